@@ -1,0 +1,82 @@
+//! `cargo xtask ci`: exactly what CI runs, in its order.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, ensure};
+
+use crate::process::{command, env, target_dir, workspace_dir};
+
+pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
+    ensure!(args.is_empty(), "`ci` takes no options");
+    let started = Instant::now();
+    crate::mlx::run(&[])?;
+    step("format", cargo(&["fmt", "--all", "--check"]))?;
+    println!("── tidy");
+    crate::tidy::run(&[])?;
+    step(
+        "lints",
+        cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]),
+    )?;
+    let mut doc =
+        cargo(&["doc", "--workspace", "--no-deps", "--quiet", "--document-private-items"]);
+    // Links to private items resolve here, because these are documented as well.
+    doc.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links");
+    step("documentation", doc)?;
+    // Tests of the commands start both programs, and cargo builds only those of the tested crate.
+    step(
+        "programs",
+        cargo(&["build", "-p", "jackalope-cli", "-p", "jackalope-runner", "--quiet"]),
+    )?;
+    step("tests", cargo(&["test", "--workspace", "--quiet"]))?;
+    println!("── demo");
+    crate::demo::run(&[])?;
+    step("clients", pytest()?)?;
+    println!("── everything passed in {:.0} s", started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn step(name: &str, mut command: Command) -> anyhow::Result<()> {
+    println!("── {name}");
+    let started = Instant::now();
+    let status = command
+        .current_dir(workspace_dir())
+        .status()
+        .with_context(|| format!("starting {:?}", command.get_program()))?;
+    ensure!(status.success(), "{name} failed: {status}\nhint: run it alone: {command:?}");
+    println!("   {name} took {:.0} s", started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn cargo(args: &[&str]) -> Command {
+    let mut command = command("cargo");
+    command.args(args);
+    command
+}
+
+/// The official clients against a real server, in an environment of their own.
+fn pytest() -> anyhow::Result<Command> {
+    let venv = target_dir().join("clients");
+    let python = venv.join("bin/python");
+    if !python.is_file() {
+        let mut create = command(&system_python());
+        create.args(["-m", "venv"]).arg(&venv);
+        step("an environment for the clients", create)?;
+    }
+    let mut install = command(&python.to_string_lossy());
+    install.args(["-m", "pip", "install", "--quiet", "-r", "tests/clients/requirements.txt"]);
+    step("installing the clients", install)?;
+    let mut pytest = command(&python.to_string_lossy());
+    pytest.args(["-m", "pytest", "-q", "tests/clients"]);
+    pytest.env("JACKALOPE_BIN", target_dir().join("release/jackalope"));
+    Ok(pytest)
+}
+
+/// `PYTHON`, or the usual name.
+fn system_python() -> String {
+    env("PYTHON").map_or_else(
+        || PathBuf::from("python3").to_string_lossy().into_owned(),
+        |python| python.to_string_lossy().into_owned(),
+    )
+}

@@ -1,0 +1,100 @@
+//! `cargo xtask golden`: writes again what mlx-lm, at a pinned version, computes for the tiny
+//! checkpoints that the models are tested with.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::mlx::wheels::MLX_VERSION;
+use crate::process;
+
+/// The Python packages that references come from: the MLX that we link, and mlx-lm.
+const PACKAGES: &[(&str, &str)] = &[("mlx", MLX_VERSION), ("mlx-lm", "0.32.2")];
+
+/// Where MLX computes without a GPU; a wheel of its own on Linux only.
+const LINUX_PACKAGE: (&str, &str) = ("mlx-cpu", MLX_VERSION);
+
+const SCRIPT: &str = "crates/models/tests/golden/make.py";
+const OUTPUT: &str = "crates/models/tests/data/golden.json";
+
+/// Brings the pinned packages into an environment under `target/`, and runs the script.
+pub(crate) fn run(args: &[String]) -> Result<()> {
+    if !args.is_empty() {
+        bail!("usage: cargo xtask golden");
+    }
+    let python = environment(&process::target_dir().join("venv"))?;
+    let root = process::workspace_dir();
+    println!("writing {OUTPUT}");
+    let status = process::command(&python.to_string_lossy())
+        .arg(root.join(SCRIPT))
+        .arg(root.join(OUTPUT))
+        .status()
+        .with_context(|| format!("starting {}", python.display()))?;
+    if !status.success() {
+        bail!("{SCRIPT} failed");
+    }
+    Ok(())
+}
+
+fn packages() -> Vec<(&'static str, &'static str)> {
+    let on_linux = std::env::consts::OS == "linux";
+    PACKAGES.iter().copied().chain(on_linux.then_some(LINUX_PACKAGE)).collect()
+}
+
+/// The interpreter of an environment that holds the packages.
+fn environment(dir: &Path) -> Result<PathBuf> {
+    let python = dir.join("bin/python");
+    if has_packages(&python) {
+        return Ok(python);
+    }
+    if !python.exists() {
+        println!("making a Python environment in {}", dir.display());
+        let arguments = ["-m".into(), "venv".into(), dir.as_os_str().to_owned()];
+        let status = process::command("python3").args(arguments).status();
+        let is_made = status.context("starting python3\nhint: install Python 3.10 or newer")?;
+        if !is_made.success() {
+            bail!("python3 -m venv failed\nhint: on Debian and Ubuntu, install python3-venv");
+        }
+    }
+    let wanted: Vec<String> =
+        packages().iter().map(|(name, version)| format!("{name}=={version}")).collect();
+    println!("installing {}", wanted.join(" "));
+    let status = process::command(&python.to_string_lossy())
+        .args(["-m", "pip", "install", "--disable-pip-version-check"])
+        .args(&wanted)
+        .status()
+        .with_context(|| format!("starting {}", python.display()))?;
+    if !status.success() || !has_packages(&python) {
+        bail!("pip could not install {}", wanted.join(" "));
+    }
+    Ok(python)
+}
+
+/// True if the interpreter exists and has the packages at exactly their versions.
+fn has_packages(python: &Path) -> bool {
+    let output = process::command(&python.to_string_lossy()).args(["-c", &probe()]).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+/// A Python program that fails unless the packages are there.
+fn probe() -> String {
+    let checks = packages()
+        .iter()
+        .map(|(name, version)| format!("assert version('{name}') == '{version}'"))
+        .collect::<Vec<_>>();
+    format!("from importlib.metadata import version\n{}\n", checks.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_committed_references_are_of_the_pinned_versions() {
+        let text = std::fs::read_to_string(process::workspace_dir().join(OUTPUT)).unwrap();
+        for (name, version) in PACKAGES {
+            let stated = format!("\"{}\": \"{version}\"", name.replace('-', "_"));
+            assert!(text.starts_with('{') && text[..200].contains(&stated), "{stated}");
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Tasks of the workspace: `cargo xtask <task>`.
+//!
+//! Each task is a module with one `run(&[String])`; the table below is the whole of the dispatch.
+//! Nothing here is part of what users run.
+#![expect(clippy::print_stdout, reason = "tasks speak to people and scripts")]
+
+mod ci;
+mod demo;
+mod golden;
+mod mlx;
+mod process;
+mod tidy;
+
+use std::process::ExitCode;
+
+/// One task: its name, what it does in one line, and its code.
+struct Task {
+    name: &'static str,
+    about: &'static str,
+    run: fn(&[String]) -> anyhow::Result<()>,
+}
+
+const TASKS: &[Task] = &[
+    Task {
+        name: "mlx",
+        about: "bring the pinned official MLX library for this platform under target/",
+        run: mlx::run,
+    },
+    Task {
+        name: "golden",
+        about: "write again what mlx-lm computes for the models' test checkpoints",
+        run: golden::run,
+    },
+    Task {
+        name: "demo",
+        about: "build everything and watch the shipped model answer over two ranks",
+        run: demo::run,
+    },
+    Task {
+        name: "tidy",
+        about: "check what no compiler checks: sizes, names, dependency directions, documents",
+        run: tidy::run,
+    },
+    Task { name: "ci", about: "everything that CI runs, in its order", run: ci::run },
+];
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let Some(task) = args.first().and_then(|name| TASKS.iter().find(|task| task.name == *name))
+    else {
+        eprintln!("{}", usage());
+        let asked_for_help = matches!(args.first().map(String::as_str), Some("help" | "--help"));
+        return if asked_for_help { ExitCode::SUCCESS } else { ExitCode::from(2) };
+    };
+    match (task.run)(&args[1..]) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(err) => {
+            eprintln!("error: {err:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn usage() -> String {
+    let mut text = String::from("usage: cargo xtask <task> [options]\n\ntasks:");
+    for task in TASKS {
+        text.push_str(&format!("\n  {:<8} {}", task.name, task.about));
+    }
+    text
+}

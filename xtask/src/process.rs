@@ -1,0 +1,33 @@
+//! The tasks' door to the environment: child processes, variables, directories.
+//!
+//! Children run in the foreground of a developer's terminal and inherit its interrupt, so they need
+//! no lifeline of their own.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A command to be run in the foreground.
+pub(crate) fn command(program: &str) -> Command {
+    #[expect(clippy::disallowed_methods, reason = "xtask runs developers' tools in the foreground")]
+    Command::new(program)
+}
+
+/// An environment variable, if it is set and not empty.
+pub(crate) fn env(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// The root of the workspace.
+pub(crate) fn workspace_dir() -> PathBuf {
+    let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest_dir.parent().expect("xtask is a folder of the workspace").to_path_buf()
+}
+
+/// Cargo's target directory.
+pub(crate) fn target_dir() -> PathBuf {
+    match env("CARGO_TARGET_DIR") {
+        Some(dir) => workspace_dir().join(dir),
+        None => workspace_dir().join("target"),
+    }
+}

@@ -1,0 +1,204 @@
+//! `cargo xtask tidy`: what no compiler checks. Also a test of this crate, so that `cargo test` runs
+//! it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use serde_json::Value;
+
+use crate::process::{command, workspace_dir};
+
+const FILE_LINES_MAX: usize = 800;
+
+/// For each crate, our crates that it may use. The arrows of ARCHITECTURE.md.
+const DIRECTIONS: &[(&str, &[&str])] = &[
+    ("protocol", &[]),
+    ("engine", &["protocol"]),
+    ("text", &["protocol"]),
+    ("cluster", &["protocol"]),
+    ("server", &["engine", "protocol", "text"]),
+    ("cli", &["cluster", "engine", "protocol", "server", "text"]),
+    ("kernels", &[]),
+    ("transport", &[]),
+    ("mlx", &["transport"]),
+    ("models", &["kernels", "mlx", "protocol", "transport"]),
+    ("runner", &["kernels", "mlx", "models", "protocol", "transport"]),
+];
+
+/// Words that mark unfinished work.
+const LEFTOVERS: &[&str] = &["dbg!(", "todo!(", "unimplemented!(", "FIXME", "#[ignore"];
+
+pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
+    ensure!(args.is_empty(), "`tidy` takes no options");
+    let mut findings = Vec::new();
+    let files = tracked_files()?;
+    for path in files.iter().filter(|path| path.extension().is_some_and(|it| it == "rs")) {
+        check_source(path, &mut findings)?;
+    }
+    check_architecture(&mut findings)?;
+    check_dependencies(&mut findings)?;
+    check_test_data(&files, &mut findings)?;
+    if findings.is_empty() {
+        println!("   tidy: {} files, nothing found", files.len());
+        return Ok(());
+    }
+    bail!("{} findings:\n  {}", findings.len(), findings.join("\n  "))
+}
+
+/// What git knows, or would add.
+fn tracked_files() -> anyhow::Result<Vec<PathBuf>> {
+    let output = command("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+        .current_dir(workspace_dir())
+        .output()
+        .context("listing files with git")?;
+    ensure!(output.status.success(), "git could not list the files");
+    let text = String::from_utf8(output.stdout).context("a file's name is not UTF-8")?;
+    Ok(text
+        .lines()
+        .map(PathBuf::from)
+        .filter(|path| workspace_dir().join(path).is_file())
+        .collect())
+}
+
+fn check_source(path: &Path, findings: &mut Vec<String>) -> anyhow::Result<()> {
+    let text = read(path)?;
+    let name = path.display();
+    let num_lines = text.lines().count();
+    if FILE_LINES_MAX < num_lines {
+        findings.push(format!("{name}: {num_lines} lines, at most {FILE_LINES_MAX}"));
+    }
+    if !text.starts_with("//!") {
+        findings.push(format!("{name}: does not open with `//!`"));
+    }
+    let is_list_of_words = path.ends_with("xtask/src/tidy.rs");
+    for word in LEFTOVERS.iter().filter(|_| !is_list_of_words) {
+        if let Some(at) = text.lines().position(|line| line.contains(word)) {
+            findings.push(format!("{name}:{}: `{word}` is left over", at + 1));
+        }
+    }
+    Ok(())
+}
+
+/// ARCHITECTURE.md names every crate, and no crate that does not exist.
+fn check_architecture(findings: &mut Vec<String>) -> anyhow::Result<()> {
+    let text = read(Path::new("ARCHITECTURE.md"))?;
+    for entry in fs::read_dir(workspace_dir().join("crates"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if !text.contains(&format!("crates/{name}")) {
+            findings.push(format!("ARCHITECTURE.md: does not name crates/{name}"));
+        }
+    }
+    for part in text.split("crates/").skip(1) {
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        let name: String = part.chars().take_while(|&c| is_name(c)).collect();
+        if !name.is_empty() && !workspace_dir().join("crates").join(&name).is_dir() {
+            findings.push(format!("ARCHITECTURE.md: crates/{name} does not exist"));
+        }
+    }
+    Ok(())
+}
+
+/// Dependency directions, reasons beside dependencies, and dependencies that no source names.
+fn check_dependencies(findings: &mut Vec<String>) -> anyhow::Result<()> {
+    let output = command("cargo")
+        .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
+        .current_dir(workspace_dir())
+        .output()
+        .context("asking cargo for the workspace")?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout)?;
+    let allowed: BTreeMap<&str, &[&str]> = DIRECTIONS.iter().copied().collect();
+    for package in metadata["packages"].as_array().context("cargo names no packages")? {
+        let name = package["name"].as_str().unwrap_or_default();
+        let manifest = PathBuf::from(package["manifest_path"].as_str().unwrap_or_default());
+        let dir = manifest.parent().context("a manifest lies in a folder")?;
+        let sources = sources(dir)?;
+        for dependency in package["dependencies"].as_array().into_iter().flatten() {
+            let used = dependency["name"].as_str().unwrap_or_default();
+            if !sources.contains(&used.replace('-', "_")) {
+                findings.push(format!("{name}: no source names its dependency {used}"));
+            }
+            let is_normal = dependency["kind"].is_null();
+            if let (Some(crate_name), Some(used), true) =
+                (name.strip_prefix("jackalope-"), used.strip_prefix("jackalope-"), is_normal)
+            {
+                let may = allowed.get(crate_name).is_some_and(|may| may.contains(&used));
+                if !may {
+                    findings.push(format!("{crate_name} must not depend on {used}"));
+                }
+            }
+        }
+        check_reasons(name, &manifest, findings)?;
+    }
+    Ok(())
+}
+
+fn check_reasons(name: &str, manifest: &Path, findings: &mut Vec<String>) -> anyhow::Result<()> {
+    let text = fs::read_to_string(manifest)?;
+    let mut in_dependencies = false;
+    for line in text.lines() {
+        if line.starts_with('[') {
+            in_dependencies = line.contains("dependencies");
+        } else if in_dependencies && line.contains("workspace = true") && !line.contains('#') {
+            findings.push(format!("{name}: no reason beside `{}`", line.trim()));
+        }
+    }
+    Ok(())
+}
+
+/// All Rust text of a crate, its build script and tests included.
+fn sources(dir: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let mut folders = vec![dir.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|it| it == "rs") {
+                text += &fs::read_to_string(&path)?;
+            }
+        }
+    }
+    Ok(text)
+}
+
+/// Every folder or file directly under a `tests/data` is named by some source or script beside it.
+fn check_test_data(files: &[PathBuf], findings: &mut Vec<String>) -> anyhow::Result<()> {
+    for dir in fs::read_dir(workspace_dir().join("crates"))? {
+        let dir = dir?.path();
+        let data = dir.join("tests/data");
+        if !data.is_dir() {
+            continue;
+        }
+        let mut text = sources(&dir)?;
+        for script in files.iter().filter(|it| it.extension().is_some_and(|it| it == "py")) {
+            text += &read(script)?;
+        }
+        for entry in fs::read_dir(&data)? {
+            let path = entry?.path();
+            let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            let is_script = path.extension().is_some_and(|it| it == "py" || it == "md");
+            if !is_script && !text.contains(&stem) {
+                findings.push(format!("{}: no test names it", path.display()));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    fs::read_to_string(workspace_dir().join(path))
+        .with_context(|| format!("reading {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_workspace_is_tidy() {
+        super::run(&[]).unwrap();
+    }
+}
