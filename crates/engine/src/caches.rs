@@ -1,0 +1,394 @@
+//! Every cache the ranks hold: who uses it, how much of it is computed, what it costs, and which
+//! one a prompt can start from.
+//!
+//! ```text
+//!            create / fork                release                   evict
+//!  (nothing) ─────────────▶ in use ───────────────────▶ kept ───────────────▶ dropped
+//!                             ▲     too short ──────────────────────────────▶    ▲
+//!                             └────────── take_over ──────┘
+//! ```
+//!
+//! All ranks hold the same caches at the same lengths, so memory is counted in granules of tokens;
+//! what a granule costs in bytes on which rank is settled when the capacity is chosen.
+
+use std::collections::{BTreeSet, HashMap};
+
+use jackalope_protocol::{CacheId, TokenId};
+
+use crate::planted::{Bug, Planted};
+use crate::prefix::PrefixIndex;
+use crate::status::PrefixStats;
+
+/// Finished sequences kept at most, however small.
+const KEPT_MAX: usize = 1024;
+
+/// Bounds of the caches.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CacheLimits {
+    /// Positions by which a cache grows.
+    pub(crate) granule_tokens: usize,
+    /// Granules there are.
+    pub(crate) capacity_granules: usize,
+    /// Shortest prefix worth a thought.
+    pub(crate) least_prefix_tokens: usize,
+    /// Whether finished sequences are kept.
+    pub(crate) keep_prefixes: bool,
+}
+
+/// The caches the ranks will hold once every plan made so far is carried out.
+#[derive(Debug)]
+pub(crate) struct Caches {
+    limits: CacheLimits,
+    held: HashMap<CacheId, Held>,
+    index: PrefixIndex,
+    /// Kept caches, longest unused first.
+    kept: BTreeSet<(u64, CacheId)>,
+    used_granules: usize,
+    kept_granules: usize,
+    next_id: u64,
+    /// Counts uses; orders `kept`.
+    clock: u64,
+    /// Given back by the plan that is being made.
+    drops: Vec<CacheId>,
+    dropped_granules: usize,
+    pub(crate) stats: PrefixStats,
+    planted: Planted,
+}
+
+#[derive(Debug)]
+struct Held {
+    /// Positions that are computed by the plans made so far.
+    num_computed: usize,
+    /// Granules the ranks have allocated. A cache that is cut keeps them.
+    granules: usize,
+    /// `Some` while kept: when it was last of use.
+    kept_since: Option<u64>,
+}
+
+/// Where a sequence can start from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Start {
+    /// From nothing.
+    Fresh,
+    /// In a kept cache, of which `num_tokens` stay.
+    TakeOver { cache: CacheId, num_tokens: usize },
+    /// From a copy.
+    Fork { source: CacheId, num_tokens: usize },
+    /// Not now: a running sequence is computing what this one needs.
+    Wait,
+}
+
+struct Candidate {
+    cache: CacheId,
+    num_usable: usize,
+    /// Tokens of it that would be cut off.
+    num_lost: usize,
+    is_kept: bool,
+}
+
+impl Caches {
+    pub(crate) fn new(limits: CacheLimits, planted: Planted) -> Caches {
+        assert!(0 < limits.granule_tokens);
+        Caches {
+            limits,
+            held: HashMap::new(),
+            index: PrefixIndex::new(),
+            kept: BTreeSet::new(),
+            used_granules: 0,
+            kept_granules: 0,
+            next_id: 0,
+            clock: 0,
+            drops: Vec::new(),
+            dropped_granules: 0,
+            stats: PrefixStats::default(),
+            planted,
+        }
+    }
+
+    /// Granules that `num_tokens` positions take.
+    pub(crate) fn granules(&self, num_tokens: usize) -> usize {
+        num_tokens.div_ceil(self.limits.granule_tokens)
+    }
+
+    /// Granules `cache` takes, or will once it holds `num_tokens` positions.
+    pub(crate) fn granules_with(&self, cache: CacheId, num_tokens: usize) -> usize {
+        self.held(cache).granules.max(self.granules(num_tokens))
+    }
+
+    pub(crate) fn capacity_granules(&self) -> usize {
+        self.limits.capacity_granules
+    }
+
+    /// Granules in use and kept.
+    pub(crate) fn used_and_kept(&self) -> (usize, usize) {
+        (self.used_granules - self.kept_granules, self.kept_granules)
+    }
+
+    pub(crate) fn num_kept(&self) -> usize {
+        self.kept.len()
+    }
+
+    pub(crate) fn num_indexed_tokens(&self) -> usize {
+        self.index.num_tokens()
+    }
+
+    /// Where a sequence of `tokens` best starts, if at most `usable_max` tokens may be cached.
+    pub(crate) fn find(&self, tokens: &[TokenId], usable_max: usize) -> Start {
+        if !self.limits.keep_prefixes {
+            return Start::Fresh;
+        }
+        let least = self.limits.least_prefix_tokens.max(1);
+        let mut best: Option<Candidate> = None;
+        let mut promised = 0;
+        for found in self.index.matches(tokens) {
+            let shared = found.num_tokens.min(usable_max);
+            if shared < least || best.as_ref().is_some_and(|best| shared <= best.num_usable) {
+                break;
+            }
+            for cache in found.caches {
+                let candidate = self.candidate(*cache, shared);
+                if !candidate.is_kept {
+                    promised = promised.max(shared);
+                }
+                if best.as_ref().is_none_or(|best| candidate.is_better_than(best)) {
+                    best = Some(candidate);
+                }
+            }
+        }
+        let Some(best) = best.filter(|best| least <= best.num_usable) else {
+            return if least <= promised { Start::Wait } else { Start::Fresh };
+        };
+        if best.num_usable + least <= promised {
+            return Start::Wait;
+        }
+        let Candidate { cache, num_usable: num_tokens, .. } = best;
+        if best.is_kept && self.is_cheaper_to_cut(&best) {
+            Start::TakeOver { cache, num_tokens }
+        } else {
+            Start::Fork { source: cache, num_tokens }
+        }
+    }
+
+    fn candidate(&self, cache: CacheId, shared: usize) -> Candidate {
+        let held = self.held(cache);
+        let num_usable = shared.min(held.num_computed);
+        Candidate {
+            cache,
+            num_usable,
+            num_lost: held.num_computed - num_usable,
+            is_kept: held.kept_since.is_some(),
+        }
+    }
+
+    /// Copying a position costs a small part of computing it, so a cache is only cut where little
+    /// is lost.
+    fn is_cheaper_to_cut(&self, candidate: &Candidate) -> bool {
+        const COPIED_PER_COMPUTED: usize = 16;
+        let is_little = candidate.num_lost <= self.limits.least_prefix_tokens;
+        is_little || candidate.num_lost * COPIED_PER_COMPUTED <= candidate.num_usable
+    }
+
+    /// What can be done about `start` within the memory there is, if the running sequences are
+    /// promised `promised_granules` and this one comes to hold `num_tokens`. None: not now, room
+    /// is being made.
+    pub(crate) fn settle(
+        &mut self,
+        start: Start,
+        num_tokens: usize,
+        promised_granules: usize,
+    ) -> Option<Start> {
+        let free = self.limits.capacity_granules.saturating_sub(promised_granules);
+        let Start::Fork { source, num_tokens: num_shared } = start else {
+            return match start {
+                Start::TakeOver { cache, .. } if free < self.granules_with(cache, num_tokens) => {
+                    Some(Start::Fresh)
+                }
+                _ => Some(start),
+            };
+        };
+        let copied = self.granules(num_shared);
+        // A copy is made before anything is given back.
+        let counted_drops =
+            if self.planted.has(Bug::ForkInMemoryJustDropped) { 0 } else { self.dropped_granules };
+        if self.used_granules + counted_drops + copied <= self.limits.capacity_granules {
+            return Some(start);
+        }
+        let held = self.held(source);
+        let is_kept = held.kept_since.is_some();
+        let others = self.kept_granules - if is_kept { held.granules } else { 0 };
+        if self.used_granules - others + copied <= self.limits.capacity_granules {
+            self.touch(source);
+            self.evict_until(self.limits.capacity_granules - copied, Some(source));
+            return None;
+        }
+        let fits = self.granules_with(source, num_tokens) <= free;
+        let take_over = Start::TakeOver { cache: source, num_tokens: num_shared };
+        Some(if is_kept && fits { take_over } else { Start::Fresh })
+    }
+
+    /// A cache for a sequence that will begin as `start` says.
+    pub(crate) fn open(&mut self, start: Start, tokens: &[TokenId]) -> CacheId {
+        self.stats.wanted_tokens += tokens.len() as u64;
+        let cache = match start {
+            Start::TakeOver { cache, num_tokens } => self.take_over(cache, num_tokens),
+            Start::Fork { source, num_tokens } => {
+                self.touch(source);
+                self.stats.forked += 1;
+                self.create(num_tokens)
+            }
+            Start::Fresh => self.create(0),
+            Start::Wait => panic!("a sequence that waits has no cache"),
+        };
+        self.stats.found_tokens += start.num_tokens() as u64;
+        self.index_as(cache, tokens);
+        cache
+    }
+
+    fn create(&mut self, num_tokens: usize) -> CacheId {
+        let cache = CacheId(self.next_id);
+        self.next_id += 1;
+        let granules =
+            if self.planted.has(Bug::UncountedFork) { 0 } else { self.granules(num_tokens) };
+        self.used_granules += granules;
+        let held = Held { num_computed: num_tokens, granules, kept_since: None };
+        self.held.insert(cache, held);
+        cache
+    }
+
+    fn take_over(&mut self, cache: CacheId, num_tokens: usize) -> CacheId {
+        self.stats.taken_over += 1;
+        let held = self.held.get_mut(&cache).expect("only held caches are offered");
+        let since = held.kept_since.take().expect("only kept caches are taken over");
+        assert!(num_tokens <= held.num_computed);
+        held.num_computed = num_tokens;
+        self.kept_granules -= held.granules;
+        self.kept.remove(&(since, cache));
+        cache
+    }
+
+    fn index_as(&mut self, cache: CacheId, tokens: &[TokenId]) {
+        if self.limits.keep_prefixes {
+            self.index.remove(cache);
+            self.index.insert(cache, tokens);
+        }
+    }
+
+    /// Counts positions a plan computes. Kept caches make room.
+    pub(crate) fn grow(&mut self, cache: CacheId, num_computed: usize) {
+        let granules = self.granules_with(cache, num_computed);
+        let held = self.held.get_mut(&cache).expect("callers name a held cache");
+        held.num_computed = num_computed;
+        self.used_granules += granules - held.granules;
+        held.granules = granules;
+        self.evict_until(self.limits.capacity_granules, None);
+        if !self.planted.has(Bug::UncountedFork) {
+            assert!(
+                self.used_granules <= self.limits.capacity_granules,
+                "running sequences stay within the capacity"
+            );
+        }
+    }
+
+    /// A sequence lets go of its cache. `tokens` are those it knows; of them what is computed is
+    /// kept.
+    pub(crate) fn release(&mut self, cache: CacheId, tokens: &[TokenId]) {
+        let held = self.held.get_mut(&cache).expect("a sequence's cache is held");
+        assert!(held.kept_since.is_none(), "a cache is released once");
+        let num_known = if self.planted.has(Bug::IndexUncomputed) {
+            tokens.len()
+        } else {
+            held.num_computed.min(tokens.len())
+        };
+        held.num_computed = num_known;
+        self.clock += 1;
+        held.kept_since = Some(self.clock);
+        self.kept_granules += held.granules;
+        self.kept.insert((self.clock, cache));
+        if !self.limits.keep_prefixes || num_known < self.limits.least_prefix_tokens.max(1) {
+            return self.drop_kept(cache);
+        }
+        self.index_as(cache, &tokens[..num_known]);
+        while KEPT_MAX < self.kept.len() {
+            self.evict_one(None);
+        }
+    }
+
+    /// Forgets everything: the ranks begin with empty caches. Names are not used again.
+    pub(crate) fn clear(&mut self) {
+        let (next_id, stats) = (self.next_id, self.stats);
+        *self = Caches { next_id, stats, ..Caches::new(self.limits, self.planted) };
+    }
+
+    /// What the plan being made gives back; afterwards the next plan is being made.
+    pub(crate) fn take_drops(&mut self) -> Vec<CacheId> {
+        self.dropped_granules = 0;
+        std::mem::take(&mut self.drops)
+    }
+
+    pub(crate) fn has_drops(&self) -> bool {
+        !self.drops.is_empty()
+    }
+
+    fn held(&self, cache: CacheId) -> &Held {
+        self.held.get(&cache).expect("callers name a held cache")
+    }
+
+    /// Notes that a cache was of use.
+    fn touch(&mut self, cache: CacheId) {
+        let held = self.held.get_mut(&cache).expect("callers name a held cache");
+        if let Some(since) = &mut held.kept_since {
+            self.kept.remove(&(*since, cache));
+            self.clock += 1;
+            *since = self.clock;
+            self.kept.insert((self.clock, cache));
+        }
+    }
+
+    fn evict_until(&mut self, used_max: usize, spared: Option<CacheId>) {
+        while used_max < self.used_granules && self.evict_one(spared) {}
+    }
+
+    /// Gives back the kept cache that was of no use for longest. False if there is none.
+    fn evict_one(&mut self, spared: Option<CacheId>) -> bool {
+        let mut candidates = self.kept.iter().map(|(_, cache)| *cache);
+        let Some(cache) = candidates.find(|cache| Some(*cache) != spared) else { return false };
+        self.stats.evicted += 1;
+        self.drop_kept(cache);
+        true
+    }
+
+    fn drop_kept(&mut self, cache: CacheId) {
+        let held = self.held.remove(&cache).expect("callers name a held cache");
+        let since = held.kept_since.expect("only kept caches are dropped");
+        self.kept.remove(&(since, cache));
+        self.index.remove(cache);
+        self.kept_granules -= held.granules;
+        self.used_granules -= held.granules;
+        self.dropped_granules += held.granules;
+        // A cache that no row has reached yet is not on the ranks.
+        if 0 < held.granules && !self.planted.has(Bug::ForgottenDrop) {
+            self.drops.push(cache);
+        }
+    }
+}
+
+impl Start {
+    /// Tokens that need not be computed.
+    pub(crate) fn num_tokens(self) -> usize {
+        match self {
+            Start::TakeOver { num_tokens, .. } | Start::Fork { num_tokens, .. } => num_tokens,
+            Start::Fresh | Start::Wait => 0,
+        }
+    }
+}
+
+impl Candidate {
+    /// More tokens first, then those that need no copy, then those that lose least, then the
+    /// oldest name, so that the choice does not depend on the order of the index.
+    fn is_better_than(&self, other: &Candidate) -> bool {
+        let key = |it: &Candidate| {
+            (it.num_usable, it.is_kept, std::cmp::Reverse(it.num_lost), std::cmp::Reverse(it.cache))
+        };
+        key(other) < key(self)
+    }
+}

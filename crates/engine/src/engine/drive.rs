@@ -1,0 +1,516 @@
+//! The loop around the scheduler: drain commands, plan, send, take answers in, mend what broke.
+//!
+//! ```text
+//!             Ready                 Lost                     Lost, too often
+//!  Starting ────────▶ Ready ─────────────────▶ Recovering ────────────────────▶ Failed
+//!     │                 ▲  ◀──────── Ready ───────┘                               │
+//!     │ Lost, too often └─────────────────────── Ready, after slow attempts ──────┘
+//!     ▼
+//!  the engine ends
+//! ```
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use jackalope_protocol::{Phase, RankFacts, StepOutput};
+use tokio::sync::{mpsc, watch};
+use tracing::{debug, error, info, warn};
+
+use super::{EngineConfig, EngineError, capacity};
+use crate::handle::{Command, Gauges, Message};
+use crate::{
+    Counters, EngineState, Event, Failure, GroupEvent, KvStatus, PrefixStats, RankGroup,
+    RankStatus, Reporter, Request, RequestId, Scheduler, SchedulerLimits, Status, StepStats,
+};
+
+/// Losses of several ranks so soon after each other are one failure: what takes one rank down often
+/// takes more.
+const INCIDENT: Duration = Duration::from_secs(1);
+
+pub(super) struct Driver<G: RankGroup> {
+    config: EngineConfig,
+    group: G,
+    gauges: Arc<Gauges>,
+    status: watch::Sender<Status>,
+    /// Present from the first time the ranks are ready.
+    scheduler: Option<Scheduler>,
+    facts: Vec<RankFacts>,
+    streams: HashMap<RequestId, mpsc::Sender<Event>>,
+    /// True while plans may be sent.
+    is_standing: bool,
+    /// Recent failures, oldest first, each with the ranks that were lost in it.
+    failures: VecDeque<(Instant, Vec<Option<usize>>)>,
+    /// While failed: when to try again, and how long to pause after that.
+    retry_at: Option<Instant>,
+    pause: Duration,
+    /// When each plan in flight was sent, and the tokens it computes.
+    sent: VecDeque<(Instant, usize)>,
+    answered_at: Option<Instant>,
+    finished_at: Option<Instant>,
+}
+
+enum Flow {
+    GoOn,
+    End,
+}
+
+impl<G: RankGroup> Driver<G> {
+    pub(super) fn new(config: EngineConfig, group: G, gauges: Arc<Gauges>) -> Driver<G> {
+        let status = Status {
+            state: EngineState::Starting,
+            limits: None,
+            ranks: (0..group.num_ranks()).map(|_| RankStatus::new()).collect(),
+            queued: 0,
+            queue_max: config.queue_max as usize,
+            running: 0,
+            running_max: config.running_max.min(config.step_tokens) as usize,
+            kv: KvStatus::default(),
+            prefix: PrefixStats::default(),
+            counters: Counters::default(),
+            steps: StepStats::default(),
+        };
+        Driver {
+            pause: config.retry.pause_first,
+            config,
+            group,
+            gauges,
+            status: watch::Sender::new(status),
+            scheduler: None,
+            facts: Vec::new(),
+            streams: HashMap::new(),
+            is_standing: false,
+            failures: VecDeque::new(),
+            retry_at: None,
+            sent: VecDeque::new(),
+            answered_at: None,
+            finished_at: None,
+        }
+    }
+
+    pub(super) fn subscribe(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+
+    pub(super) fn run(
+        mut self,
+        inbox: &Receiver<Message<G::Report>>,
+        reports: Sender<Message<G::Report>>,
+    ) -> Result<(), EngineError> {
+        self.group.start(Reporter::new(reports), Instant::now());
+        loop {
+            while let Ok(message) = inbox.try_recv() {
+                if let Flow::End = self.take(message) {
+                    return Ok(());
+                }
+            }
+            // However many messages come, deadlines are kept.
+            self.pass_deadlines();
+            let has_moved = self.advance()?;
+            if has_moved {
+                continue;
+            }
+            if let Some(message) = self.wait(inbox)
+                && let Flow::End = self.take(message)
+            {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sleeps until there is a message; none if a deadline comes first.
+    fn wait(&self, inbox: &Receiver<Message<G::Report>>) -> Option<Message<G::Report>> {
+        let deadline = self.group.deadline().into_iter().chain(self.retry_at).min();
+        let received = match deadline {
+            Some(deadline) => {
+                inbox.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+            }
+            None => inbox.recv().map_err(RecvTimeoutError::from),
+        };
+        match received {
+            Ok(message) => Some(message),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => panic!("the group holds a reporter"),
+        }
+    }
+
+    fn pass_deadlines(&mut self) {
+        let now = Instant::now();
+        if self.group.deadline().is_some_and(|deadline| deadline <= now) {
+            self.group.tick(now);
+        }
+        if self.retry_at.is_some_and(|retry_at| retry_at <= now) {
+            self.retry_at = None;
+            info!("starting every rank anew");
+            self.group.restart(now);
+        }
+    }
+
+    fn take(&mut self, message: Message<G::Report>) -> Flow {
+        match message {
+            Message::Report(report) => self.group.handle(report, Instant::now()),
+            Message::Command(Command::Submit { id, request, events }) => {
+                self.submit(id, request, events);
+            }
+            Message::Command(Command::Cancel { id }) => self.cancel(id),
+            Message::Command(Command::Shutdown) => {
+                info!("stopping");
+                self.status.send_modify(|status| status.state = EngineState::Stopping);
+                self.fail_all(&Failure {
+                    rank: None,
+                    phase: Phase::Waiting,
+                    message: "the server is stopping".to_owned(),
+                    last_words: String::new(),
+                });
+                self.group.stop();
+                return Flow::End;
+            }
+        }
+        Flow::GoOn
+    }
+
+    /// Does what can be done without waiting. True if something was.
+    fn advance(&mut self) -> Result<bool, EngineError> {
+        let mut has_moved = false;
+        while let Some(event) = self.group.next_event() {
+            has_moved = true;
+            self.on_event(event)?;
+        }
+        let has_planned = self.plan();
+        if has_moved || has_planned {
+            self.publish();
+        }
+        self.tell_events();
+        Ok(has_moved || has_planned)
+    }
+
+    fn submit(&mut self, id: RequestId, request: Request, events: mpsc::Sender<Event>) {
+        self.streams.insert(id, events);
+        let num_prompt_tokens = request.prompt().len() as u64;
+        self.count(|counters| {
+            counters.requests += 1;
+            counters.prompt_tokens += num_prompt_tokens;
+        });
+        let failure = match &self.status.borrow().state {
+            EngineState::Failed { failure, .. } => Some(failure.clone()),
+            _ => None,
+        };
+        if let Some(failure) = failure {
+            return self.fail_all(&failure);
+        }
+        let scheduler = self.scheduler.as_mut().expect("handles refuse requests before that");
+        scheduler.submit(id, request);
+        self.publish();
+    }
+
+    fn cancel(&mut self, id: RequestId) {
+        if self.streams.remove(&id).is_none() {
+            return;
+        }
+        self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
+        if let Some(scheduler) = &mut self.scheduler {
+            scheduler.cancel(id);
+        }
+        self.count(|counters| counters.cancelled += 1);
+        self.publish();
+    }
+
+    /// Sends the next plan, if there is one. True if so.
+    fn plan(&mut self) -> bool {
+        let Some(scheduler) = &mut self.scheduler else { return false };
+        if !self.is_standing || !scheduler.may_plan() {
+            return false;
+        }
+        let begin = Instant::now();
+        let Some(plan) = scheduler.plan() else { return false };
+        let planned = Instant::now();
+        let num_tokens = plan.num_tokens();
+        debug!(step = plan.step, rows = plan.rows.len(), num_tokens, "step");
+        self.sent.push_back((planned, num_tokens));
+        self.group.send(plan, planned);
+        let (plan_ns, send_ns) = (nanos(planned - begin), nanos(planned.elapsed()));
+        self.modify(|status| {
+            status.steps.plan_ns += plan_ns;
+            status.steps.send_ns += send_ns;
+        });
+        true
+    }
+
+    fn on_event(&mut self, event: GroupEvent) -> Result<(), EngineError> {
+        let now = Instant::now();
+        match event {
+            GroupEvent::Phase { rank, phase, loaded_bytes } => self.modify(|status| {
+                let rank = &mut status.ranks[rank];
+                (rank.phase, rank.loaded_bytes, rank.heard_at) = (phase, loaded_bytes, Some(now));
+            }),
+            GroupEvent::Heartbeat { rank, phase, memory, .. } => self.modify(|status| {
+                let rank = &mut status.ranks[rank];
+                (rank.phase, rank.memory, rank.heard_at) = (phase, memory, Some(now));
+            }),
+            GroupEvent::Ready { epoch, facts } => self.on_ready(epoch, facts)?,
+            GroupEvent::Output(output) => self.on_output(output, now)?,
+            GroupEvent::Done { rank, timings, .. } => self.modify(|status| {
+                let rank = &mut status.ranks[rank];
+                rank.heard_at = Some(now);
+                rank.steps += 1;
+                rank.timings.add(&timings);
+            }),
+            GroupEvent::Lost { failure, is_fatal } => self.on_lost(failure, is_fatal, now)?,
+        }
+        Ok(())
+    }
+
+    fn on_ready(&mut self, epoch: u64, facts: Vec<RankFacts>) -> Result<(), EngineError> {
+        if self.scheduler.is_none() {
+            self.open_for_requests(&facts)?;
+        } else if let Some(rank) =
+            (0..facts.len()).find(|rank| !is_same_shard(&facts[*rank], &self.facts[*rank]))
+        {
+            let failure = Failure {
+                rank: Some(rank),
+                phase: Phase::Loading,
+                message: "it came back with another shard than before\n\
+                          hint: the checkpoint was changed; restart jackalope"
+                    .to_owned(),
+                last_words: String::new(),
+            };
+            return self.on_lost(failure, true, Instant::now());
+        } else {
+            self.count(|counters| counters.recoveries += 1);
+        }
+        info!(epoch, "ranks ready");
+        if self.retry_at.take().is_some() || self.is_failed() {
+            self.failures.clear();
+        }
+        self.pause = self.config.retry.pause_first;
+        self.is_standing = true;
+        self.status.send_modify(|status| {
+            status.state = EngineState::Ready;
+            for (rank, facts) in status.ranks.iter_mut().zip(&facts) {
+                (rank.phase, rank.loaded_bytes) = (Phase::Idle, None);
+                rank.facts = Some(facts.clone());
+            }
+        });
+        self.facts = facts;
+        Ok(())
+    }
+
+    fn open_for_requests(&mut self, facts: &[RankFacts]) -> Result<(), EngineError> {
+        let granules = capacity::granules(&self.config, facts)?;
+        let limits = capacity::limits(&self.config, &facts[0]);
+        let kv = capacity::kv_status(facts, granules);
+        info!(kv.budget_bytes, kv.capacity_tokens, "memory for keys and values");
+        self.scheduler = Some(Scheduler::new(SchedulerLimits {
+            step_tokens: self.config.step_tokens as usize,
+            running_max: self.config.running_max as usize,
+            keep_prefixes: self.config.keep_prefixes,
+            lookahead: self.config.lookahead,
+            ..SchedulerLimits::new(limits.vocab_size, granules as usize)
+        }));
+        self.modify(|status| {
+            status.limits = Some(limits);
+            status.kv = kv;
+        });
+        Ok(())
+    }
+
+    fn on_output(&mut self, output: StepOutput, now: Instant) -> Result<(), EngineError> {
+        let (sent_at, num_tokens) = self.sent.pop_front().unwrap_or((now, 0));
+        let begin = self.answered_at.map_or(sent_at, |answered_at| sent_at.max(answered_at));
+        self.answered_at = Some(now);
+        let timings = output.timings;
+        let scheduler = self.scheduler.as_mut().expect("only plans are answered");
+        if let Err(mismatch) = scheduler.commit(output) {
+            let failure = Failure {
+                rank: Some(0),
+                phase: Phase::Computing,
+                message: format!("the answer is not the one to the plan: {mismatch}"),
+                last_words: String::new(),
+            };
+            return self.on_lost(failure, false, now);
+        }
+        let (interval, commit_ns) = (now - begin, nanos(now.elapsed()));
+        self.modify(|status| {
+            let steps = &mut status.steps;
+            steps.steps += 1;
+            steps.computed_tokens += num_tokens as u64;
+            steps.commit_ns += commit_ns;
+            steps.interval_ns += nanos(interval);
+            steps.interval_us.record(nanos(interval) / 1000);
+            steps.batch_tokens.record(num_tokens as u64);
+            let rank = &mut status.ranks[0];
+            rank.heard_at = Some(now);
+            rank.steps += 1;
+            rank.timings.add(&timings);
+        });
+        Ok(())
+    }
+
+    fn on_lost(
+        &mut self,
+        failure: Failure,
+        is_fatal: bool,
+        now: Instant,
+    ) -> Result<(), EngineError> {
+        self.sent.clear();
+        self.answered_at = None;
+        self.note_failure(failure.rank, now);
+        self.is_standing = false;
+        let is_too_often = self.config.retry.failures_max as usize <= self.failures.len();
+
+        let Some(scheduler) = &mut self.scheduler else {
+            if is_fatal || is_too_often {
+                self.group.stop();
+                return Err(EngineError::Start(failure));
+            }
+            warn!(rank = failure.rank, %failure, "starting failed, trying again");
+            self.group.recover(now);
+            return Ok(());
+        };
+        scheduler.ranks_restarted();
+        if is_fatal || is_too_often || self.is_failed() {
+            self.give_up(failure, now);
+        } else {
+            warn!(rank = failure.rank, %failure, "rank lost, replacing it");
+            let state = EngineState::Recovering { since: now, failure };
+            self.status.send_modify(|status| status.state = state);
+            self.group.recover(now);
+        }
+        Ok(())
+    }
+
+    fn note_failure(&mut self, rank: Option<usize>, now: Instant) {
+        match self.failures.back_mut() {
+            Some((failed_at, ranks))
+                if !self.is_standing && now - *failed_at < INCIDENT && !ranks.contains(&rank) =>
+            {
+                ranks.push(rank);
+            }
+            _ => {
+                self.failures.push_back((now, vec![rank]));
+                self.count(|counters| counters.failures += 1);
+            }
+        }
+        let window = self.config.retry.window;
+        self.failures.retain(|(failed_at, _)| now - *failed_at <= window);
+    }
+
+    /// Ends every request; the ranks are tried again after a pause.
+    fn give_up(&mut self, failure: Failure, now: Instant) {
+        let retry_s = self.pause.as_secs_f32();
+        error!(rank = failure.rank, %failure, retry_s, "ranks lost too often");
+        self.retry_at = Some(now + self.pause);
+        self.pause = (self.pause * 2).min(self.config.retry.pause_max);
+        let told = failure.clone();
+        // First the state, so that whoever hears of the failure and tries again is refused.
+        self.status.send_modify(|status| {
+            let since = match status.state {
+                EngineState::Failed { since, .. } => since,
+                _ => now,
+            };
+            status.state = EngineState::Failed { since, failure };
+        });
+        if let Some(scheduler) = &mut self.scheduler {
+            scheduler.give_up_all();
+        }
+        self.fail_all(&told);
+        self.publish();
+    }
+
+    fn is_failed(&self) -> bool {
+        matches!(self.status.borrow().state, EngineState::Failed { .. })
+    }
+
+    fn fail_all(&mut self, failure: &Failure) {
+        // Whatever was told before the failure comes first.
+        self.tell_events();
+        for (_, stream) in self.streams.drain() {
+            // A caller that has left does not mind.
+            self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
+            self.status.send_if_modified(|status| {
+                status.counters.failed += 1;
+                false
+            });
+            let _ = stream.try_send(Event::Failed(failure.clone()));
+        }
+    }
+
+    fn tell_events(&mut self) {
+        let Some(scheduler) = &mut self.scheduler else { return };
+        for (id, event) in scheduler.take_events() {
+            let is_last = event.is_last();
+            let Some(stream) = self.streams.get(&id).cloned() else { continue };
+            if is_last {
+                // Before it is told, so that whoever hears it finds its place free.
+                self.streams.remove(&id);
+                self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
+                note_finish(&mut self.finished_at, &self.gauges);
+            }
+            // A caller that has left does not mind; its cancellation is on the way.
+            let _ = stream.try_send(event);
+        }
+    }
+
+    /// Shows the scheduler's numbers.
+    fn publish(&self) {
+        let Some(scheduler) = &self.scheduler else { return };
+        let stats = scheduler.stats();
+        let (queued, running) = scheduler.num_waiting_and_running();
+        let (used, kept) = scheduler.used_and_kept_granules();
+        self.modify(|status| {
+            (status.queued, status.running) = (queued, running);
+            let granule_bytes =
+                status.kv.bytes_per_token * u64::from(jackalope_protocol::CACHE_GRANULE_TOKENS);
+            status.kv.running_bytes = used as u64 * granule_bytes;
+            status.kv.kept_bytes = kept as u64 * granule_bytes;
+            status.kv.num_kept = scheduler.num_kept();
+            status.prefix = scheduler.prefix_stats();
+            status.counters.finished = stats.finished;
+            status.counters.drawn_tokens = stats.drawn_tokens;
+            status.counters.dropped_tokens = stats.dropped_tokens;
+            status.counters.preemptions = stats.preemptions;
+        });
+    }
+
+    /// Changes numbers without waking who waits for another state.
+    fn modify(&self, change: impl FnOnce(&mut Status)) {
+        self.status.send_if_modified(|status| {
+            change(status);
+            false
+        });
+    }
+
+    fn count(&self, change: impl FnOnce(&mut Counters)) {
+        self.modify(|status| change(&mut status.counters));
+    }
+}
+
+impl<G: RankGroup> Drop for Driver<G> {
+    /// However the thread ends, nobody goes on believing that requests are computed.
+    fn drop(&mut self) {
+        self.status.send_modify(|status| status.state = EngineState::Stopping);
+    }
+}
+
+/// True unless the checkpoint or the split changed between two loads.
+fn is_same_shard(a: &RankFacts, b: &RankFacts) -> bool {
+    let comparable =
+        |facts: &RankFacts| RankFacts { load_ms: 0, bytes_read: 0, free_bytes: 0, ..facts.clone() };
+    comparable(a) == comparable(b)
+}
+
+fn note_finish(finished_at: &mut Option<Instant>, gauges: &Gauges) {
+    let now = Instant::now();
+    if let Some(before) = finished_at.replace(now) {
+        let interval_us = nanos(now - before) / 1000;
+        let average = gauges.finish_interval_us.load(Ordering::Relaxed);
+        let average = if average == 0 { interval_us } else { (7 * average + interval_us) / 8 };
+        gauges.finish_interval_us.store(average, Ordering::Relaxed);
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,90 @@
+//! What a caller hears.
+
+use std::fmt;
+
+use jackalope_protocol::{Logprob, Phase, TokenId};
+
+/// One thing told about a request. In this order: `Started`, `PromptScored`, `Token`s, and exactly
+/// one of `Finished` and `Failed` as the last.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The first step of this request is being planned. Sent once, also if it is preempted later.
+    Started {
+        /// Prompt tokens found in the prefix cache.
+        cached_tokens: u32,
+    },
+    /// Log-probabilities of the prompt, if they were asked for: entry `i` is of prompt token `i + 1`.
+    PromptScored {
+        /// One less than the prompt has tokens.
+        logprobs: Vec<Logprob>,
+    },
+    /// A token was drawn. The one that ends the generation is told too.
+    Token {
+        /// The token.
+        token: TokenId,
+        /// Present if asked for.
+        logprob: Option<Logprob>,
+    },
+    /// The generation is complete.
+    Finished {
+        /// What ended it.
+        reason: FinishReason,
+        /// What it took.
+        usage: Usage,
+    },
+    /// The generation cannot be completed.
+    Failed(Failure),
+}
+
+impl Event {
+    /// True for the one event that comes last.
+    pub fn is_last(&self) -> bool {
+        matches!(self, Event::Finished { .. } | Event::Failed(_))
+    }
+}
+
+/// What ended a generation.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum FinishReason {
+    /// A stop token was drawn; it is the last token told.
+    Stop,
+    /// The request's or the context's length was reached.
+    Length,
+}
+
+/// Tokens counted.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Usage {
+    /// Of the prompt.
+    pub prompt_tokens: u32,
+    /// Drawn, the stop token included.
+    pub completion_tokens: u32,
+    /// Of the prompt, found in the prefix cache.
+    pub cached_tokens: u32,
+}
+
+/// Something was lost that the engine could not replace.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Failure {
+    /// The rank at fault; none if the engine itself is ending.
+    pub rank: Option<usize>,
+    /// What the rank was doing.
+    pub phase: Phase,
+    /// What happened, what was found, possibly a `hint:` line.
+    pub message: String,
+    /// The end of what the rank's process wrote to its standard error; may be empty.
+    pub last_words: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(rank) = self.rank {
+            write!(f, "rank {rank} while {}: ", self.phase.name())?;
+        }
+        f.write_str(&self.message)?;
+        if !self.last_words.is_empty() {
+            write!(f, "\nlast words: {}", self.last_words.trim_end())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,322 @@
+//! The engine seen from outside: submit a request, read its events, look at the numbers.
+
+use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use jackalope_protocol::Phase;
+use thiserror::Error;
+use tokio::sync::{mpsc, watch};
+
+use crate::{EngineState, Event, Failure, Limits, Request, RequestId, Status};
+
+/// What wakes the engine's thread.
+#[derive(Debug)]
+pub(crate) enum Message<R> {
+    /// From a handle or a generation.
+    Command(Command),
+    /// From the group's threads.
+    Report(R),
+}
+
+#[derive(Debug)]
+pub(crate) enum Command {
+    Submit { id: RequestId, request: Request, events: mpsc::Sender<Event> },
+    Cancel { id: RequestId },
+    Shutdown,
+}
+
+/// The way to the engine's thread. Never blocks; the channel behind it holds at most one `Submit`
+/// and one `Cancel` per open request, whose number is bounded. The last to let go of it ends the
+/// engine.
+pub(crate) struct Commands {
+    send: Box<dyn Fn(Command) -> bool + Send + Sync>,
+}
+
+impl Commands {
+    pub(crate) fn new(send: impl Fn(Command) -> bool + Send + Sync + 'static) -> Commands {
+        Commands { send: Box::new(send) }
+    }
+
+    /// False if the engine is gone.
+    fn send(&self, command: Command) -> bool {
+        (self.send)(command)
+    }
+}
+
+impl Drop for Commands {
+    fn drop(&mut self) {
+        self.send(Command::Shutdown);
+    }
+}
+
+/// Numbers that handles and the engine's thread share.
+#[derive(Debug, Default)]
+pub(crate) struct Gauges {
+    /// Requests submitted and not yet ended.
+    pub(crate) num_open: AtomicUsize,
+    pub(crate) num_refused: AtomicU64,
+    /// Time from one request's end to the next one's, a moving average in microseconds.
+    pub(crate) finish_interval_us: AtomicU64,
+    next_id: AtomicU64,
+}
+
+/// Submits requests. Cheap to clone, usable from any thread.
+#[derive(Clone)]
+pub struct EngineHandle {
+    commands: Arc<Commands>,
+    status: watch::Receiver<Status>,
+    gauges: Arc<Gauges>,
+}
+
+impl fmt::Debug for EngineHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EngineHandle").field("gauges", &self.gauges).finish_non_exhaustive()
+    }
+}
+
+/// Why a request was not taken.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum SubmitError {
+    /// Too many wait already.
+    #[error("{queued} requests are waiting, the limit is {limit}")]
+    QueueFull {
+        /// Requests waiting.
+        queued: usize,
+        /// Most that may wait.
+        limit: usize,
+        /// When a place is likely to be free, judged from the recent pace.
+        retry_after: Duration,
+    },
+    /// The ranks do not answer now.
+    #[error("the model is not available: {reason}")]
+    Unavailable {
+        /// What is going on.
+        reason: String,
+    },
+    /// Prompt and output exceed the memory there is for keys and values.
+    #[error(
+        "{needed_tokens} tokens of prompt and output need {needed_bytes} bytes of cache, \
+         the budget is {budget_bytes} bytes ({capacity_tokens} tokens)"
+    )]
+    NeverFits {
+        /// Positions the request may come to occupy.
+        needed_tokens: u64,
+        /// Their bytes over all ranks.
+        needed_bytes: u64,
+        /// Bytes there are over all ranks.
+        budget_bytes: u64,
+        /// Tokens these can hold.
+        capacity_tokens: u64,
+    },
+}
+
+impl EngineHandle {
+    pub(crate) fn new(
+        commands: Arc<Commands>,
+        status: watch::Receiver<Status>,
+        gauges: Arc<Gauges>,
+    ) -> EngineHandle {
+        EngineHandle { commands, status, gauges }
+    }
+
+    /// Hands a request in. Its events are read from the [`Generation`]; dropping that ends it.
+    ///
+    /// # Errors
+    /// [`SubmitError`] if the request is not taken.
+    pub fn submit(&self, mut request: Request) -> Result<Generation, SubmitError> {
+        self.check_state()?;
+        self.check_memory(&mut request)?;
+        self.open()?;
+        let id = RequestId(self.gauges.next_id.fetch_add(1, Ordering::Relaxed));
+        // Started, PromptScored, and the last one stand beside the tokens: a full channel is
+        // impossible, so a slow reader never holds the engine up.
+        let (events, receiver) = mpsc::channel(request.max_tokens() as usize + 3);
+        if !self.commands.send(Command::Submit { id, request, events }) {
+            self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
+            return Err(SubmitError::Unavailable { reason: "the engine has ended".to_owned() });
+        }
+        Ok(Generation {
+            id,
+            events: receiver,
+            is_over: false,
+            commands: Arc::clone(&self.commands),
+        })
+    }
+
+    /// The engine's numbers, as of the last step.
+    pub fn status(&self) -> Status {
+        let mut status = self.status.borrow().clone();
+        status.counters.refused = self.gauges.num_refused.load(Ordering::Relaxed);
+        status
+    }
+
+    /// What requests are checked against; none before the ranks were ready for the first time.
+    pub fn limits(&self) -> Option<Limits> {
+        self.status.borrow().limits.clone()
+    }
+
+    /// Waits until the engine has left [`EngineState::Starting`]; true if it is then ready.
+    pub async fn started(&self) -> bool {
+        let mut status = self.status.clone();
+        let state = status.wait_for(|status| status.state != EngineState::Starting).await;
+        state.is_ok_and(|status| status.state == EngineState::Ready)
+    }
+
+    /// As [`EngineHandle::started`], for callers without an executor; false once `timeout` has
+    /// passed.
+    pub fn started_blocking(&self, timeout: Duration) -> bool {
+        block_on(self.started(), Instant::now() + timeout).unwrap_or(false)
+    }
+
+    /// Ends the engine and every rank. Open requests end with [`Event::Failed`]. The thread to wait
+    /// for is the [`EngineThread`](crate::EngineThread).
+    pub fn shutdown(&self) {
+        self.commands.send(Command::Shutdown);
+    }
+
+    fn check_state(&self) -> Result<(), SubmitError> {
+        let reason = match &self.status.borrow().state {
+            EngineState::Ready | EngineState::Recovering { .. } => return Ok(()),
+            EngineState::Starting => "the ranks are loading".to_owned(),
+            EngineState::Failed { failure, .. } => failure.to_string(),
+            EngineState::Stopping => "the engine is stopping".to_owned(),
+        };
+        Err(SubmitError::Unavailable { reason })
+    }
+
+    fn check_memory(&self, request: &mut Request) -> Result<(), SubmitError> {
+        let kv = self.status.borrow().kv;
+        if request.fit(kv.capacity_tokens) {
+            return Ok(());
+        }
+        let needed_tokens = u64::from(request.max_cached_tokens());
+        Err(SubmitError::NeverFits {
+            needed_tokens,
+            needed_bytes: needed_tokens * kv.bytes_per_token,
+            budget_bytes: kv.budget_bytes,
+            capacity_tokens: kv.capacity_tokens,
+        })
+    }
+
+    fn open(&self) -> Result<(), SubmitError> {
+        let (limit, running_max) = {
+            let status = self.status.borrow();
+            (status.queue_max, status.running_max)
+        };
+        let open_max = limit + running_max;
+        let count = |open: usize| (open < open_max).then_some(open + 1);
+        match self.gauges.num_open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count) {
+            Ok(_) => Ok(()),
+            Err(open) => {
+                self.gauges.num_refused.fetch_add(1, Ordering::Relaxed);
+                let interval_us = self.gauges.finish_interval_us.load(Ordering::Relaxed);
+                let retry_after = Duration::from_micros(interval_us)
+                    .clamp(Duration::from_secs(1), Duration::from_secs(60));
+                let queued = open.saturating_sub(running_max);
+                Err(SubmitError::QueueFull { queued, limit, retry_after })
+            }
+        }
+    }
+}
+
+/// The events of one request. Dropping it cancels the request on every rank within one step; what
+/// was computed stays in the prefix cache until its memory is needed.
+pub struct Generation {
+    id: RequestId,
+    events: mpsc::Receiver<Event>,
+    is_over: bool,
+    commands: Arc<Commands>,
+}
+
+impl fmt::Debug for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Generation")
+            .field("id", &self.id)
+            .field("is_over", &self.is_over)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Generation {
+    /// The request's name in logs.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// The next event; none after the last one. Cancel safe.
+    pub async fn next(&mut self) -> Option<Event> {
+        if self.is_over {
+            return None;
+        }
+        let event = self.events.recv().await;
+        Some(self.note(event))
+    }
+
+    /// As [`Generation::next`], for callers that watch several generations at once.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        self.events.poll_recv(context).map(|event| Some(self.note(event)))
+    }
+
+    /// As [`Generation::next`], for callers without an executor.
+    ///
+    /// # Panics
+    /// If called from within an executor.
+    pub fn next_blocking(&mut self) -> Option<Event> {
+        if self.is_over {
+            return None;
+        }
+        let event = self.events.blocking_recv();
+        Some(self.note(event))
+    }
+
+    /// Every request hears a last event, even if the engine's thread is no more.
+    fn note(&mut self, event: Option<Event>) -> Event {
+        let event = event.unwrap_or_else(|| {
+            Event::Failed(Failure {
+                rank: None,
+                phase: Phase::Waiting,
+                message: "the engine has ended".to_owned(),
+                last_words: String::new(),
+            })
+        });
+        self.is_over = event.is_last();
+        event
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.commands.send(Command::Cancel { id: self.id });
+        }
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = T>, deadline: Instant) -> Option<T> {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return Some(value);
+        }
+        let left = deadline.checked_duration_since(Instant::now())?;
+        std::thread::park_timeout(left);
+    }
+}

@@ -1,0 +1,45 @@
+//! Decides what every rank computes next, and keeps the ranks alive.
+//!
+//! Knows requests, sequences, caches and ranks; knows nothing of text, HTTP, arrays, or how a
+//! process is started on some machine.
+//!
+//! ```text
+//!  callers                     engine thread                                   ranks
+//!  EngineHandle ──submit──▶  Scheduler ──plan────▶ RankGroup (Link) ──Step──▶  jackalope-rank ×N
+//!  Generation  ◀──Event────     ▲  └──commit──────◀    │  ▲ ◀────────Output──  (rank 0)
+//!                               └── ranks_restarted ───┘  └── Launcher starts processes
+//! ```
+//!
+//! - [`Request::new`] is the only door: what passes it cannot upset the engine.
+//! - The scheduler is pure: no clock, no thread, no I/O, no randomness. The same calls give the
+//!   same plans. Only the loop around it and the [`link`] know the time.
+//! - Losing a rank is preempting everyone: see [`Engine`].
+
+mod caches;
+mod engine;
+mod event;
+mod group;
+mod handle;
+pub mod link;
+mod planted;
+mod prefix;
+mod request;
+mod scheduler;
+#[cfg(test)]
+mod simulation;
+mod status;
+pub mod testing;
+
+pub use engine::{Engine, EngineConfig, EngineError, EngineThread, KvBudget, RetryPolicy};
+pub use event::{Event, Failure, FinishReason, Usage};
+pub use group::{GroupEvent, RankGroup, Reporter};
+pub use handle::{EngineHandle, Generation, SubmitError};
+pub use request::{
+    LOGIT_BIAS_MAX, LOGPROBS_MAX, Limits, Rejected, Request, RequestId, RequestOptions,
+    STOP_TOKENS_MAX, SamplingOptions,
+};
+pub use scheduler::{OutputMismatch, ScheduleStats, Scheduler, SchedulerLimits};
+pub use status::{
+    Counters, EngineState, Histogram, KvStatus, PrefixStats, RankStatus, Status, StepStats,
+    TimingSums,
+};

@@ -1,0 +1,122 @@
+//! The deadlines of the link: what is waited for, for how long, and what is said when it passes.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use super::slot::State;
+use super::{Link, SentStep};
+
+/// How often a process that has not connected yet is asked whether it still runs. Later its socket
+/// tells.
+const LAUNCH_POLL: Duration = Duration::from_millis(50);
+
+impl Link {
+    /// Ends what has passed its deadline.
+    pub(super) fn look_after(&mut self, now: Instant) {
+        self.looked_at = now;
+        if self.broken.as_ref().is_some_and(|(_, until)| *until <= now) {
+            let (failure, _) = self.broken.take().expect("it was just seen");
+            self.lose(failure, false);
+        }
+        for rank in 0..self.slots.len() {
+            if let State::Launched = self.slots[rank].state
+                && self.slots[rank].has_exited()
+            {
+                self.rank_died(rank, "the process ended", now);
+            }
+        }
+        let overdue = (0..self.slots.len()).filter_map(|rank| {
+            let wait = self.wait_for(rank)?;
+            let slot = &self.slots[rank];
+            // All wait for the slowest: the one that did least, or was silent for longest.
+            (wait.deadline() <= now).then_some((slot.steps_done, slot.heard_at, rank, wait))
+        });
+        let slowest = overdue.min_by_key(|(steps_done, heard_at, ..)| (*steps_done, *heard_at));
+        if let Some((.., rank, wait)) = slowest {
+            self.rank_died(rank, &wait.to_string(), now);
+        }
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let ranks = (0..self.slots.len()).filter_map(|rank| Some(self.wait_for(rank)?.deadline()));
+        let is_launched = self.slots.iter().any(|slot| matches!(slot.state, State::Launched));
+        let poll = is_launched.then(|| self.looked_at + LAUNCH_POLL);
+        let broken = self.broken.as_ref().map(|(_, until)| *until);
+        ranks.chain(poll).chain(broken).min()
+    }
+
+    /// What a rank is waited for, if it is; the wait that ends first.
+    fn wait_for(&self, rank: usize) -> Option<Wait> {
+        let slot = &self.slots[rank];
+        let timeouts = &self.config.timeouts;
+        let wait = |reason, since, timeout| Some(Wait { reason, since, timeout });
+        let expected = match slot.state {
+            State::Absent => return None,
+            State::Launched => return wait(Reason::Hello, slot.entered_at, timeouts.hello),
+            State::Loading { progressed_at, done_bytes, total_bytes } => {
+                let whole = wait(Reason::Load, slot.entered_at, timeouts.load);
+                let stall = Reason::Progress { done_bytes, total_bytes };
+                earlier(whole, wait(stall, progressed_at, timeouts.load_stall))
+            }
+            State::Loaded => None,
+            State::Joining => {
+                let join = Duration::from_millis(self.config.setup.join_timeout_ms);
+                wait(Reason::Join, slot.entered_at, join + timeouts.join_margin)
+            }
+            State::Standing => {
+                let oldest = self.sent.iter().find(|sent| sent.step == slot.steps_done);
+                oldest.and_then(|SentStep { step, at, num_tokens }| {
+                    let reason = Reason::Step { step: *step, num_tokens: *num_tokens };
+                    wait(reason, slot.progressed_at.max(*at), timeouts.step_of(*num_tokens))
+                })
+            }
+        };
+        earlier(expected, wait(Reason::Life, slot.heard_at, timeouts.heartbeat))
+    }
+}
+
+fn earlier(a: Option<Wait>, b: Option<Wait>) -> Option<Wait> {
+    a.into_iter().chain(b).min_by_key(Wait::deadline)
+}
+
+/// Something a rank owes.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    reason: Reason,
+    since: Instant,
+    timeout: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Reason {
+    Hello,
+    Progress { done_bytes: u64, total_bytes: u64 },
+    Load,
+    Join,
+    Step { step: u64, num_tokens: usize },
+    Life,
+}
+
+impl Wait {
+    fn deadline(&self) -> Instant {
+        self.since + self.timeout
+    }
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.reason {
+            Reason::Hello => f.write_str("it did not connect")?,
+            Reason::Progress { done_bytes, total_bytes } => {
+                write!(f, "loading stopped at {done_bytes} of {total_bytes} bytes")?;
+            }
+            Reason::Load => f.write_str("it did not load")?,
+            Reason::Join => f.write_str("it did not join the group")?,
+            Reason::Step { step, num_tokens } => {
+                write!(f, "it did not finish step {step} of {num_tokens} tokens")?;
+            }
+            Reason::Life => f.write_str("it gave no sign of life")?,
+        }
+        write!(f, " within {:.1} s", self.timeout.as_secs_f32())
+    }
+}

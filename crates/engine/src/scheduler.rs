@@ -1,0 +1,501 @@
+//! Chooses what every step computes. Pure: no clock, no thread, no I/O, no randomness; the same
+//! calls give the same plans.
+//!
+//! ```text
+//!  submit        plan: admit              plan, commit, plan, commit …
+//!  ──────▶ waiting ──────▶ running ──────────────────────────────────▶ finished
+//!             ▲               │ memory is short, or the ranks were lost
+//!             └── preempted ──┘
+//! ```
+//!
+//! A plan may be made while the one before is computed: a row then takes `Previous` as its input,
+//! whatever that turns out to be. If it turns out to end the sequence, the row's answer is dropped.
+
+mod admission;
+mod sequence;
+
+use std::collections::VecDeque;
+
+use jackalope_protocol::{
+    CACHE_GRANULE_TOKENS, CacheId, MAX_STEPS_IN_FLIGHT, Sampled, Scored, StepOutput, StepPlan,
+};
+use thiserror::Error;
+
+use crate::caches::{CacheLimits, Caches};
+use crate::planted::{Bug, Planted};
+use crate::status::PrefixStats;
+use crate::{Event, FinishReason, Request, RequestId};
+use sequence::Sequence;
+
+/// Upper bounds that hold in every step, and choices.
+#[derive(Clone, Copy, Debug)]
+pub struct SchedulerLimits {
+    /// Tokens computed per step, over all sequences.
+    pub step_tokens: usize,
+    /// Sequences that own a cache at once.
+    pub running_max: usize,
+    /// Tokens are below this.
+    pub vocab_size: u32,
+    /// Granules of cache there are.
+    pub capacity_granules: usize,
+    /// Positions by which a cache grows.
+    pub granule_tokens: usize,
+    /// Shortest prefix worth finding in the cache.
+    pub least_prefix_tokens: usize,
+    /// Whether finished sequences are kept.
+    pub keep_prefixes: bool,
+    /// Whether a step is planned while the one before runs.
+    pub lookahead: bool,
+}
+
+impl SchedulerLimits {
+    /// The bounds of a real engine around the given capacity.
+    pub fn new(vocab_size: u32, capacity_granules: usize) -> SchedulerLimits {
+        SchedulerLimits {
+            step_tokens: 512,
+            running_max: 64,
+            vocab_size,
+            capacity_granules,
+            granule_tokens: CACHE_GRANULE_TOKENS as usize,
+            least_prefix_tokens: 16,
+            keep_prefixes: true,
+            lookahead: true,
+        }
+    }
+}
+
+/// Rank 0 answered something that was not asked.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+pub enum OutputMismatch {
+    /// Another step, or none was asked for.
+    #[error("step {found} was answered, expected {expected:?}")]
+    Step {
+        /// The step answered.
+        found: u64,
+        /// The oldest one under way.
+        expected: Option<u64>,
+    },
+    /// Other rows than those that were to draw.
+    #[error("step {step}: {found} rows drew a token, expected {expected} or others")]
+    Sampled {
+        /// The step.
+        step: u64,
+        /// Rows answered.
+        found: usize,
+        /// Rows asked for.
+        expected: usize,
+    },
+    /// Other rows or positions than those that were to be scored.
+    #[error("step {step}: the scored positions are not those asked for")]
+    Scored {
+        /// The step.
+        step: u64,
+    },
+    /// A token the model does not have.
+    #[error("step {step}: token {token} is outside the vocabulary")]
+    Token {
+        /// The step.
+        step: u64,
+        /// The token.
+        token: u32,
+    },
+}
+
+/// What was counted while planning.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct ScheduleStats {
+    /// Requests that ran to their end.
+    pub finished: u64,
+    /// Tokens told.
+    pub drawn_tokens: u64,
+    /// Tokens drawn for requests that had ended.
+    pub dropped_tokens: u64,
+    /// Times a sequence was sent back to wait for want of memory.
+    pub preemptions: u64,
+}
+
+/// Continuous batching over every request under way.
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: SchedulerLimits,
+    caches: Caches,
+    /// By age, oldest first.
+    waiting: VecDeque<Sequence>,
+    /// By age, oldest first; the youngest is preempted first.
+    running: Vec<Sequence>,
+    /// Plans made and not answered, oldest first.
+    in_flight: VecDeque<InFlight>,
+    step: u64,
+    events: Vec<(RequestId, Event)>,
+    stats: ScheduleStats,
+    planted: Planted,
+}
+
+/// What the answer to a plan has to consist of.
+#[derive(Debug)]
+struct InFlight {
+    step: u64,
+    draws: Vec<(RequestId, CacheId)>,
+    /// With the position of the first target, and the number of targets.
+    scores: Vec<(RequestId, CacheId, u32, usize)>,
+}
+
+impl Scheduler {
+    /// A scheduler without requests.
+    ///
+    /// # Panics
+    /// If nothing could ever be computed within the limits.
+    pub fn new(limits: SchedulerLimits) -> Scheduler {
+        Scheduler::with_planted(limits, Planted::default())
+    }
+
+    pub(crate) fn with_planted(limits: SchedulerLimits, planted: Planted) -> Scheduler {
+        assert!(0 < limits.step_tokens && 0 < limits.running_max && 0 < limits.capacity_granules);
+        // Then a step has room for at least one token of every running sequence.
+        let running_max = limits.running_max.min(limits.step_tokens);
+        let caches = CacheLimits {
+            granule_tokens: limits.granule_tokens,
+            capacity_granules: limits.capacity_granules,
+            least_prefix_tokens: limits.least_prefix_tokens,
+            keep_prefixes: limits.keep_prefixes,
+        };
+        Scheduler {
+            limits: SchedulerLimits { running_max, ..limits },
+            caches: Caches::new(caches, planted),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            in_flight: VecDeque::new(),
+            step: 0,
+            events: Vec::new(),
+            stats: ScheduleStats::default(),
+            planted,
+        }
+    }
+
+    /// Takes a request. Ids count up.
+    ///
+    /// # Panics
+    /// If the request could not be held even alone; whoever submits has to see to that.
+    pub fn submit(&mut self, id: RequestId, request: Request) {
+        let needed = self.caches.granules(request.max_cached_tokens() as usize);
+        assert!(needed <= self.limits.capacity_granules, "{id:?} could never be held");
+        let sequence = Sequence::new(id, request);
+        if sequence.is_trivial() {
+            self.tell_started(&sequence, 0);
+            return self.tell_finished(&sequence, FinishReason::Length);
+        }
+        self.wait(sequence);
+    }
+
+    /// Ends a request without a word. False if it has ended already.
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        if let Ok(idx) = self.waiting.binary_search_by_key(&id, |it| it.id) {
+            self.waiting.remove(idx);
+            return true;
+        }
+        let Ok(idx) = self.running.binary_search_by_key(&id, |it| it.id) else { return false };
+        let sequence = self.running.remove(idx);
+        if !self.planted.has(Bug::CacheLeakedOnCancel) {
+            self.release(&sequence);
+        }
+        true
+    }
+
+    /// True if another plan may be made before the next answer.
+    pub fn may_plan(&self) -> bool {
+        let most = if self.limits.lookahead { MAX_STEPS_IN_FLIGHT } else { 1 };
+        self.in_flight.len() < most
+    }
+
+    /// The next step; none if there is nothing to do before an answer or a request comes.
+    ///
+    /// # Panics
+    /// If [`Scheduler::may_plan`] is false.
+    pub fn plan(&mut self) -> Option<StepPlan> {
+        assert!(self.may_plan(), "too many steps are in flight");
+        let mut plan = StepPlan { step: self.step, ..StepPlan::default() };
+        let promised = self.preempt_for_memory();
+        if !self.planted.has(Bug::ForkOfUnplannedRows) {
+            self.admit(promised, &mut plan);
+        }
+        let in_flight = self.plan_rows(&mut plan);
+        if self.planted.has(Bug::ForkOfUnplannedRows) {
+            self.admit(promised, &mut plan);
+        }
+        plan.drops = self.caches.take_drops();
+        if plan.is_empty() {
+            return None;
+        }
+        assert!(plan.num_tokens() <= self.limits.step_tokens);
+        self.in_flight.push_back(in_flight);
+        self.step += 1;
+        Some(plan)
+    }
+
+    /// Applies an answer.
+    ///
+    /// # Errors
+    /// [`OutputMismatch`] if it does not answer the oldest plan in flight; nothing is applied then.
+    pub fn commit(&mut self, output: StepOutput) -> Result<(), OutputMismatch> {
+        self.check(&output)?;
+        let in_flight = self.in_flight.pop_front().expect("the answer was just checked against it");
+        for ((id, ..), scored) in in_flight.scores.into_iter().zip(output.scored) {
+            self.commit_scores(id, scored);
+        }
+        for ((id, _), sampled) in in_flight.draws.into_iter().zip(output.sampled) {
+            self.commit_token(id, sampled);
+        }
+        Ok(())
+    }
+
+    /// The ranks were lost and come back with empty caches; what was in flight is lost too.
+    /// Recovery is preemption of everyone: the tokens are here, so every stream goes on where it
+    /// stopped.
+    pub fn ranks_restarted(&mut self) {
+        for mut sequence in std::mem::take(&mut self.running) {
+            sequence.reset();
+            self.wait(sequence);
+        }
+        for sequence in &mut self.waiting {
+            if !self.planted.has(Bug::PendingKeptOnCrash) {
+                sequence.num_pending = 0;
+                sequence.num_awaited = 0;
+            }
+        }
+        self.in_flight.clear();
+        if !self.planted.has(Bug::IndexKeptOnCrash) {
+            self.caches.clear();
+        }
+        self.step = 0;
+    }
+
+    /// Gives every request up, oldest first.
+    pub fn give_up_all(&mut self) -> Vec<RequestId> {
+        self.ranks_restarted();
+        self.waiting.drain(..).map(|it| it.id).collect()
+    }
+
+    /// What there is to tell, in order.
+    pub fn take_events(&mut self) -> Vec<(RequestId, Event)> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// True if no request is under way and no answer is awaited.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty()
+            && self.running.is_empty()
+            && self.in_flight.is_empty()
+            && !self.caches.has_drops()
+    }
+
+    /// Requests that wait, and requests that own a cache.
+    pub fn num_waiting_and_running(&self) -> (usize, usize) {
+        (self.waiting.len(), self.running.len())
+    }
+
+    /// Steps planned and not answered.
+    pub fn num_in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Granules of running sequences, and of kept ones.
+    pub fn used_and_kept_granules(&self) -> (usize, usize) {
+        self.caches.used_and_kept()
+    }
+
+    /// Finished sequences kept.
+    pub fn num_kept(&self) -> usize {
+        self.caches.num_kept()
+    }
+
+    /// Tokens in the prefix index; shared ones count once.
+    pub fn num_indexed_tokens(&self) -> usize {
+        self.caches.num_indexed_tokens()
+    }
+
+    /// Caches of running sequences, oldest first, and whether each decodes.
+    #[cfg(test)]
+    pub(crate) fn running_caches(&self) -> Vec<(CacheId, bool)> {
+        let lookahead = self.limits.lookahead;
+        let decodes = |it: &Sequence| it.num_wanted(lookahead) == 1;
+        self.running.iter().filter_map(|it| Some((it.cache?, decodes(it)))).collect()
+    }
+
+    /// What was counted.
+    pub fn stats(&self) -> ScheduleStats {
+        self.stats
+    }
+
+    /// Use of the prefix cache.
+    pub fn prefix_stats(&self) -> PrefixStats {
+        self.caches.stats
+    }
+
+    /// Puts a sequence where its age belongs.
+    fn wait(&mut self, sequence: Sequence) {
+        let place = self.waiting.partition_point(|it| it.id < sequence.id);
+        self.waiting.insert(place, sequence);
+    }
+
+    fn release(&mut self, sequence: &Sequence) {
+        let cache = sequence.cache.expect("a running sequence has a cache");
+        self.caches.release(cache, &sequence.tokens);
+    }
+
+    fn plan_rows(&mut self, plan: &mut StepPlan) -> InFlight {
+        let shares = self.share_out();
+        let mut in_flight = InFlight { step: plan.step, draws: Vec::new(), scores: Vec::new() };
+        for (sequence, num_tokens) in self.running.iter_mut().zip(shares) {
+            if num_tokens == 0 {
+                continue;
+            }
+            let row = sequence.row(num_tokens, self.planted);
+            self.caches.grow(row.cache, sequence.num_computed);
+            if row.sample.is_some() {
+                in_flight.draws.push((sequence.id, row.cache));
+            }
+            if let Some(score) = &row.score {
+                let first = row.start + 1;
+                in_flight.scores.push((sequence.id, row.cache, first, score.targets.len()));
+            }
+            plan.rows.push(row);
+        }
+        in_flight
+    }
+
+    /// Tokens of this step for each running sequence. One token for every sequence that decodes,
+    /// then the prompts: the oldest has most of the rest, the shortest follow.
+    fn share_out(&self) -> Vec<usize> {
+        let lookahead = self.limits.lookahead;
+        let wanted: Vec<usize> = self.running.iter().map(|it| it.num_wanted(lookahead)).collect();
+        let mut shares = vec![0; wanted.len()];
+        let mut budget = self.limits.step_tokens;
+        let mut give = |idx: usize, most: usize, budget: &mut usize| {
+            let num_tokens = (wanted[idx] - shares[idx]).min(most).min(*budget);
+            shares[idx] += num_tokens;
+            *budget -= num_tokens;
+        };
+        let (mut prompts, decoding): (Vec<usize>, Vec<usize>) =
+            (0..wanted.len()).partition(|idx| 1 < wanted[*idx]);
+        if self.planted.has(Bug::DecodesStarved) {
+            prompts.iter().for_each(|idx| give(*idx, usize::MAX, &mut budget));
+        }
+        decoding.into_iter().for_each(|idx| give(idx, 1, &mut budget));
+        if let Some(oldest) = prompts.first().copied() {
+            let most = (budget * 3 / 4).max(1);
+            give(oldest, most, &mut budget);
+            prompts.sort_by_key(|idx| (wanted[*idx], *idx));
+            prompts
+                .iter()
+                .filter(|idx| **idx != oldest)
+                .for_each(|idx| give(*idx, usize::MAX, &mut budget));
+            give(oldest, usize::MAX, &mut budget);
+        }
+        shares
+    }
+
+    fn check(&self, output: &StepOutput) -> Result<(), OutputMismatch> {
+        let step = output.step;
+        let expected = match self.in_flight.front() {
+            Some(in_flight) if in_flight.step == step => in_flight,
+            other => {
+                let expected = other.map(|it| it.step);
+                return Err(OutputMismatch::Step { found: step, expected });
+            }
+        };
+        let (found, wanted) = (output.sampled.len(), expected.draws.len());
+        let mut pairs = expected.draws.iter().zip(&output.sampled);
+        if found != wanted || pairs.any(|((_, cache), sampled)| *cache != sampled.cache) {
+            return Err(OutputMismatch::Sampled { step, found, expected: wanted });
+        }
+        let mut pairs = expected.scores.iter().zip(&output.scored);
+        let differs = |((_, cache, start, len), scored): (&(_, CacheId, u32, usize), &Scored)| {
+            (scored.cache, scored.start, scored.logprobs.len()) != (*cache, *start, *len)
+        };
+        if output.scored.len() != expected.scores.len() || pairs.any(differs) {
+            return Err(OutputMismatch::Scored { step });
+        }
+        let vocab_size = self.limits.vocab_size;
+        match output.sampled.iter().find(|sampled| vocab_size <= sampled.token) {
+            Some(sampled) => Err(OutputMismatch::Token { step, token: sampled.token }),
+            None => Ok(()),
+        }
+    }
+
+    fn commit_scores(&mut self, id: RequestId, scored: Scored) {
+        let planted = self.planted;
+        let Some(sequence) = self.sequence_mut(id) else { return };
+        sequence.num_awaited -= 1;
+        let is_complete = sequence.add_scores(scored, planted);
+        if !is_complete {
+            return;
+        }
+        let logprobs = sequence.scores.clone();
+        let is_all = sequence.request.max_tokens() == 0;
+        self.events.push((id, Event::PromptScored { logprobs }));
+        if is_all {
+            self.finish(id, FinishReason::Length);
+        }
+    }
+
+    fn commit_token(&mut self, id: RequestId, sampled: Sampled) {
+        let Sampled { token, logprob, .. } = sampled;
+        let planted = self.planted;
+        let Some(sequence) = self.sequence_mut(id) else {
+            // The request ended, or its caller left, while this token was drawn.
+            self.stats.dropped_tokens += 1;
+            if planted.has(Bug::ExtraTokenTold) {
+                self.events.push((id, Event::Token { token, logprob }));
+            }
+            return;
+        };
+        sequence.num_pending -= 1;
+        sequence.num_awaited -= 1;
+        let reason = sequence.add_token(token, planted);
+        self.stats.drawn_tokens += 1;
+        self.events.push((id, Event::Token { token, logprob }));
+        if let Some(reason) = reason {
+            self.finish(id, reason);
+        }
+    }
+
+    fn finish(&mut self, id: RequestId, reason: FinishReason) {
+        let sequence = match self.running.binary_search_by_key(&id, |it| it.id) {
+            Ok(idx) => {
+                let sequence = self.running.remove(idx);
+                self.release(&sequence);
+                sequence
+            }
+            // Its last token was still under way when it was preempted.
+            Err(_) => {
+                let idx = self.waiting.binary_search_by_key(&id, |it| it.id);
+                self.waiting
+                    .remove(idx.expect("a sequence under way waits or runs"))
+                    .expect("the index was just found")
+            }
+        };
+        self.tell_finished(&sequence, reason);
+    }
+
+    fn tell_started(&mut self, sequence: &Sequence, cached_tokens: u32) {
+        self.events.push((sequence.id, Event::Started { cached_tokens }));
+        if sequence.request.prompt_logprobs().is_some() && sequence.num_prompt_tokens() == 1 {
+            // The first token has no log-probability, so there is nothing to wait for.
+            self.events.push((sequence.id, Event::PromptScored { logprobs: Vec::new() }));
+        }
+    }
+
+    fn tell_finished(&mut self, sequence: &Sequence, reason: FinishReason) {
+        self.stats.finished += 1;
+        let usage = sequence.usage();
+        self.events.push((sequence.id, Event::Finished { reason, usage }));
+    }
+
+    fn sequence_mut(&mut self, id: RequestId) -> Option<&mut Sequence> {
+        if let Ok(idx) = self.running.binary_search_by_key(&id, |it| it.id) {
+            return self.running.get_mut(idx);
+        }
+        let idx = self.waiting.binary_search_by_key(&id, |it| it.id).ok()?;
+        self.waiting.get_mut(idx)
+    }
+}

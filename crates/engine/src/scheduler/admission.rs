@@ -1,0 +1,112 @@
+//! Who runs: preemption when memory is short, admission when there is room.
+//!
+//! A running sequence is promised the memory for every position it can compute as things stand, so
+//! whoever is admitted can compute its whole prompt, and only the growth of outputs preempts.
+
+use jackalope_protocol::{Fork, StepPlan};
+
+use super::Scheduler;
+use super::sequence::Sequence;
+use crate::caches::Start;
+use crate::planted::Bug;
+
+enum Admission {
+    Admitted,
+    /// A running sequence is about to compute this one's prefix.
+    Waits,
+    NoRoom,
+}
+
+impl Scheduler {
+    /// Sends the youngest back until all that run fit; returns the granules promised to these.
+    pub(super) fn preempt_for_memory(&mut self) -> usize {
+        let mut promised: usize = (0..self.running.len()).map(|idx| self.promised(idx)).sum();
+        while self.caches.capacity_granules() < promised {
+            let idx =
+                if self.planted.has(Bug::OldestPreempted) { 0 } else { self.running.len() - 1 };
+            promised -= self.promised(idx);
+            let mut sequence = self.running.remove(idx);
+            self.release(&sequence);
+            sequence.reset();
+            self.stats.preemptions += 1;
+            self.wait(sequence);
+        }
+        promised
+    }
+
+    /// Granules for all that a running sequence can compute.
+    fn promised(&self, idx: usize) -> usize {
+        let sequence = &self.running[idx];
+        let cache = sequence.cache.expect("a running sequence has a cache");
+        self.caches.granules_with(cache, sequence.num_computable())
+    }
+
+    /// Lets waiting sequences run, oldest first, while the step has tokens left for them. Only those
+    /// whose prefix is being computed by another are passed over.
+    pub(super) fn admit(&mut self, mut promised: usize, plan: &mut StepPlan) {
+        let lookahead = self.limits.lookahead;
+        let mut num_tokens: usize = self.running.iter().map(|it| it.num_wanted(lookahead)).sum();
+        let mut idx = 0;
+        while idx < self.waiting.len()
+            && self.running.len() < self.limits.running_max
+            && num_tokens < self.limits.step_tokens
+        {
+            match self.admit_one(idx, &mut promised, &mut num_tokens, plan) {
+                Admission::Admitted => {}
+                Admission::Waits => idx += 1,
+                Admission::NoRoom if self.planted.has(Bug::OvertakenForEver) => idx += 1,
+                Admission::NoRoom => break,
+            }
+        }
+    }
+
+    fn admit_one(
+        &mut self,
+        idx: usize,
+        promised: &mut usize,
+        num_tokens: &mut usize,
+        plan: &mut StepPlan,
+    ) -> Admission {
+        let sequence = &self.waiting[idx];
+        // What was under way when it was preempted has to arrive first.
+        if 0 < sequence.num_awaited && !self.planted.has(Bug::ReadmittedTooEarly) {
+            return Admission::NoRoom;
+        }
+        let num_computable = sequence.num_computable();
+        let free = self.caches.capacity_granules().saturating_sub(*promised);
+        if free < self.caches.granules(num_computable) {
+            return Admission::NoRoom;
+        }
+        let start = self.caches.find(&sequence.tokens, sequence.num_reusable(self.planted));
+        if start == Start::Wait {
+            return Admission::Waits;
+        }
+        let Some(start) = self.caches.settle(start, num_computable, *promised) else {
+            return Admission::NoRoom;
+        };
+        let sequence = self.run(idx, start, plan);
+        *num_tokens += sequence.num_wanted(true);
+        let (cache, num_computable) = (sequence.cache, sequence.num_computable());
+        let cache = cache.expect("a running sequence has a cache");
+        *promised += self.caches.granules_with(cache, num_computable);
+        Admission::Admitted
+    }
+
+    fn run(&mut self, idx: usize, start: Start, plan: &mut StepPlan) -> &Sequence {
+        let mut sequence = self.waiting.remove(idx).expect("callers name a waiting sequence");
+        let cache = self.caches.open(start, &sequence.tokens);
+        let num_tokens = u32::try_from(start.num_tokens()).expect("no longer than the context");
+        if let Start::Fork { source, .. } = start {
+            plan.forks.push(Fork { source, target: cache, num_tokens });
+        }
+        sequence.cache = Some(cache);
+        sequence.num_computed = start.num_tokens();
+        if sequence.cached_tokens.is_none() {
+            sequence.cached_tokens = Some(num_tokens);
+            self.tell_started(&sequence, num_tokens);
+        }
+        let place = self.running.partition_point(|it| it.id < sequence.id);
+        self.running.insert(place, sequence);
+        &self.running[place]
+    }
+}

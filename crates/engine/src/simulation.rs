@@ -1,0 +1,486 @@
+//! Runs the scheduler against fake ranks under a random workload, from a seed. Every failure found
+//! here replays from its seed alone.
+//!
+//! The property everything else follows from: what a request is told does not depend on what else
+//! runs, however it was batched, chunked, preempted, planned ahead, started from another's cache, or
+//! interrupted by a crash of the ranks. Beside it: the fake ranks, which know only the plans, never
+//! meet one they could not carry out; on their own count the memory never exceeds the budget and
+//! always equals what the brain believes; nothing leaks; nothing waits for ever.
+//!
+//! Each mistake of [`Bug`] is planted in turn, and has to be found.
+
+use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use jackalope_protocol::{CacheId, StepOutput, StepPlan, TokenId};
+
+use crate::planted::{Bug, Planted};
+use crate::testing::{FakeCaches, NextToken, pseudo_logprob, pseudo_model};
+use crate::{
+    Event, FinishReason, Limits, PrefixStats, Request, RequestId, RequestOptions, SamplingOptions,
+    ScheduleStats, Scheduler, SchedulerLimits, Usage,
+};
+
+const VOCAB_SIZE: u32 = 50;
+const CONTEXT_TOKENS: u32 = 48;
+
+/// Seeds of a run; `JACKALOPE_SIMULATION_SEEDS` asks for more.
+const NUM_SEEDS: u64 = 20_000;
+
+#[test]
+fn batching_is_invisible() {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a longer run at night is asked for from outside"
+    )]
+    let num_seeds = std::env::var("JACKALOPE_SIMULATION_SEEDS")
+        .map_or(NUM_SEEDS, |num| num.parse().expect("a number of seeds"));
+    let next_seed = AtomicU64::new(1);
+    let num_threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..num_threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next_seed.fetch_add(1, Ordering::Relaxed);
+                    if num_seeds < seed {
+                        return;
+                    }
+                    run(seed, Planted::default());
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn nothing_waits_for_ever_under_endless_load() {
+    for seed in 1..=1000 {
+        starve(seed, Planted::default());
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_events() {
+    let events = || Simulation::new(7, Planted::default()).run_to_end();
+    assert_eq!(events(), events());
+}
+
+/// The simulation is worth nothing if it never gets where mistakes are made.
+#[test]
+fn every_kind_of_trouble_occurs() {
+    let mut prefix = PrefixStats::default();
+    let mut stats = ScheduleStats::default();
+    for seed in 1..=200 {
+        let mut simulation = Simulation::new(seed, Planted::default());
+        simulation.crash_odds = 0;
+        let (of_caches, of_steps) = simulation.count_to_end();
+        prefix.forked += of_caches.forked;
+        prefix.taken_over += of_caches.taken_over;
+        prefix.evicted += of_caches.evicted;
+        stats.preemptions += of_steps.preemptions;
+        stats.dropped_tokens += of_steps.dropped_tokens;
+    }
+    let counts = [prefix.forked, prefix.taken_over, prefix.evicted, stats.preemptions];
+    assert!(counts.iter().all(|count| 100 < *count), "{prefix:?} {stats:?}");
+    assert!(100 < stats.dropped_tokens, "{stats:?}");
+}
+
+/// The simulation is worth nothing if it would not find mistakes.
+#[test]
+fn every_planted_bug_is_found() {
+    let all = [
+        Bug::CachedToTheEnd,
+        Bug::ExtraTokenTold,
+        Bug::ReadmittedTooEarly,
+        Bug::PendingKeptOnCrash,
+        Bug::IndexKeptOnCrash,
+        Bug::ForgottenDrop,
+        Bug::UncountedFork,
+        Bug::ForkInMemoryJustDropped,
+        Bug::IndexUncomputed,
+        Bug::ForkOfUnplannedRows,
+        Bug::PreviousOfOlderStep,
+        Bug::PromptGrowsOnPreemption,
+        Bug::ScoresSkipped,
+        Bug::ScoresRepeated,
+        Bug::OvertakenForEver,
+        Bug::DecodesStarved,
+        Bug::OldestPreempted,
+        Bug::OneTokenTooMany,
+        Bug::CacheLeakedOnCancel,
+    ];
+    for bug in all {
+        let planted = Planted { bug: Some(bug) };
+        let found = (1..=3000).find(|seed| {
+            let fails = |run: &dyn Fn()| std::panic::catch_unwind(AssertUnwindSafe(run)).is_err();
+            fails(&|| run(*seed, planted)) || (*seed <= 60 && fails(&|| starve(*seed, planted)))
+        });
+        let seed = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
+        eprintln!("{bug:?} is found by seed {seed}");
+    }
+}
+
+/// One workload to its end, every request compared with the same request alone.
+fn run(seed: u64, planted: Planted) {
+    let heard = Simulation::new(seed, planted).run_to_end();
+    for (idx, client) in heard.iter().enumerate() {
+        let context = format!("seed {seed}, request {idx}: {:?}", client.request);
+        let alone = generate_alone(&client.request);
+        let events = normalised(&client.request, &client.events, &context);
+        if client.is_cancelled {
+            assert!(alone.starts_with(&events), "{context}\nheard {events:?}\nalone {alone:?}");
+        } else {
+            assert_eq!(events, alone, "{context}");
+        }
+    }
+}
+
+/// What a request did and heard.
+#[derive(Debug, PartialEq)]
+struct Client {
+    request: Request,
+    events: Vec<Event>,
+    is_cancelled: bool,
+}
+
+impl Client {
+    fn is_over(&self) -> bool {
+        self.is_cancelled || self.events.last().is_some_and(Event::is_last)
+    }
+}
+
+struct Simulation {
+    rng: Rng,
+    seed: u64,
+    scheduler: Scheduler,
+    capacity_granules: usize,
+    ranks: FakeCaches,
+    model: NextToken,
+    /// Answers of the ranks that have not reached the brain.
+    outputs: VecDeque<StepOutput>,
+    clients: Vec<Client>,
+    /// Prompts begin with one of these.
+    openings: Vec<Vec<TokenId>>,
+    /// One step in so many crashes; 0 is never.
+    crash_odds: usize,
+    /// Crashes left; a crash undoes a prompt's progress, so without end they could take for ever.
+    num_crashes_left: usize,
+    cancel_odds: usize,
+    num_steps: usize,
+}
+
+impl Simulation {
+    fn new(seed: u64, planted: Planted) -> Simulation {
+        let mut rng = Rng::new(seed);
+        let granule_tokens = 1 + rng.below(5);
+        // Even the longest sequence fits alone; often little more does.
+        let room = CONTEXT_TOKENS as usize + [0, 10, 60, 400][rng.below(4)];
+        let limits = SchedulerLimits {
+            step_tokens: 1 + rng.below(24),
+            running_max: 1 + rng.below(7),
+            vocab_size: VOCAB_SIZE,
+            capacity_granules: room.div_ceil(granule_tokens),
+            granule_tokens,
+            least_prefix_tokens: 1 + rng.below(6),
+            keep_prefixes: rng.below(8) != 0,
+            lookahead: rng.below(8) != 0,
+        };
+        let openings = (0..3).map(|_| random_tokens(&mut rng, 14)).collect();
+        Simulation {
+            seed,
+            scheduler: Scheduler::with_planted(limits, planted),
+            capacity_granules: limits.capacity_granules,
+            ranks: FakeCaches::new(granule_tokens),
+            model: pseudo_model(VOCAB_SIZE),
+            outputs: VecDeque::new(),
+            clients: Vec::new(),
+            openings,
+            crash_odds: [0, 0, 15, 60][rng.below(4)],
+            num_crashes_left: 60,
+            cancel_odds: [0, 12, 40][rng.below(3)],
+            num_steps: 0,
+            rng,
+        }
+    }
+
+    fn run_to_end(mut self) -> Vec<Client> {
+        self.run();
+        self.clients
+    }
+
+    fn count_to_end(mut self) -> (PrefixStats, ScheduleStats) {
+        self.run();
+        (self.scheduler.prefix_stats(), self.scheduler.stats())
+    }
+
+    fn run(&mut self) {
+        const NUM_REQUESTS: usize = 24;
+        while self.clients.len() < NUM_REQUESTS || self.clients.iter().any(|it| !it.is_over()) {
+            while self.clients.len() < NUM_REQUESTS && self.rng.below(3) == 0 {
+                self.submit_some(NUM_REQUESTS);
+            }
+            if 0 < self.cancel_odds && self.rng.below(self.cancel_odds) == 0 {
+                self.cancel_one();
+            }
+            if 0 < self.crash_odds && self.rng.below(self.crash_odds) == 0 {
+                self.crash();
+            }
+            self.turn();
+        }
+        // Whatever is still in flight, and given back, reaches the ranks.
+        while !self.scheduler.is_idle() {
+            self.turn();
+        }
+        assert_eq!(self.ranks.num_caches(), self.scheduler.num_kept(), "seed {}", self.seed);
+        assert_eq!(self.scheduler.used_and_kept_granules().0, 0, "seed {}", self.seed);
+    }
+
+    /// Plans or takes an answer in, whichever chance has first.
+    fn turn(&mut self) {
+        self.num_steps += 1;
+        assert!(self.num_steps < 20_000, "seed {}: requests never end", self.seed);
+        let plans_first = self.rng.below(3) != 0;
+        if plans_first && self.scheduler.may_plan() && self.plan() {
+            return;
+        }
+        if let Some(output) = self.outputs.pop_front() {
+            self.scheduler.commit(output).expect("the ranks answer what they were asked");
+            self.listen();
+        } else if self.scheduler.may_plan() && !self.plan() {
+            let (waiting, running) = self.scheduler.num_waiting_and_running();
+            assert_eq!((waiting, running), (0, 0), "seed {}: stuck", self.seed);
+        }
+    }
+
+    fn plan(&mut self) -> bool {
+        let before = self.scheduler.running_caches();
+        let Some(plan) = self.scheduler.plan() else { return false };
+        self.check_fairness(&before, &plan);
+        self.outputs.push_back(self.ranks.execute(&plan, &mut self.model));
+        assert!(
+            self.ranks.peak_granules() <= self.capacity_granules,
+            "seed {}: {} granules exceed {}",
+            self.seed,
+            self.ranks.peak_granules(),
+            self.capacity_granules
+        );
+        let (used, kept) = self.scheduler.used_and_kept_granules();
+        assert_eq!(self.ranks.num_granules(), used + kept, "seed {}: memory differs", self.seed);
+        self.listen();
+        true
+    }
+
+    /// The oldest is never preempted, and no prompt holds up a sequence that decodes.
+    fn check_fairness(&self, before: &[(CacheId, bool)], plan: &StepPlan) {
+        let after = self.scheduler.running_caches();
+        let runs = |wanted: CacheId| after.iter().any(|(cache, _)| *cache == wanted);
+        let seed = self.seed;
+        assert!(before.first().is_none_or(|(oldest, _)| runs(*oldest)), "seed {seed}: {before:?}");
+        for (cache, is_decoding) in before {
+            let has_row = plan.rows.iter().any(|row| row.cache == *cache);
+            assert!(!is_decoding || has_row || !runs(*cache), "seed {seed}: {cache:?} is held up");
+        }
+    }
+
+    fn listen(&mut self) {
+        for (id, event) in self.scheduler.take_events() {
+            let client = &mut self.clients[id.0 as usize];
+            assert!(!client.is_cancelled, "seed {}: {event:?} after a cancel", self.seed);
+            client.events.push(event);
+        }
+    }
+
+    fn crash(&mut self) {
+        if self.num_crashes_left == 0 {
+            return;
+        }
+        self.num_crashes_left -= 1;
+        self.ranks.clear();
+        self.outputs.clear();
+        self.scheduler.ranks_restarted();
+        self.listen();
+    }
+
+    fn cancel_one(&mut self) {
+        if self.clients.is_empty() {
+            return;
+        }
+        let idx = self.rng.below(self.clients.len());
+        let was_open = !self.clients[idx].is_over();
+        assert_eq!(self.scheduler.cancel(RequestId(idx as u64)), was_open, "seed {}", self.seed);
+        self.clients[idx].is_cancelled |= was_open;
+    }
+
+    /// One request, or the same one several times, as `n` choices are.
+    fn submit_some(&mut self, most: usize) {
+        let options = self.random_options();
+        let num_choices = if self.rng.below(6) == 0 { 1 + self.rng.below(4) } else { 1 };
+        for _ in 0..num_choices.min(most - self.clients.len()) {
+            let mut options = options.clone();
+            options.sampling.seed = Some(self.rng.below(1000) as u64);
+            self.submit(options);
+        }
+    }
+
+    fn submit(&mut self, options: RequestOptions) {
+        let limits = Limits {
+            context_tokens: CONTEXT_TOKENS,
+            max_prompt_tokens: CONTEXT_TOKENS,
+            vocab_size: VOCAB_SIZE,
+            eos_tokens: vec![49],
+        };
+        let request = Request::new(options, &limits).expect("a legal request");
+        self.scheduler.submit(RequestId(self.clients.len() as u64), request.clone());
+        self.clients.push(Client { request, events: Vec::new(), is_cancelled: false });
+        self.listen();
+    }
+
+    fn random_options(&mut self) -> RequestOptions {
+        let prompt = self.random_prompt();
+        let rng = &mut self.rng;
+        let mut one_in = |odds: usize| rng.below(odds) == 0;
+        let (is_scored, has_logprobs) = (one_in(6), one_in(6));
+        let (ignore_eos, stepwise, is_empty) = (one_in(4), one_in(6), one_in(12));
+        let max_tokens = if is_empty { 0 } else { 1 + rng.below(15) as u32 };
+        RequestOptions {
+            prompt,
+            max_tokens: Some(max_tokens),
+            sampling: SamplingOptions::default(),
+            stop_tokens: vec![rng.below(VOCAB_SIZE as usize) as TokenId],
+            ignore_eos,
+            logprobs: has_logprobs.then_some(2),
+            prompt_logprobs: is_scored.then_some(1),
+            stepwise,
+        }
+    }
+
+    /// The next turn of a conversation, a known opening, or something new.
+    fn random_prompt(&mut self) -> Vec<TokenId> {
+        let mut prompt = match self.rng.below(4) {
+            0 if !self.clients.is_empty() => {
+                let client = &self.clients[self.rng.below(self.clients.len())];
+                let drawn = client.events.iter().filter_map(|event| match event {
+                    Event::Token { token, .. } => Some(*token),
+                    _ => None,
+                });
+                client.request.prompt().iter().copied().chain(drawn).collect()
+            }
+            1 | 2 => self.openings[self.rng.below(self.openings.len())].clone(),
+            _ => Vec::new(),
+        };
+        prompt.truncate(28);
+        prompt.extend(random_tokens(&mut self.rng, 6));
+        prompt
+    }
+}
+
+/// A long request among short ones, and a short one among long ones, that never cease. Each has to
+/// end within a bounded number of steps.
+fn starve(seed: u64, planted: Planted) {
+    const STEPS_MAX: usize = 600;
+    let mut simulation = Simulation::new(seed, planted);
+    (simulation.crash_odds, simulation.cancel_odds) = (0, 0);
+    let rng = &mut simulation.rng;
+    let is_long = rng.below(2) == 0;
+    let long = (random_tokens_exact(rng, 30), 14);
+    let short = (random_tokens_exact(rng, 2), 14);
+    let (witness, crowd) = if is_long { (long, short) } else { (short, long) };
+    let options = |(mut prompt, max_tokens): (Vec<TokenId>, u32), rng: &mut Rng| {
+        prompt[0] = rng.below(VOCAB_SIZE as usize) as TokenId;
+        RequestOptions {
+            prompt,
+            max_tokens: Some(max_tokens),
+            ignore_eos: true,
+            ..RequestOptions::default()
+        }
+    };
+    let mut witness_idx = None;
+    for step in 0..STEPS_MAX {
+        let (waiting, _) = simulation.scheduler.num_waiting_and_running();
+        if waiting < 4 {
+            let next = options(crowd.clone(), &mut simulation.rng);
+            simulation.submit(next);
+        }
+        if step == 20 {
+            witness_idx = Some(simulation.clients.len());
+            let next = options(witness.clone(), &mut simulation.rng);
+            simulation.submit(next);
+        }
+        simulation.turn();
+        if witness_idx.is_some_and(|idx| simulation.clients[idx].is_over()) {
+            return;
+        }
+    }
+    panic!("seed {seed}: a request waits for ever");
+}
+
+/// What `request` must hear: a loop so simple that it is its own specification.
+fn generate_alone(request: &Request) -> Vec<Event> {
+    let mut model = pseudo_model(VOCAB_SIZE);
+    let mut tokens = request.prompt().to_vec();
+    let mut events = vec![Event::Started { cached_tokens: 0 }];
+    if let Some(num_top) = request.prompt_logprobs() {
+        let logprob = |idx: usize| pseudo_logprob(&tokens[..idx], tokens[idx], num_top);
+        events.push(Event::PromptScored { logprobs: (1..tokens.len()).map(logprob).collect() });
+    }
+    let prompt_tokens = tokens.len() as u32;
+    let mut usage = Usage { prompt_tokens, ..Usage::default() };
+    let mut reason = FinishReason::Length;
+    while usage.completion_tokens < request.max_tokens() && reason != FinishReason::Stop {
+        let token = model(&tokens, request.sampling());
+        let logprob =
+            request.sampling().logprobs.map(|num_top| pseudo_logprob(&tokens, token, num_top));
+        tokens.push(token);
+        usage.completion_tokens += 1;
+        events.push(Event::Token { token, logprob });
+        if request.stops_at(token) {
+            reason = FinishReason::Stop;
+        }
+    }
+    events.push(Event::Finished { reason, usage });
+    events
+}
+
+/// The events without what may differ: how much of the prompt was cached.
+fn normalised(request: &Request, events: &[Event], context: &str) -> Vec<Event> {
+    let mut found = None;
+    let normalise = |event: &Event| match event {
+        Event::Started { cached_tokens } => {
+            assert!((*cached_tokens as usize) < request.prompt().len(), "{context}");
+            found = Some(*cached_tokens);
+            Event::Started { cached_tokens: 0 }
+        }
+        Event::Finished { reason, usage } => {
+            assert_eq!(Some(usage.cached_tokens), found, "{context}");
+            Event::Finished { reason: *reason, usage: Usage { cached_tokens: 0, ..*usage } }
+        }
+        other => other.clone(),
+    };
+    events.iter().map(normalise).collect()
+}
+
+fn random_tokens(rng: &mut Rng, most: usize) -> Vec<TokenId> {
+    let len = 1 + rng.below(most);
+    random_tokens_exact(rng, len)
+}
+
+fn random_tokens_exact(rng: &mut Rng, len: usize) -> Vec<TokenId> {
+    (0..len).map(|_| rng.below(VOCAB_SIZE as usize) as TokenId).collect()
+}
+
+/// Xorshift (Marsaglia 2003): small, and the same on every machine.
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    pub(crate) fn new(seed: u64) -> Rng {
+        Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % n as u64) as usize
+    }
+}

@@ -1,0 +1,421 @@
+//! Ranks without a model, for tests of whatever stands on the engine.
+//!
+//! [`FakeCaches`] obeys plans and nothing else: it panics at a plan that real ranks could not carry
+//! out. [`FakeRanks`] is a [`RankGroup`] around it, in the engine's own thread, with a pace, scripted
+//! tokens, and crashes on demand.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use jackalope_protocol::{
+    CACHE_GRANULE_TOKENS, CacheId, Fork, Input, Logprob, Phase, RankFacts, Row, Sampled, Sampling,
+    Scored, StepOutput, StepPlan, StepTimings, TokenId, UnitRange,
+};
+
+use crate::{Failure, GroupEvent, RankGroup, Reporter};
+
+/// Chooses the token after the given ones.
+pub type NextToken = Box<dyn FnMut(&[TokenId], &Sampling) -> TokenId + Send>;
+
+/// A model whose next token depends on every token before it, on the seed, and on nothing else.
+pub fn pseudo_model(vocab_size: u32) -> NextToken {
+    Box::new(move |tokens, sampling| {
+        let hash = hash_tokens(tokens) ^ sampling.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let hash =
+            (hash ^ u64::from(sampling.num_prompt_tokens)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+        ((hash >> 32) % u64::from(vocab_size)) as TokenId
+    })
+}
+
+/// A model that says what `answer` makes of the prompt, and then `end` for ever.
+pub fn scripted_model(
+    mut answer: impl FnMut(&[TokenId]) -> Vec<TokenId> + Send + 'static,
+    end: TokenId,
+) -> NextToken {
+    Box::new(move |tokens, sampling| {
+        let (prompt, drawn) = tokens.split_at(sampling.num_prompt_tokens as usize);
+        answer(prompt).get(drawn.len()).copied().unwrap_or(end)
+    })
+}
+
+/// The log-probability that the fakes report for `target` after `tokens`.
+pub fn pseudo_logprob(tokens: &[TokenId], target: TokenId, num_top: u8) -> Logprob {
+    let hash = hash_tokens(tokens);
+    let logprob = |token: TokenId| -(((hash ^ u64::from(token)) % 997) as f32) / 100.0;
+    let top = (0..u32::from(num_top)).map(|idx| (idx, -0.5 - idx as f32)).collect();
+    Logprob { logprob: logprob(target), top }
+}
+
+fn hash_tokens(tokens: &[TokenId]) -> u64 {
+    tokens.iter().fold(7, |hash: u64, token| {
+        (hash ^ u64::from(*token)).wrapping_mul(0x0100_0000_01B3).rotate_left(23)
+    })
+}
+
+/// What one rank would hold after the plans it was given.
+#[derive(Debug)]
+pub struct FakeCaches {
+    granule_tokens: usize,
+    caches: HashMap<CacheId, FakeCache>,
+    /// What each row of the step before drew.
+    drawn: HashMap<CacheId, TokenId>,
+    next_step: u64,
+    peak_granules: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+struct FakeCache {
+    tokens: Vec<TokenId>,
+    /// Tokens there is room for; never shrinks.
+    granules: usize,
+}
+
+impl Default for FakeCaches {
+    fn default() -> FakeCaches {
+        FakeCaches::new(CACHE_GRANULE_TOKENS as usize)
+    }
+}
+
+impl FakeCaches {
+    /// Caches that grow by so many tokens.
+    pub fn new(granule_tokens: usize) -> FakeCaches {
+        FakeCaches {
+            granule_tokens,
+            caches: HashMap::new(),
+            drawn: HashMap::new(),
+            next_step: 0,
+            peak_granules: 0,
+        }
+    }
+
+    /// Carries a plan out.
+    ///
+    /// # Panics
+    /// If a rank could not: a step is missing, a cache does not exist or exists already, a row
+    /// skips positions, a token is taken from a row that drew none.
+    pub fn execute(&mut self, plan: &StepPlan, next_token: &mut NextToken) -> StepOutput {
+        assert_eq!(plan.step, self.next_step, "a step is missing or repeated");
+        self.next_step += 1;
+        plan.forks.iter().for_each(|fork| self.fork(fork));
+        self.note_peak();
+        for cache in &plan.drops {
+            assert!(self.caches.remove(cache).is_some(), "{cache:?} is dropped but not held");
+        }
+        let names: HashSet<CacheId> = plan.rows.iter().map(|row| row.cache).collect();
+        assert_eq!(names.len(), plan.rows.len(), "a cache occurs twice in {plan:?}");
+        let mut output = StepOutput { step: plan.step, ..StepOutput::default() };
+        let drawn_before = std::mem::take(&mut self.drawn);
+        for row in &plan.rows {
+            self.compute(row, &drawn_before, next_token, &mut output);
+        }
+        self.note_peak();
+        output.timings = StepTimings { total_us: 1, ..StepTimings::default() };
+        output
+    }
+
+    /// Forgets everything, as a new group does.
+    pub fn clear(&mut self) {
+        let peak_granules = self.peak_granules;
+        *self = FakeCaches { peak_granules, ..FakeCaches::new(self.granule_tokens) };
+    }
+
+    /// Caches held.
+    pub fn num_caches(&self) -> usize {
+        self.caches.len()
+    }
+
+    /// Granules held.
+    pub fn num_granules(&self) -> usize {
+        self.caches.values().map(|cache| cache.granules).sum()
+    }
+
+    /// Most granules held at any moment.
+    pub fn peak_granules(&self) -> usize {
+        self.peak_granules
+    }
+
+    fn fork(&mut self, fork: &Fork) {
+        let Fork { source, target, num_tokens } = *fork;
+        let source = self.caches.get(&source).expect("a fork copies from a cache that is held");
+        let prefix = source.tokens.get(..num_tokens as usize);
+        let tokens = prefix.expect("a fork copies positions that are computed").to_vec();
+        let cache = FakeCache { granules: tokens.len().div_ceil(self.granule_tokens), tokens };
+        assert!(self.caches.insert(target, cache).is_none(), "{target:?} exists already");
+    }
+
+    fn compute(
+        &mut self,
+        row: &Row,
+        drawn_before: &HashMap<CacheId, TokenId>,
+        next_token: &mut NextToken,
+        output: &mut StepOutput,
+    ) {
+        let id = row.cache;
+        if !self.caches.contains_key(&id) {
+            assert_eq!(row.start, 0, "{id:?} is continued but not held");
+        }
+        let cache = self.caches.entry(id).or_default();
+        let start = row.start as usize;
+        assert!(
+            start <= cache.tokens.len(),
+            "{id:?} skips positions {}..{start}",
+            cache.tokens.len()
+        );
+        cache.tokens.truncate(start);
+        match &row.input {
+            Input::Tokens(tokens) => {
+                assert!(!tokens.is_empty(), "{id:?} has a row without tokens");
+                cache.tokens.extend(tokens);
+            }
+            Input::Previous => {
+                let token = drawn_before.get(&id).expect("the row drew a token in the step before");
+                cache.tokens.push(*token);
+            }
+        }
+        cache.granules = cache.granules.max(cache.tokens.len().div_ceil(self.granule_tokens));
+        if let Some(score) = &row.score {
+            assert!(score.targets.len() <= row.input.len(), "{id:?} scores more than it computes");
+            let logprob = |(idx, target): (usize, &TokenId)| {
+                pseudo_logprob(&cache.tokens[..=start + idx], *target, score.num_top)
+            };
+            let logprobs = score.targets.iter().enumerate().map(logprob).collect();
+            output.scored.push(Scored { cache: id, start: row.start + 1, logprobs });
+        }
+        if let Some(sampling) = &row.sample {
+            let token = next_token(&cache.tokens, sampling);
+            let logprob = sampling.logprobs.map(|num| pseudo_logprob(&cache.tokens, token, num));
+            self.drawn.insert(id, token);
+            output.sampled.push(Sampled { cache: id, token, logprob });
+        }
+    }
+
+    fn note_peak(&mut self) {
+        self.peak_granules = self.peak_granules.max(self.num_granules());
+    }
+}
+
+/// What fake ranks are like.
+pub struct FakeOptions {
+    /// Number of ranks.
+    pub num_ranks: usize,
+    /// What each says it holds.
+    pub facts: RankFacts,
+    /// Time a step takes. With zero, look-ahead never happens.
+    pub step_time: Duration,
+    /// Time it takes to come up, and to come back.
+    pub start_time: Duration,
+    /// The model.
+    pub next_token: NextToken,
+}
+
+impl fmt::Debug for FakeOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FakeOptions").field("num_ranks", &self.num_ranks).finish_non_exhaustive()
+    }
+}
+
+impl Default for FakeOptions {
+    /// Two instant ranks of a model with 1000 tokens and a context of 4096, and [`pseudo_model`].
+    fn default() -> FakeOptions {
+        FakeOptions {
+            num_ranks: 2,
+            facts: fake_facts(1000, 4096),
+            step_time: Duration::ZERO,
+            start_time: Duration::ZERO,
+            next_token: pseudo_model(1000),
+        }
+    }
+}
+
+/// Facts of a small imaginary model.
+pub fn fake_facts(vocab_size: u32, context_tokens: u32) -> RankFacts {
+    RankFacts {
+        architecture: "fake".to_owned(),
+        num_layers: 2,
+        vocab_size,
+        context_tokens,
+        heads: UnitRange { start: 0, end: 4 },
+        kv_heads: UnitRange { start: 0, end: 2 },
+        mlp: UnitRange { start: 0, end: 128 },
+        vocab: UnitRange { start: 0, end: vocab_size },
+        kv_bytes_per_token: 1024,
+        weights_bytes: 1 << 20,
+        bytes_read: 1 << 20,
+        replicated_bytes: 1 << 10,
+        load_ms: 1,
+        device: "cpu".to_owned(),
+        free_bytes: 1 << 30,
+    }
+}
+
+/// What a test does to fake ranks while they run.
+#[derive(Debug)]
+pub enum FakeOrder {
+    /// A rank dies and is replaced.
+    Crash {
+        /// The rank.
+        rank: usize,
+    },
+    /// A rank dies, and so many attempts to replace it fail.
+    CrashAgain {
+        /// The rank.
+        rank: usize,
+        /// Attempts that fail.
+        attempts: u32,
+    },
+    /// Steps begin to take this long.
+    Pace(Duration),
+    /// Answers are held back …
+    Hold,
+    /// … until now.
+    Resume,
+}
+
+/// Orders fake ranks about, from any thread.
+#[derive(Clone, Debug, Default)]
+pub struct FakeControl {
+    reporter: Arc<OnceLock<Reporter<FakeOrder>>>,
+}
+
+impl FakeControl {
+    /// Takes effect between two steps. Waits for the engine's thread to be there.
+    pub fn order(&self, order: FakeOrder) {
+        self.reporter.wait().report(order);
+    }
+}
+
+/// A group of ranks in the engine's own thread.
+pub struct FakeRanks {
+    options: FakeOptions,
+    control: FakeControl,
+    caches: FakeCaches,
+    epoch: u64,
+    /// When the group will stand, if it is forming.
+    ready_at: Option<Instant>,
+    in_flight: VecDeque<(Instant, StepPlan)>,
+    is_held: bool,
+    failing_attempts: u32,
+    events: VecDeque<GroupEvent>,
+}
+
+impl fmt::Debug for FakeRanks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FakeRanks").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl FakeRanks {
+    /// Ranks for [`Engine::spawn`](crate::Engine::spawn), and the means to trouble them.
+    pub fn new(options: FakeOptions) -> (FakeRanks, FakeControl) {
+        let control = FakeControl::default();
+        let ranks = FakeRanks {
+            options,
+            control: control.clone(),
+            caches: FakeCaches::default(),
+            epoch: 0,
+            ready_at: None,
+            in_flight: VecDeque::new(),
+            is_held: false,
+            failing_attempts: 0,
+            events: VecDeque::new(),
+        };
+        (ranks, control)
+    }
+
+    fn lose(&mut self, rank: usize) {
+        self.in_flight.clear();
+        self.ready_at = None;
+        let failure = Failure {
+            rank: Some(rank),
+            phase: Phase::Computing,
+            message: "killed by signal 9".to_owned(),
+            last_words: "the end is near".to_owned(),
+        };
+        self.events.push_back(GroupEvent::Lost { failure, is_fatal: false });
+    }
+
+    fn run_due(&mut self, now: Instant) {
+        while !self.is_held && self.in_flight.front().is_some_and(|(due, _)| *due <= now) {
+            let (_, plan) = self.in_flight.pop_front().expect("the front was just seen");
+            let output = self.caches.execute(&plan, &mut self.options.next_token);
+            let timings = output.timings;
+            self.events.push_back(GroupEvent::Output(output));
+            for rank in 1..self.options.num_ranks {
+                self.events.push_back(GroupEvent::Done { rank, step: plan.step, timings });
+            }
+        }
+    }
+}
+
+impl RankGroup for FakeRanks {
+    type Report = FakeOrder;
+
+    fn num_ranks(&self) -> usize {
+        self.options.num_ranks
+    }
+
+    fn start(&mut self, reporter: Reporter<FakeOrder>, now: Instant) {
+        self.control.reporter.set(reporter).expect("ranks are started once");
+        self.recover(now);
+    }
+
+    fn handle(&mut self, order: FakeOrder, now: Instant) {
+        match order {
+            FakeOrder::Crash { rank } => self.lose(rank),
+            FakeOrder::CrashAgain { rank, attempts } => {
+                self.failing_attempts = attempts;
+                self.lose(rank);
+            }
+            FakeOrder::Pace(step_time) => self.options.step_time = step_time,
+            FakeOrder::Hold => self.is_held = true,
+            FakeOrder::Resume => self.is_held = false,
+        }
+        self.tick(now);
+    }
+
+    fn tick(&mut self, now: Instant) {
+        if self.ready_at.is_some_and(|ready_at| ready_at <= now) {
+            self.ready_at = None;
+            if 0 < self.failing_attempts {
+                self.failing_attempts -= 1;
+                return self.lose(self.options.num_ranks - 1);
+            }
+            self.epoch += 1;
+            self.caches.clear();
+            let facts = vec![self.options.facts.clone(); self.options.num_ranks];
+            self.events.push_back(GroupEvent::Ready { epoch: self.epoch, facts });
+        }
+        self.run_due(now);
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let step = self.in_flight.front().filter(|_| !self.is_held).map(|(due, _)| *due);
+        step.into_iter().chain(self.ready_at).min()
+    }
+
+    fn send(&mut self, plan: StepPlan, now: Instant) {
+        let begin = self.in_flight.back().map_or(now, |(due, _)| now.max(*due));
+        self.in_flight.push_back((begin + self.options.step_time, plan));
+        self.run_due(now);
+    }
+
+    fn recover(&mut self, now: Instant) {
+        self.in_flight.clear();
+        self.ready_at = Some(now + self.options.start_time);
+        self.tick(now);
+    }
+
+    fn restart(&mut self, now: Instant) {
+        self.recover(now);
+    }
+
+    fn stop(&mut self) {
+        self.in_flight.clear();
+    }
+
+    fn next_event(&mut self) -> Option<GroupEvent> {
+        self.events.pop_front()
+    }
+}

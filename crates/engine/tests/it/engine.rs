@@ -1,0 +1,314 @@
+//! Requests over fake ranks.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use jackalope_engine::testing::{
+    FakeControl, FakeOptions, FakeOrder, FakeRanks, pseudo_model, scripted_model,
+};
+use jackalope_engine::{
+    Engine, EngineConfig, EngineHandle, EngineState, EngineThread, Event, FinishReason, Generation,
+    KvBudget, Request, RequestOptions, RetryPolicy, SamplingOptions, SubmitError,
+};
+use jackalope_protocol::{Sampling, TokenId};
+
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+struct Fixture {
+    handle: EngineHandle,
+    thread: EngineThread,
+    control: FakeControl,
+}
+
+fn start(config: EngineConfig, options: FakeOptions) -> Fixture {
+    let (ranks, control) = FakeRanks::new(options);
+    let (handle, thread) = Engine::spawn(config, ranks);
+    assert!(handle.started_blocking(LONG), "{:?}", handle.status().state);
+    Fixture { handle, thread, control }
+}
+
+impl Fixture {
+    fn submit(&self, options: RequestOptions) -> Result<Generation, SubmitError> {
+        let limits = self.handle.limits().expect("known once started");
+        self.handle.submit(Request::new(options, &limits).expect("a legal request"))
+    }
+
+    fn end(self) {
+        self.handle.shutdown();
+        self.thread.join().expect("the engine does not panic").expect("an orderly end");
+    }
+}
+
+fn options(prompt: Vec<TokenId>, max_tokens: u32) -> RequestOptions {
+    RequestOptions {
+        prompt,
+        max_tokens: Some(max_tokens),
+        sampling: SamplingOptions::greedy(),
+        ..RequestOptions::default()
+    }
+}
+
+/// The tokens, and the last event, which has to come in time.
+pub(crate) fn read_all(mut generation: Generation) -> (Vec<TokenId>, Event) {
+    let (sender, heard) = mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        while let Some(event) = generation.next_blocking() {
+            sender.send(event).unwrap();
+        }
+    });
+    let mut tokens = Vec::new();
+    loop {
+        match heard.recv_timeout(LONG).expect("a last event comes") {
+            Event::Token { token, .. } => tokens.push(token),
+            event if event.is_last() => {
+                reader.join().unwrap();
+                assert!(heard.try_recv().is_err(), "nothing follows the last event");
+                return (tokens, event);
+            }
+            Event::Started { .. } | Event::PromptScored { .. } => {}
+            event => panic!("{event:?}"),
+        }
+    }
+}
+
+fn says(answer: &'static [TokenId]) -> FakeOptions {
+    let next_token = scripted_model(move |_| answer.to_vec(), 999);
+    FakeOptions { next_token, ..FakeOptions::default() }
+}
+
+#[test]
+fn a_request_hears_its_tokens_and_its_end() {
+    let config = EngineConfig { eos_tokens: vec![999], ..EngineConfig::default() };
+    let fixture = start(config, says(&[5, 6, 7]));
+    let (tokens, last) = read_all(fixture.submit(options(vec![1, 2, 3], 10)).unwrap());
+    assert_eq!(tokens, [5, 6, 7, 999]);
+    let Event::Finished { reason: FinishReason::Stop, usage } = last else { panic!("{last:?}") };
+    assert_eq!((usage.prompt_tokens, usage.completion_tokens), (3, 4));
+    let (tokens, last) = read_all(fixture.submit(options(vec![1, 2, 3], 2)).unwrap());
+    assert_eq!(tokens, [5, 6]);
+    assert!(matches!(last, Event::Finished { reason: FinishReason::Length, .. }));
+    fixture.end();
+}
+
+/// What [`pseudo_model`] says after `prompt`, greedily.
+fn alone(prompt: &[TokenId], num_tokens: usize, seed: u64) -> Vec<TokenId> {
+    let mut model = pseudo_model(1000);
+    let sampling = Sampling { seed, ..Sampling::greedy(prompt.len() as u32) };
+    let mut tokens = prompt.to_vec();
+    for _ in 0..num_tokens {
+        tokens.push(model(&tokens, &sampling));
+    }
+    tokens.split_off(prompt.len())
+}
+
+fn seeded(prompt: Vec<TokenId>, max_tokens: u32, seed: u64) -> RequestOptions {
+    let mut options = options(prompt, max_tokens);
+    options.sampling.seed = Some(seed);
+    options
+}
+
+fn paced(step_time: Duration) -> FakeOptions {
+    FakeOptions { step_time, ..FakeOptions::default() }
+}
+
+#[test]
+fn requests_side_by_side_hear_what_each_would_alone() {
+    let fixture = start(EngineConfig::default(), paced(Duration::from_micros(100)));
+    let prompts: Vec<Vec<TokenId>> = (1..20).map(|len| (0..len * 7).collect()).collect();
+    let generations: Vec<Generation> = prompts
+        .iter()
+        .map(|prompt| fixture.submit(seeded(prompt.clone(), 40, 3)).unwrap())
+        .collect();
+    for (prompt, generation) in prompts.iter().zip(generations) {
+        assert_eq!(read_all(generation).0, alone(prompt, 40, 3));
+    }
+    let status = fixture.handle.status();
+    assert_eq!((status.queued, status.running, status.counters.finished), (0, 0, 19));
+    assert_eq!(status.counters.drawn_tokens, 19 * 40);
+    assert_eq!(status.kv.running_bytes, 0);
+    fixture.end();
+}
+
+#[test]
+fn a_crash_is_a_pause_and_nothing_else() {
+    let fixture = start(EngineConfig::default(), paced(Duration::from_millis(1)));
+    let prompt: Vec<TokenId> = (0..50).collect();
+    let mut generation = fixture.submit(seeded(prompt.clone(), 40, 3)).unwrap();
+    let mut tokens = Vec::new();
+    while let Some(event) = generation.next_blocking() {
+        match event {
+            Event::Token { token, .. } => tokens.push(token),
+            Event::Failed(failure) => panic!("{failure}"),
+            _ => {}
+        }
+        if tokens.len() == 10 {
+            fixture.control.order(FakeOrder::Crash { rank: 1 });
+        }
+    }
+    assert_eq!(tokens, alone(&prompt, 40, 3));
+    assert_eq!(fixture.handle.status().counters.recoveries, 1);
+    fixture.end();
+}
+
+#[test]
+fn ranks_that_keep_crashing_end_requests_and_come_back() {
+    let retry = RetryPolicy { pause_first: Duration::from_millis(1), ..RetryPolicy::default() };
+    let options = FakeOptions { start_time: Duration::from_millis(2), ..paced(Duration::ZERO) };
+    let config =
+        EngineConfig { retry: RetryPolicy { failures_max: 1, ..retry }, ..EngineConfig::default() };
+    let fixture = start(config, options);
+    fixture.control.order(FakeOrder::Hold);
+    let generation = fixture.submit(seeded(vec![1], 4000, 0)).unwrap();
+    fixture.control.order(FakeOrder::CrashAgain { rank: 1, attempts: 2 });
+    let (_, last) = read_all(generation);
+    let Event::Failed(failure) = last else { panic!("{last:?}") };
+    assert_eq!(failure.last_words, "the end is near");
+    fixture.control.order(FakeOrder::Resume);
+    wait_until(|| fixture.handle.status().state == EngineState::Ready);
+    assert_eq!(read_all(fixture.submit(seeded(vec![1], 5, 0)).unwrap()).0, alone(&[1], 5, 0));
+    fixture.end();
+}
+
+fn wait_until(condition: impl Fn() -> bool) {
+    let began = std::time::Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < LONG, "what is waited for does not come");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_dropped_generation_is_cancelled_within_a_step() {
+    let fixture = start(EngineConfig::default(), paced(Duration::from_millis(2)));
+    let mut generation = fixture.submit(seeded(vec![1, 2], 4000, 0)).unwrap();
+    let mut num_tokens = 0;
+    while num_tokens < 3 {
+        let event = generation.next_blocking().unwrap();
+        num_tokens += u64::from(matches!(event, Event::Token { .. }));
+    }
+    drop(generation);
+    // The cancellation stands before this one in the queue.
+    read_all(fixture.submit(seeded(vec![3], 4, 0)).unwrap());
+    let status = fixture.handle.status();
+    assert_eq!((status.counters.cancelled, status.running, status.kv.running_bytes), (1, 0, 0));
+    // One told after the third, and two that were in flight.
+    let drawn = status.counters.drawn_tokens + status.counters.dropped_tokens;
+    assert!(drawn <= 4 + 3 + 1 + 2 + 1, "{:?}", status.counters);
+    fixture.end();
+}
+
+#[test]
+fn a_full_queue_refuses_with_the_time_to_wait() {
+    let config = EngineConfig { running_max: 1, queue_max: 2, ..EngineConfig::default() };
+    let fixture = start(config, FakeOptions::default());
+    fixture.control.order(FakeOrder::Hold);
+    let submit = || fixture.submit(seeded(vec![1], 3, 0));
+    let taken = [submit().unwrap(), submit().unwrap(), submit().unwrap()];
+    match submit() {
+        Err(SubmitError::QueueFull { queued: 2, limit: 2, retry_after }) => {
+            assert!(Duration::from_secs(1) <= retry_after);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(fixture.handle.status().counters.refused, 1);
+    fixture.control.order(FakeOrder::Resume);
+    for generation in taken {
+        assert_eq!(read_all(generation).0.len(), 3);
+    }
+    assert_eq!(read_all(submit().unwrap()).0.len(), 3);
+    fixture.end();
+}
+
+#[test]
+fn what_memory_can_never_hold_is_refused_with_numbers() {
+    // Both ranks have 1024 bytes per token: two granules.
+    let kv_budget = KvBudget::BytesPerRank(2 * 256 * 1024);
+    let fixture =
+        start(EngineConfig { kv_budget, ..EngineConfig::default() }, FakeOptions::default());
+    let expected = SubmitError::NeverFits {
+        needed_tokens: 513,
+        needed_bytes: 513 * 2048,
+        budget_bytes: 512 * 2048,
+        capacity_tokens: 512,
+    };
+    assert_eq!(fixture.submit(options(vec![1; 500], 14)).unwrap_err(), expected);
+    assert_eq!(read_all(fixture.submit(options(vec![1; 500], 13)).unwrap()).0.len(), 13);
+    let open = RequestOptions { max_tokens: None, ..options(vec![1; 500], 0) };
+    assert_eq!(read_all(fixture.submit(open).unwrap()).0.len(), 13);
+    fixture.end();
+}
+
+#[test]
+fn choices_of_one_prompt_compute_it_once() {
+    let fixture = start(EngineConfig::default(), paced(Duration::from_micros(100)));
+    let prompt: Vec<TokenId> = (0..900).collect();
+    fixture.control.order(FakeOrder::Hold);
+    let choices: Vec<Generation> =
+        (0..4).map(|seed| fixture.submit(seeded(prompt.clone(), 5, seed)).unwrap()).collect();
+    fixture.control.order(FakeOrder::Resume);
+    for (seed, generation) in choices.into_iter().enumerate() {
+        assert_eq!(read_all(generation).0, alone(&prompt, 5, seed as u64));
+    }
+    let status = fixture.handle.status();
+    assert_eq!((status.prefix.found_tokens, status.prefix.forked), (3 * 899, 3));
+    assert!(status.steps.computed_tokens < 900 + 4 * 6 + 8, "{:?}", status.steps.computed_tokens);
+    fixture.end();
+}
+
+#[test]
+fn the_next_turn_goes_on_in_place() {
+    let fixture = start(EngineConfig::default(), FakeOptions::default());
+    let mut prompt: Vec<TokenId> = (0..200).collect();
+    for turn in 0..4 {
+        let (tokens, last) = read_all(fixture.submit(seeded(prompt.clone(), 30, 1)).unwrap());
+        let Event::Finished { usage, .. } = last else { panic!("{last:?}") };
+        // All but what was added since, and the last token drawn, which was never computed.
+        let expected = if turn == 0 { 0 } else { prompt.len() - 11 };
+        assert_eq!(usage.cached_tokens as usize, expected);
+        prompt.extend(tokens);
+        prompt.extend(500..510);
+    }
+    let prefix = fixture.handle.status().prefix;
+    assert_eq!((prefix.taken_over, prefix.forked), (3, 0));
+    fixture.end();
+}
+
+#[test]
+fn nothing_is_taken_before_the_ranks_are_ready() {
+    let options = FakeOptions { start_time: LONG, ..FakeOptions::default() };
+    let (ranks, _) = FakeRanks::new(options);
+    let (handle, thread) = Engine::spawn(EngineConfig::default(), ranks);
+    assert_eq!(handle.limits(), None);
+    assert!(!handle.started_blocking(Duration::from_millis(1)));
+    handle.shutdown();
+    assert_eq!(thread.join().unwrap(), Ok(()));
+    assert!(!handle.started_blocking(LONG));
+}
+
+#[test]
+fn the_engine_ends_with_its_last_handle() {
+    let fixture = start(EngineConfig::default(), FakeOptions::default());
+    let generation = fixture.submit(seeded(vec![1], 5, 0)).unwrap();
+    drop(fixture.handle);
+    assert_eq!(read_all(generation).0.len(), 5);
+    assert_eq!(fixture.thread.join().unwrap(), Ok(()));
+}
+
+#[test]
+fn events_are_read_from_an_executor_too() {
+    let fixture = start(EngineConfig::default(), FakeOptions::default());
+    let mut generation = fixture.submit(seeded(vec![1], 5, 0)).unwrap();
+    let read = async move {
+        let mut num_events = 0;
+        while generation.next().await.is_some() {
+            num_events += 1;
+        }
+        num_events
+    };
+    assert_eq!(block_on(read), 7);
+    fixture.end();
+}
+
+fn block_on<T>(future: impl std::future::Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}

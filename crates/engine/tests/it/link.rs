@@ -1,0 +1,413 @@
+//! The real link, to ranks that are threads.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jackalope_engine::link::{Link, LinkConfig, LinkTimeouts};
+use jackalope_engine::testing::pseudo_model;
+use jackalope_engine::{
+    Engine, EngineConfig, EngineError, EngineHandle, EngineState, EngineThread, Event, Failure,
+    Generation, Request, RequestOptions, RetryPolicy, SamplingOptions, SubmitError,
+};
+use jackalope_protocol::{
+    Backend, Device, Hello, Phase, Secret, Setup, TokenId, frame, write_preamble,
+};
+
+use crate::engine::{LONG, read_all};
+use crate::threads::{Fault, Log, Threads, VOCAB_SIZE};
+
+const SECRET: Secret = Secret([42; 32]);
+
+struct Case {
+    faults: Vec<(usize, Vec<Fault>)>,
+    backend: Backend,
+    timeouts: LinkTimeouts,
+    retry: RetryPolicy,
+}
+
+impl Case {
+    /// Two ranks with the given faults; failures are forgiven for ever.
+    fn new(faults: Vec<(usize, Vec<Fault>)>) -> Case {
+        Case {
+            faults,
+            backend: Backend::Tcp,
+            timeouts: LinkTimeouts::default(),
+            retry: RetryPolicy { failures_max: 1000, ..RetryPolicy::default() },
+        }
+    }
+
+    fn spawn(self) -> Fixture {
+        let log = Arc::new(Log::default());
+        let launcher = Threads {
+            faults: self.faults.into_iter().collect(),
+            log: Arc::clone(&log),
+            meeting: Arc::default(),
+        };
+        let config = LinkConfig {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            secret: SECRET,
+            setup: setup(self.backend),
+            timeouts: self.timeouts,
+        };
+        let link = Link::bind(config, Box::new(launcher)).unwrap();
+        let control_addr = link.control_addr();
+        let config = EngineConfig { step_tokens: 8, retry: self.retry, ..EngineConfig::default() };
+        let (handle, thread) = Engine::spawn(config, link);
+        Fixture { handle, thread, log, control_addr }
+    }
+
+    fn start(self) -> Fixture {
+        let fixture = self.spawn();
+        assert!(fixture.handle.started_blocking(LONG), "{:?}", fixture.handle.status().state);
+        fixture
+    }
+}
+
+fn setup(backend: Backend) -> Setup {
+    Setup {
+        num_ranks: 2,
+        model_dir: "tiny".to_owned(),
+        shares: vec![1, 1],
+        backend,
+        device: Device::Cpu,
+        num_threads: 1,
+        sockets_per_peer: 1,
+        checksums: false,
+        collective_timeout_ms: 1000,
+        join_timeout_ms: 1000,
+    }
+}
+
+struct Fixture {
+    handle: EngineHandle,
+    thread: EngineThread,
+    log: Arc<Log>,
+    control_addr: SocketAddr,
+}
+
+impl Fixture {
+    fn submit(&self, max_tokens: u32) -> Result<Generation, SubmitError> {
+        let limits = self.handle.limits().expect("known once started");
+        let options = RequestOptions {
+            prompt: (0..20).collect(),
+            max_tokens: Some(max_tokens),
+            sampling: SamplingOptions { seed: Some(1), ..SamplingOptions::default() },
+            ..RequestOptions::default()
+        };
+        self.handle.submit(Request::new(options, &limits).unwrap())
+    }
+
+    /// Submits and expects exactly the tokens of an undisturbed run.
+    fn check_undisturbed(&self) {
+        let generation = self.submit(30).unwrap();
+        let (tokens, last) = read_all(generation);
+        assert!(matches!(last, Event::Finished { .. }), "{last:?}");
+        assert_eq!(tokens, undisturbed(30));
+    }
+
+    fn end(self) -> Arc<Log> {
+        self.handle.shutdown();
+        self.thread.join().expect("the engine does not panic").expect("an orderly end");
+        self.log
+    }
+
+    fn start_failure(self) -> (Failure, Arc<Log>) {
+        match self.thread.join().expect("the engine does not panic") {
+            Err(EngineError::Start(failure)) => (failure, self.log),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn undisturbed(num_tokens: usize) -> Vec<TokenId> {
+    let mut model = pseudo_model(VOCAB_SIZE);
+    let mut sampling = jackalope_protocol::Sampling::greedy(20);
+    sampling.seed = 1;
+    let mut tokens: Vec<TokenId> = (0..20).collect();
+    for _ in 0..num_tokens {
+        tokens.push(model(&tokens, &sampling));
+    }
+    tokens.split_off(20)
+}
+
+#[test]
+fn ranks_are_set_up_joined_and_stopped() {
+    let fixture = Case::new(vec![]).start();
+    fixture.check_undisturbed();
+    let status = fixture.handle.status();
+    assert_eq!(status.state, EngineState::Ready);
+    assert_eq!(status.limits.as_ref().map(|it| it.vocab_size), Some(VOCAB_SIZE));
+    assert!(status.ranks.iter().all(|rank| rank.facts.is_some() && 0 < rank.steps));
+    let log = fixture.end();
+    for rank in 0..2 {
+        assert_eq!(log.of(rank), ["launch", "setup tiny", "join 1 1000 2000", "stop"]);
+    }
+}
+
+#[test]
+fn strangers_are_dropped() {
+    // The second rank arrives only after the strangers.
+    let mut case = Case::new(vec![(1, vec![Fault::NeverConnects])]);
+    case.timeouts.hello = Duration::from_millis(700);
+    let fixture = case.spawn();
+    let connect = || TcpStream::connect(fixture.control_addr).unwrap();
+    let mut browser = connect();
+    browser.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let mut thief = connect();
+    write_preamble(&mut thief).unwrap();
+    let hello = Hello {
+        secret: Secret([1; 32]),
+        rank: 1,
+        pid: 2000,
+        build: String::new(),
+        mlx: String::new(),
+        data_addr: fixture.control_addr,
+    };
+    frame::write(&mut thief, &hello).unwrap();
+    let mut ghost = connect();
+    write_preamble(&mut ghost).unwrap();
+    // Knows the secret, but is no process that was started.
+    frame::write(&mut ghost, &Hello { secret: SECRET, pid: 7, ..hello }).unwrap();
+    let _silent = connect();
+    for mut stranger in [browser, thief, ghost] {
+        // Nothing is told to them beyond who we are.
+        let mut heard = Vec::new();
+        stranger.set_read_timeout(Some(LONG)).unwrap();
+        match stranger.read_to_end(&mut heard) {
+            Ok(_) => assert_eq!(heard.len(), 6, "{heard:?}"),
+            Err(err) => assert_eq!(err.kind(), ErrorKind::ConnectionReset),
+        }
+    }
+
+    assert!(fixture.handle.started_blocking(LONG));
+    fixture.check_undisturbed();
+    assert_eq!(fixture.handle.status().counters.failures, 1);
+    let log = fixture.end();
+    assert_eq!(log.count(1, "setup tiny"), 1);
+}
+
+/// A fault while generating; afterwards the stream has gone on as if nothing had been.
+fn check_recovery(case: Case) -> Arc<Log> {
+    let fixture = case.start();
+    fixture.check_undisturbed();
+    let counters = fixture.handle.status().counters;
+    assert!(1 <= counters.recoveries, "{counters:?}");
+    fixture.check_undisturbed();
+    fixture.end()
+}
+
+#[test]
+fn a_dead_rank_is_replaced_and_the_others_keep_their_weights() {
+    for step in [0, 1, 5, 20] {
+        let log = check_recovery(Case::new(vec![(1, vec![Fault::DiesAt(step)])]));
+        let survivor =
+            ["launch", "setup tiny", "join 1 1000 2000", "leave 1", "join 2 1000 2001", "stop"];
+        assert_eq!(log.of(0), survivor);
+        assert_eq!(log.count(1, "setup tiny"), 2);
+    }
+}
+
+#[test]
+fn rank_0_is_replaced_like_any_other() {
+    let log = check_recovery(Case::new(vec![(0, vec![Fault::DiesAt(4)])]));
+    assert_eq!(log.count(1, "launch"), 1);
+    assert_eq!(log.count(0, "launch"), 2);
+}
+
+#[test]
+fn a_device_that_failed_gets_a_new_process() {
+    let log = check_recovery(Case::new(vec![(1, vec![Fault::DeviceFailsAt(4)])]));
+    assert_eq!((log.count(0, "launch"), log.count(1, "launch")), (1, 2));
+}
+
+#[test]
+fn a_rank_that_stalls_is_replaced() {
+    let mut case = Case::new(vec![(1, vec![Fault::StallsAt(4)])]);
+    case.timeouts.step = Duration::from_millis(200);
+    let log = check_recovery(case);
+    assert!(2 <= log.count(1, "launch"));
+}
+
+#[test]
+fn a_frozen_rank_is_replaced() {
+    let mut case = Case::new(vec![(1, vec![Fault::FreezesAt(4)])]);
+    case.timeouts.heartbeat = Duration::from_millis(400);
+    let log = check_recovery(case);
+    assert!(2 <= log.count(1, "launch"));
+}
+
+#[test]
+fn a_broken_group_is_formed_again_without_new_processes() {
+    let log = check_recovery(Case::new(vec![(0, vec![Fault::GroupBreaksAt(4)])]));
+    assert_eq!((log.count(0, "launch"), log.count(1, "launch")), (1, 1));
+    assert_eq!(log.count(0, "join 2 1000 2000"), 1);
+}
+
+#[test]
+fn a_rank_that_never_joins_is_replaced() {
+    let mut case = Case::new(vec![(1, vec![Fault::NeverJoins])]);
+    case.timeouts.join_margin = Duration::ZERO;
+    let fixture = case.start();
+    fixture.check_undisturbed();
+    let log = fixture.end();
+    assert!(2 <= log.count(1, "launch"));
+}
+
+#[test]
+fn a_stock_backend_restarts_every_rank() {
+    for fault in [Fault::DiesAt(4), Fault::GroupBreaksAt(4)] {
+        let mut case = Case::new(vec![(1, vec![fault])]);
+        case.backend = Backend::Ring;
+        let log = check_recovery(case);
+        assert_eq!((log.count(0, "launch"), log.count(1, "launch")), (2, 2));
+        assert_eq!(log.count(0, "leave 1"), 0);
+    }
+}
+
+/// The one failure that is allowed, as the request hears it.
+fn check_blame(faults: Vec<(usize, Vec<Fault>)>) -> Failure {
+    let mut case = Case::new(faults);
+    case.retry = RetryPolicy {
+        failures_max: 1,
+        pause_first: Duration::from_millis(10),
+        ..RetryPolicy::default()
+    };
+    let fixture = case.start();
+    let (told, last) = read_all(fixture.submit(30).unwrap());
+    assert!(undisturbed(30).starts_with(&told));
+    let Event::Failed(failure) = last else { panic!("{last:?}") };
+    fixture.end();
+    failure
+}
+
+#[test]
+fn a_failure_names_the_rank_and_its_last_words() {
+    let failure = check_blame(vec![(1, vec![Fault::DiesAt(6)])]);
+    assert_eq!((failure.rank, failure.phase), (Some(1), Phase::Computing));
+    assert!(failure.message.starts_with("the process ended: killed by signal 9"), "{failure}");
+    assert_eq!(failure.last_words, "rank 1 says goodbye");
+    assert!(failure.to_string().starts_with("rank 1 while computing: "), "{failure}");
+}
+
+#[test]
+fn the_rank_that_died_is_blamed_not_the_one_that_noticed() {
+    let faults = vec![(0, vec![Fault::NoticesDeathAt(6)]), (1, vec![Fault::DiesAt(6)])];
+    assert_eq!(check_blame(faults).rank, Some(1));
+    let failure = check_blame(vec![(0, vec![Fault::GroupBreaksAt(6)])]);
+    assert_eq!(failure.rank, Some(0));
+    assert!(failure.message.contains("the connection to a peer was lost"), "{failure}");
+}
+
+#[test]
+fn after_three_failures_requests_end_and_the_engine_goes_on_trying() {
+    let faults = vec![Fault::DiesAt(6), Fault::DiesAt(0), Fault::DiesAt(0), Fault::ExitsAtOnce];
+    let mut case = Case::new(vec![(1, faults)]);
+    case.retry = RetryPolicy { pause_first: Duration::from_millis(50), ..RetryPolicy::default() };
+    let fixture = case.start();
+    let (told, last) = read_all(fixture.submit(30).unwrap());
+    assert!(!told.is_empty() && undisturbed(30).starts_with(&told));
+    assert!(matches!(last, Event::Failed(Failure { rank: Some(1), .. })), "{last:?}");
+    // It is refused until a slow attempt succeeds, and then served.
+    let began = std::time::Instant::now();
+    loop {
+        match fixture.submit(30) {
+            Ok(generation) => break assert_eq!(read_all(generation).0, undisturbed(30)),
+            Err(SubmitError::Unavailable { reason }) => {
+                assert!(reason.contains("rank 1"), "{reason}");
+            }
+            Err(err) => panic!("{err}"),
+        }
+        assert!(began.elapsed() < LONG);
+        std::thread::yield_now();
+    }
+    assert_eq!(fixture.handle.status().counters.failed, 1);
+    let log = fixture.end();
+    assert_eq!(log.count(1, "launch"), 5);
+}
+
+/// The ranks do not come up.
+fn check_start(fault: Fault, change: impl FnOnce(&mut Case)) -> (Failure, Arc<Log>) {
+    let mut case = Case::new(vec![(1, vec![fault; 3])]);
+    case.retry = RetryPolicy::default();
+    change(&mut case);
+    case.spawn().start_failure()
+}
+
+#[test]
+fn an_unusable_checkpoint_ends_the_engine_at_once() {
+    let (failure, log) = check_start(Fault::BadModel, |_| {});
+    assert_eq!((failure.rank, failure.phase), (Some(1), Phase::Loading));
+    assert_eq!(failure.message, "tensor model.norm.weight is missing");
+    assert_eq!(log.count(1, "launch"), 1);
+}
+
+#[test]
+fn a_missing_program_ends_the_engine_at_once() {
+    let (failure, _) = check_start(Fault::NoProgram, |_| {});
+    assert_eq!(failure.message, "jackalope-rank is not there\nhint: build it");
+}
+
+/// Three quick attempts within the time that counts as one failure.
+fn retried(fault: Fault, change: impl FnOnce(&mut LinkTimeouts)) -> Failure {
+    let (failure, log) = check_start(fault, |case| {
+        change(&mut case.timeouts);
+        case.retry.failures_max = 1;
+    });
+    assert_eq!(log.count(1, "launch"), 1);
+    assert_eq!(failure.rank, Some(1));
+    failure
+}
+
+#[test]
+fn a_rank_that_does_not_come_up_is_told_with_its_phase_and_time() {
+    let failure = retried(Fault::ExitsAtOnce, |_| {});
+    assert!(failure.message.starts_with("the process ended: exit status 1, "), "{failure}");
+    assert_eq!(
+        (failure.phase, failure.last_words.as_str()),
+        (Phase::Starting, "rank 1 says goodbye")
+    );
+
+    let brief = Duration::from_millis(300);
+    let failure = retried(Fault::NeverConnects, |timeouts| timeouts.hello = brief);
+    assert!(failure.message.starts_with("it did not connect within 0.3 s, "), "{failure}");
+
+    let failure = retried(Fault::StopsLoading, |timeouts| timeouts.load_stall = brief);
+    assert_eq!(failure.phase, Phase::Loading);
+    let expected = "loading stopped at 5 of 10 bytes within 0.3 s, ";
+    assert!(failure.message.starts_with(expected), "{failure}");
+    assert!(failure.message.ends_with(" s after it began loading"), "{failure}");
+}
+
+#[test]
+fn another_version_is_told() {
+    let failure = retried(Fault::OtherVersion, |_| {});
+    assert!(failure.message.contains("theirs is 65535\nhint:"), "{failure}");
+}
+
+#[test]
+fn a_wrong_secret_is_told() {
+    let failure = retried(Fault::WrongSecret, |_| {});
+    assert!(failure.message.contains("wrong secret"), "{failure}");
+}
+
+#[test]
+fn a_rank_that_ignores_the_end_is_killed() {
+    let mut case = Case::new(vec![(1, vec![Fault::IgnoresStop])]);
+    case.timeouts.stop = Duration::from_millis(50);
+    let log = case.start().end();
+    assert_eq!(log.of(1).last().map(String::as_str), Some("stop"));
+}
+
+#[test]
+fn open_requests_hear_that_the_engine_stops() {
+    let fixture = Case::new(vec![(1, vec![Fault::StallsAt(3)])]).start();
+    let generation = fixture.submit(30).unwrap();
+    fixture.handle.shutdown();
+    let (_, last) = read_all(generation);
+    let Event::Failed(failure) = last else { panic!("{last:?}") };
+    assert_eq!((failure.rank, failure.message.as_str()), (None, "the server is stopping"));
+    assert!(matches!(fixture.submit(3), Err(SubmitError::Unavailable { .. })));
+    fixture.end();
+}

@@ -1,0 +1,39 @@
+//! The words between the brain and the hands.
+//!
+//! The brain (`jackalope`) sends every rank (`jackalope-rank`) the same [`StepPlan`]s; rank 0 answers
+//! with a [`StepOutput`], every rank with its progress. Two ranks given the same sequence of plans
+//! hold the same caches. This crate knows the shape of these messages and how they travel over a
+//! byte stream ([`frame`]); it decides nothing and computes nothing.
+//!
+//! ```text
+//!  rank                                   brain
+//!   │ ── preamble, Hello ────────────────▶ │   version, secret and rank are checked
+//!   │ ◀─────────────────────────── Setup ─ │   what to load, how it is cut
+//!   │ ── Progress … Loaded ──────────────▶ │
+//!   │ ◀──────────────────────────── Join ─ │   who belongs to this epoch's group
+//!   │ ── Joined ─────────────────────────▶ │
+//!   │ ◀──────────────────────────── Step ─ │   again and again; at most `MAX_STEPS_IN_FLIGHT` ahead
+//!   │ ── Output (rank 0) / Done ─────────▶ │
+//!   │ ── Failed ─────────────────────────▶ │   the group broke: weights stay, a new Join follows
+//! ```
+
+pub mod frame;
+mod messages;
+mod plan;
+
+pub use frame::{FrameError, PROTOCOL_VERSION, read_preamble, write_preamble};
+pub use messages::{
+    Backend, Device, FailureKind, FromRank, Hello, Join, Phase, RankFacts, RankFailure, RankMemory,
+    Secret, Setup, ToRank, UnitRange,
+};
+pub use plan::{
+    CacheId, Fork, Input, Logprob, Row, Sampled, Sampling, Score, Scored, StepOutput, StepPlan,
+    StepTimings, TokenId,
+};
+
+/// Plans the brain may send beyond the last answered one: the running step and its look-ahead.
+pub const MAX_STEPS_IN_FLIGHT: usize = 2;
+
+/// Positions by which a sequence's cache grows on a rank. The brain's accounting of memory and the
+/// ranks' allocation agree through this number.
+pub const CACHE_GRANULE_TOKENS: u32 = 256;

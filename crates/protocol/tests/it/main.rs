@@ -1,0 +1,150 @@
+//! Every frame survives the trip; truncated, oversized and foreign ones are refused.
+
+use std::io::Cursor;
+
+use jackalope_protocol::frame::{self, MAX_FRAME_BYTES};
+use jackalope_protocol::{
+    CacheId, Fork, FrameError, FromRank, Hello, Input, PROTOCOL_VERSION, Phase, RankMemory, Row,
+    Sampling, Score, Secret, StepPlan, ToRank, read_preamble, write_preamble,
+};
+use proptest::prelude::*;
+
+fn row() -> impl Strategy<Value = Row> {
+    (
+        any::<u64>(),
+        any::<u32>(),
+        prop_oneof![
+            prop::collection::vec(any::<u32>(), 1..50).prop_map(Input::Tokens),
+            Just(Input::Previous)
+        ],
+        prop::option::of(prop::collection::vec((any::<u32>(), -100f32..100.0), 0..5)),
+        prop::option::of(prop::collection::vec(any::<u32>(), 0..9)),
+    )
+        .prop_map(|(cache, start, input, bias, targets)| Row {
+            cache: CacheId(cache),
+            start,
+            input,
+            sample: bias.map(|logit_bias| Sampling { logit_bias, ..Sampling::greedy(start) }),
+            score: targets.map(|targets| Score { targets, num_top: 3 }),
+        })
+}
+
+fn plan() -> impl Strategy<Value = StepPlan> {
+    let fork =
+        (any::<u64>(), any::<u64>(), any::<u32>()).prop_map(|(source, target, num_tokens)| Fork {
+            source: CacheId(source),
+            target: CacheId(target),
+            num_tokens,
+        });
+    let drops = prop::collection::vec(any::<u64>().prop_map(CacheId), 0..9);
+    (any::<u64>(), prop::collection::vec(fork, 0..9), drops, prop::collection::vec(row(), 0..9))
+        .prop_map(|(step, forks, drops, rows)| StepPlan { step, forks, drops, rows })
+}
+
+proptest! {
+    #[test]
+    fn every_plan_survives_the_trip(plan in plan(), epoch in any::<u64>()) {
+        let sent = ToRank::Step { epoch, plan };
+        let bytes = frame::encode(&sent).unwrap();
+        let received: ToRank = frame::read(&mut Cursor::new(bytes)).unwrap();
+        prop_assert_eq!(received, sent);
+    }
+
+    #[test]
+    fn a_truncated_frame_is_an_error(plan in plan(), cut in 0.0f64..1.0) {
+        let bytes = frame::encode(&ToRank::Step { epoch: 1, plan }).unwrap();
+        let kept = (bytes.len() as f64 * cut) as usize;
+        let result: Result<ToRank, FrameError> = frame::read(&mut Cursor::new(&bytes[..kept]));
+        match result {
+            Err(FrameError::Closed) => prop_assert_eq!(kept, 0),
+            Err(FrameError::Io(_)) => prop_assert!(0 < kept),
+            other => prop_assert!(false, "{:?}", other),
+        }
+    }
+
+    #[test]
+    fn garbage_is_refused_and_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let mut framed = u32::try_from(bytes.len()).unwrap().to_le_bytes().to_vec();
+        framed.extend(&bytes);
+        let result: Result<ToRank, FrameError> = frame::read(&mut Cursor::new(framed));
+        if let Ok(message) = result {
+            prop_assert_eq!(&frame::encode(&message).unwrap()[4..], &bytes[..]);
+        }
+    }
+}
+
+#[test]
+fn leftover_bytes_are_refused() {
+    let mut bytes = frame::encode(&ToRank::Stop).unwrap();
+    bytes.push(0);
+    bytes[0] += 1;
+    let result: Result<ToRank, FrameError> = frame::read(&mut Cursor::new(bytes));
+    assert!(matches!(result, Err(FrameError::Malformed { .. })), "{result:?}");
+}
+
+#[test]
+fn an_oversized_length_is_refused_before_memory_is_taken() {
+    let bytes = u32::try_from(MAX_FRAME_BYTES + 1).unwrap().to_le_bytes();
+    let result: Result<FromRank, FrameError> = frame::read(&mut Cursor::new(bytes));
+    assert!(matches!(result, Err(FrameError::Oversized { .. })), "{result:?}");
+}
+
+#[test]
+fn an_oversized_message_is_refused_before_it_is_sent() {
+    let message = FromRank::Failed(jackalope_protocol::RankFailure {
+        epoch: 0,
+        phase: Phase::Loading,
+        kind: jackalope_protocol::FailureKind::Model,
+        message: "x".repeat(MAX_FRAME_BYTES + 1),
+    });
+    assert!(matches!(frame::encode(&message), Err(FrameError::Oversized { .. })));
+}
+
+#[test]
+fn several_frames_follow_each_other() {
+    let heartbeat = FromRank::Heartbeat {
+        phase: Phase::Idle,
+        steps_done: 7,
+        memory: RankMemory { kv_bytes: 9, ..RankMemory::default() },
+    };
+    let hello = Hello {
+        secret: Secret([7; 32]),
+        rank: 1,
+        pid: 42,
+        build: "0.1.0".to_owned(),
+        mlx: "0.32.4".to_owned(),
+        data_addr: "127.0.0.1:9".parse().unwrap(),
+    };
+    let mut stream = Vec::new();
+    frame::write(&mut stream, &hello).unwrap();
+    frame::write(&mut stream, &heartbeat).unwrap();
+    let mut stream = Cursor::new(stream);
+    assert_eq!(frame::read::<Hello>(&mut stream).unwrap(), hello);
+    assert_eq!(frame::read::<FromRank>(&mut stream).unwrap(), heartbeat);
+    assert!(matches!(frame::read::<FromRank>(&mut stream), Err(FrameError::Closed)));
+}
+
+#[test]
+fn a_version_mismatch_is_told_with_a_hint() {
+    let mut stream = b"JKLP".to_vec();
+    stream.extend(9999u16.to_le_bytes());
+    let err = read_preamble(&mut Cursor::new(stream)).unwrap_err().to_string();
+    assert!(err.contains(&format!("ours is {PROTOCOL_VERSION}, theirs is 9999")), "{err}");
+    assert!(err.contains("hint:"), "{err}");
+}
+
+#[test]
+fn a_foreign_peer_is_refused() {
+    let result = read_preamble(&mut Cursor::new(b"GET / HTTP/1.1"));
+    assert!(matches!(result, Err(FrameError::Foreign { .. })));
+    let mut ours = Vec::new();
+    write_preamble(&mut ours).unwrap();
+    read_preamble(&mut Cursor::new(ours)).unwrap();
+}
+
+#[test]
+fn a_secret_is_never_printed() {
+    assert_eq!(format!("{:?}", Secret([65; 32])), "Secret(…)");
+    assert!(Secret([1; 32]).matches(&Secret([1; 32])));
+    assert!(!Secret([1; 32]).matches(&Secret([2; 32])));
+}
