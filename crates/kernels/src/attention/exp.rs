@@ -1,0 +1,63 @@
+//! The exponential of soft-max, in a form that vectorises and has the same bits on every machine and width.
+
+use crate::simd::Simd;
+
+/// Below this the result is zero; its exponential is the smallest normal f32, about.
+const X_MIN: f32 = -87.3;
+
+/// `e` to the power `x` for `x <= 0`, within two units in the last place; zero below [`X_MIN`], NaN for NaN.
+///
+/// Range reduction by powers of two and the polynomial of Cephes' `expf` (Moshier, `single/expf.c`).
+#[inline(always)]
+pub(crate) fn exp<S: Simd>(x: f32) -> f32 {
+    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let shifted = S::mul_add_scalar(x, std::f32::consts::LOG2_E, ROUND);
+    let exponent = shifted.to_bits().wrapping_sub(ROUND.to_bits());
+    let n = shifted - ROUND;
+    let r = S::mul_add_scalar(n, -0.693_359_4, x);
+    let r = S::mul_add_scalar(n, 2.121_944_4e-4, r);
+    let mut p = 1.987_569_1e-4;
+    for coefficient in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        p = S::mul_add_scalar(p, r, coefficient);
+    }
+    let y = S::mul_add_scalar(p, r * r, r) + 1.0;
+    let power = f32::from_bits(exponent.wrapping_add(127) << 23);
+    if x < X_MIN { 0.0 } else { y * power }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{X_MIN, exp};
+    use crate::simd::{InstructionSet, Simd, dispatched};
+
+    fn exp_of<S: Simd>(_simd: S, values: &mut [f32]) {
+        values.iter_mut().for_each(|value| *value = exp::<S>(*value));
+    }
+
+    dispatched! { fn exp_all(values: &mut [f32]) = exp_of }
+
+    #[test]
+    fn exp_agrees_with_double_precision_over_its_range() {
+        let inputs: Vec<f32> = (0..230_000).map(|step| step as f32 * -0.000_379).collect();
+        for instructions in InstructionSet::available() {
+            let mut values = inputs.clone();
+            exp_all(instructions, &mut values);
+            for (x, value) in inputs.iter().zip(values).filter(|(x, _)| **x > X_MIN) {
+                let expected = f64::from(*x).exp();
+                let error = (f64::from(value) - expected).abs() / expected;
+                assert!(error < 2.0 * f64::from(f32::EPSILON), "exp({x}) = {value}");
+            }
+        }
+    }
+
+    #[test]
+    fn exp_at_the_ends_is_exact() {
+        for instructions in InstructionSet::available() {
+            let mut values = [0.0, -0.0, -88.0, -1e30, f32::NEG_INFINITY, f32::NAN];
+            exp_all(instructions, &mut values);
+            assert_eq!(values[..5], [1.0, 1.0, 0.0, 0.0, 0.0]);
+            assert!(values[5].is_nan());
+        }
+    }
+}

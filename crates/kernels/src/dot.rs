@@ -1,0 +1,130 @@
+//! Dot products in the one order of operations that every result has.
+//!
+//! Eight partial sums, lane `l` over the columns `l, l + 8, l + 16, …` from left to right, each step one multiply-add;
+//! in the end the lanes are added as a tree ([`Simd::sum`]). How many tokens and weight rows are computed together
+//! decides only which registers the sums live in, and between two chunks of columns they may wait in memory.
+
+use std::array;
+use std::ops::Range;
+
+use crate::simd::{LANES, Lanes, Simd};
+
+/// Tokens whose products are computed together, at most.
+const TOKENS_MAX: usize = 4;
+
+/// Rows of activations, each padded with zeros to whole lanes.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    /// `[tokens, stride]`.
+    pub(crate) values: &'a [f32],
+    /// Elements of a row, a multiple of [`LANES`].
+    pub(crate) stride: usize,
+}
+
+impl<'a> Rows<'a> {
+    #[inline(always)]
+    fn lanes(&self, token: usize, columns: &Range<usize>) -> &'a [Lanes] {
+        self.values[token * self.stride..][columns.clone()].as_chunks().0
+    }
+}
+
+/// Adds the products over a chunk of columns, whole lanes, to `sums[tokens, rows]`; `tile` is `[rows, columns]`.
+#[inline(always)]
+pub(crate) fn add_products<S: Simd>(
+    simd: S,
+    x: Rows<'_>,
+    columns: Range<usize>,
+    tile: &[f32],
+    sums: &mut [Lanes],
+) {
+    let tile = Tile { values: tile.as_chunks().0, width: columns.len() / LANES };
+    let mut token = 0;
+    for sums in sums.chunks_mut(TOKENS_MAX * tile.num_rows()) {
+        let num_tokens = sums.len() / tile.num_rows();
+        let lanes = |t| x.lanes(token + t, &columns);
+        match num_tokens {
+            1 => strip::<S, 1, 6>(simd, array::from_fn(lanes), tile, sums),
+            2 => strip::<S, 2, 6>(simd, array::from_fn(lanes), tile, sums),
+            3 => strip::<S, 3, 4>(simd, array::from_fn(lanes), tile, sums),
+            _ => strip::<S, 4, 3>(simd, array::from_fn(lanes), tile, sums),
+        }
+        token += num_tokens;
+    }
+}
+
+/// Unpacked weights, `[rows, width]`.
+#[derive(Clone, Copy)]
+struct Tile<'a> {
+    values: &'a [Lanes],
+    width: usize,
+}
+
+impl<'a> Tile<'a> {
+    #[inline(always)]
+    fn num_rows(&self) -> usize {
+        self.values.len() / self.width
+    }
+
+    #[inline(always)]
+    fn row(&self, row: usize) -> &'a [Lanes] {
+        &self.values[row * self.width..][..self.width]
+    }
+}
+
+/// A few tokens with all rows of the tile, `ROWS` at a time.
+#[inline(always)]
+fn strip<S: Simd, const TOKENS: usize, const ROWS: usize>(
+    simd: S,
+    x: [&[Lanes]; TOKENS],
+    tile: Tile<'_>,
+    sums: &mut [Lanes],
+) {
+    let num_rows = tile.num_rows();
+    let whole = num_rows - num_rows % ROWS;
+    for row in (0..whole).step_by(ROWS) {
+        let w = array::from_fn(|r| tile.row(row + r));
+        block::<S, TOKENS, ROWS>(simd, x, w, &mut sums[row..], num_rows);
+    }
+    for row in whole..num_rows {
+        block::<S, TOKENS, 1>(simd, x, [tile.row(row)], &mut sums[row..], num_rows);
+    }
+}
+
+/// The inner loop: `TOKENS * ROWS` sums in registers; `sums` has `stride` between tokens.
+#[inline(always)]
+fn block<S: Simd, const TOKENS: usize, const ROWS: usize>(
+    simd: S,
+    x: [&[Lanes]; TOKENS],
+    w: [&[Lanes]; ROWS],
+    sums: &mut [Lanes],
+    stride: usize,
+) {
+    // Equal lengths, known to the compiler: no bounds are checked inside the loop.
+    let width = w[0].len();
+    let x: [&[Lanes]; TOKENS] = array::from_fn(|t| &x[t][..width]);
+    let w: [&[Lanes]; ROWS] = array::from_fn(|r| &w[r][..width]);
+    // No closures around vectors: a closure is compiled on its own, without the features, unless it is inlined.
+    let mut acc = [[simd.splat(0.0); ROWS]; TOKENS];
+    for t in 0..TOKENS {
+        for r in 0..ROWS {
+            acc[t][r] = simd.load(&sums[t * stride + r]);
+        }
+    }
+    for i in 0..width {
+        let mut weights = [simd.splat(0.0); ROWS];
+        for r in 0..ROWS {
+            weights[r] = simd.load(&w[r][i]);
+        }
+        for t in 0..TOKENS {
+            let x = simd.load(&x[t][i]);
+            for r in 0..ROWS {
+                acc[t][r] = simd.mul_add(x, weights[r], acc[t][r]);
+            }
+        }
+    }
+    for t in 0..TOKENS {
+        for r in 0..ROWS {
+            simd.store(acc[t][r], &mut sums[t * stride + r]);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Views of floating-point buffers whose element type is known only at run time, and their conversion to and from
+//! f32, in which every kernel computes.
+
+use half::slice::HalfFloatSliceExt as _;
+use half::{bf16, f16};
+
+/// An element type of activations, weights or scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Float {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of an f32.
+    Bf16,
+}
+
+/// A borrowed buffer of floats.
+#[derive(Clone, Copy, Debug)]
+pub enum Elements<'a> {
+    /// Single precision.
+    F32(&'a [f32]),
+    /// Half precision.
+    F16(&'a [f16]),
+    /// Brain floats.
+    Bf16(&'a [bf16]),
+}
+
+/// A mutably borrowed buffer of floats.
+#[derive(Debug)]
+pub enum ElementsMut<'a> {
+    /// Single precision.
+    F32(&'a mut [f32]),
+    /// Half precision.
+    F16(&'a mut [f16]),
+    /// Brain floats.
+    Bf16(&'a mut [bf16]),
+}
+
+impl Elements<'_> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Elements::F32(values) => values.len(),
+            Elements::F16(values) => values.len(),
+            Elements::Bf16(values) => values.len(),
+        }
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The element type.
+    pub fn float(&self) -> Float {
+        match self {
+            Elements::F32(_) => Float::F32,
+            Elements::F16(_) => Float::F16,
+            Elements::Bf16(_) => Float::Bf16,
+        }
+    }
+
+    /// Converts `out.len()` elements from `start` on; exact.
+    #[inline(always)]
+    pub(crate) fn load(&self, start: usize, out: &mut [f32]) {
+        let end = start + out.len();
+        match self {
+            Elements::F32(values) => out.copy_from_slice(&values[start..end]),
+            Elements::F16(values) => values[start..end].convert_to_f32_slice(out),
+            Elements::Bf16(values) => {
+                for (out, value) in out.iter_mut().zip(&values[start..end]) {
+                    *out = f32::from_bits(u32::from(value.to_bits()) << 16);
+                }
+            }
+        }
+    }
+}
+
+impl<'a> ElementsMut<'a> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            ElementsMut::F32(values) => values.len(),
+            ElementsMut::F16(values) => values.len(),
+            ElementsMut::Bf16(values) => values.len(),
+        }
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The element type.
+    pub fn float(&self) -> Float {
+        match self {
+            ElementsMut::F32(_) => Float::F32,
+            ElementsMut::F16(_) => Float::F16,
+            ElementsMut::Bf16(_) => Float::Bf16,
+        }
+    }
+
+    /// Two views: the first `mid` elements and the rest.
+    pub(crate) fn split_at(self, mid: usize) -> (ElementsMut<'a>, ElementsMut<'a>) {
+        match self {
+            ElementsMut::F32(values) => {
+                let (head, tail) = values.split_at_mut(mid);
+                (ElementsMut::F32(head), ElementsMut::F32(tail))
+            }
+            ElementsMut::F16(values) => {
+                let (head, tail) = values.split_at_mut(mid);
+                (ElementsMut::F16(head), ElementsMut::F16(tail))
+            }
+            ElementsMut::Bf16(values) => {
+                let (head, tail) = values.split_at_mut(mid);
+                (ElementsMut::Bf16(head), ElementsMut::Bf16(tail))
+            }
+        }
+    }
+
+    /// Cuts the view into pieces of `len` elements; the last one may be shorter.
+    pub(crate) fn chunks(self, len: usize) -> Vec<ElementsMut<'a>> {
+        assert!(len > 0, "chunks need at least one element");
+        let mut pieces = Vec::with_capacity(self.len().div_ceil(len));
+        let mut rest = self;
+        while rest.len() > len {
+            let (head, tail) = rest.split_at(len);
+            pieces.push(head);
+            rest = tail;
+        }
+        if !rest.is_empty() {
+            pieces.push(rest);
+        }
+        pieces
+    }
+
+    /// Rounds `values` once, to nearest even, into the elements from `start` on.
+    pub(crate) fn store(&mut self, start: usize, values: &[f32]) {
+        let end = start + values.len();
+        match self {
+            ElementsMut::F32(out) => out[start..end].copy_from_slice(values),
+            ElementsMut::F16(out) => out[start..end].convert_from_f32_slice(values),
+            ElementsMut::Bf16(out) => {
+                for (out, value) in out[start..end].iter_mut().zip(values) {
+                    *out = bf16::from_f32(*value);
+                }
+            }
+        }
+    }
+
+    /// Sets every element to zero.
+    pub(crate) fn fill_zero(&mut self) {
+        match self {
+            ElementsMut::F32(out) => out.fill(0.0),
+            ElementsMut::F16(out) => out.fill(f16::ZERO),
+            ElementsMut::Bf16(out) => out.fill(bf16::ZERO),
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! CPU kernels on plain slices: the mathematics that stock MLX does in scalar code on a machine without a GPU.
+//!
+//! Every kernel is *batch-invariant*: the bits of a result depend only on the row (token, query) it was computed
+//! for and on the weights or keys it meets, never on the other rows, on how a prompt was cut into chunks, or on the
+//! number of threads. Each dot product therefore has one fixed order of operations (see `dot`), and work is only
+//! ever split between results, not inside one. Between instruction sets the bits may differ (fused multiply-add).
+//!
+//! Shapes are the caller's promise: a wrong length is a bug and panics at the caller's line. Nothing here knows of
+//! MLX, models or files.
+
+mod attention;
+mod dot;
+mod elements;
+mod embedding;
+mod matmul;
+mod panel;
+mod quant;
+mod rowwise;
+mod simd;
+mod threads;
+mod unpack;
+
+pub use attention::{AttentionConfig, KvPage, SequenceKv, attention};
+pub use elements::{Elements, ElementsMut, Float};
+pub use embedding::{embedding, quantized_embedding};
+pub use matmul::{DenseMatrix, matmul, quantized_matmul};
+pub use quant::{QuantFormat, QuantMatrix, QuantMode, Scales};
+pub use rowwise::{HeadNorm, Rotation, Terms, add_terms, place_heads, rms_norm, swiglu};
+pub use simd::InstructionSet;
+pub use threads::Threads;

@@ -1,0 +1,294 @@
+//! What is computed for each row, or each element, by itself between the matrix products: in f32, rounded once.
+
+use crate::attention::exp::exp;
+use crate::elements::{Elements, ElementsMut};
+use crate::simd::{LANES, Simd, dispatched};
+use crate::threads::Threads;
+
+/// Elements below which the calling thread computes alone.
+const PIECE_ELEMENTS: usize = 1 << 15;
+
+/// Elements that are converted at a time.
+const CHUNK: usize = 256;
+
+/// Rows of a piece of work.
+fn piece_rows(width: usize) -> usize {
+    PIECE_ELEMENTS.div_ceil(width)
+}
+
+/// `out = x / sqrt(mean(x²) + eps) * weight` for each row of as many elements as there are weights.
+///
+/// # Panics
+/// When a length does not fit.
+#[track_caller]
+pub fn rms_norm(
+    x: Elements<'_>,
+    weight: Elements<'_>,
+    eps: f32,
+    out: ElementsMut<'_>,
+    threads: &Threads,
+) {
+    let width = weight.len();
+    assert!(width > 0 && x.len().is_multiple_of(width), "whole rows of {width}");
+    assert_eq!(x.len(), out.len(), "as many results as elements");
+    let weight = to_f32(weight);
+    let pieces = out.chunks(piece_rows(width) * width).into_iter().enumerate().collect();
+    threads.for_each(pieces, |(piece, mut out)| {
+        let start = piece * piece_rows(width) * width;
+        norm_rows(threads.instructions(), x, start, (&weight, eps), &mut out);
+    });
+}
+
+dispatched! {
+    /// The rows from element `start` on.
+    fn norm_rows(x: Elements<'_>, start: usize, norm: (&[f32], f32), out: &mut ElementsMut<'_>) = norm_rows_with
+}
+
+#[inline(always)]
+fn norm_rows_with<S: Simd>(
+    simd: S,
+    x: Elements<'_>,
+    start: usize,
+    norm: (&[f32], f32),
+    out: &mut ElementsMut<'_>,
+) {
+    let mut row = vec![0.0; norm.0.len()];
+    for offset in (0..out.len()).step_by(row.len()) {
+        x.load(start + offset, &mut row);
+        norm_row(simd, &mut row, norm);
+        out.store(offset, &row);
+    }
+}
+
+/// One row in place. The sum has eight lanes, as every dot product.
+#[inline(always)]
+fn norm_row<S: Simd>(simd: S, row: &mut [f32], (weight, eps): (&[f32], f32)) {
+    let (whole, rest) = row.as_chunks::<LANES>();
+    let mut last = [0.0; LANES];
+    last[..rest.len()].copy_from_slice(rest);
+    let mut sums = simd.splat(0.0);
+    for lanes in whole.iter().chain([&last]) {
+        let lanes = simd.load(lanes);
+        sums = simd.mul_add(lanes, lanes, sums);
+    }
+    let scale = 1.0 / (simd.sum(sums) / row.len() as f32 + eps).sqrt();
+    for (value, weight) in row.iter_mut().zip(weight) {
+        *value = *value * scale * weight;
+    }
+}
+
+/// `out = gate * sigmoid(gate) * up`, element by element.
+///
+/// # Panics
+/// When a length does not fit.
+#[track_caller]
+pub fn swiglu(gate: &[f32], up: &[f32], out: ElementsMut<'_>, threads: &Threads) {
+    assert_eq!(gate.len(), up.len(), "as many gates as values");
+    assert_eq!(gate.len(), out.len(), "as many results as values");
+    let pieces = out.chunks(PIECE_ELEMENTS).into_iter().enumerate().collect();
+    threads.for_each(pieces, |(piece, mut out)| {
+        let range = piece * PIECE_ELEMENTS..piece * PIECE_ELEMENTS + out.len();
+        gate_piece(threads.instructions(), &gate[range.clone()], &up[range], &mut out);
+    });
+}
+
+dispatched! {
+    fn gate_piece(gate: &[f32], up: &[f32], out: &mut ElementsMut<'_>) = gate_piece_with
+}
+
+#[inline(always)]
+fn gate_piece_with<S: Simd>(_simd: S, gate: &[f32], up: &[f32], out: &mut ElementsMut<'_>) {
+    let mut values = [0.0; CHUNK];
+    for start in (0..gate.len()).step_by(CHUNK) {
+        let end = (start + CHUNK).min(gate.len());
+        let values = &mut values[..end - start];
+        for ((value, gate), up) in values.iter_mut().zip(&gate[start..end]).zip(&up[start..end]) {
+            // The exponential of a negative number cannot overflow.
+            let power = exp::<S>(-gate.abs());
+            let numerator = if *gate < 0.0 { power } else { 1.0 };
+            *value = gate * (numerator / (1.0 + power)) * up;
+        }
+        out.store(start, values);
+    }
+}
+
+/// What is added to a product before it is rounded.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms<'a> {
+    /// Added to every row.
+    pub bias: Option<Elements<'a>>,
+    /// As long as the product.
+    pub residual: Option<Elements<'a>>,
+}
+
+/// `out = product + bias + residual` for rows of `width`.
+///
+/// # Panics
+/// When a length does not fit.
+#[track_caller]
+pub fn add_terms(
+    product: &[f32],
+    width: usize,
+    terms: Terms<'_>,
+    out: ElementsMut<'_>,
+    threads: &Threads,
+) {
+    assert!(width > 0 && product.len().is_multiple_of(width), "whole rows of {width}");
+    assert_eq!(product.len(), out.len(), "as many results as products");
+    assert!(terms.bias.is_none_or(|bias| bias.len() == width), "a bias for each column");
+    assert!(terms.residual.is_none_or(|x| x.len() == product.len()), "a residual for each product");
+    let bias = terms.bias.map(to_f32);
+    let pieces = out.chunks(piece_rows(width) * width).into_iter().enumerate().collect();
+    threads.for_each(pieces, |(piece, mut out)| {
+        let start = piece * piece_rows(width) * width;
+        let product = &product[start..start + out.len()];
+        let residual = terms.residual.map(|residual| (residual, start));
+        add_piece(threads.instructions(), product, bias.as_deref(), residual, (width, &mut out));
+    });
+}
+
+dispatched! {
+    fn add_piece(
+        product: &[f32],
+        bias: Option<&[f32]>,
+        residual: Option<(Elements<'_>, usize)>,
+        out: (usize, &mut ElementsMut<'_>),
+    ) = add_piece_with
+}
+
+#[inline(always)]
+fn add_piece_with<S: Simd>(
+    _simd: S,
+    product: &[f32],
+    bias: Option<&[f32]>,
+    residual: Option<(Elements<'_>, usize)>,
+    (width, out): (usize, &mut ElementsMut<'_>),
+) {
+    let (mut sums, mut terms) = (vec![0.0; width], vec![0.0; width]);
+    for (idx, row) in product.chunks_exact(width).enumerate() {
+        sums.copy_from_slice(row);
+        if let Some(bias) = bias {
+            add(&mut sums, bias);
+        }
+        if let Some((residual, start)) = residual {
+            residual.load(start + idx * width, &mut terms);
+            add(&mut sums, &terms);
+        }
+        out.store(idx * width, &sums);
+    }
+}
+
+#[inline(always)]
+fn add(sums: &mut [f32], terms: &[f32]) {
+    for (sum, term) in sums.iter_mut().zip(terms) {
+        *sum += term;
+    }
+}
+
+/// The rotation of each row's heads.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotation<'a> {
+    /// Cosines `[rows, head_dim / 2]`.
+    pub cos: &'a [f32],
+    /// Sines, as `cos`.
+    pub sin: &'a [f32],
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Whether neighbours are rotated together, rather than the two halves of a head.
+    pub is_traditional: bool,
+}
+
+/// The norm of each head before it is rotated.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorm<'a> {
+    /// `[head_dim]`.
+    pub weight: Elements<'a>,
+    /// Added to the mean of the squares.
+    pub eps: f32,
+}
+
+/// Normalises, if there is a norm, and rotates `x` `[rows, heads, head_dim]` in place.
+///
+/// # Panics
+/// When a length does not fit.
+#[track_caller]
+pub fn place_heads(
+    x: &mut [f32],
+    norm: Option<HeadNorm<'_>>,
+    rotation: Rotation<'_>,
+    threads: &Threads,
+) {
+    let Rotation { cos, sin, head_dim, .. } = rotation;
+    assert!(head_dim > 0 && head_dim.is_multiple_of(2), "heads consist of pairs");
+    let num_rows = cos.len() / (head_dim / 2);
+    assert!(cos.len() == sin.len() && cos.len() == num_rows * (head_dim / 2), "rows of angles");
+    assert!(norm.is_none_or(|norm| norm.weight.len() == head_dim), "a weight for each element");
+    if x.is_empty() {
+        return;
+    }
+    assert!(num_rows > 0 && x.len().is_multiple_of(num_rows * head_dim), "whole heads of each row");
+    let width = x.len() / num_rows;
+    let weight = norm.map(|norm| (to_f32(norm.weight), norm.eps));
+    let pieces = x.chunks_mut(piece_rows(width) * width).enumerate().collect();
+    threads.for_each(pieces, |(piece, rows): (usize, &mut [f32])| {
+        let first_row = piece * piece_rows(width);
+        let norm = weight.as_ref().map(|(weight, eps)| (weight.as_slice(), *eps));
+        place_rows(threads.instructions(), rows, first_row, norm, (width, rotation));
+    });
+}
+
+dispatched! {
+    fn place_rows(
+        x: &mut [f32],
+        first_row: usize,
+        norm: Option<(&[f32], f32)>,
+        rotation: (usize, Rotation<'_>),
+    ) = place_rows_with
+}
+
+#[inline(always)]
+fn place_rows_with<S: Simd>(
+    simd: S,
+    x: &mut [f32],
+    first_row: usize,
+    norm: Option<(&[f32], f32)>,
+    (width, rotation): (usize, Rotation<'_>),
+) {
+    let num_pairs = rotation.head_dim / 2;
+    for (idx, row) in x.chunks_exact_mut(width).enumerate() {
+        let angles = (first_row + idx) * num_pairs..(first_row + idx + 1) * num_pairs;
+        let (cos, sin) = (&rotation.cos[angles.clone()], &rotation.sin[angles]);
+        for head in row.chunks_exact_mut(rotation.head_dim) {
+            if let Some(norm) = norm {
+                norm_row(simd, head, norm);
+            }
+            if rotation.is_traditional {
+                rotate_neighbours(head, cos, sin);
+            } else {
+                rotate_halves(head, cos, sin);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn rotate_neighbours(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    for ((pair, cos), sin) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
+        let [a, b] = *pair;
+        *pair = [a * cos - b * sin, a * sin + b * cos];
+    }
+}
+
+#[inline(always)]
+fn rotate_halves(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (first, second) = head.split_at_mut(cos.len());
+    for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+        (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+    }
+}
+
+fn to_f32(values: Elements<'_>) -> Vec<f32> {
+    let mut out = vec![0.0; values.len()];
+    values.load(0, &mut out);
+    out
+}

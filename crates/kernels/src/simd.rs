@@ -1,0 +1,157 @@
+//! Eight lanes of f32 and of small integers, and the copies of a kernel that are compiled for each instruction set.
+//!
+//! A kernel is one generic function over [`Simd`], marked `#[inline(always)]`; [`dispatched!`] wraps it in one copy per
+//! instruction set and picks the copy at run time. The value of type `S: Simd` that a kernel passes around proves that
+//! the machine has the set, so everything above this module is safe code.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use self::avx2::Avx2;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use self::neon::Neon;
+pub(crate) use self::portable::Portable;
+
+/// Lanes of a vector.
+pub(crate) const LANES: usize = 8;
+
+/// A vector in memory.
+pub(crate) type Lanes = [f32; LANES];
+
+/// The instruction set that the kernels of a rank use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InstructionSet {
+    /// Plain code for the target's baseline, without fused multiply-add: the reference.
+    Scalar,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// The baseline of 64-bit ARM.
+    Neon,
+}
+
+impl InstructionSet {
+    /// Every set, the better ones later.
+    const ALL: [InstructionSet; 3] =
+        [InstructionSet::Scalar, InstructionSet::Neon, InstructionSet::Avx2];
+
+    /// The best set this machine can execute.
+    pub fn best() -> InstructionSet {
+        *InstructionSet::available().last().expect("scalar code runs everywhere")
+    }
+
+    /// The sets this machine can execute, the better ones later.
+    pub fn available() -> Vec<InstructionSet> {
+        InstructionSet::ALL.into_iter().filter(|set| set.is_available()).collect()
+    }
+
+    /// Whether this machine can execute the set.
+    pub fn is_available(self) -> bool {
+        match self {
+            InstructionSet::Scalar => true,
+            InstructionSet::Neon => cfg!(target_arch = "aarch64"),
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx2 => Avx2::detect().is_some(),
+            #[cfg(not(target_arch = "x86_64"))]
+            InstructionSet::Avx2 => false,
+        }
+    }
+}
+
+/// Vector operations of an instruction set. All but the fusing of [`Simd::mul_add`] are the same on every set.
+pub(crate) trait Simd: Copy {
+    /// Eight f32.
+    type Floats: Copy;
+    /// Eight unsigned integers below 256.
+    type Codes: Copy;
+
+    /// `a * b + c` of scalars, rounded as [`Simd::mul_add`] rounds, for loops that the compiler vectorises.
+    fn mul_add_scalar(a: f32, b: f32, c: f32) -> f32;
+
+    fn load(self, from: &Lanes) -> Self::Floats;
+    fn store(self, values: Self::Floats, to: &mut Lanes);
+    fn splat(self, value: f32) -> Self::Floats;
+    fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+
+    /// `a * b + c`.
+    fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+
+    /// The lanes added as a tree, halves onto halves: `((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))`.
+    fn sum(self, values: Self::Floats) -> f32;
+
+    /// Eight codes of `BITS` bits. Up to four bits all are in `low`, from its lowest bit on, and `high` is ignored;
+    /// otherwise the first four are in `low` and the others in `high`.
+    fn codes<const BITS: usize>(self, low: u32, high: u32) -> Self::Codes;
+
+    /// The codes as numbers.
+    fn to_floats(self, codes: Self::Codes) -> Self::Floats;
+
+    /// The table's entry for each code; codes are below 16.
+    fn look_up(self, table: &[f32; 16], codes: Self::Codes) -> Self::Floats;
+
+    /// The values of eight-bit floats; see [`e4m3`].
+    fn e4m3(self, codes: Self::Codes) -> Self::Floats;
+}
+
+/// The value of an eight-bit float: sign, four bits of exponent (bias 7), three of mantissa; no infinity, and only
+/// `0x7f` and `0xff` are not numbers (Micikevicius et al. 2022, "FP8 formats for deep learning", section 3).
+#[inline(always)]
+pub(crate) fn e4m3(code: u32) -> f32 {
+    let magnitude = code & 0x7f;
+    let value = match magnitude {
+        0x7f => f32::NAN,
+        0x08.. => f32::from_bits((magnitude << 20) + (120 << 23)),
+        _ => magnitude as f32 / 512.0,
+    };
+    f32::from_bits(value.to_bits() | (code & 0x80) << 24)
+}
+
+/// How far to shift right so that lane `l` has its code lowest; see [`Simd::codes`].
+const fn code_shifts(bits: usize) -> [u32; LANES] {
+    let mut shifts = [0; LANES];
+    let mut lane = 0;
+    while lane < LANES {
+        shifts[lane] = (bits * if bits <= 4 { lane } else { lane % 4 }) as u32;
+        lane += 1;
+    }
+    shifts
+}
+
+/// Defines `fn name(instructions, arguments…)` that runs `generic(simd, arguments…)` compiled for the set.
+///
+/// Panics when this machine lacks the set, which the set of a [`crate::Threads`] never does.
+macro_rules! dispatched {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) = $generic:ident) => {
+        $(#[$doc])*
+        $vis fn $name(instructions: $crate::InstructionSet, $($arg: $type),*) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            fn avx2(simd: $crate::simd::Avx2, $($arg: $type),*) {
+                $generic(simd, $($arg),*);
+            }
+            match instructions {
+                $crate::InstructionSet::Scalar => $generic($crate::simd::Portable, $($arg),*),
+                #[cfg(target_arch = "x86_64")]
+                $crate::InstructionSet::Avx2 => {
+                    let simd = $crate::simd::Avx2::detect().expect("`Threads` asserts its set");
+                    #[expect(unsafe_code, reason = "calling a copy compiled for AVX2")]
+                    // SAFETY: `simd` proves that the machine has what the copy was compiled for.
+                    unsafe {
+                        avx2(simd, $($arg),*);
+                    }
+                }
+                #[cfg(target_arch = "aarch64")]
+                $crate::InstructionSet::Neon => $generic($crate::simd::Neon, $($arg),*),
+                _ => unreachable!("{instructions:?} does not exist on this target"),
+            }
+        }
+    };
+}
+pub(crate) use dispatched;
+
+#[cfg(test)]
+mod tests;

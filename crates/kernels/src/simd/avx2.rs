@@ -1,0 +1,133 @@
+//! x86-64 with AVX2, FMA and F16C.
+#![expect(unsafe_code, reason = "calling the intrinsics of a detected instruction set")]
+
+use std::arch::x86_64::*;
+
+use super::{Lanes, Simd, code_shifts};
+
+/// Proof that the machine has AVX2, FMA and F16C: only [`Avx2::detect`] makes one.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    /// The proof, if the machine has the features.
+    pub(crate) fn detect() -> Option<Avx2> {
+        let has_all = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        has_all.then_some(Avx2(()))
+    }
+}
+
+/// Shift counts as a vector.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn shifts<const BITS: usize>() -> __m256i {
+    let [a, b, c, d, e, f, g, h] = const { code_shifts(BITS) }.map(u32::cast_signed);
+    _mm256_setr_epi32(a, b, c, d, e, f, g, h)
+}
+
+impl Simd for Avx2 {
+    type Floats = __m256;
+    type Codes = __m256i;
+
+    #[inline(always)]
+    fn mul_add_scalar(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+
+    #[inline(always)]
+    fn load(self, from: &Lanes) -> __m256 {
+        // SAFETY: `self` proves AVX; the reference covers eight f32.
+        unsafe { _mm256_loadu_ps(from.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store(self, values: __m256, to: &mut Lanes) {
+        // SAFETY: `self` proves AVX; the reference covers eight f32.
+        unsafe { _mm256_storeu_ps(to.as_mut_ptr(), values) }
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> __m256 {
+        // SAFETY: `self` proves AVX.
+        unsafe { _mm256_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: `self` proves AVX.
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: `self` proves FMA.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn sum(self, values: __m256) -> f32 {
+        // SAFETY: `self` proves AVX.
+        unsafe {
+            let four =
+                _mm_add_ps(_mm256_castps256_ps128(values), _mm256_extractf128_ps::<1>(values));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    #[inline(always)]
+    fn codes<const BITS: usize>(self, low: u32, high: u32) -> __m256i {
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let low = _mm256_set1_epi32(low.cast_signed());
+            let pieces = if BITS <= 4 {
+                low
+            } else {
+                _mm256_blend_epi32::<0xf0>(low, _mm256_set1_epi32(high.cast_signed()))
+            };
+            let mask = _mm256_set1_epi32((1 << BITS) - 1);
+            _mm256_and_si256(_mm256_srlv_epi32(pieces, shifts::<BITS>()), mask)
+        }
+    }
+
+    #[inline(always)]
+    fn to_floats(self, codes: __m256i) -> __m256 {
+        // SAFETY: `self` proves AVX.
+        unsafe { _mm256_cvtepi32_ps(codes) }
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[f32; 16], codes: __m256i) -> __m256 {
+        let ([low, high], _) = table.as_chunks() else { unreachable!("sixteen are twice eight") };
+        let (low, high) = (self.load(low), self.load(high));
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let low = _mm256_permutevar8x32_ps(low, codes);
+            let high = _mm256_permutevar8x32_ps(high, codes);
+            // The blend looks at the sign, where the shift puts the code's fourth bit.
+            let is_high = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(codes));
+            _mm256_blendv_ps(low, high, is_high)
+        }
+    }
+
+    #[inline(always)]
+    fn e4m3(self, codes: __m256i) -> __m256 {
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let magnitude = _mm256_and_si256(codes, _mm256_set1_epi32(0x7f));
+            let exponent_offset = _mm256_set1_epi32(120 << 23);
+            let normal = _mm256_add_epi32(_mm256_slli_epi32::<20>(magnitude), exponent_offset);
+            let subnormal =
+                _mm256_mul_ps(_mm256_cvtepi32_ps(magnitude), _mm256_set1_ps(1.0 / 512.0));
+            let is_subnormal = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), magnitude);
+            let value = _mm256_blendv_epi8(normal, _mm256_castps_si256(subnormal), is_subnormal);
+            // All bits set is not a number.
+            let is_nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f));
+            let sign = _mm256_slli_epi32::<24>(_mm256_sub_epi32(codes, magnitude));
+            let signed = _mm256_or_si256(value, sign);
+            _mm256_castsi256_ps(_mm256_or_si256(signed, is_nan))
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The reference: what every other set must agree with, up to the fusing of multiplication and addition.
+
+use std::array;
+
+use super::{LANES, Lanes, Simd, code_shifts, e4m3};
+
+/// Plain Rust.
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+impl Simd for Portable {
+    type Floats = Lanes;
+    type Codes = [u32; LANES];
+
+    #[inline(always)]
+    fn mul_add_scalar(a: f32, b: f32, c: f32) -> f32 {
+        a * b + c
+    }
+
+    #[inline(always)]
+    fn load(self, from: &Lanes) -> Lanes {
+        *from
+    }
+
+    #[inline(always)]
+    fn store(self, values: Lanes, to: &mut Lanes) {
+        *to = values;
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Lanes {
+        [value; LANES]
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Lanes, b: Lanes) -> Lanes {
+        array::from_fn(|lane| a[lane] * b[lane])
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Lanes, b: Lanes, c: Lanes) -> Lanes {
+        array::from_fn(|lane| a[lane] * b[lane] + c[lane])
+    }
+
+    #[inline(always)]
+    fn sum(self, [a, b, c, d, e, f, g, h]: Lanes) -> f32 {
+        ((a + e) + (c + g)) + ((b + f) + (d + h))
+    }
+
+    #[inline(always)]
+    fn codes<const BITS: usize>(self, low: u32, high: u32) -> [u32; LANES] {
+        let shifts = const { code_shifts(BITS) };
+        array::from_fn(|lane| {
+            let piece = if BITS <= 4 || lane < 4 { low } else { high };
+            (piece >> shifts[lane]) & ((1 << BITS) - 1)
+        })
+    }
+
+    #[inline(always)]
+    fn to_floats(self, codes: [u32; LANES]) -> Lanes {
+        codes.map(|code| code as f32)
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[f32; 16], codes: [u32; LANES]) -> Lanes {
+        codes.map(|code| table[code as usize & 15])
+    }
+
+    #[inline(always)]
+    fn e4m3(self, codes: [u32; LANES]) -> Lanes {
+        codes.map(e4m3)
+    }
+}

@@ -1,0 +1,169 @@
+//! Packed codes to f32 weights.
+
+use std::ops::Range;
+
+use crate::elements::Elements;
+use crate::quant::{QuantMatrix, QuantMode, Scales};
+use crate::simd::{LANES, Lanes, Simd, e4m3};
+
+/// Groups unpacked in one call, at most.
+pub(crate) const GROUPS_MAX: usize = 32;
+
+/// The values of the four-bit float: sign, two bits of exponent (bias 1), one of mantissa (OCP microscaling formats
+/// 1.0, section 5.3.3).
+const E2M1: [f32; 16] =
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+/// Part of a matrix.
+#[derive(Clone, Debug)]
+pub(crate) struct Region {
+    pub(crate) rows: Range<usize>,
+    /// First column, and how many: multiples of the group size of a quantised matrix.
+    pub(crate) start: usize,
+    pub(crate) width: usize,
+}
+
+/// Weights of a region to `out`, `[rows, stride]` with a stride of whole vectors that holds the region's width.
+#[inline(always)]
+pub(crate) fn unpack<S: Simd>(simd: S, matrix: &QuantMatrix<'_>, region: &Region, out: &mut [f32]) {
+    let packed = Packed { matrix, region };
+    let out = out.as_chunks_mut().0;
+    let format = matrix.format;
+    match (matrix.scales, matrix.biases) {
+        (Scales::Elements(scales), Some(biases)) => match format.bits {
+            2 => unpack_affine::<S, 2>(simd, packed, (scales, biases), out),
+            3 => unpack_affine::<S, 3>(simd, packed, (scales, biases), out),
+            4 => unpack_affine::<S, 4>(simd, packed, (scales, biases), out),
+            5 => unpack_affine::<S, 5>(simd, packed, (scales, biases), out),
+            6 => unpack_affine::<S, 6>(simd, packed, (scales, biases), out),
+            8 => unpack_affine::<S, 8>(simd, packed, (scales, biases), out),
+            _ => unreachable!("checked at the entry of every kernel"),
+        },
+        (Scales::Bytes(scales), _) => match format.mode {
+            QuantMode::Mxfp4 => unpack_e2m1(simd, packed, (scales, e8m0), out),
+            QuantMode::Nvfp4 => {
+                unpack_e2m1(simd, packed, (scales, |code| e4m3(u32::from(code))), out)
+            }
+            QuantMode::Mxfp8 => unpack_e4m3(simd, packed, scales, out),
+            QuantMode::Affine => unreachable!("checked at the entry of every kernel"),
+        },
+        _ => unreachable!("checked at the entry of every kernel"),
+    }
+}
+
+/// The tensors behind a region.
+#[derive(Clone, Copy)]
+struct Packed<'a> {
+    matrix: &'a QuantMatrix<'a>,
+    region: &'a Region,
+}
+
+impl<'a> Packed<'a> {
+    /// The words of a row, and where its scales are.
+    #[inline(always)]
+    fn row(&self, row: usize) -> (&'a [u32], Range<usize>) {
+        let QuantMatrix { format, input, words, .. } = *self.matrix;
+        let Region { start, width, .. } = *self.region;
+        let words_start = row * format.words_per_row(input) + format.words_per_row(start);
+        let groups_start = row * format.groups_per_row(input) + format.groups_per_row(start);
+        (
+            &words[words_start..][..format.words_per_row(width)],
+            groups_start..groups_start + format.groups_per_row(width),
+        )
+    }
+
+    #[inline(always)]
+    fn rows(&self) -> Range<usize> {
+        self.region.rows.clone()
+    }
+
+    #[inline(always)]
+    fn group_size(&self) -> usize {
+        self.matrix.format.group_size as usize
+    }
+}
+
+/// Thirty-two codes are `BITS` whole words.
+#[inline(always)]
+fn unpack_affine<S: Simd, const BITS: usize>(
+    simd: S,
+    packed: Packed<'_>,
+    (all_scales, all_biases): (Elements<'_>, Elements<'_>),
+    out: &mut [Lanes],
+) {
+    let (mut scales, mut biases) = ([0.0; GROUPS_MAX], [0.0; GROUPS_MAX]);
+    let stride = out.len() / packed.rows().len();
+    for (row, out) in packed.rows().zip(out.chunks_exact_mut(stride)) {
+        let (words, groups) = packed.row(row);
+        let (scales, biases) = (&mut scales[..groups.len()], &mut biases[..groups.len()]);
+        all_scales.load(groups.start, scales);
+        all_biases.load(groups.start, biases);
+        let mut units = words.as_chunks::<BITS>().0.iter().zip(out.as_chunks_mut::<4>().0);
+        for (scale, bias) in scales.iter().zip(biases) {
+            let (scale, bias) = (simd.splat(*scale), simd.splat(*bias));
+            for (words, out) in units.by_ref().take(packed.group_size() / 32) {
+                for (eight, out) in out.iter_mut().enumerate() {
+                    let bit = eight * LANES * BITS;
+                    let low = bits_from(words, bit);
+                    let high = if BITS <= 4 { 0 } else { bits_from(words, bit + 4 * BITS) };
+                    let codes = simd.to_floats(simd.codes::<BITS>(low, high));
+                    simd.store(simd.mul_add(codes, scale, bias), out);
+                }
+            }
+        }
+    }
+}
+
+/// The bits from `bit` on, with zeros beyond the last word.
+#[inline(always)]
+fn bits_from<const WORDS: usize>(words: &[u32; WORDS], bit: usize) -> u32 {
+    let low = u64::from(words[bit / 32]);
+    let high = words.get(bit / 32 + 1).map_or(0, |word| u64::from(*word));
+    ((high << 32 | low) >> (bit % 32)) as u32
+}
+
+/// Eight codes are a word.
+#[inline(always)]
+fn unpack_e2m1<S: Simd>(
+    simd: S,
+    packed: Packed<'_>,
+    (scales, scale_value): (&[u8], impl Fn(u8) -> f32),
+    out: &mut [Lanes],
+) {
+    let stride = out.len() / packed.rows().len();
+    for (row, out) in packed.rows().zip(out.chunks_exact_mut(stride)) {
+        let (words, groups) = packed.row(row);
+        let mut units = words.iter().zip(out);
+        for scale in &scales[groups] {
+            let scale = simd.splat(scale_value(*scale));
+            for (word, out) in units.by_ref().take(packed.group_size() / LANES) {
+                let values = simd.look_up(&E2M1, simd.codes::<4>(*word, 0));
+                simd.store(simd.mul(values, scale), out);
+            }
+        }
+    }
+}
+
+/// Eight codes are two words.
+#[inline(always)]
+fn unpack_e4m3<S: Simd>(simd: S, packed: Packed<'_>, scales: &[u8], out: &mut [Lanes]) {
+    let stride = out.len() / packed.rows().len();
+    for (row, out) in packed.rows().zip(out.chunks_exact_mut(stride)) {
+        let (words, groups) = packed.row(row);
+        let mut units = words.as_chunks().0.iter().zip(out);
+        for scale in &scales[groups] {
+            let scale = simd.splat(e8m0(*scale));
+            for ([low, high], out) in units.by_ref().take(packed.group_size() / LANES) {
+                let values = simd.e4m3(simd.codes::<8>(*low, *high));
+                simd.store(simd.mul(values, scale), out);
+            }
+        }
+    }
+}
+
+/// Two to the power `code - 127`; 255, which the format calls not a number, is infinite as in MLX.
+#[inline(always)]
+fn e8m0(code: u8) -> f32 {
+    // The smallest power is a subnormal f32.
+    if code == 0 { f32::from_bits(1 << 22) } else { f32::from_bits(u32::from(code) << 23) }
+}

@@ -1,0 +1,8 @@
+//! The kernels against MLX's own values, against double precision, and against themselves in other company.
+
+mod attention;
+mod embedding;
+mod fixtures;
+mod matmul;
+mod rowwise;
+mod support;

@@ -1,0 +1,239 @@
+//! Products against double precision, and the same product in other company.
+
+use jackalope_kernels::{
+    DenseMatrix, Elements, ElementsMut, Float, QuantFormat, QuantMode, Threads, matmul,
+    quantized_matmul,
+};
+use proptest::prelude::*;
+
+use crate::support::{
+    Floats, OwnedQuant, Random, any_float, any_format, assert_close, dense, formats, pools,
+};
+
+/// Either kind of matrix, so that every property is asked of both.
+#[derive(Debug)]
+enum Matrix {
+    Quant(OwnedQuant),
+    Dense { out: usize, input: usize, values: Floats },
+}
+
+impl Matrix {
+    fn weights(&self) -> Vec<(f64, f64)> {
+        match self {
+            Matrix::Quant(matrix) => matrix.weights(),
+            Matrix::Dense { values, .. } => {
+                values.to_f64().into_iter().map(|weight| (weight, weight.abs())).collect()
+            }
+        }
+    }
+
+    fn multiply(&self, x: Elements<'_>, out: ElementsMut<'_>, threads: &Threads) {
+        match self {
+            Matrix::Quant(matrix) => quantized_matmul(x, &matrix.view(), out, threads),
+            Matrix::Dense { out: rows, input, values } => {
+                matmul(x, &dense(values, (*rows, *input)), out, threads);
+            }
+        }
+    }
+}
+
+/// A product to compute: everything but the contents, which come from `seed`.
+#[derive(Clone, Debug)]
+struct Case {
+    /// `None` for a dense matrix.
+    format: Option<QuantFormat>,
+    weight_float: Float,
+    x_float: Float,
+    out_float: Float,
+    tokens: usize,
+    out: usize,
+    input: usize,
+    /// Power of ten that multiplies the scales.
+    factor_log10: i32,
+    seed: u64,
+}
+
+impl Case {
+    fn contents(&self) -> (Matrix, Floats) {
+        let mut random = Random(self.seed);
+        let shape = (self.out, self.input);
+        let factor = 10.0_f32.powi(self.factor_log10);
+        let matrix = match self.format {
+            Some(format) => Matrix::Quant(random.quant(format, shape, self.weight_float, factor)),
+            None => Matrix::Dense {
+                out: self.out,
+                input: self.input,
+                values: random.floats(self.weight_float, self.out * self.input, factor),
+            },
+        };
+        let x = random.floats(self.x_float, self.tokens * self.input, 2.0);
+        (matrix, x)
+    }
+}
+
+/// Sizes around the kernels' tiles: 4 tokens, 12 rows, 128 tokens, 512 columns.
+fn cases() -> impl Strategy<Value = Case> {
+    let tokens = prop_oneof![0_usize..10, 120_usize..140];
+    let formats = prop_oneof![3 => any_format().prop_map(Some), 1 => Just(None)];
+    let floats = (any_float(), any_float(), any_float());
+    let sizes = (tokens, 0_usize..40, 0_usize..1200);
+    (formats, floats, sizes, -9_i32..4, any::<u64>()).prop_map(
+        |(format, (weight_float, x_float, out_float), (tokens, out, input), factor_log10, seed)| {
+            // Few rows for many tokens: the reference is slow.
+            let out = if tokens > 10 { out.min(14) } else { out };
+            let input = match format {
+                Some(format) => input.next_multiple_of((format.group_size as usize).max(32)),
+                None => input,
+            };
+            Case {
+                format,
+                weight_float,
+                x_float,
+                out_float,
+                tokens,
+                out,
+                input,
+                factor_log10,
+                seed,
+            }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
+
+    #[test]
+    fn products_agree_with_double_precision(case in cases()) {
+        let (matrix, x) = case.contents();
+        let weights = matrix.weights();
+        let x_values = x.to_f64();
+        for threads in pools(1) {
+            let mut out = Floats::unwritten(case.out_float, case.tokens * case.out);
+            matrix.multiply(x.view(), out.view_mut(), &threads);
+            for (idx, value) in out.to_f64().into_iter().enumerate() {
+                let (token, row) = (idx / case.out, idx % case.out);
+                let x = &x_values[token * case.input..][..case.input];
+                let terms = x.iter().zip(&weights[row * case.input..][..case.input]);
+                let (expected, magnitude) = terms.fold((0.0, 0.0), |(sum, magnitude), (x, w)| {
+                    (sum + x * w.0, magnitude + (x * w.1).abs())
+                });
+                assert_close(value, expected, magnitude, case.out_float);
+            }
+        }
+    }
+
+    #[test]
+    fn a_token_s_bits_depend_neither_on_its_company_nor_on_the_threads(
+        case in cases(),
+        num_threads in 1_usize..5,
+        cut in 0_usize..140,
+    ) {
+        let (matrix, x) = case.contents();
+        for (alone, together) in pools(1).iter().zip(&pools(num_threads)) {
+            let mut whole = Floats::unwritten(case.out_float, case.tokens * case.out);
+            matrix.multiply(x.view(), whole.view_mut(), together);
+            let cut = cut.min(case.tokens);
+            let singles = (0..case.tokens).map(|token| (token, token + 1));
+            for (start, end) in [(0, cut), (cut, case.tokens)].into_iter().chain(singles) {
+                let x = x.part(start * case.input, end * case.input);
+                let mut part = Floats::unwritten(case.out_float, (end - start) * case.out);
+                matrix.multiply(x.view(), part.view_mut(), alone);
+                let expected = whole.part(start * case.out, end * case.out);
+                prop_assert_eq!(part.bits(), expected.bits(), "tokens {}..{}", start, end);
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_s_bits_do_not_depend_on_the_other_rows(case in cases(), cut in 0_usize..40) {
+        let (matrix, x) = case.contents();
+        let Matrix::Dense { values, .. } = &matrix else { return Ok(()) };
+        let cut = cut.min(case.out);
+        for threads in pools(1) {
+            let mut whole = Floats::unwritten(case.out_float, case.tokens * case.out);
+            matrix.multiply(x.view(), whole.view_mut(), &threads);
+            let mut part = Floats::unwritten(case.out_float, case.tokens * (case.out - cut));
+            let shard = values.part(cut * case.input, case.out * case.input);
+            let shard = dense(&shard, (case.out - cut, case.input));
+            matmul(x.view(), &shard, part.view_mut(), &threads);
+            for token in 0..case.tokens {
+                let expected = whole.part(token * case.out + cut, (token + 1) * case.out);
+                let width = case.out - cut;
+                prop_assert_eq!(part.part(token * width, (token + 1) * width).bits(), expected.bits());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_shows_in_its_own_token_alone(
+        case in cases(),
+        strange in prop::sample::select(vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY]),
+        place in any::<prop::sample::Index>(),
+    ) {
+        let (matrix, mut x) = case.contents();
+        if case.tokens * case.input * case.out == 0 {
+            return Ok(());
+        }
+        let weights = matrix.weights();
+        for threads in pools(2) {
+            let mut before = Floats::unwritten(Float::F32, case.tokens * case.out);
+            matrix.multiply(x.view(), before.view_mut(), &threads);
+            let place = place.index(case.tokens * case.input);
+            let mut after = Floats::unwritten(Float::F32, case.tokens * case.out);
+            x.set(place, strange);
+            matrix.multiply(x.view(), after.view_mut(), &threads);
+            let (before_bits, after_bits) = (before.bits(), after.bits());
+            for (idx, value) in after.to_f64().into_iter().enumerate() {
+                if idx / case.out != place / case.input {
+                    prop_assert_eq!(after_bits[idx], before_bits[idx], "another token's result");
+                    continue;
+                }
+                // The rules of IEEE 754 for the product with the dequantised weight.
+                let weight = weights[(idx % case.out) * case.input + place % case.input].0;
+                let expected = f64::from(strange) * weight;
+                if expected.is_nan() {
+                    prop_assert!(value.is_nan(), "{} for {} times {}", value, strange, weight);
+                } else if (weight as f32).abs() > 1e-30 {
+                    prop_assert_eq!(value, expected, "{} times {}", strange, weight);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_result_beyond_half_precision_is_infinite() {
+    let format = QuantFormat { mode: QuantMode::Mxfp4, bits: 4, group_size: 32 };
+    let mut matrix = Random(1).quant(format, (5, 64), Float::F32, 1.0);
+    matrix.words.fill(0x7777_7777);
+    let x = Floats::new(Float::Bf16, vec![3.0e30; 64]);
+    for threads in pools(1) {
+        let mut out = Floats::unwritten(Float::F16, 5);
+        quantized_matmul(x.view(), &matrix.view(), out.view_mut(), &threads);
+        assert!(out.to_f64().iter().all(|value| *value == f64::INFINITY), "{out:?}");
+    }
+}
+
+#[test]
+fn every_format_computes_empty_shapes() {
+    for format in formats() {
+        for (tokens, out, input) in [(0, 0, 0), (0, 7, 128), (3, 0, 128), (3, 7, 0), (0, 7, 0)] {
+            let matrix = Random(2).quant(format, (out, input), Float::Bf16, 1.0);
+            let x = Floats::new(Float::F16, vec![1.0; tokens * input]);
+            for threads in pools(3) {
+                let mut result = Floats::unwritten(Float::F32, tokens * out);
+                quantized_matmul(x.view(), &matrix.view(), result.view_mut(), &threads);
+                assert_eq!(result.to_f64(), vec![0.0; tokens * out]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_dense_product_without_columns_is_zero() {
+    let matrix = DenseMatrix { out: 4, input: 0, values: Elements::F32(&[]) };
+    let mut out = Floats::unwritten(Float::Bf16, 8);
+    matmul(Elements::F32(&[]), &matrix, out.view_mut(), &Threads::new(1));
+    assert_eq!(out.to_f64(), vec![0.0; 8]);
+}

@@ -1,0 +1,467 @@
+#include "shim.h"
+
+#include <unistd.h>
+
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+
+#include "jackalope-mlx/src/ffi.rs.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/distributed/distributed.h"
+#include "mlx/distributed/distributed_impl.h"
+#include "mlx/distributed/ops.h"
+#include "mlx/primitives.h"
+
+namespace mx = mlx::core;
+namespace md = mlx::core::distributed;
+
+namespace jackalope {
+namespace {
+
+mx::Shape to_shape(Dims dims) {
+  return mx::Shape(dims.begin(), dims.end());
+}
+
+std::vector<int> to_axes(Dims dims) {
+  return std::vector<int>(dims.begin(), dims.end());
+}
+
+Array boxed(array a) {
+  return std::make_unique<array>(std::move(a));
+}
+
+Arrays boxed(std::vector<array> arrays) {
+  return std::make_unique<std::vector<array>>(std::move(arrays));
+}
+
+std::vector<array> to_vector(Refs refs) {
+  std::vector<array> arrays;
+  arrays.reserve(refs.size());
+  for (const ArrayRef& ref : refs) arrays.push_back(ref.array);
+  return arrays;
+}
+
+std::optional<array> optional(Refs refs) {
+  return refs.empty() ? std::nullopt : std::optional<array>(refs[0].array);
+}
+
+// The codes of src/dtype.rs are the values of MLX's own enum.
+constexpr mx::Dtype kDtypes[] = {
+    mx::bool_,   mx::uint8,   mx::uint16,  mx::uint32,  mx::uint64,   mx::int8,     mx::int16,
+    mx::int32,   mx::int64,   mx::float16, mx::float32, mx::float64,  mx::bfloat16, mx::complex64};
+
+mx::Dtype to_dtype(uint8_t code) {
+  return kDtypes[code];
+}
+
+std::string to_string(rust::Str text) {
+  return std::string(text);
+}
+
+// A primitive whose work is a Rust closure. It runs on the CPU stream's worker; the task shares
+// ownership of the closure, because the graph node may be gone by then.
+class CustomPrimitive : public mx::Primitive {
+ public:
+  CustomPrimitive(mx::Stream stream, std::string name, rust::Box<Kernel> kernel)
+      : mx::Primitive(stream),
+        name_(std::move(name)),
+        kernel_(std::make_shared<rust::Box<Kernel>>(std::move(kernel))) {}
+
+  void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    std::vector<KernelInput> ins;
+    for (const array& in : inputs) {
+      encoder.set_input_array(in);
+      rust::Vec<int64_t> strides;
+      if (!in.flags().row_contiguous)
+        for (auto stride : in.strides()) strides.push_back(stride);
+      ins.push_back(KernelInput{in.data<uint8_t>(), std::move(strides)});
+    }
+    std::vector<KernelOutput> outs;
+    for (array& out : outputs) {
+      out.set_data(mx::allocator::malloc(out.nbytes()));
+      encoder.set_output_array(out);
+      outs.push_back(KernelOutput{out.data<uint8_t>()});
+    }
+    encoder.dispatch([kernel = kernel_, ins = std::move(ins), outs = std::move(outs)] {
+      run_kernel(
+          **kernel,
+          rust::Slice<const KernelInput>(ins.data(), ins.size()),
+          rust::Slice<const KernelOutput>(outs.data(), outs.size()));
+    });
+  }
+
+  void eval_gpu(const std::vector<array>&, std::vector<array>&) override {
+    throw std::runtime_error(name_ + " has no GPU implementation");
+  }
+
+  const char* name() const override {
+    return name_.c_str();
+  }
+
+ private:
+  std::string name_;
+  std::shared_ptr<rust::Box<Kernel>> kernel_;
+};
+
+// A group whose operations are Rust's. They run on the CPU stream's worker, in the order of the
+// graph; the tasks share ownership of the link.
+class NativeGroup : public md::detail::GroupImpl {
+ public:
+  explicit NativeGroup(rust::Box<Link> link)
+      : link_(std::make_shared<rust::Box<Link>>(std::move(link))) {}
+
+  mx::Stream communication_stream(mx::StreamOrDevice s) override {
+    return mx::to_stream(s, mx::Device::cpu);
+  }
+  int rank() override {
+    return link_rank(**link_);
+  }
+  int size() override {
+    return link_size(**link_);
+  }
+  std::shared_ptr<md::detail::GroupImpl> split(int, int) override {
+    throw std::runtime_error("a native group cannot be split");
+  }
+
+  void all_sum(const array& in, array& out, mx::Stream stream) override {
+    dispatch(stream, [link = link_, ip = in.data<uint8_t>(), op = out.data<uint8_t>(),
+                      nbytes = in.nbytes(), dtype = dtype_of(in)] {
+      if (ip != op) std::memcpy(op, ip, nbytes);
+      link_all_sum(**link, op, nbytes, dtype);
+    });
+  }
+  void all_gather(const array& in, array& out, mx::Stream stream) override {
+    dispatch(stream, [link = link_, ip = in.data<uint8_t>(), op = out.data<uint8_t>(),
+                      nbytes = in.nbytes(), dtype = dtype_of(in)] {
+      link_all_gather(**link, ip, nbytes, op, dtype);
+    });
+  }
+  void send(const array& in, int to, mx::Stream stream) override {
+    dispatch(stream, [link = link_, ip = in.data<uint8_t>(), nbytes = in.nbytes(),
+                      dtype = dtype_of(in), to] {
+      link_send(**link, ip, nbytes, dtype, to);
+    });
+  }
+  void recv(array& out, int from, mx::Stream stream) override {
+    dispatch(stream, [link = link_, op = out.data<uint8_t>(), nbytes = out.nbytes(),
+                      dtype = dtype_of(out), from] {
+      link_recv(**link, op, nbytes, dtype, from);
+    });
+  }
+
+  void all_max(const array&, array&, mx::Stream) override {
+    throw std::runtime_error("a native group has no all_max");
+  }
+  void all_min(const array&, array&, mx::Stream) override {
+    throw std::runtime_error("a native group has no all_min");
+  }
+  void sum_scatter(const array&, array&, mx::Stream) override {
+    throw std::runtime_error("a native group has no sum_scatter");
+  }
+
+ private:
+  static uint8_t dtype_of(const array& a) {
+    return static_cast<uint8_t>(a.dtype().val());
+  }
+  template <typename Task>
+  static void dispatch(mx::Stream stream, Task task) {
+    mx::cpu::get_command_encoder(stream).dispatch(std::move(task));
+  }
+
+  std::shared_ptr<rust::Box<Link>> link_;
+};
+
+} // namespace
+
+Array allocate(Dims shape, uint8_t dtype) {
+  auto dims = to_shape(shape);
+  size_t size = 1;
+  for (auto dim : dims) size *= dim;
+  auto type = to_dtype(dtype);
+  return boxed(array(mx::allocator::malloc(size * type.size()), std::move(dims), type));
+}
+Array full(Dims shape, float value, uint8_t dtype) {
+  return boxed(mx::full(to_shape(shape), value, to_dtype(dtype)));
+}
+Array scalar(float value, uint8_t dtype) {
+  return boxed(array(value, to_dtype(dtype)));
+}
+Array arange(double start, double stop, uint8_t dtype) {
+  return boxed(mx::arange(start, stop, to_dtype(dtype)));
+}
+Array load(rust::Str path) {
+  return boxed(mx::load(to_string(path)));
+}
+Array copy(const array& a) {
+  return boxed(a);
+}
+Dims shape(const array& a) {
+  return Dims(a.shape().data(), a.ndim());
+}
+uint8_t dtype(const array& a) {
+  return static_cast<uint8_t>(a.dtype().val());
+}
+uint8_t* data(const array& a) {
+  return const_cast<array&>(a).data<uint8_t>();
+}
+bool row_contiguous(const array& a) {
+  return a.flags().row_contiguous;
+}
+Array pick(const std::vector<array>& arrays, size_t idx) {
+  return boxed(arrays[idx]);
+}
+
+void eval(Refs arrays) {
+  mx::eval(to_vector(arrays));
+}
+void async_eval(Refs arrays) {
+  mx::async_eval(to_vector(arrays));
+}
+void synchronize() {
+  mx::synchronize(mx::default_stream(mx::Device::cpu));
+  mx::synchronize();
+}
+
+Array astype(const array& a, uint8_t dtype) {
+  return boxed(mx::astype(a, to_dtype(dtype)));
+}
+Array reshape(const array& a, Dims shape) {
+  return boxed(mx::reshape(a, to_shape(shape)));
+}
+Array transpose(const array& a, Dims axes) {
+  return boxed(mx::transpose(a, to_axes(axes)));
+}
+Array swapaxes(const array& a, int32_t first, int32_t second) {
+  return boxed(mx::swapaxes(a, first, second));
+}
+Array flatten(const array& a, int32_t start, int32_t end) {
+  return boxed(mx::flatten(a, start, end));
+}
+Array expand_dims(const array& a, int32_t axis) {
+  return boxed(mx::expand_dims(a, axis));
+}
+Array squeeze(const array& a, int32_t axis) {
+  return boxed(mx::squeeze(a, axis));
+}
+Array broadcast_to(const array& a, Dims shape) {
+  return boxed(mx::broadcast_to(a, to_shape(shape)));
+}
+Array slice(const array& a, Dims start, Dims stop) {
+  return boxed(mx::slice(a, to_shape(start), to_shape(stop)));
+}
+Array slice_update(const array& a, const array& update, Dims start, Dims stop) {
+  return boxed(mx::slice_update(a, update, to_shape(start), to_shape(stop)));
+}
+Array contiguous(const array& a) {
+  return boxed(mx::contiguous(a));
+}
+Array concatenate(Refs arrays, int32_t axis) {
+  return boxed(mx::concatenate(to_vector(arrays), axis));
+}
+Array stack(Refs arrays, int32_t axis) {
+  return boxed(mx::stack(to_vector(arrays), axis));
+}
+Arrays split(const array& a, int32_t sections, int32_t axis) {
+  return boxed(mx::split(a, sections, axis));
+}
+Array repeat(const array& a, int32_t times, int32_t axis) {
+  return boxed(mx::repeat(a, times, axis));
+}
+
+Array take(const array& a, const array& indices, int32_t axis) {
+  return boxed(mx::take(a, indices, axis));
+}
+Array take_along_axis(const array& a, const array& indices, int32_t axis) {
+  return boxed(mx::take_along_axis(a, indices, axis));
+}
+Array where_(const array& condition, const array& a, const array& b) {
+  return boxed(mx::where(condition, a, b));
+}
+
+#define BINARY(name)                              \
+  Array name(const array& a, const array& b) {    \
+    return boxed(mx::name(a, b));                 \
+  }
+BINARY(add)
+BINARY(subtract)
+BINARY(multiply)
+BINARY(divide)
+BINARY(power)
+BINARY(maximum)
+BINARY(minimum)
+BINARY(greater)
+BINARY(greater_equal)
+BINARY(less)
+BINARY(less_equal)
+BINARY(equal)
+BINARY(logical_and)
+BINARY(logical_or)
+BINARY(matmul)
+#undef BINARY
+
+#define UNARY(name)               \
+  Array name(const array& a) {    \
+    return boxed(mx::name(a));    \
+  }
+UNARY(negative)
+UNARY(logical_not)
+UNARY(abs)
+UNARY(exp)
+UNARY(log)
+UNARY(sin)
+UNARY(cos)
+UNARY(tanh)
+UNARY(erf)
+UNARY(sigmoid)
+UNARY(square)
+UNARY(sqrt)
+UNARY(rsqrt)
+#undef UNARY
+
+#define REDUCTION(name)                                       \
+  Array name(const array& a, int32_t axis, bool keepdims) {   \
+    return boxed(mx::name(a, axis, keepdims));                \
+  }
+REDUCTION(sum)
+REDUCTION(mean)
+REDUCTION(max)
+REDUCTION(min)
+REDUCTION(logsumexp)
+#undef REDUCTION
+
+Array argmax(const array& a, int32_t axis) {
+  return boxed(mx::argmax(a, axis));
+}
+Array softmax(const array& a, int32_t axis) {
+  return boxed(mx::softmax(a, axis, /* precise = */ true));
+}
+Array cumsum(const array& a, int32_t axis) {
+  return boxed(mx::cumsum(a, axis));
+}
+Array argsort(const array& a, int32_t axis) {
+  return boxed(mx::argsort(a, axis));
+}
+Array argpartition(const array& a, int32_t kth, int32_t axis) {
+  return boxed(mx::argpartition(a, kth, axis));
+}
+
+Array rms_norm(const array& x, Refs weight, float eps) {
+  return boxed(mx::fast::rms_norm(x, optional(weight), eps));
+}
+Array layer_norm(const array& x, Refs weight, Refs bias, float eps) {
+  return boxed(mx::fast::layer_norm(x, optional(weight), optional(bias), eps));
+}
+Array rope(const array& x, const RopeSpec& spec, Refs freqs) {
+  auto base = spec.has_base ? std::optional<float>(spec.base) : std::nullopt;
+  return boxed(mx::fast::rope(
+      x, spec.dims, spec.traditional, base, spec.scale, spec.offset, optional(freqs)));
+}
+Array attention(Refs qkv, float scale, rust::Str mask_mode, Refs mask) {
+  return boxed(mx::fast::scaled_dot_product_attention(
+      qkv[0].array, qkv[1].array, qkv[2].array, scale, to_string(mask_mode), optional(mask)));
+}
+
+Array quantized_matmul(
+    const array& x, Refs w_scales, Refs biases, bool transpose, const QuantSpec& spec) {
+  return boxed(mx::quantized_matmul(
+      x, w_scales[0].array, w_scales[1].array, optional(biases), transpose, spec.group_size,
+      spec.bits, to_string(spec.mode)));
+}
+Arrays quantize(const array& w, const QuantSpec& spec) {
+  return boxed(mx::quantize(w, spec.group_size, spec.bits, to_string(spec.mode)));
+}
+Array dequantize(
+    const array& w, const array& scales, Refs biases, const QuantSpec& spec, uint8_t dtype) {
+  return boxed(mx::dequantize(
+      w, scales, optional(biases), spec.group_size, spec.bits, to_string(spec.mode), std::nullopt,
+      to_dtype(dtype)));
+}
+
+bool default_device_is_gpu() {
+  return mx::default_device() == mx::Device::gpu;
+}
+void set_default_device_gpu(bool gpu) {
+  mx::set_default_device(gpu ? mx::Device::gpu : mx::Device::cpu);
+}
+void exit_now(int32_t code) {
+  ::_exit(code);
+}
+bool gpu_available() {
+  return mx::is_available(mx::Device::gpu);
+}
+rust::String version() {
+  return mx::version();
+}
+size_t active_bytes() {
+  return mx::get_active_memory();
+}
+size_t peak_bytes() {
+  return mx::get_peak_memory();
+}
+void reset_peak() {
+  mx::reset_peak_memory();
+}
+size_t cache_bytes() {
+  return mx::get_cache_memory();
+}
+size_t set_memory_limit(size_t bytes) {
+  return mx::set_memory_limit(bytes);
+}
+size_t set_cache_limit(size_t bytes) {
+  return mx::set_cache_limit(bytes);
+}
+size_t set_wired_limit(size_t bytes) {
+  return mx::set_wired_limit(bytes);
+}
+void clear_cache() {
+  mx::clear_cache();
+}
+
+Arrays custom(
+    Refs inputs, rust::Slice<const OutputSpec> outputs, rust::Str name, rust::Box<Kernel> kernel) {
+  std::vector<mx::Shape> shapes;
+  std::vector<mx::Dtype> dtypes;
+  for (const OutputSpec& output : outputs) {
+    shapes.push_back(to_shape(output.shape));
+    dtypes.push_back(to_dtype(output.dtype));
+  }
+  auto stream = mx::default_stream(mx::Device::cpu);
+  auto primitive = std::make_shared<CustomPrimitive>(stream, to_string(name), std::move(kernel));
+  return boxed(array::make_arrays(std::move(shapes), dtypes, primitive, to_vector(inputs)));
+}
+
+std::unique_ptr<RawGroup> native_group(rust::Box<Link> link) {
+  return std::make_unique<RawGroup>(std::make_shared<NativeGroup>(std::move(link)));
+}
+bool stock_group_available(rust::Str backend) {
+  return md::is_available(to_string(backend));
+}
+std::unique_ptr<RawGroup> stock_group(rust::Str backend) {
+  md::clear_backends();
+  return std::make_unique<RawGroup>(md::init(/* strict = */ true, to_string(backend)));
+}
+std::unique_ptr<RawGroup> copy_group(const RawGroup& group) {
+  return std::make_unique<RawGroup>(group);
+}
+int32_t group_rank(const RawGroup& group) {
+  return group.rank();
+}
+int32_t group_size(const RawGroup& group) {
+  return group.size();
+}
+Array group_all_sum(const RawGroup& group, const array& a) {
+  return boxed(md::all_sum(a, group));
+}
+Array group_all_gather(const RawGroup& group, const array& a) {
+  return boxed(md::all_gather(a, group));
+}
+Array group_send(const RawGroup& group, const array& a, int32_t to) {
+  return boxed(md::send(a, to, group));
+}
+Array group_recv(const RawGroup& group, Dims shape, uint8_t dtype, int32_t from) {
+  return boxed(md::recv(to_shape(shape), to_dtype(dtype), from, group));
+}
+
+} // namespace jackalope

@@ -1,0 +1,239 @@
+//! Custom primitives: graph nodes whose work is a Rust closure on the CPU stream.
+
+use std::fmt;
+
+use crate::array::{Array, built_all, num_elements, refs};
+use crate::dtype::{Dtype, Element};
+use crate::ffi::bridge::{self, KernelInput, KernelOutput, OutputSpec};
+use crate::ffi::{slice, slice_mut};
+
+/// An input of a custom kernel: row-contiguous values.
+#[derive(Debug)]
+pub struct Buffer<'a> {
+    bytes: &'a [u8],
+    layout: &'a Layout,
+}
+
+/// An output of a custom kernel: row-contiguous, of no particular value until written.
+#[derive(Debug)]
+pub struct BufferMut<'a> {
+    bytes: &'a mut [u8],
+    layout: &'a Layout,
+}
+
+impl<'a> Buffer<'a> {
+    /// The length of every dimension.
+    pub fn shape(&self) -> &'a [i32] {
+        &self.layout.shape
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> Dtype {
+        self.layout.dtype
+    }
+
+    /// The values' bytes.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// The values.
+    ///
+    /// # Panics
+    /// If the elements are not `T`. Booleans are read as bytes.
+    #[track_caller]
+    pub fn values<T: Element>(&self) -> &'a [T] {
+        self.layout.check::<T>();
+        // SAFETY: `check` admits only the dtype of `T`, valid for any bits; `align_to` takes care
+        // of alignment, and `assert_all` of there being none left over.
+        let (before, values, after) = unsafe { self.bytes.align_to::<T>() };
+        assert_all(before, after);
+        values
+    }
+}
+
+impl<'a> BufferMut<'a> {
+    /// The length of every dimension.
+    pub fn shape(&self) -> &'a [i32] {
+        &self.layout.shape
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> Dtype {
+        self.layout.dtype
+    }
+
+    /// The values' bytes.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.bytes
+    }
+
+    /// The values, to be written.
+    ///
+    /// # Panics
+    /// If the elements are not `T`. Booleans are written as bytes.
+    #[track_caller]
+    pub fn values_mut<T: Element>(&mut self) -> &mut [T] {
+        self.layout.check::<T>();
+        // SAFETY: as for `Buffer::values`; every value of `T` is valid as bytes.
+        let (before, values, after) = unsafe { self.bytes.align_to_mut::<T>() };
+        assert_all(before, after);
+        values
+    }
+}
+
+#[track_caller]
+fn assert_all(before: &[u8], after: &[u8]) {
+    assert!(before.is_empty() && after.is_empty(), "MLX aligns a buffer to its elements");
+}
+
+/// Shape and element type of a buffer.
+#[derive(Debug)]
+struct Layout {
+    shape: Vec<i32>,
+    dtype: Dtype,
+}
+
+impl Layout {
+    fn nbytes(&self) -> usize {
+        num_elements(&self.shape) * self.dtype.size_bytes()
+    }
+
+    #[track_caller]
+    fn check<T: Element>(&self) {
+        let stored = if self.dtype == Dtype::Bool { Dtype::U8 } else { self.dtype };
+        assert_eq!(T::DTYPE, stored, "a kernel reads a buffer of {:?} elements", self.dtype);
+    }
+}
+
+type Work = Box<dyn Fn(&[Buffer<'_>], &mut [BufferMut<'_>]) + Send>;
+
+/// A closure with what it was declared to read and write. Owned by a graph node.
+pub(crate) struct Kernel {
+    name: &'static str,
+    inputs: Vec<Layout>,
+    outputs: Vec<Layout>,
+    work: Work,
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kernel").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// A graph node that runs `kernel` on the CPU stream's worker thread when it is evaluated.
+///
+/// `outputs` declares shape and element type of each result. The kernel receives the inputs
+/// row-contiguous, in order; those that are views with gaps are copied first, so a kernel that needs
+/// only a part of a large array takes the whole of it and the part's bounds. A panic inside becomes an
+/// [`Error`](crate::Error) at `eval`.
+#[track_caller]
+pub fn custom(
+    inputs: &[&Array],
+    outputs: &[(Vec<i32>, Dtype)],
+    name: &'static str,
+    kernel: impl Fn(&[Buffer<'_>], &mut [BufferMut<'_>]) + Send + 'static,
+) -> Vec<Array> {
+    let kernel = Box::new(Kernel {
+        name,
+        inputs: inputs.iter().map(|a| Layout { shape: a.shape(), dtype: a.dtype() }).collect(),
+        outputs: outputs
+            .iter()
+            .map(|(shape, dtype)| Layout { shape: shape.clone(), dtype: *dtype })
+            .collect(),
+        work: Box::new(kernel),
+    });
+    let specs: Vec<OutputSpec<'_>> =
+        outputs.iter().map(|(shape, dtype)| OutputSpec { shape, dtype: dtype.code() }).collect();
+    built_all(name, bridge::custom(&refs(inputs), &specs, name, kernel))
+}
+
+impl Kernel {
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Runs the closure.
+    ///
+    /// # Safety
+    /// There is one pointer per declared input and output, in order. Each input is readable at every
+    /// index of its shape (through its strides, if given), each output is a distinct writable buffer
+    /// of the declared size, and nobody else touches them meanwhile.
+    pub(crate) unsafe fn run(
+        &self,
+        inputs: &[KernelInput],
+        outputs: &[KernelOutput],
+    ) -> Result<(), String> {
+        assert_eq!(inputs.len(), self.inputs.len(), "MLX passes every input");
+        assert_eq!(outputs.len(), self.outputs.len(), "MLX passes every output");
+        // Keeps the copies of strided inputs alive; 8-byte words align them for every dtype.
+        let packed: Vec<Vec<u64>> = inputs
+            .iter()
+            .zip(&self.inputs)
+            // SAFETY: the caller's promise.
+            .map(|(input, layout)| unsafe { pack(input, layout) })
+            .collect();
+        let buffers: Vec<Buffer<'_>> = inputs
+            .iter()
+            .zip(&self.inputs)
+            .zip(&packed)
+            .map(|((input, layout), packed)| {
+                let data =
+                    if packed.is_empty() { input.data } else { packed.as_ptr().cast::<u8>() };
+                // SAFETY: the caller's promise, or the copy just made.
+                Buffer { bytes: unsafe { slice(data, layout.nbytes()) }, layout }
+            })
+            .collect();
+        let mut results: Vec<BufferMut<'_>> = outputs
+            .iter()
+            .zip(&self.outputs)
+            .map(|(output, layout)| {
+                // SAFETY: the caller's promise.
+                let bytes = unsafe { slice_mut(output.data, layout.nbytes()) };
+                BufferMut { bytes, layout }
+            })
+            .collect();
+        (self.work)(&buffers, &mut results);
+        Ok(())
+    }
+}
+
+/// A row-contiguous copy of a strided input; empty if it is row-contiguous already.
+///
+/// # Safety
+/// `input.data` is readable at every index of the layout's shape through `input.strides`.
+unsafe fn pack(input: &KernelInput, layout: &Layout) -> Vec<u64> {
+    let nbytes = layout.nbytes();
+    if input.strides.is_empty() || nbytes == 0 {
+        return Vec::new();
+    }
+    let mut packed = vec![0_u64; nbytes.div_ceil(size_of::<u64>())];
+    let element_bytes = layout.dtype.size_bytes();
+    let mut index = vec![0; layout.shape.len()];
+    let target = packed.as_mut_ptr().cast::<u8>();
+    for position in 0..num_elements(&layout.shape) {
+        let offset: i64 = index.iter().zip(&input.strides).map(|(i, stride)| i * stride).sum();
+        let offset = isize::try_from(offset).expect("an offset fits the address space");
+        // SAFETY: `index` lies within the shape, so the element is readable; `position` counts
+        // elements, so it lies within `packed`.
+        unsafe {
+            let source = input.data.offset(offset * element_bytes.cast_signed());
+            let target = target.add(position * element_bytes);
+            std::ptr::copy_nonoverlapping(source, target, element_bytes);
+        }
+        advance(&mut index, &layout.shape);
+    }
+    packed
+}
+
+/// The next index in row order.
+fn advance(index: &mut [i64], shape: &[i32]) {
+    for (i, &dim) in index.iter_mut().zip(shape).rev() {
+        *i += 1;
+        if *i < i64::from(dim) {
+            return;
+        }
+        *i = 0;
+    }
+}

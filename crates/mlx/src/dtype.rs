@@ -1,0 +1,126 @@
+//! Element types.
+
+use half::{bf16, f16};
+
+/// The element types Jackalope uses. The discriminants are MLX's own codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Dtype {
+    /// A truth value, one byte.
+    Bool = 0,
+    /// Unsigned, 8 bit.
+    U8 = 1,
+    /// Unsigned, 16 bit.
+    U16 = 2,
+    /// Unsigned, 32 bit: token ids, packed quantised words.
+    U32 = 3,
+    /// Signed, 32 bit.
+    I32 = 7,
+    /// Signed, 64 bit.
+    I64 = 8,
+    /// IEEE half precision.
+    F16 = 9,
+    /// IEEE single precision.
+    F32 = 10,
+    /// The upper half of a single.
+    Bf16 = 12,
+}
+
+impl Dtype {
+    const ALL: [Dtype; 9] = [
+        Dtype::Bool,
+        Dtype::U8,
+        Dtype::U16,
+        Dtype::U32,
+        Dtype::I32,
+        Dtype::I64,
+        Dtype::F16,
+        Dtype::F32,
+        Dtype::Bf16,
+    ];
+
+    /// Bytes of one element.
+    pub fn size_bytes(self) -> usize {
+        match self {
+            Dtype::Bool | Dtype::U8 => 1,
+            Dtype::U16 | Dtype::F16 | Dtype::Bf16 => 2,
+            Dtype::U32 | Dtype::I32 | Dtype::F32 => 4,
+            Dtype::I64 => 8,
+        }
+    }
+
+    /// Whether this is a floating-point type.
+    pub fn is_float(self) -> bool {
+        matches!(self, Dtype::F16 | Dtype::F32 | Dtype::Bf16)
+    }
+
+    pub(crate) fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// # Panics
+    /// On an element type of MLX that Jackalope never makes (64-bit floats, complex numbers).
+    #[track_caller]
+    pub(crate) fn from_code(code: u8) -> Dtype {
+        let Some(dtype) = Dtype::ALL.into_iter().find(|dtype| dtype.code() == code) else {
+            panic!("an array has MLX element type {code}, which has no name here")
+        };
+        dtype
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A Rust type that is an element type of MLX.
+pub trait Element: Copy + sealed::Sealed + 'static {
+    /// The element type.
+    const DTYPE: Dtype;
+
+    /// Copies elements out of their bytes in memory order.
+    #[doc(hidden)]
+    fn decode(bytes: &[u8]) -> Vec<Self> {
+        let num_elements = bytes.len() / size_of::<Self>();
+        let mut elements: Vec<Self> = Vec::with_capacity(num_elements);
+        // SAFETY: the vector has room for `num_elements`; every type but `bool`, which overrides
+        // this, is valid for any bits; source and destination are distinct allocations.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                elements.as_mut_ptr().cast::<u8>(),
+                num_elements * size_of::<Self>(),
+            );
+            elements.set_len(num_elements);
+        }
+        elements
+    }
+}
+
+macro_rules! element {
+    ($($rust:ty => $dtype:ident),* $(,)?) => {$(
+        impl sealed::Sealed for $rust {}
+        impl Element for $rust {
+            const DTYPE: Dtype = Dtype::$dtype;
+        }
+    )*};
+}
+
+element! {
+    u8 => U8, u16 => U16, u32 => U32, i32 => I32, i64 => I64, f16 => F16, f32 => F32, bf16 => Bf16,
+}
+
+impl sealed::Sealed for bool {}
+impl Element for bool {
+    const DTYPE: Dtype = Dtype::Bool;
+
+    fn decode(bytes: &[u8]) -> Vec<bool> {
+        bytes.iter().map(|&byte| byte != 0).collect()
+    }
+}
+
+/// The bytes of a slice of elements.
+pub(crate) fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
+    // SAFETY: elements have no padding, and any byte is a valid `u8`.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) }
+}

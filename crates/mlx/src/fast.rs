@@ -1,0 +1,78 @@
+//! MLX's fused operations.
+
+use crate::array::{Array, built, optional, refs};
+use crate::ffi::bridge;
+
+/// Root-mean-square normalisation over the last dimension.
+#[track_caller]
+pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Array {
+    built("rms_norm", bridge::rms_norm(&x.0, &optional(weight), eps))
+}
+
+/// Layer normalisation over the last dimension.
+#[track_caller]
+pub fn layer_norm(x: &Array, weight: Option<&Array>, bias: Option<&Array>, eps: f32) -> Array {
+    built("layer_norm", bridge::layer_norm(&x.0, &optional(weight), &optional(bias), eps))
+}
+
+/// The parameters of [`rope`].
+#[derive(Debug, Clone, Copy)]
+pub struct Rope<'a> {
+    /// How many elements of each head are rotated.
+    pub dims: i32,
+    /// Whether neighbouring elements form the pairs, rather than the two halves.
+    pub traditional: bool,
+    /// The base of the frequencies; `None` exactly if `freqs` is given.
+    pub base: Option<f32>,
+    /// The scale of the positions.
+    pub scale: f32,
+    /// The position of the first row.
+    pub offset: i32,
+    /// The frequencies' reciprocals themselves, f32 `[dims / 2]`.
+    pub freqs: Option<&'a Array>,
+}
+
+/// Rotary position embedding of `x` `[batch, heads, seq, head_dim]`, row `i` at position
+/// `offset + i`.
+#[track_caller]
+pub fn rope(x: &Array, rope: Rope<'_>) -> Array {
+    let spec = bridge::RopeSpec {
+        dims: rope.dims,
+        traditional: rope.traditional,
+        has_base: rope.base.is_some(),
+        base: rope.base.unwrap_or_default(),
+        scale: rope.scale,
+        offset: rope.offset,
+    };
+    built("rope", bridge::rope(&x.0, &spec, &optional(rope.freqs)))
+}
+
+/// Which keys a query sees.
+#[derive(Debug, Clone, Copy)]
+pub enum Mask<'a> {
+    /// All.
+    None,
+    /// Those at its own position and before; the last query is at the last key's position.
+    Causal,
+    /// Added to the scores, or, if boolean, the keys it sees.
+    Array(&'a Array),
+}
+
+/// `softmax(scale * q kᵀ + mask) v` with `q` `[batch, heads, seq, head_dim]` and `k`, `v`
+/// `[batch, kv_heads, seq, head_dim]`; heads are a multiple of KV heads.
+#[track_caller]
+pub fn scaled_dot_product_attention(
+    q: &Array,
+    k: &Array,
+    v: &Array,
+    scale: f32,
+    mask: Mask<'_>,
+) -> Array {
+    let (mode, array) = match mask {
+        Mask::None => ("", None),
+        Mask::Causal => ("causal", None),
+        Mask::Array(array) => ("array", Some(array)),
+    };
+    let node = bridge::attention(&refs(&[q, k, v]), scale, mode, &optional(array));
+    built("scaled_dot_product_attention", node)
+}

@@ -1,0 +1,30 @@
+//! The binding to libmlx: the only crate with C++ and FFI.
+//!
+//! MLX is lazy, and its laziness draws the line between two kinds of failure. Building a graph fails
+//! only when the caller has a bug (a wrong shape, a wrong dtype): it **panics at the caller's line**.
+//! Evaluating, reading files and joining groups touch the world: they return [`Error`].
+//!
+//! An [`Array`] belongs to the thread that made it, so it is not `Send`. All work of this crate's own
+//! (custom kernels, the native group) runs on the CPU stream's worker thread, in graph order.
+//!
+//! This crate knows nothing of models, requests or processes.
+
+mod array;
+mod custom;
+mod device;
+mod dtype;
+mod error;
+pub mod fast;
+#[expect(unreachable_pub, reason = "cxx writes the bridge's items")]
+mod ffi;
+mod group;
+pub mod memory;
+mod ops;
+pub mod quant;
+
+pub use array::{Array, async_eval, eval};
+pub use custom::{Buffer, BufferMut, custom};
+pub use device::{Device, device, exit_now, gpu_available, set_device, version};
+pub use dtype::{Dtype, Element};
+pub use error::Error;
+pub use group::{Backend, Group};

@@ -1,0 +1,60 @@
+//! MLX's memory: what is in use, what is cached, and their limits.
+
+use crate::error::Error;
+use crate::ffi::bridge;
+
+/// Bytes held by arrays.
+pub fn active_bytes() -> usize {
+    bridge::active_bytes()
+}
+
+/// The most bytes held by arrays since the start or [`reset_peak`].
+pub fn peak_bytes() -> usize {
+    bridge::peak_bytes()
+}
+
+/// Forgets the peak.
+pub fn reset_peak() {
+    bridge::reset_peak().expect("resetting a counter cannot fail");
+}
+
+/// Bytes freed by arrays and kept for new ones.
+pub fn cache_bytes() -> usize {
+    bridge::cache_bytes()
+}
+
+/// Sets how many bytes arrays may hold before allocations wait or fail; returns the limit before.
+///
+/// # Errors
+/// If the device refuses the limit.
+pub fn set_limit(bytes: usize) -> Result<usize, Error> {
+    device_result(bridge::set_memory_limit(bytes))
+}
+
+/// Sets how many freed bytes are kept; returns the limit before.
+///
+/// # Errors
+/// If the device refuses the limit.
+pub fn set_cache_limit(bytes: usize) -> Result<usize, Error> {
+    device_result(bridge::set_cache_limit(bytes))
+}
+
+/// Sets how many bytes stay resident on a Mac; returns the limit before.
+///
+/// # Errors
+/// If it exceeds what the system allows.
+pub fn set_wired_limit(bytes: usize) -> Result<usize, Error> {
+    device_result(bridge::set_wired_limit(bytes))
+}
+
+/// Gives cached bytes back to the system.
+///
+/// # Errors
+/// If the device reports a failure of earlier work.
+pub fn clear_cache() -> Result<(), Error> {
+    device_result(bridge::clear_cache())
+}
+
+fn device_result<T>(result: Result<T, cxx::Exception>) -> Result<T, Error> {
+    result.map_err(|err| Error::Device { message: err.what().to_owned() })
+}

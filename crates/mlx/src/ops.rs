@@ -1,0 +1,344 @@
+//! Operations on arrays. Each builds one node; a wrong shape or dtype panics at the caller's line.
+//!
+//! Axes may be negative and then count from the end. Binary operations broadcast as NumPy does.
+
+use std::ops;
+
+use crate::array::{Array, built, built_all, refs};
+use crate::dtype::Dtype;
+use crate::ffi::bridge;
+
+/// Shapes.
+impl Array {
+    /// Converts the elements.
+    #[track_caller]
+    pub fn astype(&self, dtype: Dtype) -> Array {
+        if self.dtype() == dtype {
+            return self.clone();
+        }
+        built("astype", bridge::astype(&self.0, dtype.code()))
+    }
+
+    /// The same elements in another shape; one dimension may be -1.
+    #[track_caller]
+    pub fn reshape(&self, shape: &[i32]) -> Array {
+        built("reshape", bridge::reshape(&self.0, shape))
+    }
+
+    /// Dimensions in another order.
+    #[track_caller]
+    pub fn transpose(&self, axes: &[i32]) -> Array {
+        built("transpose", bridge::transpose(&self.0, axes))
+    }
+
+    /// Two dimensions exchanged.
+    #[track_caller]
+    pub fn swapaxes(&self, first: i32, second: i32) -> Array {
+        built("swapaxes", bridge::swapaxes(&self.0, first, second))
+    }
+
+    /// Dimensions `start..=end` made one.
+    #[track_caller]
+    pub fn flatten(&self, start: i32, end: i32) -> Array {
+        built("flatten", bridge::flatten(&self.0, start, end))
+    }
+
+    /// A dimension of length 1 inserted.
+    #[track_caller]
+    pub fn expand_dims(&self, axis: i32) -> Array {
+        built("expand_dims", bridge::expand_dims(&self.0, axis))
+    }
+
+    /// A dimension of length 1 removed.
+    #[track_caller]
+    pub fn squeeze(&self, axis: i32) -> Array {
+        built("squeeze", bridge::squeeze(&self.0, axis))
+    }
+
+    /// The array repeated, without a copy, to `shape`.
+    #[track_caller]
+    pub fn broadcast_to(&self, shape: &[i32]) -> Array {
+        built("broadcast_to", bridge::broadcast_to(&self.0, shape))
+    }
+
+    /// Elements `start..stop` of every dimension, as a view.
+    #[track_caller]
+    pub fn slice(&self, start: &[i32], stop: &[i32]) -> Array {
+        built("slice", bridge::slice(&self.0, start, stop))
+    }
+
+    /// Elements `start..stop` of one dimension, as a view.
+    ///
+    /// # Panics
+    /// If the range does not lie within the dimension.
+    #[track_caller]
+    pub fn slice_axis(&self, axis: i32, start: i32, stop: i32) -> Array {
+        let len = self.dim(axis);
+        assert!(
+            0 <= start && start <= stop && stop <= len,
+            "slice_axis: {start}..{stop} of axis {axis} of {self:?}"
+        );
+        let mut starts = vec![0; bridge::shape(&self.0).len()];
+        let mut stops = self.shape();
+        let axis = if axis < 0 { axis + self.ndim() } else { axis };
+        let axis = usize::try_from(axis).expect("dim accepted the axis");
+        starts[axis] = start;
+        stops[axis] = stop;
+        self.slice(&starts, &stops)
+    }
+
+    /// This array with elements `start..stop` replaced. In place if this is the last handle.
+    #[track_caller]
+    pub fn slice_update(&self, update: &Array, start: &[i32], stop: &[i32]) -> Array {
+        built("slice_update", bridge::slice_update(&self.0, &update.0, start, stop))
+    }
+
+    /// The same values in row order without gaps, in a buffer of their own size.
+    #[track_caller]
+    pub fn contiguous(&self) -> Array {
+        built("contiguous", bridge::contiguous(&self.0))
+    }
+
+    /// Arrays joined along an existing dimension.
+    #[track_caller]
+    pub fn concatenate(arrays: &[&Array], axis: i32) -> Array {
+        built("concatenate", bridge::concatenate(&refs(arrays), axis))
+    }
+
+    /// Arrays joined along a new dimension.
+    #[track_caller]
+    pub fn stack(arrays: &[&Array], axis: i32) -> Array {
+        built("stack", bridge::stack(&refs(arrays), axis))
+    }
+
+    /// Equal sections of one dimension.
+    #[track_caller]
+    pub fn split(&self, sections: i32, axis: i32) -> Vec<Array> {
+        built_all("split", bridge::split(&self.0, sections, axis))
+    }
+
+    /// Each element of one dimension `times` times in a row.
+    #[track_caller]
+    pub fn repeat(&self, times: i32, axis: i32) -> Array {
+        built("repeat", bridge::repeat(&self.0, times, axis))
+    }
+}
+
+/// Indexing.
+impl Array {
+    /// The slices of `axis` that `indices` names.
+    #[track_caller]
+    pub fn take(&self, indices: &Array, axis: i32) -> Array {
+        built("take", bridge::take(&self.0, &indices.0, axis))
+    }
+
+    /// One element per position of `indices`, looked up along `axis`.
+    #[track_caller]
+    pub fn take_along_axis(&self, indices: &Array, axis: i32) -> Array {
+        built("take_along_axis", bridge::take_along_axis(&self.0, &indices.0, axis))
+    }
+
+    /// `a` where `condition` holds, else `b`.
+    #[track_caller]
+    pub fn where_(condition: &Array, a: &Array, b: &Array) -> Array {
+        built("where", bridge::where_(&condition.0, &a.0, &b.0))
+    }
+}
+
+macro_rules! binary {
+    ($($(#[$doc:meta])* $name:ident => $raw:ident;)*) => {
+        /// Two arrays, element by element.
+        impl Array {$(
+            $(#[$doc])*
+            #[track_caller]
+            pub fn $name(&self, rhs: &Array) -> Array {
+                built(stringify!($name), bridge::$raw(&self.0, &rhs.0))
+            }
+        )*}
+    };
+}
+
+binary! {
+    /// `self + rhs`.
+    add => add;
+    /// `self - rhs`.
+    sub => subtract;
+    /// `self * rhs`.
+    mul => multiply;
+    /// `self / rhs`.
+    div => divide;
+    /// `self` to the power `rhs`.
+    power => power;
+    /// The larger of both.
+    maximum => maximum;
+    /// The smaller of both.
+    minimum => minimum;
+    /// Whether `self > rhs`.
+    greater => greater;
+    /// Whether `self >= rhs`.
+    greater_equal => greater_equal;
+    /// Whether `self < rhs`.
+    less => less;
+    /// Whether `self <= rhs`.
+    less_equal => less_equal;
+    /// Whether both are equal.
+    equal => equal;
+    /// Whether both hold.
+    logical_and => logical_and;
+    /// Whether one of both holds.
+    logical_or => logical_or;
+    /// The matrix product of the last two dimensions.
+    matmul => matmul;
+}
+
+macro_rules! unary {
+    ($($(#[$doc:meta])* $name:ident => $raw:ident;)*) => {
+        /// One array, element by element.
+        impl Array {$(
+            $(#[$doc])*
+            #[track_caller]
+            pub fn $name(&self) -> Array {
+                built(stringify!($name), bridge::$raw(&self.0))
+            }
+        )*}
+    };
+}
+
+unary! {
+    /// `-self`.
+    neg => negative;
+    /// Whether the element does not hold.
+    logical_not => logical_not;
+    /// The absolute value.
+    abs => abs;
+    /// `e` to the power `self`.
+    exp => exp;
+    /// The natural logarithm.
+    log => log;
+    /// The sine.
+    sin => sin;
+    /// The cosine.
+    cos => cos;
+    /// The hyperbolic tangent.
+    tanh => tanh;
+    /// The error function.
+    erf => erf;
+    /// `1 / (1 + exp(-self))`.
+    sigmoid => sigmoid;
+    /// `self * self`.
+    square => square;
+    /// The square root.
+    sqrt => sqrt;
+    /// One over the square root.
+    rsqrt => rsqrt;
+}
+
+impl Array {
+    /// `self * sigmoid(self)`.
+    #[track_caller]
+    pub fn silu(&self) -> Array {
+        self.mul(&self.sigmoid())
+    }
+}
+
+/// Along one dimension.
+impl Array {
+    /// The sum.
+    #[track_caller]
+    pub fn sum(&self, axis: i32, keepdims: bool) -> Array {
+        built("sum", bridge::sum(&self.0, axis, keepdims))
+    }
+
+    /// The mean.
+    #[track_caller]
+    pub fn mean(&self, axis: i32, keepdims: bool) -> Array {
+        built("mean", bridge::mean(&self.0, axis, keepdims))
+    }
+
+    /// The largest element.
+    #[track_caller]
+    pub fn max(&self, axis: i32, keepdims: bool) -> Array {
+        built("max", bridge::max(&self.0, axis, keepdims))
+    }
+
+    /// The smallest element.
+    #[track_caller]
+    pub fn min(&self, axis: i32, keepdims: bool) -> Array {
+        built("min", bridge::min(&self.0, axis, keepdims))
+    }
+
+    /// `log(sum(exp(self)))`.
+    #[track_caller]
+    pub fn logsumexp(&self, axis: i32, keepdims: bool) -> Array {
+        built("logsumexp", bridge::logsumexp(&self.0, axis, keepdims))
+    }
+
+    /// The position of the largest element (the first of equals), u32.
+    #[track_caller]
+    pub fn argmax(&self, axis: i32) -> Array {
+        built("argmax", bridge::argmax(&self.0, axis))
+    }
+
+    /// `exp(self) / sum(exp(self))`, accumulated in f32.
+    #[track_caller]
+    pub fn softmax(&self, axis: i32) -> Array {
+        built("softmax", bridge::softmax(&self.0, axis))
+    }
+
+    /// The running sum, each element included.
+    #[track_caller]
+    pub fn cumsum(&self, axis: i32) -> Array {
+        built("cumsum", bridge::cumsum(&self.0, axis))
+    }
+
+    /// The positions that sort, u32, smallest first.
+    #[track_caller]
+    pub fn argsort(&self, axis: i32) -> Array {
+        built("argsort", bridge::argsort(&self.0, axis))
+    }
+
+    /// The positions that put the `kth` smallest in its place with the smaller ones before, u32.
+    #[track_caller]
+    pub fn argpartition(&self, kth: i32, axis: i32) -> Array {
+        built("argpartition", bridge::argpartition(&self.0, kth, axis))
+    }
+}
+
+macro_rules! operator {
+    ($($trait:ident $method:ident),*) => {$(
+        operator!(@impl $trait $method, &Array, &Array, |a, b| Array::$method(a, b));
+        operator!(@impl $trait $method, &Array, Array, |a, b| Array::$method(a, &b));
+        operator!(@impl $trait $method, Array, &Array, |a, b| Array::$method(&a, b));
+        operator!(@impl $trait $method, Array, Array, |a, b| Array::$method(&a, &b));
+        operator!(@impl $trait $method, &Array, f32, |a, b| Array::$method(a, &a.constant(b)));
+        operator!(@impl $trait $method, Array, f32, |a, b| Array::$method(&a, &a.constant(b)));
+    )*};
+    (@impl $trait:ident $method:ident, $lhs:ty, $rhs:ty, |$a:ident, $b:ident| $body:expr) => {
+        impl ops::$trait<$rhs> for $lhs {
+            type Output = Array;
+            #[track_caller]
+            fn $method(self, rhs: $rhs) -> Array {
+                let ($a, $b) = (self, rhs);
+                $body
+            }
+        }
+    };
+}
+
+operator!(Add add, Sub sub, Mul mul, Div div);
+
+impl ops::Neg for &Array {
+    type Output = Array;
+    #[track_caller]
+    fn neg(self) -> Array {
+        Array::neg(self)
+    }
+}
+
+impl Array {
+    /// A scalar of this array's element type, so that arithmetic with a number keeps it.
+    #[track_caller]
+    fn constant(&self, value: f32) -> Array {
+        Array::scalar_of(value, self.dtype())
+    }
+}

@@ -1,0 +1,95 @@
+//! Quantised weights: 32-bit words holding several elements, with scales per group.
+
+use crate::array::{Array, built, built_all, optional, refs};
+use crate::dtype::Dtype;
+use crate::ffi::bridge;
+
+/// How elements are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Integers with a scale and a bias per group, in the weights' dtype.
+    Affine,
+    /// 4-bit floats with a power-of-two scale per 32.
+    Mxfp4,
+    /// 4-bit floats with an 8-bit float scale per 16.
+    Nvfp4,
+    /// 8-bit floats with a power-of-two scale per 32.
+    Mxfp8,
+}
+
+impl Mode {
+    /// MLX's name, as it also stands in checkpoints.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Affine => "affine",
+            Mode::Mxfp4 => "mxfp4",
+            Mode::Nvfp4 => "nvfp4",
+            Mode::Mxfp8 => "mxfp8",
+        }
+    }
+}
+
+/// A quantisation format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Format {
+    /// How elements are stored.
+    pub mode: Mode,
+    /// Bits per element.
+    pub bits: i32,
+    /// Elements that share a scale.
+    pub group_size: i32,
+}
+
+impl Format {
+    fn spec(&self) -> bridge::QuantSpec<'static> {
+        bridge::QuantSpec { mode: self.mode.name(), group_size: self.group_size, bits: self.bits }
+    }
+}
+
+/// A quantised matrix `[out, in]`.
+#[derive(Debug, Clone)]
+pub struct Quantized {
+    /// The packed words, u32 `[out, in * bits / 32]`.
+    pub words: Array,
+    /// `[out, in / group_size]`; u8 in the floating modes.
+    pub scales: Array,
+    /// `[out, in / group_size]`, in affine mode only.
+    pub biases: Option<Array>,
+    /// The format of the words.
+    pub format: Format,
+}
+
+/// `x wᵀ` (with `transpose`) or `x w`.
+#[track_caller]
+pub fn quantized_matmul(x: &Array, w: &Quantized, transpose: bool) -> Array {
+    let node = bridge::quantized_matmul(
+        &x.0,
+        &refs(&[&w.words, &w.scales]),
+        &optional(w.biases.as_ref()),
+        transpose,
+        &w.format.spec(),
+    );
+    built("quantized_matmul", node)
+}
+
+/// Quantises a matrix along its last dimension.
+#[track_caller]
+pub fn quantize(w: &Array, format: Format) -> Quantized {
+    let mut parts = built_all("quantize", bridge::quantize(&w.0, &format.spec())).into_iter();
+    let mut next = || parts.next().expect("quantize yields words and scales");
+    let (words, scales) = (next(), next());
+    Quantized { words, scales, biases: parts.next(), format }
+}
+
+/// The matrix in a floating type.
+#[track_caller]
+pub fn dequantize(w: &Quantized, dtype: Dtype) -> Array {
+    let node = bridge::dequantize(
+        &w.words.0,
+        &w.scales.0,
+        &optional(w.biases.as_ref()),
+        &w.format.spec(),
+        dtype.code(),
+    );
+    built("dequantize", node)
+}

@@ -1,0 +1,117 @@
+//! Fused and quantised operations against the plain ones.
+
+use jackalope_mlx::fast::{self, Mask, Rope};
+use jackalope_mlx::quant::{self, Format, Mode};
+use jackalope_mlx::{Array, Dtype};
+
+use crate::panic_of;
+
+/// A wave, so that no two rows are alike.
+fn wave(shape: &[i32]) -> Array {
+    let size = shape.iter().product();
+    (Array::arange(size, Dtype::F32) * 0.37).sin().reshape(shape)
+}
+
+#[track_caller]
+fn assert_close(found: &Array, expected: &Array, tolerance: f32) {
+    assert_eq!(found.shape(), expected.shape());
+    let error = found.sub(expected).abs().flatten(0, -1).max(0, false);
+    let error = error.astype(Dtype::F32).item::<f32>().unwrap();
+    assert!(error <= tolerance, "differs by {error}");
+}
+
+#[test]
+fn norms_are_their_formulas() {
+    let (x, weight, bias) = (wave(&[2, 8]), wave(&[8]), wave(&[8]) * 0.5);
+    let rms = (x.square().mean(-1, true) + 1e-5).rsqrt();
+    assert_close(&fast::rms_norm(&x, Some(&weight), 1e-5), &(&x * &rms * &weight), 1e-6);
+    assert_close(&fast::rms_norm(&x, None, 1e-5), &(&x * &rms), 1e-6);
+    let centred = &x - x.mean(-1, true);
+    let deviation = (centred.square().mean(-1, true) + 1e-5).rsqrt();
+    let expected = &centred * &deviation * &weight + &bias;
+    assert_close(&fast::layer_norm(&x, Some(&weight), Some(&bias), 1e-5), &expected, 1e-5);
+}
+
+/// Rotation of the halves `[batch, heads, seq, head_dim]` at the given positions.
+fn rotated(x: &Array, positions: &Array, inverse_freqs: &Array) -> Array {
+    let half = x.dim(-1) / 2;
+    let angles = positions.reshape(&[-1, 1]) * inverse_freqs.reshape(&[1, -1]);
+    let (cos, sin) = (angles.cos(), angles.sin());
+    let (low, high) = (x.slice_axis(-1, 0, half), x.slice_axis(-1, half, 2 * half));
+    Array::concatenate(&[&(&low * &cos - &high * &sin), &(&low * &sin + &high * &cos)], -1)
+}
+
+#[test]
+fn rope_rotates_by_base_or_by_frequencies() {
+    let x = wave(&[1, 2, 3, 8]);
+    let exponents = Array::arange(4, Dtype::F32) * -0.25;
+    let inverse_freqs = Array::scalar(10_000.0).power(&exponents);
+    let positions = Array::arange_from(5, 8, Dtype::F32);
+    let expected = rotated(&x, &positions, &inverse_freqs);
+    let by_base = Rope {
+        dims: 8,
+        traditional: false,
+        base: Some(10_000.0),
+        scale: 1.0,
+        offset: 5,
+        freqs: None,
+    };
+    assert_close(&fast::rope(&x, by_base), &expected, 1e-5);
+    let freqs = Array::scalar(1.0) / &inverse_freqs;
+    let by_freqs = Rope { base: None, freqs: Some(&freqs), ..by_base };
+    assert_close(&fast::rope(&x, by_freqs), &expected, 1e-5);
+    let (message, _) = panic_of(|| drop(fast::rope(&x, Rope { base: None, ..by_base })));
+    assert!(message.starts_with("rope: [rope]"), "{message}");
+}
+
+#[test]
+fn attention_is_a_softmax_over_the_keys_the_mask_leaves() {
+    let (q, k, v) = (wave(&[1, 4, 3, 8]), wave(&[1, 2, 5, 8]), wave(&[1, 2, 5, 8]) * 0.5);
+    let (k_each, v_each) = (k.repeat(2, 1), v.repeat(2, 1));
+    let scores = q.matmul(&k_each.swapaxes(-1, -2)) * 0.35;
+    // Query i of 3 stands at position i + 2 of 5.
+    let rows = Array::arange_from(2, 5, Dtype::I32).reshape(&[3, 1]);
+    let seen = rows.greater_equal(&Array::arange(5, Dtype::I32).reshape(&[1, 5]));
+    let masked = Array::where_(&seen, &scores, &Array::scalar(f32::NEG_INFINITY));
+    let attend = |mask| fast::scaled_dot_product_attention(&q, &k, &v, 0.35, mask);
+    assert_close(&attend(Mask::None), &scores.softmax(-1).matmul(&v_each), 1e-5);
+    assert_close(&attend(Mask::Causal), &masked.softmax(-1).matmul(&v_each), 1e-5);
+    assert_close(&attend(Mask::Array(&seen)), &masked.softmax(-1).matmul(&v_each), 1e-5);
+}
+
+/// Every format of the issue: mode, bits, group size.
+fn formats() -> Vec<Format> {
+    let affine = [2, 3, 4, 5, 6, 8].into_iter().flat_map(|bits| {
+        [32, 64, 128].map(|group_size| Format { mode: Mode::Affine, bits, group_size })
+    });
+    let floating = [(Mode::Mxfp4, 4, 32), (Mode::Nvfp4, 4, 16), (Mode::Mxfp8, 8, 32)];
+    let floating = floating.map(|(mode, bits, group_size)| Format { mode, bits, group_size });
+    affine.chain(floating).collect()
+}
+
+#[test]
+fn every_quantisation_multiplies_as_its_dequantised_matrix() {
+    let (x, w) = (wave(&[3, 128]), wave(&[16, 128]));
+    for format in formats() {
+        let packed = quant::quantize(&w, format);
+        assert_eq!(packed.words.shape(), [16, 128 * format.bits / 32], "{format:?}");
+        assert_eq!(packed.words.dtype(), Dtype::U32, "{format:?}");
+        assert_eq!(packed.scales.shape(), [16, 128 / format.group_size], "{format:?}");
+        assert_eq!(packed.biases.is_some(), format.mode == Mode::Affine, "{format:?}");
+        let plain = quant::dequantize(&packed, Dtype::F32);
+        assert_eq!(plain.dtype(), Dtype::F32, "{format:?}");
+        // A whole step of integers over [-1, 1], half a step of floats at their upper end.
+        let step = match format.mode {
+            Mode::Affine => 2.0 / 2_f32.powi(format.bits),
+            Mode::Mxfp4 | Mode::Nvfp4 => 0.34,
+            Mode::Mxfp8 => 0.04,
+        };
+        assert_close(&plain, &w, step);
+        let product = quant::quantized_matmul(&x, &packed, true);
+        assert_close(&product, &x.matmul(&plain.swapaxes(0, 1)), 1e-4);
+    }
+    let packed = quant::quantize(&w, Format { mode: Mode::Affine, bits: 4, group_size: 64 });
+    let plain = quant::dequantize(&packed, Dtype::F32);
+    let product = quant::quantized_matmul(&wave(&[3, 16]), &packed, false);
+    assert_close(&product, &wave(&[3, 16]).matmul(&plain), 1e-4);
+}

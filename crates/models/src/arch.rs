@@ -1,0 +1,82 @@
+//! One file per architecture: what `config.json` says, the layers, and how they follow one another.
+
+mod llama;
+mod qwen2;
+mod qwen3;
+
+use jackalope_mlx::Array;
+use jackalope_protocol::TokenId;
+
+use crate::checkpoint::Checkpoint;
+use crate::error::LoadError;
+use crate::layers::Heads;
+use crate::parallel::TensorParallel;
+use crate::split::Cut;
+use crate::step::Step;
+use crate::weights::{LoadCounters, LoadProgress, Loader, Weights};
+
+/// The `model_type`s that can be loaded.
+pub const SUPPORTED: &[&str] = &["llama", "mistral", "qwen2", "qwen3"];
+
+/// What a model file builds.
+pub(crate) trait Network: std::fmt::Debug {
+    /// The last layer's output for every row of the step, `[tokens, hidden]`.
+    fn forward(&self, tokens: &[TokenId], step: &mut Step<'_, '_>) -> Array;
+
+    /// f32 `[n, vocab]` for some of these rows `[n, hidden]`.
+    fn logits(&self, h: &Array) -> Array;
+
+    /// Its sizes on this rank.
+    fn dimensions(&self) -> Dimensions;
+}
+
+/// The sizes of a network, whole and on this rank.
+#[derive(Clone, Debug)]
+pub(crate) struct Dimensions {
+    pub(crate) num_layers: usize,
+    pub(crate) hidden_size: usize,
+    pub(crate) context_tokens: u32,
+    pub(crate) heads: Heads,
+    pub(crate) mlp: Cut,
+    pub(crate) vocab: Cut,
+}
+
+/// Loads the architecture that the checkpoint names.
+pub(crate) fn load(
+    checkpoint: &Checkpoint,
+    tp: &TensorParallel,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<(Box<dyn Network>, LoadCounters), LoadError> {
+    let found = checkpoint.model_type();
+    if !SUPPORTED.contains(&found) {
+        let found = found.to_owned();
+        return Err(LoadError::UnsupportedArchitecture { found, supported: SUPPORTED });
+    }
+    let loader = Loader::new(checkpoint, "model.norm.weight", progress)?;
+    let w = loader.root();
+    let network: Box<dyn Network> = match found {
+        "qwen2" => Box::new(qwen2::Qwen2::load(&w, checkpoint, tp)?),
+        "qwen3" => Box::new(qwen3::Qwen3::load(&w, checkpoint, tp)?),
+        _ => Box::new(llama::Llama::load(&w, checkpoint, tp)?),
+    };
+    let is_tied = !loader.has_taken("lm_head.weight");
+    let counters = loader.finish(|name| {
+        // Frequencies that old exporters stored, and the second copy of a tied table.
+        name.ends_with("rotary_emb.inv_freq") || (is_tied && name.starts_with("lm_head."))
+    })?;
+    Ok((network, counters))
+}
+
+/// True if head and embedding are one table. A checkpoint that does not say so is tied if it holds
+/// no table for the head.
+fn is_tied(w: &Weights<'_>, stated: Option<bool>) -> bool {
+    stated.unwrap_or_else(|| !w.at("lm_head").has("weight"))
+}
+
+/// The only activation of these architectures.
+fn check_activation(checkpoint: &Checkpoint, hidden_act: Option<&str>) -> Result<(), LoadError> {
+    match hidden_act {
+        None | Some("silu" | "swish") => Ok(()),
+        Some(other) => Err(checkpoint.unsupported("activation", other, &["silu"])),
+    }
+}

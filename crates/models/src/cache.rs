@@ -1,0 +1,372 @@
+//! Keys and values of one sequence, kept between steps.
+//!
+//! With our kernels they lie in pages of our own, which the attention primitive writes in place. A
+//! growing cache gets a page more, and a fork shares the pages it will not write to. With MLX's
+//! operations they are arrays, updated in place by donation.
+//!
+//! Lengths change when a step's graph is built, contents when it is evaluated. Graphs are evaluated
+//! in the order in which they were built.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use half::slice::HalfFloatSliceExt as _;
+use half::{bf16, f16};
+use jackalope_kernels::{Elements, KvPage};
+use jackalope_mlx::{Array, Dtype, Error};
+
+use crate::layers::dim;
+use crate::parallel::Compute;
+
+/// Caches grow in steps of so many tokens.
+pub const CACHE_GRANULE_TOKENS: usize = 256;
+
+/// What the caches of a model have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct CacheShape {
+    pub(crate) num_layers: usize,
+    /// Key and value heads of this rank.
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) dtype: Dtype,
+    pub(crate) compute: Compute,
+    /// Result of the last step's graph: once it is evaluated, so are all writes to all caches.
+    pub(crate) last_step: Rc<RefCell<Option<Array>>>,
+}
+
+impl CacheShape {
+    /// Bytes of one token's keys and values.
+    pub(crate) fn bytes_per_token(&self) -> usize {
+        2 * self.num_layers * self.kv_heads * self.head_dim * self.dtype.size_bytes()
+    }
+}
+
+/// The cached keys and values of one sequence on this rank.
+#[derive(Debug)]
+pub struct SequenceCache {
+    shape: CacheShape,
+    layers: Vec<LayerCache>,
+    len: usize,
+    capacity: usize,
+}
+
+impl SequenceCache {
+    /// An empty cache.
+    pub(crate) fn new(shape: &CacheShape) -> SequenceCache {
+        let layer = |_| match shape.compute {
+            Compute::Kernels(_) => LayerCache::Pages(Arc::default()),
+            Compute::Stock => LayerCache::Arrays(None),
+        };
+        let layers = (0..shape.num_layers).map(layer).collect();
+        SequenceCache { shape: shape.clone(), layers, len: 0, capacity: 0 }
+    }
+
+    /// Positions held.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True if no position is held.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Memory held, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.capacity * self.shape.bytes_per_token()
+    }
+
+    /// Forgets all positions from `tokens` on. Their memory stays for the positions to come.
+    ///
+    /// # Panics
+    /// If fewer are held.
+    #[track_caller]
+    pub fn truncate(&mut self, tokens: usize) {
+        assert!(tokens <= self.len, "a cache of {} tokens cannot be cut to {tokens}", self.len);
+        self.len = tokens;
+    }
+
+    /// A cache of its own with the first `tokens` positions.
+    ///
+    /// # Errors
+    /// If a step that wrote to this cache fails.
+    ///
+    /// # Panics
+    /// If fewer are held.
+    #[track_caller]
+    pub fn fork(&self, tokens: usize) -> Result<SequenceCache, Error> {
+        assert!(tokens <= self.len, "a cache of {} tokens has no prefix of {tokens}", self.len);
+        if let Some(last_step) = &*self.shape.last_step.borrow()
+            && 0 < tokens
+        {
+            last_step.eval()?;
+        }
+        let capacity = tokens.next_multiple_of(CACHE_GRANULE_TOKENS);
+        let layers = self.layers.iter().map(|layer| layer.fork(capacity)).collect();
+        Ok(SequenceCache { shape: self.shape.clone(), layers, len: tokens, capacity })
+    }
+
+    /// What must be evaluated so that this cache holds what it claims to.
+    pub fn arrays(&self) -> Vec<Array> {
+        let held = self.layers.iter().filter_map(|layer| match layer {
+            LayerCache::Pages(_) => None,
+            LayerCache::Arrays(arrays) => arrays.as_ref(),
+        });
+        let last_step = self.shape.last_step.borrow();
+        held.flatten().chain(&*last_step).cloned().collect()
+    }
+
+    /// Makes room for `num_tokens` more positions and counts them as held.
+    pub(crate) fn extend(&mut self, num_tokens: usize) {
+        self.len += num_tokens;
+        self.capacity = self.capacity.max(self.len.next_multiple_of(CACHE_GRANULE_TOKENS));
+    }
+
+    /// One layer's pages, for the kernels.
+    ///
+    /// # Panics
+    /// If the model computes with MLX's operations.
+    pub(crate) fn pages(&self, layer_idx: usize) -> LayerPages {
+        match &self.layers[layer_idx] {
+            LayerCache::Pages(pages) => {
+                let CacheShape { kv_heads, head_dim, dtype, .. } = self.shape;
+                let pages = Arc::clone(pages);
+                LayerPages {
+                    pages,
+                    num_pages: self.capacity / CACHE_GRANULE_TOKENS,
+                    kv_heads,
+                    head_dim,
+                    dtype,
+                }
+            }
+            LayerCache::Arrays(_) => panic!("this cache is not the kernels'"),
+        }
+    }
+
+    /// Appends `[1, kv_heads, tokens, head_dim]` at `start` to one layer and gives back all keys
+    /// and values up to there. For MLX's operations.
+    ///
+    /// # Panics
+    /// If the model computes with our kernels.
+    pub(crate) fn append(
+        &mut self,
+        layer_idx: usize,
+        start: usize,
+        (keys, values): (&Array, &Array),
+    ) -> (Array, Array) {
+        let capacity = dim(self.capacity);
+        let LayerCache::Arrays(held) = &mut self.layers[layer_idx] else {
+            panic!("this cache is the kernels'");
+        };
+        let stop = dim(start) + keys.dim(2);
+        let [old_keys, old_values] = held.take().map_or([None, None], |pair| pair.map(Some));
+        let keys = updated(old_keys, keys, dim(start), capacity);
+        let values = updated(old_values, values, dim(start), capacity);
+        let views = (keys.slice_axis(2, 0, stop), values.slice_axis(2, 0, stop));
+        *held = Some([keys, values]);
+        views
+    }
+}
+
+/// `held`, grown to `capacity`, with `new` from `start` on. Takes `held` by value, so that MLX
+/// writes into its memory if nobody else has a handle to it.
+fn updated(held: Option<Array>, new: &Array, start: i32, capacity: i32) -> Array {
+    let (kv_heads, len, head_dim) = (new.dim(1), new.dim(2), new.dim(3));
+    let held_len = held.as_ref().map_or(0, |held| held.dim(2));
+    let room = |len| Array::zeros(&[1, kv_heads, len, head_dim], new.dtype());
+    let grown = match held {
+        Some(held) if capacity <= held_len => held,
+        Some(held) => Array::concatenate(&[&held, &room(capacity - held_len)], 2),
+        None => room(capacity),
+    };
+    grown.slice_update(new, &[0, 0, start, 0], &[1, kv_heads, start + len, head_dim])
+}
+
+/// One layer's keys and values.
+#[derive(Debug)]
+enum LayerCache {
+    /// In memory of our own, written by the attention primitive on MLX's worker thread.
+    Pages(Arc<Mutex<Vec<Arc<Page>>>>),
+    /// Keys and values as arrays `[1, kv_heads, capacity, head_dim]`, once there are any.
+    Arrays(Option<[Array; 2]>),
+}
+
+impl LayerCache {
+    fn fork(&self, capacity: usize) -> LayerCache {
+        match self {
+            LayerCache::Pages(pages) => {
+                let held = locked(pages);
+                let num_pages = (capacity / CACHE_GRANULE_TOKENS).min(held.len());
+                LayerCache::Pages(Arc::new(Mutex::new(held[..num_pages].to_vec())))
+            }
+            LayerCache::Arrays(arrays) if capacity > 0 => {
+                let prefix = |array: &Array| array.slice_axis(2, 0, dim(capacity)).contiguous();
+                LayerCache::Arrays(arrays.as_ref().map(|pair| pair.each_ref().map(prefix)))
+            }
+            LayerCache::Arrays(_) => LayerCache::Arrays(None),
+        }
+    }
+}
+
+/// A handle to one layer's pages that can go to the worker thread.
+#[derive(Debug)]
+pub(crate) struct LayerPages {
+    pages: Arc<Mutex<Vec<Arc<Page>>>>,
+    /// Pages that the step needs.
+    num_pages: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    dtype: Dtype,
+}
+
+impl LayerPages {
+    /// Rounds keys and values `[tokens, kv_heads, head_dim]` into the places from `start` on, and
+    /// gives back all pages.
+    pub(crate) fn write(&self, start: usize, keys: &[f32], values: &[f32]) -> Vec<Arc<Page>> {
+        let width = self.kv_heads * self.head_dim;
+        let mut pages = locked(&self.pages);
+        while pages.len() < self.num_pages {
+            pages.push(Arc::new(Page::new(self.dtype, width, self.head_dim)));
+        }
+        let rows = keys.chunks_exact(width).zip(values.chunks_exact(width));
+        for (position, (keys, values)) in (start..).zip(rows) {
+            // A page that a fork shares is copied before the first write.
+            let page = Arc::make_mut(&mut pages[position / CACHE_GRANULE_TOKENS]);
+            page.write(position % CACHE_GRANULE_TOKENS, keys, values);
+        }
+        pages.clone()
+    }
+}
+
+/// A poisoned lock means that a kernel panicked; its step has failed, and the cache with it.
+fn locked(pages: &Mutex<Vec<Arc<Page>>>) -> MutexGuard<'_, Vec<Arc<Page>>> {
+    pages.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keys and values of [`CACHE_GRANULE_TOKENS`] positions, `[kv_heads, positions, head_dim]` each.
+#[derive(Clone, Debug)]
+pub(crate) struct Page {
+    keys: Floats,
+    values: Floats,
+    head_dim: usize,
+}
+
+impl Page {
+    fn new(dtype: Dtype, width: usize, head_dim: usize) -> Page {
+        let zeros = || Floats::zeros(dtype, CACHE_GRANULE_TOKENS * width);
+        Page { keys: zeros(), values: zeros(), head_dim }
+    }
+
+    /// Rounds the keys and values of one token, `[kv_heads, head_dim]`, into its place.
+    fn write(&mut self, position: usize, keys: &[f32], values: &[f32]) {
+        let head_dim = self.head_dim;
+        let heads = keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim));
+        for (head, (keys, values)) in heads.enumerate() {
+            let start = (head * CACHE_GRANULE_TOKENS + position) * head_dim;
+            self.keys.store(start, keys);
+            self.values.store(start, values);
+        }
+    }
+
+    /// As the kernels take it.
+    pub(crate) fn view(&self) -> KvPage<'_> {
+        KvPage { keys: self.keys.elements(), values: self.values.elements() }
+    }
+}
+
+/// A buffer of floats.
+#[derive(Clone, Debug)]
+enum Floats {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+impl Floats {
+    fn zeros(dtype: Dtype, len: usize) -> Floats {
+        match dtype {
+            Dtype::F16 => Floats::F16(vec![f16::ZERO; len]),
+            Dtype::Bf16 => Floats::Bf16(vec![bf16::ZERO; len]),
+            _ => Floats::F32(vec![0.0; len]),
+        }
+    }
+
+    fn elements(&self) -> Elements<'_> {
+        match self {
+            Floats::F32(values) => Elements::F32(values),
+            Floats::F16(values) => Elements::F16(values),
+            Floats::Bf16(values) => Elements::Bf16(values),
+        }
+    }
+
+    /// Rounds `values` into the elements from `start` on.
+    fn store(&mut self, start: usize, values: &[f32]) {
+        let range = start..start + values.len();
+        match self {
+            Floats::F32(floats) => floats[range].copy_from_slice(values),
+            Floats::F16(floats) => floats[range].convert_from_f32_slice(values),
+            Floats::Bf16(floats) => floats[range].convert_from_f32_slice(values),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WIDTH: usize = 6;
+
+    fn pages() -> LayerPages {
+        LayerPages {
+            pages: Arc::default(),
+            num_pages: 2,
+            kv_heads: 2,
+            head_dim: 3,
+            dtype: Dtype::F32,
+        }
+    }
+
+    fn rows(tokens: std::ops::Range<usize>, offset: f32) -> Vec<f32> {
+        let value = |idx: usize| idx as f32 + offset;
+        (tokens.start * WIDTH..tokens.end * WIDTH).map(value).collect()
+    }
+
+    /// The keys of one position, head by head.
+    fn keys_at(pages: &[Arc<Page>], position: usize) -> Vec<f32> {
+        let Floats::F32(keys) = &pages[position / CACHE_GRANULE_TOKENS].keys else {
+            panic!("the pages are f32")
+        };
+        let place = |head| (head * CACHE_GRANULE_TOKENS + position % CACHE_GRANULE_TOKENS) * 3;
+        [0, 1].map(|head| keys[place(head)..][..3].to_vec()).concat()
+    }
+
+    #[test]
+    fn every_row_is_where_its_position_says() {
+        let layer = pages();
+        layer.write(0, &rows(0..200, 0.0), &rows(0..200, 1e6));
+        let held = layer.write(200, &rows(200..300, 0.0), &rows(200..300, 1e6));
+        assert_eq!(held.len(), 2);
+        for position in 0..300 {
+            assert_eq!(keys_at(&held, position), rows(position..position + 1, 0.0));
+        }
+    }
+
+    #[test]
+    fn a_fork_shares_what_it_does_not_write_to() {
+        let layer = pages();
+        layer.write(0, &rows(0..300, 0.0), &rows(0..300, 0.0));
+        let LayerCache::Pages(forked) = LayerCache::Pages(Arc::clone(&layer.pages)).fork(512)
+        else {
+            panic!("a fork is of the same kind")
+        };
+        let fork = LayerPages { pages: forked, ..pages() };
+        let forked = fork.write(280, &rows(0..5, 0.5), &rows(0..5, 0.5));
+        let held = locked(&layer.pages).clone();
+        assert!(Arc::ptr_eq(&held[0], &forked[0]));
+        assert!(!Arc::ptr_eq(&held[1], &forked[1]));
+        assert_eq!(keys_at(&held, 282), rows(282..283, 0.0));
+        assert_eq!(keys_at(&forked, 282), rows(2..3, 0.5));
+        assert_eq!(keys_at(&forked, 270), rows(270..271, 0.0));
+    }
+}

@@ -1,0 +1,204 @@
+//! The headers of safetensors files: which tensor lies where.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+
+use crate::error::LoadError;
+
+/// Longest header, as in the reference implementation.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// An element type that models are stored in.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ElementType {
+    /// Single precision.
+    F32,
+    /// Half precision.
+    F16,
+    /// Brain floats.
+    Bf16,
+    /// Packed codes.
+    U32,
+    /// Scales of the floating-point quantisations.
+    U8,
+    /// Something no supported architecture uses.
+    Other(Dtype),
+}
+
+impl ElementType {
+    /// True for the types that weights are computed in.
+    pub fn is_float(self) -> bool {
+        matches!(self, ElementType::F32 | ElementType::F16 | ElementType::Bf16)
+    }
+
+    /// Its name in a safetensors header.
+    pub fn name(self) -> String {
+        match self {
+            ElementType::F32 => Dtype::F32,
+            ElementType::F16 => Dtype::F16,
+            ElementType::Bf16 => Dtype::BF16,
+            ElementType::U32 => Dtype::U32,
+            ElementType::U8 => Dtype::U8,
+            ElementType::Other(dtype) => dtype,
+        }
+        .to_string()
+    }
+}
+
+impl From<Dtype> for ElementType {
+    fn from(dtype: Dtype) -> ElementType {
+        match dtype {
+            Dtype::F32 => ElementType::F32,
+            Dtype::F16 => ElementType::F16,
+            Dtype::BF16 => ElementType::Bf16,
+            Dtype::U32 => ElementType::U32,
+            Dtype::U8 => ElementType::U8,
+            other => ElementType::Other(other),
+        }
+    }
+}
+
+/// A weight file, open for reading at any place.
+#[derive(Debug)]
+pub(crate) struct TensorFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl TensorFile {
+    /// Fills `target` with the bytes from `offset` on.
+    pub(crate) fn read_at(&self, offset: u64, target: &mut [u8]) -> Result<(), LoadError> {
+        self.file
+            .read_exact_at(target, offset)
+            .map_err(|source| LoadError::Read { path: self.path.clone(), source })
+    }
+}
+
+/// A tensor's place and shape.
+#[derive(Clone, Debug)]
+pub struct TensorEntry {
+    pub(crate) file: Arc<TensorFile>,
+    /// Where its bytes begin in the file.
+    pub(crate) offset: u64,
+    /// Element type.
+    pub element_type: ElementType,
+    /// Dimensions.
+    pub shape: Vec<usize>,
+    /// Its length in the file.
+    pub num_bytes: u64,
+}
+
+impl TensorEntry {
+    /// The file that holds it.
+    pub fn path(&self) -> &Path {
+        &self.file.path
+    }
+}
+
+/// All tensors of a checkpoint by name.
+#[derive(Debug)]
+pub struct TensorIndex {
+    entries: BTreeMap<String, TensorEntry>,
+}
+
+impl TensorIndex {
+    /// Reads the headers of all `model*.safetensors` in `dir`. An index file is not consulted: the
+    /// headers say it all, and old index files are wrong now and then.
+    pub(super) fn open(dir: &Path) -> Result<TensorIndex, LoadError> {
+        let mut entries: BTreeMap<String, TensorEntry> = BTreeMap::new();
+        for path in weight_files(dir)? {
+            for (tensor, entry) in read_header(&path)? {
+                if let Some(first) = entries.get(&tensor) {
+                    let first = first.path().to_path_buf();
+                    return Err(LoadError::DuplicateTensor { tensor, first, second: path });
+                }
+                entries.insert(tensor, entry);
+            }
+        }
+        Ok(TensorIndex { entries })
+    }
+
+    /// The tensor of this name.
+    pub fn find(&self, name: &str) -> Option<&TensorEntry> {
+        self.entries.get(name)
+    }
+
+    /// All names, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// Bytes of all tensors together.
+    pub fn num_bytes(&self) -> u64 {
+        self.entries.values().map(|entry| entry.num_bytes).sum()
+    }
+}
+
+fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, LoadError> {
+    let failed = |source| LoadError::Read { path: dir.to_path_buf(), source };
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        let is_weights =
+            name.to_str().is_some_and(|s| s.starts_with("model") && s.ends_with(".safetensors"));
+        if is_weights {
+            paths.push(dir.join(name));
+        }
+    }
+    if paths.is_empty() {
+        return Err(LoadError::NoWeights { dir: dir.to_path_buf() });
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+fn read_header(path: &Path) -> Result<BTreeMap<String, TensorEntry>, LoadError> {
+    let failed = |source| LoadError::Read { path: path.to_path_buf(), source };
+    let malformed = |reason: String| LoadError::Header { path: path.to_path_buf(), reason };
+    let mut file = File::open(path).map_err(failed)?;
+    let found_bytes = file.metadata().map_err(failed)?.len();
+    if found_bytes < 8 {
+        return Err(malformed(format!("file has {found_bytes} bytes")));
+    }
+    let mut prefix = [0; 8];
+    file.read_exact(&mut prefix).map_err(failed)?;
+    let header_bytes = u64::from_le_bytes(prefix);
+    if MAX_HEADER_BYTES < header_bytes {
+        return Err(malformed(format!(
+            "header of {header_bytes} bytes exceeds the limit of {MAX_HEADER_BYTES}"
+        )));
+    }
+    let data_offset = 8 + header_bytes;
+    if found_bytes < data_offset {
+        let path = path.to_path_buf();
+        return Err(LoadError::FileSize { path, expected_bytes: data_offset, found_bytes });
+    }
+    let mut header = vec![0; usize::try_from(header_bytes).expect("checked against the limit")];
+    file.read_exact(&mut header).map_err(failed)?;
+    let metadata: Metadata =
+        serde_json::from_slice(&header).map_err(|err| malformed(err.to_string()))?;
+    let expected_bytes = data_offset.saturating_add(metadata.data_len() as u64);
+    if expected_bytes != found_bytes {
+        return Err(LoadError::FileSize { path: path.to_path_buf(), expected_bytes, found_bytes });
+    }
+    let file = Arc::new(TensorFile { path: path.to_path_buf(), file });
+    let entries = metadata.tensors().into_iter().map(|(name, info)| {
+        let (start, end) = info.data_offsets;
+        let entry = TensorEntry {
+            file: Arc::clone(&file),
+            offset: data_offset + start as u64,
+            element_type: info.dtype.into(),
+            shape: info.shape.clone(),
+            num_bytes: (end - start) as u64,
+        };
+        (name, entry)
+    });
+    Ok(entries.collect())
+}

@@ -1,0 +1,19 @@
+//! The layers that models are made of. Each knows how it is cut over the ranks, how its weights are
+//! stored, and how to compute itself with our CPU kernels or with MLX's own operations; a model file
+//! knows none of this.
+
+mod attention;
+mod embedding;
+mod kernel;
+mod linear;
+mod mlp;
+mod norm;
+mod rope;
+
+pub(crate) use attention::{Attention, AttentionParts, Heads};
+pub(crate) use embedding::{Embedding, Head};
+pub(crate) use kernel::dim;
+pub(crate) use linear::{Bias, Linear};
+pub(crate) use mlp::Mlp;
+pub(crate) use norm::RmsNorm;
+pub(crate) use rope::{Rope, RopeConfig, RotationTable};

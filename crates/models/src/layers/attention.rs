@@ -1,0 +1,237 @@
+//! Causal attention of a step's rows, each sequence on its own keys and values.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use jackalope_kernels::{
+    self as kernels, AttentionConfig, Elements, HeadNorm, KvPage, SequenceKv, Threads,
+};
+use jackalope_mlx::{Array, Dtype, fast};
+
+use super::kernel::{Inputs, dim, primitive};
+use super::linear::{Linear, LinearKernel};
+use super::norm::RmsNorm;
+use super::rope::{Rope, RotationTable};
+use crate::cache::{LayerPages, Page};
+use crate::checkpoint::Checkpoint;
+use crate::error::LoadError;
+use crate::parallel::{Compute, TensorParallel};
+use crate::split::{Cut, HeadCounts, HeadCut, cut_heads, lcm};
+use crate::step::{Step, StepSpan};
+use crate::weights::Weights;
+
+/// The heads of a model's attention and this rank's part of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Heads {
+    pub(crate) head_dim: usize,
+    pub(crate) cut: HeadCut,
+}
+
+impl Heads {
+    /// Cuts heads so that `o_proj`, whose input they are, is cut between quantisation groups.
+    pub(crate) fn new(
+        checkpoint: &Checkpoint,
+        (heads, kv_heads, head_dim): (usize, usize, usize),
+        o_proj: &Weights<'_>,
+        tp: &TensorParallel,
+    ) -> Result<Heads, LoadError> {
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            let expected = format!("a divisor of num_attention_heads, {heads}");
+            return Err(checkpoint.bad_value("num_key_value_heads", kv_heads, &expected));
+        }
+        let format = o_proj.quantization(heads * head_dim)?;
+        let group_size = format.map_or(1, |format| format.group_size as usize);
+        let heads_unit = lcm(head_dim, group_size) / head_dim;
+        let counts = HeadCounts { heads, kv_heads, heads_unit };
+        let cut = cut_heads(counts, tp.shares()).swap_remove(tp.rank());
+        Ok(Heads { head_dim, cut })
+    }
+
+    /// The output of `q_proj`.
+    pub(crate) fn queries(&self) -> Cut {
+        self.cut.heads.scaled(self.head_dim)
+    }
+
+    /// The output of `k_proj` and of `v_proj`.
+    pub(crate) fn keys(&self) -> Cut {
+        self.cut.kv_heads.scaled(self.head_dim)
+    }
+}
+
+/// The layers and numbers attention is made of.
+#[derive(Debug)]
+pub(crate) struct AttentionParts {
+    /// `[hidden] -> [heads, head_dim]`.
+    pub(crate) q_proj: Linear,
+    /// `[hidden] -> [kv_heads, head_dim]`.
+    pub(crate) k_proj: Linear,
+    /// `[hidden] -> [kv_heads, head_dim]`.
+    pub(crate) v_proj: Linear,
+    /// `[heads, head_dim] -> [hidden]`, summed over ranks.
+    pub(crate) o_proj: Linear,
+    /// Norms of each query and each key head.
+    pub(crate) head_norms: Option<(RmsNorm, RmsNorm)>,
+    pub(crate) rope: Rc<Rope>,
+    pub(crate) heads: Heads,
+    /// Positions a query sees, its own included; `None` if all.
+    pub(crate) window: Option<usize>,
+}
+
+/// Grouped-query attention with rotary positions.
+#[derive(Debug)]
+pub(crate) struct Attention {
+    parts: AttentionParts,
+    layer_idx: usize,
+    scale: f32,
+    dtype: Dtype,
+    compute: Compute,
+}
+
+impl Attention {
+    pub(crate) fn new(
+        parts: AttentionParts,
+        layer_idx: usize,
+        dtype: Dtype,
+        tp: &TensorParallel,
+    ) -> Attention {
+        let scale = (parts.heads.head_dim as f64).powf(-0.5) as f32;
+        Attention { parts, layer_idx, scale, dtype, compute: tp.compute().clone() }
+    }
+
+    /// `residual + attention(x)`; all are `[tokens, hidden]`.
+    pub(crate) fn add_to(&self, residual: &Array, x: &Array, step: &mut Step<'_, '_>) -> Array {
+        if self.parts.heads.cut.heads.is_empty() {
+            return self.parts.o_proj.add_to(residual, x);
+        }
+        let out = match &self.compute {
+            Compute::Kernels(threads) => self.kernel_heads(x, step, threads),
+            Compute::Stock => self.stock_heads(x, step),
+        };
+        self.parts.o_proj.add_to(residual, &out)
+    }
+
+    /// The heads' results in one primitive, `[tokens, heads * head_dim]`.
+    fn kernel_heads(&self, x: &Array, step: &mut Step<'_, '_>, threads: &Arc<Threads>) -> Array {
+        let parts = &self.parts;
+        let mut inputs = vec![x];
+        for linear in [&parts.q_proj, &parts.k_proj, &parts.v_proj] {
+            inputs.extend(linear.arrays());
+        }
+        let norm_eps = parts.head_norms.as_ref().map(|(q_norm, k_norm)| {
+            inputs.extend([q_norm.array(), k_norm.array()]);
+            [q_norm.eps(), k_norm.eps()]
+        });
+        let kernel = AttentionKernel {
+            q_proj: parts.q_proj.kernel(),
+            k_proj: parts.k_proj.kernel(),
+            v_proj: parts.v_proj.kernel(),
+            norm_eps,
+            rotations: step.rotations(&parts.rope),
+            config: AttentionConfig {
+                heads: parts.heads.cut.heads.len(),
+                kv_heads: parts.heads.cut.kv_heads.len(),
+                head_dim: parts.heads.head_dim,
+                scale: self.scale,
+                window: parts.window,
+            },
+            spans: step.spans.clone(),
+            pages: step.caches.iter().map(|cache| cache.pages(self.layer_idx)).collect(),
+            threads: Arc::clone(threads),
+        };
+        let out = (vec![x.dim(0), dim(parts.heads.queries().len())], self.dtype);
+        primitive("attention", &inputs, out, move |inputs, out| kernel.run(inputs, out))
+    }
+
+    /// The heads' results by MLX, one sequence after the other.
+    fn stock_heads(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
+        let parts = &self.parts;
+        let mut q = self.split(&parts.q_proj.forward(x)); // [tokens, heads, head_dim]
+        let mut k = self.split(&parts.k_proj.forward(x)); // [tokens, kv_heads, head_dim]
+        let v = self.split(&parts.v_proj.forward(x));
+        if let Some((q_norm, k_norm)) = &parts.head_norms {
+            (q, k) = (q_norm.stock(&q), k_norm.stock(&k));
+        }
+        let spans = step.spans.iter().zip(step.caches.iter_mut());
+        let outs = spans.map(|(span, cache)| {
+            let own = |x: &Array| {
+                let rows = x.slice_axis(0, dim(span.rows.start), dim(span.rows.end));
+                rows.transpose(&[1, 0, 2]).expand_dims(0) // [1, heads, seq, head_dim]
+            };
+            let q = parts.rope.stock(&own(&q), span.start);
+            let k = parts.rope.stock(&own(&k), span.start);
+            let (k, v) = cache.append(self.layer_idx, span.start, (&k, &own(&v)));
+            let out = self.stock_attention(&q, &k, &v);
+            out.transpose(&[0, 2, 1, 3]).reshape(&[q.dim(2), -1]) // [seq, heads * head_dim]
+        });
+        let outs: Vec<Array> = outs.collect();
+        Array::concatenate(&outs.iter().collect::<Vec<_>>(), 0)
+    }
+
+    fn split(&self, x: &Array) -> Array {
+        x.reshape(&[x.dim(0), -1, dim(self.parts.heads.head_dim)])
+    }
+
+    /// `q` are the last positions of `k` and `v`.
+    fn stock_attention(&self, q: &Array, k: &Array, v: &Array) -> Array {
+        let (num_queries, num_keys) = (q.dim(2), k.dim(2));
+        let window = self.parts.window.map_or(num_keys, dim);
+        // The first query sees the keys from `num_keys - num_queries + 1 - window` on.
+        let first_key = (num_keys - num_queries + 1 - window).max(0);
+        let [k, v] = [k, v].map(|x| x.slice_axis(2, first_key, num_keys));
+        if num_queries == 1 {
+            return fast::scaled_dot_product_attention(q, &k, &v, self.scale, fast::Mask::None);
+        }
+        if num_keys <= window {
+            return fast::scaled_dot_product_attention(q, &k, &v, self.scale, fast::Mask::Causal);
+        }
+        let i = Array::arange_from(num_keys - num_queries, num_keys, Dtype::I32).expand_dims(1);
+        let j = Array::arange_from(first_key, num_keys, Dtype::I32).expand_dims(0);
+        let reach = j.add(&Array::from_slice(&[window], &[1]));
+        let mask = j.less_equal(&i).logical_and(&i.less(&reach));
+        fast::scaled_dot_product_attention(q, &k, &v, self.scale, fast::Mask::Array(&mask))
+    }
+}
+
+/// What the attention primitive's closure holds: everything but the weights' arrays.
+struct AttentionKernel {
+    q_proj: LinearKernel,
+    k_proj: LinearKernel,
+    v_proj: LinearKernel,
+    norm_eps: Option<[f32; 2]>,
+    rotations: Arc<RotationTable>,
+    config: AttentionConfig,
+    spans: Vec<StepSpan>,
+    pages: Vec<LayerPages>,
+    threads: Arc<Threads>,
+}
+
+impl AttentionKernel {
+    fn run(&self, inputs: &Inputs<'_>, out: kernels::ElementsMut<'_>) {
+        let x = inputs.elements();
+        let mut q = self.q_proj.product(x, inputs, &self.threads);
+        let mut k = self.k_proj.product(x, inputs, &self.threads);
+        let v = self.v_proj.product(x, inputs, &self.threads);
+        let norms = self
+            .norm_eps
+            .map(|norm_eps| norm_eps.map(|eps| HeadNorm { weight: inputs.elements(), eps }));
+        let rotation = self.rotations.rotation();
+        kernels::place_heads(&mut q, norms.map(|norms| norms[0]), rotation, &self.threads);
+        kernels::place_heads(&mut k, norms.map(|norms| norms[1]), rotation, &self.threads);
+        let width = self.config.kv_heads * self.config.head_dim;
+        let spans = self.spans.iter().zip(&self.pages);
+        let held = spans.map(|(span, pages)| {
+            let range = span.rows.start * width..span.rows.end * width;
+            pages.write(span.start, &k[range.clone()], &v[range])
+        });
+        let held: Vec<Vec<Arc<Page>>> = held.collect();
+        let views: Vec<Vec<KvPage<'_>>> =
+            held.iter().map(|pages| pages.iter().map(|page| page.view()).collect()).collect();
+        let spans = self.spans.iter().zip(&views);
+        let sequences = spans.map(|(span, pages)| {
+            let num_queries = span.rows.len();
+            SequenceKv { pages, length: span.start + num_queries, num_queries }
+        });
+        let sequences: Vec<SequenceKv<'_>> = sequences.collect();
+        kernels::attention(Elements::F32(&q), &sequences, &self.config, out, &self.threads);
+    }
+}

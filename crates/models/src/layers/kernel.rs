@@ -1,0 +1,295 @@
+//! The step from MLX's buffers to our kernels: weight matrices as they are held, and the reading of
+//! a custom primitive's inputs in the order in which they were given.
+
+use std::cell::Cell;
+
+use half::{bf16, f16};
+use jackalope_kernels as kernels;
+use jackalope_kernels::{Elements, ElementsMut, QuantFormat, QuantMode, Scales, Threads};
+use jackalope_mlx::{Array, Buffer, BufferMut, Dtype, custom, quant};
+
+use crate::error::LoadError;
+use crate::split::Cut;
+use crate::weights::{Part, Weights};
+
+/// A weight matrix `[output, input]`, or this rank's part of it.
+#[derive(Debug)]
+pub(super) struct Matrix {
+    stored: Stored,
+    kernel: MatrixKernel,
+}
+
+#[derive(Debug)]
+enum Stored {
+    Plain(Array),
+    Quantized(quant::Quantized),
+}
+
+/// Which dimension of a matrix is cut.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum MatrixCut<'a> {
+    Output { output: &'a Cut, input: usize },
+    Input { output: usize, input: &'a Cut },
+}
+
+impl MatrixCut<'_> {
+    fn full(&self) -> (usize, usize) {
+        match *self {
+            MatrixCut::Output { output, input } => (output.full, input),
+            MatrixCut::Input { output, input } => (output, input.full),
+        }
+    }
+
+    fn own(&self) -> (usize, usize) {
+        match *self {
+            MatrixCut::Output { output, input } => (output.len(), input),
+            MatrixCut::Input { output, input } => (output, input.len()),
+        }
+    }
+}
+
+impl Matrix {
+    /// Reads `weight`, and `scales` and `biases` if there are any.
+    pub(super) fn load(w: &Weights<'_>, cut: MatrixCut<'_>) -> Result<Matrix, LoadError> {
+        let (output, input) = cut.full();
+        let format = w.quantization(input)?;
+        let stored = match format {
+            None => {
+                let part = match cut {
+                    MatrixCut::Output { output, .. } => Part::Rows(output),
+                    MatrixCut::Input { input, .. } => Part::Columns(input),
+                };
+                Stored::Plain(w.floats("weight", &[output, input], part)?)
+            }
+            Some(format) => Stored::Quantized(load_quantized(w, cut, format)?),
+        };
+        let (output, input) = cut.own();
+        Ok(Matrix { stored, kernel: MatrixKernel { format, output, input } })
+    }
+
+    /// Rows of this rank's part.
+    pub(super) fn output(&self) -> usize {
+        self.kernel.output
+    }
+
+    /// True if this rank holds nothing of it.
+    pub(super) fn is_empty(&self) -> bool {
+        self.kernel.output == 0 || self.kernel.input == 0
+    }
+
+    /// The arrays to hand to a primitive that uses [`Matrix::kernel`].
+    pub(super) fn arrays(&self) -> Vec<&Array> {
+        match &self.stored {
+            Stored::Plain(weight) => vec![weight],
+            Stored::Quantized(weight) => {
+                let mut arrays = vec![&weight.words, &weight.scales];
+                arrays.extend(&weight.biases);
+                arrays
+            }
+        }
+    }
+
+    /// What the primitive's closure needs to know.
+    pub(super) fn kernel(&self) -> MatrixKernel {
+        self.kernel
+    }
+
+    /// `x · selfᵀ` by MLX, for `x` `[tokens, input]`.
+    pub(super) fn stock_product(&self, x: &Array) -> Array {
+        match &self.stored {
+            Stored::Plain(weight) => x.matmul(&weight.transpose(&[1, 0])),
+            Stored::Quantized(weight) => quant::quantized_matmul(x, weight, true),
+        }
+    }
+
+    /// The rows of `ids` by MLX, each of which must be held, in `dtype`.
+    pub(super) fn stock_rows(&self, ids: &Array, dtype: Dtype) -> Array {
+        match &self.stored {
+            Stored::Plain(weight) => weight.take(ids, 0),
+            Stored::Quantized(weight) => {
+                let rows = quant::Quantized {
+                    words: weight.words.take(ids, 0),
+                    scales: weight.scales.take(ids, 0),
+                    biases: weight.biases.as_ref().map(|biases| biases.take(ids, 0)),
+                    format: weight.format,
+                };
+                quant::dequantize(&rows, dtype)
+            }
+        }
+    }
+}
+
+fn load_quantized(
+    w: &Weights<'_>,
+    cut: MatrixCut<'_>,
+    format: QuantFormat,
+) -> Result<quant::Quantized, LoadError> {
+    let (output, input) = cut.full();
+    let words_shape = [output, format.words_per_row(input)];
+    let scales_shape = [output, format.groups_per_row(input)];
+    let columns;
+    let (words_part, scales_part) = match cut {
+        MatrixCut::Output { output, .. } => (Part::Rows(output), Part::Rows(output)),
+        MatrixCut::Input { input, .. } => {
+            let words = input.scaled(format.bits as usize).divided(32);
+            columns = (words, input.divided(format.group_size as usize));
+            (Part::Columns(&columns.0), Part::Columns(&columns.1))
+        }
+    };
+    let words = w.integers("weight", &words_shape, words_part, Dtype::U32)?;
+    let (scales, biases) = if format.mode == QuantMode::Affine {
+        let scales = w.floats("scales", &scales_shape, scales_part)?;
+        (scales, Some(w.floats("biases", &scales_shape, scales_part)?))
+    } else {
+        (w.integers("scales", &scales_shape, scales_part, Dtype::U8)?, None)
+    };
+    Ok(quant::Quantized { words, scales, biases, format: stock_format(format) })
+}
+
+fn stock_format(format: QuantFormat) -> quant::Format {
+    let mode = match format.mode {
+        QuantMode::Affine => quant::Mode::Affine,
+        QuantMode::Mxfp4 => quant::Mode::Mxfp4,
+        QuantMode::Nvfp4 => quant::Mode::Nvfp4,
+        QuantMode::Mxfp8 => quant::Mode::Mxfp8,
+    };
+    let small = |number: u32| i32::try_from(number).expect("a supported format is small");
+    quant::Format { mode, bits: small(format.bits), group_size: small(format.group_size) }
+}
+
+/// A matrix without its arrays, which the primitive receives as inputs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MatrixKernel {
+    format: Option<QuantFormat>,
+    pub(super) output: usize,
+    pub(super) input: usize,
+}
+
+impl MatrixKernel {
+    /// `out = x · selfᵀ`; takes its arrays from `inputs`.
+    pub(super) fn multiply(
+        self,
+        x: Elements<'_>,
+        inputs: &Inputs<'_>,
+        out: ElementsMut<'_>,
+        threads: &Threads,
+    ) {
+        match self.view(inputs) {
+            MatrixView::Plain(matrix) => kernels::matmul(x, &matrix, out, threads),
+            MatrixView::Quantized(matrix) => kernels::quantized_matmul(x, &matrix, out, threads),
+        }
+    }
+
+    /// `x · selfᵀ` in f32, `[tokens, output]`.
+    pub(super) fn product(
+        self,
+        x: Elements<'_>,
+        inputs: &Inputs<'_>,
+        threads: &Threads,
+    ) -> Vec<f32> {
+        let mut product = vec![0.0; x.len() / self.input * self.output];
+        self.multiply(x, inputs, ElementsMut::F32(&mut product), threads);
+        product
+    }
+
+    /// `out = rows of ids`, of which row 0 is held for `first_id`; rows held elsewhere are zeros.
+    pub(super) fn gather(
+        self,
+        (ids, first_id): (&[u32], u32),
+        inputs: &Inputs<'_>,
+        out: ElementsMut<'_>,
+        threads: &Threads,
+    ) {
+        match self.view(inputs) {
+            MatrixView::Plain(table) => kernels::embedding(ids, &table, first_id, out, threads),
+            MatrixView::Quantized(table) => {
+                kernels::quantized_embedding(ids, &table, first_id, out, threads);
+            }
+        }
+    }
+
+    fn view<'a>(self, inputs: &Inputs<'a>) -> MatrixView<'a> {
+        let MatrixKernel { format, output: out, input } = self;
+        let Some(format) = format else {
+            let values = inputs.elements();
+            return MatrixView::Plain(kernels::DenseMatrix { out, input, values });
+        };
+        let words = inputs.next().values::<u32>();
+        let (scales, biases) = if format.mode == QuantMode::Affine {
+            (Scales::Elements(inputs.elements()), Some(inputs.elements()))
+        } else {
+            (Scales::Bytes(inputs.next().values::<u8>()), None)
+        };
+        MatrixView::Quantized(kernels::QuantMatrix { format, out, input, words, scales, biases })
+    }
+}
+
+enum MatrixView<'a> {
+    Plain(kernels::DenseMatrix<'a>),
+    Quantized(kernels::QuantMatrix<'a>),
+}
+
+/// The inputs of a primitive, taken one after the other.
+pub(super) struct Inputs<'a> {
+    buffers: &'a [Buffer<'a>],
+    taken: Cell<usize>,
+}
+
+impl<'a> Inputs<'a> {
+    /// The next input.
+    #[track_caller]
+    pub(super) fn next(&self) -> &'a Buffer<'a> {
+        let idx = self.taken.replace(self.taken.get() + 1);
+        &self.buffers[idx]
+    }
+
+    /// The next input, as floats.
+    #[track_caller]
+    pub(super) fn elements(&self) -> Elements<'a> {
+        let buffer = self.next();
+        match buffer.dtype() {
+            Dtype::F32 => Elements::F32(buffer.values::<f32>()),
+            Dtype::F16 => Elements::F16(buffer.values::<f16>()),
+            Dtype::Bf16 => Elements::Bf16(buffer.values::<bf16>()),
+            other => panic!("a kernel expects floats, found {other:?}"),
+        }
+    }
+}
+
+/// A graph node that runs `work` on its inputs and its one output of floats.
+#[track_caller]
+pub(super) fn primitive(
+    name: &'static str,
+    inputs: &[&Array],
+    out: (Vec<i32>, Dtype),
+    work: impl Fn(&Inputs<'_>, ElementsMut<'_>) + Send + 'static,
+) -> Array {
+    let run = move |buffers: &[Buffer<'_>], outputs: &mut [BufferMut<'_>]| {
+        work(&Inputs { buffers, taken: Cell::new(0) }, elements_mut(&mut outputs[0]));
+    };
+    custom(inputs, &[out], name, run).remove(0)
+}
+
+#[track_caller]
+fn elements_mut<'a>(buffer: &'a mut BufferMut<'_>) -> ElementsMut<'a> {
+    match buffer.dtype() {
+        Dtype::F32 => ElementsMut::F32(buffer.values_mut::<f32>()),
+        Dtype::F16 => ElementsMut::F16(buffer.values_mut::<f16>()),
+        Dtype::Bf16 => ElementsMut::Bf16(buffer.values_mut::<bf16>()),
+        other => panic!("a kernel writes floats, found {other:?}"),
+    }
+}
+
+/// Zeros `[tokens, width]` that are computed after `x` `[tokens, …]`.
+///
+/// MLX orders a graph by its dependencies alone. What a rank without a part of a layer adds to a
+/// collective must therefore depend on the collective before, or the two may change places.
+pub(super) fn zeros_after(x: &Array, width: usize, dtype: Dtype) -> Array {
+    let column = x.slice_axis(1, 0, 1);
+    column.less(&column).astype(dtype).broadcast_to(&[x.dim(0), dim(width)])
+}
+
+/// A dimension as MLX counts it.
+pub(crate) fn dim(len: usize) -> i32 {
+    i32::try_from(len).expect("config.json and the step's limits bound every dimension")
+}

@@ -1,0 +1,31 @@
+//! The mathematics of the models: checkpoints, weights, layers, caches, one file per architecture.
+//!
+//! A model file states its mathematics once. How weights are cut over the ranks, how they are
+//! quantised, and whether our CPU kernels or MLX's own operations compute them, is the layers'
+//! business. The only collectives are inside layers: the sum after a row-parallel product, and the
+//! gathering of the logits.
+//!
+//! ```text
+//!   checkpoint ─▶ weights ─▶ layers ─▶ arch ─▶ model ◀─ the runner
+//!        (pure)   split ──────┘ cache ──┘ step ─┘
+//! ```
+
+mod arch;
+mod cache;
+pub mod checkpoint;
+mod error;
+mod layers;
+mod model;
+mod parallel;
+pub mod split;
+mod step;
+mod weights;
+
+pub use arch::SUPPORTED as SUPPORTED_ARCHITECTURES;
+pub use cache::{CACHE_GRANULE_TOKENS, SequenceCache};
+pub use error::{Dims, LoadError};
+pub use model::{Batch, Model, ModelFacts};
+pub use parallel::{Compute, GroupCell, TensorParallel};
+pub use split::Shares;
+pub use step::Span;
+pub use weights::LoadProgress;

@@ -1,0 +1,167 @@
+//! A loaded model: what the runner calls.
+
+use std::path::Path;
+
+use jackalope_mlx::{Array, Dtype};
+use jackalope_protocol::{TokenId, UnitRange};
+
+use crate::arch::{self, Dimensions, Network};
+use crate::cache::{CacheShape, SequenceCache};
+use crate::checkpoint::Checkpoint;
+use crate::error::LoadError;
+use crate::parallel::TensorParallel;
+use crate::split::Cut;
+use crate::step::{Span, Step};
+use crate::weights::{LoadCounters, LoadProgress};
+
+/// The rows of one step.
+#[derive(Clone, Debug)]
+pub struct Batch<'a> {
+    /// Tokens of all sequences, one after the other.
+    pub tokens: &'a [TokenId],
+    /// The sequences' parts of `tokens`, in order and without gaps, one for each cache. Their
+    /// positions continue the cache's.
+    pub rows: Vec<Span>,
+    /// Indices into `tokens` of the rows whose logits are wanted.
+    pub logits_at: Vec<usize>,
+}
+
+/// What a rank holds of a model.
+#[derive(Clone, Debug)]
+pub struct ModelFacts {
+    /// `model_type` of the checkpoint.
+    pub architecture: String,
+    /// Decoder layers.
+    pub num_layers: u32,
+    /// Width of the residual stream.
+    pub hidden_size: u32,
+    /// Entries of the vocabulary.
+    pub vocab_size: u32,
+    /// Longest sequence the model was made for.
+    pub context_tokens: u32,
+    /// Query heads of this rank.
+    pub heads: UnitRange,
+    /// Key and value heads of this rank.
+    pub kv_heads: UnitRange,
+    /// Inner dimension of the MLP on this rank.
+    pub mlp: UnitRange,
+    /// Vocabulary rows of this rank.
+    pub vocab: UnitRange,
+    /// Bytes of one token's keys and values on this rank.
+    pub kv_bytes_per_token: u64,
+    /// Bytes of weights in this rank's memory.
+    pub weights_bytes: u64,
+    /// Bytes of tensor data that this rank read.
+    pub bytes_read: u64,
+    /// The part of `bytes_read` that other ranks read too.
+    pub replicated_bytes: u64,
+    /// The type that the model is computed in.
+    pub dtype: Dtype,
+}
+
+/// A model, or this rank's part of it.
+#[derive(Debug)]
+pub struct Model {
+    network: Box<dyn Network>,
+    facts: ModelFacts,
+    cache_shape: CacheShape,
+}
+
+impl Model {
+    /// Loads this rank's part of the checkpoint in `dir`.
+    ///
+    /// # Errors
+    /// If the checkpoint is incomplete, damaged or unsupported, or memory runs out.
+    pub fn load(
+        dir: &Path,
+        tp: &TensorParallel,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Model, LoadError> {
+        let checkpoint = Checkpoint::open(dir)?;
+        let (network, counters) = arch::load(&checkpoint, tp, progress)?;
+        let dimensions = network.dimensions();
+        let cache_shape = CacheShape {
+            num_layers: dimensions.num_layers,
+            kv_heads: dimensions.heads.cut.kv_heads.len(),
+            head_dim: dimensions.heads.head_dim,
+            dtype: counters.dtype,
+            compute: tp.compute().clone(),
+            last_step: std::rc::Rc::default(),
+        };
+        let kv_bytes_per_token = cache_shape.bytes_per_token() as u64;
+        let facts = facts(checkpoint.model_type(), &dimensions, &counters, kv_bytes_per_token);
+        Ok(Model { network, facts, cache_shape })
+    }
+
+    /// What this rank holds.
+    pub fn facts(&self) -> &ModelFacts {
+        &self.facts
+    }
+
+    /// An empty cache for one sequence.
+    pub fn new_cache(&self) -> SequenceCache {
+        SequenceCache::new(&self.cache_shape)
+    }
+
+    /// Builds the graph of one step and counts its tokens as held by `caches`, one for each span of
+    /// the batch. The result is the f32 logits `[logits_at, vocab]`, complete on every rank.
+    ///
+    /// Evaluate the result together with the caches' [`SequenceCache::arrays`]: a step without
+    /// logits has no other trace. If that fails, the caches are of no use any more.
+    ///
+    /// # Panics
+    /// If spans, caches and tokens do not fit together, or there are none.
+    #[track_caller]
+    pub fn forward(&self, batch: &Batch<'_>, caches: &mut [&mut SequenceCache]) -> Array {
+        assert!(!batch.rows.is_empty(), "a step has rows");
+        let mut step = Step::new(&batch.rows, caches);
+        let num_rows = step.spans.last().map_or(0, |span| span.rows.end);
+        assert_eq!(num_rows, batch.tokens.len(), "every token belongs to a span");
+        let h = self.network.forward(batch.tokens, &mut step);
+        let result = if batch.logits_at.is_empty() {
+            let vocab = i32::try_from(self.facts.vocab_size).expect("bounded by config.json");
+            Array::zeros(&[0, vocab], Dtype::F32)
+        } else {
+            self.network.logits(&rows_of(&h, &batch.logits_at))
+        };
+        self.cache_shape.last_step.replace(Some(h));
+        result
+    }
+}
+
+/// The rows at `indices`.
+fn rows_of(h: &Array, indices: &[usize]) -> Array {
+    let row = |idx: usize| i32::try_from(idx).expect("a step is small");
+    let (first, len) = (indices[0], indices.len());
+    if indices.iter().enumerate().all(|(offset, &idx)| idx == first + offset) {
+        return h.slice_axis(0, row(first), row(first + len));
+    }
+    let indices: Vec<i32> = indices.iter().map(|&idx| row(idx)).collect();
+    h.take(&Array::from_slice(&indices, &[row(len)]), 0)
+}
+
+fn facts(
+    architecture: &str,
+    dimensions: &Dimensions,
+    counters: &LoadCounters,
+    kv_bytes_per_token: u64,
+) -> ModelFacts {
+    let number = |len: usize| u32::try_from(len).expect("bounded by config.json");
+    let range = |cut: &Cut| UnitRange { start: number(cut.own.start), end: number(cut.own.end) };
+    ModelFacts {
+        architecture: architecture.to_owned(),
+        num_layers: number(dimensions.num_layers),
+        hidden_size: number(dimensions.hidden_size),
+        vocab_size: number(dimensions.vocab.full),
+        context_tokens: dimensions.context_tokens,
+        heads: range(&dimensions.heads.cut.heads),
+        kv_heads: range(&dimensions.heads.cut.kv_heads),
+        mlp: range(&dimensions.mlp),
+        vocab: range(&dimensions.vocab),
+        kv_bytes_per_token,
+        weights_bytes: counters.weights_bytes,
+        bytes_read: counters.bytes_read,
+        replicated_bytes: counters.replicated_bytes,
+        dtype: counters.dtype,
+    }
+}

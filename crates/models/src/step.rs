@@ -1,0 +1,63 @@
+//! One step as the layers see it: rows of several sequences side by side.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::cache::SequenceCache;
+use crate::layers::{Rope, RotationTable};
+
+/// A run of tokens of one sequence.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Span {
+    /// Index of its first token in [`crate::Batch::tokens`].
+    pub start_idx: usize,
+    /// Number of tokens; never zero.
+    pub len: usize,
+}
+
+/// A run of rows with the place in its sequence.
+#[derive(Clone, Debug)]
+pub(crate) struct StepSpan {
+    /// Rows of the step.
+    pub(crate) rows: Range<usize>,
+    /// Position of the first one.
+    pub(crate) start: usize,
+}
+
+/// The rows of a step and the caches they belong to, one cache for each span.
+pub(crate) struct Step<'a, 'b> {
+    pub(crate) spans: Vec<StepSpan>,
+    pub(crate) caches: &'a mut [&'b mut SequenceCache],
+    tables: Vec<(Rc<Rope>, Arc<RotationTable>)>,
+}
+
+impl<'a, 'b> Step<'a, 'b> {
+    /// Counts the rows as held by their caches.
+    pub(crate) fn new(spans: &[Span], caches: &'a mut [&'b mut SequenceCache]) -> Step<'a, 'b> {
+        assert_eq!(spans.len(), caches.len(), "one cache for each span");
+        let mut next_idx = 0;
+        let mut step_spans = Vec::with_capacity(spans.len());
+        for (span, cache) in spans.iter().zip(caches.iter_mut()) {
+            assert!(
+                span.start_idx == next_idx && 0 < span.len,
+                "spans follow one another: {spans:?}"
+            );
+            next_idx += span.len;
+            step_spans.push(StepSpan { rows: span.start_idx..next_idx, start: cache.len() });
+            cache.extend(span.len);
+        }
+        Step { spans: step_spans, caches, tables: Vec::new() }
+    }
+
+    /// The rotations of all rows; computed once per step, not once per layer.
+    pub(crate) fn rotations(&mut self, rope: &Rc<Rope>) -> Arc<RotationTable> {
+        if let Some((_, table)) = self.tables.iter().find(|(known, _)| Rc::ptr_eq(known, rope)) {
+            return Arc::clone(table);
+        }
+        let positions = self.spans.iter().flat_map(|span| span.start..span.start + span.rows.len());
+        let table = Arc::new(rope.table(positions));
+        self.tables.push((Rc::clone(rope), Arc::clone(&table)));
+        table
+    }
+}

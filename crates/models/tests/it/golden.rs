@@ -1,0 +1,79 @@
+//! Against mlx-lm: `golden.json`, written by `cargo xtask golden`.
+//!
+//! Logits of f32 checkpoints agree to 1e-4 of the largest one, and tokens agree wherever the
+//! reference's margin is above 1e-3. The reference of f16 and bf16 checkpoints is computed in f32
+//! from their stored values, so their difference is our rounding.
+
+use crate::ranks::{Job, Way, load, run_ranks};
+use crate::recipe::{Case, Golden};
+use crate::run::{Logits, argmax, difference, generate};
+
+/// Smallest margin at which another token is an error.
+const MARGIN: f32 = 1e-3;
+
+/// The largest difference of the last logits; greedy tokens are compared in f32 only.
+fn tolerance(case: &Case, way: Way) -> f32 {
+    match (case.dtype.as_str(), way) {
+        ("F32", _) => 1e-4,
+        ("F16", Way::Kernels) => 4e-3,
+        ("BF16", Way::Kernels) => 3e-2,
+        // On the CPU, MLX adds the products of half-precision numbers up in half precision.
+        ("F16", Way::Stock) => 2e-2,
+        _ => 2e-1,
+    }
+}
+
+fn check(
+    case: &Case,
+    prompt: &[u32],
+    way: Way,
+    (tokens, logits): &(Vec<u32>, Logits),
+    ranks: &str,
+) {
+    let name = format!("{} ({way:?}, {ranks})", case.name);
+    let found = difference(&logits[prompt.len() - 1], &case.logits);
+    let allowed = tolerance(case, way);
+    assert!(found <= allowed, "{name}: logits differ by {found:.1e} of the largest, {allowed:.0e}");
+    if case.dtype != "F32" {
+        return;
+    }
+    let best: Vec<u32> = logits[..prompt.len()].iter().map(|row| argmax(row)).collect();
+    assert_eq!(best, case.best, "{name}: best tokens of the prompt's positions");
+    for (idx, margin) in case.margins.iter().enumerate() {
+        if tokens[idx] != case.greedy[idx] {
+            assert!(*margin < MARGIN, "{name}: token {idx} with a margin of {margin}");
+            break;
+        }
+    }
+}
+
+#[test]
+fn one_rank_computes_what_mlx_lm_does() {
+    let golden = Golden::read();
+    assert!(50 <= golden.cases.len(), "every architecture and quantisation");
+    for case in &golden.cases {
+        for way in Way::BOTH {
+            let model = load(case, &way.single());
+            let generated = generate(&model, &golden.prompt, case.greedy.len());
+            check(case, &golden.prompt, way, &generated, "one rank");
+        }
+    }
+}
+
+#[test]
+fn two_ranks_compute_what_mlx_lm_does() {
+    let golden = Golden::read();
+    let job = Job {
+        cases: golden.cases.iter().map(|case| case.name.clone()).collect(),
+        ways: vec![Way::Kernels],
+        num_epochs: 1,
+        num_tokens: golden.cases[0].greedy.len(),
+    };
+    for (rank, generated) in run_ranks(&[1, 1], &job).iter().enumerate() {
+        assert_eq!(generated.len(), golden.cases.len());
+        for (case, generated) in golden.cases.iter().zip(generated) {
+            let generated = (generated.tokens.clone(), generated.logits());
+            check(case, &golden.prompt, Way::Kernels, &generated, &format!("rank {rank} of 2"));
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Models against mlx-lm, against themselves, and against damaged checkpoints.
+#![expect(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
+
+mod golden;
+mod loading;
+mod metamorphic;
+mod ranks;
+mod recipe;
+mod run;

@@ -1,0 +1,280 @@
+//! Against itself: the same numbers by other ways, without a reference.
+//!
+//! With our kernels a row's bits do not depend on what else is computed, so that cached, chunked and
+//! batched runs must agree exactly. MLX's operations, and sums over ranks, agree within rounding.
+
+use jackalope_mlx::memory;
+use jackalope_models::{Batch, Model, SequenceCache, Span};
+
+use crate::ranks::{Alone, Generated, Job, Way, facts_of_ranks, is_alone, load, run_ranks, say};
+use crate::recipe::{Case, Golden};
+use crate::run::{Logits, difference, extend, generate, step};
+
+/// One case of each architecture, of plain and quantised weights, of each type.
+const CASES: &[&str] = &[
+    "llama-biases-f32",
+    "llama-one-kv-head-f32",
+    "llama-q4-bf16",
+    "mistral-f32",
+    "mistral-bf16",
+    "qwen2-q4-f32",
+    "qwen2-f16",
+    "qwen3-b3-g128-f32",
+    "qwen3-mxfp4-bf16",
+    "qwen3-mixed-f32",
+];
+
+/// How far MLX's operations, or sums over ranks, may be from another order of the same additions.
+fn tolerance(case: &Case) -> f32 {
+    match case.dtype.as_str() {
+        "F32" => 2e-5,
+        "F16" => 2e-2,
+        _ => 8e-2,
+    }
+}
+
+#[track_caller]
+fn assert_close(found: &Logits, expected: &Logits, tolerance: f32, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (row_idx, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let worst = difference(found, expected);
+        assert!(worst <= tolerance, "{what}: row {row_idx} differs by {worst:.1e} of the largest");
+    }
+}
+
+/// Exactly with our kernels, within rounding with MLX's operations.
+#[track_caller]
+fn assert_same(way: Way, case: &Case, found: &Logits, expected: &Logits, what: &str) {
+    let what = format!("{} ({way:?}): {what}", case.name);
+    match way {
+        Way::Kernels => assert!(found == expected, "{what}: other bits"),
+        Way::Stock => assert_close(found, expected, tolerance(case), &what),
+    }
+}
+
+/// Runs `check` on a model of one rank for every case, computed in both ways.
+fn for_each_model(check: impl Fn(&Golden, &Case, Way, &Model)) {
+    let golden = Golden::read();
+    for case in CASES.iter().map(|name| golden.case(name)) {
+        for way in Way::BOTH {
+            check(&golden, case, way, &load(case, &way.single()));
+        }
+    }
+}
+
+#[test]
+fn any_number_of_ranks_and_any_shares_compute_the_same() {
+    let golden = Golden::read();
+    let cases: Vec<&Case> = CASES.iter().map(|name| golden.case(name)).collect();
+    let names = CASES.iter().map(ToString::to_string).collect();
+    let job = Job { cases: names, ways: Way::BOTH.to_vec(), num_epochs: 1, num_tokens: 4 };
+    let runs = || cases.iter().flat_map(|case| Way::BOTH.map(|way| (*case, way)));
+    let alone: Vec<Generated> = runs()
+        .map(|(case, way)| Generated::new(generate(&load(case, &way.single()), &golden.prompt, 4)))
+        .collect();
+    let shares: [&[u32]; 5] = [&[1, 1], &[3, 1], &[1, 1, 1], &[1, 5], &[2, 1, 1, 3, 1]];
+    for shares in shares {
+        let ranks = run_ranks(shares, &job);
+        for (idx, (case, way)) in runs().enumerate() {
+            let what = format!("{} ({way:?}) on shares {shares:?}", case.name);
+            let found = &ranks[0][idx];
+            for (rank, generated) in ranks.iter().enumerate() {
+                let is_same = generated[idx] == *found;
+                assert!(is_same, "{what}: rank {rank} has other bits than rank 0");
+            }
+            // Tokens that are fed back may differ at a tie, so only the prompt is compared.
+            let prompt = |generated: &Generated| generated.logits()[..golden.prompt.len()].to_vec();
+            assert_close(&prompt(found), &prompt(&alone[idx]), tolerance(case), &what);
+        }
+    }
+}
+
+#[test]
+fn a_new_group_takes_the_place_of_the_old_one_and_changes_no_bit() {
+    let golden = Golden::read();
+    let name = "qwen3-mixed-f32";
+    let ways = vec![Way::Kernels];
+    let job = Job { cases: vec![name.to_owned()], ways, num_epochs: 3, num_tokens: 8 };
+    let alone = generate(&load(golden.case(name), &Way::Kernels.single()), &golden.prompt, 8);
+    for generated in run_ranks(&[2, 1, 1], &job) {
+        assert_eq!(generated.len(), 3);
+        assert!(generated.iter().all(|epoch| *epoch == generated[0]));
+        assert_eq!(generated[0].tokens, alone.0);
+    }
+}
+
+#[test]
+fn a_cached_prompt_is_the_prompt_in_one_piece() {
+    for_each_model(|golden, case, way, model| {
+        let whole = extend(model, &mut model.new_cache(), &golden.prompt);
+        for chunk_tokens in [1, 7, 16, 39] {
+            let mut cache = model.new_cache();
+            let chunks = golden.prompt.chunks(chunk_tokens);
+            let found: Logits = chunks.flat_map(|chunk| extend(model, &mut cache, chunk)).collect();
+            assert_same(way, case, &found, &whole, &format!("chunks of {chunk_tokens}"));
+            assert_eq!(cache.len(), golden.prompt.len());
+        }
+    });
+}
+
+#[test]
+fn a_chunk_without_logits_is_cached_all_the_same() {
+    for_each_model(|golden, case, way, model| {
+        let (prompt, last) = golden.prompt.split_at(golden.prompt.len() - 1);
+        let whole = extend(model, &mut model.new_cache(), &golden.prompt);
+        let mut cache = model.new_cache();
+        let rows = vec![Span { start_idx: 0, len: prompt.len() }];
+        let batch = Batch { tokens: prompt, rows, logits_at: vec![] };
+        assert!(step(model, &batch, &mut [&mut cache]).is_empty());
+        let found = extend(model, &mut cache, last);
+        assert_same(way, case, &found, &whole[prompt.len()..].to_vec(), "after a silent chunk");
+    });
+}
+
+/// Sequences of a batch: how much of the prompt each has cached, and how much of it comes next.
+const MIXED_BATCH: [(usize, usize); 8] =
+    [(0, 40), (10, 1), (39, 1), (0, 1), (20, 13), (5, 35), (17, 1), (3, 20)];
+
+#[test]
+fn a_sequence_alone_is_the_sequence_in_a_batch_of_eight() {
+    for_each_model(|golden, case, way, model| {
+        // Each sequence has its own tokens: the prompt, rotated.
+        let tokens = |idx: usize| {
+            let mut tokens = golden.prompt.clone();
+            tokens.rotate_left(idx * 5);
+            tokens
+        };
+        let prepare = |idx: usize, cached: usize| {
+            let mut cache = model.new_cache();
+            if 0 < cached {
+                extend(model, &mut cache, &tokens(idx)[..cached]);
+            }
+            cache
+        };
+        let mut batch_tokens = Vec::new();
+        let (mut rows, mut alone, mut caches) = (Vec::new(), Vec::new(), Vec::new());
+        for (idx, (cached, len)) in MIXED_BATCH.into_iter().enumerate() {
+            let next = &tokens(idx)[cached..cached + len];
+            rows.push(Span { start_idx: batch_tokens.len(), len });
+            batch_tokens.extend_from_slice(next);
+            alone.extend(extend(model, &mut prepare(idx, cached), next));
+            caches.push(prepare(idx, cached));
+        }
+        let logits_at = (0..batch_tokens.len()).collect();
+        let batch = Batch { tokens: &batch_tokens, rows, logits_at };
+        let together = step(model, &batch, &mut caches.iter_mut().collect::<Vec<_>>());
+        assert_same(way, case, &together, &alone, "in a batch of eight");
+    });
+}
+
+#[test]
+fn logits_are_those_of_the_rows_asked_for() {
+    for_each_model(|golden, case, way, model| {
+        let all = extend(model, &mut model.new_cache(), &golden.prompt);
+        for logits_at in [vec![3], vec![39], vec![0, 1, 2], vec![5, 17, 39]] {
+            let rows = vec![Span { start_idx: 0, len: golden.prompt.len() }];
+            let batch = Batch { tokens: &golden.prompt, rows, logits_at: logits_at.clone() };
+            let found = step(model, &batch, &mut [&mut model.new_cache()]);
+            let expected = logits_at.iter().map(|&idx| all[idx].clone()).collect();
+            assert_same(way, case, &found, &expected, &format!("rows {logits_at:?}"));
+        }
+    });
+}
+
+#[test]
+fn a_fork_and_a_shortened_cache_go_on_like_the_sequence_they_hold() {
+    for_each_model(|golden, case, way, model| {
+        let (prefix, rest) = golden.prompt.split_at(23);
+        let other: Vec<u32> = rest.iter().rev().copied().collect();
+        let fresh = |tokens: &[u32]| {
+            let mut cache = model.new_cache();
+            extend(model, &mut cache, prefix);
+            extend(model, &mut cache, tokens)
+        };
+        let (expected, expected_other) = (fresh(rest), fresh(&other));
+        let mut source = model.new_cache();
+        extend(model, &mut source, &golden.prompt);
+        let mut fork = source.fork(23).unwrap();
+        assert_eq!((fork.len(), source.len()), (23, 40));
+        // The fork first, with other tokens, then the source from the same place.
+        assert_same(way, case, &extend(model, &mut fork, &other), &expected_other, "a fork");
+        source.truncate(23);
+        assert_same(way, case, &extend(model, &mut source, rest), &expected, "the source");
+        fork.truncate(0);
+        let whole = extend(model, &mut model.new_cache(), &other);
+        assert_same(way, case, &extend(model, &mut fork, &other), &whole, "an emptied fork");
+    });
+}
+
+#[test]
+fn caches_grow_past_their_granules_without_losing_a_key() {
+    let golden = Golden::read();
+    for name in ["mistral-f32", "qwen3-mxfp4-bf16"] {
+        let case = golden.case(name);
+        for way in Way::BOTH {
+            let model = load(case, &way.single());
+            let tokens: Vec<u32> = golden.prompt.iter().cycle().take(600).copied().collect();
+            let mut cache = model.new_cache();
+            let last = |model: &Model, cache: &mut SequenceCache, tokens: &[u32]| {
+                extend(model, cache, tokens).pop().unwrap()
+            };
+            let whole = last(&model, &mut model.new_cache(), &tokens);
+            let mut found = Vec::new();
+            for chunk in tokens.chunks(170) {
+                found = last(&model, &mut cache, chunk);
+            }
+            assert_same(way, case, &vec![found], &vec![whole], "600 tokens in chunks");
+            let bytes_per_token = usize::try_from(model.facts().kv_bytes_per_token).unwrap();
+            assert_eq!(cache.bytes(), 768 * bytes_per_token, "three granules of 256 tokens");
+        }
+    }
+}
+
+#[test]
+fn decoding_writes_into_the_cache_in_place() {
+    let [cache_bytes, extra_bytes]: [usize; 2] =
+        Alone::start("metamorphic::decoding_process").receive("decoded");
+    assert!(extra_bytes < cache_bytes / 16, "{extra_bytes} of {cache_bytes} bytes in a step");
+}
+
+/// Measures, in a process of its own, what MLX's operations need for steps that do not grow the
+/// cache. Not a test: without the mark there is nothing to do.
+#[test]
+fn decoding_process() {
+    if !is_alone() {
+        return;
+    }
+    let golden = Golden::read();
+    let model = load(golden.case("qwen3-f32"), &Way::Stock.single());
+    let tokens: Vec<u32> = golden.prompt.iter().cycle().take(1800).copied().collect();
+    let mut cache = model.new_cache();
+    for chunk in tokens.chunks(100) {
+        extend(&model, &mut cache, chunk);
+    }
+    memory::reset_peak();
+    let before = memory::active_bytes();
+    for token in &tokens[..40] {
+        extend(&model, &mut cache, &[*token]);
+    }
+    say("decoded", &[cache.bytes(), memory::peak_bytes().saturating_sub(before)]);
+}
+
+#[test]
+fn ranks_together_read_no_more_than_one_alone_and_what_all_need() {
+    let golden = Golden::read();
+    for case in &golden.cases {
+        let alone = facts_of_ranks(case, &[1]).remove(0);
+        for shares in [vec![1, 1], vec![3, 1], vec![1, 1, 1, 1]] {
+            let ranks = facts_of_ranks(case, &shares);
+            let read: u64 = ranks.iter().map(|facts| facts.bytes_read).sum();
+            let shared: u64 = ranks.iter().map(|facts| facts.replicated_bytes).sum();
+            assert!(read <= alone.bytes_read + shared, "{} on {shares:?}", case.name);
+            let own: u64 =
+                ranks.iter().map(|facts| facts.bytes_read - facts.replicated_bytes).sum();
+            assert!(own <= alone.bytes_read - alone.replicated_bytes, "{}", case.name);
+            let largest = ranks.iter().map(|facts| facts.bytes_read).max().unwrap();
+            let is_divided = largest < alone.bytes_read;
+            assert!(is_divided, "{}: a rank of {shares:?} reads everything", case.name);
+        }
+    }
+}

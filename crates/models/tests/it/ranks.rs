@@ -1,0 +1,214 @@
+//! Several ranks, each a process of its own: MLX bounds the tasks under way in a process, so that
+//! ranks that share one would wait for each other for ever.
+//!
+//! A rank is this very test binary, told to run [`rank_process`] alone. It says where it listens,
+//! is told its job and its peers in one line, and answers in one line. Whatever else needs a process
+//! to itself is run in the same way.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jackalope_kernels::Threads;
+use jackalope_mlx::Group;
+use jackalope_models::{Compute, GroupCell, Model, ModelFacts, Shares, TensorParallel};
+use jackalope_transport::{self as transport, GroupConfig, Listener};
+use serde::{Deserialize, Serialize};
+
+use crate::recipe::{Case, Golden};
+use crate::run::{Logits, generate};
+
+/// Set for the processes that run one function alone.
+const MARK: &str = "JACKALOPE_TEST_ALONE";
+
+/// Bound of a collective in a test: far more than it takes, and an end if a rank is stuck.
+const OP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The two ways to compute.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub(crate) enum Way {
+    Kernels,
+    Stock,
+}
+
+impl Way {
+    pub(crate) const BOTH: [Way; 2] = [Way::Kernels, Way::Stock];
+
+    pub(crate) fn compute(self) -> Compute {
+        match self {
+            Way::Kernels => Compute::Kernels(Arc::new(Threads::new(1))),
+            Way::Stock => Compute::Stock,
+        }
+    }
+
+    /// A rank of its own.
+    pub(crate) fn single(self) -> TensorParallel {
+        TensorParallel::single(self.compute())
+    }
+
+    /// One of several ranks without a group: enough for loading.
+    pub(crate) fn alone(self, rank: usize, shares: &[u32]) -> TensorParallel {
+        let cell = GroupCell::new(Group::single());
+        let shares = Shares::new(shares.to_vec()).unwrap();
+        TensorParallel::new(rank, shares, cell, self.compute()).unwrap()
+    }
+}
+
+pub(crate) fn load(case: &Case, tp: &TensorParallel) -> Model {
+    Model::load(case.write().dir(), tp, &mut |_| {}).unwrap()
+}
+
+/// What ranks do: for each case and way, generate.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Job {
+    pub(crate) cases: Vec<String>,
+    pub(crate) ways: Vec<Way>,
+    /// Groups that follow one another over the same weights.
+    pub(crate) num_epochs: u64,
+    pub(crate) num_tokens: usize,
+}
+
+/// What a rank generated for one case in one way in one epoch.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub(crate) struct Generated {
+    pub(crate) tokens: Vec<u32>,
+    /// The bits of f32 logits.
+    rows: Vec<Vec<u32>>,
+}
+
+impl Generated {
+    pub(crate) fn new((tokens, logits): (Vec<u32>, Logits)) -> Generated {
+        let bits = |row: &Vec<f32>| row.iter().map(|logit| logit.to_bits()).collect();
+        Generated { tokens, rows: logits.iter().map(bits).collect() }
+    }
+
+    pub(crate) fn logits(&self) -> Logits {
+        let floats = |row: &Vec<u32>| row.iter().map(|bits| f32::from_bits(*bits)).collect();
+        self.rows.iter().map(floats).collect()
+    }
+}
+
+#[derive(Deserialize, Serialize)]
+struct Order {
+    rank: usize,
+    shares: Vec<u32>,
+    peers: Vec<SocketAddr>,
+    job: Job,
+}
+
+/// Runs a job on as many processes as there are shares; what each of them generated, by rank, in
+/// the order of cases, ways and epochs.
+pub(crate) fn run_ranks(shares: &[u32], job: &Job) -> Vec<Vec<Generated>> {
+    let start = |_| Alone::start("ranks::rank_process");
+    let mut ranks: Vec<Alone> = shares.iter().map(start).collect();
+    let peers: Vec<SocketAddr> = ranks.iter_mut().map(|rank| rank.receive("listening")).collect();
+    for (rank, process) in ranks.iter_mut().enumerate() {
+        let (shares, peers, job) = (shares.to_vec(), peers.clone(), job.clone());
+        process.send(&Order { rank, shares, peers, job });
+    }
+    ranks.iter_mut().map(|rank| rank.receive("generated")).collect()
+}
+
+/// A child process that runs one function of this binary, and ends with this value.
+pub(crate) struct Alone {
+    process: Child,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Alone {
+    #[expect(clippy::disallowed_methods, reason = "the child ends with its `Alone`")]
+    pub(crate) fn start(function: &str) -> Alone {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", function, "--nocapture"])
+            .env(MARK, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        Alone { process, output }
+    }
+
+    fn send(&mut self, order: &Order) {
+        let line = serde_json::to_string(order).unwrap();
+        writeln!(self.process.stdin.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    /// The value behind `mark`, skipping what the test harness says.
+    pub(crate) fn receive<T: for<'de> Deserialize<'de>>(&mut self, mark: &str) -> T {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            let num_read = self.output.read_line(&mut line).unwrap();
+            assert!(0 < num_read, "a process ended before it said `{mark}`");
+            if let Some((_, value)) = line.split_once(&format!("{mark}: ")) {
+                return serde_json::from_str(value).unwrap();
+            }
+        }
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        // It has answered, or its test has failed already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// True in a process that [`Alone::start`] has started.
+#[expect(clippy::disallowed_methods, reason = "the mark tells such a process from a test run")]
+pub(crate) fn is_alone() -> bool {
+    std::env::var(MARK).is_ok()
+}
+
+/// What a rank's process does. Not a test: without the mark there is nothing to do.
+#[test]
+fn rank_process() {
+    if !is_alone() {
+        return;
+    }
+    let listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    say("listening", &listener.local_addr());
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let order: Order = serde_json::from_str(&line).unwrap();
+    let join = |epoch| {
+        let mut config = GroupConfig::new(order.rank, order.peers.clone(), epoch, [7; 32]);
+        config.op_timeout = OP_TIMEOUT;
+        Group::native(transport::Group::join(&listener, config).unwrap())
+    };
+    let cell = GroupCell::new(join(0));
+    let shares = Shares::new(order.shares.clone()).unwrap();
+    let golden = Golden::read();
+    let mut epoch = 0;
+    let mut generated = Vec::new();
+    for case in order.job.cases.iter().map(|name| golden.case(name)) {
+        for way in &order.job.ways {
+            let tp = TensorParallel::new(order.rank, shares.clone(), cell.clone(), way.compute());
+            let model = load(case, &tp.unwrap());
+            for _ in 0..order.job.num_epochs {
+                let result = generate(&model, &golden.prompt, order.job.num_tokens);
+                generated.push(Generated::new(result));
+                if 1 < order.job.num_epochs {
+                    epoch += 1;
+                    cell.replace(join(epoch));
+                }
+            }
+        }
+    }
+    say("generated", &generated);
+}
+
+pub(crate) fn say(mark: &str, value: &impl Serialize) {
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "\n{mark}: {}", serde_json::to_string(value).unwrap()).unwrap();
+}
+
+/// What the ranks of a group would hold.
+pub(crate) fn facts_of_ranks(case: &Case, shares: &[u32]) -> Vec<ModelFacts> {
+    let facts = |rank| load(case, &Way::Kernels.alone(rank, shares)).facts().clone();
+    (0..shares.len()).map(facts).collect()
+}

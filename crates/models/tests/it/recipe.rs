@@ -1,0 +1,163 @@
+//! Tiny checkpoints from recipes: the counterpart of tests/golden/make.py.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use half::{bf16, f16};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use sha2::{Digest as _, Sha256};
+
+/// `tests/data/golden.json`.
+#[derive(Deserialize)]
+pub(crate) struct Golden {
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) cases: Vec<Case>,
+}
+
+impl Golden {
+    pub(crate) fn read() -> Golden {
+        let text = include_str!("../data/golden.json");
+        serde_json::from_str(text).unwrap()
+    }
+
+    pub(crate) fn case(&self, name: &str) -> &Case {
+        self.cases.iter().find(|case| case.name == name).expect("a case of golden.json")
+    }
+}
+
+/// A checkpoint and what mlx-lm computes for it.
+#[derive(Clone, Deserialize)]
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) dtype: String,
+    pub(crate) config: Value,
+    /// `F32 128x128 0.0 0.4` by name: type, shape and two parameters.
+    pub(crate) tensors: Map<String, Value>,
+    sha256: String,
+    /// After the last token of the prompt.
+    pub(crate) logits: Vec<f32>,
+    /// The best token after each token of the prompt.
+    pub(crate) best: Vec<u32>,
+    pub(crate) greedy: Vec<u32>,
+    /// Distance of the best two log-probabilities at each greedy token.
+    pub(crate) margins: Vec<f32>,
+}
+
+impl Case {
+    /// Writes the checkpoint. It must be the one that mlx-lm has seen.
+    pub(crate) fn write(&self) -> Checkpoint {
+        let checkpoint = self.write_edited();
+        assert_eq!(checkpoint.sha256, self.sha256, "{}: another checkpoint", self.name);
+        checkpoint
+    }
+
+    /// Writes a checkpoint of whatever the fields hold now.
+    pub(crate) fn write_edited(&self) -> Checkpoint {
+        let dir = TempDir::new(&self.name);
+        std::fs::write(dir.path().join("config.json"), self.config.to_string()).unwrap();
+        let (mut header, mut data) = (Map::new(), Vec::new());
+        for (name, recipe) in &self.tensors {
+            let recipe: Vec<&str> = recipe.as_str().unwrap().split(' ').collect();
+            let shape: Vec<u64> = recipe[1].split('x').map(|dim| dim.parse().unwrap()).collect();
+            let start = data.len();
+            append(&mut data, &format!("{}/{name}", self.name), &recipe);
+            let offsets = [start, data.len()];
+            let entry = serde_json::json!({
+                "dtype": recipe[0], "shape": shape, "data_offsets": offsets
+            });
+            header.insert(name.clone(), entry);
+        }
+        let mut file = Value::Object(header).to_string().into_bytes();
+        file.resize(file.len().next_multiple_of(8), b' ');
+        file.splice(0..0, (file.len() as u64).to_le_bytes());
+        let sha256 = Sha256::digest(&data).iter().map(|byte| format!("{byte:02x}")).collect();
+        file.extend(data);
+        std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
+        Checkpoint { dir, sha256 }
+    }
+}
+
+/// A checkpoint on disk until it is dropped.
+pub(crate) struct Checkpoint {
+    dir: TempDir,
+    sha256: String,
+}
+
+impl Checkpoint {
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn weights(&self) -> PathBuf {
+        self.dir().join("model.safetensors")
+    }
+}
+
+fn append(data: &mut Vec<u8>, name: &str, recipe: &[&str]) {
+    let count = recipe[1].split('x').map(|dim| dim.parse::<u64>().unwrap()).product();
+    let bits = random_bits(name, count);
+    let float = |idx: usize| recipe[idx].parse::<f32>().unwrap();
+    let integer = |idx: usize| recipe[idx].parse::<u64>().unwrap();
+    match recipe[0] {
+        "U32" => {
+            let mask = u32::try_from(integer(2)).unwrap();
+            data.extend(bits.flat_map(|bits| (((bits >> 32) as u32) & mask).to_le_bytes()));
+        }
+        "U8" => {
+            let (least, number) = (integer(2), integer(3));
+            data.extend(bits.map(|bits| (least + (bits >> 32) % number) as u8));
+        }
+        dtype => {
+            let (offset, amplitude) = (float(2), float(3));
+            let values = bits.map(|bits| {
+                let unit = (bits >> 40) as f32 * 2.0_f32.powi(-24);
+                offset + (unit - 0.5) * amplitude
+            });
+            match dtype {
+                "F32" => data.extend(values.flat_map(f32::to_le_bytes)),
+                "F16" => data.extend(values.flat_map(|value| f16::from_f32(value).to_le_bytes())),
+                "BF16" => data.extend(values.flat_map(|v| bf16::from_f32(v).to_le_bytes())),
+                other => panic!("no recipe for {other}"),
+            }
+        }
+    }
+}
+
+/// splitmix64 from the FNV-1a hash of the name.
+fn random_bits(name: &str, count: u64) -> impl Iterator<Item = u64> {
+    let seed = name.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |seed, byte| {
+        (seed ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+    });
+    (1..=count).map(move |step| {
+        let z = seed.wrapping_add(step.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    })
+}
+
+/// A directory of one test.
+struct TempDir(PathBuf);
+
+impl TempDir {
+    fn new(name: &str) -> TempDir {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{name}-{}-{count}", std::process::id());
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        TempDir(path)
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        // What stays behind lies in the build's own folder.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,89 @@
+//! The yardstick of benchmarks: a raw exchange over the sockets of a group.
+//!
+//! Both ranks write their bytes and read the other's on one socket, spinning until it is done:
+//! no frame, no sum, no sleep. What goes over this socket can hardly be faster.
+
+use std::time::Instant;
+
+use crate::dtype::Dtype;
+use crate::error::{Operation, TransportError};
+use crate::group::{Call, Group};
+use crate::lane::{read, write};
+use crate::wait::{Fault, Stop, deadline};
+
+/// Rounds between two looks at the clock.
+const ROUNDS_PER_LOOK: u32 = 1 << 12;
+/// Rounds without a byte after which the core is offered to others before every further round.
+/// A spin that only burns its time slice while the peer waits for the core would be a yardstick
+/// that anything beats.
+const ROUNDS_UNTIL_YIELD: u32 = 16;
+/// Most bytes of one system call.
+const STEP_BYTES_MAX: usize = 256 << 10;
+
+/// A raw exchange between two ranks of a group, over their first socket.
+#[derive(Debug)]
+pub struct Bare<'g> {
+    group: &'g mut Group,
+    lane_idx: usize,
+}
+
+impl<'g> Bare<'g> {
+    /// Prepares exchanges with `peer`, which does the same with us. The group runs no operation
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// When `peer` is no peer of ours.
+    pub fn new(group: &'g mut Group, peer: usize) -> Result<Bare<'g>, TransportError> {
+        let lane_idx = group.lane_idx(peer)?;
+        Ok(Bare { group, lane_idx })
+    }
+
+    /// Sends all of `out` and receives as many bytes as `into` holds, both at once.
+    ///
+    /// # Errors
+    /// [`TransportError::PeerLost`] or, after the group's `op_timeout`,
+    /// [`TransportError::Deadline`]; the group is poisoned then.
+    pub fn exchange(&mut self, out: &[u8], into: &mut [u8]) -> Result<(), TransportError> {
+        let started = Instant::now();
+        self.rounds(out, into, started).map_err(|stop| {
+            let call = Call {
+                operation: Operation::Bare,
+                sequence: 0,
+                dtype: Dtype::U32,
+                bytes: out.len(),
+                deadline: deadline(started, self.group.op_timeout()),
+                started,
+            };
+            self.group.fail(stop, &call)
+        })
+    }
+
+    fn rounds(&self, out: &[u8], into: &mut [u8], started: Instant) -> Result<(), Stop> {
+        let lane = self.group.lane(self.lane_idx);
+        let socket = lane.socket();
+        let lost = |cause| Stop::Peer { peer: lane.peer, fault: Fault::Lost(cause) };
+        let (mut sent, mut got) = (0, 0);
+        let (mut round_idx, mut idle_rounds) = (0u32, 0u32);
+        while sent < out.len() || got < into.len() {
+            let before = sent + got;
+            if sent < out.len() {
+                let end = out.len().min(sent + STEP_BYTES_MAX);
+                sent += write(socket, &out[sent..end]).map_err(lost)?;
+            }
+            if got < into.len() {
+                let end = into.len().min(got + STEP_BYTES_MAX);
+                got += read(socket, &mut into[got..end]).map_err(lost)?;
+            }
+            idle_rounds = if sent + got > before { 0 } else { idle_rounds + 1 };
+            if idle_rounds > ROUNDS_UNTIL_YIELD {
+                std::thread::yield_now();
+            }
+            round_idx = round_idx.wrapping_add(1);
+            let is_time_to_look = round_idx.is_multiple_of(ROUNDS_PER_LOOK);
+            if is_time_to_look && started.elapsed() >= self.group.op_timeout() {
+                return Err(Stop::Deadline);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,102 @@
+//! What a rank must know to join a group, and the named limits of this crate.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::error::TransportError;
+
+/// Most ranks in one group. The mesh is full, so every rank holds a socket per peer.
+pub const RANKS_MAX: usize = 64;
+
+/// Most sockets between two ranks.
+pub const SOCKETS_PER_PEER_MAX: usize = 16;
+
+/// What one rank needs to join one epoch of a group.
+///
+/// `peers`, `epoch`, `secret`, `sockets_per_peer` and `checksums` must be the same on every rank;
+/// the hello of each connection compares them.
+#[derive(Clone)]
+pub struct GroupConfig {
+    /// This rank, `0..peers.len()`.
+    pub rank: usize,
+    /// Listening address of every rank, by rank; `[rank]` is our own.
+    pub peers: Vec<SocketAddr>,
+    /// Which formation of the group this is. A rank only ever talks to ranks of the same epoch.
+    pub epoch: u64,
+    /// Shared by the ranks of one group; both ends of a connection prove that they know it.
+    pub secret: [u8; 32],
+    /// How long [`Group::join`](crate::Group::join) waits for the others.
+    pub join_timeout: Duration,
+    /// How long one operation may take, from its call to its return.
+    pub op_timeout: Duration,
+    /// Sockets between each pair of ranks; more than one fills a wide link.
+    pub sockets_per_peer: usize,
+    /// Whether every payload is followed by a hash of itself (XXH64).
+    pub checksums: bool,
+    /// How long a waiting operation polls its sockets before it sleeps.
+    pub spin: Duration,
+}
+
+impl GroupConfig {
+    /// Default of [`GroupConfig::join_timeout`].
+    pub const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+    /// Default of [`GroupConfig::op_timeout`].
+    pub const OP_TIMEOUT: Duration = Duration::from_secs(60);
+    /// Default of [`GroupConfig::spin`]: longer than a message takes on a fast link, shorter than
+    /// what the scheduler would have given another process anyway.
+    pub const SPIN: Duration = Duration::from_micros(100);
+
+    /// A configuration with the default timeouts, one socket per peer and no checksums.
+    pub fn new(rank: usize, peers: Vec<SocketAddr>, epoch: u64, secret: [u8; 32]) -> GroupConfig {
+        GroupConfig {
+            rank,
+            peers,
+            epoch,
+            secret,
+            join_timeout: GroupConfig::JOIN_TIMEOUT,
+            op_timeout: GroupConfig::OP_TIMEOUT,
+            sockets_per_peer: 1,
+            checksums: false,
+            spin: GroupConfig::SPIN,
+        }
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.peers.len()
+    }
+
+    pub(crate) fn check(&self) -> Result<(), TransportError> {
+        let size = self.size();
+        if !(1..=RANKS_MAX).contains(&size) {
+            return Err(TransportError::GroupSize { size, max: RANKS_MAX });
+        }
+        if self.rank >= size {
+            return Err(TransportError::RankOutside { rank: self.rank, size });
+        }
+        if !(1..=SOCKETS_PER_PEER_MAX).contains(&self.sockets_per_peer) {
+            return Err(TransportError::SocketsPerPeer {
+                found: self.sockets_per_peer,
+                max: SOCKETS_PER_PEER_MAX,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for GroupConfig {
+    /// Everything but the secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GroupConfig")
+            .field("rank", &self.rank)
+            .field("peers", &self.peers)
+            .field("epoch", &self.epoch)
+            .field("join_timeout", &self.join_timeout)
+            .field("op_timeout", &self.op_timeout)
+            .field("sockets_per_peer", &self.sockets_per_peer)
+            .field("checksums", &self.checksums)
+            .field("spin", &self.spin)
+            .finish_non_exhaustive()
+    }
+}

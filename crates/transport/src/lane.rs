@@ -1,0 +1,576 @@
+//! One socket to one peer: at most one frame on its way out and one on its way in.
+//!
+//! A lane never blocks. A driver calls its steps in turn with those of other lanes; each step
+//! moves what the socket takes or has, and says whether that was anything.
+//!
+//! Small frames are moved *whole*, header and payload in one system call; the payload then lies
+//! in the lane's inbox. Large frames are *streamed* from and into the caller's memory.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use crate::checksum::Xxh64;
+use crate::error::{Message, Operation};
+use crate::frame::{self, HEADER_BYTES, HeaderBytes, REASON_BYTES_MAX, TRAILER_BYTES};
+use crate::wait::{Fault, Stop};
+
+/// Most bytes that one step writes or reads, so that no lane starves another.
+const STEP_BYTES_MAX: usize = 256 << 10;
+/// Most bytes of point-to-point messages that a lane keeps before anybody asked for them.
+const EARLY_BYTES_MAX: usize = 64 << 20;
+
+/// A socket to a peer and the frames in flight on it.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) peer: usize,
+    socket: TcpStream,
+    checksums: bool,
+    out: Outgoing,
+    inc: Incoming,
+    early: VecDeque<Early>,
+    wants_read: bool,
+    wants_write: bool,
+}
+
+#[derive(Debug)]
+struct Outgoing {
+    header: HeaderBytes,
+    part: u8,
+    payload_bytes: usize,
+    total_bytes: usize,
+    sent: usize,
+    hash: Xxh64,
+    trailer: [u8; TRAILER_BYTES],
+}
+
+#[derive(Debug)]
+struct Incoming {
+    expected: Message,
+    expected_header: HeaderBytes,
+    header: HeaderBytes,
+    payload_bytes: usize,
+    total_bytes: usize,
+    got: usize,
+    hash: Xxh64,
+    trailer: [u8; TRAILER_BYTES],
+    /// Whether the frame goes into `inbox`.
+    whole: bool,
+    inbox: Vec<u8>,
+}
+
+/// The beginning of a frame, or all of it, that arrived before anybody asked for it.
+#[derive(Debug)]
+struct Early {
+    frame: Vec<u8>,
+    got: usize,
+    /// Nothing more of it is read for now: it is no point-to-point message, or too long.
+    parked: bool,
+}
+
+const NOTHING: Message = Message {
+    epoch: 0,
+    sequence: 0,
+    operation: Operation::Join,
+    dtype: crate::dtype::Dtype::U32,
+    bytes: 0,
+    frame_bytes: 0,
+    part: 0,
+};
+
+impl Lane {
+    pub(crate) fn new(peer: usize, socket: TcpStream, checksums: bool) -> Lane {
+        let header = frame::encode(&NOTHING, peer);
+        Lane {
+            peer,
+            socket,
+            checksums,
+            out: Outgoing {
+                header,
+                part: 0,
+                payload_bytes: 0,
+                total_bytes: 0,
+                sent: 0,
+                hash: Xxh64::new(),
+                trailer: [0; TRAILER_BYTES],
+            },
+            inc: Incoming {
+                expected: NOTHING,
+                expected_header: header,
+                header,
+                payload_bytes: 0,
+                total_bytes: 0,
+                got: 0,
+                hash: Xxh64::new(),
+                trailer: [0; TRAILER_BYTES],
+                whole: true,
+                inbox: Vec::new(),
+            },
+            early: VecDeque::new(),
+            wants_read: false,
+            wants_write: false,
+        }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(crate) fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
+    /// Whether the driver could use what the peer sends next.
+    pub(crate) fn wants_read(&self) -> bool {
+        self.wants_read
+    }
+
+    /// Whether there are bytes that the socket did not take.
+    pub(crate) fn wants_write(&self) -> bool {
+        self.wants_write
+    }
+
+    pub(crate) fn is_sent(&self) -> bool {
+        self.out.sent == self.out.total_bytes
+    }
+
+    pub(crate) fn is_received(&self) -> bool {
+        self.inc.got == self.inc.total_bytes
+    }
+
+    /// Part of the frames that are unfinished, if any is.
+    pub(crate) fn unfinished_part(&self) -> Option<u8> {
+        let out = (!self.is_sent()).then_some(self.out.part);
+        let inc = (!self.is_received()).then_some(self.inc.expected.part);
+        match (out, inc) {
+            (Some(out), Some(inc)) => Some(out.min(inc)),
+            (out, inc) => out.or(inc),
+        }
+    }
+
+    /// Payload bytes of the current frame that have arrived.
+    pub(crate) fn payload_received(&self) -> usize {
+        self.inc.got.saturating_sub(HEADER_BYTES).min(self.inc.payload_bytes)
+    }
+
+    /// Forgets what the last operation waited for.
+    pub(crate) fn rest(&mut self) {
+        self.wants_read = false;
+        self.wants_write = false;
+    }
+
+    fn frame_bytes(&self, payload_bytes: usize) -> usize {
+        HEADER_BYTES + payload_bytes + if self.checksums { TRAILER_BYTES } else { 0 }
+    }
+
+    fn stop(&self, fault: Fault) -> Stop {
+        Stop::Peer { peer: self.peer, fault }
+    }
+
+    // Whole frames.
+
+    /// Begins to send a frame that the driver holds.
+    pub(crate) fn begin_push_whole(&mut self, frame_bytes: usize) {
+        debug_assert!(self.is_sent(), "the last frame is still on its way");
+        self.out.part = 0;
+        self.out.sent = 0;
+        self.out.total_bytes = frame_bytes;
+    }
+
+    /// Sends more of `frame`, the same on every call.
+    pub(crate) fn push_whole(&mut self, frame: &[u8]) -> Result<bool, Stop> {
+        if self.is_sent() {
+            return Ok(false);
+        }
+        match write(&self.socket, &frame[self.out.sent..]) {
+            Ok(sent) => {
+                self.out.sent += sent;
+                self.wants_write = !self.is_sent();
+                Ok(sent > 0)
+            }
+            Err(e) => Err(self.lost(e)),
+        }
+    }
+
+    /// Begins to receive a small frame into the inbox.
+    pub(crate) fn begin_pull_whole(&mut self, expected: Message) -> Result<(), Stop> {
+        let total_bytes = self.begin_pull(expected, true);
+        if self.inc.inbox.len() < total_bytes {
+            self.inc.inbox.resize(total_bytes, 0);
+        }
+        if let Some(early) = self.early.pop_front() {
+            let got = early.got.min(total_bytes);
+            self.inc.inbox[..got].copy_from_slice(&early.frame[..got]);
+            self.inc.got = got;
+            if got >= HEADER_BYTES {
+                self.check_inbox_header()?;
+            }
+            self.finish_whole()?;
+        }
+        Ok(())
+    }
+
+    /// Receives more of a small frame.
+    pub(crate) fn pull_whole(&mut self) -> Result<bool, Stop> {
+        if self.is_received() {
+            return Ok(false);
+        }
+        let inc = &mut self.inc;
+        let got = match read(&self.socket, &mut inc.inbox[inc.got..inc.total_bytes]) {
+            Ok(0) => {
+                self.wants_read = true;
+                return Ok(false);
+            }
+            Ok(got) => got,
+            Err(e) => return Err(self.stop(Fault::Lost(e))),
+        };
+        let header_was_checked = inc.got >= HEADER_BYTES;
+        inc.got += got;
+        if !header_was_checked && inc.got >= HEADER_BYTES {
+            self.check_inbox_header()?;
+        }
+        self.finish_whole()?;
+        Ok(true)
+    }
+
+    fn check_inbox_header(&mut self) -> Result<(), Stop> {
+        let inc = &self.inc;
+        let (header, rest) = inc.inbox[..inc.got]
+            .split_first_chunk::<HEADER_BYTES>()
+            .expect("the caller has seen a whole header arrive");
+        let check = self.check_header(header, rest);
+        check.map_err(|fault| self.stop(fault))
+    }
+
+    fn finish_whole(&mut self) -> Result<(), Stop> {
+        self.wants_read = !self.is_received();
+        if !self.is_received() || !self.checksums {
+            return Ok(());
+        }
+        let trailer = &self.inc.inbox[HEADER_BYTES + self.inc.payload_bytes..self.inc.total_bytes];
+        if trailer != frame::trailer(self.payload()) {
+            return Err(self.stop(Fault::Checksum));
+        }
+        Ok(())
+    }
+
+    /// The payload of a whole frame that has been received.
+    pub(crate) fn payload(&self) -> &[u8] {
+        &self.inc.inbox[HEADER_BYTES..HEADER_BYTES + self.inc.payload_bytes]
+    }
+
+    // Streamed frames.
+
+    /// Begins to send a frame of `message.frame_bytes` payload bytes as `rank`.
+    pub(crate) fn begin_push(&mut self, message: &Message, rank: usize) {
+        debug_assert!(self.is_sent(), "the last frame is still on its way");
+        let payload_bytes = message.frame_bytes as usize;
+        self.out.header = frame::encode(message, rank);
+        self.out.part = message.part;
+        self.out.payload_bytes = payload_bytes;
+        self.out.total_bytes = self.frame_bytes(payload_bytes);
+        self.out.sent = 0;
+        self.out.hash = Xxh64::new();
+    }
+
+    /// Sends more of the frame with this `payload`, of which the first `available` bytes may go.
+    pub(crate) fn push(&mut self, payload: &[u8], available: usize) -> Result<bool, Stop> {
+        self.wants_write = false;
+        if self.is_sent() {
+            return Ok(false);
+        }
+        let mut moved = false;
+        // Header, payload and trailer are at most three writes.
+        for _ in 0..3 {
+            let sent = match self.push_piece(payload, available) {
+                Ok(Some(sent)) => sent,
+                Ok(None) => break,
+                Err(e) => return Err(self.lost(e)),
+            };
+            moved |= sent > 0;
+            if self.wants_write || self.is_sent() {
+                break;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Writes once; `None` when there is nothing that may go.
+    fn push_piece(&mut self, payload: &[u8], available: usize) -> io::Result<Option<usize>> {
+        let out = &mut self.out;
+        let at = out.sent.checked_sub(HEADER_BYTES);
+        let payload_piece = at.filter(|at| *at < out.payload_bytes);
+        let piece = match (at, payload_piece) {
+            (None, _) => &out.header[out.sent..],
+            (Some(_), Some(at)) => {
+                let end = available.min(at + STEP_BYTES_MAX);
+                if at >= end {
+                    return Ok(None);
+                }
+                &payload[at..end]
+            }
+            (Some(at), None) => &out.trailer[at - out.payload_bytes..],
+        };
+        let sent = write(&self.socket, piece)?;
+        self.wants_write = sent < piece.len();
+        out.sent += sent;
+        if let (true, Some(at)) = (self.checksums, payload_piece) {
+            out.hash.update(&payload[at..at + sent]);
+        }
+        if self.checksums && out.sent == HEADER_BYTES + out.payload_bytes {
+            out.trailer = out.hash.finish().to_le_bytes();
+        }
+        Ok(Some(sent))
+    }
+
+    /// Begins to receive a large frame; what had arrived of it early goes into `payload`.
+    pub(crate) fn begin_pull_stream(
+        &mut self,
+        expected: Message,
+        payload: &mut [u8],
+    ) -> Result<(), Stop> {
+        self.begin_pull(expected, false);
+        let Some(early) = self.early.pop_front() else { return Ok(()) };
+        let head_bytes = early.got.min(HEADER_BYTES);
+        self.inc.header[..head_bytes].copy_from_slice(&early.frame[..head_bytes]);
+        self.inc.got = early.got;
+        if early.got < HEADER_BYTES {
+            return Ok(());
+        }
+        let header = self.inc.header;
+        self.check_header(&header, &early.frame[HEADER_BYTES..early.got])
+            .map_err(|fault| self.stop(fault))?;
+        let inc = &mut self.inc;
+        let arrived = &early.frame[HEADER_BYTES..early.got];
+        let (body, tail) = arrived.split_at(arrived.len().min(inc.payload_bytes));
+        payload[..body.len()].copy_from_slice(body);
+        inc.trailer[..tail.len()].copy_from_slice(tail);
+        if self.checksums {
+            inc.hash.update(body);
+        }
+        self.finish_stream()
+    }
+
+    /// Receives more of a large frame; `window` is where its next payload bytes go, and may be
+    /// shorter than what is missing.
+    pub(crate) fn pull(&mut self, window: &mut [u8]) -> Result<bool, Stop> {
+        self.wants_read = false;
+        if self.is_received() {
+            return Ok(false);
+        }
+        let mut moved = false;
+        // Header, payload and trailer are at most three reads; `window` serves only one.
+        for _ in 0..3 {
+            let in_payload = self.is_in_payload();
+            if self.is_received() || (in_payload && window.is_empty()) {
+                break;
+            }
+            match self.pull_piece(window) {
+                Ok(0) => {
+                    self.wants_read = true;
+                    break;
+                }
+                Ok(_) => moved = true,
+                Err(fault) => return Err(self.stop(fault)),
+            }
+            if in_payload && self.is_in_payload() {
+                break;
+            }
+        }
+        self.finish_stream()?;
+        Ok(moved)
+    }
+
+    fn is_in_payload(&self) -> bool {
+        (HEADER_BYTES..HEADER_BYTES + self.inc.payload_bytes).contains(&self.inc.got)
+    }
+
+    /// Reads once; 0 when there is nothing.
+    fn pull_piece(&mut self, window: &mut [u8]) -> Result<usize, Fault> {
+        let inc = &mut self.inc;
+        let got = match inc.got.checked_sub(HEADER_BYTES) {
+            None => read(&self.socket, &mut inc.header[inc.got..]),
+            Some(at) if at < inc.payload_bytes => {
+                let end = window.len().min(STEP_BYTES_MAX);
+                let got = read(&self.socket, &mut window[..end]);
+                if let (true, Ok(got)) = (self.checksums, &got) {
+                    inc.hash.update(&window[..*got]);
+                }
+                got
+            }
+            Some(at) => read(&self.socket, &mut inc.trailer[at - inc.payload_bytes..]),
+        };
+        let got = got.map_err(Fault::Lost)?;
+        let header_was_checked = inc.got >= HEADER_BYTES;
+        inc.got += got;
+        if !header_was_checked && inc.got >= HEADER_BYTES {
+            let header = inc.header;
+            self.check_header(&header, &[])?;
+        }
+        Ok(got)
+    }
+
+    fn finish_stream(&self) -> Result<(), Stop> {
+        let inc = &self.inc;
+        let wrong = self.checksums && inc.trailer != inc.hash.finish().to_le_bytes();
+        if self.is_received() && wrong { Err(self.stop(Fault::Checksum)) } else { Ok(()) }
+    }
+
+    // Both.
+
+    fn begin_pull(&mut self, expected: Message, whole: bool) -> usize {
+        debug_assert!(self.is_received(), "the last frame is still arriving");
+        let payload_bytes = expected.frame_bytes as usize;
+        let total_bytes = self.frame_bytes(payload_bytes);
+        self.inc.expected = expected;
+        self.inc.expected_header = frame::encode(&expected, self.peer);
+        self.inc.payload_bytes = payload_bytes;
+        self.inc.total_bytes = total_bytes;
+        self.inc.got = 0;
+        self.inc.hash = Xxh64::new();
+        self.inc.whole = whole;
+        self.wants_read = true;
+        total_bytes
+    }
+
+    /// Compares what arrived with what was expected; `rest` is what arrived behind it.
+    fn check_header(&self, header: &HeaderBytes, rest: &[u8]) -> Result<(), Fault> {
+        if *header == self.inc.expected_header {
+            return Ok(());
+        }
+        match frame::decode(header) {
+            None => Err(Fault::Garbled(*header.first_chunk().expect("a header is longer"))),
+            Some(found) if found.operation == Operation::Abort => {
+                Err(Fault::Failed(self.reason(&found, rest)))
+            }
+            Some(found) => Err(Fault::Desync { expected: self.inc.expected, found }),
+        }
+    }
+
+    /// The reason behind the header of a farewell; it was written together with it.
+    fn reason(&self, abort: &Message, rest: &[u8]) -> String {
+        let reason_bytes = (abort.frame_bytes as usize).min(REASON_BYTES_MAX);
+        let mut reason = rest[..rest.len().min(reason_bytes)].to_vec();
+        let mut more = vec![0; reason_bytes - reason.len()];
+        if let Ok(got) = read(&self.socket, &mut more) {
+            reason.extend_from_slice(&more[..got]);
+        }
+        String::from_utf8_lossy(&reason).into_owned()
+    }
+
+    /// Why writing failed: what the peer said last explains it better than the system does.
+    fn lost(&mut self, cause: io::Error) -> Stop {
+        let said = if self.is_received() {
+            self.pull_early().err()
+        } else if self.inc.whole {
+            self.pull_whole().err()
+        } else {
+            self.pull(&mut []).err()
+        };
+        match said {
+            Some(stop @ Stop::Peer { fault: Fault::Lost(_), .. }) => drop(stop),
+            Some(stop) => return stop,
+            None => {}
+        }
+        self.stop(Fault::Lost(cause))
+    }
+
+    /// Takes in point-to-point messages that nobody has asked for yet, so that two ranks that
+    /// send to each other both come to an end.
+    pub(crate) fn pull_early(&mut self) -> Result<bool, Stop> {
+        let held: usize = self.early.iter().map(|early| early.frame.len()).sum();
+        let is_full = |early: &Early| early.parked || early.got < early.frame.len();
+        if !self.early.back().is_some_and(is_full) {
+            self.early.push_back(Early { frame: vec![0; HEADER_BYTES], got: 0, parked: false });
+        }
+        let early = self.early.back_mut().expect("one was just pushed");
+        if early.parked {
+            self.wants_read = false;
+            return Ok(false);
+        }
+        let got = match read(&self.socket, &mut early.frame[early.got..]) {
+            Ok(got) => got,
+            Err(e) => return Err(self.stop(Fault::Lost(e))),
+        };
+        early.got += got;
+        if got > 0 && early.got == HEADER_BYTES && early.frame.len() == HEADER_BYTES {
+            self.size_early(held)?;
+        }
+        if self.early.back().is_some_and(|early| early.got == 0) {
+            self.early.pop_back();
+        }
+        self.wants_read = !self.early.back().is_some_and(|early| early.parked);
+        Ok(got > 0)
+    }
+
+    /// Makes room for the message whose header has just arrived early.
+    fn size_early(&mut self, held: usize) -> Result<(), Stop> {
+        let early = self.early.back().expect("its header has just arrived");
+        let header: HeaderBytes = *early.frame.first_chunk().expect("its header has just arrived");
+        let message = match frame::decode(&header) {
+            None => {
+                let found = *header.first_chunk().expect("a header is longer");
+                return Err(self.stop(Fault::Garbled(found)));
+            }
+            Some(found) if found.operation == Operation::Abort => {
+                return Err(self.stop(Fault::Failed(self.reason(&found, &[]))));
+            }
+            Some(found) => found,
+        };
+        let fits = message.frame_bytes <= EARLY_BYTES_MAX.saturating_sub(held) as u64;
+        let is_keepable = message.operation == Operation::Send && fits;
+        let frame_bytes =
+            if is_keepable { self.frame_bytes(message.frame_bytes as usize) } else { 0 };
+        let early = self.early.back_mut().expect("its header has just arrived");
+        if is_keepable {
+            early.frame.resize(frame_bytes, 0);
+        } else {
+            early.parked = true;
+        }
+        Ok(())
+    }
+
+    /// Says farewell if no frame is under way, and closes the sending side.
+    pub(crate) fn abort(&mut self, frame: &[u8]) {
+        if self.out.sent == 0 || self.is_sent() {
+            let _ = write(&self.socket, frame);
+        }
+        let _ = self.socket.shutdown(std::net::Shutdown::Write);
+    }
+}
+
+/// Writes what the socket takes; 0 when it is full.
+///
+/// std writes to sockets with `MSG_NOSIGNAL` where the system has it, and Rust programs ignore
+/// `SIGPIPE` elsewhere: a peer that is gone is an error, never a signal.
+pub(crate) fn write(mut socket: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
+    loop {
+        match socket.write(bytes) {
+            Ok(0) if !bytes.is_empty() => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(sent) => return Ok(sent),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(0),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Reads what is there; 0 when there is nothing.
+pub(crate) fn read(mut socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
+    if bytes.is_empty() {
+        return Ok(0);
+    }
+    loop {
+        match socket.read(bytes) {
+            Ok(0) => {
+                let closed = "the connection was closed";
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, closed));
+            }
+            Ok(got) => return Ok(got),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(0),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The native TCP group: a full mesh of sockets between the ranks of one model, and collectives
+//! on it.
+//!
+//! What it promises, and what stock transports do not:
+//!
+//! - **Every wait has a deadline and a name.** Joining and every operation end within their
+//!   timeout, with the ranks and addresses that are to blame in the error. A lost peer is noticed
+//!   at once, and a rank that gives up tells the others why.
+//! - **Nothing is silently wrong.** Every message carries epoch, sequence, operation, type and
+//!   size; a rank that is out of step is an error that names both sides. Payload hashes are
+//!   optional.
+//! - **The same bits on every rank, in every run.** Sums are taken in rank order, whatever the
+//!   timing, the size or the number of sockets.
+//! - **Idle costs nothing.** A waiting operation spins briefly, offering its core to others, and
+//!   then sleeps.
+//! - **Nobody gets in** without proving the group's secret, and nobody from another epoch.
+//!
+//! A rank process binds one [`Listener`] for its life. For each epoch it joins a [`Group`] through
+//! it; after an error the group is dropped and the survivors join the next epoch.
+//!
+//! This crate knows nothing of models, MLX or the control plane: buffers are bytes of a [`Dtype`].
+//!
+//! ```
+//! use jackalope_transport::{Dtype, Group, GroupConfig, Listener};
+//!
+//! # fn main() -> Result<(), jackalope_transport::TransportError> {
+//! let listener = Listener::bind("127.0.0.1:0".parse().expect("this is an address"))?;
+//! let peers = vec![listener.local_addr()]; // one address per rank
+//! let mut group = Group::join(&listener, GroupConfig::new(0, peers, 1, [0; 32]))?;
+//! let mut data = 1.5f32.to_le_bytes();
+//! group.all_sum(&mut data, Dtype::F32)?;
+//! assert_eq!(f32::from_le_bytes(data), 1.5);
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod bare;
+pub mod bench;
+mod checksum;
+mod config;
+mod dtype;
+mod error;
+mod frame;
+mod group;
+mod hello;
+mod interrupt;
+mod lane;
+mod listener;
+mod mesh;
+mod stream;
+mod sum;
+mod wait;
+mod whole;
+
+pub use config::{GroupConfig, RANKS_MAX, SOCKETS_PER_PEER_MAX};
+pub use dtype::Dtype;
+pub use error::{
+    Absence, AbsenceReason, Absences, Message, Moment, Operation, Phase, TransportError,
+};
+pub use group::{Group, GroupStats};
+pub use interrupt::Interrupter;
+pub use listener::Listener;

@@ -1,0 +1,518 @@
+//! Forming the full mesh of sockets, in any start order.
+//!
+//! The higher rank dials, the lower accepts. One thread drives every connection at once:
+//!
+//! ```text
+//! dialled:   Paused ─▶ Connecting ─▶ Greeting ─▶ Linked          accepted:  Open ─▶ Linked
+//!              ▲            │            │          │                         ▲        │
+//!              └────────────┴────────────┴──────────┘                         └────────┘
+//!                      refused, silent, closed                                  closed
+//! ```
+//!
+//! An accepted connection is a guest until it has proved that it belongs here. Guests that say
+//! nothing, or the wrong thing, are dropped without harm: strangers, and connections of an
+//! earlier epoch that still stood in the backlog.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{AddressFamily, SocketType};
+
+use crate::config::GroupConfig;
+use crate::dtype::Dtype;
+use crate::error::{Absence, AbsenceReason, Absences, Moment, Operation, Phase, TransportError};
+use crate::hello::{self, HELLO_BYTES, Hello, PROOF_BYTES, REPLY_BYTES, Reply, Verdict};
+use crate::interrupt::Interrupter;
+use crate::listener::Listener;
+use crate::wait::{deadline, poll_until};
+
+/// Connections that may be in the middle of their handshake; the oldest goes first.
+const GUESTS_MAX: usize = 64;
+/// How long a guest may take for its handshake.
+const GUEST_PATIENCE: Duration = Duration::from_secs(5);
+/// How long we wait for the network, or for the reply of a rank that has not begun to join,
+/// before we dial again (the machine behind the connection may have vanished).
+const DIAL_PATIENCE: Duration = Duration::from_secs(10);
+/// Pause before the first and before every later attempt to dial.
+const BACKOFF_MIN: Duration = Duration::from_millis(5);
+const BACKOFF_MAX: Duration = Duration::from_millis(250);
+
+/// Connects to every peer; the streams are ordered by (socket, peer).
+pub(crate) fn connect(
+    listener: &Listener,
+    config: &GroupConfig,
+    interrupter: &Interrupter,
+    started: Instant,
+) -> Result<Vec<TcpStream>, TransportError> {
+    let mut mesh = Mesh {
+        listener,
+        config,
+        links: links(config),
+        guests: VecDeque::new(),
+        strangers: 0,
+        last_stranger: None,
+    };
+    let deadline = deadline(started, config.join_timeout);
+    loop {
+        mesh.accept()?;
+        mesh.advance_guests();
+        for link in &mut mesh.links {
+            link.advance(config);
+        }
+        if mesh.links.iter().all(|link| matches!(link.place, Place::Linked { .. })) {
+            return mesh.into_streams();
+        }
+        if interrupter.is_interrupted() {
+            let moment = Box::new(moment(config, Phase::Connect, started));
+            return Err(TransportError::Interrupted { moment });
+        }
+        if Instant::now() >= deadline {
+            return Err(mesh.timeout(started));
+        }
+        mesh.sleep(interrupter, deadline)?;
+    }
+}
+
+/// What a rank was doing when forming the group failed.
+pub(crate) fn moment(config: &GroupConfig, phase: Phase, started: Instant) -> Moment {
+    Moment {
+        rank: config.rank,
+        operation: Operation::Join,
+        sequence: config.epoch,
+        dtype: Dtype::U32,
+        bytes: 0,
+        phase,
+        elapsed: started.elapsed(),
+    }
+}
+
+fn links(config: &GroupConfig) -> Vec<Link> {
+    let peers = || (0..config.size()).filter(|peer| *peer != config.rank);
+    (0..config.sockets_per_peer)
+        .flat_map(|socket| peers().map(move |peer| (socket, peer)))
+        .map(|(socket, peer)| {
+            let dials = peer < config.rank;
+            let (place, reason) = if dials {
+                (Place::Paused { until: Instant::now() }, AbsenceReason::NoConnection)
+            } else {
+                (Place::Open, AbsenceReason::NeverConnected)
+            };
+            Link { peer, socket, dials, place, reason, backoff: BACKOFF_MIN }
+        })
+        .collect()
+}
+
+fn resources(cause: io::Error) -> TransportError {
+    TransportError::Resources { cause: Arc::new(cause) }
+}
+
+/// Bytes of a fixed number that arrive piece by piece.
+struct Words<const N: usize> {
+    bytes: [u8; N],
+    got: usize,
+}
+
+impl<const N: usize> Words<N> {
+    fn new() -> Words<N> {
+        Words { bytes: [0; N], got: 0 }
+    }
+
+    /// Reads what is there; never a byte more than `N`, as frames may follow.
+    fn read(&mut self, mut stream: &TcpStream) -> Result<Option<[u8; N]>, AbsenceReason> {
+        while self.got < N {
+            match stream.read(&mut self.bytes[self.got..]) {
+                Ok(0) => return Err(AbsenceReason::Closed),
+                Ok(read_bytes) => self.got += read_bytes,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(AbsenceReason::Unreachable(e.kind())),
+            }
+        }
+        Ok(Some(self.bytes))
+    }
+}
+
+/// Writes a few words whole: they always fit into the buffer of a socket that was just opened.
+fn say(mut stream: &TcpStream, words: &[u8]) -> Result<(), AbsenceReason> {
+    stream.write_all(words).map_err(|e| AbsenceReason::Unreachable(e.kind()))
+}
+
+/// One socket of the mesh in the making.
+struct Link {
+    peer: usize,
+    socket: usize,
+    /// Whether we dial; otherwise the peer does.
+    dials: bool,
+    place: Place,
+    /// Why it is not linked, as far as we know.
+    reason: AbsenceReason,
+    backoff: Duration,
+}
+
+enum Place {
+    Open,
+    Paused {
+        until: Instant,
+    },
+    Connecting {
+        stream: TcpStream,
+        give_up: Instant,
+    },
+    Greeting {
+        stream: TcpStream,
+        hello: [u8; HELLO_BYTES],
+        reply: Words<REPLY_BYTES>,
+        give_up: Instant,
+    },
+    Linked {
+        stream: TcpStream,
+        /// Until the peer's first frame arrives we watch for the end of the connection.
+        quiet: bool,
+    },
+}
+
+impl Link {
+    /// One step towards `Linked`, if the socket allows it.
+    fn advance(&mut self, config: &GroupConfig) {
+        let now = Instant::now();
+        let next = match std::mem::replace(&mut self.place, Place::Open) {
+            Place::Open => return,
+            Place::Paused { until } if now < until => Ok(Place::Paused { until }),
+            Place::Paused { .. } => {
+                self.reason = AbsenceReason::NoConnection;
+                let stream = dial(config.peers[self.peer]);
+                stream.map(|stream| Place::Connecting { stream, give_up: now + DIAL_PATIENCE })
+            }
+            Place::Connecting { give_up, .. } | Place::Greeting { give_up, .. }
+                if now >= give_up =>
+            {
+                Err(self.reason)
+            }
+            Place::Connecting { stream, give_up } => self.greet(stream, give_up, config),
+            Place::Greeting { stream, hello, reply, give_up } => {
+                answered(stream, hello, reply, config).map(|outcome| match outcome {
+                    Answer::Linked(stream) => Place::Linked { stream, quiet: true },
+                    Answer::Pending(stream, reply) => {
+                        Place::Greeting { stream, hello, reply, give_up }
+                    }
+                })
+            }
+            Place::Linked { stream, quiet } => {
+                watch(&stream, quiet).map(|quiet| Place::Linked { stream, quiet })
+            }
+        };
+        match next {
+            Ok(place) => self.place = place,
+            Err(reason) => self.fail(reason),
+        }
+    }
+
+    /// Says hello once the network has connected us.
+    fn greet(
+        &mut self,
+        stream: TcpStream,
+        give_up: Instant,
+        config: &GroupConfig,
+    ) -> Result<Place, AbsenceReason> {
+        if !established(&stream)? {
+            return Ok(Place::Connecting { stream, give_up });
+        }
+        self.reason = AbsenceReason::Silent;
+        let nonce = hello::nonce().map_err(|e| unreachable(&e))?;
+        let hello = Hello::new(config, self.peer, self.socket, nonce).encode();
+        say(&stream, &hello)?;
+        let give_up = Instant::now() + DIAL_PATIENCE;
+        Ok(Place::Greeting { stream, hello, reply: Words::new(), give_up })
+    }
+
+    fn fail(&mut self, reason: AbsenceReason) {
+        self.reason = reason;
+        self.place = if self.dials {
+            let until = Instant::now() + self.backoff;
+            self.backoff = (self.backoff * 2).min(BACKOFF_MAX);
+            Place::Paused { until }
+        } else {
+            Place::Open
+        };
+    }
+}
+
+fn unreachable(e: &io::Error) -> AbsenceReason {
+    AbsenceReason::Unreachable(e.kind())
+}
+
+/// Starts to connect, without waiting.
+fn dial(addr: SocketAddr) -> Result<TcpStream, AbsenceReason> {
+    let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let start = || {
+        let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
+        rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
+        let stream = TcpStream::from(socket);
+        stream.set_nonblocking(true)?;
+        match rustix::net::connect(&stream, &addr) {
+            Ok(()) | Err(rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR) => Ok(stream),
+            Err(e) => Err(io::Error::from(e)),
+        }
+    };
+    start().map_err(|e| unreachable(&e))
+}
+
+/// Whether the network has connected us by now.
+fn established(stream: &TcpStream) -> Result<bool, AbsenceReason> {
+    if let Some(e) = stream.take_error().map_err(|e| unreachable(&e))? {
+        return Err(unreachable(&e));
+    }
+    match stream.peer_addr() {
+        // Nobody listens on a port of this machine, and the system chose that very port for our
+        // end: TCP then connects a socket to itself.
+        Ok(peer) if stream.local_addr().is_ok_and(|local| local == peer) => {
+            Err(AbsenceReason::Unreachable(io::ErrorKind::ConnectionRefused))
+        }
+        Ok(_) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(false),
+        Err(e) => Err(unreachable(&e)),
+    }
+}
+
+enum Answer {
+    Linked(TcpStream),
+    Pending(TcpStream, Words<REPLY_BYTES>),
+}
+
+/// Checks the reply once it is complete, and proves the secret in turn.
+fn answered(
+    stream: TcpStream,
+    hello: [u8; HELLO_BYTES],
+    mut reply: Words<REPLY_BYTES>,
+    config: &GroupConfig,
+) -> Result<Answer, AbsenceReason> {
+    let Some(bytes) = reply.read(&stream)? else { return Ok(Answer::Pending(stream, reply)) };
+    Reply::check(&bytes, &config.secret, &hello)?;
+    say(&stream, &hello::proof(&config.secret, &hello, &bytes))?;
+    Ok(Answer::Linked(stream))
+}
+
+/// Whether a linked peer is still quiet; an error when it has left.
+fn watch(stream: &TcpStream, quiet: bool) -> Result<bool, AbsenceReason> {
+    if !quiet {
+        return Ok(false);
+    }
+    match stream.peek(&mut [0]) {
+        Ok(0) => Err(AbsenceReason::Closed),
+        Ok(_) => Ok(false),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(true),
+        Err(e) => Err(unreachable(&e)),
+    }
+}
+
+/// An accepted connection that has not yet proved that it belongs here.
+struct Guest {
+    stream: TcpStream,
+    addr: SocketAddr,
+    stage: GuestStage,
+    give_up: Instant,
+}
+
+enum GuestStage {
+    Hello(Words<HELLO_BYTES>),
+    Proof { link_idx: usize, expected: [u8; PROOF_BYTES], words: Words<PROOF_BYTES> },
+}
+
+/// What became of a guest.
+enum Visit {
+    Waiting(Guest),
+    Linked { link_idx: usize, stream: TcpStream },
+    Dropped { addr: SocketAddr, reason: AbsenceReason, rank: Option<usize> },
+}
+
+struct Mesh<'a> {
+    listener: &'a Listener,
+    config: &'a GroupConfig,
+    links: Vec<Link>,
+    guests: VecDeque<Guest>,
+    strangers: u64,
+    last_stranger: Option<(SocketAddr, AbsenceReason)>,
+}
+
+impl Mesh<'_> {
+    fn accept(&mut self) -> Result<(), TransportError> {
+        while let Some((stream, addr)) = self.listener.accept().map_err(resources)? {
+            stream.set_nonblocking(true).map_err(resources)?;
+            if self.guests.len() == GUESTS_MAX {
+                self.guests.pop_front();
+            }
+            let give_up = Instant::now() + GUEST_PATIENCE;
+            let stage = GuestStage::Hello(Words::new());
+            self.guests.push_back(Guest { stream, addr, stage, give_up });
+        }
+        Ok(())
+    }
+
+    fn advance_guests(&mut self) {
+        for guest in std::mem::take(&mut self.guests) {
+            match self.visit(guest) {
+                Visit::Waiting(guest) => self.guests.push_back(guest),
+                Visit::Linked { link_idx, stream } => {
+                    self.links[link_idx].place = Place::Linked { stream, quiet: true };
+                }
+                Visit::Dropped { addr, reason, rank } => {
+                    self.strangers += 1;
+                    self.last_stranger = Some((addr, reason));
+                    for link in self.links.iter_mut().filter(|link| Some(link.peer) == rank) {
+                        link.reason = reason;
+                    }
+                }
+            }
+        }
+    }
+
+    /// One step of a guest's handshake, if its socket allows it.
+    fn visit(&self, mut guest: Guest) -> Visit {
+        let addr = guest.addr;
+        match &mut guest.stage {
+            GuestStage::Hello(words) => match words.read(&guest.stream) {
+                Err(reason) => Visit::Dropped { addr, reason, rank: None },
+                Ok(Some(hello)) => self.answer(guest, hello),
+                Ok(None) => self.keep(guest),
+            },
+            GuestStage::Proof { link_idx, expected, words } => {
+                let (link_idx, expected) = (*link_idx, *expected);
+                let rank = Some(self.links[link_idx].peer);
+                match words.read(&guest.stream) {
+                    Err(reason) => Visit::Dropped { addr, reason, rank },
+                    Ok(None) => self.keep(guest),
+                    Ok(Some(proof)) if !hello::same(&proof, &expected) => {
+                        Visit::Dropped { addr, reason: AbsenceReason::Secret, rank }
+                    }
+                    Ok(Some(_)) if self.is_taken(link_idx) => {
+                        Visit::Dropped { addr, reason: AbsenceReason::Taken, rank: None }
+                    }
+                    Ok(Some(_)) => Visit::Linked { link_idx, stream: guest.stream },
+                }
+            }
+        }
+    }
+
+    fn keep(&self, guest: Guest) -> Visit {
+        if Instant::now() < guest.give_up {
+            return Visit::Waiting(guest);
+        }
+        Visit::Dropped { addr: guest.addr, reason: AbsenceReason::Silent, rank: None }
+    }
+
+    fn is_taken(&self, link_idx: usize) -> bool {
+        matches!(self.links[link_idx].place, Place::Linked { .. })
+    }
+
+    /// Replies to a complete hello, and tells an unwelcome guest why.
+    fn answer(&self, guest: Guest, words: [u8; HELLO_BYTES]) -> Visit {
+        let addr = guest.addr;
+        let (hello, mut verdict) = match Hello::decode(&words) {
+            Ok(hello) => (Some(hello), hello.verdict(self.config)),
+            Err(AbsenceReason::Version(_)) => (None, Verdict::Version),
+            Err(reason) => return Visit::Dropped { addr, reason, rank: None },
+        };
+        let link_idx = hello.and_then(|hello| {
+            let (peer, socket) = (hello.rank as usize, hello.socket as usize);
+            self.links.iter().position(|link| link.peer == peer && link.socket == socket)
+        });
+        if verdict == Verdict::Welcome && link_idx.is_some_and(|idx| self.is_taken(idx)) {
+            verdict = Verdict::Taken;
+        }
+        let secret = &self.config.secret;
+        let reply = hello::nonce().map_err(|e| unreachable(&e)).and_then(|nonce| {
+            let reply = Reply { verdict, epoch: self.config.epoch, nonce }.encode(secret, &words);
+            say(&guest.stream, &reply).map(|()| reply)
+        });
+        let rank = hello.map(|hello| hello.rank as usize);
+        let reason = match (reply, verdict) {
+            (Err(reason), _) => reason,
+            (Ok(reply), Verdict::Welcome) => {
+                let link_idx = link_idx.expect("a welcome hello names a peer and a socket");
+                let expected = hello::proof(secret, &words, &reply);
+                let stage = GuestStage::Proof { link_idx, expected, words: Words::new() };
+                return Visit::Waiting(Guest { stage, ..guest });
+            }
+            (Ok(_), Verdict::Version) => AbsenceReason::Foreign,
+            (Ok(_), Verdict::Epoch) => AbsenceReason::Epoch(hello.map_or(0, |hello| hello.epoch)),
+            (Ok(_), Verdict::Settings) => AbsenceReason::Settings,
+            (Ok(_), Verdict::Taken) => AbsenceReason::Taken,
+        };
+        Visit::Dropped { addr, reason, rank }
+    }
+
+    /// Sleeps until a socket is ready or a pause is over.
+    fn sleep(&self, interrupter: &Interrupter, deadline: Instant) -> Result<(), TransportError> {
+        let mut wake_at = deadline;
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(self.listener.fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(interrupter.wake_fd(), PollFlags::IN),
+        ];
+        for guest in &self.guests {
+            fds.push(PollFd::from_borrowed_fd(guest.stream.as_fd(), PollFlags::IN));
+            wake_at = wake_at.min(guest.give_up);
+        }
+        for link in &self.links {
+            let (stream, flags) = match &link.place {
+                Place::Paused { until } => {
+                    wake_at = wake_at.min(*until);
+                    continue;
+                }
+                Place::Connecting { stream, give_up } => {
+                    wake_at = wake_at.min(*give_up);
+                    (stream, PollFlags::OUT)
+                }
+                Place::Greeting { stream, give_up, .. } => {
+                    wake_at = wake_at.min(*give_up);
+                    (stream, PollFlags::IN)
+                }
+                Place::Linked { stream, quiet: true } => (stream, PollFlags::IN),
+                Place::Open | Place::Linked { .. } => continue,
+            };
+            fds.push(PollFd::from_borrowed_fd(stream.as_fd(), flags));
+        }
+        poll_until(&mut fds, wake_at).map_err(resources)
+    }
+
+    fn into_streams(self) -> Result<Vec<TcpStream>, TransportError> {
+        let streams = self.links.into_iter().filter_map(|link| match link.place {
+            Place::Linked { stream, .. } => Some(stream),
+            _ => None,
+        });
+        streams
+            .map(|stream| {
+                stream.set_nodelay(true)?;
+                Ok(stream)
+            })
+            .collect::<io::Result<_>>()
+            .map_err(resources)
+    }
+
+    fn timeout(&self, started: Instant) -> TransportError {
+        let config = self.config;
+        let mut ranks: Vec<Absence> = Vec::new();
+        for link in &self.links {
+            let linked = matches!(link.place, Place::Linked { .. });
+            if !linked && !ranks.iter().any(|absence| absence.rank == link.peer) {
+                let (rank, addr) = (link.peer, config.peers[link.peer]);
+                ranks.push(Absence { rank, addr, reason: link.reason });
+            }
+        }
+        ranks.sort_by_key(|absence| absence.rank);
+        TransportError::JoinTimeout {
+            epoch: config.epoch,
+            elapsed: started.elapsed(),
+            absent: Box::new(Absences {
+                ranks,
+                strangers: self.strangers,
+                last_stranger: self.last_stranger,
+            }),
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Waiting: spin briefly, then sleep, never longer than the deadline.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use crate::error::Message;
+use crate::interrupt::Interrupter;
+use crate::lane::Lane;
+
+/// Longest single sleep; some systems refuse more than `c_int::MAX` milliseconds.
+const SLEEP_MAX: Duration = Duration::from_secs(3600);
+
+/// The end of a wait that begins now; timeouts beyond a year are a year.
+pub(crate) fn deadline(started: Instant, timeout: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+    started + timeout.min(YEAR)
+}
+
+/// Sleeps until one of `fds` is ready, at most until `wake_at`.
+pub(crate) fn poll_until(fds: &mut [PollFd<'_>], wake_at: Instant) -> io::Result<()> {
+    let left = wake_at.saturating_duration_since(Instant::now()).min(SLEEP_MAX);
+    let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+    match rustix::event::poll(fds, Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Why an operation stopped, before rank, address and phase are added to it.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// Something about one peer.
+    Peer { peer: usize, fault: Fault },
+    /// Time is up.
+    Deadline,
+    /// Somebody called [`Interrupter::interrupt`].
+    Interrupted,
+    /// The system cannot wait.
+    System(io::Error),
+}
+
+/// What is wrong with a peer.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    Lost(io::Error),
+    Desync { expected: Message, found: Message },
+    Garbled([u8; 8]),
+    Checksum,
+    Failed(String),
+}
+
+/// The waiting of one operation.
+#[derive(Debug)]
+pub(crate) struct Wait<'a> {
+    interrupter: &'a Interrupter,
+    spin: Duration,
+    deadline: Instant,
+    stalled_since: Option<Instant>,
+    /// Time without progress so far.
+    pub(crate) waited: Duration,
+    pub(crate) sleeps: u64,
+}
+
+impl<'a> Wait<'a> {
+    pub(crate) fn new(interrupter: &'a Interrupter, spin: Duration, deadline: Instant) -> Wait<'a> {
+        Wait { interrupter, spin, deadline, stalled_since: None, waited: Duration::ZERO, sleeps: 0 }
+    }
+
+    /// To be called after a round that moved bytes.
+    pub(crate) fn progressed(&mut self) {
+        if let Some(since) = self.stalled_since.take() {
+            self.waited += since.elapsed();
+        }
+    }
+
+    /// Whether the operation must end although it makes progress.
+    pub(crate) fn check(&self) -> Result<(), Stop> {
+        if self.interrupter.is_interrupted() {
+            return Err(Stop::Interrupted);
+        }
+        if Instant::now() >= self.deadline { Err(Stop::Deadline) } else { Ok(()) }
+    }
+
+    /// To be called after a round that moved nothing: returns at once while spinning, later when
+    /// one of the `lanes` can do what it wants.
+    pub(crate) fn stalled(&mut self, lanes: &[Lane]) -> Result<(), Stop> {
+        if self.interrupter.is_interrupted() {
+            return Err(Stop::Interrupted);
+        }
+        let now = Instant::now();
+        if now >= self.deadline {
+            return Err(Stop::Deadline);
+        }
+        let since = *self.stalled_since.get_or_insert(now);
+        if now - since < self.spin {
+            // Whoever else wants this core, a peer above all, shall have it.
+            std::thread::yield_now();
+            return Ok(());
+        }
+        self.sleeps += 1;
+        let mut fds = vec![PollFd::from_borrowed_fd(self.interrupter.wake_fd(), PollFlags::IN)];
+        fds.extend(lanes.iter().filter_map(|lane| {
+            let mut flags = PollFlags::empty();
+            flags.set(PollFlags::IN, lane.wants_read());
+            flags.set(PollFlags::OUT, lane.wants_write());
+            (!flags.is_empty()).then(|| PollFd::from_borrowed_fd(lane.fd(), flags))
+        }));
+        poll_until(&mut fds, self.deadline).map_err(Stop::System)
+    }
+}
