@@ -1,0 +1,247 @@
+//! What was typed: a plain image of the command line.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use jackalope_protocol::TokenId;
+
+#[derive(Debug, Parser)]
+#[command(name = "jackalope", version, about = "Several machines, one LLM endpoint")]
+pub(crate) struct Args {
+    /// Tell on standard error what happens (RUST_LOG refines it).
+    #[arg(long, short, global = true)]
+    pub(crate) verbose: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve a model over HTTP: the OpenAI API at /v1.
+    Serve(ServeArgs),
+    /// Talk to a model in the terminal.
+    Chat(ChatArgs),
+    /// Continue one prompt and print the result.
+    Generate(GenerateArgs),
+    /// Measure a model's speed.
+    Bench(BenchArgs),
+    /// Check and measure the group that ranks compute over, without a model.
+    Link(LinkArgs),
+}
+
+/// The model and how it is computed.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ModelArgs {
+    /// Directory of the checkpoint.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) ranks: RankArgs,
+}
+
+/// How a model is cut and computed.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct RankArgs {
+    /// Number of ranks the model is cut over.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) ranks: u32,
+    /// How much each rank holds, relative to the others: `3,1`. Default: the same.
+    #[arg(long, value_delimiter = ',', value_name = "WEIGHTS")]
+    pub(crate) share: Vec<u32>,
+    /// Transport of the collectives.
+    #[arg(long, value_enum, default_value_t = BackendArg::Tcp)]
+    pub(crate) backend: BackendArg,
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
+    pub(crate) device: DeviceArg,
+    /// Threads of each rank's CPU kernels. Default: the cores, divided among the ranks.
+    #[arg(long)]
+    pub(crate) threads: Option<u32>,
+    /// Longest sequence in tokens. Default: the model's.
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) context: Option<u32>,
+    /// Memory for keys and values on each rank. Default: a good part of what is free.
+    #[arg(long, value_name = "MIB")]
+    pub(crate) kv_mib: Option<u64>,
+    /// Tokens computed per step over all sequences.
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) step_tokens: u32,
+    /// Sequences computed side by side.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) running_max: u32,
+    /// Requests that may wait beyond those.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(0..=65536))]
+    pub(crate) queue_max: u32,
+    /// Forget finished sequences at once instead of keeping them for prompts that begin alike.
+    #[arg(long)]
+    pub(crate) no_prefix_cache: bool,
+    /// Check every payload of the native group.
+    #[arg(long)]
+    pub(crate) checksums: bool,
+    /// Seconds without progress after which a rank counts as frozen.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) stall_timeout: u64,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum BackendArg {
+    /// Jackalope's own group over TCP.
+    Tcp,
+    /// Stock MLX over TCP.
+    Ring,
+    /// Stock MLX over RDMA on Thunderbolt.
+    Jaccl,
+    /// Stock MLX over NVIDIA's NCCL.
+    Nccl,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum DeviceArg {
+    /// The GPU if there is one, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The GPU.
+    Gpu,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+    /// Port to listen on; 0 picks one.
+    #[arg(long, default_value_t = 8080)]
+    pub(crate) port: u16,
+    /// Name of the model in the API. Default: the directory's name.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model_id: Option<String>,
+    /// Keys that clients must present, separated by commas.
+    #[arg(long, value_delimiter = ',', value_name = "KEYS")]
+    pub(crate) api_key: Vec<String>,
+    /// Listen beyond this machine without keys.
+    #[arg(long)]
+    pub(crate) insecure: bool,
+    /// Print one JSON line when ready instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ChatArgs {
+    /// Server to talk to.
+    #[arg(long, default_value = "http://127.0.0.1:8080", conflicts_with = "model")]
+    pub(crate) url: String,
+    /// Key for the server.
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
+    /// Directory of a checkpoint to run instead of talking to a server.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) ranks: RankArgs,
+    /// System prompt.
+    #[arg(long)]
+    pub(crate) system: Option<String>,
+    /// 0 always takes the best token.
+    #[arg(long)]
+    pub(crate) temperature: Option<f32>,
+    /// Most tokens of an answer.
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) max_tokens: u32,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("input").required(true).args(["prompt", "prompt_ids"])))]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Text to continue, as it is.
+    #[arg(long)]
+    pub(crate) prompt: Option<String>,
+    /// Token ids to continue, separated by commas.
+    #[arg(long, value_delimiter = ',', value_name = "IDS")]
+    pub(crate) prompt_ids: Option<Vec<TokenId>>,
+    /// Treat the prompt as a user's message and answer it through the chat template.
+    #[arg(long, requires = "prompt")]
+    pub(crate) chat: bool,
+    /// System prompt for `--chat`.
+    #[arg(long, requires = "chat")]
+    pub(crate) system: Option<String>,
+    /// Most tokens to generate.
+    #[arg(long, default_value_t = 128)]
+    pub(crate) max_tokens: u32,
+    /// 0 always takes the best token.
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) temperature: f32,
+    /// Nucleus mass.
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) top_p: f32,
+    /// Number of best tokens kept; 0 is off.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) top_k: u32,
+    /// Least probability relative to the best token's.
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) min_p: f32,
+    /// Key of the random numbers.
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// Report log-probabilities with so many alternatives (with `--json`).
+    #[arg(long)]
+    pub(crate) logprobs: Option<u8>,
+    /// Go on past the model's end tokens.
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Tokens of each prompt.
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) prompt_tokens: u32,
+    /// Tokens generated for each prompt.
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..))]
+    pub(crate) gen_tokens: u32,
+    /// Numbers of requests at a time, one run each.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
+    pub(crate) concurrency: Vec<u32>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct LinkArgs {
+    /// Number of ranks.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=8))]
+    pub(crate) ranks: u32,
+    /// Payload sizes in bytes. Default: 4 KB to 64 MB.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "BYTES",
+        default_value = "4096,65536,1048576,67108864"
+    )]
+    pub(crate) sizes: Vec<usize>,
+    /// Stock transports to measure beside the native group. What this machine's libmlx lacks is
+    /// named.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "ring,jaccl,nccl")]
+    pub(crate) backend: Vec<BackendArg>,
+    /// Check every payload of the native group.
+    #[arg(long)]
+    pub(crate) checksums: bool,
+    /// Time spent on each row, in milliseconds.
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(10..=60000))]
+    pub(crate) budget_ms: u64,
+    /// Print JSON lines.
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,279 @@
+//! `jackalope bench`: how fast a model is computed, and where the time goes.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use jackalope_engine::{
+    EngineHandle, Event, Generation, Request, RequestOptions, SamplingOptions, Status,
+};
+use jackalope_protocol::TokenId;
+use serde_json::{Value, json};
+
+use crate::args::BenchArgs;
+use crate::cluster::Cluster;
+use crate::split;
+
+/// One number of requests at a time.
+#[derive(Debug)]
+struct Run {
+    concurrency: u32,
+    prefill_tokens_per_s: f64,
+    decode_tokens_per_s: f64,
+    first_token_ms: Quantiles,
+    inter_token_ms: Quantiles,
+    step: StepBreakdown,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Quantiles {
+    p50: f64,
+    p99: f64,
+}
+
+/// A step's mean time in microseconds, on rank 0 and in the brain.
+#[derive(Clone, Copy, Debug, Default)]
+struct StepBreakdown {
+    steps: u64,
+    /// Arithmetic: the rank's time without the parts below.
+    compute_us: f64,
+    collectives_us: f64,
+    sampling_us: f64,
+    graph_us: f64,
+    /// Planning, sending and committing in the brain; overlaps with the rank's work.
+    control_us: f64,
+}
+
+/// When one request's tokens came.
+#[derive(Debug)]
+struct Heard {
+    submitted: Instant,
+    tokens: Vec<Instant>,
+}
+
+pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(&args.model.model, &args.model.ranks)?;
+    let work = async {
+        let status = cluster.ready().await?;
+        measure(&args, &cluster.engine, &status).await
+    };
+    let result = tokio::select! {
+        result = work => result,
+        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+    };
+    let stopped = cluster.stop().await;
+    result.and(stopped)
+}
+
+#[expect(clippy::print_stdout, reason = "the table is what the command is for")]
+async fn measure(args: &BenchArgs, engine: &EngineHandle, loaded: &Status) -> anyhow::Result<()> {
+    if !args.json {
+        println!("{}", split::text(loaded));
+        println!(
+            "{:>11}  {:>13}  {:>12}  {:>17}  {:>17}  step: compute / collectives / sampling / graph / control",
+            "concurrency",
+            "prefill tok/s",
+            "decode tok/s",
+            "first token p50/99",
+            "inter-token p50/99",
+        );
+    }
+    // Warms caches, pools and pages up; not reported.
+    run_once(args, engine, 1, 0).await?;
+    let mut rows = Vec::new();
+    for (idx, &concurrency) in args.concurrency.iter().enumerate() {
+        let run = run_once(args, engine, concurrency.max(1), idx as u32 + 1).await?;
+        if !args.json {
+            println!("{}", row(&run));
+        }
+        rows.push(run_json(&run));
+    }
+    if args.json {
+        let result = json!({
+            "prompt_tokens": args.prompt_tokens,
+            "gen_tokens": args.gen_tokens,
+            "ranks": split::json(&engine.status()),
+            "runs": rows,
+        });
+        println!("{result}");
+    }
+    Ok(())
+}
+
+async fn run_once(
+    args: &BenchArgs,
+    engine: &EngineHandle,
+    concurrency: u32,
+    round: u32,
+) -> anyhow::Result<Run> {
+    let before = engine.status();
+    let mut listeners = Vec::new();
+    for idx in 0..concurrency {
+        let generation = submit(args, engine, (round << 16) + idx)?;
+        listeners.push(tokio::spawn(listen(generation, Instant::now())));
+    }
+    let mut heard = Vec::new();
+    for listener in listeners {
+        heard.push(listener.await??);
+    }
+    let after = engine.status();
+    Ok(summarise(args, concurrency, &heard, breakdown(&before, &after)))
+}
+
+fn submit(args: &BenchArgs, engine: &EngineHandle, salt: u32) -> anyhow::Result<Generation> {
+    let limits = engine.limits().context("the ranks are not ready")?;
+    let options = RequestOptions {
+        prompt: prompt(args.prompt_tokens, limits.vocab_size, salt),
+        max_tokens: Some(args.gen_tokens),
+        sampling: SamplingOptions::greedy(),
+        ignore_eos: true,
+        ..RequestOptions::default()
+    };
+    Ok(engine.submit(Request::new(options, &limits)?)?)
+}
+
+/// Tokens that no other prompt of this run begins with, so that no prefix is found in the cache.
+fn prompt(len: u32, vocab_size: u32, salt: u32) -> Vec<TokenId> {
+    let mut state = u64::from(salt) + 1;
+    (0..len)
+        .map(|_| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 33) % u64::from(vocab_size)) as TokenId
+        })
+        .collect()
+}
+
+async fn listen(mut generation: Generation, submitted: Instant) -> anyhow::Result<Heard> {
+    let mut tokens = Vec::new();
+    while let Some(event) = generation.next().await {
+        match event {
+            Event::Started { .. } | Event::PromptScored { .. } => {}
+            Event::Token { .. } => tokens.push(Instant::now()),
+            Event::Finished { .. } => return Ok(Heard { submitted, tokens }),
+            Event::Failed(failure) => bail!("{failure}"),
+        }
+    }
+    bail!("the engine ended")
+}
+
+fn summarise(args: &BenchArgs, concurrency: u32, heard: &[Heard], step: StepBreakdown) -> Run {
+    let millis = |time: Duration| time.as_secs_f64() * 1e3;
+    let begin = heard.iter().map(|it| it.submitted).min().expect("at least one request");
+    let firsts: Vec<Instant> = heard.iter().filter_map(|it| it.tokens.first()).copied().collect();
+    let prefilled = firsts.iter().max().copied().unwrap_or(begin);
+    let end = heard.iter().filter_map(|it| it.tokens.last()).max().copied().unwrap_or(begin);
+    let first_token: Vec<f64> = heard
+        .iter()
+        .filter_map(|it| it.tokens.first().map(|first| millis(*first - it.submitted)))
+        .collect();
+    let gaps: Vec<f64> = heard
+        .iter()
+        .flat_map(|it| it.tokens.windows(2).map(|pair| millis(pair[1] - pair[0])))
+        .collect();
+    // Decoding counts from the moment when the last prompt was done, so that prefill of the others
+    // does not blur it.
+    let decoded = heard.iter().flat_map(|it| &it.tokens).filter(|at| prefilled < **at).count();
+    let decode_s = (end - prefilled).as_secs_f64();
+    let prompt_tokens = f64::from(args.prompt_tokens) * f64::from(concurrency);
+    Run {
+        concurrency,
+        prefill_tokens_per_s: prompt_tokens / (prefilled - begin).as_secs_f64().max(1e-9),
+        decode_tokens_per_s: decoded as f64 / decode_s.max(1e-9),
+        first_token_ms: quantiles(first_token),
+        inter_token_ms: quantiles(gaps),
+        step,
+    }
+}
+
+fn quantiles(mut values: Vec<f64>) -> Quantiles {
+    values.sort_by(f64::total_cmp);
+    let at = |quantile: f64| {
+        let idx = (values.len() as f64 * quantile).ceil() as usize;
+        values.get(idx.clamp(1, values.len().max(1)) - 1).copied().unwrap_or(0.0)
+    };
+    Quantiles { p50: at(0.5), p99: at(0.99) }
+}
+
+fn breakdown(before: &Status, after: &Status) -> StepBreakdown {
+    let (Some(old), Some(new)) = (before.ranks.first(), after.ranks.first()) else {
+        return StepBreakdown::default();
+    };
+    let steps = new.steps.saturating_sub(old.steps);
+    if steps == 0 {
+        return StepBreakdown::default();
+    }
+    let mean = |new: u64, old: u64| new.saturating_sub(old) as f64 / steps as f64;
+    let collectives_us = mean(new.timings.collectives_us, old.timings.collectives_us);
+    let sampling_us = mean(new.timings.sampling_us, old.timings.sampling_us);
+    let graph_us = mean(new.timings.planning_us, old.timings.planning_us);
+    let total_us = mean(new.timings.total_us, old.timings.total_us);
+    let brain =
+        |status: &Status| status.steps.plan_ns + status.steps.send_ns + status.steps.commit_ns;
+    StepBreakdown {
+        steps,
+        compute_us: (total_us - collectives_us - sampling_us - graph_us).max(0.0),
+        collectives_us,
+        sampling_us,
+        graph_us,
+        control_us: mean(brain(after), brain(before)) / 1e3,
+    }
+}
+
+fn row(run: &Run) -> String {
+    let step = run.step;
+    format!(
+        "{:>11}  {:>13.1}  {:>12.1}  {:>8.1} / {:>6.1}  {:>8.2} / {:>6.2}  {:.0} / {:.0} / {:.0} / {:.0} / {:.0} µs",
+        run.concurrency,
+        run.prefill_tokens_per_s,
+        run.decode_tokens_per_s,
+        run.first_token_ms.p50,
+        run.first_token_ms.p99,
+        run.inter_token_ms.p50,
+        run.inter_token_ms.p99,
+        step.compute_us,
+        step.collectives_us,
+        step.sampling_us,
+        step.graph_us,
+        step.control_us,
+    )
+}
+
+fn run_json(run: &Run) -> Value {
+    json!({
+        "concurrency": run.concurrency,
+        "prefill_tokens_per_s": run.prefill_tokens_per_s,
+        "decode_tokens_per_s": run.decode_tokens_per_s,
+        "first_token_ms": {"p50": run.first_token_ms.p50, "p99": run.first_token_ms.p99},
+        "inter_token_ms": {"p50": run.inter_token_ms.p50, "p99": run.inter_token_ms.p99},
+        "step_us": {
+            "steps": run.step.steps,
+            "compute": run.step.compute_us,
+            "collectives": run.step.collectives_us,
+            "sampling": run.step.sampling_us,
+            "graph": run.step.graph_us,
+            "control": run.step.control_us,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_of_the_sorted_values() {
+        let found = quantiles((1..=100).rev().map(f64::from).collect());
+        assert_eq!((found.p50, found.p99), (50.0, 99.0));
+        let empty = quantiles(Vec::new());
+        assert_eq!((empty.p50, empty.p99), (0.0, 0.0));
+    }
+
+    #[test]
+    fn prompts_of_one_run_begin_differently() {
+        let prompts: Vec<Vec<TokenId>> = (0..50).map(|salt| prompt(8, 1000, salt)).collect();
+        for (idx, prompt) in prompts.iter().enumerate() {
+            assert!(prompts[..idx].iter().all(|other| other[..4] != prompt[..4]));
+        }
+    }
+}

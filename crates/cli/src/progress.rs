@@ -1,0 +1,37 @@
+//! Progress for people, on standard error and only on a terminal.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use jackalope_engine::Status;
+
+/// The ranks' way to being ready.
+pub(crate) struct Loading(ProgressBar);
+
+impl Loading {
+    pub(crate) fn new() -> Loading {
+        let bar = ProgressBar::new(0);
+        let style = ProgressStyle::with_template(
+            "{spinner} {msg} {bar:30} {binary_bytes}/{binary_total_bytes} {elapsed}",
+        )
+        .expect("the template is well formed");
+        bar.set_style(style);
+        bar.set_message("starting ranks");
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Loading(bar)
+    }
+
+    pub(crate) fn show(&self, status: &Status) {
+        let sum = |pick: fn((u64, u64)) -> u64| -> u64 {
+            status.ranks.iter().filter_map(|rank| rank.loaded_bytes).map(pick).sum()
+        };
+        self.0.set_length(sum(|it| it.1));
+        self.0.set_position(sum(|it| it.0));
+        let loaded = status.ranks.iter().filter(|rank| rank.facts.is_some()).count();
+        self.0.set_message(format!("loading: {loaded} of {} ranks", status.ranks.len()));
+    }
+
+    pub(crate) fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}

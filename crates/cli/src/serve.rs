@@ -1,0 +1,127 @@
+//! `jackalope serve`: a model over HTTP.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, bail, ensure};
+use jackalope_engine::Status;
+use jackalope_server::{ApiKeys, ServerConfig, ServerState};
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::args::ServeArgs;
+use crate::cluster::Cluster;
+use crate::split;
+
+/// An HTTP server that answers for a cluster.
+pub(crate) struct HttpServer {
+    pub(crate) addr: SocketAddr,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl HttpServer {
+    /// Answers on `listener`, also while the ranks are loading.
+    pub(crate) fn start(
+        listener: TcpListener,
+        cluster: &Cluster,
+        config: ServerConfig,
+    ) -> anyhow::Result<HttpServer> {
+        let addr = listener.local_addr()?;
+        let state = ServerState::new(cluster.engine.clone(), Arc::clone(&cluster.text), config);
+        let (stop, mut stopped) = watch::channel(false);
+        let task = tokio::spawn(jackalope_server::serve(listener, state, async move {
+            // An error means that the sender is gone, which is a stop as well.
+            stopped.wait_for(|stop| *stop).await.ok();
+        }));
+        Ok(HttpServer { addr, stop, task })
+    }
+
+    /// Ends open connections and waits for them, within the server's bound.
+    pub(crate) async fn stop(self) {
+        self.stop.send_replace(true);
+        self.task.await.ok();
+    }
+}
+
+pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<()> {
+    check_exposure(&args)?;
+    let addr = SocketAddr::new(args.host, args.port);
+    let listener = TcpListener::bind(addr).await.with_context(|| {
+        format!(
+            "listening on {addr}\nhint: another program has the port, or choose one with `--port`"
+        )
+    })?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let model_dir = &args.model.model;
+    let mut cluster = Cluster::start(model_dir, &args.model.ranks)?;
+    let model_id = args.model_id.clone().map_or_else(|| model_name(model_dir), Ok)?;
+    let config =
+        ServerConfig { api_keys: ApiKeys::new(&args.api_key), ..ServerConfig::new(&*model_id) };
+    let server = HttpServer::start(listener, &cluster, config)?;
+    let serving = async {
+        let status = cluster.ready().await?;
+        announce(&args, &model_id, server.addr, &status);
+        cluster.ended().await
+    };
+    let result = tokio::select! {
+        result = serving => result,
+        _ = interrupt.recv() => Ok(()),
+        _ = terminate.recv() => Ok(()),
+    };
+    // Streams end with the engine, and connections with their streams.
+    cluster.engine.shutdown();
+    let ended = cluster.stop();
+    let (ended, ()) = tokio::join!(ended, server.stop());
+    result.and(ended)
+}
+
+/// A server that everybody can reach asks for keys, unless its owner says otherwise.
+fn check_exposure(args: &ServeArgs) -> anyhow::Result<()> {
+    let is_loopback = match args.host {
+        IpAddr::V4(host) => host.is_loopback(),
+        IpAddr::V6(host) => host.is_loopback(),
+    };
+    if !is_loopback && args.api_key.is_empty() && !args.insecure {
+        bail!(
+            "{} can be reached from other machines, and no key is asked for\n\
+             hint: pass `--api-key KEY`, or `--insecure` to serve everybody",
+            args.host
+        );
+    }
+    ensure!(
+        args.api_key.iter().all(|key| !key.trim().is_empty()),
+        "a key of `--api-key` is empty\nhint: separate keys by single commas"
+    );
+    Ok(())
+}
+
+/// The name of the checkpoint's directory.
+pub(crate) fn model_name(dir: &Path) -> anyhow::Result<String> {
+    let dir = std::fs::canonicalize(dir)?;
+    let name = dir.file_name().context("the model's directory has no name")?;
+    Ok(name.to_string_lossy().into_owned())
+}
+
+#[expect(clippy::print_stdout, reason = "tells where the server is")]
+fn announce(args: &ServeArgs, model_id: &str, addr: SocketAddr, status: &Status) {
+    let url = format!("http://{addr}");
+    if args.json {
+        let ranks = split::json(status);
+        println!(
+            "{}",
+            json!({"event": "ready", "url": url, "model": model_id, "pid": std::process::id(),
+                   "ranks": ranks})
+        );
+    } else {
+        println!("{model_id} on {} ranks is ready\n{}", status.ranks.len(), split::text(status));
+        println!("  OpenAI API   {url}/v1");
+        println!("  talk to it   jackalope chat --url {url}");
+        println!("  stop it      Ctrl-C");
+    }
+}

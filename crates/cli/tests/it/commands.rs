@@ -1,0 +1,140 @@
+//! What each command prints, and who holds what.
+
+use serde_json::{Value, json};
+
+use crate::checkpoint::{exact, shipped};
+use crate::http::Server;
+use crate::program::{Program, run, run_json};
+
+fn model() -> String {
+    shipped().to_str().unwrap().to_owned()
+}
+
+#[test]
+fn generate_prints_one_object_with_text_tokens_and_usage() {
+    let args = ["generate", "--model", &model(), "--ranks", "2", "--prompt", "Once upon a time"];
+    let args = [&args[..], &["--max-tokens", "12", "--ignore-eos", "--logprobs", "3", "--json"]];
+    let answer = run_json(&args.concat());
+    let num_of = |value: &Value| value.as_array().unwrap().len() as u64;
+    assert_eq!(num_of(&answer["token_ids"]), 12);
+    assert_eq!(answer["finish_reason"], "length");
+    assert!(!answer["text"].as_str().unwrap().is_empty());
+    assert_eq!(answer["usage"]["completion_tokens"], 12);
+    assert_eq!(answer["usage"]["prompt_tokens"], num_of(&answer["prompt_token_ids"]));
+    assert_eq!(num_of(&answer["logprobs"]), 12);
+    for logprob in answer["logprobs"].as_array().unwrap() {
+        assert!(logprob["logprob"].as_f64().unwrap() <= 0.0);
+        assert_eq!(num_of(&logprob["top"]), 3);
+    }
+    assert!(0.0 < answer["timings"]["total_ms"].as_f64().unwrap());
+}
+
+#[test]
+fn generate_answers_a_chat_message_as_the_server_does() {
+    let model = exact().to_str().unwrap();
+    let said = "What is the capital of France?";
+    let args = ["generate", "--model", model, "--ranks", "2", "--chat", "--prompt", said, "--json"];
+    let args = [&args[..], &["--system", "Your name is Poppy.", "--max-tokens", "40"]].concat();
+    let generated = run_json(&args);
+    let server = Server::start(exact(), "--ranks 2");
+    let messages = json!([
+        {"role": "system", "content": "Your name is Poppy."}, {"role": "user", "content": said},
+    ]);
+    let body = json!({"messages": messages, "temperature": 0, "max_tokens": 40,
+                      "return_token_ids": true});
+    let served = server.ask("/v1/chat/completions", &body);
+    assert_eq!(generated["token_ids"], served["choices"][0]["token_ids"]);
+    assert_eq!(generated["prompt_token_ids"], served["choices"][0]["prompt_token_ids"]);
+}
+
+#[test]
+fn generate_without_json_prints_the_text_alone() {
+    let args = ["generate", "--model", &model(), "--prompt-ids", "1,293,205,383"];
+    let args = [&args[..], &["--max-tokens", "10"]].concat();
+    let (text, object) = (run(&args), run_json(&[&args[..], &["--json"]].concat()));
+    assert!(text.status.success(), "{text:?}");
+    assert_eq!(text.stdout.trim_end_matches('\n'), object["text"].as_str().unwrap());
+}
+
+#[test]
+fn bench_reports_speeds_and_where_the_time_goes_for_each_concurrency() {
+    let args = ["bench", "--model", &model(), "--ranks", "2", "--prompt-tokens", "32"];
+    let args = [&args[..], &["--gen-tokens", "8", "--concurrency", "1,2", "--json"]].concat();
+    let report = run_json(&args);
+    assert_eq!(report["prompt_tokens"], 32);
+    assert_eq!(report["gen_tokens"], 8);
+    assert_eq!(report["ranks"].as_array().unwrap().len(), 2);
+    let runs = report["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 2);
+    for (run, concurrency) in runs.iter().zip([1, 2]) {
+        assert_eq!(run["concurrency"], concurrency);
+        for speed in ["prefill_tokens_per_s", "decode_tokens_per_s"] {
+            assert!(0.0 < run[speed].as_f64().unwrap(), "{speed}: {run}");
+        }
+        for time in ["first_token_ms", "inter_token_ms"] {
+            let at = |quantile: &str| run[time][quantile].as_f64().unwrap();
+            assert!(0.0 < at("p50") && at("p50") <= at("p99"), "{time}: {run}");
+        }
+    }
+}
+
+#[test]
+fn chat_reads_a_conversation_from_a_pipe_and_answers_alike_with_a_server_and_a_model() {
+    let conversation = "Hello! Who are you?\n\nWhat is the capital of France?\n";
+    let server = Server::start(exact(), "--ranks 2");
+    let limits = ["--temperature", "0", "--max-tokens", "40"];
+    let at_server = [&["chat", "--url", &server.url][..], &limits].concat();
+    let at_server = Program::start(&at_server, conversation).end();
+    assert!(at_server.status.success(), "{at_server:?}");
+    assert!(!at_server.stdout.trim().is_empty(), "{at_server:?}");
+    assert_eq!(server.health()["counters"]["requests"], 2);
+
+    let model = exact().to_str().unwrap();
+    let at_model = [&["chat", "--model", model, "--ranks", "2"][..], &limits].concat();
+    let at_model = Program::start(&at_model, conversation).end();
+    assert!(at_model.status.success(), "{at_model:?}");
+    assert_eq!(at_model.stdout, at_server.stdout);
+}
+
+#[test]
+fn chat_without_a_server_says_how_to_start_one() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let url = format!("http://127.0.0.1:{port}");
+    let ended = Program::start(&["chat", "--url", &url], "hello\n").end();
+    assert!(!ended.status.success(), "{ended:?}");
+    assert!(ended.stderr.contains("hint: start a server"), "{ended:?}");
+}
+
+#[test]
+fn a_server_with_a_key_refuses_a_chat_without_it() {
+    let server = Server::start(exact(), "--api-key secret");
+    let without = Program::start(&["chat", "--url", &server.url], "hello\n").end();
+    assert!(!without.status.success());
+    assert!(without.stderr.contains("401"), "{without:?}");
+    let args = ["chat", "--url", &server.url, "--api-key", "secret", "--max-tokens", "5"];
+    let with = Program::start(&args, "hello\n").end();
+    assert!(with.status.success(), "{with:?}");
+}
+
+/// Every byte of the checkpoint is read by the rank that holds it, and only what all of them hold
+/// is read more than once.
+#[test]
+fn two_ranks_read_no_more_than_one_and_what_is_replicated() {
+    let announced = |args: &str| Server::start(&shipped(), args).announced["ranks"].clone();
+    let sum = |ranks: &Value, key: &str| -> u64 {
+        ranks.as_array().unwrap().iter().map(|rank| rank[key].as_u64().unwrap()).sum()
+    };
+    let alone = announced("--ranks 1");
+    let all_read = sum(&alone, "bytes_read");
+    assert!(0 < all_read);
+    for args in ["--ranks 2", "--ranks 2 --share 3,1", "--ranks 3"] {
+        let ranks = announced(args);
+        let read = sum(&ranks, "bytes_read");
+        let replicated = sum(&ranks, "replicated_bytes");
+        assert!(read <= all_read + replicated, "{args}: {ranks}, alone {alone}");
+        assert!(replicated < all_read / 4, "{args}: {ranks}");
+        for rank in ranks.as_array().unwrap() {
+            assert!(rank["bytes_read"].as_u64().unwrap() < all_read, "{args}: {ranks}");
+        }
+    }
+}

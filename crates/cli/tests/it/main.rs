@@ -1,0 +1,13 @@
+//! The programs from outside: real processes, real ranks, real sockets, and the model that ships.
+//!
+//! `jackalope-rank` must lie beside `jackalope`: `cargo build -p jackalope-runner` puts it there.
+#![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+mod checkpoint;
+mod commands;
+mod endings;
+mod http;
+mod metamorphic;
+mod program;
+mod recovery;
+mod refusals;

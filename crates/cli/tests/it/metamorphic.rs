@@ -1,0 +1,141 @@
+//! What must not change an answer: the number of ranks and their shares, other requests, the cache
+//! and the size of a step.
+
+use std::path::Path;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::checkpoint::{exact, shipped};
+use crate::http::{Answer, Server};
+use crate::program::{run_json, send};
+
+/// The beginnings of texts, as tokens.
+const PROMPTS: [&str; 5] =
+    ["1,293,205,383", "5,6,7,8,9,10", "622,397,682", "100,200,300,400,500,600,700", "1047"];
+
+fn generate(model: &Path, ranks: &str, prompt: &str) -> Value {
+    let model = model.to_str().unwrap();
+    let mut args = vec!["generate", "--model", model, "--prompt-ids", prompt, "--json"];
+    args.extend(["--ignore-eos", "--max-tokens", "48", "--logprobs", "2"]);
+    args.extend(ranks.split(' '));
+    run_json(&args)
+}
+
+#[test]
+fn any_number_of_ranks_and_any_shares_generate_the_same_tokens() {
+    for prompt in PROMPTS {
+        let alone = generate(exact(), "--ranks 1", prompt);
+        assert_eq!(alone["token_ids"].as_array().unwrap().len(), 48);
+        for ranks in ["--ranks 2", "--ranks 3", "--ranks 2 --share 3,1"] {
+            let cut = generate(exact(), ranks, prompt);
+            assert_eq!(cut["token_ids"], alone["token_ids"], "{prompt} over {ranks}");
+            assert_eq!(cut["text"], alone["text"], "{prompt} over {ranks}");
+        }
+    }
+}
+
+/// In bfloat16 the order of a sum may decide between two tokens that are all but equal, and only
+/// between those.
+#[test]
+fn in_half_precision_ranks_differ_only_where_two_tokens_are_all_but_equal() {
+    const MARGIN: f64 = 0.15;
+    for prompt in PROMPTS {
+        let alone = generate(&shipped(), "--ranks 1", prompt);
+        for ranks in ["--ranks 2", "--ranks 3", "--ranks 2 --share 3,1"] {
+            let cut = generate(&shipped(), ranks, prompt);
+            let (cut, alone) = (&cut, &alone);
+            let token = |answer: &Value, idx: usize| answer["token_ids"][idx].clone();
+            let Some(idx) = (0..48).find(|&idx| token(cut, idx) != token(alone, idx)) else {
+                continue;
+            };
+            let top = &alone["logprobs"][idx]["top"];
+            let margin = top[0][1].as_f64().unwrap() - top[1][1].as_f64().unwrap();
+            assert!(margin < MARGIN, "{prompt} over {ranks}: token {idx} by {margin}");
+        }
+    }
+}
+
+/// Eight different requests; every other one is drawn at random.
+fn requests() -> Vec<Value> {
+    let request = |idx: u64| {
+        let prompt: Vec<u64> =
+            (0..3 + idx * 5).map(|at| (at * 37 + idx * 211) % 1900 + 20).collect();
+        json!({
+            "prompt": prompt, "max_tokens": 48, "seed": idx, "ignore_eos": true,
+            "temperature": idx % 2, "return_token_ids": true,
+        })
+    };
+    (0..8).map(request).collect()
+}
+
+#[test]
+fn a_request_is_answered_in_a_batch_of_eight_as_it_is_alone() {
+    let server = Server::start(exact(), "--ranks 2 --no-prefix-cache");
+    let requests = requests();
+    let alone: Vec<Answer> = requests.iter().map(|it| server.complete(it)).collect();
+    assert!(alone.iter().all(|answer| answer.tokens.len() == 48));
+
+    // While one rank stands still, all eight arrive; then they go on together.
+    let rank = server.rank(1);
+    send(rank, Signal::STOP);
+    let streams: Vec<_> = requests.iter().map(|it| server.stream(it)).collect();
+    server.wait_for_health("batch", |health| health["open_streams"].as_u64() == Some(8));
+    send(rank, Signal::CONT);
+    for (idx, (stream, alone)) in streams.into_iter().zip(alone).enumerate() {
+        assert_eq!(stream.read_all().0, alone, "request {idx}");
+    }
+}
+
+#[test]
+fn a_seed_draws_its_text_again_and_another_seed_another() {
+    let server = Server::start(exact(), "--ranks 2");
+    let ask = |seed: u64| {
+        server.complete(&json!({
+            "prompt": "Once", "max_tokens": 40, "temperature": 1, "seed": seed,
+            "ignore_eos": true, "return_token_ids": true,
+        }))
+    };
+    assert_eq!(ask(7), ask(7));
+    assert_ne!(ask(7), ask(8));
+}
+
+#[test]
+fn a_conversation_goes_on_from_the_cache_as_if_it_was_computed_anew() {
+    let caching = Server::start(exact(), "--ranks 2");
+    let forgetting = Server::start(exact(), "--ranks 2 --no-prefix-cache");
+    let said = ["Hello! Who are you?", "What is the capital of France?", "Tell me a story."];
+    let mut messages = Vec::new();
+    for (turn, said) in said.into_iter().enumerate() {
+        messages.push(json!({"role": "user", "content": said}));
+        let body = json!({"messages": messages, "temperature": 0, "max_tokens": 60});
+        let cached = caching.ask("/v1/chat/completions", &body);
+        let computed = forgetting.ask("/v1/chat/completions", &body);
+        let num_cached = |answer: &Value| {
+            answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+        };
+        assert_eq!(cached["choices"], computed["choices"], "turn {turn}");
+        assert_eq!(num_cached(&computed), 0);
+        assert_eq!(0 < num_cached(&cached), 0 < turn, "turn {turn}: {cached}");
+        messages.push(cached["choices"][0]["message"].clone());
+    }
+}
+
+#[test]
+fn a_long_prompt_in_many_chunks_is_answered_as_in_one() {
+    let prompt: Vec<u64> = (0..300).map(|at| (at * at * 31 + at * 7) % 1900 + 20).collect();
+    let body = json!({
+        "prompt": prompt, "max_tokens": 48, "temperature": 0, "ignore_eos": true,
+        "return_token_ids": true,
+    });
+    let answer = |args: &str| {
+        let server = Server::start(exact(), args);
+        let answer = server.complete(&body);
+        (answer, server.health()["steps"]["steps"].as_u64().unwrap())
+    };
+    let (whole, num_whole) = answer("--ranks 2 --step-tokens 512");
+    let (chunks, num_chunks) = answer("--ranks 2 --step-tokens 16 --running-max 8");
+    assert_eq!(chunks, whole);
+    assert_eq!(whole.tokens.len(), 48);
+    assert!(num_whole + 17 <= num_chunks, "{num_whole} steps, {num_chunks} in chunks");
+}

@@ -1,0 +1,158 @@
+//! Ranks that die, freeze, or die again and again, while answers are being streamed.
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::checkpoint::exact;
+use crate::http::{Answer, End, Server, Stream};
+use crate::program::{send, wait_for};
+
+/// Requests that take long enough to be met in the middle.
+fn requests(max_tokens: u32) -> Vec<Value> {
+    let request = |idx: u64| {
+        let prompt: Vec<u64> =
+            (0..4 + idx * 9).map(|at| (at * 53 + idx * 307) % 1900 + 20).collect();
+        json!({
+            "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": true, "temperature": 0,
+            "return_token_ids": true,
+        })
+    };
+    (0..4).map(request).collect()
+}
+
+/// Opens all streams and waits until each has begun.
+fn open(server: &Server, requests: &[Value]) -> Vec<Stream> {
+    let mut streams: Vec<Stream> = requests.iter().map(|it| server.stream(it)).collect();
+    for stream in &mut streams {
+        stream.read_tokens(5);
+    }
+    streams
+}
+
+/// Answers with nobody in the way.
+fn undisturbed(server: &Server, requests: &[Value]) -> Vec<Answer> {
+    requests.iter().map(|it| server.complete(it)).collect()
+}
+
+fn num_of(health: &Value, counter: &str) -> u64 {
+    health["counters"][counter].as_u64().unwrap()
+}
+
+/// Sends `signal` to `rank` in mid-stream: nobody may notice but by the time it takes.
+fn check(args: &str, rank: usize, signal: Signal) {
+    let server = Server::start(exact(), &format!("--ranks 2 {args}"));
+    let requests = requests(400);
+    let expected = undisturbed(&server, &requests);
+    let streams = open(&server, &requests);
+    let victim = server.rank(rank);
+    let survivor = server.rank(1 - rank);
+    send(victim, signal);
+    for (idx, (stream, expected)) in streams.into_iter().zip(expected).enumerate() {
+        let (answer, end) = stream.read_all();
+        assert_eq!(end, End::Done, "stream {idx}");
+        assert_eq!(answer, expected, "stream {idx}");
+    }
+    let health = server.health();
+    assert_eq!(num_of(&health, "recoveries"), 1, "the signal came in mid-stream");
+    assert_eq!(health["status"], "healthy");
+    assert_ne!(server.rank(rank), victim);
+    assert_eq!(server.rank(1 - rank), survivor, "the other rank keeps its weights");
+}
+
+#[test]
+fn killing_rank_0_in_mid_stream_changes_no_answer() {
+    check("", 0, Signal::KILL);
+}
+
+#[test]
+fn killing_rank_1_in_mid_stream_changes_no_answer() {
+    check("", 1, Signal::KILL);
+}
+
+#[test]
+fn aborting_rank_0_in_mid_stream_changes_no_answer() {
+    check("", 0, Signal::ABORT);
+}
+
+#[test]
+fn aborting_rank_1_in_mid_stream_changes_no_answer() {
+    check("", 1, Signal::ABORT);
+}
+
+#[test]
+fn a_frozen_rank_0_is_replaced_and_changes_no_answer() {
+    check("--stall-timeout 2", 0, Signal::STOP);
+}
+
+#[test]
+fn a_frozen_rank_1_is_replaced_and_changes_no_answer() {
+    check("--stall-timeout 2", 1, Signal::STOP);
+}
+
+#[test]
+fn both_ranks_killed_at_once_change_no_answer() {
+    let server = Server::start(exact(), "--ranks 2");
+    let requests = requests(400);
+    let expected = undisturbed(&server, &requests);
+    let streams = open(&server, &requests);
+    for rank in server.ranks() {
+        send(rank.pid, Signal::KILL);
+    }
+    for (stream, expected) in streams.into_iter().zip(expected) {
+        assert_eq!(stream.read_all(), (expected, End::Done));
+    }
+    assert!(1 <= num_of(&server.health(), "recoveries"));
+}
+
+/// Open requests end with an error that names the rank; the server lives on, refuses, and mends.
+fn check_gives_up_and_mends(server: &Server, streams: Vec<Stream>, rank: usize) {
+    for stream in streams {
+        let (_, end) = stream.read_all();
+        let End::Error(error) = end else { panic!("a stream ended as if complete") };
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(&format!("rank {rank}")), "{error}");
+        assert!(error["type"].is_string(), "{error}");
+    }
+    assert_eq!(server.get("/health/live").0, 200);
+    let body = json!({"prompt": [20, 21], "max_tokens": 3, "return_token_ids": true});
+    // Refused until the ranks are tried again, a few seconds later.
+    let mut refused = 0;
+    let answer = wait_for("an answer after the ranks have been mended", || {
+        let (status, answer) = server.post("/v1/completions", &body);
+        if status == 200 {
+            return Some(answer);
+        }
+        assert_eq!(status, 503, "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains("rank"), "{answer}");
+        refused += 1;
+        None
+    });
+    assert!(answer["usage"]["completion_tokens"].as_u64().is_some(), "{answer}");
+    assert!(0 < refused, "requests were refused in between");
+}
+
+#[test]
+fn three_losses_within_a_minute_end_open_requests_with_an_error_that_names_the_rank() {
+    let server = Server::start(exact(), "--ranks 2");
+    let streams = open(&server, &requests(1900));
+    for num_lost in 1..=3 {
+        send(server.rank(1), Signal::KILL);
+        if num_lost < 3 {
+            server.wait_for_health("recovery", |it| num_of(it, "recoveries") == num_lost);
+        }
+    }
+    check_gives_up_and_mends(&server, streams, 1);
+}
+
+#[test]
+fn a_rank_that_dies_whenever_it_appears_ends_open_requests_and_not_the_server() {
+    let server = Server::start(exact(), "--ranks 2");
+    let streams = open(&server, &requests(1900));
+    wait_for("end of the attempts", || {
+        for rank in server.ranks().into_iter().filter(|it| it.rank == 1) {
+            send(rank.pid, Signal::KILL);
+        }
+        (server.health()["status"] == "failed").then_some(())
+    });
+    check_gives_up_and_mends(&server, streams, 1);
+}

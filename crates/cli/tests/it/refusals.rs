@@ -1,0 +1,159 @@
+//! What cannot be done is refused: with a reason, an exit code, and no process left behind.
+
+use std::path::Path;
+
+use serde_json::json;
+
+use crate::checkpoint::{Copy, Tensor, exact, shipped};
+use crate::http::Server;
+use crate::program::{Ended, run};
+
+const A_WEIGHT: &str = "model.layers.1.mlp.up_proj.weight";
+
+fn generate(model: &Path, args: &[&str]) -> Ended {
+    let model = model.to_str().unwrap();
+    run(&[&["generate", "--model", model, "--prompt-ids", "20,21", "--json"], args].concat())
+}
+
+/// The command fails, says all of `causes`, and nothing on standard output.
+fn check(ended: &Ended, causes: &[&str]) {
+    assert!(!ended.status.success(), "{ended:?}");
+    assert_eq!(ended.stdout, "", "{ended:?}");
+    for cause in causes {
+        assert!(ended.stderr.contains(cause), "no {cause:?} in {ended:?}");
+    }
+    assert!(!ended.stderr.contains("panicked"), "{ended:?}");
+}
+
+#[test]
+fn a_directory_that_is_not_there_is_named() {
+    check(&generate(Path::new("/no/such/model"), &[]), &["/no/such/model", "hint:"]);
+}
+
+#[test]
+fn a_directory_without_a_checkpoint_is_named() {
+    let copy = Copy::new();
+    std::fs::remove_file(copy.path().join("config.json")).unwrap();
+    check(&generate(copy.path(), &[]), &["config.json", "hint:"]);
+}
+
+#[test]
+fn shares_that_do_not_fit_the_ranks_are_refused() {
+    let ended = generate(&shipped(), &["--ranks", "2", "--share", "1,2,3"]);
+    check(&ended, &["--share", "hint:"]);
+    check(&generate(&shipped(), &["--ranks", "2", "--share", "0,0"]), &["--share", "hint:"]);
+    check(&generate(&shipped(), &["--ranks", "2", "--share", "1,0"]), &["--share", "hint:"]);
+    check(&generate(&shipped(), &["--ranks", "2", "--share", "1,x"]), &["--share"]);
+    check(&generate(&shipped(), &["--ranks", "0"]), &["--ranks"]);
+}
+
+#[test]
+fn a_rank_whose_share_is_too_small_for_any_part_holds_nothing() {
+    let all = generate(exact(), &["--max-tokens", "20"]);
+    let ended = generate(exact(), &["--ranks", "2", "--share", "10000,1", "--max-tokens", "20"]);
+    assert!(ended.status.success(), "{ended:?}");
+    let tokens = |ended: &Ended| {
+        serde_json::from_str::<serde_json::Value>(&ended.stdout).unwrap()["token_ids"].clone()
+    };
+    assert_eq!(tokens(&ended), tokens(&all));
+}
+
+#[test]
+fn an_architecture_that_is_not_supported_is_named() {
+    let copy = Copy::new();
+    copy.edit_config(|config| {
+        config["model_type"] = json!("hyena");
+        config["architectures"] = json!(["HyenaForCausalLM"]);
+    });
+    check(&generate(copy.path(), &["--ranks", "2"]), &["hyena"]);
+}
+
+#[test]
+fn a_configuration_that_is_not_json_is_named() {
+    let copy = Copy::new();
+    std::fs::write(copy.path().join("config.json"), "{\"model_type\": ").unwrap();
+    check(&generate(copy.path(), &["--ranks", "2"]), &["config.json"]);
+}
+
+#[test]
+fn a_truncated_file_of_weights_is_named() {
+    let copy = Copy::new();
+    let len = std::fs::metadata(copy.weights_path()).unwrap().len();
+    for len in [len - 1, len / 2, 1000, 5, 0] {
+        let file = std::fs::OpenOptions::new().write(true).open(copy.weights_path()).unwrap();
+        file.set_len(len).unwrap();
+        check(&generate(copy.path(), &["--ranks", "2"]), &["model.safetensors"]);
+    }
+}
+
+#[test]
+fn a_missing_tensor_is_named() {
+    let copy = Copy::new();
+    copy.edit_weights(|weights| weights.tensors.retain(|tensor| tensor.name != A_WEIGHT));
+    check(&generate(copy.path(), &["--ranks", "2"]), &["model.layers.1.mlp.up_proj"]);
+}
+
+#[test]
+fn an_extra_tensor_is_named() {
+    let copy = Copy::new();
+    copy.edit_weights(|weights| {
+        weights.tensors.push(Tensor {
+            name: "model.layers.1.mlp.side_proj.weight".to_owned(),
+            dtype: "BF16".to_owned(),
+            shape: vec![2, 2],
+            data: vec![0; 8],
+        });
+    });
+    check(&generate(copy.path(), &["--ranks", "2"]), &["model.layers.1.mlp.side_proj.weight"]);
+}
+
+#[test]
+fn a_tensor_of_another_shape_is_named() {
+    let copy = Copy::new();
+    copy.edit_weights(|weights| {
+        let tensor = weights.tensor(A_WEIGHT);
+        tensor.shape[0] /= 2;
+        tensor.data.truncate(tensor.data.len() / 2);
+    });
+    check(&generate(copy.path(), &["--ranks", "2"]), &[A_WEIGHT]);
+}
+
+#[test]
+fn a_tokenizer_that_is_not_there_is_named() {
+    let copy = Copy::new();
+    std::fs::remove_file(copy.path().join("tokenizer.json")).unwrap();
+    check(&generate(copy.path(), &[]), &["tokenizer.json"]);
+}
+
+#[test]
+fn tokens_outside_the_vocabulary_and_prompts_beyond_the_context_are_refused() {
+    let model = shipped();
+    let model = model.to_str().unwrap();
+    let far = run(&["generate", "--model", model, "--prompt-ids", "20,99999"]);
+    check(&far, &["99999"]);
+    let long = vec!["20"; 2100].join(",");
+    let long = run(&["generate", "--model", model, "--prompt-ids", &long]);
+    check(&long, &["2048"]);
+}
+
+#[test]
+fn a_port_in_use_is_named_before_any_rank_is_started() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let model = shipped();
+    let args = ["serve", "--model", model.to_str().unwrap(), "--port", &port];
+    check(&run(&args), &[&port, "hint:", "--port"]);
+}
+
+#[test]
+fn a_server_for_everybody_needs_a_key_or_the_owners_word() {
+    let model = shipped();
+    let args = ["serve", "--model", model.to_str().unwrap(), "--host", "0.0.0.0", "--port", "0"];
+    check(&run(&args), &["0.0.0.0", "hint:", "--api-key"]);
+    let empty = [&args[..], &["--api-key", ""]].concat();
+    check(&run(&empty), &["hint:"]);
+    for args in ["--host 0.0.0.0 --api-key secret", "--host 0.0.0.0 --insecure"] {
+        let server = Server::start(&model, args);
+        assert!(server.url.starts_with("http://0.0.0.0:"), "{}", server.url);
+    }
+}

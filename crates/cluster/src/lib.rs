@@ -1,0 +1,13 @@
+//! Places ranks on machines and keeps their processes. Knows programs, files, ports and platforms;
+//! knows nothing of requests, tokens or arrays.
+//!
+//! ```text
+//!   local ─▶ process ─▶ the system
+//!     └────▶ stock (what MLX's own transports want in the environment)
+//!   platform (macos, linux): what only one system can tell, read from commands and files
+//! ```
+
+pub mod local;
+pub mod platform;
+pub mod process;
+pub mod stock;

@@ -1,0 +1,165 @@
+//! Ranks on this machine.
+
+use std::ffi::OsString;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use jackalope_protocol::{Backend, Secret};
+use thiserror::Error;
+
+use crate::process::{Child, Spawn, describe};
+use crate::stock::StockSettings;
+
+/// Name of the rank program.
+pub const RANK_PROGRAM: &str = "jackalope-rank";
+
+/// Why there is no rank.
+#[derive(Debug, Error)]
+pub enum LocalError {
+    /// The rank program is not where it should be.
+    #[error(
+        "`{RANK_PROGRAM}` is not beside {}\n\
+         hint: build it with `cargo build --release -p jackalope-runner`",
+        .beside.display()
+    )]
+    NoProgram {
+        /// The program that looked for it.
+        beside: PathBuf,
+    },
+    /// The system refuses to start it.
+    #[error("starting {}: {source}", .program.display())]
+    Spawn {
+        /// The rank program.
+        program: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The settings of a stock transport could not be made.
+    #[error("preparing the group's settings: {0}")]
+    Settings(io::Error),
+}
+
+/// Starts rank processes of one cluster on this machine.
+#[derive(Debug)]
+pub struct LocalRanks {
+    program: PathBuf,
+    backend: Backend,
+    num_ranks: usize,
+    /// Settings of a stock group, made anew whenever rank 0 starts.
+    stock: Option<StockSettings>,
+}
+
+/// One rank's process.
+#[derive(Debug)]
+pub struct LocalRank {
+    child: Child,
+}
+
+/// The rank program beside the running one.
+///
+/// # Errors
+/// [`LocalError::NoProgram`] if it is not there.
+pub fn find_rank_program() -> Result<PathBuf, LocalError> {
+    let own = std::env::current_exe()
+        .map_err(|source| LocalError::Spawn { program: PathBuf::from(RANK_PROGRAM), source })?;
+    // Tests run one folder below the programs.
+    own.ancestors()
+        .skip(1)
+        .take(2)
+        .map(|dir| dir.join(RANK_PROGRAM))
+        .find(|path| path.is_file())
+        .ok_or(LocalError::NoProgram { beside: own })
+}
+
+impl LocalRanks {
+    /// For `num_ranks` ranks of the rank program at `program`.
+    pub fn new(program: &Path, backend: Backend, num_ranks: usize) -> LocalRanks {
+        LocalRanks { program: program.to_owned(), backend, num_ranks, stock: None }
+    }
+
+    /// Starts one rank, which connects to the brain at `control_addr`.
+    ///
+    /// # Errors
+    /// If the process cannot be started.
+    pub fn start(
+        &mut self,
+        rank: usize,
+        control_addr: SocketAddr,
+        secret: &Secret,
+    ) -> Result<LocalRank, LocalError> {
+        let mut spawn = Spawn::new(&self.program, format!("rank {rank}"));
+        spawn.args = ["serve", "--control", &control_addr.to_string(), "--rank", &rank.to_string()]
+            .map(OsString::from)
+            .to_vec();
+        spawn.input = secret_line(secret);
+        spawn.env = self.stock_env(rank)?;
+        let child = spawn
+            .start()
+            .map_err(|source| LocalError::Spawn { program: self.program.clone(), source })?;
+        Ok(LocalRank { child })
+    }
+
+    /// Starts one rank of a measurement. It prints where it listens, then waits for a line with all
+    /// ranks' addresses.
+    ///
+    /// # Errors
+    /// If the process cannot be started.
+    pub fn start_link(
+        &mut self,
+        rank: usize,
+        args: &[String],
+        secret: &Secret,
+    ) -> Result<Child, LocalError> {
+        let mut spawn = Spawn::new(&self.program, format!("rank {rank}"));
+        spawn.args = ["link", "--rank", &rank.to_string()].map(OsString::from).to_vec();
+        spawn.args.extend(args.iter().map(OsString::from));
+        spawn.input = secret_line(secret);
+        spawn.env = self.stock_env(rank)?;
+        spawn.reads_stdout = true;
+        spawn.start().map_err(|source| LocalError::Spawn { program: self.program.clone(), source })
+    }
+
+    /// A stock group's ports can be used once: after a failure all its ranks start anew, rank 0
+    /// first.
+    fn stock_env(&mut self, rank: usize) -> Result<Vec<(String, OsString)>, LocalError> {
+        if !self.backend.is_stock() {
+            return Ok(Vec::new());
+        }
+        if rank == 0 || self.stock.is_none() {
+            let dir = std::env::temp_dir();
+            let settings = StockSettings::new(self.backend, self.num_ranks, &dir)
+                .map_err(LocalError::Settings)?;
+            self.stock = Some(settings);
+        }
+        Ok(self.stock.as_ref().map(|stock| stock.env(rank)).unwrap_or_default())
+    }
+}
+
+fn secret_line(secret: &Secret) -> Vec<u8> {
+    let mut line: String = secret.0.iter().map(|byte| format!("{byte:02x}")).collect();
+    line.push('\n');
+    line.into_bytes()
+}
+
+impl LocalRank {
+    /// The process's number.
+    pub fn pid(&self) -> u32 {
+        self.child.pid()
+    }
+
+    /// How it ended, once it has; does not wait.
+    pub fn try_wait(&mut self) -> Option<String> {
+        self.child.try_wait().map(describe)
+    }
+
+    /// Ends it at once.
+    pub fn kill(&mut self) {
+        self.child.kill();
+    }
+
+    /// The end of what it wrote to its standard error.
+    pub fn last_words(&self) -> String {
+        self.child.last_words()
+    }
+}

@@ -1,0 +1,263 @@
+//! Child processes whose lives are tied to ours. The only place that starts programs.
+//!
+//! A child gets a pipe as its standard input and is expected to end when that pipe does, so that it
+//! cannot outlive us even if we are killed. It runs in a process group of its own, so that Ctrl-C in
+//! a terminal reaches only us, and we decide how it ends. Dropping a [`Child`] kills it.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tracing::info;
+
+/// Lines of standard error that are kept.
+const LAST_LINES_MAX: usize = 20;
+
+/// Longer lines are cut, so that a child cannot fill our memory.
+const LINE_BYTES_MAX: u64 = 4096;
+
+/// The reader of standard error gets this long to see the end after the process is gone.
+const STDERR_GRACE: Duration = Duration::from_millis(200);
+
+/// How a program is started.
+#[derive(Clone, Debug)]
+pub struct Spawn {
+    /// The program's file.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<OsString>,
+    /// Added to our environment.
+    pub env: Vec<(String, OsString)>,
+    /// Named in our log beside each line the child writes to its standard error.
+    pub label: String,
+    /// Sent to its standard input, which then stays open.
+    pub input: Vec<u8>,
+    /// Whether its standard output is read through [`Child::take_stdout`]; else it is discarded.
+    pub reads_stdout: bool,
+}
+
+/// A running program; killed when dropped.
+#[derive(Debug)]
+pub struct Child {
+    child: std::process::Child,
+    /// Kept open: its end tells the child that we are gone.
+    stdin: Option<ChildStdin>,
+    stdout: Option<ChildStdout>,
+    tail: Arc<Mutex<Tail>>,
+    ended: Option<ExitStatus>,
+}
+
+/// The last lines of standard error.
+#[derive(Debug, Default)]
+struct Tail {
+    lines: VecDeque<String>,
+    is_closed: bool,
+}
+
+impl Spawn {
+    /// A program with nothing special.
+    pub fn new(program: impl Into<PathBuf>, label: impl Into<String>) -> Spawn {
+        Spawn {
+            program: program.into(),
+            args: Vec::new(),
+            env: Vec::new(),
+            label: label.into(),
+            input: Vec::new(),
+            reads_stdout: false,
+        }
+    }
+
+    /// Starts it.
+    ///
+    /// # Errors
+    /// If the system cannot start the program or it does not take its input.
+    pub fn start(self) -> io::Result<Child> {
+        #[expect(clippy::disallowed_methods, reason = "this is the wrapper that others must use")]
+        let mut command = Command::new(&self.program);
+        let stdout = if self.reads_stdout { Stdio::piped() } else { Stdio::null() };
+        let mut child = command
+            .args(&self.args)
+            .envs(self.env)
+            .stdin(Stdio::piped())
+            .stdout(stdout)
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()?;
+        let mut stdin = child.stdin.take().expect("standard input is piped");
+        let stderr = child.stderr.take().expect("standard error is piped");
+        let stdout = child.stdout.take();
+        let tail = Arc::new(Mutex::new(Tail::default()));
+        let writer = Arc::clone(&tail);
+        let label = self.label;
+        thread::Builder::new()
+            .name(format!("stderr of {label}"))
+            .spawn(move || keep_tail(stderr, &label, &writer))?;
+        let sent = stdin.write_all(&self.input).and_then(|()| stdin.flush());
+        let mut child = Child { child, stdin: Some(stdin), stdout, tail, ended: None };
+        if let Err(err) = sent {
+            child.kill();
+            return Err(err);
+        }
+        Ok(child)
+    }
+}
+
+impl Child {
+    /// The process's number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it writes to its standard output; once, and only if asked for.
+    pub fn take_stdout(&mut self) -> Option<ChildStdout> {
+        self.stdout.take()
+    }
+
+    /// How it ended, once it has; does not wait.
+    pub fn try_wait(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().ok().flatten();
+        }
+        self.ended
+    }
+
+    /// Waits for its end until the deadline.
+    pub fn wait_until(&mut self, deadline: Instant) -> Option<ExitStatus> {
+        loop {
+            if let Some(status) = self.try_wait() {
+                return Some(status);
+            }
+            if deadline <= Instant::now() {
+                return None;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Writes to its standard input.
+    ///
+    /// # Errors
+    /// If it has ended or closed its input.
+    pub fn send_input(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let Some(stdin) = &mut self.stdin else {
+            return Err(io::Error::from(io::ErrorKind::BrokenPipe));
+        };
+        stdin.write_all(bytes)?;
+        stdin.flush()
+    }
+
+    /// Closes its standard input: asks it to end.
+    pub fn close_input(&mut self) {
+        self.stdin = None;
+    }
+
+    /// Ends it at once and waits until it is gone.
+    pub fn kill(&mut self) {
+        self.stdin = None;
+        if self.try_wait().is_none() {
+            // Fails only if the process is gone already, and then waiting tells.
+            self.child.kill().ok();
+            self.ended = self.child.wait().ok();
+        }
+    }
+
+    /// The end of what it wrote to its standard error; complete if the process has ended.
+    pub fn last_words(&self) -> String {
+        let deadline = Instant::now() + STDERR_GRACE;
+        loop {
+            let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.ended.is_none() || tail.is_closed || deadline <= Instant::now() {
+                return tail.lines.iter().cloned().collect::<Vec<String>>().join("\n");
+            }
+            drop(tail);
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn keep_tail(stderr: ChildStderr, label: &str, tail: &Mutex<Tail>) {
+    let mut reader = BufReader::new(stderr);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => break,
+            Ok(_) => {}
+        }
+        let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+        info!(from = label, "{text}");
+        let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
+        if tail.lines.len() == LAST_LINES_MAX {
+            tail.lines.pop_front();
+        }
+        tail.lines.push_back(text);
+    }
+    tail.lock().unwrap_or_else(PoisonError::into_inner).is_closed = true;
+}
+
+/// An end in words: `exit status 1`, `killed by signal 9 (SIGKILL)`.
+pub fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => match signal_name(signal) {
+            Some(name) => format!("killed by signal {signal} ({name})"),
+            None => format!("killed by signal {signal}"),
+        },
+        (None, None) => "ended in an unknown way".to_owned(),
+    }
+}
+
+/// Names of the signals whose numbers are the same on macOS and Linux.
+fn signal_name(signal: i32) -> Option<&'static str> {
+    match signal {
+        1 => Some("SIGHUP"),
+        2 => Some("SIGINT"),
+        3 => Some("SIGQUIT"),
+        4 => Some("SIGILL"),
+        6 => Some("SIGABRT"),
+        8 => Some("SIGFPE"),
+        9 => Some("SIGKILL, often the system out of memory"),
+        11 => Some("SIGSEGV"),
+        13 => Some("SIGPIPE"),
+        15 => Some("SIGTERM"),
+        _ => None,
+    }
+}
+
+/// Runs a short command and returns its standard output; for asking the system.
+///
+/// # Errors
+/// If it cannot be started, fails, or takes longer than `timeout`.
+pub fn output_of(program: &str, args: &[&str], timeout: Duration) -> io::Result<String> {
+    let mut spawn = Spawn::new(program, program);
+    spawn.args = args.iter().map(OsString::from).collect();
+    spawn.reads_stdout = true;
+    let mut child = spawn.start()?;
+    child.close_input();
+    let mut stdout = child.take_stdout().expect("asked for");
+    let reader = thread::spawn(move || {
+        let mut text = String::new();
+        stdout.read_to_string(&mut text).map(|_| text)
+    });
+    let status = child.wait_until(Instant::now() + timeout);
+    let failed = |what: String| Err(io::Error::other(format!("`{program}` {what}")));
+    match status {
+        Some(status) if status.success() => {
+            reader.join().unwrap_or_else(|_| failed("could not be read".to_owned()))
+        }
+        Some(status) => failed(format!("failed: {}", describe(status))),
+        None => failed(format!("took longer than {timeout:?}")),
+    }
+}

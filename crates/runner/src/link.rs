@@ -1,0 +1,239 @@
+//! Measures a group without a model: is every operation right, how long does it take, and what
+//! does waiting cost. The native group at the transport and through MLX evaluations, stock groups
+//! through MLX, and a bare exchange over the same sockets, all in one run.
+//!
+//! Every rank runs the same program; rank 0 prints one JSON object per line.
+
+mod check;
+mod turns;
+mod watchdog;
+
+use std::io::{BufRead, Write};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+use jackalope_mlx as mlx;
+use jackalope_transport::bench::{Effort, LinkRow, measure_idle};
+use jackalope_transport::{Dtype, Group, GroupConfig, Listener};
+use serde_json::{Value, json};
+
+use self::check::{Checked, Collectives, Evaluated};
+use self::watchdog::Watchdog;
+
+/// How long the last rank lets the others wait when their idling is measured.
+const IDLE_TIME: Duration = Duration::from_secs(2);
+
+/// The epochs of the two native groups: one is used directly, one inside evaluations.
+const EPOCH_TRANSPORT: u64 = 1;
+const EPOCH_MLX: u64 = 2;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct LinkArgs {
+    /// Which rank this is.
+    #[arg(long)]
+    rank: usize,
+    /// Where to accept the native group's connections; port 0 picks one.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    data: SocketAddr,
+    /// Payload sizes in bytes.
+    #[arg(long, value_delimiter = ',', default_value = "4096,65536,1048576,67108864")]
+    sizes: Vec<usize>,
+    /// Groups to measure; the native one is measured in any case.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp")]
+    backends: Vec<BackendArg>,
+    /// Sockets between two ranks of the native group.
+    #[arg(long, default_value_t = 1)]
+    sockets: usize,
+    /// Check every payload of the native group.
+    #[arg(long)]
+    checksums: bool,
+    /// Milliseconds to spend on each operation and size.
+    #[arg(long, default_value_t = 500)]
+    budget_ms: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum BackendArg {
+    Tcp,
+    Ring,
+    Jaccl,
+    Nccl,
+}
+
+impl BackendArg {
+    fn stock(self) -> Option<mlx::Backend> {
+        match self {
+            BackendArg::Tcp => None,
+            BackendArg::Ring => Some(mlx::Backend::Ring),
+            BackendArg::Jaccl => Some(mlx::Backend::Jaccl),
+            BackendArg::Nccl => Some(mlx::Backend::Nccl),
+        }
+    }
+}
+
+/// A group inside evaluations, with the name it has in rows.
+struct MlxGroup {
+    backend: &'static str,
+    group: mlx::Group,
+}
+
+/// Joins, checks, measures. Standard input brings the secret and then the ranks' addresses, and
+/// must stay open: the process ends with it.
+pub(crate) fn run(args: &LinkArgs) -> anyhow::Result<()> {
+    let secret = crate::read_secret()?;
+    let listener = Listener::bind(args.data)?;
+    let addr = listener.local_addr().to_string();
+    print(&json!({ "row": "listening", "rank": args.rank, "addr": addr }))?;
+    let peers = read_peers()?;
+    crate::control::end_with_standard_input();
+    let watchdog = Watchdog::start();
+
+    let config = GroupConfig {
+        sockets_per_peer: args.sockets,
+        checksums: args.checksums,
+        ..GroupConfig::new(args.rank, peers, EPOCH_TRANSPORT, secret.0)
+    };
+    watchdog.expect("join", config.join_timeout * 2);
+    let mut group = Group::join(&listener, config.clone())?;
+    print_on_first(&group, &describe(&config))?;
+    let for_mlx = GroupConfig { epoch: EPOCH_MLX, ..config };
+    let native = mlx::Group::native(Group::join(&listener, for_mlx)?);
+    let mut groups = vec![MlxGroup { backend: "tcp", group: native }];
+    for backend in args.backends.iter().filter_map(|backend| backend.stock()) {
+        watchdog.expect("forming a stock group", Duration::from_secs(120));
+        groups.extend(form_stock(&mut group, backend)?);
+    }
+
+    let all_right = check(&mut group, &groups, &watchdog)?;
+    measure(&mut group, &groups, args, &watchdog)?;
+    watchdog.expect("waiting", IDLE_TIME * 10);
+    let core_share = measure_idle(&mut group, IDLE_TIME)?;
+    print_on_first(&group, &json!({ "row": "idle", "core_share": core_share }))?;
+    // Nobody leaves while others still measure.
+    group.barrier()?;
+    print_on_first(&group, &json!({ "row": "done" }))?;
+    if !all_right {
+        bail!("an operation gave a wrong result");
+    }
+    Ok(())
+}
+
+/// The second line of standard input: every rank's address, by rank.
+fn read_peers() -> anyhow::Result<Vec<SocketAddr>> {
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line).context("reading the ranks' addresses")?;
+    line.trim()
+        .split(',')
+        .map(|addr| addr.parse().with_context(|| format!("reading the address {addr:?}")))
+        .collect()
+}
+
+fn describe(config: &GroupConfig) -> Value {
+    json!({
+        "row": "group",
+        "size": config.size(),
+        "device": match mlx::device() { mlx::Device::Cpu => "cpu", mlx::Device::Gpu => "gpu" },
+        "mlx": mlx::version(),
+        "sockets_per_peer": config.sockets_per_peer,
+        "checksums": config.checksums,
+        "spin_us": config.spin.as_micros() as u64,
+    })
+}
+
+/// Forms a stock group if all ranks can; else says why not.
+fn form_stock(group: &mut Group, backend: mlx::Backend) -> anyhow::Result<Option<MlxGroup>> {
+    let formed = mlx::Group::stock(backend, group.rank(), group.size());
+    let num_formed = count(group, formed.is_ok())?;
+    let reason = match formed {
+        Ok(formed) if num_formed == group.size() => {
+            return Ok(Some(MlxGroup { backend: backend.name(), group: formed }));
+        }
+        Ok(_) => "another rank could not form it".to_owned(),
+        Err(err) => err.to_string(),
+    };
+    let refused = json!({ "row": "refused", "backend": backend.name(), "reason": reason });
+    print_on_first(group, &refused)?;
+    Ok(None)
+}
+
+/// On how many ranks it is so.
+fn count(group: &mut Group, is_so: bool) -> anyhow::Result<usize> {
+    let mut vote = u32::from(is_so).to_le_bytes();
+    group.all_sum(&mut vote, Dtype::U32)?;
+    Ok(u32::from_le_bytes(vote) as usize)
+}
+
+/// Checks every operation and type of every group; whether all were right on all ranks.
+fn check(group: &mut Group, groups: &[MlxGroup], watchdog: &Watchdog) -> anyhow::Result<bool> {
+    watchdog.expect("checking the native group", Duration::from_secs(120));
+    let mut all_right = report(group, "tcp", "transport", None)?;
+    for MlxGroup { backend, group: inside } in groups {
+        watchdog.expect("checking a group inside evaluations", Duration::from_secs(120));
+        all_right &= report(group, backend, "mlx", Some(inside))?;
+    }
+    Ok(all_right)
+}
+
+/// Checks one group, `inside` evaluations or else `group` itself, and prints a row per check.
+fn report(
+    group: &mut Group,
+    backend: &str,
+    via: &str,
+    inside: Option<&mlx::Group>,
+) -> anyhow::Result<bool> {
+    let checked: Vec<Checked> = match inside {
+        Some(inside) => check::all(&mut Evaluated(inside), backend == "tcp"),
+        None => check::all(group as &mut dyn Collectives, true),
+    };
+    let mut all_right = true;
+    for Checked { op, dtype, error } in checked {
+        // A failed group cannot be asked; the count runs over the one that is used directly.
+        let num_right = count(group, error.is_none())?;
+        let ok = num_right == group.size();
+        all_right &= ok;
+        let mut row = json!({
+            "row": "check", "backend": backend, "via": via,
+            "op": op, "dtype": dtype.name(), "ok": ok,
+        });
+        if let Some(error) = error {
+            row["error"] = json!(error);
+        }
+        print_on_first(group, &row)?;
+    }
+    Ok(all_right)
+}
+
+fn measure(
+    group: &mut Group,
+    groups: &[MlxGroup],
+    args: &LinkArgs,
+    watchdog: &Watchdog,
+) -> anyhow::Result<()> {
+    let effort = Effort { budget: Duration::from_millis(args.budget_ms), ..Effort::default() };
+    for (size_idx, bytes) in args.sizes.iter().enumerate() {
+        watchdog.expect("measuring", Duration::from_secs(600));
+        let bytes = bytes.next_multiple_of(4).max(4);
+        for timed in turns::take(group, groups, bytes, size_idx == 0, &effort)? {
+            let LinkRow { op, bytes, iterations, median_us, p90_us, p99_us, bytes_per_s } =
+                timed.row;
+            let row = json!({
+                "row": "time", "backend": timed.backend, "via": timed.via, "op": op.name(),
+                "bytes": bytes, "iterations": iterations, "median_us": median_us,
+                "p90_us": p90_us, "p99_us": p99_us, "bytes_per_s": bytes_per_s,
+            });
+            print_on_first(group, &row)?;
+        }
+    }
+    Ok(())
+}
+
+fn print_on_first(group: &Group, row: &Value) -> anyhow::Result<()> {
+    if group.rank() == 0 { print(row) } else { Ok(()) }
+}
+
+fn print(row: &Value) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{row}").and_then(|()| out.flush()).context("writing to standard output")
+}

@@ -1,0 +1,348 @@
+//! Executes a plan: keeps the sequences' caches, runs the model, draws, and hands every rank the
+//! drawn tokens. All ranks do the same in the same order; only rank 0 draws.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use jackalope_mlx::{Array, Group};
+use jackalope_models::{Batch, Model, SequenceCache, Span};
+use jackalope_protocol::{
+    CacheId, Input, Logprob, Row, Sampled, Sampling, Scored, StepOutput, StepPlan, StepTimings,
+    TokenId,
+};
+use thiserror::Error;
+
+use crate::sampler;
+
+/// Why a step ended early.
+#[derive(Debug, Error)]
+pub(crate) enum StepError {
+    /// A peer or the link failed; the shard is intact.
+    #[error("{0}")]
+    Group(String),
+    /// The device failed.
+    #[error("computing failed: {0}")]
+    Device(String),
+    /// The plan contradicts what this rank holds: brain and rank have lost step.
+    #[error("the plan does not fit this rank: {0}")]
+    Plan(String),
+    /// The model's output is not a number: weights or memory are damaged.
+    #[error("the logits of cache {cache} at position {position} are not numbers")]
+    NotANumber {
+        /// The sequence concerned.
+        cache: u64,
+        /// The position that was to be drawn.
+        position: usize,
+    },
+}
+
+/// One sequence on this rank.
+struct Sequence {
+    cache: SequenceCache,
+    /// The tokens behind the cached keys and values.
+    tokens: Vec<TokenId>,
+    /// What the last step drew for this sequence.
+    drawn: Option<TokenId>,
+}
+
+/// The sequences of one epoch and the group that computes them.
+pub(crate) struct Stepper {
+    rank: u32,
+    group: Group,
+    sequences: HashMap<CacheId, Sequence>,
+}
+
+/// The tokens of all rows, concatenated, and each row's part of them.
+struct Inputs {
+    tokens: Vec<TokenId>,
+    spans: Vec<Span>,
+}
+
+/// Which logits a step asks for.
+#[derive(Default)]
+struct Wanted {
+    /// Token indices of the step whose logits are computed.
+    logits_at: Vec<usize>,
+    /// Per row that samples: its number in the plan and its index into `logits_at`.
+    sampled: Vec<(usize, usize)>,
+    /// Per row that scores: its number in the plan and its first index into `logits_at`.
+    scored: Vec<(usize, usize)>,
+}
+
+impl Stepper {
+    pub(crate) fn new(rank: u32, group: Group) -> Stepper {
+        Stepper { rank, group, sequences: HashMap::new() }
+    }
+
+    /// Bytes of all sequences' keys and values.
+    pub(crate) fn kv_bytes(&self) -> u64 {
+        self.sequences.values().map(|it| it.cache.bytes() as u64).sum()
+    }
+
+    /// Time spent inside collectives so far; unknown, hence zero, for stock groups.
+    fn spent(&self) -> Duration {
+        self.group.stats().map_or(Duration::ZERO, |stats| stats.spent)
+    }
+
+    /// Computes one plan. After an error the caches are worthless.
+    pub(crate) fn execute(
+        &mut self,
+        model: &Model,
+        plan: &StepPlan,
+    ) -> Result<StepOutput, StepError> {
+        let started = Instant::now();
+        let spent_before = self.spent();
+        let mut timings = StepTimings::default();
+        self.move_caches(plan)?;
+        let mut output = StepOutput { step: plan.step, ..StepOutput::default() };
+        if !plan.rows.is_empty() {
+            let inputs = self.take_inputs(model, &plan.rows)?;
+            let wanted = wanted(&plan.rows, &inputs.spans);
+            let logits = self.forward(model, plan, &inputs, &wanted)?;
+            timings.planning_us = micros(started.elapsed());
+            self.evaluate(plan, logits.as_ref())?;
+            let drawing = Instant::now();
+            let drawn = match &logits {
+                Some(logits) => self.draw(plan, logits, &wanted, &mut output)?,
+                None => Vec::new(),
+            };
+            timings.sampling_us = micros(drawing.elapsed());
+            self.share_drawn(plan, &wanted, drawn, &mut output)?;
+        }
+        timings.collectives_us = micros(self.spent() - spent_before);
+        timings.total_us = micros(started.elapsed());
+        output.timings = timings;
+        Ok(output)
+    }
+
+    /// Forks, then drops.
+    fn move_caches(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        for fork in &plan.forks {
+            let source = self.sequences.get(&fork.source).ok_or_else(|| {
+                StepError::Plan(format!("cache {} to copy from is unknown", fork.source.0))
+            })?;
+            let num_tokens = fork.num_tokens as usize;
+            if source.tokens.len() < num_tokens || self.sequences.contains_key(&fork.target) {
+                return Err(StepError::Plan(format!(
+                    "cannot copy {num_tokens} of {} tokens from cache {} to {}",
+                    source.tokens.len(),
+                    fork.source.0,
+                    fork.target.0
+                )));
+            }
+            let copy = Sequence {
+                cache: source
+                    .cache
+                    .fork(num_tokens)
+                    .map_err(|err| StepError::Device(err.to_string()))?,
+                tokens: source.tokens[..num_tokens].to_vec(),
+                drawn: None,
+            };
+            self.sequences.insert(fork.target, copy);
+        }
+        for cache in &plan.drops {
+            if self.sequences.remove(cache).is_none() {
+                return Err(StepError::Plan(format!("cache {} to drop is unknown", cache.0)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Cuts caches to the rows' starts and gathers the tokens of all rows, concatenated.
+    fn take_inputs(&mut self, model: &Model, rows: &[Row]) -> Result<Inputs, StepError> {
+        let mut tokens = Vec::new();
+        let mut spans = Vec::with_capacity(rows.len());
+        for row in rows {
+            let start = row.start as usize;
+            let sequence = self.sequences.entry(row.cache).or_insert_with(|| Sequence {
+                cache: model.new_cache(),
+                tokens: Vec::new(),
+                drawn: None,
+            });
+            if sequence.tokens.len() < start {
+                return Err(StepError::Plan(format!(
+                    "cache {} holds {} tokens, the row starts at {start}",
+                    row.cache.0,
+                    sequence.tokens.len()
+                )));
+            }
+            sequence.cache.truncate(start);
+            sequence.tokens.truncate(start);
+            let start_idx = tokens.len();
+            match &row.input {
+                Input::Tokens(known) => tokens.extend(known),
+                Input::Previous => tokens.push(sequence.drawn.ok_or_else(|| {
+                    StepError::Plan(format!("cache {} has drawn nothing yet", row.cache.0))
+                })?),
+            }
+            sequence.tokens.extend(&tokens[start_idx..]);
+            sequence.drawn = None;
+            spans.push(Span { start_idx, len: tokens.len() - start_idx });
+        }
+        Ok(Inputs { tokens, spans })
+    }
+
+    /// The step's logits `[logits_at, vocab]`, not yet computed; `None` if no row asks for any.
+    fn forward(
+        &mut self,
+        model: &Model,
+        plan: &StepPlan,
+        inputs: &Inputs,
+        wanted: &Wanted,
+    ) -> Result<Option<Array>, StepError> {
+        let mut sequences = self.take_sequences(plan)?;
+        let batch = Batch {
+            tokens: &inputs.tokens,
+            rows: inputs.spans.clone(),
+            logits_at: wanted.logits_at.clone(),
+        };
+        let mut caches: Vec<&mut SequenceCache> =
+            sequences.iter_mut().map(|(_, it)| &mut it.cache).collect();
+        let logits = model.forward(&batch, &mut caches);
+        self.sequences.extend(sequences);
+        Ok((!wanted.logits_at.is_empty()).then_some(logits))
+    }
+
+    /// The rows' sequences in plan order, out of the map so that all can be borrowed at once.
+    fn take_sequences(&mut self, plan: &StepPlan) -> Result<Vec<(CacheId, Sequence)>, StepError> {
+        plan.rows
+            .iter()
+            .map(|row| match self.sequences.remove_entry(&row.cache) {
+                Some(entry) => Ok(entry),
+                None => Err(StepError::Plan(format!("cache {} occurs twice", row.cache.0))),
+            })
+            .collect()
+    }
+
+    /// Computes the logits and the caches; every collective of the model happens here.
+    fn evaluate(&self, plan: &StepPlan, logits: Option<&Array>) -> Result<(), StepError> {
+        let mut roots: Vec<Array> = Vec::new();
+        for row in &plan.rows {
+            roots.extend(self.sequences[&row.cache].cache.arrays());
+        }
+        roots.extend(logits.cloned());
+        let roots: Vec<&Array> = roots.iter().collect();
+        jackalope_mlx::eval(&roots).map_err(|err| self.classify(&err))
+    }
+
+    /// An error while the group is broken comes from the group, whatever MLX wraps it in.
+    fn classify(&self, err: &jackalope_mlx::Error) -> StepError {
+        match self.group.failure() {
+            Some(cause) => StepError::Group(cause.to_string()),
+            None => StepError::Device(err.to_string()),
+        }
+    }
+
+    /// On rank 0: draws for every sampling row and scores every scoring one.
+    fn draw(
+        &self,
+        plan: &StepPlan,
+        logits: &Array,
+        wanted: &Wanted,
+        output: &mut StepOutput,
+    ) -> Result<Vec<(TokenId, Option<Logprob>)>, StepError> {
+        if self.rank != 0 {
+            return Ok(Vec::new());
+        }
+        let vocab_size = logits.dim(-1) as usize;
+        let values: Vec<f32> = logits.to_vec().map_err(|err| self.classify(&err))?;
+        let at = |idx: usize| &values[idx * vocab_size..(idx + 1) * vocab_size];
+        for &(row_idx, first) in &wanted.scored {
+            let row = &plan.rows[row_idx];
+            output.scored.push(score(row, |idx| at(first + idx)));
+        }
+        wanted
+            .sampled
+            .iter()
+            .map(|&(row_idx, idx)| {
+                let row = &plan.rows[row_idx];
+                let sampling = row.sample.as_ref().expect("only sampling rows are listed");
+                self.draw_row(row.cache, at(idx), sampling)
+            })
+            .collect()
+    }
+
+    fn draw_row(
+        &self,
+        cache: CacheId,
+        logits: &[f32],
+        sampling: &Sampling,
+    ) -> Result<(TokenId, Option<Logprob>), StepError> {
+        let history = &self.sequences[&cache].tokens;
+        let best = logits[sampler::argmax(logits) as usize];
+        if !best.is_finite() {
+            return Err(StepError::NotANumber { cache: cache.0, position: history.len() });
+        }
+        let token = sampler::draw(logits, history, sampling);
+        let logprob = sampling.logprobs.map(|num_top| sampler::logprob(logits, token, num_top));
+        Ok((token, logprob))
+    }
+
+    /// Gives every rank the drawn tokens: rank 0 contributes them, the others zeros, to a sum.
+    fn share_drawn(
+        &mut self,
+        plan: &StepPlan,
+        wanted: &Wanted,
+        drawn: Vec<(TokenId, Option<Logprob>)>,
+        output: &mut StepOutput,
+    ) -> Result<(), StepError> {
+        if wanted.sampled.is_empty() {
+            return Ok(());
+        }
+        let own: Vec<u32> = match self.rank {
+            0 => drawn.iter().map(|it| it.0).collect(),
+            _ => vec![0; wanted.sampled.len()],
+        };
+        let tokens: Vec<u32> = if self.group.size() == 1 {
+            own
+        } else {
+            let len = i32::try_from(own.len()).expect("a step has few rows");
+            let shared = self.group.all_sum(&Array::from_slice(&own, &[len]));
+            shared.to_vec().map_err(|err| self.classify(&err))?
+        };
+        for (&(row_idx, _), &token) in wanted.sampled.iter().zip(&tokens) {
+            let cache = plan.rows[row_idx].cache;
+            let sequence = self.sequences.get_mut(&cache).expect("rows hold their sequences");
+            sequence.drawn = Some(token);
+        }
+        for (&(row_idx, _), (token, logprob)) in wanted.sampled.iter().zip(drawn) {
+            output.sampled.push(Sampled { cache: plan.rows[row_idx].cache, token, logprob });
+        }
+        Ok(())
+    }
+}
+
+/// Lists the positions whose logits the rows need, without listing any twice.
+fn wanted(rows: &[Row], spans: &[Span]) -> Wanted {
+    let mut wanted = Wanted::default();
+    for (row_idx, (row, span)) in rows.iter().zip(spans).enumerate() {
+        let first = wanted.logits_at.len();
+        let num_scored = row.score.as_ref().map_or(0, |score| score.targets.len().min(span.len));
+        wanted.logits_at.extend(span.start_idx..span.start_idx + num_scored);
+        if row.score.is_some() {
+            wanted.scored.push((row_idx, first));
+        }
+        if row.sample.is_some() {
+            if num_scored < span.len {
+                wanted.logits_at.push(span.start_idx + span.len - 1);
+            }
+            wanted.sampled.push((row_idx, wanted.logits_at.len() - 1));
+        }
+    }
+    wanted
+}
+
+fn score<'a>(row: &Row, logits_of: impl Fn(usize) -> &'a [f32]) -> Scored {
+    let score = row.score.as_ref().expect("only scoring rows are listed");
+    let num_scored = score.targets.len().min(row.input.len());
+    let logprobs = score.targets[..num_scored]
+        .iter()
+        .enumerate()
+        .map(|(idx, &target)| sampler::logprob(logits_of(idx), target, score.num_top))
+        .collect();
+    Scored { cache: row.cache, start: row.start + 1, logprobs }
+}
+
+fn micros(time: Duration) -> u32 {
+    u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
+}

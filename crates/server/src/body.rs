@@ -1,0 +1,124 @@
+//! From the bytes of a body to a wire type, with an error that says where it went wrong.
+
+use axum::body::{Body, Bytes};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
+use axum::http::{HeaderMap, Request};
+use futures_util::StreamExt;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::error::Category;
+
+use crate::error::ApiError;
+use crate::limits::ServerLimits;
+
+/// The whole body of a request that says it carries JSON.
+///
+/// The content type is insisted on: it keeps a web page, which may send text to any address
+/// without asking, from using a server on the visitor's own machine.
+pub(crate) async fn read_json_body(
+    request: Request<Body>,
+    limits: &ServerLimits,
+) -> Result<Bytes, ApiError> {
+    check_content_type(request.headers())?;
+    let reading = read_body(request, limits);
+    let timeout = limits.body_timeout;
+    tokio::time::timeout(timeout, reading).await.unwrap_or(Err(ApiError::BodyLate { timeout }))
+}
+
+fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let found = headers.get(CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let essence = found.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    let is_json = essence.eq_ignore_ascii_case("application/json");
+    match is_json {
+        true => Ok(()),
+        false => Err(ApiError::NotJson { found: found.map(|found| found.into_owned()) }),
+    }
+}
+
+async fn read_body(request: Request<Body>, limits: &ServerLimits) -> Result<Bytes, ApiError> {
+    let limit_bytes = limits.body_bytes;
+    let announced = announced_bytes(request.headers());
+    let asks_first = request.headers().contains_key(EXPECT);
+    let mut frames = request.into_body().into_data_stream();
+    let too_long = announced.is_some_and(|announced| announced > limit_bytes as u64);
+    // A client that waits for leave to send has sent nothing yet.
+    if too_long && asks_first {
+        return Err(ApiError::BodyTooLarge { limit_bytes, found_bytes: announced });
+    }
+    let mut body = Vec::new();
+    let mut seen_bytes: u64 = 0;
+    while let Some(frame) = frames.next().await {
+        let frame = frame.map_err(|err| ApiError::BodyCut { reason: err.to_string() })?;
+        seen_bytes += frame.len() as u64;
+        if too_long || seen_bytes > limit_bytes as u64 {
+            body = Vec::new();
+            if seen_bytes > limits.discard_bytes {
+                break;
+            }
+        } else {
+            body.extend_from_slice(&frame);
+        }
+    }
+    if too_long || seen_bytes > limit_bytes as u64 {
+        return Err(ApiError::BodyTooLarge { limit_bytes, found_bytes: announced });
+    }
+    Ok(Bytes::from(body))
+}
+
+fn announced_bytes(headers: &HeaderMap) -> Option<u64> {
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+/// Checks that the body is a JSON object. The wire types' own readers would take a list as well.
+pub(crate) fn check_object(body: &[u8]) -> Result<(), ApiError> {
+    parse::<IgnoredAny>(body)?;
+    match body.trim_ascii_start().first() {
+        Some(b'{') => Ok(()),
+        _ => Err(ApiError::WrongType {
+            param: "body".to_owned(),
+            reason: "expected an object".to_owned(),
+        }),
+    }
+}
+
+/// Reads a wire type. Fields that it does not have are passed over.
+pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    let text =
+        std::str::from_utf8(body).map_err(|err| ApiError::NotUtf8 { offset: err.valid_up_to() })?;
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let value: T = serde_path_to_error::deserialize(&mut deserializer).map_err(|err| {
+        let path = err.path().to_string();
+        describe(path, err.inner())
+    })?;
+    deserializer.end().map_err(|err| describe(String::new(), &err))?;
+    Ok(value)
+}
+
+/// What the JSON reader calls things, and what people call them.
+const WORDS: [(&str, &str); 10] = [
+    ("expected u32", "expected an integer from 0 to 4294967295"),
+    ("expected i64", "expected an integer"),
+    ("expected f64", "expected a number"),
+    ("expected a sequence", "expected a list"),
+    ("expected a map", "expected an object"),
+    ("invalid type: map", "invalid type: object"),
+    ("invalid type: sequence", "invalid type: list"),
+    ("EOF while parsing", "it ends within"),
+    ("expected ident", "expected a value"),
+    ("unknown variant", "unknown value"),
+];
+
+fn describe(path: String, err: &serde_json::Error) -> ApiError {
+    let (line, column) = (err.line(), err.column());
+    let full = err.to_string();
+    let place = format!(" at line {line} column {column}");
+    let reason = full.strip_suffix(&place).unwrap_or(&full).to_owned();
+    let plain = |reason: String, (theirs, ours): (&str, &str)| reason.replace(theirs, ours);
+    let reason = WORDS.into_iter().fold(reason, plain);
+    match err.classify() {
+        Category::Data if path == "." => ApiError::WrongType { param: "body".to_owned(), reason },
+        Category::Data => ApiError::WrongType { param: path, reason },
+        Category::Io | Category::Syntax | Category::Eof => {
+            ApiError::BrokenJson { reason, line, column }
+        }
+    }
+}

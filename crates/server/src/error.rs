@@ -1,0 +1,326 @@
+//! Everything that can be answered instead of what was asked for, and how it looks on the wire.
+//!
+//! The body is the OpenAI error object, which names the parameter, beside a top-level `detail` for
+//! clients of the older servers:
+//!
+//! ```json
+//! {"error": {"message": "…", "type": "invalid_request_error", "param": "top_p", "code": null},
+//!  "detail": "…"}
+//! ```
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use jackalope_engine::{Failure, Rejected, SubmitError};
+use jackalope_protocol::TokenId;
+use jackalope_text::TextError;
+use serde_json::{Value, json};
+use thiserror::Error;
+
+/// When to ask again after a failure of the ranks.
+const RETRY_RANKS_AFTER: Duration = Duration::from_secs(5);
+
+/// Why a request is not answered with what it asked for.
+#[derive(Debug, Error)]
+pub(crate) enum ApiError {
+    // The body as bytes.
+    #[error("the body is too large: {}at most {limit_bytes} bytes are read", found_bytes.map_or(String::new(), |found| format!("{found} bytes were announced, ")))]
+    BodyTooLarge { limit_bytes: usize, found_bytes: Option<u64> },
+    #[error("the body did not arrive within {} seconds", timeout.as_secs())]
+    BodyLate { timeout: Duration },
+    #[error("the body broke off: {reason}")]
+    BodyCut { reason: String },
+    #[error(
+        "the content type is {}, but must be application/json\n\
+         hint: with curl, add -H 'content-type: application/json'",
+        found.as_deref().unwrap_or("missing")
+    )]
+    NotJson { found: Option<String> },
+    #[error("the body is not UTF-8 text: the byte at offset {offset} does not belong there")]
+    NotUtf8 { offset: usize },
+    #[error("the body is not JSON: {reason} at line {line}, column {column}")]
+    BrokenJson { reason: String, line: usize, column: usize },
+
+    // Fields of the body.
+    #[error("{param}: {reason}")]
+    WrongType { param: String, reason: String },
+    #[error("{param} is required")]
+    Missing { param: &'static str },
+    #[error("{param} must not be empty")]
+    Empty { param: String },
+    #[error("{param} is {found}, but must be {expected}")]
+    OutOfRange { param: String, found: String, expected: String },
+    #[error("{param} has {found} entries, more than the {limit} that are accepted")]
+    TooMany { param: &'static str, found: usize, limit: usize },
+    #[error("{param} is not supported{}", hint_line(hint))]
+    NotSupported { param: String, hint: Option<String> },
+    #[error("{param} needs {needs}")]
+    Needs { param: &'static str, needs: &'static str },
+    #[error("{param}: token {token} is outside the vocabulary of {vocab_size} tokens")]
+    UnknownToken { param: &'static str, token: TokenId, vocab_size: u32 },
+    #[error(
+        "the prompt has {prompt_tokens} tokens, but the context holds {context_tokens}, answer included\n\
+         hint: send a shorter prompt, or serve the model with a longer --context"
+    )]
+    ContextLength { param: &'static str, prompt_tokens: usize, context_tokens: u32 },
+    #[error(
+        "the prompt has {prompt_tokens} tokens, more than the {limit_tokens} that are accepted\n\
+         hint: send a shorter prompt"
+    )]
+    PromptLimit { param: &'static str, prompt_tokens: usize, limit_tokens: u32 },
+    #[error(
+        "prompt and answer may come to {needed_tokens} tokens, but the memory for keys and values \
+         holds {capacity_tokens} ({budget_bytes} bytes)\n\
+         hint: send a shorter prompt or a smaller max_tokens, or free memory on the ranks"
+    )]
+    NeverFits { param: &'static str, needed_tokens: u64, capacity_tokens: u64, budget_bytes: u64 },
+    #[error("{source}")]
+    Text { param: String, source: TextError },
+
+    // What the request is addressed to.
+    #[error("the model {found} does not exist\nhint: this server serves {served}")]
+    UnknownModel { found: String, served: String },
+    #[error("there is no {path} here")]
+    UnknownPath { path: String },
+    #[error("{path} does not take {method}, but {allowed}")]
+    WrongMethod { method: String, path: String, allowed: &'static str },
+    #[error("{}\nhint: send the header authorization: Bearer <key>", if *missing { "an API key is needed" } else { "the API key is not valid" })]
+    Unauthorized { missing: bool },
+
+    // The state of the server.
+    #[error("the queue is full: {queued} requests wait, more than {limit} may not")]
+    QueueFull { queued: usize, limit: usize, retry_after: Duration },
+    #[error("{limit} requests are open, more may not be")]
+    TooManyStreams { limit: usize },
+    #[error("{reason}")]
+    Unavailable { reason: String },
+    #[error("rank {rank} failed while {phase}: {message}{}", last_words_line(last_words))]
+    RankFailed { rank: usize, phase: &'static str, message: String, last_words: String },
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    #[error("internal error: {what}\nhint: this is a bug in the server; please report it")]
+    Internal { what: String },
+}
+
+fn hint_line(hint: &Option<String>) -> String {
+    hint.as_ref().map_or(String::new(), |hint| format!("\nhint: {hint}"))
+}
+
+fn last_words_line(last_words: &str) -> String {
+    match last_words.trim_end() {
+        "" => String::new(),
+        last_words => format!("\nlast words: {last_words}"),
+    }
+}
+
+/// How an [`ApiError`] is told to a program.
+struct Wire<'a> {
+    status: StatusCode,
+    kind: &'static str,
+    code: &'static str,
+    param: Option<&'a str>,
+    /// Tells the program what to do next.
+    advice: Option<(HeaderName, HeaderValue)>,
+}
+
+impl<'a> Wire<'a> {
+    fn new(status: StatusCode, kind: &'static str, code: &'static str) -> Wire<'a> {
+        Wire { status, kind, code, param: None, advice: None }
+    }
+
+    /// The client is at fault.
+    fn invalid(status: StatusCode, code: &'static str) -> Wire<'a> {
+        Wire::new(status, "invalid_request_error", code)
+    }
+
+    /// A field is at fault.
+    fn field(code: &'static str, param: &'a str) -> Wire<'a> {
+        Wire { param: Some(param), ..Wire::invalid(StatusCode::BAD_REQUEST, code) }
+    }
+
+    /// There is too much to do.
+    fn limited(code: &'static str, retry_after: Duration) -> Wire<'a> {
+        Wire::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", code)
+            .advise(RETRY_AFTER, seconds(retry_after))
+    }
+
+    /// The ranks are at fault, and may come back.
+    fn unavailable(code: &'static str) -> Wire<'a> {
+        Wire::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", code)
+            .advise(RETRY_AFTER, seconds(RETRY_RANKS_AFTER))
+    }
+
+    fn advise(self, name: HeaderName, value: HeaderValue) -> Wire<'a> {
+        Wire { advice: Some((name, value)), ..self }
+    }
+}
+
+fn seconds(duration: Duration) -> HeaderValue {
+    let whole = duration.as_millis().div_ceil(1000).max(1);
+    HeaderValue::from(u64::try_from(whole).unwrap_or(u64::MAX))
+}
+
+impl ApiError {
+    /// Says that `param` has a value outside of what is `expected`.
+    pub(crate) fn out_of_range(
+        param: impl Into<String>,
+        found: &dyn Display,
+        expected: impl Into<String>,
+    ) -> ApiError {
+        ApiError::OutOfRange {
+            param: param.into(),
+            found: found.to_string(),
+            expected: expected.into(),
+        }
+    }
+
+    /// What the engine says about a request that is impossible. `prompt` is the field that the
+    /// prompt came from.
+    pub(crate) fn from_rejected(rejected: &Rejected, prompt: &'static str) -> ApiError {
+        let field = |parameter: &'static str| match parameter {
+            "prompt" => prompt,
+            "stop_tokens" => "stop_token_ids",
+            "prompt_logprobs" => "logprobs",
+            parameter => parameter,
+        };
+        match *rejected {
+            Rejected::EmptyPrompt => ApiError::Empty { param: prompt.to_owned() },
+            Rejected::TooLong { prompt_tokens, context_tokens } => {
+                ApiError::ContextLength { param: prompt, prompt_tokens, context_tokens }
+            }
+            Rejected::PromptOverLimit { prompt_tokens, max_prompt_tokens: limit_tokens } => {
+                ApiError::PromptLimit { param: prompt, prompt_tokens, limit_tokens }
+            }
+            Rejected::UnknownToken { parameter, token, vocab_size } => {
+                ApiError::UnknownToken { param: field(parameter), token, vocab_size }
+            }
+            Rejected::BadNumber { parameter, value, expected } => {
+                ApiError::out_of_range(field(parameter), &value, expected)
+            }
+            Rejected::TooMany { parameter, found, limit } => {
+                ApiError::TooMany { param: field(parameter), found, limit }
+            }
+        }
+    }
+
+    /// What the engine says about a request that it does not take.
+    pub(crate) fn from_submit(refused: SubmitError, prompt: &'static str) -> ApiError {
+        match refused {
+            SubmitError::QueueFull { queued, limit, retry_after } => {
+                ApiError::QueueFull { queued, limit, retry_after }
+            }
+            SubmitError::Unavailable { reason } => ApiError::Unavailable { reason },
+            SubmitError::NeverFits { needed_tokens, budget_bytes, capacity_tokens, .. } => {
+                let param = prompt;
+                ApiError::NeverFits { param, needed_tokens, capacity_tokens, budget_bytes }
+            }
+        }
+    }
+
+    /// What the engine says about a request that it gave up.
+    pub(crate) fn from_failure(failure: Failure) -> ApiError {
+        let Failure { rank, phase, message, last_words } = failure;
+        match rank {
+            Some(rank) => ApiError::RankFailed { rank, phase: phase.name(), message, last_words },
+            None => ApiError::Unavailable { reason: message },
+        }
+    }
+
+    /// What the text side says about a prompt that came from the field `prompt`.
+    pub(crate) fn from_text(source: TextError, prompt: &'static str) -> ApiError {
+        let param = match &source {
+            TextError::NotAnObject { message_idx } => format!("messages[{message_idx}]"),
+            TextError::Content { message_idx } => format!("messages[{message_idx}].content"),
+            TextError::UnsupportedPart { message_idx, part_idx, .. } => {
+                format!("messages[{message_idx}].content[{part_idx}]")
+            }
+            TextError::ReservedKwarg { name } => format!("chat_template_kwargs.{name}"),
+            TextError::Encode { .. }
+            | TextError::TooLong { .. }
+            | TextError::NoTemplate
+            | TextError::NoMessages
+            | TextError::Refused { .. }
+            | TextError::Render { .. }
+            | TextError::TooManySteps { .. }
+            | TextError::PromptTooLarge { .. } => prompt.to_owned(),
+        };
+        ApiError::Text { param, source }
+    }
+
+    /// Status, type, code and parameter of every error there is.
+    fn wire(&self) -> Wire<'_> {
+        use ApiError as E;
+        match self {
+            E::BodyTooLarge { .. } => {
+                Wire::invalid(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large")
+            }
+            E::BodyLate { .. } => Wire::invalid(StatusCode::REQUEST_TIMEOUT, "body_late"),
+            E::BodyCut { .. } => Wire::invalid(StatusCode::BAD_REQUEST, "body_cut"),
+            E::NotJson { .. } => Wire::invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json"),
+            E::NotUtf8 { .. } => Wire::invalid(StatusCode::BAD_REQUEST, "invalid_utf8"),
+            E::BrokenJson { .. } => Wire::invalid(StatusCode::BAD_REQUEST, "invalid_json"),
+            E::WrongType { param, .. } => Wire::field("invalid_type", param),
+            E::Missing { param } => Wire::field("missing_required_parameter", param),
+            E::Empty { param } => Wire::field("empty_value", param),
+            E::OutOfRange { param, .. } => Wire::field("invalid_value", param),
+            E::TooMany { param, .. } => Wire::field("too_many_entries", param),
+            E::NotSupported { param, .. } => Wire::field("unsupported_parameter", param),
+            E::Needs { param, .. } | E::UnknownToken { param, .. } => {
+                Wire::field("invalid_value", param)
+            }
+            E::ContextLength { param, .. }
+            | E::PromptLimit { param, .. }
+            | E::NeverFits { param, .. } => Wire::field("context_length_exceeded", param),
+            E::Text { param, .. } => Wire::field("invalid_prompt", param),
+            E::UnknownModel { .. } => Wire {
+                param: Some("model"),
+                ..Wire::invalid(StatusCode::NOT_FOUND, "model_not_found")
+            },
+            E::UnknownPath { .. } => Wire::invalid(StatusCode::NOT_FOUND, "unknown_path"),
+            E::WrongMethod { allowed, .. } => {
+                Wire::invalid(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed")
+                    .advise(ALLOW, HeaderValue::from_static(allowed))
+            }
+            E::Unauthorized { .. } => Wire::invalid(StatusCode::UNAUTHORIZED, "invalid_api_key")
+                .advise(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
+            E::QueueFull { retry_after, .. } => Wire::limited("queue_full", *retry_after),
+            E::TooManyStreams { .. } => Wire::limited("too_many_streams", Duration::ZERO),
+            E::Unavailable { .. } => Wire::unavailable("unavailable"),
+            E::RankFailed { .. } => Wire::unavailable("rank_failed"),
+            E::ShuttingDown => Wire::unavailable("shutting_down"),
+            E::Internal { .. } => {
+                Wire::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error")
+            }
+        }
+    }
+
+    /// The body of the answer, and of the last event of a stream that fails.
+    pub(crate) fn to_json(&self) -> Value {
+        let wire = self.wire();
+        let message = self.to_string();
+        json!({
+            "error": {
+                "message": message,
+                "type": wire.kind,
+                "param": wire.param,
+                "code": wire.code,
+            },
+            "detail": message,
+        })
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let wire = self.wire();
+        let mut response = (wire.status, Json(self.to_json())).into_response();
+        if let Some((name, value)) = wire.advice {
+            response.headers_mut().insert(name, value);
+        }
+        response
+    }
+}

@@ -1,0 +1,119 @@
+//! All choices of a job, drawn side by side.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+
+use jackalope_engine::{EngineHandle, Event, Generation};
+use jackalope_protocol::Logprob;
+use jackalope_text::ModelText;
+
+use super::choice_text::{ChoiceText, Delta};
+use super::job::Job;
+use crate::error::ApiError;
+
+/// One thing heard of a choice.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// Its first tokens are being computed.
+    Started { cached_tokens: u32 },
+    /// Log-probabilities of prompt tokens, from the second one on.
+    PromptScored(Vec<Logprob>),
+    /// Text, tokens, or its end.
+    Delta(Delta),
+}
+
+/// The choices of a job while they are drawn. Choice `c` of prompt `p` has the index
+/// `p * num_choices + c`.
+#[derive(Debug)]
+pub(crate) struct Answering {
+    choices: Vec<Choice>,
+    /// Where the next look begins, so that no choice starves the others.
+    next_idx: usize,
+    num_open: usize,
+}
+
+#[derive(Debug)]
+struct Choice {
+    /// Gone once the choice is over; that cancels what is left of it.
+    generation: Option<Generation>,
+    text: ChoiceText,
+}
+
+impl Answering {
+    /// Hands every choice to the engine. If one is refused, those before it are cancelled.
+    pub(crate) fn start(
+        job: Job,
+        engine: &EngineHandle,
+        text: &ModelText,
+        param: &'static str,
+    ) -> Result<Answering, ApiError> {
+        let texts = job.choice_texts(text);
+        let requests = job.prompts.into_iter().flat_map(|prompt| prompt.requests);
+        let mut choices = Vec::with_capacity(texts.len());
+        for (request, text) in requests.zip(texts) {
+            let generation =
+                engine.submit(request).map_err(|err| ApiError::from_submit(err, param))?;
+            choices.push(Choice { generation: Some(generation), text });
+        }
+        Ok(Answering { num_open: choices.len(), choices, next_idx: 0 })
+    }
+
+    /// What is heard next, and of which choice; none once all are over. An error ends them all.
+    /// Cancel safe.
+    pub(crate) async fn next(&mut self) -> Option<Result<(usize, Step), ApiError>> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// Tokens drawn so far over all choices.
+    pub(crate) fn completion_tokens(&self) -> u32 {
+        self.choices.iter().map(|choice| choice.text.num_tokens()).sum()
+    }
+
+    fn poll_next(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<(usize, Step), ApiError>>> {
+        if self.num_open == 0 {
+            return Poll::Ready(None);
+        }
+        let num_choices = self.choices.len();
+        for offset in 0..num_choices {
+            let idx = (self.next_idx + offset) % num_choices;
+            let Some(generation) = &mut self.choices[idx].generation else { continue };
+            let Poll::Ready(event) = generation.poll_next(context) else { continue };
+            self.next_idx = (idx + 1) % num_choices;
+            let step = match event {
+                Some(event) => self.take(idx, event),
+                None => Err(ApiError::ShuttingDown),
+            };
+            if step.is_err() {
+                self.end_all();
+            }
+            return Poll::Ready(Some(step.map(|step| (idx, step))));
+        }
+        Poll::Pending
+    }
+
+    fn take(&mut self, idx: usize, event: Event) -> Result<Step, ApiError> {
+        let choice = &mut self.choices[idx];
+        let delta = match event {
+            Event::Started { cached_tokens } => return Ok(Step::Started { cached_tokens }),
+            Event::PromptScored { logprobs } => return Ok(Step::PromptScored(logprobs)),
+            Event::Token { token, logprob } => choice.text.push(token, logprob),
+            Event::Finished { reason, .. } => choice.text.finish(reason),
+            Event::Failed(failure) => return Err(ApiError::from_failure(failure)),
+        };
+        if delta.finish.is_some() {
+            choice.generation = None;
+            self.num_open -= 1;
+        }
+        Ok(Step::Delta(delta))
+    }
+
+    fn end_all(&mut self) {
+        self.num_open = 0;
+        for choice in &mut self.choices {
+            choice.generation = None;
+        }
+    }
+}

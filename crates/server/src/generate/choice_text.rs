@@ -1,0 +1,206 @@
+//! The tokens of one choice become text, piece by piece.
+//!
+//! Every token runs through three filters, each of which may hold text back: the detokeniser (an
+//! incomplete character), the stop strings (what may become one) and the tool calls (an unfinished
+//! call). The log-probability of a token is passed on once the text at which the token begins is
+//! past the stop strings, so that nothing is told of text that a stop string takes away.
+
+use std::collections::VecDeque;
+
+use jackalope_engine::FinishReason;
+use jackalope_protocol::{Logprob, TokenId};
+use jackalope_text::{Detokenizer, Segment, StopStrings, ToolCall, ToolSplitter};
+
+use super::job::TextRules;
+
+/// What is newly known of a choice.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Delta {
+    pub(crate) text: String,
+    pub(crate) calls: Vec<ToolCall>,
+    pub(crate) scored: Vec<ScoredToken>,
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) finish: Option<Finish>,
+}
+
+impl Delta {
+    /// Appends what came after.
+    pub(crate) fn absorb(&mut self, next: Delta) {
+        self.text.push_str(&next.text);
+        self.calls.extend(next.calls);
+        self.scored.extend(next.scored);
+        self.tokens.extend(next.tokens);
+        self.finish = self.finish.or(next.finish);
+    }
+
+    /// True if something else than the end is newly known.
+    pub(crate) fn has_content(&self) -> bool {
+        !(self.text.is_empty()
+            && self.calls.is_empty()
+            && self.scored.is_empty()
+            && self.tokens.is_empty())
+    }
+
+    /// True if nothing is newly known.
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.has_content() && self.finish.is_none()
+    }
+}
+
+/// A token with its log-probability.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ScoredToken {
+    pub(crate) token: TokenId,
+    /// Characters of the choice's text before the token.
+    pub(crate) start_chars: usize,
+    pub(crate) logprob: Logprob,
+}
+
+/// Why a choice ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Finish {
+    /// The model ended it, or a stop string did.
+    Stop,
+    /// The length that was asked for, or the context, is used up.
+    Length,
+    /// The model wants tools called.
+    ToolCalls,
+}
+
+/// The state of one choice between two tokens.
+#[derive(Debug)]
+pub(crate) struct ChoiceText {
+    rules: TextRules,
+    detokenizer: Detokenizer,
+    stops: StopStrings,
+    splitter: Option<ToolSplitter>,
+    /// Characters that left the detokeniser.
+    decoded_chars: usize,
+    /// Characters that are past the stop strings.
+    released_chars: usize,
+    /// Tokens that begin at or after `released_chars`.
+    held: VecDeque<ScoredToken>,
+    /// Drawn, but not told before the end.
+    end_tokens: Vec<TokenId>,
+    num_tokens: u32,
+    has_calls: bool,
+    is_over: bool,
+}
+
+impl ChoiceText {
+    /// Starts before the first token. The detokeniser has seen the prompt if the text goes on from
+    /// it.
+    pub(crate) fn new(rules: &TextRules, detokenizer: Detokenizer) -> ChoiceText {
+        ChoiceText {
+            detokenizer,
+            stops: StopStrings::new(rules.stops.clone()),
+            splitter: rules.splitter.clone(),
+            rules: rules.clone(),
+            decoded_chars: 0,
+            released_chars: 0,
+            held: VecDeque::new(),
+            end_tokens: Vec::new(),
+            num_tokens: 0,
+            has_calls: false,
+            is_over: false,
+        }
+    }
+
+    /// Tokens drawn so far, the one that ended it included.
+    pub(crate) fn num_tokens(&self) -> u32 {
+        self.num_tokens
+    }
+
+    /// Takes the next token. The choice is over if the result says how it finished.
+    pub(crate) fn push(&mut self, token: TokenId, logprob: Option<Logprob>) -> Delta {
+        let mut delta = Delta::default();
+        self.num_tokens += 1;
+        let is_end = self.rules.stop_tokens.contains(&token);
+        if self.rules.wants_tokens {
+            // The end token is told with the end.
+            let tokens = if is_end { &mut self.end_tokens } else { &mut delta.tokens };
+            tokens.push(token);
+        }
+        if let Some(logprob) = logprob {
+            let start_chars = self.decoded_chars;
+            self.held.push_back(ScoredToken { token, start_chars, logprob });
+        }
+        // The token that ends an answer is no part of its text, even if it is an ordinary word.
+        if !is_end {
+            let piece = self.detokenizer.push(token);
+            self.decoded_chars += piece.chars().count();
+            self.push_text(&piece, &mut delta);
+        }
+        delta
+    }
+
+    /// Takes the end that the engine reports.
+    pub(crate) fn finish(&mut self, reason: FinishReason) -> Delta {
+        let mut delta = Delta::default();
+        let piece = self.detokenizer.finish();
+        self.decoded_chars += piece.chars().count();
+        self.push_text(&piece, &mut delta);
+        if !self.is_over {
+            let rest = self.stops.finish();
+            self.release(&rest, &mut delta);
+        }
+        if !self.is_over {
+            if let Some(mut splitter) = self.splitter.take() {
+                self.take_segments(splitter.finish(), &mut delta);
+            }
+            delta.scored.extend(self.held.drain(..));
+            delta.tokens.append(&mut self.end_tokens);
+            self.is_over = true;
+            delta.finish = Some(match (reason, self.has_calls) {
+                (FinishReason::Length, _) => Finish::Length,
+                (FinishReason::Stop, true) => Finish::ToolCalls,
+                (FinishReason::Stop, false) => Finish::Stop,
+            });
+        }
+        delta
+    }
+
+    fn push_text(&mut self, piece: &str, delta: &mut Delta) {
+        let stopped = self.stops.push(piece);
+        self.release(&stopped.text, delta);
+        if stopped.hit.is_some() && !self.is_over {
+            if let Some(mut splitter) = self.splitter.take() {
+                self.take_segments(splitter.finish(), delta);
+            }
+            self.is_over = true;
+            delta.finish = Some(if self.has_calls { Finish::ToolCalls } else { Finish::Stop });
+        }
+    }
+
+    /// Passes text on that is past the stop strings.
+    fn release(&mut self, text: &str, delta: &mut Delta) {
+        self.released_chars += text.chars().count();
+        while self.held.front().is_some_and(|scored| scored.start_chars < self.released_chars) {
+            delta.scored.extend(self.held.pop_front());
+        }
+        match &mut self.splitter {
+            None => delta.text.push_str(text),
+            Some(splitter) => {
+                let segments = splitter.push(text);
+                self.take_segments(segments, delta);
+            }
+        }
+    }
+
+    fn take_segments(&mut self, segments: Vec<Segment>, delta: &mut Delta) {
+        for segment in segments {
+            match segment {
+                Segment::Text(text) => delta.text.push_str(&text),
+                Segment::Call(call) => {
+                    delta.calls.push(call);
+                    self.has_calls = true;
+                    if self.rules.single_call {
+                        self.is_over = true;
+                        delta.finish = Some(Finish::ToolCalls);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! A request after every check: what the engine shall draw, and how it becomes text.
+
+use std::sync::Arc;
+
+use jackalope_engine::Request;
+use jackalope_protocol::TokenId;
+use jackalope_text::{ModelText, ToolSplitter};
+
+use super::choice_text::ChoiceText;
+
+/// How tokens become text, the same for every choice of a job.
+#[derive(Clone, Debug)]
+pub(crate) struct TextRules {
+    /// Strings that end a choice; they are no part of its text.
+    pub(crate) stops: Vec<String>,
+    /// Tokens that end a choice; they are no part of its text.
+    pub(crate) stop_tokens: Arc<[TokenId]>,
+    /// Set if tool calls are looked for.
+    pub(crate) splitter: Option<ToolSplitter>,
+    /// The first tool call ends the choice.
+    pub(crate) single_call: bool,
+    /// Whether the tokens themselves are reported.
+    pub(crate) wants_tokens: bool,
+    /// Whether the text goes on from the prompt, or begins anew as in a chat.
+    pub(crate) continues_prompt: bool,
+}
+
+/// Everything to compute for one HTTP request.
+#[derive(Debug)]
+pub(crate) struct Job {
+    /// In the order of the request; all have the same number of choices.
+    pub(crate) prompts: Vec<PromptJob>,
+    pub(crate) rules: TextRules,
+}
+
+/// One prompt and the choices drawn for it.
+#[derive(Debug)]
+pub(crate) struct PromptJob {
+    /// Never empty.
+    pub(crate) requests: Vec<Request>,
+    /// The prompt as the client wrote it; none if it came as tokens.
+    pub(crate) text: Option<String>,
+}
+
+impl PromptJob {
+    /// The prompt's tokens.
+    pub(crate) fn tokens(&self) -> &[TokenId] {
+        self.requests[0].prompt()
+    }
+}
+
+impl Job {
+    /// Choices per prompt.
+    pub(crate) fn num_choices(&self) -> usize {
+        self.prompts[0].requests.len()
+    }
+
+    /// The text side of each choice, in the order of `index`.
+    pub(super) fn choice_texts(&self, text: &ModelText) -> Vec<ChoiceText> {
+        let of_prompt = |prompt: &PromptJob| {
+            let mut detokenizer = text.detokenizer();
+            if self.rules.continues_prompt {
+                for &token in prompt.tokens() {
+                    detokenizer.push(token);
+                }
+            }
+            let choice = move |_| ChoiceText::new(&self.rules, detokenizer.clone());
+            (0..prompt.requests.len()).map(choice).collect::<Vec<_>>()
+        };
+        self.prompts.iter().flat_map(of_prompt).collect()
+    }
+}

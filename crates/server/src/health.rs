@@ -1,0 +1,166 @@
+//! How the server is: `GET /health`, `/health/live`, `/health/ready`, `/version`.
+
+use std::time::Instant;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use jackalope_engine::{EngineState, RankStatus, Status};
+use serde_json::{Value, json};
+
+use crate::ServerState;
+
+/// Says that the process answers.
+pub(crate) async fn live() -> Json<Value> {
+    Json(json!({"status": "alive"}))
+}
+
+/// Says which build this is.
+pub(crate) async fn version() -> Json<Value> {
+    Json(json!({"name": "jackalope", "version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// Says whether a request would be computed now.
+pub(crate) async fn ready(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
+    let status = state.engine().status();
+    let (code, is_ready) = match &status.state {
+        EngineState::Ready => (StatusCode::OK, true),
+        EngineState::Starting
+        | EngineState::Recovering { .. }
+        | EngineState::Failed { .. }
+        | EngineState::Stopping => (StatusCode::SERVICE_UNAVAILABLE, false),
+    };
+    let reason = reason(&status.state, Told::Public);
+    let name = status.state.name();
+    (code, Json(json!({"ready": is_ready, "status": name, "reason": reason})))
+}
+
+/// Everything an operator or a program may want to know. 503 while requests would be refused.
+pub(crate) async fn health(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
+    let status = state.engine().status();
+    let (code, name) = match &status.state {
+        EngineState::Ready => (StatusCode::OK, "healthy"),
+        // Requests are taken and wait.
+        EngineState::Recovering { .. } => (StatusCode::OK, "recovering"),
+        EngineState::Starting => (StatusCode::SERVICE_UNAVAILABLE, "starting"),
+        EngineState::Failed { .. } => (StatusCode::SERVICE_UNAVAILABLE, "failed"),
+        EngineState::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "stopping"),
+    };
+    let now = Instant::now();
+    let ranks = status.ranks.iter().enumerate().map(|(rank, it)| rank_json(rank, it, now));
+    let model = &state.model().id;
+    let body = json!({
+        "status": name,
+        "ok": code == StatusCode::OK,
+        "reason": reason(&status.state, Told::Everything),
+        "model": model,
+        "model_name": model,
+        "model_loaded": status.limits.is_some(),
+        "context_tokens": status.limits.as_ref().map(|limits| limits.context_tokens),
+        "vocab_size": status.limits.as_ref().map(|limits| limits.vocab_size),
+        "version": env!("CARGO_PKG_VERSION"),
+        "uptime_seconds": now.duration_since(state.started_at()).as_secs(),
+        "world_size": status.ranks.len(),
+        "ranks": ranks.collect::<Vec<_>>(),
+        "open_streams": state.num_open_streams(),
+        "running": status.running,
+        "running_max": status.running_max,
+        "queue_size": status.queued,
+        "queue_max": status.queue_max,
+        "recoveries": status.counters.recoveries,
+        "kv": kv_json(&status),
+        "counters": counters_json(&status),
+        "steps": steps_json(&status),
+    });
+    (code, Json(body))
+}
+
+/// Who reads a reason.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Told {
+    /// Anybody, without a key.
+    Public,
+    /// Those who may use the server.
+    Everything,
+}
+
+fn reason(state: &EngineState, told: Told) -> Option<String> {
+    match state {
+        EngineState::Ready => None,
+        EngineState::Starting => Some("the ranks are loading".to_owned()),
+        EngineState::Stopping => Some("the engine is stopping".to_owned()),
+        EngineState::Recovering { failure, .. } | EngineState::Failed { failure, .. } => {
+            let public = match failure.rank {
+                Some(rank) => format!("rank {rank} failed while {}", failure.phase.name()),
+                None => "the ranks failed".to_owned(),
+            };
+            Some(if told == Told::Everything { failure.to_string() } else { public })
+        }
+    }
+}
+
+fn rank_json(rank: usize, status: &RankStatus, now: Instant) -> Value {
+    let loaded = status.loaded_bytes.map(|(done, total)| json!({"done": done, "total": total}));
+    let silent_ms = status.heard_at.map(|at| now.duration_since(at).as_millis() as u64);
+    json!({
+        "rank": rank,
+        "phase": status.phase,
+        "loaded_bytes": loaded,
+        "silent_ms": silent_ms,
+        "facts": status.facts,
+        "memory": status.memory,
+        "steps": status.steps,
+        "total_us": status.timings.total_us,
+        "collectives_us": status.timings.collectives_us,
+        "sampling_us": status.timings.sampling_us,
+        "planning_us": status.timings.planning_us,
+    })
+}
+
+fn kv_json(status: &Status) -> Value {
+    let kv = &status.kv;
+    json!({
+        "running_bytes": kv.running_bytes,
+        "kept_bytes": kv.kept_bytes,
+        "num_kept": kv.num_kept,
+        "budget_bytes": kv.budget_bytes,
+        "bytes_per_token": kv.bytes_per_token,
+        "capacity_tokens": kv.capacity_tokens,
+        "prefix_wanted_tokens": status.prefix.wanted_tokens,
+        "prefix_found_tokens": status.prefix.found_tokens,
+        "prefix_taken_over": status.prefix.taken_over,
+        "prefix_forked": status.prefix.forked,
+        "prefix_evicted": status.prefix.evicted,
+    })
+}
+
+fn counters_json(status: &Status) -> Value {
+    let counters = &status.counters;
+    json!({
+        "requests": counters.requests,
+        "finished": counters.finished,
+        "cancelled": counters.cancelled,
+        "failed": counters.failed,
+        "refused": counters.refused,
+        "prompt_tokens": counters.prompt_tokens,
+        "drawn_tokens": counters.drawn_tokens,
+        "dropped_tokens": counters.dropped_tokens,
+        "preemptions": counters.preemptions,
+        "failures": counters.failures,
+        "recoveries": counters.recoveries,
+    })
+}
+
+fn steps_json(status: &Status) -> Value {
+    let steps = &status.steps;
+    json!({
+        "steps": steps.steps,
+        "computed_tokens": steps.computed_tokens,
+        "plan_ns": steps.plan_ns,
+        "send_ns": steps.send_ns,
+        "commit_ns": steps.commit_ns,
+        "interval_ns": steps.interval_ns,
+        "interval_p50_us": steps.interval_us.quantile(0.5),
+        "interval_p99_us": steps.interval_us.quantile(0.99),
+    })
+}

@@ -1,0 +1,70 @@
+//! Every bound that the server sets on what a client may ask for, in one place.
+
+use std::time::Duration;
+
+/// What a client may ask for, and for how long it may keep the server waiting.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ServerLimits {
+    /// Longest request body. A longer one is refused before it is stored.
+    pub body_bytes: usize,
+    /// How much of a body that is too long is read and thrown away, so that a client which sends
+    /// first and reads later still gets to see the answer.
+    pub discard_bytes: u64,
+    /// Time for the whole body to arrive.
+    pub body_timeout: Duration,
+    /// Time for the head of a request to arrive, counted from the end of the one before it.
+    pub head_timeout: Duration,
+    /// Time a client may leave its socket full while there is something to send.
+    pub write_timeout: Duration,
+    /// Time that open connections get to end by themselves at shutdown.
+    pub shutdown_timeout: Duration,
+    /// Silence on a stream after which a comment is sent, so that nothing in between gives up.
+    pub keep_alive: Duration,
+    /// Open connections; more of them wait in the system's own queue.
+    pub connections: usize,
+    /// Generation requests that are open at once, streaming or not.
+    pub open_streams: usize,
+    /// Requests whose text is turned into tokens at the same time.
+    pub prompt_workers: usize,
+    /// `n`, and `best_of`.
+    pub choices: u32,
+    /// Prompts of one completion request.
+    pub prompts: usize,
+    /// Messages of a conversation.
+    pub messages: usize,
+    /// Tools that a request may offer.
+    pub tools: usize,
+    /// Stop strings, and stop tokens.
+    pub stops: usize,
+    /// Longest stop string.
+    pub stop_bytes: usize,
+    /// `top_logprobs` of a chat, `logprobs` of a completion.
+    pub top_logprobs: u8,
+    /// Entries of `logit_bias`.
+    pub logit_bias: usize,
+}
+
+impl Default for ServerLimits {
+    fn default() -> ServerLimits {
+        ServerLimits {
+            body_bytes: 16 << 20,
+            discard_bytes: 256 << 20,
+            body_timeout: Duration::from_secs(60),
+            head_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(60),
+            shutdown_timeout: Duration::from_secs(1),
+            keep_alive: Duration::from_secs(5),
+            connections: 1024,
+            open_streams: 256,
+            prompt_workers: 4,
+            choices: 16,
+            prompts: 64,
+            messages: 4096,
+            tools: 128,
+            stops: 16,
+            stop_bytes: 1024,
+            top_logprobs: 20,
+            logit_bias: 1024,
+        }
+    }
+}

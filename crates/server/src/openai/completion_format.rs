@@ -1,0 +1,259 @@
+//! Answers of `POST /v1/completions`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use jackalope_protocol::{Logprob, TokenId};
+use jackalope_text::{Detokenizer, Tokenizer};
+use serde::Serialize;
+
+use super::answer::{Format, Usage};
+use super::logprobs::CompletionLogprobs;
+use super::wishes::Wishes;
+use crate::ServerState;
+use crate::generate::{Delta, Finish, Job, ScoredToken};
+use crate::ids::{new_id, unix_seconds};
+use crate::sse::push_event;
+
+/// What `echo` puts before the choices of a prompt.
+#[derive(Debug)]
+pub(super) struct Echo {
+    text: String,
+    num_chars: usize,
+    /// Characters of `text` before each of the prompt's tokens.
+    starts_chars: Vec<usize>,
+}
+
+impl Echo {
+    /// Goes through a prompt; `text` is what it was written as, if it was.
+    pub(super) fn new(tokens: &[TokenId], text: Option<&str>, tokenizer: &Arc<Tokenizer>) -> Echo {
+        let bos = tokenizer.bos_token_id();
+        let is_written =
+            |text: &str| tokenizer.bos_token().is_some_and(|bos| text.starts_with(bos));
+        let added_bos = bos.filter(|_| text.is_some_and(|text| !is_written(text)));
+        let mut detokenizer = Detokenizer::with_special_tokens(Arc::clone(tokenizer));
+        let mut decoded = String::new();
+        let mut starts_chars = Vec::with_capacity(tokens.len());
+        let mut num_chars = 0;
+        for (idx, &token) in tokens.iter().enumerate() {
+            starts_chars.push(num_chars);
+            if idx > 0 || Some(token) != added_bos {
+                let piece = detokenizer.push(token);
+                num_chars += piece.chars().count();
+                decoded.push_str(&piece);
+            }
+        }
+        let text = text.map_or(decoded, str::to_owned);
+        let num_chars = text.chars().count();
+        // A tokenizer that normalises may write another text than the one that was sent.
+        starts_chars.iter_mut().for_each(|start| *start = num_chars.min(*start));
+        Echo { text, num_chars, starts_chars }
+    }
+}
+
+/// Writes the continuations of one or several prompts.
+#[derive(Debug)]
+pub(super) struct CompletionFormat {
+    id: String,
+    created: u64,
+    model: String,
+    tokenizer: Arc<Tokenizer>,
+    has_logprobs: bool,
+    include_usage: bool,
+    return_token_ids: bool,
+    prompts: Vec<Vec<TokenId>>,
+    /// By prompt; none without `echo`.
+    echoes: Option<Vec<Echo>>,
+    /// Choices drawn for each prompt, and those of them that are told.
+    num_drawn: usize,
+    num_kept: usize,
+    has_begun: Vec<bool>,
+    /// Of the prompt of each choice, if they were asked for.
+    prompt_logprobs: Vec<Vec<Logprob>>,
+}
+
+impl CompletionFormat {
+    pub(super) fn new(job: &Job, wishes: &Wishes, state: &ServerState) -> CompletionFormat {
+        let num_choices = job.prompts.len() * job.num_choices();
+        CompletionFormat {
+            id: new_id("cmpl-"),
+            created: unix_seconds(),
+            model: state.model().id.clone(),
+            tokenizer: Arc::clone(&state.text().tokenizer),
+            has_logprobs: wishes.options.logprobs.is_some(),
+            include_usage: wishes.include_usage,
+            return_token_ids: wishes.return_token_ids,
+            prompts: job.prompts.iter().map(|prompt| prompt.tokens().to_vec()).collect(),
+            echoes: None,
+            num_drawn: job.num_choices(),
+            num_kept: job.num_choices(),
+            has_begun: vec![false; num_choices],
+            prompt_logprobs: vec![Vec::new(); num_choices],
+        }
+    }
+
+    /// Puts each prompt before its choices.
+    pub(super) fn echoing(mut self, echoes: Option<Vec<Echo>>) -> CompletionFormat {
+        self.echoes = echoes;
+        self
+    }
+
+    /// Whether log-probabilities are told; they may be known for another reason.
+    pub(super) fn with_logprobs(mut self, has_logprobs: bool) -> CompletionFormat {
+        self.has_logprobs = has_logprobs;
+        self
+    }
+
+    /// Tells only the most likely choices of each prompt.
+    pub(super) fn keeping(mut self, num_kept: u32) -> CompletionFormat {
+        self.num_kept = num_kept as usize;
+        self
+    }
+
+    fn echo(&self, choice_idx: usize) -> Option<&Echo> {
+        self.echoes.as_ref().map(|echoes| &echoes[choice_idx / self.num_drawn])
+    }
+
+    /// Log-probabilities of a choice's tokens, and before them of its echoed prompt's.
+    fn logprobs(
+        &self,
+        choice_idx: usize,
+        scored: &[ScoredToken],
+        with_prompt: bool,
+    ) -> CompletionLogprobs {
+        let mut logprobs = CompletionLogprobs::default();
+        let echo = self.echo(choice_idx);
+        if let Some(echo) = echo.filter(|_| with_prompt) {
+            let tokens = &self.prompts[choice_idx / self.num_drawn];
+            logprobs.push_first(tokens[0], echo.starts_chars[0], &self.tokenizer);
+            let rest = tokens[1..].iter().zip(&echo.starts_chars[1..]);
+            for ((&token, &start_chars), logprob) in rest.zip(&self.prompt_logprobs[choice_idx]) {
+                let scored = ScoredToken { token, start_chars, logprob: logprob.clone() };
+                logprobs.push(&scored, 0, &self.tokenizer);
+            }
+        }
+        let base_chars = echo.map_or(0, |echo| echo.num_chars);
+        for scored in scored {
+            logprobs.push(scored, base_chars, &self.tokenizer);
+        }
+        logprobs
+    }
+
+    fn push_chunk(&self, choices: &[Choice<'_>], usage: Option<Usage>, buffer: &mut Vec<u8>) {
+        let chunk = Answer {
+            id: &self.id,
+            object: "text_completion",
+            created: self.created,
+            model: &self.model,
+            choices,
+            usage: self.include_usage.then_some(usage),
+        };
+        push_event(buffer, &chunk);
+    }
+
+    /// The choices of a prompt that are told, best first if not all are.
+    fn kept<'a>(&self, prompt_idx: usize, choices: &'a [Delta]) -> Vec<(usize, &'a Delta)> {
+        let first = prompt_idx * self.num_drawn;
+        let mut kept: Vec<_> = (first..).zip(&choices[first..first + self.num_drawn]).collect();
+        if self.num_kept < self.num_drawn {
+            // The sort is stable: of equal ones the first drawn comes first.
+            kept.sort_by(|(_, a), (_, b)| mean_logprob(b).total_cmp(&mean_logprob(a)));
+            kept.truncate(self.num_kept);
+        }
+        kept
+    }
+}
+
+/// What `best_of` judges by.
+fn mean_logprob(choice: &Delta) -> f64 {
+    let sum: f64 = choice.scored.iter().map(|scored| f64::from(scored.logprob.logprob)).sum();
+    sum / choice.scored.len().max(1) as f64
+}
+
+fn finish_name(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Stop | Finish::ToolCalls => "stop",
+        Finish::Length => "length",
+    }
+}
+
+/// A whole answer and a chunk of a stream have the same form.
+#[derive(Serialize)]
+struct Answer<'a, C> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: C,
+    /// `null` in all chunks but the last, and absent if it was not asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<Usage>>,
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: usize,
+    text: String,
+    logprobs: Option<CompletionLogprobs>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [TokenId]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [TokenId]>,
+}
+
+impl Format for CompletionFormat {
+    fn prompt_scored(&mut self, choice_idx: usize, logprobs: Vec<Logprob>) {
+        self.prompt_logprobs[choice_idx] = logprobs;
+    }
+
+    fn push_events(&mut self, choice_idx: usize, delta: Delta, buffer: &mut Vec<u8>) {
+        let is_first = !std::mem::replace(&mut self.has_begun[choice_idx], true);
+        let echo = self.echo(choice_idx).filter(|_| is_first);
+        let text = echo.map_or(String::new(), |echo| echo.text.clone()) + &delta.text;
+        let has_logprobs = self.has_logprobs && (echo.is_some() || !delta.scored.is_empty());
+        let prompt = &self.prompts[choice_idx / self.num_drawn];
+        let choice = Choice {
+            index: choice_idx,
+            text,
+            logprobs: has_logprobs.then(|| self.logprobs(choice_idx, &delta.scored, is_first)),
+            finish_reason: delta.finish.map(finish_name),
+            token_ids: self.return_token_ids.then_some(&delta.tokens),
+            prompt_token_ids: (self.return_token_ids && is_first).then_some(prompt),
+        };
+        self.push_chunk(&[choice], None, buffer);
+    }
+
+    fn push_usage(&mut self, usage: Usage, buffer: &mut Vec<u8>) {
+        self.push_chunk(&[], Some(usage), buffer);
+    }
+
+    fn whole(&self, choices: &[Delta], usage: Usage) -> Response {
+        let mut told = Vec::new();
+        for (prompt_idx, prompt) in self.prompts.iter().enumerate() {
+            for (choice_idx, delta) in self.kept(prompt_idx, choices) {
+                let echo = self.echo(choice_idx);
+                told.push(Choice {
+                    index: told.len(),
+                    text: echo.map_or(String::new(), |echo| echo.text.clone()) + &delta.text,
+                    logprobs: self
+                        .has_logprobs
+                        .then(|| self.logprobs(choice_idx, &delta.scored, true)),
+                    finish_reason: delta.finish.map(finish_name),
+                    token_ids: self.return_token_ids.then_some(&delta.tokens),
+                    prompt_token_ids: self.return_token_ids.then_some(prompt),
+                });
+            }
+        }
+        let whole = Answer {
+            id: &self.id,
+            object: "text_completion",
+            created: self.created,
+            model: &self.model,
+            choices: told,
+            usage: Some(Some(usage)),
+        };
+        Json(whole).into_response()
+    }
+}

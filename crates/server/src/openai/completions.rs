@@ -1,0 +1,156 @@
+//! `POST /v1/completions`.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::Request;
+use axum::response::Response;
+use jackalope_engine::Limits;
+use jackalope_protocol::TokenId;
+
+use super::answer::{Answer, AnswerPlan};
+use super::completion_format::{CompletionFormat, Echo};
+use super::request::{Common, CompletionRequest, Prompts, Unsupported};
+use super::wishes::{Wishes, check_count, check_range, check_unsupported};
+use crate::ServerState;
+use crate::body::{check_object, parse, read_json_body};
+use crate::error::ApiError;
+use crate::generate::{Job, PromptJob, TextRules};
+
+/// Tokens drawn if the request does not say, as the API defines it.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+
+/// Goes on from one or several prompts.
+pub(crate) async fn completions(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let place = state.open_stream()?;
+    let body = read_json_body(request, state.limits()).await?;
+    let (job, format, plan) = state.prepare(move |state| prepare(&body, state)).await?;
+    Answer::start(job, format, plan, &state, place)?.respond().await
+}
+
+fn prepare(
+    body: &Bytes,
+    state: &ServerState,
+) -> Result<(Job, CompletionFormat, AnswerPlan), ApiError> {
+    check_object(body)?;
+    let common: Common = parse(body)?;
+    let completion: CompletionRequest = parse(body)?;
+    check_unsupported(parse::<Unsupported>(body)?)?;
+    if completion.suffix.as_deref().is_some_and(|suffix| !suffix.is_empty()) {
+        let hint = Some("this server writes only what comes after the prompt".to_owned());
+        return Err(ApiError::NotSupported { param: "suffix".to_owned(), hint });
+    }
+    let echo = completion.echo.unwrap_or(false);
+    let max_tokens =
+        common.max_completion_tokens.or(common.max_tokens).unwrap_or(DEFAULT_MAX_TOKENS);
+    if max_tokens == 0 && !echo {
+        let expected = "at least 1, or 0 together with echo";
+        return Err(ApiError::out_of_range("max_tokens", &max_tokens, expected));
+    }
+    let mut wishes = Wishes::check(common, state)?;
+    wishes.options.max_tokens = Some(max_tokens);
+    let num_kept = wishes.num_choices;
+    wishes.num_choices = best_of(completion.best_of, &wishes, state)?;
+    let logprobs = logprobs(completion.logprobs, state.limits().top_logprobs)?;
+    let is_contest = num_kept < wishes.num_choices;
+    wishes.options.logprobs = logprobs.or(is_contest.then_some(0));
+    wishes.options.prompt_logprobs = logprobs.filter(|_| echo);
+
+    let limits = state.engine_limits()?;
+    let prompts = prompts(completion.prompt, completion.add_special_tokens, state)?;
+    let job = Job {
+        prompts: prompt_jobs(prompts, &wishes, &limits)?,
+        rules: TextRules {
+            stop_tokens: Arc::from(wishes.all_stop_tokens(&limits)),
+            splitter: None,
+            single_call: false,
+            wants_tokens: wishes.return_token_ids,
+            continues_prompt: true,
+            stops: std::mem::take(&mut wishes.stops),
+        },
+    };
+    let format = CompletionFormat::new(&job, &wishes, state)
+        .echoing(echo.then(|| echoes(&job, state)))
+        .with_logprobs(logprobs.is_some())
+        .keeping(num_kept);
+    let plan = AnswerPlan::new(&job, &wishes, "prompt");
+    Ok((job, format, plan))
+}
+
+/// A prompt's tokens, and the text that it was written as, if it was.
+struct WrittenPrompt {
+    tokens: Vec<TokenId>,
+    text: Option<String>,
+}
+
+fn prompts(
+    prompts: Option<Prompts>,
+    add_special_tokens: Option<bool>,
+    state: &ServerState,
+) -> Result<Vec<WrittenPrompt>, ApiError> {
+    let tokenizer = &state.text().tokenizer;
+    let encode = |text: String| {
+        let tokens = match add_special_tokens {
+            None | Some(true) => tokenizer.encode_prompt(&text),
+            Some(false) => tokenizer.encode(&text, false),
+        };
+        let tokens = tokens.map_err(|err| ApiError::from_text(err, "prompt"))?;
+        Ok(WrittenPrompt { tokens, text: Some(text) })
+    };
+    let limit = state.limits().prompts;
+    match prompts.ok_or(ApiError::Missing { param: "prompt" })? {
+        Prompts::Texts(texts) => {
+            check_prompts(texts.len(), limit)?;
+            texts.into_iter().map(encode).collect()
+        }
+        Prompts::Tokens(lists) => {
+            check_prompts(lists.len(), limit)?;
+            Ok(lists.into_iter().map(|tokens| WrittenPrompt { tokens, text: None }).collect())
+        }
+    }
+}
+
+fn check_prompts(found: usize, limit: usize) -> Result<(), ApiError> {
+    if found == 0 {
+        return Err(ApiError::Empty { param: "prompt".to_owned() });
+    }
+    check_count("prompt", found, limit)
+}
+
+fn prompt_jobs(
+    prompts: Vec<WrittenPrompt>,
+    wishes: &Wishes,
+    limits: &Limits,
+) -> Result<Vec<PromptJob>, ApiError> {
+    let job = |WrittenPrompt { tokens, text }| {
+        Ok(PromptJob { requests: wishes.requests(&tokens, limits, "prompt")?, text })
+    };
+    prompts.into_iter().map(job).collect()
+}
+
+fn logprobs(found: Option<u32>, limit: u8) -> Result<Option<u8>, ApiError> {
+    let Some(found) = found else { return Ok(None) };
+    check_range("logprobs", found, 0, limit.into())?;
+    Ok(Some(u8::try_from(found).expect("the limit is a byte")))
+}
+
+/// How many choices are drawn for the `n` that are wanted.
+fn best_of(found: Option<u32>, wishes: &Wishes, state: &ServerState) -> Result<u32, ApiError> {
+    let Some(best_of) = found else { return Ok(wishes.num_choices) };
+    check_range("best_of", best_of, wishes.num_choices, state.limits().choices)?;
+    if wishes.num_choices < best_of && wishes.is_stream {
+        return Err(ApiError::Needs { param: "best_of", needs: "stream to be false" });
+    }
+    Ok(best_of)
+}
+
+/// What `echo` puts before each prompt's choices.
+fn echoes(job: &Job, state: &ServerState) -> Vec<Echo> {
+    let tokenizer = &state.text().tokenizer;
+    let echo = |prompt: &PromptJob| Echo::new(prompt.tokens(), prompt.text.as_deref(), tokenizer);
+    job.prompts.iter().map(echo).collect()
+}

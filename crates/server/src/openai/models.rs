@@ -1,0 +1,56 @@
+//! `GET /v1/models` and `GET /v1/models/{id}`.
+
+use axum::Json;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use serde::Serialize;
+
+use crate::ServerState;
+use crate::error::ApiError;
+
+/// The models that are served: one.
+#[derive(Debug, Serialize)]
+pub(crate) struct ModelList {
+    object: &'static str,
+    data: [ModelCard; 1],
+}
+
+/// What is told of a model.
+#[derive(Debug, Serialize)]
+pub(crate) struct ModelCard {
+    id: String,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    /// Longest sequence in tokens, once the model is loaded.
+    max_model_len: Option<u32>,
+}
+
+fn card(state: &ServerState) -> ModelCard {
+    ModelCard {
+        id: state.model().id.clone(),
+        object: "model",
+        created: state.started_unix_seconds(),
+        owned_by: "jackalope",
+        max_model_len: state.engine().limits().map(|limits| limits.context_tokens),
+    }
+}
+
+/// Lists the model.
+pub(crate) async fn list_models(State(state): State<ServerState>) -> Json<ModelList> {
+    Json(ModelList { object: "list", data: [card(&state)] })
+}
+
+/// Shows the model under any of its names.
+pub(crate) async fn show_model(
+    State(state): State<ServerState>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<ModelCard>, ApiError> {
+    // A name that is not UTF-8 is no name of ours.
+    let id = id.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(id)| id);
+    if !state.model().answers_to(&id) {
+        let served = state.model().id.clone();
+        return Err(ApiError::UnknownModel { found: id, served });
+    }
+    Ok(Json(card(&state)))
+}

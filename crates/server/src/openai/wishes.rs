@@ -1,0 +1,305 @@
+//! The fields that both endpoints share, checked.
+
+use jackalope_engine::{Limits, Request, RequestOptions, SamplingOptions};
+use jackalope_protocol::TokenId;
+use serde_json::Value;
+
+use super::request::{Common, Seed, Unsupported};
+use crate::ServerState;
+use crate::error::ApiError;
+use crate::limits::ServerLimits;
+
+/// What the shared fields ask for.
+#[derive(Debug)]
+pub(super) struct Wishes {
+    /// Everything but the prompt and the seed.
+    pub(super) options: RequestOptions,
+    pub(super) num_choices: u32,
+    pub(super) seed: Option<u64>,
+    pub(super) stops: Vec<String>,
+    pub(super) is_stream: bool,
+    pub(super) include_usage: bool,
+    pub(super) return_token_ids: bool,
+}
+
+impl Wishes {
+    /// Checks all fields but the lengths, whose defaults differ between the endpoints.
+    pub(super) fn check(common: Common, state: &ServerState) -> Result<Wishes, ApiError> {
+        let limits = state.limits();
+        check_model(common.model.as_deref(), state)?;
+        let is_stream = common.stream.unwrap_or(false);
+        if common.stream_options.is_some() && !is_stream {
+            return Err(ApiError::Needs { param: "stream_options", needs: "stream to be true" });
+        }
+        let num_choices = common.n.unwrap_or(1);
+        check_range("n", num_choices, 1, limits.choices)?;
+        let stream_options = common.stream_options.as_ref();
+        Ok(Wishes {
+            options: RequestOptions {
+                sampling: sampling(&common, state)?,
+                stop_tokens: stop_tokens(common.stop_token_ids, limits)?,
+                ignore_eos: common.ignore_eos.unwrap_or(false),
+                ..RequestOptions::default()
+            },
+            num_choices,
+            seed: common.seed.map(|Seed(seed)| seed),
+            stops: check_stops(common.stop.map_or(Vec::new(), |stop| stop.0), limits)?,
+            is_stream,
+            include_usage: stream_options.and_then(|it| it.include_usage).unwrap_or(false),
+            return_token_ids: common.return_token_ids.unwrap_or(false),
+        })
+    }
+
+    /// One request per choice. The first choice draws with the seed itself, so that it is what it
+    /// would be alone; the others with seeds that follow from it.
+    pub(super) fn requests(
+        &self,
+        prompt: &[TokenId],
+        limits: &Limits,
+        param: &'static str,
+    ) -> Result<Vec<Request>, ApiError> {
+        (0..self.num_choices)
+            .map(|choice_idx| {
+                let mut options = self.options.clone();
+                options.prompt = prompt.to_vec();
+                options.sampling.seed = self.seed.map(|seed| derive_seed(seed, choice_idx));
+                Request::new(options, limits).map_err(|err| ApiError::from_rejected(&err, param))
+            })
+            .collect()
+    }
+
+    /// Tokens that end a choice, the model's own included if they do.
+    pub(super) fn all_stop_tokens(&self, limits: &Limits) -> Vec<TokenId> {
+        let mut tokens = self.options.stop_tokens.clone();
+        if !self.options.ignore_eos {
+            tokens.extend(&limits.eos_tokens);
+        }
+        tokens
+    }
+}
+
+/// Spreads a seed over the choices (Steele, Lea and Flood, "Fast splittable pseudorandom number
+/// generators", 2014: the finaliser of SplitMix64).
+fn derive_seed(seed: u64, choice_idx: u32) -> u64 {
+    if choice_idx == 0 {
+        return seed;
+    }
+    let mut z = seed.wrapping_add(u64::from(choice_idx).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+fn check_model(found: Option<&str>, state: &ServerState) -> Result<(), ApiError> {
+    match found {
+        Some(found) if !state.model().answers_to(found) => Err(ApiError::UnknownModel {
+            found: found.to_owned(),
+            served: state.model().id.clone(),
+        }),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn sampling(common: &Common, state: &ServerState) -> Result<SamplingOptions, ApiError> {
+    let default = state.sampling_defaults();
+    let number = |param: &'static str, value: Option<f64>, default: f32, low: f64, high: f64| {
+        let Some(value) = value else { return Ok(default) };
+        // NaN is in no range.
+        match (low..=high).contains(&value) {
+            true => Ok(value as f32),
+            false => {
+                let expected = format!("from {low} to {high}");
+                Err(ApiError::out_of_range(param, &readable(value), expected))
+            }
+        }
+    };
+    let repetition = common.repetition_penalty;
+    if repetition.is_some_and(|penalty| penalty <= 0.0) {
+        let found = repetition.unwrap_or_default();
+        return Err(ApiError::out_of_range("repetition_penalty", &readable(found), "above 0"));
+    }
+    Ok(SamplingOptions {
+        temperature: number("temperature", common.temperature, default.temperature, 0.0, 2.0)?,
+        top_p: number("top_p", common.top_p, default.top_p, 0.0, 1.0)?,
+        top_k: top_k(common.top_k, default.top_k)?,
+        min_p: number("min_p", common.min_p, default.min_p, 0.0, 1.0)?,
+        repetition_penalty: number(
+            "repetition_penalty",
+            repetition,
+            default.repetition_penalty,
+            0.0,
+            10.0,
+        )?,
+        repetition_context: default.repetition_context,
+        presence_penalty: number(
+            "presence_penalty",
+            common.presence_penalty,
+            default.presence_penalty,
+            -2.0,
+            2.0,
+        )?,
+        frequency_penalty: number(
+            "frequency_penalty",
+            common.frequency_penalty,
+            default.frequency_penalty,
+            -2.0,
+            2.0,
+        )?,
+        logit_bias: logit_bias(common, state.limits())?,
+        seed: None,
+    })
+}
+
+/// A number without three hundred zeros.
+fn readable(value: f64) -> String {
+    if value.abs() < 1e16 { value.to_string() } else { format!("{value:e}") }
+}
+
+/// 0 and −1 both mean "off".
+fn top_k(found: Option<i64>, default: u32) -> Result<u32, ApiError> {
+    match found {
+        None => Ok(default),
+        Some(-1) => Ok(0),
+        Some(found) => u32::try_from(found).map_err(|_| {
+            ApiError::out_of_range("top_k", &found, "from -1 to 4294967295, where 0 and -1 are off")
+        }),
+    }
+}
+
+fn logit_bias(common: &Common, limits: &ServerLimits) -> Result<Vec<(TokenId, f32)>, ApiError> {
+    let Some(bias) = &common.logit_bias else { return Ok(Vec::new()) };
+    check_count("logit_bias", bias.len(), limits.logit_bias)?;
+    bias.iter()
+        .map(|(key, &value)| {
+            let token = key.parse().map_err(|_| {
+                ApiError::out_of_range(
+                    "logit_bias",
+                    &format!("a map with the key {key:?}"),
+                    "a map from token ids to numbers",
+                )
+            })?;
+            match (-100.0..=100.0).contains(&value) {
+                true => Ok((token, value as f32)),
+                false => Err(ApiError::out_of_range(
+                    format!("logit_bias.{key}"),
+                    &readable(value),
+                    "from -100 to 100",
+                )),
+            }
+        })
+        .collect()
+}
+
+fn stop_tokens(
+    found: Option<Vec<TokenId>>,
+    limits: &ServerLimits,
+) -> Result<Vec<TokenId>, ApiError> {
+    let found = found.unwrap_or_default();
+    check_count("stop_token_ids", found.len(), limits.stops)?;
+    Ok(found)
+}
+
+fn check_stops(stops: Vec<String>, limits: &ServerLimits) -> Result<Vec<String>, ApiError> {
+    check_count("stop", stops.len(), limits.stops)?;
+    for (idx, stop) in stops.iter().enumerate() {
+        if stop.is_empty() {
+            return Err(ApiError::Empty { param: format!("stop[{idx}]") });
+        }
+        if stop.len() > limits.stop_bytes {
+            let found = format!("{} bytes long", stop.len());
+            let expected = format!("at most {} bytes long", limits.stop_bytes);
+            return Err(ApiError::out_of_range(format!("stop[{idx}]"), &found, expected));
+        }
+    }
+    Ok(stops)
+}
+
+/// Refuses a list that is too long.
+pub(super) fn check_count(param: &'static str, found: usize, limit: usize) -> Result<(), ApiError> {
+    match found <= limit {
+        true => Ok(()),
+        false => Err(ApiError::TooMany { param, found, limit }),
+    }
+}
+
+/// Refuses a number outside of `low..=high`.
+pub(super) fn check_range(
+    param: &'static str,
+    found: u32,
+    low: u32,
+    high: u32,
+) -> Result<(), ApiError> {
+    match (low..=high).contains(&found) {
+        true => Ok(()),
+        false => Err(ApiError::out_of_range(param, &found, format!("from {low} to {high}"))),
+    }
+}
+
+/// Refuses by name what this server does not have, unless the value asks for nothing.
+pub(super) fn check_unsupported(fields: Unsupported) -> Result<(), ApiError> {
+    const STRUCTURE: &str = "answers cannot be bound to a structure; ask for it in the prompt";
+    const TOOLS: &str = "use tools and tool_choice";
+    const NONE: &str = "";
+    let is_text =
+        |value: &Value| value == "text" || value.get("type").is_some_and(|it| it == "text");
+    let all_text = |value: &Value| value.as_array().is_some_and(|list| list.iter().all(is_text));
+    let is_one = |value: &Value| value.as_f64() == Some(1.0);
+    let is_zero = |value: &Value| value.as_f64() == Some(0.0);
+    let is_true = |value: &Value| value == &Value::Bool(true);
+    let never = |_: &Value| false;
+    type Harmless<'a> = &'a dyn Fn(&Value) -> bool;
+    let table: [(&str, Option<Value>, Harmless<'_>, &str); 26] = [
+        ("response_format", fields.response_format, &is_text, STRUCTURE),
+        ("guided_json", fields.guided_json, &never, STRUCTURE),
+        ("guided_regex", fields.guided_regex, &never, STRUCTURE),
+        ("guided_choice", fields.guided_choice, &never, STRUCTURE),
+        ("guided_grammar", fields.guided_grammar, &never, STRUCTURE),
+        ("structured_outputs", fields.structured_outputs, &never, STRUCTURE),
+        ("grammar", fields.grammar, &never, STRUCTURE),
+        ("functions", fields.functions, &never, TOOLS),
+        ("function_call", fields.function_call, &|value| value == "none", TOOLS),
+        ("modalities", fields.modalities, &all_text, "answers are text"),
+        ("audio", fields.audio, &never, "answers are text"),
+        ("prediction", fields.prediction, &never, NONE),
+        ("web_search_options", fields.web_search_options, &never, NONE),
+        ("chat_template", fields.chat_template, &never, "the model's own template is used"),
+        ("continue_final_message", fields.continue_final_message, &never, "use /v1/completions"),
+        ("documents", fields.documents, &never, "put them into a message"),
+        ("min_tokens", fields.min_tokens, &is_zero, NONE),
+        ("use_beam_search", fields.use_beam_search, &never, NONE),
+        ("length_penalty", fields.length_penalty, &is_one, NONE),
+        ("bad_words", fields.bad_words, &never, "use logit_bias"),
+        ("allowed_token_ids", fields.allowed_token_ids, &never, "use logit_bias"),
+        ("include_stop_str_in_output", fields.include_stop_str_in_output, &never, NONE),
+        ("skip_special_tokens", fields.skip_special_tokens, &is_true, "use return_token_ids"),
+        ("truncate_prompt_tokens", fields.truncate_prompt_tokens, &never, "send a shorter prompt"),
+        (
+            "prompt_logprobs",
+            fields.prompt_logprobs,
+            &never,
+            "use echo and logprobs of /v1/completions",
+        ),
+        ("logits_processors", fields.logits_processors, &never, NONE),
+    ];
+    for (param, value, harmless, hint) in table {
+        let Some(value) = value else { continue };
+        // `skip_special_tokens: false` does ask for something; elsewhere it asks for nothing.
+        let asks_nothing = is_nothing(&value) && param != "skip_special_tokens";
+        if !asks_nothing && !harmless(&value) {
+            let hint = (!hint.is_empty()).then(|| hint.to_owned());
+            return Err(ApiError::NotSupported { param: param.to_owned(), hint });
+        }
+    }
+    Ok(())
+}
+
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(flag) => !flag,
+        Value::Number(_) => false,
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+    }
+}

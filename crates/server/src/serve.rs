@@ -1,0 +1,200 @@
+//! Sockets: accepting, deadlines on everything a client can drag out, and an orderly end.
+//!
+//! `axum::serve` sets no deadline on a connection, so a client that sends half a head, or stops
+//! reading, would hold it for ever. Here each of those is bounded, and so is their number.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Sleep, sleep};
+use tracing::{debug, warn};
+
+use crate::ServerState;
+use crate::limits::ServerLimits;
+
+/// Pause after an accept that failed for lack of file descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Longest head of a request, in bytes.
+const HEAD_BYTES: usize = 64 << 10;
+
+/// Answers on `listener` until `shutdown` completes, then gives open connections
+/// [`ServerLimits::shutdown_timeout`] to end before they are cut.
+pub async fn serve(
+    listener: TcpListener,
+    state: ServerState,
+    shutdown: impl Future<Output = ()> + Send,
+) {
+    let limits = Arc::clone(state.limits());
+    let router = crate::router(state);
+    let slots = Arc::new(Semaphore::new(limits.connections));
+    let (ending, ended) = watch::channel(false);
+    let mut connections = JoinSet::new();
+    let mut shutdown = std::pin::pin!(shutdown);
+    loop {
+        tokio::select! {
+            (socket, slot) = accept(&listener, &slots) => {
+                let connection = Connection { socket, slot, limits: Arc::clone(&limits) };
+                connections.spawn(connection.run(router.clone(), ended.clone()));
+            }
+            Some(_) = connections.join_next() => {}
+            () = &mut shutdown => break,
+        }
+    }
+    drop(listener);
+    ending.send_replace(true);
+    let all_ended = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(limits.shutdown_timeout, all_ended).await.is_err() {
+        debug!(connections = connections.len(), "connections cut at shutdown");
+    }
+    connections.shutdown().await;
+}
+
+/// The next connection, once there is a slot for it.
+async fn accept(
+    listener: &TcpListener,
+    slots: &Arc<Semaphore>,
+) -> (TcpStream, OwnedSemaphorePermit) {
+    let slot = Arc::clone(slots).acquire_owned().await.expect("the semaphore is never closed");
+    loop {
+        match listener.accept().await {
+            Ok((socket, _)) => return (socket, slot),
+            Err(err) if is_peers_fault(&err) => debug!(%err, "connection lost before it began"),
+            Err(err) => {
+                warn!(%err, "accepting a connection failed");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+fn is_peers_fault(err: &io::Error) -> bool {
+    matches!(
+        err.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::ConnectionReset
+    )
+}
+
+/// One accepted connection.
+struct Connection {
+    socket: TcpStream,
+    slot: OwnedSemaphorePermit,
+    limits: Arc<ServerLimits>,
+}
+
+impl Connection {
+    async fn run(self, router: Router, mut ended: watch::Receiver<bool>) {
+        let Connection { socket, slot, limits } = self;
+        // A token is a small write that must not wait for the next one.
+        if let Err(err) = socket.set_nodelay(true) {
+            debug!(%err, "setting TCP_NODELAY failed");
+        }
+        let socket = TokioIo::new(Impatient::new(socket, limits.write_timeout));
+        let serving = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.head_timeout)
+            .max_buf_size(HEAD_BYTES)
+            .serve_connection(socket, TowerToHyperService::new(router));
+        let mut serving = std::pin::pin!(serving);
+        let ending = async { ended.wait_for(|&ended| ended).await.is_ok() };
+        let outcome = tokio::select! {
+            outcome = &mut serving => outcome,
+            _ = ending => {
+                serving.as_mut().graceful_shutdown();
+                serving.await
+            }
+        };
+        if let Err(err) = outcome {
+            debug!(%err, "connection ended early");
+        }
+        drop(slot);
+    }
+}
+
+/// A socket whose writes fail when the other end takes nothing for too long.
+struct Impatient {
+    socket: TcpStream,
+    patience: Duration,
+    /// Runs while a write waits for room.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl Impatient {
+    fn new(socket: TcpStream, patience: Duration) -> Impatient {
+        Impatient { socket, patience, stalled: None }
+    }
+
+    /// Passes a finished write on and lets one that waits fail at its deadline.
+    fn bound<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        write: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if write.is_ready() {
+            self.stalled = None;
+            return write;
+        }
+        let patience = self.patience;
+        let deadline = self.stalled.get_or_insert_with(|| Box::pin(sleep(patience)));
+        ready!(deadline.as_mut().poll(context));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client stopped reading")))
+    }
+}
+
+impl AsyncRead for Impatient {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Impatient {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let write = Pin::new(&mut self.socket).poll_write(context, bytes);
+        self.bound(context, write)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let write = Pin::new(&mut self.socket).poll_write_vectored(context, slices);
+        self.bound(context, write)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flush = Pin::new(&mut self.socket).poll_flush(context);
+        self.bound(context, flush)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shutdown = Pin::new(&mut self.socket).poll_shutdown(context);
+        self.bound(context, shutdown)
+    }
+}

@@ -1,0 +1,34 @@
+//! Server-sent events: how a stream looks on the wire.
+
+use axum::body::{Body, Bytes};
+use axum::http::HeaderValue;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use futures_util::Stream;
+use serde::Serialize;
+
+/// A line that clients pass over. Sent while there is nothing else to say.
+pub(crate) const KEEP_ALIVE: &str = ": keep-alive\n\n";
+
+/// The end of a stream that went well.
+pub(crate) const DONE: &str = "data: [DONE]\n\n";
+
+/// Appends one event. JSON of ours holds no raw line break, so one `data:` line carries it.
+pub(crate) fn push_event(buffer: &mut Vec<u8>, payload: &impl Serialize) {
+    buffer.extend_from_slice(b"data: ");
+    serde_json::to_writer(&mut *buffer, payload).expect("our wire types have string keys");
+    buffer.extend_from_slice(b"\n\n");
+}
+
+/// A streaming answer.
+pub(crate) fn response(
+    frames: impl Stream<Item = Result<Bytes, std::convert::Infallible>> + Send + 'static,
+) -> Response {
+    let mut response = Body::from_stream(frames).into_response();
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Tells nginx to pass every event on at once.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}

@@ -1,0 +1,193 @@
+//! Whole answers, and what goes into the prompt.
+
+use serde_json::{Value, json};
+
+use crate::model;
+use crate::support::{MODEL, Setup, end_token};
+
+fn tools() -> Value {
+    json!([{"type": "function", "function": {"name": "sum", "parameters": {"type": "object"}}}])
+}
+
+fn calls(num: usize) -> String {
+    let call = |idx| {
+        format!("<tool_call>\n{{\"name\": \"sum\", \"arguments\": {{\"a\": {idx}}}}}\n</tool_call>")
+    };
+    (0..num).map(call).collect()
+}
+
+#[tokio::test]
+async fn a_chat_reads_like_this() {
+    let server = Setup::says("Hello world").start().await;
+    let options = json!({"logprobs": true, "top_logprobs": 1, "return_token_ids": true});
+    insta::assert_snapshot!(server.chat(options).await.transcript());
+}
+
+#[tokio::test]
+async fn a_chat_with_tool_calls_reads_like_this() {
+    let mut setup = Setup::says(&calls(2));
+    setup.context_tokens = 1024;
+    let server = setup.start().await;
+    insta::assert_snapshot!(server.chat(json!({"tools": tools()})).await.transcript());
+}
+
+#[tokio::test]
+async fn a_completion_reads_like_this() {
+    let server = Setup::says(" world again").start().await;
+    let options = json!({"logprobs": 2, "echo": true, "return_token_ids": true});
+    insta::assert_snapshot!(server.complete(options).await.transcript());
+}
+
+#[tokio::test]
+async fn the_model_reads_like_this() {
+    let server = Setup::says("Hello").start().await;
+    let reply = server.get("/v1/models").await;
+    insta::assert_snapshot!(reply.transcript());
+    let listed = reply.ok()["data"][0].clone();
+    for name in [MODEL, "default"] {
+        assert_eq!(server.get(&format!("/v1/models/{name}")).await.ok(), listed);
+    }
+}
+
+#[tokio::test]
+async fn every_name_of_the_model_is_answered() {
+    let setup = Setup::says("Hello");
+    let setup = setup.limited(|config| config.model.aliases.push("gpt-4o".to_owned()));
+    let server = setup.start().await;
+    for name in [json!(MODEL), json!("default"), json!("gpt-4o"), Value::Null] {
+        let answer = server.chat(json!({"model": name})).await.ok();
+        assert_eq!(answer["model"], MODEL, "{name}");
+    }
+}
+
+/// The text of the prompt that a chat becomes.
+async fn prompt_of(more: Value) -> String {
+    let server = Setup::says("Hello").start().await;
+    let mut options = more;
+    options["return_token_ids"] = true.into();
+    let answer = server.chat(options).await.ok();
+    let tokens: Vec<u32> =
+        serde_json::from_value(answer["choices"][0]["prompt_token_ids"].clone()).unwrap();
+    assert_eq!(answer["usage"]["prompt_tokens"], tokens.len());
+    server.text.tokenizer.decode(&tokens, false)
+}
+
+#[tokio::test]
+async fn the_template_gets_what_the_client_sent() {
+    let message = |role, content: Value| json!({"role": role, "content": content});
+    let parts = json!([{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]);
+    let messages = json!([
+        message("developer", json!("Be kind.")),
+        message("user", parts),
+        message("assistant", Value::Null),
+    ]);
+    assert_eq!(
+        prompt_of(json!({"messages": messages})).await,
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n\
+         <|im_start|>assistant\n<|im_end|>\n<|im_start|>assistant\n"
+    );
+    let asked = "<|im_start|>user\nHello<|im_end|>\n";
+    let answering = "<|im_start|>assistant\n";
+    let with_tools = prompt_of(json!({"tools": tools(), "tool_choice": "auto"})).await;
+    assert!(with_tools.contains("\"name\": \"sum\""), "{with_tools}");
+    assert_eq!(
+        prompt_of(json!({"tools": tools(), "tool_choice": "none"})).await,
+        format!("{asked}{answering}")
+    );
+    assert_eq!(prompt_of(json!({"add_generation_prompt": false})).await, asked);
+    let kwargs = json!({"chat_template_kwargs": {"mood": "glad"}});
+    assert_eq!(prompt_of(kwargs).await, format!("{asked}{answering}(glad)"));
+}
+
+#[tokio::test]
+async fn tool_calls_are_looked_for_only_if_tools_were_offered() {
+    let mut setup = Setup::says(&calls(2));
+    setup.context_tokens = 1024;
+    let server = setup.start().await;
+    let choice = |answer: Value| answer["choices"][0].clone();
+    let plain = choice(server.chat(json!({})).await.ok());
+    assert_eq!(plain["message"]["content"], calls(2));
+    assert_eq!(plain["finish_reason"], "stop");
+    let offered = choice(server.chat(json!({"tools": tools()})).await.ok());
+    assert_eq!(offered["message"]["content"], Value::Null);
+    assert_eq!(offered["message"]["tool_calls"].as_array().unwrap().len(), 2);
+    assert_eq!(offered["finish_reason"], "tool_calls");
+    let one = json!({"tools": tools(), "parallel_tool_calls": false});
+    let one = choice(server.chat(one).await.ok());
+    assert_eq!(one["message"]["tool_calls"].as_array().unwrap().len(), 1);
+    assert_eq!(one["finish_reason"], "tool_calls");
+}
+
+#[tokio::test]
+async fn an_answer_that_is_cut_off_says_so() {
+    let server = Setup::says("Hello world again and again").start().await;
+    for field in ["max_tokens", "max_completion_tokens"] {
+        let answer = server.chat(json!({field: 2})).await.ok();
+        assert_eq!(answer["choices"][0]["message"]["content"], "Hello world");
+        assert_eq!(answer["choices"][0]["finish_reason"], "length");
+        assert_eq!(answer["usage"]["completion_tokens"], 2);
+    }
+}
+
+#[tokio::test]
+async fn the_defaults_of_the_api_hold() {
+    let server = Setup::answers(|_| vec![33; 1000]).start().await;
+    let completion = server.complete(json!({})).await.ok();
+    assert_eq!(completion["usage"]["completion_tokens"], 16);
+    // A chat goes on to the end of the context.
+    let chat = server.chat(json!({})).await.ok();
+    assert_eq!(chat["usage"]["total_tokens"], 256);
+    assert_eq!(chat["choices"][0]["finish_reason"], "length");
+}
+
+#[tokio::test]
+async fn the_token_that_ends_an_answer_is_counted_but_not_read() {
+    let end = end_token();
+    let server = Setup::says("Hello").start().await;
+    let answer = server.chat(json!({"return_token_ids": true, "logprobs": true})).await.ok();
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["message"]["content"], "Hello");
+    assert_eq!(choice["token_ids"].as_array().unwrap().last(), Some(&json!(end)));
+    assert_eq!(choice["logprobs"]["content"].as_array().unwrap().len(), 2);
+    assert_eq!(answer["usage"]["completion_tokens"], 2);
+    // So is an ordinary token that the client calls a stop token.
+    let world = server.tokens(" world")[0];
+    let server = Setup::says("Hello world again").start().await;
+    let answer = server.chat(json!({"stop_token_ids": [world]})).await.ok();
+    assert_eq!(answer["choices"][0]["message"]["content"], "Hello");
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    // With `ignore_eos` the model goes on.
+    let answer = server.chat(json!({"ignore_eos": true, "max_tokens": 9})).await.ok();
+    assert_eq!(answer["usage"]["completion_tokens"], 9);
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+}
+
+#[tokio::test]
+async fn cached_tokens_are_told() {
+    let server = Setup::says("Hello").start().await;
+    let cached = |answer: Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
+    let long = json!({"messages": [{"role": "user", "content": "Hello world ".repeat(20)}]});
+    let first = server.chat(long.clone()).await.ok();
+    assert_eq!(cached(first.clone()), 0);
+    let again = cached(server.chat(long.clone()).await.ok()).as_u64().unwrap();
+    let prompt_tokens = first["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(again > 0 && again < prompt_tokens, "{again} of {prompt_tokens}");
+    // A prompt counts once, however many choices it has.
+    let mut several = long;
+    several["n"] = 3.into();
+    let several = server.chat(several).await.ok();
+    assert_eq!(cached(several.clone()), again);
+    assert_eq!(several["usage"]["prompt_tokens"], prompt_tokens);
+}
+
+#[tokio::test]
+async fn a_model_without_a_template_still_completes() {
+    let text = model::text_without_template();
+    let answer = text.tokenizer.encode(" world", false).unwrap();
+    let model = jackalope_engine::testing::scripted_model(move |_| answer.clone(), end_token());
+    let server = Setup::with(text, model).start().await;
+    let error = server.chat(json!({})).await.error();
+    assert!(error["message"].as_str().unwrap().contains("/v1/completions"), "{error}");
+    let answer = server.complete(json!({})).await.ok();
+    assert_eq!(answer["choices"][0]["text"], " world");
+}

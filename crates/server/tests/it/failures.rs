@@ -1,0 +1,185 @@
+//! A full queue, ranks that are lost, and clients that leave.
+
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use jackalope_engine::testing::FakeOrder;
+use jackalope_server::ServerConfig;
+use serde_json::json;
+
+use crate::support::{Setup, chat_body, events, post};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Gives requests up at the first loss of a rank, and is back soon.
+fn impatient(setup: Setup) -> Setup {
+    setup.engine(|config| {
+        config.retry.failures_max = 1;
+        config.retry.pause_first = Duration::from_millis(1);
+    })
+}
+
+fn streaming() -> String {
+    chat_body(json!({"stream": true})).to_string()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_says_when_to_come_again() {
+    let setup = Setup::says("Hello").engine(|config| {
+        config.running_max = 1;
+        config.queue_max = 1;
+    });
+    let server = setup.start().await;
+    server.control.order(FakeOrder::Hold);
+    let mut first = server.open(post(CHAT, streaming())).await;
+    let mut second = server.open(post(CHAT, streaming())).await;
+    let refused = server.chat(json!({})).await;
+    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+    let error = refused.error();
+    assert_eq!(
+        (&error["type"], &error["code"]),
+        (&json!("rate_limit_error"), &json!("queue_full"))
+    );
+    let seconds: u64 = refused.headers["retry-after"].to_str().unwrap().parse().unwrap();
+    assert!((1..=60).contains(&seconds));
+    server.control.order(FakeOrder::Resume);
+    first.read_until("[DONE]").await;
+    second.read_until("[DONE]").await;
+    server.chat(json!({})).await.ok();
+}
+
+#[tokio::test(start_paused = true)]
+async fn choices_that_do_not_all_fit_are_refused_together() {
+    let setup = Setup::says("Hello").engine(|config| {
+        config.running_max = 1;
+        config.queue_max = 1;
+    });
+    let server = setup.start().await;
+    server.control.order(FakeOrder::Hold);
+    assert_eq!(server.chat(json!({"n": 3})).await.status, StatusCode::TOO_MANY_REQUESTS);
+    server.control.order(FakeOrder::Resume);
+    server.until("the first ones are cancelled", |status| status.counters.cancelled == 2).await;
+    server.chat(json!({"n": 2})).await.ok();
+}
+
+#[tokio::test(start_paused = true)]
+async fn open_streams_are_bounded() {
+    let setup = Setup::says("Hello").limited(|config| config.limits.open_streams = 2);
+    let server = setup.start().await;
+    server.control.order(FakeOrder::Hold);
+    let mut open = Vec::new();
+    for _ in 0..2 {
+        open.push(server.open(post(CHAT, streaming())).await);
+    }
+    let refused = server.chat(json!({})).await;
+    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refused.error()["code"], "too_many_streams");
+    assert!(refused.headers.contains_key("retry-after"));
+    server.control.order(FakeOrder::Resume);
+    for live in &mut open {
+        live.read_until("[DONE]").await;
+    }
+    drop(open);
+    server.chat(json!({})).await.ok();
+}
+
+#[tokio::test]
+async fn a_lost_rank_that_comes_back_is_not_noticed() {
+    let server = Setup::says("Hello world again").start().await;
+    server.control.order(FakeOrder::Pace(Duration::from_millis(1)));
+    let mut live = server.open(post(CHAT, streaming())).await;
+    live.read_until("Hello").await;
+    server.control.order(FakeOrder::Crash { rank: 1 });
+    live.read_until("[DONE]").await;
+    let text: String = events(&live.seen)
+        .iter()
+        .filter_map(|event| {
+            let chunk: serde_json::Value = serde_json::from_str(event).ok()?;
+            chunk["choices"][0]["delta"]["content"].as_str().map(str::to_owned)
+        })
+        .collect();
+    assert_eq!(text, "Hello world again");
+    server.until("the loss is counted", |status| status.counters.recoveries == 1).await;
+}
+
+#[tokio::test]
+async fn a_failure_before_the_first_token_has_its_own_status() {
+    let setup = impatient(Setup::says("Hello"));
+    let patient = |config: &mut ServerConfig| config.limits.keep_alive = Duration::from_secs(600);
+    let server = setup.limited(patient).start().await;
+    for stream in [false, true] {
+        server.control.order(FakeOrder::Hold);
+        let asking = server.chat(json!({"stream": stream}));
+        let crash = async {
+            server.until("it runs", |status| status.running == 1).await;
+            server.control.order(FakeOrder::Crash { rank: 1 });
+        };
+        let (reply, ()) = tokio::join!(asking, crash);
+        assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE, "{}", reply.body);
+        let error = reply.error();
+        assert_eq!(error["code"], "rank_failed");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("rank 1"), "{message}");
+        assert!(message.contains("the end is near"), "{message}");
+        assert!(reply.headers.contains_key("retry-after"));
+        server.control.order(FakeOrder::Resume);
+        server.until("it is back", |status| status.state.name() == "ready").await;
+    }
+}
+
+#[tokio::test]
+async fn a_failure_in_the_middle_of_a_stream_is_told_in_it() {
+    let server = impatient(Setup::answers(|_| vec![33; 1000])).start().await;
+    server.control.order(FakeOrder::Pace(Duration::from_millis(1)));
+    let mut live = server.open(post(CHAT, streaming())).await;
+    live.read_until("\"content\":\"!\"").await;
+    server.control.order(FakeOrder::Crash { rank: 1 });
+    while live.next_frame().await.is_some() {}
+    let last = events(&live.seen).pop().unwrap();
+    let last: serde_json::Value = serde_json::from_str(&last).unwrap();
+    assert_eq!(last["error"]["code"], "rank_failed");
+    assert!(last["error"]["message"].as_str().unwrap().contains("the end is near"));
+    assert_eq!(last["detail"], last["error"]["message"]);
+    assert!(!live.seen.contains("[DONE]"));
+}
+
+#[tokio::test]
+async fn a_server_whose_ranks_still_load_says_so() {
+    let mut setup = Setup::says("Hello");
+    setup.start_time = Duration::from_secs(3600);
+    let server = setup.begin();
+    let reply = server.chat(json!({})).await;
+    assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(reply.error()["code"], "unavailable");
+    let ready = server.get("/health/ready").await;
+    assert_eq!(ready.status, StatusCode::SERVICE_UNAVAILABLE);
+    let body: serde_json::Value = serde_json::from_str(&ready.body).unwrap();
+    assert_eq!(body["status"], "starting");
+    assert_eq!(server.get("/health/live").await.ok()["status"], "alive");
+    assert_eq!(server.get("/health").await.status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn an_engine_that_ends_ends_its_streams() {
+    let server = Setup::answers(|_| vec![33; 1000]).start().await;
+    server.control.order(FakeOrder::Pace(Duration::from_millis(1)));
+    let mut live = server.open(post(CHAT, streaming())).await;
+    live.read_until("\"content\":\"!\"").await;
+    server.engine.shutdown();
+    while live.next_frame().await.is_some() {}
+    assert!(events(&live.seen).pop().unwrap().contains("\"error\""), "{}", live.seen);
+    assert_eq!(server.chat(json!({})).await.status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn a_dropped_stream_is_cancelled() {
+    let server = Setup::answers(|_| vec![33; 1000]).start().await;
+    server.control.order(FakeOrder::Pace(Duration::from_millis(1)));
+    let body = chat_body(json!({"stream": true, "n": 3})).to_string();
+    let mut live = server.open(post(CHAT, body)).await;
+    live.read_until("\"content\":\"!\"").await;
+    drop(live);
+    let all_ended =
+        |status: &jackalope_engine::Status| status.counters.cancelled == 3 && status.running == 0;
+    server.until("all choices are cancelled", all_ended).await;
+}

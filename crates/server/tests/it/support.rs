@@ -1,0 +1,319 @@
+//! A server over fake ranks, and requests to it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, Method, Request, StatusCode};
+use futures_util::StreamExt;
+use jackalope_engine::testing::{
+    FakeControl, FakeOptions, FakeRanks, NextToken, fake_facts, pseudo_model, scripted_model,
+};
+use jackalope_engine::{Engine, EngineConfig, EngineHandle, EngineThread, Status};
+use jackalope_protocol::TokenId;
+use jackalope_server::{ServerConfig, ServerState, router};
+use jackalope_text::ModelText;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::model;
+
+/// Tokens of the imaginary model's context.
+pub(crate) const CONTEXT_TOKENS: u32 = 256;
+
+/// The id of the imaginary model.
+pub(crate) const MODEL: &str = "org/fake";
+
+/// How a server under test is made.
+pub(crate) struct Setup {
+    pub(crate) text: Arc<ModelText>,
+    pub(crate) next_token: NextToken,
+    pub(crate) engine: EngineConfig,
+    pub(crate) server: ServerConfig,
+    pub(crate) start_time: Duration,
+    pub(crate) context_tokens: u32,
+}
+
+impl Setup {
+    /// A model that says this and ends.
+    pub(crate) fn says(answer: &str) -> Setup {
+        let text = model::text();
+        let answer = text.tokenizer.encode(answer, false).unwrap();
+        Setup::answers(move |_| answer.clone())
+    }
+
+    /// A model that says what `answer` makes of the prompt's tokens and ends.
+    pub(crate) fn answers(
+        answer: impl FnMut(&[TokenId]) -> Vec<TokenId> + Send + 'static,
+    ) -> Setup {
+        Setup::with(model::text(), scripted_model(answer, end_token()))
+    }
+
+    /// A model that says something else for every prompt and every seed.
+    pub(crate) fn babbles() -> Setup {
+        let text = model::text();
+        let vocab_size = text.tokenizer.vocab_size() as u32;
+        Setup::with(text, pseudo_model(vocab_size))
+    }
+
+    pub(crate) fn with(text: Arc<ModelText>, next_token: NextToken) -> Setup {
+        let eos_tokens = text.tokenizer.eos_token_ids().to_vec();
+        Setup {
+            text,
+            next_token,
+            engine: EngineConfig { eos_tokens, ..EngineConfig::default() },
+            server: ServerConfig::new(MODEL),
+            start_time: Duration::ZERO,
+            context_tokens: CONTEXT_TOKENS,
+        }
+    }
+
+    /// Changes what the server allows.
+    pub(crate) fn limited(mut self, change: impl FnOnce(&mut ServerConfig)) -> Setup {
+        change(&mut self.server);
+        self
+    }
+
+    /// Changes what the engine allows.
+    pub(crate) fn engine(mut self, change: impl FnOnce(&mut EngineConfig)) -> Setup {
+        change(&mut self.engine);
+        self
+    }
+
+    /// Starts and waits until requests are taken.
+    pub(crate) async fn start(self) -> Server {
+        let server = self.begin();
+        assert!(server.engine.started().await, "fake ranks do not fail to start");
+        server
+    }
+
+    /// Starts without waiting.
+    pub(crate) fn begin(self) -> Server {
+        let vocab_size = self.text.tokenizer.vocab_size() as u32;
+        let (ranks, control) = FakeRanks::new(FakeOptions {
+            num_ranks: 2,
+            facts: fake_facts(vocab_size, self.context_tokens),
+            step_time: Duration::ZERO,
+            start_time: self.start_time,
+            next_token: self.next_token,
+        });
+        let (engine, thread) = Engine::spawn(self.engine, ranks);
+        let state = ServerState::new(engine.clone(), Arc::clone(&self.text), self.server);
+        Server { state, text: self.text, engine, control, thread: Some(thread) }
+    }
+}
+
+/// The token that ends an answer.
+pub(crate) fn end_token() -> TokenId {
+    model::text().tokenizer.token_id(model::END).unwrap()
+}
+
+/// A server under test; ends with the value.
+pub(crate) struct Server {
+    pub(crate) state: ServerState,
+    pub(crate) text: Arc<ModelText>,
+    pub(crate) engine: EngineHandle,
+    pub(crate) control: FakeControl,
+    thread: Option<EngineThread>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.engine.shutdown();
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            if !std::thread::panicking() {
+                ended.expect("the engine does not panic").expect("fake ranks do not end it");
+            }
+        }
+    }
+}
+
+impl Server {
+    pub(crate) fn router(&self) -> Router {
+        router(self.state.clone())
+    }
+
+    /// Sends a request and reads the whole answer.
+    pub(crate) async fn send(&self, request: Request<Body>) -> Reply {
+        let mut live = self.open(request).await;
+        while live.next_frame().await.is_some() {}
+        Reply { status: live.status, headers: live.headers, body: live.seen }
+    }
+
+    /// Sends a request and reads the head of the answer.
+    pub(crate) async fn open(&self, request: Request<Body>) -> Live {
+        let response = self.router().oneshot(request).await.expect("the router cannot fail");
+        let (parts, body) = response.into_parts();
+        let frames = Box::pin(body.into_data_stream());
+        Live { status: parts.status, headers: parts.headers, frames, seen: String::new() }
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Reply {
+        self.send(Request::get(path).body(Body::empty()).unwrap()).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Reply {
+        self.send(post(path, body.to_string())).await
+    }
+
+    /// A chat of one message; `more` adds to the request.
+    pub(crate) async fn chat(&self, more: Value) -> Reply {
+        self.post("/v1/chat/completions", &chat_body(more)).await
+    }
+
+    /// A completion of "Hello"; `more` adds to the request.
+    pub(crate) async fn complete(&self, more: Value) -> Reply {
+        self.post("/v1/completions", &completion_body(more)).await
+    }
+
+    /// Waits until the engine's numbers are as wanted. They tell nobody that they changed, so this
+    /// looks again and again; it fails only if they never get there.
+    pub(crate) async fn until(&self, what: &str, mut wanted: impl FnMut(&Status) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let status = self.engine.status();
+            if wanted(&status) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "never reached: {what}; {status:?}");
+            std::thread::yield_now();
+            tokio::task::yield_now().await;
+        }
+    }
+
+    pub(crate) fn tokens(&self, text: &str) -> Vec<TokenId> {
+        self.text.tokenizer.encode(text, false).unwrap()
+    }
+}
+
+/// A JSON request.
+pub(crate) fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
+    Request::builder()
+        .method(Method::POST)
+        .uri(path)
+        .header(CONTENT_TYPE, "application/json")
+        .body(body.into())
+        .unwrap()
+}
+
+pub(crate) fn chat_body(more: Value) -> Value {
+    merge(json!({"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}), more)
+}
+
+pub(crate) fn completion_body(more: Value) -> Value {
+    merge(json!({"model": MODEL, "prompt": "Hello"}), more)
+}
+
+/// Sets the fields of `more` in `body`.
+fn merge(mut body: Value, more: Value) -> Value {
+    let Value::Object(more) = more else { panic!("fields are given as an object") };
+    body.as_object_mut().unwrap().extend(more);
+    body
+}
+
+/// An answer that is being read.
+pub(crate) struct Live {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    frames: std::pin::Pin<Box<axum::body::BodyDataStream>>,
+    /// What has been read.
+    pub(crate) seen: String,
+}
+
+impl Live {
+    pub(crate) async fn next_frame(&mut self) -> Option<Bytes> {
+        let frame = self.frames.next().await?.expect("bodies of ours do not fail");
+        self.seen.push_str(std::str::from_utf8(&frame).expect("answers are UTF-8"));
+        Some(frame)
+    }
+
+    /// Reads until the answer contains `text`.
+    pub(crate) async fn read_until(&mut self, text: &str) {
+        while !self.seen.contains(text) {
+            assert!(self.next_frame().await.is_some(), "no {text:?} in {:?}", self.seen);
+        }
+    }
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: String,
+}
+
+impl Reply {
+    /// The body of a success.
+    #[track_caller]
+    pub(crate) fn ok(&self) -> Value {
+        assert_eq!(self.status, StatusCode::OK, "{}", self.body);
+        serde_json::from_str(&self.body).expect("answers are JSON")
+    }
+
+    /// The error object of a failure, whose form is checked.
+    #[track_caller]
+    pub(crate) fn error(&self) -> Value {
+        assert!(!self.status.is_success(), "{}", self.body);
+        let body: Value = serde_json::from_str(&self.body).expect("errors are JSON");
+        let error = body["error"].clone();
+        for field in ["message", "type", "param", "code"] {
+            assert!(error.get(field).is_some(), "{field} is missing in {body}");
+        }
+        assert_eq!(body["detail"], error["message"]);
+        error
+    }
+
+    /// The chunks of a stream that ended well.
+    #[track_caller]
+    pub(crate) fn chunks(&self) -> Vec<Value> {
+        assert_eq!(self.status, StatusCode::OK, "{}", self.body);
+        let mut chunks = events(&self.body);
+        assert_eq!(chunks.pop().as_deref(), Some("[DONE]"), "{}", self.body);
+        chunks.iter().map(|chunk| serde_json::from_str(chunk).expect("chunks are JSON")).collect()
+    }
+
+    /// What people read in a snapshot: the body without what differs from run to run.
+    pub(crate) fn transcript(&self) -> String {
+        let body = redact(&self.body);
+        let content_type = self.headers[CONTENT_TYPE].to_str().unwrap();
+        let body = match serde_json::from_str::<Value>(&body) {
+            Ok(value) => format!("{value:#}"),
+            Err(_) => body,
+        };
+        format!("{} {content_type}\n\n{}", self.status, body.trim_end())
+    }
+}
+
+/// The data of each event of a stream.
+pub(crate) fn events(body: &str) -> Vec<String> {
+    let events = body.split("\n\n").filter(|event| !event.is_empty());
+    let data = events.filter(|event| !event.starts_with(':'));
+    data.map(|event| event.strip_prefix("data: ").expect("an event is one line").to_owned())
+        .collect()
+}
+
+/// Replaces ids and times.
+pub(crate) fn redact(body: &str) -> String {
+    let mut redacted = body.to_owned();
+    for (prefix, is_value) in [
+        ("chatcmpl-", char::is_alphanumeric as fn(char) -> bool),
+        ("cmpl-", char::is_alphanumeric),
+        ("call_", char::is_alphanumeric),
+        ("\"created\":", |c: char| c.is_ascii_digit()),
+    ] {
+        let mut parts = redacted.split(prefix);
+        let mut result = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let rest = part.trim_start_matches(is_value);
+            let mark =
+                if part.len() - rest.len() >= 10 { "0" } else { &part[..part.len() - rest.len()] };
+            result.push_str(&format!("{prefix}{mark}{rest}"));
+        }
+        redacted = result;
+    }
+    redacted
+}

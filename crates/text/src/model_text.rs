@@ -1,0 +1,52 @@
+//! Everything textual about a checkpoint in one place.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::detokenize::Detokenizer;
+use crate::error::{LoadError, TextError};
+use crate::template::{ChatPrompt, ChatTemplate};
+use crate::tokenizer::Tokenizer;
+use crate::{TokenId, ToolSplitter};
+
+/// The tokenizer and the chat template of one checkpoint.
+#[derive(Debug)]
+pub struct ModelText {
+    /// Text to tokens and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// How a conversation becomes a prompt; base models have none.
+    pub template: Option<ChatTemplate>,
+}
+
+impl ModelText {
+    /// Reads the text files of the checkpoint in `dir`.
+    ///
+    /// # Errors
+    /// A file is missing, unreadable, too large or not what it should be.
+    pub fn load(dir: &Path) -> Result<ModelText, LoadError> {
+        let tokenizer = Tokenizer::load(dir)?;
+        let template = ChatTemplate::load(dir, &tokenizer)?;
+        Ok(ModelText { tokenizer: Arc::new(tokenizer), template })
+    }
+
+    /// The tokens of a conversation. The template writes the special tokens itself, so none are
+    /// added.
+    ///
+    /// # Errors
+    /// There is no template, or it refuses the conversation.
+    pub fn encode_chat(&self, prompt: &ChatPrompt<'_>) -> Result<Vec<TokenId>, TextError> {
+        let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
+        self.tokenizer.encode(&template.render(prompt)?, false)
+    }
+
+    /// Turns the tokens of one answer into text.
+    pub fn detokenizer(&self) -> Detokenizer {
+        Detokenizer::new(Arc::clone(&self.tokenizer))
+    }
+
+    /// Separates tool calls from content, if the model writes calls in a form that is known.
+    pub fn tool_splitter(&self) -> Option<ToolSplitter> {
+        self.template.as_ref().filter(|template| template.writes_hermes_tool_calls())?;
+        Some(ToolSplitter::new())
+    }
+}

@@ -1,0 +1,148 @@
+//! The named special tokens of a checkpoint, and the tokens that end an answer.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tokenizers::AddedToken;
+use tokenizers::processors::template::TemplateProcessing;
+
+use crate::TokenId;
+use crate::error::LoadError;
+use crate::files::{self, CONFIG_BYTES_MAX};
+
+/// The names under which transformers passes special tokens to a template.
+const NAMES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// Named special tokens as they are written.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct SpecialTokens(Vec<(&'static str, String)>);
+
+impl SpecialTokens {
+    pub(crate) fn text(&self, name: &str) -> Option<&str> {
+        self.iter().find(|(known, _)| *known == name).map(|(_, text)| text)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.0.iter().map(|(name, text)| (*name, text.as_str()))
+    }
+}
+
+/// `tokenizer_config.json`, as far as it concerns tokens.
+#[derive(Debug, Default)]
+pub(crate) struct TokenizerConfig(Map<String, Value>);
+
+impl TokenizerConfig {
+    pub(crate) fn load(dir: &Path) -> Result<TokenizerConfig, LoadError> {
+        let config = files::read_json(&dir.join("tokenizer_config.json"), CONFIG_BYTES_MAX)?;
+        Ok(TokenizerConfig(config.unwrap_or_default()))
+    }
+
+    /// Changes the tokenizer as transformers does when it reads this file.
+    pub(crate) fn apply(&self, tokenizer: &mut tokenizers::Tokenizer, special: &SpecialTokens) {
+        self.add_missing_tokens(tokenizer);
+        // A named token is special even if `tokenizer.json` does not say so. One that is not in
+        // the vocabulary is left out: its number would be none the model has.
+        let known = special.iter().map(|(_, text)| text).filter(|text| {
+            tokenizer.token_to_id(text).is_some()
+                && !tokenizer.get_added_vocabulary().is_special_token(text)
+        });
+        let known: Vec<AddedToken> =
+            known.map(|text| AddedToken::from(text, true).normalized(false)).collect();
+        // A token the tokenizer refuses stays what it was.
+        let _ = tokenizer.add_special_tokens(known);
+        self.set_bos(tokenizer, special);
+    }
+
+    /// Adds the tokens that only this file knows. It happens when tokens were added to a
+    /// tokenizer by hand; the numbers follow from the order.
+    fn add_missing_tokens(&self, tokenizer: &mut tokenizers::Tokenizer) {
+        let Some(Value::Object(listed)) = self.0.get("added_tokens_decoder") else { return };
+        let mut missing: Vec<(TokenId, AddedToken)> = listed
+            .iter()
+            .filter_map(|(id, token)| {
+                let token: AddedToken = serde_json::from_value(token.clone()).ok()?;
+                let known = tokenizer.token_to_id(&token.content).is_some();
+                (!known).then_some((id.parse().ok()?, token))
+            })
+            .collect();
+        missing.sort_by_key(|(id, _)| *id);
+        for (_, token) in missing {
+            // A token the tokenizer refuses is one it does not have, which is what it was before.
+            let _ = match token.special {
+                true => tokenizer.add_special_tokens([token]),
+                false => tokenizer.add_tokens([token]),
+            };
+        }
+    }
+
+    /// If this file says whether a text begins with a special token, `tokenizer.json` has no say.
+    /// A token at the end, which it may ask for as well, would end the answer before it begins.
+    fn set_bos(&self, tokenizer: &mut tokenizers::Tokenizer, special: &SpecialTokens) {
+        let add_bos = self.0.get("add_bos_token").and_then(Value::as_bool);
+        let says = ["add_bos_token", "add_eos_token"].iter().any(|key| self.0.contains_key(*key));
+        let bos = special.text("bos_token").filter(|_| add_bos == Some(true));
+        let bos = bos.and_then(|text| Some((text.to_owned(), tokenizer.token_to_id(text)?)));
+        match bos {
+            Some((text, id)) => {
+                let template = TemplateProcessing::builder()
+                    .try_single(vec![text.clone(), "$A".to_owned()])
+                    .map(|builder| builder.special_tokens(vec![(text, id)]).build());
+                if let Ok(Ok(template)) = template {
+                    tokenizer.with_post_processor(Some(template));
+                }
+            }
+            None if says => {
+                tokenizer.with_post_processor(None::<TemplateProcessing>);
+            }
+            None => {}
+        }
+    }
+
+    /// The named special tokens; those this file lacks come from `special_tokens_map.json`.
+    pub(crate) fn special_tokens(&self, dir: &Path) -> Result<SpecialTokens, LoadError> {
+        let older: Option<Map<String, Value>> =
+            files::read_json(&dir.join("special_tokens_map.json"), CONFIG_BYTES_MAX)?;
+        let older = older.unwrap_or_default();
+        let tokens = NAMES.iter().filter_map(|&name| {
+            let listed = self.0.get(name).or_else(|| older.get(name))?;
+            Some((name, token_text(listed)?.to_owned()))
+        });
+        Ok(SpecialTokens(tokens.collect()))
+    }
+}
+
+/// A token is a string, or an object with the string and how it is matched.
+fn token_text(token: &Value) -> Option<&str> {
+    token.as_str().or_else(|| token.get("content")?.as_str())
+}
+
+/// The tokens that end an answer according to the model: those of `generation_config.json` if it
+/// names any, else those of `config.json`.
+pub(crate) fn eos_of_model(dir: &Path) -> Result<Vec<TokenId>, LoadError> {
+    /// One token or several.
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Eos {
+        One(TokenId),
+        Several(Vec<TokenId>),
+    }
+    #[derive(Default, Deserialize)]
+    struct Config {
+        eos_token_id: Option<Eos>,
+        /// Models for text and pictures keep the language model's part here.
+        text_config: Option<Box<Config>>,
+    }
+    for name in ["generation_config.json", "config.json"] {
+        let config: Option<Config> = files::read_json(&dir.join(name), CONFIG_BYTES_MAX)?;
+        let config = config.unwrap_or_default();
+        let inner = config.text_config.and_then(|inner| inner.eos_token_id);
+        match config.eos_token_id.or(inner) {
+            Some(Eos::One(token)) => return Ok(vec![token]),
+            Some(Eos::Several(tokens)) if !tokens.is_empty() => return Ok(tokens),
+            _ => {}
+        }
+    }
+    Ok(Vec::new())
+}

@@ -1,0 +1,114 @@
+//! Stop strings, found while the text is still coming.
+//!
+//! A stop string may begin in one token and end three tokens later. So text that could be the
+//! beginning of one is held back, and no more than that: the longest end of the text so far which
+//! is a beginning of some stop string. It is what the Knuth–Morris–Pratt automaton of each stop
+//! string remembers, so a byte costs a constant for each of them.
+
+/// What one piece of text led to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stopped {
+    /// Text that may be passed on: it is not and cannot become part of a stop string.
+    pub text: String,
+    /// Which stop string ended the text, as its position in the list given to
+    /// [`StopStrings::new`]. Text that comes later is swallowed.
+    pub hit: Option<usize>,
+}
+
+/// Cuts a text at the first of several stop strings.
+///
+/// The one that is complete first wins; of several that are complete at the same byte the one
+/// that began earliest, then the one listed first. So the result depends on the text alone and
+/// not on how it was cut into pieces. Empty stop strings never match.
+#[derive(Debug, Clone)]
+pub struct StopStrings {
+    automata: Vec<Automaton>,
+    held: String,
+    done: bool,
+}
+
+/// The Knuth–Morris–Pratt automaton of one stop string.
+#[derive(Debug, Clone)]
+struct Automaton {
+    /// Position in the list of the caller.
+    stop_idx: usize,
+    pattern: Vec<u8>,
+    /// `borders[n]`: length of the longest proper border of the first `n + 1` bytes.
+    borders: Vec<usize>,
+    /// How many bytes of the pattern the text so far ends with.
+    matched: usize,
+}
+
+impl StopStrings {
+    /// Watches for these strings.
+    pub fn new(stops: Vec<String>) -> StopStrings {
+        let automata = stops
+            .into_iter()
+            .enumerate()
+            .filter(|(_, stop)| !stop.is_empty())
+            .map(|(stop_idx, stop)| Automaton::new(stop_idx, stop.into_bytes()))
+            .collect();
+        StopStrings { automata, held: String::new(), done: false }
+    }
+
+    /// Takes the next piece of text and returns what is settled by it.
+    pub fn push(&mut self, piece: &str) -> Stopped {
+        if self.done {
+            return Stopped { text: String::new(), hit: None };
+        }
+        for (byte_idx, byte) in piece.bytes().enumerate() {
+            let complete = self
+                .automata
+                .iter_mut()
+                .filter_map(|automaton| {
+                    automaton.advance(byte).then_some((automaton.pattern.len(), automaton.stop_idx))
+                })
+                .reduce(|best, next| if next.0 > best.0 { next } else { best });
+            if let Some((stop_len, stop_idx)) = complete {
+                self.done = true;
+                // Both ends of the match lie between characters, for the stop string is one.
+                self.held.push_str(&piece[..=byte_idx]);
+                self.held.truncate(self.held.len() - stop_len);
+                return Stopped { text: std::mem::take(&mut self.held), hit: Some(stop_idx) };
+            }
+        }
+        self.held.push_str(piece);
+        let hold = self.automata.iter().map(|automaton| automaton.matched).max().unwrap_or(0);
+        let kept = self.held.split_off(self.held.len() - hold);
+        Stopped { text: std::mem::replace(&mut self.held, kept), hit: None }
+    }
+
+    /// The text has ended: what was held back was no stop string after all.
+    pub fn finish(&mut self) -> String {
+        self.done = true;
+        std::mem::take(&mut self.held)
+    }
+}
+
+impl Automaton {
+    fn new(stop_idx: usize, pattern: Vec<u8>) -> Automaton {
+        let mut borders = vec![0; pattern.len()];
+        let mut border = 0;
+        for idx in 1..pattern.len() {
+            while border > 0 && pattern[border] != pattern[idx] {
+                border = borders[border - 1];
+            }
+            if pattern[border] == pattern[idx] {
+                border += 1;
+            }
+            borders[idx] = border;
+        }
+        Automaton { stop_idx, pattern, borders, matched: 0 }
+    }
+
+    /// Takes one byte; true if the pattern is complete with it.
+    fn advance(&mut self, byte: u8) -> bool {
+        while self.matched > 0 && self.pattern[self.matched] != byte {
+            self.matched = self.borders[self.matched - 1];
+        }
+        if self.pattern[self.matched] == byte {
+            self.matched += 1;
+        }
+        self.matched == self.pattern.len()
+    }
+}

@@ -1,0 +1,85 @@
+//! Where a checkpoint keeps its chat template.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::error::LoadError;
+use crate::files::{self, CONFIG_BYTES_MAX};
+
+/// The largest template known has 40 KB.
+const TEMPLATE_BYTES_MAX: u64 = 1 << 20;
+
+/// The source of the template or templates that a checkpoint has.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// The file that the template is in.
+    pub(super) path: PathBuf,
+    pub(super) default: String,
+    pub(super) tool_use: Option<String>,
+}
+
+/// A file of which only the template matters here.
+#[derive(Deserialize)]
+struct HasTemplate {
+    chat_template: Option<Written>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Written {
+    One(String),
+    Named(Vec<Named>),
+}
+
+#[derive(Deserialize)]
+struct Named {
+    name: String,
+    template: String,
+}
+
+/// Finds the template, in the order of transformers. `chat_template.json` belongs to processors
+/// there, but some checkpoints have nothing else, so it comes last.
+pub(super) fn find(dir: &Path) -> Result<Option<Found>, LoadError> {
+    let path = dir.join("chat_template.jinja");
+    if let Some(default) = files::read_text(&path, TEMPLATE_BYTES_MAX)? {
+        let tool_use = dir.join("additional_chat_templates").join("tool_use.jinja");
+        let tool_use = files::read_text(&tool_use, TEMPLATE_BYTES_MAX)?;
+        return Ok(Some(Found { path, default, tool_use }));
+    }
+    for name in ["tokenizer_config.json", "chat_template.json"] {
+        let path = dir.join(name);
+        let file: Option<HasTemplate> = files::read_json(&path, CONFIG_BYTES_MAX)?;
+        if let Some(written) = file.and_then(|file| file.chat_template) {
+            let found = select(path, written)?;
+            for source in [Some(&found.default), found.tool_use.as_ref()].into_iter().flatten() {
+                let size_bytes = source.len() as u64;
+                if size_bytes > TEMPLATE_BYTES_MAX {
+                    let (path, limit_bytes) = (found.path, TEMPLATE_BYTES_MAX);
+                    return Err(LoadError::TooLarge { path, size_bytes, limit_bytes });
+                }
+            }
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+/// Picks from a list; a checkpoint with a template for tools only uses it for everything.
+fn select(path: PathBuf, written: Written) -> Result<Found, LoadError> {
+    let named = match written {
+        Written::One(default) => return Ok(Found { path, default, tool_use: None }),
+        Written::Named(named) => named,
+    };
+    let pick = |name: &str| {
+        named.iter().find(|entry| entry.name == name).map(|entry| entry.template.clone())
+    };
+    match (pick("default"), pick("tool_use")) {
+        (Some(default), tool_use) => Ok(Found { path, default, tool_use }),
+        (None, Some(default)) => Ok(Found { path, default, tool_use: None }),
+        (None, None) => {
+            let found = named.into_iter().map(|entry| entry.name).collect();
+            Err(LoadError::NoDefaultTemplate { path, found })
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Text to tokens and back.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::TokenId;
+use crate::decoder::Decoder;
+use crate::detokenize::Detokenizing;
+use crate::error::{LoadError, TextError};
+use crate::files;
+use crate::pieces::Pieces;
+use crate::special::{SpecialTokens, TokenizerConfig, eos_of_model};
+
+/// The longest text that is tokenized: several times what a context of a million tokens holds.
+pub(crate) const ENCODE_BYTES_MAX: usize = 16 << 20;
+
+/// Tokens that open and close the reasoning of models which think aloud (mlx-lm,
+/// `tokenizer_utils.py`, `_infer_thinking`). Either all tokens of a line are in the vocabulary or
+/// the model does not think that way.
+const THINKING_MARKERS: [&[&str]; 5] = [
+    &["<think>", "</think>"],
+    &["<longcat_think>", "</longcat_think>"],
+    &["<|think:start|>", "<|think:end|>"],
+    &["<|channel>", "<channel|>"],
+    &["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"],
+];
+
+/// The tokenizer of one checkpoint.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    pieces: Pieces,
+    special: SpecialTokens,
+    eos_token_ids: Vec<TokenId>,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` of the checkpoint in `dir`, the special tokens from
+    /// `tokenizer_config.json` (or the older `special_tokens_map.json`), and the tokens that end
+    /// an answer from `generation_config.json` and `config.json`.
+    ///
+    /// # Errors
+    /// There is no `tokenizer.json`, or one of the files is unreadable, too large or corrupt.
+    pub fn load(dir: &Path) -> Result<Tokenizer, LoadError> {
+        let path = dir.join("tokenizer.json");
+        let bytes = files::read(&path, files::TOKENIZER_BYTES_MAX)?
+            .ok_or_else(|| LoadError::Missing { path: path.clone(), hint: missing_hint(dir) })?;
+        let refused = |reason: String| LoadError::Tokenizer { path: path.clone(), reason };
+        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
+            .map_err(|error| refused(error.to_string()))?;
+        // Settings for training batches; a prompt is never cut or filled up silently.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|error| refused(error.to_string()))?;
+
+        let config = TokenizerConfig::load(dir)?;
+        let special = config.special_tokens(dir)?;
+        config.apply(&mut inner, &special);
+        let decoder = match inner.get_decoder() {
+            Some(decoder) => serde_json::to_value(decoder)
+                .map_err(|source| LoadError::Json { path: path.clone(), source })?,
+            None => Value::Null,
+        };
+        let decoder = Decoder::parse(&decoder)
+            .map_err(|decoder| LoadError::UnsupportedDecoder { path: path.clone(), decoder })?;
+        let eos_of_tokenizer = special.text("eos_token").and_then(|eos| inner.token_to_id(eos));
+        let eos_token_ids: BTreeSet<TokenId> =
+            eos_of_model(dir)?.into_iter().chain(eos_of_tokenizer).collect();
+        Ok(Tokenizer {
+            pieces: Pieces::of(&inner, decoder).map_err(refused)?,
+            inner,
+            special,
+            eos_token_ids: eos_token_ids.into_iter().collect(),
+        })
+    }
+
+    /// The tokens of a text. Special tokens that are written out in the text are recognised;
+    /// `add_special_tokens` also adds those that the model expects around a text, such as the
+    /// one at the beginning.
+    ///
+    /// # Errors
+    /// The text is too long, or the tokenizer refuses it.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, TextError> {
+        if text.len() > ENCODE_BYTES_MAX {
+            let len_bytes = text.len();
+            return Err(TextError::TooLong { len_bytes, limit_bytes: ENCODE_BYTES_MAX });
+        }
+        let encoding = self
+            .inner
+            .encode_fast(text, add_special_tokens)
+            .map_err(|error| TextError::Encode { reason: error.to_string() })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The tokens of a raw prompt, as the completions API takes it: with the special tokens around
+    /// it, unless the caller has already written the one at the beginning.
+    ///
+    /// # Errors
+    /// The text is too long, or the tokenizer refuses it.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<TokenId>, TextError> {
+        let begun = self.bos_token().is_some_and(|bos| text.starts_with(bos));
+        self.encode(text, !begun)
+    }
+
+    /// The text of tokens: their bytes joined and read as UTF-8, where U+FFFD stands for what is
+    /// none. Numbers without a token add nothing; `skip_special` leaves out special tokens.
+    pub fn decode(&self, tokens: &[TokenId], skip_special: bool) -> String {
+        let mut text = String::new();
+        let mut detokenizing = Detokenizing::new(self, skip_special);
+        for &token in tokens {
+            detokenizing.push(self, token, &mut text);
+        }
+        detokenizing.finish(&mut text);
+        text
+    }
+
+    /// A single token as text, for lists of log-probabilities. A token that is a part of a
+    /// character only shows as U+FFFD; [`Tokenizer::token_bytes`] is exact.
+    pub fn token_text(&self, token: TokenId) -> String {
+        String::from_utf8_lossy(self.pieces.bytes(token)).into_owned()
+    }
+
+    /// The bytes that a token adds to a text; empty for a number without a token.
+    pub fn token_bytes(&self, token: TokenId) -> Vec<u8> {
+        self.pieces.bytes(token).to_vec()
+    }
+
+    /// The number of a token that is written like this, special ones included.
+    pub fn token_id(&self, token: &str) -> Option<TokenId> {
+        self.inner.token_to_id(token)
+    }
+
+    /// One more than the largest token number. The model's own vocabulary is often padded to a
+    /// larger size.
+    pub fn vocab_size(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// The tokens that end an answer, in ascending order.
+    pub fn eos_token_ids(&self) -> &[TokenId] {
+        &self.eos_token_ids
+    }
+
+    /// Whether a token is a special one, which [`Tokenizer::decode`] can leave out.
+    pub fn is_special(&self, token: TokenId) -> bool {
+        self.pieces.is_special(token)
+    }
+
+    /// The bytes that a token adds to a text it begins.
+    pub(crate) fn bytes_of_first(&self, token: TokenId) -> Vec<u8> {
+        match self.inner.id_to_token(token) {
+            Some(written) if self.decoder().first_differs() => self.decoder().bytes(&written, true),
+            _ => self.token_bytes(token),
+        }
+    }
+
+    pub(crate) fn pieces(&self) -> &Pieces {
+        &self.pieces
+    }
+
+    pub(crate) fn decoder(&self) -> &Decoder {
+        self.pieces.decoder()
+    }
+
+    /// The token that begins a text, as it is written; many models have none.
+    pub fn bos_token(&self) -> Option<&str> {
+        self.special.text("bos_token")
+    }
+
+    /// The number of the token that begins a text.
+    pub fn bos_token_id(&self) -> Option<TokenId> {
+        self.token_id(self.bos_token()?)
+    }
+
+    /// The named special tokens (`bos_token`, `eos_token`, …) as templates see them.
+    pub(crate) fn special_tokens(&self) -> &SpecialTokens {
+        &self.special
+    }
+
+    /// Whether the model marks its reasoning with tokens of its own.
+    pub fn has_thinking(&self) -> bool {
+        let known = |token: &&str| self.inner.token_to_id(token).is_some();
+        THINKING_MARKERS.iter().any(|markers| markers.iter().all(known))
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("vocab_size", &self.vocab_size())
+            .field("eos_token_ids", &self.eos_token_ids)
+            .field("special", &self.special)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What to do without a `tokenizer.json`.
+fn missing_hint(dir: &Path) -> &'static str {
+    if dir.join("tokenizer.model").exists() || dir.join("tiktoken.model").exists() {
+        "this checkpoint has a tokenizer in another format; convert it with transformers: \
+         AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+    } else if dir.is_dir() {
+        "this folder is no complete checkpoint; download all of its files again"
+    } else {
+        "there is no such folder; check the path of the model"
+    }
+}

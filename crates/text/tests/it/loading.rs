@@ -1,0 +1,174 @@
+//! Which files of a checkpoint decide what, and what is said about bad ones.
+
+use jackalope_text::{ChatPrompt, LoadError, ModelText, Tokenizer};
+use serde_json::{Map, json};
+
+use crate::checkpoint::{Checkpoint, data};
+
+fn eos(checkpoint: &Checkpoint) -> Vec<u32> {
+    Tokenizer::load(checkpoint.dir()).unwrap().eos_token_ids().to_vec()
+}
+
+/// What the template of a checkpoint renders for one message.
+fn rendered(checkpoint: &Checkpoint, tools: Option<&[serde_json::Value]>) -> Option<String> {
+    let text = ModelText::load(checkpoint.dir()).unwrap();
+    let messages = [json!({"role": "user", "content": "Hi"})];
+    let prompt =
+        ChatPrompt { messages: &messages, tools, kwargs: &Map::new(), add_generation_prompt: true };
+    text.template.map(|template| template.render(&prompt).unwrap())
+}
+
+#[test]
+fn an_answer_ends_at_the_tokens_of_the_model_and_of_the_tokenizer() {
+    let qwen = || Checkpoint::of("qwen");
+    assert!(eos(&qwen()).is_empty());
+    let config = r#"{"eos_token_id": 5, "text_config": {"eos_token_id": 6}}"#;
+    assert_eq!(eos(&qwen().with("config.json", config)), [5]);
+    let inner = r#"{"eos_token_id": null, "text_config": {"eos_token_id": [6, 7]}}"#;
+    assert_eq!(eos(&qwen().with("config.json", inner)), [6, 7]);
+    // The generation configuration decides, if it names any.
+    let both = qwen().with("config.json", config);
+    assert_eq!(eos(&both.with("generation_config.json", r#"{"eos_token_id": [9, 8, 9]}"#)), [8, 9]);
+    let both = qwen().with("config.json", config);
+    assert_eq!(eos(&both.with("generation_config.json", r#"{"temperature": 0.6}"#)), [5]);
+    // The tokenizer's own token is one of them.
+    let own = r#"{"eos_token": "<|im_end|>"}"#;
+    let end = Tokenizer::load(qwen().dir()).unwrap().token_id("<|im_end|>").unwrap();
+    let all = qwen().with("config.json", config).with("tokenizer_config.json", own);
+    assert_eq!(eos(&all), [5, end]);
+    let older = r#"{"eos_token": {"content": "<|im_end|>", "lstrip": false}}"#;
+    assert_eq!(eos(&qwen().with("special_tokens_map.json", older)), [end]);
+}
+
+#[test]
+fn tokens_that_only_the_configuration_knows_are_added() {
+    let config = json!({"added_tokens_decoder": {
+        "708": {"content": "<|new|>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true},
+        "707": {"content": "<new>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": false},
+    }});
+    let checkpoint = Checkpoint::of("qwen").with("tokenizer_config.json", &config.to_string());
+    let tokenizer = Tokenizer::load(checkpoint.dir()).unwrap();
+    assert_eq!(tokenizer.encode("<new><|new|>", false).unwrap(), [707, 708]);
+    assert_eq!(tokenizer.decode(&[707, 708], true), "<new>");
+}
+
+#[test]
+fn the_configuration_says_whether_a_text_begins_with_a_special_token() {
+    let begins = |family: &str, config: &str| {
+        let checkpoint = Checkpoint::of(family).with("tokenizer_config.json", config);
+        let tokenizer = Tokenizer::load(checkpoint.dir()).unwrap();
+        let tokens = tokenizer.encode("a", true).unwrap();
+        (tokens.len() == 2).then(|| tokenizer.token_text(tokens[0]))
+    };
+    let bos = Some("<|begin_of_text|>".to_owned());
+    let end = Some("<|endoftext|>".to_owned());
+    assert_eq!(begins("llama3", "{}"), bos);
+    assert_eq!(begins("llama3", r#"{"add_bos_token": false}"#), None);
+    assert_eq!(begins("llama3", r#"{"add_bos_token": true}"#), None);
+    assert_eq!(begins("qwen", r#"{"bos_token": "<|endoftext|>"}"#), None);
+    assert_eq!(begins("qwen", r#"{"bos_token": "<|endoftext|>", "add_bos_token": true}"#), end);
+    let ends = r#"{"eos_token": "<|endoftext|>", "add_eos_token": true}"#;
+    assert_eq!(begins("llama3", ends), None);
+}
+
+#[test]
+fn a_named_token_is_special_if_the_model_has_it() {
+    let config = r#"{"unk_token": "<think>", "pad_token": "[PAD]"}"#;
+    let checkpoint = Checkpoint::of("qwen").with("tokenizer_config.json", config);
+    let tokenizer = Tokenizer::load(checkpoint.dir()).unwrap();
+    let think = tokenizer.token_id("<think>").unwrap();
+    assert!(tokenizer.is_special(think));
+    assert_eq!(tokenizer.token_id("[PAD]"), None);
+    assert_eq!(tokenizer.vocab_size(), 707);
+}
+
+#[test]
+fn settings_for_training_batches_are_ignored() {
+    let path = data("tokenizers/gpt2/tokenizer.json");
+    let mut file: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    file["truncation"] = json!({"direction": "Right", "max_length": 3,
+        "strategy": "LongestFirst", "stride": 0});
+    file["padding"] = json!({"strategy": {"Fixed": 64}, "direction": "Right",
+        "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "!"});
+    let checkpoint = Checkpoint::empty().with("tokenizer.json", &file.to_string());
+    let tokenizer = Tokenizer::load(checkpoint.dir()).unwrap();
+    let text = "more than three tokens, fewer than 64";
+    assert_eq!(tokenizer.decode(&tokenizer.encode(text, true).unwrap(), false), text);
+}
+
+#[test]
+fn the_template_comes_from_the_first_file_that_has_one() {
+    let tools = [json!({"type": "function", "function": {"name": "f"}})];
+    let checkpoint = Checkpoint::of("qwen");
+    assert_eq!(rendered(&checkpoint, None), None);
+    let checkpoint = checkpoint.with("chat_template.json", r#"{"chat_template": "json"}"#);
+    assert_eq!(rendered(&checkpoint, None).unwrap(), "json");
+    let checkpoint = checkpoint.with("tokenizer_config.json", r#"{"chat_template": null}"#);
+    assert_eq!(rendered(&checkpoint, None).unwrap(), "json");
+    let listed = json!({"chat_template": [
+        {"name": "rag", "template": "rag"},
+        {"name": "tool_use", "template": "listed with tools"},
+        {"name": "default", "template": "listed"},
+    ]});
+    let checkpoint = checkpoint.with("tokenizer_config.json", &listed.to_string());
+    assert_eq!(rendered(&checkpoint, None).unwrap(), "listed");
+    assert_eq!(rendered(&checkpoint, Some(&[])).unwrap(), "listed");
+    assert_eq!(rendered(&checkpoint, Some(&tools)).unwrap(), "listed with tools");
+    let checkpoint = checkpoint.with("chat_template.jinja", "file");
+    assert_eq!(rendered(&checkpoint, Some(&tools)).unwrap(), "file");
+    let checkpoint = checkpoint.with("additional_chat_templates/tool_use.jinja", "file, tools");
+    assert_eq!(rendered(&checkpoint, None).unwrap(), "file");
+    assert_eq!(rendered(&checkpoint, Some(&tools)).unwrap(), "file, tools");
+}
+
+#[test]
+fn a_bad_checkpoint_is_refused_by_the_name_of_the_file() {
+    let qwen = || Checkpoint::of("qwen");
+    let long = "x".repeat((1 << 20) + 1);
+    let regex = r#"{"version": "1.0", "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null, "truncation": null, "padding": null,
+        "decoder": {"type": "CTC", "pad_token": "x", "word_delimiter_token": "|", "cleanup": true},
+        "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}"#;
+    let far = regex.replace("\"a\": 0", "\"a\": 4294967295").replace("CTC", "WordPiece");
+    let far = far.replace("\"pad_token\": \"x\"", "\"prefix\": \"x\"");
+    let cases = [
+        (Checkpoint::empty(), "tokenizer.json does not exist", "hint: this folder is no complete"),
+        (
+            Checkpoint::empty().with("tokenizer.model", ""),
+            "tokenizer.json does not exist",
+            "hint: this checkpoint has a tokenizer in another format",
+        ),
+        (Checkpoint::empty().with("tokenizer.json", "{\"version\": "), "tokenizer.json", "hint:"),
+        (Checkpoint::empty().with("tokenizer.json", "{}"), "tokenizer.json", "hint:"),
+        (Checkpoint::empty().with("tokenizer.json", regex), "unsupported decoder CTC", "hint:"),
+        (Checkpoint::empty().with("tokenizer.json", &far), "token number 4294967295", "hint:"),
+        (qwen().with("config.json", "nonsense"), "config.json: expected", "hint:"),
+        (qwen().with("tokenizer_config.json", "[]"), "tokenizer_config.json", "hint:"),
+        (qwen().with("generation_config.json", "{\"eos_token_id\": \"x\"}"), "generation", "hint:"),
+        (qwen().with("chat_template.jinja", &long), "has 1048577 bytes", "hint:"),
+        (
+            qwen().with("chat_template.jinja", "a\n{% if %}"),
+            "chat_template.jinja: syntax error",
+            "(in chat template:2)",
+        ),
+        (
+            qwen().with(
+                "chat_template.json",
+                r#"{"chat_template": [{"name": "rag", "template": ""}]}"#,
+            ),
+            "lists [\"rag\"]",
+            "none is named default",
+        ),
+    ];
+    for (checkpoint, what, remedy) in cases {
+        let error = ModelText::load(checkpoint.dir()).unwrap_err().to_string();
+        assert!(error.contains(what) && error.contains(remedy), "{error}");
+    }
+    let error = ModelText::load("/nowhere/at/all".as_ref()).unwrap_err();
+    assert!(
+        matches!(error, LoadError::Missing { .. }) && error.to_string().contains("no such folder")
+    );
+}

@@ -1,0 +1,14 @@
+//! The text crate against the Python packages that checkpoints were made with, and against
+//! simpler programs.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+mod checkpoint;
+mod detokenizing;
+mod loading;
+mod shipped_model;
+mod stopping;
+mod template_limits;
+mod templates;
+mod tokenizing;
+mod tool_calls;
