@@ -1,6 +1,6 @@
 """Makes the conversations that the little model learns from, and the held-out ones it is measured with.
 
-    python generate.py --out DIR [--seed 1] [--conversations 140000]
+    python generate.py --out DIR [--seed 1] [--conversations 280000]
 
 writes DIR/train.jsonl and DIR/heldout.jsonl. All text comes from the templates here, in `facts.py`, `stories.py` and
 `tooluse.py`; the same seed gives the same bytes. What is held out, by category: whole phrasings (facts, self,
@@ -339,7 +339,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--conversations", type=int, default=140_000)
+    parser.add_argument("--conversations", type=int, default=280_000)
     parser.add_argument("--heldout-per-category", type=int, default=40)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

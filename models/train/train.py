@@ -27,7 +27,7 @@ CONFIG = {
 QUANTISE_FROM = 0.7  # the share of the training after which weights are seen through their quantisation
 SAVE_SECONDS = 240
 # (rows, tokens in each) of a step, chosen so that short and long conversations are used up about equally fast.
-ROWS = [(6, 192), (2, 384)]
+ROWS = [(9, 192), (3, 384)]
 
 
 def parse_args():

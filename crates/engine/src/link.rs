@@ -295,7 +295,8 @@ impl Link {
                     self.events.push_back(GroupEvent::Done { rank, step, timings });
                 }
             }
-            FromRank::Heartbeat { phase, steps_done, memory } => {
+            FromRank::Heartbeat { phase, steps_done, waiting_ms, memory } => {
+                slot.waiting = Duration::from_millis(waiting_ms);
                 self.events.push_back(GroupEvent::Heartbeat { rank, phase, steps_done, memory });
             }
             FromRank::Failed(failure) => self.on_failed(rank, failure, now),
@@ -354,7 +355,7 @@ impl Link {
         info!(epoch = self.epoch, "forming the group");
         for slot in &mut self.slots {
             slot.enter(State::Joining, now);
-            (slot.steps_done, slot.progressed_at) = (0, now);
+            (slot.steps_done, slot.progressed_at, slot.waiting) = (0, now, Duration::ZERO);
         }
         self.write_all(&ToRank::Join(join), now);
         (0..self.slots.len()).for_each(|rank| self.tell_phase(rank));

@@ -185,6 +185,9 @@ pub enum FromRank {
         phase: Phase,
         /// Steps completed in this epoch: progress, not mere life.
         steps_done: u64,
+        /// How long the running collective has waited for peers, in milliseconds; 0 while this rank
+        /// computes. Who waits is not to blame.
+        waiting_ms: u64,
         /// Memory in use.
         memory: RankMemory,
     },

@@ -13,6 +13,7 @@ use jackalope_protocol::{
     FrameError, FromRank, Hello, Join, Phase, RankMemory, Secret, Setup, StepPlan, ToRank, frame,
     read_preamble, write_preamble,
 };
+use jackalope_transport::Interrupter;
 use tracing::{debug, info};
 
 use crate::CONNECT_TIMEOUT;
@@ -36,10 +37,24 @@ pub(crate) enum Command {
     Stop,
 }
 
-/// Breaks the group of one epoch from another thread.
+/// Breaks and watches the group of one epoch from another thread.
 pub(crate) struct GroupBreaker {
     pub(crate) epoch: u64,
-    pub(crate) interrupt: Box<dyn Fn() + Send>,
+    /// None for stock groups, which can be neither broken nor watched.
+    pub(crate) interrupter: Option<Interrupter>,
+}
+
+impl GroupBreaker {
+    fn interrupt(&self) {
+        if let Some(interrupter) = &self.interrupter {
+            interrupter.interrupt();
+        }
+    }
+
+    /// How long its running operation has waited for peers.
+    fn waiting(&self) -> Duration {
+        self.interrupter.as_ref().map_or(Duration::ZERO, Interrupter::waiting)
+    }
 }
 
 /// State the worker publishes and the control thread reads.
@@ -50,6 +65,13 @@ struct Shared {
     breaker: Option<GroupBreaker>,
     /// Groups up to this epoch shall not be formed any more.
     left_epoch: Option<u64>,
+}
+
+impl Shared {
+    fn waiting_ms(&self) -> u64 {
+        let waiting = self.breaker.as_ref().map_or(Duration::ZERO, GroupBreaker::waiting);
+        u64::try_from(waiting.as_millis()).unwrap_or(u64::MAX)
+    }
 }
 
 /// The worker's side of the control connection.
@@ -103,7 +125,7 @@ impl Control {
         let mut shared = lock(&self.shared);
         shared.left_epoch = shared.left_epoch.max(Some(epoch));
         if let Some(breaker) = shared.breaker.take_if(|it| it.epoch <= epoch) {
-            (breaker.interrupt)();
+            breaker.interrupt();
         }
     }
 }
@@ -198,6 +220,7 @@ fn beat(control: &Control) {
             FromRank::Heartbeat {
                 phase: shared.phase,
                 steps_done: shared.steps_done,
+                waiting_ms: shared.waiting_ms(),
                 memory: shared.memory,
             }
         };

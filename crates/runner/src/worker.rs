@@ -196,11 +196,7 @@ impl Worker<'_> {
             return self.form_stock_group(join.epoch);
         }
         let cancel = jackalope_transport::Interrupter::new()?;
-        let interrupter = cancel.clone();
-        let breaker = GroupBreaker {
-            epoch: join.epoch,
-            interrupt: Box::new(move || interrupter.interrupt()),
-        };
+        let breaker = GroupBreaker { epoch: join.epoch, interrupter: Some(cancel.clone()) };
         if !self.control.arm(breaker) {
             bail!("the brain has left group {} already", join.epoch);
         }
@@ -229,7 +225,7 @@ impl Worker<'_> {
             Backend::Nccl => jackalope_mlx::Backend::Nccl,
             Backend::Tcp => unreachable!("the native group is formed elsewhere"),
         };
-        if !self.control.arm(GroupBreaker { epoch, interrupt: Box::new(|| {}) }) {
+        if !self.control.arm(GroupBreaker { epoch, interrupter: None }) {
             bail!("the brain has left group {epoch} already");
         }
         let rank = self.identity.rank as usize;

@@ -1,14 +1,16 @@
-//! Ending an operation from another thread.
+//! Ending and watching an operation from another thread.
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::error::TransportError;
 
-/// Makes every blocked and every later operation of its group fail at once.
+/// Makes every blocked and every later operation of its group fail at once, and tells how long the
+/// running one has been waiting for a peer.
 ///
 /// Clones belong to the same group. There is no way back: a group that was interrupted is joined
 /// anew, in its next epoch.
@@ -17,9 +19,16 @@ pub struct Interrupter {
     shared: Arc<Shared>,
 }
 
+/// No operation sleeps.
+const AWAKE: u64 = u64::MAX;
+
 #[derive(Debug)]
 struct Shared {
     raised: AtomicBool,
+    made_at: Instant,
+    /// When the running operation began to sleep, in nanoseconds after `made_at`;
+    /// [`AWAKE`] while none does.
+    asleep_since_ns: AtomicU64,
     /// Readable for ever once `raised`, so that a sleeping poll wakes. Nobody drains it.
     wake: UnixStream,
     waker: UnixStream,
@@ -38,7 +47,14 @@ impl Interrupter {
                 Ok((wake, waker))
             })
             .map_err(|cause| TransportError::Resources { cause: Arc::new(cause) })?;
-        Ok(Interrupter { shared: Arc::new(Shared { raised: AtomicBool::new(false), wake, waker }) })
+        let shared = Shared {
+            raised: AtomicBool::new(false),
+            made_at: Instant::now(),
+            asleep_since_ns: AtomicU64::new(AWAKE),
+            wake,
+            waker,
+        };
+        Ok(Interrupter { shared: Arc::new(shared) })
     }
 
     /// Ends the running operation, if any, and every later one with
@@ -52,6 +68,25 @@ impl Interrupter {
     /// Whether [`interrupt`](Interrupter::interrupt) was called.
     pub fn is_interrupted(&self) -> bool {
         self.shared.raised.load(Ordering::Acquire)
+    }
+
+    /// How long the running operation has slept because no byte could be moved: the peers are at
+    /// fault, not this rank. Zero while it computes or makes progress.
+    pub fn waiting(&self) -> Duration {
+        match self.shared.asleep_since_ns.load(Ordering::Relaxed) {
+            AWAKE => Duration::ZERO,
+            since => self.shared.made_at.elapsed().saturating_sub(Duration::from_nanos(since)),
+        }
+    }
+
+    pub(crate) fn falls_asleep(&self) {
+        let since = self.shared.made_at.elapsed().as_nanos();
+        let since = u64::try_from(since).unwrap_or(AWAKE - 1);
+        self.shared.asleep_since_ns.store(since, Ordering::Relaxed);
+    }
+
+    pub(crate) fn wakes_up(&self) {
+        self.shared.asleep_since_ns.store(AWAKE, Ordering::Relaxed);
     }
 
     pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {

@@ -58,6 +58,8 @@ pub(crate) struct Wait<'a> {
     spin: Duration,
     deadline: Instant,
     stalled_since: Option<Instant>,
+    /// Whether the stall has outlasted the spinning.
+    is_asleep: bool,
     /// Time without progress so far.
     pub(crate) waited: Duration,
     pub(crate) sleeps: u64,
@@ -65,13 +67,25 @@ pub(crate) struct Wait<'a> {
 
 impl<'a> Wait<'a> {
     pub(crate) fn new(interrupter: &'a Interrupter, spin: Duration, deadline: Instant) -> Wait<'a> {
-        Wait { interrupter, spin, deadline, stalled_since: None, waited: Duration::ZERO, sleeps: 0 }
+        let waited = Duration::ZERO;
+        Wait {
+            interrupter,
+            spin,
+            deadline,
+            stalled_since: None,
+            is_asleep: false,
+            waited,
+            sleeps: 0,
+        }
     }
 
     /// To be called after a round that moved bytes.
     pub(crate) fn progressed(&mut self) {
         if let Some(since) = self.stalled_since.take() {
             self.waited += since.elapsed();
+            if std::mem::take(&mut self.is_asleep) {
+                self.interrupter.wakes_up();
+            }
         }
     }
 
@@ -100,6 +114,9 @@ impl<'a> Wait<'a> {
             return Ok(());
         }
         self.sleeps += 1;
+        if !std::mem::replace(&mut self.is_asleep, true) {
+            self.interrupter.falls_asleep();
+        }
         let mut fds = vec![PollFd::from_borrowed_fd(self.interrupter.wake_fd(), PollFlags::IN)];
         fds.extend(lanes.iter().filter_map(|lane| {
             let mut flags = PollFlags::empty();

@@ -47,6 +47,8 @@ pub(super) struct Slot {
     pub(super) steps_done: u64,
     /// When it last answered a step.
     pub(super) progressed_at: Instant,
+    /// How long its collective had waited for peers at its last heartbeat.
+    pub(super) waiting: Duration,
     process: Option<Box<dyn RankProcess>>,
     connection: Option<Connection>,
 }
@@ -68,6 +70,7 @@ impl Slot {
             heard_at: now,
             steps_done: 0,
             progressed_at: now,
+            waiting: Duration::ZERO,
             process: None,
             connection: None,
         }

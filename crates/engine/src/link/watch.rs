@@ -10,6 +10,10 @@ use super::{Link, SentStep};
 /// tells.
 const LAUNCH_POLL: Duration = Duration::from_millis(50);
 
+/// A rank that had waited for its peers for one part in so many of the time that has run out did not
+/// hold up the others. Heartbeats are a second apart, so the last may be from well before the end.
+const HELD_UP_PART: u32 = 4;
+
 impl Link {
     /// Ends what has passed its deadline.
     pub(super) fn look_after(&mut self, now: Instant) {
@@ -28,11 +32,14 @@ impl Link {
         let overdue = (0..self.slots.len()).filter_map(|rank| {
             let wait = self.wait_for(rank)?;
             let slot = &self.slots[rank];
-            // All wait for the slowest: the one that did least, or was silent for longest.
-            (wait.deadline() <= now).then_some((slot.steps_done, slot.heard_at, rank, wait))
+            // All wait for the slowest: the one that waits for nobody itself, did least, or was
+            // silent for longest. A rank may even be behind the one that holds it up: who froze
+            // had told of its step, and not yet sent the last of it to its peers.
+            let is_held_up = wait.timeout <= slot.waiting * HELD_UP_PART;
+            let key = (is_held_up, slot.steps_done, slot.heard_at);
+            (wait.deadline() <= now).then_some((key, rank, wait))
         });
-        let slowest = overdue.min_by_key(|(steps_done, heard_at, ..)| (*steps_done, *heard_at));
-        if let Some((.., rank, wait)) = slowest {
+        if let Some((_, rank, wait)) = overdue.min_by_key(|(key, ..)| *key) {
             self.rank_died(rank, &wait.to_string(), now);
         }
     }

@@ -38,6 +38,8 @@ pub(crate) enum Fault {
     DeviceFailsAt(u64),
     /// Is alive, but does not answer this step.
     StallsAt(u64),
+    /// Waits for a peer in this step of the first group, and says so.
+    IsHeldUpAt(u64),
     /// Does nothing at all any more from this step on.
     FreezesAt(u64),
     /// Says that the group broke, though every process lives.
@@ -363,6 +365,12 @@ impl Rank {
                 self.shared.wait_until_killed();
                 Some(true)
             }
+            Fault::IsHeldUpAt(at) if (epoch, step) == (1, at) => {
+                // The peer has what it needs for this step, and so tells that it is done.
+                self.meeting.reach(self.order.rank, epoch, step, &self.left_epoch);
+                heart.waiting_ms.store(10_000, Ordering::SeqCst);
+                Some(false)
+            }
             Fault::FreezesAt(at) if at == step => {
                 heart.is_frozen.store(true, Ordering::SeqCst);
                 self.shared.wait_until_killed();
@@ -381,22 +389,29 @@ impl Rank {
 struct Heart {
     stream: Arc<Mutex<TcpStream>>,
     is_frozen: Arc<AtomicBool>,
+    /// How long the rank says that it has waited for its peers.
+    waiting_ms: Arc<AtomicU64>,
 }
 
 impl Heart {
     fn start(stream: TcpStream) -> Heart {
         let stream = Arc::new(Mutex::new(stream));
-        let heart =
-            Heart { stream: Arc::clone(&stream), is_frozen: Arc::new(AtomicBool::new(false)) };
+        let heart = Heart {
+            stream: Arc::clone(&stream),
+            is_frozen: Arc::default(),
+            waiting_ms: Arc::default(),
+        };
         let is_frozen = Arc::clone(&heart.is_frozen);
+        let waiting_ms = Arc::clone(&heart.waiting_ms);
         std::thread::spawn(move || {
-            let beat = FromRank::Heartbeat {
+            let beat = || FromRank::Heartbeat {
                 phase: Phase::Idle,
                 steps_done: 0,
+                waiting_ms: waiting_ms.load(Ordering::SeqCst),
                 memory: RankMemory { kv_bytes: 7, ..RankMemory::default() },
             };
             while !is_frozen.load(Ordering::SeqCst)
-                && frame::write(&mut *stream.lock().unwrap(), &beat).is_ok()
+                && frame::write(&mut *stream.lock().unwrap(), &beat()).is_ok()
             {
                 std::thread::sleep(Duration::from_millis(20));
             }

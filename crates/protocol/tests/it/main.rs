@@ -105,6 +105,7 @@ fn several_frames_follow_each_other() {
     let heartbeat = FromRank::Heartbeat {
         phase: Phase::Idle,
         steps_done: 7,
+        waiting_ms: 20,
         memory: RankMemory { kv_bytes: 9, ..RankMemory::default() },
     };
     let hello = Hello {

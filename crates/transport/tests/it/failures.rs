@@ -2,7 +2,7 @@
 
 use std::sync::Barrier;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jackalope_transport::{Dtype, Group, GroupConfig, Operation, TransportError};
 
@@ -222,6 +222,41 @@ fn an_interrupt_ends_blocked_and_later_operations() {
                     assert!(matches!(first, TransportError::Interrupted { .. }), "{later}");
                 }
                 silence.wait();
+            },
+        );
+    }
+}
+
+#[test]
+fn who_waits_for_a_peer_tells_for_how_long() {
+    for bytes in [4096, 8 << 20] {
+        let is_seen = Barrier::new(2);
+        together(
+            2,
+            |_| {},
+            |mut group| {
+                let interrupter = group.interrupter();
+                assert_eq!(interrupter.waiting(), Duration::ZERO);
+                if group.rank() == 1 {
+                    is_seen.wait();
+                    sum_of(&mut group, bytes, Dtype::F32).unwrap();
+                    return;
+                }
+                let started = Instant::now();
+                let (told, elapsed) = thread::scope(|scope| {
+                    let waiting = scope.spawn(|| sum_of(&mut group, bytes, Dtype::F32));
+                    let is_long = |told| Duration::from_millis(50) <= told;
+                    while !is_long(interrupter.waiting()) && started.elapsed() < PATIENCE {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    let told = (interrupter.waiting(), started.elapsed());
+                    is_seen.wait();
+                    waiting.join().unwrap().unwrap();
+                    told
+                });
+                assert!(Duration::from_millis(50) <= told, "it says {told:?}");
+                assert!(told <= elapsed, "it says {told:?} after {elapsed:?}");
+                assert_eq!(interrupter.waiting(), Duration::ZERO);
             },
         );
     }
