@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::args::BenchArgs;
 use crate::cluster::Cluster;
-use crate::split;
+use crate::{output, split};
 
 /// One number of requests at a time.
 #[derive(Debug)]
@@ -64,18 +64,17 @@ pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<()> {
     result.and(stopped)
 }
 
-#[expect(clippy::print_stdout, reason = "the table is what the command is for")]
 async fn measure(args: &BenchArgs, engine: &EngineHandle, loaded: &Status) -> anyhow::Result<()> {
     if !args.json {
-        println!("{}", split::text(loaded));
-        println!(
+        output::line(split::text(loaded))?;
+        output::line(format_args!(
             "{:>11}  {:>13}  {:>12}  {:>17}  {:>17}  step: compute / collectives / sampling / graph / control",
             "concurrency",
             "prefill tok/s",
             "decode tok/s",
             "first token p50/99",
             "inter-token p50/99",
-        );
+        ))?;
     }
     // Warms caches, pools and pages up; not reported.
     run_once(args, engine, 1, 0).await?;
@@ -83,7 +82,7 @@ async fn measure(args: &BenchArgs, engine: &EngineHandle, loaded: &Status) -> an
     for (idx, &concurrency) in args.concurrency.iter().enumerate() {
         let run = run_once(args, engine, concurrency.max(1), idx as u32 + 1).await?;
         if !args.json {
-            println!("{}", row(&run));
+            output::line(row(&run))?;
         }
         rows.push(run_json(&run));
     }
@@ -94,7 +93,7 @@ async fn measure(args: &BenchArgs, engine: &EngineHandle, loaded: &Status) -> an
             "ranks": split::json(&engine.status()),
             "runs": rows,
         });
-        println!("{result}");
+        output::line(result)?;
     }
     Ok(())
 }

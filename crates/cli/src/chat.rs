@@ -1,7 +1,7 @@
 //! `jackalope chat`: a conversation in the terminal, always over HTTP; with `--model` the server is
 //! our own, on a port that the system picks.
 
-use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::io::{BufRead, BufReader, IsTerminal};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 
 use crate::args::ChatArgs;
 use crate::cluster::Cluster;
+use crate::output;
 use crate::serve::{HttpServer, model_name};
 
 /// A server that sends nothing for this long is gone; it sends comments while it computes.
@@ -75,17 +76,16 @@ impl Conversation {
         self.messages = system.map(|text| json!({"role": "system", "content": text})).collect();
     }
 
-    #[expect(clippy::print_stdout, reason = "a conversation")]
     fn run(mut self) -> anyhow::Result<()> {
         let is_terminal = std::io::stdin().is_terminal();
         if is_terminal {
-            println!("talking to {} (/clear starts anew, /exit ends)", self.args.url);
+            let url = &self.args.url;
+            output::line(format_args!("talking to {url} (/clear starts anew, /exit ends)"))?;
         }
         let mut lines = BufReader::new(std::io::stdin());
         loop {
             if is_terminal {
-                print!("> ");
-                std::io::stdout().flush()?;
+                output::piece("> ")?;
             }
             let Some(line) = read_line(&mut lines)? else { return Ok(()) };
             match line.trim() {
@@ -138,13 +138,12 @@ impl Conversation {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "a conversation")]
 fn print_stream(mut stream: impl BufRead) -> anyhow::Result<String> {
     let mut answer = String::new();
     while let Some(line) = read_line(&mut stream)? {
         let Some(data) = line.strip_prefix("data:").map(str::trim) else { continue };
         if data == "[DONE]" {
-            println!();
+            output::line("")?;
             return Ok(answer);
         }
         let chunk: Value = serde_json::from_str(data).context("reading the stream")?;
@@ -153,12 +152,11 @@ fn print_stream(mut stream: impl BufRead) -> anyhow::Result<String> {
         }
         let delta = &chunk["choices"][0]["delta"];
         if let Some(piece) = delta["content"].as_str() {
-            print!("{piece}");
-            std::io::stdout().flush()?;
+            output::piece(piece)?;
             answer.push_str(piece);
         }
         for call in delta["tool_calls"].as_array().into_iter().flatten() {
-            println!("{}", call["function"]);
+            output::line(&call["function"])?;
         }
     }
     bail!("the stream ended early")

@@ -1,6 +1,5 @@
 //! `jackalope generate`: one prompt, without a server.
 
-use std::io::Write;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
@@ -13,6 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::args::GenerateArgs;
 use crate::cluster::Cluster;
+use crate::output::{self, OutputError};
 
 /// What came out.
 #[derive(Debug)]
@@ -90,7 +90,6 @@ fn submit(
 }
 
 /// Collects the answer, and writes it as it comes unless `quiet`.
-#[expect(clippy::print_stdout, reason = "the text is what the command is for")]
 async fn listen(
     mut generation: Generation,
     text: &ModelText,
@@ -100,10 +99,9 @@ async fn listen(
     let mut detokenizer = text.detokenizer();
     let mut first_token_ms = 0.0;
     let (mut tokens, mut logprobs, mut answer) = (Vec::new(), Vec::new(), String::new());
-    let say = |piece: String, answer: &mut String| -> std::io::Result<()> {
+    let say = |piece: String, answer: &mut String| -> Result<(), OutputError> {
         if !quiet {
-            print!("{piece}");
-            std::io::stdout().flush()?;
+            output::piece(&piece)?;
         }
         answer.push_str(&piece);
         Ok(())
@@ -138,14 +136,13 @@ async fn listen(
     bail!("the engine ended")
 }
 
-#[expect(clippy::print_stdout, reason = "the result is what the command is for")]
 fn print(args: &GenerateArgs, prompt: &[TokenId], generated: &Generated) -> anyhow::Result<()> {
     let Generated { tokens, text, usage, first_token_ms, total_ms, .. } = generated;
     let num_later = tokens.len().saturating_sub(1) as f64;
     let later_ms = total_ms - first_token_ms;
     let decode_tokens_per_s = if later_ms > 0.0 { num_later / later_ms * 1e3 } else { 0.0 };
     if !args.json {
-        println!();
+        output::line("")?;
         eprintln!(
             "{} prompt tokens, first token after {first_token_ms:.0} ms; {} tokens at {decode_tokens_per_s:.1}/s",
             usage.prompt_tokens, usage.completion_tokens
@@ -175,6 +172,5 @@ fn print(args: &GenerateArgs, prompt: &[TokenId], generated: &Generated) -> anyh
             "decode_tokens_per_s": decode_tokens_per_s,
         },
     });
-    println!("{result}");
-    Ok(())
+    Ok(output::line(result)?)
 }

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 
 use crate::args::LinkArgs;
 use crate::cluster::random_bytes;
+use crate::output;
 
 /// From starting a rank to its first line.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -31,7 +32,6 @@ pub(crate) async fn run(args: &LinkArgs) -> anyhow::Result<()> {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "the rows are what the command is for")]
 async fn measure(args: &LinkArgs) -> anyhow::Result<()> {
     // The settings of stock groups live as long as `_local`.
     let (_local, mut ranks) = start(args)?;
@@ -61,9 +61,9 @@ async fn measure(args: &LinkArgs) -> anyhow::Result<()> {
         let Some(row) = row else { bail!("{}", last_words(0, &mut ranks[0])) };
         failed += u32::from(row["ok"] == false);
         if args.json {
-            println!("{row}");
+            output::line(&row)?;
         } else if let Some(text) = table.text(&row) {
-            println!("{text}");
+            output::line(text)?;
         }
         if row["row"] == "done" {
             break;

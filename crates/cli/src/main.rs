@@ -6,6 +6,7 @@ mod chat;
 mod cluster;
 mod generate;
 mod link;
+mod output;
 mod progress;
 mod serve;
 mod split;
@@ -16,6 +17,7 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{Args, Command};
+use crate::output::OutputError;
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(err) if err.downcast_ref().is_some_and(OutputError::is_closed) => ExitCode::SUCCESS,
         Err(err) => {
             eprintln!("error: {err:#}");
             ExitCode::FAILURE

@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 
 use crate::args::ServeArgs;
 use crate::cluster::Cluster;
+use crate::output::{self, OutputError};
 use crate::split;
 
 /// An HTTP server that answers for a cluster.
@@ -66,7 +67,10 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let server = HttpServer::start(listener, &cluster, config)?;
     let serving = async {
         let status = cluster.ready().await?;
-        announce(&args, &model_id, server.addr, &status);
+        if let Err(err) = announce(&args, &model_id, server.addr, &status) {
+            // Who asks over HTTP does not care.
+            tracing::warn!(%err, "nobody was told that the server is ready");
+        }
         cluster.ended().await
     };
     let result = tokio::select! {
@@ -108,20 +112,27 @@ pub(crate) fn model_name(dir: &Path) -> anyhow::Result<String> {
     Ok(name.to_string_lossy().into_owned())
 }
 
-#[expect(clippy::print_stdout, reason = "tells where the server is")]
-fn announce(args: &ServeArgs, model_id: &str, addr: SocketAddr, status: &Status) {
+/// Tells where the server is.
+fn announce(
+    args: &ServeArgs,
+    model_id: &str,
+    addr: SocketAddr,
+    status: &Status,
+) -> Result<(), OutputError> {
     let url = format!("http://{addr}");
     if args.json {
         let ranks = split::json(status);
-        println!(
-            "{}",
-            json!({"event": "ready", "url": url, "model": model_id, "pid": std::process::id(),
-                   "ranks": ranks})
-        );
-    } else {
-        println!("{model_id} on {} ranks is ready\n{}", status.ranks.len(), split::text(status));
-        println!("  OpenAI API   {url}/v1");
-        println!("  talk to it   jackalope chat --url {url}");
-        println!("  stop it      Ctrl-C");
+        return output::line(json!({
+            "event": "ready", "url": url, "model": model_id, "pid": std::process::id(),
+            "ranks": ranks
+        }));
     }
+    output::line(format_args!(
+        "{model_id} on {} ranks is ready\n{}\n  \
+         OpenAI API   {url}/v1\n  \
+         talk to it   jackalope chat --url {url}\n  \
+         stop it      Ctrl-C",
+        status.ranks.len(),
+        split::text(status)
+    ))
 }

@@ -53,6 +53,8 @@ pub enum GroupEvent {
         phase: Phase,
         /// While loading: bytes in place, and in all.
         loaded_bytes: Option<(u64, u64)>,
+        /// Its process, where the launcher knows it.
+        pid: Option<u32>,
     },
     /// A rank is alive.
     Heartbeat {

@@ -462,7 +462,8 @@ impl Link {
             _ => None,
         };
         let (phase, _) = self.phase_of(rank);
-        self.events.push_back(GroupEvent::Phase { rank, phase, loaded_bytes });
+        let pid = self.slots[rank].pid();
+        self.events.push_back(GroupEvent::Phase { rank, phase, loaded_bytes, pid });
     }
 }
 

@@ -75,6 +75,8 @@ impl EngineState {
 /// One rank.
 #[derive(Clone, Debug)]
 pub struct RankStatus {
+    /// Its process, where it is known.
+    pub pid: Option<u32>,
     /// What it is busy with.
     pub phase: Phase,
     /// While loading: bytes in place, and in all.
@@ -94,6 +96,7 @@ pub struct RankStatus {
 impl RankStatus {
     pub(crate) fn new() -> RankStatus {
         RankStatus {
+            pid: None,
             phase: Phase::Starting,
             loaded_bytes: None,
             facts: None,

@@ -103,6 +103,18 @@ impl Group {
         Group { rank, size, kind: Kind::Native { raw, shared } }
     }
 
+    /// Whether [`stock`](Group::stock) can work at all, before anything is loaded for it.
+    ///
+    /// # Errors
+    /// [`Error::NoBackend`] if this libmlx or this machine lacks the backend.
+    pub fn check_stock(backend: Backend) -> Result<(), Error> {
+        let available = bridge::stock_group_available(backend.name());
+        match available.map_err(|err| init_error(backend, &err))? {
+            true => Ok(()),
+            false => Err(Error::NoBackend { backend }),
+        }
+    }
+
     /// A group over one of MLX's own transports, which read their settings from the environment.
     /// A group formed before through the same backend is dropped first.
     ///
@@ -110,10 +122,7 @@ impl Group {
     /// If this libmlx lacks the backend, if the ranks cannot connect, or if the backend sees another
     /// rank or size than the given ones (MLX would otherwise go on with a silently smaller group).
     pub fn stock(backend: Backend, rank: usize, size: usize) -> Result<Group, Error> {
-        let available = bridge::stock_group_available(backend.name());
-        if !available.map_err(|err| init_error(backend, &err))? {
-            return Err(Error::NoBackend { backend });
-        }
+        Group::check_stock(backend)?;
         let raw = bridge::stock_group(backend.name()).map_err(|err| init_error(backend, &err))?;
         let found = |count: i32| usize::try_from(count).expect("ranks are counted from zero");
         let (found_rank, found_size) =

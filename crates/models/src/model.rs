@@ -104,7 +104,8 @@ impl Model {
     }
 
     /// Builds the graph of one step and counts its tokens as held by `caches`, one for each span of
-    /// the batch. The result is the f32 logits `[logits_at, vocab]`, complete on every rank.
+    /// the batch. The result is the last layer's output `[logits_at, hidden]` for
+    /// [`logits`](Model::logits), the same on every rank.
     ///
     /// Evaluate the result together with the caches' [`SequenceCache::arrays`]: a step without
     /// logits has no other trace. If that fails, the caches are of no use any more.
@@ -112,20 +113,39 @@ impl Model {
     /// # Panics
     /// If spans, caches and tokens do not fit together, or there are none.
     #[track_caller]
-    pub fn forward(&self, batch: &Batch<'_>, caches: &mut [&mut SequenceCache]) -> Array {
+    pub fn hidden(&self, batch: &Batch<'_>, caches: &mut [&mut SequenceCache]) -> Array {
         assert!(!batch.rows.is_empty(), "a step has rows");
         let mut step = Step::new(&batch.rows, caches);
         let num_rows = step.spans.last().map_or(0, |span| span.rows.end);
         assert_eq!(num_rows, batch.tokens.len(), "every token belongs to a span");
         let h = self.network.forward(batch.tokens, &mut step);
         let result = if batch.logits_at.is_empty() {
-            let vocab = i32::try_from(self.facts.vocab_size).expect("bounded by config.json");
-            Array::zeros(&[0, vocab], Dtype::F32)
+            Array::zeros(&[0, h.dim(-1)], Dtype::F32)
         } else {
-            self.network.logits(&rows_of(&h, &batch.logits_at))
+            rows_of(&h, &batch.logits_at)
         };
         self.cache_shape.last_step.replace(Some(h));
         result
+    }
+
+    /// The f32 logits `[rows, vocab]` of some rows of [`hidden`](Model::hidden), complete on every
+    /// rank, not yet computed.
+    pub fn logits(&self, hidden: &Array) -> Array {
+        self.network.logits(hidden)
+    }
+
+    /// [`hidden`](Model::hidden) and [`logits`](Model::logits) in one graph: `[logits_at, vocab]`.
+    ///
+    /// # Panics
+    /// As [`hidden`](Model::hidden).
+    #[track_caller]
+    pub fn forward(&self, batch: &Batch<'_>, caches: &mut [&mut SequenceCache]) -> Array {
+        let hidden = self.hidden(batch, caches);
+        if batch.logits_at.is_empty() {
+            let vocab = i32::try_from(self.facts.vocab_size).expect("bounded by config.json");
+            return Array::zeros(&[0, vocab], Dtype::F32);
+        }
+        self.logits(&hidden)
     }
 }
 

@@ -2,6 +2,7 @@
 //! drawn tokens. All ranks do the same in the same order; only rank 0 draws.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use jackalope_mlx::{Array, Group};
@@ -13,6 +14,11 @@ use jackalope_protocol::{
 use thiserror::Error;
 
 use crate::sampler;
+
+/// Bytes of f32 logits that are computed at once. With their copies (this rank's part, the whole,
+/// and the host's) they stay far below what a rank may use beside weights, keys and values, however
+/// many positions of however large a vocabulary a step asks for.
+const LOGITS_BYTES_MAX: usize = 48 << 20;
 
 /// Why a step ended early.
 #[derive(Debug, Error)]
@@ -63,10 +69,19 @@ struct Inputs {
 struct Wanted {
     /// Token indices of the step whose logits are computed.
     logits_at: Vec<usize>,
-    /// Per row that samples: its number in the plan and its index into `logits_at`.
+    /// Per row that samples: its number in the plan and its index into `logits_at`; in the order of
+    /// both.
     sampled: Vec<(usize, usize)>,
-    /// Per row that scores: its number in the plan and its first index into `logits_at`.
+    /// Per row that scores: its number in the plan and its first index into `logits_at`; in the
+    /// order of both.
     scored: Vec<(usize, usize)>,
+}
+
+/// What rank 0 has found, in plan order.
+#[derive(Default)]
+struct Answers {
+    scored: Vec<Scored>,
+    drawn: Vec<(TokenId, Option<Logprob>)>,
 }
 
 impl Stepper {
@@ -98,16 +113,23 @@ impl Stepper {
         if !plan.rows.is_empty() {
             let inputs = self.take_inputs(model, &plan.rows)?;
             let wanted = wanted(&plan.rows, &inputs.spans);
-            let logits = self.forward(model, plan, &inputs, &wanted)?;
+            let hidden = self.forward(model, plan, &inputs, &wanted)?;
+            let vocab_size = model.facts().vocab_size as usize;
+            let slices = slices(wanted.logits_at.len(), vocab_size);
             timings.planning_us = micros(started.elapsed());
-            self.evaluate(plan, logits.as_ref())?;
-            let drawing = Instant::now();
-            let drawn = match &logits {
-                Some(logits) => self.draw(plan, logits, &wanted, &mut output)?,
-                None => Vec::new(),
-            };
-            timings.sampling_us = micros(drawing.elapsed());
-            self.share_drawn(plan, &wanted, drawn, &mut output)?;
+            if slices.len() != 1 {
+                self.evaluate(plan, &hidden)?;
+            }
+            let mut answers = Answers::default();
+            for range in slices {
+                let logits = model.logits(&rows(&hidden, &range));
+                self.evaluate(plan, &logits)?;
+                let drawing = Instant::now();
+                self.draw(plan, &wanted, (range, &logits), &mut answers)?;
+                timings.sampling_us += micros(drawing.elapsed());
+            }
+            output.scored = answers.scored;
+            self.share_drawn(plan, &wanted, answers.drawn, &mut output)?;
         }
         timings.collectives_us = micros(self.spent() - spent_before);
         timings.total_us = micros(started.elapsed());
@@ -182,14 +204,14 @@ impl Stepper {
         Ok(Inputs { tokens, spans })
     }
 
-    /// The step's logits `[logits_at, vocab]`, not yet computed; `None` if no row asks for any.
+    /// The last layer's output `[logits_at, hidden]`, not yet computed.
     fn forward(
         &mut self,
         model: &Model,
         plan: &StepPlan,
         inputs: &Inputs,
         wanted: &Wanted,
-    ) -> Result<Option<Array>, StepError> {
+    ) -> Result<Array, StepError> {
         let mut sequences = self.take_sequences(plan)?;
         let batch = Batch {
             tokens: &inputs.tokens,
@@ -198,9 +220,9 @@ impl Stepper {
         };
         let mut caches: Vec<&mut SequenceCache> =
             sequences.iter_mut().map(|(_, it)| &mut it.cache).collect();
-        let logits = model.forward(&batch, &mut caches);
+        let hidden = model.hidden(&batch, &mut caches);
         self.sequences.extend(sequences);
-        Ok((!wanted.logits_at.is_empty()).then_some(logits))
+        Ok(hidden)
     }
 
     /// The rows' sequences in plan order, out of the map so that all can be borrowed at once.
@@ -214,14 +236,13 @@ impl Stepper {
             .collect()
     }
 
-    /// Computes the logits and the caches; every collective of the model happens here.
-    fn evaluate(&self, plan: &StepPlan, logits: Option<&Array>) -> Result<(), StepError> {
+    /// Computes `result` and the caches; every collective of the model happens here.
+    fn evaluate(&self, plan: &StepPlan, result: &Array) -> Result<(), StepError> {
         let mut roots: Vec<Array> = Vec::new();
         for row in &plan.rows {
             roots.extend(self.sequences[&row.cache].cache.arrays());
         }
-        roots.extend(logits.cloned());
-        let roots: Vec<&Array> = roots.iter().collect();
+        let roots: Vec<&Array> = roots.iter().chain([result]).collect();
         jackalope_mlx::eval(&roots).map_err(|err| self.classify(&err))
     }
 
@@ -233,33 +254,39 @@ impl Stepper {
         }
     }
 
-    /// On rank 0: draws for every sampling row and scores every scoring one.
+    /// On rank 0: scores and draws what the logits of the wanted positions `range` are for.
     fn draw(
         &self,
         plan: &StepPlan,
-        logits: &Array,
         wanted: &Wanted,
-        output: &mut StepOutput,
-    ) -> Result<Vec<(TokenId, Option<Logprob>)>, StepError> {
+        (range, logits): (Range<usize>, &Array),
+        answers: &mut Answers,
+    ) -> Result<(), StepError> {
         if self.rank != 0 {
-            return Ok(Vec::new());
+            return Ok(());
         }
         let vocab_size = logits.dim(-1) as usize;
         let values: Vec<f32> = logits.to_vec().map_err(|err| self.classify(&err))?;
-        let at = |idx: usize| &values[idx * vocab_size..(idx + 1) * vocab_size];
-        for &(row_idx, first) in &wanted.scored {
+        let at = |idx: usize| &values[(idx - range.start) * vocab_size..][..vocab_size];
+        for (nth, &(row_idx, first)) in wanted.scored.iter().enumerate() {
             let row = &plan.rows[row_idx];
-            output.scored.push(score(row, |idx| at(first + idx)));
+            if answers.scored.len() == nth {
+                let logprobs = Vec::new();
+                answers.scored.push(Scored { cache: row.cache, start: row.start + 1, logprobs });
+            }
+            let score = row.score.as_ref().expect("only scoring rows are listed");
+            let last = first + num_scored(row);
+            for idx in range.start.max(first)..range.end.min(last) {
+                let logprob = sampler::logprob(at(idx), score.targets[idx - first], score.num_top);
+                answers.scored[nth].logprobs.push(logprob);
+            }
         }
-        wanted
-            .sampled
-            .iter()
-            .map(|&(row_idx, idx)| {
-                let row = &plan.rows[row_idx];
-                let sampling = row.sample.as_ref().expect("only sampling rows are listed");
-                self.draw_row(row.cache, at(idx), sampling)
-            })
-            .collect()
+        for &(row_idx, idx) in wanted.sampled.iter().filter(|(_, idx)| range.contains(idx)) {
+            let row = &plan.rows[row_idx];
+            let sampling = row.sample.as_ref().expect("only sampling rows are listed");
+            answers.drawn.push(self.draw_row(row.cache, at(idx), sampling)?);
+        }
+        Ok(())
     }
 
     fn draw_row(
@@ -317,7 +344,7 @@ fn wanted(rows: &[Row], spans: &[Span]) -> Wanted {
     let mut wanted = Wanted::default();
     for (row_idx, (row, span)) in rows.iter().zip(spans).enumerate() {
         let first = wanted.logits_at.len();
-        let num_scored = row.score.as_ref().map_or(0, |score| score.targets.len().min(span.len));
+        let num_scored = num_scored(row);
         wanted.logits_at.extend(span.start_idx..span.start_idx + num_scored);
         if row.score.is_some() {
             wanted.scored.push((row_idx, first));
@@ -332,17 +359,46 @@ fn wanted(rows: &[Row], spans: &[Span]) -> Wanted {
     wanted
 }
 
-fn score<'a>(row: &Row, logits_of: impl Fn(usize) -> &'a [f32]) -> Scored {
-    let score = row.score.as_ref().expect("only scoring rows are listed");
-    let num_scored = score.targets.len().min(row.input.len());
-    let logprobs = score.targets[..num_scored]
-        .iter()
-        .enumerate()
-        .map(|(idx, &target)| sampler::logprob(logits_of(idx), target, score.num_top))
-        .collect();
-    Scored { cache: row.cache, start: row.start + 1, logprobs }
+fn num_scored(row: &Row) -> usize {
+    row.score.as_ref().map_or(0, |score| score.targets.len().min(row.input.len()))
+}
+
+/// Cuts `num_logits` positions into parts that are computed one after the other.
+fn slices(num_logits: usize, vocab_size: usize) -> Vec<Range<usize>> {
+    let len = (LOGITS_BYTES_MAX / (size_of::<f32>() * vocab_size)).max(1);
+    (0..num_logits).step_by(len).map(|start| start..num_logits.min(start + len)).collect()
+}
+
+/// Some rows of `[rows, hidden]`.
+fn rows(hidden: &Array, range: &Range<usize>) -> Array {
+    let row = |idx: usize| i32::try_from(idx).expect("a step is small");
+    match hidden.dim(0) == row(range.len()) {
+        true => hidden.clone(),
+        false => hidden.slice_axis(0, row(range.start), row(range.end)),
+    }
 }
 
 fn micros(time: Duration) -> u32 {
     u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_position_is_computed_once_and_few_at_a_time() {
+        for vocab_size in [100, 2048, 151_936, 20_000_000] {
+            for num_logits in [0, 1, 2, 79, 512, 5000] {
+                let slices = slices(num_logits, vocab_size);
+                let all: Vec<usize> = slices.iter().flat_map(Clone::clone).collect();
+                assert_eq!(all, (0..num_logits).collect::<Vec<_>>());
+                assert!(
+                    slices.iter().all(|it| {
+                        it.len() == 1 || 4 * it.len() * vocab_size <= LOGITS_BYTES_MAX
+                    })
+                );
+            }
+        }
+    }
 }

@@ -89,7 +89,11 @@ fn load<'a>(
     control: &'a Control,
     setup: Setup,
 ) -> Result<Worker<'a>, (FailureKind, anyhow::Error)> {
-    choose_device(setup.device).map_err(|err| (FailureKind::Device, err))?;
+    // What this machine lacks, a new process lacks as well.
+    choose_device(setup.device).map_err(|err| (FailureKind::Model, err))?;
+    if let Some(backend) = stock_backend(setup.backend) {
+        Group::check_stock(backend).map_err(|err| (FailureKind::Model, err.into()))?;
+    }
     control.set_phase(Phase::Loading);
     let started = Instant::now();
     let parallel = parallel(identity, &setup).map_err(|err| (FailureKind::Model, err))?;
@@ -167,6 +171,16 @@ fn choose_device(device: jackalope_protocol::Device) -> anyhow::Result<()> {
     Ok(jackalope_mlx::set_device(device)?)
 }
 
+/// MLX's own transport of this name; `None` for the native group.
+fn stock_backend(backend: Backend) -> Option<jackalope_mlx::Backend> {
+    match backend {
+        Backend::Tcp => None,
+        Backend::Ring => Some(jackalope_mlx::Backend::Ring),
+        Backend::Jaccl => Some(jackalope_mlx::Backend::Jaccl),
+        Backend::Nccl => Some(jackalope_mlx::Backend::Nccl),
+    }
+}
+
 fn device_name() -> &'static str {
     match jackalope_mlx::device() {
         Device::Cpu => "cpu",
@@ -192,8 +206,8 @@ impl Worker<'_> {
     }
 
     fn form_group(&self, join: &Join) -> anyhow::Result<Group> {
-        if self.setup.backend != Backend::Tcp {
-            return self.form_stock_group(join.epoch);
+        if let Some(backend) = stock_backend(self.setup.backend) {
+            return self.form_stock_group(backend, join.epoch);
         }
         let cancel = jackalope_transport::Interrupter::new()?;
         let breaker = GroupBreaker { epoch: join.epoch, interrupter: Some(cancel.clone()) };
@@ -218,13 +232,11 @@ impl Worker<'_> {
     }
 
     /// Stock groups read their addresses from the environment the launcher has set.
-    fn form_stock_group(&self, epoch: u64) -> anyhow::Result<Group> {
-        let backend = match self.setup.backend {
-            Backend::Ring => jackalope_mlx::Backend::Ring,
-            Backend::Jaccl => jackalope_mlx::Backend::Jaccl,
-            Backend::Nccl => jackalope_mlx::Backend::Nccl,
-            Backend::Tcp => unreachable!("the native group is formed elsewhere"),
-        };
+    fn form_stock_group(
+        &self,
+        backend: jackalope_mlx::Backend,
+        epoch: u64,
+    ) -> anyhow::Result<Group> {
         if !self.control.arm(GroupBreaker { epoch, interrupter: None }) {
             bail!("the brain has left group {epoch} already");
         }

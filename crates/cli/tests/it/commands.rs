@@ -96,6 +96,50 @@ fn chat_reads_a_conversation_from_a_pipe_and_answers_alike_with_a_server_and_a_m
     assert_eq!(at_model.stdout, at_server.stdout);
 }
 
+/// Three real processes: every operation is checked and timed, on every backend there is, beside a
+/// bare exchange over a socket.
+#[test]
+fn link_checks_and_times_every_backend_and_names_those_that_are_not_there() {
+    let args = ["link", "--ranks", "3", "--sizes", "4096,300001", "--json"];
+    let ended = run(&args);
+    assert!(ended.status.success(), "{ended:?}");
+    let rows: Vec<Value> =
+        ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |kind: &str, backend: &str| -> Vec<&Value> {
+        rows.iter().filter(|row| row["row"] == kind && row["backend"] == backend).collect()
+    };
+    for backend in ["tcp", "ring"] {
+        let checks = of("check", backend);
+        for operation in ["all_sum", "all_gather", "send_recv", "same_bits"] {
+            let is_checked = |row: &&&Value| row["op"] == operation && row["ok"] == true;
+            assert!(checks.iter().any(|row| is_checked(&row)), "{backend} {operation}: {ended:?}");
+        }
+        assert!(checks.iter().all(|row| row["ok"] == true), "{checks:?}");
+        assert!(!of("time", backend).is_empty(), "{ended:?}");
+    }
+    assert!(!of("time", "bare").is_empty(), "{ended:?}");
+    for row in rows.iter().filter(|row| row["row"] == "time") {
+        assert!(0.0 < row["median_us"].as_f64().unwrap(), "{row}");
+        assert!(row["median_us"].as_f64() <= row["p99_us"].as_f64(), "{row}");
+    }
+    for row in rows.iter().filter(|row| row["row"] == "refused") {
+        assert!(row["reason"].as_str().unwrap().contains("hint:"), "{row}");
+    }
+    assert_eq!(rows.last().unwrap()["row"], "done");
+}
+
+#[test]
+fn a_reader_that_has_had_enough_ends_a_command_quietly() {
+    let mut program = Program::start(&["link", "--json"], "");
+    program.line();
+    let ended = program.end_unread();
+    assert!(ended.status.success(), "{ended:?}");
+    assert_eq!(ended.stderr, "");
+    let mut serving = Server::start(exact(), "--ranks 2");
+    serving.program.close_output();
+    assert_eq!(serving.get("/health/ready").0, 200);
+}
+
 #[test]
 fn chat_without_a_server_says_how_to_start_one() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

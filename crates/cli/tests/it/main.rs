@@ -7,6 +7,8 @@ mod checkpoint;
 mod commands;
 mod endings;
 mod http;
+#[cfg(target_os = "linux")]
+mod memory;
 mod metamorphic;
 mod program;
 mod recovery;

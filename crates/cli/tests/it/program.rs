@@ -94,6 +94,18 @@ impl Program {
         Ended { status, stdout: stdout.join().unwrap(), stderr: self.stderr_text() }
     }
 
+    /// Reads no more of what it prints.
+    pub(crate) fn close_output(&mut self) {
+        self.stdout = None;
+    }
+
+    /// Waits until it has ended by itself, with nobody to read what it prints.
+    pub(crate) fn end_unread(mut self) -> Ended {
+        self.close_output();
+        let status = self.wait(Instant::now() + PATIENCE).expect("the program ends");
+        Ended { status, stdout: String::new(), stderr: self.stderr_text() }
+    }
+
     /// Waits for its end until the deadline.
     pub(crate) fn wait(&mut self, deadline: Instant) -> Option<ExitStatus> {
         wait_until(deadline, || self.child.try_wait().unwrap())

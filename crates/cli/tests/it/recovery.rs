@@ -57,6 +57,7 @@ fn check(args: &str, rank: usize, signal: Signal) {
     assert_eq!(health["status"], "healthy");
     assert_ne!(server.rank(rank), victim);
     assert_eq!(server.rank(1 - rank), survivor, "the other rank keeps its weights");
+    assert_eq!(health["ranks"][rank]["pid"], server.rank(rank));
 }
 
 #[test]
@@ -87,6 +88,32 @@ fn a_frozen_rank_0_is_replaced_and_changes_no_answer() {
 #[test]
 fn a_frozen_rank_1_is_replaced_and_changes_no_answer() {
     check("--stall-timeout 2", 1, Signal::STOP);
+}
+
+/// A rank that gets no more memory from the system, in the middle of the others' answers.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_rank_out_of_memory_is_replaced_and_changes_no_answer() {
+    let server = Server::start(exact(), "--ranks 2");
+    let mut requests = requests(400);
+    let prompt: Vec<u64> = (0..1500).map(|at| (at * 59 + 11) % 1900 + 20).collect();
+    requests.push(json!({
+        "prompt": prompt, "max_tokens": 40, "ignore_eos": true, "temperature": 0,
+        "return_token_ids": true,
+    }));
+    let expected = undisturbed(&server, &requests);
+    let (large, small) = requests.split_last().unwrap();
+    let mut streams = open(&server, small);
+    let (victim, survivor) = (server.rank(1), server.rank(0));
+    crate::memory::forbid_growth(victim);
+    // Too much for what the rank has in reserve.
+    streams.push(server.stream(large));
+    for (idx, (stream, expected)) in streams.into_iter().zip(expected).enumerate() {
+        assert_eq!(stream.read_all(), (expected, End::Done), "stream {idx}");
+    }
+    assert_eq!(num_of(&server.health(), "recoveries"), 1);
+    assert_ne!(server.rank(1), victim);
+    assert_eq!(server.rank(0), survivor);
 }
 
 #[test]

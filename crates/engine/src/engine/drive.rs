@@ -241,9 +241,10 @@ impl<G: RankGroup> Driver<G> {
     fn on_event(&mut self, event: GroupEvent) -> Result<(), EngineError> {
         let now = Instant::now();
         match event {
-            GroupEvent::Phase { rank, phase, loaded_bytes } => self.modify(|status| {
+            GroupEvent::Phase { rank, phase, loaded_bytes, pid } => self.modify(|status| {
                 let rank = &mut status.ranks[rank];
-                (rank.phase, rank.loaded_bytes, rank.heard_at) = (phase, loaded_bytes, Some(now));
+                (rank.phase, rank.loaded_bytes, rank.pid) = (phase, loaded_bytes, pid);
+                rank.heard_at = Some(now);
             }),
             GroupEvent::Heartbeat { rank, phase, memory, .. } => self.modify(|status| {
                 let rank = &mut status.ranks[rank];

@@ -87,10 +87,14 @@ impl Slot {
         self.enter(State::Launched, now);
     }
 
+    /// The process that was started, where the launcher knows it.
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.process.as_ref().and_then(|process| process.pid())
+    }
+
     /// True if this is the process that was started.
     pub(super) fn expects(&self, hello: &Hello) -> bool {
-        let pid = self.process.as_ref().and_then(|process| process.pid());
-        matches!(self.state, State::Launched) && pid.is_none_or(|pid| pid == hello.pid)
+        matches!(self.state, State::Launched) && self.pid().is_none_or(|pid| pid == hello.pid)
     }
 
     /// True while it belongs to a group, or is about to.

@@ -1,0 +1,28 @@
+//! Standard output: what a command says, to people or to the next program of a pipe.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+/// Standard output cannot be written to.
+#[derive(Debug, thiserror::Error)]
+#[error("writing to standard output: {0}")]
+pub(crate) struct OutputError(#[from] io::Error);
+
+impl OutputError {
+    /// Whoever read has had enough, as `head` has after some lines: an end, not a failure.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.kind() == io::ErrorKind::BrokenPipe
+    }
+}
+
+/// Prints a line.
+pub(crate) fn line(text: impl Display) -> Result<(), OutputError> {
+    Ok(writeln!(io::stdout(), "{text}")?)
+}
+
+/// Prints a piece of a line at once.
+pub(crate) fn piece(text: impl Display) -> Result<(), OutputError> {
+    let mut stdout = io::stdout();
+    write!(stdout, "{text}")?;
+    Ok(stdout.flush()?)
+}

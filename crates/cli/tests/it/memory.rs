@@ -1,0 +1,67 @@
+//! What a rank's process takes, and what becomes of one that gets no more.
+
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use serde_json::json;
+
+use crate::checkpoint::{Copy, Weights};
+use crate::http::Server;
+
+/// What a rank may take beside its shard and the budget of keys and values.
+const OVERHEAD_BYTES_MAX: u64 = 300 << 20;
+
+/// As many tokens as large models know.
+const VOCAB_SIZE: u64 = 151_936;
+
+/// From now on the system refuses this process any more memory.
+pub(crate) fn forbid_growth(pid: u32) {
+    let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    let limit = Rlimit { current: Some(0), maximum: Some(0) };
+    prlimit(Some(pid), Resource::As, limit).unwrap();
+}
+
+/// The most that the process ever held, in bytes.
+fn peak_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// The same model with a vocabulary of `VOCAB_SIZE`: its tokens, again and again.
+fn widen_vocabulary(weights: &mut Weights) {
+    for part in ["weight", "scales", "biases"] {
+        let tensor = weights.tensor(&format!("model.embed_tokens.{part}"));
+        let len = tensor.data.len() / tensor.shape[0] as usize * VOCAB_SIZE as usize;
+        tensor.data = tensor.data.iter().copied().cycle().take(len).collect();
+        tensor.shape[0] = VOCAB_SIZE;
+    }
+}
+
+#[test]
+fn however_many_logits_are_asked_for_a_rank_stays_within_its_memory() {
+    let copy = Copy::new();
+    copy.edit_weights(widen_vocabulary);
+    copy.edit_config(|config| config["vocab_size"] = json!(VOCAB_SIZE));
+    let server = Server::start(copy.path(), "--ranks 2 --step-tokens 2048");
+    let prompt: Vec<u64> = (0..1200).map(|at| (at * 53 + 7) % 1900 + 20).collect();
+    let answer = server.ask(
+        "/v1/completions",
+        &json!({"prompt": prompt, "max_tokens": 2, "echo": true, "logprobs": 1}),
+    );
+    let logprobs = answer["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap();
+    assert!(prompt.len() < logprobs.len(), "{} logprobs", logprobs.len());
+    let health = server.health();
+    for process in server.ranks() {
+        let rank = &health["ranks"][process.rank];
+        let shard = rank["facts"]["weights_bytes"].as_u64().unwrap();
+        let kv = rank["memory"]["kv_bytes"].as_u64().unwrap();
+        let peak = peak_bytes(process.pid);
+        assert!(
+            peak <= shard + kv + OVERHEAD_BYTES_MAX,
+            "rank {} took {} MB for {} MB of weights and {} MB of keys and values",
+            process.rank,
+            peak >> 20,
+            shard >> 20,
+            kv >> 20
+        );
+    }
+}
