@@ -1,0 +1,92 @@
+"""What the README tells people to type, typed."""
+
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT, find_program, first_line
+
+README = (ROOT / "README.md").read_text()
+SECONDS = 120
+
+
+def blocks(language):
+    found = re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert found, f"the README has no {language} block"
+    return found
+
+
+def shell(command):
+    return next(block for block in blocks("sh") if block.startswith(command))
+
+
+def placed(text, url="http://127.0.0.1:8080"):
+    """The text as it is typed here: this build, the model that ships, a server elsewhere."""
+    text = text.replace("target/release/jackalope", str(find_program())).replace("http://127.0.0.1:8080", url)
+    return re.sub(r"\bDIR\b", str(ROOT / "models" / "jackalope-mini"), text)
+
+
+def run(command, **options):
+    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True, **options)
+
+
+def help_of(*command):
+    return run([str(find_program()), *command, "--help"]).stdout
+
+
+def test_every_shell_block_is_tried_here():
+    """`make demo` and `make test` are what CI runs."""
+    tried = ("make demo", "make test", "target/release/jackalope serve", "target/release/jackalope chat", "curl ")
+    for block in blocks("sh"):
+        assert block.startswith(tried), block
+    makefile = (ROOT / "Makefile").read_text()
+    assert "\ndemo:" in makefile and "\ntest:" in makefile
+
+
+def test_the_server_starts_as_told():
+    command = placed(shell("target/release/jackalope serve")).split() + ["--port", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert '"ready"' in first_line(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=SECONDS) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert "[default: 8080]" in help_of("serve")
+
+
+def test_chat_answers(url):
+    command = placed(shell("target/release/jackalope chat")).split() + ["--url", url]
+    assert run(command, input="Hello!\n").stdout.strip()
+
+
+def test_curl_answers(url):
+    answer = run(["bash", "-ec", placed(shell("curl "), url)]).stdout
+    assert '"role":"assistant"' in answer.replace(" ", "")
+
+
+def test_the_python_example_answers(url):
+    (example,) = blocks("python")
+    assert "assistant" in run([sys.executable, "-c", placed(example, url)]).stdout
+
+
+ROWS = re.findall(r"^\| `jackalope (\w+)(.*)\|$", README, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command, row", ROWS, ids=[command for command, _ in ROWS])
+def test_options_in_the_table_exist(command, row):
+    known = help_of(command)
+    for option in re.findall(r"--[a-z-]+", row):
+        assert option in known, f"{command} has no {option}"
+
+
+def test_options_of_all_commands_exist():
+    assert {command for command, _ in ROWS} == set(re.findall(r"^  (\w+)  ", help_of(), re.MULTILINE)) - {"help"}
+    common = re.search(r"Each command that computes takes (.*?)\.\n", README, re.DOTALL)[1]
+    for command in ("serve", "generate", "bench"):
+        for option in re.findall(r"--[a-z-]+", common):
+            assert option in help_of(command), f"{command} has no {option}"
