@@ -46,7 +46,7 @@ def main():
     config |= {"quantization": QUANTISATION, "quantization_config": QUANTISATION}
     write_json(args.out / "config.json", config)
     write_json(args.out / "generation_config.json",
-               {"bos_token_id": None, "do_sample": False, "eos_token_id": [text.IM_END, text.END_OF_TEXT], "pad_token_id": text.END_OF_TEXT})
+               {"bos_token_id": None, "eos_token_id": [text.IM_END, text.END_OF_TEXT], "pad_token_id": text.END_OF_TEXT})
     write_json(args.out / "tokenizer_config.json", text.hub_config())
     shutil.copyfile(args.run / "tokenizer.json", args.out / "tokenizer.json")
 

@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use crate::args::ChatArgs;
 use crate::cluster::Cluster;
 use crate::output;
-use crate::serve::{HttpServer, model_name};
+use crate::serve::{HttpServer, model_name, sampling_defaults};
 
 /// A server that sends nothing for this long is gone; it sends comments while it computes.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
@@ -28,7 +28,9 @@ pub(crate) async fn run(args: ChatArgs) -> anyhow::Result<()> {
     let work = async {
         cluster.ready().await?;
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let config = ServerConfig::new(model_name(&model_dir)?);
+        let sampling_defaults = sampling_defaults(&cluster.text.generation);
+        let config =
+            ServerConfig { sampling_defaults, ..ServerConfig::new(model_name(&model_dir)?) };
         let server = HttpServer::start(listener, &cluster, config)?;
         let url = format!("http://{}", server.addr);
         let result = converse_until_interrupted(ChatArgs { url, ..args }).await;

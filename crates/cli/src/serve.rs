@@ -5,8 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
-use jackalope_engine::Status;
+use jackalope_engine::{SamplingOptions, Status};
 use jackalope_server::{ApiKeys, ServerConfig, ServerState};
+use jackalope_text::GenerationDefaults;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -62,8 +63,11 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let model_dir = &args.model.model;
     let mut cluster = Cluster::start(model_dir, &args.model.ranks)?;
     let model_id = args.model_id.clone().map_or_else(|| model_name(model_dir), Ok)?;
-    let config =
-        ServerConfig { api_keys: ApiKeys::new(&args.api_key), ..ServerConfig::new(&*model_id) };
+    let config = ServerConfig {
+        api_keys: ApiKeys::new(&args.api_key),
+        sampling_defaults: sampling_defaults(&cluster.text.generation),
+        ..ServerConfig::new(&*model_id)
+    };
     let server = HttpServer::start(listener, &cluster, config)?;
     let serving = async {
         let status = cluster.ready().await?;
@@ -83,6 +87,19 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let ended = cluster.stop();
     let (ended, ()) = tokio::join!(ended, server.stop());
     result.and(ended)
+}
+
+/// What the checkpoint recommends, for requests that do not say how to draw.
+pub(crate) fn sampling_defaults(recommended: &GenerationDefaults) -> SamplingOptions {
+    let usual = SamplingOptions::default();
+    SamplingOptions {
+        temperature: recommended.temperature().unwrap_or(usual.temperature),
+        top_p: recommended.top_p.unwrap_or(usual.top_p),
+        top_k: recommended.top_k.unwrap_or(usual.top_k),
+        min_p: recommended.min_p.unwrap_or(usual.min_p),
+        repetition_penalty: recommended.repetition_penalty.unwrap_or(usual.repetition_penalty),
+        ..usual
+    }
 }
 
 /// A server that everybody can reach asks for keys, unless its owner says otherwise.

@@ -48,6 +48,20 @@ pub enum LoadError {
         /// Where and what.
         source: serde_json::Error,
     },
+    /// A recommendation for drawing tokens that no request could ask for.
+    #[error("{}: {name} is {found}, which is not from {low} to {high}\nhint: correct or remove it", path.display())]
+    OutOfRange {
+        /// The file.
+        path: PathBuf,
+        /// The field.
+        name: &'static str,
+        /// Its value.
+        found: f32,
+        /// The least value allowed.
+        low: f32,
+        /// The greatest value allowed.
+        high: f32,
+    },
     /// `tokenizer.json` is JSON, but not a tokenizer.
     #[error("{}: {reason}\nhint: the file is corrupt, or written by a newer `tokenizers` than this program knows", path.display())]
     Tokenizer {

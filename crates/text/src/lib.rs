@@ -9,6 +9,7 @@ mod decoder;
 mod detokenize;
 mod error;
 mod files;
+mod generation;
 mod model_text;
 mod pieces;
 mod special;
@@ -19,6 +20,7 @@ mod tools;
 
 pub use detokenize::Detokenizer;
 pub use error::{LoadError, TextError};
+pub use generation::GenerationDefaults;
 pub use model_text::ModelText;
 pub use stops::{StopStrings, Stopped};
 pub use template::{ChatPrompt, ChatTemplate};

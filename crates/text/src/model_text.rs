@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::detokenize::Detokenizer;
 use crate::error::{LoadError, TextError};
+use crate::generation::GenerationDefaults;
 use crate::template::{ChatPrompt, ChatTemplate};
 use crate::tokenizer::Tokenizer;
 use crate::{TokenId, ToolSplitter};
@@ -16,6 +17,8 @@ pub struct ModelText {
     pub tokenizer: Arc<Tokenizer>,
     /// How a conversation becomes a prompt; base models have none.
     pub template: Option<ChatTemplate>,
+    /// How the makers recommend to draw tokens.
+    pub generation: GenerationDefaults,
 }
 
 impl ModelText {
@@ -26,7 +29,8 @@ impl ModelText {
     pub fn load(dir: &Path) -> Result<ModelText, LoadError> {
         let tokenizer = Tokenizer::load(dir)?;
         let template = ChatTemplate::load(dir, &tokenizer)?;
-        Ok(ModelText { tokenizer: Arc::new(tokenizer), template })
+        let generation = GenerationDefaults::load(dir)?;
+        Ok(ModelText { tokenizer: Arc::new(tokenizer), template, generation })
     }
 
     /// The tokens of a conversation. The template writes the special tokens itself, so none are

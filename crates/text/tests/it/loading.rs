@@ -1,6 +1,6 @@
 //! Which files of a checkpoint decide what, and what is said about bad ones.
 
-use jackalope_text::{ChatPrompt, LoadError, ModelText, Tokenizer};
+use jackalope_text::{ChatPrompt, GenerationDefaults, LoadError, ModelText, Tokenizer};
 use serde_json::{Map, json};
 
 use crate::checkpoint::{Checkpoint, data};
@@ -171,4 +171,29 @@ fn a_bad_checkpoint_is_refused_by_the_name_of_the_file() {
     assert!(
         matches!(error, LoadError::Missing { .. }) && error.to_string().contains("no such folder")
     );
+}
+
+#[test]
+fn how_to_draw_tokens_is_what_the_makers_recommend() {
+    let found = |config: Option<&str>| {
+        let qwen = Checkpoint::of("qwen");
+        let qwen = match config {
+            Some(config) => qwen.with("generation_config.json", config),
+            None => qwen,
+        };
+        ModelText::load(qwen.dir()).map(|text| text.generation)
+    };
+    assert_eq!(found(None).unwrap(), GenerationDefaults::default());
+    let qwen3 = r#"{"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "x": 1}"#;
+    let recommended = found(Some(qwen3)).unwrap();
+    assert_eq!(recommended.temperature(), Some(0.6));
+    assert_eq!((recommended.top_k, recommended.top_p), (Some(20), Some(0.95)));
+    assert_eq!((recommended.min_p, recommended.repetition_penalty), (None, None));
+    let greedy = found(Some(r#"{"do_sample": false, "temperature": 0.6}"#)).unwrap();
+    assert_eq!(greedy.temperature(), Some(0.0));
+    for bad in [r#"{"temperature": -1}"#, r#"{"top_p": 1.5}"#, r#"{"repetition_penalty": 0}"#] {
+        let error = found(Some(bad)).unwrap_err();
+        assert!(matches!(error, LoadError::OutOfRange { .. }), "{error}");
+    }
+    assert!(matches!(found(Some(r#"{"top_k": "many"}"#)), Err(LoadError::Json { .. })));
 }
