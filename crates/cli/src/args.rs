@@ -28,6 +28,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Check and measure the group that ranks compute over, without a model.
     Link(LinkArgs),
+    /// Make a checkpoint of a real model's dimensions with random weights, to measure speed.
+    Synth(SynthArgs),
 }
 
 /// The model and how it is computed.
@@ -244,4 +246,50 @@ pub(crate) struct LinkArgs {
     /// Print JSON lines.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct SynthArgs {
+    /// Architecture.
+    #[arg(long, value_enum, default_value_t = SynthArch::Qwen3)]
+    pub(crate) arch: SynthArch,
+    /// Which of its models.
+    #[arg(long, value_enum, ignore_case = true, default_value = "0.6b")]
+    pub(crate) size: SynthSize,
+    /// Bits of a weight: 2, 3, 4, 5, 6 or 8 in groups of 64, or 16 for bfloat16.
+    #[arg(long, default_value_t = 4, value_parser = parse_bits)]
+    pub(crate) bits: u32,
+    /// Where to write it.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum SynthArch {
+    /// Dense Qwen3.
+    Qwen3,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum SynthSize {
+    /// 0.6 billion parameters.
+    #[value(name = "0.6b")]
+    B0_6,
+    /// 1.7 billion.
+    #[value(name = "1.7b")]
+    B1_7,
+    /// 4 billion.
+    #[value(name = "4b")]
+    B4,
+    /// 8 billion.
+    #[value(name = "8b")]
+    B8,
+}
+
+fn parse_bits(text: &str) -> Result<u32, String> {
+    let bits = text.parse().ok().filter(|bits| [2, 3, 4, 5, 6, 8, 16].contains(bits));
+    bits.ok_or_else(|| "expected 2, 3, 4, 5, 6, 8 or 16".to_owned())
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::args::BenchArgs;
 use crate::cluster::Cluster;
-use crate::{output, split};
+use crate::{output, split, synth};
 
 /// One number of requests at a time.
 #[derive(Debug)]
@@ -65,7 +65,11 @@ pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<()> {
 }
 
 async fn measure(args: &BenchArgs, engine: &EngineHandle, loaded: &Status) -> anyhow::Result<()> {
+    let is_synthetic = synth::is_synthetic(&args.model.model);
     if !args.json {
+        if is_synthetic {
+            output::line("random weights: this measures speed alone")?;
+        }
         output::line(split::text(loaded))?;
         output::line(format_args!(
             "{:>11}  {:>13}  {:>12}  {:>17}  {:>17}  step: compute / collectives / sampling / graph / control",
@@ -90,6 +94,7 @@ async fn measure(args: &BenchArgs, engine: &EngineHandle, loaded: &Status) -> an
         let result = json!({
             "prompt_tokens": args.prompt_tokens,
             "gen_tokens": args.gen_tokens,
+            "random_weights": is_synthetic,
             "ranks": split::json(&engine.status()),
             "runs": rows,
         });

@@ -10,6 +10,7 @@ mod output;
 mod progress;
 mod serve;
 mod split;
+mod synth;
 
 use std::process::ExitCode;
 
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
             Command::Generate(args) => generate::run(args).await,
             Command::Bench(args) => bench::run(args).await,
             Command::Link(args) => link::run(&args).await,
+            Command::Synth(args) => synth::run(&args),
         }
     });
     // A thread that waits for a terminal's input must not hold up the end.

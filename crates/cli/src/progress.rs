@@ -5,6 +5,28 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use jackalope_engine::Status;
 
+/// Bytes on their way to a file.
+pub(crate) struct Writing(ProgressBar);
+
+impl Writing {
+    pub(crate) fn new(num_bytes: u64) -> Writing {
+        let bar = ProgressBar::new(num_bytes);
+        let style = ProgressStyle::with_template(
+            "writing {bar:30} {binary_bytes}/{binary_total_bytes} {elapsed}",
+        );
+        bar.set_style(style.expect("the template is well formed"));
+        Writing(bar)
+    }
+
+    pub(crate) fn add(&self, num_bytes: u64) {
+        self.0.inc(num_bytes);
+    }
+
+    pub(crate) fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
 /// The ranks' way to being ready.
 pub(crate) struct Loading(ProgressBar);
 

@@ -1,16 +1,14 @@
-//! Loads and runs a checkpoint, or one of random 4-bit weights in the shape of Qwen3 0.6B:
-//! `cargo run --release -p jackalope-models --example throughput -- [--threads N] [--stock] [DIR]`.
+//! Loads and runs a checkpoint without engine and processes; `jackalope synth` makes one of any shape:
+//! `cargo run --release -p jackalope-models --example throughput -- [--threads N] [--stock] DIR`.
 #![expect(clippy::print_stdout, reason = "it speaks to a person")]
 
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use jackalope_kernels::Threads;
 use jackalope_mlx::{Array, eval, memory};
 use jackalope_models::{Batch, Compute, Model, SequenceCache, Span, TensorParallel};
-use serde_json::{Map, json};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -24,7 +22,7 @@ fn main() -> Result<(), Failure> {
             _ => dir = Some(PathBuf::from(arg)),
         }
     }
-    let dir = dir.map_or_else(random_checkpoint, Ok)?;
+    let dir = dir.ok_or("which checkpoint?\nhint: `jackalope synth --out DIR` makes one")?;
     let compute = match is_stock {
         true => Compute::Stock,
         false => Compute::Kernels(Arc::new(Threads::new(num_threads))),
@@ -84,85 +82,4 @@ fn step(model: &Model, caches: &mut [&mut SequenceCache], tokens: &[u32]) -> Res
     let mut arrays: Vec<Array> = caches[0].arrays();
     arrays.push(logits);
     Ok(eval(&arrays.iter().collect::<Vec<_>>())?)
-}
-
-/// Writes the checkpoint once, beside the build.
-fn random_checkpoint() -> Result<PathBuf, Failure> {
-    const LAYERS: usize = 28;
-    const HIDDEN: usize = 1024;
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tmp/qwen3-0.6b-random");
-    if dir.join("config.json").exists() {
-        return Ok(dir);
-    }
-    std::fs::create_dir_all(&dir)?;
-    let mut tensors = Vec::new();
-    let mut matrix = |path: String, output: usize, input: usize| {
-        tensors.push((format!("{path}.weight"), "U32", vec![output, input / 8]));
-        tensors.push((format!("{path}.scales"), "BF16", vec![output, input / 64]));
-        tensors.push((format!("{path}.biases"), "BF16", vec![output, input / 64]));
-    };
-    matrix("model.embed_tokens".into(), 151_936, HIDDEN);
-    for idx in 0..LAYERS {
-        let layer = format!("model.layers.{idx}");
-        matrix(format!("{layer}.self_attn.q_proj"), 2048, HIDDEN);
-        matrix(format!("{layer}.self_attn.k_proj"), 1024, HIDDEN);
-        matrix(format!("{layer}.self_attn.v_proj"), 1024, HIDDEN);
-        matrix(format!("{layer}.self_attn.o_proj"), HIDDEN, 2048);
-        matrix(format!("{layer}.mlp.gate_proj"), 3072, HIDDEN);
-        matrix(format!("{layer}.mlp.up_proj"), 3072, HIDDEN);
-        matrix(format!("{layer}.mlp.down_proj"), HIDDEN, 3072);
-    }
-    let mut norm = |path: String, width| tensors.push((path + ".weight", "BF16", vec![width]));
-    for idx in 0..LAYERS {
-        let layer = format!("model.layers.{idx}");
-        norm(format!("{layer}.input_layernorm"), HIDDEN);
-        norm(format!("{layer}.post_attention_layernorm"), HIDDEN);
-        norm(format!("{layer}.self_attn.q_norm"), 128);
-        norm(format!("{layer}.self_attn.k_norm"), 128);
-    }
-    norm("model.norm".into(), HIDDEN);
-    write_tensors(&dir.join("model.safetensors"), &tensors)?;
-    let config = json!({
-        "model_type": "qwen3", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
-        "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8,
-        "head_dim": 128, "vocab_size": 151_936, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
-        "max_position_embeddings": 40_960, "tie_word_embeddings": true,
-        "quantization": {"group_size": 64, "bits": 4},
-    });
-    std::fs::write(dir.join("config.json"), config.to_string())?;
-    Ok(dir)
-}
-
-fn write_tensors(path: &Path, tensors: &[(String, &str, Vec<usize>)]) -> Result<(), Failure> {
-    let (mut header, mut offset) = (Map::new(), 0);
-    for (name, dtype, shape) in tensors {
-        let end = offset + shape.iter().product::<usize>() * if *dtype == "U32" { 4 } else { 2 };
-        let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [offset, end]});
-        header.insert(name.clone(), entry);
-        offset = end;
-    }
-    let header = serde_json::Value::Object(header).to_string();
-    let mut file = BufWriter::new(std::fs::File::create(path)?);
-    file.write_all(&(header.len() as u64).to_le_bytes())?;
-    file.write_all(header.as_bytes())?;
-    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-    for (name, dtype, shape) in tensors {
-        for _ in 0..shape.iter().product::<usize>() {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            if *dtype == "U32" {
-                file.write_all(&((state >> 32) as u32).to_le_bytes())?;
-                continue;
-            }
-            // 1.0 for norms, about 0.01 for scales, about -0.075 for biases.
-            let bits: u16 = match name.rsplit('.').next() {
-                Some("weight") => 0x3f80,
-                Some("scales") => 0x3c20,
-                _ => 0xbd9a,
-            };
-            file.write_all(&(bits ^ (state & 3) as u16).to_le_bytes())?;
-        }
-    }
-    Ok(file.flush()?)
 }
