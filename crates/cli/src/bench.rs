@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::args::BenchArgs;
 use crate::cluster::Cluster;
+use crate::generate::NOT_A_NUMBER;
 use crate::{output, split, synth};
 
 /// One number of requests at a time.
@@ -155,6 +156,7 @@ async fn listen(mut generation: Generation, submitted: Instant) -> anyhow::Resul
             Event::Started { .. } | Event::PromptScored { .. } => {}
             Event::Token { .. } => tokens.push(Instant::now()),
             Event::Finished { .. } => return Ok(Heard { submitted, tokens }),
+            Event::NotANumber { .. } => bail!(NOT_A_NUMBER),
             Event::Failed(failure) => bail!("{failure}"),
         }
     }

@@ -89,6 +89,11 @@ fn submit(
     Ok(engine.submit(Request::new(options, &limits)?)?)
 }
 
+/// Why an answer ends early although nothing failed.
+pub(crate) const NOT_A_NUMBER: &str = "the model's output is not a number\n\
+     hint: the checkpoint is damaged (compare its files with the original's), or its arithmetic \
+     overflows on these tokens";
+
 /// Collects the answer, and writes it as it comes unless `quiet`.
 async fn listen(
     mut generation: Generation,
@@ -130,6 +135,7 @@ async fn listen(
                     total_ms,
                 });
             }
+            Event::NotANumber { .. } => bail!(NOT_A_NUMBER),
             Event::Failed(failure) => bail!("{failure}"),
         }
     }

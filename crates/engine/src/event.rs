@@ -5,7 +5,7 @@ use std::fmt;
 use jackalope_protocol::{Logprob, Phase, TokenId};
 
 /// One thing told about a request. In this order: `Started`, `PromptScored`, `Token`s, and exactly
-/// one of `Finished` and `Failed` as the last.
+/// one of `Finished`, `NotANumber` and `Failed` as the last.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The first step of this request is being planned. Sent once, also if it is preempted later.
@@ -32,6 +32,12 @@ pub enum Event {
         /// What it took.
         usage: Usage,
     },
+    /// The model's output for this request is not a number: its weights are damaged, or its
+    /// arithmetic overflows on these tokens. Nobody else's request is concerned.
+    NotANumber {
+        /// Tokens that were told before.
+        completion_tokens: u32,
+    },
     /// The generation cannot be completed.
     Failed(Failure),
 }
@@ -39,7 +45,7 @@ pub enum Event {
 impl Event {
     /// True for the one event that comes last.
     pub fn is_last(&self) -> bool {
-        matches!(self, Event::Finished { .. } | Event::Failed(_))
+        matches!(self, Event::Finished { .. } | Event::NotANumber { .. } | Event::Failed(_))
     }
 }
 

@@ -110,6 +110,8 @@ pub struct ScheduleStats {
     pub drawn_tokens: u64,
     /// Tokens drawn for requests that had ended.
     pub dropped_tokens: u64,
+    /// Requests that ended because the model's output was not a number.
+    pub not_a_number: u64,
     /// Times a sequence was sent back to wait for want of memory.
     pub preemptions: u64,
 }
@@ -416,8 +418,9 @@ impl Scheduler {
             return Err(OutputMismatch::Scored { step });
         }
         let vocab_size = self.limits.vocab_size;
-        match output.sampled.iter().find(|sampled| vocab_size <= sampled.token) {
-            Some(sampled) => Err(OutputMismatch::Token { step, token: sampled.token }),
+        let mut tokens = output.sampled.iter().filter_map(|sampled| sampled.token);
+        match tokens.find(|token| vocab_size <= *token) {
+            Some(token) => Err(OutputMismatch::Token { step, token }),
             None => Ok(()),
         }
     }
@@ -426,6 +429,9 @@ impl Scheduler {
         let planted = self.planted;
         let Some(sequence) = self.sequence_mut(id) else { return };
         sequence.num_awaited -= 1;
+        if scored.logprobs.iter().any(|it| it.logprob.is_nan()) {
+            return self.fail(id);
+        }
         let is_complete = sequence.add_scores(scored, planted);
         if !is_complete {
             return;
@@ -444,13 +450,14 @@ impl Scheduler {
         let Some(sequence) = self.sequence_mut(id) else {
             // The request ended, or its caller left, while this token was drawn.
             self.stats.dropped_tokens += 1;
-            if planted.has(Bug::ExtraTokenTold) {
+            if let Some(token) = token.filter(|_| planted.has(Bug::ExtraTokenTold)) {
                 self.events.push((id, Event::Token { token, logprob }));
             }
             return;
         };
         sequence.num_pending -= 1;
         sequence.num_awaited -= 1;
+        let Some(token) = token else { return self.fail(id) };
         let reason = sequence.add_token(token, planted);
         self.stats.drawn_tokens += 1;
         self.events.push((id, Event::Token { token, logprob }));
@@ -460,21 +467,34 @@ impl Scheduler {
     }
 
     fn finish(&mut self, id: RequestId, reason: FinishReason) {
-        let sequence = match self.running.binary_search_by_key(&id, |it| it.id) {
-            Ok(idx) => {
-                let sequence = self.running.remove(idx);
-                self.release(&sequence);
-                sequence
-            }
-            // Its last token was still under way when it was preempted.
-            Err(_) => {
-                let idx = self.waiting.binary_search_by_key(&id, |it| it.id);
-                self.waiting
-                    .remove(idx.expect("a sequence under way waits or runs"))
-                    .expect("the index was just found")
-            }
-        };
+        let sequence = self.take(id);
+        if sequence.cache.is_some() {
+            self.release(&sequence);
+        }
         self.tell_finished(&sequence, reason);
+    }
+
+    /// Ends a request whose numbers are none; nobody may begin from its cache.
+    fn fail(&mut self, id: RequestId) {
+        let sequence = self.take(id);
+        if let Some(cache) = sequence.cache {
+            self.caches.release(cache, &[]);
+        }
+        self.stats.not_a_number += 1;
+        let completion_tokens = sequence.usage().completion_tokens;
+        self.events.push((id, Event::NotANumber { completion_tokens }));
+    }
+
+    /// Removes a sequence under way.
+    fn take(&mut self, id: RequestId) -> Sequence {
+        if let Ok(idx) = self.running.binary_search_by_key(&id, |it| it.id) {
+            return self.running.remove(idx);
+        }
+        // Its last token was still under way when it was preempted, and it has no cache.
+        let idx = self.waiting.binary_search_by_key(&id, |it| it.id);
+        self.waiting
+            .remove(idx.expect("a sequence under way waits or runs"))
+            .expect("the index was just found")
     }
 
     fn tell_started(&mut self, sequence: &Sequence, cached_tokens: u32) {

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use jackalope_protocol::{CacheId, StepOutput, StepPlan, TokenId};
 
 use crate::planted::{Bug, Planted};
-use crate::testing::{FakeCaches, NextToken, pseudo_logprob, pseudo_model};
+use crate::testing::{FakeCaches, NOT_A_NUMBER, NextToken, overflowing_model, pseudo_logprob};
 use crate::{
     Event, FinishReason, Limits, PrefixStats, Request, RequestId, RequestOptions, SamplingOptions,
     ScheduleStats, Scheduler, SchedulerLimits, Usage,
@@ -192,7 +192,7 @@ impl Simulation {
             scheduler: Scheduler::with_planted(limits, planted),
             capacity_granules: limits.capacity_granules,
             ranks: FakeCaches::new(granule_tokens),
-            model: pseudo_model(VOCAB_SIZE),
+            model: overflowing_model(VOCAB_SIZE),
             outputs: VecDeque::new(),
             clients: Vec::new(),
             openings,
@@ -417,7 +417,7 @@ fn starve(seed: u64, planted: Planted) {
 
 /// What `request` must hear: a loop so simple that it is its own specification.
 fn generate_alone(request: &Request) -> Vec<Event> {
-    let mut model = pseudo_model(VOCAB_SIZE);
+    let mut model = overflowing_model(VOCAB_SIZE);
     let mut tokens = request.prompt().to_vec();
     let mut events = vec![Event::Started { cached_tokens: 0 }];
     if let Some(num_top) = request.prompt_logprobs() {
@@ -429,6 +429,11 @@ fn generate_alone(request: &Request) -> Vec<Event> {
     let mut reason = FinishReason::Length;
     while usage.completion_tokens < request.max_tokens() && reason != FinishReason::Stop {
         let token = model(&tokens, request.sampling());
+        if token == NOT_A_NUMBER {
+            let completion_tokens = usage.completion_tokens;
+            events.push(Event::NotANumber { completion_tokens });
+            return events;
+        }
         let logprob =
             request.sampling().logprobs.map(|num_top| pseudo_logprob(&tokens, token, num_top));
         tokens.push(token);

@@ -169,6 +169,8 @@ pub struct Counters {
     pub requests: u64,
     /// Requests that ran to their end.
     pub finished: u64,
+    /// Requests that ended because the model's output was not a number.
+    pub not_a_number: u64,
     /// Requests whose caller left.
     pub cancelled: u64,
     /// Requests given up.

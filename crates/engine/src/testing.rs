@@ -16,6 +16,9 @@ use jackalope_protocol::{
 
 use crate::{Failure, GroupEvent, RankGroup, Reporter};
 
+/// Chosen by a [`NextToken`] whose logits are not numbers.
+pub const NOT_A_NUMBER: TokenId = TokenId::MAX;
+
 /// Chooses the token after the given ones.
 pub type NextToken = Box<dyn FnMut(&[TokenId], &Sampling) -> TokenId + Send>;
 
@@ -26,6 +29,19 @@ pub fn pseudo_model(vocab_size: u32) -> NextToken {
         let hash =
             (hash ^ u64::from(sampling.num_prompt_tokens)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
         ((hash >> 32) % u64::from(vocab_size)) as TokenId
+    })
+}
+
+/// [`pseudo_model`], with keys and values of some tokens that make everything after them something
+/// that is not a number.
+pub fn overflowing_model(vocab_size: u32) -> NextToken {
+    let mut model = pseudo_model(vocab_size);
+    Box::new(move |tokens, sampling| {
+        let overflows = |end: usize| hash_tokens(&tokens[..end]).is_multiple_of(2000);
+        match (1..=tokens.len()).any(overflows) {
+            true => NOT_A_NUMBER,
+            false => model(tokens, sampling),
+        }
     })
 }
 
@@ -186,7 +202,8 @@ impl FakeCaches {
         if let Some(sampling) = &row.sample {
             let token = next_token(&cache.tokens, sampling);
             let logprob = sampling.logprobs.map(|num| pseudo_logprob(&cache.tokens, token, num));
-            self.drawn.insert(id, token);
+            let token = (token != NOT_A_NUMBER).then_some(token);
+            self.drawn.insert(id, token.unwrap_or_default());
             output.sampled.push(Sampled { cache: id, token, logprob });
         }
     }

@@ -171,8 +171,8 @@ pub struct StepOutput {
 pub struct Sampled {
     /// The row's cache.
     pub cache: CacheId,
-    /// What was drawn.
-    pub token: TokenId,
+    /// What was drawn; none if the logits were not numbers. The ranks then go on with token 0.
+    pub token: Option<TokenId>,
     /// Present if asked for.
     pub logprob: Option<Logprob>,
 }

@@ -29,6 +29,13 @@ pub(crate) fn draw(logits: &[f32], history: &[TokenId], sampling: &Sampling) -> 
     pick(&candidates, sampling.temperature, uniform(sampling.seed, position))
 }
 
+/// False if a logit is NaN or larger than any number, or all are smaller: weights or memory are
+/// damaged, or the model's arithmetic overflowed.
+pub(crate) fn are_numbers(logits: &[f32]) -> bool {
+    logits.iter().all(|logit| *logit < f32::INFINITY)
+        && logits.iter().any(|logit| f32::NEG_INFINITY < *logit)
+}
+
 /// The index of the largest logit, the first one of equals. A NaN is never chosen unless all are.
 pub(crate) fn argmax(logits: &[f32]) -> TokenId {
     let mut best = 0;

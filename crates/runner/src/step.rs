@@ -32,14 +32,6 @@ pub(crate) enum StepError {
     /// The plan contradicts what this rank holds: brain and rank have lost step.
     #[error("the plan does not fit this rank: {0}")]
     Plan(String),
-    /// The model's output is not a number: weights or memory are damaged.
-    #[error("the logits of cache {cache} at position {position} are not numbers")]
-    NotANumber {
-        /// The sequence concerned.
-        cache: u64,
-        /// The position that was to be drawn.
-        position: usize,
-    },
 }
 
 /// One sequence on this rank.
@@ -81,7 +73,7 @@ struct Wanted {
 #[derive(Default)]
 struct Answers {
     scored: Vec<Scored>,
-    drawn: Vec<(TokenId, Option<Logprob>)>,
+    drawn: Vec<(Option<TokenId>, Option<Logprob>)>,
 }
 
 impl Stepper {
@@ -284,25 +276,25 @@ impl Stepper {
         for &(row_idx, idx) in wanted.sampled.iter().filter(|(_, idx)| range.contains(idx)) {
             let row = &plan.rows[row_idx];
             let sampling = row.sample.as_ref().expect("only sampling rows are listed");
-            answers.drawn.push(self.draw_row(row.cache, at(idx), sampling)?);
+            answers.drawn.push(self.draw_row(row.cache, at(idx), sampling));
         }
         Ok(())
     }
 
+    /// The token drawn, if the logits are numbers.
     fn draw_row(
         &self,
         cache: CacheId,
         logits: &[f32],
         sampling: &Sampling,
-    ) -> Result<(TokenId, Option<Logprob>), StepError> {
-        let history = &self.sequences[&cache].tokens;
-        let best = logits[sampler::argmax(logits) as usize];
-        if !best.is_finite() {
-            return Err(StepError::NotANumber { cache: cache.0, position: history.len() });
+    ) -> (Option<TokenId>, Option<Logprob>) {
+        if !sampler::are_numbers(logits) {
+            return (None, None);
         }
+        let history = &self.sequences[&cache].tokens;
         let token = sampler::draw(logits, history, sampling);
         let logprob = sampling.logprobs.map(|num_top| sampler::logprob(logits, token, num_top));
-        Ok((token, logprob))
+        (Some(token), logprob)
     }
 
     /// Gives every rank the drawn tokens: rank 0 contributes them, the others zeros, to a sum.
@@ -310,14 +302,14 @@ impl Stepper {
         &mut self,
         plan: &StepPlan,
         wanted: &Wanted,
-        drawn: Vec<(TokenId, Option<Logprob>)>,
+        drawn: Vec<(Option<TokenId>, Option<Logprob>)>,
         output: &mut StepOutput,
     ) -> Result<(), StepError> {
         if wanted.sampled.is_empty() {
             return Ok(());
         }
         let own: Vec<u32> = match self.rank {
-            0 => drawn.iter().map(|it| it.0).collect(),
+            0 => drawn.iter().map(|it| it.0.unwrap_or_default()).collect(),
             _ => vec![0; wanted.sampled.len()],
         };
         let tokens: Vec<u32> = if self.group.size() == 1 {

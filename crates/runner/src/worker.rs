@@ -262,9 +262,7 @@ impl Worker<'_> {
                 Ok(self.control.send(&message)?)
             }
             Err(StepError::Group(message)) => self.group_failed(epoch, message),
-            Err(
-                err @ (StepError::Device(_) | StepError::Plan(_) | StepError::NotANumber { .. }),
-            ) => {
+            Err(err @ (StepError::Device(_) | StepError::Plan(_))) => {
                 report(self.control, epoch, FailureKind::Device, err.to_string())?;
                 Err(err.into())
             }

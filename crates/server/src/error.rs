@@ -100,6 +100,10 @@ pub(crate) enum ApiError {
     Unavailable { reason: String },
     #[error("rank {rank} failed while {phase}: {message}{}", last_words_line(last_words))]
     RankFailed { rank: usize, phase: &'static str, message: String, last_words: String },
+    #[error(
+        "the model's output for this request is not a number\nhint: the checkpoint is damaged (compare its files with the original's), or its arithmetic overflows on these tokens"
+    )]
+    NotANumber,
     #[error("the server is shutting down")]
     ShuttingDown,
     #[error("internal error: {what}\nhint: this is a bug in the server; please report it")]
@@ -292,6 +296,9 @@ impl ApiError {
             E::Unavailable { .. } => Wire::unavailable("unavailable"),
             E::RankFailed { .. } => Wire::unavailable("rank_failed"),
             E::ShuttingDown => Wire::unavailable("shutting_down"),
+            E::NotANumber => {
+                Wire::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "not_a_number")
+            }
             E::Internal { .. } => {
                 Wire::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error")
             }

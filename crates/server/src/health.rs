@@ -140,6 +140,7 @@ fn counters_json(status: &Status) -> Value {
     json!({
         "requests": counters.requests,
         "finished": counters.finished,
+        "not_a_number": counters.not_a_number,
         "cancelled": counters.cancelled,
         "failed": counters.failed,
         "refused": counters.refused,

@@ -11,6 +11,11 @@ pub(crate) fn shipped() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/jackalope-mini")
 }
 
+/// The weights of the model that ships.
+pub(crate) fn shipped_weights() -> Weights {
+    Weights::parse(&std::fs::read(shipped().join("model.safetensors")).unwrap())
+}
+
 /// The same model computing in float32, where no two tokens are so close that the order of a sum
 /// decides between them: texts that should be the same are the same to the last token.
 pub(crate) fn exact() -> &'static Path {
@@ -78,6 +83,7 @@ impl Drop for Copy {
 }
 
 /// One tensor of a safetensors file.
+#[derive(Clone)]
 pub(crate) struct Tensor {
     pub(crate) name: String,
     pub(crate) dtype: String,

@@ -3,7 +3,7 @@
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::checkpoint::exact;
+use crate::checkpoint::{Copy, Tensor, Weights, exact, shipped_weights};
 use crate::http::{Answer, End, Server, Stream};
 use crate::program::{send, wait_for};
 
@@ -129,6 +129,56 @@ fn both_ranks_killed_at_once_change_no_answer() {
         assert_eq!(stream.read_all(), (expected, End::Done));
     }
     assert!(1 <= num_of(&server.health(), "recoveries"));
+}
+
+/// A token whose embedding is damaged makes an answer impossible, for those who use it alone: the
+/// ranks live on, the other streams are not disturbed, and nobody begins from the damaged cache.
+#[test]
+fn a_request_whose_numbers_are_none_ends_alone() {
+    const POISON: u64 = 1777;
+    let copy = Copy::new();
+    copy.edit_weights(|weights| {
+        let scales = weights.tensor("model.embed_tokens.scales");
+        let row = scales.data.len() / scales.shape[0] as usize;
+        for half in scales.data[POISON as usize * row..][..row].chunks_exact_mut(2) {
+            half.copy_from_slice(&0x7fc0_u16.to_le_bytes());
+        }
+    });
+    // A head of its own, or every answer would meet the damaged row.
+    copy.edit_config(|config| config["tie_word_embeddings"] = json!(false));
+    copy.edit_weights(untie);
+    let server = Server::start(copy.path(), "--ranks 2");
+    let requests = requests(200);
+    let expected = undisturbed(&server, &requests);
+    let streams = open(&server, &requests);
+    let ranks = server.ranks();
+    let prompt: Vec<u64> = (100..180).chain([POISON]).chain(200..280).collect();
+    for body in [
+        json!({"prompt": prompt, "max_tokens": 9}),
+        json!({"prompt": prompt, "max_tokens": 0, "echo": true, "logprobs": 1}),
+    ] {
+        let (status, answer) = server.post("/v1/completions", &body);
+        assert_eq!((status, &answer["error"]["code"]), (500, &json!("not_a_number")), "{answer}");
+    }
+    for (stream, expected) in streams.into_iter().zip(expected) {
+        assert_eq!(stream.read_all(), (expected, End::Done));
+    }
+    let sound: Vec<u64> = (100..180).chain(200..280).collect();
+    server.complete(&json!({"prompt": sound, "max_tokens": 9, "return_token_ids": true}));
+    assert_eq!(server.ranks(), ranks, "no rank was replaced");
+    let health = server.health();
+    assert_eq!((num_of(&health, "not_a_number"), num_of(&health, "failures")), (2, 0));
+}
+
+/// Gives the head the embedding's rows, before they were damaged.
+fn untie(weights: &mut Weights) {
+    let sound = shipped_weights();
+    for part in ["weight", "scales", "biases"] {
+        let name = format!("model.embed_tokens.{part}");
+        let found = sound.tensors.iter().find(|it| it.name == name).unwrap();
+        let tensor = Tensor { name: format!("lm_head.{part}"), ..found.clone() };
+        weights.tensors.push(tensor);
+    }
 }
 
 /// Open requests end with an error that names the rank; the server lives on, refuses, and mends.

@@ -235,7 +235,7 @@ fn who_waits_for_a_stalled_rank_is_not_replaced_even_if_it_is_behind() {
     for at in [1, 4] {
         let mut case =
             Case::new(vec![(0, vec![Fault::StallsAt(at + 1)]), (1, vec![Fault::IsHeldUpAt(at)])]);
-        case.timeouts.step = Duration::from_millis(300);
+        case.timeouts.step = Duration::from_millis(1500);
         let log = check_recovery(case);
         assert_eq!((log.count(0, "launch"), log.count(1, "launch")), (2, 1));
     }

@@ -101,6 +101,7 @@ impl Answering {
             Event::PromptScored { logprobs } => return Ok(Step::PromptScored(logprobs)),
             Event::Token { token, logprob } => choice.text.push(token, logprob),
             Event::Finished { reason, .. } => choice.text.finish(reason),
+            Event::NotANumber { .. } => return Err(ApiError::NotANumber),
             Event::Failed(failure) => return Err(ApiError::from_failure(failure)),
         };
         if delta.finish.is_some() {
