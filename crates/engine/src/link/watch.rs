@@ -29,19 +29,38 @@ impl Link {
                 self.rank_died(rank, "the process ended", now);
             }
         }
-        let overdue = (0..self.slots.len()).filter_map(|rank| {
-            let wait = self.wait_for(rank)?;
-            let slot = &self.slots[rank];
-            // All wait for the slowest: the one that waits for nobody itself, did least, or was
-            // silent for longest. A rank may even be behind the one that holds it up: who froze
-            // had told of its step, and not yet sent the last of it to its peers.
-            let is_held_up = wait.timeout <= slot.waiting * HELD_UP_PART;
-            let key = (is_held_up, slot.steps_done, slot.heard_at);
-            (wait.deadline() <= now).then_some((key, rank, wait))
-        });
-        if let Some((_, rank, wait)) = overdue.min_by_key(|(key, ..)| *key) {
-            self.rank_died(rank, &wait.to_string(), now);
+        let overdue = (0..self.slots.len())
+            .filter_map(|rank| Some((rank, self.wait_for(rank)?)))
+            .filter(|(_, wait)| wait.deadline() <= now);
+        // All wait for the slowest: the one that did least, or was silent for longest.
+        let Some((rank, wait)) = overdue.min_by_key(|(rank, _)| self.progress_of(*rank)) else {
+            return;
+        };
+        match self.who_holds_up(rank, &wait) {
+            Some(culprit) => {
+                let reason = format!("its peers wait for it: of rank {rank}, {wait}");
+                self.rank_died(culprit, &reason, now);
+            }
+            None => self.rank_died(rank, &wait.to_string(), now),
         }
+    }
+
+    fn progress_of(&self, rank: usize) -> (u64, Instant) {
+        (self.slots[rank].steps_done, self.slots[rank].heard_at)
+    }
+
+    /// The rank that an overdue one waits for, if it does. That may be one which is a step ahead
+    /// and not overdue itself: it told of its step, and froze before the last of it was sent to its
+    /// peers.
+    fn who_holds_up(&self, rank: usize, wait: &Wait) -> Option<usize> {
+        let is_held_up = |rank: usize| wait.timeout <= self.slots[rank].waiting * HELD_UP_PART;
+        if !matches!(wait.reason, Reason::Step { .. }) || !is_held_up(rank) {
+            return None;
+        }
+        let peers = (0..self.slots.len()).filter(|peer| {
+            matches!(self.slots[*peer].state, State::Standing) && !is_held_up(*peer)
+        });
+        peers.min_by_key(|peer| self.progress_of(*peer))
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
