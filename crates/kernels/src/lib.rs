@@ -12,6 +12,7 @@ mod attention;
 mod dot;
 mod elements;
 mod embedding;
+mod integer;
 mod matmul;
 mod panel;
 mod quant;

@@ -6,12 +6,16 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use self::avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use self::avx512::Avx512;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use self::neon::Neon;
 pub(crate) use self::portable::Portable;
@@ -30,14 +34,21 @@ pub enum InstructionSet {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// x86-64 with AVX-512 (F, BW, DQ, VL, VBMI, VNNI) beside AVX2, FMA and F16C: whole-number products; the other
+    /// kernels are those of AVX2.
+    Avx512,
     /// The baseline of 64-bit ARM.
     Neon,
 }
 
 impl InstructionSet {
     /// Every set, the better ones later.
-    const ALL: [InstructionSet; 3] =
-        [InstructionSet::Scalar, InstructionSet::Neon, InstructionSet::Avx2];
+    const ALL: [InstructionSet; 4] = [
+        InstructionSet::Scalar,
+        InstructionSet::Neon,
+        InstructionSet::Avx2,
+        InstructionSet::Avx512,
+    ];
 
     /// The best set this machine can execute.
     pub fn best() -> InstructionSet {
@@ -56,8 +67,10 @@ impl InstructionSet {
             InstructionSet::Neon => cfg!(target_arch = "aarch64"),
             #[cfg(target_arch = "x86_64")]
             InstructionSet::Avx2 => Avx2::detect().is_some(),
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx512 => Avx512::detect().is_some(),
             #[cfg(not(target_arch = "x86_64"))]
-            InstructionSet::Avx2 => false,
+            InstructionSet::Avx2 | InstructionSet::Avx512 => false,
         }
     }
 }
@@ -136,7 +149,7 @@ macro_rules! dispatched {
             match instructions {
                 $crate::InstructionSet::Scalar => $generic($crate::simd::Portable, $($arg),*),
                 #[cfg(target_arch = "x86_64")]
-                $crate::InstructionSet::Avx2 => {
+                $crate::InstructionSet::Avx2 | $crate::InstructionSet::Avx512 => {
                     let simd = $crate::simd::Avx2::detect().expect("`Threads` asserts its set");
                     #[expect(unsafe_code, reason = "calling a copy compiled for AVX2")]
                     // SAFETY: `simd` proves that the machine has what the copy was compiled for.
