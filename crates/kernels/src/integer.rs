@@ -95,6 +95,12 @@ impl Prepared {
     }
 }
 
+/// Products of 16-bit activations with codes that the instruction alone can do: runs them, says how many.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn avx512_peak_macs() -> usize {
+    avx512::peak_macs()
+}
+
 /// Adds sixteen partial sums, halves onto halves.
 #[inline(always)]
 fn total(sums: &Lanes16) -> f32 {

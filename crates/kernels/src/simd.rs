@@ -12,6 +12,10 @@ mod avx512;
 mod neon;
 mod portable;
 
+use std::env::VarError;
+use std::fmt;
+use std::str::FromStr;
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) use self::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
@@ -42,6 +46,9 @@ pub enum InstructionSet {
 }
 
 impl InstructionSet {
+    /// The environment variable that forces a set.
+    pub const VARIABLE: &'static str = "JACKALOPE_CPU";
+
     /// Every set, the better ones later.
     const ALL: [InstructionSet; 4] = [
         InstructionSet::Scalar,
@@ -53,6 +60,32 @@ impl InstructionSet {
     /// The best set this machine can execute.
     pub fn best() -> InstructionSet {
         *InstructionSet::available().last().expect("scalar code runs everywhere")
+    }
+
+    /// The set that the environment variable [`InstructionSet::VARIABLE`] names, else the best one.
+    ///
+    /// # Errors
+    /// When it names no set, or one that this machine lacks: never another set than the one asked for.
+    pub fn from_environment() -> Result<InstructionSet, InstructionSetError> {
+        #[expect(clippy::disallowed_methods, reason = "a debugging switch of this crate alone")]
+        let name = std::env::var(InstructionSet::VARIABLE);
+        match name {
+            Ok(name) => name.parse(),
+            Err(VarError::NotPresent) => Ok(InstructionSet::best()),
+            Err(VarError::NotUnicode(name)) => {
+                Err(InstructionSetError::Unknown(name.to_string_lossy().into_owned()))
+            }
+        }
+    }
+
+    /// The name by which a set is asked for.
+    pub fn name(self) -> &'static str {
+        match self {
+            InstructionSet::Scalar => "scalar",
+            InstructionSet::Avx2 => "avx2",
+            InstructionSet::Avx512 => "avx512",
+            InstructionSet::Neon => "neon",
+        }
     }
 
     /// The sets this machine can execute, the better ones later.
@@ -72,6 +105,43 @@ impl InstructionSet {
             #[cfg(not(target_arch = "x86_64"))]
             InstructionSet::Avx2 | InstructionSet::Avx512 => false,
         }
+    }
+}
+
+/// Why an instruction set cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InstructionSetError {
+    /// There is no set of this name.
+    Unknown(String),
+    /// This machine cannot execute the set.
+    Unavailable(InstructionSet),
+}
+
+impl fmt::Display for InstructionSetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            InstructionSetError::Unknown(name) => {
+                write!(f, "no instruction set is called `{name}`")?
+            }
+            InstructionSetError::Unavailable(set) => {
+                write!(f, "this machine has no {}", set.name())?;
+            }
+        }
+        let names: Vec<_> = InstructionSet::available().iter().map(|set| set.name()).collect();
+        write!(f, "\nhint: this machine has {}", names.join(", "))
+    }
+}
+
+impl std::error::Error for InstructionSetError {}
+
+impl FromStr for InstructionSet {
+    type Err = InstructionSetError;
+
+    /// A set by its [`InstructionSet::name`], if this machine can execute it.
+    fn from_str(name: &str) -> Result<InstructionSet, InstructionSetError> {
+        let set = InstructionSet::ALL.into_iter().find(|set| set.name() == name);
+        let set = set.ok_or_else(|| InstructionSetError::Unknown(name.to_owned()))?;
+        if set.is_available() { Ok(set) } else { Err(InstructionSetError::Unavailable(set)) }
     }
 }
 

@@ -147,6 +147,31 @@ pub(super) fn multiply_rows(
     }
 }
 
+/// See [`super::avx512_peak_macs`].
+pub(super) fn peak_macs() -> usize {
+    let Avx512 { .. } = Avx512::detect().expect("asked for by a pool of this set");
+    // SAFETY: just detected.
+    unsafe { peak() }
+}
+
+for_avx512! {
+    fn peak() -> usize {
+        use std::arch::x86_64::*;
+        const CHAINS: usize = 16;
+        const STEPS: usize = 10_000;
+        let (codes, x) = std::hint::black_box((_mm512_set1_epi8(3), _mm512_set1_epi8(-2)));
+        let mut sums = [_mm512_setzero_si512(); CHAINS];
+        for _ in 0..STEPS {
+            for sum in &mut sums {
+                *sum = _mm512_dpbusd_epi32(*sum, codes, x);
+            }
+        }
+        std::hint::black_box(sums);
+        // Two instructions, for the halves, make 64 products.
+        CHAINS * STEPS * LINE / 2
+    }
+}
+
 /// Some rows of a product.
 struct Job<'a> {
     lines: &'a Lines,
