@@ -8,11 +8,8 @@ use crate::panel::{Activations, Weights, multiply_rows};
 use crate::quant::QuantMatrix;
 use crate::threads::Threads;
 
-/// Pieces of a product per thread.
-const THREAD_PIECES: usize = 6;
-
-/// Output features of a piece are a multiple of this: of the rows of every kind of tile, 12 and 32.
-const PIECE_ROWS: usize = 96;
+/// Output features of a piece are a multiple of this: the rows of a tile of whole numbers.
+const PIECE_ROWS: usize = 32;
 
 /// Multiplications of a piece at least: some microseconds.
 const PIECE_MACS_MIN: usize = 1 << 15;
@@ -68,8 +65,7 @@ pub fn quantized_matmul(
     let tokens = num_tokens(&x, (w.out, w.input), &out);
     let mut out = out;
     let prepared = Prepared::new(x, w, threads);
-    let piece_rows = piece_rows(w.out, tokens * w.input, threads.count());
-    for_pieces(out.reborrow(), w.out, piece_rows, threads, |rows, out| {
+    for_pieces(out.reborrow(), w.out, tokens * w.input, threads, |rows, out| {
         prepared.multiply_rows(w, rows, out);
     });
     let mut rows: Vec<_> = out.chunks(w.out).into_iter().map(Some).collect();
@@ -106,8 +102,7 @@ fn product(
         return;
     }
     let x = Activations::new(x, input, threads);
-    let piece_rows = piece_rows(num_rows, tokens * input, threads.count());
-    for_pieces(out, num_rows, piece_rows, threads, |rows, out| {
+    for_pieces(out, num_rows, tokens * input, threads, |rows, out| {
         multiply_rows(threads.instructions(), &x, &weights, rows, out);
     });
 }
@@ -116,32 +111,59 @@ fn product(
 fn for_pieces(
     out: ElementsMut<'_>,
     num_rows: usize,
-    piece_rows: usize,
+    row_macs: usize,
     threads: &Threads,
     work: impl Fn(Range<usize>, &mut [ElementsMut<'_>]) + Sync,
 ) {
     let tokens = out.len() / num_rows;
-    let mut pieces: Vec<Vec<ElementsMut<'_>>> =
-        (0..num_rows.div_ceil(piece_rows)).map(|_| Vec::with_capacity(tokens)).collect();
-    for row in out.chunks(num_rows) {
-        for (piece, part) in pieces.iter_mut().zip(row.chunks(piece_rows)) {
-            piece.push(part);
+    let mut pieces: Vec<(Range<usize>, Vec<ElementsMut<'_>>)> =
+        cut_rows(num_rows, row_macs, threads.count())
+            .into_iter()
+            .map(|rows| (rows, Vec::with_capacity(tokens)))
+            .collect();
+    for mut rest in out.chunks(num_rows) {
+        for (rows, views) in &mut pieces {
+            let (view, others) = rest.split_at(rows.len());
+            views.push(view);
+            rest = others;
         }
     }
-    let pieces = pieces.into_iter().enumerate().collect();
-    threads.for_each(pieces, |(piece, mut out): (usize, Vec<ElementsMut<'_>>)| {
-        let start = piece * piece_rows;
-        work(start..(start + piece_rows).min(num_rows), &mut out);
-    });
+    threads.for_each(pieces, |(rows, mut out)| work(rows, &mut out));
 }
 
-/// Output features of a piece of work: a few pieces per thread, so that a slow core does not hold up the others, but
-/// none that is not worth waking a thread for.
-fn piece_rows(num_rows: usize, row_macs: usize, num_threads: usize) -> usize {
-    if num_threads == 1 {
-        return num_rows;
-    }
+/// Output features of each piece of work. The first pieces are large, because memory is fastest in long runs; the last
+/// ones are small, so that a slow core does not hold up the others; none is not worth waking a thread for.
+fn cut_rows(num_rows: usize, row_macs: usize, num_threads: usize) -> Vec<Range<usize>> {
     let worthwhile = PIECE_MACS_MIN.div_ceil(row_macs);
-    let share = num_rows.div_ceil(num_threads * THREAD_PIECES);
-    share.max(worthwhile).next_multiple_of(PIECE_ROWS)
+    let mut pieces = Vec::new();
+    let mut start = 0;
+    while start < num_rows {
+        let left = num_rows - start;
+        let share = left.div_ceil(num_threads * 3 / 2);
+        let len = share.max(worthwhile).next_multiple_of(PIECE_ROWS).min(left);
+        pieces.push(start..start + len);
+        start += len;
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PIECE_ROWS, cut_rows};
+
+    #[test]
+    fn pieces_cover_all_rows_in_order_and_begin_at_tiles() {
+        for num_rows in [1, 31, 32, 1024, 3072, 151_936] {
+            for num_threads in 1..9 {
+                let pieces = cut_rows(num_rows, 1024, num_threads);
+                let mut next = 0;
+                for rows in pieces {
+                    assert_eq!(rows.start, next);
+                    assert!(rows.start.is_multiple_of(PIECE_ROWS) && !rows.is_empty());
+                    next = rows.end;
+                }
+                assert_eq!(next, num_rows);
+            }
+        }
+    }
 }

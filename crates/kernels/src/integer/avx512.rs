@@ -36,7 +36,7 @@ use for_avx512;
 const LINE: usize = 64;
 
 /// Rows of activations above which weights are unpacked into tiles.
-const FEW_TOKENS: usize = 3;
+const FEW_TOKENS: usize = 5;
 
 /// Bytes of the signed halves of activations, aligned to registers.
 #[derive(Clone, Copy)]

@@ -7,8 +7,11 @@ use crate::elements::Elements;
 use crate::integer::E2M1_OFFSET;
 use crate::quant::{QuantMode, Scales};
 
-/// How far ahead of a load its row is asked for: some rows, or some cache lines of the same one.
-const PREFETCH_BYTES: usize = 4096;
+/// How far ahead of a load memory is asked for.
+///
+/// On Zen 4, asking for the second-level cache and exactly 4096 bytes ahead gave 22 GB/s, the first-level cache 12
+/// (its few miss buffers wait for memory), and 2 or 8 KiB ahead 13.
+pub(super) const PREFETCH_BYTES: usize = 4096;
 
 /// How a format's codes become unsigned bytes.
 ///
@@ -45,7 +48,7 @@ for_avx512! {
     /// `min(len, BYTES)` bytes can be read.
     #[inline]
     pub(super) unsafe fn load_bytes<const BYTES: usize>(packed: *const u8, len: usize) -> __m512i {
-        _mm_prefetch::<_MM_HINT_T0>(packed.wrapping_add(PREFETCH_BYTES).cast());
+        _mm_prefetch::<_MM_HINT_T1>(packed.wrapping_add(PREFETCH_BYTES).cast());
         if BYTES == LINE && len >= LINE {
             // SAFETY: the caller's promise.
             return unsafe { _mm512_loadu_si512(packed.cast()) };

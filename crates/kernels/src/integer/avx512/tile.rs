@@ -129,7 +129,7 @@ for_avx512! {
                     (tile.codes.as_ptr().add(word * REGISTERS), words.add(word * TOKENS * 2))
                 };
                 // SAFETY: as above.
-                let codes: [__m512i; REGISTERS] = array::from_fn(|r| unsafe { *codes.add(r) });
+                let codes: [__m512i; REGISTERS] = unsafe { [*codes, *codes.add(1)] };
                 for t in 0..T {
                     // SAFETY: as above.
                     let (x_high, x_low) = unsafe {
@@ -186,11 +186,12 @@ for_avx512! {
                 array::from_fn(|lane| first_row + (r * LANES + lane).min(num_rows - 1));
             let packed = rows.map(|row| &matrix.words[row * row_words..][..row_words]);
             for first_byte in (0..row_words * 4).step_by(C::LOAD_BYTES) {
-                let mut lanes = packed.map(|packed| {
+                let mut lanes = [_mm512_setzero_si512(); LANES];
+                for (lanes, packed) in lanes.iter_mut().zip(&packed) {
                     let from = packed.as_ptr().cast::<u8>().wrapping_add(first_byte);
                     // SAFETY: the machine has the set, and the rest of the row can be read.
-                    unsafe { C::load(from, row_words * 4 - first_byte) }
-                });
+                    *lanes = unsafe { C::load(from, row_words * 4 - first_byte) };
+                }
                 transpose(&mut lanes);
                 let step = first_byte / step_bytes;
                 let load = first_byte % step_bytes / C::LOAD_BYTES;
@@ -207,29 +208,23 @@ for_avx512! {
             }
             for first_group in (0..num_groups).step_by(16) {
                 let left = num_groups - first_group;
-                let mut scales = rows.map(|row| {
+                let mut scales = [_mm512_setzero_si512(); LANES];
+                let mut biases = [_mm512_setzero_si512(); LANES];
+                for (lane, row) in rows.iter().enumerate() {
                     let start = row * num_groups + first_group;
-                    _mm512_castps_si512(load_scales(
-                        &matrix.scales,
-                        matrix.format.mode,
-                        start,
-                        left,
-                    ))
-                });
-                transpose(&mut scales);
-                for (group, scales) in scales.into_iter().enumerate() {
-                    tile.scales[(first_group + group) * REGISTERS + r] =
-                        _mm512_castsi512_ps(scales);
+                    let mode = matrix.format.mode;
+                    let values = load_scales(&matrix.scales, mode, start, left);
+                    scales[lane] = _mm512_castps_si512(values);
+                    if let Some(from) = &matrix.biases {
+                        biases[lane] = _mm512_castps_si512(load_elements(from, start, left));
+                    }
                 }
-                let Some(biases) = &matrix.biases else { continue };
-                let mut biases = rows.map(|row| {
-                    let start = row * num_groups + first_group;
-                    _mm512_castps_si512(load_elements(biases, start, left))
-                });
+                transpose(&mut scales);
                 transpose(&mut biases);
-                for (group, biases) in biases.into_iter().enumerate() {
-                    tile.biases[(first_group + group) * REGISTERS + r] =
-                        _mm512_castsi512_ps(biases);
+                for group in 0..16 {
+                    let place = (first_group + group) * REGISTERS + r;
+                    tile.scales[place] = _mm512_castsi512_ps(scales[group]);
+                    tile.biases[place] = _mm512_castsi512_ps(biases[group]);
                 }
             }
         }
@@ -240,7 +235,8 @@ for_avx512! {
     fn transpose(rows: &mut [__m512i; LANES]) {
         let mut fours = [_mm512_setzero_si512(); LANES];
         for four in 0..4 {
-            let [a, b, c, d] = array::from_fn(|idx| rows[4 * four + idx]);
+            let (a, b) = (rows[4 * four], rows[4 * four + 1]);
+            let (c, d) = (rows[4 * four + 2], rows[4 * four + 3]);
             let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
             let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
             // Part `p` of register `w`: word `4 p + w` of the four rows.
@@ -250,7 +246,7 @@ for_avx512! {
             fours[4 * four + 3] = _mm512_unpackhi_epi64(ab_high, cd_high);
         }
         for word in 0..4 {
-            let [a, b, c, d] = array::from_fn(|four| fours[4 * four + word]);
+            let (a, b, c, d) = (fours[word], fours[4 + word], fours[8 + word], fours[12 + word]);
             let ab_even = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
             let ab_odd = _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b);
             let cd_even = _mm512_shuffle_i32x4::<0b10_00_10_00>(c, d);
