@@ -4,6 +4,7 @@
 //! Nothing here is part of what users run.
 #![expect(clippy::print_stdout, reason = "tasks speak to people and scripts")]
 
+mod bench;
 mod ci;
 mod demo;
 mod golden;
@@ -40,6 +41,11 @@ const TASKS: &[Task] = &[
         name: "tidy",
         about: "check what no compiler checks: sizes, names, dependency directions, documents",
         run: tidy::run,
+    },
+    Task {
+        name: "bench",
+        about: "measure the CPU kernels beside this machine's limits",
+        run: bench::run,
     },
     Task { name: "ci", about: "everything that CI runs, in its order", run: ci::run },
 ];

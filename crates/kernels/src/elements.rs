@@ -1,6 +1,8 @@
 //! Views of floating-point buffers whose element type is known only at run time, and their conversion to and from
 //! f32, in which every kernel computes.
 
+use std::ops::Range;
+
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
 
@@ -37,7 +39,7 @@ pub enum ElementsMut<'a> {
     Bf16(&'a mut [bf16]),
 }
 
-impl Elements<'_> {
+impl<'a> Elements<'a> {
     /// Number of elements.
     pub fn len(&self) -> usize {
         match self {
@@ -58,6 +60,15 @@ impl Elements<'_> {
             Elements::F32(_) => Float::F32,
             Elements::F16(_) => Float::F16,
             Elements::Bf16(_) => Float::Bf16,
+        }
+    }
+
+    /// Some of the elements.
+    pub(crate) fn part(&self, range: Range<usize>) -> Self {
+        match self {
+            Elements::F32(values) => Elements::F32(&values[range]),
+            Elements::F16(values) => Elements::F16(&values[range]),
+            Elements::Bf16(values) => Elements::Bf16(&values[range]),
         }
     }
 
@@ -98,6 +109,15 @@ impl<'a> ElementsMut<'a> {
             ElementsMut::F32(_) => Float::F32,
             ElementsMut::F16(_) => Float::F16,
             ElementsMut::Bf16(_) => Float::Bf16,
+        }
+    }
+
+    /// The same view for a shorter time.
+    pub(crate) fn reborrow(&mut self) -> ElementsMut<'_> {
+        match self {
+            ElementsMut::F32(values) => ElementsMut::F32(values),
+            ElementsMut::F16(values) => ElementsMut::F16(values),
+            ElementsMut::Bf16(values) => ElementsMut::Bf16(values),
         }
     }
 

@@ -22,7 +22,7 @@ const _: () = assert!(CHUNK_COLUMNS.is_multiple_of(128) && CHUNK_COLUMNS / 16 <=
 const BLOCK_TOKENS: usize = 128;
 
 /// Rows of a tile.
-pub(crate) const TILE_ROWS: usize = 12;
+const TILE_ROWS: usize = 12;
 
 /// Activations as f32, each row padded with zeros to whole lanes.
 pub(crate) struct Activations {

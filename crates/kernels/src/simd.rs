@@ -6,12 +6,20 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
 
+use std::env::VarError;
+use std::fmt;
+use std::str::FromStr;
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) use self::avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use self::avx512::Avx512;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use self::neon::Neon;
 pub(crate) use self::portable::Portable;
@@ -30,18 +38,54 @@ pub enum InstructionSet {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// x86-64 with AVX-512 (F, BW, DQ, VL, VBMI, VNNI) beside AVX2, FMA and F16C: whole-number products; the other
+    /// kernels are those of AVX2.
+    Avx512,
     /// The baseline of 64-bit ARM.
     Neon,
 }
 
 impl InstructionSet {
+    /// The environment variable that forces a set.
+    pub const VARIABLE: &'static str = "JACKALOPE_CPU";
+
     /// Every set, the better ones later.
-    const ALL: [InstructionSet; 3] =
-        [InstructionSet::Scalar, InstructionSet::Neon, InstructionSet::Avx2];
+    const ALL: [InstructionSet; 4] = [
+        InstructionSet::Scalar,
+        InstructionSet::Neon,
+        InstructionSet::Avx2,
+        InstructionSet::Avx512,
+    ];
 
     /// The best set this machine can execute.
     pub fn best() -> InstructionSet {
         *InstructionSet::available().last().expect("scalar code runs everywhere")
+    }
+
+    /// The set that the environment variable [`InstructionSet::VARIABLE`] names, else the best one.
+    ///
+    /// # Errors
+    /// When it names no set, or one that this machine lacks: never another set than the one asked for.
+    pub fn from_environment() -> Result<InstructionSet, InstructionSetError> {
+        #[expect(clippy::disallowed_methods, reason = "a debugging switch of this crate alone")]
+        let name = std::env::var(InstructionSet::VARIABLE);
+        match name {
+            Ok(name) => name.parse(),
+            Err(VarError::NotPresent) => Ok(InstructionSet::best()),
+            Err(VarError::NotUnicode(name)) => {
+                Err(InstructionSetError::Unknown(name.to_string_lossy().into_owned()))
+            }
+        }
+    }
+
+    /// The name by which a set is asked for.
+    pub fn name(self) -> &'static str {
+        match self {
+            InstructionSet::Scalar => "scalar",
+            InstructionSet::Avx2 => "avx2",
+            InstructionSet::Avx512 => "avx512",
+            InstructionSet::Neon => "neon",
+        }
     }
 
     /// The sets this machine can execute, the better ones later.
@@ -56,9 +100,48 @@ impl InstructionSet {
             InstructionSet::Neon => cfg!(target_arch = "aarch64"),
             #[cfg(target_arch = "x86_64")]
             InstructionSet::Avx2 => Avx2::detect().is_some(),
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx512 => Avx512::detect().is_some(),
             #[cfg(not(target_arch = "x86_64"))]
-            InstructionSet::Avx2 => false,
+            InstructionSet::Avx2 | InstructionSet::Avx512 => false,
         }
+    }
+}
+
+/// Why an instruction set cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InstructionSetError {
+    /// There is no set of this name.
+    Unknown(String),
+    /// This machine cannot execute the set.
+    Unavailable(InstructionSet),
+}
+
+impl fmt::Display for InstructionSetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            InstructionSetError::Unknown(name) => {
+                write!(f, "no instruction set is called `{name}`")?
+            }
+            InstructionSetError::Unavailable(set) => {
+                write!(f, "this machine has no {}", set.name())?;
+            }
+        }
+        let names: Vec<_> = InstructionSet::available().iter().map(|set| set.name()).collect();
+        write!(f, "\nhint: this machine has {}", names.join(", "))
+    }
+}
+
+impl std::error::Error for InstructionSetError {}
+
+impl FromStr for InstructionSet {
+    type Err = InstructionSetError;
+
+    /// A set by its [`InstructionSet::name`], if this machine can execute it.
+    fn from_str(name: &str) -> Result<InstructionSet, InstructionSetError> {
+        let set = InstructionSet::ALL.into_iter().find(|set| set.name() == name);
+        let set = set.ok_or_else(|| InstructionSetError::Unknown(name.to_owned()))?;
+        if set.is_available() { Ok(set) } else { Err(InstructionSetError::Unavailable(set)) }
     }
 }
 
@@ -136,7 +219,7 @@ macro_rules! dispatched {
             match instructions {
                 $crate::InstructionSet::Scalar => $generic($crate::simd::Portable, $($arg),*),
                 #[cfg(target_arch = "x86_64")]
-                $crate::InstructionSet::Avx2 => {
+                $crate::InstructionSet::Avx2 | $crate::InstructionSet::Avx512 => {
                     let simd = $crate::simd::Avx2::detect().expect("`Threads` asserts its set");
                     #[expect(unsafe_code, reason = "calling a copy compiled for AVX2")]
                     // SAFETY: `simd` proves that the machine has what the copy was compiled for.

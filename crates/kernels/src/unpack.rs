@@ -116,7 +116,7 @@ fn unpack_affine<S: Simd, const BITS: usize>(
 
 /// The bits from `bit` on, with zeros beyond the last word.
 #[inline(always)]
-fn bits_from<const WORDS: usize>(words: &[u32; WORDS], bit: usize) -> u32 {
+pub(crate) fn bits_from<const WORDS: usize>(words: &[u32; WORDS], bit: usize) -> u32 {
     let low = u64::from(words[bit / 32]);
     let high = words.get(bit / 32 + 1).map_or(0, |word| u64::from(*word));
     ((high << 32 | low) >> (bit % 32)) as u32
@@ -159,6 +159,12 @@ fn unpack_e4m3<S: Simd>(simd: S, packed: Packed<'_>, scales: &[u8], out: &mut [L
             }
         }
     }
+}
+
+/// The value of an eight-bit scale.
+#[inline(always)]
+pub(crate) fn scale_value(mode: QuantMode, code: u8) -> f32 {
+    if mode == QuantMode::Nvfp4 { e4m3(u32::from(code)) } else { e8m0(code) }
 }
 
 /// Two to the power `code - 127`; 255, which the format calls not a number, is infinite as in MLX.

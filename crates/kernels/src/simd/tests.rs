@@ -1,6 +1,6 @@
 //! Each operation of each set against the portable one.
 
-use super::{InstructionSet, LANES, Lanes, Portable, Simd, e4m3};
+use super::{InstructionSet, InstructionSetError, LANES, Lanes, Portable, Simd, e4m3};
 
 /// Every operation on the same data; the bits that come out.
 fn all_operations<S: Simd>(simd: S, out: &mut Vec<u32>) {
@@ -47,6 +47,21 @@ fn every_set_computes_what_the_portable_one_does() {
         run_all_operations(instructions, &mut bits);
         assert_eq!(bits, expected, "{instructions:?}");
     }
+}
+
+#[test]
+fn a_set_is_named_or_refused_with_a_hint() {
+    for set in InstructionSet::available() {
+        assert_eq!(set.name().parse(), Ok(set));
+    }
+    for set in InstructionSet::ALL.into_iter().filter(|set| !set.is_available()) {
+        let error = set.name().parse::<InstructionSet>().expect_err("not available");
+        assert_eq!(error, InstructionSetError::Unavailable(set));
+    }
+    let error = "sse9".parse::<InstructionSet>().expect_err("no such set").to_string();
+    assert!(
+        error.starts_with("no instruction set is called `sse9`\nhint: this machine has scalar")
+    );
 }
 
 #[test]

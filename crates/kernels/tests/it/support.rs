@@ -123,23 +123,42 @@ fn largest(float: Float) -> f64 {
 /// Asserts that `value`, of type `float`, is `expected` up to the rounding of an f32 sum whose terms have magnitudes
 /// adding up to `magnitude`, and its rounding to `float`.
 pub(crate) fn assert_close(value: f64, expected: f64, magnitude: f64, float: Float) {
-    if expected.is_nan() {
-        assert!(value.is_nan(), "{value} instead of NaN");
-        return;
+    Sum { expected, magnitude, input_error: 0.0 }.assert_close(value, float);
+}
+
+/// What a sum is, and how it was computed.
+pub(crate) struct Sum {
+    pub(crate) expected: f64,
+    /// Of all terms.
+    pub(crate) magnitude: f64,
+    /// What rounding the inputs may change.
+    pub(crate) input_error: f64,
+}
+
+impl Sum {
+    /// As [`assert_close`].
+    pub(crate) fn assert_close(&self, value: f64, float: Float) {
+        let Sum { expected, magnitude, input_error } = *self;
+        if expected.is_nan() {
+            assert!(value.is_nan(), "{value} instead of NaN");
+            return;
+        }
+        if expected.is_infinite() {
+            assert!(value == expected, "{value} instead of {expected}");
+            return;
+        }
+        let (relative, subnormal) = precision(float);
+        let rounding = 32.0 * f64::from(f32::EPSILON) * magnitude;
+        let sum_error = rounding + f64::from(f32::MIN_POSITIVE) + input_error * 1.001;
+        let tolerance =
+            sum_error + (expected.abs() + sum_error) * relative + subnormal * relative * 2.0;
+        if value.is_infinite() && value.signum() == expected.signum() {
+            assert!(expected.abs() + tolerance >= largest(float), "{value} instead of {expected}");
+            return;
+        }
+        let error = (value - expected).abs();
+        assert!(error <= tolerance, "{value} instead of {expected} ± {tolerance}");
     }
-    if expected.is_infinite() {
-        assert!(value == expected, "{value} instead of {expected}");
-        return;
-    }
-    let (relative, subnormal) = precision(float);
-    let sum_error = 32.0 * f64::from(f32::EPSILON) * magnitude + f64::from(f32::MIN_POSITIVE);
-    let tolerance =
-        sum_error + (expected.abs() + sum_error) * relative + subnormal * relative * 2.0;
-    if value.is_infinite() && value.signum() == expected.signum() {
-        assert!(expected.abs() + tolerance >= largest(float), "{value} instead of {expected}");
-        return;
-    }
-    assert!((value - expected).abs() <= tolerance, "{value} instead of {expected} ± {tolerance}");
 }
 
 /// A quantised matrix that owns its tensors.

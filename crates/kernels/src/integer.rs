@@ -1,0 +1,116 @@
+//! Products of 16-bit activations with packed weights, in whole numbers.
+//!
+//! Each row of activations is rounded group by group (the groups of the weights) to whole multiples of a power of two,
+//! `x ≈ unit * q` with `q` of 16 bits; see [`rounding`]. A quantised weight is a small whole number `c` under a scale
+//! (and a bias), so the sum of a group,
+//!
+//! ```text
+//!   sum over the group of x * (scale * c + bias)  ≈  unit * scale * (sum of q * c) + bias * (unit * sum of q),
+//! ```
+//!
+//! needs one exact sum of whole numbers, which has the same value in whatever order it is added. What is left in f32
+//! has one fixed order ([`Lanes16`]): sixteen partial sums, sum `l` over the groups `l, l + 16, l + 32, …` from left to
+//! right, for each group first the product and then the bias; in the end the sixteen are added halves onto halves. So
+//! a result has the same bits whether its row was computed alone from the packed weights or among hundreds from an
+//! unpacked tile.
+//!
+//! A row that is not finite, or whose magnitudes are far from one, is computed by the exact path in f32 (see
+//! [`rounding`]); which path a row takes depends on that row alone.
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+mod rounding;
+
+use std::ops::Range;
+
+use self::rounding::Rounded;
+use crate::elements::{Elements, ElementsMut, Float};
+use crate::quant::{QuantMatrix, QuantMode};
+use crate::simd::InstructionSet;
+use crate::threads::Threads;
+
+/// Partial sums of a result.
+const SUMS: usize = 16;
+
+/// The partial sums of a result.
+type Lanes16 = [f32; SUMS];
+
+/// What E2M1 codes are multiplied with to be whole, and what is added to make them unsigned.
+const E2M1_FACTOR: f32 = 2.0;
+const E2M1_OFFSET: i32 = 12;
+
+/// Twice the values of the four-bit float; see `unpack`.
+const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// Whether products of such activations with such a matrix are computed here.
+///
+/// Activations in f32 keep their precision; eight-bit floats are no small whole numbers.
+pub(crate) fn is_supported(x: Float, matrix: &QuantMatrix<'_>) -> bool {
+    x != Float::F32 && matrix.format.mode != QuantMode::Mxfp8
+}
+
+/// Activations ready for products with matrices of one format.
+pub(crate) struct Prepared {
+    instructions: InstructionSet,
+    rounded: Rounded,
+    #[cfg(target_arch = "x86_64")]
+    lines: Option<avx512::Lines>,
+}
+
+impl Prepared {
+    /// `x` is `[tokens, matrix.input]`.
+    pub(crate) fn new(x: Elements<'_>, matrix: &QuantMatrix<'_>, threads: &Threads) -> Prepared {
+        let instructions = threads.instructions();
+        let rounded = Rounded::new(x, matrix, threads);
+        #[cfg(target_arch = "x86_64")]
+        let lines = (instructions == InstructionSet::Avx512)
+            .then(|| avx512::Lines::new(&rounded, matrix.format, threads));
+        Prepared {
+            instructions,
+            rounded,
+            #[cfg(target_arch = "x86_64")]
+            lines,
+        }
+    }
+
+    /// The rows that the exact path must compute.
+    pub(crate) fn exact_tokens(&self) -> &[usize] {
+        &self.rounded.exact_tokens
+    }
+
+    /// Results of all tokens for the weight rows `rows`; `out` has one view of `rows.len()` elements per token. What
+    /// it gives for [`Prepared::exact_tokens`] is to be overwritten.
+    pub(crate) fn multiply_rows(
+        &self,
+        matrix: &QuantMatrix<'_>,
+        rows: Range<usize>,
+        out: &mut [ElementsMut<'_>],
+    ) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(lines) = &self.lines {
+            return avx512::multiply_rows(lines, &self.rounded, matrix, rows, out);
+        }
+        portable::multiply_rows(self.instructions, &self.rounded, matrix, rows, out);
+    }
+}
+
+/// Products of 16-bit activations with codes that the instruction alone can do: runs them, says how many.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn avx512_peak_macs() -> usize {
+    avx512::peak_macs()
+}
+
+/// Adds sixteen partial sums, halves onto halves.
+#[inline(always)]
+fn total(sums: &Lanes16) -> f32 {
+    let mut sums = *sums;
+    let mut half = SUMS / 2;
+    while half > 0 {
+        for lane in 0..half {
+            sums[lane] += sums[lane + half];
+        }
+        half /= 2;
+    }
+    sums[0]
+}

@@ -1,0 +1,260 @@
+//! Many rows of activations: a tile of weights is unpacked once and meets all of them.
+//!
+//! In a tile a lane is a weight row. Register `(k, r)` holds, for the rows `16 r` to `16 r + 15`, the four codes of the
+//! `k`-th word of the order in which `super::order_row` has the activations, so that a word of activations is
+//! broadcast to all lanes, and a group's sums end where its scales are: one number in each lane.
+
+use std::arch::x86_64::*;
+use std::array;
+
+use super::codes::{Codes, load_elements, load_scales};
+use super::{Job, LINE, Line, for_avx512};
+use crate::elements::ElementsMut;
+use crate::integer::SUMS;
+
+/// Rows of activations computed together.
+pub(super) const TOKENS: usize = 4;
+
+/// Registers of weight rows computed together.
+const REGISTERS: usize = 2;
+
+/// Lanes of a register.
+const LANES: usize = 16;
+
+/// Weight rows of a tile.
+const TILE_ROWS: usize = REGISTERS * LANES;
+
+/// Words, of four activations or codes, in a line.
+const LINE_WORDS: usize = LINE / 4;
+
+/// Puts a row's lines `[steps, half, registers]` into the slot of a token, `[words, TOKENS, half]` of four bytes.
+pub(super) fn interleave(
+    from: &[Line],
+    num_registers: usize,
+    is_split: bool,
+    slot: usize,
+    to: &mut [Line],
+) {
+    for (step, lines) in from.chunks_exact(2 * num_registers).enumerate() {
+        let (high, low) = lines.split_at(num_registers);
+        for register in 0..num_registers {
+            let halves = [&high[register], &low[register]].map(|line| line.0.as_chunks::<4>().0);
+            for word in 0..LINE_WORDS {
+                let place = word_place(step * num_registers, register, word, is_split);
+                for (half, words) in halves.iter().enumerate() {
+                    let place = (place * TOKENS + slot) * 2 + half;
+                    to[place / LINE_WORDS].0.as_chunks_mut::<4>().0[place % LINE_WORDS] =
+                        words[word];
+                }
+            }
+        }
+    }
+}
+
+/// Where a word of a step's register is: the words of split registers alternate.
+#[inline(always)]
+fn word_place(first_register: usize, register: usize, word: usize, is_split: bool) -> usize {
+    let first_word = first_register * LINE_WORDS;
+    if is_split {
+        first_word + word * 2 + register
+    } else {
+        first_word + register * LINE_WORDS + word
+    }
+}
+
+/// Unpacked weights; everything has the rows in its lanes.
+struct Tile {
+    /// `[words, REGISTERS]`.
+    codes: Vec<__m512i>,
+    /// `[padded_groups, REGISTERS]`.
+    scales: Vec<__m512>,
+    biases: Vec<__m512>,
+}
+
+for_avx512! {
+    /// All tokens with the rows of the job.
+    pub(super) fn multiply<C: Codes>(
+        job: &Job<'_>,
+        token_lines: usize,
+        out: &mut [ElementsMut<'_>],
+    ) {
+        let x = job.x;
+        let mut tile = Tile {
+            codes: vec![_mm512_setzero_si512(); token_lines * LINE_WORDS / 2 * REGISTERS],
+            scales: vec![_mm512_setzero_ps(); x.padded_groups * REGISTERS],
+            biases: vec![_mm512_setzero_ps(); x.padded_groups * REGISTERS],
+        };
+        for start in job.rows.clone().step_by(TILE_ROWS) {
+            let num_rows = TILE_ROWS.min(job.rows.end - start);
+            fill::<C>(job, start, num_rows, &mut tile);
+            for (tile_idx, out) in out.chunks_mut(TOKENS).enumerate() {
+                let lines = &job.lines.lines[tile_idx * TOKENS * token_lines..];
+                let token = tile_idx * TOKENS;
+                let mut results = [[0.0; TILE_ROWS]; TOKENS];
+                match out.len() {
+                    1 => multiply_tile::<C, 1>(job, &tile, lines, token, &mut results),
+                    2 => multiply_tile::<C, 2>(job, &tile, lines, token, &mut results),
+                    3 => multiply_tile::<C, 3>(job, &tile, lines, token, &mut results),
+                    _ => multiply_tile::<C, 4>(job, &tile, lines, token, &mut results),
+                }
+                for (out, results) in out.iter_mut().zip(&results) {
+                    out.store(start - job.rows.start, &results[..num_rows]);
+                }
+            }
+        }
+    }
+
+    /// The inner loops: `T` tokens with all rows of the tile.
+    #[inline]
+    fn multiply_tile<C: Codes, const T: usize>(
+        job: &Job<'_>,
+        tile: &Tile,
+        lines: &[Line],
+        token: usize,
+        results: &mut [[f32; TILE_ROWS]; TOKENS],
+    ) {
+        let x = job.x;
+        let group_words = x.group_size / 4;
+        let num_words = x.num_groups() * group_words;
+        let words = lines.as_ptr().cast::<i32>();
+        assert!(num_words * TOKENS * 2 <= lines.len() * LINE_WORDS, "lines of a tile");
+        assert!(num_words * REGISTERS <= tile.codes.len(), "codes of a tile");
+        let mut sums = [[[_mm512_setzero_ps(); REGISTERS]; T]; SUMS];
+        for group in 0..x.num_groups() {
+            let mut high = [[_mm512_setzero_si512(); REGISTERS]; T];
+            let mut low = [[_mm512_setzero_si512(); REGISTERS]; T];
+            for word in group * group_words..(group + 1) * group_words {
+                // SAFETY: `word` is below `num_words`, for which both were checked to be long enough.
+                let (codes, x) = unsafe {
+                    (tile.codes.as_ptr().add(word * REGISTERS), words.add(word * TOKENS * 2))
+                };
+                // SAFETY: as above.
+                let codes: [__m512i; REGISTERS] = unsafe { [*codes, *codes.add(1)] };
+                for t in 0..T {
+                    // SAFETY: as above.
+                    let (x_high, x_low) = unsafe {
+                        (_mm512_set1_epi32(*x.add(2 * t)), _mm512_set1_epi32(*x.add(2 * t + 1)))
+                    };
+                    for r in 0..REGISTERS {
+                        high[t][r] = _mm512_dpbusd_epi32(high[t][r], codes[r], x_high);
+                        low[t][r] = _mm512_dpbusd_epi32(low[t][r], codes[r], x_low);
+                    }
+                }
+            }
+            let sums = &mut sums[group % SUMS];
+            for t in 0..T {
+                let at = (token + t) * x.padded_groups + group;
+                let unit = _mm512_set1_ps(x.groups.units[at]);
+                let x_sum = _mm512_set1_ps(x.groups.sums[at]);
+                for r in 0..REGISTERS {
+                    let mut product =
+                        _mm512_add_epi32(_mm512_slli_epi32::<8>(high[t][r]), low[t][r]);
+                    if C::OFFSET != 0 {
+                        let offset = _mm512_set1_epi32(C::OFFSET * x.groups.totals[at]);
+                        product = _mm512_sub_epi32(product, offset);
+                    }
+                    let factor = _mm512_mul_ps(tile.scales[group * REGISTERS + r], unit);
+                    let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), factor, sums[t][r]);
+                    sums[t][r] = _mm512_fmadd_ps(tile.biases[group * REGISTERS + r], x_sum, sum);
+                }
+            }
+        }
+        for t in 0..T {
+            for r in 0..REGISTERS {
+                let mut half = SUMS / 2;
+                while half > 0 {
+                    for lane in 0..half {
+                        sums[lane][t][r] = _mm512_add_ps(sums[lane][t][r], sums[lane + half][t][r]);
+                    }
+                    half /= 2;
+                }
+                let results = &mut results[t][r * LANES..][..LANES];
+                // SAFETY: sixteen results.
+                unsafe { _mm512_storeu_ps(results.as_mut_ptr(), sums[0][t][r]) };
+            }
+        }
+    }
+
+    /// Unpacks the rows from `first_row` on; rows beyond `num_rows` repeat the last one.
+    fn fill<C: Codes>(job: &Job<'_>, first_row: usize, num_rows: usize, tile: &mut Tile) {
+        let (x, matrix) = (job.x, job.matrix);
+        let num_groups = x.num_groups();
+        let row_words = matrix.format.words_per_row(matrix.input);
+        let step_bytes = C::LOADS * C::LOAD_BYTES;
+        for r in 0..REGISTERS {
+            let rows: [usize; LANES] =
+                array::from_fn(|lane| first_row + (r * LANES + lane).min(num_rows - 1));
+            let packed = rows.map(|row| &matrix.words[row * row_words..][..row_words]);
+            for first_byte in (0..row_words * 4).step_by(C::LOAD_BYTES) {
+                let mut lanes = [_mm512_setzero_si512(); LANES];
+                for (lanes, packed) in lanes.iter_mut().zip(&packed) {
+                    let from = packed.as_ptr().cast::<u8>().wrapping_add(first_byte);
+                    // SAFETY: the machine has the set, and the rest of the row can be read.
+                    *lanes = unsafe { C::load(from, row_words * 4 - first_byte) };
+                }
+                transpose(&mut lanes);
+                let step = first_byte / step_bytes;
+                let load = first_byte % step_bytes / C::LOAD_BYTES;
+                for (word, lanes) in lanes.into_iter().enumerate() {
+                    // SAFETY: the machine has the set.
+                    let registers = unsafe { C::split(lanes) };
+                    for split in 0..C::SPLIT {
+                        let register = load * C::SPLIT + split;
+                        let place =
+                            word_place(step * C::REGISTERS, register, word, C::SPLIT == 2);
+                        tile.codes[place * REGISTERS + r] = registers[split];
+                    }
+                }
+            }
+            for first_group in (0..num_groups).step_by(16) {
+                let left = num_groups - first_group;
+                let mut scales = [_mm512_setzero_si512(); LANES];
+                let mut biases = [_mm512_setzero_si512(); LANES];
+                for (lane, row) in rows.iter().enumerate() {
+                    let start = row * num_groups + first_group;
+                    let mode = matrix.format.mode;
+                    let values = load_scales(&matrix.scales, mode, start, left);
+                    scales[lane] = _mm512_castps_si512(values);
+                    if let Some(from) = &matrix.biases {
+                        biases[lane] = _mm512_castps_si512(load_elements(from, start, left));
+                    }
+                }
+                transpose(&mut scales);
+                transpose(&mut biases);
+                for group in 0..16 {
+                    let place = (first_group + group) * REGISTERS + r;
+                    tile.scales[place] = _mm512_castsi512_ps(scales[group]);
+                    tile.biases[place] = _mm512_castsi512_ps(biases[group]);
+                }
+            }
+        }
+    }
+
+    /// Sixteen registers of sixteen words, transposed.
+    #[inline]
+    fn transpose(rows: &mut [__m512i; LANES]) {
+        let mut fours = [_mm512_setzero_si512(); LANES];
+        for four in 0..4 {
+            let (a, b) = (rows[4 * four], rows[4 * four + 1]);
+            let (c, d) = (rows[4 * four + 2], rows[4 * four + 3]);
+            let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+            let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+            // Part `p` of register `w`: word `4 p + w` of the four rows.
+            fours[4 * four] = _mm512_unpacklo_epi64(ab_low, cd_low);
+            fours[4 * four + 1] = _mm512_unpackhi_epi64(ab_low, cd_low);
+            fours[4 * four + 2] = _mm512_unpacklo_epi64(ab_high, cd_high);
+            fours[4 * four + 3] = _mm512_unpackhi_epi64(ab_high, cd_high);
+        }
+        for word in 0..4 {
+            let (a, b, c, d) = (fours[word], fours[4 + word], fours[8 + word], fours[12 + word]);
+            let ab_even = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
+            let ab_odd = _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b);
+            let cd_even = _mm512_shuffle_i32x4::<0b10_00_10_00>(c, d);
+            let cd_odd = _mm512_shuffle_i32x4::<0b11_01_11_01>(c, d);
+            rows[word] = _mm512_shuffle_i32x4::<0b10_00_10_00>(ab_even, cd_even);
+            rows[4 + word] = _mm512_shuffle_i32x4::<0b10_00_10_00>(ab_odd, cd_odd);
+            rows[8 + word] = _mm512_shuffle_i32x4::<0b11_01_11_01>(ab_even, cd_even);
+            rows[12 + word] = _mm512_shuffle_i32x4::<0b11_01_11_01>(ab_odd, cd_odd);
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Activations as 16-bit whole numbers.
+//!
+//! The unit of a group is the power of two `u` with `max |x| <= 32639 * u` and `max |x| > 32639 / 2 * u`; then
+//! `q = x / u` to the nearest whole number, ties to even. So the error of an element is at most `u / 2`, below
+//! `max |x| / 32639`. Because the unit is a power of two, an element is *exact* when its last significant bit is worth
+//! `u` or more: every bf16 of at least a 128th of its group's maximum, and every f16 of at least a 16th (f16 has
+//! three bits more). The bound 32639 = 127 * 256 + 127 lets `q` be cut into two signed bytes, `q = 256 * h + l`.
+//!
+//! A row takes the exact path in f32 when an element is not finite or a group's maximum is beyond `2^±100`: so the
+//! rules of IEEE 754 hold for infinities and for what is not a number, and no unit or product of a unit with a
+//! sensible scale leaves the range of f32.
+
+use crate::elements::Elements;
+use crate::integer::{E2M1_FACTOR, SUMS};
+use crate::quant::{QuantMatrix, QuantMode};
+use crate::simd::{Simd, dispatched};
+use crate::threads::Threads;
+
+/// The largest `q`.
+pub(super) const Q_MAX: f32 = 32639.0;
+
+/// Bits of the smallest and largest maximum of a group: `2^-100` and `2^100`.
+const MAX_BITS_LOW: u32 = (127 - 100) << 23;
+const MAX_BITS_HIGH: u32 = (127 + 100) << 23;
+
+/// Elements of a piece of work.
+const PIECE_ELEMENTS: usize = 1 << 15;
+
+/// Rounded activations.
+pub(super) struct Rounded {
+    pub(super) tokens: usize,
+    /// Columns of a row.
+    pub(super) input: usize,
+    /// Elements of a group.
+    pub(super) group_size: usize,
+    /// Groups of a row, padded with zeros to whole [`SUMS`].
+    pub(super) padded_groups: usize,
+    /// `[tokens, input]`.
+    pub(super) values: Vec<i16>,
+    /// For each group, `[tokens, padded_groups]`.
+    pub(super) groups: Groups,
+    /// Rows that are left to the exact path; zeros here.
+    pub(super) exact_tokens: Vec<usize>,
+}
+
+/// What is known of each group.
+#[derive(Default)]
+pub(super) struct Groups {
+    /// The unit, divided by what makes the weights' codes whole.
+    pub(super) units: Vec<f32>,
+    /// `unit * sum of q`, exact.
+    pub(super) sums: Vec<f32>,
+    /// `sum of q`.
+    pub(super) totals: Vec<i32>,
+}
+
+impl Rounded {
+    /// `x` is `[tokens, matrix.input]`.
+    pub(super) fn new(x: Elements<'_>, matrix: &QuantMatrix<'_>, threads: &Threads) -> Rounded {
+        let (input, group_size) = (matrix.input, matrix.format.group_size as usize);
+        let tokens = x.len() / input;
+        let padded_groups = (input / group_size).next_multiple_of(SUMS);
+        let mut values = vec![0; tokens * input];
+        let num_groups = tokens * padded_groups;
+        let mut groups = Groups {
+            units: vec![0.0; num_groups],
+            sums: vec![0.0; num_groups],
+            totals: vec![0; num_groups],
+        };
+        let mut is_exact = vec![false; tokens];
+        let factor = match matrix.format.mode {
+            QuantMode::Affine => 1.0,
+            _ => 1.0 / E2M1_FACTOR,
+        };
+        let piece_tokens = PIECE_ELEMENTS.div_ceil(input);
+        let pieces = values
+            .chunks_mut(piece_tokens * input)
+            .zip(groups.units.chunks_mut(piece_tokens * padded_groups))
+            .zip(groups.sums.chunks_mut(piece_tokens * padded_groups))
+            .zip(groups.totals.chunks_mut(piece_tokens * padded_groups))
+            .zip(is_exact.chunks_mut(piece_tokens))
+            .enumerate()
+            .map(|(piece, ((((values, units), sums), totals), is_exact))| {
+                let first_token = piece * piece_tokens;
+                Piece {
+                    first_token,
+                    input,
+                    group_size,
+                    factor,
+                    values,
+                    units,
+                    sums,
+                    totals,
+                    is_exact,
+                }
+            });
+        threads.for_each(pieces.collect(), |mut piece| {
+            round_rows(threads.instructions(), x, &mut piece);
+        });
+        let exact_tokens = (0..tokens).filter(|token| is_exact[*token]).collect();
+        Rounded { tokens, input, group_size, padded_groups, values, groups, exact_tokens }
+    }
+
+    /// Groups of a row, without the padding.
+    pub(super) fn num_groups(&self) -> usize {
+        self.input / self.group_size
+    }
+}
+
+/// Some rows to be rounded.
+struct Piece<'a> {
+    first_token: usize,
+    input: usize,
+    group_size: usize,
+    factor: f32,
+    values: &'a mut [i16],
+    units: &'a mut [f32],
+    sums: &'a mut [f32],
+    totals: &'a mut [i32],
+    is_exact: &'a mut [bool],
+}
+
+dispatched! { fn round_rows(x: Elements<'_>, piece: &mut Piece<'_>) = round_rows_with }
+
+#[inline(always)]
+fn round_rows_with<S: Simd>(_simd: S, x: Elements<'_>, piece: &mut Piece<'_>) {
+    let Piece { input, group_size, factor, .. } = *piece;
+    let padded_groups = piece.units.len() / piece.is_exact.len();
+    let mut row = vec![0.0; input];
+    for offset in 0..piece.is_exact.len() {
+        x.load((piece.first_token + offset) * input, &mut row);
+        let values = &mut piece.values[offset * input..][..input];
+        let first_group = offset * padded_groups;
+        let mut is_ordinary = true;
+        for (group, (x, q)) in
+            row.chunks_exact(group_size).zip(values.chunks_exact_mut(group_size)).enumerate()
+        {
+            let (unit, total, is_group_ordinary) = round_group(x, q);
+            is_ordinary &= is_group_ordinary;
+            piece.units[first_group + group] = unit * factor;
+            piece.sums[first_group + group] = unit * total as f32;
+            piece.totals[first_group + group] = total;
+        }
+        if !is_ordinary {
+            piece.is_exact[offset] = true;
+            values.fill(0);
+            for group in first_group..first_group + padded_groups {
+                piece.units[group] = 0.0;
+                piece.sums[group] = 0.0;
+                piece.totals[group] = 0;
+            }
+        }
+    }
+}
+
+/// The unit, the sum of the rounded values, and whether the group could be rounded at all.
+#[inline(always)]
+fn round_group(x: &[f32], q: &mut [i16]) -> (f32, i32, bool) {
+    // Magnitudes order as their bits do, and what is not a number is above infinity.
+    let max_bits = x.iter().fold(0, |max, x| (x.to_bits() & 0x7fff_ffff).max(max));
+    if max_bits == 0 {
+        q.fill(0);
+        return (0.0, 0, true);
+    }
+    if !(MAX_BITS_LOW..=MAX_BITS_HIGH).contains(&max_bits) {
+        return (0.0, 0, false);
+    }
+    // A maximum of `m * 2^e`, `1 <= m < 2`, has the unit `2^(e - 14)`, or twice that for the few `m` just below two.
+    let raised = f32::from_bits(max_bits) * (32768.0 / Q_MAX);
+    let exponent = raised.to_bits() >> 23;
+    let unit = f32::from_bits((exponent - 14) << 23);
+    let inverse = f32::from_bits((254 + 14 - exponent) << 23);
+    // Adding 1.5 * 2^23 rounds to a whole number, ties to even, which then stands in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let mut total = 0;
+    for (x, q) in x.iter().zip(q) {
+        let rounded = (x * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()).cast_signed();
+        *q = rounded as i16;
+        total += rounded;
+    }
+    (unit, total, true)
+}

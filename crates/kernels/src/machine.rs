@@ -1,0 +1,128 @@
+//! What the machine can do at best: the measure of every kernel's speed.
+
+use std::time::{Duration, Instant};
+
+use crate::memory::advise_huge_pages;
+use crate::simd::{InstructionSet, LANES, Simd, dispatched};
+use crate::threads::Threads;
+
+/// Bytes read or copied, well beyond the last-level cache.
+const BYTES: usize = 256 << 20;
+
+/// Words of a piece of work.
+const PIECE_WORDS: usize = 1 << 17;
+
+/// Best of this many runs.
+const RUNS: usize = 5;
+
+/// The machine's limits with some threads and an instruction set.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes that can be read in a second.
+    pub read_bytes_per_s: f64,
+    /// Bytes that can be copied in a second, counted once.
+    pub copy_bytes_per_s: f64,
+    /// Multiplications and additions of f32 in a second.
+    pub f32_macs_per_s: f64,
+    /// Of 16-bit activations with 8-bit codes, where the set has an instruction of its own for them.
+    pub whole_macs_per_s: Option<f64>,
+}
+
+/// Measures the limits; takes about a second.
+pub fn limits(threads: &Threads) -> Limits {
+    let mut words: Vec<u64> = Vec::with_capacity(BYTES / 8);
+    advise_huge_pages(words.spare_capacity_mut());
+    words.resize(BYTES / 8, 1);
+    let mut copy: Vec<u64> = Vec::with_capacity(BYTES / 8);
+    advise_huge_pages(copy.spare_capacity_mut());
+    copy.resize(BYTES / 8, 0);
+    let read = best(|| {
+        threads.for_each(words.chunks(PIECE_WORDS).collect(), |words: &[u64]| {
+            let mut sum = 0;
+            sum_words(threads.instructions(), words, &mut sum);
+            std::hint::black_box(sum);
+        });
+    });
+    let copied = best(|| {
+        let pieces = copy.chunks_mut(PIECE_WORDS).zip(words.chunks(PIECE_WORDS)).collect();
+        threads.for_each(pieces, |(to, from): (&mut [u64], &[u64])| to.copy_from_slice(from));
+    });
+    let f32_macs_per_s = macs_per_s(threads, || {
+        let mut macs = 0;
+        multiply_f32(threads.instructions(), &mut macs);
+        macs
+    });
+    Limits {
+        read_bytes_per_s: BYTES as f64 / read.as_secs_f64(),
+        copy_bytes_per_s: BYTES as f64 / copied.as_secs_f64(),
+        f32_macs_per_s,
+        whole_macs_per_s: whole_macs_per_s(threads),
+    }
+}
+
+fn best(mut work: impl FnMut()) -> Duration {
+    let run = |_| {
+        let start = Instant::now();
+        work();
+        start.elapsed()
+    };
+    (0..RUNS).map(run).min().unwrap_or_default()
+}
+
+/// `work` returns how many multiplications it did.
+fn macs_per_s(threads: &Threads, work: impl Fn() -> usize + Sync) -> f64 {
+    const PIECES: usize = 64;
+    let macs = work() * PIECES;
+    let time = best(|| {
+        threads.for_each(vec![(); PIECES], |()| {
+            std::hint::black_box(work());
+        });
+    });
+    macs as f64 / time.as_secs_f64()
+}
+
+#[cfg(target_arch = "x86_64")]
+fn whole_macs_per_s(threads: &Threads) -> Option<f64> {
+    let has_peak = threads.instructions() == InstructionSet::Avx512;
+    has_peak.then(|| macs_per_s(threads, crate::integer::avx512_peak_macs))
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn whole_macs_per_s(_threads: &Threads) -> Option<f64> {
+    None
+}
+
+dispatched! { fn sum_words(words: &[u64], sum: &mut u64) = sum_words_with }
+
+#[inline(always)]
+fn sum_words_with<S: Simd>(_simd: S, words: &[u64], sum: &mut u64) {
+    // Several chains, which become several registers.
+    let mut sums = [0_u64; 32];
+    for words in words.as_chunks::<32>().0 {
+        for (sum, word) in sums.iter_mut().zip(words) {
+            *sum = sum.wrapping_add(*word);
+        }
+    }
+    *sum = sums.iter().fold(0, |total, sum| total.wrapping_add(*sum));
+}
+
+dispatched! { fn multiply_f32(macs: &mut usize) = multiply_f32_with }
+
+#[inline(always)]
+fn multiply_f32_with<S: Simd>(simd: S, macs: &mut usize) {
+    const CHAINS: usize = 10;
+    const STEPS: usize = 20_000;
+    let factor = std::hint::black_box(simd.splat(0.5));
+    let mut sums = [simd.splat(1.0); CHAINS];
+    for _ in 0..STEPS {
+        for sum in &mut sums {
+            *sum = simd.mul_add(*sum, factor, factor);
+        }
+    }
+    let mut lanes = [0.0; LANES];
+    for sum in sums {
+        simd.store(sum, &mut lanes);
+        std::hint::black_box(&lanes);
+    }
+    *macs = CHAINS * STEPS * LANES;
+}

@@ -1,0 +1,181 @@
+//! The kernels, formats and shapes that are measured.
+
+use half::bf16;
+use jackalope_kernels::{
+    AttentionConfig, DenseMatrix, Elements, ElementsMut, KvPage, QuantFormat, QuantMatrix,
+    QuantMode, Scales, SequenceKv, advise_huge_pages, attention, matmul, quantized_matmul,
+};
+
+use super::{Report, Work};
+
+/// Bytes of the matrices that a pass over few tokens streams.
+const STREAM_BYTES: usize = 160 << 20;
+
+/// Multiplications of a pass over many tokens, about.
+const PASS_MACS: usize = 2 << 30;
+
+/// Output and input features of Qwen3 0.6B's matrices.
+const SHAPES: [(&str, usize, usize); 5] = [
+    ("q", 2048, 1024),
+    ("kv", 1024, 1024),
+    ("mlp", 3072, 1024),
+    ("down", 1024, 3072),
+    ("vocab", 151_936, 1024),
+];
+
+/// The shape on which all numbers of tokens are measured.
+const MLP: (&str, usize, usize) = SHAPES[2];
+
+pub(super) fn measure_all(report: &mut Report<'_>) {
+    let common = QuantFormat { mode: QuantMode::Affine, bits: 4, group_size: 64 };
+    for shape in SHAPES {
+        measure_quantized(report, common, shape, &[1]);
+    }
+    measure_quantized(report, common, MLP, &[2, 3, 4, 8, 16, 64, 512]);
+    for (mode, bits, group_size) in [
+        (QuantMode::Affine, 4, 32),
+        (QuantMode::Affine, 4, 128),
+        (QuantMode::Affine, 8, 64),
+        (QuantMode::Affine, 2, 64),
+        (QuantMode::Affine, 3, 64),
+        (QuantMode::Affine, 5, 64),
+        (QuantMode::Affine, 6, 64),
+        (QuantMode::Mxfp4, 4, 32),
+        (QuantMode::Nvfp4, 4, 16),
+        (QuantMode::Mxfp8, 8, 32),
+    ] {
+        let format = QuantFormat { mode, bits, group_size };
+        measure_quantized(report, format, MLP, &[1, 8, 512]);
+    }
+    measure_dense(report, MLP, &[1, 8, 512]);
+    measure_attention(report);
+}
+
+/// How often a matrix is in memory, so that a pass does not find it in a cache.
+fn num_copies(matrix_bytes: usize, macs: usize, tokens: usize) -> usize {
+    if tokens <= 16 { STREAM_BYTES.div_ceil(matrix_bytes) } else { PASS_MACS.div_ceil(macs) }
+}
+
+/// A buffer in huge pages.
+fn filled<T: Copy>(len: usize, value: impl Fn(usize) -> T) -> Vec<T> {
+    let mut values = Vec::with_capacity(len);
+    advise_huge_pages(values.spare_capacity_mut());
+    values.extend((0..len).map(value));
+    values
+}
+
+fn measure_quantized(
+    report: &mut Report<'_>,
+    format: QuantFormat,
+    (shape, out, input): (&str, usize, usize),
+    all_tokens: &[usize],
+) {
+    let QuantFormat { mode, bits, group_size } = format;
+    let mode_name = format!("{mode:?}").to_lowercase();
+    let name =
+        |tokens: usize| format!("{mode_name}-{bits} group {group_size}, {shape}, {tokens} tokens");
+    let wanted = all_tokens.iter().copied().filter(|tokens| report.wants(&name(*tokens)));
+    let wanted: Vec<usize> = wanted.collect();
+    if wanted.is_empty() {
+        return;
+    }
+    let num_words = out * format.words_per_row(input);
+    let num_groups = out * format.groups_per_row(input);
+    let is_affine = mode == QuantMode::Affine;
+    let matrix_bytes = num_words * 4 + num_groups * if is_affine { 4 } else { 1 };
+    let macs = |tokens: usize| tokens * out * input;
+    let copies = |tokens: usize| num_copies(matrix_bytes, macs(tokens), tokens);
+    let most = wanted.iter().map(|tokens| copies(*tokens)).max().unwrap_or(0);
+    // Without the codes of E4M3 that are no numbers.
+    let words = filled(most * num_words, |idx| {
+        (idx as u32).wrapping_mul(2_654_435_761).rotate_left(9) & 0x3f3f_3f3f
+    });
+    let floats = filled(if is_affine { most * num_groups * 2 } else { 0 }, |_| bf16::ONE);
+    let codes = filled(if is_affine { 0 } else { most * num_groups }, |_| 120_u8);
+    let matrix = |copy: usize| {
+        let groups = copy * num_groups..(copy + 1) * num_groups;
+        let (scales, biases) = match mode {
+            QuantMode::Affine => {
+                let (scales, biases) = floats.split_at(most * num_groups);
+                let scales = Scales::Elements(Elements::Bf16(&scales[groups.clone()]));
+                (scales, Some(Elements::Bf16(&biases[groups])))
+            }
+            _ => (Scales::Bytes(&codes[groups]), None),
+        };
+        let words = &words[copy * num_words..][..num_words];
+        QuantMatrix { format, out, input, words, scales, biases }
+    };
+    for tokens in wanted {
+        let x = filled(tokens * input, |idx| bf16::from_f32((idx % 251) as f32 - 125.0));
+        let mut y = filled(tokens * out, |_| bf16::ZERO);
+        let copies = copies(tokens);
+        let work = Work {
+            bytes: copies * matrix_bytes,
+            macs: copies * macs(tokens),
+            is_whole: mode != QuantMode::Mxfp8,
+        };
+        report.measure(&name(tokens), work, |threads| {
+            for copy in 0..copies {
+                let (x, y) = (Elements::Bf16(&x), ElementsMut::Bf16(&mut y));
+                quantized_matmul(x, &matrix(copy), y, threads);
+            }
+        });
+    }
+}
+
+fn measure_dense(
+    report: &mut Report<'_>,
+    (shape, out, input): (&str, usize, usize),
+    all_tokens: &[usize],
+) {
+    for &tokens in all_tokens {
+        let name = format!("bf16, {shape}, {tokens} tokens");
+        if !report.wants(&name) {
+            continue;
+        }
+        let len = out * input;
+        let copies = num_copies(len * 2, tokens * len, tokens);
+        let weights = filled(copies * len, |idx| bf16::from_f32((idx % 255) as f32));
+        let x = filled(tokens * input, |_| bf16::ONE);
+        let mut y = filled(tokens * out, |_| bf16::ZERO);
+        let work = Work { bytes: copies * len * 2, macs: copies * tokens * len, is_whole: false };
+        report.measure(&name, work, |threads| {
+            for values in weights.chunks(len) {
+                let matrix = DenseMatrix { out, input, values: Elements::Bf16(values) };
+                matmul(Elements::Bf16(&x), &matrix, ElementsMut::Bf16(&mut y), threads);
+            }
+        });
+    }
+}
+
+fn measure_attention(report: &mut Report<'_>) {
+    let (heads, kv_heads, head_dim) = (16, 8, 128);
+    let config = AttentionConfig { heads, kv_heads, head_dim, scale: 0.09, window: None };
+    for (length, num_queries) in [(512, 1), (4096, 1), (512, 512), (4096, 512)] {
+        let name = format!("attention, {num_queries} queries, {length} keys");
+        if !report.wants(&name) {
+            continue;
+        }
+        let len = kv_heads * length * head_dim;
+        let copies = if num_queries == 1 { STREAM_BYTES.div_ceil(len * 4) } else { 1 };
+        let keys = filled(copies * len, |idx| bf16::from_f32((idx % 255) as f32 / 255.0));
+        let values = filled(copies * len, |idx| bf16::from_f32((idx % 251) as f32));
+        let q = filled(num_queries * heads * head_dim, |_| bf16::from_f32(0.1));
+        let mut out = q.clone();
+        let visible = num_queries * (2 * length - num_queries + 1) / 2;
+        let work = Work {
+            bytes: copies * len * 4,
+            macs: copies * visible * heads * head_dim * 2,
+            is_whole: false,
+        };
+        report.measure(&name, work, |threads| {
+            for (keys, values) in keys.chunks(len).zip(values.chunks(len)) {
+                let (keys, values) = (Elements::Bf16(keys), Elements::Bf16(values));
+                let pages = [KvPage { keys, values }];
+                let sequence = SequenceKv { pages: &pages, length, num_queries };
+                let out = ElementsMut::Bf16(&mut out);
+                attention(Elements::Bf16(&q), &[sequence], &config, out, threads);
+            }
+        });
+    }
+}
