@@ -230,14 +230,14 @@ impl<'a> Weights<'a> {
         let width_bytes = shape.last().copied().unwrap_or(1) * dtype.size_bytes();
         let mut result = Ok(());
         let array = match part {
-            Part::Whole => Array::from_bytes(&dims(&shape), dtype, |target| {
+            Part::Whole => streamed(&shape, dtype, |target| {
                 result = entry.file.read_at(entry.offset, target);
             }),
             Part::Rows(cut) => {
                 shape[0] = cut.len();
                 let row_bytes = entry.num_bytes / (cut.full as u64).max(1);
                 let offset = entry.offset + cut.own.start as u64 * row_bytes;
-                Array::from_bytes(&dims(&shape), dtype, |target| {
+                streamed(&shape, dtype, |target| {
                     result = entry.file.read_at(offset, target);
                 })
             }
@@ -246,7 +246,7 @@ impl<'a> Weights<'a> {
                 shape[last] = cut.len();
                 let part_bytes = cut.len() * dtype.size_bytes();
                 let start_bytes = (cut.own.start * dtype.size_bytes()) as u64;
-                Array::from_bytes(&dims(&shape), dtype, |target| {
+                streamed(&shape, dtype, |target| {
                     result = read_columns(entry, target, start_bytes, (part_bytes, width_bytes));
                 })
             }
@@ -255,6 +255,14 @@ impl<'a> Weights<'a> {
         self.loader.count(entry, &array, array.nbytes() as u64, part);
         Ok(array)
     }
+}
+
+/// An array for weights, which are streamed through once per step: from huge pages where it can be.
+fn streamed(shape: &[usize], dtype: Dtype, fill: impl FnOnce(&mut [u8])) -> Array {
+    Array::from_bytes(&dims(shape), dtype, |target| {
+        jackalope_kernels::advise_huge_pages(target);
+        fill(target);
+    })
 }
 
 /// Reads `part_bytes` of each row of `width_bytes`, from `start_bytes` on.
