@@ -5,7 +5,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use jackalope_kernels::Threads;
+use jackalope_kernels::{InstructionSet, InstructionSetError, Threads};
 use jackalope_mlx as mlx;
 
 use crate::error::LoadError;
@@ -45,18 +45,28 @@ pub enum Compute {
 
 impl Compute {
     /// The kernels if MLX computes on the CPU, else MLX's own operations.
-    pub fn for_device(device: mlx::Device, num_threads: usize) -> Compute {
-        match device {
-            mlx::Device::Cpu => Compute::Kernels(Arc::new(Threads::new(num_threads))),
-            mlx::Device::Gpu => Compute::Stock,
+    ///
+    /// # Errors
+    /// When `JACKALOPE_CPU` names an instruction set that is not known or not there.
+    pub fn for_device(
+        device: mlx::Device,
+        num_threads: usize,
+    ) -> Result<Compute, InstructionSetError> {
+        if device == mlx::Device::Gpu {
+            return Ok(Compute::Stock);
         }
+        let instructions = InstructionSet::from_environment()?;
+        Ok(Compute::Kernels(Arc::new(Threads::with_instructions(num_threads, instructions))))
     }
 }
 
 impl fmt::Debug for Compute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Compute::Kernels(threads) => write!(f, "Kernels({} threads)", threads.count()),
+            Compute::Kernels(threads) => {
+                let set = threads.instructions().name();
+                write!(f, "Kernels({set}, {} threads)", threads.count())
+            }
             Compute::Stock => f.write_str("Stock"),
         }
     }

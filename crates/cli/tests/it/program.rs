@@ -50,10 +50,21 @@ pub(crate) struct Ended {
 impl Program {
     /// Starts `jackalope` with these arguments; `input` is all it finds on its standard input.
     pub(crate) fn start<A: AsRef<OsStr>>(args: &[A], input: &str) -> Program {
+        Program::start_with(args, input, &[])
+    }
+
+    /// The same with these variables in its environment.
+    pub(crate) fn start_with<A: AsRef<OsStr>>(
+        args: &[A],
+        input: &str,
+        env: &[(&str, &str)],
+    ) -> Program {
         #[expect(clippy::disallowed_methods, reason = "tests watch the processes from outside")]
         let mut child = Command::new(env!("CARGO_BIN_EXE_jackalope"))
             .args(args)
             .env_remove("RUST_LOG")
+            .env_remove("JACKALOPE_CPU")
+            .envs(env.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::checkpoint::{Copy, Tensor, exact, shipped};
 use crate::http::Server;
-use crate::program::{Ended, run};
+use crate::program::{Ended, Program, run};
 
 const A_WEIGHT: &str = "model.layers.1.mlp.up_proj.weight";
 
@@ -70,6 +70,22 @@ fn what_this_libmlx_lacks_is_named_at_once() {
         let ended = generate(&shipped(), &["--ranks", "2", "--backend", backend]);
         check(&ended, &[&format!("no {backend} backend"), "hint: use --backend tcp"]);
         assert!(!ended.stderr.contains("trying again"), "{ended:?}");
+    }
+}
+
+/// Never another instruction set than the one asked for.
+#[test]
+fn an_instruction_set_is_the_one_that_was_named_or_refused() {
+    let model = shipped();
+    let args = ["generate", "--model", model.to_str().unwrap(), "--prompt-ids", "20,21", "--json"];
+    let with = |set| Program::start_with(&args, "", &[("JACKALOPE_CPU", set)]).end();
+    let scalar = with("scalar");
+    assert!(scalar.status.success(), "{scalar:?}");
+    let foreign = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
+    for set in ["sse9", foreign] {
+        let refused = with(set);
+        check(&refused, &["JACKALOPE_CPU", set, "hint:"]);
+        assert!(!refused.stderr.contains("trying again"), "{refused:?}");
     }
 }
 
