@@ -28,6 +28,8 @@ const TILE_ROWS: usize = 12;
 pub(crate) struct Activations {
     values: Vec<f32>,
     stride: usize,
+    /// Columns of a row, without the padding.
+    pub(crate) input: usize,
 }
 
 impl Activations {
@@ -44,7 +46,18 @@ impl Activations {
                 x.load(token * input, &mut row[..input]);
             }
         });
-        Activations { values, stride }
+        Activations { values, stride, input }
+    }
+
+    /// Rows of activations.
+    pub(crate) fn tokens(&self) -> usize {
+        self.values.len() / self.stride
+    }
+
+    /// One row, in whole vectors.
+    #[inline(always)]
+    pub(crate) fn row(&self, token: usize) -> &[Lanes] {
+        self.values[token * self.stride..][..self.stride].as_chunks().0
     }
 
     /// The rows from `token` on.

@@ -16,6 +16,8 @@ use std::env::VarError;
 use std::fmt;
 use std::str::FromStr;
 
+use half::{bf16, f16};
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) use self::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
@@ -159,6 +161,15 @@ pub(crate) trait Simd: Copy {
     fn store(self, values: Self::Floats, to: &mut Lanes);
     fn splat(self, value: f32) -> Self::Floats;
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+
+    /// Eight values from memory.
+    fn load_bf16(self, from: &[bf16; LANES]) -> Self::Floats;
+
+    /// As [`Simd::load_bf16`].
+    fn load_f16(self, from: &[f16; LANES]) -> Self::Floats;
+
+    /// Asks for the memory at `offset` bytes from `from`, which need not exist.
+    fn prefetch<T>(self, from: &T, offset: usize);
 
     /// `a * b + c`.
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
