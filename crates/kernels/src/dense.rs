@@ -5,12 +5,10 @@
 
 use std::ops::Range;
 
-use half::{bf16, f16};
-
 use crate::elements::{Elements, ElementsMut};
 use crate::matmul::DenseMatrix;
 use crate::panel::Activations;
-use crate::simd::{LANES, Lanes, Simd, dispatched};
+use crate::simd::{Element, LANES, Lanes, Simd, dispatched};
 
 /// Rows of activations up to which weights are streamed rather than unpacked into tiles.
 pub(crate) const FEW_TOKENS: usize = 4;
@@ -44,40 +42,6 @@ fn multiply_few_with<S: Simd>(
         Elements::F32(values) => multiply_elements(simd, x, values, rows, out),
         Elements::F16(values) => multiply_elements(simd, x, values, rows, out),
         Elements::Bf16(values) => multiply_elements(simd, x, values, rows, out),
-    }
-}
-
-/// A type of weights.
-trait Element: Copy {
-    const ZERO: Self;
-
-    fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::Floats;
-}
-
-impl Element for f32 {
-    const ZERO: f32 = 0.0;
-
-    #[inline(always)]
-    fn load<S: Simd>(simd: S, from: &Lanes) -> S::Floats {
-        simd.load(from)
-    }
-}
-
-impl Element for f16 {
-    const ZERO: f16 = f16::ZERO;
-
-    #[inline(always)]
-    fn load<S: Simd>(simd: S, from: &[f16; LANES]) -> S::Floats {
-        simd.load_f16(from)
-    }
-}
-
-impl Element for bf16 {
-    const ZERO: bf16 = bf16::ZERO;
-
-    #[inline(always)]
-    fn load<S: Simd>(simd: S, from: &[bf16; LANES]) -> S::Floats {
-        simd.load_bf16(from)
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::dot::{Rows, add_products};
+use crate::dot::{Rows, Tile, add_products};
 use crate::elements::{Elements, ElementsMut};
 use crate::matmul::DenseMatrix;
 use crate::quant::QuantMatrix;
@@ -161,6 +161,6 @@ fn multiply_tile<S: Simd>(
         let padded = width.next_multiple_of(LANES);
         let tile = &mut tile[..rows.len() * padded];
         weights.unpack(simd, &Region { rows: rows.clone(), start, width }, tile);
-        add_products(simd, x, start..start + padded, tile, sums);
+        add_products(simd, x, start..start + padded, Tile::new(tile, padded), sums);
     }
 }

@@ -8,6 +8,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod element;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
@@ -22,6 +23,7 @@ use half::{bf16, f16};
 pub(crate) use self::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use self::avx512::Avx512;
+pub(crate) use self::element::Element;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use self::neon::Neon;
 pub(crate) use self::portable::Portable;
