@@ -40,9 +40,9 @@ pub(crate) type Lanes = [f32; LANES];
 pub enum InstructionSet {
     /// Plain code for the target's baseline, without fused multiply-add: the reference.
     Scalar,
-    /// x86-64 with AVX2, FMA and F16C.
+    /// x86-64 with AVX2, FMA, F16C and BMI2.
     Avx2,
-    /// x86-64 with AVX-512 (F, BW, DQ, VL, VBMI, VNNI) beside AVX2, FMA and F16C: whole-number products; the other
+    /// x86-64 with AVX-512 (F, BW, DQ, VL, VBMI, VNNI) beside what [`InstructionSet::Avx2`] has: whole-number products; the other
     /// kernels are those of AVX2.
     Avx512,
     /// The baseline of 64-bit ARM.

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 
 use super::{LANES, Lanes, Simd, code_shifts};
 
-/// Proof that the machine has AVX2, FMA and F16C: only [`Avx2::detect`] makes one.
+/// Proof that the machine has AVX2, FMA, F16C and BMI2: only [`Avx2::detect`] makes one.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(());
 
@@ -16,7 +16,8 @@ impl Avx2 {
     pub(crate) fn detect() -> Option<Avx2> {
         let has_all = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
+            && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("bmi2");
         has_all.then_some(Avx2(()))
     }
 }
