@@ -94,14 +94,20 @@ impl Report<'_> {
     }
 
     fn print_limits(&self) {
-        let Limits { read_bytes_per_s, copy_bytes_per_s, f32_macs_per_s, whole_macs_per_s } =
-            self.limits;
+        let Limits {
+            read_bytes_per_s,
+            dispatch_s,
+            copy_bytes_per_s,
+            f32_macs_per_s,
+            whole_macs_per_s,
+        } = self.limits;
         let (set, count) = (self.threads.instructions(), self.threads.count());
         if self.options.is_json {
             let line = json!({
                 "set": set.name(), "threads": count, "read_bytes_per_s": read_bytes_per_s,
                 "copy_bytes_per_s": copy_bytes_per_s, "f32_macs_per_s": f32_macs_per_s,
                 "whole_macs_per_s": whole_macs_per_s,
+                "dispatch_s": dispatch_s,
             });
             println!("{line}");
             return;
@@ -110,11 +116,12 @@ impl Report<'_> {
             .map_or(String::new(), |macs| format!(", {:.0} GMAC/s whole numbers", macs / 1e9));
         println!(
             "\n{} with {count} threads: memory reads {:.1} GB/s and copies {:.1} GB/s; \
-             {:.0} GMAC/s f32{whole}",
+             {:.0} GMAC/s f32{whole}; {:.1} µs to start all threads",
             set.name(),
             read_bytes_per_s / 1e9,
             copy_bytes_per_s / 1e9,
-            f32_macs_per_s / 1e9
+            f32_macs_per_s / 1e9,
+            dispatch_s * 1e6
         );
         println!("{:44} {:>8} {:>5} {:>8} {:>5}", "kernel", "GB/s", "%", "GMAC/s", "%");
     }

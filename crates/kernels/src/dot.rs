@@ -7,7 +7,7 @@
 use std::array;
 use std::ops::Range;
 
-use crate::simd::{LANES, Lanes, Simd};
+use crate::simd::{Element, LANES, Lanes, Simd};
 
 /// Tokens whose products are computed together, at most.
 const TOKENS_MAX: usize = 4;
@@ -30,79 +30,110 @@ impl<'a> Rows<'a> {
 
 /// Adds the products over a chunk of columns, whole lanes, to `sums[tokens, rows]`; `tile` is `[rows, columns]`.
 #[inline(always)]
-pub(crate) fn add_products<S: Simd>(
+pub(crate) fn add_products<S: Simd, E: Element>(
     simd: S,
     x: Rows<'_>,
     columns: Range<usize>,
-    tile: &[f32],
+    tile: Tile<'_, E>,
     sums: &mut [Lanes],
 ) {
-    let tile = Tile { values: tile.as_chunks().0, width: columns.len() / LANES };
     let mut token = 0;
     for sums in sums.chunks_mut(TOKENS_MAX * tile.num_rows()) {
         let num_tokens = sums.len() / tile.num_rows();
         let lanes = |t| x.lanes(token + t, &columns);
+        // As many rows as there are registers, of which unpacking needs some.
         match num_tokens {
-            1 => strip::<S, 1, 6>(simd, array::from_fn(lanes), tile, sums),
-            2 => strip::<S, 2, 6>(simd, array::from_fn(lanes), tile, sums),
-            3 => strip::<S, 3, 4>(simd, array::from_fn(lanes), tile, sums),
-            _ => strip::<S, 4, 3>(simd, array::from_fn(lanes), tile, sums),
+            1 => strip::<S, E, 1, 6>(simd, array::from_fn(lanes), tile, sums),
+            2 if E::IS_F32 => strip::<S, E, 2, 6>(simd, array::from_fn(lanes), tile, sums),
+            2 => strip::<S, E, 2, 4>(simd, array::from_fn(lanes), tile, sums),
+            3 => strip::<S, E, 3, 4>(simd, array::from_fn(lanes), tile, sums),
+            _ => strip::<S, E, 4, 3>(simd, array::from_fn(lanes), tile, sums),
         }
         token += num_tokens;
     }
 }
 
-/// Unpacked weights, `[rows, width]`.
+/// Weights or keys, `[rows, width]`.
 #[derive(Clone, Copy)]
-struct Tile<'a> {
-    values: &'a [Lanes],
+pub(crate) struct Tile<'a, E> {
+    values: &'a [[E; LANES]],
     width: usize,
+    /// What is read later, of the same shape; asked for on the way. May be empty.
+    later: &'a [[E; LANES]],
 }
 
-impl<'a> Tile<'a> {
+impl<'a, E: Element> Tile<'a, E> {
+    /// Rows of `columns` elements, whole lanes.
+    #[inline(always)]
+    pub(crate) fn new(values: &'a [E], columns: usize) -> Tile<'a, E> {
+        Tile { values: values.as_chunks().0, width: columns / LANES, later: &[] }
+    }
+
+    /// As [`Tile::new`], from memory rather than a cache; `later` is what is read next.
+    #[inline(always)]
+    pub(crate) fn streamed(values: &'a [E], columns: usize, later: &'a [E]) -> Tile<'a, E> {
+        Tile { later: later.as_chunks().0, ..Tile::new(values, columns) }
+    }
+
     #[inline(always)]
     fn num_rows(&self) -> usize {
         self.values.len() / self.width
     }
 
     #[inline(always)]
-    fn row(&self, row: usize) -> &'a [Lanes] {
+    fn row(&self, row: usize) -> &'a [[E; LANES]] {
         &self.values[row * self.width..][..self.width]
+    }
+
+    /// Asks for what is read later in the place of a row, and for the memory behind the row.
+    #[inline(always)]
+    fn prefetch<S: Simd>(&self, simd: S, row: usize) {
+        const AHEAD_BYTES: usize = 4096;
+        const LINE_BYTES: usize = 64;
+        if self.later.is_empty() {
+            return;
+        }
+        let rows = self.row(row).iter().zip(&self.later[row * self.width..]);
+        for (value, later) in rows.step_by(LINE_BYTES / size_of::<[E; LANES]>()) {
+            simd.prefetch(value, AHEAD_BYTES);
+            simd.prefetch(later, 0);
+        }
     }
 }
 
 /// A few tokens with all rows of the tile, `ROWS` at a time.
 #[inline(always)]
-fn strip<S: Simd, const TOKENS: usize, const ROWS: usize>(
+fn strip<S: Simd, E: Element, const TOKENS: usize, const ROWS: usize>(
     simd: S,
     x: [&[Lanes]; TOKENS],
-    tile: Tile<'_>,
+    tile: Tile<'_, E>,
     sums: &mut [Lanes],
 ) {
     let num_rows = tile.num_rows();
     let whole = num_rows - num_rows % ROWS;
     for row in (0..whole).step_by(ROWS) {
+        (row..row + ROWS).for_each(|row| tile.prefetch(simd, row));
         let w = array::from_fn(|r| tile.row(row + r));
-        block::<S, TOKENS, ROWS>(simd, x, w, &mut sums[row..], num_rows);
+        block::<S, E, TOKENS, ROWS>(simd, x, w, &mut sums[row..], num_rows);
     }
     for row in whole..num_rows {
-        block::<S, TOKENS, 1>(simd, x, [tile.row(row)], &mut sums[row..], num_rows);
+        block::<S, E, TOKENS, 1>(simd, x, [tile.row(row)], &mut sums[row..], num_rows);
     }
 }
 
 /// The inner loop: `TOKENS * ROWS` sums in registers; `sums` has `stride` between tokens.
 #[inline(always)]
-fn block<S: Simd, const TOKENS: usize, const ROWS: usize>(
+fn block<S: Simd, E: Element, const TOKENS: usize, const ROWS: usize>(
     simd: S,
     x: [&[Lanes]; TOKENS],
-    w: [&[Lanes]; ROWS],
+    w: [&[[E; LANES]]; ROWS],
     sums: &mut [Lanes],
     stride: usize,
 ) {
     // Equal lengths, known to the compiler: no bounds are checked inside the loop.
     let width = w[0].len();
     let x: [&[Lanes]; TOKENS] = array::from_fn(|t| &x[t][..width]);
-    let w: [&[Lanes]; ROWS] = array::from_fn(|r| &w[r][..width]);
+    let w: [&[[E; LANES]]; ROWS] = array::from_fn(|r| &w[r][..width]);
     // No closures around vectors: a closure is compiled on its own, without the features, unless it is inlined.
     let mut acc = [[simd.splat(0.0); ROWS]; TOKENS];
     for t in 0..TOKENS {
@@ -113,7 +144,7 @@ fn block<S: Simd, const TOKENS: usize, const ROWS: usize>(
     for i in 0..width {
         let mut weights = [simd.splat(0.0); ROWS];
         for r in 0..ROWS {
-            weights[r] = simd.load(&w[r][i]);
+            weights[r] = E::load(simd, &w[r][i]);
         }
         for t in 0..TOKENS {
             let x = simd.load(&x[t][i]);

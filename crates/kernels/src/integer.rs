@@ -18,6 +18,8 @@
 //! [`rounding`]); which path a row takes depends on that row alone.
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod portable;
 mod rounding;
@@ -90,6 +92,10 @@ impl Prepared {
         #[cfg(target_arch = "x86_64")]
         if let Some(lines) = &self.lines {
             return avx512::multiply_rows(lines, &self.rounded, matrix, rows, out);
+        }
+        #[cfg(target_arch = "x86_64")]
+        if self.instructions == InstructionSet::Avx2 {
+            return avx2::multiply_rows(&self.rounded, matrix, rows, out);
         }
         portable::multiply_rows(self.instructions, &self.rounded, matrix, rows, out);
     }

@@ -9,6 +9,7 @@
 //! MLX, models or files.
 
 mod attention;
+mod dense;
 mod dot;
 mod elements;
 mod embedding;

@@ -12,6 +12,9 @@ const BYTES: usize = 256 << 20;
 /// Words of a piece of work.
 const PIECE_WORDS: usize = 1 << 17;
 
+/// Empty jobs of a run.
+const DISPATCHES: usize = 1000;
+
 /// Best of this many runs.
 const RUNS: usize = 5;
 
@@ -20,6 +23,8 @@ const RUNS: usize = 5;
 pub struct Limits {
     /// Bytes that can be read in a second.
     pub read_bytes_per_s: f64,
+    /// Seconds that handing work to all threads and waiting for them takes.
+    pub dispatch_s: f64,
     /// Bytes that can be copied in a second, counted once.
     pub copy_bytes_per_s: f64,
     /// Multiplications and additions of f32 in a second.
@@ -52,7 +57,15 @@ pub fn limits(threads: &Threads) -> Limits {
         multiply_f32(threads.instructions(), &mut macs);
         macs
     });
+    let dispatch = best(|| {
+        for _ in 0..DISPATCHES {
+            threads.for_each((0..threads.count()).collect(), |item| {
+                std::hint::black_box(item);
+            });
+        }
+    });
     Limits {
+        dispatch_s: dispatch.as_secs_f64() / DISPATCHES as f64,
         read_bytes_per_s: BYTES as f64 / read.as_secs_f64(),
         copy_bytes_per_s: BYTES as f64 / copied.as_secs_f64(),
         f32_macs_per_s,

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::dense;
 use crate::elements::{Elements, ElementsMut};
 use crate::integer::{self, Prepared};
 use crate::panel::{Activations, Weights, multiply_rows};
@@ -102,8 +103,11 @@ fn product(
         return;
     }
     let x = Activations::new(x, input, threads);
-    for_pieces(out, num_rows, tokens * input, threads, |rows, out| {
-        multiply_rows(threads.instructions(), &x, &weights, rows, out);
+    for_pieces(out, num_rows, tokens * input, threads, |rows, out| match &weights {
+        Weights::Dense(matrix) if x.tokens() <= dense::FEW_TOKENS => {
+            dense::multiply_few(threads.instructions(), &x, matrix, rows, out);
+        }
+        _ => multiply_rows(threads.instructions(), &x, &weights, rows, out),
     });
 }
 

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::dot::{Rows, add_products};
+use crate::dot::{Rows, Tile, add_products};
 use crate::elements::{Elements, ElementsMut};
 use crate::matmul::DenseMatrix;
 use crate::quant::QuantMatrix;
@@ -28,6 +28,8 @@ const TILE_ROWS: usize = 12;
 pub(crate) struct Activations {
     values: Vec<f32>,
     stride: usize,
+    /// Columns of a row, without the padding.
+    pub(crate) input: usize,
 }
 
 impl Activations {
@@ -44,7 +46,18 @@ impl Activations {
                 x.load(token * input, &mut row[..input]);
             }
         });
-        Activations { values, stride }
+        Activations { values, stride, input }
+    }
+
+    /// Rows of activations.
+    pub(crate) fn tokens(&self) -> usize {
+        self.values.len() / self.stride
+    }
+
+    /// One row, in whole vectors.
+    #[inline(always)]
+    pub(crate) fn row(&self, token: usize) -> &[Lanes] {
+        self.values[token * self.stride..][..self.stride].as_chunks().0
     }
 
     /// The rows from `token` on.
@@ -148,6 +161,6 @@ fn multiply_tile<S: Simd>(
         let padded = width.next_multiple_of(LANES);
         let tile = &mut tile[..rows.len() * padded];
         weights.unpack(simd, &Region { rows: rows.clone(), start, width }, tile);
-        add_products(simd, x, start..start + padded, tile, sums);
+        add_products(simd, x, start..start + padded, Tile::new(tile, padded), sums);
     }
 }

@@ -8,6 +8,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod element;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
@@ -16,10 +17,13 @@ use std::env::VarError;
 use std::fmt;
 use std::str::FromStr;
 
+use half::{bf16, f16};
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) use self::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use self::avx512::Avx512;
+pub(crate) use self::element::Element;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use self::neon::Neon;
 pub(crate) use self::portable::Portable;
@@ -36,9 +40,9 @@ pub(crate) type Lanes = [f32; LANES];
 pub enum InstructionSet {
     /// Plain code for the target's baseline, without fused multiply-add: the reference.
     Scalar,
-    /// x86-64 with AVX2, FMA and F16C.
+    /// x86-64 with AVX2, FMA, F16C and BMI2.
     Avx2,
-    /// x86-64 with AVX-512 (F, BW, DQ, VL, VBMI, VNNI) beside AVX2, FMA and F16C: whole-number products; the other
+    /// x86-64 with AVX-512 (F, BW, DQ, VL, VBMI, VNNI) beside what [`InstructionSet::Avx2`] has: whole-number products; the other
     /// kernels are those of AVX2.
     Avx512,
     /// The baseline of 64-bit ARM.
@@ -159,6 +163,15 @@ pub(crate) trait Simd: Copy {
     fn store(self, values: Self::Floats, to: &mut Lanes);
     fn splat(self, value: f32) -> Self::Floats;
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+
+    /// Eight values from memory.
+    fn load_bf16(self, from: &[bf16; LANES]) -> Self::Floats;
+
+    /// As [`Simd::load_bf16`].
+    fn load_f16(self, from: &[f16; LANES]) -> Self::Floats;
+
+    /// Asks for the memory at `offset` bytes from `from`, which need not exist.
+    fn prefetch<T>(self, from: &T, offset: usize);
 
     /// `a * b + c`.
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;

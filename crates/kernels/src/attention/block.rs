@@ -5,12 +5,15 @@ use std::ops::Range;
 
 use super::exp::exp;
 use super::{AttentionConfig, BLOCK_KEYS, SequenceKv};
-use crate::dot::{Rows, add_products};
-use crate::elements::{Elements, ElementsMut};
-use crate::simd::{LANES, Lanes, Simd, dispatched};
+use crate::dot::{Rows, Tile, add_products};
+use crate::elements::{Elements, ElementsMut, Float};
+use crate::simd::{Element, LANES, Lanes, Simd, dispatched};
 
 /// Query rows that are computed together, at most.
 const TILE_ROWS: usize = 4;
+
+/// Query rows up to which keys and values of 16 bits are used where they lie.
+const DIRECT_ROWS: usize = 8;
 
 /// Consecutive queries of a sequence, with the heads that share a KV head.
 pub(super) struct HeadQueries<'a> {
@@ -49,7 +52,14 @@ fn attend_with<S: Simd>(
     let end = queries.first_position + out.len();
     let first_block = config.visible(queries.first_position).start / BLOCK_KEYS;
     for start in (first_block * BLOCK_KEYS..end).step_by(BLOCK_KEYS) {
-        block.load(queries, config, start..(start + BLOCK_KEYS).min(end));
+        let keys = start..(start + BLOCK_KEYS).min(end);
+        // Few rows do not pay for a block's conversion to f32.
+        let in_place =
+            queries.in_place(config, keys.clone()).filter(|_| states.len() <= DIRECT_ROWS);
+        block.num_keys = keys.len();
+        if in_place.is_none() {
+            block.load(queries, config, keys);
+        }
         let tiles = states.chunks_mut(TILE_ROWS).zip(results.chunks_mut(TILE_ROWS * stride));
         for (tile, (states, results)) in tiles.enumerate() {
             let first_row = tile * TILE_ROWS;
@@ -58,7 +68,19 @@ fn attend_with<S: Simd>(
                 within(config.visible(position), start..start + block.num_keys)
             });
             let q = Rows { values: &q[first_row * stride..], stride };
-            block.attend(simd, (q, config.scale), &visible, (states, results));
+            let rows = TileRows { q, scale: config.scale, visible: &visible, states, results };
+            match in_place {
+                Some((Elements::Bf16(keys), Elements::Bf16(values))) => {
+                    block.room.attend(simd, (keys, values), rows);
+                }
+                Some((Elements::F16(keys), Elements::F16(values))) => {
+                    block.room.attend(simd, (keys, values), rows);
+                }
+                _ => {
+                    let len = block.num_keys * stride;
+                    block.room.attend(simd, (&block.keys[..len], &block.values[..len]), rows);
+                }
+            }
         }
     }
     for (query, out) in out.iter_mut().enumerate() {
@@ -85,6 +107,28 @@ impl HeadQueries<'_> {
             self.q.load(start, &mut values[..config.head_dim]);
         }
         rows
+    }
+
+    /// The keys and values of these positions, `[keys, head_dim]`, if they lie together, in whole vectors of 16-bit
+    /// elements.
+    #[inline(always)]
+    fn in_place(
+        &self,
+        config: &AttentionConfig,
+        keys: Range<usize>,
+    ) -> Option<(Elements<'_>, Elements<'_>)> {
+        let head_dim = config.head_dim;
+        let page_tokens = self.sequence.page_tokens(config);
+        let (page, first) = (keys.start / page_tokens, keys.start % page_tokens);
+        if !head_dim.is_multiple_of(LANES) || page_tokens < first + keys.len() {
+            return None;
+        }
+        let page = &self.sequence.pages[page];
+        let start = (self.kv_head * page_tokens + first) * head_dim;
+        let range = start..start + keys.len() * head_dim;
+        let floats = (page.keys.float(), page.values.float());
+        matches!(floats, (Float::Bf16, Float::Bf16) | (Float::F16, Float::F16))
+            .then(|| (page.keys.part(range.clone()), page.values.part(range)))
     }
 }
 
@@ -133,10 +177,25 @@ struct Block {
     values: Vec<f32>,
     stride: usize,
     num_keys: usize,
+    room: Room,
+}
+
+/// Room for what is computed with a block.
+struct Room {
+    stride: usize,
     /// `[TILE_ROWS, BLOCK_KEYS]`
     products: Vec<Lanes>,
     /// `[TILE_ROWS, stride]`.
     weighted: Vec<f32>,
+}
+
+/// Up to [`TILE_ROWS`] query rows, with the keys of the block that each of them sees.
+struct TileRows<'a> {
+    q: Rows<'a>,
+    scale: f32,
+    visible: &'a [Range<usize>; TILE_ROWS],
+    states: &'a mut [State],
+    results: &'a mut [f32],
 }
 
 impl Block {
@@ -146,15 +205,17 @@ impl Block {
             values: vec![0.0; BLOCK_KEYS * stride],
             stride,
             num_keys: 0,
-            products: vec![[0.0; LANES]; TILE_ROWS * BLOCK_KEYS],
-            weighted: vec![0.0; TILE_ROWS * stride],
+            room: Room {
+                stride,
+                products: vec![[0.0; LANES]; TILE_ROWS * BLOCK_KEYS],
+                weighted: vec![0.0; TILE_ROWS * stride],
+            },
         }
     }
 
     #[inline(always)]
     fn load(&mut self, queries: &HeadQueries<'_>, config: &AttentionConfig, keys: Range<usize>) {
         let page_tokens = queries.sequence.page_tokens(config);
-        self.num_keys = keys.len();
         for (offset, position) in keys.enumerate() {
             let page = &queries.sequence.pages[position / page_tokens];
             let row = queries.kv_head * page_tokens + position % page_tokens;
@@ -163,31 +224,40 @@ impl Block {
             page.values.load(row * config.head_dim, &mut self.values[to]);
         }
     }
+}
 
-    /// Up to [`TILE_ROWS`] query rows, with the keys of this block that each of them sees.
+impl Room {
+    /// Takes a block of keys and values, `[keys, stride]` each, into the states and results of the rows.
     #[inline(always)]
-    fn attend<S: Simd>(
+    fn attend<S: Simd, E: Element>(
         &mut self,
         simd: S,
-        (q, scale): (Rows<'_>, f32),
-        visible: &[Range<usize>; TILE_ROWS],
-        (states, results): (&mut [State], &mut [f32]),
+        (keys, values): (&[E], &[E]),
+        rows: TileRows<'_>,
     ) {
-        let products = &mut self.products[..states.len() * self.num_keys];
+        let TileRows { q, scale, visible, states, results } = rows;
+        let num_keys = keys.len() / self.stride;
+        let products = &mut self.products[..states.len() * num_keys];
         products.fill([0.0; LANES]);
-        let keys = &self.keys[..self.num_keys * self.stride];
-        add_products(simd, q, 0..self.stride, keys, products);
+        let tile = if E::IS_F32 {
+            Tile::new(keys, self.stride)
+        } else {
+            Tile::streamed(keys, self.stride, values)
+        };
+        add_products(simd, q, 0..self.stride, tile, products);
         let mut weights = [[0.0; BLOCK_KEYS]; TILE_ROWS];
         let mut block_states = [State::EMPTY; TILE_ROWS];
-        for (row, products) in products.chunks_exact(self.num_keys).enumerate() {
+        for (row, products) in products.chunks_exact(num_keys).enumerate() {
             block_states[row] = soft_max(simd, (products, scale), &visible[row], &mut weights[row]);
         }
         self.weighted.fill(0.0);
+        let values = Values { rows: values.as_chunks().0, width: self.stride / LANES };
+        let weighted = self.weighted.as_chunks_mut().0;
         match states.len() {
-            1 => self.add_values::<S, 1, 8>(simd, &weights, visible),
-            2 => self.add_values::<S, 2, 4>(simd, &weights, visible),
-            3 => self.add_values::<S, 3, 2>(simd, &weights, visible),
-            _ => self.add_values::<S, 4, 2>(simd, &weights, visible),
+            1 => values.add_visible::<S, 1, 8>(simd, &weights, visible, weighted),
+            2 => values.add_visible::<S, 2, 4>(simd, &weights, visible, weighted),
+            3 => values.add_visible::<S, 3, 2>(simd, &weights, visible, weighted),
+            _ => values.add_visible::<S, 4, 2>(simd, &weights, visible, weighted),
         }
         let rows =
             results.chunks_exact_mut(self.stride).zip(self.weighted.chunks_exact(self.stride));
@@ -195,36 +265,6 @@ impl Block {
             if !visible[row].is_empty() {
                 states[row].combine::<S>(block_states[row], weighted, result);
             }
-        }
-    }
-
-    /// Adds the weighted values of the visible keys, in the order of positions, for `ROWS` query rows.
-    #[inline(always)]
-    fn add_values<S: Simd, const ROWS: usize, const WIDTH: usize>(
-        &mut self,
-        simd: S,
-        weights: &[[f32; BLOCK_KEYS]; TILE_ROWS],
-        visible: &[Range<usize>; TILE_ROWS],
-    ) {
-        // An invisible value must not be touched, even with weight zero: it may be infinite. So the rows go together
-        // only over the keys that all of them see.
-        let rows = &visible[..ROWS];
-        let start = rows.iter().map(|visible| visible.start).max().unwrap_or(0);
-        let end = rows.iter().map(|visible| visible.end).min().unwrap_or(0);
-        let common = start..end.max(start);
-        let values = Values { rows: self.values.as_chunks().0, width: self.stride / LANES };
-        let weighted = self.weighted.as_chunks_mut().0;
-        for (row, visible) in rows.iter().enumerate() {
-            let before = visible.start..common.start.min(visible.end);
-            let out = &mut weighted[row * values.width..];
-            values.add_weighted::<S, 1, 8>(simd, [&weights[row]], before, out);
-        }
-        let all = array::from_fn(|row| &weights[row]);
-        values.add_weighted::<S, ROWS, WIDTH>(simd, all, common.clone(), weighted);
-        for (row, visible) in rows.iter().enumerate() {
-            let after = common.end.max(visible.start)..visible.end;
-            let out = &mut weighted[row * values.width..];
-            values.add_weighted::<S, 1, 8>(simd, [&weights[row]], after, out);
         }
     }
 }
@@ -246,11 +286,15 @@ fn soft_max<S: Simd>(
     weights: &mut [f32; BLOCK_KEYS],
 ) -> State {
     weights.fill(f32::NEG_INFINITY);
-    let mut max = f32::NEG_INFINITY;
     for (weight, products) in weights[visible.clone()].iter_mut().zip(&products[visible.clone()]) {
         *weight = simd.sum(simd.load(products)) * scale;
-        max = max.max(*weight);
     }
+    // A maximum is the same in any order, and in lanes it is one of vectors.
+    let mut maxima = [f32::NEG_INFINITY; LANES];
+    for weights in weights.as_chunks::<LANES>().0 {
+        maxima.iter_mut().zip(weights).for_each(|(max, weight)| *max = max.max(*weight));
+    }
+    let max = maxima.into_iter().fold(f32::NEG_INFINITY, f32::max);
     let base = finite_base(max);
     for weight in weights.iter_mut() {
         *weight = exp::<S>(*weight - base);
@@ -264,13 +308,42 @@ fn soft_max<S: Simd>(
 
 /// The values of a block.
 #[derive(Clone, Copy)]
-struct Values<'a> {
+struct Values<'a, E> {
     /// `[keys, width]`.
-    rows: &'a [Lanes],
+    rows: &'a [[E; LANES]],
     width: usize,
 }
 
-impl Values<'_> {
+impl<E: Element> Values<'_, E> {
+    /// Adds the weighted values of the visible keys, in the order of positions, for `ROWS` query rows.
+    #[inline(always)]
+    fn add_visible<S: Simd, const ROWS: usize, const WIDTH: usize>(
+        self,
+        simd: S,
+        weights: &[[f32; BLOCK_KEYS]; TILE_ROWS],
+        visible: &[Range<usize>; TILE_ROWS],
+        weighted: &mut [Lanes],
+    ) {
+        // An invisible value must not be touched, even with weight zero: it may be infinite. So the rows go together
+        // only over the keys that all of them see.
+        let rows = &visible[..ROWS];
+        let start = rows.iter().map(|visible| visible.start).max().unwrap_or(0);
+        let end = rows.iter().map(|visible| visible.end).min().unwrap_or(0);
+        let common = start..end.max(start);
+        for (row, visible) in rows.iter().enumerate() {
+            let before = visible.start..common.start.min(visible.end);
+            let out = &mut weighted[row * self.width..];
+            self.add_weighted::<S, 1, 8>(simd, [&weights[row]], before, out);
+        }
+        let all = array::from_fn(|row| &weights[row]);
+        self.add_weighted::<S, ROWS, WIDTH>(simd, all, common.clone(), weighted);
+        for (row, visible) in rows.iter().enumerate() {
+            let after = common.end.max(visible.start)..visible.end;
+            let out = &mut weighted[row * self.width..];
+            self.add_weighted::<S, 1, 8>(simd, [&weights[row]], after, out);
+        }
+    }
+
     /// `out[r] += weights[r][key] * values[key]` over `keys` in order; `out` is `[ROWS, width]`.
     #[inline(always)]
     fn add_weighted<S: Simd, const ROWS: usize, const WIDTH: usize>(
@@ -314,7 +387,7 @@ impl Values<'_> {
             let row = &row[column..column + WIDTH];
             let mut values = [simd.splat(0.0); WIDTH];
             for c in 0..WIDTH {
-                values[c] = simd.load(&row[c]);
+                values[c] = E::load(simd, &row[c]);
             }
             for r in 0..ROWS {
                 let weight = simd.splat(weights[r][key]);

@@ -5,6 +5,10 @@
 //! that was unpacked for all of them (`tile`). Both need the activations as lines of 64 bytes in the order in which
 //! `codes` unpacks weights.
 #![expect(unsafe_code, reason = "calling and loading for a detected instruction set")]
+#![expect(
+    clippy::needless_range_loop,
+    reason = "indices name tokens, rows and registers alike, and iterators' closures would be compiled without the set"
+)]
 
 mod codes;
 mod few;

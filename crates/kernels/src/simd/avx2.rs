@@ -3,9 +3,11 @@
 
 use std::arch::x86_64::*;
 
-use super::{Lanes, Simd, code_shifts};
+use half::{bf16, f16};
 
-/// Proof that the machine has AVX2, FMA and F16C: only [`Avx2::detect`] makes one.
+use super::{LANES, Lanes, Simd, code_shifts};
+
+/// Proof that the machine has AVX2, FMA, F16C and BMI2: only [`Avx2::detect`] makes one.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(());
 
@@ -14,7 +16,8 @@ impl Avx2 {
     pub(crate) fn detect() -> Option<Avx2> {
         let has_all = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
+            && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("bmi2");
         has_all.then_some(Avx2(()))
     }
 }
@@ -52,6 +55,28 @@ impl Simd for Avx2 {
     fn splat(self, value: f32) -> __m256 {
         // SAFETY: `self` proves AVX.
         unsafe { _mm256_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, from: &[bf16; LANES]) -> __m256 {
+        // SAFETY: `self` proves AVX2; the reference covers eight halves.
+        unsafe {
+            let halves = _mm_loadu_si128(from.as_ptr().cast());
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
+        }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, from: &[f16; LANES]) -> __m256 {
+        // SAFETY: `self` proves F16C; the reference covers eight halves.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, from: &T, offset: usize) {
+        let address = std::ptr::from_ref(from).cast::<i8>().wrapping_add(offset);
+        // SAFETY: SSE is in the baseline, and a prefetch of memory that does not exist does nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address) }
     }
 
     #[inline(always)]

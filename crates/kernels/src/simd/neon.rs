@@ -3,6 +3,9 @@
 
 use std::arch::aarch64::*;
 
+use half::slice::HalfFloatSliceExt as _;
+use half::{bf16, f16};
+
 use super::{LANES, Lanes, Simd, code_shifts};
 
 /// NEON is part of every 64-bit ARM target of Rust's, so there is nothing to detect.
@@ -70,6 +73,27 @@ impl Simd for Neon {
         // SAFETY: NEON is in the baseline.
         unsafe { Pair(vdupq_n_f32(value), vdupq_n_f32(value)) }
     }
+
+    #[inline(always)]
+    fn load_bf16(self, from: &[bf16; LANES]) -> Pair<float32x4_t> {
+        // SAFETY: NEON is in the baseline; the reference covers eight halves.
+        unsafe {
+            let halves = vld1q_u16(from.as_ptr().cast());
+            let low = vshlq_n_u32::<16>(vmovl_u16(vget_low_u16(halves)));
+            let high = vshlq_n_u32::<16>(vmovl_u16(vget_high_u16(halves)));
+            Pair(vreinterpretq_f32_u32(low), vreinterpretq_f32_u32(high))
+        }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, from: &[f16; LANES]) -> Pair<float32x4_t> {
+        let mut values = [0.0; LANES];
+        from.convert_to_f32_slice(&mut values);
+        self.load(&values)
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, _from: &T, _offset: usize) {}
 
     #[inline(always)]
     fn mul(self, a: Pair<float32x4_t>, b: Pair<float32x4_t>) -> Pair<float32x4_t> {

@@ -2,6 +2,8 @@
 
 use std::array;
 
+use half::{bf16, f16};
+
 use super::{LANES, Lanes, Simd, code_shifts, e4m3};
 
 /// Plain Rust.
@@ -31,6 +33,19 @@ impl Simd for Portable {
     fn splat(self, value: f32) -> Lanes {
         [value; LANES]
     }
+
+    #[inline(always)]
+    fn load_bf16(self, from: &[bf16; LANES]) -> Lanes {
+        from.map(bf16::to_f32)
+    }
+
+    #[inline(always)]
+    fn load_f16(self, from: &[f16; LANES]) -> Lanes {
+        from.map(f16::to_f32)
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, _from: &T, _offset: usize) {}
 
     #[inline(always)]
     fn mul(self, a: Lanes, b: Lanes) -> Lanes {

@@ -13,6 +13,16 @@ use crate::quant::{QuantMode, Scales};
 /// (its few miss buffers wait for memory), and 2 or 8 KiB ahead 13.
 pub(super) const PREFETCH_BYTES: usize = 4096;
 
+/// Which bytes to load.
+#[derive(Clone, Copy)]
+pub(super) struct Packed {
+    pub(super) from: *const u8,
+    /// How many may be read at most; what is beyond is zero.
+    pub(super) len: usize,
+    /// How far ahead memory is asked for.
+    pub(super) ahead: usize,
+}
+
 /// How a format's codes become unsigned bytes.
 ///
 /// The unit is a step: [`Codes::LOADS`] runs of packed bytes, each of which gives [`Codes::SPLIT`] registers.
@@ -28,11 +38,9 @@ pub(super) trait Codes {
     /// What was added to every code.
     const OFFSET: i32;
 
-    /// The load from `packed` on, of which `len` bytes at most may be read; zeros beyond.
-    ///
     /// # Safety
-    /// The machine has the set, and `min(len, LOAD_BYTES)` bytes can be read.
-    unsafe fn load(packed: *const u8, len: usize) -> __m512i;
+    /// The machine has the set, and `min(packed.len, LOAD_BYTES)` bytes can be read.
+    unsafe fn load(packed: Packed) -> __m512i;
 
     /// The registers of a load; the second counts only if `SPLIT` is two.
     ///
@@ -42,20 +50,19 @@ pub(super) trait Codes {
 }
 
 for_avx512! {
-    /// Up to `BYTES` bytes, and no more than `len`; zeros beyond.
-    ///
     /// # Safety
-    /// `min(len, BYTES)` bytes can be read.
+    /// `min(packed.len, BYTES)` bytes can be read.
     #[inline]
-    pub(super) unsafe fn load_bytes<const BYTES: usize>(packed: *const u8, len: usize) -> __m512i {
-        _mm_prefetch::<_MM_HINT_T1>(packed.wrapping_add(PREFETCH_BYTES).cast());
+    pub(super) unsafe fn load_bytes<const BYTES: usize>(packed: Packed) -> __m512i {
+        let Packed { from, len, ahead } = packed;
+        _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(ahead).cast());
         if BYTES == LINE && len >= LINE {
             // SAFETY: the caller's promise.
-            return unsafe { _mm512_loadu_si512(packed.cast()) };
+            return unsafe { _mm512_loadu_si512(from.cast()) };
         }
         let mask = if len >= BYTES { u64::MAX >> (LINE - BYTES) } else { (1 << len) - 1 };
         // SAFETY: the caller's promise, for the bytes of the mask.
-        unsafe { _mm512_maskz_loadu_epi8(mask, packed.cast()) }
+        unsafe { _mm512_maskz_loadu_epi8(mask, from.cast()) }
     }
 
     #[inline]
@@ -116,9 +123,9 @@ impl Codes for Nibbles {
     const OFFSET: i32 = 0;
 
     #[inline(always)]
-    unsafe fn load(packed: *const u8, len: usize) -> __m512i {
+    unsafe fn load(packed: Packed) -> __m512i {
         // SAFETY: the caller's promise.
-        unsafe { load_bytes::<LINE>(packed, len) }
+        unsafe { load_bytes::<LINE>(packed) }
     }
 
     #[inline(always)]
@@ -138,9 +145,9 @@ impl Codes for SignedNibbles {
     const OFFSET: i32 = E2M1_OFFSET;
 
     #[inline(always)]
-    unsafe fn load(packed: *const u8, len: usize) -> __m512i {
+    unsafe fn load(packed: Packed) -> __m512i {
         // SAFETY: the caller's promise.
-        unsafe { load_bytes::<LINE>(packed, len) }
+        unsafe { load_bytes::<LINE>(packed) }
     }
 
     #[inline(always)]
@@ -160,15 +167,15 @@ impl<const BITS: usize, const LOADS: usize> Codes for Wide<BITS, LOADS> {
     const OFFSET: i32 = 0;
 
     #[inline(always)]
-    unsafe fn load(packed: *const u8, len: usize) -> __m512i {
+    unsafe fn load(packed: Packed) -> __m512i {
         // SAFETY: the caller's promise.
         unsafe {
             match BITS {
-                2 => spread::<2>(load_bytes::<16>(packed, len)),
-                3 => spread::<3>(load_bytes::<24>(packed, len)),
-                5 => spread::<5>(load_bytes::<40>(packed, len)),
-                6 => spread::<6>(load_bytes::<48>(packed, len)),
-                8 => load_bytes::<LINE>(packed, len),
+                2 => spread::<2>(load_bytes::<16>(packed)),
+                3 => spread::<3>(load_bytes::<24>(packed)),
+                5 => spread::<5>(load_bytes::<40>(packed)),
+                6 => spread::<6>(load_bytes::<48>(packed)),
+                8 => load_bytes::<LINE>(packed),
                 _ => unreachable!("no such width"),
             }
         }

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::codes::{Codes, PREFETCH_BYTES, load_elements, load_scales};
+use super::codes::{Codes, PREFETCH_BYTES, Packed, load_elements, load_scales};
 use super::{Job, LINE, Line, for_avx512};
 use crate::elements::ElementsMut;
 use crate::integer::SUMS;
@@ -27,10 +27,35 @@ for_avx512! {
             for out in out.chunks_mut(2) {
                 let lines = &job.lines.lines[token * token_lines..][..out.len() * token_lines];
                 let mut results = [[0.0; RESULT_ROWS]; 2];
+                // Without rows that end within a load, loads need no masks.
+                let four_bytes = LANES.min(4) * C::LOADS * C::LOAD_BYTES;
+ let is_whole = (row_words * 4).is_multiple_of(four_bytes);
                 match out {
                     // One row at a time is one stream of memory; two share the loads of two tokens.
-                    [_] => some_rows::<C, LANES, 1, 1>(job, (lines, token), &rows, &mut results),
-                    _ => some_rows::<C, LANES, 2, 2>(job, (lines, token), &rows, &mut results),
+                    [_] if is_whole => some_rows::<C, LANES, 1, 1, true>(
+                        job,
+                        (lines, token),
+                        &rows,
+                        &mut results,
+                    ),
+                    [_] => some_rows::<C, LANES, 1, 1, false>(
+                        job,
+                        (lines, token),
+                        &rows,
+                        &mut results,
+                    ),
+                    _ if is_whole => some_rows::<C, LANES, 2, 2, true>(
+                        job,
+                        (lines, token),
+                        &rows,
+                        &mut results,
+                    ),
+                    _ => some_rows::<C, LANES, 2, 2, false>(
+                        job,
+                        (lines, token),
+                        &rows,
+                        &mut results,
+                    ),
                 }
                 for (out, results) in out.iter_mut().zip(&results) {
                     out.store(start - job.rows.start, &results[..rows.len()]);
@@ -42,7 +67,7 @@ for_avx512! {
 
     /// Results `[TOKENS, rows]`.
     #[inline]
-    fn some_rows<C: Codes, const LANES: usize, const TOKENS: usize, const ROWS: usize>(
+    fn some_rows<C: Codes, const LANES: usize, const TOKENS: usize, const ROWS: usize, const WHOLE: bool>(
         job: &Job<'_>,
         (lines, token): (&[Line], usize),
         rows: &Range<usize>,
@@ -54,7 +79,7 @@ for_avx512! {
             for (offset, row) in together.iter_mut().enumerate() {
                 *row = (*row + offset).min(rows.end - 1);
             }
-            let sums = row_sums::<C, LANES, TOKENS, ROWS>(job, lines, token, together);
+            let sums = row_sums::<C, LANES, TOKENS, ROWS, WHOLE>(job, lines, token, together);
             for t in 0..TOKENS {
                 for r in 0..ROWS {
                     results[t][together[r] - rows.start] = total(sums[t][r]);
@@ -66,7 +91,7 @@ for_avx512! {
     /// Partial sums `[TOKENS, ROWS]`.
     // No closures around vectors: a closure is compiled on its own, without the features, unless it is inlined.
     #[inline]
-    fn row_sums<C: Codes, const LANES: usize, const TOKENS: usize, const ROWS: usize>(
+    fn row_sums<C: Codes, const LANES: usize, const TOKENS: usize, const ROWS: usize, const WHOLE: bool>(
         job: &Job<'_>,
         lines: &[Line],
         token: usize,
@@ -76,17 +101,21 @@ for_avx512! {
         let row_words = matrix.format.words_per_row(matrix.input);
         let token_lines = lines.len() / TOKENS;
         let num_blocks = x.padded_groups / SUMS;
+        let num_steps = (row_words * 4).div_ceil(C::LOADS * C::LOAD_BYTES);
         assert!(num_blocks * LANES * C::REGISTERS * 2 <= token_lines, "lines of a token");
         let mut sums = [[_mm512_setzero_ps(); ROWS]; TOKENS];
         for block in 0..num_blocks {
             let mut products = [[[_mm512_setzero_si512(); 4]; ROWS]; TOKENS];
             for four in 0..LANES.div_ceil(4) {
+                if num_steps <= block * LANES + four * 4 {
+                    break;
+                }
                 let mut lanes = [[[_mm512_setzero_si512(); 4]; ROWS]; TOKENS];
                 for idx in 0..LANES.min(4) {
                     let step = block * LANES + four * 4 + idx;
                     for r in 0..ROWS {
                         let packed = &matrix.words[rows[r] * row_words..][..row_words];
-                        let codes = load_step::<C>(packed, step);
+                        let codes = load_step::<C, WHOLE>(packed, step);
                         for t in 0..TOKENS {
                             let line = t * token_lines + step * C::REGISTERS * 2;
                             // SAFETY: a step's lines are within the token's, as asserted above.
@@ -152,14 +181,16 @@ for_avx512! {
 
     /// The codes of a row's step, in up to two registers; zeros beyond the row.
     #[inline]
-    fn load_step<C: Codes>(packed: &[u32], step: usize) -> [__m512i; 2] {
+    fn load_step<C: Codes, const WHOLE: bool>(packed: &[u32], step: usize) -> [__m512i; 2] {
         let mut codes = [_mm512_setzero_si512(); 2];
         for load in 0..C::LOADS {
             let byte = (step * C::LOADS + load) * C::LOAD_BYTES;
             let from = packed.as_ptr().cast::<u8>().wrapping_add(byte);
+            // A row of whole blocks has all of every load.
+            let left = (packed.len() * 4).saturating_sub(byte);
+            let len = if WHOLE { usize::MAX } else { left };
             // SAFETY: the machine has the set, and as many bytes can be read from there on.
-            let registers =
-                unsafe { C::split(C::load(from, (packed.len() * 4).saturating_sub(byte))) };
+            let registers = unsafe { C::split(C::load(Packed { from, len, ahead: PREFETCH_BYTES })) };
             if C::SPLIT == 2 {
                 codes = registers;
             } else {

@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 use std::array;
 
-use super::codes::{Codes, load_elements, load_scales};
+use super::codes::{Codes, Packed, load_elements, load_scales};
 use super::{Job, LINE, Line, for_avx512};
 use crate::elements::ElementsMut;
 use crate::integer::SUMS;
@@ -189,8 +189,11 @@ for_avx512! {
                 let mut lanes = [_mm512_setzero_si512(); LANES];
                 for (lanes, packed) in lanes.iter_mut().zip(&packed) {
                     let from = packed.as_ptr().cast::<u8>().wrapping_add(first_byte);
+                    let len = row_words * 4 - first_byte;
+                    // The next sixteen rows.
+                    let packed = Packed { from, len, ahead: row_words * 4 * LANES };
                     // SAFETY: the machine has the set, and the rest of the row can be read.
-                    *lanes = unsafe { C::load(from, row_words * 4 - first_byte) };
+                    *lanes = unsafe { C::load(packed) };
                 }
                 transpose(&mut lanes);
                 let step = first_byte / step_bytes;

@@ -1,0 +1,136 @@
+//! Few rows of activations times a plain matrix, which is streamed from memory as it is.
+//!
+//! The order of operations is that of [`crate::dot`], so a row has the same bits here as among many rows.
+#![expect(clippy::needless_range_loop, reason = "indices name tokens and rows in several arrays")]
+
+use std::ops::Range;
+
+use crate::elements::{Elements, ElementsMut};
+use crate::matmul::DenseMatrix;
+use crate::panel::Activations;
+use crate::simd::{Element, LANES, Lanes, Simd, dispatched};
+
+/// Rows of activations up to which weights are streamed rather than unpacked into tiles.
+pub(crate) const FEW_TOKENS: usize = 4;
+
+/// How far ahead of a load memory is asked for.
+const PREFETCH_BYTES: usize = 4096;
+
+/// Rows whose results are kept until they are stored.
+const RESULT_ROWS: usize = 32;
+
+dispatched! {
+    /// Results of up to [`FEW_TOKENS`] tokens for the weight rows `rows`; `out` has one view of `rows.len()` elements
+    /// per token.
+    pub(crate) fn multiply_few(
+        x: &Activations,
+        matrix: &DenseMatrix<'_>,
+        rows: Range<usize>,
+        out: &mut [ElementsMut<'_>],
+    ) = multiply_few_with
+}
+
+#[inline(always)]
+fn multiply_few_with<S: Simd>(
+    simd: S,
+    x: &Activations,
+    matrix: &DenseMatrix<'_>,
+    rows: Range<usize>,
+    out: &mut [ElementsMut<'_>],
+) {
+    match matrix.values {
+        Elements::F32(values) => multiply_elements(simd, x, values, rows, out),
+        Elements::F16(values) => multiply_elements(simd, x, values, rows, out),
+        Elements::Bf16(values) => multiply_elements(simd, x, values, rows, out),
+    }
+}
+
+#[inline(always)]
+fn multiply_elements<S: Simd, E: Element>(
+    simd: S,
+    x: &Activations,
+    values: &[E],
+    rows: Range<usize>,
+    out: &mut [ElementsMut<'_>],
+) {
+    let mut results = [[0.0; RESULT_ROWS]; FEW_TOKENS];
+    for start in rows.clone().step_by(RESULT_ROWS) {
+        let end = (start + RESULT_ROWS).min(rows.end);
+        let weights = &values[start * x.input..end * x.input];
+        match out.len() {
+            1 => strip::<S, E, 1, 4>(simd, x, weights, &mut results),
+            2 => strip::<S, E, 2, 4>(simd, x, weights, &mut results),
+            3 => strip::<S, E, 3, 3>(simd, x, weights, &mut results),
+            _ => strip::<S, E, 4, 2>(simd, x, weights, &mut results),
+        }
+        for (out, results) in out.iter_mut().zip(&results) {
+            out.store(start - rows.start, &results[..end - start]);
+        }
+    }
+}
+
+/// All rows of `weights`, `ROWS` at a time.
+#[inline(always)]
+fn strip<S: Simd, E: Element, const TOKENS: usize, const ROWS: usize>(
+    simd: S,
+    x: &Activations,
+    weights: &[E],
+    results: &mut [[f32; RESULT_ROWS]; FEW_TOKENS],
+) {
+    let num_rows = weights.len() / x.input;
+    let whole = num_rows - num_rows % ROWS;
+    for row in (0..whole).step_by(ROWS) {
+        block::<S, E, TOKENS, ROWS>(simd, x, &weights[row * x.input..], (row, results));
+    }
+    for row in whole..num_rows {
+        block::<S, E, TOKENS, 1>(simd, x, &weights[row * x.input..], (row, results));
+    }
+}
+
+/// The inner loop: `TOKENS * ROWS` sums in registers, for the first rows of `weights`.
+#[inline(always)]
+fn block<S: Simd, E: Element, const TOKENS: usize, const ROWS: usize>(
+    simd: S,
+    x: &Activations,
+    weights: &[E],
+    (row, results): (usize, &mut [[f32; RESULT_ROWS]; FEW_TOKENS]),
+) {
+    // As in `dot`, no closures around vectors.
+    let width = x.input / LANES;
+    let mut w: [&[[E; LANES]]; ROWS] = [&[]; ROWS];
+    let mut last = [[E::ZERO; LANES]; ROWS];
+    for r in 0..ROWS {
+        let (lanes, rest) = weights[r * x.input..][..x.input].as_chunks();
+        w[r] = &lanes[..width];
+        last[r][..rest.len()].copy_from_slice(rest);
+    }
+    let mut rows: [&[Lanes]; TOKENS] = [&[]; TOKENS];
+    for t in 0..TOKENS {
+        rows[t] = &x.row(t)[..x.input.div_ceil(LANES)];
+    }
+    let mut sums = [[simd.splat(0.0); ROWS]; TOKENS];
+    for i in 0..width {
+        let mut weights = [simd.splat(0.0); ROWS];
+        for r in 0..ROWS {
+            if (i * size_of::<[E; LANES]>()).is_multiple_of(64) {
+                simd.prefetch(&w[r][i], PREFETCH_BYTES);
+            }
+            weights[r] = E::load(simd, &w[r][i]);
+        }
+        for t in 0..TOKENS {
+            let x = simd.load(&rows[t][i]);
+            for r in 0..ROWS {
+                sums[t][r] = simd.mul_add(x, weights[r], sums[t][r]);
+            }
+        }
+    }
+    for t in 0..TOKENS {
+        for r in 0..ROWS {
+            if !x.input.is_multiple_of(LANES) {
+                let weights = E::load(simd, &last[r]);
+                sums[t][r] = simd.mul_add(simd.load(&rows[t][width]), weights, sums[t][r]);
+            }
+            results[t][row + r] = simd.sum(sums[t][r]);
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Element types whose vectors become f32 as they are loaded.
+
+use half::{bf16, f16};
+
+use super::{LANES, Lanes, Simd};
+
+/// A type that matrices, keys and values have in memory.
+pub(crate) trait Element: Copy {
+    const ZERO: Self;
+
+    /// Whether a load is all there is to do.
+    const IS_F32: bool;
+
+    fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::Floats;
+}
+
+impl Element for f32 {
+    const ZERO: f32 = 0.0;
+    const IS_F32: bool = true;
+
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, from: &Lanes) -> S::Floats {
+        simd.load(from)
+    }
+}
+
+impl Element for f16 {
+    const ZERO: f16 = f16::ZERO;
+    const IS_F32: bool = false;
+
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, from: &[f16; LANES]) -> S::Floats {
+        simd.load_f16(from)
+    }
+}
+
+impl Element for bf16 {
+    const ZERO: bf16 = bf16::ZERO;
+    const IS_F32: bool = false;
+
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, from: &[bf16; LANES]) -> S::Floats {
+        simd.load_bf16(from)
+    }
+}
