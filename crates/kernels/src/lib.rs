@@ -35,7 +35,7 @@ pub use embedding::{embedding, quantized_embedding};
 pub use gather::{Choice, gathered_matmul, gathered_quantized_matmul};
 pub use machine::{Limits, limits};
 pub use matmul::{DenseMatrix, matmul, quantized_matmul};
-pub use memory::advise_huge_pages;
+pub use memory::{advise_huge_pages, move_into_huge_pages};
 pub use quant::{QuantFormat, QuantMatrix, QuantMode, Scales};
 pub use rowwise::{HeadNorm, Rotation, Terms, add_terms, place_heads, rms_norm, swiglu};
 pub use simd::{InstructionSet, InstructionSetError};

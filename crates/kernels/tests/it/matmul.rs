@@ -103,7 +103,7 @@ fn cases() -> impl Strategy<Value = Case> {
             // Few rows for many tokens: the reference is slow.
             let out = if tokens > 10 { out.min(14) } else { out };
             let input = match format {
-                Some(format) => input.next_multiple_of((format.group_size as usize).max(32)),
+                Some(format) => input.next_multiple_of(format.group_size as usize),
                 None => input,
             };
             Case {
