@@ -38,8 +38,11 @@ const SUMS: usize = 16;
 /// The partial sums of a result.
 type Lanes16 = [f32; SUMS];
 
-/// What E2M1 codes are multiplied with to be whole, and what is added to make them unsigned.
+/// What E2M1 codes are multiplied with to be whole.
 const E2M1_FACTOR: f32 = 2.0;
+
+/// What is added to make them unsigned.
+#[cfg(target_arch = "x86_64")]
 const E2M1_OFFSET: i32 = 12;
 
 /// Twice the values of the four-bit float; see `unpack`.
@@ -47,9 +50,15 @@ const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 
 /// Whether products of such activations with such a matrix are computed here.
 ///
-/// Activations in f32 keep their precision; eight-bit floats are no small whole numbers.
-pub(crate) fn is_supported(x: Float, matrix: &QuantMatrix<'_>) -> bool {
-    x != Float::F32 && matrix.format.mode != QuantMode::Mxfp8
+/// Activations in f32 keep their precision, eight-bit floats are no small whole numbers, and on ARM nothing here is
+/// faster than f32 yet.
+pub(crate) fn is_supported(
+    x: Float,
+    matrix: &QuantMatrix<'_>,
+    instructions: InstructionSet,
+) -> bool {
+    let is_fast = instructions != InstructionSet::Neon;
+    is_fast && x != Float::F32 && matrix.format.mode != QuantMode::Mxfp8
 }
 
 /// Activations ready for products with matrices of one format.

@@ -2,8 +2,12 @@
 //!
 //! Every kernel is *batch-invariant*: the bits of a result depend only on the row (token, query) it was computed
 //! for and on the weights or keys it meets, never on the other rows, on how a prompt was cut into chunks, or on the
-//! number of threads. Each dot product therefore has one fixed order of operations (see `dot`), and work is only
-//! ever split between results, not inside one. Between instruction sets the bits may differ (fused multiply-add).
+//! number of threads. Each dot product therefore has one fixed order of operations (see `dot`, and `integer` for
+//! 16-bit activations with packed weights), and work is only ever split between results, not inside one. Between
+//! instruction sets the bits may differ (fused multiply-add).
+//!
+//! Few rows stream their weights from memory as they lie there (`integer`, `dense`); many rows meet tiles that were
+//! unpacked for all of them (`integer`, `panel`).
 //!
 //! Shapes are the caller's promise: a wrong length is a bug and panics at the caller's line. Nothing here knows of
 //! MLX, models or files.
@@ -13,6 +17,7 @@ mod dense;
 mod dot;
 mod elements;
 mod embedding;
+mod gather;
 mod integer;
 mod machine;
 mod matmul;
@@ -27,9 +32,10 @@ mod unpack;
 pub use attention::{AttentionConfig, KvPage, SequenceKv, attention};
 pub use elements::{Elements, ElementsMut, Float};
 pub use embedding::{embedding, quantized_embedding};
+pub use gather::{Choice, gathered_matmul, gathered_quantized_matmul};
 pub use machine::{Limits, limits};
 pub use matmul::{DenseMatrix, matmul, quantized_matmul};
-pub use memory::advise_huge_pages;
+pub use memory::{advise_huge_pages, move_into_huge_pages};
 pub use quant::{QuantFormat, QuantMatrix, QuantMode, Scales};
 pub use rowwise::{HeadNorm, Rotation, Terms, add_terms, place_heads, rms_norm, swiglu};
 pub use simd::{InstructionSet, InstructionSetError};

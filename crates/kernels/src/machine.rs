@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::memory::advise_huge_pages;
-use crate::simd::{InstructionSet, LANES, Simd, dispatched};
+use crate::simd::{LANES, Simd, dispatched};
 use crate::threads::Threads;
 
 /// Bytes read or copied, well beyond the last-level cache.
@@ -96,7 +96,7 @@ fn macs_per_s(threads: &Threads, work: impl Fn() -> usize + Sync) -> f64 {
 
 #[cfg(target_arch = "x86_64")]
 fn whole_macs_per_s(threads: &Threads) -> Option<f64> {
-    let has_peak = threads.instructions() == InstructionSet::Avx512;
+    let has_peak = threads.instructions() == crate::simd::InstructionSet::Avx512;
     has_peak.then(|| macs_per_s(threads, crate::integer::avx512_peak_macs))
 }
 

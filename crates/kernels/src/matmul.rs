@@ -26,7 +26,14 @@ pub struct DenseMatrix<'a> {
     pub values: Elements<'a>,
 }
 
-impl DenseMatrix<'_> {
+impl<'a> DenseMatrix<'a> {
+    /// Some rows as a matrix.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> DenseMatrix<'a> {
+        let DenseMatrix { input, values, .. } = *self;
+        let values = values.part(rows.start * input..rows.end * input);
+        DenseMatrix { out: rows.len(), input, values }
+    }
+
     #[track_caller]
     pub(crate) fn assert_valid(&self) {
         assert_eq!(self.values.len(), self.out * self.input, "elements of a dense matrix");
@@ -40,7 +47,9 @@ impl DenseMatrix<'_> {
 #[track_caller]
 pub fn matmul(x: Elements<'_>, w: &DenseMatrix<'_>, out: ElementsMut<'_>, threads: &Threads) {
     w.assert_valid();
-    product(x, Weights::Dense(*w), (w.out, w.input), out, threads);
+    if let Some(rows) = result_rows(&x, (w.out, w.input), out) {
+        multiply(x, Weights::Dense(*w), rows, threads);
+    }
 }
 
 /// `out[tokens, w.out] = x[tokens, w.input] · dequantised(w)ᵀ`, accumulated in f32 and rounded once to the type of `out`.
@@ -60,72 +69,80 @@ pub fn quantized_matmul(
     threads: &Threads,
 ) {
     w.assert_valid();
-    if !integer::is_supported(x.float(), w) || x.is_empty() || out.is_empty() {
-        return product(x, Weights::Quant(*w), (w.out, w.input), out, threads);
-    }
-    let tokens = num_tokens(&x, (w.out, w.input), &out);
-    let mut out = out;
-    let prepared = Prepared::new(x, w, threads);
-    for_pieces(out.reborrow(), w.out, tokens * w.input, threads, |rows, out| {
-        prepared.multiply_rows(w, rows, out);
-    });
-    let mut rows: Vec<_> = out.chunks(w.out).into_iter().map(Some).collect();
-    for token in prepared.exact_tokens() {
-        let x = x.part(token * w.input..(token + 1) * w.input);
-        let out = rows[*token].take().expect("every token is named once");
-        product(x, Weights::Quant(*w), (w.out, w.input), out, threads);
+    if let Some(rows) = result_rows(&x, (w.out, w.input), out) {
+        multiply(x, Weights::Quant(*w), rows, threads);
     }
 }
 
-/// Rows of activations, after all lengths were checked.
+/// A view of each token's results, after all lengths were checked; `None` if nothing is left to compute.
 #[track_caller]
-fn num_tokens(x: &Elements<'_>, (num_rows, input): (usize, usize), out: &ElementsMut<'_>) -> usize {
+fn result_rows<'a>(
+    x: &Elements<'_>,
+    (num_rows, input): (usize, usize),
+    mut out: ElementsMut<'a>,
+) -> Option<Vec<ElementsMut<'a>>> {
+    if input == 0 || num_rows == 0 {
+        out.fill_zero();
+        return None;
+    }
     let tokens = x.len() / input;
     assert_eq!(x.len(), tokens * input, "activations: whole rows of {input}");
     assert_eq!(out.len(), tokens * num_rows, "results of {tokens} tokens for {num_rows} rows");
-    tokens
+    (tokens > 0).then(|| out.chunks(num_rows))
 }
 
-#[track_caller]
-fn product(
+/// Results of each token to its view; the matrix has rows and columns.
+pub(crate) fn multiply(
     x: Elements<'_>,
     weights: Weights<'_>,
-    (num_rows, input): (usize, usize),
-    mut out: ElementsMut<'_>,
+    mut out: Vec<ElementsMut<'_>>,
     threads: &Threads,
 ) {
-    if input == 0 || num_rows == 0 {
-        out.fill_zero();
-        return;
+    match &weights {
+        Weights::Quant(w) if integer::is_supported(x.float(), w, threads.instructions()) => {
+            let prepared = Prepared::new(x, w, threads);
+            let rows = out.iter_mut().map(ElementsMut::reborrow).collect();
+            for_pieces(rows, &weights, threads, |rows, out| prepared.multiply_rows(w, rows, out));
+            for &token in prepared.exact_tokens() {
+                let x = x.part(token * w.input..(token + 1) * w.input);
+                multiply_exactly(x, &weights, vec![out[token].reborrow()], threads);
+            }
+        }
+        _ => multiply_exactly(x, &weights, out, threads),
     }
-    let tokens = num_tokens(&x, (num_rows, input), &out);
-    if tokens == 0 {
-        return;
-    }
-    let x = Activations::new(x, input, threads);
-    for_pieces(out, num_rows, tokens * input, threads, |rows, out| match &weights {
+}
+
+/// As [`multiply`], with activations as they are.
+fn multiply_exactly(
+    x: Elements<'_>,
+    weights: &Weights<'_>,
+    out: Vec<ElementsMut<'_>>,
+    threads: &Threads,
+) {
+    let x = Activations::new(x, weights.input(), threads);
+    for_pieces(out, weights, threads, |rows, out| match weights {
         Weights::Dense(matrix) if x.tokens() <= dense::FEW_TOKENS => {
             dense::multiply_few(threads.instructions(), &x, matrix, rows, out);
         }
-        _ => multiply_rows(threads.instructions(), &x, &weights, rows, out),
+        _ => multiply_rows(threads.instructions(), &x, weights, rows, out),
     });
 }
 
 /// Computes `work` for pieces of the output features, with a view of the piece's results for each token.
 fn for_pieces(
-    out: ElementsMut<'_>,
-    num_rows: usize,
-    row_macs: usize,
+    out: Vec<ElementsMut<'_>>,
+    weights: &Weights<'_>,
     threads: &Threads,
     work: impl Fn(Range<usize>, &mut [ElementsMut<'_>]) + Sync,
 ) {
-    let tokens = out.len() / num_rows;
+    let tokens = out.len();
+    let row_macs = tokens * weights.input();
     let mut pieces: Vec<(Range<usize>, Vec<ElementsMut<'_>>)> =
-        cut_rows(num_rows, row_macs, threads.count())
+        cut_rows(weights.num_rows(), row_macs, threads.count())
             .into_iter()
             .map(|rows| (rows, Vec::with_capacity(tokens)))
             .collect();
-    for mut rest in out.chunks(num_rows) {
+    for mut rest in out {
         for (rows, views) in &mut pieces {
             let (view, others) = rest.split_at(rows.len());
             views.push(view);
@@ -138,6 +155,9 @@ fn for_pieces(
 /// Output features of each piece of work. The first pieces are large, because memory is fastest in long runs; the last
 /// ones are small, so that a slow core does not hold up the others; none is not worth waking a thread for.
 fn cut_rows(num_rows: usize, row_macs: usize, num_threads: usize) -> Vec<Range<usize>> {
+    if num_threads == 1 {
+        return std::iter::once(0..num_rows).collect();
+    }
     let worthwhile = PIECE_MACS_MIN.div_ceil(row_macs);
     let mut pieces = Vec::new();
     let mut start = 0;

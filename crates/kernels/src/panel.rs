@@ -74,7 +74,15 @@ pub(crate) enum Weights<'a> {
     Quant(QuantMatrix<'a>),
 }
 
-impl Weights<'_> {
+impl<'a> Weights<'a> {
+    /// Some rows as a matrix.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> Weights<'a> {
+        match self {
+            Weights::Dense(matrix) => Weights::Dense(matrix.rows(rows)),
+            Weights::Quant(matrix) => Weights::Quant(matrix.rows(rows)),
+        }
+    }
+
     /// Rows of the matrix: output features, or ids of an embedding.
     pub(crate) fn num_rows(&self) -> usize {
         match self {

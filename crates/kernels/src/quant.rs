@@ -3,6 +3,8 @@
 //! A row of codes is one little-endian stream of bits, code `i` at bit `i * bits`, cut into u32 words; a group is a
 //! whole number of words. Checked against MLX 0.32.4 for every format by `tests/data/make.py`.
 
+use std::ops::Range;
+
 use crate::elements::Elements;
 
 /// How codes and scales are interpreted.
@@ -82,7 +84,26 @@ pub struct QuantMatrix<'a> {
     pub biases: Option<Elements<'a>>,
 }
 
-impl QuantMatrix<'_> {
+impl<'a> QuantMatrix<'a> {
+    /// Some rows as a matrix.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> QuantMatrix<'a> {
+        let QuantMatrix { format, input, words, .. } = *self;
+        let row_words = format.words_per_row(input);
+        let num_groups = format.groups_per_row(input);
+        let groups = rows.start * num_groups..rows.end * num_groups;
+        QuantMatrix {
+            format,
+            out: rows.len(),
+            input,
+            words: &words[rows.start * row_words..rows.end * row_words],
+            scales: match self.scales {
+                Scales::Elements(scales) => Scales::Elements(scales.part(groups.clone())),
+                Scales::Bytes(scales) => Scales::Bytes(&scales[groups.clone()]),
+            },
+            biases: self.biases.map(|biases| biases.part(groups)),
+        }
+    }
+
     /// Panics, at the caller's line, unless format and lengths agree.
     #[track_caller]
     pub(crate) fn assert_valid(&self) {

@@ -180,3 +180,48 @@ fn round_group(x: &[f32], q: &mut [i16]) -> (f32, i32, bool) {
     }
     (unit, total, true)
 }
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::{Q_MAX, round_group};
+
+    /// Checks one group: the range, the error, and which values are exact.
+    fn check(x: &[f32], exact_share: f32) {
+        let mut q = vec![0; x.len()];
+        let (unit, total, is_ordinary) = round_group(x, &mut q);
+        assert!(is_ordinary);
+        assert_eq!(total, q.iter().map(|q| i32::from(*q)).sum::<i32>());
+        let max = x.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
+        for (x, q) in x.iter().zip(q) {
+            assert!(f32::from(q).abs() <= Q_MAX, "{x} became {q}");
+            let error = (f32::from(q) * unit - x).abs();
+            assert!(error <= unit / 2.0 && unit * Q_MAX <= 2.0 * max, "{x} is {q} times {unit}");
+            assert!(error == 0.0 || x.abs() < max / exact_share, "{x} of {max} was rounded");
+        }
+    }
+
+    #[test]
+    fn every_maximum_fits_and_large_values_are_exact() {
+        for bits in 0x3f00..0x4100_u16 {
+            let max = bf16::from_bits(bits);
+            let smaller = (0..128).map(|less| -bf16::from_bits(bits - 7 * less).to_f32());
+            check(&[max.to_f32()].into_iter().chain(smaller).collect::<Vec<_>>(), 128.0);
+        }
+        for bits in (0x3000..0x7c00_u16).step_by(3) {
+            let max = f16::from_bits(bits);
+            let smaller = (0..128).map(|less| f16::from_bits(bits - 90 * less).to_f32());
+            check(&[-max.to_f32()].into_iter().chain(smaller).collect::<Vec<_>>(), 16.0);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_rounded_is_left_to_the_exact_path() {
+        for strange in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e31, 1e-31, 1e-40] {
+            assert!(!round_group(&[0.0, strange], &mut [0; 2]).2, "{strange}");
+        }
+        assert_eq!(round_group(&[0.0, -0.0], &mut [1; 2]), (0.0, 0, true));
+        assert!(round_group(&[1e-40, 1.0], &mut [0; 2]).2);
+    }
+}

@@ -1,8 +1,8 @@
 //! Products against double precision, and the same product in other company.
 
 use jackalope_kernels::{
-    DenseMatrix, Elements, ElementsMut, Float, QuantFormat, QuantMode, Threads, matmul,
-    quantized_matmul,
+    Choice, DenseMatrix, Elements, ElementsMut, Float, QuantFormat, QuantMode, Threads,
+    gathered_matmul, gathered_quantized_matmul, matmul, quantized_matmul,
 };
 use proptest::prelude::*;
 
@@ -92,7 +92,7 @@ impl Case {
     }
 }
 
-/// Sizes around the kernels' tiles: 4 tokens, 12 rows, 128 tokens, 512 columns.
+/// Sizes around the kernels' tiles: 4 and 5 tokens, 12 and 32 rows, 128 tokens, 512 columns, 16 groups.
 fn cases() -> impl Strategy<Value = Case> {
     let tokens = prop_oneof![0_usize..10, 120_usize..140];
     let formats = prop_oneof![3 => any_format().prop_map(Some), 1 => Just(None)];
@@ -103,7 +103,7 @@ fn cases() -> impl Strategy<Value = Case> {
             // Few rows for many tokens: the reference is slow.
             let out = if tokens > 10 { out.min(14) } else { out };
             let input = match format {
-                Some(format) => input.next_multiple_of((format.group_size as usize).max(32)),
+                Some(format) => input.next_multiple_of(format.group_size as usize),
                 None => input,
             };
             Case {
@@ -164,6 +164,42 @@ proptest! {
                 matrix.multiply(x.view(), part.view_mut(), alone);
                 let expected = whole.part(start * case.out, end * case.out);
                 prop_assert_eq!(part.bits(), expected.bits(), "tokens {}..{}", start, end);
+            }
+        }
+    }
+
+    #[test]
+    fn a_gathered_row_is_what_its_expert_computes_alone(
+        case in cases(),
+        num_experts in 1_usize..5,
+        num_threads in 1_usize..4,
+    ) {
+        let features = case.out.min(20);
+        let case = Case { out: features * num_experts, tokens: case.tokens.min(12), ..case };
+        let (matrix, x) = case.contents();
+        let mut random = Random(case.seed);
+        let experts: Vec<u32> =
+            (0..case.tokens).map(|_| random.below(num_experts) as u32).collect();
+        let choice = Choice { experts: &experts, num_experts };
+        for threads in pools(num_threads) {
+            let mut whole = Floats::unwritten(case.out_float, case.tokens * case.out);
+            matrix.multiply(x.view(), whole.view_mut(), &threads);
+            let mut out = Floats::unwritten(case.out_float, case.tokens * features);
+            match &matrix {
+                Matrix::Quant(matrix) => {
+                    let (x, out) = (x.view(), out.view_mut());
+                    gathered_quantized_matmul(x, choice, &matrix.view(), out, &threads);
+                }
+                Matrix::Dense { out: rows, input, values } => {
+                    let matrix = dense(values, (*rows, *input));
+                    gathered_matmul(x.view(), choice, &matrix, out.view_mut(), &threads);
+                }
+            }
+            for (token, expert) in experts.iter().enumerate() {
+                let start = token * case.out + *expert as usize * features;
+                let expected = whole.part(start, start + features);
+                let row = out.part(token * features, (token + 1) * features);
+                prop_assert_eq!(row.bits(), expected.bits());
             }
         }
     }

@@ -1,0 +1,111 @@
+//! Products in which each row of activations chooses its matrix: the experts of a mixture.
+
+use half::{bf16, f16};
+
+use crate::elements::{Elements, ElementsMut};
+use crate::matmul::{DenseMatrix, multiply};
+use crate::panel::Weights;
+use crate::quant::QuantMatrix;
+use crate::threads::Threads;
+
+/// Which matrix each row meets.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice<'a> {
+    /// For each row of activations, the index of its expert.
+    pub experts: &'a [u32],
+    /// Experts that there are: the matrix has the rows of the first, then of the second, and so on.
+    pub num_experts: usize,
+}
+
+/// `out[row] = x[row] · wᵀ` with the rows of `w` that belong to the row's expert; `w` is
+/// `[num_experts * features, input]`, `x` is `[rows, input]` and `out` is `[rows, features]`.
+///
+/// A result has the bits that [`crate::matmul`] gives for its row and expert alone.
+///
+/// # Panics
+/// When a length does not fit, or there is no such expert.
+#[track_caller]
+pub fn gathered_matmul(
+    x: Elements<'_>,
+    choice: Choice<'_>,
+    w: &DenseMatrix<'_>,
+    out: ElementsMut<'_>,
+    threads: &Threads,
+) {
+    w.assert_valid();
+    gather(x, choice, Weights::Dense(*w), out, threads);
+}
+
+/// As [`gathered_matmul`] with a quantised matrix; see [`crate::quantized_matmul`].
+///
+/// # Panics
+/// When a length does not fit, the format is none of MLX's, or there is no such expert.
+#[track_caller]
+pub fn gathered_quantized_matmul(
+    x: Elements<'_>,
+    choice: Choice<'_>,
+    w: &QuantMatrix<'_>,
+    out: ElementsMut<'_>,
+    threads: &Threads,
+) {
+    w.assert_valid();
+    gather(x, choice, Weights::Quant(*w), out, threads);
+}
+
+#[track_caller]
+fn gather(
+    x: Elements<'_>,
+    Choice { experts, num_experts }: Choice<'_>,
+    w: Weights<'_>,
+    mut out: ElementsMut<'_>,
+    threads: &Threads,
+) {
+    assert!(num_experts > 0 && w.num_rows().is_multiple_of(num_experts), "as many rows of each");
+    let (features, input) = (w.num_rows() / num_experts, w.input());
+    assert_eq!(x.len(), experts.len() * input, "a row of {input} for each choice");
+    assert_eq!(out.len(), experts.len() * features, "results of {} rows", experts.len());
+    assert!(experts.iter().all(|&expert| (expert as usize) < num_experts), "{num_experts} experts");
+    if features == 0 || input == 0 || experts.is_empty() {
+        out.fill_zero();
+        return;
+    }
+    let mut rows_of: Vec<Vec<usize>> = vec![Vec::new(); num_experts];
+    for (row, expert) in experts.iter().enumerate() {
+        rows_of[*expert as usize].push(row);
+    }
+    let mut views: Vec<_> = out.chunks(features).into_iter().map(Some).collect();
+    for (expert, rows) in rows_of.into_iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
+        let w = w.rows(expert * features..(expert + 1) * features);
+        let out = rows.iter().map(|row| views[*row].take().expect("a row has one expert"));
+        let (out, x) = (out.collect(), Gathered::new(x, &rows, input));
+        multiply(x.view(), w, out, threads);
+    }
+}
+
+/// Rows of activations, together.
+enum Gathered {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+impl Gathered {
+    fn new(x: Elements<'_>, rows: &[usize], input: usize) -> Gathered {
+        fn together<T: Copy>(values: &[T], rows: &[usize], input: usize) -> Vec<T> {
+            rows.iter().flat_map(|row| &values[row * input..(row + 1) * input]).copied().collect()
+        }
+        match x {
+            Elements::F32(values) => Gathered::F32(together(values, rows, input)),
+            Elements::F16(values) => Gathered::F16(together(values, rows, input)),
+            Elements::Bf16(values) => Gathered::Bf16(together(values, rows, input)),
+        }
+    }
+
+    fn view(&self) -> Elements<'_> {
+        match self {
+            Gathered::F32(values) => Elements::F32(values),
+            Gathered::F16(values) => Elements::F16(values),
+            Gathered::Bf16(values) => Elements::Bf16(values),
+        }
+    }
+}
