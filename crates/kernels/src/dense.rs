@@ -13,9 +13,6 @@ use crate::simd::{Element, LANES, Lanes, Simd, dispatched};
 /// Rows of activations up to which weights are streamed rather than unpacked into tiles.
 pub(crate) const FEW_TOKENS: usize = 4;
 
-/// How far ahead of a load memory is asked for.
-const PREFETCH_BYTES: usize = 4096;
-
 /// Rows whose results are kept until they are stored.
 const RESULT_ROWS: usize = 32;
 
@@ -113,7 +110,8 @@ fn block<S: Simd, E: Element, const TOKENS: usize, const ROWS: usize>(
         let mut weights = [simd.splat(0.0); ROWS];
         for r in 0..ROWS {
             if (i * size_of::<[E; LANES]>()).is_multiple_of(64) {
-                simd.prefetch(&w[r][i], PREFETCH_BYTES);
+                // The same place in the rows that come next.
+                simd.prefetch(&w[r][i], ROWS * x.input * size_of::<E>());
             }
             weights[r] = E::load(simd, &w[r][i]);
         }
