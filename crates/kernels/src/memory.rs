@@ -3,6 +3,8 @@
 //! Reading weights from pages of 4 KiB costs up to a half of the memory's speed. Hints change no contents, and what a
 //! system does not know it refuses, which leaves small pages that work too.
 
+use std::ops::Range;
+
 /// What the system maps as one page at best, on every machine we know.
 const HUGE_PAGE: usize = 2 << 20;
 
@@ -24,14 +26,13 @@ pub fn advise_huge_pages<T>(memory: &[T]) {
 ///
 /// For many buffers that are each too small or too badly aligned to have huge pages of their own, as an allocator puts
 /// the tensors of a model side by side. Copies them once; needs Linux 6.1.
-pub fn move_into_huge_pages<'a>(buffers: impl IntoIterator<Item = &'a [u8]>) -> usize {
+pub fn move_into_huge_pages(buffers: impl IntoIterator<Item = Range<*const u8>>) -> usize {
     /// `asm-generic/mman-common.h` of Linux.
     const MADV_COLLAPSE: i32 = 25;
     let mut pages: Vec<usize> = Vec::new();
     for buffer in buffers {
-        let bytes = buffer.as_ptr_range();
-        let end = (bytes.end as usize).div_ceil(HUGE_PAGE);
-        pages.extend(bytes.start as usize / HUGE_PAGE..end);
+        let end = (buffer.end as usize).div_ceil(HUGE_PAGE);
+        pages.extend(buffer.start as usize / HUGE_PAGE..end);
     }
     pages.sort_unstable();
     pages.dedup();
@@ -75,7 +76,7 @@ mod tests {
     #[test]
     fn moving_changes_no_contents() {
         let buffers: Vec<Vec<u8>> = (0..40).map(|value| vec![value; 700_000]).collect();
-        let moved = move_into_huge_pages(buffers.iter().map(Vec::as_slice));
+        let moved = move_into_huge_pages(buffers.iter().map(|buffer| buffer.as_ptr_range()));
         assert!(moved.is_multiple_of(HUGE_PAGE) && moved <= 80 * HUGE_PAGE);
         for (value, buffer) in buffers.iter().enumerate() {
             assert!(buffer.iter().all(|byte| usize::from(*byte) == value));

@@ -3,8 +3,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::ops::Range;
 
-use jackalope_mlx::{Array, Dtype};
+use jackalope_mlx::{self as mlx, Array, Dtype};
 
 use crate::checkpoint::{Checkpoint, ElementType, QuantFormat, TensorEntry};
 use crate::error::{Dims, LoadError};
@@ -52,7 +53,13 @@ pub(crate) struct Loader<'a> {
     done_bytes: Cell<u64>,
     total_bytes: u64,
     progress: RefCell<&'a mut dyn FnMut(LoadProgress)>,
+    /// Weights that are not yet in huge pages.
+    settling: RefCell<Vec<Range<*const u8>>>,
+    settling_bytes: Cell<usize>,
 }
+
+/// Weights are moved into huge pages when so many bytes have been read, and progress goes on.
+const SETTLE_BYTES: usize = 256 << 20;
 
 impl<'a> Loader<'a> {
     /// Starts loading. `norm` names a tensor that is never quantised: its type is the one that all
@@ -82,6 +89,8 @@ impl<'a> Loader<'a> {
             done_bytes: Cell::new(0),
             total_bytes: checkpoint.tensors.num_bytes(),
             progress: RefCell::new(progress),
+            settling: RefCell::default(),
+            settling_bytes: Cell::new(0),
         })
     }
 
@@ -116,9 +125,29 @@ impl<'a> Loader<'a> {
             let architecture = self.checkpoint.model_type().to_owned();
             return Err(LoadError::LeftoverTensors { dir, architecture, tensors });
         }
+        self.settle();
         let total_bytes = self.total_bytes;
         (self.progress.borrow_mut())(LoadProgress { done_bytes: total_bytes, total_bytes });
         Ok(self.counters.get())
+    }
+
+    /// An array for weights.
+    fn array(&self, shape: &[usize], dtype: Dtype, fill: impl FnOnce(&mut [u8])) -> Array {
+        Array::from_bytes(&dims(shape), dtype, |target| {
+            fill(target);
+            self.settling.borrow_mut().push(target.as_ptr_range());
+            self.settling_bytes.set(self.settling_bytes.get() + target.len());
+        })
+    }
+
+    /// Moves what was read since the last time into huge pages: on the CPU a step streams all
+    /// weights through, and small pages cost up to a half of the memory's speed.
+    fn settle(&self) {
+        let read = self.settling.take();
+        if mlx::device() == mlx::Device::Cpu {
+            jackalope_kernels::move_into_huge_pages(read);
+        }
+        self.settling_bytes.set(0);
     }
 
     fn count(&self, entry: &TensorEntry, array: &Array, read: u64, part: Part<'_>) {
@@ -133,6 +162,9 @@ impl<'a> Loader<'a> {
         self.counters.set(counters);
         let done_bytes = self.done_bytes.get() + entry.num_bytes;
         self.done_bytes.set(done_bytes);
+        if SETTLE_BYTES <= self.settling_bytes.get() {
+            self.settle();
+        }
         (self.progress.borrow_mut())(LoadProgress { done_bytes, total_bytes: self.total_bytes });
     }
 }
@@ -230,14 +262,14 @@ impl<'a> Weights<'a> {
         let width_bytes = shape.last().copied().unwrap_or(1) * dtype.size_bytes();
         let mut result = Ok(());
         let array = match part {
-            Part::Whole => streamed(&shape, dtype, |target| {
+            Part::Whole => self.loader.array(&shape, dtype, |target| {
                 result = entry.file.read_at(entry.offset, target);
             }),
             Part::Rows(cut) => {
                 shape[0] = cut.len();
                 let row_bytes = entry.num_bytes / (cut.full as u64).max(1);
                 let offset = entry.offset + cut.own.start as u64 * row_bytes;
-                streamed(&shape, dtype, |target| {
+                self.loader.array(&shape, dtype, |target| {
                     result = entry.file.read_at(offset, target);
                 })
             }
@@ -246,7 +278,7 @@ impl<'a> Weights<'a> {
                 shape[last] = cut.len();
                 let part_bytes = cut.len() * dtype.size_bytes();
                 let start_bytes = (cut.own.start * dtype.size_bytes()) as u64;
-                streamed(&shape, dtype, |target| {
+                self.loader.array(&shape, dtype, |target| {
                     result = read_columns(entry, target, start_bytes, (part_bytes, width_bytes));
                 })
             }
@@ -255,14 +287,6 @@ impl<'a> Weights<'a> {
         self.loader.count(entry, &array, array.nbytes() as u64, part);
         Ok(array)
     }
-}
-
-/// An array for weights, which are streamed through once per step: from huge pages where it can be.
-fn streamed(shape: &[usize], dtype: Dtype, fill: impl FnOnce(&mut [u8])) -> Array {
-    Array::from_bytes(&dims(shape), dtype, |target| {
-        jackalope_kernels::advise_huge_pages(target);
-        fill(target);
-    })
 }
 
 /// Reads `part_bytes` of each row of `width_bytes`, from `start_bytes` on.
