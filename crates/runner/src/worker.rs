@@ -132,7 +132,8 @@ fn parallel(identity: &Identity, setup: &Setup) -> anyhow::Result<TensorParallel
         0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         num_threads => num_threads,
     };
-    let compute = Compute::for_device(jackalope_mlx::device(), num_threads)?;
+    let compute =
+        Compute::for_device(jackalope_mlx::device(), num_threads).context("JACKALOPE_CPU")?;
     let group = GroupCell::new(Group::single());
     Ok(TensorParallel::new(identity.rank as usize, shares, group, compute)?)
 }
