@@ -11,7 +11,10 @@ use crate::panel::Activations;
 use crate::simd::{Element, LANES, Lanes, Simd, dispatched};
 
 /// Rows of activations up to which weights are streamed rather than unpacked into tiles.
-pub(crate) const FEW_TOKENS: usize = 4;
+pub(crate) const FEW_TOKENS: usize = 16;
+
+/// Rows of activations computed together.
+const TOKENS: usize = 4;
 
 /// Rows whose results are kept until they are stored.
 const RESULT_ROWS: usize = 32;
@@ -50,47 +53,51 @@ fn multiply_elements<S: Simd, E: Element>(
     rows: Range<usize>,
     out: &mut [ElementsMut<'_>],
 ) {
-    let mut results = [[0.0; RESULT_ROWS]; FEW_TOKENS];
+    let mut results = [[0.0; RESULT_ROWS]; TOKENS];
     for start in rows.clone().step_by(RESULT_ROWS) {
         let end = (start + RESULT_ROWS).min(rows.end);
         let weights = &values[start * x.input..end * x.input];
-        match out.len() {
-            1 => strip::<S, E, 1, 4>(simd, x, weights, &mut results),
-            2 => strip::<S, E, 2, 4>(simd, x, weights, &mut results),
-            3 => strip::<S, E, 3, 3>(simd, x, weights, &mut results),
-            _ => strip::<S, E, 4, 2>(simd, x, weights, &mut results),
-        }
-        for (out, results) in out.iter_mut().zip(&results) {
-            out.store(start - rows.start, &results[..end - start]);
+        // From the second turn on, the rows are in a cache.
+        for (turn, out) in out.chunks_mut(TOKENS).enumerate() {
+            let x = (x, turn * TOKENS);
+            match out.len() {
+                1 => strip::<S, E, 1, 4>(simd, x, weights, &mut results),
+                2 => strip::<S, E, 2, 4>(simd, x, weights, &mut results),
+                3 => strip::<S, E, 3, 3>(simd, x, weights, &mut results),
+                _ => strip::<S, E, 4, 2>(simd, x, weights, &mut results),
+            }
+            for (out, results) in out.iter_mut().zip(&results) {
+                out.store(start - rows.start, &results[..end - start]);
+            }
         }
     }
 }
 
 /// All rows of `weights`, `ROWS` at a time.
 #[inline(always)]
-fn strip<S: Simd, E: Element, const TOKENS: usize, const ROWS: usize>(
+fn strip<S: Simd, E: Element, const T: usize, const ROWS: usize>(
     simd: S,
-    x: &Activations,
+    (x, token): (&Activations, usize),
     weights: &[E],
-    results: &mut [[f32; RESULT_ROWS]; FEW_TOKENS],
+    results: &mut [[f32; RESULT_ROWS]; TOKENS],
 ) {
     let num_rows = weights.len() / x.input;
     let whole = num_rows - num_rows % ROWS;
     for row in (0..whole).step_by(ROWS) {
-        block::<S, E, TOKENS, ROWS>(simd, x, &weights[row * x.input..], (row, results));
+        block::<S, E, T, ROWS>(simd, (x, token), &weights[row * x.input..], (row, results));
     }
     for row in whole..num_rows {
-        block::<S, E, TOKENS, 1>(simd, x, &weights[row * x.input..], (row, results));
+        block::<S, E, T, 1>(simd, (x, token), &weights[row * x.input..], (row, results));
     }
 }
 
-/// The inner loop: `TOKENS * ROWS` sums in registers, for the first rows of `weights`.
+/// The inner loop: `T * ROWS` sums in registers, for the tokens from `token` on and the first rows of `weights`.
 #[inline(always)]
-fn block<S: Simd, E: Element, const TOKENS: usize, const ROWS: usize>(
+fn block<S: Simd, E: Element, const T: usize, const ROWS: usize>(
     simd: S,
-    x: &Activations,
+    (x, token): (&Activations, usize),
     weights: &[E],
-    (row, results): (usize, &mut [[f32; RESULT_ROWS]; FEW_TOKENS]),
+    (row, results): (usize, &mut [[f32; RESULT_ROWS]; TOKENS]),
 ) {
     // As in `dot`, no closures around vectors.
     let width = x.input / LANES;
@@ -101,11 +108,11 @@ fn block<S: Simd, E: Element, const TOKENS: usize, const ROWS: usize>(
         w[r] = &lanes[..width];
         last[r][..rest.len()].copy_from_slice(rest);
     }
-    let mut rows: [&[Lanes]; TOKENS] = [&[]; TOKENS];
-    for t in 0..TOKENS {
-        rows[t] = &x.row(t)[..x.input.div_ceil(LANES)];
+    let mut rows: [&[Lanes]; T] = [&[]; T];
+    for t in 0..T {
+        rows[t] = &x.row(token + t)[..x.input.div_ceil(LANES)];
     }
-    let mut sums = [[simd.splat(0.0); ROWS]; TOKENS];
+    let mut sums = [[simd.splat(0.0); ROWS]; T];
     for i in 0..width {
         let mut weights = [simd.splat(0.0); ROWS];
         for r in 0..ROWS {
@@ -115,14 +122,14 @@ fn block<S: Simd, E: Element, const TOKENS: usize, const ROWS: usize>(
             }
             weights[r] = E::load(simd, &w[r][i]);
         }
-        for t in 0..TOKENS {
+        for t in 0..T {
             let x = simd.load(&rows[t][i]);
             for r in 0..ROWS {
                 sums[t][r] = simd.mul_add(x, weights[r], sums[t][r]);
             }
         }
     }
-    for t in 0..TOKENS {
+    for t in 0..T {
         for r in 0..ROWS {
             if !x.input.is_multiple_of(LANES) {
                 let weights = E::load(simd, &last[r]);
