@@ -42,7 +42,7 @@ def operands(rng, held):
     """A sum whose operands are (not) in the held tenth: (a, symbol, b, result)."""
     while True:
         symbol = rng.choice("++--*")
-        limit = 20 if symbol == "-" else 10
+        limit = 12 if symbol == "*" else 20
         a, b = rng.randint(0, limit), rng.randint(0, limit)
         if symbol == "-" and b > a:
             a, b = b, a
@@ -61,6 +61,8 @@ def arithmetic(rng, held):
     if kind < 0.5:
         ask = rng.choice(["What is {} {} {}?", "{} {} {} = ?", "How much is {} {} {}?", "Calculate {} {} {}."])
         ask = ask.format(a, symbol, b)
+        if rng.random() < 0.35:
+            ask = ask.replace(f"{a} {symbol} {b}", f"{a}{symbol}{b}")
     else:
         word = SUM_WORDS["*" if symbol == "x" else symbol]
         ask = rng.choice(["What is {} {} {}?", "How much is {} {} {}?", "{} {} {}?"]).format(a, word, b)

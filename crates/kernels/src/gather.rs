@@ -20,7 +20,7 @@ pub struct Choice<'a> {
 /// `out[row] = x[row] · wᵀ` with the rows of `w` that belong to the row's expert; `w` is
 /// `[num_experts * features, input]`, `x` is `[rows, input]` and `out` is `[rows, features]`.
 ///
-/// A result has the bits that [`crate::matmul`] gives for its row and expert alone.
+/// A result has the bits that [`crate::matmul()`] gives for its row and expert alone.
 ///
 /// # Panics
 /// When a length does not fit, or there is no such expert.
