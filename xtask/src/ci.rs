@@ -29,7 +29,10 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
         "programs",
         cargo(&["build", "-p", "jackalope-cli", "-p", "jackalope-runner", "--quiet"]),
     )?;
-    step("tests", cargo(&["test", "--workspace", "--quiet"]))?;
+    let mut tests = cargo(&["test", "--workspace", "--quiet"]);
+    // Some tests panic on purpose, a thousand times; their backtraces would hide what matters.
+    tests.env("RUST_BACKTRACE", "0");
+    step("tests", tests)?;
     println!("── demo");
     crate::demo::run(&[])?;
     step("clients", pytest()?)?;
