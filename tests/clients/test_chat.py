@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from conftest import TALKATIVE
+
 HELLO = [{"role": "user", "content": "Hello!"}]
 WEATHER = {
     "type": "function",
@@ -67,11 +69,11 @@ def test_the_length_that_was_asked_for_is_kept(client, model, field):
 
 
 def test_several_choices(client, model):
-    answer = ask(client, model, n=3, seed=1, temperature=1.5, max_tokens=20, extra_body={"ignore_eos": True})
+    answer = ask(client, model, n=3, seed=1, temperature=2, max_tokens=20, **TALKATIVE)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len({choice.message.content for choice in answer.choices}) == 3
     assert answer.usage.completion_tokens == 60
-    alone = ask(client, model, seed=1, temperature=1.5, max_tokens=20, extra_body={"ignore_eos": True})
+    alone = ask(client, model, seed=1, temperature=2, max_tokens=20, **TALKATIVE)
     assert alone.choices[0].message.content == answer.choices[0].message.content
     assert alone.usage.prompt_tokens == answer.usage.prompt_tokens
 
@@ -83,14 +85,14 @@ def test_greedy_choices_are_alike(client, model):
 
 def test_the_same_seed_is_the_same_answer(client, model):
     def draw(seed):
-        return ask(client, model, seed=seed, temperature=1.3, max_tokens=30, extra_body={"ignore_eos": True}).choices[0].message.content
+        return ask(client, model, seed=seed, temperature=1.3, max_tokens=30, **TALKATIVE).choices[0].message.content
 
     assert draw(11) == draw(11)
     assert len({draw(seed) for seed in range(6)}) > 1
 
 
 def test_without_a_seed_answers_differ(client, model):
-    answers = {ask(client, model, temperature=2, max_tokens=30, extra_body={"ignore_eos": True}).choices[0].message.content for _ in range(4)}
+    answers = {ask(client, model, temperature=2, max_tokens=30, **TALKATIVE).choices[0].message.content for _ in range(4)}
     assert len(answers) > 1
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from conftest import TALKATIVE
+
 PROMPT = "Once upon a time"
 
 
@@ -51,7 +53,7 @@ def test_echo_puts_the_prompt_first(client, model):
 
 @pytest.mark.parametrize("echo", [False, True])
 def test_every_token_is_found_at_its_offset(client, model, echo):
-    choice = complete(client, model, "Hello é 🦘!", echo=echo, logprobs=2, max_tokens=30).choices[0]
+    choice = complete(client, model, "Hello é 🦘!", echo=echo, logprobs=2, max_tokens=30, **TALKATIVE).choices[0]
     logprobs = choice.logprobs
     assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == len(logprobs.text_offset)
     assert logprobs.text_offset == sorted(logprobs.text_offset)

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from conftest import TALKATIVE
+
 HELLO = [{"role": "user", "content": "Hello!"}]
 
 
@@ -37,7 +39,7 @@ def test_a_stream_comes_in_order(client, model):
 
 
 def test_a_stream_comes_piece_by_piece(client, model):
-    chunks = stream_chat(client, model, extra_body={"ignore_eos": True})
+    chunks = stream_chat(client, model, **TALKATIVE)
     assert sum(bool(chunk.choices[0].delta.content) for chunk in chunks) > 10
 
 
