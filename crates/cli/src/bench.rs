@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 
 use crate::args::BenchArgs;
 use crate::cluster::Cluster;
-use crate::generate::NOT_A_NUMBER;
 use crate::{output, split, synth};
 
 /// One number of requests at a time.
@@ -156,7 +155,7 @@ async fn listen(mut generation: Generation, submitted: Instant) -> anyhow::Resul
             Event::Started { .. } | Event::PromptScored { .. } => {}
             Event::Token { .. } => tokens.push(Instant::now()),
             Event::Finished { .. } => return Ok(Heard { submitted, tokens }),
-            Event::NotANumber { .. } => bail!(NOT_A_NUMBER),
+            Event::NotANumber { .. } => bail!(Event::NOT_A_NUMBER),
             Event::Failed(failure) => bail!("{failure}"),
         }
     }

@@ -89,11 +89,6 @@ fn submit(
     Ok(engine.submit(Request::new(options, &limits)?)?)
 }
 
-/// Why an answer ends early although nothing failed.
-pub(crate) const NOT_A_NUMBER: &str = "the model's output is not a number\n\
-     hint: the checkpoint is damaged (compare its files with the original's), or its arithmetic \
-     overflows on these tokens";
-
 /// Collects the answer, and writes it as it comes unless `quiet`.
 async fn listen(
     mut generation: Generation,
@@ -135,7 +130,7 @@ async fn listen(
                     total_ms,
                 });
             }
-            Event::NotANumber { .. } => bail!(NOT_A_NUMBER),
+            Event::NotANumber { .. } => bail!(Event::NOT_A_NUMBER),
             Event::Failed(failure) => bail!("{failure}"),
         }
     }

@@ -43,6 +43,11 @@ pub enum Event {
 }
 
 impl Event {
+    /// What people are told of [`Event::NotANumber`].
+    pub const NOT_A_NUMBER: &str = "the model's output for this request is not a number\n\
+        hint: the checkpoint is damaged (compare its files with the original's), or its arithmetic \
+        overflows on these tokens";
+
     /// True for the one event that comes last.
     pub fn is_last(&self) -> bool {
         matches!(self, Event::Finished { .. } | Event::NotANumber { .. } | Event::Failed(_))

@@ -15,7 +15,7 @@ use axum::Json;
 use axum::http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use jackalope_engine::{Failure, Rejected, SubmitError};
+use jackalope_engine::{Event, Failure, Rejected, SubmitError};
 use jackalope_protocol::TokenId;
 use jackalope_text::TextError;
 use serde_json::{Value, json};
@@ -100,9 +100,7 @@ pub(crate) enum ApiError {
     Unavailable { reason: String },
     #[error("rank {rank} failed while {phase}: {message}{}", last_words_line(last_words))]
     RankFailed { rank: usize, phase: &'static str, message: String, last_words: String },
-    #[error(
-        "the model's output for this request is not a number\nhint: the checkpoint is damaged (compare its files with the original's), or its arithmetic overflows on these tokens"
-    )]
+    #[error("{}", Event::NOT_A_NUMBER)]
     NotANumber,
     #[error("the server is shutting down")]
     ShuttingDown,

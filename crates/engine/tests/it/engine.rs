@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use jackalope_engine::testing::{
-    FakeControl, FakeOptions, FakeOrder, FakeRanks, pseudo_model, scripted_model,
+    FakeControl, FakeOptions, FakeOrder, FakeRanks, NOT_A_NUMBER, pseudo_model, scripted_model,
 };
 use jackalope_engine::{
     Engine, EngineConfig, EngineHandle, EngineState, EngineThread, Event, FinishReason, Generation,
@@ -147,6 +147,25 @@ fn a_crash_is_a_pause_and_nothing_else() {
     }
     assert_eq!(tokens, alone(&prompt, 40, 3));
     assert_eq!(fixture.handle.status().counters.recoveries, 1);
+    fixture.end();
+}
+
+/// The keys and values behind something that is not a number may be damaged: nobody begins there.
+#[test]
+fn a_request_whose_numbers_are_none_ends_alone_and_leaves_no_cache() {
+    let poisoned = |tokens: &[TokenId], _: &_| if tokens.contains(&13) { NOT_A_NUMBER } else { 5 };
+    let options = FakeOptions { next_token: Box::new(poisoned), ..FakeOptions::default() };
+    let fixture = start(EngineConfig::default(), options);
+    let prompt: Vec<TokenId> = (20..400).chain([13]).collect();
+    let neighbour = fixture.submit(seeded((500..600).collect(), 40, 0)).unwrap();
+    let (tokens, last) = read_all(fixture.submit(seeded(prompt.clone(), 40, 0)).unwrap());
+    assert_eq!((tokens, last), (vec![], Event::NotANumber { completion_tokens: 0 }));
+    assert_eq!(read_all(neighbour).0, [5; 40]);
+    let sound = read_all(fixture.submit(seeded(prompt[..380].to_vec(), 2, 0)).unwrap()).1;
+    let Event::Finished { usage, .. } = sound else { panic!("{sound:?}") };
+    assert_eq!(usage.cached_tokens, 0);
+    let counters = fixture.handle.status().counters;
+    assert_eq!((counters.not_a_number, counters.failures), (1, 0));
     fixture.end();
 }
 
