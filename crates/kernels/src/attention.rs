@@ -83,6 +83,7 @@ pub fn attention(
     out: ElementsMut<'_>,
     threads: &Threads,
 ) {
+    let _span = threads.span("attention", 0);
     assert_valid(&q, sequences, config, &out);
     if out.is_empty() {
         return;

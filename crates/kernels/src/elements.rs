@@ -54,6 +54,15 @@ impl<'a> Elements<'a> {
         self.len() == 0
     }
 
+    /// Bytes of the elements.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Elements::F32(values) => size_of_val(*values),
+            Elements::F16(values) => size_of_val(*values),
+            Elements::Bf16(values) => size_of_val(*values),
+        }
+    }
+
     /// The element type.
     pub fn float(&self) -> Float {
         match self {

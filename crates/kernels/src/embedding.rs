@@ -26,6 +26,7 @@ pub fn embedding(
     threads: &Threads,
 ) {
     table.assert_valid();
+    let _span = threads.span("embedding", 0);
     gather(&Rows { ids, first_id, table: Weights::Dense(*table) }, out, threads);
 }
 
@@ -42,6 +43,7 @@ pub fn quantized_embedding(
     threads: &Threads,
 ) {
     table.assert_valid();
+    let _span = threads.span("quantized_embedding", 0);
     gather(&Rows { ids, first_id, table: Weights::Quant(*table) }, out, threads);
 }
 

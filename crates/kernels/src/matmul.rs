@@ -34,6 +34,11 @@ impl<'a> DenseMatrix<'a> {
         DenseMatrix { out: rows.len(), input, values }
     }
 
+    /// Bytes of the elements.
+    fn bytes(&self) -> usize {
+        self.values.bytes()
+    }
+
     #[track_caller]
     pub(crate) fn assert_valid(&self) {
         assert_eq!(self.values.len(), self.out * self.input, "elements of a dense matrix");
@@ -47,6 +52,7 @@ impl<'a> DenseMatrix<'a> {
 #[track_caller]
 pub fn matmul(x: Elements<'_>, w: &DenseMatrix<'_>, out: ElementsMut<'_>, threads: &Threads) {
     w.assert_valid();
+    let _span = threads.span("matmul", w.bytes());
     if let Some(rows) = result_rows(&x, (w.out, w.input), out) {
         multiply(x, Weights::Dense(*w), rows, threads);
     }
@@ -69,6 +75,7 @@ pub fn quantized_matmul(
     threads: &Threads,
 ) {
     w.assert_valid();
+    let _span = threads.span("quantized_matmul", w.bytes());
     if let Some(rows) = result_rows(&x, (w.out, w.input), out) {
         multiply(x, Weights::Quant(*w), rows, threads);
     }

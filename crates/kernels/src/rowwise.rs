@@ -28,6 +28,7 @@ pub fn rms_norm(
     out: ElementsMut<'_>,
     threads: &Threads,
 ) {
+    let _span = threads.span("rms_norm", 0);
     let width = weight.len();
     assert!(width > 0 && x.len().is_multiple_of(width), "whole rows of {width}");
     assert_eq!(x.len(), out.len(), "as many results as elements");
@@ -83,6 +84,7 @@ fn norm_row<S: Simd>(simd: S, row: &mut [f32], (weight, eps): (&[f32], f32)) {
 /// When a length does not fit.
 #[track_caller]
 pub fn swiglu(gate: &[f32], up: &[f32], out: ElementsMut<'_>, threads: &Threads) {
+    let _span = threads.span("swiglu", 0);
     assert_eq!(gate.len(), up.len(), "as many gates as values");
     assert_eq!(gate.len(), out.len(), "as many results as values");
     let pieces = out.chunks(PIECE_ELEMENTS).into_iter().enumerate().collect();
@@ -133,6 +135,7 @@ pub fn add_terms(
     out: ElementsMut<'_>,
     threads: &Threads,
 ) {
+    let _span = threads.span("add_terms", 0);
     assert!(width > 0 && product.len().is_multiple_of(width), "whole rows of {width}");
     assert_eq!(product.len(), out.len(), "as many results as products");
     assert!(terms.bias.is_none_or(|bias| bias.len() == width), "a bias for each column");
@@ -218,6 +221,7 @@ pub fn place_heads(
     rotation: Rotation<'_>,
     threads: &Threads,
 ) {
+    let _span = threads.span("place_heads", 0);
     let Rotation { cos, sin, head_dim, .. } = rotation;
     assert!(head_dim > 0 && head_dim.is_multiple_of(2), "heads consist of pairs");
     let num_rows = cos.len() / (head_dim / 2);

@@ -136,10 +136,11 @@ impl Attention {
             },
             spans: step.spans.clone(),
             pages: step.caches.iter().map(|cache| cache.pages(self.layer_idx)).collect(),
-            threads: Arc::clone(threads),
         };
         let out = (vec![x.dim(0), dim(parts.heads.queries().len())], self.dtype);
-        primitive("attention", &inputs, out, move |inputs, out| kernel.run(inputs, out))
+        primitive("attention", &inputs, out, threads, move |inputs, out, threads| {
+            kernel.run(inputs, out, threads);
+        })
     }
 
     /// The heads' results by MLX, one sequence after the other.
@@ -202,21 +203,20 @@ struct AttentionKernel {
     config: AttentionConfig,
     spans: Vec<StepSpan>,
     pages: Vec<LayerPages>,
-    threads: Arc<Threads>,
 }
 
 impl AttentionKernel {
-    fn run(&self, inputs: &Inputs<'_>, out: kernels::ElementsMut<'_>) {
+    fn run(&self, inputs: &Inputs<'_>, out: kernels::ElementsMut<'_>, threads: &Threads) {
         let x = inputs.elements();
-        let mut q = self.q_proj.product(x, inputs, &self.threads);
-        let mut k = self.k_proj.product(x, inputs, &self.threads);
-        let v = self.v_proj.product(x, inputs, &self.threads);
+        let mut q = self.q_proj.product(x, inputs, threads);
+        let mut k = self.k_proj.product(x, inputs, threads);
+        let v = self.v_proj.product(x, inputs, threads);
         let norms = self
             .norm_eps
             .map(|norm_eps| norm_eps.map(|eps| HeadNorm { weight: inputs.elements(), eps }));
         let rotation = self.rotations.rotation();
-        kernels::place_heads(&mut q, norms.map(|norms| norms[0]), rotation, &self.threads);
-        kernels::place_heads(&mut k, norms.map(|norms| norms[1]), rotation, &self.threads);
+        kernels::place_heads(&mut q, norms.map(|norms| norms[0]), rotation, threads);
+        kernels::place_heads(&mut k, norms.map(|norms| norms[1]), rotation, threads);
         let width = self.config.kv_heads * self.config.head_dim;
         let spans = self.spans.iter().zip(&self.pages);
         let held = spans.map(|(span, pages)| {
@@ -232,6 +232,6 @@ impl AttentionKernel {
             SequenceKv { pages, length: span.start + num_queries, num_queries }
         });
         let sequences: Vec<SequenceKv<'_>> = sequences.collect();
-        kernels::attention(Elements::F32(&q), &sequences, &self.config, out, &self.threads);
+        kernels::attention(Elements::F32(&q), &sequences, &self.config, out, threads);
     }
 }

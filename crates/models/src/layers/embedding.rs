@@ -58,10 +58,11 @@ impl Table {
     fn kernel_rows(&self, ids: &[TokenId], hidden: usize, threads: &Arc<Threads>) -> Array {
         let kernel = self.matrix.kernel();
         let first_id = TokenId::try_from(self.own().own.start).expect("token ids have 32 bits");
-        let (ids, threads) = (ids.to_vec(), Arc::clone(threads));
+        let ids = ids.to_vec();
         let out = (vec![dim(ids.len()), dim(hidden)], self.dtype);
-        primitive("embedding", &self.matrix.arrays(), out, move |inputs, out| {
-            kernel.gather((&ids, first_id), inputs, out, &threads);
+        let arrays = self.matrix.arrays();
+        primitive("embedding", &arrays, out, threads, move |inputs, out, threads| {
+            kernel.gather((&ids, first_id), inputs, out, threads);
         })
     }
 
@@ -83,15 +84,15 @@ impl Table {
     /// The logits of this rank's rows for `x` `[n, hidden]`, f32 with our kernels.
     fn logits(&self, x: &Array) -> Array {
         let threads = match self.tp.compute() {
-            Compute::Kernels(threads) => Arc::clone(threads),
+            Compute::Kernels(threads) => threads,
             Compute::Stock => return self.matrix.stock_product(x),
         };
         let kernel = self.matrix.kernel();
         let mut inputs = vec![x];
         inputs.extend(self.matrix.arrays());
         let out = (vec![x.dim(0), dim(self.matrix.output())], Dtype::F32);
-        primitive("head", &inputs, out, move |inputs, out| {
-            kernel.multiply(inputs.elements(), inputs, out, &threads);
+        primitive("head", &inputs, out, threads, move |inputs, out, threads| {
+            kernel.multiply(inputs.elements(), inputs, out, threads);
         })
     }
 

@@ -2,11 +2,13 @@
 //! a custom primitive's inputs in the order in which they were given.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use half::{bf16, f16};
 use jackalope_kernels as kernels;
 use jackalope_kernels::{Elements, ElementsMut, QuantFormat, QuantMode, Scales, Threads};
 use jackalope_mlx::{Array, Buffer, BufferMut, Dtype, custom, quant};
+use jackalope_protocol::KernelTimings;
 
 use crate::error::LoadError;
 use crate::split::Cut;
@@ -262,10 +264,14 @@ pub(super) fn primitive(
     name: &'static str,
     inputs: &[&Array],
     out: (Vec<i32>, Dtype),
-    work: impl Fn(&Inputs<'_>, ElementsMut<'_>) + Send + 'static,
+    threads: &Arc<Threads>,
+    work: impl Fn(&Inputs<'_>, ElementsMut<'_>, &Threads) + Send + 'static,
 ) -> Array {
+    let threads = Arc::clone(threads);
     let run = move |buffers: &[Buffer<'_>], outputs: &mut [BufferMut<'_>]| {
-        work(&Inputs { buffers, taken: Cell::new(0) }, elements_mut(&mut outputs[0]));
+        let _span = threads.span(KernelTimings::PRIMITIVES, 0);
+        let inputs = Inputs { buffers, taken: Cell::new(0) };
+        work(&inputs, elements_mut(&mut outputs[0]), &threads);
     };
     custom(inputs, &[out], name, run).remove(0)
 }

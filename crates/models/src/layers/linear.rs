@@ -143,17 +143,17 @@ impl Linear {
         inputs.extend(self.arrays());
         inputs.extend(residual);
         let (kernel, has_residual) = (self.kernel(), residual.is_some());
-        let threads = Arc::clone(threads);
-        primitive("linear", &inputs, (out_shape, dtype), move |inputs, out| {
+        let out = (out_shape, dtype);
+        primitive("linear", &inputs, out, threads, move |inputs, out, threads| {
             let x = inputs.elements();
             if !kernel.has_bias && !has_residual {
-                return kernel.matrix.multiply(x, inputs, out, &threads);
+                return kernel.matrix.multiply(x, inputs, out, threads);
             }
-            let product = kernel.matrix.product(x, inputs, &threads);
+            let product = kernel.matrix.product(x, inputs, threads);
             let bias = kernel.has_bias.then(|| inputs.elements());
             let residual = has_residual.then(|| inputs.elements());
             let terms = Terms { bias, residual };
-            kernels::add_terms(&product, kernel.matrix.output, terms, out, &threads);
+            kernels::add_terms(&product, kernel.matrix.output, terms, out, threads);
         })
     }
 
@@ -168,12 +168,12 @@ impl Linear {
         inputs.extend(&self.bias);
         inputs.extend(residual);
         let (has_bias, has_residual) = (self.bias.is_some(), residual.is_some());
-        let (width, threads) = (self.matrix.output(), Arc::clone(threads));
-        primitive("residual", &inputs, (sum.shape(), self.dtype), move |inputs, out| {
+        let (width, out) = (self.matrix.output(), (sum.shape(), self.dtype));
+        primitive("residual", &inputs, out, threads, move |inputs, out, threads| {
             let sum = inputs.next().values::<f32>();
             let bias = has_bias.then(|| inputs.elements());
             let residual = has_residual.then(|| inputs.elements());
-            kernels::add_terms(sum, width, Terms { bias, residual }, out, &threads);
+            kernels::add_terms(sum, width, Terms { bias, residual }, out, threads);
         })
     }
 }

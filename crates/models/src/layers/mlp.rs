@@ -65,13 +65,12 @@ impl Mlp {
         inputs.extend(self.gate_proj.arrays());
         inputs.extend(self.up_proj.arrays());
         let (gate, up) = (self.gate_proj.kernel(), self.up_proj.kernel());
-        let threads = Arc::clone(threads);
         let out = (vec![x.dim(0), dim(self.inner.len())], self.dtype);
-        primitive("mlp", &inputs, out, move |inputs, out| {
+        primitive("mlp", &inputs, out, threads, move |inputs, out, threads| {
             let x = inputs.elements();
-            let gate = gate.product(x, inputs, &threads);
-            let up = up.product(x, inputs, &threads);
-            kernels::swiglu(&gate, &up, out, &threads);
+            let gate = gate.product(x, inputs, threads);
+            let up = up.product(x, inputs, threads);
+            kernels::swiglu(&gate, &up, out, threads);
         })
     }
 }
