@@ -360,7 +360,11 @@ impl FakeRanks {
             let timings = output.timings.clone();
             self.events.push_back(GroupEvent::Output(output));
             for rank in 1..self.options.num_ranks {
-                self.events.push_back(GroupEvent::Done { rank, step: plan.step, timings: timings.clone() });
+                self.events.push_back(GroupEvent::Done {
+                    rank,
+                    step: plan.step,
+                    timings: timings.clone(),
+                });
             }
         }
     }
