@@ -121,8 +121,17 @@ impl<'a> ElementsMut<'a> {
         }
     }
 
+    /// What is written there.
+    pub fn as_elements(&self) -> Elements<'_> {
+        match self {
+            ElementsMut::F32(values) => Elements::F32(values),
+            ElementsMut::F16(values) => Elements::F16(values),
+            ElementsMut::Bf16(values) => Elements::Bf16(values),
+        }
+    }
+
     /// The same view for a shorter time.
-    pub(crate) fn reborrow(&mut self) -> ElementsMut<'_> {
+    pub fn reborrow(&mut self) -> ElementsMut<'_> {
         match self {
             ElementsMut::F32(values) => ElementsMut::F32(values),
             ElementsMut::F16(values) => ElementsMut::F16(values),

@@ -11,12 +11,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use half::slice::HalfFloatSliceExt as _;
-use half::{bf16, f16};
-use jackalope_kernels::{Elements, KvPage};
+use jackalope_kernels::KvPage;
 use jackalope_mlx::{Array, Dtype, Error};
 
-use crate::layers::dim;
+use crate::layers::{Floats, dim};
 use crate::parallel::Compute;
 
 /// Caches grow in steps of so many tokens.
@@ -272,42 +270,6 @@ impl Page {
     /// As the kernels take it.
     pub(crate) fn view(&self) -> KvPage<'_> {
         KvPage { keys: self.keys.elements(), values: self.values.elements() }
-    }
-}
-
-/// A buffer of floats.
-#[derive(Clone, Debug)]
-enum Floats {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-}
-
-impl Floats {
-    fn zeros(dtype: Dtype, len: usize) -> Floats {
-        match dtype {
-            Dtype::F16 => Floats::F16(vec![f16::ZERO; len]),
-            Dtype::Bf16 => Floats::Bf16(vec![bf16::ZERO; len]),
-            _ => Floats::F32(vec![0.0; len]),
-        }
-    }
-
-    fn elements(&self) -> Elements<'_> {
-        match self {
-            Floats::F32(values) => Elements::F32(values),
-            Floats::F16(values) => Elements::F16(values),
-            Floats::Bf16(values) => Elements::Bf16(values),
-        }
-    }
-
-    /// Rounds `values` into the elements from `start` on.
-    fn store(&mut self, start: usize, values: &[f32]) {
-        let range = start..start + values.len();
-        match self {
-            Floats::F32(floats) => floats[range].copy_from_slice(values),
-            Floats::F16(floats) => floats[range].convert_from_f32_slice(values),
-            Floats::Bf16(floats) => floats[range].convert_from_f32_slice(values),
-        }
     }
 }
 

@@ -8,6 +8,7 @@ use jackalope_mlx::{Array, Dtype};
 use jackalope_protocol::TokenId;
 
 use super::kernel::{Matrix, MatrixCut, dim, primitive, zeros_after};
+use super::residual::Residual;
 use crate::error::LoadError;
 use crate::parallel::{Compute, TensorParallel};
 use crate::split::{Cut, cut_dimension};
@@ -147,10 +148,10 @@ impl Embedding {
         Ok(Embedding { table, hidden })
     }
 
-    /// `[tokens, hidden]`.
-    pub(crate) fn forward(&self, ids: &[TokenId]) -> Array {
+    /// The begin of the residual stream.
+    pub(crate) fn forward(&self, ids: &[TokenId]) -> Residual {
         let rows = self.table.rows(ids, self.hidden);
-        self.table.tp.all_sum(&rows)
+        Residual::new(self.table.tp.all_sum(&rows), &self.table.tp)
     }
 
     /// Vocabulary rows of this rank.
