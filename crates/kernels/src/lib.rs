@@ -19,6 +19,7 @@ mod elements;
 mod embedding;
 mod gather;
 mod integer;
+pub mod logits;
 mod machine;
 mod matmul;
 mod memory;
