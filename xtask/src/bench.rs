@@ -5,6 +5,7 @@
 //! passes; rooflines are those of the same run.
 
 mod cases;
+mod dllama;
 mod gguf;
 mod peers;
 

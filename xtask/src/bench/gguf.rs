@@ -35,7 +35,7 @@ impl Tensor {
         let len: u64 = self.dims.iter().product();
         match self.kind {
             Kind::F32 => 4 * len,
-            Kind::Q4_0 => len / BLOCK * BLOCK_BYTES,
+            Kind::Q4_0 => q4_0_bytes(len),
         }
     }
 }
@@ -72,29 +72,39 @@ pub(super) fn write(config: &Value, path: &Path) -> anyhow::Result<()> {
             Kind::F32 => &ones,
             Kind::Q4_0 => &codes,
         };
-        put_repeated(&mut file, pattern, tensor.bytes() as usize)?;
+        put_repeated(&mut file, pattern, tensor.bytes())?;
+        let padding = tensor.bytes().next_multiple_of(ALIGNMENT) - tensor.bytes();
+        file.write_all(&[0; ALIGNMENT as usize][..padding as usize])?;
     }
     file.flush().with_context(|| format!("writing {}", path.display()))
 }
 
-/// Repeats `pattern` up to `len` bytes, and zeros to the alignment.
-fn put_repeated(file: &mut BufWriter<File>, pattern: &[u8], len: usize) -> anyhow::Result<()> {
-    let mut left = len;
+/// Repeats `pattern` up to `len` bytes.
+pub(super) fn put_repeated(
+    file: &mut impl std::io::Write,
+    pattern: &[u8],
+    len: u64,
+) -> std::io::Result<()> {
+    let mut left = len as usize;
     while 0 < left {
         let part = left.min(pattern.len());
         file.write_all(&pattern[..part])?;
         left -= part;
     }
-    let padding = len.next_multiple_of(ALIGNMENT as usize) - len;
-    Ok(file.write_all(&[0; ALIGNMENT as usize][..padding])?)
+    Ok(())
 }
 
-fn ones() -> Vec<u8> {
+/// Bytes of `len` random weights in blocks of `Q4_0`.
+pub(super) fn q4_0_bytes(len: u64) -> u64 {
+    len / BLOCK * BLOCK_BYTES
+}
+
+pub(super) fn ones() -> Vec<u8> {
     1_f32.to_le_bytes().repeat(1024)
 }
 
 /// Random codes under a scale that keeps activations small.
-fn random_blocks() -> Vec<u8> {
+pub(super) fn random_blocks() -> Vec<u8> {
     let mut state = 1_u64;
     let mut bytes = vec![0; PATTERN_BYTES];
     for block in bytes.chunks_exact_mut(BLOCK_BYTES as usize) {
@@ -140,7 +150,7 @@ fn put_string(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(text.as_bytes());
 }
 
-fn number(config: &Value, key: &str) -> anyhow::Result<u64> {
+pub(super) fn number(config: &Value, key: &str) -> anyhow::Result<u64> {
     config[key].as_u64().with_context(|| format!("config.json has no number {key}"))
 }
 

@@ -1,5 +1,5 @@
-//! `cargo xtask bench peers [--llama DIR] [--mlx-lm PYTHON] [--size 0.6b] [--threads N] [--rounds N] [--json]`: Jackalope
-//! beside the peers that are installed, on the same shapes, in turns within one run.
+//! `cargo xtask bench peers [--llama DIR] [--dllama PROGRAM] [--mlx-lm PYTHON] [--size 0.6b] [--threads N] [--rounds N]
+//! [--json]`: Jackalope beside the peers that are installed, on the same shapes, in turns within one run.
 //!
 //! All weights are random and have 4.5 bits each. llama.cpp is measured as it comes and with huge pages, and the better
 //! of both counts. Of several rounds the best counts, on either side.
@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use jackalope_kernels::{Threads, limits};
 use serde_json::{Value, json};
 
-use super::gguf;
+use super::{dllama, gguf};
 use crate::process::{command, target_dir};
 
 /// Huge pages for llama.cpp, which packs its weights again into allocated memory.
@@ -31,6 +32,9 @@ const LONG: (u32, u32) = (4096, 16);
 /// Sequences at once.
 const SEQUENCES: u32 = 8;
 
+/// How long a worker of distributed-llama may take to listen.
+const WORKER_START: Duration = Duration::from_secs(1);
+
 /// What is measured: the name of a line of the report.
 type Case = String;
 
@@ -43,7 +47,9 @@ pub(super) fn run(args: &[String]) -> anyhow::Result<()> {
         for threads in options.thread_counts() {
             programs.measure_one(threads, &mut figures)?;
         }
-        programs.measure_many(options.threads, &mut figures)?;
+        programs.measure_ranks(options.threads, &mut figures)?;
+        programs.measure_sequences(options.threads, &mut figures)?;
+        programs.measure_long(options.threads, &mut figures)?;
     }
     if let Some(python) = &options.python {
         measure_mlx_lm(python, &programs.model, &mut figures)?;
@@ -53,6 +59,7 @@ pub(super) fn run(args: &[String]) -> anyhow::Result<()> {
 
 struct Options {
     llama: Option<PathBuf>,
+    dllama: Option<PathBuf>,
     python: Option<PathBuf>,
     size: String,
     threads: u32,
@@ -64,6 +71,7 @@ impl Options {
     fn parse(args: &[String]) -> anyhow::Result<Options> {
         let mut options = Options {
             llama: in_path("llama-bench"),
+            dllama: in_path("dllama").map(|dir| dir.join("dllama")),
             python: Some(target_dir().join("venv/bin/python")).filter(|it| it.exists()),
             size: "0.6b".to_owned(),
             threads: 2,
@@ -75,6 +83,7 @@ impl Options {
             let mut value = || args.next().with_context(|| format!("`{arg}` takes a value"));
             match arg.as_str() {
                 "--llama" => options.llama = Some(PathBuf::from(value()?)),
+                "--dllama" => options.dllama = Some(PathBuf::from(value()?)),
                 "--mlx-lm" => options.python = Some(PathBuf::from(value()?)),
                 "--size" => options.size.clone_from(value()?),
                 "--threads" => options.threads = value()?.parse().context("--threads")?,
@@ -120,6 +129,7 @@ struct Figures(BTreeMap<(Case, &'static str), f64>);
 const OURS: &str = "jackalope";
 const LLAMA: &str = "llama.cpp";
 const LLAMA_HUGE: &str = "llama.cpp, huge pages";
+const DLLAMA: &str = "distributed-llama";
 const MLX_LM: &str = "mlx-lm";
 
 impl Figures {
@@ -145,7 +155,7 @@ impl Figures {
         println!("{:<36} {:>9}  {:>22} {:>6}", "tokens/s", OURS, "best peer", "ratio");
         for case in self.cases() {
             let ours = self.of(case, OURS);
-            let peers = [LLAMA, LLAMA_HUGE, MLX_LM].map(|who| (who, self.of(case, who)));
+            let peers = [LLAMA, LLAMA_HUGE, DLLAMA, MLX_LM].map(|who| (who, self.of(case, who)));
             let best = peers
                 .iter()
                 .filter_map(|&(who, it)| Some((who, it?)))
@@ -197,6 +207,8 @@ struct Programs {
     jackalope: PathBuf,
     model: PathBuf,
     llama: Option<(PathBuf, PathBuf)>,
+    /// The program, its model and its tokenizer.
+    dllama: Option<[PathBuf; 3]>,
 }
 
 impl Programs {
@@ -217,12 +229,23 @@ impl Programs {
                 .context("starting jackalope synth")?;
             ensure!(status.success(), "`jackalope synth` ended with {status}");
         }
+        let config = fs::read(model.join("config.json")).context("reading config.json")?;
+        let config: Value = serde_json::from_slice(&config)?;
         let gguf = model.join("q4_0.gguf");
         if options.llama.is_some() && !gguf.exists() {
-            let config = fs::read(model.join("config.json")).context("reading config.json")?;
-            gguf::write(&serde_json::from_slice(&config)?, &gguf)?;
+            gguf::write(&config, &gguf)?;
         }
-        Ok(Programs { jackalope, model, llama: options.llama.clone().map(|dir| (dir, gguf)) })
+        let [weights, tokenizer] = ["q40.m", "tokenizer.t"].map(|name| model.join(name));
+        if options.dllama.is_some() && !tokenizer.exists() {
+            dllama::write_model(&config, &weights)?;
+            dllama::write_tokenizer(&config, &tokenizer)?;
+        }
+        Ok(Programs {
+            jackalope,
+            model,
+            llama: options.llama.clone().map(|dir| (dir, gguf)),
+            dllama: options.dllama.clone().map(|program| [program, weights, tokenizer]),
+        })
     }
 
     /// One sequence: prefill, and decoding after hardly any prompt.
@@ -242,11 +265,20 @@ impl Programs {
         Ok(())
     }
 
-    /// Several ranks, several sequences, a long context.
-    fn measure_many(&self, threads: u32, figures: &mut Figures) -> anyhow::Result<()> {
+    /// As many ranks as threads, with one thread each.
+    fn measure_ranks(&self, threads: u32, figures: &mut Figures) -> anyhow::Result<()> {
         let (prefill, decode) = self.prefill_and_decode(threads, 1)?;
         figures.add(format!("prefill {PROMPT_TOKENS}, ranks: {threads} x 1"), OURS, prefill);
         figures.add(format!("decode, ranks: {threads} x 1"), OURS, decode);
+        if let Some((prefill, decode)) = self.dllama(threads)? {
+            figures.add(format!("prefill {PROMPT_TOKENS}, ranks: {threads} x 1"), DLLAMA, prefill);
+            figures.add(format!("decode, ranks: {threads} x 1"), DLLAMA, decode);
+        }
+        Ok(())
+    }
+
+    /// Several sequences at once.
+    fn measure_sequences(&self, threads: u32, figures: &mut Figures) -> anyhow::Result<()> {
         let case = format!("decode of {SEQUENCES} sequences");
         let run = self.jackalope_bench((1, threads), (8, GEN_TOKENS / 2), SEQUENCES)?;
         figures.add(case.as_str(), OURS, speed(&run, "decode_tokens_per_s")?);
@@ -255,19 +287,24 @@ impl Programs {
                 figures.add(case.as_str(), who, speed(&run, "speed_tg")?);
             }
         }
+        Ok(())
+    }
+
+    /// A long context.
+    fn measure_long(&self, threads: u32, figures: &mut Figures) -> anyhow::Result<()> {
         let case = format!("decode after {} tokens", LONG.0);
         let run = self.jackalope_bench((1, threads), LONG, 1)?;
         figures.add(case.as_str(), OURS, speed(&run, "decode_tokens_per_s")?);
         figures.add(format!("prefill {}", LONG.0), OURS, speed(&run, "prefill_tokens_per_s")?);
-        for flash in ["0", "1"] {
+        for flash in ["off", "on"] {
             let (depth, generated) = (LONG.0.to_string(), LONG.1.to_string());
-            let args = ["-p", "0", "-n", &generated, "-d", &depth, "-fa", flash];
-            for run in self.llama_bench(&args, threads, true)? {
-                figures.add(case.as_str(), LLAMA_HUGE, speed(&run, "avg_ts")?);
-            }
             let args = ["-p", &depth, "-n", "0", "-fa", flash];
             for run in self.llama_bench(&args, threads, true)? {
                 figures.add(format!("prefill {}", LONG.0), LLAMA_HUGE, speed(&run, "avg_ts")?);
+            }
+            let args = ["-p", "0", "-n", &generated, "-d", &depth, "-fa", flash];
+            for run in self.llama_bench(&args, threads, true)? {
+                figures.add(case.as_str(), LLAMA_HUGE, speed(&run, "avg_ts")?);
             }
         }
         Ok(())
@@ -310,10 +347,43 @@ impl Programs {
         let Some((dir, gguf)) = &self.llama else { return Ok(Vec::new()) };
         let mut bench = command(&dir.join("llama-bench").to_string_lossy());
         bench.arg("-m").arg(gguf).args(args);
-        bench.args(["-t", &threads.to_string(), "-r", "2", "-o", "json"]);
+        bench.args(["-t", &threads.to_string(), "-r", "1", "-o", "json"]);
         bench.envs(huge_pages.then_some(HUGE_PAGES));
         let report: Value = serde_json::from_str(&output_of(&mut bench)?)?;
         Ok(report.as_array().cloned().unwrap_or_default())
+    }
+
+    /// Prefill and decode over `nodes` processes with a thread each.
+    fn dllama(&self, nodes: u32) -> anyhow::Result<Option<(f64, f64)>> {
+        let Some([program, weights, tokenizer]) = &self.dllama else { return Ok(None) };
+        let program = program.to_string_lossy();
+        let mut workers = Vec::new();
+        let mut addresses = Vec::new();
+        for _ in 1..nodes {
+            let port = free_port()?.to_string();
+            let mut worker = command(&program);
+            worker
+                .args(["worker", "--port", &port, "--nthreads", "1", "--net-turbo", "0"])
+                .stdout(Stdio::null());
+            workers.push(Background(worker.spawn().context("starting dllama worker")?));
+            addresses.push(format!("127.0.0.1:{port}"));
+        }
+        std::thread::sleep(WORKER_START);
+        let mut root = command(&program);
+        root.args(["inference", "--nthreads", "1", "--buffer-float-type", "q80"]);
+        // Spinning on its sockets it is ten times slower where nodes share a machine.
+        root.args(["--net-turbo", "0", "--max-seq-len", "1024", "--temperature", "0", "--model"])
+            .arg(weights);
+        root.arg("--tokenizer").arg(tokenizer);
+        // A letter is a token.
+        root.args(["--prompt", &"a".repeat(PROMPT_TOKENS as usize)]);
+        root.args(["--steps", &(PROMPT_TOKENS + GEN_TOKENS).to_string()]);
+        if !addresses.is_empty() {
+            root.arg("--workers").args(&addresses);
+        }
+        let output = output_of(&mut root)?;
+        let speeds = dllama_speeds(&output);
+        speeds.map(Some).context("distributed-llama printed no speeds")
     }
 
     fn llama_batched(&self, threads: u32, huge_pages: bool) -> anyhow::Result<Option<Value>> {
@@ -333,6 +403,26 @@ impl Programs {
         let line = output.lines().find(|line| line.starts_with('{'));
         let line = line.context("llama-batched-bench printed no result")?;
         Ok(Some(serde_json::from_str(line)?))
+    }
+}
+
+/// What distributed-llama prints at its end: the speed of the prompt, then of the tokens after it.
+fn dllama_speeds(output: &str) -> Option<(f64, f64)> {
+    let mut speeds = output.lines().filter_map(|line| {
+        let (_, rest) = line.split_once("tokens/s:")?;
+        rest.split_whitespace().next()?.parse().ok()
+    });
+    Some((speeds.next()?, speeds.next()?))
+}
+
+/// A program in the background that ends with this value.
+struct Background(std::process::Child);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -358,6 +448,10 @@ print(json.dumps({'decode': (len(times) - 2) / (times[-1] - times[1])}))
     Ok(())
 }
 
+fn free_port() -> anyhow::Result<u16> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
 fn speed(run: &Value, key: &str) -> anyhow::Result<f64> {
     run[key].as_f64().with_context(|| format!("a result without {key}: {run}"))
 }
@@ -375,5 +469,6 @@ fn output_of(program: &mut std::process::Command) -> anyhow::Result<String> {
         output.status,
         String::from_utf8_lossy(&output.stderr).trim()
     );
-    Ok(String::from_utf8(output.stdout)?)
+    // Peers print pieces of characters.
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
