@@ -31,7 +31,9 @@ mod simd;
 mod threads;
 mod unpack;
 
-pub use attention::{AttentionConfig, KvPage, SequenceKv, attention};
+pub use attention::{
+    AttentionConfig, KEY_TILE, KeyPlace, KvPage, SequenceKv, attention, key_place,
+};
 pub use elements::{Elements, ElementsMut, Float};
 pub use embedding::{embedding, quantized_embedding};
 pub use gather::{Choice, gathered_matmul, gathered_quantized_matmul};

@@ -12,6 +12,7 @@ mod element;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+mod wide;
 
 use std::env::VarError;
 use std::fmt;
@@ -27,6 +28,7 @@ pub(crate) use self::element::Element;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use self::neon::Neon;
 pub(crate) use self::portable::Portable;
+pub(crate) use self::wide::{WIDEST, Wide, dispatched_wide};
 
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 8;
@@ -156,6 +158,9 @@ pub(crate) trait Simd: Copy {
     /// Eight unsigned integers below 256.
     type Codes: Copy;
 
+    /// The set's name.
+    const INSTRUCTIONS: InstructionSet;
+
     /// `a * b + c` of scalars, rounded as [`Simd::mul_add`] rounds, for loops that the compiler vectorises.
     fn mul_add_scalar(a: f32, b: f32, c: f32) -> f32;
 
@@ -172,6 +177,9 @@ pub(crate) trait Simd: Copy {
 
     /// Asks for the memory at `offset` bytes from `from`, which need not exist.
     fn prefetch<T>(self, from: &T, offset: usize);
+
+    /// Asks for the memory of what is read next, as close as it can be.
+    fn prefetch_next<T>(self, from: &T);
 
     /// `a * b + c`.
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use jackalope_kernels::KvPage;
+use jackalope_kernels::{KvPage, key_place};
 use jackalope_mlx::{Array, Dtype, Error};
 
 use crate::layers::{Floats, dim};
@@ -242,7 +242,7 @@ fn locked(pages: &Mutex<Vec<Arc<Page>>>) -> MutexGuard<'_, Vec<Arc<Page>>> {
     pages.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keys and values of [`CACHE_GRANULE_TOKENS`] positions, `[kv_heads, positions, head_dim]` each.
+/// Keys and values of [`CACHE_GRANULE_TOKENS`] positions, laid out as [`KvPage`] says.
 #[derive(Clone, Debug)]
 pub(crate) struct Page {
     keys: Floats,
@@ -261,9 +261,9 @@ impl Page {
         let head_dim = self.head_dim;
         let heads = keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim));
         for (head, (keys, values)) in heads.enumerate() {
-            let start = (head * CACHE_GRANULE_TOKENS + position) * head_dim;
-            self.keys.store(start, keys);
-            self.values.store(start, values);
+            let place = key_place(CACHE_GRANULE_TOKENS, head_dim, (head, position));
+            self.keys.store_strided(place.start, place.step, keys);
+            self.values.store((head * CACHE_GRANULE_TOKENS + position) * head_dim, values);
         }
     }
 
@@ -299,8 +299,11 @@ mod tests {
         let Floats::F32(keys) = &pages[position / CACHE_GRANULE_TOKENS].keys else {
             panic!("the pages are f32")
         };
-        let place = |head| (head * CACHE_GRANULE_TOKENS + position % CACHE_GRANULE_TOKENS) * 3;
-        [0, 1].map(|head| keys[place(head)..][..3].to_vec()).concat()
+        let key = |head| {
+            let place = key_place(CACHE_GRANULE_TOKENS, 3, (head, position % CACHE_GRANULE_TOKENS));
+            [0, 1, 2].map(|idx| keys[place.start + idx * place.step])
+        };
+        [key(0), key(1)].concat()
     }
 
     #[test]

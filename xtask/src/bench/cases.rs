@@ -148,34 +148,78 @@ fn measure_dense(
     }
 }
 
+/// Heads, KV heads and their size in Qwen3 0.6B.
+const HEADS: AttentionConfig<'_> = AttentionConfig {
+    heads: 16,
+    kv_heads: 8,
+    head_dim: 128,
+    scale: 0.09,
+    window: None,
+    soft_cap: None,
+    sinks: None,
+};
+
+/// Positions of a page, as in a cache.
+const PAGE_TOKENS: usize = 256;
+
 fn measure_attention(report: &mut Report<'_>) {
-    let (heads, kv_heads, head_dim) = (16, 8, 128);
-    let config = AttentionConfig { heads, kv_heads, head_dim, scale: 0.09, window: None };
-    for (length, num_queries) in [(512, 1), (4096, 1), (512, 512), (4096, 512)] {
-        let name = format!("attention, {num_queries} queries, {length} keys");
-        if !report.wants(&name) {
-            continue;
-        }
-        let len = kv_heads * length * head_dim;
-        let copies = if num_queries == 1 { STREAM_BYTES.div_ceil(len * 4) } else { 1 };
-        let keys = filled(copies * len, |idx| bf16::from_f32((idx % 255) as f32 / 255.0));
-        let values = filled(copies * len, |idx| bf16::from_f32((idx % 251) as f32));
-        let q = filled(num_queries * heads * head_dim, |_| bf16::from_f32(0.1));
-        let mut out = q.clone();
-        let visible = num_queries * (2 * length - num_queries + 1) / 2;
-        let work = Work {
-            bytes: copies * len * 4,
-            macs: copies * visible * heads * head_dim * 2,
-            is_whole: false,
-        };
-        report.measure(&name, work, |threads| {
-            for (keys, values) in keys.chunks(len).zip(values.chunks(len)) {
-                let (keys, values) = (Elements::Bf16(keys), Elements::Bf16(values));
-                let pages = [KvPage { keys, values }];
-                let sequence = SequenceKv { pages: &pages, length, num_queries };
-                let out = ElementsMut::Bf16(&mut out);
-                attention(Elements::Bf16(&q), &[sequence], &config, out, threads);
-            }
-        });
+    for (num_sequences, length, num_queries) in [
+        (1, 64, 1),
+        (1, 1024, 1),
+        (1, 4096, 1),
+        (1, 16384, 1),
+        (8, 512, 1),
+        (1, 512, 512),
+        (1, 4096, 512),
+    ] {
+        measure_sequences(report, num_sequences, length, num_queries);
     }
+}
+
+/// Equal sequences of `length` keys, the last `num_queries` of them with queries.
+fn measure_sequences(
+    report: &mut Report<'_>,
+    num_sequences: usize,
+    length: usize,
+    num_queries: usize,
+) {
+    let name = match num_sequences {
+        1 => format!("attention, {num_queries} queries, {length} keys"),
+        _ => format!("attention, {num_sequences} sequences, {num_queries} queries, {length} keys"),
+    };
+    if !report.wants(&name) {
+        return;
+    }
+    let AttentionConfig { heads, kv_heads, head_dim, .. } = HEADS;
+    let position_len = kv_heads * head_dim;
+    let num_pages = length.div_ceil(PAGE_TOKENS);
+    let call_pages = num_sequences * num_pages;
+    let page_len = PAGE_TOKENS * position_len;
+    let copies =
+        if num_queries == 1 { STREAM_BYTES.div_ceil(call_pages * page_len * 4) } else { 1 };
+    let len = copies * call_pages * page_len;
+    let keys = filled(len, |idx| bf16::from_f32((idx % 255) as f32 / 255.0));
+    let values = filled(len, |idx| bf16::from_f32((idx % 251) as f32));
+    let pages = keys.chunks(page_len).zip(values.chunks(page_len)).map(|(keys, values)| KvPage {
+        keys: Elements::Bf16(keys),
+        values: Elements::Bf16(values),
+    });
+    let pages: Vec<KvPage<'_>> = pages.collect();
+    let q = filled(num_sequences * num_queries * heads * head_dim, |_| bf16::from_f32(0.1));
+    let mut out = q.clone();
+    let visible = num_queries * (2 * length - num_queries + 1) / 2;
+    let work = Work {
+        bytes: copies * num_sequences * length * position_len * 4,
+        macs: copies * num_sequences * visible * heads * head_dim * 2,
+        is_whole: false,
+    };
+    report.measure(&name, work, |threads| {
+        for pages in pages.chunks(call_pages) {
+            let sequences = pages.chunks(num_pages);
+            let sequences = sequences.map(|pages| SequenceKv { pages, length, num_queries });
+            let sequences: Vec<SequenceKv<'_>> = sequences.collect();
+            let out = ElementsMut::Bf16(&mut out);
+            attention(Elements::Bf16(&q), &sequences, &HEADS, out, threads);
+        }
+    });
 }

@@ -47,4 +47,22 @@ impl Floats {
             Floats::Bf16(floats) => floats[range].convert_from_f32_slice(values),
         }
     }
+
+    /// Rounds `values` into the elements `start`, `start + step`, ….
+    pub(crate) fn store_strided(&mut self, start: usize, step: usize, values: &[f32]) {
+        match self {
+            Floats::F32(floats) => {
+                let places = floats[start..].iter_mut().step_by(step);
+                places.zip(values).for_each(|(place, value)| *place = *value);
+            }
+            Floats::F16(floats) => {
+                let places = floats[start..].iter_mut().step_by(step);
+                places.zip(values).for_each(|(place, value)| *place = f16::from_f32(*value));
+            }
+            Floats::Bf16(floats) => {
+                let places = floats[start..].iter_mut().step_by(step);
+                places.zip(values).for_each(|(place, value)| *place = bf16::from_f32(*value));
+            }
+        }
+    }
 }
