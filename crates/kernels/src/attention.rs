@@ -26,7 +26,7 @@ const BLOCK_KEYS: usize = 64;
 const SPAN_KEYS: usize = 1024;
 
 /// Query rows (a query times a head) that meet a converted block of keys, about: whole tiles of every set.
-const PIECE_ROWS: usize = 96;
+const PIECE_ROWS: usize = 192;
 
 /// Fewer rows than this take as long, for then memory is what takes time.
 const MEMORY_ROWS: usize = 4;

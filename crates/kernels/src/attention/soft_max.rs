@@ -37,22 +37,20 @@ impl State {
         }
         scores[..visible.start].fill(f32::NEG_INFINITY);
         scores[visible.end..].fill(f32::NEG_INFINITY);
-        // The first line is this block's maximum so far; what is not a number is never larger.
         let mut maxima = [self.max; WIDEST];
         for scores in scores.as_chunks::<WIDEST>().0 {
-            for (max, score) in maxima.iter_mut().zip(scores) {
-                *max = if *max < *score { *score } else { *max };
-            }
+            maxima.iter_mut().zip(scores).for_each(|(max, score)| *max = larger(*max, *score));
         }
-        let max = maxima.into_iter().fold(self.max, f32::max);
+        let max = folded(maxima, larger);
         let base = finite_base(max);
         scores.iter_mut().for_each(|score| *score = exp::<S>(*score - base));
         let mut sums = [0.0; WIDEST];
         for weights in scores.as_chunks::<WIDEST>().0 {
             sums.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += weight);
         }
-        let factor = exp::<S>(self.max - base);
-        *self = State { max, sum: S::mul_add_scalar(self.sum, factor, sum_of(sums)) };
+        let factor = if max == self.max { 1.0 } else { exp::<S>(self.max - base) };
+        let sum = folded(sums, |a, b| a + b);
+        *self = State { max, sum: S::mul_add_scalar(self.sum, factor, sum) };
         factor
     }
 
@@ -105,13 +103,19 @@ fn finite_base(max: f32) -> f32 {
     if max == f32::NEG_INFINITY { 0.0 } else { max }
 }
 
-/// The lanes added as a tree, halves onto halves.
+/// The larger one, or `a` if `b` is not a number.
 #[inline(always)]
-fn sum_of(mut lanes: [f32; WIDEST]) -> f32 {
+fn larger(a: f32, b: f32) -> f32 {
+    if a < b { b } else { a }
+}
+
+/// The lanes combined as a tree, halves onto halves.
+#[inline(always)]
+fn folded(mut lanes: [f32; WIDEST], combine: impl Fn(f32, f32) -> f32) -> f32 {
     let mut half = WIDEST / 2;
     while half > 0 {
         for lane in 0..half {
-            lanes[lane] += lanes[lane + half];
+            lanes[lane] = combine(lanes[lane], lanes[lane + half]);
         }
         half /= 2;
     }
