@@ -75,7 +75,7 @@ impl Prepared {
         let instructions = threads.instructions();
         let rounded = Rounded::new(x, matrix, threads);
         #[cfg(target_arch = "x86_64")]
-        let lines = (instructions == InstructionSet::Avx512)
+        let lines = (instructions == InstructionSet::Avx512 && avx512::is_supported(matrix.format))
             .then(|| avx512::Lines::new(&rounded, matrix.format, threads));
         Prepared {
             instructions,
@@ -103,7 +103,7 @@ impl Prepared {
             return avx512::multiply_rows(lines, &self.rounded, matrix, rows, out);
         }
         #[cfg(target_arch = "x86_64")]
-        if self.instructions == InstructionSet::Avx2 {
+        if matches!(self.instructions, InstructionSet::Avx2 | InstructionSet::Avx512) {
             return avx2::multiply_rows(&self.rounded, matrix, rows, out);
         }
         portable::multiply_rows(self.instructions, &self.rounded, matrix, rows, out);
