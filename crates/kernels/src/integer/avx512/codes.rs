@@ -50,95 +50,18 @@ pub(super) trait Codes {
     unsafe fn split(load: __m512i) -> [__m512i; 4];
 }
 
-for_avx512! {
-    /// # Safety
-    /// `min(packed.len, BYTES)` bytes can be read.
-    #[inline]
-    pub(super) unsafe fn load_bytes<const BYTES: usize>(packed: Packed) -> __m512i {
-        let Packed { from, len, ahead } = packed;
-        _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(ahead).cast());
-        if BYTES == LINE && len >= LINE {
-            // SAFETY: the caller's promise.
-            return unsafe { _mm512_loadu_si512(from.cast()) };
-        }
-        let mask = if len >= BYTES { u64::MAX >> (LINE - BYTES) } else { (1 << len) - 1 };
-        // SAFETY: the caller's promise, for the bytes of the mask.
-        unsafe { _mm512_maskz_loadu_epi8(mask, from.cast()) }
-    }
+for_avx512! {}
 
-    /// Fields of `BITS` bits, 64 to a register: the first has the lowest field of every byte.
-    #[inline]
-    fn split_fields<const BITS: usize>(load: __m512i) -> [__m512i; 4] {
-        let mask = _mm512_set1_epi8((1 << BITS) - 1);
-        let mut registers = [_mm512_and_si512(load, mask); 4];
-        if BITS == 4 {
-            registers[1] = _mm512_and_si512(_mm512_srli_epi16::<4>(load), mask);
-        } else {
-            registers[1] = _mm512_and_si512(_mm512_srli_epi16::<2>(load), mask);
-            registers[2] = _mm512_and_si512(_mm512_srli_epi16::<4>(load), mask);
-            registers[3] = _mm512_and_si512(_mm512_srli_epi16::<6>(load), mask);
-        }
-        registers
+/// The bytes for [`spread`], where the eight codes of a lane begin in the column `columns[lane]`. Bytes beyond the last
+/// are not used.
+const fn spread_bytes(bits: usize, columns: [usize; 8]) -> [u8; LINE] {
+    let mut bytes = [0; LINE];
+    let mut idx = 0;
+    while idx < LINE {
+        bytes[idx] = ((columns[idx / 8] / 8 * bits + idx % 8) % LINE) as u8;
+        idx += 1;
     }
-
-    /// E2M1 codes as twice their value plus [`E2M1_OFFSET`].
-    #[inline]
-    fn look_up_nibbles(load: __m512i) -> [__m512i; 4] {
-        let table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-        let table = _mm512_broadcast_i32x4(table);
-        let [even, odd, ..] = split_fields::<4>(load);
-        let (even, odd) = (_mm512_shuffle_epi8(table, even), _mm512_shuffle_epi8(table, odd));
-        [even, odd, even, odd]
-    }
-
-    /// 64 codes of `BITS` bits, of which eight are `BITS` bytes: these go to a 64-bit lane and are shifted there. Lane
-    /// `l` takes them from byte `starts[l]` on.
-    #[inline]
-    fn spread<const BITS: usize>(packed: __m512i, starts: [usize; 8]) -> __m512i {
-        let mut bytes = [0_u8; LINE];
-        let mut shifts = [0_u8; LINE];
-        for idx in 0..LINE {
-            // Bytes beyond the last are not used.
-            bytes[idx] = ((starts[idx / 8] + idx % 8) % LINE) as u8;
-            shifts[idx] = (idx % 8 * BITS) as u8;
-        }
-        // SAFETY: the arrays are as large as a register.
-        let (bytes, shifts) = unsafe {
-            (_mm512_loadu_si512(bytes.as_ptr().cast()), _mm512_loadu_si512(shifts.as_ptr().cast()))
-        };
-        let mask = _mm512_set1_epi8(((1_u32 << BITS) - 1) as i8);
-        _mm512_and_si512(multishift(shifts, permute(bytes, packed)), mask)
-    }
-
-    /// `_mm512_permutexvar_epi8`, for a machine with VBMI in a function that is compiled for those without, too.
-    #[inline]
-    fn permute(bytes: __m512i, from: __m512i) -> __m512i {
-        let to;
-        // SAFETY: only formats that `is_supported` says the machine can unpack get here.
-        unsafe {
-            asm!(
-                "vpermb {to}, {bytes}, {from}",
-                to = lateout(zmm_reg) to, bytes = in(zmm_reg) bytes, from = in(zmm_reg) from,
-                options(pure, nomem, nostack, preserves_flags),
-            );
-        }
-        to
-    }
-
-    /// `_mm512_multishift_epi64_epi8`; see [`permute`].
-    #[inline]
-    fn multishift(shifts: __m512i, from: __m512i) -> __m512i {
-        let to;
-        // SAFETY: as in `permute`.
-        unsafe {
-            asm!(
-                "vpmultishiftqb {to}, {shifts}, {from}",
-                to = lateout(zmm_reg) to, shifts = in(zmm_reg) shifts, from = in(zmm_reg) from,
-                options(pure, nomem, nostack, preserves_flags),
-            );
-        }
-        to
-    }
+    bytes
 }
 
 /// Affine codes of two or four bits: register `r` has field `r` of every byte.
@@ -214,16 +137,20 @@ impl<const GROUP: usize> Codes for Threes<GROUP> {
 
     #[inline(always)]
     unsafe fn split(load: __m512i) -> [__m512i; 4] {
-        let mut registers = [load; 4];
-        for register in 0..2 {
-            let mut starts = [0; 8];
-            for lane in 0..8 {
-                starts[lane] = Self::column(register, lane * 8) / 8 * 3;
+        let (first, second) = const {
+            // Eight codes never reach from one half of a group into the other.
+            let (mut first, mut second) = ([0; 8], [0; 8]);
+            let mut lane = 0;
+            while lane < 8 {
+                first[lane] = lane * 8 / (GROUP / 2) * GROUP + lane * 8 % (GROUP / 2);
+                second[lane] = first[lane] + GROUP / 2;
+                lane += 1;
             }
-            // SAFETY: the caller's promise.
-            registers[register] = unsafe { spread::<3>(load, starts) };
-        }
-        registers
+            (&{ spread_bytes(3, first) }, &{ spread_bytes(3, second) })
+        };
+        // SAFETY: the caller's promise.
+        let (first, second) = unsafe { (spread::<3>(load, first), spread::<3>(load, second)) };
+        [first, second, first, second]
     }
 }
 
@@ -256,12 +183,9 @@ impl<const BITS: usize, const LOADS: usize> Codes for Wide<BITS, LOADS> {
 
     #[inline(always)]
     unsafe fn split(load: __m512i) -> [__m512i; 4] {
-        let mut starts = [0; 8];
-        for lane in 0..8 {
-            starts[lane] = lane * BITS;
-        }
+        let bytes = const { &{ spread_bytes(BITS, [0, 8, 16, 24, 32, 40, 48, 56]) } };
         // SAFETY: the caller's promise.
-        let codes = if BITS == 8 { load } else { unsafe { spread::<BITS>(load, starts) } };
+        let codes = if BITS == 8 { load } else { unsafe { spread::<BITS>(load, bytes) } };
         [codes; 4]
     }
 }
@@ -341,5 +265,115 @@ for_avx512! {
         let value = _mm512_mask_mov_epi32(value, is_nan, _mm512_set1_epi32(-1));
         let sign = _mm512_slli_epi32::<24>(_mm512_sub_epi32(codes, magnitude));
         _mm512_castsi512_ps(_mm512_or_si512(value, sign))
+    }
+}
+
+/// # Safety
+/// `min(packed.len, BYTES)` bytes can be read.
+#[inline(always)]
+pub(super) unsafe fn load_bytes<const BYTES: usize>(packed: Packed) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let Packed { from, len, ahead } = packed;
+        _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(ahead).cast());
+        if BYTES == LINE && len >= LINE {
+            return _mm512_loadu_si512(from.cast());
+        }
+        let mask = if len >= BYTES { u64::MAX >> (LINE - BYTES) } else { (1 << len) - 1 };
+        _mm512_maskz_loadu_epi8(mask, from.cast())
+    }
+}
+
+/// Fields of `BITS` bits, 64 to a register: the first has the lowest field of every byte.
+///
+/// # Safety
+/// The machine has the set.
+#[inline(always)]
+unsafe fn split_fields<const BITS: usize>(load: __m512i) -> [__m512i; 4] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mask = _mm512_set1_epi8((1 << BITS) - 1);
+        let mut registers = [_mm512_and_si512(load, mask); 4];
+        if BITS == 4 {
+            registers[1] = _mm512_and_si512(_mm512_srli_epi16::<4>(load), mask);
+        } else {
+            registers[1] = _mm512_and_si512(_mm512_srli_epi16::<2>(load), mask);
+            registers[2] = _mm512_and_si512(_mm512_srli_epi16::<4>(load), mask);
+            registers[3] = _mm512_and_si512(_mm512_srli_epi16::<6>(load), mask);
+        }
+        registers
+    }
+}
+
+/// E2M1 codes as twice their value plus [`E2M1_OFFSET`].
+///
+/// # Safety
+/// The machine has the set.
+#[inline(always)]
+unsafe fn look_up_nibbles(load: __m512i) -> [__m512i; 4] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+        let table = _mm512_broadcast_i32x4(table);
+        let [even, odd, ..] = split_fields::<4>(load);
+        let (even, odd) = (_mm512_shuffle_epi8(table, even), _mm512_shuffle_epi8(table, odd));
+        [even, odd, even, odd]
+    }
+}
+
+/// 64 codes of `BITS` bits, of which eight are `BITS` bytes: `bytes` puts these into a 64-bit lane, where they are
+/// shifted.
+///
+/// # Safety
+/// The machine has the set.
+#[inline(always)]
+unsafe fn spread<const BITS: usize>(packed: __m512i, bytes: &'static [u8; LINE]) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let shifts = const {
+            let mut shifts = [0_u8; LINE];
+            let mut idx = 0;
+            while idx < LINE {
+                shifts[idx] = (idx % 8 * BITS) as u8;
+                idx += 1;
+            }
+            &{ shifts }
+        };
+        let (bytes, shifts) =
+            (_mm512_loadu_si512(bytes.as_ptr().cast()), _mm512_loadu_si512(shifts.as_ptr().cast()));
+        let mask = _mm512_set1_epi8(((1_u32 << BITS) - 1) as i8);
+        _mm512_and_si512(multishift(shifts, permute(bytes, packed)), mask)
+    }
+}
+
+for_avx512! {
+    /// `_mm512_permutexvar_epi8`, for a machine with VBMI in a function that is compiled for those without, too.
+    #[inline]
+    fn permute(bytes: __m512i, from: __m512i) -> __m512i {
+        let to;
+        // SAFETY: only formats that `is_supported` says the machine can unpack get here.
+        unsafe {
+            asm!(
+                "vpermb {to}, {bytes}, {from}",
+                to = lateout(zmm_reg) to, bytes = in(zmm_reg) bytes, from = in(zmm_reg) from,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+        to
+    }
+
+    /// `_mm512_multishift_epi64_epi8`; see [`permute`].
+    #[inline]
+    fn multishift(shifts: __m512i, from: __m512i) -> __m512i {
+        let to;
+        // SAFETY: as in `permute`.
+        unsafe {
+            asm!(
+                "vpmultishiftqb {to}, {shifts}, {from}",
+                to = lateout(zmm_reg) to, shifts = in(zmm_reg) shifts, from = in(zmm_reg) from,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+        to
     }
 }
