@@ -35,7 +35,7 @@ use for_avx2;
 const LANES: usize = 16;
 
 /// Rows of activations above which weights are unpacked into tiles.
-const FEW_TOKENS: usize = 5;
+const FEW_TOKENS: usize = 7;
 
 /// Rounded activations of few rows, in the order in which weights are unpacked: `[tokens, loads, registers, LANES]`, with
 /// zeros for the padding of groups.

@@ -110,10 +110,18 @@ for_avx2! {
             };
             // SAFETY: the machine has the set; the bytes are those of the matrix from there on, and the padded groups
             // come by sixteens.
-            let products = unsafe { group_sums::<C, LOADS, SUM_LANES, T>(place) };
+            let products = unsafe {
+                let last_load = (LOADS * SUM_LANES - 1) * C::LOAD_BYTES;
+                if last_load + C::READ_BYTES <= place.left {
+                    group_sums::<C, LOADS, SUM_LANES, T, true>(place)
+                } else {
+                    group_sums::<C, LOADS, SUM_LANES, T, false>(place)
+                }
+            };
             let weights = row * num_groups + first_group;
             let left = num_groups - first_group;
-            let (scales, biases) = load_scales(matrix, weights, left);
+            // SAFETY: the machine has the set.
+            let (scales, biases) = unsafe { load_scales(matrix, weights, left) };
             for t in 0..T {
                 let groups = (token + t) * x.padded_groups + first_group;
                 let units = load(&x.groups.units[groups..][..GROUPS]);
@@ -129,48 +137,6 @@ for_avx2! {
             results[t] = total(sums[t]);
         }
         results
-    }
-
-    /// Scales and biases of up to eight groups, with zeros beyond `left` of them.
-    #[inline]
-    fn load_scales(matrix: &QuantMatrix<'_>, start: usize, left: usize) -> (__m256, __m256) {
-        let len = left.min(GROUPS);
-        let scales = match &matrix.scales {
-            Scales::Elements(scales) => load_elements(scales, start, len),
-            Scales::Bytes(codes) => {
-                let mut scales = [0.0; GROUPS];
-                for (scale, code) in scales.iter_mut().zip(&codes[start..start + len]) {
-                    *scale = scale_value(matrix.format.mode, *code);
-                }
-                load(&scales)
-            }
-        };
-        match &matrix.biases {
-            Some(biases) => (scales, load_elements(biases, start, len)),
-            None => (scales, _mm256_setzero_ps()),
-        }
-    }
-
-    #[inline]
-    fn load_elements(elements: &Elements<'_>, start: usize, len: usize) -> __m256 {
-        match elements {
-            Elements::Bf16(values) if len == GROUPS => {
-                let values = &values[start..start + GROUPS];
-                // SAFETY: eight halves.
-                let halves = unsafe { _mm_loadu_si128(values.as_ptr().cast()) };
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
-            }
-            Elements::F16(values) if len == GROUPS => {
-                let values = &values[start..start + GROUPS];
-                // SAFETY: eight halves.
-                _mm256_cvtph_ps(unsafe { _mm_loadu_si128(values.as_ptr().cast()) })
-            }
-            _ => {
-                let mut values = [0.0; GROUPS];
-                elements.load(start, &mut values[..len]);
-                load(&values)
-            }
-        }
     }
 
     /// As `super::super::total`.
@@ -190,6 +156,57 @@ for_avx2! {
     }
 }
 
+/// Scales and biases of up to eight groups, with zeros beyond `left` of them.
+///
+/// # Safety
+/// The machine has the set.
+#[inline(always)]
+unsafe fn load_scales(matrix: &QuantMatrix<'_>, start: usize, left: usize) -> (__m256, __m256) {
+    let len = left.min(GROUPS);
+    // SAFETY: the caller's promise; an array of eight values is a register.
+    unsafe {
+        let scales = match &matrix.scales {
+            Scales::Elements(scales) => load_elements(scales, start, len),
+            Scales::Bytes(codes) => {
+                let mut scales = [0.0; GROUPS];
+                for (scale, code) in scales.iter_mut().zip(&codes[start..start + len]) {
+                    *scale = scale_value(matrix.format.mode, *code);
+                }
+                _mm256_loadu_ps(scales.as_ptr())
+            }
+        };
+        match &matrix.biases {
+            Some(biases) => (scales, load_elements(biases, start, len)),
+            None => (scales, _mm256_setzero_ps()),
+        }
+    }
+}
+
+/// # Safety
+/// The machine has the set.
+#[inline(always)]
+unsafe fn load_elements(elements: &Elements<'_>, start: usize, len: usize) -> __m256 {
+    // SAFETY: the caller's promise; eight halves, or an array of eight values.
+    unsafe {
+        match elements {
+            Elements::Bf16(values) if len == GROUPS => {
+                let values = &values[start..start + GROUPS];
+                let halves = _mm_loadu_si128(values.as_ptr().cast());
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
+            }
+            Elements::F16(values) if len == GROUPS => {
+                let values = &values[start..start + GROUPS];
+                _mm256_cvtph_ps(_mm_loadu_si128(values.as_ptr().cast()))
+            }
+            _ => {
+                let mut values = [0.0; GROUPS];
+                elements.load(start, &mut values[..len]);
+                _mm256_loadu_ps(values.as_ptr())
+            }
+        }
+    }
+}
+
 /// Where eight groups are.
 #[derive(Clone, Copy)]
 struct Place {
@@ -204,26 +221,37 @@ struct Place {
 /// The whole-number sums of eight groups in order, for each token.
 ///
 /// # Safety
-/// The machine has the set, and everything is where `place` says.
+/// The machine has the set, and everything is where `place` says; if `WHOLE`, what all loads read.
 #[inline(always)]
-unsafe fn group_sums<C: Codes, const LOADS: usize, const SUM_LANES: usize, const T: usize>(
+unsafe fn group_sums<
+    C: Codes,
+    const LOADS: usize,
+    const SUM_LANES: usize,
+    const T: usize,
+    const WHOLE: bool,
+>(
     place: Place,
 ) -> [__m256i; T] {
     // SAFETY: the caller's promise.
     unsafe {
         let mut lanes = [[_mm256_setzero_si256(); 8]; T];
         for sum in 0..SUM_LANES {
+            // Apart from `lanes`, so that they are in registers whether or not this loop is unrolled.
+            let mut products = [_mm256_setzero_si256(); T];
             for load in sum * LOADS..(sum + 1) * LOADS {
-                let codes = load_codes::<C>(place, load * C::LOAD_BYTES);
+                let codes = load_codes::<C, WHOLE>(place, load * C::LOAD_BYTES);
                 let values = place.values.add(load * C::REGISTERS * LANES);
                 for r in 0..C::REGISTERS {
                     for t in 0..T {
                         let values = values.add(t * place.stride + r * LANES);
                         let values = _mm256_loadu_si256(values.cast());
-                        let products = _mm256_madd_epi16(codes[r], values);
-                        lanes[t][sum] = _mm256_add_epi32(lanes[t][sum], products);
+                        let product = _mm256_madd_epi16(codes[r], values);
+                        products[t] = _mm256_add_epi32(products[t], product);
                     }
                 }
+            }
+            for t in 0..T {
+                lanes[t][sum] = products[t];
             }
         }
         let mut sums = [_mm256_setzero_si256(); T];
@@ -235,17 +263,17 @@ unsafe fn group_sums<C: Codes, const LOADS: usize, const SUM_LANES: usize, const
 }
 
 /// # Safety
-/// The machine has the set, and `place.left` bytes can be read; `byte` is at most beyond the last.
+/// The machine has the set, and `place.left` bytes can be read; if `WHOLE`, those of the load are among them.
 #[inline(always)]
-unsafe fn load_codes<C: Codes>(place: Place, byte: usize) -> [__m256i; 8] {
+unsafe fn load_codes<C: Codes, const WHOLE: bool>(place: Place, byte: usize) -> [__m256i; 8] {
     // SAFETY: the caller's promise; the copy has room for every load.
     unsafe {
         let from = place.from.wrapping_add(byte);
-        if byte + C::READ_BYTES <= place.left {
+        if WHOLE || byte + C::READ_BYTES <= place.left {
             return C::load(from);
         }
         let mut copy = [0_u8; READ_BYTES_MAX];
-        let left = place.left.saturating_sub(byte);
+        let left = place.left.saturating_sub(byte).min(READ_BYTES_MAX);
         std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), left);
         C::load(copy.as_ptr())
     }
