@@ -67,6 +67,8 @@ pub(crate) struct Prepared {
     rounded: Rounded,
     #[cfg(target_arch = "x86_64")]
     lines: Option<avx512::Lines>,
+    #[cfg(target_arch = "x86_64")]
+    ordered: Option<avx2::Ordered>,
 }
 
 impl Prepared {
@@ -75,13 +77,19 @@ impl Prepared {
         let instructions = threads.instructions();
         let rounded = Rounded::new(x, matrix, threads);
         #[cfg(target_arch = "x86_64")]
-        let lines = (instructions == InstructionSet::Avx512)
+        let lines = (instructions == InstructionSet::Avx512 && avx512::is_supported(matrix.format))
             .then(|| avx512::Lines::new(&rounded, matrix.format, threads));
+        #[cfg(target_arch = "x86_64")]
+        let ordered = (lines.is_none()
+            && matches!(instructions, InstructionSet::Avx2 | InstructionSet::Avx512))
+        .then(|| avx2::Ordered::new(&rounded, matrix.format));
         Prepared {
             instructions,
             rounded,
             #[cfg(target_arch = "x86_64")]
             lines,
+            #[cfg(target_arch = "x86_64")]
+            ordered,
         }
     }
 
@@ -103,8 +111,8 @@ impl Prepared {
             return avx512::multiply_rows(lines, &self.rounded, matrix, rows, out);
         }
         #[cfg(target_arch = "x86_64")]
-        if self.instructions == InstructionSet::Avx2 {
-            return avx2::multiply_rows(&self.rounded, matrix, rows, out);
+        if let Some(ordered) = &self.ordered {
+            return avx2::multiply_rows(ordered, &self.rounded, matrix, rows, out);
         }
         portable::multiply_rows(self.instructions, &self.rounded, matrix, rows, out);
     }

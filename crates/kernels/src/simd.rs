@@ -44,8 +44,8 @@ pub enum InstructionSet {
     Scalar,
     /// x86-64 with AVX2, FMA, F16C and BMI2.
     Avx2,
-    /// x86-64 with AVX-512 (F, BW, DQ, VL, VBMI, VNNI) beside what [`InstructionSet::Avx2`] has: whole-number products; the other
-    /// kernels are those of AVX2.
+    /// x86-64 with AVX-512 (F, BW, DQ, VL, VNNI) beside what [`InstructionSet::Avx2`] has: whole-number products, those
+    /// of three, five and six bits only with VBMI; the other kernels are those of AVX2.
     Avx512,
     /// The baseline of 64-bit ARM.
     Neon,

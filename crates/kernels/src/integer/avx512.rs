@@ -16,7 +16,7 @@ mod tile;
 
 use std::ops::Range;
 
-use self::codes::{Codes, Nibbles, SignedNibbles, Wide};
+use self::codes::{Codes, Fields, SignedNibbles, Threes, Wide};
 use super::rounding::Rounded;
 use crate::elements::ElementsMut;
 use crate::quant::{QuantFormat, QuantMatrix, QuantMode};
@@ -28,7 +28,7 @@ macro_rules! for_avx512 {
     ($($item:item)*) => {
         $(
             #[target_feature(
-                enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni"
+                enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
             )]
             $item
         )*
@@ -63,18 +63,21 @@ enum Order {
     Tiles { token_lines: usize },
 }
 
+/// Whether the machine can unpack such codes: widths across bytes need VBMI.
+pub(super) fn is_supported(format: QuantFormat) -> bool {
+    matches!(format.bits, 2 | 4 | 8) || is_x86_feature_detected!("avx512vbmi")
+}
+
 impl Lines {
     pub(super) fn new(x: &Rounded, format: QuantFormat, threads: &Threads) -> Lines {
         let proof = Avx512::detect().expect("`Threads` asserts its set");
-        let columns = x.padded_groups * x.group_size;
         // Two bytes, the halves, for each column.
-        let token_lines = columns * 2 / LINE;
-        let num_registers = step_registers(format);
-        let is_split = format.bits == 4;
+        let token_lines = x.padded_groups * x.group_size * 2 / LINE;
         if x.tokens <= FEW_TOKENS {
             let mut lines = vec![Line([0; LINE]); x.tokens * token_lines];
             for (token, lines) in lines.chunks_mut(token_lines).enumerate() {
-                order_row(&x.values[token * x.input..][..x.input], is_split, num_registers, lines);
+                let values = &x.values[token * x.input..][..x.input];
+                with_codes(format, OrderRow { proof, values, lines });
             }
             return Lines { proof, lines, order: Order::Few { token_lines } };
         }
@@ -86,35 +89,75 @@ impl Lines {
             let tokens = piece * tile::TOKENS..((piece + 1) * tile::TOKENS).min(x.tokens);
             for (slot, token) in tokens.enumerate() {
                 let values = &x.values[token * x.input..][..x.input];
-                order_row(values, is_split, num_registers, &mut row_lines);
-                tile::interleave(&row_lines, num_registers, is_split, slot, lines);
+                with_codes(format, OrderRow { proof, values, lines: &mut row_lines });
+                with_codes(format, tile::Interleave { from: &row_lines, slot, to: lines });
             }
         });
         Lines { proof, lines, order: Order::Tiles { token_lines } }
     }
 }
 
-/// Registers of unpacked codes in a step; see [`Codes`].
-fn step_registers(format: QuantFormat) -> usize {
-    if format.bits == 4 || format.group_size == 128 { 2 } else { 1 }
+/// What is done with the codes of a format, known when it is compiled.
+trait WithCodes {
+    /// A group is in `LANES` lanes of a register, so sixteen groups are as many steps.
+    fn run<C: Codes, const LANES: usize>(self);
 }
 
-/// The halves of a row as lines `[steps, half, registers]`; with `is_split` the even columns of a step are in its first
-/// register and the odd ones in its second.
-fn order_row(values: &[i16], is_split: bool, num_registers: usize, lines: &mut [Line]) {
-    let steps = values.chunks(LINE * num_registers).zip(lines.chunks_exact_mut(2 * num_registers));
-    for (values, lines) in steps {
-        let (high, low) = lines.split_at_mut(num_registers);
-        if is_split {
-            for (idx, pair) in values.as_chunks::<2>().0.iter().enumerate() {
-                for (register, q) in pair.iter().enumerate() {
-                    (high[register].0[idx], low[register].0[idx]) = halves(*q);
-                }
-            }
-        } else {
-            for (register, values) in values.chunks(LINE).enumerate() {
-                for (idx, q) in values.iter().enumerate() {
-                    (high[register].0[idx], low[register].0[idx]) = halves(*q);
+/// Does it.
+fn with_codes(format: QuantFormat, work: impl WithCodes) {
+    match (format.mode, format.bits, format.group_size) {
+        (QuantMode::Affine, 2, 32) => work.run::<Fields<2>, 2>(),
+        (QuantMode::Affine, 2, 64) => work.run::<Fields<2>, 4>(),
+        (QuantMode::Affine, 2, _) => work.run::<Fields<2>, 8>(),
+        (QuantMode::Affine, 3, 32) => work.run::<Threes<32>, 4>(),
+        (QuantMode::Affine, 3, 64) => work.run::<Threes<64>, 8>(),
+        (QuantMode::Affine, 3, _) => work.run::<Threes<128>, 16>(),
+        (QuantMode::Affine, 4, 32) => work.run::<Fields<4>, 4>(),
+        (QuantMode::Affine, 4, 64) => work.run::<Fields<4>, 8>(),
+        (QuantMode::Affine, 4, _) => work.run::<Fields<4>, 16>(),
+        (QuantMode::Affine, 5, _) => with_wide_codes::<5>(format, work),
+        (QuantMode::Affine, 6, _) => with_wide_codes::<6>(format, work),
+        (QuantMode::Affine, ..) => with_wide_codes::<8>(format, work),
+        (QuantMode::Nvfp4, ..) => work.run::<SignedNibbles, 2>(),
+        _ => work.run::<SignedNibbles, 4>(),
+    }
+}
+
+fn with_wide_codes<const BITS: usize>(format: QuantFormat, work: impl WithCodes) {
+    match format.group_size {
+        32 => work.run::<Wide<BITS, 1>, 8>(),
+        64 => work.run::<Wide<BITS, 1>, 16>(),
+        _ => work.run::<Wide<BITS, 2>, 16>(),
+    }
+}
+
+/// Puts the halves of a row into lines `[steps, half, registers]`.
+struct OrderRow<'a> {
+    proof: Avx512,
+    values: &'a [i16],
+    lines: &'a mut [Line],
+}
+
+impl WithCodes for OrderRow<'_> {
+    fn run<C: Codes, const LANES: usize>(self) {
+        let Avx512 { .. } = self.proof;
+        // SAFETY: the proof says that the machine has what the function is compiled for.
+        unsafe { order_row::<C>(self.values, self.lines) }
+    }
+}
+
+for_avx512! {
+    fn order_row<C: Codes>(values: &[i16], lines: &mut [Line]) {
+        let step_columns = LINE * C::REGISTERS;
+        let steps = values.chunks(step_columns).zip(lines.chunks_exact_mut(2 * C::REGISTERS));
+        for (values, lines) in steps {
+            let mut padded = [0; 4 * LINE];
+            padded[..values.len()].copy_from_slice(values);
+            let (high, low) = lines.split_at_mut(C::REGISTERS);
+            for register in 0..C::REGISTERS {
+                let (high, low) = (&mut high[register].0, &mut low[register].0);
+                for byte in 0..LINE {
+                    (high[byte], low[byte]) = halves(padded[C::column(register, byte)]);
                 }
             }
         }
@@ -135,20 +178,7 @@ pub(super) fn multiply_rows(
     rows: Range<usize>,
     out: &mut [ElementsMut<'_>],
 ) {
-    let job = Job { lines, x, matrix, rows };
-    let format = matrix.format;
-    match (format.mode, format.bits, format.group_size) {
-        (QuantMode::Affine, 4, 32) => job.run::<Nibbles, 4>(out),
-        (QuantMode::Affine, 4, 64) => job.run::<Nibbles, 8>(out),
-        (QuantMode::Affine, 4, _) => job.run::<Nibbles, 16>(out),
-        (QuantMode::Affine, 2, _) => job.run_wide::<2>(out),
-        (QuantMode::Affine, 3, _) => job.run_wide::<3>(out),
-        (QuantMode::Affine, 5, _) => job.run_wide::<5>(out),
-        (QuantMode::Affine, 6, _) => job.run_wide::<6>(out),
-        (QuantMode::Affine, ..) => job.run_wide::<8>(out),
-        (QuantMode::Nvfp4, ..) => job.run::<SignedNibbles, 2>(out),
-        _ => job.run::<SignedNibbles, 4>(out),
-    }
+    with_codes(matrix.format, Multiply { job: Job { lines, x, matrix, rows }, out });
 }
 
 /// See [`super::avx512_peak_macs`].
@@ -184,27 +214,24 @@ struct Job<'a> {
     rows: Range<usize>,
 }
 
-impl Job<'_> {
-    fn run_wide<const BITS: usize>(&self, out: &mut [ElementsMut<'_>]) {
-        match self.matrix.format.group_size {
-            32 => self.run::<Wide<BITS, 1>, 8>(out),
-            64 => self.run::<Wide<BITS, 1>, 16>(out),
-            _ => self.run::<Wide<BITS, 2>, 16>(out),
-        }
-    }
+struct Multiply<'a, 'b> {
+    job: Job<'a>,
+    out: &'a mut [ElementsMut<'b>],
+}
 
-    /// A group is in `LANES` lanes of a register, so sixteen groups are as many steps.
-    fn run<C: Codes, const LANES: usize>(&self, out: &mut [ElementsMut<'_>]) {
-        assert_eq!(self.x.group_size, LANES * 4 * C::REGISTERS, "lanes of a group");
-        let Lines { proof: Avx512 { .. }, .. } = self.lines;
-        match self.lines.order {
+impl WithCodes for Multiply<'_, '_> {
+    fn run<C: Codes, const LANES: usize>(self) {
+        let Multiply { job, out } = self;
+        assert_eq!(job.x.group_size, LANES * 4 * C::REGISTERS, "lanes of a group");
+        let Lines { proof: Avx512 { .. }, .. } = job.lines;
+        match job.lines.order {
             // SAFETY: the proof says that the machine has what the functions are compiled for.
             Order::Few { token_lines } => unsafe {
-                few::multiply::<C, LANES>(self, token_lines, out);
+                few::multiply::<C, LANES>(&job, token_lines, out);
             },
             // SAFETY: as above.
             Order::Tiles { token_lines } => unsafe {
-                tile::multiply::<C>(self, token_lines, out);
+                tile::multiply::<C, LANES>(&job, token_lines, out);
             },
         }
     }

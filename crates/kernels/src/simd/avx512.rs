@@ -7,7 +7,7 @@ use half::{bf16, f16};
 
 use super::{Avx2, InstructionSet, Simd, Wide};
 
-/// Proof that the machine has AVX-512 F, BW, DQ, VL, VBMI and VNNI, and what [`Avx2`] proves: only
+/// Proof that the machine has AVX-512 F, BW, DQ, VL and VNNI, and what [`Avx2`] proves: only
 /// [`Avx512::detect`] makes one.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512 {
@@ -22,7 +22,6 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512vbmi")
             && is_x86_feature_detected!("avx512vnni");
         has_all.then_some(Avx512 { avx2 })
     }

@@ -1,17 +1,12 @@
 //! Packed codes to registers of bytes, and scales to registers of f32.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::{LINE, for_avx512};
 use crate::elements::Elements;
 use crate::integer::E2M1_OFFSET;
 use crate::quant::{QuantMode, Scales};
-
-/// How far ahead of a load memory is asked for.
-///
-/// On Zen 4, asking for the second-level cache and exactly 4096 bytes ahead gave 22 GB/s, the first-level cache 12
-/// (its few miss buffers wait for memory), and 2 or 8 KiB ahead 13.
-pub(super) const PREFETCH_BYTES: usize = 4096;
 
 /// Which bytes to load.
 #[derive(Clone, Copy)]
@@ -25,102 +20,61 @@ pub(super) struct Packed {
 
 /// How a format's codes become unsigned bytes.
 ///
-/// The unit is a step: [`Codes::LOADS`] runs of packed bytes, each of which gives [`Codes::SPLIT`] registers.
+/// The unit is a step: [`Codes::LOADS`] runs of packed bytes, each of which gives [`Codes::SPLIT`] registers of 64
+/// columns. Every group of a step has the same number of 32-bit lanes in each register, the first group the first lanes.
 pub(super) trait Codes {
     /// Loads of a step.
-    const LOADS: usize;
-    /// Registers that a load is split into. With two, the first has the even columns and the second the odd ones.
+    const LOADS: usize = 1;
+    /// Registers that a load is split into, up to four.
     const SPLIT: usize;
-    /// Packed bytes of a load.
+    /// Packed bytes of a load, up to 64.
     const LOAD_BYTES: usize;
-    /// Registers of a step, one or two, of 64 columns each.
+    /// Registers of a step, up to four.
     const REGISTERS: usize = Self::LOADS * Self::SPLIT;
+    /// Whether [`Codes::split`] leaves every code in its byte, so that lanes may change places before it.
+    const STAYS_IN_BYTES: bool = true;
     /// What was added to every code.
-    const OFFSET: i32;
+    const OFFSET: i32 = 0;
+
+    /// Which column of a step is in a byte of a register.
+    fn column(register: usize, byte: usize) -> usize;
 
     /// # Safety
     /// The machine has the set, and `min(packed.len, LOAD_BYTES)` bytes can be read.
     unsafe fn load(packed: Packed) -> __m512i;
 
-    /// The registers of a load; the second counts only if `SPLIT` is two.
+    /// The registers of a load; only the first [`Codes::SPLIT`] count.
     ///
     /// # Safety
     /// The machine has the set.
-    unsafe fn split(load: __m512i) -> [__m512i; 2];
+    unsafe fn split(load: __m512i) -> [__m512i; 4];
 }
 
-for_avx512! {
-    /// # Safety
-    /// `min(packed.len, BYTES)` bytes can be read.
-    #[inline]
-    pub(super) unsafe fn load_bytes<const BYTES: usize>(packed: Packed) -> __m512i {
-        let Packed { from, len, ahead } = packed;
-        _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(ahead).cast());
-        if BYTES == LINE && len >= LINE {
-            // SAFETY: the caller's promise.
-            return unsafe { _mm512_loadu_si512(from.cast()) };
-        }
-        let mask = if len >= BYTES { u64::MAX >> (LINE - BYTES) } else { (1 << len) - 1 };
-        // SAFETY: the caller's promise, for the bytes of the mask.
-        unsafe { _mm512_maskz_loadu_epi8(mask, from.cast()) }
-    }
+for_avx512! {}
 
-    #[inline]
-    fn split_nibbles(load: __m512i) -> [__m512i; 2] {
-        let low = _mm512_set1_epi8(15);
-        [_mm512_and_si512(load, low), _mm512_and_si512(_mm512_srli_epi16::<4>(load), low)]
+/// The bytes for [`spread`], where the eight codes of a lane begin in the column `columns[lane]`. Bytes beyond the last
+/// are not used.
+const fn spread_bytes(bits: usize, columns: [usize; 8]) -> [u8; LINE] {
+    let mut bytes = [0; LINE];
+    let mut idx = 0;
+    while idx < LINE {
+        bytes[idx] = ((columns[idx / 8] / 8 * bits + idx % 8) % LINE) as u8;
+        idx += 1;
     }
-
-    /// E2M1 codes as twice their value plus [`E2M1_OFFSET`].
-    #[inline]
-    fn look_up_nibbles(load: __m512i) -> [__m512i; 2] {
-        let table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-        let table = _mm512_broadcast_i32x4(table);
-        let [even, odd] = split_nibbles(load);
-        [_mm512_shuffle_epi8(table, even), _mm512_shuffle_epi8(table, odd)]
-    }
-
-    /// 64 codes of `BITS` bits: eight codes are `BITS` bytes, which go to one 64-bit lane and are shifted there.
-    #[inline]
-    fn spread<const BITS: usize>(packed: __m512i) -> __m512i {
-        let bytes = const {
-            let mut bytes = [0_u8; LINE];
-            let mut idx = 0;
-            while idx < LINE {
-                // Bytes beyond the last are not used.
-                let byte = idx / 8 * BITS + idx % 8;
-                bytes[idx] = if byte < LINE { byte as u8 } else { 0 };
-                idx += 1;
-            }
-            bytes
-        };
-        let shifts = const {
-            let mut shifts = [0_u8; LINE];
-            let mut idx = 0;
-            while idx < LINE {
-                shifts[idx] = (idx % 8 * BITS) as u8;
-                idx += 1;
-            }
-            shifts
-        };
-        // SAFETY: the arrays are as large as a register.
-        let (bytes, shifts) = unsafe {
-            (_mm512_loadu_si512(bytes.as_ptr().cast()), _mm512_loadu_si512(shifts.as_ptr().cast()))
-        };
-        let lanes = _mm512_permutexvar_epi8(bytes, packed);
-        let mask = _mm512_set1_epi8(((1_u32 << BITS) - 1) as i8);
-        _mm512_and_si512(_mm512_multishift_epi64_epi8(shifts, lanes), mask)
-    }
+    bytes
 }
 
-/// Affine codes of four bits.
-pub(super) struct Nibbles;
+/// Affine codes of two or four bits: register `r` has field `r` of every byte.
+pub(super) struct Fields<const BITS: usize>;
 
-impl Codes for Nibbles {
-    const LOADS: usize = 1;
-    const SPLIT: usize = 2;
+impl<const BITS: usize> Codes for Fields<BITS> {
+    const SPLIT: usize = 8 / BITS;
     const LOAD_BYTES: usize = LINE;
-    const OFFSET: i32 = 0;
+
+    #[inline(always)]
+    fn column(register: usize, byte: usize) -> usize {
+        byte * Self::SPLIT + register
+    }
 
     #[inline(always)]
     unsafe fn load(packed: Packed) -> __m512i {
@@ -129,9 +83,9 @@ impl Codes for Nibbles {
     }
 
     #[inline(always)]
-    unsafe fn split(load: __m512i) -> [__m512i; 2] {
+    unsafe fn split(load: __m512i) -> [__m512i; 4] {
         // SAFETY: the caller's promise.
-        unsafe { split_nibbles(load) }
+        unsafe { split_fields::<BITS>(load) }
     }
 }
 
@@ -139,10 +93,14 @@ impl Codes for Nibbles {
 pub(super) struct SignedNibbles;
 
 impl Codes for SignedNibbles {
-    const LOADS: usize = 1;
     const SPLIT: usize = 2;
     const LOAD_BYTES: usize = LINE;
     const OFFSET: i32 = E2M1_OFFSET;
+
+    #[inline(always)]
+    fn column(register: usize, byte: usize) -> usize {
+        byte * 2 + register
+    }
 
     #[inline(always)]
     unsafe fn load(packed: Packed) -> __m512i {
@@ -151,30 +109,72 @@ impl Codes for SignedNibbles {
     }
 
     #[inline(always)]
-    unsafe fn split(load: __m512i) -> [__m512i; 2] {
+    unsafe fn split(load: __m512i) -> [__m512i; 4] {
         // SAFETY: the caller's promise.
         unsafe { look_up_nibbles(load) }
     }
 }
 
-/// Affine codes of any width, in the order of columns.
+/// Affine codes of three bits: each half of each group of `GROUP` in a register of its own.
+pub(super) struct Threes<const GROUP: usize>;
+
+impl<const GROUP: usize> Codes for Threes<GROUP> {
+    const SPLIT: usize = 2;
+    const LOAD_BYTES: usize = 48;
+    const STAYS_IN_BYTES: bool = false;
+
+    #[inline(always)]
+    fn column(register: usize, byte: usize) -> usize {
+        let half = GROUP / 2;
+        byte / half * GROUP + register * half + byte % half
+    }
+
+    #[inline(always)]
+    unsafe fn load(packed: Packed) -> __m512i {
+        // SAFETY: the caller's promise.
+        unsafe { load_bytes::<48>(packed) }
+    }
+
+    #[inline(always)]
+    unsafe fn split(load: __m512i) -> [__m512i; 4] {
+        let (first, second) = const {
+            // Eight codes never reach from one half of a group into the other.
+            let (mut first, mut second) = ([0; 8], [0; 8]);
+            let mut lane = 0;
+            while lane < 8 {
+                first[lane] = lane * 8 / (GROUP / 2) * GROUP + lane * 8 % (GROUP / 2);
+                second[lane] = first[lane] + GROUP / 2;
+                lane += 1;
+            }
+            (&{ spread_bytes(3, first) }, &{ spread_bytes(3, second) })
+        };
+        // SAFETY: the caller's promise.
+        let (first, second) = unsafe { (spread::<3>(load, first), spread::<3>(load, second)) };
+        [first, second, first, second]
+    }
+}
+
+/// Affine codes of five, six or eight bits, in the order of columns.
 pub(super) struct Wide<const BITS: usize, const LOADS: usize>;
 
 impl<const BITS: usize, const LOADS: usize> Codes for Wide<BITS, LOADS> {
     const LOADS: usize = LOADS;
     const SPLIT: usize = 1;
     const LOAD_BYTES: usize = 8 * BITS;
-    const OFFSET: i32 = 0;
+    const STAYS_IN_BYTES: bool = BITS == 8;
+
+    #[inline(always)]
+    fn column(register: usize, byte: usize) -> usize {
+        register * LINE + byte
+    }
 
     #[inline(always)]
     unsafe fn load(packed: Packed) -> __m512i {
         // SAFETY: the caller's promise.
         unsafe {
             match BITS {
-                2 => spread::<2>(load_bytes::<16>(packed)),
-                3 => spread::<3>(load_bytes::<24>(packed)),
-                5 => spread::<5>(load_bytes::<40>(packed)),
-                6 => spread::<6>(load_bytes::<48>(packed)),
+                5 => load_bytes::<40>(packed),
+                6 => load_bytes::<48>(packed),
                 8 => load_bytes::<LINE>(packed),
                 _ => unreachable!("no such width"),
             }
@@ -182,8 +182,11 @@ impl<const BITS: usize, const LOADS: usize> Codes for Wide<BITS, LOADS> {
     }
 
     #[inline(always)]
-    unsafe fn split(load: __m512i) -> [__m512i; 2] {
-        [load, load]
+    unsafe fn split(load: __m512i) -> [__m512i; 4] {
+        let bytes = const { &{ spread_bytes(BITS, [0, 8, 16, 24, 32, 40, 48, 56]) } };
+        // SAFETY: the caller's promise.
+        let codes = if BITS == 8 { load } else { unsafe { spread::<BITS>(load, bytes) } };
+        [codes; 4]
     }
 }
 
@@ -262,5 +265,115 @@ for_avx512! {
         let value = _mm512_mask_mov_epi32(value, is_nan, _mm512_set1_epi32(-1));
         let sign = _mm512_slli_epi32::<24>(_mm512_sub_epi32(codes, magnitude));
         _mm512_castsi512_ps(_mm512_or_si512(value, sign))
+    }
+}
+
+/// # Safety
+/// `min(packed.len, BYTES)` bytes can be read.
+#[inline(always)]
+pub(super) unsafe fn load_bytes<const BYTES: usize>(packed: Packed) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let Packed { from, len, ahead } = packed;
+        _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(ahead).cast());
+        if BYTES == LINE && len >= LINE {
+            return _mm512_loadu_si512(from.cast());
+        }
+        let mask = if len >= BYTES { u64::MAX >> (LINE - BYTES) } else { (1 << len) - 1 };
+        _mm512_maskz_loadu_epi8(mask, from.cast())
+    }
+}
+
+/// Fields of `BITS` bits, 64 to a register: the first has the lowest field of every byte.
+///
+/// # Safety
+/// The machine has the set.
+#[inline(always)]
+unsafe fn split_fields<const BITS: usize>(load: __m512i) -> [__m512i; 4] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mask = _mm512_set1_epi8((1 << BITS) - 1);
+        let mut registers = [_mm512_and_si512(load, mask); 4];
+        if BITS == 4 {
+            registers[1] = _mm512_and_si512(_mm512_srli_epi16::<4>(load), mask);
+        } else {
+            registers[1] = _mm512_and_si512(_mm512_srli_epi16::<2>(load), mask);
+            registers[2] = _mm512_and_si512(_mm512_srli_epi16::<4>(load), mask);
+            registers[3] = _mm512_and_si512(_mm512_srli_epi16::<6>(load), mask);
+        }
+        registers
+    }
+}
+
+/// E2M1 codes as twice their value plus [`E2M1_OFFSET`].
+///
+/// # Safety
+/// The machine has the set.
+#[inline(always)]
+unsafe fn look_up_nibbles(load: __m512i) -> [__m512i; 4] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+        let table = _mm512_broadcast_i32x4(table);
+        let [even, odd, ..] = split_fields::<4>(load);
+        let (even, odd) = (_mm512_shuffle_epi8(table, even), _mm512_shuffle_epi8(table, odd));
+        [even, odd, even, odd]
+    }
+}
+
+/// 64 codes of `BITS` bits, of which eight are `BITS` bytes: `bytes` puts these into a 64-bit lane, where they are
+/// shifted.
+///
+/// # Safety
+/// The machine has the set.
+#[inline(always)]
+unsafe fn spread<const BITS: usize>(packed: __m512i, bytes: &'static [u8; LINE]) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let shifts = const {
+            let mut shifts = [0_u8; LINE];
+            let mut idx = 0;
+            while idx < LINE {
+                shifts[idx] = (idx % 8 * BITS) as u8;
+                idx += 1;
+            }
+            &{ shifts }
+        };
+        let (bytes, shifts) =
+            (_mm512_loadu_si512(bytes.as_ptr().cast()), _mm512_loadu_si512(shifts.as_ptr().cast()));
+        let mask = _mm512_set1_epi8(((1_u32 << BITS) - 1) as i8);
+        _mm512_and_si512(multishift(shifts, permute(bytes, packed)), mask)
+    }
+}
+
+for_avx512! {
+    /// `_mm512_permutexvar_epi8`, for a machine with VBMI in a function that is compiled for those without, too.
+    #[inline]
+    fn permute(bytes: __m512i, from: __m512i) -> __m512i {
+        let to;
+        // SAFETY: only formats that `is_supported` says the machine can unpack get here.
+        unsafe {
+            asm!(
+                "vpermb {to}, {bytes}, {from}",
+                to = lateout(zmm_reg) to, bytes = in(zmm_reg) bytes, from = in(zmm_reg) from,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+        to
+    }
+
+    /// `_mm512_multishift_epi64_epi8`; see [`permute`].
+    #[inline]
+    fn multishift(shifts: __m512i, from: __m512i) -> __m512i {
+        let to;
+        // SAFETY: as in `permute`.
+        unsafe {
+            asm!(
+                "vpmultishiftqb {to}, {shifts}, {from}",
+                to = lateout(zmm_reg) to, shifts = in(zmm_reg) shifts, from = in(zmm_reg) from,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+        to
     }
 }

@@ -1,14 +1,14 @@
 //! Many rows of activations: a tile of weights is unpacked once and meets all of them.
 //!
 //! In a tile a lane is a weight row. Register `(k, r)` holds, for the rows `16 r` to `16 r + 15`, the four codes of the
-//! `k`-th word of the order in which `super::order_row` has the activations, so that a word of activations is
+//! `k`-th word of the order in which `word_place` has the activations, so that a word of activations is
 //! broadcast to all lanes, and a group's sums end where its scales are: one number in each lane.
 
 use std::arch::x86_64::*;
 use std::array;
 
 use super::codes::{Codes, Packed, load_elements, load_scales};
-use super::{Job, LINE, Line, for_avx512};
+use super::{Job, LINE, Line, WithCodes, for_avx512};
 use crate::elements::ElementsMut;
 use crate::integer::SUMS;
 
@@ -28,38 +28,42 @@ const TILE_ROWS: usize = REGISTERS * LANES;
 const LINE_WORDS: usize = LINE / 4;
 
 /// Puts a row's lines `[steps, half, registers]` into the slot of a token, `[words, TOKENS, half]` of four bytes.
-pub(super) fn interleave(
-    from: &[Line],
-    num_registers: usize,
-    is_split: bool,
-    slot: usize,
-    to: &mut [Line],
-) {
-    for (step, lines) in from.chunks_exact(2 * num_registers).enumerate() {
-        let (high, low) = lines.split_at(num_registers);
-        for register in 0..num_registers {
-            let halves = [&high[register], &low[register]].map(|line| line.0.as_chunks::<4>().0);
-            for word in 0..LINE_WORDS {
-                let place = word_place(step * num_registers, register, word, is_split);
-                for (half, words) in halves.iter().enumerate() {
-                    let place = (place * TOKENS + slot) * 2 + half;
-                    to[place / LINE_WORDS].0.as_chunks_mut::<4>().0[place % LINE_WORDS] =
-                        words[word];
+pub(super) struct Interleave<'a> {
+    pub(super) from: &'a [Line],
+    pub(super) slot: usize,
+    pub(super) to: &'a mut [Line],
+}
+
+impl WithCodes for Interleave<'_> {
+    fn run<C: Codes, const LANES: usize>(self) {
+        let Interleave { from, slot, to } = self;
+        for (step, lines) in from.chunks_exact(2 * C::REGISTERS).enumerate() {
+            let (high, low) = lines.split_at(C::REGISTERS);
+            for register in 0..C::REGISTERS {
+                let halves =
+                    [&high[register], &low[register]].map(|line| line.0.as_chunks::<4>().0);
+                for word in 0..LINE_WORDS {
+                    let place = word_place::<C, LANES>(step, register, word);
+                    for (half, words) in halves.iter().enumerate() {
+                        let place = (place * TOKENS + slot) * 2 + half;
+                        to[place / LINE_WORDS].0.as_chunks_mut::<4>().0[place % LINE_WORDS] =
+                            words[word];
+                    }
                 }
             }
         }
     }
 }
 
-/// Where a word of a step's register is: the words of split registers alternate.
+/// Where a word of a step's register is, so that the words of a group are together.
 #[inline(always)]
-fn word_place(first_register: usize, register: usize, word: usize, is_split: bool) -> usize {
-    let first_word = first_register * LINE_WORDS;
-    if is_split {
-        first_word + word * 2 + register
-    } else {
-        first_word + register * LINE_WORDS + word
-    }
+fn word_place<C: Codes, const GROUP_LANES: usize>(
+    step: usize,
+    register: usize,
+    word: usize,
+) -> usize {
+    let group = word / GROUP_LANES * C::REGISTERS + register;
+    step * C::REGISTERS * LINE_WORDS + group * GROUP_LANES + word % GROUP_LANES
 }
 
 /// Unpacked weights; everything has the rows in its lanes.
@@ -73,7 +77,7 @@ struct Tile {
 
 for_avx512! {
     /// All tokens with the rows of the job.
-    pub(super) fn multiply<C: Codes>(
+    pub(super) fn multiply<C: Codes, const GROUP_LANES: usize>(
         job: &Job<'_>,
         token_lines: usize,
         out: &mut [ElementsMut<'_>],
@@ -86,7 +90,7 @@ for_avx512! {
         };
         for start in job.rows.clone().step_by(TILE_ROWS) {
             let num_rows = TILE_ROWS.min(job.rows.end - start);
-            fill::<C>(job, start, num_rows, &mut tile);
+            fill::<C, GROUP_LANES>(job, start, num_rows, &mut tile);
             for (tile_idx, out) in out.chunks_mut(TOKENS).enumerate() {
                 let lines = &job.lines.lines[tile_idx * TOKENS * token_lines..];
                 let token = tile_idx * TOKENS;
@@ -176,7 +180,12 @@ for_avx512! {
     }
 
     /// Unpacks the rows from `first_row` on; rows beyond `num_rows` repeat the last one.
-    fn fill<C: Codes>(job: &Job<'_>, first_row: usize, num_rows: usize, tile: &mut Tile) {
+    fn fill<C: Codes, const GROUP_LANES: usize>(
+        job: &Job<'_>,
+        first_row: usize,
+        num_rows: usize,
+        tile: &mut Tile,
+    ) {
         let (x, matrix) = (job.x, job.matrix);
         let num_groups = x.num_groups();
         let row_words = matrix.format.words_per_row(matrix.input);
@@ -195,17 +204,13 @@ for_avx512! {
                     // SAFETY: the machine has the set, and the rest of the row can be read.
                     *lanes = unsafe { C::load(packed) };
                 }
-                transpose(&mut lanes);
                 let step = first_byte / step_bytes;
-                let load = first_byte % step_bytes / C::LOAD_BYTES;
-                for (word, lanes) in lanes.into_iter().enumerate() {
-                    // SAFETY: the machine has the set.
-                    let registers = unsafe { C::split(lanes) };
-                    for split in 0..C::SPLIT {
-                        let register = load * C::SPLIT + split;
-                        let place =
-                            word_place(step * C::REGISTERS, register, word, C::SPLIT == 2);
-                        tile.codes[place * REGISTERS + r] = registers[split];
+                let first_register = first_byte % step_bytes / C::LOAD_BYTES * C::SPLIT;
+                for (split, words) in transposed::<C>(lanes).into_iter().take(C::SPLIT).enumerate() {
+                    for (word, codes) in words.into_iter().enumerate() {
+                        let register = first_register + split;
+                        let place = word_place::<C, GROUP_LANES>(step, register, word);
+                        tile.codes[place * REGISTERS + r] = codes;
                     }
                 }
             }
@@ -231,6 +236,28 @@ for_avx512! {
                 }
             }
         }
+    }
+
+    /// The registers of sixteen rows' loads, by words; the first [`Codes::SPLIT`] count.
+    #[inline]
+    fn transposed<C: Codes>(loads: [__m512i; LANES]) -> [[__m512i; LANES]; 4] {
+        let mut registers = [loads; 4];
+        if C::STAYS_IN_BYTES {
+            transpose(&mut registers[0]);
+        }
+        for lane in 0..LANES {
+            // SAFETY: the machine has the set.
+            let split = unsafe { C::split(registers[0][lane]) };
+            for register in 0..C::SPLIT {
+                registers[register][lane] = split[register];
+            }
+        }
+        if !C::STAYS_IN_BYTES {
+            for register in 0..C::SPLIT {
+                transpose(&mut registers[register]);
+            }
+        }
+        registers
     }
 
     /// Sixteen registers of sixteen words, transposed.

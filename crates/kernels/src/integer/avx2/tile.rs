@@ -1,0 +1,282 @@
+//! Many rows of activations: a tile of weights is unpacked once and meets all of them.
+//!
+//! In a tile a lane of 32 bits is a weight row: it holds the codes of two columns, so that a pair of activations is
+//! broadcast to all lanes, and a group's sums end where its scales are, one number in each lane.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::{LANES, for_avx2};
+use crate::elements::ElementsMut;
+use crate::integer::rounding::Rounded;
+use crate::integer::{E2M1, SUMS};
+use crate::quant::{QuantMatrix, QuantMode, Scales};
+use crate::unpack::scale_value;
+
+/// Rows of activations computed together.
+const TOKENS: usize = 4;
+
+/// Registers of weight rows computed together.
+const REGISTERS: usize = 2;
+
+/// Weight rows of a register.
+const REGISTER_ROWS: usize = 8;
+
+/// Weight rows of a tile.
+const TILE_ROWS: usize = REGISTERS * REGISTER_ROWS;
+
+/// Unpacked weights; everything has the rows in its lanes.
+struct Tile {
+    /// `[input / 2, REGISTERS]`.
+    codes: Vec<__m256i>,
+    /// `[groups, TILE_ROWS]`.
+    scales: Vec<[f32; TILE_ROWS]>,
+    biases: Vec<[f32; TILE_ROWS]>,
+    /// Room for the codes of rows, `[TILE_ROWS, input]`.
+    rows: Vec<u8>,
+    /// Room for the scales of a row.
+    row_scales: Vec<f32>,
+}
+
+for_avx2! {
+    /// All tokens with some weight rows.
+    pub(super) fn multiply(
+        x: &Rounded,
+        matrix: &QuantMatrix<'_>,
+        rows: Range<usize>,
+        out: &mut [ElementsMut<'_>],
+    ) {
+        let num_groups = x.num_groups();
+        let mut tile = Tile {
+            codes: vec![_mm256_setzero_si256(); x.input / 2 * REGISTERS],
+            scales: vec![[0.0; TILE_ROWS]; num_groups],
+            biases: vec![[0.0; TILE_ROWS]; num_groups],
+            rows: vec![0; TILE_ROWS * x.input],
+            row_scales: vec![0.0; num_groups],
+        };
+        for start in rows.clone().step_by(TILE_ROWS) {
+            let num_rows = TILE_ROWS.min(rows.end - start);
+            fill(matrix, start, num_rows, &mut tile);
+            for (idx, out) in out.chunks_mut(TOKENS).enumerate() {
+                let token = idx * TOKENS;
+                let mut results = [[0.0; TILE_ROWS]; TOKENS];
+                match out.len() {
+                    1 => multiply_tile::<1>(x, &tile, token, &mut results),
+                    2 => multiply_tile::<2>(x, &tile, token, &mut results),
+                    3 => multiply_tile::<3>(x, &tile, token, &mut results),
+                    _ => multiply_tile::<4>(x, &tile, token, &mut results),
+                }
+                for (out, results) in out.iter_mut().zip(&results) {
+                    out.store(start - rows.start, &results[..num_rows]);
+                }
+            }
+        }
+    }
+
+    /// The inner loops: `T` tokens with all rows of the tile.
+    fn multiply_tile<const T: usize>(
+        x: &Rounded,
+        tile: &Tile,
+        token: usize,
+        results: &mut [[f32; TILE_ROWS]; TOKENS],
+    ) {
+        let group_pairs = x.group_size / 2;
+        let num_pairs = x.num_groups() * group_pairs;
+        assert!((token + T) * x.input <= x.values.len(), "values of the tokens");
+        assert!(num_pairs * 2 == x.input, "whole groups");
+        assert!(num_pairs * REGISTERS <= tile.codes.len(), "codes of the tile");
+        let values = x.values[token * x.input..].as_ptr();
+        let mut sums = [[[_mm256_setzero_ps(); REGISTERS]; T]; SUMS];
+        for group in 0..x.num_groups() {
+            let mut products = [[_mm256_setzero_si256(); REGISTERS]; T];
+            for pair in group * group_pairs..(group + 1) * group_pairs {
+                // SAFETY: `pair` is below `num_pairs`, for which both were checked to be long enough.
+                let codes: [__m256i; REGISTERS] = unsafe {
+                    let codes = tile.codes.as_ptr().add(pair * REGISTERS);
+                    [*codes, *codes.add(1)]
+                };
+                for t in 0..T {
+                    // SAFETY: as above.
+                    let values = unsafe {
+                        values.add(t * x.input + pair * 2).cast::<i32>().read_unaligned()
+                    };
+                    let values = _mm256_set1_epi32(values);
+                    for r in 0..REGISTERS {
+                        let product = _mm256_madd_epi16(codes[r], values);
+                        products[t][r] = _mm256_add_epi32(products[t][r], product);
+                    }
+                }
+            }
+            let sums = &mut sums[group % SUMS];
+            for t in 0..T {
+                let at = (token + t) * x.padded_groups + group;
+                let unit = _mm256_set1_ps(x.groups.units[at]);
+                let x_sum = _mm256_set1_ps(x.groups.sums[at]);
+                for r in 0..REGISTERS {
+                    let factor = _mm256_mul_ps(load(&tile.scales[group], r), unit);
+                    let sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(products[t][r]), factor, sums[t][r]);
+                    sums[t][r] = _mm256_fmadd_ps(load(&tile.biases[group], r), x_sum, sum);
+                }
+            }
+        }
+        for t in 0..T {
+            for r in 0..REGISTERS {
+                let mut half = SUMS / 2;
+                while half > 0 {
+                    for lane in 0..half {
+                        sums[lane][t][r] = _mm256_add_ps(sums[lane][t][r], sums[lane + half][t][r]);
+                    }
+                    half /= 2;
+                }
+                let results = &mut results[t][r * REGISTER_ROWS..][..REGISTER_ROWS];
+                // SAFETY: eight results.
+                unsafe { _mm256_storeu_ps(results.as_mut_ptr(), sums[0][t][r]) };
+            }
+        }
+    }
+
+    #[inline]
+    fn load(rows: &[f32; TILE_ROWS], register: usize) -> __m256 {
+        let rows = &rows[register * REGISTER_ROWS..][..REGISTER_ROWS];
+        // SAFETY: eight values.
+        unsafe { _mm256_loadu_ps(rows.as_ptr()) }
+    }
+
+    /// Unpacks the rows from `first_row` on; lanes beyond `num_rows` keep what they had.
+    fn fill(matrix: &QuantMatrix<'_>, first_row: usize, num_rows: usize, tile: &mut Tile) {
+        let input = matrix.input;
+        for row in 0..num_rows {
+            unpack_row(matrix, first_row + row, &mut tile.rows[row * input..][..input]);
+            let first_group = (first_row + row) * tile.row_scales.len();
+            match matrix.scales {
+                Scales::Elements(from) => from.load(first_group, &mut tile.row_scales),
+                Scales::Bytes(from) => {
+                    for (scale, code) in tile.row_scales.iter_mut().zip(&from[first_group..]) {
+                        *scale = scale_value(matrix.format.mode, *code);
+                    }
+                }
+            }
+            for (to, scale) in tile.scales.iter_mut().zip(&tile.row_scales) {
+                to[row] = *scale;
+            }
+            if let Some(from) = matrix.biases {
+                from.load(first_group, &mut tile.row_scales);
+                for (to, bias) in tile.biases.iter_mut().zip(&tile.row_scales) {
+                    to[row] = *bias;
+                }
+            }
+        }
+        let is_signed = matrix.format.mode != QuantMode::Affine;
+        for register in 0..REGISTERS {
+            let rows = &tile.rows[register * REGISTER_ROWS * input..][..REGISTER_ROWS * input];
+            for column in (0..input).step_by(LANES) {
+                let mut lanes = [_mm256_setzero_si256(); REGISTER_ROWS];
+                for row in 0..REGISTER_ROWS {
+                    let codes = &rows[row * input + column..][..LANES];
+                    // SAFETY: sixteen bytes.
+                    let codes = unsafe { _mm_loadu_si128(codes.as_ptr().cast()) };
+                    lanes[row] = if is_signed {
+                        _mm256_cvtepi8_epi16(codes)
+                    } else {
+                        _mm256_cvtepu8_epi16(codes)
+                    };
+                }
+                transpose(&mut lanes);
+                for pair in 0..REGISTER_ROWS {
+                    tile.codes[(column / 2 + pair) * REGISTERS + register] = lanes[pair];
+                }
+            }
+        }
+    }
+
+    /// Eight registers of eight lanes of 32 bits, transposed.
+    #[inline]
+    fn transpose(rows: &mut [__m256i; REGISTER_ROWS]) {
+        let mut fours = [_mm256_setzero_si256(); REGISTER_ROWS];
+        for four in 0..2 {
+            let (a, b) = (rows[4 * four], rows[4 * four + 1]);
+            let (c, d) = (rows[4 * four + 2], rows[4 * four + 3]);
+            let (ab_low, ab_high) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+            let (cd_low, cd_high) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+            // Half `h` of register `l`: lane `4 h + l` of the four rows.
+            fours[4 * four] = _mm256_unpacklo_epi64(ab_low, cd_low);
+            fours[4 * four + 1] = _mm256_unpackhi_epi64(ab_low, cd_low);
+            fours[4 * four + 2] = _mm256_unpacklo_epi64(ab_high, cd_high);
+            fours[4 * four + 3] = _mm256_unpackhi_epi64(ab_high, cd_high);
+        }
+        for lane in 0..4 {
+            rows[lane] = _mm256_permute2x128_si256::<0x20>(fours[lane], fours[4 + lane]);
+            rows[4 + lane] = _mm256_permute2x128_si256::<0x31>(fours[lane], fours[4 + lane]);
+        }
+    }
+
+    /// The codes of a row, one a byte; those of E2M1 signed and doubled.
+    fn unpack_row(matrix: &QuantMatrix<'_>, row: usize, codes: &mut [u8]) {
+        let row_words = matrix.format.words_per_row(matrix.input);
+        let words = &matrix.words[row * row_words..][..row_words];
+        match (matrix.format.mode, matrix.format.bits) {
+            (QuantMode::Affine, 4) => unpack_nibbles::<false>(words, codes),
+            (QuantMode::Affine, 2) => unpack_bits::<2>(words, codes),
+            (QuantMode::Affine, 3) => unpack_bits::<3>(words, codes),
+            (QuantMode::Affine, 5) => unpack_bits::<5>(words, codes),
+            (QuantMode::Affine, 6) => unpack_bits::<6>(words, codes),
+            (QuantMode::Affine, _) => unpack_bits::<8>(words, codes),
+            _ => unpack_nibbles::<true>(words, codes),
+        }
+    }
+
+    /// Sixteen bytes at a time; a last half of that by itself.
+    #[inline]
+    fn unpack_nibbles<const E2M1_CODES: bool>(words: &[u32], codes: &mut [u8]) {
+        let low = _mm_set1_epi8(15);
+        // SAFETY: the table is a register.
+        let table = unsafe { _mm_loadu_si128(E2M1.as_ptr().cast()) };
+        let (units, rest) = words.as_chunks::<4>();
+        let (codes, rest_codes) = codes.as_chunks_mut::<32>();
+        for (unit, codes) in units.iter().zip(codes) {
+            prefetch(unit);
+            // SAFETY: four words are a register, and the codes are two.
+            unsafe {
+                let packed = _mm_loadu_si128(unit.as_ptr().cast());
+                let mut even = _mm_and_si128(packed, low);
+                let mut odd = _mm_and_si128(_mm_srli_epi16::<4>(packed), low);
+                if E2M1_CODES {
+                    even = _mm_shuffle_epi8(table, even);
+                    odd = _mm_shuffle_epi8(table, odd);
+                }
+                let to = codes.as_mut_ptr();
+                _mm_storeu_si128(to.cast(), _mm_unpacklo_epi8(even, odd));
+                _mm_storeu_si128(to.add(16).cast(), _mm_unpackhi_epi8(even, odd));
+            }
+        }
+        for (word, codes) in rest.iter().zip(rest_codes.as_chunks_mut::<8>().0) {
+            for (idx, code) in codes.iter_mut().enumerate() {
+                let nibble = (word >> (4 * idx)) as usize & 15;
+                *code = if E2M1_CODES { E2M1[nibble].cast_unsigned() } else { nibble as u8 };
+            }
+        }
+    }
+
+    /// Thirty-two codes are `BITS` whole words; eight are `BITS` bytes.
+    #[inline]
+    fn unpack_bits<const BITS: usize>(words: &[u32], codes: &mut [u8]) {
+        let mask = u64::MAX / 255 * ((1 << BITS) - 1);
+        for (words, codes) in words.as_chunks::<BITS>().0.iter().zip(codes.as_chunks_mut::<32>().0) {
+            prefetch(words);
+            for (eight, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                // Eight codes begin so early in a word that two words have all of them.
+                let bit = eight * 8 * BITS;
+                let high = words.get(bit / 32 + 1).map_or(0, |word| u64::from(*word));
+                let packed = (high << 32 | u64::from(words[bit / 32])) >> (bit % 32);
+                *codes = _pdep_u64(packed, mask).to_le_bytes();
+            }
+        }
+    }
+
+    /// Asks for memory further on; see `avx512`.
+    #[inline]
+    fn prefetch(words: &[u32]) {
+        const AHEAD_BYTES: usize = 4096;
+        _mm_prefetch::<_MM_HINT_T1>(words.as_ptr().cast::<i8>().wrapping_add(AHEAD_BYTES));
+    }
+}
