@@ -226,12 +226,14 @@ impl AttentionKernel {
         kernels::place_heads(&mut q, norms.map(|norms| norms[0]), rotation, threads);
         kernels::place_heads(&mut k, norms.map(|norms| norms[1]), rotation, threads);
         let width = self.config.kv_heads * self.config.head_dim;
+        let writing = threads.span("kv_cache", 0);
         let spans = self.spans.iter().zip(&self.pages);
         let held = spans.map(|(span, pages)| {
             let range = span.rows.start * width..span.rows.end * width;
             pages.write(span.start, &k[range.clone()], &v[range])
         });
         let held: Vec<Vec<Arc<Page>>> = held.collect();
+        drop(writing);
         let views: Vec<Vec<KvPage<'_>>> =
             held.iter().map(|pages| pages.iter().map(|page| page.view()).collect()).collect();
         let spans = self.spans.iter().zip(&views);
