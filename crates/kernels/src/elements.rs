@@ -188,6 +188,20 @@ impl<'a> ElementsMut<'a> {
         }
     }
 
+    /// Copies elements of the same type.
+    ///
+    /// # Panics
+    /// When types or lengths differ.
+    #[track_caller]
+    pub fn copy_from(&mut self, from: Elements<'_>) {
+        match (self, from) {
+            (ElementsMut::F32(out), Elements::F32(from)) => out.copy_from_slice(from),
+            (ElementsMut::F16(out), Elements::F16(from)) => out.copy_from_slice(from),
+            (ElementsMut::Bf16(out), Elements::Bf16(from)) => out.copy_from_slice(from),
+            (out, from) => panic!("{:?} elements for {:?} ones", from.float(), out.float()),
+        }
+    }
+
     /// Sets every element to zero.
     pub(crate) fn fill_zero(&mut self) {
         match self {

@@ -127,9 +127,9 @@ impl Layer {
         })
     }
 
-    fn forward(&self, x: &Residual, step: &mut Step<'_, '_>) -> Residual {
+    fn forward(&self, x: Residual, step: &mut Step<'_, '_>) -> Residual {
         let h = self.self_attn.add_to(x, &self.input_layernorm, step);
-        self.mlp.add_to(&h, &self.post_attention_layernorm)
+        self.mlp.add_to(h, &self.post_attention_layernorm)
     }
 }
 
@@ -152,7 +152,7 @@ fn attention(w: &Weights<'_>, plan: &Plan<'_>, layer_idx: usize) -> Result<Atten
 impl Network for Qwen2 {
     fn forward(&self, tokens: &[TokenId], step: &mut Step<'_, '_>) -> Array {
         let embedded = self.embed_tokens.forward(tokens);
-        self.layers.iter().fold(embedded, |h, layer| layer.forward(&h, step)).finish()
+        self.layers.iter().fold(embedded, |h, layer| layer.forward(h, step)).finish()
     }
 
     fn logits(&self, h: &Array) -> Array {

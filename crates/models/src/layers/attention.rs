@@ -103,7 +103,7 @@ impl Attention {
     /// `residual + attention(norm(residual))`.
     pub(crate) fn add_to(
         &self,
-        residual: &Residual,
+        residual: Residual,
         norm: &RmsNorm,
         step: &mut Step<'_, '_>,
     ) -> Residual {
@@ -120,12 +120,8 @@ impl Attention {
         }
         let block = BlockParts { norm, arrays, row: &parts.o_proj };
         let kernel = self.kernel(step);
-        residual.kernel_block(
-            "attention",
-            &block,
-            (&self.tp, threads),
-            move |x, inputs, threads| kernel.run(x, inputs, threads),
-        )
+        residual
+            .kernel_block(&block, threads, move |x, inputs, threads| kernel.run(x, inputs, threads))
     }
 
     /// What the heads' part of the primitive's closure holds.

@@ -48,7 +48,7 @@ impl Mlp {
     }
 
     /// `residual + mlp(norm(residual))`.
-    pub(crate) fn add_to(&self, residual: &Residual, norm: &RmsNorm) -> Residual {
+    pub(crate) fn add_to(&self, residual: Residual, norm: &RmsNorm) -> Residual {
         let Mlp { gate_proj, up_proj, down_proj, dtype, .. } = self;
         let Compute::Kernels(threads) = self.tp.compute() else {
             return residual.stock_block(norm, down_proj, |x| {
@@ -58,7 +58,7 @@ impl Mlp {
         let arrays = [gate_proj.arrays(), up_proj.arrays()].concat();
         let block = BlockParts { norm, arrays, row: down_proj };
         let (linears, dtype) = ([gate_proj.kernel(), up_proj.kernel()], *dtype);
-        residual.kernel_block("mlp", &block, (&self.tp, threads), move |x, inputs, threads| {
+        residual.kernel_block(&block, threads, move |x, inputs, threads| {
             let [gate, up] = LinearKernel::products(linears, x, inputs, threads);
             let mut inner = Floats::zeros(dtype, gate.len());
             kernels::swiglu(&gate, &up, inner.elements_mut(), threads);
