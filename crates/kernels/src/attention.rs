@@ -16,7 +16,7 @@ mod soft_max;
 use std::ops::Range;
 
 use self::piece::{Gathered, HeadQueries, finish, gather, value_stride};
-use crate::elements::{Elements, ElementsMut};
+use crate::elements::{Elements, ElementsMut, Float};
 use crate::threads::Threads;
 
 /// Keys of a block.
@@ -102,6 +102,14 @@ pub struct KvPage<'a> {
     pub keys: Elements<'a>,
     /// `[kv_heads, positions, head_dim]`.
     pub values: Elements<'a>,
+}
+
+impl KvPage<'_> {
+    /// The type of keys and values, if it is the same.
+    #[inline(always)]
+    fn floats(&self) -> Option<Float> {
+        Some(self.keys.float()).filter(|float| *float == self.values.float())
+    }
 }
 
 /// One sequence's keys and values, its new rows included.

@@ -2,9 +2,10 @@
 //!
 //! Every kernel is *batch-invariant*: the bits of a result depend only on the row (token, query) it was computed
 //! for and on the weights or keys it meets, never on the other rows, on how a prompt was cut into chunks, or on the
-//! number of threads. Each dot product therefore has one fixed order of operations (see `dot`, and `integer` for
-//! 16-bit activations with packed weights), and work is only ever split between results, not inside one. Between
-//! instruction sets the bits may differ (fused multiply-add).
+//! number of threads. Each dot product therefore has one fixed order of operations (see `dot`, `attention`, and
+//! `integer` for 16-bit activations with packed weights), and work is only ever split between results, or in places
+//! that are always the same (the spans of `attention`). Between instruction sets the bits may differ (fused
+//! multiply-add).
 //!
 //! Few rows stream their weights from memory as they lie there (`integer`, `dense`); many rows meet tiles that were
 //! unpacked for all of them (`integer`, `panel`).

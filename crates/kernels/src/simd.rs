@@ -1,4 +1,5 @@
-//! Eight lanes of f32 and of small integers, and the copies of a kernel that are compiled for each instruction set.
+//! Eight lanes of f32 and of small integers, wider ones where no bit shows the width ([`Wide`]), and the copies of a
+//! kernel that are compiled for each instruction set.
 //!
 //! A kernel is one generic function over [`Simd`], marked `#[inline(always)]`; [`dispatched!`] wraps it in one copy per
 //! instruction set and picks the copy at run time. The value of type `S: Simd` that a kernel passes around proves that
@@ -45,7 +46,7 @@ pub enum InstructionSet {
     /// x86-64 with AVX2, FMA, F16C and BMI2.
     Avx2,
     /// x86-64 with AVX-512 (F, BW, DQ, VL, VNNI) beside what [`InstructionSet::Avx2`] has: whole-number products, those
-    /// of three, five and six bits only with VBMI; the other kernels are those of AVX2.
+    /// of three, five and six bits only with VBMI, and attention; the other kernels are those of AVX2.
     Avx512,
     /// The baseline of 64-bit ARM.
     Neon,

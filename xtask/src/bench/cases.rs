@@ -2,8 +2,9 @@
 
 use half::bf16;
 use jackalope_kernels::{
-    AttentionConfig, DenseMatrix, Elements, ElementsMut, KvPage, QuantFormat, QuantMatrix,
-    QuantMode, Scales, SequenceKv, advise_huge_pages, attention, matmul, quantized_matmul,
+    AttentionConfig, DenseMatrix, Elements, ElementsMut, KvPage, Matrix, Product, QuantFormat,
+    QuantMatrix, QuantMode, Scales, SequenceKv, advise_huge_pages, attention, matmul, matmul_each,
+    quantized_matmul,
 };
 
 use super::{Report, Work};
@@ -47,6 +48,7 @@ pub(super) fn measure_all(report: &mut Report<'_>) {
         let format = QuantFormat { mode, bits, group_size };
         measure_quantized(report, format, MLP, &[1, 8, 512]);
     }
+    measure_step(report, common);
     measure_dense(report, MLP, &[1, 8, 512]);
     measure_attention(report);
 }
@@ -121,6 +123,53 @@ fn measure_quantized(
             }
         });
     }
+}
+
+/// All products of a step with one row, in the order of the layers.
+fn measure_step(report: &mut Report<'_>, format: QuantFormat) {
+    const LAYERS: usize = 28;
+    /// The matrices that meet the same row.
+    const TOGETHER: [&[(usize, usize)]; 4] = [
+        &[(2048, 1024), (1024, 1024), (1024, 1024)],
+        &[(1024, 2048)],
+        &[(3072, 1024), (3072, 1024)],
+        &[(1024, 3072)],
+    ];
+    let name = "affine-4 group 64, a whole step, 1 tokens";
+    if !report.wants(name) {
+        return;
+    }
+    let (_, vocab, hidden) = SHAPES[4];
+    let vocabulary: &[(usize, usize)] = &[(vocab, hidden)];
+    let calls = || std::iter::repeat_n(TOGETHER, LAYERS).flatten().chain([vocabulary]);
+    let macs: usize = calls().flatten().map(|(out, input)| out * input).sum();
+    let words = filled(macs / 8, |idx| (idx as u32).wrapping_mul(2_654_435_761).rotate_left(9));
+    let floats = filled(macs / 32, |_| bf16::ONE);
+    let x = filled(3072, |idx| bf16::from_f32((idx % 251) as f32 - 125.0));
+    let mut y = filled(vocab, |_| bf16::ZERO);
+    let work = Work { bytes: macs / 2 + macs / 16, macs, is_whole: true };
+    report.measure(name, work, |threads| {
+        let (mut words, mut floats) = (&words[..], &floats[..]);
+        for matrices in calls() {
+            let (mut products, mut y) = (Vec::new(), &mut y[..]);
+            for &(out, input) in matrices {
+                let (own, num_groups) = (words.split_at(out * input / 8), out * input / 64);
+                let (scales, rest) = floats.split_at(num_groups);
+                let (biases, rest) = rest.split_at(num_groups);
+                let (scales, biases) = (Elements::Bf16(scales), Some(Elements::Bf16(biases)));
+                let scales = Scales::Elements(scales);
+                let matrix = QuantMatrix { format, out, input, words: own.0, scales, biases };
+                let (own_y, rest_y) = std::mem::take(&mut y).split_at_mut(out);
+                products.push(Product {
+                    matrix: Matrix::Quantized(matrix),
+                    out: ElementsMut::Bf16(own_y),
+                });
+                (words, floats, y) = (own.1, rest, rest_y);
+            }
+            let input = matrices[0].1;
+            matmul_each(Elements::Bf16(&x[..input]), products, threads);
+        }
+    });
 }
 
 fn measure_dense(

@@ -37,7 +37,7 @@ pub(crate) fn tanh<S: Simd>(x: f32) -> f32 {
     let far = ((1.0 - power) / (1.0 + power)).copysign(x);
     let square = x * x;
     let mut p = -5.704_988_7e-3;
-    for coefficient in [2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1] {
+    for coefficient in [2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {
         p = S::mul_add_scalar(p, square, coefficient);
     }
     let near = S::mul_add_scalar(p * square, x, x);

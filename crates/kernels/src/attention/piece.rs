@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
+use half::{bf16, f16};
+
 use super::product::{DEPTH, Left, Multiply, Panels, Product, Right, Sums};
 use super::soft_max::State;
 use super::{AttentionConfig, BLOCK_KEYS, KEY_TILE, KvPage, SPAN_KEYS, SequenceKv, key_place};
-use crate::elements::{Elements, ElementsMut};
+use crate::elements::{Elements, ElementsMut, Float};
 use crate::simd::{WIDEST, Wide, dispatched_wide};
 
 /// Query rows up to which keys and values are used where they lie.
@@ -285,17 +287,11 @@ impl Room {
         let is_direct = self.num_rows <= DIRECT_ROWS
             && num_blocks > 0
             && keys.config.head_dim.is_multiple_of(W::LANES);
-        let (page, _) = keys.place();
-        match (page.keys, page.values) {
-            (Elements::Bf16(page_keys), Elements::Bf16(page_values)) if is_direct => {
-                self.take_in_place(simd, keys, (page_keys, page_values), num_blocks)
-            }
-            (Elements::F16(page_keys), Elements::F16(page_values)) if is_direct => {
-                self.take_in_place(simd, keys, (page_keys, page_values), num_blocks)
-            }
-            (Elements::F32(page_keys), Elements::F32(page_values)) if is_direct => {
-                self.take_in_place(simd, keys, (page_keys, page_values), num_blocks)
-            }
+        let floats = keys.place().0.floats();
+        match floats {
+            Some(Float::F32) if is_direct => self.take_in_place::<W, f32>(simd, keys, num_blocks),
+            Some(Float::F16) if is_direct => self.take_in_place::<W, f16>(simd, keys, num_blocks),
+            Some(Float::Bf16) if is_direct => self.take_in_place::<W, bf16>(simd, keys, num_blocks),
             _ => self.take_in_panels(simd, keys),
         }
     }
@@ -306,11 +302,12 @@ impl Room {
         &mut self,
         simd: W,
         keys: &Keys<'_>,
-        (page_keys, page_values): (&[E], &[E]),
         num_blocks: usize,
     ) -> usize {
         let rows = 0..self.num_rows;
-        let (_, first) = keys.place();
+        let (page, first) = keys.place();
+        let page_keys = E::slice(page.keys).expect("keys of the type");
+        let page_values = E::slice(page.values).expect("values of the type");
         for column in (0..num_blocks * BLOCK_KEYS).step_by(KEY_TILE) {
             let tile = keys.tile_of(page_keys, first + column);
             let place = (column / BLOCK_KEYS, column % BLOCK_KEYS);
@@ -318,11 +315,20 @@ impl Room {
         }
         for block in 0..num_blocks {
             keys.write_visible(block, &mut self.visible);
-            self.weigh(simd, keys.config, block);
             let values = keys.values_of(page_values, first + block * BLOCK_KEYS);
+            // On their way while the weights are computed.
+            values.prefetch_start(simd);
+            self.weigh(simd, keys.config, block);
             self.add_values::<W, E>(values, (block, 0), rows.clone());
         }
-        keys.block(num_blocks - 1).end
+        let end = keys.block(num_blocks - 1).end;
+        if end < keys.positions.end
+            && end.is_multiple_of(keys.page_tokens())
+            && let Some(next) = E::slice(keys.queries.sequence.pages[end / keys.page_tokens()].keys)
+        {
+            keys.tile_of(next, 0).prefetch_start(simd);
+        }
+        end
     }
 
     /// As [`Room::take_in`], for many rows: converts keys and values once for all of them.

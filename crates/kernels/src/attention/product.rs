@@ -2,6 +2,10 @@
 //!
 //! A result is one chain of multiply-adds in the order of the depth, so neither the tile it is computed in nor the
 //! width of the vectors shows in its bits.
+#![expect(
+    clippy::needless_range_loop,
+    reason = "indices name rows and registers alike, and iterators' closures would be compiled without the set"
+)]
 
 use std::ops::Range;
 
@@ -16,6 +20,9 @@ pub(super) const DEPTH: usize = 64;
 /// Bytes of a streamed matrix that all its rows' tiles meet before the next ones: few, because memory is read at its best
 /// speed only in ascending order.
 const WINDOW_BYTES: usize = 2048;
+
+/// Vectors of few rows' sums where there are 32 registers.
+const BROAD_VECTORS: usize = 8;
 
 /// Bytes that a prefetch brings.
 const LINE_BYTES: usize = 64;
@@ -43,6 +50,12 @@ pub(super) struct Right<'a, E> {
 }
 
 impl<E> Right<'_, E> {
+    /// Asks for the memory of the first rows.
+    #[inline(always)]
+    pub(super) fn prefetch_start<W: Wide>(&self, simd: W) {
+        self.prefetch(simd, 0..WINDOW_BYTES / (self.stride * size_of::<E>()));
+    }
+
     /// Asks for the memory of some rows that lie side by side, one line after the other.
     #[inline(always)]
     fn prefetch<W: Wide>(&self, simd: W, rows: Range<usize>) {
@@ -76,11 +89,14 @@ pub(super) struct Product<'a, E> {
 pub(super) trait Multiply: Element {
     /// Adds a product to the sums.
     fn add(instructions: InstructionSet, product: &Product<'_, Self>, sums: &mut Sums<'_>);
+
+    /// The elements, if they are of this type.
+    fn slice(elements: Elements<'_>) -> Option<&[Self]>;
 }
 
 /// Compiled once for each type, rather than wherever it is used.
 macro_rules! multiply {
-    ($($element:ty: $name:ident),*) => {
+    ($($element:ty: $variant:ident, $name:ident;)*) => {
         $(
             dispatched_wide! {
                 fn $name(product: &Product<'_, $element>, sums: &mut Sums<'_>) = add_with
@@ -95,12 +111,24 @@ macro_rules! multiply {
                 ) {
                     $name(instructions, product, sums);
                 }
+
+                #[inline(always)]
+                fn slice(elements: Elements<'_>) -> Option<&[Self]> {
+                    match elements {
+                        Elements::$variant(elements) => Some(elements),
+                        _ => None,
+                    }
+                }
             }
         )*
     };
 }
 
-multiply! { f32: add_f32, f16: add_f16, bf16: add_bf16 }
+multiply! {
+    f32: F32, add_f32;
+    f16: F16, add_f16;
+    bf16: Bf16, add_bf16;
+}
 
 #[inline(always)]
 fn add_with<W: Wide, E: Element>(simd: W, product: &Product<'_, E>, sums: &mut Sums<'_>) {
@@ -112,7 +140,10 @@ impl<E: Element> Product<'_, E> {
     fn add<W: Wide>(&self, simd: W, sums: &mut Sums<'_>) {
         // Rows within a line are read in ascending order as it is, and f32 is in a cache already or rarely met.
         let row_bytes = self.right.stride * size_of::<E>();
-        if E::IS_F32 || row_bytes <= LINE_BYTES {
+        let is_row_at_once = W::LANES == WIDEST
+            && self.rows.len() < 4
+            && self.right.columns == BROAD_VECTORS * W::LANES;
+        if E::IS_F32 || row_bytes <= LINE_BYTES || is_row_at_once {
             return self.add_window(simd, &self.depth, sums);
         }
         let step = (WINDOW_BYTES / row_bytes).max(1);
@@ -126,7 +157,7 @@ impl<E: Element> Product<'_, E> {
     /// Adds the product over a part of the depth.
     #[inline(always)]
     fn add_window<W: Wide>(&self, simd: W, depth: &Range<usize>, sums: &mut Sums<'_>) {
-        let is_broad = self.right.columns >= 8 * W::LANES;
+        let is_broad = self.right.columns >= BROAD_VECTORS * W::LANES;
         let mut row = self.rows.start;
         while row < self.rows.end {
             // As many sums as there are registers, of which the conversion to f32 needs some.
@@ -138,10 +169,14 @@ impl<E: Element> Product<'_, E> {
                 (_, true, _) => self.strip::<W, 1, PANEL_VECTORS>(simd, row, depth, sums),
                 (8.., false, true) => self.strip::<W, 8, 2>(simd, row, depth, sums),
                 (4.., false, _) => self.strip::<W, 4, 2>(simd, row, depth, sums),
-                (2.., false, true) if is_broad => self.strip::<W, 2, 8>(simd, row, depth, sums),
+                (2.., false, true) if is_broad => {
+                    self.strip::<W, 2, BROAD_VECTORS>(simd, row, depth, sums)
+                }
                 (2.., false, true) => self.strip::<W, 2, 2>(simd, row, depth, sums),
                 (2.., false, false) => self.strip::<W, 2, 4>(simd, row, depth, sums),
-                (_, false, true) if is_broad => self.strip::<W, 1, 8>(simd, row, depth, sums),
+                (_, false, true) if is_broad => {
+                    self.strip::<W, 1, BROAD_VECTORS>(simd, row, depth, sums)
+                }
                 (_, false, true) => self.strip::<W, 1, 2>(simd, row, depth, sums),
                 (_, false, false) => self.strip::<W, 1, 4>(simd, row, depth, sums),
             };
