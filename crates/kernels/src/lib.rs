@@ -6,7 +6,7 @@
 //! 16-bit activations with packed weights), and work is only ever split between results, not inside one. Between
 //! instruction sets the bits may differ (fused multiply-add).
 //!
-//! Few rows stream their weights from memory as they lie there (`integer`, `dense`); many rows meet tiles that were
+//! Few rows stream their weights from memory as they lie there (`integer`, `dense`, `float8`); many rows meet tiles that were
 //! unpacked for all of them (`integer`, `panel`).
 //!
 //! Shapes are the caller's promise: a wrong length is a bug and panics at the caller's line. Nothing here knows of
@@ -17,6 +17,7 @@ mod dense;
 mod dot;
 mod elements;
 mod embedding;
+mod float8;
 mod gather;
 mod integer;
 mod machine;

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use crate::dense;
 use crate::elements::{Elements, ElementsMut};
+use crate::float8;
 use crate::integer::{self, Prepared};
 use crate::panel::{Activations, Weights, multiply_rows};
-use crate::quant::QuantMatrix;
+use crate::quant::{QuantMatrix, QuantMode};
 use crate::threads::Threads;
 
 /// Output features of a piece are a multiple of this: the rows of a tile of whole numbers.
@@ -123,6 +124,11 @@ fn multiply_exactly(
     for_pieces(out, weights, threads, |rows, out| match weights {
         Weights::Dense(matrix) if x.tokens() <= dense::FEW_TOKENS => {
             dense::multiply_few(threads.instructions(), &x, matrix, rows, out);
+        }
+        Weights::Quant(matrix)
+            if matrix.format.mode == QuantMode::Mxfp8 && x.tokens() <= float8::FEW_TOKENS =>
+        {
+            float8::multiply_few(threads.instructions(), &x, matrix, rows, out);
         }
         _ => multiply_rows(threads.instructions(), &x, weights, rows, out),
     });
