@@ -7,7 +7,7 @@
 //! that are always the same (the spans of `attention`). Between instruction sets the bits may differ (fused
 //! multiply-add).
 //!
-//! Few rows stream their weights from memory as they lie there (`integer`, `dense`); many rows meet tiles that were
+//! Few rows stream their weights from memory as they lie there (`integer`, `dense`, `float8`); many rows meet tiles that were
 //! unpacked for all of them (`integer`, `panel`).
 //!
 //! Shapes are the caller's promise: a wrong length is a bug and panics at the caller's line. Nothing here knows of
@@ -18,6 +18,7 @@ mod dense;
 mod dot;
 mod elements;
 mod embedding;
+mod float8;
 mod gather;
 mod integer;
 pub mod logits;

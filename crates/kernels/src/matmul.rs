@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use crate::dense;
 use crate::elements::{Elements, ElementsMut};
+use crate::float8;
 use crate::integer::{self, Prepared};
 use crate::panel::{Activations, multiply_rows};
-use crate::quant::{QuantFormat, QuantMatrix};
+use crate::quant::{QuantFormat, QuantMatrix, QuantMode};
 use crate::threads::Threads;
 
 /// Output features of a piece are a multiple of this: the rows of a tile of whole numbers.
@@ -217,6 +218,11 @@ fn multiply_exactly(x: Elements<'_>, products: &mut [RowProducts<'_>], threads: 
     for_pieces(products, threads, |matrix, rows, out| match matrix {
         Matrix::Dense(matrix) if x.tokens() <= dense::FEW_TOKENS => {
             dense::multiply_few(threads.instructions(), &x, matrix, rows, out);
+        }
+        Matrix::Quantized(matrix)
+            if matrix.format.mode == QuantMode::Mxfp8 && x.tokens() <= float8::FEW_TOKENS =>
+        {
+            float8::multiply_few(threads.instructions(), &x, matrix, rows, out);
         }
         _ => multiply_rows(threads.instructions(), &x, matrix, rows, out),
     });

@@ -198,8 +198,8 @@ pub(crate) trait Simd: Copy {
     /// The table's entry for each code; codes are below 16.
     fn look_up(self, table: &[f32; 16], codes: Self::Codes) -> Self::Floats;
 
-    /// The values of eight-bit floats; see [`e4m3`].
-    fn e4m3(self, codes: Self::Codes) -> Self::Floats;
+    /// The values of eight eight-bit floats, four in each word; see [`e4m3`].
+    fn e4m3(self, low: u32, high: u32) -> Self::Floats;
 }
 
 /// The value of an eight-bit float: sign, four bits of exponent (bias 7), three of mantissa; no infinity, and only

@@ -154,7 +154,7 @@ fn unpack_e4m3<S: Simd>(simd: S, packed: Packed<'_>, scales: &[u8], out: &mut [L
         for scale in &scales[groups] {
             let scale = simd.splat(e8m0(*scale));
             for ([low, high], out) in units.by_ref().take(packed.group_size() / LANES) {
-                let values = simd.e4m3(simd.codes::<8>(*low, *high));
+                let values = simd.e4m3(*low, *high);
                 simd.store(simd.mul(values, scale), out);
             }
         }
@@ -169,7 +169,7 @@ pub(crate) fn scale_value(mode: QuantMode, code: u8) -> f32 {
 
 /// Two to the power `code - 127`; 255, which the format calls not a number, is infinite as in MLX.
 #[inline(always)]
-fn e8m0(code: u8) -> f32 {
+pub(crate) fn e8m0(code: u8) -> f32 {
     // The smallest power is a subnormal f32.
     if code == 0 { f32::from_bits(1 << 22) } else { f32::from_bits(u32::from(code) << 23) }
 }

@@ -39,8 +39,10 @@ use for_avx512;
 /// Bytes of a register.
 const LINE: usize = 64;
 
-/// Rows of activations above which weights are unpacked into tiles.
-const FEW_TOKENS: usize = 5;
+/// Rows of activations above which weights are unpacked into tiles: where unpacking costs more, it pays sooner.
+fn few_tokens(format: QuantFormat) -> usize {
+    if matches!(format.bits, 5 | 6) { 2 } else { 4 }
+}
 
 /// Bytes of the signed halves of activations, aligned to registers.
 #[derive(Clone, Copy)]
@@ -73,7 +75,7 @@ impl Lines {
         let proof = Avx512::detect().expect("`Threads` asserts its set");
         // Two bytes, the halves, for each column.
         let token_lines = x.padded_groups * x.group_size * 2 / LINE;
-        if x.tokens <= FEW_TOKENS {
+        if x.tokens <= few_tokens(format) {
             let mut lines = vec![Line([0; LINE]); x.tokens * token_lines];
             for (token, lines) in lines.chunks_mut(token_lines).enumerate() {
                 let values = &x.values[token * x.input..][..x.input];

@@ -146,21 +146,18 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn e4m3(self, codes: __m256i) -> __m256 {
-        // SAFETY: `self` proves AVX2.
+    fn e4m3(self, low: u32, high: u32) -> __m256 {
+        let packed = u64::from(high) << 32 | u64::from(low);
+        // SAFETY: `self` proves AVX2 and F16C.
         unsafe {
-            let magnitude = _mm256_and_si256(codes, _mm256_set1_epi32(0x7f));
-            let exponent_offset = _mm256_set1_epi32(120 << 23);
-            let normal = _mm256_add_epi32(_mm256_slli_epi32::<20>(magnitude), exponent_offset);
-            let subnormal =
-                _mm256_mul_ps(_mm256_cvtepi32_ps(magnitude), _mm256_set1_ps(1.0 / 512.0));
-            let is_subnormal = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), magnitude);
-            let value = _mm256_blendv_epi8(normal, _mm256_castps_si256(subnormal), is_subnormal);
+            let codes = _mm_cvtepi8_epi16(_mm_cvtsi64_si128(packed.cast_signed()));
+            let max = _mm_set1_epi16(0x7f);
+            let is_nan = _mm_cmpeq_epi16(_mm_and_si128(codes, max), max);
+            // A half has one more bit of exponent, with a bias that is larger by eight: sign, zero, code.
+            let halves = _mm_and_si128(_mm_slli_epi16::<7>(codes), _mm_set1_epi16(!0x4000));
             // All bits set is not a number.
-            let is_nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f));
-            let sign = _mm256_slli_epi32::<24>(_mm256_sub_epi32(codes, magnitude));
-            let signed = _mm256_or_si256(value, sign);
-            _mm256_castsi256_ps(_mm256_or_si256(signed, is_nan))
+            let values = _mm256_cvtph_ps(_mm_or_si128(halves, is_nan));
+            _mm256_mul_ps(values, _mm256_set1_ps(256.0))
         }
     }
 }

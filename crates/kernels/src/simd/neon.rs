@@ -162,7 +162,8 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn e4m3(self, codes: Pair<uint32x4_t>) -> Pair<float32x4_t> {
+    fn e4m3(self, low: u32, high: u32) -> Pair<float32x4_t> {
+        let codes = self.codes::<8>(low, high);
         // SAFETY: NEON is in the baseline.
         unsafe { Pair(e4m3(codes.0), e4m3(codes.1)) }
     }

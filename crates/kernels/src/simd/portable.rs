@@ -87,7 +87,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn e4m3(self, codes: [u32; LANES]) -> Lanes {
-        codes.map(e4m3)
+    fn e4m3(self, low: u32, high: u32) -> Lanes {
+        self.codes::<8>(low, high).map(e4m3)
     }
 }

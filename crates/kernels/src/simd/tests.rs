@@ -32,7 +32,7 @@ fn all_operations<S: Simd>(simd: S, out: &mut Vec<u32>) {
     for code in (0..=255_u8).step_by(4) {
         let [low, high] =
             [[0, 1, 2, 3], [3, 2, 1, 0]].map(|offsets| offsets.map(|offset| code + offset));
-        push(simd.e4m3(simd.codes::<8>(u32::from_le_bytes(low), u32::from_le_bytes(high))));
+        push(simd.e4m3(u32::from_le_bytes(low), u32::from_le_bytes(high)));
     }
 }
 

@@ -12,7 +12,7 @@ use crate::quant::{QuantMode, Scales};
 #[derive(Clone, Copy)]
 pub(super) struct Packed {
     pub(super) from: *const u8,
-    /// How many may be read at most; what is beyond is zero.
+    /// How many may be read; what is beyond is zero.
     pub(super) len: usize,
     /// How far ahead memory is asked for.
     pub(super) ahead: usize,
@@ -40,7 +40,7 @@ pub(super) trait Codes {
     fn column(register: usize, byte: usize) -> usize;
 
     /// # Safety
-    /// The machine has the set, and `min(packed.len, LOAD_BYTES)` bytes can be read.
+    /// The machine has the set, and `packed.len` bytes can be read.
     unsafe fn load(packed: Packed) -> __m512i;
 
     /// The registers of a load; only the first [`Codes::SPLIT`] count.
@@ -269,14 +269,15 @@ for_avx512! {
 }
 
 /// # Safety
-/// `min(packed.len, BYTES)` bytes can be read.
+/// `packed.len` bytes can be read.
 #[inline(always)]
 pub(super) unsafe fn load_bytes<const BYTES: usize>(packed: Packed) -> __m512i {
     // SAFETY: the caller's promise.
     unsafe {
         let Packed { from, len, ahead } = packed;
         _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(ahead).cast());
-        if BYTES == LINE && len >= LINE {
+        // Bytes beyond those of the load are not used, and a mask would cost more than they do.
+        if len >= LINE {
             return _mm512_loadu_si512(from.cast());
         }
         let mask = if len >= BYTES { u64::MAX >> (LINE - BYTES) } else { (1 << len) - 1 };

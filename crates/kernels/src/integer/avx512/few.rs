@@ -128,23 +128,32 @@ for_avx512! {
         let row_bytes = matrix.format.words_per_row(matrix.input) * 4;
         let first_step = first_group / SUMS * LANES;
         let first_byte = first_step * C::LOADS * C::LOAD_BYTES;
-        let left_bytes = row_bytes - first_byte;
+        let row_left = row_bytes - first_byte;
         let token_lines = lines.len() / T;
         assert!((first_step + LANES) * C::REGISTERS * 2 <= token_lines, "lines of a token");
-        let mut packed = [Packed { from: matrix.words.as_ptr().cast(), len: left_bytes, ahead }; ROWS];
+        let (from, num_bytes) = (matrix.words.as_ptr().cast::<u8>(), matrix.words.len() * 4);
+        let mut packed = [Packed { from, len: 0, ahead }; ROWS];
         for r in 0..ROWS {
             assert!(rows[r] < matrix.out, "a row of the matrix");
-            packed[r].from = packed[r].from.wrapping_add(rows[r] * row_bytes + first_byte);
+            let byte = rows[r] * row_bytes + first_byte;
+            packed[r].from = from.wrapping_add(byte);
+            // The next row's codes meet zeros.
+            packed[r].len = num_bytes - byte;
         }
+        let matrix_left = packed[ROWS - 1].len;
         let x_lines = lines[first_step * C::REGISTERS * 2..].as_ptr();
         let mut fours = [[[_mm512_setzero_si512(); ROWS]; T]; 4];
         for four in 0..LANES.div_ceil(4) {
             let bytes = |num_fours| num_fours * LANES.min(4) * C::LOADS * C::LOAD_BYTES;
-            // SAFETY: lines of all `LANES` steps are there, as asserted above, and so many bytes.
+            // SAFETY: lines of all `LANES` steps are there, as asserted above, and so many bytes: in the last of the
+            // rows, so in all.
             unsafe {
-                if left_bytes >= bytes(four + 1) {
+                if row_left <= bytes(four) {
+                    break;
+                }
+                if matrix_left >= bytes(four + 1) + LINE {
                     fours[four] = four_steps::<C, LANES, T, true>(packed, four * 4, (x_lines, token_lines));
-                } else if left_bytes > bytes(four) {
+                } else {
                     fours[four] = four_steps::<C, LANES, T, false>(packed, four * 4, (x_lines, token_lines));
                 }
             }
@@ -192,7 +201,7 @@ for_avx512! {
 /// The sums of up to four steps' groups, `[T, ROWS]`.
 ///
 /// # Safety
-/// Lines of the steps are there for `T` tokens, `token_lines` apart, and if `WHOLE` their bytes.
+/// Lines of the steps are there for `T` tokens, `token_lines` apart, and if `WHOLE` their bytes and another line.
 #[inline(always)]
 unsafe fn four_steps<C: Codes, const LANES: usize, const T: usize, const WHOLE: bool>(
     packed: [Packed; ROWS],
@@ -232,7 +241,7 @@ unsafe fn four_steps<C: Codes, const LANES: usize, const T: usize, const WHOLE: 
 /// The codes of a step from the first one's bytes on, in up to four registers; zeros beyond the row.
 ///
 /// # Safety
-/// `packed.len` bytes can be read; if `WHOLE`, the step's are among them.
+/// `packed.len` bytes can be read; if `WHOLE`, the step's and another line are among them.
 #[inline(always)]
 unsafe fn load_step<C: Codes, const WHOLE: bool>(packed: Packed, step: usize) -> [__m512i; 4] {
     // SAFETY: the caller's promise.

@@ -1,0 +1,140 @@
+//! Few rows of activations times a matrix of eight-bit floats (mxfp8), which is streamed from memory as it is.
+//!
+//! The order of operations is that of [`crate::dot`], so a row has the same bits here as among many rows.
+#![expect(clippy::needless_range_loop, reason = "indices name tokens and rows in several arrays")]
+
+use std::ops::Range;
+
+use crate::elements::ElementsMut;
+use crate::panel::Activations;
+use crate::quant::{QuantMatrix, Scales};
+use crate::simd::{LANES, Simd, dispatched};
+use crate::unpack::e8m0;
+
+/// Rows of activations up to which weights are streamed rather than unpacked into tiles.
+pub(crate) const FEW_TOKENS: usize = 4;
+
+/// Rows of activations computed together.
+const TOKENS: usize = 4;
+
+/// Rows whose results are kept until they are stored.
+const RESULT_ROWS: usize = 32;
+
+/// Vectors of a group.
+const GROUP_VECTORS: usize = 32 / LANES;
+
+/// How far ahead memory is asked for, so that the second-level cache has it in time.
+const PREFETCH_BYTES: usize = 16 << 10;
+
+dispatched! {
+    /// Results of up to [`FEW_TOKENS`] tokens for the weight rows `rows`; `out` has one view of `rows.len()` elements
+    /// per token.
+    pub(crate) fn multiply_few(
+        x: &Activations,
+        matrix: &QuantMatrix<'_>,
+        rows: Range<usize>,
+        out: &mut [ElementsMut<'_>],
+    ) = multiply_few_with
+}
+
+#[inline(always)]
+fn multiply_few_with<S: Simd>(
+    simd: S,
+    x: &Activations,
+    matrix: &QuantMatrix<'_>,
+    rows: Range<usize>,
+    out: &mut [ElementsMut<'_>],
+) {
+    let mut results = [[0.0; RESULT_ROWS]; TOKENS];
+    for start in rows.clone().step_by(RESULT_ROWS) {
+        let strip_rows = start..(start + RESULT_ROWS).min(rows.end);
+        // From the second turn on, the rows are in a cache.
+        for (turn, out) in out.chunks_mut(TOKENS).enumerate() {
+            let x = (x, turn * TOKENS);
+            match out.len() {
+                1 => strip::<S, 1, 6>(simd, x, (matrix, &strip_rows), &mut results),
+                2 => strip::<S, 2, 4>(simd, x, (matrix, &strip_rows), &mut results),
+                3 => strip::<S, 3, 3>(simd, x, (matrix, &strip_rows), &mut results),
+                _ => strip::<S, 4, 2>(simd, x, (matrix, &strip_rows), &mut results),
+            }
+            for (out, results) in out.iter_mut().zip(&results) {
+                out.store(start - rows.start, &results[..strip_rows.len()]);
+            }
+        }
+    }
+}
+
+/// `T` tokens with all rows of the strip, `ROWS` at a time.
+#[inline(always)]
+fn strip<S: Simd, const T: usize, const ROWS: usize>(
+    simd: S,
+    (x, token): (&Activations, usize),
+    (matrix, rows): (&QuantMatrix<'_>, &Range<usize>),
+    results: &mut [[f32; RESULT_ROWS]; TOKENS],
+) {
+    for first_row in rows.clone().step_by(ROWS) {
+        // The last row is computed again where rows are missing.
+        let mut together = [first_row; ROWS];
+        for (offset, row) in together.iter_mut().enumerate() {
+            *row = (*row + offset).min(rows.end - 1);
+        }
+        let sums = block::<S, T, ROWS>(simd, (x, token), matrix, together);
+        for t in 0..T {
+            for r in 0..ROWS {
+                results[t][together[r] - rows.start] = sums[t][r];
+            }
+        }
+    }
+}
+
+/// The inner loop: `T * ROWS` sums in registers, for the tokens from `token` on.
+#[inline(always)]
+fn block<S: Simd, const T: usize, const ROWS: usize>(
+    simd: S,
+    (x, token): (&Activations, usize),
+    matrix: &QuantMatrix<'_>,
+    rows: [usize; ROWS],
+) -> [[f32; ROWS]; T] {
+    let Scales::Bytes(scales) = matrix.scales else {
+        unreachable!("checked at the entry of every kernel")
+    };
+    // As in `dot`, no closures around vectors.
+    let num_groups = matrix.format.groups_per_row(matrix.input);
+    let mut words: [&[[[u32; 2]; GROUP_VECTORS]]; ROWS] = [&[]; ROWS];
+    let mut row_scales: [&[u8]; ROWS] = [&[]; ROWS];
+    for r in 0..ROWS {
+        let row_words = matrix.format.words_per_row(matrix.input);
+        let row = &matrix.words[rows[r] * row_words..][..row_words];
+        words[r] = &row.as_chunks().0.as_chunks().0[..num_groups];
+        row_scales[r] = &scales[rows[r] * num_groups..][..num_groups];
+    }
+    let mut values: [&[[[f32; LANES]; GROUP_VECTORS]]; T] = [&[]; T];
+    for t in 0..T {
+        values[t] = &x.row(token + t).as_chunks().0[..num_groups];
+    }
+    let mut sums = [[simd.splat(0.0); ROWS]; T];
+    for group in 0..num_groups {
+        let mut group_scales = [simd.splat(0.0); ROWS];
+        for r in 0..ROWS {
+            simd.prefetch(&words[r][group], PREFETCH_BYTES);
+            group_scales[r] = simd.splat(e8m0(row_scales[r][group]));
+        }
+        for vector in 0..GROUP_VECTORS {
+            for r in 0..ROWS {
+                let [low, high] = words[r][group][vector];
+                let weights = simd.mul(simd.e4m3(low, high), group_scales[r]);
+                for t in 0..T {
+                    let x = simd.load(&values[t][group][vector]);
+                    sums[t][r] = simd.mul_add(x, weights, sums[t][r]);
+                }
+            }
+        }
+    }
+    let mut results = [[0.0; ROWS]; T];
+    for t in 0..T {
+        for r in 0..ROWS {
+            results[t][r] = simd.sum(sums[t][r]);
+        }
+    }
+    results
+}
