@@ -43,12 +43,7 @@ impl<'a> Buffer<'a> {
     /// If the elements are not `T`. Booleans are read as bytes.
     #[track_caller]
     pub fn values<T: Element>(&self) -> &'a [T] {
-        self.layout.check::<T>();
-        // SAFETY: `check` admits only the dtype of `T`, valid for any bits; `align_to` takes care
-        // of alignment, and `assert_all` of there being none left over.
-        let (before, values, after) = unsafe { self.bytes.align_to::<T>() };
-        assert_all(before, after);
-        values
+        values_of(self.bytes, self.layout.dtype)
     }
 }
 
@@ -74,12 +69,32 @@ impl<'a> BufferMut<'a> {
     /// If the elements are not `T`. Booleans are written as bytes.
     #[track_caller]
     pub fn values_mut<T: Element>(&mut self) -> &mut [T] {
-        self.layout.check::<T>();
-        // SAFETY: as for `Buffer::values`; every value of `T` is valid as bytes.
+        check::<T>(self.layout.dtype);
+        // SAFETY: as for `values_of`; every value of `T` is valid as bytes.
         let (before, values, after) = unsafe { self.bytes.align_to_mut::<T>() };
         assert_all(before, after);
         values
     }
+}
+
+/// Bytes as values.
+///
+/// # Panics
+/// If the elements are not `T`.
+#[track_caller]
+pub(crate) fn values_of<T: Element>(bytes: &[u8], dtype: Dtype) -> &[T] {
+    check::<T>(dtype);
+    // SAFETY: `check` admits only the dtype of `T`, valid for any bits; `align_to` takes care
+    // of alignment, and `assert_all` of there being none left over.
+    let (before, values, after) = unsafe { bytes.align_to::<T>() };
+    assert_all(before, after);
+    values
+}
+
+#[track_caller]
+fn check<T: Element>(dtype: Dtype) {
+    let stored = if dtype == Dtype::Bool { Dtype::U8 } else { dtype };
+    assert_eq!(T::DTYPE, stored, "a kernel reads a buffer of {dtype:?} elements");
 }
 
 #[track_caller]
@@ -97,12 +112,6 @@ struct Layout {
 impl Layout {
     fn nbytes(&self) -> usize {
         num_elements(&self.shape) * self.dtype.size_bytes()
-    }
-
-    #[track_caller]
-    fn check<T: Element>(&self) {
-        let stored = if self.dtype == Dtype::Bool { Dtype::U8 } else { self.dtype };
-        assert_eq!(T::DTYPE, stored, "a kernel reads a buffer of {:?} elements", self.dtype);
     }
 }
 

@@ -20,6 +20,7 @@ mod ffi;
 mod group;
 pub mod memory;
 mod ops;
+mod pinned;
 pub mod quant;
 
 pub use array::{Array, async_eval, eval};
@@ -28,3 +29,4 @@ pub use device::{Device, device, exit_now, gpu_available, set_device, version};
 pub use dtype::{Dtype, Element};
 pub use error::Error;
 pub use group::{Backend, Group};
+pub use pinned::Pinned;

@@ -3,16 +3,14 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use jackalope_kernels::{
-    self as kernels, AttentionConfig, Elements, HeadNorm, KvPage, SequenceKv, Threads,
-};
+use jackalope_kernels::{self as kernels, AttentionConfig, Elements, KvPage, SequenceKv, Threads};
 use jackalope_mlx::{Array, Dtype, fast};
 
 use super::floats::Floats;
-use super::kernel::{Inputs, dim};
+use super::kernel::dim;
 use super::linear::{Linear, LinearKernel};
-use super::norm::RmsNorm;
-use super::residual::{BlockParts, Residual};
+use super::norm::{NormKernel, RmsNorm};
+use super::residual::Residual;
 use super::rope::{Rope, RotationTable};
 use crate::cache::{LayerPages, Page};
 use crate::checkpoint::Checkpoint;
@@ -111,17 +109,9 @@ impl Attention {
         let Compute::Kernels(threads) = self.tp.compute() else {
             return residual.stock_block(norm, &parts.o_proj, |x| self.stock_heads(x, step));
         };
-        let mut arrays = Vec::new();
-        for linear in [&parts.q_proj, &parts.k_proj, &parts.v_proj] {
-            arrays.extend(linear.arrays());
-        }
-        if let Some((q_norm, k_norm)) = &parts.head_norms {
-            arrays.extend([q_norm.array(), k_norm.array()]);
-        }
-        let block = BlockParts { norm, arrays, row: &parts.o_proj };
         let kernel = self.kernel(step);
         residual
-            .kernel_block(&block, threads, move |x, inputs, threads| kernel.run(x, inputs, threads))
+            .kernel_block(norm, &parts.o_proj, threads, move |x, threads| kernel.run(x, threads))
     }
 
     /// What the heads' part of the primitive's closure holds.
@@ -130,10 +120,10 @@ impl Attention {
         let linears = [&parts.q_proj, &parts.k_proj, &parts.v_proj];
         AttentionKernel {
             qkv: linears.map(Linear::kernel),
-            norm_eps: parts
+            norms: parts
                 .head_norms
                 .as_ref()
-                .map(|(q_norm, k_norm)| [q_norm.eps(), k_norm.eps()]),
+                .map(|(q_norm, k_norm)| [q_norm.kernel(), k_norm.kernel()]),
             rotations: step.rotations(&parts.rope),
             config: AttentionConfig {
                 heads: parts.heads.cut.heads.len(),
@@ -203,7 +193,7 @@ impl Attention {
 /// What the attention primitive's closure holds: everything but the weights' arrays.
 struct AttentionKernel {
     qkv: [LinearKernel; 3],
-    norm_eps: Option<[f32; 2]>,
+    norms: Option<[NormKernel; 2]>,
     rotations: Arc<RotationTable>,
     config: AttentionConfig<'static>,
     spans: Vec<StepSpan>,
@@ -213,11 +203,9 @@ struct AttentionKernel {
 
 impl AttentionKernel {
     /// The heads' results `[tokens, heads * head_dim]` for `x` `[tokens, hidden]`.
-    fn run(&self, x: Elements<'_>, inputs: &Inputs<'_>, threads: &Threads) -> Floats {
-        let [mut q, mut k, v] = LinearKernel::products(self.qkv, x, inputs, threads);
-        let norms = self
-            .norm_eps
-            .map(|norm_eps| norm_eps.map(|eps| HeadNorm { weight: inputs.elements(), eps }));
+    fn run(&self, x: Elements<'_>, threads: &Threads) -> Floats {
+        let [mut q, mut k, v] = LinearKernel::products(&self.qkv, x, threads);
+        let norms = self.norms.as_ref().map(|norms| norms.each_ref().map(NormKernel::of_heads));
         let rotation = self.rotations.rotation();
         kernels::place_heads(&mut q, norms.map(|norms| norms[0]), rotation, threads);
         kernels::place_heads(&mut k, norms.map(|norms| norms[1]), rotation, threads);

@@ -61,9 +61,8 @@ impl Table {
         let first_id = TokenId::try_from(self.own().own.start).expect("token ids have 32 bits");
         let ids = ids.to_vec();
         let out = (vec![dim(ids.len()), dim(hidden)], self.dtype);
-        let arrays = self.matrix.arrays();
-        primitive("embedding", &arrays, out, threads, move |inputs, out, threads| {
-            kernel.gather((&ids, first_id), inputs, out, threads);
+        primitive("embedding", &[], out, threads, move |_, out, threads| {
+            kernel.gather((&ids, first_id), out, threads);
         })
     }
 
@@ -89,11 +88,9 @@ impl Table {
             Compute::Stock => return self.matrix.stock_product(x),
         };
         let kernel = self.matrix.kernel();
-        let mut inputs = vec![x];
-        inputs.extend(self.matrix.arrays());
         let out = (vec![x.dim(0), dim(self.matrix.output())], Dtype::F32);
-        primitive("head", &inputs, out, threads, move |inputs, out, threads| {
-            kernel.multiply(inputs.elements(), inputs, out, threads);
+        primitive("head", &[x], out, threads, move |inputs, out, threads| {
+            kernel.multiply(inputs.elements(), out, threads);
         })
     }
 

@@ -1,13 +1,13 @@
 //! The step from MLX's buffers to our kernels: weight matrices as they are held, and the reading of
 //! a custom primitive's inputs in the order in which they were given.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
 
 use half::{bf16, f16};
 use jackalope_kernels as kernels;
 use jackalope_kernels::{Elements, ElementsMut, Product, QuantFormat, QuantMode, Scales, Threads};
-use jackalope_mlx::{Array, Buffer, BufferMut, Dtype, custom, quant};
+use jackalope_mlx::{Array, Buffer, BufferMut, Dtype, Pinned, custom, quant};
 use jackalope_protocol::KernelTimings;
 
 use crate::error::LoadError;
@@ -18,7 +18,11 @@ use crate::weights::{Part, Weights};
 #[derive(Debug)]
 pub(super) struct Matrix {
     stored: Stored,
-    kernel: MatrixKernel,
+    format: Option<QuantFormat>,
+    output: usize,
+    input: usize,
+    /// Made when our kernels first ask for it.
+    kernel: OnceCell<Arc<MatrixKernel>>,
 }
 
 #[derive(Debug)]
@@ -66,34 +70,34 @@ impl Matrix {
             Some(format) => Stored::Quantized(load_quantized(w, cut, format)?),
         };
         let (output, input) = cut.own();
-        Ok(Matrix { stored, kernel: MatrixKernel { format, output, input } })
+        Ok(Matrix { stored, format, output, input, kernel: OnceCell::new() })
     }
 
     /// Rows of this rank's part.
     pub(super) fn output(&self) -> usize {
-        self.kernel.output
+        self.output
     }
 
     /// True if this rank holds nothing of it.
     pub(super) fn is_empty(&self) -> bool {
-        self.kernel.output == 0 || self.kernel.input == 0
+        self.output == 0 || self.input == 0
     }
 
-    /// The arrays to hand to a primitive that uses [`Matrix::kernel`].
-    pub(super) fn arrays(&self) -> Vec<&Array> {
-        match &self.stored {
-            Stored::Plain(weight) => vec![weight],
-            Stored::Quantized(weight) => {
-                let mut arrays = vec![&weight.words, &weight.scales];
-                arrays.extend(&weight.biases);
-                arrays
-            }
-        }
-    }
-
-    /// What the primitive's closure needs to know.
-    pub(super) fn kernel(&self) -> MatrixKernel {
-        self.kernel
+    /// For use inside a primitive.
+    pub(super) fn kernel(&self) -> Arc<MatrixKernel> {
+        let kernel = || {
+            let Matrix { format, output, input, .. } = *self;
+            let values = match &self.stored {
+                Stored::Plain(weight) => Values::Plain(pinned(weight)),
+                Stored::Quantized(weight) => Values::Quantized {
+                    words: pinned(&weight.words),
+                    scales: pinned(&weight.scales),
+                    biases: weight.biases.as_ref().map(pinned),
+                },
+            };
+            Arc::new(MatrixKernel { values, format, output, input })
+        };
+        Arc::clone(self.kernel.get_or_init(kernel))
     }
 
     /// `x · selfᵀ` by MLX, for `x` `[tokens, input]`.
@@ -159,38 +163,56 @@ fn stock_format(format: QuantFormat) -> quant::Format {
     quant::Format { mode, bits: small(format.bits), group_size: small(format.group_size) }
 }
 
-/// A matrix without its arrays, which the primitive receives as inputs.
-#[derive(Clone, Copy, Debug)]
+/// The memory of a weight.
+pub(super) fn pinned(weight: &Array) -> Pinned {
+    weight.pin().expect("a loaded weight needs no computing")
+}
+
+/// The floats of a weight.
+///
+/// # Panics
+/// If it has none.
+#[track_caller]
+pub(super) fn elements(weight: &Pinned) -> Elements<'_> {
+    match weight.dtype() {
+        Dtype::F32 => Elements::F32(weight.values::<f32>()),
+        Dtype::F16 => Elements::F16(weight.values::<f16>()),
+        Dtype::Bf16 => Elements::Bf16(weight.values::<bf16>()),
+        other => panic!("a kernel expects floats, found {other:?}"),
+    }
+}
+
+/// A matrix for the kernels.
+#[derive(Debug)]
 pub(super) struct MatrixKernel {
+    values: Values,
     format: Option<QuantFormat>,
     pub(super) output: usize,
     pub(super) input: usize,
 }
 
+#[derive(Debug)]
+enum Values {
+    Plain(Pinned),
+    Quantized { words: Pinned, scales: Pinned, biases: Option<Pinned> },
+}
+
 impl MatrixKernel {
-    /// `out = x · selfᵀ`; takes its arrays from `inputs`.
-    pub(super) fn multiply(
-        self,
-        x: Elements<'_>,
-        inputs: &Inputs<'_>,
-        out: ElementsMut<'_>,
-        threads: &Threads,
-    ) {
-        let product = Product { matrix: self.view(inputs), out };
-        kernels::matmul_each(x, vec![product], threads);
+    /// `out = x · selfᵀ`.
+    pub(super) fn multiply(&self, x: Elements<'_>, out: ElementsMut<'_>, threads: &Threads) {
+        kernels::matmul_each(x, vec![Product { matrix: self.view(), out }], threads);
     }
 
     /// `out = rows of ids`, of which row 0 is held for `first_id`; rows held elsewhere are zeros.
     pub(super) fn gather(
-        self,
+        &self,
         (ids, first_id): (&[u32], u32),
-        inputs: &Inputs<'_>,
         out: ElementsMut<'_>,
         threads: &Threads,
     ) {
-        match self.view(inputs) {
+        match self.view() {
             kernels::Matrix::Dense(table) => {
-                kernels::embedding(ids, &table, first_id, out, threads)
+                kernels::embedding(ids, &table, first_id, out, threads);
             }
             kernels::Matrix::Quantized(table) => {
                 kernels::quantized_embedding(ids, &table, first_id, out, threads);
@@ -198,27 +220,25 @@ impl MatrixKernel {
         }
     }
 
-    /// As the kernels take it; takes its arrays from `inputs`.
-    pub(super) fn view<'a>(self, inputs: &Inputs<'a>) -> kernels::Matrix<'a> {
-        let MatrixKernel { format, output: out, input } = self;
-        let Some(format) = format else {
-            let values = inputs.elements();
-            return kernels::Matrix::Dense(kernels::DenseMatrix { out, input, values });
-        };
-        let words = inputs.next().values::<u32>();
-        let (scales, biases) = if format.mode == QuantMode::Affine {
-            (Scales::Elements(inputs.elements()), Some(inputs.elements()))
-        } else {
-            (Scales::Bytes(inputs.next().values::<u8>()), None)
-        };
-        kernels::Matrix::Quantized(kernels::QuantMatrix {
-            format,
-            out,
-            input,
-            words,
-            scales,
-            biases,
-        })
+    /// As the kernels take it.
+    pub(super) fn view(&self) -> kernels::Matrix<'_> {
+        let MatrixKernel { output: out, input, .. } = *self;
+        match (&self.values, self.format) {
+            (Values::Quantized { words, scales, biases }, Some(format)) => {
+                let scales = match format.mode {
+                    QuantMode::Affine => Scales::Elements(elements(scales)),
+                    _ => Scales::Bytes(scales.values::<u8>()),
+                };
+                let (words, biases) = (words.values::<u32>(), biases.as_ref().map(elements));
+                let matrix = kernels::QuantMatrix { format, out, input, words, scales, biases };
+                kernels::Matrix::Quantized(matrix)
+            }
+            (Values::Plain(values), _) => {
+                let values = elements(values);
+                kernels::Matrix::Dense(kernels::DenseMatrix { out, input, values })
+            }
+            (Values::Quantized { .. }, None) => unreachable!("quantised matrices have a format"),
+        }
     }
 }
 

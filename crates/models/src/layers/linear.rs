@@ -1,9 +1,12 @@
 //! Matrix products that know how they are cut over the ranks.
 
-use jackalope_kernels::{self as kernels, Elements, ElementsMut, Product, Threads};
-use jackalope_mlx::{Array, Dtype};
+use std::cell::OnceCell;
+use std::sync::Arc;
 
-use super::kernel::{Inputs, Matrix, MatrixCut, MatrixKernel, zeros_after};
+use jackalope_kernels::{self as kernels, Elements, ElementsMut, Product, Threads};
+use jackalope_mlx::{Array, Dtype, Pinned};
+
+use super::kernel::{Matrix, MatrixCut, MatrixKernel, elements, pinned, zeros_after};
 use crate::error::LoadError;
 use crate::parallel::TensorParallel;
 use crate::split::Cut;
@@ -28,6 +31,7 @@ impl Bias {
 pub(crate) struct Linear {
     matrix: Matrix,
     bias: Option<Array>, // [output]
+    pinned_bias: OnceCell<Pinned>,
     dtype: Dtype,
     tp: TensorParallel,
     is_summed: bool,
@@ -68,7 +72,14 @@ impl Linear {
             Bias::Present => Some(w.floats("bias", &[output], part)?),
             Bias::Absent => None,
         };
-        Ok(Linear { matrix, bias, dtype: w.dtype(), tp: tp.clone(), is_summed })
+        Ok(Linear {
+            matrix,
+            bias,
+            pinned_bias: OnceCell::new(),
+            dtype: w.dtype(),
+            tp: tp.clone(),
+            is_summed,
+        })
     }
 
     /// `[tokens, output]` for `x` `[tokens, input]`, by MLX.
@@ -93,55 +104,45 @@ impl Linear {
     }
 
     /// `[output]`; of all ranks' parts together if they are summed.
-    pub(super) fn bias(&self) -> Option<&Array> {
-        self.bias.as_ref()
+    pub(super) fn pinned_bias(&self) -> Option<Pinned> {
+        let bias = self.bias.as_ref()?;
+        Some(self.pinned_bias.get_or_init(|| pinned(bias)).clone())
     }
 
-    /// The arrays to hand to a primitive that uses [`Linear::kernel`].
-    pub(super) fn arrays(&self) -> Vec<&Array> {
-        let mut arrays = self.matrix.arrays();
-        arrays.extend(&self.bias);
-        arrays
-    }
-
-    /// What the primitive's closure needs to know.
+    /// For use inside a primitive.
     ///
     /// # Panics
     /// If ranks hold parts of a sum, to which nobody may add the bias.
     pub(super) fn kernel(&self) -> LinearKernel {
         assert!(!self.is_summed, "the bias belongs to the whole sum");
-        LinearKernel { matrix: self.matrix.kernel(), has_bias: self.bias.is_some() }
+        LinearKernel { matrix: self.matrix.kernel(), bias: self.pinned_bias() }
     }
 }
 
-/// A layer without its arrays, for use inside a primitive.
-#[derive(Clone, Copy, Debug)]
+/// A layer for the kernels.
+#[derive(Debug)]
 pub(super) struct LinearKernel {
-    matrix: MatrixKernel,
-    has_bias: bool,
+    matrix: Arc<MatrixKernel>,
+    bias: Option<Pinned>,
 }
 
 impl LinearKernel {
-    /// `x · weightᵀ + bias` of each layer in f32, `[tokens, output]`; takes their arrays from `inputs`.
+    /// `x · weightᵀ + bias` of each layer in f32, `[tokens, output]`.
     pub(super) fn products<const N: usize>(
-        linears: [LinearKernel; N],
+        linears: &[LinearKernel; N],
         x: Elements<'_>,
-        inputs: &Inputs<'_>,
         threads: &Threads,
     ) -> [Vec<f32>; N] {
         let mut results = [const { Vec::new() }; N];
-        let mut biases = [None; N];
         let mut products = Vec::with_capacity(N);
-        for ((linear, result), bias) in linears.iter().zip(&mut results).zip(&mut biases) {
-            let matrix = linear.matrix.view(inputs);
-            *bias = linear.has_bias.then(|| inputs.elements());
-            *result = vec![0.0; x.len() / linear.matrix.input * linear.matrix.output];
-            products.push(Product { matrix, out: ElementsMut::F32(result) });
+        for (LinearKernel { matrix, .. }, result) in linears.iter().zip(&mut results) {
+            *result = vec![0.0; x.len() / matrix.input * matrix.output];
+            products.push(Product { matrix: matrix.view(), out: ElementsMut::F32(result) });
         }
         kernels::matmul_each(x, products, threads);
-        for (result, bias) in results.iter_mut().zip(biases) {
-            if let Some(bias) = bias {
-                kernels::add_bias(result, bias, threads);
+        for (result, linear) in results.iter_mut().zip(linears) {
+            if let Some(bias) = &linear.bias {
+                kernels::add_bias(result, elements(bias), threads);
             }
         }
         results

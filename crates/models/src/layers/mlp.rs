@@ -6,7 +6,7 @@ use jackalope_mlx::Dtype;
 use super::floats::Floats;
 use super::linear::{Bias, Linear, LinearKernel};
 use super::norm::RmsNorm;
-use super::residual::{BlockParts, Residual};
+use super::residual::Residual;
 use crate::error::LoadError;
 use crate::parallel::{Compute, TensorParallel};
 use crate::split::{Cut, cut_dimension};
@@ -55,11 +55,9 @@ impl Mlp {
                 gate_proj.stock(x).silu().mul(&up_proj.stock(x))
             });
         };
-        let arrays = [gate_proj.arrays(), up_proj.arrays()].concat();
-        let block = BlockParts { norm, arrays, row: down_proj };
         let (linears, dtype) = ([gate_proj.kernel(), up_proj.kernel()], *dtype);
-        residual.kernel_block(&block, threads, move |x, inputs, threads| {
-            let [gate, up] = LinearKernel::products(linears, x, inputs, threads);
+        residual.kernel_block(norm, down_proj, threads, move |x, threads| {
+            let [gate, up] = LinearKernel::products(&linears, x, threads);
             let mut inner = Floats::zeros(dtype, gate.len());
             kernels::swiglu(&gate, &up, inner.elements_mut(), threads);
             inner

@@ -1,9 +1,11 @@
 //! Root-mean-square normalisation.
 
-use jackalope_kernels as kernels;
-use jackalope_mlx::{Array, fast};
+use std::cell::OnceCell;
 
-use super::kernel::primitive;
+use jackalope_kernels::{self as kernels, Elements, ElementsMut, HeadNorm, Threads};
+use jackalope_mlx::{Array, Pinned, fast};
+
+use super::kernel::{elements, pinned, primitive};
 use crate::error::LoadError;
 use crate::parallel::{Compute, TensorParallel};
 use crate::weights::{Part, Weights};
@@ -12,6 +14,7 @@ use crate::weights::{Part, Weights};
 #[derive(Debug)]
 pub(crate) struct RmsNorm {
     weight: Array, // [width]
+    pinned: OnceCell<Pinned>,
     eps: f32,
     compute: Compute,
 }
@@ -24,15 +27,15 @@ impl RmsNorm {
         tp: &TensorParallel,
     ) -> Result<RmsNorm, LoadError> {
         let weight = w.floats("weight", &[width], Part::Whole)?;
-        Ok(RmsNorm { weight, eps, compute: tp.compute().clone() })
+        Ok(RmsNorm { weight, pinned: OnceCell::new(), eps, compute: tp.compute().clone() })
     }
 
     /// `x` and the result are `[tokens, width]`.
     pub(crate) fn forward(&self, x: &Array) -> Array {
         let Compute::Kernels(threads) = &self.compute else { return self.stock(x) };
-        let (eps, out) = (self.eps, (x.shape(), x.dtype()));
-        primitive("rms_norm", &[x, &self.weight], out, threads, move |inputs, out, threads| {
-            kernels::rms_norm(inputs.elements(), inputs.elements(), eps, out, threads);
+        let (kernel, out) = (self.kernel(), (x.shape(), x.dtype()));
+        primitive("rms_norm", &[x], out, threads, move |inputs, out, threads| {
+            kernel.norm(inputs.elements(), out, threads);
         })
     }
 
@@ -41,13 +44,28 @@ impl RmsNorm {
         fast::rms_norm(x, Some(&self.weight), self.eps)
     }
 
-    /// For use inside another primitive: the array to hand to it.
-    pub(super) fn array(&self) -> &Array {
-        &self.weight
+    /// For use inside a primitive.
+    pub(super) fn kernel(&self) -> NormKernel {
+        let weight = self.pinned.get_or_init(|| pinned(&self.weight)).clone();
+        NormKernel { weight, eps: self.eps }
+    }
+}
+
+/// A norm for the kernels.
+#[derive(Clone, Debug)]
+pub(super) struct NormKernel {
+    weight: Pinned,
+    eps: f32,
+}
+
+impl NormKernel {
+    /// `out = norm(x)` for rows of the weight's width.
+    pub(super) fn norm(&self, x: Elements<'_>, out: ElementsMut<'_>, threads: &Threads) {
+        kernels::rms_norm(x, elements(&self.weight), self.eps, out, threads);
     }
 
-    /// Added to the mean of the squares.
-    pub(super) fn eps(&self) -> f32 {
-        self.eps
+    /// For each head.
+    pub(super) fn of_heads(&self) -> HeadNorm<'_> {
+        HeadNorm { weight: elements(&self.weight), eps: self.eps }
     }
 }
