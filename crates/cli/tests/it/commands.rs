@@ -79,6 +79,35 @@ fn bench_reports_speeds_and_where_the_time_goes_for_each_concurrency() {
 }
 
 #[test]
+fn a_profile_accounts_for_the_whole_of_a_step() {
+    let args = ["bench", "--model", &model(), "--ranks", "2", "--prompt-tokens", "40"];
+    let args = [&args[..], &["--gen-tokens", "64", "--concurrency", "1"]].concat();
+    let plain = run_json(&[&args[..], &["--json"]].concat());
+    assert_eq!(plain["runs"][0]["step_us"]["kernels"], serde_json::json!([]), "not asked for");
+    let report = run_json(&[&args[..], &["--json", "--profile"]].concat());
+    // When the first token is heard, the next steps may have been computed already.
+    let steps = |phase: &str| report["runs"][0][phase]["steps"].as_u64().unwrap();
+    assert_eq!(steps("prefill_step_us") + steps("step_us"), 64);
+    for phase in ["prefill_step_us", "step_us"] {
+        let step = &report["runs"][0][phase];
+        let kernels = step["kernels"].as_array().unwrap();
+        let of = |name: &str| kernels.iter().find(|it| it["name"] == name);
+        let us = |name: &str| of(name).map_or(0.0, |it| it["us"].as_f64().unwrap());
+        let whole = us("primitives");
+        let inside: f64 = kernels.iter().map(|it| it["us"].as_f64().unwrap()).sum::<f64>() - whole;
+        assert!(0.0 < inside && inside <= whole, "{step}");
+        assert!(whole <= step["compute"].as_f64().unwrap(), "{step}");
+        let products = of("quantized_matmul").or(of("matmul")).unwrap();
+        assert!(0.0 < products["weight_bytes"].as_f64().unwrap(), "{step}");
+        assert!(of("attention").is_some() && of("kv_cache").is_some(), "{step}");
+    }
+    let text = Program::start(&[&args[..], &["--profile"]].concat(), "").end().stdout;
+    for line in ["prefill: ", "decode: ", "MLX: dispatch", "collectives", "GB/s of weights"] {
+        assert!(text.contains(line), "{line} in {text}");
+    }
+}
+
+#[test]
 fn chat_reads_a_conversation_from_a_pipe_and_answers_alike_with_a_server_and_a_model() {
     let conversation = "Hello! Who are you?\n\nWhat is the capital of France?\n";
     let server = Server::start(exact(), "--ranks 2");
