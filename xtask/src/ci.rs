@@ -1,12 +1,12 @@
 //! `cargo xtask ci`: exactly what CI runs, in its order.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
 
-use crate::process::{command, env, target_dir, workspace_dir};
+use crate::process::{command, env, in_path, target_dir, workspace_dir};
 
 pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     ensure!(args.is_empty(), "`ci` takes no options");
@@ -33,6 +33,10 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     // Some tests panic on purpose, a thousand times; their backtraces would hide what matters.
     tests.env("RUST_BACKTRACE", "0");
     step("tests", tests)?;
+    match arm_tests() {
+        Ok(arm) => step("kernels on ARM, emulated", arm)?,
+        Err(lack) => println!("── kernels on ARM, emulated: left out, for there is no {lack}"),
+    }
     println!("── demo");
     crate::demo::run(&[])?;
     step("clients", pytest()?)?;
@@ -56,6 +60,33 @@ fn cargo(args: &[&str]) -> Command {
     let mut command = command("cargo");
     command.args(args);
     command
+}
+
+/// The kernels' tests for 64-bit ARM under QEMU, or what this machine lacks for them.
+fn arm_tests() -> Result<Command, &'static str> {
+    const TARGET: &str = "aarch64-unknown-linux-gnu";
+    const LINKER: &str = "aarch64-linux-gnu-gcc";
+    const EMULATOR: &str = "qemu-aarch64";
+    if in_path(LINKER).is_none() {
+        return Err("aarch64-linux-gnu-gcc (Debian: gcc-aarch64-linux-gnu, libc6-dev-arm64-cross)");
+    }
+    if in_path(EMULATOR).is_none() {
+        return Err("qemu-aarch64 (Debian: qemu-user)");
+    }
+    let mut print = command("rustc");
+    let libraries = print.args(["--print", "target-libdir", "--target", TARGET]).output();
+    let libraries = libraries.map(|it| String::from_utf8_lossy(&it.stdout).trim().to_owned());
+    if !libraries.is_ok_and(|dir| !dir.is_empty() && Path::new(&dir).is_dir()) {
+        return Err("Rust library for it (rustup target add aarch64-unknown-linux-gnu)");
+    }
+    let mut tests = cargo(&["test", "--release", "--quiet", "-p", "jackalope-kernels"]);
+    tests.args(["--target", TARGET, "--lib", "--test", "it"]);
+    tests.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER);
+    let runner = format!("{EMULATOR} -cpu max -L /usr/aarch64-linux-gnu");
+    tests.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
+    // Emulation is slow; the same properties have had many more cases natively.
+    tests.env("PROPTEST_CASES", "16").env("RUST_BACKTRACE", "0");
+    Ok(tests)
 }
 
 /// The official clients against a real server, in an environment of their own.

@@ -31,3 +31,9 @@ pub(crate) fn target_dir() -> PathBuf {
         None => workspace_dir().join("target"),
     }
 }
+
+/// The folder of a program in `PATH`.
+pub(crate) fn in_path(program: &str) -> Option<PathBuf> {
+    let path = env("PATH")?;
+    std::env::split_paths(&path).find(|dir| dir.join(program).is_file())
+}

@@ -21,6 +21,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 mod rounding;
 
@@ -50,13 +52,16 @@ const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 
 /// Whether products of such activations with such a matrix are computed here.
 ///
-/// Activations in f32 keep their precision, eight-bit floats are no small whole numbers, and on ARM nothing here is
-/// faster than f32 yet.
+/// Activations in f32 keep their precision, eight-bit floats are no small whole numbers, and on ARM nothing but `sdot`
+/// is faster than f32.
 pub(crate) fn is_supported(
     x: Float,
     matrix: &QuantMatrix<'_>,
     instructions: InstructionSet,
 ) -> bool {
+    #[cfg(target_arch = "aarch64")]
+    let is_fast = instructions != InstructionSet::Neon || neon::is_available();
+    #[cfg(not(target_arch = "aarch64"))]
     let is_fast = instructions != InstructionSet::Neon;
     is_fast && x != Float::F32 && matrix.format.mode != QuantMode::Mxfp8
 }
@@ -69,6 +74,8 @@ pub(crate) struct Prepared {
     lines: Option<avx512::Lines>,
     #[cfg(target_arch = "x86_64")]
     ordered: Option<avx2::Ordered>,
+    #[cfg(target_arch = "aarch64")]
+    halves: Option<neon::Halves>,
 }
 
 impl Prepared {
@@ -83,6 +90,8 @@ impl Prepared {
         let ordered = (lines.is_none()
             && matches!(instructions, InstructionSet::Avx2 | InstructionSet::Avx512))
         .then(|| avx2::Ordered::new(&rounded, matrix.format));
+        #[cfg(target_arch = "aarch64")]
+        let halves = (instructions == InstructionSet::Neon).then(|| neon::Halves::new(&rounded));
         Prepared {
             instructions,
             rounded,
@@ -90,6 +99,8 @@ impl Prepared {
             lines,
             #[cfg(target_arch = "x86_64")]
             ordered,
+            #[cfg(target_arch = "aarch64")]
+            halves,
         }
     }
 
@@ -113,6 +124,10 @@ impl Prepared {
         #[cfg(target_arch = "x86_64")]
         if let Some(ordered) = &self.ordered {
             return avx2::multiply_rows(ordered, &self.rounded, matrix, rows, out);
+        }
+        #[cfg(target_arch = "aarch64")]
+        if let Some(halves) = &self.halves {
+            return neon::multiply_rows(halves, &self.rounded, matrix, rows, out);
         }
         portable::multiply_rows(self.instructions, &self.rounded, matrix, rows, out);
     }

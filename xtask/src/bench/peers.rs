@@ -15,7 +15,7 @@ use jackalope_kernels::{Threads, limits};
 use serde_json::{Value, json};
 
 use super::{dllama, gguf};
-use crate::process::{command, target_dir};
+use crate::process::{command, in_path, target_dir};
 
 /// Huge pages for llama.cpp, which packs its weights again into allocated memory.
 const HUGE_PAGES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
@@ -114,12 +114,6 @@ impl Options {
         counts.dedup();
         counts
     }
-}
-
-/// The folder of a program in `PATH`.
-fn in_path(program: &str) -> Option<PathBuf> {
-    let path = crate::process::env("PATH")?;
-    std::env::split_paths(&path).find(|dir| dir.join(program).is_file())
 }
 
 /// The best figures so far, in tokens per second, by case and by who did it.

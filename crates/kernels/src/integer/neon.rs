@@ -1,0 +1,348 @@
+//! Whole-number products with `sdot`: sixteen products of signed bytes, added by fours into four lanes. Activations come
+//! as two signed bytes each, codes of eight bits less 128, which the sum of the activations makes good.
+//!
+//! The codes of some weight rows are unpacked to bytes, which stay in the first-level cache for all tokens.
+#![expect(unsafe_code, reason = "calling and loading for a detected instruction set")]
+#![expect(
+    clippy::needless_range_loop,
+    reason = "indices name tokens, rows and groups alike, and iterators' closures would be compiled without the set"
+)]
+
+use std::arch::aarch64::*;
+use std::arch::{asm, is_aarch64_feature_detected};
+use std::ops::Range;
+
+use super::rounding::Rounded;
+use super::{E2M1, Lanes16, SUMS, total};
+use crate::elements::ElementsMut;
+use crate::quant::{QuantMatrix, QuantMode, Scales};
+use crate::unpack::{bits_from, scale_value};
+
+/// Weight rows that are unpacked together.
+const BLOCK_ROWS: usize = 8;
+
+/// Weight rows and tokens whose sums are in registers together.
+const ROWS: usize = 4;
+const TOKENS: usize = 2;
+
+/// Columns of an instruction.
+const LANES: usize = 16;
+
+/// Groups whose sums are a vector.
+const GROUPS: usize = 4;
+
+/// What is taken from codes of eight bits, so that they are signed.
+const CODE8_OFFSET: i32 = 128;
+
+/// Declares functions compiled for the set.
+macro_rules! for_dotprod {
+    ($($item:item)*) => {
+        $(
+            #[target_feature(enable = "neon,dotprod")]
+            $item
+        )*
+    };
+}
+
+/// Whether the instruction is there: on every Apple processor of a Mac, and on ARM's own since 2018.
+pub(super) fn is_available() -> bool {
+    is_aarch64_feature_detected!("dotprod")
+}
+
+/// Rounded activations cut into halves, `q = 256 * high + low`: `[tokens, input / LANES, half]`.
+pub(super) struct Halves {
+    values: Vec<[i8; LANES]>,
+}
+
+impl Halves {
+    pub(super) fn new(x: &Rounded) -> Halves {
+        let mut values = Vec::with_capacity(x.values.len() / LANES * 2);
+        for q in x.values.as_chunks::<LANES>().0 {
+            values.push(q.map(|q| ((i32::from(q) - i32::from(q as i8)) >> 8) as i8));
+            values.push(q.map(|q| q as i8));
+        }
+        Halves { values }
+    }
+}
+
+/// See [`super::Prepared::multiply_rows`].
+pub(super) fn multiply_rows(
+    halves: &Halves,
+    x: &Rounded,
+    matrix: &QuantMatrix<'_>,
+    rows: Range<usize>,
+    out: &mut [ElementsMut<'_>],
+) {
+    assert!(is_available(), "`is_supported` asks first");
+    // SAFETY: just detected.
+    unsafe {
+        match matrix.format.group_size {
+            16 => multiply::<1>(halves, x, matrix, rows, out),
+            32 => multiply::<2>(halves, x, matrix, rows, out),
+            64 => multiply::<4>(halves, x, matrix, rows, out),
+            _ => multiply::<8>(halves, x, matrix, rows, out),
+        }
+    }
+}
+
+/// Unpacked rows.
+struct Block {
+    /// `[BLOCK_ROWS, input]`.
+    codes: Vec<i8>,
+    /// `[BLOCK_ROWS, padded_groups]`, zeros beyond the last group.
+    scales: Vec<f32>,
+    biases: Vec<f32>,
+    /// Of eight bits, less [`CODE8_OFFSET`].
+    is_offset: bool,
+}
+
+for_dotprod! {
+    /// A group has `STEPS` times [`LANES`] columns.
+    fn multiply<const STEPS: usize>(
+        halves: &Halves,
+        x: &Rounded,
+        matrix: &QuantMatrix<'_>,
+        rows: Range<usize>,
+        out: &mut [ElementsMut<'_>],
+    ) {
+        let mut block = Block {
+            codes: vec![0; BLOCK_ROWS * x.input],
+            scales: vec![0.0; BLOCK_ROWS * x.padded_groups],
+            biases: vec![0.0; BLOCK_ROWS * x.padded_groups],
+            is_offset: matrix.format.mode == QuantMode::Affine && matrix.format.bits == 8,
+        };
+        for start in rows.clone().step_by(BLOCK_ROWS) {
+            let num_rows = BLOCK_ROWS.min(rows.end - start);
+            for row in 0..num_rows {
+                unpack_row(matrix, start + row, &mut block.codes[row * x.input..][..x.input]);
+                load_scales(x, matrix, (start, row), &mut block);
+            }
+            for (pair, out) in out.chunks_mut(TOKENS).enumerate() {
+                let mut results = [[0.0; BLOCK_ROWS]; TOKENS];
+                for row in (0..num_rows).step_by(ROWS) {
+                    // Rows beyond the last are computed from what is there and not stored.
+                    let token = pair * TOKENS;
+                    let sums = match out.len() {
+                        1 => some_rows::<STEPS, 1>(halves, x, &block, (token, row)),
+                        _ => some_rows::<STEPS, TOKENS>(halves, x, &block, (token, row)),
+                    };
+                    for t in 0..TOKENS {
+                        results[t][row..][..ROWS].copy_from_slice(&sums[t]);
+                    }
+                }
+                for (out, results) in out.iter_mut().zip(&results) {
+                    out.store(start - rows.start, &results[..num_rows]);
+                }
+            }
+        }
+    }
+
+    /// `T` tokens with [`ROWS`] rows of the block.
+    #[inline]
+    fn some_rows<const STEPS: usize, const T: usize>(
+        halves: &Halves,
+        x: &Rounded,
+        block: &Block,
+        (token, row): (usize, usize),
+    ) -> [[f32; ROWS]; TOKENS] {
+        let num_groups = x.num_groups();
+        assert!(num_groups * STEPS * LANES == x.input, "whole groups");
+        assert!((token + T) * x.input / LANES * 2 <= halves.values.len(), "halves of the tokens");
+        assert!((row + ROWS) * x.input <= block.codes.len(), "codes of the rows");
+        // SAFETY: within what was asserted.
+        let (codes, values) = unsafe {
+            let values = halves.values.as_ptr().add(token * x.input / LANES * 2);
+            (block.codes.as_ptr().add(row * x.input), values.cast::<i8>())
+        };
+        let mut sums = [[[vdupq_n_f32(0.0); SUMS / GROUPS]; ROWS]; T];
+        for first in (0..num_groups).step_by(GROUPS) {
+            let mut products = [[[vdupq_n_s32(0); GROUPS]; ROWS]; T];
+            for group in first..(first + GROUPS).min(num_groups) {
+                let (mut high, mut low) = ([[vdupq_n_s32(0); ROWS]; T], [[vdupq_n_s32(0); ROWS]; T]);
+                for step in 0..STEPS {
+                    let column = (group * STEPS + step) * LANES;
+                    let mut weights = [vdupq_n_s8(0); ROWS];
+                    for r in 0..ROWS {
+                        // SAFETY: sixteen columns of a row that was asserted to be there.
+                        weights[r] = unsafe { vld1q_s8(codes.add(r * x.input + column)) };
+                    }
+                    for t in 0..T {
+                        // SAFETY: sixteen columns, both halves, of a token that was asserted to be there.
+                        let (h, l) = unsafe {
+                            let values = values.add((t * x.input + column) * 2);
+                            (vld1q_s8(values), vld1q_s8(values.add(LANES)))
+                        };
+                        for r in 0..ROWS {
+                            high[t][r] = dot(high[t][r], weights[r], h);
+                            low[t][r] = dot(low[t][r], weights[r], l);
+                        }
+                    }
+                }
+                for t in 0..T {
+                    for r in 0..ROWS {
+                        let product = vaddq_s32(vshlq_n_s32::<8>(high[t][r]), low[t][r]);
+                        products[t][r][group - first] = product;
+                    }
+                }
+            }
+            for t in 0..T {
+                let groups = (token + t) * x.padded_groups + first;
+                let units = load(&x.groups.units[groups..]);
+                let x_sums = load(&x.groups.sums[groups..]);
+                let totals = load_totals(&x.groups.totals[groups..]);
+                for r in 0..ROWS {
+                    let weights = (row + r) * x.padded_groups + first;
+                    let mut product = sum_groups(&products[t][r]);
+                    if block.is_offset {
+                        product = vmlaq_n_s32(product, totals, CODE8_OFFSET);
+                    }
+                    let factors = vmulq_f32(load(&block.scales[weights..]), units);
+                    let sum = &mut sums[t][r][first / GROUPS % (SUMS / GROUPS)];
+                    *sum = vfmaq_f32(*sum, vcvtq_f32_s32(product), factors);
+                    *sum = vfmaq_f32(*sum, load(&block.biases[weights..]), x_sums);
+                }
+            }
+        }
+        let mut results = [[0.0; ROWS]; TOKENS];
+        for t in 0..T {
+            for r in 0..ROWS {
+                results[t][r] = total_of(&sums[t][r]);
+            }
+        }
+        results
+    }
+
+    /// `acc + a · b` by fours; the intrinsic is not stable.
+    #[inline]
+    fn dot(acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+        let mut sum = acc;
+        // SAFETY: the set is enabled; registers alone are touched.
+        unsafe {
+            asm!(
+                "sdot {sum:v}.4s, {a:v}.16b, {b:v}.16b",
+                sum = inout(vreg) sum,
+                a = in(vreg) a,
+                b = in(vreg) b,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+        sum
+    }
+
+    /// The sums of four groups, whose four lanes each are a register, in order.
+    #[inline]
+    fn sum_groups([a, b, c, d]: &[int32x4_t; GROUPS]) -> int32x4_t {
+        vpaddq_s32(vpaddq_s32(*a, *b), vpaddq_s32(*c, *d))
+    }
+
+    #[inline]
+    fn total_of(sums: &[float32x4_t; SUMS / GROUPS]) -> f32 {
+        let mut lanes: Lanes16 = [0.0; SUMS];
+        for (sum, lanes) in sums.iter().zip(lanes.as_chunks_mut::<GROUPS>().0) {
+            // SAFETY: four lanes.
+            unsafe { vst1q_f32(lanes.as_mut_ptr(), *sum) };
+        }
+        total(&lanes)
+    }
+
+    #[inline]
+    fn load(values: &[f32]) -> float32x4_t {
+        assert!(values.len() >= GROUPS, "groups are padded");
+        // SAFETY: four values.
+        unsafe { vld1q_f32(values.as_ptr()) }
+    }
+
+    #[inline]
+    fn load_totals(values: &[i32]) -> int32x4_t {
+        assert!(values.len() >= GROUPS, "groups are padded");
+        // SAFETY: four values.
+        unsafe { vld1q_s32(values.as_ptr()) }
+    }
+
+    /// The codes of a row, one a byte; those of E2M1 doubled, those of eight bits less [`CODE8_OFFSET`].
+    fn unpack_row(matrix: &QuantMatrix<'_>, row: usize, codes: &mut [i8]) {
+        let row_words = matrix.format.words_per_row(matrix.input);
+        let words = &matrix.words[row * row_words..][..row_words];
+        match (matrix.format.mode, matrix.format.bits) {
+            (QuantMode::Affine, 4) => unpack_nibbles::<false>(words, codes),
+            (QuantMode::Affine, 8) => {
+                for (word, codes) in words.iter().zip(codes.as_chunks_mut::<4>().0) {
+                    *codes = (word ^ 0x8080_8080).to_le_bytes().map(u8::cast_signed);
+                }
+            }
+            (QuantMode::Affine, 2) => unpack_bits::<2>(words, codes),
+            (QuantMode::Affine, 3) => unpack_bits::<3>(words, codes),
+            (QuantMode::Affine, 5) => unpack_bits::<5>(words, codes),
+            (QuantMode::Affine, _) => unpack_bits::<6>(words, codes),
+            _ => unpack_nibbles::<true>(words, codes),
+        }
+    }
+
+    /// Sixteen bytes at a time; a last half of that by itself.
+    #[inline]
+    fn unpack_nibbles<const E2M1_CODES: bool>(words: &[u32], codes: &mut [i8]) {
+        let (units, rest) = words.as_chunks::<4>();
+        let (unit_codes, rest_codes) = codes.as_chunks_mut::<32>();
+        // SAFETY: sixteen values are a register.
+        let table = unsafe { vld1q_s8(E2M1.as_ptr()) };
+        for (unit, codes) in units.iter().zip(unit_codes) {
+            // SAFETY: four words are a register, and the codes are two.
+            unsafe {
+                let packed = vreinterpretq_u8_u32(vld1q_u32(unit.as_ptr()));
+                let even = vandq_u8(packed, vdupq_n_u8(15));
+                let odd = vshrq_n_u8::<4>(packed);
+                let (mut low, mut high) = (
+                    vreinterpretq_s8_u8(vzip1q_u8(even, odd)),
+                    vreinterpretq_s8_u8(vzip2q_u8(even, odd)),
+                );
+                if E2M1_CODES {
+                    low = vqtbl1q_s8(table, vreinterpretq_u8_s8(low));
+                    high = vqtbl1q_s8(table, vreinterpretq_u8_s8(high));
+                }
+                vst1q_s8(codes.as_mut_ptr(), low);
+                vst1q_s8(codes.as_mut_ptr().add(LANES), high);
+            }
+        }
+        for (word, codes) in rest.iter().zip(rest_codes.as_chunks_mut::<8>().0) {
+            for (idx, code) in codes.iter_mut().enumerate() {
+                let bits = (word >> (4 * idx)) & 15;
+                *code = if E2M1_CODES { E2M1[bits as usize] } else { bits as i8 };
+            }
+        }
+    }
+
+    /// Thirty-two codes are `BITS` whole words.
+    #[inline]
+    fn unpack_bits<const BITS: usize>(words: &[u32], codes: &mut [i8]) {
+        let units = words.as_chunks::<BITS>().0.iter().zip(codes.as_chunks_mut::<32>().0);
+        for (words, codes) in units {
+            for (idx, code) in codes.iter_mut().enumerate() {
+                *code = (bits_from(words, idx * BITS) & ((1 << BITS) - 1)) as i8;
+            }
+        }
+    }
+
+    /// Scales and biases of row `start + row` to the block's row `row`.
+    fn load_scales(
+        x: &Rounded,
+        matrix: &QuantMatrix<'_>,
+        (start, row): (usize, usize),
+        block: &mut Block,
+    ) {
+        let num_groups = x.num_groups();
+        let first_group = (start + row) * num_groups;
+        let to = row * x.padded_groups..row * x.padded_groups + num_groups;
+        let scales = &mut block.scales[to.clone()];
+        match matrix.scales {
+            Scales::Elements(from) => from.load(first_group, scales),
+            Scales::Bytes(from) => {
+                for (scale, code) in scales.iter_mut().zip(&from[first_group..]) {
+                    *scale = scale_value(matrix.format.mode, *code);
+                }
+            }
+        }
+        if let Some(from) = matrix.biases {
+            from.load(first_group, &mut block.biases[to]);
+        }
+    }
+}
