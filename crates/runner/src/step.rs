@@ -15,8 +15,8 @@ use thiserror::Error;
 
 use crate::sampler;
 
-/// Bytes of f32 logits that are computed at once. With their copies (this rank's part, the whole,
-/// and the host's) they stay far below what a rank may use beside weights, keys and values, however
+/// Bytes of f32 logits that are computed at once. In both forms (this rank's part, and the whole)
+/// they stay far below what a rank may use beside weights, keys and values, however
 /// many positions of however large a vocabulary a step asks for.
 const LOGITS_BYTES_MAX: usize = 48 << 20;
 
@@ -258,7 +258,8 @@ impl Stepper {
             return Ok(());
         }
         let vocab_size = logits.dim(-1) as usize;
-        let values: Vec<f32> = logits.to_vec().map_err(|err| self.classify(&err))?;
+        let values = logits.pin().map_err(|err| self.classify(&err))?;
+        let values = values.values::<f32>();
         let at = |idx: usize| &values[(idx - range.start) * vocab_size..][..vocab_size];
         for (nth, &(row_idx, first)) in wanted.scored.iter().enumerate() {
             let row = &plan.rows[row_idx];
