@@ -6,7 +6,7 @@ use crate::simd::{LANES, Simd, dispatched};
 use crate::threads::Threads;
 
 /// Elements below which the calling thread computes alone.
-const PIECE_ELEMENTS: usize = 1 << 15;
+const PIECE_ELEMENTS: usize = 1 << 13;
 
 /// Elements that are converted at a time.
 const CHUNK: usize = 256;
