@@ -5,6 +5,9 @@
 //! passes; rooflines are those of the same run.
 
 mod cases;
+mod dllama;
+mod gguf;
+mod peers;
 
 use std::time::{Duration, Instant};
 
@@ -18,10 +21,14 @@ use crate::process::command;
 const MEASURE: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
-    let Some(("kernels", args)) = args.split_first().map(|(name, args)| (name.as_str(), args))
-    else {
-        bail!("nothing to measure was named\nhint: cargo xtask bench kernels");
-    };
+    match args.split_first().map(|(name, args)| (name.as_str(), args)) {
+        Some(("kernels", args)) => run_kernels(args),
+        Some(("peers", args)) => peers::run(args),
+        _ => bail!("nothing to measure was named\nhint: cargo xtask bench kernels, or peers"),
+    }
+}
+
+fn run_kernels(args: &[String]) -> anyhow::Result<()> {
     if cfg!(debug_assertions) {
         // Assertions inside the kernels' inner loops would be measured too.
         let cargo = ["run", "--quiet", "--release", "--package", "xtask", "--", "bench", "kernels"];

@@ -44,7 +44,7 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "bench",
-        about: "measure the CPU kernels beside this machine's limits",
+        about: "measure the CPU kernels beside the machine's limits (kernels), or the whole beside its peers (peers)",
         run: bench::run,
     },
     Task { name: "ci", about: "everything that CI runs, in its order", run: ci::run },

@@ -215,6 +215,9 @@ pub(crate) struct BenchArgs {
     /// Numbers of requests at a time, one run each.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
     pub(crate) concurrency: Vec<u32>,
+    /// Also show where each microsecond of a step goes on rank 0.
+    #[arg(long)]
+    pub(crate) profile: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

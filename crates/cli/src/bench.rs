@@ -13,6 +13,10 @@ use crate::args::BenchArgs;
 use crate::cluster::Cluster;
 use crate::{output, split, synth};
 
+mod profile;
+
+use self::profile::StepBreakdown;
+
 /// One number of requests at a time.
 #[derive(Debug)]
 struct Run {
@@ -21,7 +25,8 @@ struct Run {
     decode_tokens_per_s: f64,
     first_token_ms: Quantiles,
     inter_token_ms: Quantiles,
-    step: StepBreakdown,
+    prefill: StepBreakdown,
+    decode: StepBreakdown,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -30,28 +35,17 @@ struct Quantiles {
     p99: f64,
 }
 
-/// A step's mean time in microseconds, on rank 0 and in the brain.
-#[derive(Clone, Copy, Debug, Default)]
-struct StepBreakdown {
-    steps: u64,
-    /// Arithmetic: the rank's time without the parts below.
-    compute_us: f64,
-    collectives_us: f64,
-    sampling_us: f64,
-    graph_us: f64,
-    /// Planning, sending and committing in the brain; overlaps with the rank's work.
-    control_us: f64,
-}
-
 /// When one request's tokens came.
 #[derive(Debug)]
 struct Heard {
     submitted: Instant,
     tokens: Vec<Instant>,
+    /// The engine's sums when the first one came.
+    at_first: Option<Status>,
 }
 
 pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<()> {
-    let mut cluster = Cluster::start(&args.model.model, &args.model.ranks)?;
+    let mut cluster = Cluster::start_with(&args.model.model, &args.model.ranks, args.profile)?;
     let work = async {
         let status = cluster.ready().await?;
         measure(&args, &cluster.engine, &status).await
@@ -72,7 +66,7 @@ async fn measure(args: &BenchArgs, engine: &EngineHandle, loaded: &Status) -> an
         }
         output::line(split::text(loaded))?;
         output::line(format_args!(
-            "{:>11}  {:>13}  {:>12}  {:>17}  {:>17}  step: compute / collectives / sampling / graph / control",
+            "{:>11}  {:>13}  {:>12}  {:>17}  {:>17}  decode step: compute / collectives / sampling / graph / control",
             "concurrency",
             "prefill tok/s",
             "decode tok/s",
@@ -87,6 +81,10 @@ async fn measure(args: &BenchArgs, engine: &EngineHandle, loaded: &Status) -> an
         let run = run_once(args, engine, concurrency.max(1), idx as u32 + 1).await?;
         if !args.json {
             output::line(row(&run))?;
+            if args.profile {
+                output::line(run.prefill.text("prefill"))?;
+                output::line(run.decode.text("decode"))?;
+            }
         }
         rows.push(run_json(&run));
     }
@@ -113,14 +111,18 @@ async fn run_once(
     let mut listeners = Vec::new();
     for idx in 0..concurrency {
         let generation = submit(args, engine, (round << 16) + idx)?;
-        listeners.push(tokio::spawn(listen(generation, Instant::now())));
+        listeners.push(tokio::spawn(listen(engine.clone(), generation, Instant::now())));
     }
     let mut heard = Vec::new();
     for listener in listeners {
         heard.push(listener.await??);
     }
     let after = engine.status();
-    Ok(summarise(args, concurrency, &heard, breakdown(&before, &after)))
+    let last_first = heard.iter().max_by_key(|it| it.tokens.first());
+    let prefilled = last_first.and_then(|it| it.at_first.as_ref()).unwrap_or(&after);
+    let steps =
+        [StepBreakdown::between(&before, prefilled), StepBreakdown::between(prefilled, &after)];
+    Ok(summarise(args, concurrency, &heard, steps))
 }
 
 fn submit(args: &BenchArgs, engine: &EngineHandle, salt: u32) -> anyhow::Result<Generation> {
@@ -148,13 +150,20 @@ fn prompt(len: u32, vocab_size: u32, salt: u32) -> Vec<TokenId> {
         .collect()
 }
 
-async fn listen(mut generation: Generation, submitted: Instant) -> anyhow::Result<Heard> {
-    let mut tokens = Vec::new();
+async fn listen(
+    engine: EngineHandle,
+    mut generation: Generation,
+    submitted: Instant,
+) -> anyhow::Result<Heard> {
+    let (mut tokens, mut at_first) = (Vec::new(), None);
     while let Some(event) = generation.next().await {
         match event {
             Event::Started { .. } | Event::PromptScored { .. } => {}
-            Event::Token { .. } => tokens.push(Instant::now()),
-            Event::Finished { .. } => return Ok(Heard { submitted, tokens }),
+            Event::Token { .. } => {
+                tokens.push(Instant::now());
+                at_first.get_or_insert_with(|| engine.status());
+            }
+            Event::Finished { .. } => return Ok(Heard { submitted, tokens, at_first }),
             Event::NotANumber { .. } => bail!(Event::NOT_A_NUMBER),
             Event::Failed(failure) => bail!("{failure}"),
         }
@@ -162,7 +171,12 @@ async fn listen(mut generation: Generation, submitted: Instant) -> anyhow::Resul
     bail!("the engine ended")
 }
 
-fn summarise(args: &BenchArgs, concurrency: u32, heard: &[Heard], step: StepBreakdown) -> Run {
+fn summarise(
+    args: &BenchArgs,
+    concurrency: u32,
+    heard: &[Heard],
+    [prefill, decode]: [StepBreakdown; 2],
+) -> Run {
     let millis = |time: Duration| time.as_secs_f64() * 1e3;
     let begin = heard.iter().map(|it| it.submitted).min().expect("at least one request");
     let firsts: Vec<Instant> = heard.iter().filter_map(|it| it.tokens.first()).copied().collect();
@@ -187,7 +201,8 @@ fn summarise(args: &BenchArgs, concurrency: u32, heard: &[Heard], step: StepBrea
         decode_tokens_per_s: decoded as f64 / decode_s.max(1e-9),
         first_token_ms: quantiles(first_token),
         inter_token_ms: quantiles(gaps),
-        step,
+        prefill,
+        decode,
     }
 }
 
@@ -200,33 +215,8 @@ fn quantiles(mut values: Vec<f64>) -> Quantiles {
     Quantiles { p50: at(0.5), p99: at(0.99) }
 }
 
-fn breakdown(before: &Status, after: &Status) -> StepBreakdown {
-    let (Some(old), Some(new)) = (before.ranks.first(), after.ranks.first()) else {
-        return StepBreakdown::default();
-    };
-    let steps = new.steps.saturating_sub(old.steps);
-    if steps == 0 {
-        return StepBreakdown::default();
-    }
-    let mean = |new: u64, old: u64| new.saturating_sub(old) as f64 / steps as f64;
-    let collectives_us = mean(new.timings.collectives_us, old.timings.collectives_us);
-    let sampling_us = mean(new.timings.sampling_us, old.timings.sampling_us);
-    let graph_us = mean(new.timings.planning_us, old.timings.planning_us);
-    let total_us = mean(new.timings.total_us, old.timings.total_us);
-    let brain =
-        |status: &Status| status.steps.plan_ns + status.steps.send_ns + status.steps.commit_ns;
-    StepBreakdown {
-        steps,
-        compute_us: (total_us - collectives_us - sampling_us - graph_us).max(0.0),
-        collectives_us,
-        sampling_us,
-        graph_us,
-        control_us: mean(brain(after), brain(before)) / 1e3,
-    }
-}
-
 fn row(run: &Run) -> String {
-    let step = run.step;
+    let step = &run.decode;
     format!(
         "{:>11}  {:>13.1}  {:>12.1}  {:>8.1} / {:>6.1}  {:>8.2} / {:>6.2}  {:.0} / {:.0} / {:.0} / {:.0} / {:.0} µs",
         run.concurrency,
@@ -251,14 +241,8 @@ fn run_json(run: &Run) -> Value {
         "decode_tokens_per_s": run.decode_tokens_per_s,
         "first_token_ms": {"p50": run.first_token_ms.p50, "p99": run.first_token_ms.p99},
         "inter_token_ms": {"p50": run.inter_token_ms.p50, "p99": run.inter_token_ms.p99},
-        "step_us": {
-            "steps": run.step.steps,
-            "compute": run.step.compute_us,
-            "collectives": run.step.collectives_us,
-            "sampling": run.step.sampling_us,
-            "graph": run.step.graph_us,
-            "control": run.step.control_us,
-        },
+        "step_us": run.decode.json(),
+        "prefill_step_us": run.prefill.json(),
     })
 }
 

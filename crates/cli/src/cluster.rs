@@ -62,11 +62,20 @@ impl From<DeviceArg> for Device {
 impl Cluster {
     /// Starts the engine and the ranks; does not wait for them to load.
     pub(crate) fn start(model_dir: &Path, args: &RankArgs) -> anyhow::Result<Cluster> {
+        Cluster::start_with(model_dir, args, false)
+    }
+
+    /// As [`Cluster::start`]; with `profile`, steps report their kernels' times.
+    pub(crate) fn start_with(
+        model_dir: &Path,
+        args: &RankArgs,
+        profile: bool,
+    ) -> anyhow::Result<Cluster> {
         let model_dir = checkpoint_dir(model_dir)?;
         let text = ModelText::load(&model_dir)
             .with_context(|| format!("reading the text files of {}", model_dir.display()))?;
         let secret = Secret(random_bytes().context("drawing the cluster's secret")?);
-        let setup = setup(&model_dir, args)?;
+        let setup = Setup { profile, ..setup(&model_dir, args)? };
         let local = LocalRanks::new(&find_rank_program()?, setup.backend, setup.num_ranks as usize);
         let timeouts = LinkTimeouts {
             step: Duration::from_secs(args.stall_timeout),
@@ -171,6 +180,7 @@ fn setup(model_dir: &Path, args: &RankArgs) -> anyhow::Result<Setup> {
         checksums: args.checksums,
         collective_timeout_ms: millis(COLLECTIVE_TIMEOUT),
         join_timeout_ms: millis(JOIN_TIMEOUT),
+        profile: false,
     })
 }
 

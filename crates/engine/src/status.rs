@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use jackalope_protocol::{Phase, RankFacts, RankMemory, StepTimings};
+use jackalope_protocol::{KernelTimings, Phase, RankFacts, RankMemory, StepTimings};
 
 use crate::{Failure, Limits};
 
@@ -109,7 +109,7 @@ impl RankStatus {
 }
 
 /// Sums of [`StepTimings`], in microseconds.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct TimingSums {
     /// From taking up the plan to the answer.
     pub total_us: u64,
@@ -119,6 +119,8 @@ pub struct TimingSums {
     pub sampling_us: u64,
     /// Building the graph and handling the plan.
     pub planning_us: u64,
+    /// The kernels, where ranks report them.
+    pub kernels: Vec<KernelTimings>,
 }
 
 impl TimingSums {
@@ -127,6 +129,16 @@ impl TimingSums {
         self.collectives_us += u64::from(timings.collectives_us);
         self.sampling_us += u64::from(timings.sampling_us);
         self.planning_us += u64::from(timings.planning_us);
+        for kernel in &timings.kernels {
+            match self.kernels.iter_mut().find(|it| it.name == kernel.name) {
+                Some(sum) => {
+                    sum.calls += kernel.calls;
+                    sum.time_ns += kernel.time_ns;
+                    sum.bytes += kernel.bytes;
+                }
+                None => self.kernels.push(kernel.clone()),
+            }
+        }
     }
 }
 

@@ -357,10 +357,14 @@ impl FakeRanks {
         while !self.is_held && self.in_flight.front().is_some_and(|(due, _)| *due <= now) {
             let (_, plan) = self.in_flight.pop_front().expect("the front was just seen");
             let output = self.caches.execute(&plan, &mut self.options.next_token);
-            let timings = output.timings;
+            let timings = output.timings.clone();
             self.events.push_back(GroupEvent::Output(output));
             for rank in 1..self.options.num_ranks {
-                self.events.push_back(GroupEvent::Done { rank, step: plan.step, timings });
+                self.events.push_back(GroupEvent::Done {
+                    rank,
+                    step: plan.step,
+                    timings: timings.clone(),
+                });
             }
         }
     }

@@ -1,28 +1,45 @@
 //! Ragged causal attention: the rows of all sequences of a step in one call.
 //!
-//! A query's result is built from blocks of [`BLOCK_KEYS`] keys that start at multiples of that number, so they are the
-//! same however the prompt was cut. Each block gives a maximum, a sum and a weighted sum of values of its own; these
-//! are then combined from the first block to the last (as in FlashAttention-2, Dao 2023, section 3.1, with every block
-//! normalised by its own maximum). Blocks could therefore be computed by different threads without changing a bit.
+//! A query row's result is built from blocks of [`BLOCK_KEYS`] keys inside spans of [`SPAN_KEYS`] keys, both at
+//! multiples of their size, so it is the same however the prompt was cut. In a span the blocks follow one another; each
+//! span begins with nothing, and then the spans are combined from the first to the last (as in FlashAttention-2, Dao
+//! 2023, section 3.1). Spans are therefore computed by different threads without changing a bit.
+//!
+//! A score is one chain of multiply-adds along the head, with vectors across keys: that is why pages hold keys
+//! transposed, in tiles that are streamed from memory line by line. The values' vectors lie along the head, and their chain of multiply-adds goes from key to key.
 
-mod block;
 pub(crate) mod exp;
+mod piece;
+mod product;
+mod soft_max;
 
 use std::ops::Range;
 
-use self::block::{HeadQueries, attend};
-use crate::elements::{Elements, ElementsMut};
+use self::piece::{Gathered, HeadQueries, finish, gather, value_stride};
+use crate::elements::{Elements, ElementsMut, Float};
 use crate::threads::Threads;
 
 /// Keys of a block.
 const BLOCK_KEYS: usize = 64;
 
-/// Query rows (a query times a head) that meet an unpacked block of keys, about.
-const PIECE_ROWS: usize = 64;
+/// Keys of a span.
+const SPAN_KEYS: usize = 1024;
+
+/// Query rows (a query times a head) that meet a converted block of keys, about: whole tiles of every set.
+const PIECE_ROWS: usize = 192;
+
+/// Fewer rows than this take as long, for then memory is what takes time.
+const MEMORY_ROWS: usize = 4;
+
+/// A piece with more than this part of a thread's share of the work may be cut into spans.
+const SHARE_PARTS: usize = 4;
+
+/// Bytes of what the spans of a piece gather, at most, if they are computed apart.
+const SPANS_BYTES: usize = 8 << 20;
 
 /// What all sequences of a call share.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionConfig {
+pub struct AttentionConfig<'a> {
     /// Query heads of this rank; a multiple of `kv_heads`. Query head `h` reads KV head `h / (heads / kv_heads)`.
     pub heads: usize,
     /// Key and value heads of this rank.
@@ -33,9 +50,13 @@ pub struct AttentionConfig {
     pub scale: f32,
     /// With `Some(window)` the key at position `j` is visible to the query at `i` only while `i < j + window`.
     pub window: Option<usize>,
+    /// With `Some(cap)` a scaled score becomes `cap * tanh(score / cap)`.
+    pub soft_cap: Option<f32>,
+    /// A score for each query head, `[heads]`, that takes part in the soft-max without having a value.
+    pub sinks: Option<&'a [f32]>,
 }
 
-impl AttentionConfig {
+impl AttentionConfig<'_> {
     /// Query heads that share a KV head.
     fn group_heads(&self) -> usize {
         self.heads / self.kv_heads
@@ -49,13 +70,46 @@ impl AttentionConfig {
     }
 }
 
+/// Positions of a tile of keys: with 16-bit elements a row of it is a cache line.
+pub const KEY_TILE: usize = 32;
+
+/// Where a page has a key: element `i` of the key is at `start + i * step`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyPlace {
+    /// The first element.
+    pub start: usize,
+    /// From one element to the next.
+    pub step: usize,
+}
+
+/// Where a page of `page_tokens` positions has the key of a KV head and a position in the page.
+#[inline(always)]
+pub fn key_place(
+    page_tokens: usize,
+    head_dim: usize,
+    (kv_head, position): (usize, usize),
+) -> KeyPlace {
+    let first = position - position % KEY_TILE;
+    let tile = (kv_head * page_tokens + first) * head_dim;
+    KeyPlace { start: tile + position % KEY_TILE, step: KEY_TILE.min(page_tokens - first) }
+}
+
 /// Keys and values of consecutive positions.
 #[derive(Clone, Copy, Debug)]
 pub struct KvPage<'a> {
-    /// `[kv_heads, positions, head_dim]`.
+    /// In transposed tiles of [`KEY_TILE`] positions: `[kv_heads, positions / KEY_TILE, head_dim, KEY_TILE]`, where the
+    /// last tile of a head is narrower if positions are left over; see [`key_place`].
     pub keys: Elements<'a>,
-    /// As `keys`.
+    /// `[kv_heads, positions, head_dim]`.
     pub values: Elements<'a>,
+}
+
+impl KvPage<'_> {
+    /// The type of keys and values, if it is the same.
+    #[inline(always)]
+    fn floats(&self) -> Option<Float> {
+        Some(self.keys.float()).filter(|float| *float == self.values.float())
+    }
 }
 
 /// One sequence's keys and values, its new rows included.
@@ -79,17 +133,42 @@ pub struct SequenceKv<'a> {
 pub fn attention(
     q: Elements<'_>,
     sequences: &[SequenceKv<'_>],
-    config: &AttentionConfig,
+    config: &AttentionConfig<'_>,
     out: ElementsMut<'_>,
     threads: &Threads,
 ) {
+    let _span = threads.span("attention", 0);
     assert_valid(&q, sequences, config, &out);
     if out.is_empty() {
         return;
     }
-    let pieces = cut(q, sequences, config, out);
-    threads.for_each(pieces, |Piece { queries, mut out }| {
-        attend(threads.instructions(), &queries, config, &mut out);
+    let mut pieces = cut(q, sequences, config, out);
+    let costs = pieces.iter().map(|piece| piece.cost(config));
+    let share = costs.sum::<usize>() / threads.count();
+    for piece in pieces.iter_mut().filter(|_| threads.count() > 1) {
+        if piece.cost(config) * SHARE_PARTS > share {
+            piece.split(config);
+        }
+    }
+    let (mut split, whole): (Vec<_>, Vec<_>) =
+        pieces.into_iter().partition(|piece| !piece.spans.is_empty());
+    let instructions = threads.instructions();
+    let spans = split.iter_mut().flat_map(|piece| piece.span_work(config));
+    threads.for_each(
+        spans.chain(whole.into_iter().map(Work::Whole)).collect(),
+        |work| match work {
+            Work::Span(queries, span, gathered) => {
+                gather(instructions, &queries, config, span..span + 1, gathered);
+            }
+            Work::Whole(Piece { queries, mut out, .. }) => {
+                let mut gathered = Gathered::nothing(&queries, config);
+                gather(instructions, &queries, config, queries.spans(config), &mut gathered);
+                finish(instructions, &queries, config, &mut [gathered], &mut out);
+            }
+        },
+    );
+    threads.for_each(split, |Piece { queries, mut spans, mut out, .. }| {
+        finish(instructions, &queries, config, &mut spans, &mut out);
     });
 }
 
@@ -97,13 +176,14 @@ pub fn attention(
 fn assert_valid(
     q: &Elements<'_>,
     sequences: &[SequenceKv<'_>],
-    config: &AttentionConfig,
+    config: &AttentionConfig<'_>,
     out: &ElementsMut<'_>,
 ) {
     let AttentionConfig { heads, kv_heads, head_dim, .. } = *config;
     assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "{heads} heads on {kv_heads} KV heads");
     assert!(head_dim > 0, "heads have elements");
     assert!(config.window != Some(0), "a window shows the query's own position at least");
+    assert!(config.sinks.is_none_or(|sinks| sinks.len() == heads), "a sink for each head");
     let tokens: usize = sequences.iter().map(|sequence| sequence.num_queries).sum();
     assert_eq!(q.len(), tokens * heads * head_dim, "queries of {tokens} tokens");
     assert_eq!(out.len(), q.len(), "results of {tokens} tokens");
@@ -126,7 +206,7 @@ fn assert_valid(
 impl SequenceKv<'_> {
     /// Positions of a page.
     #[inline(always)]
-    fn page_tokens(&self, config: &AttentionConfig) -> usize {
+    fn page_tokens(&self, config: &AttentionConfig<'_>) -> usize {
         self.pages.first().map_or(0, |page| page.keys.len() / (config.kv_heads * config.head_dim))
     }
 }
@@ -134,18 +214,50 @@ impl SequenceKv<'_> {
 /// Some queries of one sequence, with the heads that share one KV head.
 struct Piece<'a> {
     queries: HeadQueries<'a>,
+    /// What each span gives, if they are computed apart.
+    spans: Vec<Gathered>,
     /// For each query `[group_heads, head_dim]`.
     out: Vec<ElementsMut<'a>>,
+}
+
+/// What one thread does from start to end.
+enum Work<'a, 'b> {
+    /// The queries of a piece with the keys of one span.
+    Span(HeadQueries<'a>, usize, &'b mut Gathered),
+    Whole(Piece<'a>),
+}
+
+impl<'a> Piece<'a> {
+    /// How long it takes, about.
+    fn cost(&self, config: &AttentionConfig<'_>) -> usize {
+        self.queries.num_rows(config).max(MEMORY_ROWS) * self.queries.visible(config).len()
+    }
+
+    /// Has the spans computed apart, if there are several and what they gather is not too much to keep.
+    fn split(&mut self, config: &AttentionConfig<'_>) {
+        let num_spans = self.queries.spans(config).len();
+        let span_bytes = self.queries.num_rows(config) * value_stride(config) * size_of::<f32>();
+        if num_spans > 1 && num_spans * span_bytes <= SPANS_BYTES {
+            self.spans = vec![Gathered::nothing(&self.queries, config); num_spans];
+        }
+    }
+
+    /// Each of the spans, with its number.
+    fn span_work(&mut self, config: &AttentionConfig<'_>) -> impl Iterator<Item = Work<'a, '_>> {
+        let queries = self.queries;
+        let spans = queries.spans(config).zip(&mut self.spans);
+        spans.map(move |(span, gathered)| Work::Span(queries, span, gathered))
+    }
 }
 
 /// One piece per sequence, run of queries and KV head; the pieces with most keys first.
 fn cut<'a>(
     q: Elements<'a>,
     sequences: &[SequenceKv<'a>],
-    config: &AttentionConfig,
+    config: &AttentionConfig<'_>,
     out: ElementsMut<'a>,
 ) -> Vec<Piece<'a>> {
-    let piece_queries = PIECE_ROWS.div_ceil(config.group_heads());
+    let piece_queries = (PIECE_ROWS / config.group_heads()).max(1);
     let mut outs = out.chunks(config.group_heads() * config.head_dim).into_iter();
     let mut pieces = Vec::new();
     let mut first_token = 0;
@@ -160,7 +272,9 @@ fn cut<'a>(
                     kv_head,
                     first_token: first_token + start,
                     first_position: sequence.length - sequence.num_queries + start,
+                    num_queries,
                 },
+                spans: Vec::new(),
                 out: Vec::with_capacity(num_queries),
             }));
             for _ in 0..num_queries {
@@ -172,6 +286,6 @@ fn cut<'a>(
         first_token += sequence.num_queries;
     }
     // The long ones first, so that no thread begins one when the others are about to finish.
-    pieces.sort_by_key(|piece| std::cmp::Reverse(piece.queries.first_position));
+    pieces.sort_by_key(|piece| std::cmp::Reverse(piece.cost(config)));
     pieces
 }

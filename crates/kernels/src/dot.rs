@@ -58,21 +58,13 @@ pub(crate) fn add_products<S: Simd, E: Element>(
 pub(crate) struct Tile<'a, E> {
     values: &'a [[E; LANES]],
     width: usize,
-    /// What is read later, of the same shape; asked for on the way. May be empty.
-    later: &'a [[E; LANES]],
 }
 
 impl<'a, E: Element> Tile<'a, E> {
     /// Rows of `columns` elements, whole lanes.
     #[inline(always)]
     pub(crate) fn new(values: &'a [E], columns: usize) -> Tile<'a, E> {
-        Tile { values: values.as_chunks().0, width: columns / LANES, later: &[] }
-    }
-
-    /// As [`Tile::new`], from memory rather than a cache; `later` is what is read next.
-    #[inline(always)]
-    pub(crate) fn streamed(values: &'a [E], columns: usize, later: &'a [E]) -> Tile<'a, E> {
-        Tile { later: later.as_chunks().0, ..Tile::new(values, columns) }
+        Tile { values: values.as_chunks().0, width: columns / LANES }
     }
 
     #[inline(always)]
@@ -83,21 +75,6 @@ impl<'a, E: Element> Tile<'a, E> {
     #[inline(always)]
     fn row(&self, row: usize) -> &'a [[E; LANES]] {
         &self.values[row * self.width..][..self.width]
-    }
-
-    /// Asks for what is read later in the place of a row, and for the memory behind the row.
-    #[inline(always)]
-    fn prefetch<S: Simd>(&self, simd: S, row: usize) {
-        const AHEAD_BYTES: usize = 4096;
-        const LINE_BYTES: usize = 64;
-        if self.later.is_empty() {
-            return;
-        }
-        let rows = self.row(row).iter().zip(&self.later[row * self.width..]);
-        for (value, later) in rows.step_by(LINE_BYTES / size_of::<[E; LANES]>()) {
-            simd.prefetch(value, AHEAD_BYTES);
-            simd.prefetch(later, 0);
-        }
     }
 }
 
@@ -112,7 +89,6 @@ fn strip<S: Simd, E: Element, const TOKENS: usize, const ROWS: usize>(
     let num_rows = tile.num_rows();
     let whole = num_rows - num_rows % ROWS;
     for row in (0..whole).step_by(ROWS) {
-        (row..row + ROWS).for_each(|row| tile.prefetch(simd, row));
         let w = array::from_fn(|r| tile.row(row + r));
         block::<S, E, TOKENS, ROWS>(simd, x, w, &mut sums[row..], num_rows);
     }

@@ -54,6 +54,15 @@ impl<'a> Elements<'a> {
         self.len() == 0
     }
 
+    /// Bytes of the elements.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Elements::F32(values) => size_of_val(*values),
+            Elements::F16(values) => size_of_val(*values),
+            Elements::Bf16(values) => size_of_val(*values),
+        }
+    }
+
     /// The element type.
     pub fn float(&self) -> Float {
         match self {
@@ -112,8 +121,17 @@ impl<'a> ElementsMut<'a> {
         }
     }
 
+    /// What is written there.
+    pub fn as_elements(&self) -> Elements<'_> {
+        match self {
+            ElementsMut::F32(values) => Elements::F32(values),
+            ElementsMut::F16(values) => Elements::F16(values),
+            ElementsMut::Bf16(values) => Elements::Bf16(values),
+        }
+    }
+
     /// The same view for a shorter time.
-    pub(crate) fn reborrow(&mut self) -> ElementsMut<'_> {
+    pub fn reborrow(&mut self) -> ElementsMut<'_> {
         match self {
             ElementsMut::F32(values) => ElementsMut::F32(values),
             ElementsMut::F16(values) => ElementsMut::F16(values),
@@ -156,6 +174,7 @@ impl<'a> ElementsMut<'a> {
     }
 
     /// Rounds `values` once, to nearest even, into the elements from `start` on.
+    #[inline(always)]
     pub(crate) fn store(&mut self, start: usize, values: &[f32]) {
         let end = start + values.len();
         match self {
@@ -163,9 +182,23 @@ impl<'a> ElementsMut<'a> {
             ElementsMut::F16(out) => out[start..end].convert_from_f32_slice(values),
             ElementsMut::Bf16(out) => {
                 for (out, value) in out[start..end].iter_mut().zip(values) {
-                    *out = bf16::from_f32(*value);
+                    *out = round_to_bf16(*value);
                 }
             }
+        }
+    }
+
+    /// Copies elements of the same type.
+    ///
+    /// # Panics
+    /// When types or lengths differ.
+    #[track_caller]
+    pub fn copy_from(&mut self, from: Elements<'_>) {
+        match (self, from) {
+            (ElementsMut::F32(out), Elements::F32(from)) => out.copy_from_slice(from),
+            (ElementsMut::F16(out), Elements::F16(from)) => out.copy_from_slice(from),
+            (ElementsMut::Bf16(out), Elements::Bf16(from)) => out.copy_from_slice(from),
+            (out, from) => panic!("{:?} elements for {:?} ones", from.float(), out.float()),
         }
     }
 
@@ -175,6 +208,32 @@ impl<'a> ElementsMut<'a> {
             ElementsMut::F32(out) => out.fill(0.0),
             ElementsMut::F16(out) => out.fill(f16::ZERO),
             ElementsMut::Bf16(out) => out.fill(bf16::ZERO),
+        }
+    }
+}
+
+/// As [`bf16::from_f32`], in a form that vectorises.
+#[inline(always)]
+fn round_to_bf16(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    // Half a unit less a bit, or half a unit if that makes an odd number even.
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    let bits = if value.is_nan() { bits | 0x0040_0000 } else { rounded };
+    bf16::from_bits((bits >> 16) as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::round_to_bf16;
+
+    #[test]
+    fn rounding_to_bf16_is_that_of_the_type() {
+        let edges = [0, 0x7fff, 0x8000, 0x8001, 0xffff];
+        for bits in (0..=u32::from(u16::MAX)).flat_map(|high| edges.map(|low| high << 16 | low)) {
+            let value = f32::from_bits(bits);
+            assert_eq!(round_to_bf16(value).to_bits(), bf16::from_f32(value).to_bits(), "{value}");
         }
     }
 }

@@ -3,8 +3,8 @@
 //! An id outside that part gives a row of zeros, so that the rows of all ranks add up to the whole table's.
 
 use crate::elements::ElementsMut;
-use crate::matmul::DenseMatrix;
-use crate::panel::{CHUNK_COLUMNS, Weights};
+use crate::matmul::{DenseMatrix, Matrix};
+use crate::panel::CHUNK_COLUMNS;
 use crate::quant::QuantMatrix;
 use crate::simd::{LANES, Simd, dispatched};
 use crate::threads::Threads;
@@ -26,7 +26,8 @@ pub fn embedding(
     threads: &Threads,
 ) {
     table.assert_valid();
-    gather(&Rows { ids, first_id, table: Weights::Dense(*table) }, out, threads);
+    let _span = threads.span("embedding", 0);
+    gather(&Rows { ids, first_id, table: Matrix::Dense(*table) }, out, threads);
 }
 
 /// As [`embedding`] from a quantised table; rows are dequantised in f32 and rounded once to the type of `out`.
@@ -42,13 +43,14 @@ pub fn quantized_embedding(
     threads: &Threads,
 ) {
     table.assert_valid();
-    gather(&Rows { ids, first_id, table: Weights::Quant(*table) }, out, threads);
+    let _span = threads.span("quantized_embedding", 0);
+    gather(&Rows { ids, first_id, table: Matrix::Quantized(*table) }, out, threads);
 }
 
 struct Rows<'a> {
     ids: &'a [u32],
     first_id: u32,
-    table: Weights<'a>,
+    table: Matrix<'a>,
 }
 
 impl Rows<'_> {

@@ -3,8 +3,7 @@
 use half::{bf16, f16};
 
 use crate::elements::{Elements, ElementsMut};
-use crate::matmul::{DenseMatrix, multiply};
-use crate::panel::Weights;
+use crate::matmul::{DenseMatrix, Matrix, RowProducts, multiply};
 use crate::quant::QuantMatrix;
 use crate::threads::Threads;
 
@@ -33,7 +32,7 @@ pub fn gathered_matmul(
     threads: &Threads,
 ) {
     w.assert_valid();
-    gather(x, choice, Weights::Dense(*w), out, threads);
+    gather(x, choice, Matrix::Dense(*w), out, threads);
 }
 
 /// As [`gathered_matmul`] with a quantised matrix; see [`crate::quantized_matmul`].
@@ -49,14 +48,14 @@ pub fn gathered_quantized_matmul(
     threads: &Threads,
 ) {
     w.assert_valid();
-    gather(x, choice, Weights::Quant(*w), out, threads);
+    gather(x, choice, Matrix::Quantized(*w), out, threads);
 }
 
 #[track_caller]
 fn gather(
     x: Elements<'_>,
     Choice { experts, num_experts }: Choice<'_>,
-    w: Weights<'_>,
+    w: Matrix<'_>,
     mut out: ElementsMut<'_>,
     threads: &Threads,
 ) {
@@ -75,10 +74,10 @@ fn gather(
     }
     let mut views: Vec<_> = out.chunks(features).into_iter().map(Some).collect();
     for (expert, rows) in rows_of.into_iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
-        let w = w.rows(expert * features..(expert + 1) * features);
+        let matrix = w.rows(expert * features..(expert + 1) * features);
         let out = rows.iter().map(|row| views[*row].take().expect("a row has one expert"));
         let (out, x) = (out.collect(), Gathered::new(x, &rows, input));
-        multiply(x.view(), w, out, threads);
+        multiply(x.view(), vec![RowProducts { matrix, out }], threads);
     }
 }
 

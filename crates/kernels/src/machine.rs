@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::memory::advise_huge_pages;
-use crate::simd::{LANES, Simd, dispatched};
+use crate::simd::{Simd, WIDEST, Wide, dispatched, dispatched_wide};
 use crate::threads::Threads;
 
 /// Bytes read or copied, well beyond the last-level cache.
@@ -119,10 +119,10 @@ fn sum_words_with<S: Simd>(_simd: S, words: &[u64], sum: &mut u64) {
     *sum = sums.iter().fold(0, |total, sum| total.wrapping_add(*sum));
 }
 
-dispatched! { fn multiply_f32(macs: &mut usize) = multiply_f32_with }
+dispatched_wide! { fn multiply_f32(macs: &mut usize) = multiply_f32_with }
 
 #[inline(always)]
-fn multiply_f32_with<S: Simd>(simd: S, macs: &mut usize) {
+fn multiply_f32_with<W: Wide>(simd: W, macs: &mut usize) {
     const CHAINS: usize = 10;
     const STEPS: usize = 20_000;
     let factor = std::hint::black_box(simd.splat(0.5));
@@ -132,10 +132,10 @@ fn multiply_f32_with<S: Simd>(simd: S, macs: &mut usize) {
             *sum = simd.mul_add(*sum, factor, factor);
         }
     }
-    let mut lanes = [0.0; LANES];
+    let mut lanes = [0.0; WIDEST];
     for sum in sums {
         simd.store(sum, &mut lanes);
         std::hint::black_box(&lanes);
     }
-    *macs = CHAINS * STEPS * LANES;
+    *macs = CHAINS * STEPS * W::LANES;
 }

@@ -6,8 +6,8 @@ use crate::dense;
 use crate::elements::{Elements, ElementsMut};
 use crate::float8;
 use crate::integer::{self, Prepared};
-use crate::panel::{Activations, Weights, multiply_rows};
-use crate::quant::{QuantMatrix, QuantMode};
+use crate::panel::{Activations, multiply_rows};
+use crate::quant::{QuantFormat, QuantMatrix, QuantMode};
 use crate::threads::Threads;
 
 /// Output features of a piece are a multiple of this: the rows of a tile of whole numbers.
@@ -41,24 +41,115 @@ impl<'a> DenseMatrix<'a> {
     }
 }
 
-/// `out[tokens, w.out] = x[tokens, w.input] · wᵀ`.
+/// A matrix `[out, input]` in one of the forms in which weights are held; it multiplies as its transpose.
+#[derive(Clone, Copy, Debug)]
+pub enum Matrix<'a> {
+    /// Floats.
+    Dense(DenseMatrix<'a>),
+    /// Packed codes under scales.
+    Quantized(QuantMatrix<'a>),
+}
+
+impl<'a> Matrix<'a> {
+    /// Some rows as a matrix.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> Matrix<'a> {
+        match self {
+            Matrix::Dense(matrix) => Matrix::Dense(matrix.rows(rows)),
+            Matrix::Quantized(matrix) => Matrix::Quantized(matrix.rows(rows)),
+        }
+    }
+
+    /// Rows of the matrix: output features, or ids of an embedding.
+    pub(crate) fn num_rows(&self) -> usize {
+        match self {
+            Matrix::Dense(matrix) => matrix.out,
+            Matrix::Quantized(matrix) => matrix.out,
+        }
+    }
+
+    /// Columns of the matrix: input features, or the width of an embedding.
+    pub(crate) fn input(&self) -> usize {
+        match self {
+            Matrix::Dense(matrix) => matrix.input,
+            Matrix::Quantized(matrix) => matrix.input,
+        }
+    }
+
+    fn format(&self) -> Option<QuantFormat> {
+        match self {
+            Matrix::Dense(_) => None,
+            Matrix::Quantized(matrix) => Some(matrix.format),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Matrix::Dense(matrix) => matrix.values.bytes(),
+            Matrix::Quantized(matrix) => matrix.bytes(),
+        }
+    }
+
+    #[track_caller]
+    fn assert_valid(&self) {
+        match self {
+            Matrix::Dense(matrix) => matrix.assert_valid(),
+            Matrix::Quantized(matrix) => matrix.assert_valid(),
+        }
+    }
+}
+
+/// A matrix and where its product goes.
+#[derive(Debug)]
+pub struct Product<'a> {
+    /// What is multiplied with.
+    pub matrix: Matrix<'a>,
+    /// `[tokens, matrix.out]`.
+    pub out: ElementsMut<'a>,
+}
+
+/// `out[tokens, matrix.out] = x[tokens, matrix.input] · matrixᵀ` for each of some matrices, accumulated in f32 and
+/// rounded once to the type of `out`.
+///
+/// Each result has the bits that its matrix alone would give it; together they share what must be done with the
+/// activations, and the threads begin only once.
+///
+/// With a quantised matrix, activations in f32 are used as they are. Those of 16 bits are first rounded, for each group
+/// of the weights, to whole multiples of a power of two, with an error below a 32639th of the group's largest
+/// magnitude: so every bf16 of at least a 128th of that maximum, and every f16 of at least a 16th, is used as it is. A
+/// row with an element that is not finite is never rounded and has the results of IEEE 754; no row shows in another's
+/// results.
+///
+/// # Panics
+/// When a length does not fit, the matrices differ in their columns, or a format is none of MLX's.
+#[track_caller]
+pub fn matmul_each(x: Elements<'_>, products: Vec<Product<'_>>, threads: &Threads) {
+    let bytes = products.iter().map(|product| product.matrix.bytes()).sum();
+    let is_quantized = products.iter().any(|product| product.matrix.format().is_some());
+    let _span = threads.span(if is_quantized { "quantized_matmul" } else { "matmul" }, bytes);
+    let input = products.first().map_or(0, |product| product.matrix.input());
+    assert!(products.iter().all(|it| it.matrix.input() == input), "matrices for the same rows");
+    let mut together: Vec<RowProducts<'_>> = Vec::with_capacity(products.len());
+    for Product { matrix, out } in products {
+        matrix.assert_valid();
+        let Some(out) = result_rows(&x, &matrix, out) else { continue };
+        if together.first().is_some_and(|first| first.matrix.format() != matrix.format()) {
+            multiply(x, std::mem::take(&mut together), threads);
+        }
+        together.push(RowProducts { matrix, out });
+    }
+    multiply(x, together, threads);
+}
+
+/// [`matmul_each`] with one matrix.
 ///
 /// # Panics
 /// When a length does not fit.
 #[track_caller]
 pub fn matmul(x: Elements<'_>, w: &DenseMatrix<'_>, out: ElementsMut<'_>, threads: &Threads) {
-    w.assert_valid();
-    if let Some(rows) = result_rows(&x, (w.out, w.input), out) {
-        multiply(x, Weights::Dense(*w), rows, threads);
-    }
+    matmul_each(x, vec![Product { matrix: Matrix::Dense(*w), out }], threads);
 }
 
-/// `out[tokens, w.out] = x[tokens, w.input] · dequantised(w)ᵀ`, accumulated in f32 and rounded once to the type of `out`.
-///
-/// Activations in f32 are used as they are. Those of 16 bits are first rounded, for each group of the weights, to
-/// whole multiples of a power of two, with an error below a 32639th of the group's largest magnitude: so every bf16 of
-/// at least a 128th of that maximum, and every f16 of at least a 16th, is used as it is. A row with an element that
-/// is not finite is never rounded and has the results of IEEE 754; no row shows in another's results.
+/// [`matmul_each`] with one quantised matrix.
 ///
 /// # Panics
 /// When a length does not fit, or the format is none of MLX's.
@@ -69,19 +160,23 @@ pub fn quantized_matmul(
     out: ElementsMut<'_>,
     threads: &Threads,
 ) {
-    w.assert_valid();
-    if let Some(rows) = result_rows(&x, (w.out, w.input), out) {
-        multiply(x, Weights::Quant(*w), rows, threads);
-    }
+    matmul_each(x, vec![Product { matrix: Matrix::Quantized(*w), out }], threads);
+}
+
+/// A matrix with rows and columns, and a view of each token's results.
+pub(crate) struct RowProducts<'a> {
+    pub(crate) matrix: Matrix<'a>,
+    pub(crate) out: Vec<ElementsMut<'a>>,
 }
 
 /// A view of each token's results, after all lengths were checked; `None` if nothing is left to compute.
 #[track_caller]
 fn result_rows<'a>(
     x: &Elements<'_>,
-    (num_rows, input): (usize, usize),
+    matrix: &Matrix<'_>,
     mut out: ElementsMut<'a>,
 ) -> Option<Vec<ElementsMut<'a>>> {
+    let (num_rows, input) = (matrix.num_rows(), matrix.input());
     if input == 0 || num_rows == 0 {
         out.fill_zero();
         return None;
@@ -92,75 +187,92 @@ fn result_rows<'a>(
     (tokens > 0).then(|| out.chunks(num_rows))
 }
 
-/// Results of each token to its view; the matrix has rows and columns.
-pub(crate) fn multiply(
-    x: Elements<'_>,
-    weights: Weights<'_>,
-    mut out: Vec<ElementsMut<'_>>,
-    threads: &Threads,
-) {
-    match &weights {
-        Weights::Quant(w) if integer::is_supported(x.float(), w, threads.instructions()) => {
-            let prepared = Prepared::new(x, w, threads);
-            let rows = out.iter_mut().map(ElementsMut::reborrow).collect();
-            for_pieces(rows, &weights, threads, |rows, out| prepared.multiply_rows(w, rows, out));
-            for &token in prepared.exact_tokens() {
-                let x = x.part(token * w.input..(token + 1) * w.input);
-                multiply_exactly(x, &weights, vec![out[token].reborrow()], threads);
-            }
+/// Products with matrices of one format.
+pub(crate) fn multiply(x: Elements<'_>, mut products: Vec<RowProducts<'_>>, threads: &Threads) {
+    let prepared = match products.first().map(|first| first.matrix) {
+        None => return,
+        Some(Matrix::Quantized(w))
+            if integer::is_supported(x.float(), &w, threads.instructions()) =>
+        {
+            Prepared::new(x, &w, threads)
         }
-        _ => multiply_exactly(x, &weights, out, threads),
+        Some(_) => return multiply_exactly(x, &mut products, threads),
+    };
+    for_pieces(&mut products, threads, |matrix, rows, out| match matrix {
+        Matrix::Quantized(matrix) => prepared.multiply_rows(matrix, rows, out),
+        Matrix::Dense(_) => unreachable!("one format, which is quantised"),
+    });
+    for &token in prepared.exact_tokens() {
+        let input = products[0].matrix.input();
+        let mut products: Vec<RowProducts<'_>> = products
+            .iter_mut()
+            .map(|it| RowProducts { matrix: it.matrix, out: vec![it.out[token].reborrow()] })
+            .collect();
+        multiply_exactly(x.part(token * input..(token + 1) * input), &mut products, threads);
     }
 }
 
 /// As [`multiply`], with activations as they are.
-fn multiply_exactly(
-    x: Elements<'_>,
-    weights: &Weights<'_>,
-    out: Vec<ElementsMut<'_>>,
-    threads: &Threads,
-) {
-    let x = Activations::new(x, weights.input(), threads);
-    for_pieces(out, weights, threads, |rows, out| match weights {
-        Weights::Dense(matrix) if x.tokens() <= dense::FEW_TOKENS => {
+fn multiply_exactly(x: Elements<'_>, products: &mut [RowProducts<'_>], threads: &Threads) {
+    let x = Activations::new(x, products[0].matrix.input(), threads);
+    for_pieces(products, threads, |matrix, rows, out| match matrix {
+        Matrix::Dense(matrix) if x.tokens() <= dense::FEW_TOKENS => {
             dense::multiply_few(threads.instructions(), &x, matrix, rows, out);
         }
-        Weights::Quant(matrix)
+        Matrix::Quantized(matrix)
             if matrix.format.mode == QuantMode::Mxfp8 && x.tokens() <= float8::FEW_TOKENS =>
         {
             float8::multiply_few(threads.instructions(), &x, matrix, rows, out);
         }
-        _ => multiply_rows(threads.instructions(), &x, weights, rows, out),
+        _ => multiply_rows(threads.instructions(), &x, matrix, rows, out),
     });
+}
+
+/// Some output features of a matrix, with a view of their results for each token.
+struct Piece<'a> {
+    matrix: Matrix<'a>,
+    rows: Range<usize>,
+    out: Vec<ElementsMut<'a>>,
 }
 
 /// Computes `work` for pieces of the output features, with a view of the piece's results for each token.
 fn for_pieces(
-    out: Vec<ElementsMut<'_>>,
-    weights: &Weights<'_>,
+    products: &mut [RowProducts<'_>],
     threads: &Threads,
-    work: impl Fn(Range<usize>, &mut [ElementsMut<'_>]) + Sync,
+    work: impl Fn(&Matrix<'_>, Range<usize>, &mut [ElementsMut<'_>]) + Sync,
 ) {
-    let tokens = out.len();
-    let row_macs = tokens * weights.input();
-    let mut pieces: Vec<(Range<usize>, Vec<ElementsMut<'_>>)> =
-        cut_rows(weights.num_rows(), row_macs, threads.count())
-            .into_iter()
-            .map(|rows| (rows, Vec::with_capacity(tokens)))
-            .collect();
-    for mut rest in out {
-        for (rows, views) in &mut pieces {
-            let (view, others) = rest.split_at(rows.len());
-            views.push(view);
-            rest = others;
+    let mut rows_left: usize = products.iter().map(|it| it.matrix.num_rows()).sum();
+    let mut pieces: Vec<Piece<'_>> = Vec::new();
+    for RowProducts { matrix, out } in products {
+        let (num_rows, tokens) = (matrix.num_rows(), out.len());
+        rows_left -= num_rows;
+        let first_piece = pieces.len();
+        let cuts = cut_rows((num_rows, rows_left), tokens * matrix.input(), threads.count());
+        pieces.extend(cuts.into_iter().map(|rows| Piece {
+            matrix: *matrix,
+            rows,
+            out: Vec::with_capacity(tokens),
+        }));
+        for view in out {
+            let mut rest = view.reborrow();
+            for piece in &mut pieces[first_piece..] {
+                let (view, others) = rest.split_at(piece.rows.len());
+                piece.out.push(view);
+                rest = others;
+            }
         }
     }
-    threads.for_each(pieces, |(rows, mut out)| work(rows, &mut out));
+    threads.for_each(pieces, |Piece { matrix, rows, mut out }| work(&matrix, rows, &mut out));
 }
 
 /// Output features of each piece of work. The first pieces are large, because memory is fastest in long runs; the last
-/// ones are small, so that a slow core does not hold up the others; none is not worth waking a thread for.
-fn cut_rows(num_rows: usize, row_macs: usize, num_threads: usize) -> Vec<Range<usize>> {
+/// ones are small, so that a slow core does not hold up the others; none is not worth waking a thread for. `rows_after`
+/// are computed in the same job.
+fn cut_rows(
+    (num_rows, rows_after): (usize, usize),
+    row_macs: usize,
+    num_threads: usize,
+) -> Vec<Range<usize>> {
     if num_threads == 1 {
         return std::iter::once(0..num_rows).collect();
     }
@@ -169,7 +281,7 @@ fn cut_rows(num_rows: usize, row_macs: usize, num_threads: usize) -> Vec<Range<u
     let mut start = 0;
     while start < num_rows {
         let left = num_rows - start;
-        let share = left.div_ceil(num_threads * 3 / 2);
+        let share = (left + rows_after).div_ceil(num_threads * 3 / 2);
         let len = share.max(worthwhile).next_multiple_of(PIECE_ROWS).min(left);
         pieces.push(start..start + len);
         start += len;
@@ -185,7 +297,7 @@ mod tests {
     fn pieces_cover_all_rows_in_order_and_begin_at_tiles() {
         for num_rows in [1, 31, 32, 1024, 3072, 151_936] {
             for num_threads in 1..9 {
-                let pieces = cut_rows(num_rows, 1024, num_threads);
+                let pieces = cut_rows((num_rows, num_rows % 7), 1024, num_threads);
                 let mut next = 0;
                 for rows in pieces {
                     assert_eq!(rows.start, next);

@@ -8,8 +8,7 @@ use std::ops::Range;
 
 use crate::dot::{Rows, Tile, add_products};
 use crate::elements::{Elements, ElementsMut};
-use crate::matmul::DenseMatrix;
-use crate::quant::QuantMatrix;
+use crate::matmul::Matrix;
 use crate::simd::{LANES, Lanes, Simd, dispatched};
 use crate::threads::Threads;
 use crate::unpack::{GROUPS_MAX, Region, unpack};
@@ -67,45 +66,14 @@ impl Activations {
     }
 }
 
-/// The matrix whose rows are multiplied with.
-#[derive(Clone, Copy)]
-pub(crate) enum Weights<'a> {
-    Dense(DenseMatrix<'a>),
-    Quant(QuantMatrix<'a>),
-}
-
-impl<'a> Weights<'a> {
-    /// Some rows as a matrix.
-    pub(crate) fn rows(&self, rows: Range<usize>) -> Weights<'a> {
-        match self {
-            Weights::Dense(matrix) => Weights::Dense(matrix.rows(rows)),
-            Weights::Quant(matrix) => Weights::Quant(matrix.rows(rows)),
-        }
-    }
-
-    /// Rows of the matrix: output features, or ids of an embedding.
-    pub(crate) fn num_rows(&self) -> usize {
-        match self {
-            Weights::Dense(matrix) => matrix.out,
-            Weights::Quant(matrix) => matrix.out,
-        }
-    }
-
-    /// Columns of the matrix: input features, or the width of an embedding.
-    pub(crate) fn input(&self) -> usize {
-        match self {
-            Weights::Dense(matrix) => matrix.input,
-            Weights::Quant(matrix) => matrix.input,
-        }
-    }
-
+impl Matrix<'_> {
     /// Weights of a region to `out`, `[rows, stride]`, where `stride` is the width padded to whole vectors; the padding
     /// becomes zero.
     #[inline(always)]
     pub(crate) fn unpack<S: Simd>(&self, simd: S, region: &Region, out: &mut [f32]) {
         match self {
-            Weights::Quant(matrix) => unpack(simd, matrix, region, out),
-            Weights::Dense(matrix) => {
+            Matrix::Quantized(matrix) => unpack(simd, matrix, region, out),
+            Matrix::Dense(matrix) => {
                 let rows = out.chunks_exact_mut(region.width.next_multiple_of(LANES));
                 for (row, out) in region.rows.clone().zip(rows) {
                     let (values, padding) = out.split_at_mut(region.width);
@@ -121,7 +89,7 @@ dispatched! {
     /// Results of all tokens for the weight rows `rows`; `out` has one view of `rows.len()` elements per token.
     pub(crate) fn multiply_rows(
         x: &Activations,
-        weights: &Weights<'_>,
+        weights: &Matrix<'_>,
         rows: Range<usize>,
         out: &mut [ElementsMut<'_>],
     ) = multiply_rows_with
@@ -131,7 +99,7 @@ dispatched! {
 fn multiply_rows_with<S: Simd>(
     simd: S,
     x: &Activations,
-    weights: &Weights<'_>,
+    weights: &Matrix<'_>,
     rows: Range<usize>,
     out: &mut [ElementsMut<'_>],
 ) {
@@ -158,7 +126,7 @@ fn multiply_rows_with<S: Simd>(
 #[inline(always)]
 fn multiply_tile<S: Simd>(
     simd: S,
-    (x, weights): (Rows<'_>, &Weights<'_>),
+    (x, weights): (Rows<'_>, &Matrix<'_>),
     rows: Range<usize>,
     tile: &mut [f32],
     sums: &mut [Lanes],

@@ -104,6 +104,15 @@ impl<'a> QuantMatrix<'a> {
         }
     }
 
+    /// Bytes of codes, scales and biases.
+    pub(crate) fn bytes(&self) -> usize {
+        let scales = match self.scales {
+            Scales::Elements(scales) => scales.bytes(),
+            Scales::Bytes(scales) => scales.len(),
+        };
+        size_of_val(self.words) + scales + self.biases.map_or(0, |biases| biases.bytes())
+    }
+
     /// Panics, at the caller's line, unless format and lengths agree.
     #[track_caller]
     pub(crate) fn assert_valid(&self) {

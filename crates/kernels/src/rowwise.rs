@@ -28,6 +28,7 @@ pub fn rms_norm(
     out: ElementsMut<'_>,
     threads: &Threads,
 ) {
+    let _span = threads.span("rms_norm", 0);
     let width = weight.len();
     assert!(width > 0 && x.len().is_multiple_of(width), "whole rows of {width}");
     assert_eq!(x.len(), out.len(), "as many results as elements");
@@ -83,6 +84,7 @@ fn norm_row<S: Simd>(simd: S, row: &mut [f32], (weight, eps): (&[f32], f32)) {
 /// When a length does not fit.
 #[track_caller]
 pub fn swiglu(gate: &[f32], up: &[f32], out: ElementsMut<'_>, threads: &Threads) {
+    let _span = threads.span("swiglu", 0);
     assert_eq!(gate.len(), up.len(), "as many gates as values");
     assert_eq!(gate.len(), out.len(), "as many results as values");
     let pieces = out.chunks(PIECE_ELEMENTS).into_iter().enumerate().collect();
@@ -113,37 +115,39 @@ fn gate_piece_with<S: Simd>(_simd: S, gate: &[f32], up: &[f32], out: &mut Elemen
 }
 
 /// What is added to a product before it is rounded.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Terms<'a> {
-    /// Added to every row.
-    pub bias: Option<Elements<'a>>,
     /// As long as the product.
-    pub residual: Option<Elements<'a>>,
+    pub residual: Elements<'a>,
+    /// Added to every row, before the residual.
+    pub bias: Option<Elements<'a>>,
 }
 
-/// `out = product + bias + residual` for rows of `width`.
+/// `out = product + bias + residual`, computed in f32 and rounded once.
 ///
 /// # Panics
 /// When a length does not fit.
 #[track_caller]
-pub fn add_terms(
-    product: &[f32],
-    width: usize,
-    terms: Terms<'_>,
-    out: ElementsMut<'_>,
-    threads: &Threads,
-) {
-    assert!(width > 0 && product.len().is_multiple_of(width), "whole rows of {width}");
+pub fn add_terms(product: &[f32], terms: Terms<'_>, out: ElementsMut<'_>, threads: &Threads) {
+    let _span = threads.span("add_terms", 0);
+    let Terms { residual, bias } = terms;
     assert_eq!(product.len(), out.len(), "as many results as products");
-    assert!(terms.bias.is_none_or(|bias| bias.len() == width), "a bias for each column");
-    assert!(terms.residual.is_none_or(|x| x.len() == product.len()), "a residual for each product");
-    let bias = terms.bias.map(to_f32);
-    let pieces = out.chunks(piece_rows(width) * width).into_iter().enumerate().collect();
+    assert_eq!(product.len(), residual.len(), "a residual for each product");
+    let bias = bias.map(to_f32);
+    let width = bias.as_ref().map_or(CHUNK, Vec::len);
+    assert!(0 < width && (bias.is_none() || product.len().is_multiple_of(width)), "whole rows");
+    let piece_len = piece_rows(width) * width;
+    let pieces = out.chunks(piece_len).into_iter().enumerate().collect();
     threads.for_each(pieces, |(piece, mut out)| {
-        let start = piece * piece_rows(width) * width;
+        let start = piece * piece_len;
         let product = &product[start..start + out.len()];
-        let residual = terms.residual.map(|residual| (residual, start));
-        add_piece(threads.instructions(), product, bias.as_deref(), residual, (width, &mut out));
+        add_piece(
+            threads.instructions(),
+            product,
+            bias.as_deref(),
+            (residual, start),
+            (width, &mut out),
+        );
     });
 }
 
@@ -151,7 +155,7 @@ dispatched! {
     fn add_piece(
         product: &[f32],
         bias: Option<&[f32]>,
-        residual: Option<(Elements<'_>, usize)>,
+        residual: (Elements<'_>, usize),
         out: (usize, &mut ElementsMut<'_>),
     ) = add_piece_with
 }
@@ -161,21 +165,38 @@ fn add_piece_with<S: Simd>(
     _simd: S,
     product: &[f32],
     bias: Option<&[f32]>,
-    residual: Option<(Elements<'_>, usize)>,
+    (residual, start): (Elements<'_>, usize),
     (width, out): (usize, &mut ElementsMut<'_>),
 ) {
-    let (mut sums, mut terms) = (vec![0.0; width], vec![0.0; width]);
-    for (idx, row) in product.chunks_exact(width).enumerate() {
-        sums.copy_from_slice(row);
-        if let Some(bias) = bias {
-            add(&mut sums, bias);
+    let (mut sums, mut terms) = ([0.0; CHUNK], [0.0; CHUNK]);
+    for (idx, row) in product.chunks(width).enumerate() {
+        for (part, row) in row.chunks(CHUNK).enumerate() {
+            let offset = idx * width + part * CHUNK;
+            let (sums, terms) = (&mut sums[..row.len()], &mut terms[..row.len()]);
+            sums.copy_from_slice(row);
+            if let Some(bias) = bias {
+                add(sums, &bias[part * CHUNK..]);
+            }
+            residual.load(start + offset, terms);
+            add(sums, terms);
+            out.store(offset, sums);
         }
-        if let Some((residual, start)) = residual {
-            residual.load(start + idx * width, &mut terms);
-            add(&mut sums, &terms);
-        }
-        out.store(idx * width, &sums);
     }
+}
+
+/// `x += bias` for rows of as many elements.
+///
+/// # Panics
+/// When a length does not fit.
+#[track_caller]
+pub fn add_bias(x: &mut [f32], bias: Elements<'_>, threads: &Threads) {
+    let _span = threads.span("add_bias", 0);
+    let bias = to_f32(bias);
+    assert!(!bias.is_empty() && x.len().is_multiple_of(bias.len()), "whole rows of {}", bias.len());
+    let pieces = x.chunks_mut(piece_rows(bias.len()) * bias.len()).collect();
+    threads.for_each(pieces, |rows: &mut [f32]| {
+        rows.chunks_exact_mut(bias.len()).for_each(|row| add(row, &bias));
+    });
 }
 
 #[inline(always)]
@@ -218,6 +239,7 @@ pub fn place_heads(
     rotation: Rotation<'_>,
     threads: &Threads,
 ) {
+    let _span = threads.span("place_heads", 0);
     let Rotation { cos, sin, head_dim, .. } = rotation;
     assert!(head_dim > 0 && head_dim.is_multiple_of(2), "heads consist of pairs");
     let num_rows = cos.len() / (head_dim / 2);

@@ -1,4 +1,5 @@
-//! Eight lanes of f32 and of small integers, and the copies of a kernel that are compiled for each instruction set.
+//! Eight lanes of f32 and of small integers, wider ones where no bit shows the width ([`Wide`]), and the copies of a
+//! kernel that are compiled for each instruction set.
 //!
 //! A kernel is one generic function over [`Simd`], marked `#[inline(always)]`; [`dispatched!`] wraps it in one copy per
 //! instruction set and picks the copy at run time. The value of type `S: Simd` that a kernel passes around proves that
@@ -12,6 +13,7 @@ mod element;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+mod wide;
 
 use std::env::VarError;
 use std::fmt;
@@ -27,6 +29,7 @@ pub(crate) use self::element::Element;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use self::neon::Neon;
 pub(crate) use self::portable::Portable;
+pub(crate) use self::wide::{WIDEST, Wide, dispatched_wide};
 
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 8;
@@ -43,7 +46,7 @@ pub enum InstructionSet {
     /// x86-64 with AVX2, FMA, F16C and BMI2.
     Avx2,
     /// x86-64 with AVX-512 (F, BW, DQ, VL, VNNI) beside what [`InstructionSet::Avx2`] has: whole-number products, those
-    /// of three, five and six bits only with VBMI; the other kernels are those of AVX2.
+    /// of three, five and six bits only with VBMI, and attention; the other kernels are those of AVX2.
     Avx512,
     /// The baseline of 64-bit ARM.
     Neon,
@@ -156,6 +159,9 @@ pub(crate) trait Simd: Copy {
     /// Eight unsigned integers below 256.
     type Codes: Copy;
 
+    /// The set's name.
+    const INSTRUCTIONS: InstructionSet;
+
     /// `a * b + c` of scalars, rounded as [`Simd::mul_add`] rounds, for loops that the compiler vectorises.
     fn mul_add_scalar(a: f32, b: f32, c: f32) -> f32;
 
@@ -172,6 +178,9 @@ pub(crate) trait Simd: Copy {
 
     /// Asks for the memory at `offset` bytes from `from`, which need not exist.
     fn prefetch<T>(self, from: &T, offset: usize);
+
+    /// Asks for the memory of what is read next, as close as it can be.
+    fn prefetch_next<T>(self, from: &T);
 
     /// `a * b + c`.
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;

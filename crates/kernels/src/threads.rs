@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
+use crate::profile::Profile;
 use crate::simd::InstructionSet;
 
 /// How long a worker looks for the next job before it sleeps: longer than MLX's pause between two nodes of a graph,
@@ -33,6 +34,7 @@ const THREADS_MAX: usize = 256;
 pub struct Threads {
     instructions: InstructionSet,
     pool: Option<Pool>,
+    pub(crate) profile: Profile,
 }
 
 impl Threads {
@@ -51,7 +53,7 @@ impl Threads {
     pub fn with_instructions(count: usize, instructions: InstructionSet) -> Threads {
         assert!(instructions.is_available(), "this machine has no {instructions:?}");
         let pool = (count > 1).then(|| Pool::new(count.min(THREADS_MAX) - 1));
-        Threads { instructions, pool }
+        Threads { instructions, pool, profile: Profile::default() }
     }
 
     /// Threads that compute, the caller included.

@@ -11,12 +11,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use half::slice::HalfFloatSliceExt as _;
-use half::{bf16, f16};
-use jackalope_kernels::{Elements, KvPage};
+use jackalope_kernels::{KvPage, key_place};
 use jackalope_mlx::{Array, Dtype, Error};
 
-use crate::layers::dim;
+use crate::layers::{Floats, dim};
 use crate::parallel::Compute;
 
 /// Caches grow in steps of so many tokens.
@@ -244,7 +242,7 @@ fn locked(pages: &Mutex<Vec<Arc<Page>>>) -> MutexGuard<'_, Vec<Arc<Page>>> {
     pages.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keys and values of [`CACHE_GRANULE_TOKENS`] positions, `[kv_heads, positions, head_dim]` each.
+/// Keys and values of [`CACHE_GRANULE_TOKENS`] positions, laid out as [`KvPage`] says.
 #[derive(Clone, Debug)]
 pub(crate) struct Page {
     keys: Floats,
@@ -263,51 +261,15 @@ impl Page {
         let head_dim = self.head_dim;
         let heads = keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim));
         for (head, (keys, values)) in heads.enumerate() {
-            let start = (head * CACHE_GRANULE_TOKENS + position) * head_dim;
-            self.keys.store(start, keys);
-            self.values.store(start, values);
+            let place = key_place(CACHE_GRANULE_TOKENS, head_dim, (head, position));
+            self.keys.store_strided(place.start, place.step, keys);
+            self.values.store((head * CACHE_GRANULE_TOKENS + position) * head_dim, values);
         }
     }
 
     /// As the kernels take it.
     pub(crate) fn view(&self) -> KvPage<'_> {
         KvPage { keys: self.keys.elements(), values: self.values.elements() }
-    }
-}
-
-/// A buffer of floats.
-#[derive(Clone, Debug)]
-enum Floats {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-}
-
-impl Floats {
-    fn zeros(dtype: Dtype, len: usize) -> Floats {
-        match dtype {
-            Dtype::F16 => Floats::F16(vec![f16::ZERO; len]),
-            Dtype::Bf16 => Floats::Bf16(vec![bf16::ZERO; len]),
-            _ => Floats::F32(vec![0.0; len]),
-        }
-    }
-
-    fn elements(&self) -> Elements<'_> {
-        match self {
-            Floats::F32(values) => Elements::F32(values),
-            Floats::F16(values) => Elements::F16(values),
-            Floats::Bf16(values) => Elements::Bf16(values),
-        }
-    }
-
-    /// Rounds `values` into the elements from `start` on.
-    fn store(&mut self, start: usize, values: &[f32]) {
-        let range = start..start + values.len();
-        match self {
-            Floats::F32(floats) => floats[range].copy_from_slice(values),
-            Floats::F16(floats) => floats[range].convert_from_f32_slice(values),
-            Floats::Bf16(floats) => floats[range].convert_from_f32_slice(values),
-        }
     }
 }
 
@@ -337,8 +299,11 @@ mod tests {
         let Floats::F32(keys) = &pages[position / CACHE_GRANULE_TOKENS].keys else {
             panic!("the pages are f32")
         };
-        let place = |head| (head * CACHE_GRANULE_TOKENS + position % CACHE_GRANULE_TOKENS) * 3;
-        [0, 1].map(|head| keys[place(head)..][..3].to_vec()).concat()
+        let key = |head| {
+            let place = key_place(CACHE_GRANULE_TOKENS, 3, (head, position % CACHE_GRANULE_TOKENS));
+            [0, 1, 2].map(|idx| keys[place.start + idx * place.step])
+        };
+        [key(0), key(1)].concat()
     }
 
     #[test]

@@ -4,16 +4,20 @@
 
 mod attention;
 mod embedding;
+mod floats;
 mod kernel;
 mod linear;
 mod mlp;
 mod norm;
+mod residual;
 mod rope;
 
 pub(crate) use attention::{Attention, AttentionParts, Heads};
 pub(crate) use embedding::{Embedding, Head};
+pub(crate) use floats::Floats;
 pub(crate) use kernel::dim;
 pub(crate) use linear::{Bias, Linear};
 pub(crate) use mlp::Mlp;
 pub(crate) use norm::RmsNorm;
+pub(crate) use residual::Residual;
 pub(crate) use rope::{Rope, RopeConfig, RotationTable};

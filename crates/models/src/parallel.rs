@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use jackalope_kernels::{InstructionSet, InstructionSetError, Threads};
 use jackalope_mlx as mlx;
+use jackalope_protocol::KernelTimings;
 
 use crate::error::LoadError;
 use crate::split::Shares;
@@ -57,6 +58,25 @@ impl Compute {
         }
         let instructions = InstructionSet::from_environment()?;
         Ok(Compute::Kernels(Arc::new(Threads::with_instructions(num_threads, instructions))))
+    }
+
+    /// From now on, the kernels' time is measured. MLX's own operations cannot be.
+    pub fn start_profile(&self) {
+        if let Compute::Kernels(threads) = self {
+            threads.start_profile();
+        }
+    }
+
+    /// What was measured since the last call.
+    pub fn take_profile(&self) -> Vec<KernelTimings> {
+        let Compute::Kernels(threads) = self else { return Vec::new() };
+        let timings = threads.take_profile().into_iter().map(|it| KernelTimings {
+            name: it.name.to_owned(),
+            calls: it.calls,
+            time_ns: u64::try_from(it.time.as_nanos()).unwrap_or(u64::MAX),
+            bytes: it.bytes,
+        });
+        timings.collect()
     }
 }
 

@@ -27,8 +27,8 @@ pub use messages::{
     Secret, Setup, ToRank, UnitRange,
 };
 pub use plan::{
-    CacheId, Fork, Input, Logprob, Row, Sampled, Sampling, Score, Scored, StepOutput, StepPlan,
-    StepTimings, TokenId,
+    CacheId, Fork, Input, KernelTimings, Logprob, Row, Sampled, Sampling, Score, Scored,
+    StepOutput, StepPlan, StepTimings, TokenId,
 };
 
 /// Plans the brain may send beyond the last answered one: the running step and its look-ahead.

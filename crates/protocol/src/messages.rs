@@ -112,6 +112,8 @@ pub struct Setup {
     pub collective_timeout_ms: u64,
     /// Bound of forming a group, in milliseconds.
     pub join_timeout_ms: u64,
+    /// Whether steps report their kernels' times.
+    pub profile: bool,
 }
 
 /// Forms the group of one epoch. Caches are empty afterwards, weights stay.

@@ -199,7 +199,7 @@ pub struct Scored {
 }
 
 /// Where a step's time went on one rank, in microseconds.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct StepTimings {
     /// From taking up the plan to the answer.
     pub total_us: u32,
@@ -209,4 +209,24 @@ pub struct StepTimings {
     pub sampling_us: u32,
     /// Building the graph and handling the plan, without computing.
     pub planning_us: u32,
+    /// The kernels by name, if [`Setup::profile`](crate::Setup::profile) asks for them.
+    pub kernels: Vec<KernelTimings>,
+}
+
+/// What one kernel did in a step.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct KernelTimings {
+    /// The kernel; [`PRIMITIVES`](KernelTimings::PRIMITIVES) for whole nodes of the graph.
+    pub name: String,
+    /// How often it ran.
+    pub calls: u64,
+    /// How long, in nanoseconds.
+    pub time_ns: u64,
+    /// Bytes of weights it read.
+    pub bytes: u64,
+}
+
+impl KernelTimings {
+    /// The name of the entry that counts whole primitives, the kernels inside them included.
+    pub const PRIMITIVES: &str = "primitives";
 }

@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 
+use jackalope_kernels::logits;
 use jackalope_protocol::{Logprob, Sampling, TokenId};
 
 /// Width of one step of the search for candidates, in natural-logarithm units of probability.
@@ -22,29 +23,11 @@ pub(crate) fn draw(logits: &[f32], history: &[TokenId], sampling: &Sampling) -> 
         process(logits.to_mut(), history, sampling);
     }
     if sampling.temperature == 0.0 {
-        return argmax(&logits);
+        return token_id(logits::argmax(&logits));
     }
     let candidates = candidates(&logits, sampling);
     let position = history.len() as u64;
     pick(&candidates, sampling.temperature, uniform(sampling.seed, position))
-}
-
-/// False if a logit is NaN or larger than any number, or all are smaller: weights or memory are
-/// damaged, or the model's arithmetic overflowed.
-pub(crate) fn are_numbers(logits: &[f32]) -> bool {
-    logits.iter().all(|logit| *logit < f32::INFINITY)
-        && logits.iter().any(|logit| f32::NEG_INFINITY < *logit)
-}
-
-/// The index of the largest logit, the first one of equals. A NaN is never chosen unless all are.
-pub(crate) fn argmax(logits: &[f32]) -> TokenId {
-    let mut best = 0;
-    for (idx, &logit) in logits.iter().enumerate() {
-        if logit > logits[best] || (logits[best].is_nan() && !logit.is_nan()) {
-            best = idx;
-        }
-    }
-    token_id(best)
 }
 
 /// The log-probability of `token` and the `num_top` best ones, of the unchanged distribution.
@@ -117,8 +100,9 @@ fn counts(tokens: &[TokenId]) -> HashMap<TokenId, u32> {
 fn candidates(logits: &[f32], sampling: &Sampling) -> Vec<(TokenId, f32)> {
     let filters_mass = sampling.top_p < 1.0;
     let filters_count = 0 < sampling.top_k && (sampling.top_k as usize) < logits.len();
-    let best = logits[argmax(logits) as usize];
-    let log_total = log_sum_exp(logits);
+    let best = logits[logits::argmax(logits)];
+    // Without a mass to find, only differences count.
+    let log_total = if filters_mass { log_sum_exp(logits) } else { best };
     let floor = match sampling.min_p {
         0.0 => f32::NEG_INFINITY,
         min_p => best + min_p.ln(),
@@ -133,8 +117,8 @@ fn candidates(logits: &[f32], sampling: &Sampling) -> Vec<(TokenId, f32)> {
             .filter(|&idx| threshold <= logits[idx])
             .map(|idx| (token_id(idx), logits[idx] - log_total))
             .collect::<Vec<(TokenId, f32)>>();
-        let mass: f64 = kept.iter().map(|it| f64::from(it.1).exp()).sum();
-        let enough_mass = !filters_mass || f64::from(sampling.top_p) <= mass;
+        let mass = || kept.iter().map(|it| f64::from(it.1).exp()).sum::<f64>();
+        let enough_mass = !filters_mass || f64::from(sampling.top_p) <= mass();
         let enough_count = !filters_count || sampling.top_k as usize <= kept.len();
         if threshold == floor || !width.is_finite() || (enough_mass && enough_count) {
             break;
@@ -142,7 +126,7 @@ fn candidates(logits: &[f32], sampling: &Sampling) -> Vec<(TokenId, f32)> {
         width = if width < 64.0 { width * 2.0 } else { f32::INFINITY };
     }
     if kept.is_empty() {
-        return vec![(argmax(logits), 0.0)];
+        return vec![(token_id(logits::argmax(logits)), 0.0)];
     }
     if filters_mass || filters_count {
         // Stable, so that equal tokens stay in the order of their ids.
@@ -173,11 +157,12 @@ fn nucleus_len(sorted: &[(TokenId, f32)], top_p: f32) -> usize {
 /// Inverse transform sampling over `candidates` at `temperature`; `uniform` is in `[0, 1)`.
 fn pick(candidates: &[(TokenId, f32)], temperature: f32, uniform: f64) -> TokenId {
     let best = candidates.iter().map(|it| it.1).fold(f32::NEG_INFINITY, f32::max);
-    let weight = |logprob: f32| (f64::from(logprob - best) / f64::from(temperature)).exp();
-    let total: f64 = candidates.iter().map(|it| weight(it.1)).sum();
+    let mut weights: Vec<f32> = candidates.iter().map(|it| (it.1 - best) / temperature).collect();
+    logits::exp_each(&mut weights);
+    let total: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
     let mut left = uniform * total;
-    for &(token, logprob) in candidates {
-        left -= weight(logprob);
+    for (&(token, _), weight) in candidates.iter().zip(weights) {
+        left -= f64::from(weight);
         if left < 0.0 {
             return token;
         }
@@ -187,12 +172,11 @@ fn pick(candidates: &[(TokenId, f32)], temperature: f32, uniform: f64) -> TokenI
 
 /// `ln Σ exp(logits)`, accumulated in double precision.
 fn log_sum_exp(logits: &[f32]) -> f32 {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let max = logits.get(logits::argmax(logits)).copied().unwrap_or(f32::NEG_INFINITY);
     if !max.is_finite() {
         return max;
     }
-    let total: f64 = logits.iter().map(|&logit| f64::from((logit - max).exp())).sum();
-    max + total.ln() as f32
+    max + logits::sum_exp(logits, max).ln() as f32
 }
 
 /// A uniform number in `[0, 1)` that belongs to `(seed, position)`: two rounds of splitmix64

@@ -288,7 +288,7 @@ impl Stepper {
         logits: &[f32],
         sampling: &Sampling,
     ) -> (Option<TokenId>, Option<Logprob>) {
-        if !sampler::are_numbers(logits) {
+        if !jackalope_kernels::logits::are_numbers(logits) {
             return (None, None);
         }
         let history = &self.sequences[&cache].tokens;

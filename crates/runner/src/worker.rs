@@ -134,6 +134,9 @@ fn parallel(identity: &Identity, setup: &Setup) -> anyhow::Result<TensorParallel
     };
     let compute =
         Compute::for_device(jackalope_mlx::device(), num_threads).context("JACKALOPE_CPU")?;
+    if setup.profile {
+        compute.start_profile();
+    }
     let group = GroupCell::new(Group::single());
     Ok(TensorParallel::new(identity.rank as usize, shares, group, compute)?)
 }
@@ -253,7 +256,8 @@ impl Worker<'_> {
         }
         self.control.set_phase(Phase::Computing);
         match stepper.execute(&self.model, plan) {
-            Ok(output) => {
+            Ok(mut output) => {
+                output.timings.kernels = self.parallel.compute().take_profile();
                 self.control.step_done(rank_memory::now(stepper.kv_bytes()));
                 let message = if self.identity.rank == 0 {
                     FromRank::Output { epoch, output }

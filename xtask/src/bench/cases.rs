@@ -2,8 +2,9 @@
 
 use half::bf16;
 use jackalope_kernels::{
-    AttentionConfig, DenseMatrix, Elements, ElementsMut, KvPage, QuantFormat, QuantMatrix,
-    QuantMode, Scales, SequenceKv, advise_huge_pages, attention, matmul, quantized_matmul,
+    AttentionConfig, DenseMatrix, Elements, ElementsMut, KvPage, Matrix, Product, QuantFormat,
+    QuantMatrix, QuantMode, Scales, SequenceKv, advise_huge_pages, attention, matmul, matmul_each,
+    quantized_matmul,
 };
 
 use super::{Report, Work};
@@ -47,6 +48,7 @@ pub(super) fn measure_all(report: &mut Report<'_>) {
         let format = QuantFormat { mode, bits, group_size };
         measure_quantized(report, format, MLP, &[1, 8, 512]);
     }
+    measure_step(report, common);
     measure_dense(report, MLP, &[1, 8, 512]);
     measure_attention(report);
 }
@@ -123,6 +125,53 @@ fn measure_quantized(
     }
 }
 
+/// All products of a step with one row, in the order of the layers.
+fn measure_step(report: &mut Report<'_>, format: QuantFormat) {
+    const LAYERS: usize = 28;
+    /// The matrices that meet the same row.
+    const TOGETHER: [&[(usize, usize)]; 4] = [
+        &[(2048, 1024), (1024, 1024), (1024, 1024)],
+        &[(1024, 2048)],
+        &[(3072, 1024), (3072, 1024)],
+        &[(1024, 3072)],
+    ];
+    let name = "affine-4 group 64, a whole step, 1 tokens";
+    if !report.wants(name) {
+        return;
+    }
+    let (_, vocab, hidden) = SHAPES[4];
+    let vocabulary: &[(usize, usize)] = &[(vocab, hidden)];
+    let calls = || std::iter::repeat_n(TOGETHER, LAYERS).flatten().chain([vocabulary]);
+    let macs: usize = calls().flatten().map(|(out, input)| out * input).sum();
+    let words = filled(macs / 8, |idx| (idx as u32).wrapping_mul(2_654_435_761).rotate_left(9));
+    let floats = filled(macs / 32, |_| bf16::ONE);
+    let x = filled(3072, |idx| bf16::from_f32((idx % 251) as f32 - 125.0));
+    let mut y = filled(vocab, |_| bf16::ZERO);
+    let work = Work { bytes: macs / 2 + macs / 16, macs, is_whole: true };
+    report.measure(name, work, |threads| {
+        let (mut words, mut floats) = (&words[..], &floats[..]);
+        for matrices in calls() {
+            let (mut products, mut y) = (Vec::new(), &mut y[..]);
+            for &(out, input) in matrices {
+                let (own, num_groups) = (words.split_at(out * input / 8), out * input / 64);
+                let (scales, rest) = floats.split_at(num_groups);
+                let (biases, rest) = rest.split_at(num_groups);
+                let (scales, biases) = (Elements::Bf16(scales), Some(Elements::Bf16(biases)));
+                let scales = Scales::Elements(scales);
+                let matrix = QuantMatrix { format, out, input, words: own.0, scales, biases };
+                let (own_y, rest_y) = std::mem::take(&mut y).split_at_mut(out);
+                products.push(Product {
+                    matrix: Matrix::Quantized(matrix),
+                    out: ElementsMut::Bf16(own_y),
+                });
+                (words, floats, y) = (own.1, rest, rest_y);
+            }
+            let input = matrices[0].1;
+            matmul_each(Elements::Bf16(&x[..input]), products, threads);
+        }
+    });
+}
+
 fn measure_dense(
     report: &mut Report<'_>,
     (shape, out, input): (&str, usize, usize),
@@ -148,34 +197,78 @@ fn measure_dense(
     }
 }
 
+/// Heads, KV heads and their size in Qwen3 0.6B.
+const HEADS: AttentionConfig<'_> = AttentionConfig {
+    heads: 16,
+    kv_heads: 8,
+    head_dim: 128,
+    scale: 0.09,
+    window: None,
+    soft_cap: None,
+    sinks: None,
+};
+
+/// Positions of a page, as in a cache.
+const PAGE_TOKENS: usize = 256;
+
 fn measure_attention(report: &mut Report<'_>) {
-    let (heads, kv_heads, head_dim) = (16, 8, 128);
-    let config = AttentionConfig { heads, kv_heads, head_dim, scale: 0.09, window: None };
-    for (length, num_queries) in [(512, 1), (4096, 1), (512, 512), (4096, 512)] {
-        let name = format!("attention, {num_queries} queries, {length} keys");
-        if !report.wants(&name) {
-            continue;
-        }
-        let len = kv_heads * length * head_dim;
-        let copies = if num_queries == 1 { STREAM_BYTES.div_ceil(len * 4) } else { 1 };
-        let keys = filled(copies * len, |idx| bf16::from_f32((idx % 255) as f32 / 255.0));
-        let values = filled(copies * len, |idx| bf16::from_f32((idx % 251) as f32));
-        let q = filled(num_queries * heads * head_dim, |_| bf16::from_f32(0.1));
-        let mut out = q.clone();
-        let visible = num_queries * (2 * length - num_queries + 1) / 2;
-        let work = Work {
-            bytes: copies * len * 4,
-            macs: copies * visible * heads * head_dim * 2,
-            is_whole: false,
-        };
-        report.measure(&name, work, |threads| {
-            for (keys, values) in keys.chunks(len).zip(values.chunks(len)) {
-                let (keys, values) = (Elements::Bf16(keys), Elements::Bf16(values));
-                let pages = [KvPage { keys, values }];
-                let sequence = SequenceKv { pages: &pages, length, num_queries };
-                let out = ElementsMut::Bf16(&mut out);
-                attention(Elements::Bf16(&q), &[sequence], &config, out, threads);
-            }
-        });
+    for (num_sequences, length, num_queries) in [
+        (1, 64, 1),
+        (1, 1024, 1),
+        (1, 4096, 1),
+        (1, 16384, 1),
+        (8, 512, 1),
+        (1, 512, 512),
+        (1, 4096, 512),
+    ] {
+        measure_sequences(report, num_sequences, length, num_queries);
     }
+}
+
+/// Equal sequences of `length` keys, the last `num_queries` of them with queries.
+fn measure_sequences(
+    report: &mut Report<'_>,
+    num_sequences: usize,
+    length: usize,
+    num_queries: usize,
+) {
+    let name = match num_sequences {
+        1 => format!("attention, {num_queries} queries, {length} keys"),
+        _ => format!("attention, {num_sequences} sequences, {num_queries} queries, {length} keys"),
+    };
+    if !report.wants(&name) {
+        return;
+    }
+    let AttentionConfig { heads, kv_heads, head_dim, .. } = HEADS;
+    let position_len = kv_heads * head_dim;
+    let num_pages = length.div_ceil(PAGE_TOKENS);
+    let call_pages = num_sequences * num_pages;
+    let page_len = PAGE_TOKENS * position_len;
+    let copies =
+        if num_queries == 1 { STREAM_BYTES.div_ceil(call_pages * page_len * 4) } else { 1 };
+    let len = copies * call_pages * page_len;
+    let keys = filled(len, |idx| bf16::from_f32((idx % 255) as f32 / 255.0));
+    let values = filled(len, |idx| bf16::from_f32((idx % 251) as f32));
+    let pages = keys.chunks(page_len).zip(values.chunks(page_len)).map(|(keys, values)| KvPage {
+        keys: Elements::Bf16(keys),
+        values: Elements::Bf16(values),
+    });
+    let pages: Vec<KvPage<'_>> = pages.collect();
+    let q = filled(num_sequences * num_queries * heads * head_dim, |_| bf16::from_f32(0.1));
+    let mut out = q.clone();
+    let visible = num_queries * (2 * length - num_queries + 1) / 2;
+    let work = Work {
+        bytes: copies * num_sequences * length * position_len * 4,
+        macs: copies * num_sequences * visible * heads * head_dim * 2,
+        is_whole: false,
+    };
+    report.measure(&name, work, |threads| {
+        for pages in pages.chunks(call_pages) {
+            let sequences = pages.chunks(num_pages);
+            let sequences = sequences.map(|pages| SequenceKv { pages, length, num_queries });
+            let sequences: Vec<SequenceKv<'_>> = sequences.collect();
+            let out = ElementsMut::Bf16(&mut out);
+            attention(Elements::Bf16(&q), &sequences, &HEADS, out, threads);
+        }
+    });
 }

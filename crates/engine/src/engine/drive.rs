@@ -321,7 +321,7 @@ impl<G: RankGroup> Driver<G> {
         let (sent_at, num_tokens) = self.sent.pop_front().unwrap_or((now, 0));
         let begin = self.answered_at.map_or(sent_at, |answered_at| sent_at.max(answered_at));
         self.answered_at = Some(now);
-        let timings = output.timings;
+        let timings = output.timings.clone();
         let scheduler = self.scheduler.as_mut().expect("only plans are answered");
         if let Err(mismatch) = scheduler.commit(output) {
             let failure = Failure {

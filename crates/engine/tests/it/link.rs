@@ -77,6 +77,7 @@ fn setup(backend: Backend) -> Setup {
         checksums: false,
         collective_timeout_ms: 1000,
         join_timeout_ms: 1000,
+        profile: false,
     }
 }
 

@@ -1,4 +1,5 @@
-//! The exponential of soft-max, in a form that vectorises and has the same bits on every machine and width.
+//! The exponential of soft-max and the hyperbolic tangent of its cap, in a form that vectorises and has the same bits
+//! on every machine and width.
 
 use crate::simd::Simd;
 
@@ -26,9 +27,26 @@ pub(crate) fn exp<S: Simd>(x: f32) -> f32 {
     if x < X_MIN { 0.0 } else { y * power }
 }
 
+/// The hyperbolic tangent, within a few units in the last place; NaN for NaN.
+///
+/// Near zero the polynomial of Cephes' `tanhf` (Moshier, `single/tanhf.c`), elsewhere from the exponential.
+#[inline(always)]
+pub(crate) fn tanh<S: Simd>(x: f32) -> f32 {
+    let magnitude = x.abs();
+    let power = exp::<S>(-2.0 * magnitude);
+    let far = ((1.0 - power) / (1.0 + power)).copysign(x);
+    let square = x * x;
+    let mut p = -5.704_988_7e-3;
+    for coefficient in [2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {
+        p = S::mul_add_scalar(p, square, coefficient);
+    }
+    let near = S::mul_add_scalar(p * square, x, x);
+    if magnitude < 0.625 { near } else { far }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{X_MIN, exp};
+    use super::{X_MIN, exp, tanh};
     use crate::simd::{InstructionSet, Simd, dispatched};
 
     fn exp_of<S: Simd>(_simd: S, values: &mut [f32]) {
@@ -36,6 +54,33 @@ mod tests {
     }
 
     dispatched! { fn exp_all(values: &mut [f32]) = exp_of }
+
+    fn tanh_of<S: Simd>(_simd: S, values: &mut [f32]) {
+        values.iter_mut().for_each(|value| *value = tanh::<S>(*value));
+    }
+
+    dispatched! { fn tanh_all(values: &mut [f32]) = tanh_of }
+
+    #[test]
+    fn tanh_agrees_with_double_precision_and_saturates() {
+        let inputs: Vec<f32> = (-100_000..100_000).map(|step| step as f32 * 0.000_123).collect();
+        for instructions in InstructionSet::available() {
+            let mut values = inputs.clone();
+            tanh_all(instructions, &mut values);
+            for (x, value) in inputs.iter().zip(values) {
+                let expected = f64::from(*x).tanh();
+                let error = (f64::from(value) - expected).abs();
+                assert!(
+                    error <= 3.0 * f64::from(f32::EPSILON) * expected.abs(),
+                    "tanh({x}) = {value}"
+                );
+            }
+            let mut ends = [f32::INFINITY, f32::NEG_INFINITY, 3e38, -1e30, 0.0, f32::NAN];
+            tanh_all(instructions, &mut ends);
+            assert_eq!(ends[..5], [1.0, -1.0, 1.0, -1.0, 0.0]);
+            assert!(ends[5].is_nan());
+        }
+    }
 
     #[test]
     fn exp_agrees_with_double_precision_over_its_range() {

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{LANES, Lanes, Simd, code_shifts};
+use super::{InstructionSet, LANES, Lanes, Simd, code_shifts};
 
 /// Proof that the machine has AVX2, FMA, F16C and BMI2: only [`Avx2::detect`] makes one.
 #[derive(Clone, Copy)]
@@ -33,6 +33,8 @@ fn shifts<const BITS: usize>() -> __m256i {
 impl Simd for Avx2 {
     type Floats = __m256;
     type Codes = __m256i;
+
+    const INSTRUCTIONS: InstructionSet = InstructionSet::Avx2;
 
     #[inline(always)]
     fn mul_add_scalar(a: f32, b: f32, c: f32) -> f32 {
@@ -77,6 +79,12 @@ impl Simd for Avx2 {
         let address = std::ptr::from_ref(from).cast::<i8>().wrapping_add(offset);
         // SAFETY: SSE is in the baseline, and a prefetch of memory that does not exist does nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address) }
+    }
+
+    #[inline(always)]
+    fn prefetch_next<T>(self, from: &T) {
+        // SAFETY: SSE is in the baseline; the memory exists.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(from).cast()) }
     }
 
     #[inline(always)]

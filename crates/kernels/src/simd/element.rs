@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{LANES, Lanes, Simd};
+use super::{LANES, Lanes, Simd, Wide};
 
 /// A type that matrices, keys and values have in memory.
 pub(crate) trait Element: Copy {
@@ -12,6 +12,9 @@ pub(crate) trait Element: Copy {
     const IS_F32: bool;
 
     fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::Floats;
+
+    /// The vector that `from` begins with.
+    fn load_wide<W: Wide>(simd: W, from: &[Self]) -> W::Floats;
 }
 
 impl Element for f32 {
@@ -22,6 +25,11 @@ impl Element for f32 {
     fn load<S: Simd>(simd: S, from: &Lanes) -> S::Floats {
         simd.load(from)
     }
+
+    #[inline(always)]
+    fn load_wide<W: Wide>(simd: W, from: &[f32]) -> W::Floats {
+        simd.load_f32(from)
+    }
 }
 
 impl Element for f16 {
@@ -30,6 +38,11 @@ impl Element for f16 {
 
     #[inline(always)]
     fn load<S: Simd>(simd: S, from: &[f16; LANES]) -> S::Floats {
+        Simd::load_f16(simd, from)
+    }
+
+    #[inline(always)]
+    fn load_wide<W: Wide>(simd: W, from: &[f16]) -> W::Floats {
         simd.load_f16(from)
     }
 }
@@ -40,6 +53,11 @@ impl Element for bf16 {
 
     #[inline(always)]
     fn load<S: Simd>(simd: S, from: &[bf16; LANES]) -> S::Floats {
+        Simd::load_bf16(simd, from)
+    }
+
+    #[inline(always)]
+    fn load_wide<W: Wide>(simd: W, from: &[bf16]) -> W::Floats {
         simd.load_bf16(from)
     }
 }

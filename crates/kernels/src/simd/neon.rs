@@ -6,7 +6,7 @@ use std::arch::aarch64::*;
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
 
-use super::{LANES, Lanes, Simd, code_shifts};
+use super::{InstructionSet, LANES, Lanes, Simd, code_shifts};
 
 /// NEON is part of every 64-bit ARM target of Rust's, so there is nothing to detect.
 #[derive(Clone, Copy)]
@@ -47,6 +47,8 @@ fn e4m3(codes: uint32x4_t) -> float32x4_t {
 impl Simd for Neon {
     type Floats = Pair<float32x4_t>;
     type Codes = Pair<uint32x4_t>;
+
+    const INSTRUCTIONS: InstructionSet = InstructionSet::Neon;
 
     #[inline(always)]
     fn mul_add_scalar(a: f32, b: f32, c: f32) -> f32 {
@@ -94,6 +96,9 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn prefetch<T>(self, _from: &T, _offset: usize) {}
+
+    #[inline(always)]
+    fn prefetch_next<T>(self, _from: &T) {}
 
     #[inline(always)]
     fn mul(self, a: Pair<float32x4_t>, b: Pair<float32x4_t>) -> Pair<float32x4_t> {

@@ -4,7 +4,7 @@ use std::array;
 
 use half::{bf16, f16};
 
-use super::{LANES, Lanes, Simd, code_shifts, e4m3};
+use super::{InstructionSet, LANES, Lanes, Simd, code_shifts, e4m3};
 
 /// Plain Rust.
 #[derive(Clone, Copy)]
@@ -13,6 +13,8 @@ pub(crate) struct Portable;
 impl Simd for Portable {
     type Floats = Lanes;
     type Codes = [u32; LANES];
+
+    const INSTRUCTIONS: InstructionSet = InstructionSet::Scalar;
 
     #[inline(always)]
     fn mul_add_scalar(a: f32, b: f32, c: f32) -> f32 {
@@ -46,6 +48,9 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn prefetch<T>(self, _from: &T, _offset: usize) {}
+
+    #[inline(always)]
+    fn prefetch_next<T>(self, _from: &T) {}
 
     #[inline(always)]
     fn mul(self, a: Lanes, b: Lanes) -> Lanes {

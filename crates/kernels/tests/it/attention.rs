@@ -1,6 +1,8 @@
 //! Attention against double precision, and the same query in other company.
 
-use jackalope_kernels::{AttentionConfig, Float, KvPage, SequenceKv, Threads, attention};
+use jackalope_kernels::{
+    AttentionConfig, Float, KvPage, SequenceKv, Threads, attention, key_place,
+};
 use proptest::prelude::*;
 
 use crate::support::{Floats, Random, any_float, assert_close, pools};
@@ -19,27 +21,31 @@ struct Sequence {
 impl Sequence {
     /// The pages of keys and values, as a kernel takes them. Their size depends on the capacity, so
     /// that the same sequence elsewhere has others.
-    fn pages(&self, config: &AttentionConfig) -> Vec<[Floats; 2]> {
-        let page_tokens = (1 + self.capacity % 97).min(self.capacity);
-        let page = |from: &Floats, first: usize| {
-            let len = config.kv_heads * page_tokens * config.head_dim;
-            let mut page = from.part(0, 0).resized(len);
-            for head in 0..config.kv_heads {
-                let held = page_tokens.min(self.capacity - first) * config.head_dim;
-                for idx in 0..held {
-                    let start = (head * self.capacity + first) * config.head_dim;
-                    page.copy(head * page_tokens * config.head_dim + idx, from, start + idx);
+    fn pages(&self, config: &AttentionConfig<'_>) -> Vec<[Floats; 2]> {
+        let AttentionConfig { kv_heads, head_dim, .. } = *config;
+        let page_tokens = [1 + self.capacity % 97, 64, 256, 96][self.capacity % 4];
+        let page = |first: usize| {
+            let mut page = [&self.keys, &self.values]
+                .map(|from| from.part(0, 0).resized(kv_heads * page_tokens * head_dim));
+            for head in 0..kv_heads {
+                for position in 0..page_tokens.min(self.capacity - first) {
+                    let key = key_place(page_tokens, head_dim, (head, position));
+                    let value = (head * page_tokens + position) * head_dim;
+                    let from = (head * self.capacity + first + position) * head_dim;
+                    for idx in 0..head_dim {
+                        page[0].copy(key.start + idx * key.step, &self.keys, from + idx);
+                        page[1].copy(value + idx, &self.values, from + idx);
+                    }
                 }
             }
             page
         };
-        let starts = (0..self.capacity).step_by(page_tokens.max(1));
-        starts.map(|first| [page(&self.keys, first), page(&self.values, first)]).collect()
+        (0..self.capacity).step_by(page_tokens).map(page).collect()
     }
 
     /// The same sequence when only its first `length` positions were known, the last `num_queries` of them new, in
     /// buffers of another capacity.
-    fn earlier(&self, config: &AttentionConfig, length: usize, num_queries: usize) -> Sequence {
+    fn earlier(&self, config: &AttentionConfig<'_>, length: usize, num_queries: usize) -> Sequence {
         let row = config.heads * config.head_dim;
         let first = length - num_queries - (self.length - self.num_queries);
         let capacity = length + 3;
@@ -56,7 +62,7 @@ impl Sequence {
     fn moved(
         &self,
         from: &Floats,
-        config: &AttentionConfig,
+        config: &AttentionConfig<'_>,
         length: usize,
         capacity: usize,
     ) -> Floats {
@@ -80,7 +86,9 @@ impl Sequence {
 /// Everything but the contents.
 #[derive(Clone, Debug)]
 struct Case {
-    config: AttentionConfig,
+    config: AttentionConfig<'static>,
+    /// For each head, unless there are none.
+    sinks: Vec<f32>,
     float: Float,
     /// Positions cached and new, spare capacity.
     sequences: Vec<(usize, usize, usize)>,
@@ -90,6 +98,11 @@ struct Case {
 }
 
 impl Case {
+    fn config(&self) -> AttentionConfig<'_> {
+        let sinks = Some(self.sinks.as_slice()).filter(|sinks| !sinks.is_empty());
+        AttentionConfig { sinks, ..self.config }
+    }
+
     fn contents(&self) -> Vec<Sequence> {
         let mut random = Random(self.seed);
         let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
@@ -113,27 +126,65 @@ impl Case {
     }
 }
 
-/// Lengths around the kernel's blocks of 64 keys and pieces of 64 query rows.
+/// Heads of every kind of size, with and without window, cap and sinks.
+fn configs() -> impl Strategy<Value = (AttentionConfig<'static>, Vec<f32>)> {
+    let head_dim = prop_oneof![
+        2 => 1_usize..50,
+        1 => prop::sample::select(vec![24_usize, 40, 64, 80, 96, 128, 192, 256]),
+    ];
+    let heads = (1_usize..4, prop_oneof![3 => 1_usize..4, 1 => 5_usize..10]);
+    let sinks = (any::<bool>(), prop::collection::vec(-6.0_f32..6.0, 30));
+    let options = (prop::option::of(1_usize..100), prop::option::of(1.0_f32..50.0), sinks);
+    (heads, head_dim, options).prop_map(
+        |((kv_heads, group), head_dim, (window, soft_cap, (has_sinks, mut sinks)))| {
+            let heads = kv_heads * group;
+            let scale = 1.0 / (head_dim as f32).sqrt();
+            sinks.truncate(if has_sinks { heads } else { 0 });
+            let config =
+                AttentionConfig { heads, kv_heads, head_dim, scale, window, soft_cap, sinks: None };
+            (config, sinks)
+        },
+    )
+}
+
+/// Lengths around the kernel's blocks of 64 keys and pieces of 96 query rows.
 fn cases() -> impl Strategy<Value = Case> {
     let sequence = (
-        prop_oneof![0_usize..10, 50_usize..150],
+        prop_oneof![0_usize..10, 50_usize..150, 180_usize..350],
         prop_oneof![0_usize..4, 20_usize..90],
         0_usize..5,
     );
-    let config = (1_usize..4, 1_usize..4, 1_usize..50, prop::option::of(1_usize..100));
-    (config, any_float(), prop::collection::vec(sequence, 0..4), 0.1_f32..60.0, any::<u64>())
-        .prop_map(|((kv_heads, group, head_dim, window), float, sequences, sharpness, seed)| {
-            let scale = 1.0 / (head_dim as f32).sqrt();
-            let config =
-                AttentionConfig { heads: kv_heads * group, kv_heads, head_dim, scale, window };
-            Case { config, float, sequences, sharpness, seed }
-        })
+    let sequences = prop::collection::vec(sequence, 0..4);
+    (configs(), any_float(), sequences, 0.1_f32..60.0, any::<u64>()).prop_map(
+        |((config, sinks), float, sequences, sharpness, seed)| Case {
+            config,
+            sinks,
+            float,
+            sequences,
+            sharpness,
+            seed,
+        },
+    )
+}
+
+/// Few queries with thousands of keys, around the kernel's spans of 1024.
+fn long_cases() -> impl Strategy<Value = Case> {
+    let sequences = (5000_usize..6200, prop_oneof![Just(1_usize), 2_usize..5, 20_usize..70]);
+    let window = prop::option::of(1000_usize..3000);
+    (configs(), window, any_float(), sequences, any::<u64>()).prop_map(
+        |((config, sinks), window, float, (cached, num_queries), seed)| {
+            let head_dim = config.head_dim.min(32);
+            let config = AttentionConfig { head_dim, window, ..config };
+            let sequences = vec![(cached, num_queries, 1), (70, 1, 0)];
+            Case { config, sinks, float, sequences, sharpness: 3.0, seed }
+        },
+    )
 }
 
 /// All sequences in one call; the result of each.
 fn attend(
     sequences: &[Sequence],
-    config: &AttentionConfig,
+    config: &AttentionConfig<'_>,
     float: Float,
     threads: &Threads,
 ) -> Vec<Floats> {
@@ -173,10 +224,10 @@ fn attend(
 /// One element: the soft-max mean of the visible values, and of their magnitudes.
 fn reference(
     sequence: &Sequence,
-    config: &AttentionConfig,
+    config: &AttentionConfig<'_>,
     (query, head, column): (usize, usize, usize),
 ) -> (f64, f64) {
-    let AttentionConfig { heads, kv_heads, head_dim, scale, window } = *config;
+    let AttentionConfig { heads, kv_heads, head_dim, scale, window, soft_cap, sinks } = *config;
     let position = sequence.length - sequence.num_queries + query;
     let kv_head = head / (heads / kv_heads);
     let q = sequence.q.to_f64();
@@ -189,10 +240,12 @@ fn reference(
     let scores: Vec<f64> = visible
         .iter()
         .map(|j| q.iter().zip(&keys[row(*j)..]).map(|(q, k)| q * k).sum::<f64>() * f64::from(scale))
+        .map(|score| soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()))
         .collect();
-    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sink = sinks.map(|sinks| f64::from(sinks[head]));
+    let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-    let sum: f64 = weights.iter().sum();
+    let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
     visible.iter().zip(weights).fold((0.0, 0.0), |(mean, magnitude), (j, weight)| {
         let term = weight / sum * values[row(*j) + column];
         (mean + term, magnitude + term.abs())
@@ -204,24 +257,7 @@ proptest! {
 
     #[test]
     fn attention_agrees_with_double_precision(case in cases(), num_threads in 1_usize..4) {
-        let sequences = case.contents();
-        let AttentionConfig { heads, head_dim, .. } = case.config;
-        let mut random = Random(case.seed);
-        for threads in pools(num_threads) {
-            let outs = attend(&sequences, &case.config, case.float, &threads);
-            for (sequence, out) in sequences.iter().zip(outs) {
-                let out = out.to_f64();
-                prop_assert!(out.iter().all(|value| value.is_finite()));
-                for _ in 0..40.min(out.len()) {
-                    let idx = random.below(out.len());
-                    let place = (idx / (heads * head_dim), idx / head_dim % heads, idx % head_dim);
-                    let (expected, magnitude) = reference(sequence, &case.config, place);
-                    // An error of a score is an error of its weight, relative; scores are up to `sharpness` large.
-                    let magnitude = magnitude * f64::from(1.0 + case.sharpness);
-                    assert_close(out[idx], expected, magnitude, case.float);
-                }
-            }
-        }
+        check_values(&case, num_threads, 40);
     }
 
     #[test]
@@ -229,34 +265,19 @@ proptest! {
         case in cases(),
         num_threads in 1_usize..5,
         cuts in prop::collection::vec(0_usize..90, 0..3),
+        factor in prop::sample::select(vec![1.0_f32, 1.0, 1.0, 1e30, -1e20, 0.0]),
     ) {
-        let sequences = case.contents();
-        let row = case.config.heads * case.config.head_dim;
-        for (alone, together) in pools(1).iter().zip(&pools(num_threads)) {
-            let outs = attend(&sequences, &case.config, case.float, together);
-            for (sequence, out) in sequences.iter().zip(outs) {
-                let cached = sequence.length - sequence.num_queries;
-                let mut ends: Vec<usize> =
-                    cuts.iter().map(|cut| cached + cut % (sequence.num_queries + 1)).collect();
-                ends.push(sequence.length);
-                ends.sort_unstable();
-                let mut start = cached;
-                for end in ends {
-                    let chunk = sequence.earlier(&case.config, end, end - start);
-                    let part = attend(&[chunk], &case.config, case.float, alone);
-                    let expected = out.part((start - cached) * row, (end - cached) * row);
-                    prop_assert_eq!(part[0].bits(), expected.bits(), "{}..{}", start, end);
-                    start = end;
-                }
-            }
-        }
+        let mut case = case;
+        case.config.scale *= factor;
+        check_bits(&case, num_threads, &cuts);
     }
 
     #[test]
-    fn a_strange_value_shows_only_in_queries_that_see_it(
+    fn a_strange_key_or_value_shows_only_in_queries_that_see_it(
         case in cases(),
         strange in prop::sample::select(vec![f32::NAN, f32::INFINITY]),
         place in any::<prop::sample::Index>(),
+        is_key in any::<bool>(),
     ) {
         let mut sequences = case.contents();
         sequences.truncate(1);
@@ -264,23 +285,95 @@ proptest! {
         if sequence.num_queries == 0 {
             return Ok(());
         }
-        let AttentionConfig { heads, kv_heads, head_dim, window, .. } = case.config;
+        let config = case.config();
+        let AttentionConfig { heads, kv_heads, head_dim, window, .. } = config;
         let threads = Threads::new(1);
-        let before = attend(std::slice::from_ref(sequence), &case.config, case.float, &threads);
+        let before = attend(std::slice::from_ref(sequence), &config, case.float, &threads);
         let position = place.index(sequence.length);
         for head in 0..kv_heads {
-            sequence.values.set((head * sequence.capacity + position) * head_dim, strange);
+            let idx = (head * sequence.capacity + position) * head_dim;
+            if is_key {
+                sequence.keys.set(idx, strange);
+            } else {
+                sequence.values.set(idx, strange);
+            }
         }
-        let after = attend(std::slice::from_ref(sequence), &case.config, case.float, &threads);
+        let after = attend(std::slice::from_ref(sequence), &config, case.float, &threads);
         let row = heads * head_dim;
         for query in 0..sequence.num_queries {
             let own = sequence.length - sequence.num_queries + query;
             let sees = position <= own && window.is_none_or(|window| own < position + window);
             let [before, after] = [&before, &after].map(|out| out[0].part(query * row, (query + 1) * row));
-            if sees {
+            if sees && (!is_key || strange.is_nan()) {
                 prop_assert!(!after.to_f64()[0].is_finite());
-            } else {
+            } else if !sees {
                 prop_assert_eq!(before.bits(), after.bits());
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    #[test]
+    fn long_contexts_agree_with_double_precision(case in long_cases(), num_threads in 1_usize..4) {
+        check_values(&case, num_threads, 4);
+    }
+
+    #[test]
+    fn bits_of_long_contexts_depend_neither_on_chunks_nor_on_the_threads(
+        case in long_cases(),
+        num_threads in 2_usize..5,
+        cut in 0_usize..70,
+    ) {
+        check_bits(&case, num_threads, &[cut]);
+    }
+}
+
+/// Compares some elements of each sequence with double precision.
+fn check_values(case: &Case, num_threads: usize, num_elements: usize) {
+    let sequences = case.contents();
+    let config = case.config();
+    let AttentionConfig { heads, head_dim, .. } = config;
+    let mut random = Random(case.seed);
+    for threads in pools(num_threads) {
+        let outs = attend(&sequences, &config, case.float, &threads);
+        for (sequence, out) in sequences.iter().zip(outs) {
+            let out = out.to_f64();
+            assert!(out.iter().all(|value| value.is_finite()));
+            for _ in 0..num_elements.min(out.len()) {
+                let idx = random.below(out.len());
+                let place = (idx / (heads * head_dim), idx / head_dim % heads, idx % head_dim);
+                let (expected, magnitude) = reference(sequence, &config, place);
+                // An error of a score is an error of its weight, relative; scores are up to `sharpness` large.
+                let magnitude = magnitude * f64::from(1.0 + case.sharpness);
+                assert_close(out[idx], expected, magnitude, case.float);
+            }
+        }
+    }
+}
+
+/// Compares all sequences in one call with each alone on one thread, its prompt cut into chunks.
+fn check_bits(case: &Case, num_threads: usize, cuts: &[usize]) {
+    let sequences = case.contents();
+    let config = case.config();
+    let row = config.heads * config.head_dim;
+    for (alone, together) in pools(1).iter().zip(&pools(num_threads)) {
+        let outs = attend(&sequences, &config, case.float, together);
+        for (sequence, out) in sequences.iter().zip(outs) {
+            let cached = sequence.length - sequence.num_queries;
+            let mut ends: Vec<usize> =
+                cuts.iter().map(|cut| cached + cut % (sequence.num_queries + 1)).collect();
+            ends.push(sequence.length);
+            ends.sort_unstable();
+            let mut start = cached;
+            for end in ends {
+                let chunk = sequence.earlier(&config, end, end - start);
+                let part = attend(&[chunk], &config, case.float, alone);
+                let expected = out.part((start - cached) * row, (end - cached) * row);
+                assert_eq!(part[0].bits(), expected.bits(), "{start}..{end}");
+                start = end;
             }
         }
     }
@@ -288,6 +381,10 @@ proptest! {
 
 /// One head, one query, keys that give `scores`, values 1, 2, 3, …
 fn single(scores: &[f32]) -> f64 {
+    single_with(scores, None, None)
+}
+
+fn single_with(scores: &[f32], soft_cap: Option<f32>, sinks: Option<&[f32]>) -> f64 {
     let values = (1..=scores.len()).map(|value| value as f32);
     let sequence = Sequence {
         q: Floats::new(Float::F32, [1.0]),
@@ -297,7 +394,8 @@ fn single(scores: &[f32]) -> f64 {
         capacity: scores.len(),
         num_queries: 1,
     };
-    let config = AttentionConfig { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: None };
+    let (heads, kv_heads, head_dim, scale, window) = (1, 1, 1, 1.0, None);
+    let config = AttentionConfig { heads, kv_heads, head_dim, scale, window, soft_cap, sinks };
     attend(&[sequence], &config, Float::F32, &Threads::new(1))[0].to_f64()[0]
 }
 
@@ -310,7 +408,32 @@ fn scores_beyond_the_exponential_s_range_are_safe() {
 
 #[test]
 fn a_query_that_may_look_at_nothing_gives_zeros() {
-    assert_eq!(single(&[f32::NEG_INFINITY; 70]), 0.0);
+    for num_keys in [1, 70, 3000] {
+        let scores = vec![f32::NEG_INFINITY; num_keys];
+        assert_eq!(single(&scores), 0.0);
+        for sink in [0.0, 1e30, -1e30, f32::NEG_INFINITY] {
+            assert_eq!(single_with(&scores, None, Some(&[sink])), 0.0);
+        }
+    }
+}
+
+#[test]
+fn a_sink_takes_its_share() {
+    assert_eq!(single_with(&[0.0], None, Some(&[0.0])), 0.5);
+    assert_eq!(single_with(&[2.0, 2.0], None, Some(&[2.0])), 1.0);
+    assert_eq!(single_with(&[-1e30], None, Some(&[1e30])), 0.0);
+    assert_eq!(single_with(&[1e30], None, Some(&[-1e30])), 1.0);
+}
+
+#[test]
+fn a_cap_bounds_the_scores() {
+    // Both scores come out as the cap.
+    assert_eq!(single_with(&[1e30, 1e20], Some(5.0), None), 1.5);
+    let weight = f64::exp(2.0 * 5.0);
+    let expected = (weight + 2.0) / (weight + 1.0);
+    assert!(
+        (single_with(&[f32::INFINITY, f32::NEG_INFINITY], Some(5.0), None) - expected).abs() < 1e-6
+    );
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Products against double precision, and the same product in other company.
 
 use jackalope_kernels::{
-    Choice, DenseMatrix, Elements, ElementsMut, Float, QuantFormat, QuantMode, Threads,
-    gathered_matmul, gathered_quantized_matmul, matmul, quantized_matmul,
+    Choice, DenseMatrix, Elements, ElementsMut, Float, Product, QuantFormat, QuantMode, Threads,
+    gathered_matmul, gathered_quantized_matmul, matmul, matmul_each, quantized_matmul,
 };
 use proptest::prelude::*;
 
@@ -23,6 +23,15 @@ impl Matrix {
             Matrix::Quant(matrix) => matrix.weights(),
             Matrix::Dense { values, .. } => {
                 values.to_f64().into_iter().map(|weight| (weight, weight.abs())).collect()
+            }
+        }
+    }
+
+    fn view(&self) -> jackalope_kernels::Matrix<'_> {
+        match self {
+            Matrix::Quant(matrix) => jackalope_kernels::Matrix::Quantized(matrix.view()),
+            Matrix::Dense { out, input, values } => {
+                jackalope_kernels::Matrix::Dense(dense(values, (*out, *input)))
             }
         }
     }
@@ -164,6 +173,37 @@ proptest! {
                 matrix.multiply(x.view(), part.view_mut(), alone);
                 let expected = whole.part(start * case.out, end * case.out);
                 prop_assert_eq!(part.bits(), expected.bits(), "tokens {}..{}", start, end);
+            }
+        }
+    }
+
+    #[test]
+    fn a_matrix_among_others_gives_what_it_gives_alone(
+        case in cases(),
+        others in prop::collection::vec((any_format(), 0_usize..70), 1..4),
+        num_threads in 1_usize..4,
+    ) {
+        // Two of one format, which go together, and others, which may not.
+        let mut all = vec![case.clone(), Case { out: case.out + 3, seed: !case.seed, ..case.clone() }];
+        let input = case.input.next_multiple_of(128);
+        all.extend(others.iter().map(|&(format, out)| Case { format: Some(format), out, ..case.clone() }));
+        all.iter_mut().for_each(|case| case.input = input);
+        all.rotate_left(case.seed as usize % 3);
+        let contents: Vec<(Matrix, Floats)> = all.iter().map(Case::contents).collect();
+        let x = &contents[0].1;
+        for threads in pools(num_threads) {
+            let mut found: Vec<Floats> = all
+                .iter()
+                .map(|it| Floats::unwritten(it.out_float, it.tokens * it.out))
+                .collect();
+            let products = contents.iter().zip(&mut found).map(|((matrix, _), out)| {
+                Product { matrix: matrix.view(), out: out.view_mut() }
+            });
+            matmul_each(x.view(), products.collect(), &threads);
+            for ((case, (matrix, _)), found) in all.iter().zip(&contents).zip(&found) {
+                let mut expected = Floats::unwritten(case.out_float, case.tokens * case.out);
+                matrix.multiply(x.view(), expected.view_mut(), &threads);
+                prop_assert_eq!(found.bits(), expected.bits());
             }
         }
     }

@@ -11,7 +11,8 @@ use super::{Dimensions, Network, check_activation, is_tied};
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
 use crate::layers::{
-    Attention, AttentionParts, Bias, Embedding, Head, Heads, Linear, Mlp, RmsNorm, Rope, RopeConfig,
+    Attention, AttentionParts, Bias, Embedding, Head, Heads, Linear, Mlp, Residual, RmsNorm, Rope,
+    RopeConfig,
 };
 use crate::parallel::TensorParallel;
 use crate::step::Step;
@@ -126,10 +127,9 @@ impl Layer {
         })
     }
 
-    /// `x` and the result are `[tokens, hidden]`.
-    fn forward(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
-        let h = self.self_attn.add_to(x, &self.input_layernorm.forward(x), step);
-        self.mlp.add_to(&h, &self.post_attention_layernorm.forward(&h))
+    fn forward(&self, x: Residual, step: &mut Step<'_, '_>) -> Residual {
+        let h = self.self_attn.add_to(x, &self.input_layernorm, step);
+        self.mlp.add_to(h, &self.post_attention_layernorm)
     }
 }
 
@@ -152,7 +152,7 @@ fn attention(w: &Weights<'_>, plan: &Plan<'_>, layer_idx: usize) -> Result<Atten
 impl Network for Qwen2 {
     fn forward(&self, tokens: &[TokenId], step: &mut Step<'_, '_>) -> Array {
         let embedded = self.embed_tokens.forward(tokens);
-        self.layers.iter().fold(embedded, |h, layer| layer.forward(&h, step))
+        self.layers.iter().fold(embedded, |h, layer| layer.forward(h, step)).finish()
     }
 
     fn logits(&self, h: &Array) -> Array {

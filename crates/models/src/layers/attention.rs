@@ -8,9 +8,11 @@ use jackalope_kernels::{
 };
 use jackalope_mlx::{Array, Dtype, fast};
 
-use super::kernel::{Inputs, dim, primitive};
+use super::floats::Floats;
+use super::kernel::{Inputs, dim};
 use super::linear::{Linear, LinearKernel};
 use super::norm::RmsNorm;
+use super::residual::{BlockParts, Residual};
 use super::rope::{Rope, RotationTable};
 use crate::cache::{LayerPages, Page};
 use crate::checkpoint::Checkpoint;
@@ -84,7 +86,7 @@ pub(crate) struct Attention {
     layer_idx: usize,
     scale: f32,
     dtype: Dtype,
-    compute: Compute,
+    tp: TensorParallel,
 }
 
 impl Attention {
@@ -95,37 +97,43 @@ impl Attention {
         tp: &TensorParallel,
     ) -> Attention {
         let scale = (parts.heads.head_dim as f64).powf(-0.5) as f32;
-        Attention { parts, layer_idx, scale, dtype, compute: tp.compute().clone() }
+        Attention { parts, layer_idx, scale, dtype, tp: tp.clone() }
     }
 
-    /// `residual + attention(x)`; all are `[tokens, hidden]`.
-    pub(crate) fn add_to(&self, residual: &Array, x: &Array, step: &mut Step<'_, '_>) -> Array {
-        if self.parts.heads.cut.heads.is_empty() {
-            return self.parts.o_proj.add_to(residual, x);
-        }
-        let out = match &self.compute {
-            Compute::Kernels(threads) => self.kernel_heads(x, step, threads),
-            Compute::Stock => self.stock_heads(x, step),
-        };
-        self.parts.o_proj.add_to(residual, &out)
-    }
-
-    /// The heads' results in one primitive, `[tokens, heads * head_dim]`.
-    fn kernel_heads(&self, x: &Array, step: &mut Step<'_, '_>, threads: &Arc<Threads>) -> Array {
+    /// `residual + attention(norm(residual))`.
+    pub(crate) fn add_to(
+        &self,
+        residual: Residual,
+        norm: &RmsNorm,
+        step: &mut Step<'_, '_>,
+    ) -> Residual {
         let parts = &self.parts;
-        let mut inputs = vec![x];
+        let Compute::Kernels(threads) = self.tp.compute() else {
+            return residual.stock_block(norm, &parts.o_proj, |x| self.stock_heads(x, step));
+        };
+        let mut arrays = Vec::new();
         for linear in [&parts.q_proj, &parts.k_proj, &parts.v_proj] {
-            inputs.extend(linear.arrays());
+            arrays.extend(linear.arrays());
         }
-        let norm_eps = parts.head_norms.as_ref().map(|(q_norm, k_norm)| {
-            inputs.extend([q_norm.array(), k_norm.array()]);
-            [q_norm.eps(), k_norm.eps()]
-        });
-        let kernel = AttentionKernel {
-            q_proj: parts.q_proj.kernel(),
-            k_proj: parts.k_proj.kernel(),
-            v_proj: parts.v_proj.kernel(),
-            norm_eps,
+        if let Some((q_norm, k_norm)) = &parts.head_norms {
+            arrays.extend([q_norm.array(), k_norm.array()]);
+        }
+        let block = BlockParts { norm, arrays, row: &parts.o_proj };
+        let kernel = self.kernel(step);
+        residual
+            .kernel_block(&block, threads, move |x, inputs, threads| kernel.run(x, inputs, threads))
+    }
+
+    /// What the heads' part of the primitive's closure holds.
+    fn kernel(&self, step: &mut Step<'_, '_>) -> AttentionKernel {
+        let parts = &self.parts;
+        let linears = [&parts.q_proj, &parts.k_proj, &parts.v_proj];
+        AttentionKernel {
+            qkv: linears.map(Linear::kernel),
+            norm_eps: parts
+                .head_norms
+                .as_ref()
+                .map(|(q_norm, k_norm)| [q_norm.eps(), k_norm.eps()]),
             rotations: step.rotations(&parts.rope),
             config: AttentionConfig {
                 heads: parts.heads.cut.heads.len(),
@@ -133,21 +141,21 @@ impl Attention {
                 head_dim: parts.heads.head_dim,
                 scale: self.scale,
                 window: parts.window,
+                soft_cap: None,
+                sinks: None,
             },
             spans: step.spans.clone(),
             pages: step.caches.iter().map(|cache| cache.pages(self.layer_idx)).collect(),
-            threads: Arc::clone(threads),
-        };
-        let out = (vec![x.dim(0), dim(parts.heads.queries().len())], self.dtype);
-        primitive("attention", &inputs, out, move |inputs, out| kernel.run(inputs, out))
+            dtype: self.dtype,
+        }
     }
 
     /// The heads' results by MLX, one sequence after the other.
     fn stock_heads(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
         let parts = &self.parts;
-        let mut q = self.split(&parts.q_proj.forward(x)); // [tokens, heads, head_dim]
-        let mut k = self.split(&parts.k_proj.forward(x)); // [tokens, kv_heads, head_dim]
-        let v = self.split(&parts.v_proj.forward(x));
+        let mut q = self.split(&parts.q_proj.stock(x)); // [tokens, heads, head_dim]
+        let mut k = self.split(&parts.k_proj.stock(x)); // [tokens, kv_heads, head_dim]
+        let v = self.split(&parts.v_proj.stock(x));
         if let Some((q_norm, k_norm)) = &parts.head_norms {
             (q, k) = (q_norm.stock(&q), k_norm.stock(&k));
         }
@@ -194,36 +202,34 @@ impl Attention {
 
 /// What the attention primitive's closure holds: everything but the weights' arrays.
 struct AttentionKernel {
-    q_proj: LinearKernel,
-    k_proj: LinearKernel,
-    v_proj: LinearKernel,
+    qkv: [LinearKernel; 3],
     norm_eps: Option<[f32; 2]>,
     rotations: Arc<RotationTable>,
-    config: AttentionConfig,
+    config: AttentionConfig<'static>,
     spans: Vec<StepSpan>,
     pages: Vec<LayerPages>,
-    threads: Arc<Threads>,
+    dtype: Dtype,
 }
 
 impl AttentionKernel {
-    fn run(&self, inputs: &Inputs<'_>, out: kernels::ElementsMut<'_>) {
-        let x = inputs.elements();
-        let mut q = self.q_proj.product(x, inputs, &self.threads);
-        let mut k = self.k_proj.product(x, inputs, &self.threads);
-        let v = self.v_proj.product(x, inputs, &self.threads);
+    /// The heads' results `[tokens, heads * head_dim]` for `x` `[tokens, hidden]`.
+    fn run(&self, x: Elements<'_>, inputs: &Inputs<'_>, threads: &Threads) -> Floats {
+        let [mut q, mut k, v] = LinearKernel::products(self.qkv, x, inputs, threads);
         let norms = self
             .norm_eps
             .map(|norm_eps| norm_eps.map(|eps| HeadNorm { weight: inputs.elements(), eps }));
         let rotation = self.rotations.rotation();
-        kernels::place_heads(&mut q, norms.map(|norms| norms[0]), rotation, &self.threads);
-        kernels::place_heads(&mut k, norms.map(|norms| norms[1]), rotation, &self.threads);
+        kernels::place_heads(&mut q, norms.map(|norms| norms[0]), rotation, threads);
+        kernels::place_heads(&mut k, norms.map(|norms| norms[1]), rotation, threads);
         let width = self.config.kv_heads * self.config.head_dim;
+        let writing = threads.span("kv_cache", 0);
         let spans = self.spans.iter().zip(&self.pages);
         let held = spans.map(|(span, pages)| {
             let range = span.rows.start * width..span.rows.end * width;
             pages.write(span.start, &k[range.clone()], &v[range])
         });
         let held: Vec<Vec<Arc<Page>>> = held.collect();
+        drop(writing);
         let views: Vec<Vec<KvPage<'_>>> =
             held.iter().map(|pages| pages.iter().map(|page| page.view()).collect()).collect();
         let spans = self.spans.iter().zip(&views);
@@ -232,6 +238,9 @@ impl AttentionKernel {
             SequenceKv { pages, length: span.start + num_queries, num_queries }
         });
         let sequences: Vec<SequenceKv<'_>> = sequences.collect();
-        kernels::attention(Elements::F32(&q), &sequences, &self.config, out, &self.threads);
+        let mut out = Floats::zeros(self.dtype, q.len());
+        let q = Elements::F32(&q);
+        kernels::attention(q, &sequences, &self.config, out.elements_mut(), threads);
+        out
     }
 }

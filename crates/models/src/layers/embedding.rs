@@ -8,6 +8,7 @@ use jackalope_mlx::{Array, Dtype};
 use jackalope_protocol::TokenId;
 
 use super::kernel::{Matrix, MatrixCut, dim, primitive, zeros_after};
+use super::residual::Residual;
 use crate::error::LoadError;
 use crate::parallel::{Compute, TensorParallel};
 use crate::split::{Cut, cut_dimension};
@@ -58,10 +59,11 @@ impl Table {
     fn kernel_rows(&self, ids: &[TokenId], hidden: usize, threads: &Arc<Threads>) -> Array {
         let kernel = self.matrix.kernel();
         let first_id = TokenId::try_from(self.own().own.start).expect("token ids have 32 bits");
-        let (ids, threads) = (ids.to_vec(), Arc::clone(threads));
+        let ids = ids.to_vec();
         let out = (vec![dim(ids.len()), dim(hidden)], self.dtype);
-        primitive("embedding", &self.matrix.arrays(), out, move |inputs, out| {
-            kernel.gather((&ids, first_id), inputs, out, &threads);
+        let arrays = self.matrix.arrays();
+        primitive("embedding", &arrays, out, threads, move |inputs, out, threads| {
+            kernel.gather((&ids, first_id), inputs, out, threads);
         })
     }
 
@@ -83,15 +85,15 @@ impl Table {
     /// The logits of this rank's rows for `x` `[n, hidden]`, f32 with our kernels.
     fn logits(&self, x: &Array) -> Array {
         let threads = match self.tp.compute() {
-            Compute::Kernels(threads) => Arc::clone(threads),
+            Compute::Kernels(threads) => threads,
             Compute::Stock => return self.matrix.stock_product(x),
         };
         let kernel = self.matrix.kernel();
         let mut inputs = vec![x];
         inputs.extend(self.matrix.arrays());
         let out = (vec![x.dim(0), dim(self.matrix.output())], Dtype::F32);
-        primitive("head", &inputs, out, move |inputs, out| {
-            kernel.multiply(inputs.elements(), inputs, out, &threads);
+        primitive("head", &inputs, out, threads, move |inputs, out, threads| {
+            kernel.multiply(inputs.elements(), inputs, out, threads);
         })
     }
 
@@ -146,10 +148,10 @@ impl Embedding {
         Ok(Embedding { table, hidden })
     }
 
-    /// `[tokens, hidden]`.
-    pub(crate) fn forward(&self, ids: &[TokenId]) -> Array {
+    /// The begin of the residual stream.
+    pub(crate) fn forward(&self, ids: &[TokenId]) -> Residual {
         let rows = self.table.rows(ids, self.hidden);
-        self.table.tp.all_sum(&rows)
+        Residual::new(self.table.tp.all_sum(&rows), &self.table.tp)
     }
 
     /// Vocabulary rows of this rank.

@@ -2,11 +2,13 @@
 //! a custom primitive's inputs in the order in which they were given.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use half::{bf16, f16};
 use jackalope_kernels as kernels;
-use jackalope_kernels::{Elements, ElementsMut, QuantFormat, QuantMode, Scales, Threads};
+use jackalope_kernels::{Elements, ElementsMut, Product, QuantFormat, QuantMode, Scales, Threads};
 use jackalope_mlx::{Array, Buffer, BufferMut, Dtype, custom, quant};
+use jackalope_protocol::KernelTimings;
 
 use crate::error::LoadError;
 use crate::split::Cut;
@@ -174,22 +176,8 @@ impl MatrixKernel {
         out: ElementsMut<'_>,
         threads: &Threads,
     ) {
-        match self.view(inputs) {
-            MatrixView::Plain(matrix) => kernels::matmul(x, &matrix, out, threads),
-            MatrixView::Quantized(matrix) => kernels::quantized_matmul(x, &matrix, out, threads),
-        }
-    }
-
-    /// `x · selfᵀ` in f32, `[tokens, output]`.
-    pub(super) fn product(
-        self,
-        x: Elements<'_>,
-        inputs: &Inputs<'_>,
-        threads: &Threads,
-    ) -> Vec<f32> {
-        let mut product = vec![0.0; x.len() / self.input * self.output];
-        self.multiply(x, inputs, ElementsMut::F32(&mut product), threads);
-        product
+        let product = Product { matrix: self.view(inputs), out };
+        kernels::matmul_each(x, vec![product], threads);
     }
 
     /// `out = rows of ids`, of which row 0 is held for `first_id`; rows held elsewhere are zeros.
@@ -201,18 +189,21 @@ impl MatrixKernel {
         threads: &Threads,
     ) {
         match self.view(inputs) {
-            MatrixView::Plain(table) => kernels::embedding(ids, &table, first_id, out, threads),
-            MatrixView::Quantized(table) => {
+            kernels::Matrix::Dense(table) => {
+                kernels::embedding(ids, &table, first_id, out, threads)
+            }
+            kernels::Matrix::Quantized(table) => {
                 kernels::quantized_embedding(ids, &table, first_id, out, threads);
             }
         }
     }
 
-    fn view<'a>(self, inputs: &Inputs<'a>) -> MatrixView<'a> {
+    /// As the kernels take it; takes its arrays from `inputs`.
+    pub(super) fn view<'a>(self, inputs: &Inputs<'a>) -> kernels::Matrix<'a> {
         let MatrixKernel { format, output: out, input } = self;
         let Some(format) = format else {
             let values = inputs.elements();
-            return MatrixView::Plain(kernels::DenseMatrix { out, input, values });
+            return kernels::Matrix::Dense(kernels::DenseMatrix { out, input, values });
         };
         let words = inputs.next().values::<u32>();
         let (scales, biases) = if format.mode == QuantMode::Affine {
@@ -220,13 +211,15 @@ impl MatrixKernel {
         } else {
             (Scales::Bytes(inputs.next().values::<u8>()), None)
         };
-        MatrixView::Quantized(kernels::QuantMatrix { format, out, input, words, scales, biases })
+        kernels::Matrix::Quantized(kernels::QuantMatrix {
+            format,
+            out,
+            input,
+            words,
+            scales,
+            biases,
+        })
     }
-}
-
-enum MatrixView<'a> {
-    Plain(kernels::DenseMatrix<'a>),
-    Quantized(kernels::QuantMatrix<'a>),
 }
 
 /// The inputs of a primitive, taken one after the other.
@@ -256,18 +249,49 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// A graph node that runs `work` on its inputs and its one output of floats.
+/// The outputs of a primitive, taken one after the other.
+pub(super) struct Outputs<'a, 'b> {
+    buffers: std::slice::IterMut<'a, BufferMut<'b>>,
+}
+
+impl<'a> Outputs<'a, '_> {
+    /// The next output.
+    #[track_caller]
+    pub(super) fn next(&mut self) -> ElementsMut<'a> {
+        elements_mut(self.buffers.next().expect("a primitive writes the outputs it declared"))
+    }
+}
+
+/// A graph node that runs `work` on its inputs and its outputs of floats.
+#[track_caller]
+pub(super) fn primitives(
+    name: &'static str,
+    inputs: &[&Array],
+    outputs: &[(Vec<i32>, Dtype)],
+    threads: &Arc<Threads>,
+    work: impl Fn(&Inputs<'_>, &mut Outputs<'_, '_>, &Threads) + Send + 'static,
+) -> Vec<Array> {
+    let threads = Arc::clone(threads);
+    custom(inputs, outputs, name, move |inputs, outputs| {
+        let _span = threads.span(KernelTimings::PRIMITIVES, 0);
+        let inputs = Inputs { buffers: inputs, taken: Cell::new(0) };
+        work(&inputs, &mut Outputs { buffers: outputs.iter_mut() }, &threads);
+    })
+}
+
+/// As [`primitives`] with one output.
 #[track_caller]
 pub(super) fn primitive(
     name: &'static str,
     inputs: &[&Array],
     out: (Vec<i32>, Dtype),
-    work: impl Fn(&Inputs<'_>, ElementsMut<'_>) + Send + 'static,
+    threads: &Arc<Threads>,
+    work: impl Fn(&Inputs<'_>, ElementsMut<'_>, &Threads) + Send + 'static,
 ) -> Array {
-    let run = move |buffers: &[Buffer<'_>], outputs: &mut [BufferMut<'_>]| {
-        work(&Inputs { buffers, taken: Cell::new(0) }, elements_mut(&mut outputs[0]));
+    let work = move |inputs: &Inputs<'_>, outputs: &mut Outputs<'_, '_>, threads: &Threads| {
+        work(inputs, outputs.next(), threads);
     };
-    custom(inputs, &[out], name, run).remove(0)
+    primitives(name, inputs, &[out], threads, work).remove(0)
 }
 
 #[track_caller]

@@ -1,13 +1,11 @@
 //! Matrix products that know how they are cut over the ranks.
 
-use std::sync::Arc;
-
-use jackalope_kernels::{self as kernels, Elements, ElementsMut, Terms, Threads};
+use jackalope_kernels::{self as kernels, Elements, ElementsMut, Product, Threads};
 use jackalope_mlx::{Array, Dtype};
 
-use super::kernel::{Inputs, Matrix, MatrixCut, MatrixKernel, dim, primitive, zeros_after};
+use super::kernel::{Inputs, Matrix, MatrixCut, MatrixKernel, zeros_after};
 use crate::error::LoadError;
-use crate::parallel::{Compute, TensorParallel};
+use crate::parallel::TensorParallel;
 use crate::split::Cut;
 use crate::weights::{Part, Weights};
 
@@ -73,28 +71,8 @@ impl Linear {
         Ok(Linear { matrix, bias, dtype: w.dtype(), tp: tp.clone(), is_summed })
     }
 
-    /// `[tokens, output]` for `x` `[tokens, input]`.
-    pub(crate) fn forward(&self, x: &Array) -> Array {
-        self.compute(x, None)
-    }
-
-    /// `residual + forward(x)`, rounded once.
-    pub(crate) fn add_to(&self, residual: &Array, x: &Array) -> Array {
-        self.compute(x, Some(residual))
-    }
-
-    fn compute(&self, x: &Array, residual: Option<&Array>) -> Array {
-        match self.tp.compute() {
-            Compute::Kernels(threads) if self.is_partial() => {
-                let partial = self.kernel_product(x, None, Dtype::F32, threads);
-                self.kernel_finish(&self.tp.all_sum(&partial), residual, threads)
-            }
-            Compute::Kernels(threads) => self.kernel_product(x, residual, self.dtype, threads),
-            Compute::Stock => self.stock(x, residual),
-        }
-    }
-
-    fn stock(&self, x: &Array, residual: Option<&Array>) -> Array {
+    /// `[tokens, output]` for `x` `[tokens, input]`, by MLX.
+    pub(super) fn stock(&self, x: &Array) -> Array {
         let mut out = if self.matrix.is_empty() {
             zeros_after(x, self.matrix.output(), self.dtype)
         } else {
@@ -103,78 +81,36 @@ impl Linear {
         if self.is_summed {
             out = self.tp.all_sum(&out);
         }
-        for term in self.bias.iter().chain(residual) {
-            out = out.add(term);
+        match &self.bias {
+            Some(bias) => out.add(bias),
+            None => out,
         }
-        out
     }
 
-    /// True if the product is only a part of a sum, to which bias and residual are added later.
-    fn is_partial(&self) -> bool {
-        self.is_summed && 1 < self.tp.size()
+    /// The weight, for use inside a primitive.
+    pub(super) fn matrix(&self) -> &Matrix {
+        &self.matrix
+    }
+
+    /// `[output]`; of all ranks' parts together if they are summed.
+    pub(super) fn bias(&self) -> Option<&Array> {
+        self.bias.as_ref()
     }
 
     /// The arrays to hand to a primitive that uses [`Linear::kernel`].
     pub(super) fn arrays(&self) -> Vec<&Array> {
         let mut arrays = self.matrix.arrays();
-        arrays.extend(self.bias.as_ref().filter(|_| !self.is_partial()));
+        arrays.extend(&self.bias);
         arrays
     }
 
     /// What the primitive's closure needs to know.
+    ///
+    /// # Panics
+    /// If ranks hold parts of a sum, to which nobody may add the bias.
     pub(super) fn kernel(&self) -> LinearKernel {
-        let has_bias = self.bias.is_some() && !self.is_partial();
-        LinearKernel { matrix: self.matrix.kernel(), has_bias }
-    }
-
-    /// The product; a partial one (f32) has neither bias nor residual yet.
-    fn kernel_product(
-        &self,
-        x: &Array,
-        residual: Option<&Array>,
-        dtype: Dtype,
-        threads: &Arc<Threads>,
-    ) -> Array {
-        if self.matrix.is_empty() {
-            return zeros_after(x, self.matrix.output(), dtype);
-        }
-        let out_shape = vec![x.dim(0), dim(self.matrix.output())];
-        let mut inputs = vec![x];
-        inputs.extend(self.arrays());
-        inputs.extend(residual);
-        let (kernel, has_residual) = (self.kernel(), residual.is_some());
-        let threads = Arc::clone(threads);
-        primitive("linear", &inputs, (out_shape, dtype), move |inputs, out| {
-            let x = inputs.elements();
-            if !kernel.has_bias && !has_residual {
-                return kernel.matrix.multiply(x, inputs, out, &threads);
-            }
-            let product = kernel.matrix.product(x, inputs, &threads);
-            let bias = kernel.has_bias.then(|| inputs.elements());
-            let residual = has_residual.then(|| inputs.elements());
-            let terms = Terms { bias, residual };
-            kernels::add_terms(&product, kernel.matrix.output, terms, out, &threads);
-        })
-    }
-
-    /// The sum over the ranks (f32) with bias and residual, rounded.
-    fn kernel_finish(
-        &self,
-        sum: &Array,
-        residual: Option<&Array>,
-        threads: &Arc<Threads>,
-    ) -> Array {
-        let mut inputs = vec![sum];
-        inputs.extend(&self.bias);
-        inputs.extend(residual);
-        let (has_bias, has_residual) = (self.bias.is_some(), residual.is_some());
-        let (width, threads) = (self.matrix.output(), Arc::clone(threads));
-        primitive("residual", &inputs, (sum.shape(), self.dtype), move |inputs, out| {
-            let sum = inputs.next().values::<f32>();
-            let bias = has_bias.then(|| inputs.elements());
-            let residual = has_residual.then(|| inputs.elements());
-            kernels::add_terms(sum, width, Terms { bias, residual }, out, &threads);
-        })
+        assert!(!self.is_summed, "the bias belongs to the whole sum");
+        LinearKernel { matrix: self.matrix.kernel(), has_bias: self.bias.is_some() }
     }
 }
 
@@ -186,21 +122,28 @@ pub(super) struct LinearKernel {
 }
 
 impl LinearKernel {
-    /// `x · weightᵀ + bias` in f32, `[tokens, output]`; takes its arrays from `inputs`.
-    pub(super) fn product(
-        self,
+    /// `x · weightᵀ + bias` of each layer in f32, `[tokens, output]`; takes their arrays from `inputs`.
+    pub(super) fn products<const N: usize>(
+        linears: [LinearKernel; N],
         x: Elements<'_>,
         inputs: &Inputs<'_>,
         threads: &Threads,
-    ) -> Vec<f32> {
-        let product = self.matrix.product(x, inputs, threads);
-        if !self.has_bias {
-            return product;
+    ) -> [Vec<f32>; N] {
+        let mut results = [const { Vec::new() }; N];
+        let mut biases = [None; N];
+        let mut products = Vec::with_capacity(N);
+        for ((linear, result), bias) in linears.iter().zip(&mut results).zip(&mut biases) {
+            let matrix = linear.matrix.view(inputs);
+            *bias = linear.has_bias.then(|| inputs.elements());
+            *result = vec![0.0; x.len() / linear.matrix.input * linear.matrix.output];
+            products.push(Product { matrix, out: ElementsMut::F32(result) });
         }
-        let terms = Terms { bias: Some(inputs.elements()), residual: None };
-        let mut sum = vec![0.0; product.len()];
-        let out = ElementsMut::F32(&mut sum);
-        kernels::add_terms(&product, self.matrix.output, terms, out, threads);
-        sum
+        kernels::matmul_each(x, products, threads);
+        for (result, bias) in results.iter_mut().zip(biases) {
+            if let Some(bias) = bias {
+                kernels::add_bias(result, bias, threads);
+            }
+        }
+        results
     }
 }

@@ -1,12 +1,12 @@
 //! The feed-forward block.
 
-use std::sync::Arc;
+use jackalope_kernels as kernels;
+use jackalope_mlx::Dtype;
 
-use jackalope_kernels::{self as kernels, Threads};
-use jackalope_mlx::{Array, Dtype};
-
-use super::kernel::{dim, primitive};
-use super::linear::{Bias, Linear};
+use super::floats::Floats;
+use super::linear::{Bias, Linear, LinearKernel};
+use super::norm::RmsNorm;
+use super::residual::{BlockParts, Residual};
 use crate::error::LoadError;
 use crate::parallel::{Compute, TensorParallel};
 use crate::split::{Cut, cut_dimension};
@@ -22,7 +22,7 @@ pub(crate) struct Mlp {
     up_proj: Linear,
     down_proj: Linear,
     dtype: Dtype,
-    compute: Compute,
+    tp: TensorParallel,
     /// This rank's part of the inner dimension.
     pub(crate) inner: Cut,
 }
@@ -42,36 +42,27 @@ impl Mlp {
             up_proj: Linear::column(&w.at("up_proj"), hidden, &inner, bias, tp)?,
             down_proj: Linear::row(&w.at("down_proj"), &inner, hidden, bias, tp)?,
             dtype: w.dtype(),
-            compute: tp.compute().clone(),
+            tp: tp.clone(),
             inner,
         })
     }
 
-    /// `residual + mlp(x)`; all are `[tokens, hidden]`.
-    pub(crate) fn add_to(&self, residual: &Array, x: &Array) -> Array {
-        if self.inner.is_empty() {
-            return self.down_proj.add_to(residual, x);
-        }
-        let inner = match &self.compute {
-            Compute::Kernels(threads) => self.kernel_inner(x, threads),
-            Compute::Stock => self.gate_proj.forward(x).silu().mul(&self.up_proj.forward(x)),
+    /// `residual + mlp(norm(residual))`.
+    pub(crate) fn add_to(&self, residual: Residual, norm: &RmsNorm) -> Residual {
+        let Mlp { gate_proj, up_proj, down_proj, dtype, .. } = self;
+        let Compute::Kernels(threads) = self.tp.compute() else {
+            return residual.stock_block(norm, down_proj, |x| {
+                gate_proj.stock(x).silu().mul(&up_proj.stock(x))
+            });
         };
-        self.down_proj.add_to(residual, &inner)
-    }
-
-    /// `silu(gate(x)) * up(x)` in one primitive, `[tokens, inner]`.
-    fn kernel_inner(&self, x: &Array, threads: &Arc<Threads>) -> Array {
-        let mut inputs = vec![x];
-        inputs.extend(self.gate_proj.arrays());
-        inputs.extend(self.up_proj.arrays());
-        let (gate, up) = (self.gate_proj.kernel(), self.up_proj.kernel());
-        let threads = Arc::clone(threads);
-        let out = (vec![x.dim(0), dim(self.inner.len())], self.dtype);
-        primitive("mlp", &inputs, out, move |inputs, out| {
-            let x = inputs.elements();
-            let gate = gate.product(x, inputs, &threads);
-            let up = up.product(x, inputs, &threads);
-            kernels::swiglu(&gate, &up, out, &threads);
+        let arrays = [gate_proj.arrays(), up_proj.arrays()].concat();
+        let block = BlockParts { norm, arrays, row: down_proj };
+        let (linears, dtype) = ([gate_proj.kernel(), up_proj.kernel()], *dtype);
+        residual.kernel_block(&block, threads, move |x, inputs, threads| {
+            let [gate, up] = LinearKernel::products(linears, x, inputs, threads);
+            let mut inner = Floats::zeros(dtype, gate.len());
+            kernels::swiglu(&gate, &up, inner.elements_mut(), threads);
+            inner
         })
     }
 }

@@ -1,7 +1,5 @@
 //! Root-mean-square normalisation.
 
-use std::sync::Arc;
-
 use jackalope_kernels as kernels;
 use jackalope_mlx::{Array, fast};
 
@@ -32,10 +30,9 @@ impl RmsNorm {
     /// `x` and the result are `[tokens, width]`.
     pub(crate) fn forward(&self, x: &Array) -> Array {
         let Compute::Kernels(threads) = &self.compute else { return self.stock(x) };
-        let (eps, threads) = (self.eps, Arc::clone(threads));
-        let out = (x.shape(), x.dtype());
-        primitive("rms_norm", &[x, &self.weight], out, move |inputs, out| {
-            kernels::rms_norm(inputs.elements(), inputs.elements(), eps, out, &threads);
+        let (eps, out) = (self.eps, (x.shape(), x.dtype()));
+        primitive("rms_norm", &[x, &self.weight], out, threads, move |inputs, out, threads| {
+            kernels::rms_norm(inputs.elements(), inputs.elements(), eps, out, threads);
         })
     }
 

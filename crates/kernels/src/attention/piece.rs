@@ -1,0 +1,517 @@
+//! The attention of some queries with the heads of one KV head, block of keys by block of keys.
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use super::product::{DEPTH, Left, Multiply, Panels, Product, Right, Sums};
+use super::soft_max::State;
+use super::{AttentionConfig, BLOCK_KEYS, KEY_TILE, KvPage, SPAN_KEYS, SequenceKv, key_place};
+use crate::elements::{Elements, ElementsMut, Float};
+use crate::simd::{WIDEST, Wide, dispatched_wide};
+
+/// Query rows up to which keys and values are used where they lie.
+const DIRECT_ROWS: usize = 8;
+
+/// Blocks whose keys are all read before their values: memory is read at its best speed only from end to end.
+const DIRECT_BLOCKS: usize = 4;
+
+/// Query rows that look at the same keys together, when only some of them see all.
+const TILE_ROWS: usize = 12;
+
+/// Consecutive queries of a sequence, with the heads that share a KV head. A row is a query with one of these heads.
+#[derive(Clone, Copy)]
+pub(super) struct HeadQueries<'a> {
+    /// Of all tokens, `[tokens, heads, head_dim]`.
+    pub(super) q: Elements<'a>,
+    pub(super) sequence: SequenceKv<'a>,
+    pub(super) kv_head: usize,
+    /// Row of `q` of the first query.
+    pub(super) first_token: usize,
+    /// Position of the first query in the sequence.
+    pub(super) first_position: usize,
+    pub(super) num_queries: usize,
+}
+
+/// What rows have gathered from some keys.
+#[derive(Clone, Debug)]
+pub(super) struct Gathered {
+    states: Vec<State>,
+    /// Weighted sums of values, `[rows, value_stride]`.
+    values: Vec<f32>,
+}
+
+impl Gathered {
+    /// Nothing yet.
+    pub(super) fn nothing(queries: &HeadQueries<'_>, config: &AttentionConfig<'_>) -> Gathered {
+        let num_rows = queries.num_rows(config);
+        let values = vec![0.0; num_rows * value_stride(config)];
+        Gathered { states: vec![State::EMPTY; num_rows], values }
+    }
+
+    fn clear(&mut self) {
+        self.states.fill(State::EMPTY);
+        self.values.fill(0.0);
+    }
+}
+
+/// Elements from one row's weighted sum of values to the next.
+#[inline(always)]
+pub(super) fn value_stride(config: &AttentionConfig<'_>) -> usize {
+    config.head_dim.next_multiple_of(WIDEST)
+}
+
+impl<'a> HeadQueries<'a> {
+    #[inline(always)]
+    pub(super) fn num_rows(&self, config: &AttentionConfig<'_>) -> usize {
+        self.num_queries * config.group_heads()
+    }
+
+    /// The keys that the queries see, together.
+    #[inline(always)]
+    pub(super) fn visible(&self, config: &AttentionConfig<'_>) -> Range<usize> {
+        config.visible(self.first_position).start..self.first_position + self.num_queries
+    }
+
+    /// The spans in which these keys are.
+    #[inline(always)]
+    pub(super) fn spans(&self, config: &AttentionConfig<'_>) -> Range<usize> {
+        let visible = self.visible(config);
+        visible.start / SPAN_KEYS..visible.end.div_ceil(SPAN_KEYS)
+    }
+
+    /// Query rows, `[pieces of head_dim, rows, DEPTH]`.
+    #[inline(always)]
+    fn load(&self, config: &AttentionConfig<'_>) -> Vec<[f32; DEPTH]> {
+        let AttentionConfig { heads, head_dim, .. } = *config;
+        let (group_heads, num_rows) = (config.group_heads(), self.num_rows(config));
+        let mut pieces = vec![[0.0; DEPTH]; head_dim.div_ceil(DEPTH) * num_rows];
+        for (idx, piece) in pieces.iter_mut().enumerate() {
+            let (row, column) = (idx % num_rows, idx / num_rows * DEPTH);
+            let token = self.first_token + row / group_heads;
+            let head = self.kv_head * group_heads + row % group_heads;
+            let len = DEPTH.min(head_dim - column);
+            self.q.load((token * heads + head) * head_dim + column, &mut piece[..len]);
+        }
+        pieces
+    }
+}
+
+dispatched_wide! {
+    /// Adds what the rows see in `spans` to what they have gathered from earlier ones.
+    pub(super) fn gather(
+        queries: &HeadQueries<'_>,
+        config: &AttentionConfig<'_>,
+        spans: Range<usize>,
+        gathered: &mut Gathered,
+    ) = gather_with
+}
+
+#[inline(always)]
+fn gather_with<W: Wide>(
+    simd: W,
+    queries: &HeadQueries<'_>,
+    config: &AttentionConfig<'_>,
+    spans: Range<usize>,
+    gathered: &mut Gathered,
+) {
+    let mut room = Room::new(queries, config);
+    let visible = queries.visible(config);
+    for span in spans {
+        room.span.clear();
+        let first = visible.start.max(span * SPAN_KEYS) / BLOCK_KEYS;
+        let mut keys = first * BLOCK_KEYS..visible.end.min((span + 1) * SPAN_KEYS);
+        while !keys.is_empty() {
+            keys.start = room.take_in(simd, &Keys { queries, config, positions: keys.clone() });
+        }
+        gathered.add::<W>(&room.span);
+    }
+}
+
+dispatched_wide! {
+    /// Combines what the rows have gathered from all spans, in their order, and rounds the result; `out` has one view
+    /// `[group_heads, head_dim]` per query.
+    pub(super) fn finish(
+        queries: &HeadQueries<'_>,
+        config: &AttentionConfig<'_>,
+        spans: &mut [Gathered],
+        out: &mut [ElementsMut<'_>],
+    ) = finish_with
+}
+
+#[inline(always)]
+fn finish_with<W: Wide>(
+    _simd: W,
+    queries: &HeadQueries<'_>,
+    config: &AttentionConfig<'_>,
+    spans: &mut [Gathered],
+    out: &mut [ElementsMut<'_>],
+) {
+    let Some((all, later)) = spans.split_first_mut() else { return };
+    later.iter().for_each(|span| all.add::<W>(span));
+    let group_heads = config.group_heads();
+    let rows = all.states.iter().zip(all.values.chunks_exact_mut(value_stride(config)));
+    for (row, (state, values)) in rows.enumerate() {
+        let (query, head) = (row / group_heads, row % group_heads);
+        let sink = config.sinks.map(|sinks| sinks[queries.kv_head * group_heads + head]);
+        let values = &mut values[..config.head_dim];
+        state.finish::<W::Narrow>(values, sink);
+        out[query].store(head * config.head_dim, values);
+    }
+}
+
+impl Gathered {
+    /// Adds what was gathered from later keys.
+    #[inline(always)]
+    fn add<W: Wide>(&mut self, later: &Gathered) {
+        let stride = self.values.len() / self.states.len();
+        let values = self.values.chunks_exact_mut(stride).zip(later.values.chunks_exact(stride));
+        for ((state, later), (values, later_values)) in
+            self.states.iter_mut().zip(&later.states).zip(values)
+        {
+            state.combine::<W::Narrow>(values, later, later_values);
+        }
+    }
+}
+
+/// The keys of a span that are still to be looked at.
+struct Keys<'a> {
+    queries: &'a HeadQueries<'a>,
+    config: &'a AttentionConfig<'a>,
+    /// They start at a multiple of [`BLOCK_KEYS`].
+    positions: Range<usize>,
+}
+
+impl<'a> Keys<'a> {
+    #[inline(always)]
+    fn page_tokens(&self) -> usize {
+        self.queries.sequence.page_tokens(self.config)
+    }
+
+    /// The page of the first key, and the key's position there.
+    #[inline(always)]
+    fn place(&self) -> (&'a KvPage<'a>, usize) {
+        let page_tokens = self.page_tokens();
+        let start = self.positions.start;
+        (&self.queries.sequence.pages[start / page_tokens], start % page_tokens)
+    }
+
+    /// The positions of a block.
+    #[inline(always)]
+    fn block(&self, block: usize) -> Range<usize> {
+        let start = self.positions.start + block * BLOCK_KEYS;
+        start..self.positions.end.min(start + BLOCK_KEYS)
+    }
+
+    /// Blocks for which the first key's page has whole tiles, also for keys that are not there yet.
+    #[inline(always)]
+    fn blocks_in_page(&self) -> usize {
+        let page_tokens = self.page_tokens();
+        let first = self.positions.start % page_tokens;
+        let held =
+            if first.is_multiple_of(KEY_TILE) { (page_tokens - first) / BLOCK_KEYS } else { 0 };
+        held.min(self.positions.len().div_ceil(BLOCK_KEYS))
+    }
+
+    /// The tile of a page whose first key is at `first`, `[head_dim, KEY_TILE]`.
+    #[inline(always)]
+    fn tile_of<E>(&self, page: &'a [E], first: usize) -> Right<'a, E> {
+        let place =
+            key_place(self.page_tokens(), self.config.head_dim, (self.queries.kv_head, first));
+        let values = &page[place.start..][..self.config.head_dim * KEY_TILE];
+        Right { values, stride: place.step, columns: KEY_TILE }
+    }
+
+    /// The values of a page from `first` on, `[keys, head_dim]`.
+    #[inline(always)]
+    fn values_of<E>(&self, page: &'a [E], first: usize) -> Right<'a, E> {
+        let head_dim = self.config.head_dim;
+        let head = self.page_tokens() * head_dim;
+        let values = &page[self.queries.kv_head * head..][first * head_dim..head];
+        Right { values, stride: head_dim, columns: head_dim }
+    }
+
+    /// The keys of a block that each row sees, counted from the block's start: they neither start nor end earlier than
+    /// those of the row before.
+    #[inline(always)]
+    fn write_visible(&self, block: usize, visible: &mut [Range<usize>]) {
+        let block = self.block(block);
+        let rows = visible.chunks_exact_mut(self.config.group_heads());
+        for (position, rows) in (self.queries.first_position..).zip(rows) {
+            let visible = self.config.visible(position);
+            let start = visible.start.clamp(block.start, block.end);
+            let end = visible.end.clamp(start, block.end);
+            rows.fill(start - block.start..end - block.start);
+        }
+    }
+}
+
+/// Room for what is computed.
+struct Room {
+    num_rows: usize,
+    /// `[pieces of head_dim, rows, DEPTH]`.
+    q: Vec<[f32; DEPTH]>,
+    /// The keys of the block that each row sees; see [`Keys::write_visible`].
+    visible: Vec<Range<usize>>,
+    /// Products of queries with keys, then weights: `[blocks, rows, BLOCK_KEYS]`.
+    weights: Vec<[f32; BLOCK_KEYS]>,
+    /// The current block, unless it is used where it lies.
+    panels: Option<BlockPanels>,
+    /// What was gathered from the current span.
+    span: Gathered,
+    value_stride: usize,
+}
+
+impl Room {
+    #[inline(always)]
+    fn new(queries: &HeadQueries<'_>, config: &AttentionConfig<'_>) -> Room {
+        let num_rows = queries.num_rows(config);
+        let num_blocks = if num_rows <= DIRECT_ROWS { DIRECT_BLOCKS } else { 1 };
+        Room {
+            num_rows,
+            q: queries.load(config),
+            visible: vec![0..0; num_rows],
+            weights: vec![[0.0; BLOCK_KEYS]; num_rows * num_blocks],
+            panels: None,
+            span: Gathered::nothing(queries, config),
+            value_stride: value_stride(config),
+        }
+    }
+
+    /// Adds what the rows see in the first block or blocks to what they have gathered from the span. Returns the position
+    /// after them.
+    #[inline(always)]
+    fn take_in<W: Wide>(&mut self, simd: W, keys: &Keys<'_>) -> usize {
+        self.weights.fill([0.0; BLOCK_KEYS]);
+        let num_blocks = keys.blocks_in_page().min(DIRECT_BLOCKS);
+        let is_direct = self.num_rows <= DIRECT_ROWS
+            && num_blocks > 0
+            && keys.config.head_dim.is_multiple_of(W::LANES);
+        let floats = keys.place().0.floats();
+        match floats {
+            Some(Float::F32) if is_direct => self.take_in_place::<W, f32>(simd, keys, num_blocks),
+            Some(Float::F16) if is_direct => self.take_in_place::<W, f16>(simd, keys, num_blocks),
+            Some(Float::Bf16) if is_direct => self.take_in_place::<W, bf16>(simd, keys, num_blocks),
+            _ => self.take_in_panels(simd, keys),
+        }
+    }
+
+    /// As [`Room::take_in`], for few rows: streams keys and values of a page.
+    #[inline(always)]
+    fn take_in_place<W: Wide, E: Multiply>(
+        &mut self,
+        simd: W,
+        keys: &Keys<'_>,
+        num_blocks: usize,
+    ) -> usize {
+        let rows = 0..self.num_rows;
+        let (page, first) = keys.place();
+        let page_keys = E::slice(page.keys).expect("keys of the type");
+        let page_values = E::slice(page.values).expect("values of the type");
+        for column in (0..num_blocks * BLOCK_KEYS).step_by(KEY_TILE) {
+            let tile = keys.tile_of(page_keys, first + column);
+            let place = (column / BLOCK_KEYS, column % BLOCK_KEYS);
+            self.add_scores::<W, E>(tile, place, rows.clone(), keys.config.head_dim);
+        }
+        for block in 0..num_blocks {
+            keys.write_visible(block, &mut self.visible);
+            let values = keys.values_of(page_values, first + block * BLOCK_KEYS);
+            // On their way while the weights are computed.
+            values.prefetch_start(simd);
+            self.weigh(simd, keys.config, block);
+            self.add_values::<W, E>(values, (block, 0), rows.clone());
+        }
+        let end = keys.block(num_blocks - 1).end;
+        if end < keys.positions.end
+            && end.is_multiple_of(keys.page_tokens())
+            && let Some(next) = E::slice(keys.queries.sequence.pages[end / keys.page_tokens()].keys)
+        {
+            keys.tile_of(next, 0).prefetch_start(simd);
+        }
+        end
+    }
+
+    /// As [`Room::take_in`], for many rows: converts keys and values once for all of them.
+    #[inline(always)]
+    fn take_in_panels<W: Wide>(&mut self, simd: W, keys: &Keys<'_>) -> usize {
+        let head_dim = keys.config.head_dim;
+        let mut panels = self.panels.take().unwrap_or_else(|| BlockPanels {
+            keys: Panels::new(head_dim, BLOCK_KEYS),
+            values: Panels::new(BLOCK_KEYS, self.value_stride),
+        });
+        panels.load(simd, keys);
+        keys.write_visible(0, &mut self.visible);
+        let tiles = self.seeing_tiles();
+        for column in panels.keys.starts::<W>() {
+            let panel = panels.keys.panel::<W>(column);
+            for rows in &tiles {
+                self.add_scores::<W, f32>(panel, (0, column), rows.clone(), head_dim);
+            }
+        }
+        self.weigh(simd, keys.config, 0);
+        for column in panels.values.starts::<W>() {
+            let panel = panels.values.panel::<W>(column);
+            for rows in &tiles {
+                self.add_values::<W, f32>(panel, (0, column), rows.clone());
+            }
+        }
+        self.panels = Some(panels);
+        keys.block(0).end
+    }
+
+    /// Rows that meet a panel together, without those that see nothing of the block.
+    fn seeing_tiles(&self) -> Vec<Range<usize>> {
+        let tiles = (0..self.num_rows).step_by(TILE_ROWS);
+        let tiles = tiles.map(|start| start..self.num_rows.min(start + TILE_ROWS));
+        tiles
+            .filter(|rows| self.visible[rows.clone()].iter().any(|keys| !keys.is_empty()))
+            .collect()
+    }
+
+    /// Adds the products of some rows with keys of a block, from its key `column` on.
+    #[inline(always)]
+    fn add_scores<W: Wide, E: Multiply>(
+        &mut self,
+        right: Right<'_, E>,
+        (block, column): (usize, usize),
+        rows: Range<usize>,
+        head_dim: usize,
+    ) {
+        let left = Left { values: &self.q, num_rows: self.num_rows };
+        let values =
+            &mut self.weights[block * self.num_rows + rows.start..].as_flattened_mut()[column..];
+        let mut sums = Sums { values, stride: BLOCK_KEYS };
+        E::add(W::INSTRUCTIONS, &Product { left, rows, right, depth: 0..head_dim }, &mut sums);
+    }
+
+    /// Turns the products of all rows with a block into weights, and scales what they have gathered.
+    #[inline(always)]
+    fn weigh<W: Wide>(&mut self, _simd: W, config: &AttentionConfig<'_>, block: usize) {
+        let weights = self.weights[block * self.num_rows..].iter_mut();
+        let values = self.span.values.chunks_exact_mut(self.value_stride);
+        let rows = weights.zip(&self.visible).zip(self.span.states.iter_mut().zip(values));
+        for ((weights, visible), (state, values)) in rows {
+            if visible.is_empty() {
+                continue;
+            }
+            let factor = state.take_in::<W::Narrow>(weights, visible, config);
+            if factor != 1.0 {
+                values.iter_mut().for_each(|value| *value *= factor);
+            }
+        }
+    }
+
+    /// Adds the weighted values of a block that some rows see, in the order of their positions, from `column` on.
+    #[inline(always)]
+    fn add_values<W: Wide, E: Multiply>(
+        &mut self,
+        right: Right<'_, E>,
+        place: (usize, usize),
+        rows: Range<usize>,
+    ) {
+        // An invisible value must not be touched, even with weight zero: it may be infinite. So the rows go together
+        // only over the keys that all of them see.
+        let (first, last) = (&self.visible[rows.start], &self.visible[rows.end - 1]);
+        let common = last.start..first.end.max(last.start);
+        if first == last {
+            return self.add_to_rows::<W, E>(right, place, rows, common);
+        }
+        for row in rows.clone() {
+            let keys = &self.visible[row];
+            let before = keys.start..common.start.min(keys.end);
+            self.add_to_rows::<W, E>(right, place, row..row + 1, before);
+        }
+        self.add_to_rows::<W, E>(right, place, rows.clone(), common.clone());
+        for row in rows {
+            let keys = &self.visible[row];
+            let after = common.end.max(keys.start)..keys.end;
+            self.add_to_rows::<W, E>(right, place, row..row + 1, after);
+        }
+    }
+
+    /// Adds the weighted values of some keys of a block to some rows.
+    #[inline(always)]
+    fn add_to_rows<W: Wide, E: Multiply>(
+        &mut self,
+        right: Right<'_, E>,
+        (block, column): (usize, usize),
+        rows: Range<usize>,
+        depth: Range<usize>,
+    ) {
+        let values = &self.weights[block * self.num_rows..];
+        let left = Left { values, num_rows: self.num_rows };
+        let stride = self.value_stride;
+        let values = &mut self.span.values[rows.start * stride + column..];
+        let mut sums = Sums { values, stride };
+        E::add(W::INSTRUCTIONS, &Product { left, rows, right, depth }, &mut sums);
+    }
+}
+
+/// A block as many rows meet it.
+struct BlockPanels {
+    /// `[head_dim, BLOCK_KEYS]`.
+    keys: Panels,
+    /// `[BLOCK_KEYS, head_dim]`.
+    values: Panels,
+}
+
+impl BlockPanels {
+    /// Converts the first of some blocks.
+    #[inline(always)]
+    fn load<W: Wide>(&mut self, simd: W, keys: &Keys<'_>) {
+        let head_dim = keys.config.head_dim;
+        let (page, first) = keys.place();
+        let is_in_one_page = keys.blocks_in_page() > 0;
+        if is_in_one_page {
+            match page.keys {
+                Elements::F32(page) => self.load_keys(simd, keys, (page, first)),
+                Elements::F16(page) => self.load_keys(simd, keys, (page, first)),
+                Elements::Bf16(page) => self.load_keys(simd, keys, (page, first)),
+            }
+        }
+        let has_whole_vectors = is_in_one_page && head_dim.is_multiple_of(W::LANES);
+        if has_whole_vectors {
+            match page.values {
+                Elements::F32(page) => self.load_values(simd, keys, (page, first)),
+                Elements::F16(page) => self.load_values(simd, keys, (page, first)),
+                Elements::Bf16(page) => self.load_values(simd, keys, (page, first)),
+            }
+        }
+        let page_tokens = keys.page_tokens();
+        let kv_head = keys.queries.kv_head;
+        for (idx, position) in keys.block(0).enumerate().filter(|_| !has_whole_vectors) {
+            let page = &keys.queries.sequence.pages[position / page_tokens];
+            let offset = position % page_tokens;
+            let start = (kv_head * page_tokens + offset) * head_dim;
+            self.values.load_row::<W>(idx, 0, &page.values.part(start..start + head_dim));
+            for column in (0..head_dim).filter(|_| !is_in_one_page) {
+                let place = key_place(page_tokens, head_dim, (kv_head, offset));
+                let key = place.start + column * place.step;
+                self.keys.load_row::<W>(column, idx, &page.keys.part(key..key + 1));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn load_keys<W: Wide, E: Multiply>(
+        &mut self,
+        simd: W,
+        keys: &Keys<'_>,
+        (page, first): (&[E], usize),
+    ) {
+        for column in (0..BLOCK_KEYS).step_by(KEY_TILE) {
+            let tile = keys.tile_of(page, first + column);
+            self.keys.load(simd, tile, keys.config.head_dim, column);
+        }
+    }
+
+    #[inline(always)]
+    fn load_values<W: Wide, E: Multiply>(
+        &mut self,
+        simd: W,
+        keys: &Keys<'_>,
+        (page, first): (&[E], usize),
+    ) {
+        self.values.load(simd, keys.values_of(page, first), keys.block(0).len(), 0);
+    }
+}

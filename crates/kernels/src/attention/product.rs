@@ -1,0 +1,319 @@
+//! Products of rows with a matrix, every lane a result of its own.
+//!
+//! A result is one chain of multiply-adds in the order of the depth, so neither the tile it is computed in nor the
+//! width of the vectors shows in its bits.
+#![expect(
+    clippy::needless_range_loop,
+    reason = "indices name rows and registers alike, and iterators' closures would be compiled without the set"
+)]
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use crate::elements::Elements;
+use crate::simd::{Element, InstructionSet, WIDEST, Wide, dispatched_wide};
+
+/// Depth of the pieces that rows are cut into.
+pub(super) const DEPTH: usize = 64;
+
+/// Bytes of a streamed matrix that all its rows' tiles meet before the next ones: few, because memory is read at its best
+/// speed only in ascending order.
+const WINDOW_BYTES: usize = 2048;
+
+/// Vectors of few rows' sums where there are 32 registers.
+const BROAD_VECTORS: usize = 8;
+
+/// Bytes that a prefetch brings.
+const LINE_BYTES: usize = 64;
+
+/// Vectors in a row of a panel.
+const PANEL_VECTORS: usize = 2;
+
+/// The rows that meet a matrix.
+#[derive(Clone, Copy)]
+pub(super) struct Left<'a> {
+    /// `[pieces of the depth, rows, DEPTH]`.
+    pub(super) values: &'a [[f32; DEPTH]],
+    pub(super) num_rows: usize,
+}
+
+/// A matrix, or some columns of it.
+#[derive(Clone, Copy)]
+pub(super) struct Right<'a, E> {
+    /// `[depth, stride]`, of which the last row may lack what is not a column.
+    pub(super) values: &'a [E],
+    /// Elements from one row to the next.
+    pub(super) stride: usize,
+    /// A multiple of the lanes of a vector.
+    pub(super) columns: usize,
+}
+
+impl<E> Right<'_, E> {
+    /// Asks for the memory of the first rows.
+    #[inline(always)]
+    pub(super) fn prefetch_start<W: Wide>(&self, simd: W) {
+        self.prefetch(simd, 0..WINDOW_BYTES / (self.stride * size_of::<E>()));
+    }
+
+    /// Asks for the memory of some rows that lie side by side, one line after the other.
+    #[inline(always)]
+    fn prefetch<W: Wide>(&self, simd: W, rows: Range<usize>) {
+        let lines =
+            (rows.start * self.stride..rows.end * self.stride).step_by(LINE_BYTES / size_of::<E>());
+        for line in lines {
+            if let Some(line) = self.values.get(line) {
+                simd.prefetch_next(line);
+            }
+        }
+    }
+}
+
+/// Where sums are kept.
+pub(super) struct Sums<'a> {
+    /// `[rows, stride]`, from the first row and column of a product on.
+    pub(super) values: &'a mut [f32],
+    pub(super) stride: usize,
+}
+
+/// The product of some rows with a matrix.
+pub(super) struct Product<'a, E> {
+    pub(super) left: Left<'a>,
+    pub(super) rows: Range<usize>,
+    pub(super) right: Right<'a, E>,
+    /// Of both.
+    pub(super) depth: Range<usize>,
+}
+
+/// Elements that rows can be multiplied with.
+pub(super) trait Multiply: Element {
+    /// Adds a product to the sums.
+    fn add(instructions: InstructionSet, product: &Product<'_, Self>, sums: &mut Sums<'_>);
+
+    /// The elements, if they are of this type.
+    fn slice(elements: Elements<'_>) -> Option<&[Self]>;
+}
+
+/// Compiled once for each type, rather than wherever it is used.
+macro_rules! multiply {
+    ($($element:ty: $variant:ident, $name:ident;)*) => {
+        $(
+            dispatched_wide! {
+                fn $name(product: &Product<'_, $element>, sums: &mut Sums<'_>) = add_with
+            }
+
+            impl Multiply for $element {
+                #[inline(always)]
+                fn add(
+                    instructions: InstructionSet,
+                    product: &Product<'_, Self>,
+                    sums: &mut Sums<'_>,
+                ) {
+                    $name(instructions, product, sums);
+                }
+
+                #[inline(always)]
+                fn slice(elements: Elements<'_>) -> Option<&[Self]> {
+                    match elements {
+                        Elements::$variant(elements) => Some(elements),
+                        _ => None,
+                    }
+                }
+            }
+        )*
+    };
+}
+
+multiply! {
+    f32: F32, add_f32;
+    f16: F16, add_f16;
+    bf16: Bf16, add_bf16;
+}
+
+#[inline(always)]
+fn add_with<W: Wide, E: Element>(simd: W, product: &Product<'_, E>, sums: &mut Sums<'_>) {
+    product.add(simd, sums);
+}
+
+impl<E: Element> Product<'_, E> {
+    #[inline(always)]
+    fn add<W: Wide>(&self, simd: W, sums: &mut Sums<'_>) {
+        // Rows within a line are read in ascending order as it is, and f32 is in a cache already or rarely met.
+        let row_bytes = self.right.stride * size_of::<E>();
+        let is_row_at_once = W::LANES == WIDEST
+            && self.rows.len() < 4
+            && self.right.columns == BROAD_VECTORS * W::LANES;
+        if E::IS_F32 || row_bytes <= LINE_BYTES || is_row_at_once {
+            return self.add_window(simd, &self.depth, sums);
+        }
+        let step = (WINDOW_BYTES / row_bytes).max(1);
+        for start in self.depth.clone().step_by(step) {
+            let end = start + step;
+            self.right.prefetch(simd, end..end + step);
+            self.add_window(simd, &(start..end.min(self.depth.end)), sums);
+        }
+    }
+
+    /// Adds the product over a part of the depth.
+    #[inline(always)]
+    fn add_window<W: Wide>(&self, simd: W, depth: &Range<usize>, sums: &mut Sums<'_>) {
+        let is_broad = self.right.columns >= BROAD_VECTORS * W::LANES;
+        let mut row = self.rows.start;
+        while row < self.rows.end {
+            // As many sums as there are registers, of which the conversion to f32 needs some.
+            row += match (self.rows.end - row, E::IS_F32, W::LANES == WIDEST) {
+                (12.., true, true) => self.strip::<W, 12, PANEL_VECTORS>(simd, row, depth, sums),
+                (6.., true, false) => self.strip::<W, 6, PANEL_VECTORS>(simd, row, depth, sums),
+                (4.., true, _) => self.strip::<W, 4, PANEL_VECTORS>(simd, row, depth, sums),
+                (2.., true, _) => self.strip::<W, 2, PANEL_VECTORS>(simd, row, depth, sums),
+                (_, true, _) => self.strip::<W, 1, PANEL_VECTORS>(simd, row, depth, sums),
+                (8.., false, true) => self.strip::<W, 8, 2>(simd, row, depth, sums),
+                (4.., false, _) => self.strip::<W, 4, 2>(simd, row, depth, sums),
+                (2.., false, true) if is_broad => {
+                    self.strip::<W, 2, BROAD_VECTORS>(simd, row, depth, sums)
+                }
+                (2.., false, true) => self.strip::<W, 2, 2>(simd, row, depth, sums),
+                (2.., false, false) => self.strip::<W, 2, 4>(simd, row, depth, sums),
+                (_, false, true) if is_broad => {
+                    self.strip::<W, 1, BROAD_VECTORS>(simd, row, depth, sums)
+                }
+                (_, false, true) => self.strip::<W, 1, 2>(simd, row, depth, sums),
+                (_, false, false) => self.strip::<W, 1, 4>(simd, row, depth, sums),
+            };
+        }
+    }
+
+    /// `ROWS` rows from `row` on with all columns; returns how many rows that are.
+    #[inline(always)]
+    fn strip<W: Wide, const ROWS: usize, const VECTORS: usize>(
+        &self,
+        simd: W,
+        row: usize,
+        depth: &Range<usize>,
+        sums: &mut Sums<'_>,
+    ) -> usize {
+        let width = VECTORS * W::LANES;
+        let whole = self.right.columns - self.right.columns % width;
+        for column in (0..whole).step_by(width) {
+            self.tile::<W, ROWS, VECTORS>(simd, (row, column), depth, sums);
+        }
+        for column in (whole..self.right.columns).step_by(W::LANES) {
+            self.tile::<W, ROWS, 1>(simd, (row, column), depth, sums);
+        }
+        ROWS
+    }
+
+    /// The inner loop, with the sums of `ROWS` rows and `VECTORS` vectors in registers.
+    #[inline(always)]
+    fn tile<W: Wide, const ROWS: usize, const VECTORS: usize>(
+        &self,
+        simd: W,
+        (row, column): (usize, usize),
+        depth: &Range<usize>,
+        sums: &mut Sums<'_>,
+    ) {
+        let first_sum = (row - self.rows.start) * sums.stride + column;
+        // No closures around vectors: a closure is compiled on its own, without the features, unless it is inlined.
+        let mut acc = [[simd.splat(0.0); VECTORS]; ROWS];
+        for r in 0..ROWS {
+            let sums = &sums.values[first_sum + r * sums.stride..][..VECTORS * W::LANES];
+            for c in 0..VECTORS {
+                acc[r][c] = simd.load_f32(&sums[c * W::LANES..]);
+            }
+        }
+        let mut start = depth.start;
+        while start < depth.end {
+            let piece = start / DEPTH;
+            let end = depth.end.min((piece + 1) * DEPTH);
+            let factors = &self.left.values[piece * self.left.num_rows + row..];
+            let factors: &[[f32; DEPTH]; ROWS] = factors.first_chunk().expect("as many rows");
+            for k in start..end {
+                let values = &self.right.values[k * self.right.stride + column..];
+                let values = &values[..VECTORS * W::LANES];
+                let mut vectors = [simd.splat(0.0); VECTORS];
+                for c in 0..VECTORS {
+                    vectors[c] = E::load_wide(simd, &values[c * W::LANES..]);
+                }
+                for r in 0..ROWS {
+                    let factor = simd.splat(factors[r][k % DEPTH]);
+                    for c in 0..VECTORS {
+                        acc[r][c] = simd.mul_add(factor, vectors[c], acc[r][c]);
+                    }
+                }
+            }
+            start = end;
+        }
+        for r in 0..ROWS {
+            let sums = &mut sums.values[first_sum + r * sums.stride..][..VECTORS * W::LANES];
+            for c in 0..VECTORS {
+                simd.store(acc[r][c], &mut sums[c * W::LANES..]);
+            }
+        }
+    }
+}
+
+/// A matrix as f32 in the order in which many rows meet it: `[panels, depth, width]`, where a panel stays in the first
+/// cache while all rows pass by.
+pub(super) struct Panels {
+    values: Vec<f32>,
+    depth: usize,
+    columns: usize,
+}
+
+impl Panels {
+    /// Room for so much; `columns` is a multiple of [`WIDEST`].
+    pub(super) fn new(depth: usize, columns: usize) -> Panels {
+        let width = columns.next_multiple_of(PANEL_VECTORS * WIDEST);
+        Panels { values: vec![0.0; depth * width], depth, columns }
+    }
+
+    /// The first column of each panel.
+    #[inline(always)]
+    pub(super) fn starts<W: Wide>(&self) -> impl Iterator<Item = usize> + use<W> {
+        (0..self.columns).step_by(PANEL_VECTORS * W::LANES)
+    }
+
+    /// The panel that starts at a column.
+    #[inline(always)]
+    pub(super) fn panel<W: Wide>(&self, column: usize) -> Right<'_, f32> {
+        let stride = PANEL_VECTORS * W::LANES;
+        let values = &self.values[column * self.depth..][..self.depth * stride];
+        Right { values, stride, columns: stride.min(self.columns - column) }
+    }
+
+    /// Takes in the first `num_rows` rows of a matrix whose columns are whole vectors, from `column` on, where a panel
+    /// starts.
+    #[inline(always)]
+    pub(super) fn load<W: Wide, E: Element>(
+        &mut self,
+        simd: W,
+        matrix: Right<'_, E>,
+        num_rows: usize,
+        column: usize,
+    ) {
+        let width = PANEL_VECTORS * W::LANES;
+        let panels = self.values[column * self.depth..].chunks_exact_mut(self.depth * width);
+        for (panel, to) in panels.take(matrix.columns.div_ceil(width)).enumerate() {
+            let columns = panel * width..matrix.columns.min((panel + 1) * width);
+            for (row, to) in to.chunks_exact_mut(width).take(num_rows).enumerate() {
+                let from = &matrix.values[row * matrix.stride..];
+                for column in columns.clone().step_by(W::LANES) {
+                    let vector = E::load_wide(simd, &from[column..]);
+                    simd.store(vector, &mut to[column - columns.start..]);
+                }
+            }
+        }
+    }
+
+    /// Takes in a part of a row, wherever it starts.
+    #[inline(always)]
+    pub(super) fn load_row<W: Wide>(&mut self, row: usize, column: usize, part: &Elements<'_>) {
+        let width = PANEL_VECTORS * W::LANES;
+        let mut value = [0.0];
+        for idx in 0..part.len() {
+            part.load(idx, &mut value);
+            let (panel, offset) = ((column + idx) / width, (column + idx) % width);
+            self.values[(panel * self.depth + row) * width + offset] = value[0];
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Vectors as wide as a set has them, for kernels in which every lane is a result of its own: there the width shows in
+//! no bit.
+
+use half::{bf16, f16};
+
+use super::{InstructionSet, LANES, Simd};
+
+/// Lanes of the widest vectors of all sets; a multiple of the others.
+pub(crate) const WIDEST: usize = 16;
+
+/// Operations on the widest vectors of an instruction set. A slice that is loaded from or stored to has at least
+/// [`Wide::LANES`] elements; the others are left alone.
+pub(crate) trait Wide: Copy {
+    /// The same set eight lanes at a time.
+    type Narrow: Simd;
+    /// [`Wide::LANES`] f32.
+    type Floats: Copy;
+
+    /// The set's name.
+    const INSTRUCTIONS: InstructionSet;
+
+    /// Lanes of a vector.
+    const LANES: usize;
+
+    fn load_f32(self, from: &[f32]) -> Self::Floats;
+    fn load_bf16(self, from: &[bf16]) -> Self::Floats;
+    fn load_f16(self, from: &[f16]) -> Self::Floats;
+    fn store(self, values: Self::Floats, to: &mut [f32]);
+    fn splat(self, value: f32) -> Self::Floats;
+
+    /// `a * b + c`, rounded as [`Simd::mul_add`] rounds.
+    fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+
+    /// As [`Simd::prefetch_next`].
+    fn prefetch_next<T>(self, from: &T);
+}
+
+/// Sets whose widest vectors are those of [`Simd`].
+impl<S: Simd> Wide for S {
+    type Narrow = S;
+    type Floats = S::Floats;
+
+    const INSTRUCTIONS: InstructionSet = <S as Simd>::INSTRUCTIONS;
+    const LANES: usize = LANES;
+
+    #[inline(always)]
+    fn load_f32(self, from: &[f32]) -> S::Floats {
+        self.load(first(from))
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, from: &[bf16]) -> S::Floats {
+        Simd::load_bf16(self, first(from))
+    }
+
+    #[inline(always)]
+    fn load_f16(self, from: &[f16]) -> S::Floats {
+        Simd::load_f16(self, first(from))
+    }
+
+    #[inline(always)]
+    fn store(self, values: S::Floats, to: &mut [f32]) {
+        Simd::store(self, values, to.first_chunk_mut().expect("a whole vector"));
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> S::Floats {
+        Simd::splat(self, value)
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: S::Floats, b: S::Floats, c: S::Floats) -> S::Floats {
+        Simd::mul_add(self, a, b, c)
+    }
+
+    #[inline(always)]
+    fn prefetch_next<T>(self, from: &T) {
+        Simd::prefetch_next(self, from);
+    }
+}
+
+/// The vector that a slice begins with.
+#[inline(always)]
+fn first<T, const LANES: usize>(from: &[T]) -> &[T; LANES] {
+    from.first_chunk().expect("a whole vector")
+}
+
+/// Defines `fn name(instructions, arguments…)` that runs `generic(simd, arguments…)` compiled for the set, with its
+/// widest vectors; otherwise as [`super::dispatched!`].
+macro_rules! dispatched_wide {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) = $generic:ident) => {
+        $(#[$doc])*
+        $vis fn $name(instructions: $crate::InstructionSet, $($arg: $type),*) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(
+                enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni"
+            )]
+            fn avx512(simd: $crate::simd::Avx512, $($arg: $type),*) {
+                $generic(simd, $($arg),*);
+            }
+            #[cfg(target_arch = "x86_64")]
+            if instructions == $crate::InstructionSet::Avx512 {
+                let simd = $crate::simd::Avx512::detect().expect("`Threads` asserts its set");
+                #[expect(unsafe_code, reason = "calling a copy compiled for AVX-512")]
+                // SAFETY: `simd` proves that the machine has what the copy was compiled for.
+                return unsafe { avx512(simd, $($arg),*) };
+            }
+            $crate::simd::dispatched! { fn narrow($($arg: $type),*) = $generic }
+            narrow(instructions, $($arg),*);
+        }
+    };
+}
+pub(crate) use dispatched_wide;

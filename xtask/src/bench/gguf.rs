@@ -1,0 +1,212 @@
+//! A GGUF file of a checkpoint's dimensions with random 4-bit weights: what llama.cpp measures itself on.
+//!
+//! Format: `docs/gguf.md` of the ggml repository, version 3. `Q4_0` has blocks of 32 codes of 4 bits under one f16
+//! scale, 4.5 bits a weight: as many as MLX's 4 bits with groups of 64.
+
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::path::Path;
+
+use anyhow::Context;
+use serde_json::Value;
+
+const ALIGNMENT: u64 = 32;
+const BLOCK: u64 = 32;
+const BLOCK_BYTES: u64 = 18;
+
+/// Bytes of random codes that are repeated through the file.
+const PATTERN_BYTES: usize = BLOCK_BYTES as usize * 7919;
+
+#[derive(Clone, Copy)]
+enum Kind {
+    F32 = 0,
+    Q4_0 = 2,
+}
+
+struct Tensor {
+    name: String,
+    /// The fastest first.
+    dims: Vec<u64>,
+    kind: Kind,
+}
+
+impl Tensor {
+    fn bytes(&self) -> u64 {
+        let len: u64 = self.dims.iter().product();
+        match self.kind {
+            Kind::F32 => 4 * len,
+            Kind::Q4_0 => q4_0_bytes(len),
+        }
+    }
+}
+
+/// Writes `path` with the dimensions of a Qwen3 `config.json`.
+pub(super) fn write(config: &Value, path: &Path) -> anyhow::Result<()> {
+    let tensors = tensors(config)?;
+    let metadata = metadata(config)?;
+    let mut header = Vec::new();
+    header.extend_from_slice(b"GGUF");
+    header.extend_from_slice(&3_u32.to_le_bytes());
+    header.extend_from_slice(&(tensors.len() as u64).to_le_bytes());
+    header.extend_from_slice(&(metadata.len() as u64).to_le_bytes());
+    for (key, value) in &metadata {
+        put_string(&mut header, key);
+        value.put(&mut header);
+    }
+    let mut offset = 0_u64;
+    for tensor in &tensors {
+        put_string(&mut header, &tensor.name);
+        header.extend_from_slice(&(tensor.dims.len() as u32).to_le_bytes());
+        tensor.dims.iter().for_each(|dim| header.extend_from_slice(&dim.to_le_bytes()));
+        header.extend_from_slice(&(tensor.kind as u32).to_le_bytes());
+        header.extend_from_slice(&offset.to_le_bytes());
+        offset = (offset + tensor.bytes()).next_multiple_of(ALIGNMENT);
+    }
+    header.resize(header.len().next_multiple_of(ALIGNMENT as usize), 0);
+    let file = File::create(path).with_context(|| format!("creating {}", path.display()))?;
+    let mut file = BufWriter::new(file);
+    file.write_all(&header)?;
+    let (ones, codes) = (ones(), random_blocks());
+    for tensor in &tensors {
+        let pattern = match tensor.kind {
+            Kind::F32 => &ones,
+            Kind::Q4_0 => &codes,
+        };
+        put_repeated(&mut file, pattern, tensor.bytes())?;
+        let padding = tensor.bytes().next_multiple_of(ALIGNMENT) - tensor.bytes();
+        file.write_all(&[0; ALIGNMENT as usize][..padding as usize])?;
+    }
+    file.flush().with_context(|| format!("writing {}", path.display()))
+}
+
+/// Repeats `pattern` up to `len` bytes.
+pub(super) fn put_repeated(
+    file: &mut impl std::io::Write,
+    pattern: &[u8],
+    len: u64,
+) -> std::io::Result<()> {
+    let mut left = len as usize;
+    while 0 < left {
+        let part = left.min(pattern.len());
+        file.write_all(&pattern[..part])?;
+        left -= part;
+    }
+    Ok(())
+}
+
+/// Bytes of `len` random weights in blocks of `Q4_0`.
+pub(super) fn q4_0_bytes(len: u64) -> u64 {
+    len / BLOCK * BLOCK_BYTES
+}
+
+pub(super) fn ones() -> Vec<u8> {
+    1_f32.to_le_bytes().repeat(1024)
+}
+
+/// Random codes under a scale that keeps activations small.
+pub(super) fn random_blocks() -> Vec<u8> {
+    let mut state = 1_u64;
+    let mut bytes = vec![0; PATTERN_BYTES];
+    for block in bytes.chunks_exact_mut(BLOCK_BYTES as usize) {
+        let scale = half::f16::from_f32(0.005);
+        block[..2].copy_from_slice(&scale.to_le_bytes());
+        for byte in &mut block[2..] {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            *byte = (state >> 56) as u8;
+        }
+    }
+    bytes
+}
+
+enum Metadata {
+    U32(u32),
+    F32(f32),
+    Text(&'static str),
+}
+
+impl Metadata {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Metadata::U32(number) => {
+                out.extend_from_slice(&4_u32.to_le_bytes());
+                out.extend_from_slice(&number.to_le_bytes());
+            }
+            Metadata::F32(number) => {
+                out.extend_from_slice(&6_u32.to_le_bytes());
+                out.extend_from_slice(&number.to_le_bytes());
+            }
+            Metadata::Text(text) => {
+                out.extend_from_slice(&8_u32.to_le_bytes());
+                put_string(out, text);
+            }
+        }
+    }
+}
+
+fn put_string(out: &mut Vec<u8>, text: &str) {
+    out.extend_from_slice(&(text.len() as u64).to_le_bytes());
+    out.extend_from_slice(text.as_bytes());
+}
+
+pub(super) fn number(config: &Value, key: &str) -> anyhow::Result<u64> {
+    config[key].as_u64().with_context(|| format!("config.json has no number {key}"))
+}
+
+fn metadata(config: &Value) -> anyhow::Result<Vec<(&'static str, Metadata)>> {
+    let dim = |key| anyhow::Ok(Metadata::U32(u32::try_from(number(config, key)?)?));
+    let float = |key: &str| config[key].as_f64().map(|it| Metadata::F32(it as f32));
+    Ok(vec![
+        ("general.architecture", Metadata::Text("qwen3")),
+        ("general.file_type", Metadata::U32(2)),
+        ("qwen3.block_count", dim("num_hidden_layers")?),
+        ("qwen3.context_length", dim("max_position_embeddings")?),
+        ("qwen3.embedding_length", dim("hidden_size")?),
+        ("qwen3.feed_forward_length", dim("intermediate_size")?),
+        ("qwen3.attention.head_count", dim("num_attention_heads")?),
+        ("qwen3.attention.head_count_kv", dim("num_key_value_heads")?),
+        ("qwen3.attention.key_length", dim("head_dim")?),
+        ("qwen3.attention.value_length", dim("head_dim")?),
+        ("qwen3.attention.layer_norm_rms_epsilon", float("rms_norm_eps").context("rms_norm_eps")?),
+        ("qwen3.rope.freq_base", float("rope_theta").context("rope_theta")?),
+        ("qwen3.vocab_size", dim("vocab_size")?),
+        ("tokenizer.ggml.model", Metadata::Text("no_vocab")),
+    ])
+}
+
+fn tensors(config: &Value) -> anyhow::Result<Vec<Tensor>> {
+    let hidden = number(config, "hidden_size")?;
+    let inner = number(config, "intermediate_size")?;
+    let head_dim = number(config, "head_dim")?;
+    let heads = number(config, "num_attention_heads")? * head_dim;
+    let kv_heads = number(config, "num_key_value_heads")? * head_dim;
+    let vocab = number(config, "vocab_size")?;
+    let matrix =
+        |name: String, input, out| Tensor { name, dims: vec![input, out], kind: Kind::Q4_0 };
+    let vector = |name: String, len| Tensor { name, dims: vec![len], kind: Kind::F32 };
+    let mut tensors = vec![
+        matrix("token_embd.weight".to_owned(), hidden, vocab),
+        vector("output_norm.weight".to_owned(), hidden),
+    ];
+    if config["tie_word_embeddings"] != true {
+        tensors.push(matrix("output.weight".to_owned(), hidden, vocab));
+    }
+    for layer in 0..number(config, "num_hidden_layers")? {
+        let name = |part: &str| format!("blk.{layer}.{part}.weight");
+        tensors.extend([
+            vector(name("attn_norm"), hidden),
+            matrix(name("attn_q"), hidden, heads),
+            matrix(name("attn_k"), hidden, kv_heads),
+            matrix(name("attn_v"), hidden, kv_heads),
+            matrix(name("attn_output"), heads, hidden),
+            vector(name("attn_q_norm"), head_dim),
+            vector(name("attn_k_norm"), head_dim),
+            vector(name("ffn_norm"), hidden),
+            matrix(name("ffn_gate"), hidden, inner),
+            matrix(name("ffn_up"), hidden, inner),
+            matrix(name("ffn_down"), inner, hidden),
+        ]);
+    }
+    Ok(tensors)
+}

@@ -1,0 +1,474 @@
+//! `cargo xtask bench peers [--llama DIR] [--dllama PROGRAM] [--mlx-lm PYTHON] [--size 0.6b] [--threads N] [--rounds N]
+//! [--json]`: Jackalope beside the peers that are installed, on the same shapes, in turns within one run.
+//!
+//! All weights are random and have 4.5 bits each. llama.cpp is measured as it comes and with huge pages, and the better
+//! of both counts. Of several rounds the best counts, on either side.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use jackalope_kernels::{Threads, limits};
+use serde_json::{Value, json};
+
+use super::{dllama, gguf};
+use crate::process::{command, target_dir};
+
+/// Huge pages for llama.cpp, which packs its weights again into allocated memory.
+const HUGE_PAGES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
+
+/// Tokens of the prompt that prefill is measured with.
+const PROMPT_TOKENS: u32 = 512;
+
+/// Tokens that are generated.
+const GEN_TOKENS: u32 = 64;
+
+/// Tokens before them in the long context, and then generated.
+const LONG: (u32, u32) = (4096, 16);
+
+/// Sequences at once.
+const SEQUENCES: u32 = 8;
+
+/// How long a worker of distributed-llama may take to listen.
+const WORKER_START: Duration = Duration::from_secs(1);
+
+/// What is measured: the name of a line of the report.
+type Case = String;
+
+pub(super) fn run(args: &[String]) -> anyhow::Result<()> {
+    let options = Options::parse(args)?;
+    let programs = Programs::prepare(&options)?;
+    let mut figures = Figures::default();
+    for round in 1..=options.rounds {
+        eprintln!("round {round} of {}", options.rounds);
+        for threads in options.thread_counts() {
+            programs.measure_one(threads, &mut figures)?;
+        }
+        programs.measure_ranks(options.threads, &mut figures)?;
+        programs.measure_sequences(options.threads, &mut figures)?;
+        programs.measure_long(options.threads, &mut figures)?;
+    }
+    if let Some(python) = &options.python {
+        measure_mlx_lm(python, &programs.model, &mut figures)?;
+    }
+    figures.print(&options, &programs)
+}
+
+struct Options {
+    llama: Option<PathBuf>,
+    dllama: Option<PathBuf>,
+    python: Option<PathBuf>,
+    size: String,
+    threads: u32,
+    rounds: u32,
+    is_json: bool,
+}
+
+impl Options {
+    fn parse(args: &[String]) -> anyhow::Result<Options> {
+        let mut options = Options {
+            llama: in_path("llama-bench"),
+            dllama: in_path("dllama").map(|dir| dir.join("dllama")),
+            python: Some(target_dir().join("venv/bin/python")).filter(|it| it.exists()),
+            size: "0.6b".to_owned(),
+            threads: 2,
+            rounds: 2,
+            is_json: false,
+        };
+        let mut args = args.iter();
+        while let Some(arg) = args.next() {
+            let mut value = || args.next().with_context(|| format!("`{arg}` takes a value"));
+            match arg.as_str() {
+                "--llama" => options.llama = Some(PathBuf::from(value()?)),
+                "--dllama" => options.dllama = Some(PathBuf::from(value()?)),
+                "--mlx-lm" => options.python = Some(PathBuf::from(value()?)),
+                "--size" => options.size.clone_from(value()?),
+                "--threads" => options.threads = value()?.parse().context("--threads")?,
+                "--rounds" => options.rounds = value()?.parse().context("--rounds")?,
+                "--json" => options.is_json = true,
+                _ => bail!("`bench peers` has no option {arg}"),
+            }
+        }
+        if let Some(dir) = &options.llama {
+            let program = dir.join("llama-bench");
+            ensure!(
+                program.exists(),
+                "{} is not there\nhint: --llama takes the folder of llama-bench",
+                program.display()
+            );
+        }
+        if options.llama.is_none() && options.python.is_none() {
+            eprintln!(
+                "no peer found: this measures Jackalope alone\n\
+                 hint: --llama takes the folder of llama-bench, --mlx-lm a Python that has mlx-lm"
+            );
+        }
+        Ok(options)
+    }
+
+    fn thread_counts(&self) -> Vec<u32> {
+        let mut counts = vec![1, self.threads];
+        counts.dedup();
+        counts
+    }
+}
+
+/// The folder of a program in `PATH`.
+fn in_path(program: &str) -> Option<PathBuf> {
+    let path = crate::process::env("PATH")?;
+    std::env::split_paths(&path).find(|dir| dir.join(program).is_file())
+}
+
+/// The best figures so far, in tokens per second, by case and by who did it.
+#[derive(Default)]
+struct Figures(BTreeMap<(Case, &'static str), f64>);
+
+const OURS: &str = "jackalope";
+const LLAMA: &str = "llama.cpp";
+const LLAMA_HUGE: &str = "llama.cpp, huge pages";
+const DLLAMA: &str = "distributed-llama";
+const MLX_LM: &str = "mlx-lm";
+
+impl Figures {
+    fn add(&mut self, case: impl Into<Case>, who: &'static str, tokens_per_s: f64) {
+        let case = case.into();
+        eprintln!("  {case:<36} {who:<22} {tokens_per_s:>8.1} tokens/s");
+        let best = self.0.entry((case, who)).or_default();
+        *best = best.max(tokens_per_s);
+    }
+
+    fn cases(&self) -> Vec<&str> {
+        let mut cases: Vec<&str> = self.0.keys().map(|(case, _)| case.as_str()).collect();
+        cases.dedup();
+        cases
+    }
+
+    fn of(&self, case: &str, who: &'static str) -> Option<f64> {
+        self.0.get(&(case.to_owned(), who)).copied()
+    }
+
+    fn print(&self, options: &Options, programs: &Programs) -> anyhow::Result<()> {
+        let mut rows = Vec::new();
+        println!("{:<36} {:>9}  {:>22} {:>6}", "tokens/s", OURS, "best peer", "ratio");
+        for case in self.cases() {
+            let ours = self.of(case, OURS);
+            let peers = [LLAMA, LLAMA_HUGE, DLLAMA, MLX_LM].map(|who| (who, self.of(case, who)));
+            let best = peers
+                .iter()
+                .filter_map(|&(who, it)| Some((who, it?)))
+                .max_by(|a, b| a.1.total_cmp(&b.1));
+            let ratio = ours.zip(best).map(|(ours, (_, peer))| ours / peer);
+            let peer = best.map_or("-".to_owned(), |(who, it)| format!("{it:.1} {who}"));
+            let text = |it: Option<f64>| it.map_or("-".to_owned(), |it| format!("{it:.2}"));
+            println!("{case:<36} {:>9}  {peer:>30} {:>6}", text(ours), text(ratio));
+            let peers: BTreeMap<&str, f64> =
+                peers.iter().filter_map(|&(who, it)| Some((who, it?))).collect();
+            rows.push(json!({"case": case, "jackalope": ours, "peers": peers, "ratio": ratio}));
+        }
+        let ceilings = self.print_ceilings(options, programs)?;
+        if options.is_json {
+            println!("{}", json!({"size": options.size, "cases": rows, "ceilings": ceilings}));
+        }
+        Ok(())
+    }
+
+    /// Decoding beside the memory: every weight is read once for each token.
+    fn print_ceilings(&self, options: &Options, programs: &Programs) -> anyhow::Result<Vec<Value>> {
+        let weights = fs::metadata(programs.model.join("model.safetensors"))?.len() as f64;
+        let mut rows = Vec::new();
+        for count in options.thread_counts() {
+            let read = limits(&Threads::new(count as usize)).read_bytes_per_s;
+            let ours = self.of(&decode_case(count), OURS).unwrap_or(0.0);
+            let percent = 100.0 * ours * weights / read;
+            println!(
+                "{count} threads read {:.1} GB/s, {:.1} tokens/s at most: decoding reaches {percent:.0} %",
+                read / 1e9,
+                read / weights
+            );
+            rows.push(json!({"threads": count, "read_bytes_per_s": read, "percent": percent}));
+        }
+        Ok(rows)
+    }
+}
+
+fn decode_case(threads: u32) -> Case {
+    format!("decode, threads: {threads}")
+}
+
+fn prefill_case(threads: u32) -> Case {
+    format!("prefill {PROMPT_TOKENS}, threads: {threads}")
+}
+
+/// Where everything is.
+struct Programs {
+    jackalope: PathBuf,
+    model: PathBuf,
+    llama: Option<(PathBuf, PathBuf)>,
+    /// The program, its model and its tokenizer.
+    dllama: Option<[PathBuf; 3]>,
+}
+
+impl Programs {
+    /// Builds Jackalope and makes the checkpoints.
+    fn prepare(options: &Options) -> anyhow::Result<Programs> {
+        let build =
+            ["build", "--release", "--package", "jackalope-cli", "--package", "jackalope-runner"];
+        let status = command("cargo").args(build).status().context("starting cargo")?;
+        ensure!(status.success(), "building Jackalope ended with {status}");
+        let jackalope = target_dir().join("release/jackalope");
+        let model = target_dir().join(format!("bench/qwen3-{}-4bit", options.size));
+        if !model.join("model.safetensors").exists() {
+            let status = command(&jackalope.to_string_lossy())
+                .args(["synth", "--size", &options.size, "--bits", "4", "--out"])
+                .arg(&model)
+                .stdout(Stdio::null())
+                .status()
+                .context("starting jackalope synth")?;
+            ensure!(status.success(), "`jackalope synth` ended with {status}");
+        }
+        let config = fs::read(model.join("config.json")).context("reading config.json")?;
+        let config: Value = serde_json::from_slice(&config)?;
+        let gguf = model.join("q4_0.gguf");
+        if options.llama.is_some() && !gguf.exists() {
+            gguf::write(&config, &gguf)?;
+        }
+        let [weights, tokenizer] = ["q40.m", "tokenizer.t"].map(|name| model.join(name));
+        if options.dllama.is_some() && !tokenizer.exists() {
+            dllama::write_model(&config, &weights)?;
+            dllama::write_tokenizer(&config, &tokenizer)?;
+        }
+        Ok(Programs {
+            jackalope,
+            model,
+            llama: options.llama.clone().map(|dir| (dir, gguf)),
+            dllama: options.dllama.clone().map(|program| [program, weights, tokenizer]),
+        })
+    }
+
+    /// One sequence: prefill, and decoding after hardly any prompt.
+    fn measure_one(&self, threads: u32, figures: &mut Figures) -> anyhow::Result<()> {
+        let (prefill, decode) = self.prefill_and_decode(1, threads)?;
+        figures.add(prefill_case(threads), OURS, prefill);
+        figures.add(decode_case(threads), OURS, decode);
+        for (who, huge_pages) in [(LLAMA, false), (LLAMA_HUGE, true)] {
+            let (prompt, generated) = (PROMPT_TOKENS.to_string(), GEN_TOKENS.to_string());
+            let args = ["-p", &prompt, "-n", &generated];
+            for run in self.llama_bench(&args, threads, huge_pages)? {
+                let is_prefill = run["n_gen"] == 0;
+                let case = if is_prefill { prefill_case(threads) } else { decode_case(threads) };
+                figures.add(case, who, speed(&run, "avg_ts")?);
+            }
+        }
+        Ok(())
+    }
+
+    /// As many ranks as threads, with one thread each.
+    fn measure_ranks(&self, threads: u32, figures: &mut Figures) -> anyhow::Result<()> {
+        let (prefill, decode) = self.prefill_and_decode(threads, 1)?;
+        figures.add(format!("prefill {PROMPT_TOKENS}, ranks: {threads} x 1"), OURS, prefill);
+        figures.add(format!("decode, ranks: {threads} x 1"), OURS, decode);
+        if let Some((prefill, decode)) = self.dllama(threads)? {
+            figures.add(format!("prefill {PROMPT_TOKENS}, ranks: {threads} x 1"), DLLAMA, prefill);
+            figures.add(format!("decode, ranks: {threads} x 1"), DLLAMA, decode);
+        }
+        Ok(())
+    }
+
+    /// Several sequences at once.
+    fn measure_sequences(&self, threads: u32, figures: &mut Figures) -> anyhow::Result<()> {
+        let case = format!("decode of {SEQUENCES} sequences");
+        let run = self.jackalope_bench((1, threads), (8, GEN_TOKENS / 2), SEQUENCES)?;
+        figures.add(case.as_str(), OURS, speed(&run, "decode_tokens_per_s")?);
+        for (who, huge_pages) in [(LLAMA, false), (LLAMA_HUGE, true)] {
+            if let Some(run) = self.llama_batched(threads, huge_pages)? {
+                figures.add(case.as_str(), who, speed(&run, "speed_tg")?);
+            }
+        }
+        Ok(())
+    }
+
+    /// A long context.
+    fn measure_long(&self, threads: u32, figures: &mut Figures) -> anyhow::Result<()> {
+        let case = format!("decode after {} tokens", LONG.0);
+        let run = self.jackalope_bench((1, threads), LONG, 1)?;
+        figures.add(case.as_str(), OURS, speed(&run, "decode_tokens_per_s")?);
+        figures.add(format!("prefill {}", LONG.0), OURS, speed(&run, "prefill_tokens_per_s")?);
+        for flash in ["off", "on"] {
+            let (depth, generated) = (LONG.0.to_string(), LONG.1.to_string());
+            let args = ["-p", &depth, "-n", "0", "-fa", flash];
+            for run in self.llama_bench(&args, threads, true)? {
+                figures.add(format!("prefill {}", LONG.0), LLAMA_HUGE, speed(&run, "avg_ts")?);
+            }
+            let args = ["-p", "0", "-n", &generated, "-d", &depth, "-fa", flash];
+            for run in self.llama_bench(&args, threads, true)? {
+                figures.add(case.as_str(), LLAMA_HUGE, speed(&run, "avg_ts")?);
+            }
+        }
+        Ok(())
+    }
+
+    fn prefill_and_decode(&self, ranks: u32, threads: u32) -> anyhow::Result<(f64, f64)> {
+        let prefill = self.jackalope_bench((ranks, threads), (PROMPT_TOKENS, 2), 1)?;
+        let decode = self.jackalope_bench((ranks, threads), (8, GEN_TOKENS), 1)?;
+        Ok((speed(&prefill, "prefill_tokens_per_s")?, speed(&decode, "decode_tokens_per_s")?))
+    }
+
+    fn jackalope_bench(
+        &self,
+        (ranks, threads): (u32, u32),
+        (prompt_tokens, gen_tokens): (u32, u32),
+        concurrency: u32,
+    ) -> anyhow::Result<Value> {
+        let mut bench = command(&self.jackalope.to_string_lossy());
+        bench.args(["bench", "--json", "--model"]).arg(&self.model);
+        let numbers = [
+            ("--ranks", ranks),
+            ("--threads", threads),
+            ("--prompt-tokens", prompt_tokens),
+            ("--gen-tokens", gen_tokens),
+            ("--concurrency", concurrency),
+        ];
+        for (option, number) in numbers {
+            bench.args([option, &number.to_string()]);
+        }
+        let report: Value = serde_json::from_str(&output_of(&mut bench)?)?;
+        Ok(report["runs"][0].clone())
+    }
+
+    fn llama_bench(
+        &self,
+        args: &[&str],
+        threads: u32,
+        huge_pages: bool,
+    ) -> anyhow::Result<Vec<Value>> {
+        let Some((dir, gguf)) = &self.llama else { return Ok(Vec::new()) };
+        let mut bench = command(&dir.join("llama-bench").to_string_lossy());
+        bench.arg("-m").arg(gguf).args(args);
+        bench.args(["-t", &threads.to_string(), "-r", "1", "-o", "json"]);
+        bench.envs(huge_pages.then_some(HUGE_PAGES));
+        let report: Value = serde_json::from_str(&output_of(&mut bench)?)?;
+        Ok(report.as_array().cloned().unwrap_or_default())
+    }
+
+    /// Prefill and decode over `nodes` processes with a thread each.
+    fn dllama(&self, nodes: u32) -> anyhow::Result<Option<(f64, f64)>> {
+        let Some([program, weights, tokenizer]) = &self.dllama else { return Ok(None) };
+        let program = program.to_string_lossy();
+        let mut workers = Vec::new();
+        let mut addresses = Vec::new();
+        for _ in 1..nodes {
+            let port = free_port()?.to_string();
+            let mut worker = command(&program);
+            worker
+                .args(["worker", "--port", &port, "--nthreads", "1", "--net-turbo", "0"])
+                .stdout(Stdio::null());
+            workers.push(Background(worker.spawn().context("starting dllama worker")?));
+            addresses.push(format!("127.0.0.1:{port}"));
+        }
+        std::thread::sleep(WORKER_START);
+        let mut root = command(&program);
+        root.args(["inference", "--nthreads", "1", "--buffer-float-type", "q80"]);
+        // Spinning on its sockets it is ten times slower where nodes share a machine.
+        root.args(["--net-turbo", "0", "--max-seq-len", "1024", "--temperature", "0", "--model"])
+            .arg(weights);
+        root.arg("--tokenizer").arg(tokenizer);
+        // A letter is a token.
+        root.args(["--prompt", &"a".repeat(PROMPT_TOKENS as usize)]);
+        root.args(["--steps", &(PROMPT_TOKENS + GEN_TOKENS).to_string()]);
+        if !addresses.is_empty() {
+            root.arg("--workers").args(&addresses);
+        }
+        let output = output_of(&mut root)?;
+        let speeds = dllama_speeds(&output);
+        speeds.map(Some).context("distributed-llama printed no speeds")
+    }
+
+    fn llama_batched(&self, threads: u32, huge_pages: bool) -> anyhow::Result<Option<Value>> {
+        let Some((dir, gguf)) = &self.llama else { return Ok(None) };
+        let program = dir.join("llama-batched-bench");
+        if !program.exists() {
+            return Ok(None);
+        }
+        let mut bench = command(&program.to_string_lossy());
+        bench.arg("-m").arg(gguf).args(["-t", &threads.to_string(), "-npp", "8", "-c", "4096"]);
+        bench.args(["-ntg", &(GEN_TOKENS / 2).to_string(), "-npl", &SEQUENCES.to_string()]);
+        bench.args(["--output-format", "jsonl"]);
+        if huge_pages {
+            bench.env(HUGE_PAGES.0, HUGE_PAGES.1);
+        }
+        let output = output_of(&mut bench)?;
+        let line = output.lines().find(|line| line.starts_with('{'));
+        let line = line.context("llama-batched-bench printed no result")?;
+        Ok(Some(serde_json::from_str(line)?))
+    }
+}
+
+/// What distributed-llama prints at its end: the speed of the prompt, then of the tokens after it.
+fn dllama_speeds(output: &str) -> Option<(f64, f64)> {
+    let mut speeds = output.lines().filter_map(|line| {
+        let (_, rest) = line.split_once("tokens/s:")?;
+        rest.split_whitespace().next()?.parse().ok()
+    });
+    Some((speeds.next()?, speeds.next()?))
+}
+
+/// A program in the background that ends with this value.
+struct Background(std::process::Child);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// mlx-lm on the very checkpoint; a few tokens, for it computes them in scalar code.
+fn measure_mlx_lm(python: &Path, model: &Path, figures: &mut Figures) -> anyhow::Result<()> {
+    const SCRIPT: &str = "
+import json, sys, time
+import mlx.core as mx
+from pathlib import Path
+from mlx_lm.utils import load_model
+from mlx_lm.generate import generate_step
+model = load_model(Path(sys.argv[1]))[0]
+times = []
+for token, _ in generate_step(mx.array([1, 2, 3, 4]), model, max_tokens=6):
+    times.append(time.perf_counter())
+print(json.dumps({'decode': (len(times) - 2) / (times[-1] - times[1])}))
+";
+    let mut script = command(&python.to_string_lossy());
+    script.args(["-c", SCRIPT]).arg(model);
+    let run: Value = serde_json::from_str(&output_of(&mut script)?)?;
+    let speed = speed(&run, "decode")?;
+    figures.add("decode of mlx-lm, all cores", MLX_LM, speed);
+    Ok(())
+}
+
+fn free_port() -> anyhow::Result<u16> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+fn speed(run: &Value, key: &str) -> anyhow::Result<f64> {
+    run[key].as_f64().with_context(|| format!("a result without {key}: {run}"))
+}
+
+/// What a program prints, once it has ended well.
+fn output_of(program: &mut std::process::Command) -> anyhow::Result<String> {
+    let output = program
+        .stderr(Stdio::piped())
+        .output()
+        .with_context(|| format!("starting {}", program.get_program().display()))?;
+    ensure!(
+        output.status.success(),
+        "{} ended with {}: {}",
+        program.get_program().display(),
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    // Peers print pieces of characters.
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
