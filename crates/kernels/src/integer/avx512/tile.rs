@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 use std::array;
 
-use super::codes::{Codes, Packed, load_elements, load_scales};
+use super::codes::{Codes, Factors, Packed};
 use super::{Job, LINE, Line, WithCodes, for_avx512};
 use crate::elements::ElementsMut;
 use crate::integer::SUMS;
@@ -188,6 +188,7 @@ for_avx512! {
     ) {
         let (x, matrix) = (job.x, job.matrix);
         let num_groups = x.num_groups();
+        let factors = Factors::of(matrix);
         let row_words = matrix.format.words_per_row(matrix.input);
         let step_bytes = C::LOADS * C::LOAD_BYTES;
         for r in 0..REGISTERS {
@@ -200,7 +201,8 @@ for_avx512! {
                     let from = packed.as_ptr().cast::<u8>().wrapping_add(first_byte);
                     let len = row_words * 4 - first_byte;
                     // The next sixteen rows.
-                    let packed = Packed { from, len, ahead: row_words * 4 * LANES };
+                    let ahead = from.wrapping_add(row_words * 4 * LANES);
+                    let packed = Packed { from, len, ahead };
                     // SAFETY: the machine has the set, and the rest of the row can be read.
                     *lanes = unsafe { C::load(packed) };
                 }
@@ -215,17 +217,15 @@ for_avx512! {
                 }
             }
             for first_group in (0..num_groups).step_by(16) {
-                let left = num_groups - first_group;
+                let len = SUMS.min(num_groups - first_group);
                 let mut scales = [_mm512_setzero_si512(); LANES];
                 let mut biases = [_mm512_setzero_si512(); LANES];
                 for (lane, row) in rows.iter().enumerate() {
                     let start = row * num_groups + first_group;
-                    let mode = matrix.format.mode;
-                    let values = load_scales(&matrix.scales, mode, start, left);
-                    scales[lane] = _mm512_castps_si512(values);
-                    if let Some(from) = &matrix.biases {
-                        biases[lane] = _mm512_castps_si512(load_elements(from, start, left));
-                    }
+                    // SAFETY: the machine has the set, and the row has so many left.
+                    let [scale, bias] = unsafe { factors.load::<C, false>(start, len) };
+                    scales[lane] = _mm512_castps_si512(scale);
+                    biases[lane] = _mm512_castps_si512(bias);
                 }
                 transpose(&mut scales);
                 transpose(&mut biases);
