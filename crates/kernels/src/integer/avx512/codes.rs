@@ -2,6 +2,7 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::{LINE, for_avx512};
 use crate::elements::Elements;
@@ -242,6 +243,23 @@ impl Factors {
                 return [load_bytes_as_floats(scales, start, mask), _mm512_setzero_ps()];
             }
             [load_floats(scales, start, mask), load_floats(biases, start, mask)]
+        }
+    }
+}
+
+for_avx512! {
+    /// Asks for scales and biases.
+    #[inline]
+    pub(super) fn prefetch_factors(factors: Factors, range: Range<usize>) {
+        for (kind, from) in factors.from {
+            let bytes = match kind {
+                FactorKind::F32 => 4,
+                FactorKind::F16 | FactorKind::Bf16 => 2,
+                FactorKind::E8m0 | FactorKind::E4m3 => 1,
+            };
+            for byte in (range.start * bytes..range.end * bytes).step_by(LINE) {
+                _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(byte).cast());
+            }
         }
     }
 }

@@ -5,9 +5,8 @@
 //! broadcast to all lanes, and a group's sums end where its scales are: one number in each lane.
 
 use std::arch::x86_64::*;
-use std::array;
 
-use super::codes::{Codes, Factors, Packed};
+use super::codes::{Codes, Factors, Packed, prefetch_factors};
 use super::{Job, LINE, Line, WithCodes, for_avx512};
 use crate::elements::ElementsMut;
 use crate::integer::SUMS;
@@ -85,6 +84,7 @@ for_avx512! {
     ) {
         let x = job.x;
         let row_words = job.matrix.format.words_per_row(job.matrix.input);
+        let factors = Factors::of(job.matrix);
         let mut tile = Tile {
             codes: vec![_mm512_setzero_si512(); token_lines * LINE_WORDS / 2 * REGISTERS],
             scales: vec![_mm512_setzero_ps(); x.padded_groups * REGISTERS],
@@ -95,6 +95,7 @@ for_avx512! {
             fill::<C, GROUP_LANES>(job, start, num_rows, &mut tile);
             // While the first tokens are computed, the next rows come from memory.
             let next = (start + TILE_ROWS).min(job.rows.end)..(start + 2 * TILE_ROWS).min(job.rows.end);
+            prefetch_factors(factors, next.start * x.num_groups()..next.end * x.num_groups());
             let mut ahead = &job.matrix.words[next.start * row_words..next.end * row_words];
             for (tile_idx, out) in out.chunks_mut(TOKENS).enumerate() {
                 let lines = &job.lines.lines[tile_idx * TOKENS * token_lines..];
@@ -227,87 +228,118 @@ for_avx512! {
         num_rows: usize,
         tile: &mut Tile,
     ) {
+        let last_row = first_row + num_rows - 1;
+        assert!(last_row < job.matrix.out, "rows of the matrix");
+        for r in 0..REGISTERS {
+            let mut rows = [0; LANES];
+            for lane in 0..LANES {
+                rows[lane] = (first_row + r * LANES + lane).min(last_row);
+            }
+            // SAFETY: these are rows of the matrix.
+            unsafe {
+                fill_codes::<C, GROUP_LANES>(job, rows, r, tile);
+                fill_scales::<C>(job, rows, r, tile);
+            }
+        }
+    }
+
+    /// # Safety
+    /// These are rows of the matrix.
+    #[inline]
+    unsafe fn fill_codes<C: Codes, const GROUP_LANES: usize>(
+        job: &Job<'_>,
+        rows: [usize; LANES],
+        r: usize,
+        tile: &mut Tile,
+    ) {
         let (x, matrix) = (job.x, job.matrix);
-        let num_groups = x.num_groups();
-        let factors = Factors::of(matrix);
         let row_bytes = matrix.format.words_per_row(matrix.input) * 4;
         let (words, num_bytes) = (matrix.words.as_ptr().cast::<u8>(), matrix.words.len() * 4);
         let num_blocks = x.padded_groups / SUMS;
         let (step_groups, group_words) = (LINE_WORDS / GROUP_LANES, GROUP_LANES * C::REGISTERS);
         assert!(x.padded_groups * group_words * REGISTERS <= tile.codes.len(), "codes of a tile");
         let step_bytes = C::LOADS * C::LOAD_BYTES;
-        for r in 0..REGISTERS {
-            let rows: [usize; LANES] =
-                array::from_fn(|lane| first_row + (r * LANES + lane).min(num_rows - 1));
-            for first_byte in (0..row_bytes).step_by(C::LOAD_BYTES) {
-                let mut lanes = [_mm512_setzero_si512(); LANES];
-                let is_whole = rows[LANES - 1] * row_bytes + first_byte + LINE <= num_bytes;
+        for first_byte in (0..row_bytes).step_by(C::LOAD_BYTES) {
+            let mut lanes = [_mm512_setzero_si512(); LANES];
+            let is_whole = rows[LANES - 1] * row_bytes + first_byte + LINE <= num_bytes;
+            for lane in 0..LANES {
+                let byte = rows[lane] * row_bytes + first_byte;
+                let from = words.wrapping_add(byte);
+                let len = if is_whole { usize::MAX } else { num_bytes - byte };
+                // The next sixteen rows. What the next row gives is in no group.
+                let packed = Packed { from, len, ahead: from.wrapping_add(row_bytes * LANES) };
+                // SAFETY: the machine has the set, and the rest of the matrix can be read.
+                lanes[lane] = unsafe { C::load(packed) };
+            }
+            let step = first_byte / step_bytes;
+            let first_register = first_byte % step_bytes / C::LOAD_BYTES * C::SPLIT;
+            if C::STAYS_IN_BYTES {
+                transpose(&mut lanes);
+            }
+            let mut split = [[_mm512_setzero_si512(); 4]; LANES];
+            for lane in 0..LANES {
+                // SAFETY: the machine has the set.
+                split[lane] = unsafe { C::split(lanes[lane]) };
+            }
+            for register in 0..C::SPLIT {
+                let mut words = [_mm512_setzero_si512(); LANES];
                 for lane in 0..LANES {
-                    let byte = rows[lane] * row_bytes + first_byte;
-                    let from = words.wrapping_add(byte);
-                    let len = if is_whole { usize::MAX } else { num_bytes - byte };
-                    // The next sixteen rows. What the next row gives is in no group.
-                    let packed = Packed { from, len, ahead: from.wrapping_add(row_bytes * LANES) };
-                    // SAFETY: the machine has the set, and the rest of the matrix can be read.
-                    lanes[lane] = unsafe { C::load(packed) };
+                    words[lane] = split[lane][register];
                 }
-                let step = first_byte / step_bytes;
-                let first_register = first_byte % step_bytes / C::LOAD_BYTES * C::SPLIT;
-                if C::STAYS_IN_BYTES {
-                    transpose(&mut lanes);
+                if !C::STAYS_IN_BYTES {
+                    transpose(&mut words);
                 }
-                let mut split = [[_mm512_setzero_si512(); 4]; LANES];
-                for lane in 0..LANES {
-                    // SAFETY: the machine has the set.
-                    split[lane] = unsafe { C::split(lanes[lane]) };
-                }
-                for register in 0..C::SPLIT {
-                    let mut words = [_mm512_setzero_si512(); LANES];
-                    for lane in 0..LANES {
-                        words[lane] = split[lane][register];
-                    }
-                    if !C::STAYS_IN_BYTES {
-                        transpose(&mut words);
-                    }
-                    let register = first_register + register;
-                    for step_group in 0..step_groups {
-                        let group = group_place(step * step_groups + step_group, num_blocks);
-                        let place = group * group_words + register * GROUP_LANES;
-                        for word in 0..GROUP_LANES {
-                            // SAFETY: a step that has begun is in the padded groups, whose codes were checked to be
-                            // there.
-                            unsafe {
-                                *tile.codes.as_mut_ptr().add((place + word) * REGISTERS + r) =
-                                    words[step_group * GROUP_LANES + word];
-                            }
+                let register = first_register + register;
+                for step_group in 0..step_groups {
+                    let group = group_place(step * step_groups + step_group, num_blocks);
+                    let place = group * group_words + register * GROUP_LANES;
+                    for word in 0..GROUP_LANES {
+                        // SAFETY: a step that has begun is in the padded groups, whose codes were checked to be
+                        // there.
+                        unsafe {
+                            *tile.codes.as_mut_ptr().add((place + word) * REGISTERS + r) =
+                                words[step_group * GROUP_LANES + word];
                         }
                     }
                 }
             }
-            for first_group in (0..num_groups).step_by(16) {
-                let len = SUMS.min(num_groups - first_group);
-                let mut scales = [_mm512_setzero_si512(); LANES];
-                let mut biases = [_mm512_setzero_si512(); LANES];
-                for (lane, row) in rows.iter().enumerate() {
-                    let start = row * num_groups + first_group;
-                    // SAFETY: the machine has the set, and the row has so many left.
-                    let [scale, bias] = unsafe {
-                        if len == SUMS {
-                            factors.load::<C, true>(start, len)
-                        } else {
-                            factors.load::<C, false>(start, len)
-                        }
-                    };
-                    scales[lane] = _mm512_castps_si512(scale);
-                    biases[lane] = _mm512_castps_si512(bias);
-                }
-                transpose(&mut scales);
-                transpose(&mut biases);
-                for group in 0..16 {
-                    let place = (first_group + group) * REGISTERS + r;
-                    tile.scales[place] = _mm512_castsi512_ps(scales[group]);
-                    tile.biases[place] = _mm512_castsi512_ps(biases[group]);
-                }
+        }
+    }
+
+    /// # Safety
+    /// These are rows of the matrix.
+    #[inline]
+    unsafe fn fill_scales<C: Codes>(
+        job: &Job<'_>,
+        rows: [usize; LANES],
+        r: usize,
+        tile: &mut Tile,
+    ) {
+        let num_groups = job.x.num_groups();
+        let factors = Factors::of(job.matrix);
+        for first_group in (0..num_groups).step_by(16) {
+            let len = SUMS.min(num_groups - first_group);
+            let mut scales = [_mm512_setzero_si512(); LANES];
+            let mut biases = [_mm512_setzero_si512(); LANES];
+            for (lane, row) in rows.iter().enumerate() {
+                let start = row * num_groups + first_group;
+                // SAFETY: the machine has the set, and the row has so many left.
+                let [scale, bias] = unsafe {
+                    if len == SUMS {
+                        factors.load::<C, true>(start, len)
+                    } else {
+                        factors.load::<C, false>(start, len)
+                    }
+                };
+                scales[lane] = _mm512_castps_si512(scale);
+                biases[lane] = _mm512_castps_si512(bias);
+            }
+            transpose(&mut scales);
+            transpose(&mut biases);
+            for group in 0..16 {
+                let place = (first_group + group) * REGISTERS + r;
+                tile.scales[place] = _mm512_castsi512_ps(scales[group]);
+                tile.biases[place] = _mm512_castsi512_ps(biases[group]);
             }
         }
     }
