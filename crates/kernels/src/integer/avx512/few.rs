@@ -123,13 +123,13 @@ for_avx512! {
                     continue;
                 }
                 for r in 0..num_rows - first {
-                    let mut row_sums = [_mm512_setzero_ps(); T];
+                    let mut row_sums = [[_mm512_setzero_ps(); 1]; T];
                     for block in 0..streams.padded_groups / SUMS {
                         // SAFETY: a row of the matrix, and a block of it.
-                        unsafe { add_last::<C, LANES, T>(streams, row + r, block, &mut row_sums) };
+                        unsafe { add_last::<C, LANES, T, 1>(streams, row + r, block, &mut row_sums) };
                     }
                     for t in 0..T {
-                        sums[t][first + r] = row_sums[t];
+                        sums[t][first + r] = row_sums[t][0];
                     }
                 }
             }
@@ -160,41 +160,25 @@ for_avx512! {
             unsafe { add_block::<C, LANES, T, R, true>(streams, row, block, &mut sums) };
         }
         for block in num_whole..streams.padded_groups / SUMS {
-            for r in 0..R {
-                let mut row_sums = [_mm512_setzero_ps(); T];
-                for t in 0..T {
-                    row_sums[t] = sums[t][r];
-                }
-                // SAFETY: a row of the matrix, and a block of it.
-                unsafe { add_last::<C, LANES, T>(streams, row + r, block, &mut row_sums) };
-                for t in 0..T {
-                    sums[t][r] = row_sums[t];
-                }
-            }
+            // SAFETY: rows of the matrix, and a block of them.
+            unsafe { add_last::<C, LANES, T, R>(streams, row, block, &mut sums) };
         }
         sums
     }
 
-    /// [`add_block`] of one row where something ends; too rare for copies in line.
+    /// [`add_block`] where something ends; a copy in line would only be in the way of the others.
     ///
     /// # Safety
-    /// The row and the block are in the matrix.
+    /// The rows and the block are in the matrix.
     #[inline(never)]
-    unsafe fn add_last<C: Codes, const LANES: usize, const T: usize>(
+    unsafe fn add_last<C: Codes, const LANES: usize, const T: usize, const R: usize>(
         streams: &Streams<'_>,
         row: usize,
         block: usize,
-        row_sums: &mut [__m512; T],
+        sums: &mut [[__m512; R]; T],
     ) {
-        let mut sums = [[_mm512_setzero_ps(); 1]; T];
-        for t in 0..T {
-            sums[t][0] = row_sums[t];
-        }
         // SAFETY: the caller's promise.
-        unsafe { add_block::<C, LANES, T, 1, false>(streams, row, block, &mut sums) };
-        for t in 0..T {
-            row_sums[t] = sums[t][0];
-        }
+        unsafe { add_block::<C, LANES, T, R, false>(streams, row, block, sums) };
     }
 
     /// Asks for the first rows, which no row before them asks for.
@@ -285,7 +269,15 @@ unsafe fn add_block<
         let mut fours = [[[_mm512_setzero_si512(); R]; T]; 4];
         for four in 0..LANES.div_ceil(4) {
             let lines = (lines, streams.token_lines);
-            fours[four] = four_steps::<C, LANES, T, R, WHOLE>(packed, four * 4, lines);
+            let bytes = |num_fours| num_fours * LANES.min(4) * C::LOADS * C::LOAD_BYTES;
+            if !WHOLE && row_bytes - first_byte <= bytes(four) {
+                break;
+            }
+            fours[four] = if WHOLE || packed[R - 1].len >= bytes(four + 1) + LINE {
+                four_steps::<C, LANES, T, R, true>(packed, four * 4, lines)
+            } else {
+                four_steps::<C, LANES, T, R, false>(packed, four * 4, lines)
+            };
         }
         for r in 0..R {
             for t in 0..T {
