@@ -160,8 +160,11 @@ for_avx512! {
             unsafe { add_block::<C, LANES, T, R, true>(streams, row, block, &mut sums) };
         }
         for block in num_whole..streams.padded_groups / SUMS {
+            // What a call is given by reference is in memory; `sums` is not to be.
+            let mut last_sums = sums;
             // SAFETY: rows of the matrix, and a block of them.
-            unsafe { add_last::<C, LANES, T, R>(streams, row, block, &mut sums) };
+            unsafe { add_last::<C, LANES, T, R>(streams, row, block, &mut last_sums) };
+            sums = last_sums;
         }
         sums
     }
