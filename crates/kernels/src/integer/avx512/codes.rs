@@ -2,11 +2,12 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::{LINE, for_avx512};
 use crate::elements::Elements;
 use crate::integer::E2M1_OFFSET;
-use crate::quant::{QuantMode, Scales};
+use crate::quant::{QuantMatrix, QuantMode, Scales};
 
 /// Which bytes to load.
 #[derive(Clone, Copy)]
@@ -14,8 +15,8 @@ pub(super) struct Packed {
     pub(super) from: *const u8,
     /// How many may be read; what is beyond is zero.
     pub(super) len: usize,
-    /// How far ahead memory is asked for.
-    pub(super) ahead: usize,
+    /// A byte of the line that is asked for meanwhile.
+    pub(super) ahead: *const u8,
 }
 
 /// How a format's codes become unsigned bytes.
@@ -190,59 +191,134 @@ impl<const BITS: usize, const LOADS: usize> Codes for Wide<BITS, LOADS> {
     }
 }
 
-for_avx512! {
-    /// The scales from `start` on, up to sixteen, as f32; zeros from `len` on.
-    #[inline]
-    pub(super) fn load_scales(
-        scales: &Scales<'_>,
-        mode: QuantMode,
-        start: usize,
-        len: usize,
-    ) -> __m512 {
-        match scales {
-            Scales::Elements(elements) => load_elements(elements, start, len),
-            Scales::Bytes(bytes) => {
-                let len = len.min(16);
-                let bytes = &bytes[start..start + len];
-                // SAFETY: as many bytes as the mask has bits.
-                let bytes = unsafe { _mm_maskz_loadu_epi8(first(len), bytes.as_ptr().cast()) };
-                let codes = _mm512_cvtepu8_epi32(bytes);
-                // Zero lanes must stay zero, though the code zero of E8M0 is a power of two.
-                let values = if mode == QuantMode::Nvfp4 { e4m3(codes) } else { e8m0(codes) };
-                _mm512_maskz_mov_ps(first(len), values)
+/// Scales and biases of a matrix.
+#[derive(Clone, Copy)]
+pub(super) struct Factors {
+    /// The first of them, and what they are; what has no biases has its scales here.
+    from: [(FactorKind, *const u8); 2],
+}
+
+#[derive(Clone, Copy)]
+enum FactorKind {
+    F32,
+    F16,
+    Bf16,
+    E8m0,
+    E4m3,
+}
+
+impl Factors {
+    pub(super) fn of(matrix: &QuantMatrix<'_>) -> Factors {
+        let len = matrix.out * matrix.format.groups_per_row(matrix.input);
+        match (&matrix.scales, &matrix.biases) {
+            (Scales::Elements(scales), Some(biases)) => {
+                assert!(scales.len() == len && biases.len() == len, "scales and biases");
+                Factors { from: [scales, biases].map(elements_from) }
             }
+            (Scales::Bytes(bytes), None) => {
+                assert_eq!(bytes.len(), len, "scales");
+                let is_e4m3 = matrix.format.mode == QuantMode::Nvfp4;
+                let kind = if is_e4m3 { FactorKind::E4m3 } else { FactorKind::E8m0 };
+                Factors { from: [(kind, bytes.as_ptr()); 2] }
+            }
+            _ => unreachable!("an affine matrix has float scales and biases, others have bytes"),
         }
     }
 
-    /// Elements from `start` on, up to sixteen, as f32; zeros from `len` on.
-    #[inline]
-    pub(super) fn load_elements(elements: &Elements<'_>, start: usize, len: usize) -> __m512 {
-        let len = len.min(16);
-        let mask = first(len);
-        // SAFETY: the slices have as many elements as the mask has bits.
+    /// `len` scales and biases from `start` on, up to sixteen, and all of them if `WHOLE`; else zeros follow.
+    ///
+    /// # Safety
+    /// The machine has the set, and so many are there.
+    #[inline(always)]
+    pub(super) unsafe fn load<C: Codes, const WHOLE: bool>(
+        self,
+        start: usize,
+        len: usize,
+    ) -> [__m512; 2] {
+        // SAFETY: the caller's promise.
         unsafe {
-            match elements {
-                Elements::F32(values) => {
-                    _mm512_maskz_loadu_ps(mask, values[start..start + len].as_ptr())
+            let mask = if WHOLE { u16::MAX } else { ((1_u32 << len) - 1) as u16 };
+            let [scales, biases] = self.from;
+            if C::OFFSET != 0 {
+                return [load_bytes_as_floats(scales, start, mask), _mm512_setzero_ps()];
+            }
+            [load_floats(scales, start, mask), load_floats(biases, start, mask)]
+        }
+    }
+}
+
+for_avx512! {
+    /// Asks for scales and biases.
+    #[inline]
+    pub(super) fn prefetch_factors(factors: Factors, range: Range<usize>) {
+        for (kind, from) in factors.from {
+            let bytes = match kind {
+                FactorKind::F32 => 4,
+                FactorKind::F16 | FactorKind::Bf16 => 2,
+                FactorKind::E8m0 | FactorKind::E4m3 => 1,
+            };
+            for byte in (range.start * bytes..range.end * bytes).step_by(LINE) {
+                _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(byte).cast());
+            }
+        }
+    }
+}
+
+fn elements_from(elements: &Elements<'_>) -> (FactorKind, *const u8) {
+    match elements {
+        Elements::F32(values) => (FactorKind::F32, values.as_ptr().cast()),
+        Elements::F16(values) => (FactorKind::F16, values.as_ptr().cast()),
+        Elements::Bf16(values) => (FactorKind::Bf16, values.as_ptr().cast()),
+    }
+}
+
+for_avx512! {
+    /// Scales of the four-bit floats.
+    ///
+    /// # Safety
+    /// Those of the mask are there.
+    #[inline]
+    unsafe fn load_bytes_as_floats(
+        (kind, from): (FactorKind, *const u8),
+        start: usize,
+        mask: u16,
+    ) -> __m512 {
+        // SAFETY: the caller's promise.
+        let codes = unsafe { _mm_maskz_loadu_epi8(mask, from.add(start).cast()) };
+        match kind {
+            FactorKind::E4m3 => e4m3(codes),
+            // Zero lanes must stay zero, though the code zero is a power of two.
+            _ => _mm512_maskz_mov_ps(mask, e8m0(_mm512_cvtepu8_epi32(codes))),
+        }
+    }
+
+    /// Affine scales or biases.
+    ///
+    /// # Safety
+    /// Those of the mask are there.
+    #[inline]
+    unsafe fn load_floats(
+        (kind, from): (FactorKind, *const u8),
+        start: usize,
+        mask: u16,
+    ) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match kind {
+                FactorKind::F32 => _mm512_maskz_loadu_ps(mask, from.cast::<f32>().add(start)),
+                FactorKind::F16 => {
+                    let halves = from.cast::<i16>().add(start);
+                    _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, halves))
                 }
-                Elements::F16(values) => {
-                    let values = values[start..start + len].as_ptr().cast();
-                    _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, values))
-                }
-                Elements::Bf16(values) => {
-                    let values = values[start..start + len].as_ptr().cast();
-                    let halves = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, values));
+                _ => {
+                    let halves = from.cast::<i16>().add(start);
+                    let halves = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, halves));
                     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
                 }
             }
         }
     }
 
-    /// A mask of the first `len` lanes, up to sixteen.
-    #[inline]
-    fn first(len: usize) -> u16 {
-        ((1_u32 << len) - 1) as u16
-    }
 
     /// See `unpack::e8m0`.
     #[inline]
@@ -254,17 +330,14 @@ for_avx512! {
 
     /// See `simd::e4m3`.
     #[inline]
-    fn e4m3(codes: __m512i) -> __m512 {
-        let magnitude = _mm512_and_si512(codes, _mm512_set1_epi32(0x7f));
-        let normal =
-            _mm512_add_epi32(_mm512_slli_epi32::<20>(magnitude), _mm512_set1_epi32(120 << 23));
-        let subnormal = _mm512_mul_ps(_mm512_cvtepi32_ps(magnitude), _mm512_set1_ps(1.0 / 512.0));
-        let is_subnormal = _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(8));
-        let value = _mm512_mask_mov_epi32(normal, is_subnormal, _mm512_castps_si512(subnormal));
-        let is_nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f));
-        let value = _mm512_mask_mov_epi32(value, is_nan, _mm512_set1_epi32(-1));
-        let sign = _mm512_slli_epi32::<24>(_mm512_sub_epi32(codes, magnitude));
-        _mm512_castsi512_ps(_mm512_or_si512(value, sign))
+    fn e4m3(codes: __m128i) -> __m512 {
+        // Sign, exponent and fraction where f16 has them; its exponents are worth `2^8` less.
+        let bits = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(codes));
+        let bits = _mm256_and_si256(bits, _mm256_set1_epi16(0xbf80_u16.cast_signed()));
+        let magnitude = _mm256_and_si256(bits, _mm256_set1_epi16(0x3f80));
+        let is_nan = _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(0x3f80));
+        let bits = _mm256_mask_mov_epi16(bits, is_nan, _mm256_set1_epi16(0x7e00));
+        _mm512_mul_ps(_mm512_cvtph_ps(bits), _mm512_set1_ps(256.0))
     }
 }
 
@@ -275,7 +348,7 @@ pub(super) unsafe fn load_bytes<const BYTES: usize>(packed: Packed) -> __m512i {
     // SAFETY: the caller's promise.
     unsafe {
         let Packed { from, len, ahead } = packed;
-        _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(ahead).cast());
+        _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
         // Bytes beyond those of the load are not used, and a mask would cost more than they do.
         if len >= LINE {
             return _mm512_loadu_si512(from.cast());

@@ -3,180 +3,185 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::codes::{Codes, Packed, load_elements, load_scales};
+use super::codes::{Codes, Factors, Packed};
 use super::{Job, LINE, Line, for_avx512};
 use crate::elements::ElementsMut;
 use crate::integer::SUMS;
 use crate::integer::rounding::Groups;
 
-/// Rows whose results are kept until they are stored: their weights stay in the cache for all tokens.
-const RESULT_ROWS: usize = 64;
+/// Tokens, at most: they are computed together and share the unpacked weights.
+pub(super) const TOKENS: usize = 4;
 
-/// Weight rows computed together: they share the loads of activations.
-const ROWS: usize = 2;
+/// Weight rows whose partial sums are added up together.
+const TOTAL_ROWS: usize = 16;
 
-/// Tokens computed together, at most: they share the unpacked weights.
-const TOKENS: usize = 2;
+/// Rows whose results are kept until they are stored.
+const RESULT_ROWS: usize = 4 * TOTAL_ROWS;
 
 /// How far ahead of a load memory is asked for, into the second-level cache: the first level has too few buffers for
 /// misses. On Zen 4, 4 KiB ahead gave 22 GB/s, 16 and 32 KiB 27, of 30 that can be read.
 const PREFETCH_BYTES: usize = 16 << 10;
 
-/// Results `[TOKENS, rows]`.
+/// Results `[tokens, rows]`.
 type Results = [[f32; RESULT_ROWS]; TOKENS];
 
-/// Some tokens with some rows.
-struct Block<'a> {
-    job: &'a Job<'a>,
-    lines: &'a [Line],
-    first_token: usize,
-    rows: Range<usize>,
-    /// Of all turns in which these rows meet the tokens; each asks for its share of the memory ahead.
-    turn: usize,
-    num_turns: usize,
+/// What all rows meet, as pointers to what was checked once.
+#[derive(Clone, Copy)]
+struct Streams<'a> {
+    /// `[matrix.out, row_bytes]`.
+    words: *const u8,
+    num_bytes: usize,
+    row_bytes: usize,
+    /// `[matrix.out, num_groups]`.
+    scales: Factors,
+    num_groups: usize,
+    /// Blocks of sixteen groups of a row, without what is left.
+    whole_blocks: usize,
+    /// `[tokens, token_lines]`.
+    lines: *const Line,
+    token_lines: usize,
+    /// `[tokens, padded_groups]`.
+    groups: &'a Groups,
+    padded_groups: usize,
 }
 
-/// Where sixteen groups of some rows are.
-struct Place {
-    rows: [usize; ROWS],
-    first_group: usize,
-    ahead: usize,
+impl<'a> Streams<'a> {
+    fn new(job: &'a Job<'_>, token_lines: usize, tokens: usize) -> Streams<'a> {
+        let Job { lines, x, matrix, rows } = job;
+        let num_bytes = matrix.words.len() * 4;
+        let row_bytes = matrix.format.words_per_row(matrix.input) * 4;
+        let (num_groups, padded_groups) = (x.num_groups(), x.padded_groups);
+        assert!(rows.end <= matrix.out && num_bytes == matrix.out * row_bytes, "rows of words");
+        let scales = Factors::of(matrix);
+        assert_eq!(lines.lines.len(), tokens * token_lines, "lines of few rows");
+        let groups = &x.groups;
+        let lens = [groups.units.len(), groups.sums.len(), groups.totals.len()];
+        assert_eq!(lens, [tokens * padded_groups; 3], "groups of few rows");
+        Streams {
+            words: matrix.words.as_ptr().cast(),
+            num_bytes,
+            row_bytes,
+            scales,
+            num_groups,
+            whole_blocks: num_groups / SUMS,
+            lines: lines.lines.as_ptr(),
+            token_lines,
+            groups,
+            padded_groups,
+        }
+    }
 }
 
 for_avx512! {
-    /// All tokens, a few at a time.
+    /// All tokens with the rows of the job.
     pub(super) fn multiply<C: Codes, const LANES: usize>(
         job: &Job<'_>,
         token_lines: usize,
         out: &mut [ElementsMut<'_>],
     ) {
-        let row_words = job.matrix.words.len() / job.matrix.out;
-        prefetch(&job.matrix.words[job.rows.start * row_words..]);
-        let num_turns = out.len().div_ceil(TOKENS);
+        let streams = Streams::new(job, token_lines, out.len());
+        // The lines of all steps, so many for each sixteen groups.
+        let num_lines = streams.padded_groups / SUMS * LANES * C::REGISTERS * 2;
+        assert!(num_lines <= token_lines, "lines of a token");
+        prefetch(&job.matrix.words[job.rows.start * (streams.row_bytes / 4)..]);
         for start in job.rows.clone().step_by(RESULT_ROWS) {
             let rows = start..(start + RESULT_ROWS).min(job.rows.end);
-            for (turn, out) in out.chunks_mut(TOKENS).enumerate() {
-                let first_token = turn * TOKENS;
-                let lines = &job.lines.lines[first_token * token_lines..];
-                let lines = &lines[..out.len() * token_lines];
-                let rows = rows.clone();
-                let block = Block { job, lines, first_token, rows, turn, num_turns };
-                let mut results = [[0.0; RESULT_ROWS]; TOKENS];
-                match out.len() {
-                    1 => some_rows::<C, LANES, 1>(&block, &mut results),
-                    _ => some_rows::<C, LANES, 2>(&block, &mut results),
-                }
-                for (out, results) in out.iter_mut().zip(&results) {
-                    out.store(start - job.rows.start, &results[..block.rows.len()]);
-                }
+            let mut results = [[0.0; RESULT_ROWS]; TOKENS];
+            // Rows share the loads of activations, unless there are tokens enough to fill the registers.
+            match out.len() {
+                1 => some_rows::<C, LANES, 1, 2>(&streams, rows.clone(), &mut results),
+                2 => some_rows::<C, LANES, 2, 2>(&streams, rows.clone(), &mut results),
+                3 => some_rows::<C, LANES, 3, 1>(&streams, rows.clone(), &mut results),
+                TOKENS => some_rows::<C, LANES, TOKENS, 1>(&streams, rows.clone(), &mut results),
+                _ => unreachable!("more are for tiles"),
+            }
+            for (out, results) in out.iter_mut().zip(&results) {
+                out.store(start - job.rows.start, &results[..rows.len()]);
             }
         }
     }
 
+    /// `T` tokens with `rows`, `R` of them at a time.
     #[inline]
-    fn some_rows<C: Codes, const LANES: usize, const T: usize>(
-        block: &Block<'_>,
+    fn some_rows<C: Codes, const LANES: usize, const T: usize, const R: usize>(
+        streams: &Streams<'_>,
+        rows: Range<usize>,
         results: &mut Results,
     ) {
-        let Block { rows, turn, num_turns, .. } = block;
-        let matrix = block.job.matrix;
-        let block_bytes = matrix.format.words_per_row(matrix.input) * 4 * RESULT_ROWS;
-        let mut asking_turn = 0;
-        for row in rows.clone().step_by(ROWS) {
-            // The last row of an odd number is computed twice.
-            let together = [row, (row + 1).min(rows.end - 1)];
-            let ahead = match *num_turns {
-                1 => PREFETCH_BYTES,
-                _ if asking_turn == *turn => block_bytes,
-                // What is loaded is there.
-                _ => 0,
-            };
-            asking_turn = if asking_turn + 1 == *num_turns { 0 } else { asking_turn + 1 };
-            let sums = row_sums::<C, LANES, T>(block, together, ahead);
-            for t in 0..T {
-                for r in 0..ROWS {
-                    results[t][together[r] - rows.start] = total(sums[t][r]);
+        for start in rows.clone().step_by(TOTAL_ROWS) {
+            let num_rows = TOTAL_ROWS.min(rows.end - start);
+            let mut sums = [[_mm512_setzero_ps(); TOTAL_ROWS]; T];
+            for first in (0..num_rows).step_by(R) {
+                let row = start + first;
+                if num_rows - first >= R {
+                    let row_sums = row_sums::<C, LANES, T, R>(streams, row);
+                    for t in 0..T {
+                        for r in 0..R {
+                            sums[t][first + r] = row_sums[t][r];
+                        }
+                    }
+                    continue;
                 }
+                for r in 0..num_rows - first {
+                    let mut row_sums = [[_mm512_setzero_ps(); 1]; T];
+                    for block in 0..streams.padded_groups / SUMS {
+                        // SAFETY: a row of the matrix, and a block of it.
+                        unsafe { add_last::<C, LANES, T, 1>(streams, row + r, block, &mut row_sums) };
+                    }
+                    for t in 0..T {
+                        sums[t][first + r] = row_sums[t][0];
+                    }
+                }
+            }
+            for t in 0..T {
+                let results = &mut results[t][start - rows.start..][..TOTAL_ROWS];
+                // SAFETY: sixteen results.
+                unsafe { _mm512_storeu_ps(results.as_mut_ptr(), totals(&sums[t])) };
             }
         }
     }
 
-    /// Partial sums `[T, ROWS]`.
+    /// Partial sums `[T, R]` of the rows from `row` on.
     // Closures around vectors would be compiled on their own, without the features; large functions with the features
     // are not always inlined. What is small is always inlined, below, and so has the features of these here.
     #[inline]
-    fn row_sums<C: Codes, const LANES: usize, const T: usize>(
-        block: &Block<'_>,
-        rows: [usize; ROWS],
-        ahead: usize,
-    ) -> [[__m512; ROWS]; T] {
-        let mut sums = [[_mm512_setzero_ps(); ROWS]; T];
-        for first_group in (0..block.job.x.padded_groups).step_by(SUMS) {
-            add_groups::<C, LANES, T>(block, Place { rows, first_group, ahead }, &mut sums);
+    fn row_sums<C: Codes, const LANES: usize, const T: usize, const R: usize>(
+        streams: &Streams<'_>,
+        row: usize,
+    ) -> [[__m512; R]; T] {
+        let mut sums = [[_mm512_setzero_ps(); R]; T];
+        let block_bytes = LANES * C::LOADS * C::LOAD_BYTES;
+        // Whole blocks, if a line can be read from each of their loads on.
+        let last = (row + R - 1) * streams.row_bytes;
+        let bytes = streams.whole_blocks * block_bytes + (LINE - C::LOAD_BYTES);
+        let num_whole = if last + bytes <= streams.num_bytes { streams.whole_blocks } else { 0 };
+        for block in 0..num_whole {
+            // SAFETY: rows of the matrix, and as many whole blocks.
+            unsafe { add_block::<C, LANES, T, R, true>(streams, row, block, &mut sums) };
+        }
+        for block in num_whole..streams.padded_groups / SUMS {
+            // What a call is given by reference is in memory; `sums` is not to be.
+            let mut last_sums = sums;
+            // SAFETY: rows of the matrix, and a block of them.
+            unsafe { add_last::<C, LANES, T, R>(streams, row, block, &mut last_sums) };
+            sums = last_sums;
         }
         sums
     }
 
-    /// Adds up to [`SUMS`] groups to the sums.
-    #[inline]
-    fn add_groups<C: Codes, const LANES: usize, const T: usize>(
-        Block { job, lines, first_token, .. }: &Block<'_>,
-        Place { rows, first_group, ahead }: Place,
-        sums: &mut [[__m512; ROWS]; T],
+    /// [`add_block`] where something ends; a copy in line would only be in the way of the others.
+    ///
+    /// # Safety
+    /// The rows and the block are in the matrix.
+    #[inline(never)]
+    unsafe fn add_last<C: Codes, const LANES: usize, const T: usize, const R: usize>(
+        streams: &Streams<'_>,
+        row: usize,
+        block: usize,
+        sums: &mut [[__m512; R]; T],
     ) {
-        let (x, matrix) = (job.x, job.matrix);
-        let row_bytes = matrix.format.words_per_row(matrix.input) * 4;
-        let first_step = first_group / SUMS * LANES;
-        let first_byte = first_step * C::LOADS * C::LOAD_BYTES;
-        let row_left = row_bytes - first_byte;
-        let token_lines = lines.len() / T;
-        assert!((first_step + LANES) * C::REGISTERS * 2 <= token_lines, "lines of a token");
-        let (from, num_bytes) = (matrix.words.as_ptr().cast::<u8>(), matrix.words.len() * 4);
-        let mut packed = [Packed { from, len: 0, ahead }; ROWS];
-        for r in 0..ROWS {
-            assert!(rows[r] < matrix.out, "a row of the matrix");
-            let byte = rows[r] * row_bytes + first_byte;
-            packed[r].from = from.wrapping_add(byte);
-            // The next row's codes meet zeros.
-            packed[r].len = num_bytes - byte;
-        }
-        let matrix_left = packed[ROWS - 1].len;
-        let x_lines = lines[first_step * C::REGISTERS * 2..].as_ptr();
-        let mut fours = [[[_mm512_setzero_si512(); ROWS]; T]; 4];
-        for four in 0..LANES.div_ceil(4) {
-            let bytes = |num_fours| num_fours * LANES.min(4) * C::LOADS * C::LOAD_BYTES;
-            // SAFETY: lines of all `LANES` steps are there, as asserted above, and so many bytes: in the last of the
-            // rows, so in all.
-            unsafe {
-                if row_left <= bytes(four) {
-                    break;
-                }
-                if matrix_left >= bytes(four + 1) + LINE {
-                    fours[four] = four_steps::<C, LANES, T, true>(packed, four * 4, (x_lines, token_lines));
-                } else {
-                    fours[four] = four_steps::<C, LANES, T, false>(packed, four * 4, (x_lines, token_lines));
-                }
-            }
-        }
-        let num_groups = x.num_groups();
-        let left = num_groups - first_group;
-        for r in 0..ROWS {
-            let start = rows[r] * num_groups + first_group;
-            let scales = load_scales(&matrix.scales, matrix.format.mode, start, left);
-            let biases = match &matrix.biases {
-                Some(biases) => load_elements(biases, start, left),
-                None => _mm512_setzero_ps(),
-            };
-            for t in 0..T {
-                let groups = (first_token + t) * x.padded_groups + first_group;
-                let fours = [fours[0][t][r], fours[1][t][r], fours[2][t][r], fours[3][t][r]];
-                // SAFETY: the machine has the set.
-                sums[t][r] = unsafe {
-                    let product = in_order::<LANES>(fours);
-                    add_products::<C>(&x.groups, groups, product, [scales, biases], sums[t][r])
-                };
-            }
-        }
+        // SAFETY: the caller's promise.
+        unsafe { add_block::<C, LANES, T, R, false>(streams, row, block, sums) };
     }
 
     /// Asks for the first rows, which no row before them asks for.
@@ -187,36 +192,133 @@ for_avx512! {
         }
     }
 
-    /// As `super::super::total`.
+    /// As `super::super::total`, of sixteen results.
     #[inline]
-    fn total(sums: __m512) -> f32 {
-        let high = _mm512_extractf32x8_ps::<1>(sums);
-        let eight = _mm256_add_ps(_mm512_castps512_ps256(sums), high);
-        let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-        _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+    fn totals(sums: &[__m512; TOTAL_ROWS]) -> __m512 {
+        let mut fours = [_mm512_setzero_ps(); 4];
+        for k in 0..4 {
+            let (low, high) = (add_halves(sums[k], sums[4 + k]), add_halves(sums[8 + k], sums[12 + k]));
+            // In part `p`, the four sums of row `4 p + k`.
+            fours[k] = _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0b10_00_10_00>(low, high),
+                _mm512_shuffle_f32x4::<0b11_01_11_01>(low, high),
+            );
+        }
+        let (even, odd) = (add_pairs(fours[0], fours[1]), add_pairs(fours[2], fours[3]));
+        _mm512_add_ps(
+            _mm512_shuffle_ps::<0b10_00_10_00>(even, odd),
+            _mm512_shuffle_ps::<0b11_01_11_01>(even, odd),
+        )
+    }
+
+    /// Eight sums of each.
+    #[inline]
+    fn add_halves(a: __m512, b: __m512) -> __m512 {
+        _mm512_add_ps(
+            _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b),
+            _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b),
+        )
+    }
+
+    /// Two sums of each in each part of 128 bits.
+    #[inline]
+    fn add_pairs(a: __m512, b: __m512) -> __m512 {
+        let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+        let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+        _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
     }
 }
 
-/// The sums of up to four steps' groups, `[T, ROWS]`.
+/// Adds a block of up to [`SUMS`] groups to the sums.
+///
+/// # Safety
+/// The rows and the block are in the matrix; if `WHOLE`, sixteen groups are, and a line can be read from each load on.
+#[inline(always)]
+unsafe fn add_block<
+    C: Codes,
+    const LANES: usize,
+    const T: usize,
+    const R: usize,
+    const WHOLE: bool,
+>(
+    streams: &Streams<'_>,
+    row: usize,
+    block: usize,
+    sums: &mut [[__m512; R]; T],
+) {
+    // SAFETY: the caller's promise, and lines and groups of all blocks are there.
+    unsafe {
+        let Streams { words, row_bytes, num_groups, .. } = *streams;
+        let first_byte = block * LANES * C::LOADS * C::LOAD_BYTES;
+        let first_row = words.wrapping_add(row * row_bytes);
+        // In the order of memory, whichever the order of loads is.
+        let ahead = first_row.wrapping_add(first_byte * R + PREFETCH_BYTES);
+        let mut packed = [Packed { from: words, len: 0, ahead }; R];
+        for r in 0..R {
+            packed[r].from = first_row.wrapping_add(r * row_bytes + first_byte);
+            // The next row's codes meet zeros.
+            packed[r].len = streams.num_bytes - ((row + r) * row_bytes + first_byte);
+            packed[r].ahead = ahead.wrapping_add(r * C::LOAD_BYTES);
+        }
+        let lines = streams.lines.add(block * LANES * C::REGISTERS * 2);
+        let first_group = block * SUMS;
+        let len = if WHOLE { SUMS } else { SUMS.min(num_groups - first_group) };
+        // These branch, so they come first: what is computed before a branch is kept in memory over it.
+        let mut scales = [[_mm512_setzero_ps(); 2]; R];
+        for r in 0..R {
+            let start = (row + r) * num_groups + first_group;
+            scales[r] = streams.scales.load::<C, WHOLE>(start, len);
+        }
+        let mut fours = [[[_mm512_setzero_si512(); R]; T]; 4];
+        for four in 0..LANES.div_ceil(4) {
+            let lines = (lines, streams.token_lines);
+            let bytes = |num_fours| num_fours * LANES.min(4) * C::LOADS * C::LOAD_BYTES;
+            if !WHOLE && row_bytes - first_byte <= bytes(four) {
+                break;
+            }
+            fours[four] = if WHOLE || packed[R - 1].len >= bytes(four + 1) + LINE {
+                four_steps::<C, LANES, T, R, true>(packed, four * 4, lines)
+            } else {
+                four_steps::<C, LANES, T, R, false>(packed, four * 4, lines)
+            };
+        }
+        for r in 0..R {
+            for t in 0..T {
+                let fours = [fours[0][t][r], fours[1][t][r], fours[2][t][r], fours[3][t][r]];
+                let product = in_order::<LANES>(fours);
+                let first = t * streams.padded_groups + first_group;
+                sums[t][r] =
+                    add_products::<C>(streams.groups, first, product, scales[r], sums[t][r]);
+            }
+        }
+    }
+}
+
+/// The sums of up to four steps' groups, `[T, R]`.
 ///
 /// # Safety
 /// Lines of the steps are there for `T` tokens, `token_lines` apart, and if `WHOLE` their bytes and another line.
 #[inline(always)]
-unsafe fn four_steps<C: Codes, const LANES: usize, const T: usize, const WHOLE: bool>(
-    packed: [Packed; ROWS],
+unsafe fn four_steps<
+    C: Codes,
+    const LANES: usize,
+    const T: usize,
+    const R: usize,
+    const WHOLE: bool,
+>(
+    packed: [Packed; R],
     first_step: usize,
     (lines, token_lines): (*const Line, usize),
-) -> [[__m512i; ROWS]; T] {
+) -> [[__m512i; R]; T] {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut evens = [[_mm512_setzero_si512(); ROWS]; T];
-        let mut pairs = [[[_mm512_setzero_si512(); 2]; ROWS]; T];
+        let mut evens = [[_mm512_setzero_si512(); R]; T];
+        let mut pairs = [[[_mm512_setzero_si512(); 2]; R]; T];
         // Rows share the lines of a step, and tokens its codes, while these are in registers.
         for idx in 0..LANES.min(4) {
             let step = first_step + idx;
-            for r in 0..ROWS {
-                let codes = load_step::<C, WHOLE>(packed[r], step);
+            for r in 0..R {
+                let codes = load_step::<C, R, WHOLE>(packed[r], step);
                 for t in 0..T {
                     let x = lines.add(t * token_lines + step * C::REGISTERS * 2);
                     let lanes = dot::<C>(codes, x);
@@ -228,9 +330,9 @@ unsafe fn four_steps<C: Codes, const LANES: usize, const T: usize, const WHOLE: 
                 }
             }
         }
-        let mut four = [[_mm512_setzero_si512(); ROWS]; T];
+        let mut four = [[_mm512_setzero_si512(); R]; T];
         for t in 0..T {
-            for r in 0..ROWS {
+            for r in 0..R {
                 four[t][r] = add_four::<LANES>(pairs[t][r]);
             }
         }
@@ -243,7 +345,10 @@ unsafe fn four_steps<C: Codes, const LANES: usize, const T: usize, const WHOLE: 
 /// # Safety
 /// `packed.len` bytes can be read; if `WHOLE`, the step's and another line are among them.
 #[inline(always)]
-unsafe fn load_step<C: Codes, const WHOLE: bool>(packed: Packed, step: usize) -> [__m512i; 4] {
+unsafe fn load_step<C: Codes, const R: usize, const WHOLE: bool>(
+    packed: Packed,
+    step: usize,
+) -> [__m512i; 4] {
     // SAFETY: the caller's promise.
     unsafe {
         let Packed { from, len, ahead } = packed;
@@ -251,6 +356,7 @@ unsafe fn load_step<C: Codes, const WHOLE: bool>(packed: Packed, step: usize) ->
         for load in 0..C::LOADS {
             let byte = (step * C::LOADS + load) * C::LOAD_BYTES;
             let len = if WHOLE { usize::MAX } else { len.saturating_sub(byte) };
+            let ahead = ahead.wrapping_add(byte * R);
             let registers = C::split(C::load(Packed { from: from.wrapping_add(byte), len, ahead }));
             for split in 0..C::SPLIT {
                 codes[load * C::SPLIT + split] = registers[split];
@@ -346,7 +452,7 @@ unsafe fn in_order<const LANES: usize>(fours: [__m512i; 4]) -> __m512i {
 /// The products of sixteen groups, from the group `first` of all tokens on, to their sums.
 ///
 /// # Safety
-/// The machine has the set.
+/// These groups are there.
 #[inline(always)]
 unsafe fn add_products<C: Codes>(
     x: &Groups,
@@ -359,13 +465,13 @@ unsafe fn add_products<C: Codes>(
     unsafe {
         let mut product = product;
         if C::OFFSET != 0 {
-            let totals = load_i32s(&x.totals[first..][..SUMS]);
+            let totals = _mm512_loadu_si512(x.totals.as_ptr().add(first).cast());
             let offset = _mm512_mullo_epi32(totals, _mm512_set1_epi32(C::OFFSET));
             product = _mm512_sub_epi32(product, offset);
         }
-        let factors = _mm512_mul_ps(scales, load_f32s(&x.units[first..][..SUMS]));
+        let factors = _mm512_mul_ps(scales, _mm512_loadu_ps(x.units.as_ptr().add(first)));
         let sums = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), factors, sums);
-        _mm512_fmadd_ps(biases, load_f32s(&x.sums[first..][..SUMS]), sums)
+        _mm512_fmadd_ps(biases, _mm512_loadu_ps(x.sums.as_ptr().add(first)), sums)
     }
 }
 
@@ -377,28 +483,6 @@ unsafe fn load_line(line: *const Line) -> __m512i {
     unsafe {
         const { assert!(size_of::<Line>() == LINE) };
         _mm512_load_si512(line.cast())
-    }
-}
-
-/// # Safety
-/// The machine has the set.
-#[inline(always)]
-unsafe fn load_f32s(values: &[f32]) -> __m512 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        assert!(values.len() == SUMS);
-        _mm512_loadu_ps(values.as_ptr())
-    }
-}
-
-/// # Safety
-/// The machine has the set.
-#[inline(always)]
-unsafe fn load_i32s(values: &[i32]) -> __m512i {
-    // SAFETY: the caller's promise.
-    unsafe {
-        assert!(values.len() == SUMS);
-        _mm512_loadu_si512(values.as_ptr().cast())
     }
 }
 

@@ -5,9 +5,8 @@
 //! broadcast to all lanes, and a group's sums end where its scales are: one number in each lane.
 
 use std::arch::x86_64::*;
-use std::array;
 
-use super::codes::{Codes, Packed, load_elements, load_scales};
+use super::codes::{Codes, Factors, Packed, prefetch_factors};
 use super::{Job, LINE, Line, WithCodes, for_avx512};
 use crate::elements::ElementsMut;
 use crate::integer::SUMS;
@@ -37,13 +36,15 @@ pub(super) struct Interleave<'a> {
 impl WithCodes for Interleave<'_> {
     fn run<C: Codes, const LANES: usize>(self) {
         let Interleave { from, slot, to } = self;
+        let num_blocks = from.len() / (2 * C::REGISTERS * LANES);
         for (step, lines) in from.chunks_exact(2 * C::REGISTERS).enumerate() {
             let (high, low) = lines.split_at(C::REGISTERS);
             for register in 0..C::REGISTERS {
                 let halves =
                     [&high[register], &low[register]].map(|line| line.0.as_chunks::<4>().0);
                 for word in 0..LINE_WORDS {
-                    let place = word_place::<C, LANES>(step, register, word);
+                    let group = group_place(step * (LINE_WORDS / LANES) + word / LANES, num_blocks);
+                    let place = (group * C::REGISTERS + register) * LANES + word % LANES;
                     for (half, words) in halves.iter().enumerate() {
                         let place = (place * TOKENS + slot) * 2 + half;
                         to[place / LINE_WORDS].0.as_chunks_mut::<4>().0[place % LINE_WORDS] =
@@ -55,20 +56,19 @@ impl WithCodes for Interleave<'_> {
     }
 }
 
-/// Where a word of a step's register is, so that the words of a group are together.
+/// Where a group is in memory, of `num_blocks` times sixteen: the groups of a partial sum are together, and partial sums
+/// come in the order in which they are added up, in which halves added onto halves are neighbours.
 #[inline(always)]
-fn word_place<C: Codes, const GROUP_LANES: usize>(
-    step: usize,
-    register: usize,
-    word: usize,
-) -> usize {
-    let group = word / GROUP_LANES * C::REGISTERS + register;
-    step * C::REGISTERS * LINE_WORDS + group * GROUP_LANES + word % GROUP_LANES
+const fn group_place(group: usize, num_blocks: usize) -> usize {
+    PLACES[group % SUMS] * num_blocks + group / SUMS
 }
+
+/// The places of the partial sums, and the partial sums of the places: numbers with reversed bits.
+const PLACES: [usize; SUMS] = [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15];
 
 /// Unpacked weights; everything has the rows in its lanes.
 struct Tile {
-    /// `[words, REGISTERS]`.
+    /// `[words, REGISTERS]`, the groups where [`group_place`] says, in each the registers of [`Codes`] one after another.
     codes: Vec<__m512i>,
     /// `[padded_groups, REGISTERS]`.
     scales: Vec<__m512>,
@@ -83,6 +83,8 @@ for_avx512! {
         out: &mut [ElementsMut<'_>],
     ) {
         let x = job.x;
+        let row_words = job.matrix.format.words_per_row(job.matrix.input);
+        let factors = Factors::of(job.matrix);
         let mut tile = Tile {
             codes: vec![_mm512_setzero_si512(); token_lines * LINE_WORDS / 2 * REGISTERS],
             scales: vec![_mm512_setzero_ps(); x.padded_groups * REGISTERS],
@@ -91,16 +93,20 @@ for_avx512! {
         for start in job.rows.clone().step_by(TILE_ROWS) {
             let num_rows = TILE_ROWS.min(job.rows.end - start);
             fill::<C, GROUP_LANES>(job, start, num_rows, &mut tile);
+            // While the first tokens are computed, the next rows come from memory.
+            let next = (start + TILE_ROWS).min(job.rows.end)..(start + 2 * TILE_ROWS).min(job.rows.end);
+            prefetch_factors(factors, next.start * x.num_groups()..next.end * x.num_groups());
+            let mut ahead = &job.matrix.words[next.start * row_words..next.end * row_words];
             for (tile_idx, out) in out.chunks_mut(TOKENS).enumerate() {
                 let lines = &job.lines.lines[tile_idx * TOKENS * token_lines..];
                 let token = tile_idx * TOKENS;
-                let mut results = [[0.0; TILE_ROWS]; TOKENS];
-                match out.len() {
-                    1 => multiply_tile::<C, 1>(job, &tile, lines, token, &mut results),
-                    2 => multiply_tile::<C, 2>(job, &tile, lines, token, &mut results),
-                    3 => multiply_tile::<C, 3>(job, &tile, lines, token, &mut results),
-                    _ => multiply_tile::<C, 4>(job, &tile, lines, token, &mut results),
-                }
+                let results = match out.len() {
+                    1 => multiply_tile::<C, 1>(job, &tile, lines, token, ahead),
+                    2 => multiply_tile::<C, 2>(job, &tile, lines, token, ahead),
+                    3 => multiply_tile::<C, 3>(job, &tile, lines, token, ahead),
+                    _ => multiply_tile::<C, 4>(job, &tile, lines, token, ahead),
+                };
+                ahead = &[];
                 for (out, results) in out.iter_mut().zip(&results) {
                     out.store(start - job.rows.start, &results[..num_rows]);
                 }
@@ -108,73 +114,109 @@ for_avx512! {
         }
     }
 
-    /// The inner loops: `T` tokens with all rows of the tile.
+    /// The inner loops: `T` tokens with all rows of the tile, while memory is asked for `ahead`.
+    ///
+    /// One partial sum is in registers at a time, and few wait in memory to be added up.
     #[inline]
     fn multiply_tile<C: Codes, const T: usize>(
         job: &Job<'_>,
         tile: &Tile,
         lines: &[Line],
         token: usize,
-        results: &mut [[f32; TILE_ROWS]; TOKENS],
-    ) {
+        ahead: &[u32],
+    ) -> [[f32; TILE_ROWS]; TOKENS] {
+        const LEVELS: usize = SUMS.ilog2() as usize;
         let x = job.x;
-        let group_words = x.group_size / 4;
-        let num_words = x.num_groups() * group_words;
-        let words = lines.as_ptr().cast::<i32>();
+        let num_groups = x.num_groups();
+        let num_words = x.padded_groups * (x.group_size / 4);
         assert!(num_words * TOKENS * 2 <= lines.len() * LINE_WORDS, "lines of a tile");
         assert!(num_words * REGISTERS <= tile.codes.len(), "codes of a tile");
-        let mut sums = [[[_mm512_setzero_ps(); REGISTERS]; T]; SUMS];
-        for group in 0..x.num_groups() {
-            let mut high = [[_mm512_setzero_si512(); REGISTERS]; T];
-            let mut low = [[_mm512_setzero_si512(); REGISTERS]; T];
-            for word in group * group_words..(group + 1) * group_words {
-                // SAFETY: `word` is below `num_words`, for which both were checked to be long enough.
-                let (codes, x) = unsafe {
-                    (tile.codes.as_ptr().add(word * REGISTERS), words.add(word * TOKENS * 2))
-                };
-                // SAFETY: as above.
-                let codes: [__m512i; REGISTERS] = unsafe { [*codes, *codes.add(1)] };
+        let ahead_lines = ahead.len().div_ceil(LINE_WORDS * num_groups);
+        let mut ahead = ahead.as_ptr();
+        let mut waiting = [[[_mm512_setzero_ps(); REGISTERS]; T]; LEVELS];
+        let mut sums = [[_mm512_setzero_ps(); REGISTERS]; T];
+        for idx in 0..SUMS {
+            sums = [[_mm512_setzero_ps(); REGISTERS]; T];
+            for group in (PLACES[idx]..num_groups).step_by(SUMS) {
+                for _ in 0..ahead_lines {
+                    _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+                    ahead = ahead.wrapping_add(LINE_WORDS);
+                }
+                // SAFETY: both were checked to be long enough for all groups.
+                unsafe { add_group::<C, T>(job, tile, lines.as_ptr(), (token, group), &mut sums) };
+            }
+            for level in 0..LEVELS {
+                if (idx >> level) & 1 == 0 {
+                    waiting[level] = sums;
+                    break;
+                }
                 for t in 0..T {
-                    // SAFETY: as above.
-                    let (x_high, x_low) = unsafe {
-                        (_mm512_set1_epi32(*x.add(2 * t)), _mm512_set1_epi32(*x.add(2 * t + 1)))
-                    };
                     for r in 0..REGISTERS {
-                        high[t][r] = _mm512_dpbusd_epi32(high[t][r], codes[r], x_high);
-                        low[t][r] = _mm512_dpbusd_epi32(low[t][r], codes[r], x_low);
+                        sums[t][r] = _mm512_add_ps(waiting[level][t][r], sums[t][r]);
                     }
                 }
             }
-            let sums = &mut sums[group % SUMS];
+        }
+        let mut results = [[0.0; TILE_ROWS]; TOKENS];
+        for t in 0..T {
+            for r in 0..REGISTERS {
+                let results = &mut results[t][r * LANES..][..LANES];
+                // SAFETY: sixteen results.
+                unsafe { _mm512_storeu_ps(results.as_mut_ptr(), sums[t][r]) };
+            }
+        }
+        results
+    }
+
+    /// Adds a group of all rows of the tile for the `T` tokens from `token` on.
+    ///
+    /// # Safety
+    /// The tile and the lines have the group.
+    #[inline]
+    unsafe fn add_group<C: Codes, const T: usize>(
+        job: &Job<'_>,
+        tile: &Tile,
+        lines: *const Line,
+        (token, group): (usize, usize),
+        sums: &mut [[__m512; REGISTERS]; T],
+    ) {
+        let x = job.x;
+        let group_words = x.group_size / 4;
+        let mut high = [[_mm512_setzero_si512(); REGISTERS]; T];
+        let mut low = [[_mm512_setzero_si512(); REGISTERS]; T];
+        let first_word = group_place(group, x.padded_groups / SUMS) * group_words;
+        for word in first_word..first_word + group_words {
+            // SAFETY: the caller's promise.
+            let (codes, x) = unsafe {
+                let x = lines.cast::<i32>().add(word * TOKENS * 2);
+                (tile.codes.as_ptr().add(word * REGISTERS), x)
+            };
+            // SAFETY: as above.
+            let codes: [__m512i; REGISTERS] = unsafe { [*codes, *codes.add(1)] };
             for t in 0..T {
-                let at = (token + t) * x.padded_groups + group;
-                let unit = _mm512_set1_ps(x.groups.units[at]);
-                let x_sum = _mm512_set1_ps(x.groups.sums[at]);
+                // SAFETY: as above.
+                let (x_high, x_low) = unsafe {
+                    (_mm512_set1_epi32(*x.add(2 * t)), _mm512_set1_epi32(*x.add(2 * t + 1)))
+                };
                 for r in 0..REGISTERS {
-                    let mut product =
-                        _mm512_add_epi32(_mm512_slli_epi32::<8>(high[t][r]), low[t][r]);
-                    if C::OFFSET != 0 {
-                        let offset = _mm512_set1_epi32(C::OFFSET * x.groups.totals[at]);
-                        product = _mm512_sub_epi32(product, offset);
-                    }
-                    let factor = _mm512_mul_ps(tile.scales[group * REGISTERS + r], unit);
-                    let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), factor, sums[t][r]);
-                    sums[t][r] = _mm512_fmadd_ps(tile.biases[group * REGISTERS + r], x_sum, sum);
+                    high[t][r] = _mm512_dpbusd_epi32(high[t][r], codes[r], x_high);
+                    low[t][r] = _mm512_dpbusd_epi32(low[t][r], codes[r], x_low);
                 }
             }
         }
         for t in 0..T {
+            let at = (token + t) * x.padded_groups + group;
+            let unit = _mm512_set1_ps(x.groups.units[at]);
+            let x_sum = _mm512_set1_ps(x.groups.sums[at]);
             for r in 0..REGISTERS {
-                let mut half = SUMS / 2;
-                while half > 0 {
-                    for lane in 0..half {
-                        sums[lane][t][r] = _mm512_add_ps(sums[lane][t][r], sums[lane + half][t][r]);
-                    }
-                    half /= 2;
+                let mut product = _mm512_add_epi32(_mm512_slli_epi32::<8>(high[t][r]), low[t][r]);
+                if C::OFFSET != 0 {
+                    let offset = _mm512_set1_epi32(C::OFFSET * x.groups.totals[at]);
+                    product = _mm512_sub_epi32(product, offset);
                 }
-                let results = &mut results[t][r * LANES..][..LANES];
-                // SAFETY: sixteen results.
-                unsafe { _mm512_storeu_ps(results.as_mut_ptr(), sums[0][t][r]) };
+                let factor = _mm512_mul_ps(tile.scales[group * REGISTERS + r], unit);
+                let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), factor, sums[t][r]);
+                sums[t][r] = _mm512_fmadd_ps(tile.biases[group * REGISTERS + r], x_sum, sum);
             }
         }
     }
@@ -186,78 +228,120 @@ for_avx512! {
         num_rows: usize,
         tile: &mut Tile,
     ) {
-        let (x, matrix) = (job.x, job.matrix);
-        let num_groups = x.num_groups();
-        let row_words = matrix.format.words_per_row(matrix.input);
-        let step_bytes = C::LOADS * C::LOAD_BYTES;
+        let last_row = first_row + num_rows - 1;
+        assert!(last_row < job.matrix.out, "rows of the matrix");
         for r in 0..REGISTERS {
-            let rows: [usize; LANES] =
-                array::from_fn(|lane| first_row + (r * LANES + lane).min(num_rows - 1));
-            let packed = rows.map(|row| &matrix.words[row * row_words..][..row_words]);
-            for first_byte in (0..row_words * 4).step_by(C::LOAD_BYTES) {
-                let mut lanes = [_mm512_setzero_si512(); LANES];
-                for (lanes, packed) in lanes.iter_mut().zip(&packed) {
-                    let from = packed.as_ptr().cast::<u8>().wrapping_add(first_byte);
-                    let len = row_words * 4 - first_byte;
-                    // The next sixteen rows.
-                    let packed = Packed { from, len, ahead: row_words * 4 * LANES };
-                    // SAFETY: the machine has the set, and the rest of the row can be read.
-                    *lanes = unsafe { C::load(packed) };
-                }
-                let step = first_byte / step_bytes;
-                let first_register = first_byte % step_bytes / C::LOAD_BYTES * C::SPLIT;
-                for (split, words) in transposed::<C>(lanes).into_iter().take(C::SPLIT).enumerate() {
-                    for (word, codes) in words.into_iter().enumerate() {
-                        let register = first_register + split;
-                        let place = word_place::<C, GROUP_LANES>(step, register, word);
-                        tile.codes[place * REGISTERS + r] = codes;
-                    }
-                }
+            let mut rows = [0; LANES];
+            for lane in 0..LANES {
+                rows[lane] = (first_row + r * LANES + lane).min(last_row);
             }
-            for first_group in (0..num_groups).step_by(16) {
-                let left = num_groups - first_group;
-                let mut scales = [_mm512_setzero_si512(); LANES];
-                let mut biases = [_mm512_setzero_si512(); LANES];
-                for (lane, row) in rows.iter().enumerate() {
-                    let start = row * num_groups + first_group;
-                    let mode = matrix.format.mode;
-                    let values = load_scales(&matrix.scales, mode, start, left);
-                    scales[lane] = _mm512_castps_si512(values);
-                    if let Some(from) = &matrix.biases {
-                        biases[lane] = _mm512_castps_si512(load_elements(from, start, left));
-                    }
+            // SAFETY: these are rows of the matrix.
+            unsafe {
+                fill_codes::<C, GROUP_LANES>(job, rows, r, tile);
+                fill_scales::<C>(job, rows, r, tile);
+            }
+        }
+    }
+
+    /// # Safety
+    /// These are rows of the matrix.
+    #[inline]
+    unsafe fn fill_codes<C: Codes, const GROUP_LANES: usize>(
+        job: &Job<'_>,
+        rows: [usize; LANES],
+        r: usize,
+        tile: &mut Tile,
+    ) {
+        let (x, matrix) = (job.x, job.matrix);
+        let row_bytes = matrix.format.words_per_row(matrix.input) * 4;
+        let (words, num_bytes) = (matrix.words.as_ptr().cast::<u8>(), matrix.words.len() * 4);
+        let num_blocks = x.padded_groups / SUMS;
+        let (step_groups, group_words) = (LINE_WORDS / GROUP_LANES, GROUP_LANES * C::REGISTERS);
+        assert!(x.padded_groups * group_words * REGISTERS <= tile.codes.len(), "codes of a tile");
+        let step_bytes = C::LOADS * C::LOAD_BYTES;
+        for first_byte in (0..row_bytes).step_by(C::LOAD_BYTES) {
+            let mut lanes = [_mm512_setzero_si512(); LANES];
+            let is_whole = rows[LANES - 1] * row_bytes + first_byte + LINE <= num_bytes;
+            for lane in 0..LANES {
+                let byte = rows[lane] * row_bytes + first_byte;
+                let from = words.wrapping_add(byte);
+                let len = if is_whole { usize::MAX } else { num_bytes - byte };
+                // The next sixteen rows. What the next row gives is in no group.
+                let packed = Packed { from, len, ahead: from.wrapping_add(row_bytes * LANES) };
+                // SAFETY: the machine has the set, and the rest of the matrix can be read.
+                lanes[lane] = unsafe { C::load(packed) };
+            }
+            let step = first_byte / step_bytes;
+            let first_register = first_byte % step_bytes / C::LOAD_BYTES * C::SPLIT;
+            if C::STAYS_IN_BYTES {
+                transpose(&mut lanes);
+            }
+            let mut split = [[_mm512_setzero_si512(); 4]; LANES];
+            for lane in 0..LANES {
+                // SAFETY: the machine has the set.
+                split[lane] = unsafe { C::split(lanes[lane]) };
+            }
+            for register in 0..C::SPLIT {
+                let mut words = [_mm512_setzero_si512(); LANES];
+                for lane in 0..LANES {
+                    words[lane] = split[lane][register];
                 }
-                transpose(&mut scales);
-                transpose(&mut biases);
-                for group in 0..16 {
-                    let place = (first_group + group) * REGISTERS + r;
-                    tile.scales[place] = _mm512_castsi512_ps(scales[group]);
-                    tile.biases[place] = _mm512_castsi512_ps(biases[group]);
+                if !C::STAYS_IN_BYTES {
+                    transpose(&mut words);
+                }
+                let register = first_register + register;
+                for step_group in 0..step_groups {
+                    let group = group_place(step * step_groups + step_group, num_blocks);
+                    let place = group * group_words + register * GROUP_LANES;
+                    for word in 0..GROUP_LANES {
+                        // SAFETY: a step that has begun is in the padded groups, whose codes were checked to be
+                        // there.
+                        unsafe {
+                            *tile.codes.as_mut_ptr().add((place + word) * REGISTERS + r) =
+                                words[step_group * GROUP_LANES + word];
+                        }
+                    }
                 }
             }
         }
     }
 
-    /// The registers of sixteen rows' loads, by words; the first [`Codes::SPLIT`] count.
+    /// # Safety
+    /// These are rows of the matrix.
     #[inline]
-    fn transposed<C: Codes>(loads: [__m512i; LANES]) -> [[__m512i; LANES]; 4] {
-        let mut registers = [loads; 4];
-        if C::STAYS_IN_BYTES {
-            transpose(&mut registers[0]);
-        }
-        for lane in 0..LANES {
-            // SAFETY: the machine has the set.
-            let split = unsafe { C::split(registers[0][lane]) };
-            for register in 0..C::SPLIT {
-                registers[register][lane] = split[register];
+    unsafe fn fill_scales<C: Codes>(
+        job: &Job<'_>,
+        rows: [usize; LANES],
+        r: usize,
+        tile: &mut Tile,
+    ) {
+        let num_groups = job.x.num_groups();
+        let factors = Factors::of(job.matrix);
+        for first_group in (0..num_groups).step_by(16) {
+            let len = SUMS.min(num_groups - first_group);
+            let mut scales = [_mm512_setzero_si512(); LANES];
+            let mut biases = [_mm512_setzero_si512(); LANES];
+            for (lane, row) in rows.iter().enumerate() {
+                let start = row * num_groups + first_group;
+                // SAFETY: the machine has the set, and the row has so many left.
+                let [scale, bias] = unsafe {
+                    if len == SUMS {
+                        factors.load::<C, true>(start, len)
+                    } else {
+                        factors.load::<C, false>(start, len)
+                    }
+                };
+                scales[lane] = _mm512_castps_si512(scale);
+                biases[lane] = _mm512_castps_si512(bias);
+            }
+            transpose(&mut scales);
+            transpose(&mut biases);
+            for group in 0..16 {
+                let place = (first_group + group) * REGISTERS + r;
+                tile.scales[place] = _mm512_castsi512_ps(scales[group]);
+                tile.biases[place] = _mm512_castsi512_ps(biases[group]);
             }
         }
-        if !C::STAYS_IN_BYTES {
-            for register in 0..C::SPLIT {
-                transpose(&mut registers[register]);
-            }
-        }
-        registers
     }
 
     /// Sixteen registers of sixteen words, transposed.
