@@ -34,6 +34,8 @@ pub(super) trait Codes {
     const REGISTERS: usize = Self::LOADS * Self::SPLIT;
     /// Whether [`Codes::split`] leaves every code in its byte, so that lanes may change places before it.
     const STAYS_IN_BYTES: bool = true;
+    /// Whether a token alone meets two rows at a time: faster where unpacking leaves room for it.
+    const PAIRS_ROWS: bool = true;
     /// What was added to every code.
     const OFFSET: i32 = 0;
 
@@ -71,6 +73,7 @@ pub(super) struct Fields<const BITS: usize>;
 impl<const BITS: usize> Codes for Fields<BITS> {
     const SPLIT: usize = 8 / BITS;
     const LOAD_BYTES: usize = LINE;
+    const PAIRS_ROWS: bool = BITS != 8;
 
     #[inline(always)]
     fn column(register: usize, byte: usize) -> usize {
@@ -123,6 +126,7 @@ impl<const GROUP: usize> Codes for Threes<GROUP> {
     const SPLIT: usize = 2;
     const LOAD_BYTES: usize = 48;
     const STAYS_IN_BYTES: bool = false;
+    const PAIRS_ROWS: bool = false;
 
     #[inline(always)]
     fn column(register: usize, byte: usize) -> usize {
@@ -163,6 +167,7 @@ impl<const BITS: usize, const LOADS: usize> Codes for Wide<BITS, LOADS> {
     const SPLIT: usize = 1;
     const LOAD_BYTES: usize = 8 * BITS;
     const STAYS_IN_BYTES: bool = BITS == 8;
+    const PAIRS_ROWS: bool = BITS != 8;
 
     #[inline(always)]
     fn column(register: usize, byte: usize) -> usize {

@@ -89,7 +89,10 @@ for_avx512! {
             let mut results = [[0.0; RESULT_ROWS]; TOKENS];
             // Rows share the loads of activations, unless there are tokens enough to fill the registers.
             match out.len() {
-                1 => some_rows::<C, LANES, 1, 2>(&streams, rows.clone(), &mut results),
+                1 if C::PAIRS_ROWS => {
+                    some_rows::<C, LANES, 1, 2>(&streams, rows.clone(), &mut results);
+                }
+                1 => some_rows::<C, LANES, 1, 1>(&streams, rows.clone(), &mut results),
                 2 => some_rows::<C, LANES, 2, 2>(&streams, rows.clone(), &mut results),
                 3 => some_rows::<C, LANES, 3, 1>(&streams, rows.clone(), &mut results),
                 TOKENS => some_rows::<C, LANES, TOKENS, 1>(&streams, rows.clone(), &mut results),
