@@ -17,6 +17,10 @@ const DIRECT_ROWS: usize = 8;
 /// Blocks whose keys are all read before their values: memory is read at its best speed only from end to end.
 const DIRECT_BLOCKS: usize = 4;
 
+/// How many blocks before they are read memory is asked for keys or values: twice, because a processor drops what it is
+/// asked for while its queue is full.
+const AHEAD_BLOCKS: [usize; 2] = [1, 2];
+
 /// Query rows that look at the same keys together, when only some of them see all.
 const TILE_ROWS: usize = 12;
 
@@ -234,17 +238,33 @@ impl<'a> Keys<'a> {
         &self.values_of(page, first).values[..self.config.head_dim * BLOCK_KEYS]
     }
 
-    /// The first block of keys on the next page, if it is looked at.
+    /// What is read after `idx` blocks: the keys of `num_blocks` ones, then their values, then further keys as far as
+    /// they are to be looked at.
     #[inline(always)]
-    fn next_page<E: Stored>(&self, end: usize) -> &'a [E] {
+    fn block_ahead<E: Stored>(&self, idx: usize, num_blocks: usize) -> &'a [E] {
+        let page = self.place().0;
+        let block = if idx < num_blocks {
+            E::slice(page.keys).map(|keys| self.key_block(keys, idx))
+        } else if idx < 2 * num_blocks {
+            E::slice(page.values).map(|values| self.value_block(values, idx - num_blocks))
+        } else {
+            self.later_keys(self.positions.start + (idx - num_blocks) * BLOCK_KEYS)
+        };
+        block.unwrap_or(&[])
+    }
+
+    /// The keys of a block that starts at a position, if they are to be looked at and in one page.
+    #[inline(always)]
+    fn later_keys<E: Stored>(&self, position: usize) -> Option<&'a [E]> {
         let page_tokens = self.page_tokens();
-        let block_len = BLOCK_KEYS * self.config.head_dim;
-        if end >= self.until || !end.is_multiple_of(page_tokens) || page_tokens < BLOCK_KEYS {
-            return &[];
+        let first = position % page_tokens;
+        if position >= self.until || first + BLOCK_KEYS > page_tokens {
+            return None;
         }
-        let page = E::slice(self.queries.sequence.pages[end / page_tokens].keys);
-        let start = self.queries.kv_head * page_tokens * self.config.head_dim;
-        page.map_or(&[], |page| &page[start..start + block_len])
+        let head_dim = self.config.head_dim;
+        let keys = E::slice(self.queries.sequence.pages[position / page_tokens].keys)?;
+        let start = (self.queries.kv_head * page_tokens + first) * head_dim;
+        Some(&keys[start..][..head_dim * BLOCK_KEYS])
     }
 
     /// The tile of a page whose first key is at `first`, `[head_dim, KEY_TILE]`.
@@ -343,30 +363,25 @@ impl Room {
         let left = Left { values: &self.q, num_rows: self.num_rows };
         let scores = self.weights.chunks_exact_mut(self.num_rows).take(num_blocks);
         for (block, scores) in scores.enumerate() {
-            let next = match block + 1 < num_blocks {
-                true => keys.key_block(page_keys, block + 1),
-                false => keys.value_block(page_values, 0),
-            };
+            let ahead = AHEAD_BLOCKS.map(|distance| keys.block_ahead(block + distance, num_blocks));
             let values = keys.key_block(page_keys, block);
-            Block { values, next }.multiply_keys(simd, left, scores);
+            Block { values, ahead }.multiply_keys(simd, left, scores);
         }
         let end = keys.block(num_blocks - 1).end;
         for block in 0..num_blocks {
             keys.write_visible(block, &mut self.visible);
-            self.weigh(simd, keys.config, block);
-            let next = match block + 1 < num_blocks {
-                true => keys.value_block(page_values, block + 1),
-                false => keys.next_page(end),
-            };
+            let ahead = AHEAD_BLOCKS
+                .map(|distance| keys.block_ahead(num_blocks + block + distance, num_blocks));
             let values = keys.value_block(page_values, block);
+            self.weigh(simd, keys.config, block);
             for (rows, common) in parts(&self.visible, 0..self.num_rows) {
-                let next = if rows.start == 0 { next } else { &[] };
+                let ahead = if rows.start == 0 { ahead } else { [&[][..]; 2] };
                 let first_row = block * self.num_rows;
                 let weights = &self.weights[first_row + rows.start..first_row + rows.end];
                 let stride = self.value_stride;
                 let sums =
                     &mut Sums { values: &mut self.span.values[rows.start * stride..], stride };
-                Block { values, next }.add_values(simd, weights, &common, sums);
+                Block { values, ahead }.add_values(simd, weights, &common, sums);
             }
         }
         end

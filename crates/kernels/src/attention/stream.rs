@@ -22,8 +22,8 @@ const LINE_BYTES: usize = 64;
 pub(super) struct Block<'a, E> {
     /// Keys: `[BLOCK_KEYS / KEY_TILE, head_dim, KEY_TILE]`. Values: `[BLOCK_KEYS, head_dim]`.
     pub(super) values: &'a [E],
-    /// What is read after them: as many or nothing.
-    pub(super) next: &'a [E],
+    /// What is read later and asked for now: as many or nothing.
+    pub(super) ahead: [&'a [E]; 2],
 }
 
 impl<'a, E: Element> Block<'a, E> {
@@ -32,18 +32,19 @@ impl<'a, E: Element> Block<'a, E> {
         self.values.len() / BLOCK_KEYS
     }
 
-    /// The block without what is read after it, unless this is the first time that it is read.
+    /// The block without what is asked for, unless this is the first time that it is read.
     #[inline(always)]
     fn read(self, is_first: bool) -> Block<'a, E> {
-        Block { next: if is_first { self.next } else { &[] }, ..self }
+        Block { ahead: if is_first { self.ahead } else { [&[]; 2] }, ..self }
     }
 
-    /// Asks for some of what is read next.
+    /// Asks for some of what is read later.
     #[inline(always)]
     fn prefetch<W: Wide>(&self, simd: W, part: Range<usize>) {
-        for element in part.step_by(LINE_BYTES / size_of::<E>()) {
-            if let Some(line) = self.next.get(element) {
-                simd.prefetch_soon(line);
+        for block in self.ahead {
+            let Some(part) = block.get(part.clone()) else { continue };
+            for line in part.chunks(LINE_BYTES / size_of::<E>()) {
+                simd.prefetch_soon(&line[0]);
             }
         }
     }
