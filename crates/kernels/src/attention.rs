@@ -12,6 +12,7 @@ pub(crate) mod exp;
 mod piece;
 mod product;
 mod soft_max;
+mod stream;
 
 use std::ops::Range;
 

@@ -179,9 +179,6 @@ pub(crate) trait Simd: Copy {
     /// Asks for the memory at `offset` bytes from `from`, which need not exist.
     fn prefetch<T>(self, from: &T, offset: usize);
 
-    /// Asks for the memory of what is read next, as close as it can be.
-    fn prefetch_next<T>(self, from: &T);
-
     /// `a * b + c`.
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 

@@ -4,17 +4,22 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::product::{DEPTH, Left, Multiply, Panels, Product, Right, Sums};
+use super::product::{DEPTH, Left, Panels, Product, Right, Sums, add};
 use super::soft_max::State;
+use super::stream::Block;
 use super::{AttentionConfig, BLOCK_KEYS, KEY_TILE, KvPage, SPAN_KEYS, SequenceKv, key_place};
 use crate::elements::{Elements, ElementsMut, Float};
-use crate::simd::{WIDEST, Wide, dispatched_wide};
+use crate::simd::{Element, WIDEST, Wide, dispatched_wide};
 
 /// Query rows up to which keys and values are used where they lie.
 const DIRECT_ROWS: usize = 8;
 
 /// Blocks whose keys are all read before their values: memory is read at its best speed only from end to end.
 const DIRECT_BLOCKS: usize = 4;
+
+/// How many blocks before they are read memory is asked for keys or values: twice, because a processor drops what it is
+/// asked for while its queue is full.
+const AHEAD_BLOCKS: [usize; 2] = [1, 2];
 
 /// Query rows that look at the same keys together, when only some of them see all.
 const TILE_ROWS: usize = 12;
@@ -117,12 +122,14 @@ fn gather_with<W: Wide>(
 ) {
     let mut room = Room::new(queries, config);
     let visible = queries.visible(config);
+    let until = visible.end.min(spans.end * SPAN_KEYS);
     for span in spans {
         room.span.clear();
         let first = visible.start.max(span * SPAN_KEYS) / BLOCK_KEYS;
         let mut keys = first * BLOCK_KEYS..visible.end.min((span + 1) * SPAN_KEYS);
         while !keys.is_empty() {
-            keys.start = room.take_in(simd, &Keys { queries, config, positions: keys.clone() });
+            keys.start =
+                room.take_in(simd, &Keys { queries, config, positions: keys.clone(), until });
         }
         gathered.add::<W>(&room.span);
     }
@@ -180,6 +187,8 @@ struct Keys<'a> {
     config: &'a AttentionConfig<'a>,
     /// They start at a multiple of [`BLOCK_KEYS`].
     positions: Range<usize>,
+    /// The end of the spans that are looked at together.
+    until: usize,
 }
 
 impl<'a> Keys<'a> {
@@ -211,6 +220,51 @@ impl<'a> Keys<'a> {
         let held =
             if first.is_multiple_of(KEY_TILE) { (page_tokens - first) / BLOCK_KEYS } else { 0 };
         held.min(self.positions.len().div_ceil(BLOCK_KEYS))
+    }
+
+    /// The page's keys of a block, `[BLOCK_KEYS / KEY_TILE, head_dim, KEY_TILE]`.
+    #[inline(always)]
+    fn key_block<E>(&self, page: &'a [E], block: usize) -> &'a [E] {
+        let first = self.positions.start % self.page_tokens() + block * BLOCK_KEYS;
+        let head_dim = self.config.head_dim;
+        let place = key_place(self.page_tokens(), head_dim, (self.queries.kv_head, first));
+        &page[place.start..][..head_dim * BLOCK_KEYS]
+    }
+
+    /// The page's values of a block, `[BLOCK_KEYS, head_dim]`.
+    #[inline(always)]
+    fn value_block<E>(&self, page: &'a [E], block: usize) -> &'a [E] {
+        let first = self.positions.start % self.page_tokens() + block * BLOCK_KEYS;
+        &self.values_of(page, first).values[..self.config.head_dim * BLOCK_KEYS]
+    }
+
+    /// What is read after `idx` blocks: the keys of `num_blocks` ones, then their values, then further keys as far as
+    /// they are to be looked at.
+    #[inline(always)]
+    fn block_ahead<E: Stored>(&self, idx: usize, num_blocks: usize) -> &'a [E] {
+        let page = self.place().0;
+        let block = if idx < num_blocks {
+            E::slice(page.keys).map(|keys| self.key_block(keys, idx))
+        } else if idx < 2 * num_blocks {
+            E::slice(page.values).map(|values| self.value_block(values, idx - num_blocks))
+        } else {
+            self.later_keys(self.positions.start + (idx - num_blocks) * BLOCK_KEYS)
+        };
+        block.unwrap_or(&[])
+    }
+
+    /// The keys of a block that starts at a position, if they are to be looked at and in one page.
+    #[inline(always)]
+    fn later_keys<E: Stored>(&self, position: usize) -> Option<&'a [E]> {
+        let page_tokens = self.page_tokens();
+        let first = position % page_tokens;
+        if position >= self.until || first + BLOCK_KEYS > page_tokens {
+            return None;
+        }
+        let head_dim = self.config.head_dim;
+        let keys = E::slice(self.queries.sequence.pages[position / page_tokens].keys)?;
+        let start = (self.queries.kv_head * page_tokens + first) * head_dim;
+        Some(&keys[start..][..head_dim * BLOCK_KEYS])
     }
 
     /// The tile of a page whose first key is at `first`, `[head_dim, KEY_TILE]`.
@@ -282,11 +336,10 @@ impl Room {
     /// after them.
     #[inline(always)]
     fn take_in<W: Wide>(&mut self, simd: W, keys: &Keys<'_>) -> usize {
-        self.weights.fill([0.0; BLOCK_KEYS]);
         let num_blocks = keys.blocks_in_page().min(DIRECT_BLOCKS);
         let is_direct = self.num_rows <= DIRECT_ROWS
             && num_blocks > 0
-            && keys.config.head_dim.is_multiple_of(W::LANES);
+            && keys.config.head_dim.is_multiple_of(2 * W::LANES);
         let floats = keys.place().0.floats();
         match floats {
             Some(Float::F32) if is_direct => self.take_in_place::<W, f32>(simd, keys, num_blocks),
@@ -298,35 +351,38 @@ impl Room {
 
     /// As [`Room::take_in`], for few rows: streams keys and values of a page.
     #[inline(always)]
-    fn take_in_place<W: Wide, E: Multiply>(
+    fn take_in_place<W: Wide, E: Stored>(
         &mut self,
         simd: W,
         keys: &Keys<'_>,
         num_blocks: usize,
     ) -> usize {
-        let rows = 0..self.num_rows;
-        let (page, first) = keys.place();
+        let page = keys.place().0;
         let page_keys = E::slice(page.keys).expect("keys of the type");
         let page_values = E::slice(page.values).expect("values of the type");
-        for column in (0..num_blocks * BLOCK_KEYS).step_by(KEY_TILE) {
-            let tile = keys.tile_of(page_keys, first + column);
-            let place = (column / BLOCK_KEYS, column % BLOCK_KEYS);
-            self.add_scores::<W, E>(tile, place, rows.clone(), keys.config.head_dim);
-        }
-        for block in 0..num_blocks {
-            keys.write_visible(block, &mut self.visible);
-            let values = keys.values_of(page_values, first + block * BLOCK_KEYS);
-            // On their way while the weights are computed.
-            values.prefetch_start(simd);
-            self.weigh(simd, keys.config, block);
-            self.add_values::<W, E>(values, (block, 0), rows.clone());
+        let left = Left { values: &self.q, num_rows: self.num_rows };
+        let scores = self.weights.chunks_exact_mut(self.num_rows).take(num_blocks);
+        for (block, scores) in scores.enumerate() {
+            let ahead = AHEAD_BLOCKS.map(|distance| keys.block_ahead(block + distance, num_blocks));
+            let values = keys.key_block(page_keys, block);
+            Block { values, ahead }.multiply_keys(simd, left, scores);
         }
         let end = keys.block(num_blocks - 1).end;
-        if end < keys.positions.end
-            && end.is_multiple_of(keys.page_tokens())
-            && let Some(next) = E::slice(keys.queries.sequence.pages[end / keys.page_tokens()].keys)
-        {
-            keys.tile_of(next, 0).prefetch_start(simd);
+        for block in 0..num_blocks {
+            keys.write_visible(block, &mut self.visible);
+            let ahead = AHEAD_BLOCKS
+                .map(|distance| keys.block_ahead(num_blocks + block + distance, num_blocks));
+            let values = keys.value_block(page_values, block);
+            self.weigh(simd, keys.config, block);
+            for (rows, common) in parts(&self.visible, 0..self.num_rows) {
+                let ahead = if rows.start == 0 { ahead } else { [&[][..]; 2] };
+                let first_row = block * self.num_rows;
+                let weights = &self.weights[first_row + rows.start..first_row + rows.end];
+                let stride = self.value_stride;
+                let sums =
+                    &mut Sums { values: &mut self.span.values[rows.start * stride..], stride };
+                Block { values, ahead }.add_values(simd, weights, &common, sums);
+            }
         }
         end
     }
@@ -335,6 +391,7 @@ impl Room {
     #[inline(always)]
     fn take_in_panels<W: Wide>(&mut self, simd: W, keys: &Keys<'_>) -> usize {
         let head_dim = keys.config.head_dim;
+        self.weights.fill([0.0; BLOCK_KEYS]);
         let mut panels = self.panels.take().unwrap_or_else(|| BlockPanels {
             keys: Panels::new(head_dim, BLOCK_KEYS),
             values: Panels::new(BLOCK_KEYS, self.value_stride),
@@ -345,14 +402,14 @@ impl Room {
         for column in panels.keys.starts::<W>() {
             let panel = panels.keys.panel::<W>(column);
             for rows in &tiles {
-                self.add_scores::<W, f32>(panel, (0, column), rows.clone(), head_dim);
+                self.add_scores::<W>(panel, column, rows.clone(), head_dim);
             }
         }
         self.weigh(simd, keys.config, 0);
         for column in panels.values.starts::<W>() {
             let panel = panels.values.panel::<W>(column);
             for rows in &tiles {
-                self.add_values::<W, f32>(panel, (0, column), rows.clone());
+                self.add_values::<W>(panel, column, rows.clone());
             }
         }
         self.panels = Some(panels);
@@ -368,20 +425,19 @@ impl Room {
             .collect()
     }
 
-    /// Adds the products of some rows with keys of a block, from its key `column` on.
+    /// Adds the products of some rows with keys of the current block, from its key `column` on.
     #[inline(always)]
-    fn add_scores<W: Wide, E: Multiply>(
+    fn add_scores<W: Wide>(
         &mut self,
-        right: Right<'_, E>,
-        (block, column): (usize, usize),
+        right: Right<'_, f32>,
+        column: usize,
         rows: Range<usize>,
         head_dim: usize,
     ) {
         let left = Left { values: &self.q, num_rows: self.num_rows };
-        let values =
-            &mut self.weights[block * self.num_rows + rows.start..].as_flattened_mut()[column..];
-        let mut sums = Sums { values, stride: BLOCK_KEYS };
-        E::add(W::INSTRUCTIONS, &Product { left, rows, right, depth: 0..head_dim }, &mut sums);
+        let values = &mut self.weights[rows.start..].as_flattened_mut()[column..];
+        let product = Product { left, rows, right, depth: 0..head_dim };
+        add(W::INSTRUCTIONS, &product, &mut Sums { values, stride: BLOCK_KEYS });
     }
 
     /// Turns the products of all rows with a block into weights, and scales what they have gathered.
@@ -401,50 +457,69 @@ impl Room {
         }
     }
 
-    /// Adds the weighted values of a block that some rows see, in the order of their positions, from `column` on.
+    /// Adds the weighted values of the current block that some rows see, in the order of their positions, from `column`
+    /// on.
     #[inline(always)]
-    fn add_values<W: Wide, E: Multiply>(
-        &mut self,
-        right: Right<'_, E>,
-        place: (usize, usize),
-        rows: Range<usize>,
-    ) {
-        // An invisible value must not be touched, even with weight zero: it may be infinite. So the rows go together
-        // only over the keys that all of them see.
-        let (first, last) = (&self.visible[rows.start], &self.visible[rows.end - 1]);
-        let common = last.start..first.end.max(last.start);
-        if first == last {
-            return self.add_to_rows::<W, E>(right, place, rows, common);
-        }
-        for row in rows.clone() {
-            let keys = &self.visible[row];
-            let before = keys.start..common.start.min(keys.end);
-            self.add_to_rows::<W, E>(right, place, row..row + 1, before);
-        }
-        self.add_to_rows::<W, E>(right, place, rows.clone(), common.clone());
-        for row in rows {
-            let keys = &self.visible[row];
-            let after = common.end.max(keys.start)..keys.end;
-            self.add_to_rows::<W, E>(right, place, row..row + 1, after);
-        }
-    }
-
-    /// Adds the weighted values of some keys of a block to some rows.
-    #[inline(always)]
-    fn add_to_rows<W: Wide, E: Multiply>(
-        &mut self,
-        right: Right<'_, E>,
-        (block, column): (usize, usize),
-        rows: Range<usize>,
-        depth: Range<usize>,
-    ) {
-        let values = &self.weights[block * self.num_rows..];
-        let left = Left { values, num_rows: self.num_rows };
+    fn add_values<W: Wide>(&mut self, right: Right<'_, f32>, column: usize, rows: Range<usize>) {
+        let left = Left { values: &self.weights, num_rows: self.num_rows };
         let stride = self.value_stride;
-        let values = &mut self.span.values[rows.start * stride + column..];
-        let mut sums = Sums { values, stride };
-        E::add(W::INSTRUCTIONS, &Product { left, rows, right, depth }, &mut sums);
+        for (rows, depth) in parts(&self.visible, rows) {
+            let values = &mut self.span.values[rows.start * stride + column..];
+            let product = Product { left, rows, right, depth };
+            add(W::INSTRUCTIONS, &product, &mut Sums { values, stride });
+        }
     }
+}
+
+/// The keys that some rows see, in parts that all of a part's rows see; for each row in the order of the keys.
+///
+/// An invisible value must not be touched, even with weight zero: it may be infinite.
+#[inline(always)]
+fn parts(
+    visible: &[Range<usize>],
+    rows: Range<usize>,
+) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    let (first, last) = (&visible[rows.start], &visible[rows.end - 1]);
+    let common = last.start..first.end.max(last.start);
+    let single = if first == last { 0..0 } else { rows.clone() };
+    let (before_end, after_start) = (common.start, common.end);
+    let before = single.clone().map(move |row| {
+        let keys = &visible[row];
+        (row..row + 1, keys.start..before_end.min(keys.end))
+    });
+    let after = single.map(move |row| {
+        let keys = &visible[row];
+        (row..row + 1, after_start.max(keys.start)..keys.end)
+    });
+    before.chain(std::iter::once((rows, common))).chain(after).filter(|(_, keys)| !keys.is_empty())
+}
+
+/// Types of keys and values.
+trait Stored: Element {
+    /// The elements, if they are of this type.
+    fn slice(elements: Elements<'_>) -> Option<&[Self]>;
+}
+
+macro_rules! stored {
+    ($($element:ty: $variant:ident;)*) => {
+        $(
+            impl Stored for $element {
+                #[inline(always)]
+                fn slice(elements: Elements<'_>) -> Option<&[Self]> {
+                    match elements {
+                        Elements::$variant(elements) => Some(elements),
+                        _ => None,
+                    }
+                }
+            }
+        )*
+    };
+}
+
+stored! {
+    f32: F32;
+    f16: F16;
+    bf16: Bf16;
 }
 
 /// A block as many rows meet it.
@@ -493,7 +568,7 @@ impl BlockPanels {
     }
 
     #[inline(always)]
-    fn load_keys<W: Wide, E: Multiply>(
+    fn load_keys<W: Wide, E: Stored>(
         &mut self,
         simd: W,
         keys: &Keys<'_>,
@@ -506,7 +581,7 @@ impl BlockPanels {
     }
 
     #[inline(always)]
-    fn load_values<W: Wide, E: Multiply>(
+    fn load_values<W: Wide, E: Stored>(
         &mut self,
         simd: W,
         keys: &Keys<'_>,

@@ -1,4 +1,4 @@
-//! Products of rows with a matrix, every lane a result of its own.
+//! Products of many rows with a matrix of f32, every lane a result of its own.
 //!
 //! A result is one chain of multiply-adds in the order of the depth, so neither the tile it is computed in nor the
 //! width of the vectors shows in its bits.
@@ -9,23 +9,11 @@
 
 use std::ops::Range;
 
-use half::{bf16, f16};
-
 use crate::elements::Elements;
-use crate::simd::{Element, InstructionSet, WIDEST, Wide, dispatched_wide};
+use crate::simd::{Element, WIDEST, Wide, dispatched_wide};
 
 /// Depth of the pieces that rows are cut into.
 pub(super) const DEPTH: usize = 64;
-
-/// Bytes of a streamed matrix that all its rows' tiles meet before the next ones: few, because memory is read at its best
-/// speed only in ascending order.
-const WINDOW_BYTES: usize = 2048;
-
-/// Vectors of few rows' sums where there are 32 registers.
-const BROAD_VECTORS: usize = 8;
-
-/// Bytes that a prefetch brings.
-const LINE_BYTES: usize = 64;
 
 /// Vectors in a row of a panel.
 const PANEL_VECTORS: usize = 2;
@@ -49,26 +37,6 @@ pub(super) struct Right<'a, E> {
     pub(super) columns: usize,
 }
 
-impl<E> Right<'_, E> {
-    /// Asks for the memory of the first rows.
-    #[inline(always)]
-    pub(super) fn prefetch_start<W: Wide>(&self, simd: W) {
-        self.prefetch(simd, 0..WINDOW_BYTES / (self.stride * size_of::<E>()));
-    }
-
-    /// Asks for the memory of some rows that lie side by side, one line after the other.
-    #[inline(always)]
-    fn prefetch<W: Wide>(&self, simd: W, rows: Range<usize>) {
-        let lines =
-            (rows.start * self.stride..rows.end * self.stride).step_by(LINE_BYTES / size_of::<E>());
-        for line in lines {
-            if let Some(line) = self.values.get(line) {
-                simd.prefetch_next(line);
-            }
-        }
-    }
-}
-
 /// Where sums are kept.
 pub(super) struct Sums<'a> {
     /// `[rows, stride]`, from the first row and column of a product on.
@@ -77,128 +45,45 @@ pub(super) struct Sums<'a> {
 }
 
 /// The product of some rows with a matrix.
-pub(super) struct Product<'a, E> {
+pub(super) struct Product<'a> {
     pub(super) left: Left<'a>,
     pub(super) rows: Range<usize>,
-    pub(super) right: Right<'a, E>,
+    pub(super) right: Right<'a, f32>,
     /// Of both.
     pub(super) depth: Range<usize>,
 }
 
-/// Elements that rows can be multiplied with.
-pub(super) trait Multiply: Element {
-    /// Adds a product to the sums.
-    fn add(instructions: InstructionSet, product: &Product<'_, Self>, sums: &mut Sums<'_>);
-
-    /// The elements, if they are of this type.
-    fn slice(elements: Elements<'_>) -> Option<&[Self]>;
-}
-
-/// Compiled once for each type, rather than wherever it is used.
-macro_rules! multiply {
-    ($($element:ty: $variant:ident, $name:ident;)*) => {
-        $(
-            dispatched_wide! {
-                fn $name(product: &Product<'_, $element>, sums: &mut Sums<'_>) = add_with
-            }
-
-            impl Multiply for $element {
-                #[inline(always)]
-                fn add(
-                    instructions: InstructionSet,
-                    product: &Product<'_, Self>,
-                    sums: &mut Sums<'_>,
-                ) {
-                    $name(instructions, product, sums);
-                }
-
-                #[inline(always)]
-                fn slice(elements: Elements<'_>) -> Option<&[Self]> {
-                    match elements {
-                        Elements::$variant(elements) => Some(elements),
-                        _ => None,
-                    }
-                }
-            }
-        )*
-    };
-}
-
-multiply! {
-    f32: F32, add_f32;
-    f16: F16, add_f16;
-    bf16: Bf16, add_bf16;
+dispatched_wide! {
+    /// Adds a product to the sums: compiled once for each set, rather than wherever it is used.
+    pub(super) fn add(product: &Product<'_>, sums: &mut Sums<'_>) = add_with
 }
 
 #[inline(always)]
-fn add_with<W: Wide, E: Element>(simd: W, product: &Product<'_, E>, sums: &mut Sums<'_>) {
-    product.add(simd, sums);
+fn add_with<W: Wide>(simd: W, product: &Product<'_>, sums: &mut Sums<'_>) {
+    let mut row = product.rows.start;
+    while row < product.rows.end {
+        // As many sums as there are registers.
+        row += match (product.rows.end - row, W::LANES == WIDEST) {
+            (12.., true) => product.strip::<W, 12>(simd, row, sums),
+            (6.., false) => product.strip::<W, 6>(simd, row, sums),
+            (4.., _) => product.strip::<W, 4>(simd, row, sums),
+            (2.., _) => product.strip::<W, 2>(simd, row, sums),
+            _ => product.strip::<W, 1>(simd, row, sums),
+        };
+    }
 }
 
-impl<E: Element> Product<'_, E> {
-    #[inline(always)]
-    fn add<W: Wide>(&self, simd: W, sums: &mut Sums<'_>) {
-        // Rows within a line are read in ascending order as it is, and f32 is in a cache already or rarely met.
-        let row_bytes = self.right.stride * size_of::<E>();
-        let is_row_at_once = W::LANES == WIDEST
-            && self.rows.len() < 4
-            && self.right.columns == BROAD_VECTORS * W::LANES;
-        if E::IS_F32 || row_bytes <= LINE_BYTES || is_row_at_once {
-            return self.add_window(simd, &self.depth, sums);
-        }
-        let step = (WINDOW_BYTES / row_bytes).max(1);
-        for start in self.depth.clone().step_by(step) {
-            let end = start + step;
-            self.right.prefetch(simd, end..end + step);
-            self.add_window(simd, &(start..end.min(self.depth.end)), sums);
-        }
-    }
-
-    /// Adds the product over a part of the depth.
-    #[inline(always)]
-    fn add_window<W: Wide>(&self, simd: W, depth: &Range<usize>, sums: &mut Sums<'_>) {
-        let is_broad = self.right.columns >= BROAD_VECTORS * W::LANES;
-        let mut row = self.rows.start;
-        while row < self.rows.end {
-            // As many sums as there are registers, of which the conversion to f32 needs some.
-            row += match (self.rows.end - row, E::IS_F32, W::LANES == WIDEST) {
-                (12.., true, true) => self.strip::<W, 12, PANEL_VECTORS>(simd, row, depth, sums),
-                (6.., true, false) => self.strip::<W, 6, PANEL_VECTORS>(simd, row, depth, sums),
-                (4.., true, _) => self.strip::<W, 4, PANEL_VECTORS>(simd, row, depth, sums),
-                (2.., true, _) => self.strip::<W, 2, PANEL_VECTORS>(simd, row, depth, sums),
-                (_, true, _) => self.strip::<W, 1, PANEL_VECTORS>(simd, row, depth, sums),
-                (8.., false, true) => self.strip::<W, 8, 2>(simd, row, depth, sums),
-                (4.., false, _) => self.strip::<W, 4, 2>(simd, row, depth, sums),
-                (2.., false, true) if is_broad => {
-                    self.strip::<W, 2, BROAD_VECTORS>(simd, row, depth, sums)
-                }
-                (2.., false, true) => self.strip::<W, 2, 2>(simd, row, depth, sums),
-                (2.., false, false) => self.strip::<W, 2, 4>(simd, row, depth, sums),
-                (_, false, true) if is_broad => {
-                    self.strip::<W, 1, BROAD_VECTORS>(simd, row, depth, sums)
-                }
-                (_, false, true) => self.strip::<W, 1, 2>(simd, row, depth, sums),
-                (_, false, false) => self.strip::<W, 1, 4>(simd, row, depth, sums),
-            };
-        }
-    }
-
+impl Product<'_> {
     /// `ROWS` rows from `row` on with all columns; returns how many rows that are.
     #[inline(always)]
-    fn strip<W: Wide, const ROWS: usize, const VECTORS: usize>(
-        &self,
-        simd: W,
-        row: usize,
-        depth: &Range<usize>,
-        sums: &mut Sums<'_>,
-    ) -> usize {
-        let width = VECTORS * W::LANES;
+    fn strip<W: Wide, const ROWS: usize>(&self, simd: W, row: usize, sums: &mut Sums<'_>) -> usize {
+        let width = PANEL_VECTORS * W::LANES;
         let whole = self.right.columns - self.right.columns % width;
         for column in (0..whole).step_by(width) {
-            self.tile::<W, ROWS, VECTORS>(simd, (row, column), depth, sums);
+            self.tile::<W, ROWS, PANEL_VECTORS>(simd, (row, column), sums);
         }
         for column in (whole..self.right.columns).step_by(W::LANES) {
-            self.tile::<W, ROWS, 1>(simd, (row, column), depth, sums);
+            self.tile::<W, ROWS, 1>(simd, (row, column), sums);
         }
         ROWS
     }
@@ -209,7 +94,6 @@ impl<E: Element> Product<'_, E> {
         &self,
         simd: W,
         (row, column): (usize, usize),
-        depth: &Range<usize>,
         sums: &mut Sums<'_>,
     ) {
         let first_sum = (row - self.rows.start) * sums.stride + column;
@@ -221,10 +105,10 @@ impl<E: Element> Product<'_, E> {
                 acc[r][c] = simd.load_f32(&sums[c * W::LANES..]);
             }
         }
-        let mut start = depth.start;
-        while start < depth.end {
+        let mut start = self.depth.start;
+        while start < self.depth.end {
             let piece = start / DEPTH;
-            let end = depth.end.min((piece + 1) * DEPTH);
+            let end = self.depth.end.min((piece + 1) * DEPTH);
             let factors = &self.left.values[piece * self.left.num_rows + row..];
             let factors: &[[f32; DEPTH]; ROWS] = factors.first_chunk().expect("as many rows");
             for k in start..end {
@@ -232,7 +116,7 @@ impl<E: Element> Product<'_, E> {
                 let values = &values[..VECTORS * W::LANES];
                 let mut vectors = [simd.splat(0.0); VECTORS];
                 for c in 0..VECTORS {
-                    vectors[c] = E::load_wide(simd, &values[c * W::LANES..]);
+                    vectors[c] = simd.load_f32(&values[c * W::LANES..]);
                 }
                 for r in 0..ROWS {
                     let factor = simd.splat(factors[r][k % DEPTH]);

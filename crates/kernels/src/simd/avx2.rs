@@ -82,12 +82,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn prefetch_next<T>(self, from: &T) {
-        // SAFETY: SSE is in the baseline; the memory exists.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(from).cast()) }
-    }
-
-    #[inline(always)]
     fn mul(self, a: __m256, b: __m256) -> __m256 {
         // SAFETY: `self` proves AVX.
         unsafe { _mm256_mul_ps(a, b) }

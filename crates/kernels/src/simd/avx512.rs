@@ -78,7 +78,42 @@ impl Wide for Avx512 {
     }
 
     #[inline(always)]
-    fn prefetch_next<T>(self, from: &T) {
-        Simd::prefetch_next(self.avx2, from);
+    fn load_bf16_pair(self, from: &[bf16]) -> [__m512; 2] {
+        let from: &[bf16; 32] = from.first_chunk().expect("two whole vectors");
+        // SAFETY: `self` proves AVX-512 F; the reference covers thirty-two halves.
+        unsafe {
+            let halves = _mm512_loadu_si512(from.as_ptr().cast());
+            let even = _mm512_slli_epi32::<16>(halves);
+            let odd = _mm512_and_si512(halves, _mm512_set1_epi32(!0xffff));
+            [_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd)]
+        }
+    }
+
+    #[inline(always)]
+    fn split_pair(self, [first, second]: [__m512; 2]) -> [__m512; 2] {
+        // SAFETY: `self` proves AVX-512 F.
+        unsafe {
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+            [
+                _mm512_permutex2var_ps(first, even, second),
+                _mm512_permutex2var_ps(first, odd, second),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn join_pair(self, [even, odd]: [__m512; 2]) -> [__m512; 2] {
+        // SAFETY: `self` proves AVX-512 F.
+        unsafe {
+            let first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            let second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+            [_mm512_permutex2var_ps(even, first, odd), _mm512_permutex2var_ps(even, second, odd)]
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch_soon<T>(self, from: &T) {
+        self.avx2.prefetch(from, 0);
     }
 }

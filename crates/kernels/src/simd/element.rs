@@ -15,6 +15,25 @@ pub(crate) trait Element: Copy {
 
     /// The vector that `from` begins with.
     fn load_wide<W: Wide>(simd: W, from: &[Self]) -> W::Floats;
+
+    /// The two vectors that `from` begins with, their lanes in an order of the type's own.
+    #[inline(always)]
+    fn load_pair<W: Wide>(simd: W, from: &[Self]) -> [W::Floats; 2] {
+        [Self::load_wide(simd, from), Self::load_wide(simd, &from[W::LANES..])]
+    }
+
+    /// Sums in the order of [`Element::load_pair`].
+    #[inline(always)]
+    fn load_sums<W: Wide>(simd: W, from: &[f32]) -> [W::Floats; 2] {
+        [simd.load_f32(from), simd.load_f32(&from[W::LANES..])]
+    }
+
+    /// Undoes [`Element::load_sums`].
+    #[inline(always)]
+    fn store_sums<W: Wide>(simd: W, sums: [W::Floats; 2], to: &mut [f32]) {
+        simd.store(sums[0], to);
+        simd.store(sums[1], &mut to[W::LANES..]);
+    }
 }
 
 impl Element for f32 {
@@ -59,5 +78,22 @@ impl Element for bf16 {
     #[inline(always)]
     fn load_wide<W: Wide>(simd: W, from: &[bf16]) -> W::Floats {
         simd.load_bf16(from)
+    }
+
+    #[inline(always)]
+    fn load_pair<W: Wide>(simd: W, from: &[bf16]) -> [W::Floats; 2] {
+        simd.load_bf16_pair(from)
+    }
+
+    #[inline(always)]
+    fn load_sums<W: Wide>(simd: W, from: &[f32]) -> [W::Floats; 2] {
+        simd.split_pair([simd.load_f32(from), simd.load_f32(&from[W::LANES..])])
+    }
+
+    #[inline(always)]
+    fn store_sums<W: Wide>(simd: W, sums: [W::Floats; 2], to: &mut [f32]) {
+        let [first, second] = simd.join_pair(sums);
+        simd.store(first, to);
+        simd.store(second, &mut to[W::LANES..]);
     }
 }

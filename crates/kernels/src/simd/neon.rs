@@ -98,9 +98,6 @@ impl Simd for Neon {
     fn prefetch<T>(self, _from: &T, _offset: usize) {}
 
     #[inline(always)]
-    fn prefetch_next<T>(self, _from: &T) {}
-
-    #[inline(always)]
     fn mul(self, a: Pair<float32x4_t>, b: Pair<float32x4_t>) -> Pair<float32x4_t> {
         // SAFETY: NEON is in the baseline.
         unsafe { Pair(vmulq_f32(a.0, b.0), vmulq_f32(a.1, b.1)) }

@@ -50,9 +50,6 @@ impl Simd for Portable {
     fn prefetch<T>(self, _from: &T, _offset: usize) {}
 
     #[inline(always)]
-    fn prefetch_next<T>(self, _from: &T) {}
-
-    #[inline(always)]
     fn mul(self, a: Lanes, b: Lanes) -> Lanes {
         array::from_fn(|lane| a[lane] * b[lane])
     }

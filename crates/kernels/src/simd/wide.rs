@@ -31,8 +31,26 @@ pub(crate) trait Wide: Copy {
     /// `a * b + c`, rounded as [`Simd::mul_add`] rounds.
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
-    /// As [`Simd::prefetch_next`].
-    fn prefetch_next<T>(self, from: &T);
+    /// Two vectors, in the order that takes least: that of [`Wide::split_pair`].
+    #[inline(always)]
+    fn load_bf16_pair(self, from: &[bf16]) -> [Self::Floats; 2] {
+        [self.load_bf16(from), self.load_bf16(&from[Self::LANES..])]
+    }
+
+    /// Brings two vectors side by side into the order of [`Wide::load_bf16_pair`].
+    #[inline(always)]
+    fn split_pair(self, pair: [Self::Floats; 2]) -> [Self::Floats; 2] {
+        pair
+    }
+
+    /// Undoes [`Wide::split_pair`].
+    #[inline(always)]
+    fn join_pair(self, pair: [Self::Floats; 2]) -> [Self::Floats; 2] {
+        pair
+    }
+
+    /// Asks for the memory of what is read soon.
+    fn prefetch_soon<T>(self, from: &T);
 }
 
 /// Sets whose widest vectors are those of [`Simd`].
@@ -74,8 +92,8 @@ impl<S: Simd> Wide for S {
     }
 
     #[inline(always)]
-    fn prefetch_next<T>(self, from: &T) {
-        Simd::prefetch_next(self, from);
+    fn prefetch_soon<T>(self, from: &T) {
+        Simd::prefetch(self, from, 0);
     }
 }
 
