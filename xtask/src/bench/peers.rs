@@ -52,7 +52,7 @@ pub(super) fn run(args: &[String]) -> anyhow::Result<()> {
         programs.measure_long(options.threads, &mut figures)?;
     }
     if let Some(python) = &options.python {
-        measure_mlx_lm(python, &programs.model, &mut figures)?;
+        measure_mlx_lm(python, (&programs.model, options.threads), &mut figures)?;
     }
     figures.print(&options, &programs)
 }
@@ -420,8 +420,12 @@ impl Drop for Background {
     }
 }
 
-/// mlx-lm on the very checkpoint; a few tokens, for it computes them in scalar code.
-fn measure_mlx_lm(python: &Path, model: &Path, figures: &mut Figures) -> anyhow::Result<()> {
+/// mlx-lm on the very checkpoint and all cores; a few tokens, for it computes them in scalar code.
+fn measure_mlx_lm(
+    python: &Path,
+    (model, threads): (&Path, u32),
+    figures: &mut Figures,
+) -> anyhow::Result<()> {
     const SCRIPT: &str = "
 import json, sys, time
 import mlx.core as mx
@@ -438,7 +442,7 @@ print(json.dumps({'decode': (len(times) - 2) / (times[-1] - times[1])}))
     script.args(["-c", SCRIPT]).arg(model);
     let run: Value = serde_json::from_str(&output_of(&mut script)?)?;
     let speed = speed(&run, "decode")?;
-    figures.add("decode of mlx-lm, all cores", MLX_LM, speed);
+    figures.add(decode_case(threads), MLX_LM, speed);
     Ok(())
 }
 
