@@ -280,11 +280,17 @@ fn cut_rows(
     let mut pieces = Vec::new();
     let mut start = 0;
     while start < num_rows {
-        let left = num_rows - start;
-        let share = (left + rows_after).div_ceil(num_threads * 3 / 2);
-        let len = share.max(worthwhile).next_multiple_of(PIECE_ROWS).min(left);
-        pieces.push(start..start + len);
-        start += len;
+        // A round of pieces, one for each thread, is four fifths of what is left.
+        let left = num_rows - start + rows_after;
+        let share = (left * 4 / 5).div_ceil(num_threads);
+        let len = share.max(worthwhile).next_multiple_of(PIECE_ROWS);
+        for _ in 0..num_threads {
+            let end = (start + len).min(num_rows);
+            if start < end {
+                pieces.push(start..end);
+            }
+            start = end;
+        }
     }
     pieces
 }
