@@ -11,11 +11,8 @@ use crate::quant::{QuantMatrix, Scales};
 use crate::simd::{LANES, Simd, dispatched};
 use crate::unpack::e8m0;
 
-/// Rows of activations up to which weights are streamed rather than unpacked into tiles.
+/// Rows of activations up to which weights are streamed, all rows together, rather than unpacked into tiles.
 pub(crate) const FEW_TOKENS: usize = 4;
-
-/// Rows of activations computed together.
-const TOKENS: usize = 4;
 
 /// Rows whose results are kept until they are stored.
 const RESULT_ROWS: usize = 32;
@@ -45,21 +42,18 @@ fn multiply_few_with<S: Simd>(
     rows: Range<usize>,
     out: &mut [ElementsMut<'_>],
 ) {
-    let mut results = [[0.0; RESULT_ROWS]; TOKENS];
+    let mut results = [[0.0; RESULT_ROWS]; FEW_TOKENS];
     for start in rows.clone().step_by(RESULT_ROWS) {
         let strip_rows = start..(start + RESULT_ROWS).min(rows.end);
-        // From the second turn on, the rows are in a cache.
-        for (turn, out) in out.chunks_mut(TOKENS).enumerate() {
-            let x = (x, turn * TOKENS);
-            match out.len() {
-                1 => strip::<S, 1, 6>(simd, x, (matrix, &strip_rows), &mut results),
-                2 => strip::<S, 2, 4>(simd, x, (matrix, &strip_rows), &mut results),
-                3 => strip::<S, 3, 3>(simd, x, (matrix, &strip_rows), &mut results),
-                _ => strip::<S, 4, 2>(simd, x, (matrix, &strip_rows), &mut results),
-            }
-            for (out, results) in out.iter_mut().zip(&results) {
-                out.store(start - rows.start, &results[..strip_rows.len()]);
-            }
+        let weights = (matrix, &strip_rows);
+        match out.len() {
+            1 => strip::<S, 1, 6>(simd, x, weights, &mut results),
+            2 => strip::<S, 2, 4>(simd, x, weights, &mut results),
+            3 => strip::<S, 3, 3>(simd, x, weights, &mut results),
+            _ => strip::<S, FEW_TOKENS, 2>(simd, x, weights, &mut results),
+        }
+        for (out, results) in out.iter_mut().zip(&results) {
+            out.store(start - rows.start, &results[..strip_rows.len()]);
         }
     }
 }
@@ -68,9 +62,9 @@ fn multiply_few_with<S: Simd>(
 #[inline(always)]
 fn strip<S: Simd, const T: usize, const ROWS: usize>(
     simd: S,
-    (x, token): (&Activations, usize),
+    x: &Activations,
     (matrix, rows): (&QuantMatrix<'_>, &Range<usize>),
-    results: &mut [[f32; RESULT_ROWS]; TOKENS],
+    results: &mut [[f32; RESULT_ROWS]; FEW_TOKENS],
 ) {
     for first_row in rows.clone().step_by(ROWS) {
         // The last row is computed again where rows are missing.
@@ -78,7 +72,7 @@ fn strip<S: Simd, const T: usize, const ROWS: usize>(
         for (offset, row) in together.iter_mut().enumerate() {
             *row = (*row + offset).min(rows.end - 1);
         }
-        let sums = block::<S, T, ROWS>(simd, (x, token), matrix, together);
+        let sums = block::<S, T, ROWS>(simd, x, matrix, together);
         for t in 0..T {
             for r in 0..ROWS {
                 results[t][together[r] - rows.start] = sums[t][r];
@@ -87,11 +81,11 @@ fn strip<S: Simd, const T: usize, const ROWS: usize>(
     }
 }
 
-/// The inner loop: `T * ROWS` sums in registers, for the tokens from `token` on.
+/// The inner loop: `T * ROWS` sums in registers.
 #[inline(always)]
 fn block<S: Simd, const T: usize, const ROWS: usize>(
     simd: S,
-    (x, token): (&Activations, usize),
+    x: &Activations,
     matrix: &QuantMatrix<'_>,
     rows: [usize; ROWS],
 ) -> [[f32; ROWS]; T] {
@@ -110,7 +104,7 @@ fn block<S: Simd, const T: usize, const ROWS: usize>(
     }
     let mut values: [&[[[f32; LANES]; GROUP_VECTORS]]; T] = [&[]; T];
     for t in 0..T {
-        values[t] = &x.row(token + t).as_chunks().0[..num_groups];
+        values[t] = &x.row(t).as_chunks().0[..num_groups];
     }
     let mut sums = [[simd.splat(0.0); ROWS]; T];
     for group in 0..num_groups {

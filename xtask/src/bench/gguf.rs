@@ -210,3 +210,35 @@ fn tensors(config: &Value) -> anyhow::Result<Vec<Tensor>> {
     }
     Ok(tensors)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_ends_where_its_last_tensor_does() {
+        let config = serde_json::json!({
+            "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 100,
+            "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
+            "tie_word_embeddings": true,
+        });
+        let dir = crate::process::target_dir().join("tmp");
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("gguf-test.gguf");
+        write(&config, &path).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(&bytes[..8], b"GGUF\x03\0\0\0");
+        let tensors = tensors(&config).unwrap();
+        // Two for the whole, eleven a layer.
+        assert_eq!((bytes[8], tensors.len()), (24, 24));
+        let data: u64 = tensors.iter().map(|it| it.bytes().next_multiple_of(ALIGNMENT)).sum();
+        let weights: u64 = tensors.iter().map(|it| it.dims.iter().product::<u64>()).sum();
+        assert!(data > weights / 2 && (data as usize) < bytes.len());
+        let header = bytes.len() - data as usize;
+        assert!(header.is_multiple_of(ALIGNMENT as usize));
+        // The first tensor begins with a block's scale.
+        assert_eq!(bytes[header..header + 2], half::f16::from_f32(0.005).to_le_bytes());
+    }
+}

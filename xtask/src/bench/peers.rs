@@ -145,46 +145,95 @@ impl Figures {
     }
 
     fn print(&self, options: &Options, programs: &Programs) -> anyhow::Result<()> {
-        let mut rows = Vec::new();
-        println!("{:<36} {:>9}  {:>22} {:>6}", "tokens/s", OURS, "best peer", "ratio");
-        for case in self.cases() {
-            let ours = self.of(case, OURS);
-            let peers = [LLAMA, LLAMA_HUGE, DLLAMA, MLX_LM].map(|who| (who, self.of(case, who)));
-            let best = peers
-                .iter()
-                .filter_map(|&(who, it)| Some((who, it?)))
-                .max_by(|a, b| a.1.total_cmp(&b.1));
-            let ratio = ours.zip(best).map(|(ours, (_, peer))| ours / peer);
-            let peer = best.map_or("-".to_owned(), |(who, it)| format!("{it:.1} {who}"));
-            let text = |it: Option<f64>| it.map_or("-".to_owned(), |it| format!("{it:.2}"));
-            println!("{case:<36} {:>9}  {peer:>30} {:>6}", text(ours), text(ratio));
-            let peers: BTreeMap<&str, f64> =
-                peers.iter().filter_map(|&(who, it)| Some((who, it?))).collect();
-            rows.push(json!({"case": case, "jackalope": ours, "peers": peers, "ratio": ratio}));
-        }
-        let ceilings = self.print_ceilings(options, programs)?;
+        let rows: Vec<Row<'_>> = self.cases().into_iter().map(|case| self.row(case)).collect();
+        let ceilings = self.ceilings(options, programs)?;
         if options.is_json {
-            println!("{}", json!({"size": options.size, "cases": rows, "ceilings": ceilings}));
+            let cases: Vec<Value> = rows.iter().map(Row::json).collect();
+            let ceilings: Vec<Value> = ceilings.iter().map(Ceiling::json).collect();
+            println!("{}", json!({"size": options.size, "cases": cases, "ceilings": ceilings}));
+            return Ok(());
         }
+        println!("{:<36} {OURS:>9}  {:>30} {:>6}", "tokens/s", "best peer", "ratio");
+        rows.iter().for_each(|row| println!("{}", row.text()));
+        ceilings.iter().for_each(|ceiling| println!("{}", ceiling.text()));
         Ok(())
     }
 
+    fn row<'a>(&self, case: &'a str) -> Row<'a> {
+        let peers = [LLAMA, LLAMA_HUGE, DLLAMA, MLX_LM];
+        let peers = peers.into_iter().filter_map(|who| Some((who, self.of(case, who)?)));
+        Row { case, ours: self.of(case, OURS), peers: peers.collect() }
+    }
+
     /// Decoding beside the memory: every weight is read once for each token.
-    fn print_ceilings(&self, options: &Options, programs: &Programs) -> anyhow::Result<Vec<Value>> {
-        let weights = fs::metadata(programs.model.join("model.safetensors"))?.len() as f64;
-        let mut rows = Vec::new();
-        for count in options.thread_counts() {
-            let read = limits(&Threads::new(count as usize)).read_bytes_per_s;
-            let ours = self.of(&decode_case(count), OURS).unwrap_or(0.0);
-            let percent = 100.0 * ours * weights / read;
-            println!(
-                "{count} threads read {:.1} GB/s, {:.1} tokens/s at most: decoding reaches {percent:.0} %",
-                read / 1e9,
-                read / weights
-            );
-            rows.push(json!({"threads": count, "read_bytes_per_s": read, "percent": percent}));
-        }
-        Ok(rows)
+    fn ceilings(&self, options: &Options, programs: &Programs) -> anyhow::Result<Vec<Ceiling>> {
+        let weights_bytes = fs::metadata(programs.model.join("model.safetensors"))?.len() as f64;
+        let ceiling = |threads: u32| Ceiling {
+            threads,
+            read_bytes_per_s: limits(&Threads::new(threads as usize)).read_bytes_per_s,
+            weights_bytes,
+            ours: self.of(&decode_case(threads), OURS).unwrap_or(0.0),
+        };
+        Ok(options.thread_counts().into_iter().map(ceiling).collect())
+    }
+}
+
+/// A line of the report.
+struct Row<'a> {
+    case: &'a str,
+    ours: Option<f64>,
+    peers: Vec<(&'static str, f64)>,
+}
+
+impl Row<'_> {
+    fn best_peer(&self) -> Option<(&'static str, f64)> {
+        self.peers.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1))
+    }
+
+    fn ratio(&self) -> Option<f64> {
+        self.ours.zip(self.best_peer()).map(|(ours, (_, peer))| ours / peer)
+    }
+
+    fn text(&self) -> String {
+        let number = |it: Option<f64>| it.map_or("-".to_owned(), |it| format!("{it:.2}"));
+        let peer = self.best_peer().map_or("-".to_owned(), |(who, it)| format!("{it:.1} {who}"));
+        let (ours, ratio) = (number(self.ours), number(self.ratio()));
+        format!("{:<36} {ours:>9}  {peer:>30} {ratio:>6}", self.case)
+    }
+
+    fn json(&self) -> Value {
+        let peers: BTreeMap<&str, f64> = self.peers.iter().copied().collect();
+        json!({"case": self.case, "jackalope": self.ours, "peers": peers, "ratio": self.ratio()})
+    }
+}
+
+/// What the memory allows.
+struct Ceiling {
+    threads: u32,
+    read_bytes_per_s: f64,
+    weights_bytes: f64,
+    /// Tokens per second.
+    ours: f64,
+}
+
+impl Ceiling {
+    fn percent(&self) -> f64 {
+        100.0 * self.ours * self.weights_bytes / self.read_bytes_per_s
+    }
+
+    fn text(&self) -> String {
+        let most = self.read_bytes_per_s / self.weights_bytes;
+        format!(
+            "threads: {}; they read {:.1} GB/s, {most:.1} tokens/s at most: decoding reaches {:.0} %",
+            self.threads,
+            self.read_bytes_per_s / 1e9,
+            self.percent()
+        )
+    }
+
+    fn json(&self) -> Value {
+        let (read, percent) = (self.read_bytes_per_s, self.percent());
+        json!({"threads": self.threads, "read_bytes_per_s": read, "percent": percent})
     }
 }
 
@@ -469,4 +518,29 @@ fn output_of(program: &mut std::process::Command) -> anyhow::Result<String> {
     );
     // Peers print pieces of characters.
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_is_to_the_best_peer_of_its_line() {
+        let mut figures = Figures::default();
+        for (who, speed) in [(OURS, 30.0), (LLAMA, 10.0), (LLAMA, 20.0), (LLAMA_HUGE, 15.0)] {
+            figures.add("a", who, speed);
+        }
+        figures.add("b", MLX_LM, 1.0);
+        assert_eq!(figures.cases(), ["a", "b"]);
+        let row = figures.row("a");
+        assert_eq!((row.best_peer(), row.ratio()), (Some((LLAMA, 20.0)), Some(1.5)));
+        assert_eq!(figures.row("b").json()["ratio"], Value::Null);
+    }
+
+    #[test]
+    fn the_speeds_of_distributed_llama_are_read_in_order() {
+        let output = "Evaluation\n   tokens/s: 83.84 (11.93 ms/tok)\nPrediction\n   tokens/s: 24.48 (4 ms)\n";
+        assert_eq!(dllama_speeds(output), Some((83.84, 24.48)));
+        assert_eq!(dllama_speeds("Evaluation\n   tokens/s: 1.0\n"), None);
+    }
 }

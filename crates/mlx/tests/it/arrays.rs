@@ -131,3 +131,20 @@ fn memory_is_counted_in_bytes() {
     assert!(memory::cache_bytes() < bytes, "{}", memory::cache_bytes());
     memory::set_cache_limit(before).unwrap();
 }
+
+#[test]
+fn pinned_values_outlive_the_array_and_are_read_by_other_threads() {
+    let x = Array::arange(6, Dtype::F32).reshape(&[2, 3]);
+    let (whole, view) = (x.pin().unwrap(), x.transpose(&[1, 0]).pin().unwrap());
+    drop(x);
+    let read = std::thread::spawn(move || (whole.values::<f32>().to_vec(), whole.dtype()));
+    assert_eq!(read.join().unwrap(), (vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0], Dtype::F32));
+    assert_eq!(view.clone().values::<f32>(), [0.0, 3.0, 1.0, 4.0, 2.0, 5.0], "in row order");
+}
+
+#[test]
+#[should_panic(expected = "a kernel reads a buffer of F32 elements")]
+fn pinned_values_are_of_their_type_alone() {
+    let pinned = Array::arange(6, Dtype::F32).pin().unwrap();
+    pinned.values::<u32>();
+}
