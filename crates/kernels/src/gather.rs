@@ -1,8 +1,7 @@
 //! Products in which each row of activations chooses its matrix: the experts of a mixture.
 
-use half::{bf16, f16};
-
 use crate::elements::{Elements, ElementsMut};
+use crate::floats::Floats;
 use crate::matmul::{DenseMatrix, Matrix, RowProducts, multiply};
 use crate::quant::QuantMatrix;
 use crate::threads::Threads;
@@ -76,35 +75,7 @@ fn gather(
     for (expert, rows) in rows_of.into_iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
         let matrix = w.rows(expert * features..(expert + 1) * features);
         let out = rows.iter().map(|row| views[*row].take().expect("a row has one expert"));
-        let (out, x) = (out.collect(), Gathered::new(x, &rows, input));
-        multiply(x.view(), vec![RowProducts { matrix, out }], threads);
-    }
-}
-
-/// Rows of activations, together.
-enum Gathered {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-}
-
-impl Gathered {
-    fn new(x: Elements<'_>, rows: &[usize], input: usize) -> Gathered {
-        fn together<T: Copy>(values: &[T], rows: &[usize], input: usize) -> Vec<T> {
-            rows.iter().flat_map(|row| &values[row * input..(row + 1) * input]).copied().collect()
-        }
-        match x {
-            Elements::F32(values) => Gathered::F32(together(values, rows, input)),
-            Elements::F16(values) => Gathered::F16(together(values, rows, input)),
-            Elements::Bf16(values) => Gathered::Bf16(together(values, rows, input)),
-        }
-    }
-
-    fn view(&self) -> Elements<'_> {
-        match self {
-            Gathered::F32(values) => Elements::F32(values),
-            Gathered::F16(values) => Elements::F16(values),
-            Gathered::Bf16(values) => Elements::Bf16(values),
-        }
+        let (out, x) = (out.collect(), Floats::of_rows(x, &rows, input));
+        multiply(x.elements(), vec![RowProducts { matrix, out }], threads);
     }
 }

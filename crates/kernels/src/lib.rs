@@ -19,6 +19,7 @@ mod dot;
 mod elements;
 mod embedding;
 mod float8;
+mod floats;
 mod gather;
 mod integer;
 pub mod logits;
@@ -38,6 +39,7 @@ pub use attention::{
 };
 pub use elements::{Elements, ElementsMut, Float};
 pub use embedding::{embedding, quantized_embedding};
+pub use floats::Floats;
 pub use gather::{Choice, gathered_matmul, gathered_quantized_matmul};
 pub use machine::{Limits, limits};
 pub use matmul::{DenseMatrix, Matrix, Product, matmul, matmul_each, quantized_matmul};

@@ -11,10 +11,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use jackalope_kernels::{KvPage, key_place};
+use jackalope_kernels::{Floats, KvPage, key_place};
 use jackalope_mlx::{Array, Dtype, Error};
 
-use crate::layers::{Floats, dim};
+use crate::layers::{dim, float};
 use crate::parallel::Compute;
 
 /// Caches grow in steps of so many tokens.
@@ -252,7 +252,7 @@ pub(crate) struct Page {
 
 impl Page {
     fn new(dtype: Dtype, width: usize, head_dim: usize) -> Page {
-        let zeros = || Floats::zeros(dtype, CACHE_GRANULE_TOKENS * width);
+        let zeros = || Floats::zeros(float(dtype), CACHE_GRANULE_TOKENS * width);
         Page { keys: zeros(), values: zeros(), head_dim }
     }
 

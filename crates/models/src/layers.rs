@@ -4,7 +4,6 @@
 
 mod attention;
 mod embedding;
-mod floats;
 mod kernel;
 mod linear;
 mod mlp;
@@ -14,8 +13,7 @@ mod rope;
 
 pub(crate) use attention::{Attention, AttentionParts, Heads};
 pub(crate) use embedding::{Embedding, Head};
-pub(crate) use floats::Floats;
-pub(crate) use kernel::dim;
+pub(crate) use kernel::{dim, float};
 pub(crate) use linear::{Bias, Linear};
 pub(crate) use mlp::Mlp;
 pub(crate) use norm::RmsNorm;

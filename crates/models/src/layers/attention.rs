@@ -3,11 +3,12 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use jackalope_kernels::{self as kernels, AttentionConfig, Elements, KvPage, SequenceKv, Threads};
+use jackalope_kernels::{
+    self as kernels, AttentionConfig, Elements, Floats, KvPage, SequenceKv, Threads,
+};
 use jackalope_mlx::{Array, Dtype, fast};
 
-use super::floats::Floats;
-use super::kernel::dim;
+use super::kernel::{dim, float};
 use super::linear::{Linear, LinearKernel};
 use super::norm::{NormKernel, RmsNorm};
 use super::residual::Residual;
@@ -226,7 +227,7 @@ impl AttentionKernel {
             SequenceKv { pages, length: span.start + num_queries, num_queries }
         });
         let sequences: Vec<SequenceKv<'_>> = sequences.collect();
-        let mut out = Floats::zeros(self.dtype, q.len());
+        let mut out = Floats::zeros(float(self.dtype), q.len());
         let q = Elements::F32(&q);
         kernels::attention(q, &sequences, &self.config, out.elements_mut(), threads);
         out

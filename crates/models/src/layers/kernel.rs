@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use jackalope_kernels as kernels;
-use jackalope_kernels::{Elements, ElementsMut, Product, QuantFormat, QuantMode, Scales, Threads};
+use jackalope_kernels::{
+    Elements, ElementsMut, Float, Product, QuantFormat, QuantMode, Scales, Threads,
+};
 use jackalope_mlx::{Array, Buffer, BufferMut, Dtype, Pinned, custom, quant};
 use jackalope_protocol::KernelTimings;
 
@@ -331,6 +333,20 @@ fn elements_mut<'a>(buffer: &'a mut BufferMut<'_>) -> ElementsMut<'a> {
 pub(super) fn zeros_after(x: &Array, width: usize, dtype: Dtype) -> Array {
     let column = x.slice_axis(1, 0, 1);
     column.less(&column).astype(dtype).broadcast_to(&[x.dim(0), dim(width)])
+}
+
+/// The kernels' name of the type that a model is computed in.
+///
+/// # Panics
+/// If it is no float.
+#[track_caller]
+pub(crate) fn float(dtype: Dtype) -> Float {
+    match dtype {
+        Dtype::F32 => Float::F32,
+        Dtype::F16 => Float::F16,
+        Dtype::Bf16 => Float::Bf16,
+        other => panic!("a model is computed in floats, found {other:?}"),
+    }
 }
 
 /// A dimension as MLX counts it.

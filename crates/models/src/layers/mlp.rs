@@ -1,9 +1,9 @@
 //! The feed-forward block.
 
-use jackalope_kernels as kernels;
+use jackalope_kernels::{self as kernels, Floats};
 use jackalope_mlx::Dtype;
 
-use super::floats::Floats;
+use super::kernel::float;
 use super::linear::{Bias, Linear, LinearKernel};
 use super::norm::RmsNorm;
 use super::residual::Residual;
@@ -58,7 +58,7 @@ impl Mlp {
         let (linears, dtype) = ([gate_proj.kernel(), up_proj.kernel()], *dtype);
         residual.kernel_block(norm, down_proj, threads, move |x, threads| {
             let [gate, up] = LinearKernel::products(&linears, x, threads);
-            let mut inner = Floats::zeros(dtype, gate.len());
+            let mut inner = Floats::zeros(float(dtype), gate.len());
             kernels::swiglu(&gate, &up, inner.elements_mut(), threads);
             inner
         })

@@ -14,11 +14,10 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use jackalope_kernels::{self as kernels, Elements, ElementsMut, Terms, Threads};
+use jackalope_kernels::{self as kernels, Elements, ElementsMut, Floats, Terms, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned};
 
-use super::floats::Floats;
-use super::kernel::{MatrixKernel, Outputs, elements, primitives, zeros_after};
+use super::kernel::{MatrixKernel, Outputs, elements, float, primitives, zeros_after};
 use super::linear::Linear;
 use super::norm::{NormKernel, RmsNorm};
 use crate::parallel::{Compute, TensorParallel};
@@ -189,12 +188,12 @@ impl<'a> Chain<'a> {
 
     fn run(&mut self, block: &'a BlockKernel, threads: &Threads) {
         if let Some(added) = self.added.take() {
-            let mut h = Floats::zeros(self.dtype, added.product.len());
+            let mut h = Floats::zeros(float(self.dtype), added.product.len());
             self.add(&added, h.elements_mut(), threads);
             self.h = Stream::Made(h);
         }
         let h = self.h.elements();
-        let mut normed = Floats::zeros(self.dtype, h.len());
+        let mut normed = Floats::zeros(float(self.dtype), h.len());
         block.norm.norm(h, normed.elements_mut(), threads);
         let x = (block.work)(normed.elements(), threads);
         let mut product = vec![0.0; h.len()];

@@ -1,28 +1,45 @@
-//! Floats of the model's type outside MLX's arrays.
+//! Buffers of floats whose element type is known only at run time.
 
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
-use jackalope_kernels::{Elements, ElementsMut};
-use jackalope_mlx::Dtype;
+
+use crate::elements::{Elements, ElementsMut, Float};
 
 /// A buffer of floats.
 #[derive(Clone, Debug)]
-pub(crate) enum Floats {
+pub enum Floats {
+    /// Single precision.
     F32(Vec<f32>),
+    /// Half precision.
     F16(Vec<f16>),
+    /// Brain floats.
     Bf16(Vec<bf16>),
 }
 
 impl Floats {
-    pub(crate) fn zeros(dtype: Dtype, len: usize) -> Floats {
-        match dtype {
-            Dtype::F16 => Floats::F16(vec![f16::ZERO; len]),
-            Dtype::Bf16 => Floats::Bf16(vec![bf16::ZERO; len]),
-            _ => Floats::F32(vec![0.0; len]),
+    /// `len` zeros.
+    pub fn zeros(float: Float, len: usize) -> Floats {
+        match float {
+            Float::F32 => Floats::F32(vec![0.0; len]),
+            Float::F16 => Floats::F16(vec![f16::ZERO; len]),
+            Float::Bf16 => Floats::Bf16(vec![bf16::ZERO; len]),
         }
     }
 
-    pub(crate) fn elements(&self) -> Elements<'_> {
+    /// Some rows of `width` elements, in the order of `rows`.
+    pub(crate) fn of_rows(from: Elements<'_>, rows: &[usize], width: usize) -> Floats {
+        fn together<T: Copy>(values: &[T], rows: &[usize], width: usize) -> Vec<T> {
+            rows.iter().flat_map(|row| &values[row * width..(row + 1) * width]).copied().collect()
+        }
+        match from {
+            Elements::F32(values) => Floats::F32(together(values, rows, width)),
+            Elements::F16(values) => Floats::F16(together(values, rows, width)),
+            Elements::Bf16(values) => Floats::Bf16(together(values, rows, width)),
+        }
+    }
+
+    /// To be read.
+    pub fn elements(&self) -> Elements<'_> {
         match self {
             Floats::F32(values) => Elements::F32(values),
             Floats::F16(values) => Elements::F16(values),
@@ -30,7 +47,8 @@ impl Floats {
         }
     }
 
-    pub(crate) fn elements_mut(&mut self) -> ElementsMut<'_> {
+    /// To be written.
+    pub fn elements_mut(&mut self) -> ElementsMut<'_> {
         match self {
             Floats::F32(values) => ElementsMut::F32(values),
             Floats::F16(values) => ElementsMut::F16(values),
@@ -39,7 +57,7 @@ impl Floats {
     }
 
     /// Rounds `values` into the elements from `start` on.
-    pub(crate) fn store(&mut self, start: usize, values: &[f32]) {
+    pub fn store(&mut self, start: usize, values: &[f32]) {
         let range = start..start + values.len();
         match self {
             Floats::F32(floats) => floats[range].copy_from_slice(values),
@@ -49,7 +67,7 @@ impl Floats {
     }
 
     /// Rounds `values` into the elements `start`, `start + step`, ….
-    pub(crate) fn store_strided(&mut self, start: usize, step: usize, values: &[f32]) {
+    pub fn store_strided(&mut self, start: usize, step: usize, values: &[f32]) {
         match self {
             Floats::F32(floats) => {
                 let places = floats[start..].iter_mut().step_by(step);
