@@ -7,7 +7,10 @@
 //!   platform (macos, linux): what only one system can tell, read from commands and files
 //! ```
 
+pub mod facts;
+pub mod hostfile;
 pub mod local;
 pub mod platform;
 pub mod process;
+pub mod shell;
 pub mod stock;

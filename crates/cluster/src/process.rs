@@ -40,6 +40,9 @@ pub struct Spawn {
     pub input: Vec<u8>,
     /// Whether its standard output is read through [`Child::take_stdout`]; else it is discarded.
     pub reads_stdout: bool,
+    /// Whether its standard error is read through [`Child::take_stderr`]; else its lines go to our
+    /// log and the last of them are kept.
+    pub reads_stderr: bool,
 }
 
 /// A running program; killed when dropped.
@@ -49,6 +52,7 @@ pub struct Child {
     /// Kept open: its end tells the child that we are gone.
     stdin: Option<ChildStdin>,
     stdout: Option<ChildStdout>,
+    stderr: Option<ChildStderr>,
     tail: Arc<Mutex<Tail>>,
     ended: Option<ExitStatus>,
 }
@@ -70,6 +74,7 @@ impl Spawn {
             label: label.into(),
             input: Vec::new(),
             reads_stdout: false,
+            reads_stderr: false,
         }
     }
 
@@ -90,16 +95,18 @@ impl Spawn {
             .process_group(0)
             .spawn()?;
         let mut stdin = child.stdin.take().expect("standard input is piped");
-        let stderr = child.stderr.take().expect("standard error is piped");
+        let mut stderr = child.stderr.take();
         let stdout = child.stdout.take();
         let tail = Arc::new(Mutex::new(Tail::default()));
-        let writer = Arc::clone(&tail);
         let label = self.label;
-        thread::Builder::new()
-            .name(format!("stderr of {label}"))
-            .spawn(move || keep_tail(stderr, &label, &writer))?;
+        if let Some(stderr) = stderr.take_if(|_| !self.reads_stderr) {
+            let writer = Arc::clone(&tail);
+            thread::Builder::new()
+                .name(format!("stderr of {label}"))
+                .spawn(move || keep_tail(stderr, &label, &writer))?;
+        }
         let sent = stdin.write_all(&self.input).and_then(|()| stdin.flush());
-        let mut child = Child { child, stdin: Some(stdin), stdout, tail, ended: None };
+        let mut child = Child { child, stdin: Some(stdin), stdout, stderr, tail, ended: None };
         if let Err(err) = sent {
             child.kill();
             return Err(err);
@@ -117,6 +124,11 @@ impl Child {
     /// What it writes to its standard output; once, and only if asked for.
     pub fn take_stdout(&mut self) -> Option<ChildStdout> {
         self.stdout.take()
+    }
+
+    /// What it writes to its standard error; once, and only if asked for.
+    pub fn take_stderr(&mut self) -> Option<ChildStderr> {
+        self.stderr.take()
     }
 
     /// How it ended, once it has; does not wait.
@@ -150,6 +162,17 @@ impl Child {
         };
         stdin.write_all(bytes)?;
         stdin.flush()
+    }
+
+    /// Writes all of `bytes` to its standard input on a thread of its own, then closes it. The
+    /// child may end without having read them.
+    pub fn feed(&mut self, bytes: Vec<u8>) -> thread::JoinHandle<()> {
+        let stdin = self.stdin.take();
+        thread::spawn(move || {
+            if let Some(mut stdin) = stdin {
+                stdin.write_all(&bytes).ok();
+            }
+        })
     }
 
     /// Closes its standard input: asks it to end.

@@ -1,0 +1,335 @@
+//! Short scripts on the machines of a cluster: here with `/bin/sh`, elsewhere through the user's own
+//! `ssh`, whose configuration, keys and jump hosts are honoured. Never waits for a password.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io::{self, Read};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use crate::process::{Spawn, describe};
+
+/// How long `ssh` may take to connect.
+const CONNECT_SECONDS: u32 = 5;
+
+/// What a script may print; the rest is cut off.
+const OUTPUT_BYTES_MAX: u64 = 16 << 20;
+
+/// `ssh` itself failed, not the script.
+const SSH_FAILED: i32 = 255;
+
+/// Runs scripts on machines.
+pub trait Shell: Send + Sync {
+    /// Runs `script` with a POSIX shell on `host`, an argument of `ssh` or `127.0.0.1` for this
+    /// machine; `input` is its standard input.
+    ///
+    /// # Errors
+    /// [`ShellError`] if the script did not run or did not end in time. A script that fails is no
+    /// error: see [`Output::status`].
+    fn run(
+        &self,
+        host: &str,
+        script: &str,
+        input: &[u8],
+        timeout: Duration,
+    ) -> Result<Output, ShellError>;
+}
+
+/// What a script left.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Output {
+    /// Its exit status; 128 and more for a signal.
+    pub status: i32,
+    /// Its standard output.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+/// A script that could not be run.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+#[error("{host}: {kind}{}", .detail.as_ref().map(|it| format!(": {it}")).unwrap_or_default())]
+pub struct ShellError {
+    /// The machine.
+    pub host: String,
+    /// What is wrong.
+    pub kind: ShellErrorKind,
+    /// What the system or `ssh` says.
+    pub detail: Option<String>,
+}
+
+/// Why a script could not be run.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ShellErrorKind {
+    /// There is no `ssh` here.
+    NoSsh,
+    /// The name means nothing to `ssh`.
+    UnknownName,
+    /// Its host key is not known yet, or has changed.
+    HostKey,
+    /// It wants a password, or refuses our keys.
+    Refused,
+    /// Nothing answers on its SSH port.
+    NoServer,
+    /// There is no way there: on macOS also what a program without the Local Network permission sees.
+    NoRoute,
+    /// It did not answer in time.
+    Timeout,
+    /// The connection broke, or something else.
+    Broken,
+}
+
+impl ShellErrorKind {
+    /// What to type next.
+    pub fn hint(self, host: &str) -> String {
+        match self {
+            ShellErrorKind::NoSsh => "install OpenSSH's client, or name it with `--ssh`".to_owned(),
+            ShellErrorKind::UnknownName => {
+                format!("write the machine's address, or add `Host {host}` to ~/.ssh/config")
+            }
+            ShellErrorKind::HostKey => {
+                format!("run `ssh {host}` once and compare the key it shows")
+            }
+            ShellErrorKind::Refused => format!("run `ssh-copy-id {host}`, then `ssh {host} true`"),
+            ShellErrorKind::NoServer => {
+                "switch on Remote Login there (System Settings, General, Sharing)".to_owned()
+            }
+            ShellErrorKind::NoRoute => format!(
+                "look at the cable and the address (`ping`); on macOS allow your terminal under \
+                 System Settings, Privacy & Security, Local Network, then try `ssh {host} true`"
+            ),
+            ShellErrorKind::Timeout | ShellErrorKind::Broken => {
+                format!("is it awake and connected? Try `ssh {host} true`")
+            }
+        }
+    }
+}
+
+impl fmt::Display for ShellErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ShellErrorKind::NoSsh => "ssh cannot be started",
+            ShellErrorKind::UnknownName => "no machine of this name is known",
+            ShellErrorKind::HostKey => "its host key is not trusted",
+            ShellErrorKind::Refused => "it accepts none of our keys",
+            ShellErrorKind::NoServer => "its SSH port refuses connections",
+            ShellErrorKind::NoRoute => "there is no route to it",
+            ShellErrorKind::Timeout => "it did not answer in time",
+            ShellErrorKind::Broken => "ssh failed",
+        })
+    }
+}
+
+/// The real machines.
+#[derive(Clone, Debug)]
+pub struct SystemShell {
+    /// The program and arguments that stand for `ssh`.
+    ssh: Vec<String>,
+}
+
+impl SystemShell {
+    /// With the `ssh` to use: a program, possibly with arguments of its own. Empty for the usual one.
+    pub fn new(ssh: Vec<String>) -> SystemShell {
+        SystemShell { ssh: if ssh.is_empty() { vec!["ssh".to_owned()] } else { ssh } }
+    }
+
+    fn spawn(&self, host: &str, script: &str) -> Spawn {
+        if is_here(host) {
+            let mut spawn = Spawn::new("/bin/sh", host);
+            spawn.args = ["-c", script].map(OsString::from).to_vec();
+            return spawn;
+        }
+        let mut spawn = Spawn::new(&self.ssh[0], host);
+        let timeout = format!("ConnectTimeout={CONNECT_SECONDS}");
+        let options = [
+            "-T",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            &timeout,
+            "-o",
+            "ServerAliveInterval=5",
+            "-o",
+            "ServerAliveCountMax=3",
+            "-o",
+            "LogLevel=ERROR",
+            "--",
+            host,
+        ];
+        let command = format!("exec /bin/sh -c {}", quote(script));
+        spawn.args = self.ssh[1..].iter().map(OsString::from).collect();
+        spawn.args.extend(options.map(OsString::from));
+        spawn.args.push(OsString::from(command));
+        spawn
+    }
+}
+
+/// True for the names by which hostfiles mean the machine that reads them.
+pub fn is_here(host: &str) -> bool {
+    matches!(host, "127.0.0.1" | "localhost" | "::1")
+}
+
+/// One word of a shell's command line, whatever is in it.
+pub fn quote(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+impl Shell for SystemShell {
+    fn run(
+        &self,
+        host: &str,
+        script: &str,
+        input: &[u8],
+        timeout: Duration,
+    ) -> Result<Output, ShellError> {
+        let error =
+            |kind, detail: Option<String>| ShellError { host: host.to_owned(), kind, detail };
+        if host.is_empty() || host.starts_with('-') {
+            return Err(error(ShellErrorKind::UnknownName, None));
+        }
+        let mut spawn = self.spawn(host, script);
+        spawn.reads_stdout = true;
+        spawn.reads_stderr = true;
+        let mut child =
+            spawn.start().map_err(|err| error(ShellErrorKind::NoSsh, Some(err.to_string())))?;
+        let deadline = Instant::now() + timeout;
+        let stdout = read_all(child.take_stdout().expect("asked for"));
+        let stderr = read_all(child.take_stderr().expect("asked for"));
+        // On a thread: a script may print before it has read everything.
+        let fed = child.feed(input.to_vec());
+        let Some(status) = child.wait_until(deadline) else {
+            child.kill();
+            return Err(error(ShellErrorKind::Timeout, Some(format!("{timeout:?}"))));
+        };
+        drop(fed);
+        let stdout = stdout.join().unwrap_or_default();
+        let stderr = stderr.join().unwrap_or_default();
+        if status.code() == Some(SSH_FAILED) && !is_here(host) {
+            let last = stderr.trim().lines().last().map(str::to_owned);
+            return Err(error(kind_of(&stderr), last));
+        }
+        let Some(status) = status.code().or_else(|| signal_of(status)) else {
+            return Err(error(ShellErrorKind::Broken, Some(describe(status))));
+        };
+        Ok(Output { status, stdout, stderr })
+    }
+}
+
+/// As shells count: 128 and the signal.
+fn signal_of(status: std::process::ExitStatus) -> Option<i32> {
+    std::os::unix::process::ExitStatusExt::signal(&status).map(|signal| 128 + signal)
+}
+
+fn read_all(stream: impl Read + Send + 'static) -> thread::JoinHandle<String> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let mut stream = stream.take(OUTPUT_BYTES_MAX);
+        // What could be read until then is what there is.
+        stream.read_to_end(&mut bytes).ok();
+        // So that the other end is not held up by a full pipe.
+        io::copy(&mut stream.into_inner(), &mut io::sink()).ok();
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// What OpenSSH's words mean; its exit status is the same for all.
+fn kind_of(stderr: &str) -> ShellErrorKind {
+    const SIGNS: [(&str, ShellErrorKind); 14] = [
+        ("Could not resolve hostname", ShellErrorKind::UnknownName),
+        ("Host key verification failed", ShellErrorKind::HostKey),
+        ("REMOTE HOST IDENTIFICATION HAS CHANGED", ShellErrorKind::HostKey),
+        ("Permission denied", ShellErrorKind::Refused),
+        ("Too many authentication failures", ShellErrorKind::Refused),
+        ("No more authentication methods", ShellErrorKind::Refused),
+        ("Connection refused", ShellErrorKind::NoServer),
+        ("No route to host", ShellErrorKind::NoRoute),
+        ("Network is unreachable", ShellErrorKind::NoRoute),
+        ("Host is down", ShellErrorKind::NoRoute),
+        ("Operation timed out", ShellErrorKind::Timeout),
+        ("Connection timed out", ShellErrorKind::Timeout),
+        ("timed out during banner exchange", ShellErrorKind::Timeout),
+        ("not responding", ShellErrorKind::Timeout),
+    ];
+    let found = SIGNS.iter().find(|(sign, _)| stderr.contains(sign));
+    found.map_or(ShellErrorKind::Broken, |(_, kind)| *kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn fake_ssh(script: &str) -> SystemShell {
+        // `sh -c script sh …`: the script finds ssh's arguments in "$@".
+        SystemShell::new(["/bin/sh", "-c", script, "ssh"].map(str::to_owned).to_vec())
+    }
+
+    #[test]
+    fn a_script_gets_its_input_and_gives_its_output_and_status() {
+        let shell = SystemShell::new(Vec::new());
+        let found = shell.run("127.0.0.1", "cat; echo no >&2; exit 3", b"yes", LONG).unwrap();
+        let wanted = Output { status: 3, stdout: "yes".to_owned(), stderr: "no\n".to_owned() };
+        assert_eq!(found, wanted);
+        assert_eq!(shell.run("localhost", "kill -9 $$", b"", LONG).unwrap().status, 137);
+    }
+
+    #[test]
+    fn much_input_and_much_output_do_not_hold_each_other_up() {
+        let shell = SystemShell::new(Vec::new());
+        let input = vec![b'x'; 1 << 20];
+        let found = shell.run("127.0.0.1", "cat; cat >/dev/null", &input, LONG).unwrap();
+        assert_eq!(found.stdout.len(), input.len());
+    }
+
+    #[test]
+    fn ssh_is_told_never_to_ask_and_the_script_survives_its_quoting() {
+        let shell = fake_ssh(r#"for a in "$@"; do echo "<$a>"; done; eval "$(eval echo \${$#})""#);
+        let script = r#"echo "it's $((1 + 1))""#;
+        let found = shell.run("me@mac2", script, b"", LONG).unwrap().stdout;
+        assert!(
+            found.contains("<BatchMode=yes>") && found.contains("<ConnectTimeout=5>"),
+            "{found}"
+        );
+        assert!(found.contains("<-->\n<me@mac2>\n"), "{found}");
+        assert!(found.ends_with("it's 2\n"), "{found}");
+    }
+
+    #[test]
+    fn what_ssh_says_is_told_apart() {
+        for (says, wanted) in [
+            (
+                "ssh: Could not resolve hostname mac9: nodename nor servname",
+                ShellErrorKind::UnknownName,
+            ),
+            ("Host key verification failed.", ShellErrorKind::HostKey),
+            ("me@mac2: Permission denied (publickey,password).", ShellErrorKind::Refused),
+            ("ssh: connect to host mac2 port 22: Connection refused", ShellErrorKind::NoServer),
+            ("ssh: connect to host mac2 port 22: No route to host", ShellErrorKind::NoRoute),
+            ("ssh: connect to host mac2 port 22: Operation timed out", ShellErrorKind::Timeout),
+            ("something new", ShellErrorKind::Broken),
+        ] {
+            let shell = fake_ssh(&format!("echo '{says}' >&2; exit 255"));
+            let err = shell.run("mac2", "true", b"", LONG).unwrap_err();
+            assert_eq!(err.kind, wanted, "{says}");
+            assert!(err.to_string().starts_with("mac2: "), "{err}");
+            assert!(err.to_string().ends_with(says), "{err}");
+        }
+    }
+
+    #[test]
+    fn a_machine_that_does_not_answer_is_given_up() {
+        let err = fake_ssh("exec sleep 600")
+            .run("mac2", "true", b"", Duration::from_millis(50))
+            .unwrap_err();
+        assert_eq!(err.kind, ShellErrorKind::Timeout);
+    }
+
+    #[test]
+    fn what_would_be_an_option_of_ssh_is_no_host() {
+        let err = fake_ssh("echo ran").run("-oProxyCommand=x", "true", b"", LONG).unwrap_err();
+        assert_eq!(err.kind, ShellErrorKind::UnknownName);
+    }
+}
