@@ -82,7 +82,7 @@ pub(crate) struct RankArgs {
     #[arg(long)]
     pub(crate) checksums: bool,
     /// Seconds without progress after which a rank counts as frozen.
-    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) stall_timeout: u64,
 }
 

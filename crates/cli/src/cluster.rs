@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use jackalope_cluster::local::{LocalError, LocalRank, LocalRanks, find_rank_program};
 use jackalope_engine::link::{
-    LaunchError, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankProcess,
+    LaunchError, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankProcess, Seat,
 };
 use jackalope_engine::{
     Engine, EngineConfig, EngineError, EngineHandle, EngineState, KvBudget, Status,
@@ -82,7 +82,8 @@ impl Cluster {
             ..LinkTimeouts::default()
         };
         let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-        let config = LinkConfig { listen, secret, setup, timeouts };
+        let seats = Seat::local(&setup);
+        let config = LinkConfig { listen, secret, seats, timeouts, first_epoch: 0 };
         let link = Link::bind(config, Box::new(LocalLauncher(local)))?;
         let (engine, thread) = Engine::spawn(engine_config(args, &text), link);
         let end = tokio::task::spawn_blocking(move || thread.join());
@@ -180,6 +181,8 @@ fn setup(model_dir: &Path, args: &RankArgs) -> anyhow::Result<Setup> {
         checksums: args.checksums,
         collective_timeout_ms: millis(COLLECTIVE_TIMEOUT),
         join_timeout_ms: millis(JOIN_TIMEOUT),
+        silence_timeout_ms: 0,
+        orphan_ms: 0,
         profile: false,
     })
 }
