@@ -7,7 +7,9 @@
 //!   platform (macos, linux): what only one system can tell, read from commands and files
 //! ```
 
+pub mod agent;
 pub mod facts;
+pub mod home;
 pub mod hostfile;
 pub mod local;
 pub mod platform;

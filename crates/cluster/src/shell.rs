@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use crate::process::{Spawn, describe};
+use crate::process::{Spawn, exit_code};
 
 /// How long `ssh` may take to connect.
 const CONNECT_SECONDS: u32 = 5;
@@ -210,16 +210,8 @@ impl Shell for SystemShell {
             let last = stderr.trim().lines().last().map(str::to_owned);
             return Err(error(kind_of(&stderr), last));
         }
-        let Some(status) = status.code().or_else(|| signal_of(status)) else {
-            return Err(error(ShellErrorKind::Broken, Some(describe(status))));
-        };
-        Ok(Output { status, stdout, stderr })
+        Ok(Output { status: exit_code(status), stdout, stderr })
     }
-}
-
-/// As shells count: 128 and the signal.
-fn signal_of(status: std::process::ExitStatus) -> Option<i32> {
-    std::os::unix::process::ExitStatusExt::signal(&status).map(|signal| 128 + signal)
 }
 
 fn read_all(stream: impl Read + Send + 'static) -> thread::JoinHandle<String> {
