@@ -20,6 +20,7 @@
 pub mod frame;
 mod messages;
 mod plan;
+pub mod split;
 
 pub use frame::{FrameError, PROTOCOL_VERSION, read_preamble, write_preamble};
 pub use messages::{

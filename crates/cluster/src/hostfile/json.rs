@@ -295,6 +295,16 @@ mod tests {
     }
 
     #[test]
+    fn escapes_are_those_of_json() {
+        let text = r#""\"\\\/\b\f\n\r\t\u00e9\ud83e\udd8c""#;
+        let wanted = "\"\\/\u{8}\u{c}\n\r\té🦌".to_owned();
+        assert_eq!(parse(text).unwrap().value, Value::String(wanted));
+        for text in [r#""\x""#, r#""\u00g0""#, r#""\ud83e""#, r#""\ud83e\u0041""#, r#""\"#] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn what_is_no_json_is_named_with_its_place() {
         for (text, at, expected) in [
             ("", 0, "a value"),
