@@ -14,5 +14,6 @@ pub mod hostfile;
 pub mod local;
 pub mod platform;
 pub mod process;
+pub mod routes;
 pub mod shell;
 pub mod stock;

@@ -22,6 +22,7 @@ pub mod frame;
 mod messages;
 mod plan;
 pub mod secure;
+pub mod split;
 
 pub use frame::FrameError;
 pub use messages::{

@@ -238,7 +238,7 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 /// The least common multiple.
-pub(crate) fn lcm(a: usize, b: usize) -> usize {
+pub fn lcm(a: usize, b: usize) -> usize {
     a / gcd(a, b) * b
 }
 
