@@ -11,6 +11,8 @@ pub mod facts;
 pub mod hostfile;
 pub mod local;
 pub mod platform;
+pub mod probe;
 pub mod process;
+pub mod report;
 pub mod shell;
 pub mod stock;
