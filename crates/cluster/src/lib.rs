@@ -7,6 +7,7 @@
 //!   platform (macos, linux): what only one system can tell, read from commands and files
 //! ```
 
+pub mod autoconfig;
 pub mod facts;
 pub mod hostfile;
 pub mod local;

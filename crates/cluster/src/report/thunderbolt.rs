@@ -60,6 +60,21 @@ impl Generation {
         if bits_per_s > 40_000_000_000 { Generation::Five } else { Generation::Four }
     }
 
+    /// What a chip's own ports are, from Apple's specifications of the Macs that have it.
+    pub fn of_chip(chip: &str) -> Option<Generation> {
+        const FIVE: [&str; 6] = ["M3 Ultra", "M4 Pro", "M4 Max", "M5 Pro", "M5 Max", "M5 Ultra"];
+        const FOUR: [&str; 13] = [
+            "M1", "M1 Pro", "M1 Max", "M1 Ultra", "M2", "M2 Pro", "M2 Max", "M2 Ultra", "M3",
+            "M3 Pro", "M3 Max", "M4", "M5",
+        ];
+        let name = chip.strip_prefix("Apple ")?;
+        match (FIVE.contains(&name), FOUR.contains(&name)) {
+            (true, _) => Some(Generation::Five),
+            (_, true) => Some(Generation::Four),
+            _ => None,
+        }
+    }
+
     /// What people call it.
     pub fn name(self) -> &'static str {
         match self {
