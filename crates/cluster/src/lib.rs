@@ -8,12 +8,15 @@
 //! ```
 
 pub mod agent;
+pub mod autoconfig;
 pub mod facts;
 pub mod home;
 pub mod hostfile;
 pub mod local;
 pub mod platform;
+pub mod probe;
 pub mod process;
+pub mod report;
 pub mod routes;
 pub mod shell;
 pub mod stock;
