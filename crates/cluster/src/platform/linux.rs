@@ -9,16 +9,6 @@ use crate::facts::NodeFacts;
 use crate::probe::{Sections, facts_here};
 use crate::report::NodeReport;
 
-/// This machine.
-pub fn facts() -> crate::facts::NodeFacts {
-    let memory = memory();
-    crate::facts::NodeFacts {
-        total_bytes: memory.map_or(0, |it| it.total_bytes),
-        free_bytes: memory.map_or(0, |it| it.free_bytes),
-        ..crate::facts::NodeFacts::default()
-    }
-}
-
 /// This machine's memory, if `/proc` tells.
 pub fn memory() -> Option<MachineMemory> {
     parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)

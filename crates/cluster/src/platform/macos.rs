@@ -16,16 +16,6 @@ use crate::report::{MacReport, NodeReport, Version};
 
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// This machine.
-pub fn facts() -> crate::facts::NodeFacts {
-    let memory = memory();
-    crate::facts::NodeFacts {
-        total_bytes: memory.map_or(0, |it| it.total_bytes),
-        free_bytes: memory.map_or(0, |it| it.free_bytes),
-        ..crate::facts::NodeFacts::default()
-    }
-}
-
 /// This machine's memory, if the commands tell. The GPU may wire at most `iogpu.wired_limit_mb`
 /// of it, or about three quarters where that is 0 (Apple's default).
 pub fn memory() -> Option<MachineMemory> {

@@ -114,22 +114,22 @@ fn tampered(tamper: impl Fn(Vec<u8>) -> Vec<u8>) -> Result<ToRank, FrameError> {
     frame::read(&mut receiver)
 }
 
-fn is_forged(result: Result<ToRank, FrameError>) -> bool {
+fn is_forged(result: &Result<ToRank, FrameError>) -> bool {
     matches!(result, Err(FrameError::Forged))
 }
 
 #[test]
 fn a_changed_repeated_or_missing_frame_ends_the_connection() {
     assert_eq!(tampered(|bytes| bytes).unwrap(), ToRank::Stop);
-    assert!(is_forged(tampered(|mut bytes| {
+    assert!(is_forged(&tampered(|mut bytes| {
         let last = bytes.len() - 1;
         bytes[last] ^= 1;
         bytes
     })));
     // The first frame again in place of the second, and the second in place of the first.
     let first = |bytes: &[u8]| 2 + usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
-    assert!(is_forged(tampered(|bytes| bytes[..first(&bytes)].repeat(2))));
-    assert!(is_forged(tampered(|bytes| bytes[first(&bytes)..].to_vec())));
+    assert!(is_forged(&tampered(|bytes| bytes[..first(&bytes)].repeat(2))));
+    assert!(is_forged(&tampered(|bytes| bytes[first(&bytes)..].to_vec())));
 }
 
 #[test]
