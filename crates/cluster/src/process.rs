@@ -120,6 +120,28 @@ impl Spawn {
     }
 }
 
+impl Spawn {
+    /// Starts it so that it outlives us: its output goes to `log`, its input ends at once. It should
+    /// leave our session by itself. Says which process it is.
+    ///
+    /// # Errors
+    /// If the system cannot start the program.
+    pub fn start_detached(self, log: std::fs::File) -> io::Result<u32> {
+        #[expect(clippy::disallowed_methods, reason = "this is the wrapper that others must use")]
+        let mut command = Command::new(&self.program);
+        let mut child = command
+            .args(&self.args)
+            .envs(self.env)
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        let mut stdin = child.stdin.take().expect("standard input is piped");
+        stdin.write_all(&self.input)?;
+        Ok(child.id())
+    }
+}
+
 impl Child {
     /// The process's number.
     pub fn pid(&self) -> u32 {
