@@ -4,12 +4,14 @@
 //! ```text
 //!   local ─▶ process ─▶ the system
 //!     └────▶ stock (what MLX's own transports want in the environment)
+//!   models: where checkpoints lie on a machine, whether they are whole, what is in them
 //!   platform (macos, linux): what only one system can tell, read from commands and files
 //! ```
 
 pub mod facts;
 pub mod hostfile;
 pub mod local;
+pub mod models;
 pub mod platform;
 pub mod process;
 pub mod shell;
