@@ -6,7 +6,8 @@
 //!                              │                  ─▶ manifest  which bytes are in it?
 //!                              └─▶ hub (the layout of Hugging Face's cache)
 //!                                   └─▶ blob (content named by its hash)
-//!   remove: what goes with a model       hashes: what was hashed before
+//!   verify: does it hold what was fetched?   remove: what goes with a model
+//!   hashes: what was hashed before
 //! ```
 
 pub mod blob;
@@ -16,8 +17,10 @@ pub mod hashes;
 pub mod hub;
 pub mod manifest;
 pub mod name;
+mod parallel;
 pub mod remove;
 pub mod store;
+pub mod verify;
 
 #[cfg(test)]
 mod scratch;
@@ -31,3 +34,4 @@ pub use manifest::{Difference, FileEntry, Manifest, ManifestError, Record};
 pub use name::{ModelRef, NameError, RepoId, Revision};
 pub use remove::{Removal, RemoveError};
 pub use store::{FoundModel, Place, PlaceKind, ResolveError, Stores};
+pub use verify::{Expectation, VerifyError};

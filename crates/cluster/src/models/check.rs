@@ -6,14 +6,12 @@ mod weights;
 use std::fmt;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 use serde_json::Value;
 
-use super::blob::{BlobId, ContentHash};
-use super::files::{self, FilePath, FoundFile, ListError};
-use super::manifest::Record;
+use super::files;
 
 /// A configuration larger than this is none.
 const CONFIG_BYTES_MAX: u64 = 16 << 20;
@@ -165,41 +163,6 @@ fn read_json(path: &Path, bytes_max: u64) -> Result<Option<Value>, String> {
     let content = fs::read(path).map_err(|err| err.to_string())?;
     let value: Value = serde_json::from_slice(&content).map_err(|err| err.to_string())?;
     value.is_object().then_some(Some(value)).ok_or_else(|| "it is no JSON object".to_owned())
-}
-
-/// What the content of a file should be, where that is known.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Expectation {
-    /// The file.
-    pub path: FilePath,
-    /// The file itself, behind all links.
-    pub target: PathBuf,
-    /// Its size.
-    pub bytes: u64,
-    /// What is known: by the name of its blob, or by the record of who filled the directory.
-    pub blob: Option<BlobId>,
-}
-
-/// The files of `dir` with what is known of their contents.
-///
-/// # Errors
-/// [`ListError`].
-pub fn expectations(dir: &Path) -> Result<Vec<Expectation>, ListError> {
-    let record = Record::read(dir);
-    let recorded = |path: &FilePath| -> Option<ContentHash> {
-        Some(record.as_ref()?.manifest.file(path)?.sha256)
-    };
-    let expectation = |FoundFile { path, target, bytes, .. }| {
-        let blob = recorded(&path).map(BlobId::Content).or_else(|| blob_of(&target));
-        Expectation { path, target, bytes, blob }
-    };
-    Ok(files::list(dir)?.into_iter().map(expectation).collect())
-}
-
-/// In a cache of the hub, a file's name is its hash.
-fn blob_of(target: &Path) -> Option<BlobId> {
-    let is_blob = target.parent()?.file_name()? == "blobs";
-    is_blob.then(|| target.file_name()?.to_str()?.parse().ok())?
 }
 
 impl fmt::Display for Quantization {

@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::io;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
 use super::blob::ContentHash;
 use super::files::{FoundFile, modified_ns, write_whole};
+use super::parallel::side_by_side;
 
 /// Files that were written so recently are hashed again next time.
 const SETTLED: Duration = Duration::from_secs(2);
@@ -113,7 +113,9 @@ impl HashCache {
         for file in files.iter().zip(&hashes).filter_map(|(file, it)| it.and(Some(file))) {
             (hashing.on_bytes)(file.bytes);
         }
-        for (idx, hash) in hash_side_by_side(files, &unknown, hashing)? {
+        let hash_one = |at: usize| hash_unchanged(&files[unknown[at]], hashing.on_bytes);
+        let found = side_by_side(unknown.len(), hashing.num_threads, hash_one)?;
+        for (&idx, hash) in unknown.iter().zip(found) {
             hashes[idx] = Some(hash);
             let FoundFile { target, bytes, modified_ns, .. } = &files[idx];
             if is_settled(*modified_ns) {
@@ -123,36 +125,6 @@ impl HashCache {
         }
         Ok(hashes.into_iter().map(|it| it.expect("every file was known or hashed")).collect())
     }
-}
-
-/// Hashes `files[idx]` for every `idx` of `wanted`.
-fn hash_side_by_side(
-    files: &[FoundFile],
-    wanted: &[usize],
-    hashing: Hashing<'_>,
-) -> Result<Vec<(usize, ContentHash)>, HashFailure> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut done = Vec::new();
-        while let Some(&idx) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
-            match hash_unchanged(&files[idx], hashing.on_bytes) {
-                Ok(hash) => done.push((idx, hash)),
-                Err(failure) => {
-                    // Nobody begins another file.
-                    next.fetch_max(wanted.len(), Ordering::Relaxed);
-                    return Err(failure);
-                }
-            }
-        }
-        Ok(done)
-    };
-    let num_threads = hashing.num_threads.clamp(1, wanted.len().max(1));
-    let parts: Vec<Result<Vec<_>, HashFailure>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..num_threads).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().map(|it| it.join().expect("hashing does not panic")).collect()
-    });
-    let parts: Result<Vec<Vec<_>>, HashFailure> = parts.into_iter().collect();
-    Ok(parts?.concat())
 }
 
 /// The hash of a file that nobody has changed since it was listed.
