@@ -1,10 +1,14 @@
 //! What was typed: a plain image of the command line.
 
+mod models;
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use jackalope_protocol::TokenId;
+
+pub(crate) use models::{CheckArgs, ListArgs, ModelsArgs, ModelsCommand, PullArgs, RemoveArgs};
 
 #[derive(Debug, Parser)]
 #[command(name = "jackalope", version, about = "Several machines, one LLM endpoint")]
@@ -26,6 +30,10 @@ pub(crate) enum Command {
     Generate(GenerateArgs),
     /// Measure a model's speed.
     Bench(BenchArgs),
+    /// Fetch a model from a hub, so that it can be served.
+    Pull(PullArgs),
+    /// List, check and remove the models on this machine.
+    Models(ModelsArgs),
     /// Check and measure the group that ranks compute over, without a model.
     Link(LinkArgs),
     /// Make a checkpoint of a real model's dimensions with random weights, to measure speed.
@@ -35,8 +43,8 @@ pub(crate) enum Command {
 /// The model and how it is computed.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ModelArgs {
-    /// Directory of the checkpoint.
-    #[arg(long, value_name = "DIR")]
+    /// Directory of the checkpoint, or ORG/NAME of a model on this machine (see `models ls`).
+    #[arg(long, value_name = "DIR|ORG/NAME")]
     pub(crate) model: PathBuf,
     #[command(flatten)]
     pub(crate) ranks: RankArgs,
@@ -118,7 +126,7 @@ pub(crate) struct ServeArgs {
     /// Port to listen on; 0 picks one.
     #[arg(long, default_value_t = 8080)]
     pub(crate) port: u16,
-    /// Name of the model in the API. Default: the directory's name.
+    /// Name of the model in the API. Default: ORG/NAME, or the directory's name.
     #[arg(long, value_name = "NAME")]
     pub(crate) model_id: Option<String>,
     /// Keys that clients must present, separated by commas.
@@ -140,8 +148,8 @@ pub(crate) struct ChatArgs {
     /// Key for the server.
     #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
-    /// Directory of a checkpoint to run instead of talking to a server.
-    #[arg(long, value_name = "DIR")]
+    /// Run this model instead of talking to a server: its directory, or ORG/NAME.
+    #[arg(long, value_name = "DIR|ORG/NAME")]
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) ranks: RankArgs,

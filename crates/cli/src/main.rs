@@ -4,10 +4,13 @@ mod args;
 mod bench;
 mod chat;
 mod cluster;
+mod environment;
 mod generate;
 mod link;
+mod models;
 mod output;
 mod progress;
+mod pull;
 mod serve;
 mod split;
 mod synth;
@@ -18,10 +21,12 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{Args, Command};
+use crate::environment::Environment;
 use crate::output::OutputError;
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    let environment = Environment::read();
     let default = if args.verbose { "info" } else { "warn" };
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| default.into()))
@@ -37,10 +42,12 @@ fn main() -> ExitCode {
     };
     let result = runtime.block_on(async {
         match args.command {
-            Command::Serve(args) => serve::run(args).await,
-            Command::Chat(args) => chat::run(args).await,
-            Command::Generate(args) => generate::run(args).await,
-            Command::Bench(args) => bench::run(args).await,
+            Command::Serve(args) => serve::run(args, &environment).await,
+            Command::Chat(args) => chat::run(args, &environment).await,
+            Command::Generate(args) => generate::run(args, &environment).await,
+            Command::Bench(args) => bench::run(args, &environment).await,
+            Command::Pull(args) => pull::run(args, &environment).await,
+            Command::Models(args) => models::run(&args, &environment),
             Command::Link(args) => link::run(&args).await,
             Command::Synth(args) => synth::run(&args),
         }

@@ -1,7 +1,6 @@
 //! `jackalope serve`: a model over HTTP.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
@@ -16,8 +15,9 @@ use tokio::task::JoinHandle;
 
 use crate::args::ServeArgs;
 use crate::cluster::Cluster;
+use crate::environment::Environment;
 use crate::output::{self, OutputError};
-use crate::split;
+use crate::{models, split};
 
 /// An HTTP server that answers for a cluster.
 pub(crate) struct HttpServer {
@@ -50,8 +50,9 @@ impl HttpServer {
     }
 }
 
-pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<()> {
+pub(crate) async fn run(args: ServeArgs, environment: &Environment) -> anyhow::Result<()> {
     check_exposure(&args)?;
+    let model = models::locate(&args.model.model, environment)?;
     let addr = SocketAddr::new(args.host, args.port);
     let listener = TcpListener::bind(addr).await.with_context(|| {
         format!(
@@ -60,9 +61,8 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<()> {
     })?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let model_dir = &args.model.model;
-    let mut cluster = Cluster::start(model_dir, &args.model.ranks)?;
-    let model_id = args.model_id.clone().map_or_else(|| model_name(model_dir), Ok)?;
+    let mut cluster = Cluster::start(&model.dir, &args.model.ranks)?;
+    let model_id = args.model_id.clone().unwrap_or(model.name);
     let config = ServerConfig {
         api_keys: ApiKeys::new(&args.api_key),
         sampling_defaults: sampling_defaults(&cluster.text.generation),
@@ -120,13 +120,6 @@ fn check_exposure(args: &ServeArgs) -> anyhow::Result<()> {
         "a key of `--api-key` is empty\nhint: separate keys by single commas"
     );
     Ok(())
-}
-
-/// The name of the checkpoint's directory.
-pub(crate) fn model_name(dir: &Path) -> anyhow::Result<String> {
-    let dir = std::fs::canonicalize(dir)?;
-    let name = dir.file_name().context("the model's directory has no name")?;
-    Ok(name.to_string_lossy().into_owned())
 }
 
 /// Tells where the server is.

@@ -4,6 +4,7 @@
 //! ```text
 //!   local ─▶ process ─▶ the system
 //!     └────▶ stock (what MLX's own transports want in the environment)
+//!   models: where checkpoints lie on a machine, whether they are whole, what is in them
 //!   platform (macos, linux): what only one system can tell, read from commands and files
 //! ```
 
@@ -14,6 +15,7 @@ pub mod home;
 pub mod hostfile;
 pub mod local;
 pub mod nodes;
+pub mod models;
 pub mod platform;
 pub mod probe;
 pub mod process;

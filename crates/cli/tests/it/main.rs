@@ -7,9 +7,11 @@ mod checkpoint;
 mod commands;
 mod endings;
 mod http;
+mod hub;
 #[cfg(target_os = "linux")]
 mod memory;
 mod metamorphic;
 mod program;
+mod pull;
 mod recovery;
 mod refusals;
