@@ -1,8 +1,8 @@
 //! What was typed: a plain image of the command line.
 
+pub(crate) mod machines;
 mod models;
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -34,6 +34,10 @@ pub(crate) enum Command {
     Pull(PullArgs),
     /// List, check and remove the models on this machine.
     Models(ModelsArgs),
+    /// Look after this machine's programs for whoever holds the cluster's secret.
+    Agent(machines::AgentArgs),
+    /// Run any program on all machines, with the variables that MLX's distributed programs read.
+    Launch(machines::LaunchArgs),
     /// Check and measure the group that ranks compute over, without a model.
     Link(LinkArgs),
     /// Make a checkpoint of a real model's dimensions with random weights, to measure speed.
@@ -60,8 +64,11 @@ pub(crate) struct RankArgs {
     #[arg(long, value_delimiter = ',', value_name = "WEIGHTS")]
     pub(crate) share: Vec<u32>,
     /// Transport of the collectives.
-    #[arg(long, value_enum, default_value_t = BackendArg::Tcp)]
-    pub(crate) backend: BackendArg,
+    /// Default: the hostfile's, else tcp.
+    #[arg(long, value_enum)]
+    pub(crate) backend: Option<BackendArg>,
+    #[command(flatten)]
+    pub(crate) hosts: machines::HostsArgs,
     /// Where to compute.
     #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
     pub(crate) device: DeviceArg,
@@ -120,9 +127,9 @@ pub(crate) enum DeviceArg {
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Address to listen on.
-    #[arg(long, default_value = "127.0.0.1")]
-    pub(crate) host: IpAddr,
+    /// Address to listen on. Names, or several, are machines to use, as in `--hosts`.
+    #[arg(long, value_name = "ADDRESS|NAMES", default_value = "127.0.0.1")]
+    pub(crate) host: String,
     /// Port to listen on; 0 picks one.
     #[arg(long, default_value_t = 8080)]
     pub(crate) port: u16,

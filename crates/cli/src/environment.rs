@@ -5,6 +5,8 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
+use jackalope_cluster::home::Home;
 use jackalope_cluster::models::{Place, PlaceKind, Stores};
 
 /// The home directory.
@@ -34,6 +36,11 @@ const HF_HUB_OFFLINE: &str = "HF_HUB_OFFLINE";
 /// The same.
 const TRANSFORMERS_OFFLINE: &str = "TRANSFORMERS_OFFLINE";
 
+/// Jackalope's own folder. Default: `~/.jackalope`.
+const JACKALOPE_HOME: &str = "JACKALOPE_HOME";
+/// What to run as ssh.
+const JACKALOPE_SSH: &str = "JACKALOPE_SSH";
+
 const DEFAULT: &str = "default";
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
@@ -48,6 +55,9 @@ pub(crate) struct Environment {
     pub(crate) endpoint: String,
     token: Option<Token>,
     token_path: Option<PathBuf>,
+    home: Option<PathBuf>,
+    /// What to run as ssh.
+    pub(crate) ssh: Option<String>,
     /// The variable that forbids to ask the hub.
     pub(crate) offline: Option<&'static str>,
 }
@@ -118,6 +128,8 @@ impl Environment {
         };
         let endpoint = text(HF_ENDPOINT).unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
         Environment {
+            home: path(JACKALOPE_HOME).or_else(|| below_home(".jackalope")),
+            ssh: text(JACKALOPE_SSH),
             places: places.into_iter().flatten().collect(),
             cache_dir: caches.map(|it| it.join("jackalope")),
             endpoint: endpoint.trim_end_matches('/').to_owned(),
@@ -126,6 +138,12 @@ impl Environment {
                 .or_else(|| Some(hf_home.or(default_hub)?.join("token"))),
             offline: [HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE].into_iter().find(is_true),
         }
+    }
+
+    /// Jackalope's own folder on this machine.
+    pub(crate) fn home(&self) -> anyhow::Result<Home> {
+        let path = self.home.clone().context("neither HOME nor JACKALOPE_HOME is set")?;
+        Ok(Home::new(path))
     }
 
     /// Where models are looked for.

@@ -1,17 +1,21 @@
 //! `jackalope`: wires arguments to crates. Nothing is decided here but what a command prints.
 
+mod agent;
 mod args;
 mod bench;
 mod chat;
 mod cluster;
 mod environment;
 mod generate;
+mod launch;
 mod link;
+mod machines;
 mod models;
 mod output;
 mod progress;
 mod pull;
 mod serve;
+mod service;
 mod split;
 mod synth;
 
@@ -48,14 +52,17 @@ fn main() -> ExitCode {
             Command::Bench(args) => bench::run(args, &environment).await,
             Command::Pull(args) => pull::run(args, &environment).await,
             Command::Models(args) => models::run(&args, &environment),
+            Command::Agent(args) => agent::run(&args, &environment).await,
+            Command::Launch(args) => return launch::run(args, &environment).await,
             Command::Link(args) => link::run(&args).await,
             Command::Synth(args) => synth::run(&args),
         }
+        .map(|()| ExitCode::SUCCESS)
     });
     // A thread that waits for a terminal's input must not hold up the end.
     runtime.shutdown_background();
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(err) if err.downcast_ref().is_some_and(OutputError::is_closed) => ExitCode::SUCCESS,
         Err(err) => {
             eprintln!("error: {err:#}");

@@ -1,6 +1,6 @@
 //! `jackalope serve`: a model over HTTP.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
@@ -50,10 +50,26 @@ impl HttpServer {
     }
 }
 
-pub(crate) async fn run(args: ServeArgs, environment: &Environment) -> anyhow::Result<()> {
-    check_exposure(&args)?;
+/// The address to listen on. What else `--host` may say names machines.
+fn listen_ip(args: &mut ServeArgs) -> anyhow::Result<IpAddr> {
+    if let Ok(ip) = args.host.parse() {
+        return Ok(ip);
+    }
+    let hosts = &mut args.model.ranks.hosts.hosts;
+    ensure!(
+        hosts.is_none(),
+        "`--host {}` and `--hosts` both name machines\nhint: give one of them",
+        args.host
+    );
+    *hosts = Some(args.host.clone());
+    Ok(Ipv4Addr::LOCALHOST.into())
+}
+
+pub(crate) async fn run(mut args: ServeArgs, environment: &Environment) -> anyhow::Result<()> {
+    let host = listen_ip(&mut args)?;
+    check_exposure(host, &args)?;
     let model = models::locate(&args.model.model, environment)?;
-    let addr = SocketAddr::new(args.host, args.port);
+    let addr = SocketAddr::new(host, args.port);
     let listener = TcpListener::bind(addr).await.with_context(|| {
         format!(
             "listening on {addr}\nhint: another program has the port, or choose one with `--port`"
@@ -61,7 +77,7 @@ pub(crate) async fn run(args: ServeArgs, environment: &Environment) -> anyhow::R
     })?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let mut cluster = Cluster::start(&model.dir, &args.model.ranks)?;
+    let mut cluster = Cluster::start(&model.dir, &args.model.ranks, environment).await?;
     let model_id = args.model_id.clone().unwrap_or(model.name);
     let config = ServerConfig {
         api_keys: ApiKeys::new(&args.api_key),
@@ -103,8 +119,8 @@ pub(crate) fn sampling_defaults(recommended: &GenerationDefaults) -> SamplingOpt
 }
 
 /// A server that everybody can reach asks for keys, unless its owner says otherwise.
-fn check_exposure(args: &ServeArgs) -> anyhow::Result<()> {
-    let is_loopback = match args.host {
+fn check_exposure(host: IpAddr, args: &ServeArgs) -> anyhow::Result<()> {
+    let is_loopback = match host {
         IpAddr::V4(host) => host.is_loopback(),
         IpAddr::V6(host) => host.is_loopback(),
     };
@@ -112,7 +128,7 @@ fn check_exposure(args: &ServeArgs) -> anyhow::Result<()> {
         bail!(
             "{} can be reached from other machines, and no key is asked for\n\
              hint: pass `--api-key KEY`, or `--insecure` to serve everybody",
-            args.host
+            host
         );
     }
     ensure!(

@@ -4,6 +4,7 @@
 //! needed.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,6 +46,12 @@ pub struct NodesConfig {
     pub program: PathBuf,
     /// How long an agent stays that nobody needs.
     pub linger: Duration,
+}
+
+impl fmt::Debug for NodesConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodesConfig").field("agent_port", &self.agent_port).finish_non_exhaustive()
+    }
 }
 
 /// A machine that can be spoken to.

@@ -36,10 +36,7 @@ pub struct Agent {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum AgentState {
     /// It can be spoken to.
-    Up {
-        /// Our address as the machine sees it.
-        our_ip: IpAddr,
-    },
+    Up,
     /// It cannot.
     Down {
         /// Since when.
@@ -78,6 +75,7 @@ struct Shared {
 
 struct Inner {
     state: AgentState,
+    our_ip: Option<IpAddr>,
     programs: HashMap<String, Known>,
     /// Present while connected.
     outbox: Option<SyncSender<ToAgent>>,
@@ -128,7 +126,7 @@ impl Shared {
             if left.is_zero() {
                 return Err(match &inner.state {
                     AgentState::Down { reason, .. } => reason.clone(),
-                    AgentState::Up { .. } => format!("no answer within {timeout:?}"),
+                    AgentState::Up => format!("no answer within {timeout:?}"),
                 });
             }
             let waited = self.changed.wait_timeout(inner, left);
@@ -158,6 +156,7 @@ impl Agent {
             on_line,
             inner: Mutex::new(Inner {
                 state: AgentState::Down { since: Instant::now(), reason },
+                our_ip: None,
                 programs: HashMap::new(),
                 outbox: None,
                 facts: None,
@@ -185,13 +184,18 @@ impl Agent {
         self.shared.lock().state.clone()
     }
 
+    /// Our address as the machine saw it last.
+    pub fn our_ip(&self) -> Option<IpAddr> {
+        self.shared.lock().our_ip
+    }
+
     /// Waits until it can be spoken to.
     ///
     /// # Errors
     /// Why it cannot.
     pub fn wait_until_up(&self, timeout: Duration) -> Result<(), String> {
         self.shared.wait(timeout, |inner| match inner.state {
-            AgentState::Up { .. } => Some(()),
+            AgentState::Up => Some(()),
             AgentState::Down { .. } => None,
         })
     }
@@ -299,7 +303,7 @@ impl Program {
     /// Why its machine cannot be spoken to now, if so.
     pub fn trouble(&self) -> Option<String> {
         match &self.shared.lock().state {
-            AgentState::Up { .. } => None,
+            AgentState::Up => None,
             AgentState::Down { since, reason } => {
                 Some(format!("{reason} (for {:.0} s)", since.elapsed().as_secs_f32()))
             }
@@ -346,7 +350,7 @@ fn connect_again_and_again(shared: &Arc<Shared>) {
         inner.outbox = None;
         let since = match inner.state {
             AgentState::Down { since, .. } => since,
-            AgentState::Up { .. } => {
+            AgentState::Up => {
                 info!(host = shared.host, reason, "agent lost");
                 Instant::now()
             }
@@ -396,7 +400,7 @@ fn talk(
             outbox.try_send(message).ok();
         }
         inner.outbox = Some(outbox);
-        inner.state = AgentState::Up { our_ip };
+        (inner.state, inner.our_ip) = (AgentState::Up, Some(our_ip));
         shared.changed.notify_all();
     }
     debug!(host = shared.host, "agent connected");
