@@ -113,6 +113,7 @@ impl Pull {
     fn run(self) -> anyhow::Result<Pulled> {
         let listing = self.list()?;
         let files = choose(&self.repo, &listing)?;
+        self.place.check_owner(&self.repo, &files)?;
         let jobs = self.place.jobs(&files);
         self.place.check_room(&jobs)?;
         let fetched_bytes = self.fetch_all(&jobs, &listing.commit)?;

@@ -37,7 +37,8 @@ pub(crate) fn choose(repo: &RepoId, listing: &Listing) -> anyhow::Result<Vec<Rem
     Ok(files)
 }
 
-fn is_weights(name: &str) -> bool {
+/// True for what ranks read.
+pub(super) fn is_weights(name: &str) -> bool {
     name.starts_with("model") && name.ends_with(".safetensors") && !name.contains('/')
 }
 

@@ -1,5 +1,6 @@
 //! The hub's HTTP API: what a repository holds, and its files. Knows what each refusal means.
 
+use std::io::ErrorKind;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow};
@@ -105,15 +106,20 @@ impl Hub {
             request = request.header("range", format!("bytes={from}-"));
         }
         request.call().map_err(|err| {
-            let is_final = matches!(
-                err,
-                ureq::Error::BadUri(_) | ureq::Error::Tls(_) | ureq::Error::TooManyRedirects
+            let is_final = match &err {
+                // What the other end said cannot be trusted, now or later.
+                ureq::Error::Io(err) => err.kind() == ErrorKind::InvalidData,
+                ureq::Error::BadUri(_)
+                | ureq::Error::Tls(_)
+                | ureq::Error::Rustls(_)
+                | ureq::Error::TooManyRedirects => true,
+                _ => false,
+            };
+            let endpoint = &self.endpoint;
+            let error = anyhow!(
+                "asking {url}: {err}\nhint: is {endpoint} reachable from here? HF_ENDPOINT names \
+                 another hub, HTTPS_PROXY a proxy"
             );
-            let host = self.endpoint.clone();
-            let error = anyhow!(err).context(format!(
-                "asking {url}\nhint: is {host} reachable from here? HF_ENDPOINT names another hub, \
-                 HTTPS_PROXY a proxy"
-            ));
             if is_final { Failure::Final(error) } else { Failure::again(error) }
         })
     }

@@ -1,6 +1,7 @@
 //! Where the files of a pull go: into Hugging Face's cache, or a directory of their own.
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
@@ -9,7 +10,7 @@ use jackalope_cluster::models::{
     BlobId, ContentHash, FileEntry, HubCache, HubRepo, Manifest, Record, RepoId, Revision,
 };
 
-use super::choice::RemoteFile;
+use super::choice::{RemoteFile, is_weights};
 
 /// Where a directory keeps what is on its way.
 const PARTIAL_DIR: &str = ".jackalope";
@@ -89,6 +90,32 @@ impl Place {
         jobs.collect()
     }
 
+    /// Refuses a directory that holds another model, or weights that would be read beside ours.
+    pub(crate) fn check_owner(&self, repo: &RepoId, files: &[RemoteFile]) -> anyhow::Result<()> {
+        let Place::Directory(dir) = self else { return Ok(()) };
+        let is_other = match Record::read(dir) {
+            Some(record) => record.repo != repo.as_str(),
+            None => {
+                let own = |name: &str| files.iter().find(|file| file.path.as_str() == name);
+                let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+                let names = entries.filter_map(|it| it.file_name().into_string().ok());
+                let mut weights = names.filter(|name| is_weights(name));
+                let is_other_config = own("config.json").is_some_and(|file| {
+                    let found = file.blob.of_file_like_this(&dir.join("config.json"), &|_| ());
+                    found.is_ok_and(|found| found != file.blob)
+                });
+                is_other_config || weights.any(|name| own(&name).is_none())
+            }
+        };
+        ensure!(
+            !is_other,
+            "{} holds another model\nhint: give a directory of its own with `--to`, or remove that \
+             model (`jackalope models rm`)",
+            dir.display()
+        );
+        Ok(())
+    }
+
     /// Refuses what will not fit, before anything is fetched.
     pub(crate) fn check_room(&self, jobs: &[Job]) -> anyhow::Result<()> {
         let root = match self {
@@ -135,11 +162,24 @@ impl Place {
                 let entries: anyhow::Result<_> =
                     files.iter().map(|file| entry(dir, file)).collect();
                 let manifest = Manifest::new(entries?)?;
+                remove_former(dir, &manifest)?;
                 let (repo, commit) = (id.as_str().to_owned(), commit.to_owned());
                 Record { repo, commit, manifest }.write(dir).context("noting what was fetched")
             }
         }
     }
+}
+
+/// Removes what an earlier revision had and this one has not.
+fn remove_former(dir: &Path, manifest: &Manifest) -> anyhow::Result<()> {
+    let former = Record::read(dir).map(|it| it.manifest).unwrap_or_default();
+    for file in former.files().iter().filter(|file| manifest.file(&file.path).is_none()) {
+        match std::fs::remove_file(file.path.below(dir)) {
+            Err(err) if err.kind() == ErrorKind::NotFound => {}
+            removed => removed.with_context(|| format!("removing {}", file.path))?,
+        }
+    }
+    Ok(())
 }
 
 fn entry(dir: &Path, file: &RemoteFile) -> anyhow::Result<FileEntry> {

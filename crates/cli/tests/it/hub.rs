@@ -139,7 +139,7 @@ impl Shared {
                 respond(stream, 404, "X-Error-Code: RevisionNotFound", b"no such revision")
             }
             fault => match self.file(&path) {
-                Some(content) => send(stream, content, range.as_deref(), fault),
+                Some(content) => send(stream, content, range.as_deref(), fault.as_ref()),
                 None => respond(stream, 404, "X-Error-Code: RepoNotFound", b"no such thing"),
             },
         }
@@ -205,7 +205,7 @@ fn send(
     stream: &mut TcpStream,
     content: &[u8],
     range: Option<&str>,
-    fault: Option<Fault>,
+    fault: Option<&Fault>,
 ) -> std::io::Result<()> {
     let mut content = content.to_vec();
     match fault {
@@ -225,9 +225,9 @@ fn send(
         total - 1,
     )?;
     match fault {
-        Some(Fault::Cut(num_bytes)) => stream.write_all(&part[..num_bytes]),
+        Some(Fault::Cut(num_bytes)) => stream.write_all(&part[..*num_bytes]),
         Some(Fault::Stall(num_bytes)) => {
-            stream.write_all(&part[..num_bytes])?;
+            stream.write_all(&part[..*num_bytes])?;
             stream.read_to_end(&mut Vec::new()).map(|_| ())
         }
         _ => stream.write_all(part),

@@ -126,6 +126,11 @@ fn a_pulled_model_lies_where_others_look_for_it_and_is_served_by_its_name() {
     let args =
         ["generate", "--model", REPO, "--prompt-ids", "20,21", "--max-tokens", "3", "--json"];
     assert_eq!(machine.json(&args)["usage"]["completion_tokens"], 3);
+    let mut server = machine.start(&["serve", "--model", REPO, "--port", "0", "--json"], "", &[]);
+    let ready: Value = serde_json::from_str(&server.line()).unwrap();
+    assert_eq!(ready["model"], REPO);
+    server.signal(Signal::TERM);
+    assert!(server.end().status.success());
 }
 
 #[test]
@@ -321,6 +326,36 @@ fn a_directory_of_its_own_is_filled_verified_and_known_by_name() {
     assert!(damaged.stderr.contains("model.safetensors is not what was fetched"), "{damaged:?}");
     assert_eq!(machine.json(&to)["fetched_bytes"], weights.len());
     machine.has_all_of_it();
+}
+
+#[test]
+fn a_directory_that_holds_another_model_is_left_alone() {
+    let machine = Machine::new();
+    let dir = machine.home.join("other");
+    let other = |name: &str, content: &str| {
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join(name), content).unwrap();
+    };
+    let pull = ["pull", REPO, "--to", dir.to_str().unwrap()];
+    let refused = ["holds another model", "hint:"];
+    other("config.json", "{}");
+    machine.refuses(&pull, &refused);
+    fs::remove_file(dir.join("config.json")).unwrap();
+    other("model-00001-of-00001.safetensors", "");
+    machine.refuses(&pull, &refused);
+    assert!(machine.hub.seen(WEIGHTS).is_empty());
+    fs::remove_file(dir.join("model-00001-of-00001.safetensors")).unwrap();
+    // What an earlier revision had goes when the next one comes.
+    machine.json(&["pull", REPO, "--json", "--to", dir.to_str().unwrap()]);
+    let record = dir.join(".jackalope/manifest.json");
+    let text = fs::read_to_string(&record).unwrap().replace("tokenizer.json", "former.json");
+    fs::write(&record, text).unwrap();
+    other("former.json", "{}");
+    assert!(machine.run(&pull).status.success());
+    assert!(!dir.join("former.json").exists() && dir.join("tokenizer.json").exists());
+    let text = fs::read_to_string(&record).unwrap().replace(REPO, "someone/else");
+    fs::write(&record, text).unwrap();
+    machine.refuses(&pull, &refused);
 }
 
 #[test]
