@@ -1,3 +1,5 @@
+//! Real sockets, both sides, and a wire in between.
+
 use std::net::TcpListener;
 use std::thread;
 
