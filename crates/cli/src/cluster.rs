@@ -30,6 +30,9 @@ const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bound of forming a group of ranks that are all loaded.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// A shorter silence of a rank may be the network's.
+const HEARTBEAT_TIMEOUT_MIN: Duration = Duration::from_secs(3);
+
 /// A brain on another machine that is silent for so long is gone for its ranks.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -168,7 +171,10 @@ struct Placed {
 }
 
 fn timeouts(args: &RankArgs) -> LinkTimeouts {
-    LinkTimeouts { step: Duration::from_secs(args.stall_timeout), ..LinkTimeouts::default() }
+    let stall = Duration::from_secs(args.stall_timeout);
+    // Heartbeats come once a second, however busy a rank is.
+    let heartbeat = stall.max(HEARTBEAT_TIMEOUT_MIN);
+    LinkTimeouts { step: stall, heartbeat, ..LinkTimeouts::default() }
 }
 
 /// All ranks on this machine, tied to this process.

@@ -22,7 +22,7 @@ mod programs;
 mod server;
 mod session;
 
-pub use client::{Agent, AgentState, Ended, OnLine, Program};
+pub use client::{Agent, AgentState, Ended, OnLine, Program, Revive};
 pub use messages::{EnvFile, FromAgent, Order, OrderedProgram, ProgramStatus, Stream, ToAgent};
 pub use server::{AgentConfig, AgentError, serve};
 

@@ -15,7 +15,7 @@ use jackalope_protocol::Secret;
 use thiserror::Error;
 use tracing::debug;
 
-use crate::agent::{Agent, OnLine};
+use crate::agent::{Agent, OnLine, Revive};
 use crate::facts::NodeFacts;
 use crate::hostfile::Host;
 use crate::shell::{Output, Shell, ShellError, quote};
@@ -183,7 +183,11 @@ fn bring_up_one(
     if addrs.is_empty() {
         return Err(NodeError::NoAddress { host: name });
     }
-    let agent = Agent::connect(&name, addrs, config.secret, on_line(&name));
+    let (again, host_again) = (config.clone(), host.clone());
+    let revive: Revive =
+        Box::new(move || start(&host_again, &again).map_err(|err| err.to_string()));
+    let callbacks = (on_line(&name), Some(revive));
+    let agent = Agent::connect_or_revive(&name, addrs, config.secret, callbacks);
     if let Err(reason) = agent.wait_until_up(KNOCK_TIMEOUT) {
         debug!(name, reason, "no agent yet");
         progress(&format!("{name}: starting its agent"));

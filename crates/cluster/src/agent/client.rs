@@ -18,6 +18,8 @@ use crate::facts::NodeFacts;
 const DIAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause between attempts.
 const DIAL_PAUSE: Duration = Duration::from_millis(200);
+/// An agent that was there a moment ago may be about to come back by itself.
+const REVIVE_PAUSE: Duration = Duration::from_secs(1);
 /// Messages that may wait for a slow connection.
 const OUTBOX_LEN: usize = 1024;
 /// How long the end waits for the last words to be sent.
@@ -25,6 +27,9 @@ const BYE_GRACE: Duration = Duration::from_millis(500);
 
 /// Hears every line of every program.
 pub type OnLine = Box<dyn Fn(&str, Stream, &str) + Send + Sync>;
+
+/// Starts an agent that is gone from a machine that is there.
+pub type Revive = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 /// A machine's agent, for as long as this lives. Programs ordered through it end with it.
 pub struct Agent {
@@ -69,6 +74,7 @@ struct Shared {
     addrs: Vec<SocketAddr>,
     secret: Secret,
     on_line: OnLine,
+    revive: Option<Revive>,
     inner: Mutex<Inner>,
     changed: Condvar,
 }
@@ -148,12 +154,24 @@ impl Inner {
 impl Agent {
     /// Begins to connect to the agent at one of `addrs`; goes on whenever the connection breaks.
     pub fn connect(host: &str, addrs: Vec<SocketAddr>, secret: Secret, on_line: OnLine) -> Agent {
+        Agent::connect_or_revive(host, addrs, secret, (on_line, None))
+    }
+
+    /// As [`Agent::connect`]. If the machine answers and the agent, which was there before, does not,
+    /// `revive` is asked to start it.
+    pub fn connect_or_revive(
+        host: &str,
+        addrs: Vec<SocketAddr>,
+        secret: Secret,
+        (on_line, revive): (OnLine, Option<Revive>),
+    ) -> Agent {
         let reason = "not connected yet".to_owned();
         let shared = Arc::new(Shared {
             host: host.to_owned(),
             addrs,
             secret,
             on_line,
+            revive,
             inner: Mutex::new(Inner {
                 state: AgentState::Down { since: Instant::now(), reason },
                 our_ip: None,
@@ -335,13 +353,31 @@ impl Program {
 }
 
 fn connect_again_and_again(shared: &Arc<Shared>) {
+    // None while it was never there.
+    let mut revived_at: Option<Instant> = None;
     loop {
         let reason = match dial(shared) {
-            Ok((sender, receiver)) => match talk(shared, sender, receiver) {
-                Ok(()) => return,
-                Err(err) => err.to_string(),
-            },
-            Err(reason) => reason,
+            Ok((sender, receiver)) => {
+                revived_at = Some(Instant::now());
+                match talk(shared, sender, receiver) {
+                    Ok(()) => return,
+                    Err(err) => err.to_string(),
+                }
+            }
+            Err(undialled) => {
+                let is_due = revived_at.is_some_and(|at| REVIVE_PAUSE <= at.elapsed());
+                if let (true, true, Some(revive)) = (is_due, undialled.is_gone, &shared.revive) {
+                    info!(host = shared.host, "starting its agent again");
+                    let revived = revive();
+                    revived_at = Some(Instant::now());
+                    match revived {
+                        Ok(()) => continue,
+                        Err(reason) => reason,
+                    }
+                } else {
+                    undialled.reason
+                }
+            }
         };
         let mut inner = shared.lock();
         if inner.is_over {
@@ -362,15 +398,32 @@ fn connect_again_and_again(shared: &Arc<Shared>) {
     }
 }
 
-fn dial(shared: &Shared) -> Result<(secure::Sender, secure::Receiver), String> {
+/// No address led to an agent of ours.
+struct Undialled {
+    reason: String,
+    /// The machine answers: no agent is there, or another than ours.
+    is_gone: bool,
+}
+
+fn dial(shared: &Shared) -> Result<(secure::Sender, secure::Receiver), Undialled> {
     let mut reasons = Vec::new();
+    let mut is_gone = false;
     for addr in &shared.addrs {
         match secure::dial(*addr, &shared.secret, DIAL_TIMEOUT) {
             Ok(connection) => return Ok(connection),
-            Err(err) => reasons.push(format!("no agent at {addr}: {err}")),
+            Err(err) => {
+                is_gone |= match &err {
+                    FrameError::Io(err) => err.kind() == std::io::ErrorKind::ConnectionRefused,
+                    FrameError::Secret | FrameError::Version { .. } => true,
+                    _ => false,
+                };
+                reasons.push(format!("no agent at {addr}: {err}"));
+            }
         }
     }
-    Err(if reasons.is_empty() { "it has no address".to_owned() } else { reasons.join("; ") })
+    let reason =
+        if reasons.is_empty() { "it has no address".to_owned() } else { reasons.join("; ") };
+    Err(Undialled { reason, is_gone })
 }
 
 /// Until the connection breaks (an error) or is not wanted any more.
