@@ -4,12 +4,14 @@
 //! ```text
 //!   local ─▶ process ─▶ the system
 //!     └────▶ stock (what MLX's own transports want in the environment)
+//!   hostfile, facts ─▶ routes (who reaches whom by which address), placement (who holds how much)
 //!   platform (macos, linux): what only one system can tell, read from commands and files
 //! ```
 
 pub mod facts;
 pub mod hostfile;
 pub mod local;
+pub mod placement;
 pub mod platform;
 pub mod process;
 pub mod routes;
