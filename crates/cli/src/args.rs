@@ -1,5 +1,8 @@
 //! What was typed: a plain image of the command line.
 
+pub(crate) mod hosts;
+pub(crate) mod plan;
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -28,6 +31,10 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Check and measure the group that ranks compute over, without a model.
     Link(LinkArgs),
+    /// Check, rewrite and make hostfiles.
+    Hosts(hosts::HostsArgs),
+    /// Tell whether a model fits, on which machines, and what to expect.
+    Plan(plan::PlanArgs),
     /// Make a checkpoint of a real model's dimensions with random weights, to measure speed.
     Synth(SynthArgs),
 }

@@ -5,8 +5,10 @@ mod bench;
 mod chat;
 mod cluster;
 mod generate;
+mod hosts;
 mod link;
 mod output;
+mod plan;
 mod progress;
 mod serve;
 mod split;
@@ -42,6 +44,8 @@ fn main() -> ExitCode {
             Command::Generate(args) => generate::run(args).await,
             Command::Bench(args) => bench::run(args).await,
             Command::Link(args) => link::run(&args).await,
+            Command::Hosts(args) => hosts::run(&args),
+            Command::Plan(args) => plan::run(&args),
             Command::Synth(args) => synth::run(&args),
         }
     });

@@ -6,10 +6,12 @@
 mod checkpoint;
 mod commands;
 mod endings;
+mod hosts;
 mod http;
 #[cfg(target_os = "linux")]
 mod memory;
 mod metamorphic;
+mod plan;
 mod program;
 mod recovery;
 mod refusals;

@@ -28,12 +28,12 @@ const CONTEXT_TOKENS_UNKNOWN: u32 = 1 << 20;
 #[derive(Debug, Error)]
 pub enum CheckpointError {
     /// A file cannot be read.
-    #[error("reading {}: {source}", path.display())]
+    #[error("reading {}: {cause}\nhint: name the directory of a checkpoint in MLX's format", path.display())]
     Read {
         /// The file.
         path: PathBuf,
         /// What the system says.
-        source: io::Error,
+        cause: io::Error,
     },
     /// `config.json` is no configuration.
     #[error("{}: {reason}", path.display())]
@@ -87,7 +87,7 @@ impl ModelFacts {
 type Tensors = BTreeMap<String, TensorInfo>;
 
 fn read_config(path: &Path) -> Result<Value, CheckpointError> {
-    let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
+    let failed = |cause| CheckpointError::Read { path: path.to_owned(), cause };
     let mut text = Vec::new();
     let file = File::open(path).map_err(failed)?;
     file.take(CONFIG_BYTES_MAX).read_to_end(&mut text).map_err(failed)?;
@@ -103,7 +103,7 @@ fn read_config(path: &Path) -> Result<Value, CheckpointError> {
 }
 
 fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
-    let failed = |source| CheckpointError::Read { path: dir.to_owned(), source };
+    let failed = |cause| CheckpointError::Read { path: dir.to_owned(), cause };
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
@@ -121,7 +121,7 @@ fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
 }
 
 fn read_header(path: &Path) -> Result<Tensors, CheckpointError> {
-    let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
+    let failed = |cause| CheckpointError::Read { path: path.to_owned(), cause };
     let malformed = |reason: String| CheckpointError::Header { path: path.to_owned(), reason };
     let mut file = File::open(path).map_err(failed)?;
     let found_bytes = file.metadata().map_err(failed)?.len();

@@ -13,6 +13,9 @@ const STEPS_BY_ROOM: [u64; 3] = [16, 100, 1000];
 /// Ranks up to which all shares of a grid are tried, and how fine it is for so many.
 const GRID_STEPS: [u32; 9] = [0, 1, 256, 32, 20, 16, 14, 12, 12];
 
+/// Shares and what they make each rank take.
+type Attempt = (Vec<u32>, Vec<RankNeed>);
+
 /// True if nobody takes more than it may.
 pub(super) fn fits(needs: &[RankNeed], caps: &[u64]) -> bool {
     needs.iter().zip(caps).all(|(need, cap)| need.total() <= *cap)
@@ -20,19 +23,15 @@ pub(super) fn fits(needs: &[RankNeed], caps: &[u64]) -> bool {
 
 /// The first shares that fit: by memory, by room, then the best of a grid. If none do, those of the
 /// attempts that lack least.
-pub(super) fn best(
-    model: &ModelFacts,
-    caps: &[u64],
-    context_tokens: u32,
-) -> (Vec<u32>, Vec<RankNeed>) {
-    let attempt = |shares: Vec<u32>| {
+pub(super) fn best(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Attempt {
+    let attempt = |shares: Vec<u32>| -> Attempt {
         let needs = needs(model, &shares, context_tokens);
         (shares, needs)
     };
     let by_memory = STEPS_BY_MEMORY.iter().map(|&steps| proportional(caps, steps));
     let rooms = rooms(model, caps, context_tokens);
     let by_room = STEPS_BY_ROOM.iter().map(|&steps| proportional(&rooms, steps));
-    let mut least: Option<(u64, (Vec<u32>, Vec<RankNeed>))> = None;
+    let mut least: Option<(u64, Attempt)> = None;
     for shares in by_memory.chain(by_room) {
         let found = attempt(shares);
         if fits(&found.1, caps) {
