@@ -1,4 +1,4 @@
-//! From text to a [`Hostfile`]: tells the shapes apart and reads their entries. What entries must
+//! From text to a hostfile: tells the shapes apart and reads their entries. What entries must
 //! fulfil together is [`super::check`]'s business.
 
 use std::collections::BTreeSet;

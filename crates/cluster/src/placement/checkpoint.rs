@@ -367,3 +367,6 @@ fn unknown(module: &str, info: &TensorInfo) -> (PartKind, PartCut) {
 fn is_strange(name: &str) -> bool {
     ["vision", "visual", "audio", "projector", "mtp"].iter().any(|word| name.contains(word))
 }
+
+#[cfg(test)]
+mod tests;
