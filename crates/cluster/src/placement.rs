@@ -246,8 +246,13 @@ fn size(bytes: u64) -> String {
 /// somebody would then have more than it may take; then they follow what is left beside the parts
 /// that every rank holds.
 ///
+/// A wished number of machines beyond those offered means all of them.
+///
 /// # Errors
 /// [`Refusal`] if nothing fits.
+///
+/// # Panics
+/// If `links` joins fewer machines than are offered.
 pub fn place(
     model: &ModelFacts,
     offers: &[NodeOffer],
