@@ -30,7 +30,7 @@ pub(crate) fn run(args: &HostsArgs) -> anyhow::Result<()> {
 }
 
 /// Reads a hostfile.
-pub(crate) fn read(path: &Path) -> anyhow::Result<(Hostfile, Shape)> {
+fn read(path: &Path) -> anyhow::Result<(Hostfile, Shape)> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
     Ok(Hostfile::parse_shape(&text, path)?)

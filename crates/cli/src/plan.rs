@@ -11,12 +11,12 @@ use jackalope_protocol::Backend;
 
 use crate::args::hosts::OverArg;
 use crate::args::plan::{MemoryArg, PlanArgs};
-use crate::{hosts, output};
+use crate::{machines, output};
 
 pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let model = ModelFacts::read(&args.model)?;
     let hostfile = match &args.hosts {
-        Some(path) => hosts::read(path)?.0,
+        Some(hosts) => machines::hostfile(hosts)?,
         None => this_machine(),
     };
     let facts: Vec<Option<NodeFacts>> = hostfile.hosts.iter().map(local_facts).collect();
@@ -50,14 +50,8 @@ fn this_machine() -> Hostfile {
 
 /// What is known of a machine without asking another one.
 fn local_facts(host: &Host) -> Option<NodeFacts> {
-    let memory = host.is_local().then(platform::current::memory)??;
-    Some(NodeFacts {
-        os: std::env::consts::OS.replace("macos", "macOS"),
-        arch: std::env::consts::ARCH.to_owned(),
-        total_bytes: memory.total_bytes,
-        free_bytes: memory.free_bytes,
-        ..NodeFacts::default()
-    })
+    let facts = host.is_local().then(platform::current::facts)?;
+    (0 < facts.free_bytes).then_some(facts)
 }
 
 /// What each rank's machine offers: what was typed, else what the machine says; divided among the

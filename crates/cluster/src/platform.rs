@@ -1,13 +1,22 @@
 //! What only one operating system can tell. Both modules compile and are tested everywhere: they
-//! run commands and read text. One line here picks one of them.
+//! run commands and read text. One line here picks one of them; a report from another machine is
+//! read by the module of the system that it names.
 
+mod chips;
 pub mod linux;
 pub mod macos;
+mod posix;
 
 #[cfg(not(target_os = "macos"))]
 pub use linux as current;
 #[cfg(target_os = "macos")]
 pub use macos as current;
+
+pub use chips::memory_bytes_per_s;
+
+use crate::facts::NodeFacts;
+use crate::probe::{Ending, Sections};
+use crate::report::NodeReport;
 
 /// A machine's memory, in bytes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -16,4 +25,49 @@ pub struct MachineMemory {
     pub total_bytes: u64,
     /// What a program can get now without pushing others out.
     pub free_bytes: u64,
+}
+
+/// Reads a machine's facts, whatever its system.
+pub fn facts_of(sections: &Sections) -> NodeFacts {
+    let facts = match sections.text("uname").starts_with("Darwin") {
+        true => macos::facts_of(sections),
+        false => linux::facts_of(sections),
+    };
+    let hostname = sections.text("hostname").trim();
+    NodeFacts { hostname: hostname.to_owned(), ..facts }
+}
+
+/// Reads everything that a machine was asked.
+pub fn report_of(sections: &Sections) -> NodeReport {
+    let mut report = NodeReport { facts: facts_of(sections), ..NodeReport::default() };
+    report.engines = posix::engines(sections.any_text("engines"));
+    report.disk_free_bytes = posix::disk_free(sections.text("disk"));
+    report.jackalope = posix::jackalope_version(sections.text("jackalope"));
+    report.mlx = posix::mlx_version(sections.text("mlx"));
+    for (name, section) in sections.iter() {
+        match &section.ending {
+            // What is not installed has a field of its own.
+            Ending::Missing(tool) if !tool.contains('/') => report.missing_tools.push(tool.clone()),
+            Ending::Stuck | Ending::CutOff => report.stuck_tools.push(name.to_owned()),
+            _ => {}
+        }
+    }
+    report.missing_tools.dedup();
+    match sections.text("uname").starts_with("Darwin") {
+        true => macos::add_report(sections, &mut report),
+        false => linux::add_report(sections, &mut report),
+    }
+    report
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn this_machine_tells_its_facts() {
+        let facts = super::current::facts();
+        assert!(0 < facts.cores && 0 < facts.free_bytes, "{facts:?}");
+        assert!(facts.free_bytes <= facts.total_bytes, "{facts:?}");
+        assert!(!facts.os.is_empty() && !facts.arch.is_empty(), "{facts:?}");
+        assert!(facts.interfaces.iter().any(|it| !it.addrs.is_empty()), "{facts:?}");
+    }
 }

@@ -9,9 +9,9 @@ pub(crate) struct PlanArgs {
     /// Directory of the checkpoint.
     #[arg(long, value_name = "DIR")]
     pub(crate) model: PathBuf,
-    /// Hostfile with the machines. Default: this machine.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) hosts: Option<PathBuf>,
+    /// The machines: a hostfile, or names for ssh separated by commas. Default: this machine.
+    #[arg(long, value_name = "FILE|NAMES")]
+    pub(crate) hosts: Option<String>,
     /// Longest context in tokens. Default: 8192, or the model's if that is shorter.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) context: Option<u32>,

@@ -1,10 +1,84 @@
-//! Linux: text files under `/proc`.
+//! Linux: text files under `/proc`, and `ip`.
 
-use super::MachineMemory;
+mod network;
+
+use std::collections::BTreeMap;
+
+use super::{MachineMemory, chips, posix};
+use crate::facts::NodeFacts;
+use crate::probe::{Sections, facts_here};
+use crate::report::NodeReport;
+
+/// When a process began, in ticks since the system did, if it runs.
+pub fn process_began(pid: u32) -> Option<String> {
+    parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Reads `/proc/PID/stat`: field 22. One that has ended and is not yet buried is another than any.
+fn parse_stat(text: &str) -> Option<String> {
+    // The name of the program, in parentheses, may hold anything.
+    let (_, fields) = text.rsplit_once(')')?;
+    let mut fields = fields.split_whitespace();
+    match fields.next()? {
+        "Z" | "X" => Some("ended".to_owned()),
+        _ => fields.nth(18).map(str::to_owned),
+    }
+}
 
 /// This machine's memory, if `/proc` tells.
 pub fn memory() -> Option<MachineMemory> {
     parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+/// This machine.
+pub fn facts() -> NodeFacts {
+    super::facts_of(&facts_here())
+}
+
+/// Reads a machine's facts, but for its name.
+pub fn facts_of(sections: &Sections) -> NodeFacts {
+    let mut words = sections.text("uname").split_whitespace();
+    let (system, release) = (words.next().unwrap_or("?"), words.next().unwrap_or("?"));
+    let arch = words.next().unwrap_or_default().to_owned();
+    let memory = parse_meminfo(sections.text("meminfo"));
+    let (chip, cores) = parse_cpuinfo(sections.text("cpuinfo"));
+    let speeds = network::speeds(sections.any_text("net_speed"));
+    let mut interfaces = network::ip_addr(sections.text("ip_addr"));
+    if interfaces.is_empty() {
+        interfaces = network::without_ip(sections.text("fib_trie"), sections.text("net_route"));
+    }
+    for interface in &mut interfaces {
+        interface.bits_per_s = speeds.get(&interface.name).copied();
+    }
+    NodeFacts {
+        hostname: String::new(),
+        os: format!("{system} {release}"),
+        arch,
+        memory_bytes_per_s: chips::memory_bytes_per_s(&chip, cores),
+        chip,
+        cores,
+        total_bytes: memory.map_or(0, |it| it.total_bytes),
+        free_bytes: memory.map_or(0, |it| it.free_bytes),
+        interfaces,
+    }
+}
+
+/// Adds what else the machine was asked.
+pub(super) fn add_report(sections: &Sections, report: &mut NodeReport) {
+    report.routes = network::ip_route(sections.text("ip_route"));
+    if report.routes.is_empty() {
+        report.routes = network::net_route(sections.text("net_route"));
+    }
+    report.firewall = match sections.any_text("firewall").trim() {
+        "running" => Some(true),
+        "not running" => Some(false),
+        _ => None,
+    };
+    let mut listeners = network::ss(sections.text("ss"));
+    listeners.extend(network::net_tcp(sections.any_text("net_tcp")));
+    report.listeners = posix::merged(listeners);
+    // On Linux most are rightly missing: no findings.
+    report.missing_tools.retain(|tool| tool == "ps");
 }
 
 /// Reads `/proc/meminfo`.
@@ -17,9 +91,34 @@ pub fn parse_meminfo(text: &str) -> Option<MachineMemory> {
     Some(MachineMemory { total_bytes: bytes("MemTotal:")?, free_bytes: bytes("MemAvailable:")? })
 }
 
+/// Reads the processor's name and the number of logical cores from `/proc/cpuinfo`.
+fn parse_cpuinfo(text: &str) -> (String, u32) {
+    let cores = text.lines().filter(|line| line.starts_with("processor")).count();
+    let fields: BTreeMap<&str, &str> = text
+        .lines()
+        .filter_map(|line| line.split_once(':').map(|(key, value)| (key.trim(), value.trim())))
+        .collect();
+    // x86 has a name; ARM has one on some boards only, else numbers of maker and part.
+    let name = ["model name", "Model", "Hardware"].iter().find_map(|key| fields.get(key).copied());
+    let part = || match (fields.get("CPU implementer"), fields.get("CPU part")) {
+        (Some(maker), Some(part)) => format!("ARM {maker} {part}"),
+        _ => "unknown".to_owned(),
+    };
+    let name = name.map_or_else(part, str::to_owned);
+    (name, u32::try_from(cores).unwrap_or(0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_tells_when_it_began() {
+        let stat = "12 (a ) b) S 1 12 12 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4711 9 8 7";
+        assert_eq!(parse_stat(stat).as_deref(), Some("4711"));
+        assert_eq!(parse_stat(&stat.replace(") S", ") Z")).as_deref(), Some("ended"));
+        assert_eq!(parse_stat("nonsense"), None);
+    }
 
     #[test]
     fn meminfo_is_read() {
@@ -28,5 +127,13 @@ mod tests {
         let wanted = MachineMemory { total_bytes: 24_570_032 << 10, free_bytes: 20_000_000 << 10 };
         assert_eq!(parse_meminfo(text), Some(wanted));
         assert_eq!(parse_meminfo("MemTotal: many\n"), None);
+    }
+
+    #[test]
+    fn processors_are_named_on_x86_and_on_arm() {
+        let text = "processor\t: 0\nmodel name\t: AMD EPYC 9B14\nprocessor\t: 1\n";
+        assert_eq!(parse_cpuinfo(text), ("AMD EPYC 9B14".to_owned(), 2));
+        let text = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n";
+        assert_eq!(parse_cpuinfo(text), ("ARM 0x41 0xd4f".to_owned(), 1));
     }
 }

@@ -1,11 +1,27 @@
-//! macOS: `sysctl` and `vm_stat`.
+//! macOS: `sysctl`, `vm_stat`, `sw_vers`, and in submodules its tools for networks, Thunderbolt,
+//! RDMA and power.
+
+mod network;
+mod power;
+mod rdma;
+mod thunderbolt;
 
 use std::time::Duration;
 
-use super::MachineMemory;
+use super::{MachineMemory, chips, posix};
+use crate::facts::NodeFacts;
+use crate::probe::{Sections, facts_here};
 use crate::process::output_of;
+use crate::report::{MacReport, NodeReport, Version};
 
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// When a process began, as `ps` prints it, if it runs.
+pub fn process_began(pid: u32) -> Option<String> {
+    let args = ["-o", "lstart=", "-p", &pid.to_string()];
+    let printed = output_of("ps", &args, COMMAND_TIMEOUT).ok()?;
+    Some(printed.trim().to_owned()).filter(|began| !began.is_empty())
+}
 
 /// This machine's memory, if the commands tell. The GPU may wire at most `iogpu.wired_limit_mb`
 /// of it, or about three quarters where that is 0 (Apple's default).
@@ -14,6 +30,83 @@ pub fn memory() -> Option<MachineMemory> {
     let wired_limit = output_of("sysctl", &["-n", "iogpu.wired_limit_mb"], COMMAND_TIMEOUT);
     let pages = output_of("vm_stat", &[], COMMAND_TIMEOUT).ok()?;
     parse(&total, wired_limit.as_deref().unwrap_or("0"), &pages)
+}
+
+/// This machine.
+pub fn facts() -> NodeFacts {
+    super::facts_of(&facts_here())
+}
+
+/// Reads a machine's facts, but for its name.
+pub fn facts_of(sections: &Sections) -> NodeFacts {
+    let sysctl = sections.any_text("sysctl");
+    let value = |key: &str| field(sysctl, key).unwrap_or_default();
+    let limit = Some(value("iogpu.wired_limit_mb")).filter(|it| !it.is_empty());
+    let memory = parse(value("hw.memsize"), limit.unwrap_or("0"), sections.text("vm_stat"));
+    let total_bytes = value("hw.memsize").parse().unwrap_or(0);
+    let chip = value("machdep.cpu.brand_string").to_owned();
+    let cores = value("hw.logicalcpu").parse().unwrap_or(0);
+    let arch = match sections.text("uname").split_whitespace().nth(2) {
+        Some("arm64") => "aarch64",
+        Some(arch) => arch,
+        None => "",
+    };
+    let (version, build) = system_version(sections.text("sw_vers"));
+    let version = version.map_or_else(|| "?".to_owned(), |it| it.to_string());
+    NodeFacts {
+        hostname: String::new(),
+        os: format!("macOS {version} ({build})"),
+        arch: arch.to_owned(),
+        memory_bytes_per_s: chips::memory_bytes_per_s(&chip, cores),
+        chip,
+        cores,
+        total_bytes,
+        free_bytes: memory.map_or(0, |it| it.free_bytes),
+        interfaces: network::interfaces(sections.text("ifconfig")),
+    }
+}
+
+/// Adds what else the machine was asked.
+pub(super) fn add_report(sections: &Sections, report: &mut NodeReport) {
+    let (version, build) = system_version(sections.text("sw_vers"));
+    let hardware_ports = network::hardware_ports(sections.text("hardware_ports"));
+    let (product, ports) = thunderbolt::ports(sections.text("thunderbolt"), &hardware_ports);
+    let devices = sections.text("ibv_devices");
+    report.mac = Some(MacReport {
+        model: field(sections.any_text("sysctl"), "hw.model").unwrap_or_default().to_owned(),
+        product,
+        version,
+        build,
+        rdma: rdma::switch(sections.get("rdma_ctl")),
+        rdma_devices: (!sections.is_missing("ibv_devices"))
+            .then(|| rdma::devices(devices, sections.any_text("ibv_devinfo"))),
+        thunderbolt: ports,
+        hardware_ports,
+        bridges: network::bridges(sections.text("ifconfig")),
+        wired_bytes: wired_bytes(sections.text("vm_stat")),
+        power: power::power(sections.text("pmset"), sections.text("assertions")),
+    });
+    report.routes = network::routes(sections.text("netstat_routes"));
+    report.firewall = power::firewall(sections.any_text("firewall"));
+    let mut listeners = posix::lsof(sections.any_text("lsof"));
+    listeners.extend(network::listeners(sections.text("netstat_listen")));
+    report.listeners = posix::merged(listeners);
+}
+
+/// The value of `key: value`, with or without blanks.
+fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim)
+}
+
+/// Version and build from `sw_vers`.
+fn system_version(text: &str) -> (Option<Version>, String) {
+    let version = field(text, "ProductVersion").and_then(Version::parse);
+    (version, field(text, "BuildVersion").unwrap_or_default().to_owned())
+}
+
+/// Memory that cannot be paged out, from `vm_stat`.
+fn wired_bytes(vm_stat: &str) -> Option<u64> {
+    Some(pages(vm_stat, "Pages wired down:")? * page_bytes(vm_stat)?)
 }
 
 /// Reads the three commands' outputs.
@@ -29,13 +122,19 @@ pub fn parse(memsize: &str, wired_limit_mb: &str, vm_stat: &str) -> Option<Machi
 
 /// Free, inactive, speculative and purgeable pages: what the system gives without swapping.
 fn parse_vm_stat(text: &str) -> Option<u64> {
-    let page_bytes: u64 = text.split("page size of ").nth(1)?.split(' ').next()?.parse().ok()?;
-    let pages = |key: &str| -> Option<u64> {
-        let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-        line.trim().trim_end_matches('.').parse().ok()
-    };
-    let free = pages("Pages free:")? + pages("Pages inactive:")? + pages("Pages speculative:")?;
-    Some((free + pages("Pages purgeable:").unwrap_or(0)) * page_bytes)
+    let free = pages(text, "Pages free:")?
+        + pages(text, "Pages inactive:")?
+        + pages(text, "Pages speculative:")?;
+    Some((free + pages(text, "Pages purgeable:").unwrap_or(0)) * page_bytes(text)?)
+}
+
+fn page_bytes(vm_stat: &str) -> Option<u64> {
+    vm_stat.split("page size of ").nth(1)?.split(' ').next()?.parse().ok()
+}
+
+fn pages(vm_stat: &str, key: &str) -> Option<u64> {
+    let line = vm_stat.lines().find_map(|line| line.strip_prefix(key))?;
+    line.trim().trim_end_matches('.').parse().ok()
 }
 
 #[cfg(test)]
@@ -63,5 +162,13 @@ mod tests {
         let found = parse("68719476736", "1024", VM_STAT).unwrap();
         assert_eq!(found.free_bytes, 1 << 30);
         assert_eq!(parse("68719476736", "0", "nonsense"), None);
+    }
+
+    #[test]
+    fn wired_memory_and_versions_are_read() {
+        assert_eq!(wired_bytes(VM_STAT), Some(150_000 * 16384));
+        let text = "ProductName:\t\tmacOS\nProductVersion:\t\t26.3\nBuildVersion:\t\t25D125\n";
+        let (version, build) = system_version(text);
+        assert_eq!((version.unwrap().to_string().as_str(), build.as_str()), ("26.3", "25D125"));
     }
 }

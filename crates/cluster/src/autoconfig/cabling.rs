@@ -1,0 +1,158 @@
+//! Which Thunderbolt port of which Mac a cable joins to which other. Each port of a Mac has a
+//! domain UUID and tells that of the port at the other end.
+
+use super::Member;
+use crate::report::{Generation, ThunderboltPort};
+
+/// Machines and the cables between them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Cabling {
+    /// The machines, in the order given.
+    pub hosts: Vec<CabledHost>,
+    /// Cables between two of them.
+    pub cables: Vec<Cable>,
+}
+
+/// A machine and its ports.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CabledHost {
+    /// What `ssh` is given.
+    pub name: String,
+    /// `Mac Studio, Apple M3 Ultra, macOS 26.3 (25D125)`.
+    pub about: String,
+    /// Its Thunderbolt ports, by receptacle.
+    pub ports: Vec<ThunderboltPort>,
+    /// Interfaces that carry no RDMA.
+    pub without_rdma: Vec<String>,
+    /// The fastest that its ports do, as far as that is known.
+    pub generation: Option<Generation>,
+}
+
+/// A cable between two machines.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Cable {
+    /// Its ends; the first is of the machine that was given first.
+    pub ends: [End; 2],
+    /// Speed of the link in bits per second, where the ports tell.
+    pub bits_per_s: Option<u64>,
+}
+
+/// One end of a cable.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct End {
+    /// Position in [`Cabling::hosts`].
+    pub host_idx: usize,
+    /// Position in [`CabledHost::ports`].
+    pub port_idx: usize,
+}
+
+impl Cabling {
+    /// Finds the cables.
+    pub fn of(members: &[Member<'_>]) -> Cabling {
+        let hosts: Vec<CabledHost> = members.iter().map(CabledHost::of).collect();
+        let ends: Vec<End> = (0..hosts.len())
+            .flat_map(|host_idx| {
+                let num_ports = hosts[host_idx].ports.len();
+                (0..num_ports).map(move |port_idx| End { host_idx, port_idx })
+            })
+            .collect();
+        let port = |end: End| &hosts[end.host_idx].ports[end.port_idx];
+        let mut cables: Vec<Cable> = Vec::new();
+        for &end in &ends {
+            let peer_uuid = port(end).peer_uuid.as_deref();
+            let peer = ends.iter().find(|it| Some(port(**it).domain_uuid.as_str()) == peer_uuid);
+            let Some(&peer) = peer.filter(|it| it.host_idx != end.host_idx) else { continue };
+            let ends = if end.host_idx < peer.host_idx { [end, peer] } else { [peer, end] };
+            if !cables.iter().any(|it| it.ends == ends) {
+                let speeds = ends.iter().filter_map(|it| port(*it).link_bits_per_s);
+                cables.push(Cable { ends, bits_per_s: speeds.min() });
+            }
+        }
+        cables.sort_by_key(|it| it.ends.map(|end| (end.host_idx, end.port_idx)));
+        Cabling { hosts, cables }
+    }
+
+    /// The port at an end.
+    pub fn port(&self, end: End) -> &ThunderboltPort {
+        &self.hosts[end.host_idx].ports[end.port_idx]
+    }
+
+    /// The network interface at an end.
+    pub fn interface(&self, end: End) -> Option<&str> {
+        self.port(end).interface.as_deref()
+    }
+
+    /// The cables between two machines.
+    pub fn between(&self, a: usize, b: usize) -> impl Iterator<Item = &Cable> {
+        let wanted = [a.min(b), a.max(b)];
+        self.cables.iter().filter(move |cable| cable.ends.map(|end| end.host_idx) == wanted)
+    }
+
+    /// True if a cable joins them.
+    pub fn joins(&self, a: usize, b: usize) -> bool {
+        self.between(a, b).next().is_some()
+    }
+
+    /// Pairs without a cable.
+    pub fn missing_pairs(&self) -> Vec<(usize, usize)> {
+        let pairs = (0..self.hosts.len()).flat_map(|b| (0..b).map(move |a| (a, b)));
+        let mut missing: Vec<(usize, usize)> = pairs.filter(|&(a, b)| !self.joins(a, b)).collect();
+        missing.sort_unstable();
+        missing
+    }
+
+    /// Ports that nothing is plugged into and that carry RDMA.
+    pub fn free_ports(&self, host_idx: usize) -> impl Iterator<Item = &ThunderboltPort> {
+        let host = &self.hosts[host_idx];
+        let free = host.ports.iter().filter(|it| it.attached.is_none());
+        free.filter(|it| it.interface.as_ref().is_none_or(|it| !host.without_rdma.contains(it)))
+    }
+
+    /// Ports that lead to a computer which is none of these.
+    pub fn strangers(&self) -> Vec<End> {
+        let all = (0..self.hosts.len()).flat_map(|host_idx| {
+            (0..self.hosts[host_idx].ports.len()).map(move |port_idx| End { host_idx, port_idx })
+        });
+        let leads_out = |end: &End| {
+            let port = self.port(*end);
+            port.peer_uuid.is_some() && !self.cables.iter().any(|it| it.ends.contains(end))
+        };
+        all.filter(leads_out).collect()
+    }
+}
+
+impl CabledHost {
+    fn of(member: &Member<'_>) -> CabledHost {
+        let facts = &member.report.facts;
+        let Some(mac) = &member.report.mac else {
+            let about = format!("{}, {}", facts.chip, facts.os);
+            return CabledHost { name: member.name.to_owned(), about, ..CabledHost::default() };
+        };
+        let interfaces = mac.thunderbolt.iter().filter_map(|port| port.interface.clone());
+        let product = if mac.product.is_empty() { &mac.model } else { &mac.product };
+        CabledHost {
+            name: member.name.to_owned(),
+            about: format!("{product}, {}, {}", facts.chip, facts.os),
+            ports: mac.thunderbolt.clone(),
+            without_rdma: interfaces.filter(|it| mac.is_unusable_for_rdma(it)).collect(),
+            generation: mac.generation().or_else(|| Generation::of_chip(&facts.chip)),
+        }
+    }
+}
+
+impl Cable {
+    /// The end on a machine.
+    pub fn end_on(&self, host_idx: usize) -> Option<End> {
+        self.ends.into_iter().find(|end| end.host_idx == host_idx)
+    }
+
+    /// The end on the other machine.
+    pub fn end_facing(&self, host_idx: usize) -> Option<End> {
+        let [a, b] = self.ends;
+        match host_idx {
+            it if it == a.host_idx => Some(b),
+            it if it == b.host_idx => Some(a),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Addresses for cables, and the commands that give them. What is right already is left alone, so
+//! that planning again after running the commands plans nothing.
+
+use std::net::IpAddr;
+
+use serde::Serialize;
+
+use super::subnets::{PREFIX_LEN, Subnets};
+use super::{Cabling, End, Member, PlanError};
+use crate::facts::InterfaceAddr;
+use crate::report::{Network, NodeReport};
+
+/// A command for one machine.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+pub struct Step {
+    /// The machine.
+    pub host: String,
+    /// What it is for.
+    pub purpose: String,
+    /// What to run as root.
+    pub command: String,
+    /// What takes it back, as root.
+    pub undo: String,
+}
+
+/// What must answer when all is done.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Check {
+    /// The machine that asks.
+    pub host: String,
+    /// The machine that answers.
+    pub peer: String,
+    /// Its address on the cable.
+    pub ip: IpAddr,
+}
+
+/// A cable with addresses.
+#[derive(Clone, Debug)]
+pub(super) struct Link {
+    /// Its ends.
+    pub(super) ends: [LinkEnd; 2],
+    /// False if the addresses are there already.
+    pub(super) is_new: bool,
+}
+
+/// One end of a cable with its address.
+#[derive(Clone, Debug)]
+pub(super) struct LinkEnd {
+    pub(super) host_idx: usize,
+    pub(super) interface: String,
+    pub(super) ip: IpAddr,
+}
+
+impl Link {
+    /// The end on a machine and the other one.
+    pub(super) fn seen_from(&self, host_idx: usize) -> Option<(&LinkEnd, &LinkEnd)> {
+        let [a, b] = &self.ends;
+        match host_idx {
+            it if it == a.host_idx => Some((a, b)),
+            it if it == b.host_idx => Some((b, a)),
+            _ => None,
+        }
+    }
+}
+
+/// Every cable with its addresses: those it has, if they are good, else new ones.
+pub(super) fn links(members: &[Member<'_>], cabling: &Cabling) -> Result<Vec<Link>, PlanError> {
+    let mut subnets = Subnets::new(taken(members));
+    let mut links = Vec::new();
+    for cable in &cabling.cables {
+        let interface = |end: End| cabling.interface(end).map(str::to_owned);
+        // A port that networksetup does not know cannot be configured.
+        let [Some(a), Some(b)] = cable.ends.map(interface) else { continue };
+        let [first, second] = cable.ends.map(|end| end.host_idx);
+        let kept = kept(members[first].report, &a, members[second].report, &b);
+        let is_new = kept.is_none();
+        let [a_ip, b_ip] = match kept {
+            Some(kept) => kept,
+            None => subnets.take().ok_or(PlanError::NoNetwork)?,
+        };
+        links.push(Link {
+            ends: [
+                LinkEnd { host_idx: first, interface: a, ip: a_ip },
+                LinkEnd { host_idx: second, interface: b, ip: b_ip },
+            ],
+            is_new,
+        });
+    }
+    Ok(links)
+}
+
+/// All networks that any machine has or routes to.
+fn taken(members: &[Member<'_>]) -> Vec<Network> {
+    let of = |report: &NodeReport| -> Vec<Network> {
+        let own = report.addrs().map(|(_, addr)| Network::of(addr));
+        let routed = report.routes.iter().map(|route| route.to).filter(|it| 0 < it.prefix_len);
+        own.chain(routed).collect()
+    };
+    members.iter().flat_map(|member| of(member.report)).collect()
+}
+
+/// The addresses of a cable's two ends, if they are in one network that is theirs alone.
+fn kept(a: &NodeReport, a_name: &str, b: &NodeReport, b_name: &str) -> Option<[IpAddr; 2]> {
+    let pairs = usable(a, a_name).flat_map(|ours| usable(b, b_name).map(move |it| (ours, it)));
+    let mut pairs = pairs.filter(|(ours, theirs)| {
+        ours.ip != theirs.ip && Network::of(*ours) == Network::of(*theirs)
+    });
+    pairs.find_map(|(ours, theirs)| {
+        let network = Network::of(ours);
+        let is_ours_alone = is_alone(a, a_name, network) && is_alone(b, b_name, network);
+        is_ours_alone.then_some([ours.ip, theirs.ip])
+    })
+}
+
+/// Addresses that somebody gave: those of 169.254 come and go.
+fn usable(report: &NodeReport, interface: &str) -> impl Iterator<Item = InterfaceAddr> {
+    let on = report.addrs().filter(move |(name, _)| *name == interface).map(|(_, addr)| addr);
+    on.filter(|addr| matches!(addr.ip, IpAddr::V4(ip) if !ip.is_link_local()))
+}
+
+/// True if no other interface and no router is in this network.
+fn is_alone(report: &NodeReport, interface: &str, network: Network) -> bool {
+    let mut others = report.addrs().filter(|(name, _)| *name != interface);
+    let gateway = report.default_route().and_then(|route| route.gateway);
+    !others.any(|(_, addr)| Network::of(addr).overlaps(network))
+        && gateway.is_none_or(|it| !network.holds(it))
+}
+
+/// The commands, machine by machine.
+pub(super) fn steps(members: &[Member<'_>], links: &[Link]) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for (host_idx, member) in members.iter().enumerate() {
+        for link in links {
+            let Some((end, peer)) = link.seen_from(host_idx) else { continue };
+            let peer_name = members[peer.host_idx].name;
+            let mut push = |purpose: String, command: String, undo: String| {
+                steps.push(Step { host: member.name.to_owned(), purpose, command, undo });
+            };
+            let interface = &end.interface;
+            let mac = member.report.mac.as_ref();
+            if let Some(bridge) = mac.and_then(|mac| mac.bridge_of(interface)) {
+                push(
+                    format!("{interface} leaves {bridge}; its other ports stay in it"),
+                    format!("ifconfig {bridge} deletem {interface}"),
+                    format!("ifconfig {bridge} addm {interface}"),
+                );
+            }
+            if link.is_new {
+                let (command, undo) = address(member.report, end);
+                push(format!("an address on the cable to {peer_name}"), command, undo);
+            } else if let Some(other) = detour(member.report, interface, peer.ip) {
+                push(
+                    format!("packets for {peer_name} take the cable"),
+                    format!("route -n change -host {} -interface {interface}", peer.ip),
+                    format!("route -n change -host {} -interface {other}", peer.ip),
+                );
+            }
+        }
+    }
+    steps
+}
+
+/// The command that gives an address, and what brings back what was there.
+fn address(report: &NodeReport, end: &LinkEnd) -> (String, String) {
+    let LinkEnd { interface, ip, .. } = end;
+    let set = |ip: IpAddr, prefix_len: u8| {
+        format!("ifconfig {interface} inet {ip} netmask {}", netmask(prefix_len))
+    };
+    let undo = match usable(report, interface).next() {
+        Some(before) => set(before.ip, before.prefix_len),
+        None => format!("ifconfig {interface} inet {ip} delete"),
+    };
+    (format!("{} up", set(*ip, PREFIX_LEN)), undo)
+}
+
+/// Another interface that a route of the peer's own address leads through.
+fn detour<'a>(report: &'a NodeReport, interface: &str, peer: IpAddr) -> Option<&'a str> {
+    let mut own = report.routes.iter().filter(|it| it.to.prefix_len == 32 && it.to.ip == peer);
+    own.find(|it| it.interface != interface).map(|it| it.interface.as_str())
+}
+
+fn netmask(prefix_len: u8) -> std::net::Ipv4Addr {
+    let bits = u32::MAX.checked_shl(32 - u32::from(prefix_len.min(32))).unwrap_or(0);
+    std::net::Ipv4Addr::from_bits(bits)
+}
+
+/// One ping for each direction of each cable.
+pub(super) fn checks(members: &[Member<'_>], links: &[Link]) -> Vec<Check> {
+    let both = links.iter().flat_map(|link| {
+        let [a, b] = &link.ends;
+        [(a, b), (b, a)]
+    });
+    let check = |(end, peer): (&LinkEnd, &LinkEnd)| Check {
+        host: members[end.host_idx].name.to_owned(),
+        peer: members[peer.host_idx].name.to_owned(),
+        ip: peer.ip,
+    };
+    both.map(check).collect()
+}

@@ -1,0 +1,115 @@
+//! The hostfile that comes of a plan.
+
+use std::net::IpAddr;
+
+use jackalope_protocol::Backend;
+use serde_json::{Value, json};
+
+use super::steps::Link;
+use super::{Choice, Member, PlanError, lan_ip};
+use crate::hostfile::{Host, Hostfile};
+
+/// Ranks over the network that is there.
+pub(super) fn over_ethernet(
+    members: &[Member<'_>],
+    choice: &Choice,
+) -> Result<Hostfile, PlanError> {
+    let hosts = members.iter().map(|member| {
+        let ip = lan_ip(member.report).ok_or_else(|| no_address(member))?;
+        Ok(Host { ssh: member.name.to_owned(), ips: vec![ip], ..Host::default() })
+    });
+    let hosts = hosts.collect::<Result<Vec<Host>, PlanError>>()?;
+    Ok(Hostfile { backend: Some(choice.backend), envs: Vec::new(), hosts })
+}
+
+/// Ranks over cables, and over the network where there is no cable.
+pub(super) fn over_cables(
+    members: &[Member<'_>],
+    choice: &Choice,
+    links: &[Link],
+) -> Result<Hostfile, PlanError> {
+    let order = &choice.order;
+    let num_wires = num_wires(order, links);
+    let hosts = order.iter().enumerate().map(|(rank, &host_idx)| {
+        let member = &members[host_idx];
+        let previous = order[(rank + order.len() - 1) % order.len()];
+        let ips = match choice.backend {
+            // MLX's ring listens for the previous rank.
+            Backend::Ring => towards(links, host_idx, previous).take(num_wires).collect(),
+            // The coordinator is found where everyone reaches it.
+            Backend::Jaccl | Backend::Nccl => lan_ip(member.report).into_iter().collect(),
+            Backend::Tcp => {
+                let cables = links.iter().filter_map(|it| Some(it.seen_from(host_idx)?.0.ip));
+                cables.chain(lan_ip(member.report)).collect::<Vec<IpAddr>>()
+            }
+        };
+        let is_coordinator = rank == 0 || choice.backend != Backend::Jaccl;
+        if ips.is_empty() && is_coordinator {
+            return Err(no_address(member));
+        }
+        let rdma = match choice.backend {
+            Backend::Jaccl => {
+                order.iter().map(|&peer| devices(links, host_idx, peer, num_wires)).collect()
+            }
+            _ => Vec::new(),
+        };
+        Ok(Host { ssh: member.name.to_owned(), ips, rdma, listen: Vec::new() })
+    });
+    let hosts = hosts.collect::<Result<Vec<Host>, PlanError>>()?;
+    Ok(Hostfile { backend: Some(choice.backend), envs: Vec::new(), hosts })
+}
+
+fn no_address(member: &Member<'_>) -> PlanError {
+    PlanError::NoAddress { host: member.name.to_owned() }
+}
+
+/// Own addresses on the cables towards a machine.
+fn towards(links: &[Link], host_idx: usize, peer: usize) -> impl Iterator<Item = IpAddr> {
+    let seen = links.iter().filter_map(move |link| link.seen_from(host_idx));
+    seen.filter(move |(_, other)| other.host_idx == peer).map(|(own, _)| own.ip)
+}
+
+/// Own devices on the cables towards a machine, in the order of the cables, which both ends share.
+fn devices(links: &[Link], host_idx: usize, peer: usize, num_wires: usize) -> Vec<String> {
+    let seen = links.iter().filter_map(|link| link.seen_from(host_idx));
+    let facing = seen.filter(|(_, other)| other.host_idx == peer);
+    facing.map(|(own, _)| format!("rdma_{}", own.interface)).take(num_wires).collect()
+}
+
+/// Parallel cables that MLX can use: as many as there are between every two that have any.
+fn num_wires(order: &[usize], links: &[Link]) -> usize {
+    let pairs = order.iter().flat_map(|&a| order.iter().map(move |&b| (a, b)));
+    let counts = pairs.map(|(a, b)| towards(links, a, b).count()).filter(|it| *it != 0);
+    counts.min().unwrap_or(1)
+}
+
+/// A hostfile in the object form of MLX's launcher.
+pub fn hostfile_json(hostfile: &Hostfile) -> String {
+    let device = |names: &Vec<String>| match &names[..] {
+        [] => Value::Null,
+        [name] => json!(name),
+        names => json!(names),
+    };
+    let host = |host: &Host| {
+        let mut value = json!({ "ssh": host.ssh, "ips": host.ips });
+        if !host.rdma.is_empty() {
+            value["rdma"] = host.rdma.iter().map(device).collect();
+        }
+        value
+    };
+    let hosts: Vec<String> = hostfile
+        .hosts
+        .iter()
+        .map(|it| format!("    {}", serde_json::to_string(&host(it)).expect("plain data")))
+        .collect();
+    let mut head = String::new();
+    if let Some(backend) = hostfile.backend {
+        head = format!("  \"backend\": {},\n", json!(backend.name()));
+    }
+    if !hostfile.envs.is_empty() {
+        let envs: Vec<String> =
+            hostfile.envs.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        head.push_str(&format!("  \"envs\": {},\n", json!(envs)));
+    }
+    format!("{{\n{head}  \"hosts\": [\n{}\n  ]\n}}\n", hosts.join(",\n"))
+}

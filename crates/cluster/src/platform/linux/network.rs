@@ -1,0 +1,200 @@
+//! Addresses, routes and ports on Linux. `ip` and `ss` are asked first; the files under `/proc/net`
+//! are there even in the smallest container.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+
+use crate::facts::{Interface, InterfaceAddr};
+use crate::report::{Listener, Network, Route};
+
+/// Reads `ip -o addr show up`.
+pub(super) fn ip_addr(text: &str) -> Vec<Interface> {
+    let mut interfaces: Vec<Interface> = Vec::new();
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [_, name, "inet" | "inet6", addr, ..] = words[..] else { continue };
+        let Some(addr) = address(addr) else { continue };
+        match interfaces.iter_mut().find(|it| it.name == name) {
+            Some(interface) => interface.addrs.push(addr),
+            None => {
+                let name = name.to_owned();
+                interfaces.push(Interface { name, addrs: vec![addr], bits_per_s: None });
+            }
+        }
+    }
+    interfaces
+}
+
+/// `10.0.0.1/24`.
+fn address(text: &str) -> Option<InterfaceAddr> {
+    let (ip, prefix_len) = text.split_once('/').unwrap_or((text, "32"));
+    Some(InterfaceAddr { ip: ip.parse().ok()?, prefix_len: prefix_len.parse().ok()? })
+}
+
+/// Megabits per second of each interface from `/sys/class/net`; -1 where the driver does not know.
+pub(super) fn speeds(text: &str) -> BTreeMap<String, u64> {
+    let lines = text.lines().filter_map(|line| {
+        let (name, mbit) = line.split_once(' ')?;
+        let mbit: u64 = mbit.trim().parse().ok()?;
+        Some((name.to_owned(), mbit * 1_000_000))
+    });
+    lines.collect()
+}
+
+/// Reads `ip -4 route show`.
+pub(super) fn ip_route(text: &str) -> Vec<Route> {
+    let lines = text.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let after = |word: &str| {
+            let at = words.iter().position(|it| *it == word)?;
+            words.get(at + 1).copied()
+        };
+        let to = match *words.first()? {
+            "default" => Network { ip: Ipv4Addr::UNSPECIFIED.into(), prefix_len: 0 },
+            to => Network::of(address(to)?),
+        };
+        let gateway = after("via").and_then(|ip| ip.parse().ok());
+        Some(Route { to, gateway, interface: after("dev")?.to_owned() })
+    });
+    lines.collect()
+}
+
+/// Reads `/proc/net/route`: addresses in hexadecimal, in this machine's order of bytes.
+pub(super) fn net_route(text: &str) -> Vec<Route> {
+    let lines = text.lines().skip(1).filter_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let bits = |text: &str| u32::from_str_radix(text, 16).ok().map(u32::swap_bytes);
+        let [name, to, gateway, .., mask, _, _, _] = words[..] else { return None };
+        let prefix_len = u8::try_from(bits(mask)?.leading_ones()).ok()?;
+        let gateway = Some(bits(gateway)?).filter(|it| *it != 0);
+        Some(Route {
+            to: Network { ip: IpAddr::V4(bits(to)?.into()), prefix_len },
+            gateway: gateway.map(|it| IpAddr::V4(it.into())),
+            interface: name.to_owned(),
+        })
+    });
+    lines.collect()
+}
+
+/// Interfaces from `/proc/net/fib_trie` and `/proc/net/route` where there is no `ip`: this machine's
+/// own addresses, each given to the interface whose network holds it.
+pub(super) fn without_ip(fib_trie: &str, route: &str) -> Vec<Interface> {
+    let mut interfaces: Vec<Interface> = Vec::new();
+    let routes = net_route(route);
+    let mut last = None;
+    for line in fib_trie.lines() {
+        if let Some(ip) = line.trim().strip_prefix("|-- ") {
+            last = ip.parse::<Ipv4Addr>().ok();
+        }
+        let Some(ip) = last.filter(|_| line.contains("/32 host LOCAL")) else { continue };
+        let ip = IpAddr::V4(ip);
+        let near = routes.iter().filter(|it| it.gateway.is_none() && it.to.holds(ip));
+        let near = near.max_by_key(|it| it.to.prefix_len);
+        let (name, prefix_len) = match near {
+            Some(route) => (route.interface.as_str(), route.to.prefix_len),
+            None if ip.is_loopback() => ("lo", 8),
+            None => continue,
+        };
+        let addr = InterfaceAddr { ip, prefix_len };
+        match interfaces.iter_mut().find(|it| it.name == name) {
+            Some(interface) if interface.addrs.contains(&addr) => {}
+            Some(interface) => interface.addrs.push(addr),
+            None => interfaces.push(Interface {
+                name: name.to_owned(),
+                addrs: vec![addr],
+                bits_per_s: None,
+            }),
+        }
+    }
+    interfaces
+}
+
+/// Reads `ss -Hltnp`.
+pub(super) fn ss(text: &str) -> Vec<Listener> {
+    let lines = text.lines().filter_map(|line| {
+        let local = line.split_whitespace().nth(3)?;
+        let port = local.rsplit_once(':')?.1.parse().ok()?;
+        // `users:(("python3",pid=812,fd=3))`
+        let program = line.split_once("((\"").and_then(|(_, rest)| rest.split_once('"'));
+        let pid = line.split_once("pid=").map(|(_, rest)| rest);
+        let pid = pid.and_then(|rest| rest.split(',').next()?.parse().ok());
+        Some(Listener { port, pid, program: program.map(|(name, _)| name.to_owned()) })
+    });
+    lines.collect()
+}
+
+/// Reads `/proc/net/tcp` and `/proc/net/tcp6`; state 0A is a listener.
+pub(super) fn net_tcp(text: &str) -> Vec<Listener> {
+    let lines = text.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [_, local, _, "0A", ..] = words[..] else { return None };
+        let port = u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok()?;
+        Some(Listener { port, ..Listener::default() })
+    });
+    lines.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Recorded on Linux 6.12 in a container.
+    const NET_ROUTE: &str = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n\
+        eth0\t00000000\t010011AC\t0003\t0\t0\t0\t00000000\t0\t0\t0\n\
+        eth0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0\n";
+    const FIB_TRIE: &str = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        /0 universe UNICAST\n\
+        Local:\n     +-- 127.0.0.0/8 2 0 2\n        +-- 127.0.0.0/31 1 0 0\n           |-- 127.0.0.0\n              /8 host LOCAL\n\
+                   |-- 127.0.0.1\n              /32 host LOCAL\n        |-- 127.255.255.255\n           /32 link BROADCAST\n\
+             +-- 172.17.0.0/16 2 0 2\n           |-- 172.17.0.2\n              /32 host LOCAL\n";
+
+    #[test]
+    fn addresses_come_from_ip() {
+        let text = "1: lo    inet 127.0.0.1/8 scope host lo\\       valid_lft forever\n\
+            1: lo    inet6 ::1/128 scope host \\       valid_lft forever\n\
+            2: eth0    inet 192.168.7.5/24 brd 192.168.7.255 scope global dynamic eth0\\ valid\n\
+            3: tb0    inet6 fe80::1/64 scope link \\ valid_lft forever\n";
+        let found = ip_addr(text);
+        let names: Vec<&str> = found.iter().map(|it| it.name.as_str()).collect();
+        assert_eq!(names, ["lo", "eth0", "tb0"]);
+        assert_eq!(found[0].addrs.len(), 2);
+        assert_eq!(found[1].addrs[0].prefix_len, 24);
+        assert_eq!(speeds("eth0 10000\ntb0 -1\nlo \n")["eth0"], 10_000_000_000);
+    }
+
+    #[test]
+    fn addresses_and_routes_come_from_proc_where_ip_is_missing() {
+        let found = without_ip(FIB_TRIE, NET_ROUTE);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert_eq!(found[1].name, "eth0");
+        assert_eq!(found[1].addrs[0].ip.to_string(), "172.17.0.2");
+        assert_eq!(found[1].addrs[0].prefix_len, 16);
+        let routes = net_route(NET_ROUTE);
+        assert_eq!(routes[0].gateway.unwrap().to_string(), "172.17.0.1");
+        assert_eq!(routes[1].to.to_string(), "172.17.0.0/16");
+    }
+
+    #[test]
+    fn routes_come_from_ip() {
+        let text = "default via 192.168.7.1 dev eth0 proto dhcp metric 100 \n\
+            10.254.0.0/30 dev tb0 proto kernel scope link src 10.254.0.1 \nunreachable\n";
+        let found = ip_route(text);
+        assert_eq!(found.len(), 2);
+        assert_eq!((found[0].to.prefix_len, found[0].interface.as_str()), (0, "eth0"));
+        assert_eq!(found[1].to.to_string(), "10.254.0.0/30");
+        assert_eq!(found[1].gateway, None);
+    }
+
+    #[test]
+    fn ports_come_from_ss_or_from_proc() {
+        let text = "LISTEN 0 128 0.0.0.0:8080 0.0.0.0:* users:((\"python3\",pid=812,fd=3))\n\
+            LISTEN 0 128 [::]:22 [::]:* \n";
+        let found = ss(text);
+        assert_eq!((found[0].port, found[0].pid), (8080, Some(812)));
+        assert_eq!(found[0].program.as_deref(), Some("python3"));
+        assert_eq!((found[1].port, found[1].pid), (22, None));
+        let text = "  sl  local_address rem_address   st tx_queue\n\
+            \u{20}  0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000\n\
+            \u{20}  1: 0100007F:1F91 0100007F:1F90 01 00000000:00000000 00:00000000\n";
+        assert_eq!(net_tcp(text).iter().map(|it| it.port).collect::<Vec<u16>>(), [8080]);
+    }
+}

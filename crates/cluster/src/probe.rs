@@ -1,0 +1,210 @@
+//! Looks at machines with scripts that need nothing of ours there.
+//!
+//! A script prints one section for each tool: a marker, what the tool said, and how it ended. A tool
+//! that is missing or stuck is something to tell, not a failure: every tool has its own bound, and
+//! the whole has that of the [`Shell`].
+
+mod sections;
+
+use std::net::IpAddr;
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+pub use sections::{Ending, Section, Sections};
+
+use crate::platform;
+use crate::report::NodeReport;
+use crate::shell::{Shell, ShellError, quote};
+
+/// How each tool is run: with a bound, its end told.
+const PRELUDE: &str = include_str!("probe/prelude.sh");
+/// What a machine is.
+const FACTS: &str = include_str!("probe/facts.sh");
+/// Everything else.
+const REPORT: &str = include_str!("probe/report.sh");
+
+/// How long this machine may take to tell its facts.
+const FACTS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A model's file on a machine.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ModelFile {
+    /// Its name within the folder.
+    pub name: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Its SHA-256 in hexadecimal, if asked for.
+    pub sha256: Option<String>,
+}
+
+/// What a ping found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Echo {
+    /// It answers.
+    Answers {
+        /// Mean time there and back, in microseconds.
+        mean_us: f64,
+    },
+    /// Nothing came back.
+    Silent,
+    /// There is no way there.
+    NoRoute,
+    /// It could not be tried: there is no `ping`.
+    Untried,
+}
+
+/// The sections of this machine's own facts; empty if they cannot be had.
+pub fn facts_here() -> Sections {
+    let script = format!("{PRELUDE}\n{FACTS}");
+    let text = crate::process::output_of("/bin/sh", &["-c", &script], FACTS_TIMEOUT);
+    Sections::parse(&text.unwrap_or_default())
+}
+
+/// Looks at one machine.
+///
+/// # Errors
+/// If the script could not be run there.
+pub fn report(shell: &dyn Shell, host: &str, timeout: Duration) -> Result<NodeReport, ShellError> {
+    let script = format!("{PRELUDE}\n{FACTS}\n{REPORT}");
+    let before = SystemTime::now();
+    let output = shell.run(host, &script, b"", timeout)?;
+    let after = SystemTime::now();
+    let sections = Sections::parse(&output.stdout);
+    let mut report = platform::report_of(&sections);
+    let clock = sections.text("clock").trim().parse().ok();
+    report.clock_ahead_s = clock.and_then(|clock| clock_ahead(clock, before, after));
+    Ok(report)
+}
+
+/// Looks at several machines at once, in their order.
+pub fn reports(
+    shell: &dyn Shell,
+    hosts: &[String],
+    timeout: Duration,
+) -> Vec<Result<NodeReport, ShellError>> {
+    at_once(hosts, |host| report(shell, host, timeout))
+}
+
+/// Runs `look` for all hosts at the same time and keeps their order.
+pub fn at_once<H: Sync, T: Send>(hosts: &[H], look: impl Fn(&H) -> T + Sync) -> Vec<T> {
+    let look = &look;
+    thread::scope(|scope| {
+        let threads: Vec<_> = hosts.iter().map(|host| scope.spawn(move || look(host))).collect();
+        threads.into_iter().map(|it| it.join().expect("looking does not panic")).collect()
+    })
+}
+
+/// The files of a model's folder with their sizes; `None` if there is no such folder.
+///
+/// # Errors
+/// If the script could not be run there.
+pub fn model_files(
+    shell: &dyn Shell,
+    host: &str,
+    folder: &str,
+    timeout: Duration,
+) -> Result<Option<Vec<ModelFile>>, ShellError> {
+    let script = include_str!("probe/model.sh").replace("@FOLDER@", &quote(folder));
+    let output = shell.run(host, &script, b"", timeout)?;
+    Ok(sections::model_files(&output.stdout))
+}
+
+/// The same with a hash of each file, which takes as long as reading them.
+///
+/// # Errors
+/// If the script could not be run there.
+pub fn model_hashes(
+    shell: &dyn Shell,
+    host: &str,
+    folder: &str,
+    timeout: Duration,
+) -> Result<Option<Vec<ModelFile>>, ShellError> {
+    let script = include_str!("probe/model.sh").replace("@FOLDER@", &quote(folder));
+    let script = format!("HASH=1\n{script}");
+    let output = shell.run(host, &script, b"", timeout)?;
+    Ok(sections::model_files(&output.stdout))
+}
+
+/// Pings each address from a machine, all at the same time.
+///
+/// # Errors
+/// If the script could not be run there.
+pub fn echoes(
+    shell: &dyn Shell,
+    host: &str,
+    ips: &[IpAddr],
+    timeout: Duration,
+) -> Result<Vec<Echo>, ShellError> {
+    if ips.is_empty() {
+        return Ok(Vec::new());
+    }
+    let list: Vec<String> = ips.iter().map(IpAddr::to_string).collect();
+    let script = include_str!("probe/ping.sh").replace("@ADDRESSES@", &list.join(" "));
+    let output = shell.run(host, &format!("{PRELUDE}\n{script}"), b"", timeout)?;
+    let sections = Sections::parse(&output.stdout);
+    Ok(list.iter().map(|ip| sections::echo(sections.get(&format!("ping {ip}")))).collect())
+}
+
+/// How many seconds a clock that was read between two moments is ahead, if it surely is: the script
+/// may have run at any moment between them.
+fn clock_ahead(clock_s: i64, before: SystemTime, after: SystemTime) -> Option<i64> {
+    let seconds = |time: SystemTime| {
+        let since = time.duration_since(UNIX_EPOCH).ok()?;
+        i64::try_from(since.as_secs()).ok()
+    };
+    let (before, after) = (seconds(before)?, seconds(after)?);
+    Some(if clock_s < before {
+        clock_s - before
+    } else if after < clock_s {
+        clock_s - after
+    } else {
+        0
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shell::SystemShell;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn this_machine_reports_without_anything_installed() {
+        let report = report(&SystemShell::new(Vec::new()), "127.0.0.1", LONG).unwrap();
+        assert!(0 < report.facts.cores, "{report:?}");
+        assert!(0 < report.facts.total_bytes, "{report:?}");
+        assert_eq!(report.clock_ahead_s, Some(0));
+        assert!(!report.facts.hostname.is_empty());
+        assert!(report.facts.interfaces.iter().any(|it| it.name.starts_with("lo")), "{report:?}");
+    }
+
+    #[test]
+    fn a_folder_is_listed_with_sizes_and_on_wish_with_hashes() {
+        let folder = std::env::temp_dir().join(format!("jackalope model's {}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("config.json"), "abc").unwrap();
+        let shell = SystemShell::new(Vec::new());
+        let path = folder.to_str().unwrap();
+        let file = |sha256: Option<&str>| ModelFile {
+            name: "config.json".to_owned(),
+            bytes: 3,
+            sha256: sha256.map(str::to_owned),
+        };
+        let found = model_files(&shell, "127.0.0.1", path, LONG).unwrap();
+        assert_eq!(found, Some(vec![file(None)]));
+        let found = model_hashes(&shell, "127.0.0.1", path, LONG).unwrap();
+        let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(found, Some(vec![file(Some(abc))]));
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(model_files(&shell, "127.0.0.1", path, LONG).unwrap(), None);
+    }
+
+    #[test]
+    fn a_clock_is_ahead_only_if_no_moment_explains_it() {
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        assert_eq!(clock_ahead(105, at(100), at(110)), Some(0));
+        assert_eq!(clock_ahead(90, at(100), at(110)), Some(-10));
+        assert_eq!(clock_ahead(130, at(100), at(110)), Some(20));
+    }
+}

@@ -1,0 +1,185 @@
+//! Reads what the scripts print.
+
+use std::collections::BTreeMap;
+
+use super::{Echo, ModelFile};
+
+/// What the tools of a script said, by the sections' names.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Sections(BTreeMap<String, Section>);
+
+/// What one tool said.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Section {
+    /// Its output and its errors.
+    pub text: String,
+    /// How it ended.
+    pub ending: Ending,
+}
+
+/// How a tool ended.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub enum Ending {
+    /// With this status.
+    Status(i32),
+    /// It was killed because it took too long.
+    Stuck,
+    /// There is no such tool: its name.
+    Missing(String),
+    /// The script was cut off.
+    #[default]
+    CutOff,
+}
+
+impl Sections {
+    /// Reads a script's output. What stands before the first marker (a server's greeting) is
+    /// passed over.
+    pub fn parse(text: &str) -> Sections {
+        let mut sections = BTreeMap::new();
+        for piece in text.split("\n@@section ").skip(1) {
+            let (name, rest) = piece.split_once('\n').unwrap_or((piece, ""));
+            sections.insert(name.to_owned(), Section::parse(rest));
+        }
+        Sections(sections)
+    }
+
+    /// One section.
+    pub fn get(&self, name: &str) -> Option<&Section> {
+        self.0.get(name)
+    }
+
+    /// What a tool said, if it ended well; else nothing.
+    pub fn text(&self, name: &str) -> &str {
+        let section = self.get(name).filter(|it| it.ending == Ending::Status(0));
+        section.map_or("", |it| &it.text)
+    }
+
+    /// What a tool said, however it ended.
+    pub fn any_text(&self, name: &str) -> &str {
+        self.get(name).map_or("", |it| &it.text)
+    }
+
+    /// True if the tool is not there.
+    pub fn is_missing(&self, name: &str) -> bool {
+        self.get(name).is_none_or(|it| matches!(it.ending, Ending::Missing(_)))
+    }
+
+    /// The sections and their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Section)> {
+        self.0.iter().map(|(name, section)| (name.as_str(), section))
+    }
+}
+
+impl Section {
+    fn parse(rest: &str) -> Section {
+        // The last marker, so that a tool may print what it likes.
+        let rest = rest.trim_end();
+        let start = rest.rfind("@@status ").or_else(|| rest.rfind("@@missing "));
+        let Some(start) = start else {
+            return Section { text: rest.to_owned(), ending: Ending::CutOff };
+        };
+        let (text, marker) = rest.split_at(start);
+        let ending = match marker.split_once(' ') {
+            Some(("@@status", status)) => match status.trim().parse() {
+                // 128 and SIGKILL, which only the guard sends.
+                Ok(137) => Ending::Stuck,
+                Ok(status) => Ending::Status(status),
+                Err(_) => Ending::CutOff,
+            },
+            Some((_, tool)) => Ending::Missing(tool.trim().to_owned()),
+            None => Ending::CutOff,
+        };
+        Section { text: text.trim_end_matches('\n').to_owned(), ending }
+    }
+}
+
+/// Reads the list of a model's files; `None` if there is no such folder.
+pub(super) fn model_files(text: &str) -> Option<Vec<ModelFile>> {
+    let (_, list) = text.split_once("@@folder\n")?;
+    let files = list.lines().filter_map(|line| {
+        let mut words = line.splitn(3, ' ');
+        let bytes = words.next()?.parse().ok()?;
+        let sha256 = words.next().filter(|it| *it != "-").map(str::to_owned);
+        Some(ModelFile { name: words.next()?.to_owned(), bytes, sha256 })
+    });
+    Some(files.collect())
+}
+
+/// Reads the output of `ping` on macOS and on Linux.
+pub(super) fn echo(section: Option<&Section>) -> Echo {
+    let Some(section) = section else { return Echo::Untried };
+    if matches!(section.ending, Ending::Missing(_)) {
+        return Echo::Untried;
+    }
+    // `round-trip min/avg/max/stddev = 0.4/0.5/0.6/0.1 ms`, on Linux `rtt min/avg/max/mdev = …`.
+    let times =
+        section.text.lines().find_map(|line| line.split_once("min/avg/max")?.1.split_once("= "));
+    let mean = times.and_then(|(_, times)| times.split('/').nth(1)?.parse::<f64>().ok());
+    match mean {
+        Some(mean_ms) => Echo::Answers { mean_us: mean_ms * 1000.0 },
+        None if ["No route to host", "Network is unreachable", "Unreachable"]
+            .iter()
+            .any(|it| section.text.contains(it)) =>
+        {
+            Echo::NoRoute
+        }
+        None => Echo::Silent,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::output_of;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn tools_that_fail_hang_or_are_missing_are_told_apart() {
+        let script = format!(
+            "{}\nsay good 5 echo '@@status 9'\nsay bad 5 sh -c 'echo oops >&2; exit 3'\n\
+             say stuck 1 sleep 60\nsay gone 5 no-such-tool-here",
+            super::super::PRELUDE
+        );
+        let start = Instant::now();
+        let text = output_of("/bin/sh", &["-c", &script], Duration::from_secs(20)).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(15));
+        let sections = Sections::parse(&text);
+        assert_eq!(sections.text("good"), "@@status 9");
+        assert_eq!(sections.get("bad").unwrap().ending, Ending::Status(3));
+        assert_eq!((sections.text("bad"), sections.any_text("bad")), ("", "oops"));
+        assert_eq!(sections.get("stuck").unwrap().ending, Ending::Stuck);
+        assert!(sections.is_missing("gone") && sections.is_missing("never asked"));
+    }
+
+    #[test]
+    fn a_script_that_was_cut_off_keeps_what_it_said() {
+        let sections = Sections::parse(
+            "Welcome!\n\n@@section uname\nLinux 6\n\n@@status 0\n\n@@section ip_addr\n1: lo",
+        );
+        assert_eq!(sections.text("uname"), "Linux 6");
+        assert_eq!(sections.text("ip_addr"), "");
+        assert_eq!(sections.get("ip_addr").unwrap().ending, Ending::CutOff);
+    }
+
+    #[test]
+    fn pings_of_both_systems_are_read() {
+        let check = |text: &str, ending, wanted| {
+            let section = Section { text: text.to_owned(), ending };
+            assert_eq!(echo(Some(&section)), wanted, "{text}");
+        };
+        check(
+            "3 packets transmitted, 3 packets received, 0.0% packet loss\n\
+             round-trip min/avg/max/stddev = 0.312/0.498/0.611/0.131 ms",
+            Ending::Status(0),
+            Echo::Answers { mean_us: 498.0 },
+        );
+        check(
+            "rtt min/avg/max/mdev = 0.020/0.025/0.030/0.004 ms",
+            Ending::Status(0),
+            Echo::Answers { mean_us: 25.0 },
+        );
+        check("ping: sendto: No route to host", Ending::Status(2), Echo::NoRoute);
+        check("3 packets transmitted, 0 packets received", Ending::Stuck, Echo::Silent);
+        check("", Ending::Missing("ping".to_owned()), Echo::Untried);
+    }
+}
