@@ -1,7 +1,9 @@
 //! What was typed: a plain image of the command line.
 
+pub(crate) mod hosts;
 pub(crate) mod machines;
 mod models;
+pub(crate) mod plan;
 
 use std::path::PathBuf;
 
@@ -40,6 +42,10 @@ pub(crate) enum Command {
     Launch(machines::LaunchArgs),
     /// Check and measure the group that ranks compute over, without a model.
     Link(LinkArgs),
+    /// Check, rewrite and make hostfiles.
+    Hosts(hosts::HostsArgs),
+    /// Tell whether a model fits, on which machines, and what to expect.
+    Plan(plan::PlanArgs),
     /// Make a checkpoint of a real model's dimensions with random weights, to measure speed.
     Synth(SynthArgs),
 }

@@ -7,11 +7,13 @@ mod chat;
 mod cluster;
 mod environment;
 mod generate;
+mod hosts;
 mod launch;
 mod link;
 mod machines;
 mod models;
 mod output;
+mod plan;
 mod progress;
 mod pull;
 mod serve;
@@ -55,6 +57,8 @@ fn main() -> ExitCode {
             Command::Agent(args) => agent::run(&args, &environment).await,
             Command::Launch(args) => return launch::run(args, &environment).await,
             Command::Link(args) => link::run(&args).await,
+            Command::Hosts(args) => hosts::run(&args),
+            Command::Plan(args) => plan::run(&args),
             Command::Synth(args) => synth::run(&args),
         }
         .map(|()| ExitCode::SUCCESS)

@@ -6,11 +6,13 @@
 
 mod check;
 mod error;
+mod finding;
 mod json;
 mod lint;
 mod read;
 #[cfg(test)]
 mod tests;
+mod words;
 mod write;
 
 use std::fmt;
@@ -20,7 +22,8 @@ use std::path::Path;
 use jackalope_protocol::Backend;
 
 pub use error::{DevicesNeededBy, Fault, HostfileError, HostfileErrors};
-pub use lint::{Finding, lint};
+pub use finding::Finding;
+pub use lint::lint;
 pub use write::{ConvertError, Converted, Loss, RingPorts, convert};
 
 use crate::shell::is_here;

@@ -4,6 +4,7 @@
 //! ```text
 //!   local ─▶ process ─▶ the system
 //!     └────▶ stock (what MLX's own transports want in the environment)
+//!   hostfile, facts ─▶ routes (who reaches whom by which address), placement (who holds how much)
 //!   models: where checkpoints lie on a machine, whether they are whole, what is in them
 //!   platform (macos, linux): what only one system can tell, read from commands and files
 //! ```
@@ -16,6 +17,7 @@ pub mod hostfile;
 pub mod local;
 pub mod models;
 pub mod nodes;
+pub mod placement;
 pub mod platform;
 pub mod probe;
 pub mod process;

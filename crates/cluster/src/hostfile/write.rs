@@ -1,4 +1,4 @@
-//! From a [`Hostfile`] to text, in any of the shapes. Whatever is written can be read again.
+//! From a hostfile to text, in any of the shapes. Whatever is written can be read again.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
