@@ -122,7 +122,11 @@ impl Lab {
         must(&format!("ip link set {name}r up"));
         for kind in ["client", "host"] {
             let key = dir.join(format!("{kind}_key"));
-            must(&format!("ssh-keygen -q -t ed25519 -P= -f {}", key.display()));
+            let made = output(
+                "ssh-keygen",
+                &["-q", "-t", "ed25519", "-N", "", "-f", key.to_str().unwrap()],
+            );
+            assert!(made.status.success(), "{made:?}");
         }
         let public = fs::read_to_string(dir.join("client_key.pub")).unwrap();
         fs::write(dir.join("authorized_keys"), public).unwrap();
