@@ -13,7 +13,7 @@ use jackalope_engine::link::{
     LaunchError, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankProcess, Seat,
 };
 use jackalope_engine::{
-    Engine, EngineConfig, EngineError, EngineHandle, EngineState, KvBudget, Status,
+    Engine, EngineConfig, EngineError, EngineHandle, EngineState, KvBudget, RetryPolicy, Status,
 };
 use jackalope_protocol::{Backend, Device, Secret, Setup};
 use jackalope_text::ModelText;
@@ -21,6 +21,7 @@ use tokio::task::JoinHandle;
 
 use crate::args::{BackendArg, DeviceArg, RankArgs};
 use crate::environment::Environment;
+use crate::machines::shares::Placer;
 use crate::machines::{self, AgentLauncher};
 use crate::progress::Loading;
 
@@ -212,6 +213,7 @@ async fn place_on(
     let Hostfile { backend, envs, hosts } = machines::hostfile(hosts)?;
     let backend = args.backend.map(Into::into).or(backend).unwrap_or(Backend::Tcp);
     let given = shares(&args.share, hosts.len())?;
+    let is_given = !args.share.is_empty();
     let nodes_config = machines::nodes_config(&args.hosts.reach, environment)?;
     let secret = nodes_config.secret;
     let nodes = machines::bring_up(hosts.clone(), nodes_config, machines::log_lines).await?;
@@ -225,11 +227,14 @@ async fn place_on(
     };
     let is_local = hosts.iter().all(Host::is_local);
     let ip = if is_local { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
-    let cut =
-        Box::new(move |positions: &[usize]| Ok(positions.iter().map(|&at| given[at]).collect()));
+    let nodes = Arc::new(nodes);
+    let cut = match is_given {
+        true => machines::shares::given(given),
+        false => Placer::new(model_dir, &hosts, &nodes, args.context)?.cut(),
+    };
     let absent_after = Duration::from_secs(args.hosts.absent_after);
     let absent_after = (!args.hosts.no_elastic).then_some(absent_after);
-    let places = machines::Places { hosts, envs, nodes: Arc::new(nodes), threads: args.threads };
+    let places = machines::Places { hosts, envs, nodes, threads: args.threads };
     let (launcher, seats) = AgentLauncher::new(places, setup, cut, absent_after)?;
     let config = LinkConfig {
         listen: SocketAddr::new(ip.into(), args.hosts.control_port),
@@ -305,6 +310,10 @@ fn engine_config(args: &RankArgs, text: &ModelText, ranks_per_machine: u32) -> E
         },
         keep_prefixes: !args.no_prefix_cache,
         eos_tokens: text.tokenizer.eos_token_ids().to_vec(),
+        retry: RetryPolicy {
+            standstill_max: Duration::from_secs(args.hosts.give_up_after),
+            ..RetryPolicy::default()
+        },
         ..EngineConfig::default()
     }
 }

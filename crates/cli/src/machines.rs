@@ -1,6 +1,7 @@
 //! The machines of a cluster, as a command names them, with an agent on each.
 
 mod launcher;
+pub(crate) mod shares;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -18,6 +18,9 @@ pub(crate) struct HostsArgs {
     /// Seconds for which ranks keep their weights when this program is gone without a word.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) lease: u64,
+    /// Seconds without progress after which requests that wait for ranks are ended.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub(crate) give_up_after: u64,
     /// Wait for machines that are away, even if the others could do without them.
     #[arg(long)]
     pub(crate) no_elastic: bool,

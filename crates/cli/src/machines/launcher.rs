@@ -29,7 +29,7 @@ const RETURN_AFTER: Duration = Duration::from_secs(2);
 
 /// Decides what each of several machines loads: hostfile positions in, shares out, or why it cannot
 /// be done.
-pub(crate) type Cut = Box<dyn Fn(&[usize]) -> Result<Vec<u32>, String> + Send>;
+pub(crate) type Cut = Box<dyn FnMut(&[usize]) -> Result<Vec<u32>, String> + Send>;
 
 /// The machines of a cluster, by hostfile position.
 pub(crate) struct Places {
@@ -94,7 +94,7 @@ impl AgentLauncher {
     }
 
     /// What ranks at these hostfile positions load, and how they reach each other.
-    fn seats(&self, positions: &[usize]) -> Result<Vec<Seat>, String> {
+    fn seats(&mut self, positions: &[usize]) -> Result<Vec<Seat>, String> {
         let shares = (self.cut)(positions)?;
         let node = |&at: &usize| {
             let facts = Some(&self.places.node(at).facts);

@@ -1,1 +1,319 @@
-//! Faults.
+//! Three hosts under every fault, at random moments, with streams open all the time: none fails, hangs
+//! or changes a token.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::checkpoint::exact;
+use crate::http::{Answer, End, Server};
+use crate::lab::{Lab, missing};
+use crate::launching::lab_or_return;
+use crate::program::{send, wait_for};
+
+const NUM_HOSTS: usize = 3;
+const NUM_STREAMS: usize = 8;
+/// Faults of a run; `JACKALOPE_FAULTS` sets another number.
+const NUM_FAULTS: usize = 60;
+/// No stream takes longer than so, whatever happens to it.
+const STREAM_BOUND: Duration = Duration::from_secs(180);
+/// Seconds after which a rank counts as frozen, here.
+const STALL: &str = "--stall-timeout 3";
+
+/// What can be done to a host.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Fault {
+    /// SIGKILL to its rank.
+    RankKilled,
+    /// SIGABRT to its rank.
+    RankAborted,
+    /// SIGSTOP to its rank.
+    RankFrozen,
+    /// SIGKILL to its agent, and so to its rank.
+    AgentKilled,
+    /// The ranks of all hosts at once.
+    AllKilled,
+    /// Its cable out and in again.
+    CableOut,
+    /// Nothing arrives there.
+    DeafFor,
+    /// Nothing it sends arrives.
+    MuteFor,
+    /// A bad network: delay and loss.
+    Lossy,
+    /// A slow one.
+    Slow,
+    /// Strangers knock at every port.
+    Strangers,
+}
+
+/// As often as such things happen, and as long as they take.
+const WEIGHTS: [(Fault, u64); 11] = [
+    (Fault::RankKilled, 30),
+    (Fault::RankAborted, 10),
+    (Fault::RankFrozen, 8),
+    (Fault::AgentKilled, 8),
+    (Fault::AllKilled, 6),
+    (Fault::CableOut, 4),
+    (Fault::DeafFor, 3),
+    (Fault::MuteFor, 3),
+    (Fault::Lossy, 6),
+    (Fault::Slow, 4),
+    (Fault::Strangers, 10),
+];
+
+/// xorshift64*, seeded by the clock unless `JACKALOPE_SEED` says otherwise.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % bound
+    }
+
+    fn fault(&mut self) -> Fault {
+        let total = WEIGHTS.iter().map(|(_, weight)| weight).sum();
+        let mut drawn = self.below(total);
+        for (fault, weight) in WEIGHTS {
+            match drawn.checked_sub(weight) {
+                Some(rest) => drawn = rest,
+                None => return fault,
+            }
+        }
+        unreachable!("the weights add up")
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    #[expect(clippy::disallowed_methods, reason = "a person repeats a run by its seed")]
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
+fn seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    number("JACKALOPE_SEED").unwrap_or(now.as_nanos() as u64) | 1
+}
+
+/// Requests that differ, each long enough to be met in the middle.
+fn request(idx: usize) -> Value {
+    let idx = idx as u64;
+    let prompt: Vec<u64> = (0..4 + idx * 9).map(|at| (at * 53 + idx * 307) % 1900 + 20).collect();
+    json!({
+        "prompt": prompt, "max_tokens": 300 + idx * 20, "ignore_eos": true, "temperature": 0,
+        "return_token_ids": true,
+    })
+}
+
+/// Streams that are opened again and again until told to end.
+struct Readers<'a> {
+    server: &'a Server,
+    expected: Vec<Answer>,
+    is_over: AtomicBool,
+    num_done: AtomicU64,
+    wrong: Mutex<Vec<String>>,
+}
+
+impl Readers<'_> {
+    fn read(&self, idx: usize) {
+        while !self.is_over.load(Ordering::SeqCst) {
+            let began = Instant::now();
+            let (answer, end) = self.server.stream(&request(idx)).read_all();
+            let took = began.elapsed();
+            if end != End::Done || answer != self.expected[idx] || STREAM_BOUND < took {
+                let same = answer.tokens.iter().zip(&self.expected[idx].tokens);
+                let num_same = same.take_while(|(a, b)| a == b).count();
+                let what = format!(
+                    "stream {idx} ended with {end:?} after {} tokens, of which {num_same} are \
+                     right, in {took:?}",
+                    answer.tokens.len()
+                );
+                self.wrong.lock().unwrap().push(what);
+            }
+            self.num_done.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn check(&self, faults: &[String]) {
+        let wrong = self.wrong.lock().unwrap();
+        assert!(wrong.is_empty(), "{wrong:#?}\nafter {faults:#?}\n{}", self.server.health());
+    }
+}
+
+/// Does one thing to one host, and undoes it.
+fn inflict(lab: &Lab, server: &Server, fault: Fault, at: usize, random: &mut Random) {
+    let host = &lab.hosts[at];
+    let signal = |text: &str, signal| {
+        host.pids_of(text).into_iter().for_each(|pid| send(pid, signal));
+    };
+    let moment = |random: &mut Random, least: u64, most: u64| {
+        std::thread::sleep(Duration::from_millis(least + random.below(most - least)));
+    };
+    match fault {
+        Fault::RankKilled => signal("jackalope-rank", Signal::KILL),
+        Fault::RankAborted => signal("jackalope-rank", Signal::ABORT),
+        Fault::RankFrozen => signal("jackalope-rank", Signal::STOP),
+        Fault::AgentKilled => signal("jackalope agent", Signal::KILL),
+        Fault::AllKilled => {
+            for host in &lab.hosts {
+                for pid in host.pids_of("jackalope-rank") {
+                    send(pid, Signal::KILL);
+                }
+            }
+        }
+        Fault::CableOut => {
+            host.cable(lab.name(), false);
+            moment(random, 500, 8000);
+        }
+        Fault::DeafFor => {
+            host.inwards(lab.name(), "loss 100%");
+            moment(random, 500, 8000);
+        }
+        Fault::MuteFor => {
+            host.outwards("loss 100%");
+            moment(random, 500, 8000);
+        }
+        Fault::Lossy => {
+            host.outwards("delay 5ms 3ms loss 3%");
+            moment(random, 1000, 4000);
+        }
+        Fault::Slow => {
+            host.outwards("rate 1mbit");
+            moment(random, 1000, 4000);
+        }
+        Fault::Strangers => knock(lab, server),
+    }
+    host.mend(lab.name());
+}
+
+/// Rubbish at the ports of agents, brain and ranks.
+fn knock(lab: &Lab, server: &Server) {
+    use std::io::Write;
+    let mut ports = vec![18080, 18081];
+    ports.extend(22_000..22_010);
+    for host in &lab.hosts {
+        for port in &ports {
+            let addr = format!("{}:{port}", host.ip).parse().unwrap();
+            let patience = Duration::from_millis(200);
+            let Ok(mut stream) = std::net::TcpStream::connect_timeout(&addr, patience) else {
+                continue;
+            };
+            // Closed in our face is as good.
+            stream.write_all(b"JKLP\x02\x00\x050.1.0\xff\xff\xff\xff rubbish").ok();
+        }
+    }
+    assert_eq!(server.get("/health/live").0, 200);
+}
+
+#[test]
+fn no_fault_fails_hangs_or_changes_a_stream() {
+    let lab = lab_or_return!(NUM_HOSTS);
+    let seed = seed();
+    let num_faults = number("JACKALOPE_FAULTS").map_or(NUM_FAULTS, |it| it as usize);
+    println!("JACKALOPE_SEED={seed} JACKALOPE_FAULTS={num_faults}");
+    let server = lab.serve(exact(), STALL);
+    let expected = (0..NUM_STREAMS).map(|idx| server.complete(&request(idx))).collect();
+    let readers = Readers {
+        server: &server,
+        expected,
+        is_over: AtomicBool::new(false),
+        num_done: AtomicU64::new(0),
+        wrong: Mutex::default(),
+    };
+    let mut random = Random(seed);
+    let mut inflicted = Vec::new();
+    std::thread::scope(|scope| {
+        let readers = &readers;
+        for idx in 0..NUM_STREAMS {
+            scope.spawn(move || readers.read(idx));
+        }
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for number in 0..num_faults {
+                let (fault, at) = (random.fault(), random.below(NUM_HOSTS as u64) as usize);
+                std::thread::sleep(Duration::from_millis(random.below(700)));
+                inflicted.push(format!("{number}: {fault:?} on {at}"));
+                let began = Instant::now();
+                inflict(&lab, &server, fault, at, &mut random);
+                wait_for("end of the fault", || {
+                    readers.check(&inflicted);
+                    (server.get("/health/ready").0 == 200).then_some(())
+                });
+                println!("{number}: {fault:?} on {at}: {:.1} s", began.elapsed().as_secs_f32());
+            }
+        }));
+        readers.is_over.store(true, Ordering::SeqCst);
+        if let Err(panic) = result {
+            println!("health: {}", server.health());
+            std::panic::resume_unwind(panic);
+        }
+    });
+    readers.check(&inflicted);
+    let health = server.health();
+    assert_eq!(health["counters"]["failed"], 0, "{health}");
+    println!(
+        "{} streams, {} recoveries",
+        readers.num_done.load(Ordering::SeqCst),
+        health["recoveries"]
+    );
+}
+
+#[test]
+fn a_host_that_stays_away_is_done_without_and_taken_back() {
+    let mut lab = lab_or_return!(NUM_HOSTS);
+    let server = lab.serve(exact(), "--stall-timeout 3 --absent-after 4");
+    let requests: Vec<Value> = (0..4).map(request).collect();
+    let expected: Vec<Answer> = requests.iter().map(|it| server.complete(it)).collect();
+    let open = || {
+        let mut streams: Vec<_> = requests.iter().map(|it| server.stream(it)).collect();
+        streams.iter_mut().for_each(|stream| stream.read_tokens(5));
+        streams
+    };
+    let streams = open();
+    lab.hosts[2].end_everything();
+    lab.hosts[2].cable(lab.name(), false);
+    for (stream, expected) in streams.into_iter().zip(&expected) {
+        assert_eq!(stream.read_all(), (expected.clone(), End::Done));
+    }
+    let health = server.wait_for_health("two ranks", |it| it["world_size"] == 2);
+    assert_eq!(health["ranks"][1]["host"], "host-b");
+    // Its machine starts, its SSH server too, and nothing else: the agent is started again.
+    lab.hosts[2].cable(lab.name(), true);
+    let dir = lab.dir().to_path_buf();
+    lab.hosts[2].start_sshd(&dir);
+    let streams = open();
+    server.wait_for_health("three ranks", |it| it["world_size"] == 3 && it["status"] == "healthy");
+    for (stream, expected) in streams.into_iter().zip(&expected) {
+        assert_eq!(stream.read_all(), (expected.clone(), End::Done));
+    }
+    assert_eq!(server.health()["counters"]["failed"], 0);
+}
+
+#[test]
+fn what_cannot_be_mended_ends_with_its_rank_host_and_cause() {
+    let mut lab = lab_or_return!(2);
+    let server = lab.serve(exact(), "--stall-timeout 3 --no-elastic --give-up-after 8");
+    let mut stream = server.stream(&request(0));
+    stream.read_tokens(5);
+    lab.hosts[1].end_everything();
+    lab.hosts[1].cable(lab.name(), false);
+    server.wait_for_health("a pause", |it| it["status"] == "recovering");
+    assert_eq!(server.get("/health/ready").0, 503);
+    let (_, end) = stream.read_all();
+    let End::Error(error) = end else { panic!("{end:?}") };
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("rank 1 on host-b"), "{message}");
+    assert!(message.contains("its machine cannot be reached"), "{message}");
+    let (status, refused) = server.post("/v1/completions", &request(0));
+    assert_eq!(status, 503, "{refused}");
+    assert!(refused.to_string().contains("host-b"), "{refused}");
+    // It comes back, and nobody has to do anything.
+    lab.hosts[1].cable(lab.name(), true);
+    let dir = lab.dir().to_path_buf();
+    lab.hosts[1].start_sshd(&dir);
+    server.wait_for_health("health", |it| it["status"] == "healthy");
+    assert_eq!(server.post("/v1/completions", &request(0)).0, 200);
+}
