@@ -1,10 +1,16 @@
 //! What was typed: a plain image of the command line.
 
+mod autoconfig;
+mod doctor;
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use jackalope_protocol::TokenId;
+
+pub(crate) use autoconfig::{AutoconfigArgs, OverArg, WantedBackend};
+pub(crate) use doctor::{ClusterInfoArgs, DoctorArgs, FingerprintArgs, MachinesArgs};
 
 #[derive(Debug, Parser)]
 #[command(name = "jackalope", version, about = "Several machines, one LLM endpoint")]
@@ -30,6 +36,14 @@ pub(crate) enum Command {
     Link(LinkArgs),
     /// Make a checkpoint of a real model's dimensions with random weights, to measure speed.
     Synth(SynthArgs),
+    /// Find what is wrong with this machine or a cluster, and what to type.
+    Doctor(DoctorArgs),
+    /// Find the cables between Macs, give them addresses, and write a hostfile.
+    Autoconfig(AutoconfigArgs),
+    /// Machines side by side, with what differs marked.
+    ClusterInfo(ClusterInfoArgs),
+    /// What this machine is.
+    Fingerprint(FingerprintArgs),
 }
 
 /// The model and how it is computed.

@@ -1,9 +1,12 @@
 //! `jackalope`: wires arguments to crates. Nothing is decided here but what a command prints.
 
 mod args;
+mod autoconfig;
 mod bench;
 mod chat;
 mod cluster;
+mod doctor;
+mod fingerprint;
 mod generate;
 mod link;
 mod output;
@@ -43,6 +46,10 @@ fn main() -> ExitCode {
             Command::Bench(args) => bench::run(args).await,
             Command::Link(args) => link::run(&args).await,
             Command::Synth(args) => synth::run(&args),
+            Command::Doctor(args) => doctor::run(&args),
+            Command::Autoconfig(args) => autoconfig::run(&args),
+            Command::ClusterInfo(args) => fingerprint::cluster_info(&args),
+            Command::Fingerprint(args) => fingerprint::run(&args),
         }
     });
     // A thread that waits for a terminal's input must not hold up the end.

@@ -7,6 +7,7 @@
 //!                 └─────▶ subnets ─▶ steps ─▶ hostfile
 //! ```
 
+mod apply;
 mod cabling;
 mod choice;
 mod drawing;
@@ -22,6 +23,7 @@ use std::net::IpAddr;
 use jackalope_protocol::Backend;
 use thiserror::Error;
 
+pub use apply::{ApplyError, Undo, apply, run_as_root, verify};
 pub use cabling::{Cable, CabledHost, Cabling, End};
 pub use choice::Choice;
 pub use drawing::{dot, terminal};

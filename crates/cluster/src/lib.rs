@@ -8,6 +8,7 @@
 //! ```
 
 pub mod autoconfig;
+pub mod doctor;
 pub mod facts;
 pub mod hostfile;
 pub mod local;

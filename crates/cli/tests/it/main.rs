@@ -7,6 +7,7 @@ mod checkpoint;
 mod commands;
 mod endings;
 mod http;
+mod machines;
 #[cfg(target_os = "linux")]
 mod memory;
 mod metamorphic;
