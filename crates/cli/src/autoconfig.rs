@@ -115,6 +115,9 @@ fn show(plan: &Plan, over: Over) -> anyhow::Result<()> {
         }
         output::line(format!("  sudo {:<58} # {}", step.command, step.purpose))?;
     }
+    for risk in &plan.risks {
+        output::line(format!("careful: {risk}"))?;
+    }
     output::line("")?;
     Ok(())
 }
@@ -139,6 +142,7 @@ fn object(plan: &Plan) -> Value {
         "missing": choice.missing,
         "cables": cables,
         "steps": plan.steps,
+        "risks": plan.risks,
         "hostfile": hostfile,
     })
 }
@@ -163,6 +167,8 @@ fn consent(is_given: bool, question: &str) -> anyhow::Result<()> {
 /// Runs the commands and tries the cables.
 fn carry_out(shell: &SystemShell, plan: &Plan, undo: Option<&Path>) -> anyhow::Result<()> {
     let path = undo.map_or_else(|| free_name(UNDO_FILE), Path::to_path_buf);
+    // Before anything changes: what cannot be kept must not be done.
+    keep(&path, &[])?;
     let mut kept = Ok(());
     let mut has_run = false;
     let note = |step: &Step, undos: &[Undo]| {
@@ -180,7 +186,11 @@ fn carry_out(shell: &SystemShell, plan: &Plan, undo: Option<&Path>) -> anyhow::R
                 "\nhint: `jackalope autoconfig --undo {}` takes back what ran",
                 path.display()
             ),
-            false => "\nhint: nothing was changed".to_owned(),
+            false => {
+                // It is empty, and only in the way of the next run.
+                std::fs::remove_file(&path).ok();
+                "\nhint: nothing was changed".to_owned()
+            }
         };
         bail!("{err}{}{undo}", sudo_hint(&err));
     }

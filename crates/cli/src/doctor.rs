@@ -27,7 +27,8 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     }
     let (names, hostfile) = machines(&args.machines)?;
     let shell = SystemShell::new(ssh_words(args.machines.ssh.as_deref()));
-    let model = args.model.as_deref();
+    let model = args.model.as_deref().map(absolute).transpose()?;
+    let model = model.as_deref();
     let ask = Ask { shell: &shell, hostfile: hostfile.as_ref(), model, hashes: args.hash };
     let (nodes, here) = ask.look(&names);
     let findings = doctor::examine(&Examination {
@@ -46,6 +47,12 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     let num_errors = count(&findings, Severity::Error);
     ensure!(num_errors == 0, "the doctor found {}", counted(num_errors, "error"));
     Ok(())
+}
+
+/// The same folder on every machine, wherever a shell begins there.
+fn absolute(folder: &str) -> anyhow::Result<String> {
+    let path = std::path::absolute(folder).with_context(|| format!("the folder {folder}"))?;
+    Ok(path.to_string_lossy().into_owned())
 }
 
 /// The machines that a command means, and the hostfile if there is one.

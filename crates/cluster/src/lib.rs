@@ -5,6 +5,8 @@
 //!   local ─▶ process ─▶ the system
 //!     └────▶ stock (what MLX's own transports want in the environment)
 //!   platform (macos, linux): what only one system can tell, read from commands and files
+//!   shell ─▶ probe ─▶ report ─┬▶ doctor: what is wrong, and what to type
+//!                             └▶ autoconfig: which cables there are, and what to make of them
 //! ```
 
 pub mod autoconfig;
