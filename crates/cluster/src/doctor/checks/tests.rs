@@ -47,7 +47,10 @@ impl Case {
 
     fn findings(&self) -> Vec<Finding> {
         let Case { hostfile, nodes, model, here, .. } = self;
-        examine(&Examination { hostfile: Some(hostfile), nodes, model: *model, here })
+        let all = examine(&Examination { hostfile: Some(hostfile), nodes, model: *model, here });
+        let blanks = all.iter().flat_map(|it| &it.type_this).filter(|line| line.contains('{'));
+        assert_eq!(blanks.count(), 0, "something is left to fill in: {all:#?}");
+        all
     }
 
     /// What is worse than a note, as `node code`.
