@@ -135,21 +135,22 @@ fn counted(count: usize, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
-/// The end of the report: the worst first, and what has the same remedy once.
+/// The end of the report: the worst first, and no line twice.
 fn what_to_type(findings: &[Finding]) -> Vec<String> {
     let mut problems: Vec<&Finding> =
         findings.iter().filter(|it| Severity::Note < it.severity).collect();
     problems.sort_by_key(|it| std::cmp::Reverse(it.severity));
     let mut lines = Vec::new();
-    let mut said: Vec<&Vec<String>> = Vec::new();
+    let mut said: Vec<&String> = Vec::new();
     for finding in problems {
-        if said.contains(&&finding.type_this) {
+        let new: Vec<&String> = finding.type_this.iter().filter(|it| !said.contains(it)).collect();
+        if new.is_empty() {
             continue;
         }
-        said.push(&finding.type_this);
         let node = finding.node.as_ref().map(|it| format!(" ({it})")).unwrap_or_default();
         lines.push(format!("  {}{node}", finding.code));
-        lines.extend(finding.type_this.iter().map(|line| format!("    > {line}")));
+        lines.extend(new.iter().map(|line| format!("    > {line}")));
+        said.extend(new);
     }
     if !lines.is_empty() {
         lines.insert(0, "what to type".to_owned());

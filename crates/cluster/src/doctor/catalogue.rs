@@ -89,7 +89,7 @@ fn section(text: &mut String, entry: &Entry) -> std::fmt::Result {
     for line in entry.type_this {
         writeln!(text, "- {line}")?;
     }
-    writeln!(text, "\n*{}; {}*", entry.severity, entry.origin)
+    writeln!(text, "\n*{}*", entry.severity)
 }
 
 #[cfg(test)]

@@ -65,7 +65,7 @@ fn pings(scene: &Scene<'_>, node: &Node, findings: &mut Vec<Finding>) {
         });
         match ping.echo {
             Echo::Answers { mean_us } => {
-                means.push(format!("{} {mean_us:.0} µs", ping.to));
+                means.push(format!("{} {ip} {mean_us:.0} µs", ping.to));
                 if ECHO_SLOW.as_micros() as f64 <= mean_us {
                     let found = format!("{} at {ip} answers in {:.1} ms", ping.to, mean_us / 1e3);
                     let finding = Finding::on(&catalogue::PING_SLOW, name, found, &blanks);
