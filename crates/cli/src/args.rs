@@ -2,8 +2,11 @@
 
 mod autoconfig;
 mod doctor;
+pub(crate) mod hosts;
+pub(crate) mod machines;
+mod models;
+pub(crate) mod plan;
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -11,6 +14,7 @@ use jackalope_protocol::TokenId;
 
 pub(crate) use autoconfig::{AutoconfigArgs, OverArg, WantedBackend};
 pub(crate) use doctor::{ClusterInfoArgs, DoctorArgs, FingerprintArgs, MachinesArgs};
+pub(crate) use models::{CheckArgs, ListArgs, ModelsArgs, ModelsCommand, PullArgs, RemoveArgs};
 
 #[derive(Debug, Parser)]
 #[command(name = "jackalope", version, about = "Several machines, one LLM endpoint")]
@@ -32,8 +36,20 @@ pub(crate) enum Command {
     Generate(GenerateArgs),
     /// Measure a model's speed.
     Bench(BenchArgs),
+    /// Fetch a model from a hub, so that it can be served.
+    Pull(PullArgs),
+    /// List, check and remove the models on this machine.
+    Models(ModelsArgs),
+    /// Look after this machine's programs for whoever holds the cluster's secret.
+    Agent(machines::AgentArgs),
+    /// Run any program on all machines, with the variables that MLX's distributed programs read.
+    Launch(machines::LaunchArgs),
     /// Check and measure the group that ranks compute over, without a model.
     Link(LinkArgs),
+    /// Check, rewrite and make hostfiles.
+    Hosts(hosts::HostsArgs),
+    /// Tell whether a model fits, on which machines, and what to expect.
+    Plan(plan::PlanArgs),
     /// Make a checkpoint of a real model's dimensions with random weights, to measure speed.
     Synth(SynthArgs),
     /// Find what is wrong with this machine or a cluster, and what to type.
@@ -49,8 +65,8 @@ pub(crate) enum Command {
 /// The model and how it is computed.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ModelArgs {
-    /// Directory of the checkpoint.
-    #[arg(long, value_name = "DIR")]
+    /// Directory of the checkpoint, or ORG/NAME of a model on this machine (see `models ls`).
+    #[arg(long, value_name = "DIR|ORG/NAME")]
     pub(crate) model: PathBuf,
     #[command(flatten)]
     pub(crate) ranks: RankArgs,
@@ -66,8 +82,11 @@ pub(crate) struct RankArgs {
     #[arg(long, value_delimiter = ',', value_name = "WEIGHTS")]
     pub(crate) share: Vec<u32>,
     /// Transport of the collectives.
-    #[arg(long, value_enum, default_value_t = BackendArg::Tcp)]
-    pub(crate) backend: BackendArg,
+    /// Default: the hostfile's, else tcp.
+    #[arg(long, value_enum)]
+    pub(crate) backend: Option<BackendArg>,
+    #[command(flatten)]
+    pub(crate) hosts: machines::HostsArgs,
     /// Where to compute.
     #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
     pub(crate) device: DeviceArg,
@@ -96,7 +115,7 @@ pub(crate) struct RankArgs {
     #[arg(long)]
     pub(crate) checksums: bool,
     /// Seconds without progress after which a rank counts as frozen.
-    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) stall_timeout: u64,
 }
 
@@ -126,13 +145,13 @@ pub(crate) enum DeviceArg {
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Address to listen on.
-    #[arg(long, default_value = "127.0.0.1")]
-    pub(crate) host: IpAddr,
+    /// Address to listen on. Names, or several, are machines to use, as in `--hosts`.
+    #[arg(long, value_name = "ADDRESS|NAMES", default_value = "127.0.0.1")]
+    pub(crate) host: String,
     /// Port to listen on; 0 picks one.
     #[arg(long, default_value_t = 8080)]
     pub(crate) port: u16,
-    /// Name of the model in the API. Default: the directory's name.
+    /// Name of the model in the API. Default: ORG/NAME, or the directory's name.
     #[arg(long, value_name = "NAME")]
     pub(crate) model_id: Option<String>,
     /// Keys that clients must present, separated by commas.
@@ -154,8 +173,8 @@ pub(crate) struct ChatArgs {
     /// Key for the server.
     #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
-    /// Directory of a checkpoint to run instead of talking to a server.
-    #[arg(long, value_name = "DIR")]
+    /// Run this model instead of talking to a server: its directory, or ORG/NAME.
+    #[arg(long, value_name = "DIR|ORG/NAME")]
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) ranks: RankArgs,

@@ -1,5 +1,6 @@
 //! `jackalope bench`: how fast a model is computed, and where the time goes.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -11,7 +12,8 @@ use serde_json::{Value, json};
 
 use crate::args::BenchArgs;
 use crate::cluster::Cluster;
-use crate::{output, split, synth};
+use crate::environment::Environment;
+use crate::{models, output, split, synth};
 
 mod profile;
 
@@ -44,11 +46,13 @@ struct Heard {
     at_first: Option<Status>,
 }
 
-pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<()> {
-    let mut cluster = Cluster::start_with(&args.model.model, &args.model.ranks, args.profile)?;
+pub(crate) async fn run(args: BenchArgs, environment: &Environment) -> anyhow::Result<()> {
+    let model = models::locate(&args.model.model, environment)?;
+    let mut cluster =
+        Cluster::start_with(&model.dir, &args.model.ranks, environment, args.profile).await?;
     let work = async {
         let status = cluster.ready().await?;
-        measure(&args, &cluster.engine, &status).await
+        measure(&args, &model.dir, &cluster.engine, &status).await
     };
     let result = tokio::select! {
         result = work => result,
@@ -58,8 +62,13 @@ pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<()> {
     result.and(stopped)
 }
 
-async fn measure(args: &BenchArgs, engine: &EngineHandle, loaded: &Status) -> anyhow::Result<()> {
-    let is_synthetic = synth::is_synthetic(&args.model.model);
+async fn measure(
+    args: &BenchArgs,
+    model_dir: &Path,
+    engine: &EngineHandle,
+    loaded: &Status,
+) -> anyhow::Result<()> {
+    let is_synthetic = synth::is_synthetic(model_dir);
     if !args.json {
         if is_synthetic {
             output::line("random weights: this measures speed alone")?;

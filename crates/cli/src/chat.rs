@@ -11,8 +11,9 @@ use tokio::net::TcpListener;
 
 use crate::args::ChatArgs;
 use crate::cluster::Cluster;
-use crate::output;
-use crate::serve::{HttpServer, model_name, sampling_defaults};
+use crate::environment::Environment;
+use crate::serve::{HttpServer, sampling_defaults};
+use crate::{models, output};
 
 /// A server that sends nothing for this long is gone; it sends comments while it computes.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
@@ -20,17 +21,17 @@ const READ_TIMEOUT: Duration = Duration::from_secs(120);
 /// Longest line of a stream or a person.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
-pub(crate) async fn run(args: ChatArgs) -> anyhow::Result<()> {
-    let Some(model_dir) = args.model.clone() else {
+pub(crate) async fn run(args: ChatArgs, environment: &Environment) -> anyhow::Result<()> {
+    let Some(model) = args.model.clone() else {
         return converse_until_interrupted(args).await;
     };
-    let mut cluster = Cluster::start(&model_dir, &args.ranks)?;
+    let model = models::locate(&model, environment)?;
+    let mut cluster = Cluster::start(&model.dir, &args.ranks, environment).await?;
     let work = async {
         cluster.ready().await?;
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let sampling_defaults = sampling_defaults(&cluster.text.generation);
-        let config =
-            ServerConfig { sampling_defaults, ..ServerConfig::new(model_name(&model_dir)?) };
+        let config = ServerConfig { sampling_defaults, ..ServerConfig::new(&*model.name) };
         let server = HttpServer::start(listener, &cluster, config)?;
         let url = format!("http://{}", server.addr);
         let result = converse_until_interrupted(ChatArgs { url, ..args }).await;

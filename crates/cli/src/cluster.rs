@@ -1,15 +1,16 @@
 //! Brings up an engine with its ranks, and takes it down again.
 
 use std::io::Read;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use jackalope_cluster::hostfile::{Host, Hostfile};
 use jackalope_cluster::local::{LocalError, LocalRank, LocalRanks, find_rank_program};
 use jackalope_engine::link::{
-    LaunchError, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankProcess,
+    LaunchError, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankProcess, Seat,
 };
 use jackalope_engine::{
     Engine, EngineConfig, EngineError, EngineHandle, EngineState, KvBudget, Status,
@@ -19,6 +20,8 @@ use jackalope_text::ModelText;
 use tokio::task::JoinHandle;
 
 use crate::args::{BackendArg, DeviceArg, RankArgs};
+use crate::environment::Environment;
+use crate::machines::{self, AgentLauncher};
 use crate::progress::Loading;
 
 /// Bound of one collective: a peer that computes a long prompt keeps the others waiting.
@@ -27,10 +30,16 @@ const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bound of forming a group of ranks that are all loaded.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// A shorter silence of a rank may be the network's.
+const HEARTBEAT_TIMEOUT_MIN: Duration = Duration::from_secs(3);
+
+/// A brain on another machine that is silent for so long is gone for its ranks.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Pause between two looks at ranks that are loading.
 const READY_POLL: Duration = Duration::from_millis(20);
 
-/// An engine with its ranks on this machine.
+/// An engine with its ranks.
 pub(crate) struct Cluster {
     pub(crate) engine: EngineHandle,
     pub(crate) text: Arc<ModelText>,
@@ -61,30 +70,32 @@ impl From<DeviceArg> for Device {
 
 impl Cluster {
     /// Starts the engine and the ranks; does not wait for them to load.
-    pub(crate) fn start(model_dir: &Path, args: &RankArgs) -> anyhow::Result<Cluster> {
-        Cluster::start_with(model_dir, args, false)
+    pub(crate) async fn start(
+        model_dir: &Path,
+        args: &RankArgs,
+        environment: &Environment,
+    ) -> anyhow::Result<Cluster> {
+        Cluster::start_with(model_dir, args, environment, false).await
     }
 
     /// As [`Cluster::start`]; with `profile`, steps report their kernels' times.
-    pub(crate) fn start_with(
+    pub(crate) async fn start_with(
         model_dir: &Path,
         args: &RankArgs,
+        environment: &Environment,
         profile: bool,
     ) -> anyhow::Result<Cluster> {
         let model_dir = checkpoint_dir(model_dir)?;
         let text = ModelText::load(&model_dir)
             .with_context(|| format!("reading the text files of {}", model_dir.display()))?;
-        let secret = Secret(random_bytes().context("drawing the cluster's secret")?);
-        let setup = Setup { profile, ..setup(&model_dir, args)? };
-        let local = LocalRanks::new(&find_rank_program()?, setup.backend, setup.num_ranks as usize);
-        let timeouts = LinkTimeouts {
-            step: Duration::from_secs(args.stall_timeout),
-            ..LinkTimeouts::default()
+        let placed = match &args.hosts.hosts {
+            None => place_here(&model_dir, args, profile)?,
+            Some(hosts) => place_on(hosts, &model_dir, (args, profile), environment).await?,
         };
-        let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-        let config = LinkConfig { listen, secret, setup, timeouts };
-        let link = Link::bind(config, Box::new(LocalLauncher(local)))?;
-        let (engine, thread) = Engine::spawn(engine_config(args, &text), link);
+        let Placed { config, launcher, ranks_per_machine } = placed;
+        let link = Link::bind(config, launcher)?;
+        let config = engine_config(args, &text, ranks_per_machine);
+        let (engine, thread) = Engine::spawn(config, link);
         let end = tokio::task::spawn_blocking(move || thread.join());
         Ok(Cluster { engine, text: Arc::new(text), end: Some(end) })
     }
@@ -151,40 +162,138 @@ fn checkpoint_dir(dir: &Path) -> anyhow::Result<std::path::PathBuf> {
     Ok(found)
 }
 
-fn setup(model_dir: &Path, args: &RankArgs) -> anyhow::Result<Setup> {
+/// Where ranks are, and who starts them.
+struct Placed {
+    config: LinkConfig,
+    launcher: Box<dyn Launcher>,
+    /// The most ranks that share a machine's memory.
+    ranks_per_machine: u32,
+}
+
+fn timeouts(args: &RankArgs) -> LinkTimeouts {
+    let stall = Duration::from_secs(args.stall_timeout);
+    // Heartbeats come once a second, however busy a rank is.
+    let heartbeat = stall.max(HEARTBEAT_TIMEOUT_MIN);
+    LinkTimeouts { step: stall, heartbeat, ..LinkTimeouts::default() }
+}
+
+/// All ranks on this machine, tied to this process.
+fn place_here(model_dir: &Path, args: &RankArgs, profile: bool) -> anyhow::Result<Placed> {
     let num_ranks = args.ranks;
-    let shares = match args.share.is_empty() {
-        true => vec![1; num_ranks as usize],
-        false => args.share.clone(),
-    };
-    ensure!(
-        shares.len() == num_ranks as usize,
-        "`--share` names {} ranks, `--ranks` {num_ranks}\nhint: give one weight for each rank",
-        shares.len()
-    );
-    ensure!(
-        shares.iter().all(|&share| 0 < share),
-        "`--share` gives a rank nothing\nhint: give each rank a positive weight, or use fewer ranks"
-    );
+    let backend = args.backend.map_or(Backend::Tcp, Into::into);
+    let setup = setup(model_dir, (args, profile), backend)?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let cores = u32::try_from(cores).unwrap_or(u32::MAX);
-    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    Ok(Setup {
+    let setup = Setup {
         num_ranks,
-        model_dir: model_dir.to_str().context("the model's path is not UTF-8")?.to_owned(),
-        shares,
-        backend: args.backend.into(),
-        device: args.device.into(),
+        shares: shares(&args.share, num_ranks as usize)?,
         num_threads: args.threads.unwrap_or((cores / num_ranks).max(1)),
+        ..setup
+    };
+    let local = LocalRanks::new(&find_rank_program()?, backend, num_ranks as usize);
+    let config = LinkConfig {
+        listen: SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0),
+        secret: Secret(random_bytes().context("drawing the cluster's secret")?),
+        seats: Seat::local(&setup),
+        timeouts: timeouts(args),
+        first_epoch: 0,
+    };
+    let launcher = Box::new(LocalLauncher(local));
+    Ok(Placed { config, launcher, ranks_per_machine: num_ranks })
+}
+
+/// Ranks on the machines of a hostfile, each looked after by its agent.
+async fn place_on(
+    hosts: &str,
+    model_dir: &Path,
+    (args, profile): (&RankArgs, bool),
+    environment: &Environment,
+) -> anyhow::Result<Placed> {
+    let Hostfile { backend, envs, hosts } = machines::hostfile(hosts)?;
+    let backend = args.backend.map(Into::into).or(backend).unwrap_or(Backend::Tcp);
+    let given = shares(&args.share, hosts.len())?;
+    let nodes_config = machines::nodes_config(&args.hosts.reach, environment)?;
+    let secret = nodes_config.secret;
+    let nodes = machines::bring_up(hosts.clone(), nodes_config, machines::log_lines).await?;
+    let ranks_on = |node: usize| nodes.of_rank.iter().filter(|&&it| it == node).count();
+    let ranks_per_machine = (0..nodes.nodes.len()).map(ranks_on).max().unwrap_or(1);
+    let orphan = Duration::from_secs(args.hosts.lease);
+    let setup = Setup {
+        silence_timeout_ms: millis(SILENCE_TIMEOUT),
+        orphan_ms: millis(orphan),
+        ..setup(model_dir, (args, profile), backend)?
+    };
+    let is_local = hosts.iter().all(Host::is_local);
+    let ip = if is_local { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
+    let cut =
+        Box::new(move |positions: &[usize]| Ok(positions.iter().map(|&at| given[at]).collect()));
+    let absent_after = Duration::from_secs(args.hosts.absent_after);
+    let absent_after = (!args.hosts.no_elastic).then_some(absent_after);
+    let places = machines::Places { hosts, envs, nodes: Arc::new(nodes), threads: args.threads };
+    let (launcher, seats) = AgentLauncher::new(places, setup, cut, absent_after)?;
+    let config = LinkConfig {
+        listen: SocketAddr::new(ip.into(), args.hosts.control_port),
+        secret,
+        seats,
+        timeouts: timeouts(args),
+        first_epoch: first_epoch(),
+    };
+    let ranks_per_machine = u32::try_from(ranks_per_machine).unwrap_or(u32::MAX);
+    Ok(Placed { config, launcher: Box::new(launcher), ranks_per_machine })
+}
+
+/// Greater than any epoch of a brain that was started earlier: ranks may outlive one.
+fn first_epoch() -> u64 {
+    const EPOCHS_PER_SECOND: u64 = 1 << 16;
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs() * EPOCHS_PER_SECOND)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// One positive weight for each rank.
+fn shares(given: &[u32], num_ranks: usize) -> anyhow::Result<Vec<u32>> {
+    if given.is_empty() {
+        return Ok(vec![1; num_ranks]);
+    }
+    ensure!(
+        given.len() == num_ranks,
+        "`--share` names {} ranks, there are {num_ranks}\nhint: give one weight for each rank",
+        given.len()
+    );
+    ensure!(
+        given.iter().all(|&share| 0 < share),
+        "`--share` gives a rank nothing\nhint: give each rank a positive weight, or use fewer ranks"
+    );
+    Ok(given.to_vec())
+}
+
+/// What all ranks load; who they are is still open.
+fn setup(
+    model_dir: &Path,
+    (args, profile): (&RankArgs, bool),
+    backend: Backend,
+) -> anyhow::Result<Setup> {
+    Ok(Setup {
+        num_ranks: 0,
+        model_dir: model_dir.to_str().context("the model's path is not UTF-8")?.to_owned(),
+        shares: Vec::new(),
+        backend,
+        device: args.device.into(),
+        num_threads: 0,
         sockets_per_peer: 1,
         checksums: args.checksums,
         collective_timeout_ms: millis(COLLECTIVE_TIMEOUT),
         join_timeout_ms: millis(JOIN_TIMEOUT),
-        profile: false,
+        silence_timeout_ms: 0,
+        orphan_ms: 0,
+        profile,
     })
 }
 
-fn engine_config(args: &RankArgs, text: &ModelText) -> EngineConfig {
+fn engine_config(args: &RankArgs, text: &ModelText, ranks_per_machine: u32) -> EngineConfig {
     EngineConfig {
         step_tokens: args.step_tokens.max(args.running_max),
         running_max: args.running_max,
@@ -192,7 +301,7 @@ fn engine_config(args: &RankArgs, text: &ModelText) -> EngineConfig {
         context_tokens: args.context,
         kv_budget: match args.kv_mib {
             Some(mib) => KvBudget::BytesPerRank(mib << 20),
-            None => KvBudget::Auto { ranks_per_machine: args.ranks },
+            None => KvBudget::Auto { ranks_per_machine },
         },
         keep_prefixes: !args.no_prefix_cache,
         eos_tokens: text.tokenizer.eos_token_ids().to_vec(),

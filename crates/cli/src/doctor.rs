@@ -1,14 +1,12 @@
 //! `jackalope doctor`: looks at machines and says what to type. Also how commands name machines.
 
 use std::io::Read;
-use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use jackalope_cluster::doctor::{self, Ask, Entry, Examination, Finding, Node, Severity};
-use jackalope_cluster::hostfile::{Host, Hostfile};
+use jackalope_cluster::hostfile::Hostfile;
 use jackalope_cluster::shell::SystemShell;
-use jackalope_protocol::Backend;
 use serde_json::{Value, json};
 
 use crate::args::{DoctorArgs, MachinesArgs};
@@ -74,34 +72,11 @@ pub(crate) fn ssh_words(ssh: Option<&str>) -> Vec<String> {
     ssh.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
 }
 
-/// Reads a hostfile in the object form or as an array of machines.
+/// Reads a hostfile of any form.
 pub(crate) fn read_hosts(path: &Path) -> anyhow::Result<Hostfile> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("reading the hostfile {}", path.display()))?;
-    let value: Value = serde_json::from_str(&text)
-        .with_context(|| format!("the hostfile {} is not JSON", path.display()))?;
-    let hosts = value.as_array().or_else(|| value["hosts"].as_array());
-    let hosts = hosts.with_context(|| format!("{} lists no machines", path.display()))?;
-    let backend = value["backend"].as_str();
-    let backend = Backend::ALL.into_iter().find(|it| Some(it.name()) == backend);
-    let hosts = hosts.iter().map(host).collect::<anyhow::Result<Vec<Host>>>()?;
-    ensure!(!hosts.is_empty(), "{} lists no machines", path.display());
-    Ok(Hostfile { backend, envs: Vec::new(), hosts })
-}
-
-fn host(value: &Value) -> anyhow::Result<Host> {
-    let ssh = value["ssh"].as_str().context("a machine of the hostfile has no `ssh`")?;
-    let list = |key: &str| value[key].as_array().cloned().unwrap_or_default();
-    let ips = list("ips").iter().filter_map(|ip| ip.as_str()?.parse::<IpAddr>().ok()).collect();
-    let names = |cell: &Value| match cell {
-        Value::String(name) => vec![name.clone()],
-        Value::Array(names) => {
-            names.iter().filter_map(|it| it.as_str().map(str::to_owned)).collect()
-        }
-        _ => Vec::new(),
-    };
-    let rdma = list("rdma").iter().map(names).collect();
-    Ok(Host { ssh: ssh.to_owned(), ips, rdma, listen: Vec::new() })
+    Ok(Hostfile::parse(&text, path)?)
 }
 
 /// For people: machine by machine, what is right in a line each, then what is not.
@@ -255,25 +230,6 @@ pub(crate) fn distinct(names: &[String]) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn both_forms_of_hostfiles_are_read() {
-        let path = std::env::temp_dir().join(format!("jackalope-hosts-{}", std::process::id()));
-        let array = r#"[{"ssh": "a", "ips": ["10.0.0.1"], "rdma": [null, ["x", "y"]]}]"#;
-        for (text, backend) in [
-            (array.to_owned(), None),
-            (format!("{{\"backend\": \"jaccl\", \"hosts\": {array}}}"), Some(Backend::Jaccl)),
-        ] {
-            std::fs::write(&path, text).unwrap();
-            let found = read_hosts(&path).unwrap();
-            assert_eq!(found.backend, backend);
-            assert_eq!(found.hosts[0].rdma, [vec![], vec!["x".to_owned(), "y".to_owned()]]);
-            assert_eq!(found.hosts[0].ips[0].to_string(), "10.0.0.1");
-        }
-        std::fs::write(&path, "{}").unwrap();
-        assert!(read_hosts(&path).is_err());
-        std::fs::remove_file(&path).unwrap();
-    }
 
     #[test]
     fn long_explanations_are_wrapped_between_words() {

@@ -12,6 +12,8 @@ use serde_json::{Map, Value, json};
 
 use crate::args::GenerateArgs;
 use crate::cluster::Cluster;
+use crate::environment::Environment;
+use crate::models;
 use crate::output::{self, OutputError};
 
 /// What came out.
@@ -26,8 +28,9 @@ struct Generated {
     total_ms: f64,
 }
 
-pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
-    let mut cluster = Cluster::start(&args.model.model, &args.model.ranks)?;
+pub(crate) async fn run(args: GenerateArgs, environment: &Environment) -> anyhow::Result<()> {
+    let model = models::locate(&args.model.model, environment)?;
+    let mut cluster = Cluster::start(&model.dir, &args.model.ranks, environment).await?;
     let work = async {
         cluster.ready().await?;
         let prompt = prompt_tokens(&args, &cluster.text)?;

@@ -1,17 +1,26 @@
 //! `jackalope`: wires arguments to crates. Nothing is decided here but what a command prints.
 
+mod agent;
 mod args;
 mod autoconfig;
 mod bench;
 mod chat;
 mod cluster;
 mod doctor;
+mod environment;
 mod fingerprint;
 mod generate;
+mod hosts;
+mod launch;
 mod link;
+mod machines;
+mod models;
 mod output;
+mod plan;
 mod progress;
+mod pull;
 mod serve;
+mod service;
 mod split;
 mod synth;
 
@@ -21,10 +30,12 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{Args, Command};
+use crate::environment::Environment;
 use crate::output::OutputError;
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    let environment = Environment::read();
     let default = if args.verbose { "info" } else { "warn" };
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| default.into()))
@@ -40,22 +51,29 @@ fn main() -> ExitCode {
     };
     let result = runtime.block_on(async {
         match args.command {
-            Command::Serve(args) => serve::run(args).await,
-            Command::Chat(args) => chat::run(args).await,
-            Command::Generate(args) => generate::run(args).await,
-            Command::Bench(args) => bench::run(args).await,
+            Command::Serve(args) => serve::run(args, &environment).await,
+            Command::Chat(args) => chat::run(args, &environment).await,
+            Command::Generate(args) => generate::run(args, &environment).await,
+            Command::Bench(args) => bench::run(args, &environment).await,
+            Command::Pull(args) => pull::run(args, &environment).await,
+            Command::Models(args) => models::run(&args, &environment),
+            Command::Agent(args) => agent::run(&args, &environment).await,
+            Command::Launch(args) => return launch::run(args, &environment).await,
             Command::Link(args) => link::run(&args).await,
+            Command::Hosts(args) => hosts::run(&args),
+            Command::Plan(args) => plan::run(&args),
             Command::Synth(args) => synth::run(&args),
             Command::Doctor(args) => doctor::run(&args),
             Command::Autoconfig(args) => autoconfig::run(&args),
             Command::ClusterInfo(args) => fingerprint::cluster_info(&args),
             Command::Fingerprint(args) => fingerprint::run(&args),
         }
+        .map(|()| ExitCode::SUCCESS)
     });
     // A thread that waits for a terminal's input must not hold up the end.
     runtime.shutdown_background();
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(err) if err.downcast_ref().is_some_and(OutputError::is_closed) => ExitCode::SUCCESS,
         Err(err) => {
             eprintln!("error: {err:#}");

@@ -20,6 +20,12 @@ pub(crate) fn line(text: impl Display) -> Result<(), OutputError> {
     Ok(writeln!(io::stdout(), "{text}")?)
 }
 
+/// Tells people on standard error what is going on.
+pub(crate) fn note(text: &str) {
+    // Whoever cannot read it goes without.
+    writeln!(io::stderr(), "{text}").ok();
+}
+
 /// Prints a piece of a line at once.
 pub(crate) fn piece(text: impl Display) -> Result<(), OutputError> {
     let mut stdout = io::stdout();

@@ -27,6 +27,34 @@ impl Writing {
     }
 }
 
+/// Bytes on their way here, or read again.
+pub(crate) struct Transfer(ProgressBar);
+
+impl Transfer {
+    pub(crate) fn new(doing: &str, num_bytes: u64) -> Transfer {
+        let bar = ProgressBar::new(num_bytes);
+        let style = ProgressStyle::with_template(
+            "{msg} {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
+        );
+        bar.set_style(style.expect("the template is well formed"));
+        bar.set_message(doing.to_owned());
+        Transfer(bar)
+    }
+
+    pub(crate) fn add(&self, num_bytes: u64) {
+        self.0.inc(num_bytes);
+    }
+
+    /// Bytes that must come again.
+    pub(crate) fn take_back(&self, num_bytes: u64) {
+        self.0.dec(num_bytes);
+    }
+
+    pub(crate) fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
 /// The ranks' way to being ready.
 pub(crate) struct Loading(ProgressBar);
 

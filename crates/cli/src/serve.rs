@@ -1,7 +1,6 @@
 //! `jackalope serve`: a model over HTTP.
 
-use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
@@ -16,8 +15,9 @@ use tokio::task::JoinHandle;
 
 use crate::args::ServeArgs;
 use crate::cluster::Cluster;
+use crate::environment::Environment;
 use crate::output::{self, OutputError};
-use crate::split;
+use crate::{models, split};
 
 /// An HTTP server that answers for a cluster.
 pub(crate) struct HttpServer {
@@ -50,9 +50,26 @@ impl HttpServer {
     }
 }
 
-pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<()> {
-    check_exposure(&args)?;
-    let addr = SocketAddr::new(args.host, args.port);
+/// The address to listen on. What else `--host` may say names machines.
+fn listen_ip(args: &mut ServeArgs) -> anyhow::Result<IpAddr> {
+    if let Ok(ip) = args.host.parse() {
+        return Ok(ip);
+    }
+    let hosts = &mut args.model.ranks.hosts.hosts;
+    ensure!(
+        hosts.is_none(),
+        "`--host {}` and `--hosts` both name machines\nhint: give one of them",
+        args.host
+    );
+    *hosts = Some(args.host.clone());
+    Ok(Ipv4Addr::LOCALHOST.into())
+}
+
+pub(crate) async fn run(mut args: ServeArgs, environment: &Environment) -> anyhow::Result<()> {
+    let host = listen_ip(&mut args)?;
+    check_exposure(host, &args)?;
+    let model = models::locate(&args.model.model, environment)?;
+    let addr = SocketAddr::new(host, args.port);
     let listener = TcpListener::bind(addr).await.with_context(|| {
         format!(
             "listening on {addr}\nhint: another program has the port, or choose one with `--port`"
@@ -60,9 +77,8 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<()> {
     })?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let model_dir = &args.model.model;
-    let mut cluster = Cluster::start(model_dir, &args.model.ranks)?;
-    let model_id = args.model_id.clone().map_or_else(|| model_name(model_dir), Ok)?;
+    let mut cluster = Cluster::start(&model.dir, &args.model.ranks, environment).await?;
+    let model_id = args.model_id.clone().unwrap_or(model.name);
     let config = ServerConfig {
         api_keys: ApiKeys::new(&args.api_key),
         sampling_defaults: sampling_defaults(&cluster.text.generation),
@@ -103,8 +119,8 @@ pub(crate) fn sampling_defaults(recommended: &GenerationDefaults) -> SamplingOpt
 }
 
 /// A server that everybody can reach asks for keys, unless its owner says otherwise.
-fn check_exposure(args: &ServeArgs) -> anyhow::Result<()> {
-    let is_loopback = match args.host {
+fn check_exposure(host: IpAddr, args: &ServeArgs) -> anyhow::Result<()> {
+    let is_loopback = match host {
         IpAddr::V4(host) => host.is_loopback(),
         IpAddr::V6(host) => host.is_loopback(),
     };
@@ -112,7 +128,7 @@ fn check_exposure(args: &ServeArgs) -> anyhow::Result<()> {
         bail!(
             "{} can be reached from other machines, and no key is asked for\n\
              hint: pass `--api-key KEY`, or `--insecure` to serve everybody",
-            args.host
+            host
         );
     }
     ensure!(
@@ -120,13 +136,6 @@ fn check_exposure(args: &ServeArgs) -> anyhow::Result<()> {
         "a key of `--api-key` is empty\nhint: separate keys by single commas"
     );
     Ok(())
-}
-
-/// The name of the checkpoint's directory.
-pub(crate) fn model_name(dir: &Path) -> anyhow::Result<String> {
-    let dir = std::fs::canonicalize(dir)?;
-    let name = dir.file_name().context("the model's directory has no name")?;
-    Ok(name.to_string_lossy().into_owned())
 }
 
 /// Tells where the server is.

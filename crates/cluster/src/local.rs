@@ -137,9 +137,7 @@ impl LocalRanks {
 }
 
 fn secret_line(secret: &Secret) -> Vec<u8> {
-    let mut line: String = secret.0.iter().map(|byte| format!("{byte:02x}")).collect();
-    line.push('\n');
-    line.into_bytes()
+    format!("{}\n", secret.to_hex()).into_bytes()
 }
 
 impl LocalRank {

@@ -8,19 +8,20 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use tracing::info;
 
 /// Lines of standard error that are kept.
 const LAST_LINES_MAX: usize = 20;
 
 /// Longer lines are cut, so that a child cannot fill our memory.
-const LINE_BYTES_MAX: u64 = 4096;
+pub(crate) const LINE_BYTES_MAX: u64 = 4096;
 
 /// The reader of standard error gets this long to see the end after the process is gone.
 const STDERR_GRACE: Duration = Duration::from_millis(200);
@@ -34,6 +35,8 @@ pub struct Spawn {
     pub args: Vec<OsString>,
     /// Added to our environment.
     pub env: Vec<(String, OsString)>,
+    /// Where it runs; our own folder if absent.
+    pub cwd: Option<PathBuf>,
     /// Named in our log beside each line the child writes to its standard error.
     pub label: String,
     /// Sent to its standard input, which then stays open.
@@ -71,6 +74,7 @@ impl Spawn {
             program: program.into(),
             args: Vec::new(),
             env: Vec::new(),
+            cwd: None,
             label: label.into(),
             input: Vec::new(),
             reads_stdout: false,
@@ -89,6 +93,7 @@ impl Spawn {
         let mut child = command
             .args(&self.args)
             .envs(self.env)
+            .current_dir(self.cwd.as_deref().unwrap_or(Path::new(".")))
             .stdin(Stdio::piped())
             .stdout(stdout)
             .stderr(Stdio::piped())
@@ -112,6 +117,28 @@ impl Spawn {
             return Err(err);
         }
         Ok(child)
+    }
+}
+
+impl Spawn {
+    /// Starts it so that it outlives us: its output goes to `log`, its input ends at once. It should
+    /// leave our session by itself. Says which process it is.
+    ///
+    /// # Errors
+    /// If the system cannot start the program.
+    pub fn start_detached(self, log: std::fs::File) -> io::Result<u32> {
+        #[expect(clippy::disallowed_methods, reason = "this is the wrapper that others must use")]
+        let mut command = Command::new(&self.program);
+        let mut child = command
+            .args(&self.args)
+            .envs(self.env)
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        let mut stdin = child.stdin.take().expect("standard input is piped");
+        stdin.write_all(&self.input)?;
+        Ok(child.id())
     }
 }
 
@@ -175,14 +202,25 @@ impl Child {
         })
     }
 
+    /// Sends a signal, by number, to it and the processes it has started.
+    pub fn signal(&mut self, signal: i32) {
+        let group = Pid::from_raw(self.child.id().cast_signed());
+        let signal = Signal::from_named_raw(signal);
+        if let (None, Some(group), Some(signal)) = (self.try_wait(), group, signal) {
+            // Fails only if the process is gone already.
+            kill_process_group(group, signal).ok();
+        }
+    }
+
     /// Closes its standard input: asks it to end.
     pub fn close_input(&mut self) {
         self.stdin = None;
     }
 
-    /// Ends it at once and waits until it is gone.
+    /// Ends it, and the processes it has started, at once and waits until it is gone.
     pub fn kill(&mut self) {
         self.stdin = None;
+        self.signal(Signal::KILL.as_raw());
         if self.try_wait().is_none() {
             // Fails only if the process is gone already, and then waiting tells.
             self.child.kill().ok();
@@ -240,6 +278,11 @@ pub fn describe(status: ExitStatus) -> String {
         },
         (None, None) => "ended in an unknown way".to_owned(),
     }
+}
+
+/// An end as shells count: 128 and the signal.
+pub fn exit_code(status: ExitStatus) -> i32 {
+    status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1)
 }
 
 /// Names of the signals whose numbers are the same on macOS and Linux.

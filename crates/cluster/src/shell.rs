@@ -9,10 +9,13 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use crate::process::{Spawn, describe};
+use crate::process::{Spawn, exit_code, output_of};
 
 /// How long `ssh` may take to connect.
 const CONNECT_SECONDS: u32 = 5;
+
+/// Reading the user's configuration of `ssh`.
+const CONFIG_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a script may print; the rest is cut off.
 const OUTPUT_BYTES_MAX: u64 = 16 << 20;
@@ -35,6 +38,12 @@ pub trait Shell: Send + Sync {
         input: &[u8],
         timeout: Duration,
     ) -> Result<Output, ShellError>;
+
+    /// The address or name behind a name of the user's `ssh` configuration, where there is one.
+    fn address_of(&self, host: &str) -> Option<String> {
+        let _ = host;
+        None
+    }
 }
 
 /// What a script left.
@@ -177,6 +186,15 @@ pub fn quote(word: &str) -> String {
 }
 
 impl Shell for SystemShell {
+    /// As `ssh -G` prints it.
+    fn address_of(&self, host: &str) -> Option<String> {
+        let mut args: Vec<&str> = self.ssh[1..].iter().map(String::as_str).collect();
+        args.extend(["-G", "--", host]);
+        let printed = output_of(&self.ssh[0], &args, CONFIG_TIMEOUT).ok()?;
+        let name = printed.lines().find_map(|line| line.strip_prefix("hostname "))?;
+        Some(name.trim().to_owned())
+    }
+
     fn run(
         &self,
         host: &str,
@@ -210,16 +228,8 @@ impl Shell for SystemShell {
             let last = stderr.trim().lines().last().map(str::to_owned);
             return Err(error(kind_of(&stderr), last));
         }
-        let Some(status) = status.code().or_else(|| signal_of(status)) else {
-            return Err(error(ShellErrorKind::Broken, Some(describe(status))));
-        };
-        Ok(Output { status, stdout, stderr })
+        Ok(Output { status: exit_code(status), stdout, stderr })
     }
-}
-
-/// As shells count: 128 and the signal.
-fn signal_of(status: std::process::ExitStatus) -> Option<i32> {
-    std::os::unix::process::ExitStatusExt::signal(&status).map(|signal| 128 + signal)
 }
 
 fn read_all(stream: impl Read + Send + 'static) -> thread::JoinHandle<String> {

@@ -1,4 +1,4 @@
-//! What MLX's own transports read from the environment, for ranks on one machine.
+//! What MLX's own transports read from the environment.
 //!
 //! A ring reads `MLX_HOSTFILE` (a JSON list with each rank's list of `host:port`) and `MLX_RANK`;
 //! NCCL reads `NCCL_HOST_IP`, `NCCL_PORT`, `MLX_RANK` and `MLX_WORLD_SIZE`; JACCL needs a device
@@ -7,10 +7,65 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 
 use jackalope_protocol::Backend;
+
+use crate::agent::EnvFile;
+use crate::hostfile::{ConvertError, Host, Hostfile, RingPorts, Shape, convert};
+
+/// What one rank finds in its environment.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct RankSettings {
+    /// Variables.
+    pub env: Vec<(String, String)>,
+    /// Variables that name files, and what is in them.
+    pub files: Vec<EnvFile>,
+}
+
+/// The settings of one rank of a group over several machines, which listens on ports from
+/// `first_port` on.
+///
+/// # Errors
+/// [`ConvertError`] if the hosts lack what the transport needs: addresses or devices.
+pub fn settings(
+    backend: Backend,
+    hosts: &[Host],
+    first_port: u16,
+    rank: usize,
+) -> Result<RankSettings, ConvertError> {
+    let hostfile = Hostfile { hosts: hosts.to_vec(), ..Hostfile::default() };
+    let write = |shape, ports| convert(&hostfile, shape, ports).map(|written| written.text);
+    let mut settings = RankSettings::default();
+    let mut set = |key: &str, value: String| settings.env.push((key.to_owned(), value));
+    set("MLX_RANK", rank.to_string());
+    // Where rank 0 listens; what it lacks is said by the conversions below.
+    let first_ip = hosts.first().map(|host| match host.ips.first() {
+        Some(ip) => ip.to_string(),
+        None => Ipv4Addr::LOCALHOST.to_string(),
+    });
+    let coordinator = first_ip.unwrap_or_default();
+    match backend {
+        Backend::Tcp => {}
+        Backend::Ring => {
+            let content =
+                write(Shape::Ring, Some(RingPorts { first: first_port, connections: 1 }))?;
+            settings.files.push(EnvFile { variable: "MLX_HOSTFILE".to_owned(), content });
+        }
+        Backend::Jaccl => {
+            set("MLX_JACCL_COORDINATOR", format!("{coordinator}:{first_port}"));
+            let content = write(Shape::Matrix, None)?;
+            settings.files.push(EnvFile { variable: "MLX_IBV_DEVICES".to_owned(), content });
+        }
+        Backend::Nccl => {
+            set("NCCL_HOST_IP", coordinator);
+            set("NCCL_PORT", first_port.to_string());
+            set("MLX_WORLD_SIZE", hosts.len().to_string());
+        }
+    }
+    Ok(settings)
+}
 
 /// The settings of one group of local ranks; the hostfile goes with it.
 #[derive(Debug)]
@@ -88,6 +143,33 @@ mod tests {
         assert!(hosts.iter().all(|it| it.len() == 1 && it[0].starts_with("127.0.0.1:")));
         drop(settings);
         assert!(!path.exists(), "the file goes with the settings");
+    }
+
+    #[test]
+    fn ranks_on_several_machines_get_what_mlx_launch_gives_them() {
+        let host = |ip: &str, rdma: [&str; 2]| Host {
+            ssh: format!("mac-{ip}"),
+            ips: vec![ip.parse().unwrap()],
+            rdma: rdma
+                .map(|it| Some(it.to_owned()).into_iter().filter(|it| !it.is_empty()).collect())
+                .to_vec(),
+            ..Host::default()
+        };
+        let hosts = [host("10.0.0.1", ["", "rdma_en5"]), host("10.0.0.2", ["rdma_en4", ""])];
+        let read =
+            |file: &EnvFile| -> serde_json::Value { serde_json::from_str(&file.content).unwrap() };
+        let ring = settings(Backend::Ring, &hosts, 5000, 1).unwrap();
+        assert_eq!(ring.env, [("MLX_RANK".to_owned(), "1".to_owned())]);
+        assert_eq!(ring.files[0].variable, "MLX_HOSTFILE");
+        let wanted = serde_json::json!([["10.0.0.1:5000"], ["10.0.0.2:5001"]]);
+        assert_eq!(read(&ring.files[0]), wanted);
+        let jaccl = settings(Backend::Jaccl, &hosts, 5000, 0).unwrap();
+        assert_eq!(jaccl.env[1], ("MLX_JACCL_COORDINATOR".to_owned(), "10.0.0.1:5000".to_owned()));
+        assert_eq!(jaccl.files[0].variable, "MLX_IBV_DEVICES");
+        let wanted = serde_json::json!([[null, "rdma_en5"], ["rdma_en4", null]]);
+        assert_eq!(read(&jaccl.files[0]), wanted);
+        let nameless = [Host::default(), Host::default()];
+        assert!(settings(Backend::Ring, &nameless, 5000, 0).is_err());
     }
 
     #[test]

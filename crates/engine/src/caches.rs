@@ -115,6 +115,12 @@ impl Caches {
         self.held(cache).granules.max(self.granules(num_tokens))
     }
 
+    /// The ranks hold nothing, and have other memory.
+    pub(crate) fn set_capacity(&mut self, capacity_granules: usize) {
+        assert!(self.held.is_empty(), "nothing is cached");
+        self.limits.capacity_granules = capacity_granules;
+    }
+
     pub(crate) fn capacity_granules(&self) -> usize {
         self.limits.capacity_granules
     }

@@ -79,6 +79,8 @@ pub struct RetryPolicy {
     pub pause_first: Duration,
     /// … up to this.
     pub pause_max: Duration,
+    /// Bringing ranks up, without progress of any of them, after which all requests end.
+    pub standstill_max: Duration,
 }
 
 impl Default for RetryPolicy {
@@ -88,6 +90,7 @@ impl Default for RetryPolicy {
             window: Duration::from_secs(60),
             pause_first: Duration::from_secs(5),
             pause_max: Duration::from_secs(60),
+            standstill_max: Duration::from_secs(60),
         }
     }
 }

@@ -79,6 +79,8 @@ pub struct Usage {
 pub struct Failure {
     /// The rank at fault; none if the engine itself is ending.
     pub rank: Option<usize>,
+    /// Its machine, where ranks are on several.
+    pub host: Option<String>,
     /// What the rank was doing.
     pub phase: Phase,
     /// What happened, what was found, possibly a `hint:` line.
@@ -90,7 +92,11 @@ pub struct Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(rank) = self.rank {
-            write!(f, "rank {rank} while {}: ", self.phase.name())?;
+            write!(f, "rank {rank} ")?;
+            if let Some(host) = &self.host {
+                write!(f, "on {host} ")?;
+            }
+            write!(f, "while {}: ", self.phase.name())?;
         }
         f.write_str(&self.message)?;
         if !self.last_words.is_empty() {

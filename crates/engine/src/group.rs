@@ -22,6 +22,14 @@ pub trait RankGroup: Send + 'static {
 
     /// Number of ranks.
     fn num_ranks(&self) -> usize;
+    /// The machine of each rank, for people; empty where all are on this one.
+    fn hosts(&self) -> Vec<String> {
+        vec![String::new(); self.num_ranks()]
+    }
+    /// Which rank cannot be replaced now because its machine cannot be reached, and why.
+    fn trouble(&self) -> Option<Failure> {
+        None
+    }
     /// Begins to bring up every rank.
     fn start(&mut self, reporter: Reporter<Self::Report>, now: Instant);
     /// Takes a report from one of the group's threads.
@@ -66,6 +74,12 @@ pub enum GroupEvent {
         steps_done: u64,
         /// Memory in use.
         memory: RankMemory,
+    },
+    /// Other ranks than before are being brought up: machines have left or come back. Whatever was
+    /// computed by the earlier ones is lost.
+    Reseated {
+        /// The machine of each rank, as of [`RankGroup::hosts`].
+        hosts: Vec<String>,
     },
     /// The group stands, with empty caches. Plans may be sent, from step 0.
     Ready {

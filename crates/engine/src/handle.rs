@@ -282,6 +282,7 @@ impl Generation {
         let event = event.unwrap_or_else(|| {
             Event::Failed(Failure {
                 rank: None,
+                host: None,
                 phase: Phase::Waiting,
                 message: "the engine has ended".to_owned(),
                 last_words: String::new(),

@@ -28,15 +28,14 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use jackalope_protocol::{
-    FailureKind, FrameError, FromRank, Join, Phase, RankFailure, Secret, Setup, StepPlan, ToRank,
-    frame,
+    FailureKind, FrameError, FromRank, Join, Phase, RankFailure, Secret, StepPlan, ToRank, frame,
 };
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
 use crate::{Failure, GroupEvent, RankGroup, Reporter};
 use accept::Acceptor;
-pub use process::{LaunchError, LaunchOrder, Launcher, RankProcess};
+pub use process::{LaunchError, LaunchOrder, Launcher, RankProcess, Seat};
 use slot::{Slot, State};
 
 /// What the link needs to know.
@@ -46,10 +45,13 @@ pub struct LinkConfig {
     pub listen: SocketAddr,
     /// What ranks prove themselves with.
     pub secret: Secret,
-    /// What every rank loads.
-    pub setup: Setup,
+    /// Who computes, by rank.
+    pub seats: Vec<Seat>,
     /// How long to wait for what.
     pub timeouts: LinkTimeouts,
+    /// Groups are counted from here. Greater than any epoch of an earlier brain, where ranks may
+    /// outlive one.
+    pub first_epoch: u64,
 }
 
 /// How long the link waits for what.
@@ -65,8 +67,10 @@ pub struct LinkTimeouts {
     pub join_margin: Duration,
     /// A step of few tokens, without progress; see [`LinkTimeouts::step_of`].
     pub step: Duration,
-    /// Between two signs of life.
+    /// Between two signs of life of a rank.
     pub heartbeat: Duration,
+    /// Between two of ours.
+    pub beat: Duration,
     /// Writing one frame.
     pub write: Duration,
     /// A polite end.
@@ -80,8 +84,9 @@ impl Default for LinkTimeouts {
             load_stall: Duration::from_secs(60),
             load: Duration::from_secs(1800),
             join_margin: Duration::from_secs(5),
-            step: Duration::from_secs(30),
+            step: Duration::from_secs(10),
             heartbeat: Duration::from_secs(10),
+            beat: Duration::from_secs(1),
             write: Duration::from_secs(10),
             stop: Duration::from_secs(1),
         }
@@ -129,6 +134,8 @@ pub struct Link {
     refused: Option<String>,
     /// When processes and deadlines were last looked after.
     looked_at: Instant,
+    /// When ranks were last told that we live.
+    beat_at: Instant,
     events: VecDeque<GroupEvent>,
 }
 
@@ -175,16 +182,16 @@ impl Link {
     /// [`LinkError::Listen`] if the address is not to be had.
     ///
     /// # Panics
-    /// If the setup names no rank.
+    /// If there is no rank.
     pub fn bind(config: LinkConfig, launcher: Box<dyn Launcher>) -> Result<Link, LinkError> {
-        assert!(0 < config.setup.num_ranks, "there is at least one rank");
+        assert!(!config.seats.is_empty(), "there is at least one rank");
         let addr = config.listen;
         let failed = |source| LinkError::Listen { addr, source };
         let listener = TcpListener::bind(addr).map_err(failed)?;
         let control_addr = listener.local_addr().map_err(failed)?;
-        let now = Instant::now();
+        let (now, first_epoch) = (Instant::now(), config.first_epoch);
         Ok(Link {
-            slots: (0..config.setup.num_ranks).map(|_| Slot::new(now)).collect(),
+            slots: config.seats.iter().map(|_| Slot::new(now)).collect(),
             config,
             listener: Some(listener),
             control_addr,
@@ -192,12 +199,13 @@ impl Link {
             launcher,
             reporter: None,
             stage: Stage::Down,
-            epoch: 0,
+            epoch: first_epoch,
             num_connections: 0,
             sent: VecDeque::new(),
             broken: None,
             refused: None,
             looked_at: now,
+            beat_at: now,
             events: VecDeque::new(),
         })
     }
@@ -221,10 +229,8 @@ impl Link {
                 self.tell_phase(rank);
             }
             Err(err) => {
-                let message = err.to_string();
-                let last_words = String::new();
-                let phase = Phase::Starting;
-                self.lose(Failure { rank: Some(rank), phase, message, last_words }, true);
+                let failure = self.failure(rank, Phase::Starting, err.to_string());
+                self.lose(failure, true);
             }
         }
     }
@@ -241,7 +247,8 @@ impl Link {
             );
             return;
         };
-        info!(rank, pid = arrival.hello.pid, build = arrival.hello.build, "rank connected");
+        info!(rank, pid = arrival.hello.pid, "rank connected");
+        let mlx = arrival.hello.mlx.clone();
         self.num_connections += 1;
         let attached = slot.attach(
             rank,
@@ -254,8 +261,43 @@ impl Link {
         }
         slot.enter(State::Loading { progressed_at: now, done_bytes: 0, total_bytes: 0 }, now);
         self.tell_phase(rank);
-        let setup = ToRank::Setup(self.config.setup.clone());
+        if let Some(message) = self.other_mlx(rank, &mlx) {
+            self.slots[rank].end(Duration::ZERO);
+            self.slots[rank].enter(State::Absent, now);
+            let failure = self.failure(rank, Phase::Starting, message);
+            return self.lose(failure, true);
+        }
+        let setup = ToRank::Setup(self.config.seats[rank].setup.clone());
         self.write(rank, &setup, now);
+    }
+
+    /// What is wrong if a rank's libmlx is another version than its peers'.
+    fn other_mlx(&self, rank: usize, mlx: &str) -> Option<String> {
+        let mut peers = self.slots.iter().enumerate().filter(|(peer, _)| *peer != rank);
+        let (peer, theirs) = peers.find_map(|(peer, slot)| {
+            Some((peer, slot.mlx.as_deref().filter(|theirs| *theirs != mlx)?))
+        })?;
+        let name = |rank: usize| match self.config.seats[rank].host.as_str() {
+            "" => format!("rank {rank}"),
+            host => format!("rank {rank} on {host}"),
+        };
+        Some(format!(
+            "libmlx versions differ: {} has {mlx}, {} has {theirs}\n\
+             hint: bring every machine to one version with `jackalope sync --hosts FILE`",
+            name(rank),
+            name(peer)
+        ))
+    }
+
+    /// What became of a rank.
+    fn failure(&self, rank: usize, phase: Phase, message: String) -> Failure {
+        let host = Some(self.config.seats[rank].host.clone()).filter(|host| !host.is_empty());
+        Failure { rank: Some(rank), host, phase, message, last_words: String::new() }
+    }
+
+    /// True for MLX's own transports, which cannot lose a peer and go on.
+    fn is_stock(&self) -> bool {
+        self.config.seats[0].setup.backend.is_stock()
     }
 
     fn on_message(&mut self, rank: usize, message: FromRank, now: Instant) {
@@ -268,6 +310,8 @@ impl Link {
                     self.tell_phase(rank);
                 }
             }
+            // Who came back while it was loading may say so twice.
+            FromRank::Loaded(_) if !matches!(slot.state, State::Loading { .. }) => {}
             FromRank::Loaded(facts) => {
                 info!(rank, facts.weights_bytes, facts.load_ms, "shard loaded");
                 slot.facts = Some(facts);
@@ -311,20 +355,19 @@ impl Link {
                 if epoch != self.epoch || !slot.is_in_group() {
                     return;
                 }
-                if !self.config.setup.backend.is_stock() {
-                    slot.enter(State::Loaded, now);
+                if !self.is_stock() {
+                    self.slots[rank].enter(State::Loaded, now);
                 }
                 // The rank that noticed is seldom the one at fault. A dead process shows within
                 // moments, and is then what people want to read of.
-                let last_words = String::new();
-                let failure = Failure { rank: Some(rank), phase, message, last_words };
+                let failure = self.failure(rank, phase, message);
                 self.broken.get_or_insert((failure, now + slot::EXIT_GRACE));
             }
             FailureKind::Model | FailureKind::Device => {
                 let last_words = slot.end(slot::EXIT_GRACE).1;
                 slot.enter(State::Absent, now);
                 self.tell_phase(rank);
-                let failure = Failure { rank: Some(rank), phase, message, last_words };
+                let failure = Failure { last_words, ..self.failure(rank, phase, message) };
                 self.lose(failure, kind == FailureKind::Model);
             }
         }
@@ -350,15 +393,57 @@ impl Link {
             return;
         }
         self.epoch += 1;
-        let addr = |slot: &Slot| slot.data_addr.expect("a rank that said hello told its address");
-        let join = Join { epoch: self.epoch, peers: self.slots.iter().map(addr).collect() };
         info!(epoch = self.epoch, "forming the group");
         for slot in &mut self.slots {
             slot.enter(State::Joining, now);
             (slot.steps_done, slot.progressed_at, slot.waiting) = (0, now, Duration::ZERO);
         }
-        self.write_all(&ToRank::Join(join), now);
+        for rank in 0..self.slots.len() {
+            let join = ToRank::Join(Join { epoch: self.epoch, peers: self.peers_of(rank) });
+            self.write(rank, &join, now);
+        }
         (0..self.slots.len()).for_each(|rank| self.tell_phase(rank));
+    }
+
+    /// Where a rank reaches each rank's data plane.
+    fn peers_of(&self, rank: usize) -> Vec<SocketAddr> {
+        let routes = &self.config.seats[rank].routes;
+        let addr = |(peer, slot): (usize, &Slot)| {
+            let told = slot.data_addr.expect("a rank that said hello told its address");
+            routes.get(peer).map_or(told, |ip| SocketAddr::new(*ip, told.port()))
+        };
+        self.slots.iter().enumerate().map(addr).collect()
+    }
+
+    /// A connection broke, or nothing comes over it any more. Where ranks outlive their connection,
+    /// and the process is not known to have ended or to be silent on its own account, it is waited
+    /// for: its weights are worth it.
+    fn connection_lost(&mut self, rank: usize, reason: &str, now: Instant) {
+        let is_patient = 0 < self.config.seats[rank].setup.orphan_ms;
+        if !is_patient || self.is_stock() || !self.slots[rank].may_return(slot::EXIT_GRACE) {
+            return self.rank_died(rank, reason, now);
+        }
+        let (phase, _) = self.phase_of(rank);
+        let message = format!("the connection to it was lost: {reason}");
+        let failure = self.failure(rank, phase, message);
+        self.slots[rank].detach(now);
+        self.tell_phase(rank);
+        self.lose(failure, false);
+    }
+
+    /// Others compute from now on.
+    fn reseat(&mut self, seats: Vec<Seat>, now: Instant) {
+        assert!(!seats.is_empty(), "there is at least one rank");
+        info!(ranks = seats.len(), "the cluster is planned anew");
+        for slot in &mut self.slots {
+            slot.end(Duration::ZERO);
+        }
+        self.sent.clear();
+        self.broken = None;
+        self.slots = seats.iter().map(|_| Slot::new(now)).collect();
+        let hosts = seats.iter().map(|seat| seat.host.clone()).collect();
+        self.config.seats = seats;
+        self.events.push_back(GroupEvent::Reseated { hosts });
     }
 
     fn stand_if_joined(&mut self) {
@@ -389,7 +474,8 @@ impl Link {
         if let (Phase::Starting, Some(refused)) = (phase, &self.refused) {
             message += &format!("\na connection was refused: {refused}");
         }
-        self.lose(Failure { rank: Some(rank), phase, message, last_words }, false);
+        let failure = Failure { last_words, ..self.failure(rank, phase, message) };
+        self.lose(failure, false);
     }
 
     /// The group is no more. Those that still stand are told to leave it.
@@ -409,7 +495,7 @@ impl Link {
             if !self.slots[rank].is_in_group() {
                 continue;
             }
-            if self.config.setup.backend.is_stock() {
+            if self.is_stock() {
                 self.slots[rank].end(Duration::ZERO);
                 self.slots[rank].enter(State::Absent, now);
             } else {
@@ -474,6 +560,17 @@ impl RankGroup for Link {
         self.slots.len()
     }
 
+    fn hosts(&self) -> Vec<String> {
+        self.config.seats.iter().map(|seat| seat.host.clone()).collect()
+    }
+
+    fn trouble(&self) -> Option<Failure> {
+        let mut slots = self.slots.iter().enumerate();
+        let (rank, trouble) = slots.find_map(|(rank, slot)| Some((rank, slot.trouble()?)))?;
+        let message = format!("its machine cannot be reached: {trouble}");
+        Some(self.failure(rank, self.phase_of(rank).0, message))
+    }
+
     fn start(&mut self, reporter: Reporter<LinkReport>, now: Instant) {
         let listener = self.listener.take().expect("a link is started once");
         let secret = self.config.secret;
@@ -491,13 +588,14 @@ impl RankGroup for Link {
                 self.refused = Some(reason);
             }
             Report::Message { rank, connection, message } => {
-                if self.slots[rank].is_connected_by(connection) {
+                if self.slots.get(rank).is_some_and(|slot| slot.is_connected_by(connection)) {
                     self.on_message(rank, message, now);
                 }
             }
             Report::Gone { rank, connection, err } => {
-                if self.slots[rank].is_connected_by(connection) {
-                    self.rank_died(rank, &err.to_string(), now);
+                // Of ranks of an earlier seating nothing is heard any more.
+                if self.slots.get(rank).is_some_and(|slot| slot.is_connected_by(connection)) {
+                    self.connection_lost(rank, &err.to_string(), now);
                 }
             }
         }
@@ -519,6 +617,9 @@ impl RankGroup for Link {
 
     fn recover(&mut self, now: Instant) {
         self.disband(now);
+        if let Some(seats) = self.launcher.reseat() {
+            self.reseat(seats, now);
+        }
         self.stage = Stage::Forming;
         for rank in 0..self.slots.len() {
             // What took one rank down may have taken others.
@@ -537,6 +638,9 @@ impl RankGroup for Link {
 
     fn restart(&mut self, now: Instant) {
         self.stage = Stage::Down;
+        if let Some(seats) = self.launcher.reseat() {
+            self.reseat(seats, now);
+        }
         for slot in &mut self.slots {
             slot.end(Duration::ZERO);
             slot.enter(State::Absent, now);

@@ -174,13 +174,17 @@ impl Scheduler {
         }
     }
 
+    /// Whether the ranks' memory could hold this request, if it were alone.
+    pub fn could_hold(&self, request: &Request) -> bool {
+        self.caches.granules(request.max_cached_tokens() as usize) <= self.limits.capacity_granules
+    }
+
     /// Takes a request. Ids count up.
     ///
     /// # Panics
     /// If the request could not be held even alone; whoever submits has to see to that.
     pub fn submit(&mut self, id: RequestId, request: Request) {
-        let needed = self.caches.granules(request.max_cached_tokens() as usize);
-        assert!(needed <= self.limits.capacity_granules, "{id:?} could never be held");
+        assert!(self.could_hold(&request), "{id:?} could never be held");
         let sequence = Sequence::new(id, request);
         if sequence.is_trivial() {
             self.tell_started(&sequence, 0);
@@ -269,6 +273,26 @@ impl Scheduler {
             self.caches.clear();
         }
         self.step = 0;
+    }
+
+    /// The ranks that come back after [`Scheduler::ranks_restarted`] have other memory. Gives up, and
+    /// returns, the requests that could never be held in it.
+    ///
+    /// # Panics
+    /// If a sequence owns a cache, or there is no room at all.
+    pub fn set_capacity(&mut self, capacity_granules: usize) -> Vec<RequestId> {
+        assert!(self.running.is_empty(), "the ranks are empty");
+        assert!(0 < capacity_granules, "there is room for something");
+        self.limits.capacity_granules = capacity_granules;
+        self.caches.set_capacity(capacity_granules);
+        let waiting = std::mem::take(&mut self.waiting);
+        let (kept, lost): (VecDeque<_>, Vec<_>) = {
+            let (kept, lost): (Vec<_>, Vec<_>) =
+                waiting.into_iter().partition(|sequence| self.could_hold(&sequence.request));
+            (kept.into(), lost)
+        };
+        self.waiting = kept;
+        lost.into_iter().map(|sequence| sequence.id).collect()
     }
 
     /// Gives every request up, oldest first.

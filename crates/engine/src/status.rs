@@ -75,6 +75,8 @@ impl EngineState {
 /// One rank.
 #[derive(Clone, Debug)]
 pub struct RankStatus {
+    /// Its machine; empty where all ranks are on this one.
+    pub host: String,
     /// Its process, where it is known.
     pub pid: Option<u32>,
     /// What it is busy with.
@@ -94,8 +96,9 @@ pub struct RankStatus {
 }
 
 impl RankStatus {
-    pub(crate) fn new() -> RankStatus {
+    pub(crate) fn new(host: String) -> RankStatus {
         RankStatus {
+            host,
             pid: None,
             phase: Phase::Starting,
             loaded_bytes: None,

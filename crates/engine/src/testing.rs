@@ -346,6 +346,7 @@ impl FakeRanks {
         self.ready_at = None;
         let failure = Failure {
             rank: Some(rank),
+            host: None,
             phase: Phase::Computing,
             message: "killed by signal 9".to_owned(),
             last_words: "the end is near".to_owned(),

@@ -17,15 +17,16 @@ mod error;
 mod layers;
 mod model;
 mod parallel;
-pub mod split;
 mod step;
 mod weights;
+
+pub use jackalope_protocol::split;
+pub use jackalope_protocol::split::Shares;
 
 pub use arch::SUPPORTED as SUPPORTED_ARCHITECTURES;
 pub use cache::{CACHE_GRANULE_TOKENS, SequenceCache};
 pub use error::{Dims, LoadError};
 pub use model::{Batch, Model, ModelFacts};
 pub use parallel::{Compute, GroupCell, TensorParallel};
-pub use split::Shares;
 pub use step::Span;
 pub use weights::LoadProgress;

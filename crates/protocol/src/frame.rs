@@ -1,5 +1,5 @@
-//! How messages travel over a byte stream: a preamble that any version can read, then frames of
-//! a little-endian `u32` length and a `postcard` body. Sizes are checked before memory is taken.
+//! How messages travel over a byte stream: frames of a little-endian `u32` length and a `postcard`
+//! body. Sizes are checked before memory is taken.
 
 use std::io::{self, Read, Write};
 
@@ -7,13 +7,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-/// Raised with every change of a message.
-pub const PROTOCOL_VERSION: u16 = 1;
+use crate::secure::{Build, MAGIC};
 
 /// Longest body of a frame, in bytes: a plan of a million prompt tokens fits.
 pub const MAX_FRAME_BYTES: usize = 16 << 20;
-
-const MAGIC: [u8; 4] = *b"JKLP";
 
 /// A connection that cannot go on.
 #[derive(Debug, Error)]
@@ -23,24 +20,33 @@ pub enum FrameError {
     Closed,
     /// The stream failed, or ended inside a frame.
     #[error("connection failed: {0}")]
-    Io(#[from] io::Error),
+    Io(#[source] io::Error),
     /// The other end speaks something else.
     #[error("not a jackalope connection: found {found:02x?} instead of {MAGIC:02x?}")]
     Foreign {
         /// The first bytes received.
         found: [u8; 4],
     },
-    /// The other end speaks another version.
+    /// The other end is another version.
     #[error(
-        "protocol version differs: ours is {ours}, theirs is {theirs}\n\
-         hint: install the same build of jackalope and jackalope-rank on every machine"
+        "versions differ: ours is {ours}, theirs is {theirs}\n\
+         hint: bring every machine to one version with `jackalope sync --hosts FILE`"
     )]
     Version {
-        /// Our [`PROTOCOL_VERSION`].
-        ours: u16,
+        /// Ours.
+        ours: Build,
         /// The peer's.
-        theirs: u16,
+        theirs: Build,
     },
+    /// The other end does not hold our secret.
+    #[error(
+        "the other side holds another secret of the cluster\n\
+         hint: hand this machine's secret to every node with `jackalope sync --hosts FILE`"
+    )]
+    Secret,
+    /// Bytes that were not encrypted for this place of this connection: changed, repeated or missing.
+    #[error("the connection carries bytes that the peer did not send there")]
+    Forged,
     /// A length beyond [`MAX_FRAME_BYTES`].
     #[error("frame of {bytes} bytes exceeds the limit of {MAX_FRAME_BYTES}")]
     Oversized {
@@ -57,30 +63,13 @@ pub enum FrameError {
     },
 }
 
-/// Announces our version. The first bytes in each direction.
-pub fn write_preamble(stream: &mut impl Write) -> Result<(), FrameError> {
-    let mut bytes = [0; 6];
-    bytes[..4].copy_from_slice(&MAGIC);
-    bytes[4..].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
-    stream.write_all(&bytes)?;
-    Ok(stream.flush()?)
-}
-
-/// Checks the peer's version.
-///
-/// # Errors
-/// [`FrameError::Foreign`] or [`FrameError::Version`] if the peer is not one of ours.
-pub fn read_preamble(stream: &mut impl Read) -> Result<(), FrameError> {
-    let mut bytes = [0; 6];
-    stream.read_exact(&mut bytes)?;
-    let [m0, m1, m2, m3, v0, v1] = bytes;
-    let found = [m0, m1, m2, m3];
-    if found != MAGIC {
-        return Err(FrameError::Foreign { found });
-    }
-    match u16::from_le_bytes([v0, v1]) {
-        PROTOCOL_VERSION => Ok(()),
-        theirs => Err(FrameError::Version { ours: PROTOCOL_VERSION, theirs }),
+impl From<io::Error> for FrameError {
+    /// Errors of an encrypted connection come through [`Read`] and [`Write`] wrapped.
+    fn from(err: io::Error) -> FrameError {
+        match err.downcast() {
+            Ok(inner) => inner,
+            Err(err) => FrameError::Io(err),
+        }
     }
 }
 

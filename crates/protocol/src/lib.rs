@@ -7,7 +7,8 @@
 //!
 //! ```text
 //!  rank                                   brain
-//!   │ ── preamble, Hello ────────────────▶ │   version, secret and rank are checked
+//!   │ ◀── preamble, Noise ───────────────▶ │   version and secret are checked ([`secure`])
+//!   │ ── Hello ──────────────────────────▶ │   which rank
 //!   │ ◀─────────────────────────── Setup ─ │   what to load, how it is cut
 //!   │ ── Progress … Loaded ──────────────▶ │
 //!   │ ◀──────────────────────────── Join ─ │   who belongs to this epoch's group
@@ -20,8 +21,10 @@
 pub mod frame;
 mod messages;
 mod plan;
+pub mod secure;
+pub mod split;
 
-pub use frame::{FrameError, PROTOCOL_VERSION, read_preamble, write_preamble};
+pub use frame::FrameError;
 pub use messages::{
     Backend, Device, FailureKind, FromRank, Hello, Join, Phase, RankFacts, RankFailure, RankMemory,
     Secret, Setup, ToRank, UnitRange,

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{StepOutput, StepPlan, StepTimings};
 
-/// Proves that a connection belongs to this cluster. Drawn by the brain, handed to a rank over its
-/// standard input, never logged.
+/// Proves that a connection belongs to this cluster, and keeps it private. Handed to a process over
+/// its standard input, never logged.
 #[derive(Clone, Copy, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Secret(pub [u8; 32]);
 
@@ -18,25 +18,31 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// Compares without leaking the position of the first difference through time.
-    pub fn matches(&self, other: &Secret) -> bool {
-        let difference =
-            self.0.iter().zip(other.0).fold(0, |difference, (a, b)| difference | (a ^ b));
-        std::hint::black_box(difference) == 0
+    /// Reads 64 hexadecimal digits, as [`Secret::to_hex`] writes them.
+    pub fn from_hex(text: &str) -> Option<Secret> {
+        let digits = text.trim().as_bytes();
+        if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return None;
+        }
+        let digit = |byte: u8| (byte as char).to_digit(16).unwrap_or(0) as u8;
+        Some(Secret(std::array::from_fn(|idx| {
+            digit(digits[2 * idx]) << 4 | digit(digits[2 * idx + 1])
+        })))
+    }
+
+    /// 64 hexadecimal digits.
+    pub fn to_hex(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
-/// The first message on a control connection, after the preamble.
+/// The first message of a rank.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Hello {
-    /// Must equal the brain's.
-    pub secret: Secret,
     /// The rank that speaks.
     pub rank: u32,
     /// Its process.
     pub pid: u32,
-    /// `CARGO_PKG_VERSION` of the rank program; told to people when versions differ.
-    pub build: String,
     /// Version of libmlx.
     pub mlx: String,
     /// Where this rank accepts the native group's connections.
@@ -112,6 +118,12 @@ pub struct Setup {
     pub collective_timeout_ms: u64,
     /// Bound of forming a group, in milliseconds.
     pub join_timeout_ms: u64,
+    /// Silence of the brain after which a rank takes the connection for lost, in milliseconds; 0 for
+    /// never, on the brain's own machine.
+    pub silence_timeout_ms: u64,
+    /// How long a rank that lost the brain keeps its weights and tries to reach it again, in
+    /// milliseconds; 0 ends it at once.
+    pub orphan_ms: u64,
     /// Whether steps report their kernels' times.
     pub profile: bool,
 }
@@ -121,15 +133,17 @@ pub struct Setup {
 pub struct Join {
     /// Counts up with every group.
     pub epoch: u64,
-    /// Every rank's address on the data plane, by rank.
+    /// Where the receiver of this message reaches each rank's data plane, by rank.
     pub peers: Vec<SocketAddr>,
 }
 
 /// Messages to a rank.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum ToRank {
-    /// Once, after the handshake.
+    /// Once, after the handshake. A rank that has loaded just that already says so at once.
     Setup(Setup),
+    /// Sent once a second: the brain lives and the network between us works.
+    Beat,
     /// Form a group; leave the old one.
     Join(Join),
     /// Compute. `epoch` guards against a plan that was under way when its group broke.

@@ -1,17 +1,20 @@
 //! The control connection: a reader that can end the process or break a collective at any moment,
 //! a heartbeat, and a writer that everyone shares. No MLX here.
+//!
+//! A rank that was told to outlive its connection keeps its weights when the brain is gone or the
+//! network fails, and dials again until its patience ends.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use jackalope_protocol::{
     FrameError, FromRank, Hello, Join, Phase, RankMemory, Secret, Setup, StepPlan, ToRank, frame,
-    read_preamble, write_preamble,
+    secure,
 };
 use jackalope_transport::Interrupter;
 use tracing::{debug, info};
@@ -24,6 +27,12 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// A brain that does not take our messages for this long is as good as gone.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// One attempt to reach a brain that was lost.
+const REDIAL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Pause between two of them.
+const REDIAL_PAUSE: Duration = Duration::from_millis(200);
+
 /// Messages waiting for the worker; the brain sends at most two plans ahead.
 const COMMAND_QUEUE_LEN: usize = 64;
 
@@ -32,9 +41,25 @@ const COMMAND_QUEUE_LEN: usize = 64;
 pub(crate) enum Command {
     Setup(Box<Setup>),
     Join(Join),
-    Step { epoch: u64, plan: StepPlan },
-    Leave { epoch: u64 },
+    Step {
+        epoch: u64,
+        plan: StepPlan,
+    },
+    Leave {
+        epoch: u64,
+    },
+    /// The brain is gone, for now.
+    Lost,
     Stop,
+}
+
+/// Where the brain is, and who we are to it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Brain {
+    pub(crate) addr: SocketAddr,
+    pub(crate) rank: u32,
+    pub(crate) secret: Secret,
+    pub(crate) data_addr: SocketAddr,
 }
 
 /// Breaks and watches the group of one epoch from another thread.
@@ -65,6 +90,8 @@ struct Shared {
     breaker: Option<GroupBreaker>,
     /// Groups up to this epoch shall not be formed any more.
     left_epoch: Option<u64>,
+    /// How long to go on without a brain; none before the setup says so.
+    orphan: Duration,
 }
 
 impl Shared {
@@ -77,14 +104,29 @@ impl Shared {
 /// The worker's side of the control connection.
 #[derive(Clone)]
 pub(crate) struct Control {
-    writer: Arc<Mutex<TcpStream>>,
+    /// None while the brain is gone.
+    writer: Arc<Mutex<Option<secure::Sender>>>,
     shared: Arc<Mutex<Shared>>,
 }
 
 impl Control {
-    /// Sends a message to the brain.
+    /// Sends a message to the brain. Where we outlive the connection, what cannot be sent is
+    /// dropped: a brain that comes back asks anew.
     pub(crate) fn send(&self, message: &FromRank) -> Result<(), FrameError> {
-        frame::write(&mut *lock(&self.writer), message)
+        let mut writer = lock(&self.writer);
+        let Some(sender) = &mut *writer else { return Ok(()) };
+        let Err(err) = frame::write(sender, message) else { return Ok(()) };
+        if self.orphan().is_zero() {
+            return Err(err);
+        }
+        // Wakes the reader, which dials again; an error means it is awake already.
+        let _ = sender.stream().shutdown(Shutdown::Both);
+        *writer = None;
+        Ok(())
+    }
+
+    fn orphan(&self) -> Duration {
+        lock(&self.shared).orphan
     }
 
     pub(crate) fn set_phase(&self, phase: Phase) {
@@ -136,55 +178,127 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Connects, shakes hands and starts the control and heartbeat threads.
-pub(crate) fn connect(
-    brain: SocketAddr,
-    rank: u32,
-    secret: Secret,
-    data_addr: SocketAddr,
-) -> anyhow::Result<(Control, Receiver<Command>)> {
-    let mut stream = TcpStream::connect_timeout(&brain, CONNECT_TIMEOUT)
-        .with_context(|| format!("connecting to the brain at {brain}"))?;
-    stream.set_nodelay(true)?;
-    stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
-    stream.set_read_timeout(Some(CONNECT_TIMEOUT))?;
-    write_preamble(&mut stream)?;
-    let hello = Hello {
-        secret,
-        rank,
-        pid: std::process::id(),
-        build: env!("CARGO_PKG_VERSION").to_owned(),
-        mlx: jackalope_mlx::version(),
-        data_addr,
-    };
-    frame::write(&mut stream, &hello)?;
-    read_preamble(&mut stream).context("shaking hands with the brain")?;
-    stream.set_read_timeout(None)?;
-
+pub(crate) fn connect(brain: Brain) -> anyhow::Result<(Control, Receiver<Command>)> {
+    let (sender, receiver) = dial(&brain, CONNECT_TIMEOUT)
+        .with_context(|| format!("connecting to the brain at {}", brain.addr))?;
     let shared = Shared {
         phase: Phase::Starting,
         steps_done: 0,
         memory: RankMemory::default(),
         breaker: None,
         left_epoch: None,
+        orphan: Duration::ZERO,
     };
     let control = Control {
-        writer: Arc::new(Mutex::new(stream.try_clone()?)),
+        writer: Arc::new(Mutex::new(Some(sender))),
         shared: Arc::new(Mutex::new(shared)),
     };
-    let (sender, commands) = sync_channel(COMMAND_QUEUE_LEN);
+    let (commands, received) = sync_channel(COMMAND_QUEUE_LEN);
     let reader = control.clone();
     thread::Builder::new().name("control".into()).spawn(move || {
-        read_commands(stream, &reader, &sender);
+        serve_brain(&brain, receiver, &reader, &commands);
     })?;
     let beating = control.clone();
     thread::Builder::new().name("heartbeat".into()).spawn(move || beat(&beating))?;
-    Ok((control, commands))
+    Ok((control, received))
 }
 
-fn read_commands(mut stream: TcpStream, control: &Control, commands: &SyncSender<Command>) {
+fn dial(
+    brain: &Brain,
+    timeout: Duration,
+) -> Result<(secure::Sender, secure::Receiver), FrameError> {
+    let (mut sender, receiver) = secure::dial(brain.addr, &brain.secret, timeout)?;
+    sender.stream().set_write_timeout(Some(WRITE_TIMEOUT))?;
+    let hello = Hello {
+        rank: brain.rank,
+        pid: std::process::id(),
+        mlx: jackalope_mlx::version(),
+        data_addr: brain.data_addr,
+    };
+    frame::write(&mut sender, &hello)?;
+    Ok((sender, receiver))
+}
+
+/// Reads the brain's messages, over as many connections as it takes.
+fn serve_brain(
+    brain: &Brain,
+    mut receiver: secure::Receiver,
+    control: &Control,
+    commands: &SyncSender<Command>,
+) {
+    let mut lost_at: Option<Instant> = None;
     loop {
-        let command = match frame::read(&mut stream) {
-            Ok(ToRank::Setup(setup)) => Command::Setup(Box::new(setup)),
+        let read = read_commands(&mut receiver, control, commands);
+        let Read::Lost { err, was_set_up } = read else { return };
+        *lock(&control.writer) = None;
+        let orphan = control.orphan();
+        if orphan.is_zero() {
+            match err {
+                FrameError::Closed => end_process("the brain closed the connection"),
+                err => end_process(&format!("control connection: {err}")),
+            }
+        }
+        info!(%err, "the brain is gone, the weights stay");
+        let since = if was_set_up { Instant::now() } else { lost_at.unwrap_or_else(Instant::now) };
+        lost_at = Some(since);
+        control.leave(u64::MAX);
+        if commands.try_send(Command::Lost).is_err() {
+            end_process("the worker is stuck and the brain is gone");
+        }
+        let sender;
+        (sender, receiver) = redial(brain, since + orphan);
+        lock(&control.shared).left_epoch = None;
+        *lock(&control.writer) = Some(sender);
+    }
+}
+
+/// Dials until the deadline, which ends the process.
+fn redial(brain: &Brain, deadline: Instant) -> (secure::Sender, secure::Receiver) {
+    loop {
+        thread::sleep(REDIAL_PAUSE);
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            end_process("the brain did not come back");
+        }
+        match dial(brain, left.min(REDIAL_TIMEOUT)) {
+            Ok(connection) => return connection,
+            Err(err @ (FrameError::Secret | FrameError::Version { .. })) => {
+                end_process(&format!("another brain is there: {err}"))
+            }
+            Err(err) => debug!(%err, "the brain cannot be reached"),
+        }
+    }
+}
+
+enum Read {
+    Lost {
+        err: FrameError,
+        /// Whether the brain had given us something to do.
+        was_set_up: bool,
+    },
+    /// The worker ends the process.
+    Over,
+}
+
+fn read_commands(
+    stream: &mut secure::Receiver,
+    control: &Control,
+    commands: &SyncSender<Command>,
+) -> Read {
+    let mut was_set_up = false;
+    loop {
+        let command = match frame::read(stream) {
+            Ok(ToRank::Beat) => continue,
+            Ok(ToRank::Setup(setup)) => {
+                was_set_up = true;
+                let silence = Duration::from_millis(setup.silence_timeout_ms);
+                let silence = Some(silence).filter(|silence| !silence.is_zero());
+                if let Err(err) = stream.stream().set_read_timeout(silence) {
+                    return Read::Lost { err: err.into(), was_set_up };
+                }
+                lock(&control.shared).orphan = Duration::from_millis(setup.orphan_ms);
+                Command::Setup(Box::new(setup))
+            }
             Ok(ToRank::Join(join)) => Command::Join(join),
             Ok(ToRank::Step { epoch, plan }) => Command::Step { epoch, plan },
             Ok(ToRank::Leave { epoch }) => {
@@ -195,14 +309,13 @@ fn read_commands(mut stream: TcpStream, control: &Control, commands: &SyncSender
                 control.leave(u64::MAX);
                 Command::Stop
             }
-            Err(FrameError::Closed) => end_process("the brain closed the connection"),
-            Err(err) => end_process(&format!("control connection: {err}")),
+            Err(err) => return Read::Lost { err, was_set_up },
         };
         let is_stop = matches!(command, Command::Stop);
         match commands.try_send(command) {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => end_process("the brain sends faster than allowed"),
-            Err(TrySendError::Disconnected(_)) => return,
+            Err(TrySendError::Disconnected(_)) => return Read::Over,
         }
         if is_stop {
             // The worker ends the process; should the device hold it, this does.

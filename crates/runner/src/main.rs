@@ -17,10 +17,12 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 use jackalope_protocol::Secret;
 use tracing_subscriber::EnvFilter;
+
+use crate::control::Brain;
 
 /// How long the brain may take to send the secret and to accept the connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -79,8 +81,9 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     control::end_with_standard_input();
     let listener = jackalope_transport::Listener::bind(args.data)
         .with_context(|| format!("listening for peers on {}", args.data))?;
-    let (control, commands) =
-        control::connect(args.control, args.rank, secret, listener.local_addr())?;
+    let brain =
+        Brain { addr: args.control, rank: args.rank, secret, data_addr: listener.local_addr() };
+    let (control, commands) = control::connect(brain)?;
     worker::run(&worker::Identity { rank: args.rank, secret, listener }, &control, &commands)
 }
 
@@ -88,14 +91,8 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
 fn read_secret() -> anyhow::Result<Secret> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).context("reading the secret")?;
-    let digits = line.trim().as_bytes();
-    if digits.len() != 64 {
-        bail!("expected 64 hexadecimal digits on standard input, found {} bytes", digits.len());
-    }
-    let mut secret = [0; 32];
-    for (byte, pair) in secret.iter_mut().zip(digits.chunks(2)) {
-        let pair = std::str::from_utf8(pair).context("the secret is not text")?;
-        *byte = u8::from_str_radix(pair, 16).context("the secret is not hexadecimal")?;
-    }
-    Ok(Secret(secret))
+    Secret::from_hex(&line).with_context(|| {
+        let length = line.trim().len();
+        format!("expected 64 hexadecimal digits on standard input, found {length} characters")
+    })
 }

@@ -41,6 +41,7 @@ struct Worker<'a> {
     identity: &'a Identity,
     control: &'a Control,
     setup: Setup,
+    facts: RankFacts,
     parallel: TensorParallel,
     model: Model,
     /// The group's epoch and its caches; `None` while there is no group.
@@ -70,7 +71,8 @@ pub(crate) fn run(
     };
     loop {
         match commands.recv().context("waiting for the brain")? {
-            Command::Setup(_) => bail!("a second setup"),
+            Command::Setup(setup) => worker.set_up_again(&setup)?,
+            Command::Lost => worker.forget_group(),
             Command::Join(join) => worker.join(&join)?,
             Command::Step { epoch, plan } => worker.step(epoch, &plan)?,
             Command::Leave { epoch } => worker.leave(epoch),
@@ -114,9 +116,9 @@ fn load<'a>(
     control.set_memory(rank_memory::now(0));
     control.set_phase(Phase::Waiting);
     control
-        .send(&FromRank::Loaded(facts))
+        .send(&FromRank::Loaded(facts.clone()))
         .map_err(|err| (FailureKind::Device, anyhow::Error::new(err)))?;
-    Ok(Worker { identity, control, setup, parallel, model, active: None })
+    Ok(Worker { identity, control, setup, facts, parallel, model, active: None })
 }
 
 /// This rank's place in the split, without a group for now.
@@ -193,6 +195,14 @@ fn device_name() -> &'static str {
 }
 
 impl Worker<'_> {
+    /// A brain that lost us, or a new one. What is loaded already is not loaded again.
+    fn set_up_again(&mut self, setup: &Setup) -> anyhow::Result<()> {
+        ensure!(*setup == self.setup, "the brain came back with another setup");
+        self.forget_group();
+        self.facts.free_bytes = rank_memory::free_bytes();
+        Ok(self.control.send(&FromRank::Loaded(self.facts.clone()))?)
+    }
+
     fn join(&mut self, join: &Join) -> anyhow::Result<()> {
         self.forget_group();
         self.control.set_phase(Phase::Joining);

@@ -98,8 +98,18 @@ pub(crate) enum ApiError {
     TooManyStreams { limit: usize },
     #[error("{reason}")]
     Unavailable { reason: String },
-    #[error("rank {rank} failed while {phase}: {message}{}", last_words_line(last_words))]
-    RankFailed { rank: usize, phase: &'static str, message: String, last_words: String },
+    #[error(
+        "rank {rank}{} failed while {phase}: {message}{}",
+        host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default(),
+        last_words_line(last_words)
+    )]
+    RankFailed {
+        rank: usize,
+        host: Option<String>,
+        phase: &'static str,
+        message: String,
+        last_words: String,
+    },
     #[error("{}", Event::NOT_A_NUMBER)]
     NotANumber,
     #[error("the server is shutting down")]
@@ -225,9 +235,11 @@ impl ApiError {
 
     /// What the engine says about a request that it gave up.
     pub(crate) fn from_failure(failure: Failure) -> ApiError {
-        let Failure { rank, phase, message, last_words } = failure;
+        let Failure { rank, host, phase, message, last_words } = failure;
         match rank {
-            Some(rank) => ApiError::RankFailed { rank, phase: phase.name(), message, last_words },
+            Some(rank) => {
+                ApiError::RankFailed { rank, host, phase: phase.name(), message, last_words }
+            }
             None => ApiError::Unavailable { reason: message },
         }
     }

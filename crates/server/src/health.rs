@@ -104,6 +104,7 @@ fn rank_json(rank: usize, status: &RankStatus, now: Instant) -> Value {
     let silent_ms = status.heard_at.map(|at| now.duration_since(at).as_millis() as u64);
     json!({
         "rank": rank,
+        "host": Some(&status.host).filter(|host| !host.is_empty()),
         "pid": status.pid,
         "phase": status.phase,
         "loaded_bytes": loaded,

@@ -26,7 +26,11 @@ impl Server {
         let mut words: Vec<OsString> = vec!["serve".into(), "--model".into(), model.into()];
         words.extend(["--port", "0", "--json"].map(OsString::from));
         words.extend(args.split_whitespace().map(OsString::from));
-        let mut program = Program::start(&words, "");
+        Server::of(Program::start(&words, ""))
+    }
+
+    /// A `serve --json` that was just started.
+    pub(crate) fn of(mut program: Program) -> Server {
         let announced: Value = serde_json::from_str(&program.line()).unwrap();
         assert_eq!(announced["event"], "ready", "{announced}");
         let url = announced["url"].as_str().unwrap().to_owned();

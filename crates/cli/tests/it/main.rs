@@ -6,11 +6,15 @@
 mod checkpoint;
 mod commands;
 mod endings;
+mod hosts;
 mod http;
+mod hub;
 mod machines;
 #[cfg(target_os = "linux")]
 mod memory;
 mod metamorphic;
+mod plan;
 mod program;
+mod pull;
 mod recovery;
 mod refusals;

@@ -60,11 +60,16 @@ impl Program {
         env: &[(&str, &str)],
     ) -> Program {
         #[expect(clippy::disallowed_methods, reason = "tests watch the processes from outside")]
-        let mut child = Command::new(env!("CARGO_BIN_EXE_jackalope"))
-            .args(args)
+        let mut command = Command::new(env!("CARGO_BIN_EXE_jackalope"));
+        command.args(args).envs(env.iter().copied());
+        Program::start_command(command, input)
+    }
+
+    /// Starts any command as [`Program::start`] does.
+    pub(crate) fn start_command(mut command: Command, input: &str) -> Program {
+        let mut child = command
             .env_remove("RUST_LOG")
             .env_remove("JACKALOPE_CPU")
-            .envs(env.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

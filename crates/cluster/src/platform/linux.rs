@@ -9,6 +9,22 @@ use crate::facts::NodeFacts;
 use crate::probe::{Sections, facts_here};
 use crate::report::NodeReport;
 
+/// When a process began, in ticks since the system did, if it runs.
+pub fn process_began(pid: u32) -> Option<String> {
+    parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Reads `/proc/PID/stat`: field 22. One that has ended and is not yet buried is another than any.
+fn parse_stat(text: &str) -> Option<String> {
+    // The name of the program, in parentheses, may hold anything.
+    let (_, fields) = text.rsplit_once(')')?;
+    let mut fields = fields.split_whitespace();
+    match fields.next()? {
+        "Z" | "X" => Some("ended".to_owned()),
+        _ => fields.nth(18).map(str::to_owned),
+    }
+}
+
 /// This machine's memory, if `/proc` tells.
 pub fn memory() -> Option<MachineMemory> {
     parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
@@ -95,6 +111,14 @@ fn parse_cpuinfo(text: &str) -> (String, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_tells_when_it_began() {
+        let stat = "12 (a ) b) S 1 12 12 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4711 9 8 7";
+        assert_eq!(parse_stat(stat).as_deref(), Some("4711"));
+        assert_eq!(parse_stat(&stat.replace(") S", ") Z")).as_deref(), Some("ended"));
+        assert_eq!(parse_stat("nonsense"), None);
+    }
 
     #[test]
     fn meminfo_is_read() {

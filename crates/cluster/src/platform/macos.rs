@@ -16,6 +16,13 @@ use crate::report::{MacReport, NodeReport, Version};
 
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// When a process began, as `ps` prints it, if it runs.
+pub fn process_began(pid: u32) -> Option<String> {
+    let args = ["-o", "lstart=", "-p", &pid.to_string()];
+    let printed = output_of("ps", &args, COMMAND_TIMEOUT).ok()?;
+    Some(printed.trim().to_owned()).filter(|began| !began.is_empty())
+}
+
 /// This machine's memory, if the commands tell. The GPU may wire at most `iogpu.wired_limit_mb`
 /// of it, or about three quarters where that is 0 (Apple's default).
 pub fn memory() -> Option<MachineMemory> {

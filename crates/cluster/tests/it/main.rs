@@ -1,4 +1,8 @@
-//! Processes, with the system's own programs.
+//! Processes and agents, with the system's own programs.
+
+#![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+mod agents;
 
 use std::ffi::OsString;
 use std::io::Read;

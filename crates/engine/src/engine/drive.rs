@@ -43,6 +43,8 @@ pub(super) struct Driver<G: RankGroup> {
     is_standing: bool,
     /// Recent failures, oldest first, each with the ranks that were lost in it.
     failures: VecDeque<(Instant, Vec<Option<usize>>)>,
+    /// While ranks are brought up: when one of them last came further.
+    moved_at: Option<Instant>,
     /// While failed: when to try again, and how long to pause after that.
     retry_at: Option<Instant>,
     pause: Duration,
@@ -62,7 +64,7 @@ impl<G: RankGroup> Driver<G> {
         let status = Status {
             state: EngineState::Starting,
             limits: None,
-            ranks: (0..group.num_ranks()).map(|_| RankStatus::new()).collect(),
+            ranks: group.hosts().into_iter().map(RankStatus::new).collect(),
             queued: 0,
             queue_max: config.queue_max as usize,
             running: 0,
@@ -83,6 +85,7 @@ impl<G: RankGroup> Driver<G> {
             streams: HashMap::new(),
             is_standing: false,
             failures: VecDeque::new(),
+            moved_at: None,
             retry_at: None,
             sent: VecDeque::new(),
             answered_at: None,
@@ -99,6 +102,7 @@ impl<G: RankGroup> Driver<G> {
         inbox: &Receiver<Message<G::Report>>,
         reports: Sender<Message<G::Report>>,
     ) -> Result<(), EngineError> {
+        self.moved_at = Some(Instant::now());
         self.group.start(Reporter::new(reports), Instant::now());
         loop {
             while let Ok(message) = inbox.try_recv() {
@@ -107,7 +111,7 @@ impl<G: RankGroup> Driver<G> {
                 }
             }
             // However many messages come, deadlines are kept.
-            self.pass_deadlines();
+            self.pass_deadlines()?;
             let has_moved = self.advance()?;
             if has_moved {
                 continue;
@@ -122,7 +126,8 @@ impl<G: RankGroup> Driver<G> {
 
     /// Sleeps until there is a message; none if a deadline comes first.
     fn wait(&self, inbox: &Receiver<Message<G::Report>>) -> Option<Message<G::Report>> {
-        let deadline = self.group.deadline().into_iter().chain(self.retry_at).min();
+        let deadlines = self.group.deadline().into_iter().chain(self.retry_at);
+        let deadline = deadlines.chain(self.standstill_at()).min();
         let received = match deadline {
             Some(deadline) => {
                 inbox.recv_timeout(deadline.saturating_duration_since(Instant::now()))
@@ -136,7 +141,12 @@ impl<G: RankGroup> Driver<G> {
         }
     }
 
-    fn pass_deadlines(&mut self) {
+    /// When bringing up ranks has stood still for too long.
+    fn standstill_at(&self) -> Option<Instant> {
+        Some(self.moved_at? + self.config.retry.standstill_max)
+    }
+
+    fn pass_deadlines(&mut self) -> Result<(), EngineError> {
         let now = Instant::now();
         if self.group.deadline().is_some_and(|deadline| deadline <= now) {
             self.group.tick(now);
@@ -144,8 +154,35 @@ impl<G: RankGroup> Driver<G> {
         if self.retry_at.is_some_and(|retry_at| retry_at <= now) {
             self.retry_at = None;
             info!("starting every rank anew");
+            self.moved_at = Some(now);
             self.group.restart(now);
         }
+        if self.standstill_at().is_some_and(|standstill_at| standstill_at <= now) {
+            self.moved_at = None;
+            self.stand_still(now)?;
+        }
+        Ok(())
+    }
+
+    /// Nobody waits for ever. The ranks may still come up.
+    fn stand_still(&mut self, now: Instant) -> Result<(), EngineError> {
+        let last = match &self.status.borrow().state {
+            EngineState::Recovering { failure, .. } => Some(failure.clone()),
+            _ => None,
+        };
+        let failure = self.group.trouble().or(last).unwrap_or_else(|| Failure {
+            rank: None,
+            host: None,
+            phase: Phase::Starting,
+            message: format!("no rank came further for {:?}", self.config.retry.standstill_max),
+            last_words: String::new(),
+        });
+        if self.scheduler.is_none() {
+            self.group.stop();
+            return Err(EngineError::Start(failure));
+        }
+        self.fail(failure, now);
+        Ok(())
     }
 
     fn take(&mut self, message: Message<G::Report>) -> Flow {
@@ -160,6 +197,7 @@ impl<G: RankGroup> Driver<G> {
                 self.status.send_modify(|status| status.state = EngineState::Stopping);
                 self.fail_all(&Failure {
                     rank: None,
+                    host: None,
                     phase: Phase::Waiting,
                     message: "the server is stopping".to_owned(),
                     last_words: String::new(),
@@ -201,6 +239,11 @@ impl<G: RankGroup> Driver<G> {
             return self.fail_all(&failure);
         }
         let scheduler = self.scheduler.as_mut().expect("handles refuse requests before that");
+        if !scheduler.could_hold(&request) {
+            // Accepted a moment ago, when the ranks had more memory.
+            let failure = too_little_memory(self.status.borrow().kv.capacity_tokens);
+            return self.fail_one(id, &failure);
+        }
         scheduler.submit(id, request);
         self.publish();
     }
@@ -241,11 +284,15 @@ impl<G: RankGroup> Driver<G> {
     fn on_event(&mut self, event: GroupEvent) -> Result<(), EngineError> {
         let now = Instant::now();
         match event {
-            GroupEvent::Phase { rank, phase, loaded_bytes, pid } => self.modify(|status| {
-                let rank = &mut status.ranks[rank];
-                (rank.phase, rank.loaded_bytes, rank.pid) = (phase, loaded_bytes, pid);
-                rank.heard_at = Some(now);
-            }),
+            GroupEvent::Phase { rank, phase, loaded_bytes, pid } => {
+                self.moved_at = self.moved_at.map(|_| now);
+                self.modify(|status| {
+                    let rank = &mut status.ranks[rank];
+                    (rank.phase, rank.loaded_bytes, rank.pid) = (phase, loaded_bytes, pid);
+                    rank.heard_at = Some(now);
+                });
+            }
+            GroupEvent::Reseated { hosts } => self.on_reseated(hosts, now),
             GroupEvent::Heartbeat { rank, phase, memory, .. } => self.modify(|status| {
                 let rank = &mut status.ranks[rank];
                 (rank.phase, rank.memory, rank.heard_at) = (phase, memory, Some(now));
@@ -263,21 +310,71 @@ impl<G: RankGroup> Driver<G> {
         Ok(())
     }
 
+    /// What the earlier ranks computed is lost, as if they had died, but nobody failed.
+    fn on_reseated(&mut self, hosts: Vec<String>, now: Instant) {
+        self.sent.clear();
+        self.answered_at = None;
+        self.is_standing = false;
+        self.facts.clear();
+        self.moved_at = Some(now);
+        if let Some(scheduler) = &mut self.scheduler {
+            scheduler.ranks_restarted();
+        }
+        let message = format!("the cluster is planned anew for {} ranks", hosts.len());
+        self.status.send_modify(|status| {
+            status.ranks = hosts.into_iter().map(RankStatus::new).collect();
+            if let EngineState::Ready = status.state {
+                let phase = Phase::Starting;
+                let last_words = String::new();
+                let failure = Failure { rank: None, host: None, phase, message, last_words };
+                status.state = EngineState::Recovering { since: now, failure };
+            }
+        });
+    }
+
+    /// After a change of ranks the memory is another.
+    fn on_new_ranks(&mut self, facts: &[RankFacts], now: Instant) -> Result<(), EngineError> {
+        let granules = match capacity::granules(&self.config, facts) {
+            Ok(granules) => granules,
+            Err(err) => {
+                let message = err.to_string();
+                let (phase, last_words) = (Phase::Loading, String::new());
+                let failure = Failure { rank: None, host: None, phase, message, last_words };
+                return self.on_lost(failure, true, now);
+            }
+        };
+        let scheduler = self.scheduler.as_mut().expect("there were ranks before");
+        let lost = scheduler.set_capacity(granules as usize);
+        let kv = capacity::kv_status(facts, granules);
+        let failure = too_little_memory(kv.capacity_tokens);
+        self.tell_events();
+        for id in lost {
+            self.fail_one(id, &failure);
+        }
+        self.modify(|status| status.kv = kv);
+        Ok(())
+    }
+
     fn on_ready(&mut self, epoch: u64, facts: Vec<RankFacts>) -> Result<(), EngineError> {
+        let now = Instant::now();
         if self.scheduler.is_none() {
             self.open_for_requests(&facts)?;
+        } else if self.facts.is_empty() {
+            self.on_new_ranks(&facts, now)?;
+            self.count(|counters| counters.recoveries += 1);
         } else if let Some(rank) =
             (0..facts.len()).find(|rank| !is_same_shard(&facts[*rank], &self.facts[*rank]))
         {
             let failure = Failure {
                 rank: Some(rank),
+                host: None,
                 phase: Phase::Loading,
                 message: "it came back with another shard than before\n\
                           hint: the checkpoint was changed; restart jackalope"
                     .to_owned(),
                 last_words: String::new(),
             };
-            return self.on_lost(failure, true, Instant::now());
+            return self.on_lost(failure, true, now);
         } else {
             self.count(|counters| counters.recoveries += 1);
         }
@@ -287,6 +384,7 @@ impl<G: RankGroup> Driver<G> {
         }
         self.pause = self.config.retry.pause_first;
         self.is_standing = true;
+        self.moved_at = None;
         self.status.send_modify(|status| {
             status.state = EngineState::Ready;
             for (rank, facts) in status.ranks.iter_mut().zip(&facts) {
@@ -326,6 +424,7 @@ impl<G: RankGroup> Driver<G> {
         if let Err(mismatch) = scheduler.commit(output) {
             let failure = Failure {
                 rank: Some(0),
+                host: None,
                 phase: Phase::Computing,
                 message: format!("the answer is not the one to the plan: {mismatch}"),
                 last_words: String::new(),
@@ -359,6 +458,7 @@ impl<G: RankGroup> Driver<G> {
         self.answered_at = None;
         self.note_failure(failure.rank, now);
         self.is_standing = false;
+        self.moved_at = self.moved_at.or(Some(now));
         let is_too_often = self.config.retry.failures_max as usize <= self.failures.len();
 
         let Some(scheduler) = &mut self.scheduler else {
@@ -401,9 +501,15 @@ impl<G: RankGroup> Driver<G> {
     /// Ends every request; the ranks are tried again after a pause.
     fn give_up(&mut self, failure: Failure, now: Instant) {
         let retry_s = self.pause.as_secs_f32();
-        error!(rank = failure.rank, %failure, retry_s, "ranks lost too often");
+        error!(rank = failure.rank, retry_s, "ranks lost too often");
         self.retry_at = Some(now + self.pause);
         self.pause = (self.pause * 2).min(self.config.retry.pause_max);
+        self.fail(failure, now);
+    }
+
+    /// Ends every request, and refuses new ones until the ranks are ready.
+    fn fail(&mut self, failure: Failure, now: Instant) {
+        error!(rank = failure.rank, %failure, "requests end");
         let told = failure.clone();
         // First the state, so that whoever hears of the failure and tries again is refused.
         self.status.send_modify(|status| {
@@ -427,15 +533,22 @@ impl<G: RankGroup> Driver<G> {
     fn fail_all(&mut self, failure: &Failure) {
         // Whatever was told before the failure comes first.
         self.tell_events();
-        for (_, stream) in self.streams.drain() {
-            // A caller that has left does not mind.
-            self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
-            self.status.send_if_modified(|status| {
-                status.counters.failed += 1;
-                false
-            });
-            let _ = stream.try_send(Event::Failed(failure.clone()));
+        for (_, stream) in std::mem::take(&mut self.streams) {
+            self.tell_failure(&stream, failure);
         }
+    }
+
+    fn fail_one(&mut self, id: RequestId, failure: &Failure) {
+        if let Some(stream) = self.streams.remove(&id) {
+            self.tell_failure(&stream, failure);
+        }
+    }
+
+    fn tell_failure(&self, stream: &mpsc::Sender<Event>, failure: &Failure) {
+        self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
+        self.count(|counters| counters.failed += 1);
+        // A caller that has left does not mind.
+        let _ = stream.try_send(Event::Failed(failure.clone()));
     }
 
     fn tell_events(&mut self) {
@@ -493,6 +606,21 @@ impl<G: RankGroup> Drop for Driver<G> {
     /// However the thread ends, nobody goes on believing that requests are computed.
     fn drop(&mut self) {
         self.status.send_modify(|status| status.state = EngineState::Stopping);
+    }
+}
+
+/// What a request hears that fitted before machines left.
+fn too_little_memory(capacity_tokens: u64) -> Failure {
+    Failure {
+        rank: None,
+        host: None,
+        phase: Phase::Loading,
+        message: format!(
+            "the machines that are left have memory for {capacity_tokens} tokens, which is too \
+             little for this request\n\
+             hint: ask for fewer tokens, or try again when all machines are back"
+        ),
+        last_words: String::new(),
     }
 }
 

@@ -1,13 +1,12 @@
 //! Lets ranks in and keeps strangers out.
 
-use std::io::{self, Read};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use jackalope_protocol::{FrameError, Hello, Secret, frame, read_preamble, write_preamble};
+use jackalope_protocol::{FrameError, Hello, Secret, frame, secure};
 
 use super::{LinkReport, Report};
 use crate::Reporter;
@@ -23,7 +22,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub(super) hello: Hello,
-    pub(super) stream: TcpStream,
+    pub(super) sender: secure::Sender,
+    pub(super) receiver: secure::Receiver,
 }
 
 /// The thread that accepts connections. Ends when dropped.
@@ -47,7 +47,7 @@ impl Acceptor {
             .name("ranks".to_owned())
             .spawn(move || accept_all(&listener, secret, &reporter, &told))
             .expect("a process that just started can start a thread");
-        Acceptor { addr, is_over, thread: Some(thread) }
+        Acceptor { addr: reached_at(addr), is_over, thread: Some(thread) }
     }
 }
 
@@ -85,9 +85,9 @@ fn accept_all(
         let (reporter, num_handshakes) = (reporter.clone(), Arc::clone(&num_handshakes));
         // Not joined: it ends by its deadline, and holds nothing that outlives the report.
         let handshake = move || {
-            let report = match shake_hands(stream, secret) {
+            let report = match shake_hands(stream, &secret) {
                 Ok(arrival) => Report::Arrived(arrival),
-                Err(reason) => Report::Refused { reason },
+                Err(err) => Report::Refused { reason: err.to_string() },
             };
             num_handshakes.fetch_sub(1, Ordering::SeqCst);
             reporter.report(LinkReport(report));
@@ -98,39 +98,20 @@ fn accept_all(
     }
 }
 
-fn shake_hands(stream: TcpStream, secret: Secret) -> Result<Arrival, String> {
-    let hello = greet(&stream).map_err(|err| err.to_string())?;
-    if !hello.secret.matches(&secret) {
-        return Err(format!("wrong secret from a process that claims to be rank {}", hello.rank));
-    }
-    stream.set_read_timeout(None).map_err(|err| err.to_string())?;
-    Ok(Arrival { hello, stream })
+fn shake_hands(stream: TcpStream, secret: &Secret) -> Result<Arrival, FrameError> {
+    let (sender, mut receiver) = secure::accept(stream, secret, HANDSHAKE)?;
+    receiver.stream().set_read_timeout(Some(HANDSHAKE))?;
+    let hello = frame::read(&mut receiver)?;
+    receiver.stream().set_read_timeout(None)?;
+    Ok(Arrival { hello, sender, receiver })
 }
 
-fn greet(stream: &TcpStream) -> Result<Hello, FrameError> {
-    stream.set_nodelay(true)?;
-    stream.set_write_timeout(Some(HANDSHAKE))?;
-    let mut writer = stream;
-    write_preamble(&mut writer)?;
-    let mut reader = UntilDeadline { stream, deadline: Instant::now() + HANDSHAKE };
-    read_preamble(&mut reader)?;
-    frame::read(&mut reader)
-}
-
-/// Bounds all reads together, so that a byte now and then does not hold a handshake open.
-struct UntilDeadline<'a> {
-    stream: &'a TcpStream,
-    deadline: Instant,
-}
-
-impl Read for UntilDeadline<'_> {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::Error::from(io::ErrorKind::TimedOut));
-        }
-        self.stream.set_read_timeout(Some(left))?;
-        let mut stream = self.stream;
-        stream.read(bytes)
-    }
+/// Where this machine reaches a listener of its own.
+fn reached_at(addr: SocketAddr) -> SocketAddr {
+    let ip = match addr.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, addr.port())
 }

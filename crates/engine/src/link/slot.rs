@@ -1,11 +1,11 @@
 //! One rank as the link sees it: a process, a connection, and what is expected next.
 
-use std::io::{BufReader, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::io::Write;
+use std::net::{Shutdown, SocketAddr};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use jackalope_protocol::{FrameError, FromRank, Hello, RankFacts, frame};
+use jackalope_protocol::{FrameError, FromRank, Hello, RankFacts, frame, secure};
 
 use super::accept::Arrival;
 use super::{LinkReport, RankProcess, Report};
@@ -40,6 +40,8 @@ pub(super) struct Slot {
     pub(super) entered_at: Instant,
     pub(super) num_launches: u64,
     pub(super) data_addr: Option<SocketAddr>,
+    /// Version of its libmlx.
+    pub(super) mlx: Option<String>,
     pub(super) facts: Option<RankFacts>,
     /// When it last sent anything.
     pub(super) heard_at: Instant,
@@ -55,7 +57,7 @@ pub(super) struct Slot {
 
 struct Connection {
     id: u64,
-    stream: TcpStream,
+    sender: secure::Sender,
     reader: Option<JoinHandle<()>>,
 }
 
@@ -66,6 +68,7 @@ impl Slot {
             entered_at: now,
             num_launches: 0,
             data_addr: None,
+            mlx: None,
             facts: None,
             heard_at: now,
             steps_done: 0,
@@ -113,25 +116,47 @@ impl Slot {
         (id, reporter): (u64, Reporter<LinkReport>),
         write_timeout: Duration,
     ) -> Result<(), FrameError> {
-        let Arrival { hello, stream } = arrival;
-        stream.set_write_timeout(Some(write_timeout))?;
-        let read_half = stream.try_clone()?;
+        let Arrival { hello, sender, receiver } = arrival;
+        sender.stream().set_write_timeout(Some(write_timeout))?;
         let reader = std::thread::Builder::new()
             .name(format!("rank {rank}"))
-            .spawn(move || read_all(rank, id, read_half, &reporter))?;
+            .spawn(move || read_all(rank, id, receiver, &reporter))?;
         self.data_addr = Some(hello.data_addr);
+        self.mlx = Some(hello.mlx);
         self.heard_at = Instant::now();
-        self.connection = Some(Connection { id, stream, reader: Some(reader) });
+        self.connection = Some(Connection { id, sender, reader: Some(reader) });
         Ok(())
     }
 
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), FrameError> {
         let connection = self.connection.as_mut().ok_or(FrameError::Closed)?;
-        Ok(connection.stream.write_all(bytes)?)
+        Ok(connection.sender.write_all(bytes)?)
     }
 
     pub(super) fn has_exited(&mut self) -> bool {
         self.process.as_mut().is_some_and(|process| process.try_wait().is_some())
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// Whether its process may come back on a new connection: it is not known to have ended within
+    /// `grace`.
+    pub(super) fn may_return(&mut self, grace: Duration) -> bool {
+        let Some(process) = &mut self.process else { return false };
+        wait_for_exit(process.as_mut(), grace).is_none()
+    }
+
+    /// Why nobody can say how its process is, if so.
+    pub(super) fn trouble(&self) -> Option<String> {
+        self.process.as_ref().and_then(|process| process.trouble())
+    }
+
+    /// Gives up the connection, not the process.
+    pub(super) fn detach(&mut self, now: Instant) {
+        self.connection = None;
+        self.enter(State::Launched, now);
     }
 
     /// Waits at most `grace` for the process to end by itself, then kills it. Says how it ended by
@@ -169,15 +194,19 @@ fn wait_for_exit(process: &mut dyn RankProcess, grace: Duration) -> Option<Strin
 impl Drop for Connection {
     fn drop(&mut self) {
         // Wakes the reader; an error means it is awake already.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        let _ = self.sender.stream().shutdown(Shutdown::Both);
         if let Some(reader) = self.reader.take() {
             let _ = reader.join();
         }
     }
 }
 
-fn read_all(rank: usize, connection: u64, stream: TcpStream, reporter: &Reporter<LinkReport>) {
-    let mut stream = BufReader::new(stream);
+fn read_all(
+    rank: usize,
+    connection: u64,
+    mut stream: secure::Receiver,
+    reporter: &Reporter<LinkReport>,
+) {
     loop {
         let report = match frame::read::<FromRank>(&mut stream) {
             Ok(message) => Report::Message { rank, connection, message },

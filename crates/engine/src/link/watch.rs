@@ -3,12 +3,18 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::slot::State;
-use super::{Link, SentStep};
+use jackalope_protocol::ToRank;
+
+use super::slot::{Slot, State};
+use super::{Link, SentStep, Stage};
+use crate::RankGroup;
 
 /// How often a process that has not connected yet is asked whether it still runs. Later its socket
 /// tells.
 const LAUNCH_POLL: Duration = Duration::from_millis(50);
+
+/// How often the launcher is asked whether machines have come or gone.
+const RESEAT_POLL: Duration = Duration::from_millis(500);
 
 /// A rank that had waited for its peers for one part in so many of the time that has run out did not
 /// hold up the others. Heartbeats are a second apart, so the last may be from well before the end.
@@ -18,14 +24,27 @@ impl Link {
     /// Ends what has passed its deadline.
     pub(super) fn look_after(&mut self, now: Instant) {
         self.looked_at = now;
+        if self.beat_at + self.config.timeouts.beat <= now {
+            self.beat(now);
+        }
+        if self.launcher.is_elastic()
+            && self.stage != Stage::Down
+            && let Some(seats) = self.launcher.reseat()
+        {
+            self.reseat(seats, now);
+            return self.recover(now);
+        }
         if self.broken.as_ref().is_some_and(|(_, until)| *until <= now) {
             let (failure, _) = self.broken.take().expect("it was just seen");
             self.lose(failure, false);
         }
         for rank in 0..self.slots.len() {
-            if let State::Launched = self.slots[rank].state
-                && self.slots[rank].has_exited()
-            {
+            let slot = &mut self.slots[rank];
+            let State::Launched = slot.state else { continue };
+            if slot.trouble().is_some() {
+                // Its time begins when its machine is there again.
+                slot.entered_at = now;
+            } else if slot.has_exited() {
                 self.rank_died(rank, "the process ended", now);
             }
         }
@@ -41,7 +60,20 @@ impl Link {
                 let reason = format!("its peers wait for it: of rank {rank}, {wait}");
                 self.rank_died(culprit, &reason, now);
             }
+            None if matches!(wait.reason, Reason::Life) && self.slots[rank].trouble().is_some() => {
+                self.connection_lost(rank, &wait.to_string(), now);
+            }
             None => self.rank_died(rank, &wait.to_string(), now),
+        }
+    }
+
+    /// Tells all ranks that we live. Who cannot be told is noticed by what it does not send.
+    fn beat(&mut self, now: Instant) {
+        self.beat_at = now;
+        for rank in 0..self.slots.len() {
+            if self.slots[rank].is_connected() {
+                self.write(rank, &ToRank::Beat, now);
+            }
         }
     }
 
@@ -68,7 +100,10 @@ impl Link {
         let is_launched = self.slots.iter().any(|slot| matches!(slot.state, State::Launched));
         let poll = is_launched.then(|| self.looked_at + LAUNCH_POLL);
         let broken = self.broken.as_ref().map(|(_, until)| *until);
-        ranks.chain(poll).chain(broken).min()
+        let is_anyone_there = self.slots.iter().any(Slot::is_connected);
+        let beat = is_anyone_there.then(|| self.beat_at + self.config.timeouts.beat);
+        let reseat = self.launcher.is_elastic().then(|| self.looked_at + RESEAT_POLL);
+        ranks.chain(poll).chain(broken).chain(beat).chain(reseat).min()
     }
 
     /// What a rank is waited for, if it is; the wait that ends first.
@@ -86,7 +121,7 @@ impl Link {
             }
             State::Loaded => None,
             State::Joining => {
-                let join = Duration::from_millis(self.config.setup.join_timeout_ms);
+                let join = Duration::from_millis(self.config.seats[rank].setup.join_timeout_ms);
                 wait(Reason::Join, slot.entered_at, join + timeouts.join_margin)
             }
             State::Standing => {

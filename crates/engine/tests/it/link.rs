@@ -5,14 +5,14 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jackalope_engine::link::{Link, LinkConfig, LinkTimeouts};
+use jackalope_engine::link::{Link, LinkConfig, LinkTimeouts, Seat};
 use jackalope_engine::testing::pseudo_model;
 use jackalope_engine::{
     Engine, EngineConfig, EngineError, EngineHandle, EngineState, EngineThread, Event, Failure,
     Generation, Request, RequestOptions, RetryPolicy, SamplingOptions, SubmitError,
 };
 use jackalope_protocol::{
-    Backend, Device, Hello, Phase, Secret, Setup, TokenId, frame, write_preamble,
+    Backend, Device, FrameError, Hello, Phase, Secret, Setup, ToRank, TokenId, frame, secure,
 };
 
 use crate::engine::{LONG, read_all};
@@ -48,8 +48,9 @@ impl Case {
         let config = LinkConfig {
             listen: "127.0.0.1:0".parse().unwrap(),
             secret: SECRET,
-            setup: setup(self.backend),
+            seats: Seat::local(&setup(self.backend)),
             timeouts: self.timeouts,
+            first_epoch: 0,
         };
         let link = Link::bind(config, Box::new(launcher)).unwrap();
         let control_addr = link.control_addr();
@@ -77,6 +78,8 @@ fn setup(backend: Backend) -> Setup {
         checksums: false,
         collective_timeout_ms: 1000,
         join_timeout_ms: 1000,
+        silence_timeout_ms: 10_000,
+        orphan_ms: 0,
         profile: false,
     }
 }
@@ -156,30 +159,22 @@ fn strangers_are_dropped() {
     let connect = || TcpStream::connect(fixture.control_addr).unwrap();
     let mut browser = connect();
     browser.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-    let mut thief = connect();
-    write_preamble(&mut thief).unwrap();
-    let hello = Hello {
-        secret: Secret([1; 32]),
-        rank: 1,
-        pid: 2000,
-        build: String::new(),
-        mlx: String::new(),
-        data_addr: fixture.control_addr,
-    };
-    frame::write(&mut thief, &hello).unwrap();
-    let mut ghost = connect();
-    write_preamble(&mut ghost).unwrap();
+    let thief = secure::dial(fixture.control_addr, &Secret([1; 32]), LONG);
+    assert!(matches!(thief, Err(FrameError::Secret)), "{thief:?}");
     // Knows the secret, but is no process that was started.
-    frame::write(&mut ghost, &Hello { secret: SECRET, pid: 7, ..hello }).unwrap();
+    let (mut ghost, mut heard) = secure::dial(fixture.control_addr, &SECRET, LONG).unwrap();
+    let mlx = String::new();
+    let hello = Hello { rank: 1, pid: 7, mlx, data_addr: fixture.control_addr };
+    frame::write(&mut ghost, &hello).unwrap();
     let _silent = connect();
-    for mut stranger in [browser, thief, ghost] {
-        // Nothing is told to them beyond who we are.
-        let mut heard = Vec::new();
-        stranger.set_read_timeout(Some(LONG)).unwrap();
-        match stranger.read_to_end(&mut heard) {
-            Ok(_) => assert_eq!(heard.len(), 6, "{heard:?}"),
-            Err(err) => assert_eq!(err.kind(), ErrorKind::ConnectionReset),
-        }
+    heard.stream().set_read_timeout(Some(LONG)).unwrap();
+    assert!(frame::read::<ToRank>(&mut heard).is_err());
+    // Nothing is told to a stranger beyond who we are.
+    let mut bytes = Vec::new();
+    browser.set_read_timeout(Some(LONG)).unwrap();
+    match browser.read_to_end(&mut bytes) {
+        Ok(_) => assert!(bytes.starts_with(b"JKLP") && bytes.len() < 20, "{bytes:?}"),
+        Err(err) => assert_eq!(err.kind(), ErrorKind::ConnectionReset),
     }
 
     assert!(fixture.handle.started_blocking(LONG));
@@ -395,13 +390,22 @@ fn a_rank_that_does_not_come_up_is_told_with_its_phase_and_time() {
 #[test]
 fn another_version_is_told() {
     let failure = retried(Fault::OtherVersion, |_| {});
-    assert!(failure.message.contains("theirs is 65535\nhint:"), "{failure}");
+    let expected = "theirs is 9.9.9 (protocol 65535)\nhint:";
+    assert!(failure.message.contains(expected), "{failure}");
+}
+
+#[test]
+fn another_libmlx_is_told_with_both_versions_and_is_not_tried_again() {
+    let (failure, log) = check_start(Fault::OtherMlx, |_| {});
+    assert!(failure.message.starts_with("libmlx versions differ: rank "), "{failure}");
+    assert!(failure.message.contains("has 0.1") && failure.message.contains("has 0.2"));
+    assert!(log.count(1, "launch") <= 1);
 }
 
 #[test]
 fn a_wrong_secret_is_told() {
     let failure = retried(Fault::WrongSecret, |_| {});
-    assert!(failure.message.contains("wrong secret"), "{failure}");
+    assert!(failure.message.contains("holds another secret of the cluster"), "{failure}");
 }
 
 #[test]

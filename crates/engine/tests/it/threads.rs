@@ -2,6 +2,7 @@
 //! every step as a collective does, and misbehave as told.
 
 use std::collections::HashMap;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
@@ -11,10 +12,11 @@ use jackalope_engine::link::{LaunchError, LaunchOrder, Launcher, RankProcess};
 use jackalope_engine::testing::{FakeCaches, fake_facts, pseudo_model};
 use jackalope_protocol::{
     FailureKind, FrameError, FromRank, Hello, Phase, RankFailure, RankMemory, Secret, StepPlan,
-    StepTimings, ToRank, frame, read_preamble, write_preamble,
+    StepTimings, ToRank, frame, secure,
 };
 
 pub(crate) const VOCAB_SIZE: u32 = 1000;
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What a rank does wrong.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +28,8 @@ pub(crate) enum Fault {
     ExitsAtOnce,
     NeverConnects,
     OtherVersion,
+    /// Has another libmlx than the other rank.
+    OtherMlx,
     /// Proves itself with another secret, and then ends.
     WrongSecret,
     /// Finds the checkpoint unusable.
@@ -208,32 +212,30 @@ impl Rank {
     }
 
     fn talk(&self) -> Result<(), FrameError> {
-        let mut stream = TcpStream::connect(self.order.control_addr)?;
-        *self.shared.stream.lock().unwrap() = Some(stream.try_clone()?);
         if self.fault == Fault::OtherVersion {
-            std::io::Write::write_all(&mut stream, b"JKLP\xff\xff")?;
-            read_preamble(&mut stream)?;
-            let refused: Result<ToRank, FrameError> = frame::read(&mut stream);
-            return refused.map(|_| ());
+            let mut stream = TcpStream::connect(self.order.control_addr)?;
+            stream.write_all(b"JKLP\xff\xff\x059.9.9")?;
+            stream.read_to_end(&mut Vec::new())?;
+            return Err(FrameError::Closed);
         }
-        write_preamble(&mut stream)?;
-        read_preamble(&mut stream)?;
         let is_wrong = self.fault == Fault::WrongSecret;
+        let secret = if is_wrong { Secret([0; 32]) } else { self.order.secret };
+        let (mut sender, receiver) = secure::dial(self.order.control_addr, &secret, PATIENCE)?;
+        *self.shared.stream.lock().unwrap() = Some(sender.stream().try_clone()?);
+        let is_other = self.fault == Fault::OtherMlx;
         frame::write(
-            &mut stream,
+            &mut sender,
             &Hello {
-                secret: if is_wrong { Secret([0; 32]) } else { self.order.secret },
                 rank: self.order.rank as u32,
                 pid: self.pid,
-                build: "0.1.0".to_owned(),
-                mlx: "none".to_owned(),
+                mlx: if is_other { "0.1" } else { "0.2" }.to_owned(),
                 data_addr: format!("127.0.0.1:{}", self.pid).parse().unwrap(),
             },
         )?;
-        let heart = Heart::start(stream.try_clone()?);
+        let heart = Heart::start(sender);
         let (sender, orders) = mpsc::channel();
         std::thread::scope(|scope| {
-            scope.spawn(|| self.listen(stream, sender));
+            scope.spawn(|| self.listen(receiver, sender));
             let ended = self.obey(&orders, &heart);
             // The listener reads until the socket is shut.
             self.shared.end(if ended.is_ok() { "exit status 0" } else { "exit status 1" });
@@ -242,7 +244,7 @@ impl Rank {
     }
 
     /// The control thread: hears a `Leave` even while the other one is in a step.
-    fn listen(&self, mut stream: TcpStream, orders: mpsc::Sender<ToRank>) {
+    fn listen(&self, mut stream: secure::Receiver, orders: mpsc::Sender<ToRank>) {
         while let Ok(order) = frame::read::<ToRank>(&mut stream) {
             if let ToRank::Leave { epoch } = order {
                 self.log.add(self.order.rank, format!("leave {epoch}"));
@@ -293,7 +295,7 @@ impl Rank {
                         Some(false) => epoch_now = 0,
                     }
                 }
-                ToRank::Step { .. } | ToRank::Leave { .. } => {}
+                ToRank::Step { .. } | ToRank::Leave { .. } | ToRank::Beat => {}
                 ToRank::Stop => {
                     self.log.add(rank, "stop");
                     if self.fault != Fault::IgnoresStop {
@@ -387,14 +389,14 @@ impl Rank {
 
 /// Sends signs of life beside whatever else is sent.
 struct Heart {
-    stream: Arc<Mutex<TcpStream>>,
+    stream: Arc<Mutex<secure::Sender>>,
     is_frozen: Arc<AtomicBool>,
     /// How long the rank says that it has waited for its peers.
     waiting_ms: Arc<AtomicU64>,
 }
 
 impl Heart {
-    fn start(stream: TcpStream) -> Heart {
+    fn start(stream: secure::Sender) -> Heart {
         let stream = Arc::new(Mutex::new(stream));
         let heart = Heart {
             stream: Arc::clone(&stream),

@@ -17,7 +17,7 @@ use crate::cache::{LayerPages, Page};
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
 use crate::parallel::{Compute, TensorParallel};
-use crate::split::{Cut, HeadCounts, HeadCut, cut_heads, lcm};
+use crate::split::{Cut, HeadCounts, HeadCut, cut_heads};
 use crate::step::{Step, StepSpan};
 use crate::weights::Weights;
 
@@ -42,8 +42,7 @@ impl Heads {
         }
         let format = o_proj.quantization(heads * head_dim)?;
         let group_size = format.map_or(1, |format| format.group_size as usize);
-        let heads_unit = lcm(head_dim, group_size) / head_dim;
-        let counts = HeadCounts { heads, kv_heads, heads_unit };
+        let counts = HeadCounts::new(heads, kv_heads, (head_dim, group_size));
         let cut = cut_heads(counts, tp.shares()).swap_remove(tp.rank());
         Ok(Heads { head_dim, cut })
     }

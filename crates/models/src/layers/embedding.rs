@@ -11,11 +11,8 @@ use super::kernel::{Matrix, MatrixCut, dim, primitive, zeros_after};
 use super::residual::Residual;
 use crate::error::LoadError;
 use crate::parallel::{Compute, TensorParallel};
-use crate::split::{Cut, cut_dimension};
+use crate::split::{Cut, VOCAB_UNIT, cut_dimension};
 use crate::weights::Weights;
-
-/// Vocabulary rows that are not divided.
-const ROWS_UNIT: usize = 32;
 
 /// A table `[vocab, hidden]`, of which this rank holds some rows.
 #[derive(Debug)]
@@ -34,7 +31,7 @@ impl Table {
         hidden: usize,
         tp: &TensorParallel,
     ) -> Result<Table, LoadError> {
-        let cuts = cut_dimension(vocab, ROWS_UNIT, tp.shares());
+        let cuts = cut_dimension(vocab, VOCAB_UNIT, tp.shares());
         let cut = MatrixCut::Output { output: &cuts[tp.rank()], input: hidden };
         let matrix = Matrix::load(w, cut)?;
         Ok(Table { matrix, cuts, dtype: w.dtype(), tp: tp.clone() })

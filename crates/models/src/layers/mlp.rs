@@ -9,11 +9,8 @@ use super::norm::RmsNorm;
 use super::residual::Residual;
 use crate::error::LoadError;
 use crate::parallel::{Compute, TensorParallel};
-use crate::split::{Cut, cut_dimension};
+use crate::split::{Cut, PLAIN_UNIT, cut_dimension};
 use crate::weights::Weights;
-
-/// Inner elements that are not divided when nothing is quantised: whole vector registers.
-const PLAIN_UNIT: usize = 32;
 
 /// `down(silu(gate(x)) * up(x))` (Shazeer 2020, SwiGLU).
 #[derive(Debug)]

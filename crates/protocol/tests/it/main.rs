@@ -4,8 +4,8 @@ use std::io::Cursor;
 
 use jackalope_protocol::frame::{self, MAX_FRAME_BYTES};
 use jackalope_protocol::{
-    CacheId, Fork, FrameError, FromRank, Hello, Input, PROTOCOL_VERSION, Phase, RankMemory, Row,
-    Sampling, Score, Secret, StepPlan, ToRank, read_preamble, write_preamble,
+    CacheId, Fork, FrameError, FromRank, Hello, Input, Phase, RankMemory, Row, Sampling, Score,
+    Secret, StepPlan, ToRank,
 };
 use proptest::prelude::*;
 
@@ -109,10 +109,8 @@ fn several_frames_follow_each_other() {
         memory: RankMemory { kv_bytes: 9, ..RankMemory::default() },
     };
     let hello = Hello {
-        secret: Secret([7; 32]),
         rank: 1,
         pid: 42,
-        build: "0.1.0".to_owned(),
         mlx: "0.32.4".to_owned(),
         data_addr: "127.0.0.1:9".parse().unwrap(),
     };
@@ -126,26 +124,11 @@ fn several_frames_follow_each_other() {
 }
 
 #[test]
-fn a_version_mismatch_is_told_with_a_hint() {
-    let mut stream = b"JKLP".to_vec();
-    stream.extend(9999u16.to_le_bytes());
-    let err = read_preamble(&mut Cursor::new(stream)).unwrap_err().to_string();
-    assert!(err.contains(&format!("ours is {PROTOCOL_VERSION}, theirs is 9999")), "{err}");
-    assert!(err.contains("hint:"), "{err}");
-}
-
-#[test]
-fn a_foreign_peer_is_refused() {
-    let result = read_preamble(&mut Cursor::new(b"GET / HTTP/1.1"));
-    assert!(matches!(result, Err(FrameError::Foreign { .. })));
-    let mut ours = Vec::new();
-    write_preamble(&mut ours).unwrap();
-    read_preamble(&mut Cursor::new(ours)).unwrap();
-}
-
-#[test]
-fn a_secret_is_never_printed() {
-    assert_eq!(format!("{:?}", Secret([65; 32])), "Secret(…)");
-    assert!(Secret([1; 32]).matches(&Secret([1; 32])));
-    assert!(!Secret([1; 32]).matches(&Secret([2; 32])));
+fn a_secret_is_never_printed_and_travels_as_hexadecimal_digits() {
+    let secret = Secret(std::array::from_fn(|idx| (idx * 9) as u8));
+    assert_eq!(format!("{secret:?}"), "Secret(…)");
+    assert_eq!(Secret::from_hex(&format!("{}\n", secret.to_hex())), Some(secret));
+    for text in ["", "00", &"0g".repeat(32), &"é".repeat(32)] {
+        assert_eq!(Secret::from_hex(text), None, "{text}");
+    }
 }

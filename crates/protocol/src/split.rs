@@ -8,6 +8,12 @@
 
 use std::ops::Range;
 
+/// Vocabulary rows that are not divided.
+pub const VOCAB_UNIT: usize = 32;
+
+/// Inner elements of an MLP that are not divided when nothing is quantised: whole vector registers.
+pub const PLAIN_UNIT: usize = 32;
+
 /// The weight of each rank in every cut, by rank.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Shares(
@@ -152,6 +158,19 @@ pub struct HeadCounts {
     pub heads_unit: usize,
 }
 
+impl HeadCounts {
+    /// Heads of `head_dim` elements whose output projection is quantised in groups of `group_size`
+    /// inputs; 1 if it is plain.
+    pub fn new(
+        heads: usize,
+        kv_heads: usize,
+        (head_dim, group_size): (usize, usize),
+    ) -> HeadCounts {
+        let heads_unit = lcm(head_dim, group_size) / head_dim;
+        HeadCounts { heads, kv_heads, heads_unit }
+    }
+}
+
 /// The heads of one rank.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct HeadCut {
@@ -238,7 +257,7 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 /// The least common multiple.
-pub(crate) fn lcm(a: usize, b: usize) -> usize {
+fn lcm(a: usize, b: usize) -> usize {
     a / gcd(a, b) * b
 }
 

@@ -1,0 +1,111 @@
+//! Several machines.
+
+use std::net::IpAddr;
+
+use clap::Subcommand;
+
+/// The machines ranks are on, and how they are reached.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct HostsArgs {
+    /// Machines to use, one rank on each entry: a hostfile, or names for ssh separated by commas.
+    #[arg(long, value_name = "FILE|NAMES", conflicts_with = "ranks")]
+    pub(crate) hosts: Option<String>,
+    #[command(flatten)]
+    pub(crate) reach: ReachArgs,
+    /// Where ranks connect to on this machine.
+    #[arg(long, value_name = "PORT", default_value_t = 18080)]
+    pub(crate) control_port: u16,
+    /// Seconds for which ranks keep their weights when this program is gone without a word.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    pub(crate) lease: u64,
+    /// Wait for machines that are away, even if the others could do without them.
+    #[arg(long)]
+    pub(crate) no_elastic: bool,
+    /// Seconds after which a machine that cannot be reached is done without.
+    #[arg(long, value_name = "SECONDS", default_value_t = 15)]
+    pub(crate) absent_after: u64,
+}
+
+/// How machines are reached.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ReachArgs {
+    /// Where agents listen.
+    #[arg(long, value_name = "PORT", default_value_t = 18081)]
+    pub(crate) agent_port: u16,
+    /// What to run as ssh: a program, possibly with arguments (JACKALOPE_SSH).
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) ssh: Option<String>,
+}
+
+/// Look after this machine's programs for whoever holds the cluster's secret.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct AgentArgs {
+    /// Address to listen on.
+    #[arg(long, default_value = "0.0.0.0")]
+    pub(crate) listen: IpAddr,
+    /// Port to listen on.
+    #[arg(long, default_value_t = 18081)]
+    pub(crate) port: u16,
+    /// End after so many seconds in which nobody needs it. Default: stay.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) linger: Option<u64>,
+    /// Start one in the background with the secret on standard input, unless one runs that has it.
+    #[arg(long, conflicts_with = "detached")]
+    pub(crate) start: bool,
+    /// Leave the session and the terminal behind (what `--start` runs).
+    #[arg(long, hide = true)]
+    pub(crate) detached: bool,
+    #[command(subcommand)]
+    pub(crate) command: Option<AgentCommand>,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum AgentCommand {
+    /// End the agent of this machine, and all it looks after.
+    Stop,
+    /// Tell whether an agent runs on this machine.
+    Status {
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Start the agent with this machine: a launchd or systemd service of this user.
+    Install {
+        /// Print what would be written and run, and do nothing.
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Undo `install`.
+    Uninstall,
+}
+
+/// Run any program on all machines, with the variables that MLX's distributed programs read.
+#[derive(Debug, clap::Args)]
+pub(crate) struct LaunchArgs {
+    /// Machines to use, one rank on each entry: a hostfile, or names for ssh separated by commas.
+    #[arg(long, value_name = "FILE|NAMES", visible_alias = "hostfile")]
+    pub(crate) hosts: Option<String>,
+    /// Ranks on each machine.
+    #[arg(long, short = 'n', visible_alias = "num-ranks", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) repeat_hosts: u32,
+    #[command(flatten)]
+    pub(crate) reach: ReachArgs,
+    /// Which transport's variables to set. Default: the hostfile's, else ring.
+    #[arg(long, value_enum)]
+    pub(crate) backend: Option<super::BackendArg>,
+    /// A variable for every rank: `NAME=VALUE`.
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) env: Vec<String>,
+    /// Where to run it. Default: this folder where a machine has it, else the user's home.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cwd: Option<String>,
+    /// First port of the transport.
+    #[arg(long, short = 'p', default_value_t = 32323)]
+    pub(crate) starting_port: u16,
+    /// Do not put `[rank]` before each line.
+    #[arg(long)]
+    pub(crate) no_prefix: bool,
+    /// The program and its arguments.
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    pub(crate) program: Vec<String>,
+}

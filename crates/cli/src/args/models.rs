@@ -1,0 +1,77 @@
+//! `pull` and `models`.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use jackalope_cluster::models::{ModelRef, Revision};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PullArgs {
+    /// The model on the hub, perhaps with a revision: ORG/NAME or ORG/NAME@REVISION.
+    #[arg(value_name = "ORG/NAME")]
+    pub(crate) model: ModelRef,
+    /// Branch, tag or commit. Default: main.
+    #[arg(long)]
+    pub(crate) revision: Option<Revision>,
+    /// Directory to put the files into. Default: Hugging Face's cache, which other programs share.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) to: Option<PathBuf>,
+    /// Seconds without a byte after which a connection is given up.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) stall_timeout: u64,
+    /// Attempts after a failure, as long as they bring nothing.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub(crate) retries: u32,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ModelsArgs {
+    #[command(subcommand)]
+    pub(crate) command: ModelsCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ModelsCommand {
+    /// List the models on this machine.
+    Ls(ListArgs),
+    /// Check that a model is whole.
+    Check(CheckArgs),
+    /// Remove a model.
+    Rm(RemoveArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ListArgs {
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CheckArgs {
+    /// Directory of the model, or its name: ORG/NAME.
+    #[arg(value_name = "DIR|ORG/NAME")]
+    pub(crate) model: PathBuf,
+    /// Read every byte and compare it with what was fetched.
+    #[arg(long)]
+    pub(crate) hash: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RemoveArgs {
+    /// Name of the model, ORG/NAME or ORG/NAME@REVISION, or its directory.
+    #[arg(value_name = "ORG/NAME|DIR")]
+    pub(crate) model: PathBuf,
+    /// Do not ask; also remove a model outside the folders for models.
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,248 @@
+//! The environment, read once. Every variable that means something to `jackalope` is named here;
+//! an empty one counts as not set.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use jackalope_cluster::home::Home;
+use jackalope_cluster::models::{Place, PlaceKind, Stores};
+
+/// The home directory.
+const HOME: &str = "HOME";
+/// Where programs keep what they can make again. Default: `~/.cache`.
+const XDG_CACHE_HOME: &str = "XDG_CACHE_HOME";
+/// Hugging Face's cache of repositories.
+const HF_HUB_CACHE: &str = "HF_HUB_CACHE";
+/// Its older name.
+const HUGGINGFACE_HUB_CACHE: &str = "HUGGINGFACE_HUB_CACHE";
+/// The same, as LocalAI and the scripts around it say it.
+const MODEL_CACHE_DIR: &str = "MODEL_CACHE_DIR";
+/// Hugging Face's folder, whose `hub` is the cache. Default: `huggingface` in the folder of caches.
+const HF_HOME: &str = "HF_HOME";
+/// A cache of older versions of transformers: only read.
+const TRANSFORMERS_CACHE: &str = "TRANSFORMERS_CACHE";
+/// A folder of models. Default: `~/models_mlx`.
+const MODELS_DIR: &str = "MODELS_DIR";
+/// The hub to pull from.
+const HF_ENDPOINT: &str = "HF_ENDPOINT";
+/// Who we are to the hub.
+const HF_TOKEN: &str = "HF_TOKEN";
+/// A file with the same. Default: `token` in Hugging Face's folder.
+const HF_TOKEN_PATH: &str = "HF_TOKEN_PATH";
+/// No word to the hub.
+const HF_HUB_OFFLINE: &str = "HF_HUB_OFFLINE";
+/// The same.
+const TRANSFORMERS_OFFLINE: &str = "TRANSFORMERS_OFFLINE";
+
+/// Jackalope's own folder. Default: `~/.jackalope`.
+const JACKALOPE_HOME: &str = "JACKALOPE_HOME";
+/// What to run as ssh.
+const JACKALOPE_SSH: &str = "JACKALOPE_SSH";
+
+const DEFAULT: &str = "default";
+const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+
+/// What the environment says.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Environment {
+    /// Folders for models, as they are looked through.
+    places: Vec<Place>,
+    /// Where files lie that can be made again.
+    cache_dir: Option<PathBuf>,
+    /// The hub, without a slash at its end.
+    pub(crate) endpoint: String,
+    token: Option<Token>,
+    token_path: Option<PathBuf>,
+    home: Option<PathBuf>,
+    /// What to run as ssh.
+    pub(crate) ssh: Option<String>,
+    /// The variable that forbids to ask the hub.
+    pub(crate) offline: Option<&'static str>,
+}
+
+/// Proves to the hub who asks. Never printed.
+#[derive(Clone, Eq, PartialEq)]
+pub(crate) struct Token(String);
+
+impl Token {
+    /// As a header carries it.
+    pub(crate) fn bearer(&self) -> String {
+        format!("Bearer {}", self.0)
+    }
+
+    fn new(text: &str) -> Option<Token> {
+        let text = text.trim();
+        let is_token = !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic());
+        is_token.then(|| Token(text.to_owned()))
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+impl Environment {
+    /// Of this process.
+    pub(crate) fn read() -> Environment {
+        Environment::from(|name| std::env::var_os(name))
+    }
+
+    fn from(lookup: impl Fn(&str) -> Option<OsString>) -> Environment {
+        let set = |name: &str| lookup(name).filter(|it| !it.is_empty());
+        let text = |name: &str| set(name).and_then(|it| it.into_string().ok());
+        let path = |name: &str| {
+            set(name).map(|value| match value.to_str() {
+                Some(value) => PathBuf::from(expand(value, &text)),
+                None => PathBuf::from(value),
+            })
+        };
+        let home = path(HOME);
+        let below_home = |name: &str| home.as_ref().map(|home| home.join(name));
+        let caches = path(XDG_CACHE_HOME).or_else(|| below_home(".cache"));
+        let default_hub = caches.as_ref().map(|it| it.join("huggingface"));
+        let hf_home = path(HF_HOME);
+        let hub = |root: PathBuf, origin| Place { kind: PlaceKind::HubCache, root, origin };
+        let named = |name| path(name).map(|root| hub(root, name));
+        let in_home = hf_home.as_ref().map(|it| hub(it.join("hub"), HF_HOME));
+        let in_default = default_hub.as_ref().map(|it| hub(it.join("hub"), DEFAULT));
+        let folder = |(root, origin)| Place { kind: PlaceKind::Folder, root, origin };
+        let models_dir = path(MODELS_DIR).map(|it| (it, MODELS_DIR));
+        let models_dir = models_dir.or_else(|| Some((below_home("models_mlx")?, DEFAULT)));
+        let places = [
+            named(HF_HUB_CACHE),
+            named(HUGGINGFACE_HUB_CACHE),
+            named(MODEL_CACHE_DIR),
+            in_home,
+            in_default,
+            named(TRANSFORMERS_CACHE),
+            models_dir.map(folder),
+        ];
+        let is_true = |name: &&str| {
+            text(name).is_some_and(|it| {
+                matches!(it.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE")
+            })
+        };
+        let endpoint = text(HF_ENDPOINT).unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
+        Environment {
+            home: path(JACKALOPE_HOME).or_else(|| below_home(".jackalope")),
+            ssh: text(JACKALOPE_SSH),
+            places: places.into_iter().flatten().collect(),
+            cache_dir: caches.map(|it| it.join("jackalope")),
+            endpoint: endpoint.trim_end_matches('/').to_owned(),
+            token: text(HF_TOKEN).as_deref().and_then(Token::new),
+            token_path: path(HF_TOKEN_PATH)
+                .or_else(|| Some(hf_home.or(default_hub)?.join("token"))),
+            offline: [HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE].into_iter().find(is_true),
+        }
+    }
+
+    /// Jackalope's own folder on this machine.
+    pub(crate) fn home(&self) -> anyhow::Result<Home> {
+        let path = self.home.clone().context("neither HOME nor JACKALOPE_HOME is set")?;
+        Ok(Home::new(path))
+    }
+
+    /// Where models are looked for.
+    pub(crate) fn stores(&self) -> Stores {
+        Stores::new(self.places.iter().cloned())
+    }
+
+    /// The cache that models are pulled into.
+    pub(crate) fn pull_cache(&self) -> Option<&Path> {
+        let cache = self.places.iter().find(|place| place.kind == PlaceKind::HubCache);
+        cache.map(|place| place.root.as_path())
+    }
+
+    /// Where hashes of files are remembered.
+    pub(crate) fn hashes_path(&self) -> Option<PathBuf> {
+        self.cache_dir.as_ref().map(|dir| dir.join("hashes.json"))
+    }
+
+    /// Who we are to the hub, if anybody.
+    pub(crate) fn token(&self) -> Option<Token> {
+        let from_file = || Token::new(&std::fs::read_to_string(self.token_path.as_ref()?).ok()?);
+        self.token.clone().or_else(from_file)
+    }
+}
+
+/// A path with `~`, `$NAME` and `${NAME}` replaced, as shells and Python do.
+fn expand(value: &str, lookup: &impl Fn(&str) -> Option<String>) -> String {
+    let home = || lookup(HOME).unwrap_or_else(|| "~".to_owned());
+    let mut rest = value;
+    let mut expanded = String::new();
+    if value == "~" || value.starts_with("~/") {
+        expanded = home();
+        rest = &value[1..];
+    }
+    while let Some(at) = rest.find('$') {
+        expanded.push_str(&rest[..at]);
+        let after = &rest[at + 1..];
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let braced = after.strip_prefix('{').and_then(|it| it.split_once('}'));
+        let (name, behind) = braced
+            .unwrap_or_else(|| after.split_at(after.find(|c| !is_name(c)).unwrap_or(after.len())));
+        match lookup(name) {
+            Some(value) => expanded.push_str(&value),
+            // As it is, so that a message shows what was not set.
+            None => expanded.push_str(&rest[at..rest.len() - behind.len()]),
+        }
+        rest = behind;
+    }
+    expanded + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment(variables: &[(&str, &str)]) -> Environment {
+        Environment::from(|name| {
+            let found = variables.iter().find(|(it, _)| *it == name);
+            found.map(|(_, value)| OsString::from(value))
+        })
+    }
+
+    fn places(variables: &[(&str, &str)]) -> Vec<String> {
+        let stores = environment(variables).stores();
+        stores.places().iter().map(|it| it.root.to_str().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn models_are_looked_for_where_other_programs_leave_them() {
+        let usual = places(&[("HOME", "/me")]);
+        assert_eq!(usual, ["/me/.cache/huggingface/hub", "/me/models_mlx"]);
+        let all = [
+            ("HOME", "/me"),
+            ("TRANSFORMERS_CACHE", "/t"),
+            ("XDG_CACHE_HOME", "/x"),
+            ("HF_HOME", "/h"),
+            ("MODEL_CACHE_DIR", "/c"),
+            ("HUGGINGFACE_HUB_CACHE", "/hhc"),
+            ("HF_HUB_CACHE", ""),
+            ("MODELS_DIR", "/d"),
+        ];
+        assert_eq!(places(&all), ["/hhc", "/c", "/h/hub", "/x/huggingface/hub", "/t", "/d"]);
+        assert_eq!(environment(&all).pull_cache(), Some(Path::new("/hhc")));
+        let expanded = [
+            ("HOME", "/me"),
+            ("USER", "u"),
+            ("MODEL_CACHE_DIR", "/U/${USER}/$X"),
+            ("HF_HOME", "~/h"),
+        ];
+        assert_eq!(places(&expanded)[..2], ["/U/u/$X", "/me/h/hub"]);
+    }
+
+    #[test]
+    fn a_token_is_not_printed_and_offline_has_many_spellings() {
+        let found = environment(&[("HF_TOKEN", " hf_secret\n"), ("TRANSFORMERS_OFFLINE", "Yes")]);
+        assert_eq!(found.token().unwrap().bearer(), "Bearer hf_secret");
+        assert!(!format!("{found:?}").contains("hf_secret"));
+        assert_eq!(found.offline, Some("TRANSFORMERS_OFFLINE"));
+        assert_eq!(environment(&[("HF_HUB_OFFLINE", "0")]).offline, None);
+        assert_eq!(environment(&[("HF_ENDPOINT", "http://m/")]).endpoint, "http://m");
+    }
+}

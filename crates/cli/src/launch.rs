@@ -1,0 +1,187 @@
+//! `jackalope launch`: any program on all machines.
+
+use std::io::Read;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use jackalope_cluster::agent::{OnLine, Order, OrderedProgram, Program, Stream};
+use jackalope_cluster::hostfile::Host;
+use jackalope_cluster::stock;
+use jackalope_protocol::Backend;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::machines::LaunchArgs;
+use crate::environment::Environment;
+use crate::machines;
+use crate::output;
+
+/// Between two looks at the programs.
+const POLL: Duration = Duration::from_millis(20);
+
+/// When one rank has failed, the others may take so long to end politely.
+const END_GRACE: Duration = Duration::from_secs(5);
+
+/// A machine that cannot be reached for so long is given up.
+const AWAY_MAX: Duration = Duration::from_secs(30);
+
+pub(crate) async fn run(args: LaunchArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
+    let file = machines::hostfile(args.hosts.as_deref().unwrap_or("127.0.0.1"))?;
+    let backend = args.backend.map(Into::into).or(file.backend).unwrap_or(Backend::Ring);
+    let repeat = args.repeat_hosts as usize;
+    let hosts: Vec<Host> =
+        file.hosts.iter().flat_map(|host| std::iter::repeat_n(host.clone(), repeat)).collect();
+    let envs = [file.envs, environment_of(&args.env)?].concat();
+    let config = machines::nodes_config(&args.reach, environment)?;
+    let nodes = machines::bring_up(hosts.clone(), config, printer(args.no_prefix)).await?;
+    let mut programs = Vec::new();
+    for rank in 0..hosts.len() {
+        let settings = settings(backend, &hosts, &args, rank)?;
+        let order = order(&args, rank, (&envs, settings));
+        programs.push(nodes.nodes[nodes.of_rank[rank]].agent.start(order));
+    }
+    forward_input(&programs);
+    let code = watch(&programs, &hosts).await?;
+    // Whatever still runs ends with the agents' sessions.
+    drop(nodes);
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+/// `NAME=VALUE`, each.
+fn environment_of(given: &[String]) -> anyhow::Result<Vec<(String, String)>> {
+    let parse = |text: &String| {
+        let (name, value) = text
+            .split_once('=')
+            .with_context(|| format!("`--env {text}` has no `=`\nhint: write NAME=VALUE"))?;
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        ensure!(
+            !name.is_empty() && name.chars().all(is_name),
+            "`{name}` is no name of a variable\nhint: use letters, digits and `_`"
+        );
+        Ok((name.to_owned(), value.to_owned()))
+    };
+    given.iter().map(parse).collect()
+}
+
+/// What MLX's programs read: <https://ml-explore.github.io/mlx/build/html/usage/distributed.html>.
+fn settings(
+    backend: Backend,
+    hosts: &[Host],
+    args: &LaunchArgs,
+    rank: usize,
+) -> anyhow::Result<stock::RankSettings> {
+    // A ring listens on addresses; one rank alone needs none.
+    let hosts: Vec<Host> = hosts
+        .iter()
+        .map(|host| match host.is_local() && host.ips.is_empty() {
+            true => Host { ips: vec![std::net::Ipv4Addr::LOCALHOST.into()], ..host.clone() },
+            false => host.clone(),
+        })
+        .collect();
+    let settings = stock::settings(backend, &hosts, args.starting_port, rank);
+    settings.map_err(|err| anyhow::anyhow!("{err}\nhint: {}", err.hint()))
+}
+
+fn order(
+    args: &LaunchArgs,
+    rank: usize,
+    (envs, settings): (&[(String, String)], stock::RankSettings),
+) -> Order {
+    let stock::RankSettings { env, files } = settings;
+    let here = std::env::current_dir().ok().map(|dir| dir.to_string_lossy().into_owned());
+    let (program, rest) = args.program.split_first().expect("a program is required");
+    Order {
+        name: format!("launch {} rank {rank}", std::process::id()),
+        program: OrderedProgram::Other(program.clone()),
+        args: rest.to_vec(),
+        env: envs.iter().cloned().chain(env).collect(),
+        files,
+        cwd: args.cwd.clone().or(here),
+        lease_ms: 0,
+    }
+}
+
+/// Prints what ranks write where they write it, with their number.
+fn printer(no_prefix: bool) -> impl Fn(&str) -> OnLine + Send + Sync + 'static {
+    move |_host: &str| {
+        Box::new(move |name: &str, stream: Stream, text: &str| {
+            let rank = name.rsplit(' ').next().unwrap_or_default();
+            let line = if no_prefix { text.to_owned() } else { format!("[{rank}] {text}") };
+            match stream {
+                // Whoever does not read any more is noticed by the system.
+                Stream::Out => drop(output::line(line)),
+                Stream::Err => output::note(&line),
+            }
+        })
+    }
+}
+
+/// Our standard input goes to every rank, as `mlx.launch` does it.
+fn forward_input(programs: &[Program]) {
+    let programs = programs.to_vec();
+    std::thread::spawn(move || {
+        let mut bytes = vec![0; 16 << 10];
+        loop {
+            let num_read = std::io::stdin().lock().read(&mut bytes).unwrap_or(0);
+            for program in &programs {
+                program.input(bytes[..num_read].to_vec());
+            }
+            if num_read == 0 {
+                return;
+            }
+        }
+    });
+}
+
+/// Until every rank has ended. When one fails the others are ended too, politely first. Signals go to
+/// all ranks. Says the first failure's exit status.
+async fn watch(programs: &[Program], hosts: &[Host]) -> anyhow::Result<i32> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let mut failed: Option<(i32, Instant)> = None;
+    let mut away_since: Option<Instant> = None;
+    loop {
+        let is_over = programs.iter().all(|program| program.ended().is_some());
+        let first = programs.iter().enumerate().find_map(|(rank, program)| {
+            program.ended().filter(|ended| ended.code != 0).map(|ended| (rank, ended))
+        });
+        if let (None, Some((rank, ended))) = (failed, first) {
+            output::note(&format!("rank {rank} on {}: {}", hosts[rank].name(), ended.exit));
+            signal_all(programs, 15);
+            failed = Some((ended.code, Instant::now()));
+        }
+        match (is_over, failed) {
+            (true, failed) => return Ok(failed.map_or(0, |(code, _)| code)),
+            (false, Some((code, at))) if END_GRACE < at.elapsed() => {
+                programs.iter().for_each(Program::kill);
+                return Ok(code);
+            }
+            _ => {}
+        }
+        let trouble = programs.iter().enumerate().find_map(|(rank, program)| {
+            program.ended().is_none().then(|| program.trouble()).flatten().map(|it| (rank, it))
+        });
+        away_since = trouble.as_ref().map(|_| away_since.unwrap_or_else(Instant::now));
+        if let (Some((rank, trouble)), Some(since)) = (trouble, away_since)
+            && AWAY_MAX < since.elapsed()
+        {
+            signal_all(programs, 15);
+            bail!("rank {rank} on {} cannot be reached: {trouble}", hosts[rank].name());
+        }
+        let received = tokio::select! {
+            () = tokio::time::sleep(POLL) => None,
+            _ = interrupt.recv() => Some(2),
+            _ = terminate.recv() => Some(15),
+            _ = hangup.recv() => Some(1),
+        };
+        if let Some(number) = received {
+            signal_all(programs, number);
+            failed.get_or_insert((128 + number, Instant::now()));
+        }
+    }
+}
+
+fn signal_all(programs: &[Program], signal: i32) {
+    programs.iter().filter(|it| it.ended().is_none()).for_each(|it| it.signal(signal));
+}

@@ -1,0 +1,92 @@
+//! The machines of a cluster, as a command names them, with an agent on each.
+
+mod launcher;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use jackalope_cluster::agent::{OnLine, Stream};
+use jackalope_cluster::hostfile::{Host, Hostfile};
+use jackalope_cluster::nodes::{self, Nodes, NodesConfig};
+use jackalope_cluster::shell::{Shell, SystemShell};
+use tracing::info;
+
+use crate::args::machines::ReachArgs;
+use crate::environment::Environment;
+use crate::output;
+
+pub(crate) use launcher::{AgentLauncher, Places};
+
+/// Longest hostfile that is read.
+const HOSTFILE_BYTES_MAX: u64 = 1 << 20;
+
+/// How long an agent that we started stays when nobody needs it any more.
+const LINGER: Duration = Duration::from_secs(30);
+
+/// A hostfile, or names separated by commas.
+pub(crate) fn hostfile(text: &str) -> anyhow::Result<Hostfile> {
+    let path = Path::new(text);
+    if path.is_file() {
+        let length = std::fs::metadata(path).map_or(0, |it| it.len());
+        if HOSTFILE_BYTES_MAX < length {
+            bail!("{text} has {length} bytes, which is no hostfile");
+        }
+        let content = std::fs::read_to_string(path).with_context(|| format!("reading {text}"))?;
+        return Ok(Hostfile::parse(&content, path)?);
+    }
+    let looks_like_a_file = text.contains('/') || path.extension().is_some_and(|it| it == "json");
+    if looks_like_a_file {
+        bail!("there is no hostfile {text}\nhint: `jackalope hosts new` makes one");
+    }
+    let names: Vec<&str> = text.split(',').map(str::trim).collect();
+    if names.iter().any(|name| name.is_empty()) {
+        bail!("`{text}` names an empty host\nhint: separate names by single commas");
+    }
+    let host = |name: &&str| Host {
+        ssh: (*name).to_owned(),
+        ips: name.parse().into_iter().collect(),
+        ..Host::default()
+    };
+    Ok(Hostfile { hosts: names.iter().map(host).collect(), ..Hostfile::default() })
+}
+
+/// The shell that reaches machines.
+pub(crate) fn shell(reach: &ReachArgs, environment: &Environment) -> SystemShell {
+    let ssh = reach.ssh.as_deref().or(environment.ssh.as_deref()).unwrap_or_default();
+    SystemShell::new(ssh.split_whitespace().map(str::to_owned).collect())
+}
+
+/// How agents are reached.
+pub(crate) fn nodes_config(
+    reach: &ReachArgs,
+    environment: &Environment,
+) -> anyhow::Result<NodesConfig> {
+    let home = environment.home()?;
+    let shell: Arc<dyn Shell> = Arc::new(shell(reach, environment));
+    let program: PathBuf = nodes::own_program().context("finding this program")?;
+    let (secret, agent_port) = (home.secret()?, reach.agent_port);
+    Ok(NodesConfig { secret, agent_port, shell, program, linger: LINGER })
+}
+
+/// An agent on every machine, with progress for people.
+pub(crate) async fn bring_up(
+    hosts: Vec<Host>,
+    config: NodesConfig,
+    on_line: impl Fn(&str) -> OnLine + Send + Sync + 'static,
+) -> anyhow::Result<Nodes> {
+    let work = move || {
+        nodes::bring_up(&hosts, &config, &on_line, &|text| {
+            // Somebody may watch; nobody is told twice.
+            output::note(text);
+        })
+    };
+    Ok(tokio::task::spawn_blocking(work).await??)
+}
+
+/// What a rank writes goes to our log, with its name and machine.
+pub(crate) fn log_lines(host: &str) -> OnLine {
+    let host = host.to_owned();
+    Box::new(move |name: &str, _: Stream, text: &str| info!(from = name, host, "{text}"))
+}

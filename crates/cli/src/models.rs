@@ -1,0 +1,217 @@
+//! `jackalope models`: what lies on this machine; and the way from `--model` to a directory.
+
+use std::io::BufRead;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use indicatif::HumanBytes;
+use jackalope_cluster::models::verify::{expectations, verify};
+use jackalope_cluster::models::{Check, FoundModel, Hashing, ModelRef, Problem, Removal, Stores};
+use serde_json::{Value, json};
+
+use crate::args::{CheckArgs, ListArgs, ModelsArgs, ModelsCommand, RemoveArgs};
+use crate::environment::Environment;
+use crate::output;
+use crate::progress::Transfer;
+
+/// Hexadecimal digits by which people tell commits apart.
+const COMMIT_CHARS: usize = 8;
+
+/// A model's directory and what it is called.
+#[derive(Clone, Debug)]
+pub(crate) struct Located {
+    pub(crate) dir: PathBuf,
+    pub(crate) name: String,
+}
+
+pub(crate) fn run(args: &ModelsArgs, environment: &Environment) -> anyhow::Result<()> {
+    match &args.command {
+        ModelsCommand::Ls(args) => list(args, &environment.stores()),
+        ModelsCommand::Check(args) => check(args, &environment.stores()),
+        ModelsCommand::Rm(args) => remove(args, &environment.stores()),
+    }
+}
+
+/// The model that `--model` means: a directory, or the name of one that lies on this machine and is
+/// whole. Never asks the network.
+pub(crate) fn locate(model: &Path, environment: &Environment) -> anyhow::Result<Located> {
+    let located = find(model, &environment.stores())?;
+    if model.is_dir() {
+        return Ok(located);
+    }
+    let problems = Check::of_dir(&located.dir).problems;
+    let Some(first) = problems.first() else { return Ok(located) };
+    bail!(
+        "{} is not whole: {first}{}\nhint: jackalope pull {}",
+        located.name,
+        and_more(problems.len() - 1),
+        model.display()
+    )
+}
+
+/// A directory, or what the stores know by this name.
+fn find(model: &Path, stores: &Stores) -> anyhow::Result<Located> {
+    if model.is_dir() {
+        let dir = std::fs::canonicalize(model)?;
+        let own_name = || {
+            let name = dir.file_name().context("the model's directory has no name")?;
+            anyhow::Ok(name.to_string_lossy().into_owned())
+        };
+        let name = stores.owner(&dir).map_or_else(own_name, |found| Ok(found.name))?;
+        return Ok(Located { dir, name });
+    }
+    let Some(wanted) = reference(model) else {
+        bail!(
+            "no checkpoint at {}\nhint: give a directory, or ORG/NAME of a model on this machine \
+             (`jackalope models ls`)",
+            model.display()
+        )
+    };
+    let found = stores.resolve(&wanted).context("no such directory")?;
+    Ok(Located { dir: found.dir, name: found.name })
+}
+
+/// The name of a model, unless it can only be a path.
+fn reference(model: &Path) -> Option<ModelRef> {
+    model.to_str().filter(|text| !text.starts_with(['/', '.', '~']))?.parse().ok()
+}
+
+fn and_more(num_more: usize) -> String {
+    if num_more == 0 { String::new() } else { format!(", and {num_more} more") }
+}
+
+fn list(args: &ListArgs, stores: &Stores) -> anyhow::Result<()> {
+    let models = stores.list()?;
+    let rows: Vec<(FoundModel, Check)> = models
+        .into_iter()
+        .map(|model| {
+            let check = Check::of_dir(&model.dir);
+            (model, check)
+        })
+        .collect();
+    if args.json {
+        let models: Vec<Value> = rows.iter().map(|(model, check)| row_json(model, check)).collect();
+        let places = stores.places().iter();
+        let places: Vec<Value> =
+            places.map(|it| json!({"path": it.root, "origin": it.origin})).collect();
+        return Ok(output::line(json!({"models": models, "places": places}))?);
+    }
+    if rows.is_empty() {
+        output::line("no models on this machine; looked in")?;
+        for place in stores.places() {
+            output::line(format_args!("  {} ({})", place.root.display(), place.origin))?;
+        }
+        return Ok(output::line("fetch one: jackalope pull ORG/NAME")?);
+    }
+    let width = rows.iter().map(|(model, _)| title(model).len()).max().unwrap_or(0).max(4);
+    output::line(format_args!(
+        "{:width$}  {:>10}  {:10}  {:12}  {:8}  where",
+        "name", "size", "weights", "architecture", "whole"
+    ))?;
+    for (model, check) in &rows {
+        let weights = check.summary.quantization.as_ref().map(ToString::to_string);
+        output::line(format_args!(
+            "{:width$}  {:>10}  {:10}  {:12}  {:8}  {}",
+            title(model),
+            HumanBytes(check.summary.bytes).to_string(),
+            weights.as_deref().unwrap_or("?"),
+            check.summary.architecture.as_deref().unwrap_or("?"),
+            if check.is_whole() { "yes" } else { "no" },
+            model.dir.display()
+        ))?;
+    }
+    for (model, check) in rows.iter().filter(|(_, check)| !check.is_whole()) {
+        let more = and_more(check.problems.len() - 1);
+        output::line(format_args!("{}: {}{more}", title(model), check.problems[0]))?;
+    }
+    Ok(())
+}
+
+/// The name with the beginning of the commit.
+fn title(model: &FoundModel) -> String {
+    match &model.commit {
+        Some(commit) => {
+            let short: String = commit.chars().take(COMMIT_CHARS).collect();
+            format!("{}@{short}", model.name)
+        }
+        None => model.name.clone(),
+    }
+}
+
+fn row_json(model: &FoundModel, check: &Check) -> Value {
+    json!({
+        "name": model.name, "revision": model.commit, "path": model.dir,
+        "origin": model.place.origin, "bytes": check.summary.bytes,
+        "files": check.summary.num_files, "architecture": check.summary.architecture,
+        "quantization": check.summary.quantization, "complete": check.is_whole(),
+        "problems": texts(&check.problems),
+    })
+}
+
+fn texts(problems: &[Problem]) -> Vec<String> {
+    problems.iter().map(ToString::to_string).collect()
+}
+
+fn check(args: &CheckArgs, stores: &Stores) -> anyhow::Result<()> {
+    let Located { dir, name } = find(&args.model, stores)?;
+    let Check { summary, mut problems } = Check::of_dir(&dir);
+    let mut unknown = None;
+    if args.hash {
+        let files = expectations(&dir)?;
+        let known = files.iter().filter(|file| file.blob.is_some());
+        let bar = Transfer::new("reading", known.clone().map(|file| file.bytes).sum());
+        problems.extend(verify(&files, Hashing::new(&|num_bytes| bar.add(num_bytes)))?);
+        bar.finish();
+        unknown = Some(files.len() - known.count());
+    }
+    if args.json {
+        output::line(json!({
+            "name": name, "path": dir, "complete": problems.is_empty(), "bytes": summary.bytes,
+            "files": summary.num_files, "problems": texts(&problems),
+            "hashed": unknown.map(|it| summary.num_files.saturating_sub(it)),
+            "without_known_hash": unknown,
+        }))?;
+    }
+    ensure!(
+        problems.is_empty(),
+        "{name} in {} is not whole:\n  {}\nhint: pull or copy it again",
+        dir.display(),
+        texts(&problems).join("\n  ")
+    );
+    if !args.json {
+        let read = match unknown {
+            None => String::new(),
+            Some(0) => ", every byte as it was fetched".to_owned(),
+            Some(unknown) => format!(", but of {unknown} files nothing says what they should hold"),
+        };
+        let size = HumanBytes(summary.bytes);
+        output::line(format_args!("{name} is whole: {} files, {size}{read}", summary.num_files))?;
+    }
+    Ok(())
+}
+
+fn remove(args: &RemoveArgs, stores: &Stores) -> anyhow::Result<()> {
+    let removal = match reference(&args.model).filter(|_| !args.model.is_dir()) {
+        Some(wanted) => Removal::of_name(stores, &wanted)?,
+        None => Removal::of_dir(stores, &args.model)?,
+    };
+    let Removal { name, dir, bytes, .. } = &removal;
+    ensure!(
+        removal.is_in_store || args.yes,
+        "{} lies outside the folders for models\nhint: pass `--yes` to remove it all the same",
+        dir.display()
+    );
+    let size = HumanBytes(*bytes);
+    if !args.yes {
+        eprint!("remove {name} from {} ({size})? [y/N] ", dir.display());
+        let mut answer = String::new();
+        std::io::stdin().lock().read_line(&mut answer).context("reading the answer")?;
+        let is_yes = matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes");
+        ensure!(is_yes, "nothing was removed\nhint: answer y, or pass `--yes`");
+    }
+    removal.carry_out()?;
+    if args.json {
+        return Ok(output::line(json!({"removed": name, "path": dir, "bytes": bytes}))?);
+    }
+    Ok(output::line(format_args!("removed {name}: {size} are free again"))?)
+}

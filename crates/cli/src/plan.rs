@@ -1,0 +1,144 @@
+//! `jackalope plan`: does a model fit, on which machines, and what is to be expected. Loads nothing.
+
+mod text;
+
+use anyhow::{bail, ensure};
+use jackalope_cluster::facts::NodeFacts;
+use jackalope_cluster::hostfile::{Host, Hostfile};
+use jackalope_cluster::placement::{self, Link, LinkKind, Links, ModelFacts, NodeOffer, Wishes};
+use jackalope_cluster::platform;
+use jackalope_protocol::Backend;
+
+use crate::args::hosts::OverArg;
+use crate::args::plan::{MemoryArg, PlanArgs};
+use crate::{machines, output};
+
+pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
+    let model = ModelFacts::read(&args.model)?;
+    let hostfile = match &args.hosts {
+        Some(hosts) => machines::hostfile(hosts)?,
+        None => this_machine(),
+    };
+    let facts: Vec<Option<NodeFacts>> = hostfile.hosts.iter().map(local_facts).collect();
+    let offers = offers(&hostfile.hosts, &facts, &args.memory)?;
+    let num_machines = args.machines.map(|machines| machines as usize);
+    ensure!(
+        num_machines.is_none_or(|wished| wished <= offers.len()),
+        "{} machines are wished and {} are there\nhint: name more with --hosts",
+        num_machines.unwrap_or(0),
+        offers.len()
+    );
+    let wishes = Wishes { context_tokens: args.context, num_machines };
+    match placement::place(&model, &offers, &links(&hostfile, args.over), wishes) {
+        Ok(placement) if args.json => {
+            Ok(output::line(text::placement_json(&model, &offers, &placement))?)
+        }
+        Ok(placement) => Ok(output::piece(text::placement(&model, &offers, &placement))?),
+        Err(refusal) => {
+            if args.json {
+                output::line(text::refusal_json(&model, &refusal))?;
+            }
+            bail!("{}: {refusal}", args.model.display())
+        }
+    }
+}
+
+fn this_machine() -> Hostfile {
+    let host = Host { ssh: "127.0.0.1".to_owned(), ..Host::default() };
+    Hostfile { hosts: vec![host], ..Hostfile::default() }
+}
+
+/// What is known of a machine without asking another one.
+fn local_facts(host: &Host) -> Option<NodeFacts> {
+    let facts = host.is_local().then(platform::current::facts)?;
+    (0 < facts.free_bytes).then_some(facts)
+}
+
+/// What each rank's machine offers: what was typed, else what the machine says; divided among the
+/// ranks that run there.
+fn offers(
+    hosts: &[Host],
+    facts: &[Option<NodeFacts>],
+    memory: &[MemoryArg],
+) -> anyhow::Result<Vec<NodeOffer>> {
+    for typed in memory.iter().filter_map(|it| it.name.as_ref()) {
+        let known: Vec<String> = hosts.iter().map(Host::name).collect();
+        let names = known.join(", ");
+        ensure!(known.contains(typed), "no host is called {typed:?}\nhint: hosts are {names}");
+    }
+    let offers = hosts.iter().zip(facts).map(|(host, facts)| {
+        let name = host.name();
+        let typed = memory.iter().find(|it| it.name.as_ref() == Some(&name));
+        let typed = typed.or_else(|| memory.iter().find(|it| it.name.is_none()));
+        let mut facts = match (facts, typed) {
+            (Some(facts), _) => facts.clone(),
+            (None, Some(_)) => NodeFacts::default(),
+            (None, None) => {
+                bail!("nothing is known of the memory of {name}\nhint: pass --memory {name}=48GiB")
+            }
+        };
+        if let Some(typed) = typed {
+            facts.free_bytes = typed.bytes;
+        }
+        let num_ranks = hosts.iter().filter(|other| other.is_same_machine(host)).count();
+        Ok(NodeOffer::from_facts(name, &facts, num_ranks as u64))
+    });
+    offers.collect()
+}
+
+/// What is usual for what joins the machines.
+fn links(hostfile: &Hostfile, over: OverArg) -> Links {
+    let hosts = &hostfile.hosts;
+    let kind = match (hostfile.backend, over) {
+        (Some(Backend::Jaccl), _) => LinkKind::Rdma,
+        (_, OverArg::Thunderbolt) => LinkKind::Thunderbolt,
+        (_, OverArg::Ethernet) => LinkKind::Ethernet,
+    };
+    let mut links = Links::usual(hosts.len(), kind);
+    for a in 0..hosts.len() {
+        for b in (0..a).filter(|&b| hosts[a].is_same_machine(&hosts[b])) {
+            links.set(a, b, Link::usual(LinkKind::Loopback));
+        }
+    }
+    links
+}
+
+#[cfg(test)]
+mod tests {
+    use jackalope_cluster::placement::RESERVE_BYTES;
+
+    use super::*;
+
+    fn hosts(names: &[&str]) -> Vec<Host> {
+        let host = |name: &&str| Host { ssh: (*name).to_owned(), ..Host::default() };
+        names.iter().map(host).collect()
+    }
+
+    fn memory(name: Option<&str>, bytes: u64) -> MemoryArg {
+        MemoryArg { name: name.map(str::to_owned), bytes }
+    }
+
+    #[test]
+    fn typed_memory_wins_and_ranks_of_one_machine_share_it() {
+        const GIB: u64 = 1 << 30;
+        let hosts = hosts(&["mac1", "mac2", "me@mac2"]);
+        let facts = NodeFacts { free_bytes: 7 * GIB, ..NodeFacts::default() };
+        let facts = [Some(facts.clone()), Some(facts), None];
+        let typed = [memory(Some("mac2"), 9 * GIB), memory(Some("me@mac2"), 9 * GIB)];
+        let usable: Vec<u64> =
+            offers(&hosts, &facts, &typed).unwrap().iter().map(|it| it.usable_bytes).collect();
+        let half = (9 * GIB - RESERVE_BYTES) / 2;
+        assert_eq!(usable, [7 * GIB - RESERVE_BYTES, half, half]);
+    }
+
+    #[test]
+    fn unknown_memory_and_unknown_names_are_refused_with_a_hint() {
+        let hosts = hosts(&["mac1"]);
+        let told =
+            |typed: &[MemoryArg]| format!("{:#}", offers(&hosts, &[None], typed).unwrap_err());
+        assert!(told(&[]).ends_with("hint: pass --memory mac1=48GiB"), "{}", told(&[]));
+        let other = told(&[memory(Some("mac9"), 1)]);
+        assert!(other.ends_with("hint: hosts are mac1"), "{other}");
+        assert!(offers(&hosts, &[None], &[memory(None, 1 << 30)]).is_ok());
+    }
+}

@@ -1,0 +1,175 @@
+//! A placement, or its refusal, for people and machines.
+
+use jackalope_cluster::placement::{
+    ModelFacts, NodeOffer, PartKind, Placement, PlacementOption, Refusal, Speed,
+};
+use serde_json::{Value, json};
+
+use crate::split::bytes;
+
+/// A table of ranks, the reason, and a table of options.
+pub(crate) fn placement(model: &ModelFacts, offers: &[NodeOffer], placement: &Placement) -> String {
+    let mut text = format!("{}\n", describe(model));
+    let Placement { context_tokens, context_tokens_max, reason, .. } = placement;
+    text += &format!("context {context_tokens} tokens, up to {context_tokens_max} would fit\n\n");
+    let mut rows = vec![cells(["rank", "machine", "share", "takes", "of", "weights", "cache"])];
+    for (rank, plan) in placement.ranks.iter().enumerate() {
+        rows.push(vec![
+            rank.to_string(),
+            plan.name.clone(),
+            plan.share.to_string(),
+            bytes(plan.need.total()),
+            bytes(plan.usable_bytes),
+            bytes(plan.need.weights_bytes),
+            bytes(plan.need.kv_bytes),
+        ]);
+    }
+    text += &table(&rows);
+    text += &format!("\n{reason}\n\n");
+    let mut rows = vec![cells(["machines", "shares", "fits", "decode", "prefill", "waiting"])];
+    rows.extend(placement.options.iter().map(|option| option_row(offers, option)));
+    text += &table(&rows);
+    if placement.speed.is_none() {
+        text += "\nspeed is not told: the speed of a machine's memory is not known\n";
+    }
+    text
+}
+
+fn cells<const N: usize>(words: [&str; N]) -> Vec<String> {
+    words.map(str::to_owned).to_vec()
+}
+
+fn describe(model: &ModelFacts) -> String {
+    let format = match model.quantization {
+        Some(format) => format!("{} bits in groups of {}", format.bits, format.group_size),
+        None => format!("{} bits", 8 * model.element_bytes),
+    };
+    let estimate =
+        if model.is_exact { "" } else { "; not all of its tensors are known: an estimate" };
+    let weights = bytes(model.weights_bytes());
+    let kv = bytes(model.kv_bytes_per_token());
+    let name = &model.architecture;
+    format!("{name}, {format}: {weights} of weights, {kv} of cache for a token{estimate}")
+}
+
+fn option_row(offers: &[NodeOffer], option: &PlacementOption) -> Vec<String> {
+    let names: Vec<&str> = option.offer_idxs.iter().map(|&idx| offers[idx].name.as_str()).collect();
+    let fits = match option.missing_bytes {
+        0 => "yes".to_owned(),
+        missing => format!("no, {} missing", bytes(missing)),
+    };
+    let speed = |text: fn(Speed) -> String| option.speed.map_or("?".to_owned(), text);
+    vec![
+        names.join(", "),
+        shares(&option.shares),
+        fits,
+        speed(|it| format!("{:.1} tokens/s", it.decode_tokens_per_s)),
+        speed(|it| format!("{:.0} tokens/s", it.prefill_tokens_per_s)),
+        speed(|it| format!("{:.0} %", it.decode_waiting * 100.0)),
+    ]
+}
+
+fn shares(shares: &[u32]) -> String {
+    shares.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Columns as wide as their widest cell.
+fn table(rows: &[Vec<String>]) -> String {
+    let num_columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..num_columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let line: String =
+            row.iter().zip(&widths).map(|(cell, width)| format!("  {cell:width$}")).collect();
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+fn model_json(model: &ModelFacts) -> Value {
+    json!({
+        "architecture": model.architecture, "is_exact": model.is_exact,
+        "bits": model.quantization.map(|it| it.bits),
+        "group_size": model.quantization.map(|it| it.group_size),
+        "num_layers": model.num_layers, "context_tokens": model.context_tokens,
+        "weights_bytes": model.weights_bytes(), "replicated_bytes": model.replicated_bytes(),
+        "embedding_bytes": model.bytes_of(PartKind::Embedding),
+        "head_bytes": model.bytes_of(PartKind::Head),
+        "attention_bytes": model.bytes_of(PartKind::Attention),
+        "mlp_bytes": model.bytes_of(PartKind::Mlp),
+        "experts_bytes": model.bytes_of(PartKind::Experts),
+        "kv_bytes_per_token": model.kv_bytes_per_token(),
+    })
+}
+
+fn speed_json(speed: Option<Speed>) -> Value {
+    match speed {
+        None => Value::Null,
+        Some(speed) => json!({
+            "decode_tokens_per_s": speed.decode_tokens_per_s,
+            "prefill_tokens_per_s": speed.prefill_tokens_per_s,
+            "decode_waiting": speed.decode_waiting,
+        }),
+    }
+}
+
+/// The placement as data.
+pub(crate) fn placement_json(
+    model: &ModelFacts,
+    offers: &[NodeOffer],
+    placement: &Placement,
+) -> Value {
+    let ranks = placement.ranks.iter().map(|rank| {
+        json!({
+            "host_idx": rank.offer_idx, "name": rank.name, "share": rank.share,
+            "weights_bytes": rank.need.weights_bytes, "kv_bytes": rank.need.kv_bytes,
+            "overhead_bytes": rank.need.overhead_bytes, "needed_bytes": rank.need.total(),
+            "usable_bytes": rank.usable_bytes,
+        })
+    });
+    let options = placement.options.iter().map(|option| {
+        let names: Vec<&String> = option.offer_idxs.iter().map(|&idx| &offers[idx].name).collect();
+        json!({
+            "host_idxs": option.offer_idxs, "names": names, "shares": option.shares,
+            "fits": option.fits(), "missing_bytes": option.missing_bytes,
+            "speed": speed_json(option.speed),
+        })
+    });
+    json!({
+        "fits": true, "model": model_json(model), "context_tokens": placement.context_tokens,
+        "context_tokens_max": placement.context_tokens_max, "shares": placement.shares(),
+        "ranks": ranks.collect::<Value>(), "speed": speed_json(placement.speed),
+        "reason": placement.reason.to_string(), "options": options.collect::<Value>(),
+    })
+}
+
+/// The refusal as data.
+pub(crate) fn refusal_json(model: &ModelFacts, refusal: &Refusal) -> Value {
+    let nodes = refusal.nodes.iter().map(|node| {
+        json!({
+            "name": node.name, "needed_bytes": node.needed_bytes,
+            "usable_bytes": node.usable_bytes, "missing_bytes": node.missing_bytes(),
+        })
+    });
+    json!({
+        "fits": false, "model": model_json(model), "context_tokens": refusal.context_tokens,
+        "context_tokens_max": refusal.context_tokens_max,
+        "missing_bytes": refusal.missing_bytes, "nodes": nodes.collect::<Value>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let rows = [cells(["a", "bé", "c"]), cells(["long", "x", ""])];
+        assert_eq!(table(&rows), "  a     bé  c\n  long  x\n");
+    }
+}

@@ -1,0 +1,156 @@
+//! Which files of a repository serving needs.
+
+use anyhow::{Context, bail, ensure};
+use jackalope_cluster::models::{BlobId, FilePath, RepoId};
+
+use super::hub::{Listing, Sibling};
+
+/// What configurations, tokenizers and templates end with.
+const TEXT_ENDS: [&str; 5] = [".json", ".jinja", ".txt", ".model", ".tiktoken"];
+
+/// Templates that tokenizers keep in a folder.
+const TEMPLATES_DIR: &str = "additional_chat_templates/";
+
+/// Weights that can run code when they are read.
+const PICKLE_ENDS: [&str; 5] = [".bin", ".pt", ".pth", ".ckpt", ".pkl"];
+
+/// A file to fetch.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct RemoteFile {
+    pub(crate) path: FilePath,
+    pub(crate) bytes: u64,
+    pub(crate) blob: BlobId,
+}
+
+/// The files that serving needs, large ones first.
+///
+/// # Errors
+/// If there are no weights that can be served, or the hub does not tell what a file holds.
+pub(crate) fn choose(repo: &RepoId, listing: &Listing) -> anyhow::Result<Vec<RemoteFile>> {
+    let names: Vec<&str> = listing.siblings.iter().map(|it| it.name.as_str()).collect();
+    check_weights(repo, &names)?;
+    let wanted = listing.siblings.iter().filter(|it| is_wanted(&it.name));
+    let mut files: Vec<RemoteFile> = wanted.map(remote_file).collect::<anyhow::Result<_>>()?;
+    files.sort_by(|one, other| other.bytes.cmp(&one.bytes).then(one.path.cmp(&other.path)));
+    let is_twice = |pair: &[RemoteFile]| pair[0].path == pair[1].path;
+    ensure!(!files.windows(2).any(is_twice), "the hub names a file of {repo} twice");
+    Ok(files)
+}
+
+/// True for what ranks read.
+pub(super) fn is_weights(name: &str) -> bool {
+    name.starts_with("model") && name.ends_with(".safetensors") && !name.contains('/')
+}
+
+fn is_wanted(name: &str) -> bool {
+    let is_inside = name.strip_prefix(TEMPLATES_DIR).unwrap_or(name);
+    let is_text = TEXT_ENDS.iter().any(|end| name.ends_with(end));
+    is_weights(name) || is_text && !is_inside.contains('/') && !name.starts_with('.')
+}
+
+fn check_weights(repo: &RepoId, names: &[&str]) -> anyhow::Result<()> {
+    if names.iter().any(|name| is_weights(name)) {
+        return Ok(());
+    }
+    let ends = |name: &str, ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
+    let found = if names.iter().any(|name| name.ends_with(".gguf")) {
+        "holds its weights as GGUF, which is not served"
+    } else if names.iter().any(|name| ends(name, &PICKLE_ENDS)) {
+        "holds its weights as pickles, which can run code and are not read"
+    } else if names.iter().any(|name| name.ends_with(".safetensors")) {
+        "holds *.safetensors, but none is named model*.safetensors: this is an adapter or a part"
+    } else {
+        "holds no weights"
+    };
+    bail!("{repo} {found}\nhint: look for a conversion to MLX, for instance by mlx-community")
+}
+
+fn remote_file(sibling: &Sibling) -> anyhow::Result<RemoteFile> {
+    let name = &sibling.name;
+    let path: FilePath = name.parse()?;
+    let is_usual = !path.as_str().split('/').any(|part| part.starts_with('.'));
+    ensure!(is_usual, "the hub names a hidden file: {name}");
+    let (bytes, hash) = sibling.bytes.zip(sibling.hash.as_deref()).with_context(|| {
+        format!(
+            "the hub does not tell the size and hash of {name}, so that nothing could be verified\n\
+             hint: pull from another hub (HF_ENDPOINT)"
+        )
+    })?;
+    let blob = hash.parse().with_context(|| format!("the hub's hash of {name}"))?;
+    Ok(RemoteFile { path, bytes, blob })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(names: &[&str]) -> anyhow::Result<Vec<String>> {
+        let sibling = |name: &&str| Sibling {
+            name: (*name).to_owned(),
+            bytes: Some(1),
+            hash: Some("0".repeat(40)),
+        };
+        let siblings = names.iter().map(sibling).collect();
+        let listing = Listing { commit: "c".to_owned(), siblings };
+        let files = choose(&"o/n".parse().unwrap(), &listing)?;
+        Ok(files.into_iter().map(|file| file.path.into()).collect())
+    }
+
+    #[test]
+    fn only_what_serving_needs_is_chosen() {
+        let names = [
+            "README.md",
+            ".gitattributes",
+            "config.json",
+            "model-00001-of-00002.safetensors",
+            "consolidated.safetensors",
+            "original/params.json",
+            "pytorch_model.bin",
+            "merges.txt",
+            "model.py",
+            "chat_template.jinja",
+            "additional_chat_templates/rag.jinja",
+            "additional_chat_templates/a/b.jinja",
+            "onnx/model.safetensors",
+            "tokenizer.model",
+            ".hidden.json",
+        ];
+        let wanted = [
+            "additional_chat_templates/rag.jinja",
+            "chat_template.jinja",
+            "config.json",
+            "merges.txt",
+            "model-00001-of-00002.safetensors",
+            "tokenizer.model",
+        ];
+        assert_eq!(chosen(&names).unwrap(), wanted);
+    }
+
+    #[test]
+    fn weights_that_cannot_be_served_are_refused_by_their_kind() {
+        for (name, cause) in [
+            ("model-Q4_K_M.gguf", "GGUF"),
+            ("pytorch_model.bin", "pickles"),
+            ("adapters.safetensors", "adapter"),
+            ("notes.txt", "no weights"),
+        ] {
+            let err = chosen(&["config.json", name]).unwrap_err().to_string();
+            assert!(err.contains(cause) && err.contains("hint:"), "{err}");
+        }
+    }
+
+    #[test]
+    fn a_hub_cannot_name_files_elsewhere_or_without_a_hash() {
+        let file = |name: &str, hash: &str| {
+            let (name, hash) = (name.to_owned(), Some(hash.to_owned()));
+            remote_file(&Sibling { name, bytes: Some(1), hash })
+        };
+        let hash = "0".repeat(64);
+        assert!(file("a.json", &hash).is_ok());
+        for name in ["../a.json", "/a.json", "a/.git/b.json", "a\\..\\b.json"] {
+            assert!(file(name, &hash).is_err(), "{name}");
+        }
+        assert!(file("a.json", "../x").is_err());
+        assert!(remote_file(&Sibling { name: "a".to_owned(), ..Sibling::default() }).is_err());
+    }
+}

@@ -1,0 +1,231 @@
+//! The hub's HTTP API: what a repository holds, and its files. Knows what each refusal means.
+
+use std::io::ErrorKind;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, anyhow};
+use jackalope_cluster::models::{FilePath, RepoId, Revision};
+use serde_json::Value;
+use ureq::config::RedirectAuthHeaders;
+use ureq::http::{Response, StatusCode};
+use ureq::{Agent, Body};
+
+use super::retry::{Failure, asked_pause};
+use crate::environment::{Environment, Token};
+
+/// Bound of finding and reaching a server.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// What a listing may have.
+const LISTING_BYTES_MAX: u64 = 64 << 20;
+
+/// What of a refusal is read.
+const REFUSAL_BYTES_MAX: u64 = 4096;
+
+/// A hub that serves repositories.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    agent: Agent,
+    endpoint: String,
+    token: Option<Token>,
+}
+
+/// A revision of a repository.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    /// The commit.
+    pub(crate) commit: String,
+    /// Its files as the hub names them; nothing is checked yet.
+    pub(crate) siblings: Vec<Sibling>,
+}
+
+/// A file as the hub names it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sibling {
+    pub(crate) name: String,
+    pub(crate) bytes: Option<u64>,
+    /// SHA-256 of a large file, or git's hash of a small one.
+    pub(crate) hash: Option<String>,
+}
+
+impl Hub {
+    /// The hub of the environment; a connection that is silent for longer than `stall` counts as
+    /// broken.
+    pub(crate) fn new(environment: &Environment, stall: Duration) -> Hub {
+        let agent = Agent::config_builder()
+            .http_status_as_error(false)
+            .user_agent(concat!("jackalope/", env!("CARGO_PKG_VERSION")))
+            // Sizes and ranges are those of the files as they are.
+            .accept_encoding("identity")
+            // Hubs redirect within themselves and to stores whose addresses carry their own proof.
+            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            .timeout_resolve(Some(CONNECT_TIMEOUT))
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_send_request(Some(stall))
+            .timeout_recv_response(Some(stall))
+            .timeout_per_read(Some(stall))
+            .timeout_per_write(Some(stall))
+            .build()
+            .new_agent();
+        Hub { agent, endpoint: environment.endpoint.clone(), token: environment.token() }
+    }
+
+    /// Ends all connections, also those that others are waiting for.
+    pub(crate) fn shut_down(&self) {
+        self.agent.clone().shutdown();
+    }
+
+    /// Where a file is.
+    pub(crate) fn file_url(&self, repo: &RepoId, commit: &str, path: &FilePath) -> String {
+        let path = path.as_str().split('/').map(encode).collect::<Vec<_>>().join("/");
+        format!("{}/{repo}/resolve/{commit}/{path}", self.endpoint)
+    }
+
+    /// What a revision holds.
+    pub(crate) fn list(&self, repo: &RepoId, revision: &Revision) -> Result<Listing, Failure> {
+        let revision_part = encode(revision.as_str());
+        let url =
+            format!("{}/api/models/{repo}/revision/{revision_part}?blobs=true", self.endpoint);
+        let mut response = self.get(&url, 0)?;
+        if !response.status().is_success() {
+            return Err(self.refusal(&url, repo, revision, response));
+        }
+        let body = response.body_mut().with_config().limit(LISTING_BYTES_MAX).read_to_string();
+        let body = body.with_context(|| format!("reading {url}")).map_err(Failure::again)?;
+        let listing = parse_listing(&body).with_context(|| format!("what {url} answers"));
+        listing.map_err(Failure::Final)
+    }
+
+    /// Asks for what is at `url` from byte `from` on; whatever the status of the answer is.
+    pub(crate) fn get(&self, url: &str, from: u64) -> Result<Response<Body>, Failure> {
+        let mut request = self.agent.get(url);
+        if let Some(token) = &self.token {
+            request = request.header("authorization", token.bearer());
+        }
+        if 0 < from {
+            request = request.header("range", format!("bytes={from}-"));
+        }
+        request.call().map_err(|err| {
+            let is_final = match &err {
+                // What the other end said cannot be trusted, now or later.
+                ureq::Error::Io(err) => err.kind() == ErrorKind::InvalidData,
+                ureq::Error::BadUri(_)
+                | ureq::Error::Tls(_)
+                | ureq::Error::Rustls(_)
+                | ureq::Error::TooManyRedirects => true,
+                _ => false,
+            };
+            let endpoint = &self.endpoint;
+            let error = anyhow!(
+                "asking {url}: {err}\nhint: is {endpoint} reachable from here? HF_ENDPOINT names \
+                 another hub, HTTPS_PROXY a proxy"
+            );
+            if is_final { Failure::Final(error) } else { Failure::again(error) }
+        })
+    }
+
+    /// What an answer that is no success means.
+    pub(crate) fn refusal(
+        &self,
+        url: &str,
+        repo: &RepoId,
+        revision: &Revision,
+        mut response: Response<Body>,
+    ) -> Failure {
+        let status = response.status();
+        let header = |name: &str| Some(response.headers().get(name)?.to_str().ok()?.to_owned());
+        let (code, retry_after) = (header("x-error-code"), header("retry-after"));
+        let pause = retry_after.and_then(|text| asked_pause(&text, SystemTime::now()));
+        let endpoint = &self.endpoint;
+        let error = match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                let asker = match self.token {
+                    Some(_) => "the owner of this HF_TOKEN may not read it",
+                    None => "no HF_TOKEN is set",
+                };
+                anyhow!(
+                    "{endpoint} does not give {repo} away ({status}): it is gated, private or \
+                     misspelled, and {asker}\nhint: accept its conditions at {endpoint}/{repo}, \
+                     then set HF_TOKEN to a token from {endpoint}/settings/tokens"
+                )
+            }
+            StatusCode::NOT_FOUND if code.as_deref() == Some("RevisionNotFound") => anyhow!(
+                "{repo} has no revision {revision}\nhint: see {endpoint}/{repo}/tree/main for its \
+                 branches and tags"
+            ),
+            StatusCode::NOT_FOUND => anyhow!(
+                "there is no {repo} at {endpoint} (404 for {url})\nhint: look for its name at \
+                 {endpoint}/models?search={}",
+                repo.name()
+            ),
+            StatusCode::TOO_MANY_REQUESTS
+            | StatusCode::REQUEST_TIMEOUT
+            | StatusCode::INTERNAL_SERVER_ERROR
+            | StatusCode::BAD_GATEWAY
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT => {
+                return Failure::Again { error: anyhow!("{url} answers {status}"), pause };
+            }
+            _ => {
+                let said = response.body_mut().with_config().limit(REFUSAL_BYTES_MAX);
+                let said = said.read_to_string().unwrap_or_default();
+                anyhow!("{url} answers {status}: {}", said.trim().escape_debug())
+            }
+        };
+        Failure::Final(error)
+    }
+}
+
+fn parse_listing(body: &str) -> anyhow::Result<Listing> {
+    let listing: Value = serde_json::from_str(body).context("is no JSON")?;
+    let commit = listing["sha"].as_str().context("names no commit")?;
+    // It becomes a part of paths.
+    let is_commit = commit.parse::<Revision>().is_ok() && !commit.contains('/');
+    anyhow::ensure!(is_commit, "names {commit:?} as a commit");
+    let siblings = listing["siblings"].as_array().context("names no files")?;
+    let sibling = |it: &Value| -> Option<Sibling> {
+        let lfs = &it["lfs"];
+        let hash = lfs["sha256"].as_str().or_else(|| lfs["oid"].as_str());
+        Some(Sibling {
+            name: it["rfilename"].as_str()?.to_owned(),
+            bytes: lfs["size"].as_u64().or_else(|| it["size"].as_u64()),
+            hash: hash.or_else(|| it["blobId"].as_str()).map(str::to_owned),
+        })
+    };
+    let siblings = siblings.iter().map(|it| sibling(it).context("names a file without a name"));
+    Ok(Listing { commit: commit.to_owned(), siblings: siblings.collect::<anyhow::Result<_>>()? })
+}
+
+/// One part of a URL's path.
+fn encode(part: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
+    part.bytes().fold(String::new(), |text, byte| match is_plain(byte) {
+        true => text + char::from(byte).encode_utf8(&mut [0; 4]),
+        false => text + &format!("%{byte:02X}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listing_is_read_as_the_hub_writes_it() {
+        let body = r#"{"id": "o/n", "sha": "abc", "siblings": [
+            {"rfilename": "a.json", "blobId": "git", "size": 3},
+            {"rfilename": "m.safetensors", "blobId": "pointer", "size": 9,
+             "lfs": {"sha256": "content", "size": 9, "pointerSize": 1}}]}"#;
+        let listing = parse_listing(body).unwrap();
+        let hashes: Vec<_> = listing.siblings.iter().map(|it| it.hash.as_deref()).collect();
+        assert_eq!(hashes, [Some("git"), Some("content")]);
+        for bad in ["", "{}", r#"{"sha": "../x", "siblings": []}"#, r#"{"sha": "a"}"#] {
+            assert!(parse_listing(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn parts_of_a_url_are_encoded() {
+        assert_eq!(encode("refs/pr/1"), "refs%2Fpr%2F1");
+        assert_eq!(encode("a b#?ü"), "a%20b%23%3F%C3%BC");
+    }
+}

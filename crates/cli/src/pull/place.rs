@@ -1,0 +1,193 @@
+//! Where the files of a pull go: into Hugging Face's cache, or a directory of their own.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+use indicatif::HumanBytes;
+use jackalope_cluster::models::{
+    BlobId, ContentHash, FileEntry, HubCache, HubRepo, Manifest, Record, RepoId, Revision,
+};
+
+use super::choice::{RemoteFile, is_weights};
+
+/// Where a directory keeps what is on its way.
+const PARTIAL_DIR: &str = ".jackalope";
+
+/// What a disk must have beyond the files themselves.
+const ROOM_BYTES: u64 = 64 << 20;
+
+/// Where files go.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// Into a cache, by content, with links from a snapshot.
+    Cache(HubRepo),
+    /// Into a directory, by name.
+    Directory(PathBuf),
+}
+
+/// One file on its way.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub(crate) file: RemoteFile,
+    /// What has come of it.
+    pub(crate) partial: PathBuf,
+    /// All of it, once verified.
+    pub(crate) done: PathBuf,
+    /// Held by whoever writes it.
+    pub(crate) lock: PathBuf,
+}
+
+impl Job {
+    fn missing_bytes(&self) -> u64 {
+        let len = |path: &Path| std::fs::metadata(path).map(|it| it.len()).ok();
+        if len(&self.done) == Some(self.file.bytes) {
+            return 0;
+        }
+        self.file.bytes.saturating_sub(len(&self.partial).unwrap_or(0))
+    }
+}
+
+impl Place {
+    /// The cache at `root`, as an absolute path.
+    pub(crate) fn cache(root: &Path, repo: &RepoId) -> anyhow::Result<Place> {
+        let root = std::path::absolute(root)?;
+        Ok(Place::Cache(HubCache::new(root).repo(repo)))
+    }
+
+    /// Where the model can be found afterwards.
+    pub(crate) fn dir(&self, commit: &str) -> PathBuf {
+        match self {
+            Place::Cache(repo) => repo.snapshot(commit).dir,
+            Place::Directory(dir) => dir.clone(),
+        }
+    }
+
+    /// What must be fetched; of several files with one content in a cache, one.
+    pub(crate) fn jobs(&self, files: &[RemoteFile]) -> Vec<Job> {
+        let mut seen = BTreeSet::new();
+        let jobs = files.iter().filter_map(|file| {
+            let (partial, done, lock) = match self {
+                Place::Cache(repo) => {
+                    if !seen.insert(file.blob) {
+                        return None;
+                    }
+                    let done = repo.blob(&file.blob);
+                    let partial = done.with_extension("incomplete");
+                    let lock = repo.locks_dir().join(format!("{}.lock", file.blob));
+                    (partial, done, lock)
+                }
+                Place::Directory(dir) => {
+                    let name = file.path.as_str().replace('/', "%2F");
+                    let beside = |end: &str| dir.join(PARTIAL_DIR).join(format!("{name}.{end}"));
+                    let partial = beside(&format!("{}.incomplete", file.blob));
+                    (partial, file.path.below(dir), beside("lock"))
+                }
+            };
+            Some(Job { file: file.clone(), partial, done, lock })
+        });
+        jobs.collect()
+    }
+
+    /// Refuses a directory that holds another model, or weights that would be read beside ours.
+    pub(crate) fn check_owner(&self, repo: &RepoId, files: &[RemoteFile]) -> anyhow::Result<()> {
+        let Place::Directory(dir) = self else { return Ok(()) };
+        let is_other = match Record::read(dir) {
+            Some(record) => record.repo != repo.as_str(),
+            None => {
+                let own = |name: &str| files.iter().find(|file| file.path.as_str() == name);
+                let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+                let names = entries.filter_map(|it| it.file_name().into_string().ok());
+                let mut weights = names.filter(|name| is_weights(name));
+                let is_other_config = own("config.json").is_some_and(|file| {
+                    let found = file.blob.of_file_like_this(&dir.join("config.json"), &|_| ());
+                    found.is_ok_and(|found| found != file.blob)
+                });
+                is_other_config || weights.any(|name| own(&name).is_none())
+            }
+        };
+        ensure!(
+            !is_other,
+            "{} holds another model\nhint: give a directory of its own with `--to`, or remove that \
+             model (`jackalope models rm`)",
+            dir.display()
+        );
+        Ok(())
+    }
+
+    /// Refuses what will not fit, before anything is fetched.
+    pub(crate) fn check_room(&self, jobs: &[Job]) -> anyhow::Result<()> {
+        let root = match self {
+            Place::Cache(repo) => repo.dir(),
+            Place::Directory(dir) => std::path::absolute(dir)?,
+        };
+        let existing = root.ancestors().find(|it| it.is_dir()).context("no folder exists")?;
+        let missing = jobs.iter().fold(0, |sum: u64, job| sum.saturating_add(job.missing_bytes()));
+        let disk = rustix::fs::statvfs(existing)
+            .with_context(|| format!("asking for room at {}", existing.display()))?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        ensure!(
+            missing == 0 || missing.saturating_add(ROOM_BYTES) <= free,
+            "{} must be fetched, but {} are free at {}\nhint: free some (`jackalope models ls`), or \
+             put it elsewhere with `--to DIR` or HF_HOME",
+            HumanBytes(missing),
+            HumanBytes(free),
+            existing.display()
+        );
+        Ok(())
+    }
+
+    /// Makes the files, which are all there, a model that others find.
+    pub(crate) fn finish(
+        &self,
+        id: &RepoId,
+        revision: &Revision,
+        commit: &str,
+        files: &[RemoteFile],
+    ) -> anyhow::Result<()> {
+        match self {
+            Place::Cache(repo) => {
+                for file in files {
+                    repo.link(commit, &file.path, &file.blob)
+                        .with_context(|| format!("linking {}", file.path))?;
+                }
+                // Last, so that what a branch means is whole.
+                if revision.as_str() != commit {
+                    repo.set_commit_of(revision, commit).context("noting the revision")?;
+                }
+                Ok(())
+            }
+            Place::Directory(dir) => {
+                let entries: anyhow::Result<_> =
+                    files.iter().map(|file| entry(dir, file)).collect();
+                let manifest = Manifest::new(entries?)?;
+                remove_former(dir, &manifest)?;
+                let (repo, commit) = (id.as_str().to_owned(), commit.to_owned());
+                Record { repo, commit, manifest }.write(dir).context("noting what was fetched")
+            }
+        }
+    }
+}
+
+/// Removes what an earlier revision had and this one has not.
+fn remove_former(dir: &Path, manifest: &Manifest) -> anyhow::Result<()> {
+    let former = Record::read(dir).map(|it| it.manifest).unwrap_or_default();
+    for file in former.files().iter().filter(|file| manifest.file(&file.path).is_none()) {
+        match std::fs::remove_file(file.path.below(dir)) {
+            Err(err) if err.kind() == ErrorKind::NotFound => {}
+            removed => removed.with_context(|| format!("removing {}", file.path))?,
+        }
+    }
+    Ok(())
+}
+
+fn entry(dir: &Path, file: &RemoteFile) -> anyhow::Result<FileEntry> {
+    let path = file.path.clone();
+    let sha256 = match file.blob {
+        BlobId::Content(hash) => hash,
+        BlobId::Git(_) => ContentHash::of_file(&path.below(dir), &|_| ())
+            .with_context(|| format!("reading {path}"))?,
+    };
+    Ok(FileEntry { path, bytes: file.bytes, sha256 })
+}

@@ -1,0 +1,342 @@
+//! Hosts that are network namespaces.
+//!
+//! ```text
+//!   this machine ── 10.77.K.254 ─┐
+//!                                │ bridge in a namespace of its own
+//!   host a ── 10.77.K.1 ─────────┤
+//!   host b ── 10.77.K.2 ─────────┤   each with an sshd, a home for jackalope, and nothing else
+//!   host c ── 10.77.K.3 ─────────┘
+//! ```
+//!
+//! All see the same files and processes; what they do not share is the network.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::json;
+
+use crate::http::Server;
+use crate::program::{Ended, Program, wait_for};
+
+/// Why there can be no hosts here; told once by each test.
+pub(crate) fn missing() -> Option<String> {
+    static MISSING: OnceLock<Option<String>> = OnceLock::new();
+    MISSING.get_or_init(look_for_means).clone()
+}
+
+fn look_for_means() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("only root may make network namespaces".to_owned());
+    }
+    let tools = [("ip", "iproute2"), ("tc", "iproute2"), ("sshd", "openssh-server")];
+    let lacks = |tool: &str| !Path::new("/usr/sbin").join(tool).exists() && !has(tool);
+    let packages: Vec<&str> =
+        tools.iter().filter(|(tool, _)| lacks(tool)).map(|(_, package)| *package).collect();
+    if !packages.is_empty() {
+        println!("installing {packages:?}");
+        run("apt-get", &["update", "-q"]);
+        let mut args = vec!["install", "-y", "-q", "--no-install-recommends"];
+        args.extend(&packages);
+        let installed = output("apt-get", &args);
+        assert!(installed.status.success(), "{packages:?} cannot be installed: {installed:?}");
+    }
+    let name = format!("jkprobe{}", std::process::id());
+    let made = output("ip", &["netns", "add", &name]);
+    run("ip", &["netns", "del", &name]);
+    (!made.status.success())
+        .then(|| format!("no network namespaces: {}", String::from_utf8_lossy(&made.stderr).trim()))
+}
+
+fn has(tool: &str) -> bool {
+    output("sh", &["-c", &format!("command -v {tool}")]).status.success()
+}
+
+fn command(program: impl AsRef<OsStr>) -> Command {
+    #[expect(clippy::disallowed_methods, reason = "tests watch the processes from outside")]
+    Command::new(program)
+}
+
+fn output(program: &str, args: &[&str]) -> Output {
+    let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    command(program).args(args).env("PATH", path).stdin(Stdio::null()).output().unwrap()
+}
+
+/// Runs a command whose failure does not matter.
+fn run(program: &str, args: &[&str]) {
+    output(program, args);
+}
+
+/// Runs a command that must succeed; its words are separated by blanks.
+#[track_caller]
+fn must(line: &str) {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let done = output(words[0], &words[1..]);
+    assert!(done.status.success(), "`{line}`: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// Some hosts; gone when dropped.
+pub(crate) struct Lab {
+    /// Begins the names of everything.
+    name: String,
+    subnet: String,
+    dir: PathBuf,
+    pub(crate) hosts: Vec<LabHost>,
+}
+
+/// One of them.
+pub(crate) struct LabHost {
+    /// What ssh is told.
+    pub(crate) ssh: String,
+    pub(crate) ip: String,
+    namespace: String,
+    /// Its end of the cable, and the bridge's.
+    port: String,
+    /// Jackalope's folder there.
+    pub(crate) home: PathBuf,
+    sshd: Option<Child>,
+}
+
+impl Lab {
+    /// So many hosts; the first is where commands run. Jackalope is installed on all of them.
+    pub(crate) fn new(num_hosts: usize) -> Lab {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = (std::process::id() + 97 * NEXT.fetch_add(1, Ordering::Relaxed)) % 250 + 1;
+        let name = format!("jk{number}");
+        let subnet = format!("10.77.{number}");
+        let dir = std::env::temp_dir().join(format!("jackalope-lab-{number}"));
+        sweep(&name);
+        fs::remove_dir_all(&dir).ok();
+        fs::create_dir_all(&dir).unwrap();
+        must(&format!("ip netns add {name}sw"));
+        must(&format!("ip -n {name}sw link add br0 type bridge"));
+        must(&format!("ip -n {name}sw link set br0 up"));
+        must(&format!("ip link add {name}r type veth peer name {name}rp"));
+        must(&format!("ip link set {name}rp netns {name}sw"));
+        must(&format!("ip -n {name}sw link set {name}rp master br0 up"));
+        must(&format!("ip addr add {subnet}.254/24 dev {name}r"));
+        must(&format!("ip link set {name}r up"));
+        for kind in ["client", "host"] {
+            let key = dir.join(format!("{kind}_key"));
+            must(&format!("ssh-keygen -q -t ed25519 -P= -f {}", key.display()));
+        }
+        let public = fs::read_to_string(dir.join("client_key.pub")).unwrap();
+        fs::write(dir.join("authorized_keys"), public).unwrap();
+        let mut lab = Lab { name, subnet, dir, hosts: Vec::new() };
+        for idx in 0..num_hosts {
+            lab.add_host(idx);
+        }
+        lab.write_ssh_config();
+        lab
+    }
+
+    fn add_host(&mut self, idx: usize) {
+        let letter = ["a", "b", "c", "d"][idx];
+        let (name, subnet) = (&self.name, &self.subnet);
+        let namespace = format!("{name}{letter}");
+        let port = format!("{name}{letter}p");
+        let ip = format!("{subnet}.{}", idx + 1);
+        must(&format!("ip netns add {namespace}"));
+        must(&format!("ip -n {namespace} link set lo up"));
+        must(&format!("ip -n {namespace} link add eth0 type veth peer name {port}"));
+        must(&format!("ip -n {namespace} link set {port} netns {name}sw"));
+        must(&format!("ip -n {name}sw link set {port} master br0 up"));
+        must(&format!("ip -n {namespace} addr add {ip}/24 dev eth0"));
+        must(&format!("ip -n {namespace} link set eth0 up"));
+        let home = self.dir.join(format!("home-{letter}"));
+        let ssh = format!("host-{letter}");
+        let mut host = LabHost { ssh, ip, namespace, port, home, sshd: None };
+        host.install();
+        host.start_sshd(&self.dir);
+        self.hosts.push(host);
+    }
+
+    fn write_ssh_config(&self) {
+        let dir = self.dir.display();
+        let host_key = fs::read_to_string(self.dir.join("host_key.pub")).unwrap();
+        let known: Vec<String> =
+            self.hosts.iter().map(|host| format!("{} {}", host.ip, host_key.trim())).collect();
+        fs::write(self.dir.join("known_hosts"), known.join("\n") + "\n").unwrap();
+        let mut config = String::new();
+        for host in &self.hosts {
+            config += &format!(
+                "Host {}\n  HostName {}\n  User root\n  IdentityFile {dir}/client_key\n  \
+                 IdentitiesOnly yes\n  UserKnownHostsFile {dir}/known_hosts\n",
+                host.ssh, host.ip
+            );
+        }
+        fs::write(self.dir.join("ssh_config"), config).unwrap();
+    }
+
+    /// What to run as ssh.
+    pub(crate) fn ssh(&self) -> String {
+        format!("ssh -F {}", self.dir.join("ssh_config").display())
+    }
+
+    /// A hostfile with all hosts, the first of which is where commands run.
+    pub(crate) fn hostfile(&self) -> PathBuf {
+        let entry = |(idx, host): (usize, &LabHost)| {
+            let ssh = if idx == 0 { "127.0.0.1" } else { host.ssh.as_str() };
+            json!({"ssh": ssh, "ips": [host.ip]})
+        };
+        let hosts: Vec<_> = self.hosts.iter().enumerate().map(entry).collect();
+        let path = self.dir.join("hosts.json");
+        fs::write(&path, json!(hosts).to_string()).unwrap();
+        path
+    }
+
+    /// A `jackalope` on the first host.
+    pub(crate) fn start(&self, args: &[&str], input: &str) -> Program {
+        let host = &self.hosts[0];
+        let mut command = command("ip");
+        command.args(["netns", "exec", &host.namespace, env!("CARGO_BIN_EXE_jackalope")]);
+        command.args(args).env("JACKALOPE_HOME", &host.home).env("JACKALOPE_SSH", self.ssh());
+        Program::start_command(command, input)
+    }
+
+    pub(crate) fn run(&self, args: &[&str]) -> Ended {
+        self.start(args, "").end()
+    }
+
+    /// `jackalope serve` over all hosts, reachable from here.
+    pub(crate) fn serve(&self, model: &Path, args: &str) -> Server {
+        let (hostfile, model) = (self.hostfile(), model.to_str().unwrap());
+        let mut words = vec!["serve", "--hosts", hostfile.to_str().unwrap(), "--model", model];
+        words.extend(["--host", "0.0.0.0", "--insecure", "--port", "8080", "--json"]);
+        words.extend(args.split_whitespace());
+        let mut server = Server::of(self.start(&words, ""));
+        server.url = format!("http://{}:8080", self.hosts[0].ip);
+        server
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for host in &mut self.hosts {
+            host.end_everything();
+        }
+        sweep(&self.name);
+        fs::remove_dir_all(&self.dir).ok();
+    }
+}
+
+/// Removes what an earlier run of this name may have left.
+fn sweep(name: &str) {
+    for letter in ["a", "b", "c", "d", "sw"] {
+        run("ip", &["netns", "del", &format!("{name}{letter}")]);
+    }
+    run("ip", &["link", "del", &format!("{name}r")]);
+}
+
+impl LabHost {
+    /// Puts the programs under test where `bootstrap` would.
+    fn install(&self) {
+        let bin = self.home.join("current/bin");
+        fs::create_dir_all(&bin).unwrap();
+        let program = Path::new(env!("CARGO_BIN_EXE_jackalope"));
+        for name in ["jackalope", "jackalope-rank"] {
+            let built = program.with_file_name(name);
+            assert!(built.is_file(), "{} is not built", built.display());
+            std::os::unix::fs::symlink(built, bin.join(name)).unwrap();
+        }
+    }
+
+    /// Its SSH server, as after switching it on.
+    pub(crate) fn start_sshd(&mut self, dir: &Path) {
+        fs::create_dir_all("/run/sshd").unwrap();
+        let config = dir.join(format!("sshd-{}", self.ssh));
+        let dir = dir.display();
+        let text = format!(
+            "ListenAddress {}\nHostKey {dir}/host_key\nAuthorizedKeysFile {dir}/authorized_keys\n\
+             StrictModes no\nUsePAM no\nPidFile none\nPasswordAuthentication no\n\
+             PermitRootLogin yes\nSetEnv JACKALOPE_HOME={}\n",
+            self.ip,
+            self.home.display()
+        );
+        fs::write(&config, text).unwrap();
+        let mut command = command("ip");
+        command.args(["netns", "exec", &self.namespace, "/usr/sbin/sshd", "-D", "-f"]);
+        command.arg(&config).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        self.sshd = Some(command.spawn().unwrap());
+        let addr = format!("{}:22", self.ip);
+        wait_for("ssh server", || std::net::TcpStream::connect(&addr).ok());
+    }
+
+    /// Its processes.
+    pub(crate) fn pids(&self) -> Vec<u32> {
+        let listed = output("ip", &["netns", "pids", &self.namespace]);
+        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+        listed.lines().filter_map(|line| line.trim().parse().ok()).collect()
+    }
+
+    /// Those whose command line holds `text`.
+    pub(crate) fn pids_of(&self, text: &str) -> Vec<u32> {
+        let is_meant = |pid: &u32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).replace('\0', " ").contains(text)
+        };
+        self.pids().into_iter().filter(is_meant).collect()
+    }
+
+    /// As when its power is cut.
+    pub(crate) fn end_everything(&mut self) {
+        for pid in self.pids() {
+            crate::program::send(pid, rustix::process::Signal::KILL);
+        }
+        if let Some(mut sshd) = self.sshd.take() {
+            sshd.kill().ok();
+            sshd.wait().ok();
+        }
+    }
+
+    /// Pulls its cable, or puts it back.
+    pub(crate) fn cable(&self, lab: &str, is_in: bool) {
+        let state = if is_in { "up" } else { "down" };
+        must(&format!("ip -n {lab}sw link set {} {state}", self.port));
+    }
+
+    /// What it sends is treated so: `loss 100%`, `delay 50ms`, `rate 1mbit`.
+    pub(crate) fn outwards(&self, netem: &str) {
+        must(&format!(
+            "ip netns exec {} tc qdisc replace dev eth0 root netem {netem}",
+            self.namespace
+        ));
+    }
+
+    /// What it is sent is treated so.
+    pub(crate) fn inwards(&self, lab: &str, netem: &str) {
+        must(&format!(
+            "ip netns exec {lab}sw tc qdisc replace dev {} root netem {netem}",
+            self.port
+        ));
+    }
+
+    /// The network is as it should be again.
+    pub(crate) fn mend(&self, lab: &str) {
+        self.cable(lab, true);
+        run("ip", &["netns", "exec", &self.namespace, "tc", "qdisc", "del", "dev", "eth0", "root"]);
+        let switch = format!("{lab}sw");
+        run("ip", &["netns", "exec", &switch, "tc", "qdisc", "del", "dev", &self.port, "root"]);
+    }
+}
+
+impl Lab {
+    /// Begins the names of its namespaces.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its folder.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+/// Makes what only its user should see look so.
+pub(crate) fn mode_of(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}

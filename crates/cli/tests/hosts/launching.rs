@@ -1,0 +1,125 @@
+//! Starting, running and ending on several hosts.
+
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::checkpoint::shipped;
+use crate::lab::{Lab, missing, mode_of};
+use crate::program::wait_for;
+
+/// Hosts, or the end of the test with a printed reason.
+macro_rules! lab_or_return {
+    ($num_hosts:expr) => {
+        match missing() {
+            Some(reason) => return println!("left out: {reason}"),
+            None => Lab::new($num_hosts),
+        }
+    };
+}
+pub(crate) use lab_or_return;
+
+#[test]
+fn three_hosts_serve_one_model_and_end_together() {
+    let lab = lab_or_return!(3);
+    let server = lab.serve(&shipped(), "");
+    let health = server.health();
+    let hosts: Vec<&str> =
+        health["ranks"].as_array().unwrap().iter().map(|it| it["host"].as_str().unwrap()).collect();
+    assert_eq!(hosts, ["127.0.0.1", "host-b", "host-c"]);
+    let answer = server.ask("/v1/completions", &json!({"prompt": "hello", "max_tokens": 5}));
+    assert_eq!(answer["usage"]["completion_tokens"], 5);
+    // The secret went with the first ssh, and nobody else can read it.
+    let secret = |idx: usize| std::fs::read_to_string(lab.hosts[idx].home.join("secret")).unwrap();
+    assert!(secret(0) == secret(1) && secret(1) == secret(2));
+    assert_eq!(mode_of(&lab.hosts[2].home.join("secret")), 0o600);
+    for host in &lab.hosts {
+        assert_eq!(host.pids_of("jackalope-rank").len(), 1);
+    }
+    server.program.signal(Signal::INT);
+    let ended = server.program.end();
+    assert!(ended.status.success(), "{ended:?}");
+    for host in &lab.hosts {
+        wait_for("end of the rank", || host.pids_of("jackalope-rank").is_empty().then_some(()));
+    }
+}
+
+#[test]
+fn ranks_end_with_a_brain_that_is_killed_and_a_new_one_takes_them_over() {
+    let lab = lab_or_return!(2);
+    let server = lab.serve(&shipped(), "--lease 600");
+    let ranks =
+        || -> Vec<u32> { lab.hosts.iter().flat_map(|it| it.pids_of("jackalope-rank")).collect() };
+    let first = ranks();
+    server.program.signal(Signal::KILL);
+    drop(server);
+    let server = lab.serve(&shipped(), "--lease 1");
+    // Another lease is another setup: the ranks were taken over, and then loaded anew.
+    assert!(server.health()["ok"].as_bool().unwrap());
+    let second = ranks();
+    assert_eq!(second.len(), 2);
+    server.program.signal(Signal::KILL);
+    drop(server);
+    let server = lab.serve(&shipped(), "--lease 1");
+    assert_eq!(ranks(), second, "weights outlive a brain");
+    assert_ne!(second, first);
+    server.program.signal(Signal::KILL);
+    drop(server);
+    wait_for("end of the ranks", || ranks().is_empty().then_some(()));
+}
+
+#[test]
+fn any_program_runs_on_all_hosts_and_its_end_is_told() {
+    let lab = lab_or_return!(3);
+    let hostfile = lab.hostfile();
+    let hosts = hostfile.to_str().unwrap();
+    let script =
+        "echo rank $MLX_RANK of $(grep -c : $MLX_HOSTFILE) $GREETING; read line; echo $line";
+    let ended = lab
+        .start(
+            &["launch", "--hosts", hosts, "--env", "GREETING=hi", "--", "sh", "-c", script],
+            "to all\n",
+        )
+        .end();
+    assert!(ended.status.success(), "{ended:?}");
+    for rank in 0..3 {
+        assert!(ended.stdout.contains(&format!("[{rank}] rank {rank} of 3 hi\n")), "{ended:?}");
+        assert!(ended.stdout.contains(&format!("[{rank}] to all\n")), "{ended:?}");
+    }
+    // One that fails ends the others, which would go on for ever; its exit status is ours.
+    let script = "[ $MLX_RANK = 2 ] && exit 42; exec sleep 600";
+    let ended = lab.run(&["launch", "--hosts", hosts, "--", "sh", "-c", script]);
+    assert_eq!(ended.status.code(), Some(42), "{ended:?}");
+    assert!(ended.stderr.contains("rank 2 on host-c: exit status 42"), "{ended:?}");
+    for host in &lab.hosts {
+        wait_for("end of the others", || host.pids_of("sleep 600").is_empty().then_some(()));
+    }
+    // A signal reaches every rank.
+    let script = "trap 'echo got it; exit 7' TERM; echo ready; while :; do sleep 0.05; done";
+    let mut program = lab.start(&["launch", "--hosts", hosts, "--", "sh", "-c", script], "");
+    for _ in 0..3 {
+        assert!(program.line().ends_with("ready\n"));
+    }
+    program.signal(Signal::TERM);
+    let ended = program.end();
+    assert_eq!(ended.status.code(), Some(128 + 15), "{ended:?}");
+    for rank in 0..3 {
+        assert!(ended.stdout.contains(&format!("[{rank}] got it\n")), "{ended:?}");
+    }
+}
+
+#[test]
+fn hosts_that_cannot_be_used_are_all_named_with_what_to_do() {
+    let mut lab = lab_or_return!(3);
+    let hostfile = lab.hostfile();
+    lab.hosts[1].end_everything();
+    std::fs::remove_dir_all(lab.hosts[2].home.join("current")).unwrap();
+    let model = shipped();
+    let args = ["serve", "--model", model.to_str().unwrap(), "--hosts"];
+    let args: Vec<&str> = args.into_iter().chain([hostfile.to_str().unwrap()]).collect();
+    let ended = lab.run(&args);
+    assert!(!ended.status.success());
+    assert!(ended.stderr.contains("host-b: its SSH port refuses connections"), "{ended:?}");
+    assert!(ended.stderr.contains("hint: switch on Remote Login there"), "{ended:?}");
+    assert!(ended.stderr.contains("host-c has no jackalope"), "{ended:?}");
+    assert!(ended.stderr.contains("hint: `jackalope bootstrap host-c`"), "{ended:?}");
+}

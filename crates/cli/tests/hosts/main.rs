@@ -1,0 +1,19 @@
+//! Several real hosts: network namespaces with addresses of their own, an OpenSSH server in each, and
+//! faults in the network between them.
+//!
+//! Needs root, `ip`, `tc` and `sshd`; installs the latter three with apt where they are missing.
+#![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+#[expect(dead_code, reason = "shared with the tests on one host")]
+#[path = "../it/checkpoint.rs"]
+mod checkpoint;
+mod faults;
+#[expect(dead_code, reason = "shared with the tests on one host")]
+#[path = "../it/http.rs"]
+mod http;
+mod lab;
+mod launching;
+#[expect(dead_code, reason = "shared with the tests on one host")]
+#[path = "../it/program.rs"]
+mod program;

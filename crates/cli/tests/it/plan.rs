@@ -1,0 +1,61 @@
+//! What is planned is what is loaded; what does not fit is refused.
+
+use serde_json::{Value, json};
+
+use crate::checkpoint::{Copy, shipped};
+use crate::program::{run, run_json};
+
+/// Two ranks of this machine under two names, with these sizes of memory.
+fn planned(copy: &Copy, memory: &str) -> Value {
+    let path = copy.path().join("hosts.json");
+    let hosts = json!([{"ssh": "127.0.0.1"}, {"ssh": "localhost"}]);
+    std::fs::write(&path, hosts.to_string()).unwrap();
+    let (model, path) = (copy.path().to_str().unwrap(), path.to_str().unwrap());
+    let args = ["plan", "--model", model, "--hosts", path, "--memory", memory, "--machines", "2"];
+    run_json(&[&args[..], &["--json"]].concat())
+}
+
+#[test]
+fn ranks_hold_the_bytes_that_were_planned() {
+    let copy = Copy::new();
+    let model = copy.path().to_str().unwrap();
+    for (memory, shares) in
+        [("4GiB", json!([1, 1])), ("127.0.0.1=17GiB,localhost=5GiB", json!([8, 2]))]
+    {
+        let plan = planned(&copy, memory);
+        let share = plan["shares"].as_array().unwrap();
+        let reduced = |shares: &[Value]| shares[0].as_f64().unwrap() / shares[1].as_f64().unwrap();
+        assert_eq!(reduced(share), reduced(shares.as_array().unwrap()), "{plan}");
+        let share: Vec<String> = share.iter().map(Value::to_string).collect();
+        let share = share.join(",");
+        let args = ["bench", "--model", model, "--ranks", "2", "--share", &share, "--json"];
+        let short = ["--prompt-tokens", "8", "--gen-tokens", "2", "--concurrency", "1"];
+        let loaded = run_json(&[&args[..], &short].concat());
+        for rank in 0..2 {
+            let (planned, loaded) = (&plan["ranks"][rank], &loaded["ranks"][rank]);
+            assert_eq!(planned["weights_bytes"], loaded["weights_bytes"], "{share}");
+            let tokens = plan["context_tokens"].as_u64().unwrap();
+            let kv_bytes = loaded["kv_bytes_per_token"].as_u64().unwrap() * tokens;
+            assert_eq!(planned["kv_bytes"], kv_bytes, "{share}");
+        }
+    }
+}
+
+#[test]
+fn a_model_that_does_not_fit_is_refused_with_what_is_missing() {
+    let model = shipped();
+    let args = ["plan", "--model", model.to_str().unwrap(), "--memory", "600MiB"];
+    let ended = run(&args);
+    assert!(!ended.status.success());
+    for cause in ["127.0.0.1: needs ", " are missing", "hint:"] {
+        assert!(ended.stderr.contains(cause), "no {cause:?} in {ended:?}");
+    }
+    let ended = run(&[&args[..], &["--json"]].concat());
+    assert!(!ended.status.success());
+    let told: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(told["fits"], false);
+    assert!(0 < told["missing_bytes"].as_u64().unwrap());
+    let nowhere = run(&["plan", "--model", "/no/such/model"]);
+    assert!(nowhere.stderr.contains("/no/such/model/config.json"), "{nowhere:?}");
+    assert!(nowhere.stderr.contains("hint:"), "{nowhere:?}");
+}

@@ -1,0 +1,331 @@
+//! The programs of a machine, and to whom they belong.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use jackalope_protocol::Secret;
+use tracing::{info, warn};
+
+use super::messages::{FromAgent, Order, OrderedProgram, ProgramStatus, Stream};
+use crate::process::{Child, LINE_BYTES_MAX, Spawn, describe, exit_code};
+
+/// Lines of standard error that are kept for those who ask how it ended.
+const LAST_LINES_MAX: usize = 20;
+
+/// Programs an agent looks after at most.
+const PROGRAMS_MAX: usize = 64;
+
+/// After its process is gone, what it wrote last is waited for so long: children of its own may hold
+/// its pipes.
+const OUTPUT_GRACE: Duration = Duration::from_millis(200);
+
+/// To whom a program's news go.
+pub(super) type Outbox = SyncSender<FromAgent>;
+
+/// Whoever is connected.
+#[derive(Clone, Debug)]
+pub(super) struct Owner {
+    pub(super) session: u64,
+    pub(super) outbox: Outbox,
+}
+
+/// The programs of one agent. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(super) struct Programs {
+    shared: Arc<Mutex<HashMap<String, Running>>>,
+    secret: Secret,
+    rank_program: PathBuf,
+    files_dir: PathBuf,
+}
+
+#[derive(Debug)]
+struct Running {
+    tag: u64,
+    order: Order,
+    child: Child,
+    started_at: Instant,
+    owner: Arc<Mutex<Option<Owner>>>,
+    /// While nobody owns it: when it ends.
+    lease_until: Option<Instant>,
+    last_lines: Arc<Mutex<VecDeque<String>>>,
+    /// End with the output.
+    readers: Vec<thread::JoinHandle<()>>,
+    files: Vec<PathBuf>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Programs {
+    pub(super) fn new(secret: Secret, rank_program: PathBuf, files_dir: &Path) -> Programs {
+        Programs { shared: Arc::default(), secret, rank_program, files_dir: files_dir.to_owned() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.shared).is_empty()
+    }
+
+    /// Starts a program for its owner, or hands over the one that runs so already. Says which
+    /// process it is.
+    pub(super) fn start(&self, tag: u64, order: Order, owner: &Owner) -> Result<u32, String> {
+        let mut programs = lock(&self.shared);
+        if let Some(running) = programs.get_mut(&order.name) {
+            if running.is_owned_by_another(owner) {
+                return Err(format!(
+                    "another session runs `{}` on this machine\n\
+                     hint: `jackalope status` shows it, `jackalope stop` ends it",
+                    order.name
+                ));
+            }
+            if running.child.try_wait().is_none() && running.order == order {
+                info!(order.name, "taken over");
+                running.hand_to(owner, tag);
+                return Ok(running.child.pid());
+            }
+            // Another order of the same name takes its place.
+            programs.remove(&order.name);
+        }
+        if PROGRAMS_MAX <= programs.len() {
+            return Err(format!("{PROGRAMS_MAX} programs run on this machine, which is the limit"));
+        }
+        let running = self.spawn(tag, order, owner)?;
+        let pid = running.child.pid();
+        programs.insert(running.order.name.clone(), running);
+        Ok(pid)
+    }
+
+    /// Hands a program over that this owner had before. False if it does not run any more.
+    pub(super) fn resume(&self, name: &str, pid: u32, tag: u64, owner: &Owner) -> bool {
+        let mut programs = lock(&self.shared);
+        match programs.get_mut(name) {
+            Some(running) if running.child.pid() == pid && !running.is_owned_by_another(owner) => {
+                running.hand_to(owner, tag);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn spawn(&self, tag: u64, order: Order, owner: &Owner) -> Result<Running, String> {
+        let failed = |err: io::Error| format!("starting `{}` failed: {err}", order.name);
+        let files = self.write_files(&order).map_err(failed)?;
+        let mut spawn = match &order.program {
+            OrderedProgram::Rank => Spawn::new(&self.rank_program, &order.name),
+            OrderedProgram::Other(program) => Spawn::new(program, &order.name),
+        };
+        if order.program == OrderedProgram::Rank {
+            spawn.input = format!("{}\n", self.secret.to_hex()).into_bytes();
+        }
+        spawn.args = order.args.iter().map(OsString::from).collect();
+        spawn.env = order.env.iter().map(|(key, value)| (key.clone(), value.into())).collect();
+        spawn.env.extend(
+            order.files.iter().zip(&files).map(|(file, path)| (file.variable.clone(), path.into())),
+        );
+        spawn.cwd = order.cwd.as_ref().map(PathBuf::from).filter(|cwd| cwd.is_dir());
+        (spawn.reads_stdout, spawn.reads_stderr) = (true, true);
+        let mut child = spawn.start().map_err(|err| {
+            remove_files(&files);
+            failed(err)
+        })?;
+        info!(order.name, pid = child.pid(), "started");
+        let owner = Arc::new(Mutex::new(Some(owner.clone())));
+        let last_lines = Arc::new(Mutex::new(VecDeque::new()));
+        let stdout = child.take_stdout().expect("asked for");
+        let stderr = child.take_stderr().expect("asked for");
+        let readers = vec![
+            forward(stdout, &order.name, Stream::Out, Arc::clone(&owner), None),
+            forward(
+                stderr,
+                &order.name,
+                Stream::Err,
+                Arc::clone(&owner),
+                Some(Arc::clone(&last_lines)),
+            ),
+        ];
+        let started_at = Instant::now();
+        Ok(Running {
+            tag,
+            order,
+            child,
+            started_at,
+            owner,
+            lease_until: None,
+            last_lines,
+            readers,
+            files,
+        })
+    }
+
+    /// The files a program's variables name, readable by its user alone.
+    fn write_files(&self, order: &Order) -> io::Result<Vec<PathBuf>> {
+        let mut paths = Vec::new();
+        for (idx, file) in order.files.iter().enumerate() {
+            let name: String =
+                order.name.chars().map(|c| if c.is_alphanumeric() { c } else { '-' }).collect();
+            let path = self.files_dir.join(format!("{name}-{}-{idx}.json", std::process::id()));
+            crate::home::write_private(&path, file.content.as_bytes())
+                .inspect_err(|_| remove_files(&paths))?;
+            paths.push(path);
+        }
+        Ok(paths)
+    }
+
+    pub(super) fn signal(&self, name: &str, signal: i32) {
+        if let Some(running) = lock(&self.shared).get_mut(name) {
+            running.child.signal(signal);
+        }
+    }
+
+    pub(super) fn input(&self, name: &str, bytes: &[u8]) {
+        if let Some(running) = lock(&self.shared).get_mut(name) {
+            match bytes {
+                [] => running.child.close_input(),
+                // One that does not read any more is about to end.
+                bytes => running.child.send_input(bytes).unwrap_or_default(),
+            }
+        }
+    }
+
+    pub(super) fn kill(&self, name: &str) {
+        if let Some(running) = lock(&self.shared).get_mut(name) {
+            running.child.kill();
+        }
+    }
+
+    /// A session is over. What it owned ends at once, or lives on for its lease.
+    pub(super) fn leave(&self, session: u64, on_purpose: bool) {
+        for running in lock(&self.shared).values_mut() {
+            let mut owner = lock(&running.owner);
+            if owner.as_ref().is_none_or(|owner| owner.session != session) {
+                continue;
+            }
+            *owner = None;
+            let lease_ms = if on_purpose { 0 } else { running.order.lease_ms };
+            running.lease_until = Some(Instant::now() + Duration::from_millis(lease_ms));
+            info!(running.order.name, lease_ms, "nobody owns it now");
+        }
+    }
+
+    pub(super) fn end_all(&self) {
+        lock(&self.shared).clear();
+    }
+
+    /// Notices ends and ends what nobody claimed in time. Called again and again.
+    pub(super) fn look_after(&self) {
+        let mut ended = Vec::new();
+        {
+            let mut programs = lock(&self.shared);
+            let now = Instant::now();
+            for running in programs.values_mut() {
+                if running.lease_until.is_some_and(|until| until <= now) {
+                    warn!(running.order.name, "nobody claimed it in time: killed");
+                    running.child.kill();
+                }
+            }
+            let names: Vec<String> = programs
+                .iter_mut()
+                .filter_map(|(name, it)| it.child.try_wait().is_some().then(|| name.clone()))
+                .collect();
+            ended.extend(names.iter().filter_map(|name| programs.remove(name)));
+        }
+        ended.into_iter().for_each(Running::tell_end);
+    }
+
+    pub(super) fn status(&self) -> Vec<ProgramStatus> {
+        let programs = lock(&self.shared);
+        let status = |running: &Running| ProgramStatus {
+            name: running.order.name.clone(),
+            pid: running.child.pid(),
+            is_owned: lock(&running.owner).is_some(),
+            age_ms: u64::try_from(running.started_at.elapsed().as_millis()).unwrap_or(u64::MAX),
+        };
+        let mut all: Vec<ProgramStatus> = programs.values().map(status).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+}
+
+impl Running {
+    fn is_owned_by_another(&self, other: &Owner) -> bool {
+        lock(&self.owner).as_ref().is_some_and(|owner| owner.session != other.session)
+    }
+
+    fn hand_to(&mut self, owner: &Owner, tag: u64) {
+        self.tag = tag;
+        *lock(&self.owner) = Some(owner.clone());
+        self.lease_until = None;
+    }
+
+    fn tell_end(mut self) {
+        let status = self.child.try_wait().expect("it was just seen");
+        let deadline = Instant::now() + OUTPUT_GRACE;
+        while self.readers.iter().any(|reader| !reader.is_finished()) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(2));
+        }
+        let lines: Vec<String> = lock(&self.last_lines).iter().cloned().collect();
+        let exit = describe(status);
+        info!(self.order.name, exit, "ended");
+        let Some(owner) = lock(&self.owner).take() else { return };
+        let (name, last_words) = (self.order.name.clone(), lines.join("\n"));
+        let message =
+            FromAgent::Ended { name, tag: self.tag, exit, code: exit_code(status), last_words };
+        // A session that does not take it is about to be given up.
+        owner.outbox.try_send(message).ok();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.child.kill();
+        remove_files(&self.files);
+    }
+}
+
+fn remove_files(paths: &[PathBuf]) {
+    for path in paths {
+        // One that is gone already is as good.
+        std::fs::remove_file(path).ok();
+    }
+}
+
+/// Sends a program's lines to its owner, whoever that is at the time.
+fn forward(
+    stream: impl Read + Send + 'static,
+    name: &str,
+    which: Stream,
+    owner: Arc<Mutex<Option<Owner>>>,
+    last_lines: Option<Arc<Mutex<VecDeque<String>>>>,
+) -> thread::JoinHandle<()> {
+    let name = name.to_owned();
+    thread::spawn(move || {
+        let mut reader = BufReader::new(stream);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            match reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+            let text = String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']).to_owned();
+            if let Some(last_lines) = &last_lines {
+                let mut last_lines = lock(last_lines);
+                if last_lines.len() == LAST_LINES_MAX {
+                    last_lines.pop_front();
+                }
+                last_lines.push_back(text.clone());
+            }
+            let outbox = lock(&owner).as_ref().map(|owner| owner.outbox.clone());
+            if let Some(outbox) = outbox {
+                // Waits if the owner reads slowly; its session ends if it does not read at all.
+                outbox.send(FromAgent::Line { name: name.clone(), stream: which, text }).ok();
+            }
+        }
+    })
+}

@@ -1,0 +1,122 @@
+//! One client's connection to an agent.
+
+use std::net::Shutdown;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use jackalope_protocol::{FrameError, frame, secure};
+use tracing::{debug, info};
+
+use super::messages::{FromAgent, ToAgent};
+use super::programs::{Owner, Programs};
+
+/// Between two signs of life, in both directions.
+pub(super) const BEAT: Duration = Duration::from_secs(1);
+
+/// Silence after which the other side is gone.
+pub(super) const SILENCE: Duration = Duration::from_secs(5);
+
+/// Messages that may wait for a slow client.
+const OUTBOX_LEN: usize = 1024;
+
+/// What a session's end asks of the agent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum End {
+    GoOn,
+    StopAgent,
+}
+
+/// Serves a client until it leaves.
+pub(super) fn run(
+    session: u64,
+    programs: &Programs,
+    sender: secure::Sender,
+    mut receiver: secure::Receiver,
+) -> End {
+    let (outbox, messages) = sync_channel(OUTBOX_LEN);
+    let owner = Owner { session, outbox };
+    let started = receiver.stream().set_read_timeout(Some(SILENCE)).and_then(|()| {
+        sender.stream().set_write_timeout(Some(SILENCE))?;
+        thread::Builder::new().name("to client".to_owned()).spawn(move || write(sender, &messages))
+    });
+    let writer = match started {
+        Ok(writer) => writer,
+        Err(err) => {
+            debug!(%err, "a session could not be started");
+            return End::GoOn;
+        }
+    };
+    let end = read(&mut receiver, programs, &owner);
+    let (on_purpose, end) = match end {
+        Ok(end) => (true, end),
+        Err(err) => {
+            info!(session, %err, "session lost");
+            (false, End::GoOn)
+        }
+    };
+    programs.leave(session, on_purpose);
+    drop(owner);
+    // Wakes the writer; an error means that the connection is gone already.
+    let _ = receiver.stream().shutdown(Shutdown::Both);
+    let _ = writer.join();
+    end
+}
+
+fn read(
+    receiver: &mut secure::Receiver,
+    programs: &Programs,
+    owner: &Owner,
+) -> Result<End, FrameError> {
+    // A client that does not take its messages is given up by the writer, which ends this one.
+    let tell = |message| owner.outbox.send(message).map_err(|_| FrameError::Closed);
+    loop {
+        match frame::read(receiver)? {
+            ToAgent::Start { tag, order } => {
+                let name = order.name.clone();
+                tell(match programs.start(tag, order, owner) {
+                    Ok(pid) => FromAgent::Started { name, tag, pid },
+                    Err(exit) => {
+                        let last_words = String::new();
+                        FromAgent::Ended { name, tag, exit, code: 127, last_words }
+                    }
+                })?;
+            }
+            ToAgent::Resume { name, pid, tag } => {
+                tell(match programs.resume(&name, pid, tag, owner) {
+                    true => FromAgent::Started { name, tag, pid },
+                    false => FromAgent::Ended {
+                        name,
+                        tag,
+                        exit: "gone when its machine could be reached again".to_owned(),
+                        code: 137,
+                        last_words: String::new(),
+                    },
+                })?
+            }
+            ToAgent::Signal { name, signal } => programs.signal(&name, signal),
+            ToAgent::Input { name, bytes } => programs.input(&name, &bytes),
+            ToAgent::Kill { name } => programs.kill(&name),
+            ToAgent::Facts => tell(FromAgent::Facts(crate::platform::current::facts()))?,
+            ToAgent::Status => tell(FromAgent::Status(programs.status()))?,
+            ToAgent::Beat => {}
+            ToAgent::Bye => return Ok(End::GoOn),
+            ToAgent::Stop => return Ok(End::StopAgent),
+        }
+    }
+}
+
+fn write(mut sender: secure::Sender, messages: &Receiver<FromAgent>) {
+    loop {
+        let message = match messages.recv_timeout(BEAT) {
+            Ok(message) => message,
+            Err(RecvTimeoutError::Timeout) => FromAgent::Beat,
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
+        if frame::write(&mut sender, &message).is_err() {
+            break;
+        }
+    }
+    // Wakes the reader, if it was us who gave up.
+    let _ = sender.stream().shutdown(Shutdown::Both);
+}

@@ -1,0 +1,180 @@
+//! Jackalope's own folder on a machine: `~/.jackalope`.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use jackalope_protocol::Secret;
+use thiserror::Error;
+
+/// Nobody else reads what is in it.
+const DIR_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+
+/// The folder.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Home(PathBuf);
+
+/// What is wrong with the folder.
+#[derive(Debug, Error)]
+pub enum HomeError {
+    /// A file or folder cannot be used.
+    #[error("{}: {source}", .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The secret's file holds something else.
+    #[error(
+        "{} holds no secret: 64 hexadecimal digits are expected\n\
+         hint: remove it, and a new one is made; then run `jackalope sync --hosts FILE`",
+        .path.display()
+    )]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Others can read the secret.
+    #[error("{} can be read by others\nhint: chmod 600 {}", .path.display(), .path.display())]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl Home {
+    /// The folder at `path`; made when something is written.
+    pub fn new(path: impl Into<PathBuf>) -> Home {
+        Home(path.into())
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// A path in it.
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Makes a folder in it, if it is not there yet, and says where.
+    ///
+    /// # Errors
+    /// [`HomeError::Io`].
+    pub fn dir(&self, name: &str) -> Result<PathBuf, HomeError> {
+        let path = if name.is_empty() { self.0.clone() } else { self.0.join(name) };
+        let made = fs::DirBuilder::new().recursive(true).mode(DIR_MODE).create(&path);
+        made.map_err(|source| HomeError::Io { path: path.clone(), source })?;
+        Ok(path)
+    }
+
+    /// The cluster's secret; drawn at first use.
+    ///
+    /// # Errors
+    /// [`HomeError`] if it cannot be read or made, or others can read it.
+    pub fn secret(&self) -> Result<Secret, HomeError> {
+        if let Some(secret) = self.known_secret()? {
+            return Ok(secret);
+        }
+        let path = self.join("secret");
+        let failed = |source| HomeError::Io { path: path.clone(), source };
+        let mut bytes = [0; 32];
+        File::open("/dev/urandom").and_then(|mut it| it.read_exact(&mut bytes)).map_err(failed)?;
+        self.dir("")?;
+        // Whoever comes second takes what the first has made.
+        let draft = self.join(&format!("secret.{}", std::process::id()));
+        write_private(&draft, format!("{}\n", Secret(bytes).to_hex()).as_bytes())
+            .map_err(failed)?;
+        let linked = fs::hard_link(&draft, &path);
+        fs::remove_file(&draft).map_err(failed)?;
+        match linked {
+            Ok(()) => Ok(Secret(bytes)),
+            Err(err) if err.kind() == io::ErrorKind::AlreadyExists => {
+                self.known_secret()?.ok_or(HomeError::Malformed { path })
+            }
+            Err(err) => Err(failed(err)),
+        }
+    }
+
+    /// The cluster's secret, if there is one.
+    ///
+    /// # Errors
+    /// [`HomeError`] if it cannot be read, or others can read it.
+    pub fn known_secret(&self) -> Result<Option<Secret>, HomeError> {
+        let path = self.join("secret");
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(HomeError::Io { path, source }),
+        };
+        let mode = fs::metadata(&path).map(|it| it.permissions().mode());
+        if mode.is_ok_and(|mode| mode & 0o077 != 0) {
+            return Err(HomeError::Exposed { path });
+        }
+        Secret::from_hex(&text).map(Some).ok_or(HomeError::Malformed { path })
+    }
+
+    /// Replaces the cluster's secret.
+    ///
+    /// # Errors
+    /// [`HomeError::Io`].
+    pub fn set_secret(&self, secret: &Secret) -> Result<(), HomeError> {
+        self.write("secret", format!("{}\n", secret.to_hex()).as_bytes())
+    }
+
+    /// Writes a file as a whole: readers see the old one or the new one.
+    ///
+    /// # Errors
+    /// [`HomeError::Io`].
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), HomeError> {
+        self.dir("")?;
+        let path = self.join(name);
+        let draft = self.join(&format!("{name}.{}", std::process::id()));
+        let written = write_private(&draft, bytes).and_then(|()| fs::rename(&draft, &path));
+        written.map_err(|source| HomeError::Io { path, source })
+    }
+}
+
+/// Writes a file that only its user can read.
+pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(FILE_MODE).open(path)?;
+    file.set_permissions(fs::Permissions::from_mode(FILE_MODE))?;
+    file.write_all(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn home(name: &str) -> Home {
+        let path = std::env::temp_dir().join(format!("jackalope-{name}-{}", std::process::id()));
+        fs::remove_dir_all(&path).ok();
+        Home::new(path)
+    }
+
+    #[test]
+    fn the_secret_is_drawn_once_and_kept_from_others() {
+        let home = home("secret");
+        assert!(home.known_secret().unwrap().is_none());
+        let secrets: Vec<Secret> = std::thread::scope(|scope| {
+            let drawn: Vec<_> = (0..8).map(|_| scope.spawn(|| home.secret().unwrap())).collect();
+            drawn.into_iter().map(|it| it.join().unwrap()).collect()
+        });
+        assert!(secrets.iter().all(|it| *it == secrets[0]));
+        let path = home.join("secret");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        let err = home.secret().unwrap_err().to_string();
+        assert!(err.contains("can be read by others\nhint: chmod 600 "), "{err}");
+        home.set_secret(&Secret([3; 32])).unwrap();
+        assert_eq!(home.secret().unwrap(), Secret([3; 32]));
+        write_private(&path, b"something else").unwrap();
+        assert!(home.secret().unwrap_err().to_string().contains("64 hexadecimal digits"));
+        fs::remove_dir_all(home.path()).unwrap();
+    }
+}

@@ -1,0 +1,225 @@
+//! Content that is named by its hash: by SHA-256, or as git names a blob.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+
+/// Bytes read at a time: all the memory that hashing a file takes.
+const READ_BYTES: usize = 1 << 20;
+
+/// The SHA-256 of a content.
+#[derive(Clone, Copy, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ContentHash(pub [u8; 32]);
+
+/// The name of a blob in Hugging Face's cache.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum BlobId {
+    /// A large file, by SHA-256.
+    Content(ContentHash),
+    /// A small file as git names it: SHA-1 over `blob LENGTH\0` and the content.
+    Git([u8; 20]),
+}
+
+/// A text that is no hash.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+#[error("{text:?} is no hash of a file")]
+pub struct HashTextError {
+    /// What was found.
+    pub text: String,
+}
+
+/// Hashes a content as it comes.
+#[derive(Clone, Debug)]
+pub enum BlobHasher {
+    /// Towards [`BlobId::Content`].
+    Content(Sha256),
+    /// Towards [`BlobId::Git`].
+    Git(Sha1),
+}
+
+impl BlobId {
+    /// A hasher for content of this size whose result can be compared with this name.
+    pub fn hasher(&self, num_bytes: u64) -> BlobHasher {
+        match self {
+            BlobId::Content(_) => BlobHasher::Content(Sha256::new()),
+            BlobId::Git(_) => BlobHasher::Git(Sha1::new_with_prefix(format!("blob {num_bytes}\0"))),
+        }
+    }
+
+    /// The name that the content of a file has, of the same kind as this one. `on_bytes` hears how
+    /// many bytes more were read.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn of_file_like_this(
+        &self,
+        path: &Path,
+        on_bytes: &(dyn Fn(u64) + Sync),
+    ) -> io::Result<BlobId> {
+        let file = File::open(path)?;
+        let mut hasher = self.hasher(file.metadata()?.len());
+        feed(file, &mut hasher, on_bytes)?;
+        Ok(hasher.finish())
+    }
+}
+
+impl ContentHash {
+    /// Of bytes at hand.
+    pub fn of(content: &[u8]) -> ContentHash {
+        ContentHash(Sha256::digest(content).into())
+    }
+
+    /// Of a file. `on_bytes` hears how many bytes more were read.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn of_file(path: &Path, on_bytes: &(dyn Fn(u64) + Sync)) -> io::Result<ContentHash> {
+        let mut hasher = BlobHasher::Content(Sha256::new());
+        feed(File::open(path)?, &mut hasher, on_bytes)?;
+        match hasher.finish() {
+            BlobId::Content(hash) => Ok(hash),
+            BlobId::Git(_) => unreachable!("the hasher is one of SHA-256"),
+        }
+    }
+}
+
+impl BlobHasher {
+    /// Adds a piece.
+    pub fn update(&mut self, piece: &[u8]) {
+        match self {
+            BlobHasher::Content(hasher) => hasher.update(piece),
+            BlobHasher::Git(hasher) => hasher.update(piece),
+        }
+    }
+
+    /// The name of all pieces together.
+    pub fn finish(self) -> BlobId {
+        match self {
+            BlobHasher::Content(hasher) => BlobId::Content(ContentHash(hasher.finalize().into())),
+            BlobHasher::Git(hasher) => BlobId::Git(hasher.finalize().into()),
+        }
+    }
+}
+
+/// Feeds all that is left of `file` to `hasher`.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn feed(
+    mut file: impl Read,
+    hasher: &mut BlobHasher,
+    on_bytes: &(dyn Fn(u64) + Sync),
+) -> io::Result<()> {
+    let mut buffer = vec![0; READ_BYTES];
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(num_read) => {
+                hasher.update(&buffer[..num_read]);
+                on_bytes(num_read as u64);
+            }
+            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+            Err(err) => return Err(err),
+        }
+    }
+}
+
+fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let is_hex = text.bytes().all(|it| it.is_ascii_digit() || (b'a'..=b'f').contains(&it));
+    if text.len() != 2 * N || !is_hex {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+fn write_hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+}
+
+impl FromStr for ContentHash {
+    type Err = HashTextError;
+
+    fn from_str(text: &str) -> Result<ContentHash, HashTextError> {
+        from_hex(text).map(ContentHash).ok_or_else(|| HashTextError { text: text.to_owned() })
+    }
+}
+
+impl FromStr for BlobId {
+    type Err = HashTextError;
+
+    fn from_str(text: &str) -> Result<BlobId, HashTextError> {
+        let content = from_hex(text).map(|it| BlobId::Content(ContentHash(it)));
+        let git = || from_hex(text).map(BlobId::Git);
+        content.or_else(git).ok_or_else(|| HashTextError { text: text.to_owned() })
+    }
+}
+
+impl TryFrom<String> for ContentHash {
+    type Error = HashTextError;
+
+    fn try_from(text: String) -> Result<ContentHash, HashTextError> {
+        text.parse()
+    }
+}
+
+impl From<ContentHash> for String {
+    fn from(hash: ContentHash) -> String {
+        hash.to_string()
+    }
+}
+
+impl fmt::Display for ContentHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_hex(&self.0, f)
+    }
+}
+
+impl fmt::Debug for ContentHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for BlobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BlobId::Content(hash) => fmt::Display::fmt(hash, f),
+            BlobId::Git(hash) => write_hex(hash, f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_those_that_git_and_sha256sum_print() {
+        // `printf 'hello\n' | git hash-object --stdin`, and `| sha256sum`.
+        let git: BlobId = "ce013625030ba8dba906f756967f9e9ca394464a".parse().unwrap();
+        let content: BlobId =
+            "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03".parse().unwrap();
+        for id in [git, content] {
+            let mut hasher = id.hasher(6);
+            hasher.update(b"hel");
+            hasher.update(b"lo\n");
+            assert_eq!(hasher.finish(), id);
+            assert_eq!(id.to_string().parse(), Ok(id));
+        }
+        for bad in ["", "ce01", "../../etc/passwd", &"g".repeat(40), &"A".repeat(64)] {
+            assert!(bad.parse::<BlobId>().is_err(), "{bad}");
+        }
+    }
+}

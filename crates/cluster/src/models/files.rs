@@ -1,0 +1,242 @@
+//! Files of a model: safe relative paths, what lies in a directory, and writing whole or not at all.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::UNIX_EPOCH;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Most folders below a model's directory.
+const DEPTH_MAX: usize = 8;
+
+/// A path below a model's directory, with `/` between its parts: relative, without `.` and `..`, so
+/// that nothing a stranger names lies outside.
+#[derive(Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct FilePath(String);
+
+/// A path that is not a safe one.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+#[error("{path:?} is no path below a model's directory")]
+pub struct FilePathError {
+    /// What was found.
+    pub path: String,
+}
+
+/// Why a directory could not be listed.
+#[derive(Debug, Error)]
+pub enum ListError {
+    /// A file or folder cannot be read; also a link that leads nowhere.
+    #[error("reading {}: {source}", .path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A name that is not UTF-8 or not a safe path.
+    #[error("{} has a name that cannot be used", .path.display())]
+    Name {
+        /// Which.
+        path: PathBuf,
+    },
+    /// Folders in folders beyond any model.
+    #[error("{} lies deeper than {DEPTH_MAX} folders: this is no model's directory", .path.display())]
+    Deep {
+        /// Which.
+        path: PathBuf,
+    },
+}
+
+/// A file of a model as the system tells of it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct FoundFile {
+    /// Below the directory.
+    pub path: FilePath,
+    /// The file itself, behind all links.
+    pub target: PathBuf,
+    /// Its size.
+    pub bytes: u64,
+    /// When it was last written, in nanoseconds since 1970.
+    pub modified_ns: u128,
+}
+
+impl FilePath {
+    /// With `/` between the parts.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Below `dir`.
+    pub fn below(&self, dir: &Path) -> PathBuf {
+        dir.join(&self.0)
+    }
+
+    /// The number of folders it lies in.
+    pub fn depth(&self) -> usize {
+        self.0.matches('/').count()
+    }
+}
+
+impl FromStr for FilePath {
+    type Err = FilePathError;
+
+    fn from_str(text: &str) -> Result<FilePath, FilePathError> {
+        let is_part = |part: &str| {
+            !matches!(part, "" | "." | "..") && !part.contains(['\\', ':']) && !has_control(part)
+        };
+        match text.split('/').all(is_part) {
+            true => Ok(FilePath(text.to_owned())),
+            false => Err(FilePathError { path: text.to_owned() }),
+        }
+    }
+}
+
+fn has_control(text: &str) -> bool {
+    text.chars().any(char::is_control)
+}
+
+impl TryFrom<String> for FilePath {
+    type Error = FilePathError;
+
+    fn try_from(text: String) -> Result<FilePath, FilePathError> {
+        text.parse()
+    }
+}
+
+impl From<FilePath> for String {
+    fn from(path: FilePath) -> String {
+        path.0
+    }
+}
+
+impl fmt::Display for FilePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The files below `dir` by path. Links to files are followed, as Hugging Face's cache is made of
+/// them; links to folders are not, and what is hidden or unfinished is no part of a model.
+///
+/// # Errors
+/// [`ListError`], also for links that lead nowhere: the model lacks that file.
+pub fn list(dir: &Path) -> Result<Vec<FoundFile>, ListError> {
+    let mut files = Vec::new();
+    list_into(dir, "", 0, &mut files)?;
+    files.sort_by(|one, other| one.path.cmp(&other.path));
+    Ok(files)
+}
+
+fn list_into(
+    dir: &Path,
+    prefix: &str,
+    depth: usize,
+    files: &mut Vec<FoundFile>,
+) -> Result<(), ListError> {
+    if DEPTH_MAX < depth {
+        return Err(ListError::Deep { path: dir.to_owned() });
+    }
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| ListError::Read { path, source }
+    };
+    for entry in fs::read_dir(dir).map_err(failed(dir))? {
+        let entry = entry.map_err(failed(dir))?;
+        let full = entry.path();
+        let name = entry.file_name();
+        let name = name.to_str().ok_or_else(|| ListError::Name { path: full.clone() })?;
+        if is_no_part(name) {
+            continue;
+        }
+        let path = format!("{prefix}{name}");
+        let kind = entry.file_type().map_err(failed(&full))?;
+        if kind.is_dir() {
+            list_into(&full, &format!("{path}/"), depth + 1, files)?;
+            continue;
+        }
+        let metadata = fs::metadata(&full).map_err(failed(&full))?;
+        if !metadata.is_file() {
+            continue;
+        }
+        files.push(FoundFile {
+            path: path.parse().map_err(|_| ListError::Name { path: full.clone() })?,
+            target: fs::canonicalize(&full).map_err(failed(&full))?,
+            bytes: metadata.len(),
+            modified_ns: modified_ns(&metadata),
+        });
+    }
+    Ok(())
+}
+
+/// Hidden files, and those that some program has not finished.
+fn is_no_part(name: &str) -> bool {
+    name.starts_with('.') || name.ends_with(".incomplete") || name.ends_with(".partial")
+}
+
+/// When a file was last written, in nanoseconds since 1970; 0 where the system does not tell.
+pub fn modified_ns(metadata: &fs::Metadata) -> u128 {
+    let modified = metadata.modified().ok();
+    modified.and_then(|it| it.duration_since(UNIX_EPOCH).ok()).map_or(0, |it| it.as_nanos())
+}
+
+/// Writes a file so that whoever reads it finds the old content or the new one, whatever happens.
+///
+/// # Errors
+/// If the folder cannot be made or written to.
+pub fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let dir = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(dir)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let partial = dir.join(format!(".{name}.{}-{number}.partial", std::process::id()));
+    let write = || {
+        let mut file = File::create(&partial)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&partial, path)
+    };
+    write().inspect_err(|_| {
+        // It may not even exist.
+        fs::remove_file(&partial).ok();
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::scratch::Scratch;
+
+    #[test]
+    fn paths_lead_nowhere_else() {
+        for good in ["config.json", "a/b/c.txt", "model-00001-of-00002.safetensors"] {
+            assert_eq!(good.parse::<FilePath>().unwrap().as_str(), good);
+        }
+        for bad in ["", "/etc/passwd", "..", "a/../b", "a//b", "a/", "./a", "a\\b", "C:x", "a\nb"] {
+            assert!(bad.parse::<FilePath>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn links_to_files_are_followed_and_what_is_hidden_is_no_part() {
+        let dir = Scratch::new();
+        dir.write("blobs/abc", b"content");
+        dir.write("model/.cache/x", b"x");
+        dir.write("model/sub/y.txt", b"yy");
+        dir.write("model/z.incomplete", b"z");
+        std::os::unix::fs::symlink("../blobs/abc", dir.path().join("model/a.txt")).unwrap();
+        std::os::unix::fs::symlink("../blobs", dir.path().join("model/folder")).unwrap();
+        let found = list(&dir.path().join("model")).unwrap();
+        let found: Vec<_> = found.iter().map(|it| (it.path.as_str(), it.bytes)).collect();
+        assert_eq!(found, [("a.txt", 7), ("sub/y.txt", 2)]);
+        std::fs::remove_file(dir.path().join("blobs/abc")).unwrap();
+        let err = list(&dir.path().join("model")).unwrap_err();
+        assert!(err.to_string().contains("a.txt"), "{err}");
+    }
+}

@@ -1,0 +1,368 @@
+//! Which machines compute a model, and how much of it each of them holds. Pure, apart from
+//! [`ModelFacts::read`]: no machine is asked and no tensor is read.
+//!
+//! Ranks are tensor-parallel: each holds a part of every layer, cut as
+//! [`jackalope_protocol::split`] cuts it when the model is loaded. Stages of whole layers are not
+//! offered, for the engine has none.
+//!
+//! ```text
+//!   checkpoint ─▶ model ─▶ dealing (bytes of each rank) ─▶ search (shares that fit)
+//!                                └─▶ speed (what to expect) ─┘
+//! ```
+
+mod checkpoint;
+mod dealing;
+mod model;
+mod search;
+mod speed;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use jackalope_protocol::{CACHE_GRANULE_TOKENS, Device};
+use thiserror::Error;
+
+pub use checkpoint::CheckpointError;
+pub use dealing::RankNeed;
+pub use model::{KvShape, ModelFacts, PartCut, PartKind, Quantization, WeightPart};
+pub use speed::{Link, LinkKind, LinkSource, Links, Speed};
+
+use crate::facts::NodeFacts;
+
+/// Left to the system and to other programs of a machine, of what is free.
+pub const RESERVE_BYTES: u64 = 512 << 20;
+
+/// Context that is planned for if nothing is wished: a conversation's.
+pub const DEFAULT_CONTEXT_TOKENS: u32 = 8192;
+
+/// What a machine offers to one rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeOffer {
+    /// What people call it.
+    pub name: String,
+    /// Memory that the rank may take.
+    pub usable_bytes: u64,
+    /// Speed of the memory, where it is known.
+    pub memory_bytes_per_s: Option<u64>,
+    /// Where it computes.
+    pub device: Device,
+}
+
+impl NodeOffer {
+    /// Free memory without [`RESERVE_BYTES`].
+    pub fn new(name: impl Into<String>, free_bytes: u64) -> NodeOffer {
+        NodeOffer {
+            name: name.into(),
+            usable_bytes: free_bytes.saturating_sub(RESERVE_BYTES),
+            memory_bytes_per_s: None,
+            device: Device::Cpu,
+        }
+    }
+
+    /// What a machine says of itself, divided among the ranks that run there.
+    pub fn from_facts(name: impl Into<String>, facts: &NodeFacts, num_ranks: u64) -> NodeOffer {
+        let num_ranks = num_ranks.max(1);
+        let is_apple = facts.os.starts_with("macOS") && facts.arch == "aarch64";
+        let mut offer = NodeOffer::new(name, facts.free_bytes);
+        offer.usable_bytes /= num_ranks;
+        offer.memory_bytes_per_s = facts.memory_bytes_per_s.map(|speed| speed / num_ranks);
+        offer.device = if is_apple { Device::Gpu } else { Device::Cpu };
+        offer
+    }
+}
+
+/// What the user decides.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Wishes {
+    /// Longest context; [`DEFAULT_CONTEXT_TOKENS`] at most if it is not said.
+    pub context_tokens: Option<u32>,
+    /// Number of machines; the fewest that fit if it is not said.
+    pub num_machines: Option<usize>,
+}
+
+/// A placement that fits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placement {
+    /// The context it is made for.
+    pub context_tokens: u32,
+    /// The longest context that the same shares could hold.
+    pub context_tokens_max: u32,
+    /// In the order of the hostfile.
+    pub ranks: Vec<RankPlan>,
+    /// What to expect of it, if the speed of every machine's memory is known.
+    pub speed: Option<Speed>,
+    /// Why these machines.
+    pub reason: Reason,
+    /// Every number of machines, the chosen one among them.
+    pub options: Vec<PlacementOption>,
+}
+
+impl Placement {
+    /// The weight of each rank in the split, as [`jackalope_protocol::Setup::shares`] wants it.
+    pub fn shares(&self) -> Vec<u32> {
+        self.ranks.iter().map(|rank| rank.share).collect()
+    }
+}
+
+/// One rank of a placement.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RankPlan {
+    /// The position of its machine among the offers.
+    pub offer_idx: usize,
+    /// Its machine.
+    pub name: String,
+    /// Its weight in the split.
+    pub share: u32,
+    /// The memory it takes.
+    pub need: RankNeed,
+    /// The memory it may take.
+    pub usable_bytes: u64,
+}
+
+/// Why a number of machines was chosen.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Reason {
+    /// Fewer do not hold the model.
+    FewestThatFit {
+        /// Machines taken.
+        num_machines: usize,
+        /// Machines offered.
+        num_offers: usize,
+    },
+    /// The user wished it.
+    Wished {
+        /// Machines taken.
+        num_machines: usize,
+    },
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Reason::FewestThatFit { num_machines: 1, .. } => f.write_str("one machine holds it"),
+            Reason::FewestThatFit { num_machines, num_offers } if num_machines == num_offers => {
+                write!(f, "fewer than {num_machines} machines do not hold it")
+            }
+            Reason::FewestThatFit { num_machines, num_offers } => {
+                write!(f, "{num_machines} of {num_offers} machines are the fewest that hold it")
+            }
+            Reason::Wished { num_machines: 1 } => f.write_str("one machine was wished"),
+            Reason::Wished { num_machines } => write!(f, "{num_machines} machines were wished"),
+        }
+    }
+}
+
+/// One number of machines.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlacementOption {
+    /// The machines with the most memory, in the order of the hostfile.
+    pub offer_idxs: Vec<usize>,
+    /// The weight of each in the split.
+    pub shares: Vec<u32>,
+    /// The memory each takes.
+    pub needs: Vec<RankNeed>,
+    /// What they lack together; 0 if it fits.
+    pub missing_bytes: u64,
+    /// What to expect, if the speed of every machine's memory is known.
+    pub speed: Option<Speed>,
+}
+
+impl PlacementOption {
+    /// True if no machine takes more than it may.
+    pub fn fits(&self) -> bool {
+        self.missing_bytes == 0
+    }
+}
+
+/// A model that the machines do not hold.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+pub struct Refusal {
+    /// The context that was wished.
+    pub context_tokens: u32,
+    /// Each machine of the best attempt.
+    pub nodes: Vec<NodeShortage>,
+    /// What they lack together.
+    pub missing_bytes: u64,
+    /// The longest context that would fit; none if not even the shortest does.
+    pub context_tokens_max: Option<u32>,
+}
+
+/// What a machine lacks.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct NodeShortage {
+    /// The machine.
+    pub name: String,
+    /// What its part of the model takes.
+    pub needed_bytes: u64,
+    /// What it may take.
+    pub usable_bytes: u64,
+}
+
+impl NodeShortage {
+    /// What it lacks; 0 if its part fits.
+    pub fn missing_bytes(&self) -> u64 {
+        self.needed_bytes.saturating_sub(self.usable_bytes)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Refusal { context_tokens, nodes, missing_bytes, .. } = self;
+        if nodes.is_empty() {
+            return f.write_str("there is no machine to place the model on\nhint: name one");
+        }
+        let missing = size(*missing_bytes);
+        write!(f, "a context of {context_tokens} tokens does not fit: {missing} are missing")?;
+        for node in nodes.iter().filter(|node| 0 < node.missing_bytes()) {
+            let NodeShortage { name, needed_bytes, usable_bytes } = node;
+            let (needed, usable) = (size(*needed_bytes), size(*usable_bytes));
+            let missing = size(node.missing_bytes());
+            write!(f, "\n  {name}: needs {needed}, may take {usable}, {missing} are missing")?;
+        }
+        match self.context_tokens_max {
+            Some(tokens) => write!(f, "\nhint: pass --context {tokens}, or add a machine"),
+            None => f.write_str(
+                "\nhint: no context is short enough: add machines, free memory, or take a \
+                 checkpoint with fewer bits",
+            ),
+        }
+    }
+}
+
+/// A size as people read it.
+fn size(bytes: u64) -> String {
+    const MIB: f64 = (1_u64 << 20) as f64;
+    match bytes as f64 / MIB {
+        mib if mib < 1024.0 => format!("{mib:.1} MiB"),
+        mib => format!("{:.2} GiB", mib / 1024.0),
+    }
+}
+
+/// Places a model.
+///
+/// The fewest machines that hold the model at the wished context are taken, those with the most
+/// memory first, and keep the order of `offers`. Shares are proportional to usable memory, unless
+/// somebody would then have more than it may take; then they follow what is left beside the parts
+/// that every rank holds.
+///
+/// A wished number of machines beyond those offered means all of them.
+///
+/// # Errors
+/// [`Refusal`] if nothing fits.
+///
+/// # Panics
+/// If `links` joins fewer machines than are offered.
+pub fn place(
+    model: &ModelFacts,
+    offers: &[NodeOffer],
+    links: &Links,
+    wishes: Wishes,
+) -> Result<Placement, Refusal> {
+    let context_tokens = context_of(model, wishes);
+    let sizes = match wishes.num_machines {
+        Some(wished) => wished.min(offers.len())..=wished.min(offers.len()),
+        None => 1..=offers.len(),
+    };
+    let sizes = sizes.filter(|&size| 0 < size);
+    let options: Vec<PlacementOption> =
+        sizes.map(|size| option(model, (offers, links), size, context_tokens)).collect();
+    let Some(chosen) = options.iter().find(|option| option.fits()) else {
+        return Err(refuse(model, offers, options.last(), context_tokens));
+    };
+    let num_machines = chosen.shares.len();
+    let reason = match wishes.num_machines {
+        Some(_) => Reason::Wished { num_machines },
+        None => Reason::FewestThatFit { num_machines, num_offers: offers.len() },
+    };
+    let ranks = chosen.offer_idxs.iter().zip(&chosen.shares).zip(&chosen.needs);
+    let ranks = ranks.map(|((&offer_idx, &share), need)| RankPlan {
+        offer_idx,
+        name: offers[offer_idx].name.clone(),
+        share,
+        need: *need,
+        usable_bytes: offers[offer_idx].usable_bytes,
+    });
+    let caps = caps(offers, &chosen.offer_idxs);
+    let fits = |tokens| search::fits(&dealing::needs(model, &chosen.shares, tokens), &caps);
+    Ok(Placement {
+        context_tokens,
+        context_tokens_max: longest(model, fits).unwrap_or(context_tokens).max(context_tokens),
+        ranks: ranks.collect(),
+        speed: chosen.speed,
+        reason,
+        options,
+    })
+}
+
+fn context_of(model: &ModelFacts, wishes: Wishes) -> u32 {
+    let tokens = wishes.context_tokens.unwrap_or(DEFAULT_CONTEXT_TOKENS);
+    tokens.clamp(1, model.context_tokens.max(1))
+}
+
+/// The best that `size` machines can do.
+fn option(
+    model: &ModelFacts,
+    (offers, links): (&[NodeOffer], &Links),
+    size: usize,
+    context_tokens: u32,
+) -> PlacementOption {
+    let offer_idxs = largest(offers, size);
+    let caps = caps(offers, &offer_idxs);
+    let (shares, needs) = search::best(model, &caps, context_tokens);
+    let chosen: Vec<&NodeOffer> = offer_idxs.iter().map(|&idx| &offers[idx]).collect();
+    let speed =
+        speed::predict(model, (&chosen, &shares), &links.among(&offer_idxs), context_tokens);
+    let missing = needs.iter().zip(&caps).map(|(need, cap)| need.total().saturating_sub(*cap));
+    let missing_bytes = missing.sum();
+    PlacementOption { offer_idxs, shares, needs, missing_bytes, speed }
+}
+
+fn caps(offers: &[NodeOffer], offer_idxs: &[usize]) -> Vec<u64> {
+    offer_idxs.iter().map(|&idx| offers[idx].usable_bytes).collect()
+}
+
+/// The `size` machines with the most memory, in their order; the earlier one wins a tie.
+fn largest(offers: &[NodeOffer], size: usize) -> Vec<usize> {
+    let mut idxs: Vec<usize> = (0..offers.len()).collect();
+    idxs.sort_by_key(|&idx| std::cmp::Reverse(offers[idx].usable_bytes));
+    idxs.truncate(size);
+    idxs.sort_unstable();
+    idxs
+}
+
+fn refuse(
+    model: &ModelFacts,
+    offers: &[NodeOffer],
+    best: Option<&PlacementOption>,
+    context_tokens: u32,
+) -> Refusal {
+    let Some(best) = best else {
+        let (nodes, missing_bytes) = (Vec::new(), 0);
+        return Refusal { context_tokens, nodes, missing_bytes, context_tokens_max: None };
+    };
+    let caps = caps(offers, &best.offer_idxs);
+    let fits = |tokens| search::fits(&search::best(model, &caps, tokens).1, &caps);
+    let nodes = best.offer_idxs.iter().zip(&best.needs).map(|(&idx, need)| NodeShortage {
+        name: offers[idx].name.clone(),
+        needed_bytes: need.total(),
+        usable_bytes: offers[idx].usable_bytes,
+    });
+    Refusal {
+        context_tokens,
+        nodes: nodes.collect(),
+        missing_bytes: best.missing_bytes,
+        context_tokens_max: longest(model, fits),
+    }
+}
+
+/// The longest context, in whole granules of the cache, that fits.
+fn longest(model: &ModelFacts, fits: impl Fn(u32) -> bool) -> Option<u32> {
+    let tokens = |granules: u32| (granules * CACHE_GRANULE_TOKENS).min(model.context_tokens);
+    let (mut fitting, mut failing) = (0, model.context_tokens.div_ceil(CACHE_GRANULE_TOKENS) + 1);
+    while fitting + 1 < failing {
+        let middle = fitting + (failing - fitting) / 2;
+        if fits(tokens(middle)) { fitting = middle } else { failing = middle }
+    }
+    (0 < fitting).then(|| tokens(fitting))
+}

@@ -1,0 +1,119 @@
+//! Shares with which nobody takes more memory than it may.
+
+use super::dealing::{RankNeed, needs};
+use super::model::{KvShape, ModelFacts};
+
+/// Steps into which the largest share is divided, coarse first: people read small numbers best, and
+/// equal machines shall have equal shares whatever else runs on them.
+const STEPS_BY_MEMORY: [u64; 3] = [8, 16, 100];
+
+/// The same for shares by what is left beside the parts that every rank holds.
+const STEPS_BY_ROOM: [u64; 3] = [16, 100, 1000];
+
+/// Ranks up to which all shares of a grid are tried, and how fine it is for so many.
+const GRID_STEPS: [u32; 9] = [0, 1, 256, 32, 20, 16, 14, 12, 12];
+
+/// Shares and what they make each rank take.
+type Attempt = (Vec<u32>, Vec<RankNeed>);
+
+/// True if nobody takes more than it may.
+pub(super) fn fits(needs: &[RankNeed], caps: &[u64]) -> bool {
+    needs.iter().zip(caps).all(|(need, cap)| need.total() <= *cap)
+}
+
+/// The first shares that fit: by memory, by room, then the best of a grid. If none do, those of the
+/// attempts that lack least.
+pub(super) fn best(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Attempt {
+    let attempt = |shares: Vec<u32>| -> Attempt {
+        let needs = needs(model, &shares, context_tokens);
+        (shares, needs)
+    };
+    let by_memory = STEPS_BY_MEMORY.iter().map(|&steps| proportional(caps, steps));
+    let rooms = rooms(model, caps, context_tokens);
+    let by_room = STEPS_BY_ROOM.iter().map(|&steps| proportional(&rooms, steps));
+    let mut least: Option<(u64, Attempt)> = None;
+    for shares in by_memory.chain(by_room) {
+        let found = attempt(shares);
+        if fits(&found.1, caps) {
+            return found;
+        }
+        let missing = missing_bytes(&found.1, caps);
+        if least.as_ref().is_none_or(|(least, _)| missing < *least) {
+            least = Some((missing, found));
+        }
+    }
+    let (_, least) = least.expect("there was an attempt");
+    let steps = GRID_STEPS.get(caps.len()).copied().unwrap_or(0);
+    let mut grid = Vec::new();
+    compositions(steps, caps.len(), &mut Vec::new(), &mut |shares| {
+        let found = attempt(reduced(shares.to_vec()));
+        if fits(&found.1, caps) {
+            grid.push(found);
+        }
+    });
+    // The one that leaves the fullest machine the most.
+    let fullest = |needs: &[RankNeed]| {
+        let parts = needs.iter().zip(caps);
+        let fill = |(need, cap): (&RankNeed, &u64)| need.total() as f64 / (*cap).max(1) as f64;
+        parts.map(fill).fold(0.0, f64::max)
+    };
+    grid.into_iter().min_by(|a, b| fullest(&a.1).total_cmp(&fullest(&b.1))).unwrap_or(least)
+}
+
+fn missing_bytes(needs: &[RankNeed], caps: &[u64]) -> u64 {
+    needs.iter().zip(caps).map(|(need, cap)| need.total().saturating_sub(*cap)).sum()
+}
+
+/// What each machine has left beside what a rank takes that holds next to nothing of what is cut.
+fn rooms(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Vec<u64> {
+    let alone = needs(model, &[1], context_tokens)[0];
+    let cut_kv = match model.kv {
+        KvShape::PerHead { .. } => alone.kv_bytes / 4 * 5,
+        KvShape::Whole { .. } => 0,
+    };
+    let cut = alone.weights_bytes - model.replicated_bytes() + cut_kv;
+    let fixed = alone.total().saturating_sub(cut);
+    caps.iter().map(|cap| cap.saturating_sub(fixed)).collect()
+}
+
+/// Shares proportional to `sizes`, the largest being `steps`; nobody's is zero.
+fn proportional(sizes: &[u64], steps: u64) -> Vec<u32> {
+    let largest = sizes.iter().copied().max().unwrap_or(0).max(1);
+    let share = |size: u64| {
+        let rounded = (u128::from(size) * u128::from(steps) * 2 + u128::from(largest))
+            / (u128::from(largest) * 2);
+        u32::try_from(rounded).expect("at most the number of steps").max(1)
+    };
+    reduced(sizes.iter().map(|&size| share(size)).collect())
+}
+
+/// The same proportions in the smallest numbers.
+fn reduced(mut shares: Vec<u32>) -> Vec<u32> {
+    let divisor = shares.iter().copied().fold(0, gcd).max(1);
+    for share in &mut shares {
+        *share /= divisor;
+    }
+    shares
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Every way to write `steps` as a sum of `len` positive numbers.
+fn compositions(steps: u32, len: usize, head: &mut Vec<u32>, visit: &mut impl FnMut(&[u32])) {
+    let Some(rest) = len.checked_sub(1) else { return };
+    if rest == 0 {
+        if 0 < steps {
+            head.push(steps);
+            visit(head);
+            head.pop();
+        }
+        return;
+    }
+    for first in 1..steps {
+        head.push(first);
+        compositions(steps - first, rest, head, visit);
+        head.pop();
+    }
+}

@@ -1,0 +1,189 @@
+//! What to expect of a placement. A model of bandwidths: decoding reads every weight once per token,
+//! and each layer waits for two sums over the ranks. Good enough to compare placements.
+
+use jackalope_protocol::Device;
+
+use super::NodeOffer;
+use super::dealing::Deal;
+use super::model::{ModelFacts, PartKind};
+
+/// The part of its memory's speed that decoding reaches (BENCHMARKS.md: 61 to 71 %).
+const DECODE_EFFICIENCY: f64 = 0.65;
+
+/// Multiplications of a prompt per byte of memory speed. On the CPU as measured: 302 tokens/s of 0.6
+/// billion weights at 34 to 60 GB/s (BENCHMARKS.md). On Apple's GPUs an assumption, of about two thirds of
+/// the arithmetic that their makers state beside their memory's speed.
+const CPU_MACS_PER_BYTE: f64 = 4.0;
+const GPU_MACS_PER_BYTE: f64 = 12.0;
+
+/// Tokens of a prompt that are computed together.
+const CHUNK_TOKENS: f64 = 512.0;
+
+/// Bytes of an element of a sum.
+const SUM_BYTES: f64 = 4.0;
+
+/// What joins two machines.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum LinkKind {
+    /// They are one machine.
+    Loopback,
+    /// RDMA over Thunderbolt.
+    Rdma,
+    /// TCP over Thunderbolt.
+    Thunderbolt,
+    /// TCP over a network.
+    Ethernet,
+}
+
+/// Where a link's numbers come from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum LinkSource {
+    /// It was measured.
+    Measured,
+    /// What is usual for its kind.
+    Usual,
+}
+
+/// The speed between two machines.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// What joins them.
+    pub kind: LinkKind,
+    /// Time of a small exchange, in microseconds.
+    pub latency_us: f64,
+    /// Speed of a large one.
+    pub bytes_per_s: f64,
+    /// Where the numbers come from.
+    pub source: LinkSource,
+}
+
+impl Link {
+    /// What is usual. Loopback: BENCHMARKS.md. RDMA: mlx-jaccl-cluster's measurement of two M4 Pro. TCP over
+    /// Thunderbolt: 10 to 20 Gbit/s in practice, and the 300 µs that Apple's TN3205 is quoted with.
+    /// Ethernet: one Gbit/s.
+    pub fn usual(kind: LinkKind) -> Link {
+        let (latency_us, bytes_per_s) = match kind {
+            LinkKind::Loopback => (12.5, 1.78e9),
+            LinkKind::Rdma => (25.5, 8.05e9),
+            LinkKind::Thunderbolt => (300.0, 1.9e9),
+            LinkKind::Ethernet => (300.0, 0.117e9),
+        };
+        Link { kind, latency_us, bytes_per_s, source: LinkSource::Usual }
+    }
+}
+
+/// The speed between any two of some machines.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Links {
+    /// `rows[a][b]`, as many rows and columns as machines.
+    rows: Vec<Vec<Link>>,
+}
+
+impl Links {
+    /// The usual link of a kind between any two, and loopback within each.
+    pub fn usual(num_machines: usize, kind: LinkKind) -> Links {
+        let link = |a, b| Link::usual(if a == b { LinkKind::Loopback } else { kind });
+        let row = |a| (0..num_machines).map(|b| link(a, b)).collect();
+        Links { rows: (0..num_machines).map(row).collect() }
+    }
+
+    /// Puts in what is known of two machines, in both directions.
+    ///
+    /// # Panics
+    /// If there is no such machine.
+    pub fn set(&mut self, a: usize, b: usize, link: Link) {
+        self.rows[a][b] = link;
+        self.rows[b][a] = link;
+    }
+
+    /// The link between two machines.
+    ///
+    /// # Panics
+    /// If there is no such machine.
+    pub fn between(&self, a: usize, b: usize) -> Link {
+        self.rows[a][b]
+    }
+
+    /// Those of some of the machines.
+    pub(super) fn among(&self, idxs: &[usize]) -> Links {
+        let row = |&a: &usize| idxs.iter().map(|&b| self.rows[a][b]).collect();
+        Links { rows: idxs.iter().map(row).collect() }
+    }
+
+    /// The time in microseconds until each machine has sent so many bytes to every other one, one
+    /// after the other.
+    fn exchange_us(&self, bytes: f64) -> f64 {
+        let sent_us = |a: usize| {
+            let others = (0..self.rows.len()).filter(|&b| b != a).map(|b| self.rows[a][b]);
+            let latency_us = others.clone().map(|link| link.latency_us).fold(0.0, f64::max);
+            latency_us + others.map(|link| bytes / link.bytes_per_s * 1e6).sum::<f64>()
+        };
+        (0..self.rows.len()).map(sent_us).fold(0.0, f64::max)
+    }
+}
+
+/// What to expect of one sequence at a time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    /// Tokens per second while an answer is written, at half of the planned context.
+    pub decode_tokens_per_s: f64,
+    /// Tokens per second while a prompt is read.
+    pub prefill_tokens_per_s: f64,
+    /// The part of the time of decoding that ranks wait for each other, from 0 to 1.
+    pub decode_waiting: f64,
+}
+
+/// What to expect; none if a machine's memory has no known speed.
+pub(super) fn predict(
+    model: &ModelFacts,
+    (nodes, shares): (&[&NodeOffer], &[u32]),
+    links: &Links,
+    context_tokens: u32,
+) -> Option<Speed> {
+    let deal = Deal::new(model, shares);
+    // Of an embedding one row is read, unless it is the head too.
+    let reads = |kind: PartKind| match kind {
+        PartKind::Embedding if !model.is_tied => 0.0,
+        PartKind::Experts => model.active_experts,
+        _ => 1.0,
+    };
+    let (mut decode_us, mut prefill_us) = (0.0_f64, 0.0_f64);
+    for (rank, node) in nodes.iter().enumerate() {
+        let bytes_per_s = node.memory_bytes_per_s? as f64;
+        let weights_bytes = deal.weights_bytes(rank, reads) as f64;
+        let kv_bytes = deal.kv_bytes_per_token(rank) as f64 * f64::from(context_tokens) / 2.0;
+        decode_us =
+            decode_us.max((weights_bytes + kv_bytes) / (bytes_per_s * DECODE_EFFICIENCY) * 1e6);
+        let macs_per_byte = match node.device {
+            Device::Gpu => GPU_MACS_PER_BYTE,
+            Device::Cpu | Device::Auto => CPU_MACS_PER_BYTE,
+        };
+        let macs = weights_bytes * 8.0 / bits_per_weight(model) * CHUNK_TOKENS;
+        prefill_us = prefill_us.max(macs / (bytes_per_s * macs_per_byte) * 1e6);
+    }
+    let sums = if 1 < nodes.len() { num_collectives(model) } else { 0.0 };
+    let row_bytes = model.hidden_size as f64 * SUM_BYTES;
+    let waiting_us = sums * links.exchange_us(row_bytes);
+    // Large sums are scattered and gathered: each rank sends its part twice to every other one.
+    let part_bytes = 2.0 * CHUNK_TOKENS * row_bytes / nodes.len() as f64;
+    let prefill_waiting_us = sums * links.exchange_us(part_bytes);
+    Some(Speed {
+        decode_tokens_per_s: 1e6 / (decode_us + waiting_us).max(f64::MIN_POSITIVE),
+        prefill_tokens_per_s: CHUNK_TOKENS * 1e6
+            / (prefill_us + prefill_waiting_us).max(f64::MIN_POSITIVE),
+        decode_waiting: waiting_us / (decode_us + waiting_us).max(f64::MIN_POSITIVE),
+    })
+}
+
+/// The embedding's sum, two for each layer, the gathering of logits, the sum that tells the token.
+fn num_collectives(model: &ModelFacts) -> f64 {
+    (2 * model.num_layers + 3) as f64
+}
+
+/// With what its scales take.
+fn bits_per_weight(model: &ModelFacts) -> f64 {
+    match model.quantization {
+        Some(format) => f64::from(format.bits) + 32.0 / f64::from(format.group_size.max(1)),
+        None => 8.0 * model.element_bytes as f64,
+    }
+}
