@@ -1,5 +1,7 @@
 //! What was typed: a plain image of the command line.
 
+mod autoconfig;
+mod doctor;
 pub(crate) mod hosts;
 pub(crate) mod machines;
 mod models;
@@ -10,6 +12,8 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand, ValueEnum};
 use jackalope_protocol::TokenId;
 
+pub(crate) use autoconfig::{AutoconfigArgs, OverArg, WantedBackend};
+pub(crate) use doctor::{ClusterInfoArgs, DoctorArgs, FingerprintArgs, MachinesArgs};
 pub(crate) use models::{CheckArgs, ListArgs, ModelsArgs, ModelsCommand, PullArgs, RemoveArgs};
 
 #[derive(Debug, Parser)]
@@ -48,6 +52,14 @@ pub(crate) enum Command {
     Plan(plan::PlanArgs),
     /// Make a checkpoint of a real model's dimensions with random weights, to measure speed.
     Synth(SynthArgs),
+    /// Find what is wrong with this machine or a cluster, and what to type.
+    Doctor(DoctorArgs),
+    /// Find the cables between Macs, give them addresses, and write a hostfile.
+    Autoconfig(AutoconfigArgs),
+    /// Machines side by side, with what differs marked.
+    ClusterInfo(ClusterInfoArgs),
+    /// What this machine is.
+    Fingerprint(FingerprintArgs),
 }
 
 /// The model and how it is computed.

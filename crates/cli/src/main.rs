@@ -2,10 +2,13 @@
 
 mod agent;
 mod args;
+mod autoconfig;
 mod bench;
 mod chat;
 mod cluster;
+mod doctor;
 mod environment;
+mod fingerprint;
 mod generate;
 mod hosts;
 mod launch;
@@ -60,6 +63,10 @@ fn main() -> ExitCode {
             Command::Hosts(args) => hosts::run(&args),
             Command::Plan(args) => plan::run(&args),
             Command::Synth(args) => synth::run(&args),
+            Command::Doctor(args) => doctor::run(&args),
+            Command::Autoconfig(args) => autoconfig::run(&args),
+            Command::ClusterInfo(args) => fingerprint::cluster_info(&args),
+            Command::Fingerprint(args) => fingerprint::run(&args),
         }
         .map(|()| ExitCode::SUCCESS)
     });

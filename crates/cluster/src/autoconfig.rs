@@ -7,6 +7,7 @@
 //!                 └─────▶ subnets ─▶ steps ─▶ hostfile
 //! ```
 
+mod apply;
 mod cabling;
 mod choice;
 mod drawing;
@@ -22,6 +23,7 @@ use std::net::IpAddr;
 use jackalope_protocol::Backend;
 use thiserror::Error;
 
+pub use apply::{ApplyError, Undo, apply, run_as_root, verify};
 pub use cabling::{Cable, CabledHost, Cabling, End};
 pub use choice::Choice;
 pub use drawing::{dot, terminal};
@@ -52,6 +54,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// What must answer afterwards.
     pub checks: Vec<Check>,
+    /// What the commands may break.
+    pub risks: Vec<String>,
     /// The machines for the ranks.
     pub hostfile: Hostfile,
 }
@@ -93,13 +97,15 @@ impl Plan {
         if over == Over::Ethernet {
             let choice = Choice::over_ethernet(members.len(), wanted);
             let hostfile = write::over_ethernet(members, &choice)?;
-            return Ok(Plan { cabling, choice, steps: Vec::new(), checks: Vec::new(), hostfile });
+            let (steps, checks, risks) = (Vec::new(), Vec::new(), Vec::new());
+            return Ok(Plan { cabling, choice, steps, checks, risks, hostfile });
         }
         let choice = Choice::new(members, &cabling, wanted);
         let links = steps::links(members, &cabling)?;
         let (steps, checks) = (steps::steps(members, &links), steps::checks(members, &links));
         let hostfile = write::over_cables(members, &choice, &links)?;
-        Ok(Plan { cabling, choice, steps, checks, hostfile })
+        let risks = steps::risks(members, &steps);
+        Ok(Plan { cabling, choice, steps, checks, risks, hostfile })
     }
 }
 

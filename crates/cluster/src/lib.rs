@@ -7,10 +7,13 @@
 //!   hostfile, facts ─▶ routes (who reaches whom by which address), placement (who holds how much)
 //!   models: where checkpoints lie on a machine, whether they are whole, what is in them
 //!   platform (macos, linux): what only one system can tell, read from commands and files
+//!   shell ─▶ probe ─▶ report ─┬▶ doctor: what is wrong, and what to type
+//!                             └▶ autoconfig: which cables there are, and what to make of them
 //! ```
 
 pub mod agent;
 pub mod autoconfig;
+pub mod doctor;
 pub mod facts;
 pub mod home;
 pub mod hostfile;

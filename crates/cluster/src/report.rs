@@ -65,6 +65,8 @@ pub struct MacReport {
     pub bridges: Vec<Bridge>,
     /// Memory that is wired, in bytes.
     pub wired_bytes: Option<u64>,
+    /// What the GPU may wire, in bytes, where somebody set it.
+    pub gpu_limit_bytes: Option<u64>,
     /// What it does when nobody is there.
     pub power: Power,
 }
@@ -104,7 +106,7 @@ pub struct Bridge {
     pub members: Vec<String>,
 }
 
-/// A line of the routing table.
+/// Addresses with the same leading bits.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub struct Network {
     /// First address of the network.

@@ -9,6 +9,7 @@ mod endings;
 mod hosts;
 mod http;
 mod hub;
+mod machines;
 #[cfg(target_os = "linux")]
 mod memory;
 mod metamorphic;

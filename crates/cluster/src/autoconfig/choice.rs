@@ -52,7 +52,7 @@ impl Choice {
         if backend != Backend::Jaccl
             && wanted.is_none_or(|it| it == Backend::Jaccl || !is_as_wanted)
         {
-            if !matches!(shape, Shape::Mesh | Shape::Alone) {
+            if shape != Shape::Mesh {
                 because.push(format!("RDMA needs a full mesh, the cables form {}", shape.name()));
                 missing = missing_cables(cabling);
             }

@@ -55,7 +55,7 @@ pub(crate) enum Plug {
 impl Lab {
     /// So many Mac Studios of the newest kind, all ports in bridge0 as macOS delivers them.
     pub(crate) fn studios(num_macs: usize) -> Lab {
-        let macs = (0..num_macs).map(|idx| Mac::studio(idx)).collect();
+        let macs = (0..num_macs).map(Mac::studio).collect();
         Lab { macs, ran: Mutex::default() }
     }
 

@@ -184,6 +184,24 @@ fn netmask(prefix_len: u8) -> std::net::Ipv4Addr {
     std::net::Ipv4Addr::from_bits(bits)
 }
 
+/// Machines that are reached, by the name they were given, through what the commands change.
+pub(super) fn risks(members: &[Member<'_>], steps: &[Step]) -> Vec<String> {
+    let risk = |member: &Member<'_>| {
+        let host = member.name.rsplit('@').next()?;
+        let interface = member.report.interface_of(host.parse().ok()?)?;
+        let mut own = steps.iter().filter(|step| step.host == member.name);
+        let touches = |step: &Step| step.command.split(' ').any(|word| word == interface);
+        own.any(touches).then(|| {
+            format!(
+                "{} is reached through {interface}, which these commands change: the connection \
+                 may break; name the machine by an address on another network",
+                member.name
+            )
+        })
+    };
+    members.iter().filter_map(risk).collect()
+}
+
 /// One ping for each direction of each cable.
 pub(super) fn checks(members: &[Member<'_>], links: &[Link]) -> Vec<Check> {
     let both = links.iter().flat_map(|link| {

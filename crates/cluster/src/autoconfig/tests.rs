@@ -149,6 +149,23 @@ fn addresses_that_collide_with_the_network_are_replaced() {
 }
 
 #[test]
+fn a_machine_that_is_reached_through_its_bridge_is_a_risk() {
+    let mut lab = pair();
+    lab.macs[1].name = "me@192.168.2.2".to_owned();
+    lab.macs[1].tools.insert(
+        "ifconfig",
+        "en0: flags=8863<UP> mtu 1500\n\tinet 192.168.1.12 netmask 0xffffff00\n\
+         bridge0: flags=8863<UP> mtu 1500\n\tinet 192.168.2.2 netmask 0xffffff00\n\
+         \tmember: en4 flags=3<LEARNING,DISCOVER>\n"
+            .to_owned(),
+    );
+    let risks = plan(&lab, None).risks;
+    assert_eq!(risks.len(), 1);
+    assert!(risks[0].starts_with("me@192.168.2.2 is reached through bridge0"), "{risks:?}");
+    assert_eq!(plan(&pair(), None).risks, [] as [&str; 0]);
+}
+
+#[test]
 fn ethernet_needs_no_commands() {
     let lab = pair();
     let reports = lab.reports();

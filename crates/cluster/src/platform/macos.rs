@@ -84,6 +84,10 @@ pub(super) fn add_report(sections: &Sections, report: &mut NodeReport) {
         hardware_ports,
         bridges: network::bridges(sections.text("ifconfig")),
         wired_bytes: wired_bytes(sections.text("vm_stat")),
+        gpu_limit_bytes: field(sections.any_text("sysctl"), "iogpu.wired_limit_mb")
+            .and_then(|it| it.parse::<u64>().ok())
+            .filter(|it| *it != 0)
+            .map(|it| it << 20),
         power: power::power(sections.text("pmset"), sections.text("assertions")),
     });
     report.routes = network::routes(sections.text("netstat_routes"));

@@ -1,0 +1,280 @@
+//! `jackalope autoconfig`: from cables to a hostfile. Shows every command before it runs any, asks
+//! once, and keeps what takes each one back.
+
+use std::io::{BufRead, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use jackalope_cluster::autoconfig::{
+    self as planning, ApplyError, Member, Over, Plan, Step, Undo, hostfile_json,
+};
+use jackalope_cluster::probe::{self, Echo};
+use jackalope_cluster::report::NodeReport;
+use jackalope_cluster::shell::SystemShell;
+use jackalope_protocol::Backend;
+use serde_json::{Value, json};
+
+use crate::args::{AutoconfigArgs, OverArg, WantedBackend};
+use crate::doctor::{distinct, ssh_words};
+use crate::output;
+
+/// Bound for one machine.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Where what takes a run back is kept, unless there is such a file already.
+const UNDO_FILE: &str = "autoconfig-undo.json";
+
+pub(crate) fn run(args: &AutoconfigArgs) -> anyhow::Result<()> {
+    let shell = SystemShell::new(ssh_words(args.ssh.as_deref()));
+    if let Some(path) = &args.undo {
+        return take_back(&shell, path, args.yes);
+    }
+    distinct(&args.hosts)?;
+    let reports = ask(&shell, &args.hosts)?;
+    let members: Vec<Member<'_>> =
+        args.hosts.iter().zip(&reports).map(|(name, report)| Member { name, report }).collect();
+    let over = match args.over {
+        OverArg::Thunderbolt => Over::Thunderbolt,
+        OverArg::Ethernet => Over::Ethernet,
+    };
+    let plan = Plan::new(&members, over, wanted(args.backend))
+        .context("no hostfile is possible\nhint: `jackalope doctor --host ...` looks closer")?;
+    if args.dot {
+        output::piece(planning::dot(&plan.cabling))?;
+        return Ok(());
+    }
+    if args.json {
+        output::line(object(&plan))?;
+    } else {
+        show(&plan, over)?;
+    }
+    if args.dry_run {
+        return Ok(());
+    }
+    ensure!(
+        plan.choice.is_as_wanted || !args.yes,
+        "the cables do not allow this backend\nhint: `--backend auto` takes {}",
+        plan.choice.backend.name()
+    );
+    if !plan.steps.is_empty() {
+        consent(args.yes, "run these commands?")?;
+        carry_out(&shell, &plan, args.undo_out.as_deref())?;
+    }
+    write_hostfile(&plan, args.out.as_deref(), args.json)
+}
+
+fn wanted(backend: WantedBackend) -> Option<Backend> {
+    match backend {
+        WantedBackend::Auto => None,
+        WantedBackend::Jaccl => Some(Backend::Jaccl),
+        WantedBackend::Ring => Some(Backend::Ring),
+        WantedBackend::Tcp => Some(Backend::Tcp),
+    }
+}
+
+/// Asks all machines; one that does not answer ends it, as its cables would be missing.
+fn ask(shell: &SystemShell, hosts: &[String]) -> anyhow::Result<Vec<NodeReport>> {
+    let reports = probe::reports(shell, hosts, REPORT_TIMEOUT);
+    let lost: Vec<String> = reports
+        .iter()
+        .filter_map(|it| it.as_ref().err())
+        .map(|err| format!("{err}\nhint: {}", err.kind.hint(&err.host)))
+        .collect();
+    ensure!(lost.is_empty(), "{}", lost.join("\n"));
+    Ok(reports.into_iter().flatten().collect())
+}
+
+/// For people: the cables, the choice, the commands.
+fn show(plan: &Plan, over: Over) -> anyhow::Result<()> {
+    if over == Over::Thunderbolt {
+        output::piece(planning::terminal(&plan.cabling, &plan.choice))?;
+    }
+    let choice = &plan.choice;
+    let instead = if choice.is_as_wanted { "" } else { " instead of the one asked for" };
+    output::line(format!("backend {}{instead}", choice.backend.name()))?;
+    for line in &choice.because {
+        output::line(format!("  {line}"))?;
+    }
+    for cable in &choice.missing {
+        output::line(format!("  missing cable: {cable}"))?;
+    }
+    output::line("")?;
+    if plan.steps.is_empty() {
+        output::line(match plan.checks.len() {
+            0 => "nothing to do: there is no cable to configure",
+            _ => "nothing to do: every cable has its addresses",
+        })?;
+        return Ok(());
+    }
+    let mut host = "";
+    for step in &plan.steps {
+        if step.host != host {
+            host = &step.host;
+            output::line(format!("on {host}:"))?;
+        }
+        output::line(format!("  sudo {:<58} # {}", step.command, step.purpose))?;
+    }
+    for risk in &plan.risks {
+        output::line(format!("careful: {risk}"))?;
+    }
+    output::line("")?;
+    Ok(())
+}
+
+fn object(plan: &Plan) -> Value {
+    let choice = &plan.choice;
+    let end = |end: planning::End| {
+        let port = plan.cabling.port(end);
+        let host = &plan.cabling.hosts[end.host_idx].name;
+        json!({"host": host, "receptacle": port.receptacle, "interface": port.interface})
+    };
+    let cables = plan.cabling.cables.iter();
+    let cables: Vec<Value> =
+        cables.map(|it| json!({"ends": it.ends.map(end), "bits_per_s": it.bits_per_s})).collect();
+    let hostfile: Value =
+        serde_json::from_str(&hostfile_json(&plan.hostfile)).expect("it was just written");
+    json!({
+        "backend": choice.backend.name(),
+        "shape": choice.shape.name(),
+        "as_wanted": choice.is_as_wanted,
+        "because": choice.because,
+        "missing": choice.missing,
+        "cables": cables,
+        "steps": plan.steps,
+        "risks": plan.risks,
+        "hostfile": hostfile,
+    })
+}
+
+/// Asks once; without anyone to ask it needs `--yes`.
+fn consent(is_given: bool, question: &str) -> anyhow::Result<()> {
+    if is_given {
+        return Ok(());
+    }
+    let stdin = std::io::stdin();
+    ensure!(
+        stdin.is_terminal(),
+        "nothing was changed: there is nobody to ask\nhint: add `--yes` to run these commands, or `--dry-run` to only see them"
+    );
+    output::piece(format!("{question} [yes/no] "))?;
+    let mut answer = String::new();
+    stdin.lock().read_line(&mut answer).context("reading the answer")?;
+    ensure!(answer.trim().eq_ignore_ascii_case("yes"), "nothing was changed");
+    Ok(())
+}
+
+/// Runs the commands and tries the cables.
+fn carry_out(shell: &SystemShell, plan: &Plan, undo: Option<&Path>) -> anyhow::Result<()> {
+    let path = undo.map_or_else(|| free_name(UNDO_FILE), Path::to_path_buf);
+    // Before anything changes: what cannot be kept must not be done.
+    keep(&path, &[])?;
+    let mut kept = Ok(());
+    let mut has_run = false;
+    let note = |step: &Step, undos: &[Undo]| {
+        eprintln!("{}: {}", step.host, step.command);
+        has_run = true;
+        // The first failure is told at the end; the commands have run by then anyway.
+        if kept.is_ok() {
+            kept = keep(&path, undos);
+        }
+    };
+    let done = planning::apply(shell, &plan.steps, note);
+    if let Err(err) = done {
+        let undo = match has_run {
+            true => format!(
+                "\nhint: `jackalope autoconfig --undo {}` takes back what ran",
+                path.display()
+            ),
+            false => {
+                // It is empty, and only in the way of the next run.
+                std::fs::remove_file(&path).ok();
+                "\nhint: nothing was changed".to_owned()
+            }
+        };
+        bail!("{err}{}{undo}", sudo_hint(&err));
+    }
+    kept?;
+    eprintln!("to take all this back: jackalope autoconfig --undo {}", path.display());
+    let mut silent = Vec::new();
+    for (check, echo) in planning::verify(shell, &plan.checks) {
+        match echo {
+            Echo::Answers { mean_us } => {
+                eprintln!(
+                    "{} reaches {} at {} in {mean_us:.0} µs",
+                    check.host, check.peer, check.ip
+                );
+            }
+            Echo::Untried => eprintln!("{} has no ping to try {} with", check.host, check.ip),
+            Echo::Silent | Echo::NoRoute => {
+                silent
+                    .push(format!("{} does not reach {} at {}", check.host, check.peer, check.ip));
+            }
+        }
+    }
+    ensure!(
+        silent.is_empty(),
+        "{}\nhint: wait a moment and run this again; `jackalope doctor` looks closer; \
+         `jackalope autoconfig --undo {}` takes it back",
+        silent.join("\n"),
+        path.display()
+    );
+    Ok(())
+}
+
+fn sudo_hint(err: &ApplyError) -> String {
+    match err {
+        ApplyError::Password { host, .. } => format!(
+            "\nhint: type the commands above on {host} yourself, or run `ssh -t {host} sudo -v` and \
+             try again if your sudo remembers across sessions"
+        ),
+        _ => String::new(),
+    }
+}
+
+fn keep(path: &Path, undos: &[Undo]) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(undos).expect("plain data");
+    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+}
+
+/// The name, or one with a number if such a file is there: an undo is never written over.
+fn free_name(name: &str) -> PathBuf {
+    let numbered =
+        (2..).map(|number| PathBuf::from(name.replace(".json", &format!("-{number}.json"))));
+    let mut all = std::iter::once(PathBuf::from(name)).chain(numbered);
+    all.find(|path| !path.exists()).expect("numbers do not end")
+}
+
+fn write_hostfile(plan: &Plan, out: Option<&Path>, is_json: bool) -> anyhow::Result<()> {
+    let text = hostfile_json(&plan.hostfile);
+    match out {
+        Some(path) => {
+            std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
+            eprintln!("wrote {}; try it: jackalope doctor --hosts {0}", path.display());
+        }
+        None if is_json => {}
+        None => output::piece(text)?,
+    }
+    Ok(())
+}
+
+/// Runs what an earlier run kept.
+fn take_back(shell: &SystemShell, path: &Path, is_given: bool) -> anyhow::Result<()> {
+    let reading = || format!("reading {}", path.display());
+    let text = std::fs::read_to_string(path).with_context(reading)?;
+    let undos: Vec<Undo> = serde_json::from_str(&text).with_context(reading)?;
+    for undo in &undos {
+        output::line(format!("on {}: sudo {}", undo.host, undo.command))?;
+    }
+    consent(is_given, "run these commands?")?;
+    let mut failed = 0;
+    for undo in &undos {
+        // One that fails (the cable is out by now) must not keep the others from running.
+        if let Err(err) = planning::run_as_root(shell, &undo.host, &undo.command) {
+            failed += 1;
+            eprintln!("{err}{}", sudo_hint(&err));
+        }
+    }
+    ensure!(failed == 0, "{failed} of {} commands failed; the others ran", undos.len());
+    Ok(())
+}

@@ -1,0 +1,241 @@
+//! `jackalope doctor`: looks at machines and says what to type. Also how commands name machines.
+
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::{Context, bail, ensure};
+use jackalope_cluster::doctor::{self, Ask, Entry, Examination, Finding, Node, Severity};
+use jackalope_cluster::hostfile::Hostfile;
+use jackalope_cluster::shell::SystemShell;
+use serde_json::{Value, json};
+
+use crate::args::{DoctorArgs, MachinesArgs};
+use crate::output;
+
+/// A log's end tells what happened; more is not read.
+const LOG_BYTES_MAX: u64 = 256 << 20;
+
+pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
+    if args.catalogue {
+        output::piece(doctor::catalogue::markdown())?;
+        return Ok(());
+    }
+    if let Some(path) = &args.log {
+        return explain(path, args.machines.json);
+    }
+    let (names, hostfile) = machines(&args.machines)?;
+    let shell = SystemShell::new(ssh_words(args.machines.ssh.as_deref()));
+    let model = args.model.as_deref().map(absolute).transpose()?;
+    let model = model.as_deref();
+    let ask = Ask { shell: &shell, hostfile: hostfile.as_ref(), model, hashes: args.hash };
+    let (nodes, here) = ask.look(&names);
+    let findings = doctor::examine(&Examination {
+        hostfile: hostfile.as_ref(),
+        nodes: &nodes,
+        model,
+        here: &here,
+    });
+    if args.machines.json {
+        output::line(object(&nodes, &findings))?;
+    } else {
+        for line in report(&names, &findings) {
+            output::line(line)?;
+        }
+    }
+    let num_errors = count(&findings, Severity::Error);
+    ensure!(num_errors == 0, "the doctor found {}", counted(num_errors, "error"));
+    Ok(())
+}
+
+/// The same folder on every machine, wherever a shell begins there.
+fn absolute(folder: &str) -> anyhow::Result<String> {
+    let path = std::path::absolute(folder).with_context(|| format!("the folder {folder}"))?;
+    Ok(path.to_string_lossy().into_owned())
+}
+
+/// The machines that a command means, and the hostfile if there is one.
+pub(crate) fn machines(args: &MachinesArgs) -> anyhow::Result<(Vec<String>, Option<Hostfile>)> {
+    if let Some(path) = &args.hosts {
+        let hostfile = read_hosts(path)?;
+        return Ok((doctor::names(&hostfile), Some(hostfile)));
+    }
+    let mut names = args.host.clone();
+    names.dedup();
+    if names.is_empty() {
+        names.push("127.0.0.1".to_owned());
+    }
+    Ok((names, None))
+}
+
+/// `--ssh` in words.
+pub(crate) fn ssh_words(ssh: Option<&str>) -> Vec<String> {
+    ssh.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
+}
+
+/// Reads a hostfile of any form.
+pub(crate) fn read_hosts(path: &Path) -> anyhow::Result<Hostfile> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("reading the hostfile {}", path.display()))?;
+    Ok(Hostfile::parse(&text, path)?)
+}
+
+/// For people: machine by machine, what is right in a line each, then what is not.
+fn report(names: &[String], findings: &[Finding]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for name in names {
+        lines.push(name.clone());
+        let mut own: Vec<&Finding> =
+            findings.iter().filter(|it| it.node.as_ref() == Some(name)).collect();
+        own.sort_by_key(|it| it.severity);
+        lines.extend(own.into_iter().flat_map(paragraph));
+        lines.push(String::new());
+    }
+    let mut all = findings.iter().filter(|it| it.node.is_none()).peekable();
+    if all.peek().is_some() {
+        lines.push("all machines".to_owned());
+        lines.extend(all.flat_map(paragraph));
+        lines.push(String::new());
+    }
+    lines.extend(what_to_type(findings));
+    let [errors, warnings] = [Severity::Error, Severity::Warn].map(|it| count(findings, it));
+    lines.push(match (errors, warnings) {
+        (0, 0) => "all is well".to_owned(),
+        _ => format!("{}, {}", counted(errors, "error"), counted(warnings, "warning")),
+    });
+    lines
+}
+
+/// `1 error`, `2 errors`.
+fn counted(count: usize, word: &str) -> String {
+    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
+}
+
+/// The end of the report: the worst first, and no line twice.
+fn what_to_type(findings: &[Finding]) -> Vec<String> {
+    let mut problems: Vec<&Finding> =
+        findings.iter().filter(|it| Severity::Note < it.severity).collect();
+    problems.sort_by_key(|it| std::cmp::Reverse(it.severity));
+    let mut lines = Vec::new();
+    let mut said: Vec<&String> = Vec::new();
+    for finding in problems {
+        let new: Vec<&String> = finding.type_this.iter().filter(|it| !said.contains(it)).collect();
+        if new.is_empty() {
+            continue;
+        }
+        let node = finding.node.as_ref().map(|it| format!(" ({it})")).unwrap_or_default();
+        lines.push(format!("  {}{node}", finding.code));
+        lines.extend(new.iter().map(|line| format!("    > {line}")));
+        said.extend(new);
+    }
+    if !lines.is_empty() {
+        lines.insert(0, "what to type".to_owned());
+        lines.push(String::new());
+    }
+    lines
+}
+
+fn paragraph(finding: &Finding) -> Vec<String> {
+    if finding.severity == Severity::Ok {
+        return vec![format!("  ok       {:<11}{}", finding.about, finding.found)];
+    }
+    let Finding { severity, about, code, found, explain, .. } = finding;
+    let mut lines =
+        vec![format!("  {severity:<8} {about} [{code}]"), format!("           {found}")];
+    // A note says what it is; its story stands in the catalogue.
+    if *severity == Severity::Note {
+        return lines;
+    }
+    lines.extend(wrapped(explain).into_iter().map(|line| format!("           {line}")));
+    lines
+}
+
+/// Lines of at most so many characters.
+fn wrapped(text: &str) -> Vec<String> {
+    const WIDTH: usize = 84;
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.last_mut().expect("there is always one");
+        if last.is_empty() {
+            last.push_str(word);
+        } else if last.chars().count() + word.chars().count() < WIDTH {
+            last.push(' ');
+            last.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}
+
+fn count(findings: &[Finding], severity: Severity) -> usize {
+    findings.iter().filter(|it| it.severity == severity).count()
+}
+
+fn object(nodes: &[Node], findings: &[Finding]) -> Value {
+    let node = |node: &Node| match &node.report {
+        Ok(report) => json!({"name": node.name, "report": report}),
+        Err(err) => json!({"name": node.name, "error": err.to_string()}),
+    };
+    json!({
+        "ok": count(findings, Severity::Error) == 0,
+        "errors": count(findings, Severity::Error),
+        "warnings": count(findings, Severity::Warn),
+        "findings": findings,
+        "nodes": nodes.iter().map(node).collect::<Vec<Value>>(),
+    })
+}
+
+/// Says what a log's errors mean.
+fn explain(path: &Path, is_json: bool) -> anyhow::Result<()> {
+    let mut bytes = Vec::new();
+    let reading = || format!("reading the log {}", path.display());
+    if path == Path::new("-") {
+        std::io::stdin().take(LOG_BYTES_MAX).read_to_end(&mut bytes).with_context(reading)?;
+    } else {
+        let file = std::fs::File::open(path).with_context(reading)?;
+        file.take(LOG_BYTES_MAX).read_to_end(&mut bytes).with_context(reading)?;
+    }
+    let entries = doctor::explain(&String::from_utf8_lossy(&bytes));
+    if is_json {
+        let object = |it: &&Entry| json!({"code": it.code, "title": it.title, "explain": it.explain, "type_this": it.type_this});
+        output::line(json!({"found": entries.iter().map(object).collect::<Vec<Value>>()}))?;
+        return Ok(());
+    }
+    if entries.is_empty() {
+        output::line("nothing in this log is known; `jackalope doctor` looks at the machines")?;
+    }
+    for entry in &entries {
+        output::line(format!("{} [{}]", entry.title, entry.code))?;
+        for line in wrapped(entry.explain) {
+            output::line(format!("  {line}"))?;
+        }
+        for line in entry.type_this {
+            output::line(format!("  > {line}"))?;
+        }
+        output::line("")?;
+    }
+    Ok(())
+}
+
+/// Refuses names that are given twice: two ranks on one machine are written in a hostfile.
+pub(crate) fn distinct(names: &[String]) -> anyhow::Result<()> {
+    for (at, name) in names.iter().enumerate() {
+        if names[..at].contains(name) {
+            bail!("{name} is named twice\nhint: several ranks on one machine go into a hostfile");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_explanations_are_wrapped_between_words() {
+        let text = "word ".repeat(60);
+        let lines = wrapped(text.trim());
+        assert!(lines.iter().all(|line| line.len() <= 84) && 1 < lines.len());
+        assert_eq!(lines.join(" "), text.trim());
+    }
+}

@@ -1,0 +1,185 @@
+//! Runs the commands of a plan, one by one, and takes them back.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::{Check, Step};
+use crate::probe::{self, Echo};
+use crate::shell::{Shell, ShellError};
+
+/// None of these commands waits for anything.
+const STEP_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How often a fresh address is tried: a port takes a moment to come up.
+const CHECK_TRIES: u32 = 3;
+
+/// A command that takes something back.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Undo {
+    /// The machine.
+    pub host: String,
+    /// What to run as root.
+    pub command: String,
+}
+
+/// A command did not do what it should.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+pub enum ApplyError {
+    /// The machine could not be asked.
+    #[error("{0}")]
+    Shell(#[from] ShellError),
+    /// `sudo` wants a password, and nobody is there to type it.
+    #[error("{host}: sudo wants a password for `{command}`")]
+    Password {
+        /// The machine.
+        host: String,
+        /// The command.
+        command: String,
+    },
+    /// The command failed.
+    #[error("{host}: `{command}` failed with status {status}: {output}")]
+    Failed {
+        /// The machine.
+        host: String,
+        /// The command.
+        command: String,
+        /// Its exit status.
+        status: i32,
+        /// What it said.
+        output: String,
+    },
+}
+
+impl Step {
+    /// What takes it back.
+    pub fn undo(&self) -> Undo {
+        Undo { host: self.host.clone(), command: self.undo.clone() }
+    }
+}
+
+/// Runs one command as root, without asking for a password.
+///
+/// # Errors
+/// [`ApplyError`] if it did not end well.
+pub fn run_as_root(shell: &dyn Shell, host: &str, command: &str) -> Result<(), ApplyError> {
+    let (host_name, command_text) = (host.to_owned(), command.to_owned());
+    let output = shell.run(host, &format!("sudo -n {command}"), b"", STEP_TIMEOUT)?;
+    if output.status == 0 {
+        return Ok(());
+    }
+    if output.stderr.contains("a password is required") {
+        return Err(ApplyError::Password { host: host_name, command: command_text });
+    }
+    Err(ApplyError::Failed {
+        host: host_name,
+        command: command_text,
+        status: output.status,
+        output: output.stderr.trim().lines().last().unwrap_or_default().to_owned(),
+    })
+}
+
+/// Runs all commands until one fails. `done` hears after each what takes back all so far, the last
+/// first, so that it can be kept before the next one runs.
+///
+/// # Errors
+/// [`ApplyError`] of the first command that did not end well.
+pub fn apply(
+    shell: &dyn Shell,
+    steps: &[Step],
+    mut done: impl FnMut(&Step, &[Undo]),
+) -> Result<(), ApplyError> {
+    let mut undos = Vec::new();
+    for step in steps {
+        run_as_root(shell, &step.host, &step.command)?;
+        undos.insert(0, step.undo());
+        done(step, &undos);
+    }
+    Ok(())
+}
+
+/// Pings along each cable; a few times, as ports take a moment.
+pub fn verify(shell: &dyn Shell, checks: &[Check]) -> Vec<(Check, Echo)> {
+    let echo = |check: &Check| {
+        let mut last = Echo::Untried;
+        for _ in 0..CHECK_TRIES {
+            let found = probe::echoes(shell, &check.host, &[check.ip], STEP_TIMEOUT);
+            last = found.ok().and_then(|it| it.first().copied()).unwrap_or(Echo::Silent);
+            if matches!(last, Echo::Answers { .. } | Echo::Untried) {
+                break;
+            }
+        }
+        (check.clone(), last)
+    };
+    probe::at_once(checks, echo)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::shell::Output;
+
+    /// Writes down what it is asked to run, and fails at one word.
+    struct Recorder {
+        ran: Mutex<Vec<String>>,
+        fails_at: &'static str,
+        stderr: &'static str,
+    }
+
+    impl Shell for Recorder {
+        fn run(
+            &self,
+            host: &str,
+            script: &str,
+            _input: &[u8],
+            _timeout: Duration,
+        ) -> Result<Output, ShellError> {
+            self.ran.lock().unwrap().push(format!("{host}: {script}"));
+            let fails = !self.fails_at.is_empty() && script.contains(self.fails_at);
+            let status = i32::from(fails);
+            Ok(Output { status, stdout: String::new(), stderr: self.stderr.to_owned() })
+        }
+    }
+
+    fn steps() -> Vec<Step> {
+        let step = |host: &str, number| Step {
+            host: host.to_owned(),
+            purpose: "test".to_owned(),
+            command: format!("do {number}"),
+            undo: format!("undo {number}"),
+        };
+        vec![step("a", 1), step("a", 2), step("b", 3)]
+    }
+
+    #[test]
+    fn commands_run_in_order_without_a_password_and_are_taken_back_in_reverse() {
+        let shell = Recorder { ran: Mutex::default(), fails_at: "", stderr: "" };
+        let mut last = Vec::new();
+        apply(&shell, &steps(), |_, undos| last = undos.to_vec()).unwrap();
+        let ran = shell.ran.into_inner().unwrap();
+        assert_eq!(ran, ["a: sudo -n do 1", "a: sudo -n do 2", "b: sudo -n do 3"]);
+        let undone: Vec<&str> = last.iter().map(|it| it.command.as_str()).collect();
+        assert_eq!(undone, ["undo 3", "undo 2", "undo 1"]);
+    }
+
+    #[test]
+    fn the_first_failure_ends_it_and_what_was_done_can_be_taken_back() {
+        let shell = Recorder { ran: Mutex::default(), fails_at: "do 2", stderr: "no such port\n" };
+        let mut last = Vec::new();
+        let err = apply(&shell, &steps(), |_, undos| last = undos.to_vec()).unwrap_err();
+        assert_eq!(err.to_string(), "a: `do 2` failed with status 1: no such port");
+        assert_eq!(last, [Undo { host: "a".to_owned(), command: "undo 1".to_owned() }]);
+        assert_eq!(shell.ran.lock().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_password_that_nobody_can_type_is_told_apart() {
+        let stderr = "sudo: a password is required\n";
+        let shell = Recorder { ran: Mutex::default(), fails_at: "do", stderr };
+        let err = apply(&shell, &steps(), |_, _| {}).unwrap_err();
+        assert!(matches!(err, ApplyError::Password { .. }), "{err}");
+    }
+}

@@ -1,0 +1,120 @@
+//! Everything that is known to go wrong: one table, by subject.
+
+mod logs;
+mod machine;
+mod network;
+mod rdma;
+mod reach;
+
+use std::fmt::Write as _;
+
+use super::Severity;
+
+pub use logs::*;
+pub use machine::*;
+pub use network::*;
+pub use rdma::*;
+pub use reach::*;
+
+/// One thing that can be wrong.
+#[derive(Debug, Eq, PartialEq)]
+pub struct Entry {
+    /// Its name for ever: `ssh-refused`.
+    pub code: &'static str,
+    /// How bad it is where it applies in full.
+    pub severity: Severity,
+    /// What it is about, as a heading.
+    pub title: &'static str,
+    /// Why it is so, and what it does.
+    pub explain: &'static str,
+    /// What to type, one command or step a line; words in braces are filled in.
+    pub type_this: &'static [&'static str],
+    /// Texts of logs that tell of it.
+    pub signs: &'static [&'static str],
+    /// Rows of the requirements that it answers.
+    pub origin: &'static str,
+}
+
+/// A group of entries: each a constant, and all of them as a list, so that none is forgotten.
+macro_rules! entries {
+    ($list:ident: $(#[doc = $doc:literal] $name:ident = $entry:expr;)*) => {
+        $(#[doc = $doc] pub static $name: Entry = $entry;)*
+        pub(super) static $list: &[&Entry] = &[$(&$name),*];
+    };
+}
+use entries;
+
+/// The groups and their headings, in the order of the documentation.
+static GROUPS: &[(&str, &[&Entry])] = &[
+    ("Reaching the machines", reach::REACH),
+    ("RDMA and Thunderbolt", rdma::RDMA),
+    ("Addresses and networks", network::NETWORK),
+    ("The machines themselves", machine::MACHINE),
+    ("Errors in logs", logs::LOGS),
+];
+
+/// All entries.
+pub fn all() -> impl Iterator<Item = &'static Entry> {
+    GROUPS.iter().flat_map(|(_, entries)| entries.iter().copied())
+}
+
+/// The entry of a code.
+pub fn entry(code: &str) -> Option<&'static Entry> {
+    all().find(|entry| entry.code == code)
+}
+
+/// The whole catalogue as `docs/troubleshooting.md`.
+pub fn markdown() -> String {
+    let mut text = "# Troubleshooting\n\n\
+        `jackalope doctor` finds most of what follows by itself and names it by these codes;\n\
+        `jackalope doctor --log FILE` recognises it in a log. Words in braces stand for what you have.\n\
+        This page is printed by `jackalope doctor --catalogue`; it is not edited by hand.\n"
+        .to_owned();
+    for (heading, entries) in GROUPS {
+        write!(text, "\n## {heading}\n").expect("a String takes everything");
+        for entry in *entries {
+            section(&mut text, entry).expect("a String takes everything");
+        }
+    }
+    text
+}
+
+fn section(text: &mut String, entry: &Entry) -> std::fmt::Result {
+    write!(text, "\n### `{}`: {}\n\n{}\n", entry.code, entry.title, entry.explain)?;
+    if !entry.signs.is_empty() {
+        let signs: Vec<String> = entry.signs.iter().map(|it| format!("`{it}`")).collect();
+        write!(text, "\nIn logs: {}\n", signs.join(", "))?;
+    }
+    writeln!(text)?;
+    for line in entry.type_this {
+        writeln!(text, "- {line}")?;
+    }
+    writeln!(text, "\n*{}*", entry.severity)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_entry_has_a_code_of_its_own_an_explanation_and_something_to_type() {
+        let mut codes = BTreeSet::new();
+        for entry in all() {
+            assert!(codes.insert(entry.code), "{} is there twice", entry.code);
+            assert!(entry.explain.ends_with('.'), "{}", entry.code);
+            assert!(!entry.type_this.is_empty() && !entry.origin.is_empty(), "{}", entry.code);
+            assert!(!entry.title.ends_with('.'), "{}", entry.code);
+        }
+        assert_eq!(entry("ssh-refused"), Some(&SSH_REFUSED));
+    }
+
+    #[test]
+    fn the_page_of_troubles_is_the_catalogue() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/troubleshooting.md");
+        let page = std::fs::read_to_string(path).unwrap_or_default();
+        let hint = "run `jackalope doctor --catalogue > docs/troubleshooting.md`";
+        assert!(page == markdown(), "docs/troubleshooting.md is not the catalogue: {hint}");
+    }
+}

@@ -1,0 +1,137 @@
+//! Memory, disks, processes, versions, clocks, models and power.
+
+use super::{Entry, entries};
+use crate::doctor::Severity;
+
+entries! { MACHINE:
+    /// Systems differ.
+    OS_VERSIONS_DIFFER = Entry {
+        code: "os-versions-differ",
+        severity: Severity::Warn,
+        title: "the machines run different versions of macOS",
+        explain: "RDMA drivers of different versions are known not to understand each other.",
+        type_this: &["bring all to the newest of them: `softwareupdate --list`"],
+        signs: &[],
+        origin: "TOP-08 CM-05",
+    };
+    /// Versions of jackalope differ.
+    VERSIONS_DIFFER = Entry {
+        code: "versions-differ",
+        severity: Severity::Error,
+        title: "the machines have different versions of jackalope",
+        explain: "Ranks of different versions refuse each other when they meet.",
+        type_this: &["install the same version on all machines, then `jackalope doctor` again"],
+        signs: &["version mismatch"],
+        origin: "TOP-19 TS-02",
+    };
+    /// Versions of libmlx differ.
+    MLX_VERSIONS_DIFFER = Entry {
+        code: "mlx-versions-differ",
+        severity: Severity::Error,
+        title: "the machines have different versions of MLX",
+        explain: "MLX's own transports have no version in their words: different versions hang or compute nonsense.",
+        type_this: &["install the same version of jackalope on all machines: each brings its MLX"],
+        signs: &[],
+        origin: "TOP-19 TS-02",
+    };
+    /// A clock is wrong.
+    CLOCK_SKEW = Entry {
+        code: "clock-skew",
+        severity: Severity::Warn,
+        title: "a clock is wrong",
+        explain: "Logs of several machines cannot be laid side by side, and certificates may fail.",
+        type_this: &["on {node} (macOS): `sudo sntp -sS time.apple.com`", "on {node} (Linux): `sudo timedatectl set-ntp true`"],
+        signs: &[],
+        origin: "DI-05",
+    };
+    /// Memory is wired although nothing runs.
+    WIRED_MEMORY = Entry {
+        code: "wired-memory",
+        severity: Severity::Warn,
+        title: "memory is wired although no model runs",
+        explain: "A process that computed on the GPU and was killed the hard way can leave its memory wired until the Mac is restarted.",
+        type_this: &["on {node}: `sudo vm_stat; ps aux -m | head`", "if nothing there explains it: `sudo shutdown -r now`", "end ranks with SIGTERM, never with `kill -9`"],
+        signs: &[],
+        origin: "DI-06 TS-05",
+    };
+    /// An engine runs already.
+    STALE_PROCESS = Entry {
+        code: "stale-process",
+        severity: Severity::Warn,
+        title: "a program that computes models runs already",
+        explain: "It holds memory, and one RDMA device serves one process only. If its parent is gone it was left behind by a crash.",
+        type_this: &["on {node}: `kill {pid}`   (not -9: memory could stay wired)"],
+        signs: &[],
+        origin: "TS-05 DI-06",
+    };
+    /// A port is taken.
+    PORT_TAKEN = Entry {
+        code: "port-taken",
+        severity: Severity::Warn,
+        title: "a port that clusters use is taken",
+        explain: "Whatever wants to listen there will fail with `Address already in use`.",
+        type_this: &["on {node}: `sudo lsof -nP -iTCP:{port} -sTCP:LISTEN` names the program", "end it, or take another port: `--port`"],
+        signs: &[],
+        origin: "TS-13 DI-06",
+    };
+    /// Little memory is free.
+    MEMORY_LOW = Entry {
+        code: "memory-low",
+        severity: Severity::Warn,
+        title: "little memory is free",
+        explain: "Weights and caches must fit beside what runs already; else the system swaps or kills.",
+        type_this: &["on {node}: close programs; `ps aux -m | head` (macOS) or `ps aux --sort=-rss | head` (Linux) names the largest", "give this machine a smaller share: `--share`"],
+        signs: &[],
+        origin: "TOP-15",
+    };
+    /// The disk is nearly full.
+    DISK_LOW = Entry {
+        code: "disk-low",
+        severity: Severity::Warn,
+        title: "the disk is nearly full",
+        explain: "Models, logs and swap need room; macOS behaves badly with less than some gigabytes.",
+        type_this: &["on {node}: `du -sh ~/.cache/huggingface ~/.jackalope ~/Library/Caches 2>/dev/null`"],
+        signs: &["No space left on device", "errno 28"],
+        origin: "TS-08",
+    };
+    /// The model is missing.
+    MODEL_MISSING = Entry {
+        code: "model-missing",
+        severity: Severity::Error,
+        title: "the model is not on this machine",
+        explain: "Every rank reads its part from a folder of the same path.",
+        type_this: &["rsync -a --partial {model}/ {node}:{model}/"],
+        signs: &["config.json: No such file"],
+        origin: "TOP-16 TS-04 TS-08",
+    };
+    /// The model differs.
+    MODEL_DIFFERS = Entry {
+        code: "model-differs",
+        severity: Severity::Error,
+        title: "the model's files differ between machines",
+        explain: "Files of other sizes are another model, another quantisation, or a copy that was interrupted. Ranks would compute different things.",
+        type_this: &["rsync -a --partial --checksum {model}/ {node}:{model}/"],
+        signs: &[],
+        origin: "TS-19 TS-04 TS-07",
+    };
+    /// The machine may fall asleep.
+    SLEEP_ALLOWED = Entry {
+        code: "sleep-allowed",
+        severity: Severity::Warn,
+        title: "the machine may fall asleep",
+        explain: "A Mac that sleeps drops out of the cluster, and its RDMA ports go down.",
+        type_this: &["on {node}: `sudo pmset -a sleep 0 disksleep 0`   (undo: `sudo pmset -a sleep 1 disksleep 10`)", "or while it computes: `caffeinate -dis`"],
+        signs: &[],
+        origin: "TS-27",
+    };
+    /// The display may fall asleep.
+    DISPLAY_SLEEP = Entry {
+        code: "display-sleep",
+        severity: Severity::Warn,
+        title: "the display may fall asleep",
+        explain: "RDMA ports were seen to go down when the display sleeps.",
+        type_this: &["on {node}: `sudo pmset -a displaysleep 0`   (undo: `sudo pmset -a displaysleep 10`)", "or while it computes: `caffeinate -d`"],
+        signs: &[],
+        origin: "TS-27",
+    };
+}

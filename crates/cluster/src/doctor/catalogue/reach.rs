@@ -1,0 +1,137 @@
+//! SSH and the way to a machine.
+
+use super::{Entry, entries};
+use crate::doctor::Severity;
+
+entries! { REACH:
+    /// There is no `ssh` here.
+    SSH_MISSING = Entry {
+        code: "ssh-missing",
+        severity: Severity::Error,
+        title: "no ssh on this machine",
+        explain: "Other machines are reached through the `ssh` of this one, and it cannot be started.",
+        type_this: &["install OpenSSH's client (`sudo apt install openssh-client`), or name yours: `--ssh /path/to/ssh`"],
+        signs: &[],
+        origin: "TOP-12",
+    };
+    /// The name means nothing.
+    SSH_UNKNOWN_NAME = Entry {
+        code: "ssh-unknown-name",
+        severity: Severity::Error,
+        title: "nobody knows this machine's name",
+        explain: "Neither ~/.ssh/config nor the network knows the name. Names that end in .local are announced by the machine itself and are lost when it sleeps.",
+        type_this: &["ping {node}", "or write its address instead of its name", "or add to ~/.ssh/config: `Host {node}` and below it `HostName 10.0.0.2`"],
+        signs: &["Could not resolve hostname", "nodename nor servname"],
+        origin: "TOP-12",
+    };
+    /// Its host key is not known.
+    SSH_HOST_KEY = Entry {
+        code: "ssh-host-key",
+        severity: Severity::Error,
+        title: "its host key is not trusted",
+        explain: "This machine has never confirmed the other's key, or the key has changed since. Nothing is typed for you here: look at the key before you accept it.",
+        type_this: &["ssh {node} true", "if the machine was installed anew: `ssh-keygen -R {node}`, then the same again"],
+        signs: &["Host key verification failed", "REMOTE HOST IDENTIFICATION HAS CHANGED"],
+        origin: "TOP-12",
+    };
+    /// It wants a password.
+    SSH_REFUSED = Entry {
+        code: "ssh-refused",
+        severity: Severity::Error,
+        title: "it does not accept our key",
+        explain: "The machine asks for a password or refuses every key. Ranks are started without anyone at the keyboard, so a key is needed.",
+        type_this: &["ssh-keygen -t ed25519   (if you have no key yet)", "ssh-copy-id {node}", "ssh -o BatchMode=yes {node} true"],
+        signs: &["Permission denied (publickey", "Too many authentication failures"],
+        origin: "TOP-12",
+    };
+    /// Nothing answers on its SSH port.
+    SSH_NO_SERVER = Entry {
+        code: "ssh-no-server",
+        severity: Severity::Error,
+        title: "remote login is switched off",
+        explain: "The machine is there, but nothing listens on its SSH port.",
+        type_this: &["on {node}: System Settings, General, Sharing, switch on Remote Login (or `sudo systemsetup -setremotelogin on`)", "on Linux: `sudo systemctl enable --now ssh`"],
+        signs: &["port 22: Connection refused"],
+        origin: "TOP-12",
+    };
+    /// There is no way there.
+    SSH_NO_ROUTE = Entry {
+        code: "ssh-no-route",
+        severity: Severity::Error,
+        title: "there is no way to the machine",
+        explain: "No network of this machine leads there: a cable is out, an address is gone since a reboot, or the two are in different networks.",
+        type_this: &["ping {node}", "jackalope autoconfig --hosts {node},... --dry-run   (addresses of Thunderbolt cables are lost at a reboot)"],
+        signs: &[],
+        origin: "TOP-12 TS-15",
+    };
+    /// macOS keeps a program from the local network.
+    LOCAL_NETWORK_DENIED = Entry {
+        code: "local-network-denied",
+        severity: Severity::Error,
+        title: "macOS keeps this program from the local network",
+        explain: "`ping` gets through, other programs see `No route to host` (errno 65): that is what macOS shows a program that lacks the Local Network permission. Apple's own programs are exempt, which makes it look like magic.",
+        type_this: &["System Settings, Privacy & Security, Local Network: switch your terminal (and jackalope) off and on again", "then start the terminal anew", "over SSH the permission belongs to the program that started the session: log in at the screen once"],
+        signs: &[],
+        origin: "TS-15",
+    };
+    /// It does not answer.
+    SSH_TIMEOUT = Entry {
+        code: "ssh-timeout",
+        severity: Severity::Error,
+        title: "the machine does not answer",
+        explain: "Nothing came back in time: it sleeps, is switched off, its address belongs to nobody, or a firewall swallows what we send.",
+        type_this: &["ping {node}", "wake it up, then on {node}: `sudo pmset -a sleep 0`", "ssh -v {node} true"],
+        signs: &["Operation timed out", "Connection timed out"],
+        origin: "TOP-12 TS-15",
+    };
+    /// Something else.
+    SSH_BROKEN = Entry {
+        code: "ssh-broken",
+        severity: Severity::Error,
+        title: "the connection broke",
+        explain: "`ssh` gave up with words that are not known here.",
+        type_this: &["ssh -v {node} true"],
+        signs: &["Connection closed by", "Connection reset by peer", "kex_exchange_identification"],
+        origin: "TOP-12",
+    };
+    /// A node cannot reach another's address.
+    PING_SILENT = Entry {
+        code: "ping-silent",
+        severity: Severity::Error,
+        title: "an address of another machine does not answer",
+        explain: "Ranks talk to each other on these addresses. The cable is out, the address is not there, a firewall in stealth mode swallows pings, or a route leads elsewhere.",
+        type_this: &["on {node}: `ping -c 3 {ip}`", "on {node}: `route -n get {ip}` (macOS) or `ip route get {ip}` (Linux) shows the interface it takes", "jackalope autoconfig --hosts {node},{peer} --dry-run"],
+        signs: &["P2P: timeout"],
+        origin: "TS-15 TS-23",
+    };
+    /// A node is slow to reach.
+    PING_SLOW = Entry {
+        code: "ping-slow",
+        severity: Severity::Warn,
+        title: "another machine answers slowly",
+        explain: "Each token crosses the network some hundred times: a millisecond there is a tenth of a second here. Over a cable the mean is well below a millisecond; over Wi-Fi it is not.",
+        type_this: &["connect {node} and {peer} by a cable", "jackalope autoconfig --hosts {node},{peer} --dry-run"],
+        signs: &[],
+        origin: "TS-01 DI-02",
+    };
+    /// The report has holes.
+    TOOL_STUCK = Entry {
+        code: "tool-stuck",
+        severity: Severity::Warn,
+        title: "a tool of the system does not end",
+        explain: "It was ended after its time. A tool that hangs is often the sign of a device in a bad state.",
+        type_this: &["on {node}: run `{tool}` by hand; if it hangs, restart the machine"],
+        signs: &[],
+        origin: "DI-05",
+    };
+    /// A tool is missing.
+    TOOL_MISSING = Entry {
+        code: "tool-missing",
+        severity: Severity::Note,
+        title: "a tool of the system is not there",
+        explain: "What it would have told is unknown; nothing else depends on it.",
+        type_this: &["on {node}: `command -v {tool}`"],
+        signs: &[],
+        origin: "DI-05",
+    };
+}

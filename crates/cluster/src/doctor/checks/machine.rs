@@ -1,0 +1,112 @@
+//! Memory, disk, processes, ports, clock and power of one machine.
+
+use super::{Told, gib};
+use crate::doctor::{Finding, Severity, catalogue};
+
+/// Ports of this system and of those it replaces: HTTP, the control plane, MLX's own transports.
+const PORTS: [u16; 5] = [8000, 8080, 18080, 18081, 32323];
+
+/// macOS itself wires some gigabytes, more on large machines.
+const WIRED_BYTES_USUAL: u64 = 8 << 30;
+
+/// Less free memory than this helps nobody.
+const FREE_BYTES_LOW: u64 = 2 << 30;
+
+/// Less free disk than this breaks things.
+const DISK_BYTES_LOW: u64 = 5 << 30;
+
+/// Clocks that differ by more are wrong.
+const CLOCK_SKEW_S: i64 = 2;
+
+pub(super) fn check(told: Told<'_>, findings: &mut Vec<Finding>) {
+    let facts = &told.report.facts;
+    let cores = facts.cores;
+    findings.push(Finding::ok(
+        told.name,
+        "system",
+        format!("{}, {}, {cores} cores", facts.os, facts.chip),
+    ));
+    memory(told, findings);
+    disk(told, findings);
+    processes(told, findings);
+    clock(told, findings);
+    power(told, findings);
+    let version = told.report.jackalope.as_deref();
+    let found = version.map_or("not installed yet".to_owned(), str::to_owned);
+    findings.push(Finding::ok(told.name, "jackalope", found));
+}
+
+fn memory(told: Told<'_>, findings: &mut Vec<Finding>) {
+    let facts = &told.report.facts;
+    let (total, free) = (facts.total_bytes, facts.free_bytes);
+    let found = format!("{} of {} free", gib(free), gib(total));
+    if free < FREE_BYTES_LOW.max(total / 10) {
+        findings.push(Finding::on(&catalogue::MEMORY_LOW, told.name, found, &[]));
+    } else {
+        findings.push(Finding::ok(told.name, "memory", found));
+    }
+    let wired = told.report.mac.as_ref().and_then(|mac| mac.wired_bytes).unwrap_or(0);
+    if WIRED_BYTES_USUAL.max(total / 4) < wired && told.report.engines.is_empty() {
+        let found = format!("{} are wired", gib(wired));
+        findings.push(Finding::on(&catalogue::WIRED_MEMORY, told.name, found, &[]));
+    }
+}
+
+fn disk(told: Told<'_>, findings: &mut Vec<Finding>) {
+    let Some(free) = told.report.disk_free_bytes else { return };
+    let found = format!("{} free", gib(free));
+    if free < DISK_BYTES_LOW {
+        findings.push(Finding::on(&catalogue::DISK_LOW, told.name, found, &[]));
+    } else {
+        findings.push(Finding::ok(told.name, "disk", found));
+    }
+}
+
+fn processes(told: Told<'_>, findings: &mut Vec<Finding>) {
+    for process in &told.report.engines {
+        let command: String = process.command.chars().take(60).collect();
+        let memory = gib(process.resident_bytes);
+        let is_orphan = process.parent_pid == 1;
+        let whose = if is_orphan { "left behind" } else { "running" };
+        let found = format!("process {} ({memory}), {whose}: {command}", process.pid);
+        let pid = process.pid.to_string();
+        let finding = Finding::on(&catalogue::STALE_PROCESS, told.name, found, &[("pid", &pid)]);
+        let severity = if is_orphan { Severity::Warn } else { Severity::Note };
+        findings.push(finding.at_most(severity));
+    }
+    for listener in told.report.listeners.iter().filter(|it| PORTS.contains(&it.port)) {
+        let port = listener.port.to_string();
+        let by = match (&listener.program, listener.pid) {
+            (Some(program), Some(pid)) => format!(" by {program} (process {pid})"),
+            _ => String::new(),
+        };
+        let found = format!("port {port} is taken{by}");
+        let blanks = [("port", port.as_str())];
+        findings.push(Finding::on(&catalogue::PORT_TAKEN, told.name, found, &blanks));
+    }
+}
+
+fn clock(told: Told<'_>, findings: &mut Vec<Finding>) {
+    let Some(ahead) = told.report.clock_ahead_s else { return };
+    if CLOCK_SKEW_S < ahead.abs() {
+        let way = if 0 < ahead { "ahead" } else { "behind" };
+        let found = format!("{} s {way} of this machine", ahead.abs());
+        findings.push(Finding::on(&catalogue::CLOCK_SKEW, told.name, found, &[]));
+    }
+}
+
+fn power(told: Told<'_>, findings: &mut Vec<Finding>) {
+    let Some(power) = told.report.mac.as_ref().map(|mac| &mac.power) else { return };
+    // The system's own holds last only as long as the display is on.
+    let is_held = power.awake_by.iter().any(|it| it == "caffeinate" || it.contains("jackalope"));
+    if let Some(minutes) = power.sleep_minutes.filter(|it| *it != 0 && !is_held) {
+        let found = format!("sleeps after {minutes} min");
+        findings.push(Finding::on(&catalogue::SLEEP_ALLOWED, told.name, found, &[]));
+    }
+    let is_held = !power.display_awake_by.is_empty();
+    if let Some(minutes) = power.display_sleep_minutes.filter(|it| *it != 0 && !is_held) {
+        let found = format!("the display sleeps after {minutes} min");
+        let finding = Finding::on(&catalogue::DISPLAY_SLEEP, told.name, found, &[]);
+        findings.push(finding.at_most(Severity::Note));
+    }
+}

@@ -1,0 +1,58 @@
+//! Is the model there, and is it the same as elsewhere?
+
+use super::{Scene, gib};
+use crate::doctor::{Finding, Node, catalogue};
+use crate::probe::ModelFile;
+
+pub(super) fn check(scene: &Scene<'_>, node: &Node, findings: &mut Vec<Finding>) {
+    let (Some(folder), Some(files)) = (scene.model, &node.model) else { return };
+    let blanks = [("model", folder)];
+    let on = |entry, found: String| Finding::on(entry, &node.name, found, &blanks);
+    let Some(files) = files else {
+        findings.push(on(&catalogue::MODEL_MISSING, format!("there is no folder {folder}")));
+        return;
+    };
+    if !files.iter().any(|file| file.name == "config.json") {
+        findings.push(on(&catalogue::MODEL_MISSING, format!("{folder} has no config.json")));
+        return;
+    }
+    let reference = scene.nodes.iter().find_map(|it| Some((it, it.model.as_ref()?.as_ref()?)));
+    if let Some((other, reference)) = reference.filter(|(other, _)| other.name != node.name) {
+        let differences = differences(reference, files);
+        if !differences.is_empty() {
+            let found = format!("unlike {}: {}", other.name, differences.join(", "));
+            findings.push(on(&catalogue::MODEL_DIFFERS, found));
+            return;
+        }
+    }
+    let bytes = files.iter().map(|file| file.bytes).sum();
+    let found = format!("{} files, {}", files.len(), gib(bytes));
+    findings.push(Finding::ok(&node.name, "model", found));
+}
+
+/// Files that are missing, too many, or of another size or hash.
+fn differences(reference: &[ModelFile], files: &[ModelFile]) -> Vec<String> {
+    let find = |all: &'_ [ModelFile], name: &str| all.iter().find(|it| it.name == name).cloned();
+    let mut all = Vec::new();
+    for wanted in reference {
+        match find(files, &wanted.name) {
+            None => all.push(format!("{} is missing", wanted.name)),
+            Some(file) if file.bytes != wanted.bytes => {
+                all.push(format!(
+                    "{} has {} bytes instead of {}",
+                    file.name, file.bytes, wanted.bytes
+                ));
+            }
+            Some(file) if file.sha256 != wanted.sha256 => {
+                all.push(format!("{} has other bytes", file.name));
+            }
+            Some(_) => {}
+        }
+    }
+    // Only weights and settings matter; a README more is no other model.
+    let matters =
+        |it: &&ModelFile| [".json", ".safetensors"].iter().any(|end| it.name.ends_with(end));
+    let more = files.iter().filter(matters).filter(|it| find(reference, &it.name).is_none());
+    all.extend(more.map(|it| format!("{} is not there", it.name)));
+    all
+}

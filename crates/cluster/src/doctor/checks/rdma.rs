@@ -1,0 +1,170 @@
+//! Can this machine do RDMA, and do the devices of the hostfile lead where it says?
+
+use super::{Scene, Told};
+use crate::doctor::{Entry, Finding, Severity, catalogue};
+use crate::report::{Generation, MacReport, RdmaDevice, RdmaSwitch};
+
+pub(super) fn check(scene: &Scene<'_>, told: Told<'_>, findings: &mut Vec<Finding>) {
+    // Without a hostfile that wants RDMA all this is merely worth knowing.
+    let worst = if scene.wants_rdma { Severity::Error } else { Severity::Note };
+    let mut push = |finding: Finding| findings.push(finding.at_most(worst));
+    let Some(mac) = &told.report.mac else {
+        if scene.wants_rdma {
+            let found = format!("{} runs {}", told.name, told.report.facts.os);
+            push(Finding::on(&catalogue::RDMA_NOT_A_MAC, told.name, found, &[]));
+        }
+        return;
+    };
+    if let Some((entry, found)) = obstacle(told, mac) {
+        push(Finding::on(entry, told.name, found, &[]));
+        return;
+    }
+    if mac.version.is_some_and(|it| !it.is_at_least(26, 3)) {
+        let found = told.report.facts.os.clone();
+        push(Finding::on(&catalogue::MACOS_SMALL_FRAMES, told.name, found, &[]));
+    }
+    for finding in slow_links(scene, told, mac) {
+        push(finding);
+    }
+    for (rank, host) in scene.entries(told.name) {
+        for (peer_rank, name) in towards_peers(&host.rdma, rank) {
+            for finding in device(scene, told, mac, (peer_rank, name)) {
+                push(finding);
+            }
+        }
+    }
+    let devices = mac.rdma_devices.iter().flatten();
+    let active: Vec<&str> = devices.filter(|it| it.is_active()).map(|it| &*it.name).collect();
+    let found = match &active[..] {
+        [] => "enabled, no port active".to_owned(),
+        names => format!("enabled, active: {}", names.join(", ")),
+    };
+    findings.push(Finding::ok(told.name, "rdma", found));
+}
+
+/// What keeps the whole machine from RDMA: the first thing that does, as the others follow from it.
+fn obstacle(told: Told<'_>, mac: &MacReport) -> Option<(&'static Entry, String)> {
+    let os = &told.report.facts.os;
+    let chip = &told.report.facts.chip;
+    let generation = mac.generation().or_else(|| Generation::of_chip(chip));
+    if generation == Some(Generation::Four) {
+        return Some((&catalogue::THUNDERBOLT_4, format!("{chip} has Thunderbolt 4")));
+    }
+    if mac.version.is_some_and(|it| !it.is_at_least(26, 2)) {
+        return Some((&catalogue::MACOS_TOO_OLD, os.clone()));
+    }
+    match mac.rdma {
+        RdmaSwitch::Disabled => {
+            return Some((&catalogue::RDMA_DISABLED, "`rdma_ctl status`: disabled".to_owned()));
+        }
+        RdmaSwitch::Missing => {
+            return Some((&catalogue::MACOS_TOO_OLD, format!("{os} has no `rdma_ctl`")));
+        }
+        RdmaSwitch::Unknown => {
+            return Some((&catalogue::RDMA_UNKNOWN, "`rdma_ctl status` tells nothing".to_owned()));
+        }
+        RdmaSwitch::Enabled => {}
+    }
+    let has_none = mac.rdma_devices.as_ref().is_none_or(Vec::is_empty);
+    has_none.then(|| (&catalogue::RDMA_NO_DEVICES, "`ibv_devices` lists none".to_owned()))
+}
+
+/// Cables that are slower than both of their ends.
+fn slow_links(scene: &Scene<'_>, told: Told<'_>, mac: &MacReport) -> Vec<Finding> {
+    let is_five =
+        |host_idx: usize| scene.cabling.hosts[host_idx].generation == Some(Generation::Five);
+    let cables = scene.cabling.cables.iter().filter(|cable| {
+        cable.bits_per_s.map(Generation::of_speed) == Some(Generation::Four)
+            && cable.ends.iter().all(|end| is_five(end.host_idx))
+    });
+    let ends = cables.filter_map(|cable| {
+        let own =
+            |end: &&crate::autoconfig::End| scene.cabling.hosts[end.host_idx].name == told.name;
+        cable.ends.iter().find(own).copied()
+    });
+    let finding = |end: crate::autoconfig::End| {
+        let port = &mac.thunderbolt[end.port_idx];
+        let receptacle = port.receptacle.to_string();
+        let found = format!("port {receptacle} runs at 40 Gbit/s");
+        Finding::on(&catalogue::SLOW_LINK, told.name, found, &[("receptacle", &receptacle)])
+    };
+    ends.map(finding).collect()
+}
+
+/// The devices of a row of the hostfile and the ranks they lead to.
+fn towards_peers(rdma: &[Vec<String>], rank: usize) -> impl Iterator<Item = (usize, &str)> {
+    let peers = rdma.iter().enumerate().filter(move |(peer, _)| *peer != rank);
+    peers.flat_map(|(peer, names)| names.iter().map(move |name| (peer, name.as_str())))
+}
+
+/// What is wrong with one device of the hostfile.
+fn device(
+    scene: &Scene<'_>,
+    told: Told<'_>,
+    mac: &MacReport,
+    (peer_rank, name): (usize, &str),
+) -> Vec<Finding> {
+    let hosts = scene.hosts.as_str();
+    let on = |entry, found: String, interface: &str, bridge: &str| {
+        let blanks =
+            [("hosts", hosts), ("device", name), ("interface", interface), ("bridge", bridge)];
+        Finding::on(entry, told.name, found, &blanks)
+    };
+    let Some(device) = mac.rdma_device(name) else {
+        let names = mac.rdma_devices.iter().flatten().map(|it| it.name.as_str());
+        let found = format!("{name}; there are {}", names.collect::<Vec<&str>>().join(", "));
+        return vec![on(&catalogue::RDMA_DEVICE_MISSING, found, "", "")];
+    };
+    let interface = device.interface();
+    if mac.is_unusable_for_rdma(interface) {
+        return vec![on(
+            &catalogue::STUDIO_PORT,
+            format!("the hostfile uses {name}"),
+            interface,
+            "",
+        )];
+    }
+    let mut findings = Vec::new();
+    if let Some((wanted, actual)) = wrong_peer(scene, told, interface, peer_rank) {
+        let found = format!("{name} leads to {actual}, not to {wanted}");
+        findings.push(on(&catalogue::RDMA_WRONG_CABLE, found, interface, ""));
+    }
+    if !device.is_active() {
+        let state = device.state.as_deref().unwrap_or("unknown");
+        findings.push(on(&catalogue::RDMA_PORT_DOWN, format!("{name} is {state}"), interface, ""));
+    } else if !has_ipv4(told, device) {
+        let found = format!("{name} has no IPv4-mapped GID");
+        findings.push(on(&catalogue::RDMA_NO_IPV4_GID, found, interface, ""));
+    }
+    if let Some(bridge) = mac.bridge_of(interface) {
+        let found = format!("{interface} is a member of {bridge}");
+        findings.push(on(&catalogue::BRIDGE_MEMBER, found, interface, bridge));
+    }
+    findings
+}
+
+/// The devices tell their GIDs only with `-v`; without, the interface's address decides.
+fn has_ipv4(told: Told<'_>, device: &RdmaDevice) -> bool {
+    if !device.gids.is_empty() {
+        return device.has_ipv4_gid();
+    }
+    told.report.addrs().any(|(name, addr)| name == device.interface() && addr.ip.is_ipv4())
+}
+
+/// The machine that the hostfile means at the other end, and the one that is there, if they differ.
+fn wrong_peer<'a>(
+    scene: &'a Scene<'_>,
+    told: Told<'_>,
+    interface: &str,
+    peer_rank: usize,
+) -> Option<(String, &'a str)> {
+    let wanted = scene.hostfile?.hosts.get(peer_rank)?.name();
+    let hosts = &scene.cabling.hosts;
+    let own = hosts.iter().position(|host| host.name == told.name)?;
+    let cable = scene.cabling.cables.iter().find(|cable| {
+        let end = cable.end_on(own);
+        end.is_some_and(|end| scene.cabling.interface(end) == Some(interface))
+    })?;
+    let actual = &hosts[cable.end_facing(own)?.host_idx].name;
+    (*actual != wanted).then_some((wanted, actual.as_str()))
+}
