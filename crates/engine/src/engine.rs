@@ -71,7 +71,7 @@ pub enum KvBudget {
 /// When the engine stops replacing ranks at once.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RetryPolicy {
-    /// So many failures …
+    /// So many failures, without every open request having got further between them …
     pub failures_max: u32,
     /// … within this time end all requests.
     pub window: Duration,

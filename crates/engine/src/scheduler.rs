@@ -14,7 +14,7 @@
 mod admission;
 mod sequence;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use jackalope_protocol::{
     CACHE_GRANULE_TOKENS, CacheId, MAX_STEPS_IN_FLIGHT, Sampled, Scored, StepOutput, StepPlan,
@@ -273,6 +273,12 @@ impl Scheduler {
             self.caches.clear();
         }
         self.step = 0;
+    }
+
+    /// How many tokens each open request has, its prompt's included.
+    pub fn num_tokens(&self) -> HashMap<RequestId, usize> {
+        let all = self.waiting.iter().chain(&self.running);
+        all.map(|sequence| (sequence.id, sequence.tokens.len())).collect()
     }
 
     /// The ranks that come back after [`Scheduler::ranks_restarted`] have other memory. Gives up, and

@@ -1,8 +1,8 @@
 //! Three hosts under every fault, at random moments, with streams open all the time: none fails, hangs
 //! or changes a token.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -115,6 +115,8 @@ struct Readers<'a> {
     expected: Vec<Answer>,
     is_over: AtomicBool,
     num_done: AtomicU64,
+    /// Events read by each.
+    num_read: [AtomicU64; NUM_STREAMS],
     wrong: Mutex<Vec<String>>,
 }
 
@@ -122,7 +124,11 @@ impl Readers<'_> {
     fn read(&self, idx: usize) {
         while !self.is_over.load(Ordering::SeqCst) {
             let began = Instant::now();
-            let (answer, end) = self.server.stream(&request(idx)).read_all();
+            let mut stream = self.server.stream(&request(idx));
+            while stream.go_on() {
+                self.num_read[idx].fetch_add(1, Ordering::SeqCst);
+            }
+            let (answer, end) = stream.read_all();
             let took = began.elapsed();
             if end != End::Done || answer != self.expected[idx] || STREAM_BOUND < took {
                 let same = answer.tokens.iter().zip(&self.expected[idx].tokens);
@@ -132,23 +138,33 @@ impl Readers<'_> {
                      right, in {took:?}",
                     answer.tokens.len()
                 );
-                self.wrong.lock().unwrap().push(what);
+                self.wrong.lock().unwrap_or_else(PoisonError::into_inner).push(what);
             }
             self.num_done.fetch_add(1, Ordering::SeqCst);
         }
     }
 
+    fn num_read(&self) -> Vec<u64> {
+        self.num_read.iter().map(|it| it.load(Ordering::SeqCst)).collect()
+    }
+
     fn check(&self, faults: &[String]) {
-        let wrong = self.wrong.lock().unwrap();
+        let wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
         assert!(wrong.is_empty(), "{wrong:#?}\nafter {faults:#?}\n{}", self.server.health());
     }
 }
 
-/// Does one thing to one host, and undoes it.
-fn inflict(lab: &Lab, server: &Server, fault: Fault, at: usize, random: &mut Random) {
+fn is_there(pid: u32) -> bool {
+    std::path::Path::new(&format!("/proc/{pid}")).exists()
+}
+
+/// Does one thing to one host, and undoes it. Says which processes will have to go.
+fn inflict(lab: &Lab, server: &Server, fault: Fault, at: usize, random: &mut Random) -> Vec<u32> {
     let host = &lab.hosts[at];
-    let signal = |text: &str, signal| {
-        host.pids_of(text).into_iter().for_each(|pid| send(pid, signal));
+    let mut victims = Vec::new();
+    let mut signal = |text: &str, signal| {
+        victims = host.pids_of(text);
+        victims.iter().for_each(|pid| send(*pid, signal));
     };
     let moment = |random: &mut Random, least: u64, most: u64| {
         std::thread::sleep(Duration::from_millis(least + random.below(most - least)));
@@ -159,11 +175,8 @@ fn inflict(lab: &Lab, server: &Server, fault: Fault, at: usize, random: &mut Ran
         Fault::RankFrozen => signal("jackalope-rank", Signal::STOP),
         Fault::AgentKilled => signal("jackalope agent", Signal::KILL),
         Fault::AllKilled => {
-            for host in &lab.hosts {
-                for pid in host.pids_of("jackalope-rank") {
-                    send(pid, Signal::KILL);
-                }
-            }
+            victims = lab.hosts.iter().flat_map(|it| it.pids_of("jackalope-rank")).collect();
+            victims.iter().for_each(|pid| send(*pid, Signal::KILL));
         }
         Fault::CableOut => {
             host.cable(lab.name(), false);
@@ -188,6 +201,7 @@ fn inflict(lab: &Lab, server: &Server, fault: Fault, at: usize, random: &mut Ran
         Fault::Strangers => knock(lab, server),
     }
     host.mend(lab.name());
+    victims
 }
 
 /// Rubbish at the ports of agents, brain and ranks.
@@ -222,6 +236,7 @@ fn no_fault_fails_hangs_or_changes_a_stream() {
         expected,
         is_over: AtomicBool::new(false),
         num_done: AtomicU64::new(0),
+        num_read: Default::default(),
         wrong: Mutex::default(),
     };
     let mut random = Random(seed);
@@ -237,10 +252,16 @@ fn no_fault_fails_hangs_or_changes_a_stream() {
                 std::thread::sleep(Duration::from_millis(random.below(700)));
                 inflicted.push(format!("{number}: {fault:?} on {at}"));
                 let began = Instant::now();
-                inflict(&lab, &server, fault, at, &mut random);
+                let victims = inflict(&lab, &server, fault, at, &mut random);
+                let mut then = None;
                 wait_for("end of the fault", || {
                     readers.check(&inflicted);
-                    (server.get("/health/ready").0 == 200).then_some(())
+                    let is_mended = victims.iter().all(|pid| !is_there(*pid))
+                        && server.get("/health/ready").0 == 200;
+                    // And every stream has gone on.
+                    let now = readers.num_read();
+                    let then = is_mended.then(|| then.get_or_insert_with(|| now.clone()))?;
+                    now.iter().zip(then).all(|(now, then)| *then + 5 <= *now).then_some(())
                 });
                 println!("{number}: {fault:?} on {at}: {:.1} s", began.elapsed().as_secs_f32());
             }

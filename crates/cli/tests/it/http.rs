@@ -171,6 +171,14 @@ impl Stream {
         }
     }
 
+    /// Reads what comes next. False at the end.
+    pub(crate) fn go_on(&mut self) -> bool {
+        if self.end.is_none() {
+            self.read_one();
+        }
+        self.end.is_none()
+    }
+
     fn read_one(&mut self) {
         let line = self.events.recv_timeout(PATIENCE).expect("a stream says how it ends");
         // A body that is no stream is an error object.

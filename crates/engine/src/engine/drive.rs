@@ -43,6 +43,8 @@ pub(super) struct Driver<G: RankGroup> {
     is_standing: bool,
     /// Recent failures, oldest first, each with the ranks that were lost in it.
     failures: VecDeque<(Instant, Vec<Option<usize>>)>,
+    /// The tokens of each request that was open at the last of them.
+    num_tokens_then: HashMap<RequestId, usize>,
     /// While ranks are brought up: when one of them last came further.
     moved_at: Option<Instant>,
     /// While failed: when to try again, and how long to pause after that.
@@ -85,6 +87,7 @@ impl<G: RankGroup> Driver<G> {
             streams: HashMap::new(),
             is_standing: false,
             failures: VecDeque::new(),
+            num_tokens_then: HashMap::new(),
             moved_at: None,
             retry_at: None,
             sent: VecDeque::new(),
@@ -490,12 +493,25 @@ impl<G: RankGroup> Driver<G> {
                 ranks.push(rank);
             }
             _ => {
+                if self.have_all_got_further() {
+                    self.failures.clear();
+                }
                 self.failures.push_back((now, vec![rank]));
                 self.count(|counters| counters.failures += 1);
             }
         }
         let window = self.config.retry.window;
         self.failures.retain(|(failed_at, _)| now - *failed_at <= window);
+    }
+
+    /// Whether failures are an annoyance and not a dead end: every request that was open at the last
+    /// one has got further, or has ended. What kills a rank again and again never does.
+    fn have_all_got_further(&mut self) -> bool {
+        let now = self.scheduler.as_ref().map(Scheduler::num_tokens).unwrap_or_default();
+        let then = std::mem::replace(&mut self.num_tokens_then, now);
+        let now = &self.num_tokens_then;
+        let further = |(id, then): (&RequestId, &usize)| now.get(id).is_none_or(|now| then < now);
+        !then.is_empty() && then.iter().all(further)
     }
 
     /// Ends every request; the ranks are tried again after a pause.
