@@ -39,12 +39,12 @@ enum Fault {
     /// Its cable out and in again.
     CableOut,
     /// Nothing arrives there.
-    DeafFor,
+    Deaf,
     /// Nothing it sends arrives.
-    MuteFor,
-    /// A bad network: delay and loss.
+    Mute,
+    /// A bad network: what it sends is lost for moments.
     Lossy,
-    /// A slow one.
+    /// A slow one: 1 Mbit/s.
     Slow,
     /// Strangers knock at every port.
     Strangers,
@@ -58,8 +58,8 @@ const WEIGHTS: [(Fault, u64); 11] = [
     (Fault::AgentKilled, 8),
     (Fault::AllKilled, 6),
     (Fault::CableOut, 4),
-    (Fault::DeafFor, 3),
-    (Fault::MuteFor, 3),
+    (Fault::Deaf, 3),
+    (Fault::Mute, 3),
     (Fault::Lossy, 6),
     (Fault::Slow, 4),
     (Fault::Strangers, 10),
@@ -179,28 +179,32 @@ fn inflict(lab: &Lab, server: &Server, fault: Fault, at: usize, random: &mut Ran
             victims.iter().for_each(|pid| send(*pid, Signal::KILL));
         }
         Fault::CableOut => {
-            host.cable(lab.name(), false);
+            lab.cable_out(at);
             moment(random, 500, 8000);
         }
-        Fault::DeafFor => {
-            host.inwards(lab.name(), "loss 100%");
+        Fault::Deaf => {
+            lab.deafen(at);
             moment(random, 500, 8000);
         }
-        Fault::MuteFor => {
-            host.outwards("loss 100%");
+        Fault::Mute => {
+            lab.mute(at);
             moment(random, 500, 8000);
         }
         Fault::Lossy => {
-            host.outwards("delay 5ms 3ms loss 3%");
-            moment(random, 1000, 4000);
+            for _ in 0..10 {
+                lab.mute(at);
+                moment(random, 5, 60);
+                lab.mend(at);
+                moment(random, 50, 400);
+            }
         }
         Fault::Slow => {
-            host.outwards("rate 1mbit");
+            lab.slow_down(at);
             moment(random, 1000, 4000);
         }
         Fault::Strangers => knock(lab, server),
     }
-    host.mend(lab.name());
+    lab.mend(at);
     victims
 }
 
@@ -294,17 +298,14 @@ fn a_host_that_stays_away_is_done_without_and_taken_back() {
         streams
     };
     let streams = open();
-    lab.hosts[2].end_everything();
-    lab.hosts[2].cable(lab.name(), false);
+    lab.switch_off(2);
     for (stream, expected) in streams.into_iter().zip(&expected) {
         assert_eq!(stream.read_all(), (expected.clone(), End::Done));
     }
     let health = server.wait_for_health("two ranks", |it| it["world_size"] == 2);
     assert_eq!(health["ranks"][1]["host"], "host-b");
     // Its machine starts, its SSH server too, and nothing else: the agent is started again.
-    lab.hosts[2].cable(lab.name(), true);
-    let dir = lab.dir().to_path_buf();
-    lab.hosts[2].start_sshd(&dir);
+    lab.switch_on(2);
     let streams = open();
     server.wait_for_health("three ranks", |it| it["world_size"] == 3 && it["status"] == "healthy");
     for (stream, expected) in streams.into_iter().zip(&expected) {
@@ -319,8 +320,7 @@ fn what_cannot_be_mended_ends_with_its_rank_host_and_cause() {
     let server = lab.serve(exact(), "--stall-timeout 3 --no-elastic --give-up-after 8");
     let mut stream = server.stream(&request(0));
     stream.read_tokens(5);
-    lab.hosts[1].end_everything();
-    lab.hosts[1].cable(lab.name(), false);
+    lab.switch_off(1);
     server.wait_for_health("a pause", |it| it["status"] == "recovering");
     assert_eq!(server.get("/health/ready").0, 503);
     let (_, end) = stream.read_all();
@@ -332,9 +332,7 @@ fn what_cannot_be_mended_ends_with_its_rank_host_and_cause() {
     assert_eq!(status, 503, "{refused}");
     assert!(refused.to_string().contains("host-b"), "{refused}");
     // It comes back, and nobody has to do anything.
-    lab.hosts[1].cable(lab.name(), true);
-    let dir = lab.dir().to_path_buf();
-    lab.hosts[1].start_sshd(&dir);
+    lab.switch_on(1);
     server.wait_for_health("health", |it| it["status"] == "healthy");
     assert_eq!(server.post("/v1/completions", &request(0)).0, 200);
 }

@@ -250,7 +250,7 @@ impl LabHost {
     }
 
     /// Its SSH server, as after switching it on.
-    pub(crate) fn start_sshd(&mut self, dir: &Path) {
+    fn start_sshd(&mut self, dir: &Path) {
         fs::create_dir_all("/run/sshd").unwrap();
         let config = dir.join(format!("sshd-{}", self.ssh));
         let dir = dir.display();
@@ -297,46 +297,74 @@ impl LabHost {
         }
     }
 
-    /// Pulls its cable, or puts it back.
-    pub(crate) fn cable(&self, lab: &str, is_in: bool) {
-        let state = if is_in { "up" } else { "down" };
-        must(&format!("ip -n {lab}sw link set {} {state}", self.port));
+    /// What it sends to `to` arrives nowhere, or arrives again: its neighbour has an address that is
+    /// nobody's.
+    fn lose(&self, to: &LabHost, is_lost: bool) {
+        let (namespace, ip) = (&self.namespace, &to.ip);
+        match is_lost {
+            true => must(&format!(
+                "ip -n {namespace} neigh replace {ip} lladdr 02:00:00:00:00:01 dev eth0 nud permanent"
+            )),
+            // It may have been mended before.
+            false => run("ip", &["-n", namespace, "neigh", "del", ip, "dev", "eth0"]),
+        }
     }
 
-    /// What it sends is treated so: `loss 100%`, `delay 50ms`, `rate 1mbit`.
-    pub(crate) fn outwards(&self, netem: &str) {
-        must(&format!(
-            "ip netns exec {} tc qdisc replace dev eth0 root netem {netem}",
-            self.namespace
-        ));
-    }
-
-    /// What it is sent is treated so.
-    pub(crate) fn inwards(&self, lab: &str, netem: &str) {
-        must(&format!(
-            "ip netns exec {lab}sw tc qdisc replace dev {} root netem {netem}",
-            self.port
-        ));
-    }
-
-    /// The network is as it should be again.
-    pub(crate) fn mend(&self, lab: &str) {
-        self.cable(lab, true);
-        run("ip", &["netns", "exec", &self.namespace, "tc", "qdisc", "del", "dev", "eth0", "root"]);
-        let switch = format!("{lab}sw");
-        run("ip", &["netns", "exec", &switch, "tc", "qdisc", "del", "dev", &self.port, "root"]);
+    /// What it sends takes its time.
+    fn slow_down(&self) {
+        let limit = "tbf rate 1mbit burst 16kbit latency 200ms";
+        must(&format!("ip netns exec {} tc qdisc replace dev eth0 root {limit}", self.namespace));
     }
 }
 
+/// Faults of the network.
 impl Lab {
-    /// Begins the names of its namespaces.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
+    /// Pulls a host's cable.
+    pub(crate) fn cable_out(&self, at: usize) {
+        must(&format!("ip -n {}sw link set {} down", self.name, self.hosts[at].port));
     }
 
-    /// Its folder.
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
+    /// Nothing that a host sends to the others arrives.
+    pub(crate) fn mute(&self, at: usize) {
+        self.others(at).for_each(|other| self.hosts[at].lose(other, true));
+    }
+
+    /// Nothing that the others send to a host arrives.
+    pub(crate) fn deafen(&self, at: usize) {
+        self.others(at).for_each(|other| other.lose(&self.hosts[at], true));
+    }
+
+    /// What a host sends comes at 1 Mbit/s.
+    pub(crate) fn slow_down(&self, at: usize) {
+        self.hosts[at].slow_down();
+    }
+
+    /// The network of a host is as it should be again.
+    pub(crate) fn mend(&self, at: usize) {
+        let host = &self.hosts[at];
+        must(&format!("ip -n {}sw link set {} up", self.name, host.port));
+        for other in self.others(at) {
+            host.lose(other, false);
+            other.lose(host, false);
+        }
+        run("ip", &["netns", "exec", &host.namespace, "tc", "qdisc", "del", "dev", "eth0", "root"]);
+    }
+
+    fn others(&self, at: usize) -> impl Iterator<Item = &LabHost> {
+        self.hosts.iter().enumerate().filter(move |(idx, _)| *idx != at).map(|(_, host)| host)
+    }
+
+    /// A host's SSH server, as after switching it on.
+    pub(crate) fn switch_on(&mut self, at: usize) {
+        self.mend(at);
+        let dir = self.dir.clone();
+        self.hosts[at].start_sshd(&dir);
+    }
+
+    /// A host's power and cable, gone at once.
+    pub(crate) fn switch_off(&mut self, at: usize) {
+        self.cable_out(at);
+        self.hosts[at].end_everything();
     }
 }
 
