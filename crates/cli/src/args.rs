@@ -42,6 +42,8 @@ pub(crate) enum Command {
     Models(ModelsArgs),
     /// Look after this machine's programs for whoever holds the cluster's secret.
     Agent(machines::AgentArgs),
+    /// Be one rank of a cluster whose `serve` runs with `--by-hand`.
+    Rank(machines::RankArgs),
     /// Run any program on all machines, with the variables that MLX's distributed programs read.
     Launch(machines::LaunchArgs),
     /// Check and measure the group that ranks compute over, without a model.

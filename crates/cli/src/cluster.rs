@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use jackalope_cluster::hostfile::{Host, Hostfile};
 use jackalope_cluster::local::{LocalError, LocalRank, LocalRanks, find_rank_program};
+use jackalope_cluster::routes;
 use jackalope_engine::link::{
     LaunchError, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankProcess, Seat,
 };
@@ -22,7 +23,7 @@ use tokio::task::JoinHandle;
 use crate::args::{BackendArg, DeviceArg, RankArgs};
 use crate::environment::Environment;
 use crate::machines::shares::Placer;
-use crate::machines::{self, AgentLauncher};
+use crate::machines::{self, AgentLauncher, ByHand};
 use crate::progress::Loading;
 
 /// Bound of one collective: a peer that computes a long prompt keeps the others waiting.
@@ -30,6 +31,9 @@ const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Bound of forming a group of ranks that are all loaded.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// For ranks that a person starts.
+const BY_HAND_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 /// A shorter silence of a rank may be the network's.
 const HEARTBEAT_TIMEOUT_MIN: Duration = Duration::from_secs(3);
@@ -91,6 +95,9 @@ impl Cluster {
             .with_context(|| format!("reading the text files of {}", model_dir.display()))?;
         let placed = match &args.hosts.hosts {
             None => place_here(&model_dir, args, profile)?,
+            Some(hosts) if args.hosts.by_hand => {
+                place_by_hand(hosts, &model_dir, (args, profile), environment)?
+            }
             Some(hosts) => place_on(hosts, &model_dir, (args, profile), environment).await?,
         };
         let Placed { config, launcher, ranks_per_machine } = placed;
@@ -245,6 +252,48 @@ async fn place_on(
     };
     let ranks_per_machine = u32::try_from(ranks_per_machine).unwrap_or(u32::MAX);
     Ok(Placed { config, launcher: Box::new(launcher), ranks_per_machine })
+}
+
+/// Ranks that are started by hand on the machines of a hostfile.
+fn place_by_hand(
+    hosts: &str,
+    model_dir: &Path,
+    (args, profile): (&RankArgs, bool),
+    environment: &Environment,
+) -> anyhow::Result<Placed> {
+    let Hostfile { backend, hosts, .. } = machines::hostfile(hosts)?;
+    let backend = args.backend.map(Into::into).or(backend).unwrap_or(Backend::Tcp);
+    let num_ranks = u32::try_from(hosts.len()).context("too many hosts")?;
+    let nodes: Vec<routes::Node<'_>> =
+        hosts.iter().map(|host| routes::Node { host, facts: None }).collect();
+    let setup = Setup {
+        num_ranks,
+        shares: shares(&args.share, hosts.len())?,
+        num_threads: args.threads.unwrap_or(0),
+        silence_timeout_ms: millis(SILENCE_TIMEOUT),
+        orphan_ms: millis(Duration::from_secs(args.hosts.lease)),
+        ..setup(model_dir, (args, profile), backend)?
+    };
+    let seat =
+        |(host, routes): (&Host, _)| Seat { setup: setup.clone(), host: host.name(), routes };
+    let seats = hosts.iter().zip(routes::routes(&nodes)?).map(seat).collect();
+    let brain = hosts.first().and_then(|host| host.ips.first().copied());
+    let control =
+        SocketAddr::new(brain.unwrap_or(Ipv4Addr::LOCALHOST.into()), args.hosts.control_port);
+    let config = LinkConfig {
+        listen: SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), args.hosts.control_port),
+        secret: environment.home()?.secret()?,
+        seats,
+        // People type slowly; `--give-up-after` bounds it.
+        timeouts: LinkTimeouts { hello: BY_HAND_TIMEOUT, ..timeouts(args) },
+        first_epoch: first_epoch(),
+    };
+    let names = hosts.iter().map(Host::name).collect();
+    let launcher = Box::new(ByHand { hosts: names, control });
+    let beside = |host: &Host| hosts.iter().filter(|it| it.is_same_machine(host)).count();
+    let ranks_per_machine = hosts.iter().map(beside).max().unwrap_or(1).max(1);
+    let ranks_per_machine = u32::try_from(ranks_per_machine).unwrap_or(1);
+    Ok(Placed { config, launcher, ranks_per_machine })
 }
 
 /// Greater than any epoch of a brain that was started earlier: ranks may outlive one.

@@ -38,6 +38,13 @@ const TRANSFORMERS_OFFLINE: &str = "TRANSFORMERS_OFFLINE";
 
 /// Jackalope's own folder. Default: `~/.jackalope`.
 const JACKALOPE_HOME: &str = "JACKALOPE_HOME";
+/// Which rank of a group a process is, as MLX's launchers tell it.
+const MLX_RANK: &str = "MLX_RANK";
+/// A file with the addresses of a ring.
+const MLX_HOSTFILE: &str = "MLX_HOSTFILE";
+/// Where rank 0 of JACCL listens; and its shorter name.
+const MLX_JACCL_COORDINATOR: &str = "MLX_JACCL_COORDINATOR";
+const JACCL_COORDINATOR: &str = "JACCL_COORDINATOR";
 /// What to run as ssh.
 const JACKALOPE_SSH: &str = "JACKALOPE_SSH";
 
@@ -58,8 +65,19 @@ pub(crate) struct Environment {
     home: Option<PathBuf>,
     /// What to run as ssh.
     pub(crate) ssh: Option<String>,
+    /// What MLX's launchers tell a rank.
+    pub(crate) mlx: MlxEnvironment,
     /// The variable that forbids to ask the hub.
     pub(crate) offline: Option<&'static str>,
+}
+
+/// What MLX's launchers tell a rank.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MlxEnvironment {
+    pub(crate) rank: Option<u32>,
+    pub(crate) hostfile: Option<PathBuf>,
+    /// `HOST:PORT`.
+    pub(crate) coordinator: Option<String>,
 }
 
 /// Proves to the hub who asks. Never printed.
@@ -130,6 +148,11 @@ impl Environment {
         Environment {
             home: path(JACKALOPE_HOME).or_else(|| below_home(".jackalope")),
             ssh: text(JACKALOPE_SSH),
+            mlx: MlxEnvironment {
+                rank: text(MLX_RANK).and_then(|it| it.trim().parse().ok()),
+                hostfile: path(MLX_HOSTFILE),
+                coordinator: text(MLX_JACCL_COORDINATOR).or_else(|| text(JACCL_COORDINATOR)),
+            },
             places: places.into_iter().flatten().collect(),
             cache_dir: caches.map(|it| it.join("jackalope")),
             endpoint: endpoint.trim_end_matches('/').to_owned(),

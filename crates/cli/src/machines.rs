@@ -1,5 +1,6 @@
 //! The machines of a cluster, as a command names them, with an agent on each.
 
+mod by_hand;
 mod launcher;
 pub(crate) mod shares;
 
@@ -18,6 +19,7 @@ use crate::args::machines::ReachArgs;
 use crate::environment::Environment;
 use crate::output;
 
+pub(crate) use by_hand::ByHand;
 pub(crate) use launcher::{AgentLauncher, Places};
 
 /// Longest hostfile that is read.

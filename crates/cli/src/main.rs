@@ -19,6 +19,7 @@ mod output;
 mod plan;
 mod progress;
 mod pull;
+mod rank;
 mod serve;
 mod service;
 mod split;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
             Command::Pull(args) => pull::run(args, &environment).await,
             Command::Models(args) => models::run(&args, &environment),
             Command::Agent(args) => agent::run(&args, &environment).await,
+            Command::Rank(args) => return rank::run(&args, &environment).await,
             Command::Launch(args) => return launch::run(args, &environment).await,
             Command::Link(args) => link::run(&args).await,
             Command::Hosts(args) => hosts::run(&args),

@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use jackalope_protocol::Secret;
 use thiserror::Error;
@@ -86,7 +87,7 @@ impl Home {
         File::open("/dev/urandom").and_then(|mut it| it.read_exact(&mut bytes)).map_err(failed)?;
         self.dir("")?;
         // Whoever comes second takes what the first has made.
-        let draft = self.join(&format!("secret.{}", std::process::id()));
+        let draft = self.draft("secret");
         write_private(&draft, format!("{}\n", Secret(bytes).to_hex()).as_bytes())
             .map_err(failed)?;
         let linked = fs::hard_link(&draft, &path);
@@ -133,9 +134,18 @@ impl Home {
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), HomeError> {
         self.dir("")?;
         let path = self.join(name);
-        let draft = self.join(&format!("{name}.{}", std::process::id()));
+        let draft = self.draft(name);
         let written = write_private(&draft, bytes).and_then(|()| fs::rename(&draft, &path));
         written.map_err(|source| HomeError::Io { path, source })
+    }
+}
+
+impl Home {
+    /// A path that nobody else writes to.
+    fn draft(&self, name: &str) -> PathBuf {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        self.join(&format!("{name}.{}-{number}", std::process::id()))
     }
 }
 

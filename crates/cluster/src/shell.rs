@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, Read};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,9 @@ const CONNECT_SECONDS: u32 = 5;
 
 /// Reading the user's configuration of `ssh`.
 const CONFIG_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// From a script's end to the end of its output.
+const OUTPUT_GRACE: Duration = Duration::from_millis(500);
 
 /// What a script may print; the rest is cut off.
 const OUTPUT_BYTES_MAX: u64 = 16 << 20;
@@ -222,8 +226,13 @@ impl Shell for SystemShell {
             return Err(error(ShellErrorKind::Timeout, Some(format!("{timeout:?}"))));
         };
         drop(fed);
-        let stdout = stdout.join().unwrap_or_default();
-        let stderr = stderr.join().unwrap_or_default();
+        // A child of the script's own may hold its output open.
+        let left = || (deadline + OUTPUT_GRACE).saturating_duration_since(Instant::now());
+        let (Ok(stdout), Ok(stderr)) = (stdout.recv_timeout(left()), stderr.recv_timeout(left()))
+        else {
+            let detail = "it has ended, and something it started keeps its output open";
+            return Err(error(ShellErrorKind::Timeout, Some(detail.to_owned())));
+        };
         if status.code() == Some(SSH_FAILED) && !is_here(host) {
             let last = stderr.trim().lines().last().map(str::to_owned);
             return Err(error(kind_of(&stderr), last));
@@ -232,7 +241,8 @@ impl Shell for SystemShell {
     }
 }
 
-fn read_all(stream: impl Read + Send + 'static) -> thread::JoinHandle<String> {
+fn read_all(stream: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (sender, text) = mpsc::channel();
     thread::spawn(move || {
         let mut bytes = Vec::new();
         let mut stream = stream.take(OUTPUT_BYTES_MAX);
@@ -240,8 +250,10 @@ fn read_all(stream: impl Read + Send + 'static) -> thread::JoinHandle<String> {
         stream.read_to_end(&mut bytes).ok();
         // So that the other end is not held up by a full pipe.
         io::copy(&mut stream.into_inner(), &mut io::sink()).ok();
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
+        // Nobody waits for it any more if its time was over.
+        sender.send(String::from_utf8_lossy(&bytes).into_owned()).ok();
+    });
+    text
 }
 
 /// What OpenSSH's words mean; its exit status is the same for all.
@@ -327,6 +339,16 @@ mod tests {
             assert!(err.to_string().starts_with("mac2: "), "{err}");
             assert!(err.to_string().ends_with(says), "{err}");
         }
+    }
+
+    #[test]
+    fn a_child_that_keeps_the_output_open_holds_nobody_up() {
+        let shell = SystemShell::new(Vec::new());
+        let began = Instant::now();
+        let timeout = Duration::from_millis(100);
+        let err = shell.run("127.0.0.1", "sleep 3 & exit 0", b"", timeout).unwrap_err();
+        assert_eq!(err.kind, ShellErrorKind::Timeout);
+        assert!(began.elapsed() < LONG);
     }
 
     #[test]

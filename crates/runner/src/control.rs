@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use jackalope_protocol::{
     FrameError, FromRank, Hello, Join, Phase, RankMemory, Secret, Setup, StepPlan, ToRank, frame,
     secure,
@@ -177,10 +176,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Connects, shakes hands and starts the control and heartbeat threads.
-pub(crate) fn connect(brain: Brain) -> anyhow::Result<(Control, Receiver<Command>)> {
-    let (sender, receiver) = dial(&brain, CONNECT_TIMEOUT)
-        .with_context(|| format!("connecting to the brain at {}", brain.addr))?;
+/// Connects, shakes hands and starts the control and heartbeat threads. A brain that is not there yet
+/// is looked for as long as `patience` lasts.
+pub(crate) fn connect(
+    brain: Brain,
+    patience: Duration,
+) -> anyhow::Result<(Control, Receiver<Command>)> {
+    let deadline = Instant::now() + patience;
+    let (sender, receiver) = loop {
+        match dial(&brain, CONNECT_TIMEOUT) {
+            Ok(connection) => break connection,
+            Err(FrameError::Io(_) | FrameError::Closed) if Instant::now() < deadline => {
+                thread::sleep(REDIAL_PAUSE);
+            }
+            Err(err) => {
+                let context = format!("connecting to the brain at {}", brain.addr);
+                return Err(anyhow::Error::new(err).context(context));
+            }
+        }
+    };
     let shared = Shared {
         phase: Phase::Starting,
         steps_done: 0,

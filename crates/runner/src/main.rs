@@ -54,6 +54,9 @@ struct ServeArgs {
     /// Where to accept the native group's connections; port 0 picks one.
     #[arg(long, default_value = "127.0.0.1:0")]
     data: SocketAddr,
+    /// Seconds to look for a brain that is not there yet.
+    #[arg(long, default_value_t = 0)]
+    patience: u64,
 }
 
 fn main() -> ExitCode {
@@ -83,7 +86,8 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         .with_context(|| format!("listening for peers on {}", args.data))?;
     let brain =
         Brain { addr: args.control, rank: args.rank, secret, data_addr: listener.local_addr() };
-    let (control, commands) = control::connect(brain)?;
+    let patience = Duration::from_secs(args.patience);
+    let (control, commands) = control::connect(brain, patience)?;
     worker::run(&worker::Identity { rank: args.rank, secret, listener }, &control, &commands)
 }
 

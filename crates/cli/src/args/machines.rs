@@ -18,6 +18,9 @@ pub(crate) struct HostsArgs {
     /// Seconds for which ranks keep their weights when this program is gone without a word.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) lease: u64,
+    /// Start no rank: wait for `jackalope rank` on each machine, in any order.
+    #[arg(long, requires = "hosts")]
+    pub(crate) by_hand: bool,
     /// Seconds without progress after which requests that wait for ranks are ended.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub(crate) give_up_after: u64,
@@ -27,6 +30,21 @@ pub(crate) struct HostsArgs {
     /// Seconds after which a machine that cannot be reached is done without.
     #[arg(long, value_name = "SECONDS", default_value_t = 15)]
     pub(crate) absent_after: u64,
+}
+
+/// Be one rank of a cluster whose `serve` runs with `--by-hand`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RankArgs {
+    /// Which rank. Default: MLX_RANK.
+    #[arg(long)]
+    pub(crate) rank: Option<u32>,
+    /// Where `serve` runs: HOST or HOST:PORT. Default: rank 0's host of MLX_JACCL_COORDINATOR or
+    /// MLX_HOSTFILE.
+    #[arg(long, value_name = "HOST")]
+    pub(crate) control: Option<String>,
+    /// Seconds to look for it: ranks may be started before it.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    pub(crate) wait: u64,
 }
 
 /// How machines are reached.

@@ -195,11 +195,31 @@ impl Lab {
 
     /// A `jackalope` on the first host.
     pub(crate) fn start(&self, args: &[&str], input: &str) -> Program {
-        let host = &self.hosts[0];
+        Program::start_command(self.command(0, args), input)
+    }
+
+    /// A `jackalope` on any host, with these variables.
+    pub(crate) fn start_on(&self, at: usize, args: &[&str], env: &[(&str, &str)]) -> Program {
+        let mut command = self.command(at, args);
+        command.envs(env.iter().copied());
+        Program::start_command(command, "")
+    }
+
+    fn command(&self, at: usize, args: &[&str]) -> Command {
+        let host = &self.hosts[at];
         let mut command = command("ip");
         command.args(["netns", "exec", &host.namespace, env!("CARGO_BIN_EXE_jackalope")]);
         command.args(args).env("JACKALOPE_HOME", &host.home).env("JACKALOPE_SSH", self.ssh());
-        Program::start_command(command, input)
+        command
+    }
+
+    /// The cluster's secret, on all hosts.
+    pub(crate) fn share_secret(&self, secret: &str) {
+        for host in &self.hosts {
+            let path = host.home.join("secret");
+            fs::write(&path, secret).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        }
     }
 
     pub(crate) fn run(&self, args: &[&str]) -> Ended {

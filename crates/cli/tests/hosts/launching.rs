@@ -108,6 +108,32 @@ fn any_program_runs_on_all_hosts_and_its_end_is_told() {
 }
 
 #[test]
+fn ranks_may_be_started_by_hand_in_any_order_from_variables_alone() {
+    let lab = lab_or_return!(2);
+    let hostfile = lab.hostfile();
+    let secret = lab.run(&["agent", "status", "--json"]);
+    assert!(secret.status.success(), "{secret:?}");
+    // The secret is made where it serves, and carried by hand.
+    let model = shipped();
+    let words = ["serve", "--by-hand", "--hosts", hostfile.to_str().unwrap(), "--model"];
+    let words: Vec<&str> = words.into_iter().chain([model.to_str().unwrap(), "--json"]).collect();
+    let early = lab.run(&["rank", "--rank", "1", "--control", "127.0.0.1", "--wait", "1"]);
+    assert!(early.stderr.contains("this machine has no secret of the cluster"), "{early:?}");
+    lab.share_secret("5a".repeat(32).as_str());
+    // A rank that is there before the brain.
+    let coordinator = format!("{}:32323", lab.hosts[0].ip);
+    let env = [("MLX_RANK", "1"), ("MLX_JACCL_COORDINATOR", coordinator.as_str())];
+    let _second = lab.start_on(1, &["rank"], &env);
+    let mut brain = lab.start(&words, "");
+    let first = lab.start_on(0, &["rank", "--rank", "0", "--control", "127.0.0.1"], &[]);
+    let announced: serde_json::Value = serde_json::from_str(&brain.line()).unwrap();
+    assert_eq!(announced["ranks"].as_array().unwrap().len(), 2, "{announced}");
+    brain.signal(Signal::TERM);
+    assert!(brain.end().status.success());
+    assert!(first.end().status.success(), "a rank ends with its brain");
+}
+
+#[test]
 fn hosts_that_cannot_be_used_are_all_named_with_what_to_do() {
     let mut lab = lab_or_return!(3);
     let hostfile = lab.hostfile();

@@ -1,0 +1,95 @@
+//! `jackalope rank`: one rank, started by hand or by somebody else's launcher.
+
+use std::ffi::OsString;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use jackalope_cluster::hostfile::Hostfile;
+use jackalope_cluster::local::find_rank_program;
+use jackalope_cluster::process::{Spawn, exit_code};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::machines::RankArgs;
+use crate::environment::Environment;
+use crate::output;
+
+/// Where brains listen unless told otherwise.
+const CONTROL_PORT: u16 = 18080;
+
+/// Between two looks at the process.
+const POLL: Duration = Duration::from_millis(50);
+
+pub(crate) async fn run(args: &RankArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
+    let rank = args
+        .rank
+        .or(environment.mlx.rank)
+        .context("which rank shall this be?\nhint: pass `--rank N`, or set MLX_RANK")?;
+    let control = control(args, environment)?;
+    let secret = environment.home()?.known_secret()?.context(
+        "this machine has no secret of the cluster\n\
+         hint: `jackalope bootstrap` hands it over, or copy ~/.jackalope/secret of the machine that \
+         serves (chmod 600)",
+    )?;
+    let mut spawn = Spawn::new(find_rank_program()?, format!("rank {rank}"));
+    let words = ["serve", "--control", &control.to_string(), "--rank", &rank.to_string()];
+    spawn.args = words.map(OsString::from).to_vec();
+    spawn
+        .args
+        .extend(["--data", "0.0.0.0:0", "--patience", &args.wait.to_string()].map(OsString::from));
+    spawn.input = format!("{}\n", secret.to_hex()).into_bytes();
+    output::note(&format!("rank {rank} looks for its brain at {control}"));
+    let mut child = spawn.start().context("starting the rank")?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    loop {
+        if let Some(status) = child.try_wait() {
+            let last_words = child.last_words();
+            if !status.success() && !last_words.is_empty() {
+                output::note(&last_words);
+            }
+            return Ok(ExitCode::from(u8::try_from(exit_code(status)).unwrap_or(1)));
+        }
+        tokio::select! {
+            () = tokio::time::sleep(POLL) => {}
+            // It ends with us.
+            _ = interrupt.recv() => return Ok(ExitCode::from(130)),
+            _ = terminate.recv() => return Ok(ExitCode::from(143)),
+        }
+    }
+}
+
+/// The brain is on rank 0's machine, unless said otherwise.
+fn control(args: &RankArgs, environment: &Environment) -> anyhow::Result<SocketAddr> {
+    let mlx = &environment.mlx;
+    let host = match (&args.control, &mlx.coordinator, &mlx.hostfile) {
+        (Some(control), ..) => control.clone(),
+        (None, Some(coordinator), _) => host_of(coordinator).to_owned(),
+        (None, None, Some(path)) => first_host(path)?,
+        (None, None, None) => bail!(
+            "where is the brain?\n\
+             hint: pass `--control HOST[:PORT]`, or set MLX_JACCL_COORDINATOR or MLX_HOSTFILE"
+        ),
+    };
+    let has_port = host.parse::<SocketAddr>().is_ok()
+        || host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    let host = if has_port { host } else { format!("{host}:{CONTROL_PORT}") };
+    let found = host.to_socket_addrs().with_context(|| format!("looking up {host}"))?.next();
+    found.with_context(|| format!("{host} has no address"))
+}
+
+/// Without the port, which is another transport's.
+fn host_of(addr: &str) -> &str {
+    addr.rsplit_once(':').map_or(addr, |(host, _)| host)
+}
+
+fn first_host(path: &Path) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("reading {} (MLX_HOSTFILE)", path.display()))?;
+    let hostfile = Hostfile::parse(&text, path)?;
+    let host = hostfile.hosts.first().context("the hostfile names no host")?;
+    let listen = host.listen.first().map(|listen| listen.host.clone());
+    Ok(listen.or_else(|| host.ips.first().map(ToString::to_string)).unwrap_or_else(|| host.name()))
+}
