@@ -149,13 +149,12 @@ fn status(home: &Home, json: bool) -> anyhow::Result<()> {
             .map(|it| json!({"pid": it.pid, "version": it.version, "addr": it.about["addr"]}));
         return Ok(output::line(json!({ "agent": agent }))?);
     }
-    Ok(match recorded {
-        Some(it) => output::line(format_args!(
-            "an agent runs: pid {}, version {}, on {}",
-            it.pid,
-            it.version,
-            it.about["addr"].as_str().unwrap_or("an unknown address")
-        ))?,
-        None => output::line("no agent runs here")?,
-    })
+    let text = recorded.map_or_else(
+        || "no agent runs here".to_owned(),
+        |it| {
+            let addr = it.about["addr"].as_str().unwrap_or("an unknown address");
+            format!("an agent runs: pid {}, version {}, on {addr}", it.pid, it.version)
+        },
+    );
+    Ok(output::line(text)?)
 }

@@ -16,7 +16,8 @@ use jackalope_protocol::Backend;
 use serde_json::{Value, json};
 
 use crate::args::{AutoconfigArgs, OverArg, WantedBackend};
-use crate::doctor::{distinct, ssh_words};
+use crate::doctor::distinct;
+use crate::environment::Environment;
 use crate::output;
 
 /// Bound for one machine.
@@ -25,8 +26,8 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Where what takes a run back is kept, unless there is such a file already.
 const UNDO_FILE: &str = "autoconfig-undo.json";
 
-pub(crate) fn run(args: &AutoconfigArgs) -> anyhow::Result<()> {
-    let shell = SystemShell::new(ssh_words(args.ssh.as_deref()));
+pub(crate) fn run(args: &AutoconfigArgs, environment: &Environment) -> anyhow::Result<()> {
+    let shell = crate::machines::shell(args.ssh.as_deref(), environment);
     if let Some(path) = &args.undo {
         return take_back(&shell, path, args.yes);
     }

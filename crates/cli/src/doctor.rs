@@ -6,16 +6,16 @@ use std::path::Path;
 use anyhow::{Context, bail, ensure};
 use jackalope_cluster::doctor::{self, Ask, Entry, Examination, Finding, Node, Severity};
 use jackalope_cluster::hostfile::Hostfile;
-use jackalope_cluster::shell::SystemShell;
 use serde_json::{Value, json};
 
 use crate::args::{DoctorArgs, MachinesArgs};
+use crate::environment::Environment;
 use crate::output;
 
 /// A log's end tells what happened; more is not read.
 const LOG_BYTES_MAX: u64 = 256 << 20;
 
-pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> anyhow::Result<()> {
     if args.catalogue {
         output::piece(doctor::catalogue::markdown())?;
         return Ok(());
@@ -24,7 +24,7 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
         return explain(path, args.machines.json);
     }
     let (names, hostfile) = machines(&args.machines)?;
-    let shell = SystemShell::new(ssh_words(args.machines.ssh.as_deref()));
+    let shell = crate::machines::shell(args.machines.ssh.as_deref(), environment);
     let model = args.model.as_deref().map(absolute).transpose()?;
     let model = model.as_deref();
     let ask = Ask { shell: &shell, hostfile: hostfile.as_ref(), model, hashes: args.hash };
@@ -56,7 +56,7 @@ fn absolute(folder: &str) -> anyhow::Result<String> {
 /// The machines that a command means, and the hostfile if there is one.
 pub(crate) fn machines(args: &MachinesArgs) -> anyhow::Result<(Vec<String>, Option<Hostfile>)> {
     if let Some(path) = &args.hosts {
-        let hostfile = read_hosts(path)?;
+        let hostfile = crate::machines::hostfile(path)?;
         return Ok((doctor::names(&hostfile), Some(hostfile)));
     }
     let mut names = args.host.clone();
@@ -65,18 +65,6 @@ pub(crate) fn machines(args: &MachinesArgs) -> anyhow::Result<(Vec<String>, Opti
         names.push("127.0.0.1".to_owned());
     }
     Ok((names, None))
-}
-
-/// `--ssh` in words.
-pub(crate) fn ssh_words(ssh: Option<&str>) -> Vec<String> {
-    ssh.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
-}
-
-/// Reads a hostfile of any form.
-pub(crate) fn read_hosts(path: &Path) -> anyhow::Result<Hostfile> {
-    let text = std::fs::read_to_string(path)
-        .with_context(|| format!("reading the hostfile {}", path.display()))?;
-    Ok(Hostfile::parse(&text, path)?)
 }
 
 /// For people: machine by machine, what is right in a line each, then what is not.

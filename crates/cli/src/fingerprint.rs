@@ -9,7 +9,8 @@ use jackalope_cluster::shell::{ShellError, SystemShell};
 use serde_json::{Value, json};
 
 use crate::args::{ClusterInfoArgs, FingerprintArgs};
-use crate::doctor::{machines, ssh_words};
+use crate::doctor::machines;
+use crate::environment::Environment;
 use crate::output;
 
 /// Bound for one machine.
@@ -84,9 +85,12 @@ fn active(report: &NodeReport) -> Vec<&str> {
     devices.filter(|it| it.is_active()).map(|it: &RdmaDevice| it.name.as_str()).collect()
 }
 
-pub(crate) fn cluster_info(args: &ClusterInfoArgs) -> anyhow::Result<()> {
+pub(crate) fn cluster_info(
+    args: &ClusterInfoArgs,
+    environment: &Environment,
+) -> anyhow::Result<()> {
     let (names, _) = machines(&args.machines)?;
-    let shell = SystemShell::new(ssh_words(args.machines.ssh.as_deref()));
+    let shell = crate::machines::shell(args.machines.ssh.as_deref(), environment);
     let reports = probe::reports(&shell, &names, REPORT_TIMEOUT);
     let rows = rows(&reports);
     let num_failed = reports.iter().filter(|it| it.is_err()).count();

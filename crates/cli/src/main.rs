@@ -63,11 +63,11 @@ fn main() -> ExitCode {
             Command::Launch(args) => return launch::run(args, &environment).await,
             Command::Link(args) => link::run(&args).await,
             Command::Hosts(args) => hosts::run(&args),
-            Command::Plan(args) => plan::run(&args),
+            Command::Plan(args) => plan::run(&args, &environment),
             Command::Synth(args) => synth::run(&args),
-            Command::Doctor(args) => doctor::run(&args),
-            Command::Autoconfig(args) => autoconfig::run(&args),
-            Command::ClusterInfo(args) => fingerprint::cluster_info(&args),
+            Command::Doctor(args) => doctor::run(&args, &environment),
+            Command::Autoconfig(args) => autoconfig::run(&args, &environment),
+            Command::ClusterInfo(args) => fingerprint::cluster_info(&args, &environment),
             Command::Fingerprint(args) => fingerprint::run(&args),
         }
         .map(|()| ExitCode::SUCCESS)

@@ -2,24 +2,33 @@
 
 mod text;
 
-use anyhow::{bail, ensure};
+use std::time::Duration;
+
+use anyhow::{anyhow, bail, ensure};
 use jackalope_cluster::facts::NodeFacts;
 use jackalope_cluster::hostfile::{Host, Hostfile};
 use jackalope_cluster::placement::{self, Link, LinkKind, Links, ModelFacts, NodeOffer, Wishes};
-use jackalope_cluster::platform;
+use jackalope_cluster::shell::Shell;
+use jackalope_cluster::{platform, probe};
 use jackalope_protocol::Backend;
 
 use crate::args::hosts::OverArg;
 use crate::args::plan::{MemoryArg, PlanArgs};
-use crate::{machines, output};
+use crate::environment::Environment;
+use crate::{machines, models, output};
 
-pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
-    let model = ModelFacts::read(&args.model)?;
+/// How long a machine may take to tell what it has.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
+
+pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<()> {
+    let model = ModelFacts::read(&models::locate(&args.model, environment)?.dir)?;
     let hostfile = match &args.hosts {
         Some(hosts) => machines::hostfile(hosts)?,
         None => this_machine(),
     };
-    let facts: Vec<Option<NodeFacts>> = hostfile.hosts.iter().map(local_facts).collect();
+    let shell = machines::shell(args.ssh.as_deref(), environment);
+    let facts = probe::at_once(&hostfile.hosts, |host| facts(host, args, &shell));
+    let facts = facts.into_iter().collect::<anyhow::Result<Vec<Option<NodeFacts>>>>()?;
     let offers = offers(&hostfile.hosts, &facts, &args.memory)?;
     let num_machines = args.machines.map(|machines| machines as usize);
     ensure!(
@@ -48,10 +57,19 @@ fn this_machine() -> Hostfile {
     Hostfile { hosts: vec![host], ..Hostfile::default() }
 }
 
-/// What is known of a machine without asking another one.
-fn local_facts(host: &Host) -> Option<NodeFacts> {
-    let facts = host.is_local().then(platform::current::facts)?;
-    (0 < facts.free_bytes).then_some(facts)
+/// What a machine says of itself. One whose memory was typed is not asked: it may not be there yet.
+fn facts(host: &Host, args: &PlanArgs, shell: &dyn Shell) -> anyhow::Result<Option<NodeFacts>> {
+    let name = host.name();
+    let is_typed = |it: &MemoryArg| it.name.as_ref().is_none_or(|typed| *typed == name);
+    let facts = match host.is_local() {
+        true => platform::current::facts(),
+        false if args.memory.iter().any(is_typed) => return Ok(None),
+        false => probe::facts(shell, &name, PROBE_TIMEOUT).map_err(|err| {
+            let hint = err.kind.hint(&name);
+            anyhow!("{err}\nhint: {hint}; or pass --memory {name}=48GiB")
+        })?,
+    };
+    Ok((0 < facts.free_bytes).then_some(facts))
 }
 
 /// What each rank's machine offers: what was typed, else what the machine says; divided among the

@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 pub use sections::{Ending, Section, Sections};
 
+use crate::facts::NodeFacts;
 use crate::platform;
 use crate::report::NodeReport;
 use crate::shell::{Shell, ShellError, quote};
@@ -58,6 +59,15 @@ pub fn facts_here() -> Sections {
     let script = format!("{PRELUDE}\n{FACTS}");
     let text = crate::process::output_of("/bin/sh", &["-c", &script], FACTS_TIMEOUT);
     Sections::parse(&text.unwrap_or_default())
+}
+
+/// What a machine is and has.
+///
+/// # Errors
+/// If the script could not be run there.
+pub fn facts(shell: &dyn Shell, host: &str, timeout: Duration) -> Result<NodeFacts, ShellError> {
+    let output = shell.run(host, &format!("{PRELUDE}\n{FACTS}"), b"", timeout)?;
+    Ok(platform::facts_of(&Sections::parse(&output.stdout)))
 }
 
 /// Looks at one machine.

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 /// Which machines, and how they are reached.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MachinesArgs {
-    /// Hostfile that names them.
-    #[arg(long, value_name = "FILE", conflicts_with = "host")]
-    pub(crate) hosts: Option<PathBuf>,
+    /// The machines: a hostfile, or names for ssh separated by commas.
+    #[arg(long, value_name = "FILE|NAMES", conflicts_with = "host")]
+    pub(crate) hosts: Option<String>,
     /// Machines as `ssh` knows them, separated by commas. Default: this one.
     #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
     pub(crate) host: Vec<String>,

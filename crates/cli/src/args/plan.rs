@@ -6,8 +6,8 @@ use super::hosts::OverArg;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PlanArgs {
-    /// Directory of the checkpoint.
-    #[arg(long, value_name = "DIR")]
+    /// Directory of the checkpoint, or ORG/NAME of a model on this machine.
+    #[arg(long, value_name = "DIR|ORG/NAME")]
     pub(crate) model: PathBuf,
     /// The machines: a hostfile, or names for ssh separated by commas. Default: this machine.
     #[arg(long, value_name = "FILE|NAMES")]
@@ -24,6 +24,9 @@ pub(crate) struct PlanArgs {
     /// What joins machines that have no RDMA devices.
     #[arg(long, value_enum, default_value_t = OverArg::Ethernet)]
     pub(crate) over: OverArg,
+    /// What to run as ssh: a program, possibly with arguments (JACKALOPE_SSH).
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) ssh: Option<String>,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

@@ -108,6 +108,37 @@ fn any_program_runs_on_all_hosts_and_its_end_is_told() {
 }
 
 #[test]
+fn a_changed_secret_is_handed_out_anew_and_agents_of_the_old_one_are_replaced() {
+    let lab = lab_or_return!(2);
+    let server = lab.serve(&shipped(), "");
+    let agents = || lab.hosts[1].pids_of("jackalope agent");
+    let first = agents();
+    server.program.signal(Signal::INT);
+    assert!(server.program.end().status.success());
+    assert_eq!(agents(), first, "an agent stays for a while");
+    std::fs::remove_file(lab.hosts[0].home.join("secret")).unwrap();
+    let server = lab.serve(&shipped(), "");
+    assert_ne!(agents(), first);
+    assert_eq!(agents().len(), 1);
+    assert_eq!(server.health()["world_size"], 2);
+}
+
+#[test]
+fn hosts_are_looked_at_and_planned_for_with_nothing_installed_there() {
+    let lab = lab_or_return!(2);
+    std::fs::remove_dir_all(lab.hosts[1].home.join("current")).unwrap();
+    let (hostfile, model) = (lab.hostfile(), shipped());
+    let (hosts, model) = (hostfile.to_str().unwrap(), model.to_str().unwrap());
+    let ended = lab.run(&["plan", "--model", model, "--hosts", hosts, "--machines", "2", "--json"]);
+    assert!(ended.status.success(), "{ended:?}");
+    let plan: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert!(plan.to_string().contains("host-b"), "{plan}");
+    let ended = lab.run(&["doctor", "--hosts", hosts, "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert!(report.to_string().contains("host-b"), "{report}");
+}
+
+#[test]
 fn ranks_may_be_started_by_hand_in_any_order_from_variables_alone() {
     let lab = lab_or_return!(2);
     let hostfile = lab.hostfile();

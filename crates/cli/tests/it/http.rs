@@ -163,12 +163,8 @@ impl Stream {
 
     /// Waits for its end.
     pub(crate) fn read_all(mut self) -> (Answer, End) {
-        loop {
-            if let Some(end) = self.end {
-                return (self.answer, end);
-            }
-            self.read_one();
-        }
+        while self.go_on() {}
+        (self.answer, self.end.expect("it has ended"))
     }
 
     /// Reads what comes next. False at the end.
