@@ -13,6 +13,7 @@ pub mod autoconfig;
 pub mod facts;
 pub mod home;
 pub mod hostfile;
+pub mod install;
 pub mod local;
 pub mod models;
 pub mod nodes;
