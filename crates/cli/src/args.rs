@@ -1,5 +1,6 @@
 //! What was typed: a plain image of the command line.
 
+pub(crate) mod install;
 pub(crate) mod machines;
 mod models;
 
@@ -8,7 +9,9 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand, ValueEnum};
 use jackalope_protocol::TokenId;
 
-pub(crate) use models::{CheckArgs, ListArgs, ModelsArgs, ModelsCommand, PullArgs, RemoveArgs};
+pub(crate) use models::{
+    CheckArgs, ListArgs, ModelsArgs, ModelsCommand, ModelsSyncArgs, PullArgs, RemoveArgs,
+};
 
 #[derive(Debug, Parser)]
 #[command(name = "jackalope", version, about = "Several machines, one LLM endpoint")]
@@ -36,6 +39,12 @@ pub(crate) enum Command {
     Models(ModelsArgs),
     /// Look after this machine's programs for whoever holds the cluster's secret.
     Agent(machines::AgentArgs),
+    /// Put these programs on machines that have nothing but an SSH login.
+    Bootstrap(install::BootstrapArgs),
+    /// Bring every machine to this version and to this machine's secret.
+    Sync(install::SyncArgs),
+    /// Remove jackalope from machines; models stay.
+    Uninstall(install::UninstallArgs),
     /// Run any program on all machines, with the variables that MLX's distributed programs read.
     Launch(machines::LaunchArgs),
     /// Check and measure the group that ranks compute over, without a model.

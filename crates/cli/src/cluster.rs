@@ -22,6 +22,7 @@ use tokio::task::JoinHandle;
 use crate::args::{BackendArg, DeviceArg, RankArgs};
 use crate::environment::Environment;
 use crate::machines::{self, AgentLauncher};
+use crate::models;
 use crate::progress::Loading;
 
 /// Bound of one collective: a peer that computes a long prompt keeps the others waiting.
@@ -209,6 +210,8 @@ async fn place_on(
     let nodes_config = machines::nodes_config(&args.hosts.reach, environment)?;
     let secret = nodes_config.secret;
     let nodes = machines::bring_up(hosts.clone(), nodes_config, machines::log_lines).await?;
+    let nodes = Arc::new(nodes);
+    let model_dirs = models::model_dirs(&nodes, &hosts, model_dir, environment).await?;
     let ranks_on = |node: usize| nodes.of_rank.iter().filter(|&&it| it == node).count();
     let ranks_per_machine = (0..nodes.nodes.len()).map(ranks_on).max().unwrap_or(1);
     let orphan = Duration::from_secs(args.hosts.lease);
@@ -223,7 +226,7 @@ async fn place_on(
         Box::new(move |positions: &[usize]| Ok(positions.iter().map(|&at| given[at]).collect()));
     let absent_after = Duration::from_secs(args.hosts.absent_after);
     let absent_after = (!args.hosts.no_elastic).then_some(absent_after);
-    let places = machines::Places { hosts, envs, nodes: Arc::new(nodes), threads: args.threads };
+    let places = machines::Places { hosts, envs, nodes, model_dirs, threads: args.threads };
     let (launcher, seats) = AgentLauncher::new(places, setup, cut, absent_after)?;
     let config = LinkConfig {
         listen: SocketAddr::new(ip.into(), args.hosts.control_port),

@@ -9,7 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use jackalope_cluster::agent::{OnLine, Stream};
 use jackalope_cluster::hostfile::{Host, Hostfile};
-use jackalope_cluster::nodes::{self, Nodes, NodesConfig};
+use jackalope_cluster::local::find_rank_program;
+use jackalope_cluster::nodes::{self, Bootstrap, Nodes, NodesConfig};
 use jackalope_cluster::shell::{Shell, SystemShell};
 use tracing::info;
 
@@ -53,8 +54,8 @@ pub(crate) fn hostfile(text: &str) -> anyhow::Result<Hostfile> {
 }
 
 /// The shell that reaches machines.
-pub(crate) fn shell(reach: &ReachArgs, environment: &Environment) -> SystemShell {
-    let ssh = reach.ssh.as_deref().or(environment.ssh.as_deref()).unwrap_or_default();
+pub(crate) fn shell(ssh: Option<&str>, environment: &Environment) -> SystemShell {
+    let ssh = ssh.or(environment.ssh.as_deref()).unwrap_or_default();
     SystemShell::new(ssh.split_whitespace().map(str::to_owned).collect())
 }
 
@@ -64,10 +65,14 @@ pub(crate) fn nodes_config(
     environment: &Environment,
 ) -> anyhow::Result<NodesConfig> {
     let home = environment.home()?;
-    let shell: Arc<dyn Shell> = Arc::new(shell(reach, environment));
+    let shell: Arc<dyn Shell> = Arc::new(shell(reach.ssh.as_deref(), environment));
     let program: PathBuf = nodes::own_program().context("finding this program")?;
     let (secret, agent_port) = (home.secret()?, reach.agent_port);
-    Ok(NodesConfig { secret, agent_port, shell, program, linger: LINGER })
+    let bootstrap = match reach.no_bootstrap {
+        true => None,
+        false => Some(Bootstrap::new(program.clone(), find_rank_program()?)),
+    };
+    Ok(NodesConfig { secret, agent_port, shell, program, linger: LINGER, bootstrap })
 }
 
 /// An agent on every machine, with progress for people.

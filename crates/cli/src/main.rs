@@ -7,6 +7,7 @@ mod chat;
 mod cluster;
 mod environment;
 mod generate;
+mod install;
 mod launch;
 mod link;
 mod machines;
@@ -51,8 +52,11 @@ fn main() -> ExitCode {
             Command::Generate(args) => generate::run(args, &environment).await,
             Command::Bench(args) => bench::run(args, &environment).await,
             Command::Pull(args) => pull::run(args, &environment).await,
-            Command::Models(args) => models::run(&args, &environment),
+            Command::Models(args) => models::run(args, &environment).await,
             Command::Agent(args) => agent::run(&args, &environment).await,
+            Command::Bootstrap(args) => install::bootstrap(args, &environment).await,
+            Command::Sync(args) => install::sync(args, &environment).await,
+            Command::Uninstall(args) => install::uninstall(args, &environment).await,
             Command::Launch(args) => return launch::run(args, &environment).await,
             Command::Link(args) => link::run(&args).await,
             Command::Synth(args) => synth::run(&args),

@@ -1,5 +1,9 @@
 //! `jackalope models`: what lies on this machine; and the way from `--model` to a directory.
 
+mod compare;
+mod seats;
+mod sync;
+
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +18,8 @@ use crate::environment::Environment;
 use crate::output;
 use crate::progress::Transfer;
 
+pub(crate) use seats::model_dirs;
+
 /// Hexadecimal digits by which people tell commits apart.
 const COMMIT_CHARS: usize = 8;
 
@@ -24,11 +30,13 @@ pub(crate) struct Located {
     pub(crate) name: String,
 }
 
-pub(crate) fn run(args: &ModelsArgs, environment: &Environment) -> anyhow::Result<()> {
-    match &args.command {
-        ModelsCommand::Ls(args) => list(args, &environment.stores()),
-        ModelsCommand::Check(args) => check(args, &environment.stores()),
-        ModelsCommand::Rm(args) => remove(args, &environment.stores()),
+pub(crate) async fn run(args: ModelsArgs, environment: &Environment) -> anyhow::Result<()> {
+    match args.command {
+        ModelsCommand::Ls(args) => list(&args, &environment.stores()),
+        ModelsCommand::Check(args) if args.hosts.is_some() => compare::run(args, environment).await,
+        ModelsCommand::Check(args) => check(&args, &environment.stores()),
+        ModelsCommand::Sync(args) => sync::run(args, environment).await,
+        ModelsCommand::Rm(args) => remove(&args, &environment.stores()),
     }
 }
 

@@ -10,6 +10,7 @@
 
 pub mod agent;
 pub mod autoconfig;
+pub mod exchange;
 pub mod facts;
 pub mod home;
 pub mod hostfile;

@@ -9,6 +9,8 @@ mod endings;
 mod http;
 mod hub;
 #[cfg(target_os = "linux")]
+mod install;
+#[cfg(target_os = "linux")]
 mod memory;
 mod metamorphic;
 mod program;
