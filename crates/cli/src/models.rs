@@ -28,6 +28,8 @@ const COMMIT_CHARS: usize = 8;
 pub(crate) struct Located {
     pub(crate) dir: PathBuf,
     pub(crate) name: String,
+    /// Whether it was asked for by this name, not by its directory.
+    pub(crate) by_name: bool,
 }
 
 pub(crate) async fn run(args: ModelsArgs, environment: &Environment) -> anyhow::Result<()> {
@@ -66,7 +68,7 @@ fn find(model: &Path, stores: &Stores) -> anyhow::Result<Located> {
             anyhow::Ok(name.to_string_lossy().into_owned())
         };
         let name = stores.owner(&dir).map_or_else(own_name, |found| Ok(found.name))?;
-        return Ok(Located { dir, name });
+        return Ok(Located { dir, name, by_name: false });
     }
     let Some(wanted) = reference(model) else {
         bail!(
@@ -76,7 +78,7 @@ fn find(model: &Path, stores: &Stores) -> anyhow::Result<Located> {
         )
     };
     let found = stores.resolve(&wanted).context("no such directory")?;
-    Ok(Located { dir: found.dir, name: found.name })
+    Ok(Located { dir: found.dir, name: found.name, by_name: true })
 }
 
 /// The name of a model, unless it can only be a path.
@@ -161,7 +163,7 @@ fn texts(problems: &[Problem]) -> Vec<String> {
 }
 
 fn check(args: &CheckArgs, stores: &Stores) -> anyhow::Result<()> {
-    let Located { dir, name } = find(&args.model, stores)?;
+    let Located { dir, name, .. } = find(&args.model, stores)?;
     let Check { summary, mut problems } = Check::of_dir(&dir);
     let mut unknown = None;
     if args.hash {

@@ -1,6 +1,5 @@
 //! Where each machine has the model that is to be served, asked before anything is loaded.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
@@ -10,34 +9,39 @@ use jackalope_cluster::models::FilePath;
 use jackalope_cluster::models::files;
 use jackalope_cluster::nodes::{self, Node, Nodes};
 
-use crate::environment::Environment;
+use super::Located;
 
 /// A file that ranks read, and its size.
 type Sizes = Vec<(FilePath, u64)>;
 
-/// By node: the directory of the model there. It may lie elsewhere than here, by name or path, but
-/// what ranks read must have the sizes that it has here.
+/// By node: the directory of the model there. A machine may have it elsewhere, but what ranks read must
+/// have the sizes that it has here. What was asked for by name is looked for by name, then at the same
+/// path; what was asked for by its directory, the other way round.
 ///
 /// # Errors
 /// Every machine that lacks the model or has another one of that name.
 pub(crate) async fn model_dirs(
     nodes: &Arc<Nodes>,
     hosts: &[Host],
-    model_dir: &Path,
-    environment: &Environment,
+    model: &Located,
 ) -> anyhow::Result<Vec<String>> {
-    let path = model_dir.to_str().context("the model's path is not UTF-8")?.to_owned();
-    let listed = files::list(model_dir)?.into_iter().map(|file| (file.path, file.bytes)).collect();
+    let path = model.dir.to_str().context("the model's path is not UTF-8")?.to_owned();
+    let listed = files::list(&model.dir)?.into_iter().map(|file| (file.path, file.bytes)).collect();
     let wanted = read_by_ranks(listed);
-    let mut names = vec![path.clone()];
-    names.extend(environment.stores().owner(model_dir).map(|found| found.name));
-    names.extend(model_dir.file_name().and_then(|name| name.to_str()).map(str::to_owned));
+    let name = model.name.clone();
+    let names = match model.by_name {
+        true => [name.clone(), path.clone()],
+        false => [path.clone(), name.clone()],
+    };
     let (machines, _) = nodes::machines(hosts);
     let nodes = Arc::clone(nodes);
     let work = move || {
         let ask = |(machine, node): (&Host, &Node)| match machine.is_local() {
             true => Ok(path.clone()),
-            false => dir_on(node, &names, &wanted),
+            false => {
+                let mut client = node.agent.library().map_err(|err| err.to_string())?;
+                dir_on(machine, &names, &wanted, &mut |name| client.find(name))
+            }
         };
         let found: Vec<Result<String, String>> = std::thread::scope(|scope| {
             let pairs = machines.iter().zip(&nodes.nodes);
@@ -52,8 +56,7 @@ pub(crate) async fn model_dirs(
             }
         }
         if !problems.is_empty() {
-            let model = names.get(1).unwrap_or(&names[0]);
-            bail!("{}\nhint: jackalope models sync {model} --hosts …", problems.join("\n"));
+            bail!("{}\nhint: jackalope models sync {name} --hosts …", problems.join("\n"));
         }
         ensure!(dirs.len() == nodes.nodes.len(), "a machine did not answer");
         Ok(dirs)
@@ -67,25 +70,27 @@ fn read_by_ranks(files: Sizes) -> Sizes {
     files.into_iter().filter(|(path, _)| is_read(path.as_str())).collect()
 }
 
-/// The directory on a node, or what is wrong with it.
-fn dir_on(node: &Node, names: &[String], wanted: &Sizes) -> Result<String, String> {
-    let host = node.agent.host();
-    let mut client = node.agent.library().map_err(|err| err.to_string())?;
-    let mut problem = None;
+/// The directory on a machine, or what is wrong. The first name that means something there decides.
+fn dir_on(
+    machine: &Host,
+    names: &[String],
+    wanted: &Sizes,
+    find: &mut dyn FnMut(&str) -> Result<FoundFiles, ExchangeError>,
+) -> Result<String, String> {
+    let host = machine.name();
     for name in names {
-        match client.find(name) {
+        match find(name) {
             Ok(found) => match difference(wanted, &found) {
                 None => return Ok(found.dir),
-                Some(difference) => {
-                    problem =
-                        Some(format!("{host} has another {name} in {}: {difference}", found.dir));
+                Some(other) => {
+                    return Err(format!("{host} has another {name} in {}: {other}", found.dir));
                 }
             },
             Err(ExchangeError::Refused { .. }) => {}
             Err(err) => return Err(err.to_string()),
         }
     }
-    Err(problem.unwrap_or_else(|| format!("{host} does not have {}", names.join(" or "))))
+    Err(format!("{host} has no {}", names.join(" and nothing at ")))
 }
 
 fn difference(wanted: &Sizes, found: &FoundFiles) -> Option<String> {
@@ -130,6 +135,14 @@ mod tests {
         assert_eq!(told(&[("config.json", 3)]), "m.safetensors is missing");
         let other = told(&[("config.json", 3), ("m.safetensors", 8)]);
         assert_eq!(other, "m.safetensors has 8 bytes there and 9 here");
+        let host = Host { ssh: "mac2".to_owned(), ..Host::default() };
+        let names = ["o/m".to_owned(), "/m".to_owned()];
+        let refused = |host: &str| {
+            let (host, reason) = (host.to_owned(), String::new());
+            Err(ExchangeError::Refused { host, reason })
+        };
+        let missing = dir_on(&host, &names, &wanted, &mut |_| refused("mac2")).unwrap_err();
+        assert_eq!(missing, "mac2 has no o/m and nothing at /m");
         let more = told(&[("config.json", 3), ("m.safetensors", 9), ("n.safetensors", 1)]);
         assert_eq!(more, "n.safetensors is not part of it here");
     }

@@ -17,3 +17,5 @@ mod program;
 mod pull;
 mod recovery;
 mod refusals;
+#[cfg(target_os = "linux")]
+mod sync;
