@@ -5,6 +5,8 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let args =
         std::env::var("DEP_MLX_LINK_ARGS").expect("jackalope-mlx publishes its link arguments");
+    let prefix = std::env::var("DEP_MLX_PREFIX").expect("jackalope-mlx publishes where libmlx is");
+    println!("cargo::rustc-env=JACKALOPE_MLX_PREFIX={prefix}");
     for arg in args.split('\u{1f}') {
         println!("cargo::rustc-link-arg={arg}");
     }

@@ -1,11 +1,14 @@
 //! `jackalope agent`: what looks after this machine's programs.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use jackalope_cluster::agent::{self as agents, Agent, AgentConfig};
+use jackalope_cluster::exchange::Library;
 use jackalope_cluster::home::Home;
+use jackalope_cluster::install::{Activated, versions};
 use jackalope_cluster::local::find_rank_program;
 use jackalope_cluster::nodes::own_program;
 use jackalope_cluster::process::Spawn;
@@ -37,16 +40,20 @@ pub(crate) async fn run(args: &AgentArgs, environment: &Environment) -> anyhow::
         Some(AgentCommand::Status { json }) => status(&home, *json),
         Some(AgentCommand::Install { dry_run }) => crate::service::install(args, *dry_run, &home),
         Some(AgentCommand::Uninstall) => crate::service::uninstall(&home),
+        Some(AgentCommand::Activate { id, .. }) => {
+            let id = id.clone();
+            tokio::task::spawn_blocking(move || activate(id.as_deref(), &home)).await?
+        }
         None if args.start => {
             let (args, home) = (args.clone(), home);
             tokio::task::spawn_blocking(move || start(&args, &home)).await?
         }
-        None => serve(args, &home).await,
+        None => serve(args, &home, environment.library()).await,
     }
 }
 
 /// Is the agent, until it is told to end.
-async fn serve(args: &AgentArgs, home: &Home) -> anyhow::Result<()> {
+async fn serve(args: &AgentArgs, home: &Home, library: Library) -> anyhow::Result<()> {
     if args.detached {
         // Fails only if we lead a session already, which is as good.
         rustix::process::setsid().ok();
@@ -62,9 +69,14 @@ async fn serve(args: &AgentArgs, home: &Home) -> anyhow::Result<()> {
         secret: home.secret()?,
         rank_program: find_rank_program()?,
         files_dir: home.dir("run")?,
+        library,
         linger: args.linger.map(Duration::from_secs),
     };
-    let record = Recorded::this(json!({ "addr": listener.local_addr()?.to_string() }));
+    let program = std::fs::canonicalize(own_program()?)?;
+    let about = json!({
+        "addr": listener.local_addr()?.to_string(), "program": program, "linger": args.linger,
+    });
+    let record = Recorded::this(about);
     record.write(home, RECORD)?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -88,22 +100,35 @@ fn start(args: &AgentArgs, home: &Home) -> anyhow::Result<()> {
     if home.known_secret().ok().flatten() != Some(secret) {
         home.set_secret(&secret)?;
     }
-    let addr = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), args.port);
-    let answers = |timeout| {
-        let agent = Agent::connect("this machine", vec![addr], secret, Box::new(|_, _, _| {}));
-        agent.wait_until_up(timeout)
-    };
     let recorded = Recorded::read(home, RECORD).filter(Recorded::runs);
-    if recorded.is_some() && answers(Duration::from_secs(1)).is_ok() {
+    if recorded.is_some() && answers(args, secret).is_ok() {
         return output::line(json!({"event": "runs", "port": args.port})).map_err(Into::into);
     }
     // It holds another secret, is another version, or listens elsewhere.
     if let Some(recorded) = recorded {
         recorded.end(END_GRACE);
     }
-    let pid = start_detached(args, home)?;
+    let pid = start_and_wait(&own_program()?, args, (home, secret))?;
+    Ok(output::line(json!({"event": "started", "port": args.port, "pid": pid}))?)
+}
+
+/// Whether an agent that has this secret answers here, else why not.
+fn answers(args: &AgentArgs, secret: Secret) -> Result<(), String> {
+    let is_everywhere = args.listen.is_unspecified();
+    let ip = if is_everywhere { Ipv4Addr::LOCALHOST.into() } else { args.listen };
+    let addr = SocketAddr::new(ip, args.port);
+    let agent = Agent::connect("this machine", vec![addr], secret, Box::new(|_, _, _| {}));
+    agent.wait_until_up(Duration::from_secs(1))
+}
+
+fn start_and_wait(
+    program: &Path,
+    args: &AgentArgs,
+    (home, secret): (&Home, Secret),
+) -> anyhow::Result<u32> {
+    let pid = start_detached(program, args, home)?;
     let deadline = Instant::now() + ANSWER_TIMEOUT;
-    while let Err(reason) = answers(Duration::from_secs(1)) {
+    while let Err(reason) = answers(args, secret) {
         let runs = Recorded::read(home, RECORD).is_some_and(|it| it.runs());
         if deadline <= Instant::now() || !runs && reason.contains("efused") && !is_alive(pid) {
             let log = home.join("logs/agent.log");
@@ -113,20 +138,64 @@ fn start(args: &AgentArgs, home: &Home) -> anyhow::Result<()> {
             bail!("the agent does not answer: {reason}\nits log {} ends: {last}", log.display());
         }
     }
-    Ok(output::line(json!({"event": "started", "port": args.port, "pid": pid}))?)
+    Ok(pid)
+}
+
+/// Uses a version that has arrived, or the one from before; an agent of another version, or with another
+/// secret, makes room for one of this program, which is of that version.
+fn activate(id: Option<&str>, home: &Home) -> anyhow::Result<()> {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).context("reading the secret")?;
+    let given = Secret::from_hex(&line);
+    ensure!(
+        given.is_some() || line.trim().is_empty(),
+        "standard input holds neither a secret nor nothing"
+    );
+    let known = home.known_secret().ok().flatten();
+    let secret_changed = given.is_some() && given != known;
+    if let Some(secret) = given.filter(|_| secret_changed) {
+        home.set_secret(&secret)?;
+    }
+    let switched = match id {
+        Some(id) => versions::activate(home, id)?,
+        None => versions::roll_back(home)?,
+    };
+    let program = std::fs::canonicalize(home.join("current/bin/jackalope"))?;
+    let agent = Recorded::read(home, RECORD).filter(Recorded::runs).filter(|it| {
+        secret_changed || it.about["program"].as_str() != Some(&*program.to_string_lossy())
+    });
+    if let Some(recorded) = &agent {
+        recorded.end(END_GRACE);
+        // A service comes again by itself.
+        if !crate::service::is_installed(home)? {
+            start_and_wait(&program, &args_of(recorded)?, (home, home.secret()?))?;
+        }
+    }
+    let (current, previous, switched) = (switched.current, switched.previous, switched.changed);
+    let agent_restarted = agent.is_some();
+    let activated = Activated { current, previous, switched, secret_changed, agent_restarted };
+    Ok(output::line(serde_json::to_string(&activated)?)?)
+}
+
+/// How an agent was started.
+fn args_of(recorded: &Recorded) -> anyhow::Result<AgentArgs> {
+    let addr: SocketAddr = recorded.about["addr"].as_str().unwrap_or_default().parse()?;
+    let linger = recorded.about["linger"].as_u64();
+    let (listen, port) = (addr.ip(), addr.port());
+    Ok(AgentArgs { listen, port, linger, start: false, detached: false, command: None })
 }
 
 fn is_alive(pid: u32) -> bool {
     jackalope_cluster::platform::current::process_began(pid).is_some_and(|it| it != "ended")
 }
 
-fn start_detached(args: &AgentArgs, home: &Home) -> anyhow::Result<u32> {
+fn start_detached(program: &Path, args: &AgentArgs, home: &Home) -> anyhow::Result<u32> {
     let path = home.dir("logs")?.join("agent.log");
     let is_long = std::fs::metadata(&path).is_ok_and(|it| LOG_BYTES_MAX < it.len());
     let mut options = std::fs::OpenOptions::new();
     let options = options.create(true).append(!is_long).write(true).truncate(is_long);
     let log = options.open(&path).with_context(|| format!("opening {}", path.display()))?;
-    let mut spawn = Spawn::new(own_program()?, "agent");
+    let mut spawn = Spawn::new(program, "agent");
     let mut words: Vec<String> = ["agent", "--detached", "--listen"].map(str::to_owned).to_vec();
     words.extend([args.listen.to_string(), "--port".to_owned(), args.port.to_string()]);
     if let Some(linger) = args.linger {

@@ -3,6 +3,7 @@
 mod autoconfig;
 mod doctor;
 pub(crate) mod hosts;
+pub(crate) mod install;
 pub(crate) mod machines;
 mod models;
 pub(crate) mod plan;
@@ -14,7 +15,9 @@ use jackalope_protocol::TokenId;
 
 pub(crate) use autoconfig::{AutoconfigArgs, OverArg, WantedBackend};
 pub(crate) use doctor::{ClusterInfoArgs, DoctorArgs, FingerprintArgs, MachinesArgs};
-pub(crate) use models::{CheckArgs, ListArgs, ModelsArgs, ModelsCommand, PullArgs, RemoveArgs};
+pub(crate) use models::{
+    CheckArgs, ListArgs, ModelsArgs, ModelsCommand, ModelsSyncArgs, PullArgs, RemoveArgs,
+};
 
 #[derive(Debug, Parser)]
 #[command(name = "jackalope", version, about = "Several machines, one LLM endpoint")]
@@ -44,6 +47,12 @@ pub(crate) enum Command {
     Agent(machines::AgentArgs),
     /// Be one rank of a cluster whose `serve` runs with `--by-hand`.
     Rank(machines::RankArgs),
+    /// Put these programs on machines that have nothing but an SSH login.
+    Bootstrap(install::BootstrapArgs),
+    /// Bring every machine to this version and to this machine's secret.
+    Sync(install::SyncArgs),
+    /// Remove jackalope from machines; models stay.
+    Uninstall(install::UninstallArgs),
     /// Run any program on all machines, with the variables that MLX's distributed programs read.
     Launch(machines::LaunchArgs),
     /// Check and measure the group that ranks compute over, without a model.

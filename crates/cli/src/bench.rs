@@ -49,7 +49,7 @@ struct Heard {
 pub(crate) async fn run(args: BenchArgs, environment: &Environment) -> anyhow::Result<()> {
     let model = models::locate(&args.model.model, environment)?;
     let mut cluster =
-        Cluster::start_with(&model.dir, &args.model.ranks, environment, args.profile).await?;
+        Cluster::start_with(&model, &args.model.ranks, environment, args.profile).await?;
     let work = async {
         let status = cluster.ready().await?;
         measure(&args, &model.dir, &cluster.engine, &status).await

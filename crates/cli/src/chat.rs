@@ -26,7 +26,7 @@ pub(crate) async fn run(args: ChatArgs, environment: &Environment) -> anyhow::Re
         return converse_until_interrupted(args).await;
     };
     let model = models::locate(&model, environment)?;
-    let mut cluster = Cluster::start(&model.dir, &args.ranks, environment).await?;
+    let mut cluster = Cluster::start(&model, &args.ranks, environment).await?;
     let work = async {
         cluster.ready().await?;
         let listener = TcpListener::bind("127.0.0.1:0").await?;

@@ -24,6 +24,7 @@ use crate::args::{BackendArg, DeviceArg, RankArgs};
 use crate::environment::Environment;
 use crate::machines::shares::Placer;
 use crate::machines::{self, AgentLauncher, ByHand};
+use crate::models::{self, Located};
 use crate::progress::Loading;
 
 /// Bound of one collective: a peer that computes a long prompt keeps the others waiting.
@@ -76,21 +77,21 @@ impl From<DeviceArg> for Device {
 impl Cluster {
     /// Starts the engine and the ranks; does not wait for them to load.
     pub(crate) async fn start(
-        model_dir: &Path,
+        model: &Located,
         args: &RankArgs,
         environment: &Environment,
     ) -> anyhow::Result<Cluster> {
-        Cluster::start_with(model_dir, args, environment, false).await
+        Cluster::start_with(model, args, environment, false).await
     }
 
     /// As [`Cluster::start`]; with `profile`, steps report their kernels' times.
     pub(crate) async fn start_with(
-        model_dir: &Path,
+        model: &Located,
         args: &RankArgs,
         environment: &Environment,
         profile: bool,
     ) -> anyhow::Result<Cluster> {
-        let model_dir = checkpoint_dir(model_dir)?;
+        let model_dir = checkpoint_dir(&model.dir)?;
         let text = ModelText::load(&model_dir)
             .with_context(|| format!("reading the text files of {}", model_dir.display()))?;
         let placed = match &args.hosts.hosts {
@@ -98,7 +99,10 @@ impl Cluster {
             Some(hosts) if args.hosts.by_hand => {
                 place_by_hand(hosts, &model_dir, (args, profile), environment)?
             }
-            Some(hosts) => place_on(hosts, &model_dir, (args, profile), environment).await?,
+            Some(hosts) => {
+                let model = Located { dir: model_dir.clone(), ..model.clone() };
+                place_on(hosts, &model, (args, profile), environment).await?
+            }
         };
         let Placed { config, launcher, ranks_per_machine } = placed;
         let link = Link::bind(config, launcher)?;
@@ -213,7 +217,7 @@ fn place_here(model_dir: &Path, args: &RankArgs, profile: bool) -> anyhow::Resul
 /// Ranks on the machines of a hostfile, each looked after by its agent.
 async fn place_on(
     hosts: &str,
-    model_dir: &Path,
+    model: &Located,
     (args, profile): (&RankArgs, bool),
     environment: &Environment,
 ) -> anyhow::Result<Placed> {
@@ -224,24 +228,25 @@ async fn place_on(
     let nodes_config = machines::nodes_config(&args.hosts.reach, environment)?;
     let secret = nodes_config.secret;
     let nodes = machines::bring_up(hosts.clone(), nodes_config, machines::log_lines).await?;
+    let nodes = Arc::new(nodes);
+    let model_dirs = models::model_dirs(&nodes, &hosts, model).await?;
     let ranks_on = |node: usize| nodes.of_rank.iter().filter(|&&it| it == node).count();
     let ranks_per_machine = (0..nodes.nodes.len()).map(ranks_on).max().unwrap_or(1);
     let orphan = Duration::from_secs(args.hosts.lease);
     let setup = Setup {
         silence_timeout_ms: millis(SILENCE_TIMEOUT),
         orphan_ms: millis(orphan),
-        ..setup(model_dir, (args, profile), backend)?
+        ..setup(&model.dir, (args, profile), backend)?
     };
     let is_local = hosts.iter().all(Host::is_local);
     let ip = if is_local { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
-    let nodes = Arc::new(nodes);
     let cut = match is_given {
         true => machines::shares::given(given),
-        false => Placer::new(model_dir, &hosts, &nodes, args.context)?.cut(),
+        false => Placer::new(&model.dir, &hosts, &nodes, args.context)?.cut(),
     };
     let absent_after = Duration::from_secs(args.hosts.absent_after);
     let absent_after = (!args.hosts.no_elastic).then_some(absent_after);
-    let places = machines::Places { hosts, envs, nodes, threads: args.threads };
+    let places = machines::Places { hosts, envs, nodes, model_dirs, threads: args.threads };
     let (launcher, seats) = AgentLauncher::new(places, setup, cut, absent_after)?;
     let config = LinkConfig {
         listen: SocketAddr::new(ip.into(), args.hosts.control_port),

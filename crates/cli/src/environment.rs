@@ -6,6 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use jackalope_cluster::exchange::Library;
 use jackalope_cluster::home::Home;
 use jackalope_cluster::models::{Place, PlaceKind, Stores};
 
@@ -172,6 +173,14 @@ impl Environment {
     /// Where models are looked for.
     pub(crate) fn stores(&self) -> Stores {
         Stores::new(self.places.iter().cloned())
+    }
+
+    /// This machine's models, for others; copies from them go into the folder of models.
+    pub(crate) fn library(&self) -> Library {
+        let stores = self.stores();
+        let folder = stores.places().iter().find(|place| place.kind == PlaceKind::Folder);
+        let copies_dir = folder.map(|place| place.root.clone());
+        Library::new(stores, self.hashes_path(), copies_dir)
     }
 
     /// The cache that models are pulled into.

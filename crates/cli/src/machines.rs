@@ -11,7 +11,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use jackalope_cluster::agent::{OnLine, Stream};
 use jackalope_cluster::hostfile::{Host, Hostfile};
-use jackalope_cluster::nodes::{self, Nodes, NodesConfig};
+use jackalope_cluster::local::find_rank_program;
+use jackalope_cluster::nodes::{self, Bootstrap, Nodes, NodesConfig};
 use jackalope_cluster::shell::{Shell, SystemShell};
 use tracing::info;
 
@@ -70,7 +71,11 @@ pub(crate) fn nodes_config(
     let shell: Arc<dyn Shell> = Arc::new(shell(reach.ssh.as_deref(), environment));
     let program: PathBuf = nodes::own_program().context("finding this program")?;
     let (secret, agent_port) = (home.secret()?, reach.agent_port);
-    Ok(NodesConfig { secret, agent_port, shell, program, linger: LINGER })
+    let bootstrap = match reach.no_bootstrap {
+        true => None,
+        false => Some(Arc::new(Bootstrap::new(program.clone(), find_rank_program()?))),
+    };
+    Ok(NodesConfig { secret, agent_port, shell, program, linger: LINGER, bootstrap })
 }
 
 /// An agent on every machine, with progress for people.

@@ -11,6 +11,7 @@ mod environment;
 mod fingerprint;
 mod generate;
 mod hosts;
+mod install;
 mod launch;
 mod link;
 mod machines;
@@ -57,9 +58,12 @@ fn main() -> ExitCode {
             Command::Generate(args) => generate::run(args, &environment).await,
             Command::Bench(args) => bench::run(args, &environment).await,
             Command::Pull(args) => pull::run(args, &environment).await,
-            Command::Models(args) => models::run(&args, &environment),
+            Command::Models(args) => models::run(args, &environment).await,
             Command::Agent(args) => agent::run(&args, &environment).await,
             Command::Rank(args) => return rank::run(&args, &environment).await,
+            Command::Bootstrap(args) => install::bootstrap(args, &environment).await,
+            Command::Sync(args) => install::sync(args, &environment).await,
+            Command::Uninstall(args) => install::uninstall(args, &environment).await,
             Command::Launch(args) => return launch::run(args, &environment).await,
             Command::Link(args) => link::run(&args).await,
             Command::Hosts(args) => hosts::run(&args),

@@ -1,5 +1,9 @@
 //! `jackalope models`: what lies on this machine; and the way from `--model` to a directory.
 
+mod compare;
+mod seats;
+mod sync;
+
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +18,8 @@ use crate::environment::Environment;
 use crate::output;
 use crate::progress::Transfer;
 
+pub(crate) use seats::model_dirs;
+
 /// Hexadecimal digits by which people tell commits apart.
 const COMMIT_CHARS: usize = 8;
 
@@ -22,13 +28,17 @@ const COMMIT_CHARS: usize = 8;
 pub(crate) struct Located {
     pub(crate) dir: PathBuf,
     pub(crate) name: String,
+    /// Whether it was asked for by this name, not by its directory.
+    pub(crate) by_name: bool,
 }
 
-pub(crate) fn run(args: &ModelsArgs, environment: &Environment) -> anyhow::Result<()> {
-    match &args.command {
-        ModelsCommand::Ls(args) => list(args, &environment.stores()),
-        ModelsCommand::Check(args) => check(args, &environment.stores()),
-        ModelsCommand::Rm(args) => remove(args, &environment.stores()),
+pub(crate) async fn run(args: ModelsArgs, environment: &Environment) -> anyhow::Result<()> {
+    match args.command {
+        ModelsCommand::Ls(args) => list(&args, &environment.stores()),
+        ModelsCommand::Check(args) if args.hosts.is_some() => compare::run(args, environment).await,
+        ModelsCommand::Check(args) => check(&args, &environment.stores()),
+        ModelsCommand::Sync(args) => sync::run(args, environment).await,
+        ModelsCommand::Rm(args) => remove(&args, &environment.stores()),
     }
 }
 
@@ -58,7 +68,7 @@ fn find(model: &Path, stores: &Stores) -> anyhow::Result<Located> {
             anyhow::Ok(name.to_string_lossy().into_owned())
         };
         let name = stores.owner(&dir).map_or_else(own_name, |found| Ok(found.name))?;
-        return Ok(Located { dir, name });
+        return Ok(Located { dir, name, by_name: false });
     }
     let Some(wanted) = reference(model) else {
         bail!(
@@ -68,7 +78,7 @@ fn find(model: &Path, stores: &Stores) -> anyhow::Result<Located> {
         )
     };
     let found = stores.resolve(&wanted).context("no such directory")?;
-    Ok(Located { dir: found.dir, name: found.name })
+    Ok(Located { dir: found.dir, name: found.name, by_name: true })
 }
 
 /// The name of a model, unless it can only be a path.
@@ -153,7 +163,7 @@ fn texts(problems: &[Problem]) -> Vec<String> {
 }
 
 fn check(args: &CheckArgs, stores: &Stores) -> anyhow::Result<()> {
-    let Located { dir, name } = find(&args.model, stores)?;
+    let Located { dir, name, .. } = find(&args.model, stores)?;
     let Check { summary, mut problems } = Check::of_dir(&dir);
     let mut unknown = None;
     if args.hash {

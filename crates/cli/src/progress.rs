@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use jackalope_engine::Status;
 
 /// Bytes on their way to a file.
@@ -48,6 +48,51 @@ impl Transfer {
     /// Bytes that must come again.
     pub(crate) fn take_back(&self, num_bytes: u64) {
         self.0.dec(num_bytes);
+    }
+
+    pub(crate) fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// Bytes on their way to several machines, a bar for each.
+pub(crate) struct Uploads(MultiProgress);
+
+/// Those of one machine.
+pub(crate) struct Upload(ProgressBar);
+
+impl Uploads {
+    pub(crate) fn new() -> Uploads {
+        Uploads(MultiProgress::new())
+    }
+
+    pub(crate) fn add(&self, host: &str) -> Upload {
+        let bar = self.0.add(ProgressBar::new(0));
+        let style = ProgressStyle::with_template(
+            "{prefix} {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {msg}",
+        );
+        bar.set_style(style.expect("the template is well formed"));
+        bar.set_prefix(host.to_owned());
+        Upload(bar)
+    }
+}
+
+impl Upload {
+    pub(crate) fn expect(&self, num_bytes: u64) {
+        self.0.set_length(num_bytes);
+    }
+
+    pub(crate) fn add(&self, num_bytes: u64) {
+        self.0.inc(num_bytes);
+    }
+
+    /// Bytes that must go again.
+    pub(crate) fn take_back(&self, num_bytes: u64) {
+        self.0.dec(num_bytes);
+    }
+
+    pub(crate) fn say(&self, doing: &str) {
+        self.0.set_message(doing.to_owned());
     }
 
     pub(crate) fn finish(&self) {

@@ -77,7 +77,7 @@ pub(crate) async fn run(mut args: ServeArgs, environment: &Environment) -> anyho
     })?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let mut cluster = Cluster::start(&model.dir, &args.model.ranks, environment).await?;
+    let mut cluster = Cluster::start(&model, &args.model.ranks, environment).await?;
     let model_id = args.model_id.clone().unwrap_or(model.name);
     let config = ServerConfig {
         api_keys: ApiKeys::new(&args.api_key),

@@ -129,6 +129,11 @@ pub(crate) fn install(args: &AgentArgs, dry_run: bool, home: &Home) -> anyhow::R
     Ok(output::line(format_args!("installed: {}", service.path.display()))?)
 }
 
+/// Whether the agent is a service here.
+pub(crate) fn is_installed(home: &Home) -> anyhow::Result<bool> {
+    Ok(here(0, home)?.path.is_file())
+}
+
 pub(crate) fn uninstall(home: &Home) -> anyhow::Result<()> {
     let service = here(0, home)?;
     if !service.path.is_file() {

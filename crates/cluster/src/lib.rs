@@ -14,9 +14,11 @@
 pub mod agent;
 pub mod autoconfig;
 pub mod doctor;
+pub mod exchange;
 pub mod facts;
 pub mod home;
 pub mod hostfile;
+pub mod install;
 pub mod local;
 pub mod models;
 pub mod nodes;

@@ -23,7 +23,7 @@ pub mod store;
 pub mod verify;
 
 #[cfg(test)]
-mod scratch;
+pub(crate) mod scratch;
 
 pub use blob::{BlobHasher, BlobId, ContentHash};
 pub use check::{Check, Problem, Quantization, Summary};

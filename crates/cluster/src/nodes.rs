@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use tracing::debug;
 use crate::agent::{Agent, OnLine, Revive};
 use crate::facts::NodeFacts;
 use crate::hostfile::Host;
+use crate::install::{Bundle, BundleError, Install, InstallError, Step, install};
 use crate::shell::{Output, Shell, ShellError, quote};
 
 /// How long an agent that runs already may take to answer.
@@ -46,6 +47,17 @@ pub struct NodesConfig {
     pub program: PathBuf,
     /// How long an agent stays that nobody needs.
     pub linger: Duration,
+    /// Puts these programs on machines that lack them or have others; such machines are refused if
+    /// absent.
+    pub bootstrap: Option<Arc<Bootstrap>>,
+}
+
+/// What is put on machines that lack it; read when the first of them needs it.
+#[derive(Debug)]
+pub struct Bootstrap {
+    program: PathBuf,
+    rank_program: PathBuf,
+    bundle: Mutex<Option<Arc<Bundle>>>,
 }
 
 impl fmt::Debug for NodesConfig {
@@ -92,6 +104,12 @@ pub enum NodeError {
         /// The machine.
         host: String,
     },
+    /// What is to be put there cannot be read.
+    #[error(transparent)]
+    Bundle(#[from] BundleError),
+    /// Jackalope could not be put there.
+    #[error(transparent)]
+    Install(#[from] InstallError),
     /// The agent did not start.
     #[error("the agent on {host} did not start: {reason}")]
     NoStart {
@@ -191,16 +209,75 @@ fn bring_up_one(
     if let Err(reason) = agent.wait_until_up(KNOCK_TIMEOUT) {
         debug!(name, reason, "no agent yet");
         progress(&format!("{name}: starting its agent"));
-        start(host, config)?;
-        agent.wait_until_up(ANSWER_TIMEOUT).map_err(|reason| NodeError::Unreachable {
-            host: name.clone(),
-            port: config.agent_port,
-            reason,
-        })?;
+        if let Err(err) = start_and_wait(host, config, &agent) {
+            // It may be another version's agent that does not start, or is not understood.
+            let is_ours = !put_there(host, config, progress, &err)?;
+            if is_ours {
+                return Err(err);
+            }
+            start_and_wait(host, config, &agent)?;
+        }
     }
     let facts = agent.facts(FACTS_TIMEOUT);
     let facts = facts.map_err(|reason| NodeError::NoStart { host: name, reason })?;
     Ok(Node { agent, facts })
+}
+
+fn start_and_wait(host: &Host, config: &NodesConfig, agent: &Agent) -> Result<(), NodeError> {
+    start(host, config)?;
+    agent.wait_until_up(ANSWER_TIMEOUT).map_err(|reason| NodeError::Unreachable {
+        host: host.name(),
+        port: config.agent_port,
+        reason,
+    })
+}
+
+/// Puts these programs on a machine whose own ones failed like this. False if it has them already, or
+/// nothing shall be put there.
+fn put_there(
+    host: &Host,
+    config: &NodesConfig,
+    progress: &(dyn Fn(&str) + Sync),
+    failure: &NodeError,
+) -> Result<bool, NodeError> {
+    let may_help = matches!(
+        failure,
+        NodeError::NotInstalled { .. } | NodeError::NoStart { .. } | NodeError::Unreachable { .. }
+    );
+    let Some(bootstrap) = config.bootstrap.as_ref().filter(|_| may_help && !host.is_local()) else {
+        return Ok(false);
+    };
+    let bundle = bootstrap.bundle()?;
+    let name = host.name();
+    let tell = |step| {
+        if let Step::Missing(bytes) = step {
+            progress(&format!("{name}: putting jackalope there ({} MiB)", bytes.div_ceil(1 << 20)));
+        }
+    };
+    let (shell, secret) = (&*config.shell, Some(&config.secret));
+    let what = Install { bundle: &bundle, secret, shell, progress: &tell };
+    Ok(!install(ssh_name(host, &name), what)?.was_there())
+}
+
+fn ssh_name<'a>(host: &'a Host, name: &'a str) -> &'a str {
+    if host.ssh.is_empty() { name } else { &host.ssh }
+}
+
+impl Bootstrap {
+    /// Of these two programs and what they load.
+    pub fn new(program: PathBuf, rank_program: PathBuf) -> Bootstrap {
+        Bootstrap { program, rank_program, bundle: Mutex::default() }
+    }
+
+    fn bundle(&self) -> Result<Arc<Bundle>, BundleError> {
+        let mut known = self.bundle.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = &*known {
+            return Ok(Arc::clone(known));
+        }
+        let bundle = Arc::new(Bundle::of_programs(&self.program, &self.rank_program)?);
+        *known = Some(Arc::clone(&bundle));
+        Ok(bundle)
+    }
 }
 
 /// Where a machine's agent may listen: what the hostfile says, then what `ssh` makes of its name.
@@ -227,8 +304,7 @@ fn start(host: &Host, config: &NodesConfig) -> Result<(), NodeError> {
         false => on_machine(&args),
     };
     let secret = format!("{}\n", config.secret.to_hex());
-    let ssh = if host.ssh.is_empty() { name.as_str() } else { host.ssh.as_str() };
-    let ran = config.shell.run(ssh, &script, secret.as_bytes(), START_TIMEOUT);
+    let ran = config.shell.run(ssh_name(host, &name), &script, secret.as_bytes(), START_TIMEOUT);
     match ran.map_err(|source| NodeError::Shell { source })? {
         Output { status: 0, .. } => Ok(()),
         Output { status: NOT_FOUND, .. } => Err(NodeError::NotInstalled { host: name }),

@@ -6,6 +6,7 @@
 //! ([`worker`], the main thread) owns every array.
 
 mod control;
+mod libraries;
 mod link;
 mod rank_memory;
 mod sampler;
@@ -41,6 +42,8 @@ enum Command {
     Serve(ServeArgs),
     /// Measure a group without a model.
     Link(link::LinkArgs),
+    /// Tell which libraries this program needs, and where an installation keeps them.
+    Libraries,
 }
 
 #[derive(Debug, clap::Args)]
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Serve(args) => serve(&args),
         Command::Link(args) => link::run(&args),
+        Command::Libraries => libraries::run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

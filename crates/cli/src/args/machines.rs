@@ -56,6 +56,9 @@ pub(crate) struct ReachArgs {
     /// What to run as ssh: a program, possibly with arguments (JACKALOPE_SSH).
     #[arg(long, value_name = "COMMAND")]
     pub(crate) ssh: Option<String>,
+    /// Refuse machines that do not have this version, instead of putting it there.
+    #[arg(long)]
+    pub(crate) no_bootstrap: bool,
 }
 
 /// Look after this machine's programs for whoever holds the cluster's secret.
@@ -98,6 +101,16 @@ pub(crate) enum AgentCommand {
     },
     /// Undo `install`.
     Uninstall,
+    /// Use a version that lies in the folder of versions, and take the secret on standard input, if any
+    /// (what `bootstrap` runs).
+    #[command(hide = true, group(clap::ArgGroup::new("version").required(true).args(["id", "previous"])))]
+    Activate {
+        /// Name of the version.
+        id: Option<String>,
+        /// The one from before the last switch.
+        #[arg(long)]
+        previous: bool,
+    },
 }
 
 /// Run any program on all machines, with the variables that MLX's distributed programs read.

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use jackalope_cluster::models::{ModelRef, Revision};
 
+use super::machines::ReachArgs;
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct PullArgs {
     /// The model on the hub, perhaps with a revision: ORG/NAME or ORG/NAME@REVISION.
@@ -39,6 +41,8 @@ pub(crate) enum ModelsCommand {
     Ls(ListArgs),
     /// Check that a model is whole.
     Check(CheckArgs),
+    /// Copy a model to other machines: over the slowest link once, then from one to the next.
+    Sync(ModelsSyncArgs),
     /// Remove a model.
     Rm(RemoveArgs),
 }
@@ -55,10 +59,36 @@ pub(crate) struct CheckArgs {
     /// Directory of the model, or its name: ORG/NAME.
     #[arg(value_name = "DIR|ORG/NAME")]
     pub(crate) model: PathBuf,
-    /// Read every byte and compare it with what was fetched.
+    /// Read every byte and compare it with what was fetched; with `--hosts`, with the other machines'.
     #[arg(long)]
     pub(crate) hash: bool,
+    /// Compare these machines: a hostfile, or names for ssh separated by commas.
+    #[arg(long, value_name = "FILE|NAMES")]
+    pub(crate) hosts: Option<String>,
+    #[command(flatten)]
+    pub(crate) reach: ReachArgs,
     /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ModelsSyncArgs {
+    /// Directory of the model, or its name: ORG/NAME.
+    #[arg(value_name = "DIR|ORG/NAME")]
+    pub(crate) model: PathBuf,
+    /// The machines that shall have it: a hostfile, or names for ssh separated by commas.
+    #[arg(long, value_name = "FILE|NAMES")]
+    pub(crate) hosts: String,
+    /// The one of them that has it. Default: this machine.
+    #[arg(long, value_name = "HOST")]
+    pub(crate) from: Option<String>,
+    /// Connections between two machines.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub(crate) connections: u32,
+    #[command(flatten)]
+    pub(crate) reach: ReachArgs,
+    /// Print one JSON object for each machine.
     #[arg(long)]
     pub(crate) json: bool,
 }

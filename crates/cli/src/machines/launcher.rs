@@ -37,6 +37,8 @@ pub(crate) struct Places {
     /// Set for every rank.
     pub(crate) envs: Vec<(String, String)>,
     pub(crate) nodes: Arc<Nodes>,
+    /// Where each node has the model.
+    pub(crate) model_dirs: Vec<String>,
     /// Threads of each rank; a machine's cores, divided among its ranks, if absent.
     pub(crate) threads: Option<u32>,
 }
@@ -109,6 +111,7 @@ impl AgentLauncher {
             let cores = self.places.node(at).facts.cores / u32::try_from(beside).unwrap_or(1);
             let setup = Setup {
                 num_ranks: u32::try_from(positions.len()).expect("there are few machines"),
+                model_dir: self.places.model_dirs[of_rank[at]].clone(),
                 shares: shares.clone(),
                 num_threads: self.places.threads.unwrap_or(cores.max(1)),
                 ..self.setup.clone()

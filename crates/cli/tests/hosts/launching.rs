@@ -171,7 +171,7 @@ fn hosts_that_cannot_be_used_are_all_named_with_what_to_do() {
     lab.hosts[1].end_everything();
     std::fs::remove_dir_all(lab.hosts[2].home.join("current")).unwrap();
     let model = shipped();
-    let args = ["serve", "--model", model.to_str().unwrap(), "--hosts"];
+    let args = ["serve", "--no-bootstrap", "--model", model.to_str().unwrap(), "--hosts"];
     let args: Vec<&str> = args.into_iter().chain([hostfile.to_str().unwrap()]).collect();
     let ended = lab.run(&args);
     assert!(!ended.status.success());

@@ -9,6 +9,8 @@ mod endings;
 mod hosts;
 mod http;
 mod hub;
+#[cfg(target_os = "linux")]
+mod install;
 mod machines;
 #[cfg(target_os = "linux")]
 mod memory;
@@ -18,3 +20,5 @@ mod program;
 mod pull;
 mod recovery;
 mod refusals;
+#[cfg(target_os = "linux")]
+mod sync;

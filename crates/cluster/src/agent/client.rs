@@ -12,6 +12,7 @@ use tracing::{debug, info};
 
 use super::messages::{FromAgent, Order, ProgramStatus, Stream, ToAgent};
 use super::session::{BEAT, SILENCE};
+use crate::exchange::{ExchangeError, LibraryClient};
 use crate::facts::NodeFacts;
 
 /// One attempt to connect to one address.
@@ -195,6 +196,19 @@ impl Agent {
     /// The machine, as people call it.
     pub fn host(&self) -> &str {
         &self.shared.host
+    }
+
+    /// Where it may listen.
+    pub fn addrs(&self) -> &[SocketAddr] {
+        &self.shared.addrs
+    }
+
+    /// A connection of its own to the library of its machine.
+    ///
+    /// # Errors
+    /// [`ExchangeError::Unreachable`].
+    pub fn library(&self) -> Result<LibraryClient, ExchangeError> {
+        LibraryClient::dial(&self.shared.host, &self.shared.addrs, &self.shared.secret)
     }
 
     /// How it is now.
@@ -470,6 +484,8 @@ fn talk(
 }
 
 fn write(mut sender: secure::Sender, messages: &Receiver<ToAgent>) {
+    // The first word says what kind of connection this is. One that is broken is seen by the reader.
+    frame::write(&mut sender, &ToAgent::Beat).ok();
     loop {
         let message = match messages.recv_timeout(BEAT) {
             Ok(message) => message,

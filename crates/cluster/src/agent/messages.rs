@@ -47,6 +47,8 @@ pub enum ToAgent {
     Facts,
     /// Tell about the programs.
     Status,
+    /// As the first word: this connection speaks to the library, see [`crate::exchange`].
+    Library,
     /// Sent once a second.
     Beat,
     /// The session ends on purpose: its programs end with it.

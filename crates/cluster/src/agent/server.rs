@@ -8,12 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use jackalope_protocol::{Secret, secure};
+use jackalope_protocol::{FrameError, Secret, frame, secure};
 use thiserror::Error;
 use tracing::{debug, info};
 
+use super::messages::ToAgent;
 use super::programs::Programs;
 use super::session::{self, End};
+use crate::exchange::{self, Library};
 
 /// A connection has this long to prove itself.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -31,6 +33,8 @@ pub struct AgentConfig {
     pub rank_program: PathBuf,
     /// Where files for programs are written.
     pub files_dir: PathBuf,
+    /// Its machine's models.
+    pub library: Library,
     /// How long it stays without a session and without a program; for ever if absent.
     pub linger: Option<Duration>,
 }
@@ -54,6 +58,7 @@ pub enum AgentError {
 struct Shared {
     programs: Programs,
     secret: Secret,
+    library: Library,
     num_sessions: AtomicUsize,
     is_over: AtomicBool,
 }
@@ -68,6 +73,7 @@ pub fn serve(listener: &TcpListener, config: AgentConfig) -> Result<(), AgentErr
     let shared = Arc::new(Shared {
         programs: Programs::new(config.secret, config.rank_program, &config.files_dir),
         secret: config.secret,
+        library: config.library,
         num_sessions: AtomicUsize::new(0),
         is_over: AtomicBool::new(false),
     });
@@ -105,15 +111,28 @@ pub fn serve(listener: &TcpListener, config: AgentConfig) -> Result<(), AgentErr
     Ok(())
 }
 
+/// Says what kind of connection it is.
+fn first_word(receiver: &mut secure::Receiver) -> Result<ToAgent, FrameError> {
+    receiver.stream().set_read_timeout(Some(HANDSHAKE))?;
+    frame::read(receiver)
+}
+
 fn greet(session: u64, shared: &Shared, stream: std::net::TcpStream, from: SocketAddr) {
     let accepted = stream
         .set_nonblocking(false)
         .map_err(Into::into)
         .and_then(|()| secure::accept(stream, &shared.secret, HANDSHAKE));
     match accepted {
-        Ok((sender, receiver)) => {
+        Ok((sender, mut receiver)) => {
+            let first = match first_word(&mut receiver) {
+                Ok(ToAgent::Library) => {
+                    return exchange::serve(&shared.library, &shared.secret, sender, receiver);
+                }
+                Ok(first) => first,
+                Err(err) => return debug!(%from, %err, "a connection said nothing"),
+            };
             info!(session, %from, "session");
-            let end = session::run(session, &shared.programs, sender, receiver);
+            let end = session::run(session, &shared.programs, first, (sender, receiver));
             if end == End::StopAgent {
                 shared.is_over.store(true, Ordering::SeqCst);
             }

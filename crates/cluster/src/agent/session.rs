@@ -27,12 +27,12 @@ pub(super) enum End {
     StopAgent,
 }
 
-/// Serves a client until it leaves.
+/// Serves a client, which has said its first word, until it leaves.
 pub(super) fn run(
     session: u64,
     programs: &Programs,
-    sender: secure::Sender,
-    mut receiver: secure::Receiver,
+    first: ToAgent,
+    (sender, mut receiver): (secure::Sender, secure::Receiver),
 ) -> End {
     let (outbox, messages) = sync_channel(OUTBOX_LEN);
     let owner = Owner { session, outbox };
@@ -47,7 +47,7 @@ pub(super) fn run(
             return End::GoOn;
         }
     };
-    let end = read(&mut receiver, programs, &owner);
+    let end = read(first, &mut receiver, programs, &owner);
     let (on_purpose, end) = match end {
         Ok(end) => (true, end),
         Err(err) => {
@@ -64,14 +64,16 @@ pub(super) fn run(
 }
 
 fn read(
+    first: ToAgent,
     receiver: &mut secure::Receiver,
     programs: &Programs,
     owner: &Owner,
 ) -> Result<End, FrameError> {
     // A client that does not take its messages is given up by the writer, which ends this one.
     let tell = |message| owner.outbox.send(message).map_err(|_| FrameError::Closed);
+    let mut next = first;
     loop {
-        match frame::read(receiver)? {
+        match next {
             ToAgent::Start { tag, order } => {
                 let name = order.name.clone();
                 tell(match programs.start(tag, order, owner) {
@@ -99,10 +101,12 @@ fn read(
             ToAgent::Kill { name } => programs.kill(&name),
             ToAgent::Facts => tell(FromAgent::Facts(crate::platform::current::facts()))?,
             ToAgent::Status => tell(FromAgent::Status(programs.status()))?,
-            ToAgent::Beat => {}
+            // Means something as a first word only.
+            ToAgent::Beat | ToAgent::Library => {}
             ToAgent::Bye => return Ok(End::GoOn),
             ToAgent::Stop => return Ok(End::StopAgent),
         }
+        next = frame::read(receiver)?;
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use jackalope_cluster::agent::{
     Agent, AgentConfig, AgentState, EnvFile, Order, OrderedProgram, Program, Stream, serve,
 };
+use jackalope_cluster::exchange::Library;
 use jackalope_protocol::Secret;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -28,6 +29,7 @@ impl Fixture {
             secret: SECRET,
             rank_program: PathBuf::from("/bin/cat"),
             files_dir: std::env::temp_dir(),
+            library: Library::default(),
             linger,
         };
         let thread = std::thread::spawn(move || serve(&listener, config).unwrap());
@@ -269,6 +271,7 @@ fn an_order_stands_until_the_machine_can_be_reached() {
         secret: SECRET,
         rank_program: PathBuf::from("/bin/cat"),
         files_dir: std::env::temp_dir(),
+        library: Library::default(),
         linger: None,
     };
     let thread = std::thread::spawn(move || serve(&listener, config).unwrap());

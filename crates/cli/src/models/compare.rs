@@ -1,0 +1,133 @@
+//! `jackalope models check --hosts`: whether all machines have the same model.
+
+use anyhow::{Context, bail, ensure};
+use jackalope_cluster::exchange::{FoundFiles, LibraryClient};
+use jackalope_cluster::hostfile::Host;
+use jackalope_cluster::models::{
+    ContentHash, Difference, FileEntry, HashCache, Hashing, Manifest, files,
+};
+use jackalope_cluster::nodes::{self, Node, Nodes};
+use serde_json::json;
+
+use super::find;
+use crate::args::CheckArgs;
+use crate::environment::Environment;
+use crate::{machines, output};
+
+/// What a machine has.
+struct Answer {
+    host: String,
+    /// Where, and which files; or why not.
+    found: Result<(String, Manifest), String>,
+}
+
+pub(crate) async fn run(args: CheckArgs, environment: &Environment) -> anyhow::Result<()> {
+    let text = args.hosts.clone().context("`--hosts` names the machines")?;
+    let (machines, _) = nodes::machines(&machines::hostfile(&text)?.hosts);
+    let remote: Vec<Host> = machines.into_iter().filter(|host| !host.is_local()).collect();
+    ensure!(!remote.is_empty(), "`{text}` names no machine but this one");
+    let config = machines::nodes_config(&args.reach, environment)?;
+    let Nodes { nodes, .. } = machines::bring_up(remote, config, machines::log_lines).await?;
+    let (stores, hashes_path) = (environment.stores(), environment.hashes_path());
+    let here = find(&args.model, &stores).ok();
+    let mut names = vec![args.model.to_string_lossy().into_owned()];
+    names.extend(here.as_ref().map(|it| it.name.clone()));
+    let work = move || {
+        let own = here.map(|located| {
+            let manifest = match args.hash {
+                true => {
+                    let mut known = hashes_path.as_deref().map(HashCache::load).unwrap_or_default();
+                    Manifest::of_dir(&located.dir, &mut known, Hashing::new(&|_| ()))
+                }
+                false => sizes(&located.dir),
+            };
+            let path = located.dir.to_string_lossy().into_owned();
+            let found = manifest.map(|it| (path, it)).map_err(|err| err.to_string());
+            Answer { host: "this machine".to_owned(), found }
+        });
+        let asked = std::thread::scope(|scope| {
+            let (names, hash) = (&names, args.hash);
+            let ask = |node| scope.spawn(move || ask(node, names, hash));
+            let threads: Vec<_> = nodes.iter().map(ask).collect();
+            let join = |it: std::thread::ScopedJoinHandle<'_, Answer>| it.join();
+            threads.into_iter().map(|it| join(it).expect("it does not panic")).collect::<Vec<_>>()
+        });
+        tell(&args, own.into_iter().chain(asked).collect())
+    };
+    tokio::task::spawn_blocking(work).await?
+}
+
+/// Names and sizes, as a manifest whose hashes say nothing.
+fn sizes(dir: &std::path::Path) -> Result<Manifest, jackalope_cluster::models::ManifestError> {
+    let listed = files::list(dir)?.into_iter().map(|it| (it.path, it.bytes));
+    without_hashes(listed)
+}
+
+fn without_hashes(
+    files: impl Iterator<Item = (jackalope_cluster::models::FilePath, u64)>,
+) -> Result<Manifest, jackalope_cluster::models::ManifestError> {
+    let sha256 = ContentHash([0; 32]);
+    Manifest::new(files.map(|(path, bytes)| FileEntry { path, bytes, sha256 }).collect())
+}
+
+fn ask(node: &Node, names: &[String], hash: bool) -> Answer {
+    let host = node.agent.host().to_owned();
+    let answer = |client: &mut LibraryClient| {
+        let mut last = String::new();
+        for name in names {
+            match client.find(name) {
+                Ok(FoundFiles { dir, files, .. }) => {
+                    let manifest = match hash {
+                        true => client.manifest(name, &|_| ()).map_err(|err| err.to_string()),
+                        false => without_hashes(files.into_iter()).map_err(|err| err.to_string()),
+                    };
+                    return manifest.map(|manifest| (dir, manifest));
+                }
+                Err(err) => last = err.to_string(),
+            }
+        }
+        Err(last)
+    };
+    let found = node.agent.library().map_err(|err| err.to_string());
+    Answer { found: found.and_then(|mut client| answer(&mut client)), host }
+}
+
+/// Compares all with the first that has it.
+fn tell(args: &CheckArgs, answers: Vec<Answer>) -> anyhow::Result<()> {
+    let reference = answers.iter().find_map(|it| it.found.as_ref().ok()).map(|it| it.1.clone());
+    let model = args.model.display();
+    let reference = reference.with_context(|| format!("no machine has {model}"))?;
+    let mut num_bad = 0;
+    let num_machines = answers.len();
+    for Answer { host, found } in answers {
+        let is_lack = |it: &Difference| !matches!(it, Difference::Extra { .. });
+        let (path, problems) = match found {
+            Ok((path, manifest)) => {
+                let differences = reference.differences(&manifest);
+                let lacking = differences.iter().filter(|it| is_lack(it));
+                (Some(path), lacking.map(ToString::to_string).collect::<Vec<_>>())
+            }
+            Err(reason) => (None, vec![reason]),
+        };
+        num_bad += usize::from(!problems.is_empty());
+        if args.json {
+            output::line(json!({
+                "host": host, "ok": problems.is_empty(), "path": path, "problems": problems,
+            }))?;
+        } else if problems.is_empty() {
+            let read = if args.hash { "every byte" } else { "every size" };
+            let path = path.unwrap_or_default();
+            output::line(format_args!("{host}: {model} in {path}, {read} the same"))?;
+        } else {
+            output::line(format_args!("{host}: {}", problems.join("\n  ")))?;
+        }
+    }
+    match num_bad {
+        0 => Ok(()),
+        _ => bail!(
+            "{num_bad} of {num_machines} machines do not have the same {model}\n\
+             hint: jackalope models sync {model} --hosts {}",
+            args.hosts.as_deref().unwrap_or_default()
+        ),
+    }
+}

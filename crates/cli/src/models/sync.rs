@@ -1,0 +1,204 @@
+//! `jackalope models sync`: a model to other machines.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+
+use anyhow::{Context, bail, ensure};
+use indicatif::HumanBytes;
+use jackalope_cluster::agent::{self, AgentConfig};
+use jackalope_cluster::exchange::{Copied, FetchOrder, LibraryClient, Peer, spread};
+use jackalope_cluster::facts::NodeFacts;
+use jackalope_cluster::hostfile::Host;
+use jackalope_cluster::local::find_rank_program;
+use jackalope_cluster::nodes::{self, Node, Nodes};
+use jackalope_cluster::routes::{self, routes};
+use jackalope_protocol::Secret;
+use serde_json::json;
+
+use super::locate;
+use crate::args::ModelsSyncArgs;
+use crate::environment::Environment;
+use crate::progress::{Transfer, Uploads};
+use crate::{machines, output};
+
+/// A machine that takes part.
+enum Member {
+    /// This one, whose library this process opens for as long as it runs.
+    Here { host: Host, addr: SocketAddr, facts: Box<NodeFacts> },
+    /// Another one, through its agent.
+    There { host: Host, node: Node },
+}
+
+pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyhow::Result<()> {
+    let (machines, _) = nodes::machines(&machines::hostfile(&args.hosts)?.hosts);
+    let remote: Vec<Host> = machines.iter().filter(|host| !host.is_local()).cloned().collect();
+    ensure!(!remote.is_empty(), "`{}` names no machine but this one", args.hosts);
+    let here = machines.iter().find(|host| host.is_local()).cloned();
+    let config = machines::nodes_config(&args.reach, environment)?;
+    let secret = config.secret;
+    let Nodes { nodes, .. } =
+        machines::bring_up(remote.clone(), config, machines::log_lines).await?;
+    let mut members: Vec<Member> =
+        remote.into_iter().zip(nodes).map(|(host, node)| Member::There { host, node }).collect();
+    if args.from.is_none() || here.is_some() {
+        members.push(open_library(here.unwrap_or_else(this_host), environment, secret)?);
+    }
+    let source = match &args.from {
+        None => members.len() - 1,
+        Some(from) => {
+            members.iter().position(|it| it.host().name() == *from).with_context(|| {
+                format!("`--from {from}` is none of the machines of `--hosts {}`", args.hosts)
+            })?
+        }
+    };
+    let model = match &members[source] {
+        Member::Here { .. } => locate(&args.model, environment)?.dir,
+        Member::There { .. } => args.model.clone(),
+    };
+    let work = move || copy(&args, &members, (source, &model), &secret);
+    tokio::task::spawn_blocking(work).await?
+}
+
+fn this_host() -> Host {
+    Host { ssh: Ipv4Addr::LOCALHOST.to_string(), ..Host::default() }
+}
+
+/// Others read this machine's models from this very process, which needs no agent for that.
+fn open_library(host: Host, environment: &Environment, secret: Secret) -> anyhow::Result<Member> {
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).context("listening")?;
+    let addr = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), listener.local_addr()?.port());
+    let config = AgentConfig {
+        secret,
+        rank_program: find_rank_program()?,
+        files_dir: environment.home()?.dir("run")?,
+        library: environment.library(),
+        linger: None,
+    };
+    // Ends with the process.
+    std::thread::spawn(move || agent::serve(&listener, config));
+    let facts = Box::new(jackalope_cluster::platform::current::facts());
+    Ok(Member::Here { host, addr, facts })
+}
+
+impl Member {
+    fn host(&self) -> &Host {
+        match self {
+            Member::Here { host, .. } | Member::There { host, .. } => host,
+        }
+    }
+
+    fn facts(&self) -> &NodeFacts {
+        match self {
+            Member::Here { facts, .. } => facts,
+            Member::There { node, .. } => &node.facts,
+        }
+    }
+
+    /// How we reach it.
+    fn addrs(&self) -> Vec<SocketAddr> {
+        match self {
+            Member::Here { addr, .. } => vec![*addr],
+            Member::There { node, .. } => node.agent.addrs().to_vec(),
+        }
+    }
+
+    /// How another member reaches it: over the cable between them if there is one, else as we do. A
+    /// loopback address comes last: it means something only where both are one machine.
+    fn addrs_from(&self, other: &Member) -> Vec<SocketAddr> {
+        let ours = self.addrs();
+        let port = ours.first().map_or(0, SocketAddr::port);
+        let by_route = routes(&[node_of(other), node_of(self)]).ok().map(|it| it[0][1]);
+        let as_seen = match (self, other) {
+            (Member::Here { .. }, Member::There { node, .. }) => node.agent.our_ip(),
+            _ => None,
+        };
+        let mut addrs: Vec<SocketAddr> =
+            by_route.into_iter().chain(as_seen).map(|ip| SocketAddr::new(ip, port)).collect();
+        addrs.extend(ours);
+        let is_loopback = |addr: &SocketAddr| match addr.ip() {
+            IpAddr::V4(ip) => ip == Ipv4Addr::LOCALHOST,
+            IpAddr::V6(ip) => ip.is_loopback(),
+        };
+        addrs.sort_by_key(is_loopback);
+        addrs.dedup();
+        addrs
+    }
+}
+
+fn node_of(member: &Member) -> routes::Node<'_> {
+    routes::Node { host: member.host(), facts: Some(member.facts()) }
+}
+
+fn copy(
+    args: &ModelsSyncArgs,
+    members: &[Member],
+    (source, model): (usize, &Path),
+    secret: &Secret,
+) -> anyhow::Result<()> {
+    let model = model.to_str().context("the model's path is not UTF-8")?;
+    let from = members[source].host().name();
+    let mut client = LibraryClient::dial(&from, &members[source].addrs(), secret)?;
+    let found = client.find(model)?;
+    let num_bytes: u64 = found.files.iter().map(|(_, bytes)| bytes).sum();
+    let bar = Transfer::new("reading", num_bytes);
+    let manifest = client.manifest(model, &|more| bar.add(more))?;
+    bar.finish();
+    drop(client);
+    let peers: Vec<Peer> = members
+        .iter()
+        .map(|member| Peer {
+            host: member.host().name(),
+            addrs: member.addrs(),
+            addrs_from: members.iter().map(|other| member.addrs_from(other)).collect(),
+        })
+        .collect();
+    let uploads = Uploads::new();
+    let bars: Vec<_> = peers
+        .iter()
+        .enumerate()
+        .map(|(at, peer)| (at != source).then(|| uploads.add(&peer.host)))
+        .collect();
+    bars.iter().flatten().for_each(|bar| bar.expect(num_bytes));
+    let on_bytes = |peer: usize, more: u64| bars[peer].iter().for_each(|bar| bar.add(more));
+    let (name, commit, num_connections) = (found.name, found.commit, args.connections);
+    let order =
+        FetchOrder { name: name.clone(), commit, manifest, sources: Vec::new(), num_connections };
+    let mut ends: Vec<Copied> = Vec::new();
+    spread(&peers, (source, model), (&order, secret), &on_bytes, &mut |end| {
+        bars[end.peer].iter().for_each(crate::progress::Upload::finish);
+        ends.push(end);
+    });
+    ends.sort_by_key(|end| end.peer);
+    tell(args.json, &name, &peers, &ends)
+}
+
+fn tell(json: bool, name: &str, peers: &[Peer], ends: &[Copied]) -> anyhow::Result<()> {
+    let num_failed = ends.iter().filter(|end| end.result.is_err()).count();
+    for end in ends {
+        let (host, from) = (&peers[end.peer].host, &peers[end.source].host);
+        match (json, &end.result) {
+            (true, Ok(fetched)) => output::line(json!({
+                "host": host, "ok": true, "model": name, "path": fetched.dir,
+                "bytes_copied": fetched.bytes_copied, "from": from,
+            }))?,
+            (true, Err(err)) => output::line(json!({
+                "host": host, "ok": false, "model": name, "error": err.to_string(),
+            }))?,
+            (false, Ok(fetched)) if fetched.bytes_copied == 0 => {
+                output::line(format_args!("{host}: {name} is there already, in {}", fetched.dir))?;
+            }
+            (false, Ok(fetched)) => {
+                let size = HumanBytes(fetched.bytes_copied);
+                output::line(format_args!(
+                    "{host}: {name} is there, {size} copied from {from} into {}",
+                    fetched.dir
+                ))?;
+            }
+            (false, Err(err)) => output::note(&format!("error: {err}")),
+        }
+    }
+    match num_failed {
+        0 => Ok(()),
+        _ => bail!("{num_failed} of {} machines do not have {name}", ends.len()),
+    }
+}

@@ -1,0 +1,92 @@
+//! Models between machines that are homes on this one.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::checkpoint::shipped;
+use crate::install::Machines;
+use crate::program::ranks_of;
+
+/// The model's directory below a host's home, with the files of the model that ships.
+fn place(machines: &Machines, host: &str, dir: &str) -> PathBuf {
+    let dir = machines.root.join(host).join(dir);
+    fs::create_dir_all(&dir).unwrap();
+    for entry in fs::read_dir(shipped()).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), dir.join(entry.file_name())).unwrap();
+    }
+    dir
+}
+
+#[test]
+fn a_model_is_copied_to_all_machines_compared_and_served_from_where_each_has_it() {
+    let machines = Machines::new(&["mac8", "mac9"]);
+    let port = machines.port.to_string();
+    let reach = ["--hosts", "mac8,mac9", "--agent-port", &port];
+    place(&machines, "ours", "models_mlx/jack/mini");
+    let copied = |machines: &Machines| -> Vec<(String, bool)> {
+        let rows =
+            machines.rows(&[&["models", "sync", "jack/mini", "--json"], &reach[..]].concat());
+        let copied = |row: &Value| row["bytes_copied"].as_u64().unwrap() != 0;
+        rows.iter().map(|row| (row["host"].as_str().unwrap().to_owned(), copied(row))).collect()
+    };
+    let both = |is_copied| vec![("mac8".to_owned(), is_copied), ("mac9".to_owned(), is_copied)];
+    assert_eq!(copied(&machines), both(true));
+    assert_eq!(copied(&machines), both(false));
+    let check = [&["models", "check", "jack/mini", "--hash"], &reach[..]].concat();
+    let same = machines.run(&check);
+    assert!(same.status.success(), "{same:?}");
+    assert!(same.stdout.contains("mac9: jack/mini in "), "{same:?}");
+    // One byte changes on one machine.
+    let weights = machines.root.join("mac9/models_mlx/jack/mini/model.safetensors");
+    let mut content = fs::read(&weights).unwrap();
+    let last = content.len() - 1;
+    content[last] ^= 1;
+    fs::write(&weights, content).unwrap();
+    let other = machines.run(&check);
+    assert!(!other.status.success(), "{other:?}");
+    assert!(other.stdout.contains("mac9: model.safetensors has other content"), "{other:?}");
+    assert_eq!(copied(&machines)[1], ("mac9".to_owned(), true), "it is mended");
+    assert!(machines.run(&check).status.success());
+    // From there to a machine that has it elsewhere, and to this one, by name.
+    fs::remove_dir_all(machines.root.join("ours/models_mlx")).unwrap();
+    let hosts = machines.root.join("hosts.json");
+    let list = r#"[{"ssh": "127.0.0.1", "ips": ["10.0.0.1"]}, {"ssh": "mac8"}]"#;
+    fs::write(&hosts, list).unwrap();
+    let back = ["models", "sync", "jack/mini", "--from", "mac8", "--json"];
+    let hosts = ["--hosts", hosts.to_str().unwrap(), "--agent-port", &port];
+    let rows = machines.rows(&[&back[..], &hosts].concat());
+    assert_eq!((&rows[0]["host"], &rows[0]["ok"]), (&"127.0.0.1".into(), &true.into()), "{rows:?}");
+    assert!(machines.root.join("ours/models_mlx/jack/mini/config.json").is_file());
+
+    serve_from_another_path(&machines, &port);
+}
+
+/// Each rank loads from where its machine has the model; one that has another is named at once.
+fn serve_from_another_path(machines: &Machines, port: &str) {
+    let control = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let control = control.to_string();
+    let args = ["serve", "--model", "jack/mini", "--hosts", "mac8,mac9", "--json"];
+    let rest = ["--port", "0", "--agent-port", port, "--control-port", &control];
+    let args = [&args[..], &rest].concat();
+    let mut serving = machines.start(&args);
+    let ready: Value = serde_json::from_str(&serving.line()).unwrap();
+    assert_eq!(ready["ranks"].as_array().unwrap().len(), 2, "{ready}");
+    for (host, rank) in [("mac8", 0), ("mac9", 1)] {
+        let pid = ranks_of(machines.agent(host).unwrap())[0].pid;
+        let opened = format!("/proc/{pid}/exe");
+        assert!(fs::read_link(opened).unwrap().starts_with(machines.home(host)), "rank {rank}");
+    }
+    serving.signal(rustix::process::Signal::TERM);
+    assert!(serving.end().status.success());
+    let weights = machines.root.join("mac8/models_mlx/jack/mini/model.safetensors");
+    let content = fs::read(&weights).unwrap();
+    fs::write(&weights, &content[..content.len() - 5]).unwrap();
+    let refused = machines.run(&args);
+    assert!(!refused.status.success(), "{refused:?}");
+    assert!(refused.stderr.contains("mac8 has another jack/mini in "), "{refused:?}");
+    assert!(refused.stderr.contains("hint: jackalope models sync jack/mini"), "{refused:?}");
+}

@@ -1,0 +1,26 @@
+//! Models between machines: agents read files to each other, and copy what they lack.
+//!
+//! A connection to an agent whose first word is [`ToAgent::Library`](crate::agent::ToAgent::Library) is
+//! of its own kind: one request at a time, answered by messages and, for contents, by raw bytes of the
+//! encrypted stream, so that gigabytes neither wait behind nor hold up what keeps programs alive.
+//!
+//! ```text
+//!   coordinator ── Fetch ──▶ library of B ── Read ──▶ library of A     (several connections)
+//!        ▲                        │ verified file by file
+//!        └── progress, done ──────┘          [spread] decides who copies from whom
+//! ```
+
+mod client;
+mod fetch;
+mod messages;
+mod ranges;
+mod serve;
+mod spread;
+#[cfg(test)]
+mod tests;
+
+pub use client::{ExchangeError, LibraryClient};
+pub use messages::{FetchOrder, Fetched, FoundFiles, FromLibrary, Source, ToLibrary};
+pub use serve::Library;
+pub(crate) use serve::serve;
+pub use spread::{Copied, Peer, Spread, spread};

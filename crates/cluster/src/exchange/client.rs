@@ -1,0 +1,202 @@
+//! A client of a library: asks, and reads what comes.
+
+use std::io::Read;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use jackalope_protocol::{FrameError, Secret, frame, secure};
+use thiserror::Error;
+
+use super::messages::{FetchOrder, Fetched, FoundFiles, FromLibrary, ToLibrary};
+use crate::agent::ToAgent;
+use crate::models::{FilePath, Manifest};
+
+/// One attempt to connect to one address.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A library that says nothing for so long is given up; one that works says so all the time.
+const SILENCE: Duration = Duration::from_secs(20);
+
+/// A connection to a machine's library.
+#[derive(Debug)]
+pub struct LibraryClient {
+    host: String,
+    sender: secure::Sender,
+    receiver: secure::Receiver,
+}
+
+/// Why a library did not do what it was asked for.
+#[derive(Debug, Error)]
+pub enum ExchangeError {
+    /// It cannot be reached.
+    #[error("the agent of {host} cannot be reached: {reason}")]
+    Unreachable {
+        /// The machine.
+        host: String,
+        /// What happened at each address.
+        reason: String,
+    },
+    /// The connection broke, or the other side was silent for too long.
+    #[error("{host}: {source}")]
+    Lost {
+        /// The machine.
+        host: String,
+        /// What happened.
+        source: FrameError,
+    },
+    /// It says why it cannot be done.
+    #[error("{host}: {reason}")]
+    Refused {
+        /// The machine.
+        host: String,
+        /// Its words.
+        reason: String,
+    },
+    /// It answers something else.
+    #[error("{host} answers something that was not asked for")]
+    Answer {
+        /// The machine.
+        host: String,
+    },
+}
+
+impl ExchangeError {
+    /// True if another connection may go better.
+    pub fn is_passing(&self) -> bool {
+        matches!(self, ExchangeError::Unreachable { .. } | ExchangeError::Lost { .. })
+    }
+}
+
+impl LibraryClient {
+    /// Connects to the agent that listens at the first of `addrs` that answers.
+    ///
+    /// # Errors
+    /// [`ExchangeError::Unreachable`].
+    pub fn dial(
+        host: &str,
+        addrs: &[SocketAddr],
+        secret: &Secret,
+    ) -> Result<LibraryClient, ExchangeError> {
+        let mut reasons = Vec::new();
+        for addr in addrs {
+            match open(*addr, secret) {
+                Ok((sender, receiver)) => {
+                    return Ok(LibraryClient { host: host.to_owned(), sender, receiver });
+                }
+                Err(err) => reasons.push(format!("{addr}: {err}")),
+            }
+        }
+        let reason =
+            if reasons.is_empty() { "it has no address".to_owned() } else { reasons.join("; ") };
+        Err(ExchangeError::Unreachable { host: host.to_owned(), reason })
+    }
+
+    /// Where a model is, and its files.
+    ///
+    /// # Errors
+    /// [`ExchangeError`].
+    pub fn find(&mut self, model: &str) -> Result<FoundFiles, ExchangeError> {
+        self.ask(&ToLibrary::Find { model: model.to_owned() })?;
+        match self.answer(&|_| ())? {
+            FromLibrary::Found(found) => Ok(found),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Which bytes a model holds. `on_bytes` hears how many more were hashed.
+    ///
+    /// # Errors
+    /// [`ExchangeError`].
+    pub fn manifest(
+        &mut self,
+        model: &str,
+        on_bytes: &dyn Fn(u64),
+    ) -> Result<Manifest, ExchangeError> {
+        self.ask(&ToLibrary::Manifest { model: model.to_owned() })?;
+        match self.answer(on_bytes)? {
+            FromLibrary::Manifest(manifest) => Ok(manifest),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Fills `target` with a file's bytes from `offset` on. `target` may be as long as one read.
+    ///
+    /// # Errors
+    /// [`ExchangeError`]; the connection is good for more only if it was refused.
+    pub fn read(
+        &mut self,
+        model: &str,
+        (path, offset): (&FilePath, u64),
+        target: &mut [u8],
+    ) -> Result<(), ExchangeError> {
+        let num_bytes = u32::try_from(target.len()).unwrap_or(u32::MAX);
+        let (model, path) = (model.to_owned(), path.clone());
+        self.ask(&ToLibrary::Read { model, path, offset, num_bytes })?;
+        let mut filled = 0;
+        while filled < target.len() {
+            let FromLibrary::Bytes { num_bytes } = self.answer(&|_| ())? else {
+                return Err(self.nonsense());
+            };
+            let end = filled + num_bytes as usize;
+            let Some(piece) = target.get_mut(filled..end) else { return Err(self.nonsense()) };
+            let read = self.receiver.read_exact(piece);
+            read.map_err(|err| self.lost(err.into()))?;
+            filled = end;
+        }
+        Ok(())
+    }
+
+    /// Has the machine copy a model. `on_bytes` hears how many more have come. Dropping the client
+    /// meanwhile ends the copying; what has come stays for the next time.
+    ///
+    /// # Errors
+    /// [`ExchangeError`].
+    pub fn fetch(
+        &mut self,
+        order: FetchOrder,
+        on_bytes: &dyn Fn(u64),
+    ) -> Result<Fetched, ExchangeError> {
+        self.ask(&ToLibrary::Fetch(order))?;
+        match self.answer(on_bytes)? {
+            FromLibrary::Fetched(fetched) => Ok(fetched),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    fn ask(&mut self, request: &ToLibrary) -> Result<(), ExchangeError> {
+        frame::write(&mut self.sender, request).map_err(|source| self.lost(source))
+    }
+
+    /// The next answer that is no sign of life.
+    fn answer(&mut self, on_bytes: &dyn Fn(u64)) -> Result<FromLibrary, ExchangeError> {
+        loop {
+            match frame::read(&mut self.receiver) {
+                Ok(FromLibrary::Progress { num_bytes }) => on_bytes(num_bytes),
+                Ok(FromLibrary::Refused { reason }) => {
+                    return Err(ExchangeError::Refused { host: self.host.clone(), reason });
+                }
+                Ok(answer) => return Ok(answer),
+                Err(source) => return Err(self.lost(source)),
+            }
+        }
+    }
+
+    fn lost(&self, source: FrameError) -> ExchangeError {
+        ExchangeError::Lost { host: self.host.clone(), source }
+    }
+
+    fn nonsense(&self) -> ExchangeError {
+        ExchangeError::Answer { host: self.host.clone() }
+    }
+}
+
+fn open(
+    addr: SocketAddr,
+    secret: &Secret,
+) -> Result<(secure::Sender, secure::Receiver), FrameError> {
+    let (mut sender, receiver) = secure::dial(addr, secret, DIAL_TIMEOUT)?;
+    receiver.stream().set_read_timeout(Some(SILENCE))?;
+    sender.stream().set_write_timeout(Some(SILENCE))?;
+    frame::write(&mut sender, &ToAgent::Library)?;
+    Ok((sender, receiver))
+}

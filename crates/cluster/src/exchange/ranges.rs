@@ -1,0 +1,113 @@
+//! A file that arrives in ranges, in any order, and goes on where it stood.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::models::{ContentHash, FileEntry};
+
+/// Bytes of a range: what one read asks for, and what is lost at most when a connection breaks.
+pub(super) const RANGE_BYTES: u64 = 8 << 20;
+
+/// Hexadecimal digits of the hash in the name of an unfinished file.
+const NAME_DIGITS: usize = 16;
+
+/// An unfinished file: its ranges, and a list of those that are there.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) entry: FileEntry,
+    path: PathBuf,
+    list_path: PathBuf,
+    file: File,
+    list: Mutex<File>,
+    /// Ranges that were not there when it was opened.
+    pub(super) missing: Vec<u32>,
+    num_missing: AtomicU32,
+}
+
+impl Part {
+    /// Opens it in `dir`, with whatever came before.
+    pub(super) fn open(dir: &Path, entry: &FileEntry) -> io::Result<Part> {
+        let hash = entry.sha256.to_string();
+        let name = entry.path.as_str().replace('/', "_");
+        let path = dir.join(format!("{}-{name}", &hash[..NAME_DIGITS]));
+        let list_path = dir.join(format!("{}-{name}.ranges", &hash[..NAME_DIGITS]));
+        let num_ranges = u32::try_from(entry.bytes.div_ceil(RANGE_BYTES))
+            .map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
+        let is_begun = fs::metadata(&path).is_ok_and(|it| it.len() == entry.bytes);
+        let listed = fs::read_to_string(&list_path).unwrap_or_default();
+        let mut is_there = vec![false; num_ranges as usize];
+        // A line that was cut off is no number, or one of a range that comes again.
+        let numbers = listed.split_inclusive('\n').filter_map(|it| it.strip_suffix('\n'));
+        for number in numbers.filter_map(|it| it.parse::<usize>().ok()) {
+            if let Some(is_there) = is_there.get_mut(number).filter(|_| is_begun) {
+                *is_there = true;
+            }
+        }
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).open(&path)?;
+        file.set_len(entry.bytes)?;
+        let list = match is_begun {
+            true => OpenOptions::new().append(true).create(true).open(&list_path)?,
+            false => File::create(&list_path)?,
+        };
+        let missing: Vec<u32> = (0..num_ranges).filter(|&it| !is_there[it as usize]).collect();
+        let num_missing =
+            AtomicU32::new(u32::try_from(missing.len()).expect("no more than ranges"));
+        let entry = entry.clone();
+        Ok(Part { entry, path, list_path, file, list: Mutex::new(list), missing, num_missing })
+    }
+
+    /// Where a range begins, and its length.
+    pub(super) fn bounds(&self, range: u32) -> (u64, usize) {
+        let begin = u64::from(range) * RANGE_BYTES;
+        let length = (self.entry.bytes - begin).min(RANGE_BYTES);
+        (begin, usize::try_from(length).expect("a range fits into memory"))
+    }
+
+    /// Bytes that were not there when it was opened.
+    pub(super) fn missing_bytes(&self) -> u64 {
+        self.missing.iter().map(|&range| self.bounds(range).1 as u64).sum()
+    }
+
+    /// True if some ranges were there when it was opened.
+    pub(super) fn is_resumed(&self) -> bool {
+        (self.missing.len() as u64) < self.entry.bytes.div_ceil(RANGE_BYTES)
+    }
+
+    /// Puts a range where it belongs. True if it was the last one.
+    pub(super) fn write(&self, range: u32, bytes: &[u8]) -> io::Result<bool> {
+        self.file.write_all_at(bytes, self.bounds(range).0)?;
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.write_all(format!("{range}\n").as_bytes())?;
+        Ok(self.num_missing.fetch_sub(1, Ordering::SeqCst) == 1)
+    }
+
+    /// True if nothing is missing.
+    pub(super) fn is_full(&self) -> bool {
+        self.num_missing.load(Ordering::SeqCst) == 0
+    }
+
+    /// Gives it its name if it holds what it should. False, and nothing of it is left, if not.
+    pub(super) fn finish(&self, target: &Path) -> io::Result<bool> {
+        if ContentHash::of_file(&self.path, &|_| ())? != self.entry.sha256 {
+            self.remove()?;
+            return Ok(false);
+        }
+        self.file.sync_all()?;
+        if let Some(dir) = target.parent() {
+            fs::create_dir_all(dir)?;
+        }
+        fs::rename(&self.path, target)?;
+        fs::remove_file(&self.list_path)?;
+        Ok(true)
+    }
+
+    fn remove(&self) -> io::Result<()> {
+        fs::remove_file(&self.path)?;
+        fs::remove_file(&self.list_path)
+    }
+}

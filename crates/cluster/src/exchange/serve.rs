@@ -1,0 +1,266 @@
+//! The library: what an agent tells and sends of its machine's models.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use jackalope_protocol::{FrameError, Secret, frame, secure};
+use tracing::debug;
+
+use super::fetch::{Fetch, fetch};
+use super::messages::{FoundFiles, FromLibrary, READ_BYTES_MAX, ToLibrary};
+use crate::models::files::{self, FoundFile};
+use crate::models::{HashCache, Hashing, Manifest, ModelRef, Record, Stores};
+
+/// A client that asks nothing for so long, or does not take what it asked for, is given up.
+const IDLE: Duration = Duration::from_secs(120);
+const STALL: Duration = Duration::from_secs(20);
+
+/// Between two signs of life while something takes long. Also how soon it is noticed that a client
+/// has left.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Bytes of a file in memory at a time.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Where a machine's models are. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Library {
+    /// Where models are looked for.
+    pub stores: Stores,
+    /// Where hashes of files are remembered.
+    pub hashes_path: Option<PathBuf>,
+    /// The folder that copies go into; none are made without one.
+    pub copies_dir: Option<PathBuf>,
+    /// Copies under way.
+    pub(super) busy: Arc<Mutex<HashSet<PathBuf>>>,
+}
+
+/// A model that was found.
+struct Model {
+    name: String,
+    commit: Option<String>,
+    dir: PathBuf,
+    files: Vec<FoundFile>,
+}
+
+impl Library {
+    /// Of these places.
+    pub fn new(
+        stores: Stores,
+        hashes_path: Option<PathBuf>,
+        copies_dir: Option<PathBuf>,
+    ) -> Library {
+        Library { stores, hashes_path, copies_dir, busy: Arc::default() }
+    }
+
+    /// Hashes the files in a directory, as far as they are not known.
+    pub(super) fn manifest(
+        &self,
+        dir: &Path,
+        on_bytes: &(dyn Fn(u64) + Sync),
+    ) -> Result<Manifest, String> {
+        let mut known = self.hashes_path.as_deref().map(HashCache::load).unwrap_or_default();
+        let manifest = Manifest::of_dir(dir, &mut known, Hashing::new(on_bytes));
+        if let (Ok(_), Some(path)) = (&manifest, &self.hashes_path) {
+            // Without it they are read again.
+            known.save(path).ok();
+        }
+        manifest.map_err(|err| err.to_string())
+    }
+
+    fn find(&self, model: &str) -> Result<Model, String> {
+        let (name, commit, dir) = if model.starts_with('/') {
+            self.at_path(Path::new(model))?
+        } else {
+            let wanted: ModelRef = model.parse().map_err(|err| format!("{err}"))?;
+            let found = self.stores.resolve(&wanted).map_err(|err| err.to_string())?;
+            (found.name, found.commit, found.dir)
+        };
+        let files = files::list(&dir).map_err(|err| err.to_string())?;
+        Ok(Model { name, commit, dir, files })
+    }
+
+    /// The model whose directory this is; no other directory is told of.
+    fn at_path(&self, dir: &Path) -> Result<(String, Option<String>, PathBuf), String> {
+        if !dir.join("config.json").is_file() {
+            return Err(format!("there is no model at {}", dir.display()));
+        }
+        if let Some(found) = self.stores.owner(dir) {
+            return Ok((found.name, found.commit, found.dir));
+        }
+        let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok((name, Record::read(dir).map(|it| it.commit), dir.to_owned()))
+    }
+}
+
+/// Answers one client until it leaves.
+pub(crate) fn serve(
+    library: &Library,
+    secret: &Secret,
+    sender: secure::Sender,
+    mut receiver: secure::Receiver,
+) {
+    let set = receiver.stream().set_read_timeout(Some(IDLE));
+    if set.and_then(|()| sender.stream().set_write_timeout(Some(STALL))).is_err() {
+        return;
+    }
+    let mut session = Session { library, secret, sender, models: HashMap::new() };
+    loop {
+        let answered = frame::read(&mut receiver).and_then(|request| session.answer(request));
+        if let Err(err) = answered {
+            debug!(%err, "a reader has left");
+            return;
+        }
+    }
+}
+
+struct Session<'a> {
+    library: &'a Library,
+    secret: &'a Secret,
+    sender: secure::Sender,
+    /// What was asked for before, so that a model is listed once.
+    models: HashMap<String, Model>,
+}
+
+impl Session<'_> {
+    fn answer(&mut self, request: ToLibrary) -> Result<(), FrameError> {
+        match request {
+            ToLibrary::Find { model } => {
+                let answer = self.library.find(&model).map(|found| {
+                    let files = found.files.into_iter().map(|it| (it.path, it.bytes)).collect();
+                    let dir = found.dir.to_string_lossy().into_owned();
+                    let (name, commit) = (found.name, found.commit);
+                    FromLibrary::Found(FoundFiles { name, commit, dir, files })
+                });
+                self.tell(answer)
+            }
+            ToLibrary::Manifest { model } => {
+                let library = self.library;
+                self.work(move |on_bytes, _| {
+                    let found = library.find(&model)?;
+                    library.manifest(&found.dir, on_bytes).map(FromLibrary::Manifest)
+                })
+            }
+            ToLibrary::Read { model, path, offset, num_bytes } => {
+                self.read(&model, (path.as_str(), offset), num_bytes)
+            }
+            ToLibrary::Fetch(order) => {
+                let (library, secret) = (self.library, self.secret);
+                self.work(move |on_bytes, is_cancelled| {
+                    let what = Fetch { library, secret, order: &order, on_bytes, is_cancelled };
+                    fetch(what).map(FromLibrary::Fetched).map_err(|err| err.to_string())
+                })
+            }
+        }
+    }
+
+    fn tell(&mut self, answer: Result<FromLibrary, String>) -> Result<(), FrameError> {
+        let answer = answer.unwrap_or_else(|reason| FromLibrary::Refused { reason });
+        frame::write(&mut self.sender, &answer)
+    }
+
+    /// Does something long and tells how far it is. A client that has left cancels it.
+    fn work(
+        &mut self,
+        work: impl FnOnce(&(dyn Fn(u64) + Sync), &AtomicBool) -> Result<FromLibrary, String> + Send,
+    ) -> Result<(), FrameError> {
+        let (num_bytes, is_cancelled) = (AtomicU64::new(0), AtomicBool::new(false));
+        let on_bytes = |more| {
+            num_bytes.fetch_add(more, Ordering::Relaxed);
+        };
+        thread::scope(|scope| {
+            let (finished, result) = channel();
+            let (on_bytes, is_cancelled) = (&on_bytes, &is_cancelled);
+            scope.spawn(move || finished.send(work(on_bytes, is_cancelled)));
+            loop {
+                let answer = result.recv_timeout(PROGRESS_INTERVAL);
+                let progress =
+                    FromLibrary::Progress { num_bytes: num_bytes.swap(0, Ordering::Relaxed) };
+                let told = frame::write(&mut self.sender, &progress);
+                if let Err(err) = told {
+                    is_cancelled.store(true, Ordering::Relaxed);
+                    return Err(err);
+                }
+                match answer {
+                    Ok(answer) => return self.tell(answer),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => {
+                        return self.tell(Err("it ended without a result".to_owned()));
+                    }
+                }
+            }
+        })
+    }
+
+    fn read(
+        &mut self,
+        model: &str,
+        (path, offset): (&str, u64),
+        num_bytes: u32,
+    ) -> Result<(), FrameError> {
+        let (file, found_bytes) = match self.open(model, path) {
+            Ok(opened) => opened,
+            Err(reason) => return self.tell(Err(reason)),
+        };
+        let end = offset.saturating_add(u64::from(num_bytes));
+        if READ_BYTES_MAX < num_bytes || found_bytes < end {
+            let reason = format!("{path} has {found_bytes} bytes, asked for those up to {end}");
+            return self.tell(Err(reason));
+        }
+        let mut piece = vec![0; PIECE_BYTES.min(num_bytes as usize)];
+        let mut at = offset;
+        while at < end {
+            let length = usize::try_from(end - at).map_or(PIECE_BYTES, |it| it.min(PIECE_BYTES));
+            if let Err(err) = file.read_exact_at(&mut piece[..length], at) {
+                return self.tell(Err(format!("reading {path} at byte {at}: {err}")));
+            }
+            let num_bytes = u32::try_from(length).expect("a piece is small");
+            frame::write(&mut self.sender, &FromLibrary::Bytes { num_bytes })?;
+            self.sender.write_all(&piece[..length])?;
+            at += length as u64;
+        }
+        Ok(())
+    }
+
+    /// A file of a model, as it was listed, and its size now.
+    fn open(&mut self, model: &str, path: &str) -> Result<(File, u64), String> {
+        if !self.models.contains_key(model) {
+            self.models.insert(model.to_owned(), self.library.find(model)?);
+        }
+        let files = &self.models[model].files;
+        let found = files.iter().find(|file| file.path.as_str() == path);
+        let found = found.ok_or_else(|| format!("{model} has no file {path}"))?;
+        let failed = |err| format!("reading {}: {err}", found.target.display());
+        let file = File::open(&found.target).map_err(failed)?;
+        let num_bytes = file.metadata().map_err(failed)?.len();
+        Ok((file, num_bytes))
+    }
+}
+
+/// Marks a directory as being filled, for as long as this lives.
+pub(super) struct Busy<'a> {
+    library: &'a Library,
+    dir: PathBuf,
+}
+
+impl<'a> Busy<'a> {
+    /// None if another copy goes there already.
+    pub(super) fn mark(library: &'a Library, dir: &Path) -> Option<Busy<'a>> {
+        let mut busy = library.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        busy.insert(dir.to_owned()).then(|| Busy { library, dir: dir.to_owned() })
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.library.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.dir);
+    }
+}

@@ -1,0 +1,221 @@
+//! Several libraries on this machine, each behind an agent of its own.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use jackalope_protocol::Secret;
+
+use super::*;
+use crate::agent::{self, AgentConfig};
+use crate::models::scratch::Scratch;
+use crate::models::{Check, Manifest, Place, PlaceKind, Record, Stores};
+
+const SECRET: Secret = Secret([9; 32]);
+
+/// A machine with a folder for models.
+struct Machine {
+    scratch: Scratch,
+    addr: SocketAddr,
+}
+
+impl Machine {
+    fn new() -> Machine {
+        let scratch = Scratch::new();
+        let models = scratch.path().join("models");
+        let place = Place { kind: PlaceKind::Folder, root: models.clone(), origin: "test" };
+        let hashes = Some(scratch.path().join("hashes.json"));
+        let library = Library::new(Stores::new([place]), hashes, Some(models));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        let config = AgentConfig {
+            secret: SECRET,
+            rank_program: PathBuf::from("/bin/cat"),
+            files_dir: scratch.path().to_owned(),
+            library,
+            linger: None,
+        };
+        // Ends with the tests.
+        std::thread::spawn(move || agent::serve(&listener, config).unwrap());
+        Machine { scratch, addr }
+    }
+
+    fn client(&self) -> LibraryClient {
+        LibraryClient::dial("machine", &[self.addr], &SECRET).unwrap()
+    }
+
+    /// A model with two large files, one of which is not a whole number of ranges.
+    fn model(&self) -> PathBuf {
+        let dir = self.scratch.model("models/org/big");
+        for (name, num_bytes) in [("model-1.safetensors", 20_000_001), ("sub/x.bin", 9 << 20)] {
+            let content: Vec<u8> = (0..num_bytes).map(|at: u32| (at % 253) as u8).collect();
+            self.scratch.write(&format!("models/org/big/{name}"), &content);
+        }
+        self.scratch.write("models/org/big/empty.txt", b"");
+        dir
+    }
+
+    fn copy(&self) -> PathBuf {
+        self.scratch.path().join("models/org/big")
+    }
+
+    fn source(&self, host: &str) -> Source {
+        Source { host: host.to_owned(), addrs: vec![self.addr], model: "org/big".to_owned() }
+    }
+}
+
+fn order(manifest: Manifest, sources: Vec<Source>) -> FetchOrder {
+    let commit = Some("abc".to_owned());
+    FetchOrder { name: "org/big".to_owned(), commit, manifest, sources, num_connections: 3 }
+}
+
+fn contents(dir: &std::path::Path) -> BTreeMap<String, Vec<u8>> {
+    let files = crate::models::files::list(dir).unwrap();
+    files
+        .into_iter()
+        .map(|it| (it.path.as_str().to_owned(), fs::read(it.target).unwrap()))
+        .collect()
+}
+
+#[test]
+fn a_library_tells_of_models_and_of_nothing_else() {
+    let machine = Machine::new();
+    let dir = machine.model();
+    machine.scratch.write("secret.txt", b"secret");
+    machine.scratch.write("models/org/big/.hidden", b"secret");
+    let mut client = machine.client();
+    let found = client.find("org/big").unwrap();
+    assert_eq!((found.name.as_str(), found.files.len()), ("org/big", 6));
+    assert_eq!(client.find(dir.to_str().unwrap()).unwrap().dir, dir.to_str().unwrap());
+    for other in ["org/none", "/etc", "../x", machine.scratch.path().to_str().unwrap()] {
+        let err = client.find(other).unwrap_err().to_string();
+        assert!(err.starts_with("machine: "), "{err}");
+    }
+    let mut bytes = [0; 6];
+    let hidden = ".hidden".parse().unwrap();
+    let err = client.read("org/big", (&hidden, 0), &mut bytes).unwrap_err().to_string();
+    assert!(err.contains("has no file .hidden"), "{err}");
+    let weights = "model-1.safetensors".parse().unwrap();
+    client.read("org/big", (&weights, 252), &mut bytes).unwrap();
+    assert_eq!(bytes, [252, 0, 1, 2, 3, 4]);
+    let err = client.read("org/big", (&weights, 20_000_000), &mut bytes).unwrap_err().to_string();
+    assert!(err.contains("model-1.safetensors has 20000001 bytes"), "{err}");
+    assert!(LibraryClient::dial("x", &[machine.addr], &Secret([1; 32])).is_err());
+}
+
+#[test]
+fn a_model_reaches_all_machines_and_the_second_time_nothing_is_copied() {
+    let machines: Vec<Machine> = (0..4).map(|_| Machine::new()).collect();
+    let dir = machines[2].model();
+    let hashed = AtomicU64::new(0);
+    let count = |more| {
+        hashed.fetch_add(more, Ordering::Relaxed);
+    };
+    let manifest = machines[2].client().manifest("org/big", &count).unwrap();
+    assert_eq!(hashed.into_inner(), manifest.num_bytes());
+    let addrs: Vec<Vec<SocketAddr>> = machines.iter().map(|it| vec![it.addr]).collect();
+    let peers: Vec<Peer> = (0..4)
+        .map(|it| Peer {
+            host: format!("mac{it}"),
+            addrs: addrs[it].clone(),
+            addrs_from: vec![addrs[it].clone(); 4],
+        })
+        .collect();
+    let order = order(manifest.clone(), Vec::new());
+    for wanted in [manifest.num_bytes(), 0] {
+        let heard = Mutex::new([0; 4]);
+        let mut ends = Vec::new();
+        let on_bytes = |peer: usize, more: u64| heard.lock().unwrap()[peer] += more;
+        spread(&peers, (2, "org/big"), (&order, &SECRET), &on_bytes, &mut |it| ends.push(it));
+        ends.sort_by_key(|it| it.peer);
+        assert_eq!(ends.iter().map(|it| it.peer).collect::<Vec<_>>(), [0, 1, 3]);
+        for end in ends {
+            assert_eq!(end.result.unwrap().bytes_copied, wanted, "{}", end.peer);
+        }
+        assert_eq!(heard.into_inner().unwrap(), [wanted, wanted, 0, wanted]);
+    }
+    for at in [0, 1, 3] {
+        assert_eq!(contents(&machines[at].copy()), contents(&dir));
+        assert!(!machines[at].copy().join(".jackalope/parts").exists());
+        let record = Record::read(&machines[at].copy()).unwrap();
+        assert_eq!((record.repo.as_str(), record.commit.as_str()), ("org/big", "abc"));
+        assert_eq!(record.manifest, manifest);
+    }
+}
+
+#[test]
+fn a_copy_goes_on_where_it_stood_and_is_never_taken_for_whole_before() {
+    let (from, to) = (Machine::new(), Machine::new());
+    let dir = from.model();
+    let manifest = from.client().manifest("org/big", &|_| ()).unwrap();
+    let order = order(manifest.clone(), vec![from.source("from")]);
+    // As a run leaves it that was killed after one range of three and the tokenizer.
+    let parts = to.copy().join(".jackalope/parts");
+    fs::create_dir_all(&parts).unwrap();
+    fs::copy(dir.join("tokenizer.json"), to.copy().join("tokenizer.json")).unwrap();
+    Record { repo: "org/big".into(), commit: "abc".into(), manifest: manifest.clone() }
+        .write(&to.copy())
+        .unwrap();
+    let large = manifest.file(&"model-1.safetensors".parse().unwrap()).unwrap();
+    let part = ranges::Part::open(&parts, large).unwrap();
+    let content = fs::read(dir.join("model-1.safetensors")).unwrap();
+    let range = usize::try_from(ranges::RANGE_BYTES).unwrap();
+    part.write(1, &content[range..2 * range]).unwrap();
+    drop(part);
+    assert!(to.client().find("org/big").is_err(), "it has no config.json yet");
+    let copied = to.client().fetch(order.clone(), &|_| ()).unwrap().bytes_copied;
+    assert_eq!(copied, manifest.num_bytes() - ranges::RANGE_BYTES - 2);
+    assert_eq!(contents(&to.copy()), contents(&dir));
+    // The part that was there was damaged: that file is fetched anew.
+    fs::remove_file(to.copy().join("model-1.safetensors")).unwrap();
+    fs::create_dir_all(&parts).unwrap();
+    ranges::Part::open(&parts, large).unwrap().write(0, &vec![1; range]).unwrap();
+    to.client().fetch(order, &|_| ()).unwrap();
+    assert_eq!(contents(&to.copy()), contents(&dir));
+}
+
+#[test]
+fn what_changed_or_shrank_at_its_source_is_named_with_its_host() {
+    let (from, to) = (Machine::new(), Machine::new());
+    let dir = from.model();
+    let manifest = from.client().manifest("org/big", &|_| ()).unwrap();
+    let order = order(manifest, vec![from.source("from")]);
+    let whole = fs::read(dir.join("sub/x.bin")).unwrap();
+    let mut changed = whole.clone();
+    changed[77] ^= 1;
+    fs::write(dir.join("sub/x.bin"), &changed).unwrap();
+    let err = to.client().fetch(order.clone(), &|_| ()).unwrap_err().to_string();
+    assert!(err.contains("sub/x.bin came from from with other content"), "{err}");
+    fs::write(dir.join("sub/x.bin"), &whole[..100]).unwrap();
+    let err = to.client().fetch(order.clone(), &|_| ()).unwrap_err().to_string();
+    assert!(err.contains("sub/x.bin has 100 bytes"), "{err}");
+    assert!(!Check::of_dir(&to.copy()).is_whole());
+    fs::write(dir.join("sub/x.bin"), &whole).unwrap();
+    to.client().fetch(order.clone(), &|_| ()).unwrap();
+    assert_eq!(contents(&to.copy()), contents(&dir));
+    // Another model of that name is left alone.
+    let other = Machine::new();
+    other.scratch.model("models/org/big");
+    let before = contents(&other.copy());
+    let err = other.client().fetch(order, &|_| ()).unwrap_err().to_string();
+    assert!(err.contains("holds another org/big: empty.txt is missing"), "{err}");
+    assert_eq!(contents(&other.copy()), before);
+}
+
+#[test]
+fn a_source_that_is_gone_is_replaced_by_another_one() {
+    let (from, to) = (Machine::new(), Machine::new());
+    from.model();
+    let manifest = from.client().manifest("org/big", &|_| ()).unwrap();
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let gone = Source { addrs: vec![nobody], ..from.source("gone") };
+    let alone = order(manifest.clone(), vec![gone.clone()]);
+    let err = to.client().fetch(alone, &|_| ()).unwrap_err().to_string();
+    assert!(err.contains("the agent of gone cannot be reached"), "{err}");
+    let both = order(manifest, vec![gone, from.source("from")]);
+    to.client().fetch(both, &|_| ()).unwrap();
+    assert_eq!(contents(&to.copy()), contents(&from.copy()));
+}

@@ -1,0 +1,337 @@
+//! Puts these programs on another machine, over nothing but a shell: POSIX `sh`, a tool that hashes,
+//! and room on the disk.
+//!
+//! ```text
+//!   survey ─▶ send what is missing ─▶ verify every file ─▶ rename ─▶ do they start? ─▶ activate
+//!     ▲            │ cut off                  │ damaged                    │ no
+//!     └────────────┘ (goes on where           └────────────┬───────────────┘
+//!                     it stands)                  an error, and `current` is as it was
+//! ```
+//!
+//! Below the other machine's `~/.jackalope`: `versions/ID` for each version, `versions/.ID.part` while
+//! one arrives, and the links `current` and `previous`. The program that has arrived switches `current`
+//! itself ([`versions`]), with the cluster's secret on its standard input.
+
+mod bundle;
+mod error;
+mod remote;
+mod remove;
+pub mod versions;
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use jackalope_protocol::Secret;
+use serde::Deserialize;
+use tracing::debug;
+
+pub use bundle::{Bundle, BundleError, BundleFile};
+pub use error::InstallError;
+pub use remove::{Removed, uninstall};
+
+use crate::models::blob::feed;
+use crate::models::{BlobId, ContentHash};
+use crate::shell::{Output, Shell};
+use remote::{HashTool, Survey};
+
+/// Bytes sent by one run of the shell. Each has [`PIECE_TIMEOUT`] to arrive.
+const PIECE_BYTES: usize = 8 << 20;
+const PIECE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Looking at what is there, or verifying it: bound by the disk.
+const SURVEY_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Switching to another version, with the end of an agent and the start of the next one.
+const ACTIVATE_TIMEOUT: Duration = Duration::from_secs(40);
+
+/// Attempts in a row that bring no byte.
+const FUTILE_MAX: u32 = 3;
+
+/// What must be free beyond the files themselves.
+const ROOM_BYTES: u64 = 64 << 20;
+
+/// What is to be there, and how to get there.
+#[derive(Clone, Copy)]
+pub struct Install<'a> {
+    /// The files.
+    pub bundle: &'a Bundle,
+    /// The cluster's secret; the machine's own is left alone if absent.
+    pub secret: Option<&'a Secret>,
+    /// The way there.
+    pub shell: &'a dyn Shell,
+    /// Hears what is going on, from the calling thread.
+    pub progress: &'a (dyn Fn(Step) + Sync),
+}
+
+impl std::fmt::Debug for Install<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Install").field("bundle", &self.bundle.id()).finish_non_exhaustive()
+    }
+}
+
+/// Something that happens while a machine is brought to a version.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Step {
+    /// So many bytes are missing there.
+    Missing(u64),
+    /// So many bytes more have arrived.
+    Sent(u64),
+    /// So many bytes must be sent again.
+    Lost(u64),
+    /// Everything is there and is verified and tried.
+    Verifying,
+}
+
+/// A machine that has the version.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Installed {
+    /// The version: see [`Bundle::id`].
+    pub id: String,
+    /// Bytes that were sent; none if all of it was there.
+    pub bytes_sent: u64,
+    /// What the switch changed.
+    pub activated: Activated,
+}
+
+/// What the program that has arrived says of the switch to it.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, serde::Serialize)]
+pub struct Activated {
+    /// The version that is used now.
+    pub current: String,
+    /// The one to roll back to.
+    pub previous: Option<String>,
+    /// Whether another one was used before.
+    pub switched: bool,
+    /// Whether another secret was held before.
+    pub secret_changed: bool,
+    /// Whether an agent of another version, or with another secret, was replaced.
+    pub agent_restarted: bool,
+}
+
+impl Installed {
+    /// True if nothing had to be done.
+    pub fn was_there(&self) -> bool {
+        let Activated { switched, secret_changed, agent_restarted, .. } = self.activated;
+        self.bytes_sent == 0 && !switched && !secret_changed && !agent_restarted
+    }
+}
+
+/// Brings a machine to the bundle's version. Repeating it does nothing; one that was cut off goes on
+/// where it stands.
+///
+/// # Errors
+/// [`InstallError`]; the version that was used before is used still.
+pub fn install(host: &str, what: Install<'_>) -> Result<Installed, InstallError> {
+    let mut bytes_sent = 0;
+    let mut futile = 0;
+    let mut expected = None;
+    loop {
+        let survey = remote::survey(host, what)?;
+        check_platform(host, what.bundle, &survey)?;
+        if survey.has_version(what.bundle) {
+            break;
+        }
+        let plan = plan(host, what.bundle, &survey)?;
+        check_room(host, what.bundle, &survey, &plan)?;
+        let missing: u64 = plan.iter().map(Work::num_bytes).sum();
+        match expected {
+            None => (what.progress)(Step::Missing(missing)),
+            Some(expected) if expected < missing => (what.progress)(Step::Lost(missing - expected)),
+            Some(expected) => (what.progress)(Step::Sent(expected - missing)),
+        }
+        let (sent, result) = carry_out(host, what, &plan);
+        bytes_sent += sent;
+        expected = Some(missing.saturating_sub(sent));
+        futile = if sent == 0 { futile + 1 } else { 0 };
+        match result {
+            Ok(()) => {
+                (what.progress)(Step::Verifying);
+                finish(host, what)?;
+                break;
+            }
+            Err(err) if err.is_passing() && futile < FUTILE_MAX => {
+                debug!(host, %err, "going on where it stands");
+            }
+            Err(err) => return Err(err),
+        }
+    }
+    let activated = activate(host, what)?;
+    Ok(Installed { id: what.bundle.id().to_owned(), bytes_sent, activated })
+}
+
+/// Switches a machine back to the version that was used before.
+///
+/// # Errors
+/// [`InstallError`], also if there is no such version.
+pub fn roll_back(host: &str, shell: &dyn Shell) -> Result<Activated, InstallError> {
+    let ran = remote::run(host, shell, &remote::roll_back_script(), b"", ACTIVATE_TIMEOUT)?;
+    if ran.status == remote::NOTHING_THERE {
+        return Err(InstallError::NoPrevious { host: host.to_owned() });
+    }
+    activated(host, &ran)
+}
+
+fn check_platform(host: &str, bundle: &Bundle, survey: &Survey) -> Result<(), InstallError> {
+    let host = host.to_owned();
+    if survey.system != bundle.system() {
+        let (ours, theirs) = (bundle.system().to_owned(), survey.system.clone());
+        return Err(InstallError::Platform { host, ours, theirs });
+    }
+    match survey.hash_tool {
+        HashTool::Present => Ok(()),
+        HashTool::Absent => Err(InstallError::NoHashTool { host }),
+    }
+}
+
+/// How a file gets there.
+#[derive(Debug)]
+enum Work<'a> {
+    /// From the version that is used, which has the same one.
+    Copy(&'a BundleFile),
+    /// From here, from this byte on.
+    Send(&'a BundleFile, u64),
+}
+
+impl Work<'_> {
+    fn num_bytes(&self) -> u64 {
+        match self {
+            Work::Copy(_) => 0,
+            Work::Send(file, from) => file.bytes - from,
+        }
+    }
+}
+
+/// What is missing. A part that is not the beginning of the file is sent anew.
+fn plan<'a>(
+    host: &str,
+    bundle: &'a Bundle,
+    survey: &Survey,
+) -> Result<Vec<Work<'a>>, InstallError> {
+    let mut plan = Vec::new();
+    for file in bundle.files() {
+        let begun = survey.part.get(&file.place);
+        if begun.is_some_and(|it| it.bytes == file.bytes && it.sha256 == file.sha256) {
+            continue;
+        }
+        let in_use = survey.current.get(&file.place);
+        if in_use.is_some_and(|it| it.bytes == file.bytes && it.sha256 == file.sha256) {
+            plan.push(Work::Copy(file));
+            continue;
+        }
+        let from = match begun {
+            Some(it) if it.bytes < file.bytes && begins_with(file, it.bytes, it.sha256)? => {
+                it.bytes
+            }
+            _ => 0,
+        };
+        debug!(host, place = file.place.as_str(), from, "to be sent");
+        plan.push(Work::Send(file, from));
+    }
+    Ok(plan)
+}
+
+/// Whether the first bytes of a file have this hash.
+fn begins_with(file: &BundleFile, bytes: u64, hash: ContentHash) -> Result<bool, InstallError> {
+    let failed = |source| InstallError::Read { path: file.path.clone(), source };
+    let source = File::open(&file.path).map_err(failed)?.take(bytes);
+    let mut hasher = BlobId::Content(hash).hasher(bytes);
+    feed(source, &mut hasher, &|_| ()).map_err(failed)?;
+    Ok(hasher.finish() == BlobId::Content(hash))
+}
+
+fn check_room(
+    host: &str,
+    bundle: &Bundle,
+    survey: &Survey,
+    plan: &[Work<'_>],
+) -> Result<(), InstallError> {
+    let copied = plan.iter().map(|work| match work {
+        Work::Copy(file) => file.bytes,
+        Work::Send(..) => work.num_bytes(),
+    });
+    let needed_bytes = copied.sum::<u64>() + ROOM_BYTES;
+    match survey.free_bytes {
+        Some(free_bytes) if free_bytes < needed_bytes => Err(InstallError::NoRoom {
+            host: host.to_owned(),
+            home: survey.home.clone(),
+            id: bundle.id().to_owned(),
+            needed_bytes,
+            free_bytes,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Says how many bytes have arrived, also if not all did.
+fn carry_out(host: &str, what: Install<'_>, plan: &[Work<'_>]) -> (u64, Result<(), InstallError>) {
+    let mut sent = 0;
+    for work in plan {
+        let result = match work {
+            Work::Copy(file) => remote::copy(host, what, file),
+            Work::Send(file, from) => send(host, what, (file, *from), &mut sent),
+        };
+        if let Err(err) = result {
+            return (sent, Err(err));
+        }
+    }
+    (sent, Ok(()))
+}
+
+/// Sends a file from a byte on, piece by piece.
+fn send(
+    host: &str,
+    what: Install<'_>,
+    (file, from): (&BundleFile, u64),
+    sent: &mut u64,
+) -> Result<(), InstallError> {
+    let failed = |source| InstallError::Read { path: file.path.clone(), source };
+    let source = File::open(&file.path).map_err(failed)?;
+    let mut offset = from;
+    loop {
+        let left = usize::try_from(file.bytes - offset).unwrap_or(usize::MAX);
+        let mut piece = vec![0; left.min(PIECE_BYTES)];
+        source.read_exact_at(&mut piece, offset).map_err(failed)?;
+        remote::append(host, what, (file, offset), &piece)?;
+        offset += piece.len() as u64;
+        *sent += piece.len() as u64;
+        (what.progress)(Step::Sent(piece.len() as u64));
+        if offset == file.bytes {
+            return Ok(());
+        }
+    }
+}
+
+/// Verifies every file, gives the version its name, and tries whether its programs start.
+fn finish(host: &str, what: Install<'_>) -> Result<(), InstallError> {
+    let (script, input) = remote::finish_script(what.bundle);
+    let ran = remote::run(host, what.shell, &script, input.as_bytes(), SURVEY_TIMEOUT)?;
+    let host = host.to_owned();
+    let said = ran.stdout.trim().to_owned();
+    match ran.status {
+        0 => Ok(()),
+        remote::DAMAGED => Err(InstallError::Damaged { host, place: said }),
+        remote::NO_START => Err(InstallError::NoStart { host, reason: said }),
+        _ => Err(InstallError::script(host, "verifying the files", &ran)),
+    }
+}
+
+fn activate(host: &str, what: Install<'_>) -> Result<Activated, InstallError> {
+    let secret = what.secret.map(Secret::to_hex).unwrap_or_default();
+    let script = remote::activate_script(what.bundle.id());
+    let input = format!("{secret}\n");
+    let ran = remote::run(host, what.shell, &script, input.as_bytes(), ACTIVATE_TIMEOUT)?;
+    activated(host, &ran)
+}
+
+fn activated(host: &str, ran: &Output) -> Result<Activated, InstallError> {
+    let parsed = ran.stdout.lines().rev().find_map(|line| serde_json::from_str(line).ok());
+    match (ran.status, parsed) {
+        (0, Some(activated)) => Ok(activated),
+        _ => Err(InstallError::script(host.to_owned(), "switching to the new version", ran)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

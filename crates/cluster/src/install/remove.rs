@@ -1,0 +1,67 @@
+//! Takes everything away again.
+
+use std::time::Duration;
+
+use super::InstallError;
+use super::remote::{self, NOT_OURS, NOTHING_THERE};
+use crate::shell::Shell;
+
+/// The end of an agent and its programs, and removing some gigabytes.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What was found when a machine was cleared.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Removed {
+    /// There was something, and nothing of it is left.
+    Gone {
+        /// The folder that was removed.
+        home: String,
+    },
+    /// There was nothing.
+    WasAbsent,
+}
+
+/// Ends a machine's agent, removes its service and jackalope's folder with the secret and all versions, and
+/// the cache of hashes. Models are left where they are. Looks whether nothing is left.
+///
+/// # Errors
+/// [`InstallError`], also if something is left.
+pub fn uninstall(host: &str, shell: &dyn Shell) -> Result<Removed, InstallError> {
+    let ran = remote::run(host, shell, &script(), b"", TIMEOUT)?;
+    let home = ran.stdout.lines().last().unwrap_or_default().to_owned();
+    match ran.status {
+        0 => Ok(Removed::Gone { home }),
+        NOTHING_THERE => Ok(Removed::WasAbsent),
+        NOT_OURS => Err(InstallError::NotOurs { host: host.to_owned(), home }),
+        _ => Err(InstallError::script(host.to_owned(), "removing jackalope", &ran)),
+    }
+}
+
+/// The program itself ends its agent and its service. Where it cannot, the process that the agent wrote
+/// down is ended if it is still called so.
+fn script() -> String {
+    remote::preamble()
+        + &format!(
+            "c=\"${{XDG_CACHE_HOME:-$HOME/.cache}}/jackalope\"\n\
+             if [ ! -e \"$h\" ] && [ ! -L \"$h\" ]; then rm -rf \"$c\"; exit {NOTHING_THERE}; fi\n\
+             r=$(cd \"$h\" && pwd -P) || exit 1\n\
+             case \"$r\" in /|\"$HOME\") echo \"$r\"; exit {NOT_OURS};; esac\n\
+             [ -d \"$r/versions\" ] || [ -f \"$r/secret\" ] || [ -f \"$r/agent.json\" ] \
+             || {{ echo \"$r\"; exit {NOT_OURS}; }}\n\
+             p=\"$r/current/bin/jackalope\"\n\
+             if [ -x \"$p\" ]; then\n\
+             \"$p\" agent uninstall </dev/null >&2; \"$p\" agent stop </dev/null >&2\n\
+             fi\n\
+             pid=$(sed -n 's/.*\"pid\":\\([0-9][0-9]*\\).*/\\1/p' \"$r/agent.json\" 2>/dev/null)\n\
+             ours() {{ [ -n \"$pid\" ] && ps -p \"$pid\" -o comm= 2>/dev/null | grep -q jackalope; }}\n\
+             if ours; then kill \"$pid\"; i=0\n\
+             while ours && [ $i -lt 30 ]; do sleep 0.1; i=$((i + 1)); done\n\
+             if ours; then kill -9 \"$pid\"; fi\n\
+             fi\n\
+             rm -rf \"$r\" \"$h\" \"$c\"\n\
+             for f in \"$r\" \"$h\" \"$c\"; do\n\
+             if [ -e \"$f\" ] || [ -L \"$f\" ]; then echo \"$f is still there\" >&2; exit 1; fi\n\
+             done\n\
+             printf '%s\\n' \"$r\"\n"
+        )
+}
