@@ -33,6 +33,8 @@ pub struct AgentConfig {
     pub files_dir: PathBuf,
     /// How long it stays without a session and without a program; for ever if absent.
     pub linger: Option<Duration>,
+    /// Set by others to end it, with all it looks after.
+    pub is_over: Arc<AtomicBool>,
 }
 
 /// Why there is no agent.
@@ -55,7 +57,7 @@ struct Shared {
     programs: Programs,
     secret: Secret,
     num_sessions: AtomicUsize,
-    is_over: AtomicBool,
+    is_over: Arc<AtomicBool>,
 }
 
 /// Runs an agent on `listener` until it is told to stop or has lingered long enough.
@@ -69,7 +71,7 @@ pub fn serve(listener: &TcpListener, config: AgentConfig) -> Result<(), AgentErr
         programs: Programs::new(config.secret, config.rank_program, &config.files_dir),
         secret: config.secret,
         num_sessions: AtomicUsize::new(0),
-        is_over: AtomicBool::new(false),
+        is_over: config.is_over,
     });
     let mut idle_since = Instant::now();
     let mut num_accepted = 0;
