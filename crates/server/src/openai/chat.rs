@@ -47,7 +47,7 @@ fn prepare(body: &Bytes, state: &ServerState) -> Result<(Job, ChatFormat, Answer
         }
     }
     let mut wishes = Wishes::check(common, state)?;
-    wishes.options.max_tokens = max_tokens;
+    wishes.options.max_tokens = max_tokens.or(state.limits().default_max_tokens);
     wishes.options.logprobs = logprobs(&chat, state.limits().top_logprobs)?;
     check_messages(chat.messages.as_deref(), state)?;
     let takes_tools = check_tools(&chat, state)?;
