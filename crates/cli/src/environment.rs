@@ -1,6 +1,7 @@
 //! The environment, read once. Every variable that means something to `jackalope` is named here;
 //! an empty one counts as not set.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -56,6 +57,8 @@ pub(crate) struct Environment {
     token: Option<Token>,
     token_path: Option<PathBuf>,
     home: Option<PathBuf>,
+    /// Variables that are settings of `serve`.
+    settings: BTreeMap<String, String>,
     /// What to run as ssh.
     pub(crate) ssh: Option<String>,
     /// The variable that forbids to ask the hub.
@@ -88,7 +91,17 @@ impl fmt::Debug for Token {
 impl Environment {
     /// Of this process.
     pub(crate) fn read() -> Environment {
-        Environment::from(|name| std::env::var_os(name))
+        let all = std::env::vars_os().filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        });
+        let is_setting = crate::config::setting_names();
+        let settings = all.filter(|(name, value)| !value.is_empty() && is_setting(name)).collect();
+        Environment { settings, ..Environment::from(|name| std::env::var_os(name)) }
+    }
+
+    /// Variables that are settings of `serve`, as they are set.
+    pub(crate) fn settings(&self) -> &BTreeMap<String, String> {
+        &self.settings
     }
 
     fn from(lookup: impl Fn(&str) -> Option<OsString>) -> Environment {
@@ -130,6 +143,7 @@ impl Environment {
         Environment {
             home: path(JACKALOPE_HOME).or_else(|| below_home(".jackalope")),
             ssh: text(JACKALOPE_SSH),
+            settings: BTreeMap::new(),
             places: places.into_iter().flatten().collect(),
             cache_dir: caches.map(|it| it.join("jackalope")),
             endpoint: endpoint.trim_end_matches('/').to_owned(),

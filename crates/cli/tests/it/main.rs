@@ -11,6 +11,8 @@ mod hub;
 #[cfg(target_os = "linux")]
 mod memory;
 mod metamorphic;
+mod operate;
+mod pages;
 mod program;
 mod pull;
 mod recovery;

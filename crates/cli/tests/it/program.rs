@@ -64,6 +64,8 @@ impl Program {
             .args(args)
             .env_remove("RUST_LOG")
             .env_remove("JACKALOPE_CPU")
+            // What the user of this machine runs is not looked at.
+            .env("JACKALOPE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/jackalope-home"))
             .envs(env.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
