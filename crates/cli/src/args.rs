@@ -177,6 +177,9 @@ pub(crate) struct ServeArgs {
     /// Seconds after which a request that is not answered ends. Default: none.
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub(crate) request_timeout: Option<Duration>,
+    /// Whether models that can think aloud do, for requests that do not say. Default: the template's.
+    #[arg(long, value_name = "YES|NO", value_parser = clap::builder::BoolishValueParser::new())]
+    pub(crate) thinking: Option<bool>,
     /// Print one JSON line when ready instead of text.
     #[arg(long)]
     pub(crate) json: bool,

@@ -104,6 +104,7 @@ pub(crate) async fn run(
     };
     let config = ServerConfig {
         limits,
+        enable_thinking: args.thinking,
         api_keys: ApiKeys::new(&args.api_key),
         sampling_defaults: sampling_defaults(&cluster.text.generation),
         ..ServerConfig::new(&*model_id)
@@ -176,19 +177,27 @@ impl Drop for Written {
 
 /// Raises the bounds of open files to at least these, as far as the system lets us.
 fn raise_open_files(wanted: Option<(u64, u64)>) {
-    let Some((soft, hard)) = wanted else { return };
+    let Some(wanted) = wanted else { return };
     let now = getrlimit(Resource::Nofile);
-    let least = |now: Option<u64>, wanted: u64| now.map(|now| now.max(wanted));
-    let wanted = Rlimit { current: least(now.current, soft), maximum: least(now.maximum, hard) };
-    let within = Rlimit {
-        current: wanted.current.map(|it| now.maximum.map_or(it, |most| it.min(most))),
-        maximum: now.maximum,
-    };
     // Only root may raise the hard one.
-    let set = |limit: &Rlimit| setrlimit(Resource::Nofile, *limit);
-    if let Err(err) = set(&wanted).or_else(|_| set(&within)) {
+    let set = |limit: Rlimit| setrlimit(Resource::Nofile, limit);
+    let (raised, within) = (raised(now, wanted), within(now, wanted));
+    if let Err(err) = set(raised).or_else(|_| set(within)) {
         tracing::warn!(%err, "the bound of open files stays as it is");
     }
+}
+
+/// Both bounds, never lower than they are; one that is absent is infinite.
+fn raised(now: Rlimit, (soft, hard): (u64, u64)) -> Rlimit {
+    let least = |now: Option<u64>, wanted: u64| now.map(|now| now.max(wanted));
+    Rlimit { current: least(now.current, soft), maximum: least(now.maximum, hard) }
+}
+
+/// The soft bound, as far as the hard one lets it.
+fn within(now: Rlimit, wanted: (u64, u64)) -> Rlimit {
+    let current = raised(now, wanted).current;
+    let bounded = current.map(|it| now.maximum.map_or(it, |most| it.min(most)));
+    Rlimit { current: bounded, maximum: now.maximum }
 }
 
 /// What the checkpoint recommends, for requests that do not say how to draw.
@@ -247,4 +256,33 @@ fn announce(
         status.ranks.len(),
         split::text(status)
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_of_open_files_are_raised_and_never_lowered() {
+        let limit = |current, maximum| Rlimit { current, maximum };
+        let wanted = (2048, 4096);
+        for (now, expected, without_root) in [
+            (limit(Some(256), None), limit(Some(2048), None), limit(Some(2048), None)),
+            (
+                limit(Some(256), Some(1024)),
+                limit(Some(2048), Some(4096)),
+                limit(Some(1024), Some(1024)),
+            ),
+            (
+                limit(Some(9999), Some(9999)),
+                limit(Some(9999), Some(9999)),
+                limit(Some(9999), Some(9999)),
+            ),
+            (limit(None, None), limit(None, None), limit(None, None)),
+        ] {
+            let of = |it: Rlimit| (it.current, it.maximum);
+            assert_eq!(of(raised(now, wanted)), of(expected));
+            assert_eq!(of(within(now, wanted)), of(without_root));
+        }
+    }
 }

@@ -168,13 +168,13 @@ pub(super) const JACCL_CLUSTER: &[Variable] = &[
     variable("MEMORY_POLL_INTERVAL", SECONDS, EVENTS, "1.5", "seconds between two looks at it"),
     variable("REQUEST_LOG_PATH", Rule::Text, NO_REQUEST_LOG, "logs/requests.jsonl", "a log"),
     variable("REQUEST_LOG_MAX", SOME, NO_REQUEST_LOG, "10000", "its length"),
-    variable(
+    applied(variable(
         "QWEN3_ENABLE_THINKING",
         Rule::YesNo,
-        Effect::Nothing("requests say it with `enable_thinking`"),
+        Effect::Flag("thinking"),
         "0",
-        "whether Qwen3 thinks aloud",
-    ),
+        "whether models think aloud, for requests that do not say",
+    )),
 ];
 
 /// Distributed inference over MLX's ring.

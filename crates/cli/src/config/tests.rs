@@ -157,3 +157,28 @@ fn every_flag_that_a_variable_names_is_there() {
         assert!(!variable.applies_default || !variable.default.is_empty(), "{}", variable.name);
     }
 }
+
+#[test]
+fn what_the_other_programs_do_by_default_is_understood() {
+    for (profile, variables) in [("jaccl-cluster", table::JACCL_CLUSTER), ("ring", table::RING)] {
+        let usual: Vec<(&str, &str)> = variables
+            .iter()
+            .filter(|it| !it.default.is_empty())
+            .map(|it| (it.name, it.default))
+            .collect();
+        assert!(5 < usual.len());
+        let typed = format!("jackalope serve --model m --profile {profile}");
+        let all = resolved(&typed, &usual, "");
+        let parsed = <Args as clap::Parser>::try_parse_from(&all.words).unwrap();
+        let crate::args::Command::Serve(args) = parsed.command else { panic!("{parsed:?}") };
+        assert_eq!(args.request_timeout, Some(std::time::Duration::from_secs(120)));
+        let (port, max_tokens, thinking) = match profile {
+            "ring" => (8100, 50, None),
+            _ => (8080, 512, Some(false)),
+        };
+        assert_eq!(
+            (args.port, args.default_max_tokens, args.thinking),
+            (port, Some(max_tokens), thinking)
+        );
+    }
+}

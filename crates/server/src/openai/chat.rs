@@ -160,7 +160,7 @@ fn encode(
     let conversation: Conversation = parse(body)?;
     let tools = if takes_tools { parse::<Tools>(body)?.tools } else { None };
     let mut kwargs: Map<String, Value> = chat.chat_template_kwargs.clone().unwrap_or_default();
-    if let Some(enable_thinking) = chat.enable_thinking {
+    if let Some(enable_thinking) = chat.enable_thinking.or(state.enable_thinking()) {
         kwargs.entry("enable_thinking").or_insert(enable_thinking.into());
     }
     if let Some(effort) = &chat.reasoning_effort {
