@@ -1,9 +1,121 @@
-# The two commands of the README. Everything else is plain cargo: see CONTRIBUTING.md.
+# `make help` lists the targets. Each is one command of `jackalope`, which takes the same settings from
+# the environment: MODEL_DIR, HOSTFILE, HTTP_PORT, … (`.env.example`). For work on jackalope itself see
+# CONTRIBUTING.md.
 
-.PHONY: demo test
+JACKALOPE ?= $(firstword $(wildcard $(HOME)/.jackalope/current/bin/jackalope target/release/jackalope) jackalope)
 
-demo:
+HOSTFILE ?= $(wildcard hostfiles/hosts-2node.json)
+HOSTS = $(if $(HOSTFILE),--hosts $(HOSTFILE))
+LOCAL_MODEL = $(or $(MODEL_DIR),$(error set MODEL_DIR to the model's directory))
+PROFILE = --profile jaccl-cluster
+
+# RDMA_SIZES counts float32, of four bytes each.
+comma := ,
+RDMA_ROUNDS ?= 20
+RDMA_SIZES ?= 1024,65536,1048576,16777216
+RDMA_MAX_MB ?= 256
+RDMA_BYTES = $(shell for n in $(subst $(comma), ,$(RDMA_SIZES)); do b=$$((n * 4)); [ $$b -le $$(($(RDMA_MAX_MB) << 20)) ] && printf '%s,' $$b; done | sed 's/,$$//')
+LINK = $(JACKALOPE) link --rounds $(RDMA_ROUNDS) --sizes $(RDMA_BYTES)
+
+BENCH_TOKENS ?= 256
+BENCH_PROMPT_TOKENS ?= 512
+BENCH_RUNS ?= 3
+BENCH_WARMUP ?= 1
+# One row for each run, those that only warm up first.
+BENCH_ROWS = $(shell seq -s , $$(($(BENCH_RUNS) + $(BENCH_WARMUP))) | sed 's/[0-9][0-9]*/1/g')
+
+.DEFAULT_GOAL := help
+.PHONY: $(shell sed -n 's/^\([a-z0-9-]*\): ##.*/\1/p' $(firstword $(MAKEFILE_LIST)))
+
+help: ## Print this.
+	@awk '/^#@ /{print "\n" substr($$0, 4)} /^[a-z0-9-]+: ##/{i = index($$0, ": ## "); printf "  %-16s %s\n", substr($$0, 1, i - 1), substr($$0, i + 5)}' $(firstword $(MAKEFILE_LIST))
+
+#@ Machines
+setup: ## Check this machine and say what is missing.
+	$(JACKALOPE) doctor
+bootstrap: ## Put jackalope on another machine: REMOTE=host.
+	$(JACKALOPE) bootstrap $(or $(REMOTE),$(error set REMOTE to a name for ssh))
+verify: ## Check every machine of HOSTFILE and the links between them.
+	$(JACKALOPE) doctor $(HOSTS)
+cluster-info: ## Show the machines side by side.
+	$(JACKALOPE) cluster-info $(HOSTS)
+sync: ## Bring every machine of HOSTFILE to this version.
+	$(JACKALOPE) sync $(or $(HOSTS),$(error set HOSTFILE))
+version: ## Say which version this is.
+	$(JACKALOPE) --version
+fingerprint: ## Describe this machine as JSON.
+	$(JACKALOPE) fingerprint --json
+autoconfig: ## Find the cables and write a hostfile.
+	$(JACKALOPE) autoconfig
+
+#@ Links
+rdma-quick: ## 5 rounds with small payloads.
+	$(JACKALOPE) link --rounds 5 --sizes 4096,262144
+rdma-test: ## RDMA_ROUNDS (20) rounds with RDMA_SIZES: correctness, latency, bandwidth.
+	$(LINK)
+rdma-verbose: ## The same as JSON, a line for each row.
+	$(LINK) --json
+rdma-stress: ## 100 rounds with large payloads, each checked.
+	$(JACKALOPE) link --rounds 100 --checksums --sizes 4194304,67108864,268435456
+rdma-diag: ## What the machines tell about their devices, with causes and remedies.
+	$(JACKALOPE) doctor $(HOSTS)
+
+#@ Server
+server: ## Serve MODEL_DIR in the foreground.
+	$(JACKALOPE) serve $(PROFILE)
+server-bg: ## Serve MODEL_DIR in the background and wait until it is ready.
+	$(JACKALOPE) start $(PROFILE)
+server-stop: ## End the server and its ranks.
+	$(JACKALOPE) stop
+server-restart: ## Replace the server; ranks keep their weights.
+	$(JACKALOPE) restart
+health: ## Ask the server for its health.
+	$(JACKALOPE) health
+models: ## Ask the server which models it serves.
+	$(JACKALOPE) served
+chat-test: ## Ask the server for one short answer.
+	$(JACKALOPE) test
+queue: ## Ask the server for the length of its queue.
+	$(JACKALOPE) queue
+bench: ## Measure MODEL_DIR: BENCH_TOKENS (256), after BENCH_WARMUP (1) BENCH_RUNS (3).
+	$(JACKALOPE) bench --model $(LOCAL_MODEL) $(HOSTS) --gen-tokens $(BENCH_TOKENS) --prompt-tokens $(BENCH_PROMPT_TOKENS) --concurrency $(BENCH_ROWS)
+config: ## Show each setting and where it comes from.
+	$(JACKALOPE) config $(PROFILE)
+
+#@ Models
+download: ## Fetch a model: MODEL=org/name.
+	$(JACKALOPE) pull $(or $(MODEL),$(error set MODEL to ORG/NAME))
+models-local: ## List the models on this machine.
+	$(JACKALOPE) models ls
+models-check: ## Check MODEL_DIR on every machine of HOSTFILE.
+	$(JACKALOPE) doctor $(HOSTS) --model $(LOCAL_MODEL)
+models-sync: ## Copy MODEL to every machine of HOSTFILE.
+	$(JACKALOPE) models sync $(MODEL) $(HOSTS)
+purge-models: ## Remove a model from this machine, after a question: MODEL=org/name.
+	$(JACKALOPE) models rm $(or $(MODEL),$(error set MODEL to ORG/NAME))
+
+#@ Watching
+status: ## The server, its ranks and its machines.
+	$(JACKALOPE) status
+monitor: ## The same every MONITOR_INTERVAL (5) seconds.
+	$(JACKALOPE) monitor
+logs: ## Follow the server's log.
+	$(JACKALOPE) logs --follow
+
+#@ Ending
+kill-all: ## End the server and all agents of HOSTFILE's machines.
+	$(JACKALOPE) kill-all $(HOSTS)
+clean: ## Remove jackalope from this machine; models stay.
+	$(JACKALOPE) uninstall
+clean-all: ## Remove jackalope from every machine of HOSTFILE; models stay.
+	$(JACKALOPE) uninstall $(or $(HOSTS),$(error set HOSTFILE))
+
+#@ Work on jackalope
+demo: ## The demonstration of the README.
 	@cargo xtask demo
-
-test:
+test: ## Every check there is.
 	@cargo xtask ci
+lint: ## Formatting and lints.
+	cargo fmt --all --check && cargo clippy --workspace --all-targets -- -D warnings
+docs: ## Make the pages that are made from the program.
+	cargo run -q -p jackalope-cli -- commands-page > docs/commands.md && cargo run -q -p jackalope-cli -- config --example > .env.example

@@ -2,6 +2,8 @@
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -22,7 +24,7 @@ use crate::environment::Environment;
 use crate::output;
 
 /// Name of the agent's record.
-const RECORD: &str = "agent";
+pub(crate) const RECORD: &str = "agent";
 
 /// How long an agent may take to answer on its own machine.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -65,12 +67,14 @@ async fn serve(args: &AgentArgs, home: &Home, library: Library) -> anyhow::Resul
              `jackalope agent status` tells, `--port` names another"
         )
     })?;
+    let is_over = Arc::new(AtomicBool::new(false));
     let config = AgentConfig {
         secret: home.secret()?,
         rank_program: find_rank_program()?,
         files_dir: home.dir("run")?,
         library,
         linger: args.linger.map(Duration::from_secs),
+        is_over: Arc::clone(&is_over),
     };
     let program = std::fs::canonicalize(own_program()?)?;
     let about = json!({
@@ -80,13 +84,18 @@ async fn serve(args: &AgentArgs, home: &Home, library: Library) -> anyhow::Resul
     record.write(home, RECORD)?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let serving = tokio::task::spawn_blocking(move || agents::serve(&listener, config));
-    // Programs end with us in any case: their standard input does.
+    let mut serving = tokio::task::spawn_blocking(move || agents::serve(&listener, config));
     let result = tokio::select! {
-        result = serving => result?.map_err(Into::into),
+        result = &mut serving => result?.map_err(Into::into),
         _ = interrupt.recv() => Ok(()),
         _ = terminate.recv() => Ok(()),
     };
+    // Programs end with us in any case, as their standard input does; but for those that are stopped
+    // or stuck, which only a signal ends.
+    is_over.store(true, Ordering::SeqCst);
+    if !serving.is_finished() {
+        tokio::time::timeout(END_GRACE, serving).await.ok();
+    }
     record.forget(home, RECORD);
     result
 }
@@ -185,7 +194,8 @@ fn args_of(recorded: &Recorded) -> anyhow::Result<AgentArgs> {
     Ok(AgentArgs { listen, port, linger, start: false, detached: false, command: None })
 }
 
-fn is_alive(pid: u32) -> bool {
+/// Whether a process that we started has not ended.
+pub(crate) fn is_alive(pid: u32) -> bool {
     jackalope_cluster::platform::current::process_began(pid).is_some_and(|it| it != "ended")
 }
 

@@ -6,9 +6,11 @@ pub(crate) mod hosts;
 pub(crate) mod install;
 pub(crate) mod machines;
 mod models;
+pub(crate) mod operate;
 pub(crate) mod plan;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use jackalope_protocol::TokenId;
@@ -33,6 +35,33 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Serve a model over HTTP: the OpenAI API at /v1.
     Serve(ServeArgs),
+    /// Serve in the background, and come back when the server is ready.
+    Start(Box<operate::StartArgs>),
+    /// End the server of this machine and its ranks.
+    Stop(operate::StopArgs),
+    /// Replace the server by one with the arguments of the last start. Ranks keep their weights.
+    Restart(operate::RestartArgs),
+    /// Tell how the server, its ranks and its machines are. Fails unless all is well.
+    Status(operate::StatusArgs),
+    /// Tell the status again and again until Ctrl-C.
+    Monitor(operate::MonitorArgs),
+    /// Show what the server in the background has written.
+    Logs(operate::LogsArgs),
+    /// Ask a server for its health. Fails unless it is well.
+    Health(operate::AskArgs),
+    /// Ask a server for the length of its queue.
+    Queue(operate::AskArgs),
+    /// Ask a server which models it serves.
+    Served(operate::AskArgs),
+    /// Ask a server for one short answer. Fails unless there is one.
+    Test(operate::AskArgs),
+    /// End the server and the agents of all machines, and all they look after.
+    KillAll(operate::KillAllArgs),
+    /// Print each setting of `serve` with its value and where that comes from.
+    Config(operate::ConfigArgs),
+    /// Print docs/commands.md.
+    #[command(hide = true)]
+    CommandsPage,
     /// Talk to a model in the terminal.
     Chat(ChatArgs),
     /// Continue one prompt and print the result.
@@ -171,9 +200,24 @@ pub(crate) struct ServeArgs {
     /// Listen beyond this machine without keys.
     #[arg(long)]
     pub(crate) insecure: bool,
+    /// Tokens of an answer whose request does not say. Default: 16 for a completion, else the context.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) default_max_tokens: Option<u32>,
+    /// Seconds after which a request that is not answered ends. Default: none.
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub(crate) request_timeout: Option<Duration>,
+    /// Whether models that can think aloud do, for requests that do not say. Default: the template's.
+    #[arg(long, value_name = "YES|NO", value_parser = clap::builder::BoolishValueParser::new())]
+    pub(crate) thinking: Option<bool>,
     /// Print one JSON line when ready instead of text.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Take settings from the environment variables of another program, or a file `.env` with them.
+    #[arg(long, value_enum)]
+    pub(crate) profile: Option<crate::config::Profile>,
+    /// Leave the session and the terminal behind (what `start` runs).
+    #[arg(long, hide = true)]
+    pub(crate) detached: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -290,6 +334,9 @@ pub(crate) struct LinkArgs {
     /// Time spent on each row, in milliseconds.
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(10..=60000))]
     pub(crate) budget_ms: u64,
+    /// Run each row so often, instead of for a time.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=20000))]
+    pub(crate) rounds: Option<u32>,
     /// Print JSON lines.
     #[arg(long)]
     pub(crate) json: bool,
@@ -334,6 +381,12 @@ pub(crate) enum SynthSize {
     /// 8 billion.
     #[value(name = "8b")]
     B8,
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| 0.0 < *seconds && *seconds <= 86400.0);
+    let seconds = seconds.ok_or("expected a number above 0 and at most 86400")?;
+    Ok(Duration::from_secs_f64(seconds))
 }
 
 fn parse_bits(text: &str) -> Result<u32, String> {

@@ -22,6 +22,7 @@ use tokio::task::JoinHandle;
 
 use crate::args::{BackendArg, DeviceArg, RankArgs};
 use crate::environment::Environment;
+use crate::launch::environment_of;
 use crate::machines::shares::Placer;
 use crate::machines::{self, AgentLauncher, ByHand};
 use crate::models::{self, Located};
@@ -202,7 +203,8 @@ fn place_here(model_dir: &Path, args: &RankArgs, profile: bool) -> anyhow::Resul
         num_threads: args.threads.unwrap_or((cores / num_ranks).max(1)),
         ..setup
     };
-    let local = LocalRanks::new(&find_rank_program()?, backend, num_ranks as usize);
+    let mut local = LocalRanks::new(&find_rank_program()?, backend, num_ranks as usize);
+    local.set_env(environment_of(&args.hosts.env)?);
     let config = LinkConfig {
         listen: SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0),
         secret: Secret(random_bytes().context("drawing the cluster's secret")?),
@@ -221,7 +223,8 @@ async fn place_on(
     (args, profile): (&RankArgs, bool),
     environment: &Environment,
 ) -> anyhow::Result<Placed> {
-    let Hostfile { backend, envs, hosts } = machines::hostfile(hosts)?;
+    let Hostfile { backend, mut envs, hosts } = machines::hostfile(hosts)?;
+    envs.extend(environment_of(&args.hosts.env)?);
     let backend = args.backend.map(Into::into).or(backend).unwrap_or(Backend::Tcp);
     let given = shares(&args.share, hosts.len())?;
     let is_given = !args.share.is_empty();
@@ -303,9 +306,9 @@ fn place_by_hand(
 
 /// Greater than any epoch of a brain that was started earlier: ranks may outlive one.
 fn first_epoch() -> u64 {
-    const EPOCHS_PER_SECOND: u64 = 1 << 16;
+    // No group is formed within a microsecond, and a brain may be replaced within a second.
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs() * EPOCHS_PER_SECOND)
+    since.map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
 
 fn millis(time: Duration) -> u64 {

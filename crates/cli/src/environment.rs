@@ -1,6 +1,7 @@
 //! The environment, read once. Every variable that means something to `jackalope` is named here;
 //! an empty one counts as not set.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -64,6 +65,8 @@ pub(crate) struct Environment {
     token: Option<Token>,
     token_path: Option<PathBuf>,
     home: Option<PathBuf>,
+    /// Variables that are settings of `serve`.
+    settings: BTreeMap<String, String>,
     /// What to run as ssh.
     pub(crate) ssh: Option<String>,
     /// What MLX's launchers tell a rank.
@@ -107,7 +110,17 @@ impl fmt::Debug for Token {
 impl Environment {
     /// Of this process.
     pub(crate) fn read() -> Environment {
-        Environment::from(|name| std::env::var_os(name))
+        let all = std::env::vars_os().filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        });
+        let is_setting = crate::config::setting_names();
+        let settings = all.filter(|(name, value)| !value.is_empty() && is_setting(name)).collect();
+        Environment { settings, ..Environment::from(|name| std::env::var_os(name)) }
+    }
+
+    /// Variables that are settings of `serve`, as they are set.
+    pub(crate) fn settings(&self) -> &BTreeMap<String, String> {
+        &self.settings
     }
 
     fn from(lookup: impl Fn(&str) -> Option<OsString>) -> Environment {
@@ -154,6 +167,7 @@ impl Environment {
                 hostfile: path(MLX_HOSTFILE),
                 coordinator: text(MLX_JACCL_COORDINATOR).or_else(|| text(JACCL_COORDINATOR)),
             },
+            settings: BTreeMap::new(),
             places: places.into_iter().flatten().collect(),
             cache_dir: caches.map(|it| it.join("jackalope")),
             endpoint: endpoint.trim_end_matches('/').to_owned(),

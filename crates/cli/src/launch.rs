@@ -48,7 +48,7 @@ pub(crate) async fn run(args: LaunchArgs, environment: &Environment) -> anyhow::
 }
 
 /// `NAME=VALUE`, each.
-fn environment_of(given: &[String]) -> anyhow::Result<Vec<(String, String)>> {
+pub(crate) fn environment_of(given: &[String]) -> anyhow::Result<Vec<(String, String)>> {
     let parse = |text: &String| {
         let (name, value) = text
             .split_once('=')

@@ -87,6 +87,7 @@ fn start(args: &LinkArgs) -> anyhow::Result<(LocalRanks, Vec<Child>)> {
     let names: Vec<&str> = backends.iter().map(|backend| backend.name()).collect();
     let mut words = vec![format!("--sizes={}", sizes.join(","))];
     words.push(format!("--budget-ms={}", args.budget_ms));
+    words.extend(args.rounds.map(|rounds| format!("--rounds={rounds}")));
     if !names.is_empty() {
         words.push(format!("--backends={}", names.join(",")));
     }

@@ -6,6 +6,7 @@ mod autoconfig;
 mod bench;
 mod chat;
 mod cluster;
+mod config;
 mod doctor;
 mod environment;
 mod fingerprint;
@@ -16,6 +17,7 @@ mod launch;
 mod link;
 mod machines;
 mod models;
+mod operate;
 mod output;
 mod plan;
 mod progress;
@@ -36,9 +38,21 @@ use crate::environment::Environment;
 use crate::output::OutputError;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
     let environment = Environment::read();
-    let default = if args.verbose { "info" } else { "warn" };
+    let words = std::env::args_os().map(|it| it.to_string_lossy().into_owned()).collect();
+    let resolved = match config::resolve(words, environment.settings()) {
+        Ok(resolved) => resolved,
+        Err(err) => {
+            eprintln!("error: {err:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let args = match resolved.set.is_empty() {
+        // As the system gave it, whatever its bytes.
+        true => Args::parse(),
+        false => Args::parse_from(&resolved.words),
+    };
+    let default = if args.verbose { "info" } else { resolved.log_level.unwrap_or("warn") };
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| default.into()))
         .with_writer(std::io::stderr)
@@ -53,7 +67,20 @@ fn main() -> ExitCode {
     };
     let result = runtime.block_on(async {
         match args.command {
-            Command::Serve(args) => serve::run(args, &environment).await,
+            Command::Serve(args) => serve::run(args, &resolved, &environment).await,
+            Command::Start(args) => operate::start(*args, &resolved, &environment).await,
+            Command::Stop(args) => operate::stop(args, &environment).await,
+            Command::Restart(args) => operate::restart(args, &environment).await,
+            Command::Status(args) => return operate::status(args, &environment).await,
+            Command::Monitor(args) => operate::monitor(args, &environment).await,
+            Command::Logs(args) => operate::logs(args, &environment).await,
+            Command::Health(args) => return operate::health(args, &environment).await,
+            Command::Queue(args) => return operate::queue(args, &environment).await,
+            Command::Served(args) => return operate::served(args, &environment).await,
+            Command::Test(args) => return operate::test(args, &environment).await,
+            Command::KillAll(args) => return operate::kill_all(args, &environment).await,
+            Command::Config(args) => config::config(&args, &environment),
+            Command::CommandsPage => config::commands_page(),
             Command::Chat(args) => chat::run(args, &environment).await,
             Command::Generate(args) => generate::run(args, &environment).await,
             Command::Bench(args) => bench::run(args, &environment).await,

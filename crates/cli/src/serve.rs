@@ -4,9 +4,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
+use jackalope_cluster::home::Home;
 use jackalope_engine::{SamplingOptions, Status};
-use jackalope_server::{ApiKeys, ServerConfig, ServerState};
+use jackalope_server::{ApiKeys, ServerConfig, ServerLimits, ServerState};
 use jackalope_text::GenerationDefaults;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -15,7 +17,9 @@ use tokio::task::JoinHandle;
 
 use crate::args::ServeArgs;
 use crate::cluster::Cluster;
+use crate::config::Resolved;
 use crate::environment::Environment;
+use crate::operate::{self, ServeRecord, Start};
 use crate::output::{self, OutputError};
 use crate::{models, split};
 
@@ -65,7 +69,17 @@ fn listen_ip(args: &mut ServeArgs) -> anyhow::Result<IpAddr> {
     Ok(Ipv4Addr::LOCALHOST.into())
 }
 
-pub(crate) async fn run(mut args: ServeArgs, environment: &Environment) -> anyhow::Result<()> {
+pub(crate) async fn run(
+    mut args: ServeArgs,
+    resolved: &Resolved,
+    environment: &Environment,
+) -> anyhow::Result<()> {
+    if args.detached {
+        // Fails only if we lead a session already, which is as good.
+        rustix::process::setsid().ok();
+    }
+    resolved.notes.iter().for_each(|it| output::note(it));
+    raise_open_files(resolved.open_files);
     let host = listen_ip(&mut args)?;
     check_exposure(host, &args)?;
     let model = models::locate(&args.model.model, environment)?;
@@ -77,9 +91,20 @@ pub(crate) async fn run(mut args: ServeArgs, environment: &Environment) -> anyho
     })?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
+    let mut hand_over = signal(SignalKind::user_defined1())?;
+    let model_id = args.model_id.clone().unwrap_or_else(|| model.name.clone());
+    let start = Start::of(resolved, environment);
+    let url = format!("http://{}", listener.local_addr()?);
+    let _record = Written::new(environment, (&args, &start), (&url, &model_id));
     let mut cluster = Cluster::start(&model, &args.model.ranks, environment).await?;
-    let model_id = args.model_id.clone().unwrap_or(model.name);
+    let limits = ServerLimits {
+        request_timeout: args.request_timeout,
+        default_max_tokens: args.default_max_tokens,
+        ..ServerLimits::default()
+    };
     let config = ServerConfig {
+        limits,
+        enable_thinking: args.thinking,
         api_keys: ApiKeys::new(&args.api_key),
         sampling_defaults: sampling_defaults(&cluster.text.generation),
         ..ServerConfig::new(&*model_id)
@@ -87,6 +112,9 @@ pub(crate) async fn run(mut args: ServeArgs, environment: &Environment) -> anyho
     let server = HttpServer::start(listener, &cluster, config)?;
     let serving = async {
         let status = cluster.ready().await?;
+        if let Some(Err(err)) = environment.home().ok().map(|home| start.remember(&home)) {
+            tracing::warn!(%err, "`restart` will not know these arguments");
+        }
         if let Err(err) = announce(&args, &model_id, server.addr, &status) {
             // Who asks over HTTP does not care.
             tracing::warn!(%err, "nobody was told that the server is ready");
@@ -97,12 +125,79 @@ pub(crate) async fn run(mut args: ServeArgs, environment: &Environment) -> anyho
         result = serving => result,
         _ = interrupt.recv() => Ok(()),
         _ = terminate.recv() => Ok(()),
+        _ = hand_over.recv() => {
+            cluster.engine.hand_over();
+            Ok(())
+        }
+        () = keep_log_short(args.detached, environment) => Ok(()),
     };
     // Streams end with the engine, and connections with their streams.
     cluster.engine.shutdown();
     let ended = cluster.stop();
     let (ended, ()) = tokio::join!(ended, server.stop());
     result.and(ended)
+}
+
+/// Never ends.
+async fn keep_log_short(is_detached: bool, environment: &Environment) {
+    match environment.home().ok().filter(|_| is_detached) {
+        Some(home) => operate::keep_short(home).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The record of this server, for as long as it lives.
+struct Written(Option<(Home, ServeRecord)>);
+
+impl Written {
+    /// A server can do without a record, but not without being told of it.
+    fn new(environment: &Environment, how: (&ServeArgs, &Start), what: (&str, &str)) -> Written {
+        let Ok(home) = environment.home() else { return Written(None) };
+        match ServeRecord::write(&home, how, what) {
+            Ok(Some(record)) => Written(Some((home, record))),
+            Ok(None) => {
+                tracing::info!("`status` and `stop` are about another server, which runs already");
+                Written(None)
+            }
+            Err(err) => {
+                tracing::warn!(%err, "`status` and `stop` will not know this server");
+                Written(None)
+            }
+        }
+    }
+}
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        if let Some((home, record)) = &self.0 {
+            record.forget(home);
+        }
+    }
+}
+
+/// Raises the bounds of open files to at least these, as far as the system lets us.
+fn raise_open_files(wanted: Option<(u64, u64)>) {
+    let Some(wanted) = wanted else { return };
+    let now = getrlimit(Resource::Nofile);
+    // Only root may raise the hard one.
+    let set = |limit: Rlimit| setrlimit(Resource::Nofile, limit);
+    let (raised, within) = (raised(now, wanted), within(now, wanted));
+    if let Err(err) = set(raised).or_else(|_| set(within)) {
+        tracing::warn!(%err, "the bound of open files stays as it is");
+    }
+}
+
+/// Both bounds, never lower than they are; one that is absent is infinite.
+fn raised(now: Rlimit, (soft, hard): (u64, u64)) -> Rlimit {
+    let least = |now: Option<u64>, wanted: u64| now.map(|now| now.max(wanted));
+    Rlimit { current: least(now.current, soft), maximum: least(now.maximum, hard) }
+}
+
+/// The soft bound, as far as the hard one lets it.
+fn within(now: Rlimit, wanted: (u64, u64)) -> Rlimit {
+    let current = raised(now, wanted).current;
+    let bounded = current.map(|it| now.maximum.map_or(it, |most| it.min(most)));
+    Rlimit { current: bounded, maximum: now.maximum }
 }
 
 /// What the checkpoint recommends, for requests that do not say how to draw.
@@ -161,4 +256,33 @@ fn announce(
         status.ranks.len(),
         split::text(status)
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_of_open_files_are_raised_and_never_lowered() {
+        let limit = |current, maximum| Rlimit { current, maximum };
+        let wanted = (2048, 4096);
+        for (now, expected, without_root) in [
+            (limit(Some(256), None), limit(Some(2048), None), limit(Some(2048), None)),
+            (
+                limit(Some(256), Some(1024)),
+                limit(Some(2048), Some(4096)),
+                limit(Some(1024), Some(1024)),
+            ),
+            (
+                limit(Some(9999), Some(9999)),
+                limit(Some(9999), Some(9999)),
+                limit(Some(9999), Some(9999)),
+            ),
+            (limit(None, None), limit(None, None), limit(None, None)),
+        ] {
+            let of = |it: Rlimit| (it.current, it.maximum);
+            assert_eq!(of(raised(now, wanted)), of(expected));
+            assert_eq!(of(within(now, wanted)), of(without_root));
+        }
+    }
 }

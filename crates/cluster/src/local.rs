@@ -46,6 +46,8 @@ pub struct LocalRanks {
     program: PathBuf,
     backend: Backend,
     num_ranks: usize,
+    /// Set for every rank.
+    env: Vec<(String, String)>,
     /// Settings of a stock group, made anew whenever rank 0 starts.
     stock: Option<StockSettings>,
 }
@@ -75,7 +77,12 @@ pub fn find_rank_program() -> Result<PathBuf, LocalError> {
 impl LocalRanks {
     /// For `num_ranks` ranks of the rank program at `program`.
     pub fn new(program: &Path, backend: Backend, num_ranks: usize) -> LocalRanks {
-        LocalRanks { program: program.to_owned(), backend, num_ranks, stock: None }
+        LocalRanks { program: program.to_owned(), backend, num_ranks, env: Vec::new(), stock: None }
+    }
+
+    /// Variables of every rank that is started from now on.
+    pub fn set_env(&mut self, env: Vec<(String, String)>) {
+        self.env = env;
     }
 
     /// Starts one rank, which connects to the brain at `control_addr`.
@@ -93,7 +100,8 @@ impl LocalRanks {
             .map(OsString::from)
             .to_vec();
         spawn.input = secret_line(secret);
-        spawn.env = self.stock_env(rank)?;
+        spawn.env = self.env.iter().map(|(name, value)| (name.clone(), value.into())).collect();
+        spawn.env.extend(self.stock_env(rank)?);
         let child = spawn
             .start()
             .map_err(|source| LocalError::Spawn { program: self.program.clone(), source })?;

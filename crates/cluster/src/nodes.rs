@@ -281,7 +281,7 @@ impl Bootstrap {
 }
 
 /// Where a machine's agent may listen: what the hostfile says, then what `ssh` makes of its name.
-fn addresses(host: &Host, config: &NodesConfig) -> Vec<SocketAddr> {
+pub fn addresses(host: &Host, config: &NodesConfig) -> Vec<SocketAddr> {
     if host.is_local() {
         return vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), config.agent_port)];
     }

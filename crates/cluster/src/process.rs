@@ -132,6 +132,7 @@ impl Spawn {
         let mut child = command
             .args(&self.args)
             .envs(self.env)
+            .current_dir(self.cwd.as_deref().unwrap_or(Path::new(".")))
             .stdin(Stdio::piped())
             .stdout(log.try_clone()?)
             .stderr(log)

@@ -16,6 +16,20 @@ use crate::platform;
 /// Between two looks at a process that shall end.
 const END_POLL: Duration = Duration::from_millis(10);
 
+/// How long a killed process may take to be gone; the system may still write its memory out.
+pub const KILL_GRACE: Duration = Duration::from_secs(2);
+
+/// What a process of ours is asked for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Request {
+    /// A polite end (SIGTERM).
+    End,
+    /// An end that leaves everything it looks after to whoever comes next (SIGUSR1).
+    HandOver,
+    /// An end at once (SIGKILL).
+    Kill,
+}
+
 /// A process of ours.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Recorded {
@@ -73,18 +87,29 @@ impl Recorded {
         if !self.runs() {
             return false;
         }
-        for (signal, grace) in [(Signal::TERM, grace), (Signal::KILL, Duration::from_secs(2))] {
-            if let Some(pid) = Pid::from_raw(self.pid.cast_signed()) {
-                // Fails only if it is gone already.
-                kill_process(pid, signal).ok();
+        if !self.ask(Request::End, grace) {
+            self.ask(Request::Kill, KILL_GRACE);
+        }
+        true
+    }
+
+    /// Sends it a signal, if it is still the process we know. True if it has ended within `grace`.
+    pub fn ask(&self, request: Request, grace: Duration) -> bool {
+        let signal = match request {
+            Request::End => Signal::TERM,
+            Request::HandOver => Signal::USR1,
+            Request::Kill => Signal::KILL,
+        };
+        let deadline = Instant::now() + grace;
+        if let (true, Some(pid)) = (self.runs(), Pid::from_raw(self.pid.cast_signed())) {
+            // Fails only if it is gone already.
+            kill_process(pid, signal).ok();
+        }
+        while self.runs() {
+            if deadline <= Instant::now() {
+                return false;
             }
-            let deadline = Instant::now() + grace;
-            while Instant::now() < deadline {
-                if !self.runs() {
-                    return true;
-                }
-                std::thread::sleep(END_POLL);
-            }
+            std::thread::sleep(END_POLL);
         }
         true
     }

@@ -46,6 +46,11 @@ pub trait RankGroup: Send + 'static {
     fn restart(&mut self, now: Instant);
     /// Ends every rank, politely first. Bounded.
     fn stop(&mut self);
+    /// Leaves every rank without a word, so that those which may outlive us can be taken over. For
+    /// ranks that may not it is an end.
+    fn hand_over(&mut self) {
+        self.stop();
+    }
     /// The oldest event not yet taken.
     fn next_event(&mut self) -> Option<GroupEvent>;
 }

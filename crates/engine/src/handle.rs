@@ -27,6 +27,7 @@ pub(crate) enum Message<R> {
 pub(crate) enum Command {
     Submit { id: RequestId, request: Request, events: mpsc::Sender<Event> },
     Cancel { id: RequestId },
+    HandOver,
     Shutdown,
 }
 
@@ -177,6 +178,12 @@ impl EngineHandle {
     /// for is the [`EngineThread`](crate::EngineThread).
     pub fn shutdown(&self) {
         self.commands.send(Command::Shutdown);
+    }
+
+    /// Ends the engine so that a later one can take the ranks over: those that may outlive their brain
+    /// keep their weights for their lease, the others end. Open requests end with [`Event::Failed`].
+    pub fn hand_over(&self) {
+        self.commands.send(Command::HandOver);
     }
 
     fn check_state(&self) -> Result<(), SubmitError> {

@@ -663,6 +663,16 @@ impl RankGroup for Link {
         self.acceptor = None;
     }
 
+    fn hand_over(&mut self) {
+        self.stage = Stage::Down;
+        self.acceptor = None;
+        for slot in &mut self.slots {
+            slot.release();
+            slot.enter(State::Absent, Instant::now());
+        }
+        self.launcher.hand_over();
+    }
+
     fn next_event(&mut self) -> Option<GroupEvent> {
         self.events.pop_front()
     }

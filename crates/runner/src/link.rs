@@ -52,6 +52,9 @@ pub(crate) struct LinkArgs {
     /// Milliseconds to spend on each operation and size.
     #[arg(long, default_value_t = 500)]
     budget_ms: u64,
+    /// Times each operation runs with each size, instead of a time.
+    #[arg(long)]
+    rounds: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -211,7 +214,12 @@ fn measure(
     args: &LinkArgs,
     watchdog: &Watchdog,
 ) -> anyhow::Result<()> {
-    let effort = Effort { budget: Duration::from_millis(args.budget_ms), ..Effort::default() };
+    let effort = match args.rounds {
+        Some(rounds) => {
+            Effort { budget: Duration::ZERO, iterations_min: rounds, iterations_max: rounds }
+        }
+        None => Effort { budget: Duration::from_millis(args.budget_ms), ..Effort::default() },
+    };
     for (size_idx, bytes) in args.sizes.iter().enumerate() {
         watchdog.expect("measuring", Duration::from_secs(600));
         let bytes = bytes.next_multiple_of(4).max(4);

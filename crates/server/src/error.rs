@@ -114,6 +114,8 @@ pub(crate) enum ApiError {
     NotANumber,
     #[error("the server is shutting down")]
     ShuttingDown,
+    #[error("the request was not answered within {} s", .timeout.as_secs_f32())]
+    TimedOut { timeout: Duration },
     #[error("internal error: {what}\nhint: this is a bug in the server; please report it")]
     Internal { what: String },
 }
@@ -306,6 +308,7 @@ impl ApiError {
             E::Unavailable { .. } => Wire::unavailable("unavailable"),
             E::RankFailed { .. } => Wire::unavailable("rank_failed"),
             E::ShuttingDown => Wire::unavailable("shutting_down"),
+            E::TimedOut { .. } => Wire::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "timeout"),
             E::NotANumber => {
                 Wire::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "not_a_number")
             }

@@ -18,6 +18,10 @@ pub struct ServerLimits {
     pub write_timeout: Duration,
     /// Time that open connections get to end by themselves at shutdown.
     pub shutdown_timeout: Duration,
+    /// Time for a request to be answered, from its start to its last token; not bounded if absent.
+    pub request_timeout: Option<Duration>,
+    /// Tokens of an answer whose request does not say: what the endpoint's own rule is if absent.
+    pub default_max_tokens: Option<u32>,
     /// Silence on a stream after which a comment is sent, so that nothing in between gives up.
     pub keep_alive: Duration,
     /// Open connections; more of them wait in the system's own queue.
@@ -53,6 +57,8 @@ impl Default for ServerLimits {
             head_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(60),
             shutdown_timeout: Duration::from_secs(1),
+            request_timeout: None,
+            default_max_tokens: None,
             keep_alive: Duration::from_secs(5),
             connections: 1024,
             open_streams: 256,

@@ -37,6 +37,9 @@ pub struct ServerConfig {
     pub limits: ServerLimits,
     /// Who may ask; with none, everybody may.
     pub api_keys: ApiKeys,
+    /// Whether models that can think aloud do, for requests that do not say; the template decides if
+    /// absent.
+    pub enable_thinking: Option<bool>,
     /// How tokens are drawn for requests that do not say. `seed` and `logit_bias` are not read.
     pub sampling_defaults: SamplingOptions,
 }
@@ -48,6 +51,7 @@ impl ServerConfig {
             model: ServedModel { id: model_id.into(), aliases: Vec::new() },
             limits: ServerLimits::default(),
             api_keys: ApiKeys::default(),
+            enable_thinking: None,
             sampling_defaults: SamplingOptions::default(),
         }
     }
@@ -106,6 +110,10 @@ impl ServerState {
 
     pub(crate) fn api_keys(&self) -> &ApiKeys {
         &self.shared.config.api_keys
+    }
+
+    pub(crate) fn enable_thinking(&self) -> Option<bool> {
+        self.shared.config.enable_thinking
     }
 
     pub(crate) fn sampling_defaults(&self) -> &SamplingOptions {

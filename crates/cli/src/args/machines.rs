@@ -10,6 +10,9 @@ pub(crate) struct HostsArgs {
     /// Machines to use, one rank on each entry: a hostfile, or names for ssh separated by commas.
     #[arg(long, value_name = "FILE|NAMES", conflicts_with = "ranks")]
     pub(crate) hosts: Option<String>,
+    /// A variable for every rank: `NAME=VALUE`.
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) env: Vec<String>,
     #[command(flatten)]
     pub(crate) reach: ReachArgs,
     /// Where ranks connect to on this machine.

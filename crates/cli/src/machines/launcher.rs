@@ -228,6 +228,10 @@ impl Launcher for AgentLauncher {
         self.absent_after.is_some()
     }
 
+    fn hand_over(&mut self) {
+        self.places.nodes.nodes.iter().for_each(|node| node.agent.abandon());
+    }
+
     fn launch(&mut self, order: &LaunchOrder) -> Result<Box<dyn RankProcess>, LaunchError> {
         let program = self.order(order);
         let node = self.places.node(self.seated[order.rank]);

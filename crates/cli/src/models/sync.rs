@@ -73,6 +73,7 @@ fn open_library(host: Host, environment: &Environment, secret: Secret) -> anyhow
         files_dir: environment.home()?.dir("run")?,
         library: environment.library(),
         linger: None,
+        is_over: std::sync::Arc::default(),
     };
     // Ends with the process.
     std::thread::spawn(move || agent::serve(&listener, config));

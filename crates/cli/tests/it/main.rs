@@ -15,6 +15,8 @@ mod machines;
 #[cfg(target_os = "linux")]
 mod memory;
 mod metamorphic;
+mod operate;
+mod pages;
 mod plan;
 mod program;
 mod pull;

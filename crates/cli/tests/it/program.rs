@@ -61,6 +61,8 @@ impl Program {
     ) -> Program {
         #[expect(clippy::disallowed_methods, reason = "tests watch the processes from outside")]
         let mut command = Command::new(env!("CARGO_BIN_EXE_jackalope"));
+        // What the user of this machine runs is not looked at.
+        command.env("JACKALOPE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/jackalope-home"));
         command.args(args).envs(env.iter().copied());
         Program::start_command(command, input)
     }

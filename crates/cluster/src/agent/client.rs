@@ -280,7 +280,7 @@ impl Agent {
     }
 
     /// Leaves without a word, so that the programs live on for their lease.
-    pub fn abandon(self) {
+    pub fn abandon(&self) {
         self.end(None);
     }
 

@@ -37,6 +37,8 @@ pub struct AgentConfig {
     pub library: Library,
     /// How long it stays without a session and without a program; for ever if absent.
     pub linger: Option<Duration>,
+    /// Set by others to end it, with all it looks after.
+    pub is_over: Arc<AtomicBool>,
 }
 
 /// Why there is no agent.
@@ -60,7 +62,7 @@ struct Shared {
     secret: Secret,
     library: Library,
     num_sessions: AtomicUsize,
-    is_over: AtomicBool,
+    is_over: Arc<AtomicBool>,
 }
 
 /// Runs an agent on `listener` until it is told to stop or has lingered long enough.
@@ -75,7 +77,7 @@ pub fn serve(listener: &TcpListener, config: AgentConfig) -> Result<(), AgentErr
         secret: config.secret,
         library: config.library,
         num_sessions: AtomicUsize::new(0),
-        is_over: AtomicBool::new(false),
+        is_over: config.is_over,
     });
     let mut idle_since = Instant::now();
     let mut num_accepted = 0;

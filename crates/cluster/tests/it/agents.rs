@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,6 +32,7 @@ impl Fixture {
             files_dir: std::env::temp_dir(),
             library: Library::default(),
             linger,
+            is_over: Arc::default(),
         };
         let thread = std::thread::spawn(move || serve(&listener, config).unwrap());
         Fixture { addr, thread }
@@ -273,6 +275,7 @@ fn an_order_stands_until_the_machine_can_be_reached() {
         files_dir: std::env::temp_dir(),
         library: Library::default(),
         linger: None,
+        is_over: Arc::default(),
     };
     let thread = std::thread::spawn(move || serve(&listener, config).unwrap());
     assert_eq!(wait(|| program.ended()).code, 3);

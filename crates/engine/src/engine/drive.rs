@@ -197,19 +197,30 @@ impl<G: RankGroup> Driver<G> {
             Message::Command(Command::Cancel { id }) => self.cancel(id),
             Message::Command(Command::Shutdown) => {
                 info!("stopping");
-                self.status.send_modify(|status| status.state = EngineState::Stopping);
-                self.fail_all(&Failure {
-                    rank: None,
-                    host: None,
-                    phase: Phase::Waiting,
-                    message: "the server is stopping".to_owned(),
-                    last_words: String::new(),
-                });
+                self.close("the server is stopping");
                 self.group.stop();
+                return Flow::End;
+            }
+            Message::Command(Command::HandOver) => {
+                info!("handing the ranks over");
+                self.close("the server is being replaced\nhint: send the request again");
+                self.group.hand_over();
                 return Flow::End;
             }
         }
         Flow::GoOn
+    }
+
+    /// Takes no more requests and ends those that are open.
+    fn close(&mut self, reason: &str) {
+        self.status.send_modify(|status| status.state = EngineState::Stopping);
+        self.fail_all(&Failure {
+            rank: None,
+            host: None,
+            phase: Phase::Waiting,
+            message: reason.to_owned(),
+            last_words: String::new(),
+        });
     }
 
     /// Does what can be done without waiting. True if something was.

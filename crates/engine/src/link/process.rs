@@ -54,6 +54,9 @@ pub trait Launcher: Send {
         false
     }
 
+    /// Leaves without a word, so that ranks which may outlive us do.
+    fn hand_over(&mut self) {}
+
     /// Starts the process of one rank. Does not wait for it to connect.
     ///
     /// # Errors

@@ -159,6 +159,13 @@ impl Slot {
         self.enter(State::Launched, now);
     }
 
+    /// Gives up the connection and the process without a word to either.
+    pub(super) fn release(&mut self) {
+        self.connection = None;
+        self.process = None;
+        self.facts = None;
+    }
+
     /// Waits at most `grace` for the process to end by itself, then kills it. Says how it ended by
     /// itself, if it did, and its last words.
     pub(super) fn end(&mut self, grace: Duration) -> (Option<String>, String) {

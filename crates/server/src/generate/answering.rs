@@ -2,10 +2,12 @@
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use jackalope_engine::{EngineHandle, Event, Generation};
 use jackalope_protocol::Logprob;
 use jackalope_text::ModelText;
+use tokio::time::{Instant, timeout_at};
 
 use super::choice_text::{ChoiceText, Delta};
 use super::job::Job;
@@ -30,6 +32,8 @@ pub(crate) struct Answering {
     /// Where the next look begins, so that no choice starves the others.
     next_idx: usize,
     num_open: usize,
+    /// When it has taken too long, and how long that is.
+    deadline: Option<(Instant, Duration)>,
 }
 
 #[derive(Debug)]
@@ -45,7 +49,7 @@ impl Answering {
         job: Job,
         engine: &EngineHandle,
         text: &ModelText,
-        param: &'static str,
+        (param, timeout): (&'static str, Option<Duration>),
     ) -> Result<Answering, ApiError> {
         let texts = job.choice_texts(text);
         let requests = job.prompts.into_iter().flat_map(|prompt| prompt.requests);
@@ -55,13 +59,21 @@ impl Answering {
                 engine.submit(request).map_err(|err| ApiError::from_submit(err, param))?;
             choices.push(Choice { generation: Some(generation), text });
         }
-        Ok(Answering { num_open: choices.len(), choices, next_idx: 0 })
+        let deadline = timeout.map(|timeout| (Instant::now() + timeout, timeout));
+        Ok(Answering { num_open: choices.len(), choices, next_idx: 0, deadline })
     }
 
     /// What is heard next, and of which choice; none once all are over. An error ends them all.
     /// Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Result<(usize, Step), ApiError>> {
-        poll_fn(|context| self.poll_next(context)).await
+        let Some((deadline, timeout)) = self.deadline else {
+            return poll_fn(|context| self.poll_next(context)).await;
+        };
+        let next = timeout_at(deadline, poll_fn(|context| self.poll_next(context))).await;
+        next.unwrap_or_else(|_| {
+            self.end_all();
+            Some(Err(ApiError::TimedOut { timeout }))
+        })
     }
 
     /// Tokens drawn so far over all choices.

@@ -108,7 +108,8 @@ impl<F: Format> Answer<F> {
         state: &ServerState,
         place: OwnedSemaphorePermit,
     ) -> Result<Answer<F>, ApiError> {
-        let answering = Answering::start(job, state.engine(), state.text(), plan.param)?;
+        let bounds = (plan.param, state.limits().request_timeout);
+        let answering = Answering::start(job, state.engine(), state.text(), bounds)?;
         Ok(Answer {
             answering,
             format,

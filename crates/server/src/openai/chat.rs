@@ -47,7 +47,7 @@ fn prepare(body: &Bytes, state: &ServerState) -> Result<(Job, ChatFormat, Answer
         }
     }
     let mut wishes = Wishes::check(common, state)?;
-    wishes.options.max_tokens = max_tokens;
+    wishes.options.max_tokens = max_tokens.or(state.limits().default_max_tokens);
     wishes.options.logprobs = logprobs(&chat, state.limits().top_logprobs)?;
     check_messages(chat.messages.as_deref(), state)?;
     let takes_tools = check_tools(&chat, state)?;
@@ -160,7 +160,7 @@ fn encode(
     let conversation: Conversation = parse(body)?;
     let tools = if takes_tools { parse::<Tools>(body)?.tools } else { None };
     let mut kwargs: Map<String, Value> = chat.chat_template_kwargs.clone().unwrap_or_default();
-    if let Some(enable_thinking) = chat.enable_thinking {
+    if let Some(enable_thinking) = chat.enable_thinking.or(state.enable_thinking()) {
         kwargs.entry("enable_thinking").or_insert(enable_thinking.into());
     }
     if let Some(effort) = &chat.reasoning_effort {

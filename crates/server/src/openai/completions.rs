@@ -45,8 +45,10 @@ fn prepare(
         return Err(ApiError::NotSupported { param: "suffix".to_owned(), hint });
     }
     let echo = completion.echo.unwrap_or(false);
-    let max_tokens =
-        common.max_completion_tokens.or(common.max_tokens).unwrap_or(DEFAULT_MAX_TOKENS);
+    let max_tokens = common
+        .max_completion_tokens
+        .or(common.max_tokens)
+        .unwrap_or_else(|| state.limits().default_max_tokens.unwrap_or(DEFAULT_MAX_TOKENS));
     if max_tokens == 0 && !echo {
         let expected = "at least 1, or 0 together with echo";
         return Err(ApiError::out_of_range("max_tokens", &max_tokens, expected));

@@ -100,6 +100,22 @@ async fn the_template_gets_what_the_client_sent() {
 }
 
 #[tokio::test]
+async fn whether_a_model_thinks_is_said_by_the_request_else_by_the_server() {
+    let prompt_tokens = async |setting: Option<bool>, extra: Value| -> u64 {
+        let mut setup = Setup::says("Hello");
+        setup.server.enable_thinking = setting;
+        let answer = setup.start().await.chat(extra).await.ok();
+        answer["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    let usual = prompt_tokens(None, json!({})).await;
+    let thinking = prompt_tokens(None, json!({"enable_thinking": true})).await;
+    assert!(usual < thinking, "the template says that it is on");
+    assert_eq!(prompt_tokens(Some(true), json!({})).await, thinking);
+    assert_eq!(prompt_tokens(Some(true), json!({"enable_thinking": false})).await, usual);
+    assert_eq!(prompt_tokens(Some(false), json!({})).await, usual);
+}
+
+#[tokio::test]
 async fn tool_calls_are_looked_for_only_if_tools_were_offered() {
     let mut setup = Setup::says(&calls(2));
     setup.context_tokens = 1024;

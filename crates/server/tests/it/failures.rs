@@ -49,6 +49,34 @@ async fn a_full_queue_says_when_to_come_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_that_takes_too_long_ends_with_504_and_is_cancelled() {
+    let mut setup = Setup::says("Hello");
+    setup.server.limits.request_timeout = Some(Duration::from_secs(3));
+    setup.server.limits.keep_alive = Duration::from_secs(1);
+    let server = setup.start().await;
+    server.control.order(FakeOrder::Hold);
+    let refused = server.chat(json!({})).await;
+    assert_eq!(refused.status, StatusCode::GATEWAY_TIMEOUT);
+    assert_eq!(refused.error()["code"], "timeout");
+    let mut stream = server.open(post(CHAT, streaming())).await;
+    stream.read_until("was not answered within 3 s").await;
+    let are_cancelled = |status: &jackalope_engine::Status| status.counters.cancelled == 2;
+    server.until("both are cancelled", are_cancelled).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_have_a_default_length_if_the_server_was_given_one() {
+    let mut setup = Setup::babbles();
+    setup.server.limits.default_max_tokens = Some(5);
+    let server = setup.start().await;
+    let body = json!({"ignore_eos": true});
+    let answer = server.chat(body).await.ok();
+    assert_eq!(answer["usage"]["completion_tokens"], 5, "{answer}");
+    let asked = server.chat(json!({"ignore_eos": true, "max_tokens": 7})).await.ok();
+    assert_eq!(asked["usage"]["completion_tokens"], 7, "{asked}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn choices_that_do_not_all_fit_are_refused_together() {
     let setup = Setup::says("Hello").engine(|config| {
         config.running_max = 1;

@@ -22,7 +22,8 @@ Answer with <tool_call>{\"name\": …}</tool_call>.<|im_end|>\n{% endif %}
 {%- if message.content == 'forbidden' %}{{ raise_exception('not that word') }}{% endif -%}
 <|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}
-{%- if mood %}({{ mood }}){% endif %}";
+{%- if mood %}({{ mood }}){% endif %}
+{%- if enable_thinking %}(thinking){% endif %}";
 
 /// The text side of the checkpoint that most tests use.
 pub(crate) fn text() -> std::sync::Arc<ModelText> {

@@ -1,0 +1,96 @@
+//! Operating the server of this machine: which process it is, how it was started, what it says.
+//!
+//! ```text
+//!   serve   writes ~/.jackalope/serve.json, and last-start.json once it is ready
+//!   start   runs serve in the background     stop, restart, kill-all   end exactly that process
+//!   status, monitor, logs, health, queue, served, test                 look at it
+//! ```
+
+mod ask;
+mod kill;
+mod logs;
+mod monitor;
+mod record;
+mod start;
+mod status;
+
+use std::time::Duration;
+
+use anyhow::Context;
+use serde_json::Value;
+
+pub(crate) use ask::{health, queue, served, test};
+pub(crate) use kill::kill_all;
+pub(crate) use logs::{keep_short, logs};
+pub(crate) use monitor::monitor;
+pub(crate) use record::{ServeRecord, Start};
+pub(crate) use start::{restart, start, stop};
+pub(crate) use status::status;
+
+/// How long a server may take to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What a server answered, with its status.
+struct Answer {
+    status: u16,
+    body: Value,
+}
+
+impl Answer {
+    fn is_ok(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+}
+
+/// A server and the key to it.
+#[derive(Clone, Debug)]
+struct Server {
+    url: String,
+    api_key: Option<String>,
+}
+
+impl Server {
+    /// Gets a path, or posts to it. Every wait is bounded by `timeout`.
+    fn ask(&self, path: &str, body: Option<&Value>, timeout: Duration) -> anyhow::Result<Answer> {
+        let agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_connect(Some(CONNECT_TIMEOUT.min(timeout)))
+            .timeout_global(Some(timeout))
+            .build()
+            .new_agent();
+        let url = format!("{}{path}", self.url.trim_end_matches('/'));
+        let bearer = self.api_key.as_ref().map(|key| format!("Bearer {key}"));
+        let response = match body {
+            None => {
+                let mut request = agent.get(&url);
+                if let Some(bearer) = &bearer {
+                    request = request.header("authorization", bearer);
+                }
+                request.call()
+            }
+            Some(body) => {
+                let mut request = agent.post(&url).header("content-type", "application/json");
+                if let Some(bearer) = &bearer {
+                    request = request.header("authorization", bearer);
+                }
+                request.send(body.to_string())
+            }
+        };
+        let mut response = response.with_context(|| {
+            format!("asking {url}\nhint: `jackalope status` tells what runs on this machine")
+        })?;
+        let status = response.status().as_u16();
+        let text =
+            response.body_mut().read_to_string().with_context(|| format!("reading {url}"))?;
+        let body = serde_json::from_str(&text)
+            .with_context(|| format!("{url} answered {status}, and not with JSON"))?;
+        Ok(Answer { status, body })
+    }
+}
+
+/// Runs `work`, which waits, beside the runtime's own threads.
+async fn off_runtime<T: Send + 'static>(
+    work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    tokio::task::spawn_blocking(work).await?
+}

@@ -1,0 +1,141 @@
+//! `jackalope health`, `queue`, `served` and `test`: questions to a server, here or elsewhere.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure};
+use serde_json::{Value, json};
+
+use super::record::ServeRecord;
+use super::{Answer, Server, off_runtime};
+use crate::args::operate::AskArgs;
+use crate::environment::Environment;
+use crate::output;
+
+/// Where a server listens unless told otherwise.
+const DEFAULT_URL: &str = "http://127.0.0.1:8080";
+
+/// A question that nothing has to be computed for.
+const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A short answer of a model, which may wait behind others.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+const TEST_PROMPT: &str = "Say hello in one short sentence.";
+const TEST_TOKENS: u32 = 32;
+
+/// The server that was named, or the one of this machine.
+fn server(args: &AskArgs, environment: &Environment) -> Server {
+    let home = environment.home().ok();
+    let running = home.and_then(|home| ServeRecord::running(&home)).map(|it| it.server());
+    match (&args.url, running) {
+        // A key is for the server it was given to, and for no other.
+        (Some(url), running) => {
+            let same = running.filter(|it| it.url == url.trim_end_matches('/'));
+            let api_key = args.api_key.clone().or_else(|| same.and_then(|it| it.api_key));
+            Server { url: url.clone(), api_key }
+        }
+        (None, Some(running)) => {
+            Server { api_key: args.api_key.clone().or(running.api_key), ..running }
+        }
+        (None, None) => Server { url: DEFAULT_URL.to_owned(), api_key: args.api_key.clone() },
+    }
+}
+
+async fn get(args: &AskArgs, path: &'static str, it: &Environment) -> anyhow::Result<Answer> {
+    let server = server(args, it);
+    off_runtime(move || server.ask(path, None, ASK_TIMEOUT)).await
+}
+
+/// What a server says that does not answer as asked.
+fn refusal(answer: &Answer) -> String {
+    let message = answer.body["error"]["message"].as_str().map(str::to_owned);
+    format!("{}: {}", answer.status, message.unwrap_or_else(|| answer.body.to_string()))
+}
+
+pub(crate) async fn health(args: AskArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
+    let answer = get(&args, "/health", environment).await?;
+    let is_well = answer.is_ok() && answer.body["ok"] == true;
+    match args.json {
+        true => output::line(&answer.body)?,
+        false => output::line(format_args!("{:#}", answer.body))?,
+    }
+    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+pub(crate) async fn queue(args: AskArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
+    let Answer { body, .. } = get(&args, "/health", environment).await?;
+    let number = |key: &str| body[key].as_u64();
+    let (Some(size), Some(max)) = (number("queue_size"), number("queue_max")) else {
+        bail!("the server tells no queue: {body}");
+    };
+    let running = number("running").unwrap_or(0);
+    match args.json {
+        true => output::line(json!({"size": size, "max": max, "running": running}))?,
+        false => output::line(format_args!("{size} of {max} wait, {running} are computed"))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) async fn served(args: AskArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
+    let answer = get(&args, "/v1/models", environment).await?;
+    ensure!(answer.is_ok(), "{}", refusal(&answer));
+    if args.json {
+        output::line(&answer.body)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for model in answer.body["data"].as_array().into_iter().flatten() {
+        output::line(model["id"].as_str().unwrap_or_default())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) async fn test(args: AskArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
+    let server = server(&args, environment);
+    let told = off_runtime(move || one_answer(&server)).await?;
+    if args.json {
+        output::line(&told)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    output::line(told["text"].as_str().unwrap_or_default().trim())?;
+    output::line(format_args!(
+        "{}: {} tokens in {:.2} s, {:.1} tokens/s",
+        told["model"].as_str().unwrap_or_default(),
+        told["completion_tokens"],
+        told["seconds"].as_f64().unwrap_or(0.0),
+        told["tokens_per_sec"].as_f64().unwrap_or(0.0)
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One short answer, through the chat template where the model has one.
+fn one_answer(server: &Server) -> anyhow::Result<Value> {
+    let begin = Instant::now();
+    let body = json!({
+        "model": "default", "max_tokens": TEST_TOKENS, "temperature": 0,
+        "messages": [{"role": "user", "content": TEST_PROMPT}],
+    });
+    let mut answer = server.ask("/v1/chat/completions", Some(&body), ANSWER_TIMEOUT)?;
+    let mut text = "/choices/0/message/content";
+    if answer.status == 400 {
+        let body = json!({
+            "model": "default", "max_tokens": TEST_TOKENS, "temperature": 0, "prompt": TEST_PROMPT,
+        });
+        answer = server.ask("/v1/completions", Some(&body), ANSWER_TIMEOUT)?;
+        text = "/choices/0/text";
+    }
+    ensure!(answer.is_ok(), "{}", refusal(&answer));
+    let seconds = begin.elapsed().as_secs_f64();
+    let num_tokens = answer.body["usage"]["completion_tokens"].as_u64().unwrap_or(0);
+    ensure!(0 < num_tokens, "the model answered without a single token: {}", answer.body);
+    let tokens_per_sec = num_tokens as f64 / seconds.max(f64::EPSILON);
+    Ok(json!({
+        "ok": true,
+        "model": answer.body["model"],
+        "text": answer.body.pointer(text),
+        "prompt_tokens": answer.body["usage"]["prompt_tokens"],
+        "completion_tokens": num_tokens,
+        "seconds": seconds,
+        "tokens_per_sec": tokens_per_sec,
+    }))
+}

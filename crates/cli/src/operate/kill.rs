@@ -1,0 +1,124 @@
+//! `jackalope kill-all`: the emergency stop. Ends what is written down, on every machine, and nothing
+//! else.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use jackalope_cluster::home::Home;
+use jackalope_cluster::hostfile::Host;
+use jackalope_cluster::nodes;
+use jackalope_cluster::record::Recorded;
+use jackalope_cluster::shell::Shell;
+use serde_json::{Value, json};
+
+use super::off_runtime;
+use super::record::{ServeRecord, Start};
+use super::start::{end_server, words_of};
+use crate::agent::RECORD as AGENT_RECORD;
+use crate::args::operate::KillAllArgs;
+use crate::environment::Environment;
+use crate::{machines, output};
+
+/// From asking to killing.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// One machine's agent, through the shell.
+const HOST_TIMEOUT: Duration = Duration::from_secs(20);
+
+pub(crate) async fn kill_all(
+    args: KillAllArgs,
+    environment: &Environment,
+) -> anyhow::Result<ExitCode> {
+    let home = environment.home()?;
+    let known = ServeRecord::read(&home);
+    let ssh = args.ssh.clone().or_else(|| Some(known.as_ref()?.ssh()?.to_owned()));
+    let shell = machines::shell(ssh.as_deref(), environment);
+    off_runtime(move || {
+        let hosts = hosts(args.hosts.as_deref(), known.as_ref(), &home);
+        let server = end_server(&home, GRACE);
+        let mut ended = end_agents(hosts.as_deref().unwrap_or(&[this_machine()]), &home, &shell);
+        // A hostfile that cannot be read is no reason to let go on what is known here.
+        if let Err(err) = hosts {
+            ended.push(json!({"host": "others", "ok": false, "said": format!("{err:#}")}));
+        }
+        let (server, is_ended) = match server {
+            Ok(server) => (json!({ "ended": server }), true),
+            Err(err) => (json!({ "error": format!("{err:#}") }), false),
+        };
+        if args.json {
+            output::line(json!({ "serve": server, "hosts": ended }))?;
+        } else {
+            let said = server["error"].as_str().map(str::to_owned);
+            let ended = Some(&server["ended"]).filter(|it| !it.is_null());
+            output::line(said.unwrap_or_else(|| words_of(ended)))?;
+        }
+        let mut are_ended = true;
+        for host in &ended {
+            are_ended &= host["ok"] == true;
+            if !args.json {
+                let said = host["said"].as_str().unwrap_or_default();
+                output::line(format_args!("{}: {said}", host["host"].as_str().unwrap_or("?")))?;
+            }
+        }
+        Ok(if is_ended && are_ended { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    })
+    .await
+}
+
+/// The machines that were named, or those of the server, or those of the last one; always this one.
+fn hosts(
+    given: Option<&str>,
+    known: Option<&ServeRecord>,
+    home: &Home,
+) -> anyhow::Result<Vec<Host>> {
+    let last = || {
+        let Start { words, env, cwd } = Start::last(home)?;
+        let at = words.iter().position(|word| word == "--hosts");
+        let after = at.and_then(|at| words.get(at + 1).cloned());
+        let joined = || words.iter().find_map(|it| it.strip_prefix("--hosts=").map(str::to_owned));
+        let named = after.or_else(joined).or_else(|| env.get("HOSTFILE").cloned())?;
+        let file = cwd.join(&named);
+        Some(if file.is_file() { file.to_string_lossy().into_owned() } else { named })
+    };
+    let remembered = || known.and_then(|it| it.hosts().map(str::to_owned)).or_else(last);
+    let mut hosts = match (given, remembered()) {
+        (Some(given), _) => machines::hostfile(given)?.hosts,
+        (None, Some(remembered)) => {
+            machines::hostfile(&remembered).context("reading the machines of the last start")?.hosts
+        }
+        (None, None) => Vec::new(),
+    };
+    hosts.push(this_machine());
+    Ok(nodes::machines(&hosts).0)
+}
+
+fn this_machine() -> Host {
+    Host { ssh: "127.0.0.1".to_owned(), ..Host::default() }
+}
+
+/// Ends the agents of all machines at the same time.
+fn end_agents(hosts: &[Host], home: &Home, shell: &dyn Shell) -> Vec<Value> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            hosts.iter().map(|host| scope.spawn(|| end_agent(host, home, shell))).collect();
+        threads.into_iter().map(|it| it.join().expect("it does not panic")).collect()
+    })
+}
+
+fn end_agent(host: &Host, home: &Home, shell: &dyn Shell) -> Value {
+    let name = if host.is_local() { "127.0.0.1".to_owned() } else { host.name() };
+    if host.is_local() {
+        let recorded = Recorded::read(home, AGENT_RECORD);
+        let ended = recorded.is_some_and(|it| it.end(GRACE));
+        let said = if ended { "the agent has ended" } else { "no agent runs here" };
+        return json!({"host": name, "ok": true, "said": said});
+    }
+    let ssh = if host.ssh.is_empty() { name.as_str() } else { host.ssh.as_str() };
+    let (ok, said) = match shell.run(ssh, &nodes::on_machine("agent stop"), b"", HOST_TIMEOUT) {
+        Ok(output) if output.status == 0 => (true, output.stdout.trim().to_owned()),
+        Ok(output) => (false, format!("exit status {}: {}", output.status, output.stderr.trim())),
+        Err(err) => (false, format!("{err}\nhint: {}", err.kind.hint(&err.host))),
+    };
+    json!({"host": name, "ok": ok, "said": said})
+}

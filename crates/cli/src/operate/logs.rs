@@ -1,0 +1,217 @@
+//! `jackalope logs`, and logs that do not grow without bound.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::bail;
+use jackalope_cluster::home::Home;
+
+use crate::args::operate::LogsArgs;
+use crate::environment::Environment;
+use crate::output;
+
+/// A log longer than this is put aside, in place of the one that was put aside before.
+pub(super) const LOG_BYTES_MAX: u64 = 8 << 20;
+
+/// Between two looks at a log's length by whoever writes it.
+const ROTATE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Between two looks at a log that is followed.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The log of the server in the background.
+pub(super) fn serve_log(home: &Home) -> PathBuf {
+    home.join("logs/serve.log")
+}
+
+/// Puts a log that is too long aside and empties it, for whoever appends to it.
+pub(super) fn rotate(path: &Path, bytes_max: u64) -> io::Result<()> {
+    match std::fs::metadata(path) {
+        Ok(it) if bytes_max < it.len() => {}
+        _ => return Ok(()),
+    }
+    let aside = path.with_extension("log.1");
+    std::fs::copy(path, aside)?;
+    OpenOptions::new().write(true).open(path)?.set_len(0)
+}
+
+/// Keeps the log of a server in the background short for as long as it is polled.
+pub(crate) async fn keep_short(home: Home) {
+    let path = serve_log(&home);
+    loop {
+        tokio::time::sleep(ROTATE_INTERVAL).await;
+        if let Err(err) = rotate(&path, LOG_BYTES_MAX) {
+            tracing::warn!(%err, "the log could not be put aside");
+        }
+    }
+}
+
+pub(crate) async fn logs(args: LogsArgs, environment: &Environment) -> anyhow::Result<()> {
+    let home = environment.home()?;
+    let path = if args.agent { home.join("logs/agent.log") } else { serve_log(&home) };
+    if !path.is_file() {
+        bail!(
+            "there is no log {}\nhint: `jackalope start` and agents in the background write logs",
+            path.display()
+        );
+    }
+    let wanted = Wanted { rank: args.rank };
+    let mut from = std::fs::metadata(&path)?.len();
+    for line in wanted.last(&path, from, args.lines)? {
+        output::line(line)?;
+    }
+    let mut part = Vec::new();
+    if !args.follow {
+        return Ok(());
+    }
+    loop {
+        let told = follow(&path, &mut from, &mut part, &wanted)?;
+        for line in told {
+            output::line(line)?;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(FOLLOW_INTERVAL) => {}
+            _ = tokio::signal::ctrl_c() => return Ok(()),
+        }
+    }
+}
+
+/// Which lines are shown.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    rank: Option<u32>,
+}
+
+impl Wanted {
+    fn shows(self, line: &str) -> bool {
+        let Some(rank) = self.rank else { return true };
+        let plain = without_colours(line);
+        let named = [format!("from=\"rank {rank}\""), format!("rank={rank}")];
+        named.iter().any(|name| {
+            plain.split(name.as_str()).nth(1).is_some_and(|rest| {
+                rest.is_empty() || !rest.starts_with(|c: char| c.is_ascii_digit())
+            })
+        })
+    }
+
+    fn last(self, path: &Path, until: u64, num_lines: usize) -> io::Result<Vec<String>> {
+        let bytes = read_between(path, 0, until)?;
+        let text = String::from_utf8_lossy(&bytes);
+        let shown: Vec<&str> = text.lines().filter(|line| self.shows(line)).collect();
+        let skipped = shown.len().saturating_sub(num_lines);
+        Ok(shown[skipped..].iter().map(|line| (*line).to_owned()).collect())
+    }
+}
+
+/// What was written since `from`, in whole lines; the beginning of one stays in `part`.
+fn follow(
+    path: &Path,
+    from: &mut u64,
+    part: &mut Vec<u8>,
+    wanted: &Wanted,
+) -> io::Result<Vec<String>> {
+    let length = std::fs::metadata(path)?.len();
+    if length < *from {
+        // It was put aside and begins anew.
+        *from = 0;
+        part.clear();
+    }
+    part.extend(read_between(path, *from, length)?);
+    *from = length;
+    let end = part.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+    let whole: Vec<u8> = part.drain(..end).collect();
+    let text = String::from_utf8_lossy(&whole);
+    Ok(text.lines().filter(|line| wanted.shows(line)).map(str::to_owned).collect())
+}
+
+fn read_between(path: &Path, from: u64, until: u64) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    file.seek(SeekFrom::Start(from))?;
+    let mut bytes = Vec::new();
+    // Whoever writes it keeps it below the bound, but for what comes within a minute.
+    file.take(until.saturating_sub(from).min(LOG_BYTES_MAX * 8)).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The last lines after `from`.
+pub(super) fn tail_from(path: &Path, from: u64, num_lines: usize) -> io::Result<Vec<String>> {
+    let length = std::fs::metadata(path)?.len();
+    let bytes = read_between(path, from.min(length), length)?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let lines: Vec<&str> = text.lines().collect();
+    let skipped = lines.len().saturating_sub(num_lines);
+    Ok(lines[skipped..].iter().map(|line| (*line).to_owned()).collect())
+}
+
+/// A line without the escapes of a terminal.
+fn without_colours(line: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once('\u{1b}') {
+        plain.push_str(before);
+        rest = after.split_once('m').map_or("", |(_, behind)| behind);
+    }
+    plain + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Scratch {
+            let name = format!("jackalope-{name}-{}.log", std::process::id());
+            Scratch(std::env::temp_dir().join(name))
+        }
+
+        fn append(&self, text: &str) {
+            let mut options = OpenOptions::new();
+            let mut file = options.create(true).append(true).open(&self.0).unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            std::fs::remove_file(&self.0).ok();
+            std::fs::remove_file(self.0.with_extension("log.1")).ok();
+        }
+    }
+
+    #[test]
+    fn a_log_is_followed_by_whole_lines_also_when_it_is_put_aside() {
+        let (log, all) = (Scratch::new("follow"), Wanted { rank: None });
+        log.append("one\ntw");
+        let (mut from, mut part) = (0, Vec::new());
+        assert_eq!(follow(&log.0, &mut from, &mut part, &all).unwrap(), ["one"]);
+        log.append("o\nthree\n");
+        assert_eq!(follow(&log.0, &mut from, &mut part, &all).unwrap(), ["two", "three"]);
+        rotate(&log.0, 100).unwrap();
+        assert!(!log.0.with_extension("log.1").exists(), "it is short");
+        rotate(&log.0, 10).unwrap();
+        log.append("four\n");
+        assert_eq!(follow(&log.0, &mut from, &mut part, &all).unwrap(), ["four"]);
+        let aside = std::fs::read_to_string(log.0.with_extension("log.1")).unwrap();
+        assert_eq!(aside, "one\ntwo\nthree\n");
+    }
+
+    #[test]
+    fn lines_of_a_rank_are_told_from_those_of_others() {
+        let log = Scratch::new("ranks");
+        log.append("INFO a: x from=\"rank 1\"\nINFO b: y from=\"rank 11\"\nINFO c: rank=1 z\n");
+        log.append("INFO d: rank=12\nINFO \u{1b}[3mrank\u{1b}[0m\u{1b}[2m=\u{1b}[0m1 e\nplain\n");
+        let length = std::fs::metadata(&log.0).unwrap().len();
+        let lines = Wanted { rank: Some(1) }.last(&log.0, length, 10).unwrap();
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        let lines = Wanted { rank: Some(1) }.last(&log.0, length, 1).unwrap();
+        assert!(lines[0].ends_with("1 e"), "{lines:?}");
+        assert_eq!(Wanted { rank: None }.last(&log.0, length, 2).unwrap().len(), 2);
+        assert_eq!(tail_from(&log.0, length - 6, 5).unwrap(), ["plain"]);
+    }
+}

@@ -1,0 +1,234 @@
+//! `jackalope start`, `stop` and `restart`.
+
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use jackalope_cluster::home::Home;
+use jackalope_cluster::nodes::own_program;
+use jackalope_cluster::process::Spawn;
+use jackalope_cluster::record::{KILL_GRACE, Request};
+use serde_json::{Value, json};
+
+use super::logs::{LOG_BYTES_MAX, rotate, serve_log, tail_from};
+use super::record::{ServeRecord, Start};
+use super::{Server, off_runtime};
+use crate::agent::is_alive;
+use crate::args::operate::{RestartArgs, StartArgs, StopArgs};
+use crate::config::Resolved;
+use crate::environment::Environment;
+use crate::output;
+
+/// Between two looks at a server that is to become ready.
+const READY_POLL: Duration = Duration::from_millis(50);
+/// How long a server that is to become ready may take for one answer.
+const READY_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a server that is to end may take to tell what it has.
+const LAST_WORD_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a server may take to hand its ranks over, or to end.
+const END_GRACE: Duration = Duration::from_secs(10);
+/// Lines of the log that a failed start ends with.
+const LAST_LINES: usize = 12;
+
+/// How people and programs are told.
+#[derive(Clone, Copy, Debug)]
+struct Telling {
+    json: bool,
+}
+
+pub(crate) async fn start(
+    args: StartArgs,
+    resolved: &Resolved,
+    environment: &Environment,
+) -> anyhow::Result<()> {
+    let home = environment.home()?;
+    resolved.notes.iter().for_each(|it| output::note(it));
+    let start = Start::of(resolved, environment);
+    let (telling, wait) = (Telling { json: args.serve.json }, Duration::from_secs(args.wait));
+    off_runtime(move || {
+        let Some(running) = ServeRecord::running(&home) else {
+            return begin(&home, &start, wait, ("started", telling));
+        };
+        if running.start().as_ref() == Some(&start) {
+            wait_until_ready(&home, running.process.pid, Instant::now() + wait, &no_log())?;
+            return tell(&running, ("runs", telling), &home);
+        }
+        if args.no_replace {
+            bail!(
+                "a server with other arguments runs: {} at {}, pid {}\n\
+                 hint: `jackalope stop` ends it; without `--no-replace` it is replaced",
+                running.model(),
+                running.url(),
+                running.process.pid
+            );
+        }
+        running.process.end(END_GRACE);
+        begin(&home, &start, wait, ("replaced", telling))
+    })
+    .await
+}
+
+pub(crate) async fn restart(args: RestartArgs, environment: &Environment) -> anyhow::Result<()> {
+    let home = environment.home()?;
+    let set_now = environment.settings().clone();
+    off_runtime(move || {
+        let running = ServeRecord::running(&home);
+        let known = running.as_ref().and_then(ServeRecord::start).or_else(|| Start::last(&home));
+        let Some(mut start) = known else {
+            bail!(
+                "nothing was started yet\n\
+                 hint: `jackalope start --model DIR`; its arguments are remembered"
+            );
+        };
+        start.env.extend(set_now);
+        let request = if args.fresh { Request::End } else { Request::HandOver };
+        if let Some(running) = running
+            && !running.process.ask(request, END_GRACE)
+        {
+            output::note("the server did not end in time and is killed");
+            running.process.end(Duration::ZERO);
+        }
+        let wait = Duration::from_secs(args.wait);
+        begin(&home, &start, wait, ("restarted", Telling { json: args.json }))
+    })
+    .await
+}
+
+pub(crate) async fn stop(args: StopArgs, environment: &Environment) -> anyhow::Result<()> {
+    let home = environment.home()?;
+    off_runtime(move || {
+        let ended = end_server(&home, Duration::from_secs(args.grace))?;
+        if args.json {
+            return Ok(output::line(json!({ "ended": ended }))?);
+        }
+        Ok(output::line(words_of(ended.as_ref()))?)
+    })
+    .await
+}
+
+/// Ends the server of this machine, if one runs, and says what ended.
+pub(super) fn end_server(home: &Home, grace: Duration) -> anyhow::Result<Option<Value>> {
+    let Some(running) = ServeRecord::running(home) else {
+        if let Some(stale) = ServeRecord::read(home) {
+            stale.forget(home);
+        }
+        return Ok(None);
+    };
+    let health = running.server().ask("/health", None, LAST_WORD_TIMEOUT);
+    let ranks = health.map(|it| it.body["ranks"].clone()).unwrap_or_default();
+    let pid = running.process.pid;
+    let is_killed = !running.process.ask(Request::End, grace);
+    if is_killed && !running.process.ask(Request::Kill, KILL_GRACE) {
+        bail!("the server, pid {pid}, does not end, not even when killed");
+    }
+    running.forget(home);
+    let ranks = ranks.as_array().into_iter().flatten();
+    let ranks = ranks.map(|it| json!({"rank": it["rank"], "host": it["host"], "pid": it["pid"]}));
+    Ok(Some(json!({
+        "pid": pid, "url": running.url(), "model": running.model(), "killed": is_killed,
+        "ranks": ranks.collect::<Vec<Value>>(),
+    })))
+}
+
+/// What [`end_server`] says, for people.
+pub(super) fn words_of(ended: Option<&Value>) -> String {
+    let Some(ended) = ended else { return "no server runs here".to_owned() };
+    let how = if ended["killed"] == true { "was killed" } else { "has ended" };
+    let num_ranks = ended["ranks"].as_array().map_or(0, Vec::len);
+    let plural = if num_ranks == 1 { "" } else { "s" };
+    format!(
+        "the server of {} at {}, pid {}, {how} with {num_ranks} rank{plural}",
+        ended["model"].as_str().unwrap_or("a model"),
+        ended["url"].as_str().unwrap_or_default(),
+        ended["pid"]
+    )
+}
+
+/// Where a server's lines of this start begin.
+struct Log {
+    path: PathBuf,
+    from: u64,
+}
+
+fn no_log() -> Log {
+    Log { path: PathBuf::new(), from: 0 }
+}
+
+/// Starts a server in the background and waits until it is ready.
+fn begin(
+    home: &Home,
+    start: &Start,
+    wait: Duration,
+    (event, telling): (&str, Telling),
+) -> anyhow::Result<()> {
+    home.dir("logs")?;
+    let path = serve_log(home);
+    rotate(&path, LOG_BYTES_MAX).with_context(|| format!("rotating {}", path.display()))?;
+    let log = OpenOptions::new().create(true).append(true).open(&path);
+    let log = log.with_context(|| format!("opening {}", path.display()))?;
+    let from = log.metadata().map_or(0, |it| it.len());
+    let mut spawn = Spawn::new(own_program()?, "serve");
+    let words = ["--verbose", "serve"].map(str::to_owned).into_iter();
+    let words = words.chain(start.words.iter().cloned()).chain(["--detached".to_owned()]);
+    spawn.args = words.map(Into::into).collect();
+    spawn.env = start.env.iter().map(|(name, value)| (name.clone(), value.into())).collect();
+    spawn.cwd = Some(start.cwd.clone()).filter(|it| it.is_dir());
+    let pid = spawn.start_detached(log).context("starting the server")?;
+    let log = Log { path, from };
+    let running = wait_until_ready(home, pid, Instant::now() + wait, &log)?;
+    tell(&running, (event, telling), home)
+}
+
+fn wait_until_ready(
+    home: &Home,
+    pid: u32,
+    deadline: Instant,
+    log: &Log,
+) -> anyhow::Result<ServeRecord> {
+    loop {
+        let running = ServeRecord::running(home).filter(|it| it.process.pid == pid);
+        let answer = running.as_ref().map(ServeRecord::server).map(|it: Server| {
+            let is_up = it.ask("/health/ready", None, READY_TIMEOUT);
+            is_up.is_ok_and(|answer| answer.is_ok())
+        });
+        if let (Some(running), Some(true)) = (running, answer) {
+            return Ok(running);
+        }
+        if !is_alive(pid) {
+            bail!("the server ended before it was ready\n{}", last_lines(log));
+        }
+        if deadline <= Instant::now() {
+            bail!(
+                "the server, pid {pid}, is not ready yet and goes on\n\
+                 hint: `jackalope status` and `jackalope logs -f` show it, `jackalope stop` ends it"
+            );
+        }
+        std::thread::sleep(READY_POLL);
+    }
+}
+
+fn last_lines(log: &Log) -> String {
+    let lines = tail_from(&log.path, log.from, LAST_LINES).unwrap_or_default();
+    format!("its log {} ends:\n{}", log.path.display(), lines.join("\n"))
+}
+
+fn tell(
+    running: &ServeRecord,
+    (event, telling): (&str, Telling),
+    home: &Home,
+) -> anyhow::Result<()> {
+    let (url, model, pid) = (running.url(), running.model(), running.process.pid);
+    let log: &Path = &serve_log(home);
+    if telling.json {
+        return Ok(output::line(json!({
+            "event": event, "url": url, "model": model, "pid": pid, "log": log,
+        }))?);
+    }
+    let event = if event == "runs" { "runs already" } else { event };
+    Ok(output::line(format_args!(
+        "{model}: {event}, pid {pid}\n{url}\n  \
+         log      jackalope logs -f\n  \
+         stop it  jackalope stop"
+    ))?)
+}

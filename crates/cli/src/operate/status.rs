@@ -1,0 +1,233 @@
+//! `jackalope status`: the server of this machine, its ranks, and the agents of its machines.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use jackalope_cluster::agent::Agent;
+use jackalope_cluster::home::Home;
+use jackalope_cluster::hostfile::Host;
+use jackalope_cluster::nodes;
+use jackalope_cluster::record::Recorded;
+use serde_json::{Value, json};
+
+use super::off_runtime;
+use super::record::ServeRecord;
+use crate::agent::RECORD as AGENT_RECORD;
+use crate::args::machines::ReachArgs;
+use crate::args::operate::StatusArgs;
+use crate::environment::Environment;
+use crate::{machines, output};
+
+/// How long a server or an agent may take to tell how it is.
+const ASK_TIMEOUT: Duration = Duration::from_secs(2);
+
+pub(crate) async fn status(
+    args: StatusArgs,
+    environment: &Environment,
+) -> anyhow::Result<ExitCode> {
+    let report = Report::take(environment).await?;
+    match args.json {
+        true => output::line(&report.0)?,
+        false => output::line(report.text())?,
+    }
+    Ok(if report.is_well() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Everything that is known, as programs read it.
+#[derive(Debug)]
+pub(super) struct Report(pub(super) Value);
+
+impl Report {
+    /// Asks everybody, each within a bound.
+    pub(super) async fn take(environment: &Environment) -> anyhow::Result<Report> {
+        let environment = environment.clone();
+        off_runtime(move || {
+            let home = environment.home()?;
+            let running = ServeRecord::running(&home);
+            let health = running.as_ref().map(health_of);
+            let agents = agents(&home, running.as_ref(), &environment);
+            let serve = running.as_ref().map(|it| {
+                json!({
+                    "pid": it.process.pid, "version": it.process.version, "url": it.url(),
+                    "model": it.model(), "hosts": it.hosts(),
+                })
+            });
+            let is_healthy = health.as_ref().is_some_and(|it| it["ok"] == true);
+            let are_up = agents.iter().all(|it| it["up"] == true);
+            Ok(Report(json!({
+                "ok": is_healthy && are_up, "serve": serve, "health": health, "agents": agents,
+            })))
+        })
+        .await
+    }
+
+    fn is_well(&self) -> bool {
+        self.0["ok"] == true
+    }
+
+    /// The same for people.
+    pub(super) fn text(&self) -> String {
+        let (serve, health) = (&self.0["serve"], &self.0["health"]);
+        let mut lines = Vec::new();
+        if serve.is_null() {
+            lines.push("server   none runs here".to_owned());
+        } else {
+            let uptime = health["uptime_seconds"].as_u64().map(duration).unwrap_or_default();
+            lines.push(format!(
+                "server   {}, pid {}, version {}{uptime}",
+                text(&serve["url"]),
+                serve["pid"],
+                text(&serve["version"])
+            ));
+            let context = &health["context_tokens"];
+            let context =
+                if context.is_null() { String::new() } else { format!(", {context} tokens") };
+            lines.push(format!(
+                "model    {}: {}{context}",
+                text(&serve["model"]),
+                text(&health["status"])
+            ));
+            if let Some(reason) = health["reason"].as_str() {
+                lines.push(format!("         {}", reason.replace('\n', "\n         ")));
+            }
+        }
+        lines.extend(health["ranks"].as_array().into_iter().flatten().map(rank_line));
+        if health["queue_max"].is_u64() {
+            lines.push(format!(
+                "queue    {} of {} wait, {} are computed",
+                health["queue_size"], health["queue_max"], health["running"]
+            ));
+        }
+        lines.extend(self.0["agents"].as_array().into_iter().flatten().map(agent_line));
+        lines.join("\n")
+    }
+}
+
+fn health_of(running: &ServeRecord) -> Value {
+    match running.server().ask("/health", None, ASK_TIMEOUT) {
+        Ok(answer) if answer.body["status"].is_string() => answer.body,
+        Ok(answer) => {
+            let reason = answer.body["error"]["message"].as_str().unwrap_or("no health");
+            json!({"ok": false, "status": "unknown", "reason": reason})
+        }
+        Err(err) => json!({"ok": false, "status": "silent", "reason": format!("{err:#}")}),
+    }
+}
+
+/// The agents of the server's machines, or of this one alone if one runs.
+fn agents(home: &Home, running: Option<&ServeRecord>, environment: &Environment) -> Vec<Value> {
+    let hosts = running.and_then(|it| machines::hostfile(it.hosts()?).ok());
+    let Some(hosts) = hosts else {
+        let here = Recorded::read(home, AGENT_RECORD).filter(Recorded::runs);
+        return here.map(|it| recorded_json(&it)).into_iter().collect();
+    };
+    let running = running.expect("whose hosts are known");
+    let reach = ReachArgs {
+        agent_port: running.agent_port(),
+        ssh: running.ssh().map(str::to_owned),
+        no_bootstrap: true,
+    };
+    let machines = nodes::machines(&hosts.hosts).0;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = machines
+            .iter()
+            .map(|host| scope.spawn(|| agent_json(host, &reach, environment)))
+            .collect();
+        threads.into_iter().map(|it| it.join().expect("it does not panic")).collect()
+    })
+}
+
+fn recorded_json(agent: &Recorded) -> Value {
+    json!({"host": "127.0.0.1", "up": true, "pid": agent.pid, "programs": null})
+}
+
+/// Asks one agent which programs it looks after. Starts none.
+fn agent_json(host: &Host, reach: &ReachArgs, environment: &Environment) -> Value {
+    let name = host.name();
+    let asked = || -> Result<Value, String> {
+        let config =
+            machines::nodes_config(reach, environment).map_err(|err| format!("{err:#}"))?;
+        let addrs = nodes::addresses(host, &config);
+        let agent = Agent::connect(&name, addrs, config.secret, Box::new(|_, _, _| {}));
+        agent.wait_until_up(ASK_TIMEOUT)?;
+        let programs = agent.status(ASK_TIMEOUT)?;
+        let program = |it: &jackalope_cluster::agent::ProgramStatus| json!({"name": it.name, "pid": it.pid, "owned": it.is_owned, "age_ms": it.age_ms});
+        Ok(programs.iter().map(program).collect())
+    };
+    match asked() {
+        Ok(programs) => json!({"host": name, "up": true, "programs": programs}),
+        Err(reason) => json!({"host": name, "up": false, "reason": reason}),
+    }
+}
+
+fn rank_line(rank: &Value) -> String {
+    let mib = |bytes: &Value| bytes.as_u64().map(|it| it >> 20);
+    let weights = mib(&rank["facts"]["weights_bytes"]);
+    let memory = weights.map(|it| format!(", {it} MiB of weights")).unwrap_or_default();
+    let host = rank["host"].as_str().map(|it| format!("{it}, ")).unwrap_or_default();
+    let silent = rank["silent_ms"].as_u64().filter(|&it| 5000 < it);
+    let silent = silent.map(|it| format!(", silent for {} s", it / 1000)).unwrap_or_default();
+    format!(
+        "rank {:<3} {host}pid {}, {}{memory}{silent}",
+        rank["rank"].to_string(),
+        rank["pid"],
+        text(&rank["phase"])
+    )
+}
+
+fn agent_line(agent: &Value) -> String {
+    let what = match (agent["up"] == true, agent["programs"].as_array()) {
+        (false, _) => format!("cannot be reached: {}", text(&agent["reason"])),
+        (true, None) => format!("runs, pid {}", agent["pid"]),
+        (true, Some(programs)) => format!("looks after {} programs", programs.len()),
+    };
+    format!("agent    {}: {what}", text(&agent["host"]))
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or("?")
+}
+
+fn duration(seconds: u64) -> String {
+    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    format!(", up {hours}:{minutes:02}:{:02}", seconds % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_names_every_rank_and_what_is_wrong() {
+        let report = Report(json!({
+            "ok": false,
+            "serve": {"pid": 7, "version": "1", "url": "http://h:1", "model": "org/m"},
+            "health": {
+                "status": "recovering", "reason": "rank 1 died\nlast words", "uptime_seconds": 3700,
+                "queue_size": 1, "queue_max": 8, "running": 2, "context_tokens": 4096,
+                "ranks": [
+                    {"rank": 0, "host": "a", "pid": 11, "phase": "idle", "silent_ms": 10,
+                     "facts": {"weights_bytes": 3 << 20}},
+                    {"rank": 1, "host": null, "pid": null, "phase": "starting", "silent_ms": 9000},
+                ],
+            },
+            "agents": [
+                {"host": "a", "up": true, "programs": [{}, {}]},
+                {"host": "b", "up": false, "reason": "refused"},
+            ],
+        }));
+        assert_eq!(
+            report.text(),
+            "server   http://h:1, pid 7, version 1, up 1:01:40\n\
+             model    org/m: recovering, 4096 tokens\n         rank 1 died\n         last words\n\
+             rank 0   a, pid 11, idle, 3 MiB of weights\n\
+             rank 1   pid null, starting, silent for 9 s\n\
+             queue    1 of 8 wait, 2 are computed\n\
+             agent    a: looks after 2 programs\n\
+             agent    b: cannot be reached: refused"
+        );
+        assert!(!report.is_well());
+        let none = Report(json!({"ok": false, "serve": null, "health": null, "agents": []}));
+        assert_eq!(none.text(), "server   none runs here");
+    }
+}

@@ -1,0 +1,237 @@
+//! A cluster that is operated: started in the background, looked at, restarted, stopped.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+
+use rustix::process::{Pid, Signal, test_kill_process};
+use serde_json::{Value, json};
+
+use crate::checkpoint::{Copy, exact};
+use crate::program::{Ended, PATIENCE, Program, send, wait_for};
+
+/// A machine's own folder, with whatever runs by it; all ends when dropped.
+struct Machine {
+    home: PathBuf,
+    ports: [u16; 3],
+}
+
+impl Machine {
+    fn new() -> Machine {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("home-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        std::fs::remove_dir_all(&home).ok();
+        let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        Machine { home, ports: listeners.map(|it| it.local_addr().unwrap().port()) }
+    }
+
+    fn begin(&self, words: &[&str]) -> Program {
+        Program::start_with(words, "", &[("JACKALOPE_HOME", self.home.to_str().unwrap())])
+    }
+
+    fn run(&self, words: &[&str]) -> Ended {
+        self.begin(words).end()
+    }
+
+    /// Runs a command that prints one object and succeeds.
+    fn json(&self, words: &[&str]) -> Value {
+        let ended = self.run(words);
+        assert!(ended.status.success(), "{words:?}: {ended:?}");
+        serde_json::from_str(&ended.stdout).unwrap_or_else(|err| panic!("{err}: {ended:?}"))
+    }
+
+    /// Words of `start` or `serve` with this machine's ports.
+    fn serving(&self, command: &str, further: &[&str]) -> Vec<String> {
+        let model = exact().to_str().unwrap();
+        let [port, agent, control] = self.ports.map(|it| it.to_string());
+        let words = [command, "--model", model, "--port", &port, "--agent-port", &agent];
+        let words = [&words[..], &["--control-port", &control], further].concat();
+        words.into_iter().map(str::to_owned).collect()
+    }
+
+    fn start(&self, further: &[&str]) -> Value {
+        let words = self.serving("start", &[further, &["--json"]].concat());
+        self.json(&words.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// The processes of the ranks, as the server tells.
+    fn ranks(&self) -> Vec<u32> {
+        let status = self.json(&["status", "--json"]);
+        let ranks = status["health"]["ranks"].as_array().unwrap();
+        ranks.iter().map(|rank| rank["pid"].as_u64().unwrap() as u32).collect()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.run(&["kill-all"]);
+        std::fs::remove_dir_all(&self.home).ok();
+    }
+}
+
+fn pid_of(value: &Value) -> u32 {
+    value["pid"].as_u64().unwrap() as u32
+}
+
+fn runs(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    let is_buried = stat.is_ok_and(|it| it.rsplit(')').next().is_some_and(|it| it.contains('Z')));
+    test_kill_process(Pid::from_raw(pid.cast_signed()).unwrap()).is_ok() && !is_buried
+}
+
+fn wait_for_end(pids: &[u32]) {
+    wait_for("end", || pids.iter().all(|&pid| !runs(pid)).then_some(()));
+}
+
+/// The lines of a long stream, as they come.
+fn stream(url: &str) -> Receiver<String> {
+    let (sender, lines) = channel();
+    let url = format!("{url}/v1/completions");
+    let body = json!({"prompt": [20, 21], "max_tokens": 1900, "ignore_eos": true, "stream": true});
+    std::thread::spawn(move || {
+        let request = ureq::post(url).header("content-type", "application/json");
+        let response = request.send(body.to_string()).unwrap();
+        for line in BufReader::new(response.into_body().into_reader()).lines() {
+            let Ok(line) = line else { return };
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    lines
+}
+
+const TWO_RANKS: [&str; 2] = ["--hosts", "127.0.0.1,127.0.0.1"];
+
+#[test]
+fn a_restart_replaces_the_server_and_the_ranks_keep_their_weights() {
+    let machine = Machine::new();
+    let started = machine.start(&TWO_RANKS);
+    assert_eq!(started["event"], "started");
+    let ranks = machine.ranks();
+    let lines = stream(started["url"].as_str().unwrap());
+    for _ in 0..4 {
+        lines.recv_timeout(PATIENCE).unwrap();
+    }
+    let restarted = machine.json(&["restart", "--json"]);
+    assert_eq!(restarted["event"], "restarted");
+    assert_ne!(pid_of(&restarted), pid_of(&started));
+    assert_eq!(restarted["url"], started["url"]);
+    assert_eq!(machine.ranks(), ranks, "ranks outlive the server");
+    let rest: Vec<String> = lines.iter().collect();
+    assert!(rest.iter().any(|line| line.contains("the server is being replaced")), "{rest:?}");
+    let tested = machine.json(&["test", "--json"]);
+    assert!(0 < tested["completion_tokens"].as_u64().unwrap(), "{tested}");
+
+    let fresh = machine.json(&["restart", "--fresh", "--json"]);
+    assert_ne!(pid_of(&fresh), pid_of(&restarted));
+    assert!(machine.ranks().iter().all(|pid| !ranks.contains(pid)), "fresh ranks");
+    wait_for_end(&ranks);
+    let ranks = machine.ranks();
+    let stopped = machine.json(&["stop", "--json"]);
+    assert_eq!(
+        (pid_of(&stopped["ended"]), stopped["ended"]["killed"].as_bool()),
+        (pid_of(&fresh), Some(false))
+    );
+    assert_eq!(stopped["ended"]["ranks"].as_array().unwrap().len(), 2);
+    wait_for_end(&ranks);
+    let again = machine.run(&["stop"]);
+    assert!(again.status.success() && again.stdout.contains("no server runs here"), "{again:?}");
+    // The arguments are remembered all the same.
+    assert_eq!(machine.json(&["restart", "--json"])["url"], started["url"]);
+}
+
+#[test]
+fn starting_twice_is_starting_once_and_other_arguments_replace() {
+    let machine = Machine::new();
+    let first = machine.start(&[]);
+    assert_eq!(machine.start(&[])["event"], "runs");
+    let other = machine.serving("start", &["--queue-max", "3", "--no-replace"]);
+    let refused = machine.run(&other.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(!refused.status.success(), "{refused:?}");
+    assert!(refused.stderr.contains("a server with other arguments runs"), "{refused:?}");
+    assert_eq!(pid_of(&machine.start(&[])), pid_of(&first));
+    let second = machine.start(&["--queue-max", "3"]);
+    assert_eq!(second["event"], "replaced");
+    assert_ne!(pid_of(&second), pid_of(&first));
+    assert!(!runs(pid_of(&first)));
+    assert_eq!(machine.json(&["queue", "--json"])["max"], 3);
+    assert_eq!(machine.json(&["health", "--json"])["status"], "healthy");
+    let served = machine.run(&["served"]).stdout;
+    assert_eq!(served.trim(), "jackalope-mini-f32");
+    let logs = machine.run(&["logs", "-n", "1000"]);
+    assert!(logs.status.success() && logs.stdout.contains("ranks ready"), "{logs:?}");
+    let of_rank = machine.run(&["logs", "--rank", "0"]).stdout;
+    assert!(of_rank.lines().count() < logs.stdout.lines().count(), "{of_rank}");
+    assert!(of_rank.contains("shard loaded") && !of_rank.contains("ranks ready"), "{of_rank}");
+    let seen = machine.run(&["monitor", "--interval", "1", "--count", "2", "--json"]);
+    let seen: Vec<Value> =
+        seen.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(seen.len(), 2);
+    assert!(seen.iter().all(|it| it["ok"] == true && pid_of(&it["serve"]) == pid_of(&second)));
+}
+
+#[test]
+fn a_start_that_fails_ends_with_what_the_server_said_last() {
+    let machine = Machine::new();
+    let broken = Copy::new();
+    broken.edit_config(|config| config["model_type"] = json!("nothing known"));
+    let model = broken.path().to_str().unwrap();
+    let ended = machine.run(&["start", "--model", model, "--port", "0"]);
+    assert!(!ended.status.success(), "{ended:?}");
+    assert!(ended.stderr.contains("the server ended before it was ready"), "{ended:?}");
+    assert!(ended.stderr.contains("nothing known"), "{ended:?}");
+    let status = machine.run(&["status", "--json"]);
+    assert!(!status.status.success(), "{status:?}");
+    let status: Value = serde_json::from_str(&status.stdout).unwrap();
+    assert_eq!((&status["ok"], &status["serve"]), (&json!(false), &Value::Null));
+    let restart = machine.run(&["restart"]);
+    assert!(restart.stderr.contains("nothing was started yet"), "{restart:?}");
+    let nobody = machine.run(&["health", "--url", "http://127.0.0.1:9"]);
+    assert!(!nobody.status.success() && nobody.stderr.contains("hint: "), "{nobody:?}");
+}
+
+#[test]
+fn a_server_in_the_foreground_is_known_and_can_be_stopped() {
+    let machine = Machine::new();
+    let words = machine.serving("serve", &["--json", "--api-key", "secret"]);
+    let mut server = machine.begin(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    server.line();
+    let status = machine.json(&["status", "--json"]);
+    assert_eq!(pid_of(&status["serve"]), server.pid());
+    assert_eq!(status["health"]["status"], "healthy", "its key is known");
+    assert!(!status.to_string().contains("secret"), "and not told");
+    let stopped = machine.run(&["stop"]);
+    assert!(stopped.stdout.contains("has ended with 1 rank"), "{stopped:?}");
+    assert!(server.end().status.success());
+    assert!(!machine.home.join("serve.json").exists());
+}
+
+#[test]
+fn kill_all_ends_what_is_written_down_on_every_machine() {
+    let machine = Machine::new();
+    let started = machine.start(&TWO_RANKS);
+    let ranks = machine.ranks();
+    // It takes no notice of anything but a signal that kills.
+    send(ranks[1], Signal::STOP);
+    send(pid_of(&started), Signal::STOP);
+    let ssh = machine.home.join("ssh");
+    std::fs::write(&ssh, "#!/bin/sh\ncase \"$*\" in *bad*) exit 255;; esac\necho it is done\n")
+        .unwrap();
+    std::fs::set_permissions(&ssh, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let words = ["kill-all", "--hosts", "127.0.0.1,other,bad", "--ssh", ssh.to_str().unwrap()];
+    let ended = machine.run(&words);
+    assert!(!ended.status.success(), "one machine was not reached: {ended:?}");
+    assert!(ended.stdout.contains("was killed"), "{ended:?}");
+    assert!(ended.stdout.contains("127.0.0.1: the agent has ended"), "{ended:?}");
+    assert!(ended.stdout.contains("other: it is done"), "{ended:?}");
+    assert!(ended.stdout.contains("bad: "), "{ended:?}");
+    wait_for_end(&[ranks[0], ranks[1], pid_of(&started)]);
+    let again = machine.json(&["kill-all", "--json"]);
+    assert_eq!(again["serve"]["ended"], Value::Null);
+    assert_eq!(again["hosts"][0]["said"], "no agent runs here");
+}
