@@ -129,4 +129,24 @@ mod tests {
         assert!(!reused.end(Duration::ZERO));
         assert!(!Recorded { pid: 0, ..ours }.runs());
     }
+
+    #[test]
+    fn who_does_not_end_when_asked_is_killed() {
+        let mut spawn = crate::process::Spawn::new("/bin/sh", "stubborn");
+        spawn.args = ["-c", "trap '' TERM; echo ready; exec sleep 600"].map(Into::into).to_vec();
+        spawn.reads_stdout = true;
+        let mut child = spawn.start().unwrap();
+        let mut ready = [0; 6];
+        std::io::Read::read_exact(&mut child.take_stdout().unwrap(), &mut ready).unwrap();
+        let began = platform::current::process_began(child.pid()).unwrap();
+        let version = String::new();
+        let recorded = Recorded { pid: child.pid(), began, version, about: Value::Null };
+        assert!(!recorded.ask(Request::End, Duration::from_millis(50)), "it takes no notice");
+        assert!(recorded.runs() && recorded.end(Duration::ZERO));
+        assert!(recorded.ask(Request::End, Duration::ZERO), "it has ended already");
+        assert_eq!(
+            crate::process::describe(child.try_wait().unwrap()).split(' ').next(),
+            Some("killed")
+        );
+    }
 }

@@ -22,7 +22,8 @@ struct Machine {
 impl Machine {
     fn new() -> Machine {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("home-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name =
+            format!("machine-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         std::fs::remove_dir_all(&home).ok();
         let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());

@@ -1,6 +1,7 @@
 //! A client of an agent: one connection that is made again whenever it breaks.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -76,6 +77,8 @@ struct Shared {
     secret: Secret,
     on_line: OnLine,
     revive: Option<Revive>,
+    /// Tells us from other clients, also when we connect again.
+    client: u64,
     inner: Mutex<Inner>,
     changed: Condvar,
 }
@@ -173,6 +176,7 @@ impl Agent {
             secret,
             on_line,
             revive,
+            client: RandomState::new().hash_one(0),
             inner: Mutex::new(Inner {
                 state: AgentState::Down { since: Instant::now(), reason },
                 our_ip: None,
@@ -458,6 +462,7 @@ fn talk(
         if inner.is_over {
             return Ok(());
         }
+        outbox.try_send(ToAgent::Hello { client: shared.client }).ok();
         for (name, known) in inner.programs.iter().filter(|(_, known)| known.ended.is_none()) {
             let message = match (known.is_killed, known.pid) {
                 (true, _) => ToAgent::Kill { name: name.clone() },

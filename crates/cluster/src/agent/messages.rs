@@ -7,6 +7,12 @@ use crate::facts::NodeFacts;
 /// To an agent.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum ToAgent {
+    /// The first word of a session: who speaks. A client that connects again owns what it owned over
+    /// its earlier connection, whether the agent has noticed the end of that one or not.
+    Hello {
+        /// Drawn by the client, once.
+        client: u64,
+    },
     /// Run this, or take over the program that runs so already.
     Start {
         /// Given back with all news of this program, so that those of an earlier one of the same

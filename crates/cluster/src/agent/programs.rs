@@ -32,6 +32,8 @@ pub(super) type Outbox = SyncSender<FromAgent>;
 #[derive(Clone, Debug)]
 pub(super) struct Owner {
     pub(super) session: u64,
+    /// Who it is, over however many connections.
+    pub(super) client: Option<u64>,
     pub(super) outbox: Outbox,
 }
 
@@ -254,7 +256,10 @@ impl Programs {
 
 impl Running {
     fn is_owned_by_another(&self, other: &Owner) -> bool {
-        lock(&self.owner).as_ref().is_some_and(|owner| owner.session != other.session)
+        lock(&self.owner).as_ref().is_some_and(|owner| {
+            let is_same_client = owner.client.is_some() && owner.client == other.client;
+            owner.session != other.session && !is_same_client
+        })
     }
 
     fn hand_to(&mut self, owner: &Owner, tag: u64) {

@@ -35,7 +35,11 @@ pub(super) fn run(
     (sender, mut receiver): (secure::Sender, secure::Receiver),
 ) -> End {
     let (outbox, messages) = sync_channel(OUTBOX_LEN);
-    let owner = Owner { session, outbox };
+    let client = match first {
+        ToAgent::Hello { client } => Some(client),
+        _ => None,
+    };
+    let owner = Owner { session, client, outbox };
     let started = receiver.stream().set_read_timeout(Some(SILENCE)).and_then(|()| {
         sender.stream().set_write_timeout(Some(SILENCE))?;
         thread::Builder::new().name("to client".to_owned()).spawn(move || write(sender, &messages))
@@ -102,7 +106,7 @@ fn read(
             ToAgent::Facts => tell(FromAgent::Facts(crate::platform::current::facts()))?,
             ToAgent::Status => tell(FromAgent::Status(programs.status()))?,
             // Means something as a first word only.
-            ToAgent::Beat | ToAgent::Library => {}
+            ToAgent::Beat | ToAgent::Library | ToAgent::Hello { .. } => {}
             ToAgent::Bye => return Ok(End::GoOn),
             ToAgent::Stop => return Ok(End::StopAgent),
         }

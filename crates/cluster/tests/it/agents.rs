@@ -221,6 +221,60 @@ fn what_another_session_runs_is_left_to_it() {
     fixture.stop();
 }
 
+/// Passes bytes on in both directions, until told to hold back what comes from the agent.
+fn half_open_wire(to: SocketAddr) -> (SocketAddr, std::sync::Arc<std::sync::atomic::AtomicBool>) {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let is_deaf = std::sync::Arc::new(AtomicBool::new(false));
+    let deaf = std::sync::Arc::clone(&is_deaf);
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, agent) = (client.unwrap(), TcpStream::connect(to).unwrap());
+            let (mut a, mut b) = (client.try_clone().unwrap(), agent.try_clone().unwrap());
+            // The agent goes on hearing beats of this connection, whatever the client does.
+            std::thread::spawn(move || std::io::copy(&mut a, &mut b).map(|_| std::thread::park()));
+            let (mut a, mut b) = (client, agent);
+            let (deaf, was_deaf) = (std::sync::Arc::clone(&deaf), deaf.load(Ordering::SeqCst));
+            std::thread::spawn(move || {
+                let mut bytes = [0; 4096];
+                while let Ok(length @ 1..) = b.read(&mut bytes) {
+                    let is_held = deaf.load(Ordering::SeqCst) && !was_deaf;
+                    if !is_held && a.write_all(&bytes[..length]).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    (addr, is_deaf)
+}
+
+#[test]
+fn a_client_that_connects_again_owns_what_it_owned() {
+    let fixture = Fixture::start(None);
+    let (wire, is_deaf) = half_open_wire(fixture.addr);
+    let agent = Agent::connect("here", vec![wire], SECRET, Box::new(|_, _, _| {}));
+    let order = shell("rank 0", "exec sleep 600");
+    let first = agent.start(order.clone());
+    let kept = pid(&first);
+    // The connection is silent for us and alive for the agent; new ones work.
+    is_deaf.store(true, std::sync::atomic::Ordering::SeqCst);
+    wait(|| matches!(agent.state(), AgentState::Down { .. }).then_some(()));
+    wait(|| matches!(agent.state(), AgentState::Up).then_some(()));
+    // An answer after the one to our claim.
+    agent.status(LONG).unwrap();
+    assert_eq!((first.ended(), first.pid()), (None, Some(kept)));
+    first.kill();
+    assert_eq!(
+        wait(|| first.ended()).exit,
+        "killed by signal 9 (SIGKILL, often the system out of memory)"
+    );
+    assert_ne!(pid(&agent.start(order)), kept);
+    drop(agent);
+    fixture.stop();
+}
+
 #[test]
 fn strangers_change_nothing() {
     let fixture = Fixture::start(None);
