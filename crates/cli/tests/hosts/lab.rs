@@ -209,6 +209,7 @@ impl Lab {
         let host = &self.hosts[at];
         let mut command = command("ip");
         command.args(["netns", "exec", &host.namespace, env!("CARGO_BIN_EXE_jackalope")]);
+        command.env_remove("RUST_LOG").env_remove("JACKALOPE_CPU");
         command.args(args).env("JACKALOPE_HOME", &host.home).env("JACKALOPE_SSH", self.ssh());
         command
     }

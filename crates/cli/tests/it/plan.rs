@@ -56,6 +56,6 @@ fn a_model_that_does_not_fit_is_refused_with_what_is_missing() {
     assert_eq!(told["fits"], false);
     assert!(0 < told["missing_bytes"].as_u64().unwrap());
     let nowhere = run(&["plan", "--model", "/no/such/model"]);
-    assert!(nowhere.stderr.contains("/no/such/model/config.json"), "{nowhere:?}");
+    assert!(nowhere.stderr.contains("no checkpoint at /no/such/model"), "{nowhere:?}");
     assert!(nowhere.stderr.contains("hint:"), "{nowhere:?}");
 }

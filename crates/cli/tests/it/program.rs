@@ -61,6 +61,7 @@ impl Program {
     ) -> Program {
         #[expect(clippy::disallowed_methods, reason = "tests watch the processes from outside")]
         let mut command = Command::new(env!("CARGO_BIN_EXE_jackalope"));
+        command.env_remove("RUST_LOG").env_remove("JACKALOPE_CPU");
         // What the user of this machine runs is not looked at.
         command.env("JACKALOPE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/jackalope-home"));
         command.args(args).envs(env.iter().copied());
@@ -70,8 +71,6 @@ impl Program {
     /// Starts any command as [`Program::start`] does.
     pub(crate) fn start_command(mut command: Command, input: &str) -> Program {
         let mut child = command
-            .env_remove("RUST_LOG")
-            .env_remove("JACKALOPE_CPU")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
