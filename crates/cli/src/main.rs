@@ -34,6 +34,7 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{Args, Command};
+use crate::config::Resolved;
 use crate::environment::Environment;
 use crate::output::OutputError;
 
@@ -65,44 +66,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let result = runtime.block_on(async {
-        match args.command {
-            Command::Serve(args) => serve::run(args, &resolved, &environment).await,
-            Command::Start(args) => operate::start(*args, &resolved, &environment).await,
-            Command::Stop(args) => operate::stop(args, &environment).await,
-            Command::Restart(args) => operate::restart(args, &environment).await,
-            Command::Status(args) => return operate::status(args, &environment).await,
-            Command::Monitor(args) => operate::monitor(args, &environment).await,
-            Command::Logs(args) => operate::logs(args, &environment).await,
-            Command::Health(args) => return operate::health(args, &environment).await,
-            Command::Queue(args) => return operate::queue(args, &environment).await,
-            Command::Served(args) => return operate::served(args, &environment).await,
-            Command::Test(args) => return operate::test(args, &environment).await,
-            Command::KillAll(args) => return operate::kill_all(args, &environment).await,
-            Command::Config(args) => config::config(&args, &environment),
-            Command::CommandsPage => config::commands_page(),
-            Command::Chat(args) => chat::run(args, &environment).await,
-            Command::Generate(args) => generate::run(args, &environment).await,
-            Command::Bench(args) => bench::run(args, &environment).await,
-            Command::Pull(args) => pull::run(args, &environment).await,
-            Command::Models(args) => models::run(args, &environment).await,
-            Command::Agent(args) => agent::run(&args, &environment).await,
-            Command::Rank(args) => return rank::run(&args, &environment).await,
-            Command::Bootstrap(args) => install::bootstrap(args, &environment).await,
-            Command::Sync(args) => install::sync(args, &environment).await,
-            Command::Uninstall(args) => install::uninstall(args, &environment).await,
-            Command::Launch(args) => return launch::run(args, &environment).await,
-            Command::Link(args) => link::run(&args).await,
-            Command::Hosts(args) => hosts::run(&args),
-            Command::Plan(args) => plan::run(&args, &environment),
-            Command::Synth(args) => synth::run(&args),
-            Command::Doctor(args) => doctor::run(&args, &environment),
-            Command::Autoconfig(args) => autoconfig::run(&args, &environment),
-            Command::ClusterInfo(args) => fingerprint::cluster_info(&args, &environment),
-            Command::Fingerprint(args) => fingerprint::run(&args),
-        }
-        .map(|()| ExitCode::SUCCESS)
-    });
+    let result = runtime.block_on(run(args.command, &resolved, &environment));
     // A thread that waits for a terminal's input must not hold up the end.
     runtime.shutdown_background();
     match result {
@@ -113,4 +77,47 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+async fn run(
+    command: Command,
+    resolved: &Resolved,
+    environment: &Environment,
+) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Serve(args) => serve::run(args, resolved, environment).await,
+        Command::Start(args) => operate::start(*args, resolved, environment).await,
+        Command::Stop(args) => operate::stop(args, environment).await,
+        Command::Restart(args) => operate::restart(args, environment).await,
+        Command::Status(args) => return operate::status(args, environment).await,
+        Command::Monitor(args) => operate::monitor(args, environment).await,
+        Command::Logs(args) => operate::logs(args, environment).await,
+        Command::Health(args) => return operate::health(args, environment).await,
+        Command::Queue(args) => return operate::queue(args, environment).await,
+        Command::Served(args) => return operate::served(args, environment).await,
+        Command::Test(args) => return operate::test(args, environment).await,
+        Command::KillAll(args) => return operate::kill_all(args, environment).await,
+        Command::Config(args) => config::config(&args, environment),
+        Command::CommandsPage => config::commands_page(),
+        Command::Chat(args) => chat::run(args, environment).await,
+        Command::Generate(args) => generate::run(args, environment).await,
+        Command::Bench(args) => bench::run(args, environment).await,
+        Command::Pull(args) => pull::run(args, environment).await,
+        Command::Models(args) => models::run(args, environment).await,
+        Command::Agent(args) => agent::run(&args, environment).await,
+        Command::Rank(args) => return rank::run(&args, environment).await,
+        Command::Bootstrap(args) => install::bootstrap(args, environment).await,
+        Command::Sync(args) => install::sync(args, environment).await,
+        Command::Uninstall(args) => install::uninstall(args, environment).await,
+        Command::Launch(args) => return launch::run(args, environment).await,
+        Command::Link(args) => link::run(&args).await,
+        Command::Hosts(args) => hosts::run(&args),
+        Command::Plan(args) => plan::run(&args, environment),
+        Command::Synth(args) => synth::run(&args),
+        Command::Doctor(args) => doctor::run(&args, environment),
+        Command::Autoconfig(args) => autoconfig::run(&args, environment),
+        Command::ClusterInfo(args) => fingerprint::cluster_info(&args, environment),
+        Command::Fingerprint(args) => fingerprint::run(&args),
+    }
+    .map(|()| ExitCode::SUCCESS)
 }

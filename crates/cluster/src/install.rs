@@ -21,6 +21,7 @@ pub mod versions;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use jackalope_protocol::Secret;
@@ -311,10 +312,20 @@ fn finish(host: &str, what: Install<'_>) -> Result<(), InstallError> {
     let said = ran.stdout.trim().to_owned();
     match ran.status {
         0 => Ok(()),
-        remote::DAMAGED => Err(InstallError::Damaged { host, place: said }),
+        remote::DAMAGED => match changed_here(what.bundle, &said) {
+            Some(path) => Err(InstallError::Changed { path }),
+            None => Err(InstallError::Damaged { host, place: said }),
+        },
         remote::NO_START => Err(InstallError::NoStart { host, reason: said }),
         _ => Err(InstallError::script(host, "verifying the files", &ran)),
     }
+}
+
+/// The file of ours that went there, if somebody has built it anew meanwhile.
+fn changed_here(bundle: &Bundle, place: &str) -> Option<PathBuf> {
+    let file = bundle.files().iter().find(|file| file.place.as_str() == place)?;
+    let now = ContentHash::of_file(&file.path, &|_| ()).ok();
+    (now != Some(file.sha256)).then(|| file.path.clone())
 }
 
 fn activate(host: &str, what: Install<'_>) -> Result<Activated, InstallError> {

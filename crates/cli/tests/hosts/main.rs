@@ -4,6 +4,7 @@
 //! Needs root, `ip`, `tc` and `sshd`; installs the latter three with apt where they are missing.
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
+#![expect(clippy::print_stdout, reason = "a run tells its seed, and what took how long")]
 
 #[expect(dead_code, reason = "shared with the tests on one host")]
 #[path = "../it/checkpoint.rs"]

@@ -141,7 +141,8 @@ fn machines_are_bootstrapped_synced_rolled_back_and_cleared() {
     let rows: Vec<Value> =
         synced.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let ok: Vec<_> = rows.iter().map(|row| (row["host"].as_str(), row["ok"] == true)).collect();
-    assert_eq!(ok, [(Some("mac2"), true), (Some("mac3"), true), (Some("mac4"), false)]);
+    let wanted = [(Some("mac2"), true), (Some("mac3"), true), (Some("mac4"), false)];
+    assert_eq!(ok, wanted, "{rows:?}");
     assert!(rows[2]["error"].as_str().unwrap().contains("there is no route"), "{rows:?}");
     assert!(synced.stderr.contains("1 of 3 machines are not done"), "{synced:?}");
     assert_eq!(secret("mac3"), secret("ours"));
@@ -189,7 +190,7 @@ fn a_changed_secret_reaches_a_running_agent() {
 }
 
 #[test]
-fn serve_puts_itself_on_a_machine_that_has_nothing() {
+fn serve_puts_itself_on_a_machine_that_has_nothing_or_something_old() {
     let machines = Machines::new(&["mac6"]);
     let model = shipped();
     let port = machines.port.to_string();
@@ -203,6 +204,12 @@ fn serve_puts_itself_on_a_machine_that_has_nothing() {
         refused.stderr.contains("mac6 has no jackalope\nhint: `jackalope bootstrap mac6`"),
         "{refused:?}"
     );
+    // What was there once does not even start.
+    let old = machines.home("mac6").join("versions/old/bin");
+    fs::create_dir_all(&old).unwrap();
+    fs::write(old.join("jackalope"), "#!/bin/sh\necho too old >&2; exit 1\n").unwrap();
+    fs::set_permissions(old.join("jackalope"), fs::Permissions::from_mode(0o755)).unwrap();
+    std::os::unix::fs::symlink("versions/old", machines.home("mac6").join("current")).unwrap();
     let mut serving = machines.start(&args);
     let ready: Value = serde_json::from_str(&serving.line()).unwrap();
     assert_eq!(ready["event"], "ready", "{ready}");
@@ -214,6 +221,8 @@ fn serve_puts_itself_on_a_machine_that_has_nothing() {
     let ended = serving.end();
     assert!(ended.status.success(), "{ended:?}");
     assert!(ended.stderr.contains("mac6: putting jackalope there"), "{ended:?}");
+    let previous = fs::read_link(machines.home("mac6").join("previous")).unwrap();
+    assert_eq!(previous, Path::new("versions/old"), "the way back is kept");
     let removed = machines.run(&["uninstall", "mac6", "--yes"]);
     assert!(removed.status.success(), "{removed:?}");
     assert_eq!(machines.files("mac6"), "");

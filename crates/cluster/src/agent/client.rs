@@ -454,15 +454,15 @@ fn talk(
     sender.stream().set_write_timeout(Some(SILENCE))?;
     let our_ip = sender.stream().local_addr()?.ip();
     let (outbox, messages) = sync_channel(OUTBOX_LEN);
+    let client = shared.client;
     let writer = thread::Builder::new()
         .name(format!("to {}", shared.host))
-        .spawn(move || write(sender, &messages))?;
+        .spawn(move || write(sender, client, &messages))?;
     {
         let mut inner = shared.lock();
         if inner.is_over {
             return Ok(());
         }
-        outbox.try_send(ToAgent::Hello { client: shared.client }).ok();
         for (name, known) in inner.programs.iter().filter(|(_, known)| known.ended.is_none()) {
             let message = match (known.is_killed, known.pid) {
                 (true, _) => ToAgent::Kill { name: name.clone() },
@@ -488,9 +488,9 @@ fn talk(
     if shared.lock().is_over { Ok(()) } else { Err(err) }
 }
 
-fn write(mut sender: secure::Sender, messages: &Receiver<ToAgent>) {
+fn write(mut sender: secure::Sender, client: u64, messages: &Receiver<ToAgent>) {
     // The first word says what kind of connection this is. One that is broken is seen by the reader.
-    frame::write(&mut sender, &ToAgent::Beat).ok();
+    frame::write(&mut sender, &ToAgent::Hello { client }).ok();
     loop {
         let message = match messages.recv_timeout(BEAT) {
             Ok(message) => message,

@@ -37,6 +37,7 @@ impl Machine {
             files_dir: scratch.path().to_owned(),
             library,
             linger: None,
+            is_over: std::sync::Arc::default(),
         };
         // Ends with the tests.
         std::thread::spawn(move || agent::serve(&listener, config).unwrap());

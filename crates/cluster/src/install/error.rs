@@ -65,6 +65,12 @@ pub enum InstallError {
         /// The file.
         place: String,
     },
+    /// A file of ours changed while it was sent.
+    #[error("{} changed while it was sent\nhint: wait until its build has ended", .path.display())]
+    Changed {
+        /// Which.
+        path: PathBuf,
+    },
     /// The programs arrived whole, but do not start.
     #[error(
         "the programs do not start on {host}; what was installed there is as it was\n  {}\n\

@@ -21,7 +21,7 @@ pub enum Removed {
     WasAbsent,
 }
 
-/// Ends a machine's agent, removes its service and jackalope's folder with the secret and all versions, and
+/// Ends a machine's server and agent, removes its service and jackalope's folder with the secret and all versions, and
 /// the cache of hashes. Models are left where they are. Looks whether nothing is left.
 ///
 /// # Errors
@@ -37,7 +37,7 @@ pub fn uninstall(host: &str, shell: &dyn Shell) -> Result<Removed, InstallError>
     }
 }
 
-/// The program itself ends its agent and its service. Where it cannot, the process that the agent wrote
+/// The program itself ends its server, its service and its agent. Where it cannot, the process that the agent wrote
 /// down is ended if it is still called so.
 fn script() -> String {
     remote::preamble()
@@ -50,7 +50,7 @@ fn script() -> String {
              || {{ echo \"$r\"; exit {NOT_OURS}; }}\n\
              p=\"$r/current/bin/jackalope\"\n\
              if [ -x \"$p\" ]; then\n\
-             \"$p\" agent uninstall </dev/null >&2; \"$p\" agent stop </dev/null >&2\n\
+             \"$p\" stop </dev/null >&2; \"$p\" agent uninstall </dev/null >&2; \"$p\" agent stop </dev/null >&2\n\
              fi\n\
              pid=$(sed -n 's/.*\"pid\":\\([0-9][0-9]*\\).*/\\1/p' \"$r/agent.json\" 2>/dev/null)\n\
              ours() {{ [ -n \"$pid\" ] && ps -p \"$pid\" -o comm= 2>/dev/null | grep -q jackalope; }}\n\
