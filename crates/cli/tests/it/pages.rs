@@ -1,6 +1,7 @@
 //! Pages that are made from the program say what the program says, and the Makefile's targets are
 //! commands of it.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -80,4 +81,85 @@ fn every_target_of_the_makefile_is_a_command_and_is_told_by_make_help() {
             "`make {target}` does nothing of ours: {made}"
         );
     }
+}
+
+/// Areas of the founding systems' inventory, with the number of rows of each.
+const AREAS: &[(&str, usize)] = &[
+    ("TOP", 23),
+    ("HF", 20),
+    ("LA", 33),
+    ("CP", 13),
+    ("CM", 49),
+    ("DI", 15),
+    ("TS", 27),
+    ("LD", 19),
+    ("ME", 6),
+    ("CF", 40),
+];
+
+const VERDICTS: &[&str] = &["yes", "beyond", "other way", "hardware", "no"];
+
+/// Every function below a folder, as `crate name`: the folder of `crates` it is in, and its name.
+fn functions(dir: &Path, crate_name: &str, found: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap_or_default();
+        if path.is_dir() {
+            let inner = if crate_name.is_empty() { name } else { crate_name };
+            functions(&path, inner, found);
+        } else if name.ends_with(".rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let begins = text.lines().filter_map(|line| {
+                let line = line.trim_start();
+                line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ")
+            });
+            found.extend(
+                begins.map(|it| format!("{crate_name} {}", it.split(['(', '<']).next().unwrap())),
+            );
+        }
+    }
+}
+
+#[test]
+fn parity_has_every_row_once_and_names_tests_that_exist() {
+    let page = std::fs::read_to_string(root().join("docs/parity.md")).unwrap();
+    let mut functions_found = BTreeSet::new();
+    functions(&root().join("crates"), "", &mut functions_found);
+    functions(&root().join("xtask"), "xtask", &mut functions_found);
+    let mut rows = Vec::new();
+    for line in page.lines() {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let Some(area) = cells.get(1).and_then(|row| row.split_once('-')).map(|it| it.0) else {
+            continue;
+        };
+        if !AREAS.iter().any(|it| it.0 == area) {
+            continue;
+        }
+        let [_, row, feature, told, shown, _] = cells[..] else { panic!("no row of four: {line}") };
+        assert!(!feature.is_empty(), "{row} has no feature");
+        let verdict = told.split(':').next().unwrap();
+        assert!(VERDICTS.contains(&verdict), "{row} is `{verdict}`, not one of {VERDICTS:?}");
+        assert!(verdict != "no" || verdict != told, "{row} does not say what is missing");
+        assert!(verdict == "no" || !shown.is_empty(), "{row} is shown by nothing");
+        for name in shown.split(", ").filter(|it| !it.is_empty()) {
+            let name = name.trim_matches('`');
+            let is_there = match (name.split("::").next(), name.rsplit_once("::")) {
+                (Some(first), Some((_, last))) => {
+                    functions_found.contains(&format!("{first} {last}"))
+                }
+                _ => root().join(name).is_file(),
+            };
+            assert!(is_there, "{row} names {name}, which is not there");
+        }
+        rows.push(row.to_owned());
+    }
+    let numbers = |&(area, count): &(&str, usize)| {
+        (1..=count).map(|number| format!("{area}-{number:02}")).collect::<Vec<_>>()
+    };
+    let wanted: Vec<String> = AREAS.iter().flat_map(numbers).collect();
+    for row in &wanted {
+        let times = rows.iter().filter(|it| *it == row).count();
+        assert_eq!(times, 1, "{row} stands {times} times in docs/parity.md");
+    }
+    assert_eq!(rows.len(), wanted.len(), "docs/parity.md has rows that nobody knows");
 }
