@@ -21,7 +21,9 @@ pub(crate) use lab_or_return;
 #[test]
 fn three_hosts_serve_one_model_and_end_together() {
     let lab = lab_or_return!(3);
+    let began = std::time::Instant::now();
     let server = lab.serve(&shipped(), "");
+    println!("three hosts, cold start to ready: {:.1} s", began.elapsed().as_secs_f32());
     let health = server.health();
     let hosts: Vec<&str> =
         health["ranks"].as_array().unwrap().iter().map(|it| it["host"].as_str().unwrap()).collect();
