@@ -11,6 +11,7 @@ from conftest import ROOT, find_program, first_line
 
 README = (ROOT / "README.md").read_text()
 SECONDS = 120
+MACHINES = "jackalope bootstrap"
 
 
 def blocks(language):
@@ -39,11 +40,29 @@ def help_of(*command):
 
 def test_every_shell_block_is_tried_here():
     """`make demo` and `make test` are what CI runs."""
-    tried = ("make demo", "make test", "target/release/jackalope serve", "target/release/jackalope chat", "curl ")
+    tried = (
+        "make demo", "make test", "target/release/jackalope serve", "target/release/jackalope chat", "curl ", MACHINES,
+    )
     for block in blocks("sh"):
         assert block.startswith(tried), block
     makefile = (ROOT / "Makefile").read_text()
     assert "\ndemo:" in makefile and "\ntest:" in makefile
+
+
+@pytest.mark.parametrize("line", shell(MACHINES).splitlines())
+def test_commands_for_several_machines_are_understood(line):
+    """They are run over real hosts by `cargo test --test hosts`; here every word of them is known."""
+    words = line.split("#")[0].split()[1:]
+    names = words[:2] if words[0] in ("hosts", "models") else words[:1]
+    known = help_of(*names)
+    for option in (word for word in words if word.startswith("--")):
+        assert option in known, f"{names} has no {option}"
+
+
+def test_a_hostfile_is_made_as_told(tmp_path):
+    line = next(line for line in shell(MACHINES).splitlines() if line.startswith("jackalope hosts new"))
+    run([str(find_program()), *line.split()[1:]], cwd=tmp_path)
+    run([str(find_program()), "hosts", "lint", "hosts.json"], cwd=tmp_path)
 
 
 def test_the_server_starts_as_told():
@@ -74,18 +93,31 @@ def test_the_python_example_answers(url):
     assert "assistant" in run([sys.executable, "-c", placed(example, url)]).stdout
 
 
-ROWS = re.findall(r"^\| `jackalope (\w+)(.*)\|$", README, re.MULTILINE)
+ROWS = re.findall(r"^\| (`jackalope .*?) \| (.*) \|$", README, re.MULTILINE)
+COMMANDS = set(re.findall(r"^  ([a-z-]+)  ", help_of(), re.MULTILINE)) - {"help"}
 
 
-@pytest.mark.parametrize("command, row", ROWS, ids=[command for command, _ in ROWS])
-def test_options_in_the_table_exist(command, row):
-    known = help_of(command)
-    for option in re.findall(r"--[a-z-]+", row):
-        assert option in known, f"{command} has no {option}"
+def commands_of(cell):
+    """`jackalope start …`, `stop`: all commands of a row. Others are subcommands of the first."""
+    names = [quoted.removeprefix("jackalope ").split()[0] for quoted in re.findall(r"`([^`]+)`", cell)]
+    for name in names:
+        assert name in COMMANDS or re.search(rf"^  {name} ", help_of(names[0]), re.MULTILINE), name
+    return [name for name in names if name in COMMANDS]
+
+
+@pytest.mark.parametrize("cell, row", ROWS, ids=[cell.split("`")[1] for cell, _ in ROWS])
+def test_options_in_the_table_exist(cell, row):
+    known = "".join(help_of(command) for command in commands_of(cell))
+    known += "".join(help_of("models", name) for name in ("check", "sync") if "jackalope models" in cell)
+    for option in re.findall(r"--[a-z-]+", cell + row):
+        assert option in known, f"{cell} has no {option}"
+
+
+def test_every_command_is_in_the_table():
+    assert {command for cell, _ in ROWS for command in commands_of(cell)} == COMMANDS
 
 
 def test_options_of_all_commands_exist():
-    assert {command for command, _ in ROWS} == set(re.findall(r"^  (\w+)  ", help_of(), re.MULTILINE)) - {"help"}
     common = re.search(r"Each command that computes takes (.*?)\.\n", README, re.DOTALL)[1]
     for command in ("serve", "generate", "bench"):
         for option in re.findall(r"--[a-z-]+", common):
