@@ -23,6 +23,12 @@ pub struct NodeFacts {
     pub free_bytes: u64,
     /// Speed of the memory in bytes per second, where the chip is known.
     pub memory_bytes_per_s: Option<u64>,
+    /// Work that waited for a core in the last minute, in percent of the cores.
+    pub load_percent: Option<u32>,
+    /// The graphics processor, if there is one that MLX computes on.
+    pub gpu: Option<String>,
+    /// How hot it is: `normal`, `54 °C`, `slowed down to 80 %`.
+    pub thermal: Option<String>,
     /// Network interfaces that are up.
     pub interfaces: Vec<Interface>,
 }

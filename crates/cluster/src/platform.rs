@@ -27,6 +27,12 @@ pub struct MachineMemory {
     pub free_bytes: u64,
 }
 
+/// The first number of a load average, in percent of the cores.
+fn load_percent(text: &str, cores: u32) -> Option<u32> {
+    let load: f64 = text.split_whitespace().next()?.replace(',', ".").parse().ok()?;
+    (0 < cores).then(|| (load * 100.0 / f64::from(cores)).round() as u32)
+}
+
 /// Reads a machine's facts, whatever its system.
 pub fn facts_of(sections: &Sections) -> NodeFacts {
     let facts = match sections.text("uname").starts_with("Darwin") {

@@ -59,8 +59,22 @@ pub fn facts_of(sections: &Sections) -> NodeFacts {
         cores,
         total_bytes: memory.map_or(0, |it| it.total_bytes),
         free_bytes: memory.map_or(0, |it| it.free_bytes),
+        load_percent: super::load_percent(sections.text("loadavg"), cores),
+        gpu: sections
+            .text("nvidia")
+            .lines()
+            .map(str::trim)
+            .find(|it| !it.is_empty())
+            .map(str::to_owned),
+        thermal: hottest(sections.any_text("zones")),
         interfaces,
     }
+}
+
+/// The hottest of the kernel's thermal zones, which are told in thousandths of a degree.
+fn hottest(zones: &str) -> Option<String> {
+    let hottest = zones.split_whitespace().filter_map(|zone| zone.parse::<i64>().ok()).max()?;
+    Some(format!("{} °C", hottest / 1000))
 }
 
 /// Adds what else the machine was asked.
@@ -111,6 +125,12 @@ fn parse_cpuinfo(text: &str) -> (String, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_hottest_zone_counts() {
+        assert_eq!(hottest("27800\n54000\n-1000\n").as_deref(), Some("54 °C"));
+        assert_eq!(hottest("cat: no such file"), None);
+    }
 
     #[test]
     fn a_process_tells_when_it_began() {

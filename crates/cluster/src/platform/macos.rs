@@ -23,6 +23,16 @@ pub fn process_began(pid: u32) -> Option<String> {
     Some(printed.trim().to_owned()).filter(|began| !began.is_empty())
 }
 
+/// What `pmset -g therm` says: a limit of the processor's speed, or that there is none.
+fn thermal(text: &str) -> Option<String> {
+    let limit = text.lines().find_map(|line| line.trim().strip_prefix("CPU_Speed_Limit"));
+    match limit.and_then(|it| it.trim_start_matches([' ', '=', '\t']).trim().parse::<u32>().ok()) {
+        Some(100) => Some("normal".to_owned()),
+        Some(limit) => Some(format!("slowed down to {limit} %")),
+        None => text.contains("No thermal warning").then(|| "normal".to_owned()),
+    }
+}
+
 /// This machine's memory, if the commands tell. The GPU may wire at most `iogpu.wired_limit_mb`
 /// of it, or about three quarters where that is 0 (Apple's default).
 pub fn memory() -> Option<MachineMemory> {
@@ -51,6 +61,7 @@ pub fn facts_of(sections: &Sections) -> NodeFacts {
         Some(arch) => arch,
         None => "",
     };
+    let (is_apple, gpu) = (chip.starts_with("Apple"), chip.clone());
     let (version, build) = system_version(sections.text("sw_vers"));
     let version = version.map_or_else(|| "?".to_owned(), |it| it.to_string());
     NodeFacts {
@@ -62,6 +73,9 @@ pub fn facts_of(sections: &Sections) -> NodeFacts {
         cores,
         total_bytes,
         free_bytes: memory.map_or(0, |it| it.free_bytes),
+        load_percent: super::load_percent(value("vm.loadavg").trim_start_matches('{'), cores),
+        gpu: is_apple.then_some(gpu),
+        thermal: thermal(sections.text("therm")),
         interfaces: network::interfaces(sections.text("ifconfig")),
     }
 }
@@ -159,6 +173,18 @@ mod tests {
         let found = parse("68719476736\n", "0\n", VM_STAT).unwrap();
         assert_eq!(found.total_bytes, 64 << 30);
         assert_eq!(found.free_bytes, 315_000 * 16384);
+    }
+
+    #[test]
+    fn a_mac_that_is_too_hot_says_so() {
+        // The form of `pmset -g therm`; on Apple silicon without the limits.
+        let cool = "Note: No thermal warning level has been recorded\n\
+                    Note: No performance warning level has been recorded\n";
+        let hot = "CPU Power notify\n\tCPU_Scheduler_Limit \t= 100\n\tCPU_Speed_Limit \t= 80\n";
+        assert_eq!(thermal(cool).as_deref(), Some("normal"));
+        assert_eq!(thermal(hot).as_deref(), Some("slowed down to 80 %"));
+        assert_eq!(thermal(&hot.replace("80", "100")).as_deref(), Some("normal"));
+        assert_eq!(thermal(""), None);
     }
 
     #[test]
