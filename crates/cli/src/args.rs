@@ -154,6 +154,9 @@ pub(crate) struct RankArgs {
     /// Check every payload of the native group.
     #[arg(long)]
     pub(crate) checksums: bool,
+    /// Accepted for those who are used to it: requests are always batched as they come.
+    #[arg(long, hide = true)]
+    pub(crate) continuous_batching: bool,
     /// Seconds without progress after which a rank counts as frozen.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) stall_timeout: u64,

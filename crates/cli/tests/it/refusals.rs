@@ -188,3 +188,10 @@ fn a_server_for_everybody_needs_a_key_or_the_owners_word() {
         assert!(server.url.starts_with("http://0.0.0.0:"), "{}", server.url);
     }
 }
+
+#[test]
+fn flags_of_earlier_servers_are_accepted() {
+    let line = "serve --host 0.0.0.0 --port 8000 --continuous-batching --insecure --model /no/such";
+    let ended = run(&line.split(' ').collect::<Vec<&str>>());
+    assert!(ended.stderr.contains("no checkpoint at /no/such"), "{ended:?}");
+}

@@ -16,6 +16,7 @@ use super::messages::ToAgent;
 use super::programs::Programs;
 use super::session::{self, End};
 use crate::exchange::{self, Library};
+use crate::platform;
 
 /// A connection has this long to prove itself.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -80,6 +81,7 @@ pub fn serve(listener: &TcpListener, config: AgentConfig) -> Result<(), AgentErr
         is_over: config.is_over,
     });
     let mut idle_since = Instant::now();
+    let mut awake = None;
     let mut num_accepted = 0;
     while !shared.is_over.load(Ordering::SeqCst) {
         while let Ok((stream, from)) = listener.accept() {
@@ -100,6 +102,11 @@ pub fn serve(listener: &TcpListener, config: AgentConfig) -> Result<(), AgentErr
             }
         }
         shared.programs.look_after();
+        if shared.programs.is_empty() {
+            awake = None;
+        } else if awake.is_none() {
+            awake = Some(platform::current::keep_awake());
+        }
         if shared.num_sessions.load(Ordering::SeqCst) != 0 || !shared.programs.is_empty() {
             idle_since = Instant::now();
         }

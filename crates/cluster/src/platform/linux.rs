@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use super::{MachineMemory, chips, posix};
 use crate::facts::NodeFacts;
 use crate::probe::{Sections, facts_here};
+use crate::process::Child;
 use crate::report::NodeReport;
 
 /// When a process began, in ticks since the system did, if it runs.
@@ -69,6 +70,11 @@ pub fn facts_of(sections: &Sections) -> NodeFacts {
         thermal: hottest(sections.any_text("zones")),
         interfaces,
     }
+}
+
+/// Servers do not sleep by themselves.
+pub fn keep_awake() -> Option<Child> {
+    None
 }
 
 /// The hottest of the kernel's thermal zones, which are told in thousandths of a degree.

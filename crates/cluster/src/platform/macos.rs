@@ -6,12 +6,13 @@ mod power;
 mod rdma;
 mod thunderbolt;
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use super::{MachineMemory, chips, posix};
 use crate::facts::NodeFacts;
 use crate::probe::{Sections, facts_here};
-use crate::process::output_of;
+use crate::process::{Child, Spawn, output_of};
 use crate::report::{MacReport, NodeReport, Version};
 
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(3);
@@ -21,6 +22,16 @@ pub fn process_began(pid: u32) -> Option<String> {
     let args = ["-o", "lstart=", "-p", &pid.to_string()];
     let printed = output_of("ps", &args, COMMAND_TIMEOUT).ok()?;
     Some(printed.trim().to_owned()).filter(|began| !began.is_empty())
+}
+
+/// Keeps this Mac from sleeping while the child lives, or this process, whichever ends first. Without
+/// it an idle Mac's RDMA ports go down.
+pub fn keep_awake() -> Option<Child> {
+    let mut spawn = Spawn::new("/usr/bin/caffeinate", "caffeinate");
+    let pid = std::process::id().to_string();
+    spawn.args = ["-i", "-m", "-s", "-w", &pid].map(OsString::from).to_vec();
+    // One that is not there leaves the Mac as it is set.
+    spawn.start().ok()
 }
 
 /// What `pmset -g therm` says: a limit of the processor's speed, or that there is none.
