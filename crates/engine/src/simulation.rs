@@ -154,6 +154,7 @@ struct Simulation {
     rng: Rng,
     seed: u64,
     scheduler: Scheduler,
+    granule_tokens: usize,
     capacity_granules: usize,
     ranks: FakeCaches,
     model: NextToken,
@@ -190,6 +191,7 @@ impl Simulation {
         Simulation {
             seed,
             scheduler: Scheduler::with_planted(limits, planted),
+            granule_tokens,
             capacity_granules: limits.capacity_granules,
             ranks: FakeCaches::new(granule_tokens),
             model: overflowing_model(VOCAB_SIZE),
@@ -299,7 +301,22 @@ impl Simulation {
         self.ranks.clear();
         self.outputs.clear();
         self.scheduler.ranks_restarted();
+        if self.rng.below(3) == 0 {
+            self.plan_anew();
+        }
         self.listen();
+    }
+
+    /// The ranks come back with other memory, because machines left or came back. What no longer fits
+    /// is given up; everybody else notices nothing.
+    fn plan_anew(&mut self) {
+        let room =
+            [CONTEXT_TOKENS as usize / 2, CONTEXT_TOKENS as usize, 60, 400][self.rng.below(4)];
+        self.capacity_granules = room.div_ceil(self.granule_tokens);
+        self.ranks = FakeCaches::new(self.granule_tokens);
+        for id in self.scheduler.set_capacity(self.capacity_granules) {
+            self.clients[id.0 as usize].is_cancelled = true;
+        }
     }
 
     fn cancel_one(&mut self) {
@@ -331,8 +348,11 @@ impl Simulation {
             eos_tokens: vec![49],
         };
         let request = Request::new(options, &limits).expect("a legal request");
-        self.scheduler.submit(RequestId(self.clients.len() as u64), request.clone());
-        self.clients.push(Client { request, events: Vec::new(), is_cancelled: false });
+        let is_cancelled = !self.scheduler.could_hold(&request);
+        if !is_cancelled {
+            self.scheduler.submit(RequestId(self.clients.len() as u64), request.clone());
+        }
+        self.clients.push(Client { request, events: Vec::new(), is_cancelled });
         self.listen();
     }
 
