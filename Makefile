@@ -15,7 +15,7 @@ RDMA_ROUNDS ?= 20
 RDMA_SIZES ?= 1024,65536,1048576,16777216
 RDMA_MAX_MB ?= 256
 RDMA_BYTES = $(shell for n in $(subst $(comma), ,$(RDMA_SIZES)); do b=$$((n * 4)); [ $$b -le $$(($(RDMA_MAX_MB) << 20)) ] && printf '%s,' $$b; done | sed 's/,$$//')
-LINK = $(JACKALOPE) link --rounds $(RDMA_ROUNDS) --sizes $(RDMA_BYTES)
+LINK = $(JACKALOPE) link $(ON) --rounds $(RDMA_ROUNDS) --sizes $(RDMA_BYTES)
 
 BENCH_TOKENS ?= 256
 BENCH_PROMPT_TOKENS ?= 512
@@ -50,13 +50,13 @@ autoconfig: ## Find the cables and print a hostfile: HOSTS=mac1,mac2.
 
 #@ Links
 rdma-quick: ## 5 rounds with small payloads.
-	$(JACKALOPE) link --rounds 5 --sizes 4096,262144
+	$(JACKALOPE) link $(ON) --rounds 5 --sizes 4096,262144
 rdma-test: ## RDMA_ROUNDS (20) rounds with RDMA_SIZES: correctness, latency, bandwidth.
 	$(LINK)
 rdma-verbose: ## The same as JSON, a line for each row.
 	$(LINK) --json
 rdma-stress: ## 100 rounds with large payloads, each checked.
-	$(JACKALOPE) link --rounds 100 --checksums --sizes 4194304,67108864,268435456
+	$(JACKALOPE) link $(ON) --rounds 100 --checksums --sizes 4194304,67108864,268435456
 rdma-diag: ## What the machines tell about their devices, with causes and remedies.
 	$(JACKALOPE) doctor $(ON)
 
