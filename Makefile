@@ -5,7 +5,7 @@
 JACKALOPE ?= $(firstword $(wildcard $(HOME)/.jackalope/current/bin/jackalope target/release/jackalope) jackalope)
 
 HOSTFILE ?= $(wildcard hostfiles/hosts-2node.json)
-HOSTS = $(if $(HOSTFILE),--hosts $(HOSTFILE))
+ON = $(if $(HOSTFILE),--hosts $(HOSTFILE))
 LOCAL_MODEL = $(or $(MODEL_DIR),$(error set MODEL_DIR to the model's directory))
 PROFILE = --profile jaccl-cluster
 
@@ -15,7 +15,7 @@ RDMA_ROUNDS ?= 20
 RDMA_SIZES ?= 1024,65536,1048576,16777216
 RDMA_MAX_MB ?= 256
 RDMA_BYTES = $(shell for n in $(subst $(comma), ,$(RDMA_SIZES)); do b=$$((n * 4)); [ $$b -le $$(($(RDMA_MAX_MB) << 20)) ] && printf '%s,' $$b; done | sed 's/,$$//')
-LINK = $(JACKALOPE) link --rounds $(RDMA_ROUNDS) --sizes $(RDMA_BYTES)
+LINK = $(JACKALOPE) link $(ON) --rounds $(RDMA_ROUNDS) --sizes $(RDMA_BYTES)
 
 BENCH_TOKENS ?= 256
 BENCH_PROMPT_TOKENS ?= 512
@@ -36,29 +36,29 @@ setup: ## Check this machine and say what is missing.
 bootstrap: ## Put jackalope on another machine: REMOTE=host.
 	$(JACKALOPE) bootstrap $(or $(REMOTE),$(error set REMOTE to a name for ssh))
 verify: ## Check every machine of HOSTFILE and the links between them.
-	$(JACKALOPE) doctor $(HOSTS)
+	$(JACKALOPE) doctor $(ON)
 cluster-info: ## Show the machines side by side.
-	$(JACKALOPE) cluster-info $(HOSTS)
+	$(JACKALOPE) cluster-info $(ON)
 sync: ## Bring every machine of HOSTFILE to this version.
-	$(JACKALOPE) sync $(or $(HOSTS),$(error set HOSTFILE))
+	$(JACKALOPE) sync $(or $(ON),$(error set HOSTFILE))
 version: ## Say which version this is.
 	$(JACKALOPE) --version
 fingerprint: ## Describe this machine as JSON.
 	$(JACKALOPE) fingerprint --json
-autoconfig: ## Find the cables and write a hostfile.
-	$(JACKALOPE) autoconfig
+autoconfig: ## Find the cables and print a hostfile: HOSTS=mac1,mac2.
+	$(JACKALOPE) autoconfig --hosts $(or $(HOSTS),$(error set HOSTS to names for ssh, separated by commas))
 
 #@ Links
 rdma-quick: ## 5 rounds with small payloads.
-	$(JACKALOPE) link --rounds 5 --sizes 4096,262144
+	$(JACKALOPE) link $(ON) --rounds 5 --sizes 4096,262144
 rdma-test: ## RDMA_ROUNDS (20) rounds with RDMA_SIZES: correctness, latency, bandwidth.
 	$(LINK)
 rdma-verbose: ## The same as JSON, a line for each row.
 	$(LINK) --json
 rdma-stress: ## 100 rounds with large payloads, each checked.
-	$(JACKALOPE) link --rounds 100 --checksums --sizes 4194304,67108864,268435456
+	$(JACKALOPE) link $(ON) --rounds 100 --checksums --sizes 4194304,67108864,268435456
 rdma-diag: ## What the machines tell about their devices, with causes and remedies.
-	$(JACKALOPE) doctor $(HOSTS)
+	$(JACKALOPE) doctor $(ON)
 
 #@ Server
 server: ## Serve MODEL_DIR in the foreground.
@@ -78,7 +78,7 @@ chat-test: ## Ask the server for one short answer.
 queue: ## Ask the server for the length of its queue.
 	$(JACKALOPE) queue
 bench: ## Measure MODEL_DIR: BENCH_TOKENS (256), after BENCH_WARMUP (1) BENCH_RUNS (3).
-	$(JACKALOPE) bench --model $(LOCAL_MODEL) $(HOSTS) --gen-tokens $(BENCH_TOKENS) --prompt-tokens $(BENCH_PROMPT_TOKENS) --concurrency $(BENCH_ROWS)
+	$(JACKALOPE) bench --model $(LOCAL_MODEL) $(ON) --gen-tokens $(BENCH_TOKENS) --prompt-tokens $(BENCH_PROMPT_TOKENS) --concurrency $(BENCH_ROWS)
 config: ## Show each setting and where it comes from.
 	$(JACKALOPE) config $(PROFILE)
 
@@ -88,9 +88,9 @@ download: ## Fetch a model: MODEL=org/name.
 models-local: ## List the models on this machine.
 	$(JACKALOPE) models ls
 models-check: ## Check MODEL_DIR on every machine of HOSTFILE.
-	$(JACKALOPE) doctor $(HOSTS) --model $(LOCAL_MODEL)
+	$(JACKALOPE) doctor $(ON) --model $(LOCAL_MODEL)
 models-sync: ## Copy MODEL to every machine of HOSTFILE.
-	$(JACKALOPE) models sync $(MODEL) $(HOSTS)
+	$(JACKALOPE) models sync $(or $(MODEL),$(error set MODEL to ORG/NAME)) $(or $(ON),$(error set HOSTFILE))
 purge-models: ## Remove a model from this machine, after a question: MODEL=org/name.
 	$(JACKALOPE) models rm $(or $(MODEL),$(error set MODEL to ORG/NAME))
 
@@ -104,11 +104,11 @@ logs: ## Follow the server's log.
 
 #@ Ending
 kill-all: ## End the server and all agents of HOSTFILE's machines.
-	$(JACKALOPE) kill-all $(HOSTS)
-clean: ## Remove jackalope from this machine; models stay.
-	$(JACKALOPE) uninstall
-clean-all: ## Remove jackalope from every machine of HOSTFILE; models stay.
-	$(JACKALOPE) uninstall $(or $(HOSTS),$(error set HOSTFILE))
+	$(JACKALOPE) kill-all $(ON)
+clean: ## Remove jackalope from this machine, after a question; models stay.
+	$(JACKALOPE) uninstall 127.0.0.1
+clean-all: ## Remove jackalope from every other machine of HOSTFILE, after a question; models stay.
+	$(JACKALOPE) uninstall $(or $(ON),$(error set HOSTFILE))
 
 #@ Work on jackalope
 demo: ## The demonstration of the README.

@@ -316,7 +316,13 @@ pub(crate) struct BenchArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LinkArgs {
-    /// Number of ranks.
+    /// Machines to measure, one rank on each entry: a hostfile, or names for ssh separated by commas.
+    /// Default: ranks of this machine.
+    #[arg(long, value_name = "FILE|NAMES", visible_alias = "hostfile", conflicts_with = "ranks")]
+    pub(crate) hosts: Option<String>,
+    #[command(flatten)]
+    pub(crate) reach: machines::ReachArgs,
+    /// Number of ranks of this machine.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=8))]
     pub(crate) ranks: u32,
     /// Payload sizes in bytes. Default: 4 KB to 64 MB.

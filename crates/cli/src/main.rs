@@ -110,7 +110,7 @@ async fn run(
         Command::Sync(args) => install::sync(args, environment).await,
         Command::Uninstall(args) => install::uninstall(args, environment).await,
         Command::Launch(args) => return launch::run(args, environment).await,
-        Command::Link(args) => link::run(&args).await,
+        Command::Link(args) => link::run(&args, environment).await,
         Command::Hosts(args) => hosts::run(&args),
         Command::Plan(args) => plan::run(&args, environment),
         Command::Synth(args) => synth::run(&args),

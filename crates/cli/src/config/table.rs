@@ -81,6 +81,8 @@ const MEMORY: Effect =
 const BUILT_IN: Effect = Effect::Nothing("there is no Python here");
 const READINESS: Effect = Effect::Nothing("readiness is waited for, not a time");
 const EVENTS: Effect = Effect::Nothing("nothing is polled");
+const NO_ROUNDS: Effect = Effect::Nothing("rows are of all rounds together");
+const NO_PROMPT: Effect = Effect::Nothing("prompts are made of BENCH_PROMPT_TOKENS tokens");
 const NO_REQUEST_LOG: Effect = Effect::Nothing("requests are never logged with their text");
 
 /// mlx-jaccl-cluster's scripts and server.
@@ -150,10 +152,10 @@ pub(super) const JACCL_CLUSTER: &[Variable] = &[
     ),
     variable("RDMA_ROUNDS", SOME, READ, "20", "rounds of `make rdma-test`"),
     variable("RDMA_SIZES", Rule::Text, READ, "", "its payloads, in numbers of float32"),
-    variable("RDMA_VERBOSE", Rule::YesNo, READ, "", "its every round"),
+    variable("RDMA_VERBOSE", Rule::YesNo, NO_ROUNDS, "", "its every round"),
     variable("RDMA_MAX_MB", SOME, READ, "256", "its largest payload"),
-    variable("BENCH_PROMPT", Rule::Text, READ, "", "prompt of `make bench`"),
-    variable("BENCH_TOKENS", SOME, READ, "256", "its tokens"),
+    variable("BENCH_PROMPT", Rule::Text, NO_PROMPT, "", "prompt of `make bench`"),
+    variable("BENCH_TOKENS", SOME, READ, "256", "tokens of its answers"),
     variable("BENCH_RUNS", SOME, READ, "3", "its runs"),
     variable("BENCH_WARMUP", ANY, READ, "1", "its runs that do not count"),
     variable("MLX_HARD_MAX_TOKENS", SOME, MEMORY, "4096", "most tokens of an answer"),

@@ -182,3 +182,33 @@ fn what_the_other_programs_do_by_default_is_understood() {
         );
     }
 }
+
+#[test]
+fn the_arguments_of_every_target_of_the_makefile_are_understood() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let makefile = std::fs::read_to_string(format!("{root}/Makefile")).unwrap();
+    let targets: Vec<&str> =
+        makefile.lines().filter_map(|line| Some(line.split_once(": ##")?.0)).collect();
+    // Without them `make` does nothing but ask for them.
+    let wanted = ["MODEL=org/name", "REMOTE=host", "MODEL_DIR=/model", "HOSTS=mac1,mac2"];
+    let mut num_commands = 0;
+    for target in
+        targets.into_iter().filter(|it| it.chars().all(|c| c.is_ascii_lowercase() || c == '-'))
+    {
+        #[expect(clippy::disallowed_methods, reason = "tests watch the processes from outside")]
+        let mut make = std::process::Command::new("make");
+        make.args(["-C", root, "-n", "--no-print-directory", target, "JACKALOPE=jackalope"]);
+        let made = make.args(wanted).arg("HOSTFILE=hosts.json").output().unwrap();
+        assert!(made.status.success(), "{target}: {made:?}");
+        let made = String::from_utf8(made.stdout).unwrap();
+        for line in made.lines().filter(|line| line.starts_with("jackalope ")) {
+            num_commands += 1;
+            match with_optional_model().try_get_matches_from(words(line)) {
+                Ok(_) => {}
+                Err(err) if err.kind() == clap::error::ErrorKind::DisplayVersion => {}
+                Err(err) => panic!("`make {target}` runs `{line}`: {err}"),
+            }
+        }
+    }
+    assert!(30 < num_commands, "{num_commands}");
+}

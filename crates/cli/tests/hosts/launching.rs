@@ -110,6 +110,34 @@ fn any_program_runs_on_all_hosts_and_its_end_is_told() {
 }
 
 #[test]
+fn the_link_between_three_hosts_is_checked_and_measured() {
+    let lab = lab_or_return!(3);
+    let hostfile = lab.hostfile();
+    let hosts = hostfile.to_str().unwrap();
+    let words = ["link", "--hosts", hosts, "--sizes", "4096", "--budget-ms", "20"];
+    let ended = lab.run(&words);
+    assert!(ended.status.success(), "{ended:?}");
+    assert!(ended.stdout.contains("3 ranks on 127.0.0.1, host-b, host-c, libmlx"), "{ended:?}");
+    assert!(ended.stdout.contains(" checks passed"), "{ended:?}");
+    assert!(ended.stdout.contains("jaccl  refused: "), "{ended:?}");
+    for backend in ["tcp", "ring"] {
+        assert!(ended.stdout.contains(&format!("verdict: {backend} ")), "{ended:?}");
+    }
+    let ended = lab.run(&[&words[..], &["--backend", "tcp", "--json"]].concat());
+    assert!(ended.status.success(), "{ended:?}");
+    let rows: Vec<serde_json::Value> =
+        ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |kind: &str| rows.iter().filter(|row| row["row"] == kind).collect::<Vec<_>>();
+    assert_eq!(of("group")[0]["hosts"], json!(["127.0.0.1", "host-b", "host-c"]));
+    assert!(of("check").iter().all(|row| row["ok"] == true), "{ended:?}");
+    assert_eq!(of("verdict")[0]["backend"], "tcp");
+    assert_eq!(rows.last().unwrap()["row"], "done");
+    for host in &lab.hosts {
+        assert!(host.pids_of("jackalope-rank").is_empty());
+    }
+}
+
+#[test]
 fn a_changed_secret_is_handed_out_anew_and_agents_of_the_old_one_are_replaced() {
     let lab = lab_or_return!(2);
     let server = lab.serve(&shipped(), "");

@@ -36,7 +36,8 @@ fn the_example_of_settings_is_up_to_date() {
 fn make(words: &[&str]) -> String {
     #[expect(clippy::disallowed_methods, reason = "tests watch the processes from outside")]
     let mut command = Command::new("make");
-    let variables = ["MODEL=org/name", "REMOTE=host", "MODEL_DIR=/model", "HOSTFILE=hosts.json"];
+    let variables =
+        ["MODEL=org/name", "REMOTE=host", "MODEL_DIR=/model", "HOSTFILE=hosts.json", "HOSTS=mac1"];
     let made = command.arg("-C").arg(root()).args(words).args(variables).arg("JACKALOPE=jackalope");
     let made = made.output().unwrap();
     assert!(made.status.success(), "{words:?}: {made:?}");

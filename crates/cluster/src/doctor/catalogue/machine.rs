@@ -99,8 +99,8 @@ entries! { MACHINE:
         code: "model-missing",
         severity: Severity::Error,
         title: "the model is not on this machine",
-        explain: "Every rank reads its part from a folder of the same path.",
-        type_this: &["rsync -a --partial {model}/ {node}:{model}/"],
+        explain: "Every rank reads its part from a copy on its own machine. The copies may lie in different folders.",
+        type_this: &["jackalope models sync {model} --hosts {node}"],
         signs: &["config.json: No such file"],
         origin: "TOP-16 TS-04 TS-08",
     };

@@ -1,0 +1,261 @@
+//! The ranks of a measurement: processes of ours, or of agents.
+
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, ensure};
+use jackalope_cluster::agent::{OnLine, Order, OrderedProgram, Program, Stream};
+use jackalope_cluster::hostfile::Host;
+use jackalope_cluster::local::{LocalError, LocalRanks, find_rank_program};
+use jackalope_cluster::nodes::Nodes;
+use jackalope_cluster::process::{Child, describe};
+use jackalope_cluster::routes::{self, routes};
+use jackalope_cluster::stock::{self, RankSettings};
+use jackalope_protocol::{Backend, Secret};
+use serde_json::Value;
+use tokio::sync::mpsc::Sender;
+
+use crate::args::LinkArgs;
+use crate::args::machines::ReachArgs;
+use crate::cluster::random_bytes;
+use crate::environment::Environment;
+use crate::machines;
+
+/// First port of stock transports; a server that runs beside this uses others.
+const STOCK_PORT: u16 = 31323;
+
+/// Stock transports, each with what it finds in the environment, by rank.
+type Usable = Vec<(Backend, Vec<RankSettings>)>;
+
+/// Stock transports for which the hostfile lacks something, each with what that is.
+type Refused = Vec<(Backend, String)>;
+
+/// What is needed of ranks wherever they are.
+pub(super) trait Ranks {
+    fn len(&self) -> usize;
+
+    /// The machines by rank; none if all ranks are on this one.
+    fn hosts(&self) -> Vec<String>;
+
+    /// A rank, for people.
+    fn name(&self, rank: usize) -> String;
+
+    /// Tells all ranks where all of them listen.
+    fn tell_addrs(&mut self, addrs: &[String]) -> anyhow::Result<()>;
+
+    /// How a rank ended, with its last words.
+    fn ended(&mut self, rank: usize) -> Option<String>;
+
+    /// Why nothing is known of a rank, if so.
+    fn trouble(&self, rank: usize) -> Option<String>;
+}
+
+/// Ranks on this machine.
+pub(super) struct OwnRanks {
+    children: Vec<Child>,
+    /// The settings of stock groups live as long as this.
+    _local: LocalRanks,
+}
+
+impl OwnRanks {
+    pub(super) fn start(
+        args: &LinkArgs,
+        backends: &[Backend],
+        rows: &Sender<(usize, Value)>,
+    ) -> anyhow::Result<OwnRanks> {
+        let secret = Secret(random_bytes().context("drawing the group's secret")?);
+        // The ring's settings are the ones that have to be made; they do not disturb the others.
+        let settings = if backends.contains(&Backend::Ring) { Backend::Ring } else { Backend::Tcp };
+        let num_ranks = args.ranks as usize;
+        let mut local = LocalRanks::new(&find_rank_program()?, settings, num_ranks);
+        let words = words(args, backends);
+        let children: Result<Vec<Child>, LocalError> =
+            (0..num_ranks).map(|rank| local.start_link(rank, &words, &secret)).collect();
+        let mut children = children?;
+        for (rank, child) in children.iter_mut().enumerate() {
+            let stdout = child.take_stdout().context("a rank's output is read once")?;
+            let rows = rows.clone();
+            // Ends with the rank.
+            std::thread::spawn(move || {
+                for line in BufReader::new(stdout).lines() {
+                    let Ok(line) = line else { return };
+                    forward(rank, &line, &rows);
+                }
+            });
+        }
+        Ok(OwnRanks { children, _local: local })
+    }
+}
+
+impl Ranks for OwnRanks {
+    fn len(&self) -> usize {
+        self.children.len()
+    }
+
+    fn hosts(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn name(&self, rank: usize) -> String {
+        format!("rank {rank}")
+    }
+
+    fn tell_addrs(&mut self, addrs: &[String]) -> anyhow::Result<()> {
+        let line = format!("{}\n", addrs.join(","));
+        for child in &mut self.children {
+            child.send_input(line.as_bytes()).context("telling a rank the addresses")?;
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, rank: usize) -> Option<String> {
+        let child = &mut self.children[rank];
+        let end = describe(child.try_wait()?);
+        Some(format!("{end}: {}", child.last_words()))
+    }
+
+    fn trouble(&self, _: usize) -> Option<String> {
+        None
+    }
+}
+
+/// Ranks that agents have started.
+pub(super) struct AgentRanks {
+    programs: Vec<Program>,
+    hosts: Vec<Host>,
+    /// `routes[i][j]` is the address of rank j for rank i.
+    routes: Vec<Vec<IpAddr>>,
+    /// The programs live as long as this.
+    _nodes: Nodes,
+}
+
+impl AgentRanks {
+    /// Also tells what the hostfile is not enough for.
+    pub(super) async fn start(
+        (hosts, (reach, environment)): (&str, (&ReachArgs, &Environment)),
+        args: &LinkArgs,
+        backends: &[Backend],
+        rows: Sender<(usize, Value)>,
+    ) -> anyhow::Result<(AgentRanks, Refused)> {
+        let file = machines::hostfile(hosts)?;
+        let hosts = file.hosts;
+        ensure!(1 < hosts.len(), "one machine has no link\nhint: name at least two machines");
+        let config = machines::nodes_config(reach, environment)?;
+        let nodes = machines::bring_up(hosts.clone(), config, reader(rows)).await?;
+        let node = |(rank, host): (usize, _)| {
+            let facts = Some(&nodes.nodes[nodes.of_rank[rank]].facts);
+            routes::Node { host, facts }
+        };
+        let routes = routes(&hosts.iter().enumerate().map(node).collect::<Vec<_>>())?;
+        let (usable, refused) = settings(backends, &hosts);
+        let names: Vec<Backend> = usable.iter().map(|(backend, _)| *backend).collect();
+        let words = words(args, &names);
+        let program = |rank: usize| {
+            let mut order = Order {
+                name: format!("link {} rank {rank}", std::process::id()),
+                program: OrderedProgram::Rank,
+                args: ["link", "--data", "0.0.0.0:0", "--rank"].map(str::to_owned).to_vec(),
+                env: file.envs.clone(),
+                files: Vec::new(),
+                cwd: None,
+                lease_ms: 0,
+            };
+            order.args.push(rank.to_string());
+            order.args.extend(words.iter().cloned());
+            for (_, of_rank) in &usable {
+                order.env.extend(of_rank[rank].env.iter().cloned());
+                order.files.extend(of_rank[rank].files.iter().cloned());
+            }
+            nodes.nodes[nodes.of_rank[rank]].agent.start(order)
+        };
+        let programs = (0..hosts.len()).map(program).collect();
+        Ok((AgentRanks { programs, hosts, routes, _nodes: nodes }, refused))
+    }
+}
+
+impl Ranks for AgentRanks {
+    fn len(&self) -> usize {
+        self.programs.len()
+    }
+
+    fn hosts(&self) -> Vec<String> {
+        self.hosts.iter().map(Host::name).collect()
+    }
+
+    fn name(&self, rank: usize) -> String {
+        format!("rank {rank} on {}", self.hosts[rank].name())
+    }
+
+    fn tell_addrs(&mut self, addrs: &[String]) -> anyhow::Result<()> {
+        let listening: Result<Vec<SocketAddr>, _> = addrs.iter().map(|it| it.parse()).collect();
+        let listening = listening.context("reading where a rank listens")?;
+        for (program, ips) in self.programs.iter().zip(&self.routes) {
+            let addr = |(ip, at): (&IpAddr, &SocketAddr)| SocketAddr::new(*ip, at.port());
+            let addrs = ips.iter().zip(&listening).map(|it| addr(it).to_string());
+            let line = format!("{}\n", addrs.collect::<Vec<_>>().join(","));
+            program.input(line.into_bytes());
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, rank: usize) -> Option<String> {
+        let ended = self.programs[rank].ended()?;
+        Some(format!("{}: {}", ended.exit, ended.last_words))
+    }
+
+    fn trouble(&self, rank: usize) -> Option<String> {
+        // An agent that lost us has ended the rank, which has no lease.
+        let trouble = self.programs[rank].trouble()?;
+        Some(format!("cannot be reached: {trouble}"))
+    }
+}
+
+/// Takes rows out of what agents hear.
+fn reader(rows: Sender<(usize, Value)>) -> impl Fn(&str) -> OnLine + Send + Sync + 'static {
+    move |_host: &str| {
+        let rows = rows.clone();
+        Box::new(move |name: &str, stream: Stream, text: &str| {
+            let rank = name.rsplit(' ').next().and_then(|it| it.parse().ok());
+            if let (Some(rank), Stream::Out) = (rank, stream) {
+                forward(rank, text, &rows);
+            }
+        })
+    }
+}
+
+fn forward(rank: usize, line: &str, rows: &Sender<(usize, Value)>) {
+    if let Ok(row) = serde_json::from_str(line) {
+        // Whoever does not read any more has seen enough.
+        rows.blocking_send((rank, row)).ok();
+    }
+}
+
+fn settings(backends: &[Backend], hosts: &[Host]) -> (Usable, Refused) {
+    let (mut usable, mut refused) = (Vec::new(), Vec::new());
+    let num_ports = u16::try_from(hosts.len()).unwrap_or(u16::MAX);
+    let mut first_port = STOCK_PORT;
+    for &backend in backends {
+        let of_rank = |rank| stock::settings(backend, hosts, first_port, rank);
+        match (0..hosts.len()).map(of_rank).collect() {
+            Ok(settings) => usable.push((backend, settings)),
+            Err(err) => refused.push((backend, format!("{err}\nhint: {}", err.hint()))),
+        }
+        first_port = first_port.saturating_add(num_ports);
+    }
+    (usable, refused)
+}
+
+fn words(args: &LinkArgs, backends: &[Backend]) -> Vec<String> {
+    let sizes: Vec<String> = args.sizes.iter().map(usize::to_string).collect();
+    let names: Vec<&str> = backends.iter().map(|backend| backend.name()).collect();
+    let mut words = vec![format!("--sizes={}", sizes.join(","))];
+    words.push(format!("--budget-ms={}", args.budget_ms));
+    words.extend(args.rounds.map(|rounds| format!("--rounds={rounds}")));
+    if !names.is_empty() {
+        words.push(format!("--backends={}", names.join(",")));
+    }
+    if args.checksums {
+        words.push("--checksums".to_owned());
+    }
+    words
+}
