@@ -26,7 +26,7 @@ enum Member {
     /// This one, whose library this process opens for as long as it runs.
     Here { host: Host, addr: SocketAddr, facts: Box<NodeFacts> },
     /// Another one, through its agent.
-    There { host: Host, node: Node },
+    There { host: Host, node: Box<Node> },
 }
 
 pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyhow::Result<()> {
@@ -38,8 +38,11 @@ pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyh
     let secret = config.secret;
     let Nodes { nodes, .. } =
         machines::bring_up(remote.clone(), config, machines::log_lines).await?;
-    let mut members: Vec<Member> =
-        remote.into_iter().zip(nodes).map(|(host, node)| Member::There { host, node }).collect();
+    let mut members: Vec<Member> = remote
+        .into_iter()
+        .zip(nodes)
+        .map(|(host, node)| Member::There { host, node: Box::new(node) })
+        .collect();
     if args.from.is_none() || here.is_some() {
         members.push(open_library(here.unwrap_or_else(this_host), environment, secret)?);
     }
