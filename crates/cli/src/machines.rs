@@ -4,15 +4,18 @@ mod by_hand;
 mod launcher;
 pub(crate) mod shares;
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use jackalope_cluster::agent::{OnLine, Stream};
+use jackalope_cluster::facts::NodeFacts;
 use jackalope_cluster::hostfile::{Host, Hostfile};
 use jackalope_cluster::local::find_rank_program;
 use jackalope_cluster::nodes::{self, Bootstrap, Nodes, NodesConfig};
+use jackalope_cluster::platform;
 use jackalope_cluster::shell::{Shell, SystemShell};
 use tracing::info;
 
@@ -29,8 +32,29 @@ const HOSTFILE_BYTES_MAX: u64 = 1 << 20;
 /// How long an agent that we started stays when nobody needs it any more.
 const LINGER: Duration = Duration::from_secs(30);
 
-/// A hostfile, or names separated by commas.
+/// A hostfile, or names separated by commas. Entries that mean this machine become `127.0.0.1`: it is
+/// not reached through ssh.
 pub(crate) fn hostfile(text: &str) -> anyhow::Result<Hostfile> {
+    let mut hostfile = read_hostfile(text)?;
+    if !hostfile.is_local() {
+        let here = platform::current::facts();
+        for host in hostfile.hosts.iter_mut().filter(|host| is_this_machine(host, &here)) {
+            host.ssh = Ipv4Addr::LOCALHOST.to_string();
+        }
+    }
+    Ok(hostfile)
+}
+
+/// By an address that no other machine has, or by its name. A user's name before it asks for ssh.
+fn is_this_machine(host: &Host, here: &NodeFacts) -> bool {
+    let own = || here.interfaces.iter().flat_map(|it| &it.addrs).map(|addr| addr.ip);
+    let is_own = |ip: &IpAddr| !ip.is_loopback() && own().any(|own| own == *ip);
+    let bare = |name: &str| name.to_lowercase().trim_end_matches(".local").to_owned();
+    let has_own_name = !here.hostname.is_empty() && bare(&host.ssh) == bare(&here.hostname);
+    !host.ssh.contains('@') && !host.ssh.is_empty() && (has_own_name || host.ips.iter().any(is_own))
+}
+
+fn read_hostfile(text: &str) -> anyhow::Result<Hostfile> {
     let path = Path::new(text);
     if path.is_file() {
         let length = std::fs::metadata(path).map_or(0, |it| it.len());
@@ -97,4 +121,37 @@ pub(crate) async fn bring_up(
 pub(crate) fn log_lines(host: &str) -> OnLine {
     let host = host.to_owned();
     Box::new(move |name: &str, _: Stream, text: &str| info!(from = name, host, "{text}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use jackalope_cluster::facts::{Interface, InterfaceAddr};
+
+    use super::*;
+
+    #[test]
+    fn this_machine_is_known_by_its_addresses_and_its_name() {
+        let addr = |ip: &str| InterfaceAddr { ip: ip.parse().unwrap(), prefix_len: 24 };
+        let addrs = vec![addr("10.0.0.1"), addr("127.0.0.1")];
+        let here = NodeFacts {
+            hostname: "Studio.local".to_owned(),
+            interfaces: vec![Interface { addrs, ..Interface::default() }],
+            ..NodeFacts::default()
+        };
+        let is_here = |ssh: &str, ip: &str| {
+            let host = Host {
+                ssh: ssh.to_owned(),
+                ips: ip.parse().into_iter().collect(),
+                ..Host::default()
+            };
+            is_this_machine(&host, &here)
+        };
+        assert!(is_here("mac1", "10.0.0.1"));
+        assert!(is_here("studio", "10.9.9.9"));
+        assert!(is_here("STUDIO.local", ""));
+        assert!(!is_here("mac2", "10.0.0.2"));
+        assert!(!is_here("mac2", "127.0.0.1"), "every machine has that address");
+        assert!(!is_here("me@mac1", "10.0.0.1"), "another user is reached through ssh");
+        assert!(!is_here("", "10.0.0.1"));
+    }
 }

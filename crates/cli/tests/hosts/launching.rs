@@ -138,6 +138,28 @@ fn the_link_between_three_hosts_is_checked_and_measured() {
 }
 
 #[test]
+fn a_host_that_has_nothing_is_given_what_it_needs_and_left_as_it_was() {
+    let lab = lab_or_return!(2);
+    let (home, model) = (lab.hosts[1].home.clone(), shipped());
+    std::fs::remove_dir_all(&home).unwrap();
+    // Names alone: addresses are found.
+    let words = ["serve", "--hosts", "127.0.0.1,host-b", "--port", "0", "--json", "--model"];
+    let words: Vec<&str> = words.into_iter().chain([model.to_str().unwrap()]).collect();
+    let mut program = lab.start(&words, "");
+    let announced: serde_json::Value = serde_json::from_str(&program.line()).unwrap();
+    assert_eq!(announced["ranks"].as_array().unwrap().len(), 2, "{announced}");
+    let ranks = lab.hosts[1].pids_of("jackalope-rank");
+    let exe = std::fs::read_link(format!("/proc/{}/exe", ranks[0])).unwrap();
+    assert!(exe.starts_with(home.join("versions")), "{exe:?} is not what was put there");
+    program.signal(Signal::INT);
+    assert!(program.end().status.success());
+    let ended = lab.run(&["uninstall", "host-b", "--yes"]);
+    assert!(ended.status.success(), "{ended:?}");
+    assert!(!home.exists(), "nothing is left");
+    assert!(lab.hosts[1].pids_of("jackalope agent").is_empty());
+}
+
+#[test]
 fn a_changed_secret_is_handed_out_anew_and_agents_of_the_old_one_are_replaced() {
     let lab = lab_or_return!(2);
     let server = lab.serve(&shipped(), "");
