@@ -16,6 +16,10 @@ const LAUNCH_POLL: Duration = Duration::from_millis(50);
 /// How often the launcher is asked whether machines have come or gone.
 const RESEAT_POLL: Duration = Duration::from_millis(500);
 
+/// The first step of a group touches every weight and may compile for the device: it may take so many
+/// times as long. A frozen process is noticed by its silence even then.
+const FIRST_STEP: u32 = 3;
+
 /// A rank that had waited for its peers for one part in so many of the time that has run out did not
 /// hold up the others. Heartbeats are a second apart, so the last may be from well before the end.
 const HELD_UP_PART: u32 = 4;
@@ -128,7 +132,9 @@ impl Link {
                 let oldest = self.sent.iter().find(|sent| sent.step == slot.steps_done);
                 oldest.and_then(|SentStep { step, at, num_tokens }| {
                     let reason = Reason::Step { step: *step, num_tokens: *num_tokens };
-                    wait(reason, slot.progressed_at.max(*at), timeouts.step_of(*num_tokens))
+                    let factor = if slot.steps_done == 0 { FIRST_STEP } else { 1 };
+                    let timeout = timeouts.step_of(*num_tokens) * factor;
+                    wait(reason, slot.progressed_at.max(*at), timeout)
                 })
             }
         };
