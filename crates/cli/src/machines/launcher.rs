@@ -24,8 +24,17 @@ const STOCK_PORTS: u16 = 2048;
 /// An agent waits so much longer than its ranks, which end by themselves.
 const LEASE_MARGIN: Duration = Duration::from_secs(10);
 
-/// A machine that has come back has to stay so long before it is used again.
+/// A machine that has come back has to stay so long before it is used again; twice as long each time,
+/// because taking it back means loading anew …
 const RETURN_AFTER: Duration = Duration::from_secs(2);
+/// … up to this.
+const RETURN_AFTER_MAX: Duration = Duration::from_secs(300);
+
+/// How long a machine that was done without so many times has to stay.
+fn return_after(num_absences: u32) -> Duration {
+    let doublings = num_absences.saturating_sub(1).min(16);
+    (RETURN_AFTER * (1 << doublings)).min(RETURN_AFTER_MAX)
+}
 
 /// Decides what each of several machines loads: hostfile positions in, shares out, or why it cannot
 /// be done.
@@ -61,6 +70,8 @@ pub(crate) struct AgentLauncher {
     absent_after: Option<Duration>,
     /// By node: since when it has been there again.
     back_since: Vec<Option<Instant>>,
+    /// By node: how often it was done without.
+    num_absences: Vec<u32>,
     /// Why the last change was not made; told once.
     refused: Option<String>,
     num_groups: u16,
@@ -86,6 +97,7 @@ impl AgentLauncher {
             seated: Vec::new(),
             cut,
             absent_after,
+            num_absences: vec![0; back_since.len()],
             back_since,
             refused: None,
             num_groups: 0,
@@ -140,7 +152,10 @@ impl AgentLauncher {
             let node = self.places.nodes.of_rank[*at];
             match self.seated.contains(at) {
                 true => away_for[node].is_none_or(|away| away < absent_after),
-                false => back_for[node].is_some_and(|back| RETURN_AFTER <= back),
+                false => {
+                    let needed = return_after(self.num_absences[node]);
+                    back_for[node].is_some_and(|back| needed <= back)
+                }
             }
         };
         (0..self.places.hosts.len()).filter(is_used).collect()
@@ -211,6 +226,9 @@ impl Launcher for AgentLauncher {
                 let names: Vec<String> =
                     present.iter().map(|&at| self.places.hosts[at].name()).collect();
                 info!(hosts = names.join(","), "planning anew for the machines that are there");
+                for at in self.seated.iter().filter(|at| !present.contains(at)) {
+                    self.num_absences[self.places.nodes.of_rank[*at]] += 1;
+                }
                 (self.seated, self.refused) = (present, None);
                 Some(seats)
             }
@@ -260,5 +278,17 @@ impl RankProcess for AgentProcess {
 
     fn last_words(&self) -> String {
         self.0.ended().map(|ended| ended.last_words).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_that_leaves_again_and_again_is_trusted_later_each_time() {
+        let seconds = |num_absences| return_after(num_absences).as_secs();
+        assert_eq!([0, 1, 2, 3, 8].map(seconds), [2, 2, 4, 8, 256]);
+        assert_eq!([9, 40, u32::MAX].map(seconds), [300, 300, 300]);
     }
 }
