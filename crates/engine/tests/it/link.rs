@@ -150,6 +150,21 @@ fn ranks_are_set_up_joined_and_stopped() {
     }
 }
 
+/// A rank takes a silent brain for lost, and would leave an idle group.
+#[test]
+fn idle_ranks_hear_that_the_brain_lives() {
+    let mut case = Case::new(vec![]);
+    case.timeouts.beat = Duration::from_millis(10);
+    let fixture = case.start();
+    let began = std::time::Instant::now();
+    while fixture.log.num_beats.load(std::sync::atomic::Ordering::SeqCst) < 6 {
+        assert!(began.elapsed() < LONG, "nothing was heard");
+        std::thread::yield_now();
+    }
+    assert_eq!(fixture.handle.status().counters.recoveries, 0);
+    fixture.end();
+}
+
 #[test]
 fn strangers_are_dropped() {
     // The second rank arrives only after the strangers.

@@ -58,6 +58,8 @@ pub(crate) enum Fault {
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     entries: Mutex<Vec<(usize, String)>>,
+    /// How often ranks were told that the brain lives.
+    pub(crate) num_beats: AtomicU64,
 }
 
 impl Log {
@@ -295,7 +297,8 @@ impl Rank {
                         Some(false) => epoch_now = 0,
                     }
                 }
-                ToRank::Step { .. } | ToRank::Leave { .. } | ToRank::Beat => {}
+                ToRank::Beat => drop(self.log.num_beats.fetch_add(1, Ordering::SeqCst)),
+                ToRank::Step { .. } | ToRank::Leave { .. } => {}
                 ToRank::Stop => {
                     self.log.add(rank, "stop");
                     if self.fault != Fault::IgnoresStop {
