@@ -24,6 +24,7 @@ use jackalope_protocol::Backend;
 pub use error::{DevicesNeededBy, Fault, HostfileError, HostfileErrors};
 pub use finding::Finding;
 pub use lint::lint;
+pub(crate) use write::object_text;
 pub use write::{ConvertError, Converted, Loss, RingPorts, convert};
 
 use crate::shell::is_here;

@@ -3,11 +3,10 @@
 use std::net::IpAddr;
 
 use jackalope_protocol::Backend;
-use serde_json::{Value, json};
 
 use super::steps::Link;
 use super::{Choice, Member, PlanError, lan_ip};
-use crate::hostfile::{Host, Hostfile};
+use crate::hostfile::{Host, Hostfile, object_text};
 
 /// Ranks over the network that is there.
 pub(super) fn over_ethernet(
@@ -84,32 +83,9 @@ fn num_wires(order: &[usize], links: &[Link]) -> usize {
 }
 
 /// A hostfile in the object form of MLX's launcher.
+///
+/// # Panics
+/// If a host has neither a name for ssh nor an address.
 pub fn hostfile_json(hostfile: &Hostfile) -> String {
-    let device = |names: &Vec<String>| match &names[..] {
-        [] => Value::Null,
-        [name] => json!(name),
-        names => json!(names),
-    };
-    let host = |host: &Host| {
-        let mut value = json!({ "ssh": host.ssh, "ips": host.ips });
-        if !host.rdma.is_empty() {
-            value["rdma"] = host.rdma.iter().map(device).collect();
-        }
-        value
-    };
-    let hosts: Vec<String> = hostfile
-        .hosts
-        .iter()
-        .map(|it| format!("    {}", serde_json::to_string(&host(it)).expect("plain data")))
-        .collect();
-    let mut head = String::new();
-    if let Some(backend) = hostfile.backend {
-        head = format!("  \"backend\": {},\n", json!(backend.name()));
-    }
-    if !hostfile.envs.is_empty() {
-        let envs: Vec<String> =
-            hostfile.envs.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        head.push_str(&format!("  \"envs\": {},\n", json!(envs)));
-    }
-    format!("{{\n{head}  \"hosts\": [\n{}\n  ]\n}}\n", hosts.join(",\n"))
+    object_text(hostfile).expect("a machine that was looked at has a name")
 }

@@ -178,7 +178,11 @@ fn lost(hostfile: &Hostfile, shape: Shape) -> Vec<Loss> {
     lost.map(|(loss, _)| loss).collect()
 }
 
-fn object_text(hostfile: &Hostfile) -> Result<String, ConvertError> {
+/// The object form, whatever its hosts lack.
+///
+/// # Errors
+/// If a host has neither a name nor an address.
+pub(crate) fn object_text(hostfile: &Hostfile) -> Result<String, ConvertError> {
     let mut lines = Vec::new();
     if let Some(backend) = hostfile.backend {
         lines.push(format!("  \"backend\": {}", json!(backend.name())));
