@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use crate::args::ChatArgs;
 use crate::cluster::Cluster;
 use crate::environment::Environment;
-use crate::serve::{HttpServer, sampling_defaults};
+use crate::serve::{HttpServer, served};
 use crate::{models, output};
 
 /// A server that sends nothing for this long is gone; it sends comments while it computes.
@@ -30,9 +30,8 @@ pub(crate) async fn run(args: ChatArgs, environment: &Environment) -> anyhow::Re
     let work = async {
         cluster.ready().await?;
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let sampling_defaults = sampling_defaults(&cluster.text.generation);
-        let config = ServerConfig { sampling_defaults, ..ServerConfig::new(&*model.name) };
-        let server = HttpServer::start(listener, &cluster, config)?;
+        let served = served(&model.name, &cluster);
+        let server = HttpServer::start(listener, served, ServerConfig::default())?;
         let url = format!("http://{}", server.addr);
         let result = converse_until_interrupted(ChatArgs { url, ..args }).await;
         server.stop().await;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use jackalope_cluster::home::Home;
 use jackalope_engine::{SamplingOptions, Status};
-use jackalope_server::{ApiKeys, ServerConfig, ServerLimits, ServerState};
+use jackalope_server::{ApiKeys, Model, ServerConfig, ServerLimits, ServerState};
 use jackalope_text::GenerationDefaults;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
@@ -34,11 +34,11 @@ impl HttpServer {
     /// Answers on `listener`, also while the ranks are loading.
     pub(crate) fn start(
         listener: TcpListener,
-        cluster: &Cluster,
+        model: Model,
         config: ServerConfig,
     ) -> anyhow::Result<HttpServer> {
         let addr = listener.local_addr()?;
-        let state = ServerState::new(cluster.engine.clone(), Arc::clone(&cluster.text), config);
+        let state = ServerState::new(model, config);
         let (stop, mut stopped) = watch::channel(false);
         let task = tokio::spawn(jackalope_server::serve(listener, state, async move {
             // An error means that the sender is gone, which is a stop as well.
@@ -102,14 +102,9 @@ pub(crate) async fn run(
         default_max_tokens: args.default_max_tokens,
         ..ServerLimits::default()
     };
-    let config = ServerConfig {
-        limits,
-        enable_thinking: args.thinking,
-        api_keys: ApiKeys::new(&args.api_key),
-        sampling_defaults: sampling_defaults(&cluster.text.generation),
-        ..ServerConfig::new(&*model_id)
-    };
-    let server = HttpServer::start(listener, &cluster, config)?;
+    let config = ServerConfig { limits, api_keys: ApiKeys::new(&args.api_key) };
+    let served = Model { enable_thinking: args.thinking, ..served(&model_id, &cluster) };
+    let server = HttpServer::start(listener, served, config)?;
     let serving = async {
         let status = cluster.ready().await?;
         if let Some(Err(err)) = environment.home().ok().map(|home| start.remember(&home)) {
@@ -200,8 +195,16 @@ fn within(now: Rlimit, wanted: (u64, u64)) -> Rlimit {
     Rlimit { current: bounded, maximum: now.maximum }
 }
 
+/// A cluster's model, drawn from as its makers recommend.
+pub(crate) fn served(model_id: &str, cluster: &Cluster) -> Model {
+    Model {
+        sampling_defaults: sampling_defaults(&cluster.text.generation),
+        ..Model::new(model_id, cluster.engine.clone(), Arc::clone(&cluster.text))
+    }
+}
+
 /// What the checkpoint recommends, for requests that do not say how to draw.
-pub(crate) fn sampling_defaults(recommended: &GenerationDefaults) -> SamplingOptions {
+fn sampling_defaults(recommended: &GenerationDefaults) -> SamplingOptions {
     let usual = SamplingOptions::default();
     SamplingOptions {
         temperature: recommended.temperature().unwrap_or(usual.temperature),

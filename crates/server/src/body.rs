@@ -4,6 +4,7 @@ use axum::body::{Body, Bytes};
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use axum::http::{HeaderMap, Request};
 use futures_util::StreamExt;
+use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::error::Category;
 
@@ -68,8 +69,19 @@ fn announced_bytes(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
+/// Which model a request is for, by its own word. Everything else depends on it, so this is read
+/// first; the body is an object if this succeeds.
+pub(crate) fn model_of(body: &[u8]) -> Result<Option<String>, ApiError> {
+    #[derive(Deserialize)]
+    struct Model {
+        model: Option<String>,
+    }
+    check_object(body)?;
+    Ok(parse::<Model>(body)?.model)
+}
+
 /// Checks that the body is a JSON object. The wire types' own readers would take a list as well.
-pub(crate) fn check_object(body: &[u8]) -> Result<(), ApiError> {
+fn check_object(body: &[u8]) -> Result<(), ApiError> {
     parse::<IgnoredAny>(body)?;
     match body.trim_ascii_start().first() {
         Some(b'{') => Ok(()),

@@ -9,6 +9,7 @@
 //! ```
 
 use std::fmt::Display;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
@@ -334,13 +335,75 @@ impl ApiError {
     }
 }
 
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
+/// Which clients an answer is for: an error has the form that theirs expect.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Dialect {
+    OpenAi,
+    Anthropic,
+    Ollama,
+}
+
+impl Dialect {
+    /// The dialect that is spoken on a path.
+    pub(crate) fn of_path(path: &str) -> Dialect {
+        if path == "/v1/messages" || path.starts_with("/v1/messages/") {
+            Dialect::Anthropic
+        } else if path == "/api" || path.starts_with("/api/") {
+            Dialect::Ollama
+        } else {
+            Dialect::OpenAi
+        }
+    }
+
+    /// The body of an error.
+    pub(crate) fn error_json(self, err: &ApiError) -> Value {
+        match self {
+            Dialect::OpenAi => err.to_json(),
+            Dialect::Anthropic => json!({
+                "type": "error",
+                "error": {"type": err.anthropic_kind(), "message": err.to_string()},
+            }),
+            Dialect::Ollama => json!({"error": err.to_string()}),
+        }
+    }
+}
+
+impl ApiError {
+    /// Anthropic's word for this kind of error.
+    fn anthropic_kind(&self) -> &'static str {
+        match self.wire().status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "api_error",
+        }
+    }
+
+    /// The answer in the form that the clients of a dialect expect.
+    pub(crate) fn respond(&self, dialect: Dialect) -> Response {
         let wire = self.wire();
-        let mut response = (wire.status, Json(self.to_json())).into_response();
+        let mut response = (wire.status, Json(dialect.error_json(self))).into_response();
         if let Some((name, value)) = wire.advice {
             response.headers_mut().insert(name, value);
         }
+        response
+    }
+}
+
+/// An error that a handler ended with. Which form it has on the wire is not the handler's to know:
+/// the path decides, where every answer passes.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal(pub(crate) Arc<ApiError>);
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = self.wire().status.into_response();
+        response.extensions_mut().insert(Refusal(Arc::new(self)));
         response
     }
 }

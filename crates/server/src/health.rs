@@ -22,7 +22,7 @@ pub(crate) async fn version() -> Json<Value> {
 
 /// Says whether a request would be computed now.
 pub(crate) async fn ready(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
-    let status = state.engine().status();
+    let status = state.first_model().engine.status();
     let (code, is_ready) = match &status.state {
         EngineState::Ready => (StatusCode::OK, true),
         EngineState::Starting
@@ -37,7 +37,7 @@ pub(crate) async fn ready(State(state): State<ServerState>) -> (StatusCode, Json
 
 /// Everything an operator or a program may want to know. 503 while requests would be refused.
 pub(crate) async fn health(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
-    let status = state.engine().status();
+    let status = state.first_model().engine.status();
     let (code, name) = match &status.state {
         EngineState::Ready => (StatusCode::OK, "healthy"),
         // Requests are taken and wait.
@@ -48,7 +48,7 @@ pub(crate) async fn health(State(state): State<ServerState>) -> (StatusCode, Jso
     };
     let now = Instant::now();
     let ranks = status.ranks.iter().enumerate().map(|(rank, it)| rank_json(rank, it, now));
-    let model = &state.model().id;
+    let model = &state.first_model().id;
     let body = json!({
         "status": name,
         "ok": code == StatusCode::OK,

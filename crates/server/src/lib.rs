@@ -23,6 +23,7 @@ mod health;
 mod ids;
 mod limits;
 mod openai;
+mod registry;
 mod requests;
 mod serve;
 mod sse;
@@ -37,8 +38,9 @@ use error::ApiError;
 
 pub use auth::ApiKeys;
 pub use limits::ServerLimits;
+pub use registry::Model;
 pub use serve::serve;
-pub use state::{ServedModel, ServerConfig, ServerState};
+pub use state::{ServerConfig, ServerState};
 
 /// All routes.
 pub fn router(state: ServerState) -> Router {

@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use tracing::{Instrument, debug, info_span};
 
 use crate::ServerState;
+use crate::error::{Dialect, Refusal};
 use crate::ids::new_id;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -26,12 +27,15 @@ pub(crate) async fn admit(
     let name = id.to_str().unwrap_or_default();
     let path = request.uri().path();
     let span = info_span!("request", request = name, method = %request.method(), path);
+    let dialect = Dialect::of_path(path);
     let admitted = state.api_keys().check(path, request.headers());
     let answering = async {
         let response = match admitted {
             Ok(()) => next.run(request).await,
             Err(err) => err.into_response(),
         };
+        let refused = response.extensions().get::<Refusal>().cloned();
+        let response = refused.map_or(response, |Refusal(err)| err.respond(dialect));
         debug!(status = response.status().as_u16(), "responded");
         response
     };

@@ -7,6 +7,9 @@ use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
 use serde::Serialize;
 
+/// What a stream of events is.
+pub(crate) const STREAM_TYPE: &str = "text/event-stream; charset=utf-8";
+
 /// A line that clients pass over. Sent while there is nothing else to say.
 pub(crate) const KEEP_ALIVE: &str = ": keep-alive\n\n";
 
@@ -20,13 +23,22 @@ pub(crate) fn push_event(buffer: &mut Vec<u8>, payload: &impl Serialize) {
     buffer.extend_from_slice(b"\n\n");
 }
 
+/// Appends one event with a name.
+pub(crate) fn push_named(buffer: &mut Vec<u8>, name: &str, payload: &impl Serialize) {
+    buffer.extend_from_slice(b"event: ");
+    buffer.extend_from_slice(name.as_bytes());
+    buffer.push(b'\n');
+    push_event(buffer, payload);
+}
+
 /// A streaming answer.
 pub(crate) fn response(
+    content_type: &'static str,
     frames: impl Stream<Item = Result<Bytes, std::convert::Infallible>> + Send + 'static,
 ) -> Response {
     let mut response = Body::from_stream(frames).into_response();
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Tells nginx to pass every event on at once.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));

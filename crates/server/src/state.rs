@@ -3,61 +3,23 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use jackalope_engine::{EngineHandle, Limits, SamplingOptions};
-use jackalope_text::ModelText;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::auth::ApiKeys;
 use crate::error::ApiError;
-use crate::ids::unix_seconds;
 use crate::limits::ServerLimits;
+use crate::registry::{Model, Serving};
 
-/// The names of the model that is served.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct ServedModel {
-    /// What answers call it, and `/v1/models` lists.
-    pub id: String,
-    /// Further names that requests may use. `default` always is one.
-    pub aliases: Vec<String>,
-}
-
-impl ServedModel {
-    /// True if a request for `name` is for this model.
-    pub(crate) fn answers_to(&self, name: &str) -> bool {
-        name == self.id || name == "default" || self.aliases.iter().any(|alias| alias == name)
-    }
-}
-
-/// Everything about a server but the engine and the text.
-#[derive(Clone, Debug)]
+/// Everything about a server but its models. The default serves everybody, with the usual limits.
+#[derive(Clone, Debug, Default)]
 pub struct ServerConfig {
-    /// The model's names.
-    pub model: ServedModel,
     /// What clients may ask for.
     pub limits: ServerLimits,
     /// Who may ask; with none, everybody may.
     pub api_keys: ApiKeys,
-    /// Whether models that can think aloud do, for requests that do not say; the template decides if
-    /// absent.
-    pub enable_thinking: Option<bool>,
-    /// How tokens are drawn for requests that do not say. `seed` and `logit_bias` are not read.
-    pub sampling_defaults: SamplingOptions,
 }
 
-impl ServerConfig {
-    /// Serves a model to everybody, with the usual limits.
-    pub fn new(model_id: impl Into<String>) -> ServerConfig {
-        ServerConfig {
-            model: ServedModel { id: model_id.into(), aliases: Vec::new() },
-            limits: ServerLimits::default(),
-            api_keys: ApiKeys::default(),
-            enable_thinking: None,
-            sampling_defaults: SamplingOptions::default(),
-        }
-    }
-}
-
-/// A server's engine, text and configuration. Cheap to clone.
+/// A server's models and configuration. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ServerState {
     shared: Arc<Shared>,
@@ -65,43 +27,43 @@ pub struct ServerState {
 
 #[derive(Debug)]
 struct Shared {
-    engine: EngineHandle,
-    text: Arc<ModelText>,
+    model: Arc<Model>,
     config: ServerConfig,
     limits: Arc<ServerLimits>,
     open_streams: Arc<Semaphore>,
     prompt_workers: Arc<Semaphore>,
     started_at: Instant,
-    started_unix_seconds: u64,
 }
 
 impl ServerState {
-    /// Serves what `engine` computes; `text` is of the same checkpoint.
-    pub fn new(engine: EngineHandle, text: Arc<ModelText>, config: ServerConfig) -> ServerState {
+    /// Serves a model.
+    pub fn new(model: Model, config: ServerConfig) -> ServerState {
         let limits = Arc::new(config.limits.clone());
         let shared = Shared {
-            engine,
-            text,
+            model: Arc::new(model),
             open_streams: Arc::new(Semaphore::new(limits.open_streams)),
             prompt_workers: Arc::new(Semaphore::new(limits.prompt_workers)),
             limits,
             config,
             started_at: Instant::now(),
-            started_unix_seconds: unix_seconds(),
         };
         ServerState { shared: Arc::new(shared) }
     }
 
-    pub(crate) fn engine(&self) -> &EngineHandle {
-        &self.shared.engine
+    /// The model that is there from the start, and answers to `default`.
+    pub(crate) fn first_model(&self) -> &Model {
+        &self.shared.model
     }
 
-    pub(crate) fn text(&self) -> &ModelText {
-        &self.shared.text
-    }
-
-    pub(crate) fn model(&self) -> &ServedModel {
-        &self.shared.config.model
+    /// The model that a request is for; the first one if it does not say.
+    pub(crate) async fn open(&self, name: Option<&str>) -> Result<Serving, ApiError> {
+        let model = &self.shared.model;
+        match name {
+            Some(found) if !model.answers_to(found) => {
+                Err(ApiError::UnknownModel { found: found.to_owned(), served: model.id.clone() })
+            }
+            Some(_) | None => Ok(Serving::new(self.clone(), Arc::clone(model))),
+        }
     }
 
     pub(crate) fn limits(&self) -> &Arc<ServerLimits> {
@@ -112,20 +74,8 @@ impl ServerState {
         &self.shared.config.api_keys
     }
 
-    pub(crate) fn enable_thinking(&self) -> Option<bool> {
-        self.shared.config.enable_thinking
-    }
-
-    pub(crate) fn sampling_defaults(&self) -> &SamplingOptions {
-        &self.shared.config.sampling_defaults
-    }
-
     pub(crate) fn started_at(&self) -> Instant {
         self.shared.started_at
-    }
-
-    pub(crate) fn started_unix_seconds(&self) -> u64 {
-        self.shared.started_unix_seconds
     }
 
     /// Generation requests that are open now.
@@ -141,24 +91,16 @@ impl ServerState {
             .map_err(|_| ApiError::TooManyStreams { limit })
     }
 
-    /// What requests are checked against.
-    pub(crate) fn engine_limits(&self) -> Result<Limits, ApiError> {
-        let loading = || ApiError::Unavailable { reason: "the model is loading".to_owned() };
-        self.engine().limits().ok_or_else(loading)
-    }
-
-    /// Runs `work`, which may take long, on a thread of its own: rendering and tokenising a long
-    /// prompt must not hold up the streams of others.
-    pub(crate) async fn prepare<T: Send + 'static>(
+    /// Runs `work`, which may take long, on a thread of its own.
+    pub(crate) async fn on_a_worker<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&ServerState) -> Result<T, ApiError> + Send + 'static,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let workers = Arc::clone(&self.shared.prompt_workers);
         let place = workers.acquire_owned().await.expect("the semaphore is never closed");
-        let state = self.clone();
         let working = tokio::task::spawn_blocking(move || {
             let _place = place;
-            work(&state)
+            work()
         });
         working.await.unwrap_or_else(|err| {
             Err(ApiError::Internal { what: format!("preparing the prompt failed: {err}") })

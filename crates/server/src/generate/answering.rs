@@ -81,6 +81,11 @@ impl Answering {
         self.choices.iter().map(|choice| choice.text.num_tokens()).sum()
     }
 
+    /// Of those, drawn while thinking.
+    pub(crate) fn reasoning_tokens(&self) -> u32 {
+        self.choices.iter().map(|choice| choice.text.num_reasoning_tokens()).sum()
+    }
+
     fn poll_next(
         &mut self,
         context: &mut Context<'_>,

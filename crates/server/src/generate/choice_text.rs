@@ -16,6 +16,7 @@ use super::job::TextRules;
 /// What is newly known of a choice.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Delta {
+    pub(crate) reasoning: String,
     pub(crate) text: String,
     pub(crate) calls: Vec<ToolCall>,
     pub(crate) scored: Vec<ScoredToken>,
@@ -26,6 +27,7 @@ pub(crate) struct Delta {
 impl Delta {
     /// Appends what came after.
     pub(crate) fn absorb(&mut self, next: Delta) {
+        self.reasoning.push_str(&next.reasoning);
         self.text.push_str(&next.text);
         self.calls.extend(next.calls);
         self.scored.extend(next.scored);
@@ -35,10 +37,16 @@ impl Delta {
 
     /// True if something else than the end is newly known.
     pub(crate) fn has_content(&self) -> bool {
-        !(self.text.is_empty()
+        !(self.reasoning.is_empty()
+            && self.text.is_empty()
             && self.calls.is_empty()
             && self.scored.is_empty()
             && self.tokens.is_empty())
+    }
+
+    /// True if there is neither thought nor call: what there is belongs to the text.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.reasoning.is_empty() && self.calls.is_empty()
     }
 
     /// True if nothing is newly known.
@@ -83,6 +91,7 @@ pub(crate) struct ChoiceText {
     /// Drawn, but not told before the end.
     end_tokens: Vec<TokenId>,
     num_tokens: u32,
+    num_reasoning_tokens: u32,
     has_calls: bool,
     is_over: bool,
 }
@@ -101,6 +110,7 @@ impl ChoiceText {
             held: VecDeque::new(),
             end_tokens: Vec::new(),
             num_tokens: 0,
+            num_reasoning_tokens: 0,
             has_calls: false,
             is_over: false,
         }
@@ -109,6 +119,11 @@ impl ChoiceText {
     /// Tokens drawn so far, the one that ended it included.
     pub(crate) fn num_tokens(&self) -> u32 {
         self.num_tokens
+    }
+
+    /// Of those, drawn while thinking.
+    pub(crate) fn num_reasoning_tokens(&self) -> u32 {
+        self.num_reasoning_tokens
     }
 
     /// Takes the next token. The choice is over if the result says how it finished.

@@ -1,6 +1,8 @@
-//! From a checked job to what is heard of it, for every protocol alike.
+//! From what is wished for to what is heard of it, for every protocol alike.
 //!
 //! ```text
+//!  Conversation, Wishes ──▶ Job ──▶ Answer ──Format──▶ response or events
+//!
 //!  Job ──start──▶ Answering ──next──▶ Step (choice, Delta)
 //!                    │  one Generation per choice      ▲
 //!                    └──Event──▶ ChoiceText ───────────┘
@@ -10,10 +12,15 @@
 //! It knows tokens, text and choices; it does not know how any protocol writes them. Dropping an
 //! [`Answering`] cancels everything that has not ended.
 
+mod answer;
 mod answering;
 mod choice_text;
+mod conversation;
 mod job;
+mod wishes;
 
-pub(crate) use answering::{Answering, Step};
+pub(crate) use answer::{Answer, AnswerPlan, Format, Summary};
 pub(crate) use choice_text::{Delta, Finish, ScoredToken};
+pub(crate) use conversation::{Conversation, Thinking, ToolChoice};
 pub(crate) use job::{Job, PromptJob, TextRules};
+pub(crate) use wishes::{Wishes, check_count, check_range, check_unsupported};

@@ -1,25 +1,22 @@
 //! `POST /v1/chat/completions`.
 
-use std::sync::Arc;
-
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::Request;
 use axum::response::Response;
-use jackalope_protocol::TokenId;
-use jackalope_text::ChatPrompt;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::answer::{Answer, AnswerPlan};
 use super::chat_format::ChatFormat;
-use super::request::{
-    ChatRequest, Common, Content, Conversation, Message, Tool, Tools, Unsupported,
-};
-use super::wishes::{Wishes, check_count, check_range, check_unsupported};
+use super::request::{ChatRequest, Common, Content, Message, Messages, Tool, Tools, Unsupported};
 use crate::ServerState;
-use crate::body::{check_object, parse, read_json_body};
+use crate::body::{model_of, parse, read_json_body};
 use crate::error::ApiError;
-use crate::generate::{Job, PromptJob, TextRules};
+use crate::generate::{
+    Answer, AnswerPlan, Conversation, Job, Thinking, ToolChoice, Wishes, check_count, check_range,
+    check_unsupported,
+};
+use crate::limits::ServerLimits;
+use crate::registry::Serving;
 
 /// Answers a conversation.
 pub(crate) async fn chat(
@@ -28,47 +25,60 @@ pub(crate) async fn chat(
 ) -> Result<Response, ApiError> {
     let place = state.open_stream()?;
     let body = read_json_body(request, state.limits()).await?;
-    let (job, format, plan) = state.prepare(move |state| prepare(&body, state)).await?;
-    Answer::start(job, format, plan, &state, place)?.respond().await
+    let serving = state.open(model_of(&body)?.as_deref()).await?;
+    let (job, format, plan) = serving.prepare(move |serving| prepare(&body, serving)).await?;
+    Answer::start(job, format, plan, &serving, place)?.respond().await
 }
 
 /// Everything that has to be known before the engine is asked.
-fn prepare(body: &Bytes, state: &ServerState) -> Result<(Job, ChatFormat, AnswerPlan), ApiError> {
-    check_object(body)?;
+fn prepare(body: &Bytes, serving: &Serving) -> Result<(Job, ChatFormat, AnswerPlan), ApiError> {
     let common: Common = parse(body)?;
     let chat: ChatRequest = parse(body)?;
     check_unsupported(parse::<Unsupported>(body)?)?;
+    let limits = serving.state().limits();
+    let max_tokens = max_tokens(&common)?;
+    let mut wishes = Wishes::check(common, serving)?;
+    wishes.options.max_tokens = max_tokens.or(limits.default_max_tokens);
+    wishes.options.logprobs = logprobs(&chat, limits.top_logprobs)?;
+    let conversation_id = chat.conversation_id.clone();
+    let conversation = conversation(body, chat, limits)?;
+    let job = conversation.job(&mut wishes, serving)?;
+    let format = ChatFormat::new(&job, &wishes, serving).within(conversation_id);
+    let plan = AnswerPlan::new(&job, &wishes, conversation.param);
+    Ok((job, format, plan))
+}
+
+fn max_tokens(common: &Common) -> Result<Option<u32>, ApiError> {
     let max_tokens = common.max_completion_tokens.or(common.max_tokens);
-    if let Some(max_tokens) = max_tokens {
+    if max_tokens == Some(0) {
         let is_new = common.max_completion_tokens.is_some();
         let param = if is_new { "max_completion_tokens" } else { "max_tokens" };
-        if max_tokens == 0 {
-            return Err(ApiError::out_of_range(param, &max_tokens, "at least 1"));
-        }
+        return Err(ApiError::out_of_range(param, &0, "at least 1"));
     }
-    let mut wishes = Wishes::check(common, state)?;
-    wishes.options.max_tokens = max_tokens.or(state.limits().default_max_tokens);
-    wishes.options.logprobs = logprobs(&chat, state.limits().top_logprobs)?;
-    check_messages(chat.messages.as_deref(), state)?;
-    let takes_tools = check_tools(&chat, state)?;
+    Ok(max_tokens)
+}
 
-    let limits = state.engine_limits()?;
-    let prompt = encode(body, &chat, takes_tools, state)?;
-    let requests = wishes.requests(&prompt, &limits, "messages")?;
-    let job = Job {
-        prompts: vec![PromptJob { requests, text: None }],
-        rules: TextRules {
-            stop_tokens: Arc::from(wishes.all_stop_tokens(&limits)),
-            splitter: takes_tools.then(|| state.text().tool_splitter()).flatten(),
-            single_call: chat.parallel_tool_calls == Some(false),
-            wants_tokens: wishes.return_token_ids,
-            continues_prompt: false,
-            stops: std::mem::take(&mut wishes.stops),
+fn conversation(
+    body: &Bytes,
+    chat: ChatRequest,
+    limits: &ServerLimits,
+) -> Result<Conversation, ApiError> {
+    check_messages(chat.messages.as_deref(), limits)?;
+    let tool_choice = check_tools(&chat, limits)?;
+    Ok(Conversation {
+        param: "messages",
+        messages: parse::<Messages>(body)?.messages,
+        tools: parse::<Tools>(body)?.tools.unwrap_or_default(),
+        tool_choice,
+        single_call: chat.parallel_tool_calls == Some(false),
+        thinking: Thinking {
+            enabled: chat.enable_thinking,
+            effort: chat.reasoning_effort,
+            budget_tokens: chat.thinking_token_budget,
         },
-    };
-    let format = ChatFormat::new(&job, &wishes, state);
-    let plan = AnswerPlan::new(&job, &wishes, "messages");
-    Ok((job, format, plan))
+        kwargs: chat.chat_template_kwargs.unwrap_or_default(),
+        continues_message: chat.add_generation_prompt == Some(false),
+    })
 }
 
 /// `logprobs` and `top_logprobs` as the engine wants them.
@@ -83,12 +93,12 @@ fn logprobs(chat: &ChatRequest, limit: u8) -> Result<Option<u8>, ApiError> {
     Ok(wanted.then_some(num_top))
 }
 
-fn check_messages(messages: Option<&[Message]>, state: &ServerState) -> Result<(), ApiError> {
+fn check_messages(messages: Option<&[Message]>, limits: &ServerLimits) -> Result<(), ApiError> {
     let messages = messages.ok_or(ApiError::Missing { param: "messages" })?;
     if messages.is_empty() {
         return Err(ApiError::Empty { param: "messages".to_owned() });
     }
-    check_count("messages", messages.len(), state.limits().messages)?;
+    check_count("messages", messages.len(), limits.messages)?;
     for (message_idx, message) in messages.iter().enumerate() {
         let Some(Content::Parts(parts)) = &message.content else { continue };
         for (part_idx, part) in parts.iter().enumerate() {
@@ -109,27 +119,48 @@ fn check_messages(messages: Option<&[Message]>, state: &ServerState) -> Result<(
     Ok(())
 }
 
-/// True if the model is told of tools.
-fn check_tools(chat: &ChatRequest, state: &ServerState) -> Result<bool, ApiError> {
+/// What may be done with the tools, once they are looked at.
+fn check_tools(chat: &ChatRequest, limits: &ServerLimits) -> Result<ToolChoice, ApiError> {
     let tools = chat.tools.as_deref().unwrap_or_default();
-    check_count("tools", tools.len(), state.limits().tools)?;
+    check_count("tools", tools.len(), limits.tools)?;
     for (tool_idx, tool) in tools.iter().enumerate() {
         check_tool(tool, tool_idx)?;
     }
-    match &chat.tool_choice {
-        None => Ok(!tools.is_empty()),
-        Some(Value::String(choice)) if choice == "none" => Ok(false),
-        Some(Value::String(choice)) if choice == "auto" => match tools.is_empty() {
-            true => Err(ApiError::Needs { param: "tool_choice", needs: "tools" }),
-            false => Ok(true),
-        },
-        Some(Value::String(choice)) if choice != "required" => {
-            Err(ApiError::out_of_range("tool_choice", &format!("{choice:?}"), "none or auto"))
+    let choice = match &chat.tool_choice {
+        None if tools.is_empty() => ToolChoice::None,
+        None => ToolChoice::Auto,
+        Some(choice) => tool_choice(choice)?,
+    };
+    match &choice {
+        ToolChoice::None => {}
+        _ if tools.is_empty() => {
+            return Err(ApiError::Needs { param: "tool_choice", needs: "tools" });
         }
-        Some(_) => Err(ApiError::NotSupported {
-            param: "tool_choice".to_owned(),
-            hint: Some("a call cannot be forced; send none or auto".to_owned()),
-        }),
+        ToolChoice::Auto => {}
+        ToolChoice::Named(name) => {
+            let is_known = |tool: &Tool| tool.function.as_ref().is_some_and(|it| it.name == *name);
+            if !tools.iter().any(is_known) {
+                let found = format!("the function {name:?}");
+                return Err(ApiError::out_of_range("tool_choice", &found, "a function of tools"));
+            }
+        }
+        ToolChoice::Required => {}
+    }
+    Ok(choice)
+}
+
+fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
+    let name = choice.pointer("/function/name").or_else(|| choice.get("name"));
+    match (choice.as_str(), name.and_then(Value::as_str)) {
+        (Some("none"), _) => Ok(ToolChoice::None),
+        (Some("auto"), _) => Ok(ToolChoice::Auto),
+        (Some("required"), _) => Ok(ToolChoice::Required),
+        (None, Some(name)) => Ok(ToolChoice::Named(name.to_owned())),
+        (Some(_), _) | (None, None) => {
+            let expected =
+                "none, auto, required or {\"type\": \"function\", \"function\": {\"name\": …}}";
+            Err(ApiError::out_of_range("tool_choice", choice, expected))
+        }
     }
 }
 
@@ -148,29 +179,4 @@ fn check_tool(tool: &Tool, tool_idx: usize) -> Result<(), ApiError> {
         }
         Some(_) => Ok(()),
     }
-}
-
-/// The prompt's tokens.
-fn encode(
-    body: &Bytes,
-    chat: &ChatRequest,
-    takes_tools: bool,
-    state: &ServerState,
-) -> Result<Vec<TokenId>, ApiError> {
-    let conversation: Conversation = parse(body)?;
-    let tools = if takes_tools { parse::<Tools>(body)?.tools } else { None };
-    let mut kwargs: Map<String, Value> = chat.chat_template_kwargs.clone().unwrap_or_default();
-    if let Some(enable_thinking) = chat.enable_thinking.or(state.enable_thinking()) {
-        kwargs.entry("enable_thinking").or_insert(enable_thinking.into());
-    }
-    if let Some(effort) = &chat.reasoning_effort {
-        kwargs.entry("reasoning_effort").or_insert(effort.as_str().into());
-    }
-    let prompt = ChatPrompt {
-        messages: &conversation.messages,
-        tools: tools.as_deref(),
-        kwargs: &kwargs,
-        add_generation_prompt: chat.add_generation_prompt.unwrap_or(true),
-    };
-    state.text().encode_chat(&prompt).map_err(|err| ApiError::from_text(err, "messages"))
 }

@@ -4,17 +4,16 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use jackalope_protocol::{Logprob, TokenId};
+use jackalope_protocol::TokenId;
 use jackalope_text::{Tokenizer, ToolCall};
 use serde::Serialize;
 
-use super::answer::{Format, Usage};
 use super::logprobs::ChatLogprobs;
-use super::wishes::Wishes;
-use crate::ServerState;
-use crate::generate::{Delta, Finish, Job};
+use super::usage::{Performance, Timing, Usage};
+use crate::generate::{Delta, Finish, Format, Job, Summary, Wishes};
 use crate::ids::{new_id, unix_seconds};
-use crate::sse::push_event;
+use crate::registry::Serving;
+use crate::sse::{self, push_event};
 
 /// Writes the answer to a conversation.
 #[derive(Debug)]
@@ -25,6 +24,8 @@ pub(super) struct ChatFormat {
     tokenizer: Arc<Tokenizer>,
     has_logprobs: bool,
     include_usage: bool,
+    /// The client's name for the conversation, told back.
+    conversation_id: Option<String>,
     /// Set if token ids are to be told.
     prompt_token_ids: Option<Vec<TokenId>>,
     progress: Vec<Progress>,
@@ -38,18 +39,25 @@ struct Progress {
 }
 
 impl ChatFormat {
-    pub(super) fn new(job: &Job, wishes: &Wishes, state: &ServerState) -> ChatFormat {
+    pub(super) fn new(job: &Job, wishes: &Wishes, serving: &Serving) -> ChatFormat {
         let prompt = &job.prompts[0];
         ChatFormat {
             id: new_id("chatcmpl-"),
             created: unix_seconds(),
-            model: state.model().id.clone(),
-            tokenizer: Arc::clone(&state.text().tokenizer),
+            model: serving.id().to_owned(),
+            tokenizer: Arc::clone(&serving.text().tokenizer),
             has_logprobs: wishes.options.logprobs.is_some(),
             include_usage: wishes.include_usage,
+            conversation_id: None,
             prompt_token_ids: wishes.return_token_ids.then(|| prompt.tokens().to_vec()),
             progress: vec![Progress::default(); job.num_choices()],
         }
+    }
+
+    /// Tells the client's name for the conversation back.
+    pub(super) fn within(mut self, conversation_id: Option<String>) -> ChatFormat {
+        self.conversation_id = conversation_id;
+        self
     }
 
     fn whole_choice<'a>(&'a self, index: usize, delta: &'a Delta) -> WholeChoice<'a> {
@@ -59,6 +67,7 @@ impl ChatFormat {
                 role: "assistant",
                 content: content(delta),
                 refusal: None,
+                reasoning: WireReasoning::of(delta),
                 tool_calls: delta.calls.iter().map(|call| WireCall::new(None, call)).collect(),
             },
             logprobs: self.has_logprobs.then(|| ChatLogprobs::new(&delta.scored, &self.tokenizer)),
@@ -68,14 +77,22 @@ impl ChatFormat {
         }
     }
 
-    fn push_chunk(&self, choices: &[ChunkChoice<'_>], usage: Option<Usage>, buffer: &mut Vec<u8>) {
+    fn push_chunk(
+        &self,
+        choices: &[ChunkChoice<'_>],
+        summary: Option<&Summary>,
+        buffer: &mut Vec<u8>,
+    ) {
         let chunk = Chunk {
             id: &self.id,
             object: "chat.completion.chunk",
             created: self.created,
             model: &self.model,
             choices,
-            usage: self.include_usage.then_some(usage),
+            usage: self.include_usage.then_some(summary.map(Usage::of)),
+            timing: summary.map(Timing::of),
+            performance: summary.map(Performance::of),
+            conversation_id: self.conversation_id.as_deref(),
         };
         push_event(buffer, &chunk);
     }
@@ -91,6 +108,12 @@ struct Chunk<'a> {
     /// `null` in all chunks but the last, and absent if it was not asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timing: Option<Timing>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    performance: Option<Performance>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    conversation_id: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -111,8 +134,26 @@ struct ChunkDelta<'a> {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
+    #[serde(flatten)]
+    reasoning: WireReasoning<'a>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<WireCall<'a>>,
+}
+
+/// Some clients read the one name, some the other.
+#[derive(Clone, Copy, Default, Serialize)]
+struct WireReasoning<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a str>,
+}
+
+impl<'a> WireReasoning<'a> {
+    fn of(delta: &'a Delta) -> WireReasoning<'a> {
+        let reasoning = Some(delta.reasoning.as_str()).filter(|text| !text.is_empty());
+        WireReasoning { reasoning_content: reasoning, reasoning }
+    }
 }
 
 #[derive(Serialize)]
@@ -172,6 +213,10 @@ struct Whole<'a> {
     model: &'a str,
     choices: Vec<WholeChoice<'a>>,
     usage: Usage,
+    timing: Timing,
+    performance: Performance,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    conversation_id: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -192,15 +237,13 @@ struct WholeMessage<'a> {
     /// `null` if there is nothing but calls.
     content: Option<&'a str>,
     refusal: Option<()>,
+    #[serde(flatten)]
+    reasoning: WireReasoning<'a>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<WireCall<'a>>,
 }
 
 impl Format for ChatFormat {
-    fn prompt_scored(&mut self, _choice_idx: usize, _logprobs: Vec<Logprob>) {
-        // A chat has no way to ask for them.
-    }
-
     /// The role comes first and alone, the finish reason last and alone.
     fn push_events(&mut self, choice_idx: usize, delta: Delta, buffer: &mut Vec<u8>) {
         let progress = &mut self.progress[choice_idx];
@@ -218,7 +261,9 @@ impl Format for ChatFormat {
             let calls = delta.calls.iter().enumerate();
             let content = ChunkDelta {
                 role: None,
-                content: content(&delta),
+                content: Some(content(&delta).unwrap_or_default())
+                    .filter(|text| !text.is_empty() || delta.is_plain()),
+                reasoning: WireReasoning::of(&delta),
                 tool_calls: calls
                     .map(|(idx, call)| WireCall::new(Some(num_calls_before + idx), call))
                     .collect(),
@@ -236,11 +281,14 @@ impl Format for ChatFormat {
         }
     }
 
-    fn push_usage(&mut self, usage: Usage, buffer: &mut Vec<u8>) {
-        self.push_chunk(&[], Some(usage), buffer);
+    fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>) {
+        if self.include_usage {
+            self.push_chunk(&[], Some(summary), buffer);
+        }
+        buffer.extend_from_slice(sse::DONE.as_bytes());
     }
 
-    fn whole(&self, choices: &[Delta], usage: Usage) -> Response {
+    fn whole(&self, choices: Vec<Delta>, summary: &Summary) -> Response {
         let choice = |(index, delta)| self.whole_choice(index, delta);
         let whole = Whole {
             id: &self.id,
@@ -248,7 +296,10 @@ impl Format for ChatFormat {
             created: self.created,
             model: &self.model,
             choices: choices.iter().enumerate().map(choice).collect(),
-            usage,
+            usage: Usage::of(summary),
+            timing: Timing::of(summary),
+            performance: Performance::of(summary),
+            conversation_id: self.conversation_id.as_deref(),
         };
         Json(whole).into_response()
     }

@@ -8,13 +8,12 @@ use jackalope_protocol::{Logprob, TokenId};
 use jackalope_text::{Detokenizer, Tokenizer};
 use serde::Serialize;
 
-use super::answer::{Format, Usage};
 use super::logprobs::CompletionLogprobs;
-use super::wishes::Wishes;
-use crate::ServerState;
-use crate::generate::{Delta, Finish, Job, ScoredToken};
+use super::usage::{Performance, Timing, Usage};
+use crate::generate::{Delta, Finish, Format, Job, ScoredToken, Summary, Wishes};
 use crate::ids::{new_id, unix_seconds};
-use crate::sse::push_event;
+use crate::registry::Serving;
+use crate::sse::{self, push_event};
 
 /// What `echo` puts before the choices of a prompt.
 #[derive(Debug)]
@@ -74,13 +73,13 @@ pub(super) struct CompletionFormat {
 }
 
 impl CompletionFormat {
-    pub(super) fn new(job: &Job, wishes: &Wishes, state: &ServerState) -> CompletionFormat {
+    pub(super) fn new(job: &Job, wishes: &Wishes, serving: &Serving) -> CompletionFormat {
         let num_choices = job.prompts.len() * job.num_choices();
         CompletionFormat {
             id: new_id("cmpl-"),
             created: unix_seconds(),
-            model: state.model().id.clone(),
-            tokenizer: Arc::clone(&state.text().tokenizer),
+            model: serving.id().to_owned(),
+            tokenizer: Arc::clone(&serving.text().tokenizer),
             has_logprobs: wishes.options.logprobs.is_some(),
             include_usage: wishes.include_usage,
             return_token_ids: wishes.return_token_ids,
@@ -140,14 +139,16 @@ impl CompletionFormat {
         logprobs
     }
 
-    fn push_chunk(&self, choices: &[Choice<'_>], usage: Option<Usage>, buffer: &mut Vec<u8>) {
+    fn push_chunk(&self, choices: &[Choice<'_>], summary: Option<&Summary>, buffer: &mut Vec<u8>) {
         let chunk = Answer {
             id: &self.id,
             object: "text_completion",
             created: self.created,
             model: &self.model,
             choices,
-            usage: self.include_usage.then_some(usage),
+            usage: self.include_usage.then_some(summary.map(Usage::of)),
+            timing: summary.map(Timing::of),
+            performance: summary.map(Performance::of),
         };
         push_event(buffer, &chunk);
     }
@@ -189,6 +190,10 @@ struct Answer<'a, C> {
     /// `null` in all chunks but the last, and absent if it was not asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timing: Option<Timing>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    performance: Option<Performance>,
 }
 
 #[derive(Serialize)]
@@ -225,14 +230,17 @@ impl Format for CompletionFormat {
         self.push_chunk(&[choice], None, buffer);
     }
 
-    fn push_usage(&mut self, usage: Usage, buffer: &mut Vec<u8>) {
-        self.push_chunk(&[], Some(usage), buffer);
+    fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>) {
+        if self.include_usage {
+            self.push_chunk(&[], Some(summary), buffer);
+        }
+        buffer.extend_from_slice(sse::DONE.as_bytes());
     }
 
-    fn whole(&self, choices: &[Delta], usage: Usage) -> Response {
+    fn whole(&self, choices: Vec<Delta>, summary: &Summary) -> Response {
         let mut told = Vec::new();
         for (prompt_idx, prompt) in self.prompts.iter().enumerate() {
-            for (choice_idx, delta) in self.kept(prompt_idx, choices) {
+            for (choice_idx, delta) in self.kept(prompt_idx, &choices) {
                 let echo = self.echo(choice_idx);
                 told.push(Choice {
                     index: told.len(),
@@ -252,7 +260,9 @@ impl Format for CompletionFormat {
             created: self.created,
             model: &self.model,
             choices: told,
-            usage: Some(Some(usage)),
+            usage: Some(Some(Usage::of(summary))),
+            timing: Some(Timing::of(summary)),
+            performance: Some(Performance::of(summary)),
         };
         Json(whole).into_response()
     }

@@ -9,14 +9,16 @@ use axum::response::Response;
 use jackalope_engine::Limits;
 use jackalope_protocol::TokenId;
 
-use super::answer::{Answer, AnswerPlan};
 use super::completion_format::{CompletionFormat, Echo};
 use super::request::{Common, CompletionRequest, Prompts, Unsupported};
-use super::wishes::{Wishes, check_count, check_range, check_unsupported};
 use crate::ServerState;
-use crate::body::{check_object, parse, read_json_body};
+use crate::body::{model_of, parse, read_json_body};
 use crate::error::ApiError;
-use crate::generate::{Job, PromptJob, TextRules};
+use crate::generate::{
+    Answer, AnswerPlan, Job, PromptJob, TextRules, Wishes, check_count, check_range,
+    check_unsupported,
+};
+use crate::registry::Serving;
 
 /// Tokens drawn if the request does not say, as the API defines it.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -28,15 +30,15 @@ pub(crate) async fn completions(
 ) -> Result<Response, ApiError> {
     let place = state.open_stream()?;
     let body = read_json_body(request, state.limits()).await?;
-    let (job, format, plan) = state.prepare(move |state| prepare(&body, state)).await?;
-    Answer::start(job, format, plan, &state, place)?.respond().await
+    let serving = state.open(model_of(&body)?.as_deref()).await?;
+    let (job, format, plan) = serving.prepare(move |serving| prepare(&body, serving)).await?;
+    Answer::start(job, format, plan, &serving, place)?.respond().await
 }
 
 fn prepare(
     body: &Bytes,
-    state: &ServerState,
+    serving: &Serving,
 ) -> Result<(Job, CompletionFormat, AnswerPlan), ApiError> {
-    check_object(body)?;
     let common: Common = parse(body)?;
     let completion: CompletionRequest = parse(body)?;
     check_unsupported(parse::<Unsupported>(body)?)?;
@@ -45,25 +47,24 @@ fn prepare(
         return Err(ApiError::NotSupported { param: "suffix".to_owned(), hint });
     }
     let echo = completion.echo.unwrap_or(false);
-    let max_tokens = common
-        .max_completion_tokens
-        .or(common.max_tokens)
-        .unwrap_or_else(|| state.limits().default_max_tokens.unwrap_or(DEFAULT_MAX_TOKENS));
+    let max_tokens = common.max_completion_tokens.or(common.max_tokens).unwrap_or_else(|| {
+        serving.state().limits().default_max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)
+    });
     if max_tokens == 0 && !echo {
         let expected = "at least 1, or 0 together with echo";
         return Err(ApiError::out_of_range("max_tokens", &max_tokens, expected));
     }
-    let mut wishes = Wishes::check(common, state)?;
+    let mut wishes = Wishes::check(common, serving)?;
     wishes.options.max_tokens = Some(max_tokens);
     let num_kept = wishes.num_choices;
-    wishes.num_choices = best_of(completion.best_of, &wishes, state)?;
-    let logprobs = logprobs(completion.logprobs, state.limits().top_logprobs)?;
+    wishes.num_choices = best_of(completion.best_of, &wishes, serving)?;
+    let logprobs = logprobs(completion.logprobs, serving.state().limits().top_logprobs)?;
     let is_contest = num_kept < wishes.num_choices;
     wishes.options.logprobs = logprobs.or(is_contest.then_some(0));
     wishes.options.prompt_logprobs = logprobs.filter(|_| echo);
 
-    let limits = state.engine_limits()?;
-    let prompts = prompts(completion.prompt, completion.add_special_tokens, state)?;
+    let limits = serving.engine_limits()?;
+    let prompts = prompts(completion.prompt, completion.add_special_tokens, serving)?;
     let job = Job {
         prompts: prompt_jobs(prompts, &wishes, &limits)?,
         rules: TextRules {
@@ -75,8 +76,8 @@ fn prepare(
             stops: std::mem::take(&mut wishes.stops),
         },
     };
-    let format = CompletionFormat::new(&job, &wishes, state)
-        .echoing(echo.then(|| echoes(&job, state)))
+    let format = CompletionFormat::new(&job, &wishes, serving)
+        .echoing(echo.then(|| echoes(&job, serving)))
         .with_logprobs(logprobs.is_some())
         .keeping(num_kept);
     let plan = AnswerPlan::new(&job, &wishes, "prompt");
@@ -92,9 +93,9 @@ struct WrittenPrompt {
 fn prompts(
     prompts: Option<Prompts>,
     add_special_tokens: Option<bool>,
-    state: &ServerState,
+    serving: &Serving,
 ) -> Result<Vec<WrittenPrompt>, ApiError> {
-    let tokenizer = &state.text().tokenizer;
+    let tokenizer = &serving.text().tokenizer;
     let encode = |text: String| {
         let tokens = match add_special_tokens {
             None | Some(true) => tokenizer.encode_prompt(&text),
@@ -103,7 +104,7 @@ fn prompts(
         let tokens = tokens.map_err(|err| ApiError::from_text(err, "prompt"))?;
         Ok(WrittenPrompt { tokens, text: Some(text) })
     };
-    let limit = state.limits().prompts;
+    let limit = serving.state().limits().prompts;
     match prompts.ok_or(ApiError::Missing { param: "prompt" })? {
         Prompts::Texts(texts) => {
             check_prompts(texts.len(), limit)?;
@@ -141,9 +142,9 @@ fn logprobs(found: Option<u32>, limit: u8) -> Result<Option<u8>, ApiError> {
 }
 
 /// How many choices are drawn for the `n` that are wanted.
-fn best_of(found: Option<u32>, wishes: &Wishes, state: &ServerState) -> Result<u32, ApiError> {
+fn best_of(found: Option<u32>, wishes: &Wishes, serving: &Serving) -> Result<u32, ApiError> {
     let Some(best_of) = found else { return Ok(wishes.num_choices) };
-    check_range("best_of", best_of, wishes.num_choices, state.limits().choices)?;
+    check_range("best_of", best_of, wishes.num_choices, serving.state().limits().choices)?;
     if wishes.num_choices < best_of && wishes.is_stream {
         return Err(ApiError::Needs { param: "best_of", needs: "stream to be false" });
     }
@@ -151,8 +152,8 @@ fn best_of(found: Option<u32>, wishes: &Wishes, state: &ServerState) -> Result<u
 }
 
 /// What `echo` puts before each prompt's choices.
-fn echoes(job: &Job, state: &ServerState) -> Vec<Echo> {
-    let tokenizer = &state.text().tokenizer;
+fn echoes(job: &Job, serving: &Serving) -> Vec<Echo> {
+    let tokenizer = &serving.text().tokenizer;
     let echo = |prompt: &PromptJob| Echo::new(prompt.tokens(), prompt.text.as_deref(), tokenizer);
     job.prompts.iter().map(echo).collect()
 }

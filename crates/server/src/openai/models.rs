@@ -27,12 +27,13 @@ pub(crate) struct ModelCard {
 }
 
 fn card(state: &ServerState) -> ModelCard {
+    let model = state.first_model();
     ModelCard {
-        id: state.model().id.clone(),
+        id: model.id.clone(),
         object: "model",
-        created: state.started_unix_seconds(),
+        created: model.created,
         owned_by: "jackalope",
-        max_model_len: state.engine().limits().map(|limits| limits.context_tokens),
+        max_model_len: model.engine.limits().map(|limits| limits.context_tokens),
     }
 }
 
@@ -48,9 +49,6 @@ pub(crate) async fn show_model(
 ) -> Result<Json<ModelCard>, ApiError> {
     // A name that is not UTF-8 is no name of ours.
     let id = id.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(id)| id);
-    if !state.model().answers_to(&id) {
-        let served = state.model().id.clone();
-        return Err(ApiError::UnknownModel { found: id, served });
-    }
+    state.open(Some(&id)).await?;
     Ok(Json(card(&state)))
 }

@@ -16,7 +16,6 @@ use serde_json::{Map, Value};
 /// Fields that both endpoints have.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Common {
-    pub(crate) model: Option<String>,
     pub(crate) max_tokens: Option<u32>,
     pub(crate) max_completion_tokens: Option<u32>,
     pub(crate) temperature: Option<f64>,
@@ -47,6 +46,8 @@ pub(crate) struct ChatRequest {
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
     pub(crate) enable_thinking: Option<bool>,
     pub(crate) reasoning_effort: Option<String>,
+    pub(crate) thinking_token_budget: Option<u32>,
+    pub(crate) conversation_id: Option<String>,
     pub(crate) add_generation_prompt: Option<bool>,
     pub(crate) logprobs: Option<bool>,
     pub(crate) top_logprobs: Option<u32>,
@@ -115,7 +116,7 @@ pub(crate) enum Role {
 
 /// The messages as they are, for the template: it may read fields that the API does not have.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Conversation {
+pub(crate) struct Messages {
     pub(crate) messages: Vec<Value>,
 }
 

@@ -51,8 +51,8 @@ async fn the_model_reads_like_this() {
 
 #[tokio::test]
 async fn every_name_of_the_model_is_answered() {
-    let setup = Setup::says("Hello");
-    let setup = setup.limited(|config| config.model.aliases.push("gpt-4o".to_owned()));
+    let mut setup = Setup::says("Hello");
+    setup.aliases.push("gpt-4o".to_owned());
     let server = setup.start().await;
     for name in [json!(MODEL), json!("default"), json!("gpt-4o"), Value::Null] {
         let answer = server.chat(json!({"model": name})).await.ok();
@@ -103,7 +103,7 @@ async fn the_template_gets_what_the_client_sent() {
 async fn whether_a_model_thinks_is_said_by_the_request_else_by_the_server() {
     let prompt_tokens = async |setting: Option<bool>, extra: Value| -> u64 {
         let mut setup = Setup::says("Hello");
-        setup.server.enable_thinking = setting;
+        setup.enable_thinking = setting;
         let answer = setup.start().await.chat(extra).await.ok();
         answer["usage"]["prompt_tokens"].as_u64().unwrap()
     };

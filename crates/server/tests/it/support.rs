@@ -13,7 +13,7 @@ use jackalope_engine::testing::{
 };
 use jackalope_engine::{Engine, EngineConfig, EngineHandle, EngineThread, Status};
 use jackalope_protocol::TokenId;
-use jackalope_server::{ServerConfig, ServerState, router};
+use jackalope_server::{Model, ServerConfig, ServerState, router};
 use jackalope_text::ModelText;
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -32,6 +32,8 @@ pub(crate) struct Setup {
     pub(crate) next_token: NextToken,
     pub(crate) engine: EngineConfig,
     pub(crate) server: ServerConfig,
+    pub(crate) aliases: Vec<String>,
+    pub(crate) enable_thinking: Option<bool>,
     pub(crate) start_time: Duration,
     pub(crate) context_tokens: u32,
 }
@@ -64,7 +66,9 @@ impl Setup {
             text,
             next_token,
             engine: EngineConfig { eos_tokens, ..EngineConfig::default() },
-            server: ServerConfig::new(MODEL),
+            server: ServerConfig::default(),
+            aliases: Vec::new(),
+            enable_thinking: None,
             start_time: Duration::ZERO,
             context_tokens: CONTEXT_TOKENS,
         }
@@ -100,7 +104,12 @@ impl Setup {
             next_token: self.next_token,
         });
         let (engine, thread) = Engine::spawn(self.engine, ranks);
-        let state = ServerState::new(engine.clone(), Arc::clone(&self.text), self.server);
+        let model = Model {
+            aliases: self.aliases,
+            enable_thinking: self.enable_thinking,
+            ..Model::new(MODEL, engine.clone(), Arc::clone(&self.text))
+        };
+        let state = ServerState::new(model, self.server);
         Server { state, text: self.text, engine, control, thread: Some(thread) }
     }
 }
@@ -296,6 +305,10 @@ pub(crate) fn events(body: &str) -> Vec<String> {
         .collect()
 }
 
+fn is_number(c: char) -> bool {
+    c.is_ascii_digit() || c == '.' || c == 'e' || c == '-'
+}
+
 /// Replaces ids and times.
 pub(crate) fn redact(body: &str) -> String {
     let mut redacted = body.to_owned();
@@ -304,13 +317,19 @@ pub(crate) fn redact(body: &str) -> String {
         ("cmpl-", char::is_alphanumeric),
         ("call_", char::is_alphanumeric),
         ("\"created\":", |c: char| c.is_ascii_digit()),
+        ("\"seconds\":", is_number),
+        ("tokens_per_sec\":", is_number),
+        ("tokens_per_second\":", is_number),
+        ("token_seconds\":", is_number),
     ] {
         let mut parts = redacted.split(prefix);
         let mut result = parts.next().unwrap_or_default().to_owned();
         for part in parts {
             let rest = part.trim_start_matches(is_value);
-            let mark =
-                if part.len() - rest.len() >= 10 { "0" } else { &part[..part.len() - rest.len()] };
+            let value = &part[..part.len() - rest.len()];
+            // A number, or the part of an id that is drawn.
+            let varies = prefix.ends_with(':') || value.len() >= 10;
+            let mark = if varies { "0" } else { value };
             result.push_str(&format!("{prefix}{mark}{rest}"));
         }
         redacted = result;

@@ -1,32 +1,32 @@
-//! The fields that both endpoints share, checked.
+//! What is wished for beside the prompt, checked. Every protocol brings it in the words of
+//! [`Common`].
 
 use jackalope_engine::{Limits, Request, RequestOptions, SamplingOptions};
 use jackalope_protocol::TokenId;
 use serde_json::Value;
 
-use super::request::{Common, Seed, Unsupported};
-use crate::ServerState;
 use crate::error::ApiError;
 use crate::limits::ServerLimits;
+use crate::openai::request::{Common, Seed, Unsupported};
+use crate::registry::Serving;
 
 /// What the shared fields ask for.
 #[derive(Debug)]
-pub(super) struct Wishes {
+pub(crate) struct Wishes {
     /// Everything but the prompt and the seed.
-    pub(super) options: RequestOptions,
-    pub(super) num_choices: u32,
-    pub(super) seed: Option<u64>,
-    pub(super) stops: Vec<String>,
-    pub(super) is_stream: bool,
-    pub(super) include_usage: bool,
-    pub(super) return_token_ids: bool,
+    pub(crate) options: RequestOptions,
+    pub(crate) num_choices: u32,
+    pub(crate) seed: Option<u64>,
+    pub(crate) stops: Vec<String>,
+    pub(crate) is_stream: bool,
+    pub(crate) include_usage: bool,
+    pub(crate) return_token_ids: bool,
 }
 
 impl Wishes {
     /// Checks all fields but the lengths, whose defaults differ between the endpoints.
-    pub(super) fn check(common: Common, state: &ServerState) -> Result<Wishes, ApiError> {
-        let limits = state.limits();
-        check_model(common.model.as_deref(), state)?;
+    pub(crate) fn check(common: Common, serving: &Serving) -> Result<Wishes, ApiError> {
+        let limits = serving.state().limits();
         let is_stream = common.stream.unwrap_or(false);
         if common.stream_options.is_some() && !is_stream {
             return Err(ApiError::Needs { param: "stream_options", needs: "stream to be true" });
@@ -36,7 +36,7 @@ impl Wishes {
         let stream_options = common.stream_options.as_ref();
         Ok(Wishes {
             options: RequestOptions {
-                sampling: sampling(&common, state)?,
+                sampling: sampling(&common, serving)?,
                 stop_tokens: stop_tokens(common.stop_token_ids, limits)?,
                 ignore_eos: common.ignore_eos.unwrap_or(false),
                 ..RequestOptions::default()
@@ -52,7 +52,7 @@ impl Wishes {
 
     /// One request per choice. The first choice draws with the seed itself, so that it is what it
     /// would be alone; the others with seeds that follow from it.
-    pub(super) fn requests(
+    pub(crate) fn requests(
         &self,
         prompt: &[TokenId],
         limits: &Limits,
@@ -69,7 +69,7 @@ impl Wishes {
     }
 
     /// Tokens that end a choice, the model's own included if they do.
-    pub(super) fn all_stop_tokens(&self, limits: &Limits) -> Vec<TokenId> {
+    pub(crate) fn all_stop_tokens(&self, limits: &Limits) -> Vec<TokenId> {
         let mut tokens = self.options.stop_tokens.clone();
         if !self.options.ignore_eos {
             tokens.extend(&limits.eos_tokens);
@@ -90,18 +90,8 @@ fn derive_seed(seed: u64, choice_idx: u32) -> u64 {
     z ^ (z >> 31)
 }
 
-fn check_model(found: Option<&str>, state: &ServerState) -> Result<(), ApiError> {
-    match found {
-        Some(found) if !state.model().answers_to(found) => Err(ApiError::UnknownModel {
-            found: found.to_owned(),
-            served: state.model().id.clone(),
-        }),
-        Some(_) | None => Ok(()),
-    }
-}
-
-fn sampling(common: &Common, state: &ServerState) -> Result<SamplingOptions, ApiError> {
-    let default = state.sampling_defaults();
+fn sampling(common: &Common, serving: &Serving) -> Result<SamplingOptions, ApiError> {
+    let default = serving.sampling_defaults();
     let number = |param: &'static str, value: Option<f64>, default: f32, low: f64, high: f64| {
         let Some(value) = value else { return Ok(default) };
         // NaN is in no range.
@@ -145,7 +135,7 @@ fn sampling(common: &Common, state: &ServerState) -> Result<SamplingOptions, Api
             -2.0,
             2.0,
         )?,
-        logit_bias: logit_bias(common, state.limits())?,
+        logit_bias: logit_bias(common, serving.state().limits())?,
         seed: None,
     })
 }
@@ -215,7 +205,7 @@ fn check_stops(stops: Vec<String>, limits: &ServerLimits) -> Result<Vec<String>,
 }
 
 /// Refuses a list that is too long.
-pub(super) fn check_count(param: &'static str, found: usize, limit: usize) -> Result<(), ApiError> {
+pub(crate) fn check_count(param: &'static str, found: usize, limit: usize) -> Result<(), ApiError> {
     match found <= limit {
         true => Ok(()),
         false => Err(ApiError::TooMany { param, found, limit }),
@@ -223,7 +213,7 @@ pub(super) fn check_count(param: &'static str, found: usize, limit: usize) -> Re
 }
 
 /// Refuses a number outside of `low..=high`.
-pub(super) fn check_range(
+pub(crate) fn check_range(
     param: &'static str,
     found: u32,
     low: u32,
@@ -236,7 +226,7 @@ pub(super) fn check_range(
 }
 
 /// Refuses by name what this server does not have, unless the value asks for nothing.
-pub(super) fn check_unsupported(fields: Unsupported) -> Result<(), ApiError> {
+pub(crate) fn check_unsupported(fields: Unsupported) -> Result<(), ApiError> {
     const STRUCTURE: &str = "answers cannot be bound to a structure; ask for it in the prompt";
     const TOOLS: &str = "use tools and tool_choice";
     const NONE: &str = "";

@@ -1,0 +1,84 @@
+//! What an answer took, as the API tells it.
+
+use serde::Serialize;
+
+use crate::generate::Summary;
+
+/// Tokens counted.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Usage {
+    prompt_tokens: u32,
+    completion_tokens: u32,
+    total_tokens: u32,
+    prompt_tokens_details: PromptTokensDetails,
+    completion_tokens_details: CompletionTokensDetails,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct PromptTokensDetails {
+    cached_tokens: u32,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct CompletionTokensDetails {
+    reasoning_tokens: u32,
+}
+
+impl Usage {
+    pub(super) fn of(summary: &Summary) -> Usage {
+        let Summary { prompt_tokens, completion_tokens, .. } = *summary;
+        Usage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens.saturating_add(completion_tokens),
+            prompt_tokens_details: PromptTokensDetails { cached_tokens: summary.cached_tokens },
+            completion_tokens_details: CompletionTokensDetails {
+                reasoning_tokens: summary.reasoning_tokens,
+            },
+        }
+    }
+}
+
+/// The block that clients of mlx-jaccl-cluster read.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Timing {
+    seconds: f64,
+    tokens_per_sec: f64,
+    time_to_first_token_seconds: f64,
+}
+
+impl Timing {
+    pub(super) fn of(summary: &Summary) -> Timing {
+        Timing {
+            seconds: rounded(summary.total_time.as_secs_f64(), 3),
+            tokens_per_sec: rounded(summary.total_rate(), 3),
+            time_to_first_token_seconds: rounded(
+                (summary.queue_time + summary.prefill_time).as_secs_f64(),
+                3,
+            ),
+        }
+    }
+}
+
+/// The block that clients of ring v2 read.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Performance {
+    prompt_eval_tokens_per_second: f64,
+    eval_tokens_per_second: f64,
+    cache_hit: bool,
+}
+
+impl Performance {
+    pub(super) fn of(summary: &Summary) -> Performance {
+        Performance {
+            prompt_eval_tokens_per_second: rounded(summary.prefill_rate(), 2),
+            eval_tokens_per_second: rounded(summary.decode_rate(), 2),
+            cache_hit: summary.cached_tokens > 0,
+        }
+    }
+}
+
+fn rounded(value: f64, digits: i32) -> f64 {
+    let scale = 10_f64.powi(digits);
+    (value * scale).round() / scale
+}

@@ -1,0 +1,102 @@
+//! The models that can be asked, under all of their names.
+
+use std::sync::Arc;
+
+use jackalope_engine::{EngineHandle, Limits, SamplingOptions};
+use jackalope_text::ModelText;
+
+use crate::ServerState;
+use crate::error::ApiError;
+use crate::ids::unix_seconds;
+
+/// A model that answers: its id, its engine, its text.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// What answers call it, and `/v1/models` lists.
+    pub id: String,
+    /// Further names that requests may use. `default` is one of the first model's.
+    pub aliases: Vec<String>,
+    /// Who computes.
+    pub engine: EngineHandle,
+    /// Words to tokens and back; of the same checkpoint.
+    pub text: Arc<ModelText>,
+    /// Whether it thinks aloud for requests that do not say; the template decides if absent.
+    pub enable_thinking: Option<bool>,
+    /// How tokens are drawn for requests that do not say. `seed` and `logit_bias` are not read.
+    pub sampling_defaults: SamplingOptions,
+    /// When it began to be served, in seconds since 1970.
+    pub created: u64,
+}
+
+impl Model {
+    /// A model without aliases, drawn from as it is.
+    pub fn new(id: impl Into<String>, engine: EngineHandle, text: Arc<ModelText>) -> Model {
+        Model {
+            id: id.into(),
+            aliases: Vec::new(),
+            engine,
+            text,
+            enable_thinking: None,
+            sampling_defaults: SamplingOptions::default(),
+            created: unix_seconds(),
+        }
+    }
+
+    /// True if a request for `name` is for this model.
+    pub(crate) fn answers_to(&self, name: &str) -> bool {
+        name == self.id || name == "default" || self.aliases.iter().any(|alias| alias == name)
+    }
+}
+
+/// A model at work for one request, and the server around it.
+#[derive(Clone, Debug)]
+pub(crate) struct Serving {
+    state: ServerState,
+    model: Arc<Model>,
+}
+
+impl Serving {
+    pub(crate) fn new(state: ServerState, model: Arc<Model>) -> Serving {
+        Serving { state, model }
+    }
+
+    pub(crate) fn state(&self) -> &ServerState {
+        &self.state
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        &self.model.id
+    }
+
+    pub(crate) fn engine(&self) -> &EngineHandle {
+        &self.model.engine
+    }
+
+    pub(crate) fn text(&self) -> &ModelText {
+        &self.model.text
+    }
+
+    pub(crate) fn enable_thinking(&self) -> Option<bool> {
+        self.model.enable_thinking
+    }
+
+    pub(crate) fn sampling_defaults(&self) -> &SamplingOptions {
+        &self.model.sampling_defaults
+    }
+
+    /// What requests are checked against.
+    pub(crate) fn engine_limits(&self) -> Result<Limits, ApiError> {
+        let loading = || ApiError::Unavailable { reason: "the model is loading".to_owned() };
+        self.engine().limits().ok_or_else(loading)
+    }
+
+    /// Runs `work`, which may take long, on a thread of its own: rendering and tokenising a long
+    /// prompt must not hold up the streams of others.
+    pub(crate) async fn prepare<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Serving) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let serving = self.clone();
+        self.state.on_a_worker(move || work(&serving)).await
+    }
+}
