@@ -119,3 +119,5 @@ lint: ## Formatting and lints.
 	cargo fmt --all --check && cargo clippy --workspace --all-targets -- -D warnings
 docs: ## Make the pages that are made from the program.
 	cargo run -q -p jackalope-cli -- commands-page > docs/commands.md && cargo run -q -p jackalope-cli -- config --example > .env.example
+	cargo run -q -p jackalope-cli -- openapi > docs/openapi.json
+	cargo run -q -p jackalope-cli -- openapi --page docs/api.md > target/api.md && mv target/api.md docs/api.md

@@ -31,6 +31,14 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
+/// `jackalope openapi`
+#[derive(Debug, clap::Args)]
+pub(crate) struct OpenapiArgs {
+    /// Print this page with its tables made anew.
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub(crate) page: Option<PathBuf>,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve a model over HTTP: the OpenAI API at /v1.
@@ -59,6 +67,8 @@ pub(crate) enum Command {
     KillAll(operate::KillAllArgs),
     /// Print each setting of `serve` with its value and where that comes from.
     Config(operate::ConfigArgs),
+    /// Print the OpenAPI description of the HTTP API.
+    Openapi(OpenapiArgs),
     /// Print docs/commands.md.
     #[command(hide = true)]
     CommandsPage,

@@ -17,6 +17,7 @@ mod launch;
 mod link;
 mod machines;
 mod models;
+mod openapi;
 mod operate;
 mod output;
 mod plan;
@@ -98,6 +99,7 @@ async fn run(
         Command::Test(args) => return operate::test(args, environment).await,
         Command::KillAll(args) => return operate::kill_all(args, environment).await,
         Command::Config(args) => config::config(&args, environment),
+        Command::Openapi(args) => openapi::run(&args),
         Command::CommandsPage => config::commands_page(),
         Command::Chat(args) => chat::run(args, environment).await,
         Command::Generate(args) => generate::run(args, environment).await,

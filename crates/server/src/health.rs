@@ -11,16 +11,27 @@ use serde_json::{Value, json};
 use crate::ServerState;
 
 /// Says that the process answers.
+#[utoipa::path(get, path = "/health/live", tag = "state", responses((status = 200, body = Value)))]
 pub(crate) async fn live() -> Json<Value> {
     Json(json!({"status": "alive"}))
 }
 
 /// Says which build this is.
+#[utoipa::path(get, path = "/version", tag = "state", responses((status = 200, body = Value)))]
 pub(crate) async fn version() -> Json<Value> {
     Json(json!({"name": "jackalope", "version": env!("CARGO_PKG_VERSION")}))
 }
 
 /// Says whether a request would be computed now.
+#[utoipa::path(
+    get,
+    path = "/health/ready",
+    tag = "state",
+    responses(
+        (status = 200, description = "Yes.", body = Value),
+        (status = 503, description = "No; `reason` says why.", body = Value)
+    )
+)]
 pub(crate) async fn ready(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
     let status = state.first_model().engine.status();
     let (code, is_ready) = match &status.state {
@@ -36,6 +47,15 @@ pub(crate) async fn ready(State(state): State<ServerState>) -> (StatusCode, Json
 }
 
 /// Everything an operator or a program may want to know. 503 while requests would be refused.
+#[utoipa::path(
+    get,
+    path = "/health",
+    tag = "state",
+    responses(
+        (status = 200, description = "Requests are taken.", body = Value),
+        (status = 503, description = "Requests are refused; `reason` says why.", body = Value)
+    )
+)]
 pub(crate) async fn health(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
     let status = state.first_model().engine.status();
     let (code, name) = match &status.state {

@@ -23,6 +23,7 @@ mod health;
 mod ids;
 mod limits;
 mod openai;
+pub mod openapi;
 mod registry;
 mod requests;
 mod serve;
@@ -49,14 +50,18 @@ pub fn router(state: ServerState) -> Router {
     let post_only =
         |handler: MethodRouter<ServerState>| handler.fallback(|it| wrong_method(it, "POST"));
     Router::new()
-        .route("/v1/chat/completions", post_only(post(openai::chat)))
-        .route("/v1/completions", post_only(post(openai::completions)))
-        .route("/v1/models", get_only(get(openai::list_models)))
-        .route("/v1/models/{*id}", get_only(get(openai::show_model)))
+        .route("/v1/chat/completions", post_only(post(openai::chat::chat)))
+        .route("/v1/completions", post_only(post(openai::completions::completions)))
+        .route("/v1/models", get_only(get(openai::models::list_models)))
+        .route("/v1/models/{*id}", get_only(get(openai::models::show_model)))
         .route("/health", get_only(get(health::health)))
         .route("/health/live", get_only(get(health::live)))
         .route("/health/ready", get_only(get(health::ready)))
         .route("/version", get_only(get(health::version)))
+        .route("/openapi.json", get_only(get(openapi::openapi)))
+        .route("/docs", get_only(get(openapi::docs_root)))
+        .route("/docs/", get_only(get(openapi::docs)))
+        .route("/docs/{*path}", get_only(get(openapi::docs)))
         .fallback(unknown_path)
         .layer(from_fn_with_state(state.clone(), requests::admit))
         .with_state(state)

@@ -28,6 +28,17 @@ fn the_page_of_commands_is_up_to_date() {
 }
 
 #[test]
+fn the_description_of_the_api_is_up_to_date() {
+    check_page("docs/openapi.json", &["openapi"]);
+}
+
+#[test]
+fn the_tables_of_endpoints_are_up_to_date() {
+    let page = root().join("docs/api.md");
+    check_page("docs/api.md", &["openapi", "--page", &page.display().to_string()]);
+}
+
+#[test]
 fn the_example_of_settings_is_up_to_date() {
     check_page(".env.example", &["config", "--example"]);
 }

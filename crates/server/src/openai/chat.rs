@@ -6,8 +6,9 @@ use axum::http::Request;
 use axum::response::Response;
 use serde_json::Value;
 
-use super::chat_format::ChatFormat;
+use super::chat_format::{ChatCompletion, ChatFormat};
 use super::request::{ChatRequest, Common, Content, Message, Messages, Tool, Tools, Unsupported};
+use super::schema::ChatBody;
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
 use crate::error::ApiError;
@@ -18,7 +19,21 @@ use crate::generate::{
 use crate::limits::ServerLimits;
 use crate::registry::Serving;
 
-/// Answers a conversation.
+/// Answers a conversation, whole or as a stream of chunks that ends with `[DONE]`.
+#[utoipa::path(
+    post,
+    path = "/v1/chat/completions",
+    tag = "OpenAI",
+    request_body = ChatBody,
+    responses((
+        status = 200,
+        description = "The answer.",
+        content(
+            (ChatCompletion = "application/json"),
+            (String = "text/event-stream"),
+        )
+    ))
+)]
 pub(crate) async fn chat(
     State(state): State<ServerState>,
     request: Request<Body>,

@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use jackalope_protocol::TokenId;
 use jackalope_text::{Tokenizer, ToolCall};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::logprobs::ChatLogprobs;
 use super::usage::{Performance, Timing, Usage};
@@ -141,7 +142,7 @@ struct ChunkDelta<'a> {
 }
 
 /// Some clients read the one name, some the other.
-#[derive(Clone, Copy, Default, Serialize)]
+#[derive(Clone, Copy, Default, Serialize, ToSchema)]
 struct WireReasoning<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<&'a str>,
@@ -156,7 +157,7 @@ impl<'a> WireReasoning<'a> {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct WireCall<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     index: Option<usize>,
@@ -166,7 +167,7 @@ struct WireCall<'a> {
     function: WireFunction<'a>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct WireFunction<'a> {
     name: &'a str,
     arguments: &'a str,
@@ -205,8 +206,8 @@ impl<'a> ChunkChoice<'a> {
     }
 }
 
-#[derive(Serialize)]
-struct Whole<'a> {
+#[derive(Serialize, ToSchema)]
+pub(super) struct ChatCompletion<'a> {
     id: &'a str,
     object: &'static str,
     created: u64,
@@ -219,7 +220,7 @@ struct Whole<'a> {
     conversation_id: Option<&'a str>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct WholeChoice<'a> {
     index: usize,
     message: WholeMessage<'a>,
@@ -231,11 +232,12 @@ struct WholeChoice<'a> {
     prompt_token_ids: Option<&'a [TokenId]>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct WholeMessage<'a> {
     role: &'static str,
     /// `null` if there is nothing but calls.
     content: Option<&'a str>,
+    #[schema(value_type = Option<String>)]
     refusal: Option<()>,
     #[serde(flatten)]
     reasoning: WireReasoning<'a>,
@@ -290,7 +292,7 @@ impl Format for ChatFormat {
 
     fn whole(&self, choices: Vec<Delta>, summary: &Summary) -> Response {
         let choice = |(index, delta)| self.whole_choice(index, delta);
-        let whole = Whole {
+        let whole = ChatCompletion {
             id: &self.id,
             object: "chat.completion",
             created: self.created,

@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use jackalope_protocol::{Logprob, TokenId};
 use jackalope_text::{Detokenizer, Tokenizer};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::logprobs::CompletionLogprobs;
 use super::usage::{Performance, Timing, Usage};
@@ -139,8 +140,13 @@ impl CompletionFormat {
         logprobs
     }
 
-    fn push_chunk(&self, choices: &[Choice<'_>], summary: Option<&Summary>, buffer: &mut Vec<u8>) {
-        let chunk = Answer {
+    fn push_chunk(
+        &self,
+        choices: Vec<Choice<'_>>,
+        summary: Option<&Summary>,
+        buffer: &mut Vec<u8>,
+    ) {
+        let chunk = Completion {
             id: &self.id,
             object: "text_completion",
             created: self.created,
@@ -180,13 +186,13 @@ fn finish_name(finish: Finish) -> &'static str {
 }
 
 /// A whole answer and a chunk of a stream have the same form.
-#[derive(Serialize)]
-struct Answer<'a, C> {
+#[derive(Serialize, ToSchema)]
+pub(super) struct Completion<'a> {
     id: &'a str,
     object: &'static str,
     created: u64,
     model: &'a str,
-    choices: C,
+    choices: Vec<Choice<'a>>,
     /// `null` in all chunks but the last, and absent if it was not asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
@@ -196,7 +202,7 @@ struct Answer<'a, C> {
     performance: Option<Performance>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct Choice<'a> {
     index: usize,
     text: String,
@@ -227,12 +233,12 @@ impl Format for CompletionFormat {
             token_ids: self.return_token_ids.then_some(&delta.tokens),
             prompt_token_ids: (self.return_token_ids && is_first).then_some(prompt),
         };
-        self.push_chunk(&[choice], None, buffer);
+        self.push_chunk(vec![choice], None, buffer);
     }
 
     fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>) {
         if self.include_usage {
-            self.push_chunk(&[], Some(summary), buffer);
+            self.push_chunk(Vec::new(), Some(summary), buffer);
         }
         buffer.extend_from_slice(sse::DONE.as_bytes());
     }
@@ -254,7 +260,7 @@ impl Format for CompletionFormat {
                 });
             }
         }
-        let whole = Answer {
+        let whole = Completion {
             id: &self.id,
             object: "text_completion",
             created: self.created,

@@ -9,8 +9,9 @@ use axum::response::Response;
 use jackalope_engine::Limits;
 use jackalope_protocol::TokenId;
 
-use super::completion_format::{CompletionFormat, Echo};
+use super::completion_format::{Completion, CompletionFormat, Echo};
 use super::request::{Common, CompletionRequest, Prompts, Unsupported};
+use super::schema::CompletionBody;
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
 use crate::error::ApiError;
@@ -23,7 +24,21 @@ use crate::registry::Serving;
 /// Tokens drawn if the request does not say, as the API defines it.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// Goes on from one or several prompts.
+/// Goes on from one or several prompts, whole or as a stream of chunks that ends with `[DONE]`.
+#[utoipa::path(
+    post,
+    path = "/v1/completions",
+    tag = "OpenAI",
+    request_body = CompletionBody,
+    responses((
+        status = 200,
+        description = "The continuations.",
+        content(
+            (Completion = "application/json"),
+            (String = "text/event-stream"),
+        )
+    ))
+)]
 pub(crate) async fn completions(
     State(state): State<ServerState>,
     request: Request<Body>,

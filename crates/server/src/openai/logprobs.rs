@@ -3,6 +3,7 @@
 use jackalope_protocol::TokenId;
 use jackalope_text::Tokenizer;
 use serde::{Serialize, Serializer};
+use utoipa::ToSchema;
 
 use crate::generate::ScoredToken;
 
@@ -14,20 +15,21 @@ fn finite(logprob: f32) -> f32 {
 }
 
 /// `choices[].logprobs` of a chat.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, ToSchema)]
 pub(super) struct ChatLogprobs {
     content: Vec<ChatLogprob>,
+    #[schema(value_type = Option<String>)]
     refusal: Option<()>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct ChatLogprob {
     #[serde(flatten)]
     token: TokenLogprob,
     top_logprobs: Vec<TokenLogprob>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct TokenLogprob {
     token: String,
     logprob: f32,
@@ -60,10 +62,11 @@ impl ChatLogprobs {
 }
 
 /// `choices[].logprobs` of a completion.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, ToSchema)]
 pub(super) struct CompletionLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<Option<f32>>,
+    #[schema(value_type = Vec<Option<std::collections::BTreeMap<String, f32>>>)]
     top_logprobs: Vec<Option<TopLogprobs>>,
     text_offset: Vec<usize>,
 }

@@ -5,15 +5,12 @@
 //!                     untrusted     every check            chat_format, completion_format
 //! ```
 
-mod chat;
+pub(crate) mod chat;
 mod chat_format;
 mod completion_format;
-mod completions;
+pub(crate) mod completions;
 mod logprobs;
-mod models;
+pub(crate) mod models;
 pub(crate) mod request;
+mod schema;
 mod usage;
-
-pub(crate) use chat::chat;
-pub(crate) use completions::completions;
-pub(crate) use models::{list_models, show_model};

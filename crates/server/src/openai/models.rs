@@ -4,19 +4,20 @@ use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::ServerState;
 use crate::error::ApiError;
 
-/// The models that are served: one.
-#[derive(Debug, Serialize)]
+/// The models that are served.
+#[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ModelList {
     object: &'static str,
-    data: [ModelCard; 1],
+    data: Vec<ModelCard>,
 }
 
 /// What is told of a model.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ModelCard {
     id: String,
     object: &'static str,
@@ -37,12 +38,20 @@ fn card(state: &ServerState) -> ModelCard {
     }
 }
 
-/// Lists the model.
+/// Lists the models.
+#[utoipa::path(get, path = "/v1/models", tag = "OpenAI", responses((status = 200, body = ModelList)))]
 pub(crate) async fn list_models(State(state): State<ServerState>) -> Json<ModelList> {
-    Json(ModelList { object: "list", data: [card(&state)] })
+    Json(ModelList { object: "list", data: vec![card(&state)] })
 }
 
-/// Shows the model under any of its names.
+/// Shows a model under any of its names.
+#[utoipa::path(
+    get,
+    path = "/v1/models/{id}",
+    tag = "OpenAI",
+    params(("id" = String, Path, description = "A name of the model; it may contain slashes.")),
+    responses((status = 200, body = ModelCard))
+)]
 pub(crate) async fn show_model(
     State(state): State<ServerState>,
     id: Result<Path<String>, PathRejection>,

@@ -12,9 +12,10 @@ use jackalope_protocol::TokenId;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 /// Fields that both endpoints have.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Common {
     pub(crate) max_tokens: Option<u32>,
     pub(crate) max_completion_tokens: Option<u32>,
@@ -37,7 +38,7 @@ pub(crate) struct Common {
 }
 
 /// Fields of `POST /v1/chat/completions` alone.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct ChatRequest {
     pub(crate) messages: Option<Vec<Message>>,
     pub(crate) tools: Option<Vec<Tool>>,
@@ -54,7 +55,7 @@ pub(crate) struct ChatRequest {
 }
 
 /// Fields of `POST /v1/completions` alone.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct CompletionRequest {
     pub(crate) prompt: Option<Prompts>,
     pub(crate) suffix: Option<String>,
@@ -66,7 +67,7 @@ pub(crate) struct CompletionRequest {
 
 /// Fields that change the answer and that this server does not have. To ignore them would be to
 /// answer another question than the one that was asked.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Unsupported {
     pub(crate) response_format: Option<Value>,
     pub(crate) guided_json: Option<Value>,
@@ -97,14 +98,14 @@ pub(crate) struct Unsupported {
 }
 
 /// `stream_options`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 pub(crate) struct StreamOptions {
     pub(crate) include_usage: Option<bool>,
 }
 
 /// Who speaks.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Role {
     System,
@@ -121,7 +122,7 @@ pub(crate) struct Messages {
 }
 
 /// One message of a conversation, as far as it is checked.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[expect(
     dead_code,
     reason = "that they have the right type is all there is to know of most fields"
@@ -137,7 +138,7 @@ pub(crate) struct Message {
 }
 
 /// A tool call that an earlier answer contained.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[expect(dead_code, reason = "that it has the right form is all there is to know")]
 #[serde(expecting = "an object")]
 pub(crate) struct MessageToolCall {
@@ -146,7 +147,7 @@ pub(crate) struct MessageToolCall {
 }
 
 /// The function of a [`MessageToolCall`].
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[expect(dead_code, reason = "that it has the right form is all there is to know")]
 #[serde(expecting = "an object")]
 pub(crate) struct MessageFunction {
@@ -155,7 +156,7 @@ pub(crate) struct MessageFunction {
 }
 
 /// A tool that the model may call. The template gets it as it was sent.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 pub(crate) struct Tool {
     #[serde(rename = "type")]
@@ -164,7 +165,7 @@ pub(crate) struct Tool {
 }
 
 /// The function of a [`Tool`].
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 pub(crate) struct ToolFunction {
     pub(crate) name: String,
@@ -184,7 +185,7 @@ pub(crate) enum Content {
 }
 
 /// A part of a message's content.
-#[derive(Debug, Deserialize, PartialEq)]
+#[derive(Debug, Deserialize, PartialEq, ToSchema)]
 #[serde(expecting = "an object")]
 pub(crate) struct Part {
     #[serde(rename = "type")]

@@ -1,11 +1,12 @@
 //! What an answer took, as the API tells it.
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::generate::Summary;
 
 /// Tokens counted.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub(crate) struct Usage {
     prompt_tokens: u32,
     completion_tokens: u32,
@@ -14,12 +15,12 @@ pub(crate) struct Usage {
     completion_tokens_details: CompletionTokensDetails,
 }
 
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 struct PromptTokensDetails {
     cached_tokens: u32,
 }
 
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 struct CompletionTokensDetails {
     reasoning_tokens: u32,
 }
@@ -40,7 +41,7 @@ impl Usage {
 }
 
 /// The block that clients of mlx-jaccl-cluster read.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub(crate) struct Timing {
     seconds: f64,
     tokens_per_sec: f64,
@@ -61,7 +62,7 @@ impl Timing {
 }
 
 /// The block that clients of ring v2 read.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub(crate) struct Performance {
     prompt_eval_tokens_per_second: f64,
     eval_tokens_per_second: f64,

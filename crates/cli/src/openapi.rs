@@ -1,0 +1,28 @@
+//! `jackalope openapi`: the description of the HTTP API, and the page that is made of it.
+
+use anyhow::{Context, ensure};
+use jackalope_server::openapi;
+
+use crate::args::OpenapiArgs;
+use crate::output;
+
+/// What follows this line in a page is made.
+const MARK: &str = "<!-- What follows is made by `jackalope openapi --page docs/api.md`. -->\n";
+
+/// Longest page.
+const PAGE_BYTES_MAX: u64 = 4 << 20;
+
+pub(crate) fn run(args: &OpenapiArgs) -> anyhow::Result<()> {
+    let Some(path) = &args.page else {
+        let document = serde_json::to_string_pretty(&openapi::document())?;
+        return Ok(output::line(document)?);
+    };
+    let failed = || format!("reading {}", path.display());
+    let len_bytes = std::fs::metadata(path).with_context(failed)?.len();
+    ensure!(len_bytes <= PAGE_BYTES_MAX, "{} is no page: {len_bytes} bytes", path.display());
+    let page = std::fs::read_to_string(path).with_context(failed)?;
+    let (written, _) = page
+        .split_once(MARK)
+        .with_context(|| format!("{} has no line {MARK:?}", path.display()))?;
+    Ok(output::piece(format!("{written}{MARK}\n{}", openapi::tables()))?)
+}

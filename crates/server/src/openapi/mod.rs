@@ -1,0 +1,178 @@
+//! The description of this API: `/openapi.json`, made from the wire types, and `/docs`, which shows
+//! it without any network.
+
+mod page;
+
+use axum::Json;
+use axum::extract::Path;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Redirect, Response};
+use utoipa::openapi::extensions::Extensions;
+use utoipa::openapi::path::{HttpMethod, Operation};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder, Schema};
+use utoipa::{Modify, OpenApi as _, ToSchema};
+use utoipa_swagger_ui::Config;
+
+use crate::error::{ApiError, Dialect};
+
+pub use page::tables;
+
+/// What every operation may answer instead of what was asked for.
+const REFUSALS: [(&str, &str); 14] = [
+    ("400", "The request is impossible; the message names the field."),
+    ("401", "A key is missing or wrong."),
+    ("403", "The key may not do this."),
+    ("404", "There is no such path, model or object."),
+    ("405", "The path does not take this method."),
+    ("408", "The body did not arrive in time."),
+    ("409", "The state of the server does not allow it."),
+    ("413", "The body is too large."),
+    ("415", "The content type is not JSON."),
+    ("429", "There is too much to do; `Retry-After` says when to come back."),
+    ("500", "The model's output is not a number, or the server has a fault."),
+    ("503", "The model is loading, or its ranks are lost; `Retry-After` says when to come back."),
+    ("504", "The answer took longer than is allowed."),
+    ("507", "There is not enough memory."),
+];
+
+/// Schemas whose fields are refused, unless their value asks for nothing.
+const REFUSED_FIELDS: [&str; 1] = ["Unsupported"];
+
+#[derive(utoipa::OpenApi)]
+#[openapi(
+    info(title = "Jackalope", description = "Several machines, one endpoint for language models."),
+    paths(
+        crate::openai::chat::chat,
+        crate::openai::completions::completions,
+        crate::openai::models::list_models,
+        crate::openai::models::show_model,
+        crate::health::health,
+        crate::health::live,
+        crate::health::ready,
+        crate::health::version,
+    ),
+    components(schemas(OpenAiError, AnthropicError, OllamaError)),
+    modifiers(&Common)
+)]
+struct Document;
+
+/// The description of every endpoint.
+pub fn document() -> OpenApi {
+    Document::openapi()
+}
+
+/// What all operations have in common.
+struct Common;
+
+impl Modify for Common {
+    fn modify(&self, document: &mut OpenApi) {
+        let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
+        if let Some(components) = &mut document.components {
+            components.add_security_scheme("key", SecurityScheme::Http(bearer));
+            for name in REFUSED_FIELDS {
+                if let Some(RefOr::T(Schema::Object(schema))) = components.schemas.get_mut(name) {
+                    let refused = Extensions::builder().add("x-status", "refused").build();
+                    schema.extensions.get_or_insert_default().merge(refused);
+                }
+            }
+        }
+        for (path, item) in &mut document.paths.paths {
+            for (_, operation) in operations(item) {
+                add_refusals(path, operation);
+            }
+        }
+    }
+}
+
+fn operations(
+    item: &mut utoipa::openapi::PathItem,
+) -> impl Iterator<Item = (HttpMethod, &mut Operation)> {
+    let utoipa::openapi::PathItem { get, post, delete, head, put, patch, .. } = item;
+    let all = [
+        (HttpMethod::Get, get),
+        (HttpMethod::Post, post),
+        (HttpMethod::Delete, delete),
+        (HttpMethod::Head, head),
+        (HttpMethod::Put, put),
+        (HttpMethod::Patch, patch),
+    ];
+    all.into_iter().filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
+}
+
+fn add_refusals(path: &str, operation: &mut Operation) {
+    let schema = match Dialect::of_path(path) {
+        Dialect::OpenAi => "OpenAiError",
+        Dialect::Anthropic => "AnthropicError",
+        Dialect::Ollama => "OllamaError",
+    };
+    for (status, meaning) in REFUSALS {
+        let content = ContentBuilder::new().schema(Some(Ref::from_schema_name(schema))).build();
+        let response =
+            ResponseBuilder::new().description(meaning).content("application/json", content);
+        let responses = &mut operation.responses.responses;
+        responses.entry(status.to_owned()).or_insert_with(|| response.build().into());
+    }
+}
+
+/// An error as clients of OpenAI read it, beside `detail` for clients of older servers.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described; `ApiError` writes it")]
+struct OpenAiError {
+    error: OpenAiErrorBody,
+    detail: String,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described; `ApiError` writes it")]
+struct OpenAiErrorBody {
+    /// What was found, what is expected, and on a line of its own what to do.
+    message: String,
+    r#type: String,
+    /// The field at fault.
+    param: Option<String>,
+    code: Option<String>,
+}
+
+/// An error as clients of Anthropic read it.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described; `ApiError` writes it")]
+struct AnthropicError {
+    r#type: String,
+    error: AnthropicErrorBody,
+    request_id: Option<String>,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described; `ApiError` writes it")]
+struct AnthropicErrorBody {
+    r#type: String,
+    message: String,
+}
+
+/// An error as clients of Ollama read it.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described; `ApiError` writes it")]
+struct OllamaError {
+    error: String,
+}
+
+/// Describes this API.
+#[utoipa::path(get, path = "/openapi.json", responses((status = 200, description = "An OpenAPI document.", body = serde_json::Value)))]
+pub(crate) async fn openapi() -> Json<OpenApi> {
+    Json(document())
+}
+
+/// Leads to the page itself, whose parts lie beside it.
+pub(crate) async fn docs_root() -> Redirect {
+    Redirect::temporary("/docs/")
+}
+
+/// The page that shows the description, and its parts.
+pub(crate) async fn docs(path: Option<Path<String>>) -> Result<Response, ApiError> {
+    let path = path.map_or(String::new(), |Path(path)| path);
+    let config = std::sync::Arc::new(Config::from("/openapi.json"));
+    let unknown = || ApiError::UnknownPath { path: format!("/docs/{path}") };
+    let file = utoipa_swagger_ui::serve(&path, config).ok().flatten().ok_or_else(unknown)?;
+    Ok(([(CONTENT_TYPE, file.content_type)], file.bytes.into_owned()).into_response())
+}

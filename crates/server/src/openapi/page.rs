@@ -1,0 +1,146 @@
+//! The table of endpoints and their parameters for people, from the same description.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Value};
+
+/// Schemas that only refer to schemas, and so on, deeper than this are a fault of ours.
+const DEPTH_MAX: usize = 16;
+
+/// The word for a parameter that has its effect.
+const ACCEPTED: &str = "yes";
+
+/// The word for a parameter that is refused, unless its value asks for nothing.
+const REFUSED: &str = "refused";
+
+/// One table of all endpoints and one of each endpoint's parameters, as Markdown.
+pub fn tables() -> String {
+    let document = serde_json::to_value(super::document()).expect("a description is JSON");
+    let mut page = String::from("| Endpoint | Answers |\n|---|---|\n");
+    let operations = operations(&document);
+    for (name, operation) in &operations {
+        let summary = cell(&operation["summary"]);
+        writeln!(page, "| `{name}` | {summary} |").expect("a string takes everything");
+    }
+    for (name, operation) in &operations {
+        let parameters = parameters(&document, operation);
+        if parameters.is_empty() {
+            continue;
+        }
+        write!(
+            page,
+            "\n### `{name}`\n\n| Parameter | Type | Status | Meaning |\n|---|---|---|---|\n"
+        )
+        .expect("a string takes everything");
+        for Parameter { name, kind, status, meaning } in parameters {
+            writeln!(page, "| `{name}` | {kind} | {status} | {meaning} |")
+                .expect("a string takes everything");
+        }
+    }
+    page
+}
+
+/// `POST /path` and what is said of it, in the order of the description.
+fn operations(document: &Value) -> Vec<(String, &Value)> {
+    let mut operations = Vec::new();
+    for (path, item) in document["paths"].as_object().into_iter().flatten() {
+        for (method, operation) in item.as_object().into_iter().flatten() {
+            operations.push((format!("{} {path}", method.to_uppercase()), operation));
+        }
+    }
+    operations
+}
+
+struct Parameter {
+    name: String,
+    kind: String,
+    status: String,
+    meaning: String,
+}
+
+fn parameters(document: &Value, operation: &Value) -> Vec<Parameter> {
+    let mut parameters = Vec::new();
+    for parameter in operation["parameters"].as_array().into_iter().flatten() {
+        parameters.push(Parameter {
+            name: parameter["name"].as_str().unwrap_or_default().to_owned(),
+            kind: kind(document, &parameter["schema"], 0),
+            status: ACCEPTED.to_owned(),
+            meaning: cell(&parameter["description"]),
+        });
+    }
+    let body = &operation["requestBody"]["content"]["application/json"]["schema"];
+    collect(document, body, &mut parameters, 0);
+    // What is refused stands at the end.
+    parameters.sort_by_key(|parameter| parameter.status == REFUSED);
+    parameters
+}
+
+/// Appends the properties of a schema and of those that it is made of.
+fn collect(document: &Value, schema: &Value, parameters: &mut Vec<Parameter>, depth: usize) {
+    assert!(depth < DEPTH_MAX, "schemas refer to each other without an end");
+    let schema = resolve(document, schema);
+    for part in schema["allOf"].as_array().into_iter().flatten() {
+        collect(document, part, parameters, depth + 1);
+    }
+    let whole = schema["x-status"].as_str().unwrap_or(ACCEPTED);
+    for (name, property) in schema["properties"].as_object().unwrap_or(&Map::new()) {
+        let target = resolve(document, property);
+        let status = property["x-status"].as_str().unwrap_or(whole);
+        let meanings = [property, target].map(|it| cell(&it["description"]));
+        parameters.push(Parameter {
+            name: name.clone(),
+            kind: kind(document, property, 0),
+            status: status.to_owned(),
+            meaning: meanings.into_iter().find(|it| !it.is_empty()).unwrap_or_default(),
+        });
+    }
+}
+
+/// What a schema refers to, if it only does that.
+fn resolve<'a>(document: &'a Value, schema: &'a Value) -> &'a Value {
+    let name = schema["$ref"].as_str().and_then(|it| it.strip_prefix("#/components/schemas/"));
+    name.map_or(schema, |name| &document["components"]["schemas"][name])
+}
+
+/// The type in words; that a value may be absent or null goes without saying.
+fn kind(document: &Value, schema: &Value, depth: usize) -> String {
+    if depth >= DEPTH_MAX {
+        return "…".to_owned();
+    }
+    let schema = resolve(document, schema);
+    let each = |list: &Value| {
+        let mut kinds: Vec<String> = Vec::new();
+        for part in list.as_array().into_iter().flatten() {
+            let kind = kind(document, part, depth + 1);
+            if part["type"] != "null" && !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+        }
+        kinds.join(" or ")
+    };
+    if let Some(values) = schema["enum"].as_array() {
+        let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
+        return values.join(", ");
+    }
+    for alternatives in ["oneOf", "anyOf", "allOf"] {
+        if schema[alternatives].is_array() {
+            return each(&schema[alternatives]);
+        }
+    }
+    let first = match &schema["type"] {
+        Value::Array(kinds) => kinds.iter().find(|kind| *kind != "null"),
+        kind => Some(kind),
+    };
+    match first.and_then(Value::as_str) {
+        Some("array") => format!("list of {}", kind(document, &schema["items"], depth + 1)),
+        Some(kind) => kind.to_owned(),
+        None => "any".to_owned(),
+    }
+}
+
+/// A text as a cell of a table: one line, its first paragraph.
+fn cell(text: &Value) -> String {
+    let text = text.as_str().unwrap_or_default();
+    let first = text.split("\n\n").next().unwrap_or_default();
+    first.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
+}
