@@ -36,7 +36,7 @@ pub use group::{GroupEvent, RankGroup, Reporter};
 pub use handle::{EngineHandle, Generation, SubmitError};
 pub use request::{
     LOGIT_BIAS_MAX, LOGPROBS_MAX, Limits, Rejected, Request, RequestId, RequestOptions,
-    STOP_TOKENS_MAX, SamplingOptions,
+    STOP_TOKENS_MAX, SamplingOptions, TenantId,
 };
 pub use scheduler::{OutputMismatch, ScheduleStats, Scheduler, SchedulerLimits};
 pub use status::{

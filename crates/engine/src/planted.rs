@@ -30,6 +30,8 @@ pub(crate) enum Bug {
     PromptGrowsOnPreemption,
     /// Starts a request for the prompt's log-probabilities in the middle of the prompt.
     ScoresSkipped,
+    /// Starts a request for the mean of its hidden states in the middle of the prompt.
+    EmbeddedFromCache,
     /// Adds scores that were computed a second time after a preemption.
     ScoresRepeated,
     /// Lets a large request be overtaken for ever by small ones.

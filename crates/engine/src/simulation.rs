@@ -13,10 +13,12 @@ use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use jackalope_protocol::{CacheId, StepOutput, StepPlan, TokenId};
+use jackalope_protocol::{CacheId, Pooling, StepOutput, StepPlan, TokenId};
 
 use crate::planted::{Bug, Planted};
-use crate::testing::{FakeCaches, NOT_A_NUMBER, NextToken, overflowing_model, pseudo_logprob};
+use crate::testing::{
+    FakeCaches, NOT_A_NUMBER, NextToken, overflowing_model, pseudo_embedding, pseudo_logprob,
+};
 use crate::{
     Event, FinishReason, Limits, PrefixStats, Request, RequestId, RequestOptions, SamplingOptions,
     ScheduleStats, Scheduler, SchedulerLimits, Usage,
@@ -104,6 +106,7 @@ fn every_planted_bug_is_found() {
         Bug::PromptGrowsOnPreemption,
         Bug::ScoresSkipped,
         Bug::ScoresRepeated,
+        Bug::EmbeddedFromCache,
         Bug::OvertakenForEver,
         Bug::DecodesStarved,
         Bug::OldestPreempted,
@@ -362,6 +365,9 @@ impl Simulation {
         let mut one_in = |odds: usize| rng.below(odds) == 0;
         let (is_scored, has_logprobs) = (one_in(6), one_in(6));
         let (ignore_eos, stepwise, is_empty) = (one_in(4), one_in(6), one_in(12));
+        let embed = [None, None, None, None, None, None, Some(Pooling::Mean), Some(Pooling::Last)];
+        let embed = embed[rng.below(8)];
+        let is_empty = is_empty || embed.is_some();
         let max_tokens = if is_empty { 0 } else { 1 + rng.below(15) as u32 };
         RequestOptions {
             prompt,
@@ -372,6 +378,8 @@ impl Simulation {
             logprobs: has_logprobs.then_some(2),
             prompt_logprobs: is_scored.then_some(1),
             stepwise,
+            embed,
+            ..RequestOptions::default()
         }
     }
 
@@ -443,6 +451,15 @@ fn generate_alone(request: &Request) -> Vec<Event> {
     if let Some(num_top) = request.prompt_logprobs() {
         let logprob = |idx: usize| pseudo_logprob(&tokens[..idx], tokens[idx], num_top);
         events.push(Event::PromptScored { logprobs: (1..tokens.len()).map(logprob).collect() });
+    }
+    if let Some(pooling) = request.embed() {
+        let is_number = model(&tokens, request.sampling()) != NOT_A_NUMBER;
+        let vector = pseudo_embedding(&tokens, pooling);
+        let nothing = Event::NotANumber { completion_tokens: 0 };
+        events.push(if is_number { Event::Embedded { vector } } else { nothing });
+        if !is_number {
+            return events;
+        }
     }
     let prompt_tokens = tokens.len() as u32;
     let mut usage = Usage { prompt_tokens, ..Usage::default() };
