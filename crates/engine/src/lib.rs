@@ -18,6 +18,8 @@
 mod caches;
 mod engine;
 mod event;
+#[cfg(test)]
+mod fairness;
 mod group;
 mod handle;
 pub mod link;

@@ -38,10 +38,14 @@ pub(crate) enum Bug {
     OvertakenForEver,
     /// Gives the whole step to the oldest prompt.
     DecodesStarved,
-    /// Takes the sequence that runs longest when memory is short.
+    /// Takes the most important sequence that runs longest when memory is short.
     OldestPreempted,
     /// Draws one token more than was asked for.
     OneTokenTooMany,
+    /// Lets the important overtake everybody else for ever.
+    NeverAged,
+    /// Admits by age alone, whoever asks.
+    TenantsIgnored,
     /// Leaves a cancelled sequence's cache in use.
     CacheLeakedOnCancel,
 }

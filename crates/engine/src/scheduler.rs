@@ -13,6 +13,7 @@
 
 mod admission;
 mod sequence;
+mod turns;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -27,6 +28,10 @@ use crate::planted::{Bug, Planted};
 use crate::status::PrefixStats;
 use crate::{Event, FinishReason, Request, RequestId};
 use sequence::Sequence;
+use turns::Turns;
+
+#[cfg(test)]
+pub(crate) use turns::PASSED_OVER_MAX;
 
 /// Upper bounds that hold in every step, and choices.
 #[derive(Clone, Copy, Debug)]
@@ -128,10 +133,11 @@ pub struct ScheduleStats {
 pub struct Scheduler {
     limits: SchedulerLimits,
     caches: Caches,
-    /// By age, oldest first.
+    /// By age, oldest first; [`Turns`] says who goes next.
     waiting: VecDeque<Sequence>,
-    /// By age, oldest first; the youngest is preempted first.
+    /// By age, oldest first; the least important is preempted first, of these the youngest.
     running: Vec<Sequence>,
+    turns: Turns,
     /// Plans made and not answered, oldest first.
     in_flight: VecDeque<InFlight>,
     step: u64,
@@ -174,6 +180,7 @@ impl Scheduler {
             caches: Caches::new(caches, planted),
             waiting: VecDeque::new(),
             running: Vec::new(),
+            turns: Turns::default(),
             in_flight: VecDeque::new(),
             step: 0,
             events: Vec::new(),
@@ -356,12 +363,14 @@ impl Scheduler {
         self.caches.num_indexed_tokens()
     }
 
-    /// Caches of running sequences, oldest first, and whether each decodes.
+    /// Caches of running sequences, by importance and age, and whether each decodes.
     #[cfg(test)]
     pub(crate) fn running_caches(&self) -> Vec<(CacheId, bool)> {
         let lookahead = self.limits.lookahead;
         let decodes = |it: &Sequence| it.num_wanted(lookahead) == 1;
-        self.running.iter().filter_map(|it| Some((it.cache?, decodes(it)))).collect()
+        let mut running: Vec<&Sequence> = self.running.iter().collect();
+        running.sort_by_key(|it| (it.importance(), it.id));
+        running.into_iter().filter_map(|it| Some((it.cache?, decodes(it)))).collect()
     }
 
     /// What was counted.

@@ -21,7 +21,7 @@ use crate::testing::{
 };
 use crate::{
     Event, FinishReason, Limits, PrefixStats, Request, RequestId, RequestOptions, SamplingOptions,
-    ScheduleStats, Scheduler, SchedulerLimits, Usage,
+    ScheduleStats, Scheduler, SchedulerLimits, TenantId, Usage,
 };
 
 const VOCAB_SIZE: u32 = 50;
@@ -111,6 +111,7 @@ fn every_planted_bug_is_found() {
         Bug::DecodesStarved,
         Bug::OldestPreempted,
         Bug::OneTokenTooMany,
+        Bug::NeverAged,
         Bug::CacheLeakedOnCancel,
     ];
     for bug in all {
@@ -276,12 +277,12 @@ impl Simulation {
         true
     }
 
-    /// The oldest is never preempted, and no prompt holds up a sequence that decodes.
+    /// Who comes first by importance and age is never preempted, and no prompt holds up a sequence that decodes.
     fn check_fairness(&self, before: &[(CacheId, bool)], plan: &StepPlan) {
         let after = self.scheduler.running_caches();
         let runs = |wanted: CacheId| after.iter().any(|(cache, _)| *cache == wanted);
         let seed = self.seed;
-        assert!(before.first().is_none_or(|(oldest, _)| runs(*oldest)), "seed {seed}: {before:?}");
+        assert!(before.first().is_none_or(|(first, _)| runs(*first)), "seed {seed}: {before:?}");
         for (cache, is_decoding) in before {
             let has_row = plan.rows.iter().any(|row| row.cache == *cache);
             assert!(!is_decoding || has_row || !runs(*cache), "seed {seed}: {cache:?} is held up");
@@ -379,7 +380,8 @@ impl Simulation {
             prompt_logprobs: is_scored.then_some(1),
             stepwise,
             embed,
-            ..RequestOptions::default()
+            priority: rng.below(4) as i32 - 2,
+            tenant: [None, Some(TenantId(1)), Some(TenantId(2))][rng.below(3)],
         }
     }
 
@@ -403,10 +405,10 @@ impl Simulation {
     }
 }
 
-/// A long request among short ones, and a short one among long ones, that never cease. Each has to
-/// end within a bounded number of steps.
+/// A long request among short ones, and a short one among long ones, that never cease and may be more
+/// important. Each has to end within a bounded number of steps.
 fn starve(seed: u64, planted: Planted) {
-    const STEPS_MAX: usize = 600;
+    const STEPS_MAX: usize = 1500;
     let mut simulation = Simulation::new(seed, planted);
     (simulation.crash_odds, simulation.cancel_odds) = (0, 0);
     let rng = &mut simulation.rng;
@@ -414,6 +416,7 @@ fn starve(seed: u64, planted: Planted) {
     let long = (random_tokens_exact(rng, 30), 14);
     let short = (random_tokens_exact(rng, 2), 14);
     let (witness, crowd) = if is_long { (long, short) } else { (short, long) };
+    let importance = rng.below(2) as i32;
     let options = |(mut prompt, max_tokens): (Vec<TokenId>, u32), rng: &mut Rng| {
         prompt[0] = rng.below(VOCAB_SIZE as usize) as TokenId;
         RequestOptions {
@@ -428,7 +431,7 @@ fn starve(seed: u64, planted: Planted) {
         let (waiting, _) = simulation.scheduler.num_waiting_and_running();
         if waiting < 4 {
             let next = options(crowd.clone(), &mut simulation.rng);
-            simulation.submit(next);
+            simulation.submit(RequestOptions { priority: -importance, ..next });
         }
         if step == 20 {
             witness_idx = Some(simulation.clients.len());

@@ -27,6 +27,10 @@ pub(crate) struct Sequence {
     pub(crate) scores: Vec<Logprob>,
     /// Prompt tokens found cached at the first start; none before it.
     pub(crate) cached_tokens: Option<u32>,
+    /// Admitted because it had waited for longest: nobody is more important any more.
+    pub(crate) is_aged: bool,
+    /// Times it was sent back to wait for want of memory.
+    pub(crate) num_preemptions: u32,
 }
 
 impl Sequence {
@@ -41,7 +45,19 @@ impl Sequence {
             cache: None,
             scores: Vec::new(),
             cached_tokens: None,
+            is_aged: false,
+            num_preemptions: 0,
         }
+    }
+
+    /// Its priority as it counts now: lower values go first.
+    pub(crate) fn importance(&self) -> i32 {
+        if self.is_aged { i32::MIN } else { self.request.priority() }
+    }
+
+    /// True if it had a cache before.
+    pub(crate) fn has_run(&self) -> bool {
+        self.cached_tokens.is_some()
     }
 
     pub(crate) fn num_prompt_tokens(&self) -> usize {
