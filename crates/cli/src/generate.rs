@@ -156,6 +156,7 @@ fn print(args: &GenerateArgs, prompt: &[TokenId], generated: &Generated) -> anyh
     let reason = match generated.reason {
         FinishReason::Stop => "stop",
         FinishReason::Length => "length",
+        FinishReason::Cancelled => "abort",
     };
     let logprobs: Vec<Value> =
         generated.logprobs.iter().map(|it| json!({"logprob": it.logprob, "top": it.top})).collect();

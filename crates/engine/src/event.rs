@@ -64,8 +64,10 @@ impl Event {
 pub enum FinishReason {
     /// A stop token was drawn; it is the last token told.
     Stop,
-    /// The request's or the context's length was reached.
+    /// The request's or the context's length was reached, or there was nothing to draw.
     Length,
+    /// It was ended by its id, see [`EngineHandle::cancel`](crate::EngineHandle::cancel).
+    Cancelled,
 }
 
 /// Tokens counted.
@@ -77,6 +79,8 @@ pub struct Usage {
     pub completion_tokens: u32,
     /// Of the prompt, found in the prefix cache.
     pub cached_tokens: u32,
+    /// Times it was sent back to wait for want of memory.
+    pub preemptions: u32,
 }
 
 /// Something was lost that the engine could not replace.

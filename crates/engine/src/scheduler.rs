@@ -222,6 +222,24 @@ impl Scheduler {
         true
     }
 
+    /// Ends a request and tells so. False if it has ended already.
+    pub fn abort(&mut self, id: RequestId) -> bool {
+        let Some(usage) = self.sequence_mut(id).map(|it| it.usage()) else { return false };
+        self.cancel(id);
+        self.events.push((id, Event::Finished { reason: FinishReason::Cancelled, usage }));
+        true
+    }
+
+    /// Gives back what is kept of finished sequences; how many there were.
+    pub fn clear_prefixes(&mut self) -> usize {
+        self.caches.clear_kept()
+    }
+
+    /// True while the request owns a cache.
+    pub fn is_running(&self, id: RequestId) -> bool {
+        self.running.binary_search_by_key(&id, |it| it.id).is_ok()
+    }
+
     /// True if another plan may be made before the next answer.
     pub fn may_plan(&self) -> bool {
         let most = if self.limits.lookahead { MAX_STEPS_IN_FLIGHT } else { 1 };

@@ -229,6 +229,10 @@ impl Simulation {
             if 0 < self.cancel_odds && self.rng.below(self.cancel_odds) == 0 {
                 self.cancel_one();
             }
+            if self.rng.below(40) == 0 {
+                self.scheduler.clear_prefixes();
+                assert_eq!(self.scheduler.num_kept(), 0, "seed {}", self.seed);
+            }
             if 0 < self.crash_odds && self.rng.below(self.crash_odds) == 0 {
                 self.crash();
             }
@@ -498,7 +502,10 @@ fn normalised(request: &Request, events: &[Event], context: &str) -> Vec<Event> 
         }
         Event::Finished { reason, usage } => {
             assert_eq!(Some(usage.cached_tokens), found, "{context}");
-            Event::Finished { reason: *reason, usage: Usage { cached_tokens: 0, ..*usage } }
+            Event::Finished {
+                reason: *reason,
+                usage: Usage { cached_tokens: 0, preemptions: 0, ..*usage },
+            }
         }
         other => other.clone(),
     };

@@ -201,6 +201,7 @@ impl Sequence {
             prompt_tokens: start_of(self.num_prompt_tokens()),
             completion_tokens: start_of(self.num_drawn()),
             cached_tokens: self.cached_tokens.unwrap_or(0),
+            preemptions: self.num_preemptions,
         }
     }
 }
