@@ -19,6 +19,7 @@ mod caches;
 mod engine;
 mod event;
 mod group;
+mod guide;
 mod handle;
 pub mod link;
 mod planted;
@@ -33,10 +34,11 @@ pub mod testing;
 pub use engine::{Engine, EngineConfig, EngineError, EngineThread, KvBudget, RetryPolicy};
 pub use event::{Event, Failure, FinishReason, Usage};
 pub use group::{GroupEvent, RankGroup, Reporter};
+pub use guide::{Allowed, Guide, GuideError, TokenMask};
 pub use handle::{EngineHandle, Generation, SubmitError};
 pub use request::{
-    LOGIT_BIAS_MAX, LOGPROBS_MAX, Limits, Rejected, Request, RequestId, RequestOptions,
-    STOP_TOKENS_MAX, SamplingOptions,
+    BANNED_TOKENS_MAX, LOGIT_BIAS_MAX, LOGPROBS_MAX, Limits, Rejected, Request, RequestId,
+    RequestOptions, STOP_TOKENS_MAX, SamplingOptions,
 };
 pub use scheduler::{OutputMismatch, ScheduleStats, Scheduler, SchedulerLimits};
 pub use status::{

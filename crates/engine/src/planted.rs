@@ -40,6 +40,10 @@ pub(crate) enum Bug {
     OldestPreempted,
     /// Draws one token more than was asked for.
     OneTokenTooMany,
+    /// Keeps a token that was planned before the guide bounded it.
+    UnguidedDrawKept,
+    /// Loses count of tokens that are not wanted any more when the ranks are lost.
+    DiscardedKeptOnCrash,
     /// Leaves a cancelled sequence's cache in use.
     CacheLeakedOnCancel,
 }

@@ -19,12 +19,14 @@
 //! ```
 
 pub mod frame;
+mod mask;
 mod messages;
 mod plan;
 pub mod secure;
 pub mod split;
 
 pub use frame::FrameError;
+pub use mask::Mask;
 pub use messages::{
     Backend, Device, FailureKind, FromRank, Hello, Join, Phase, RankFacts, RankFailure, RankMemory,
     Secret, Setup, ToRank, UnitRange,

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::Mask;
+
 /// Index into the model's vocabulary.
 pub type TokenId = u32;
 
@@ -103,6 +105,8 @@ pub struct Sampling {
     pub presence_penalty: f32,
     /// Subtracted from logits once per occurrence in the output; 0 is off.
     pub frequency_penalty: f32,
+    /// The tokens that may be drawn, whatever bias and penalties say.
+    pub mask: Mask,
     /// Added to single logits.
     pub logit_bias: Vec<(TokenId, f32)>,
     /// Key of the random numbers.
@@ -125,6 +129,7 @@ impl Sampling {
             repetition_context: 0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
+            mask: Mask::All,
             logit_bias: Vec::new(),
             seed: 0,
             num_prompt_tokens,
@@ -138,6 +143,7 @@ impl Sampling {
             && self.repetition_penalty == 1.0
             && self.presence_penalty == 0.0
             && self.frequency_penalty == 0.0
+            && self.mask == Mask::All
             && self.logit_bias.is_empty()
             && self.logprobs.is_none()
     }
@@ -177,7 +183,7 @@ pub struct Sampled {
     pub logprob: Option<Logprob>,
 }
 
-/// Log-probabilities (natural logarithm, of the model's own distribution: before temperature,
+/// Log-probabilities (natural logarithm, of the model's own distribution: before mask, temperature,
 /// penalties, bias and truncation).
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Logprob {

@@ -18,6 +18,7 @@ use axum::response::{IntoResponse, Response};
 use jackalope_engine::{Event, Failure, Rejected, SubmitError};
 use jackalope_protocol::TokenId;
 use jackalope_text::TextError;
+use jackalope_text::grammar::GrammarError;
 use serde_json::{Value, json};
 use thiserror::Error;
 
@@ -78,6 +79,8 @@ pub(crate) enum ApiError {
          hint: send a shorter prompt or a smaller max_tokens, or free memory on the ranks"
     )]
     NeverFits { param: &'static str, needed_tokens: u64, capacity_tokens: u64, budget_bytes: u64 },
+    #[error("{param}: {source}")]
+    Structure { param: String, source: GrammarError },
     #[error("{source}")]
     Text { param: String, source: TextError },
 
@@ -112,6 +115,8 @@ pub(crate) enum ApiError {
     },
     #[error("{}", Event::NOT_A_NUMBER)]
     NotANumber,
+    #[error("{message}")]
+    GuideFailed { message: String },
     #[error("the server is shutting down")]
     ShuttingDown,
     #[error("the request was not answered within {} s", .timeout.as_secs_f32())]
@@ -291,6 +296,7 @@ impl ApiError {
             E::ContextLength { param, .. }
             | E::PromptLimit { param, .. }
             | E::NeverFits { param, .. } => Wire::field("context_length_exceeded", param),
+            E::Structure { param, .. } => Wire::field("invalid_schema", param),
             E::Text { param, .. } => Wire::field("invalid_prompt", param),
             E::UnknownModel { .. } => Wire {
                 param: Some("model"),
@@ -311,6 +317,9 @@ impl ApiError {
             E::TimedOut { .. } => Wire::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "timeout"),
             E::NotANumber => {
                 Wire::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "not_a_number")
+            }
+            E::GuideFailed { .. } => {
+                Wire::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "structure_too_complex")
             }
             E::Internal { .. } => {
                 Wire::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error")

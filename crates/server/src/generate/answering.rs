@@ -114,6 +114,7 @@ impl Answering {
             Event::Token { token, logprob } => choice.text.push(token, logprob),
             Event::Finished { reason, .. } => choice.text.finish(reason),
             Event::NotANumber { .. } => return Err(ApiError::NotANumber),
+            Event::GuideFailed { message, .. } => return Err(ApiError::GuideFailed { message }),
             Event::Failed(failure) => return Err(ApiError::from_failure(failure)),
         };
         if delta.finish.is_some() {
