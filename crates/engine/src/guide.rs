@@ -6,8 +6,8 @@ use jackalope_protocol::{Mask, TokenId};
 
 /// Follows one request's output and bounds what may come next.
 ///
-/// A request with a guide that allows everything is planned ahead like any other. Once the guide
-/// bounds the next token, that token is planned only when the one before it is known; a draw that
+/// A request with a guide that bounds nothing is planned ahead like any other. Once the guide
+/// names what the next token may be, that token is planned only when the one before it is known; a draw that
 /// was planned too early is thrown away. The guide's state lives and dies with the request: no
 /// preemption and no loss of ranks touches it.
 pub trait Guide: Send + fmt::Debug {
@@ -34,6 +34,8 @@ pub trait Guide: Send + fmt::Debug {
 pub enum Allowed {
     /// It may be any.
     All,
+    /// It may be any that does not end the generation.
+    NotEnd,
     /// It is one of the mask's.
     Masked,
 }
@@ -64,8 +66,8 @@ impl TokenMask {
     pub fn only(tokens: &[TokenId], vocab_size: u32) -> TokenMask {
         let mut mask = TokenMask::all(vocab_size);
         mask.words.fill(0);
-        for &token in tokens.iter().filter(|token| **token < vocab_size) {
-            mask.words[token as usize / 32] |= 1 << (token % 32);
+        for &token in tokens {
+            mask.allow(token);
         }
         mask
     }
@@ -73,6 +75,13 @@ impl TokenMask {
     /// The bits, to be written whole: bit `token % 32` of word `token / 32`.
     pub fn words_mut(&mut self) -> &mut [u32] {
         &mut self.words
+    }
+
+    /// Puts a token in.
+    pub fn allow(&mut self, token: TokenId) {
+        if token < self.vocab_size {
+            self.words[token as usize / 32] |= 1 << (token % 32);
+        }
     }
 
     /// Takes a token out.

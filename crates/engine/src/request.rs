@@ -198,7 +198,7 @@ struct Masks {
     /// None if that is everything.
     tokens: Option<TokenMask>,
     from_min_tokens: Mask,
-    /// Without tokens that end the generation.
+    /// Without tokens that end the generation, unless there are no others.
     before_min_tokens: Mask,
 }
 
@@ -231,7 +231,7 @@ impl Request {
             max_tokens_asked: options.max_tokens.is_some(),
             sampling: resolve(options.sampling, num_prompt_tokens, options.logprobs),
             min_tokens: options.min_tokens,
-            masks: masks(tokens, options.min_tokens, &stop_tokens, limits.vocab_size),
+            masks: masks(tokens, &stop_tokens, limits.vocab_size),
             stop_tokens,
             prompt_logprobs: options.prompt_logprobs,
             stepwise: options.stepwise,
@@ -368,20 +368,10 @@ fn token_mask(
     }
 }
 
-fn masks(
-    tokens: Option<TokenMask>,
-    min_tokens: u32,
-    stop_tokens: &[TokenId],
-    vocab_size: u32,
-) -> Masks {
+fn masks(tokens: Option<TokenMask>, stop_tokens: &[TokenId], vocab_size: u32) -> Masks {
     let from_min_tokens = tokens.as_ref().map_or(Mask::All, TokenMask::to_mask);
-    let before_min_tokens = match min_tokens {
-        0 => from_min_tokens.clone(),
-        _ => {
-            let all = tokens.clone().unwrap_or_else(|| TokenMask::all(vocab_size));
-            all.without(stop_tokens).to_mask()
-        }
-    };
+    let all = tokens.clone().unwrap_or_else(|| TokenMask::all(vocab_size));
+    let before_min_tokens = all.without(stop_tokens).to_mask();
     Masks { tokens, from_min_tokens, before_min_tokens }
 }
 

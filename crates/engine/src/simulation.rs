@@ -470,6 +470,7 @@ fn generate_alone(request: &Request, mut guide: Option<RandomGuide>) -> Vec<Even
             let mut mask = TokenMask::all(VOCAB_SIZE);
             match guide.allowed(&mut mask) {
                 Ok(Allowed::All) => {}
+                Ok(Allowed::NotEnd) => sampling.mask = request.mask(false).clone(),
                 Ok(Allowed::Masked) if mask.is_empty() => {
                     reason = FinishReason::Stop;
                     continue;
@@ -552,7 +553,8 @@ impl Guide for RandomGuide {
             return Ok(Allowed::Masked);
         }
         if !self.one_in(self.bound_odds, 3) {
-            return Ok(Allowed::All);
+            let is_thought = self.one_in(2, 5);
+            return Ok(if is_thought { Allowed::NotEnd } else { Allowed::All });
         }
         (0..VOCAB_SIZE)
             .filter(|it| *it != 7 && self.one_in(2, 9 + u64::from(*it)))

@@ -85,7 +85,9 @@ impl Mask {
                 }
             }
             Mask::Bits(bytes) => {
-                for (eight, byte) in values.chunks_mut(8).zip(bytes.iter().chain(std::iter::repeat(&0))) {
+                for (eight, byte) in
+                    values.chunks_mut(8).zip(bytes.iter().chain(std::iter::repeat(&0)))
+                {
                     if *byte == u8::MAX {
                         continue;
                     }

@@ -204,6 +204,8 @@ impl ApiError {
             "prompt" => prompt,
             "stop_tokens" => "stop_token_ids",
             "prompt_logprobs" => "logprobs",
+            "allowed_tokens" => "allowed_token_ids",
+            "banned_tokens" => "bad_words",
             parameter => parameter,
         };
         match *rejected {
@@ -220,6 +222,11 @@ impl ApiError {
             Rejected::BadNumber { parameter, value, expected } => {
                 ApiError::out_of_range(field(parameter), &value, expected)
             }
+            Rejected::NothingAllowed { parameter } => ApiError::out_of_range(
+                field(parameter),
+                &"without a token to draw",
+                "a list that leaves one",
+            ),
             Rejected::TooMany { parameter, found, limit } => {
                 ApiError::TooMany { param: field(parameter), found, limit }
             }
@@ -318,9 +325,11 @@ impl ApiError {
             E::NotANumber => {
                 Wire::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "not_a_number")
             }
-            E::GuideFailed { .. } => {
-                Wire::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "structure_too_complex")
-            }
+            E::GuideFailed { .. } => Wire::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "server_error",
+                "structure_too_complex",
+            ),
             E::Internal { .. } => {
                 Wire::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error")
             }

@@ -9,6 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::auth::ApiKeys;
 use crate::error::ApiError;
+use crate::grammars::Grammars;
 use crate::ids::unix_seconds;
 use crate::limits::ServerLimits;
 
@@ -67,6 +68,7 @@ pub struct ServerState {
 struct Shared {
     engine: EngineHandle,
     text: Arc<ModelText>,
+    grammars: Grammars,
     config: ServerConfig,
     limits: Arc<ServerLimits>,
     open_streams: Arc<Semaphore>,
@@ -82,6 +84,7 @@ impl ServerState {
         let shared = Shared {
             engine,
             text,
+            grammars: Grammars::default(),
             open_streams: Arc::new(Semaphore::new(limits.open_streams)),
             prompt_workers: Arc::new(Semaphore::new(limits.prompt_workers)),
             limits,
@@ -98,6 +101,10 @@ impl ServerState {
 
     pub(crate) fn text(&self) -> &ModelText {
         &self.shared.text
+    }
+
+    pub(crate) fn grammars(&self) -> &Grammars {
+        &self.shared.grammars
     }
 
     pub(crate) fn model(&self) -> &ServedModel {

@@ -19,6 +19,10 @@ pub(super) struct Guided {
     /// What the request allows besides.
     bound: Option<TokenMask>,
     next: Next,
+    /// Nobody has acted on `next` yet.
+    is_news: bool,
+    /// The token under way was planned as one that does not end the output.
+    planned_not_end: bool,
 }
 
 /// What the guide says of the token after all that are known.
@@ -28,6 +32,8 @@ pub(super) enum Next {
     Unknown,
     /// Any.
     All,
+    /// Any that does not end the output.
+    NotEnd,
     /// One of these.
     Masked(TokenMask),
     /// The output is complete.
@@ -38,7 +44,7 @@ pub(super) enum Next {
 
 impl Guided {
     pub(super) fn new(guide: Box<dyn Guide>, bound: Option<TokenMask>) -> Guided {
-        Guided { guide, bound, next: Next::Unknown }
+        Guided { guide, bound, next: Next::Unknown, is_news: true, planned_not_end: false }
     }
 
     /// What it said last.
@@ -48,10 +54,26 @@ impl Guided {
 
     /// True if the next token may be planned only once the one before it is known.
     pub(super) fn binds_next(&self) -> bool {
-        self.next != Next::All
+        !matches!(self.next, Next::All | Next::NotEnd)
+    }
+
+    /// A token is planned by what it said last.
+    pub(super) fn note_planned(&mut self) {
+        self.planned_not_end = self.next == Next::NotEnd;
+    }
+
+    /// True if a token that was planned before the last answer is still one it allows, drawn as it
+    /// would be now.
+    fn keeps_planned(&self) -> bool {
+        match self.next {
+            Next::All => !self.planned_not_end,
+            Next::NotEnd => self.planned_not_end,
+            Next::Unknown | Next::Masked(_) | Next::End | Next::Failed(_) => false,
+        }
     }
 
     pub(super) fn accept(&mut self, token: TokenId) {
+        self.is_news = true;
         self.next = match self.guide.accept(token) {
             Ok(()) => Next::Unknown,
             Err(err) => Next::Failed(err),
@@ -66,6 +88,7 @@ impl Guided {
         self.next = match self.guide.allowed(&mut mask) {
             Err(err) => Next::Failed(err),
             Ok(Allowed::All) => Next::All,
+            Ok(Allowed::NotEnd) => Next::NotEnd,
             Ok(Allowed::Masked) if mask.is_empty() => Next::End,
             Ok(Allowed::Masked) => {
                 if let Some(bound) = &self.bound {
@@ -98,8 +121,7 @@ impl Scheduler {
         let vocab_size = self.limits.vocab_size;
         let all = self.running.iter_mut().chain(&mut self.waiting);
         let guides = all.filter_map(|it| it.guided.as_mut());
-        let is_news = |it: &&mut Guided| matches!(it.next, Next::Unknown | Next::Failed(_));
-        let mut unasked: Vec<&mut Guided> = guides.filter(is_news).collect();
+        let mut unasked: Vec<&mut Guided> = guides.filter(|it| it.is_news).collect();
         if unasked.is_empty() {
             return;
         }
@@ -120,10 +142,12 @@ impl Scheduler {
     fn follow_guides(&mut self) {
         let mut over: Vec<RequestId> = Vec::new();
         for sequence in self.running.iter_mut().chain(&mut self.waiting) {
-            match sequence.guided.as_ref().map(Guided::next) {
-                Some(Next::Masked(_)) => sequence.discard_pending(self.planted),
-                Some(Next::End | Next::Failed(_)) => over.push(sequence.id),
-                Some(Next::All | Next::Unknown) | None => {}
+            let Some(guided) = sequence.guided.as_mut().filter(|it| it.is_news) else { continue };
+            guided.is_news = false;
+            match guided.next() {
+                Next::End | Next::Failed(_) => over.push(sequence.id),
+                _ if guided.keeps_planned() => {}
+                _ => sequence.discard_pending(self.planted),
             }
         }
         over.sort_unstable();

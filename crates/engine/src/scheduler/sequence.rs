@@ -114,6 +114,9 @@ impl Sequence {
         let score = self.score(start, end);
         let is_last = end == self.tokens.len() + self.num_pending;
         let sample = is_last.then(|| self.sampling(planted));
+        if let Some(guided) = self.guided.as_mut().filter(|_| is_last) {
+            guided.note_planned();
+        }
         self.num_computed = end;
         self.num_pending += usize::from(sample.is_some());
         self.num_awaited += usize::from(sample.is_some()) + usize::from(score.is_some());
@@ -132,6 +135,7 @@ impl Sequence {
         sampling.mask = match self.guided.as_ref().map(Guided::next) {
             Some(Next::Masked(mask)) if may_end => mask.to_mask(),
             Some(Next::Masked(mask)) => mask.without(self.request.stop_tokens()).to_mask(),
+            Some(Next::NotEnd) => self.request.mask(false).clone(),
             _ => self.request.mask(may_end).clone(),
         };
         if planted.has(Bug::PromptGrowsOnPreemption) && 1 < self.tokens.len() - self.num_computed {

@@ -12,8 +12,10 @@
 
 mod answering;
 mod choice_text;
+mod guides;
 mod job;
 
 pub(crate) use answering::{Answering, Step};
 pub(crate) use choice_text::{Delta, Finish, ScoredToken};
+pub(crate) use guides::{AfterReasoning, GrammarGuide, Reasoning, WithoutRuns};
 pub(crate) use job::{Job, PromptJob, TextRules};

@@ -15,6 +15,7 @@ use super::chat_format::ChatFormat;
 use super::request::{
     ChatRequest, Common, Content, Conversation, Message, Tool, Tools, Unsupported,
 };
+use super::structure::Guidance;
 use super::wishes::{Wishes, check_count, check_range, check_unsupported};
 use crate::ServerState;
 use crate::body::{check_object, parse, read_json_body};
@@ -48,6 +49,7 @@ fn prepare(body: &Bytes, state: &ServerState) -> Result<(Job, ChatFormat, Answer
     }
     let mut wishes = Wishes::check(common, state)?;
     wishes.options.max_tokens = max_tokens.or(state.limits().default_max_tokens);
+    wishes.guidance = Guidance::read(body, &mut wishes.options, state)?;
     wishes.options.logprobs = logprobs(&chat, state.limits().top_logprobs)?;
     check_messages(chat.messages.as_deref(), state)?;
     let takes_tools = check_tools(&chat, state)?;

@@ -12,6 +12,7 @@ use jackalope_protocol::TokenId;
 use super::answer::{Answer, AnswerPlan};
 use super::completion_format::{CompletionFormat, Echo};
 use super::request::{Common, CompletionRequest, Prompts, Unsupported};
+use super::structure::Guidance;
 use super::wishes::{Wishes, check_count, check_range, check_unsupported};
 use crate::ServerState;
 use crate::body::{check_object, parse, read_json_body};
@@ -55,6 +56,7 @@ fn prepare(
     }
     let mut wishes = Wishes::check(common, state)?;
     wishes.options.max_tokens = Some(max_tokens);
+    wishes.guidance = Guidance::read(body, &mut wishes.options, state)?;
     let num_kept = wishes.num_choices;
     wishes.num_choices = best_of(completion.best_of, &wishes, state)?;
     let logprobs = logprobs(completion.logprobs, state.limits().top_logprobs)?;

@@ -13,6 +13,7 @@ mod completions;
 mod logprobs;
 mod models;
 mod request;
+mod structure;
 mod wishes;
 
 pub(crate) use chat::chat;

@@ -61,7 +61,8 @@ impl GrammarCompiler {
         let refused = |reason: &str| GrammarError::Compile { what, reason: first_line(reason) };
         let parser = self.factory.create_parser(grammar).map_err(|err| {
             // The innermost cause says which part cannot be enforced.
-            let causes: Vec<String> = err.chain().map(|cause| first_line(&cause.to_string())).collect();
+            let causes: Vec<String> =
+                err.chain().map(|cause| first_line(&cause.to_string())).collect();
             refused(&causes.join(": "))
         })?;
         let mut inner = llguidance::Matcher::new(Ok(parser));

@@ -19,9 +19,11 @@ pub(super) fn prepare(grammar: &str) -> Result<String, GrammarError> {
         prepared.push_str(before);
         let Some(text) = at.strip_prefix(JSON) else { return Err(GrammarError::Notation) };
         let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-        let found = values.next().unwrap_or(Ok(Value::Null)).map_err(|err| {
-            GrammarError::Compile { what: "grammar", reason: format!("{JSON} needs a schema: {err}") }
-        })?;
+        let found =
+            values.next().unwrap_or(Ok(Value::Null)).map_err(|err| GrammarError::Compile {
+                what: "grammar",
+                reason: format!("{JSON} needs a schema: {err}"),
+            })?;
         rest = &text[values.byte_offset()..];
         prepared.push_str(JSON);
         prepared.push(' ');
