@@ -174,6 +174,7 @@ async fn listen(
             }
             Event::Finished { .. } => return Ok(Heard { submitted, tokens, at_first }),
             Event::NotANumber { .. } => bail!(Event::NOT_A_NUMBER),
+            Event::GuideFailed { message, .. } => bail!(message),
             Event::Failed(failure) => bail!("{failure}"),
         }
     }

@@ -134,6 +134,7 @@ async fn listen(
                 });
             }
             Event::NotANumber { .. } => bail!(Event::NOT_A_NUMBER),
+            Event::GuideFailed { message, .. } => bail!(message),
             Event::Failed(failure) => bail!("{failure}"),
         }
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use jackalope_protocol::{Logprob, Phase, TokenId};
 
 /// One thing told about a request. In this order: `Started`, `PromptScored`, `Embedded`, `Token`s, and exactly
-/// one of `Finished`, `NotANumber` and `Failed` as the last.
+/// one of `Finished`, `NotANumber`, `GuideFailed` and `Failed` as the last.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The first step of this request is being planned. Sent once, also if it is preempted later.
@@ -43,6 +43,13 @@ pub enum Event {
         /// Tokens that were told before.
         completion_tokens: u32,
     },
+    /// The request's guide could not go on. Nobody else's request is concerned.
+    GuideFailed {
+        /// What the guide said, possibly with a `hint:` line.
+        message: String,
+        /// Tokens that were told before.
+        completion_tokens: u32,
+    },
     /// The generation cannot be completed.
     Failed(Failure),
 }
@@ -55,7 +62,16 @@ impl Event {
 
     /// True for the one event that comes last.
     pub fn is_last(&self) -> bool {
-        matches!(self, Event::Finished { .. } | Event::NotANumber { .. } | Event::Failed(_))
+        match self {
+            Event::Started { .. }
+            | Event::PromptScored { .. }
+            | Event::Embedded { .. }
+            | Event::Token { .. } => false,
+            Event::Finished { .. }
+            | Event::NotANumber { .. }
+            | Event::GuideFailed { .. }
+            | Event::Failed(_) => true,
+        }
     }
 }
 

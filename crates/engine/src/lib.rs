@@ -21,6 +21,7 @@ mod event;
 #[cfg(test)]
 mod fairness;
 mod group;
+mod guide;
 mod handle;
 pub mod link;
 mod metrics;
@@ -36,11 +37,12 @@ pub mod testing;
 pub use engine::{Engine, EngineConfig, EngineError, EngineThread, KvBudget, RetryPolicy};
 pub use event::{Event, Failure, FinishReason, Usage};
 pub use group::{GroupEvent, RankGroup, Reporter};
+pub use guide::{Allowed, Guide, GuideError, TokenMask};
 pub use handle::{EngineHandle, Generation, OpenRequest, SubmitError};
 pub use metrics::{Buckets, RequestEnd, RequestRecord, RequestStats};
 pub use request::{
-    LOGIT_BIAS_MAX, LOGPROBS_MAX, Limits, Rejected, Request, RequestId, RequestOptions,
-    STOP_TOKENS_MAX, SamplingOptions, TenantId,
+    BANNED_TOKENS_MAX, LOGIT_BIAS_MAX, LOGPROBS_MAX, Limits, Rejected, Request, RequestId,
+    RequestOptions, STOP_TOKENS_MAX, SamplingOptions, TenantId,
 };
 pub use scheduler::{OutputMismatch, ScheduleStats, Scheduler, SchedulerLimits};
 pub use status::{

@@ -310,7 +310,7 @@ impl Timeline {
                 }
             }
             Event::NotANumber { .. } => RequestEnd::NotANumber,
-            Event::Failed(_) => RequestEnd::Failed,
+            Event::GuideFailed { .. } | Event::Failed(_) => RequestEnd::Failed,
         };
         Some(self.end(end, now, stats))
     }

@@ -46,6 +46,10 @@ pub(crate) enum Bug {
     NeverAged,
     /// Admits by age alone, whoever asks.
     TenantsIgnored,
+    /// Keeps a token that was planned before the guide bounded it.
+    UnguidedDrawKept,
+    /// Loses count of tokens that are not wanted any more when the ranks are lost.
+    DiscardedKeptOnCrash,
     /// Leaves a cancelled sequence's cache in use.
     CacheLeakedOnCancel,
 }

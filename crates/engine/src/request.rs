@@ -2,13 +2,17 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use jackalope_protocol::{Pooling, Sampling, TokenId};
+use jackalope_protocol::{Mask, Pooling, Sampling, TokenId};
 use thiserror::Error;
+
+use crate::guide::{Guide, TokenMask};
 
 /// Longest list of alternatives reported beside a token.
 pub const LOGPROBS_MAX: u8 = 20;
 /// Longest `logit_bias`.
 pub const LOGIT_BIAS_MAX: usize = 1024;
+/// Longest list of tokens that are never drawn.
+pub const BANNED_TOKENS_MAX: usize = 4096;
 /// Longest list of stop tokens.
 pub const STOP_TOKENS_MAX: usize = 64;
 
@@ -34,6 +38,12 @@ pub struct RequestOptions {
     pub stop_tokens: Vec<TokenId>,
     /// Goes on past the model's own end tokens.
     pub ignore_eos: bool,
+    /// Tokens that end the generation are not drawn before so many were, unless nothing else may be.
+    pub min_tokens: u32,
+    /// The only tokens that are drawn, if present.
+    pub allowed_tokens: Option<Vec<TokenId>>,
+    /// Tokens that are never drawn.
+    pub banned_tokens: Vec<TokenId>,
     /// `Some(n)` reports each drawn token's log-probability and the `n` best alternatives.
     pub logprobs: Option<u8>,
     /// `Some(n)` reports the same for every prompt token from the second on.
@@ -155,6 +165,12 @@ pub enum Rejected {
         /// The range, in words.
         expected: &'static str,
     },
+    /// No token may be drawn at all.
+    #[error("{parameter} leaves no token that may be drawn")]
+    NothingAllowed {
+        /// What forbids the last one.
+        parameter: &'static str,
+    },
     /// A list that is too long.
     #[error("{parameter}: {found} entries exceed the limit of {limit}")]
     TooMany {
@@ -168,7 +184,7 @@ pub enum Rejected {
 }
 
 /// A request that passed every check. [`Request::new`] is the only way to build one.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub struct Request {
     /// Invariant: never empty, every token below the vocabulary's size.
     prompt: Vec<TokenId>,
@@ -185,6 +201,19 @@ pub struct Request {
     embed: Option<Pooling>,
     priority: i32,
     tenant: Option<TenantId>,
+    min_tokens: u32,
+    masks: Masks,
+    guide: Option<Box<dyn Guide>>,
+}
+
+/// What may be drawn without a guide.
+#[derive(Clone, Debug)]
+struct Masks {
+    /// None if that is everything.
+    tokens: Option<TokenMask>,
+    from_min_tokens: Mask,
+    /// Without tokens that end the generation, unless there are no others.
+    before_min_tokens: Mask,
 }
 
 impl Request {
@@ -208,18 +237,55 @@ impl Request {
         }
         stop_tokens.sort_unstable();
         stop_tokens.dedup();
+        let max_tokens = options.max_tokens.unwrap_or(room).min(room);
+        check_min_tokens(options.min_tokens, max_tokens)?;
+        let tokens = token_mask(options.allowed_tokens.as_deref(), &options.banned_tokens, limits)?;
         Ok(Request {
             prompt: options.prompt,
-            max_tokens: options.max_tokens.unwrap_or(room).min(room),
+            max_tokens,
             max_tokens_asked: options.max_tokens.is_some(),
             sampling: resolve(options.sampling, num_prompt_tokens, options.logprobs),
+            min_tokens: options.min_tokens,
+            masks: masks(tokens, &stop_tokens, limits.vocab_size),
             stop_tokens,
             prompt_logprobs: options.prompt_logprobs,
             stepwise: options.stepwise,
             embed: options.embed,
             priority: options.priority,
             tenant: options.tenant,
+            guide: None,
         })
+    }
+
+    /// The same request, with somebody to say which tokens may be drawn.
+    #[must_use]
+    pub fn with_guide(self, guide: Box<dyn Guide>) -> Request {
+        Request { guide: Some(guide), ..self }
+    }
+
+    /// The guide, before the first token, for whoever follows the output with it.
+    pub(crate) fn take_guide(&mut self) -> Option<Box<dyn Guide>> {
+        self.guide.take()
+    }
+
+    /// What may be drawn beside what a guide says; none if that is everything.
+    pub(crate) fn token_mask(&self) -> Option<&TokenMask> {
+        self.masks.tokens.as_ref()
+    }
+
+    /// What may be drawn without a guide.
+    pub(crate) fn mask(&self, may_end: bool) -> &Mask {
+        if may_end { &self.masks.from_min_tokens } else { &self.masks.before_min_tokens }
+    }
+
+    /// Tokens to draw before one that ends the generation.
+    pub fn min_tokens(&self) -> u32 {
+        self.min_tokens
+    }
+
+    /// Tokens that end the generation, in ascending order.
+    pub(crate) fn stop_tokens(&self) -> &[TokenId] {
+        &self.stop_tokens
     }
 
     /// The tokens to continue; never empty.
@@ -297,6 +363,64 @@ fn check_embedding(options: &mut RequestOptions) -> Result<(), Rejected> {
             expected: "0 where an embedding is wanted",
         }),
     }
+}
+
+impl Clone for Request {
+    fn clone(&self) -> Request {
+        Request {
+            prompt: self.prompt.clone(),
+            sampling: self.sampling.clone(),
+            stop_tokens: self.stop_tokens.clone(),
+            masks: self.masks.clone(),
+            guide: self.guide.as_ref().map(|guide| guide.clone_boxed()),
+            ..*self
+        }
+    }
+}
+
+fn check_min_tokens(min_tokens: u32, max_tokens: u32) -> Result<(), Rejected> {
+    if min_tokens <= max_tokens {
+        return Ok(());
+    }
+    let expected = "at most the tokens that may be drawn";
+    Err(Rejected::BadNumber { parameter: "min_tokens", value: min_tokens.into(), expected })
+}
+
+/// The tokens that may be drawn, unless that is all.
+fn token_mask(
+    allowed: Option<&[TokenId]>,
+    banned: &[TokenId],
+    limits: &Limits,
+) -> Result<Option<TokenMask>, Rejected> {
+    let vocab_size = limits.vocab_size;
+    if let Some(allowed) = allowed {
+        check_tokens("allowed_tokens", allowed.iter().copied(), limits)?;
+        check_len("allowed_tokens", allowed.len(), vocab_size as usize)?;
+        if allowed.is_empty() {
+            return Err(Rejected::NothingAllowed { parameter: "allowed_tokens" });
+        }
+    }
+    check_tokens("banned_tokens", banned.iter().copied(), limits)?;
+    check_len("banned_tokens", banned.len(), BANNED_TOKENS_MAX)?;
+    if allowed.is_none() && banned.is_empty() {
+        return Ok(None);
+    }
+    let mut mask = match allowed {
+        Some(allowed) => TokenMask::only(allowed, vocab_size),
+        None => TokenMask::all(vocab_size),
+    };
+    banned.iter().for_each(|token| mask.ban(*token));
+    match mask.is_empty() {
+        true => Err(Rejected::NothingAllowed { parameter: "banned_tokens" }),
+        false => Ok(Some(mask)),
+    }
+}
+
+fn masks(tokens: Option<TokenMask>, stop_tokens: &[TokenId], vocab_size: u32) -> Masks {
+    let from_min_tokens = tokens.as_ref().map_or(Mask::All, TokenMask::to_mask);
+    let all = tokens.clone().unwrap_or_else(|| TokenMask::all(vocab_size));
+    let before_min_tokens = all.without(stop_tokens).to_mask();
+    Masks { tokens, from_min_tokens, before_min_tokens }
 }
 
 fn check_prompt(options: &RequestOptions, limits: &Limits) -> Result<u32, Rejected> {
@@ -382,6 +506,7 @@ fn resolve(sampling: SamplingOptions, num_prompt_tokens: u32, logprobs: Option<u
         repetition_context: sampling.repetition_context,
         presence_penalty: sampling.presence_penalty,
         frequency_penalty: sampling.frequency_penalty,
+        mask: Mask::All,
         logit_bias: sampling.logit_bias,
         seed: sampling.seed.unwrap_or_else(draw_seed),
         num_prompt_tokens,

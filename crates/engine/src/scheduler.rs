@@ -12,6 +12,7 @@
 //! whatever that turns out to be. If it turns out to end the sequence, the row's answer is dropped.
 
 mod admission;
+mod guided;
 mod sequence;
 mod turns;
 
@@ -206,6 +207,7 @@ impl Scheduler {
             return self.tell_finished(&sequence, FinishReason::Length);
         }
         self.wait(sequence);
+        self.ask_guides();
     }
 
     /// Ends a request without a word. False if it has ended already.
@@ -287,6 +289,7 @@ impl Scheduler {
         for ((id, _), sampled) in in_flight.draws.into_iter().zip(output.sampled) {
             self.commit_token(id, sampled);
         }
+        self.ask_guides();
         Ok(())
     }
 
@@ -302,6 +305,9 @@ impl Scheduler {
             if !self.planted.has(Bug::PendingKeptOnCrash) {
                 sequence.num_pending = 0;
                 sequence.num_awaited = 0;
+                if !self.planted.has(Bug::DiscardedKeptOnCrash) {
+                    sequence.num_discarded = 0;
+                }
             }
         }
         self.in_flight.clear();
@@ -539,8 +545,13 @@ impl Scheduler {
             }
             return;
         };
-        sequence.num_pending -= 1;
         sequence.num_awaited -= 1;
+        if 0 < sequence.num_discarded {
+            sequence.num_discarded -= 1;
+            self.stats.dropped_tokens += 1;
+            return;
+        }
+        sequence.num_pending -= 1;
         let Some(token) = token else { return self.fail(id) };
         let reason = sequence.add_token(token, planted);
         self.stats.drawn_tokens += 1;

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use jackalope_protocol::{CacheId, Pooling, StepOutput, StepPlan, TokenId};
 
+use crate::guide::{Allowed, Guide, GuideError, TokenMask};
 use crate::planted::{Bug, Planted};
 use crate::testing::{
     FakeCaches, NOT_A_NUMBER, NextToken, overflowing_model, pseudo_embedding, pseudo_logprob,
@@ -64,7 +65,10 @@ fn nothing_waits_for_ever_under_endless_load() {
 
 #[test]
 fn the_same_seed_gives_the_same_events() {
-    let events = || Simulation::new(7, Planted::default()).run_to_end();
+    let events = || {
+        let clients = Simulation::new(7, Planted::default()).run_to_end();
+        clients.into_iter().map(|client| client.events).collect::<Vec<_>>()
+    };
     assert_eq!(events(), events());
 }
 
@@ -112,6 +116,8 @@ fn every_planted_bug_is_found() {
         Bug::OldestPreempted,
         Bug::OneTokenTooMany,
         Bug::NeverAged,
+        Bug::UnguidedDrawKept,
+        Bug::DiscardedKeptOnCrash,
         Bug::CacheLeakedOnCancel,
     ];
     for bug in all {
@@ -130,7 +136,7 @@ fn run(seed: u64, planted: Planted) {
     let heard = Simulation::new(seed, planted).run_to_end();
     for (idx, client) in heard.iter().enumerate() {
         let context = format!("seed {seed}, request {idx}: {:?}", client.request);
-        let alone = generate_alone(&client.request);
+        let alone = generate_alone(&client.request, client.guide.clone());
         let events = normalised(&client.request, &client.events, &context);
         if client.is_cancelled {
             assert!(alone.starts_with(&events), "{context}\nheard {events:?}\nalone {alone:?}");
@@ -141,9 +147,10 @@ fn run(seed: u64, planted: Planted) {
 }
 
 /// What a request did and heard.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 struct Client {
     request: Request,
+    guide: Option<RandomGuide>,
     events: Vec<Event>,
     is_cancelled: bool,
 }
@@ -341,26 +348,30 @@ impl Simulation {
     fn submit_some(&mut self, most: usize) {
         let options = self.random_options();
         let num_choices = if self.rng.below(6) == 0 { 1 + self.rng.below(4) } else { 1 };
+        let guide = (self.rng.below(3) == 0).then(|| RandomGuide::new(&mut self.rng));
         for _ in 0..num_choices.min(most - self.clients.len()) {
             let mut options = options.clone();
             options.sampling.seed = Some(self.rng.below(1000) as u64);
-            self.submit(options);
+            self.submit(options, guide.clone());
         }
     }
 
-    fn submit(&mut self, options: RequestOptions) {
+    fn submit(&mut self, options: RequestOptions, guide: Option<RandomGuide>) {
         let limits = Limits {
             context_tokens: CONTEXT_TOKENS,
             max_prompt_tokens: CONTEXT_TOKENS,
             vocab_size: VOCAB_SIZE,
             eos_tokens: vec![49],
         };
-        let request = Request::new(options, &limits).expect("a legal request");
+        let mut request = Request::new(options, &limits).expect("a legal request");
+        if let Some(guide) = &guide {
+            request = request.with_guide(guide.clone_boxed());
+        }
         let is_cancelled = !self.scheduler.could_hold(&request);
         if !is_cancelled {
             self.scheduler.submit(RequestId(self.clients.len() as u64), request.clone());
         }
-        self.clients.push(Client { request, events: Vec::new(), is_cancelled });
+        self.clients.push(Client { request, guide, events: Vec::new(), is_cancelled });
         self.listen();
     }
 
@@ -370,6 +381,7 @@ impl Simulation {
         let mut one_in = |odds: usize| rng.below(odds) == 0;
         let (is_scored, has_logprobs) = (one_in(6), one_in(6));
         let (ignore_eos, stepwise, is_empty) = (one_in(4), one_in(6), one_in(12));
+        let (is_eager, is_bound) = (!one_in(4), one_in(8));
         let embed = [None, None, None, None, None, None, Some(Pooling::Mean), Some(Pooling::Last)];
         let embed = embed[rng.below(8)];
         let is_empty = is_empty || embed.is_some();
@@ -380,6 +392,9 @@ impl Simulation {
             sampling: SamplingOptions::default(),
             stop_tokens: vec![rng.below(VOCAB_SIZE as usize) as TokenId],
             ignore_eos,
+            min_tokens: if is_eager { 0 } else { rng.below(max_tokens as usize + 1) as u32 },
+            allowed_tokens: is_bound.then(|| random_tokens_exact(rng, 20)),
+            banned_tokens: vec![],
             logprobs: has_logprobs.then_some(2),
             prompt_logprobs: is_scored.then_some(1),
             stepwise,
@@ -435,12 +450,12 @@ fn starve(seed: u64, planted: Planted) {
         let (waiting, _) = simulation.scheduler.num_waiting_and_running();
         if waiting < 4 {
             let next = options(crowd.clone(), &mut simulation.rng);
-            simulation.submit(RequestOptions { priority: -importance, ..next });
+            simulation.submit(RequestOptions { priority: -importance, ..next }, None);
         }
         if step == 20 {
             witness_idx = Some(simulation.clients.len());
             let next = options(witness.clone(), &mut simulation.rng);
-            simulation.submit(next);
+            simulation.submit(next, None);
         }
         simulation.turn();
         if witness_idx.is_some_and(|idx| simulation.clients[idx].is_over()) {
@@ -451,7 +466,7 @@ fn starve(seed: u64, planted: Planted) {
 }
 
 /// What `request` must hear: a loop so simple that it is its own specification.
-fn generate_alone(request: &Request) -> Vec<Event> {
+fn generate_alone(request: &Request, mut guide: Option<RandomGuide>) -> Vec<Event> {
     let mut model = overflowing_model(VOCAB_SIZE);
     let mut tokens = request.prompt().to_vec();
     let mut events = vec![Event::Started { cached_tokens: 0 }];
@@ -472,7 +487,30 @@ fn generate_alone(request: &Request) -> Vec<Event> {
     let mut usage = Usage { prompt_tokens, ..Usage::default() };
     let mut reason = FinishReason::Length;
     while usage.completion_tokens < request.max_tokens() && reason != FinishReason::Stop {
-        let token = model(&tokens, request.sampling());
+        let mut sampling = request.sampling().clone();
+        let may_end = request.min_tokens() <= usage.completion_tokens;
+        sampling.mask = request.mask(may_end).clone();
+        if let Some(guide) = &mut guide {
+            let mut mask = TokenMask::all(VOCAB_SIZE);
+            match guide.allowed(&mut mask) {
+                Ok(Allowed::All) => {}
+                Ok(Allowed::NotEnd) => sampling.mask = request.mask(false).clone(),
+                Ok(Allowed::Masked) if mask.is_empty() => {
+                    reason = FinishReason::Stop;
+                    continue;
+                }
+                Ok(Allowed::Masked) => {
+                    request.token_mask().iter().for_each(|bound| mask.intersect(bound));
+                    if mask.is_empty() {
+                        return guide_failed(events, usage.completion_tokens);
+                    }
+                    let ends = if may_end { &[] } else { request.stop_tokens() };
+                    sampling.mask = mask.without(ends).to_mask();
+                }
+                Err(_) => return guide_failed(events, usage.completion_tokens),
+            }
+        }
+        let token = model(&tokens, &sampling);
         if token == NOT_A_NUMBER {
             let completion_tokens = usage.completion_tokens;
             events.push(Event::NotANumber { completion_tokens });
@@ -482,13 +520,84 @@ fn generate_alone(request: &Request) -> Vec<Event> {
             request.sampling().logprobs.map(|num_top| pseudo_logprob(&tokens, token, num_top));
         tokens.push(token);
         usage.completion_tokens += 1;
+        let accepted = guide.as_mut().map_or(Ok(()), |guide| guide.accept(token));
         events.push(Event::Token { token, logprob });
         if request.stops_at(token) {
             reason = FinishReason::Stop;
+        } else if accepted.is_err() && usage.completion_tokens < request.max_tokens() {
+            return guide_failed(events, usage.completion_tokens);
         }
     }
     events.push(Event::Finished { reason, usage });
     events
+}
+
+fn guide_failed(mut events: Vec<Event>, completion_tokens: u32) -> Vec<Event> {
+    events.push(Event::GuideFailed { message: String::new(), completion_tokens });
+    events
+}
+
+/// Allows everything, some tokens or one, ends or fails, as the tokens before say.
+#[derive(Clone, Debug)]
+struct RandomGuide {
+    state: u64,
+    num_tokens: usize,
+    /// One token in so many is bound.
+    bound_odds: u64,
+    /// One token in so many ends the output.
+    end_odds: u64,
+    /// One token in so many is too much for the guide.
+    fail_odds: u64,
+}
+
+impl RandomGuide {
+    fn new(rng: &mut Rng) -> RandomGuide {
+        RandomGuide {
+            state: rng.below(1000) as u64,
+            num_tokens: 0,
+            bound_odds: [1, 2, 4][rng.below(3)],
+            end_odds: [6, 1000][rng.below(2)],
+            fail_odds: [12, 1000][rng.below(2)],
+        }
+    }
+
+    fn one_in(&self, odds: u64, salt: u64) -> bool {
+        let hash = (self.state ^ salt).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+        (hash >> 32).is_multiple_of(odds)
+    }
+}
+
+impl Guide for RandomGuide {
+    fn allowed(&mut self, mask: &mut TokenMask) -> Result<Allowed, GuideError> {
+        if 0 < self.num_tokens && self.one_in(self.fail_odds, 1) {
+            return Err(GuideError { message: "it is too much".to_owned() });
+        }
+        if 0 < self.num_tokens && self.one_in(self.end_odds, 2) {
+            *mask = TokenMask::only(&[], VOCAB_SIZE);
+            return Ok(Allowed::Masked);
+        }
+        if !self.one_in(self.bound_odds, 3) {
+            let is_thought = self.one_in(2, 5);
+            return Ok(if is_thought { Allowed::NotEnd } else { Allowed::All });
+        }
+        (0..VOCAB_SIZE)
+            .filter(|it| *it != 7 && self.one_in(2, 9 + u64::from(*it)))
+            .for_each(|it| mask.ban(it));
+        Ok(Allowed::Masked)
+    }
+
+    fn accept(&mut self, token: TokenId) -> Result<(), GuideError> {
+        self.num_tokens += 1;
+        self.state = (self.state ^ u64::from(token)).wrapping_mul(0x0100_0000_01B3).rotate_left(17);
+        match self.one_in(self.fail_odds, 4) {
+            true => Err(GuideError { message: "it is too much".to_owned() }),
+            false => Ok(()),
+        }
+    }
+
+    fn clone_boxed(&self) -> Box<dyn Guide> {
+        Box::new(self.clone())
+    }
 }
 
 /// The events without what may differ: how much of the prompt was cached.
@@ -506,6 +615,9 @@ fn normalised(request: &Request, events: &[Event], context: &str) -> Vec<Event> 
                 reason: *reason,
                 usage: Usage { cached_tokens: 0, preemptions: 0, ..*usage },
             }
+        }
+        Event::GuideFailed { completion_tokens, .. } => {
+            Event::GuideFailed { message: String::new(), completion_tokens: *completion_tokens }
         }
         other => other.clone(),
     };

@@ -23,13 +23,16 @@ pub const NOT_A_NUMBER: TokenId = TokenId::MAX;
 /// Chooses the token after the given ones.
 pub type NextToken = Box<dyn FnMut(&[TokenId], &Sampling) -> TokenId + Send>;
 
-/// A model whose next token depends on every token before it, on the seed, and on nothing else.
+/// A model whose next token depends on every token before it, on the seed, and on nothing else but
+/// the mask: it draws the first allowed token from its choice on.
 pub fn pseudo_model(vocab_size: u32) -> NextToken {
     Box::new(move |tokens, sampling| {
         let hash = hash_tokens(tokens) ^ sampling.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let hash =
             (hash ^ u64::from(sampling.num_prompt_tokens)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
-        ((hash >> 32) % u64::from(vocab_size)) as TokenId
+        let choice = ((hash >> 32) % u64::from(vocab_size)) as TokenId;
+        let mut tokens = (choice..vocab_size).chain(0..choice);
+        tokens.find(|token| sampling.mask.allows(*token)).expect("a mask allows some token")
     })
 }
 

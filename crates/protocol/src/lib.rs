@@ -20,6 +20,7 @@
 
 mod embed;
 pub mod frame;
+mod mask;
 mod messages;
 mod plan;
 pub mod secure;
@@ -27,6 +28,7 @@ pub mod split;
 
 pub use embed::{Embed, Embedded, Pooling};
 pub use frame::FrameError;
+pub use mask::Mask;
 pub use messages::{
     Backend, Device, FailureKind, FromRank, Hello, Join, Phase, RankFacts, RankFailure, RankMemory,
     Secret, Setup, ToRank, UnitRange,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Embed, Embedded};
+use crate::{Embed, Embedded, Mask};
 
 /// Index into the model's vocabulary.
 pub type TokenId = u32;
@@ -107,6 +107,8 @@ pub struct Sampling {
     pub presence_penalty: f32,
     /// Subtracted from logits once per occurrence in the output; 0 is off.
     pub frequency_penalty: f32,
+    /// The tokens that may be drawn, whatever bias and penalties say.
+    pub mask: Mask,
     /// Added to single logits.
     pub logit_bias: Vec<(TokenId, f32)>,
     /// Key of the random numbers.
@@ -129,6 +131,7 @@ impl Sampling {
             repetition_context: 0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
+            mask: Mask::All,
             logit_bias: Vec::new(),
             seed: 0,
             num_prompt_tokens,
@@ -142,6 +145,7 @@ impl Sampling {
             && self.repetition_penalty == 1.0
             && self.presence_penalty == 0.0
             && self.frequency_penalty == 0.0
+            && self.mask == Mask::All
             && self.logit_bias.is_empty()
             && self.logprobs.is_none()
     }
@@ -183,7 +187,7 @@ pub struct Sampled {
     pub logprob: Option<Logprob>,
 }
 
-/// Log-probabilities (natural logarithm, of the model's own distribution: before temperature,
+/// Log-probabilities (natural logarithm, of the model's own distribution: before mask, temperature,
 /// penalties, bias and truncation).
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Logprob {

@@ -1,6 +1,10 @@
 //! Draws the next token from one row of logits. Pure: the draw depends on the logits, the tokens
 //! before it and `(seed, position)` alone, never on what else runs or on earlier draws.
 //!
+//! A mask comes before everything else: what it bans is never drawn, whatever bias, penalties or
+//! filters say, and the filters choose among what it leaves. Log-probabilities are of the model's own
+//! distribution, before the mask.
+//!
 //! Order and meaning follow mlx-lm 0.32.2 (`sample_utils.py`): bias, repetition, presence and
 //! frequency change the logits; top-p, min-p and top-k choose among the tokens of the
 //! distribution at temperature 1; temperature shapes the draw. Presence and frequency penalties
@@ -9,7 +13,7 @@
 use std::collections::HashMap;
 
 use jackalope_kernels::logits;
-use jackalope_protocol::{Logprob, Sampling, TokenId};
+use jackalope_protocol::{Logprob, Mask, Sampling, TokenId};
 
 /// Width of one step of the search for candidates, in natural-logarithm units of probability.
 const CANDIDATE_STEP: f32 = 6.0;
@@ -22,8 +26,16 @@ pub(crate) fn draw(logits: &[f32], history: &[TokenId], sampling: &Sampling) -> 
     if changes_logits(sampling) {
         process(logits.to_mut(), history, sampling);
     }
+    if sampling.mask != Mask::All {
+        // Last, so that nothing brings a banned token back.
+        sampling.mask.apply(logits.to_mut(), f32::NEG_INFINITY);
+    }
+    let best = logits::argmax(&logits);
+    if !(f32::NEG_INFINITY < logits[best]) {
+        return first_allowed(&logits, &sampling.mask);
+    }
     if sampling.temperature == 0.0 {
-        return token_id(logits::argmax(&logits));
+        return token_id(best);
     }
     let candidates = candidates(&logits, sampling);
     let position = history.len() as u64;
@@ -47,6 +59,12 @@ pub(crate) fn logprob(logits: &[f32], token: TokenId, num_top: u8) -> Logprob {
     }
     let own = logits.get(token as usize).map_or(f32::NEG_INFINITY, |logit| logit - log_total);
     Logprob { logprob: own, top: best }
+}
+
+/// A token to draw where no allowed one has a chance.
+fn first_allowed(logits: &[f32], mask: &Mask) -> TokenId {
+    let mut tokens = (0..logits.len()).map(token_id);
+    tokens.find(|token| mask.allows(*token)).unwrap_or_default()
 }
 
 fn changes_logits(sampling: &Sampling) -> bool {
@@ -114,7 +132,7 @@ fn candidates(logits: &[f32], sampling: &Sampling) -> Vec<(TokenId, f32)> {
             if filters_mass || filters_count { best - width } else { f32::NEG_INFINITY };
         let threshold = threshold.max(floor);
         kept = (0..logits.len())
-            .filter(|&idx| threshold <= logits[idx])
+            .filter(|&idx| threshold <= logits[idx] && f32::NEG_INFINITY < logits[idx])
             .map(|idx| (token_id(idx), logits[idx] - log_total))
             .collect::<Vec<(TokenId, f32)>>();
         let mass = || kept.iter().map(|it| f64::from(it.1).exp()).sum::<f64>();

@@ -19,6 +19,7 @@ use axum::response::{IntoResponse, Response};
 use jackalope_engine::{Event, Failure, Rejected, SubmitError};
 use jackalope_protocol::TokenId;
 use jackalope_text::TextError;
+use jackalope_text::grammar::GrammarError;
 use serde_json::{Value, json};
 use thiserror::Error;
 
@@ -79,6 +80,8 @@ pub(crate) enum ApiError {
          hint: send a shorter prompt or a smaller max_tokens, or free memory on the ranks"
     )]
     NeverFits { param: &'static str, needed_tokens: u64, capacity_tokens: u64, budget_bytes: u64 },
+    #[error("{param}: {source}")]
+    Structure { param: String, source: GrammarError },
     #[error("{source}")]
     Text { param: String, source: TextError },
 
@@ -113,6 +116,8 @@ pub(crate) enum ApiError {
     },
     #[error("{}", Event::NOT_A_NUMBER)]
     NotANumber,
+    #[error("{message}")]
+    GuideFailed { message: String },
     #[error("the server is shutting down")]
     ShuttingDown,
     #[error("the request was not answered within {} s", .timeout.as_secs_f32())]
@@ -200,6 +205,8 @@ impl ApiError {
             "prompt" => prompt,
             "stop_tokens" => "stop_token_ids",
             "prompt_logprobs" => "logprobs",
+            "allowed_tokens" => "allowed_token_ids",
+            "banned_tokens" => "bad_words",
             parameter => parameter,
         };
         match *rejected {
@@ -216,6 +223,11 @@ impl ApiError {
             Rejected::BadNumber { parameter, value, expected } => {
                 ApiError::out_of_range(field(parameter), &value, expected)
             }
+            Rejected::NothingAllowed { parameter } => ApiError::out_of_range(
+                field(parameter),
+                &"without a token to draw",
+                "a list that leaves one",
+            ),
             Rejected::TooMany { parameter, found, limit } => {
                 ApiError::TooMany { param: field(parameter), found, limit }
             }
@@ -292,6 +304,7 @@ impl ApiError {
             E::ContextLength { param, .. }
             | E::PromptLimit { param, .. }
             | E::NeverFits { param, .. } => Wire::field("context_length_exceeded", param),
+            E::Structure { param, .. } => Wire::field("invalid_schema", param),
             E::Text { param, .. } => Wire::field("invalid_prompt", param),
             E::UnknownModel { .. } => Wire {
                 param: Some("model"),
@@ -313,6 +326,11 @@ impl ApiError {
             E::NotANumber => {
                 Wire::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "not_a_number")
             }
+            E::GuideFailed { .. } => Wire::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "server_error",
+                "structure_too_complex",
+            ),
             E::Internal { .. } => {
                 Wire::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error")
             }

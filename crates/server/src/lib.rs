@@ -19,6 +19,7 @@ mod auth;
 mod body;
 mod error;
 mod generate;
+mod grammars;
 mod health;
 mod ids;
 mod limits;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use jackalope_engine::{EngineHandle, Limits, SamplingOptions};
 use jackalope_text::ModelText;
+use jackalope_text::grammar::{CompiledGrammar, Constraint, GrammarError};
 
 use crate::ServerState;
 use crate::error::ApiError;
@@ -82,6 +83,14 @@ impl Serving {
 
     pub(crate) fn sampling_defaults(&self) -> &SamplingOptions {
         &self.model.sampling_defaults
+    }
+
+    /// A grammar of this model's tokens. Takes long for a large one that was not asked for lately.
+    pub(crate) fn compile(
+        &self,
+        constraint: &Constraint,
+    ) -> Result<Arc<CompiledGrammar>, GrammarError> {
+        self.state.grammars().compile(constraint, &self.model)
     }
 
     /// What requests are checked against.

@@ -7,6 +7,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::auth::ApiKeys;
 use crate::error::ApiError;
+use crate::grammars::Grammars;
 use crate::limits::ServerLimits;
 use crate::registry::{Model, Serving};
 
@@ -28,6 +29,7 @@ pub struct ServerState {
 #[derive(Debug)]
 struct Shared {
     model: Arc<Model>,
+    grammars: Grammars,
     config: ServerConfig,
     limits: Arc<ServerLimits>,
     open_streams: Arc<Semaphore>,
@@ -41,6 +43,7 @@ impl ServerState {
         let limits = Arc::new(config.limits.clone());
         let shared = Shared {
             model: Arc::new(model),
+            grammars: Grammars::default(),
             open_streams: Arc::new(Semaphore::new(limits.open_streams)),
             prompt_workers: Arc::new(Semaphore::new(limits.prompt_workers)),
             limits,
@@ -64,6 +67,10 @@ impl ServerState {
             }
             Some(_) | None => Ok(Serving::new(self.clone(), Arc::clone(model))),
         }
+    }
+
+    pub(crate) fn grammars(&self) -> &Grammars {
+        &self.shared.grammars
     }
 
     pub(crate) fn limits(&self) -> &Arc<ServerLimits> {

@@ -1,5 +1,5 @@
 //! Translates between people's words and the model's tokens: tokenizer, chat template,
-//! streaming detokenisation, stop strings and tool calls.
+//! streaming detokenisation, stop strings, tool calls and grammars.
 //!
 //! It reads a checkpoint's text files and nothing else; it knows neither requests nor HTTP nor
 //! the engine. Everything here is untrusted input twice over (the checkpoint may be hostile, and
@@ -10,6 +10,7 @@ mod detokenize;
 mod error;
 mod files;
 mod generation;
+pub mod grammar;
 mod model_text;
 mod pieces;
 mod special;

@@ -1,11 +1,12 @@
 //! Everything textual about a checkpoint in one place.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::detokenize::Detokenizer;
 use crate::error::{LoadError, TextError};
 use crate::generation::GenerationDefaults;
+use crate::grammar::{GrammarCompiler, GrammarError};
 use crate::template::{ChatPrompt, ChatTemplate};
 use crate::tokenizer::Tokenizer;
 use crate::{TokenId, ToolSplitter};
@@ -19,6 +20,7 @@ pub struct ModelText {
     pub template: Option<ChatTemplate>,
     /// How the makers recommend to draw tokens.
     pub generation: GenerationDefaults,
+    grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
 }
 
 impl ModelText {
@@ -30,7 +32,8 @@ impl ModelText {
         let tokenizer = Tokenizer::load(dir)?;
         let template = ChatTemplate::load(dir, &tokenizer)?;
         let generation = GenerationDefaults::load(dir)?;
-        Ok(ModelText { tokenizer: Arc::new(tokenizer), template, generation })
+        let grammars = OnceLock::new();
+        Ok(ModelText { tokenizer: Arc::new(tokenizer), template, generation, grammars })
     }
 
     /// The tokens of a conversation. The template writes the special tokens itself, so none are
@@ -46,6 +49,16 @@ impl ModelText {
     /// Turns the tokens of one answer into text.
     pub fn detokenizer(&self) -> Detokenizer {
         Detokenizer::new(Arc::clone(&self.tokenizer))
+    }
+
+    /// What compiles constraints on answers. Made at the first call, which takes some tenths of a
+    /// second for a large vocabulary.
+    ///
+    /// # Errors
+    /// The vocabulary cannot be a real one.
+    pub fn grammar_compiler(&self) -> Result<&GrammarCompiler, GrammarError> {
+        let compiler = self.grammars.get_or_init(|| GrammarCompiler::new(&self.tokenizer));
+        compiler.as_ref().map_err(Clone::clone)
     }
 
     /// Separates tool calls from content, if the model writes calls in a form that is known.

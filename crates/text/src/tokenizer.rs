@@ -126,6 +126,11 @@ impl Tokenizer {
         self.pieces.bytes(token).to_vec()
     }
 
+    /// How a token is written in the vocabulary, special ones included.
+    pub(crate) fn written(&self, token: TokenId) -> Option<String> {
+        self.inner.id_to_token(token)
+    }
+
     /// The number of a token that is written like this, special ones included.
     pub fn token_id(&self, token: &str) -> Option<TokenId> {
         self.inner.token_to_id(token)

@@ -4,6 +4,7 @@ use jackalope_protocol::{
     CacheId, Embed, Input, Logprob, Pooling, Row, Sampling, Score, Scored, TokenId,
 };
 
+use super::guided::{Guided, Next};
 use crate::planted::{Bug, Planted};
 use crate::{FinishReason, Request, RequestId, Usage};
 
@@ -19,6 +20,8 @@ pub(crate) struct Sequence {
     pub(crate) num_computed: usize,
     /// Tokens that plans under way will draw.
     pub(crate) num_pending: usize,
+    /// Tokens under way that are not wanted any more; the oldest ones under way.
+    pub(crate) num_discarded: usize,
     /// Answers under way: drawn tokens, scores and embeddings.
     pub(crate) num_awaited: usize,
     /// Present while running.
@@ -31,16 +34,21 @@ pub(crate) struct Sequence {
     pub(crate) is_aged: bool,
     /// Times it was sent back to wait for want of memory.
     pub(crate) num_preemptions: u32,
+    /// What bounds the next token, for requests that have a guide.
+    pub(super) guided: Option<Guided>,
 }
 
 impl Sequence {
-    pub(crate) fn new(id: RequestId, request: Request) -> Sequence {
+    pub(crate) fn new(id: RequestId, mut request: Request) -> Sequence {
+        let guided = request.take_guide();
         Sequence {
             id,
             tokens: request.prompt().to_vec(),
+            guided: guided.map(|guide| Guided::new(guide, request.token_mask().cloned())),
             request,
             num_computed: 0,
             num_pending: 0,
+            num_discarded: 0,
             num_awaited: 0,
             cache: None,
             scores: Vec::new(),
@@ -94,7 +102,8 @@ impl Sequence {
 
     /// Positions this sequence could compute now.
     pub(crate) fn num_wanted(&self, lookahead: bool) -> usize {
-        if 0 < self.num_pending && (!lookahead || self.request.is_stepwise()) {
+        let binds_next = || self.guided.as_ref().is_some_and(Guided::binds_next);
+        if 0 < self.num_pending && (!lookahead || self.request.is_stepwise() || binds_next()) {
             return 0;
         }
         self.num_computable() - self.num_computed.min(self.num_computable())
@@ -131,6 +140,9 @@ impl Sequence {
         let is_embedded = embed.is_some_and(|embed| embed.ends_at(end));
         let is_last = end == self.tokens.len() + self.num_pending;
         let sample = (is_last && embed.is_none()).then(|| self.sampling(planted));
+        if let Some(guided) = self.guided.as_mut().filter(|_| is_last) {
+            guided.note_planned();
+        }
         self.num_computed = end;
         self.num_pending += usize::from(sample.is_some());
         self.num_awaited += usize::from(sample.is_some()) + usize::from(score.is_some());
@@ -152,6 +164,13 @@ impl Sequence {
 
     fn sampling(&self, planted: Planted) -> Sampling {
         let mut sampling = self.request.sampling().clone();
+        let may_end = self.request.min_tokens() as usize <= self.num_drawn() + self.num_pending;
+        sampling.mask = match self.guided.as_ref().map(Guided::next) {
+            Some(Next::Masked(mask)) if may_end => mask.to_mask(),
+            Some(Next::Masked(mask)) => mask.without(self.request.stop_tokens()).to_mask(),
+            Some(Next::NotEnd) => self.request.mask(false).clone(),
+            _ => self.request.mask(may_end).clone(),
+        };
         if planted.has(Bug::PromptGrowsOnPreemption) && 1 < self.tokens.len() - self.num_computed {
             sampling.num_prompt_tokens = start_of(self.tokens.len());
         }
@@ -182,12 +201,25 @@ impl Sequence {
     /// Takes a drawn token in; says whether it is the last.
     pub(crate) fn add_token(&mut self, token: TokenId, planted: Planted) -> Option<FinishReason> {
         self.tokens.push(token);
+        if let Some(guided) = &mut self.guided {
+            guided.accept(token);
+        }
         let most = self.request.max_tokens() as usize;
         let most = if planted.has(Bug::OneTokenTooMany) { most + 1 } else { most };
         if self.request.stops_at(token) {
             return Some(FinishReason::Stop);
         }
         (most <= self.num_drawn()).then_some(FinishReason::Length)
+    }
+
+    /// Wants no token any more that is under way: it was planned as if anything were allowed. Its
+    /// position is computed once more.
+    pub(super) fn discard_pending(&mut self, planted: Planted) {
+        if self.num_pending == 0 || planted.has(Bug::UnguidedDrawKept) {
+            return;
+        }
+        self.num_discarded += std::mem::take(&mut self.num_pending);
+        self.num_computed = self.num_computed.min(self.tokens.len() - 1);
     }
 
     /// Gives up what is computed: everything is computed again from the tokens.

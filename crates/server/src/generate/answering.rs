@@ -120,6 +120,7 @@ impl Answering {
             Event::Embedded { .. } => unreachable!("no embedding was asked for"),
             Event::Finished { reason, .. } => choice.text.finish(reason),
             Event::NotANumber { .. } => return Err(ApiError::NotANumber),
+            Event::GuideFailed { message, .. } => return Err(ApiError::GuideFailed { message }),
             Event::Failed(failure) => return Err(ApiError::from_failure(failure)),
         };
         if delta.finish.is_some() {

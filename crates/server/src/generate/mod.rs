@@ -16,11 +16,14 @@ mod answer;
 mod answering;
 mod choice_text;
 mod conversation;
+mod guidance;
+mod guides;
 mod job;
 mod wishes;
 
 pub(crate) use answer::{Answer, AnswerPlan, Format, Summary};
 pub(crate) use choice_text::{Delta, Finish, ScoredToken};
 pub(crate) use conversation::{Conversation, Thinking, ToolChoice};
+pub(crate) use guidance::bad_runs;
 pub(crate) use job::{Job, PromptJob, TextRules};
 pub(crate) use wishes::{Wishes, check_count, check_range, check_unsupported};

@@ -5,6 +5,7 @@ use jackalope_engine::{Limits, Request, RequestOptions, SamplingOptions};
 use jackalope_protocol::TokenId;
 use serde_json::Value;
 
+use super::guidance::Guidance;
 use crate::error::ApiError;
 use crate::limits::ServerLimits;
 use crate::openai::request::{Common, Seed, Unsupported};
@@ -15,6 +16,8 @@ use crate::registry::Serving;
 pub(crate) struct Wishes {
     /// Everything but the prompt and the seed.
     pub(crate) options: RequestOptions,
+    /// What follows the tokens of each choice.
+    pub(crate) guidance: Guidance,
     pub(crate) num_choices: u32,
     pub(crate) seed: Option<u64>,
     pub(crate) stops: Vec<String>,
@@ -41,6 +44,7 @@ impl Wishes {
                 ignore_eos: common.ignore_eos.unwrap_or(false),
                 ..RequestOptions::default()
             },
+            guidance: Guidance::default(),
             num_choices,
             seed: common.seed.map(|Seed(seed)| seed),
             stops: check_stops(common.stop.map_or(Vec::new(), |stop| stop.0), limits)?,
@@ -63,7 +67,9 @@ impl Wishes {
                 let mut options = self.options.clone();
                 options.prompt = prompt.to_vec();
                 options.sampling.seed = self.seed.map(|seed| derive_seed(seed, choice_idx));
-                Request::new(options, limits).map_err(|err| ApiError::from_rejected(&err, param))
+                let request = Request::new(options, limits)
+                    .map_err(|err| ApiError::from_rejected(&err, param))?;
+                Ok(self.guidance.apply(request, &self.all_stop_tokens(limits)))
             })
             .collect()
     }
@@ -227,25 +233,16 @@ pub(crate) fn check_range(
 
 /// Refuses by name what this server does not have, unless the value asks for nothing.
 pub(crate) fn check_unsupported(fields: Unsupported) -> Result<(), ApiError> {
-    const STRUCTURE: &str = "answers cannot be bound to a structure; ask for it in the prompt";
     const TOOLS: &str = "use tools and tool_choice";
     const NONE: &str = "";
-    let is_text =
-        |value: &Value| value == "text" || value.get("type").is_some_and(|it| it == "text");
+    let is_text = |value: &Value| value == "text";
     let all_text = |value: &Value| value.as_array().is_some_and(|list| list.iter().all(is_text));
     let is_one = |value: &Value| value.as_f64() == Some(1.0);
-    let is_zero = |value: &Value| value.as_f64() == Some(0.0);
     let is_true = |value: &Value| value == &Value::Bool(true);
     let never = |_: &Value| false;
     type Harmless<'a> = &'a dyn Fn(&Value) -> bool;
-    let table: [(&str, Option<Value>, Harmless<'_>, &str); 26] = [
-        ("response_format", fields.response_format, &is_text, STRUCTURE),
-        ("guided_json", fields.guided_json, &never, STRUCTURE),
-        ("guided_regex", fields.guided_regex, &never, STRUCTURE),
-        ("guided_choice", fields.guided_choice, &never, STRUCTURE),
-        ("guided_grammar", fields.guided_grammar, &never, STRUCTURE),
-        ("structured_outputs", fields.structured_outputs, &never, STRUCTURE),
-        ("grammar", fields.grammar, &never, STRUCTURE),
+    let table: [(&str, Option<Value>, Harmless<'_>, &str); 17] = [
+        ("grammar", fields.grammar, &never, "use guided_grammar, in Lark's notation"),
         ("functions", fields.functions, &never, TOOLS),
         ("function_call", fields.function_call, &|value| value == "none", TOOLS),
         ("modalities", fields.modalities, &all_text, "answers are text"),
@@ -255,11 +252,8 @@ pub(crate) fn check_unsupported(fields: Unsupported) -> Result<(), ApiError> {
         ("chat_template", fields.chat_template, &never, "the model's own template is used"),
         ("continue_final_message", fields.continue_final_message, &never, "use /v1/completions"),
         ("documents", fields.documents, &never, "put them into a message"),
-        ("min_tokens", fields.min_tokens, &is_zero, NONE),
         ("use_beam_search", fields.use_beam_search, &never, NONE),
         ("length_penalty", fields.length_penalty, &is_one, NONE),
-        ("bad_words", fields.bad_words, &never, "use logit_bias"),
-        ("allowed_token_ids", fields.allowed_token_ids, &never, "use logit_bias"),
         ("include_stop_str_in_output", fields.include_stop_str_in_output, &never, NONE),
         ("skip_special_tokens", fields.skip_special_tokens, &is_true, "use return_token_ids"),
         ("truncate_prompt_tokens", fields.truncate_prompt_tokens, &never, "send a shorter prompt"),

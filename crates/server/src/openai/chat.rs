@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::chat_format::{ChatCompletion, ChatFormat};
 use super::request::{ChatRequest, Common, Content, Message, Messages, Tool, Tools, Unsupported};
 use super::schema::ChatBody;
+use super::structure;
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
 use crate::error::ApiError;
@@ -54,6 +55,7 @@ fn prepare(body: &Bytes, serving: &Serving) -> Result<(Job, ChatFormat, AnswerPl
     let max_tokens = max_tokens(&common)?;
     let mut wishes = Wishes::check(common, serving)?;
     wishes.options.max_tokens = max_tokens.or(limits.default_max_tokens);
+    structure::read(body, &mut wishes, serving)?;
     wishes.options.logprobs = logprobs(&chat, limits.top_logprobs)?;
     let conversation_id = chat.conversation_id.clone();
     let conversation = conversation(body, chat, limits)?;

@@ -12,6 +12,7 @@ use jackalope_protocol::TokenId;
 use super::completion_format::{Completion, CompletionFormat, Echo};
 use super::request::{Common, CompletionRequest, Prompts, Unsupported};
 use super::schema::CompletionBody;
+use super::structure;
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
 use crate::error::ApiError;
@@ -71,6 +72,7 @@ fn prepare(
     }
     let mut wishes = Wishes::check(common, serving)?;
     wishes.options.max_tokens = Some(max_tokens);
+    structure::read(body, &mut wishes, serving)?;
     let num_kept = wishes.num_choices;
     wishes.num_choices = best_of(completion.best_of, &wishes, serving)?;
     let logprobs = logprobs(completion.logprobs, serving.state().limits().top_logprobs)?;

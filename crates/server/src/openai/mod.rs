@@ -13,4 +13,5 @@ mod logprobs;
 pub(crate) mod models;
 pub(crate) mod request;
 mod schema;
+pub(crate) mod structure;
 mod usage;

@@ -69,12 +69,6 @@ pub(crate) struct CompletionRequest {
 /// answer another question than the one that was asked.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Unsupported {
-    pub(crate) response_format: Option<Value>,
-    pub(crate) guided_json: Option<Value>,
-    pub(crate) guided_regex: Option<Value>,
-    pub(crate) guided_choice: Option<Value>,
-    pub(crate) guided_grammar: Option<Value>,
-    pub(crate) structured_outputs: Option<Value>,
     pub(crate) grammar: Option<Value>,
     pub(crate) functions: Option<Value>,
     pub(crate) function_call: Option<Value>,
@@ -85,11 +79,8 @@ pub(crate) struct Unsupported {
     pub(crate) chat_template: Option<Value>,
     pub(crate) continue_final_message: Option<Value>,
     pub(crate) documents: Option<Value>,
-    pub(crate) min_tokens: Option<Value>,
     pub(crate) use_beam_search: Option<Value>,
     pub(crate) length_penalty: Option<Value>,
-    pub(crate) bad_words: Option<Value>,
-    pub(crate) allowed_token_ids: Option<Value>,
     pub(crate) include_stop_str_in_output: Option<Value>,
     pub(crate) skip_special_tokens: Option<Value>,
     pub(crate) truncate_prompt_tokens: Option<Value>,

@@ -1,0 +1,103 @@
+//! Which tokens may be drawn, in the smallest of its forms.
+
+use serde::{Deserialize, Serialize};
+
+use crate::TokenId;
+
+/// The tokens that a draw may choose from. Numbers that a form does not speak of are outside of the
+/// model's vocabulary.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub enum Mask {
+    /// Every token.
+    #[default]
+    All,
+    /// These alone, in ascending order.
+    Only(Vec<TokenId>),
+    /// All but these, in ascending order.
+    Except(Vec<TokenId>),
+    /// Those whose bit is set: bit `token % 8`, counted from the lowest, of byte `token / 8`.
+    Bits(Vec<u8>),
+}
+
+impl Mask {
+    /// The smallest form of a set given as bits: bit `token % 32` of word `token / 32`, for the
+    /// tokens below `vocab_size`.
+    ///
+    /// # Panics
+    /// If there are fewer bits than tokens.
+    pub fn of(words: &[u32], vocab_size: u32) -> Mask {
+        /// What a token in a list takes at most.
+        const TOKEN_BYTES: usize = 3;
+        assert!(vocab_size as usize <= words.len() * 32, "every token has a bit");
+        let is_allowed = |token: &TokenId| words[*token as usize / 32] >> (*token % 32) & 1 == 1;
+        let num_allowed = (0..vocab_size).filter(is_allowed).count();
+        let num_banned = vocab_size as usize - num_allowed;
+        let list_max = (vocab_size as usize).div_ceil(8) / TOKEN_BYTES;
+        if num_banned == 0 {
+            Mask::All
+        } else if num_allowed <= num_banned && num_allowed <= list_max {
+            Mask::Only((0..vocab_size).filter(is_allowed).collect())
+        } else if num_banned <= list_max {
+            Mask::Except((0..vocab_size).filter(|token| !is_allowed(token)).collect())
+        } else {
+            let bytes = words.iter().flat_map(|word| word.to_le_bytes());
+            let mut bytes: Vec<u8> = bytes.take((vocab_size as usize).div_ceil(8)).collect();
+            if !vocab_size.is_multiple_of(8) {
+                let last = bytes.last_mut().expect("a list of one token or more has a byte");
+                *last &= (1 << (vocab_size % 8)) - 1;
+            }
+            Mask::Bits(bytes)
+        }
+    }
+
+    /// True if `token` may be drawn.
+    pub fn allows(&self, token: TokenId) -> bool {
+        match self {
+            Mask::All => true,
+            Mask::Only(tokens) => tokens.binary_search(&token).is_ok(),
+            Mask::Except(tokens) => tokens.binary_search(&token).is_err(),
+            Mask::Bits(bytes) => {
+                let byte = bytes.get(token as usize / 8).copied().unwrap_or(0);
+                byte >> (token % 8) & 1 == 1
+            }
+        }
+    }
+
+    /// Sets `banned` wherever the token with that number may not be drawn.
+    pub fn apply<T: Copy>(&self, values: &mut [T], banned: T) {
+        match self {
+            Mask::All => {}
+            Mask::Only(tokens) => {
+                let kept = |token: &TokenId| values.get(*token as usize).copied();
+                let kept: Vec<Option<T>> = tokens.iter().map(kept).collect();
+                values.fill(banned);
+                for (token, value) in tokens.iter().zip(kept) {
+                    if let Some(value) = value {
+                        values[*token as usize] = value;
+                    }
+                }
+            }
+            Mask::Except(tokens) => {
+                for token in tokens {
+                    if let Some(value) = values.get_mut(*token as usize) {
+                        *value = banned;
+                    }
+                }
+            }
+            Mask::Bits(bytes) => {
+                for (eight, byte) in
+                    values.chunks_mut(8).zip(bytes.iter().chain(std::iter::repeat(&0)))
+                {
+                    if *byte == u8::MAX {
+                        continue;
+                    }
+                    for (bit, value) in eight.iter_mut().enumerate() {
+                        if byte >> bit & 1 == 0 {
+                            *value = banned;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

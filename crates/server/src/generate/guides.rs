@@ -1,0 +1,337 @@
+//! What bounds the tokens of one choice: a grammar, a thought before it, words that must not occur.
+
+use jackalope_engine::{Allowed, Guide, GuideError, TokenMask};
+use jackalope_protocol::TokenId;
+use jackalope_text::grammar::{GrammarError, Matcher};
+
+/// Holds a choice to a grammar from its first token to its last.
+#[derive(Clone, Debug)]
+pub(crate) struct GrammarGuide {
+    matcher: Matcher,
+}
+
+impl GrammarGuide {
+    pub(crate) fn new(matcher: Matcher) -> GrammarGuide {
+        GrammarGuide { matcher }
+    }
+}
+
+fn refused(err: &GrammarError) -> GuideError {
+    GuideError { message: err.to_string() }
+}
+
+impl Guide for GrammarGuide {
+    fn allowed(&mut self, mask: &mut TokenMask) -> Result<Allowed, GuideError> {
+        self.matcher.fill(mask.words_mut()).map_err(|err| refused(&err))?;
+        Ok(Allowed::Masked)
+    }
+
+    fn accept(&mut self, token: TokenId) -> Result<(), GuideError> {
+        self.matcher.accept(token).map_err(|err| refused(&err))
+    }
+
+    fn clone_boxed(&self) -> Box<dyn Guide> {
+        Box::new(self.clone())
+    }
+}
+
+/// How a model marks its thoughts, and how much it may think.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Reasoning {
+    /// Opens a thought. Empty if the model only ever closes one that the prompt has opened.
+    pub(crate) open: Vec<TokenId>,
+    /// Closes it; never empty.
+    pub(crate) close: Vec<TokenId>,
+    /// The prompt has opened it already.
+    pub(crate) is_open: bool,
+    /// Tokens after which the thought is closed; unbounded if absent.
+    pub(crate) budget_tokens: Option<u32>,
+}
+
+/// Lets a model think first: everything but its end is allowed until the thought is closed, then the
+/// guide within takes over. A thought beyond its budget is closed by forcing the closing tokens.
+#[derive(Debug)]
+pub(crate) struct AfterReasoning {
+    reasoning: Reasoning,
+    state: Thought,
+    /// The last tokens, as many as a marker has.
+    tail: Vec<TokenId>,
+    inner: Option<Box<dyn Guide>>,
+}
+
+/// ```text
+///  Unopened ──open marker──▶ Open ──close marker──▶ Closed
+///     │                       └─budget─▶ Closing ───▲
+///     └── an answer without a thought ──────────────┘
+/// ```
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Thought {
+    /// So many tokens of the opening marker were drawn.
+    Unopened(usize),
+    /// It has so many tokens.
+    Open(u32),
+    /// So many tokens of the closing marker were drawn; the others are forced.
+    Closing(usize),
+    Closed,
+}
+
+impl AfterReasoning {
+    pub(crate) fn new(reasoning: Reasoning, inner: Option<Box<dyn Guide>>) -> AfterReasoning {
+        assert!(!reasoning.close.is_empty(), "a thought that cannot be closed has no end");
+        let state = match (reasoning.is_open, reasoning.open.is_empty()) {
+            (true, _) => Thought::Open(0),
+            (false, false) => Thought::Unopened(0),
+            (false, true) => Thought::Closed,
+        };
+        let mut guide = AfterReasoning { reasoning, state, tail: Vec::new(), inner };
+        guide.keep_to_budget();
+        guide
+    }
+
+    /// Closes a thought that is long enough, from where the marker has begun by itself.
+    fn keep_to_budget(&mut self) {
+        if let (Thought::Open(num_tokens), Some(budget)) =
+            (self.state, self.reasoning.budget_tokens)
+            && budget <= num_tokens
+        {
+            let close = &self.reasoning.close;
+            let begun = (0..close.len()).rev().find(|len| self.tail.ends_with(&close[..*len]));
+            self.state = Thought::Closing(begun.unwrap_or(0));
+        }
+    }
+
+    fn remember(&mut self, token: TokenId) {
+        let most = self.reasoning.open.len().max(self.reasoning.close.len());
+        self.tail.push(token);
+        if most < self.tail.len() {
+            self.tail.remove(0);
+        }
+    }
+
+    /// A token before any thought: the opening marker, or the answer itself.
+    fn accept_unopened(&mut self, token: TokenId, num_drawn: usize) -> Result<(), GuideError> {
+        let open = &self.reasoning.open;
+        let is_marker = open[num_drawn] == token;
+        match &mut self.inner {
+            None if self.tail.ends_with(open) => self.state = Thought::Open(0),
+            None => {}
+            Some(_) if is_marker && num_drawn + 1 == open.len() => self.state = Thought::Open(0),
+            Some(_) if is_marker => self.state = Thought::Unopened(num_drawn + 1),
+            Some(inner) => {
+                self.state = Thought::Closed;
+                return inner.accept(token);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Guide for AfterReasoning {
+    fn allowed(&mut self, mask: &mut TokenMask) -> Result<Allowed, GuideError> {
+        let force = |mask: &mut TokenMask, token| {
+            *mask = TokenMask::only(&[token], mask.vocab_size());
+            Ok(Allowed::Masked)
+        };
+        match (self.state, &mut self.inner) {
+            (Thought::Unopened(0) | Thought::Closed, None) => Ok(Allowed::All),
+            (Thought::Unopened(0), Some(inner)) => {
+                let allowed = inner.allowed(mask)?;
+                mask.allow(self.reasoning.open[0]);
+                Ok(allowed)
+            }
+            (Thought::Unopened(num_drawn), _) => force(mask, self.reasoning.open[num_drawn]),
+            (Thought::Open(_), _) => Ok(Allowed::NotEnd),
+            (Thought::Closing(num_drawn), _) => force(mask, self.reasoning.close[num_drawn]),
+            (Thought::Closed, Some(inner)) => inner.allowed(mask),
+        }
+    }
+
+    fn accept(&mut self, token: TokenId) -> Result<(), GuideError> {
+        self.remember(token);
+        match self.state {
+            Thought::Unopened(num_drawn) => self.accept_unopened(token, num_drawn)?,
+            Thought::Open(_) if self.tail.ends_with(&self.reasoning.close) => {
+                self.state = Thought::Closed;
+            }
+            Thought::Open(num_tokens) => self.state = Thought::Open(num_tokens + 1),
+            Thought::Closing(num_drawn) if num_drawn + 1 == self.reasoning.close.len() => {
+                self.state = Thought::Closed;
+            }
+            Thought::Closing(num_drawn) => self.state = Thought::Closing(num_drawn + 1),
+            Thought::Closed => {
+                if let Some(inner) = &mut self.inner {
+                    inner.accept(token)?;
+                }
+            }
+        }
+        self.keep_to_budget();
+        Ok(())
+    }
+
+    fn clone_boxed(&self) -> Box<dyn Guide> {
+        Box::new(AfterReasoning {
+            reasoning: self.reasoning.clone(),
+            state: self.state,
+            tail: self.tail.clone(),
+            inner: self.inner.as_ref().map(|inner| inner.clone_boxed()),
+        })
+    }
+}
+
+/// Keeps runs of tokens out of a choice: the last token of a run is banned where the others have been
+/// drawn. Where a structure allows nothing else, the structure wins.
+#[derive(Debug)]
+pub(crate) struct WithoutRuns {
+    /// Each of at least two tokens.
+    runs: Vec<Vec<TokenId>>,
+    /// Tokens that end a choice.
+    ends: Vec<TokenId>,
+    tail: Vec<TokenId>,
+    inner: Option<Box<dyn Guide>>,
+}
+
+impl WithoutRuns {
+    pub(crate) fn new(
+        runs: Vec<Vec<TokenId>>,
+        ends: Vec<TokenId>,
+        inner: Option<Box<dyn Guide>>,
+    ) -> WithoutRuns {
+        WithoutRuns { runs, ends, tail: Vec::new(), inner }
+    }
+}
+
+impl Guide for WithoutRuns {
+    fn allowed(&mut self, mask: &mut TokenMask) -> Result<Allowed, GuideError> {
+        let allowed = match &mut self.inner {
+            Some(inner) => inner.allowed(mask)?,
+            None => Allowed::All,
+        };
+        let begun = |run: &&Vec<TokenId>| self.tail.ends_with(&run[..run.len() - 1]);
+        let banned = self.runs.iter().filter(begun).filter_map(|run| run.last().copied());
+        let banned: Vec<TokenId> = banned.collect();
+        if banned.is_empty() {
+            return Ok(allowed);
+        }
+        if allowed == Allowed::NotEnd {
+            self.ends.iter().for_each(|token| mask.ban(*token));
+        }
+        let mut rest = mask.clone();
+        banned.iter().for_each(|token| rest.ban(*token));
+        if !rest.is_empty() {
+            *mask = rest;
+        }
+        Ok(Allowed::Masked)
+    }
+
+    fn accept(&mut self, token: TokenId) -> Result<(), GuideError> {
+        let most = self.runs.iter().map(Vec::len).max().unwrap_or(0);
+        self.tail.push(token);
+        if most < self.tail.len() {
+            self.tail.remove(0);
+        }
+        self.inner.as_mut().map_or(Ok(()), |inner| inner.accept(token))
+    }
+
+    fn clone_boxed(&self) -> Box<dyn Guide> {
+        Box::new(WithoutRuns {
+            runs: self.runs.clone(),
+            ends: self.ends.clone(),
+            tail: self.tail.clone(),
+            inner: self.inner.as_ref().map(|inner| inner.clone_boxed()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VOCAB_SIZE: u32 = 20;
+
+    /// Draws `tokens`, each of which must be allowed, and says what is allowed after them.
+    fn after(guide: &mut dyn Guide, tokens: &[TokenId]) -> (Allowed, Vec<TokenId>) {
+        for &token in tokens {
+            let (_, allowed) = asked(guide);
+            assert!(allowed.contains(&token), "{token} is not in {allowed:?}");
+            guide.accept(token).unwrap();
+        }
+        asked(guide)
+    }
+
+    fn asked(guide: &mut dyn Guide) -> (Allowed, Vec<TokenId>) {
+        let mut mask = TokenMask::all(VOCAB_SIZE);
+        let allowed = guide.allowed(&mut mask).unwrap();
+        let mask = mask.to_mask();
+        (allowed, (0..VOCAB_SIZE).filter(|token| mask.allows(*token)).collect())
+    }
+
+    /// Allows 7, again and again.
+    #[derive(Clone, Debug)]
+    struct Seven;
+
+    impl Guide for Seven {
+        fn allowed(&mut self, mask: &mut TokenMask) -> Result<Allowed, GuideError> {
+            *mask = TokenMask::only(&[7], VOCAB_SIZE);
+            Ok(Allowed::Masked)
+        }
+
+        fn accept(&mut self, token: TokenId) -> Result<(), GuideError> {
+            assert_eq!(token, 7, "only the answer reaches the guide within");
+            Ok(())
+        }
+
+        fn clone_boxed(&self) -> Box<dyn Guide> {
+            Box::new(self.clone())
+        }
+    }
+
+    fn reasoning(is_open: bool, budget_tokens: Option<u32>) -> Reasoning {
+        Reasoning { open: vec![1, 2], close: vec![3, 4], is_open, budget_tokens }
+    }
+
+    #[test]
+    fn an_answer_is_bound_once_the_thought_is_closed() {
+        let guide = || AfterReasoning::new(reasoning(true, None), Some(Box::new(Seven)));
+        assert_eq!(after(&mut guide(), &[9, 3, 3]).0, Allowed::NotEnd);
+        assert_eq!(after(&mut guide(), &[9, 3, 3, 4]), (Allowed::Masked, vec![7]));
+        assert_eq!(after(&mut guide(), &[3, 4, 7, 7]), (Allowed::Masked, vec![7]));
+    }
+
+    #[test]
+    fn a_model_may_think_first_or_answer_at_once() {
+        let guide = || AfterReasoning::new(reasoning(false, None), Some(Box::new(Seven)));
+        assert_eq!(after(&mut guide(), &[]), (Allowed::Masked, vec![1, 7]));
+        assert_eq!(after(&mut guide(), &[7]), (Allowed::Masked, vec![7]));
+        assert_eq!(after(&mut guide(), &[1]), (Allowed::Masked, vec![2]));
+        assert_eq!(after(&mut guide(), &[1, 2]).0, Allowed::NotEnd);
+        assert_eq!(after(&mut guide(), &[1, 2, 9, 3, 4]), (Allowed::Masked, vec![7]));
+        let mut copy = guide();
+        after(&mut copy, &[1]);
+        assert_eq!(after(&mut *copy.clone_boxed(), &[2, 3, 4]), (Allowed::Masked, vec![7]));
+    }
+
+    #[test]
+    fn a_budget_closes_the_thought() {
+        let guide = |is_open| AfterReasoning::new(reasoning(is_open, Some(2)), None);
+        assert_eq!(after(&mut guide(true), &[9]).0, Allowed::NotEnd);
+        assert_eq!(after(&mut guide(true), &[9, 9]), (Allowed::Masked, vec![3]));
+        assert_eq!(after(&mut guide(true), &[9, 3]), (Allowed::Masked, vec![4]), "it has begun");
+        assert_eq!(after(&mut guide(true), &[9, 9, 3]), (Allowed::Masked, vec![4]));
+        assert_eq!(after(&mut guide(true), &[9, 9, 3, 4, 9, 9, 9]).0, Allowed::All);
+        assert_eq!(after(&mut guide(false), &[9, 1, 2, 9, 9]), (Allowed::Masked, vec![3]));
+        assert_eq!(after(&mut guide(false), &[9, 9, 9]).0, Allowed::All);
+        let mut none = AfterReasoning::new(reasoning(true, Some(0)), None);
+        assert_eq!(after(&mut none, &[]), (Allowed::Masked, vec![3]));
+    }
+
+    #[test]
+    fn the_last_token_of_a_run_is_banned_after_the_others() {
+        let guide = || WithoutRuns::new(vec![vec![5, 6], vec![7, 7]], vec![0], None);
+        assert_eq!(after(&mut guide(), &[6, 6]).0, Allowed::All);
+        let (allowed, tokens) = after(&mut guide(), &[9, 5]);
+        assert_eq!((allowed, tokens.len()), (Allowed::Masked, 19));
+        assert!(!tokens.contains(&6));
+        let mut bound = WithoutRuns::new(vec![vec![7, 7]], vec![0], Some(Box::new(Seven)));
+        assert_eq!(after(&mut bound, &[7]), (Allowed::Masked, vec![7]), "the structure wins");
+    }
+}

@@ -1,0 +1,163 @@
+//! From a constraint to what matchers start from.
+
+use std::fmt;
+use std::fmt::Write as _;
+
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::{ParserFactory, regex_to_lark};
+use serde_json::json;
+
+use super::matcher::{Matcher, first_line};
+use super::vocabulary::Vocabulary;
+use super::{
+    CHOICES_BYTES_MAX, CHOICES_MAX, Constraint, GRAMMAR_BYTES_MAX, GrammarError, REGEX_BYTES_MAX,
+    check_bytes, lark, schema,
+};
+use crate::Tokenizer;
+
+/// Bounds of one grammar. A unit of fuel is a step of building automata: 50 of them take about a
+/// microsecond while compiling, 14 while a mask is computed.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        max_items_in_row: 2_000,
+        initial_lexer_fuel: 2_000_000,
+        step_lexer_fuel: 400_000,
+        step_max_items: 100_000,
+        // A state takes one or two kilobytes.
+        max_lexer_states: 50_000,
+        max_grammar_size: 250_000,
+        precompute_large_lexemes: true,
+        verbose_errors: false,
+    }
+}
+
+/// Compiles constraints for one tokenizer. Holds the trie of its vocabulary, so one is enough.
+pub struct GrammarCompiler {
+    factory: ParserFactory,
+}
+
+impl GrammarCompiler {
+    /// Builds the trie of the vocabulary, which takes some tenths of a second for large ones.
+    ///
+    /// # Errors
+    /// The vocabulary cannot be a real one.
+    pub fn new(tokenizer: &Tokenizer) -> Result<GrammarCompiler, GrammarError> {
+        let factory = ParserFactory::new_simple(&Vocabulary::of(tokenizer));
+        let mut factory = factory.map_err(|err| GrammarError::Compile {
+            what: "vocabulary",
+            reason: first_line(&err.to_string()),
+        })?;
+        factory.quiet();
+        *factory.limits_mut() = limits();
+        Ok(GrammarCompiler { factory })
+    }
+
+    /// Compiles a constraint.
+    ///
+    /// # Errors
+    /// It is too large or too complex, not well formed, or says something that cannot be enforced.
+    pub fn compile(&self, constraint: &Constraint) -> Result<CompiledGrammar, GrammarError> {
+        let (what, grammar) = grammar(constraint)?;
+        let refused = |reason: &str| GrammarError::Compile { what, reason: first_line(reason) };
+        let parser = self.factory.create_parser(grammar).map_err(|err| {
+            // The innermost cause says which part cannot be enforced.
+            let causes: Vec<String> =
+                err.chain().map(|cause| first_line(&cause.to_string())).collect();
+            refused(&causes.join(": "))
+        })?;
+        let mut inner = llguidance::Matcher::new(Ok(parser));
+        if let Some(warning) = inner.grammar_warnings().first() {
+            return Err(refused(warning));
+        }
+        // What the first token needs is then there for every matcher.
+        inner.compute_mask_or_eos().map_err(|err| refused(&err.to_string()))?;
+        Ok(CompiledGrammar { inner })
+    }
+}
+
+/// A constraint that can be enforced.
+pub struct CompiledGrammar {
+    inner: llguidance::Matcher,
+}
+
+impl CompiledGrammar {
+    /// A matcher before the first token of an answer. It shares nothing that changes with others.
+    pub fn start(&self) -> Matcher {
+        Matcher::new(self.inner.deep_clone())
+    }
+}
+
+fn grammar(constraint: &Constraint) -> Result<(&'static str, TopLevelGrammar), GrammarError> {
+    match constraint {
+        Constraint::JsonObject => {
+            let schema = schema::prepare(&json!({"type": "object"}))?;
+            Ok(("schema", TopLevelGrammar::from_json_schema(schema)))
+        }
+        Constraint::JsonSchema(schema) => {
+            Ok(("schema", TopLevelGrammar::from_json_schema(schema::prepare(schema)?)))
+        }
+        Constraint::Regex(regex) => {
+            check_bytes("regular expression", regex.len(), REGEX_BYTES_MAX)?;
+            Ok(("regular expression", from_regex(unanchored(regex))))
+        }
+        Constraint::Choice(choices) => Ok(("choice", from_regex(&choice(choices)?))),
+        Constraint::Lark(grammar) => {
+            check_bytes("grammar", grammar.len(), GRAMMAR_BYTES_MAX)?;
+            Ok(("grammar", TopLevelGrammar::from_lark(lark::prepare(grammar)?)))
+        }
+    }
+}
+
+/// `\d` and `\w` are of ASCII, as in JSON schemas.
+fn from_regex(regex: &str) -> TopLevelGrammar {
+    TopLevelGrammar::from_lark(format!("start: /{}/", regex_to_lark(regex, "dw")))
+}
+
+/// The whole text has to match, so the anchors at the ends say nothing.
+fn unanchored(regex: &str) -> &str {
+    let regex = regex.strip_prefix('^').unwrap_or(regex);
+    match regex.strip_suffix('$') {
+        // An odd number of backslashes makes the dollar sign a character.
+        Some(rest) if (rest.len() - rest.trim_end_matches('\\').len()).is_multiple_of(2) => rest,
+        Some(_) | None => regex,
+    }
+}
+
+fn choice(choices: &[String]) -> Result<String, GrammarError> {
+    if choices.is_empty() || choices.iter().any(String::is_empty) {
+        return Err(GrammarError::NoChoice);
+    }
+    if CHOICES_MAX < choices.len() {
+        let (found, limit) = (choices.len(), CHOICES_MAX);
+        return Err(GrammarError::TooLarge { what: "choice", found, limit, unit: "texts" });
+    }
+    let found = choices.iter().map(String::len).sum();
+    check_bytes("choice", found, CHOICES_BYTES_MAX)?;
+    let choices: Vec<String> = choices.iter().map(|choice| escape(choice)).collect();
+    Ok(format!("(?:{})", choices.join("|")))
+}
+
+/// A regular expression that matches `text` alone.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_alphanumeric() {
+            escaped.push(character);
+        } else {
+            write!(escaped, "\\x{{{:X}}}", u32::from(character)).expect("a string takes all text");
+        }
+    }
+    escaped
+}
+
+impl fmt::Debug for GrammarCompiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrammarCompiler").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for CompiledGrammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompiledGrammar").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,62 @@
+//! Formats of a schema that are written as patterns or bounds, because the compiler's own are wider
+//! than the format (the 29th of February of every year) or pass over it (formats of numbers).
+
+use serde_json::{Value, json};
+
+/// Formats of strings that the compiler knows and enforces.
+const OF_STRINGS: [&str; 7] = ["duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"];
+
+/// Days of the years 0001 to 9999 (RFC 3339, section 5.7 and appendix C).
+const DATE: &str = concat!(
+    "(?:(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-",
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])",
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)",
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))",
+    "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29)",
+);
+
+/// Without leap seconds, which not every reader knows, and with at most nanoseconds.
+const TIME: &str = concat!(
+    "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?",
+    "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])",
+);
+
+/// Whole numbers up to here survive readers that keep numbers in 64-bit floats.
+const WHOLE_MAX: i64 = (1 << 53) - 1;
+
+/// What enforces a format.
+pub(super) enum Format {
+    /// The compiler does.
+    Known,
+    /// It says nothing beyond the type.
+    Nothing,
+    /// This schema does.
+    Schema(Value),
+}
+
+/// How a format is enforced; none if it is not known.
+pub(super) fn enforce(format: &str) -> Option<Format> {
+    let bounds = |low: i64, high: i64| {
+        Format::Schema(json!({"anyOf": [
+            {"type": "integer", "minimum": low, "maximum": high},
+            {"type": ["null", "boolean", "string", "array", "object"]},
+        ]}))
+    };
+    let pattern = |pattern: String| Format::Schema(json!({ "pattern": pattern }));
+    Some(match format {
+        "date" => pattern(format!("^{DATE}$")),
+        "time" => pattern(format!("^{TIME}$")),
+        "date-time" => pattern(format!("^{DATE}T{TIME}$")),
+        "int8" => bounds(i8::MIN.into(), i8::MAX.into()),
+        "int16" => bounds(i16::MIN.into(), i16::MAX.into()),
+        "int32" => bounds(i32::MIN.into(), i32::MAX.into()),
+        "int64" => bounds(-WHOLE_MAX, WHOLE_MAX),
+        "uint8" => bounds(0, u8::MAX.into()),
+        "uint16" => bounds(0, u16::MAX.into()),
+        "uint32" => bounds(0, u32::MAX.into()),
+        "uint" | "uint64" => bounds(0, WHOLE_MAX),
+        "float" | "double" => Format::Nothing,
+        known if OF_STRINGS.contains(&known) => Format::Known,
+        _ => return None,
+    })
+}

@@ -1,0 +1,103 @@
+//! Follows one answer through its grammar.
+
+use std::fmt;
+
+use super::{GrammarError, MATCHED_TOKENS_MAX};
+use crate::TokenId;
+
+/// Where one answer stands in its grammar.
+#[derive(Clone)]
+pub struct Matcher {
+    inner: llguidance::Matcher,
+    num_tokens: usize,
+    /// True once an end token was accepted: nothing may follow.
+    is_over: bool,
+}
+
+impl Matcher {
+    pub(super) fn new(inner: llguidance::Matcher) -> Matcher {
+        Matcher { inner, num_tokens: 0, is_over: false }
+    }
+
+    /// Sets the bit of every token that may come next, and clears all others; `words` has a bit for
+    /// every token of the model, the first token in the lowest bit of the first word. Numbers beyond
+    /// the tokenizer's vocabulary are never allowed. End tokens are allowed where the text may end;
+    /// where it must end, nothing else is. After an end token, no bit is set.
+    ///
+    /// # Errors
+    /// The grammar has become too complex to follow.
+    pub fn fill(&mut self, words: &mut [u32]) -> Result<(), GrammarError> {
+        words.fill(0);
+        if self.is_over {
+            return Ok(());
+        }
+        let mask = self.inner.compute_mask_or_eos().map_err(|err| failure(&err))?;
+        for (word, allowed) in words.iter_mut().zip(mask.as_slice()) {
+            *word = *allowed;
+        }
+        Ok(())
+    }
+
+    /// Takes the token that was drawn.
+    ///
+    /// # Errors
+    /// The grammar does not allow the token here, or has become too complex to follow.
+    pub fn accept(&mut self, token: TokenId) -> Result<(), GrammarError> {
+        self.num_tokens += 1;
+        if MATCHED_TOKENS_MAX < self.num_tokens {
+            let reason = format!("more than {MATCHED_TOKENS_MAX} tokens were drawn");
+            return Err(GrammarError::Match { reason });
+        }
+        let is_end = self.is_end(token)?;
+        if self.is_over || (self.inner.is_stopped() && !is_end) {
+            return Err(GrammarError::Forbidden { token });
+        }
+        if is_end && self.may_end()? {
+            self.is_over = true;
+            return Ok(());
+        }
+        match self.inner.try_consume_tokens(&[token]).map_err(|err| failure(&err))? {
+            0 => Err(GrammarError::Forbidden { token }),
+            _ => Ok(()),
+        }
+    }
+
+    /// True if the text so far is complete: an end token is allowed, possibly beside others.
+    ///
+    /// # Errors
+    /// The grammar has become too complex to follow.
+    pub fn may_end(&mut self) -> Result<bool, GrammarError> {
+        if self.is_over || (self.inner.is_stopped() && !self.inner.is_error()) {
+            return Ok(true);
+        }
+        self.inner.is_accepting().map_err(|err| failure(&err))
+    }
+
+    /// True once an end token was accepted.
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    fn is_end(&self, token: TokenId) -> Result<bool, GrammarError> {
+        let env = self.inner.tok_env().map_err(|err| failure(&err))?;
+        Ok(env.tok_trie().eos_tokens().contains(&token))
+    }
+}
+
+/// The first line says what happened; the others dump the parser.
+pub(super) fn first_line(message: &str) -> String {
+    message.lines().next().unwrap_or_default().to_owned()
+}
+
+fn failure(err: &impl fmt::Display) -> GrammarError {
+    GrammarError::Match { reason: first_line(&err.to_string()) }
+}
+
+impl fmt::Debug for Matcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Matcher")
+            .field("num_tokens", &self.num_tokens)
+            .field("is_over", &self.is_over)
+            .finish_non_exhaustive()
+    }
+}
