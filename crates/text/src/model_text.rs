@@ -8,7 +8,7 @@ use crate::error::{LoadError, TextError};
 use crate::generation::GenerationDefaults;
 use crate::template::{ChatPrompt, ChatTemplate};
 use crate::tokenizer::Tokenizer;
-use crate::{TokenId, ToolSplitter};
+use crate::{AnswerFormat, TokenId};
 
 /// The tokenizer and the chat template of one checkpoint.
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub struct ModelText {
     pub template: Option<ChatTemplate>,
     /// How the makers recommend to draw tokens.
     pub generation: GenerationDefaults,
+    /// How the model writes reasoning and tool calls.
+    pub answer: AnswerFormat,
 }
 
 impl ModelText {
@@ -30,7 +32,8 @@ impl ModelText {
         let tokenizer = Tokenizer::load(dir)?;
         let template = ChatTemplate::load(dir, &tokenizer)?;
         let generation = GenerationDefaults::load(dir)?;
-        Ok(ModelText { tokenizer: Arc::new(tokenizer), template, generation })
+        let answer = AnswerFormat::detect(&tokenizer, template.as_ref());
+        Ok(ModelText { tokenizer: Arc::new(tokenizer), template, generation, answer })
     }
 
     /// The tokens of a conversation. The template writes the special tokens itself, so none are
@@ -48,9 +51,9 @@ impl ModelText {
         Detokenizer::new(Arc::clone(&self.tokenizer))
     }
 
-    /// Separates tool calls from content, if the model writes calls in a form that is known.
-    pub fn tool_splitter(&self) -> Option<ToolSplitter> {
-        self.template.as_ref().filter(|template| template.writes_hermes_tool_calls())?;
-        Some(ToolSplitter::new())
+    /// Like [`ModelText::detokenizer`], for an answer that is taken apart: with the special tokens
+    /// that its format reads.
+    pub fn answer_detokenizer(&self, format: &AnswerFormat) -> Detokenizer {
+        Detokenizer::keeping(Arc::clone(&self.tokenizer), format.kept_tokens())
     }
 }

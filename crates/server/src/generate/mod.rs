@@ -16,4 +16,4 @@ mod job;
 
 pub(crate) use answering::{Answering, Step};
 pub(crate) use choice_text::{Delta, Finish, ScoredToken};
-pub(crate) use job::{Job, PromptJob, TextRules};
+pub(crate) use job::{AnswerRules, Job, PromptJob, TextRules};

@@ -19,7 +19,7 @@ use super::wishes::{Wishes, check_count, check_range, check_unsupported};
 use crate::ServerState;
 use crate::body::{check_object, parse, read_json_body};
 use crate::error::ApiError;
-use crate::generate::{Job, PromptJob, TextRules};
+use crate::generate::{AnswerRules, Job, PromptJob, TextRules};
 
 /// Answers a conversation.
 pub(crate) async fn chat(
@@ -59,7 +59,10 @@ fn prepare(body: &Bytes, state: &ServerState) -> Result<(Job, ChatFormat, Answer
         prompts: vec![PromptJob { requests, text: None }],
         rules: TextRules {
             stop_tokens: Arc::from(wishes.all_stop_tokens(&limits)),
-            splitter: takes_tools.then(|| state.text().tool_splitter()).flatten(),
+            answer: takes_tools.then(|| AnswerRules {
+                format: state.text().answer.without_reasoning(),
+                tools: None,
+            }),
             single_call: chat.parallel_tool_calls == Some(false),
             wants_tokens: wishes.return_token_ids,
             continues_prompt: false,

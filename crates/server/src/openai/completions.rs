@@ -68,7 +68,7 @@ fn prepare(
         prompts: prompt_jobs(prompts, &wishes, &limits)?,
         rules: TextRules {
             stop_tokens: Arc::from(wishes.all_stop_tokens(&limits)),
-            splitter: None,
+            answer: None,
             single_call: false,
             wants_tokens: wishes.return_token_ids,
             continues_prompt: true,

@@ -54,7 +54,7 @@ pub struct ChatTemplate {
 struct Template {
     engine: Engine,
     forms: Forms,
-    writes_hermes_tool_calls: bool,
+    source: String,
 }
 
 impl ChatTemplate {
@@ -120,9 +120,9 @@ impl ChatTemplate {
         self.run(template, &ChatPrompt { messages: &messages, tools, ..*prompt })
     }
 
-    /// Whether the model writes tool calls as [`crate::ToolSplitter`] reads them.
-    pub fn writes_hermes_tool_calls(&self) -> bool {
-        self.tool_use.as_ref().unwrap_or(&self.default).writes_hermes_tool_calls
+    /// The template itself, for what it says about the answers; the one for tools if there is one.
+    pub(crate) fn source(&self) -> &str {
+        &self.tool_use.as_ref().unwrap_or(&self.default).source
     }
 
     /// Renders messages as they are.
@@ -147,12 +147,6 @@ impl Template {
     fn compile(path: &Path, source: &str) -> Result<Template, LoadError> {
         let engine = Engine::compile(source)
             .map_err(|reason| LoadError::Template { path: path.to_owned(), reason })?;
-        Ok(Template {
-            engine,
-            forms: Forms::of_source(source),
-            // `<tool_call>` followed by JSON; other models put other things between these tags.
-            writes_hermes_tool_calls: source.contains("<tool_call>")
-                && !["<function=", "<arg_key>", "<param name="].iter().any(|x| source.contains(x)),
-        })
+        Ok(Template { engine, forms: Forms::of_source(source), source: source.to_owned() })
     }
 }
