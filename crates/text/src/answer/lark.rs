@@ -323,7 +323,7 @@ fn escaped(text: &str) -> String {
         match character {
             '\n' => regex.push_str("\\n"),
             _ => {
-                if character.is_ascii_punctuation() {
+                if ".+*?()|[]{}^$/\\".contains(character) {
                     regex.push('\\');
                 }
                 regex.push(character);

@@ -14,7 +14,9 @@
 
 use std::sync::Arc;
 
-use super::pattern::{Matcher, Pattern, Place, Progress, compare};
+use super::pattern::{
+    Matcher, Pattern, Place, Progress, ceil_char_boundary, compare, floor_char_boundary,
+};
 use super::{AnswerFormat, ToolCall, ToolSpec, Tools};
 
 /// A call longer than this is content. It bounds how much text can be held back.
@@ -240,8 +242,8 @@ impl AnswerParser {
     fn match_markup(&mut self) -> bool {
         let Mode::Markup { markup, matcher } = &mut self.mode else { return false };
         let markup = *markup;
-        let limit = self.held.floor_char_boundary(markup.saturating_add(CALL_BYTES_MAX));
-        let text = &self.held[markup..limit.min(self.held.len())];
+        let limit = floor_char_boundary(&self.held, markup + CALL_BYTES_MAX);
+        let text = &self.held[markup..limit];
         let is_cut = self.held.len() >= markup + CALL_BYTES_MAX;
         let before = matcher.work;
         let progress = matcher.advance(text, self.has_ended && !is_cut);
@@ -252,7 +254,7 @@ impl AnswerParser {
                 None => self.reject(markup + len),
             },
             Progress::Failed(len) => {
-                let end = self.held.ceil_char_boundary(markup + len);
+                let end = ceil_char_boundary(&self.held, markup + len);
                 self.reject(end);
             }
             Progress::More if is_cut => self.reject(limit),
@@ -277,8 +279,11 @@ impl AnswerParser {
         self.mode = Mode::Content;
     }
 
-    /// What looked like markup is content up to `end`.
+    /// What looked like markup is content up to `end`, but for white space that may yet touch
+    /// other markup.
     fn reject(&mut self, end: usize) {
+        let Mode::Markup { markup, .. } = self.mode else { return };
+        let end = (markup + self.held[markup..end].trim_ascii_end().len()).max(markup + 1);
         self.mode = Mode::Content;
         self.place = Place::Anywhere;
         self.scanned = end;

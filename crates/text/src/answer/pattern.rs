@@ -186,8 +186,9 @@ impl Matcher {
 
     fn until(&mut self, text: &str, end: &str) -> Progress {
         let unseen = self.scanned;
-        self.work += (text.len() - unseen) as u64;
-        match text[unseen..].find(end) {
+        let found = text[unseen..].find(end);
+        self.work += found.map_or(text.len() - unseen, |found| found + end.len()) as u64;
+        match found {
             Some(found) => {
                 let field = self.pos..unseen + found;
                 self.done(unseen + found + end.len() - self.pos, Some(field))
@@ -195,7 +196,7 @@ impl Matcher {
             None => {
                 // The end may have begun.
                 let begun = text.len().saturating_sub(end.len() - 1).max(self.scanned);
-                self.scanned = text.ceil_char_boundary(begun);
+                self.scanned = ceil_char_boundary(text, begun);
                 Progress::More
             }
         }
@@ -213,7 +214,7 @@ impl Matcher {
                 Bracket::Closed => {
                     return self.done(idx + 1 - self.pos, Some(whole..idx + 1));
                 }
-                Bracket::Wrong => return self.failed(text.floor_char_boundary(idx)),
+                Bracket::Wrong => return self.failed(floor_char_boundary(text, idx)),
             }
         }
         self.scanned = text.len();
@@ -245,6 +246,17 @@ pub(crate) fn compare(text: &str, literal: &str) -> Option<bool> {
         true if len == literal.len() => Some(true),
         true => None,
     }
+}
+
+/// The end of the last whole character before `idx`.
+pub(crate) fn floor_char_boundary(text: &str, idx: usize) -> usize {
+    let idx = idx.min(text.len());
+    (0..=idx).rev().find(|idx| text.is_char_boundary(*idx)).unwrap_or(0)
+}
+
+/// The beginning of the first whole character from `idx` on.
+pub(crate) fn ceil_char_boundary(text: &str, idx: usize) -> usize {
+    (idx..text.len()).find(|idx| text.is_char_boundary(*idx)).unwrap_or(text.len())
 }
 
 fn is_name_byte(byte: u8) -> bool {

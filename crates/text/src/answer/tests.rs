@@ -9,8 +9,10 @@ use super::{AnswerFormat, AnswerParser, ReasoningFormat, Segment, ToolFormat};
 /// Each byte may be looked at so often, whatever the text and however it was cut.
 const WORK_PER_BYTE_MAX: u64 = 1024;
 
+/// Each family once.
 fn formats() -> impl Iterator<Item = AnswerFormat> {
-    ToolFormat::names().map(|name| {
+    let names = ToolFormat::names().filter(|name| ToolFormat::named(name).unwrap().name() == *name);
+    names.map(|name| {
         let reasoning = match name {
             "harmony" | "gemma4" | "mistral" => name,
             _ => "think",
@@ -25,10 +27,11 @@ fn formats() -> impl Iterator<Item = AnswerFormat> {
 
 /// Texts that make a careless parser look at the same bytes again and again.
 fn hostile(format: &AnswerFormat) -> Vec<String> {
-    let size = 4 * CALL_BYTES_MAX;
-    let filled = |part: &str| part.repeat(size / part.len() + 1);
+    let size = CALL_BYTES_MAX + (CALL_BYTES_MAX >> 2);
+    let filled = |part: &str| part.repeat(size / part.len().max(1) + 1);
     let mut texts: Vec<String> =
-        ["<", "<<|", "[", "{", "{\"", " ", "\n<", "<tool_call>", "é<", "｜"].map(filled).to_vec();
+        ["<<|", "[", "{", "{\"", " ", "\n<", "<tool_call>", "é<", "｜"].map(filled).to_vec();
+    texts.push("<".repeat(1 << 20));
     texts.push(format!("{{\"name\": \"{}", filled("<tool_call>")));
     for pattern in format.tools.unwrap().family.patterns {
         // Every beginning of the markup, over and over.
@@ -59,11 +62,12 @@ fn hostile(format: &AnswerFormat) -> Vec<String> {
 fn the_work_grows_with_the_text_alone() {
     for format in formats() {
         for text in hostile(&format) {
-            for cut in [1, 7, usize::MAX] {
+            for cut in [1, usize::MAX] {
                 let mut parser = AnswerParser::new(&format, None, false);
                 let (mut rest, mut passed) = (text.as_str(), 0);
                 while !rest.is_empty() {
-                    let len = rest.ceil_char_boundary(cut.min(rest.len()));
+                    let len = (cut.min(rest.len())..).find(|len| rest.is_char_boundary(*len));
+                    let len = len.unwrap();
                     let segments = parser.push(&rest[..len]);
                     passed += segments.iter().map(len_of).sum::<usize>();
                     rest = &rest[len..];
