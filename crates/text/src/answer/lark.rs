@@ -54,6 +54,16 @@ pub enum ToolGrammarError {
     },
 }
 
+/// What closes a parameter.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Close {
+    /// Before the tag; the parser does not insist on it.
+    pub(crate) before: &'static str,
+    /// The end of the value: no text of a value contains it.
+    pub(crate) tag: &'static str,
+    pub(crate) after: &'static str,
+}
+
 /// A grammar in the making.
 #[derive(Debug)]
 pub(crate) struct Lark<'a> {
@@ -161,6 +171,10 @@ impl Lark<'_> {
         }
     }
 
+    fn close(&self, Close { before, tag, after }: Close) -> String {
+        self.text(&format!("{before}{tag}{after}"))
+    }
+
     fn is_special(&self, text: &str) -> bool {
         matches!(self.next_special(text), Some((0, _)))
     }
@@ -189,25 +203,26 @@ impl Lark<'_> {
         format!("{head} {} \"}}\"", Lark::arguments(tool))
     }
 
-    /// Each parameter between what `open` says and `end`, in the order of the schema. Text is
+    /// Each parameter between what `open` says and its close, in the order of the schema. Text is
     /// written as it is, everything else as JSON.
     pub(crate) fn parameters(
         &mut self,
         tool: &ToolSpec,
         open: impl Fn(&str) -> String,
-        end: &str,
+        close: Close,
     ) -> Result<String, ToolGrammarError> {
         let Some(known) = properties(&tool.parameters) else {
             let (before, after) = split_name(&open);
             let (before, after) = (self.text(&before), self.text(&after));
-            return Ok(format!("({before} /[A-Za-z0-9_]+/ {after} {})*", self.text_until(end)));
+            let value = format!("{} {}", self.text_until(close.tag), self.text(close.after));
+            return Ok(format!("({before} /[A-Za-z0-9_]+/ {after} {value})*"));
         };
         let mut parts = Vec::new();
         for (name, schema) in known {
             let types = Types::of(schema, &tool.parameters);
             let value = match types.is_text() {
-                true => self.plain_text(tool, (name, schema), end)?,
-                false => format!("{} {}", Lark::json(&part(tool, schema)), self.text(end)),
+                true => self.plain_text(tool, (name, schema), close)?,
+                false => format!("{} {}", Lark::json(&part(tool, schema)), self.close(close)),
             };
             let body = format!("{} {value}", self.text(&open(name)));
             let optional = if is_required(tool, name) { "" } else { "?" };
@@ -216,12 +231,12 @@ impl Lark<'_> {
         Ok(parts.join(" "))
     }
 
-    /// The text of a parameter, without quotes, up to and with `end`.
+    /// The text of a parameter, without quotes, and its close.
     pub(crate) fn plain_text(
         &mut self,
         tool: &ToolSpec,
         (parameter, schema): (&str, &Value),
-        end: &str,
+        close: Close,
     ) -> Result<String, ToolGrammarError> {
         let listed =
             schema["enum"].as_array().cloned().or_else(|| Some(vec![schema.get("const")?.clone()]));
@@ -233,7 +248,7 @@ impl Lark<'_> {
             // An empty word is no text at all.
             let words: Vec<String> =
                 words.map(|word| if word.is_empty() { "\"\"".to_owned() } else { word }).collect();
-            return Ok(format!("({}) {}", words.join(" | "), self.text(end)));
+            return Ok(format!("({}) {}", words.join(" | "), self.close(close)));
         }
         let keyword = ["pattern", "format"].into_iter().find(|key| schema.get(*key).is_some());
         if let Some(keyword) = keyword.filter(|_| tool.strict) {
@@ -247,11 +262,14 @@ impl Lark<'_> {
         let regex = match (bound("minLength"), bound("maxLength")) {
             (None, None) => "(?s:.*)".to_owned(),
             (min, max) => {
-                let max = max.map(|max| max.to_string()).unwrap_or_default();
+                // What stands before the tag is text to the expression.
+                let max = max.map(|max| (max + close.before.len() as u64).to_string());
+                let max = max.unwrap_or_default();
                 format!("(?s:.{{{},{max}}})", min.unwrap_or(0))
             }
         };
-        Ok(self.limited_until(&regex, end))
+        let after = self.text(close.after);
+        Ok(format!("{} {after}", self.limited_until(&regex, close.tag)))
     }
 }
 

@@ -3,12 +3,12 @@
 use std::sync::{Arc, LazyLock};
 
 use jackalope_text::{
-    AnswerFormat, AnswerParser, Segment, Tokenizer, ToolCall, ToolFormat, ToolSpec,
+    AnswerFormat, AnswerParser, ChatTemplate, Segment, Tokenizer, ToolCall, ToolFormat, ToolSpec,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::checkpoint::tokenizer;
+use crate::checkpoint::{Checkpoint, data, tokenizer};
 
 /// The tools that the examples call.
 pub(crate) fn tools() -> Arc<[ToolSpec]> {
@@ -328,6 +328,50 @@ fn what_is_no_valid_call_is_content_as_it_was_written() {
             assert_eq!(parsed, [Segment::Text((*answer).to_owned())], "{tool}");
         }
     }
+}
+
+#[test]
+fn the_template_and_the_vocabulary_tell_the_format() {
+    let of_template = |source: &str| {
+        let checkpoint = Checkpoint::with_template(source);
+        let tokenizer = Tokenizer::load(checkpoint.dir()).unwrap();
+        let template = ChatTemplate::load(checkpoint.dir(), &tokenizer).unwrap();
+        AnswerFormat::detect(&tokenizer, template.as_ref())
+    };
+    let tools_of = |source: &str| of_template(source).tools.map(|tools| tools.name());
+    let cases = [
+        ("qwen2.5", "hermes"),
+        ("qwen3", "hermes"),
+        ("hermes-generation", "hermes"),
+        ("qwen3-coder", "qwen3_coder"),
+        ("llama3.1", "llama3_json"),
+        ("mistral", "mistral"),
+        ("deepseek", "deepseek_v3"),
+    ];
+    for (name, expected) in cases {
+        let source = std::fs::read_to_string(data(&format!("templates/{name}.jinja"))).unwrap();
+        assert_eq!(tools_of(&source), Some(expected), "{name}");
+    }
+    assert_eq!(tools_of("{{ messages[0].content }}"), None);
+    assert_eq!(tools_of("{{ tools }}{{ messages[0].content }}"), Some("json"));
+    assert_eq!(tools_of("<tool_call>{name}\n<arg_key>"), Some("glm45"));
+    assert_eq!(tools_of("<minimax:tool_call>"), Some("minimax_m2"));
+    assert_eq!(tools_of("[TOOL_CALLS]f[ARGS]"), Some("mistral_args"));
+    assert_eq!(tools_of("<｜tool▁calls▁begin｜>"), Some("deepseek_v31"));
+    assert_eq!(tools_of("<|channel|>final<|message|>"), Some("harmony"));
+    // The vocabulary has it.
+    assert_eq!(of_template("").reasoning.map(|reasoning| reasoning.name()), Some("think"));
+
+    let tokenizer = tokenizer("qwen");
+    let detected = AnswerFormat::detect(&tokenizer, None);
+    let refused = detected.from_names(&tokenizer, "auto", "klingon").unwrap_err().to_string();
+    assert!(refused.contains("tool parser \"klingon\" is unknown"), "{refused}");
+    assert!(refused.contains("hint: known are none, auto, harmony, "), "{refused}");
+    let reasoning = detected.reasoning.unwrap();
+    assert_eq!(reasoning.close_tokens(&tokenizer), [tokenizer.token_id("</think>").unwrap()]);
+    assert_eq!(reasoning.open_tokens(&tokenizer), [tokenizer.token_id("<think>").unwrap()]);
+    let cut = tokenizer.decode(&reasoning.cut_tokens(&tokenizer), false);
+    assert_eq!(cut, "</think>\n\n");
 }
 
 /// Parts of all markup there is, and what stands between.

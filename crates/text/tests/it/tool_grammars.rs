@@ -46,8 +46,10 @@ const SPECIAL: [&str; 27] = [
     "<the end>",
 ];
 
-/// What ends text that would go on for long otherwise.
-const ENDS: [&str; 14] = [
+/// What ends text that would go on for long otherwise, and what begins calls.
+const ENDS: [&str; 20] = [
+    "<start_function_call>",
+    "<|tool_call_start|>",
     "\n</parameter>\n",
     "</parameter>\n",
     "</arg_value>\n",
@@ -62,6 +64,10 @@ const ENDS: [&str; 14] = [
     "<｜tool▁calls▁begin｜>",
     "<|tool_calls_section_begin|>",
     "<|tool_call>",
+    "{\"name\"",
+    "[{\"name\"",
+    "[we(",
+    "<|channel|>commentary to=functions.",
 ];
 
 /// A tokenizer with all of them, or with none but the end.

@@ -10,7 +10,7 @@
 
 use serde_json::Value;
 
-use super::super::lark::{Lark, ToolGrammarError, comma_separated, is_required, part};
+use super::super::lark::{Close, Lark, ToolGrammarError, comma_separated, is_required, part};
 use super::super::literal::Literals;
 use super::super::pattern::{Pattern, Place, Step};
 use super::super::schema::{Types, json_object, properties, referred};
@@ -88,7 +88,11 @@ fn read(fields: &[&str], _: &Tools, mark: &'static str) -> Option<Vec<ToolCall>>
     literals.is_empty().then(|| vec![ToolCall::new(name, &json_object(&arguments))])
 }
 
-fn item(lark: &mut Lark<'_>, tool: &ToolSpec, mark: &str) -> Result<String, ToolGrammarError> {
+fn item(
+    lark: &mut Lark<'_>,
+    tool: &ToolSpec,
+    mark: &'static str,
+) -> Result<String, ToolGrammarError> {
     let (mut required, mut optional) = (Vec::new(), Vec::new());
     for (name, schema) in properties(&tool.parameters).into_iter().flatten() {
         let head = lark.text(&format!("{name}:"));
@@ -105,13 +109,14 @@ fn value(
     lark: &mut Lark<'_>,
     tool: &ToolSpec,
     (name, schema): (&str, &Value),
-    mark: &str,
+    mark: &'static str,
     depth: usize,
 ) -> Result<String, ToolGrammarError> {
     let schema = referred(schema, &tool.parameters).unwrap_or(schema);
     let types = Types::of(schema, &tool.parameters);
     let Some(left) = depth.checked_sub(1).filter(|_| !types.is_text()) else {
-        let text = lark.plain_text(tool, (name, schema), mark)?;
+        let close = Close { before: "", tag: mark, after: "" };
+        let text = lark.plain_text(tool, (name, schema), close)?;
         return Ok(format!("{} {text}", lark.text(mark)));
     };
     if types.has("array") {

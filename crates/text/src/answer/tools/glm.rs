@@ -8,10 +8,12 @@
 //! ```
 
 use super::super::ToolSpec;
-use super::super::lark::{Lark, ToolGrammarError};
+use super::super::lark::{Close, Lark, ToolGrammarError};
 use super::super::pattern::{Pattern, Place, Step};
 use super::super::schema::typed_call;
 use super::{Frame, Free, ToolFamily};
+
+const CLOSE: Close = Close { before: "", tag: "</arg_value>", after: "\n" };
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "glm45",
@@ -54,6 +56,6 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
 
 fn item(lark: &mut Lark<'_>, tool: &ToolSpec) -> Result<String, ToolGrammarError> {
     let open = |name: &str| format!("<arg_key>{name}</arg_key>\n<arg_value>");
-    let parameters = lark.parameters(tool, open, "</arg_value>\n")?;
+    let parameters = lark.parameters(tool, open, CLOSE)?;
     Ok(format!("{} {parameters}", lark.text(&format!("{}\n", tool.name))))
 }

@@ -8,6 +8,7 @@
 //! </minimax:tool_call>
 //! ```
 
+use super::super::lark::Close;
 use super::super::pattern::{Pattern, Place, Step};
 use super::super::reasoning::bare;
 use super::super::schema::typed_call;
@@ -28,6 +29,8 @@ const STEPS: &[Step] = &[
     Step::Back(5),
     Step::Literal("</invoke>"),
 ];
+
+const CLOSE: Close = Close { before: "", tag: "</parameter>", after: "\n" };
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "minimax_m2",
@@ -54,7 +57,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     },
     item: |lark, tool| {
         let open = |name: &str| format!("<parameter name=\"{name}\">");
-        let parameters = lark.parameters(tool, open, "</parameter>\n")?;
+        let parameters = lark.parameters(tool, open, CLOSE)?;
         let head = lark.text(&format!("<invoke name=\"{}\">\n", tool.name));
         Ok(format!("{head} {parameters} {}", lark.text("</invoke>")))
     },

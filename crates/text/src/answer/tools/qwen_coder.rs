@@ -10,6 +10,7 @@
 //! </tool_call>
 //! ```
 
+use super::super::lark::Close;
 use super::super::pattern::{Pattern, Place, Step};
 use super::super::reasoning::bare;
 use super::super::schema::typed_call;
@@ -32,6 +33,8 @@ const STEPS: &[Step] = &[
     Step::Space,
     Step::Literal("</tool_call>"),
 ];
+
+const CLOSE: Close = Close { before: "\n", tag: "</parameter>", after: "\n" };
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "qwen3_coder",
@@ -59,7 +62,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     },
     item: |lark, tool| {
         let open = |name: &str| format!("<parameter={name}>\n");
-        let parameters = lark.parameters(tool, open, "\n</parameter>\n")?;
+        let parameters = lark.parameters(tool, open, CLOSE)?;
         let head = lark.text(&format!("<function={}>\n", tool.name));
         Ok(format!("{head} {parameters} {}", lark.text("</function>")))
     },
