@@ -165,7 +165,7 @@ impl Lark<'_> {
             Some((0, _)) => format!("/{regex}/ {}", self.text(end)),
             Some((at, _)) => {
                 let rest = self.text(&end[at..]);
-                format!("{} {rest}", self.limited_until(regex, &end[..at].to_owned()))
+                format!("{} {rest}", self.limited_until(regex, &end[..at]))
             }
             None => self.rule_with("[lazy]", &format!("/{regex}{}/", escaped(end))),
         }

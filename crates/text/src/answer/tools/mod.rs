@@ -90,8 +90,7 @@ impl ToolFormat {
     /// The format of a checkpoint, by its template.
     pub(crate) fn detect(template: &str) -> Option<ToolFormat> {
         let shows = |signs: &&[&str]| signs.iter().all(|sign| template.contains(sign));
-        let family =
-            FAMILIES.iter().find(|family| family.signs.iter().any(|signs| shows(&signs)))?;
+        let family = FAMILIES.iter().find(|family| family.signs.iter().any(shows))?;
         Some(ToolFormat { family })
     }
 
