@@ -98,7 +98,8 @@ impl ChatTemplate {
     ///
     /// Messages are first brought into the form that templates expect: keys that are `null` are
     /// left out, missing content is empty, lists of text parts become text unless the template
-    /// takes lists, the arguments of tool calls become objects unless it takes strings, and
+    /// takes lists, the arguments of tool calls become objects unless it takes strings, results of
+    /// tools bear the tool's name, and
     /// reasoning is found under each of its names.
     ///
     /// # Errors

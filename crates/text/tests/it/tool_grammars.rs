@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jackalope_text::{
-    AnswerFormat, AnswerParser, CallCount, Segment, TokenId, Tokenizer, ToolDemand, ToolFormat,
-    ToolGrammarError, ToolSpec,
+    AnswerFormat, AnswerParser, CallCount, Detokenizer, Segment, TokenId, Tokenizer, ToolDemand,
+    ToolFormat, ToolGrammarError, ToolSpec,
 };
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie};
@@ -266,6 +266,22 @@ fn special_tokens_are_told_by_their_numbers() {
     let demand = ToolDemand { calls: CallCount::ExactlyOne, text_before: false };
     let grammar = format.grammar(&tools(), demand).unwrap().unwrap();
     assert!(grammar.contains(&format!("<[{begin}]>")), "{grammar}");
+}
+
+#[test]
+fn a_call_with_special_tokens_comes_through_the_detokeniser() {
+    let tokenizer = Arc::new(tokenizer(&SPECIAL));
+    let format = AnswerFormat::detect(&tokenizer, None);
+    let format = format.from_names(&tokenizer, "none", "deepseek_v31").unwrap();
+    let answer = "[ARGS]é<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>time<｜tool▁sep｜>{}\
+                  <｜tool▁call▁end｜><｜tool▁calls▁end｜><the end>";
+    let mut detokenizer = Detokenizer::keeping(Arc::clone(&tokenizer), format.kept_tokens());
+    let tokens = tokenizer.encode(answer, false).unwrap();
+    let mut pieces: Vec<String> = tokens.iter().map(|token| detokenizer.push(*token)).collect();
+    pieces.push(detokenizer.finish());
+    let segments = parse(AnswerParser::new(&format, Some(tools()), false), &pieces);
+    let [Segment::Text(text), Segment::Call(call)] = &segments[..] else { panic!("{segments:?}") };
+    assert_eq!((text.as_str(), call.name.as_str(), call.arguments.as_str()), ("é", "time", "{}"));
 }
 
 #[test]
