@@ -25,13 +25,18 @@ pub struct Detokenizer {
 impl Detokenizer {
     /// Starts with the first token of an answer.
     pub fn new(tokenizer: Arc<Tokenizer>) -> Detokenizer {
-        let state = Detokenizing::new(&tokenizer, true);
+        Detokenizer::keeping(tokenizer, Arc::new([]))
+    }
+
+    /// Like [`Detokenizer::new`], but these special tokens become text as they are written.
+    pub fn keeping(tokenizer: Arc<Tokenizer>, kept: Arc<[TokenId]>) -> Detokenizer {
+        let state = Detokenizing::new(&tokenizer, Special::LeftOut { but: kept });
         Detokenizer { tokenizer, state }
     }
 
     /// Like [`Detokenizer::new`], but special tokens become text as they are written.
     pub fn with_special_tokens(tokenizer: Arc<Tokenizer>) -> Detokenizer {
-        let state = Detokenizing::new(&tokenizer, false);
+        let state = Detokenizing::new(&tokenizer, Special::Written);
         Detokenizer { tokenizer, state }
     }
 
@@ -50,10 +55,20 @@ impl Detokenizer {
     }
 }
 
+/// What becomes of special tokens.
+#[derive(Debug, Clone)]
+pub(crate) enum Special {
+    Written,
+    /// They add nothing, but for a few.
+    LeftOut {
+        but: Arc<[TokenId]>,
+    },
+}
+
 /// The state between two tokens.
 #[derive(Debug, Clone)]
 pub(crate) struct Detokenizing {
-    skip_special: bool,
+    special: Special,
     is_first: bool,
     /// Up to so many of this character are still to be cut off the beginning.
     strip: Option<(char, usize)>,
@@ -62,15 +77,19 @@ pub(crate) struct Detokenizing {
 }
 
 impl Detokenizing {
-    pub(crate) fn new(tokenizer: &Tokenizer, skip_special: bool) -> Detokenizing {
+    pub(crate) fn new(tokenizer: &Tokenizer, special: Special) -> Detokenizing {
         let strip = tokenizer.decoder().strip;
-        Detokenizing { skip_special, is_first: true, strip, pending: Vec::new() }
+        Detokenizing { special, is_first: true, strip, pending: Vec::new() }
     }
 
     /// Appends what is settled by `token` to `text`.
     pub(crate) fn push(&mut self, tokenizer: &Tokenizer, token: TokenId, text: &mut String) {
         let pieces = tokenizer.pieces();
-        if !pieces.is_token(token) || self.skip_special && pieces.is_special(token) {
+        let is_left_out = match &self.special {
+            Special::LeftOut { but } => pieces.is_special(token) && !but.contains(&token),
+            Special::Written => false,
+        };
+        if !pieces.is_token(token) || is_left_out {
             return;
         }
         match std::mem::take(&mut self.is_first) {

@@ -1,10 +1,11 @@
 //! Translates between people's words and the model's tokens: tokenizer, chat template,
-//! streaming detokenisation, stop strings, tool calls and grammars.
+//! streaming detokenisation, stop strings, reasoning, tool calls and grammars.
 //!
 //! It reads a checkpoint's text files and nothing else; it knows neither requests nor HTTP nor
 //! the engine. Everything here is untrusted input twice over (the checkpoint may be hostile, and
 //! so may the client), so every file, template and prompt has a named limit.
 
+mod answer;
 mod decoder;
 mod detokenize;
 mod error;
@@ -17,8 +18,11 @@ mod special;
 mod stops;
 mod template;
 mod tokenizer;
-mod tools;
 
+pub use answer::{
+    AnswerFormat, AnswerParser, CallCount, ReasoningFormat, Segment, ToolCall, ToolDemand,
+    ToolFormat, ToolGrammarError, ToolSpec, UnknownFormat,
+};
 pub use detokenize::Detokenizer;
 pub use error::{LoadError, TextError};
 pub use generation::GenerationDefaults;
@@ -26,7 +30,6 @@ pub use model_text::ModelText;
 pub use stops::{StopStrings, Stopped};
 pub use template::{ChatPrompt, ChatTemplate};
 pub use tokenizer::Tokenizer;
-pub use tools::{Segment, ToolCall, ToolSplitter};
 
 /// The number of a token in the model's vocabulary.
 pub type TokenId = u32;

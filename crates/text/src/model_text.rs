@@ -9,7 +9,7 @@ use crate::generation::GenerationDefaults;
 use crate::grammar::{GrammarCompiler, GrammarError};
 use crate::template::{ChatPrompt, ChatTemplate};
 use crate::tokenizer::Tokenizer;
-use crate::{TokenId, ToolSplitter};
+use crate::{AnswerFormat, TokenId};
 
 /// The tokenizer and the chat template of one checkpoint.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub struct ModelText {
     pub template: Option<ChatTemplate>,
     /// How the makers recommend to draw tokens.
     pub generation: GenerationDefaults,
+    /// How the model writes reasoning and tool calls.
+    pub answer: AnswerFormat,
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
 }
 
@@ -32,8 +34,9 @@ impl ModelText {
         let tokenizer = Tokenizer::load(dir)?;
         let template = ChatTemplate::load(dir, &tokenizer)?;
         let generation = GenerationDefaults::load(dir)?;
+        let answer = AnswerFormat::detect(&tokenizer, template.as_ref());
         let grammars = OnceLock::new();
-        Ok(ModelText { tokenizer: Arc::new(tokenizer), template, generation, grammars })
+        Ok(ModelText { tokenizer: Arc::new(tokenizer), template, generation, answer, grammars })
     }
 
     /// The tokens of a conversation. The template writes the special tokens itself, so none are
@@ -61,9 +64,9 @@ impl ModelText {
         compiler.as_ref().map_err(Clone::clone)
     }
 
-    /// Separates tool calls from content, if the model writes calls in a form that is known.
-    pub fn tool_splitter(&self) -> Option<ToolSplitter> {
-        self.template.as_ref().filter(|template| template.writes_hermes_tool_calls())?;
-        Some(ToolSplitter::new())
+    /// Like [`ModelText::detokenizer`], for an answer that is taken apart: with the special tokens
+    /// that its format reads.
+    pub fn answer_detokenizer(&self, format: &AnswerFormat) -> Detokenizer {
+        Detokenizer::keeping(Arc::clone(&self.tokenizer), format.kept_tokens())
     }
 }

@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::Value;
 
 use crate::TokenId;
+use crate::answer::reasoning_is_in_vocabulary;
 use crate::decoder::Decoder;
-use crate::detokenize::Detokenizing;
+use crate::detokenize::{Detokenizing, Special};
 use crate::error::{LoadError, TextError};
 use crate::files;
 use crate::pieces::Pieces;
@@ -16,17 +18,6 @@ use crate::special::{SpecialTokens, TokenizerConfig, eos_of_model};
 
 /// The longest text that is tokenized: several times what a context of a million tokens holds.
 pub(crate) const ENCODE_BYTES_MAX: usize = 16 << 20;
-
-/// Tokens that open and close the reasoning of models which think aloud (mlx-lm,
-/// `tokenizer_utils.py`, `_infer_thinking`). Either all tokens of a line are in the vocabulary or
-/// the model does not think that way.
-const THINKING_MARKERS: [&[&str]; 5] = [
-    &["<think>", "</think>"],
-    &["<longcat_think>", "</longcat_think>"],
-    &["<|think:start|>", "<|think:end|>"],
-    &["<|channel>", "<channel|>"],
-    &["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"],
-];
 
 /// The tokenizer of one checkpoint.
 pub struct Tokenizer {
@@ -107,7 +98,11 @@ impl Tokenizer {
     /// none. Numbers without a token add nothing; `skip_special` leaves out special tokens.
     pub fn decode(&self, tokens: &[TokenId], skip_special: bool) -> String {
         let mut text = String::new();
-        let mut detokenizing = Detokenizing::new(self, skip_special);
+        let special = match skip_special {
+            true => Special::LeftOut { but: Arc::new([]) },
+            false => Special::Written,
+        };
+        let mut detokenizing = Detokenizing::new(self, special);
         for &token in tokens {
             detokenizing.push(self, token, &mut text);
         }
@@ -178,6 +173,14 @@ impl Tokenizer {
         self.token_id(self.bos_token()?)
     }
 
+    /// The special tokens that occur in one of these texts, with their own.
+    pub(crate) fn special_tokens_within(&self, texts: &[&str]) -> Vec<(TokenId, String)> {
+        let tokens = (0..).take(self.pieces.len()).filter(|token| self.is_special(*token));
+        let tokens = tokens.filter_map(|token| Some((token, self.inner.id_to_token(token)?)));
+        let is_within = |token: &str| texts.iter().any(|text| text.contains(token));
+        tokens.filter(|(_, written)| !written.is_empty() && is_within(written)).collect()
+    }
+
     /// The named special tokens (`bos_token`, `eos_token`, …) as templates see them.
     pub(crate) fn special_tokens(&self) -> &SpecialTokens {
         &self.special
@@ -185,8 +188,7 @@ impl Tokenizer {
 
     /// Whether the model marks its reasoning with tokens of its own.
     pub fn has_thinking(&self) -> bool {
-        let known = |token: &&str| self.inner.token_to_id(token).is_some();
-        THINKING_MARKERS.iter().any(|markers| markers.iter().all(known))
+        reasoning_is_in_vocabulary(|token| self.inner.token_to_id(token).is_some())
     }
 }
 

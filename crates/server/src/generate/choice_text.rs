@@ -1,15 +1,15 @@
 //! The tokens of one choice become text, piece by piece.
 //!
 //! Every token runs through three filters, each of which may hold text back: the detokeniser (an
-//! incomplete character), the stop strings (what may become one) and the tool calls (an unfinished
-//! call). The log-probability of a token is passed on once the text at which the token begins is
+//! incomplete character), the stop strings (what may become one) and the answer's parser (an
+//! unfinished call). The log-probability of a token is passed on once the text at which the token begins is
 //! past the stop strings, so that nothing is told of text that a stop string takes away.
 
 use std::collections::VecDeque;
 
 use jackalope_engine::FinishReason;
 use jackalope_protocol::{Logprob, TokenId};
-use jackalope_text::{Detokenizer, Segment, StopStrings, ToolCall, ToolSplitter};
+use jackalope_text::{AnswerParser, Detokenizer, Segment, StopStrings, ToolCall};
 
 use super::job::TextRules;
 
@@ -83,7 +83,7 @@ pub(crate) struct ChoiceText {
     rules: TextRules,
     detokenizer: Detokenizer,
     stops: StopStrings,
-    splitter: Option<ToolSplitter>,
+    parser: Option<AnswerParser>,
     /// Characters that left the detokeniser.
     decoded_chars: usize,
     /// Characters that are past the stop strings.
@@ -101,11 +101,15 @@ pub(crate) struct ChoiceText {
 impl ChoiceText {
     /// Starts before the first token. The detokeniser has seen the prompt if the text goes on from
     /// it.
-    pub(crate) fn new(rules: &TextRules, detokenizer: Detokenizer) -> ChoiceText {
+    pub(crate) fn new(
+        rules: &TextRules,
+        detokenizer: Detokenizer,
+        parser: Option<AnswerParser>,
+    ) -> ChoiceText {
         ChoiceText {
             detokenizer,
             stops: StopStrings::new(rules.stops.clone()),
-            splitter: rules.splitter.clone(),
+            parser,
             rules: rules.clone(),
             decoded_chars: 0,
             released_chars: 0,
@@ -142,6 +146,9 @@ impl ChoiceText {
             let start_chars = self.decoded_chars;
             self.held.push_back(ScoredToken { token, start_chars, logprob });
         }
+        if self.parser.as_ref().is_some_and(AnswerParser::is_reasoning) {
+            self.num_reasoning_tokens += 1;
+        }
         // The token that ends an answer is no part of its text, even if it is an ordinary word.
         if !is_end {
             let piece = self.detokenizer.push(token);
@@ -162,8 +169,8 @@ impl ChoiceText {
             self.release(&rest, &mut delta);
         }
         if !self.is_over {
-            if let Some(mut splitter) = self.splitter.take() {
-                self.take_segments(splitter.finish(), &mut delta);
+            if let Some(mut parser) = self.parser.take() {
+                self.take_segments(parser.finish(), &mut delta);
             }
             delta.scored.extend(self.held.drain(..));
             delta.tokens.append(&mut self.end_tokens);
@@ -182,8 +189,8 @@ impl ChoiceText {
         let stopped = self.stops.push(piece);
         self.release(&stopped.text, delta);
         if stopped.hit.is_some() && !self.is_over {
-            if let Some(mut splitter) = self.splitter.take() {
-                self.take_segments(splitter.finish(), delta);
+            if let Some(mut parser) = self.parser.take() {
+                self.take_segments(parser.finish(), delta);
             }
             self.is_over = true;
             delta.finish = Some(if self.has_calls { Finish::ToolCalls } else { Finish::Stop });
@@ -196,10 +203,10 @@ impl ChoiceText {
         while self.held.front().is_some_and(|scored| scored.start_chars < self.released_chars) {
             delta.scored.extend(self.held.pop_front());
         }
-        match &mut self.splitter {
+        match &mut self.parser {
             None => delta.text.push_str(text),
-            Some(splitter) => {
-                let segments = splitter.push(text);
+            Some(parser) => {
+                let segments = parser.push(text);
                 self.take_segments(segments, delta);
             }
         }
@@ -209,6 +216,7 @@ impl ChoiceText {
         for segment in segments {
             match segment {
                 Segment::Text(text) => delta.text.push_str(&text),
+                Segment::Reasoning(text) => delta.reasoning.push_str(&text),
                 Segment::Call(call) => {
                     delta.calls.push(call);
                     self.has_calls = true;

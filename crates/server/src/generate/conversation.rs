@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use jackalope_protocol::TokenId;
-use jackalope_text::ChatPrompt;
-use serde_json::{Map, Value};
+use jackalope_text::grammar::Constraint;
+use jackalope_text::{AnswerFormat, CallCount, ChatPrompt, ToolDemand, ToolSpec};
+use serde_json::{Map, Value, json};
 
-use super::job::{Job, PromptJob, TextRules};
+use super::guides::Reasoning;
+use super::job::{AnswerRules, Job, PromptJob, TextRules};
 use super::wishes::Wishes;
 use crate::error::ApiError;
 use crate::registry::Serving;
@@ -58,15 +60,21 @@ pub(crate) struct Conversation {
 impl Conversation {
     /// All there is to compute. Takes the stop strings out of the wishes.
     pub(crate) fn job(&self, wishes: &mut Wishes, serving: &Serving) -> Result<Job, ApiError> {
-        self.check_forced()?;
         let limits = serving.engine_limits()?;
         let prompt = self.encode(serving)?;
+        let text = serving.text();
+        let takes_tools = self.takes_tools();
+        let format = if takes_tools { text.answer.clone() } else { text.answer.without_tools() };
+        let tools = if takes_tools { self.tool_specs() } else { Vec::new() };
+        self.bind(wishes, &format, &tools)?;
+        self.think(wishes, &format, format.opened_by(&text.tokenizer, &prompt), serving);
+        wishes.guidance.compile(serving)?;
         let requests = wishes.requests(&prompt, &limits, self.param)?;
         Ok(Job {
             prompts: vec![PromptJob { requests, text: None }],
             rules: TextRules {
                 stop_tokens: Arc::from(wishes.all_stop_tokens(&limits)),
-                splitter: self.takes_tools().then(|| serving.text().tool_splitter()).flatten(),
+                answer: Some(AnswerRules { format, tools: takes_tools.then(|| Arc::from(tools)) }),
                 single_call: self.single_call,
                 wants_tokens: wishes.return_token_ids,
                 continues_prompt: false,
@@ -75,17 +83,84 @@ impl Conversation {
         })
     }
 
-    fn check_forced(&self) -> Result<(), ApiError> {
-        let refused = |param: &str, hint: &str| {
-            Err(ApiError::NotSupported { param: param.to_owned(), hint: Some(hint.to_owned()) })
+    /// The tools as a grammar and the parser see them; only the wanted one if it is named.
+    fn tool_specs(&self) -> Vec<ToolSpec> {
+        let mut specs = Vec::with_capacity(self.tools.len());
+        for tool in &self.tools {
+            let function = &tool["function"];
+            let name = function["name"].as_str().unwrap_or_default();
+            if matches!(&self.tool_choice, ToolChoice::Named(named) if named != name) {
+                continue;
+            }
+            specs.push(ToolSpec {
+                name: name.to_owned(),
+                parameters: function["parameters"].clone(),
+                strict: function["strict"] == true,
+            });
+        }
+        specs
+    }
+
+    /// Holds the answer to calls where they are forced, strict, or stand beside another structure.
+    fn bind(
+        &self,
+        wishes: &mut Wishes,
+        format: &AnswerFormat,
+        tools: &[ToolSpec],
+    ) -> Result<(), ApiError> {
+        let is_forced = matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
+        let is_strict = tools.iter().any(|tool| tool.strict);
+        let structure = wishes.guidance.structure().cloned();
+        if tools.is_empty() || !(is_forced || is_strict || structure.is_some()) {
+            return Ok(());
+        }
+        let instead = match structure.filter(|_| !is_forced) {
+            None => None,
+            Some((_, Constraint::JsonObject)) => Some(json!({"type": "object"})),
+            Some((_, Constraint::JsonSchema(schema))) => Some(schema),
+            Some((param, _)) => {
+                let hint = Some("beside tools the structure must be JSON".to_owned());
+                return Err(ApiError::NotSupported { param, hint });
+            }
         };
-        if matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Named(_)) {
-            return refused("tool_choice", "a call cannot be forced; send none or auto");
-        }
-        if self.thinking.budget_tokens.is_some() {
-            return refused("thinking_token_budget", "switch thinking off, or bound the answer");
-        }
+        let is_single = self.single_call || matches!(self.tool_choice, ToolChoice::Named(_));
+        let calls = match (is_forced || instead.is_some(), is_single) {
+            (true, true) => CallCount::ExactlyOne,
+            (true, false) => CallCount::AtLeastOne,
+            (false, _) => CallCount::Any,
+        };
+        let demand = ToolDemand { calls, text_before: false };
+        let param = if is_forced { "tool_choice" } else { "tools" };
+        let Some(grammar) = format.grammar(tools, demand, instead.as_ref()) else {
+            let hint = Some("this model has no form for calls that is known".to_owned());
+            return Err(ApiError::NotSupported { param: param.to_owned(), hint });
+        };
+        let grammar = grammar.map_err(|err| ApiError::WrongType {
+            param: "tools".to_owned(),
+            reason: err.to_string(),
+        })?;
+        wishes.guidance.constrain(param, Constraint::Lark(grammar));
         Ok(())
+    }
+
+    /// Bounds the thought before the answer, and lets it come before a structure.
+    fn think(&self, wishes: &mut Wishes, format: &AnswerFormat, is_open: bool, serving: &Serving) {
+        let Some(reasoning) = format.reasoning else { return };
+        let may_think = is_open || self.thinking.enabled != Some(false);
+        let tokenizer = &serving.text().tokenizer;
+        let close = reasoning.close_tokens(tokenizer);
+        if !may_think || close.is_empty() {
+            return;
+        }
+        let cut = reasoning.cut_tokens(tokenizer);
+        let resume = cut.strip_prefix(&*close).unwrap_or_default().to_vec();
+        wishes.guidance.think(Reasoning {
+            open: reasoning.open_tokens(tokenizer),
+            resume,
+            close,
+            is_open,
+            budget_tokens: self.thinking.budget_tokens,
+        });
     }
 
     /// The prompt's tokens.

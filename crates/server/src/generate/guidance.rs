@@ -20,23 +20,37 @@ const BAD_WORD_BYTES_MAX: usize = 256;
 /// Everything that follows the tokens of a choice to bound the next one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Guidance {
+    structure: Option<(String, Constraint)>,
+    /// Of the structure, once it is compiled.
     grammar: Option<Arc<CompiledGrammar>>,
     /// How the model thinks, if it may do so before the grammar, or within a budget.
-    pub(crate) reasoning: Option<Reasoning>,
+    reasoning: Option<Reasoning>,
     /// Runs of two tokens or more that must not occur.
     runs: Vec<Vec<TokenId>>,
 }
 
 impl Guidance {
-    /// Holds every choice to a constraint that came in the field `param`. Takes long for a large one.
-    pub(crate) fn constrain(
-        &mut self,
-        constraint: &Constraint,
-        param: &str,
-        serving: &Serving,
-    ) -> Result<(), ApiError> {
-        let failed = |source| ApiError::Structure { param: param.to_owned(), source };
-        self.grammar = Some(serving.compile(constraint).map_err(failed)?);
+    /// Holds every choice to a constraint that came in the field `param`.
+    pub(crate) fn constrain(&mut self, param: impl Into<String>, constraint: Constraint) {
+        self.structure = Some((param.into(), constraint));
+    }
+
+    /// What every choice is held to, and the field that it came in.
+    pub(crate) fn structure(&self) -> Option<&(String, Constraint)> {
+        self.structure.as_ref()
+    }
+
+    /// Lets the model think first.
+    pub(crate) fn think(&mut self, reasoning: Reasoning) {
+        self.reasoning = Some(reasoning);
+    }
+
+    /// Compiles the structure. Takes long for a large one.
+    pub(crate) fn compile(&mut self, serving: &Serving) -> Result<(), ApiError> {
+        if let Some((param, constraint)) = &self.structure {
+            let failed = |source| ApiError::Structure { param: param.clone(), source };
+            self.grammar = Some(serving.compile(constraint).map_err(failed)?);
+        }
         Ok(())
     }
 

@@ -42,6 +42,9 @@ pub(crate) struct Reasoning {
     pub(crate) open: Vec<TokenId>,
     /// Closes it; never empty.
     pub(crate) close: Vec<TokenId>,
+    /// Lies between a thought and an answer that is bound, or a thought that is cut short and the
+    /// answer.
+    pub(crate) resume: Vec<TokenId>,
     /// The prompt has opened it already.
     pub(crate) is_open: bool,
     /// Tokens after which the thought is closed; unbounded if absent.
@@ -60,9 +63,9 @@ pub(crate) struct AfterReasoning {
 }
 
 /// ```text
-///  Unopened ──open marker──▶ Open ──close marker──▶ Closed
-///     │                       └─budget─▶ Closing ───▲
-///     └── an answer without a thought ──────────────┘
+///  Unopened ──open marker──▶ Open ──close marker──▶ Resuming ──▶ Closed
+///     │                       └─budget─▶ Closing ────▲             ▲
+///     └── an answer without a thought ─────────────────────────────┘
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Thought {
@@ -72,6 +75,8 @@ enum Thought {
     Open(u32),
     /// So many tokens of the closing marker were drawn; the others are forced.
     Closing(usize),
+    /// So many tokens of what follows it were drawn; the others are forced.
+    Resuming(usize),
     Closed,
 }
 
@@ -98,6 +103,14 @@ impl AfterReasoning {
             let begun = (0..close.len()).rev().find(|len| self.tail.ends_with(&close[..*len]));
             self.state = Thought::Closing(begun.unwrap_or(0));
         }
+    }
+
+    /// Goes on towards the answer, with so many tokens of the way drawn.
+    fn resume(&mut self, num_drawn: usize) {
+        self.state = match num_drawn < self.reasoning.resume.len() {
+            true => Thought::Resuming(num_drawn),
+            false => Thought::Closed,
+        };
     }
 
     fn remember(&mut self, token: TokenId) {
@@ -142,6 +155,7 @@ impl Guide for AfterReasoning {
             (Thought::Unopened(num_drawn), _) => force(mask, self.reasoning.open[num_drawn]),
             (Thought::Open(_), _) => Ok(Allowed::NotEnd),
             (Thought::Closing(num_drawn), _) => force(mask, self.reasoning.close[num_drawn]),
+            (Thought::Resuming(num_drawn), _) => force(mask, self.reasoning.resume[num_drawn]),
             (Thought::Closed, Some(inner)) => inner.allowed(mask),
         }
     }
@@ -150,14 +164,16 @@ impl Guide for AfterReasoning {
         self.remember(token);
         match self.state {
             Thought::Unopened(num_drawn) => self.accept_unopened(token, num_drawn)?,
-            Thought::Open(_) if self.tail.ends_with(&self.reasoning.close) => {
-                self.state = Thought::Closed;
-            }
+            Thought::Open(_) if self.tail.ends_with(&self.reasoning.close) => match self.inner {
+                Some(_) => self.resume(0),
+                None => self.state = Thought::Closed,
+            },
             Thought::Open(num_tokens) => self.state = Thought::Open(num_tokens + 1),
             Thought::Closing(num_drawn) if num_drawn + 1 == self.reasoning.close.len() => {
-                self.state = Thought::Closed;
+                self.resume(0);
             }
             Thought::Closing(num_drawn) => self.state = Thought::Closing(num_drawn + 1),
+            Thought::Resuming(num_drawn) => self.resume(num_drawn + 1),
             Thought::Closed => {
                 if let Some(inner) = &mut self.inner {
                     inner.accept(token)?;
@@ -286,7 +302,22 @@ mod tests {
     }
 
     fn reasoning(is_open: bool, budget_tokens: Option<u32>) -> Reasoning {
-        Reasoning { open: vec![1, 2], close: vec![3, 4], is_open, budget_tokens }
+        let (open, close, resume) = (vec![1, 2], vec![3, 4], Vec::new());
+        Reasoning { open, close, resume, is_open, budget_tokens }
+    }
+
+    #[test]
+    fn what_lies_between_thought_and_answer_is_forced() {
+        let with_way = |budget| Reasoning { resume: vec![8, 8], ..reasoning(true, budget) };
+        let mut bound = AfterReasoning::new(with_way(None), Some(Box::new(Seven)));
+        assert_eq!(after(&mut bound, &[9, 3, 4]), (Allowed::Masked, vec![8]));
+        assert_eq!(after(&mut bound, &[8]), (Allowed::Masked, vec![8]));
+        assert_eq!(after(&mut bound, &[8]), (Allowed::Masked, vec![7]));
+        let mut cut = AfterReasoning::new(with_way(Some(1)), None);
+        assert_eq!(after(&mut cut, &[9, 3, 4]), (Allowed::Masked, vec![8]));
+        assert_eq!(after(&mut cut, &[8, 8]).0, Allowed::All);
+        let mut free = AfterReasoning::new(with_way(None), None);
+        assert_eq!(after(&mut free, &[9, 3, 4]).0, Allowed::All);
     }
 
     #[test]

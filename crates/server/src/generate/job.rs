@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jackalope_engine::Request;
 use jackalope_protocol::TokenId;
-use jackalope_text::{ModelText, ToolSplitter};
+use jackalope_text::{AnswerFormat, AnswerParser, ModelText, ToolSpec};
 
 use super::choice_text::ChoiceText;
 
@@ -15,14 +15,23 @@ pub(crate) struct TextRules {
     pub(crate) stops: Vec<String>,
     /// Tokens that end a choice; they are no part of its text.
     pub(crate) stop_tokens: Arc<[TokenId]>,
-    /// Set if tool calls are looked for.
-    pub(crate) splitter: Option<ToolSplitter>,
+    /// Set if reasoning and tool calls are told apart from the text.
+    pub(crate) answer: Option<AnswerRules>,
     /// The first tool call ends the choice.
     pub(crate) single_call: bool,
     /// Whether the tokens themselves are reported.
     pub(crate) wants_tokens: bool,
     /// Whether the text goes on from the prompt, or begins anew as in a chat.
     pub(crate) continues_prompt: bool,
+}
+
+/// How an answer is taken apart.
+#[derive(Clone, Debug)]
+pub(crate) struct AnswerRules {
+    /// The form of the model's answers; without tools if none are looked for.
+    pub(crate) format: AnswerFormat,
+    /// The request's tools; only they can be called.
+    pub(crate) tools: Option<Arc<[ToolSpec]>>,
 }
 
 /// Everything to compute for one HTTP request.
@@ -58,13 +67,22 @@ impl Job {
     /// The text side of each choice, in the order of `index`.
     pub(super) fn choice_texts(&self, text: &ModelText) -> Vec<ChoiceText> {
         let of_prompt = |prompt: &PromptJob| {
-            let mut detokenizer = text.detokenizer();
+            let answer = self.rules.answer.as_ref();
+            let mut detokenizer = match answer {
+                Some(answer) => text.answer_detokenizer(&answer.format),
+                None => text.detokenizer(),
+            };
             if self.rules.continues_prompt {
                 for &token in prompt.tokens() {
                     detokenizer.push(token);
                 }
             }
-            let choice = move |_| ChoiceText::new(&self.rules, detokenizer.clone());
+            let parser = move || {
+                let AnswerRules { format, tools } = answer?;
+                let in_reasoning = format.opened_by(&text.tokenizer, prompt.tokens());
+                Some(AnswerParser::new(format, tools.clone(), in_reasoning))
+            };
+            let choice = move |_| ChoiceText::new(&self.rules, detokenizer.clone(), parser());
             (0..prompt.requests.len()).map(choice).collect::<Vec<_>>()
         };
         self.prompts.iter().flat_map(of_prompt).collect()

@@ -6,7 +6,7 @@
 //!  Job ──start──▶ Answering ──next──▶ Step (choice, Delta)
 //!                    │  one Generation per choice      ▲
 //!                    └──Event──▶ ChoiceText ───────────┘
-//!                       tokens → text, stop strings, tool calls, log-probabilities
+//!                       tokens → text, stop strings, reasoning, tool calls, log-probabilities
 //! ```
 //!
 //! It knows tokens, text and choices; it does not know how any protocol writes them. Dropping an

@@ -176,7 +176,8 @@ struct WireFunction<'a> {
 impl<'a> WireCall<'a> {
     fn new(index: Option<usize>, call: &'a ToolCall) -> WireCall<'a> {
         let function = WireFunction { name: &call.name, arguments: &call.arguments };
-        WireCall { index, id: new_id("call_"), kind: "function", function }
+        let id = call.id.clone().unwrap_or_else(|| new_id("call_"));
+        WireCall { index, id, kind: "function", function }
     }
 }
 

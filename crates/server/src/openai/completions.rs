@@ -73,6 +73,7 @@ fn prepare(
     let mut wishes = Wishes::check(common, serving)?;
     wishes.options.max_tokens = Some(max_tokens);
     structure::read(body, &mut wishes, serving)?;
+    wishes.guidance.compile(serving)?;
     let num_kept = wishes.num_choices;
     wishes.num_choices = best_of(completion.best_of, &wishes, serving)?;
     let logprobs = logprobs(completion.logprobs, serving.state().limits().top_logprobs)?;
@@ -86,7 +87,7 @@ fn prepare(
         prompts: prompt_jobs(prompts, &wishes, &limits)?,
         rules: TextRules {
             stop_tokens: Arc::from(wishes.all_stop_tokens(&limits)),
-            splitter: None,
+            answer: None,
             single_call: false,
             wants_tokens: wishes.return_token_ids,
             continues_prompt: true,

@@ -51,10 +51,10 @@ pub(super) fn read(body: &Bytes, wishes: &mut Wishes, serving: &Serving) -> Resu
     let (tokens, runs): (Vec<_>, Vec<_>) = runs.into_iter().partition(|run| run.len() == 1);
     wishes.options.banned_tokens = tokens.into_iter().flatten().collect();
     wishes.guidance.forbid(runs);
-    match constraint(fields)? {
-        Some((param, constraint)) => wishes.guidance.constrain(&constraint, &param, serving),
-        None => Ok(()),
+    if let Some((param, constraint)) = constraint(fields)? {
+        wishes.guidance.constrain(param, constraint);
     }
+    Ok(())
 }
 
 /// The one constraint of a request, and the field it came from.

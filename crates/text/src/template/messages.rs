@@ -4,6 +4,8 @@
 //! holds JSON. Templates differ in what they take. What one takes is found out when it is loaded,
 //! by rendering small conversations in each form.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value, json};
 
 use super::ChatPrompt;
@@ -103,7 +105,25 @@ impl Forms {
 
     /// The messages as the template takes them.
     pub(super) fn prepare(self, messages: &[Value]) -> Result<Vec<Value>, TextError> {
-        messages.iter().enumerate().map(|(idx, message)| self.prepare_one(idx, message)).collect()
+        let mut prepared = Vec::with_capacity(messages.len());
+        // What each call is the call of, for results which say no more than the call's id.
+        let mut called: HashMap<&str, &Value> = HashMap::new();
+        for (idx, message) in messages.iter().enumerate() {
+            let mut one = self.prepare_one(idx, message)?;
+            for call in message["tool_calls"].as_array().into_iter().flatten() {
+                if let (Some(id), name @ Value::String(_)) =
+                    (call["id"].as_str(), &call["function"]["name"])
+                {
+                    called.insert(id, name);
+                }
+            }
+            let answered = message["tool_call_id"].as_str().and_then(|id| called.get(id));
+            if let (Some(name), Value::Object(one)) = (answered, &mut one) {
+                one.entry("name").or_insert_with(|| (*name).clone());
+            }
+            prepared.push(one);
+        }
+        Ok(prepared)
     }
 
     fn prepare_one(self, message_idx: usize, message: &Value) -> Result<Value, TextError> {

@@ -54,7 +54,7 @@ pub struct ChatTemplate {
 struct Template {
     engine: Engine,
     forms: Forms,
-    writes_hermes_tool_calls: bool,
+    source: String,
 }
 
 impl ChatTemplate {
@@ -98,7 +98,8 @@ impl ChatTemplate {
     ///
     /// Messages are first brought into the form that templates expect: keys that are `null` are
     /// left out, missing content is empty, lists of text parts become text unless the template
-    /// takes lists, the arguments of tool calls become objects unless it takes strings, and
+    /// takes lists, the arguments of tool calls become objects unless it takes strings, results of
+    /// tools bear the tool's name, and
     /// reasoning is found under each of its names.
     ///
     /// # Errors
@@ -120,9 +121,9 @@ impl ChatTemplate {
         self.run(template, &ChatPrompt { messages: &messages, tools, ..*prompt })
     }
 
-    /// Whether the model writes tool calls as [`crate::ToolSplitter`] reads them.
-    pub fn writes_hermes_tool_calls(&self) -> bool {
-        self.tool_use.as_ref().unwrap_or(&self.default).writes_hermes_tool_calls
+    /// The template itself, for what it says about the answers; the one for tools if there is one.
+    pub(crate) fn source(&self) -> &str {
+        &self.tool_use.as_ref().unwrap_or(&self.default).source
     }
 
     /// Renders messages as they are.
@@ -147,12 +148,6 @@ impl Template {
     fn compile(path: &Path, source: &str) -> Result<Template, LoadError> {
         let engine = Engine::compile(source)
             .map_err(|reason| LoadError::Template { path: path.to_owned(), reason })?;
-        Ok(Template {
-            engine,
-            forms: Forms::of_source(source),
-            // `<tool_call>` followed by JSON; other models put other things between these tags.
-            writes_hermes_tool_calls: source.contains("<tool_call>")
-                && !["<function=", "<arg_key>", "<param name="].iter().any(|x| source.contains(x)),
-        })
+        Ok(Template { engine, forms: Forms::of_source(source), source: source.to_owned() })
     }
 }

@@ -12,3 +12,5 @@ mod template_limits;
 mod templates;
 mod tokenizing;
 mod tool_calls;
+mod tool_families;
+mod tool_grammars;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use jackalope_text::{ChatPrompt, ModelText, Segment, ToolCall};
+use jackalope_text::{AnswerParser, ChatPrompt, ModelText, Segment, ToolCall};
 use serde_json::{Map, json};
 
 #[test]
@@ -53,14 +53,17 @@ fn the_shipped_model_takes_tools_and_writes_calls() {
 
     // Its answer comes back as a call.
     let answer = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call><|im_end|>";
-    let mut detokenizer = text.detokenizer();
-    let mut splitter = text.tool_splitter().unwrap();
+    let mut detokenizer = text.answer_detokenizer(&text.answer);
+    let mut parser = AnswerParser::new(&text.answer, None, false);
     let mut segments = Vec::new();
     for token in tokenizer.encode(answer, false).unwrap() {
-        segments.extend(splitter.push(&detokenizer.push(token)));
+        segments.extend(parser.push(&detokenizer.push(token)));
     }
-    segments.extend(splitter.push(&detokenizer.finish()));
-    segments.extend(splitter.finish());
+    segments.extend(parser.push(&detokenizer.finish()));
+    segments.extend(parser.finish());
     let arguments = "{\"city\": \"Oslo\"}".to_owned();
-    assert_eq!(segments, [Segment::Call(ToolCall { name: "get_weather".to_owned(), arguments })]);
+    assert_eq!(
+        segments,
+        [Segment::Call(ToolCall { id: None, name: "get_weather".to_owned(), arguments })]
+    );
 }

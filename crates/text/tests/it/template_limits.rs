@@ -130,6 +130,20 @@ fn reasoning_is_found_under_each_of_its_names() {
 }
 
 #[test]
+fn a_result_bears_the_name_of_the_tool_that_was_called() {
+    let shown = "{% for m in messages %}{{ m.role }}:{{ m.name }};{% endfor %}";
+    let call =
+        json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let messages = [
+        json!({"role": "assistant", "tool_calls": [call]}),
+        json!({"role": "tool", "tool_call_id": "c1", "content": "1"}),
+        json!({"role": "tool", "tool_call_id": "c1", "name": "own", "content": "1"}),
+        json!({"role": "tool", "tool_call_id": "c2", "content": "1"}),
+    ];
+    assert_eq!(render(shown, &messages).unwrap(), "assistant:;tool:f;tool:own;tool:;");
+}
+
+#[test]
 fn tool_arguments_take_the_form_that_the_template_takes() {
     let with = |how: &str| {
         format!(

@@ -1,15 +1,24 @@
 //! Tool calls in text that comes in pieces against the whole text.
 
-use jackalope_text::{Segment, ToolCall, ToolSplitter};
+use std::sync::LazyLock;
+
+use jackalope_text::{AnswerFormat, AnswerParser, Segment, ToolCall};
 use proptest::prelude::*;
 use serde_json::json;
 
+use crate::tool_families::format;
+
+fn parser() -> AnswerParser {
+    static FORMAT: LazyLock<AnswerFormat> = LazyLock::new(|| format("none", "hermes"));
+    AnswerParser::new(&FORMAT, None, false)
+}
+
 /// The segments of text in pieces, neighbouring content joined.
 fn split<S: AsRef<str>>(pieces: &[S]) -> Vec<Segment> {
-    let mut splitter = ToolSplitter::new();
+    let mut parser = parser();
     let mut segments: Vec<Segment> =
-        pieces.iter().flat_map(|piece| splitter.push(piece.as_ref())).collect();
-    segments.extend(splitter.finish());
+        pieces.iter().flat_map(|piece| parser.push(piece.as_ref())).collect();
+    segments.extend(parser.finish());
     let mut joined: Vec<Segment> = Vec::new();
     for segment in segments {
         match (joined.last_mut(), segment) {
@@ -25,7 +34,7 @@ fn text(text: &str) -> Segment {
 }
 
 fn call(name: &str, arguments: &str) -> Segment {
-    Segment::Call(ToolCall { name: name.to_owned(), arguments: arguments.to_owned() })
+    Segment::Call(ToolCall { id: None, name: name.to_owned(), arguments: arguments.to_owned() })
 }
 
 /// Cuts a text at every character.
@@ -100,25 +109,25 @@ fn what_only_looks_like_a_call_stays_content() {
 
 #[test]
 fn content_is_passed_on_as_soon_as_it_cannot_be_a_call() {
-    let mut splitter = ToolSplitter::new();
-    assert_eq!(splitter.push("Hello "), [text("Hello")]);
-    assert_eq!(splitter.push("<b>"), [text(" <b>")]);
-    assert_eq!(splitter.push("<tool_call>"), []);
-    assert_eq!(splitter.push("no JSON"), [text("<tool_call>"), text("no JSON")]);
-    assert_eq!(splitter.push("<tool_call>{\"a\": "), []);
-    assert_eq!(splitter.push("<"), [text("<tool_call>{\"a\": ")]);
+    let mut parser = parser();
+    assert_eq!(parser.push("Hello "), [text("Hello")]);
+    assert_eq!(parser.push("<b>"), [text(" <b>")]);
+    assert_eq!(parser.push("<tool_call>"), []);
+    assert_eq!(parser.push("no JSON"), [text("<tool_call>no JSON")]);
+    assert_eq!(parser.push("<tool_call>{\"a\": "), []);
+    assert_eq!(parser.push("<"), [text("<tool_call>{\"a\":")]);
 }
 
 #[test]
 fn a_call_that_never_ends_is_let_go_at_the_limit() {
     let endless = format!("<tool_call>{{\"name\": \"{}", "x".repeat(300 << 10));
-    let mut splitter = ToolSplitter::new();
-    let passed: usize = splitter
+    let mut parser = parser();
+    let passed: usize = parser
         .push(&endless)
         .iter()
         .map(|segment| match segment {
             Segment::Text(text) => text.len(),
-            Segment::Call(_) => 0,
+            Segment::Reasoning(_) | Segment::Call(_) => 0,
         })
         .sum();
     assert_eq!(passed, endless.len());
@@ -171,6 +180,7 @@ proptest! {
                     prop_assert!(rest[..start].trim().is_empty());
                     rest = &rest[start + content.len()..];
                 }
+                Segment::Reasoning(text) => prop_assert!(false, "reasoning {text:?}"),
                 Segment::Call(call) => {
                     let after = rest.trim_start().strip_prefix("<tool_call>").expect("a tag");
                     let end = after.find("</tool_call>").expect("an end tag");

@@ -1,0 +1,66 @@
+//! Calls that are written as JSON.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::ToolCall;
+
+/// A call in JSON, under the names that models use.
+#[derive(Deserialize)]
+struct Written<'a> {
+    name: Option<String>,
+    #[serde(borrow, default, alias = "parameters")]
+    arguments: Option<&'a RawValue>,
+    id: Option<&'a RawValue>,
+    /// The form of the API, in which the call is an object of its own.
+    #[serde(borrow)]
+    function: Option<&'a RawValue>,
+}
+
+/// The calls of an object or a list of objects. If `arguments` are asked for, an object without
+/// them is no call: without a marker before it, it may be any object.
+pub(crate) fn calls(json: &str, arguments: Needs) -> Option<Vec<ToolCall>> {
+    if json.starts_with('[') {
+        let listed: Vec<&RawValue> = serde_json::from_str(json).ok()?;
+        let calls: Option<Vec<ToolCall>> =
+            listed.into_iter().map(|json| call(json.get(), arguments)).collect();
+        return calls.filter(|calls| !calls.is_empty());
+    }
+    Some(vec![call(json, arguments)?])
+}
+
+/// What a call must have besides its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Needs {
+    Nothing,
+    Arguments,
+}
+
+fn call(json: &str, needs: Needs) -> Option<ToolCall> {
+    let mut written: Written = serde_json::from_str(json).ok()?;
+    if let (None, Some(function)) = (&written.name, written.function) {
+        let id = written.id;
+        written = serde_json::from_str(function.get()).ok()?;
+        written.id = written.id.or(id);
+    }
+    if needs == Needs::Arguments && written.arguments.is_none() {
+        return None;
+    }
+    let arguments = match written.arguments.map(RawValue::get) {
+        None | Some("null") => "{}".to_owned(),
+        Some(arguments) => object(arguments)?,
+    };
+    let id = written.id.and_then(|id| serde_json::from_str(id.get()).ok());
+    Some(ToolCall { id, name: written.name?, arguments })
+}
+
+/// A JSON object as it was written. Some models quote it, as the API does.
+pub(crate) fn object(json: &str) -> Option<String> {
+    let written: &RawValue = serde_json::from_str(json).ok()?;
+    if written.get().starts_with('{') {
+        return Some(written.get().to_owned());
+    }
+    let quoted: String = serde_json::from_str(json).ok()?;
+    let object: &RawValue = serde_json::from_str(&quoted).ok()?;
+    object.get().starts_with('{').then(|| object.get().to_owned())
+}

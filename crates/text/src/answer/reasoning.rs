@@ -1,0 +1,195 @@
+//! How families of models mark their reasoning.
+
+use crate::TokenId;
+use crate::tokenizer::Tokenizer;
+
+use super::pattern::{Pattern, Place, Step};
+
+/// How a model marks its reasoning.
+#[derive(Clone, Copy)]
+pub struct ReasoningFormat {
+    pub(crate) family: &'static ReasoningFamily,
+}
+
+/// The markers of one family.
+#[derive(Debug)]
+pub(crate) struct ReasoningFamily {
+    name: &'static str,
+    /// Names under which other servers know it.
+    aliases: &'static [&'static str],
+    open: &'static str,
+    close: &'static str,
+    /// What lies between a reasoning that is cut short and the answer.
+    resume: &'static str,
+    /// Where it may open.
+    pub(crate) place: Place,
+    /// Markup of the answer that is neither reasoning nor a call.
+    pub(crate) markup: &'static [Pattern],
+    /// Tokens which a model of the family has in its vocabulary.
+    vocabulary: &'static [&'static str],
+}
+
+/// The first whose vocabulary a checkpoint has is its own. Those with tokens that nobody else has
+/// come first.
+static FAMILIES: [ReasoningFamily; 7] = [
+    ReasoningFamily {
+        name: "harmony",
+        aliases: &["gpt_oss", "openai_gptoss"],
+        open: "<|channel|>analysis<|message|>",
+        close: "<|end|>",
+        resume: "<|start|>assistant<|channel|>final<|message|>",
+        place: Place::Anywhere,
+        markup: HARMONY_MARKUP,
+        vocabulary: &["<|channel|>", "<|message|>", "<|start|>", "<|end|>"],
+    },
+    ReasoningFamily {
+        place: Place::Anywhere,
+        resume: "",
+        ..plain("gemma4", &[], "<|channel>thought", "<channel|>", &["<|channel>", "<channel|>"])
+    },
+    plain("longcat", &[], "<longcat_think>", "</longcat_think>", LONGCAT),
+    plain("think_marks", &[], "<|think:start|>", "<|think:end|>", THINK_MARKS),
+    plain("seed_oss", &[], "<seed:think>", "</seed:think>", &["<seed:think>"]),
+    plain("mistral", &["magistral"], "[THINK]", "[/THINK]", &["[THINK]", "[/THINK]"]),
+    plain(
+        "think",
+        &["deepseek_r1", "qwen3", "glm4", "glm45", "minimax_m2", "step3p5", "poolside_v1"],
+        "<think>",
+        "</think>",
+        &["<think>", "</think>"],
+    ),
+];
+
+const LONGCAT: &[&str] = &["<longcat_think>", "</longcat_think>"];
+const THINK_MARKS: &[&str] = &["<|think:start|>", "<|think:end|>"];
+
+/// Tokens of a family whose reasoning is on by default but is not one piece of the text.
+const OTHER_VOCABULARY: [&str; 4] = ["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"];
+
+/// Two markers around the reasoning, which comes before the answer.
+const fn plain(
+    name: &'static str,
+    aliases: &'static [&'static str],
+    open: &'static str,
+    close: &'static str,
+    vocabulary: &'static [&'static str],
+) -> ReasoningFamily {
+    let (resume, place, markup): (_, _, &[Pattern]) = ("\n\n", Place::Start, &[]);
+    ReasoningFamily { name, aliases, open, close, resume, place, markup, vocabulary }
+}
+
+/// Headers and ends of harmony's messages. What follows the header of a message to the user is
+/// text.
+const HARMONY_MARKUP: &[Pattern] = &[
+    bare("<|start|>assistant<|channel|>", Place::Anywhere, &[Step::Literal("<|start|>assistant")]),
+    alone("<|channel|>final<|message|>", &[Step::Literal("<|channel|>final<|message|>")]),
+    // The form of the answer may be told, as in `final <|constrain|>json`.
+    alone(
+        "<|channel|>final <|constrain|>",
+        &[
+            Step::Literal("<|channel|>final <|constrain|>"),
+            Step::Word,
+            Step::Literal("<|message|>"),
+        ],
+    ),
+    alone("<|channel|>commentary<|message|>", &[Step::Literal("<|channel|>commentary<|message|>")]),
+    alone("<|end|>", &[Step::Literal("<|end|>")]),
+    alone("<|return|>", &[Step::Literal("<|return|>")]),
+    alone("<|call|>", &[Step::Literal("<|call|>")]),
+];
+
+const fn alone(trigger: &'static str, steps: &'static [Step]) -> Pattern {
+    bare(trigger, Place::Anywhere, steps)
+}
+
+/// Markup that says nothing.
+pub(crate) const fn bare(trigger: &'static str, place: Place, steps: &'static [Step]) -> Pattern {
+    Pattern { trigger, place, steps, read: |_, _| Some(Vec::new()) }
+}
+
+impl ReasoningFormat {
+    /// The format of a checkpoint: by the tokens of its vocabulary, else by its template.
+    pub(crate) fn detect(tokenizer: &Tokenizer, template: &str) -> Option<ReasoningFormat> {
+        let known = |family: &&ReasoningFamily| {
+            family.vocabulary.iter().all(|token| tokenizer.token_id(token).is_some())
+        };
+        let written = |family: &&ReasoningFamily| {
+            template.contains(family.open) && template.contains(family.close)
+        };
+        let family = FAMILIES.iter().find(known).or_else(|| FAMILIES.iter().find(written))?;
+        Some(ReasoningFormat { family })
+    }
+
+    /// The format with this name.
+    pub fn named(name: &str) -> Option<ReasoningFormat> {
+        let fits =
+            |family: &&ReasoningFamily| family.name == name || family.aliases.contains(&name);
+        FAMILIES.iter().find(fits).map(|family| ReasoningFormat { family })
+    }
+
+    /// Names that [`ReasoningFormat::named`] knows.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        FAMILIES
+            .iter()
+            .flat_map(|family| std::iter::once(family.name).chain(family.aliases.iter().copied()))
+    }
+
+    /// The name of the format.
+    pub fn name(&self) -> &'static str {
+        self.family.name
+    }
+
+    /// What opens the reasoning.
+    pub fn open(&self) -> &'static str {
+        self.family.open
+    }
+
+    /// What closes the reasoning.
+    pub fn close(&self) -> &'static str {
+        self.family.close
+    }
+
+    /// The tokens that open the reasoning.
+    pub fn open_tokens(&self, tokenizer: &Tokenizer) -> Vec<TokenId> {
+        tokens(tokenizer, self.family.open)
+    }
+
+    /// The tokens that close the reasoning.
+    pub fn close_tokens(&self, tokenizer: &Tokenizer) -> Vec<TokenId> {
+        tokens(tokenizer, self.family.close)
+    }
+
+    /// The tokens to go on with if the reasoning is cut short: its close and what lies between it
+    /// and the answer.
+    pub fn cut_tokens(&self, tokenizer: &Tokenizer) -> Vec<TokenId> {
+        tokens(tokenizer, &format!("{}{}", self.family.close, self.family.resume))
+    }
+
+    /// Whether a prompt that ends like this has opened the reasoning.
+    pub fn is_opened_by(&self, prompt: &str) -> bool {
+        prompt.trim_ascii_end().ends_with(self.family.open)
+    }
+}
+
+impl std::fmt::Debug for ReasoningFormat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("ReasoningFormat").field(&self.family.name).finish()
+    }
+}
+
+impl PartialEq for ReasoningFormat {
+    fn eq(&self, other: &ReasoningFormat) -> bool {
+        self.family.name == other.family.name
+    }
+}
+
+/// The tokens of a marker; none if the tokenizer refuses it, which takes megabytes.
+fn tokens(tokenizer: &Tokenizer, marker: &str) -> Vec<TokenId> {
+    tokenizer.encode(marker, false).unwrap_or_default()
+}
+
+/// Whether a vocabulary marks reasoning with tokens of its own.
+pub(crate) fn is_in_vocabulary(known: impl Fn(&str) -> bool) -> bool {
+    let families = FAMILIES.iter().map(|family| family.vocabulary);
+    families.chain([&OTHER_VOCABULARY[..]]).any(|tokens| tokens.iter().all(|token| known(token)))
+}

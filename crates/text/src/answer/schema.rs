@@ -1,0 +1,135 @@
+//! Values that a model writes as plain text, typed by the JSON schema of the tool.
+
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use super::ToolCall;
+use super::Tools;
+
+/// How deep `anyOf` and its siblings are followed.
+const DEPTH_MAX: usize = 8;
+
+/// The types that a JSON schema allows, as far as it names any.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Types(Vec<String>);
+
+impl Types {
+    /// The types of a schema, which may refer to parts of `root`. A schema that names none stands
+    /// for text.
+    pub(crate) fn of(schema: &Value, root: &Value) -> Types {
+        let mut types = Types::default();
+        types.add(schema, root, DEPTH_MAX);
+        types
+    }
+
+    /// Whether a value can only be text, which is then written without quotes.
+    pub(crate) fn is_text(&self) -> bool {
+        self.0.is_empty() || self.has("string")
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|known| known == name)
+    }
+
+    fn add(&mut self, schema: &Value, root: &Value, depth: usize) {
+        let Some(left) = depth.checked_sub(1) else { return };
+        if let Some(schema) = referred(schema, root) {
+            return self.add(schema, root, left);
+        }
+        match &schema["type"] {
+            Value::String(name) => self.0.push(name.clone()),
+            Value::Array(names) => {
+                self.0.extend(names.iter().filter_map(Value::as_str).map(str::to_owned));
+            }
+            _ => {}
+        }
+        let listed = schema["enum"].as_array().into_iter().flatten().chain(schema.get("const"));
+        self.0.extend(listed.map(|value| type_of(value).to_owned()));
+        for key in ["anyOf", "oneOf", "allOf"] {
+            for part in schema[key].as_array().into_iter().flatten() {
+                self.add(part, root, left);
+            }
+        }
+    }
+
+    /// The value as JSON: text if only that fits, JSON as it was written where it is of a type
+    /// that the schema allows, else text.
+    fn json(&self, written: &str) -> String {
+        let text = || Value::from(written).to_string();
+        let trimmed = written.trim_ascii();
+        // Templates print Python's words, too.
+        let word = match trimmed.to_ascii_lowercase().as_str() {
+            "true" => Some(("boolean", "true")),
+            "false" => Some(("boolean", "false")),
+            "null" | "none" => Some(("null", "null")),
+            _ => None,
+        };
+        if self.is_text() {
+            if let Some((_, word)) = word.filter(|(name, _)| self.has(name)) {
+                return word.to_owned();
+            }
+            let other: Option<&RawValue> = serde_json::from_str(trimmed).ok();
+            let other = other.filter(|value| {
+                let name = serde_json::from_str(value.get()).map_or("string", |v| type_of(&v));
+                name != "string" && (self.has(name) || name == "integer" && self.has("number"))
+            });
+            return other.map_or_else(text, |value| value.get().to_owned());
+        }
+        if let Some((_, word)) = word {
+            return word.to_owned();
+        }
+        let value: Option<&RawValue> = serde_json::from_str(trimmed).ok();
+        value.map_or_else(text, |value| value.get().to_owned())
+    }
+}
+
+/// The part of `root` that a schema refers to, if it does.
+pub(crate) fn referred<'a>(schema: &Value, root: &'a Value) -> Option<&'a Value> {
+    root.pointer(schema.get("$ref")?.as_str()?.strip_prefix('#')?)
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_i64() || number.is_u64() => "integer",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// The properties that a tool's parameters have.
+pub(crate) fn properties(parameters: &Value) -> Option<&Map<String, Value>> {
+    parameters.get("properties")?.as_object()
+}
+
+/// The call with these parameters and their plain values. Of two values for the same parameter the
+/// last counts.
+pub(crate) fn typed_call<'a>(
+    name: &str,
+    written: impl Iterator<Item = (&'a str, &'a str)>,
+    tools: &Tools,
+) -> ToolCall {
+    let root = tools.parameters(name);
+    let schemas = root.and_then(properties);
+    let mut values: Vec<(&str, String)> = Vec::new();
+    for (key, value) in written {
+        let schema = schemas.and_then(|schemas| schemas.get(key));
+        let types = schema.zip(root).map(|(schema, root)| Types::of(schema, root));
+        let types = types.unwrap_or_default();
+        values.retain(|(known, _)| *known != key);
+        values.push((key, types.json(value)));
+    }
+    ToolCall::new(name, &json_object(&values))
+}
+
+/// A JSON object of keys and values that are JSON already.
+pub(crate) fn json_object<K: AsRef<str>>(members: &[(K, String)]) -> String {
+    let members: Vec<String> = members
+        .iter()
+        .map(|(key, value)| format!("{}: {value}", Value::from(key.as_ref())))
+        .collect();
+    format!("{{{}}}", members.join(", "))
+}

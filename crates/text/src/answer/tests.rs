@@ -1,0 +1,129 @@
+//! The work of the parser, counted, and what the tables of the families promise each other.
+
+use std::sync::Arc;
+
+use super::parser::CALL_BYTES_MAX;
+use super::pattern::Step;
+use super::{AnswerFormat, AnswerParser, ReasoningFormat, Segment, ToolFormat};
+
+/// Each byte may be looked at so often, whatever the text and however it was cut.
+const WORK_PER_BYTE_MAX: u64 = 1024;
+
+/// Each family once.
+fn formats() -> impl Iterator<Item = AnswerFormat> {
+    let names = ToolFormat::names().filter(|name| ToolFormat::named(name).unwrap().name() == *name);
+    names.map(|name| {
+        let reasoning = match name {
+            "harmony" | "gemma4" | "mistral" => name,
+            _ => "think",
+        };
+        AnswerFormat {
+            reasoning: ReasoningFormat::named(reasoning),
+            tools: ToolFormat::named(name),
+            special: Arc::new([]),
+        }
+    })
+}
+
+/// Texts that make a careless parser look at the same bytes again and again.
+fn hostile(format: &AnswerFormat) -> Vec<String> {
+    let size = CALL_BYTES_MAX + (CALL_BYTES_MAX >> 2);
+    let filled = |part: &str| part.repeat(size / part.len().max(1) + 1);
+    let mut texts: Vec<String> =
+        ["<<|", "[", "{", "{\"", " ", "\n<", "<tool_call>", "é<", "｜"].map(filled).to_vec();
+    texts.push("<".repeat(1 << 20));
+    texts.push(format!("{{\"name\": \"{}", filled("<tool_call>")));
+    for pattern in format.tools.unwrap().family.patterns {
+        // Every beginning of the markup, over and over.
+        let mut begun = String::new();
+        for step in pattern.steps {
+            begun.push_str(match step {
+                Step::Space => "\n \n",
+                Step::Word => "name",
+                Step::Json { .. } => "{\"a\": [1]}",
+                Step::Python { .. } => "[f(a=1)]",
+                Step::Branch(branches) => branches[0].0,
+                Step::Back(_) | Step::End => "",
+                Step::Literal(text) => text,
+                Step::Until(text) => {
+                    texts.push(filled(&begun));
+                    texts.push(format!("{begun}{}", filled("x")));
+                    texts.push(format!("{begun}{}", filled(&text[..text.len() - 1])));
+                    text
+                }
+            });
+            texts.push(filled(&begun));
+        }
+    }
+    texts
+}
+
+#[test]
+fn the_work_grows_with_the_text_alone() {
+    for format in formats() {
+        for text in hostile(&format) {
+            for cut in [5, usize::MAX] {
+                let mut parser = AnswerParser::new(&format, None, false);
+                let (mut rest, mut passed) = (text.as_str(), 0);
+                while !rest.is_empty() {
+                    let len = (cut.min(rest.len())..).find(|len| rest.is_char_boundary(*len));
+                    let len = len.unwrap();
+                    let segments = parser.push(&rest[..len]);
+                    passed += segments.iter().map(len_of).sum::<usize>();
+                    rest = &rest[len..];
+                    assert!(parser.held_bytes() <= CALL_BYTES_MAX + 512 || cut > 7);
+                }
+                passed += parser.finish().iter().map(len_of).sum::<usize>();
+                assert!(passed <= text.len());
+                let limit = WORK_PER_BYTE_MAX * text.len() as u64;
+                let start: String = text.chars().take(60).collect();
+                assert!(
+                    parser.work < limit,
+                    "{format:?}, cut {cut}: {} for {} bytes of {start:?}",
+                    parser.work,
+                    text.len()
+                );
+            }
+        }
+    }
+}
+
+fn len_of(segment: &Segment) -> usize {
+    match segment {
+        Segment::Text(text) | Segment::Reasoning(text) => text.len(),
+        Segment::Call(_) => 0,
+    }
+}
+
+#[test]
+fn no_trigger_is_the_beginning_of_another() {
+    for format in formats() {
+        let reasoning = format.reasoning.unwrap();
+        let patterns = format.tools.unwrap().family.patterns.iter();
+        let mut triggers: Vec<_> =
+            patterns.chain(reasoning.family.markup).map(|pattern| pattern.trigger).collect();
+        triggers.push(reasoning.open());
+        for (idx, one) in triggers.iter().enumerate() {
+            for other in triggers.iter().skip(idx + 1) {
+                assert!(
+                    !one.starts_with(other) && !other.starts_with(one),
+                    "{format:?}: {one:?} and {other:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_name_is_known_once() {
+    let mut tools: Vec<_> = ToolFormat::names().collect();
+    let mut reasoning: Vec<_> = ReasoningFormat::names().collect();
+    for names in [&mut tools, &mut reasoning] {
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+    assert!(tools.iter().all(|name| ToolFormat::named(name).is_some()));
+    assert!(reasoning.iter().all(|name| ReasoningFormat::named(name).is_some()));
+}

@@ -1,0 +1,138 @@
+//! Gemma 4, and FunctionGemma of the third generation: names without quotes and a mark of their
+//! own around text.
+//!
+//! ```text
+//! <|tool_call>call:weather{city:<|"|>Oslo<|"|>,days:3}<tool_call|>
+//! <start_function_call>call:weather{city:<escape>Oslo<escape>}<end_function_call>
+//! ```
+//!
+//! Gemma 3 itself was trained with Python, which is the pythonic format.
+
+use serde_json::Value;
+
+use super::super::lark::{Close, Lark, ToolGrammarError, comma_separated, is_required, part};
+use super::super::literal::Literals;
+use super::super::pattern::{Pattern, Place, Step};
+use super::super::schema::{Types, json_object, properties, referred};
+use super::super::{ToolCall, ToolSpec, Tools};
+use super::{Frame, Free, ToolFamily};
+
+const MARK: &str = "<|\"|>";
+const ESCAPE: &str = "<escape>";
+
+/// Schemas of values within values are followed so far; deeper ones allow anything.
+const DEPTH_MAX: usize = 8;
+
+pub(super) static FAMILY: ToolFamily = ToolFamily {
+    name: "gemma4",
+    aliases: &["gemma"],
+    signs: &[&["<|tool_call>"]],
+    patterns: &[Pattern {
+        trigger: "<|tool_call>",
+        place: Place::Anywhere,
+        steps: &[
+            Step::Literal("<|tool_call>"),
+            Step::Space,
+            Step::Literal("call:"),
+            Step::Word,
+            Step::Literal("{"),
+            Step::Until("<tool_call|>"),
+        ],
+        read: |fields, tools| read(fields, tools, MARK),
+    }],
+    marks: &[MARK],
+    frame: Frame {
+        before: "",
+        trigger: "<|tool_call>",
+        open: "call:",
+        separator: Some("<tool_call|><|tool_call>call:"),
+        close: "<tool_call|>",
+        free: Free::Anywhere,
+    },
+    item: |lark, tool| item(lark, tool, MARK),
+};
+
+pub(super) static FUNCTION_GEMMA: ToolFamily = ToolFamily {
+    name: "function_gemma",
+    aliases: &["functiongemma"],
+    signs: &[&["<start_function_call>"]],
+    patterns: &[Pattern {
+        trigger: "<start_function_call>",
+        place: Place::Anywhere,
+        steps: &[
+            Step::Literal("<start_function_call>"),
+            Step::Space,
+            Step::Literal("call:"),
+            Step::Word,
+            Step::Literal("{"),
+            Step::Until("<end_function_call>"),
+        ],
+        read: |fields, tools| read(fields, tools, ESCAPE),
+    }],
+    marks: &[ESCAPE],
+    frame: Frame {
+        before: "",
+        trigger: "<start_function_call>",
+        open: "call:",
+        separator: Some("<end_function_call><start_function_call>call:"),
+        close: "<end_function_call>",
+        free: Free::Anywhere,
+    },
+    item: |lark, tool| item(lark, tool, ESCAPE),
+};
+
+fn read(fields: &[&str], _: &Tools, mark: &'static str) -> Option<Vec<ToolCall>> {
+    let [name, body] = fields else { return None };
+    let mut literals = Literals::marked(body, mark);
+    let arguments = literals.members(":", "}")?;
+    literals.is_empty().then(|| vec![ToolCall::new(name, &json_object(&arguments))])
+}
+
+fn item(
+    lark: &mut Lark<'_>,
+    tool: &ToolSpec,
+    mark: &'static str,
+) -> Result<String, ToolGrammarError> {
+    let (mut required, mut optional) = (Vec::new(), Vec::new());
+    for (name, schema) in properties(&tool.parameters).into_iter().flatten() {
+        let head = lark.text(&format!("{name}:"));
+        let value = value(lark, tool, (name, schema), mark, DEPTH_MAX)?;
+        let member = lark.rule(&format!("{head} {value}"));
+        if is_required(tool, name) { &mut required } else { &mut optional }.push(member);
+    }
+    let head = lark.text(&format!("{}{{", tool.name));
+    Ok(format!("{head} {} \"}}\"", comma_separated(&required, &optional, "\",\"")))
+}
+
+/// The grammar of one value; `name` is the parameter that it belongs to.
+fn value(
+    lark: &mut Lark<'_>,
+    tool: &ToolSpec,
+    (name, schema): (&str, &Value),
+    mark: &'static str,
+    depth: usize,
+) -> Result<String, ToolGrammarError> {
+    let schema = referred(schema, &tool.parameters).unwrap_or(schema);
+    let types = Types::of(schema, &tool.parameters);
+    let Some(left) = depth.checked_sub(1).filter(|_| !types.is_text()) else {
+        let close = Close { before: "", tag: mark, after: "" };
+        let text = lark.plain_text(tool, (name, schema), close)?;
+        return Ok(format!("{} {text}", lark.text(mark)));
+    };
+    if types.has("array") {
+        let any = Value::Bool(true);
+        let items = schema.get("items").unwrap_or(&any);
+        let item = value(lark, tool, (name, items), mark, left)?;
+        let item = lark.rule(&item);
+        return Ok(format!("\"[\" ({item} (\",\" {item})*)? \"]\""));
+    }
+    if types.has("object") {
+        let mut members = Vec::new();
+        for (key, inner) in properties(schema).into_iter().flatten() {
+            let body = value(lark, tool, (name, inner), mark, left)?;
+            members.push(lark.rule(&format!("{} {body}", lark.text(&format!("{key}:")))));
+        }
+        return Ok(format!("\"{{\" {} \"}}\"", comma_separated(&members, &[], "\",\"")));
+    }
+    Ok(Lark::json(&part(tool, schema)))
+}

@@ -1,0 +1,61 @@
+//! GLM 4.5 and later: keys and values in turn.
+//!
+//! ```text
+//! <tool_call>weather
+//! <arg_key>city</arg_key>
+//! <arg_value>Oslo</arg_value>
+//! </tool_call>
+//! ```
+
+use super::super::ToolSpec;
+use super::super::lark::{Close, Lark, ToolGrammarError};
+use super::super::pattern::{Pattern, Place, Step};
+use super::super::schema::typed_call;
+use super::{Frame, Free, ToolFamily};
+
+const CLOSE: Close = Close { before: "", tag: "</arg_value>", after: "\n" };
+
+pub(super) static FAMILY: ToolFamily = ToolFamily {
+    name: "glm45",
+    aliases: &["glm4", "glm47", "glm4_moe"],
+    signs: &[&["<arg_key>"]],
+    patterns: &[Pattern {
+        trigger: "<tool_call>",
+        place: Place::Anywhere,
+        steps: &[
+            Step::Literal("<tool_call>"),
+            Step::Space,
+            Step::Word,
+            Step::Space,
+            Step::Branch(&[("<arg_key>", 1), ("</tool_call>", 7)]),
+            Step::Literal("<arg_key>"),
+            Step::Until("</arg_key>"),
+            Step::Space,
+            Step::Literal("<arg_value>"),
+            Step::Until("</arg_value>"),
+            Step::Back(7),
+            Step::Literal("</tool_call>"),
+        ],
+        read: |fields, tools| {
+            let (name, written) = fields.split_first()?;
+            let pairs = written.chunks_exact(2).map(|pair| (pair[0].trim_ascii(), pair[1]));
+            Some(vec![typed_call(name, pairs, tools)])
+        },
+    }],
+    marks: &[],
+    frame: Frame {
+        before: "\n",
+        trigger: "<tool_call>",
+        open: "",
+        separator: Some("</tool_call>\n<tool_call>"),
+        close: "</tool_call>",
+        free: Free::Anywhere,
+    },
+    item,
+};
+
+fn item(lark: &mut Lark<'_>, tool: &ToolSpec) -> Result<String, ToolGrammarError> {
+    let open = |name: &str| format!("<arg_key>{name}</arg_key>\n<arg_value>");
+    let parameters = lark.parameters(tool, open, CLOSE)?;
+    Ok(format!("{} {parameters}", lark.text(&format!("{}\n", tool.name))))
+}

@@ -1,0 +1,91 @@
+//! gpt-oss: a message on the channel for commentary, to a function. The recipient stands before
+//! or after the channel.
+//!
+//! ```text
+//! <|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>
+//! <|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{"city": "Oslo"}
+//! ```
+//!
+//! `<|call|>` ends the model's turn, so it is a stop token and no part of the text: a call has
+//! ended where its JSON has. What the other channels say is told by the reasoning's format.
+
+use super::super::lark::Lark;
+use super::super::pattern::{Pattern, Place, Step};
+use super::super::{ToolCall, Tools};
+use super::{Frame, Free, ToolFamily};
+
+const fn call(trigger: &'static str, place: Place, steps: &'static [Step]) -> Pattern {
+    Pattern { trigger, place, steps, read }
+}
+
+pub(super) static FAMILY: ToolFamily = ToolFamily {
+    name: "harmony",
+    aliases: &["gpt_oss", "openai"],
+    signs: &[&["<|channel|>", "<|message|>"]],
+    patterns: &[
+        call(
+            "<|channel|>commentary to=functions.",
+            Place::Anywhere,
+            &[
+                Step::Literal("<|channel|>commentary to=functions."),
+                Step::Word,
+                Step::Until("<|message|>"),
+                Step::Space,
+                Step::Json { opened: 0 },
+            ],
+        ),
+        call(
+            "<|channel|>analysis to=functions.",
+            Place::Anywhere,
+            &[
+                Step::Literal("<|channel|>analysis to=functions."),
+                Step::Word,
+                Step::Until("<|message|>"),
+                Step::Space,
+                Step::Json { opened: 0 },
+            ],
+        ),
+        call(
+            "<|start|>assistant to=functions.",
+            Place::Anywhere,
+            &[
+                Step::Literal("<|start|>assistant to=functions."),
+                Step::Word,
+                Step::Until("<|message|>"),
+                Step::Space,
+                Step::Json { opened: 0 },
+            ],
+        ),
+        // The prompt ends with the role.
+        call(
+            " to=functions.",
+            Place::Start,
+            &[
+                Step::Literal(" to=functions."),
+                Step::Word,
+                Step::Until("<|message|>"),
+                Step::Space,
+                Step::Json { opened: 0 },
+            ],
+        ),
+    ],
+    marks: &["<|constrain|>", "<|call|>"],
+    frame: Frame {
+        before: "<|start|>assistant",
+        trigger: "",
+        open: "<|channel|>commentary to=functions.",
+        separator: None,
+        close: "",
+        free: Free::Start { text: "<|channel|>final<|message|>", body: "/(?s:.*)/" },
+    },
+    item: |lark, tool| {
+        let head = lark.text(&format!("{} <|constrain|>json<|message|>", tool.name));
+        Ok(format!("{head} {}", Lark::arguments(tool)))
+    },
+};
+
+/// The header between name and arguments says how they are written, which shows by itself.
+fn read(fields: &[&str], _: &Tools) -> Option<Vec<ToolCall>> {
+    let [name, _, arguments] = fields else { return None };
+    Some(vec![ToolCall::of_object(name, arguments)?])
+}

@@ -1,0 +1,56 @@
+//! Hermes and most Qwen models: JSON between tags. Some write a bracket form instead.
+//!
+//! ```text
+//! <tool_call>
+//! {"name": "weather", "arguments": {"city": "Oslo"}}
+//! </tool_call>
+//! [Calling tool: weather({"city": "Oslo"})]
+//! ```
+
+use super::super::ToolCall;
+use super::super::json::{self, Needs};
+use super::super::pattern::{Pattern, Place, Step};
+use super::{Frame, Free, ToolFamily};
+
+pub(super) static FAMILY: ToolFamily = ToolFamily {
+    name: "hermes",
+    aliases: &["qwen", "qwen3", "qwen25", "nous", "granite4"],
+    signs: &[&["<tool_call>"]],
+    patterns: &[
+        Pattern {
+            trigger: "<tool_call>",
+            place: Place::Anywhere,
+            steps: &[
+                Step::Literal("<tool_call>"),
+                Step::Space,
+                Step::Json { opened: 0 },
+                Step::Space,
+                Step::Literal("</tool_call>"),
+            ],
+            read: |fields, _| json::calls(fields[0], Needs::Nothing),
+        },
+        Pattern {
+            trigger: "[Calling tool:",
+            place: Place::Anywhere,
+            steps: &[
+                Step::Literal("[Calling tool:"),
+                Step::Space,
+                Step::Word,
+                Step::Literal("("),
+                Step::Json { opened: 0 },
+                Step::Literal(")]"),
+            ],
+            read: |fields, _| Some(vec![ToolCall::of_object(fields[0], fields[1])?]),
+        },
+    ],
+    marks: &[],
+    frame: Frame {
+        before: "\n\n",
+        trigger: "<tool_call>",
+        open: "\n",
+        separator: Some("\n</tool_call>\n<tool_call>\n"),
+        close: "\n</tool_call>",
+        free: Free::Anywhere,
+    },
+    item: |lark, tool| Ok(lark.named_json(tool, "arguments")),
+};

@@ -1,0 +1,69 @@
+//! Llama 3: JSON that begins the answer, after a marker or without, or tags that name the tool.
+//!
+//! ```text
+//! {"name": "weather", "parameters": {"city": "Oslo"}}; {"name": "time", "parameters": {}}
+//! <|python_tag|>{"name": "weather", "parameters": {"city": "Oslo"}}
+//! <function=weather>{"city": "Oslo"}</function>
+//! ```
+//!
+//! JSON has no end but its own, so the call has ended where it has.
+
+use super::super::json::{self, Needs};
+use super::super::pattern::{Pattern, Place, Step};
+use super::super::{ToolCall, Tools};
+use super::generic::KEYS;
+use super::{Frame, Free, ToolFamily};
+
+pub(super) static FAMILY: ToolFamily = ToolFamily {
+    name: "llama3_json",
+    aliases: &["llama", "llama3", "llama4", "llama4_json"],
+    signs: &[&["<|python_tag|>"], &["<|start_header_id|>", "\"parameters\""]],
+    patterns: &[
+        Pattern {
+            trigger: "<|python_tag|>",
+            place: Place::Anywhere,
+            steps: &[Step::Literal("<|python_tag|>"), Step::Space, Step::Json { opened: 0 }],
+            read,
+        },
+        Pattern {
+            trigger: "{",
+            place: Place::StartOrAfterCall,
+            steps: &[Step::Literal("{"), Step::Space, Step::Branch(KEYS), Step::Json { opened: 1 }],
+            read,
+        },
+        Pattern {
+            trigger: ";",
+            place: Place::AfterCall,
+            steps: &[Step::Literal(";"), Step::Space, Step::Json { opened: 0 }],
+            read,
+        },
+        Pattern {
+            trigger: "<function=",
+            place: Place::Anywhere,
+            steps: &[
+                Step::Literal("<function="),
+                Step::Word,
+                Step::Literal(">"),
+                Step::Space,
+                Step::Json { opened: 0 },
+                Step::Space,
+                Step::Literal("</function>"),
+            ],
+            read: |fields, _| Some(vec![ToolCall::of_object(fields[0], fields[1])?]),
+        },
+    ],
+    marks: &[],
+    frame: Frame {
+        before: "",
+        trigger: "",
+        open: "",
+        separator: Some("; "),
+        close: "",
+        free: Free::Start { text: "", body: "/[^{;<\\s](?s:.*)/" },
+    },
+    item: |lark, tool| Ok(lark.named_json(tool, "parameters")),
+};
+
+fn read(fields: &[&str], _: &Tools) -> Option<Vec<ToolCall>> {
+    json::calls(fields.first()?, Needs::Arguments)
+}

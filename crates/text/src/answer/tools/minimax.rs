@@ -1,0 +1,70 @@
+//! MiniMax M2: several calls between one pair of tags.
+//!
+//! ```text
+//! <minimax:tool_call>
+//! <invoke name="weather">
+//! <parameter name="city">Oslo</parameter>
+//! </invoke>
+//! </minimax:tool_call>
+//! ```
+
+use super::super::lark::Close;
+use super::super::pattern::{Pattern, Place, Step};
+use super::super::reasoning::bare;
+use super::super::schema::typed_call;
+use super::super::{ToolCall, Tools};
+use super::{Frame, Free, ToolFamily};
+
+const STEPS: &[Step] = &[
+    Step::Literal("<minimax:tool_call>"),
+    Step::Space,
+    Step::Literal("<invoke name=\""),
+    Step::Word,
+    Step::Literal("\">"),
+    Step::Space,
+    Step::Branch(&[("<parameter name=\"", 1), ("</invoke>", 5)]),
+    Step::Literal("<parameter name=\""),
+    Step::Until("\">"),
+    Step::Until("</parameter>"),
+    Step::Back(5),
+    Step::Literal("</invoke>"),
+];
+
+const CLOSE: Close = Close { before: "", tag: "</parameter>", after: "\n" };
+
+pub(super) static FAMILY: ToolFamily = ToolFamily {
+    name: "minimax_m2",
+    aliases: &["minimax"],
+    signs: &[&["<minimax:tool_call>"]],
+    patterns: &[
+        Pattern { trigger: "<minimax:tool_call>", place: Place::Anywhere, steps: STEPS, read },
+        Pattern {
+            trigger: "<invoke name=\"",
+            place: Place::AfterCall,
+            steps: STEPS.split_at(2).1,
+            read,
+        },
+        bare("</minimax:tool_call>", Place::AfterCall, &[Step::Literal("</minimax:tool_call>")]),
+    ],
+    marks: &[],
+    frame: Frame {
+        before: "\n\n",
+        trigger: "<minimax:tool_call>",
+        open: "\n",
+        separator: Some("\n"),
+        close: "\n</minimax:tool_call>",
+        free: Free::Anywhere,
+    },
+    item: |lark, tool| {
+        let open = |name: &str| format!("<parameter name=\"{name}\">");
+        let parameters = lark.parameters(tool, open, CLOSE)?;
+        let head = lark.text(&format!("<invoke name=\"{}\">\n", tool.name));
+        Ok(format!("{head} {parameters} {}", lark.text("</invoke>")))
+    },
+};
+
+fn read(fields: &[&str], tools: &Tools) -> Option<Vec<ToolCall>> {
+    let (name, written) = fields.split_first()?;
+    let pairs = written.chunks_exact(2).map(|pair| (pair[0], pair[1]));
+    Some(vec![typed_call(name, pairs, tools)])
+}

@@ -1,0 +1,81 @@
+//! Mistral: a list of calls in JSON, or in newer models a marker before each.
+//!
+//! ```text
+//! [TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}, "id": "abcdef123"}]
+//! [TOOL_CALLS]weather[ARGS]{"city": "Oslo"}
+//! [TOOL_CALLS]weather[CALL_ID]abcdef123[ARGS]{"city": "Oslo"}
+//! ```
+//!
+//! A call has ended where its JSON has.
+
+use super::super::json::{self, Needs};
+use super::super::lark::Lark;
+use super::super::pattern::{Pattern, Place, Step};
+use super::super::{ToolCall, Tools};
+use super::{Frame, Free, ToolFamily};
+
+const PATTERNS: &[Pattern] = &[Pattern {
+    trigger: "[TOOL_CALLS]",
+    place: Place::Anywhere,
+    steps: &[
+        Step::Literal("[TOOL_CALLS]"),
+        Step::Space,
+        Step::Branch(&[("[", 7), ("{", 7), ("", 1)]),
+        Step::Word,
+        Step::Branch(&[("[CALL_ID]", 1), ("[ARGS]", 3), ("", 4)]),
+        Step::Literal("[CALL_ID]"),
+        Step::Word,
+        Step::Literal("[ARGS]"),
+        Step::Space,
+        Step::Json { opened: 0 },
+    ],
+    read,
+}];
+
+pub(super) static WITH_ARGS: ToolFamily = ToolFamily {
+    name: "mistral_args",
+    aliases: &["devstral", "magistral"],
+    signs: &[&["[TOOL_CALLS]", "[ARGS]"]],
+    patterns: PATTERNS,
+    marks: &["[ARGS]", "[CALL_ID]"],
+    frame: Frame {
+        before: "",
+        trigger: "[TOOL_CALLS]",
+        open: "",
+        separator: Some("[TOOL_CALLS]"),
+        close: "",
+        free: Free::Anywhere,
+    },
+    item: |lark, tool| {
+        let head = lark.text(&format!("{}[ARGS]", tool.name));
+        Ok(format!("{head} {}", Lark::arguments(tool)))
+    },
+};
+
+pub(super) static FAMILY: ToolFamily = ToolFamily {
+    name: "mistral",
+    aliases: &[],
+    signs: &[&["[TOOL_CALLS]"]],
+    patterns: PATTERNS,
+    marks: &["[ARGS]", "[CALL_ID]"],
+    frame: Frame {
+        before: "",
+        trigger: "[TOOL_CALLS]",
+        open: "[",
+        separator: Some(", "),
+        close: "]",
+        free: Free::Anywhere,
+    },
+    item: |lark, tool| Ok(lark.named_json(tool, "arguments")),
+};
+
+fn read(fields: &[&str], _: &Tools) -> Option<Vec<ToolCall>> {
+    match fields {
+        [name, arguments] => Some(vec![ToolCall::of_object(name, arguments)?]),
+        [name, id, arguments] => {
+            let call = ToolCall::of_object(name, arguments)?;
+            Some(vec![ToolCall { id: Some((*id).to_owned()), ..call }])
+        }
+        _ => json::calls(fields.first()?, Needs::Nothing),
+    }
+}

@@ -1,0 +1,117 @@
+//! Llama 4 and others: a list of Python calls with literals by name.
+//!
+//! ```text
+//! [weather(city="Oslo"), time()]
+//! <|tool_call_start|>[weather(city="Oslo")]<|tool_call_end|>
+//! ```
+
+use super::super::lark::{Lark, ToolGrammarError, comma_separated, is_required, part};
+use super::super::literal::Literals;
+use super::super::pattern::{Pattern, Place, Step};
+use super::super::schema::{json_object, properties};
+use super::super::{ToolCall, ToolSpec, Tools};
+use super::{Frame, Free, ToolFamily};
+
+const BARE: Pattern = Pattern {
+    trigger: "[",
+    place: Place::Start,
+    steps: &[
+        Step::Literal("["),
+        Step::Space,
+        Step::Word,
+        Step::Branch(&[("(", 1)]),
+        Step::Python { opened: 1 },
+    ],
+    read,
+};
+
+pub(super) static FAMILY: ToolFamily = ToolFamily {
+    name: "pythonic",
+    aliases: &["llama4_pythonic", "olmo3"],
+    signs: &[&["[func_name1("], &["<|python_start|>"]],
+    patterns: &[
+        BARE,
+        Pattern {
+            trigger: "<|python_start|>",
+            place: Place::Anywhere,
+            steps: &[
+                Step::Literal("<|python_start|>"),
+                Step::Space,
+                Step::Python { opened: 0 },
+                Step::Space,
+                Step::Literal("<|python_end|>"),
+            ],
+            read,
+        },
+    ],
+    marks: &[],
+    frame: Frame {
+        before: "",
+        trigger: "",
+        open: "[",
+        separator: Some(", "),
+        close: "]",
+        free: Free::Start { text: "", body: "/[^\\[<\\s](?s:.*)/" },
+    },
+    item,
+};
+
+pub(super) static MARKED: ToolFamily = ToolFamily {
+    name: "lfm2",
+    aliases: &[],
+    signs: &[&["<|tool_call_start|>"], &["<|tool_list_start|>"]],
+    patterns: &[
+        Pattern {
+            trigger: "<|tool_call_start|>",
+            place: Place::Anywhere,
+            steps: &[
+                Step::Literal("<|tool_call_start|>"),
+                Step::Space,
+                Step::Python { opened: 0 },
+                Step::Space,
+                Step::Literal("<|tool_call_end|>"),
+            ],
+            read,
+        },
+        BARE,
+    ],
+    marks: &[],
+    frame: Frame {
+        before: "",
+        trigger: "<|tool_call_start|>",
+        open: "[",
+        separator: Some(", "),
+        close: "]<|tool_call_end|>",
+        free: Free::Anywhere,
+    },
+    item,
+};
+
+/// The list is what was captured last.
+fn read(fields: &[&str], _: &Tools) -> Option<Vec<ToolCall>> {
+    let mut literals = Literals::python(fields.last()?);
+    literals.take("[")?;
+    let mut calls = Vec::new();
+    loop {
+        let name = literals.name()?;
+        literals.take("(")?;
+        let arguments = literals.members("=", ")")?;
+        calls.push(ToolCall::new(name, &json_object(&arguments)));
+        if literals.take(",").is_none() {
+            literals.take("]")?;
+            return literals.is_empty().then_some(calls);
+        }
+    }
+}
+
+/// JSON is Python's notation but for three words, which are read in both forms.
+fn item(lark: &mut Lark<'_>, tool: &ToolSpec) -> Result<String, ToolGrammarError> {
+    let (mut required, mut optional) = (Vec::new(), Vec::new());
+    for (name, schema) in properties(&tool.parameters).into_iter().flatten() {
+        let head = lark.text(&format!("{name}="));
+        let member = lark.rule(&format!("{head} {}", Lark::json(&part(tool, schema))));
+        if is_required(tool, name) { &mut required } else { &mut optional }.push(member);
+    }
+    let head = lark.text(&format!("{}(", tool.name));
+    Ok(format!("{head} {} \")\"", comma_separated(&required, &optional, "\", \"")))
+}

@@ -1,0 +1,81 @@
+//! Qwen3-Coder and Nemotron: tags whose names carry the values' names.
+//!
+//! ```text
+//! <tool_call>
+//! <function=weather>
+//! <parameter=city>
+//! Oslo
+//! </parameter>
+//! </function>
+//! </tool_call>
+//! ```
+
+use super::super::lark::Close;
+use super::super::pattern::{Pattern, Place, Step};
+use super::super::reasoning::bare;
+use super::super::schema::typed_call;
+use super::super::{ToolCall, Tools};
+use super::{Frame, Free, ToolFamily};
+
+const STEPS: &[Step] = &[
+    Step::Literal("<tool_call>"),
+    Step::Space,
+    Step::Literal("<function="),
+    Step::Word,
+    Step::Literal(">"),
+    Step::Space,
+    Step::Branch(&[("<parameter=", 1), ("</function>", 5)]),
+    Step::Literal("<parameter="),
+    Step::Until(">"),
+    Step::Until("</parameter>"),
+    Step::Back(5),
+    Step::Literal("</function>"),
+    Step::Space,
+    Step::Literal("</tool_call>"),
+];
+
+const CLOSE: Close = Close { before: "\n", tag: "</parameter>", after: "\n" };
+
+pub(super) static FAMILY: ToolFamily = ToolFamily {
+    name: "qwen3_coder",
+    aliases: &["qwen3_xml", "nemotron", "nemotron3", "nemotron_v3"],
+    signs: &[&["<tool_call>", "<function="]],
+    patterns: &[
+        Pattern { trigger: "<tool_call>", place: Place::Anywhere, steps: STEPS, read },
+        // The outer tag is sometimes forgotten.
+        Pattern {
+            trigger: "<function=",
+            place: Place::Anywhere,
+            steps: STEPS.split_at(12).0.split_at(2).1,
+            read,
+        },
+        bare("</tool_call>", Place::AfterCall, &[Step::Literal("</tool_call>")]),
+    ],
+    marks: &[],
+    frame: Frame {
+        before: "\n\n",
+        trigger: "<tool_call>",
+        open: "\n",
+        separator: Some("\n</tool_call>\n<tool_call>\n"),
+        close: "\n</tool_call>",
+        free: Free::Anywhere,
+    },
+    item: |lark, tool| {
+        let open = |name: &str| format!("<parameter={name}>\n");
+        let parameters = lark.parameters(tool, open, CLOSE)?;
+        let head = lark.text(&format!("<function={}>\n", tool.name));
+        Ok(format!("{head} {parameters} {}", lark.text("</function>")))
+    },
+};
+
+fn read(fields: &[&str], tools: &Tools) -> Option<Vec<ToolCall>> {
+    let (name, written) = fields.split_first()?;
+    let pairs = written.chunks_exact(2).map(|pair| (pair[0], unwrapped(pair[1])));
+    Some(vec![typed_call(name, pairs, tools)])
+}
+
+/// A value without the line breaks that set it apart from its tags.
+pub(super) fn unwrapped(value: &str) -> &str {
+    let value = value.strip_prefix('\n').unwrap_or(value);
+    value.strip_suffix('\n').unwrap_or(value)
+}

@@ -1,0 +1,450 @@
+//! Recorded answers of every family, whole and in pieces, and text that only looks like one.
+
+use std::sync::{Arc, LazyLock};
+
+use jackalope_text::{
+    AnswerFormat, AnswerParser, ChatTemplate, Segment, Tokenizer, ToolCall, ToolFormat, ToolSpec,
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use crate::checkpoint::{Checkpoint, data, tokenizer};
+
+/// The tools that the examples call.
+pub(crate) fn tools() -> Arc<[ToolSpec]> {
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer", "minimum": 0, "maximum": 9},
+            "metric": {"type": "boolean"},
+            "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+        },
+        "additionalProperties": false,
+        "required": ["city", "days"],
+    });
+    let tool = |name: &str, parameters: Value| ToolSpec {
+        name: name.to_owned(),
+        parameters,
+        strict: true,
+    };
+    Arc::new([
+        tool("weather", parameters),
+        tool("time", json!({"type": "object", "properties": {}, "additionalProperties": false})),
+        tool(
+            "we",
+            json!({"type": "object", "properties": {"note": {"type": "string", "enum": ["x y", "\"q\""]}}, "additionalProperties": false}),
+        ),
+    ])
+}
+
+/// The format with these names.
+pub(crate) fn format(reasoning: &str, tools: &str) -> AnswerFormat {
+    static QWEN: LazyLock<Tokenizer> = LazyLock::new(|| tokenizer("qwen"));
+    AnswerFormat::detect(&QWEN, None).from_names(&QWEN, reasoning, tools).unwrap()
+}
+
+/// The segments of an answer in pieces, neighbouring ones of a kind joined.
+pub(crate) fn parse<S: AsRef<str>>(mut parser: AnswerParser, pieces: &[S]) -> Vec<Segment> {
+    let mut segments: Vec<Segment> =
+        pieces.iter().flat_map(|piece| parser.push(piece.as_ref())).collect();
+    segments.extend(parser.finish());
+    let mut joined: Vec<Segment> = Vec::new();
+    for segment in segments {
+        match (joined.last_mut(), segment) {
+            (Some(Segment::Text(before)), Segment::Text(text)) => before.push_str(&text),
+            (Some(Segment::Reasoning(before)), Segment::Reasoning(text)) => before.push_str(&text),
+            (_, segment) => joined.push(segment),
+        }
+    }
+    joined
+}
+
+fn pieces(whole: &str, cut: usize) -> Vec<String> {
+    let characters: Vec<char> = whole.chars().collect();
+    characters.chunks(cut).map(|piece| piece.iter().collect()).collect()
+}
+
+/// Segments as a line of text each, which is easy to read and to write.
+fn shown(segments: &[Segment]) -> Vec<String> {
+    let show = |segment: &Segment| match segment {
+        Segment::Text(text) => format!("text {text}"),
+        Segment::Reasoning(text) => format!("thought {text}"),
+        Segment::Call(ToolCall { id, name, arguments }) => {
+            let id = id.as_deref().map(|id| format!(" #{id}")).unwrap_or_default();
+            format!("call {name}{id} {arguments}")
+        }
+    };
+    segments.iter().map(show).collect()
+}
+
+/// An answer of a family, and what it says.
+type Example = (&'static str, &'static str, &'static str, &'static [&'static str]);
+
+const OSLO: &str = "call weather {\"city\": \"Oslo\", \"days\": 3}";
+
+/// Reasoning format, tool format, answer, segments.
+const EXAMPLES: &[Example] = &[
+    (
+        "qwen3",
+        "hermes",
+        "<think>\nHm, <tool_call>{\"name\": \"time\"}</tool_call>?\n</think>\n\nSo:\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>",
+        &[
+            "thought Hm, <tool_call>{\"name\": \"time\"}</tool_call>?",
+            "text So:",
+            OSLO,
+            "call time {}",
+        ],
+    ),
+    (
+        "none",
+        "qwen",
+        "Sure. [Calling tool: weather({\"city\": \"Oslo\", \"days\": 3})]",
+        &["text Sure.", OSLO],
+    ),
+    (
+        "none",
+        "qwen3_coder",
+        "I look.\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=metric>\nTrue\n</parameter>\n<parameter=tags>\n[\"a\"]\n</parameter>\n</function>\n</tool_call>\n<function=we>\n<parameter=note>\n17\n</parameter>\n</function>\n</tool_call>",
+        &[
+            "text I look.",
+            "call weather {\"city\": \"Oslo\", \"days\": 3, \"metric\": true, \"tags\": [\"a\"]}",
+            "call we {\"note\": \"17\"}",
+        ],
+    ),
+    (
+        "none",
+        "qwen3_coder",
+        "<tool_call>\n<function=weather>\n<parameter=city>\n<b>\"A\"\n</b>\n</parameter>\n<parameter=days>\nmany\n</parameter>\n</function>\n</tool_call>",
+        &["call weather {\"city\": \"<b>\\\"A\\\"\\n</b>\", \"days\": \"many\"}"],
+    ),
+    (
+        "none",
+        "llama3_json",
+        "{\"name\": \"weather\", \"parameters\": {\"city\": \"Oslo\", \"days\": 3}}; {\"name\": \"time\", \"parameters\": {}}",
+        &[OSLO, "call time {}"],
+    ),
+    (
+        "none",
+        "llama",
+        "<|python_tag|>{\"type\": \"function\", \"name\": \"weather\", \"parameters\": {\"city\": \"Oslo\", \"days\": 3}}",
+        &[OSLO],
+    ),
+    ("none", "llama", "<function=weather>{\"city\": \"Oslo\", \"days\": 3}</function>", &[OSLO]),
+    ("none", "llama", "<|python_tag|>print(1)", &["text <|python_tag|>print(1)"]),
+    (
+        "none",
+        "llama",
+        "As JSON: {\"name\": \"time\", \"parameters\": {}}",
+        &["text As JSON: {\"name\": \"time\", \"parameters\": {}}"],
+    ),
+    (
+        "none",
+        "pythonic",
+        "[weather(city=\"Oslo\", days=3), we(note='it\\'s \\u00e9]'), time()]",
+        &[OSLO, "call we {\"note\": \"it's é]\"}", "call time {}"],
+    ),
+    (
+        "none",
+        "pythonic",
+        "[weather(city='Oslo', days=3, tags=['a', {'k': (True, None, -1.5e3)}])]",
+        &[
+            "call weather {\"city\": \"Oslo\", \"days\": 3, \"tags\": [\"a\", {\"k\": [true, null, -1.5e3]}]}",
+        ],
+    ),
+    ("none", "pythonic", "[weather](https://x) says", &["text [weather](https://x) says"]),
+    (
+        "none",
+        "lfm2",
+        "Now <|tool_call_start|>[weather(city=\"Oslo\", days=3)]<|tool_call_end|>",
+        &["text Now", OSLO],
+    ),
+    (
+        "mistral",
+        "mistral",
+        "[THINK]Hm.[/THINK]Well. [TOOL_CALLS] [{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}, \"id\": \"abcdef123\"}, {\"name\": \"time\", \"arguments\": {}}]",
+        &[
+            "thought Hm.",
+            "text Well.",
+            "call weather #abcdef123 {\"city\": \"Oslo\", \"days\": 3}",
+            "call time {}",
+        ],
+    ),
+    (
+        "none",
+        "mistral_args",
+        "[TOOL_CALLS]weather[ARGS]{\"city\": \"Oslo\", \"days\": 3}[TOOL_CALLS]time[CALL_ID]abcdef123[ARGS]{}[TOOL_CALLS]time{}",
+        &[OSLO, "call time #abcdef123 {}", "call time {}"],
+    ),
+    (
+        "deepseek_r1",
+        "deepseek_v3",
+        "<think>\nHm.\n</think>\n\nOne moment<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"Oslo\", \"days\": 3}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>time\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        &["thought Hm.", "text One moment", OSLO, "call time {}"],
+    ),
+    (
+        "none",
+        "deepseek_v31",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"Oslo\", \"days\": 3}<｜tool▁call▁end｜><｜tool▁call▁begin｜>time<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        &[OSLO, "call time {}"],
+    ),
+    (
+        "none",
+        "kimi_k2",
+        "Let me see.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{\"city\": \"Oslo\", \"days\": 3}<|tool_call_end|><|tool_call_begin|>functions.time:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        &[
+            "text Let me see.",
+            "call weather #functions.weather:0 {\"city\": \"Oslo\", \"days\": 3}",
+            "call time #functions.time:1 {}",
+        ],
+    ),
+    (
+        "glm45",
+        "glm47",
+        "\n<think></think>\nOf course.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>time</tool_call>",
+        &["text Of course.", OSLO, "call time {}"],
+    ),
+    (
+        "harmony",
+        "harmony",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"Oslo\", \"days\": 3}",
+        &["thought Hm.", "text I look.", OSLO],
+    ),
+    (
+        "harmony",
+        "harmony",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{\"city\": \"Oslo\", \"days\": 3}<|call|>",
+        &["thought Hm.", OSLO],
+    ),
+    (
+        "gpt_oss",
+        "none",
+        "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>final<|message|>Two <b>.<|return|>",
+        &["thought One.", "text Two <b>."],
+    ),
+    (
+        "minimax_m2",
+        "minimax_m2",
+        "<think>\nHm\n</think>\n\nI look.\n<minimax:tool_call>\n<invoke name=\"weather\">\n<parameter name=\"city\">Oslo</parameter>\n<parameter name=\"days\">3</parameter>\n</invoke>\n<invoke name=\"time\">\n</invoke>\n</minimax:tool_call>",
+        &["thought Hm", "text I look.", OSLO, "call time {}"],
+    ),
+    (
+        "gemma4",
+        "gemma4",
+        "<|channel>thought\nHm.\n<channel|>Yes. <|tool_call>call:weather{city:<|\"|>Oslo<|\"|>,days:3}<tool_call|><|tool_call>call:weather{city:<|\"|>{a:\"b\"},<|\"|>,days:1,tags:[<|\"|>a<|\"|>],x:{y:{},z:[]}}<tool_call|>",
+        &[
+            "thought Hm.",
+            "text Yes.",
+            OSLO,
+            "call weather {\"city\": \"{a:\\\"b\\\"},\", \"days\": 1, \"tags\": [\"a\"], \"x\": {\"y\": {}, \"z\": []}}",
+        ],
+    ),
+    (
+        "none",
+        "function_gemma",
+        "<start_function_call>call:weather{city:<escape>Oslo<escape>,days:3}<end_function_call>",
+        &[OSLO],
+    ),
+    (
+        "none",
+        "json",
+        " [{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}},\n {\"type\": \"function\", \"function\": {\"name\": \"time\", \"arguments\": \"{}\"}}]\n",
+        &[OSLO, "call time {}"],
+    ),
+    ("none", "json", "```json\n{\"name\": \"time\", \"parameters\": {}}\n```", &["call time {}"]),
+    (
+        "none",
+        "phi4",
+        "<|tool_call|>[{\"name\": \"time\", \"arguments\": {}}]<|/tool_call|>",
+        &["call time {}"],
+    ),
+    (
+        "none",
+        "json",
+        "{\"name\": \"time\", \"parameters\": {}} is it.",
+        &["text {\"name\": \"time\", \"parameters\": {}} is it."],
+    ),
+    ("none", "json", "{\"answer\": 42}", &["text {\"answer\": 42}"]),
+    ("seed_oss", "none", "<seed:think>a</seed:think>b", &["thought a", "text b"]),
+    ("think", "none", "<think>never closed ", &["thought never closed "]),
+    ("think", "none", "Not <think>here</think>.", &["text Not <think>here</think>."]),
+];
+
+#[test]
+fn every_family_is_read_whole_and_in_pieces() {
+    for (reasoning, tool, answer, expected) in EXAMPLES {
+        let format = format(reasoning, tool);
+        let parser = || AnswerParser::new(&format, Some(tools()), false);
+        assert_eq!(shown(&parse(parser(), &[answer])), *expected, "{tool}: {answer}");
+        for cut in [1, 2, 3, 7] {
+            let parsed = parse(parser(), &pieces(answer, cut));
+            assert_eq!(shown(&parsed), *expected, "{tool} cut by {cut}: {answer}");
+        }
+    }
+    for name in ToolFormat::names() {
+        let is_shown = EXAMPLES
+            .iter()
+            .any(|(_, tool, ..)| format("none", tool).tools == ToolFormat::named(name));
+        assert!(is_shown, "{name} has no example");
+    }
+}
+
+#[test]
+fn a_thought_that_the_prompt_opened_ends_where_it_is_closed() {
+    let format = format("think", "hermes");
+    let parser = || AnswerParser::new(&format, None, true);
+    assert!(parser().is_reasoning());
+    let answer = "\nHm.\n</think>\n\nYes.";
+    for cut in [1, 5, 100] {
+        let parsed = shown(&parse(parser(), &pieces(answer, cut)));
+        assert_eq!(parsed, ["thought Hm.", "text Yes."]);
+    }
+    let tokenizer = tokenizer("qwen");
+    let opens =
+        |prompt: &str| format.opened_by(&tokenizer, &tokenizer.encode(prompt, false).unwrap());
+    assert!(opens("<|im_start|>assistant\n<think>\n"));
+    assert!(!opens("<|im_start|>assistant\n<think>\n\n</think>\n\n"));
+    assert!(!opens("What is <think>?<|im_end|>\n<|im_start|>assistant\n"));
+    assert!(!opens(""));
+}
+
+/// A call is one only if everything about it is right: without its last character, or of a tool
+/// that there is not, all of it is content.
+#[test]
+fn what_is_no_valid_call_is_content_as_it_was_written() {
+    let others: Arc<[ToolSpec]> =
+        tools().iter().filter(|tool| tool.name == "we").cloned().collect();
+    for (_, tool, answer, expected) in EXAMPLES {
+        let format = format("none", tool);
+        let parsed = parse(AnswerParser::new(&format, Some(Arc::clone(&others)), false), &[answer]);
+        for segment in &parsed {
+            match segment {
+                Segment::Call(call) => assert_eq!(call.name, "we"),
+                Segment::Text(text) => assert!(answer.contains(text.as_str()), "{text:?}"),
+                Segment::Reasoning(text) => panic!("no reasoning is read: {text:?}"),
+            }
+        }
+        if !expected.iter().any(|line| line.starts_with("call we ")) {
+            assert_eq!(parsed, [Segment::Text((*answer).to_owned())], "{tool}");
+        }
+    }
+}
+
+#[test]
+fn the_template_and_the_vocabulary_tell_the_format() {
+    let of_template = |source: &str| {
+        let checkpoint = Checkpoint::with_template(source);
+        let tokenizer = Tokenizer::load(checkpoint.dir()).unwrap();
+        let template = ChatTemplate::load(checkpoint.dir(), &tokenizer).unwrap();
+        AnswerFormat::detect(&tokenizer, template.as_ref())
+    };
+    let tools_of = |source: &str| of_template(source).tools.map(|tools| tools.name());
+    let cases = [
+        ("qwen2.5", "hermes"),
+        ("qwen3", "hermes"),
+        ("hermes-generation", "hermes"),
+        ("qwen3-coder", "qwen3_coder"),
+        ("llama3.1", "llama3_json"),
+        ("mistral", "mistral"),
+        ("deepseek", "deepseek_v3"),
+    ];
+    for (name, expected) in cases {
+        let source = std::fs::read_to_string(data(&format!("templates/{name}.jinja"))).unwrap();
+        assert_eq!(tools_of(&source), Some(expected), "{name}");
+    }
+    assert_eq!(tools_of("{{ messages[0].content }}"), None);
+    assert_eq!(tools_of("{{ tools }}{{ messages[0].content }}"), Some("json"));
+    assert_eq!(tools_of("<tool_call>{name}\n<arg_key>"), Some("glm45"));
+    assert_eq!(tools_of("<minimax:tool_call>"), Some("minimax_m2"));
+    assert_eq!(tools_of("[TOOL_CALLS]f[ARGS]"), Some("mistral_args"));
+    assert_eq!(tools_of("<｜tool▁calls▁begin｜>"), Some("deepseek_v31"));
+    assert_eq!(tools_of("<|channel|>final<|message|>"), Some("harmony"));
+    // The vocabulary has it.
+    assert_eq!(of_template("").reasoning.map(|reasoning| reasoning.name()), Some("think"));
+
+    let tokenizer = tokenizer("qwen");
+    let detected = AnswerFormat::detect(&tokenizer, None);
+    let refused = detected.from_names(&tokenizer, "auto", "klingon").unwrap_err().to_string();
+    assert!(refused.contains("tool parser \"klingon\" is unknown"), "{refused}");
+    assert!(refused.contains("hint: known are none, auto, harmony, "), "{refused}");
+    let reasoning = detected.reasoning.unwrap();
+    assert_eq!(reasoning.close_tokens(&tokenizer), [tokenizer.token_id("</think>").unwrap()]);
+    assert_eq!(reasoning.open_tokens(&tokenizer), [tokenizer.token_id("<think>").unwrap()]);
+    let cut = tokenizer.decode(&reasoning.cut_tokens(&tokenizer), false);
+    assert_eq!(cut, "</think>\n\n");
+}
+
+/// Parts of all markup there is, and what stands between.
+fn fragment() -> impl Strategy<Value = String> {
+    const CUTS: [&str; 7] = ["<", ">", "[", "]", "{", "}", "\n"];
+    let marks = EXAMPLES.iter().flat_map(|(_, _, answer, _)| {
+        let parts = CUTS.iter().flat_map(|cut| answer.split_inclusive(*cut));
+        std::iter::once(*answer).chain(parts).map(str::to_owned)
+    });
+    let plain = ["é", "\"", "\\", " ", "\n\n", "<", "｜", "words ", "'", "'''", "\u{0}"];
+    let all: Vec<String> = marks.chain(plain.map(str::to_owned)).collect();
+    prop::sample::select(all)
+}
+
+/// The text without white space and without the markup of the reasoning's formats.
+fn unmarked(text: &str) -> String {
+    const MARKUP: [&str; 18] = [
+        "<think>",
+        "</think>",
+        "[THINK]",
+        "[/THINK]",
+        "<seed:think>",
+        "</seed:think>",
+        "<|channel>thought",
+        "<channel|>",
+        "<|channel|>analysis<|message|>",
+        "<|channel|>final<|message|>",
+        "<|channel|>commentary<|message|>",
+        "<|start|>assistant",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "</tool_call>",
+        "<|/tool_call|>",
+        "\n",
+    ];
+    let mut text: String =
+        text.chars().filter(|character| !character.is_ascii_whitespace()).collect();
+    while let Some(mark) = MARKUP.iter().find(|mark| text.contains(**mark)) {
+        text = text.replacen(mark, "", 1);
+    }
+    text
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3_000))]
+
+    #[test]
+    fn the_pieces_of_no_family_matter(
+        fragments in prop::collection::vec(fragment(), 0..10),
+        example in 0..EXAMPLES.len(),
+        cut in 1..9_usize,
+        in_reasoning: bool,
+        with_tools: bool,
+    ) {
+        let (reasoning, tool, ..) = EXAMPLES[example];
+        let format = format(reasoning, tool);
+        let parser = || AnswerParser::new(&format, with_tools.then(tools), in_reasoning);
+        let whole = fragments.concat();
+        let expected = parse(parser(), &[&whole]);
+        prop_assert_eq!(&parse(parser(), &fragments), &expected);
+        prop_assert_eq!(&parse(parser(), &pieces(&whole, cut)), &expected);
+
+        // Nothing is lost but markup, and the white space around it.
+        let has_calls = expected.iter().any(|segment| matches!(segment, Segment::Call(_)));
+        let kept: String = expected.iter().map(|segment| match segment {
+            Segment::Call(_) => "",
+            Segment::Text(text) | Segment::Reasoning(text) => text,
+        }).collect();
+        if !has_calls {
+            prop_assert_eq!(unmarked(&kept), unmarked(&whole));
+        }
+        let mut rest = whole.chars();
+        prop_assert!(kept.chars().all(|kept| rest.any(|character| character == kept)));
+    }
+}

@@ -1,0 +1,309 @@
+//! Answers drawn at random from the grammars of tool calls are calls to the parser.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use jackalope_text::{
+    AnswerFormat, AnswerParser, CallCount, Detokenizer, Segment, TokenId, Tokenizer, ToolDemand,
+    ToolFormat, ToolGrammarError, ToolSpec,
+};
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value, json};
+
+use crate::checkpoint::Checkpoint;
+use crate::tool_families::{parse, tools};
+
+/// Special tokens that real vocabularies have.
+const SPECIAL: [&str; 27] = [
+    "<|channel|>",
+    "<|message|>",
+    "<|start|>",
+    "<|end|>",
+    "<|constrain|>",
+    "<|python_tag|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+    "<escape>",
+    "<start_function_call>",
+    "<end_function_call>",
+    "<|tool_call_start|>",
+    "<the end>",
+];
+
+/// What ends text that would go on for long otherwise, and what begins calls.
+const ENDS: [&str; 20] = [
+    "<start_function_call>",
+    "<|tool_call_start|>",
+    "\n</parameter>\n",
+    "</parameter>\n",
+    "</arg_value>\n",
+    "<|\"|>",
+    "<escape>",
+    "\"",
+    "}",
+    "]",
+    "<tool_call>",
+    "<minimax:tool_call>",
+    "[TOOL_CALLS]",
+    "<｜tool▁calls▁begin｜>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_call>",
+    "{\"name\"",
+    "[{\"name\"",
+    "[we(",
+    "<|channel|>commentary to=functions.",
+];
+
+/// A tokenizer with all of them, or with none but the end.
+fn tokenizer(special: &[&str]) -> Tokenizer {
+    let added: serde_json::Map<String, Value> = special
+        .iter()
+        .enumerate()
+        .map(|(idx, text)| {
+            (
+                (100_000 + idx).to_string(),
+                json!({
+                    "content": text, "special": true, "lstrip": false, "rstrip": false,
+                    "normalized": false, "single_word": false,
+                }),
+            )
+        })
+        .collect();
+    let config = json!({ "added_tokens_decoder": added }).to_string();
+    let checkpoint = Checkpoint::of("qwen").with("tokenizer_config.json", &config);
+    Tokenizer::load(checkpoint.dir()).unwrap()
+}
+
+fn factory(tokenizer: &Tokenizer) -> ParserFactory {
+    let size = TokenId::try_from(tokenizer.vocab_size()).unwrap();
+    let words: Vec<Vec<u8>> = (0..size)
+        .map(|token| {
+            let bytes = tokenizer.token_bytes(token);
+            match tokenizer.is_special(token) {
+                true => [&[0xff], bytes.as_slice()].concat(),
+                false => bytes,
+            }
+        })
+        .collect();
+    let info = TokRxInfo::new(size, tokenizer.token_id("<the end>").unwrap());
+    let env = Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words)));
+    ParserFactory::new_simple(&(env as _)).unwrap()
+}
+
+/// Numbers that look random (xorshift64*).
+struct Draws(u64);
+
+impl Draws {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
+        usize::try_from(high).unwrap() % limit
+    }
+}
+
+/// An answer that the grammar allows; none if it did not come to an end.
+fn draw(
+    factory: &ParserFactory,
+    tokenizer: &Tokenizer,
+    grammar: &str,
+    draws: &mut Draws,
+) -> Option<String> {
+    let parser = factory.create_parser(TopLevelGrammar::from_lark(grammar.to_owned()));
+    let mut matcher = Matcher::new(parser);
+    assert!(!matcher.is_error(), "{:?}\n{grammar}", matcher.get_error());
+    let end = tokenizer.token_id("<the end>").unwrap();
+    let mut tokens = Vec::new();
+    for _ in 0..400 {
+        if matcher.is_stopped() {
+            break;
+        }
+        if matcher.is_accepting().unwrap() && draws.below(4) == 0 {
+            tokens.push(end);
+            break;
+        }
+        if draws.below(3) == 0 {
+            let wanted = tokenizer.encode(ENDS[draws.below(ENDS.len())], false).unwrap();
+            let taken = matcher.try_consume_tokens(&wanted).unwrap();
+            tokens.extend(&wanted[..taken]);
+            continue;
+        }
+        let allowed = matcher.compute_mask().unwrap().to_list();
+        assert!(!allowed.is_empty(), "{grammar}");
+        let token = allowed[draws.below(allowed.len())];
+        tokens.push(token);
+        if token == end {
+            break;
+        }
+        matcher.consume_token(token).unwrap();
+    }
+    if tokens.last() == Some(&end) {
+        tokens.pop();
+    } else if !matcher.is_stopped() {
+        return None;
+    }
+    Some(tokenizer.decode(&tokens, false))
+}
+
+/// That the arguments are what the schema asks for.
+fn check_arguments(name: &str, arguments: &str) {
+    let arguments: serde_json::Map<String, Value> = serde_json::from_str(arguments).unwrap();
+    match name {
+        "weather" => {
+            assert!(arguments["city"].is_string(), "{arguments:?}");
+            assert!(arguments["days"].as_i64().is_some_and(|days| (0..10).contains(&days)));
+            assert!(arguments.get("metric").is_none_or(Value::is_boolean), "{arguments:?}");
+            assert!(arguments.get("tags").is_none_or(Value::is_array), "{arguments:?}");
+        }
+        "we" => assert!(
+            arguments.get("note").is_none_or(|note| note == "x y" || note == "\"q\""),
+            "{arguments:?}"
+        ),
+        other => assert_eq!(other, "time"),
+    }
+}
+
+fn formats(tokenizer: &Tokenizer) -> Vec<AnswerFormat> {
+    let names: BTreeSet<&str> =
+        ToolFormat::names().map(|name| ToolFormat::named(name).unwrap().name()).collect();
+    let detected = AnswerFormat::detect(tokenizer, None);
+    let format = |name: &str| {
+        let reasoning = if name == "harmony" { "harmony" } else { "none" };
+        detected.from_names(tokenizer, reasoning, name).unwrap()
+    };
+    names.into_iter().map(format).collect()
+}
+
+/// Draws answers of one family and looks at what the parser makes of them.
+fn check(
+    format: &AnswerFormat,
+    (tokenizer, factory): (&Tokenizer, &ParserFactory),
+    demand: ToolDemand,
+) {
+    let grammar = format.grammar(&tools(), demand, None).unwrap().unwrap();
+    let mut draws = Draws(0x9e37_79b9_7f4a_7c15);
+    let (mut num_answers, mut num_calls) = (0, 0);
+    for _ in 0..400 {
+        if num_answers >= 16 && num_calls > 0 {
+            break;
+        }
+        let Some(answer) = draw(factory, tokenizer, &grammar, &mut draws) else { continue };
+        num_answers += 1;
+        let segments = parse(AnswerParser::new(format, Some(tools()), false), &[&answer]);
+        let mut count = 0;
+        for segment in &segments {
+            match segment {
+                Segment::Call(call) => {
+                    check_arguments(&call.name, &call.arguments);
+                    count += 1;
+                }
+                Segment::Text(text) => assert!(
+                    demand.text_before || text.trim().is_empty(),
+                    "{format:?} {demand:?}: text {text:?} of {answer:?}\n{grammar}"
+                ),
+                Segment::Reasoning(text) => panic!("{text:?}"),
+            }
+        }
+        let fits = match demand.calls {
+            CallCount::Any => true,
+            CallCount::AtLeastOne => count > 0,
+            CallCount::ExactlyOne => count == 1,
+        };
+        assert!(fits, "{format:?} {demand:?}: {count} calls in {answer:?}\n{grammar}");
+        num_calls += count;
+    }
+    assert!(num_answers >= 16, "{format:?} {demand:?}: {num_answers} answers\n{grammar}");
+    assert!(num_calls > 0, "{format:?} {demand:?}: no call\n{grammar}");
+}
+
+/// Draws answers of every family, with these special tokens in the vocabulary.
+fn check_all(special: &[&str]) {
+    let tokenizer = tokenizer(special);
+    let factory = factory(&tokenizer);
+    for format in formats(&tokenizer) {
+        for calls in [CallCount::ExactlyOne, CallCount::AtLeastOne, CallCount::Any] {
+            let text_before = calls == CallCount::Any;
+            check(&format, (&tokenizer, &factory), ToolDemand { calls, text_before });
+        }
+        let demand = ToolDemand { calls: CallCount::AtLeastOne, text_before: true };
+        check(&format, (&tokenizer, &factory), demand, None);
+    }
+}
+
+#[test]
+fn what_a_grammar_with_special_tokens_allows_is_a_call_to_the_parser() {
+    check_all(&SPECIAL);
+}
+
+#[test]
+fn what_a_grammar_of_text_alone_allows_is_a_call_to_the_parser() {
+    check_all(&SPECIAL[SPECIAL.len() - 1..]);
+}
+
+#[test]
+fn special_tokens_are_told_by_their_numbers() {
+    let tokenizer = tokenizer(&SPECIAL);
+    let format = AnswerFormat::detect(&tokenizer, None);
+    let format = format.from_names(&tokenizer, "none", "kimi_k2").unwrap();
+    let kept = format.kept_tokens();
+    let begin = tokenizer.token_id("<|tool_calls_section_begin|>").unwrap();
+    assert!(kept.contains(&begin));
+    assert!(!kept.contains(&tokenizer.token_id("[ARGS]").unwrap()));
+    let demand = ToolDemand { calls: CallCount::ExactlyOne, text_before: false };
+    let grammar = format.grammar(&tools(), demand, None).unwrap().unwrap();
+    assert!(grammar.contains(&format!("<[{begin}]>")), "{grammar}");
+}
+
+#[test]
+fn a_call_with_special_tokens_comes_through_the_detokeniser() {
+    let tokenizer = Arc::new(tokenizer(&SPECIAL));
+    let format = AnswerFormat::detect(&tokenizer, None);
+    let format = format.from_names(&tokenizer, "none", "deepseek_v31").unwrap();
+    let answer = "[ARGS]é<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>time<｜tool▁sep｜>{}\
+                  <｜tool▁call▁end｜><｜tool▁calls▁end｜><the end>";
+    let mut detokenizer = Detokenizer::keeping(Arc::clone(&tokenizer), format.kept_tokens());
+    let tokens = tokenizer.encode(answer, false).unwrap();
+    let mut pieces: Vec<String> = tokens.iter().map(|token| detokenizer.push(*token)).collect();
+    pieces.push(detokenizer.finish());
+    let segments = parse(AnswerParser::new(&format, Some(tools()), false), &pieces);
+    let [Segment::Text(text), Segment::Call(call)] = &segments[..] else { panic!("{segments:?}") };
+    assert_eq!((text.as_str(), call.name.as_str(), call.arguments.as_str()), ("é", "time", "{}"));
+}
+
+#[test]
+fn what_plain_text_cannot_hold_to_is_refused_by_name() {
+    let tokenizer = tokenizer(&SPECIAL);
+    let format = AnswerFormat::detect(&tokenizer, None);
+    let format = format.from_names(&tokenizer, "none", "qwen3_coder").unwrap();
+    let demand = ToolDemand { calls: CallCount::ExactlyOne, text_before: false };
+    let tool = |strict| ToolSpec {
+        name: "f".to_owned(),
+        parameters: json!({"type": "object", "properties": {"x": {"type": "string", "pattern": "a+"}}}),
+        strict,
+    };
+    let refused = format.grammar(&[tool(true)], demand, None).unwrap();
+    let Err(ToolGrammarError::Keyword { parameter, keyword, .. }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!((parameter.as_str(), keyword.as_str()), ("x", "pattern"));
+    assert!(format.grammar(&[tool(false)], demand, None).unwrap().is_ok());
+    assert_eq!(format.grammar(&[], demand, None), Some(Err(ToolGrammarError::NoTools)));
+    assert_eq!(format.without_tools().grammar(&[tool(true)], demand, None), None);
+}
