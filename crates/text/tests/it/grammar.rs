@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-use jackalope_text::grammar::{CompiledGrammar, Constraint, GrammarCompiler, GrammarError, Matcher};
+use jackalope_text::grammar::{
+    CompiledGrammar, Constraint, GrammarCompiler, GrammarError, Matcher,
+};
 use jackalope_text::{TokenId, Tokenizer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -38,7 +40,12 @@ impl Model {
     }
 
     /// Draws allowed tokens at random, the end as soon as a coin says so, until the text ends.
-    fn random_text(&self, grammar: &CompiledGrammar, state: &mut u64, most: usize) -> Option<String> {
+    fn random_text(
+        &self,
+        grammar: &CompiledGrammar,
+        state: &mut u64,
+        most: usize,
+    ) -> Option<String> {
         let mut matcher = grammar.start();
         let mut bytes = Vec::new();
         for _ in 0..most {
@@ -135,11 +142,17 @@ type Check = fn(&Value) -> bool;
 #[test]
 fn random_texts_are_what_their_schema_says() {
     let cases: [(Value, Check); 9] = [
-        (json!({"type": "object", "properties": {"a": {"type": "integer", "minimum": -3, "maximum": 14}},
+        (
+            json!({"type": "object", "properties": {"a": {"type": "integer", "minimum": -3, "maximum": 14}},
             "required": ["a"], "additionalProperties": false}),
-            |it| it.as_object().unwrap().len() == 1 && (-3..=14).contains(&it["a"].as_i64().unwrap())),
-        (json!({"type": "array", "items": {"enum": ["é", "\"", 3, null]}, "minItems": 2, "maxItems": 3}),
-            |it| (2..=3).contains(&it.as_array().unwrap().len())),
+            |it| {
+                it.as_object().unwrap().len() == 1 && (-3..=14).contains(&it["a"].as_i64().unwrap())
+            },
+        ),
+        (
+            json!({"type": "array", "items": {"enum": ["é", "\"", 3, null]}, "minItems": 2, "maxItems": 3}),
+            |it| (2..=3).contains(&it.as_array().unwrap().len()),
+        ),
         (json!({"type": "string", "format": "date"}), |it| {
             let date = it.as_str().unwrap();
             let (year, rest) = date.split_once('-').unwrap();
@@ -147,21 +160,32 @@ fn random_texts_are_what_their_schema_says() {
             let leaps = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
             0 < year && (rest != "02-29" || leaps)
         }),
-        (json!({"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 99}),
-            |it| it.as_u64().unwrap() % 7 == 0),
-        (json!({"type": "string", "minLength": 2, "maxLength": 3}),
-            |it| (2..=3).contains(&it.as_str().unwrap().chars().count())),
-        (json!({"properties": {"ab": {"type": "string"}}, "patternProperties": {"^a": {"maxLength": 2}},
+        (json!({"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 99}), |it| {
+            it.as_u64().unwrap() % 7 == 0
+        }),
+        (json!({"type": "string", "minLength": 2, "maxLength": 3}), |it| {
+            (2..=3).contains(&it.as_str().unwrap().chars().count())
+        }),
+        (
+            json!({"properties": {"ab": {"type": "string"}}, "patternProperties": {"^a": {"maxLength": 2}},
             "type": "object", "required": ["ab"], "additionalProperties": false}),
-            |it| it["ab"].as_str().unwrap().chars().count() <= 2),
+            |it| it["ab"].as_str().unwrap().chars().count() <= 2,
+        ),
         (json!({"type": "integer", "format": "uint8"}), |it| it.as_u64().unwrap() <= 255),
-        (json!({"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "object", "required": ["left"],
+        (
+            json!({"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "object", "required": ["left"],
             "properties": {"left": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/tree"}]}},
             "additionalProperties": false}}}),
-            |it| it.get("left").is_some()),
-        (json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
+            |it| it.get("left").is_some(),
+        ),
+        (
+            json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
             "additionalProperties": {"type": "null"}}),
-            |it| it["a"].is_boolean() && it.as_object().unwrap().iter().all(|(key, it)| key == "a" || it.is_null())),
+            |it| {
+                it["a"].is_boolean()
+                    && it.as_object().unwrap().iter().all(|(key, it)| key == "a" || it.is_null())
+            },
+        ),
     ];
     let mut state = 9;
     for (schema, check) in cases {
@@ -192,9 +216,23 @@ fn what_cannot_be_enforced_is_refused_by_keyword_and_place() {
         refused(schema)
     };
     for keyword in [
-        "not", "uniqueItems", "contains", "if", "then", "else", "dependentSchemas", "dependentRequired",
-        "dependencies", "propertyNames", "unevaluatedProperties", "unevaluatedItems", "$dynamicRef",
-        "nullable", "minLenght", "x-guidance", "minContains",
+        "not",
+        "uniqueItems",
+        "contains",
+        "if",
+        "then",
+        "else",
+        "dependentSchemas",
+        "dependentRequired",
+        "dependencies",
+        "propertyNames",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+        "$dynamicRef",
+        "nullable",
+        "minLenght",
+        "x-guidance",
+        "minContains",
     ] {
         assert_eq!(inside(keyword, json!(true)), format!("{keyword} #/properties/a~1b"));
     }
