@@ -49,7 +49,6 @@ def test_a_model_that_is_not_served(client):
         ("frequency_penalty", -3),
         ("logit_bias", {"99999999": 1}),
         ("top_logprobs", 50),
-        ("response_format", {"type": "json_object"}),
         ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),
         ("temperature", "warm"),

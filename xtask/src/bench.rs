@@ -24,8 +24,28 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     match args.split_first().map(|(name, args)| (name.as_str(), args)) {
         Some(("kernels", args)) => run_kernels(args),
         Some(("peers", args)) => peers::run(args),
-        _ => bail!("nothing to measure was named\nhint: cargo xtask bench kernels, or peers"),
+        Some(("grammar", args)) => run_grammar(args),
+        _ => bail!(
+            "nothing to measure was named\nhint: cargo xtask bench kernels, grammar, or peers"
+        ),
     }
+}
+
+/// `cargo xtask bench grammar [TOKENIZER_DIR]`: what masks of allowed tokens cost.
+fn run_grammar(args: &[String]) -> anyhow::Result<()> {
+    let cargo = [
+        "run",
+        "--quiet",
+        "--release",
+        "--package",
+        "jackalope-text",
+        "--example",
+        "mask_cost",
+        "--",
+    ];
+    let status = command("cargo").args(cargo).args(args).status().context("starting cargo")?;
+    ensure!(status.success(), "the measurement ended with {status}");
+    Ok(())
 }
 
 fn run_kernels(args: &[String]) -> anyhow::Result<()> {

@@ -101,3 +101,57 @@ impl Mask {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_says_the_same_and_the_smallest_is_chosen() {
+        let vocab_size = 1001;
+        let sets: [(fn(u32) -> bool, &str); 6] = [
+            (|_| true, "All"),
+            (|_| false, "Only"),
+            (|token| token == 1000, "Only"),
+            (|token| token % 100 != 7, "Except"),
+            (|token| token % 2 == 0, "Bits"),
+            (|token| token < 900, "Bits"),
+        ];
+        for (is_allowed, form) in sets {
+            let mut words = vec![0u32; 40];
+            (0..vocab_size)
+                .filter(|token| is_allowed(*token))
+                .for_each(|token| words[token as usize / 32] |= 1 << (token % 32));
+            // Bits beyond the vocabulary say nothing.
+            words[39] = u32::MAX;
+            let mask = Mask::of(&words, vocab_size);
+            assert!(format!("{mask:?}").starts_with(form), "{form}: {mask:?}");
+            assert!((0..vocab_size).all(|token| mask.allows(token) == is_allowed(token)), "{form}");
+            let mut values: Vec<u32> = (0..vocab_size).collect();
+            mask.apply(&mut values, u32::MAX);
+            let expected = |token: u32| if is_allowed(token) { token } else { u32::MAX };
+            assert!(
+                (0..vocab_size).all(|token| values[token as usize] == expected(token)),
+                "{form}"
+            );
+            let num_bytes = postcard::to_stdvec(&mask).unwrap().len();
+            assert!(num_bytes <= 1001usize.div_ceil(8) + 4, "{form} takes {num_bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn a_mask_from_a_stranger_is_harmless() {
+        for mask in
+            [Mask::Only(vec![9, 1 << 30]), Mask::Except(vec![u32::MAX]), Mask::Bits(vec![1])]
+        {
+            let mut values = [5; 20];
+            mask.apply(&mut values, 0);
+            assert!(
+                values
+                    .iter()
+                    .enumerate()
+                    .all(|(token, it)| (*it == 5) == mask.allows(token as u32))
+            );
+        }
+    }
+}

@@ -307,6 +307,48 @@ mod tests {
     }
 
     #[test]
+    fn a_banned_token_is_never_drawn() {
+        let logits: Vec<f32> = (0..40).map(|it| (it as f32 * 0.7).sin() * 9.0).collect();
+        let allowed: Vec<TokenId> = vec![3, 17, 39];
+        let mut words = [0u32; 2];
+        allowed.iter().for_each(|token| words[*token as usize / 32] |= 1 << (token % 32));
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let banned = (0..40).filter(|token| !allowed.contains(token)).collect();
+        let masks = [Mask::Only(allowed.clone()), Mask::Except(banned), Mask::Bits(bytes)];
+        let changes: [fn(&mut Sampling); 8] = [
+            |it| it.temperature = 0.0,
+            |it| it.temperature = 2.0,
+            |it| it.top_p = 0.01,
+            |it| it.top_k = 1,
+            |it| it.top_k = 30,
+            |it| it.min_p = 1.0,
+            |it| {
+                it.logit_bias = vec![(5, 100.0), (3, -100.0), (17, -100.0), (39, f32::NEG_INFINITY)]
+            },
+            |it| (it.repetition_penalty, it.presence_penalty) = (9.0, 2.0),
+        ];
+        for change in changes {
+            let draws = masks.clone().map(|mask| -> Vec<TokenId> {
+                let mut sampling = sampling(change);
+                sampling.mask = mask;
+                (0..200).map(|len| draw(&logits, &vec![5; len], &sampling)).collect()
+            });
+            assert!(draws[0].iter().all(|token| allowed.contains(token)), "{draws:?}");
+            assert!(draws[0] == draws[1] && draws[1] == draws[2], "the form says nothing");
+        }
+        let mut sampling = sampling(|_| {});
+        sampling.mask = Mask::Only(allowed.clone());
+        let found = frequencies(&logits, &sampling);
+        assert!(
+            allowed
+                .iter()
+                .all(|token| 0.0 < found[*token as usize] || logits[*token as usize] < 0.0)
+        );
+        let none = [f32::NEG_INFINITY; 40];
+        assert_eq!(draw(&none, &[], &sampling), 3, "an allowed token, even without any chance");
+    }
+
+    #[test]
     fn penalties_and_bias_change_the_greedy_choice() {
         let logits = [1.0, 0.9, -0.5];
         let greedy = |change: fn(&mut Sampling), history: &[TokenId]| {

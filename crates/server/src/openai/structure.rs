@@ -70,7 +70,7 @@ fn constraint(fields: Fields) -> Result<Option<(String, Constraint)>, ApiError> 
     let mut found: Option<(String, Constraint)> = None;
     for (param, value, read) in wanted {
         let Some(value) = value.filter(|value| !value.is_null()) else { continue };
-        let Some(next) = read(param, value)? else { continue };
+        let Some(next) = read(param, &value)? else { continue };
         if let Some((first, _)) = &found {
             let expected = format!("absent beside {first}: an answer has one structure");
             return Err(ApiError::out_of_range(param, &"present", expected));
@@ -80,11 +80,11 @@ fn constraint(fields: Fields) -> Result<Option<(String, Constraint)>, ApiError> 
     Ok(found)
 }
 
-type Reader = fn(&str, Value) -> Result<Option<(String, Constraint)>, ApiError>;
+type Reader = fn(&str, &Value) -> Result<Option<(String, Constraint)>, ApiError>;
 
-fn response_format(param: &str, value: Value) -> Result<Option<(String, Constraint)>, ApiError> {
+fn response_format(param: &str, value: &Value) -> Result<Option<(String, Constraint)>, ApiError> {
     // Older clients send the type alone.
-    let kind = value.get("type").unwrap_or(&value).as_str().unwrap_or_default();
+    let kind = value.get("type").unwrap_or(value).as_str().unwrap_or_default();
     match kind {
         "text" => Ok(None),
         "json_object" => Ok(Some((param.to_owned(), Constraint::JsonObject))),
@@ -99,10 +99,10 @@ fn response_format(param: &str, value: Value) -> Result<Option<(String, Constrai
                 param: format!("{param}.schema"),
                 reason: "a schema is required".to_owned(),
             })?;
-            json_schema(&format!("{param}.schema"), schema)
+            json_schema(&format!("{param}.schema"), &schema)
         }
         _ => {
-            let found = value.get("type").unwrap_or(&value).to_string();
+            let found = value.get("type").unwrap_or(value).to_string();
             let expected = "text, json_object or json_schema";
             Err(ApiError::out_of_range(format!("{param}.type"), &found, expected))
         }
@@ -119,11 +119,14 @@ fn check_name(param: &str, name: &str) -> Result<(), ApiError> {
 }
 
 /// vLLM's object with one of several members.
-fn structured_outputs(param: &str, value: Value) -> Result<Option<(String, Constraint)>, ApiError> {
+fn structured_outputs(
+    param: &str,
+    value: &Value,
+) -> Result<Option<(String, Constraint)>, ApiError> {
     let wrong =
         |reason: &str| ApiError::WrongType { param: param.to_owned(), reason: reason.to_owned() };
     let Value::Object(members) = value else { return Err(wrong("it must be an object")) };
-    let mut members = members.into_iter().filter(|(_, value)| !value.is_null());
+    let mut members = members.iter().filter(|(_, value)| !value.is_null());
     let Some((kind, value)) = members.next() else { return Ok(None) };
     if members.next().is_some() {
         return Err(wrong("an answer has one structure, so only one member may be present"));
@@ -147,11 +150,11 @@ fn structured_outputs(param: &str, value: Value) -> Result<Option<(String, Const
 }
 
 /// A schema, or the text of one.
-fn json_schema(param: &str, value: Value) -> Result<Option<(String, Constraint)>, ApiError> {
+fn json_schema(param: &str, value: &Value) -> Result<Option<(String, Constraint)>, ApiError> {
     let wrong = |reason: String| ApiError::WrongType { param: param.to_owned(), reason };
     let schema = match value {
-        Value::String(text) => serde_json::from_str(&text).map_err(|err| wrong(err.to_string()))?,
-        schema => schema,
+        Value::String(text) => serde_json::from_str(text).map_err(|err| wrong(err.to_string()))?,
+        schema => schema.clone(),
     };
     if !schema.is_object() && !schema.is_boolean() {
         return Err(wrong("a JSON schema is an object".to_owned()));
@@ -159,10 +162,10 @@ fn json_schema(param: &str, value: Value) -> Result<Option<(String, Constraint)>
     Ok(Some((param.to_owned(), Constraint::JsonSchema(schema))))
 }
 
-fn text(param: &str, value: Value) -> Result<String, ApiError> {
+fn text(param: &str, value: &Value) -> Result<String, ApiError> {
     match value {
         Value::String(text) if text.is_empty() => Err(ApiError::Empty { param: param.to_owned() }),
-        Value::String(text) => Ok(text),
+        Value::String(text) => Ok(text.clone()),
         _ => {
             let reason = "it must be a string".to_owned();
             Err(ApiError::WrongType { param: param.to_owned(), reason })
@@ -170,16 +173,16 @@ fn text(param: &str, value: Value) -> Result<String, ApiError> {
     }
 }
 
-fn regex(param: &str, value: Value) -> Result<Option<(String, Constraint)>, ApiError> {
+fn regex(param: &str, value: &Value) -> Result<Option<(String, Constraint)>, ApiError> {
     Ok(Some((param.to_owned(), Constraint::Regex(text(param, value)?))))
 }
 
-fn grammar(param: &str, value: Value) -> Result<Option<(String, Constraint)>, ApiError> {
+fn grammar(param: &str, value: &Value) -> Result<Option<(String, Constraint)>, ApiError> {
     Ok(Some((param.to_owned(), Constraint::Lark(text(param, value)?))))
 }
 
-fn choice(param: &str, value: Value) -> Result<Option<(String, Constraint)>, ApiError> {
-    let choices = serde_json::from_value(value)
+fn choice(param: &str, value: &Value) -> Result<Option<(String, Constraint)>, ApiError> {
+    let choices = Vec::<String>::deserialize(value)
         .map_err(|err| ApiError::WrongType { param: param.to_owned(), reason: err.to_string() })?;
     Ok(Some((param.to_owned(), Constraint::Choice(choices))))
 }

@@ -48,8 +48,10 @@ impl Matcher {
             let reason = format!("more than {MATCHED_TOKENS_MAX} tokens were drawn");
             return Err(GrammarError::Match { reason });
         }
-        let is_end = self.is_end(token)?;
-        if self.is_over || (self.inner.is_stopped() && !is_end) {
+        let env = self.inner.tok_env().map_err(|err| failure(&err))?;
+        let is_end = env.tok_trie().eos_tokens().contains(&token);
+        let is_known = (token as usize) < env.tok_trie().vocab_size();
+        if !is_known || self.is_over || (self.inner.is_stopped() && !is_end) {
             return Err(GrammarError::Forbidden { token });
         }
         if is_end && self.may_end()? {
@@ -76,11 +78,6 @@ impl Matcher {
     /// True once an end token was accepted.
     pub fn is_over(&self) -> bool {
         self.is_over
-    }
-
-    fn is_end(&self, token: TokenId) -> Result<bool, GrammarError> {
-        let env = self.inner.tok_env().map_err(|err| failure(&err))?;
-        Ok(env.tok_trie().eos_tokens().contains(&token))
     }
 }
 

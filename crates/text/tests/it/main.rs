@@ -5,6 +5,7 @@
 
 mod checkpoint;
 mod detokenizing;
+mod grammar;
 mod loading;
 mod shipped_model;
 mod stopping;
