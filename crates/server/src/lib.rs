@@ -22,6 +22,7 @@ mod generate;
 mod health;
 mod ids;
 mod limits;
+mod notes;
 mod openai;
 mod registry;
 mod requests;
@@ -51,6 +52,14 @@ pub fn router(state: ServerState) -> Router {
     Router::new()
         .route("/v1/chat/completions", post_only(post(openai::chat)))
         .route("/v1/completions", post_only(post(openai::completions)))
+        .route("/v1/responses", post_only(post(openai::create_response)))
+        .route(
+            "/v1/responses/{id}",
+            get(openai::show_response)
+                .delete(openai::delete_response)
+                .fallback(|it| wrong_method(it, "GET, HEAD, DELETE")),
+        )
+        .route("/v1/responses/{id}/input_items", get_only(get(openai::list_input_items)))
         .route("/v1/models", get_only(get(openai::list_models)))
         .route("/v1/models/{*id}", get_only(get(openai::show_model)))
         .route("/health", get_only(get(health::health)))

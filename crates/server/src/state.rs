@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::auth::ApiKeys;
 use crate::error::ApiError;
 use crate::limits::ServerLimits;
+use crate::openai::KeptResponses;
 use crate::registry::{Model, Serving};
 
 /// Everything about a server but its models. The default serves everybody, with the usual limits.
@@ -32,6 +33,7 @@ struct Shared {
     limits: Arc<ServerLimits>,
     open_streams: Arc<Semaphore>,
     prompt_workers: Arc<Semaphore>,
+    kept_responses: Arc<KeptResponses>,
     started_at: Instant,
 }
 
@@ -43,6 +45,10 @@ impl ServerState {
             model: Arc::new(model),
             open_streams: Arc::new(Semaphore::new(limits.open_streams)),
             prompt_workers: Arc::new(Semaphore::new(limits.prompt_workers)),
+            kept_responses: Arc::new(KeptResponses::new(
+                limits.kept_responses,
+                limits.kept_response_bytes,
+            )),
             limits,
             config,
             started_at: Instant::now(),
@@ -68,6 +74,11 @@ impl ServerState {
 
     pub(crate) fn limits(&self) -> &Arc<ServerLimits> {
         &self.shared.limits
+    }
+
+    /// Where responses are kept for later requests.
+    pub(crate) fn kept_responses(&self) -> &Arc<KeptResponses> {
+        &self.shared.kept_responses
     }
 
     pub(crate) fn api_keys(&self) -> &ApiKeys {

@@ -12,8 +12,12 @@ mod completions;
 mod logprobs;
 mod models;
 pub(crate) mod request;
+mod responses;
 mod usage;
 
 pub(crate) use chat::chat;
 pub(crate) use completions::completions;
 pub(crate) use models::{list_models, show_model};
+pub(crate) use responses::{
+    KeptResponses, create_response, delete_response, list_input_items, show_response,
+};

@@ -114,6 +114,19 @@ pub(crate) enum Role {
     Tool,
 }
 
+impl Role {
+    /// As it is written.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Role::System => "system",
+            Role::Developer => "developer",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+            Role::Tool => "tool",
+        }
+    }
+}
+
 /// The messages as they are, for the template: it may read fields that the API does not have.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Messages {
@@ -190,6 +203,7 @@ pub(crate) struct Part {
     #[serde(rename = "type")]
     pub(crate) kind: String,
     pub(crate) text: Option<String>,
+    pub(crate) refusal: Option<String>,
 }
 
 /// A string or a list of strings.
