@@ -111,7 +111,7 @@ async fn listen(
     };
     while let Some(event) = generation.next().await {
         match event {
-            Event::Started { .. } | Event::PromptScored { .. } => {}
+            Event::Started { .. } | Event::PromptScored { .. } | Event::Embedded { .. } => {}
             Event::Token { token, logprob } => {
                 if tokens.is_empty() {
                     first_token_ms = started.elapsed().as_secs_f64() * 1e3;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use jackalope_protocol::{Logprob, Phase, TokenId};
 
-/// One thing told about a request. In this order: `Started`, `PromptScored`, `Token`s, and exactly
+/// One thing told about a request. In this order: `Started`, `PromptScored`, `Embedded`, `Token`s, and exactly
 /// one of `Finished`, `NotANumber` and `Failed` as the last.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
@@ -17,6 +17,11 @@ pub enum Event {
     PromptScored {
         /// One less than the prompt has tokens.
         logprobs: Vec<Logprob>,
+    },
+    /// The prompt's embedding, if it was asked for.
+    Embedded {
+        /// As long as the model's hidden states are wide.
+        vector: Vec<f32>,
     },
     /// A token was drawn. The one that ends the generation is told too.
     Token {

@@ -134,9 +134,9 @@ impl EngineHandle {
         self.check_memory(&mut request)?;
         self.open()?;
         let id = RequestId(self.gauges.next_id.fetch_add(1, Ordering::Relaxed));
-        // Started, PromptScored, and the last one stand beside the tokens: a full channel is
-        // impossible, so a slow reader never holds the engine up.
-        let (events, receiver) = mpsc::channel(request.max_tokens() as usize + 3);
+        // Started, PromptScored, Embedded, and the last one stand beside the tokens: a full channel
+        // is impossible, so a slow reader never holds the engine up.
+        let (events, receiver) = mpsc::channel(request.max_tokens() as usize + 4);
         if !self.commands.send(Command::Submit { id, request, events }) {
             self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
             return Err(SubmitError::Unavailable { reason: "the engine has ended".to_owned() });

@@ -18,6 +18,8 @@
 mod caches;
 mod engine;
 mod event;
+#[cfg(test)]
+mod fairness;
 mod group;
 mod handle;
 pub mod link;
@@ -36,7 +38,7 @@ pub use group::{GroupEvent, RankGroup, Reporter};
 pub use handle::{EngineHandle, Generation, SubmitError};
 pub use request::{
     LOGIT_BIAS_MAX, LOGPROBS_MAX, Limits, Rejected, Request, RequestId, RequestOptions,
-    STOP_TOKENS_MAX, SamplingOptions,
+    STOP_TOKENS_MAX, SamplingOptions, TenantId,
 };
 pub use scheduler::{OutputMismatch, ScheduleStats, Scheduler, SchedulerLimits};
 pub use status::{
