@@ -17,6 +17,7 @@
 
 mod auth;
 mod body;
+mod embed;
 mod error;
 mod generate;
 mod health;
@@ -52,6 +53,9 @@ pub fn router(state: ServerState) -> Router {
     Router::new()
         .route("/v1/chat/completions", post_only(post(openai::chat)))
         .route("/v1/completions", post_only(post(openai::completions)))
+        .route("/v1/embeddings", post_only(post(openai::embeddings)))
+        .route("/tokenize", post_only(post(openai::tokenize)))
+        .route("/detokenize", post_only(post(openai::detokenize)))
         .route("/v1/responses", post_only(post(openai::create_response)))
         .route(
             "/v1/responses/{id}",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jackalope_engine::Request;
 use jackalope_protocol::TokenId;
-use jackalope_text::{ModelText, ToolSplitter};
+use jackalope_text::{Detokenizer, ModelText, ToolSplitter};
 
 use super::choice_text::ChoiceText;
 
@@ -21,6 +21,10 @@ pub(crate) struct TextRules {
     pub(crate) single_call: bool,
     /// Whether the tokens themselves are reported.
     pub(crate) wants_tokens: bool,
+    /// Whether the stop string that ends a choice is told as its end.
+    pub(crate) tells_stop: bool,
+    /// Whether special tokens are told as they are written.
+    pub(crate) tells_special: bool,
     /// Whether the text goes on from the prompt, or begins anew as in a chat.
     pub(crate) continues_prompt: bool,
 }
@@ -58,7 +62,10 @@ impl Job {
     /// The text side of each choice, in the order of `index`.
     pub(super) fn choice_texts(&self, text: &ModelText) -> Vec<ChoiceText> {
         let of_prompt = |prompt: &PromptJob| {
-            let mut detokenizer = text.detokenizer();
+            let mut detokenizer = match self.rules.tells_special {
+                true => Detokenizer::with_special_tokens(Arc::clone(&text.tokenizer)),
+                false => text.detokenizer(),
+            };
             if self.rules.continues_prompt {
                 for &token in prompt.tokens() {
                     detokenizer.push(token);

@@ -5,6 +5,8 @@
 mod answers;
 mod bad_input;
 mod choices;
+mod embeddings;
+mod extras;
 mod failures;
 mod health;
 mod model;
@@ -12,3 +14,4 @@ mod responses;
 mod sockets;
 mod streams;
 mod support;
+mod tokenize;

@@ -188,6 +188,7 @@ fn conversation(
         },
         kwargs: request.chat_template_kwargs.clone().unwrap_or_default(),
         continues_message: false,
+        no_generation_prompt: false,
     })
 }
 
