@@ -39,7 +39,8 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     }
     println!("── demo");
     crate::demo::run(&[])?;
-    step("clients", pytest()?)?;
+    step("clients", pytest("clients", "tests/clients")?)?;
+    step("frameworks", pytest("frameworks", "tests/clients/frameworks")?)?;
     println!("── everything passed in {:.0} s", started.elapsed().as_secs_f64());
     Ok(())
 }
@@ -89,20 +90,21 @@ fn arm_tests() -> Result<Command, &'static str> {
     Ok(tests)
 }
 
-/// The official clients against a real server, in an environment of their own.
-fn pytest() -> anyhow::Result<Command> {
-    let venv = target_dir().join("clients");
+/// Clients against a real server, in an environment of their own: what one of them pins must not
+/// keep another from being the newest.
+fn pytest(environment: &str, tests: &str) -> anyhow::Result<Command> {
+    let venv = target_dir().join(environment);
     let python = venv.join("bin/python");
     if !python.is_file() {
         let mut create = command(&system_python());
         create.args(["-m", "venv"]).arg(&venv);
-        step("an environment for the clients", create)?;
+        step(&format!("an environment for the {environment}"), create)?;
     }
     let mut install = command(&python.to_string_lossy());
-    install.args(["-m", "pip", "install", "--quiet", "-r", "tests/clients/requirements.txt"]);
-    step("installing the clients", install)?;
+    install.args(["-m", "pip", "install", "--quiet", "-r", &format!("{tests}/requirements.txt")]);
+    step(&format!("installing the {environment}"), install)?;
     let mut pytest = command(&python.to_string_lossy());
-    pytest.args(["-m", "pytest", "-q", "tests/clients"]);
+    pytest.args(["-m", "pytest", "-q", tests]);
     pytest.env("JACKALOPE_BIN", target_dir().join("release/jackalope"));
     Ok(pytest)
 }

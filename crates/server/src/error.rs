@@ -26,6 +26,9 @@ use thiserror::Error;
 /// When to ask again after a failure of the ranks.
 const RETRY_RANKS_AFTER: Duration = Duration::from_secs(5);
 
+const FORGOTTEN: &str = "hint: responses are kept in memory, the latest ones only, unless store is \
+                         false; send the whole conversation as input";
+
 /// Why a request is not answered with what it asked for.
 #[derive(Debug, Error)]
 pub(crate) enum ApiError {
@@ -88,6 +91,10 @@ pub(crate) enum ApiError {
     // What the request is addressed to.
     #[error("the model {found} does not exist\nhint: this server serves {served}")]
     UnknownModel { found: String, served: String },
+    #[error("the response {id} is not known\n{FORGOTTEN}")]
+    UnknownResponse { id: String },
+    #[error("previous_response_id: the response {id} is not known\n{FORGOTTEN}")]
+    UnknownPreviousResponse { id: String },
     #[error("there is no {path} here")]
     UnknownPath { path: String },
     #[error("{path} does not take {method}, but {allowed}")]
@@ -310,6 +317,10 @@ impl ApiError {
                 param: Some("model"),
                 ..Wire::invalid(StatusCode::NOT_FOUND, "model_not_found")
             },
+            E::UnknownResponse { .. } => Wire::invalid(StatusCode::NOT_FOUND, "response_not_found"),
+            E::UnknownPreviousResponse { .. } => {
+                Wire::field("previous_response_not_found", "previous_response_id")
+            }
             E::UnknownPath { .. } => Wire::invalid(StatusCode::NOT_FOUND, "unknown_path"),
             E::WrongMethod { allowed, .. } => {
                 Wire::invalid(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed")

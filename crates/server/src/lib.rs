@@ -17,12 +17,14 @@
 
 mod auth;
 mod body;
+mod embed;
 mod error;
 mod generate;
 mod grammars;
 mod health;
 mod ids;
 mod limits;
+mod notes;
 mod openai;
 pub mod openapi;
 mod registry;
@@ -53,6 +55,20 @@ pub fn router(state: ServerState) -> Router {
     Router::new()
         .route("/v1/chat/completions", post_only(post(openai::chat::chat)))
         .route("/v1/completions", post_only(post(openai::completions::completions)))
+        .route("/v1/embeddings", post_only(post(openai::embeddings::embeddings)))
+        .route("/tokenize", post_only(post(openai::tokenize::tokenize)))
+        .route("/detokenize", post_only(post(openai::tokenize::detokenize)))
+        .route("/v1/responses", post_only(post(openai::responses::create_response)))
+        .route(
+            "/v1/responses/{id}",
+            get(openai::responses::show_response)
+                .delete(openai::responses::delete_response)
+                .fallback(|it| wrong_method(it, "GET, HEAD, DELETE")),
+        )
+        .route(
+            "/v1/responses/{id}/input_items",
+            get_only(get(openai::responses::list_input_items)),
+        )
         .route("/v1/models", get_only(get(openai::models::list_models)))
         .route("/v1/models/{*id}", get_only(get(openai::models::show_model)))
         .route("/health", get_only(get(health::health)))

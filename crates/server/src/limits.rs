@@ -38,6 +38,14 @@ pub struct ServerLimits {
     pub messages: usize,
     /// Tools that a request may offer.
     pub tools: usize,
+    /// Texts of one request for embeddings.
+    pub embedding_inputs: usize,
+    /// Of those, the ones that are with the engine at the same time.
+    pub embeddings_at_once: usize,
+    /// Responses that are kept for later requests; the least recently used is forgotten first.
+    pub kept_responses: usize,
+    /// Memory that kept responses take.
+    pub kept_response_bytes: usize,
     /// Stop strings, and stop tokens.
     pub stops: usize,
     /// Longest stop string.
@@ -67,6 +75,10 @@ impl Default for ServerLimits {
             prompts: 64,
             messages: 4096,
             tools: 128,
+            embedding_inputs: 2048,
+            embeddings_at_once: 32,
+            kept_responses: 1024,
+            kept_response_bytes: 64 << 20,
             stops: 16,
             stop_bytes: 1024,
             top_logprobs: 20,

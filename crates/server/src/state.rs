@@ -9,6 +9,7 @@ use crate::auth::ApiKeys;
 use crate::error::ApiError;
 use crate::grammars::Grammars;
 use crate::limits::ServerLimits;
+use crate::openai::KeptResponses;
 use crate::registry::{Model, Serving};
 
 /// Everything about a server but its models. The default serves everybody, with the usual limits.
@@ -34,6 +35,7 @@ struct Shared {
     limits: Arc<ServerLimits>,
     open_streams: Arc<Semaphore>,
     prompt_workers: Arc<Semaphore>,
+    kept_responses: Arc<KeptResponses>,
     started_at: Instant,
 }
 
@@ -46,6 +48,10 @@ impl ServerState {
             grammars: Grammars::default(),
             open_streams: Arc::new(Semaphore::new(limits.open_streams)),
             prompt_workers: Arc::new(Semaphore::new(limits.prompt_workers)),
+            kept_responses: Arc::new(KeptResponses::new(
+                limits.kept_responses,
+                limits.kept_response_bytes,
+            )),
             limits,
             config,
             started_at: Instant::now(),
@@ -75,6 +81,11 @@ impl ServerState {
 
     pub(crate) fn limits(&self) -> &Arc<ServerLimits> {
         &self.shared.limits
+    }
+
+    /// Where responses are kept for later requests.
+    pub(crate) fn kept_responses(&self) -> &Arc<KeptResponses> {
+        &self.shared.kept_responses
     }
 
     pub(crate) fn api_keys(&self) -> &ApiKeys {

@@ -55,6 +55,9 @@ pub(crate) trait Format: Send + 'static {
     /// Appends what a stream ends with once every choice is over.
     fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>);
 
+    /// Takes what is newly known of a choice that is told as a whole in the end.
+    fn heard(&mut self, _choice_idx: usize, _delta: &Delta) {}
+
     /// Appends the error that ends a stream.
     fn push_error(&mut self, err: &ApiError, buffer: &mut Vec<u8>) {
         sse::push_event(buffer, &err.to_json());
@@ -181,6 +184,7 @@ impl<F: Format> Answer<F> {
         let mut choices = Vec::new();
         choices.resize_with(self.plan.num_choices, Delta::default);
         while let Some((choice_idx, delta)) = self.next_delta().await? {
+            self.format.heard(choice_idx, &delta);
             choices[choice_idx].absorb(delta);
         }
         let summary = self.summary();

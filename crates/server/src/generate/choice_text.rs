@@ -186,7 +186,10 @@ impl ChoiceText {
     }
 
     fn push_text(&mut self, piece: &str, delta: &mut Delta) {
-        let stopped = self.stops.push(piece);
+        let mut stopped = self.stops.push(piece);
+        if let Some(stop_idx) = stopped.hit.filter(|_| self.rules.tells_stop) {
+            stopped.text.push_str(&self.rules.stops[stop_idx]);
+        }
         self.release(&stopped.text, delta);
         if stopped.hit.is_some() && !self.is_over {
             if let Some(mut parser) = self.parser.take() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jackalope_protocol::TokenId;
 use jackalope_text::grammar::Constraint;
-use jackalope_text::{AnswerFormat, CallCount, ChatPrompt, ToolDemand, ToolSpec};
+use jackalope_text::{AnswerFormat, CallCount, ChatPrompt, TextError, ToolDemand, ToolSpec};
 use serde_json::{Map, Value, json};
 
 use super::guides::Reasoning;
@@ -53,8 +53,10 @@ pub(crate) struct Conversation {
     pub(crate) thinking: Thinking,
     /// Further variables for the template.
     pub(crate) kwargs: Map<String, Value>,
-    /// Set if the answer continues the last message instead of beginning one.
+    /// Set if the answer continues the last message, the assistant's, instead of beginning one.
     pub(crate) continues_message: bool,
+    /// Set if nothing invites the model to begin a message.
+    pub(crate) no_generation_prompt: bool,
 }
 
 impl Conversation {
@@ -77,7 +79,9 @@ impl Conversation {
                 answer: Some(AnswerRules { format, tools: takes_tools.then(|| Arc::from(tools)) }),
                 single_call: self.single_call,
                 wants_tokens: wishes.return_token_ids,
-                continues_prompt: false,
+                tells_stop: wishes.tells_stop,
+                tells_special: wishes.tells_special,
+                continues_prompt: self.continues_message,
                 stops: std::mem::take(&mut wishes.stops),
             },
         })
@@ -176,9 +180,49 @@ impl Conversation {
             messages: &self.messages,
             tools: self.takes_tools().then_some(self.tools.as_slice()),
             kwargs: &kwargs,
-            add_generation_prompt: !self.continues_message,
+            add_generation_prompt: !self.continues_message && !self.no_generation_prompt,
         };
-        serving.text().encode_chat(&prompt).map_err(|err| ApiError::from_text(err, self.param))
+        let refused = |err| ApiError::from_text(err, self.param);
+        if !self.continues_message {
+            return serving.text().encode_chat(&prompt).map_err(refused);
+        }
+        let template =
+            serving.text().template.as_ref().ok_or_else(|| refused(TextError::NoTemplate))?;
+        let rendered = template.render(&prompt).map_err(refused)?;
+        let begun = &rendered[..self.end_of_last_message(&rendered)?];
+        serving.text().tokenizer.encode(begun, false).map_err(refused)
+    }
+
+    /// Where the content of the last message ends in the rendered conversation, before anything that
+    /// closes it, as transformers' `continue_final_message` has it.
+    fn end_of_last_message(&self, rendered: &str) -> Result<usize, ApiError> {
+        let last = self.messages.last();
+        let is_assistant = last.is_some_and(|message| message["role"] == "assistant");
+        let content = match last.map(|message| &message["content"]) {
+            Some(Value::String(content)) => content.as_str(),
+            Some(Value::Array(parts)) => {
+                parts.last().and_then(|part| part["text"].as_str()).unwrap_or_default()
+            }
+            _ => "",
+        };
+        let core = content.trim();
+        if !is_assistant || core.is_empty() {
+            let found = "one that cannot be continued";
+            let expected = "the assistant's, with content";
+            let param = format!("{}[{}]", self.param, self.messages.len().saturating_sub(1));
+            return Err(ApiError::out_of_range(param, &found, expected));
+        }
+        let Some(start) = rendered.rfind(core) else {
+            let hint = Some("the model's template writes the last message differently".to_owned());
+            return Err(ApiError::NotSupported {
+                param: "continue_final_message".to_owned(),
+                hint,
+            });
+        };
+        // White space at the end stays if the template has let it stand.
+        let is_kept = rendered[start..].starts_with(content.trim_start());
+        let len = if is_kept { content.trim_start().len() } else { core.len() };
+        Ok(start + len)
     }
 
     /// True if the model is told of tools.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jackalope_engine::Request;
 use jackalope_protocol::TokenId;
-use jackalope_text::{AnswerFormat, AnswerParser, ModelText, ToolSpec};
+use jackalope_text::{AnswerFormat, AnswerParser, Detokenizer, ModelText, ToolSpec};
 
 use super::choice_text::ChoiceText;
 
@@ -21,6 +21,10 @@ pub(crate) struct TextRules {
     pub(crate) single_call: bool,
     /// Whether the tokens themselves are reported.
     pub(crate) wants_tokens: bool,
+    /// Whether the stop string that ends a choice is told as its end.
+    pub(crate) tells_stop: bool,
+    /// Whether special tokens are told as they are written.
+    pub(crate) tells_special: bool,
     /// Whether the text goes on from the prompt, or begins anew as in a chat.
     pub(crate) continues_prompt: bool,
 }
@@ -67,8 +71,11 @@ impl Job {
     /// The text side of each choice, in the order of `index`.
     pub(super) fn choice_texts(&self, text: &ModelText) -> Vec<ChoiceText> {
         let of_prompt = |prompt: &PromptJob| {
-            let answer = self.rules.answer.as_ref();
+            let answer = self.rules.answer.as_ref().filter(|_| !self.rules.tells_special);
             let mut detokenizer = match answer {
+                _ if self.rules.tells_special => {
+                    Detokenizer::with_special_tokens(Arc::clone(&text.tokenizer))
+                }
                 Some(answer) => text.answer_detokenizer(&answer.format),
                 None => text.detokenizer(),
             };

@@ -24,6 +24,20 @@ pub(crate) struct Wishes {
     pub(crate) is_stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) return_token_ids: bool,
+    /// The stop string that ends a choice is told as its end.
+    pub(crate) tells_stop: bool,
+    /// Special tokens are told as they are written.
+    pub(crate) tells_special: bool,
+    /// Only so many tokens of a prompt are taken, its last ones.
+    truncation: Option<Truncation>,
+}
+
+/// How much of a prompt is taken.
+#[derive(Clone, Copy, Debug)]
+enum Truncation {
+    /// As many tokens as a prompt may have.
+    Fits,
+    Tokens(usize),
 }
 
 impl Wishes {
@@ -51,6 +65,9 @@ impl Wishes {
             is_stream,
             include_usage: stream_options.and_then(|it| it.include_usage).unwrap_or(false),
             return_token_ids: common.return_token_ids.unwrap_or(false),
+            tells_stop: common.include_stop_str_in_output.unwrap_or(false),
+            tells_special: common.skip_special_tokens == Some(false),
+            truncation: truncation(common.truncate_prompt_tokens)?,
         })
     }
 
@@ -62,6 +79,7 @@ impl Wishes {
         limits: &Limits,
         param: &'static str,
     ) -> Result<Vec<Request>, ApiError> {
+        let prompt = self.taken(prompt, limits);
         (0..self.num_choices)
             .map(|choice_idx| {
                 let mut options = self.options.clone();
@@ -72,6 +90,19 @@ impl Wishes {
                 Ok(self.guidance.apply(request, &self.all_stop_tokens(limits)))
             })
             .collect()
+    }
+
+    /// The part of a prompt that is taken.
+    pub(crate) fn taken<'a>(&self, prompt: &'a [TokenId], limits: &Limits) -> &'a [TokenId] {
+        let most = match self.truncation {
+            None => prompt.len(),
+            // One token is left for the answer.
+            Some(Truncation::Fits) => {
+                limits.max_prompt_tokens.min(limits.context_tokens.saturating_sub(1)) as usize
+            }
+            Some(Truncation::Tokens(most)) => most,
+        };
+        &prompt[prompt.len().saturating_sub(most)..]
     }
 
     /// Tokens that end a choice, the model's own included if they do.
@@ -186,6 +217,21 @@ fn logit_bias(common: &Common, limits: &ServerLimits) -> Result<Vec<(TokenId, f3
         .collect()
 }
 
+/// −1 takes what fits, as vLLM does.
+fn truncation(found: Option<i64>) -> Result<Option<Truncation>, ApiError> {
+    match found {
+        None => Ok(None),
+        Some(-1) => Ok(Some(Truncation::Fits)),
+        Some(found) => match usize::try_from(found) {
+            Ok(most) if most > 0 => Ok(Some(Truncation::Tokens(most))),
+            Ok(_) | Err(_) => {
+                let expected = "at least 1, or -1 for what fits";
+                Err(ApiError::out_of_range("truncate_prompt_tokens", &found, expected))
+            }
+        },
+    }
+}
+
 fn stop_tokens(
     found: Option<Vec<TokenId>>,
     limits: &ServerLimits,
@@ -233,30 +279,22 @@ pub(crate) fn check_range(
 
 /// Refuses by name what this server does not have, unless the value asks for nothing.
 pub(crate) fn check_unsupported(fields: Unsupported) -> Result<(), ApiError> {
-    const TOOLS: &str = "use tools and tool_choice";
     const NONE: &str = "";
     let is_text = |value: &Value| value == "text";
     let all_text = |value: &Value| value.as_array().is_some_and(|list| list.iter().all(is_text));
     let is_one = |value: &Value| value.as_f64() == Some(1.0);
-    let is_true = |value: &Value| value == &Value::Bool(true);
     let never = |_: &Value| false;
     type Harmless<'a> = &'a dyn Fn(&Value) -> bool;
-    let table: [(&str, Option<Value>, Harmless<'_>, &str); 17] = [
+    let table: [(&str, Option<Value>, Harmless<'_>, &str); 11] = [
         ("grammar", fields.grammar, &never, "use guided_grammar, in Lark's notation"),
-        ("functions", fields.functions, &never, TOOLS),
-        ("function_call", fields.function_call, &|value| value == "none", TOOLS),
         ("modalities", fields.modalities, &all_text, "answers are text"),
         ("audio", fields.audio, &never, "answers are text"),
         ("prediction", fields.prediction, &never, NONE),
         ("web_search_options", fields.web_search_options, &never, NONE),
         ("chat_template", fields.chat_template, &never, "the model's own template is used"),
-        ("continue_final_message", fields.continue_final_message, &never, "use /v1/completions"),
         ("documents", fields.documents, &never, "put them into a message"),
         ("use_beam_search", fields.use_beam_search, &never, NONE),
         ("length_penalty", fields.length_penalty, &is_one, NONE),
-        ("include_stop_str_in_output", fields.include_stop_str_in_output, &never, NONE),
-        ("skip_special_tokens", fields.skip_special_tokens, &is_true, "use return_token_ids"),
-        ("truncate_prompt_tokens", fields.truncate_prompt_tokens, &never, "send a shorter prompt"),
         (
             "prompt_logprobs",
             fields.prompt_logprobs,
@@ -267,9 +305,7 @@ pub(crate) fn check_unsupported(fields: Unsupported) -> Result<(), ApiError> {
     ];
     for (param, value, harmless, hint) in table {
         let Some(value) = value else { continue };
-        // `skip_special_tokens: false` does ask for something; elsewhere it asks for nothing.
-        let asks_nothing = is_nothing(&value) && param != "skip_special_tokens";
-        if !asks_nothing && !harmless(&value) {
+        if !is_nothing(&value) && !harmless(&value) {
             let hint = (!hint.is_empty()).then(|| hint.to_owned());
             return Err(ApiError::NotSupported { param: param.to_owned(), hint });
         }

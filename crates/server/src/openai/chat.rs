@@ -7,6 +7,7 @@ use axum::response::Response;
 use serde_json::Value;
 
 use super::chat_format::{ChatCompletion, ChatFormat};
+use super::legacy;
 use super::request::{ChatRequest, Common, Content, Message, Messages, Tool, Tools, Unsupported};
 use super::schema::ChatBody;
 use super::structure;
@@ -18,6 +19,7 @@ use crate::generate::{
     check_unsupported,
 };
 use crate::limits::ServerLimits;
+use crate::notes::Notes;
 use crate::registry::Serving;
 
 /// Answers a conversation, whole or as a stream of chunks that ends with `[DONE]`.
@@ -42,12 +44,24 @@ pub(crate) async fn chat(
     let place = state.open_stream()?;
     let body = read_json_body(request, state.limits()).await?;
     let serving = state.open(model_of(&body)?.as_deref()).await?;
-    let (job, format, plan) = serving.prepare(move |serving| prepare(&body, serving)).await?;
-    Answer::start(job, format, plan, &serving, place)?.respond().await
+    let prepared = serving.prepare(move |serving| prepare(&body, serving)).await?;
+    let Prepared { job, format, plan, notes } = prepared;
+    let response = Answer::start(job, format, plan, &serving, place)?.respond().await?;
+    Ok(notes.tell(response))
 }
 
 /// Everything that has to be known before the engine is asked.
-fn prepare(body: &Bytes, serving: &Serving) -> Result<(Job, ChatFormat, AnswerPlan), ApiError> {
+struct Prepared {
+    job: Job,
+    format: ChatFormat,
+    plan: AnswerPlan,
+    notes: Notes,
+}
+
+fn prepare(body: &Bytes, serving: &Serving) -> Result<Prepared, ApiError> {
+    let rewritten = legacy::rewritten(body)?;
+    let is_legacy = rewritten.is_some();
+    let body = rewritten.as_ref().unwrap_or(body);
     let common: Common = parse(body)?;
     let chat: ChatRequest = parse(body)?;
     check_unsupported(parse::<Unsupported>(body)?)?;
@@ -58,11 +72,14 @@ fn prepare(body: &Bytes, serving: &Serving) -> Result<(Job, ChatFormat, AnswerPl
     structure::read(body, &mut wishes, serving)?;
     wishes.options.logprobs = logprobs(&chat, limits.top_logprobs)?;
     let conversation_id = chat.conversation_id.clone();
+    let mut notes = Notes::default();
+    notes.add_if(chat.verbosity.is_some(), "verbosity is passed over");
     let conversation = conversation(body, chat, limits)?;
     let job = conversation.job(&mut wishes, serving)?;
-    let format = ChatFormat::new(&job, &wishes, serving).within(conversation_id);
+    let format =
+        ChatFormat::new(&job, &wishes, serving).within(conversation_id).in_old_words(is_legacy);
     let plan = AnswerPlan::new(&job, &wishes, conversation.param);
-    Ok((job, format, plan))
+    Ok(Prepared { job, format, plan, notes })
 }
 
 fn max_tokens(common: &Common) -> Result<Option<u32>, ApiError> {
@@ -75,13 +92,19 @@ fn max_tokens(common: &Common) -> Result<Option<u32>, ApiError> {
     Ok(max_tokens)
 }
 
-fn conversation(
+/// The conversation that a body holds, checked.
+pub(super) fn conversation(
     body: &Bytes,
     chat: ChatRequest,
     limits: &ServerLimits,
 ) -> Result<Conversation, ApiError> {
     check_messages(chat.messages.as_deref(), limits)?;
     let tool_choice = check_tools(&chat, limits)?;
+    let continues_message = chat.continue_final_message == Some(true);
+    if continues_message && chat.add_generation_prompt == Some(true) {
+        let needs = "add_generation_prompt to be false";
+        return Err(ApiError::Needs { param: "continue_final_message", needs });
+    }
     Ok(Conversation {
         param: "messages",
         messages: parse::<Messages>(body)?.messages,
@@ -94,7 +117,8 @@ fn conversation(
             budget_tokens: chat.thinking_token_budget,
         },
         kwargs: chat.chat_template_kwargs.unwrap_or_default(),
-        continues_message: chat.add_generation_prompt == Some(false),
+        continues_message,
+        no_generation_prompt: chat.add_generation_prompt == Some(false),
     })
 }
 

@@ -9,12 +9,16 @@ use jackalope_text::{Tokenizer, ToolCall};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::SYSTEM_FINGERPRINT;
 use super::logprobs::ChatLogprobs;
 use super::usage::{Performance, Timing, Usage};
 use crate::generate::{Delta, Finish, Format, Job, Summary, Wishes};
 use crate::ids::{new_id, unix_seconds};
 use crate::registry::Serving;
 use crate::sse::{self, push_event};
+
+/// There is only one.
+const SERVICE_TIER: &str = "default";
 
 /// Writes the answer to a conversation.
 #[derive(Debug)]
@@ -27,6 +31,8 @@ pub(super) struct ChatFormat {
     include_usage: bool,
     /// The client's name for the conversation, told back.
     conversation_id: Option<String>,
+    /// Calls are told as `function_call`, as they were before there were tools.
+    is_legacy: bool,
     /// Set if token ids are to be told.
     prompt_token_ids: Option<Vec<TokenId>>,
     progress: Vec<Progress>,
@@ -50,6 +56,7 @@ impl ChatFormat {
             has_logprobs: wishes.options.logprobs.is_some(),
             include_usage: wishes.include_usage,
             conversation_id: None,
+            is_legacy: false,
             prompt_token_ids: wishes.return_token_ids.then(|| prompt.tokens().to_vec()),
             progress: vec![Progress::default(); job.num_choices()],
         }
@@ -61,6 +68,37 @@ impl ChatFormat {
         self
     }
 
+    /// Tells calls as `function_call`.
+    pub(super) fn in_old_words(mut self, is_legacy: bool) -> ChatFormat {
+        self.is_legacy = is_legacy;
+        self
+    }
+
+    fn finish_name(&self, finish: Finish) -> &'static str {
+        match finish {
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+            Finish::ToolCalls if self.is_legacy => "function_call",
+            Finish::ToolCalls => "tool_calls",
+        }
+    }
+
+    /// The calls of a delta; `first_idx` is the number of the first one if they are streamed.
+    fn calls<'a>(&self, delta: &'a Delta, first_idx: Option<usize>) -> WireCalls<'a> {
+        if self.is_legacy {
+            // There is never more than one.
+            return WireCalls {
+                tool_calls: Vec::new(),
+                function_call: delta.calls.first().map(WireFunction::of),
+            };
+        }
+        let call = |(idx, call)| WireCall::new(first_idx.map(|first_idx| first_idx + idx), call);
+        WireCalls {
+            tool_calls: delta.calls.iter().enumerate().map(call).collect(),
+            function_call: None,
+        }
+    }
+
     fn whole_choice<'a>(&'a self, index: usize, delta: &'a Delta) -> WholeChoice<'a> {
         WholeChoice {
             index,
@@ -69,10 +107,10 @@ impl ChatFormat {
                 content: content(delta),
                 refusal: None,
                 reasoning: WireReasoning::of(delta),
-                tool_calls: delta.calls.iter().map(|call| WireCall::new(None, call)).collect(),
+                calls: self.calls(delta, None),
             },
             logprobs: self.has_logprobs.then(|| ChatLogprobs::new(&delta.scored, &self.tokenizer)),
-            finish_reason: delta.finish.map(finish_name),
+            finish_reason: delta.finish.map(|finish| self.finish_name(finish)),
             token_ids: self.prompt_token_ids.is_some().then_some(&delta.tokens),
             prompt_token_ids: self.prompt_token_ids.as_deref(),
         }
@@ -89,6 +127,8 @@ impl ChatFormat {
             object: "chat.completion.chunk",
             created: self.created,
             model: &self.model,
+            system_fingerprint: SYSTEM_FINGERPRINT,
+            service_tier: SERVICE_TIER,
             choices,
             usage: self.include_usage.then_some(summary.map(Usage::of)),
             timing: summary.map(Timing::of),
@@ -105,6 +145,8 @@ struct Chunk<'a> {
     object: &'static str,
     created: u64,
     model: &'a str,
+    system_fingerprint: &'static str,
+    service_tier: &'static str,
     choices: &'a [ChunkChoice<'a>],
     /// `null` in all chunks but the last, and absent if it was not asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -137,8 +179,17 @@ struct ChunkDelta<'a> {
     content: Option<&'a str>,
     #[serde(flatten)]
     reasoning: WireReasoning<'a>,
+    #[serde(flatten)]
+    calls: WireCalls<'a>,
+}
+
+/// Calls in the one form or the other.
+#[derive(Default, Serialize)]
+struct WireCalls<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<WireCall<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function_call: Option<WireFunction<'a>>,
 }
 
 /// Some clients read the one name, some the other.
@@ -173,26 +224,22 @@ struct WireFunction<'a> {
     arguments: &'a str,
 }
 
+impl<'a> WireFunction<'a> {
+    fn of(call: &'a ToolCall) -> WireFunction<'a> {
+        WireFunction { name: &call.name, arguments: &call.arguments }
+    }
+}
+
 impl<'a> WireCall<'a> {
     fn new(index: Option<usize>, call: &'a ToolCall) -> WireCall<'a> {
-        let function = WireFunction { name: &call.name, arguments: &call.arguments };
         let id = call.id.clone().unwrap_or_else(|| new_id("call_"));
-        WireCall { index, id, kind: "function", function }
+        WireCall { index, id, kind: "function", function: WireFunction::of(call) }
     }
 }
 
 /// The text, unless there is nothing but calls.
 fn content(delta: &Delta) -> Option<&str> {
     (delta.calls.is_empty() || !delta.text.is_empty()).then_some(delta.text.as_str())
-}
-
-fn finish_name(finish: Finish) -> &'static str {
-    match finish {
-        Finish::Stop => "stop",
-        Finish::Length => "length",
-        Finish::Cancelled => "abort",
-        Finish::ToolCalls => "tool_calls",
-    }
 }
 
 impl<'a> ChunkChoice<'a> {
@@ -214,6 +261,8 @@ pub(super) struct ChatCompletion<'a> {
     object: &'static str,
     created: u64,
     model: &'a str,
+    system_fingerprint: &'static str,
+    service_tier: &'static str,
     choices: Vec<WholeChoice<'a>>,
     usage: Usage,
     timing: Timing,
@@ -243,8 +292,8 @@ struct WholeMessage<'a> {
     refusal: Option<()>,
     #[serde(flatten)]
     reasoning: WireReasoning<'a>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<WireCall<'a>>,
+    #[serde(flatten)]
+    calls: WireCalls<'a>,
 }
 
 impl Format for ChatFormat {
@@ -262,15 +311,12 @@ impl Format for ChatFormat {
             self.push_chunk(&[choice], None, buffer);
         }
         if delta.has_content() {
-            let calls = delta.calls.iter().enumerate();
             let content = ChunkDelta {
                 role: None,
                 content: Some(content(&delta).unwrap_or_default())
                     .filter(|text| !text.is_empty() || delta.is_plain()),
                 reasoning: WireReasoning::of(&delta),
-                tool_calls: calls
-                    .map(|(idx, call)| WireCall::new(Some(num_calls_before + idx), call))
-                    .collect(),
+                calls: self.calls(&delta, Some(num_calls_before)),
             };
             let mut choice = ChunkChoice::new(choice_idx, content);
             choice.logprobs = (!delta.scored.is_empty())
@@ -280,7 +326,7 @@ impl Format for ChatFormat {
         }
         if let Some(finish) = delta.finish {
             let mut choice = ChunkChoice::new(choice_idx, ChunkDelta::default());
-            choice.finish_reason = Some(finish_name(finish));
+            choice.finish_reason = Some(self.finish_name(finish));
             self.push_chunk(&[choice], None, buffer);
         }
     }
@@ -299,6 +345,8 @@ impl Format for ChatFormat {
             object: "chat.completion",
             created: self.created,
             model: &self.model,
+            system_fingerprint: SYSTEM_FINGERPRINT,
+            service_tier: SERVICE_TIER,
             choices: choices.iter().enumerate().map(choice).collect(),
             usage: Usage::of(summary),
             timing: Timing::of(summary),

@@ -9,6 +9,7 @@ use jackalope_text::{Detokenizer, Tokenizer};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::SYSTEM_FINGERPRINT;
 use super::logprobs::CompletionLogprobs;
 use super::usage::{Performance, Timing, Usage};
 use crate::generate::{Delta, Finish, Format, Job, ScoredToken, Summary, Wishes};
@@ -151,6 +152,7 @@ impl CompletionFormat {
             object: "text_completion",
             created: self.created,
             model: &self.model,
+            system_fingerprint: SYSTEM_FINGERPRINT,
             choices,
             usage: self.include_usage.then_some(summary.map(Usage::of)),
             timing: summary.map(Timing::of),
@@ -193,6 +195,7 @@ pub(super) struct Completion<'a> {
     object: &'static str,
     created: u64,
     model: &'a str,
+    system_fingerprint: &'static str,
     choices: Vec<Choice<'a>>,
     /// `null` in all chunks but the last, and absent if it was not asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -266,6 +269,7 @@ impl Format for CompletionFormat {
             object: "text_completion",
             created: self.created,
             model: &self.model,
+            system_fingerprint: SYSTEM_FINGERPRINT,
             choices: told,
             usage: Some(Some(Usage::of(summary))),
             timing: Some(Timing::of(summary)),

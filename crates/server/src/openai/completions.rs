@@ -10,6 +10,7 @@ use jackalope_engine::Limits;
 use jackalope_protocol::TokenId;
 
 use super::completion_format::{Completion, CompletionFormat, Echo};
+use super::infill::Infill;
 use super::request::{Common, CompletionRequest, Prompts, Unsupported};
 use super::schema::CompletionBody;
 use super::structure;
@@ -58,11 +59,8 @@ fn prepare(
     let common: Common = parse(body)?;
     let completion: CompletionRequest = parse(body)?;
     check_unsupported(parse::<Unsupported>(body)?)?;
-    if completion.suffix.as_deref().is_some_and(|suffix| !suffix.is_empty()) {
-        let hint = Some("this server writes only what comes after the prompt".to_owned());
-        return Err(ApiError::NotSupported { param: "suffix".to_owned(), hint });
-    }
     let echo = completion.echo.unwrap_or(false);
+    let infill = infill(completion.suffix.as_deref(), echo, serving)?;
     let max_tokens = common.max_completion_tokens.or(common.max_tokens).unwrap_or_else(|| {
         serving.state().limits().default_max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)
     });
@@ -82,7 +80,12 @@ fn prepare(
     wishes.options.prompt_logprobs = logprobs.filter(|_| echo);
 
     let limits = serving.engine_limits()?;
-    let prompts = prompts(completion.prompt, completion.add_special_tokens, serving)?;
+    // What stands around an infill brings the special tokens.
+    let add_special_tokens = completion.add_special_tokens.unwrap_or(true) && infill.is_none();
+    let mut prompts = prompts(completion.prompt, add_special_tokens, serving)?;
+    if let Some(infill) = infill {
+        prompts.iter_mut().for_each(|prompt| prompt.tokens = infill.around(&prompt.tokens));
+    }
     let job = Job {
         prompts: prompt_jobs(prompts, &wishes, &limits)?,
         rules: TextRules {
@@ -91,6 +94,8 @@ fn prepare(
             single_call: false,
             wants_tokens: wishes.return_token_ids,
             continues_prompt: true,
+            tells_stop: wishes.tells_stop,
+            tells_special: wishes.tells_special,
             stops: std::mem::take(&mut wishes.stops),
         },
     };
@@ -102,6 +107,15 @@ fn prepare(
     Ok((job, format, plan))
 }
 
+/// How to write before a suffix, if there is one.
+fn infill(suffix: Option<&str>, echo: bool, serving: &Serving) -> Result<Option<Infill>, ApiError> {
+    let Some(suffix) = suffix.filter(|suffix| !suffix.is_empty()) else { return Ok(None) };
+    if echo {
+        return Err(ApiError::Needs { param: "suffix", needs: "echo to be false" });
+    }
+    Infill::new(suffix, &serving.text().tokenizer).map(Some)
+}
+
 /// A prompt's tokens, and the text that it was written as, if it was.
 struct WrittenPrompt {
     tokens: Vec<TokenId>,
@@ -110,14 +124,14 @@ struct WrittenPrompt {
 
 fn prompts(
     prompts: Option<Prompts>,
-    add_special_tokens: Option<bool>,
+    add_special_tokens: bool,
     serving: &Serving,
 ) -> Result<Vec<WrittenPrompt>, ApiError> {
     let tokenizer = &serving.text().tokenizer;
     let encode = |text: String| {
         let tokens = match add_special_tokens {
-            None | Some(true) => tokenizer.encode_prompt(&text),
-            Some(false) => tokenizer.encode(&text, false),
+            true => tokenizer.encode_prompt(&text),
+            false => tokenizer.encode(&text, false),
         };
         let tokens = tokens.map_err(|err| ApiError::from_text(err, "prompt"))?;
         Ok(WrittenPrompt { tokens, text: Some(text) })
@@ -148,7 +162,10 @@ fn prompt_jobs(
     limits: &Limits,
 ) -> Result<Vec<PromptJob>, ApiError> {
     let job = |WrittenPrompt { tokens, text }| {
-        Ok(PromptJob { requests: wishes.requests(&tokens, limits, "prompt")?, text })
+        // A part of the prompt is not what was written.
+        let is_whole = wishes.taken(&tokens, limits).len() == tokens.len();
+        let requests = wishes.requests(&tokens, limits, "prompt")?;
+        Ok(PromptJob { requests, text: text.filter(|_| is_whole) })
     };
     prompts.into_iter().map(job).collect()
 }

@@ -3,6 +3,7 @@
 use jackalope_protocol::TokenId;
 use jackalope_text::Tokenizer;
 use serde::{Serialize, Serializer};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::generate::ScoredToken;
@@ -47,6 +48,11 @@ impl TokenLogprob {
 }
 
 impl ChatLogprobs {
+    /// One entry for each token, as a response's text has them.
+    pub(super) fn into_entries(self) -> Value {
+        serde_json::to_value(self.content).expect("our wire types have string keys")
+    }
+
     pub(super) fn new(scored: &[ScoredToken], tokenizer: &Tokenizer) -> ChatLogprobs {
         let entry = |scored: &ScoredToken| ChatLogprob {
             token: TokenLogprob::new(scored.token, scored.logprob.logprob, tokenizer),

@@ -1,4 +1,5 @@
-//! The OpenAI API: `POST /v1/chat/completions`, `POST /v1/completions`, `GET /v1/models`.
+//! The OpenAI API: `POST /v1/chat/completions`, `POST /v1/completions`, `/v1/responses`,
+//! `POST /v1/embeddings`, `GET /v1/models`; and vLLM's `POST /tokenize`, `POST /detokenize`.
 //!
 //! ```text
 //!  bytes ──request──▶ wire types ──chat, completions──▶ Job ──generate──▶ response or events
@@ -9,9 +10,17 @@ pub(crate) mod chat;
 mod chat_format;
 mod completion_format;
 pub(crate) mod completions;
+pub(crate) mod embeddings;
+mod infill;
+mod legacy;
 mod logprobs;
 pub(crate) mod models;
 pub(crate) mod request;
+pub(crate) mod responses;
 mod schema;
 pub(crate) mod structure;
+pub(crate) mod tokenize;
 mod usage;
+
+/// Tells answers apart that different programs gave.
+const SYSTEM_FINGERPRINT: &str = concat!("fp_jackalope_", env!("CARGO_PKG_VERSION"));

@@ -35,6 +35,9 @@ pub(crate) struct Common {
     pub(crate) stream: Option<bool>,
     pub(crate) stream_options: Option<StreamOptions>,
     pub(crate) return_token_ids: Option<bool>,
+    pub(crate) include_stop_str_in_output: Option<bool>,
+    pub(crate) skip_special_tokens: Option<bool>,
+    pub(crate) truncate_prompt_tokens: Option<i64>,
 }
 
 /// Fields of `POST /v1/chat/completions` alone.
@@ -50,6 +53,8 @@ pub(crate) struct ChatRequest {
     pub(crate) thinking_token_budget: Option<u32>,
     pub(crate) conversation_id: Option<String>,
     pub(crate) add_generation_prompt: Option<bool>,
+    pub(crate) continue_final_message: Option<bool>,
+    pub(crate) verbosity: Option<String>,
     pub(crate) logprobs: Option<bool>,
     pub(crate) top_logprobs: Option<u32>,
 }
@@ -70,20 +75,14 @@ pub(crate) struct CompletionRequest {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Unsupported {
     pub(crate) grammar: Option<Value>,
-    pub(crate) functions: Option<Value>,
-    pub(crate) function_call: Option<Value>,
     pub(crate) modalities: Option<Value>,
     pub(crate) audio: Option<Value>,
     pub(crate) prediction: Option<Value>,
     pub(crate) web_search_options: Option<Value>,
     pub(crate) chat_template: Option<Value>,
-    pub(crate) continue_final_message: Option<Value>,
     pub(crate) documents: Option<Value>,
     pub(crate) use_beam_search: Option<Value>,
     pub(crate) length_penalty: Option<Value>,
-    pub(crate) include_stop_str_in_output: Option<Value>,
-    pub(crate) skip_special_tokens: Option<Value>,
-    pub(crate) truncate_prompt_tokens: Option<Value>,
     pub(crate) prompt_logprobs: Option<Value>,
     pub(crate) logits_processors: Option<Value>,
 }
@@ -104,6 +103,19 @@ pub(crate) enum Role {
     User,
     Assistant,
     Tool,
+}
+
+impl Role {
+    /// As it is written.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Role::System => "system",
+            Role::Developer => "developer",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+            Role::Tool => "tool",
+        }
+    }
 }
 
 /// The messages as they are, for the template: it may read fields that the API does not have.
@@ -182,6 +194,7 @@ pub(crate) struct Part {
     #[serde(rename = "type")]
     pub(crate) kind: String,
     pub(crate) text: Option<String>,
+    pub(crate) refusal: Option<String>,
 }
 
 /// A string or a list of strings.

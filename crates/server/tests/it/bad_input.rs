@@ -162,11 +162,20 @@ async fn what_is_not_supported_is_refused_by_name() {
         ),
         (json!({"tools": [tool], "tool_choice": "maybe"}), "tool_choice", "invalid_value"),
         (json!({"tool_choice": "auto"}), "tool_choice", "invalid_value"),
-        (json!({"functions": [{"name": "sum"}]}), "functions", unsupported),
+        (json!({"functions": [{"name": "sum"}], "tools": [tool]}), "functions", "invalid_value"),
+        (json!({"functions": {"name": "sum"}}), "functions", "invalid_type"),
+        (json!({"function_call": {"name": "sum"}}), "function_call", "invalid_value"),
         (json!({"modalities": ["text", "audio"]}), "modalities", unsupported),
         (json!({"min_tokens": 99999}), "min_tokens", "invalid_value"),
         (json!({"chat_template": "{{ messages }}"}), "chat_template", unsupported),
-        (json!({"skip_special_tokens": false}), "skip_special_tokens", unsupported),
+        (json!({"truncate_prompt_tokens": 0}), "truncate_prompt_tokens", "invalid_value"),
+        (json!({"truncate_prompt_tokens": -2}), "truncate_prompt_tokens", "invalid_value"),
+        (json!({"continue_final_message": true}), "messages[0]", "invalid_value"),
+        (
+            json!({"continue_final_message": true, "add_generation_prompt": true}),
+            "continue_final_message",
+            "invalid_value",
+        ),
         (
             json!({"chat_template_kwargs": {"messages": []}}),
             "chat_template_kwargs.messages",
@@ -226,6 +235,7 @@ async fn impossible_completions_are_refused() {
         (json!({"prompt": vec!["x"; 65]}), "prompt", "too_many_entries"),
         (json!({"prompt": vec![1; 256]}), "prompt", "context_length_exceeded"),
         (json!({"suffix": "the end"}), "suffix", "unsupported_parameter"),
+        (json!({"suffix": "the end", "echo": true}), "suffix", "invalid_value"),
         (json!({"max_tokens": 0}), "max_tokens", "invalid_value"),
         (json!({"logprobs": 21}), "logprobs", "invalid_value"),
         (json!({"logprobs": true}), "logprobs", "invalid_type"),
@@ -333,9 +343,7 @@ async fn wrong_addresses_are_told_apart() {
     assert_eq!(unknown.status, 404);
     let error = unknown.error();
     assert_eq!((&error["param"], &error["code"]), (&json!("model"), &json!("model_not_found")));
-    for path in
-        ["/v1/models/gpt-5", "/v1/models/%ff", "/v1/embeddings", "/", "/v2/chat/completions"]
-    {
+    for path in ["/v1/models/gpt-5", "/v1/models/%ff", "/v1/rerank", "/", "/v2/chat/completions"] {
         let reply = server.get(path).await;
         assert_eq!(reply.status, 404, "{path}");
         reply.error();

@@ -5,9 +5,13 @@
 mod answers;
 mod bad_input;
 mod choices;
+mod embeddings;
+mod extras;
 mod failures;
 mod health;
 mod model;
+mod responses;
 mod sockets;
 mod streams;
 mod support;
+mod tokenize;

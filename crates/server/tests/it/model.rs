@@ -15,6 +15,9 @@ const WORDS: [&str; 10] =
 /// Ends an answer.
 pub(crate) const END: &str = "<|im_end|>";
 
+/// Stand around what is to be filled in.
+const INFILL: [&str; 3] = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"];
+
 const TEMPLATE: &str = "\
 {%- if tools %}<|im_start|>system\n{{ tools | tojson }}
 Answer with <tool_call>{\"name\": …}</tool_call>.<|im_end|>\n{% endif %}
@@ -36,6 +39,11 @@ pub(crate) fn text_with_bos() -> std::sync::Arc<ModelText> {
     load(&[("bos_token", "<|bos|>")])
 }
 
+/// One that was trained to fill in the middle.
+pub(crate) fn text_with_infill() -> std::sync::Arc<ModelText> {
+    load(&[("infill", "")])
+}
+
 /// One without a chat template.
 pub(crate) fn text_without_template() -> std::sync::Arc<ModelText> {
     load(&[("chat_template", "")])
@@ -50,7 +58,8 @@ fn load(changes: &[(&str, &str)]) -> std::sync::Arc<ModelText> {
         config["bos_token"] = bos.into();
     }
     let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
-    write("tokenizer.json", &tokenizer(bos).to_string());
+    let infill = change("infill").map_or(&[][..], |_| &INFILL);
+    write("tokenizer.json", &tokenizer(bos, infill).to_string());
     write("tokenizer_config.json", &config.to_string());
     if change("chat_template").is_none() {
         write("chat_template.jinja", TEMPLATE);
@@ -79,7 +88,7 @@ fn byte_char(byte: u8) -> char {
     char::from_u32(256 + num_before as u32).unwrap()
 }
 
-fn tokenizer(bos: Option<&str>) -> Value {
+fn tokenizer(bos: Option<&str>, more: &[&str]) -> Value {
     let mut vocab = Map::new();
     let mut merges = Vec::new();
     for byte in 0..=255 {
@@ -100,7 +109,8 @@ fn tokenizer(bos: Option<&str>) -> Value {
         }
     }
     let mut added = Vec::new();
-    for special in ["<|im_start|>", END].into_iter().chain(bos) {
+    let more = more.iter().copied();
+    for special in ["<|im_start|>", END].into_iter().chain(more).chain(bos) {
         added.push(json!({
             "id": vocab.len() + added.len(), "content": special, "special": true,
             "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,

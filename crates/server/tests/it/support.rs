@@ -217,7 +217,7 @@ pub(crate) fn completion_body(more: Value) -> Value {
 }
 
 /// Sets the fields of `more` in `body`.
-fn merge(mut body: Value, more: Value) -> Value {
+pub(crate) fn merge(mut body: Value, more: Value) -> Value {
     let Value::Object(more) = more else { panic!("fields are given as an object") };
     body.as_object_mut().unwrap().extend(more);
     body
@@ -316,6 +316,13 @@ pub(crate) fn redact(body: &str) -> String {
         ("chatcmpl-", char::is_alphanumeric as fn(char) -> bool),
         ("cmpl-", char::is_alphanumeric),
         ("call_", char::is_alphanumeric),
+        ("fp_jackalope_", |c: char| c.is_ascii_digit() || c == '.'),
+        ("resp_", char::is_alphanumeric),
+        ("msg_", char::is_alphanumeric),
+        ("rs_", char::is_alphanumeric),
+        ("fc_", char::is_alphanumeric),
+        ("\"created_at\":", |c: char| c.is_ascii_digit()),
+        ("\"completed_at\":", |c: char| c.is_ascii_alphanumeric()),
         ("\"created\":", |c: char| c.is_ascii_digit()),
         ("\"seconds\":", is_number),
         ("tokens_per_sec\":", is_number),
@@ -328,7 +335,8 @@ pub(crate) fn redact(body: &str) -> String {
             let rest = part.trim_start_matches(is_value);
             let value = &part[..part.len() - rest.len()];
             // A number, or the part of an id that is drawn.
-            let varies = prefix.ends_with(':') || value.len() >= 10;
+            let varies =
+                !prefix.ends_with(['-', '_']) || prefix.starts_with("fp") || value.len() >= 10;
             let mark = if varies { "0" } else { value };
             result.push_str(&format!("{prefix}{mark}{rest}"));
         }

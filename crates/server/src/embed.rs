@@ -1,0 +1,105 @@
+//! One vector of each text, for every protocol that has embeddings.
+
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+use jackalope_engine::{EngineHandle, Event, Request, RequestOptions};
+use jackalope_protocol::{Pooling, TokenId};
+use tokio::time::timeout;
+
+use crate::error::ApiError;
+use crate::registry::Serving;
+
+/// What the vectors shall be like.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Embedding {
+    /// How the states of a text's tokens become one.
+    pub(crate) pooling: Pooling,
+    /// Whether they have the length 1.
+    pub(crate) normalized: bool,
+    /// Only so many numbers of each vector, if set.
+    pub(crate) dimensions: Option<u32>,
+    /// The field that the texts came in.
+    pub(crate) param: &'static str,
+}
+
+/// The vectors of some texts, in their order. They are computed side by side, so many at once that
+/// there is room in the engine's queue for others.
+///
+/// # Errors
+/// A text is impossible, which is known before any is computed; or the engine gave up.
+pub(crate) async fn vectors(
+    serving: &Serving,
+    texts: Vec<Vec<TokenId>>,
+    wish: Embedding,
+) -> Result<Vec<Vec<f32>>, ApiError> {
+    check_dimensions(serving, wish)?;
+    let limits = serving.engine_limits()?;
+    let request = |prompt| {
+        let embed = Some(wish.pooling);
+        let options = RequestOptions { prompt, embed, ..RequestOptions::default() };
+        Request::new(options, &limits).map_err(|err| ApiError::from_rejected(&err, wish.param))
+    };
+    let requests = texts.into_iter().map(request).collect::<Result<Vec<_>, _>>()?;
+    let server_limits = serving.state().limits();
+    let computing = stream::iter(requests)
+        .map(|request| vector(serving.engine(), request, wish))
+        .buffered(server_limits.embeddings_at_once)
+        .try_collect();
+    match server_limits.request_timeout {
+        None => computing.await,
+        Some(limit) => {
+            let timed_out = Err(ApiError::TimedOut { timeout: limit });
+            timeout(limit, computing).await.unwrap_or(timed_out)
+        }
+    }
+}
+
+/// Refuses more numbers than the model's states have.
+fn check_dimensions(serving: &Serving, wish: Embedding) -> Result<(), ApiError> {
+    let Some(dimensions) = wish.dimensions else { return Ok(()) };
+    let ranks = serving.engine().status().ranks;
+    let hidden_size = ranks.iter().find_map(|rank| rank.facts.as_ref().map(|it| it.hidden_size));
+    match hidden_size {
+        Some(hidden_size) if !(1..=hidden_size).contains(&dimensions) => {
+            let expected = format!("from 1 to {hidden_size}, the width of the model");
+            Err(ApiError::out_of_range("dimensions", &dimensions, expected))
+        }
+        Some(_) => Ok(()),
+        None => Err(ApiError::Unavailable { reason: "the model is loading".to_owned() }),
+    }
+}
+
+async fn vector(
+    engine: &EngineHandle,
+    request: Request,
+    wish: Embedding,
+) -> Result<Vec<f32>, ApiError> {
+    let submitted = engine.submit(request);
+    let mut generation = submitted.map_err(|err| ApiError::from_submit(err, wish.param))?;
+    while let Some(event) = generation.next().await {
+        match event {
+            Event::Embedded { vector } => return Ok(shaped(vector, wish)),
+            Event::NotANumber { .. } => return Err(ApiError::NotANumber),
+            Event::Failed(failure) => return Err(ApiError::from_failure(failure)),
+            Event::Started { .. }
+            | Event::PromptScored { .. }
+            | Event::Token { .. }
+            | Event::Finished { .. } => {}
+        }
+    }
+    Err(ApiError::ShuttingDown)
+}
+
+/// The part of a vector that is wanted, with the length that is wanted.
+fn shaped(mut vector: Vec<f32>, wish: Embedding) -> Vec<f32> {
+    if let Some(dimensions) = wish.dimensions {
+        vector.truncate(dimensions as usize);
+    }
+    if wish.normalized {
+        let square: f64 = vector.iter().map(|&value| f64::from(value).powi(2)).sum();
+        if square > 0.0 {
+            let scale = square.sqrt().recip();
+            vector.iter_mut().for_each(|value| *value = (f64::from(*value) * scale) as f32);
+        }
+    }
+    vector
+}

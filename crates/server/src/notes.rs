@@ -1,0 +1,33 @@
+//! What is told of wishes that are passed over although they could have mattered: the header
+//! `x-jackalope-note`, on whole answers and streams alike.
+
+use axum::http::{HeaderName, HeaderValue};
+use axum::response::Response;
+
+const NOTE: HeaderName = HeaderName::from_static("x-jackalope-note");
+
+/// Notes about one request, in the order of its checks.
+#[derive(Debug, Default)]
+pub(crate) struct Notes(Vec<&'static str>);
+
+impl Notes {
+    /// Adds a note; it is plain text without line breaks.
+    pub(crate) fn add(&mut self, note: &'static str) {
+        self.0.push(note);
+    }
+
+    /// Adds a note if a field that is passed over was sent.
+    pub(crate) fn add_if(&mut self, was_sent: bool, note: &'static str) {
+        if was_sent {
+            self.add(note);
+        }
+    }
+
+    /// Tells the notes with an answer, one header each.
+    pub(crate) fn tell(&self, mut response: Response) -> Response {
+        for note in &self.0 {
+            response.headers_mut().append(NOTE, HeaderValue::from_static(note));
+        }
+        response
+    }
+}

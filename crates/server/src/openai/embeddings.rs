@@ -1,0 +1,177 @@
+//! `POST /v1/embeddings`.
+
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::Request;
+use jackalope_protocol::{Pooling, TokenId};
+use serde::{Deserialize, Serialize};
+
+use super::request::Prompts;
+use crate::ServerState;
+use crate::body::{model_of, parse, read_json_body};
+use crate::embed::{self, Embedding};
+use crate::error::ApiError;
+use crate::generate::check_count;
+use crate::registry::Serving;
+
+/// Fields of `POST /v1/embeddings`.
+#[derive(Debug, Deserialize)]
+struct EmbeddingRequest {
+    input: Option<Prompts>,
+    encoding_format: Option<EncodingFormat>,
+    dimensions: Option<u32>,
+    pooling: Option<PoolingName>,
+    normalize: Option<bool>,
+}
+
+/// How numbers are written.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum EncodingFormat {
+    #[default]
+    Float,
+    Base64,
+}
+
+/// How the states of a text's tokens become one vector.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum PoolingName {
+    /// What serves best where nobody trained the model for embeddings: its last state is mostly
+    /// about the next token.
+    #[default]
+    Mean,
+    Last,
+}
+
+/// The answer.
+#[derive(Debug, Serialize)]
+pub(crate) struct EmbeddingList {
+    object: &'static str,
+    data: Vec<EmbeddingEntry>,
+    model: String,
+    usage: EmbeddingUsage,
+}
+
+#[derive(Debug, Serialize)]
+struct EmbeddingEntry {
+    object: &'static str,
+    index: usize,
+    embedding: Written,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Written {
+    Numbers(Vec<f32>),
+    Base64(String),
+}
+
+#[derive(Debug, Serialize)]
+struct EmbeddingUsage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+}
+
+/// Turns texts into vectors.
+pub(crate) async fn embeddings(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Json<EmbeddingList>, ApiError> {
+    let _place = state.open_stream()?;
+    let body = read_json_body(request, state.limits()).await?;
+    let serving = state.open(model_of(&body)?.as_deref()).await?;
+    let (texts, wish, format) = serving.prepare(move |serving| prepare(&body, serving)).await?;
+    let prompt_tokens = texts.iter().map(Vec::len).sum();
+    let vectors = embed::vectors(&serving, texts, wish).await?;
+    let entry = |(index, vector)| EmbeddingEntry {
+        object: "embedding",
+        index,
+        embedding: match format {
+            EncodingFormat::Float => Written::Numbers(vector),
+            EncodingFormat::Base64 => Written::Base64(base64(&little_endian(&vector))),
+        },
+    };
+    Ok(Json(EmbeddingList {
+        object: "list",
+        data: vectors.into_iter().enumerate().map(entry).collect(),
+        model: serving.id().to_owned(),
+        usage: EmbeddingUsage { prompt_tokens, total_tokens: prompt_tokens },
+    }))
+}
+
+fn prepare(
+    body: &Bytes,
+    serving: &Serving,
+) -> Result<(Vec<Vec<TokenId>>, Embedding, EncodingFormat), ApiError> {
+    let request: EmbeddingRequest = parse(body)?;
+    let input = request.input.ok_or(ApiError::Missing { param: "input" })?;
+    let num_texts = match &input {
+        Prompts::Texts(texts) => texts.len(),
+        Prompts::Tokens(lists) => lists.len(),
+    };
+    if num_texts == 0 {
+        return Err(ApiError::Empty { param: "input".to_owned() });
+    }
+    check_count("input", num_texts, serving.state().limits().embedding_inputs)?;
+    let tokenizer = &serving.text().tokenizer;
+    let encode = |text: &String| {
+        tokenizer.encode_prompt(text).map_err(|err| ApiError::from_text(err, "input"))
+    };
+    let texts = match input {
+        Prompts::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,
+        Prompts::Tokens(lists) => lists,
+    };
+    let wish = Embedding {
+        pooling: match request.pooling.unwrap_or_default() {
+            PoolingName::Mean => Pooling::Mean,
+            PoolingName::Last => Pooling::Last,
+        },
+        normalized: request.normalize.unwrap_or(true),
+        dimensions: request.dimensions,
+        param: "input",
+    };
+    Ok((texts, wish, request.encoding_format.unwrap_or_default()))
+}
+
+fn little_endian(vector: &[f32]) -> Vec<u8> {
+    vector.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// RFC 4648, section 4.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for chunk in bytes.chunks(3) {
+        let byte = |idx: usize| u32::from(chunk.get(idx).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for idx in 0..4 {
+            let digit = DIGITS[(bits >> (18 - 6 * idx)) as usize & 63];
+            text.push(if idx <= chunk.len() { char::from(digit) } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_that_of_the_rfc() {
+        // RFC 4648, section 10.
+        for (bytes, text) in [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foo", "Zm9v"),
+            ("foob", "Zm9vYg=="),
+            ("fooba", "Zm9vYmE="),
+            ("foobar", "Zm9vYmFy"),
+        ] {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+        assert_eq!(base64(&[0xfb, 0xff, 0xfe]), "+//+");
+    }
+}

@@ -1,0 +1,49 @@
+//! Text between a prompt and a suffix, for models that were trained to fill it in (Bavarian et al.,
+//! "Efficient training of language models to fill in the middle", 2022: prefix, suffix, middle).
+
+use jackalope_protocol::TokenId;
+use jackalope_text::Tokenizer;
+
+use crate::error::ApiError;
+
+/// How the families that can do it write what comes before a prefix, a suffix and the middle.
+const FAMILIES: [[&str; 3]; 3] = [
+    ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
+    ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
+    ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
+];
+
+/// What stands around a prompt whose answer goes before a suffix.
+#[derive(Debug)]
+pub(super) struct Infill {
+    before: Vec<TokenId>,
+    after: Vec<TokenId>,
+}
+
+impl Infill {
+    /// # Errors
+    /// The model has no tokens for it.
+    pub(super) fn new(suffix: &str, tokenizer: &Tokenizer) -> Result<Infill, ApiError> {
+        let ids = |family: &[&str; 3]| {
+            let ids: Vec<TokenId> =
+                family.iter().filter_map(|token| tokenizer.token_id(token)).collect();
+            <[TokenId; 3]>::try_from(ids).ok()
+        };
+        let Some([prefix, suffix_mark, middle]) = FAMILIES.iter().find_map(ids) else {
+            let hint = Some("this model writes only what comes after the prompt".to_owned());
+            return Err(ApiError::NotSupported { param: "suffix".to_owned(), hint });
+        };
+        let refused = |err| ApiError::from_text(err, "suffix");
+        let mut before = tokenizer.encode_prompt("").map_err(refused)?;
+        before.push(prefix);
+        let mut after = vec![suffix_mark];
+        after.extend(tokenizer.encode(suffix, false).map_err(refused)?);
+        after.push(middle);
+        Ok(Infill { before, after })
+    }
+
+    /// The whole prompt around the tokens of the one that was written.
+    pub(super) fn around(&self, prompt: &[TokenId]) -> Vec<TokenId> {
+        [&self.before, prompt, &self.after].concat()
+    }
+}

@@ -1,0 +1,446 @@
+//! Answers of `POST /v1/responses`: items that open, grow and close, one after the other.
+//!
+//! ```text
+//!  created, in_progress
+//!    output_item.added ─▶ content_part.added ─▶ …delta* ─▶ …done ─▶ content_part.done ─▶ output_item.done
+//!    (the next item)
+//!  completed | incomplete | failed
+//! ```
+//!
+//! A whole answer goes the same way, only that nobody is told of it.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::response::{IntoResponse, Response};
+use jackalope_text::{Tokenizer, ToolCall};
+use serde_json::{Map, Value, json};
+
+use super::items::Item;
+use super::kept::{KeptResponse, KeptResponses};
+use crate::error::ApiError;
+use crate::generate::{Delta, Finish, Format, ScoredToken, Summary};
+use crate::ids::{new_id, unix_seconds};
+use crate::openai::logprobs::ChatLogprobs;
+use crate::sse::push_named;
+
+/// What is told of a response from its beginning to its end.
+#[derive(Debug)]
+pub(super) struct Terms {
+    pub(super) model: String,
+    /// Fields of the request that are told back.
+    pub(super) echo: Map<String, Value>,
+    pub(super) is_stream: bool,
+    pub(super) has_logprobs: bool,
+    /// The thought is told as its own summary.
+    pub(super) summarises: bool,
+}
+
+/// Where a response goes when it is over.
+#[derive(Debug)]
+pub(super) struct Keeping {
+    pub(super) kept: Arc<KeptResponses>,
+    /// What was said before it.
+    pub(super) conversation: Vec<Arc<Item>>,
+}
+
+/// Writes a response.
+#[derive(Debug)]
+pub(super) struct ResponseFormat {
+    id: String,
+    created_at: u64,
+    terms: Terms,
+    tokenizer: Arc<Tokenizer>,
+    keeping: Option<Keeping>,
+    output: Vec<OutputItem>,
+    /// Whether the last item still grows.
+    is_open: bool,
+    finish: Option<Finish>,
+    num_events: u64,
+    /// Events that are not told yet.
+    events: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct OutputItem {
+    id: String,
+    text: String,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Reasoning,
+    Message { scored: Vec<ScoredToken> },
+    Call { call_id: String, name: String },
+}
+
+impl ResponseFormat {
+    pub(super) fn new(
+        terms: Terms,
+        tokenizer: Arc<Tokenizer>,
+        keeping: Option<Keeping>,
+    ) -> ResponseFormat {
+        ResponseFormat {
+            id: new_id("resp_"),
+            created_at: unix_seconds(),
+            terms,
+            tokenizer,
+            keeping,
+            output: Vec::new(),
+            is_open: false,
+            finish: None,
+            num_events: 0,
+            events: Vec::new(),
+        }
+    }
+
+    /// Takes what is newly known.
+    fn take(&mut self, delta: &Delta) {
+        if !delta.reasoning.is_empty() {
+            self.think(&delta.reasoning);
+        }
+        if !delta.text.is_empty() {
+            self.say(&delta.text, &delta.scored);
+        }
+        for call in &delta.calls {
+            self.call(call);
+        }
+        if let Some(finish) = delta.finish {
+            self.finish = Some(finish);
+            let has_said = |item: &OutputItem| !matches!(item.kind, Kind::Reasoning);
+            if !self.output.iter().any(has_said) {
+                // An answer without a word is a message too.
+                self.open_message();
+            }
+            self.close();
+        }
+    }
+
+    fn think(&mut self, text: &str) {
+        if !self.is_in(|kind| matches!(kind, Kind::Reasoning)) {
+            self.open("rs_", Kind::Reasoning);
+            match self.terms.summarises {
+                true => self.tell_part("response.reasoning_summary_part.added", ""),
+                false => self.tell_part("response.content_part.added", ""),
+            }
+        }
+        self.grow(text);
+        match self.terms.summarises {
+            true => self.tell_text("response.reasoning_summary_text.delta", "delta", text),
+            false => self.tell_text("response.reasoning_text.delta", "delta", text),
+        }
+    }
+
+    fn say(&mut self, text: &str, scored: &[ScoredToken]) {
+        if !self.is_in(|kind| matches!(kind, Kind::Message { .. })) {
+            self.open_message();
+        }
+        self.grow(text);
+        if let Some(OutputItem { kind: Kind::Message { scored: all }, .. }) = self.output.last_mut()
+        {
+            all.extend_from_slice(scored);
+        }
+        let logprobs = self.logprobs(scored);
+        self.tell_item_event(
+            "response.output_text.delta",
+            json!({"content_index": 0, "delta": text, "logprobs": logprobs}),
+        );
+    }
+
+    fn open_message(&mut self) {
+        self.open("msg_", Kind::Message { scored: Vec::new() });
+        self.tell_part("response.content_part.added", "");
+    }
+
+    fn call(&mut self, call: &ToolCall) {
+        let kind = Kind::Call { call_id: new_id("call_"), name: call.name.clone() };
+        self.open("fc_", kind);
+        self.grow(&call.arguments);
+        self.tell_item_event(
+            "response.function_call_arguments.delta",
+            json!({"delta": call.arguments}),
+        );
+        self.close();
+    }
+
+    fn is_in(&self, is_kind: impl FnOnce(&Kind) -> bool) -> bool {
+        self.is_open && self.output.last().is_some_and(|item| is_kind(&item.kind))
+    }
+
+    fn grow(&mut self, text: &str) {
+        self.output.last_mut().expect("an item is open").text.push_str(text);
+    }
+
+    /// Begins an item, once the one before it is closed.
+    fn open(&mut self, prefix: &str, kind: Kind) {
+        self.close();
+        self.output.push(OutputItem { id: new_id(prefix), text: String::new(), kind });
+        self.is_open = true;
+        let item = self.item_json(self.output.len() - 1, "in_progress");
+        let output_index = self.output.len() - 1;
+        self.tell(
+            "response.output_item.added",
+            json!({"output_index": output_index, "item": item}),
+        );
+    }
+
+    /// Ends the item that is open, if there is one.
+    fn close(&mut self) {
+        if !std::mem::replace(&mut self.is_open, false) {
+            return;
+        }
+        let idx = self.output.len() - 1;
+        let text = self.output[idx].text.clone();
+        match (&self.output[idx].kind, self.terms.summarises) {
+            (Kind::Reasoning, true) => {
+                self.tell_text("response.reasoning_summary_text.done", "text", &text);
+                self.tell_part("response.reasoning_summary_part.done", &text);
+            }
+            (Kind::Reasoning, false) => {
+                self.tell_text("response.reasoning_text.done", "text", &text);
+                self.tell_part("response.content_part.done", &text);
+            }
+            (Kind::Message { scored }, _) => {
+                let logprobs = self.logprobs(scored);
+                self.tell_item_event(
+                    "response.output_text.done",
+                    json!({"content_index": 0, "text": text, "logprobs": logprobs}),
+                );
+                self.tell_part("response.content_part.done", &text);
+            }
+            (Kind::Call { name, .. }, _) => {
+                let done = json!({"name": name, "arguments": text});
+                self.tell_item_event("response.function_call_arguments.done", done);
+            }
+        }
+        let item = self.item_json(idx, self.item_status(idx));
+        self.tell("response.output_item.done", json!({"output_index": idx, "item": item}));
+    }
+
+    /// A call is told once it is whole; of the others, the last one may have been cut off.
+    fn item_status(&self, idx: usize) -> &'static str {
+        let is_last = idx + 1 == self.output.len();
+        let is_call = matches!(self.output[idx].kind, Kind::Call { .. });
+        match self.finish {
+            Some(Finish::Length) if is_last && !is_call => "incomplete",
+            Some(_) | None => "completed",
+        }
+    }
+
+    /// Tells a piece of the last item's thought, or all of it.
+    fn tell_text(&mut self, event: &'static str, field: &str, text: &str) {
+        let index = if self.terms.summarises { "summary_index" } else { "content_index" };
+        self.tell_item_event(event, json!({index: 0, field: text}));
+    }
+
+    /// Tells of the only part of the last item.
+    fn tell_part(&mut self, event: &'static str, text: &str) {
+        let item = self.output.last().expect("an item is open");
+        let (index, part) = match (&item.kind, self.terms.summarises) {
+            (Kind::Reasoning, true) => {
+                ("summary_index", json!({"type": "summary_text", "text": text}))
+            }
+            (Kind::Reasoning, false) => {
+                ("content_index", json!({"type": "reasoning_text", "text": text}))
+            }
+            (Kind::Message { scored }, _) => ("content_index", self.text_part(text, scored)),
+            (Kind::Call { .. }, _) => unreachable!("a call has no parts"),
+        };
+        self.tell_item_event(event, json!({index: 0, "part": part}));
+    }
+
+    /// Tells what happened to the last item.
+    fn tell_item_event(&mut self, event: &'static str, fields: Value) {
+        let output_index = self.output.len() - 1;
+        let mut payload = json!({
+            "output_index": output_index, "item_id": self.output[output_index].id,
+        });
+        if let (Value::Object(payload), Value::Object(fields)) = (&mut payload, fields) {
+            payload.extend(fields);
+        }
+        self.tell(event, payload);
+    }
+
+    fn tell(&mut self, event: &'static str, fields: Value) {
+        if !self.terms.is_stream {
+            return;
+        }
+        let mut payload = json!({"type": event, "sequence_number": self.num_events});
+        if let (Value::Object(payload), Value::Object(fields)) = (&mut payload, fields) {
+            payload.extend(fields);
+        }
+        self.num_events += 1;
+        push_named(&mut self.events, event, &payload);
+    }
+
+    fn logprobs(&self, scored: &[ScoredToken]) -> Value {
+        match self.terms.has_logprobs {
+            true => ChatLogprobs::new(scored, &self.tokenizer).into_entries(),
+            false => json!([]),
+        }
+    }
+
+    fn text_part(&self, text: &str, scored: &[ScoredToken]) -> Value {
+        json!({
+            "type": "output_text", "text": text, "annotations": [],
+            "logprobs": self.logprobs(scored),
+        })
+    }
+
+    fn item_json(&self, idx: usize, status: &'static str) -> Value {
+        let OutputItem { id, text, kind } = &self.output[idx];
+        let is_begun = status != "in_progress";
+        match kind {
+            Kind::Reasoning => {
+                let parts = |kind: &str| match is_begun {
+                    true => json!([{"type": kind, "text": text}]),
+                    false => json!([]),
+                };
+                let mut item = json!({"id": id, "type": "reasoning", "summary": []});
+                match self.terms.summarises {
+                    true => item["summary"] = parts("summary_text"),
+                    false => item["content"] = parts("reasoning_text"),
+                }
+                item["status"] = status.into();
+                item
+            }
+            Kind::Message { scored } => {
+                let content = match is_begun {
+                    true => json!([self.text_part(text, scored)]),
+                    false => json!([]),
+                };
+                json!({
+                    "id": id, "type": "message", "role": "assistant", "status": status,
+                    "content": content,
+                })
+            }
+            Kind::Call { call_id, name } => json!({
+                "id": id, "type": "function_call", "status": status, "call_id": call_id,
+                "name": name, "arguments": text,
+            }),
+        }
+    }
+
+    /// The response as it is now.
+    fn to_json(&self, status: &'static str, summary: Option<&Summary>, error: Value) -> Value {
+        let cut_off = json!({"reason": "max_output_tokens"});
+        let output: Vec<Value> = (0..self.output.len())
+            .filter(|_| status != "in_progress")
+            .map(|idx| self.item_json(idx, self.item_status(idx)))
+            .collect();
+        let mut response = json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created_at,
+            "status": status,
+            "background": false,
+            "completed_at": (status == "completed").then(unix_seconds),
+            "error": error,
+            "incomplete_details": if status == "incomplete" { cut_off } else { Value::Null },
+            "model": self.terms.model,
+            "output": output,
+            "usage": summary.map(usage),
+        });
+        if let Value::Object(response) = &mut response {
+            response.extend(self.terms.echo.clone());
+        }
+        response
+    }
+
+    /// The response as it is in the end.
+    fn ended(&self, summary: &Summary) -> (&'static str, Value) {
+        let status = match self.finish {
+            Some(Finish::Length) => "incomplete",
+            Some(Finish::Stop | Finish::ToolCalls) | None => "completed",
+        };
+        (status, self.to_json(status, Some(summary), Value::Null))
+    }
+
+    /// Keeps the response for later requests, if that is wanted.
+    fn keep(&self, body: &Value) {
+        let Some(keeping) = &self.keeping else { return };
+        let mut conversation = keeping.conversation.clone();
+        conversation.extend(self.output.iter().map(|item| Arc::new(item.said())));
+        let body = Bytes::from(body.to_string());
+        let num_input = keeping.conversation.len();
+        keeping.kept.keep(&self.id, KeptResponse { body, conversation, num_input });
+    }
+}
+
+impl OutputItem {
+    /// The same as an item of the conversation.
+    fn said(&self) -> Item {
+        let (id, text) = (self.id.clone(), self.text.clone());
+        match &self.kind {
+            Kind::Reasoning => Item::Reasoning { id, text },
+            Kind::Message { .. } => {
+                Item::Message { id, role: crate::openai::request::Role::Assistant, text }
+            }
+            Kind::Call { call_id, name } => {
+                Item::Call { id, call_id: call_id.clone(), name: name.clone(), arguments: text }
+            }
+        }
+    }
+}
+
+fn usage(summary: &Summary) -> Value {
+    let Summary { prompt_tokens, completion_tokens, .. } = *summary;
+    json!({
+        "input_tokens": prompt_tokens,
+        "input_tokens_details": {"cached_tokens": summary.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": summary.reasoning_tokens},
+        "total_tokens": prompt_tokens.saturating_add(completion_tokens),
+    })
+}
+
+impl Format for ResponseFormat {
+    fn push_start(&mut self, _prompt_tokens: u32, buffer: &mut Vec<u8>) {
+        let response = self.to_json("in_progress", None, Value::Null);
+        self.tell("response.created", json!({"response": response}));
+        self.tell("response.in_progress", json!({"response": response}));
+        buffer.append(&mut self.events);
+    }
+
+    fn push_events(&mut self, _choice_idx: usize, delta: Delta, buffer: &mut Vec<u8>) {
+        self.take(&delta);
+        buffer.append(&mut self.events);
+    }
+
+    fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>) {
+        let (status, response) = self.ended(summary);
+        self.keep(&response);
+        let event = match status {
+            "incomplete" => "response.incomplete",
+            _ => "response.completed",
+        };
+        self.tell(event, json!({"response": response}));
+        buffer.append(&mut self.events);
+    }
+
+    fn push_error(&mut self, err: &ApiError, buffer: &mut Vec<u8>) {
+        let told = err.to_json();
+        let told = &told["error"];
+        let code = "server_error";
+        self.tell(
+            "error",
+            json!({"code": told["code"], "message": told["message"], "param": told["param"]}),
+        );
+        let error = json!({"code": code, "message": told["message"]});
+        let response = self.to_json("failed", None, error);
+        self.tell("response.failed", json!({"response": response}));
+        buffer.append(&mut self.events);
+    }
+
+    fn heard(&mut self, _choice_idx: usize, delta: &Delta) {
+        self.take(delta);
+    }
+
+    fn whole(&self, _choices: Vec<Delta>, summary: &Summary) -> Response {
+        let (_, response) = self.ended(summary);
+        self.keep(&response);
+        Json(response).into_response()
+    }
+}

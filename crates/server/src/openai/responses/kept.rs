@@ -1,0 +1,135 @@
+//! Responses that are kept in memory, so that a later request can go on from them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::body::Bytes;
+
+use super::items::Item;
+
+/// A response that came to its end.
+#[derive(Debug)]
+pub(super) struct KeptResponse {
+    /// As it was told.
+    pub(super) body: Bytes,
+    /// What was said before it, and by it.
+    pub(super) conversation: Vec<Arc<Item>>,
+    /// Of those, the ones that were said before it.
+    pub(super) num_input: usize,
+}
+
+impl KeptResponse {
+    /// Memory that it takes. What it shares with those that it goes on from is counted again:
+    /// each may be the last one that keeps it.
+    fn num_bytes(&self) -> usize {
+        self.body.len() + self.conversation.iter().map(|item| item.num_bytes()).sum::<usize>()
+    }
+}
+
+/// The responses that are kept, the least recently used of which is forgotten first.
+#[derive(Debug)]
+pub(crate) struct KeptResponses {
+    responses_max: usize,
+    bytes_max: usize,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    responses: HashMap<String, (u64, Arc<KeptResponse>)>,
+    num_bytes: usize,
+    /// Counts uses.
+    clock: u64,
+}
+
+impl KeptResponses {
+    /// Keeps at most so many, and at most so many bytes of them.
+    pub(crate) fn new(responses_max: usize, bytes_max: usize) -> KeptResponses {
+        KeptResponses { responses_max, bytes_max, inner: Mutex::default() }
+    }
+
+    /// Keeps one more, unless it is too large by itself.
+    pub(super) fn keep(&self, id: &str, response: KeptResponse) {
+        let num_bytes = response.num_bytes();
+        if self.responses_max == 0 || self.bytes_max < num_bytes {
+            return;
+        }
+        let mut inner = self.lock();
+        inner.num_bytes += num_bytes;
+        inner.clock += 1;
+        let used_at = inner.clock;
+        inner.responses.insert(id.to_owned(), (used_at, Arc::new(response)));
+        while inner.responses.len() > self.responses_max || inner.num_bytes > self.bytes_max {
+            let Some(oldest) = inner.least_recently_used() else { break };
+            inner.forget(&oldest);
+        }
+    }
+
+    /// The response with this id, if it is still known.
+    pub(super) fn find(&self, id: &str) -> Option<Arc<KeptResponse>> {
+        let mut inner = self.lock();
+        inner.clock += 1;
+        let now = inner.clock;
+        let (used_at, response) = inner.responses.get_mut(id)?;
+        *used_at = now;
+        Some(Arc::clone(response))
+    }
+
+    /// Forgets one; false if it was not known.
+    pub(super) fn forget(&self, id: &str) -> bool {
+        self.lock().forget(id)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        // No code of ours panics between two changes that belong together.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn least_recently_used(&self) -> Option<String> {
+        let oldest = self.responses.iter().min_by_key(|(_, (used_at, _))| *used_at);
+        oldest.map(|(id, _)| id.clone())
+    }
+
+    fn forget(&mut self, id: &str) -> bool {
+        let Some((_, response)) = self.responses.remove(id) else { return false };
+        self.num_bytes -= response.num_bytes();
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn response(num_bytes: usize) -> KeptResponse {
+        KeptResponse { body: vec![0; num_bytes].into(), conversation: Vec::new(), num_input: 0 }
+    }
+
+    #[test]
+    fn the_least_recently_used_is_forgotten_first() {
+        let kept = KeptResponses::new(2, 1000);
+        kept.keep("a", response(1));
+        kept.keep("b", response(1));
+        assert!(kept.find("a").is_some());
+        kept.keep("c", response(1));
+        assert_eq!(["a", "b", "c"].map(|id| kept.find(id).is_some()), [true, false, true]);
+    }
+
+    #[test]
+    fn bytes_are_bounded_and_given_back() {
+        let kept = KeptResponses::new(100, 1000);
+        for id in ["a", "b", "c"] {
+            kept.keep(id, response(400));
+        }
+        assert_eq!(["a", "b", "c"].map(|id| kept.find(id).is_some()), [false, true, true]);
+        assert!(kept.forget("b") && !kept.forget("b"));
+        kept.keep("d", response(600));
+        assert!(kept.find("c").is_some() && kept.find("d").is_some());
+        kept.keep("e", response(1001));
+        assert_eq!(["c", "d", "e"].map(|id| kept.find(id).is_some()), [true, true, false]);
+        assert!(kept.forget("c") && kept.forget("d"));
+        assert_eq!(kept.lock().num_bytes, 0);
+    }
+}

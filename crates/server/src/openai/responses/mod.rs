@@ -1,0 +1,313 @@
+//! `POST /v1/responses`, and what is kept of its answers: `GET` and `DELETE /v1/responses/{id}`,
+//! `GET /v1/responses/{id}/input_items`.
+//!
+//! ```text
+//!  previous_response_id ──kept──▶ items ┐
+//!  input ──request──────────────▶ items ┴─▶ messages ─▶ Conversation ─▶ Answer ──format──▶ events
+//!                                                                          └──kept◀── response
+//! ```
+
+mod format;
+mod items;
+mod kept;
+mod request;
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::http::Request;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use format::{Keeping, ResponseFormat, Terms};
+use items::Item;
+use kept::KeptResponse;
+use request::{FunctionTool, ResponseRequest};
+
+use super::request::{Common, Unsupported};
+use super::structure;
+use crate::ServerState;
+use crate::body::{model_of, parse, read_json_body};
+use crate::error::ApiError;
+use crate::generate::{
+    Answer, AnswerPlan, Conversation, Job, Thinking, Wishes, check_range, check_unsupported,
+};
+use crate::notes::Notes;
+use crate::registry::Serving;
+
+pub(crate) use kept::KeptResponses;
+
+/// What `include` asks for log-probabilities with.
+const INCLUDE_LOGPROBS: &str = "message.output_text.logprobs";
+
+/// Answers an input, or what it adds to an earlier response.
+pub(crate) async fn create_response(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let place = state.open_stream()?;
+    let body = read_json_body(request, state.limits()).await?;
+    let serving = state.open(model_of(&body)?.as_deref()).await?;
+    let prepared = serving.prepare(move |serving| prepare(&body, serving)).await?;
+    let Prepared { job, format, plan, notes } = prepared;
+    let response = Answer::start(job, format, plan, &serving, place)?.respond().await?;
+    Ok(notes.tell(response))
+}
+
+/// Everything that has to be known before the engine is asked.
+struct Prepared {
+    job: Job,
+    format: ResponseFormat,
+    plan: AnswerPlan,
+    notes: Notes,
+}
+
+fn prepare(body: &Bytes, serving: &Serving) -> Result<Prepared, ApiError> {
+    let mut request: ResponseRequest = parse(body)?;
+    check_refused(&request)?;
+    check_unsupported(parse::<Unsupported>(body)?)?;
+    let notes = notes(&request);
+    let mut wishes = wishes(body, &request, serving)?;
+    structure::read(body, &mut wishes, serving)?;
+    if let Some(format) = request::response_format(&request) {
+        structure::read_format("text.format", format, &mut wishes)?;
+    }
+    let history = history(&mut request, serving)?;
+    let conversation = conversation(&request, &history.conversation, serving)?;
+    let job = conversation.job(&mut wishes, serving)?;
+    let terms = Terms {
+        model: serving.id().to_owned(),
+        echo: echo(&request, &wishes),
+        is_stream: wishes.is_stream,
+        has_logprobs: wishes.options.logprobs.is_some(),
+        summarises: request.reasoning.as_ref().is_some_and(|it| it.summary.is_some()),
+    };
+    let keeping = (request.store != Some(false)).then_some(history);
+    let format = ResponseFormat::new(terms, Arc::clone(&serving.text().tokenizer), keeping);
+    let plan = AnswerPlan::new(&job, &wishes, conversation.param);
+    Ok(Prepared { job, format, plan, notes })
+}
+
+/// Refuses by name what would be another answer than the one that is asked for.
+fn check_refused(request: &ResponseRequest) -> Result<(), ApiError> {
+    let cases = [
+        ("background", request.background == Some(true), "stream the response"),
+        ("prompt", request.prompt.is_some(), "send instructions and input"),
+        ("conversation", request.conversation.is_some(), "use previous_response_id"),
+        (
+            "truncation",
+            request.truncation.as_deref().is_some_and(|it| it != "disabled"),
+            "send fewer items",
+        ),
+    ];
+    for (param, is_refused, hint) in cases {
+        if is_refused {
+            let hint = Some(hint.to_owned());
+            return Err(ApiError::NotSupported { param: param.to_owned(), hint });
+        }
+    }
+    Ok(())
+}
+
+fn notes(request: &ResponseRequest) -> Notes {
+    let mut notes = Notes::default();
+    let verbosity = request.text.as_ref().and_then(|text| text.verbosity.as_ref());
+    notes.add_if(verbosity.is_some(), "text.verbosity is passed over");
+    notes.add_if(request.max_tool_calls.is_some(), "max_tool_calls is passed over");
+    let include = request.include.as_deref().unwrap_or_default();
+    let is_unknown = |it: &String| it != INCLUDE_LOGPROBS;
+    notes.add_if(include.iter().any(is_unknown), "include is passed over but for logprobs");
+    notes
+}
+
+fn wishes(body: &Bytes, request: &ResponseRequest, serving: &Serving) -> Result<Wishes, ApiError> {
+    // These are no fields of this endpoint.
+    let common = Common { n: None, stream_options: None, ..parse::<Common>(body)? };
+    let limits = serving.state().limits();
+    if request.max_output_tokens == Some(0) {
+        return Err(ApiError::out_of_range("max_output_tokens", &0, "at least 1"));
+    }
+    let mut wishes = Wishes::check(common, serving)?;
+    wishes.options.max_tokens = request.max_output_tokens.or(limits.default_max_tokens);
+    let num_top = request.top_logprobs.unwrap_or(0);
+    check_range("top_logprobs", num_top, 0, limits.top_logprobs.into())?;
+    let include = request.include.as_deref().unwrap_or_default();
+    if num_top > 0 || include.iter().any(|it| it == INCLUDE_LOGPROBS) {
+        wishes.options.logprobs = Some(u8::try_from(num_top).expect("the limit is a byte"));
+    }
+    Ok(wishes)
+}
+
+/// What was said so far, the input of this request included.
+fn history(request: &mut ResponseRequest, serving: &Serving) -> Result<Keeping, ApiError> {
+    let kept = serving.state().kept_responses();
+    let mut conversation = match &request.previous_response_id {
+        None => Vec::new(),
+        Some(id) => {
+            let previous = kept.find(id);
+            let unknown = || ApiError::UnknownPreviousResponse { id: id.clone() };
+            previous.ok_or_else(unknown)?.conversation.clone()
+        }
+    };
+    let input = request.input.take().ok_or(ApiError::Missing { param: "input" })?;
+    let items = input.items(&conversation, serving.state().limits())?;
+    conversation.extend(items);
+    Ok(Keeping { kept: Arc::clone(kept), conversation })
+}
+
+fn conversation(
+    request: &ResponseRequest,
+    items: &[Arc<Item>],
+    serving: &Serving,
+) -> Result<Conversation, ApiError> {
+    let (tools, tool_choice) = request::tools(request, serving.state().limits())?;
+    Ok(Conversation {
+        param: "input",
+        messages: items::messages(request.instructions.as_deref(), items),
+        tools,
+        tool_choice,
+        single_call: request.parallel_tool_calls == Some(false),
+        thinking: Thinking {
+            enabled: request.enable_thinking,
+            effort: request.reasoning.as_ref().and_then(|it| it.effort.clone()),
+            budget_tokens: request.thinking_token_budget,
+        },
+        kwargs: request.chat_template_kwargs.clone().unwrap_or_default(),
+        continues_message: false,
+        no_generation_prompt: false,
+    })
+}
+
+/// Fields of the request that the response tells back.
+fn echo(request: &ResponseRequest, wishes: &Wishes) -> Map<String, Value> {
+    let reasoning = request.reasoning.as_ref();
+    let format = request.text.as_ref().and_then(|text| text.format.as_ref());
+    let format = format.map_or_else(
+        || json!({"type": "text"}),
+        |format| {
+            let mut told = json!({"type": format.kind});
+            if let Value::Object(told) = &mut told {
+                told.extend(format.rest.clone());
+            }
+            told
+        },
+    );
+    let tools = request.tools.as_deref().unwrap_or_default();
+    let sampling = &wishes.options.sampling;
+    let echo = json!({
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "metadata": request.metadata.clone().unwrap_or_default(),
+        "parallel_tool_calls": request.parallel_tool_calls.unwrap_or(true),
+        "previous_response_id": request.previous_response_id,
+        "reasoning": {
+            "effort": reasoning.and_then(|it| it.effort.as_ref()),
+            "summary": reasoning.and_then(|it| it.summary.as_ref()),
+        },
+        "service_tier": "default",
+        "store": request.store.unwrap_or(true),
+        "temperature": as_written(sampling.temperature),
+        "text": {"format": format},
+        "tool_choice": request.tool_choice.clone().unwrap_or_else(|| "auto".into()),
+        "tools": tools.iter().map(FunctionTool::to_json).collect::<Vec<_>>(),
+        "top_logprobs": request.top_logprobs.unwrap_or(0),
+        "top_p": as_written(sampling.top_p),
+        "truncation": "disabled",
+        "user": request.user,
+    });
+    match echo {
+        Value::Object(echo) => echo,
+        _ => unreachable!("it is written as an object above"),
+    }
+}
+
+/// The number that somebody wrote, and not the one that is nearest to it in half the digits.
+fn as_written(value: f32) -> Value {
+    let written: Option<f64> = value.to_string().parse().ok();
+    written.map_or(Value::Null, Value::from)
+}
+
+type ResponseId = Result<Path<String>, PathRejection>;
+
+fn kept(state: &ServerState, id: ResponseId) -> Result<(String, Arc<KeptResponse>), ApiError> {
+    // An id that is not UTF-8 is none of ours.
+    let id = id.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(id)| id);
+    match state.kept_responses().find(&id) {
+        Some(found) => Ok((id, found)),
+        None => Err(ApiError::UnknownResponse { id }),
+    }
+}
+
+/// Tells a kept response again.
+pub(crate) async fn show_response(
+    State(state): State<ServerState>,
+    id: ResponseId,
+) -> Result<Response, ApiError> {
+    let (_, found) = kept(&state, id)?;
+    Ok(([(CONTENT_TYPE, "application/json")], found.body.clone()).into_response())
+}
+
+/// Forgets a kept response. Those that go on from it know by themselves what was said.
+pub(crate) async fn delete_response(
+    State(state): State<ServerState>,
+    id: ResponseId,
+) -> Result<Json<Value>, ApiError> {
+    let (id, _) = kept(&state, id)?;
+    match state.kept_responses().forget(&id) {
+        true => Ok(Json(json!({"id": id, "object": "response", "deleted": true}))),
+        false => Err(ApiError::UnknownResponse { id }),
+    }
+}
+
+/// Which input items are told, and in which order.
+#[derive(Debug, Deserialize)]
+pub(crate) struct ItemsQuery {
+    limit: Option<u32>,
+    order: Option<String>,
+    after: Option<String>,
+}
+
+/// Items told if the request does not say, and most of them.
+const ITEMS_DEFAULT: u32 = 20;
+const ITEMS_MAX: u32 = 100;
+
+/// Lists what a kept response answers: the items of its own request, and those before them.
+pub(crate) async fn list_input_items(
+    State(state): State<ServerState>,
+    id: ResponseId,
+    query: Result<Query<ItemsQuery>, QueryRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let (_, found) = kept(&state, id)?;
+    let Query(query) = query.map_err(|err| ApiError::WrongType {
+        param: "query".to_owned(),
+        reason: err.body_text(),
+    })?;
+    let limit = query.limit.unwrap_or(ITEMS_DEFAULT);
+    check_range("limit", limit, 1, ITEMS_MAX)?;
+    let mut items: Vec<&Arc<Item>> = found.conversation[..found.num_input].iter().collect();
+    match query.order.as_deref() {
+        None | Some("desc") => items.reverse(),
+        Some("asc") => {}
+        Some(other) => return Err(ApiError::out_of_range("order", &other, "asc or desc")),
+    }
+    if let Some(after) = &query.after {
+        let place = items.iter().position(|item| item.id() == after);
+        let unknown = || ApiError::out_of_range("after", after, "the id of an input item");
+        items.drain(..=place.ok_or_else(unknown)?);
+    }
+    let has_more = items.len() > limit as usize;
+    items.truncate(limit as usize);
+    Ok(Json(json!({
+        "object": "list",
+        "data": items.iter().map(|item| item.to_json()).collect::<Vec<_>>(),
+        "first_id": items.first().map(|item| item.id()),
+        "last_id": items.last().map(|item| item.id()),
+        "has_more": has_more,
+    })))
+}

@@ -1,0 +1,352 @@
+//! Bodies of `POST /v1/responses` as they come, and what they say about a conversation.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde_json::{Map, Value, json};
+
+use super::items::Item;
+use crate::error::ApiError;
+use crate::generate::{ToolChoice, check_count};
+use crate::ids::new_id;
+use crate::limits::ServerLimits;
+use crate::openai::request::{Content, Part, Role};
+
+/// Fields of `POST /v1/responses` alone.
+#[derive(Debug, Deserialize)]
+pub(super) struct ResponseRequest {
+    pub(super) input: Option<Input>,
+    pub(super) instructions: Option<String>,
+    pub(super) previous_response_id: Option<String>,
+    pub(super) store: Option<bool>,
+    pub(super) max_output_tokens: Option<u32>,
+    pub(super) tools: Option<Vec<FunctionTool>>,
+    pub(super) tool_choice: Option<Value>,
+    pub(super) parallel_tool_calls: Option<bool>,
+    pub(super) text: Option<TextOptions>,
+    pub(super) reasoning: Option<ReasoningOptions>,
+    pub(super) metadata: Option<BTreeMap<String, String>>,
+    pub(super) user: Option<String>,
+    pub(super) include: Option<Vec<String>>,
+    pub(super) top_logprobs: Option<u32>,
+    pub(super) truncation: Option<String>,
+    pub(super) background: Option<bool>,
+    pub(super) conversation: Option<Value>,
+    pub(super) prompt: Option<Value>,
+    pub(super) max_tool_calls: Option<u32>,
+    pub(super) enable_thinking: Option<bool>,
+    pub(super) thinking_token_budget: Option<u32>,
+    pub(super) chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+/// `text`.
+#[derive(Debug, Deserialize)]
+#[serde(expecting = "an object")]
+pub(super) struct TextOptions {
+    pub(super) format: Option<TextFormat>,
+    pub(super) verbosity: Option<String>,
+}
+
+/// `text.format`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(expecting = "an object")]
+pub(super) struct TextFormat {
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    #[serde(flatten)]
+    pub(super) rest: Map<String, Value>,
+}
+
+/// `reasoning`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(expecting = "an object")]
+pub(super) struct ReasoningOptions {
+    pub(super) effort: Option<String>,
+    pub(super) summary: Option<String>,
+}
+
+/// A tool, in this API's flat form.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(expecting = "an object")]
+pub(super) struct FunctionTool {
+    #[serde(rename = "type")]
+    kind: String,
+    name: Option<String>,
+    description: Option<String>,
+    parameters: Option<Value>,
+    strict: Option<bool>,
+}
+
+/// `input`.
+#[derive(Debug)]
+pub(super) enum Input {
+    Text(String),
+    Items(Vec<InputItem>),
+}
+
+/// One item of `input`; which fields it needs depends on its type.
+#[derive(Debug, Deserialize)]
+#[serde(expecting = "an object")]
+pub(super) struct InputItem {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    id: Option<String>,
+    role: Option<Role>,
+    content: Option<Content>,
+    summary: Option<Vec<Part>>,
+    call_id: Option<String>,
+    name: Option<String>,
+    arguments: Option<String>,
+    output: Option<Content>,
+}
+
+impl<'de> Deserialize<'de> for Input {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Input, D::Error> {
+        struct InputVisitor;
+        impl<'de> Visitor<'de> for InputVisitor {
+            type Value = Input;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of items")
+            }
+
+            fn visit_str<E: de::Error>(self, value: &str) -> Result<Input, E> {
+                Ok(Input::Text(value.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Input, A::Error> {
+                Vec::deserialize(de::value::SeqAccessDeserializer::new(seq)).map(Input::Items)
+            }
+        }
+        deserializer.deserialize_any(InputVisitor)
+    }
+}
+
+impl Input {
+    /// The items, checked. `earlier` are those that they follow.
+    pub(super) fn items(
+        self,
+        earlier: &[Arc<Item>],
+        limits: &ServerLimits,
+    ) -> Result<Vec<Arc<Item>>, ApiError> {
+        let items = match self {
+            Input::Text(text) => {
+                let id = new_id("msg_");
+                return Ok(vec![Arc::new(Item::Message { id, role: Role::User, text })]);
+            }
+            Input::Items(items) => items,
+        };
+        if items.is_empty() {
+            return Err(ApiError::Empty { param: "input".to_owned() });
+        }
+        check_count("input", earlier.len() + items.len(), limits.messages)?;
+        let read = |(idx, item): (usize, InputItem)| item.read(idx).map(Arc::new);
+        let items = items.into_iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
+        check_call_outputs(earlier, &items)?;
+        Ok(items)
+    }
+}
+
+/// Refuses outputs of calls that nobody made.
+fn check_call_outputs(earlier: &[Arc<Item>], items: &[Arc<Item>]) -> Result<(), ApiError> {
+    let mut called = HashSet::new();
+    for (idx, item) in earlier.iter().chain(items).enumerate() {
+        match item.as_ref() {
+            Item::Call { call_id, .. } => {
+                called.insert(call_id.as_str());
+            }
+            Item::CallOutput { call_id, .. } if !called.contains(call_id.as_str()) => {
+                let param = format!("input[{}].call_id", idx.saturating_sub(earlier.len()));
+                let expected = "the call_id of a function_call before it";
+                return Err(ApiError::out_of_range(param, &format!("{call_id:?}"), expected));
+            }
+            Item::CallOutput { .. } | Item::Message { .. } | Item::Reasoning { .. } => {}
+        }
+    }
+    Ok(())
+}
+
+impl InputItem {
+    fn read(self, idx: usize) -> Result<Item, ApiError> {
+        let param = |field: &str| format!("input[{idx}].{field}");
+        let missing = |field: &str| ApiError::WrongType {
+            param: format!("input[{idx}]"),
+            reason: format!("missing field `{field}`"),
+        };
+        let id = |prefix: &str| self.id.clone().unwrap_or_else(|| new_id(prefix));
+        match self.kind.as_deref() {
+            None | Some("message") => {
+                let role = self.role.ok_or_else(|| missing("role"))?;
+                if role == Role::Tool {
+                    let expected = "system, developer, user or assistant; the result of a tool is \
+                                    an item of type function_call_output";
+                    return Err(ApiError::out_of_range(param("role"), &"tool", expected));
+                }
+                let content = self.content.as_ref().ok_or_else(|| missing("content"))?;
+                let text = joined(content, &param("content"))?;
+                Ok(Item::Message { id: id("msg_"), role, text })
+            }
+            Some("reasoning") => {
+                let content = self.content.as_ref();
+                let summary = || self.summary.as_deref().map_or(Ok(String::new()), joined_summary);
+                let told = content.map(|content| joined(content, &param("content"))).transpose()?;
+                let text = told.filter(|text| !text.is_empty()).map_or_else(summary, Ok)?;
+                Ok(Item::Reasoning { id: id("rs_"), text })
+            }
+            Some("function_call") => Ok(Item::Call {
+                id: id("fc_"),
+                call_id: self.call_id.clone().ok_or_else(|| missing("call_id"))?,
+                name: self.name.clone().ok_or_else(|| missing("name"))?,
+                arguments: self.arguments.clone().ok_or_else(|| missing("arguments"))?,
+            }),
+            Some("function_call_output") => {
+                let output = self.output.as_ref().ok_or_else(|| missing("output"))?;
+                Ok(Item::CallOutput {
+                    id: id("fco_"),
+                    call_id: self.call_id.clone().ok_or_else(|| missing("call_id"))?,
+                    output: joined(output, &param("output"))?,
+                })
+            }
+            Some(other) => {
+                let hint = format!(
+                    "it has the type {other}; this server knows message, reasoning, function_call \
+                     and function_call_output"
+                );
+                Err(ApiError::NotSupported { param: format!("input[{idx}]"), hint: Some(hint) })
+            }
+        }
+    }
+}
+
+/// The summaries of a thought, in case that it was told only so.
+fn joined_summary(parts: &[Part]) -> Result<String, ApiError> {
+    let texts: Vec<&str> = parts.iter().filter_map(|part| part.text.as_deref()).collect();
+    Ok(texts.join("\n\n"))
+}
+
+/// The text of a content; anything else is refused by name.
+fn joined(content: &Content, param: &str) -> Result<String, ApiError> {
+    let parts = match content {
+        Content::Text(text) => return Ok(text.clone()),
+        Content::Parts(parts) => parts,
+    };
+    let mut joined = String::new();
+    for (idx, part) in parts.iter().enumerate() {
+        let param = format!("{param}[{idx}]");
+        let text = match part.kind.as_str() {
+            "input_text" | "output_text" | "text" | "reasoning_text" | "summary_text" => &part.text,
+            "refusal" => &part.refusal,
+            other => {
+                let hint = format!("it has the type {other}; this model takes only text");
+                return Err(ApiError::NotSupported { param, hint: Some(hint) });
+            }
+        };
+        let field = if part.kind == "refusal" { "refusal" } else { "text" };
+        let missing = || ApiError::WrongType { param, reason: format!("missing field `{field}`") };
+        joined.push_str(text.as_deref().ok_or_else(missing)?);
+    }
+    Ok(joined)
+}
+
+impl FunctionTool {
+    /// In the form of a chat's tools.
+    fn for_chat(&self) -> Value {
+        let mut function = json!({"name": self.name});
+        if let Some(description) = &self.description {
+            function["description"] = description.as_str().into();
+        }
+        if let Some(parameters) = &self.parameters {
+            function["parameters"] = parameters.clone();
+        }
+        if let Some(strict) = self.strict {
+            function["strict"] = strict.into();
+        }
+        json!({"type": "function", "function": function})
+    }
+
+    /// As responses tell it back.
+    pub(super) fn to_json(&self) -> Value {
+        json!({
+            "type": "function", "name": self.name, "description": self.description,
+            "parameters": self.parameters, "strict": self.strict.unwrap_or(false),
+        })
+    }
+}
+
+/// The tools in the form of a chat's, and what may be done with them.
+pub(super) fn tools(
+    request: &ResponseRequest,
+    limits: &ServerLimits,
+) -> Result<(Vec<Value>, ToolChoice), ApiError> {
+    let tools = request.tools.as_deref().unwrap_or_default();
+    check_count("tools", tools.len(), limits.tools)?;
+    for (idx, tool) in tools.iter().enumerate() {
+        if tool.kind != "function" {
+            let hint = format!(
+                "it has the type {}; this server has no tools of its own, send functions",
+                tool.kind
+            );
+            let param = format!("tools[{idx}]");
+            return Err(ApiError::NotSupported { param, hint: Some(hint) });
+        }
+        if tool.name.as_deref().unwrap_or_default().is_empty() {
+            return Err(ApiError::Empty { param: format!("tools[{idx}].name") });
+        }
+    }
+    let choice = match &request.tool_choice {
+        None | Some(Value::Null) if tools.is_empty() => ToolChoice::None,
+        None | Some(Value::Null) => ToolChoice::Auto,
+        Some(choice) => tool_choice(choice, tools)?,
+    };
+    Ok((tools.iter().map(FunctionTool::for_chat).collect(), choice))
+}
+
+fn tool_choice(choice: &Value, tools: &[FunctionTool]) -> Result<ToolChoice, ApiError> {
+    let param = "tool_choice";
+    let kind = choice.get("type").and_then(Value::as_str);
+    let name = choice.get("name").and_then(Value::as_str);
+    let choice = match (choice.as_str(), kind, name) {
+        (Some("none"), ..) => ToolChoice::None,
+        // What clients send with every request, tools or not.
+        (Some("auto"), ..) if tools.is_empty() => ToolChoice::None,
+        (Some("auto"), ..) => ToolChoice::Auto,
+        (Some("required"), ..) => ToolChoice::Required,
+        (None, Some("function"), Some(name)) => ToolChoice::Named(name.to_owned()),
+        (None, Some(kind), _) if kind != "function" => {
+            let hint = format!("it has the type {kind}; this server knows only functions");
+            return Err(ApiError::NotSupported { param: param.to_owned(), hint: Some(hint) });
+        }
+        _ => {
+            let expected = "none, auto, required or {\"type\": \"function\", \"name\": …}";
+            return Err(ApiError::out_of_range(param, choice, expected));
+        }
+    };
+    match &choice {
+        ToolChoice::Required if tools.is_empty() => Err(ApiError::Needs { param, needs: "tools" }),
+        ToolChoice::Named(name)
+            if !tools.iter().any(|tool| tool.name.as_deref() == Some(name.as_str())) =>
+        {
+            let found = format!("the function {name:?}");
+            Err(ApiError::out_of_range(param, &found, "a function of tools"))
+        }
+        ToolChoice::None | ToolChoice::Auto | ToolChoice::Required | ToolChoice::Named(_) => {
+            Ok(choice)
+        }
+    }
+}
+
+/// `text.format` in the form of a chat's `response_format`; none if any text will do.
+pub(super) fn response_format(request: &ResponseRequest) -> Option<Value> {
+    let format = request.text.as_ref()?.format.as_ref()?;
+    match format.kind.as_str() {
+        "text" => None,
+        "json_schema" => {
+            let schema = Value::Object(format.rest.clone());
+            Some(json!({"type": "json_schema", "json_schema": schema}))
+        }
+        kind => Some(json!({"type": kind})),
+    }
+}

@@ -1,0 +1,106 @@
+//! `POST /tokenize` and `POST /detokenize`, as vLLM has them.
+
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::Request;
+use jackalope_protocol::TokenId;
+use serde::{Deserialize, Serialize};
+
+use super::chat;
+use super::request::ChatRequest;
+use crate::ServerState;
+use crate::body::{model_of, parse, read_json_body};
+use crate::error::ApiError;
+use crate::registry::Serving;
+
+/// Fields of `POST /tokenize`; those of a conversation are a chat's.
+#[derive(Debug, Deserialize)]
+struct TokenizeRequest {
+    prompt: Option<String>,
+    add_special_tokens: Option<bool>,
+    return_token_strs: Option<bool>,
+}
+
+/// What a text or a conversation is to the model.
+#[derive(Debug, Serialize)]
+pub(crate) struct Tokenized {
+    count: usize,
+    max_model_len: u32,
+    tokens: Vec<TokenId>,
+    token_strs: Option<Vec<String>>,
+}
+
+/// Fields of `POST /detokenize`.
+#[derive(Debug, Deserialize)]
+struct DetokenizeRequest {
+    tokens: Option<Vec<TokenId>>,
+}
+
+/// What tokens say.
+#[derive(Debug, Serialize)]
+pub(crate) struct Detokenized {
+    prompt: String,
+}
+
+/// Tells the tokens of a prompt, or of a conversation with all that the template adds.
+pub(crate) async fn tokenize(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Json<Tokenized>, ApiError> {
+    let body = read_json_body(request, state.limits()).await?;
+    let serving = state.open(model_of(&body)?.as_deref()).await?;
+    serving.prepare(move |serving| tokenized(&body, serving)).await.map(Json)
+}
+
+fn tokenized(body: &Bytes, serving: &Serving) -> Result<Tokenized, ApiError> {
+    let request: TokenizeRequest = parse(body)?;
+    let chat: ChatRequest = parse(body)?;
+    let tokenizer = &serving.text().tokenizer;
+    let tokens = match (request.prompt, chat.messages.is_some()) {
+        (Some(_), true) => {
+            return Err(ApiError::Needs { param: "prompt", needs: "messages to be absent" });
+        }
+        (None, true) if request.add_special_tokens == Some(true) => {
+            let hint = Some("the template of a conversation writes them".to_owned());
+            return Err(ApiError::NotSupported { param: "add_special_tokens".to_owned(), hint });
+        }
+        (None, _) => chat::conversation(body, chat, serving.state().limits())?.encode(serving)?,
+        (Some(prompt), false) => {
+            let tokens = match request.add_special_tokens {
+                None | Some(true) => tokenizer.encode_prompt(&prompt),
+                Some(false) => tokenizer.encode(&prompt, false),
+            };
+            tokens.map_err(|err| ApiError::from_text(err, "prompt"))?
+        }
+    };
+    let token_strs = || tokens.iter().map(|&token| tokenizer.token_text(token)).collect();
+    Ok(Tokenized {
+        count: tokens.len(),
+        max_model_len: serving.engine_limits()?.context_tokens,
+        token_strs: request.return_token_strs.unwrap_or(false).then(token_strs),
+        tokens,
+    })
+}
+
+/// Tells the text of tokens, special ones included.
+pub(crate) async fn detokenize(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Json<Detokenized>, ApiError> {
+    let body = read_json_body(request, state.limits()).await?;
+    let serving = state.open(model_of(&body)?.as_deref()).await?;
+    serving.prepare(move |serving| detokenized(&body, serving)).await.map(Json)
+}
+
+fn detokenized(body: &Bytes, serving: &Serving) -> Result<Detokenized, ApiError> {
+    let request: DetokenizeRequest = parse(body)?;
+    let tokens = request.tokens.ok_or(ApiError::Missing { param: "tokens" })?;
+    let tokenizer = &serving.text().tokenizer;
+    // A model's vocabulary may be padded: those tokens exist, and say nothing.
+    let vocab_size = serving.engine_limits()?.vocab_size;
+    match tokens.iter().find(|token| vocab_size <= **token) {
+        Some(&token) => Err(ApiError::UnknownToken { param: "tokens", token, vocab_size }),
+        None => Ok(Detokenized { prompt: tokenizer.decode(&tokens, false) }),
+    }
+}
