@@ -15,6 +15,8 @@
 //! - Prompts and answers are never logged.
 //! - No header allows other origins: pages of other sites cannot read answers.
 
+mod anthropic;
+mod arguments;
 mod auth;
 mod body;
 mod error;
@@ -51,8 +53,10 @@ pub fn router(state: ServerState) -> Router {
     Router::new()
         .route("/v1/chat/completions", post_only(post(openai::chat)))
         .route("/v1/completions", post_only(post(openai::completions)))
-        .route("/v1/models", get_only(get(openai::list_models)))
-        .route("/v1/models/{*id}", get_only(get(openai::show_model)))
+        .route("/v1/messages", post_only(post(anthropic::messages)))
+        .route("/v1/messages/count_tokens", post_only(post(anthropic::count_tokens)))
+        .route("/v1/models", get_only(get(anthropic::list_models)))
+        .route("/v1/models/{*id}", get_only(get(anthropic::show_model)))
         .route("/health", get_only(get(health::health)))
         .route("/health/live", get_only(get(health::live)))
         .route("/health/ready", get_only(get(health::ready)))

@@ -64,6 +64,10 @@ impl Serving {
         &self.state
     }
 
+    pub(crate) fn model(&self) -> &Model {
+        &self.model
+    }
+
     pub(crate) fn id(&self) -> &str {
         &self.model.id
     }

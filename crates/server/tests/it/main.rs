@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod answers;
+mod anthropic;
+mod anthropic_input;
 mod bad_input;
 mod choices;
 mod failures;
