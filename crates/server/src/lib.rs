@@ -1,17 +1,17 @@
-//! Speaks HTTP: the OpenAI API and the server's own health.
+//! Speaks HTTP: the APIs of OpenAI, Anthropic and Ollama, and the server's own health.
 //!
 //! It turns requests into [`jackalope_engine::Request`]s and events into answers. What is computed
 //! when, and on which machine, it does not know; it holds no state but the number of open requests.
 //!
 //! ```text
-//!  socket ─▶ serve ─▶ requests (id, span, key) ─▶ openai ─▶ generate ─▶ engine
+//!  socket ─▶ serve ─▶ requests (id, span, key) ─▶ openai, anthropic, ollama ─▶ generate ─▶ engine
 //!                                             └─▶ health
 //! ```
 //!
 //! - A client that leaves drops its handler or its stream, and with it the
 //!   [`Generation`](jackalope_engine::Generation), which cancels the request on every rank.
 //! - Everything a client can drag out or pile up has a bound in [`ServerLimits`].
-//! - Every error is an OpenAI error object, mapped in one place (`error.rs`).
+//! - Every error has the form of the API that was asked, given in one place (`error.rs`).
 //! - Prompts and answers are never logged.
 //! - No header allows other origins: pages of other sites cannot read answers.
 
@@ -24,6 +24,7 @@ mod generate;
 mod health;
 mod ids;
 mod limits;
+mod ollama;
 mod openai;
 mod registry;
 mod requests;
@@ -34,13 +35,14 @@ mod state;
 use axum::Router;
 use axum::extract::Request;
 use axum::middleware::from_fn_with_state;
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, any, delete, get, post};
 
 use error::ApiError;
 
 pub use auth::ApiKeys;
 pub use limits::ServerLimits;
-pub use registry::Model;
+pub use ollama::{PullProgress, Puller};
+pub use registry::{Model, ModelDetails};
 pub use serve::serve;
 pub use state::{ServerConfig, ServerState};
 
@@ -50,7 +52,25 @@ pub fn router(state: ServerState) -> Router {
         |handler: MethodRouter<ServerState>| handler.fallback(|it| wrong_method(it, "GET, HEAD"));
     let post_only =
         |handler: MethodRouter<ServerState>| handler.fallback(|it| wrong_method(it, "POST"));
+    let delete_only =
+        |handler: MethodRouter<ServerState>| handler.fallback(|it| wrong_method(it, "DELETE"));
+    let ollama = Router::new()
+        .route("/chat", post_only(post(ollama::chat)))
+        .route("/generate", post_only(post(ollama::generate)))
+        .route("/embed", post_only(post(ollama::embed)))
+        .route("/embeddings", post_only(post(ollama::embeddings)))
+        .route("/tags", get_only(get(ollama::tags)))
+        .route("/ps", get_only(get(ollama::ps)))
+        .route("/version", get_only(get(ollama::version)))
+        .route("/show", post_only(post(ollama::show)))
+        .route("/pull", post_only(post(ollama::pull)))
+        .route("/delete", delete_only(delete(ollama::delete)))
+        .route("/copy", post_only(post(ollama::copy)))
+        .route("/create", any(ollama::unsupported))
+        .route("/push", any(ollama::unsupported))
+        .route("/blobs/{digest}", any(ollama::unsupported));
     Router::new()
+        .nest("/api", ollama)
         .route("/v1/chat/completions", post_only(post(openai::chat)))
         .route("/v1/completions", post_only(post(openai::completions)))
         .route("/v1/messages", post_only(post(anthropic::messages)))

@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::auth::ApiKeys;
 use crate::error::ApiError;
 use crate::limits::ServerLimits;
+use crate::ollama::Puller;
 use crate::registry::{Model, Serving};
 
 /// Everything about a server but its models. The default serves everybody, with the usual limits.
@@ -17,6 +18,8 @@ pub struct ServerConfig {
     pub limits: ServerLimits,
     /// Who may ask; with none, everybody may.
     pub api_keys: ApiKeys,
+    /// Who fetches models for clients; with none, only those that are here already are had.
+    pub puller: Option<Arc<dyn Puller>>,
 }
 
 /// A server's models and configuration. Cheap to clone.
@@ -68,6 +71,10 @@ impl ServerState {
 
     pub(crate) fn limits(&self) -> &Arc<ServerLimits> {
         &self.shared.limits
+    }
+
+    pub(crate) fn puller(&self) -> Option<&Arc<dyn Puller>> {
+        self.shared.config.puller.as_ref()
     }
 
     pub(crate) fn api_keys(&self) -> &ApiKeys {

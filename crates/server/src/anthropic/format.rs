@@ -128,7 +128,7 @@ impl MessageFormat {
     fn close_block(&mut self, buffer: &mut Vec<u8>) {
         let Some(open) = self.open.take() else { return };
         if let OpenBlock::Thinking(thought) = open {
-            self.push_block_delta(BlockDelta::SignatureDelta { signature: hex(thought) }, buffer);
+            self.push_block_delta(BlockDelta::Signature { signature: hex(thought) }, buffer);
         }
         push(buffer, &StreamEvent::ContentBlockStop { index: self.num_blocks - 1 });
     }
@@ -139,7 +139,7 @@ impl MessageFormat {
             thought.update(reasoning);
         }
         if self.shows_thinking {
-            self.push_block_delta(BlockDelta::ThinkingDelta { thinking: reasoning }, buffer);
+            self.push_block_delta(BlockDelta::Thinking { thinking: reasoning }, buffer);
         }
     }
 
@@ -147,7 +147,7 @@ impl MessageFormat {
         self.close_block(buffer);
         self.push_block_start(tool_use(call, Map::new()), buffer);
         let arguments = Value::Object(arguments_object(&call.arguments)).to_string();
-        self.push_block_delta(BlockDelta::InputJsonDelta { partial_json: &arguments }, buffer);
+        self.push_block_delta(BlockDelta::InputJson { partial_json: &arguments }, buffer);
         push(buffer, &StreamEvent::ContentBlockStop { index: self.num_blocks - 1 });
     }
 
@@ -231,12 +231,16 @@ enum Block<'a> {
 }
 
 #[derive(Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 enum BlockDelta<'a> {
-    TextDelta { text: &'a str },
-    ThinkingDelta { thinking: &'a str },
-    SignatureDelta { signature: String },
-    InputJsonDelta { partial_json: &'a str },
+    #[serde(rename = "text_delta")]
+    Text { text: &'a str },
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: &'a str },
+    #[serde(rename = "signature_delta")]
+    Signature { signature: String },
+    #[serde(rename = "input_json_delta")]
+    InputJson { partial_json: &'a str },
 }
 
 #[derive(Default, Serialize)]
@@ -300,7 +304,7 @@ impl Format for MessageFormat {
         }
         if !delta.text.is_empty() {
             self.open_block(OpenBlock::Text, buffer);
-            self.push_block_delta(BlockDelta::TextDelta { text: &delta.text }, buffer);
+            self.push_block_delta(BlockDelta::Text { text: &delta.text }, buffer);
         }
         for call in &delta.calls {
             self.push_call(call, buffer);

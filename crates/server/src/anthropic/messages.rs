@@ -124,7 +124,7 @@ fn conversation(request: MessagesRequest, limits: &ServerLimits) -> Result<Conve
     let MessagesRequest { messages, system, tools, tool_choice, thinking, output_config, .. } =
         request;
     let output = output_config.unwrap_or_default();
-    check_structure(&output, request.output_format)?;
+    check_structure(&output, request.output_format.as_ref())?;
     check_remote("mcp_servers", !request.mcp_servers.unwrap_or_default().is_empty())?;
     check_remote("container", request.container.is_some_and(|it| !it.is_null()))?;
     let messages = messages.ok_or(ApiError::Missing { param: "messages" })?;
@@ -154,10 +154,10 @@ fn conversation(request: MessagesRequest, limits: &ServerLimits) -> Result<Conve
 }
 
 /// Where a schema for the answer would be handed on.
-fn check_structure(output: &OutputConfig, older: Option<Value>) -> Result<(), ApiError> {
-    let fields = [("output_config.format", &output.format), ("output_format", &older)];
+fn check_structure(output: &OutputConfig, older: Option<&Value>) -> Result<(), ApiError> {
+    let fields = [("output_config.format", output.format.as_ref()), ("output_format", older)];
     for (param, value) in fields {
-        if value.as_ref().is_some_and(|it| !it.is_null()) {
+        if value.is_some_and(|it| !it.is_null()) {
             let hint = "answers cannot be bound to a structure; ask for it in the prompt";
             return Err(ApiError::NotSupported {
                 param: param.to_owned(),

@@ -10,6 +10,8 @@ mod choices;
 mod failures;
 mod health;
 mod model;
+mod ollama;
+mod ollama_input;
 mod sockets;
 mod streams;
 mod support;
