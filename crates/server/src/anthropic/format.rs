@@ -332,3 +332,92 @@ impl Format for MessageFormat {
         Json(self.message(self.blocks(&choice), end, Usage::of(summary))).into_response()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn format(shows_thinking: bool) -> MessageFormat {
+        MessageFormat {
+            id: "msg_1".to_owned(),
+            model: "fake".to_owned(),
+            max_tokens: 10,
+            cached_tokens: 0,
+            shows_thinking,
+            open: None,
+            num_blocks: 0,
+            ending: Ending::default(),
+        }
+    }
+
+    fn thought(reasoning: &str, text: &str) -> Delta {
+        Delta { reasoning: reasoning.to_owned(), text: text.to_owned(), ..Delta::default() }
+    }
+
+    /// The data of the events that tell of these deltas and of the end.
+    fn events(mut format: MessageFormat, deltas: Vec<Delta>) -> Vec<Value> {
+        let mut buffer = Vec::new();
+        for delta in deltas {
+            format.push_events(0, delta, &mut buffer);
+        }
+        format.push_end(&Summary::default(), &mut buffer);
+        let text = String::from_utf8(buffer).unwrap();
+        let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+        data.map(|data| serde_json::from_str(data).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_thought_is_a_block_of_its_own_and_is_signed() {
+        let call = ToolCall { name: "sum".to_owned(), arguments: "{\"a\": 1}".to_owned() };
+        let calling = Delta { calls: vec![call], ..thought("", " Yes.") };
+        let deltas = || vec![thought("Hm", ""), thought("m.", "Well."), calling_clone(&calling)];
+        let told = events(format(true), deltas());
+        let kinds: Vec<&str> = told.iter().map(|event| event["type"].as_str().unwrap()).collect();
+        assert_eq!(
+            kinds.join(" ").replace("content_block_", ""),
+            "start delta delta delta stop start delta delta stop start delta stop \
+             message_delta message_stop"
+        );
+        let deltas_told = told.iter().filter(|event| event["type"] == "content_block_delta");
+        let names: Vec<&Value> = deltas_told.map(|event| &event["delta"]["type"]).collect();
+        assert_eq!(
+            names,
+            [
+                "thinking_delta",
+                "thinking_delta",
+                "signature_delta",
+                "text_delta",
+                "text_delta",
+                "input_json_delta"
+            ]
+        );
+        let mut whole = Delta::default();
+        deltas().into_iter().for_each(|delta| whole.absorb(delta));
+        let format = format(true);
+        let blocks = json!(format.blocks(&whole));
+        assert_eq!(blocks[0]["thinking"], "Hmm.");
+        assert_eq!(blocks[0]["signature"], told[3]["delta"]["signature"]);
+        assert_eq!(blocks[0]["signature"].as_str().unwrap().len(), 64);
+        assert_eq!(blocks[1], json!({"type": "text", "text": "Well. Yes."}));
+        assert_eq!(blocks[2]["input"], json!({"a": 1}));
+    }
+
+    fn calling_clone(delta: &Delta) -> Delta {
+        Delta { calls: delta.calls.clone(), ..thought(&delta.reasoning, &delta.text) }
+    }
+
+    #[test]
+    fn a_thought_that_is_not_to_be_shown_is_only_signed() {
+        let told = events(format(false), vec![thought("Hm.", ""), thought("", "Well.")]);
+        assert!(told.iter().all(|event| event["delta"]["type"] != "thinking_delta"));
+        assert_eq!(told[0]["content_block"]["type"], "thinking");
+        assert_eq!(told[1]["delta"]["type"], "signature_delta");
+        let format = format(false);
+        let whole = thought("Hm.", "Well.");
+        let blocks = json!(format.blocks(&whole));
+        assert_eq!(blocks[0]["thinking"], "");
+        assert_eq!(blocks[0]["signature"], told[1]["delta"]["signature"]);
+    }
+}

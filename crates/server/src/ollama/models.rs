@@ -185,7 +185,6 @@ pub(crate) async fn show(
     Ok(Json(json!({
         "modelfile": format!("FROM {}", model.id),
         "parameters": parameters,
-        "template": "",
         "details": Details::of(model),
         "model_info": model_info(model),
         "capabilities": capabilities(model),
