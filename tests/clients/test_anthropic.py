@@ -18,8 +18,12 @@ def claude(url):
         yield client
 
 
+# This version of the client has no parameter for it, but the API has.
+GREEDY = {"temperature": 0}
+
+
 def ask(claude, model, messages=HELLO, **options):
-    return claude.messages.create(model=model, messages=messages, **{"max_tokens": 40, "temperature": 0, **options})
+    return claude.messages.create(model=model, messages=messages, **{"max_tokens": 40, "extra_body": GREEDY, **options})
 
 
 def test_a_message_has_every_field(claude, model):
@@ -43,7 +47,7 @@ def test_the_same_is_said_as_to_other_clients(claude, client, model):
 
 def test_a_stream_comes_to_the_whole_message(claude, model):
     whole = ask(claude, model)
-    with claude.messages.stream(model=model, messages=HELLO, max_tokens=40, temperature=0) as stream:
+    with claude.messages.stream(model=model, messages=HELLO, max_tokens=40, extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
         streamed = stream.get_final_message()
     assert text == whole.content[0].text
@@ -85,7 +89,7 @@ def test_a_tool_is_called_and_its_result_is_heard(claude, model):
     assert call.id.startswith("toolu_") and call.name == "get_weather"
     # Which city is up to a very small model; that it is an argument of the tool is up to us.
     assert set(call.input) == {"city"} and isinstance(call.input["city"], str)
-    with claude.messages.stream(model=model, messages=messages, tools=[WEATHER], max_tokens=60, temperature=0) as stream:
+    with claude.messages.stream(model=model, messages=messages, tools=[WEATHER], max_tokens=60, extra_body=GREEDY) as stream:
         streamed = stream.get_final_message()
     assert [block.input for block in streamed.content if block.type == "tool_use"] == [call.input]
     messages += [
@@ -157,7 +161,7 @@ def test_models_are_listed(claude, model):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"temperature": 2}, "temperature"),
+        ({"extra_body": {"temperature": 2}}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"messages": []}, "messages"),
