@@ -22,11 +22,11 @@ async fn refusals(server: &Server, path: &str, cases: &[Value]) -> String {
     told
 }
 
-fn block(block: Value) -> Value {
+fn block(block: &Value) -> Value {
     json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, block]}]})
 }
 
-fn said(block: Value) -> Value {
+fn said(block: &Value) -> Value {
     json!({"messages": [
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": [block]},
@@ -83,21 +83,21 @@ async fn conversations_are_refused_with_the_place() {
         json!({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}),
         json!({"system": 5}),
         json!({"system": [image.clone()]}),
-        block(image.clone()),
-        block(json!({"type": "document", "source": {"type": "text", "data": "x"}})),
-        block(json!({"type": "poem"})),
-        block(json!({"text": "x"})),
-        block(json!({"type": "text"})),
-        block(json!({"type": "tool_result", "content": "x"})),
-        block(json!({"type": "tool_result", "tool_use_id": "a", "content": [image]})),
-        block(json!({"type": "tool_result", "tool_use_id": "a", "content": 5})),
-        block(json!({"type": "tool_use", "id": "a", "name": "sum", "input": {}})),
-        said(json!({"type": "tool_use", "id": "a", "name": "sum"})),
-        said(json!({"type": "tool_use", "id": "a", "name": "sum", "input": "x"})),
-        said(json!({"type": "tool_use", "name": "sum", "input": {}})),
-        said(json!({"type": "thinking"})),
-        said(json!({"type": "tool_result", "tool_use_id": "a"})),
-        said(json!({"type": "server_tool_use", "id": "a", "name": "web_search", "input": {}})),
+        block(&image),
+        block(&json!({"type": "document", "source": {"type": "text", "data": "x"}})),
+        block(&json!({"type": "poem"})),
+        block(&json!({"text": "x"})),
+        block(&json!({"type": "text"})),
+        block(&json!({"type": "tool_result", "content": "x"})),
+        block(&json!({"type": "tool_result", "tool_use_id": "a", "content": [image]})),
+        block(&json!({"type": "tool_result", "tool_use_id": "a", "content": 5})),
+        block(&json!({"type": "tool_use", "id": "a", "name": "sum", "input": {}})),
+        said(&json!({"type": "tool_use", "id": "a", "name": "sum"})),
+        said(&json!({"type": "tool_use", "id": "a", "name": "sum", "input": "x"})),
+        said(&json!({"type": "tool_use", "name": "sum", "input": {}})),
+        said(&json!({"type": "thinking"})),
+        said(&json!({"type": "tool_result", "tool_use_id": "a"})),
+        said(&json!({"type": "server_tool_use", "id": "a", "name": "web_search", "input": {}})),
     ];
     insta::assert_snapshot!(refusals(&server, MESSAGES, &cases).await);
 }
@@ -139,6 +139,6 @@ async fn what_cannot_be_answered_can_still_be_counted() {
         let counted = server.post(COUNT, &body(&more)).await.ok();
         assert!(counted["input_tokens"].as_u64().unwrap() > 3, "{more}: {counted}");
     }
-    let cases = [json!({"messages": []}), json!({"system": 5}), block(json!({"type": "image"}))];
+    let cases = [json!({"messages": []}), json!({"system": 5}), block(&json!({"type": "image"}))];
     insta::assert_snapshot!(refusals(&server, COUNT, &cases).await);
 }
