@@ -1,12 +1,15 @@
 //! `jackalope serve`: a model over HTTP.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, bail, ensure};
 use jackalope_cluster::home::Home;
+use jackalope_cluster::placement::ModelFacts;
 use jackalope_engine::{SamplingOptions, Status};
-use jackalope_server::{ApiKeys, Model, ServerConfig, ServerLimits, ServerState};
+use jackalope_server::{ApiKeys, Model, ModelDetails, ServerConfig, ServerLimits, ServerState};
 use jackalope_text::GenerationDefaults;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
@@ -102,8 +105,13 @@ pub(crate) async fn run(
         default_max_tokens: args.default_max_tokens,
         ..ServerLimits::default()
     };
-    let config = ServerConfig { limits, api_keys: ApiKeys::new(&args.api_key) };
-    let served = Model { enable_thinking: args.thinking, ..served(&model_id, &cluster) };
+    let api_keys = ApiKeys::new(&args.api_key);
+    let config = ServerConfig { limits, api_keys, ..ServerConfig::default() };
+    let served = Model {
+        enable_thinking: args.thinking,
+        details: details(&model.dir),
+        ..served(&model_id, &cluster)
+    };
     let server = HttpServer::start(listener, served, config)?;
     let serving = async {
         let status = cluster.ready().await?;
@@ -201,6 +209,41 @@ pub(crate) fn served(model_id: &str, cluster: &Cluster) -> Model {
         sampling_defaults: sampling_defaults(&cluster.text.generation),
         ..Model::new(model_id, cluster.engine.clone(), Arc::clone(&cluster.text))
     }
+}
+
+/// What lists of models tell of a checkpoint; a server can do without.
+fn details(dir: &Path) -> Option<ModelDetails> {
+    let facts = match ModelFacts::read(dir) {
+        Ok(facts) => facts,
+        Err(err) => {
+            tracing::warn!(%err, "lists of models will not tell its size");
+            return None;
+        }
+    };
+    let modified = std::fs::metadata(dir).and_then(|it| it.modified()).unwrap_or(UNIX_EPOCH);
+    Some(ModelDetails {
+        num_parameters: num_parameters(&facts),
+        weight_bits: Some(weight_bits(&facts)),
+        weights_bytes: facts.weights_bytes(),
+        hidden_size: facts.hidden_size,
+        modified: modified.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        family: facts.architecture,
+    })
+}
+
+fn weight_bits(facts: &ModelFacts) -> u32 {
+    let plain = u32::try_from(8 * facts.element_bytes).unwrap_or(u32::MAX);
+    facts.quantization.map_or(plain, |quantization| quantization.bits)
+}
+
+/// As many weights as the bytes hold if all are stored as most of them: quantised ones come with a
+/// scale and a bias for each group.
+fn num_parameters(facts: &ModelFacts) -> u64 {
+    let element_bits = 8.0 * facts.element_bytes as f64;
+    let bits = facts.quantization.map_or(element_bits, |quantization| {
+        f64::from(quantization.bits) + 2.0 * element_bits / f64::from(quantization.group_size)
+    });
+    (8.0 * facts.weights_bytes() as f64 / bits) as u64
 }
 
 /// What the checkpoint recommends, for requests that do not say how to draw.

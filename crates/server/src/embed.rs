@@ -80,6 +80,10 @@ async fn vector(
             Event::Embedded { vector } => return Ok(shaped(vector, wish)),
             Event::NotANumber { .. } => return Err(ApiError::NotANumber),
             Event::Failed(failure) => return Err(ApiError::from_failure(failure)),
+            Event::GuideFailed { message, .. } => {
+                let what = format!("an embedding has no guide: {message}");
+                return Err(ApiError::Internal { what });
+            }
             Event::Started { .. }
             | Event::PromptScored { .. }
             | Event::Token { .. }

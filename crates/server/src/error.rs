@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
-use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use jackalope_engine::{Event, Failure, Rejected, SubmitError};
 use jackalope_protocol::TokenId;
@@ -22,6 +22,12 @@ use jackalope_text::TextError;
 use jackalope_text::grammar::GrammarError;
 use serde_json::{Value, json};
 use thiserror::Error;
+
+/// The header that every client of Anthropic's API sends.
+pub(crate) const ANTHROPIC_VERSION: &str = "anthropic-version";
+
+/// Anthropic's status for a server that has too much to do.
+const OVERLOADED: u16 = 529;
 
 /// When to ask again after a failure of the ranks.
 const RETRY_RANKS_AFTER: Duration = Duration::from_secs(5);
@@ -287,6 +293,38 @@ impl ApiError {
         ApiError::Text { param, source }
     }
 
+    /// The same error for a protocol that calls fields otherwise: `names` are pairs of our word and
+    /// its own.
+    pub(crate) fn renamed(mut self, names: &[(&str, &'static str)]) -> ApiError {
+        use ApiError as E;
+        match &mut self {
+            E::WrongType { param, .. }
+            | E::Empty { param }
+            | E::OutOfRange { param, .. }
+            | E::NotSupported { param, .. }
+            | E::Text { param, .. } => {
+                let is_end = |rest: &str| rest.is_empty() || rest.starts_with(['[', '.']);
+                let renamed = names.iter().find_map(|(ours, theirs)| {
+                    let rest = param.strip_prefix(ours).filter(|rest| is_end(rest))?;
+                    Some(format!("{theirs}{rest}"))
+                });
+                *param = renamed.unwrap_or_else(|| std::mem::take(param));
+            }
+            E::Missing { param }
+            | E::TooMany { param, .. }
+            | E::Needs { param, .. }
+            | E::UnknownToken { param, .. }
+            | E::ContextLength { param, .. }
+            | E::PromptLimit { param, .. }
+            | E::NeverFits { param, .. } => {
+                let renamed = names.iter().find(|(ours, _)| ours == param);
+                *param = renamed.map_or(*param, |(_, theirs)| theirs);
+            }
+            _ => {}
+        }
+        self
+    }
+
     /// Status, type, code and parameter of every error there is.
     fn wire(&self) -> Wire<'_> {
         use ApiError as E;
@@ -373,50 +411,84 @@ pub(crate) enum Dialect {
 }
 
 impl Dialect {
-    /// The dialect that is spoken on a path.
-    pub(crate) fn of_path(path: &str) -> Dialect {
-        if path == "/v1/messages" || path.starts_with("/v1/messages/") {
+    /// The dialect of a request. The list of models lies where both OpenAI and Anthropic have it;
+    /// clients of the latter send a version.
+    pub(crate) fn of(path: &str, headers: &HeaderMap) -> Dialect {
+        let is_at = |root: &str| {
+            path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        if is_at("/v1/messages") || (is_at("/v1/models") && headers.contains_key(ANTHROPIC_VERSION))
+        {
             Dialect::Anthropic
-        } else if path == "/api" || path.starts_with("/api/") {
+        } else if is_at("/api") {
             Dialect::Ollama
         } else {
             Dialect::OpenAi
         }
     }
 
-    /// The body of an error.
-    pub(crate) fn error_json(self, err: &ApiError) -> Value {
+    /// The body of an error; what carries no name of the request is told without one.
+    pub(crate) fn error_json(self, err: &ApiError, request_id: Option<&str>) -> Value {
         match self {
             Dialect::OpenAi => err.to_json(),
-            Dialect::Anthropic => json!({
-                "type": "error",
-                "error": {"type": err.anthropic_kind(), "message": err.to_string()},
-            }),
-            Dialect::Ollama => json!({"error": err.to_string()}),
+            Dialect::Anthropic => {
+                let (_, kind) = err.anthropic_status();
+                let mut body = json!({
+                    "type": "error",
+                    "error": {"type": kind, "message": err.to_string()},
+                });
+                if let Some(request_id) = request_id {
+                    body["request_id"] = request_id.into();
+                }
+                body
+            }
+            Dialect::Ollama => json!({"error": err.ollama_message()}),
         }
     }
 }
 
 impl ApiError {
-    /// Anthropic's word for this kind of error.
-    fn anthropic_kind(&self) -> &'static str {
-        match self.wire().status {
+    /// Anthropic's status and word for this kind of error.
+    fn anthropic_status(&self) -> (StatusCode, &'static str) {
+        let status = self.wire().status;
+        let is_overloaded =
+            matches!(self, ApiError::QueueFull { .. } | ApiError::TooManyStreams { .. })
+                || status == StatusCode::SERVICE_UNAVAILABLE;
+        if is_overloaded {
+            let status = StatusCode::from_u16(OVERLOADED).expect("three digits are a status");
+            return (status, "overloaded_error");
+        }
+        let kind = match status {
             StatusCode::UNAUTHORIZED => "authentication_error",
             StatusCode::FORBIDDEN => "permission_error",
             StatusCode::NOT_FOUND => "not_found_error",
             StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
-            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
             StatusCode::GATEWAY_TIMEOUT => "timeout_error",
             status if status.is_client_error() => "invalid_request_error",
             _ => "api_error",
+        };
+        (status, kind)
+    }
+
+    /// Clients of Ollama look for these very words.
+    fn ollama_message(&self) -> String {
+        match self {
+            ApiError::UnknownModel { found, served } => {
+                format!("model '{found}' not found\nhint: this server serves {served}")
+            }
+            err => err.to_string(),
         }
     }
 
     /// The answer in the form that the clients of a dialect expect.
-    pub(crate) fn respond(&self, dialect: Dialect) -> Response {
+    pub(crate) fn respond(&self, dialect: Dialect, request_id: Option<&str>) -> Response {
         let wire = self.wire();
-        let mut response = (wire.status, Json(dialect.error_json(self))).into_response();
+        let status = match dialect {
+            Dialect::Anthropic => self.anthropic_status().0,
+            Dialect::OpenAi | Dialect::Ollama => wire.status,
+        };
+        let mut response = (status, Json(dialect.error_json(self, request_id))).into_response();
         if let Some((name, value)) = wire.advice {
             response.headers_mut().insert(name, value);
         }

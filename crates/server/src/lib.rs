@@ -1,20 +1,22 @@
-//! Speaks HTTP: the OpenAI API and the server's own health.
+//! Speaks HTTP: the APIs of OpenAI, Anthropic and Ollama, and the server's own health.
 //!
 //! It turns requests into [`jackalope_engine::Request`]s and events into answers. What is computed
 //! when, and on which machine, it does not know; it holds no state but the number of open requests.
 //!
 //! ```text
-//!  socket ─▶ serve ─▶ requests (id, span, key) ─▶ openai ─▶ generate ─▶ engine
+//!  socket ─▶ serve ─▶ requests (id, span, key) ─▶ openai, anthropic, ollama ─▶ generate ─▶ engine
 //!                                             └─▶ health
 //! ```
 //!
 //! - A client that leaves drops its handler or its stream, and with it the
 //!   [`Generation`](jackalope_engine::Generation), which cancels the request on every rank.
 //! - Everything a client can drag out or pile up has a bound in [`ServerLimits`].
-//! - Every error is an OpenAI error object, mapped in one place (`error.rs`).
+//! - Every error has the form of the API that was asked, given in one place (`error.rs`).
 //! - Prompts and answers are never logged.
 //! - No header allows other origins: pages of other sites cannot read answers.
 
+mod anthropic;
+mod arguments;
 mod auth;
 mod body;
 mod embed;
@@ -25,6 +27,7 @@ mod health;
 mod ids;
 mod limits;
 mod notes;
+mod ollama;
 mod openai;
 pub mod openapi;
 mod registry;
@@ -36,13 +39,14 @@ mod state;
 use axum::Router;
 use axum::extract::Request;
 use axum::middleware::from_fn_with_state;
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, any, delete, get, post};
 
 use error::ApiError;
 
 pub use auth::ApiKeys;
 pub use limits::ServerLimits;
-pub use registry::Model;
+pub use ollama::{PullProgress, Puller};
+pub use registry::{Model, ModelDetails};
 pub use serve::serve;
 pub use state::{ServerConfig, ServerState};
 
@@ -52,6 +56,8 @@ pub fn router(state: ServerState) -> Router {
         |handler: MethodRouter<ServerState>| handler.fallback(|it| wrong_method(it, "GET, HEAD"));
     let post_only =
         |handler: MethodRouter<ServerState>| handler.fallback(|it| wrong_method(it, "POST"));
+    let delete_only =
+        |handler: MethodRouter<ServerState>| handler.fallback(|it| wrong_method(it, "DELETE"));
     Router::new()
         .route("/v1/chat/completions", post_only(post(openai::chat::chat)))
         .route("/v1/completions", post_only(post(openai::completions::completions)))
@@ -65,12 +71,25 @@ pub fn router(state: ServerState) -> Router {
                 .delete(openai::responses::delete_response)
                 .fallback(|it| wrong_method(it, "GET, HEAD, DELETE")),
         )
-        .route(
-            "/v1/responses/{id}/input_items",
-            get_only(get(openai::responses::list_input_items)),
-        )
-        .route("/v1/models", get_only(get(openai::models::list_models)))
-        .route("/v1/models/{*id}", get_only(get(openai::models::show_model)))
+        .route("/v1/responses/{id}/input_items", get_only(get(openai::responses::list_input_items)))
+        .route("/v1/messages", post_only(post(anthropic::messages)))
+        .route("/v1/messages/count_tokens", post_only(post(anthropic::count_tokens)))
+        .route("/v1/models", get_only(get(anthropic::list_models)))
+        .route("/v1/models/{*id}", get_only(get(anthropic::show_model)))
+        .route("/api/chat", post_only(post(ollama::chat)))
+        .route("/api/generate", post_only(post(ollama::generate)))
+        .route("/api/embed", post_only(post(ollama::embed)))
+        .route("/api/embeddings", post_only(post(ollama::embeddings)))
+        .route("/api/tags", get_only(get(ollama::tags)))
+        .route("/api/ps", get_only(get(ollama::ps)))
+        .route("/api/version", get_only(get(ollama::version)))
+        .route("/api/show", post_only(post(ollama::show)))
+        .route("/api/pull", post_only(post(ollama::pull)))
+        .route("/api/delete", delete_only(delete(ollama::delete)))
+        .route("/api/copy", post_only(post(ollama::copy)))
+        .route("/api/create", any(ollama::unsupported))
+        .route("/api/push", any(ollama::unsupported))
+        .route("/api/blobs/{digest}", any(ollama::unsupported))
         .route("/health", get_only(get(health::health)))
         .route("/health/live", get_only(get(health::live)))
         .route("/health/ready", get_only(get(health::ready)))

@@ -27,6 +27,25 @@ pub struct Model {
     pub sampling_defaults: SamplingOptions,
     /// When it began to be served, in seconds since 1970.
     pub created: u64,
+    /// What is known of its checkpoint.
+    pub details: Option<ModelDetails>,
+}
+
+/// What lists of models tell of a checkpoint.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct ModelDetails {
+    /// `model_type` of its configuration.
+    pub family: String,
+    /// Weights, as far as their bytes tell.
+    pub num_parameters: u64,
+    /// Bits of most weights.
+    pub weight_bits: Option<u32>,
+    /// Bytes of all weights.
+    pub weights_bytes: u64,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// When its directory was changed last, in seconds since 1970.
+    pub modified: u64,
 }
 
 impl Model {
@@ -40,6 +59,7 @@ impl Model {
             enable_thinking: None,
             sampling_defaults: SamplingOptions::default(),
             created: unix_seconds(),
+            details: None,
         }
     }
 
@@ -63,6 +83,10 @@ impl Serving {
 
     pub(crate) fn state(&self) -> &ServerState {
         &self.state
+    }
+
+    pub(crate) fn model(&self) -> &Model {
+        &self.model
     }
 
     pub(crate) fn id(&self) -> &str {

@@ -14,6 +14,9 @@ use crate::ids::new_id;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// What clients of Anthropic's API look for.
+const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+
 /// Longest name that a client may give to a request.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
@@ -27,7 +30,7 @@ pub(crate) async fn admit(
     let name = id.to_str().unwrap_or_default();
     let path = request.uri().path();
     let span = info_span!("request", request = name, method = %request.method(), path);
-    let dialect = Dialect::of_path(path);
+    let dialect = Dialect::of(path, request.headers());
     let admitted = state.api_keys().check(path, request.headers());
     let answering = async {
         let response = match admitted {
@@ -35,11 +38,15 @@ pub(crate) async fn admit(
             Err(err) => err.into_response(),
         };
         let refused = response.extensions().get::<Refusal>().cloned();
-        let response = refused.map_or(response, |Refusal(err)| err.respond(dialect));
+        let response =
+            refused.map_or(response, |Refusal(err)| err.respond(dialect, id.to_str().ok()));
         debug!(status = response.status().as_u16(), "responded");
         response
     };
     let mut response = answering.instrument(span).await;
+    if dialect == Dialect::Anthropic {
+        response.headers_mut().insert(ANTHROPIC_REQUEST_ID, id.clone());
+    }
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }

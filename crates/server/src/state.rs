@@ -9,7 +9,8 @@ use crate::auth::ApiKeys;
 use crate::error::ApiError;
 use crate::grammars::Grammars;
 use crate::limits::ServerLimits;
-use crate::openai::KeptResponses;
+use crate::ollama::Puller;
+use crate::openai::responses::KeptResponses;
 use crate::registry::{Model, Serving};
 
 /// Everything about a server but its models. The default serves everybody, with the usual limits.
@@ -19,6 +20,8 @@ pub struct ServerConfig {
     pub limits: ServerLimits,
     /// Who may ask; with none, everybody may.
     pub api_keys: ApiKeys,
+    /// Who fetches models for clients; with none, only those that are here already are had.
+    pub puller: Option<Arc<dyn Puller>>,
 }
 
 /// A server's models and configuration. Cheap to clone.
@@ -86,6 +89,10 @@ impl ServerState {
     /// Where responses are kept for later requests.
     pub(crate) fn kept_responses(&self) -> &Arc<KeptResponses> {
         &self.shared.kept_responses
+    }
+
+    pub(crate) fn puller(&self) -> Option<&Arc<dyn Puller>> {
+        self.shared.config.puller.as_ref()
     }
 
     pub(crate) fn api_keys(&self) -> &ApiKeys {

@@ -38,6 +38,9 @@ pub(crate) trait Format: Send + 'static {
         sse::STREAM_TYPE
     }
 
+    /// Takes how much of the prompts was found computed already, before the first delta.
+    fn started(&mut self, _cached_tokens: u32) {}
+
     /// Takes the log-probabilities of a choice's prompt, before its first delta.
     fn prompt_scored(&mut self, _choice_idx: usize, _logprobs: Vec<Logprob>) {}
 
@@ -256,6 +259,7 @@ impl<F: Format> Answer<F> {
                 Step::Started { cached_tokens } => {
                     if choice_idx.is_multiple_of(self.plan.choices_per_prompt) {
                         self.cached_tokens += cached_tokens;
+                        self.format.started(self.cached_tokens);
                     }
                     self.times.started();
                 }

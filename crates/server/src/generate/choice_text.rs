@@ -22,6 +22,8 @@ pub(crate) struct Delta {
     pub(crate) scored: Vec<ScoredToken>,
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) finish: Option<Finish>,
+    /// The stop string that ended the choice.
+    pub(crate) stop: Option<String>,
 }
 
 impl Delta {
@@ -33,6 +35,7 @@ impl Delta {
         self.scored.extend(next.scored);
         self.tokens.extend(next.tokens);
         self.finish = self.finish.or(next.finish);
+        self.stop = self.stop.take().or(next.stop);
     }
 
     /// True if something else than the end is newly known.
@@ -191,12 +194,13 @@ impl ChoiceText {
             stopped.text.push_str(&self.rules.stops[stop_idx]);
         }
         self.release(&stopped.text, delta);
-        if stopped.hit.is_some() && !self.is_over {
+        if let Some(stop_idx) = stopped.hit.filter(|_| !self.is_over) {
             if let Some(mut parser) = self.parser.take() {
                 self.take_segments(parser.finish(), delta);
             }
             self.is_over = true;
             delta.finish = Some(if self.has_calls { Finish::ToolCalls } else { Finish::Stop });
+            delta.stop = self.rules.stops.get(stop_idx).cloned();
         }
     }
 

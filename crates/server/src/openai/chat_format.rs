@@ -78,6 +78,7 @@ impl ChatFormat {
         match finish {
             Finish::Stop => "stop",
             Finish::Length => "length",
+            Finish::Cancelled => "abort",
             Finish::ToolCalls if self.is_legacy => "function_call",
             Finish::ToolCalls => "tool_calls",
         }
@@ -184,7 +185,7 @@ struct ChunkDelta<'a> {
 }
 
 /// Calls in the one form or the other.
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, ToSchema)]
 struct WireCalls<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<WireCall<'a>>,

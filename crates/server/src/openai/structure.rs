@@ -64,7 +64,9 @@ pub(super) fn read_format(
     wishes: &mut Wishes,
 ) -> Result<(), ApiError> {
     let renamed = |err: ApiError| err.renamed(&[("response_format", param)]);
-    if let Some((found, constraint)) = response_format("response_format", format).map_err(renamed)? {
+    if let Some((found, constraint)) =
+        response_format("response_format", &format).map_err(renamed)?
+    {
         let inner = found.strip_prefix("response_format").unwrap_or_default();
         let inner = inner.strip_prefix(".json_schema").unwrap_or(inner);
         wishes.guidance.constrain(format!("{param}{inner}"), constraint);
@@ -164,8 +166,12 @@ fn structured_outputs(
     }
 }
 
-/// A schema, or the text of one.
 fn json_schema(param: &str, value: &Value) -> Result<Option<(String, Constraint)>, ApiError> {
+    schema(param, value).map(Some)
+}
+
+/// A schema, or the text of one, that came in the field `param`.
+pub(crate) fn schema(param: &str, value: &Value) -> Result<(String, Constraint), ApiError> {
     let wrong = |reason: String| ApiError::WrongType { param: param.to_owned(), reason };
     let schema = match value {
         Value::String(text) => serde_json::from_str(text).map_err(|err| wrong(err.to_string()))?,
@@ -174,7 +180,7 @@ fn json_schema(param: &str, value: &Value) -> Result<Option<(String, Constraint)
     if !schema.is_object() && !schema.is_boolean() {
         return Err(wrong("a JSON schema is an object".to_owned()));
     }
-    Ok(Some((param.to_owned(), Constraint::JsonSchema(schema))))
+    Ok((param.to_owned(), Constraint::JsonSchema(schema)))
 }
 
 fn text(param: &str, value: &Value) -> Result<String, ApiError> {

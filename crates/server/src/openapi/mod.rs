@@ -5,6 +5,7 @@ mod page;
 
 use axum::Json;
 use axum::extract::Path;
+use axum::http::HeaderMap;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Redirect, Response};
 use utoipa::openapi::extensions::Extensions;
@@ -101,7 +102,7 @@ fn operations(
 }
 
 fn add_refusals(path: &str, operation: &mut Operation) {
-    let schema = match Dialect::of_path(path) {
+    let schema = match Dialect::of(path, &HeaderMap::new()) {
         Dialect::OpenAi => "OpenAiError",
         Dialect::Anthropic => "AnthropicError",
         Dialect::Ollama => "OllamaError",

@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod answers;
+mod anthropic;
+mod anthropic_input;
 mod bad_input;
 mod choices;
 mod embeddings;
@@ -10,6 +12,8 @@ mod extras;
 mod failures;
 mod health;
 mod model;
+mod ollama;
+mod ollama_input;
 mod responses;
 mod sockets;
 mod streams;

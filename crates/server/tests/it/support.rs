@@ -13,7 +13,7 @@ use jackalope_engine::testing::{
 };
 use jackalope_engine::{Engine, EngineConfig, EngineHandle, EngineThread, Status};
 use jackalope_protocol::TokenId;
-use jackalope_server::{Model, ServerConfig, ServerState, router};
+use jackalope_server::{Model, ModelDetails, ServerConfig, ServerState, router};
 use jackalope_text::ModelText;
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -34,6 +34,7 @@ pub(crate) struct Setup {
     pub(crate) server: ServerConfig,
     pub(crate) aliases: Vec<String>,
     pub(crate) enable_thinking: Option<bool>,
+    pub(crate) details: Option<ModelDetails>,
     pub(crate) start_time: Duration,
     pub(crate) context_tokens: u32,
 }
@@ -69,6 +70,7 @@ impl Setup {
             server: ServerConfig::default(),
             aliases: Vec::new(),
             enable_thinking: None,
+            details: None,
             start_time: Duration::ZERO,
             context_tokens: CONTEXT_TOKENS,
         }
@@ -107,6 +109,7 @@ impl Setup {
         let model = Model {
             aliases: self.aliases,
             enable_thinking: self.enable_thinking,
+            details: self.details,
             ..Model::new(MODEL, engine.clone(), Arc::clone(&self.text))
         };
         let state = ServerState::new(model, self.server);
@@ -321,8 +324,12 @@ pub(crate) fn redact(body: &str) -> String {
         ("msg_", char::is_alphanumeric),
         ("rs_", char::is_alphanumeric),
         ("fc_", char::is_alphanumeric),
+        ("toolu_", char::is_alphanumeric),
+        ("req_", char::is_alphanumeric),
         ("\"created_at\":", |c: char| c.is_ascii_digit()),
         ("\"completed_at\":", |c: char| c.is_ascii_alphanumeric()),
+        ("_at\":\"", |c: char| c.is_ascii_digit() || "-:.TZ".contains(c)),
+        ("_duration\":", |c: char| c.is_ascii_digit()),
         ("\"created\":", |c: char| c.is_ascii_digit()),
         ("\"seconds\":", is_number),
         ("tokens_per_sec\":", is_number),

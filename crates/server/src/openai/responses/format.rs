@@ -353,6 +353,7 @@ impl ResponseFormat {
     fn ended(&self, summary: &Summary) -> (&'static str, Value) {
         let status = match self.finish {
             Some(Finish::Length) => "incomplete",
+            Some(Finish::Cancelled) => "cancelled",
             Some(Finish::Stop | Finish::ToolCalls) | None => "completed",
         };
         (status, self.to_json(status, Some(summary), Value::Null))

@@ -1,0 +1,266 @@
+//! `POST /v1/messages` and `POST /v1/messages/count_tokens`.
+
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::Request;
+use axum::response::Response;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::format::MessageFormat;
+use super::history::History;
+use super::request::{MessagesRequest, Role, ThinkingConfig, Tool, ToolChoiceConfig};
+use crate::ServerState;
+use crate::body::{model_of, parse, read_json_body};
+use crate::error::ApiError;
+use crate::generate::{
+    Answer, AnswerPlan, Conversation, Job, Thinking, ToolChoice, Wishes, check_count,
+};
+use crate::limits::ServerLimits;
+use crate::openai::request::{Common, Strings};
+use crate::openai::structure;
+use crate::registry::Serving;
+
+/// Our words for fields, and the API's own.
+const NAMES: [(&str, &str); 2] =
+    [("stop", "stop_sequences"), ("thinking_token_budget", "thinking.budget_tokens")];
+
+/// The API's least budget of thought.
+const BUDGET_TOKENS_MIN: u32 = 1024;
+
+/// Answers a conversation.
+pub(crate) async fn messages(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let answered = async {
+        let place = state.open_stream()?;
+        let body = read_json_body(request, state.limits()).await?;
+        let serving = state.open(model_of(&body)?.as_deref()).await?;
+        let (job, format, plan) = serving.prepare(move |serving| prepare(&body, serving)).await?;
+        Answer::start(job, format, plan, &serving, place)?.respond().await
+    };
+    answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
+}
+
+/// How long a conversation is.
+#[derive(Debug, Serialize)]
+pub(crate) struct TokenCount {
+    input_tokens: usize,
+}
+
+/// Counts the tokens of a conversation and answers nothing.
+pub(crate) async fn count_tokens(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Json<TokenCount>, ApiError> {
+    let counted = async {
+        let body = read_json_body(request, state.limits()).await?;
+        let serving = state.open(model_of(&body)?.as_deref()).await?;
+        let count = move |serving: &Serving| {
+            let conversation = conversation(parse(&body)?, serving.state().limits())?;
+            Ok(TokenCount { input_tokens: conversation.encode(serving)?.len() })
+        };
+        serving.prepare(count).await.map(Json)
+    };
+    counted.await.map_err(|err: ApiError| err.renamed(&NAMES))
+}
+
+/// Everything that has to be known before the engine is asked.
+fn prepare(body: &Bytes, serving: &Serving) -> Result<(Job, MessageFormat, AnswerPlan), ApiError> {
+    let request: MessagesRequest = parse(body)?;
+    let max_tokens = max_tokens(&request)?;
+    check_temperature(request.temperature)?;
+    let shows_thinking =
+        request.thinking.as_ref().is_none_or(|it| it.display.as_deref() != Some("omitted"));
+    let common = Common {
+        temperature: request.temperature,
+        top_p: request.top_p,
+        top_k: request.top_k,
+        stop: request.stop_sequences.clone().map(Strings),
+        stream: request.stream,
+        ..Common::default()
+    };
+    let mut wishes = Wishes::check(common, serving)?;
+    wishes.options.max_tokens = Some(max_tokens);
+    constrain(&request, &mut wishes)?;
+    let conversation = conversation(request, serving.state().limits())?;
+    let job = conversation.job(&mut wishes, serving)?;
+    let format = MessageFormat::new(max_tokens, serving).showing_thinking(shows_thinking);
+    let plan = AnswerPlan::new(&job, &wishes, conversation.param);
+    Ok((job, format, plan))
+}
+
+fn max_tokens(request: &MessagesRequest) -> Result<u32, ApiError> {
+    match request.max_tokens {
+        None => Err(ApiError::Missing { param: "max_tokens" }),
+        Some(0) => Err(ApiError::out_of_range("max_tokens", &0, "at least 1")),
+        Some(max_tokens) => Ok(max_tokens),
+    }
+}
+
+fn check_temperature(temperature: Option<f64>) -> Result<(), ApiError> {
+    match temperature {
+        Some(found) if !(0.0..=1.0).contains(&found) => {
+            Err(ApiError::out_of_range("temperature", &found, "from 0 to 1"))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn conversation(request: MessagesRequest, limits: &ServerLimits) -> Result<Conversation, ApiError> {
+    let MessagesRequest { messages, system, tools, tool_choice, thinking, output_config, .. } =
+        request;
+    let output = output_config.unwrap_or_default();
+    check_remote("mcp_servers", !request.mcp_servers.unwrap_or_default().is_empty())?;
+    check_remote("container", request.container.is_some_and(|it| !it.is_null()))?;
+    let messages = messages.ok_or(ApiError::Missing { param: "messages" })?;
+    if messages.is_empty() {
+        return Err(ApiError::Empty { param: "messages".to_owned() });
+    }
+    check_count("messages", messages.len(), limits.messages)?;
+    // Words that are put into the model's mouth: the answer goes on from them.
+    let continues_message = messages.last().is_some_and(|last| last.role == Role::Assistant);
+    let mut history = History::begin(system)?;
+    for (message_idx, message) in messages.into_iter().enumerate() {
+        history.push(message_idx, message)?;
+    }
+    let tools = tools.unwrap_or_default();
+    check_count("tools", tools.len(), limits.tools)?;
+    let single_call =
+        tool_choice.as_ref().is_some_and(|it| it.disable_parallel_tool_use == Some(true));
+    let tool_choice = check_choice(tool_choice, &tools)?;
+    Ok(Conversation {
+        param: "messages",
+        messages: history.into_messages(),
+        tools: tools.into_iter().enumerate().map(tool).collect::<Result<_, _>>()?,
+        tool_choice,
+        single_call,
+        thinking: Thinking { effort: effort(output.effort)?, ..check_thinking(thinking)? },
+        kwargs: Map::new(),
+        continues_message,
+        no_generation_prompt: false,
+    })
+}
+
+/// Holds the answer to a schema, if it comes with one.
+fn constrain(request: &MessagesRequest, wishes: &mut Wishes) -> Result<(), ApiError> {
+    let output = request.output_config.as_ref().and_then(|it| it.format.as_ref());
+    let fields =
+        [("output_config.format", output), ("output_format", request.output_format.as_ref())];
+    for (param, format) in fields {
+        let Some(format) = format.filter(|it| !it.is_null()) else { continue };
+        if format["type"] != "json_schema" {
+            let found = format["type"].to_string();
+            return Err(ApiError::out_of_range(format!("{param}.type"), &found, "json_schema"));
+        }
+        let param = format!("{param}.schema");
+        let (param, schema) = structure::schema(&param, &format["schema"])?;
+        wishes.guidance.constrain(param, schema);
+    }
+    Ok(())
+}
+
+/// Refuses what would have to run on a server of Anthropic's.
+fn check_remote(param: &str, is_wanted: bool) -> Result<(), ApiError> {
+    let refused = || ApiError::NotSupported {
+        param: param.to_owned(),
+        hint: Some("this server runs no tools itself".to_owned()),
+    };
+    if is_wanted { Err(refused()) } else { Ok(()) }
+}
+
+/// A tool in the form of OpenAI's.
+fn tool((tool_idx, tool): (usize, Tool)) -> Result<Value, ApiError> {
+    if let Some(kind) = tool.kind.filter(|kind| kind != "custom") {
+        let hint = format!(
+            "it is {kind}; tools are of type custom, with a name, a description and an input_schema"
+        );
+        let param = format!("tools[{tool_idx}].type");
+        return Err(ApiError::NotSupported { param, hint: Some(hint) });
+    }
+    if tool.name.is_empty() {
+        return Err(ApiError::Empty { param: format!("tools[{tool_idx}].name") });
+    }
+    let parameters = tool.input_schema.ok_or_else(|| ApiError::WrongType {
+        param: format!("tools[{tool_idx}]"),
+        reason: "missing field `input_schema`".to_owned(),
+    })?;
+    let mut function = Map::new();
+    function.insert("name".to_owned(), tool.name.into());
+    if let Some(description) = tool.description {
+        function.insert("description".to_owned(), description.into());
+    }
+    function.insert("parameters".to_owned(), parameters.into());
+    if let Some(strict) = tool.strict {
+        function.insert("strict".to_owned(), strict.into());
+    }
+    Ok(json!({"type": "function", "function": function}))
+}
+
+fn check_choice(choice: Option<ToolChoiceConfig>, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
+    let choice = match choice {
+        None if tools.is_empty() => return Ok(ToolChoice::None),
+        None => return Ok(ToolChoice::Auto),
+        Some(choice) => choice,
+    };
+    if tools.is_empty() && choice.kind != "none" {
+        return Err(ApiError::Needs { param: "tool_choice", needs: "tools" });
+    }
+    match (choice.kind.as_str(), choice.name) {
+        ("none", _) => Ok(ToolChoice::None),
+        ("auto", _) => Ok(ToolChoice::Auto),
+        ("any", _) => Ok(ToolChoice::Required),
+        ("tool", Some(name)) if tools.iter().any(|tool| tool.name == name) => {
+            Ok(ToolChoice::Named(name))
+        }
+        ("tool", Some(name)) => Err(ApiError::out_of_range(
+            "tool_choice.name",
+            &format!("{name:?}"),
+            "the name of one of the tools",
+        )),
+        ("tool", None) => Err(ApiError::Missing { param: "tool_choice.name" }),
+        (kind, _) => Err(ApiError::out_of_range(
+            "tool_choice.type",
+            &format!("{kind:?}"),
+            "auto, any, tool or none",
+        )),
+    }
+}
+
+/// Without the field, the server's own setting holds.
+fn check_thinking(config: Option<ThinkingConfig>) -> Result<Thinking, ApiError> {
+    let Some(config) = config else { return Ok(Thinking::default()) };
+    let thinking = |enabled, budget_tokens| Thinking { enabled, budget_tokens, effort: None };
+    match (config.kind.as_str(), config.budget_tokens) {
+        ("disabled", _) => Ok(thinking(Some(false), None)),
+        ("adaptive", _) => Ok(thinking(Some(true), None)),
+        ("enabled", None) => Err(ApiError::Missing { param: "thinking.budget_tokens" }),
+        ("enabled", Some(found)) if found < BUDGET_TOKENS_MIN => Err(ApiError::out_of_range(
+            "thinking.budget_tokens",
+            &found,
+            format!("at least {BUDGET_TOKENS_MIN}"),
+        )),
+        ("enabled", budget_tokens) => Ok(thinking(Some(true), budget_tokens)),
+        (kind, _) => Err(ApiError::out_of_range(
+            "thinking.type",
+            &format!("{kind:?}"),
+            "enabled, disabled or adaptive",
+        )),
+    }
+}
+
+/// The words that templates know.
+fn effort(effort: Option<String>) -> Result<Option<String>, ApiError> {
+    let Some(effort) = effort else { return Ok(None) };
+    match effort.as_str() {
+        "low" | "medium" | "high" => Ok(Some(effort)),
+        "xhigh" | "max" => Ok(Some("high".to_owned())),
+        found => Err(ApiError::out_of_range(
+            "output_config.effort",
+            &format!("{found:?}"),
+            "low, medium, high, xhigh or max",
+        )),
+    }
+}

@@ -1,0 +1,81 @@
+//! `GET /v1/models` and `GET /v1/models/{id}`, which OpenAI has as well: a client that sends
+//! `anthropic-version` gets Anthropic's form.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use axum::Json;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use crate::ServerState;
+use crate::error::{ANTHROPIC_VERSION, ApiError};
+use crate::ids::rfc3339;
+use crate::openai;
+use crate::registry::Model;
+
+/// All models; there is only one page of them.
+#[derive(Debug, Serialize)]
+struct ModelPage {
+    data: Vec<ModelCard>,
+    has_more: bool,
+    first_id: Option<String>,
+    last_id: Option<String>,
+}
+
+/// What is told of a model.
+#[derive(Debug, Serialize)]
+struct ModelCard {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    id: String,
+    display_name: String,
+    created_at: String,
+    lifecycle: &'static str,
+    /// Longest sequence in tokens, once the model is loaded; the same holds for an answer.
+    max_input_tokens: Option<u32>,
+    max_tokens: Option<u32>,
+}
+
+impl ModelCard {
+    fn of(model: &Model) -> ModelCard {
+        let context_tokens = model.engine.limits().map(|limits| limits.context_tokens);
+        ModelCard {
+            kind: "model",
+            id: model.id.clone(),
+            display_name: model.id.clone(),
+            created_at: rfc3339(UNIX_EPOCH + Duration::from_secs(model.created)),
+            lifecycle: "active",
+            max_input_tokens: context_tokens,
+            max_tokens: context_tokens,
+        }
+    }
+}
+
+/// Lists the models.
+pub(crate) async fn list_models(state: State<ServerState>, headers: HeaderMap) -> Response {
+    if !headers.contains_key(ANTHROPIC_VERSION) {
+        return openai::models::list_models(state).await.into_response();
+    }
+    let data = vec![ModelCard::of(state.first_model())];
+    let id_of = |card: Option<&ModelCard>| card.map(|card| card.id.clone());
+    let (first_id, last_id) = (id_of(data.first()), id_of(data.last()));
+    Json(ModelPage { data, has_more: false, first_id, last_id }).into_response()
+}
+
+/// Shows a model under any of its names.
+pub(crate) async fn show_model(
+    state: State<ServerState>,
+    headers: HeaderMap,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    if !headers.contains_key(ANTHROPIC_VERSION) {
+        return Ok(openai::models::show_model(state, id).await?.into_response());
+    }
+    // A name that is not UTF-8 is no name of ours.
+    let id = id.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(id)| id);
+    let serving = state.open(Some(&id)).await?;
+    Ok(Json(ModelCard::of(serving.model())).into_response())
+}

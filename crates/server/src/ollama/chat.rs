@@ -1,0 +1,165 @@
+//! `POST /api/chat`.
+
+use std::collections::VecDeque;
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::Request;
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+
+use super::format::{LineFormat, Shape};
+use super::open;
+use super::options::{NAMES, thinking, wishes};
+use super::request::{ChatRequest, Message, Role, Shared, Tool, Tools};
+use super::{format, lifetime};
+use crate::ServerState;
+use crate::body::{model_of, parse, read_json_body};
+use crate::error::ApiError;
+use crate::generate::{Answer, AnswerPlan, Conversation, Job, ToolChoice, check_count};
+use crate::limits::ServerLimits;
+use crate::registry::Serving;
+
+/// Answers a conversation; one without messages asks for the model to be loaded, or given back.
+pub(crate) async fn chat(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let answered = async {
+        let place = state.open_stream()?;
+        let body = read_json_body(request, state.limits()).await?;
+        let serving = open(&state, model_of(&body)?.as_deref()).await?;
+        let shared: Shared = parse(&body)?;
+        let chat: ChatRequest = parse(&body)?;
+        if chat.messages.as_deref().unwrap_or_default().is_empty() {
+            if shared.keep_alive.is_some_and(lifetime::KeepAlive::is_over) {
+                lifetime::unload(&serving)?;
+                return Ok(format::nothing(Shape::Chat, &shared, &serving, "unload"));
+            }
+            return Ok(format::nothing(Shape::Chat, &shared, &serving, "load"));
+        }
+        let prepare = move |serving: &Serving| prepare(&body, shared, chat, serving);
+        let (job, format, plan) = serving.prepare(prepare).await?;
+        Answer::start(job, format, plan, &serving, place)?.respond().await
+    };
+    answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
+}
+
+/// Everything that has to be known before the engine is asked.
+fn prepare(
+    body: &Bytes,
+    shared: Shared,
+    chat: ChatRequest,
+    serving: &Serving,
+) -> Result<(Job, LineFormat, AnswerPlan), ApiError> {
+    let limits = serving.state().limits();
+    check_tools(parse::<Tools>(body)?.tools.unwrap_or_default(), limits)?;
+    let format = LineFormat::new(Shape::Chat, &shared, serving);
+    let thinking = thinking(shared.think.clone());
+    let mut wishes = wishes(shared, serving)?;
+    let messages = chat.messages.unwrap_or_default();
+    check_count("messages", messages.len(), limits.messages)?;
+    let tools = chat.tools.unwrap_or_default();
+    let conversation = Conversation {
+        param: "messages",
+        messages: History::default().read(messages)?,
+        tool_choice: if tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto },
+        tools,
+        thinking,
+        ..Conversation::default()
+    };
+    let job = conversation.job(&mut wishes, serving)?;
+    let plan = AnswerPlan::new(&job, &wishes, conversation.param);
+    Ok((job, format, plan))
+}
+
+fn check_tools(tools: Vec<Tool>, limits: &ServerLimits) -> Result<(), ApiError> {
+    check_count("tools", tools.len(), limits.tools)?;
+    for (tool_idx, tool) in tools.into_iter().enumerate() {
+        if let Some(kind) = tool.kind.filter(|kind| kind != "function") {
+            let param = format!("tools[{tool_idx}].type");
+            return Err(ApiError::out_of_range(param, &format!("{kind:?}"), "\"function\""));
+        }
+        if tool.function.name.is_empty() {
+            return Err(ApiError::Empty { param: format!("tools[{tool_idx}].function.name") });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses images by name.
+pub(super) fn check_images(images: Option<&[Value]>, param: &str) -> Result<(), ApiError> {
+    if images.unwrap_or_default().is_empty() {
+        return Ok(());
+    }
+    let hint = Some("this model takes only text".to_owned());
+    Err(ApiError::NotSupported { param: param.to_owned(), hint })
+}
+
+/// Messages in this API's form become such in the form of OpenAI's, whose calls have ids.
+#[derive(Debug, Default)]
+struct History {
+    /// Calls without a result, by id and tool.
+    open_calls: VecDeque<(String, String)>,
+}
+
+impl History {
+    fn read(mut self, messages: Vec<Message>) -> Result<Vec<Value>, ApiError> {
+        let read = |(message_idx, message)| self.read_one(message_idx, message);
+        messages.into_iter().enumerate().map(read).collect()
+    }
+
+    fn read_one(&mut self, message_idx: usize, message: Message) -> Result<Value, ApiError> {
+        let images = format!("messages[{message_idx}].images");
+        check_images(message.images.as_deref(), &images)?;
+        let mut read = Map::new();
+        read.insert("role".to_owned(), message.role.name().into());
+        read.insert("content".to_owned(), message.content.unwrap_or_default().into());
+        if let Some(thinking) = message.thinking.filter(|it| !it.is_empty()) {
+            read.insert("reasoning_content".to_owned(), thinking.into());
+        }
+        let calls = message.tool_calls.unwrap_or_default();
+        if !calls.is_empty() {
+            let call = |(call_idx, call): (usize, super::request::ToolCall)| {
+                let id = call.id.filter(|id| !id.is_empty());
+                let id = id.unwrap_or_else(|| format!("call_{message_idx}_{call_idx}"));
+                let name = call.function.name;
+                self.open_calls.push_back((id.clone(), name.clone()));
+                let arguments = Value::Object(call.function.arguments.unwrap_or_default());
+                let function = json!({"name": name, "arguments": arguments.to_string()});
+                json!({"id": id, "type": "function", "function": function})
+            };
+            let calls: Vec<Value> = calls.into_iter().enumerate().map(call).collect();
+            read.insert("tool_calls".to_owned(), calls.into());
+        }
+        if message.role == Role::Tool {
+            let (id, name) = self.call_of(message.tool_call_id, message.tool_name);
+            let named = [("tool_call_id", id), ("name", name)];
+            for (field, value) in named {
+                if let Some(value) = value {
+                    read.insert(field.to_owned(), value.into());
+                }
+            }
+        }
+        Ok(read.into())
+    }
+
+    /// Which call a result is of: the one with its id, else the first one of its tool, else the
+    /// first one.
+    fn call_of(
+        &mut self,
+        id: Option<String>,
+        name: Option<String>,
+    ) -> (Option<String>, Option<String>) {
+        let by_id = |(open, _): &(String, String)| id.as_ref().is_none_or(|id| id == open);
+        let by_name = |(_, open): &(String, String)| name.as_ref().is_none_or(|it| it == open);
+        let both = |call: &(String, String)| by_id(call) && by_name(call);
+        let found = self.open_calls.iter().position(both);
+        let found = found.or_else(|| self.open_calls.iter().position(by_id));
+        let call = found.and_then(|call_idx| self.open_calls.remove(call_idx));
+        match call {
+            Some((call_id, call_name)) => (id.or(Some(call_id)), name.or(Some(call_name))),
+            None => (id, name),
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! `POST /api/embed`, and `POST /api/embeddings` of older clients.
+
+use std::time::Instant;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::Request;
+use jackalope_protocol::{Pooling, TokenId};
+use serde::{Deserialize, Serialize};
+
+use super::lifetime::KeepAlive;
+use super::open;
+use crate::ServerState;
+use crate::body::{model_of, parse, read_json_body};
+use crate::embed::{self, Embedding};
+use crate::error::ApiError;
+use crate::generate::check_count;
+use crate::openai::request::Strings;
+use crate::registry::Serving;
+
+/// The body of `POST /api/embed`.
+#[derive(Debug, Deserialize)]
+struct EmbedRequest {
+    input: Option<Strings>,
+    /// A text beyond the context is cut; that is the default of this API.
+    truncate: Option<bool>,
+    dimensions: Option<u32>,
+    #[serde(rename = "keep_alive")]
+    _keep_alive: Option<KeepAlive>,
+}
+
+/// The body of `POST /api/embeddings`.
+#[derive(Debug, Deserialize)]
+struct EmbeddingsRequest {
+    prompt: Option<String>,
+    #[serde(rename = "keep_alive")]
+    _keep_alive: Option<KeepAlive>,
+}
+
+/// The answer of `POST /api/embed`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Embedded {
+    model: String,
+    embeddings: Vec<Vec<f32>>,
+    total_duration: u64,
+    load_duration: u64,
+    prompt_eval_count: usize,
+}
+
+/// The answer of `POST /api/embeddings`.
+#[derive(Debug, Serialize)]
+pub(crate) struct EmbeddedOne {
+    embedding: Vec<f32>,
+}
+
+/// Turns texts into vectors of length 1.
+pub(crate) async fn embed(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Json<Embedded>, ApiError> {
+    let began = Instant::now();
+    let _place = state.open_stream()?;
+    let body = read_json_body(request, state.limits()).await?;
+    let serving = open(&state, model_of(&body)?.as_deref()).await?;
+    let request: EmbedRequest = parse(&body)?;
+    let Strings(texts) = request.input.ok_or(ApiError::Missing { param: "input" })?;
+    check_count("input", texts.len(), state.limits().embedding_inputs)?;
+    let truncate = request.truncate.unwrap_or(true);
+    let prepare = move |serving: &Serving| tokens(&texts, truncate, serving);
+    let texts = serving.prepare(prepare).await?;
+    let prompt_eval_count = texts.iter().map(Vec::len).sum();
+    let wish = Embedding {
+        pooling: Pooling::Mean,
+        normalized: true,
+        dimensions: request.dimensions,
+        param: "input",
+    };
+    let embeddings = embed::vectors(&serving, texts, wish).await?;
+    Ok(Json(Embedded {
+        model: serving.id().to_owned(),
+        embeddings,
+        total_duration: u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX),
+        load_duration: 0,
+        prompt_eval_count,
+    }))
+}
+
+/// Turns a text into a vector.
+pub(crate) async fn embeddings(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Json<EmbeddedOne>, ApiError> {
+    let _place = state.open_stream()?;
+    let body = read_json_body(request, state.limits()).await?;
+    let serving = open(&state, model_of(&body)?.as_deref()).await?;
+    let request: EmbeddingsRequest = parse(&body)?;
+    let text = request.prompt.ok_or(ApiError::Missing { param: "prompt" })?;
+    let prepare = move |serving: &Serving| tokens(&[text], true, serving);
+    let texts = serving.prepare(prepare).await?;
+    let wish =
+        Embedding { pooling: Pooling::Mean, normalized: false, dimensions: None, param: "prompt" };
+    let mut vectors = embed::vectors(&serving, texts, wish).await?;
+    Ok(Json(EmbeddedOne { embedding: vectors.pop().unwrap_or_default() }))
+}
+
+/// The tokens of each text, cut to what the context holds if that is wanted.
+fn tokens(
+    texts: &[String],
+    truncate: bool,
+    serving: &Serving,
+) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    let most = serving.engine_limits()?.max_prompt_tokens as usize;
+    let encode = |text: &String| {
+        let encoded = serving.text().tokenizer.encode_prompt(text);
+        let mut tokens = encoded.map_err(|err| ApiError::from_text(err, "input"))?;
+        if truncate {
+            tokens.truncate(most);
+        }
+        Ok(tokens)
+    };
+    texts.iter().map(encode).collect()
+}

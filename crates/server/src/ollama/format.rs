@@ -1,0 +1,281 @@
+//! Answers of `POST /api/chat` and `POST /api/generate`: a line of JSON for each piece, or one
+//! object.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use jackalope_protocol::TokenId;
+use jackalope_text::{Tokenizer, ToolCall};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::request::Shared;
+use crate::arguments::arguments_object;
+use crate::error::{ApiError, Dialect};
+use crate::generate::{Delta, Finish, Format, ScoredToken, Summary};
+use crate::ids::{new_id, rfc3339};
+use crate::registry::Serving;
+
+/// What a stream of lines is.
+pub(super) const LINES_TYPE: &str = "application/x-ndjson";
+
+/// What stands for a probability of zero: JSON has no infinity.
+const IMPOSSIBLE: f32 = -9999.0;
+
+/// Which endpoint's fields an answer has.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Shape {
+    Chat,
+    Generate,
+}
+
+/// Writes the answer to a conversation or a prompt.
+#[derive(Debug)]
+pub(super) struct LineFormat {
+    shape: Shape,
+    /// The model as the request named it.
+    model: String,
+    tokenizer: Arc<Tokenizer>,
+    has_logprobs: bool,
+    /// Of a stream: calls that were told.
+    num_calls: usize,
+    finish: Option<Finish>,
+}
+
+impl LineFormat {
+    pub(super) fn new(shape: Shape, shared: &Shared, serving: &Serving) -> LineFormat {
+        LineFormat {
+            shape,
+            model: told_name(shared, serving),
+            tokenizer: Arc::clone(&serving.text().tokenizer),
+            has_logprobs: shared.logprobs == Some(true),
+            num_calls: 0,
+            finish: None,
+        }
+    }
+
+    /// One line, or the whole answer; the last one knows what it took.
+    fn line<'a>(&'a self, delta: &'a Delta, end: Option<(&'static str, &Summary)>) -> Line<'a> {
+        let calls = delta.calls.iter().enumerate();
+        let calls = calls.map(|(idx, call)| WireCall::new(self.num_calls + idx, call)).collect();
+        let logprobs = (self.has_logprobs && !delta.scored.is_empty())
+            .then(|| delta.scored.iter().map(|it| WireLogprob::of(it, &self.tokenizer)).collect());
+        Line {
+            model: &self.model,
+            created_at: rfc3339(SystemTime::now()),
+            piece: Piece::new(self.shape, &delta.text, &delta.reasoning, calls),
+            done: end.is_some(),
+            done_reason: end.map(|(reason, _)| reason),
+            metrics: end.map(|(_, summary)| Metrics::of(summary)),
+            logprobs,
+        }
+    }
+}
+
+fn told_name(shared: &Shared, serving: &Serving) -> String {
+    shared.model.clone().unwrap_or_else(|| serving.id().to_owned())
+}
+
+fn reason(finish: Option<Finish>) -> &'static str {
+    match finish {
+        Some(Finish::Length) => "length",
+        Some(Finish::Stop | Finish::ToolCalls | Finish::Cancelled) | None => "stop",
+    }
+}
+
+/// The answer to a request that asks nothing.
+pub(super) fn nothing(
+    shape: Shape,
+    shared: &Shared,
+    serving: &Serving,
+    reason: &'static str,
+) -> Response {
+    Json(Line {
+        model: &told_name(shared, serving),
+        created_at: rfc3339(SystemTime::now()),
+        piece: Piece::new(shape, "", "", Vec::new()),
+        done: true,
+        done_reason: Some(reason),
+        metrics: None,
+        logprobs: None,
+    })
+    .into_response()
+}
+
+/// Appends a line.
+pub(super) fn push_line(buffer: &mut Vec<u8>, line: &impl Serialize) {
+    serde_json::to_writer(&mut *buffer, line).expect("our wire types have string keys");
+    buffer.push(b'\n');
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    model: &'a str,
+    created_at: String,
+    #[serde(flatten)]
+    piece: Piece<'a>,
+    done: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    done_reason: Option<&'static str>,
+    #[serde(flatten)]
+    metrics: Option<Metrics>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Vec<WireLogprob>>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Piece<'a> {
+    Chat {
+        message: WireMessage<'a>,
+    },
+    Generate {
+        response: &'a str,
+        #[serde(skip_serializing_if = "str::is_empty")]
+        thinking: &'a str,
+    },
+}
+
+#[derive(Serialize)]
+struct WireMessage<'a> {
+    role: &'static str,
+    content: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    thinking: &'a str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<WireCall<'a>>,
+}
+
+impl<'a> Piece<'a> {
+    fn new(
+        shape: Shape,
+        content: &'a str,
+        thinking: &'a str,
+        tool_calls: Vec<WireCall<'a>>,
+    ) -> Piece<'a> {
+        match shape {
+            Shape::Generate => Piece::Generate { response: content, thinking },
+            Shape::Chat => {
+                let role = "assistant";
+                Piece::Chat { message: WireMessage { role, content, thinking, tool_calls } }
+            }
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct WireCall<'a> {
+    id: String,
+    function: WireFunction<'a>,
+}
+
+#[derive(Serialize)]
+struct WireFunction<'a> {
+    index: usize,
+    name: &'a str,
+    arguments: Map<String, Value>,
+}
+
+impl<'a> WireCall<'a> {
+    fn new(index: usize, call: &'a ToolCall) -> WireCall<'a> {
+        let arguments = arguments_object(&call.arguments);
+        WireCall {
+            id: new_id("call_"),
+            function: WireFunction { index, name: &call.name, arguments },
+        }
+    }
+}
+
+/// What an answer took; times in nanoseconds.
+#[derive(Serialize)]
+struct Metrics {
+    total_duration: u64,
+    load_duration: u64,
+    prompt_eval_count: u32,
+    prompt_eval_duration: u64,
+    eval_count: u32,
+    eval_duration: u64,
+}
+
+impl Metrics {
+    fn of(summary: &Summary) -> Metrics {
+        Metrics {
+            total_duration: nanoseconds(summary.total_time),
+            load_duration: nanoseconds(summary.queue_time),
+            prompt_eval_count: summary.prompt_tokens,
+            prompt_eval_duration: nanoseconds(summary.prefill_time),
+            eval_count: summary.completion_tokens,
+            eval_duration: nanoseconds(summary.decode_time),
+        }
+    }
+}
+
+pub(super) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[derive(Serialize)]
+struct WireLogprob {
+    #[serde(flatten)]
+    token: TokenLogprob,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    top_logprobs: Vec<TokenLogprob>,
+}
+
+#[derive(Serialize)]
+struct TokenLogprob {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+}
+
+impl WireLogprob {
+    fn of(scored: &ScoredToken, tokenizer: &Tokenizer) -> WireLogprob {
+        let of = |token: TokenId, logprob: f32| TokenLogprob {
+            token: tokenizer.token_text(token),
+            logprob: if logprob.is_finite() { logprob } else { IMPOSSIBLE },
+            bytes: tokenizer.token_bytes(token),
+        };
+        let top = scored.logprob.top.iter();
+        WireLogprob {
+            token: of(scored.token, scored.logprob.logprob),
+            top_logprobs: top.map(|&(token, logprob)| of(token, logprob)).collect(),
+        }
+    }
+}
+
+impl Format for LineFormat {
+    fn stream_type(&self) -> &'static str {
+        LINES_TYPE
+    }
+
+    /// Clients read every line, so this one says nothing in the form of the others.
+    fn push_keep_alive(&mut self, buffer: &mut Vec<u8>) {
+        push_line(buffer, &self.line(&Delta::default(), None));
+    }
+
+    fn push_events(&mut self, _choice_idx: usize, delta: Delta, buffer: &mut Vec<u8>) {
+        if delta.has_content() {
+            push_line(buffer, &self.line(&delta, None));
+        }
+        self.num_calls += delta.calls.len();
+        self.finish = self.finish.or(delta.finish);
+    }
+
+    fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>) {
+        let end = (reason(self.finish), summary);
+        push_line(buffer, &self.line(&Delta::default(), Some(end)));
+    }
+
+    fn push_error(&mut self, err: &ApiError, buffer: &mut Vec<u8>) {
+        push_line(buffer, &Dialect::Ollama.error_json(err, None));
+    }
+
+    fn whole(&self, mut choices: Vec<Delta>, summary: &Summary) -> Response {
+        let choice = choices.pop().unwrap_or_default();
+        let end = (reason(choice.finish), summary);
+        Json(self.line(&choice, Some(end))).into_response()
+    }
+}

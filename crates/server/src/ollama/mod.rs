@@ -1,0 +1,40 @@
+//! Ollama's API, under `/api`: lines of JSON, durations in nanoseconds, models with details.
+//!
+//! ```text
+//!  bytes ──request──▶ wire types ──options, chat, generate──▶ Job ──generate──▶ lines or one object
+//!                     untrusted     every check                   format
+//! ```
+
+mod chat;
+mod embed;
+mod format;
+mod generate;
+mod lifetime;
+mod models;
+mod options;
+mod pull;
+mod request;
+
+use crate::ServerState;
+use crate::error::ApiError;
+use crate::registry::Serving;
+
+pub(crate) use chat::chat;
+pub(crate) use embed::{embed, embeddings};
+pub(crate) use generate::generate;
+pub(crate) use models::{copy, delete, ps, show, tags, unsupported, version};
+pub(crate) use pull::pull;
+pub use pull::{PullProgress, Puller};
+
+/// The version that a name without one means.
+const LATEST: &str = ":latest";
+
+/// The model that a request is for.
+async fn open(state: &ServerState, name: Option<&str>) -> Result<Serving, ApiError> {
+    state.open(name.map(|name| name.strip_suffix(LATEST).unwrap_or(name))).await
+}
+
+/// A model's name as this API writes it.
+fn full_name(id: &str) -> String {
+    if id.contains(':') { id.to_owned() } else { format!("{id}{LATEST}") }
+}

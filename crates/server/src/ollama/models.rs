@@ -1,0 +1,279 @@
+//! What is told of models: `GET /api/tags`, `POST /api/show`, `GET /api/ps`, `GET /api/version`;
+//! and what may be done with them.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::Request;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use super::request::Named;
+use super::{full_name, open};
+use crate::ServerState;
+use crate::body::{model_of, parse, read_json_body};
+use crate::error::ApiError;
+use crate::ids::rfc3339;
+use crate::registry::{Model, ModelDetails};
+
+/// The version of the API that is spoken here: clients compare it to learn what they may send.
+const VERSION: &str = "0.12.11";
+
+/// When a model that stays loaded is unloaded, in seconds since 1970: in the year 2318, as far away
+/// as clients are used to.
+const NEVER: u64 = 11_000_000_000;
+
+/// A model in a list.
+#[derive(Debug, Serialize)]
+struct ModelEntry {
+    name: String,
+    model: String,
+    modified_at: String,
+    size: u64,
+    digest: String,
+    details: Details,
+    capabilities: Vec<&'static str>,
+}
+
+/// What kind of model it is.
+#[derive(Debug, Serialize)]
+struct Details {
+    parent_model: &'static str,
+    format: &'static str,
+    family: String,
+    families: Vec<String>,
+    parameter_size: String,
+    quantization_level: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context_length: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    embedding_length: Option<usize>,
+}
+
+impl Details {
+    fn of(model: &Model) -> Details {
+        let known = model.details.clone().unwrap_or_default();
+        let families = Some(known.family.clone()).filter(|family| !family.is_empty());
+        let is_known = model.details.is_some();
+        let bits = known.weight_bits.map(|bits| format!("{bits}bit"));
+        Details {
+            parent_model: "",
+            format: "safetensors",
+            family: known.family,
+            families: families.into_iter().collect(),
+            parameter_size: model
+                .details
+                .as_ref()
+                .map_or(String::new(), |it| rounded(it.num_parameters)),
+            quantization_level: bits.unwrap_or_default(),
+            context_length: model.engine.limits().map(|limits| limits.context_tokens),
+            embedding_length: is_known.then_some(known.hidden_size),
+        }
+    }
+}
+
+/// A number as people say it: 3.2M, 8.0B.
+fn rounded(count: u64) -> String {
+    let count = count as f64;
+    [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")]
+        .into_iter()
+        .find(|(unit, _)| count >= *unit)
+        .map_or(format!("{count}"), |(unit, letter)| format!("{:.1}{letter}", count / unit))
+}
+
+fn modified_at(model: &Model) -> String {
+    let seconds = model.details.as_ref().map_or(model.created, |details| details.modified);
+    rfc3339(UNIX_EPOCH + Duration::from_secs(seconds))
+}
+
+/// Tells checkpoints apart: of the name and what is known of the files, not of every byte in them.
+fn digest(model: &Model) -> String {
+    let ModelDetails { family, num_parameters, weight_bits, weights_bytes, hidden_size, modified } =
+        model.details.clone().unwrap_or_default();
+    let told = json!([
+        model.id,
+        family,
+        num_parameters,
+        weight_bits,
+        weights_bytes,
+        hidden_size,
+        modified
+    ]);
+    let digest = Sha256::digest(told.to_string().as_bytes());
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn capabilities(model: &Model) -> Vec<&'static str> {
+    let mut capabilities = vec!["completion"];
+    if model.text.answer.tools.is_some() {
+        capabilities.push("tools");
+    }
+    if model.text.answer.reasoning.is_some() {
+        capabilities.push("thinking");
+    }
+    capabilities
+}
+
+/// All models, whether they are loaded or not.
+fn models(state: &ServerState) -> impl Iterator<Item = &Model> {
+    std::iter::once(state.first_model())
+}
+
+/// Lists the models.
+pub(crate) async fn tags(State(state): State<ServerState>) -> Json<Value> {
+    let entry = |model: &Model| ModelEntry {
+        name: full_name(&model.id),
+        model: full_name(&model.id),
+        modified_at: modified_at(model),
+        size: model.details.as_ref().map_or(0, |details| details.weights_bytes),
+        digest: digest(model),
+        details: Details::of(model),
+        capabilities: capabilities(model),
+    };
+    Json(json!({"models": models(&state).map(entry).collect::<Vec<_>>()}))
+}
+
+/// Lists the models that are loaded, with the memory of all ranks together.
+pub(crate) async fn ps(State(state): State<ServerState>) -> Json<Value> {
+    let entry = |model: &Model| {
+        let limits = model.engine.limits()?;
+        let ranks = model.engine.status().ranks;
+        let facts = ranks.iter().filter_map(|rank| rank.facts.as_ref());
+        let (size, size_vram) = facts.fold((0, 0), |(all, of_gpus), facts| {
+            let of_gpu = if facts.device == "cpu" { 0 } else { facts.weights_bytes };
+            (all + facts.weights_bytes, of_gpus + of_gpu)
+        });
+        Some(json!({
+            "name": full_name(&model.id),
+            "model": full_name(&model.id),
+            "size": size,
+            "digest": digest(model),
+            "details": Details::of(model),
+            "expires_at": rfc3339(UNIX_EPOCH + Duration::from_secs(NEVER)),
+            "size_vram": size_vram,
+            "context_length": limits.context_tokens,
+        }))
+    };
+    Json(json!({"models": models(&state).filter_map(entry).collect::<Vec<_>>()}))
+}
+
+/// Says which version of the API is spoken.
+pub(crate) async fn version() -> Json<Value> {
+    Json(json!({"version": VERSION}))
+}
+
+/// Shows a model.
+pub(crate) async fn show(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Json<Value>, ApiError> {
+    let named = named(&state, request).await?;
+    let serving = open(&state, named.name()).await?;
+    let model = serving.model();
+    let defaults = &model.sampling_defaults;
+    let parameters = format!(
+        "temperature {}\ntop_p {}\ntop_k {}\nmin_p {}\nrepeat_penalty {}",
+        defaults.temperature,
+        defaults.top_p,
+        defaults.top_k,
+        defaults.min_p,
+        defaults.repetition_penalty
+    );
+    Ok(Json(json!({
+        "modelfile": format!("FROM {}", model.id),
+        "parameters": parameters,
+        "details": Details::of(model),
+        "model_info": model_info(model),
+        "capabilities": capabilities(model),
+        "modified_at": modified_at(model),
+    })))
+}
+
+/// The numbers under names like those of GGUF.
+fn model_info(model: &Model) -> Map<String, Value> {
+    let mut info = Map::new();
+    let limits = model.engine.limits();
+    let Some(details) = &model.details else { return info };
+    let family = &details.family;
+    info.insert("general.architecture".to_owned(), family.as_str().into());
+    info.insert("general.basename".to_owned(), model.id.as_str().into());
+    info.insert("general.parameter_count".to_owned(), details.num_parameters.into());
+    info.insert(format!("{family}.embedding_length"), details.hidden_size.into());
+    if let Some(limits) = limits {
+        info.insert(format!("{family}.context_length"), limits.context_tokens.into());
+        info.insert(format!("{family}.vocab_size"), limits.vocab_size.into());
+    }
+    info
+}
+
+pub(super) async fn named(state: &ServerState, request: Request<Body>) -> Result<Named, ApiError> {
+    let body = read_json_body(request, state.limits()).await?;
+    // Says first of all whether it is an object.
+    model_of(&body)?;
+    parse(&body)
+}
+
+/// Refuses to delete a model: it is being served.
+pub(crate) async fn delete(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Json<Value>, ApiError> {
+    let named = named(&state, request).await?;
+    let serving = open(&state, named.name()).await?;
+    let id = serving.id();
+    Err(ApiError::NotSupported {
+        param: format!("deleting {id} while it is served"),
+        hint: Some(format!("stop the server and run `jackalope models rm {id}`")),
+    })
+}
+
+/// Refuses to give a model a further name.
+pub(crate) async fn copy(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Json<Value>, ApiError> {
+    #[derive(serde::Deserialize)]
+    struct Copy {
+        source: Option<String>,
+        destination: Option<String>,
+    }
+    let body = read_json_body(request, state.limits()).await?;
+    model_of(&body)?;
+    let copy: Copy = parse(&body)?;
+    let source = copy.source.ok_or(ApiError::Missing { param: "source" })?;
+    copy.destination.ok_or(ApiError::Missing { param: "destination" })?;
+    open(&state, Some(&source)).await?;
+    Err(ApiError::NotSupported {
+        param: "destination".to_owned(),
+        hint: Some("models get their names when the server is started".to_owned()),
+    })
+}
+
+/// Refuses what would make or publish models.
+pub(crate) async fn unsupported(request: Request<Body>) -> ApiError {
+    ApiError::NotSupported {
+        param: request.uri().path().to_owned(),
+        hint: Some("models are brought to this machine by `jackalope pull`".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_told_as_people_say_them() {
+        for (count, told) in [
+            (0, "0"),
+            (999, "999"),
+            (3_210_000, "3.2M"),
+            (8_030_261_248, "8.0B"),
+            (1_026_000_000_000, "1.0T"),
+        ] {
+            assert_eq!(rounded(count), told);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! `options`: how tokens are drawn, in this API's words.
+
+use jackalope_text::grammar::Constraint;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::request::{Shared, Think};
+use crate::error::ApiError;
+use crate::generate::{Thinking, Wishes, check_range};
+use crate::openai::request::{Common, Seed, Strings};
+use crate::openai::structure;
+use crate::registry::Serving;
+
+/// Our words for fields, and the API's own.
+pub(super) const NAMES: [(&str, &str); 11] = [
+    ("max_tokens", "options.num_predict"),
+    ("temperature", "options.temperature"),
+    ("top_k", "options.top_k"),
+    ("top_p", "options.top_p"),
+    ("min_p", "options.min_p"),
+    ("repetition_penalty", "options.repeat_penalty"),
+    ("repetition_context", "options.repeat_last_n"),
+    ("presence_penalty", "options.presence_penalty"),
+    ("frequency_penalty", "options.frequency_penalty"),
+    ("seed", "options.seed"),
+    ("stop", "options.stop"),
+];
+
+/// `options`. What the runner of Ollama wants to know (`num_ctx`, `num_gpu` and the like) is fixed
+/// when a model is loaded here; it is passed over.
+#[derive(Debug, Default, Deserialize)]
+#[serde(expecting = "an object")]
+pub(super) struct Options {
+    num_predict: Option<i64>,
+    temperature: Option<f64>,
+    top_k: Option<i64>,
+    top_p: Option<f64>,
+    min_p: Option<f64>,
+    repeat_penalty: Option<f64>,
+    repeat_last_n: Option<i64>,
+    presence_penalty: Option<f64>,
+    frequency_penalty: Option<f64>,
+    seed: Option<Seed>,
+    stop: Option<Strings>,
+    typical_p: Option<f64>,
+    tfs_z: Option<f64>,
+    mirostat: Option<i64>,
+}
+
+/// What a request wishes for beside its prompt.
+pub(super) fn wishes(shared: Shared, serving: &Serving) -> Result<Wishes, ApiError> {
+    let options = shared.options.unwrap_or_default();
+    check_samplers(&options)?;
+    let repeat_last_n = repeat_last_n(options.repeat_last_n)?;
+    let looks_back = repeat_last_n != Some(LookBack::Nowhere);
+    let common = Common {
+        temperature: options.temperature,
+        top_k: options.top_k,
+        top_p: options.top_p,
+        min_p: options.min_p,
+        repetition_penalty: if looks_back { options.repeat_penalty } else { Some(1.0) },
+        presence_penalty: options.presence_penalty,
+        frequency_penalty: options.frequency_penalty,
+        // −1 asks for one that is drawn.
+        seed: options.seed.filter(|Seed(seed)| *seed != u64::MAX),
+        stop: options.stop,
+        stream: Some(shared.stream.unwrap_or(true)),
+        ..Common::default()
+    };
+    let mut wishes = Wishes::check(common, serving)?;
+    constrain(shared.format.as_ref(), &mut wishes)?;
+    if let Some(LookBack::Tokens(tokens)) = repeat_last_n {
+        wishes.options.sampling.repetition_context = tokens;
+    }
+    let limits = serving.state().limits();
+    let max_tokens = num_predict(options.num_predict)?;
+    wishes.options.max_tokens = max_tokens.or(limits.default_max_tokens);
+    wishes.options.logprobs = logprobs(shared.logprobs, shared.top_logprobs, limits.top_logprobs)?;
+    Ok(wishes)
+}
+
+pub(super) fn thinking(think: Option<Think>) -> Thinking {
+    match think {
+        None => Thinking::default(),
+        Some(Think::Switch(enabled)) => Thinking { enabled: Some(enabled), ..Thinking::default() },
+        Some(Think::Level(effort)) => {
+            Thinking { enabled: Some(true), effort: Some(effort), budget_tokens: None }
+        }
+    }
+}
+
+/// Holds the answer to `json` or a schema.
+fn constrain(format: Option<&Value>, wishes: &mut Wishes) -> Result<(), ApiError> {
+    match format {
+        None | Some(Value::Null) => {}
+        Some(format) if format == "" => {}
+        Some(format) if format == "json" => {
+            wishes.guidance.constrain("format", Constraint::JsonObject);
+        }
+        Some(format) => {
+            let (param, schema) = structure::schema("format", format)?;
+            wishes.guidance.constrain(param, schema);
+        }
+    }
+    Ok(())
+}
+
+/// Refuses ways to draw that this server does not have, unless they are off.
+fn check_samplers(options: &Options) -> Result<(), ApiError> {
+    let is_on = [
+        ("options.typical_p", options.typical_p.is_some_and(|it| it != 1.0)),
+        ("options.tfs_z", options.tfs_z.is_some_and(|it| it != 1.0)),
+        ("options.mirostat", options.mirostat.is_some_and(|it| it != 0)),
+    ];
+    match is_on.iter().find(|(_, is_on)| *is_on) {
+        None => Ok(()),
+        Some((param, _)) => {
+            let hint = Some("use top_p, top_k or min_p".to_owned());
+            Err(ApiError::NotSupported { param: (*param).to_owned(), hint })
+        }
+    }
+}
+
+/// Zero and less mean no bound.
+fn num_predict(found: Option<i64>) -> Result<Option<u32>, ApiError> {
+    let Some(found) = found.filter(|found| *found > 0) else { return Ok(None) };
+    let expected = "at most 4294967295";
+    let out_of_range = |_| ApiError::out_of_range("options.num_predict", &found, expected);
+    u32::try_from(found).map(Some).map_err(out_of_range)
+}
+
+/// How far back a token counts as repeated.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum LookBack {
+    Nowhere,
+    /// 0 means all.
+    Tokens(u32),
+}
+
+fn repeat_last_n(found: Option<i64>) -> Result<Option<LookBack>, ApiError> {
+    let Some(found) = found else { return Ok(None) };
+    match (found, u32::try_from(found)) {
+        (-1, _) => Ok(Some(LookBack::Tokens(0))),
+        (_, Ok(0)) => Ok(Some(LookBack::Nowhere)),
+        (_, Ok(tokens)) => Ok(Some(LookBack::Tokens(tokens))),
+        (_, Err(_)) => {
+            let expected = "from -1 to 4294967295, where -1 is all and 0 is off";
+            Err(ApiError::out_of_range("options.repeat_last_n", &found, expected))
+        }
+    }
+}
+
+fn logprobs(wanted: Option<bool>, num_top: Option<u32>, limit: u8) -> Result<Option<u8>, ApiError> {
+    let wanted = wanted.unwrap_or(false);
+    let num_top = num_top.unwrap_or(0);
+    check_range("top_logprobs", num_top, 0, limit.into())?;
+    if num_top > 0 && !wanted {
+        return Err(ApiError::Needs { param: "top_logprobs", needs: "logprobs to be true" });
+    }
+    Ok(wanted.then(|| u8::try_from(num_top).expect("the limit is a byte")))
+}

@@ -1,0 +1,118 @@
+//! `POST /api/pull`: a model is brought to this machine, with lines that tell how far it is.
+
+use std::convert::Infallible;
+use std::fmt;
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::Request;
+use axum::response::{IntoResponse, Response};
+use axum::{Json, http::StatusCode};
+use futures_util::stream;
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc;
+
+use super::format::{LINES_TYPE, push_line};
+use super::models::named;
+use super::{LATEST, open};
+use crate::ServerState;
+use crate::error::ApiError;
+use crate::sse;
+
+/// Fetches models for clients.
+pub trait Puller: fmt::Debug + Send + Sync {
+    /// Begins to fetch a model. Whatever is sent is told to the client; it is over with the last
+    /// sender, and given up when the receiver is dropped.
+    fn pull(&self, name: &str) -> mpsc::Receiver<PullProgress>;
+}
+
+/// How far the fetching of a model is.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum PullProgress {
+    /// Something is being done.
+    Working {
+        /// What.
+        status: String,
+        /// Which file, by its hash.
+        digest: Option<String>,
+        /// Bytes there are, and bytes that are here.
+        bytes: Option<(u64, u64)>,
+    },
+    /// The model is here.
+    Done,
+    /// It cannot be had.
+    Failed {
+        /// Why, with a hint.
+        reason: String,
+    },
+}
+
+impl PullProgress {
+    fn to_json(&self) -> Value {
+        let (status, digest, bytes) = match self {
+            PullProgress::Working { status, digest, bytes } => (status.as_str(), digest, *bytes),
+            PullProgress::Done => ("success", &None, None),
+            PullProgress::Failed { reason } => return json!({"error": reason}),
+        };
+        let mut line = Map::new();
+        line.insert("status".to_owned(), status.into());
+        if let Some(digest) = digest {
+            line.insert("digest".to_owned(), digest.as_str().into());
+        }
+        if let Some((total, completed)) = bytes {
+            line.insert("total".to_owned(), total.into());
+            line.insert("completed".to_owned(), completed.into());
+        }
+        line.into()
+    }
+}
+
+/// Fetches a model unless it is served already.
+pub(crate) async fn pull(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let named = named(&state, request).await?;
+    let name = named.name().ok_or(ApiError::Missing { param: "model" })?;
+    let is_stream = named.stream.unwrap_or(true);
+    let progress = match open(&state, Some(name)).await {
+        Ok(_) => {
+            let (sender, progress) = mpsc::channel(1);
+            sender.try_send(PullProgress::Done).expect("the channel has just been made");
+            progress
+        }
+        Err(ApiError::UnknownModel { .. }) => {
+            let bare = name.strip_suffix(LATEST).unwrap_or(name);
+            let refused = || ApiError::NotSupported {
+                param: format!("fetching {bare}"),
+                hint: Some(format!("run `jackalope pull {bare}`, and serve it")),
+            };
+            state.puller().ok_or_else(refused)?.pull(bare)
+        }
+        Err(err) => return Err(err),
+    };
+    Ok(if is_stream { lines(progress) } else { whole(progress).await })
+}
+
+/// A line for each thing that is heard.
+fn lines(progress: mpsc::Receiver<PullProgress>) -> Response {
+    let lines = stream::unfold(progress, |mut progress| async {
+        let mut line = Vec::new();
+        push_line(&mut line, &progress.recv().await?.to_json());
+        Some((Ok::<_, Infallible>(Bytes::from(line)), progress))
+    });
+    sse::response(LINES_TYPE, lines)
+}
+
+/// How it ended.
+async fn whole(mut progress: mpsc::Receiver<PullProgress>) -> Response {
+    let mut last = PullProgress::Failed { reason: "the fetching ended without a word".to_owned() };
+    while let Some(next) = progress.recv().await {
+        last = next;
+    }
+    let status = match last {
+        PullProgress::Failed { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        PullProgress::Working { .. } | PullProgress::Done => StatusCode::OK,
+    };
+    (status, Json(last.to_json())).into_response()
+}

@@ -1,0 +1,162 @@
+//! Whatever a client of Ollama's API sends, it gets an error in the API's own words.
+
+use axum::body::Body;
+use axum::http::{Method, Request};
+use serde_json::{Value, json};
+
+use crate::ollama::{CHAT, GENERATE, body};
+use crate::support::{MODEL, Server, Setup};
+
+/// What is told of each body, which is refused with status 400.
+async fn refusals(server: &Server, path: &str, cases: &[Value]) -> String {
+    let mut told = format!("{path}\n");
+    for more in cases {
+        let reply = server.post(path, &body(path, more)).await;
+        let answer: Value = serde_json::from_str(&reply.body).unwrap();
+        assert_eq!(reply.status, 400, "{more}: {answer}");
+        assert_eq!(answer.as_object().unwrap().len(), 1);
+        let message = answer["error"].as_str().unwrap();
+        let shown: String = more.to_string().chars().take(120).collect();
+        told.push_str(&format!("{shown}\n  {}\n", message.replace('\n', "\n  ")));
+    }
+    let mut alive = body(CHAT, &json!({"stream": false}));
+    alive["model"] = MODEL.into();
+    assert_eq!(server.post(CHAT, &alive).await.ok()["message"]["content"], "Hello");
+    told
+}
+
+#[tokio::test]
+async fn options_are_refused_by_their_path() {
+    let server = Setup::says("Hello").start().await;
+    let option = |name: &str, value: Value| json!({"options": {name: value}});
+    let cases = [
+        json!({"options": []}),
+        option("temperature", json!("hot")),
+        option("temperature", json!(-1)),
+        option("top_p", json!(2)),
+        option("top_k", json!(-2)),
+        option("top_k", json!("all")),
+        option("min_p", json!(1.5)),
+        option("num_predict", json!("x")),
+        option("num_predict", json!(1.5)),
+        option("num_predict", json!(1_u64 << 40)),
+        option("repeat_penalty", json!(0)),
+        option("repeat_last_n", json!(-2)),
+        option("presence_penalty", json!(3)),
+        option("frequency_penalty", json!(-3)),
+        option("seed", json!("x")),
+        option("stop", json!(5)),
+        option("stop", json!([""])),
+        option("stop", json!(["x", 5])),
+        option("stop", json!(vec!["x"; 17])),
+        option("typical_p", json!(0.5)),
+        option("tfs_z", json!(2)),
+        option("mirostat", json!(1)),
+        json!({"stream": "yes"}),
+        json!({"format": "json"}),
+        json!({"format": {"type": "object"}}),
+        json!({"keep_alive": "soon"}),
+        json!({"keep_alive": [5]}),
+        json!({"think": "deeply"}),
+        json!({"think": 5}),
+        json!({"top_logprobs": 2}),
+        json!({"logprobs": true, "top_logprobs": 21}),
+    ];
+    let mut told = String::new();
+    for path in [CHAT, GENERATE] {
+        told = refusals(&server, path, &cases).await;
+    }
+    insta::assert_snapshot!(told);
+}
+
+#[tokio::test]
+async fn requests_are_refused_with_the_place() {
+    let server = Setup::says("Hello").start().await;
+    let message = |message: Value| json!({"messages": [{"role": "user", "content": "x"}, message]});
+    let chats = [
+        json!({"messages": "Hello"}),
+        json!({"messages": vec![json!({"role": "user", "content": "x"}); 4097]}),
+        json!({"messages": [{"role": "user", "content": "forbidden"}]}),
+        json!({"messages": [{"role": "user", "content": "Hello".repeat(300)}]}),
+        json!({"messages": [], "keep_alive": 0}),
+        message(json!(5)),
+        message(json!({"content": "x"})),
+        message(json!({"role": "pope", "content": "x"})),
+        message(json!({"role": "user", "content": [{"type": "text", "text": "x"}]})),
+        message(json!({"role": "user", "content": "x", "images": ["AAAA"]})),
+        message(json!({"role": "assistant", "tool_calls": [{"function": {"arguments": {}}}]})),
+        message(
+            json!({"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "{}"}}]}),
+        ),
+        json!({"tools": [5]}),
+        json!({"tools": [{"type": "function"}]}),
+        json!({"tools": [{"type": "browser", "function": {"name": "x"}}]}),
+        json!({"tools": [{"type": "function", "function": {"name": ""}}]}),
+        json!({"tools": vec![json!({"function": {"name": "x"}}); 129]}),
+    ];
+    let prompts = [
+        json!({"prompt": 5}),
+        json!({"prompt": "forbidden"}),
+        json!({"prompt": "Hello".repeat(300)}),
+        json!({"prompt": "", "keep_alive": "0s"}),
+        json!({"raw": true, "system": "Be kind."}),
+        json!({"suffix": "the end"}),
+        json!({"template": "{{ .Prompt }}"}),
+        json!({"context": [1, 2, 3]}),
+        json!({"images": ["AAAA"]}),
+    ];
+    let told = [
+        refusals(&server, CHAT, &chats).await,
+        refusals(&server, GENERATE, &prompts).await,
+        refusals(&server, "/api/embed", &[json!({}), json!({"input": "x"}), json!({"input": 5})])
+            .await,
+        refusals(&server, "/api/embeddings", &[json!({"prompt": "x"})]).await,
+        refusals(&server, "/api/pull", &[json!({"model": "org/other"}), json!({"model": null})])
+            .await,
+        refusals(
+            &server,
+            "/api/copy",
+            &[json!({}), json!({"source": MODEL}), json!({"source": MODEL, "destination": "x"})],
+        )
+        .await,
+        refusals(&server, "/api/create", &[json!({"from": MODEL})]).await,
+        refusals(&server, "/api/push", &[json!({})]).await,
+        refusals(&server, "/api/blobs/sha256:ab", &[json!({})]).await,
+    ];
+    insta::assert_snapshot!(told.join("\n"));
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_told_in_the_words_that_clients_know() {
+    let server = Setup::says("Hello").start().await;
+    for path in [CHAT, GENERATE, "/api/show", "/api/embed", "/api/copy"] {
+        let mut body = body(path, &json!({"source": "llama3", "destination": "x"}));
+        body["model"] = "llama3".into();
+        let reply = server.post(path, &body).await;
+        assert_eq!(reply.status, 404, "{path}: {}", reply.body);
+        let error: Value = serde_json::from_str(&reply.body).unwrap();
+        assert_eq!(
+            error,
+            json!({"error": format!("model 'llama3' not found\nhint: this server serves {MODEL}")})
+        );
+    }
+    let delete = async |name: &str| {
+        let request = Request::builder().method(Method::DELETE).uri("/api/delete");
+        let request = request.header("content-type", "application/json");
+        let body = Body::from(json!({"model": name}).to_string());
+        server.send(request.body(body).unwrap()).await
+    };
+    assert_eq!(delete("llama3").await.status, 404);
+    let served = delete(MODEL).await;
+    assert_eq!(served.status, 400);
+    assert!(served.body.contains("jackalope models rm org/fake"), "{}", served.body);
+    let unknown = server.get("/api/nothing").await;
+    assert_eq!(
+        (unknown.status.as_u16(), unknown.body.as_str()),
+        (404, "{\"error\":\"there is no /api/nothing here\"}")
+    );
+    let wrong = server.get(CHAT).await;
+    assert_eq!((wrong.status.as_u16(), &wrong.headers["allow"]), (405, &"POST".parse().unwrap()));
+    let wrong = server.get("/api/delete").await;
+    assert_eq!((wrong.status.as_u16(), &wrong.headers["allow"]), (405, &"DELETE".parse().unwrap()));
+}
