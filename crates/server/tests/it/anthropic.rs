@@ -295,6 +295,12 @@ async fn the_template_gets_what_the_blocks_say() {
             result("b", json!({"content": [{"type": "text", "text": "no"}], "is_error": true})),
             {"type": "text", "text": "Well?", "cache_control": {"type": "ephemeral"}},
         ]},
+        {"role": "assistant", "content": [tool_use("c")]},
+        {"role": "user", "content": [
+            {"type": "text", "text": "Before."},
+            result("c", json!({})),
+            {"type": "text", "text": "After."},
+        ]},
     ]);
     assert_eq!(
         prompt_of(json!({"messages": messages})).await,
@@ -304,6 +310,10 @@ async fn the_template_gets_what_the_blocks_say() {
             turn("tool", "2"),
             turn("tool", "Error: no"),
             turn("user", "Well?"),
+            turn("assistant", ""),
+            turn("user", "Before."),
+            turn("tool", ""),
+            turn("user", "After."),
             answering.to_owned()
         ]
         .concat()
