@@ -51,7 +51,7 @@ def test_a_model_that_is_not_served(client):
         ("top_logprobs", 50),
         ("response_format", {"type": "json_object"}),
         ("tool_choice", "required"),
-        ("functions", [{"name": "f"}]),
+        ("functions", {"name": "f"}),
         ("temperature", "warm"),
         ("messages", []),
     ],

@@ -235,7 +235,7 @@ impl ResponseFormat {
     }
 
     /// The response as it is now.
-    fn to_json(&self, status: &'static str, summary: Option<&Summary>, error: Value) -> Value {
+    fn to_json(&self, status: &'static str, summary: Option<&Summary>, error: &Value) -> Value {
         let cut_off = json!({"reason": "max_output_tokens"});
         let output: Vec<Value> = (0..self.output.len())
             .filter(|_| status != "in_progress")
@@ -266,7 +266,7 @@ impl ResponseFormat {
             Some(Finish::Length) => "incomplete",
             Some(Finish::Stop | Finish::ToolCalls) | None => "completed",
         };
-        (status, self.to_json(status, Some(summary), Value::Null))
+        (status, self.to_json(status, Some(summary), &Value::Null))
     }
 
     /// Keeps the response for later requests, if that is wanted.
@@ -293,7 +293,7 @@ fn usage(summary: &Summary) -> Value {
 
 impl Format for ResponseFormat {
     fn push_start(&mut self, _prompt_tokens: u32, buffer: &mut Vec<u8>) {
-        let response = self.to_json("in_progress", None, Value::Null);
+        let response = self.to_json("in_progress", None, &Value::Null);
         self.tell("response.created", json!({"response": response}));
         self.tell("response.in_progress", json!({"response": response}));
         buffer.append(&mut self.events);
@@ -324,7 +324,7 @@ impl Format for ResponseFormat {
             json!({"code": told["code"], "message": told["message"], "param": told["param"]}),
         );
         let error = json!({"code": code, "message": told["message"]});
-        let response = self.to_json("failed", None, error);
+        let response = self.to_json("failed", None, &error);
         self.tell("response.failed", json!({"response": response}));
         buffer.append(&mut self.events);
     }
