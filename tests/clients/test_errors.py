@@ -50,7 +50,7 @@ def test_a_model_that_is_not_served(client):
         ("logit_bias", {"99999999": 1}),
         ("top_logprobs", 50),
         ("tool_choice", "required"),
-        ("functions", [{"name": "f"}]),
+        ("functions", {"name": "f"}),
         ("temperature", "warm"),
         ("messages", []),
     ],

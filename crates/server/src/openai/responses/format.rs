@@ -14,28 +14,16 @@ use std::sync::Arc;
 use axum::Json;
 use axum::body::Bytes;
 use axum::response::{IntoResponse, Response};
-use jackalope_text::{Tokenizer, ToolCall};
-use serde_json::{Map, Value, json};
+use jackalope_text::ToolCall;
+use serde_json::{Value, json};
 
 use super::items::Item;
 use super::kept::{KeptResponse, KeptResponses};
+use super::output::{Kind, OutputItem, Terms};
 use crate::error::ApiError;
 use crate::generate::{Delta, Finish, Format, ScoredToken, Summary};
 use crate::ids::{new_id, unix_seconds};
-use crate::openai::logprobs::ChatLogprobs;
 use crate::sse::push_named;
-
-/// What is told of a response from its beginning to its end.
-#[derive(Debug)]
-pub(super) struct Terms {
-    pub(super) model: String,
-    /// Fields of the request that are told back.
-    pub(super) echo: Map<String, Value>,
-    pub(super) is_stream: bool,
-    pub(super) has_logprobs: bool,
-    /// The thought is told as its own summary.
-    pub(super) summarises: bool,
-}
 
 /// Where a response goes when it is over.
 #[derive(Debug)]
@@ -51,7 +39,6 @@ pub(super) struct ResponseFormat {
     id: String,
     created_at: u64,
     terms: Terms,
-    tokenizer: Arc<Tokenizer>,
     keeping: Option<Keeping>,
     output: Vec<OutputItem>,
     /// Whether the last item still grows.
@@ -62,31 +49,12 @@ pub(super) struct ResponseFormat {
     events: Vec<u8>,
 }
 
-#[derive(Debug)]
-struct OutputItem {
-    id: String,
-    text: String,
-    kind: Kind,
-}
-
-#[derive(Debug)]
-enum Kind {
-    Reasoning,
-    Message { scored: Vec<ScoredToken> },
-    Call { call_id: String, name: String },
-}
-
 impl ResponseFormat {
-    pub(super) fn new(
-        terms: Terms,
-        tokenizer: Arc<Tokenizer>,
-        keeping: Option<Keeping>,
-    ) -> ResponseFormat {
+    pub(super) fn new(terms: Terms, keeping: Option<Keeping>) -> ResponseFormat {
         ResponseFormat {
             id: new_id("resp_"),
             created_at: unix_seconds(),
             terms,
-            tokenizer,
             keeping,
             output: Vec::new(),
             is_open: false,
@@ -142,7 +110,7 @@ impl ResponseFormat {
         {
             all.extend_from_slice(scored);
         }
-        let logprobs = self.logprobs(scored);
+        let logprobs = self.terms.logprobs(scored);
         self.tell_item_event(
             "response.output_text.delta",
             json!({"content_index": 0, "delta": text, "logprobs": logprobs}),
@@ -178,8 +146,8 @@ impl ResponseFormat {
         self.close();
         self.output.push(OutputItem { id: new_id(prefix), text: String::new(), kind });
         self.is_open = true;
-        let item = self.item_json(self.output.len() - 1, "in_progress");
         let output_index = self.output.len() - 1;
+        let item = self.output[output_index].to_json("in_progress", &self.terms);
         self.tell(
             "response.output_item.added",
             json!({"output_index": output_index, "item": item}),
@@ -203,7 +171,7 @@ impl ResponseFormat {
                 self.tell_part("response.content_part.done", &text);
             }
             (Kind::Message { scored }, _) => {
-                let logprobs = self.logprobs(scored);
+                let logprobs = self.terms.logprobs(scored);
                 self.tell_item_event(
                     "response.output_text.done",
                     json!({"content_index": 0, "text": text, "logprobs": logprobs}),
@@ -215,7 +183,7 @@ impl ResponseFormat {
                 self.tell_item_event("response.function_call_arguments.done", done);
             }
         }
-        let item = self.item_json(idx, self.item_status(idx));
+        let item = self.output[idx].to_json(self.item_status(idx), &self.terms);
         self.tell("response.output_item.done", json!({"output_index": idx, "item": item}));
     }
 
@@ -223,10 +191,8 @@ impl ResponseFormat {
     fn item_status(&self, idx: usize) -> &'static str {
         let is_last = idx + 1 == self.output.len();
         let is_call = matches!(self.output[idx].kind, Kind::Call { .. });
-        match self.finish {
-            Some(Finish::Length) if is_last && !is_call => "incomplete",
-            Some(_) | None => "completed",
-        }
+        let is_cut = self.is_open || self.finish == Some(Finish::Length);
+        if is_last && !is_call && is_cut { "incomplete" } else { "completed" }
     }
 
     /// Tells a piece of the last item's thought, or all of it.
@@ -238,16 +204,9 @@ impl ResponseFormat {
     /// Tells of the only part of the last item.
     fn tell_part(&mut self, event: &'static str, text: &str) {
         let item = self.output.last().expect("an item is open");
-        let (index, part) = match (&item.kind, self.terms.summarises) {
-            (Kind::Reasoning, true) => {
-                ("summary_index", json!({"type": "summary_text", "text": text}))
-            }
-            (Kind::Reasoning, false) => {
-                ("content_index", json!({"type": "reasoning_text", "text": text}))
-            }
-            (Kind::Message { scored }, _) => ("content_index", self.text_part(text, scored)),
-            (Kind::Call { .. }, _) => unreachable!("a call has no parts"),
-        };
+        let is_summary = matches!(item.kind, Kind::Reasoning) && self.terms.summarises;
+        let index = if is_summary { "summary_index" } else { "content_index" };
+        let part = item.part(text, &self.terms);
         self.tell_item_event(event, json!({index: 0, "part": part}));
     }
 
@@ -275,60 +234,12 @@ impl ResponseFormat {
         push_named(&mut self.events, event, &payload);
     }
 
-    fn logprobs(&self, scored: &[ScoredToken]) -> Value {
-        match self.terms.has_logprobs {
-            true => ChatLogprobs::new(scored, &self.tokenizer).into_entries(),
-            false => json!([]),
-        }
-    }
-
-    fn text_part(&self, text: &str, scored: &[ScoredToken]) -> Value {
-        json!({
-            "type": "output_text", "text": text, "annotations": [],
-            "logprobs": self.logprobs(scored),
-        })
-    }
-
-    fn item_json(&self, idx: usize, status: &'static str) -> Value {
-        let OutputItem { id, text, kind } = &self.output[idx];
-        let is_begun = status != "in_progress";
-        match kind {
-            Kind::Reasoning => {
-                let parts = |kind: &str| match is_begun {
-                    true => json!([{"type": kind, "text": text}]),
-                    false => json!([]),
-                };
-                let mut item = json!({"id": id, "type": "reasoning", "summary": []});
-                match self.terms.summarises {
-                    true => item["summary"] = parts("summary_text"),
-                    false => item["content"] = parts("reasoning_text"),
-                }
-                item["status"] = status.into();
-                item
-            }
-            Kind::Message { scored } => {
-                let content = match is_begun {
-                    true => json!([self.text_part(text, scored)]),
-                    false => json!([]),
-                };
-                json!({
-                    "id": id, "type": "message", "role": "assistant", "status": status,
-                    "content": content,
-                })
-            }
-            Kind::Call { call_id, name } => json!({
-                "id": id, "type": "function_call", "status": status, "call_id": call_id,
-                "name": name, "arguments": text,
-            }),
-        }
-    }
-
     /// The response as it is now.
-    fn to_json(&self, status: &'static str, summary: Option<&Summary>, error: Value) -> Value {
+    fn to_json(&self, status: &'static str, summary: Option<&Summary>, error: &Value) -> Value {
         let cut_off = json!({"reason": "max_output_tokens"});
         let output: Vec<Value> = (0..self.output.len())
             .filter(|_| status != "in_progress")
-            .map(|idx| self.item_json(idx, self.item_status(idx)))
+            .map(|idx| self.output[idx].to_json(self.item_status(idx), &self.terms))
             .collect();
         let mut response = json!({
             "id": self.id,
@@ -356,7 +267,7 @@ impl ResponseFormat {
             Some(Finish::Cancelled) => "cancelled",
             Some(Finish::Stop | Finish::ToolCalls) | None => "completed",
         };
-        (status, self.to_json(status, Some(summary), Value::Null))
+        (status, self.to_json(status, Some(summary), &Value::Null))
     }
 
     /// Keeps the response for later requests, if that is wanted.
@@ -367,22 +278,6 @@ impl ResponseFormat {
         let body = Bytes::from(body.to_string());
         let num_input = keeping.conversation.len();
         keeping.kept.keep(&self.id, KeptResponse { body, conversation, num_input });
-    }
-}
-
-impl OutputItem {
-    /// The same as an item of the conversation.
-    fn said(&self) -> Item {
-        let (id, text) = (self.id.clone(), self.text.clone());
-        match &self.kind {
-            Kind::Reasoning => Item::Reasoning { id, text },
-            Kind::Message { .. } => {
-                Item::Message { id, role: crate::openai::request::Role::Assistant, text }
-            }
-            Kind::Call { call_id, name } => {
-                Item::Call { id, call_id: call_id.clone(), name: name.clone(), arguments: text }
-            }
-        }
     }
 }
 
@@ -399,7 +294,7 @@ fn usage(summary: &Summary) -> Value {
 
 impl Format for ResponseFormat {
     fn push_start(&mut self, _prompt_tokens: u32, buffer: &mut Vec<u8>) {
-        let response = self.to_json("in_progress", None, Value::Null);
+        let response = self.to_json("in_progress", None, &Value::Null);
         self.tell("response.created", json!({"response": response}));
         self.tell("response.in_progress", json!({"response": response}));
         buffer.append(&mut self.events);
@@ -430,7 +325,7 @@ impl Format for ResponseFormat {
             json!({"code": told["code"], "message": told["message"], "param": told["param"]}),
         );
         let error = json!({"code": code, "message": told["message"]});
-        let response = self.to_json("failed", None, error);
+        let response = self.to_json("failed", None, &error);
         self.tell("response.failed", json!({"response": response}));
         buffer.append(&mut self.events);
     }
@@ -443,5 +338,96 @@ impl Format for ResponseFormat {
         let (_, response) = self.ended(summary);
         self.keep(&response);
         Json(response).into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Map;
+
+    use super::*;
+
+    /// The events of an answer that thinks before it speaks.
+    fn events(summarises: bool) -> Vec<Value> {
+        let terms = Terms {
+            model: "m".to_owned(),
+            echo: Map::new(),
+            is_stream: true,
+            logprobs: None,
+            summarises,
+        };
+        let mut format = ResponseFormat::new(terms, None);
+        let mut buffer = Vec::new();
+        format.push_start(1, &mut buffer);
+        let thought = |text: &str| Delta { reasoning: text.to_owned(), ..Delta::default() };
+        let said = |text: &str| Delta { text: text.to_owned(), ..Delta::default() };
+        let end = Delta { finish: Some(Finish::Stop), ..Delta::default() };
+        for delta in [thought("Let me "), thought("think."), said("Hello"), end] {
+            format.push_events(0, delta, &mut buffer);
+        }
+        format.push_end(&Summary::default(), &mut buffer);
+        let text = String::from_utf8(buffer).unwrap();
+        let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+        data.map(|data| serde_json::from_str(data).unwrap()).collect()
+    }
+
+    fn types(events: &[Value]) -> Vec<&str> {
+        events.iter().map(|event| event["type"].as_str().unwrap()).collect()
+    }
+
+    /// What is told of the answer after the thought.
+    const MESSAGE: [&str; 7] = [
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ];
+
+    #[test]
+    fn a_thought_is_an_item_before_the_message() {
+        let events = events(false);
+        let thought = [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.reasoning_text.delta",
+            "response.reasoning_text.delta",
+            "response.reasoning_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+        ];
+        assert_eq!(types(&events), [&thought[..], &MESSAGE].concat());
+        assert_eq!(events[6]["text"], "Let me think.");
+        let item = &events[8]["item"];
+        assert_eq!(item["summary"], json!([]));
+        assert_eq!(item["content"], json!([{"type": "reasoning_text", "text": "Let me think."}]));
+        let output = &events.last().unwrap()["response"]["output"];
+        assert_eq!(&output[0], item);
+        assert_eq!(output[1]["content"][0]["text"], "Hello");
+    }
+
+    #[test]
+    fn a_thought_is_its_own_summary_if_one_is_wanted() {
+        let events = events(true);
+        let thought = [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.reasoning_summary_part.added",
+            "response.reasoning_summary_text.delta",
+            "response.reasoning_summary_text.delta",
+            "response.reasoning_summary_text.done",
+            "response.reasoning_summary_part.done",
+            "response.output_item.done",
+        ];
+        assert_eq!(types(&events), [&thought[..], &MESSAGE].concat());
+        assert_eq!(events[4]["summary_index"], 0);
+        let summary = json!([{"type": "summary_text", "text": "Let me think."}]);
+        assert_eq!(events[8]["item"]["summary"], summary);
+        assert!(events[8]["item"].get("content").is_none());
     }
 }

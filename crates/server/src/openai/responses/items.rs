@@ -86,6 +86,8 @@ pub(super) fn messages(instructions: Option<&str>, items: &[Arc<Item>]) -> Vec<V
     for item in items {
         match item.as_ref() {
             Item::Message { role: Role::Assistant, text, .. } => turn.say(text, &mut messages),
+            // Others tell thoughts in forms that only they can read.
+            Item::Reasoning { text, .. } if text.is_empty() => {}
             Item::Reasoning { text, .. } => turn.think(text, &mut messages),
             Item::Call { call_id, name, arguments, .. } => turn.calls.push(json!({
                 "id": call_id, "type": "function",

@@ -10,6 +10,7 @@
 mod format;
 mod items;
 mod kept;
+mod output;
 mod request;
 
 use std::sync::Arc;
@@ -24,9 +25,10 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use format::{Keeping, ResponseFormat, Terms};
+use format::{Keeping, ResponseFormat};
 use items::Item;
 use kept::KeptResponse;
+use output::Terms;
 use request::{FunctionTool, ResponseRequest};
 
 use super::request::{Common, Unsupported};
@@ -84,11 +86,11 @@ fn prepare(body: &Bytes, serving: &Serving) -> Result<Prepared, ApiError> {
         model: serving.id().to_owned(),
         echo: echo(&request, &wishes),
         is_stream: wishes.is_stream,
-        has_logprobs: wishes.options.logprobs.is_some(),
+        logprobs: wishes.options.logprobs.map(|_| Arc::clone(&serving.text().tokenizer)),
         summarises: request.reasoning.as_ref().is_some_and(|it| it.summary.is_some()),
     };
     let keeping = (request.store != Some(false)).then_some(history);
-    let format = ResponseFormat::new(terms, Arc::clone(&serving.text().tokenizer), keeping);
+    let format = ResponseFormat::new(terms, keeping);
     let plan = AnswerPlan::new(&job, &wishes, conversation.param);
     Ok(Prepared { job, format, plan, notes })
 }

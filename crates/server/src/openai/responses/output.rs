@@ -1,0 +1,101 @@
+//! What a response consists of, as it is told.
+
+use std::sync::Arc;
+
+use jackalope_text::Tokenizer;
+use serde_json::{Map, Value, json};
+
+use super::items::Item;
+use crate::generate::ScoredToken;
+use crate::openai::logprobs::ChatLogprobs;
+use crate::openai::request::Role;
+
+/// What is told of a response from its beginning to its end.
+#[derive(Debug)]
+pub(super) struct Terms {
+    pub(super) model: String,
+    /// Fields of the request that are told back.
+    pub(super) echo: Map<String, Value>,
+    pub(super) is_stream: bool,
+    /// Set if log-probabilities are told.
+    pub(super) logprobs: Option<Arc<Tokenizer>>,
+    /// The thought is told as its own summary.
+    pub(super) summarises: bool,
+}
+
+impl Terms {
+    pub(super) fn logprobs(&self, scored: &[ScoredToken]) -> Value {
+        match &self.logprobs {
+            Some(tokenizer) => ChatLogprobs::new(scored, tokenizer).into_entries(),
+            None => json!([]),
+        }
+    }
+}
+
+/// An item that grows, or has grown.
+#[derive(Debug)]
+pub(super) struct OutputItem {
+    pub(super) id: String,
+    pub(super) text: String,
+    pub(super) kind: Kind,
+}
+
+/// What an item is, and what it has beside its text.
+#[derive(Debug)]
+pub(super) enum Kind {
+    Reasoning,
+    Message { scored: Vec<ScoredToken> },
+    Call { call_id: String, name: String },
+}
+
+impl OutputItem {
+    /// The only part of a thought or a message, with so much of its text.
+    pub(super) fn part(&self, text: &str, terms: &Terms) -> Value {
+        match &self.kind {
+            Kind::Reasoning if terms.summarises => json!({"type": "summary_text", "text": text}),
+            Kind::Reasoning => json!({"type": "reasoning_text", "text": text}),
+            Kind::Message { scored } => json!({
+                "type": "output_text", "text": text, "annotations": [],
+                "logprobs": terms.logprobs(scored),
+            }),
+            Kind::Call { .. } => unreachable!("a call has no parts"),
+        }
+    }
+
+    /// The item as it is now. One in progress is told before it has anything.
+    pub(super) fn to_json(&self, status: &'static str, terms: &Terms) -> Value {
+        let OutputItem { id, text, kind } = self;
+        let parts = || match status {
+            "in_progress" => json!([]),
+            _ => json!([self.part(text, terms)]),
+        };
+        match kind {
+            Kind::Reasoning if terms.summarises => {
+                json!({"id": id, "type": "reasoning", "summary": parts(), "status": status})
+            }
+            Kind::Reasoning => json!({
+                "id": id, "type": "reasoning", "summary": [], "content": parts(), "status": status,
+            }),
+            Kind::Message { .. } => json!({
+                "id": id, "type": "message", "role": "assistant", "status": status,
+                "content": parts(),
+            }),
+            Kind::Call { call_id, name } => json!({
+                "id": id, "type": "function_call", "status": status, "call_id": call_id,
+                "name": name, "arguments": text,
+            }),
+        }
+    }
+
+    /// The same as an item of the conversation.
+    pub(super) fn said(&self) -> Item {
+        let (id, text) = (self.id.clone(), self.text.clone());
+        match &self.kind {
+            Kind::Reasoning => Item::Reasoning { id, text },
+            Kind::Message { .. } => Item::Message { id, role: Role::Assistant, text },
+            Kind::Call { call_id, name } => {
+                Item::Call { id, call_id: call_id.clone(), name: name.clone(), arguments: text }
+            }
+        }
+    }
+}
