@@ -19,3 +19,8 @@ pub(crate) fn new_id(prefix: &str) -> String {
 pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
 }
+
+/// Seconds since 1970 and their parts.
+pub(crate) fn unix_time() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
+}

@@ -128,7 +128,14 @@ impl Answering {
         Ok(Step::Delta(delta))
     }
 
-    fn end_all(&mut self) {
+    /// The engine's names for the choices.
+    pub(crate) fn engine_ids(&self) -> Vec<u64> {
+        let generations = self.choices.iter().filter_map(|choice| choice.generation.as_ref());
+        generations.map(|generation| generation.id().0).collect()
+    }
+
+    /// Cancels what has not ended.
+    pub(crate) fn end_all(&mut self) {
         self.num_open = 0;
         for choice in &mut self.choices {
             choice.generation = None;

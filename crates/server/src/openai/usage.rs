@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::generate::Summary;
+use crate::numbers::rounded;
 
 /// Tokens counted.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -76,9 +77,4 @@ impl Performance {
             cache_hit: summary.cached_tokens > 0,
         }
     }
-}
-
-fn rounded(value: f64, digits: i32) -> f64 {
-    let scale = 10_f64.powi(digits);
-    (value * scale).round() / scale
 }
