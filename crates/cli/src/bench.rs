@@ -167,7 +167,7 @@ async fn listen(
     let (mut tokens, mut at_first) = (Vec::new(), None);
     while let Some(event) = generation.next().await {
         match event {
-            Event::Started { .. } | Event::PromptScored { .. } => {}
+            Event::Started { .. } | Event::PromptScored { .. } | Event::Embedded { .. } => {}
             Event::Token { .. } => {
                 tokens.push(Instant::now());
                 at_first.get_or_insert_with(|| engine.status());

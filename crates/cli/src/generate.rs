@@ -111,7 +111,7 @@ async fn listen(
     };
     while let Some(event) = generation.next().await {
         match event {
-            Event::Started { .. } | Event::PromptScored { .. } => {}
+            Event::Started { .. } | Event::PromptScored { .. } | Event::Embedded { .. } => {}
             Event::Token { token, logprob } => {
                 if tokens.is_empty() {
                     first_token_ms = started.elapsed().as_secs_f64() * 1e3;
@@ -156,6 +156,7 @@ fn print(args: &GenerateArgs, prompt: &[TokenId], generated: &Generated) -> anyh
     let reason = match generated.reason {
         FinishReason::Stop => "stop",
         FinishReason::Length => "length",
+        FinishReason::Cancelled => "abort",
     };
     let logprobs: Vec<Value> =
         generated.logprobs.iter().map(|it| json!({"logprob": it.logprob, "top": it.top})).collect();

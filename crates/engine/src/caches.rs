@@ -325,6 +325,13 @@ impl Caches {
         *self = Caches { next_id, stats, ..Caches::new(self.limits, self.planted) };
     }
 
+    /// Gives back every kept cache; how many there were.
+    pub(crate) fn clear_kept(&mut self) -> usize {
+        let kept: Vec<CacheId> = self.kept.iter().map(|(_, cache)| *cache).collect();
+        kept.iter().for_each(|cache| self.drop_kept(*cache));
+        kept.len()
+    }
+
     /// What the plan being made gives back; afterwards the next plan is being made.
     pub(crate) fn take_drops(&mut self) -> Vec<CacheId> {
         self.dropped_granules = 0;

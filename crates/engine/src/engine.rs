@@ -2,6 +2,7 @@
 
 mod capacity;
 mod drive;
+pub(crate) mod streams;
 
 use std::sync::Arc;
 use std::sync::mpsc;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use jackalope_protocol::{Logprob, Phase, TokenId};
 
-/// One thing told about a request. In this order: `Started`, `PromptScored`, `Token`s, and exactly
+/// One thing told about a request. In this order: `Started`, `PromptScored`, `Embedded`, `Token`s, and exactly
 /// one of `Finished`, `NotANumber` and `Failed` as the last.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
@@ -17,6 +17,11 @@ pub enum Event {
     PromptScored {
         /// One less than the prompt has tokens.
         logprobs: Vec<Logprob>,
+    },
+    /// The prompt's embedding, if it was asked for.
+    Embedded {
+        /// As long as the model's hidden states are wide.
+        vector: Vec<f32>,
     },
     /// A token was drawn. The one that ends the generation is told too.
     Token {
@@ -59,8 +64,10 @@ impl Event {
 pub enum FinishReason {
     /// A stop token was drawn; it is the last token told.
     Stop,
-    /// The request's or the context's length was reached.
+    /// The request's or the context's length was reached, or there was nothing to draw.
     Length,
+    /// It was ended by its id, see [`EngineHandle::cancel`](crate::EngineHandle::cancel).
+    Cancelled,
 }
 
 /// Tokens counted.
@@ -72,6 +79,8 @@ pub struct Usage {
     pub completion_tokens: u32,
     /// Of the prompt, found in the prefix cache.
     pub cached_tokens: u32,
+    /// Times it was sent back to wait for want of memory.
+    pub preemptions: u32,
 }
 
 /// Something was lost that the engine could not replace.

@@ -2,17 +2,20 @@
 
 use std::fmt;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use jackalope_protocol::Phase;
 use thiserror::Error;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::{EngineState, Event, Failure, Limits, Request, RequestId, Status};
+use crate::engine::streams::Listener;
+use crate::{
+    EngineState, Event, Failure, Limits, Request, RequestId, RequestRecord, Status, TenantId, Usage,
+};
 
 /// What wakes the engine's thread.
 #[derive(Debug)]
@@ -25,14 +28,31 @@ pub(crate) enum Message<R> {
 
 #[derive(Debug)]
 pub(crate) enum Command {
-    Submit { id: RequestId, request: Request, events: mpsc::Sender<Event> },
-    Cancel { id: RequestId },
+    Submit {
+        id: RequestId,
+        request: Request,
+        listener: Listener,
+    },
+    /// The caller of a request has dropped its generation.
+    Leave {
+        id: RequestId,
+    },
+    Ask(Question),
     HandOver,
     Shutdown,
 }
 
+/// What is asked of the engine's thread, and where the answer goes.
+#[derive(Debug)]
+pub(crate) enum Question {
+    Cancel { id: RequestId, answer: oneshot::Sender<bool> },
+    ClearPrefixes { answer: oneshot::Sender<usize> },
+    OpenRequests { answer: oneshot::Sender<Vec<OpenRequest>> },
+}
+
 /// The way to the engine's thread. Never blocks; the channel behind it holds at most one `Submit`
-/// and one `Cancel` per open request, whose number is bounded. The last to let go of it ends the
+/// and one `Leave` per open request, whose number is bounded, and one question of each caller that
+/// waits for its answer. The last to let go of it ends the
 /// engine.
 pub(crate) struct Commands {
     send: Box<dyn Fn(Command) -> bool + Send + Sync>,
@@ -64,6 +84,23 @@ pub(crate) struct Gauges {
     /// Time from one request's end to the next one's, a moving average in microseconds.
     pub(crate) finish_interval_us: AtomicU64,
     next_id: AtomicU64,
+}
+
+/// A request that has not ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpenRequest {
+    /// Its name.
+    pub id: RequestId,
+    /// Who asks.
+    pub tenant: Option<TenantId>,
+    /// Its priority.
+    pub priority: i32,
+    /// Whether it owns a cache; otherwise it waits.
+    pub is_running: bool,
+    /// Since it was submitted.
+    pub age: Duration,
+    /// Tokens so far. Preemptions are counted at the end.
+    pub usage: Usage,
 }
 
 /// Submits requests. Cheap to clone, usable from any thread.
@@ -134,16 +171,19 @@ impl EngineHandle {
         self.check_memory(&mut request)?;
         self.open()?;
         let id = RequestId(self.gauges.next_id.fetch_add(1, Ordering::Relaxed));
-        // Started, PromptScored, and the last one stand beside the tokens: a full channel is
-        // impossible, so a slow reader never holds the engine up.
-        let (events, receiver) = mpsc::channel(request.max_tokens() as usize + 3);
-        if !self.commands.send(Command::Submit { id, request, events }) {
+        // Started, PromptScored, Embedded, and the last one stand beside the tokens: a full channel
+        // is impossible, so a slow reader never holds the engine up.
+        let (events, receiver) = mpsc::channel(request.max_tokens() as usize + 4);
+        let record = Arc::new(OnceLock::new());
+        let listener = Listener { events, record: Arc::clone(&record) };
+        if !self.commands.send(Command::Submit { id, request, listener }) {
             self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
             return Err(SubmitError::Unavailable { reason: "the engine has ended".to_owned() });
         }
         Ok(Generation {
             id,
             events: receiver,
+            record,
             is_over: false,
             commands: Arc::clone(&self.commands),
         })
@@ -172,6 +212,33 @@ impl EngineHandle {
     /// passed.
     pub fn started_blocking(&self, timeout: Duration) -> bool {
         block_on(self.started(), Instant::now() + timeout).unwrap_or(false)
+    }
+
+    /// Ends a request from outside: its stream ends with [`FinishReason::Cancelled`]. False if there is
+    /// no such request any more. Answered within a turn of the engine's thread, as are
+    /// [`EngineHandle::clear_prefixes`] and [`EngineHandle::open_requests`].
+    ///
+    /// [`FinishReason::Cancelled`]: crate::FinishReason::Cancelled
+    pub async fn cancel(&self, id: RequestId) -> bool {
+        self.ask(|answer| Question::Cancel { id, answer }).await.unwrap_or(false)
+    }
+
+    /// Gives back what is kept of finished sequences; how many there were. What running ones hold
+    /// stays.
+    pub async fn clear_prefixes(&self) -> usize {
+        self.ask(|answer| Question::ClearPrefixes { answer }).await.unwrap_or(0)
+    }
+
+    /// Every request that has not ended, oldest first.
+    pub async fn open_requests(&self) -> Vec<OpenRequest> {
+        self.ask(|answer| Question::OpenRequests { answer }).await.unwrap_or_default()
+    }
+
+    /// None if the engine is gone.
+    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Question) -> Option<T> {
+        let (sender, answer) = oneshot::channel();
+        self.commands.send(Command::Ask(question(sender)));
+        answer.await.ok()
     }
 
     /// Ends the engine and every rank. Open requests end with [`Event::Failed`]. The thread to wait
@@ -236,6 +303,7 @@ impl EngineHandle {
 pub struct Generation {
     id: RequestId,
     events: mpsc::Receiver<Event>,
+    record: Arc<OnceLock<RequestRecord>>,
     is_over: bool,
     commands: Arc<Commands>,
 }
@@ -253,6 +321,11 @@ impl Generation {
     /// The request's name in logs.
     pub fn id(&self) -> RequestId {
         self.id
+    }
+
+    /// What the request took; there from its last event on, unless the engine's thread is no more.
+    pub fn record(&self) -> Option<&RequestRecord> {
+        self.record.get()
     }
 
     /// The next event; none after the last one. Cancel safe.
@@ -303,7 +376,7 @@ impl Generation {
 impl Drop for Generation {
     fn drop(&mut self) {
         if !self.is_over {
-            self.commands.send(Command::Cancel { id: self.id });
+            self.commands.send(Command::Leave { id: self.id });
         }
     }
 }

@@ -18,9 +18,12 @@
 mod caches;
 mod engine;
 mod event;
+#[cfg(test)]
+mod fairness;
 mod group;
 mod handle;
 pub mod link;
+mod metrics;
 mod planted;
 mod prefix;
 mod request;
@@ -33,13 +36,14 @@ pub mod testing;
 pub use engine::{Engine, EngineConfig, EngineError, EngineThread, KvBudget, RetryPolicy};
 pub use event::{Event, Failure, FinishReason, Usage};
 pub use group::{GroupEvent, RankGroup, Reporter};
-pub use handle::{EngineHandle, Generation, SubmitError};
+pub use handle::{EngineHandle, Generation, OpenRequest, SubmitError};
+pub use metrics::{Buckets, RequestEnd, RequestRecord, RequestStats};
 pub use request::{
     LOGIT_BIAS_MAX, LOGPROBS_MAX, Limits, Rejected, Request, RequestId, RequestOptions,
-    STOP_TOKENS_MAX, SamplingOptions,
+    STOP_TOKENS_MAX, SamplingOptions, TenantId,
 };
 pub use scheduler::{OutputMismatch, ScheduleStats, Scheduler, SchedulerLimits};
 pub use status::{
-    Counters, EngineState, Histogram, KvStatus, PrefixStats, RankStatus, Status, StepStats,
-    TimingSums,
+    Counters, EngineState, Histogram, KvStatus, PrefixStats, RankStatus, RecoveryStats, Status,
+    StepStats, TimingSums,
 };

@@ -30,16 +30,22 @@ pub(crate) enum Bug {
     PromptGrowsOnPreemption,
     /// Starts a request for the prompt's log-probabilities in the middle of the prompt.
     ScoresSkipped,
+    /// Starts a request for the mean of its hidden states in the middle of the prompt.
+    EmbeddedFromCache,
     /// Adds scores that were computed a second time after a preemption.
     ScoresRepeated,
     /// Lets a large request be overtaken for ever by small ones.
     OvertakenForEver,
     /// Gives the whole step to the oldest prompt.
     DecodesStarved,
-    /// Takes the sequence that runs longest when memory is short.
+    /// Takes the most important sequence that runs longest when memory is short.
     OldestPreempted,
     /// Draws one token more than was asked for.
     OneTokenTooMany,
+    /// Lets the important overtake everybody else for ever.
+    NeverAged,
+    /// Admits by age alone, whoever asks.
+    TenantsIgnored,
     /// Leaves a cancelled sequence's cache in use.
     CacheLeakedOnCancel,
 }

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use jackalope_protocol::{Sampling, TokenId};
+use jackalope_protocol::{Pooling, Sampling, TokenId};
 use thiserror::Error;
 
 /// Longest list of alternatives reported beside a token.
@@ -15,6 +15,10 @@ pub const STOP_TOKENS_MAX: usize = 64;
 /// Names a request for as long as the engine lives. Younger requests have larger ids.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct RequestId(pub u64);
+
+/// Names who asks, an API key for example: an opaque number that whoever submits chooses.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct TenantId(pub u32);
 
 /// What a caller wants, unchecked.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -37,6 +41,12 @@ pub struct RequestOptions {
     /// Plans no token before the last one is known to the brain. Costs speed; wanted where
     /// something has to look at each token before the next is drawn.
     pub stepwise: bool,
+    /// Asks for the prompt's embedding instead of tokens.
+    pub embed: Option<Pooling>,
+    /// Lower values are handled earlier, as in vLLM.
+    pub priority: i32,
+    /// Who asks. Tenants that wait take turns; requests without one are one tenant together.
+    pub tenant: Option<TenantId>,
 }
 
 /// How tokens are drawn, unchecked. See [`Sampling`] for the meaning of each number.
@@ -171,6 +181,10 @@ pub struct Request {
     stop_tokens: Vec<TokenId>,
     prompt_logprobs: Option<u8>,
     stepwise: bool,
+    /// Invariant: then `max_tokens` is 0.
+    embed: Option<Pooling>,
+    priority: i32,
+    tenant: Option<TenantId>,
 }
 
 impl Request {
@@ -178,7 +192,8 @@ impl Request {
     ///
     /// # Errors
     /// [`Rejected`] names the parameter that is at fault.
-    pub fn new(options: RequestOptions, limits: &Limits) -> Result<Request, Rejected> {
+    pub fn new(mut options: RequestOptions, limits: &Limits) -> Result<Request, Rejected> {
+        check_embedding(&mut options)?;
         let num_prompt_tokens = check_prompt(&options, limits)?;
         check_tokens("prompt", options.prompt.iter().copied(), limits)?;
         check_tokens("stop_tokens", options.stop_tokens.iter().copied(), limits)?;
@@ -201,6 +216,9 @@ impl Request {
             stop_tokens,
             prompt_logprobs: options.prompt_logprobs,
             stepwise: options.stepwise,
+            embed: options.embed,
+            priority: options.priority,
+            tenant: options.tenant,
         })
     }
 
@@ -229,6 +247,21 @@ impl Request {
         self.stepwise
     }
 
+    /// What becomes of the prompt's hidden states, if its embedding is wanted.
+    pub fn embed(&self) -> Option<Pooling> {
+        self.embed
+    }
+
+    /// Lower values are handled earlier.
+    pub fn priority(&self) -> i32 {
+        self.priority
+    }
+
+    /// Who asks.
+    pub fn tenant(&self) -> Option<TenantId> {
+        self.tenant
+    }
+
     /// True if drawing `token` ends the generation.
     pub fn stops_at(&self, token: TokenId) -> bool {
         self.stop_tokens.binary_search(&token).is_ok()
@@ -248,6 +281,21 @@ impl Request {
             self.max_tokens = self.max_tokens.min(u32::try_from(room).unwrap_or(u32::MAX));
         }
         u64::from(self.max_cached_tokens()) <= capacity_tokens
+    }
+}
+
+/// An embedding leaves no room for tokens.
+fn check_embedding(options: &mut RequestOptions) -> Result<(), Rejected> {
+    if options.embed.is_none() {
+        return Ok(());
+    }
+    match options.max_tokens.replace(0) {
+        None | Some(0) => Ok(()),
+        Some(max_tokens) => Err(Rejected::BadNumber {
+            parameter: "max_tokens",
+            value: max_tokens.into(),
+            expected: "0 where an embedding is wanted",
+        }),
     }
 }
 
@@ -422,6 +470,10 @@ mod tests {
                 refused(&|it| it.sampling.logit_bias = vec![(5, 1.0); 1025]),
                 "logit_bias: 1025 entries exceed the limit of 1024",
             ),
+            (
+                refused(&|it| (it.embed, it.max_tokens) = (Some(Pooling::Last), Some(4))),
+                "max_tokens: 4 is not 0 where an embedding is wanted",
+            ),
         ];
         for (found, expected) in cases {
             assert_eq!(found, expected);
@@ -434,6 +486,8 @@ mod tests {
         assert_eq!([max_tokens(None), max_tokens(Some(4)), max_tokens(Some(4000))], [7, 4, 7]);
         let scored = check(|it| (it.max_tokens, it.prompt) = (Some(0), vec![1; 8])).unwrap();
         assert_eq!((scored.max_tokens(), scored.max_cached_tokens()), (0, 8));
+        let embedded = check(|it| it.embed = Some(Pooling::Mean)).unwrap();
+        assert_eq!((embedded.max_tokens(), embedded.max_cached_tokens()), (0, 3));
     }
 
     #[test]

@@ -13,11 +13,13 @@
 
 mod admission;
 mod sequence;
+mod turns;
 
 use std::collections::{HashMap, VecDeque};
 
 use jackalope_protocol::{
-    CACHE_GRANULE_TOKENS, CacheId, MAX_STEPS_IN_FLIGHT, Sampled, Scored, StepOutput, StepPlan,
+    CACHE_GRANULE_TOKENS, CacheId, Embedded, MAX_STEPS_IN_FLIGHT, Sampled, Scored, StepOutput,
+    StepPlan,
 };
 use thiserror::Error;
 
@@ -26,6 +28,10 @@ use crate::planted::{Bug, Planted};
 use crate::status::PrefixStats;
 use crate::{Event, FinishReason, Request, RequestId};
 use sequence::Sequence;
+use turns::Turns;
+
+#[cfg(test)]
+pub(crate) use turns::PASSED_OVER_MAX;
 
 /// Upper bounds that hold in every step, and choices.
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +97,12 @@ pub enum OutputMismatch {
         /// The step.
         step: u64,
     },
+    /// Other rows than those whose embeddings were to be completed.
+    #[error("step {step}: the embeddings are not those asked for")]
+    Embedded {
+        /// The step.
+        step: u64,
+    },
     /// A token the model does not have.
     #[error("step {step}: token {token} is outside the vocabulary")]
     Token {
@@ -121,10 +133,11 @@ pub struct ScheduleStats {
 pub struct Scheduler {
     limits: SchedulerLimits,
     caches: Caches,
-    /// By age, oldest first.
+    /// By age, oldest first; [`Turns`] says who goes next.
     waiting: VecDeque<Sequence>,
-    /// By age, oldest first; the youngest is preempted first.
+    /// By age, oldest first; the least important is preempted first, of these the youngest.
     running: Vec<Sequence>,
+    turns: Turns,
     /// Plans made and not answered, oldest first.
     in_flight: VecDeque<InFlight>,
     step: u64,
@@ -134,12 +147,13 @@ pub struct Scheduler {
 }
 
 /// What the answer to a plan has to consist of.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct InFlight {
     step: u64,
     draws: Vec<(RequestId, CacheId)>,
     /// With the position of the first target, and the number of targets.
     scores: Vec<(RequestId, CacheId, u32, usize)>,
+    embeds: Vec<(RequestId, CacheId)>,
 }
 
 impl Scheduler {
@@ -166,6 +180,7 @@ impl Scheduler {
             caches: Caches::new(caches, planted),
             waiting: VecDeque::new(),
             running: Vec::new(),
+            turns: Turns::default(),
             in_flight: VecDeque::new(),
             step: 0,
             events: Vec::new(),
@@ -205,6 +220,24 @@ impl Scheduler {
             self.release(&sequence);
         }
         true
+    }
+
+    /// Ends a request and tells so. False if it has ended already.
+    pub fn abort(&mut self, id: RequestId) -> bool {
+        let Some(usage) = self.sequence_mut(id).map(|it| it.usage()) else { return false };
+        self.cancel(id);
+        self.events.push((id, Event::Finished { reason: FinishReason::Cancelled, usage }));
+        true
+    }
+
+    /// Gives back what is kept of finished sequences; how many there were.
+    pub fn clear_prefixes(&mut self) -> usize {
+        self.caches.clear_kept()
+    }
+
+    /// True while the request owns a cache.
+    pub fn is_running(&self, id: RequestId) -> bool {
+        self.running.binary_search_by_key(&id, |it| it.id).is_ok()
     }
 
     /// True if another plan may be made before the next answer.
@@ -247,6 +280,9 @@ impl Scheduler {
         let in_flight = self.in_flight.pop_front().expect("the answer was just checked against it");
         for ((id, ..), scored) in in_flight.scores.into_iter().zip(output.scored) {
             self.commit_scores(id, scored);
+        }
+        for ((id, _), embedded) in in_flight.embeds.into_iter().zip(output.embedded) {
+            self.commit_embedding(id, embedded);
         }
         for ((id, _), sampled) in in_flight.draws.into_iter().zip(output.sampled) {
             self.commit_token(id, sampled);
@@ -345,12 +381,14 @@ impl Scheduler {
         self.caches.num_indexed_tokens()
     }
 
-    /// Caches of running sequences, oldest first, and whether each decodes.
+    /// Caches of running sequences, by importance and age, and whether each decodes.
     #[cfg(test)]
     pub(crate) fn running_caches(&self) -> Vec<(CacheId, bool)> {
         let lookahead = self.limits.lookahead;
         let decodes = |it: &Sequence| it.num_wanted(lookahead) == 1;
-        self.running.iter().filter_map(|it| Some((it.cache?, decodes(it)))).collect()
+        let mut running: Vec<&Sequence> = self.running.iter().collect();
+        running.sort_by_key(|it| (it.importance(), it.id));
+        running.into_iter().filter_map(|it| Some((it.cache?, decodes(it)))).collect()
     }
 
     /// What was counted.
@@ -376,7 +414,7 @@ impl Scheduler {
 
     fn plan_rows(&mut self, plan: &mut StepPlan) -> InFlight {
         let shares = self.share_out();
-        let mut in_flight = InFlight { step: plan.step, draws: Vec::new(), scores: Vec::new() };
+        let mut in_flight = InFlight { step: plan.step, ..InFlight::default() };
         for (sequence, num_tokens) in self.running.iter_mut().zip(shares) {
             if num_tokens == 0 {
                 continue;
@@ -389,6 +427,9 @@ impl Scheduler {
             if let Some(score) = &row.score {
                 let first = row.start + 1;
                 in_flight.scores.push((sequence.id, row.cache, first, score.targets.len()));
+            }
+            if row.embed.is_some_and(|embed| embed.ends_at(sequence.num_computed)) {
+                in_flight.embeds.push((sequence.id, row.cache));
             }
             plan.rows.push(row);
         }
@@ -447,6 +488,10 @@ impl Scheduler {
         if output.scored.len() != expected.scores.len() || pairs.any(differs) {
             return Err(OutputMismatch::Scored { step });
         }
+        let embeds = expected.embeds.iter().map(|(_, cache)| *cache);
+        if !embeds.eq(output.embedded.iter().map(|embedded| embedded.cache)) {
+            return Err(OutputMismatch::Embedded { step });
+        }
         let vocab_size = self.limits.vocab_size;
         let mut tokens = output.sampled.iter().filter_map(|sampled| sampled.token);
         match tokens.find(|token| vocab_size <= *token) {
@@ -467,11 +512,20 @@ impl Scheduler {
             return;
         }
         let logprobs = sequence.scores.clone();
-        let is_all = sequence.request.max_tokens() == 0;
+        let request = &sequence.request;
+        let is_all = request.max_tokens() == 0 && request.embed().is_none();
         self.events.push((id, Event::PromptScored { logprobs }));
         if is_all {
             self.finish(id, FinishReason::Length);
         }
+    }
+
+    fn commit_embedding(&mut self, id: RequestId, embedded: Embedded) {
+        let Some(sequence) = self.sequence_mut(id) else { return };
+        sequence.num_awaited -= 1;
+        let Some(vector) = embedded.vector else { return self.fail(id) };
+        self.events.push((id, Event::Embedded { vector }));
+        self.finish(id, FinishReason::Length);
     }
 
     fn commit_token(&mut self, id: RequestId, sampled: Sampled) {

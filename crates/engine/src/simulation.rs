@@ -13,13 +13,15 @@ use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use jackalope_protocol::{CacheId, StepOutput, StepPlan, TokenId};
+use jackalope_protocol::{CacheId, Pooling, StepOutput, StepPlan, TokenId};
 
 use crate::planted::{Bug, Planted};
-use crate::testing::{FakeCaches, NOT_A_NUMBER, NextToken, overflowing_model, pseudo_logprob};
+use crate::testing::{
+    FakeCaches, NOT_A_NUMBER, NextToken, overflowing_model, pseudo_embedding, pseudo_logprob,
+};
 use crate::{
     Event, FinishReason, Limits, PrefixStats, Request, RequestId, RequestOptions, SamplingOptions,
-    ScheduleStats, Scheduler, SchedulerLimits, Usage,
+    ScheduleStats, Scheduler, SchedulerLimits, TenantId, Usage,
 };
 
 const VOCAB_SIZE: u32 = 50;
@@ -104,10 +106,12 @@ fn every_planted_bug_is_found() {
         Bug::PromptGrowsOnPreemption,
         Bug::ScoresSkipped,
         Bug::ScoresRepeated,
+        Bug::EmbeddedFromCache,
         Bug::OvertakenForEver,
         Bug::DecodesStarved,
         Bug::OldestPreempted,
         Bug::OneTokenTooMany,
+        Bug::NeverAged,
         Bug::CacheLeakedOnCancel,
     ];
     for bug in all {
@@ -225,6 +229,10 @@ impl Simulation {
             if 0 < self.cancel_odds && self.rng.below(self.cancel_odds) == 0 {
                 self.cancel_one();
             }
+            if self.rng.below(40) == 0 {
+                self.scheduler.clear_prefixes();
+                assert_eq!(self.scheduler.num_kept(), 0, "seed {}", self.seed);
+            }
             if 0 < self.crash_odds && self.rng.below(self.crash_odds) == 0 {
                 self.crash();
             }
@@ -273,12 +281,12 @@ impl Simulation {
         true
     }
 
-    /// The oldest is never preempted, and no prompt holds up a sequence that decodes.
+    /// Who comes first by importance and age is never preempted, and no prompt holds up a sequence that decodes.
     fn check_fairness(&self, before: &[(CacheId, bool)], plan: &StepPlan) {
         let after = self.scheduler.running_caches();
         let runs = |wanted: CacheId| after.iter().any(|(cache, _)| *cache == wanted);
         let seed = self.seed;
-        assert!(before.first().is_none_or(|(oldest, _)| runs(*oldest)), "seed {seed}: {before:?}");
+        assert!(before.first().is_none_or(|(first, _)| runs(*first)), "seed {seed}: {before:?}");
         for (cache, is_decoding) in before {
             let has_row = plan.rows.iter().any(|row| row.cache == *cache);
             assert!(!is_decoding || has_row || !runs(*cache), "seed {seed}: {cache:?} is held up");
@@ -362,6 +370,9 @@ impl Simulation {
         let mut one_in = |odds: usize| rng.below(odds) == 0;
         let (is_scored, has_logprobs) = (one_in(6), one_in(6));
         let (ignore_eos, stepwise, is_empty) = (one_in(4), one_in(6), one_in(12));
+        let embed = [None, None, None, None, None, None, Some(Pooling::Mean), Some(Pooling::Last)];
+        let embed = embed[rng.below(8)];
+        let is_empty = is_empty || embed.is_some();
         let max_tokens = if is_empty { 0 } else { 1 + rng.below(15) as u32 };
         RequestOptions {
             prompt,
@@ -372,6 +383,9 @@ impl Simulation {
             logprobs: has_logprobs.then_some(2),
             prompt_logprobs: is_scored.then_some(1),
             stepwise,
+            embed,
+            priority: rng.below(4) as i32 - 2,
+            tenant: [None, Some(TenantId(1)), Some(TenantId(2))][rng.below(3)],
         }
     }
 
@@ -395,10 +409,10 @@ impl Simulation {
     }
 }
 
-/// A long request among short ones, and a short one among long ones, that never cease. Each has to
-/// end within a bounded number of steps.
+/// A long request among short ones, and a short one among long ones, that never cease and may be more
+/// important. Each has to end within a bounded number of steps.
 fn starve(seed: u64, planted: Planted) {
-    const STEPS_MAX: usize = 600;
+    const STEPS_MAX: usize = 1500;
     let mut simulation = Simulation::new(seed, planted);
     (simulation.crash_odds, simulation.cancel_odds) = (0, 0);
     let rng = &mut simulation.rng;
@@ -406,6 +420,7 @@ fn starve(seed: u64, planted: Planted) {
     let long = (random_tokens_exact(rng, 30), 14);
     let short = (random_tokens_exact(rng, 2), 14);
     let (witness, crowd) = if is_long { (long, short) } else { (short, long) };
+    let importance = rng.below(2) as i32;
     let options = |(mut prompt, max_tokens): (Vec<TokenId>, u32), rng: &mut Rng| {
         prompt[0] = rng.below(VOCAB_SIZE as usize) as TokenId;
         RequestOptions {
@@ -420,7 +435,7 @@ fn starve(seed: u64, planted: Planted) {
         let (waiting, _) = simulation.scheduler.num_waiting_and_running();
         if waiting < 4 {
             let next = options(crowd.clone(), &mut simulation.rng);
-            simulation.submit(next);
+            simulation.submit(RequestOptions { priority: -importance, ..next });
         }
         if step == 20 {
             witness_idx = Some(simulation.clients.len());
@@ -443,6 +458,15 @@ fn generate_alone(request: &Request) -> Vec<Event> {
     if let Some(num_top) = request.prompt_logprobs() {
         let logprob = |idx: usize| pseudo_logprob(&tokens[..idx], tokens[idx], num_top);
         events.push(Event::PromptScored { logprobs: (1..tokens.len()).map(logprob).collect() });
+    }
+    if let Some(pooling) = request.embed() {
+        let is_number = model(&tokens, request.sampling()) != NOT_A_NUMBER;
+        let vector = pseudo_embedding(&tokens, pooling);
+        let nothing = Event::NotANumber { completion_tokens: 0 };
+        events.push(if is_number { Event::Embedded { vector } } else { nothing });
+        if !is_number {
+            return events;
+        }
     }
     let prompt_tokens = tokens.len() as u32;
     let mut usage = Usage { prompt_tokens, ..Usage::default() };
@@ -478,7 +502,10 @@ fn normalised(request: &Request, events: &[Event], context: &str) -> Vec<Event> 
         }
         Event::Finished { reason, usage } => {
             assert_eq!(Some(usage.cached_tokens), found, "{context}");
-            Event::Finished { reason: *reason, usage: Usage { cached_tokens: 0, ..*usage } }
+            Event::Finished {
+                reason: *reason,
+                usage: Usage { cached_tokens: 0, preemptions: 0, ..*usage },
+            }
         }
         other => other.clone(),
     };

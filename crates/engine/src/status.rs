@@ -1,11 +1,11 @@
 //! What the engine says about itself: a snapshot of plain numbers, for health checks, metrics and
 //! benchmarks. Sums only grow, so two snapshots can be subtracted.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use jackalope_protocol::{KernelTimings, Phase, RankFacts, RankMemory, StepTimings};
 
-use crate::{Failure, Limits};
+use crate::{Buckets, Failure, Limits, RequestStats};
 
 /// Everything there is to know about a running engine.
 #[derive(Clone, Debug)]
@@ -32,6 +32,10 @@ pub struct Status {
     pub counters: Counters,
     /// Where the time of steps went.
     pub steps: StepStats,
+    /// What requests took.
+    pub requests: RequestStats,
+    /// Losses of ranks.
+    pub recovery: RecoveryStats,
 }
 
 /// Whether requests are computed.
@@ -124,6 +128,12 @@ pub struct TimingSums {
     pub planning_us: u64,
     /// The kernels, where ranks report them.
     pub kernels: Vec<KernelTimings>,
+    /// The part of `collectives_us` in which no byte moved: waiting for peers.
+    pub waiting_us: u64,
+    /// Payload bytes sent to peers.
+    pub sent_bytes: u64,
+    /// Payload bytes received from peers.
+    pub received_bytes: u64,
 }
 
 impl TimingSums {
@@ -132,6 +142,9 @@ impl TimingSums {
         self.collectives_us += u64::from(timings.collectives_us);
         self.sampling_us += u64::from(timings.sampling_us);
         self.planning_us += u64::from(timings.planning_us);
+        self.waiting_us += u64::from(timings.waiting_us);
+        self.sent_bytes += timings.sent_bytes;
+        self.received_bytes += timings.received_bytes;
         for kernel in &timings.kernels {
             match self.kernels.iter_mut().find(|it| it.name == kernel.name) {
                 Some(sum) => {
@@ -186,7 +199,7 @@ pub struct Counters {
     pub finished: u64,
     /// Requests that ended because the model's output was not a number.
     pub not_a_number: u64,
-    /// Requests whose caller left.
+    /// Requests whose caller left, or that were ended by their id.
     pub cancelled: u64,
     /// Requests given up.
     pub failed: u64,
@@ -206,8 +219,37 @@ pub struct Counters {
     pub recoveries: u64,
 }
 
+/// Losses of ranks; how often is among the [`Counters`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RecoveryStats {
+    /// When the group last broke.
+    pub lost_at: Option<Instant>,
+    /// Why.
+    pub cause: Option<Failure>,
+    /// How long it took until the group stood again; none while it does not.
+    pub took: Option<Duration>,
+    /// The sum of all those times.
+    pub total: Duration,
+}
+
+impl RecoveryStats {
+    /// The group is broken. What breaks while it is being formed again belongs to the same loss.
+    pub(crate) fn begin(&mut self, cause: &Failure, now: Instant) {
+        (self.lost_at, self.cause, self.took) = (Some(now), Some(cause.clone()), None);
+    }
+
+    /// The group stands.
+    pub(crate) fn end(&mut self, now: Instant) {
+        if let (Some(lost_at), None) = (self.lost_at, self.took) {
+            let took = now.saturating_duration_since(lost_at);
+            self.took = Some(took);
+            self.total += took;
+        }
+    }
+}
+
 /// Where the time of steps went.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct StepStats {
     /// Steps answered.
     pub steps: u64,
@@ -226,6 +268,24 @@ pub struct StepStats {
     pub interval_us: Histogram,
     /// Tokens computed per step.
     pub batch_tokens: Histogram,
+    /// The same in vLLM's buckets: `iteration_tokens_total`.
+    pub iteration_tokens: Buckets,
+}
+
+impl Default for StepStats {
+    fn default() -> StepStats {
+        StepStats {
+            steps: 0,
+            computed_tokens: 0,
+            plan_ns: 0,
+            send_ns: 0,
+            commit_ns: 0,
+            interval_ns: 0,
+            interval_us: Histogram::default(),
+            batch_tokens: Histogram::default(),
+            iteration_tokens: Buckets::of_step_tokens(),
+        }
+    }
 }
 
 const SUB_BITS: u32 = 2;

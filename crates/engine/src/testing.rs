@@ -10,8 +10,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use jackalope_protocol::{
-    CACHE_GRANULE_TOKENS, CacheId, Fork, Input, Logprob, Phase, RankFacts, Row, Sampled, Sampling,
-    Scored, StepOutput, StepPlan, StepTimings, TokenId, UnitRange,
+    CACHE_GRANULE_TOKENS, CacheId, Embed, Embedded, Fork, Input, Logprob, Phase, Pooling,
+    RankFacts, Row, Sampled, Sampling, Scored, StepOutput, StepPlan, StepTimings, TokenId,
+    UnitRange,
 };
 
 use crate::{Failure, GroupEvent, RankGroup, Reporter};
@@ -64,6 +65,17 @@ pub fn pseudo_logprob(tokens: &[TokenId], target: TokenId, num_top: u8) -> Logpr
     Logprob { logprob: logprob(target), top }
 }
 
+/// The embedding that the fakes report for `tokens`; every position's tokens count for the mean.
+pub fn pseudo_embedding(tokens: &[TokenId], pooling: Pooling) -> Vec<f32> {
+    let state = |end: usize| (hash_tokens(&tokens[..end]) % 1009) as f32;
+    let num_tokens = tokens.len();
+    let mean = || (1..=num_tokens).map(state).sum::<f32>() / num_tokens as f32;
+    match pooling {
+        Pooling::Mean => vec![mean(), num_tokens as f32],
+        Pooling::Last => vec![state(num_tokens), 1.0],
+    }
+}
+
 fn hash_tokens(tokens: &[TokenId]) -> u64 {
     tokens.iter().fold(7, |hash: u64, token| {
         (hash ^ u64::from(*token)).wrapping_mul(0x0100_0000_01B3).rotate_left(23)
@@ -86,6 +98,8 @@ struct FakeCache {
     tokens: Vec<TokenId>,
     /// Tokens there is room for; never shrinks.
     granules: usize,
+    /// Positions whose hidden states were taken in for a mean.
+    num_pooled: usize,
 }
 
 impl Default for FakeCaches {
@@ -157,7 +171,8 @@ impl FakeCaches {
         let source = self.caches.get(&source).expect("a fork copies from a cache that is held");
         let prefix = source.tokens.get(..num_tokens as usize);
         let tokens = prefix.expect("a fork copies positions that are computed").to_vec();
-        let cache = FakeCache { granules: tokens.len().div_ceil(self.granule_tokens), tokens };
+        let granules = tokens.len().div_ceil(self.granule_tokens);
+        let cache = FakeCache { granules, tokens, num_pooled: 0 };
         assert!(self.caches.insert(target, cache).is_none(), "{target:?} exists already");
     }
 
@@ -199,6 +214,9 @@ impl FakeCaches {
             let logprobs = score.targets.iter().enumerate().map(logprob).collect();
             output.scored.push(Scored { cache: id, start: row.start + 1, logprobs });
         }
+        if let Some(embed) = row.embed {
+            output.embedded.extend(cache.embed(row, embed, next_token));
+        }
         if let Some(sampling) = &row.sample {
             let token = next_token(&cache.tokens, sampling);
             let logprob = sampling.logprobs.map(|num| pseudo_logprob(&cache.tokens, token, num));
@@ -210,6 +228,23 @@ impl FakeCaches {
 
     fn note_peak(&mut self) {
         self.peak_granules = self.peak_granules.max(self.num_granules());
+    }
+}
+
+impl FakeCache {
+    fn embed(&mut self, row: &Row, embed: Embed, next_token: &mut NextToken) -> Option<Embedded> {
+        let (id, end) = (row.cache, self.tokens.len());
+        if embed.pooling == Pooling::Mean {
+            self.num_pooled = if row.start == 0 { 0 } else { self.num_pooled };
+            assert_eq!(self.num_pooled, row.start as usize, "{id:?} lacks hidden states");
+            self.num_pooled = end;
+        }
+        let is_number = |token| token != NOT_A_NUMBER;
+        embed.ends_at(end).then(|| {
+            let vector = is_number(next_token(&self.tokens, &Sampling::greedy(embed.num_tokens)))
+                .then(|| pseudo_embedding(&self.tokens, embed.pooling));
+            Embedded { cache: id, vector }
+        })
     }
 }
 
@@ -264,6 +299,7 @@ pub fn fake_facts(vocab_size: u32, context_tokens: u32) -> RankFacts {
         load_ms: 1,
         device: "cpu".to_owned(),
         free_bytes: 1 << 30,
+        hidden_size: 2,
     }
 }
 

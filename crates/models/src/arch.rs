@@ -23,8 +23,11 @@ pub(crate) trait Network: std::fmt::Debug {
     /// The last layer's output for every row of the step, `[tokens, hidden]`.
     fn forward(&self, tokens: &[TokenId], step: &mut Step<'_, '_>) -> Array;
 
-    /// f32 `[n, vocab]` for some of these rows `[n, hidden]`.
-    fn logits(&self, h: &Array) -> Array;
+    /// The final norm of some of these rows, `[n, hidden]`.
+    fn norm(&self, h: &Array) -> Array;
+
+    /// f32 `[n, vocab]` for normalised rows `[n, hidden]`.
+    fn head(&self, h: &Array) -> Array;
 
     /// Its sizes on this rank.
     fn dimensions(&self) -> Dimensions;

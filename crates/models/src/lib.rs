@@ -13,6 +13,7 @@
 mod arch;
 mod cache;
 pub mod checkpoint;
+mod embed;
 mod error;
 mod layers;
 mod model;
@@ -25,6 +26,7 @@ pub use jackalope_protocol::split::Shares;
 
 pub use arch::SUPPORTED as SUPPORTED_ARCHITECTURES;
 pub use cache::{CACHE_GRANULE_TOKENS, SequenceCache};
+pub use embed::Pool;
 pub use error::{Dims, LoadError};
 pub use model::{Batch, Model, ModelFacts};
 pub use parallel::{Compute, GroupCell, TensorParallel};

@@ -22,7 +22,7 @@ pub struct Batch<'a> {
     /// The sequences' parts of `tokens`, in order and without gaps, one for each cache. Their
     /// positions continue the cache's.
     pub rows: Vec<Span>,
-    /// Indices into `tokens` of the rows whose logits are wanted.
+    /// Indices into `tokens` of the rows whose output is wanted, for logits or for an embedding.
     pub logits_at: Vec<usize>,
 }
 
@@ -131,7 +131,13 @@ impl Model {
     /// The f32 logits `[rows, vocab]` of some rows of [`hidden`](Model::hidden), complete on every
     /// rank, not yet computed.
     pub fn logits(&self, hidden: &Array) -> Array {
-        self.network.logits(hidden)
+        self.network.head(&self.network.norm(hidden))
+    }
+
+    /// The final hidden states `[rows, hidden]` in f32 of some rows of [`hidden`](Model::hidden): after
+    /// the last norm, before the head. Not yet computed; no rank needs another one for it.
+    pub fn states(&self, hidden: &Array) -> Array {
+        self.network.norm(hidden).astype(Dtype::F32)
     }
 
     /// [`hidden`](Model::hidden) and [`logits`](Model::logits) in one graph: `[logits_at, vocab]`.

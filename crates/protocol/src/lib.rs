@@ -18,12 +18,14 @@
 //!   │ ── Failed ─────────────────────────▶ │   the group broke: weights stay, a new Join follows
 //! ```
 
+mod embed;
 pub mod frame;
 mod messages;
 mod plan;
 pub mod secure;
 pub mod split;
 
+pub use embed::{Embed, Embedded, Pooling};
 pub use frame::FrameError;
 pub use messages::{
     Backend, Device, FailureKind, FromRank, Hello, Join, Phase, RankFacts, RankFailure, RankMemory,

@@ -310,6 +310,8 @@ pub struct RankFacts {
     pub device: String,
     /// Memory a rank may still take for caches, as far as the machine can tell; 0 if unknown.
     pub free_bytes: u64,
+    /// Width of the hidden states, and length of an embedding.
+    pub hidden_size: u32,
 }
 
 /// A rank's memory, in bytes.
@@ -323,4 +325,6 @@ pub struct RankMemory {
     pub kv_bytes: u64,
     /// Of the process, as the system counts it; 0 if unknown.
     pub resident_bytes: u64,
+    /// Most that live arrays have held since the process began.
+    pub peak_bytes: u64,
 }

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::{Embed, Embedded};
+
 /// Index into the model's vocabulary.
 pub type TokenId = u32;
 
@@ -60,6 +62,8 @@ pub struct Row {
     pub sample: Option<Sampling>,
     /// `Some` if the log-probabilities of known next tokens are wanted.
     pub score: Option<Score>,
+    /// `Some` if the sequence's embedding is wanted.
+    pub embed: Option<Embed>,
 }
 
 /// Where a row's tokens come from.
@@ -164,6 +168,8 @@ pub struct StepOutput {
     pub scored: Vec<Scored>,
     /// Where the time went on rank 0.
     pub timings: StepTimings,
+    /// One entry per row whose [`Embed`] ends with it, in plan order.
+    pub embedded: Vec<Embedded>,
 }
 
 /// A drawn token.
@@ -211,6 +217,12 @@ pub struct StepTimings {
     pub planning_us: u32,
     /// The kernels by name, if [`Setup::profile`](crate::Setup::profile) asks for them.
     pub kernels: Vec<KernelTimings>,
+    /// The part of `collectives_us` in which no byte moved: waiting for peers.
+    pub waiting_us: u32,
+    /// Payload bytes sent to peers; unknown, hence zero, for stock groups.
+    pub sent_bytes: u64,
+    /// Payload bytes received from peers.
+    pub received_bytes: u64,
 }
 
 /// What one kernel did in a step.

@@ -6,6 +6,7 @@
 //! ([`worker`], the main thread) owns every array.
 
 mod control;
+mod embed;
 mod libraries;
 mod link;
 mod rank_memory;

@@ -9,6 +9,7 @@ pub(crate) fn now(kv_bytes: u64) -> RankMemory {
         cache_bytes: jackalope_mlx::memory::cache_bytes() as u64,
         kv_bytes,
         resident_bytes: resident_bytes().unwrap_or(0),
+        peak_bytes: jackalope_mlx::memory::peak_bytes() as u64,
     }
 }
 

@@ -6,13 +6,15 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use jackalope_mlx::{Array, Group};
-use jackalope_models::{Batch, Model, SequenceCache, Span};
+use jackalope_models::{Batch, Model, Pool, SequenceCache, Span};
 use jackalope_protocol::{
-    CacheId, Input, Logprob, Row, Sampled, Sampling, Scored, StepOutput, StepPlan, StepTimings,
-    TokenId,
+    CacheId, Embedded, Input, Logprob, Row, Sampled, Sampling, Scored, StepOutput, StepPlan,
+    StepTimings, TokenId,
 };
+use jackalope_transport::GroupStats;
 use thiserror::Error;
 
+use crate::embed;
 use crate::sampler;
 
 /// Bytes of f32 logits that are computed at once. In both forms (this rank's part, and the whole)
@@ -41,6 +43,8 @@ struct Sequence {
     tokens: Vec<TokenId>,
     /// What the last step drew for this sequence.
     drawn: Option<TokenId>,
+    /// On rank 0, while the sequence is embedded.
+    pool: Option<Pool>,
 }
 
 /// The sequences of one epoch and the group that computes them.
@@ -67,6 +71,10 @@ struct Wanted {
     /// Per row that scores: its number in the plan and its first index into `logits_at`; in the
     /// order of both.
     scored: Vec<(usize, usize)>,
+    /// Token indices of the step whose hidden states are embedded.
+    states_at: Vec<usize>,
+    /// Per row that embeds: its number in the plan and its part of `states_at`; in the order of both.
+    embedded: Vec<(usize, Range<usize>)>,
 }
 
 /// What rank 0 has found, in plan order.
@@ -86,9 +94,9 @@ impl Stepper {
         self.sequences.values().map(|it| it.cache.bytes() as u64).sum()
     }
 
-    /// Time spent inside collectives so far; unknown, hence zero, for stock groups.
-    fn spent(&self) -> Duration {
-        self.group.stats().map_or(Duration::ZERO, |stats| stats.spent)
+    /// What collectives have taken so far; unknown, hence zero, for stock groups.
+    fn link(&self) -> GroupStats {
+        self.group.stats().unwrap_or_default()
     }
 
     /// Computes one plan. After an error the caches are worthless.
@@ -98,7 +106,7 @@ impl Stepper {
         plan: &StepPlan,
     ) -> Result<StepOutput, StepError> {
         let started = Instant::now();
-        let spent_before = self.spent();
+        let link_before = self.link();
         let mut timings = StepTimings::default();
         self.move_caches(plan)?;
         let mut output = StepOutput { step: plan.step, ..StepOutput::default() };
@@ -121,9 +129,14 @@ impl Stepper {
                 timings.sampling_us += micros(drawing.elapsed());
             }
             output.scored = answers.scored;
+            output.embedded = self.embed(model, plan, &wanted, &hidden)?;
             self.share_drawn(plan, &wanted, answers.drawn, &mut output)?;
         }
-        timings.collectives_us = micros(self.spent() - spent_before);
+        let link = self.link();
+        timings.collectives_us = micros(link.spent - link_before.spent);
+        timings.waiting_us = micros(link.waited - link_before.waited);
+        timings.sent_bytes = link.bytes_sent - link_before.bytes_sent;
+        timings.received_bytes = link.bytes_received - link_before.bytes_received;
         timings.total_us = micros(started.elapsed());
         output.timings = timings;
         Ok(output)
@@ -151,6 +164,7 @@ impl Stepper {
                     .map_err(|err| StepError::Device(err.to_string()))?,
                 tokens: source.tokens[..num_tokens].to_vec(),
                 drawn: None,
+                pool: None,
             };
             self.sequences.insert(fork.target, copy);
         }
@@ -172,6 +186,7 @@ impl Stepper {
                 cache: model.new_cache(),
                 tokens: Vec::new(),
                 drawn: None,
+                pool: None,
             });
             if sequence.tokens.len() < start {
                 return Err(StepError::Plan(format!(
@@ -196,7 +211,8 @@ impl Stepper {
         Ok(Inputs { tokens, spans })
     }
 
-    /// The last layer's output `[logits_at, hidden]`, not yet computed.
+    /// The last layer's output, first for logits, then for embeddings: `[logits_at + states_at,
+    /// hidden]`, not yet computed.
     fn forward(
         &mut self,
         model: &Model,
@@ -208,7 +224,7 @@ impl Stepper {
         let batch = Batch {
             tokens: &inputs.tokens,
             rows: inputs.spans.clone(),
-            logits_at: wanted.logits_at.clone(),
+            logits_at: [wanted.logits_at.as_slice(), &wanted.states_at].concat(),
         };
         let mut caches: Vec<&mut SequenceCache> =
             sequences.iter_mut().map(|(_, it)| &mut it.cache).collect();
@@ -282,6 +298,34 @@ impl Stepper {
         Ok(())
     }
 
+    /// On rank 0: takes the hidden states in, and answers the rows that end a prompt.
+    fn embed(
+        &mut self,
+        model: &Model,
+        plan: &StepPlan,
+        wanted: &Wanted,
+        hidden: &Array,
+    ) -> Result<Vec<Embedded>, StepError> {
+        if self.rank != 0 || wanted.embedded.is_empty() {
+            return Ok(Vec::new());
+        }
+        let first = wanted.logits_at.len();
+        let states = rows(hidden, &(first..first + wanted.states_at.len()));
+        let states = model.states(&states);
+        self.evaluate(plan, &states)?;
+        let width = states.dim(-1) as usize;
+        let states = states.pin().map_err(|err| self.classify(&err))?;
+        let states = states.values::<f32>();
+        let mut embedded = Vec::new();
+        for (row_idx, range) in &wanted.embedded {
+            let row = &plan.rows[*row_idx];
+            let own = &states[range.start * width..range.end * width];
+            let sequence = self.sequences.get_mut(&row.cache).expect("rows hold their sequences");
+            embedded.extend(embed::take_in(row, own.chunks(width), &mut sequence.pool)?);
+        }
+        Ok(embedded)
+    }
+
     /// The token drawn, if the logits are numbers.
     fn draw_row(
         &self,
@@ -347,6 +391,12 @@ fn wanted(rows: &[Row], spans: &[Span]) -> Wanted {
                 wanted.logits_at.push(span.start_idx + span.len - 1);
             }
             wanted.sampled.push((row_idx, wanted.logits_at.len() - 1));
+        }
+        if let Some(states) = embed::states(row) {
+            let first = wanted.states_at.len();
+            let tokens = span.start_idx + states.start..span.start_idx + states.end;
+            wanted.states_at.extend(tokens);
+            wanted.embedded.push((row_idx, first..wanted.states_at.len()));
         }
     }
     wanted

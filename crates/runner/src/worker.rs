@@ -160,6 +160,7 @@ fn rank_facts(facts: &ModelFacts, load_time: Duration) -> RankFacts {
         load_ms: u64::try_from(load_time.as_millis()).unwrap_or(u64::MAX),
         device: device_name().to_owned(),
         free_bytes: rank_memory::free_bytes(),
+        hidden_size: facts.hidden_size,
     }
 }
 

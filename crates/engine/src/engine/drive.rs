@@ -11,19 +11,20 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use jackalope_protocol::{Phase, RankFacts, StepOutput};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tracing::{debug, error, info, warn};
 
+use super::streams::{Listener, Streams};
 use super::{EngineConfig, EngineError, capacity};
-use crate::handle::{Command, Gauges, Message};
+use crate::handle::{Command, Gauges, Message, Question};
 use crate::{
-    Counters, EngineState, Event, Failure, GroupEvent, KvStatus, PrefixStats, RankGroup,
-    RankStatus, Reporter, Request, RequestId, Scheduler, SchedulerLimits, Status, StepStats,
+    Counters, EngineState, Failure, GroupEvent, KvStatus, PrefixStats, RankGroup, RankStatus,
+    RecoveryStats, Reporter, Request, RequestId, RequestStats, Scheduler, SchedulerLimits, Status,
+    StepStats,
 };
 
 /// Losses of several ranks so soon after each other are one failure: what takes one rank down often
@@ -33,12 +34,11 @@ const INCIDENT: Duration = Duration::from_secs(1);
 pub(super) struct Driver<G: RankGroup> {
     config: EngineConfig,
     group: G,
-    gauges: Arc<Gauges>,
     status: watch::Sender<Status>,
     /// Present from the first time the ranks are ready.
     scheduler: Option<Scheduler>,
     facts: Vec<RankFacts>,
-    streams: HashMap<RequestId, mpsc::Sender<Event>>,
+    streams: Streams,
     /// True while plans may be sent.
     is_standing: bool,
     /// Recent failures, oldest first, each with the ranks that were lost in it.
@@ -53,7 +53,6 @@ pub(super) struct Driver<G: RankGroup> {
     /// When each plan in flight was sent, and the tokens it computes.
     sent: VecDeque<(Instant, usize)>,
     answered_at: Option<Instant>,
-    finished_at: Option<Instant>,
 }
 
 enum Flow {
@@ -75,16 +74,17 @@ impl<G: RankGroup> Driver<G> {
             prefix: PrefixStats::default(),
             counters: Counters::default(),
             steps: StepStats::default(),
+            requests: RequestStats::default(),
+            recovery: RecoveryStats::default(),
         };
         Driver {
             pause: config.retry.pause_first,
             config,
             group,
-            gauges,
             status: watch::Sender::new(status),
             scheduler: None,
             facts: Vec::new(),
-            streams: HashMap::new(),
+            streams: Streams::new(gauges),
             is_standing: false,
             failures: VecDeque::new(),
             num_tokens_then: HashMap::new(),
@@ -92,7 +92,6 @@ impl<G: RankGroup> Driver<G> {
             retry_at: None,
             sent: VecDeque::new(),
             answered_at: None,
-            finished_at: None,
         }
     }
 
@@ -191,10 +190,11 @@ impl<G: RankGroup> Driver<G> {
     fn take(&mut self, message: Message<G::Report>) -> Flow {
         match message {
             Message::Report(report) => self.group.handle(report, Instant::now()),
-            Message::Command(Command::Submit { id, request, events }) => {
-                self.submit(id, request, events);
+            Message::Command(Command::Submit { id, request, listener }) => {
+                self.submit(id, request, listener);
             }
-            Message::Command(Command::Cancel { id }) => self.cancel(id),
+            Message::Command(Command::Leave { id }) => self.leave(id),
+            Message::Command(Command::Ask(question)) => self.answer(question),
             Message::Command(Command::Shutdown) => {
                 info!("stopping");
                 self.close("the server is stopping");
@@ -238,8 +238,8 @@ impl<G: RankGroup> Driver<G> {
         Ok(has_moved || has_planned)
     }
 
-    fn submit(&mut self, id: RequestId, request: Request, events: mpsc::Sender<Event>) {
-        self.streams.insert(id, events);
+    fn submit(&mut self, id: RequestId, request: Request, listener: Listener) {
+        self.streams.open(id, &request, listener);
         let num_prompt_tokens = request.prompt().len() as u64;
         self.count(|counters| {
             counters.requests += 1;
@@ -262,11 +262,42 @@ impl<G: RankGroup> Driver<G> {
         self.publish();
     }
 
-    fn cancel(&mut self, id: RequestId) {
-        if self.streams.remove(&id).is_none() {
+    /// What a handle wants to know or to have done. Whoever asked may have left.
+    fn answer(&mut self, question: Question) {
+        let scheduler = self.scheduler.as_mut();
+        match question {
+            Question::Cancel { id, answer } => {
+                let is_open = scheduler.is_some_and(|it| it.abort(id));
+                if is_open {
+                    self.count(|counters| counters.cancelled += 1);
+                    self.publish();
+                    self.tell_events();
+                }
+                let _ = answer.send(is_open);
+            }
+            Question::ClearPrefixes { answer } => {
+                let _ = answer.send(scheduler.map_or(0, Scheduler::clear_prefixes));
+                self.publish();
+            }
+            Question::OpenRequests { answer } => {
+                let scheduler = self.scheduler.as_ref();
+                let is_running = |id| scheduler.is_some_and(|it| it.is_running(id));
+                let _ = answer.send(self.streams.list(is_running));
+            }
+        }
+    }
+
+    /// A caller has left.
+    fn leave(&mut self, id: RequestId) {
+        let streams = &mut self.streams;
+        let mut was_open = false;
+        self.status.send_if_modified(|status| {
+            was_open = streams.leave(id, &mut status.requests);
+            false
+        });
+        if !was_open {
             return;
         }
-        self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
         if let Some(scheduler) = &mut self.scheduler {
             scheduler.cancel(id);
         }
@@ -328,19 +359,21 @@ impl<G: RankGroup> Driver<G> {
     fn on_reseated(&mut self, hosts: Vec<String>, now: Instant) {
         self.sent.clear();
         self.answered_at = None;
-        self.is_standing = false;
+        let was_standing = std::mem::take(&mut self.is_standing);
         self.facts.clear();
         self.moved_at = Some(now);
         if let Some(scheduler) = &mut self.scheduler {
             scheduler.ranks_restarted();
         }
         let message = format!("the cluster is planned anew for {} ranks", hosts.len());
+        let (phase, last_words) = (Phase::Starting, String::new());
+        let failure = Failure { rank: None, host: None, phase, message, last_words };
         self.status.send_modify(|status| {
             status.ranks = hosts.into_iter().map(RankStatus::new).collect();
+            if was_standing {
+                status.recovery.begin(&failure, now);
+            }
             if let EngineState::Ready = status.state {
-                let phase = Phase::Starting;
-                let last_words = String::new();
-                let failure = Failure { rank: None, host: None, phase, message, last_words };
                 status.state = EngineState::Recovering { since: now, failure };
             }
         });
@@ -401,6 +434,7 @@ impl<G: RankGroup> Driver<G> {
         self.moved_at = None;
         self.status.send_modify(|status| {
             status.state = EngineState::Ready;
+            status.recovery.end(now);
             for (rank, facts) in status.ranks.iter_mut().zip(&facts) {
                 (rank.phase, rank.loaded_bytes) = (Phase::Idle, None);
                 rank.facts = Some(facts.clone());
@@ -454,6 +488,7 @@ impl<G: RankGroup> Driver<G> {
             steps.interval_ns += nanos(interval);
             steps.interval_us.record(nanos(interval) / 1000);
             steps.batch_tokens.record(num_tokens as u64);
+            steps.iteration_tokens.record(num_tokens as f64);
             let rank = &mut status.ranks[0];
             rank.heard_at = Some(now);
             rank.steps += 1;
@@ -471,7 +506,9 @@ impl<G: RankGroup> Driver<G> {
         self.sent.clear();
         self.answered_at = None;
         self.note_failure(failure.rank, now);
-        self.is_standing = false;
+        if std::mem::take(&mut self.is_standing) {
+            self.modify(|status| status.recovery.begin(&failure, now));
+        }
         self.moved_at = self.moved_at.or(Some(now));
         let is_too_often = self.config.retry.failures_max as usize <= self.failures.len();
 
@@ -560,38 +597,32 @@ impl<G: RankGroup> Driver<G> {
     fn fail_all(&mut self, failure: &Failure) {
         // Whatever was told before the failure comes first.
         self.tell_events();
-        for (_, stream) in std::mem::take(&mut self.streams) {
-            self.tell_failure(&stream, failure);
+        for id in self.streams.ids() {
+            self.fail_one(id, failure);
         }
     }
 
     fn fail_one(&mut self, id: RequestId, failure: &Failure) {
-        if let Some(stream) = self.streams.remove(&id) {
-            self.tell_failure(&stream, failure);
-        }
-    }
-
-    fn tell_failure(&self, stream: &mpsc::Sender<Event>, failure: &Failure) {
-        self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
-        self.count(|counters| counters.failed += 1);
-        // A caller that has left does not mind.
-        let _ = stream.try_send(Event::Failed(failure.clone()));
+        let streams = &mut self.streams;
+        self.status.send_if_modified(|status| {
+            let was_open = streams.fail(id, failure, &mut status.requests);
+            status.counters.failed += u64::from(was_open);
+            false
+        });
     }
 
     fn tell_events(&mut self) {
         let Some(scheduler) = &mut self.scheduler else { return };
-        for (id, event) in scheduler.take_events() {
-            let is_last = event.is_last();
-            let Some(stream) = self.streams.get(&id).cloned() else { continue };
-            if is_last {
-                // Before it is told, so that whoever hears it finds its place free.
-                self.streams.remove(&id);
-                self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
-                note_finish(&mut self.finished_at, &self.gauges);
-            }
-            // A caller that has left does not mind; its cancellation is on the way.
-            let _ = stream.try_send(event);
+        let events = scheduler.take_events();
+        if events.is_empty() {
+            return;
         }
+        let streams = &mut self.streams;
+        self.status.send_if_modified(|status| {
+            streams.note(&events, &mut status.requests);
+            false
+        });
+        events.into_iter().for_each(|(id, event)| streams.tell(id, event));
     }
 
     /// Shows the scheduler's numbers.
@@ -656,16 +687,6 @@ fn is_same_shard(a: &RankFacts, b: &RankFacts) -> bool {
     let comparable =
         |facts: &RankFacts| RankFacts { load_ms: 0, bytes_read: 0, free_bytes: 0, ..facts.clone() };
     comparable(a) == comparable(b)
-}
-
-fn note_finish(finished_at: &mut Option<Instant>, gauges: &Gauges) {
-    let now = Instant::now();
-    if let Some(before) = finished_at.replace(now) {
-        let interval_us = nanos(now - before) / 1000;
-        let average = gauges.finish_interval_us.load(Ordering::Relaxed);
-        let average = if average == 0 { interval_us } else { (7 * average + interval_us) / 8 };
-        gauges.finish_interval_us.store(average, Ordering::Relaxed);
-    }
 }
 
 fn nanos(duration: Duration) -> u64 {

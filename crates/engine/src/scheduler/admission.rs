@@ -1,12 +1,16 @@
-//! Who runs: preemption when memory is short, admission when there is room.
+//! Who runs: preemption when memory is short, admission when there is room. Whose turn it is says
+//! [`Turns`](super::turns::Turns).
 //!
 //! A running sequence is promised the memory for every position it can compute as things stand, so
 //! whoever is admitted can compute its whole prompt, and only the growth of outputs preempts.
+
+use std::cmp::Reverse;
 
 use jackalope_protocol::{Fork, StepPlan};
 
 use super::Scheduler;
 use super::sequence::Sequence;
+use crate::RequestId;
 use crate::caches::Start;
 use crate::planted::Bug;
 
@@ -18,20 +22,33 @@ enum Admission {
 }
 
 impl Scheduler {
-    /// Sends the youngest back until all that run fit; returns the granules promised to these.
+    /// Sends the least important back, of these the youngest, until all that run fit; returns the
+    /// granules promised to these.
     pub(super) fn preempt_for_memory(&mut self) -> usize {
         let mut promised: usize = (0..self.running.len()).map(|idx| self.promised(idx)).sum();
         while self.caches.capacity_granules() < promised {
-            let idx =
-                if self.planted.has(Bug::OldestPreempted) { 0 } else { self.running.len() - 1 };
+            let idx = self.least_important();
             promised -= self.promised(idx);
             let mut sequence = self.running.remove(idx);
             self.release(&sequence);
             sequence.reset();
+            sequence.num_preemptions += 1;
             self.stats.preemptions += 1;
             self.wait(sequence);
         }
         promised
+    }
+
+    /// Which running sequence is preempted next. The one that comes first by importance and age never
+    /// is, so somebody always gets on.
+    fn least_important(&self) -> usize {
+        let key = |idx: &usize| (self.running[*idx].importance(), self.running[*idx].id);
+        let all = 0..self.running.len();
+        let idx = match self.planted.has(Bug::OldestPreempted) {
+            true => all.max_by_key(|idx| Reverse(key(idx))),
+            false => all.max_by_key(key),
+        };
+        idx.expect("who alone runs fits")
     }
 
     /// Granules for all that a running sequence can compute.
@@ -41,23 +58,41 @@ impl Scheduler {
         self.caches.granules_with(cache, sequence.num_computable())
     }
 
-    /// Lets waiting sequences run, oldest first, while the step has tokens left for them. Only those
-    /// whose prefix is being computed by another are passed over.
+    /// Lets waiting sequences run, in the order of their turns, while the step has tokens left for
+    /// them. Only those whose prefix is being computed by another are passed over.
     pub(super) fn admit(&mut self, mut promised: usize, plan: &mut StepPlan) {
         let lookahead = self.limits.lookahead;
         let mut num_tokens: usize = self.running.iter().map(|it| it.num_wanted(lookahead)).sum();
-        let mut idx = 0;
-        while idx < self.waiting.len()
-            && self.running.len() < self.limits.running_max
-            && num_tokens < self.limits.step_tokens
-        {
+        if !self.has_room_for_another(num_tokens) {
+            return;
+        }
+        let order = self.turns.order(&self.waiting, self.planted);
+        let mut order = order.into_iter();
+        // The oldest one that was due and could not go.
+        let mut tried = None;
+        while self.has_room_for_another(num_tokens) {
+            let due = self.oldest_due().filter(|due| tried != Some(*due));
+            tried = due.or(tried);
+            let Some(id) = due.or_else(|| order.next()) else { return };
+            let Ok(idx) = self.waiting.binary_search_by_key(&id, |it| it.id) else { continue };
             match self.admit_one(idx, &mut promised, &mut num_tokens, plan) {
-                Admission::Admitted => {}
-                Admission::Waits => idx += 1,
-                Admission::NoRoom if self.planted.has(Bug::OvertakenForEver) => idx += 1,
-                Admission::NoRoom => break,
+                Admission::Admitted | Admission::Waits => {}
+                Admission::NoRoom if self.planted.has(Bug::OvertakenForEver) => {}
+                Admission::NoRoom => return,
             }
         }
+    }
+
+    fn has_room_for_another(&self, num_tokens: usize) -> bool {
+        !self.waiting.is_empty()
+            && self.running.len() < self.limits.running_max
+            && num_tokens < self.limits.step_tokens
+    }
+
+    /// The oldest sequence that waits, if others were admitted before it for long enough.
+    fn oldest_due(&self) -> Option<RequestId> {
+        let is_due = self.turns.is_oldest_due(self.planted);
+        self.waiting.front().filter(|_| is_due).map(|oldest| oldest.id)
     }
 
     fn admit_one(
@@ -93,7 +128,10 @@ impl Scheduler {
     }
 
     fn run(&mut self, idx: usize, start: Start, plan: &mut StepPlan) -> &Sequence {
+        let is_due = self.oldest_due().is_some() && idx == 0;
         let mut sequence = self.waiting.remove(idx).expect("callers name a waiting sequence");
+        sequence.is_aged |= is_due;
+        self.turns.note(sequence.request.tenant(), sequence.has_run(), idx == 0);
         let cache = self.caches.open(start, &sequence.tokens);
         let num_tokens = u32::try_from(start.num_tokens()).expect("no longer than the context");
         if let Start::Fork { source, .. } = start {

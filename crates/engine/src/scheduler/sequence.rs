@@ -1,6 +1,8 @@
 //! A request under way.
 
-use jackalope_protocol::{CacheId, Input, Logprob, Row, Sampling, Score, Scored, TokenId};
+use jackalope_protocol::{
+    CacheId, Embed, Input, Logprob, Pooling, Row, Sampling, Score, Scored, TokenId,
+};
 
 use crate::planted::{Bug, Planted};
 use crate::{FinishReason, Request, RequestId, Usage};
@@ -17,7 +19,7 @@ pub(crate) struct Sequence {
     pub(crate) num_computed: usize,
     /// Tokens that plans under way will draw.
     pub(crate) num_pending: usize,
-    /// Answers under way: drawn tokens and scores.
+    /// Answers under way: drawn tokens, scores and embeddings.
     pub(crate) num_awaited: usize,
     /// Present while running.
     pub(crate) cache: Option<CacheId>,
@@ -25,6 +27,10 @@ pub(crate) struct Sequence {
     pub(crate) scores: Vec<Logprob>,
     /// Prompt tokens found cached at the first start; none before it.
     pub(crate) cached_tokens: Option<u32>,
+    /// Admitted because it had waited for longest: nobody is more important any more.
+    pub(crate) is_aged: bool,
+    /// Times it was sent back to wait for want of memory.
+    pub(crate) num_preemptions: u32,
 }
 
 impl Sequence {
@@ -39,7 +45,19 @@ impl Sequence {
             cache: None,
             scores: Vec::new(),
             cached_tokens: None,
+            is_aged: false,
+            num_preemptions: 0,
         }
+    }
+
+    /// Its priority as it counts now: lower values go first.
+    pub(crate) fn importance(&self) -> i32 {
+        if self.is_aged { i32::MIN } else { self.request.priority() }
+    }
+
+    /// True if it had a cache before.
+    pub(crate) fn has_run(&self) -> bool {
+        self.cached_tokens.is_some()
     }
 
     pub(crate) fn num_prompt_tokens(&self) -> usize {
@@ -60,11 +78,14 @@ impl Sequence {
 
     /// True if there was never anything to compute.
     pub(crate) fn is_trivial(&self) -> bool {
-        self.request.max_tokens() == 0 && self.is_scored()
+        self.request.max_tokens() == 0 && self.is_scored() && self.request.embed().is_none()
     }
 
     /// Positions that can be computed before another token is known.
     pub(crate) fn num_computable(&self) -> usize {
+        if self.request.embed().is_some() {
+            return self.num_prompt_tokens();
+        }
         let num_tokens = self.tokens.len() + self.num_pending;
         let is_drawn = self.num_drawn() + self.num_pending >= self.request.max_tokens() as usize;
         // The last token is computed only to draw the one after it.
@@ -80,10 +101,13 @@ impl Sequence {
     }
 
     /// Cached tokens it may start from: the last one has to be computed, and so has every one
-    /// whose successor's log-probability is wanted.
+    /// whose successor's log-probability, or whose hidden state is wanted.
     pub(crate) fn num_reusable(&self, planted: Planted) -> usize {
         if planted.has(Bug::CachedToTheEnd) {
             return self.tokens.len();
+        }
+        if self.request.embed() == Some(Pooling::Mean) && !planted.has(Bug::EmbeddedFromCache) {
+            return 0;
         }
         let last = self.num_computable() - 1;
         let scores_all = self.is_scored() || planted.has(Bug::ScoresSkipped);
@@ -103,18 +127,27 @@ impl Sequence {
             Input::Tokens(self.tokens[start..end].to_vec())
         };
         let score = self.score(start, end);
+        let embed = self.embed();
+        let is_embedded = embed.is_some_and(|embed| embed.ends_at(end));
         let is_last = end == self.tokens.len() + self.num_pending;
-        let sample = is_last.then(|| self.sampling(planted));
+        let sample = (is_last && embed.is_none()).then(|| self.sampling(planted));
         self.num_computed = end;
         self.num_pending += usize::from(sample.is_some());
         self.num_awaited += usize::from(sample.is_some()) + usize::from(score.is_some());
+        self.num_awaited += usize::from(is_embedded);
         Row {
             cache: self.cache.expect("a running sequence has a cache"),
             start: start_of(start),
             input,
             sample,
             score,
+            embed,
         }
+    }
+
+    fn embed(&self) -> Option<Embed> {
+        let pooling = self.request.embed()?;
+        Some(Embed { pooling, num_tokens: start_of(self.num_prompt_tokens()) })
     }
 
     fn sampling(&self, planted: Planted) -> Sampling {
@@ -168,6 +201,7 @@ impl Sequence {
             prompt_tokens: start_of(self.num_prompt_tokens()),
             completion_tokens: start_of(self.num_drawn()),
             cached_tokens: self.cached_tokens.unwrap_or(0),
+            preemptions: self.num_preemptions,
         }
     }
 }

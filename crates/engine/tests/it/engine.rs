@@ -14,13 +14,13 @@ use jackalope_protocol::{Sampling, TokenId};
 
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-struct Fixture {
-    handle: EngineHandle,
+pub(crate) struct Fixture {
+    pub(crate) handle: EngineHandle,
     thread: EngineThread,
-    control: FakeControl,
+    pub(crate) control: FakeControl,
 }
 
-fn start(config: EngineConfig, options: FakeOptions) -> Fixture {
+pub(crate) fn start(config: EngineConfig, options: FakeOptions) -> Fixture {
     let (ranks, control) = FakeRanks::new(options);
     let (handle, thread) = Engine::spawn(config, ranks);
     assert!(handle.started_blocking(LONG), "{:?}", handle.status().state);
@@ -28,12 +28,12 @@ fn start(config: EngineConfig, options: FakeOptions) -> Fixture {
 }
 
 impl Fixture {
-    fn submit(&self, options: RequestOptions) -> Result<Generation, SubmitError> {
+    pub(crate) fn submit(&self, options: RequestOptions) -> Result<Generation, SubmitError> {
         let limits = self.handle.limits().expect("known once started");
         self.handle.submit(Request::new(options, &limits).expect("a legal request"))
     }
 
-    fn end(self) {
+    pub(crate) fn end(self) {
         self.handle.shutdown();
         self.thread.join().expect("the engine does not panic").expect("an orderly end");
     }
@@ -101,13 +101,13 @@ fn alone(prompt: &[TokenId], num_tokens: usize, seed: u64) -> Vec<TokenId> {
     tokens.split_off(prompt.len())
 }
 
-fn seeded(prompt: Vec<TokenId>, max_tokens: u32, seed: u64) -> RequestOptions {
+pub(crate) fn seeded(prompt: Vec<TokenId>, max_tokens: u32, seed: u64) -> RequestOptions {
     let mut options = options(prompt, max_tokens);
     options.sampling.seed = Some(seed);
     options
 }
 
-fn paced(step_time: Duration) -> FakeOptions {
+pub(crate) fn paced(step_time: Duration) -> FakeOptions {
     FakeOptions { step_time, ..FakeOptions::default() }
 }
 
@@ -328,6 +328,6 @@ fn events_are_read_from_an_executor_too() {
     fixture.end();
 }
 
-fn block_on<T>(future: impl std::future::Future<Output = T>) -> T {
+pub(crate) fn block_on<T>(future: impl std::future::Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }

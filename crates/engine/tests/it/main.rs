@@ -5,4 +5,5 @@
 
 mod engine;
 mod link;
+mod requests;
 mod threads;

@@ -158,8 +158,12 @@ impl Network for Qwen3 {
         self.layers.iter().fold(embedded, |h, layer| layer.forward(h, step)).finish()
     }
 
-    fn logits(&self, h: &Array) -> Array {
-        self.lm_head.forward(&self.norm.forward(h))
+    fn norm(&self, h: &Array) -> Array {
+        self.norm.forward(h)
+    }
+
+    fn head(&self, h: &Array) -> Array {
+        self.lm_head.forward(h)
     }
 
     fn dimensions(&self) -> Dimensions {

@@ -29,6 +29,8 @@ from mlx_lm.utils import load_model  # noqa: E402
 HIDDEN, VOCAB, INNER, LAYERS = 128, 200, 256, 2
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
 PROMPT_TOKENS, GREEDY_TOKENS = 40, 16
+# Dimensions of an embedding that are written down.
+POOLED = 32
 
 BASE = dict(
     hidden_size=HIDDEN,
@@ -320,6 +322,7 @@ def reference(path, prompt):
     model, _ = load_model(path)
     widened(model)
     logits = np.array(model(mx.array(prompt)[None])[0])
+    states = np.array(model.model(mx.array(prompt)[None])[0], dtype=np.float64)
     tokens, margins = [], []
     for token, logprobs in generate_step(mx.array(prompt), model, max_tokens=GREEDY_TOKENS):
         best = np.sort(np.array(logprobs))[-2:]
@@ -330,6 +333,8 @@ def reference(path, prompt):
         best=np.argmax(logits, axis=-1).tolist(),
         greedy=tokens,
         margins=significant(margins),
+        mean=significant(states.mean(axis=0)[:POOLED]),
+        last=significant(states[-1][:POOLED]),
     )
 
 

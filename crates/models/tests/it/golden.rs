@@ -12,7 +12,7 @@ use crate::run::{Logits, argmax, difference, generate};
 const MARGIN: f32 = 1e-3;
 
 /// The largest difference of the last logits; greedy tokens are compared in f32 only.
-fn tolerance(case: &Case, way: Way) -> f32 {
+pub(crate) fn tolerance(case: &Case, way: Way) -> f32 {
     match (case.dtype.as_str(), way) {
         ("F32", _) => 1e-4,
         ("F16", Way::Kernels) => 4e-3,

@@ -1,6 +1,7 @@
 //! Models against mlx-lm, against themselves, and against damaged checkpoints.
 #![expect(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
 
+mod embedding;
 mod golden;
 mod loading;
 mod metamorphic;

@@ -42,6 +42,10 @@ pub(crate) struct Case {
     pub(crate) greedy: Vec<u32>,
     /// Distance of the best two log-probabilities at each greedy token.
     pub(crate) margins: Vec<f32>,
+    /// The first dimensions of the final hidden states' mean over the prompt.
+    pub(crate) mean: Vec<f32>,
+    /// Of its last position's.
+    pub(crate) last: Vec<f32>,
 }
 
 impl Case {

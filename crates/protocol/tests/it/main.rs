@@ -4,8 +4,8 @@ use std::io::Cursor;
 
 use jackalope_protocol::frame::{self, MAX_FRAME_BYTES};
 use jackalope_protocol::{
-    CacheId, Fork, FrameError, FromRank, Hello, Input, Phase, RankMemory, Row, Sampling, Score,
-    Secret, StepPlan, ToRank,
+    CacheId, Embed, Fork, FrameError, FromRank, Hello, Input, Phase, Pooling, RankMemory, Row,
+    Sampling, Score, Secret, StepPlan, ToRank,
 };
 use proptest::prelude::*;
 
@@ -25,6 +25,7 @@ fn row() -> impl Strategy<Value = Row> {
             start,
             input,
             sample: bias.map(|logit_bias| Sampling { logit_bias, ..Sampling::greedy(start) }),
+            embed: targets.as_ref().map(|_| Embed { pooling: Pooling::Mean, num_tokens: start }),
             score: targets.map(|targets| Score { targets, num_top: 3 }),
         })
 }

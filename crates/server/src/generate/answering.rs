@@ -117,6 +117,7 @@ impl Answering {
             Event::Started { cached_tokens } => return Ok(Step::Started { cached_tokens }),
             Event::PromptScored { logprobs } => return Ok(Step::PromptScored(logprobs)),
             Event::Token { token, logprob } => choice.text.push(token, logprob),
+            Event::Embedded { .. } => unreachable!("no embedding was asked for"),
             Event::Finished { reason, .. } => choice.text.finish(reason),
             Event::NotANumber { .. } => return Err(ApiError::NotANumber),
             Event::Failed(failure) => return Err(ApiError::from_failure(failure)),

@@ -73,6 +73,8 @@ pub(crate) enum Finish {
     Length,
     /// The model wants tools called.
     ToolCalls,
+    /// Somebody ended it by its id.
+    Cancelled,
 }
 
 /// The state of one choice between two tokens.
@@ -168,6 +170,7 @@ impl ChoiceText {
             self.is_over = true;
             delta.finish = Some(match (reason, self.has_calls) {
                 (FinishReason::Length, _) => Finish::Length,
+                (FinishReason::Cancelled, _) => Finish::Cancelled,
                 (FinishReason::Stop, true) => Finish::ToolCalls,
                 (FinishReason::Stop, false) => Finish::Stop,
             });

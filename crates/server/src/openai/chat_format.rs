@@ -188,6 +188,7 @@ fn finish_name(finish: Finish) -> &'static str {
     match finish {
         Finish::Stop => "stop",
         Finish::Length => "length",
+        Finish::Cancelled => "abort",
         Finish::ToolCalls => "tool_calls",
     }
 }

@@ -176,6 +176,7 @@ fn finish_name(finish: Finish) -> &'static str {
     match finish {
         Finish::Stop | Finish::ToolCalls => "stop",
         Finish::Length => "length",
+        Finish::Cancelled => "abort",
     }
 }
 

@@ -1,0 +1,131 @@
+//! The open requests' streams: who hears what, and when it happened.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+
+use crate::handle::{Gauges, OpenRequest};
+use crate::metrics::Timeline;
+use crate::{Event, Failure, Request, RequestEnd, RequestId, RequestRecord, RequestStats};
+
+/// One caller's end of a request.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    pub(crate) events: mpsc::Sender<Event>,
+    /// Set before the last event is told.
+    pub(crate) record: Arc<OnceLock<RequestRecord>>,
+}
+
+/// Every open request.
+pub(super) struct Streams {
+    open: HashMap<RequestId, (Listener, Timeline)>,
+    gauges: Arc<Gauges>,
+    finished_at: Option<Instant>,
+}
+
+impl Streams {
+    pub(super) fn new(gauges: Arc<Gauges>) -> Streams {
+        Streams { open: HashMap::new(), gauges, finished_at: None }
+    }
+
+    pub(super) fn open(&mut self, id: RequestId, request: &Request, listener: Listener) {
+        let timeline = Timeline::new(id, request, Instant::now());
+        self.open.insert(id, (listener, timeline));
+    }
+
+    /// Counts what is about to be told, so that whoever hears it finds it in the numbers.
+    pub(super) fn note(&mut self, events: &[(RequestId, Event)], stats: &mut RequestStats) {
+        let now = Instant::now();
+        for (id, event) in events {
+            let Some((listener, timeline)) = self.open.get_mut(id) else { continue };
+            if let Some(record) = timeline.note(event, now, stats) {
+                listener.keep(record);
+            }
+        }
+    }
+
+    /// Tells an event that was counted.
+    pub(super) fn tell(&mut self, id: RequestId, event: Event) {
+        if event.is_last() {
+            let Some((listener, _)) = self.open.remove(&id) else { return };
+            // Before it is told, so that whoever hears it finds its place free.
+            self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
+            self.note_pace();
+            listener.tell(event);
+        } else if let Some((listener, _)) = self.open.get(&id) {
+            listener.tell(event);
+        }
+    }
+
+    /// Ends a request that cannot be completed. False if it has ended already.
+    pub(super) fn fail(
+        &mut self,
+        id: RequestId,
+        failure: &Failure,
+        stats: &mut RequestStats,
+    ) -> bool {
+        let Some((listener, timeline)) = self.open.remove(&id) else { return false };
+        self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
+        listener.keep(timeline.end(RequestEnd::Failed, Instant::now(), stats));
+        listener.tell(Event::Failed(failure.clone()));
+        true
+    }
+
+    /// Forgets a request whose caller has left. False if it has ended already.
+    pub(super) fn leave(&mut self, id: RequestId, stats: &mut RequestStats) -> bool {
+        let Some((_, timeline)) = self.open.remove(&id) else { return false };
+        self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
+        timeline.end(RequestEnd::Left, Instant::now(), stats);
+        true
+    }
+
+    /// Every open request, oldest first.
+    pub(super) fn ids(&self) -> Vec<RequestId> {
+        let mut ids: Vec<RequestId> = self.open.keys().copied().collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// What there is to say about every open request, oldest first.
+    pub(super) fn list(&self, is_running: impl Fn(RequestId) -> bool) -> Vec<OpenRequest> {
+        let now = Instant::now();
+        let describe = |id: RequestId| {
+            let (_, timeline) = &self.open[&id];
+            OpenRequest {
+                id,
+                tenant: timeline.tenant(),
+                priority: timeline.priority(),
+                is_running: is_running(id),
+                age: timeline.age(now),
+                usage: timeline.usage(),
+            }
+        };
+        self.ids().into_iter().map(describe).collect()
+    }
+
+    /// The moving average that tells refused callers when to come back.
+    fn note_pace(&mut self) {
+        let now = Instant::now();
+        if let Some(before) = self.finished_at.replace(now) {
+            let interval_us = u64::try_from((now - before).as_micros()).unwrap_or(u64::MAX);
+            let average = self.gauges.finish_interval_us.load(Ordering::Relaxed);
+            let average = if average == 0 { interval_us } else { (7 * average + interval_us) / 8 };
+            self.gauges.finish_interval_us.store(average, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Listener {
+    fn keep(&self, record: RequestRecord) {
+        // There is one last event, hence one record.
+        let _ = self.record.set(record);
+    }
+
+    fn tell(&self, event: Event) {
+        // A caller that has left does not mind; its cancellation is on the way.
+        let _ = self.events.try_send(event);
+    }
+}
