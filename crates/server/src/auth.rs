@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::header::AUTHORIZATION;
-use axum::http::{HeaderMap, Method};
+use axum::http::{HeaderMap, Method, Request};
 use sha2::{Digest, Sha256};
 use tracing::{info, warn};
 
@@ -74,9 +74,8 @@ impl Holder {
         self.tenant
     }
 
-    /// The priority of a request that wishes for one: never a better one than the key's.
-    pub(crate) fn priority(&self, wished: Option<i32>) -> i32 {
-        wished.map_or(self.priority, |wished| wished.max(self.priority))
+    pub(crate) fn priority(&self) -> i32 {
+        self.priority
     }
 
     /// Takes one request out of the key's limits.
@@ -293,7 +292,8 @@ fn is_for_admins(method: &Method, path: &str) -> bool {
 }
 
 /// Whether a request is one that counts against the limits of a key.
-pub(crate) fn is_limited(method: &Method, path: &str) -> bool {
+pub(crate) fn is_limited<B>(request: &Request<B>) -> bool {
+    let (method, path) = (request.method(), request.uri().path());
     *method == Method::POST && !is_for_admins(method, path)
 }
 

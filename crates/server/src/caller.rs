@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use jackalope_engine::TenantId;
+
 use crate::auth::Holder;
 use crate::otlp::TraceParent;
 
@@ -63,6 +65,17 @@ impl Caller {
     /// As [`Caller::scope`], for work that does not wait.
     pub(crate) fn scope_blocking<T>(self, work: impl FnOnce() -> T) -> T {
         CURRENT.sync_scope(self, work)
+    }
+
+    /// By what the engine tells whose requests are whose: each key's holder takes turns with others.
+    pub(crate) fn tenant(&self) -> Option<TenantId> {
+        self.holder.as_ref().map(|holder| TenantId(holder.tenant()))
+    }
+
+    /// The priority of a request that wishes for one: never a better one than the key's own.
+    pub(crate) fn priority(&self, wished: Option<i32>) -> i32 {
+        let own = self.holder.as_ref().map_or(0, |holder| holder.priority());
+        wished.map_or(own, |wished| wished.max(own))
     }
 
     /// The name of the key.

@@ -109,8 +109,6 @@ pub(crate) enum ApiError {
     QueueFull { queued: usize, limit: usize, retry_after: Duration },
     #[error("the key {name} has a limit of {limit} {what}, which is reached")]
     KeyLimit { name: String, limit: u32, what: &'static str, retry_after: Option<Duration> },
-    #[error("the request was cancelled")]
-    Cancelled,
     #[error("{limit} requests are open, more may not be")]
     TooManyStreams { limit: usize },
     #[error("{reason}")]
@@ -327,8 +325,6 @@ impl ApiError {
             E::KeyLimit { retry_after, .. } => {
                 Wire::limited("rate_limit_exceeded", retry_after.unwrap_or_default())
             }
-            // Whoever cancelled it knows; nothing is wrong with the server.
-            E::Cancelled => Wire::invalid(StatusCode::CONFLICT, "request_cancelled"),
             E::QueueFull { retry_after, .. } => Wire::limited("queue_full", *retry_after),
             E::TooManyStreams { .. } => Wire::limited("too_many_streams", Duration::ZERO),
             E::Unavailable { .. } => Wire::unavailable("unavailable"),

@@ -12,7 +12,7 @@ use crate::ServerState;
 use crate::ids::unix_time;
 use crate::journal::ErrorRecord;
 use crate::monitor::memory_of;
-use crate::numbers::{gib, rounded};
+use crate::numbers::rounded;
 use crate::origin::AllowedOrigins;
 
 /// Says that the process answers.
@@ -91,8 +91,6 @@ fn as_elsewhere(state: &ServerState, status: &Status) -> Value {
     let last_error = journal.errors().last().map(ErrorRecord::to_json);
     let ended: u64 = totals.models.values().map(|model| model.num_ended()).sum();
     let has_cors = state.config().origins != AllowedOrigins::None;
-    let mut told = memory.to_json();
-    told["peak_gb"] = json!(gib(state.samples().peak_active().max(memory.active)));
     let idle_seconds = journal.recent().last().map(|it| it.ended.elapsed().as_secs_f64());
     json!({
         "rank": 0,
@@ -101,7 +99,7 @@ fn as_elsewhere(state: &ServerState, status: &Status) -> Value {
         "model_type": "llm",
         "engine_type": "batched",
         "mcp": null,
-        "memory": told,
+        "memory": memory.to_json(),
         "memory_safe": memory.is_safe(),
         "monitor": {"running": true, "source": "ranks"},
         "requests_total": ended,

@@ -133,6 +133,9 @@ impl AllowedHosts {
 }
 
 fn without_port(host: &str) -> &str {
+    if host.parse::<IpAddr>().is_ok() {
+        return host;
+    }
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|it| it.is_ascii_digit()) => name,
         _ => host,

@@ -19,7 +19,12 @@ pub(crate) fn retry_after(state: &ServerState, status: StatusCode) -> Duration {
     let estimate = match status {
         // A place is free as soon as one answer ends.
         StatusCode::TOO_MANY_REQUESTS => state.journal().end_interval().or(Some(LEAST)),
-        _ => loading_time(&state.first_model().engine.status(), state.started_at().elapsed()),
+        _ => {
+            let status = state.first_model().engine.status();
+            // A rank that was brought back before takes as long again.
+            let again = status.recovery.took.filter(|_| status.state != EngineState::Starting);
+            loading_time(&status, state.started_at().elapsed()).or(again)
+        }
     };
     estimate.unwrap_or(UNKNOWN).clamp(LEAST, MOST)
 }

@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use tracing::{Instrument, debug, info_span};
 
 use crate::ServerState;
-use crate::auth::{Pass, is_limited};
+use crate::auth::{Holder, is_limited};
 use crate::caller::{Caller, kind_of};
 use crate::error::{ApiError, Dialect, Refusal, seconds};
 use crate::ids::new_id;
@@ -73,9 +73,10 @@ async fn answer(
     next: Next,
     dialect: Dialect,
 ) -> Response {
-    let admitted = check(state, &request).map(|admitted| {
-        caller.holder = admitted.holder;
-        admitted.pass
+    let admitted = check(state, &request).and_then(|holder| {
+        caller.holder = holder;
+        let limited = caller.holder.as_ref().filter(|_| is_limited(&request));
+        limited.map(|holder| holder.take()).transpose()
     });
     if let Some(key) = caller.key_name() {
         tracing::Span::current().record("key", key);
@@ -99,19 +100,10 @@ async fn answer(
     response.map(|body| until_end(body, pass))
 }
 
-/// Who asks, and the place that the request takes among those of the key.
-struct Admitted {
-    holder: Option<Arc<crate::auth::Holder>>,
-    pass: Option<Pass>,
-}
-
-fn check(state: &ServerState, request: &Request<Body>) -> Result<Admitted, ApiError> {
-    let (method, path) = (request.method(), request.uri().path());
+/// Who asks, if the request may be answered at all.
+fn check(state: &ServerState, request: &Request<Body>) -> Result<Option<Arc<Holder>>, ApiError> {
     state.config().hosts.check(request.headers())?;
-    let holder = state.api_keys().check(method, path, request.headers())?;
-    let limited = holder.as_ref().filter(|_| is_limited(method, path));
-    let pass = limited.map(|holder| holder.take()).transpose()?;
-    Ok(Admitted { holder, pass })
+    state.api_keys().check(request.method(), request.uri().path(), request.headers())
 }
 
 /// The answer of an error, with the moment to ask again as far as it can be told.

@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{Span, debug};
 
 use super::answering::{Answering, Step};
-use super::choice_text::{Delta, Finish};
+use super::choice_text::Delta;
 use super::job::Job;
 use super::wishes::Wishes;
 use crate::error::ApiError;
@@ -124,6 +124,8 @@ pub(crate) struct AnswerPlan {
     max_tokens: u32,
     /// The field that the prompt came from.
     param: &'static str,
+    /// How long the client waits.
+    timeout: Option<Duration>,
 }
 
 impl AnswerPlan {
@@ -136,6 +138,7 @@ impl AnswerPlan {
             num_choices: job.num_choices() * job.prompts.len(),
             max_tokens: job.prompts[0].requests[0].max_tokens(),
             param,
+            timeout: wishes.timeout,
         }
     }
 }
@@ -152,8 +155,6 @@ pub(crate) struct Answer<F: Format> {
     span: Span,
     is_over: bool,
     recorder: Recorder,
-    /// When each choice last had a token.
-    last_tokens: Vec<Option<Instant>>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -173,7 +174,8 @@ impl<F: Format> Answer<F> {
         place: OwnedSemaphorePermit,
     ) -> Result<Answer<F>, ApiError> {
         let limits = Arc::clone(serving.state().limits());
-        let bounds = (plan.param, limits.request_timeout);
+        let timeout = limits.request_timeout.into_iter().chain(plan.timeout).min();
+        let bounds = (plan.param, timeout);
         let answering = Answering::start(job, serving.engine(), serving.text(), bounds)?;
         let opening = Opening {
             answer_id: format.answer_id().map(str::to_owned),
@@ -186,7 +188,6 @@ impl<F: Format> Answer<F> {
         debug!(engine_ids = ?opening.engine_ids, answer = opening.answer_id, "submitted");
         Ok(Answer {
             recorder: Recorder::begin(serving, opening),
-            last_tokens: vec![None; plan.num_choices],
             answering,
             format,
             plan,
@@ -283,15 +284,7 @@ impl<F: Format> Answer<F> {
     /// What is newly known of which choice; none once all are over. Cancel safe.
     async fn next_delta(&mut self) -> Result<Option<(usize, Delta)>, ApiError> {
         loop {
-            let next = tokio::select! {
-                biased;
-                next = self.answering.next() => next,
-                () = self.recorder.cancelled() => {
-                    self.answering.end_all();
-                    Some(Err(ApiError::Cancelled))
-                }
-            };
-            let Some(step) = next else { return Ok(None) };
+            let Some(step) = self.answering.next().await else { return Ok(None) };
             let (choice_idx, step) = step?;
             match step {
                 // The other choices of a prompt find what the first one has left.
@@ -303,24 +296,16 @@ impl<F: Format> Answer<F> {
                 }
                 Step::PromptScored(logprobs) => self.format.prompt_scored(choice_idx, logprobs),
                 Step::Delta(delta) => {
-                    self.note_token(choice_idx, delta.finish);
+                    self.times.drew();
+                    self.recorder.drew(self.answering.completion_tokens());
+                    if let Some(finish) = delta.finish {
+                        self.recorder.choice_finished(finish);
+                    }
                     if !delta.is_empty() {
                         return Ok(Some((choice_idx, delta)));
                     }
                 }
             }
-        }
-    }
-
-    /// Takes the time of a token, or of a choice's end.
-    fn note_token(&mut self, choice_idx: usize, finish: Option<Finish>) {
-        self.times.drew();
-        let now = self.times.last;
-        self.recorder.drew(self.answering.completion_tokens());
-        if let Some(finish) = finish {
-            self.recorder.choice_finished(finish);
-        } else if let Some(before) = self.last_tokens[choice_idx].replace(now) {
-            self.recorder.token_gap(now.duration_since(before).as_secs_f64());
         }
     }
 

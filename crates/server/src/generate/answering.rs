@@ -135,8 +135,7 @@ impl Answering {
         generations.map(|generation| generation.id().0).collect()
     }
 
-    /// Cancels what has not ended.
-    pub(crate) fn end_all(&mut self) {
+    fn end_all(&mut self) {
         self.num_open = 0;
         for choice in &mut self.choices {
             choice.generation = None;

@@ -1,10 +1,13 @@
 //! What is wished for beside the prompt, checked. Every protocol brings it in the words of
 //! [`Common`].
 
+use std::time::Duration;
+
 use jackalope_engine::{Limits, Request, RequestOptions, SamplingOptions};
 use jackalope_protocol::TokenId;
 use serde_json::Value;
 
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::limits::ServerLimits;
 use crate::openai::request::{Common, Seed, Unsupported};
@@ -21,6 +24,8 @@ pub(crate) struct Wishes {
     pub(crate) is_stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) return_token_ids: bool,
+    /// How long the client waits for the whole answer.
+    pub(crate) timeout: Option<Duration>,
 }
 
 impl Wishes {
@@ -31,6 +36,7 @@ impl Wishes {
         if common.stream_options.is_some() && !is_stream {
             return Err(ApiError::Needs { param: "stream_options", needs: "stream to be true" });
         }
+        let caller = Caller::current();
         let num_choices = common.n.unwrap_or(1);
         check_range("n", num_choices, 1, limits.choices)?;
         let stream_options = common.stream_options.as_ref();
@@ -39,6 +45,8 @@ impl Wishes {
                 sampling: sampling(&common, serving)?,
                 stop_tokens: stop_tokens(common.stop_token_ids, limits)?,
                 ignore_eos: common.ignore_eos.unwrap_or(false),
+                priority: caller.priority(common.priority),
+                tenant: caller.tenant(),
                 ..RequestOptions::default()
             },
             num_choices,
@@ -47,6 +55,7 @@ impl Wishes {
             is_stream,
             include_usage: stream_options.and_then(|it| it.include_usage).unwrap_or(false),
             return_token_ids: common.return_token_ids.unwrap_or(false),
+            timeout: common.timeout.map(timeout).transpose()?,
         })
     }
 
@@ -138,6 +147,18 @@ fn sampling(common: &Common, serving: &Serving) -> Result<SamplingOptions, ApiEr
         logit_bias: logit_bias(common, serving.state().limits())?,
         seed: None,
     })
+}
+
+/// Longest time that a client may say it waits, in seconds.
+const TIMEOUT_SECONDS_MAX: f64 = 86_400.0;
+
+fn timeout(found: f64) -> Result<Duration, ApiError> {
+    let is_fit = 0.0 < found && found <= TIMEOUT_SECONDS_MAX;
+    let expected = || format!("above 0 and at most {TIMEOUT_SECONDS_MAX} seconds");
+    match is_fit {
+        true => Ok(Duration::from_secs_f64(found)),
+        false => Err(ApiError::out_of_range("timeout", &readable(found), expected())),
+    }
 }
 
 /// A number without three hundred zeros.

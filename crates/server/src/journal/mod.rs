@@ -4,7 +4,6 @@
 //!
 //! It knows counts, times and names; of what was asked and said it knows nothing.
 
-mod distribution;
 mod record;
 mod recorder;
 mod request_log;
@@ -23,7 +22,6 @@ use crate::ids::unix_time;
 use crate::numbers::rounded;
 use crate::otlp::SpanExporter;
 
-pub(crate) use distribution::Distribution;
 pub(crate) use record::{Ending, RequestRecord};
 pub(crate) use recorder::{OpenRequest, Opening, Recorder};
 pub use request_log::{RequestLog, RequestLogError};
@@ -137,13 +135,7 @@ impl Journal {
         id
     }
 
-    fn close(
-        &self,
-        open_id: u64,
-        record: RequestRecord,
-        finishes: &recorder::Finishes,
-        gaps: &Distribution,
-    ) {
+    fn close(&self, open_id: u64, record: RequestRecord, finishes: &recorder::Finishes) {
         let record = Arc::new(record);
         if let Some(log) = &self.log {
             log.push(&record);
@@ -153,7 +145,7 @@ impl Journal {
         }
         let mut pages = self.pages();
         pages.open.remove(&open_id);
-        named(&mut pages.models, &record.model).add(&record, finishes, gaps);
+        named(&mut pages.models, &record.model).add(&record, finishes);
         if let Some(key) = &record.key {
             let totals = named(&mut pages.keys, key);
             totals.requests += 1;

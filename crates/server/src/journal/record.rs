@@ -75,6 +75,7 @@ pub(crate) struct RequestRecord {
 }
 
 impl RequestRecord {
+    /// From the request to the first token.
     pub(crate) fn time_to_first_token(&self) -> Duration {
         self.queue_time + self.prefill_time
     }

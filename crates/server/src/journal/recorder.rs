@@ -4,13 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use jackalope_engine::EngineHandle;
-use tokio::sync::watch;
+use jackalope_engine::{EngineHandle, RequestId};
 
 use super::Journal;
-use super::distribution::Distribution;
 use super::record::{Ending, RequestRecord};
-use super::totals::TOKEN_SECONDS;
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::generate::{Finish, Summary};
@@ -40,7 +37,7 @@ pub(crate) struct OpenRequest {
     pub(crate) began: Instant,
     /// Drawn so far.
     pub(crate) completion_tokens: AtomicU32,
-    cancelled: watch::Sender<bool>,
+    engine: EngineHandle,
 }
 
 impl OpenRequest {
@@ -49,8 +46,13 @@ impl OpenRequest {
         *self.caller.request_id == *name || self.opening.answer_id.as_deref() == Some(name)
     }
 
-    pub(crate) fn cancel(&self) {
-        self.cancelled.send_replace(true);
+    /// Ends it on every rank; false if it has ended already.
+    pub(crate) async fn cancel(&self) -> bool {
+        let mut is_cancelled = false;
+        for id in &self.opening.engine_ids {
+            is_cancelled |= self.engine.cancel(RequestId(*id)).await;
+        }
+        is_cancelled
     }
 }
 
@@ -76,35 +78,32 @@ impl Finishes {
 #[derive(Debug)]
 pub(crate) struct Recorder {
     journal: Arc<Journal>,
-    engine: EngineHandle,
     open: Arc<OpenRequest>,
     open_id: u64,
     memory_before: u64,
     ending: Ending,
     finish_reason: Option<&'static str>,
     finishes: Finishes,
-    gaps: Distribution,
+    /// Whether somebody ended a choice by its name.
+    is_cancelled: bool,
     summary: Summary,
-    cancelled: watch::Receiver<bool>,
 }
 
 impl Recorder {
     /// Begins to follow an answer of the current caller's.
     pub(crate) fn begin(serving: &Serving, opening: Opening) -> Recorder {
         let journal = Arc::clone(serving.state().journal());
-        let (cancelled, is_cancelled) = watch::channel(false);
         let open = Arc::new(OpenRequest {
             caller: Caller::current(),
             model: serving.id().to_owned(),
             opening,
             began: Instant::now(),
             completion_tokens: AtomicU32::new(0),
-            cancelled,
+            engine: serving.engine().clone(),
         });
         let open_id = journal.open(Arc::clone(&open));
         Recorder {
             memory_before: active_bytes(serving.engine()),
-            engine: serving.engine().clone(),
             journal,
             open,
             open_id,
@@ -112,21 +111,9 @@ impl Recorder {
             ending: Ending::Cancelled,
             finish_reason: None,
             finishes: Finishes::default(),
-            gaps: Distribution::new(TOKEN_SECONDS),
+            is_cancelled: false,
             summary: Summary::default(),
-            cancelled: is_cancelled,
         }
-    }
-
-    /// Completes when somebody cancels the answer.
-    pub(crate) async fn cancelled(&mut self) {
-        // The sender lives as long as this value does.
-        self.cancelled.wait_for(|it| *it).await.ok();
-    }
-
-    /// Takes the time between two tokens of a choice.
-    pub(crate) fn token_gap(&mut self, seconds: f64) {
-        self.gaps.record(seconds);
     }
 
     /// Takes how many tokens there are by now.
@@ -140,21 +127,22 @@ impl Recorder {
             Finish::Stop => (&mut self.finishes.stop, "stop"),
             Finish::Length => (&mut self.finishes.length, "length"),
             Finish::ToolCalls => (&mut self.finishes.tool_calls, "tool_calls"),
+            Finish::Cancelled => (&mut self.finishes.abort, "abort"),
         };
         *count += 1;
+        self.is_cancelled |= finish == Finish::Cancelled;
         self.finish_reason.get_or_insert(name);
     }
 
     /// All has been told.
     pub(crate) fn succeeded(&mut self) {
-        self.ending = Ending::Ok;
+        self.ending = if self.is_cancelled { Ending::Cancelled } else { Ending::Ok };
     }
 
     /// It failed; `is_told` if the client has its head already, so that nobody else will note it.
     pub(crate) fn failed(&mut self, err: &ApiError, is_told: bool) {
         self.ending = match err {
             ApiError::TimedOut { .. } => Ending::Timeout,
-            ApiError::Cancelled => Ending::Cancelled,
             _ => Ending::Error(err.to_string()),
         };
         if is_told {
@@ -193,20 +181,21 @@ impl Recorder {
             has_tokens: 0 < summary.completion_tokens,
             ending: self.ending.clone(),
             finish_reason: self.finish_reason,
-            memory_bytes: (self.memory_before, active_bytes(&self.engine)),
+            memory_bytes: (self.memory_before, active_bytes(&self.open.engine)),
         }
     }
 }
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        let told = self.finishes.stop + self.finishes.length + self.finishes.tool_calls;
-        self.finishes.abort = (self.open.opening.num_choices as u64).saturating_sub(told);
+        let Finishes { stop, length, tool_calls, abort } = self.finishes;
+        let num_ended = stop + length + tool_calls + abort;
+        self.finishes.abort += (self.open.opening.num_choices as u64).saturating_sub(num_ended);
         let record = self.record();
         if let Some(holder) = &self.open.caller.holder {
             holder.used_tokens(record.prompt_tokens.saturating_add(record.completion_tokens));
         }
-        self.journal.close(self.open_id, record, &self.finishes, &self.gaps);
+        self.journal.close(self.open_id, record, &self.finishes);
     }
 }
 

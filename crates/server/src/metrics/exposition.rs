@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use crate::journal::Distribution;
+use jackalope_engine::Buckets;
 
 /// What a family of samples is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -43,15 +43,13 @@ impl Exposition {
     }
 
     /// All samples of a histogram.
-    pub(super) fn histogram(&mut self, name: &str, labels: Labels<'_>, values: &Distribution) {
-        let count = values.count();
-        let buckets = values.cumulative();
-        for (bound, count) in buckets.chain([(f64::INFINITY, count)]) {
+    pub(super) fn histogram(&mut self, name: &str, labels: Labels<'_>, values: &Buckets) {
+        for (bound, count) in values.cumulative() {
             write!(self.text, "{name}_bucket").expect("text takes all");
             self.push_labels(labels, Some(bound));
             self.push_value(count as f64);
         }
-        for (part, value) in [("sum", values.sum()), ("count", count as f64)] {
+        for (part, value) in [("sum", values.sum()), ("count", values.count() as f64)] {
             write!(self.text, "{name}_{part}").expect("text takes all");
             self.push_labels(labels, None);
             self.push_value(value);
@@ -113,7 +111,7 @@ mod tests {
         text.family("a", Kind::Gauge, "Some.");
         text.sample("a", &[("name", "x\"y\\z\n")], f64::NAN);
         text.family("b_seconds", Kind::Histogram, "Times.");
-        let mut times = Distribution::new(&[0.5, 1.0]);
+        let mut times = Buckets::new(&[0.5, 1.0]);
         [0.25, 0.75, 3.0].into_iter().for_each(|it| times.record(it));
         text.histogram("b_seconds", &[], &times);
         insta::assert_snapshot!(text.finish(), @r#"

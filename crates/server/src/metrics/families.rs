@@ -1,10 +1,10 @@
 //! Which numbers there are, under whose names. vLLM's come first, so that its dashboards work.
 
-use jackalope_engine::{RankStatus, Status};
+use jackalope_engine::{Buckets, EngineState, RankStatus, Status};
 
 use super::Seen;
 use super::exposition::Kind;
-use crate::journal::{Distribution, Ending, ModelTotals, Totals};
+use crate::journal::{Ending, ModelTotals, Totals};
 use crate::monitor::memory_of;
 
 /// One number, under one name.
@@ -27,13 +27,13 @@ const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> f64) 
 pub(super) struct HistogramFamily {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
-    pub(super) value: fn(&ModelTotals) -> &Distribution,
+    pub(super) value: fn(&Seen) -> &Buckets,
 }
 
 const fn histogram(
     name: &'static str,
     help: &'static str,
-    value: fn(&ModelTotals) -> &Distribution,
+    value: fn(&Seen) -> &Buckets,
 ) -> HistogramFamily {
     HistogramFamily { name, help, value }
 }
@@ -148,7 +148,7 @@ pub(super) const MODEL: &[Family<Seen>] = &[
         it.status.prefix.found_tokens as f64
     }),
     gauge("jackalope_up", "1 if the ranks compute.", |it| {
-        f64::from(u8::from(it.status.state == jackalope_engine::EngineState::Ready))
+        f64::from(u8::from(it.status.state == EngineState::Ready))
     }),
     gauge("jackalope_ranks", "Ranks of the model.", |it| it.status.ranks.len() as f64),
     counter("jackalope_requests_taken_total", "Requests the engine has taken.", |it| {
@@ -168,6 +168,12 @@ pub(super) const MODEL: &[Family<Seen>] = &[
     }),
     counter("jackalope_recoveries_total", "Times the ranks were brought back.", |it| {
         it.status.counters.recoveries as f64
+    }),
+    counter("jackalope_recovery_seconds_total", "Seconds without all ranks.", |it| {
+        it.status.recovery.total.as_secs_f64()
+    }),
+    gauge("jackalope_last_recovery_seconds", "How long the last loss of a rank took.", |it| {
+        it.status.recovery.took.map_or(0.0, |took| took.as_secs_f64())
     }),
     counter("jackalope_step_plan_seconds_total", "Seconds spent choosing what to compute.", |it| {
         it.status.steps.plan_ns as f64 / 1e9
@@ -195,35 +201,55 @@ pub(super) const MODEL: &[Family<Seen>] = &[
 /// Per model, with the label `model_name`.
 pub(super) const MODEL_HISTOGRAMS: &[HistogramFamily] = &[
     histogram("vllm:time_to_first_token_seconds", "From request to first token.", |it| {
-        &it.first_token
+        &it.status.requests.first_token_s
     }),
-    histogram("vllm:inter_token_latency_seconds", "Between two tokens.", |it| &it.token_gaps),
-    histogram("vllm:time_per_output_token_seconds", "Mean of a request.", |it| &it.time_per_token),
-    histogram("vllm:e2e_request_latency_seconds", "From request to end.", |it| &it.total_time),
+    histogram("vllm:inter_token_latency_seconds", "Between two tokens.", |it| {
+        &it.status.requests.between_tokens_s
+    }),
+    histogram("vllm:time_per_output_token_seconds", "As vllm:inter_token_latency_seconds.", |it| {
+        &it.status.requests.between_tokens_s
+    }),
+    histogram(
+        "vllm:request_time_per_output_token_seconds",
+        "Mean time between tokens of a request.",
+        |it| &it.status.requests.per_output_token_s,
+    ),
+    histogram("vllm:e2e_request_latency_seconds", "From request to end.", |it| {
+        &it.status.requests.total_s
+    }),
     histogram("vllm:request_queue_time_seconds", "From request to first step.", |it| {
-        &it.queue_time
+        &it.status.requests.queue_s
     }),
     histogram("vllm:request_inference_time_seconds", "From first step to end.", |it| {
-        &it.inference_time
+        &it.status.requests.inference_s
     }),
     histogram("vllm:request_prefill_time_seconds", "From first step to first token.", |it| {
-        &it.prefill_time
+        &it.status.requests.prefill_s
     }),
     histogram("vllm:request_decode_time_seconds", "From first token to last.", |it| {
-        &it.decode_time
+        &it.status.requests.decode_s
     }),
-    histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", |it| &it.prompt_lengths),
+    histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", |it| {
+        &it.status.requests.prompt_tokens
+    }),
     histogram("vllm:request_generation_tokens", "Tokens drawn for a request.", |it| {
-        &it.answer_lengths
+        &it.status.requests.generation_tokens
     }),
-    histogram("vllm:request_params_max_tokens", "Tokens asked for.", |it| &it.max_tokens),
-    histogram("vllm:request_max_num_generation_tokens", "Tokens asked for.", |it| &it.max_tokens),
-    histogram("vllm:request_params_n", "Choices asked for.", |it| &it.choices),
+    histogram("vllm:request_params_max_tokens", "Tokens asked for.", |it| {
+        &it.status.requests.max_tokens
+    }),
+    histogram("vllm:request_max_num_generation_tokens", "Tokens asked for.", |it| {
+        &it.status.requests.max_tokens
+    }),
     histogram("vllm_mlx_inference_ttft_seconds", "From request to first token.", |it| {
-        &it.first_token
+        &it.status.requests.first_token_s
     }),
     histogram("vllm_mlx_inference_request_duration_seconds", "From request to end.", |it| {
-        &it.total_time
+        &it.status.requests.total_s
+    }),
+    histogram("vllm:request_params_n", "Choices asked for.", |it| &it.totals.choices),
+    histogram("vllm:iteration_tokens_total", "Tokens computed per step.", |it| {
+        &it.status.steps.iteration_tokens
     }),
 ];
 
@@ -234,6 +260,9 @@ pub(super) const RANK: &[Family<RankStatus>] = &[
     }),
     gauge("jackalope_rank_active_bytes", "Memory of live arrays.", |it| {
         it.memory.active_bytes as f64
+    }),
+    gauge("jackalope_rank_peak_bytes", "The most memory of live arrays so far.", |it| {
+        it.memory.peak_bytes as f64
     }),
     gauge("jackalope_rank_cache_bytes", "Memory that MLX keeps for reuse.", |it| {
         it.memory.cache_bytes as f64
@@ -254,6 +283,15 @@ pub(super) const RANK: &[Family<RankStatus>] = &[
     }),
     counter("jackalope_rank_collectives_seconds_total", "Seconds in collectives.", |it| {
         it.timings.collectives_us as f64 / 1e6
+    }),
+    counter("jackalope_rank_waiting_seconds_total", "Of those, waiting for peers.", |it| {
+        it.timings.waiting_us as f64 / 1e6
+    }),
+    counter("jackalope_rank_sent_bytes_total", "Bytes sent to other ranks.", |it| {
+        it.timings.sent_bytes as f64
+    }),
+    counter("jackalope_rank_received_bytes_total", "Bytes received from other ranks.", |it| {
+        it.timings.received_bytes as f64
     }),
     counter("jackalope_rank_sampling_seconds_total", "Seconds drawing tokens.", |it| {
         it.timings.sampling_us as f64 / 1e6

@@ -73,7 +73,7 @@ fn push_models(text: &mut Exposition, seen: &[Seen]) {
         text.family(family.name, Kind::Histogram, family.help);
         for model in seen {
             let labels = [("model_name", model.name.as_str()), ("engine", ENGINE)];
-            text.histogram(family.name, &labels, (family.value)(&model.totals));
+            text.histogram(family.name, &labels, (family.value)(model));
         }
     }
 }

@@ -38,7 +38,7 @@ pub(crate) async fn status(State(state): State<ServerState>) -> Json<Value> {
         "total_completion_tokens": status.counters.drawn_tokens,
         "metal": {
             "active_memory_gb": gib(memory.active),
-            "peak_memory_gb": gib(state.samples().peak_active().max(memory.active)),
+            "peak_memory_gb": gib(memory.peak),
             "cache_memory_gb": gib(memory.cache),
         },
         "cache": cache_json(&status),
@@ -106,11 +106,20 @@ pub(crate) async fn cancel(
     let Some(first) = found.first() else {
         return Err(ApiError::UnknownRequest { found: id });
     };
-    found.iter().for_each(|it| it.cancel());
+    let mut cancelled = false;
+    for request in &found {
+        cancelled |= request.cancel().await;
+    }
     Ok(Json(json!({
         "object": "request.cancel",
         "id": id,
-        "cancelled": true,
+        "cancelled": cancelled,
         "model": first.model,
     })))
+}
+
+/// `DELETE /v1/cache` and `/v1/cache/prefix`: gives back what is kept of finished sequences.
+pub(crate) async fn clear_cache(State(state): State<ServerState>) -> Json<Value> {
+    let cleared = state.first_model().engine.clear_prefixes().await;
+    Json(json!({"status": "cleared", "caches": ["prefix"], "cleared_entries": cleared}))
 }

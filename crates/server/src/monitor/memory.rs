@@ -39,6 +39,8 @@ pub(crate) struct MemoryUse {
     pub(crate) active: u64,
     pub(crate) cache: u64,
     pub(crate) kv: u64,
+    /// The most that was active at once.
+    pub(crate) peak: u64,
     pub(crate) weights: u64,
     /// What the rank has and may take; 0 if unknown.
     pub(crate) total: u64,
@@ -52,6 +54,7 @@ impl MemoryUse {
             active: rank.memory.active_bytes,
             cache: rank.memory.cache_bytes,
             kv: rank.memory.kv_bytes,
+            peak: rank.memory.peak_bytes.max(rank.memory.active_bytes),
             weights,
             total: if free == 0 { 0 } else { weights + free },
         }
@@ -62,6 +65,7 @@ impl MemoryUse {
             active: self.active + other.active,
             cache: self.cache + other.cache,
             kv: self.kv + other.kv,
+            peak: self.peak + other.peak,
             weights: self.weights + other.weights,
             total: self.total + other.total,
         }
@@ -81,6 +85,7 @@ impl MemoryUse {
         json!({
             "active_gb": gib(self.active),
             "cache_gb": gib(self.cache),
+            "peak_gb": gib(self.peak),
             "kv_gb": gib(self.kv),
             "weights_gb": gib(self.weights),
             "limit_gb": rounded(gib(self.total), 1),
@@ -125,12 +130,6 @@ impl Samples {
         let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         list.iter().skip(list.len().saturating_sub(count)).copied().collect()
     }
-
-    /// The most that was active at once, as far as was looked.
-    pub(crate) fn peak_active(&self) -> u64 {
-        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        list.iter().map(|sample| sample.memory.active).max().unwrap_or(0)
-    }
 }
 
 fn sample(state: &ServerState) -> Sample {
@@ -166,7 +165,7 @@ pub(crate) async fn memory(State(state): State<ServerState>) -> Json<Value> {
     let mlx = json!({
         "timestamp": rounded(now.at, 3),
         "active_gb": gib(total.active),
-        "peak_gb": gib(state.samples().peak_active()),
+        "peak_gb": gib(total.peak),
         "cache_gb": gib(total.cache),
         "limit_gb": gib(total.total),
         "cache_limit_gb": gib(status.kv.budget_bytes),
@@ -216,7 +215,7 @@ pub(crate) async fn memory(State(state): State<ServerState>) -> Json<Value> {
             "thresholds": {"warn": PRESSURE_WARN, "critical": PRESSURE_CRITICAL},
             "mlx": {
                 "active_gb": gib(total.active),
-                "peak_gb": gib(state.samples().peak_active()),
+                "peak_gb": gib(total.peak),
                 "cache_gb": gib(total.cache),
                 "limit_gb": gib(total.total),
                 "pressure_pct": total.pressure(),

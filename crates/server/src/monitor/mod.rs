@@ -48,6 +48,8 @@ pub(crate) fn routes() -> Router<ServerState> {
         .route("/errors", get_only(get(history::errors)))
         .route("/v1/status", get_only(get(admin::status)))
         .route("/v1/cache/stats", get_only(get(admin::cache_stats)))
+        .route("/v1/cache", delete_only(delete(admin::clear_cache)))
+        .route("/v1/cache/prefix", delete_only(delete(admin::clear_cache)))
         .route("/v1/requests/{id}", delete_only(delete(admin::cancel)))
         .route("/v1/requests/{id}/cancel", post_only(post(admin::cancel)))
 }

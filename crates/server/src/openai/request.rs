@@ -34,6 +34,8 @@ pub(crate) struct Common {
     pub(crate) stream: Option<bool>,
     pub(crate) stream_options: Option<StreamOptions>,
     pub(crate) return_token_ids: Option<bool>,
+    pub(crate) priority: Option<i32>,
+    pub(crate) timeout: Option<f64>,
 }
 
 /// Fields of `POST /v1/chat/completions` alone.

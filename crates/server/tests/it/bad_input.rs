@@ -338,7 +338,7 @@ async fn wrong_addresses_are_told_apart() {
     let error = unknown.error();
     assert_eq!((&error["param"], &error["code"]), (&json!("model"), &json!("model_not_found")));
     for path in
-        ["/v1/models/gpt-5", "/v1/models/%ff", "/v1/embeddings", "/", "/v2/chat/completions"]
+        ["/v1/models/gpt-5", "/v1/models/%ff", "/v1/embeddings", "//", "/v2/chat/completions"]
     {
         let reply = server.get(path).await;
         assert_eq!(reply.status, 404, "{path}");
