@@ -5,6 +5,7 @@
 
 mod checkpoint;
 mod commands;
+mod edge;
 mod endings;
 mod hosts;
 mod http;
