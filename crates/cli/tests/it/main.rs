@@ -6,6 +6,7 @@
 mod checkpoint;
 mod commands;
 mod edge;
+mod embedding;
 mod endings;
 mod hosts;
 mod http;

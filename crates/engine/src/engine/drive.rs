@@ -276,8 +276,10 @@ impl<G: RankGroup> Driver<G> {
                 let _ = answer.send(is_open);
             }
             Question::ClearPrefixes { answer } => {
-                let _ = answer.send(scheduler.map_or(0, Scheduler::clear_prefixes));
+                let num_cleared = scheduler.map_or(0, Scheduler::clear_prefixes);
+                // Before it is told, so that whoever hears it finds it in the numbers.
                 self.publish();
+                let _ = answer.send(num_cleared);
             }
             Question::OpenRequests { answer } => {
                 let scheduler = self.scheduler.as_ref();

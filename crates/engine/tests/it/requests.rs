@@ -138,7 +138,9 @@ fn open_requests_are_listed_with_who_asks_and_whether_they_run() {
         let tenant = Some(TenantId(tenant));
         fixture.submit(RequestOptions { tenant, priority, ..options }).unwrap()
     };
-    let open = [submit(4, 0), submit(5, -2)];
+    let mut first = submit(4, 0);
+    assert!(matches!(first.next_blocking(), Some(Event::Started { .. })));
+    let open = [first, submit(5, -2)];
     let list: Vec<OpenRequest> = block_on(fixture.handle.open_requests());
     let told: Vec<_> =
         list.iter().map(|it| (it.id, it.tenant, it.priority, it.is_running)).collect();

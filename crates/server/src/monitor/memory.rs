@@ -178,25 +178,12 @@ pub(crate) async fn memory(State(state): State<ServerState>) -> Json<Value> {
         "system_used_gb": gib(total.active + total.cache),
         "actual_available_gb": gib(available),
     });
-    let mut slot = json!({"loaded": now.is_loaded});
-    if now.is_loaded {
-        let load_ms = status.ranks.iter().filter_map(|rank| rank.facts.as_ref()?.load_ms.into());
-        slot = json!({
-            "loaded": true,
-            "model_id": model.id,
-            "strategy": "tensor_parallel",
-            "load_time_s": rounded(load_ms.max().unwrap_or(0_u64) as f64 / 1e3, 3),
-            "size_gb": gib(total.weights),
-            "loaded_at": model.created,
-            "uptime_s": state.started_at().elapsed().as_secs(),
-        });
-    }
     Json(json!({
         "ok": true,
         "mlx": mlx,
         // What the machines have beside the ranks is not known here.
         "system": {"available": false},
-        "slot": slot,
+        "slot": slot(&state, &status, total.weights),
         "limits": {
             "memory_limit_gb": gib(total.total),
             "cache_limit_gb": gib(status.kv.budget_bytes),
@@ -230,6 +217,24 @@ pub(crate) async fn memory(State(state): State<ServerState>) -> Json<Value> {
         },
         "ranks": by_rank(&status),
     }))
+}
+
+/// What is loaded, as mlx-jaccl-cluster tells it.
+fn slot(state: &ServerState, status: &Status, weights_bytes: u64) -> Value {
+    let model = state.first_model();
+    if status.ranks.iter().any(|rank| rank.facts.is_none()) {
+        return json!({"loaded": false});
+    }
+    let load_ms = status.ranks.iter().filter_map(|rank| Some(rank.facts.as_ref()?.load_ms));
+    json!({
+        "loaded": true,
+        "model_id": model.id,
+        "strategy": "tensor_parallel",
+        "load_time_s": rounded(load_ms.max().unwrap_or(0) as f64 / 1e3, 3),
+        "size_gb": gib(weights_bytes),
+        "loaded_at": model.created,
+        "uptime_s": state.started_at().elapsed().as_secs(),
+    })
 }
 
 /// Memory of each rank, by its number.
