@@ -2,6 +2,7 @@
 
 mod autoconfig;
 mod doctor;
+mod edge;
 pub(crate) mod hosts;
 pub(crate) mod install;
 pub(crate) mod machines;
@@ -17,6 +18,7 @@ use jackalope_protocol::TokenId;
 
 pub(crate) use autoconfig::{AutoconfigArgs, OverArg, WantedBackend};
 pub(crate) use doctor::{ClusterInfoArgs, DoctorArgs, FingerprintArgs, MachinesArgs};
+pub(crate) use edge::EdgeArgs;
 pub(crate) use models::{
     CheckArgs, ListArgs, ModelsArgs, ModelsCommand, ModelsSyncArgs, PullArgs, RemoveArgs,
 };
@@ -207,12 +209,8 @@ pub(crate) struct ServeArgs {
     /// Name of the model in the API. Default: ORG/NAME, or the directory's name.
     #[arg(long, value_name = "NAME")]
     pub(crate) model_id: Option<String>,
-    /// Keys that clients must present, separated by commas.
-    #[arg(long, value_delimiter = ',', value_name = "KEYS")]
-    pub(crate) api_key: Vec<String>,
-    /// Listen beyond this machine without keys.
-    #[arg(long)]
-    pub(crate) insecure: bool,
+    #[command(flatten)]
+    pub(crate) edge: EdgeArgs,
     /// Tokens of an answer whose request does not say. Default: 16 for a completion, else the context.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) default_max_tokens: Option<u32>,

@@ -5,7 +5,6 @@ use std::io::{BufRead, BufReader, IsTerminal};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use jackalope_server::ServerConfig;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -31,7 +30,7 @@ pub(crate) async fn run(args: ChatArgs, environment: &Environment) -> anyhow::Re
         cluster.ready().await?;
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let served = served(&model.name, &cluster);
-        let server = HttpServer::start(listener, served, ServerConfig::default())?;
+        let server = HttpServer::start(listener, served, Default::default())?;
         let url = format!("http://{}", server.addr);
         let result = converse_until_interrupted(ChatArgs { url, ..args }).await;
         server.stop().await;

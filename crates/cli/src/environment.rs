@@ -47,6 +47,8 @@ const MLX_HOSTFILE: &str = "MLX_HOSTFILE";
 /// Where rank 0 of JACCL listens; and its shorter name.
 const MLX_JACCL_COORDINATOR: &str = "MLX_JACCL_COORDINATOR";
 const JACCL_COORDINATOR: &str = "JACCL_COORDINATOR";
+/// The collector of traces, as OpenTelemetry's programs name it.
+const OTEL_EXPORTER_OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 /// What to run as ssh.
 const JACKALOPE_SSH: &str = "JACKALOPE_SSH";
 
@@ -67,6 +69,8 @@ pub(crate) struct Environment {
     home: Option<PathBuf>,
     /// Variables that are settings of `serve`.
     settings: BTreeMap<String, String>,
+    /// The collector of traces.
+    pub(crate) otlp: Option<String>,
     /// What to run as ssh.
     pub(crate) ssh: Option<String>,
     /// What MLX's launchers tell a rank.
@@ -161,6 +165,7 @@ impl Environment {
         let endpoint = text(HF_ENDPOINT).unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
         Environment {
             home: path(JACKALOPE_HOME).or_else(|| below_home(".jackalope")),
+            otlp: text(OTEL_EXPORTER_OTLP_ENDPOINT),
             ssh: text(JACKALOPE_SSH),
             mlx: MlxEnvironment {
                 rank: text(MLX_RANK).and_then(|it| it.trim().parse().ok()),

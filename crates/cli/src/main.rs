@@ -8,6 +8,7 @@ mod chat;
 mod cluster;
 mod config;
 mod doctor;
+mod edge;
 mod environment;
 mod fingerprint;
 mod generate;

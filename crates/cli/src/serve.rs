@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use jackalope_cluster::home::Home;
 use jackalope_cluster::placement::ModelFacts;
 use jackalope_engine::{SamplingOptions, Status};
-use jackalope_server::{ApiKeys, Model, ModelDetails, ServerConfig, ServerLimits, ServerState};
+use jackalope_server::{Model, ModelDetails, Reporting, ServerConfig, ServerState};
 use jackalope_text::GenerationDefaults;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
@@ -24,7 +24,7 @@ use crate::config::Resolved;
 use crate::environment::Environment;
 use crate::operate::{self, ServeRecord, Start};
 use crate::output::{self, OutputError};
-use crate::{models, split};
+use crate::{edge, models, split};
 
 /// An HTTP server that answers for a cluster.
 pub(crate) struct HttpServer {
@@ -38,10 +38,10 @@ impl HttpServer {
     pub(crate) fn start(
         listener: TcpListener,
         model: Model,
-        config: ServerConfig,
+        (config, reporting): (ServerConfig, Reporting),
     ) -> anyhow::Result<HttpServer> {
         let addr = listener.local_addr()?;
-        let state = ServerState::new(model, config);
+        let state = ServerState::reporting(model, config, reporting);
         let (stop, mut stopped) = watch::channel(false);
         let task = tokio::spawn(jackalope_server::serve(listener, state, async move {
             // An error means that the sender is gone, which is a stop as well.
@@ -84,7 +84,9 @@ pub(crate) async fn run(
     resolved.notes.iter().for_each(|it| output::note(it));
     raise_open_files(resolved.open_files);
     let host = listen_ip(&mut args)?;
-    check_exposure(host, &args)?;
+    let config = edge::config(host, &args)?;
+    let reporting = edge::reporting(&args.edge, environment)?;
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
     let model = models::locate(&args.model.model, environment)?;
     let addr = SocketAddr::new(host, args.port);
     let listener = TcpListener::bind(addr).await.with_context(|| {
@@ -97,28 +99,21 @@ pub(crate) async fn run(
     let mut hand_over = signal(SignalKind::user_defined1())?;
     let model_id = args.model_id.clone().unwrap_or_else(|| model.name.clone());
     let start = Start::of(resolved, environment);
-    let url = format!("http://{}", listener.local_addr()?);
+    let url = format!("{scheme}://{}", listener.local_addr()?);
     let _record = Written::new(environment, (&args, &start), (&url, &model_id));
     let mut cluster = Cluster::start(&model, &args.model.ranks, environment).await?;
-    let limits = ServerLimits {
-        request_timeout: args.request_timeout,
-        default_max_tokens: args.default_max_tokens,
-        ..ServerLimits::default()
-    };
-    let api_keys = ApiKeys::new(&args.api_key);
-    let config = ServerConfig { limits, api_keys, ..ServerConfig::default() };
     let served = Model {
         enable_thinking: args.thinking,
         details: details(&model.dir),
         ..served(&model_id, &cluster)
     };
-    let server = HttpServer::start(listener, served, config)?;
+    let server = HttpServer::start(listener, served, (config, reporting))?;
     let serving = async {
         let status = cluster.ready().await?;
         if let Some(Err(err)) = environment.home().ok().map(|home| start.remember(&home)) {
             tracing::warn!(%err, "`restart` will not know these arguments");
         }
-        if let Err(err) = announce(&args, &model_id, server.addr, &status) {
+        if let Err(err) = announce(&args, &model_id, &url, &status) {
             // Who asks over HTTP does not care.
             tracing::warn!(%err, "nobody was told that the server is ready");
         }
@@ -259,34 +254,13 @@ fn sampling_defaults(recommended: &GenerationDefaults) -> SamplingOptions {
     }
 }
 
-/// A server that everybody can reach asks for keys, unless its owner says otherwise.
-fn check_exposure(host: IpAddr, args: &ServeArgs) -> anyhow::Result<()> {
-    let is_loopback = match host {
-        IpAddr::V4(host) => host.is_loopback(),
-        IpAddr::V6(host) => host.is_loopback(),
-    };
-    if !is_loopback && args.api_key.is_empty() && !args.insecure {
-        bail!(
-            "{} can be reached from other machines, and no key is asked for\n\
-             hint: pass `--api-key KEY`, or `--insecure` to serve everybody",
-            host
-        );
-    }
-    ensure!(
-        args.api_key.iter().all(|key| !key.trim().is_empty()),
-        "a key of `--api-key` is empty\nhint: separate keys by single commas"
-    );
-    Ok(())
-}
-
 /// Tells where the server is.
 fn announce(
     args: &ServeArgs,
     model_id: &str,
-    addr: SocketAddr,
+    url: &str,
     status: &Status,
 ) -> Result<(), OutputError> {
-    let url = format!("http://{addr}");
     if args.json {
         let ranks = split::json(status);
         return output::line(json!({
@@ -297,6 +271,7 @@ fn announce(
     output::line(format_args!(
         "{model_id} on {} ranks is ready\n{}\n  \
          OpenAI API   {url}/v1\n  \
+         dashboard    {url}/dashboard\n  \
          talk to it   jackalope chat --url {url}\n  \
          stop it      Ctrl-C",
         status.ranks.len(),

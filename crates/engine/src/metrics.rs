@@ -40,7 +40,9 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    fn new(bounds: &'static [f64]) -> Buckets {
+    /// Empty buckets with these bounds, which have to rise.
+    pub fn new(bounds: &'static [f64]) -> Buckets {
+        debug_assert!(bounds.is_sorted(), "bounds rise");
         Buckets { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
     }
 
@@ -50,7 +52,7 @@ impl Buckets {
     }
 
     /// Counts a value. A bound belongs to its own bucket.
-    pub(crate) fn record(&mut self, value: f64) {
+    pub fn record(&mut self, value: f64) {
         let idx = self.bounds.partition_point(|bound| *bound < value);
         self.counts[idx] += 1;
         self.sum += value;

@@ -1,76 +1,308 @@
-//! Who may ask: API keys, kept hashed and compared in constant time.
+//! Who may ask: API keys, kept hashed and compared in constant time, and what each may ask for.
+//!
+//! Keys come from the command line and from a file, which is read again when it changes. A key's
+//! name appears in logs, records and metrics; the key itself nowhere.
+
+mod key_file;
+mod quota;
 
 use std::fmt;
 use std::hint::black_box;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderMap, Method, Request};
 use sha2::{Digest, Sha256};
+use tracing::{info, warn};
 
 use crate::error::ApiError;
+use key_file::{FileKey, Stamp};
+use quota::{KeyLimits, Quota, Reached};
 
-/// Paths that are answered without a key, so that a supervisor needs none. They tell no more than
-/// whether the server is up.
-const OPEN_PATHS: [&str; 2] = ["/health/live", "/health/ready"];
+pub use key_file::KeyFileError;
+pub(crate) use quota::Pass;
+
+/// Paths that are answered without a key, so that a supervisor needs none, and a browser can show
+/// the page that asks for one. They tell no more than whether the server is up.
+const OPEN_PATHS: [&str; 4] = ["/", "/dashboard", "/health/live", "/health/ready"];
+
+/// Paths, and what they begin with, that are for administrators: what touches everybody's requests
+/// or models, or tells of them.
+const ADMIN_PATHS: [&str; 2] = ["/errors", "/requests"];
+const ADMIN_PREFIXES: [&str; 2] = ["/requests/", "/v1/requests/"];
+
+/// The same, where something is changed.
+const ADMIN_CHANGES: [&str; 8] = [
+    "/model/load",
+    "/model/unload",
+    "/model/gc",
+    "/v1/cache",
+    "/v1/cache/prefix",
+    "/api/pull",
+    "/api/delete",
+    "/api/copy",
+];
+
+/// How often the file of keys is looked at, at most.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Headers that a key may stand in by itself.
+const KEY_HEADERS: [&str; 2] = ["x-api-key", "xi-api-key"];
+
+/// Somebody who has a key.
+#[derive(Debug)]
+pub(crate) struct Holder {
+    name: String,
+    limits: KeyLimits,
+    /// Lower values are handled earlier.
+    priority: i32,
+    is_admin: bool,
+    /// Tells holders apart, for as long as the server runs.
+    tenant: u32,
+    quota: Arc<Quota>,
+}
+
+impl Holder {
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The number by which the engine knows whose requests are whose.
+    pub(crate) fn tenant(&self) -> u32 {
+        self.tenant
+    }
+
+    pub(crate) fn priority(&self) -> i32 {
+        self.priority
+    }
+
+    /// Takes one request out of the key's limits.
+    pub(crate) fn take(&self) -> Result<Pass, ApiError> {
+        self.quota.take(&self.limits, Instant::now()).map_err(|reached| {
+            let Reached { what, limit, retry_after } = reached;
+            ApiError::KeyLimit { name: self.name.clone(), limit, what, retry_after }
+        })
+    }
+
+    /// Takes tokens out of the key's limits.
+    pub(crate) fn used_tokens(&self, tokens: u32) {
+        self.quota.used_tokens(&self.limits, tokens, Instant::now());
+    }
+
+    /// Tells what is left of the key's limits.
+    pub(crate) fn tell_limits(&self, headers: &mut HeaderMap) {
+        self.quota.tell(&self.limits, Instant::now(), headers);
+    }
+}
 
 /// The keys that are accepted; with none, everybody is served.
 #[derive(Clone, Default)]
 pub struct ApiKeys {
-    digests: Vec<[u8; 32]>,
+    ring: Arc<Mutex<Ring>>,
+    /// Whether a file is looked at; an empty one serves nobody, not everybody.
+    has_file: bool,
+}
+
+#[derive(Default)]
+struct Ring {
+    /// Given once and for all.
+    fixed: Vec<FileKey>,
+    /// As the file was read last.
+    from_file: Vec<FileKey>,
+    file: Option<WatchedFile>,
+    keys: Vec<([u8; 32], Arc<Holder>)>,
+    /// Every name there ever was, by tenant, with what was used under it.
+    tenants: Vec<(String, Arc<Quota>)>,
+}
+
+struct WatchedFile {
+    path: PathBuf,
+    stamp: Option<Stamp>,
+    looked: Instant,
 }
 
 impl fmt::Debug for ApiKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ApiKeys({} keys)", self.digests.len())
+        write!(f, "ApiKeys({} keys)", self.lock().keys.len())
     }
 }
 
 impl ApiKeys {
-    /// Accepts these keys. White space around a key does not belong to it; empty keys are dropped.
+    /// Accepts these keys, which are called `key-1`, `key-2`, … White space around a key does not
+    /// belong to it; empty keys are dropped.
     pub fn new<K: AsRef<str>>(keys: impl IntoIterator<Item = K>) -> ApiKeys {
-        let digests = keys
-            .into_iter()
-            .map(|key| key.as_ref().trim().to_owned())
-            .filter(|key| !key.is_empty())
-            .map(|key| Sha256::digest(key.as_bytes()).into())
-            .collect();
-        ApiKeys { digests }
+        ApiKeys::default().with_fixed(keys, "key", false)
+    }
+
+    /// Accepts these keys too, for everything that administrators may do. They are called `admin-1`,
+    /// `admin-2`, …
+    #[must_use]
+    pub fn with_admins<K: AsRef<str>>(self, keys: impl IntoIterator<Item = K>) -> ApiKeys {
+        self.with_fixed(keys, "admin", true)
+    }
+
+    /// Accepts the keys of a file too, as it is from time to time.
+    ///
+    /// # Errors
+    /// If the file is not what it has to be. One that breaks later is warned of, and the keys that
+    /// were read last stay.
+    pub fn with_file(mut self, path: &Path) -> Result<ApiKeys, KeyFileError> {
+        let stamp = Stamp::of(path);
+        let keys = key_file::read(path)?;
+        if key_file::is_readable_by_others(path) {
+            warn!(path = %path.display(), "others can read the file of keys; chmod 600 keeps them out");
+        }
+        self.has_file = true;
+        {
+            let mut ring = self.lock();
+            ring.file = Some(WatchedFile { path: path.to_owned(), stamp, looked: Instant::now() });
+            ring.from_file = keys;
+            ring.rebuild();
+        }
+        Ok(self)
+    }
+
+    fn with_fixed<K: AsRef<str>>(
+        self,
+        keys: impl IntoIterator<Item = K>,
+        prefix: &str,
+        is_admin: bool,
+    ) -> ApiKeys {
+        let keys = keys.into_iter().map(|key| key.as_ref().trim().to_owned());
+        let keys = keys.filter(|key| !key.is_empty()).enumerate().map(|(idx, key)| FileKey {
+            name: format!("{prefix}-{}", idx + 1),
+            digest: Sha256::digest(key.as_bytes()).into(),
+            limits: KeyLimits::default(),
+            priority: 0,
+            is_admin,
+        });
+        {
+            let mut ring = self.lock();
+            // An administrator's key that is also anybody's is an administrator's.
+            ring.fixed.splice(..0, keys);
+            ring.rebuild();
+        }
+        self
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// True if everybody is served.
     pub fn is_empty(&self) -> bool {
-        self.digests.is_empty()
+        !self.has_file && self.lock().keys.is_empty()
     }
 
     /// Compares with every key and all of its bytes, whatever the first of them says.
-    fn accepts(&self, key: &str) -> bool {
+    fn holder_of(&self, key: &str) -> Option<Arc<Holder>> {
         let digest: [u8; 32] = Sha256::digest(key.as_bytes()).into();
-        let matches = self.digests.iter().fold(0_u8, |found, expected| {
-            let difference =
-                expected.iter().zip(digest).fold(0_u8, |difference, (a, b)| difference | (a ^ b));
-            found | u8::from(black_box(difference) == 0)
-        });
-        black_box(matches) != 0
+        let mut ring = self.lock();
+        ring.look_again();
+        let mut found: Option<&Arc<Holder>> = None;
+        for (expected, holder) in &ring.keys {
+            let pairs = expected.iter().zip(digest);
+            let difference = pairs.fold(0_u8, |difference, (a, b)| difference | (a ^ b));
+            if black_box(difference) == 0 && found.is_none() {
+                found = Some(holder);
+            }
+        }
+        found.map(Arc::clone)
     }
 
-    /// Lets a request pass or says what it lacks.
-    pub(crate) fn check(&self, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
+    /// Lets a request pass, or says what it lacks. Tells who asks, where keys are asked for.
+    pub(crate) fn check(
+        &self,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Result<Option<Arc<Holder>>, ApiError> {
         if self.is_empty() || OPEN_PATHS.contains(&path) {
-            return Ok(());
+            return Ok(None);
         }
         let key = presented_key(headers).ok_or(ApiError::Unauthorized { missing: true })?;
-        match self.accepts(key) {
-            true => Ok(()),
-            false => Err(ApiError::Unauthorized { missing: false }),
+        let holder = self.holder_of(key).ok_or(ApiError::Unauthorized { missing: false })?;
+        if is_for_admins(method, path) && !holder.is_admin {
+            let name = holder.name.clone();
+            return Err(ApiError::NotAdmin { path: path.to_owned(), name });
         }
+        Ok(Some(holder))
     }
 }
 
-/// The key of `Authorization: Bearer …` or `X-Api-Key: …`.
+impl Ring {
+    /// Reads the file again if it is another one than the last time.
+    fn look_again(&mut self) {
+        let Some(file) = &mut self.file else { return };
+        if file.looked.elapsed() < LOOK_INTERVAL {
+            return;
+        }
+        file.looked = Instant::now();
+        let stamp = Stamp::of(&file.path);
+        if stamp == file.stamp {
+            return;
+        }
+        file.stamp = stamp;
+        match key_file::read(&file.path) {
+            Ok(keys) => {
+                info!(path = %file.path.display(), keys = keys.len(), "the file of keys was read again");
+                self.from_file = keys;
+                self.rebuild();
+            }
+            Err(err) => warn!(%err, "the keys stay as they were"),
+        }
+    }
+
+    /// Takes the fixed keys and those of the file. Whoever was there before keeps what they used.
+    fn rebuild(&mut self) {
+        let all: Vec<FileKey> = self.fixed.iter().chain(&self.from_file).cloned().collect();
+        self.keys = all
+            .into_iter()
+            .map(|key| {
+                let tenant = self.tenant_of(&key.name);
+                let holder = Holder {
+                    quota: Arc::clone(&self.tenants[tenant].1),
+                    tenant: u32::try_from(tenant).unwrap_or(u32::MAX),
+                    name: key.name,
+                    limits: key.limits,
+                    priority: key.priority,
+                    is_admin: key.is_admin,
+                };
+                (key.digest, Arc::new(holder))
+            })
+            .collect();
+    }
+
+    fn tenant_of(&mut self, name: &str) -> usize {
+        self.tenants.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
+            self.tenants.push((name.to_owned(), Arc::new(Quota::new())));
+            self.tenants.len() - 1
+        })
+    }
+}
+
+/// Whether a request takes an administrator's key, where keys are asked for.
+fn is_for_admins(method: &Method, path: &str) -> bool {
+    let is_change = !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+    ADMIN_PATHS.contains(&path)
+        || ADMIN_PREFIXES.iter().any(|prefix| path.starts_with(prefix))
+        || (is_change && ADMIN_CHANGES.contains(&path))
+}
+
+/// Whether a request is one that counts against the limits of a key.
+pub(crate) fn is_limited<B>(request: &Request<B>) -> bool {
+    let (method, path) = (request.method(), request.uri().path());
+    *method == Method::POST && !is_for_admins(method, path)
+}
+
+/// The key of `Authorization: Bearer …`, or of a header of its own.
 fn presented_key(headers: &HeaderMap) -> Option<&str> {
     let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let bearer = bearer
         .and_then(|value| value.split_once(' '))
         .and_then(|(scheme, key)| scheme.eq_ignore_ascii_case("bearer").then_some(key.trim()));
-    bearer.or_else(|| headers.get("x-api-key")?.to_str().ok().map(str::trim))
+    let own = |name: &&str| headers.get(*name)?.to_str().ok().map(str::trim);
+    bearer.or_else(|| KEY_HEADERS.iter().find_map(own))
 }

@@ -107,10 +107,24 @@ pub(crate) enum ApiError {
     WrongMethod { method: String, path: String, allowed: &'static str },
     #[error("{}\nhint: send the header authorization: Bearer <key>", if *missing { "an API key is needed" } else { "the API key is not valid" })]
     Unauthorized { missing: bool },
+    #[error(
+        "{path} is for administrators, and the key {name} is not one's\n\
+         hint: use a key of --admin-key, or one with \"admin\": true in the file of keys"
+    )]
+    NotAdmin { path: String, name: String },
+    #[error(
+        "this server does not answer to the name {found}\n\
+         hint: use localhost or an address, or start the server with --allow-host {found}"
+    )]
+    WrongHost { found: String },
+    #[error("no request that is being answered is called {found}")]
+    UnknownRequest { found: String },
 
     // The state of the server.
     #[error("the queue is full: {queued} requests wait, more than {limit} may not")]
     QueueFull { queued: usize, limit: usize, retry_after: Duration },
+    #[error("the key {name} has a limit of {limit} {what}, which is reached")]
+    KeyLimit { name: String, limit: u32, what: &'static str, retry_after: Option<Duration> },
     #[error("{limit} requests are open, more may not be")]
     TooManyStreams { limit: usize },
     #[error("{reason}")]
@@ -192,7 +206,8 @@ impl<'a> Wire<'a> {
     }
 }
 
-fn seconds(duration: Duration) -> HeaderValue {
+/// Whole seconds, at least one, as `Retry-After` has them.
+pub(crate) fn seconds(duration: Duration) -> HeaderValue {
     let whole = duration.as_millis().div_ceil(1000).max(1);
     HeaderValue::from(u64::try_from(whole).unwrap_or(u64::MAX))
 }
@@ -366,6 +381,12 @@ impl ApiError {
             }
             E::Unauthorized { .. } => Wire::invalid(StatusCode::UNAUTHORIZED, "invalid_api_key")
                 .advise(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
+            E::NotAdmin { .. } => Wire::invalid(StatusCode::FORBIDDEN, "admin_key_needed"),
+            E::WrongHost { .. } => Wire::invalid(StatusCode::MISDIRECTED_REQUEST, "wrong_host"),
+            E::UnknownRequest { .. } => Wire::invalid(StatusCode::NOT_FOUND, "unknown_request"),
+            E::KeyLimit { retry_after, .. } => {
+                Wire::limited("rate_limit_exceeded", retry_after.unwrap_or_default())
+            }
             E::QueueFull { retry_after, .. } => Wire::limited("queue_full", *retry_after),
             E::TooManyStreams { .. } => Wire::limited("too_many_streams", Duration::ZERO),
             E::Unavailable { .. } => Wire::unavailable("unavailable"),
@@ -384,6 +405,21 @@ impl ApiError {
                 Wire::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error")
             }
         }
+    }
+
+    /// The status of the answer.
+    pub(crate) fn status(&self) -> StatusCode {
+        self.wire().status
+    }
+
+    /// The error in one word.
+    pub(crate) fn code(&self) -> &'static str {
+        self.wire().code
+    }
+
+    /// Whether the moment to ask again, if there is one, was measured where the error was made.
+    pub(crate) fn has_measured_retry(&self) -> bool {
+        matches!(self, ApiError::QueueFull { .. } | ApiError::KeyLimit { retry_after: Some(_), .. })
     }
 
     /// The body of the answer, and of the last event of a stream that fails.

@@ -9,6 +9,11 @@ use jackalope_engine::{EngineState, RankStatus, Status};
 use serde_json::{Value, json};
 
 use crate::ServerState;
+use crate::ids::unix_time;
+use crate::journal::ErrorRecord;
+use crate::monitor::memory_of;
+use crate::numbers::rounded;
+use crate::origin::AllowedOrigins;
 
 /// Says that the process answers.
 #[utoipa::path(get, path = "/health/live", tag = "state", responses((status = 200, body = Value)))]
@@ -69,7 +74,7 @@ pub(crate) async fn health(State(state): State<ServerState>) -> (StatusCode, Jso
     let now = Instant::now();
     let ranks = status.ranks.iter().enumerate().map(|(rank, it)| rank_json(rank, it, now));
     let model = &state.first_model().id;
-    let body = json!({
+    let mut body = json!({
         "status": name,
         "ok": code == StatusCode::OK,
         "reason": reason(&status.state, Told::Everything),
@@ -92,7 +97,40 @@ pub(crate) async fn health(State(state): State<ServerState>) -> (StatusCode, Jso
         "counters": counters_json(&status),
         "steps": steps_json(&status),
     });
+    if let (Value::Object(body), Value::Object(more)) = (&mut body, as_elsewhere(&state, &status)) {
+        body.extend(more);
+    }
     (code, Json(body))
+}
+
+/// What the founding systems' own servers tell in addition. No name has two meanings.
+fn as_elsewhere(state: &ServerState, status: &Status) -> Value {
+    let memory = memory_of(status);
+    let journal = state.journal();
+    let totals = journal.totals();
+    let last_error = journal.errors().last().map(ErrorRecord::to_json);
+    let ended: u64 = totals.models.values().map(|model| model.num_ended()).sum();
+    let has_cors = state.config().origins != AllowedOrigins::None;
+    let idle_seconds = journal.recent().last().map(|it| it.ended.elapsed().as_secs_f64());
+    json!({
+        "rank": 0,
+        "api": "ready",
+        "config": {"port": state.port(), "cors_enabled": has_cors},
+        "model_type": "llm",
+        "engine_type": "batched",
+        "mcp": null,
+        "memory": memory.to_json(),
+        "memory_safe": memory.is_safe(),
+        "monitor": {"running": true, "source": "ranks"},
+        "requests_total": ended,
+        "available_models": [state.first_model().id],
+        "residency_state": if status.limits.is_some() { "resident" } else { "loading" },
+        "active_requests": journal.open_requests().len(),
+        "last_used_at": idle_seconds.map(|idle| rounded(unix_time() - idle, 3)),
+        "loaded_at": state.first_model().created,
+        "auto_unload_idle_seconds": null,
+        "last_error": last_error,
+    })
 }
 
 /// Who reads a reason.

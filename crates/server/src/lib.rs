@@ -1,11 +1,14 @@
 //! Speaks HTTP: the APIs of OpenAI, Anthropic and Ollama, and the server's own health.
 //!
 //! It turns requests into [`jackalope_engine::Request`]s and events into answers. What is computed
-//! when, and on which machine, it does not know; it holds no state but the number of open requests.
+//! when, and on which machine, it does not know; it holds no state but the open requests and what is
+//! remembered of those that ended.
 //!
 //! ```text
 //!  socket ─▶ serve ─▶ requests (id, span, key) ─▶ openai, anthropic, ollama ─▶ generate ─▶ engine
-//!                                             └─▶ health
+//!             (tls)       │                    ├─▶ health                          │
+//!                         │                    └─▶ monitor, metrics                │
+//!                         └──counts──▶ journal ◀──────one record per answer────────┘
 //! ```
 //!
 //! - A client that leaves drops its handler or its stream, and with it the
@@ -13,28 +16,38 @@
 //! - Everything a client can drag out or pile up has a bound in [`ServerLimits`].
 //! - Every error has the form of the API that was asked, given in one place (`error.rs`).
 //! - Prompts and answers are never logged.
-//! - No header allows other origins: pages of other sites cannot read answers.
+//! - Pages of other sites cannot read answers, unless their origins are allowed by name.
 
 mod anthropic;
 mod arguments;
 mod auth;
 mod body;
+mod caller;
 mod embed;
 mod error;
 mod generate;
 mod grammars;
 mod health;
 mod ids;
+mod journal;
 mod limits;
+mod metrics;
+mod monitor;
 mod notes;
+mod numbers;
 mod ollama;
 mod openai;
 pub mod openapi;
+mod origin;
+mod otlp;
+mod pace;
 mod registry;
 mod requests;
 mod serve;
 mod sse;
 mod state;
+mod tail;
+mod tls;
 
 use axum::Router;
 use axum::extract::Request;
@@ -43,19 +56,19 @@ use axum::routing::{MethodRouter, any, delete, get, post};
 
 use error::ApiError;
 
-pub use auth::ApiKeys;
+pub use auth::{ApiKeys, KeyFileError};
+pub use journal::{RequestLog, RequestLogError};
 pub use limits::ServerLimits;
 pub use ollama::{PullProgress, Puller};
+pub use origin::{AllowedHosts, AllowedOrigins};
+pub use otlp::{SpanExporter, SpanExporterError};
 pub use registry::{Model, ModelDetails};
 pub use serve::serve;
-pub use state::{ServerConfig, ServerState};
+pub use state::{Reporting, ServerConfig, ServerState};
+pub use tls::{Tls, TlsError};
 
 /// All routes.
 pub fn router(state: ServerState) -> Router {
-    let get_only =
-        |handler: MethodRouter<ServerState>| handler.fallback(|it| wrong_method(it, "GET, HEAD"));
-    let post_only =
-        |handler: MethodRouter<ServerState>| handler.fallback(|it| wrong_method(it, "POST"));
     let delete_only =
         |handler: MethodRouter<ServerState>| handler.fallback(|it| wrong_method(it, "DELETE"));
     Router::new()
@@ -98,9 +111,18 @@ pub fn router(state: ServerState) -> Router {
         .route("/docs", get_only(get(openapi::docs_root)))
         .route("/docs/", get_only(get(openapi::docs)))
         .route("/docs/{*path}", get_only(get(openapi::docs)))
+        .merge(monitor::routes())
         .fallback(unknown_path)
         .layer(from_fn_with_state(state.clone(), requests::admit))
         .with_state(state)
+}
+
+fn get_only(handler: MethodRouter<ServerState>) -> MethodRouter<ServerState> {
+    handler.fallback(|it| wrong_method(it, "GET, HEAD"))
+}
+
+fn post_only(handler: MethodRouter<ServerState>) -> MethodRouter<ServerState> {
+    handler.fallback(|it| wrong_method(it, "POST"))
 }
 
 async fn unknown_path(request: Request) -> ApiError {

@@ -14,6 +14,8 @@ pub struct ServerLimits {
     pub body_timeout: Duration,
     /// Time for the head of a request to arrive, counted from the end of the one before it.
     pub head_timeout: Duration,
+    /// Time for a TLS handshake.
+    pub handshake_timeout: Duration,
     /// Time a client may leave its socket full while there is something to send.
     pub write_timeout: Duration,
     /// Time that open connections get to end by themselves at shutdown.
@@ -63,6 +65,7 @@ impl Default for ServerLimits {
             discard_bytes: 256 << 20,
             body_timeout: Duration::from_secs(60),
             head_timeout: Duration::from_secs(30),
+            handshake_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(60),
             shutdown_timeout: Duration::from_secs(1),
             request_timeout: None,

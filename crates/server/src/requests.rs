@@ -1,16 +1,26 @@
-//! What happens to every request before its handler: it gets a name and a span, and its key is
-//! looked at.
+//! What happens to every request before its handler and after it: it gets a name and a span, the
+//! host it names, its origin and its key are looked at, and its answer is counted when it has ended.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
-use axum::extract::State;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Request};
+use axum::extract::{MatchedPath, State};
+use axum::http::header::RETRY_AFTER;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::{Instrument, debug, info_span};
 
 use crate::ServerState;
-use crate::error::{Dialect, Refusal};
+use crate::auth::{Holder, is_limited};
+use crate::caller::{Caller, kind_of};
+use crate::error::{ApiError, Dialect, Refusal, seconds};
 use crate::ids::new_id;
+use crate::journal::{HttpClass, Journal};
+use crate::otlp::TraceParent;
+use crate::pace;
+use crate::tail::until_end;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -27,28 +37,140 @@ pub(crate) async fn admit(
     next: Next,
 ) -> Response {
     let id = request_id(request.headers());
-    let name = id.to_str().unwrap_or_default();
-    let path = request.uri().path();
-    let span = info_span!("request", request = name, method = %request.method(), path);
-    let dialect = Dialect::of(path, request.headers());
-    let admitted = state.api_keys().check(path, request.headers());
+    let path = request.uri().path().to_owned();
+    let dialect = Dialect::of(&path, request.headers());
+    let counting = Counting::begin(&state, &request);
+    let origins = &state.config().origins;
+    let added = origins.answer_headers(request.headers());
+    let caller = Caller {
+        request_id: Arc::from(id.to_str().unwrap_or_default()),
+        kind: kind_of(&path),
+        holder: None,
+        trace_parent: trace_parent(request.headers()),
+    };
+    let span = info_span!(
+        "request",
+        request = &*caller.request_id,
+        method = %request.method(),
+        path,
+        key = tracing::field::Empty
+    );
     let answering = async {
-        let response = match admitted {
-            Ok(()) => next.run(request).await,
-            Err(err) => err.into_response(),
-        };
-        let refused = response.extensions().get::<Refusal>().cloned();
-        let response =
-            refused.map_or(response, |Refusal(err)| err.respond(dialect, id.to_str().ok()));
-        debug!(status = response.status().as_u16(), "responded");
-        response
+        match origins.preflight(&request) {
+            Some(response) => response,
+            None => answer(&state, caller, request, next, dialect).await,
+        }
     };
     let mut response = answering.instrument(span).await;
+    let headers = response.headers_mut();
+    headers.extend(added);
     if dialect == Dialect::Anthropic {
-        response.headers_mut().insert(ANTHROPIC_REQUEST_ID, id.clone());
+        headers.insert(ANTHROPIC_REQUEST_ID, id.clone());
     }
-    response.headers_mut().insert(REQUEST_ID, id);
+    headers.insert(REQUEST_ID, id);
+    let counting = counting.with_status(response.status().as_u16());
+    response.map(|body| until_end(body, counting))
+}
+
+/// What the handler answers, or why it is not asked.
+async fn answer(
+    state: &ServerState,
+    mut caller: Caller,
+    request: Request<Body>,
+    next: Next,
+    dialect: Dialect,
+) -> Response {
+    let admitted = check(state, &request).and_then(|holder| {
+        caller.holder = holder;
+        let limited = caller.holder.as_ref().filter(|_| is_limited(&request));
+        limited.map(|holder| holder.take()).transpose()
+    });
+    if let Some(key) = caller.key_name() {
+        tracing::Span::current().record("key", key);
+    }
+    let (response, pass) = match admitted {
+        Ok(pass) => (caller.clone().scope(next.run(request)).await, pass),
+        Err(err) => (err.into_response(), None),
+    };
+    let refused = response.extensions().get::<Refusal>().cloned();
+    let mut response = match refused {
+        Some(Refusal(err)) => {
+            state.journal().note_error(&caller, &err);
+            refuse(state, &err, dialect, &caller.request_id)
+        }
+        None => response,
+    };
+    if let (Some(holder), true) = (&caller.holder, pass.is_some()) {
+        holder.tell_limits(response.headers_mut());
+    }
+    debug!(status = response.status().as_u16(), "responded");
+    response.map(|body| until_end(body, pass))
+}
+
+/// Who asks, if the request may be answered at all.
+fn check(state: &ServerState, request: &Request<Body>) -> Result<Option<Arc<Holder>>, ApiError> {
+    state.config().hosts.check(request.headers())?;
+    state.api_keys().check(request.method(), request.uri().path(), request.headers())
+}
+
+/// The answer of an error, with the moment to ask again as far as it can be told.
+fn refuse(state: &ServerState, err: &ApiError, dialect: Dialect, request_id: &str) -> Response {
+    let mut response = err.respond(dialect, Some(request_id));
+    if response.headers().contains_key(RETRY_AFTER) && !err.has_measured_retry() {
+        let after = pace::retry_after(state, response.status());
+        response.headers_mut().insert(RETRY_AFTER, seconds(after));
+    }
     response
+}
+
+fn trace_parent(headers: &HeaderMap) -> Option<TraceParent> {
+    TraceParent::parse(headers.get("traceparent")?.to_str().ok()?)
+}
+
+/// Counts an HTTP request when it is dropped.
+struct Counting {
+    journal: Arc<Journal>,
+    began: Instant,
+    class: HttpClass,
+}
+
+impl Counting {
+    fn begin(state: &ServerState, request: &Request<Body>) -> Counting {
+        // Methods and paths are the client's words, of which there is no end.
+        let method = match *request.method() {
+            Method::GET => "GET",
+            Method::HEAD => "HEAD",
+            Method::POST => "POST",
+            Method::DELETE => "DELETE",
+            Method::OPTIONS => "OPTIONS",
+            _ => "other",
+        };
+        let route = request.extensions().get::<MatchedPath>();
+        let route = route.map_or("unknown", MatchedPath::as_str).to_owned();
+        let journal = Arc::clone(state.journal());
+        journal.http_began();
+        Counting { journal, began: Instant::now(), class: (method, route, 0) }
+    }
+
+    fn with_status(mut self, status: u16) -> Counting {
+        self.class.2 = status;
+        self
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        // A client that left before there was a status has none; 499 is what proxies call that.
+        if self.class.2 == 0 {
+            self.class.2 = 499;
+        }
+        let class = std::mem::replace(&mut self.class, ("other", String::new(), 0));
+        self.journal.http_ended(class, self.elapsed());
+    }
 }
 
 /// The client's name for the request if it is fit to be written to a log, else one of ours.

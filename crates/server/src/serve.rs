@@ -18,11 +18,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Sleep, sleep, timeout};
 use tracing::{debug, warn};
 
 use crate::ServerState;
 use crate::limits::ServerLimits;
+use crate::monitor::sample_until;
+use crate::tls::Tls;
 
 /// Pause after an accept that failed for lack of file descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -38,15 +40,21 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send,
 ) {
     let limits = Arc::clone(state.limits());
-    let router = crate::router(state);
+    let tls = state.config().tls.clone();
+    if let Ok(addr) = listener.local_addr() {
+        state.listens_on(addr.port());
+    }
+    let router = crate::router(state.clone());
     let slots = Arc::new(Semaphore::new(limits.connections));
     let (ending, ended) = watch::channel(false);
     let mut connections = JoinSet::new();
+    connections.spawn(sample_until(state, ended.clone()));
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
         tokio::select! {
             (socket, slot) = accept(&listener, &slots) => {
-                let connection = Connection { socket, slot, limits: Arc::clone(&limits) };
+                let limits = Arc::clone(&limits);
+                let connection = Connection { socket, slot, limits, tls: tls.clone() };
                 connections.spawn(connection.run(router.clone(), ended.clone()));
             }
             Some(_) = connections.join_next() => {}
@@ -94,47 +102,72 @@ struct Connection {
     socket: TcpStream,
     slot: OwnedSemaphorePermit,
     limits: Arc<ServerLimits>,
+    tls: Option<Tls>,
 }
 
 impl Connection {
     async fn run(self, router: Router, mut ended: watch::Receiver<bool>) {
-        let Connection { socket, slot, limits } = self;
+        let Connection { socket, slot, limits, tls } = self;
         // A token is a small write that must not wait for the next one.
         if let Err(err) = socket.set_nodelay(true) {
             debug!(%err, "setting TCP_NODELAY failed");
         }
-        let socket = TokioIo::new(Impatient::new(socket, limits.write_timeout));
-        let serving = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(limits.head_timeout)
-            .max_buf_size(HEAD_BYTES)
-            .serve_connection(socket, TowerToHyperService::new(router));
-        let mut serving = std::pin::pin!(serving);
-        let ending = async { ended.wait_for(|&ended| ended).await.is_ok() };
-        let outcome = tokio::select! {
-            outcome = &mut serving => outcome,
-            _ = ending => {
-                serving.as_mut().graceful_shutdown();
-                serving.await
-            }
+        let Some(tls) = tls else {
+            answer(socket, router, &limits, ended).await;
+            drop(slot);
+            return;
         };
-        if let Err(err) = outcome {
-            debug!(%err, "connection ended early");
+        // The end of the server does not wait for a handshake.
+        let handshake = tokio::select! {
+            handshake = timeout(limits.handshake_timeout, tls.accept(socket)) => handshake,
+            _ = ended.wait_for(|&ended| ended) => return,
+        };
+        match handshake {
+            Ok(Ok(socket)) => answer(socket, router, &limits, ended).await,
+            Ok(Err(err)) => debug!(%err, "handshake failed"),
+            Err(_) => debug!("the client took too long over its handshake"),
         }
         drop(slot);
     }
 }
 
+/// Answers on a connection until either side ends it.
+async fn answer<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+    socket: S,
+    router: Router,
+    limits: &ServerLimits,
+    mut ended: watch::Receiver<bool>,
+) {
+    let socket = TokioIo::new(Impatient::new(socket, limits.write_timeout));
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head_timeout)
+        .max_buf_size(HEAD_BYTES)
+        .serve_connection(socket, TowerToHyperService::new(router));
+    let mut serving = std::pin::pin!(serving);
+    let ending = async { ended.wait_for(|&ended| ended).await.is_ok() };
+    let outcome = tokio::select! {
+        outcome = &mut serving => outcome,
+        _ = ending => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(err) = outcome {
+        debug!(%err, "connection ended early");
+    }
+}
+
 /// A socket whose writes fail when the other end takes nothing for too long.
-struct Impatient {
-    socket: TcpStream,
+struct Impatient<S> {
+    socket: S,
     patience: Duration,
     /// Runs while a write waits for room.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl Impatient {
-    fn new(socket: TcpStream, patience: Duration) -> Impatient {
+impl<S> Impatient<S> {
+    fn new(socket: S, patience: Duration) -> Impatient<S> {
         Impatient { socket, patience, stalled: None }
     }
 
@@ -155,7 +188,7 @@ impl Impatient {
     }
 }
 
-impl AsyncRead for Impatient {
+impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -165,7 +198,7 @@ impl AsyncRead for Impatient {
     }
 }
 
-impl AsyncWrite for Impatient {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

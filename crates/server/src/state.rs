@@ -1,17 +1,23 @@
 //! What every handler shares.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::auth::ApiKeys;
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::grammars::Grammars;
+use crate::journal::{Journal, RequestLog};
 use crate::limits::ServerLimits;
+use crate::monitor::Samples;
 use crate::ollama::Puller;
 use crate::openai::responses::KeptResponses;
+use crate::origin::{AllowedHosts, AllowedOrigins};
+use crate::otlp::SpanExporter;
 use crate::registry::{Model, Serving};
+use crate::tls::Tls;
 
 /// Everything about a server but its models. The default serves everybody, with the usual limits.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +28,21 @@ pub struct ServerConfig {
     pub api_keys: ApiKeys,
     /// Who fetches models for clients; with none, only those that are here already are had.
     pub puller: Option<Arc<dyn Puller>>,
+    /// Origins whose pages may read answers.
+    pub origins: AllowedOrigins,
+    /// Names that the server answers to.
+    pub hosts: AllowedHosts,
+    /// Speaks HTTPS with this certificate; plain HTTP without one.
+    pub tls: Option<Tls>,
+}
+
+/// Where a server tells what it has done, beside its own endpoints.
+#[derive(Debug, Default)]
+pub struct Reporting {
+    /// A line for every ended answer.
+    pub request_log: Option<RequestLog>,
+    /// A span for every ended answer.
+    pub spans: Option<SpanExporter>,
 }
 
 /// A server's models and configuration. Cheap to clone.
@@ -39,12 +60,20 @@ struct Shared {
     open_streams: Arc<Semaphore>,
     prompt_workers: Arc<Semaphore>,
     kept_responses: Arc<KeptResponses>,
-    started_at: Instant,
+    journal: Arc<Journal>,
+    samples: Samples,
+    /// Where it listens, once it does.
+    port: OnceLock<u16>,
 }
 
 impl ServerState {
     /// Serves a model.
     pub fn new(model: Model, config: ServerConfig) -> ServerState {
+        ServerState::reporting(model, config, Reporting::default())
+    }
+
+    /// Serves a model, and tells elsewhere what was done.
+    pub fn reporting(model: Model, config: ServerConfig, reporting: Reporting) -> ServerState {
         let limits = Arc::new(config.limits.clone());
         let shared = Shared {
             model: Arc::new(model),
@@ -57,7 +86,9 @@ impl ServerState {
             )),
             limits,
             config,
-            started_at: Instant::now(),
+            journal: Arc::new(Journal::new(reporting.request_log, reporting.spans)),
+            samples: Samples::default(),
+            port: OnceLock::new(),
         };
         ServerState { shared: Arc::new(shared) }
     }
@@ -100,7 +131,31 @@ impl ServerState {
     }
 
     pub(crate) fn started_at(&self) -> Instant {
-        self.shared.started_at
+        self.shared.journal.started
+    }
+
+    pub(crate) fn config(&self) -> &ServerConfig {
+        &self.shared.config
+    }
+
+    /// The port that it listens on, once it does.
+    pub(crate) fn port(&self) -> Option<u16> {
+        self.shared.port.get().copied()
+    }
+
+    pub(crate) fn listens_on(&self, port: u16) {
+        // The first one stays: a second listener is another way to the same server.
+        self.shared.port.set(port).ok();
+    }
+
+    /// Memory of late.
+    pub(crate) fn samples(&self) -> &Samples {
+        &self.shared.samples
+    }
+
+    /// What was answered so far.
+    pub(crate) fn journal(&self) -> &Arc<Journal> {
+        &self.shared.journal
     }
 
     /// Generation requests that are open now.
@@ -123,9 +178,10 @@ impl ServerState {
     ) -> Result<T, ApiError> {
         let workers = Arc::clone(&self.shared.prompt_workers);
         let place = workers.acquire_owned().await.expect("the semaphore is never closed");
+        let caller = Caller::current();
         let working = tokio::task::spawn_blocking(move || {
             let _place = place;
-            work()
+            caller.scope_blocking(work)
         });
         working.await.unwrap_or_else(|err| {
             Err(ApiError::Internal { what: format!("preparing the prompt failed: {err}") })

@@ -83,7 +83,8 @@ const READINESS: Effect = Effect::Nothing("readiness is waited for, not a time")
 const EVENTS: Effect = Effect::Nothing("nothing is polled");
 const NO_ROUNDS: Effect = Effect::Nothing("rows are of all rounds together");
 const NO_PROMPT: Effect = Effect::Nothing("prompts are made of BENCH_PROMPT_TOKENS tokens");
-const NO_REQUEST_LOG: Effect = Effect::Nothing("requests are never logged with their text");
+const LOG_BYTES: Effect =
+    Effect::Nothing("the request log is bounded by its length: 64 MiB, and as much before");
 
 /// mlx-jaccl-cluster's scripts and server.
 pub(super) const JACCL_CLUSTER: &[Variable] = &[
@@ -168,8 +169,14 @@ pub(super) const JACCL_CLUSTER: &[Variable] = &[
     variable("MEMORY_THRESHOLD", FRACTION, MEMORY, "", "the same for the machine"),
     variable("OVERRIDE_MEMORY_MB", SOME, MEMORY, "", "memory it is to believe in"),
     variable("MEMORY_POLL_INTERVAL", SECONDS, EVENTS, "1.5", "seconds between two looks at it"),
-    variable("REQUEST_LOG_PATH", Rule::Text, NO_REQUEST_LOG, "logs/requests.jsonl", "a log"),
-    variable("REQUEST_LOG_MAX", SOME, NO_REQUEST_LOG, "10000", "its length"),
+    variable(
+        "REQUEST_LOG_PATH",
+        Rule::Text,
+        Effect::Flag("request-log"),
+        "logs/requests.jsonl",
+        "a line for every request; none unless it is set",
+    ),
+    variable("REQUEST_LOG_MAX", SOME, LOG_BYTES, "10000", "its length"),
     applied(variable(
         "QWEN3_ENABLE_THINKING",
         Rule::YesNo,

@@ -89,7 +89,7 @@ impl ServeRecord {
         let process = Recorded::this(json!({
             "url": url,
             "model": model,
-            "api_key": args.api_key.first(),
+            "api_key": args.edge.admin_key.first().or(args.edge.api_key.first()),
             "hosts": named,
             "agent_port": hosts.reach.agent_port,
             "ssh": hosts.reach.ssh,

@@ -5,6 +5,7 @@
 
 mod checkpoint;
 mod commands;
+mod edge;
 mod embedding;
 mod endings;
 mod hosts;

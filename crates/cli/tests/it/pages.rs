@@ -107,6 +107,8 @@ const AREAS: &[(&str, usize)] = &[
     ("LD", 19),
     ("ME", 6),
     ("CF", 40),
+    ("OB", 11),
+    ("SE", 7),
 ];
 
 const VERDICTS: &[&str] = &["yes", "beyond", "other way", "hardware", "no"];

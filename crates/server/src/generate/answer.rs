@@ -24,6 +24,7 @@ use super::choice_text::Delta;
 use super::job::Job;
 use super::wishes::Wishes;
 use crate::error::ApiError;
+use crate::journal::{Opening, Recorder};
 use crate::limits::ServerLimits;
 use crate::registry::Serving;
 use crate::sse;
@@ -60,6 +61,10 @@ pub(crate) trait Format: Send + 'static {
 
     /// Takes what is newly known of a choice that is told as a whole in the end.
     fn heard(&mut self, _choice_idx: usize, _delta: &Delta) {}
+    /// The name that the answer carries, if it has one.
+    fn answer_id(&self) -> Option<&str> {
+        None
+    }
 
     /// Appends the error that ends a stream.
     fn push_error(&mut self, err: &ApiError, buffer: &mut Vec<u8>) {
@@ -120,8 +125,12 @@ pub(crate) struct AnswerPlan {
     /// Drawn for each prompt.
     choices_per_prompt: usize,
     num_choices: usize,
+    /// Most that a choice may have.
+    max_tokens: u32,
     /// The field that the prompt came from.
     param: &'static str,
+    /// How long the client waits.
+    timeout: Option<Duration>,
 }
 
 impl AnswerPlan {
@@ -132,14 +141,16 @@ impl AnswerPlan {
             prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX),
             choices_per_prompt: job.num_choices(),
             num_choices: job.num_choices() * job.prompts.len(),
+            max_tokens: job.prompts[0].requests[0].max_tokens(),
             param,
+            timeout: wishes.timeout,
         }
     }
 }
 
 /// An answer on its way. Dropping it cancels what has not been drawn.
 #[derive(Debug)]
-pub(crate) struct Answer<F> {
+pub(crate) struct Answer<F: Format> {
     answering: Answering,
     format: F,
     plan: AnswerPlan,
@@ -148,7 +159,14 @@ pub(crate) struct Answer<F> {
     limits: Arc<ServerLimits>,
     span: Span,
     is_over: bool,
+    recorder: Recorder,
     _place: OwnedSemaphorePermit,
+}
+
+impl<F: Format> Drop for Answer<F> {
+    fn drop(&mut self) {
+        self.recorder.sum_up(self.summary());
+    }
 }
 
 impl<F: Format> Answer<F> {
@@ -161,9 +179,20 @@ impl<F: Format> Answer<F> {
         place: OwnedSemaphorePermit,
     ) -> Result<Answer<F>, ApiError> {
         let limits = Arc::clone(serving.state().limits());
-        let bounds = (plan.param, limits.request_timeout);
+        let timeout = limits.request_timeout.into_iter().chain(plan.timeout).min();
+        let bounds = (plan.param, timeout);
         let answering = Answering::start(job, serving.engine(), serving.text(), bounds)?;
+        let opening = Opening {
+            answer_id: format.answer_id().map(str::to_owned),
+            engine_ids: answering.engine_ids(),
+            is_stream: plan.is_stream,
+            num_choices: plan.num_choices,
+            prompt_tokens: plan.prompt_tokens,
+            max_tokens: plan.max_tokens,
+        };
+        debug!(engine_ids = ?opening.engine_ids, answer = opening.answer_id, "submitted");
         Ok(Answer {
+            recorder: Recorder::begin(serving, opening),
             answering,
             format,
             plan,
@@ -186,11 +215,18 @@ impl<F: Format> Answer<F> {
     async fn whole(mut self) -> Result<Response, ApiError> {
         let mut choices = Vec::new();
         choices.resize_with(self.plan.num_choices, Delta::default);
-        while let Some((choice_idx, delta)) = self.next_delta().await? {
-            self.format.heard(choice_idx, &delta);
-            choices[choice_idx].absorb(delta);
+        loop {
+            let next = self.next_delta().await;
+            match next.inspect_err(|err| self.recorder.failed(err, false))? {
+                Some((choice_idx, delta)) => {
+                    self.format.heard(choice_idx, &delta);
+                    choices[choice_idx].absorb(delta);
+                }
+                None => break,
+            }
         }
         let summary = self.summary();
+        self.recorder.succeeded();
         debug!(completion_tokens = summary.completion_tokens, "answered");
         Ok(self.format.whole(choices, &summary))
     }
@@ -200,7 +236,8 @@ impl<F: Format> Answer<F> {
     async fn stream(mut self) -> Result<Response, ApiError> {
         let mut opening = Vec::new();
         let deadline = Instant::now() + self.limits.keep_alive;
-        let first = timeout_at(deadline, self.next_delta()).await.ok().transpose()?;
+        let first = timeout_at(deadline, self.next_delta()).await.ok().transpose();
+        let first = first.inspect_err(|err| self.recorder.failed(err, false))?;
         self.format.push_start(self.plan.prompt_tokens, &mut opening);
         match first {
             Some(first) => self.push(Ok(first), &mut opening),
@@ -240,11 +277,13 @@ impl<F: Format> Answer<F> {
                 let summary = self.summary();
                 self.format.push_end(&summary, frame);
                 self.is_over = true;
+                self.recorder.succeeded();
                 self.span.in_scope(|| debug!(tokens = summary.completion_tokens, "stream ended"));
             }
             Err(err) => {
                 self.format.push_error(&err, frame);
                 self.is_over = true;
+                self.recorder.failed(&err, true);
                 self.span.in_scope(|| debug!(%err, "stream failed"));
             }
         }
@@ -252,7 +291,8 @@ impl<F: Format> Answer<F> {
 
     /// What is newly known of which choice; none once all are over. Cancel safe.
     async fn next_delta(&mut self) -> Result<Option<(usize, Delta)>, ApiError> {
-        while let Some(step) = self.answering.next().await {
+        loop {
+            let Some(step) = self.answering.next().await else { return Ok(None) };
             let (choice_idx, step) = step?;
             match step {
                 // The other choices of a prompt find what the first one has left.
@@ -266,13 +306,16 @@ impl<F: Format> Answer<F> {
                 Step::PromptScored(logprobs) => self.format.prompt_scored(choice_idx, logprobs),
                 Step::Delta(delta) => {
                     self.times.drew();
+                    self.recorder.drew(self.answering.completion_tokens());
+                    if let Some(finish) = delta.finish {
+                        self.recorder.choice_finished(finish);
+                    }
                     if !delta.is_empty() {
                         return Ok(Some((choice_idx, delta)));
                     }
                 }
             }
         }
-        Ok(None)
     }
 
     fn summary(&self) -> Summary {

@@ -130,6 +130,12 @@ impl Answering {
         Ok(Step::Delta(delta))
     }
 
+    /// The engine's names for the choices.
+    pub(crate) fn engine_ids(&self) -> Vec<u64> {
+        let generations = self.choices.iter().filter_map(|choice| choice.generation.as_ref());
+        generations.map(|generation| generation.id().0).collect()
+    }
+
     fn end_all(&mut self) {
         self.num_open = 0;
         for choice in &mut self.choices {

@@ -1,11 +1,14 @@
 //! What is wished for beside the prompt, checked. Every protocol brings it in the words of
 //! [`Common`].
 
+use std::time::Duration;
+
 use jackalope_engine::{Limits, Request, RequestOptions, SamplingOptions};
 use jackalope_protocol::TokenId;
 use serde_json::Value;
 
 use super::guidance::Guidance;
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::limits::ServerLimits;
 use crate::openai::request::{Common, Seed, Unsupported};
@@ -30,6 +33,8 @@ pub(crate) struct Wishes {
     pub(crate) tells_special: bool,
     /// Only so many tokens of a prompt are taken, its last ones.
     truncation: Option<Truncation>,
+    /// How long the client waits for the whole answer.
+    pub(crate) timeout: Option<Duration>,
 }
 
 /// How much of a prompt is taken.
@@ -48,6 +53,7 @@ impl Wishes {
         if common.stream_options.is_some() && !is_stream {
             return Err(ApiError::Needs { param: "stream_options", needs: "stream to be true" });
         }
+        let caller = Caller::current();
         let num_choices = common.n.unwrap_or(1);
         check_range("n", num_choices, 1, limits.choices)?;
         let stream_options = common.stream_options.as_ref();
@@ -56,6 +62,8 @@ impl Wishes {
                 sampling: sampling(&common, serving)?,
                 stop_tokens: stop_tokens(common.stop_token_ids, limits)?,
                 ignore_eos: common.ignore_eos.unwrap_or(false),
+                priority: caller.priority(common.priority),
+                tenant: caller.tenant(),
                 ..RequestOptions::default()
             },
             guidance: Guidance::default(),
@@ -68,6 +76,7 @@ impl Wishes {
             tells_stop: common.include_stop_str_in_output.unwrap_or(false),
             tells_special: common.skip_special_tokens == Some(false),
             truncation: truncation(common.truncate_prompt_tokens)?,
+            timeout: common.timeout.map(timeout).transpose()?,
         })
     }
 
@@ -175,6 +184,18 @@ fn sampling(common: &Common, serving: &Serving) -> Result<SamplingOptions, ApiEr
         logit_bias: logit_bias(common, serving.state().limits())?,
         seed: None,
     })
+}
+
+/// Longest time that a client may say it waits, in seconds.
+const TIMEOUT_SECONDS_MAX: f64 = 86_400.0;
+
+fn timeout(found: f64) -> Result<Duration, ApiError> {
+    let is_fit = 0.0 < found && found <= TIMEOUT_SECONDS_MAX;
+    let expected = || format!("above 0 and at most {TIMEOUT_SECONDS_MAX} seconds");
+    match is_fit {
+        true => Ok(Duration::from_secs_f64(found)),
+        false => Err(ApiError::out_of_range("timeout", &readable(found), expected())),
+    }
 }
 
 /// A number without three hundred zeros.

@@ -298,6 +298,10 @@ struct WholeMessage<'a> {
 }
 
 impl Format for ChatFormat {
+    fn answer_id(&self) -> Option<&str> {
+        Some(&self.id)
+    }
+
     /// The role comes first and alone, the finish reason last and alone.
     fn push_events(&mut self, choice_idx: usize, delta: Delta, buffer: &mut Vec<u8>) {
         let progress = &mut self.progress[choice_idx];

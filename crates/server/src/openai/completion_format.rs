@@ -219,6 +219,10 @@ struct Choice<'a> {
 }
 
 impl Format for CompletionFormat {
+    fn answer_id(&self) -> Option<&str> {
+        Some(&self.id)
+    }
+
     fn prompt_scored(&mut self, choice_idx: usize, logprobs: Vec<Logprob>) {
         self.prompt_logprobs[choice_idx] = logprobs;
     }

@@ -38,6 +38,8 @@ pub(crate) struct Common {
     pub(crate) include_stop_str_in_output: Option<bool>,
     pub(crate) skip_special_tokens: Option<bool>,
     pub(crate) truncate_prompt_tokens: Option<i64>,
+    pub(crate) priority: Option<i32>,
+    pub(crate) timeout: Option<f64>,
 }
 
 /// Fields of `POST /v1/chat/completions` alone.

@@ -4,6 +4,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::generate::Summary;
+use crate::numbers::rounded;
 
 /// Tokens counted.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
@@ -77,9 +78,4 @@ impl Performance {
             cache_hit: summary.cached_tokens > 0,
         }
     }
-}
-
-fn rounded(value: f64, digits: i32) -> f64 {
-    let scale = 10_f64.powi(digits);
-    (value * scale).round() / scale
 }

@@ -343,7 +343,7 @@ async fn wrong_addresses_are_told_apart() {
     assert_eq!(unknown.status, 404);
     let error = unknown.error();
     assert_eq!((&error["param"], &error["code"]), (&json!("model"), &json!("model_not_found")));
-    for path in ["/v1/models/gpt-5", "/v1/models/%ff", "/v1/rerank", "/", "/v2/chat/completions"] {
+    for path in ["/v1/models/gpt-5", "/v1/models/%ff", "/v1/rerank", "//", "/v2/chat/completions"] {
         let reply = server.get(path).await;
         assert_eq!(reply.status, 404, "{path}");
         reply.error();

@@ -1,0 +1,87 @@
+//! From what was typed to how the server meets its clients.
+
+use std::net::IpAddr;
+
+use anyhow::{bail, ensure};
+use jackalope_server::{
+    AllowedHosts, AllowedOrigins, ApiKeys, Reporting, RequestLog, ServerConfig, ServerLimits,
+    SpanExporter, Tls,
+};
+
+use crate::args::{EdgeArgs, ServeArgs};
+use crate::environment::Environment;
+
+/// The server's configuration.
+pub(crate) fn config(host: IpAddr, args: &ServeArgs) -> anyhow::Result<ServerConfig> {
+    let edge = &args.edge;
+    let api_keys = api_keys(edge)?;
+    check_exposure(host, &api_keys, edge)?;
+    // Who has keys is safe from pages that pretend to be this machine: they have none.
+    let hosts = match is_loopback(host) && api_keys.is_empty() {
+        true => AllowedHosts::Local(edge.allow_host.clone()),
+        false => AllowedHosts::Any,
+    };
+    let tls = match (&edge.tls_cert, &edge.tls_key) {
+        (Some(cert), Some(key)) => Some(Tls::new(cert, key)?),
+        _ => None,
+    };
+    for origin in edge.cors.iter().map(|it| it.trim()).filter(|it| *it != "*") {
+        let is_origin = origin.split_once("://").is_some_and(|(scheme, host)| {
+            !scheme.is_empty() && !host.is_empty() && !host.trim_end_matches('/').contains('/')
+        });
+        ensure!(
+            is_origin,
+            "`--cors {origin}` is no origin\nhint: write it as browsers do: https://chat.example"
+        );
+    }
+    let mib = usize::try_from(args.edge.max_body)?;
+    let limits = ServerLimits {
+        body_bytes: mib << 20,
+        open_streams: usize::try_from(edge.max_open_streams)?,
+        request_timeout: args.request_timeout,
+        default_max_tokens: args.default_max_tokens,
+        ..ServerLimits::default()
+    };
+    Ok(ServerConfig { limits, api_keys, origins: AllowedOrigins::new(&edge.cors), hosts, tls })
+}
+
+/// Where the server tells what it has done.
+pub(crate) fn reporting(args: &EdgeArgs, environment: &Environment) -> anyhow::Result<Reporting> {
+    let collector = args.otlp.as_ref().or(environment.otlp.as_ref());
+    Ok(Reporting {
+        request_log: args.request_log.as_deref().map(RequestLog::open).transpose()?,
+        spans: collector.map(|url| SpanExporter::new(url)).transpose()?,
+    })
+}
+
+fn api_keys(args: &EdgeArgs) -> anyhow::Result<ApiKeys> {
+    for (flag, keys) in [("--api-key", &args.api_key), ("--admin-key", &args.admin_key)] {
+        ensure!(
+            keys.iter().all(|key| !key.trim().is_empty()),
+            "a key of `{flag}` is empty\nhint: separate keys by single commas"
+        );
+    }
+    let keys = ApiKeys::new(&args.api_key).with_admins(&args.admin_key);
+    Ok(match &args.api_keys {
+        Some(path) => keys.with_file(path)?,
+        None => keys,
+    })
+}
+
+fn is_loopback(host: IpAddr) -> bool {
+    match host {
+        IpAddr::V4(host) => host.is_loopback(),
+        IpAddr::V6(host) => host.is_loopback(),
+    }
+}
+
+/// A server that everybody can reach asks for keys, unless its owner says otherwise.
+fn check_exposure(host: IpAddr, api_keys: &ApiKeys, args: &EdgeArgs) -> anyhow::Result<()> {
+    if !is_loopback(host) && api_keys.is_empty() && !args.insecure {
+        bail!(
+            "{host} can be reached from other machines, and no key is asked for\n\
+             hint: pass `--api-key KEY`, or `--insecure` to serve everybody"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,243 @@
+//! The file of keys: who may ask, and for how much.
+//!
+//! ```json
+//! {"keys": [
+//!   {"name": "alice", "key": "sk-…"},
+//!   {"name": "batch", "sha256": "<64 hexadecimal digits>", "requests_per_minute": 60,
+//!    "tokens_per_minute": 100000, "concurrent_requests": 4, "priority": 10},
+//!   {"name": "ops", "key": "sk-…", "admin": true}
+//! ]}
+//! ```
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+
+use super::quota::KeyLimits;
+
+/// Longest file of keys.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Most keys.
+const KEYS_MAX: usize = 4096;
+
+/// Longest name of a key.
+const NAME_BYTES_MAX: usize = 64;
+
+/// What is wrong with a file of keys. It never tells a key.
+#[derive(Debug, Error)]
+pub enum KeyFileError {
+    /// It cannot be read.
+    #[error("the file of keys {} cannot be read: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// It is not what a file of keys has to be.
+    #[error(
+        "the file of keys {}: {reason}\n\
+         hint: for example {{\"keys\": [{{\"name\": \"alice\", \"key\": \"…\"}}]}}",
+        path.display()
+    )]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        reason: String,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Keys {
+    keys: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    key: Option<String>,
+    sha256: Option<String>,
+    requests_per_minute: Option<u32>,
+    tokens_per_minute: Option<u32>,
+    concurrent_requests: Option<u32>,
+    #[serde(default)]
+    priority: i32,
+    #[serde(default)]
+    admin: bool,
+}
+
+/// A key as the file has it, without the key itself.
+#[derive(Clone, Debug)]
+pub(super) struct FileKey {
+    pub(super) name: String,
+    pub(super) digest: [u8; 32],
+    pub(super) limits: KeyLimits,
+    pub(super) priority: i32,
+    pub(super) is_admin: bool,
+}
+
+/// What tells one state of a file from the next.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Stamp {
+    modified: Option<SystemTime>,
+    len: u64,
+    inode: u64,
+}
+
+impl Stamp {
+    pub(super) fn of(path: &Path) -> Option<Stamp> {
+        let metadata = std::fs::metadata(path).ok()?;
+        let modified = metadata.modified().ok();
+        Some(Stamp { modified, len: metadata.len(), inode: metadata.ino() })
+    }
+}
+
+/// Whether others than the owner may read the file.
+pub(super) fn is_readable_by_others(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.mode() & 0o077 != 0)
+}
+
+/// Reads the file.
+pub(super) fn read(path: &Path) -> Result<Vec<FileKey>, KeyFileError> {
+    let unreadable = |source| KeyFileError::Unreadable { path: path.to_owned(), source };
+    let broken = |reason| KeyFileError::Broken { path: path.to_owned(), reason };
+    let metadata = std::fs::metadata(path).map_err(unreadable)?;
+    if FILE_BYTES_MAX < metadata.len() {
+        return Err(broken(format!("it is longer than {FILE_BYTES_MAX} bytes")));
+    }
+    let text = std::fs::read_to_string(path).map_err(unreadable)?;
+    parse(&text).map_err(broken)
+}
+
+fn parse(text: &str) -> Result<Vec<FileKey>, String> {
+    // The reader's own words may quote what it found, which may be a key: only the place is told.
+    let keys: Keys = serde_json::from_str(text).map_err(|err| {
+        let unknown = err.to_string();
+        let field = unknown.strip_prefix("unknown field `").and_then(|it| it.split('`').next());
+        let known = field.filter(|it| it.len() <= NAME_BYTES_MAX);
+        let what = known.map_or("is no list of keys".to_owned(), |it| format!("knows no {it:?}"));
+        format!("it {what}, at line {}, column {}", err.line(), err.column())
+    })?;
+    if KEYS_MAX < keys.keys.len() {
+        return Err(format!("it has more than {KEYS_MAX} keys"));
+    }
+    let mut found: Vec<FileKey> = Vec::with_capacity(keys.keys.len());
+    for (idx, entry) in keys.keys.into_iter().enumerate() {
+        let key = entry.check().map_err(|reason| format!("keys[{idx}] {reason}"))?;
+        if found.iter().any(|it| it.name == key.name) {
+            return Err(format!("keys[{idx}] has the name of another one, {:?}", key.name));
+        }
+        if let Some(other) = found.iter().find(|it| it.digest == key.digest) {
+            return Err(format!("keys[{idx}] is the same key as {:?}", other.name));
+        }
+        found.push(key);
+    }
+    Ok(found)
+}
+
+impl Entry {
+    fn check(self) -> Result<FileKey, String> {
+        let is_plain = |it: u8| it.is_ascii_alphanumeric() || b"._-@".contains(&it);
+        let is_name = (1..=NAME_BYTES_MAX).contains(&self.name.len());
+        if !is_name || !self.name.bytes().all(is_plain) {
+            return Err(format!(
+                "has a name that is not 1 to {NAME_BYTES_MAX} letters, digits and any of ._-@"
+            ));
+        }
+        let digest = match (self.key.as_deref().map(str::trim), &self.sha256) {
+            (Some(""), None) => return Err("has an empty key".to_owned()),
+            (Some(key), None) => Sha256::digest(key.as_bytes()).into(),
+            (None, Some(digits)) => {
+                unhex(digits).ok_or("has a sha256 that is not 64 hexadecimal digits")?
+            }
+            (Some(_), Some(_)) | (None, None) => {
+                return Err("needs either key or sha256".to_owned());
+            }
+        };
+        let limits = KeyLimits {
+            requests_per_minute: self.requests_per_minute,
+            tokens_per_minute: self.tokens_per_minute,
+            concurrent_requests: self.concurrent_requests,
+        };
+        let all =
+            [limits.requests_per_minute, limits.tokens_per_minute, limits.concurrent_requests];
+        if all.contains(&Some(0)) {
+            return Err("has a limit of 0; leave it out for no limit".to_owned());
+        }
+        Ok(FileKey {
+            name: self.name,
+            digest,
+            limits,
+            priority: self.priority,
+            is_admin: self.admin,
+        })
+    }
+}
+
+fn unhex(digits: &str) -> Option<[u8; 32]> {
+    let digits = digits.trim().as_bytes();
+    if digits.len() != 64 {
+        return None;
+    }
+    let mut bytes = [0; 32];
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
+        let digit = |at: usize| char::from(pair[at]).to_digit(16);
+        *byte = u8::try_from(digit(0)? * 16 + digit(1)?).ok()?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(text: &str) -> String {
+        parse(text).map(|keys| keys.len()).unwrap_err()
+    }
+
+    #[test]
+    fn keys_and_their_hashes_are_the_same() {
+        let digest = Sha256::digest(b"sekret");
+        let digest: String = digest.iter().map(|it| format!("{it:02x}")).collect();
+        let plain = parse(r#"{"keys": [{"name": "a", "key": " sekret "}]}"#).unwrap();
+        let hashed = format!(r#"{{"keys": [{{"name": "a", "sha256": "{digest}"}}]}}"#);
+        assert_eq!(plain[0].digest, parse(&hashed).unwrap()[0].digest);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_without_the_key() {
+        let cases = [
+            ("sekret", "line 1"),
+            (r#"{"keys": ["sekret"]}"#, "line 1"),
+            (r#"{"keys": [{"name": "a", "key": "sekret", "rpm": 1}]}"#, "\"rpm\""),
+            (r#"{"keys": [{"name": "a"}]}"#, "either key or sha256"),
+            (r#"{"keys": [{"name": "", "key": "sekret"}]}"#, "keys[0] has a name"),
+            (r#"{"keys": [{"name": "a", "key": " "}]}"#, "empty key"),
+            (r#"{"keys": [{"name": "a", "sha256": "sekret"}]}"#, "64 hexadecimal"),
+            (r#"{"keys": [{"name": "a", "key": "sekret", "concurrent_requests": 0}]}"#, "0"),
+            (
+                r#"{"keys": [{"name": "a", "key": "sekret"}, {"name": "b", "key": "sekret"}]}"#,
+                "the same key as \"a\"",
+            ),
+            (
+                r#"{"keys": [{"name": "a", "key": "sekret"}, {"name": "a", "key": "sekret2"}]}"#,
+                "the name of another",
+            ),
+            (r#"{"keys": [{"name": "a", "key": "x", "priority": "sekret"}]}"#, "line 1"),
+        ];
+        for (text, expected) in cases {
+            let found = refusal(text);
+            assert!(found.contains(expected), "{text}: {found}");
+            assert!(!found.contains("sekret"), "{found}");
+        }
+    }
+}

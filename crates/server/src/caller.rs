@@ -1,0 +1,85 @@
+//! On whose behalf something is done: the name of the HTTP request, and the key that it came with.
+//!
+//! It stands beside the request rather than in every handler's arguments: whatever runs within a
+//! request, on its task or on a worker for it, finds it with [`Caller::current`].
+
+use std::sync::Arc;
+
+use jackalope_engine::TenantId;
+
+use crate::auth::Holder;
+use crate::otlp::TraceParent;
+
+tokio::task_local! {
+    static CURRENT: Caller;
+}
+
+/// What is known of a request before its body is read.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    /// What the request is called in logs and answers.
+    pub(crate) request_id: Arc<str>,
+    /// What is asked for, in one word: `chat`, `completions`, …
+    pub(crate) kind: &'static str,
+    /// Whose key it came with; none where everybody is served.
+    pub(crate) holder: Option<Arc<Holder>>,
+    /// The client's span that the request belongs to.
+    pub(crate) trace_parent: Option<TraceParent>,
+}
+
+/// Paths on which something is computed, and what that is called.
+const KINDS: [(&str, &str); 10] = [
+    ("/v1/chat/completions", "chat"),
+    ("/v1/completions", "completions"),
+    ("/v1/messages", "messages"),
+    ("/v1/responses", "responses"),
+    ("/v1/embeddings", "embeddings"),
+    ("/api/chat", "ollama_chat"),
+    ("/api/generate", "ollama_generate"),
+    ("/api/embed", "embeddings"),
+    ("/api/embeddings", "embeddings"),
+    ("/v1/rerank", "rerank"),
+];
+
+/// What a request on this path is called.
+pub(crate) fn kind_of(path: &str) -> &'static str {
+    KINDS.iter().find(|(known, _)| *known == path).map_or("other", |(_, kind)| kind)
+}
+
+impl Caller {
+    /// On whose behalf this code runs; nobody's outside of a request.
+    pub(crate) fn current() -> Caller {
+        CURRENT.try_with(Clone::clone).unwrap_or_else(|_| Caller {
+            request_id: Arc::from(""),
+            kind: "other",
+            holder: None,
+            trace_parent: None,
+        })
+    }
+
+    /// Runs `work` on this caller's behalf.
+    pub(crate) async fn scope<T>(self, work: impl Future<Output = T>) -> T {
+        CURRENT.scope(self, work).await
+    }
+
+    /// As [`Caller::scope`], for work that does not wait.
+    pub(crate) fn scope_blocking<T>(self, work: impl FnOnce() -> T) -> T {
+        CURRENT.sync_scope(self, work)
+    }
+
+    /// By what the engine tells whose requests are whose: each key's holder takes turns with others.
+    pub(crate) fn tenant(&self) -> Option<TenantId> {
+        self.holder.as_ref().map(|holder| TenantId(holder.tenant()))
+    }
+
+    /// The priority of a request that wishes for one: never a better one than the key's own.
+    pub(crate) fn priority(&self, wished: Option<i32>) -> i32 {
+        let own = self.holder.as_ref().map_or(0, |holder| holder.priority());
+        wished.map_or(own, |wished| wished.max(own))
+    }
+
+    /// The name of the key.
+    pub(crate) fn key_name(&self) -> Option<&str> {
+        self.holder.as_ref().map(|holder| holder.name())
+    }
+}

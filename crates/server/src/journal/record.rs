@@ -1,0 +1,127 @@
+//! What is kept of an answer once it has ended. Nothing of what was asked or said.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::numbers::{gib, rounded};
+use crate::otlp::TraceParent;
+
+/// How an answer ended.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Ending {
+    /// All of it was told.
+    Ok,
+    /// Something failed.
+    Error(String),
+    /// It took too long.
+    Timeout,
+    /// The client left, or somebody cancelled it.
+    Cancelled,
+}
+
+impl Ending {
+    /// The words in records and metrics, in the order of [`Ending::idx`].
+    pub(crate) const NAMES: [&str; 4] = ["ok", "error", "timeout", "cancelled"];
+
+    pub(crate) fn idx(&self) -> usize {
+        match self {
+            Ending::Ok => 0,
+            Ending::Error(_) => 1,
+            Ending::Timeout => 2,
+            Ending::Cancelled => 3,
+        }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        Ending::NAMES[self.idx()]
+    }
+}
+
+/// An answer that has ended.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestRecord {
+    pub(crate) request_id: String,
+    /// The name that the answer itself carries.
+    pub(crate) answer_id: Option<String>,
+    /// The engine's names for its choices.
+    pub(crate) engine_ids: Vec<u64>,
+    /// When it ended, in seconds since 1970.
+    pub(crate) ended_unix: f64,
+    pub(crate) kind: &'static str,
+    pub(crate) model: String,
+    /// The name of the key that it was asked with.
+    pub(crate) key: Option<String>,
+    /// The client's span that it belongs to.
+    pub(crate) trace_parent: Option<TraceParent>,
+    pub(crate) is_stream: bool,
+    pub(crate) num_choices: usize,
+    pub(crate) max_tokens: u32,
+    pub(crate) prompt_tokens: u32,
+    pub(crate) cached_tokens: u32,
+    pub(crate) completion_tokens: u32,
+    pub(crate) reasoning_tokens: u32,
+    pub(crate) queue_time: Duration,
+    pub(crate) prefill_time: Duration,
+    pub(crate) decode_time: Duration,
+    pub(crate) total_time: Duration,
+    /// Whether any token was drawn, without which the times after it say nothing.
+    pub(crate) has_tokens: bool,
+    pub(crate) ending: Ending,
+    /// Of the first choice that ended by itself.
+    pub(crate) finish_reason: Option<&'static str>,
+    /// Held by the ranks' arrays when it began, and when it ended.
+    pub(crate) memory_bytes: (u64, u64),
+}
+
+impl RequestRecord {
+    /// From the request to the first token.
+    pub(crate) fn time_to_first_token(&self) -> Duration {
+        self.queue_time + self.prefill_time
+    }
+
+    /// Tokens drawn per second of the whole time.
+    pub(crate) fn tokens_per_second(&self) -> f64 {
+        let seconds = self.total_time.as_secs_f64();
+        if seconds > 0.0 { f64::from(self.completion_tokens) / seconds } else { 0.0 }
+    }
+
+    /// With the fields of mlx-jaccl-cluster's records first.
+    pub(crate) fn to_json(&self) -> Value {
+        let (before, after) = self.memory_bytes;
+        let message = match &self.ending {
+            Ending::Error(message) => Some(message.as_str()),
+            Ending::Timeout => Some("the request was not answered in time"),
+            Ending::Ok | Ending::Cancelled => None,
+        };
+        let seconds = |time: Duration| rounded(time.as_secs_f64(), 3);
+        json!({
+            "request_id": self.request_id,
+            "timestamp": rounded(self.ended_unix, 3),
+            "kind": self.kind,
+            "model_id": self.model,
+            "prompt_tokens": self.prompt_tokens,
+            "generated_tokens": self.completion_tokens,
+            "max_tokens_requested": self.max_tokens,
+            "wall_time_s": seconds(self.total_time),
+            "tokens_per_second": rounded(self.tokens_per_second(), 1),
+            "memory_before_gb": gib(before),
+            "memory_after_gb": gib(after),
+            "memory_delta_gb": rounded(gib(after) - gib(before), 3),
+            "kv_cache_hit": self.cached_tokens > 0,
+            "status": self.ending.name(),
+            "error_message": message,
+            "finish_reason": self.finish_reason,
+            "is_stream": self.is_stream,
+            "answer_id": self.answer_id,
+            "engine_ids": self.engine_ids,
+            "key": self.key,
+            "num_choices": self.num_choices,
+            "cached_tokens": self.cached_tokens,
+            "reasoning_tokens": self.reasoning_tokens,
+            "queue_s": seconds(self.queue_time),
+            "time_to_first_token_s": self.has_tokens.then(|| seconds(self.time_to_first_token())),
+            "decode_s": seconds(self.decode_time),
+        })
+    }
+}

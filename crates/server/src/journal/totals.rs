@@ -1,0 +1,87 @@
+//! Sums over everything that was answered, for metrics. How long requests took, the engine knows
+//! itself.
+
+use jackalope_engine::Buckets;
+
+use super::record::{Ending, RequestRecord};
+use super::recorder::Finishes;
+
+/// Bounds of vLLM's `request_params_n`.
+const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
+
+/// Bounds of the time that an HTTP request takes.
+const HTTP_SECONDS: &[f64] =
+    &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+/// Everything that one model answered.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelTotals {
+    /// By [`Ending::idx`].
+    pub(crate) endings: [u64; Ending::NAMES.len()],
+    pub(crate) finishes: Finishes,
+    pub(crate) prompt_tokens: u64,
+    pub(crate) cached_tokens: u64,
+    pub(crate) completion_tokens: u64,
+    pub(crate) prompt_seconds: f64,
+    pub(crate) decode_seconds: f64,
+    pub(crate) wall_seconds: f64,
+    pub(crate) choices: Buckets,
+}
+
+impl Default for ModelTotals {
+    fn default() -> ModelTotals {
+        ModelTotals {
+            endings: [0; Ending::NAMES.len()],
+            finishes: Finishes::default(),
+            prompt_tokens: 0,
+            cached_tokens: 0,
+            completion_tokens: 0,
+            prompt_seconds: 0.0,
+            decode_seconds: 0.0,
+            wall_seconds: 0.0,
+            choices: Buckets::new(CHOICES),
+        }
+    }
+}
+
+impl ModelTotals {
+    pub(super) fn add(&mut self, record: &RequestRecord, finishes: &Finishes) {
+        self.endings[record.ending.idx()] += 1;
+        self.finishes.absorb(finishes);
+        self.prompt_tokens += u64::from(record.prompt_tokens);
+        self.cached_tokens += u64::from(record.cached_tokens);
+        self.completion_tokens += u64::from(record.completion_tokens);
+        self.prompt_seconds += record.prefill_time.as_secs_f64();
+        self.decode_seconds += record.decode_time.as_secs_f64();
+        self.wall_seconds += record.total_time.as_secs_f64();
+        self.choices.record(record.num_choices as f64);
+    }
+
+    /// Answers that have ended, however they did.
+    pub(crate) fn num_ended(&self) -> u64 {
+        self.endings.iter().sum()
+    }
+}
+
+/// What a key's holder has used.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct KeyTotals {
+    pub(crate) requests: u64,
+    pub(crate) prompt_tokens: u64,
+    pub(crate) completion_tokens: u64,
+    /// Requests refused because of a limit of the key.
+    pub(crate) limited: u64,
+}
+
+/// HTTP requests of one method, route and status.
+#[derive(Clone, Debug)]
+pub(crate) struct HttpTotals {
+    /// From the head of the request to the end of the answer.
+    pub(crate) seconds: Buckets,
+}
+
+impl Default for HttpTotals {
+    fn default() -> HttpTotals {
+        HttpTotals { seconds: Buckets::new(HTTP_SECONDS) }
+    }
+}

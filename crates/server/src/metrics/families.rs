@@ -1,0 +1,360 @@
+//! Which numbers there are, under whose names. vLLM's come first, so that its dashboards work.
+
+use jackalope_engine::{Buckets, EngineState, RankStatus, Status};
+
+use super::Seen;
+use super::exposition::Kind;
+use crate::journal::{Ending, ModelTotals, Totals};
+use crate::monitor::memory_of;
+
+/// One number, under one name.
+pub(super) struct Family<T> {
+    pub(super) name: &'static str,
+    pub(super) kind: Kind,
+    pub(super) help: &'static str,
+    pub(super) value: fn(&T) -> f64,
+}
+
+const fn counter<T>(name: &'static str, help: &'static str, value: fn(&T) -> f64) -> Family<T> {
+    Family { name, kind: Kind::Counter, help, value }
+}
+
+const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> f64) -> Family<T> {
+    Family { name, kind: Kind::Gauge, help, value }
+}
+
+/// One histogram, under one name.
+pub(super) struct HistogramFamily {
+    pub(super) name: &'static str,
+    pub(super) help: &'static str,
+    pub(super) value: fn(&Seen) -> &Buckets,
+}
+
+const fn histogram(
+    name: &'static str,
+    help: &'static str,
+    value: fn(&Seen) -> &Buckets,
+) -> HistogramFamily {
+    HistogramFamily { name, help, value }
+}
+
+fn kv_usage(status: &Status) -> f64 {
+    let kv = &status.kv;
+    (kv.running_bytes + kv.kept_bytes) as f64 / kv.budget_bytes.max(1) as f64
+}
+
+fn per_second(count: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
+}
+
+fn hit_rate(status: &Status) -> f64 {
+    status.prefix.found_tokens as f64 / status.prefix.wanted_tokens.max(1) as f64
+}
+
+/// Per model, with the label `model_name`.
+pub(super) const MODEL: &[Family<Seen>] = &[
+    gauge("vllm:num_requests_running", "Requests being computed.", |it| it.status.running as f64),
+    gauge("vllm:num_requests_waiting", "Requests waiting for room.", |it| it.status.queued as f64),
+    gauge("vllm:kv_cache_usage_perc", "Part of the cache in use; 1 is all of it.", |it| {
+        kv_usage(&it.status)
+    }),
+    gauge("vllm:gpu_cache_usage_perc", "As vllm:kv_cache_usage_perc.", |it| kv_usage(&it.status)),
+    counter("vllm:prefix_cache_queries_total", "Tokens looked for in the prefix cache.", |it| {
+        it.status.prefix.wanted_tokens as f64
+    }),
+    counter("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.", |it| {
+        it.status.prefix.found_tokens as f64
+    }),
+    counter("vllm:gpu_prefix_cache_queries_total", "As vllm:prefix_cache_queries_total.", |it| {
+        it.status.prefix.wanted_tokens as f64
+    }),
+    counter("vllm:gpu_prefix_cache_hits_total", "As vllm:prefix_cache_hits_total.", |it| {
+        it.status.prefix.found_tokens as f64
+    }),
+    counter("vllm:num_preemptions_total", "Requests sent back to wait.", |it| {
+        it.status.counters.preemptions as f64
+    }),
+    counter("vllm:prompt_tokens_total", "Prompt tokens taken.", |it| {
+        it.status.counters.prompt_tokens as f64
+    }),
+    counter("vllm:generation_tokens_total", "Tokens drawn.", |it| {
+        it.status.counters.drawn_tokens as f64
+    }),
+    counter("llamacpp:prompt_tokens_total", "Prompt tokens of ended requests.", |it| {
+        it.totals.prompt_tokens as f64
+    }),
+    counter("llamacpp:prompt_seconds_total", "Seconds spent on prompts.", |it| {
+        it.totals.prompt_seconds
+    }),
+    counter("llamacpp:tokens_predicted_total", "Tokens of ended requests.", |it| {
+        it.totals.completion_tokens as f64
+    }),
+    counter("llamacpp:tokens_predicted_seconds_total", "Seconds spent on answers.", |it| {
+        it.totals.decode_seconds
+    }),
+    counter("llamacpp:n_decode_total", "Steps computed.", |it| it.status.steps.steps as f64),
+    gauge("llamacpp:n_busy_slots_per_decode", "Tokens computed per step.", |it| {
+        it.status.steps.computed_tokens as f64 / it.status.steps.steps.max(1) as f64
+    }),
+    gauge("llamacpp:prompt_tokens_seconds", "Prompt tokens per second.", |it| {
+        let computed = it.totals.prompt_tokens.saturating_sub(it.totals.cached_tokens);
+        per_second(computed, it.totals.prompt_seconds)
+    }),
+    gauge("llamacpp:predicted_tokens_seconds", "Tokens drawn per second.", |it| {
+        per_second(it.totals.completion_tokens, it.totals.decode_seconds)
+    }),
+    gauge("llamacpp:requests_processing", "Requests being computed.", |it| {
+        it.status.running as f64
+    }),
+    gauge("llamacpp:requests_deferred", "Requests waiting for room.", |it| it.status.queued as f64),
+    gauge("vllm_mlx_model_loaded", "1 if requests are taken.", |it| {
+        f64::from(u8::from(it.status.limits.is_some()))
+    }),
+    gauge("vllm_mlx_scheduler_waiting_requests", "Requests waiting for room.", |it| {
+        it.status.queued as f64
+    }),
+    gauge("vllm_mlx_scheduler_running_requests", "Requests being computed.", |it| {
+        it.status.running as f64
+    }),
+    gauge("vllm_mlx_engine_steps_executed", "Steps computed.", |it| it.status.steps.steps as f64),
+    counter("vllm_mlx_prompt_tokens_total", "Prompt tokens of ended requests.", |it| {
+        it.totals.prompt_tokens as f64
+    }),
+    counter("vllm_mlx_completion_tokens_total", "Tokens of ended requests.", |it| {
+        it.totals.completion_tokens as f64
+    }),
+    gauge("vllm_mlx_cache_entry_count", "Sequences kept for prompts that begin alike.", |it| {
+        it.status.kv.num_kept as f64
+    }),
+    gauge("vllm_mlx_cache_hits", "Sequences that began with kept ones.", |it| {
+        (it.status.prefix.taken_over + it.status.prefix.forked) as f64
+    }),
+    gauge("vllm_mlx_cache_evictions", "Kept sequences given up for want of memory.", |it| {
+        it.status.prefix.evicted as f64
+    }),
+    gauge("vllm_mlx_cache_hit_rate", "Part of the tokens that was found.", |it| {
+        hit_rate(&it.status)
+    }),
+    gauge("vllm_mlx_cache_utilization_ratio", "Part of the cache in use.", |it| {
+        kv_usage(&it.status)
+    }),
+    gauge("vllm_mlx_cache_memory_bytes", "Bytes of kept sequences.", |it| {
+        it.status.kv.kept_bytes as f64
+    }),
+    gauge("vllm_mlx_cache_memory_limit_bytes", "Most bytes of keys and values.", |it| {
+        it.status.kv.budget_bytes as f64
+    }),
+    gauge("vllm_mlx_cache_tokens_saved", "Tokens found in the prefix cache.", |it| {
+        it.status.prefix.found_tokens as f64
+    }),
+    gauge("jackalope_up", "1 if the ranks compute.", |it| {
+        f64::from(u8::from(it.status.state == EngineState::Ready))
+    }),
+    gauge("jackalope_ranks", "Ranks of the model.", |it| it.status.ranks.len() as f64),
+    counter("jackalope_requests_taken_total", "Requests the engine has taken.", |it| {
+        it.status.counters.requests as f64
+    }),
+    counter("jackalope_requests_refused_total", "Requests the full queue has refused.", |it| {
+        it.status.counters.refused as f64
+    }),
+    counter("jackalope_dropped_tokens_total", "Tokens drawn one step too many.", |it| {
+        it.status.counters.dropped_tokens as f64
+    }),
+    counter("jackalope_not_a_number_total", "Requests whose logits were not numbers.", |it| {
+        it.status.counters.not_a_number as f64
+    }),
+    counter("jackalope_rank_failures_total", "Times the ranks were lost.", |it| {
+        it.status.counters.failures as f64
+    }),
+    counter("jackalope_recoveries_total", "Times the ranks were brought back.", |it| {
+        it.status.counters.recoveries as f64
+    }),
+    counter("jackalope_recovery_seconds_total", "Seconds without all ranks.", |it| {
+        it.status.recovery.total.as_secs_f64()
+    }),
+    gauge("jackalope_last_recovery_seconds", "How long the last loss of a rank took.", |it| {
+        it.status.recovery.took.map_or(0.0, |took| took.as_secs_f64())
+    }),
+    counter("jackalope_step_plan_seconds_total", "Seconds spent choosing what to compute.", |it| {
+        it.status.steps.plan_ns as f64 / 1e9
+    }),
+    counter("jackalope_step_send_seconds_total", "Seconds spent sending plans.", |it| {
+        it.status.steps.send_ns as f64 / 1e9
+    }),
+    counter("jackalope_step_commit_seconds_total", "Seconds spent taking answers in.", |it| {
+        it.status.steps.commit_ns as f64 / 1e9
+    }),
+    counter("jackalope_prefix_evictions_total", "Kept sequences given up.", |it| {
+        it.status.prefix.evicted as f64
+    }),
+    gauge("jackalope_kv_running_bytes", "Keys and values of running requests.", |it| {
+        it.status.kv.running_bytes as f64
+    }),
+    gauge("jackalope_kv_kept_bytes", "Keys and values of kept sequences.", |it| {
+        it.status.kv.kept_bytes as f64
+    }),
+    gauge("jackalope_kv_budget_bytes", "Most bytes of keys and values.", |it| {
+        it.status.kv.budget_bytes as f64
+    }),
+];
+
+/// Per model, with the label `model_name`.
+pub(super) const MODEL_HISTOGRAMS: &[HistogramFamily] = &[
+    histogram("vllm:time_to_first_token_seconds", "From request to first token.", |it| {
+        &it.status.requests.first_token_s
+    }),
+    histogram("vllm:inter_token_latency_seconds", "Between two tokens.", |it| {
+        &it.status.requests.between_tokens_s
+    }),
+    histogram("vllm:time_per_output_token_seconds", "As vllm:inter_token_latency_seconds.", |it| {
+        &it.status.requests.between_tokens_s
+    }),
+    histogram(
+        "vllm:request_time_per_output_token_seconds",
+        "Mean time between tokens of a request.",
+        |it| &it.status.requests.per_output_token_s,
+    ),
+    histogram("vllm:e2e_request_latency_seconds", "From request to end.", |it| {
+        &it.status.requests.total_s
+    }),
+    histogram("vllm:request_queue_time_seconds", "From request to first step.", |it| {
+        &it.status.requests.queue_s
+    }),
+    histogram("vllm:request_inference_time_seconds", "From first step to end.", |it| {
+        &it.status.requests.inference_s
+    }),
+    histogram("vllm:request_prefill_time_seconds", "From first step to first token.", |it| {
+        &it.status.requests.prefill_s
+    }),
+    histogram("vllm:request_decode_time_seconds", "From first token to last.", |it| {
+        &it.status.requests.decode_s
+    }),
+    histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", |it| {
+        &it.status.requests.prompt_tokens
+    }),
+    histogram("vllm:request_generation_tokens", "Tokens drawn for a request.", |it| {
+        &it.status.requests.generation_tokens
+    }),
+    histogram("vllm:request_params_max_tokens", "Tokens asked for.", |it| {
+        &it.status.requests.max_tokens
+    }),
+    histogram("vllm:request_max_num_generation_tokens", "Tokens asked for.", |it| {
+        &it.status.requests.max_tokens
+    }),
+    histogram("vllm_mlx_inference_ttft_seconds", "From request to first token.", |it| {
+        &it.status.requests.first_token_s
+    }),
+    histogram("vllm_mlx_inference_request_duration_seconds", "From request to end.", |it| {
+        &it.status.requests.total_s
+    }),
+    histogram("vllm:request_params_n", "Choices asked for.", |it| &it.totals.choices),
+    histogram("vllm:iteration_tokens_total", "Tokens computed per step.", |it| {
+        &it.status.steps.iteration_tokens
+    }),
+];
+
+/// Per model and rank, with the labels `model_name`, `rank` and `host`.
+pub(super) const RANK: &[Family<RankStatus>] = &[
+    gauge("mlx_cluster_memory_used_bytes", "Memory of live arrays.", |it| {
+        it.memory.active_bytes as f64
+    }),
+    gauge("jackalope_rank_active_bytes", "Memory of live arrays.", |it| {
+        it.memory.active_bytes as f64
+    }),
+    gauge("jackalope_rank_peak_bytes", "The most memory of live arrays so far.", |it| {
+        it.memory.peak_bytes as f64
+    }),
+    gauge("jackalope_rank_cache_bytes", "Memory that MLX keeps for reuse.", |it| {
+        it.memory.cache_bytes as f64
+    }),
+    gauge("jackalope_rank_kv_bytes", "Memory of keys and values.", |it| it.memory.kv_bytes as f64),
+    gauge("jackalope_rank_resident_bytes", "Memory of the process.", |it| {
+        it.memory.resident_bytes as f64
+    }),
+    gauge("jackalope_rank_weights_bytes", "Memory of the weights.", |it| {
+        it.facts.as_ref().map_or(0.0, |facts| facts.weights_bytes as f64)
+    }),
+    gauge("jackalope_rank_silent_seconds", "Time since the rank last said anything.", |it| {
+        it.heard_at.map_or(f64::NAN, |at| at.elapsed().as_secs_f64())
+    }),
+    counter("jackalope_rank_steps_total", "Steps the rank has answered.", |it| it.steps as f64),
+    counter("jackalope_rank_step_seconds_total", "Seconds in steps.", |it| {
+        it.timings.total_us as f64 / 1e6
+    }),
+    counter("jackalope_rank_collectives_seconds_total", "Seconds in collectives.", |it| {
+        it.timings.collectives_us as f64 / 1e6
+    }),
+    counter("jackalope_rank_waiting_seconds_total", "Of those, waiting for peers.", |it| {
+        it.timings.waiting_us as f64 / 1e6
+    }),
+    counter("jackalope_rank_sent_bytes_total", "Bytes sent to other ranks.", |it| {
+        it.timings.sent_bytes as f64
+    }),
+    counter("jackalope_rank_received_bytes_total", "Bytes received from other ranks.", |it| {
+        it.timings.received_bytes as f64
+    }),
+    counter("jackalope_rank_sampling_seconds_total", "Seconds drawing tokens.", |it| {
+        it.timings.sampling_us as f64 / 1e6
+    }),
+    counter("jackalope_rank_planning_seconds_total", "Seconds building graphs.", |it| {
+        it.timings.planning_us as f64 / 1e6
+    }),
+];
+
+/// Of the whole server, without labels.
+pub(super) const SERVER: &[Family<(Totals, Vec<Seen>, f64)>] = &[
+    counter("mlx_cluster_requests_total", "Requests answered.", |(totals, ..)| {
+        totals.models.values().map(ModelTotals::num_ended).sum::<u64>() as f64
+    }),
+    counter("mlx_cluster_tokens_generated_total", "Tokens of ended requests.", |(totals, ..)| {
+        totals.models.values().map(|it| it.completion_tokens).sum::<u64>() as f64
+    }),
+    gauge("mlx_cluster_tokens_per_second", "Mean of a request's rate.", |(totals, ..)| {
+        let models = totals.models.values();
+        let tokens = models.clone().map(|it| it.completion_tokens).sum();
+        per_second(tokens, models.map(|it| it.wall_seconds).sum())
+    }),
+    gauge("mlx_cluster_queue_depth", "Requests waiting for room.", |(_, seen, _)| {
+        seen.iter().map(|it| it.status.queued).sum::<usize>() as f64
+    }),
+    gauge("vllm_mlx_engine_uptime_seconds", "Time since the start.", |(.., uptime)| *uptime),
+    gauge("jackalope_uptime_seconds", "Time since the start.", |(.., uptime)| *uptime),
+    gauge("vllm_mlx_model_registry_entries", "Models served.", |(_, seen, _)| seen.len() as f64),
+    gauge("vllm_mlx_http_requests_in_flight", "HTTP requests being answered.", |(totals, ..)| {
+        totals.http_open as f64
+    }),
+    counter("jackalope_errors_total", "Errors of the server, and refusals.", |(totals, ..)| {
+        totals.num_errors as f64
+    }),
+    counter("jackalope_request_log_dropped_total", "Lines the log had no room for.", |(it, ..)| {
+        it.log_dropped.unwrap_or(0) as f64
+    }),
+    counter("jackalope_spans_dropped_total", "Spans the collector did not take.", |(it, ..)| {
+        it.spans_dropped.unwrap_or(0) as f64
+    }),
+];
+
+/// Memory by kind, over all ranks of a model.
+pub(super) fn metal_memory(status: &Status) -> [(&'static str, f64); 3] {
+    let memory = memory_of(status);
+    [
+        ("active", memory.active as f64),
+        ("cache", memory.cache as f64),
+        ("limit", memory.total as f64),
+    ]
+}
+
+/// Why choices ended, as vLLM counts them.
+pub(super) fn finish_reasons(totals: &ModelTotals) -> [(&'static str, f64); 3] {
+    let finishes = &totals.finishes;
+    [
+        ("stop", (finishes.stop + finishes.tool_calls) as f64),
+        ("length", finishes.length as f64),
+        ("abort", finishes.abort as f64),
+    ]
+}
+
+/// How answers ended.
+pub(super) fn endings(totals: &ModelTotals) -> impl Iterator<Item = (&'static str, f64)> {
+    Ending::NAMES.into_iter().zip(totals.endings.map(|it| it as f64))
+}

@@ -1,0 +1,125 @@
+//! The engine as vllm-mlx tells of it, and what an administrator may do to requests.
+
+use std::sync::atomic::Ordering;
+
+use axum::Json;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use jackalope_engine::{EngineState, Status};
+use serde_json::{Value, json};
+
+use super::memory::of_engine;
+use crate::ServerState;
+use crate::error::ApiError;
+use crate::journal::OpenRequest;
+use crate::numbers::{gib, rounded};
+
+/// `GET /v1/status`.
+pub(crate) async fn status(State(state): State<ServerState>) -> Json<Value> {
+    let status = state.first_model().engine.status();
+    let word = match status.state {
+        EngineState::Ready | EngineState::Recovering { .. } => "running",
+        EngineState::Starting => "not_loaded",
+        EngineState::Failed { .. } | EngineState::Stopping => "stopped",
+    };
+    let totals = state.journal().totals();
+    let ended: u64 = totals.models.values().map(|model| model.num_ended()).sum();
+    let memory = of_engine(&status);
+    let open = state.journal().open_requests();
+    Json(json!({
+        "status": word,
+        "model": state.first_model().id,
+        "uptime_s": rounded(state.started_at().elapsed().as_secs_f64(), 1),
+        "steps_executed": status.steps.steps,
+        "num_running": status.running,
+        "num_waiting": status.queued,
+        "total_requests_processed": ended,
+        "total_prompt_tokens": status.counters.prompt_tokens,
+        "total_completion_tokens": status.counters.drawn_tokens,
+        "metal": {
+            "active_memory_gb": gib(memory.active),
+            "peak_memory_gb": gib(memory.peak),
+            "cache_memory_gb": gib(memory.cache),
+        },
+        "cache": cache_json(&status),
+        "spec_decode": null,
+        "requests": open.iter().map(|it| request_json(it)).collect::<Vec<_>>(),
+    }))
+}
+
+fn request_json(request: &OpenRequest) -> Value {
+    let elapsed = request.began.elapsed().as_secs_f64();
+    let tokens = request.completion_tokens.load(Ordering::Relaxed);
+    json!({
+        "request_id": *request.caller.request_id,
+        "answer_id": request.opening.answer_id,
+        "engine_ids": request.opening.engine_ids,
+        "kind": request.caller.kind,
+        "model": request.model,
+        "key": request.caller.key_name(),
+        "is_stream": request.opening.is_stream,
+        "num_choices": request.opening.num_choices,
+        "phase": if tokens == 0 { "waiting" } else { "generating" },
+        "prompt_tokens": request.opening.prompt_tokens,
+        "completion_tokens": tokens,
+        "max_tokens": request.opening.max_tokens,
+        "elapsed_s": rounded(elapsed, 3),
+        "tokens_per_second": rounded(f64::from(tokens) / elapsed.max(1e-3), 1),
+    })
+}
+
+/// `GET /v1/cache/stats`.
+pub(crate) async fn cache_stats(State(state): State<ServerState>) -> Json<Value> {
+    Json(cache_json(&state.first_model().engine.status()))
+}
+
+fn cache_json(status: &Status) -> Value {
+    let (prefix, kv) = (&status.prefix, &status.kv);
+    let rate = prefix.found_tokens as f64 / prefix.wanted_tokens.max(1) as f64;
+    json!({
+        "type": "prefix",
+        "entries": kv.num_kept,
+        "memory_gb": gib(kv.kept_bytes),
+        "running_gb": gib(kv.running_bytes),
+        "memory_limit_gb": gib(kv.budget_bytes),
+        "utilization": rounded(kv.kept_bytes as f64 / kv.budget_bytes.max(1) as f64, 4),
+        "queried_tokens": prefix.wanted_tokens,
+        "tokens_saved": prefix.found_tokens,
+        "hit_rate": rounded(rate, 4),
+        "hits": prefix.taken_over + prefix.forked,
+        "taken_over": prefix.taken_over,
+        "forked": prefix.forked,
+        "evictions": prefix.evicted,
+    })
+}
+
+/// `DELETE /v1/requests/{id}` and `POST /v1/requests/{id}/cancel`. A request is known by the name of
+/// its answer and by that in `X-Request-Id`; of several with the same name all are cancelled.
+pub(crate) async fn cancel(
+    State(state): State<ServerState>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    // A name that is not UTF-8 is no name of ours.
+    let id = id.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(id)| id);
+    let open = state.journal().open_requests();
+    let found: Vec<_> = open.iter().filter(|it| it.is_called(&id)).collect();
+    let Some(first) = found.first() else {
+        return Err(ApiError::UnknownRequest { found: id });
+    };
+    let mut cancelled = false;
+    for request in &found {
+        cancelled |= request.cancel().await;
+    }
+    Ok(Json(json!({
+        "object": "request.cancel",
+        "id": id,
+        "cancelled": cancelled,
+        "model": first.model,
+    })))
+}
+
+/// `DELETE /v1/cache` and `/v1/cache/prefix`: gives back what is kept of finished sequences.
+pub(crate) async fn clear_cache(State(state): State<ServerState>) -> Json<Value> {
+    let cleared = state.first_model().engine.clear_prefixes().await;
+    Json(json!({"status": "cleared", "caches": ["prefix"], "cleared_entries": cleared}))
+}

@@ -1,0 +1,108 @@
+//! The last requests and errors, for administrators.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::ServerState;
+use crate::error::ApiError;
+use crate::journal::{Ending, RECENT_MAX, RequestRecord};
+use crate::numbers::{gib, quantile, rounded};
+
+/// Requests that are told of unless more or fewer are asked for.
+const RECENT_TOLD: usize = 50;
+
+/// Which requests are asked for.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Filter {
+    n: Option<usize>,
+    status: Option<String>,
+    kind: Option<String>,
+    model: Option<String>,
+    key: Option<String>,
+}
+
+impl Filter {
+    fn passes(&self, record: &RequestRecord) -> bool {
+        let fits =
+            |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|it| it == found);
+        fits(&self.status, record.ending.name())
+            && fits(&self.kind, record.kind)
+            && fits(&self.model, &record.model)
+            && fits(&self.key, record.key.as_deref().unwrap_or_default())
+    }
+}
+
+/// `GET /requests/recent?n=50`, the latest first; filtered by `status`, `kind`, `model` and `key`.
+pub(crate) async fn recent(
+    State(state): State<ServerState>,
+    filter: Result<Query<Filter>, QueryRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let filter = super::query(filter)?;
+    let limit = filter.n.unwrap_or(RECENT_TOLD).min(RECENT_MAX);
+    let recent = state.journal().recent();
+    let records = recent.iter().rev().map(|it| &it.record).filter(|it| filter.passes(it));
+    let requests: Vec<Value> = records.take(limit).map(|record| record.to_json()).collect();
+    Ok(Json(json!({"ok": true, "count": requests.len(), "requests": requests})))
+}
+
+/// `GET /errors`, the latest first.
+pub(crate) async fn errors(State(state): State<ServerState>) -> Json<Value> {
+    let errors = state.journal().errors();
+    let errors: Vec<Value> = errors.iter().rev().map(|it| it.to_json()).collect();
+    Json(json!({"ok": true, "count": errors.len(), "errors": errors}))
+}
+
+/// `GET /requests/stats`: counts since the start, and times of the requests that are remembered.
+/// `ok` is a count, as it is in mlx-jaccl-cluster.
+pub(crate) async fn stats(State(state): State<ServerState>) -> Json<Value> {
+    let totals = state.journal().totals();
+    let mut endings = [0; Ending::NAMES.len()];
+    let (mut tokens, mut wall_seconds) = (0, 0.0);
+    for model in totals.models.values() {
+        for (sum, count) in endings.iter_mut().zip(model.endings) {
+            *sum += count;
+        }
+        tokens += model.completion_tokens;
+        wall_seconds += model.wall_seconds;
+    }
+    let [ok, errors, timeouts, cancelled] = endings;
+    let total: u64 = endings.iter().sum();
+    let share = |part: u64, of: u64| rounded(part as f64 / of.max(1) as f64, 4);
+    let recent = state.journal().recent();
+    let count = recent.len().max(1) as f64;
+    let sorted = |of: fn(&RequestRecord) -> f64| {
+        let mut values: Vec<f64> = recent.iter().map(|it| of(&it.record)).collect();
+        values.sort_by(f64::total_cmp);
+        values
+    };
+    let rates = sorted(RequestRecord::tokens_per_second);
+    let times = sorted(|it| Duration::as_secs_f64(&it.total_time));
+    let growth = sorted(|it| gib(it.memory_bytes.1) - gib(it.memory_bytes.0));
+    let hits = recent.iter().filter(|it| 0 < it.record.cached_tokens).count() as u64;
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / count;
+    Json(json!({
+        "ok": ok,
+        "total_requests": total,
+        "errors": errors,
+        "timeouts": timeouts,
+        "cancelled": cancelled,
+        "pressure_aborts": 0,
+        "error_rate": share(errors + timeouts, total),
+        "total_generated_tokens": tokens,
+        "total_wall_time_s": rounded(wall_seconds, 3),
+        "buffer_size": recent.len(),
+        "avg_tps": rounded(mean(&rates), 1),
+        "p50_tps": rounded(quantile(&rates, 0.5), 1),
+        "p95_tps": rounded(quantile(&rates, 0.95), 1),
+        "avg_latency_s": rounded(mean(&times), 3),
+        "p50_latency_s": rounded(quantile(&times, 0.5), 3),
+        "p95_latency_s": rounded(quantile(&times, 0.95), 3),
+        "avg_memory_delta_gb": rounded(mean(&growth), 3),
+        "kv_cache_hit_rate": share(hits, recent.len() as u64),
+    }))
+}

@@ -1,0 +1,274 @@
+//! Memory of the ranks, now and of late.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use jackalope_engine::{RankStatus, Status};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::ServerState;
+use crate::error::ApiError;
+use crate::ids::unix_time;
+use crate::numbers::{gib, percent, rounded};
+
+/// Time between two looks at the memory.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Looks that are remembered.
+const SAMPLES_MAX: usize = 600;
+
+/// Looks that are told unless more or fewer are asked for.
+const SAMPLES_TOLD: usize = 60;
+
+/// Use of memory, in percent of what there is, from which the page and `/health` warn.
+const PRESSURE_WARN: f64 = 80.0;
+
+/// The same, from which it is said to be critical.
+const PRESSURE_CRITICAL: f64 = 95.0;
+
+/// Memory in bytes, of one rank or over all of them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MemoryUse {
+    pub(crate) active: u64,
+    pub(crate) cache: u64,
+    pub(crate) kv: u64,
+    /// The most that was active at once.
+    pub(crate) peak: u64,
+    pub(crate) weights: u64,
+    /// What the rank has and may take; 0 if unknown.
+    pub(crate) total: u64,
+}
+
+impl MemoryUse {
+    pub(crate) fn of_rank(rank: &RankStatus) -> MemoryUse {
+        let (weights, free) =
+            rank.facts.as_ref().map_or((0, 0), |facts| (facts.weights_bytes, facts.free_bytes));
+        MemoryUse {
+            active: rank.memory.active_bytes,
+            cache: rank.memory.cache_bytes,
+            kv: rank.memory.kv_bytes,
+            peak: rank.memory.peak_bytes.max(rank.memory.active_bytes),
+            weights,
+            total: if free == 0 { 0 } else { weights + free },
+        }
+    }
+
+    fn plus(self, other: MemoryUse) -> MemoryUse {
+        MemoryUse {
+            active: self.active + other.active,
+            cache: self.cache + other.cache,
+            kv: self.kv + other.kv,
+            peak: self.peak + other.peak,
+            weights: self.weights + other.weights,
+            total: self.total + other.total,
+        }
+    }
+
+    /// Percent of what there is; 0 if that is unknown.
+    pub(crate) fn pressure(self) -> f64 {
+        percent(self.active, self.total)
+    }
+
+    pub(crate) fn is_safe(self) -> bool {
+        self.pressure() < PRESSURE_WARN
+    }
+
+    /// With the names of mlx-jaccl-cluster's `/health`.
+    pub(crate) fn to_json(self) -> Value {
+        json!({
+            "active_gb": gib(self.active),
+            "cache_gb": gib(self.cache),
+            "peak_gb": gib(self.peak),
+            "kv_gb": gib(self.kv),
+            "weights_gb": gib(self.weights),
+            "limit_gb": rounded(gib(self.total), 1),
+            "total_gb": gib(self.total),
+            "pressure_pct": self.pressure(),
+            "headroom_gb": rounded(gib(self.total.saturating_sub(self.active)), 2),
+        })
+    }
+}
+
+/// Memory over all ranks.
+pub(crate) fn of_engine(status: &Status) -> MemoryUse {
+    status.ranks.iter().map(MemoryUse::of_rank).fold(MemoryUse::default(), MemoryUse::plus)
+}
+
+/// Memory at one moment.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    /// In seconds since 1970.
+    at: f64,
+    memory: MemoryUse,
+    is_loaded: bool,
+}
+
+/// Memory of late.
+#[derive(Debug, Default)]
+pub(crate) struct Samples {
+    list: Mutex<VecDeque<Sample>>,
+}
+
+impl Samples {
+    fn push(&self, sample: Sample) {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        if list.len() == SAMPLES_MAX {
+            list.pop_front();
+        }
+        list.push_back(sample);
+    }
+
+    /// The last ones, the latest last.
+    fn last(&self, count: usize) -> Vec<Sample> {
+        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.iter().skip(list.len().saturating_sub(count)).copied().collect()
+    }
+}
+
+fn sample(state: &ServerState) -> Sample {
+    let status = state.first_model().engine.status();
+    let is_loaded = status.ranks.iter().all(|rank| rank.facts.is_some());
+    Sample { at: unix_time(), memory: of_engine(&status), is_loaded }
+}
+
+/// Looks at the memory again and again until the server ends.
+pub(crate) async fn sample_until(state: ServerState, mut ended: watch::Receiver<bool>) {
+    let mut ticks = interval(SAMPLE_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => state.samples().push(sample(&state)),
+            _ = ended.wait_for(|&ended| ended) => return,
+        }
+    }
+}
+
+/// `GET /memory`.
+pub(crate) async fn memory(State(state): State<ServerState>) -> Json<Value> {
+    let model = state.first_model();
+    let status = model.engine.status();
+    let total = of_engine(&status);
+    let now = sample(&state);
+    state.samples().push(now);
+    let of_late = state.samples().last(SAMPLES_TOLD);
+    let pressures = of_late.iter().map(|it| it.memory.pressure());
+    let peak_pressure = pressures.clone().fold(0.0, f64::max);
+    let mean_pressure = rounded(pressures.sum::<f64>() / of_late.len().max(1) as f64, 1);
+    let available = total.total.saturating_sub(total.active);
+    let mlx = json!({
+        "timestamp": rounded(now.at, 3),
+        "active_gb": gib(total.active),
+        "peak_gb": gib(total.peak),
+        "cache_gb": gib(total.cache),
+        "limit_gb": gib(total.total),
+        "cache_limit_gb": gib(status.kv.budget_bytes),
+        "total_ram_gb": gib(total.total),
+        "system_reserve_gb": 0.0,
+        "pressure_pct": total.pressure(),
+        "model_loaded": now.is_loaded,
+        "model_id": model.id,
+        "model_size_gb": gib(total.weights),
+        "system_used_gb": gib(total.active + total.cache),
+        "actual_available_gb": gib(available),
+    });
+    Json(json!({
+        "ok": true,
+        "mlx": mlx,
+        // What the machines have beside the ranks is not known here.
+        "system": {"available": false},
+        "slot": slot(&state, &status, total.weights),
+        "limits": {
+            "memory_limit_gb": gib(total.total),
+            "cache_limit_gb": gib(status.kv.budget_bytes),
+            "hard_max_tokens": status.limits.as_ref().map(|limits| limits.context_tokens),
+            "system_reserve_gb": 0.0,
+            "pressure_warn": PRESSURE_WARN / 100.0,
+            "pressure_critical": PRESSURE_CRITICAL / 100.0,
+        },
+        "monitor": {
+            "monitor_running": true,
+            "source": "ranks",
+            "macmon_interval_ms": null,
+            "mlx_poll_interval_s": SAMPLE_INTERVAL.as_secs_f64(),
+            "history_size": of_late.len(),
+            "memory_threshold": PRESSURE_WARN,
+            "thresholds": {"warn": PRESSURE_WARN, "critical": PRESSURE_CRITICAL},
+            "mlx": {
+                "active_gb": gib(total.active),
+                "peak_gb": gib(total.peak),
+                "cache_gb": gib(total.cache),
+                "limit_gb": gib(total.total),
+                "pressure_pct": total.pressure(),
+                "model_loaded": now.is_loaded,
+                "model_id": model.id,
+            },
+            "rolling": {
+                "peak_mlx_pressure_pct": peak_pressure,
+                "avg_mlx_pressure_pct": mean_pressure,
+                "min_available_gb": gib(available),
+            },
+        },
+        "ranks": by_rank(&status),
+    }))
+}
+
+/// What is loaded, as mlx-jaccl-cluster tells it.
+fn slot(state: &ServerState, status: &Status, weights_bytes: u64) -> Value {
+    let model = state.first_model();
+    if status.ranks.iter().any(|rank| rank.facts.is_none()) {
+        return json!({"loaded": false});
+    }
+    let load_ms = status.ranks.iter().filter_map(|rank| Some(rank.facts.as_ref()?.load_ms));
+    json!({
+        "loaded": true,
+        "model_id": model.id,
+        "strategy": "tensor_parallel",
+        "load_time_s": rounded(load_ms.max().unwrap_or(0) as f64 / 1e3, 3),
+        "size_gb": gib(weights_bytes),
+        "loaded_at": model.created,
+        "uptime_s": state.started_at().elapsed().as_secs(),
+    })
+}
+
+/// Memory of each rank, by its number.
+pub(super) fn by_rank(status: &Status) -> Map<String, Value> {
+    let of =
+        |(rank, it): (usize, &RankStatus)| (rank.to_string(), MemoryUse::of_rank(it).to_json());
+    status.ranks.iter().enumerate().map(of).collect()
+}
+
+/// How many of something are asked for.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Wanted {
+    n: Option<usize>,
+}
+
+/// `GET /memory/live?n=60`.
+pub(crate) async fn live(
+    State(state): State<ServerState>,
+    wanted: Result<Query<Wanted>, QueryRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let wanted = super::query(wanted)?;
+    state.samples().push(sample(&state));
+    let samples = state.samples().last(wanted.n.unwrap_or(SAMPLES_TOLD).min(SAMPLES_MAX));
+    let told = |it: &Sample| {
+        json!({
+            "timestamp": rounded(it.at, 3),
+            "mlx_active_gb": gib(it.memory.active),
+            "mlx_pressure_pct": it.memory.pressure(),
+            "system_used_gb": gib(it.memory.active + it.memory.cache),
+            "system_available_gb": gib(it.memory.total.saturating_sub(it.memory.active)),
+            "system_pressure_pct": it.memory.pressure(),
+            "model_loaded": it.is_loaded,
+        })
+    };
+    let data: Vec<Value> = samples.iter().map(told).collect();
+    Ok(Json(json!({"ok": true, "source": "ranks", "count": data.len(), "data": data})))
+}

@@ -1,0 +1,111 @@
+//! The service in a few words, the page that shows it, its queue and its model.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::header::{
+    ACCEPT, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{HeaderMap, HeaderValue, Method};
+use axum::response::{Html, IntoResponse, Response};
+use jackalope_engine::EngineState;
+use serde_json::{Value, json};
+
+use super::memory::of_engine;
+use crate::ServerState;
+
+/// The page. Everything it needs is in it: it works without any network but this server's.
+const PAGE: &str = include_str!("dashboard.html");
+
+/// The page runs its own script and asks this server, and nothing else. It shows in no frame.
+const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
+    connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// What clients of Ollama's API look for before anything else.
+const OLLAMA: &str = "Ollama is running";
+
+/// `GET /`: the page for browsers, the card of the service for programs that want JSON, and a word
+/// for everybody else.
+pub(crate) async fn root(method: Method, headers: HeaderMap) -> Response {
+    let accept = headers.get(ACCEPT).and_then(|it| it.to_str().ok()).unwrap_or_default();
+    let mut response = match (accept.contains("text/html"), accept.contains("application/json")) {
+        (true, _) if method != Method::HEAD => dashboard().await,
+        (_, true) if method != Method::HEAD => Json(card()).into_response(),
+        _ => OLLAMA.into_response(),
+    };
+    response.headers_mut().append(VARY, HeaderValue::from_static("accept"));
+    response
+}
+
+fn card() -> Value {
+    json!({
+        "name": "MLX Distributed Inference API",
+        "server": "jackalope",
+        "version": env!("CARGO_PKG_VERSION"),
+        "endpoints": {
+            "health": "/health",
+            "model_info": "/model/info",
+            "chat": "/v1/chat/completions",
+            "completions": "/v1/completions",
+            "models": "/v1/models",
+            "queue": "/queue",
+            "metrics": "/metrics",
+            "snapshot": "/metrics/snapshot",
+            "dashboard": "/dashboard",
+        },
+    })
+}
+
+/// `GET /dashboard`.
+pub(crate) async fn dashboard() -> Response {
+    let mut response = Html(PAGE).into_response();
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+    response
+}
+
+/// `GET /queue`.
+pub(crate) async fn queue(State(state): State<ServerState>) -> Json<Value> {
+    let status = state.first_model().engine.status();
+    let oldest = state.journal().open_requests().first().map(|it| it.began.elapsed().as_secs_f64());
+    Json(json!({
+        "size": status.queued,
+        "max": status.queue_max,
+        "running": status.running,
+        "running_max": status.running_max,
+        "oldest_open_s": oldest.map(|it| crate::numbers::rounded(it, 3)),
+    }))
+}
+
+/// `GET /model/info`.
+pub(crate) async fn model(State(state): State<ServerState>) -> Json<Value> {
+    let model = state.first_model();
+    let status = model.engine.status();
+    let context_tokens = status.limits.as_ref().map(|limits| limits.context_tokens);
+    let facts = status.ranks.iter().find_map(|rank| rank.facts.as_ref());
+    let is_loaded = status.state == EngineState::Ready;
+    let ring = json!({
+        "id": model.id,
+        "model": model.id,
+        "max_context_length": context_tokens,
+        "max_tokens": state.limits().default_max_tokens.or(context_tokens),
+        "backend": "jackalope",
+        "num_devices": status.ranks.len(),
+    });
+    let mut info = json!({
+        "model_id": model.id,
+        "loaded": is_loaded,
+        "slot": {"loaded": is_loaded, "model_id": model.id, "loaded_at": model.created},
+        "memory": of_engine(&status).to_json(),
+        "architecture": facts.map(|facts| &facts.architecture),
+        "num_layers": facts.map(|facts| facts.num_layers),
+        "vocab_size": facts.map(|facts| facts.vocab_size),
+        "models": [ring.clone()],
+    });
+    if let (Value::Object(info), Value::Object(ring)) = (&mut info, ring) {
+        info.extend(ring);
+    }
+    Json(info)
+}

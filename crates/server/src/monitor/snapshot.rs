@@ -1,0 +1,123 @@
+//! Rates of the last minute, the last answers, and how the ranks are: once, or every two seconds.
+
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::response::Response;
+use futures_util::stream;
+use jackalope_engine::{RankStatus, Status};
+use serde_json::{Map, Value, json};
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use super::memory::by_rank;
+use crate::ServerState;
+use crate::journal::{Recent, WINDOW};
+use crate::numbers::rounded;
+use crate::sse;
+
+/// Answers that are told of one by one.
+const HISTORY_MAX: usize = 40;
+
+/// Time between two events of the stream.
+const STREAM_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Silence after which a rank is called stale, and dead: ranks say something every few seconds.
+const STALE_AFTER: Duration = Duration::from_secs(5);
+const DEAD_AFTER: Duration = Duration::from_secs(15);
+
+/// `GET /metrics/snapshot`.
+pub(crate) async fn snapshot(State(state): State<ServerState>) -> Json<Value> {
+    Json(taken(&state))
+}
+
+/// `GET /metrics/stream`.
+pub(crate) async fn stream(State(state): State<ServerState>) -> Response {
+    let mut ticks = interval(STREAM_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let frames =
+        stream::unfold((state, ticks), |(state, mut ticks): (ServerState, Interval)| async {
+            ticks.tick().await;
+            let mut frame = Vec::new();
+            sse::push_event(&mut frame, &taken(&state));
+            Some((Ok::<_, Infallible>(Bytes::from(frame)), (state, ticks)))
+        });
+    sse::response(sse::STREAM_TYPE, frames)
+}
+
+fn taken(state: &ServerState) -> Value {
+    let (journal, now) = (state.journal(), Instant::now());
+    let status = state.first_model().engine.status();
+    let recent = journal.recent();
+    let late: Vec<&Recent> = recent.iter().filter(|it| now - it.ended < WINDOW).collect();
+    let rates: Vec<f64> = late.iter().map(|it| it.record.tokens_per_second()).collect();
+    let times: Vec<f64> = late.iter().map(|it| it.record.total_time.as_secs_f64()).collect();
+    let totals = journal.totals();
+    let models = totals.models.values();
+    let sum = |of: fn(&crate::journal::ModelTotals) -> u64| models.clone().map(of).sum::<u64>();
+    let history = recent.iter().skip(recent.len().saturating_sub(HISTORY_MAX)).map(|it| {
+        json!({
+            "t": rounded((it.ended - journal.started).as_secs_f64(), 1),
+            "tps": rounded(it.record.tokens_per_second(), 1),
+            "latency": rounded(it.record.total_time.as_secs_f64(), 3),
+            "ctokens": it.record.completion_tokens,
+            "kind": it.record.kind,
+        })
+    });
+    json!({
+        "uptime_s": (now - journal.started).as_secs(),
+        "total_requests": sum(|it| it.num_ended()),
+        "total_tokens": sum(|it| it.completion_tokens),
+        "total_prompt_tokens": sum(|it| it.prompt_tokens),
+        "error_count": totals.num_errors,
+        "recent_count": late.len(),
+        "avg_tps_60s": rounded(mean(&rates), 1),
+        "peak_tps_60s": rounded(rates.iter().copied().fold(0.0, f64::max), 1),
+        "avg_latency_60s": rounded(mean(&times), 3),
+        "history": history.collect::<Vec<_>>(),
+        "queue_size": status.queued,
+        "queue_max": status.queue_max,
+        "running": status.running,
+        "running_max": status.running_max,
+        "drawn_tokens": status.counters.drawn_tokens,
+        "model": state.first_model().id,
+        "state": status.state.name(),
+        "recoveries": status.counters.recoveries,
+        "open_requests": state.journal().open_requests().len(),
+        "memory": by_rank(&status),
+        "nodes": nodes(&status, now),
+        "memory_monitor": {
+            "source": "ranks",
+            "mlx_active_gb": crate::numbers::gib(super::memory_of(&status).active),
+            "mlx_pressure_pct": super::memory_of(&status).pressure(),
+        },
+    })
+}
+
+fn mean(values: &[f64]) -> f64 {
+    if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
+}
+
+/// Each rank, by its number.
+fn nodes(status: &Status, now: Instant) -> Map<String, Value> {
+    let of = |(rank, it): (usize, &RankStatus)| {
+        let silent = it.heard_at.map(|at| now.duration_since(at));
+        let word = match silent {
+            None => "starting",
+            Some(silent) if silent < STALE_AFTER => "connected",
+            Some(silent) if silent < DEAD_AFTER => "stale",
+            Some(_) => "dead",
+        };
+        let hostname = if it.host.is_empty() { "localhost" } else { &it.host };
+        let node = json!({
+            "status": word,
+            "hostname": hostname,
+            "last_heartbeat_s": silent.map(|it| rounded(it.as_secs_f64(), 1)),
+            "phase": it.phase,
+        });
+        (rank.to_string(), node)
+    };
+    status.ranks.iter().enumerate().map(of).collect()
+}

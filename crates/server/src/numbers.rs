@@ -1,0 +1,24 @@
+//! Numbers as the founding systems' clients read them.
+
+/// Rounded to `digits` places after the point.
+pub(crate) fn rounded(value: f64, digits: i32) -> f64 {
+    let scale = 10_f64.powi(digits);
+    (value * scale).round() / scale
+}
+
+/// Bytes as gibibytes with three places.
+pub(crate) fn gib(bytes: u64) -> f64 {
+    rounded(bytes as f64 / f64::from(1_u32 << 30), 3)
+}
+
+/// Parts of a whole in percent with one place; 0 if there is no whole.
+pub(crate) fn percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { rounded(part as f64 / whole as f64 * 100.0, 1) }
+}
+
+/// The value of rank `quantile` in `[0, 1]` of sorted values; 0 if there are none.
+pub(crate) fn quantile(sorted: &[f64], quantile: f64) -> f64 {
+    let last_idx = sorted.len().saturating_sub(1);
+    let idx = (last_idx as f64 * quantile).round() as usize;
+    sorted.get(idx).copied().unwrap_or(0.0)
+}

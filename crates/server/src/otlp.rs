@@ -1,0 +1,248 @@
+//! Spans of ended answers for whoever collects traces: OTLP over HTTP, as JSON.
+//!
+//! A span is made from an answer's record when it has ended, so a server without a collector pays
+//! nothing, and one with a slow collector loses spans, which are counted, and never an answer's time.
+//! It is written here rather than by OpenTelemetry's crates, whose tree is larger than the server's.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use thiserror::Error;
+use tracing::warn;
+
+use crate::ids::random_u64;
+use crate::journal::{Ending, RequestRecord};
+
+/// Spans that wait to be sent.
+const WAITING_MAX: usize = 2048;
+
+/// Spans of one message.
+const BATCH_MAX: usize = 256;
+
+/// Longest time that a span waits for others.
+const BATCH_TIME: Duration = Duration::from_secs(1);
+
+/// Time for the collector to take a message.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Where the spans of a collector's base address go.
+const TRACES_PATH: &str = "/v1/traces";
+
+/// Why no spans are sent.
+#[derive(Debug, Error)]
+pub enum SpanExporterError {
+    /// The address is none of HTTP.
+    #[error(
+        "{url} is no address of a collector\nhint: for example http://127.0.0.1:4318, with OTLP over HTTP"
+    )]
+    Url {
+        /// As it was given.
+        url: String,
+    },
+    /// The system has no thread left.
+    #[error("no thread can be started: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// The way to the thread that sends.
+pub struct SpanExporter {
+    records: SyncSender<Arc<RequestRecord>>,
+    num_dropped: Arc<AtomicU64>,
+}
+
+impl fmt::Debug for SpanExporter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SpanExporter").finish_non_exhaustive()
+    }
+}
+
+impl SpanExporter {
+    /// Sends spans to a collector, named by its base address or by that of its traces.
+    ///
+    /// # Errors
+    /// If the address is none, or no thread can be started.
+    pub fn new(url: &str) -> Result<SpanExporter, SpanExporterError> {
+        let base = url.trim_end_matches('/');
+        let is_http = base.starts_with("http://") || base.starts_with("https://");
+        if !is_http || base.split("//").nth(1).is_none_or(str::is_empty) {
+            return Err(SpanExporterError::Url { url: url.to_owned() });
+        }
+        let has_path = base.ends_with(TRACES_PATH);
+        let url = if has_path { base.to_owned() } else { format!("{base}{TRACES_PATH}") };
+        let (records, waiting) = sync_channel(WAITING_MAX);
+        let num_dropped = Arc::new(AtomicU64::new(0));
+        let dropped = Arc::clone(&num_dropped);
+        let send = move || send_all(&url, &waiting, &dropped);
+        // It ends with the last sender; nobody has to wait for what a collector may not take.
+        std::thread::Builder::new().name("otlp".to_owned()).spawn(send)?;
+        Ok(SpanExporter { records, num_dropped })
+    }
+
+    pub(crate) fn push(&self, record: &Arc<RequestRecord>) {
+        if self.records.try_send(Arc::clone(record)).is_err() {
+            self.num_dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn num_dropped(&self) -> u64 {
+        self.num_dropped.load(Ordering::Relaxed)
+    }
+}
+
+fn send_all(url: &str, waiting: &Receiver<Arc<RequestRecord>>, dropped: &AtomicU64) {
+    let agent: ureq::Agent =
+        ureq::Agent::config_builder().timeout_global(Some(SEND_TIMEOUT)).build().into();
+    let mut is_told = false;
+    while let Some(batch) = next_batch(waiting) {
+        let spans: Vec<Value> = batch.iter().map(|record| span(record)).collect();
+        let body = message(&spans).to_string();
+        let sent = agent.post(url).header("content-type", "application/json").send(body);
+        let Err(err) = sent else { continue };
+        dropped.fetch_add(batch.len() as u64, Ordering::Relaxed);
+        if !std::mem::replace(&mut is_told, true) {
+            warn!(%err, url, "the collector of traces takes no spans");
+        }
+    }
+}
+
+/// Waits for a span, and a little longer for more; none once nobody sends any.
+fn next_batch(waiting: &Receiver<Arc<RequestRecord>>) -> Option<Vec<Arc<RequestRecord>>> {
+    let mut batch = vec![waiting.recv().ok()?];
+    let deadline = Instant::now() + BATCH_TIME;
+    while batch.len() < BATCH_MAX {
+        match waiting.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(record) => batch.push(record),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    Some(batch)
+}
+
+/// OTLP's message around spans (opentelemetry-proto 1.x, `ExportTraceServiceRequest` as JSON).
+fn message(spans: &[Value]) -> Value {
+    json!({"resourceSpans": [{
+        "resource": {"attributes": [
+            text("service.name", "jackalope"),
+            text("service.version", env!("CARGO_PKG_VERSION")),
+        ]},
+        "scopeSpans": [{"scope": {"name": "jackalope"}, "spans": spans}],
+    }]})
+}
+
+fn text(key: &str, value: &str) -> Value {
+    json!({"key": key, "value": {"stringValue": value}})
+}
+
+fn count(key: &str, value: u64) -> Value {
+    json!({"key": key, "value": {"intValue": value.to_string()}})
+}
+
+/// One answer as a span, with attributes named as OpenTelemetry names them for generative models.
+fn span(record: &RequestRecord) -> Value {
+    let ended = Duration::from_secs_f64(record.ended_unix.max(0.0));
+    let began = ended.saturating_sub(record.total_time);
+    let nanos = |at: Duration| at.as_nanos().to_string();
+    let event = |name: &str, at: Duration| json!({"name": name, "timeUnixNano": nanos(at)});
+    let mut events = vec![event("queued", began)];
+    if record.has_tokens {
+        events.push(event("started", began + record.queue_time));
+        events.push(event("first_token", began + record.time_to_first_token()));
+    }
+    events.push(event("end", ended));
+    let mut attributes = vec![
+        text("gen_ai.operation.name", record.kind),
+        text("gen_ai.request.model", &record.model),
+        text("gen_ai.request.id", &record.request_id),
+        count("gen_ai.request.max_tokens", record.max_tokens.into()),
+        count("gen_ai.usage.input_tokens", record.prompt_tokens.into()),
+        count("gen_ai.usage.output_tokens", record.completion_tokens.into()),
+        count("jackalope.cached_tokens", record.cached_tokens.into()),
+        text("jackalope.status", record.ending.name()),
+    ];
+    attributes.extend(record.key.as_deref().map(|key| text("jackalope.key", key)));
+    attributes
+        .extend(record.finish_reason.map(|reason| text("gen_ai.response.finish_reason", reason)));
+    let (trace, parent) = match &record.trace_parent {
+        Some(parent) => (parent.trace_id.clone(), Some(parent.span_id.clone())),
+        None => (format!("{:016x}{:016x}", random_u64(), random_u64()), None),
+    };
+    let status = match &record.ending {
+        Ending::Ok => json!({"code": 1}),
+        Ending::Error(message) => json!({"code": 2, "message": message}),
+        Ending::Timeout | Ending::Cancelled => json!({"code": 2, "message": record.ending.name()}),
+    };
+    json!({
+        "traceId": trace,
+        "spanId": format!("{:016x}", random_u64()),
+        "parentSpanId": parent.unwrap_or_default(),
+        "name": record.kind,
+        "kind": 2,
+        "startTimeUnixNano": nanos(began),
+        "endTimeUnixNano": nanos(ended),
+        "attributes": attributes,
+        "events": events,
+        "status": status,
+    })
+}
+
+/// The span of the client that a request belongs to, from its header `traceparent`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct TraceParent {
+    trace_id: String,
+    span_id: String,
+}
+
+impl TraceParent {
+    /// Reads `00-<32 digits>-<16 digits>-<2 digits>` (W3C Trace Context, section 3.2).
+    pub(crate) fn parse(header: &str) -> Option<TraceParent> {
+        let parts: Vec<&str> = header.trim().split('-').collect();
+        let [version, trace_id, span_id, flags] = parts[..] else { return None };
+        let is_hex = |text: &str, len: usize| {
+            text.len() == len && text.bytes().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        let is_set = |text: &str| text.bytes().any(|it| it != b'0');
+        let is_valid = version == "00"
+            && is_hex(trace_id, 32)
+            && is_hex(span_id, 16)
+            && is_hex(flags, 2)
+            && is_set(trace_id)
+            && is_set(span_id);
+        is_valid.then(|| TraceParent { trace_id: trace_id.into(), span_id: span_id.into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_parent_is_read_as_it_is_written() {
+        let (trace, span) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331");
+        let found = TraceParent::parse(&format!("00-{trace}-{span}-01")).unwrap();
+        assert_eq!((found.trace_id.as_str(), found.span_id.as_str()), (trace, span));
+        let none = "0".repeat(32);
+        for broken in [
+            "",
+            "00",
+            &format!("01-{trace}-{span}-01"),
+            &format!("00-{none}-{span}-01"),
+            &format!("00-{trace}-{}-01", &none[..16]),
+            &format!("00-{}-{span}-01", trace.to_uppercase()),
+            &format!("00-{trace}-{span}"),
+            &format!("00-{trace}-{span}-01-x"),
+        ] {
+            assert_eq!(TraceParent::parse(broken), None, "{broken}");
+        }
+    }
+
+    #[test]
+    fn only_addresses_of_http_are_taken() {
+        for url in ["", "collector:4317", "grpc://collector", "http://"] {
+            assert!(SpanExporter::new(url).is_err(), "{url}");
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! When to ask again, judged by how fast things went so far.
+
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use jackalope_engine::{EngineState, Status};
+
+use crate::ServerState;
+
+/// What is told if nothing was measured yet.
+const UNKNOWN: Duration = Duration::from_secs(5);
+
+/// What is told lies between these.
+const LEAST: Duration = Duration::from_secs(1);
+const MOST: Duration = Duration::from_secs(60);
+
+/// When a request that was refused with this status is likely to be taken.
+pub(crate) fn retry_after(state: &ServerState, status: StatusCode) -> Duration {
+    let estimate = match status {
+        // A place is free as soon as one answer ends.
+        StatusCode::TOO_MANY_REQUESTS => state.journal().end_interval().or(Some(LEAST)),
+        _ => {
+            let status = state.first_model().engine.status();
+            // A rank that was brought back before takes as long again.
+            let again = status.recovery.took.filter(|_| status.state != EngineState::Starting);
+            loading_time(&status, state.started_at().elapsed()).or(again)
+        }
+    };
+    estimate.unwrap_or(UNKNOWN).clamp(LEAST, MOST)
+}
+
+/// How long the slowest rank goes on loading at its pace so far; none if no rank is loading.
+fn loading_time(status: &Status, elapsed: Duration) -> Option<Duration> {
+    if status.state != EngineState::Starting {
+        return None;
+    }
+    let of_rank = |(done, total): (u64, u64)| {
+        let left = total.saturating_sub(done) as f64 / (done.max(1)) as f64;
+        (0 < done).then(|| elapsed.mul_f64(left.min(1e6)))
+    };
+    status.ranks.iter().filter_map(|rank| of_rank(rank.loaded_bytes?)).max()
+}

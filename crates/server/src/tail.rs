@@ -1,0 +1,49 @@
+//! The end of an answer: when its last byte has gone out, or nobody wants it any more.
+
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes, HttpBody};
+use hyper::body::{Frame, SizeHint};
+
+/// A body that drops something when it has ended, however it does.
+pub(crate) struct Tail<T> {
+    body: Body,
+    held: Option<T>,
+}
+
+impl<T> fmt::Debug for Tail<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tail").finish_non_exhaustive()
+    }
+}
+
+/// Keeps `held` until `body` has ended.
+pub(crate) fn until_end<T: Send + Unpin + 'static>(body: Body, held: T) -> Body {
+    Body::new(Tail { body, held: Some(held) })
+}
+
+impl<T: Unpin> HttpBody for Tail<T> {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        if matches!(frame, Poll::Ready(None | Some(Err(_)))) || self.body.is_end_stream() {
+            self.held = None;
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
