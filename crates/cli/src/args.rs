@@ -8,6 +8,7 @@ pub(crate) mod machines;
 mod models;
 pub(crate) mod operate;
 pub(crate) mod plan;
+mod served;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,6 +21,7 @@ pub(crate) use doctor::{ClusterInfoArgs, DoctorArgs, FingerprintArgs, MachinesAr
 pub(crate) use models::{
     CheckArgs, ListArgs, ModelsArgs, ModelsCommand, ModelsSyncArgs, PullArgs, RemoveArgs,
 };
+pub(crate) use served::{ServedModelsArgs, parse_time};
 
 #[derive(Debug, Parser)]
 #[command(name = "jackalope", version, about = "Several machines, one LLM endpoint")]
@@ -187,19 +189,22 @@ pub(crate) enum DeviceArg {
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) models: ServedModelsArgs,
+    #[command(flatten)]
+    pub(crate) ranks: RankArgs,
     /// Address to listen on. Names, or several, are machines to use, as in `--hosts`.
     #[arg(long, value_name = "ADDRESS|NAMES", default_value = "127.0.0.1")]
     pub(crate) host: String,
     /// Port to listen on; 0 picks one.
     #[arg(long, default_value_t = 8080)]
     pub(crate) port: u16,
-    /// Name of the model in the API. Default: ORG/NAME, or the directory's name.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) model_id: Option<String>,
     /// Keys that clients must present, separated by commas.
     #[arg(long, value_delimiter = ',', value_name = "KEYS")]
     pub(crate) api_key: Vec<String>,
+    /// Keys that may also load and unload models, separated by commas. Without one, whoever may use
+    /// the server may do so if it offers several models and listens on this machine alone.
+    #[arg(long, value_delimiter = ',', value_name = "KEYS")]
+    pub(crate) admin_key: Vec<String>,
     /// Listen beyond this machine without keys.
     #[arg(long)]
     pub(crate) insecure: bool,

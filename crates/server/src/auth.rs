@@ -53,6 +53,11 @@ impl ApiKeys {
         black_box(matches) != 0
     }
 
+    /// True if the request presents one of these keys.
+    pub(crate) fn are_presented(&self, headers: &HeaderMap) -> bool {
+        presented_key(headers).is_some_and(|key| self.accepts(key))
+    }
+
     /// Lets a request pass or says what it lacks.
     pub(crate) fn check(&self, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
         if self.is_empty() || OPEN_PATHS.contains(&path) {

@@ -22,6 +22,8 @@ use jackalope_text::TextError;
 use serde_json::{Value, json};
 use thiserror::Error;
 
+use crate::models::LoadFailure;
+
 /// When to ask again after a failure of the ranks.
 const RETRY_RANKS_AFTER: Duration = Duration::from_secs(5);
 
@@ -85,6 +87,22 @@ pub(crate) enum ApiError {
     // What the request is addressed to.
     #[error("the model {found} does not exist\nhint: this server serves {served}")]
     UnknownModel { found: String, served: String },
+    #[error("the model {model} is not loaded\nhint: POST /model/load loads it")]
+    NotLoaded { model: String },
+    #[error("the model {model} is {state}{}", progress_line(*loaded_bytes))]
+    ModelLoading {
+        model: String,
+        state: &'static str,
+        /// Bytes of weights in place, and in all.
+        loaded_bytes: Option<(u64, u64)>,
+        retry_after: Duration,
+    },
+    #[error("the model {model} could not be loaded: {why}")]
+    NotLoadable { model: String, why: LoadFailure, retry_after: Duration },
+    #[error("the model {model} is in use by {num_open} requests\nhint: try again later")]
+    ModelInUse { model: String, num_open: usize },
+    #[error("models are not loaded or unloaded here\nhint: {hint}")]
+    NoModelControl { hint: &'static str },
     #[error("there is no {path} here")]
     UnknownPath { path: String },
     #[error("{path} does not take {method}, but {allowed}")]
@@ -123,6 +141,11 @@ pub(crate) enum ApiError {
 
 fn hint_line(hint: &Option<String>) -> String {
     hint.as_ref().map_or(String::new(), |hint| format!("\nhint: {hint}"))
+}
+
+fn progress_line(loaded_bytes: Option<(u64, u64)>) -> String {
+    let told = |(done, total)| format!(": {done} of {total} bytes are in place");
+    loaded_bytes.map_or(String::new(), told)
 }
 
 fn last_words_line(last_words: &str) -> String {
@@ -297,6 +320,30 @@ impl ApiError {
                 param: Some("model"),
                 ..Wire::invalid(StatusCode::NOT_FOUND, "model_not_found")
             },
+            E::NotLoaded { .. } => Wire {
+                param: Some("model"),
+                ..Wire::invalid(StatusCode::NOT_FOUND, "model_not_loaded")
+            },
+            E::ModelLoading { retry_after, .. } => {
+                Wire::new(StatusCode::SERVICE_UNAVAILABLE, "model_loading", "model_loading")
+                    .advise(RETRY_AFTER, seconds(*retry_after))
+            }
+            E::NotLoadable { why, retry_after, .. } => {
+                let (status, code) = match why {
+                    LoadFailure::Failed(_) => {
+                        (StatusCode::SERVICE_UNAVAILABLE, "model_load_failed")
+                    }
+                    LoadFailure::InTheWay { .. } => {
+                        (StatusCode::SERVICE_UNAVAILABLE, "model_memory_in_use")
+                    }
+                    LoadFailure::NeverFits(_) => {
+                        (StatusCode::INSUFFICIENT_STORAGE, "insufficient_memory")
+                    }
+                };
+                Wire::new(status, "server_error", code).advise(RETRY_AFTER, seconds(*retry_after))
+            }
+            E::ModelInUse { .. } => Wire::invalid(StatusCode::CONFLICT, "model_in_use"),
+            E::NoModelControl { .. } => Wire::invalid(StatusCode::FORBIDDEN, "no_model_control"),
             E::UnknownPath { .. } => Wire::invalid(StatusCode::NOT_FOUND, "unknown_path"),
             E::WrongMethod { allowed, .. } => {
                 Wire::invalid(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed")
@@ -323,7 +370,7 @@ impl ApiError {
     pub(crate) fn to_json(&self) -> Value {
         let wire = self.wire();
         let message = self.to_string();
-        json!({
+        let mut body = json!({
             "error": {
                 "message": message,
                 "type": wire.kind,
@@ -331,7 +378,19 @@ impl ApiError {
                 "code": wire.code,
             },
             "detail": message,
-        })
+        });
+        if let ApiError::ModelLoading { model, state, loaded_bytes, retry_after } = self {
+            let progress = loaded_bytes.map(|(done, total)| done as f64 / total.max(1) as f64);
+            body["loading"] = json!({
+                "model": model,
+                "state": state,
+                "progress": progress,
+                "bytes_loaded": loaded_bytes.map(|it| it.0),
+                "total_bytes": loaded_bytes.map(|it| it.1),
+                "eta_seconds": retry_after.as_secs(),
+            });
+        }
+        body
     }
 }
 

@@ -1,7 +1,8 @@
 //! Speaks HTTP: the OpenAI API and the server's own health.
 //!
 //! It turns requests into [`jackalope_engine::Request`]s and events into answers. What is computed
-//! when, and on which machine, it does not know; it holds no state but the number of open requests.
+//! when, and on which machine, it does not know; it holds no state but the number of open requests and
+//! which models are loaded (`models.rs`).
 //!
 //! ```text
 //!  socket ─▶ serve ─▶ requests (id, span, key) ─▶ openai ─▶ generate ─▶ engine
@@ -22,6 +23,8 @@ mod generate;
 mod health;
 mod ids;
 mod limits;
+mod model_control;
+mod models;
 mod openai;
 mod registry;
 mod requests;
@@ -38,9 +41,13 @@ use error::ApiError;
 
 pub use auth::ApiKeys;
 pub use limits::ServerLimits;
+pub use models::{
+    Ending, KnownModel, LoadError, LoadFuture, MachineBytes, ModelLoader, Models, ModelsConfig,
+    StartedModel,
+};
 pub use registry::Model;
 pub use serve::serve;
-pub use state::{ServerConfig, ServerState};
+pub use state::{ModelControl, ServerConfig, ServerState};
 
 /// All routes.
 pub fn router(state: ServerState) -> Router {
@@ -53,6 +60,9 @@ pub fn router(state: ServerState) -> Router {
         .route("/v1/completions", post_only(post(openai::completions)))
         .route("/v1/models", get_only(get(openai::list_models)))
         .route("/v1/models/{*id}", get_only(get(openai::show_model)))
+        .route("/model/load", post_only(post(model_control::load)))
+        .route("/model/unload", post_only(post(model_control::unload)))
+        .route("/model/gc", post_only(post(model_control::unload_unused)))
         .route("/health", get_only(get(health::health)))
         .route("/health/live", get_only(get(health::live)))
         .route("/health/ready", get_only(get(health::ready)))

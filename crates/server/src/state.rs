@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::auth::ApiKeys;
 use crate::error::ApiError;
 use crate::limits::ServerLimits;
+use crate::models::Models;
 use crate::registry::{Model, Serving};
 
 /// Everything about a server but its models. The default serves everybody, with the usual limits.
@@ -17,6 +18,21 @@ pub struct ServerConfig {
     pub limits: ServerLimits,
     /// Who may ask; with none, everybody may.
     pub api_keys: ApiKeys,
+    /// Who may load and unload models.
+    pub model_control: ModelControl,
+}
+
+/// Who may load and unload models by `/model/load`, `/model/unload` and `/model/gc`.
+#[derive(Clone, Debug, Default)]
+pub enum ModelControl {
+    /// Nobody.
+    #[default]
+    Nobody,
+    /// Whoever may use the server.
+    Everybody,
+    /// Those who present one of these keys, which have to be among [`ServerConfig::api_keys`] if there
+    /// are any.
+    Keys(ApiKeys),
 }
 
 /// A server's models and configuration. Cheap to clone.
@@ -27,7 +43,7 @@ pub struct ServerState {
 
 #[derive(Debug)]
 struct Shared {
-    model: Arc<Model>,
+    models: Models,
     config: ServerConfig,
     limits: Arc<ServerLimits>,
     open_streams: Arc<Semaphore>,
@@ -36,11 +52,16 @@ struct Shared {
 }
 
 impl ServerState {
-    /// Serves a model.
+    /// Serves one model, whose engine is the caller's.
     pub fn new(model: Model, config: ServerConfig) -> ServerState {
+        ServerState::with_models(Models::fixed(model), config)
+    }
+
+    /// Serves these models.
+    pub fn with_models(models: Models, config: ServerConfig) -> ServerState {
         let limits = Arc::new(config.limits.clone());
         let shared = Shared {
-            model: Arc::new(model),
+            models,
             open_streams: Arc::new(Semaphore::new(limits.open_streams)),
             prompt_workers: Arc::new(Semaphore::new(limits.prompt_workers)),
             limits,
@@ -50,20 +71,20 @@ impl ServerState {
         ServerState { shared: Arc::new(shared) }
     }
 
-    /// The model that is there from the start, and answers to `default`.
-    pub(crate) fn first_model(&self) -> &Model {
-        &self.shared.model
+    /// All models, loaded or not.
+    pub(crate) fn models(&self) -> &Models {
+        &self.shared.models
     }
 
-    /// The model that a request is for; the first one if it does not say.
+    /// The model that a request is for, or the default one if it does not say. Waits while it is
+    /// loaded, within bounds.
     pub(crate) async fn open(&self, name: Option<&str>) -> Result<Serving, ApiError> {
-        let model = &self.shared.model;
-        match name {
-            Some(found) if !model.answers_to(found) => {
-                Err(ApiError::UnknownModel { found: found.to_owned(), served: model.id.clone() })
-            }
-            Some(_) | None => Ok(Serving::new(self.clone(), Arc::clone(model))),
-        }
+        let (model, lease) = self.models().open(name, self.limits()).await?;
+        Ok(Serving::new(self.clone(), model, lease))
+    }
+
+    pub(crate) fn model_control(&self) -> &ModelControl {
+        &self.shared.config.model_control
     }
 
     pub(crate) fn limits(&self) -> &Arc<ServerLimits> {

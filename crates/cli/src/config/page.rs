@@ -14,7 +14,7 @@ use crate::environment::Environment;
 use crate::output;
 
 /// Flags whose values are nobody's business.
-const SECRETS: &[&str] = &["api-key"];
+const SECRETS: &[&str] = &["api-key", "admin-key"];
 
 const EXAMPLE_HEAD: &str = "\
 # Settings of `jackalope serve` and `jackalope start`, read from a file `.env` in the folder they are

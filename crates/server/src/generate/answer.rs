@@ -25,6 +25,7 @@ use super::job::Job;
 use super::wishes::Wishes;
 use crate::error::ApiError;
 use crate::limits::ServerLimits;
+use crate::models::Lease;
 use crate::registry::Serving;
 use crate::sse;
 
@@ -142,6 +143,8 @@ pub(crate) struct Answer<F> {
     limits: Arc<ServerLimits>,
     span: Span,
     is_over: bool,
+    /// The model stays until the answer is whole.
+    _lease: Arc<Lease>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -166,6 +169,7 @@ impl<F: Format> Answer<F> {
             limits,
             span: Span::current(),
             is_over: false,
+            _lease: serving.lease(),
             _place: place,
         })
     }

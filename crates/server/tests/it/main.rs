@@ -8,6 +8,7 @@ mod choices;
 mod failures;
 mod health;
 mod model;
+mod models;
 mod sockets;
 mod streams;
 mod support;
