@@ -1,6 +1,7 @@
 //! Starts the engines of a server's models, and says how much memory each takes.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::ensure;
 use jackalope_cluster::agent::Agent;

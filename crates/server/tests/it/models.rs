@@ -16,7 +16,7 @@ use jackalope_server::{
     ModelsConfig, ServerConfig, ServerState, StartedModel,
 };
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::model;
@@ -77,9 +77,11 @@ impl ModelLoader for Shared {
             let (engine, thread) = Engine::spawn(config, ranks);
             loader.engines.lock().unwrap().insert(id.clone(), (engine.clone(), control));
             let model = Model::new(&id, engine, text);
+            // A thread of tokio's pool would keep a paused clock from moving.
+            let (tell, told) = oneshot::channel();
+            std::thread::spawn(move || tell.send(thread.join()).ok());
             let ended = Box::pin(async move {
-                let joined = tokio::task::spawn_blocking(move || thread.join()).await.unwrap();
-                joined.unwrap().unwrap();
+                told.await.unwrap().unwrap().unwrap();
                 loader.note("end", &id);
                 Ok(())
             });

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, Method, Request, StatusCode};
@@ -141,10 +140,6 @@ impl Drop for Server {
 }
 
 impl Server {
-    pub(crate) fn router(&self) -> Router {
-        router(self.state.clone())
-    }
-
     /// Sends a request and reads the whole answer.
     pub(crate) async fn send(&self, request: Request<Body>) -> Reply {
         send(&self.state, request).await
