@@ -22,5 +22,6 @@ mod program;
 mod pull;
 mod recovery;
 mod refusals;
+mod several;
 #[cfg(target_os = "linux")]
 mod sync;
