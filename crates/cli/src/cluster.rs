@@ -276,7 +276,7 @@ async fn place_on(
     let cut = match is_given {
         true => machines::shares::given(given),
         false => {
-            let name = options.beside.as_ref().map(|it| it.name.clone());
+            let name = options.beside.as_ref().map(|it| it.name.as_str());
             Placer::new(&model.dir, &hosts, &nodes, args.context)?.cut(name)
         }
     };

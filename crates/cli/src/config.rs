@@ -191,7 +191,7 @@ fn resolve_parts(
     }
     layers.special(&mut resolved)?;
     let is_offered = |flag: &&str| is_typed(matches, flag) || resolved.set.contains_key(*flag);
-    if !["model", "models-dir", "models-config"].iter().any(|it| is_offered(it)) {
+    if !["model", "models-dir", "models-config"].iter().any(is_offered) {
         let mut names = layers.variables().iter().filter(|it| it.is_flag("model"));
         resolved.missing_model = names.next().map(|it| it.name);
     }

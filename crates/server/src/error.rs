@@ -192,6 +192,24 @@ impl<'a> Wire<'a> {
             .advise(RETRY_AFTER, seconds(RETRY_RANKS_AFTER))
     }
 
+    /// A model is on its way.
+    fn loading(retry_after: Duration) -> Wire<'a> {
+        Wire::new(StatusCode::SERVICE_UNAVAILABLE, "model_loading", "model_loading")
+            .advise(RETRY_AFTER, seconds(retry_after))
+    }
+
+    /// A model cannot be had, now or at all.
+    fn not_loadable(why: &LoadFailure, retry_after: Duration) -> Wire<'a> {
+        let (status, code) = match why {
+            LoadFailure::Failed(_) => (StatusCode::SERVICE_UNAVAILABLE, "model_load_failed"),
+            LoadFailure::InTheWay { .. } => {
+                (StatusCode::SERVICE_UNAVAILABLE, "model_memory_in_use")
+            }
+            LoadFailure::NeverFits(_) => (StatusCode::INSUFFICIENT_STORAGE, "insufficient_memory"),
+        };
+        Wire::new(status, "server_error", code).advise(RETRY_AFTER, seconds(retry_after))
+    }
+
     fn advise(self, name: HeaderName, value: HeaderValue) -> Wire<'a> {
         Wire { advice: Some((name, value)), ..self }
     }
@@ -324,24 +342,8 @@ impl ApiError {
                 param: Some("model"),
                 ..Wire::invalid(StatusCode::NOT_FOUND, "model_not_loaded")
             },
-            E::ModelLoading { retry_after, .. } => {
-                Wire::new(StatusCode::SERVICE_UNAVAILABLE, "model_loading", "model_loading")
-                    .advise(RETRY_AFTER, seconds(*retry_after))
-            }
-            E::NotLoadable { why, retry_after, .. } => {
-                let (status, code) = match why {
-                    LoadFailure::Failed(_) => {
-                        (StatusCode::SERVICE_UNAVAILABLE, "model_load_failed")
-                    }
-                    LoadFailure::InTheWay { .. } => {
-                        (StatusCode::SERVICE_UNAVAILABLE, "model_memory_in_use")
-                    }
-                    LoadFailure::NeverFits(_) => {
-                        (StatusCode::INSUFFICIENT_STORAGE, "insufficient_memory")
-                    }
-                };
-                Wire::new(status, "server_error", code).advise(RETRY_AFTER, seconds(*retry_after))
-            }
+            E::ModelLoading { retry_after, .. } => Wire::loading(*retry_after),
+            E::NotLoadable { why, retry_after, .. } => Wire::not_loadable(why, *retry_after),
             E::ModelInUse { .. } => Wire::invalid(StatusCode::CONFLICT, "model_in_use"),
             E::NoModelControl { .. } => Wire::invalid(StatusCode::FORBIDDEN, "no_model_control"),
             E::UnknownPath { .. } => Wire::invalid(StatusCode::NOT_FOUND, "unknown_path"),

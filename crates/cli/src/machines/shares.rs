@@ -59,8 +59,8 @@ impl Placer {
     /// that split, it follows what is free.
     ///
     /// `name` tells this model's ranks from those of others.
-    pub(crate) fn cut(self, name: Option<String>) -> Cut {
-        let mut is_ours_running = self.runs_already(name.as_deref());
+    pub(crate) fn cut(self, name: Option<&str>) -> Cut {
+        let mut is_ours_running = self.runs_already(name);
         Box::new(move |positions| {
             let idle = self.place(positions, IDLE);
             if std::mem::replace(&mut is_ours_running, true) {
@@ -89,7 +89,8 @@ impl Placer {
             let facts = NodeFacts { free_bytes: memory(facts), ..facts.clone() };
             NodeOffer::from_facts(self.hosts[at].name(), &facts, beside as u64)
         };
-        place_on_all(&self.model, positions.iter().map(offer).collect(), self.context)
+        let offers: Vec<NodeOffer> = positions.iter().map(offer).collect();
+        place_on_all(&self.model, &offers, self.context)
     }
 }
 
@@ -113,17 +114,18 @@ pub(crate) fn idle_shares(
         let facts = NodeFacts { free_bytes: IDLE(facts), ..facts.clone() };
         NodeOffer::from_facts(name.clone(), &facts, *num_ranks)
     };
-    place_on_all(model, facts.iter().map(offer).collect(), context).map(|it| it.shares())
+    let offers: Vec<NodeOffer> = facts.iter().map(offer).collect();
+    place_on_all(model, &offers, context).map(|it| it.shares())
 }
 
 fn place_on_all(
     model: &ModelFacts,
-    offers: Vec<NodeOffer>,
+    offers: &[NodeOffer],
     context_tokens: Option<u32>,
 ) -> Result<Placement, Refusal> {
     let wishes = Wishes { context_tokens, num_machines: Some(offers.len()) };
     // How fast the links are changes the speed that is foretold, not the shares.
-    place(model, &offers, &Links::usual(offers.len(), LinkKind::Ethernet), wishes)
+    place(model, offers, &Links::usual(offers.len(), LinkKind::Ethernet), wishes)
 }
 
 #[cfg(test)]
