@@ -9,6 +9,7 @@ pub(crate) mod machines;
 mod models;
 pub(crate) mod operate;
 pub(crate) mod plan;
+mod served;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,6 +23,7 @@ pub(crate) use edge::EdgeArgs;
 pub(crate) use models::{
     CheckArgs, ListArgs, ModelsArgs, ModelsCommand, ModelsSyncArgs, PullArgs, RemoveArgs,
 };
+pub(crate) use served::{ServedModelsArgs, parse_time};
 
 #[derive(Debug, Parser)]
 #[command(name = "jackalope", version, about = "Several machines, one LLM endpoint")]
@@ -199,16 +201,15 @@ pub(crate) enum DeviceArg {
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) models: ServedModelsArgs,
+    #[command(flatten)]
+    pub(crate) ranks: RankArgs,
     /// Address to listen on. Names, or several, are machines to use, as in `--hosts`.
     #[arg(long, value_name = "ADDRESS|NAMES", default_value = "127.0.0.1")]
     pub(crate) host: String,
     /// Port to listen on; 0 picks one.
     #[arg(long, default_value_t = 8080)]
     pub(crate) port: u16,
-    /// Name of the model in the API. Default: ORG/NAME, or the directory's name.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) model_id: Option<String>,
     #[command(flatten)]
     pub(crate) edge: EdgeArgs,
     /// Tokens of an answer whose request does not say. Default: 16 for a completion, else the context.

@@ -11,7 +11,7 @@ use jackalope_protocol::TokenId;
 use serde_json::{Value, json};
 
 use crate::args::BenchArgs;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, ClusterOptions};
 use crate::environment::Environment;
 use crate::{models, output, split, synth};
 
@@ -48,8 +48,8 @@ struct Heard {
 
 pub(crate) async fn run(args: BenchArgs, environment: &Environment) -> anyhow::Result<()> {
     let model = models::locate(&args.model.model, environment)?;
-    let mut cluster =
-        Cluster::start_with(&model, &args.model.ranks, environment, args.profile).await?;
+    let options = ClusterOptions { profile: args.profile, beside: None };
+    let mut cluster = Cluster::start_with(&model, &args.model.ranks, environment, options).await?;
     let work = async {
         let status = cluster.ready().await?;
         measure(&args, &model.dir, &cluster.engine, &status).await

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, IsTerminal};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use jackalope_server::{ServerConfig, ServerState};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -30,7 +31,8 @@ pub(crate) async fn run(args: ChatArgs, environment: &Environment) -> anyhow::Re
         cluster.ready().await?;
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let served = served(&model.name, &cluster);
-        let server = HttpServer::start(listener, served, Default::default())?;
+        let state = ServerState::new(served, ServerConfig::default());
+        let server = HttpServer::start(listener, state)?;
         let url = format!("http://{}", server.addr);
         let result = converse_until_interrupted(ChatArgs { url, ..args }).await;
         server.stop().await;

@@ -44,7 +44,27 @@ const HEARTBEAT_TIMEOUT_MIN: Duration = Duration::from_secs(3);
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Pause between two looks at ranks that are loading.
-const READY_POLL: Duration = Duration::from_millis(20);
+pub(crate) const READY_POLL: Duration = Duration::from_millis(20);
+
+/// What a cluster is told beside its model and its ranks.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ClusterOptions {
+    /// Whether steps report their kernels' times.
+    pub(crate) profile: bool,
+    /// Set if other models run on the same machines.
+    pub(crate) beside: Option<Beside>,
+}
+
+/// A model's place among those of one server.
+#[derive(Clone, Debug)]
+pub(crate) struct Beside {
+    /// What its ranks are called on machines that others have ranks on.
+    pub(crate) name: String,
+    /// Its number, the same whenever the same server is started: ports follow from it.
+    pub(crate) slot: u16,
+    /// Memory for keys and values on each rank, unless the arguments say.
+    pub(crate) kv_bytes: u64,
+}
 
 /// An engine with its ranks.
 pub(crate) struct Cluster {
@@ -82,32 +102,37 @@ impl Cluster {
         args: &RankArgs,
         environment: &Environment,
     ) -> anyhow::Result<Cluster> {
-        Cluster::start_with(model, args, environment, false).await
+        Cluster::start_with(model, args, environment, ClusterOptions::default()).await
     }
 
-    /// As [`Cluster::start`]; with `profile`, steps report their kernels' times.
+    /// As [`Cluster::start`], with these options.
     pub(crate) async fn start_with(
         model: &Located,
         args: &RankArgs,
         environment: &Environment,
-        profile: bool,
+        options: ClusterOptions,
     ) -> anyhow::Result<Cluster> {
         let model_dir = checkpoint_dir(&model.dir)?;
         let text = ModelText::load(&model_dir)
             .with_context(|| format!("reading the text files of {}", model_dir.display()))?;
         let placed = match &args.hosts.hosts {
-            None => place_here(&model_dir, args, profile)?,
+            None => place_here(&model_dir, args, options.profile)?,
             Some(hosts) if args.hosts.by_hand => {
-                place_by_hand(hosts, &model_dir, (args, profile), environment)?
+                place_by_hand(hosts, &model_dir, (args, options.profile), environment)?
             }
             Some(hosts) => {
                 let model = Located { dir: model_dir.clone(), ..model.clone() };
-                place_on(hosts, &model, (args, profile), environment).await?
+                place_on(hosts, &model, (args, &options), environment).await?
             }
         };
         let Placed { config, launcher, ranks_per_machine } = placed;
         let link = Link::bind(config, launcher)?;
-        let config = engine_config(args, &text, ranks_per_machine);
+        let kv_budget = match (args.kv_mib, &options.beside) {
+            (Some(mib), _) => KvBudget::BytesPerRank(mib << 20),
+            (None, Some(beside)) => KvBudget::BytesPerRank(beside.kv_bytes),
+            (None, None) => KvBudget::Auto { ranks_per_machine },
+        };
+        let config = engine_config(args, &text, kv_budget);
         let (engine, thread) = Engine::spawn(config, link);
         let end = tokio::task::spawn_blocking(move || thread.join());
         Ok(Cluster { engine, text: Arc::new(text), end: Some(end) })
@@ -146,6 +171,11 @@ impl Cluster {
             Ok(result) => Ok(result?),
             Err(_) => bail!("the engine panicked; the messages above say where"),
         }
+    }
+
+    /// Waits for the engine's own end, and ends it if nobody waits any more.
+    pub(crate) async fn into_end(mut self) -> anyhow::Result<()> {
+        self.ended().await
     }
 
     /// Ends the engine and every rank.
@@ -220,7 +250,7 @@ fn place_here(model_dir: &Path, args: &RankArgs, profile: bool) -> anyhow::Resul
 async fn place_on(
     hosts: &str,
     model: &Located,
-    (args, profile): (&RankArgs, bool),
+    (args, options): (&RankArgs, &ClusterOptions),
     environment: &Environment,
 ) -> anyhow::Result<Placed> {
     let Hostfile { backend, mut envs, hosts } = machines::hostfile(hosts)?;
@@ -239,20 +269,25 @@ async fn place_on(
     let setup = Setup {
         silence_timeout_ms: millis(SILENCE_TIMEOUT),
         orphan_ms: millis(orphan),
-        ..setup(&model.dir, (args, profile), backend)?
+        ..setup(&model.dir, (args, options.profile), backend)?
     };
     let is_local = hosts.iter().all(Host::is_local);
     let ip = if is_local { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
     let cut = match is_given {
         true => machines::shares::given(given),
-        false => Placer::new(&model.dir, &hosts, &nodes, args.context)?.cut(),
+        false => {
+            let name = options.beside.as_ref().map(|it| it.name.as_str());
+            Placer::new(&model.dir, &hosts, &nodes, args.context)?.cut(name)
+        }
     };
     let absent_after = Duration::from_secs(args.hosts.absent_after);
     let absent_after = (!args.hosts.no_elastic).then_some(absent_after);
-    let places = machines::Places { hosts, envs, nodes, model_dirs, threads: args.threads };
+    let (threads, beside) = (args.threads, options.beside.clone());
+    let slot = beside.as_ref().map_or(0, |it| it.slot);
+    let places = machines::Places { hosts, envs, nodes, model_dirs, threads, beside };
     let (launcher, seats) = AgentLauncher::new(places, setup, cut, absent_after)?;
     let config = LinkConfig {
-        listen: SocketAddr::new(ip.into(), args.hosts.control_port),
+        listen: SocketAddr::new(ip.into(), control_port(args, slot)?),
         secret,
         seats,
         timeouts: timeouts(args),
@@ -302,6 +337,19 @@ fn place_by_hand(
     let ranks_per_machine = hosts.iter().map(beside).max().unwrap_or(1).max(1);
     let ranks_per_machine = u32::try_from(ranks_per_machine).unwrap_or(1);
     Ok(Placed { config, launcher, ranks_per_machine })
+}
+
+/// Where the ranks of one of several models connect to: the first ports from `--control-port` on that
+/// are not the agents'. A later server finds the ranks of an earlier one by it.
+fn control_port(args: &RankArgs, slot: u16) -> anyhow::Result<u16> {
+    let (first, agents) = (args.hosts.control_port, args.hosts.reach.agent_port);
+    if first == 0 {
+        return Ok(0);
+    }
+    let port = (first..=u16::MAX).filter(|&port| port != agents).nth(slot.into());
+    port.with_context(|| {
+        format!("no port is left for model {slot}\nhint: begin lower with `--control-port`")
+    })
 }
 
 /// Greater than any epoch of a brain that was started earlier: ranks may outlive one.
@@ -355,16 +403,13 @@ fn setup(
     })
 }
 
-fn engine_config(args: &RankArgs, text: &ModelText, ranks_per_machine: u32) -> EngineConfig {
+fn engine_config(args: &RankArgs, text: &ModelText, kv_budget: KvBudget) -> EngineConfig {
     EngineConfig {
         step_tokens: args.step_tokens.max(args.running_max),
         running_max: args.running_max,
         queue_max: args.queue_max,
         context_tokens: args.context,
-        kv_budget: match args.kv_mib {
-            Some(mib) => KvBudget::BytesPerRank(mib << 20),
-            None => KvBudget::Auto { ranks_per_machine },
-        },
+        kv_budget,
         keep_prefixes: !args.no_prefix_cache,
         eos_tokens: text.tokenizer.eos_token_ids().to_vec(),
         retry: RetryPolicy {

@@ -156,9 +156,9 @@ pub(crate) fn resolve(
     Ok(resolved)
 }
 
-/// The command line, where `--model` may be missing as it may be set elsewhere.
+/// The command line, where models may be missing as they may be set elsewhere.
 fn with_optional_model() -> clap::Command {
-    let optional_model = |it: clap::Command| it.mut_arg("model", |model| model.required(false));
+    let optional_model = |it: clap::Command| it.mut_group("offered", |it| it.required(false));
     let command = Args::command().mut_subcommand("serve", optional_model);
     command.mut_subcommand("start", optional_model)
 }
@@ -190,7 +190,8 @@ fn resolve_parts(
         }
     }
     layers.special(&mut resolved)?;
-    if !is_typed(matches, "model") && !resolved.set.contains_key("model") {
+    let is_offered = |flag: &&str| is_typed(matches, flag) || resolved.set.contains_key(*flag);
+    if !["model", "models-dir", "models-config"].iter().any(is_offered) {
         let mut names = layers.variables().iter().filter(|it| it.is_flag("model"));
         resolved.missing_model = names.next().map(|it| it.name);
     }

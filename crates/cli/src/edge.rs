@@ -42,7 +42,8 @@ pub(crate) fn config(host: IpAddr, args: &ServeArgs) -> anyhow::Result<ServerCon
         default_max_tokens: args.default_max_tokens,
         ..ServerLimits::default()
     };
-    Ok(ServerConfig { limits, api_keys, origins: AllowedOrigins::new(&edge.cors), hosts, tls })
+    let origins = AllowedOrigins::new(&edge.cors);
+    Ok(ServerConfig { limits, api_keys, origins, hosts, tls, ..ServerConfig::default() })
 }
 
 /// Where the server tells what it has done.
@@ -68,7 +69,7 @@ fn api_keys(args: &EdgeArgs) -> anyhow::Result<ApiKeys> {
     })
 }
 
-fn is_loopback(host: IpAddr) -> bool {
+pub(crate) fn is_loopback(host: IpAddr) -> bool {
     match host {
         IpAddr::V4(host) => host.is_loopback(),
         IpAddr::V6(host) => host.is_loopback(),

@@ -1,4 +1,4 @@
-//! `jackalope serve`: a model over HTTP.
+//! `jackalope serve`: models over HTTP.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -9,7 +9,10 @@ use anyhow::{Context, ensure};
 use jackalope_cluster::home::Home;
 use jackalope_cluster::placement::ModelFacts;
 use jackalope_engine::{SamplingOptions, Status};
-use jackalope_server::{Model, ModelDetails, Reporting, ServerConfig, ServerState};
+use jackalope_server::{
+    Ending, Model, ModelDetails, Models, ModelsConfig, ServerConfig, ServerLimits,
+    ServerState,
+};
 use jackalope_text::GenerationDefaults;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
@@ -19,12 +22,15 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::args::ServeArgs;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, READY_POLL};
 use crate::config::Resolved;
 use crate::environment::Environment;
+use crate::loading::ClusterLoader;
+use crate::offer::Offer;
 use crate::operate::{self, ServeRecord, Start};
 use crate::output::{self, OutputError};
-use crate::{edge, models, split};
+use crate::progress::Loading;
+use crate::{edge, split};
 
 /// An HTTP server that answers for a cluster.
 pub(crate) struct HttpServer {
@@ -35,13 +41,8 @@ pub(crate) struct HttpServer {
 
 impl HttpServer {
     /// Answers on `listener`, also while the ranks are loading.
-    pub(crate) fn start(
-        listener: TcpListener,
-        model: Model,
-        (config, reporting): (ServerConfig, Reporting),
-    ) -> anyhow::Result<HttpServer> {
+    pub(crate) fn start(listener: TcpListener, state: ServerState) -> anyhow::Result<HttpServer> {
         let addr = listener.local_addr()?;
-        let state = ServerState::reporting(model, config, reporting);
         let (stop, mut stopped) = watch::channel(false);
         let task = tokio::spawn(jackalope_server::serve(listener, state, async move {
             // An error means that the sender is gone, which is a stop as well.
@@ -62,7 +63,7 @@ fn listen_ip(args: &mut ServeArgs) -> anyhow::Result<IpAddr> {
     if let Ok(ip) = args.host.parse() {
         return Ok(ip);
     }
-    let hosts = &mut args.model.ranks.hosts.hosts;
+    let hosts = &mut args.ranks.hosts.hosts;
     ensure!(
         hosts.is_none(),
         "`--host {}` and `--hosts` both name machines\nhint: give one of them",
@@ -87,7 +88,7 @@ pub(crate) async fn run(
     let config = edge::config(host, &args)?;
     let reporting = edge::reporting(&args.edge, environment)?;
     let scheme = if config.tls.is_some() { "https" } else { "http" };
-    let model = models::locate(&args.model.model, environment)?;
+    let offer = Offer::of(&args.models, environment)?.thinking(args.thinking);
     let addr = SocketAddr::new(host, args.port);
     let listener = TcpListener::bind(addr).await.with_context(|| {
         format!(
@@ -97,43 +98,99 @@ pub(crate) async fn run(
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut hand_over = signal(SignalKind::user_defined1())?;
-    let model_id = args.model_id.clone().unwrap_or_else(|| model.name.clone());
     let start = Start::of(resolved, environment);
     let url = format!("{scheme}://{}", listener.local_addr()?);
-    let _record = Written::new(environment, (&args, &start), (&url, &model_id));
-    let mut cluster = Cluster::start(&model, &args.model.ranks, environment).await?;
-    let served = Model {
-        enable_thinking: args.thinking,
-        details: details(&model.dir),
-        ..served(&model_id, &cluster)
-    };
-    let server = HttpServer::start(listener, served, (config, reporting))?;
+    let _record = Written::new(environment, (&args, &start), (&url, &offer.default));
+    let models = models_of(&offer, &args, environment).await?;
+    let config = with_models(config, (&offer, host), &args);
+    let state = ServerState::reporting(models.clone(), config, reporting);
+    let server = HttpServer::start(listener, state)?;
     let serving = async {
-        let status = cluster.ready().await?;
+        let status = ready(&models, &offer.default).await?;
         if let Some(Err(err)) = environment.home().ok().map(|home| start.remember(&home)) {
             tracing::warn!(%err, "`restart` will not know these arguments");
         }
-        if let Err(err) = announce(&args, &model_id, &url, &status) {
+        if let Err(err) = announce(&args, &offer, &url, &status) {
             // Who asks over HTTP does not care.
             tracing::warn!(%err, "nobody was told that the server is ready");
         }
-        cluster.ended().await
+        look_after(&models, &offer).await
     };
-    let result = tokio::select! {
-        result = serving => result,
-        _ = interrupt.recv() => Ok(()),
-        _ = terminate.recv() => Ok(()),
-        _ = hand_over.recv() => {
-            cluster.engine.hand_over();
-            Ok(())
+    let (result, ending) = tokio::select! {
+        result = serving => (result, Ending::Shutdown),
+        _ = interrupt.recv() => (Ok(()), Ending::Shutdown),
+        _ = terminate.recv() => (Ok(()), Ending::Shutdown),
+        _ = hand_over.recv() => (Ok(()), Ending::HandOver),
+        () = keep_log_short(args.detached, environment) => (Ok(()), Ending::Shutdown),
+    };
+    // Streams end with their engines, and connections with their streams.
+    tokio::join!(models.end(ending), server.stop());
+    result
+}
+
+/// The models of the server, of which the default one begins to load.
+async fn models_of(
+    offer: &Offer,
+    args: &ServeArgs,
+    environment: &Environment,
+) -> anyhow::Result<Models> {
+    let typed = (&args.ranks, &args.models.memory_budget[..]);
+    let loader = ClusterLoader::new(offer, typed, environment).await?;
+    let config = ModelsConfig {
+        budget: loader.budget(),
+        load_on_demand: args.models.load_on_demand.unwrap_or(1 < offer.models.len()),
+        idle_unload: offer.idle_unload,
+        default: Some(offer.default.clone()),
+    };
+    let models = Models::new(Arc::new(loader), offer.known()?, config);
+    models.begin_load(&offer.default);
+    Ok(models)
+}
+
+/// The configuration of a server that offers these models.
+fn with_models(
+    config: ServerConfig,
+    (offer, host): (&Offer, IpAddr),
+    args: &ServeArgs,
+) -> ServerConfig {
+    let limits = ServerLimits { load_wait: args.models.load_wait, ..config.limits };
+    // Where there are keys, those of administrators are asked for.
+    let takes_turns = 1 < offer.models.len() && edge::is_loopback(host);
+    let model_control = !config.api_keys.is_empty() || takes_turns;
+    ServerConfig { limits, model_control, ..config }
+}
+
+/// Waits until the ranks of a model can compute, showing progress on a terminal.
+async fn ready(models: &Models, id: &str) -> anyhow::Result<Status> {
+    let loading = Loading::new();
+    let showing = async {
+        loop {
+            if let Some(engine) = models.engine(id) {
+                loading.show(&engine.status());
+            }
+            tokio::time::sleep(READY_POLL).await;
         }
-        () = keep_log_short(args.detached, environment) => Ok(()),
     };
-    // Streams end with the engine, and connections with their streams.
-    cluster.engine.shutdown();
-    let ended = cluster.stop();
-    let (ended, ()) = tokio::join!(ended, server.stop());
-    result.and(ended)
+    let loaded = tokio::select! {
+        loaded = models.load(id) => loaded,
+        () = showing => unreachable!("it goes on for ever"),
+    };
+    loading.finish();
+    Ok(loaded.map_err(|err| anyhow::anyhow!(err.message))?.status())
+}
+
+/// Loads what is pinned. A server of one model ends with its engine, so that whoever supervises it
+/// notices; one of several goes on.
+async fn look_after(models: &Models, offer: &Offer) -> anyhow::Result<()> {
+    for id in offer.at_start().iter().skip(1) {
+        if let Err(err) = models.load(id).await {
+            tracing::warn!(id, %err, "a pinned model is not loaded");
+        }
+    }
+    match offer.models.len() {
+        1 => bail!("{}", models.ended(&offer.default).await.message),
+        _ => std::future::pending().await,
+    }
 }
 
 /// Never ends.
@@ -207,7 +264,7 @@ pub(crate) fn served(model_id: &str, cluster: &Cluster) -> Model {
 }
 
 /// What lists of models tell of a checkpoint; a server can do without.
-fn details(dir: &Path) -> Option<ModelDetails> {
+pub(crate) fn details(dir: &Path) -> Option<ModelDetails> {
     let facts = match ModelFacts::read(dir) {
         Ok(facts) => facts,
         Err(err) => {
@@ -257,19 +314,25 @@ fn sampling_defaults(recommended: &GenerationDefaults) -> SamplingOptions {
 /// Tells where the server is.
 fn announce(
     args: &ServeArgs,
-    model_id: &str,
+    offer: &Offer,
     url: &str,
     status: &Status,
 ) -> Result<(), OutputError> {
+    let model_id = &offer.default;
+    let num_others = offer.models.len() - 1;
     if args.json {
         let ranks = split::json(status);
         return output::line(json!({
             "event": "ready", "url": url, "model": model_id, "pid": std::process::id(),
-            "ranks": ranks
+            "ranks": ranks, "models": offer.models.iter().map(|it| &it.id).collect::<Vec<_>>(),
         }));
     }
+    let others = match num_others {
+        0 => String::new(),
+        num => format!("  {num} more on demand    jackalope served --url {url}\n"),
+    };
     output::line(format_args!(
-        "{model_id} on {} ranks is ready\n{}\n  \
+        "{model_id} on {} ranks is ready\n{}\n{others}  \
          OpenAI API   {url}/v1\n  \
          dashboard    {url}/dashboard\n  \
          talk to it   jackalope chat --url {url}\n  \

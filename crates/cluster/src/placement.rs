@@ -24,7 +24,7 @@ use jackalope_protocol::{CACHE_GRANULE_TOKENS, Device};
 use thiserror::Error;
 
 pub use checkpoint::CheckpointError;
-pub use dealing::RankNeed;
+pub use dealing::{RankNeed, needs};
 pub use model::{KvShape, ModelFacts, PartCut, PartKind, Quantization, WeightPart};
 pub use speed::{Link, LinkKind, LinkSource, Links, Speed};
 

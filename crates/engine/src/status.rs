@@ -8,7 +8,7 @@ use jackalope_protocol::{KernelTimings, Phase, RankFacts, RankMemory, StepTiming
 use crate::{Buckets, Failure, Limits, RequestStats};
 
 /// Everything there is to know about a running engine.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Status {
     /// Whether requests are computed.
     pub state: EngineState,
@@ -39,9 +39,10 @@ pub struct Status {
 }
 
 /// Whether requests are computed.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum EngineState {
     /// The ranks are loading for the first time; submissions are refused.
+    #[default]
     Starting,
     /// All is well.
     Ready,

@@ -23,6 +23,8 @@ use jackalope_text::grammar::GrammarError;
 use serde_json::{Value, json};
 use thiserror::Error;
 
+use crate::models::LoadFailure;
+
 /// The header that every client of Anthropic's API sends.
 pub(crate) const ANTHROPIC_VERSION: &str = "anthropic-version";
 
@@ -101,6 +103,22 @@ pub(crate) enum ApiError {
     UnknownResponse { id: String },
     #[error("previous_response_id: the response {id} is not known\n{FORGOTTEN}")]
     UnknownPreviousResponse { id: String },
+    #[error("the model {model} is not loaded\nhint: POST /model/load loads it")]
+    NotLoaded { model: String },
+    #[error("the model {model} is {state}{}", progress_line(*loaded_bytes))]
+    ModelLoading {
+        model: String,
+        state: &'static str,
+        /// Bytes of weights in place, and in all.
+        loaded_bytes: Option<(u64, u64)>,
+        retry_after: Duration,
+    },
+    #[error("the model {model} could not be loaded: {why}")]
+    NotLoadable { model: String, why: LoadFailure, retry_after: Duration },
+    #[error("the model {model} is in use by {num_open} requests\nhint: try again later")]
+    ModelInUse { model: String, num_open: usize },
+    #[error("models are not loaded or unloaded here\nhint: {hint}")]
+    NoModelControl { hint: &'static str },
     #[error("there is no {path} here")]
     UnknownPath { path: String },
     #[error("{path} does not take {method}, but {allowed}")]
@@ -157,6 +175,11 @@ fn hint_line(hint: &Option<String>) -> String {
     hint.as_ref().map_or(String::new(), |hint| format!("\nhint: {hint}"))
 }
 
+fn progress_line(loaded_bytes: Option<(u64, u64)>) -> String {
+    let told = |(done, total)| format!(": {done} of {total} bytes are in place");
+    loaded_bytes.map_or(String::new(), told)
+}
+
 fn last_words_line(last_words: &str) -> String {
     match last_words.trim_end() {
         "" => String::new(),
@@ -199,6 +222,24 @@ impl<'a> Wire<'a> {
     fn unavailable(code: &'static str) -> Wire<'a> {
         Wire::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", code)
             .advise(RETRY_AFTER, seconds(RETRY_RANKS_AFTER))
+    }
+
+    /// A model is on its way.
+    fn loading(retry_after: Duration) -> Wire<'a> {
+        Wire::new(StatusCode::SERVICE_UNAVAILABLE, "model_loading", "model_loading")
+            .advise(RETRY_AFTER, seconds(retry_after))
+    }
+
+    /// A model cannot be had, now or at all.
+    fn not_loadable(why: &LoadFailure, retry_after: Duration) -> Wire<'a> {
+        let (status, code) = match why {
+            LoadFailure::Failed(_) => (StatusCode::SERVICE_UNAVAILABLE, "model_load_failed"),
+            LoadFailure::InTheWay { .. } => {
+                (StatusCode::SERVICE_UNAVAILABLE, "model_memory_in_use")
+            }
+            LoadFailure::NeverFits(_) => (StatusCode::INSUFFICIENT_STORAGE, "insufficient_memory"),
+        };
+        Wire::new(status, "server_error", code).advise(RETRY_AFTER, seconds(retry_after))
     }
 
     fn advise(self, name: HeaderName, value: HeaderValue) -> Wire<'a> {
@@ -374,6 +415,14 @@ impl ApiError {
             E::UnknownPreviousResponse { .. } => {
                 Wire::field("previous_response_not_found", "previous_response_id")
             }
+            E::NotLoaded { .. } => Wire {
+                param: Some("model"),
+                ..Wire::invalid(StatusCode::NOT_FOUND, "model_not_loaded")
+            },
+            E::ModelLoading { retry_after, .. } => Wire::loading(*retry_after),
+            E::NotLoadable { why, retry_after, .. } => Wire::not_loadable(why, *retry_after),
+            E::ModelInUse { .. } => Wire::invalid(StatusCode::CONFLICT, "model_in_use"),
+            E::NoModelControl { .. } => Wire::invalid(StatusCode::FORBIDDEN, "no_model_control"),
             E::UnknownPath { .. } => Wire::invalid(StatusCode::NOT_FOUND, "unknown_path"),
             E::WrongMethod { allowed, .. } => {
                 Wire::invalid(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed")
@@ -426,7 +475,7 @@ impl ApiError {
     pub(crate) fn to_json(&self) -> Value {
         let wire = self.wire();
         let message = self.to_string();
-        json!({
+        let mut body = json!({
             "error": {
                 "message": message,
                 "type": wire.kind,
@@ -434,7 +483,19 @@ impl ApiError {
                 "code": wire.code,
             },
             "detail": message,
-        })
+        });
+        if let ApiError::ModelLoading { model, state, loaded_bytes, retry_after } = self {
+            let progress = loaded_bytes.map(|(done, total)| done as f64 / total.max(1) as f64);
+            body["loading"] = json!({
+                "model": model,
+                "state": state,
+                "progress": progress,
+                "bytes_loaded": loaded_bytes.map(|it| it.0),
+                "total_bytes": loaded_bytes.map(|it| it.1),
+                "eta_seconds": retry_after.as_secs(),
+            });
+        }
+        body
     }
 }
 

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::ServerState;
 use crate::ids::unix_time;
 use crate::journal::ErrorRecord;
+use crate::models::ModelStatus;
 use crate::monitor::memory_of;
 use crate::numbers::rounded;
 use crate::origin::AllowedOrigins;
@@ -27,7 +28,7 @@ pub(crate) async fn version() -> Json<Value> {
     Json(json!({"name": "jackalope", "version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// Says whether a request would be computed now.
+/// Says whether a request would be computed now, by some model at least.
 #[utoipa::path(
     get,
     path = "/health/ready",
@@ -38,20 +39,18 @@ pub(crate) async fn version() -> Json<Value> {
     )
 )]
 pub(crate) async fn ready(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
-    let status = state.first_model().engine.status();
-    let (code, is_ready) = match &status.state {
-        EngineState::Ready => (StatusCode::OK, true),
-        EngineState::Starting
-        | EngineState::Recovering { .. }
-        | EngineState::Failed { .. }
-        | EngineState::Stopping => (StatusCode::SERVICE_UNAVAILABLE, false),
-    };
-    let reason = reason(&status.state, Told::Public);
-    let name = status.state.name();
+    let models = state.models().list();
+    let default = default_of(&models);
+    let is_on_call = state.models().load_on_demand() && default.state == "unloaded";
+    let is_ready = is_on_call || models.iter().any(|it| it.state == "ready");
+    let code = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let told = told_of(default, state.models().load_on_demand());
+    let (name, reason) = (told.ready_name, told.reason(Told::Public));
     (code, Json(json!({"ready": is_ready, "status": name, "reason": reason})))
 }
 
-/// Everything an operator or a program may want to know. 503 while requests would be refused.
+/// Everything an operator or a program may want to know: of the default model, and of each model
+/// how it is. 503 while requests that name no model would be refused.
 #[utoipa::path(
     get,
     path = "/health",
@@ -62,50 +61,132 @@ pub(crate) async fn ready(State(state): State<ServerState>) -> (StatusCode, Json
     )
 )]
 pub(crate) async fn health(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
-    let status = state.first_model().engine.status();
-    let (code, name) = match &status.state {
-        EngineState::Ready => (StatusCode::OK, "healthy"),
-        // Requests are taken and wait.
-        EngineState::Recovering { .. } => (StatusCode::OK, "recovering"),
-        EngineState::Starting => (StatusCode::SERVICE_UNAVAILABLE, "starting"),
-        EngineState::Failed { .. } => (StatusCode::SERVICE_UNAVAILABLE, "failed"),
-        EngineState::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "stopping"),
-    };
+    let models = state.models().list();
+    let default = default_of(&models);
+    let told = told_of(default, state.models().load_on_demand());
+    let status = &told.status;
+    let limits = status.as_ref().and_then(|it| it.limits.as_ref());
     let now = Instant::now();
-    let ranks = status.ranks.iter().enumerate().map(|(rank, it)| rank_json(rank, it, now));
-    let model = &state.first_model().id;
+    let ranks = status.iter().flat_map(|it| &it.ranks).enumerate();
+    let ranks: Vec<Value> = ranks.map(|(rank, it)| rank_json(rank, it, now)).collect();
+    let of = |number: fn(&Status) -> usize| status.as_ref().map_or(0, number);
     let mut body = json!({
-        "status": name,
-        "ok": code == StatusCode::OK,
-        "reason": reason(&status.state, Told::Everything),
-        "model": model,
-        "model_name": model,
-        "model_loaded": status.limits.is_some(),
-        "context_tokens": status.limits.as_ref().map(|limits| limits.context_tokens),
-        "vocab_size": status.limits.as_ref().map(|limits| limits.vocab_size),
+        "status": told.name,
+        "ok": told.code == StatusCode::OK,
+        "reason": told.reason(Told::Everything),
+        "model": default.id,
+        "model_name": default.id,
+        "model_loaded": limits.is_some(),
+        "context_tokens": limits.map(|limits| limits.context_tokens),
+        "vocab_size": limits.map(|limits| limits.vocab_size),
         "version": env!("CARGO_PKG_VERSION"),
         "uptime_seconds": now.duration_since(state.started_at()).as_secs(),
-        "world_size": status.ranks.len(),
-        "ranks": ranks.collect::<Vec<_>>(),
+        "world_size": ranks.len(),
+        "ranks": ranks,
         "open_streams": state.num_open_streams(),
-        "running": status.running,
-        "running_max": status.running_max,
-        "queue_size": status.queued,
-        "queue_max": status.queue_max,
-        "recoveries": status.counters.recoveries,
-        "kv": kv_json(&status),
-        "counters": counters_json(&status),
-        "steps": steps_json(&status),
+        "running": of(|it| it.running),
+        "running_max": of(|it| it.running_max),
+        "queue_size": of(|it| it.queued),
+        "queue_max": of(|it| it.queue_max),
+        "recoveries": status.as_ref().map_or(0, |it| it.counters.recoveries),
+        "kv": status.as_ref().map(kv_json),
+        "counters": status.as_ref().map(counters_json),
+        "steps": status.as_ref().map(steps_json),
+        "models": models.iter().map(|it| model_json(it, now)).collect::<Vec<Value>>(),
     });
-    if let (Value::Object(body), Value::Object(more)) = (&mut body, as_elsewhere(&state, &status)) {
+    let more = as_elsewhere(&state, default, &models);
+    if let (Value::Object(body), Value::Object(more)) = (&mut body, more) {
         body.extend(more);
     }
-    (code, Json(body))
+    (told.code, Json(body))
+}
+
+fn default_of(models: &[ModelStatus]) -> &ModelStatus {
+    models.iter().find(|it| it.is_default).expect("one model is the default")
+}
+
+/// How the default model is, as programs read it.
+struct DefaultHealth<'a> {
+    code: StatusCode,
+    /// In `/health`.
+    name: &'static str,
+    /// In `/health/ready`.
+    ready_name: &'static str,
+    status: Option<Status>,
+    failure: Option<&'a str>,
+}
+
+impl DefaultHealth<'_> {
+    fn reason(&self, told: Told) -> Option<String> {
+        match (&self.status, self.failure) {
+            (Some(status), _) => reason(&status.state, told),
+            (None, Some(_)) if told == Told::Public => Some("the model did not load".to_owned()),
+            (None, Some(failure)) => Some(failure.to_owned()),
+            (None, None) if self.name == "starting" => Some("the model is loading".to_owned()),
+            (None, None) => Some("the model is not loaded".to_owned()),
+        }
+    }
+}
+
+fn told_of(default: &ModelStatus, load_on_demand: bool) -> DefaultHealth<'_> {
+    const UNAVAILABLE: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
+    let status = default.model.as_ref().map(|model| model.engine.status());
+    let (code, name) = match status.as_ref().map(|it| &it.state) {
+        Some(EngineState::Ready) => (StatusCode::OK, "healthy"),
+        // Requests are taken and wait.
+        Some(EngineState::Recovering { .. }) => (StatusCode::OK, "recovering"),
+        Some(EngineState::Starting) => (UNAVAILABLE, "starting"),
+        Some(EngineState::Failed { .. }) => (UNAVAILABLE, "failed"),
+        Some(EngineState::Stopping) => (UNAVAILABLE, "stopping"),
+        None => match default.state {
+            "loading" => (UNAVAILABLE, "starting"),
+            // A request loads it.
+            "unloaded" | "unloading" if load_on_demand => (StatusCode::OK, "idle"),
+            state => (UNAVAILABLE, state),
+        },
+    };
+    let ready_name = status.as_ref().map_or(name, |it| it.state.name());
+    DefaultHealth { code, name, ready_name, status, failure: default.failure.as_deref() }
+}
+
+fn model_json(model: &ModelStatus, now: Instant) -> Value {
+    let engine = model.model.as_ref().map(|it| it.engine.status());
+    let ranks = engine.iter().flat_map(|it| &it.ranks).enumerate();
+    let ranks: Vec<Value> = ranks
+        .map(|(rank, it)| {
+            let silent_ms = it.heard_at.map(|at| now.duration_since(at).as_millis() as u64);
+            json!({
+                "rank": rank, "host": Some(&it.host).filter(|host| !host.is_empty()),
+                "pid": it.pid, "phase": it.phase, "silent_ms": silent_ms,
+                "weights_bytes": it.facts.as_ref().map(|facts| facts.weights_bytes),
+            })
+        })
+        .collect();
+    let seconds = |it: std::time::Duration| it.as_secs_f64();
+    json!({
+        "id": model.id,
+        "aliases": model.aliases,
+        "state": model.state,
+        "loaded": model.is_up(),
+        "default": model.is_default,
+        "pinned": model.is_pinned,
+        "bytes_loaded": model.loaded_bytes.map(|it| it.0),
+        "total_bytes": model.loaded_bytes.map(|it| it.1),
+        "loading_seconds": model.loading_for.map(seconds),
+        "load_seconds": model.load_time.map(seconds),
+        "expires_in_seconds": model.expires_in.map(seconds),
+        "open_requests": model.num_open,
+        "waiting_requests": model.num_waiting,
+        "running": engine.as_ref().map(|it| it.running),
+        "queue_size": engine.as_ref().map(|it| it.queued),
+        "failure": model.failure,
+        "ranks": ranks,
+    })
 }
 
 /// What the founding systems' own servers tell in addition. No name has two meanings.
-fn as_elsewhere(state: &ServerState, status: &Status) -> Value {
-    let memory = memory_of(status);
+fn as_elsewhere(state: &ServerState, default: &ModelStatus, models: &[ModelStatus]) -> Value {
+    let memory = memory_of(&default.engine_status());
     let journal = state.journal();
     let totals = journal.totals();
     let last_error = journal.errors().last().map(ErrorRecord::to_json);
@@ -123,12 +204,12 @@ fn as_elsewhere(state: &ServerState, status: &Status) -> Value {
         "memory_safe": memory.is_safe(),
         "monitor": {"running": true, "source": "ranks"},
         "requests_total": ended,
-        "available_models": [state.first_model().id],
-        "residency_state": if status.limits.is_some() { "resident" } else { "loading" },
+        "available_models": models.iter().map(|it| &it.id).collect::<Vec<_>>(),
+        "residency_state": if default.is_up() { "resident" } else { default.state },
         "active_requests": journal.open_requests().len(),
         "last_used_at": idle_seconds.map(|idle| rounded(unix_time() - idle, 3)),
-        "loaded_at": state.first_model().created,
-        "auto_unload_idle_seconds": null,
+        "loaded_at": default.created,
+        "auto_unload_idle_seconds": default.expires_in.map(|it| it.as_secs()),
         "last_error": last_error,
     })
 }

@@ -1,8 +1,8 @@
 //! Speaks HTTP: the APIs of OpenAI, Anthropic and Ollama, and the server's own health.
 //!
 //! It turns requests into [`jackalope_engine::Request`]s and events into answers. What is computed
-//! when, and on which machine, it does not know; it holds no state but the open requests and what is
-//! remembered of those that ended.
+//! when, and on which machine, it does not know; it holds no state but the open requests, which models
+//! are loaded (`models.rs`), and what is remembered of requests that ended.
 //!
 //! ```text
 //!  socket ─▶ serve ─▶ requests (id, span, key) ─▶ openai, anthropic, ollama ─▶ generate ─▶ engine
@@ -32,6 +32,8 @@ mod ids;
 mod journal;
 mod limits;
 mod metrics;
+mod model_control;
+mod models;
 mod monitor;
 mod notes;
 mod numbers;
@@ -59,6 +61,10 @@ use error::ApiError;
 pub use auth::{ApiKeys, KeyFileError};
 pub use journal::{RequestLog, RequestLogError};
 pub use limits::ServerLimits;
+pub use models::{
+    Ending, KnownModel, LoadError, LoadFuture, MachineBytes, ModelLoader, Models, ModelsConfig,
+    StartedModel,
+};
 pub use ollama::{PullProgress, Puller};
 pub use origin::{AllowedHosts, AllowedOrigins};
 pub use otlp::{SpanExporter, SpanExporterError};
@@ -103,6 +109,9 @@ pub fn router(state: ServerState) -> Router {
         .route("/api/create", any(ollama::unsupported))
         .route("/api/push", any(ollama::unsupported))
         .route("/api/blobs/{digest}", any(ollama::unsupported))
+        .route("/model/load", post_only(post(model_control::load)))
+        .route("/model/unload", post_only(post(model_control::unload)))
+        .route("/model/gc", post_only(post(model_control::unload_unused)))
         .route("/health", get_only(get(health::health)))
         .route("/health/live", get_only(get(health::live)))
         .route("/health/ready", get_only(get(health::ready)))

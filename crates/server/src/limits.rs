@@ -30,6 +30,10 @@ pub struct ServerLimits {
     pub connections: usize,
     /// Generation requests that are open at once, streaming or not.
     pub open_streams: usize,
+    /// Time that a request waits for a model that is loading.
+    pub load_wait: Duration,
+    /// Requests that wait for models that are loading, over all of them.
+    pub load_waiting: usize,
     /// Requests whose text is turned into tokens at the same time.
     pub prompt_workers: usize,
     /// `n`, and `best_of`.
@@ -73,6 +77,8 @@ impl Default for ServerLimits {
             keep_alive: Duration::from_secs(5),
             connections: 1024,
             open_streams: 256,
+            load_wait: Duration::from_secs(120),
+            load_waiting: 64,
             prompt_workers: 4,
             choices: 16,
             prompts: 64,

@@ -20,7 +20,7 @@ pub(crate) fn retry_after(state: &ServerState, status: StatusCode) -> Duration {
         // A place is free as soon as one answer ends.
         StatusCode::TOO_MANY_REQUESTS => state.journal().end_interval().or(Some(LEAST)),
         _ => {
-            let status = state.first_model().engine.status();
+            let status = state.default_model().engine_status();
             // A rank that was brought back before takes as long again.
             let again = status.recovery.took.filter(|_| status.state != EngineState::Starting);
             loading_time(&status, state.started_at().elapsed()).or(again)

@@ -1,4 +1,4 @@
-//! The models that can be asked, under all of their names.
+//! A model that answers, and what a request holds of it.
 
 use std::sync::Arc;
 
@@ -9,13 +9,14 @@ use jackalope_text::grammar::{CompiledGrammar, Constraint, GrammarError};
 use crate::ServerState;
 use crate::error::ApiError;
 use crate::ids::unix_seconds;
+use crate::models::Lease;
 
 /// A model that answers: its id, its engine, its text.
 #[derive(Clone, Debug)]
 pub struct Model {
     /// What answers call it, and `/v1/models` lists.
     pub id: String,
-    /// Further names that requests may use. `default` is one of the first model's.
+    /// Further names that requests may use. `default` is one of the default model's.
     pub aliases: Vec<String>,
     /// Who computes.
     pub engine: EngineHandle,
@@ -62,31 +63,29 @@ impl Model {
             details: None,
         }
     }
-
-    /// True if a request for `name` is for this model.
-    pub(crate) fn answers_to(&self, name: &str) -> bool {
-        name == self.id || name == "default" || self.aliases.iter().any(|alias| alias == name)
-    }
 }
 
-/// A model at work for one request, and the server around it.
+/// A model at work for one request, and the server around it. It stays loaded until this, its clones
+/// and their leases are gone, so whoever streams an answer holds one of them until its end.
 #[derive(Clone, Debug)]
 pub(crate) struct Serving {
     state: ServerState,
     model: Arc<Model>,
+    lease: Arc<Lease>,
 }
 
 impl Serving {
-    pub(crate) fn new(state: ServerState, model: Arc<Model>) -> Serving {
-        Serving { state, model }
+    pub(crate) fn new(state: ServerState, model: Arc<Model>, lease: Lease) -> Serving {
+        Serving { state, model, lease: Arc::new(lease) }
+    }
+
+    /// Keeps the model loaded for as long as it is held.
+    pub(crate) fn lease(&self) -> Arc<Lease> {
+        Arc::clone(&self.lease)
     }
 
     pub(crate) fn state(&self) -> &ServerState {
         &self.state
-    }
-
-    pub(crate) fn model(&self) -> &Model {
-        &self.model
     }
 
     pub(crate) fn id(&self) -> &str {

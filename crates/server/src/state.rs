@@ -11,6 +11,7 @@ use crate::error::ApiError;
 use crate::grammars::Grammars;
 use crate::journal::{Journal, RequestLog};
 use crate::limits::ServerLimits;
+use crate::models::{ModelStatus, Models};
 use crate::monitor::Samples;
 use crate::ollama::Puller;
 use crate::openai::responses::KeptResponses;
@@ -28,6 +29,9 @@ pub struct ServerConfig {
     pub api_keys: ApiKeys,
     /// Who fetches models for clients; with none, only those that are here already are had.
     pub puller: Option<Arc<dyn Puller>>,
+    /// Whether models are loaded and unloaded by `/model/load`, `/model/unload` and `/model/gc`; where
+    /// there are keys, by administrators.
+    pub model_control: bool,
     /// Origins whose pages may read answers.
     pub origins: AllowedOrigins,
     /// Names that the server answers to.
@@ -53,7 +57,7 @@ pub struct ServerState {
 
 #[derive(Debug)]
 struct Shared {
-    model: Arc<Model>,
+    models: Models,
     grammars: Grammars,
     config: ServerConfig,
     limits: Arc<ServerLimits>,
@@ -67,16 +71,21 @@ struct Shared {
 }
 
 impl ServerState {
-    /// Serves a model.
+    /// Serves one model, whose engine is the caller's.
     pub fn new(model: Model, config: ServerConfig) -> ServerState {
-        ServerState::reporting(model, config, Reporting::default())
+        ServerState::with_models(Models::fixed(model), config)
     }
 
-    /// Serves a model, and tells elsewhere what was done.
-    pub fn reporting(model: Model, config: ServerConfig, reporting: Reporting) -> ServerState {
+    /// Serves these models.
+    pub fn with_models(models: Models, config: ServerConfig) -> ServerState {
+        ServerState::reporting(models, config, Reporting::default())
+    }
+
+    /// Serves these models, and tells elsewhere what was done.
+    pub fn reporting(models: Models, config: ServerConfig, reporting: Reporting) -> ServerState {
         let limits = Arc::new(config.limits.clone());
         let shared = Shared {
-            model: Arc::new(model),
+            models,
             grammars: Grammars::default(),
             open_streams: Arc::new(Semaphore::new(limits.open_streams)),
             prompt_workers: Arc::new(Semaphore::new(limits.prompt_workers)),
@@ -93,20 +102,21 @@ impl ServerState {
         ServerState { shared: Arc::new(shared) }
     }
 
-    /// The model that is there from the start, and answers to `default`.
-    pub(crate) fn first_model(&self) -> &Model {
-        &self.shared.model
+    /// All models, loaded or not.
+    pub(crate) fn models(&self) -> &Models {
+        &self.shared.models
     }
 
-    /// The model that a request is for; the first one if it does not say.
+    /// The model that a request is for, or the default one if it does not say. Waits while it is
+    /// loaded, within bounds.
     pub(crate) async fn open(&self, name: Option<&str>) -> Result<Serving, ApiError> {
-        let model = &self.shared.model;
-        match name {
-            Some(found) if !model.answers_to(found) => {
-                Err(ApiError::UnknownModel { found: found.to_owned(), served: model.id.clone() })
-            }
-            Some(_) | None => Ok(Serving::new(self.clone(), Arc::clone(model))),
-        }
+        let (model, lease) = self.models().open(name, self.limits()).await?;
+        Ok(Serving::new(self.clone(), model, lease))
+    }
+
+    /// How the default model is.
+    pub(crate) fn default_model(&self) -> ModelStatus {
+        self.models().status("default").expect("one model is the default")
     }
 
     pub(crate) fn grammars(&self) -> &Grammars {

@@ -39,7 +39,7 @@ pub(crate) struct MemoryArg {
     pub(crate) bytes: u64,
 }
 
-fn parse_memory(text: &str) -> Result<MemoryArg, String> {
+pub(crate) fn parse_memory(text: &str) -> Result<MemoryArg, String> {
     let (name, size) = match text.rsplit_once('=') {
         Some((name, size)) => (Some(name.to_owned()), size),
         None => (None, text),

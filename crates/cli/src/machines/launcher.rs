@@ -14,12 +14,18 @@ use jackalope_engine::link::{LaunchError, LaunchOrder, Launcher, RankProcess, Se
 use jackalope_protocol::Setup;
 use tracing::{info, warn};
 
+use super::shares::rank_name;
+use crate::cluster::Beside;
+
 /// The data plane accepts on every address; who is no rank of this cluster is refused there.
 const DATA_ADDR: &str = "0.0.0.0:0";
 
 /// First port of stock transports, and how many are used before they are used again.
 const STOCK_PORT: u16 = 32323;
 const STOCK_PORTS: u16 = 2048;
+
+/// Models of one server begin so far apart.
+const STOCK_PORTS_OF_SLOT: u16 = 256;
 
 /// An agent waits so much longer than its ranks, which end by themselves.
 const LEASE_MARGIN: Duration = Duration::from_secs(10);
@@ -50,6 +56,8 @@ pub(crate) struct Places {
     pub(crate) model_dirs: Vec<String>,
     /// Threads of each rank; a machine's cores, divided among its ranks, if absent.
     pub(crate) threads: Option<u32>,
+    /// Set if other models have ranks there as well.
+    pub(crate) beside: Option<Beside>,
 }
 
 impl Places {
@@ -175,7 +183,10 @@ impl AgentLauncher {
         let settings = self.stock_settings(&self.seated, order.rank);
         let settings = settings.expect("whoever was seated had what the transport needs");
         Order {
-            name: format!("rank {}", order.rank),
+            name: match &self.places.beside {
+                Some(beside) => rank_name(order.rank, &beside.name),
+                None => format!("rank {}", order.rank),
+            },
             program: OrderedProgram::Rank,
             args,
             env: self.places.envs.iter().cloned().chain(settings.env).collect(),
@@ -203,7 +214,10 @@ impl AgentLauncher {
             positions.iter().map(|&at| Host { rdma: devices(at), ..self.places.hosts[at].clone() });
         let hosts: Vec<Host> = hosts.collect();
         let num_ports = u16::try_from(hosts.len()).unwrap_or(u16::MAX);
-        let first_port = STOCK_PORT + self.num_groups.wrapping_mul(num_ports) % STOCK_PORTS;
+        let slot = self.places.beside.as_ref().map_or(0, |it| it.slot);
+        let used = self.num_groups.wrapping_mul(num_ports);
+        let first_port =
+            STOCK_PORT + used.wrapping_add(slot.wrapping_mul(STOCK_PORTS_OF_SLOT)) % STOCK_PORTS;
         let settings = stock::settings(self.setup.backend, &hosts, first_port, rank);
         settings.map_err(|err| format!("{err}\nhint: {}", err.hint()))
     }

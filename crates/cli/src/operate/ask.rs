@@ -84,10 +84,26 @@ pub(crate) async fn served(args: AskArgs, environment: &Environment) -> anyhow::
         output::line(&answer.body)?;
         return Ok(ExitCode::SUCCESS);
     }
-    for model in answer.body["data"].as_array().into_iter().flatten() {
-        output::line(model["id"].as_str().unwrap_or_default())?;
+    let models = answer.body["data"].as_array().map(Vec::as_slice).unwrap_or_default();
+    for model in models {
+        let id = model["id"].as_str().unwrap_or_default();
+        match models.len() {
+            1 => output::line(id)?,
+            _ => output::line(format_args!("{id}  {}", words_of_model(model)))?,
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// How one of several models is: `ready, default, pinned, also gpt-4`.
+fn words_of_model(model: &Value) -> String {
+    let mut words = vec![model["state"].as_str().unwrap_or("?").to_owned()];
+    words.extend(
+        ["default", "pinned"].iter().filter(|it| model[**it] == true).map(|it| (*it).to_owned()),
+    );
+    let aliases = model["aliases"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    words.extend(aliases.map(|alias| format!("also {alias}")));
+    words.join(", ")
 }
 
 pub(crate) async fn test(args: AskArgs, environment: &Environment) -> anyhow::Result<ExitCode> {

@@ -80,7 +80,7 @@ impl ServeRecord {
         if ServeRecord::running(home).is_some() {
             return Ok(None);
         }
-        let hosts = &args.model.ranks.hosts;
+        let hosts = &args.ranks.hosts;
         // Whoever reads this may be in another folder.
         let named = hosts.hosts.as_ref().map(|named| match std::fs::canonicalize(named) {
             Ok(path) if path.is_file() => path.to_string_lossy().into_owned(),

@@ -98,9 +98,25 @@ impl Report {
                 health["queue_size"], health["queue_max"], health["running"]
             ));
         }
+        lines.extend(other_models(health));
         lines.extend(self.0["agents"].as_array().into_iter().flatten().map(agent_line));
         lines.join("\n")
     }
+}
+
+/// The models beside the default one, where there are several.
+fn other_models(health: &Value) -> impl Iterator<Item = String> {
+    let others = health["models"].as_array().into_iter().flatten();
+    others.filter(|it| it["default"] != true).flat_map(|model| {
+        let failure = model["failure"].as_str().map(|it| format!(", {it}"));
+        let failure = failure.unwrap_or_default().replace('\n', "\n         ");
+        let open = model["open_requests"].as_u64().filter(|&it| 0 < it);
+        let open = open.map(|it| format!(", {it} requests")).unwrap_or_default();
+        let line =
+            format!("model    {}: {}{open}{failure}", text(&model["id"]), text(&model["state"]));
+        let ranks = model["ranks"].as_array().into_iter().flatten().map(rank_line);
+        std::iter::once(line).chain(ranks)
+    })
 }
 
 fn health_of(running: &ServeRecord) -> Value {
@@ -162,7 +178,7 @@ fn agent_json(host: &Host, reach: &ReachArgs, environment: &Environment) -> Valu
 
 fn rank_line(rank: &Value) -> String {
     let mib = |bytes: &Value| bytes.as_u64().map(|it| it >> 20);
-    let weights = mib(&rank["facts"]["weights_bytes"]);
+    let weights = mib(&rank["facts"]["weights_bytes"]).or_else(|| mib(&rank["weights_bytes"]));
     let memory = weights.map(|it| format!(", {it} MiB of weights")).unwrap_or_default();
     let host = rank["host"].as_str().map(|it| format!("{it}, ")).unwrap_or_default();
     let silent = rank["silent_ms"].as_u64().filter(|&it| 5000 < it);
@@ -210,6 +226,14 @@ mod tests {
                      "facts": {"weights_bytes": 3 << 20}},
                     {"rank": 1, "host": null, "pid": null, "phase": "starting", "silent_ms": 9000},
                 ],
+                "models": [
+                    {"id": "org/m", "default": true, "state": "recovering", "ranks": []},
+                    {"id": "org/n", "default": false, "state": "ready", "open_requests": 3, "ranks": [
+                        {"rank": 0, "host": null, "pid": 12, "phase": "idle", "silent_ms": 10,
+                         "weights_bytes": 5 << 20},
+                    ]},
+                    {"id": "o", "default": false, "state": "failed", "failure": "no room\nhint: x"},
+                ],
             },
             "agents": [
                 {"host": "a", "up": true, "programs": [{}, {}]},
@@ -223,6 +247,9 @@ mod tests {
              rank 0   a, pid 11, idle, 3 MiB of weights\n\
              rank 1   pid null, starting, silent for 9 s\n\
              queue    1 of 8 wait, 2 are computed\n\
+             model    org/n: ready, 3 requests\n\
+             rank 0   pid 12, idle, 5 MiB of weights\n\
+             model    o: failed, no room\n         hint: x\n\
              agent    a: looks after 2 programs\n\
              agent    b: cannot be reached: refused"
         );

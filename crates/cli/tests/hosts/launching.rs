@@ -70,6 +70,44 @@ fn ranks_end_with_a_brain_that_is_killed_and_a_new_one_takes_them_over() {
 }
 
 #[test]
+fn two_models_share_the_hosts_and_their_ranks_outlive_a_brain() {
+    let lab = lab_or_return!(2);
+    let other = crate::checkpoint::Copy::new();
+    let more = format!(
+        "--model {0} --alias other={1} --pin {1} --lease 600 --memory-budget 2GiB --kv-mib 16",
+        other.path().display(),
+        other.path().file_name().unwrap().to_str().unwrap()
+    );
+    let serve = || {
+        let server = lab.serve(&shipped(), &more);
+        server.wait_for_health("both models", |it| it["models"][1]["state"] == "ready");
+        server
+    };
+    let ranks =
+        || -> Vec<Vec<u32>> { lab.hosts.iter().map(|it| it.pids_of("jackalope-rank")).collect() };
+    let ask = |server: &crate::http::Server, model: &str| {
+        server.complete(&json!({
+            "model": model, "prompt": [20, 300, 41], "max_tokens": 8, "temperature": 0,
+            "return_token_ids": true,
+        }))
+    };
+    let server = serve();
+    assert_eq!(ask(&server, "default"), ask(&server, "other"));
+    let first = ranks();
+    assert_eq!(first.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2]);
+    server.program.signal(Signal::KILL);
+    drop(server);
+    let server = serve();
+    assert_eq!(ranks(), first, "the weights of both outlive a brain");
+    assert_eq!(ask(&server, "default"), ask(&server, "other"));
+    let unload = server.post("/model/unload", &json!({"model": "other"}));
+    assert_eq!(unload.0, 403, "everybody can reach this server");
+    server.program.signal(Signal::INT);
+    assert!(server.program.end().status.success());
+    wait_for("end of the ranks", || ranks().iter().all(Vec::is_empty).then_some(()));
+}
+
+#[test]
 fn any_program_runs_on_all_hosts_and_its_end_is_told() {
     let lab = lab_or_return!(3);
     let hostfile = lab.hostfile();

@@ -24,5 +24,6 @@ mod program;
 mod pull;
 mod recovery;
 mod refusals;
+mod several;
 #[cfg(target_os = "linux")]
 mod sync;

@@ -41,8 +41,11 @@ impl RankNeed {
     }
 }
 
-/// What each rank takes at these shares.
-pub(super) fn needs(model: &ModelFacts, shares: &[u32], context_tokens: u32) -> Vec<RankNeed> {
+/// What each rank takes at these shares, with keys and values of so many tokens.
+///
+/// # Panics
+/// If there is no rank, or one with a share of zero.
+pub fn needs(model: &ModelFacts, shares: &[u32], context_tokens: u32) -> Vec<RankNeed> {
     let deal = Deal::new(model, shares);
     let granules = context_tokens.div_ceil(CACHE_GRANULE_TOKENS);
     let cached_tokens = u64::from(granules) * u64::from(CACHE_GRANULE_TOKENS);

@@ -14,7 +14,7 @@ use crate::ServerState;
 use crate::error::{ANTHROPIC_VERSION, ApiError};
 use crate::ids::rfc3339;
 use crate::openai;
-use crate::registry::Model;
+use crate::models::ModelStatus;
 
 /// All models; there is only one page of them.
 #[derive(Debug, Serialize)]
@@ -40,8 +40,9 @@ struct ModelCard {
 }
 
 impl ModelCard {
-    fn of(model: &Model) -> ModelCard {
-        let context_tokens = model.engine.limits().map(|limits| limits.context_tokens);
+    fn of(model: &ModelStatus) -> ModelCard {
+        let limits = model.model.as_ref().and_then(|it| it.engine.limits());
+        let context_tokens = limits.map(|limits| limits.context_tokens);
         ModelCard {
             kind: "model",
             id: model.id.clone(),
@@ -59,7 +60,7 @@ pub(crate) async fn list_models(state: State<ServerState>, headers: HeaderMap) -
     if !headers.contains_key(ANTHROPIC_VERSION) {
         return openai::models::list_models(state).await.into_response();
     }
-    let data = vec![ModelCard::of(state.first_model())];
+    let data = state.models().list().iter().map(ModelCard::of).collect::<Vec<_>>();
     let id_of = |card: Option<&ModelCard>| card.map(|card| card.id.clone());
     let (first_id, last_id) = (id_of(data.first()), id_of(data.last()));
     Json(ModelPage { data, has_more: false, first_id, last_id }).into_response()
@@ -76,6 +77,6 @@ pub(crate) async fn show_model(
     }
     // A name that is not UTF-8 is no name of ours.
     let id = id.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(id)| id);
-    let serving = state.open(Some(&id)).await?;
-    Ok(Json(ModelCard::of(serving.model())).into_response())
+    let model = state.models().named(&id)?;
+    Ok(Json(ModelCard::of(&model)).into_response())
 }

@@ -26,6 +26,7 @@ use super::wishes::Wishes;
 use crate::error::ApiError;
 use crate::journal::{Opening, Recorder};
 use crate::limits::ServerLimits;
+use crate::models::Lease;
 use crate::registry::Serving;
 use crate::sse;
 
@@ -160,6 +161,8 @@ pub(crate) struct Answer<F: Format> {
     span: Span,
     is_over: bool,
     recorder: Recorder,
+    /// The model stays until the answer is whole.
+    _lease: Arc<Lease>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -201,6 +204,7 @@ impl<F: Format> Answer<F> {
             limits,
             span: Span::current(),
             is_over: false,
+            _lease: serving.lease(),
             _place: place,
         })
     }

@@ -41,12 +41,14 @@ pub(crate) async fn metrics(State(state): State<ServerState>) -> Response {
 
 fn text(state: &ServerState) -> String {
     let totals = state.journal().totals();
-    let model = state.first_model();
-    let seen = vec![Seen {
-        totals: totals.models.get(&model.id).cloned().unwrap_or_default(),
-        name: model.id.clone(),
-        status: model.engine.status(),
-    }];
+    let loaded = state.models().list().into_iter().filter(|model| model.model.is_some());
+    let seen: Vec<Seen> = loaded
+        .map(|model| Seen {
+            totals: totals.models.get(&model.id).cloned().unwrap_or_default(),
+            status: model.engine_status(),
+            name: model.id,
+        })
+        .collect();
     let mut text = Exposition::default();
     push_models(&mut text, &seen);
     push_ranks(&mut text, &seen);

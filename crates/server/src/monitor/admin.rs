@@ -16,7 +16,7 @@ use crate::numbers::{gib, rounded};
 
 /// `GET /v1/status`.
 pub(crate) async fn status(State(state): State<ServerState>) -> Json<Value> {
-    let status = state.first_model().engine.status();
+    let status = state.default_model().engine_status();
     let word = match status.state {
         EngineState::Ready | EngineState::Recovering { .. } => "running",
         EngineState::Starting => "not_loaded",
@@ -28,7 +28,7 @@ pub(crate) async fn status(State(state): State<ServerState>) -> Json<Value> {
     let open = state.journal().open_requests();
     Json(json!({
         "status": word,
-        "model": state.first_model().id,
+        "model": state.default_model().id,
         "uptime_s": rounded(state.started_at().elapsed().as_secs_f64(), 1),
         "steps_executed": status.steps.steps,
         "num_running": status.running,
@@ -70,7 +70,7 @@ fn request_json(request: &OpenRequest) -> Value {
 
 /// `GET /v1/cache/stats`.
 pub(crate) async fn cache_stats(State(state): State<ServerState>) -> Json<Value> {
-    Json(cache_json(&state.first_model().engine.status()))
+    Json(cache_json(&state.default_model().engine_status()))
 }
 
 fn cache_json(status: &Status) -> Value {
@@ -120,6 +120,9 @@ pub(crate) async fn cancel(
 
 /// `DELETE /v1/cache` and `/v1/cache/prefix`: gives back what is kept of finished sequences.
 pub(crate) async fn clear_cache(State(state): State<ServerState>) -> Json<Value> {
-    let cleared = state.first_model().engine.clear_prefixes().await;
+    let mut cleared = 0;
+    for model in state.models().list().into_iter().filter_map(|it| it.model) {
+        cleared += model.engine.clear_prefixes().await;
+    }
     Json(json!({"status": "cleared", "caches": ["prefix"], "cleared_entries": cleared}))
 }

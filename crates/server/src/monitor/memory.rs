@@ -133,7 +133,7 @@ impl Samples {
 }
 
 fn sample(state: &ServerState) -> Sample {
-    let status = state.first_model().engine.status();
+    let status = state.default_model().engine_status();
     let is_loaded = status.ranks.iter().all(|rank| rank.facts.is_some());
     Sample { at: unix_time(), memory: of_engine(&status), is_loaded }
 }
@@ -152,8 +152,8 @@ pub(crate) async fn sample_until(state: ServerState, mut ended: watch::Receiver<
 
 /// `GET /memory`.
 pub(crate) async fn memory(State(state): State<ServerState>) -> Json<Value> {
-    let model = state.first_model();
-    let status = model.engine.status();
+    let model = state.default_model();
+    let status = model.engine_status();
     let total = of_engine(&status);
     let now = sample(&state);
     state.samples().push(now);
@@ -221,7 +221,7 @@ pub(crate) async fn memory(State(state): State<ServerState>) -> Json<Value> {
 
 /// What is loaded, as mlx-jaccl-cluster tells it.
 fn slot(state: &ServerState, status: &Status, weights_bytes: u64) -> Value {
-    let model = state.first_model();
+    let model = state.default_model();
     if status.ranks.iter().any(|rank| rank.facts.is_none()) {
         return json!({"loaded": false});
     }

@@ -68,7 +68,7 @@ pub(crate) async fn dashboard() -> Response {
 
 /// `GET /queue`.
 pub(crate) async fn queue(State(state): State<ServerState>) -> Json<Value> {
-    let status = state.first_model().engine.status();
+    let status = state.default_model().engine_status();
     let oldest = state.journal().open_requests().first().map(|it| it.began.elapsed().as_secs_f64());
     Json(json!({
         "size": status.queued,
@@ -81,8 +81,8 @@ pub(crate) async fn queue(State(state): State<ServerState>) -> Json<Value> {
 
 /// `GET /model/info`.
 pub(crate) async fn model(State(state): State<ServerState>) -> Json<Value> {
-    let model = state.first_model();
-    let status = model.engine.status();
+    let model = state.default_model();
+    let status = model.engine_status();
     let context_tokens = status.limits.as_ref().map(|limits| limits.context_tokens);
     let facts = status.ranks.iter().find_map(|rank| rank.facts.as_ref());
     let is_loaded = status.state == EngineState::Ready;

@@ -49,7 +49,7 @@ pub(crate) async fn stream(State(state): State<ServerState>) -> Response {
 
 fn taken(state: &ServerState) -> Value {
     let (journal, now) = (state.journal(), Instant::now());
-    let status = state.first_model().engine.status();
+    let status = state.default_model().engine_status();
     let recent = journal.recent();
     let late: Vec<&Recent> = recent.iter().filter(|it| now - it.ended < WINDOW).collect();
     let rates: Vec<f64> = late.iter().map(|it| it.record.tokens_per_second()).collect();
@@ -82,7 +82,7 @@ fn taken(state: &ServerState) -> Value {
         "running": status.running,
         "running_max": status.running_max,
         "drawn_tokens": status.counters.drawn_tokens,
-        "model": state.first_model().id,
+        "model": state.default_model().id,
         "state": status.state.name(),
         "recoveries": status.counters.recoveries,
         "open_requests": state.journal().open_requests().len(),

@@ -9,7 +9,7 @@ use axum::http::Request;
 use jackalope_protocol::{Pooling, TokenId};
 use serde::{Deserialize, Serialize};
 
-use super::lifetime::KeepAlive;
+use super::lifetime::{self, KeepAlive};
 use super::open;
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
@@ -26,16 +26,14 @@ struct EmbedRequest {
     /// A text beyond the context is cut; that is the default of this API.
     truncate: Option<bool>,
     dimensions: Option<u32>,
-    #[serde(rename = "keep_alive")]
-    _keep_alive: Option<KeepAlive>,
+    keep_alive: Option<KeepAlive>,
 }
 
 /// The body of `POST /api/embeddings`.
 #[derive(Debug, Deserialize)]
 struct EmbeddingsRequest {
     prompt: Option<String>,
-    #[serde(rename = "keep_alive")]
-    _keep_alive: Option<KeepAlive>,
+    keep_alive: Option<KeepAlive>,
 }
 
 /// The answer of `POST /api/embed`.
@@ -64,6 +62,7 @@ pub(crate) async fn embed(
     let body = read_json_body(request, state.limits()).await?;
     let serving = open(&state, model_of(&body)?.as_deref()).await?;
     let request: EmbedRequest = parse(&body)?;
+    lifetime::keep(&serving, request.keep_alive);
     let Strings(texts) = request.input.ok_or(ApiError::Missing { param: "input" })?;
     check_count("input", texts.len(), state.limits().embedding_inputs)?;
     let truncate = request.truncate.unwrap_or(true);
@@ -95,6 +94,7 @@ pub(crate) async fn embeddings(
     let body = read_json_body(request, state.limits()).await?;
     let serving = open(&state, model_of(&body)?.as_deref()).await?;
     let request: EmbeddingsRequest = parse(&body)?;
+    lifetime::keep(&serving, request.keep_alive);
     let text = request.prompt.ok_or(ApiError::Missing { param: "prompt" })?;
     let prepare = move |serving: &Serving| tokens(&[text], true, serving);
     let texts = serving.prepare(prepare).await?;

@@ -89,11 +89,11 @@ fn reason(finish: Option<Finish>) -> &'static str {
 pub(super) fn nothing(
     shape: Shape,
     shared: &Shared,
-    serving: &Serving,
+    id: &str,
     reason: &'static str,
 ) -> Response {
     Json(Line {
-        model: &told_name(shared, serving),
+        model: shared.model.as_deref().unwrap_or(id),
         created_at: rfc3339(SystemTime::now()),
         piece: Piece::new(shape, "", "", Vec::new()),
         done: true,

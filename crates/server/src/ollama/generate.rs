@@ -32,17 +32,21 @@ pub(crate) async fn generate(
     let answered = async {
         let place = state.open_stream()?;
         let body = read_json_body(request, state.limits()).await?;
-        let serving = open(&state, model_of(&body)?.as_deref()).await?;
+        let name = model_of(&body)?;
         let shared: Shared = parse(&body)?;
         let generate: GenerateRequest = parse(&body)?;
         check(&generate)?;
         if generate.prompt.as_deref().unwrap_or_default().is_empty() {
             if shared.keep_alive.is_some_and(lifetime::KeepAlive::is_over) {
-                lifetime::unload(&serving)?;
-                return Ok(format::nothing(Shape::Generate, &shared, &serving, "unload"));
+                let id = lifetime::unload(&state, name.as_deref()).await?;
+                return Ok(format::nothing(Shape::Generate, &shared, &id, "unload"));
             }
-            return Ok(format::nothing(Shape::Generate, &shared, &serving, "load"));
+            let serving = open(&state, name.as_deref()).await?;
+            lifetime::keep(&serving, shared.keep_alive);
+            return Ok(format::nothing(Shape::Generate, &shared, serving.id(), "load"));
         }
+        let serving = open(&state, name.as_deref()).await?;
+        lifetime::keep(&serving, shared.keep_alive);
         let prepare = move |serving: &Serving| prepare(shared, generate, serving);
         let (job, format, plan) = serving.prepare(prepare).await?;
         Answer::start(job, format, plan, &serving, place)?.respond().await

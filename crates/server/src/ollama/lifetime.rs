@@ -6,7 +6,10 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
+use super::known;
+use crate::ServerState;
 use crate::error::ApiError;
+use crate::models::Kept;
 use crate::registry::Serving;
 
 /// Units of a duration, in seconds; longer names first.
@@ -102,10 +105,31 @@ impl<'de> Deserialize<'de> for KeepAlive {
     }
 }
 
-/// Where a model that nobody wants any more would be given back.
-pub(super) fn unload(serving: &Serving) -> Result<(), ApiError> {
-    let hint = format!("{} stays loaded for as long as this server runs", serving.id());
-    Err(ApiError::NotSupported { param: "keep_alive of 0".to_owned(), hint: Some(hint) })
+/// Notes how long a model stays, if the request says so.
+pub(super) fn keep(serving: &Serving, keep_alive: Option<KeepAlive>) {
+    let Some(keep_alive) = keep_alive else { return };
+    let time = match keep_alive {
+        KeepAlive::For(time) => Some(time),
+        KeepAlive::Forever => None,
+    };
+    serving.state().models().keep_alive(serving.id(), time);
+}
+
+/// Gives a model back that nobody wants any more; says which.
+pub(super) async fn unload(state: &ServerState, name: Option<&str>) -> Result<String, ApiError> {
+    let id = known(state, name)?.id;
+    match state.models().unload(&id, Duration::ZERO).await {
+        Ok(()) | Err(Kept::NotLoaded) => Ok(id),
+        // It goes as soon as those who use it have their answers.
+        Err(Kept::InUse(_)) => {
+            state.models().keep_alive(&id, Some(Duration::ZERO));
+            Ok(id)
+        }
+        Err(Kept::Unknown | Kept::Fixed) => {
+            let hint = format!("{id} stays loaded for as long as this server runs");
+            Err(ApiError::NotSupported { param: "keep_alive of 0".to_owned(), hint: Some(hint) })
+        }
+    }
 }
 
 #[cfg(test)]

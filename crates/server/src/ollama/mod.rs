@@ -17,6 +17,7 @@ mod request;
 
 use crate::ServerState;
 use crate::error::ApiError;
+use crate::models::ModelStatus;
 use crate::registry::Serving;
 
 pub(crate) use chat::chat;
@@ -31,7 +32,17 @@ const LATEST: &str = ":latest";
 
 /// The model that a request is for.
 async fn open(state: &ServerState, name: Option<&str>) -> Result<Serving, ApiError> {
-    state.open(name.map(|name| name.strip_suffix(LATEST).unwrap_or(name))).await
+    state.open(name.map(bare)).await
+}
+
+/// How the model of this name is, or the default one; loads nothing.
+fn known(state: &ServerState, name: Option<&str>) -> Result<ModelStatus, ApiError> {
+    state.models().named(bare(name.unwrap_or("default")))
+}
+
+/// A name without what it means anyway.
+fn bare(name: &str) -> &str {
+    name.strip_suffix(LATEST).unwrap_or(name)
 }
 
 /// A model's name as this API writes it.

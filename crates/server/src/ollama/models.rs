@@ -1,23 +1,25 @@
 //! What is told of models: `GET /api/tags`, `POST /api/show`, `GET /api/ps`, `GET /api/version`;
 //! and what may be done with them.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
+use jackalope_engine::Limits;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::request::Named;
-use super::{full_name, open};
+use super::{full_name, known};
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
 use crate::error::ApiError;
 use crate::ids::rfc3339;
-use crate::registry::{Model, ModelDetails};
+use crate::models::ModelStatus;
+use crate::registry::ModelDetails;
 
 /// The version of the API that is spoken here: clients compare it to learn what they may send.
 const VERSION: &str = "0.12.11";
@@ -54,7 +56,7 @@ struct Details {
 }
 
 impl Details {
-    fn of(model: &Model) -> Details {
+    fn of(model: &ModelStatus) -> Details {
         let known = model.details.clone().unwrap_or_default();
         let families = Some(known.family.clone()).filter(|family| !family.is_empty());
         let is_known = model.details.is_some();
@@ -69,7 +71,7 @@ impl Details {
                 .as_ref()
                 .map_or(String::new(), |it| rounded(it.num_parameters)),
             quantization_level: bits.unwrap_or_default(),
-            context_length: model.engine.limits().map(|limits| limits.context_tokens),
+            context_length: limits(model).map(|limits| limits.context_tokens),
             embedding_length: is_known.then_some(known.hidden_size),
         }
     }
@@ -84,13 +86,18 @@ fn rounded(count: u64) -> String {
         .map_or(format!("{count}"), |(unit, letter)| format!("{:.1}{letter}", count / unit))
 }
 
-fn modified_at(model: &Model) -> String {
+/// What requests are checked against, while the model is loaded.
+fn limits(model: &ModelStatus) -> Option<Limits> {
+    model.model.as_ref()?.engine.limits()
+}
+
+fn modified_at(model: &ModelStatus) -> String {
     let seconds = model.details.as_ref().map_or(model.created, |details| details.modified);
     rfc3339(UNIX_EPOCH + Duration::from_secs(seconds))
 }
 
 /// Tells checkpoints apart: of the name and what is known of the files, not of every byte in them.
-fn digest(model: &Model) -> String {
+fn digest(model: &ModelStatus) -> String {
     let ModelDetails { family, num_parameters, weight_bits, weights_bytes, hidden_size, modified } =
         model.details.clone().unwrap_or_default();
     let told = json!([
@@ -106,25 +113,20 @@ fn digest(model: &Model) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn capabilities(model: &Model) -> Vec<&'static str> {
+/// What is known of a model that is loaded; of others only what every model can.
+fn capabilities(model: &ModelStatus) -> Vec<&'static str> {
     let mut capabilities = vec!["completion"];
-    if model.text.answer.tools.is_some() {
-        capabilities.push("tools");
-    }
-    if model.text.answer.reasoning.is_some() {
-        capabilities.push("thinking");
+    if let Some(model) = &model.model {
+        let answer = &model.text.answer;
+        capabilities.extend(answer.tools.is_some().then_some("tools"));
+        capabilities.extend(answer.reasoning.is_some().then_some("thinking"));
     }
     capabilities
 }
 
-/// All models, whether they are loaded or not.
-fn models(state: &ServerState) -> impl Iterator<Item = &Model> {
-    std::iter::once(state.first_model())
-}
-
 /// Lists the models.
 pub(crate) async fn tags(State(state): State<ServerState>) -> Json<Value> {
-    let entry = |model: &Model| ModelEntry {
+    let entry = |model: &ModelStatus| ModelEntry {
         name: full_name(&model.id),
         model: full_name(&model.id),
         modified_at: modified_at(model),
@@ -133,31 +135,33 @@ pub(crate) async fn tags(State(state): State<ServerState>) -> Json<Value> {
         details: Details::of(model),
         capabilities: capabilities(model),
     };
-    Json(json!({"models": models(&state).map(entry).collect::<Vec<_>>()}))
+    Json(json!({"models": state.models().list().iter().map(entry).collect::<Vec<_>>()}))
 }
 
 /// Lists the models that are loaded, with the memory of all ranks together.
 pub(crate) async fn ps(State(state): State<ServerState>) -> Json<Value> {
-    let entry = |model: &Model| {
-        let limits = model.engine.limits()?;
-        let ranks = model.engine.status().ranks;
+    let entry = |model: &ModelStatus| {
+        let limits = limits(model)?;
+        let ranks = model.engine_status().ranks;
         let facts = ranks.iter().filter_map(|rank| rank.facts.as_ref());
         let (size, size_vram) = facts.fold((0, 0), |(all, of_gpus), facts| {
             let of_gpu = if facts.device == "cpu" { 0 } else { facts.weights_bytes };
             (all + facts.weights_bytes, of_gpus + of_gpu)
         });
+        let never = UNIX_EPOCH + Duration::from_secs(NEVER);
+        let expires_at = model.expires_in.map_or(never, |left| SystemTime::now() + left);
         Some(json!({
             "name": full_name(&model.id),
             "model": full_name(&model.id),
             "size": size,
             "digest": digest(model),
             "details": Details::of(model),
-            "expires_at": rfc3339(UNIX_EPOCH + Duration::from_secs(NEVER)),
+            "expires_at": rfc3339(expires_at),
             "size_vram": size_vram,
             "context_length": limits.context_tokens,
         }))
     };
-    Json(json!({"models": models(&state).filter_map(entry).collect::<Vec<_>>()}))
+    Json(json!({"models": state.models().list().iter().filter_map(entry).collect::<Vec<_>>()}))
 }
 
 /// Says which version of the API is spoken.
@@ -171,17 +175,18 @@ pub(crate) async fn show(
     request: Request<Body>,
 ) -> Result<Json<Value>, ApiError> {
     let named = named(&state, request).await?;
-    let serving = open(&state, named.name()).await?;
-    let model = serving.model();
-    let defaults = &model.sampling_defaults;
-    let parameters = format!(
-        "temperature {}\ntop_p {}\ntop_k {}\nmin_p {}\nrepeat_penalty {}",
-        defaults.temperature,
-        defaults.top_p,
-        defaults.top_k,
-        defaults.min_p,
-        defaults.repetition_penalty
-    );
+    let model = &known(&state, named.name())?;
+    let parameters = model.model.as_ref().map_or(String::new(), |model| {
+        let defaults = &model.sampling_defaults;
+        format!(
+            "temperature {}\ntop_p {}\ntop_k {}\nmin_p {}\nrepeat_penalty {}",
+            defaults.temperature,
+            defaults.top_p,
+            defaults.top_k,
+            defaults.min_p,
+            defaults.repetition_penalty
+        )
+    });
     Ok(Json(json!({
         "modelfile": format!("FROM {}", model.id),
         "parameters": parameters,
@@ -193,9 +198,9 @@ pub(crate) async fn show(
 }
 
 /// The numbers under names like those of GGUF.
-fn model_info(model: &Model) -> Map<String, Value> {
+fn model_info(model: &ModelStatus) -> Map<String, Value> {
     let mut info = Map::new();
-    let limits = model.engine.limits();
+    let limits = limits(model);
     let Some(details) = &model.details else { return info };
     let family = &details.family;
     info.insert("general.architecture".to_owned(), family.as_str().into());
@@ -222,8 +227,7 @@ pub(crate) async fn delete(
     request: Request<Body>,
 ) -> Result<Json<Value>, ApiError> {
     let named = named(&state, request).await?;
-    let serving = open(&state, named.name()).await?;
-    let id = serving.id();
+    let id = known(&state, named.name())?.id;
     Err(ApiError::NotSupported {
         param: format!("deleting {id} while it is served"),
         hint: Some(format!("stop the server and run `jackalope models rm {id}`")),
@@ -245,7 +249,7 @@ pub(crate) async fn copy(
     let copy: Copy = parse(&body)?;
     let source = copy.source.ok_or(ApiError::Missing { param: "source" })?;
     copy.destination.ok_or(ApiError::Missing { param: "destination" })?;
-    open(&state, Some(&source)).await?;
+    known(&state, Some(&source))?;
     Err(ApiError::NotSupported {
         param: "destination".to_owned(),
         hint: Some("models get their names when the server is started".to_owned()),

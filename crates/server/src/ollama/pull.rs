@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::format::{LINES_TYPE, push_line};
 use super::models::named;
-use super::{LATEST, open};
+use super::{bare, known};
 use crate::ServerState;
 use crate::error::ApiError;
 use crate::sse;
@@ -75,19 +75,19 @@ pub(crate) async fn pull(
     let named = named(&state, request).await?;
     let name = named.name().ok_or(ApiError::Missing { param: "model" })?;
     let is_stream = named.stream.unwrap_or(true);
-    let progress = match open(&state, Some(name)).await {
+    let progress = match known(&state, Some(name)) {
         Ok(_) => {
             let (sender, progress) = mpsc::channel(1);
             sender.try_send(PullProgress::Done).expect("the channel has just been made");
             progress
         }
         Err(ApiError::UnknownModel { .. }) => {
-            let bare = name.strip_suffix(LATEST).unwrap_or(name);
+            let name = bare(name);
             let refused = || ApiError::NotSupported {
-                param: format!("fetching {bare}"),
-                hint: Some(format!("run `jackalope pull {bare}`, and serve it")),
+                param: format!("fetching {name}"),
+                hint: Some(format!("run `jackalope pull {name}`, and serve it")),
             };
-            state.puller().ok_or_else(refused)?.pull(bare)
+            state.puller().ok_or_else(refused)?.pull(name)
         }
         Err(err) => return Err(err),
     };

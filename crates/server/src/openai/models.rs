@@ -8,8 +8,9 @@ use utoipa::ToSchema;
 
 use crate::ServerState;
 use crate::error::ApiError;
+use crate::models::ModelStatus;
 
-/// The models that are served.
+/// The models that can be asked for.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ModelList {
     object: &'static str,
@@ -23,28 +24,41 @@ pub(crate) struct ModelCard {
     object: &'static str,
     created: u64,
     owned_by: &'static str,
-    /// Longest sequence in tokens, once the model is loaded.
+    /// Longest sequence in tokens, while the model is loaded.
     max_model_len: Option<u32>,
+    aliases: Vec<String>,
+    /// Whether requests for it are computed at once.
+    loaded: bool,
+    state: &'static str,
+    pinned: bool,
+    /// Whether requests that name no model are for it.
+    default: bool,
 }
 
-fn card(state: &ServerState) -> ModelCard {
-    let model = state.first_model();
+fn card(status: ModelStatus) -> ModelCard {
+    let limits = status.model.as_ref().and_then(|model| model.engine.limits());
     ModelCard {
-        id: model.id.clone(),
+        loaded: status.is_up(),
+        id: status.id,
         object: "model",
-        created: model.created,
+        created: status.created,
         owned_by: "jackalope",
-        max_model_len: model.engine.limits().map(|limits| limits.context_tokens),
+        max_model_len: limits.map(|limits| limits.context_tokens),
+        aliases: status.aliases,
+        state: status.state,
+        pinned: status.is_pinned,
+        default: status.is_default,
     }
 }
 
-/// Lists the models.
+/// Lists the models, loaded or not.
 #[utoipa::path(get, path = "/v1/models", tag = "OpenAI", responses((status = 200, body = ModelList)))]
 pub(crate) async fn list_models(State(state): State<ServerState>) -> Json<ModelList> {
-    Json(ModelList { object: "list", data: vec![card(&state)] })
+    let data = state.models().list().into_iter().map(card).collect();
+    Json(ModelList { object: "list", data })
 }
 
-/// Shows a model under any of its names.
+/// Shows a model under any of its names. Loads nothing.
 #[utoipa::path(
     get,
     path = "/v1/models/{id}",
@@ -58,6 +72,7 @@ pub(crate) async fn show_model(
 ) -> Result<Json<ModelCard>, ApiError> {
     // A name that is not UTF-8 is no name of ours.
     let id = id.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(id)| id);
-    state.open(Some(&id)).await?;
-    Ok(Json(card(&state)))
+    let status = state.models().status(&id);
+    let unknown = || ApiError::UnknownModel { found: id.clone(), served: state.models().served() };
+    Ok(Json(card(status.ok_or_else(unknown)?)))
 }

@@ -175,10 +175,12 @@ async fn a_failure_in_the_middle_of_a_stream_is_told_in_it() {
 async fn a_server_whose_ranks_still_load_says_so() {
     let mut setup = Setup::says("Hello");
     setup.start_time = Duration::from_secs(3600);
+    let setup = setup.limited(|config| config.limits.load_wait = Duration::from_millis(10));
     let server = setup.begin();
     let reply = server.chat(json!({})).await;
     assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(reply.error()["code"], "unavailable");
+    assert_eq!(reply.error()["code"], "model_loading");
+    assert_eq!(reply.headers["retry-after"], "5");
     let ready = server.get("/health/ready").await;
     assert_eq!(ready.status, StatusCode::SERVICE_UNAVAILABLE);
     let body: serde_json::Value = serde_json::from_str(&ready.body).unwrap();

@@ -13,6 +13,7 @@ mod failures;
 mod health;
 mod keys;
 mod model;
+mod models;
 mod monitor;
 mod ollama;
 mod ollama_input;

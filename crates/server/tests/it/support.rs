@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, Method, Request, StatusCode};
@@ -144,23 +143,14 @@ impl Drop for Server {
 }
 
 impl Server {
-    pub(crate) fn router(&self) -> Router {
-        router(self.state.clone())
-    }
-
     /// Sends a request and reads the whole answer.
     pub(crate) async fn send(&self, request: Request<Body>) -> Reply {
-        let mut live = self.open(request).await;
-        while live.next_frame().await.is_some() {}
-        Reply { status: live.status, headers: live.headers, body: live.seen }
+        send(&self.state, request).await
     }
 
     /// Sends a request and reads the head of the answer.
     pub(crate) async fn open(&self, request: Request<Body>) -> Live {
-        let response = self.router().oneshot(request).await.expect("the router cannot fail");
-        let (parts, body) = response.into_parts();
-        let frames = Box::pin(body.into_data_stream());
-        Live { status: parts.status, headers: parts.headers, frames, seen: String::new() }
+        open(&self.state, request).await
     }
 
     pub(crate) async fn get(&self, path: &str) -> Reply {
@@ -199,6 +189,21 @@ impl Server {
     pub(crate) fn tokens(&self, text: &str) -> Vec<TokenId> {
         self.text.tokenizer.encode(text, false).unwrap()
     }
+}
+
+/// Sends a request and reads the whole answer.
+pub(crate) async fn send(state: &ServerState, request: Request<Body>) -> Reply {
+    let mut live = open(state, request).await;
+    while live.next_frame().await.is_some() {}
+    Reply { status: live.status, headers: live.headers, body: live.seen }
+}
+
+/// Sends a request and reads the head of the answer.
+pub(crate) async fn open(state: &ServerState, request: Request<Body>) -> Live {
+    let response = router(state.clone()).oneshot(request).await.expect("the router cannot fail");
+    let (parts, body) = response.into_parts();
+    let frames = Box::pin(body.into_data_stream());
+    Live { status: parts.status, headers: parts.headers, frames, seen: String::new() }
 }
 
 /// A JSON request.

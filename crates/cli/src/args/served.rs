@@ -1,0 +1,103 @@
+//! The models of a server, as typed.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ArgGroup;
+
+use super::plan::{MemoryArg, parse_memory};
+
+/// Longest time that can be typed.
+const TIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// Which models a server offers, and when they are loaded.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(group(ArgGroup::new("offered").required(true).multiple(true).args(["model", "models_dir", "models_config"])))]
+pub(crate) struct ServedModelsArgs {
+    /// Directory of a checkpoint, or ORG/NAME of a model on this machine (see `models ls`). May be
+    /// given several times; the first one is loaded at the start.
+    #[arg(long, value_name = "DIR|ORG/NAME")]
+    pub(crate) model: Vec<PathBuf>,
+    /// Name of the first model in the API. Default: ORG/NAME, or the directory's name.
+    #[arg(long, value_name = "NAME", requires = "model")]
+    pub(crate) model_id: Option<String>,
+    /// Offer every model of this folder: directories NAME or ORG/NAME, or a hub's cache.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) models_dir: Option<PathBuf>,
+    /// Offer the models of this JSON file, with settings of their own (docs/api.md).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) models_config: Option<PathBuf>,
+    /// Further names of models: `NAME=MODEL`, separated by commas.
+    #[arg(long, value_delimiter = ',', value_name = "NAME=MODEL", value_parser = parse_alias)]
+    pub(crate) alias: Vec<AliasArg>,
+    /// Models that are loaded at the start and stay, separated by commas.
+    #[arg(long, value_delimiter = ',', value_name = "MODELS")]
+    pub(crate) pin: Vec<String>,
+    /// The model that requests mean which name none, or `default`. Default: the first one.
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) default: Option<String>,
+    /// Whether a request for a model that is not loaded loads it. Default: if there are several.
+    #[arg(long, value_name = "YES|NO", value_parser = clap::builder::BoolishValueParser::new())]
+    pub(crate) load_on_demand: Option<bool>,
+    /// How long a request waits for a model that is loading: `90`, `90s`, `2m`.
+    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = parse_time)]
+    pub(crate) load_wait: Duration,
+    /// Unload models that nobody has asked for in so long: `10m`, `2h`. Default: never.
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) idle_unload: Option<Duration>,
+    /// Memory for loaded models: `mac1=48GiB,mac2=20GiB`, or one size for each machine that is not
+    /// named. Default: what is free at the start, if there are several models.
+    #[arg(long, value_delimiter = ',', value_name = "NAME=SIZE", value_parser = parse_memory)]
+    pub(crate) memory_budget: Vec<MemoryArg>,
+}
+
+/// A further name of a model.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct AliasArg {
+    pub(crate) alias: String,
+    /// The model's id.
+    pub(crate) model: String,
+}
+
+fn parse_alias(text: &str) -> Result<AliasArg, String> {
+    match text.split_once('=') {
+        Some((alias, model)) if !alias.trim().is_empty() && !model.trim().is_empty() => {
+            Ok(AliasArg { alias: alias.trim().to_owned(), model: model.trim().to_owned() })
+        }
+        _ => Err("expected NAME=MODEL".to_owned()),
+    }
+}
+
+/// A number with a unit; without one it is seconds.
+pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
+    const UNITS: [(&str, f64); 5] =
+        [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86400.0)];
+    let text = text.trim();
+    let unit = UNITS.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)));
+    let (number, unit) = unit.unwrap_or((text, &1.0));
+    let seconds = number.trim().parse::<f64>().ok().map(|number| number * unit);
+    let seconds = seconds.filter(|it| (0.0..=TIME_MAX.as_secs_f64()).contains(it));
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "expected a time such as 90s, 10m or 2h".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_aliases_are_understood() {
+        for (text, millis) in
+            [("90", 90_000), ("90s", 90_000), ("1.5m", 90_000), ("250ms", 250), ("2h", 7_200_000)]
+        {
+            assert_eq!(parse_time(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for text in ["", "m", "-1", "ten", "1y", "inf", "NaN"] {
+            assert!(parse_time(text).is_err(), "{text}");
+        }
+        let alias = AliasArg { alias: "gpt-4".to_owned(), model: "org/x".to_owned() };
+        assert_eq!(parse_alias("gpt-4=org/x"), Ok(alias));
+        assert!(parse_alias("gpt-4").is_err() && parse_alias("=x").is_err());
+    }
+}

@@ -1,0 +1,251 @@
+//! Starts the engines of a server's models, and says how much memory each takes.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::ensure;
+use jackalope_cluster::agent::Agent;
+use jackalope_cluster::facts::NodeFacts;
+use jackalope_cluster::hostfile::{Host, Hostfile};
+use jackalope_cluster::placement::{self, ModelFacts, NodeOffer, RankNeed};
+use jackalope_cluster::platform;
+use jackalope_engine::SamplingOptions;
+use jackalope_server::{LoadError, LoadFuture, MachineBytes, Model, ModelLoader, StartedModel};
+
+use crate::args::RankArgs;
+use crate::args::plan::MemoryArg;
+use crate::cluster::{Beside, Cluster, ClusterOptions};
+use crate::environment::Environment;
+use crate::machines;
+use crate::machines::shares::{IDLE, idle_shares};
+use crate::offer::{ModelSettings, Offer, OfferedModel};
+use crate::serve::served;
+
+/// Each of several models gets memory for the keys and values of so many conversations of the planned
+/// context, unless `--kv-mib` says.
+const CONVERSATIONS: u32 = 4;
+
+/// How long an agent may take to tell what it runs.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a person calls the machine that runs this.
+const THIS_MACHINE: &str = "this machine";
+
+/// Starts models as clusters of ranks, all on the same machines.
+pub(crate) struct ClusterLoader {
+    models: Vec<OfferedModel>,
+    ranks: RankArgs,
+    environment: Environment,
+    /// Present if models share memory.
+    memory: Option<Memory>,
+}
+
+/// The memory that models share.
+#[derive(Clone, Debug)]
+struct Memory {
+    /// By rank: its machine, what that has, and how many ranks it has.
+    of_rank: Vec<(String, NodeFacts, u64)>,
+    budget: MachineBytes,
+}
+
+impl ClusterLoader {
+    /// For one model, memory is no matter: its ranks take what is free. Several, or one with a
+    /// budget, share what the machines have free now.
+    pub(crate) async fn new(
+        offer: &Offer,
+        (ranks, budget): (&RankArgs, &[MemoryArg]),
+        environment: &Environment,
+    ) -> anyhow::Result<ClusterLoader> {
+        let is_shared = 1 < offer.models.len() || !budget.is_empty();
+        ensure!(
+            !(is_shared && ranks.hosts.by_hand),
+            "`--by-hand` serves one model\nhint: leave it out: agents start the ranks of each model"
+        );
+        let memory = match (is_shared, &ranks.hosts.hosts) {
+            (false, _) => None,
+            (true, None) => Some(Memory::here(ranks.ranks, budget)?),
+            (true, Some(hosts)) => {
+                Some(Memory::of_hosts(hosts, (ranks, budget), environment).await?)
+            }
+        };
+        let models = offer.models.clone();
+        Ok(ClusterLoader { models, ranks: ranks.clone(), environment: environment.clone(), memory })
+    }
+
+    /// What all models may take together.
+    pub(crate) fn budget(&self) -> MachineBytes {
+        self.memory.as_ref().map(|it| it.budget.clone()).unwrap_or_default()
+    }
+
+    fn model(&self, id: &str) -> (u16, &OfferedModel) {
+        let at =
+            self.models.iter().position(|it| it.id == id).expect("the server knows only these");
+        (u16::try_from(at).unwrap_or(u16::MAX), &self.models[at])
+    }
+
+    fn ranks(&self, model: &OfferedModel) -> RankArgs {
+        let context = model.settings.context.or(self.ranks.context);
+        RankArgs { context, ..self.ranks.clone() }
+    }
+}
+
+impl ModelLoader for ClusterLoader {
+    fn need(&self, id: &str) -> LoadFuture<MachineBytes> {
+        let (_, model) = self.model(id);
+        let (memory, ranks) = (self.memory.clone(), self.ranks(model));
+        let dir = model.located.dir.clone();
+        let counting = move || match memory {
+            None => anyhow::Ok(MachineBytes::default()),
+            Some(memory) => Ok(memory.machines(&memory.needs(&dir, &ranks)?)),
+        };
+        Box::pin(async {
+            let counted = tokio::task::spawn_blocking(counting).await;
+            counted.map_err(anyhow::Error::from).flatten().map_err(|err| load_error(&err))
+        })
+    }
+
+    fn start(&self, id: &str) -> LoadFuture<StartedModel> {
+        let (slot, model) = self.model(id);
+        let (model, ranks) = (model.clone(), self.ranks(model));
+        let (memory, environment) = (self.memory.clone(), self.environment.clone());
+        let starting = async move {
+            let beside = memory.map(|memory| {
+                let needs = memory.needs(&model.located.dir, &ranks)?;
+                let kv_bytes = needs.iter().map(|it| it.kv_bytes).max().unwrap_or(0);
+                anyhow::Ok(Beside { name: model.id.clone(), slot, kv_bytes })
+            });
+            let options = ClusterOptions { beside: beside.transpose()?, profile: false };
+            let cluster =
+                Cluster::start_with(&model.located, &ranks, &environment, options).await?;
+            let usual = served(&model.id, &cluster);
+            let settings = &model.settings;
+            let model = Model {
+                enable_thinking: settings.enable_thinking,
+                sampling_defaults: sampling(settings, &usual.sampling_defaults),
+                ..usual
+            };
+            let ended =
+                Box::pin(async { cluster.into_end().await.map_err(|err| load_error(&err)) });
+            anyhow::Ok(StartedModel { model, ended })
+        };
+        Box::pin(async { starting.await.map_err(|err| load_error(&err)) })
+    }
+}
+
+fn load_error(err: &anyhow::Error) -> LoadError {
+    LoadError { message: format!("{err:#}") }
+}
+
+/// What a file says of drawing, before what the checkpoint says.
+fn sampling(settings: &ModelSettings, usual: &SamplingOptions) -> SamplingOptions {
+    SamplingOptions {
+        temperature: settings.temperature.unwrap_or(usual.temperature),
+        top_p: settings.top_p.unwrap_or(usual.top_p),
+        top_k: settings.top_k.unwrap_or(usual.top_k),
+        min_p: settings.min_p.unwrap_or(usual.min_p),
+        repetition_penalty: settings.repetition_penalty.unwrap_or(usual.repetition_penalty),
+        ..usual.clone()
+    }
+}
+
+impl Memory {
+    /// Of this machine alone.
+    fn here(num_ranks: u32, typed: &[MemoryArg]) -> anyhow::Result<Memory> {
+        let facts = platform::current::facts();
+        let budget = budget_of(THIS_MACHINE, typed, facts.free_bytes)?;
+        let rank = (THIS_MACHINE.to_owned(), facts, u64::from(num_ranks));
+        let budget = MachineBytes([(THIS_MACHINE.to_owned(), budget)].into());
+        Ok(Memory { of_rank: vec![rank; num_ranks as usize], budget })
+    }
+
+    /// Of the machines of a hostfile, as their agents tell it.
+    async fn of_hosts(
+        hosts: &str,
+        (ranks, typed): (&RankArgs, &[MemoryArg]),
+        environment: &Environment,
+    ) -> anyhow::Result<Memory> {
+        let Hostfile { hosts, .. } = machines::hostfile(hosts)?;
+        let config = machines::nodes_config(&ranks.hosts.reach, environment)?;
+        let nodes = machines::bring_up(hosts.clone(), config, machines::log_lines).await?;
+        let typed = typed.to_vec();
+        let counted = tokio::task::spawn_blocking(move || {
+            let name = |node: usize| {
+                let at = nodes.of_rank.iter().position(|&it| it == node);
+                hosts[at.expect("every machine has a rank")].name()
+            };
+            for it in typed.iter().filter_map(|it| it.name.as_ref()) {
+                let names: Vec<String> = hosts.iter().map(Host::name).collect();
+                ensure!(
+                    names.contains(it),
+                    "`--memory-budget` names {it}\nhint: there are {}",
+                    names.join(", ")
+                );
+            }
+            let mut budget = MachineBytes::default();
+            for (idx, node) in nodes.nodes.iter().enumerate() {
+                let free_bytes = free_bytes(&node.agent, &node.facts);
+                budget.0.insert(name(idx), budget_of(&name(idx), &typed, free_bytes)?);
+            }
+            let of_rank = nodes.of_rank.iter().map(|&node| {
+                let beside = nodes.of_rank.iter().filter(|&&it| it == node).count();
+                (name(node), nodes.nodes[node].facts.clone(), beside as u64)
+            });
+            Ok(Memory { of_rank: of_rank.collect(), budget })
+        });
+        counted.await?
+    }
+
+    /// What each rank of a model takes.
+    fn needs(&self, model_dir: &Path, ranks: &RankArgs) -> anyhow::Result<Vec<RankNeed>> {
+        let model = ModelFacts::read(model_dir)?;
+        let context = ranks.context.unwrap_or(placement::DEFAULT_CONTEXT_TOKENS);
+        let context = context.min(model.context_tokens.max(1));
+        let shares = match (ranks.share.is_empty(), &ranks.hosts.hosts) {
+            (false, _) => ranks.share.clone(),
+            (true, None) => vec![1; self.of_rank.len()],
+            (true, Some(_)) => idle_shares(&model, &self.of_rank, ranks.context)?,
+        };
+        ensure!(
+            shares.len() == self.of_rank.len() && shares.iter().all(|&it| 0 < it),
+            "`--share` names {} ranks, there are {}\nhint: give each rank a positive weight",
+            shares.len(),
+            self.of_rank.len()
+        );
+        let mut needs = placement::needs(&model, &shares, context.saturating_mul(CONVERSATIONS));
+        if let Some(mib) = ranks.kv_mib {
+            for need in &mut needs {
+                let kv_bytes = mib << 20;
+                need.overhead_bytes = need.overhead_bytes - need.kv_bytes / 4 + kv_bytes / 4;
+                need.kv_bytes = kv_bytes;
+            }
+        }
+        Ok(needs)
+    }
+
+    fn machines(&self, needs: &[RankNeed]) -> MachineBytes {
+        let mut sum = MachineBytes::default();
+        for ((machine, ..), need) in self.of_rank.iter().zip(needs) {
+            *sum.0.entry(machine.clone()).or_default() += need.total();
+        }
+        sum
+    }
+}
+
+/// What a machine has free, or would have without ranks of an earlier server that we may take over.
+fn free_bytes(agent: &Agent, facts: &NodeFacts) -> u64 {
+    let runs = agent.status(STATUS_TIMEOUT).is_ok_and(|programs| !programs.is_empty());
+    if runs { facts.free_bytes.max(IDLE(facts)) } else { facts.free_bytes }
+}
+
+/// What models may take of a machine: as typed, else what is free without a reserve.
+fn budget_of(machine: &str, typed: &[MemoryArg], free_bytes: u64) -> anyhow::Result<u64> {
+    let of = |name: Option<&str>| typed.iter().find(|it| it.name.as_deref() == name);
+    if let Some(typed) = of(Some(machine)).or_else(|| of(None)) {
+        return Ok(typed.bytes);
+    }
+    ensure!(
+        0 < free_bytes,
+        "nothing is known of the memory of {machine}\nhint: pass `--memory-budget 48GiB`"
+    );
+    Ok(NodeOffer::new(machine, free_bytes).usable_bytes)
+}

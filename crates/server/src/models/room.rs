@@ -1,0 +1,136 @@
+//! Which models make room for another one. Pure.
+
+use tokio::time::Instant;
+
+use super::loader::{MachineBytes, Shortage};
+
+/// A model that takes memory now.
+#[derive(Clone, Debug)]
+pub(super) struct Resident {
+    /// Its position in the registry.
+    pub(super) idx: usize,
+    pub(super) need: MachineBytes,
+    pub(super) last_used: Instant,
+    pub(super) is_pinned: bool,
+    /// Whether somebody uses it, waits for it, or ends it already.
+    pub(super) is_busy: bool,
+}
+
+/// What has to happen before a model can be loaded.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) enum Room {
+    /// Nothing.
+    Enough,
+    /// These, which nobody uses, have to go.
+    After(Vec<usize>),
+    /// Some of these, which are used, have to go.
+    Behind(Vec<usize>),
+    /// It does not fit beside these, which are pinned.
+    BesidePinned(Vec<usize>, Shortage),
+    /// It does not fit at all.
+    Never(Shortage),
+}
+
+/// The least recently used models go first, and no more of them than is needed.
+pub(super) fn make_room(need: &MachineBytes, budget: &MachineBytes, all: &[Resident]) -> Room {
+    let beyond = |stays: &dyn Fn(&Resident) -> bool| {
+        let mut sum = need.clone();
+        all.iter().filter(|it| stays(it)).for_each(|it| sum.add(&it.need));
+        sum.beyond(budget)
+    };
+    let of = |is: &dyn Fn(&Resident) -> bool| -> Vec<usize> {
+        all.iter().filter(|it| is(it)).map(|it| it.idx).collect()
+    };
+    if let Some(shortage) = beyond(&|_| false) {
+        return Room::Never(shortage);
+    }
+    if let Some(shortage) = beyond(&|it| it.is_pinned) {
+        return Room::BesidePinned(of(&|it| it.is_pinned), shortage);
+    }
+    if beyond(&|it| it.is_pinned || it.is_busy).is_some() {
+        return Room::Behind(of(&|it| it.is_busy && !it.is_pinned));
+    }
+    let mut idle: Vec<&Resident> = all.iter().filter(|it| !it.is_pinned && !it.is_busy).collect();
+    idle.sort_by_key(|it| it.last_used);
+    let mut goes: Vec<usize> = Vec::new();
+    for it in &idle {
+        if beyond(&|it| !goes.contains(&it.idx)).is_none() {
+            break;
+        }
+        goes.push(it.idx);
+    }
+    // One that has gone may have freed a machine that was not short of memory.
+    for idx in goes.clone().into_iter().rev() {
+        if beyond(&|it| it.idx == idx || !goes.contains(&it.idx)).is_none() {
+            goes.retain(|&it| it != idx);
+        }
+    }
+    if goes.is_empty() { Room::Enough } else { Room::After(goes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn bytes(machines: &[(&str, u64)]) -> MachineBytes {
+        MachineBytes(machines.iter().map(|&(name, bytes)| (name.to_owned(), bytes)).collect())
+    }
+
+    /// Models on machine `a`; the first was used last.
+    fn residents(takes: &[u64]) -> Vec<Resident> {
+        let now = Instant::now() + Duration::from_secs(1000);
+        let resident = |(idx, &take): (usize, &u64)| Resident {
+            idx,
+            need: bytes(&[("a", take)]),
+            last_used: now - Duration::from_secs(idx as u64),
+            is_pinned: false,
+            is_busy: false,
+        };
+        takes.iter().enumerate().map(resident).collect()
+    }
+
+    #[test]
+    fn the_least_recently_used_go_first_and_no_more_than_needed() {
+        let budget = bytes(&[("a", 10)]);
+        let room =
+            |need, takes: &[u64]| make_room(&bytes(&[("a", need)]), &budget, &residents(takes));
+        assert_eq!(room(4, &[3, 3]), Room::Enough);
+        assert_eq!(room(10, &[]), Room::Enough);
+        assert_eq!(room(5, &[3, 3]), Room::After(vec![1]));
+        assert_eq!(room(9, &[3, 3]), Room::After(vec![1, 0]));
+        // The oldest alone is too small, and is spared once the next one has gone.
+        assert_eq!(room(5, &[2, 6, 1]), Room::After(vec![1]));
+        let shortage = Shortage { machine: "a".to_owned(), needed_bytes: 11, budget_bytes: 10 };
+        assert_eq!(room(11, &[3]), Room::Never(shortage));
+        assert_eq!(
+            make_room(&bytes(&[("b", 99)]), &budget, &residents(&[10])),
+            Room::Enough,
+            "a machine without a budget is not bounded"
+        );
+    }
+
+    #[test]
+    fn what_is_pinned_stays_and_what_is_used_is_waited_for() {
+        let budget = bytes(&[("a", 10)]);
+        let mut all = residents(&[4, 4]);
+        all[1].is_pinned = true;
+        let need = |it| bytes(&[("a", it)]);
+        assert_eq!(make_room(&need(5), &budget, &all), Room::After(vec![0]));
+        let shortage = Shortage { machine: "a".to_owned(), needed_bytes: 11, budget_bytes: 10 };
+        assert_eq!(make_room(&need(7), &budget, &all), Room::BesidePinned(vec![1], shortage));
+        all[0].is_busy = true;
+        assert_eq!(make_room(&need(5), &budget, &all), Room::Behind(vec![0]));
+        assert_eq!(make_room(&need(2), &budget, &all), Room::Enough);
+    }
+
+    #[test]
+    fn every_machine_has_to_have_room() {
+        let budget = bytes(&[("a", 10), ("b", 10)]);
+        let mut all = residents(&[1, 1]);
+        all[0].need = bytes(&[("b", 8)]);
+        // The older one takes nothing where memory is short.
+        assert_eq!(make_room(&bytes(&[("a", 5), ("b", 5)]), &budget, &all), Room::After(vec![0]));
+    }
+}

@@ -1,0 +1,539 @@
+//! Several models: loaded once however many ask, swapped by memory, never under a request.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use futures_util::future::{BoxFuture, join_all};
+use jackalope_engine::testing::{
+    FakeControl, FakeOptions, FakeOrder, FakeRanks, fake_facts, scripted_model,
+};
+use jackalope_engine::{Engine, EngineConfig, EngineHandle};
+use jackalope_server::{
+    ApiKeys, Ending, KnownModel, LoadError, MachineBytes, Model, ModelControl, ModelLoader, Models,
+    ModelsConfig, ServerConfig, ServerState, StartedModel,
+};
+use serde_json::{Value, json};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+
+use crate::model;
+use crate::support::{CONTEXT_TOKENS, Reply, end_token, events, open, post, send};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+/// Loads models that repeat one letter, over fake ranks.
+struct FakeLoader {
+    /// What each takes.
+    needs: BTreeMap<String, u64>,
+    /// What was done, in order.
+    log: Mutex<Vec<String>>,
+    /// How often each still fails.
+    failures: Mutex<HashMap<String, u32>>,
+    engines: Mutex<HashMap<String, (EngineHandle, FakeControl)>>,
+    /// Engines are started while it is open.
+    gate: watch::Sender<bool>,
+    answer_tokens: usize,
+}
+
+impl FakeLoader {
+    fn note(&self, what: &str, id: &str) {
+        self.log.lock().unwrap().push(format!("{what} {id}"));
+    }
+}
+
+/// For an implementation that hands itself on.
+struct Shared(Arc<FakeLoader>);
+
+impl ModelLoader for Shared {
+    fn need(&self, id: &str) -> BoxFuture<'static, Result<MachineBytes, LoadError>> {
+        let bytes = self.0.needs[id];
+        Box::pin(async move { Ok(MachineBytes([("here".to_owned(), bytes)].into())) })
+    }
+
+    fn start(&self, id: &str) -> BoxFuture<'static, Result<StartedModel, LoadError>> {
+        let (loader, id) = (Arc::clone(&self.0), id.to_owned());
+        Box::pin(async move {
+            loader.note("load", &id);
+            loader.gate.subscribe().wait_for(|is_open| *is_open).await.unwrap();
+            if let Some(left) = loader.failures.lock().unwrap().get_mut(&id)
+                && 0 < *left
+            {
+                *left -= 1;
+                return Err(LoadError { message: "the disk is full of bees".to_owned() });
+            }
+            let text = model::text();
+            let letter = text.tokenizer.encode(&id[..1], false).unwrap()[0];
+            let num_tokens = loader.answer_tokens;
+            let (ranks, control) = FakeRanks::new(FakeOptions {
+                facts: fake_facts(text.tokenizer.vocab_size() as u32, CONTEXT_TOKENS),
+                next_token: scripted_model(move |_| vec![letter; num_tokens], end_token()),
+                ..FakeOptions::default()
+            });
+            let eos_tokens = text.tokenizer.eos_token_ids().to_vec();
+            let config = EngineConfig { eos_tokens, ..EngineConfig::default() };
+            let (engine, thread) = Engine::spawn(config, ranks);
+            loader.engines.lock().unwrap().insert(id.clone(), (engine.clone(), control));
+            let model = Model::new(&id, engine, text);
+            // A thread of tokio's pool would keep a paused clock from moving.
+            let (tell, told) = oneshot::channel();
+            std::thread::spawn(move || tell.send(thread.join()).ok());
+            let ended = Box::pin(async move {
+                told.await.unwrap().unwrap().unwrap();
+                loader.note("end", &id);
+                Ok(())
+            });
+            Ok(StartedModel { model, ended })
+        })
+    }
+}
+
+/// A server of several models under test.
+struct House {
+    state: ServerState,
+    models: Models,
+    loader: Arc<FakeLoader>,
+}
+
+/// How it is made: ids with what they take, of ten in all.
+struct Plan {
+    known: Vec<(KnownModel, u64)>,
+    config: ModelsConfig,
+    server: ServerConfig,
+    answer_tokens: usize,
+}
+
+fn plan(needs: &[(&str, u64)]) -> Plan {
+    let budget = MachineBytes([("here".to_owned(), 10)].into());
+    Plan {
+        known: needs.iter().map(|&(id, bytes)| (KnownModel::new(id), bytes)).collect(),
+        config: ModelsConfig { budget, load_on_demand: true, ..ModelsConfig::default() },
+        server: ServerConfig { model_control: ModelControl::Everybody, ..ServerConfig::default() },
+        answer_tokens: 3,
+    }
+}
+
+impl Plan {
+    fn change(mut self, change: impl FnOnce(&mut Plan)) -> Plan {
+        change(&mut self);
+        self
+    }
+
+    fn pin(self, idx: usize) -> Plan {
+        self.change(|plan| plan.known[idx].0.is_pinned = true)
+    }
+
+    fn build(self) -> House {
+        let needs = self.known.iter().map(|(known, bytes)| (known.id.clone(), *bytes)).collect();
+        let loader = Arc::new(FakeLoader {
+            needs,
+            log: Mutex::default(),
+            failures: Mutex::default(),
+            engines: Mutex::default(),
+            gate: watch::Sender::new(true),
+            answer_tokens: self.answer_tokens,
+        });
+        let known = self.known.into_iter().map(|it| it.0).collect();
+        let models = Models::new(Arc::new(Shared(Arc::clone(&loader))), known, self.config);
+        let state = ServerState::with_models(models.clone(), self.server);
+        House { state, models, loader }
+    }
+}
+
+impl House {
+    fn request(model: &str) -> Request<Body> {
+        let body = json!({"model": model, "prompt": "Hello", "max_tokens": 200});
+        post(COMPLETIONS, body.to_string())
+    }
+
+    fn streaming(model: &str) -> Request<Body> {
+        let body = json!({"model": model, "prompt": "Hi", "max_tokens": 200, "stream": true});
+        post(COMPLETIONS, body.to_string())
+    }
+
+    async fn ask(&self, model: &str) -> Reply {
+        send(&self.state, House::request(model)).await
+    }
+
+    /// Asks beside the test.
+    fn ask_aside(&self, model: &str) -> JoinHandle<Reply> {
+        let (state, request) = (self.state.clone(), House::request(model));
+        tokio::spawn(async move { send(&state, request).await })
+    }
+
+    async fn get(&self, path: &str) -> Reply {
+        send(&self.state, Request::get(path).body(Body::empty()).unwrap()).await
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Reply {
+        send(&self.state, post(path, body.to_string())).await
+    }
+
+    /// The states of all models, by id.
+    async fn states(&self) -> BTreeMap<String, String> {
+        let list = self.get("/v1/models").await.ok();
+        let state = |it: &Value| {
+            (it["id"].as_str().unwrap().to_owned(), it["state"].as_str().unwrap().to_owned())
+        };
+        list["data"].as_array().unwrap().iter().map(state).collect()
+    }
+
+    /// Waits until a model is in this state; nobody is told of it, so this looks again and again.
+    async fn until(&self, id: &str, state: &str) {
+        let looking = async {
+            while self.states().await[id] != state {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let patience = Duration::from_secs(60);
+        let in_time = tokio::time::timeout(patience, looking).await;
+        assert!(in_time.is_ok(), "{id} never became {state}");
+    }
+
+    fn log(&self) -> Vec<String> {
+        self.loader.log.lock().unwrap().clone()
+    }
+
+    fn order(&self, id: &str, order: FakeOrder) {
+        self.loader.engines.lock().unwrap()[id].1.order(order);
+    }
+}
+
+#[track_caller]
+fn text(reply: &Reply) -> String {
+    reply.ok()["choices"][0]["text"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_requests_for_a_model_that_is_not_loaded_load_it_once() {
+    let house = plan(&[("a", 4), ("b", 4)]).build();
+    assert_eq!(house.states().await["b"], "unloaded");
+    house.loader.gate.send_replace(false);
+    let asking: Vec<JoinHandle<Reply>> = (0..50).map(|_| house.ask_aside("b")).collect();
+    house.until("b", "loading").await;
+    house.loader.gate.send_replace(true);
+    for reply in join_all(asking).await {
+        assert_eq!(text(&reply.unwrap()), "bbb");
+    }
+    assert_eq!(house.log(), ["load b"]);
+    assert_eq!(text(&house.ask("default").await), "aaa", "the first one is the default");
+    assert_eq!(house.log(), ["load b", "load a"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_least_recently_used_model_makes_room() {
+    let house = plan(&[("a", 5), ("b", 5), ("c", 5)]).build();
+    for model in ["a", "b", "a", "c"] {
+        assert_eq!(text(&house.ask(model).await), model.repeat(3));
+    }
+    assert_eq!(house.log(), ["load a", "load b", "end b", "load c"], "b is gone before c comes");
+    let states = house.states().await;
+    assert_eq!(["a", "b", "c"].map(|id| states[id].as_str()), ["ready", "unloaded", "ready"]);
+    let card = house.get("/v1/models/b").await.ok();
+    assert_eq!((&card["loaded"], &card["max_model_len"]), (&json!(false), &Value::Null));
+    assert_eq!(house.log().len(), 4, "looking at a model loads nothing");
+    let health = house.get("/health").await.ok();
+    assert_eq!(health["models"][2]["state"], "ready");
+    assert_eq!(health["models"][2]["ranks"].as_array().unwrap().len(), 2);
+    assert_eq!(health["model"], "a");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_pinned_stays_and_what_never_fits_is_refused() {
+    let house = plan(&[("a", 6), ("b", 5), ("c", 11)]).pin(0).build();
+    house.ask("a").await.ok();
+    let reply = house.ask("b").await;
+    assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(reply.error()["code"], "model_memory_in_use");
+    let message = reply.error()["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("a (pinned) are in the way"), "{message}");
+    let reply = house.ask("c").await;
+    assert_eq!(reply.status, StatusCode::INSUFFICIENT_STORAGE);
+    assert_eq!(reply.error()["code"], "insufficient_memory");
+    assert_eq!(house.log(), ["load a"]);
+    assert_eq!(text(&house.ask("a").await), "aaa");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_with_open_requests_is_not_unloaded_under_them() {
+    let long = |plan: &mut Plan| plan.answer_tokens = 100;
+    let house = plan(&[("a", 6), ("b", 6)]).change(long).build();
+    let mut live = open(&house.state, House::streaming("a")).await;
+    live.read_until("\"a").await;
+    house.order("a", FakeOrder::Hold);
+    let asked = house.ask_aside("b");
+    house.until("b", "loading").await;
+    assert_eq!(house.log(), ["load a"]);
+    house.order("a", FakeOrder::Resume);
+    while live.next_frame().await.is_some() {}
+    assert_eq!(events(&live.seen).pop().unwrap(), "[DONE]");
+    assert!(!live.seen.contains("error"), "{}", live.seen);
+    drop(live);
+    assert_eq!(text(&asked.await.unwrap()), "b".repeat(100));
+    assert_eq!(house.log(), ["load a", "end a", "load b"]);
+}
+
+#[tokio::test]
+async fn a_load_that_waits_too_long_for_room_says_what_is_in_the_way() {
+    let house = plan(&[("a", 6), ("b", 6)]).change(|plan| plan.answer_tokens = 100).build();
+    let mut live = open(&house.state, House::streaming("a")).await;
+    live.read_until("\"a").await;
+    house.order("a", FakeOrder::Hold);
+    // From here on only clocks move.
+    tokio::time::pause();
+    let reply = house.ask("b").await;
+    assert_eq!(reply.error()["code"], "model_memory_in_use");
+    let message = reply.error()["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("a (in use) are in the way"), "{message}");
+    let reply = house.post("/model/unload", json!({"model": "a", "timeout_seconds": 3})).await;
+    assert_eq!(reply.status, StatusCode::CONFLICT);
+    assert_eq!(reply.error()["code"], "model_in_use");
+    assert_eq!(house.log(), ["load a"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_load_is_told_to_all_who_wait_and_tried_again_later() {
+    let house = plan(&[("a", 1), ("b", 1)]).build();
+    house.loader.failures.lock().unwrap().insert("b".to_owned(), 1);
+    house.loader.gate.send_replace(false);
+    let asking: Vec<JoinHandle<Reply>> = (0..10).map(|_| house.ask_aside("b")).collect();
+    let waiting = async {
+        loop {
+            let health = house.get("/health").await.body;
+            let health: Value = serde_json::from_str(&health).unwrap();
+            if health["models"][1]["waiting_requests"] == 10 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), waiting).await.expect("all wait");
+    house.loader.gate.send_replace(true);
+    for reply in join_all(asking).await {
+        let reply = reply.unwrap();
+        assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(reply.error()["code"], "model_load_failed");
+        assert!(reply.body.contains("full of bees"), "{}", reply.body);
+        assert!(reply.headers.contains_key("retry-after"));
+    }
+    assert_eq!(house.ask("b").await.error()["code"], "model_load_failed", "not at once again");
+    assert_eq!(house.log(), ["load b"]);
+    let card = house.get("/v1/models/b").await.ok();
+    assert_eq!(card["state"], "failed");
+    // Who asks for it by name of the command does not wait.
+    let loaded = house.post("/model/load", json!({"model": "b"})).await.ok();
+    assert_eq!((&loaded["status"], &loaded["slot"]["loaded"]), (&json!("loaded"), &json!(true)));
+    assert_eq!(text(&house.ask("b").await), "bbb");
+}
+
+#[tokio::test]
+async fn after_a_pause_a_request_tries_a_failed_load_again() {
+    let house = plan(&[("a", 1)]).build();
+    house.loader.failures.lock().unwrap().insert("a".to_owned(), 1);
+    assert_eq!(house.ask("a").await.error()["code"], "model_load_failed");
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(6)).await;
+    tokio::time::resume();
+    assert_eq!(text(&house.ask("a").await), "aaa");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn those_who_wait_are_bounded_in_number_and_time() {
+    let short = |plan: &mut Plan| {
+        plan.server.limits.load_waiting = 3;
+        plan.server.limits.load_wait = Duration::from_millis(300);
+    };
+    let house = plan(&[("a", 1)]).change(short).build();
+    house.loader.gate.send_replace(false);
+    let asking: Vec<JoinHandle<Reply>> = (0..8).map(|_| house.ask_aside("a")).collect();
+    let mut codes = Vec::new();
+    for reply in join_all(asking).await {
+        let reply = reply.unwrap();
+        let error = reply.error();
+        let code = error["code"].as_str().unwrap().to_owned();
+        assert!(reply.headers.contains_key("retry-after"));
+        if code == "model_loading" {
+            assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE);
+            let body: Value = serde_json::from_str(&reply.body).unwrap();
+            assert_eq!((&body["loading"]["model"], &error["type"]), (&json!("a"), &json!(code)));
+        } else {
+            assert_eq!(reply.status, StatusCode::TOO_MANY_REQUESTS);
+        }
+        codes.push(code);
+    }
+    codes.sort();
+    assert_eq!(codes[..3], ["model_loading"; 3]);
+    assert_eq!(codes[3..], ["queue_full"; 5]);
+    // The load goes on without anybody who waits for it.
+    house.loader.gate.send_replace(true);
+    house.until("a", "ready").await;
+    assert_eq!(house.log(), ["load a"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unloading_waits_for_streams() {
+    let house = plan(&[("a", 1)]).change(|plan| plan.answer_tokens = 100).build();
+    let mut live = open(&house.state, House::streaming("a")).await;
+    live.read_until("\"a").await;
+    house.order("a", FakeOrder::Hold);
+    let state = house.state.clone();
+    let unloading = tokio::spawn(async move {
+        send(&state, post("/model/unload", json!({"model_id": "a"}).to_string())).await
+    });
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert!(!unloading.is_finished());
+    house.order("a", FakeOrder::Resume);
+    while live.next_frame().await.is_some() {}
+    assert!(live.seen.contains("[DONE]") && !live.seen.contains("error"), "{}", live.seen);
+    drop(live);
+    let told = unloading.await.unwrap().ok();
+    assert_eq!((&told["status"], &told["model_id"]), (&json!("unloaded"), &json!("a")));
+    assert_eq!(house.log(), ["load a", "end a"]);
+    let again = house.post("/model/unload", json!({"model": "a"})).await.ok();
+    assert_eq!(again["status"], "no_model");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn models_that_nobody_asks_for_go_after_a_time() {
+    let quick = Duration::from_millis(1);
+    let timed = |plan: &mut Plan| plan.config.idle_unload = Some(quick);
+    let house = plan(&[("a", 1), ("b", 1), ("c", 1)]).change(timed).pin(1).build();
+    assert!(house.models.keep_alive("c", None), "for ever");
+    for model in ["a", "b", "c"] {
+        house.ask(model).await.ok();
+    }
+    house.until("a", "unloaded").await;
+    let states = house.states().await;
+    assert_eq!((states["b"].as_str(), states["c"].as_str()), ("ready", "ready"));
+    assert!(house.models.keep_alive("c", Some(Duration::ZERO)));
+    assert!(house.models.keep_alive("b", Some(Duration::ZERO)), "it is pinned all the same");
+    house.until("c", "unloaded").await;
+    assert_eq!(house.states().await["b"], "ready");
+    assert!(!house.models.keep_alive("z", None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_loading_on_demand_models_come_by_command_alone() {
+    let strict = |plan: &mut Plan| plan.config.load_on_demand = false;
+    let house = plan(&[("a", 1), ("b", 1), ("c", 1)]).change(strict).build();
+    let reply = house.ask("b").await;
+    assert_eq!(reply.status, StatusCode::NOT_FOUND);
+    assert_eq!(reply.error()["code"], "model_not_loaded");
+    assert_eq!(house.get("/health/ready").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    for model in ["b", "c"] {
+        assert_eq!(
+            house.post("/model/load", json!({"model": model})).await.ok()["status"],
+            "loaded"
+        );
+    }
+    assert_eq!(text(&house.ask("b").await), "bbb");
+    assert_eq!(house.get("/health/ready").await.ok()["ready"], true, "b answers");
+    let gone = house.post("/model/gc", json!({})).await.ok();
+    assert_eq!(gone["unloaded"], json!(["b", "c"]));
+    assert_eq!(house.states().await["c"], "unloaded");
+    house.loader.gate.send_replace(false);
+    let begun = house.post("/model/load", json!({"model": "c", "wait": false})).await;
+    assert_eq!(begun.status, StatusCode::ACCEPTED);
+    house.loader.gate.send_replace(true);
+    house.until("c", "ready").await;
+}
+
+#[tokio::test]
+async fn models_are_controlled_by_those_who_may_and_never_by_path() {
+    let kept = |control: ModelControl| {
+        plan(&[("a", 1)]).change(|plan| plan.server.model_control = control).build()
+    };
+    let house = kept(ModelControl::Nobody);
+    for path in ["/model/load", "/model/unload", "/model/gc"] {
+        assert_eq!(house.post(path, json!({})).await.status, StatusCode::FORBIDDEN);
+    }
+    let house = kept(ModelControl::Keys(ApiKeys::new(["sekret"])));
+    let with_key = |key: &str, body: &'static str| {
+        let mut request = post("/model/load", body);
+        request.headers_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
+        request
+    };
+    let reply = send(&house.state, with_key("other", "{}")).await;
+    assert_eq!(reply.error()["code"], "no_model_control");
+    send(&house.state, with_key("sekret", "{}")).await.ok();
+    let house = kept(ModelControl::Everybody);
+    for field in ["model_dir", "model_path"] {
+        let reply = house.post("/model/load", json!({"model": "a", field: "/etc"})).await;
+        assert_eq!(reply.status, StatusCode::BAD_REQUEST);
+        assert_eq!(reply.error()["param"], field);
+    }
+    assert_eq!(house.post("/model/load", json!({"model": "/etc"})).await.status, 404);
+    // A page of another site can send this without asking.
+    let empty = |origin: Option<&str>| {
+        let request = Request::post("/model/load");
+        let request = match origin {
+            Some(origin) => request.header("origin", origin),
+            None => request,
+        };
+        request.body(Body::empty()).unwrap()
+    };
+    assert_eq!(send(&house.state, empty(Some("https://elsewhere.example"))).await.status, 415);
+    assert!(house.log().is_empty());
+    send(&house.state, empty(None)).await.ok();
+    assert_eq!(house.log(), ["load a"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_ends_leaves_the_other_models_alone() {
+    let house = plan(&[("a", 1), ("b", 1)]).change(|plan| plan.answer_tokens = 100).build();
+    house.ask("a").await.ok();
+    let mut live = open(&house.state, House::streaming("b")).await;
+    live.read_until("\"b").await;
+    house.models.engine("a").unwrap().shutdown();
+    house.until("a", "failed").await;
+    assert!(house.models.engine("a").is_none());
+    assert_eq!(house.models.ended("a").await.message, "its engine ended");
+    while live.next_frame().await.is_some() {}
+    assert!(live.seen.contains("[DONE]") && !live.seen.contains("error"), "{}", live.seen);
+    assert_eq!(house.get("/health").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(house.get("/health/ready").await.ok()["ready"], true, "b answers");
+    house.models.load("a").await.unwrap();
+    assert_eq!(house.states().await["a"], "ready");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn at_the_end_every_engine_ends_and_nothing_is_loaded_any_more() {
+    let house = plan(&[("a", 1), ("b", 1), ("c", 1)]).build();
+    house.ask("a").await.ok();
+    house.ask("b").await.ok();
+    house.loader.gate.send_replace(false);
+    let waiting = house.ask_aside("c");
+    house.until("c", "loading").await;
+    house.models.end(Ending::Shutdown).await;
+    assert_eq!(waiting.await.unwrap().error()["code"], "shutting_down");
+    let mut log = house.log();
+    log.sort();
+    assert_eq!(log, ["end a", "end b", "load a", "load b", "load c"]);
+    assert_eq!(house.ask("a").await.error()["code"], "shutting_down");
+}
+
+#[tokio::test]
+async fn aliases_and_the_default_lead_to_their_models() {
+    let named = |plan: &mut Plan| {
+        plan.known[1].0.aliases = vec!["gpt-4".to_owned(), "org/x".to_owned()];
+        plan.config.default = Some("b".to_owned());
+    };
+    let house = plan(&[("a", 1), ("b", 1)]).change(named).build();
+    for name in ["gpt-4", "org/x", "default"] {
+        let answer = house.ask(name).await.ok();
+        assert_eq!((&answer["choices"][0]["text"], &answer["model"]), (&json!("bbb"), &json!("b")));
+    }
+    let unnamed = house.post(COMPLETIONS, json!({"prompt": "Hello", "max_tokens": 9})).await.ok();
+    assert_eq!(unnamed["model"], "b");
+    assert_eq!(house.get("/v1/models/org/x").await.ok()["id"], "b");
+    assert_eq!(house.get("/v1/models/default").await.ok()["default"], true);
+    let reply = house.ask("gpt-5").await;
+    assert_eq!(
+        (reply.status, &reply.error()["code"]),
+        (StatusCode::NOT_FOUND, &json!("model_not_found"))
+    );
+    assert!(reply.body.contains("this server serves a, b"), "{}", reply.body);
+    assert_eq!(house.log(), ["load b"]);
+}
