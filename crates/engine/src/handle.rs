@@ -25,7 +25,7 @@ pub(crate) enum Message<R> {
 
 #[derive(Debug)]
 pub(crate) enum Command {
-    Submit { id: RequestId, request: Request, events: mpsc::Sender<Event> },
+    Submit { id: RequestId, request: Box<Request>, events: mpsc::Sender<Event> },
     Cancel { id: RequestId },
     HandOver,
     Shutdown,
@@ -137,7 +137,7 @@ impl EngineHandle {
         // Started, PromptScored, and the last one stand beside the tokens: a full channel is
         // impossible, so a slow reader never holds the engine up.
         let (events, receiver) = mpsc::channel(request.max_tokens() as usize + 3);
-        if !self.commands.send(Command::Submit { id, request, events }) {
+        if !self.commands.send(Command::Submit { id, request: Box::new(request), events }) {
             self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
             return Err(SubmitError::Unavailable { reason: "the engine has ended".to_owned() });
         }

@@ -192,7 +192,7 @@ impl<G: RankGroup> Driver<G> {
         match message {
             Message::Report(report) => self.group.handle(report, Instant::now()),
             Message::Command(Command::Submit { id, request, events }) => {
-                self.submit(id, request, events);
+                self.submit(id, *request, events);
             }
             Message::Command(Command::Cancel { id }) => self.cancel(id),
             Message::Command(Command::Shutdown) => {
