@@ -30,7 +30,7 @@ pub(crate) enum Message<R> {
 pub(crate) enum Command {
     Submit {
         id: RequestId,
-        request: Request,
+        request: Box<Request>,
         listener: Listener,
     },
     /// The caller of a request has dropped its generation.
@@ -176,6 +176,7 @@ impl EngineHandle {
         let (events, receiver) = mpsc::channel(request.max_tokens() as usize + 4);
         let record = Arc::new(OnceLock::new());
         let listener = Listener { events, record: Arc::clone(&record) };
+        let request = Box::new(request);
         if !self.commands.send(Command::Submit { id, request, listener }) {
             self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
             return Err(SubmitError::Unavailable { reason: "the engine has ended".to_owned() });

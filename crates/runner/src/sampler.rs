@@ -31,7 +31,7 @@ pub(crate) fn draw(logits: &[f32], history: &[TokenId], sampling: &Sampling) -> 
         sampling.mask.apply(logits.to_mut(), f32::NEG_INFINITY);
     }
     let best = logits::argmax(&logits);
-    if !(f32::NEG_INFINITY < logits[best]) {
+    if logits[best] == f32::NEG_INFINITY {
         return first_allowed(&logits, &sampling.mask);
     }
     if sampling.temperature == 0.0 {

@@ -141,7 +141,9 @@ fn made_up() -> PathBuf {
             for third in ["", "n", "ing", "ed", "s", "tion", "er"] {
                 let word = format!("{first}{second}{third}");
                 let capital = format!("{}{}", first[..1].to_uppercase(), &word[1..]);
-                [&word, &capital, &format!(" {word}"), &format!(" {capital}")].map(|it| add(it));
+                for written in [&word, &capital, &format!(" {word}"), &format!(" {capital}")] {
+                    add(written);
+                }
             }
         }
     }

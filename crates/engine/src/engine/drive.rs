@@ -191,7 +191,7 @@ impl<G: RankGroup> Driver<G> {
         match message {
             Message::Report(report) => self.group.handle(report, Instant::now()),
             Message::Command(Command::Submit { id, request, listener }) => {
-                self.submit(id, request, listener);
+                self.submit(id, *request, listener);
             }
             Message::Command(Command::Leave { id }) => self.leave(id),
             Message::Command(Command::Ask(question)) => self.answer(question),
