@@ -12,7 +12,7 @@ use jackalope_engine::testing::{
 };
 use jackalope_engine::{Engine, EngineConfig, EngineHandle};
 use jackalope_server::{
-    ApiKeys, Ending, KnownModel, LoadError, MachineBytes, Model, ModelControl, ModelLoader, Models,
+    ApiKeys, Ending, KnownModel, LoadError, MachineBytes, Model, ModelLoader, Models,
     ModelsConfig, ServerConfig, ServerState, StartedModel,
 };
 use serde_json::{Value, json};
@@ -110,7 +110,7 @@ fn plan(needs: &[(&str, u64)]) -> Plan {
     Plan {
         known: needs.iter().map(|&(id, bytes)| (KnownModel::new(id), bytes)).collect(),
         config: ModelsConfig { budget, load_on_demand: true, ..ModelsConfig::default() },
-        server: ServerConfig { model_control: ModelControl::Everybody, ..ServerConfig::default() },
+        server: ServerConfig { model_control: true, ..ServerConfig::default() },
         answer_tokens: 3,
     }
 }
@@ -442,23 +442,27 @@ async fn without_loading_on_demand_models_come_by_command_alone() {
 
 #[tokio::test]
 async fn models_are_controlled_by_those_who_may_and_never_by_path() {
-    let kept = |control: ModelControl| {
-        plan(&[("a", 1)]).change(|plan| plan.server.model_control = control).build()
+    let kept = |control: bool, keys: ApiKeys| {
+        let change = |plan: &mut Plan| {
+            plan.server.model_control = control;
+            plan.server.api_keys = keys;
+        };
+        plan(&[("a", 1)]).change(change).build()
     };
-    let house = kept(ModelControl::Nobody);
+    let house = kept(false, ApiKeys::default());
     for path in ["/model/load", "/model/unload", "/model/gc"] {
         assert_eq!(house.post(path, json!({})).await.status, StatusCode::FORBIDDEN);
     }
-    let house = kept(ModelControl::Keys(ApiKeys::new(["sekret"])));
+    let house = kept(true, ApiKeys::new(["other"]).with_admins(["sekret"]));
     let with_key = |key: &str, body: &'static str| {
         let mut request = post("/model/load", body);
         request.headers_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
         request
     };
     let reply = send(&house.state, with_key("other", "{}")).await;
-    assert_eq!(reply.error()["code"], "no_model_control");
+    assert_eq!(reply.error()["code"], "admin_key_needed");
     send(&house.state, with_key("sekret", "{}")).await.ok();
-    let house = kept(ModelControl::Everybody);
+    let house = kept(true, ApiKeys::default());
     for field in ["model_dir", "model_path"] {
         let reply = house.post("/model/load", json!({"model": "a", field: "/etc"})).await;
         assert_eq!(reply.status, StatusCode::BAD_REQUEST);
