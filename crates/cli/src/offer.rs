@@ -12,8 +12,8 @@ use serde::Deserialize;
 use crate::args::{ServedModelsArgs, parse_time};
 use crate::environment::Environment;
 use crate::models::{self, Located};
-use crate::serve::details;
 use crate::output;
+use crate::serve::details;
 
 /// Longest file of models that is read.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;

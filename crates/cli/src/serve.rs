@@ -5,13 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use jackalope_cluster::home::Home;
 use jackalope_cluster::placement::ModelFacts;
 use jackalope_engine::{SamplingOptions, Status};
 use jackalope_server::{
-    Ending, Model, ModelDetails, Models, ModelsConfig, ServerConfig, ServerLimits,
-    ServerState,
+    Ending, Model, ModelDetails, Models, ModelsConfig, ServerConfig, ServerLimits, ServerState,
 };
 use jackalope_text::GenerationDefaults;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

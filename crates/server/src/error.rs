@@ -212,6 +212,11 @@ impl<'a> Wire<'a> {
         Wire { param: Some(param), ..Wire::invalid(StatusCode::BAD_REQUEST, code) }
     }
 
+    /// The server, or the model, is at fault.
+    fn internal(code: &'static str) -> Wire<'a> {
+        Wire::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", code)
+    }
+
     /// There is too much to do.
     fn limited(code: &'static str, retry_after: Duration) -> Wire<'a> {
         Wire::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", code)
@@ -442,17 +447,9 @@ impl ApiError {
             E::RankFailed { .. } => Wire::unavailable("rank_failed"),
             E::ShuttingDown => Wire::unavailable("shutting_down"),
             E::TimedOut { .. } => Wire::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "timeout"),
-            E::NotANumber => {
-                Wire::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "not_a_number")
-            }
-            E::GuideFailed { .. } => Wire::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "server_error",
-                "structure_too_complex",
-            ),
-            E::Internal { .. } => {
-                Wire::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error")
-            }
+            E::NotANumber => Wire::internal("not_a_number"),
+            E::GuideFailed { .. } => Wire::internal("structure_too_complex"),
+            E::Internal { .. } => Wire::internal("internal_error"),
         }
     }
 

@@ -44,7 +44,8 @@ struct ControlRequest {
 impl ControlRequest {
     async fn read(state: &ServerState, request: Request<Body>) -> Result<Self, ApiError> {
         if !state.config().model_control {
-            let hint = "start the server with `--admin-key`, or with several models on this machine";
+            let hint =
+                "start the server with `--admin-key`, or with several models on this machine";
             return Err(ApiError::NoModelControl { hint });
         }
         // Who has nothing to say need not say it in JSON, unless it is a page of another site.

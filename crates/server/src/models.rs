@@ -194,7 +194,6 @@ impl ModelStatus {
         self.model.as_ref().map(|it| it.engine.status()).unwrap_or_default()
     }
 
-
     /// Whether requests for it are computed, or wait for a rank that is being replaced.
     pub(crate) fn is_up(&self) -> bool {
         matches!(self.state, "ready" | "recovering")

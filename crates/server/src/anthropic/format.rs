@@ -370,11 +370,8 @@ mod tests {
 
     #[test]
     fn a_thought_is_a_block_of_its_own_and_is_signed() {
-        let call = ToolCall {
-            id: None,
-            name: "sum".to_owned(),
-            arguments: "{\"a\": 1}".to_owned(),
-        };
+        let call =
+            ToolCall { id: None, name: "sum".to_owned(), arguments: "{\"a\": 1}".to_owned() };
         let calling = Delta { calls: vec![call], ..thought("", " Yes.") };
         let deltas = || vec![thought("Hm", ""), thought("m.", "Well."), calling_clone(&calling)];
         let told = events(format(true), deltas());

@@ -13,8 +13,8 @@ use serde::Serialize;
 use crate::ServerState;
 use crate::error::{ANTHROPIC_VERSION, ApiError};
 use crate::ids::rfc3339;
-use crate::openai;
 use crate::models::ModelStatus;
+use crate::openai;
 
 /// All models; there is only one page of them.
 #[derive(Debug, Serialize)]

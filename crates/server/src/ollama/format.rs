@@ -86,12 +86,7 @@ fn reason(finish: Option<Finish>) -> &'static str {
 }
 
 /// The answer to a request that asks nothing.
-pub(super) fn nothing(
-    shape: Shape,
-    shared: &Shared,
-    id: &str,
-    reason: &'static str,
-) -> Response {
+pub(super) fn nothing(shape: Shape, shared: &Shared, id: &str, reason: &'static str) -> Response {
     Json(Line {
         model: shared.model.as_deref().unwrap_or(id),
         created_at: rfc3339(SystemTime::now()),

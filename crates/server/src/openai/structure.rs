@@ -60,12 +60,12 @@ pub(super) fn read(body: &Bytes, wishes: &mut Wishes, serving: &Serving) -> Resu
 /// Holds the answer to a `response_format` that came in the field `param`.
 pub(super) fn read_format(
     param: &'static str,
-    format: Value,
+    format: &Value,
     wishes: &mut Wishes,
 ) -> Result<(), ApiError> {
     let renamed = |err: ApiError| err.renamed(&[("response_format", param)]);
     if let Some((found, constraint)) =
-        response_format("response_format", &format).map_err(renamed)?
+        response_format("response_format", format).map_err(renamed)?
     {
         let inner = found.strip_prefix("response_format").unwrap_or_default();
         let inner = inner.strip_prefix(".json_schema").unwrap_or(inner);

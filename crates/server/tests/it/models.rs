@@ -12,8 +12,8 @@ use jackalope_engine::testing::{
 };
 use jackalope_engine::{Engine, EngineConfig, EngineHandle};
 use jackalope_server::{
-    ApiKeys, Ending, KnownModel, LoadError, MachineBytes, Model, ModelLoader, Models,
-    ModelsConfig, ServerConfig, ServerState, StartedModel,
+    ApiKeys, Ending, KnownModel, LoadError, MachineBytes, Model, ModelLoader, Models, ModelsConfig,
+    ServerConfig, ServerState, StartedModel,
 };
 use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use jackalope_engine::testing::FakeOrder;
-use jackalope_server::{Model, Reporting, RequestLog, ServerState, SpanExporter};
+use jackalope_server::{Model, Models, Reporting, RequestLog, ServerState, SpanExporter};
 use serde_json::{Value, json};
 
 use crate::support::{MODEL, Server, Setup, chat_body, completion_body, post};
@@ -152,7 +152,7 @@ async fn metrics_have_the_names_that_dashboards_ask_for() {
 async fn reporting(reporting: Reporting) -> Server {
     let mut server = Setup::says("Hello").start().await;
     let model = Model::new(MODEL, server.engine.clone(), server.text.clone());
-    server.state = ServerState::reporting(model, Default::default(), reporting);
+    server.state = ServerState::reporting(Models::fixed(model), Default::default(), reporting);
     server
 }
 

@@ -77,7 +77,7 @@ fn prepare(body: &Bytes, serving: &Serving) -> Result<Prepared, ApiError> {
     let mut wishes = wishes(body, &request, serving)?;
     structure::read(body, &mut wishes, serving)?;
     if let Some(format) = request::response_format(&request) {
-        structure::read_format("text.format", format, &mut wishes)?;
+        structure::read_format("text.format", &format, &mut wishes)?;
     }
     let history = history(&mut request, serving)?;
     let conversation = conversation(&request, &history.conversation, serving)?;
