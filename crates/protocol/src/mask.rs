@@ -109,7 +109,8 @@ mod tests {
     #[test]
     fn every_form_says_the_same_and_the_smallest_is_chosen() {
         let vocab_size = 1001;
-        let sets: [(fn(u32) -> bool, &str); 6] = [
+        type IsAllowed = fn(u32) -> bool;
+        let sets: [(IsAllowed, &str); 6] = [
             (|_| true, "All"),
             (|_| false, "Only"),
             (|token| token == 1000, "Only"),

@@ -53,9 +53,9 @@ impl Model {
             assert!(!allowed.is_empty(), "something may always follow {}", lossy(&bytes));
             let end = allowed.iter().copied().find(|token| self.is_end(*token));
             let token = match end {
-                Some(end) if next(state) % 3 == 0 => end,
+                Some(end) if next(state).is_multiple_of(3) => end,
                 // Short tokens are few; half of the draws are among them, or nothing is ever closed.
-                _ if next(state) % 2 == 0 => {
+                _ if next(state).is_multiple_of(2) => {
                     let short = |it: &&TokenId| self.tokenizer.token_bytes(**it).len() <= 1;
                     let short: Vec<TokenId> = allowed.iter().filter(short).copied().collect();
                     *pick(if short.is_empty() { &allowed } else { &short }, state)
@@ -157,11 +157,12 @@ fn random_texts_are_what_their_schema_says() {
             let date = it.as_str().unwrap();
             let (year, rest) = date.split_once('-').unwrap();
             let year: u32 = year.parse().unwrap();
-            let leaps = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+            let leaps =
+                year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
             0 < year && (rest != "02-29" || leaps)
         }),
         (json!({"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 99}), |it| {
-            it.as_u64().unwrap() % 7 == 0
+            it.as_u64().unwrap().is_multiple_of(7)
         }),
         (json!({"type": "string", "minLength": 2, "maxLength": 3}), |it| {
             (2..=3).contains(&it.as_str().unwrap().chars().count())
