@@ -79,8 +79,11 @@ async fn an_error_within_a_stream_is_kept_once() {
     assert_eq!(recent(&server).await[0]["status"], "timeout");
 }
 
+type Samples = Vec<(String, f64)>;
+type Kinds = Vec<(String, String)>;
+
 /// Samples by name with labels, and the kind of each family.
-fn parse(text: &str) -> (Vec<(String, f64)>, Vec<(String, String)>) {
+fn parse(text: &str) -> (Samples, Kinds) {
     let (mut samples, mut kinds) = (Vec::new(), Vec::new());
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# TYPE ") {
