@@ -46,7 +46,7 @@ pub(crate) struct OpenapiArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve a model over HTTP: the OpenAI API at /v1.
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Serve in the background, and come back when the server is ready.
     Start(Box<operate::StartArgs>),
     /// End the server of this machine and its ranks.

@@ -89,7 +89,7 @@ async fn run(
     environment: &Environment,
 ) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Serve(args) => serve::run(args, resolved, environment).await,
+        Command::Serve(args) => serve::run(*args, resolved, environment).await,
         Command::Start(args) => operate::start(*args, resolved, environment).await,
         Command::Stop(args) => operate::stop(args, environment).await,
         Command::Restart(args) => operate::restart(args, environment).await,
