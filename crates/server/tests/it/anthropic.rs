@@ -490,6 +490,7 @@ async fn errors_have_the_form_of_the_api() {
 async fn a_model_that_is_not_loaded_yet_is_overloaded() {
     let mut setup = Setup::says("Hello");
     setup.start_time = Duration::from_secs(3600);
+    setup.server.limits.load_wait = Duration::ZERO;
     let server = setup.begin();
     let reply = ask(&server, json!({})).await;
     assert_eq!(reply.status, 529);

@@ -58,8 +58,10 @@ async fn fields_are_refused_in_the_words_of_the_api() {
         json!({"thinking": {"type": "enabled"}}),
         json!({"thinking": {"type": "enabled", "budget_tokens": 5}}),
         json!({"output_config": {"effort": "some"}}),
-        json!({"output_config": {"format": {"type": "json_schema", "schema": {}}}}),
-        json!({"output_format": {"type": "json_schema", "schema": {}}}),
+        json!({"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}}),
+        json!({"output_config": {"format": {"type": "json_schema", "schema": 5}}}),
+        json!({"output_config": {"format": {"type": "poem"}}}),
+        json!({"output_format": {"type": "json_schema"}}),
         json!({"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}),
         json!({"container": "container_1"}),
     ];
@@ -80,7 +82,7 @@ async fn conversations_are_refused_with_the_place() {
         json!({"messages": [{"role": "tool", "content": "x"}]}),
         json!({"messages": [{"role": "user"}]}),
         json!({"messages": [{"role": "user", "content": 5}]}),
-        json!({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}),
+        json!({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]}),
         json!({"system": 5}),
         json!({"system": [image.clone()]}),
         block(&image),
@@ -121,8 +123,6 @@ async fn tools_are_refused_with_the_place() {
         choice(json!({"type": "maybe"})),
         choice(json!({"type": "tool"})),
         choice(json!({"type": "tool", "name": "none"})),
-        choice(json!({"type": "any"})),
-        choice(json!({"type": "tool", "name": "sum"})),
     ];
     insta::assert_snapshot!(refusals(&server, MESSAGES, &cases).await);
 }

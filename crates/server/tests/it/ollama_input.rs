@@ -53,8 +53,8 @@ async fn options_are_refused_by_their_path() {
         option("tfs_z", json!(2)),
         option("mirostat", json!(1)),
         json!({"stream": "yes"}),
-        json!({"format": "json"}),
-        json!({"format": {"type": "object"}}),
+        json!({"format": "yaml"}),
+        json!({"format": {"not": {}}}),
         json!({"keep_alive": "soon"}),
         json!({"keep_alive": [5]}),
         json!({"think": "deeply"}),
@@ -108,9 +108,14 @@ async fn requests_are_refused_with_the_place() {
     let told = [
         refusals(&server, CHAT, &chats).await,
         refusals(&server, GENERATE, &prompts).await,
-        refusals(&server, "/api/embed", &[json!({}), json!({"input": "x"}), json!({"input": 5})])
+        refusals(
+            &server,
+            "/api/embed",
+            &[json!({}), json!({"input": "x", "dimensions": 0}), json!({"input": 5})],
+        )
+        .await,
+        refusals(&server, "/api/embeddings", &[json!({"prompt": null}), json!({"prompt": 5})])
             .await,
-        refusals(&server, "/api/embeddings", &[json!({"prompt": "x"})]).await,
         refusals(&server, "/api/pull", &[json!({"model": "org/other"}), json!({"model": null})])
             .await,
         refusals(

@@ -357,7 +357,12 @@ async fn what_a_response_cannot_be_is_refused_by_name() {
         (json!({"conversation": "conv_1"}), "conversation", unsupported),
         (json!({"prompt": {"id": "pmpt_1"}}), "prompt", unsupported),
         (json!({"truncation": "auto"}), "truncation", unsupported),
-        (json!({"text": {"format": {"type": "poem"}}}), "text.format", unsupported),
+        (json!({"text": {"format": {"type": "poem"}}}), "text.format.type", wrong),
+        (
+            json!({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}}),
+            "text.format.schema",
+            "invalid_schema",
+        ),
         (json!({"metadata": {"a": 1}}), "metadata.a", "invalid_type"),
         (
             json!({"previous_response_id": "resp_0"}),

@@ -347,8 +347,8 @@ pub(crate) fn redact(body: &str) -> String {
             let rest = part.trim_start_matches(is_value);
             let value = &part[..part.len() - rest.len()];
             // A number, or the part of an id that is drawn.
-            let varies =
-                !prefix.ends_with(['-', '_']) || prefix.starts_with("fp") || value.len() >= 10;
+            let is_drawn = value.len() >= 10 || prefix.starts_with("fp");
+            let varies = is_drawn || (prefix.ends_with([':', '"']) && !value.is_empty());
             let mark = if varies { "0" } else { value };
             result.push_str(&format!("{prefix}{mark}{rest}"));
         }

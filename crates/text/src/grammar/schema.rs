@@ -31,13 +31,15 @@ const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "arr
 /// A 64-bit float holds every whole number up to here.
 const EXACT_MAX: u64 = 1 << 53;
 
-/// The schema as it is compiled, with the compiler's settings in it.
+/// The schema as it is compiled, with the compiler's settings in it. One that says `"x-guidance":
+/// {"lenient": true}` is enforced as far as it can be.
 ///
 /// # Errors
 /// It is too large, or has a keyword that cannot be enforced.
 pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     check_bytes("schema", schema.to_string().len(), SCHEMA_BYTES_MAX)?;
-    let reader = Reader { root: schema };
+    let is_lenient = schema.get("x-guidance").is_some_and(|it| it["lenient"] == true);
+    let reader = Reader { root: schema, is_lenient };
     let mut prepared = match reader.schema(schema, "#", 0)? {
         Value::Object(members) => members,
         Value::Bool(true) => Map::new(),
@@ -49,6 +51,7 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
         "key_separator": ": ?",
         "whitespace_flexible": false,
         "json_allowed_escapes": "nrbtf\\\"",
+        "lenient": is_lenient,
     });
     prepared.insert("x-guidance".to_owned(), settings);
     Ok(Value::Object(prepared))
@@ -66,6 +69,8 @@ fn step(path: &str, name: &str) -> String {
 
 struct Reader<'a> {
     root: &'a Value,
+    /// Whether what cannot be enforced is left out.
+    is_lenient: bool,
 }
 
 impl Reader<'_> {
@@ -84,19 +89,23 @@ impl Reader<'_> {
         // Holds besides what the schema says by itself.
         let mut also = Vec::new();
         for (keyword, value) in members {
-            let is_annotation = keyword.starts_with("x-") && keyword != "x-guidance";
+            let is_annotation =
+                keyword.starts_with("x-") && (keyword != "x-guidance" || self.is_lenient);
             if is_annotation || ANNOTATIONS.contains(&keyword.as_str()) {
-                check_annotation(keyword, value, path)?;
+                self.forgive(check_annotation(keyword, value, path))?;
                 continue;
             }
             if keyword == "format" {
-                self.format(value, path, &mut prepared, &mut also)?;
+                let read = self.format(value, path, &mut prepared, &mut also);
+                self.forgive(read)?;
                 continue;
             }
-            let value = self.keyword(keyword, value, (path, depth))?;
-            prepared.insert(keyword.clone(), value);
+            let read = self.keyword(keyword, value, (path, depth));
+            if let Some(value) = self.forgive(read)? {
+                prepared.insert(keyword.clone(), value);
+            }
         }
-        check_together(members, path)?;
+        self.forgive(check_together(members, path))?;
         if members.contains_key("properties") {
             // Otherwise a pattern is passed over for names that have a schema of their own.
             let patterns = prepared.get("patternProperties").cloned();
@@ -107,6 +116,14 @@ impl Reader<'_> {
             all.as_array_mut().expect("allOf was just checked to be a list").extend(also);
         }
         Ok(Value::Object(prepared))
+    }
+
+    /// Leaves out what cannot be enforced, where that is wanted.
+    fn forgive<T>(&self, read: Result<T, GrammarError>) -> Result<Option<T>, GrammarError> {
+        match read {
+            Err(GrammarError::Keyword { .. }) if self.is_lenient => Ok(None),
+            read => read.map(Some),
+        }
     }
 
     fn keyword(

@@ -243,7 +243,7 @@ fn check_all(special: &[&str]) {
             check(&format, (&tokenizer, &factory), ToolDemand { calls, text_before });
         }
         let demand = ToolDemand { calls: CallCount::AtLeastOne, text_before: true };
-        check(&format, (&tokenizer, &factory), demand, None);
+        check(&format, (&tokenizer, &factory), demand);
     }
 }
 
