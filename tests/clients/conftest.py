@@ -1,5 +1,6 @@
 """Starts one server for all tests, and hands out clients to it."""
 
+import contextlib
 import json
 import os
 import queue
@@ -14,6 +15,7 @@ import openai
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+MINI = ROOT / "models" / "jackalope-mini"
 START_SECONDS = 180
 STOP_SECONDS = 2
 IDLE_SECONDS = 30
@@ -50,14 +52,10 @@ def first_line(process):
     return line
 
 
-@pytest.fixture(scope="session")
-def url():
-    """Where the server is, without a path."""
-    if "JACKALOPE_URL" in os.environ:
-        yield os.environ["JACKALOPE_URL"].rstrip("/")
-        return
-    model = os.environ.get("JACKALOPE_MODEL", str(ROOT / "models" / "jackalope-mini"))
-    command = [str(find_program()), "serve", "--model", model, "--ranks", "2", "--port", "0", "--json"]
+@contextlib.contextmanager
+def serving(model, *more):
+    """A server of this model on two ranks, until the end of the block; where it is, without a path."""
+    command = [str(find_program()), "serve", "--model", str(model), "--ranks", "2", "--port", "0", "--json", *more]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield json.loads(first_line(process))["url"].rstrip("/")
@@ -70,6 +68,16 @@ def url():
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="session")
+def url():
+    """Where the server is, without a path."""
+    if "JACKALOPE_URL" in os.environ:
+        yield os.environ["JACKALOPE_URL"].rstrip("/")
+        return
+    with serving(os.environ.get("JACKALOPE_MODEL", MINI)) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -184,3 +184,22 @@ def test_what_is_not_there_is_not_found(claude):
     assert raised.value.type == "not_found_error"
     with pytest.raises(anthropic.NotFoundError):
         claude.models.retrieve("claude-none")
+
+
+def test_a_forced_call_is_made(claude, model):
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"], "additionalProperties": False}
+    tools = [{"name": "note", "description": "Notes a digit.", "input_schema": schema}]
+    for choice in ({"type": "any"}, {"type": "tool", "name": "note"}):
+        answer = ask(claude, model, tools=tools, tool_choice={**choice, "disable_parallel_tool_use": True})
+        assert answer.stop_reason == "tool_use"
+        assert [(block.type, block.name) for block in answer.content] == [("tool_use", "note")]
+        assert 0 <= answer.content[0].input["a"] <= 9
+
+
+def test_an_answer_goes_on_from_words_put_into_its_mouth(claude, model):
+    question = {"role": "user", "content": "Hello!"}
+    whole = ask(claude, model, messages=[question], extra_body={"temperature": 0}).content[0].text
+    begun = whole[: len(whole) // 2].rstrip()
+    messages = [question, {"role": "assistant", "content": begun}]
+    rest = ask(claude, model, messages=messages, extra_body={"temperature": 0}).content[0].text
+    assert rest and not rest.startswith(begun)

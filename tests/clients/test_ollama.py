@@ -1,5 +1,7 @@
 """Ollama's API through its official client."""
 
+import json
+
 import ollama
 import pytest
 
@@ -120,7 +122,7 @@ def test_a_model_that_is_there_need_not_be_fetched(llama, name):
     [
         ({"options": {"temperature": -1}}, "options.temperature"),
         ({"options": {"num_predict": "many"}}, "options.num_predict"),
-        ({"format": "json"}, "format"),
+        ({"format": {"not": {}}}, "format"),
         ({"keep_alive": "soon"}, "keep_alive"),
         ({"messages": [{"role": "user", "content": "x", "images": [b"x"]}]}, "messages[0].images"),
     ],
@@ -148,3 +150,24 @@ def test_what_is_not_there_is_not_found(llama):
 def test_the_version_is_one(http):
     assert len(http.get("/api/version").json()["version"].split(".")) == 3
     assert http.head("/api/tags").status_code == 200
+
+
+def test_a_structure_is_kept(llama, name):
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+    for seed in range(4):
+        options = {"temperature": 1.5, "seed": seed, "num_predict": 60}
+        told = llama.chat(name, HELLO, format=schema, options=options).message.content
+        assert list(json.loads(told)) == ["ok"]
+        streamed = llama.generate(name, "Hello!", format="json", options={**options, "num_predict": 400}, stream=True)
+        *_, last = parts = list(streamed)
+        if last.done_reason == "stop":
+            assert isinstance(json.loads("".join(part.response for part in parts)), dict)
+
+
+def test_texts_become_vectors_of_length_one(llama, name):
+    embedded = llama.embed(name, ["one text", "another"])
+    assert len(embedded.embeddings) == 2 and embedded.prompt_eval_count > 0
+    for vector in embedded.embeddings:
+        assert abs(sum(value * value for value in vector) - 1) < 1e-4
+    assert llama.embed(name, "one text").embeddings[0] == embedded.embeddings[0]
+    assert len(llama.embeddings(name, "one text").embedding) == len(embedded.embeddings[0])
