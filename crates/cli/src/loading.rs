@@ -114,7 +114,12 @@ impl ModelLoader for ClusterLoader {
                 let kv_bytes = needs.iter().map(|it| it.kv_bytes).max().unwrap_or(0);
                 anyhow::Ok(Beside { name: model.id.clone(), slot, kv_bytes })
             });
-            let options = ClusterOptions { beside: beside.transpose()?, profile: false };
+            let options = ClusterOptions {
+                beside: beside.transpose()?,
+                tool_parser: model.settings.tool_parser.clone(),
+                reasoning_parser: model.settings.reasoning_parser.clone(),
+                profile: false,
+            };
             let cluster =
                 Cluster::start_with(&model.located, &ranks, &environment, options).await?;
             let usual = served(&model.id, &cluster);

@@ -9,7 +9,7 @@ use jackalope_cluster::models::{Check, Place, PlaceKind, Stores};
 use jackalope_server::KnownModel;
 use serde::Deserialize;
 
-use crate::args::{ServedModelsArgs, parse_time};
+use crate::args::{ServeArgs, ServedModelsArgs, parse_time, reasoning_parser, tool_parser};
 use crate::environment::Environment;
 use crate::models::{self, Located};
 use crate::output;
@@ -50,6 +50,8 @@ pub(crate) struct ModelSettings {
     idle_unload: Option<String>,
     pub(crate) context: Option<u32>,
     pub(crate) enable_thinking: Option<bool>,
+    pub(crate) tool_parser: Option<String>,
+    pub(crate) reasoning_parser: Option<String>,
     pub(crate) temperature: Option<f32>,
     pub(crate) top_p: Option<f32>,
     pub(crate) top_k: Option<u32>,
@@ -141,9 +143,13 @@ impl Offer {
     }
 
     /// The same, with what models do that the file says nothing of.
-    pub(crate) fn thinking(mut self, usual: Option<bool>) -> Offer {
-        for model in &mut self.models {
-            model.settings.enable_thinking = model.settings.enable_thinking.or(usual);
+    pub(crate) fn with_usual(mut self, args: &ServeArgs) -> Offer {
+        for ModelSettings { enable_thinking, tool_parser, reasoning_parser, .. } in
+            self.models.iter_mut().map(|it| &mut it.settings)
+        {
+            *enable_thinking = enable_thinking.or(args.thinking);
+            tool_parser.get_or_insert_with(|| args.tool_parser.clone());
+            reasoning_parser.get_or_insert_with(|| args.reasoning_parser.clone());
         }
         self
     }
@@ -173,6 +179,8 @@ impl Offer {
 impl OfferedModel {
     fn of_file(settings: ModelSettings, environment: &Environment) -> anyhow::Result<OfferedModel> {
         time(settings.idle_unload.as_deref())?;
+        settings.tool_parser.as_deref().map(tool_parser).transpose()?;
+        settings.reasoning_parser.as_deref().map(reasoning_parser).transpose()?;
         let located = models::locate(&settings.path, environment)?;
         let id = settings.id.clone().unwrap_or_else(|| located.name.clone());
         Ok(OfferedModel { id, located, settings })

@@ -87,7 +87,7 @@ pub(crate) async fn run(
     let config = edge::config(host, &args)?;
     let reporting = edge::reporting(&args.edge, environment)?;
     let scheme = if config.tls.is_some() { "https" } else { "http" };
-    let offer = Offer::of(&args.models, environment)?.thinking(args.thinking);
+    let offer = Offer::of(&args.models, environment)?.with_usual(&args);
     let addr = SocketAddr::new(host, args.port);
     let listener = TcpListener::bind(addr).await.with_context(|| {
         format!(
