@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -50,17 +51,14 @@ def first_line(process):
     return line
 
 
-@pytest.fixture(scope="session")
-def url():
-    """Where the server is, without a path."""
-    if "JACKALOPE_URL" in os.environ:
-        yield os.environ["JACKALOPE_URL"].rstrip("/")
-        return
+@contextmanager
+def started(stderr=None):
+    """A server of two ranks, and the line with which it told that it is ready. It stops when it is told to."""
     model = os.environ.get("JACKALOPE_MODEL", str(ROOT / "models" / "jackalope-mini"))
     command = [str(find_program()), "serve", "--model", model, "--ranks", "2", "--port", "0", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
-        yield json.loads(first_line(process))["url"].rstrip("/")
+        yield json.loads(first_line(process))
         assert process.poll() is None, "the server outlives every test"
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
@@ -70,6 +68,16 @@ def url():
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="session")
+def url():
+    """Where the server is, without a path."""
+    if "JACKALOPE_URL" in os.environ:
+        yield os.environ["JACKALOPE_URL"].rstrip("/")
+        return
+    with started() as ready:
+        yield ready["url"].rstrip("/")
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use jackalope_text::{ReasoningFormat, ToolFormat, UnknownFormat};
 use jackalope_protocol::TokenId;
+use jackalope_text::{ReasoningFormat, ToolFormat, UnknownFormat};
 
 pub(crate) use autoconfig::{AutoconfigArgs, OverArg, WantedBackend};
 pub(crate) use doctor::{ClusterInfoArgs, DoctorArgs, FingerprintArgs, MachinesArgs};
