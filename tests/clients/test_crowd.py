@@ -142,7 +142,7 @@ class Visit:
             if "chunked" in fields.get("transfer-encoding", ""):
                 left = int(await self.reader.readuntil(b"\r\n"), 16)
             piece = await self.reader.readexactly(left) if left else b""
-            if is_first and piece and self.status == 200:
+            if is_first and self.status == 200 and says_something(piece):
                 self.crowd.first_bytes.append((self.body.get("stream", False), time.monotonic() - self.sent_at))
                 is_first = False
             if "chunked" in fields.get("transfer-encoding", ""):
@@ -236,6 +236,14 @@ def request(draw, model):
             }
         case "embeddings":
             return "/v1/embeddings", {"model": model, "input": [text] * draw.choice([1, 1, 4])}
+
+
+def says_something(piece):
+    """Whether it is a part of the answer: what only breaks the silence comes before the first token too."""
+    if piece.startswith(b"{") and b'"done":false' in piece:
+        line = json.loads(piece.splitlines()[0])
+        return any(line.get("message", line).get(key) for key in ("content", "response", "thinking", "tool_calls"))
+    return bool(piece) and not piece.startswith((b":", b"event: ping"))
 
 
 def is_complete(path, body, answer):
