@@ -151,7 +151,7 @@ fn how_a_model_writes_can_be_told_by_name() {
         folder.write("models.json", &json!({"models": [model]}).to_string())
     };
     let refused = |args: &[&str]| {
-        let ended = run(&[&["serve", "--port", "0"], args].concat(), "");
+        let ended = run(&[&["serve", "--port", "0"], args].concat());
         assert!(!ended.status.success(), "{ended:?}");
         assert!(ended.stderr.contains("hint: known are none, auto, "), "{ended:?}");
     };
