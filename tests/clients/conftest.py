@@ -1,6 +1,5 @@
 """Starts one server for all tests, and hands out clients to it."""
 
-import contextlib
 import json
 import os
 import queue
@@ -8,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -52,13 +52,14 @@ def first_line(process):
     return line
 
 
-@contextlib.contextmanager
-def serving(model, *more):
-    """A server of this model on two ranks, until the end of the block; where it is, without a path."""
-    command = [str(find_program()), "serve", "--model", str(model), "--ranks", "2", "--port", "0", "--json", *more]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+@contextmanager
+def started(model=None, *more, stderr=None):
+    """A server of two ranks, and the line with which it told that it is ready. It stops when it is told to."""
+    model = str(model or os.environ.get("JACKALOPE_MODEL", MINI))
+    command = [str(find_program()), "serve", "--model", model, "--ranks", "2", "--port", "0", "--json", *more]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
-        yield json.loads(first_line(process))["url"].rstrip("/")
+        yield json.loads(first_line(process))
         assert process.poll() is None, "the server outlives every test"
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
@@ -76,8 +77,8 @@ def url():
     if "JACKALOPE_URL" in os.environ:
         yield os.environ["JACKALOPE_URL"].rstrip("/")
         return
-    with serving(os.environ.get("JACKALOPE_MODEL", MINI)) as url:
-        yield url
+    with started() as ready:
+        yield ready["url"].rstrip("/")
 
 
 @pytest.fixture(scope="session")

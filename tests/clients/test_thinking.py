@@ -12,7 +12,7 @@ import jsonschema
 import ollama
 import openai
 import pytest
-from conftest import MINI, serving
+from conftest import MINI, started
 
 OPENING = """{%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}
@@ -47,8 +47,8 @@ def thinker(tmp_path_factory):
     start = template.rindex("{%- if add_generation_prompt %}")
     config["chat_template"] = template[:start] + OPENING
     path.write_text(json.dumps(config))
-    with serving(model, "--thinking", "yes") as url:
-        yield url
+    with started(model, "--thinking", "yes") as ready:
+        yield ready["url"].rstrip("/")
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use jackalope_protocol::TokenId;
+use jackalope_text::{ReasoningFormat, ToolFormat, UnknownFormat};
 
 pub(crate) use autoconfig::{AutoconfigArgs, OverArg, WantedBackend};
 pub(crate) use doctor::{ClusterInfoArgs, DoctorArgs, FingerprintArgs, MachinesArgs};
@@ -221,6 +222,12 @@ pub(crate) struct ServeArgs {
     /// Whether models that can think aloud do, for requests that do not say. Default: the template's.
     #[arg(long, value_name = "YES|NO", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) thinking: Option<bool>,
+    /// How models write tool calls: a format's name, `auto` for what their files tell, or `none`.
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = tool_parser)]
+    pub(crate) tool_parser: String,
+    /// How models mark their reasoning: a format's name, `auto` for what their files tell, or `none`.
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = reasoning_parser)]
+    pub(crate) reasoning_parser: String,
     /// Print one JSON line when ready instead of text.
     #[arg(long)]
     pub(crate) json: bool,
@@ -230,6 +237,16 @@ pub(crate) struct ServeArgs {
     /// Leave the session and the terminal behind (what `start` runs).
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
+}
+
+/// A name by which [`ToolFormat`] chooses.
+pub(crate) fn tool_parser(name: &str) -> Result<String, UnknownFormat> {
+    ToolFormat::chosen(name, None).map(|_| name.to_owned())
+}
+
+/// A name by which [`ReasoningFormat`] chooses.
+pub(crate) fn reasoning_parser(name: &str) -> Result<String, UnknownFormat> {
+    ReasoningFormat::chosen(name, None).map(|_| name.to_owned())
 }
 
 #[derive(Debug, clap::Args)]

@@ -48,7 +48,7 @@ struct Heard {
 
 pub(crate) async fn run(args: BenchArgs, environment: &Environment) -> anyhow::Result<()> {
     let model = models::locate(&args.model.model, environment)?;
-    let options = ClusterOptions { profile: args.profile, beside: None };
+    let options = ClusterOptions { profile: args.profile, ..ClusterOptions::default() };
     let mut cluster = Cluster::start_with(&model, &args.model.ranks, environment, options).await?;
     let work = async {
         let status = cluster.ready().await?;

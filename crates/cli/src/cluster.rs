@@ -53,6 +53,10 @@ pub(crate) struct ClusterOptions {
     pub(crate) profile: bool,
     /// Set if other models run on the same machines.
     pub(crate) beside: Option<Beside>,
+    /// How the model writes tool calls, by name, unless as its files tell.
+    pub(crate) tool_parser: Option<String>,
+    /// How it marks its reasoning, likewise.
+    pub(crate) reasoning_parser: Option<String>,
 }
 
 /// A model's place among those of one server.
@@ -113,8 +117,11 @@ impl Cluster {
         options: ClusterOptions,
     ) -> anyhow::Result<Cluster> {
         let model_dir = checkpoint_dir(&model.dir)?;
-        let text = ModelText::load(&model_dir)
+        let mut text = ModelText::load(&model_dir)
             .with_context(|| format!("reading the text files of {}", model_dir.display()))?;
+        let name = |of: &Option<String>| of.clone().unwrap_or_else(|| "auto".to_owned());
+        let (reasoning, tools) = (name(&options.reasoning_parser), name(&options.tool_parser));
+        text.answer = text.answer.from_names(&text.tokenizer, &reasoning, &tools)?;
         let placed = match &args.hosts.hosts {
             None => place_here(&model_dir, args, options.profile)?,
             Some(hosts) if args.hosts.by_hand => {

@@ -1,6 +1,7 @@
 //! Starts the engines of a server's models, and says how much memory each takes.
 
 use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -18,7 +19,7 @@ use crate::cluster::{Beside, Cluster, ClusterOptions};
 use crate::environment::Environment;
 use crate::machines;
 use crate::machines::shares::{IDLE, idle_shares};
-use crate::offer::{ModelSettings, Offer, OfferedModel};
+use crate::offer::{MODELS_MAX, ModelSettings, Offer, OfferedModel};
 use crate::serve::served;
 
 /// Each of several models gets memory for the keys and values of so many conversations of the planned
@@ -33,11 +34,42 @@ const THIS_MACHINE: &str = "this machine";
 
 /// Starts models as clusters of ranks, all on the same machines.
 pub(crate) struct ClusterLoader {
-    models: Vec<OfferedModel>,
+    models: Offered,
     ranks: RankArgs,
     environment: Environment,
     /// Present if models share memory.
     memory: Option<Memory>,
+}
+
+/// The models that can be started, which may come and go. Each keeps its place, as ports follow from
+/// it.
+#[derive(Clone, Debug)]
+pub(crate) struct Offered(Arc<Mutex<Vec<OfferedModel>>>);
+
+impl Offered {
+    fn lock(&self) -> MutexGuard<'_, Vec<OfferedModel>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The model with this id, and its place.
+    pub(crate) fn model(&self, id: &str) -> (u16, OfferedModel) {
+        let models = self.lock();
+        let at = models.iter().position(|it| it.id == id).expect("the server knows only these");
+        (u16::try_from(at).unwrap_or(u16::MAX), models[at].clone())
+    }
+
+    /// Adds a model that has come, also in the place of one that has gone. False if there are too
+    /// many.
+    pub(crate) fn add(&self, model: OfferedModel) -> bool {
+        let mut models = self.lock();
+        let at = models.iter().position(|it| it.id == model.id);
+        match at {
+            Some(at) => models[at] = model,
+            None if models.len() < MODELS_MAX => models.push(model),
+            None => return false,
+        }
+        true
+    }
 }
 
 /// The memory that models share.
@@ -56,7 +88,7 @@ impl ClusterLoader {
         (ranks, budget): (&RankArgs, &[MemoryArg]),
         environment: &Environment,
     ) -> anyhow::Result<ClusterLoader> {
-        let is_shared = 1 < offer.models.len() || !budget.is_empty();
+        let is_shared = offer.is_several() || !budget.is_empty();
         ensure!(
             !(is_shared && ranks.hosts.by_hand),
             "`--by-hand` serves one model\nhint: leave it out: agents start the ranks of each model"
@@ -68,7 +100,7 @@ impl ClusterLoader {
                 Some(Memory::of_hosts(hosts, (ranks, budget), environment).await?)
             }
         };
-        let models = offer.models.clone();
+        let models = Offered(Arc::new(Mutex::new(offer.models.clone())));
         Ok(ClusterLoader { models, ranks: ranks.clone(), environment: environment.clone(), memory })
     }
 
@@ -77,10 +109,9 @@ impl ClusterLoader {
         self.memory.as_ref().map(|it| it.budget.clone()).unwrap_or_default()
     }
 
-    fn model(&self, id: &str) -> (u16, &OfferedModel) {
-        let at =
-            self.models.iter().position(|it| it.id == id).expect("the server knows only these");
-        (u16::try_from(at).unwrap_or(u16::MAX), &self.models[at])
+    /// The models, of which this starts those that are added later too.
+    pub(crate) fn models(&self) -> Offered {
+        self.models.clone()
     }
 
     fn ranks(&self, model: &OfferedModel) -> RankArgs {
@@ -91,8 +122,8 @@ impl ClusterLoader {
 
 impl ModelLoader for ClusterLoader {
     fn need(&self, id: &str) -> LoadFuture<MachineBytes> {
-        let (_, model) = self.model(id);
-        let (memory, ranks) = (self.memory.clone(), self.ranks(model));
+        let (_, model) = self.models.model(id);
+        let (memory, ranks) = (self.memory.clone(), self.ranks(&model));
         let dir = model.located.dir.clone();
         let counting = move || match memory {
             None => anyhow::Ok(MachineBytes::default()),
@@ -105,8 +136,8 @@ impl ModelLoader for ClusterLoader {
     }
 
     fn start(&self, id: &str) -> LoadFuture<StartedModel> {
-        let (slot, model) = self.model(id);
-        let (model, ranks) = (model.clone(), self.ranks(model));
+        let (slot, model) = self.models.model(id);
+        let ranks = self.ranks(&model);
         let (memory, environment) = (self.memory.clone(), self.environment.clone());
         let starting = async move {
             let beside = memory.map(|memory| {
@@ -114,7 +145,12 @@ impl ModelLoader for ClusterLoader {
                 let kv_bytes = needs.iter().map(|it| it.kv_bytes).max().unwrap_or(0);
                 anyhow::Ok(Beside { name: model.id.clone(), slot, kv_bytes })
             });
-            let options = ClusterOptions { beside: beside.transpose()?, profile: false };
+            let options = ClusterOptions {
+                beside: beside.transpose()?,
+                tool_parser: model.settings.tool_parser.clone(),
+                reasoning_parser: model.settings.reasoning_parser.clone(),
+                profile: false,
+            };
             let cluster =
                 Cluster::start_with(&model.located, &ranks, &environment, options).await?;
             let usual = served(&model.id, &cluster);

@@ -14,6 +14,7 @@ mod fingerprint;
 mod generate;
 mod hosts;
 mod install;
+mod keeper;
 mod launch;
 mod link;
 mod loading;

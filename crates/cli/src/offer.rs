@@ -9,7 +9,7 @@ use jackalope_cluster::models::{Check, Place, PlaceKind, Stores};
 use jackalope_server::KnownModel;
 use serde::Deserialize;
 
-use crate::args::{ServedModelsArgs, parse_time};
+use crate::args::{ServeArgs, ServedModelsArgs, parse_time, reasoning_parser, tool_parser};
 use crate::environment::Environment;
 use crate::models::{self, Located};
 use crate::output;
@@ -19,7 +19,7 @@ use crate::serve::details;
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// Most models of one server.
-const MODELS_MAX: usize = 1024;
+pub(crate) const MODELS_MAX: usize = 1024;
 
 /// The models of a server; there is at least one.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub(crate) struct Offer {
     /// The id of the model that requests mean which name none.
     pub(crate) default: String,
     pub(crate) idle_unload: Option<Duration>,
+    /// The folder that all models of are offered, if one is.
+    pub(crate) models_dir: Option<Place>,
 }
 
 /// A model of a server.
@@ -50,6 +52,8 @@ pub(crate) struct ModelSettings {
     idle_unload: Option<String>,
     pub(crate) context: Option<u32>,
     pub(crate) enable_thinking: Option<bool>,
+    pub(crate) tool_parser: Option<String>,
+    pub(crate) reasoning_parser: Option<String>,
     pub(crate) temperature: Option<f32>,
     pub(crate) top_p: Option<f32>,
     pub(crate) top_k: Option<u32>,
@@ -74,7 +78,7 @@ impl Offer {
     pub(crate) fn of(args: &ServedModelsArgs, environment: &Environment) -> anyhow::Result<Offer> {
         let file = args.models_config.as_deref().map(ModelsFile::read).transpose()?;
         let file = file.unwrap_or_default();
-        let mut models = Vec::new();
+        let (mut models, mut models_dir) = (Vec::new(), None);
         for (at, path) in args.model.iter().enumerate() {
             let located = models::locate(path, environment)?;
             let id = args.model_id.clone().filter(|_| at == 0);
@@ -85,7 +89,9 @@ impl Offer {
             models.push(OfferedModel::of_file(settings, environment)?);
         }
         if let Some(dir) = &args.models_dir {
-            add_folder(dir, &mut models)?;
+            let place = folder(dir)?;
+            add_folder(&place, &mut models)?;
+            models_dir = Some(place);
         }
         let Some(first) = models.first() else {
             bail!("there is no model to serve\nhint: fetch one with `jackalope pull`")
@@ -99,7 +105,7 @@ impl Offer {
         let idle_unload = args
             .idle_unload
             .map_or_else(|| time(file.idle_unload.as_deref()), |it| Ok(Some(it)))?;
-        let mut offer = Offer { models, default, idle_unload };
+        let mut offer = Offer { models, default, idle_unload, models_dir };
         offer.name(args)?;
         Ok(offer)
     }
@@ -141,11 +147,20 @@ impl Offer {
     }
 
     /// The same, with what models do that the file says nothing of.
-    pub(crate) fn thinking(mut self, usual: Option<bool>) -> Offer {
-        for model in &mut self.models {
-            model.settings.enable_thinking = model.settings.enable_thinking.or(usual);
+    pub(crate) fn with_usual(mut self, args: &ServeArgs) -> Offer {
+        for ModelSettings { enable_thinking, tool_parser, reasoning_parser, .. } in
+            self.models.iter_mut().map(|it| &mut it.settings)
+        {
+            *enable_thinking = enable_thinking.or(args.thinking);
+            tool_parser.get_or_insert_with(|| args.tool_parser.clone());
+            reasoning_parser.get_or_insert_with(|| args.reasoning_parser.clone());
         }
         self
+    }
+
+    /// Whether there may be several models, now or later.
+    pub(crate) fn is_several(&self) -> bool {
+        1 < self.models.len() || self.models_dir.is_some()
     }
 
     /// As the server knows them.
@@ -171,8 +186,16 @@ impl Offer {
 }
 
 impl OfferedModel {
+    /// A model of a folder of models.
+    pub(crate) fn of_folder(name: String, dir: PathBuf) -> OfferedModel {
+        let located = Located { dir, name: name.clone(), by_name: false };
+        OfferedModel { id: name, located, settings: ModelSettings::default() }
+    }
+
     fn of_file(settings: ModelSettings, environment: &Environment) -> anyhow::Result<OfferedModel> {
         time(settings.idle_unload.as_deref())?;
+        settings.tool_parser.as_deref().map(tool_parser).transpose()?;
+        settings.reasoning_parser.as_deref().map(reasoning_parser).transpose()?;
         let located = models::locate(&settings.path, environment)?;
         let id = settings.id.clone().unwrap_or_else(|| located.name.clone());
         Ok(OfferedModel { id, located, settings })
@@ -214,15 +237,19 @@ fn time(text: Option<&str>) -> anyhow::Result<Option<Duration>> {
     text.map(parse).transpose()
 }
 
-/// Offers every whole model of a folder that is not offered yet.
-fn add_folder(dir: &Path, models: &mut Vec<OfferedModel>) -> anyhow::Result<()> {
+/// A folder of models, and its layout.
+fn folder(dir: &Path) -> anyhow::Result<Place> {
     let entries = std::fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))?;
     let is_of_hub = |name: &str| name.starts_with("models--");
     let mut names = entries.flatten().map(|it| it.file_name());
     let is_hub = names.any(|name| name.to_str().is_some_and(is_of_hub));
     let kind = if is_hub { PlaceKind::HubCache } else { PlaceKind::Folder };
-    let place = Place { kind, root: dir.to_owned(), origin: "--models-dir" };
-    let mut found = Stores::new([place]).list()?;
+    Ok(Place { kind, root: dir.to_owned(), origin: "--models-dir" })
+}
+
+/// Offers every whole model of a folder that is not offered yet.
+fn add_folder(place: &Place, models: &mut Vec<OfferedModel>) -> anyhow::Result<()> {
+    let mut found = Stores::new([place.clone()]).list()?;
     found.sort_by(|a, b| a.name.cmp(&b.name));
     for model in found {
         let dir = std::fs::canonicalize(&model.dir).unwrap_or(model.dir);
@@ -237,9 +264,7 @@ fn add_folder(dir: &Path, models: &mut Vec<OfferedModel>) -> anyhow::Result<()> 
             output::note(&format!("{} is left out, it is not whole: {problem}", model.name));
             continue;
         }
-        let located = Located { dir, name: model.name.clone(), by_name: false };
-        let settings = ModelSettings::default();
-        models.push(OfferedModel { id: model.name, located, settings });
+        models.push(OfferedModel::of_folder(model.name, dir));
     }
     Ok(())
 }

@@ -16,7 +16,8 @@ mod place;
 mod retry;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -32,15 +33,22 @@ use crate::progress::Transfer;
 use choice::choose;
 use fetch::Fetch;
 use hub::{Hub, Listing};
-use place::{Job, Place};
+use place::Job;
+pub(crate) use place::Place;
 use retry::{Retries, Stop};
 
 /// Files fetched side by side: enough to fill a fast line, few enough not to be throttled.
 const PARALLEL_FILES: usize = 4;
 
+/// Attempts after a failure that bring nothing, unless somebody says.
+pub(crate) const RETRIES: u32 = 5;
+
+/// Seconds without a byte after which a connection is given up, unless somebody says.
+pub(crate) const STALL_SECONDS: u64 = 60;
+
 /// What a pull did.
 #[derive(Debug)]
-struct Pulled {
+pub(crate) struct Pulled {
     commit: String,
     place: Place,
     num_files: usize,
@@ -49,13 +57,15 @@ struct Pulled {
 }
 
 pub(crate) async fn run(args: PullArgs, environment: &Environment) -> anyhow::Result<()> {
-    if let Some(variable) = environment.offline {
-        bail!(
-            "{variable} forbids to ask {}\nhint: unset it, or copy the model's directory here",
-            environment.endpoint
-        );
-    }
-    let pull = Pull::new(&args, environment)?;
+    let place = match &args.to {
+        Some(dir) => Place::Directory(std::path::absolute(dir)?),
+        None => usual_place(&args.model.repo, environment)?,
+    };
+    let stall = Duration::from_secs(args.stall_timeout);
+    let pull = Pull {
+        retries: args.retries,
+        ..Pull::new((args.model.repo.clone(), revision(&args)?), place, (stall, environment))?
+    };
     // Waiting for the network blocks, so it has threads of its own. They end with the process.
     let work = tokio::task::spawn_blocking(move || pull.run());
     let pulled = tokio::select! {
@@ -65,6 +75,14 @@ pub(crate) async fn run(args: PullArgs, environment: &Environment) -> anyhow::Re
         }
     };
     report(&args, &pulled)
+}
+
+/// Hugging Face's cache, which other programs share.
+pub(crate) fn usual_place(repo: &RepoId, environment: &Environment) -> anyhow::Result<Place> {
+    match environment.pull_cache() {
+        Some(root) => Place::cache(root, repo),
+        None => bail!("there is no home directory to put models into\nhint: pass `--to DIR`"),
+    }
 }
 
 fn revision(args: &PullArgs) -> anyhow::Result<Revision> {
@@ -78,7 +96,7 @@ fn revision(args: &PullArgs) -> anyhow::Result<Revision> {
 
 /// A pull as it was asked for.
 #[derive(Debug)]
-struct Pull {
+pub(crate) struct Pull {
     hub: Hub,
     repo: RepoId,
     revision: Revision,
@@ -87,30 +105,57 @@ struct Pull {
     hashes_path: Option<PathBuf>,
     retries: u32,
     stop: Stop,
+    /// How far each file is, once it is known which there are.
+    files: OnceLock<Vec<FileBytes>>,
+}
+
+/// How far a file is.
+#[derive(Debug)]
+pub(crate) struct FileBytes {
+    pub(crate) blob: BlobId,
+    pub(crate) bytes: u64,
+    /// Bytes that are here.
+    pub(crate) done: AtomicU64,
 }
 
 impl Pull {
-    fn new(args: &PullArgs, environment: &Environment) -> anyhow::Result<Pull> {
-        let repo = args.model.repo.clone();
-        let place = match (&args.to, environment.pull_cache()) {
-            (Some(dir), _) => Place::Directory(std::path::absolute(dir)?),
-            (None, Some(root)) => Place::cache(root, &repo)?,
-            (None, None) => {
-                bail!("there is no home directory to put models into\nhint: pass `--to DIR`")
-            }
-        };
+    /// # Errors
+    /// If the environment forbids to ask hubs.
+    pub(crate) fn new(
+        (repo, revision): (RepoId, Revision),
+        place: Place,
+        (stall, environment): (Duration, &Environment),
+    ) -> anyhow::Result<Pull> {
+        if let Some(variable) = environment.offline {
+            bail!(
+                "{variable} forbids to ask {}\nhint: unset it, or copy the model's directory here",
+                environment.endpoint
+            );
+        }
         Ok(Pull {
-            hub: Hub::new(environment, Duration::from_secs(args.stall_timeout)),
+            hub: Hub::new(environment, stall),
             repo,
-            revision: revision(args)?,
+            revision,
             place,
             hashes_path: environment.hashes_path(),
-            retries: args.retries,
+            retries: RETRIES,
             stop: Stop::default(),
+            files: OnceLock::new(),
         })
     }
 
-    fn run(self) -> anyhow::Result<Pulled> {
+    /// How far each file is; nothing while it is not known which there are.
+    pub(crate) fn files(&self) -> &[FileBytes] {
+        self.files.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Ends it soon, wherever it is. What has come is kept for the next time.
+    pub(crate) fn give_up(&self) {
+        self.stop.set();
+        self.hub.shut_down();
+    }
+
+    pub(crate) fn run(&self) -> anyhow::Result<Pulled> {
         let listing = self.list()?;
         let files = choose(&self.repo, &listing)?;
         self.place.check_owner(&self.repo, &files)?;
@@ -120,7 +165,8 @@ impl Pull {
         self.place.finish(&self.repo, &self.revision, &listing.commit, &files)?;
         self.remember(&jobs);
         let (commit, bytes) = (listing.commit, files.iter().map(|file| file.bytes).sum());
-        Ok(Pulled { commit, place: self.place, num_files: files.len(), bytes, fetched_bytes })
+        let place = self.place.clone();
+        Ok(Pulled { commit, place, num_files: files.len(), bytes, fetched_bytes })
     }
 
     fn list(&self) -> anyhow::Result<Listing> {
@@ -136,11 +182,19 @@ impl Pull {
     /// Fetches what is not there yet, and says how many bytes came over the network.
     fn fetch_all(&self, jobs: &[Job], commit: &str) -> anyhow::Result<u64> {
         let bar = Transfer::new("fetching", jobs.iter().map(|job| job.file.bytes).sum());
+        let known = jobs.iter().map(|job| FileBytes {
+            blob: job.file.blob,
+            bytes: job.file.bytes,
+            done: AtomicU64::new(0),
+        });
+        let files = self.files.get_or_init(|| known.collect());
         let next = AtomicUsize::new(0);
         let work = || -> anyhow::Result<u64> {
             let mut fetched_bytes = 0;
-            while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                match Fetch::new(self, job, commit, &bar).run() {
+            while let Some((job, file)) =
+                jobs.iter().zip(files).nth(next.fetch_add(1, Ordering::Relaxed))
+            {
+                match Fetch::new(self, job, commit, Progress { bar: &bar, file }).run() {
                     Ok(bytes) => fetched_bytes += bytes,
                     // The first failure ends the others at once, also where they wait.
                     Err(err) => {
@@ -177,11 +231,55 @@ impl Pull {
     }
 }
 
+impl Pulled {
+    /// Where the model is.
+    pub(crate) fn dir(&self) -> PathBuf {
+        self.place.dir(&self.commit)
+    }
+
+    /// Why it cannot be served, if it cannot.
+    fn problems(&self) -> Vec<String> {
+        Check::of_dir(&self.dir()).problems.iter().map(ToString::to_string).collect()
+    }
+
+    /// # Errors
+    /// If it cannot be served.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        let problems = self.problems();
+        ensure!(
+            problems.is_empty(),
+            "all files have come, but this model cannot be served: {}\nhint: choose a repository in \
+             MLX's format, for instance of mlx-community",
+            problems.join(", ")
+        );
+        Ok(())
+    }
+}
+
+/// Bytes that come, for people and for programs.
+#[derive(Clone, Copy)]
+struct Progress<'a> {
+    bar: &'a Transfer,
+    file: &'a FileBytes,
+}
+
+impl Progress<'_> {
+    fn add(&self, num_bytes: u64) {
+        self.bar.add(num_bytes);
+        self.file.done.fetch_add(num_bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that must come again.
+    fn take_back(&self, num_bytes: u64) {
+        self.bar.take_back(num_bytes);
+        self.file.done.fetch_sub(num_bytes, Ordering::Relaxed);
+    }
+}
+
 fn report(args: &PullArgs, pulled: &Pulled) -> anyhow::Result<()> {
-    let Pulled { commit, place, num_files, bytes, fetched_bytes } = pulled;
-    let dir = place.dir(commit);
-    let problems: Vec<String> =
-        Check::of_dir(&dir).problems.iter().map(ToString::to_string).collect();
+    let Pulled { commit, num_files, bytes, fetched_bytes, .. } = pulled;
+    let dir = pulled.dir();
+    let problems = pulled.problems();
     if args.json {
         output::line(json!({
             "event": "pulled", "model": args.model.repo.as_str(), "revision": commit, "path": dir,
@@ -189,12 +287,7 @@ fn report(args: &PullArgs, pulled: &Pulled) -> anyhow::Result<()> {
             "complete": problems.is_empty(), "problems": problems,
         }))?;
     }
-    ensure!(
-        problems.is_empty(),
-        "all files have come, but this model cannot be served: {}\nhint: choose a repository in \
-         MLX's format, for instance of mlx-community",
-        problems.join(", ")
-    );
+    pulled.check()?;
     if args.json {
         return Ok(());
     }

@@ -24,7 +24,8 @@ use crate::args::ServeArgs;
 use crate::cluster::{Cluster, READY_POLL};
 use crate::config::Resolved;
 use crate::environment::Environment;
-use crate::loading::ClusterLoader;
+use crate::keeper::HubPuller;
+use crate::loading::{ClusterLoader, Offered};
 use crate::offer::Offer;
 use crate::operate::{self, ServeRecord, Start};
 use crate::output::{self, OutputError};
@@ -87,7 +88,7 @@ pub(crate) async fn run(
     let config = edge::config(host, &args)?;
     let reporting = edge::reporting(&args.edge, environment)?;
     let scheme = if config.tls.is_some() { "https" } else { "http" };
-    let offer = Offer::of(&args.models, environment)?.thinking(args.thinking);
+    let offer = Offer::of(&args.models, environment)?.with_usual(&args);
     let addr = SocketAddr::new(host, args.port);
     let listener = TcpListener::bind(addr).await.with_context(|| {
         format!(
@@ -100,8 +101,13 @@ pub(crate) async fn run(
     let start = Start::of(resolved, environment);
     let url = format!("{scheme}://{}", listener.local_addr()?);
     let _record = Written::new(environment, (&args, &start), (&url, &offer.default));
-    let models = models_of(&offer, &args, environment).await?;
-    let config = with_models(config, (&offer, host), &args);
+    let (models, offered) = models_of(&offer, &args, environment).await?;
+    let mut config = with_models(config, (&offer, host), &args);
+    // As `model_control`, but one model is enough: where there are keys, administrators may.
+    if !config.api_keys.is_empty() || edge::is_loopback(host) {
+        let keeper = HubPuller::new(environment, offer.models_dir.clone(), (&models, offered));
+        config.puller = Some(Arc::new(keeper));
+    }
     let state = ServerState::reporting(models.clone(), config, reporting);
     let server = HttpServer::start(listener, state)?;
     let serving = async {
@@ -132,18 +138,19 @@ async fn models_of(
     offer: &Offer,
     args: &ServeArgs,
     environment: &Environment,
-) -> anyhow::Result<Models> {
+) -> anyhow::Result<(Models, Offered)> {
     let typed = (&args.ranks, &args.models.memory_budget[..]);
     let loader = ClusterLoader::new(offer, typed, environment).await?;
     let config = ModelsConfig {
         budget: loader.budget(),
-        load_on_demand: args.models.load_on_demand.unwrap_or(1 < offer.models.len()),
+        load_on_demand: args.models.load_on_demand.unwrap_or(offer.is_several()),
         idle_unload: offer.idle_unload,
         default: Some(offer.default.clone()),
     };
+    let offered = loader.models();
     let models = Models::new(Arc::new(loader), offer.known()?, config);
     models.begin_load(&offer.default);
-    Ok(models)
+    Ok((models, offered))
 }
 
 /// The configuration of a server that offers these models.
@@ -154,7 +161,7 @@ fn with_models(
 ) -> ServerConfig {
     let limits = ServerLimits { load_wait: args.models.load_wait, ..config.limits };
     // Where there are keys, those of administrators are asked for.
-    let takes_turns = 1 < offer.models.len() && edge::is_loopback(host);
+    let takes_turns = offer.is_several() && edge::is_loopback(host);
     let model_control = !config.api_keys.is_empty() || takes_turns;
     ServerConfig { limits, model_control, ..config }
 }
@@ -186,10 +193,10 @@ async fn look_after(models: &Models, offer: &Offer) -> anyhow::Result<()> {
             tracing::warn!(id, %err, "a pinned model is not loaded");
         }
     }
-    match offer.models.len() {
-        1 => bail!("{}", models.ended(&offer.default).await.message),
-        _ => std::future::pending().await,
+    if offer.is_several() {
+        return std::future::pending().await;
     }
+    bail!("{}", models.ended(&offer.default).await.message)
 }
 
 /// Never ends.

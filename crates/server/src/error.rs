@@ -117,6 +117,8 @@ pub(crate) enum ApiError {
     NotLoadable { model: String, why: LoadFailure, retry_after: Duration },
     #[error("the model {model} is in use by {num_open} requests\nhint: try again later")]
     ModelInUse { model: String, num_open: usize },
+    #[error("the model {model} is not deleted: {reason}")]
+    ModelKept { model: String, reason: String },
     #[error("models are not loaded or unloaded here\nhint: {hint}")]
     NoModelControl { hint: &'static str },
     #[error("there is no {path} here")]
@@ -427,6 +429,7 @@ impl ApiError {
             E::ModelLoading { retry_after, .. } => Wire::loading(*retry_after),
             E::NotLoadable { why, retry_after, .. } => Wire::not_loadable(why, *retry_after),
             E::ModelInUse { .. } => Wire::invalid(StatusCode::CONFLICT, "model_in_use"),
+            E::ModelKept { .. } => Wire::invalid(StatusCode::BAD_REQUEST, "model_kept"),
             E::NoModelControl { .. } => Wire::invalid(StatusCode::FORBIDDEN, "no_model_control"),
             E::UnknownPath { .. } => Wire::invalid(StatusCode::NOT_FOUND, "unknown_path"),
             E::WrongMethod { allowed, .. } => {

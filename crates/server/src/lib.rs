@@ -62,10 +62,10 @@ pub use auth::{ApiKeys, KeyFileError};
 pub use journal::{RequestLog, RequestLogError};
 pub use limits::ServerLimits;
 pub use models::{
-    Ending, KnownModel, LoadError, LoadFuture, MachineBytes, ModelLoader, Models, ModelsConfig,
-    StartedModel,
+    Ending, KeptBecause, KnownModel, LoadError, LoadFuture, MachineBytes, ModelLoader, Models,
+    ModelsConfig, StartedModel,
 };
-pub use ollama::{PullProgress, Puller};
+pub use ollama::{PullProgress, Puller, RemoveError, RemoveFuture};
 pub use origin::{AllowedHosts, AllowedOrigins};
 pub use otlp::{SpanExporter, SpanExporterError};
 pub use registry::{Model, ModelDetails};

@@ -104,6 +104,8 @@ struct Entry {
     failed: Option<Failed>,
     /// Looks after it while it is not unloaded.
     task: Option<Task>,
+    /// Whether its files are gone. Its place stays, as places tell models apart.
+    is_gone: bool,
 }
 
 enum State {
@@ -149,6 +151,20 @@ struct Failed {
     at: Instant,
     /// Which load it was.
     num_loads: u64,
+}
+
+/// Why a model is not taken away.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+pub enum KeptBecause {
+    /// There is none of this id.
+    #[error("it is not there")]
+    Unknown,
+    /// It is loaded, or on its way.
+    #[error("it is loaded\nhint: POST /model/unload unloads it")]
+    Loaded,
+    /// It is pinned, or the one that requests mean which name none.
+    #[error("it is pinned, or the default model\nhint: start the server without it")]
+    Promised,
 }
 
 /// Why a model was not loaded.
@@ -238,24 +254,11 @@ impl Models {
     ) -> Models {
         let is_default = |it: &KnownModel| config.default.as_ref().is_none_or(|id| it.id == *id);
         let default_idx = known.iter().position(is_default).expect("the default is a known model");
-        let created = unix_seconds();
-        let entry = |known| Entry {
-            known,
-            created,
-            state: State::Unloaded,
-            num_open: 0,
-            num_waiting: 0,
-            last_used: Instant::now(),
-            keep_alive: None,
-            num_loads: 0,
-            failed: None,
-            task: None,
-        };
         let shared = Shared {
             loader,
             config,
             default_idx,
-            entries: Mutex::new(known.into_iter().map(entry).collect()),
+            entries: Mutex::new(known.into_iter().map(Entry::new).collect()),
             changed: watch::Sender::new(0),
             moving: tokio::sync::Mutex::new(()),
             is_over: AtomicBool::new(false),
@@ -293,11 +296,53 @@ impl Models {
         true
     }
 
+    /// Adds a model that has come, under its id alone. False if there is one of this name. What the
+    /// loader knows of it has to be there before.
+    pub fn add(&self, id: &str, details: Option<ModelDetails>) -> bool {
+        let mut entries = self.lock();
+        if entries.iter().any(|it| it.answers_to(id)) {
+            return false;
+        }
+        let known = KnownModel { details, ..KnownModel::new(id) };
+        match entries.iter_mut().find(|it| it.known.id == id) {
+            Some(entry) => *entry = Entry { num_loads: entry.num_loads, ..Entry::new(known) },
+            None => entries.push(Entry::new(known)),
+        }
+        drop(entries);
+        self.shared.tell();
+        true
+    }
+
+    /// Whether a model answers to this name.
+    pub fn is_known(&self, name: &str) -> bool {
+        self.find(Some(name)).is_some()
+    }
+
+    /// Takes a model away whose files shall go, so that nothing loads it any more.
+    ///
+    /// # Errors
+    /// If it may not go, with the reason.
+    pub fn take_away(&self, id: &str) -> Result<(), KeptBecause> {
+        let mut entries = self.lock();
+        let found = entries.iter().position(|it| !it.is_gone && it.known.id == id);
+        let idx = found.ok_or(KeptBecause::Unknown)?;
+        let entry = &mut entries[idx];
+        let is_in_use = !matches!(entry.state, State::Unloaded) || entry.task.is_some();
+        if is_in_use || 0 < entry.num_open + entry.num_waiting {
+            return Err(KeptBecause::Loaded);
+        }
+        if idx == self.shared.default_idx || entry.known.is_pinned {
+            return Err(KeptBecause::Promised);
+        }
+        entry.is_gone = true;
+        Ok(())
+    }
+
     /// Every model, in order.
     pub(crate) fn list(&self) -> Vec<ModelStatus> {
         let entries = self.lock();
         let status = |(idx, entry): (usize, &Entry)| self.shared.status(idx, entry);
-        entries.iter().enumerate().map(status).collect()
+        entries.iter().enumerate().filter(|it| !it.1.is_gone).map(status).collect()
     }
 
     /// How one model is.
@@ -316,10 +361,10 @@ impl Models {
     pub(crate) fn served(&self) -> String {
         const TOLD_MAX: usize = 16;
         let entries = self.lock();
-        let mut ids: Vec<&str> =
-            entries.iter().take(TOLD_MAX).map(|it| it.known.id.as_str()).collect();
-        if TOLD_MAX < entries.len() {
-            ids.push("…");
+        let all = entries.iter().filter(|it| !it.is_gone).map(|it| it.known.id.as_str());
+        let mut ids: Vec<&str> = all.take(TOLD_MAX + 1).collect();
+        if TOLD_MAX < ids.len() {
+            ids[TOLD_MAX] = "…";
         }
         ids.join(", ")
     }
@@ -329,7 +374,7 @@ impl Models {
         match name {
             None => Some(self.shared.default_idx),
             Some(name) => {
-                let found = self.lock().iter().position(|it| it.known.answers_to(name));
+                let found = self.lock().iter().position(|it| it.answers_to(name));
                 found.or((name == DEFAULT).then_some(self.shared.default_idx))
             }
         }
@@ -337,6 +382,26 @@ impl Models {
 }
 
 impl Entry {
+    fn new(known: KnownModel) -> Entry {
+        Entry {
+            known,
+            created: unix_seconds(),
+            state: State::Unloaded,
+            num_open: 0,
+            num_waiting: 0,
+            last_used: Instant::now(),
+            keep_alive: None,
+            num_loads: 0,
+            failed: None,
+            task: None,
+            is_gone: false,
+        }
+    }
+
+    fn answers_to(&self, name: &str) -> bool {
+        !self.is_gone && self.known.answers_to(name)
+    }
+
     fn loaded(&self) -> Option<&Loaded> {
         match &self.state {
             State::Loaded(loaded) => Some(loaded),

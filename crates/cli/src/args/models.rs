@@ -6,6 +6,7 @@ use clap::Subcommand;
 use jackalope_cluster::models::{ModelRef, Revision};
 
 use super::machines::ReachArgs;
+use crate::pull::{RETRIES, STALL_SECONDS};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PullArgs {
@@ -19,10 +20,10 @@ pub(crate) struct PullArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) to: Option<PathBuf>,
     /// Seconds without a byte after which a connection is given up.
-    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, default_value_t = STALL_SECONDS, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) stall_timeout: u64,
     /// Attempts after a failure, as long as they bring nothing.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=100))]
+    #[arg(long, default_value_t = RETRIES, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub(crate) retries: u32,
     /// Print one JSON object.
     #[arg(long)]

@@ -10,10 +10,9 @@ use jackalope_cluster::models::blob::feed;
 use ureq::Body;
 use ureq::http::{Response, StatusCode};
 
-use super::Pull;
 use super::place::Job;
 use super::retry::{Failure, Retries};
-use crate::progress::Transfer;
+use super::{Progress, Pull};
 
 /// Bytes taken from a connection at a time.
 const READ_BYTES: usize = 256 << 10;
@@ -27,7 +26,7 @@ pub(super) struct Fetch<'a> {
     pull: &'a Pull,
     job: &'a Job,
     commit: &'a str,
-    bar: &'a Transfer,
+    bar: Progress<'a>,
 }
 
 /// What has come of a file: on the disk, and in the hash.
@@ -41,7 +40,7 @@ struct Partial<'a> {
 }
 
 impl<'a> Fetch<'a> {
-    pub(super) fn new(pull: &'a Pull, job: &'a Job, commit: &'a str, bar: &'a Transfer) -> Self {
+    pub(super) fn new(pull: &'a Pull, job: &'a Job, commit: &'a str, bar: Progress<'a>) -> Self {
         Fetch { pull, job, commit, bar }
     }
 

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 use ureq::Agent;
 use ureq::tls::TlsConfig;
 
-use crate::checkpoint::exact;
+use crate::checkpoint::{exact, shipped};
 use crate::http::Server;
-use crate::program::{run, wait_for};
+use crate::program::{Program, run, wait_for};
 
 /// A folder that is gone with the value.
 struct Folder(PathBuf);
@@ -130,4 +130,39 @@ fn a_server_for_this_machine_answers_to_no_foreign_name() {
     let server = Server::start(exact(), "--allow-host studio.example");
     let ask = |host: &str| get(&format!("{}/v1/models", server.url), ("host", host)).0;
     assert_eq!((ask("localhost"), ask("studio.example"), ask("evil.example")), (200, 200, 421));
+}
+
+#[test]
+fn how_a_model_writes_can_be_told_by_name() {
+    let told = |args: &str| {
+        let server = Server::start(&shipped(), args);
+        let (status, shown) = server.post("/api/show", &json!({"model": "default"}));
+        assert_eq!(status, 200, "{shown}");
+        shown["capabilities"].clone()
+    };
+    assert_eq!(told(""), json!(["completion", "tools"]));
+    assert_eq!(told("--tool-parser none"), json!(["completion"]));
+    let both = "--tool-parser llama3_json --reasoning-parser deepseek_r1";
+    assert_eq!(told(both), json!(["completion", "tools", "thinking"]));
+
+    let folder = Folder::new("parsers");
+    let file = |parser: &str| {
+        let model = json!({"id": "a", "path": shipped(), "tool_parser": parser});
+        folder.write("models.json", &json!({"models": [model]}).to_string())
+    };
+    let refused = |args: &[&str]| {
+        let ended = run(&[&["serve", "--port", "0"], args].concat());
+        assert!(!ended.status.success(), "{ended:?}");
+        assert!(ended.stderr.contains("hint: known are none, auto, "), "{ended:?}");
+    };
+    let model = shipped().to_str().unwrap().to_owned();
+    refused(&["--model", &model, "--tool-parser", "parrot"]);
+    refused(&["--model", &model, "--reasoning-parser", "parrot"]);
+    refused(&["--models-config", &file("parrot")]);
+    let path = file("none");
+    let words =
+        ["serve", "--port", "0", "--json", "--models-config", &path, "--tool-parser", "hermes"];
+    let server = Server::of(Program::start(&words, ""));
+    let (_, shown) = server.post("/api/show", &json!({"model": "a"}));
+    assert_eq!(shown["capabilities"], json!(["completion"]), "the file is nearer to the model");
 }

@@ -13,6 +13,7 @@ mod http;
 mod hub;
 #[cfg(target_os = "linux")]
 mod install;
+mod keeper;
 mod machines;
 #[cfg(target_os = "linux")]
 mod memory;

@@ -109,6 +109,9 @@ const AREAS: &[(&str, usize)] = &[
     ("CF", 40),
     ("OB", 11),
     ("SE", 7),
+    ("SA", 7),
+    ("API", 26),
+    ("RM", 31),
 ];
 
 const VERDICTS: &[&str] = &["yes", "beyond", "other way", "hardware", "no"];

@@ -25,7 +25,7 @@ pub(crate) use embed::{embed, embeddings};
 pub(crate) use generate::generate;
 pub(crate) use models::{copy, delete, ps, show, tags, unsupported, version};
 pub(crate) use pull::pull;
-pub use pull::{PullProgress, Puller};
+pub use pull::{PullProgress, Puller, RemoveError, RemoveFuture};
 
 /// The version that a name without one means.
 const LATEST: &str = ":latest";

@@ -6,12 +6,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::Request;
+use axum::http::{Request, StatusCode};
 use jackalope_engine::Limits;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
+use super::RemoveError;
 use super::request::Named;
 use super::{full_name, known};
 use crate::ServerState;
@@ -221,17 +222,25 @@ pub(super) async fn named(state: &ServerState, request: Request<Body>) -> Result
     parse(&body)
 }
 
-/// Refuses to delete a model: it is being served.
+/// Deletes a model, where models come and go.
 pub(crate) async fn delete(
     State(state): State<ServerState>,
     request: Request<Body>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<StatusCode, ApiError> {
     let named = named(&state, request).await?;
-    let id = known(&state, named.name())?.id;
-    Err(ApiError::NotSupported {
-        param: format!("deleting {id} while it is served"),
-        hint: Some(format!("stop the server and run `jackalope models rm {id}`")),
-    })
+    let name = named.name().ok_or(ApiError::Missing { param: "model" })?;
+    let id = known(&state, Some(name))?.id;
+    let Some(puller) = state.puller() else {
+        return Err(ApiError::NotSupported {
+            param: format!("deleting {id} while it is served"),
+            hint: Some(format!("stop the server and run `jackalope models rm {id}`")),
+        });
+    };
+    match puller.remove(&id).await {
+        Ok(()) => Ok(StatusCode::OK),
+        Err(RemoveError::Refused { reason }) => Err(ApiError::ModelKept { model: id, reason }),
+        Err(RemoveError::Failed { reason }) => Err(ApiError::Unavailable { reason }),
+    }
 }
 
 /// Refuses to give a model a further name.

@@ -8,8 +8,10 @@ use axum::extract::State;
 use axum::http::Request;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, http::StatusCode};
+use futures_util::future::BoxFuture;
 use futures_util::stream;
 use serde_json::{Map, Value, json};
+use thiserror::Error;
 use tokio::sync::mpsc;
 
 use super::format::{LINES_TYPE, push_line};
@@ -19,11 +21,34 @@ use crate::ServerState;
 use crate::error::ApiError;
 use crate::sse;
 
-/// Fetches models for clients.
+/// Fetches models for clients, and removes them.
 pub trait Puller: fmt::Debug + Send + Sync {
     /// Begins to fetch a model. Whatever is sent is told to the client; it is over with the last
     /// sender, and given up when the receiver is dropped.
     fn pull(&self, name: &str) -> mpsc::Receiver<PullProgress>;
+
+    /// Removes the files of the model with this id, which the server knows no longer then.
+    fn remove(&self, id: &str) -> RemoveFuture;
+}
+
+/// The removal of a model.
+pub type RemoveFuture = BoxFuture<'static, Result<(), RemoveError>>;
+
+/// Why a model is still there.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+pub enum RemoveError {
+    /// It may not go.
+    #[error("{reason}")]
+    Refused {
+        /// Why, perhaps with a hint.
+        reason: String,
+    },
+    /// It could not be removed.
+    #[error("{reason}")]
+    Failed {
+        /// Why.
+        reason: String,
+    },
 }
 
 /// How far the fetching of a model is.

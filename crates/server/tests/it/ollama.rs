@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{Method, Request};
 use jackalope_engine::testing::{FakeOrder, scripted_model};
-use jackalope_server::{ModelDetails, PullProgress, Puller};
+use jackalope_server::{ModelDetails, PullProgress, Puller, RemoveError, RemoveFuture};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -352,6 +352,11 @@ impl Puller for OneModel {
         };
         heard.into_iter().for_each(|it| sender.try_send(it).unwrap());
         progress
+    }
+
+    fn remove(&self, id: &str) -> RemoveFuture {
+        let reason = format!("{id} is loaded\nhint: unload it");
+        Box::pin(async { Err(RemoveError::Refused { reason }) })
     }
 }
 

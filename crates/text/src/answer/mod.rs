@@ -83,6 +83,50 @@ pub struct UnknownFormat {
     pub known: Vec<&'static str>,
 }
 
+impl ReasoningFormat {
+    /// The format of this name, where `auto` is the one that was found and `none` is none.
+    ///
+    /// # Errors
+    /// The name is unknown.
+    pub fn chosen(
+        name: &str,
+        found: Option<ReasoningFormat>,
+    ) -> Result<Option<ReasoningFormat>, UnknownFormat> {
+        let unknown = || UnknownFormat {
+            kind: "reasoning",
+            name: name.to_owned(),
+            known: ReasoningFormat::names().collect(),
+        };
+        match name {
+            "auto" => Ok(found),
+            "none" => Ok(None),
+            name => ReasoningFormat::named(name).map(Some).ok_or_else(unknown),
+        }
+    }
+}
+
+impl ToolFormat {
+    /// The format of this name, where `auto` is the one that was found and `none` is none.
+    ///
+    /// # Errors
+    /// The name is unknown.
+    pub fn chosen(
+        name: &str,
+        found: Option<ToolFormat>,
+    ) -> Result<Option<ToolFormat>, UnknownFormat> {
+        let unknown = || UnknownFormat {
+            kind: "tool",
+            name: name.to_owned(),
+            known: ToolFormat::names().collect(),
+        };
+        match name {
+            "auto" => Ok(found),
+            "none" => Ok(None),
+            name => ToolFormat::named(name).map(Some).ok_or_else(unknown),
+        }
+    }
+}
+
 /// The tools of a request; without, any name is a tool's.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tools(Option<Arc<[ToolSpec]>>);
@@ -105,24 +149,8 @@ impl AnswerFormat {
         reasoning: &str,
         tools: &str,
     ) -> Result<AnswerFormat, UnknownFormat> {
-        let reasoning = match reasoning {
-            "auto" => self.reasoning,
-            "none" => None,
-            name => Some(ReasoningFormat::named(name).ok_or_else(|| UnknownFormat {
-                kind: "reasoning",
-                name: name.to_owned(),
-                known: ReasoningFormat::names().collect(),
-            })?),
-        };
-        let tools = match tools {
-            "auto" => self.tools,
-            "none" => None,
-            name => Some(ToolFormat::named(name).ok_or_else(|| UnknownFormat {
-                kind: "tool",
-                name: name.to_owned(),
-                known: ToolFormat::names().collect(),
-            })?),
-        };
+        let reasoning = ReasoningFormat::chosen(reasoning, self.reasoning)?;
+        let tools = ToolFormat::chosen(tools, self.tools)?;
         Ok(AnswerFormat::of(tokenizer, reasoning, tools))
     }
 

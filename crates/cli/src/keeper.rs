@@ -1,0 +1,214 @@
+//! Models that clients of the server have fetched from the hub, and removed again.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use jackalope_cluster::models::{BlobId, ModelRef, Place, PlaceKind, Removal, Stores};
+use jackalope_server::{Models, PullProgress, Puller, RemoveError, RemoveFuture};
+use tokio::sync::mpsc::{self, Receiver, Sender};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::environment::Environment;
+use crate::loading::Offered;
+use crate::offer::OfferedModel;
+use crate::pull::{self, Pull, Pulled, STALL_SECONDS};
+use crate::serve::details;
+
+/// Models that are fetched side by side.
+const PULLS_MAX: usize = 2;
+
+/// Lines that a client may be behind; later ones are left out.
+const LINES_MAX: usize = 256;
+
+/// Pause between two looks at how far a pull is.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// Characters by which people tell files apart.
+const DIGEST_CHARS: usize = 12;
+
+/// Fetches what `jackalope pull` would, and removes what `jackalope models rm` would, but only below
+/// the folder that is served.
+#[derive(Debug)]
+pub(crate) struct HubPuller {
+    keeper: Arc<Keeper>,
+    /// The pulls that are under way; they end with the server.
+    pulls: Mutex<JoinSet<()>>,
+}
+
+#[derive(Debug)]
+struct Keeper {
+    environment: Environment,
+    /// The folder of models that is served, if one is.
+    folder: Option<Place>,
+    models: Models,
+    offered: Offered,
+}
+
+/// Ends a pull that nobody waits for any more.
+struct Underway(Arc<Pull>);
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        self.0.give_up();
+    }
+}
+
+impl HubPuller {
+    pub(crate) fn new(
+        environment: &Environment,
+        folder: Option<Place>,
+        (models, offered): (&Models, Offered),
+    ) -> HubPuller {
+        let (environment, models) = (environment.clone(), models.clone());
+        let keeper = Arc::new(Keeper { environment, folder, models, offered });
+        HubPuller { keeper, pulls: Mutex::default() }
+    }
+}
+
+impl Puller for HubPuller {
+    fn pull(&self, name: &str) -> Receiver<PullProgress> {
+        let (sender, progress) = mpsc::channel(LINES_MAX);
+        let mut pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
+        while pulls.try_join_next().is_some() {}
+        if PULLS_MAX <= pulls.len() {
+            let reason = format!(
+                "{PULLS_MAX} models are being fetched, more may not be\nhint: try again later"
+            );
+            sender.try_send(PullProgress::Failed { reason }).expect("the channel is new");
+            return progress;
+        }
+        let (keeper, name) = (Arc::clone(&self.keeper), name.to_owned());
+        pulls.spawn(async move {
+            let last = match keeper.pull(&name, &sender).await {
+                Ok(()) => PullProgress::Done,
+                Err(err) => PullProgress::Failed { reason: format!("{err:#}") },
+            };
+            // Who has gone need not be told.
+            sender.send(last).await.ok();
+        });
+        progress
+    }
+
+    fn remove(&self, id: &str) -> RemoveFuture {
+        let (keeper, id) = (Arc::clone(&self.keeper), id.to_owned());
+        Box::pin(async move {
+            let work = tokio::task::spawn_blocking(move || keeper.remove(&id));
+            work.await.map_err(|err| RemoveError::Failed { reason: err.to_string() })?
+        })
+    }
+}
+
+impl Keeper {
+    async fn pull(&self, name: &str, progress: &Sender<PullProgress>) -> anyhow::Result<()> {
+        let wanted: ModelRef =
+            name.parse().with_context(|| format!("{name} is no name of a model on the hub"))?;
+        let (repo, revision) = (wanted.repo.clone(), wanted.revision.clone().unwrap_or_default());
+        let place = match &self.folder {
+            None => pull::usual_place(&repo, &self.environment)?,
+            Some(Place { kind: PlaceKind::HubCache, root, .. }) => pull::Place::cache(root, &repo)?,
+            Some(Place { kind: PlaceKind::Folder, root, .. }) => {
+                pull::Place::Directory(std::path::absolute(root.join(repo.as_str()))?)
+            }
+        };
+        let stall = Duration::from_secs(STALL_SECONDS);
+        let pull = Pull::new((repo, revision), place, (stall, &self.environment))?;
+        let pulled = watched(Arc::new(pull), progress).await?;
+        say(progress, "verifying the model", None);
+        let pulled = tokio::task::spawn_blocking(move || pulled.check().map(|()| pulled)).await??;
+        match self.folder {
+            Some(_) => self.add(&wanted, &pulled),
+            None => {
+                let hint = format!("serve it with: jackalope serve --model {wanted}");
+                say(progress, &hint, None);
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes a model that has come known to the server.
+    fn add(&self, wanted: &ModelRef, pulled: &Pulled) -> anyhow::Result<()> {
+        let dir = std::fs::canonicalize(pulled.dir())?;
+        let id = wanted.repo.as_str();
+        // What is served under this name already stays what it is.
+        if self.models.is_known(id) {
+            return Ok(());
+        }
+        let is_added = self.offered.add(OfferedModel::of_folder(id.to_owned(), dir.clone()));
+        ensure!(is_added, "the model has come, but this server offers too many already");
+        self.models.add(id, details(&dir));
+        Ok(())
+    }
+
+    fn remove(&self, id: &str) -> Result<(), RemoveError> {
+        let refused = |reason: String| RemoveError::Refused { reason };
+        let Some(folder) = &self.folder else {
+            return Err(refused(format!(
+                "this server offers no folder of models (`--models-dir`)\nhint: stop the server and \
+                 run `jackalope models rm {id}`"
+            )));
+        };
+        let (_, model) = self.offered.model(id);
+        let stores = Stores::new([folder.clone()]);
+        let removal = Removal::of_dir(&stores, &model.located.dir)
+            .ok()
+            .filter(|removal| removal.is_in_store)
+            .ok_or_else(|| refused("it does not lie in the folder of `--models-dir`".to_owned()))?;
+        self.models.take_away(id).map_err(|why| refused(why.to_string()))?;
+        removal.carry_out().map_err(|err| {
+            // Files may be missing now; loading it says so.
+            self.models.add(id, details(&model.located.dir));
+            RemoveError::Failed { reason: err.to_string() }
+        })
+    }
+}
+
+/// Fetches, telling how far it is, until that is done or nobody listens.
+async fn watched(pull: Arc<Pull>, progress: &Sender<PullProgress>) -> anyhow::Result<Pulled> {
+    say(progress, "pulling manifest", None);
+    let underway = Underway(Arc::clone(&pull));
+    let mut work = tokio::task::spawn_blocking(move || pull.run());
+    let mut looks = interval(LOOK_AGAIN);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut told = HashMap::new();
+    loop {
+        tokio::select! {
+            pulled = &mut work => {
+                tell(&underway.0, &mut told, progress);
+                return pulled?;
+            }
+            () = progress.closed() => bail!("nobody waits for the model any more"),
+            _ = looks.tick() => tell(&underway.0, &mut told, progress),
+        }
+    }
+}
+
+/// Tells what is new of each file; `told` is what was told before.
+fn tell(pull: &Pull, told: &mut HashMap<usize, u64>, progress: &Sender<PullProgress>) {
+    for (idx, file) in pull.files().iter().enumerate() {
+        let done = file.done.load(Ordering::Relaxed);
+        if told.insert(idx, done).unwrap_or(0) == done {
+            continue;
+        }
+        let (kind, hash) = match file.blob {
+            BlobId::Content(_) => ("sha256", file.blob.to_string()),
+            BlobId::Git(_) => ("sha1", file.blob.to_string()),
+        };
+        let short: String = hash.chars().take(DIGEST_CHARS).collect();
+        let digest = Some((format!("{kind}:{hash}"), file.bytes, done));
+        say(progress, &format!("pulling {short}"), digest);
+    }
+}
+
+/// A line for the client, unless that is far behind.
+fn say(progress: &Sender<PullProgress>, status: &str, file: Option<(String, u64, u64)>) {
+    let (digest, bytes) = match file {
+        Some((digest, total, done)) => (Some(digest), Some((total, done))),
+        None => (None, None),
+    };
+    let line = PullProgress::Working { status: status.to_owned(), digest, bytes };
+    progress.try_send(line).ok();
+}
