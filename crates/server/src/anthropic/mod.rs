@@ -9,4 +9,4 @@ mod format;
 mod history;
 pub(crate) mod messages;
 pub(crate) mod models;
-mod request;
+pub(crate) mod request;

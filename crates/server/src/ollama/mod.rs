@@ -14,6 +14,7 @@ pub(crate) mod models;
 mod options;
 pub(crate) mod pull;
 mod request;
+mod schema;
 
 use crate::ServerState;
 use crate::error::ApiError;

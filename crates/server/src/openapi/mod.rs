@@ -1,26 +1,29 @@
 //! The description of this API: `/openapi.json`, made from the wire types, and `/docs`, which shows
 //! it without any network.
 
+pub(crate) mod answers;
 mod page;
+mod twins;
 
 use axum::Json;
 use axum::extract::Path;
-use axum::http::HeaderMap;
 use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Redirect, Response};
 use utoipa::openapi::extensions::Extensions;
 use utoipa::openapi::path::{HttpMethod, Operation};
+use utoipa::openapi::schema::OneOfBuilder;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder, Schema};
 use utoipa::{Modify, OpenApi as _, ToSchema};
 use utoipa_swagger_ui::Config;
 
-use crate::error::{ApiError, Dialect};
+use crate::error::{ANTHROPIC_VERSION, ApiError, Dialect};
 
 pub use page::tables;
 
 /// What every operation may answer instead of what was asked for.
-const REFUSALS: [(&str, &str); 14] = [
+const REFUSALS: [(&str, &str); 15] = [
     ("400", "The request is impossible; the message names the field."),
     ("401", "A key is missing or wrong."),
     ("403", "The key may not do this."),
@@ -30,6 +33,7 @@ const REFUSALS: [(&str, &str); 14] = [
     ("409", "The state of the server does not allow it."),
     ("413", "The body is too large."),
     ("415", "The content type is not JSON."),
+    ("421", "The server does not answer to this name."),
     ("429", "There is too much to do; `Retry-After` says when to come back."),
     ("500", "The model's output is not a number, or the server has a fault."),
     ("503", "The model is loading, or its ranks are lost; `Retry-After` says when to come back."),
@@ -46,14 +50,68 @@ const REFUSED_FIELDS: [&str; 1] = ["Unsupported"];
     paths(
         crate::openai::chat::chat,
         crate::openai::completions::completions,
-        crate::openai::models::list_models,
-        crate::openai::models::show_model,
+        crate::openai::embeddings::embeddings,
+        crate::openai::responses::create_response,
+        crate::openai::responses::show_response,
+        crate::openai::responses::delete_response,
+        crate::openai::responses::list_input_items,
+        crate::openai::tokenize::tokenize,
+        crate::openai::tokenize::detokenize,
+        crate::anthropic::models::list_models,
+        crate::anthropic::models::show_model,
+        crate::anthropic::messages::messages,
+        crate::anthropic::messages::count_tokens,
+        crate::ollama::chat::chat,
+        crate::ollama::generate::generate,
+        crate::ollama::embed::embed,
+        crate::ollama::embed::embeddings,
+        crate::ollama::models::tags,
+        crate::ollama::models::ps,
+        crate::ollama::models::version,
+        crate::ollama::models::show,
+        crate::ollama::pull::pull,
+        crate::ollama::models::delete,
+        crate::ollama::models::copy,
+        crate::ollama::models::unsupported,
+        crate::openapi::twins::push,
+        crate::openapi::twins::blobs,
+        crate::model_control::load,
+        crate::model_control::unload,
+        crate::model_control::unload_unused,
         crate::health::health,
         crate::health::live,
         crate::health::ready,
         crate::health::version,
+        crate::monitor::overview::root,
+        crate::monitor::overview::dashboard,
+        crate::monitor::overview::queue,
+        crate::monitor::overview::model,
+        crate::metrics::metrics,
+        crate::monitor::snapshot::snapshot,
+        crate::monitor::snapshot::stream,
+        crate::monitor::memory::memory,
+        crate::monitor::memory::live,
+        crate::monitor::history::recent,
+        crate::openapi::twins::recent,
+        crate::monitor::history::stats,
+        crate::monitor::history::errors,
+        crate::monitor::admin::status,
+        crate::monitor::admin::cache_stats,
+        crate::monitor::admin::clear_cache,
+        crate::openapi::twins::clear_prefixes,
+        crate::monitor::admin::cancel,
+        crate::openapi::twins::cancel,
+        crate::openapi::openapi,
+        crate::openapi::docs_root,
+        crate::openapi::docs,
+        crate::openapi::twins::docs_index,
     ),
-    components(schemas(OpenAiError, AnthropicError, OllamaError)),
+    components(schemas(
+        OpenAiError,
+        AnthropicError,
+        OllamaError,
+        crate::anthropic::request::Block
+    )),
     modifiers(&Common)
 )]
 struct Document;
@@ -102,18 +160,34 @@ fn operations(
 }
 
 fn add_refusals(path: &str, operation: &mut Operation) {
-    let schema = match Dialect::of(path, &HeaderMap::new()) {
-        Dialect::OpenAi => "OpenAiError",
-        Dialect::Anthropic => "AnthropicError",
-        Dialect::Ollama => "OllamaError",
-    };
-    for (status, meaning) in REFUSALS {
-        let content = ContentBuilder::new().schema(Some(Ref::from_schema_name(schema))).build();
+    let mut with_version = HeaderMap::new();
+    with_version.insert(ANTHROPIC_VERSION, HeaderValue::from_static(""));
+    let forms = [HeaderMap::new(), with_version].map(|headers| Dialect::of(path, &headers));
+    let one_form = forms[0] == forms[1];
+    let overloaded = ("529", "There is too much to do, or the model is loading or its ranks lost.");
+    let overloaded = forms.contains(&Dialect::Anthropic).then_some(overloaded);
+    for (status, meaning) in REFUSALS.into_iter().chain(overloaded) {
+        let schema: RefOr<Schema> = match one_form {
+            true => error_schema(forms[0]).into(),
+            false => {
+                let either = OneOfBuilder::new().item(error_schema(forms[0]));
+                either.item(error_schema(forms[1])).into()
+            }
+        };
+        let content = ContentBuilder::new().schema(Some(schema)).build();
         let response =
             ResponseBuilder::new().description(meaning).content("application/json", content);
         let responses = &mut operation.responses.responses;
         responses.entry(status.to_owned()).or_insert_with(|| response.build().into());
     }
+}
+
+fn error_schema(dialect: Dialect) -> Ref {
+    Ref::from_schema_name(match dialect {
+        Dialect::OpenAi => "OpenAiError",
+        Dialect::Anthropic => "AnthropicError",
+        Dialect::Ollama => "OllamaError",
+    })
 }
 
 /// An error as clients of OpenAI read it, beside `detail` for clients of older servers.
@@ -154,22 +228,44 @@ struct AnthropicErrorBody {
 /// An error as clients of Ollama read it.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described; `ApiError` writes it")]
-struct OllamaError {
+pub(crate) struct OllamaError {
     error: String,
 }
 
 /// Describes this API.
-#[utoipa::path(get, path = "/openapi.json", responses((status = 200, description = "An OpenAPI document.", body = serde_json::Value)))]
+#[utoipa::path(get, path = "/openapi.json", tag = "description", responses((status = 200, description = "An OpenAPI document.", body = answers::Fields)))]
 pub(crate) async fn openapi() -> Json<OpenApi> {
     Json(document())
 }
 
-/// Leads to the page itself, whose parts lie beside it.
+/// Leads to the page that shows this description.
+#[utoipa::path(
+    get,
+    path = "/docs",
+    tag = "description",
+    responses(
+        (status = 200, description = "The page, once the client has gone there.", body = String, content_type = "text/html"),
+        (status = 307, description = "`/docs/`")
+    )
+)]
 pub(crate) async fn docs_root() -> Redirect {
     Redirect::temporary("/docs/")
 }
 
-/// The page that shows the description, and its parts.
+/// Serves a part of the page that shows this description.
+#[utoipa::path(
+    get,
+    path = "/docs/{path}",
+    tag = "description",
+    params(("path" = String, Path, description = "The name of the part.")),
+    responses((status = 200, description = "The part.", content(
+        (String = "text/html"),
+        (String = "text/css"),
+        (String = "text/javascript"),
+        (String = "application/javascript"),
+        (Vec<u8> = "image/png"),
+    )))
+)]
 pub(crate) async fn docs(path: Option<Path<String>>) -> Result<Response, ApiError> {
     let path = path.map_or(String::new(), |Path(path)| path);
     let config = std::sync::Arc::new(Config::from("/openapi.json"));
