@@ -35,10 +35,8 @@ struct ControlRequest {
     /// The same, as older servers call it.
     model_id: Option<String>,
     /// Clients do not choose directories.
-    #[schema(extensions(("x-status" = json!("refused"))))]
     model_dir: Option<Value>,
     /// Clients do not choose directories.
-    #[schema(extensions(("x-status" = json!("refused"))))]
     model_path: Option<Value>,
     /// `/model/load`: whether to answer only when it is loaded.
     wait: Option<bool>,

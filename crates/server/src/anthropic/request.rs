@@ -49,13 +49,10 @@ pub(super) struct MessagesRequest {
     /// The older name of `output_config.format`.
     pub(super) output_format: Option<Value>,
     /// This server runs no tools itself.
-    #[schema(extensions(("x-status" = json!("refused"))))]
     pub(super) mcp_servers: Option<Vec<Value>>,
     /// This server runs no tools itself.
-    #[schema(extensions(("x-status" = json!("refused"))))]
     pub(super) container: Option<Value>,
     /// Who asks; passed over.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     #[expect(dead_code, reason = "that it has the right form is all there is to know")]
     pub(super) metadata: Option<Metadata>,
 }
@@ -199,13 +196,10 @@ pub(super) struct MessagesBody {
 #[schema(as = AnthropicIgnored)]
 struct Ignored {
     /// Prompts are found again by themselves.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     cache_control: Option<Value>,
     /// There is only one.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     service_tier: Option<Value>,
     /// The conversation is taken as it is.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     context_management: Option<Value>,
 }
 

@@ -63,13 +63,10 @@ pub(super) struct Options {
     /// Strings that end the answer.
     stop: Option<Strings>,
     /// Unless it is off; use `top_p`, `top_k` or `min_p`.
-    #[schema(extensions(("x-status" = json!("refused"))))]
     typical_p: Option<f64>,
     /// Unless it is off; use `top_p`, `top_k` or `min_p`.
-    #[schema(extensions(("x-status" = json!("refused"))))]
     tfs_z: Option<f64>,
     /// Unless it is off; use `top_p`, `top_k` or `min_p`.
-    #[schema(extensions(("x-status" = json!("refused"))))]
     mirostat: Option<i64>,
 }
 

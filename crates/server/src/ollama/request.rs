@@ -34,16 +34,12 @@ pub(super) struct GenerateRequest {
     /// The prompt is taken as it is, without a template.
     pub(super) raw: Option<bool>,
     /// This server writes only what comes after the prompt.
-    #[schema(extensions(("x-status" = json!("refused"))))]
     pub(super) suffix: Option<String>,
     /// The model's own is used; to write the whole prompt, set `raw`.
-    #[schema(extensions(("x-status" = json!("refused"))))]
     pub(super) template: Option<String>,
     /// Send the earlier turns to `/api/chat`.
-    #[schema(extensions(("x-status" = json!("refused"))))]
     pub(super) context: Option<Vec<Value>>,
     /// Models take only text.
-    #[schema(extensions(("x-status" = json!("refused"))))]
     pub(super) images: Option<Vec<Value>>,
 }
 

@@ -104,7 +104,6 @@ pub(crate) struct ChatRequest {
     /// The answer goes on from the last message, the assistant's; only what is new is told.
     pub(crate) continue_final_message: Option<bool>,
     /// Passed over; the header `X-Jackalope-Note` says so.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     pub(crate) verbosity: Option<String>,
     /// Tells the log-probability of each token, of the model's own distribution.
     pub(crate) logprobs: Option<bool>,

@@ -49,22 +49,16 @@ struct Legacy {
 #[expect(dead_code, reason = "it is only described")]
 struct Ignored {
     /// Who asks.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     user: Option<Value>,
     /// What the client notes.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     metadata: Option<Value>,
     /// Nothing is kept.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     store: Option<Value>,
     /// There is only one.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     service_tier: Option<Value>,
     /// Who asks.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     safety_identifier: Option<Value>,
     /// Prompts are found again by themselves.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     prompt_cache_key: Option<Value>,
 }
 
@@ -109,25 +103,18 @@ pub(super) struct ResponseBody {
 #[expect(dead_code, reason = "it is only described")]
 struct IgnoredByResponses {
     /// Use `max_output_tokens`.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     max_tokens: Option<Value>,
     /// Use `max_output_tokens`.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     max_completion_tokens: Option<Value>,
     /// There is one answer.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     n: Option<Value>,
     /// The last event tells what the answer took.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     stream_options: Option<Value>,
     /// There is only one.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     service_tier: Option<Value>,
     /// Who asks.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     safety_identifier: Option<Value>,
     /// Prompts are found again by themselves.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     prompt_cache_key: Option<Value>,
 }
 
@@ -148,7 +135,6 @@ pub(super) struct EmbeddingBody {
 #[expect(dead_code, reason = "it is only described")]
 struct IgnoredByEmbeddings {
     /// Who asks.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     user: Option<Value>,
 }
 
@@ -171,19 +157,14 @@ pub(super) struct TokenizeBody {
 #[expect(dead_code, reason = "it is only described")]
 struct IgnoredByTokenize {
     /// Nothing is answered.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     logprobs: Option<Value>,
     /// Nothing is answered.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     top_logprobs: Option<Value>,
     /// Nothing is answered.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     parallel_tool_calls: Option<Value>,
     /// Nothing is answered.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     thinking_token_budget: Option<Value>,
     /// Nothing is answered.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     conversation_id: Option<Value>,
 }
 

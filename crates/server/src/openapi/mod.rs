@@ -41,8 +41,32 @@ const REFUSALS: [(&str, &str); 15] = [
     ("507", "There is not enough memory."),
 ];
 
-/// Schemas whose fields are refused, unless their value asks for nothing.
-const REFUSED_FIELDS: [&str; 1] = ["Unsupported"];
+const REFUSED: &str = "refused";
+const IGNORED: &str = "ignored";
+
+/// Schemas whose fields are not all what a client may hope: refused unless their value asks for
+/// nothing, or without effect.
+const STATUS_OF_SCHEMAS: [(&str, &str); 6] = [
+    ("Unsupported", REFUSED),
+    ("Ignored", IGNORED),
+    ("IgnoredByResponses", IGNORED),
+    ("IgnoredByEmbeddings", IGNORED),
+    ("IgnoredByTokenize", IGNORED),
+    ("AnthropicIgnored", IGNORED),
+];
+
+/// The same of single fields.
+const STATUS_OF_FIELDS: [(&str, &[&str], &str); 9] = [
+    ("ChatRequest", &["verbosity"], IGNORED),
+    ("ResponseRequest", &["background", "conversation", "prompt"], REFUSED),
+    ("ResponseRequest", &["max_tool_calls"], IGNORED),
+    ("TextOptions", &["verbosity"], IGNORED),
+    ("ControlRequest", &["model_dir", "model_path"], REFUSED),
+    ("MessagesRequest", &["mcp_servers", "container"], REFUSED),
+    ("MessagesRequest", &["metadata"], IGNORED),
+    ("OllamaGenerateFields", &["suffix", "template", "context", "images"], REFUSED),
+    ("OllamaOptions", &["typical_p", "tfs_z", "mirostat"], REFUSED),
+];
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -129,19 +153,51 @@ impl Modify for Common {
         let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
         if let Some(components) = &mut document.components {
             components.add_security_scheme("key", SecurityScheme::Http(bearer));
-            for name in REFUSED_FIELDS {
-                if let Some(RefOr::T(Schema::Object(schema))) = components.schemas.get_mut(name) {
-                    let refused = Extensions::builder().add("x-status", "refused").build();
-                    schema.extensions.get_or_insert_default().merge(refused);
+            for (name, status) in STATUS_OF_SCHEMAS {
+                set_status(components.schemas.get_mut(name), status);
+            }
+            for (name, fields, status) in STATUS_OF_FIELDS {
+                let Some(RefOr::T(Schema::Object(schema))) = components.schemas.get_mut(name)
+                else {
+                    continue;
+                };
+                for field in fields {
+                    set_status(schema.properties.get_mut(*field), status);
                 }
             }
         }
         for (path, item) in &mut document.paths.paths {
-            for (_, operation) in operations(item) {
+            for (method, operation) in operations(item) {
+                // Handlers of several paths have the same name.
+                operation.operation_id = Some(operation_id(method, path));
                 add_refusals(path, operation);
             }
         }
     }
+}
+
+fn set_status(schema: Option<&mut RefOr<Schema>>, status: &str) {
+    let extensions = match schema {
+        Some(RefOr::T(Schema::Object(it))) => &mut it.extensions,
+        Some(RefOr::T(Schema::Array(it))) => &mut it.extensions,
+        Some(RefOr::T(Schema::OneOf(it))) => &mut it.extensions,
+        _ => return,
+    };
+    let status = Extensions::builder().add("x-status", status).build();
+    extensions.get_or_insert_default().merge(status);
+}
+
+/// `post_v1_chat_completions`
+fn operation_id(method: HttpMethod, path: &str) -> String {
+    let method = match method {
+        HttpMethod::Post => "post",
+        HttpMethod::Delete => "delete",
+        _ => "get",
+    };
+    let words = path.split(|c: char| !c.is_ascii_alphanumeric());
+    let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+    let end = if 1 < path.len() && path.ends_with('/') { "_index" } else { "" };
+    format!("{method}_{}{end}", words.join("_"))
 }
 
 fn operations(
@@ -272,4 +328,36 @@ pub(crate) async fn docs(path: Option<Path<String>>) -> Result<Response, ApiErro
     let unknown = || ApiError::UnknownPath { path: format!("/docs/{path}") };
     let file = utoipa_swagger_ui::serve(&path, config).ok().flatten().ok_or_else(unknown)?;
     Ok(([(CONTENT_TYPE, file.content_type)], file.bytes.into_owned()).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_status_is_that_of_a_field_there_is() {
+        let document = serde_json::to_value(document()).unwrap();
+        let schemas = &document["components"]["schemas"];
+        for (name, status) in STATUS_OF_SCHEMAS {
+            assert_eq!(schemas[name]["x-status"], status, "{name}");
+        }
+        for (name, fields, status) in STATUS_OF_FIELDS {
+            for field in fields {
+                let found = &schemas[name]["properties"][field]["x-status"];
+                assert_eq!(found, status, "{name}.{field}");
+            }
+        }
+    }
+
+    #[test]
+    fn operations_have_names_of_their_own() {
+        let document = serde_json::to_value(document()).unwrap();
+        let mut names = std::collections::HashSet::new();
+        for item in document["paths"].as_object().unwrap().values() {
+            for operation in item.as_object().unwrap().values() {
+                let name = operation["operationId"].as_str().unwrap();
+                assert!(names.insert(name.to_owned()), "{name}");
+            }
+        }
+    }
 }

@@ -115,12 +115,14 @@ impl Collected<'_> {
                 continue;
             }
             let target = object_of(self.document, property);
-            let meanings = [property, target].map(|it| cell(&it["description"]));
+            let alternatives = property["oneOf"].as_array().into_iter().flatten();
+            let told = std::iter::once(property).chain(alternatives).chain([target]);
+            let mut meanings = told.map(|it| cell(&it["description"]));
             self.parameters.push(Parameter {
                 name: name.clone(),
                 kind: kind(self.document, property, 0),
                 status: status.clone().unwrap_or_else(|| ACCEPTED.to_owned()),
-                meaning: meanings.into_iter().find(|it| !it.is_empty()).unwrap_or_default(),
+                meaning: meanings.find(|it| !it.is_empty()).unwrap_or_default(),
             });
             self.add(target, &Place { prefix: format!("{name}."), status, depth });
         }

@@ -57,16 +57,12 @@ pub(crate) struct ResponseRequest {
     /// Only `disabled`; `auto` is refused.
     pub(super) truncation: Option<String>,
     /// Stream the response.
-    #[schema(extensions(("x-status" = json!("refused"))))]
     pub(super) background: Option<bool>,
     /// Use `previous_response_id`.
-    #[schema(extensions(("x-status" = json!("refused"))))]
     pub(super) conversation: Option<Value>,
     /// Send `instructions` and `input`.
-    #[schema(extensions(("x-status" = json!("refused"))))]
     pub(super) prompt: Option<Value>,
     /// Passed over with a note.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     pub(super) max_tool_calls: Option<u32>,
     /// Handed to the template.
     pub(super) enable_thinking: Option<bool>,
@@ -83,7 +79,6 @@ pub(super) struct TextOptions {
     /// `text`, `json_object` or `json_schema`: enforced.
     pub(super) format: Option<TextFormat>,
     /// Passed over with a note.
-    #[schema(extensions(("x-status" = json!("ignored"))))]
     pub(super) verbosity: Option<String>,
 }
 
