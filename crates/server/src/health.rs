@@ -14,16 +14,17 @@ use crate::journal::ErrorRecord;
 use crate::models::ModelStatus;
 use crate::monitor::memory_of;
 use crate::numbers::rounded;
+use crate::openapi::answers::{HealthAnswer, LiveAnswer, ReadyAnswer, VersionAnswer};
 use crate::origin::AllowedOrigins;
 
 /// Says that the process answers.
-#[utoipa::path(get, path = "/health/live", tag = "state", responses((status = 200, body = Value)))]
+#[utoipa::path(get, path = "/health/live", tag = "state", responses((status = 200, description = "Yes.", body = LiveAnswer)))]
 pub(crate) async fn live() -> Json<Value> {
     Json(json!({"status": "alive"}))
 }
 
 /// Says which build this is.
-#[utoipa::path(get, path = "/version", tag = "state", responses((status = 200, body = Value)))]
+#[utoipa::path(get, path = "/version", tag = "state", responses((status = 200, description = "The build.", body = VersionAnswer)))]
 pub(crate) async fn version() -> Json<Value> {
     Json(json!({"name": "jackalope", "version": env!("CARGO_PKG_VERSION")}))
 }
@@ -34,8 +35,8 @@ pub(crate) async fn version() -> Json<Value> {
     path = "/health/ready",
     tag = "state",
     responses(
-        (status = 200, description = "Yes.", body = Value),
-        (status = 503, description = "No; `reason` says why.", body = Value)
+        (status = 200, description = "Yes.", body = ReadyAnswer),
+        (status = 503, description = "No; `reason` says why.", body = ReadyAnswer)
     )
 )]
 pub(crate) async fn ready(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
@@ -56,8 +57,8 @@ pub(crate) async fn ready(State(state): State<ServerState>) -> (StatusCode, Json
     path = "/health",
     tag = "state",
     responses(
-        (status = 200, description = "Requests are taken.", body = Value),
-        (status = 503, description = "Requests are refused; `reason` says why.", body = Value)
+        (status = 200, description = "Requests are taken.", body = HealthAnswer),
+        (status = 503, description = "Requests are refused; `reason` says why.", body = HealthAnswer)
     )
 )]
 pub(crate) async fn health(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {

@@ -45,6 +45,7 @@ mod otlp;
 mod pace;
 mod registry;
 mod requests;
+mod routes;
 mod serve;
 mod sse;
 mod state;
@@ -54,9 +55,9 @@ mod tls;
 use axum::Router;
 use axum::extract::Request;
 use axum::middleware::from_fn_with_state;
-use axum::routing::{MethodRouter, any, delete, get, post};
 
 use error::ApiError;
+use routes::Route;
 
 pub use auth::{ApiKeys, KeyFileError};
 pub use journal::{RequestLog, RequestLogError};
@@ -75,73 +76,15 @@ pub use tls::{Tls, TlsError};
 
 /// All routes.
 pub fn router(state: ServerState) -> Router {
-    let delete_only =
-        |handler: MethodRouter<ServerState>| handler.fallback(|it| wrong_method(it, "DELETE"));
-    Router::new()
-        .route("/v1/chat/completions", post_only(post(openai::chat::chat)))
-        .route("/v1/completions", post_only(post(openai::completions::completions)))
-        .route("/v1/embeddings", post_only(post(openai::embeddings::embeddings)))
-        .route("/tokenize", post_only(post(openai::tokenize::tokenize)))
-        .route("/detokenize", post_only(post(openai::tokenize::detokenize)))
-        .route("/v1/responses", post_only(post(openai::responses::create_response)))
-        .route(
-            "/v1/responses/{id}",
-            get(openai::responses::show_response)
-                .delete(openai::responses::delete_response)
-                .fallback(|it| wrong_method(it, "GET, HEAD, DELETE")),
-        )
-        .route("/v1/responses/{id}/input_items", get_only(get(openai::responses::list_input_items)))
-        .route("/v1/messages", post_only(post(anthropic::messages)))
-        .route("/v1/messages/count_tokens", post_only(post(anthropic::count_tokens)))
-        .route("/v1/models", get_only(get(anthropic::list_models)))
-        .route("/v1/models/{*id}", get_only(get(anthropic::show_model)))
-        .route("/api/chat", post_only(post(ollama::chat)))
-        .route("/api/generate", post_only(post(ollama::generate)))
-        .route("/api/embed", post_only(post(ollama::embed)))
-        .route("/api/embeddings", post_only(post(ollama::embeddings)))
-        .route("/api/tags", get_only(get(ollama::tags)))
-        .route("/api/ps", get_only(get(ollama::ps)))
-        .route("/api/version", get_only(get(ollama::version)))
-        .route("/api/show", post_only(post(ollama::show)))
-        .route("/api/pull", post_only(post(ollama::pull)))
-        .route("/api/delete", delete_only(delete(ollama::delete)))
-        .route("/api/copy", post_only(post(ollama::copy)))
-        .route("/api/create", any(ollama::unsupported))
-        .route("/api/push", any(ollama::unsupported))
-        .route("/api/blobs/{digest}", any(ollama::unsupported))
-        .route("/model/load", post_only(post(model_control::load)))
-        .route("/model/unload", post_only(post(model_control::unload)))
-        .route("/model/gc", post_only(post(model_control::unload_unused)))
-        .route("/health", get_only(get(health::health)))
-        .route("/health/live", get_only(get(health::live)))
-        .route("/health/ready", get_only(get(health::ready)))
-        .route("/version", get_only(get(health::version)))
-        .route("/openapi.json", get_only(get(openapi::openapi)))
-        .route("/docs", get_only(get(openapi::docs_root)))
-        .route("/docs/", get_only(get(openapi::docs)))
-        .route("/docs/{*path}", get_only(get(openapi::docs)))
-        .merge(monitor::routes())
+    let add = |router: Router<ServerState>, route: Route| route.add_to(router);
+    routes::all()
+        .into_iter()
+        .fold(Router::new(), add)
         .fallback(unknown_path)
         .layer(from_fn_with_state(state.clone(), requests::admit))
         .with_state(state)
 }
 
-fn get_only(handler: MethodRouter<ServerState>) -> MethodRouter<ServerState> {
-    handler.fallback(|it| wrong_method(it, "GET, HEAD"))
-}
-
-fn post_only(handler: MethodRouter<ServerState>) -> MethodRouter<ServerState> {
-    handler.fallback(|it| wrong_method(it, "POST"))
-}
-
 async fn unknown_path(request: Request) -> ApiError {
     ApiError::UnknownPath { path: request.uri().path().to_owned() }
-}
-
-async fn wrong_method(request: Request, allowed: &'static str) -> ApiError {
-    ApiError::WrongMethod {
-        method: request.method().to_string(),
-        path: request.uri().path().to_owned(),
-        allowed,
-    }
 }

@@ -12,11 +12,13 @@ use axum::http::header::ORIGIN;
 use axum::http::{Request, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 use crate::ServerState;
 use crate::body::{parse, read_json_body};
 use crate::error::ApiError;
 use crate::models::{Kept, ModelStatus};
+use crate::openapi::answers::{LoadedModel, UnloadedModel, UnloadedModels};
 
 /// Requests that use a model that is to go are waited for so long.
 const UNLOAD_PATIENCE: Duration = Duration::from_secs(30);
@@ -25,19 +27,21 @@ const UNLOAD_PATIENCE: Duration = Duration::from_secs(30);
 const GIGABYTE: f64 = 1e9;
 
 /// What may be said of a model that is to come or go.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default)]
 struct ControlRequest {
-    /// Its id or an alias.
+    /// A name of the model: its id, an alias, or `default`, which it is without one.
     model: Option<String>,
     /// The same, as older servers call it.
     model_id: Option<String>,
-    /// Refused: clients do not choose directories.
+    /// Clients do not choose directories.
     model_dir: Option<Value>,
+    /// Clients do not choose directories.
     model_path: Option<Value>,
-    /// Whether to answer only when it is loaded.
+    /// `/model/load`: whether to answer only when it is loaded.
     wait: Option<bool>,
-    /// How long requests that use it are waited for.
+    /// `/model/unload`: how long requests that use it are waited for.
+    #[schema(minimum = 0)]
     timeout_seconds: Option<f64>,
 }
 
@@ -71,6 +75,16 @@ impl ControlRequest {
 }
 
 /// Loads a model, the default one if none is named.
+#[utoipa::path(
+    post,
+    path = "/model/load",
+    tag = "models",
+    request_body = ControlRequest,
+    responses(
+        (status = 200, description = "It is loaded.", body = LoadedModel),
+        (status = 202, description = "It is being loaded.", body = LoadedModel)
+    ),
+)]
 pub(crate) async fn load(
     State(state): State<ServerState>,
     request: Request<Body>,
@@ -99,6 +113,13 @@ pub(crate) async fn load(
 }
 
 /// Unloads a model, the default one if none is named, once nobody uses it.
+#[utoipa::path(
+    post,
+    path = "/model/unload",
+    tag = "models",
+    request_body = ControlRequest,
+    responses((status = 200, description = "The answer.", body = UnloadedModel)),
+)]
 pub(crate) async fn unload(
     State(state): State<ServerState>,
     request: Request<Body>,
@@ -139,6 +160,13 @@ pub(crate) async fn unload(
 }
 
 /// Unloads every model that nobody uses, but pinned ones and the default one.
+#[utoipa::path(
+    post,
+    path = "/model/gc",
+    tag = "models",
+    request_body = ControlRequest,
+    responses((status = 200, description = "The answer.", body = UnloadedModels)),
+)]
 pub(crate) async fn unload_unused(
     State(state): State<ServerState>,
     request: Request<Body>,

@@ -7,10 +7,11 @@ use axum::http::Request;
 use axum::response::Response;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 use super::format::MessageFormat;
 use super::history::History;
-use super::request::{MessagesRequest, Role, ThinkingConfig, Tool, ToolChoiceConfig};
+use super::request::{MessagesBody, MessagesRequest, Role, ThinkingConfig, Tool, ToolChoiceConfig};
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
 use crate::error::ApiError;
@@ -20,6 +21,7 @@ use crate::generate::{
 use crate::limits::ServerLimits;
 use crate::openai::request::{Common, Strings};
 use crate::openai::structure;
+use crate::openapi::answers::MessageAnswer;
 use crate::registry::Serving;
 
 /// Our words for fields, and the API's own.
@@ -29,7 +31,18 @@ const NAMES: [(&str, &str); 2] =
 /// The API's least budget of thought.
 const BUDGET_TOKENS_MIN: u32 = 1024;
 
-/// Answers a conversation.
+/// Answers a conversation, whole or as a stream of events.
+#[utoipa::path(
+    post,
+    path = "/v1/messages",
+    tag = "Anthropic",
+    request_body = MessagesBody,
+    responses((
+        status = 200,
+        description = "The answer.",
+        content((MessageAnswer = "application/json"), (String = "text/event-stream")),
+    )),
+)]
 pub(crate) async fn messages(
     State(state): State<ServerState>,
     request: Request<Body>,
@@ -45,12 +58,19 @@ pub(crate) async fn messages(
 }
 
 /// How long a conversation is.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct TokenCount {
     input_tokens: usize,
 }
 
 /// Counts the tokens of a conversation and answers nothing.
+#[utoipa::path(
+    post,
+    path = "/v1/messages/count_tokens",
+    tag = "Anthropic",
+    request_body = MessagesBody,
+    responses((status = 200, description = "The answer.", body = TokenCount)),
+)]
 pub(crate) async fn count_tokens(
     State(state): State<ServerState>,
     request: Request<Body>,

@@ -7,9 +7,6 @@
 
 mod format;
 mod history;
-mod messages;
-mod models;
-mod request;
-
-pub(crate) use messages::{count_tokens, messages};
-pub(crate) use models::{list_models, show_model};
+pub(crate) mod messages;
+pub(crate) mod models;
+pub(crate) mod request;

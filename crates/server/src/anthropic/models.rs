@@ -9,6 +9,7 @@ use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::ServerState;
 use crate::error::{ANTHROPIC_VERSION, ApiError};
@@ -17,8 +18,9 @@ use crate::models::ModelStatus;
 use crate::openai;
 
 /// All models; there is only one page of them.
-#[derive(Debug, Serialize)]
-struct ModelPage {
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = AnthropicModelPage)]
+pub(crate) struct ModelPage {
     data: Vec<ModelCard>,
     has_more: bool,
     first_id: Option<String>,
@@ -26,8 +28,9 @@ struct ModelPage {
 }
 
 /// What is told of a model.
-#[derive(Debug, Serialize)]
-struct ModelCard {
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = AnthropicModelCard)]
+pub(crate) struct ModelCard {
     #[serde(rename = "type")]
     kind: &'static str,
     id: String,
@@ -55,7 +58,32 @@ impl ModelCard {
     }
 }
 
-/// Lists the models.
+/// The models, as OpenAI or Anthropic tells them.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "it is only described")]
+enum AnyModelList {
+    OpenAi(openai::models::ModelList),
+    Anthropic(ModelPage),
+}
+
+/// A model, as OpenAI or Anthropic tells it.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "it is only described")]
+enum AnyModelCard {
+    OpenAi(openai::models::ModelCard),
+    Anthropic(ModelCard),
+}
+
+/// Lists the models, loaded or not.
+#[utoipa::path(
+    get,
+    path = "/v1/models",
+    tag = "models",
+    params(("anthropic-version" = Option<String>, Header, description = "If it is sent, the answer has Anthropic's form.")),
+    responses((status = 200, description = "The models.", body = AnyModelList)),
+)]
 pub(crate) async fn list_models(state: State<ServerState>, headers: HeaderMap) -> Response {
     if !headers.contains_key(ANTHROPIC_VERSION) {
         return openai::models::list_models(state).await.into_response();
@@ -66,7 +94,17 @@ pub(crate) async fn list_models(state: State<ServerState>, headers: HeaderMap) -
     Json(ModelPage { data, has_more: false, first_id, last_id }).into_response()
 }
 
-/// Shows a model under any of its names.
+/// Shows a model under any of its names. Loads nothing.
+#[utoipa::path(
+    get,
+    path = "/v1/models/{id}",
+    tag = "models",
+    params(
+        ("id" = String, Path, description = "A name of the model; it may contain slashes."),
+        ("anthropic-version" = Option<String>, Header, description = "If it is sent, the answer has Anthropic's form.")
+    ),
+    responses((status = 200, description = "The model.", body = AnyModelCard)),
+)]
 pub(crate) async fn show_model(
     state: State<ServerState>,
     headers: HeaderMap,

@@ -1,38 +1,66 @@
 //! What clients send, as they send it: nothing here is trusted yet. Fields that no type has are
 //! passed over.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value};
+use utoipa::openapi::schema::OneOfBuilder;
+use utoipa::openapi::{Ref, RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
+
+use crate::openai::schema::{list, string};
 
 /// The body of `POST /v1/messages`, and of `POST /v1/messages/count_tokens`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 pub(super) struct MessagesRequest {
+    /// Most tokens drawn; needed, but for counting.
+    #[schema(minimum = 1)]
     pub(super) max_tokens: Option<u32>,
+    /// The conversation: strings or blocks; an answer goes on from a last message of the
+    /// assistant's. Images, documents and blocks of tools that run on Anthropic's servers are
+    /// refused by name.
     pub(super) messages: Option<Vec<Message>>,
+    /// A string or text blocks; a block that begins with `x-anthropic-billing-header:` is left out,
+    /// since it would hide everything behind it from the prefix cache.
     pub(super) system: Option<Content>,
+    /// How freely tokens are drawn.
+    #[schema(minimum = 0, maximum = 1)]
     pub(super) temperature: Option<f64>,
+    /// Only the likeliest tokens that have so much probability together.
+    #[schema(minimum = 0, maximum = 1)]
     pub(super) top_p: Option<f64>,
+    /// Only the so many likeliest tokens.
     pub(super) top_k: Option<i64>,
+    /// Strings that end the answer.
     pub(super) stop_sequences: Option<Vec<String>>,
+    /// Events in the API's order; `ping` while a prompt computes.
     pub(super) stream: Option<bool>,
+    /// Functions that the model may call, with an `input_schema`; others are refused by name.
     pub(super) tools: Option<Vec<Tool>>,
+    /// What is forced is enforced by a grammar.
     pub(super) tool_choice: Option<ToolChoiceConfig>,
+    /// Without it the server's own setting holds.
     pub(super) thinking: Option<ThinkingConfig>,
+    /// What the answer is held to.
     pub(super) output_config: Option<OutputConfig>,
     /// The older name of `output_config.format`.
     pub(super) output_format: Option<Value>,
+    /// This server runs no tools itself.
     pub(super) mcp_servers: Option<Vec<Value>>,
+    /// This server runs no tools itself.
     pub(super) container: Option<Value>,
+    /// Who asks; passed over.
     #[expect(dead_code, reason = "that it has the right form is all there is to know")]
     pub(super) metadata: Option<Metadata>,
 }
 
 /// Who speaks.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, ToSchema)]
 #[serde(rename_all = "lowercase")]
+#[schema(as = AnthropicRole)]
 pub(super) enum Role {
     User,
     Assistant,
@@ -40,8 +68,9 @@ pub(super) enum Role {
 }
 
 /// One message of a conversation.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
+#[schema(as = AnthropicMessage)]
 pub(super) struct Message {
     pub(super) role: Role,
     pub(super) content: Content,
@@ -49,15 +78,16 @@ pub(super) struct Message {
 
 /// Text, or blocks of it and of other things.
 #[derive(Debug, PartialEq)]
-pub(super) enum Content {
+pub(crate) enum Content {
     Text(String),
     Blocks(Vec<Block>),
 }
 
 /// A block of any type: which of the fields it needs, its type says.
-#[derive(Debug, Deserialize, PartialEq)]
+#[derive(Debug, Deserialize, PartialEq, ToSchema)]
 #[serde(expecting = "an object")]
-pub(super) struct Block {
+#[schema(as = AnthropicBlock)]
+pub(crate) struct Block {
     #[serde(rename = "type")]
     pub(super) kind: String,
     pub(super) text: Option<String>,
@@ -71,8 +101,9 @@ pub(super) struct Block {
 }
 
 /// A tool that the model may call.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
+#[schema(as = AnthropicTool)]
 pub(super) struct Tool {
     #[serde(rename = "type")]
     pub(super) kind: Option<String>,
@@ -84,39 +115,92 @@ pub(super) struct Tool {
 }
 
 /// `tool_choice`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
+#[schema(as = AnthropicToolChoice)]
 pub(super) struct ToolChoiceConfig {
+    /// `auto`, `none`, `any`, or `tool` with its `name`.
     #[serde(rename = "type")]
     pub(super) kind: String,
+    /// Which tool.
     pub(super) name: Option<String>,
+    /// The first call ends the answer.
     pub(super) disable_parallel_tool_use: Option<bool>,
 }
 
 /// `thinking`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
+#[schema(as = AnthropicThinking)]
 pub(super) struct ThinkingConfig {
+    /// `disabled`, `adaptive`, or `enabled` with a budget.
     #[serde(rename = "type")]
     pub(super) kind: String,
+    /// Tokens after which the thought is closed.
+    #[schema(minimum = 1024)]
     pub(super) budget_tokens: Option<u32>,
+    /// `omitted`: thoughts are not told.
     pub(super) display: Option<String>,
 }
 
 /// `output_config`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
+#[schema(as = AnthropicOutputConfig)]
 pub(super) struct OutputConfig {
+    /// Handed to the template; `xhigh` and `max` as `high`.
     pub(super) effort: Option<String>,
+    /// `json_schema` with a `schema`: enforced.
     pub(super) format: Option<Value>,
 }
 
 /// `metadata`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
+#[schema(as = AnthropicMetadata)]
 pub(super) struct Metadata {
+    /// Who asks; passed over.
     #[expect(dead_code, reason = "that it has the right type is all there is to know")]
     pub(super) user_id: Option<String>,
+}
+
+impl PartialSchema for Content {
+    fn schema() -> RefOr<Schema> {
+        // By its name: a block may hold blocks.
+        let block = Ref::from_schema_name("AnthropicBlock");
+        OneOfBuilder::new().item(string()).item(list(block)).into()
+    }
+}
+
+impl ToSchema for Content {
+    fn name() -> Cow<'static, str> {
+        "AnthropicContent".into()
+    }
+}
+
+/// The body of a request, with what changes nothing.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(super) struct MessagesBody {
+    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    model: Option<String>,
+    #[serde(flatten)]
+    messages: MessagesRequest,
+    #[serde(flatten)]
+    ignored: Ignored,
+}
+
+/// Fields that change nothing.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+#[schema(as = AnthropicIgnored)]
+struct Ignored {
+    /// Prompts are found again by themselves.
+    cache_control: Option<Value>,
+    /// There is only one.
+    service_tier: Option<Value>,
+    /// The conversation is taken as it is.
+    context_management: Option<Value>,
 }
 
 impl<'de> Deserialize<'de> for Content {

@@ -32,7 +32,14 @@ pub(crate) struct Seen {
     totals: ModelTotals,
 }
 
-/// `GET /metrics`.
+/// Tells everything that is counted to Prometheus: `vllm:*`, `llamacpp:*`, `vllm_mlx_*`,
+/// `mlx_cluster_*`, and `jackalope_*` for ranks, steps, links, recoveries, keys and HTTP.
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    tag = "state",
+    responses((status = 200, description = "Prometheus text.", body = String, content_type = "text/plain")),
+)]
 pub(crate) async fn metrics(State(state): State<ServerState>) -> Response {
     let mut response = text(&state).into_response();
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(TEXT_0_0_4));

@@ -13,8 +13,15 @@ use crate::ServerState;
 use crate::error::ApiError;
 use crate::journal::OpenRequest;
 use crate::numbers::{gib, rounded};
+use crate::openapi::answers::{CacheStats, CancelledRequest, ClearedCache, EngineStatus};
 
-/// `GET /v1/status`.
+/// Tells of the engine, and of every request that is being answered.
+#[utoipa::path(
+    get,
+    path = "/v1/status",
+    tag = "state",
+    responses((status = 200, description = "The answer.", body = EngineStatus)),
+)]
 pub(crate) async fn status(State(state): State<ServerState>) -> Json<Value> {
     let status = state.default_model().engine_status();
     let word = match status.state {
@@ -68,7 +75,13 @@ fn request_json(request: &OpenRequest) -> Value {
     })
 }
 
-/// `GET /v1/cache/stats`.
+/// Tells of the prefix cache.
+#[utoipa::path(
+    get,
+    path = "/v1/cache/stats",
+    tag = "state",
+    responses((status = 200, description = "The answer.", body = CacheStats)),
+)]
 pub(crate) async fn cache_stats(State(state): State<ServerState>) -> Json<Value> {
     Json(cache_json(&state.default_model().engine_status()))
 }
@@ -93,8 +106,15 @@ fn cache_json(status: &Status) -> Value {
     })
 }
 
-/// `DELETE /v1/requests/{id}` and `POST /v1/requests/{id}/cancel`. A request is known by the name of
-/// its answer and by that in `X-Request-Id`; of several with the same name all are cancelled.
+/// Ends requests, which end with `finish_reason` `abort`. One is known by the name of its answer
+/// and by that in `X-Request-Id`; of several with the same name all are cancelled.
+#[utoipa::path(
+    delete,
+    path = "/v1/requests/{id}",
+    tag = "state",
+    params(("id" = String, Path, description = "The answer's `id`, or `X-Request-Id`.")),
+    responses((status = 200, description = "The answer.", body = CancelledRequest)),
+)]
 pub(crate) async fn cancel(
     State(state): State<ServerState>,
     id: Result<Path<String>, PathRejection>,
@@ -118,7 +138,13 @@ pub(crate) async fn cancel(
     })))
 }
 
-/// `DELETE /v1/cache` and `/v1/cache/prefix`: gives back what is kept of finished sequences.
+/// Gives back what is kept of finished sequences; running requests keep theirs.
+#[utoipa::path(
+    delete,
+    path = "/v1/cache",
+    tag = "state",
+    responses((status = 200, description = "The answer.", body = ClearedCache)),
+)]
 pub(crate) async fn clear_cache(State(state): State<ServerState>) -> Json<Value> {
     let mut cleared = 0;
     for model in state.models().list().into_iter().filter_map(|it| it.model) {

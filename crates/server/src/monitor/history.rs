@@ -7,22 +7,30 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use utoipa::IntoParams;
 
 use crate::ServerState;
 use crate::error::ApiError;
 use crate::journal::{Ending, RECENT_MAX, RequestRecord};
 use crate::numbers::{gib, quantile, rounded};
+use crate::openapi::answers::{RecentErrors, RecentRequests, RequestStats};
 
 /// Requests that are told of unless more or fewer are asked for.
 const RECENT_TOLD: usize = 50;
 
 /// Which requests are asked for.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct Filter {
+    /// How many, at most 200.
     n: Option<usize>,
+    /// Only those that ended so: `ok`, `error`, `timeout` or `cancelled`.
     status: Option<String>,
+    /// Only those of this kind.
     kind: Option<String>,
+    /// Only those of this model.
     model: Option<String>,
+    /// Only those of this key.
     key: Option<String>,
 }
 
@@ -37,7 +45,14 @@ impl Filter {
     }
 }
 
-/// `GET /requests/recent?n=50`, the latest first; filtered by `status`, `kind`, `model` and `key`.
+/// Tells the last answers, the latest first.
+#[utoipa::path(
+    get,
+    path = "/requests",
+    tag = "state",
+    params(Filter),
+    responses((status = 200, description = "The answer.", body = RecentRequests)),
+)]
 pub(crate) async fn recent(
     State(state): State<ServerState>,
     filter: Result<Query<Filter>, QueryRejection>,
@@ -50,15 +65,27 @@ pub(crate) async fn recent(
     Ok(Json(json!({"ok": true, "count": requests.len(), "requests": requests})))
 }
 
-/// `GET /errors`, the latest first.
+/// Tells the last 50 errors of the server, the latest first, and what it refused for want of room.
+#[utoipa::path(
+    get,
+    path = "/errors",
+    tag = "state",
+    responses((status = 200, description = "The answer.", body = RecentErrors)),
+)]
 pub(crate) async fn errors(State(state): State<ServerState>) -> Json<Value> {
     let errors = state.journal().errors();
     let errors: Vec<Value> = errors.iter().rev().map(|it| it.to_json()).collect();
     Json(json!({"ok": true, "count": errors.len(), "errors": errors}))
 }
 
-/// `GET /requests/stats`: counts since the start, and times of the requests that are remembered.
-/// `ok` is a count, as it is in mlx-jaccl-cluster.
+/// Tells counts since the start, and rates and times of the answers that are remembered. `ok` is a
+/// count, as it is in mlx-jaccl-cluster.
+#[utoipa::path(
+    get,
+    path = "/requests/stats",
+    tag = "state",
+    responses((status = 200, description = "The answer.", body = RequestStats)),
+)]
 pub(crate) async fn stats(State(state): State<ServerState>) -> Json<Value> {
     let totals = state.journal().totals();
     let mut endings = [0; Ending::NAMES.len()];

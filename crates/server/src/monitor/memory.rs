@@ -12,11 +12,13 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
+use utoipa::IntoParams;
 
 use crate::ServerState;
 use crate::error::ApiError;
 use crate::ids::unix_time;
 use crate::numbers::{gib, percent, rounded};
+use crate::openapi::answers::{MemoryAnswer, MemorySamples};
 
 /// Time between two looks at the memory.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
@@ -150,7 +152,13 @@ pub(crate) async fn sample_until(state: ServerState, mut ended: watch::Receiver<
     }
 }
 
-/// `GET /memory`.
+/// Tells the memory of the ranks.
+#[utoipa::path(
+    get,
+    path = "/memory",
+    tag = "state",
+    responses((status = 200, description = "The answer.", body = MemoryAnswer)),
+)]
 pub(crate) async fn memory(State(state): State<ServerState>) -> Json<Value> {
     let model = state.default_model();
     let status = model.engine_status();
@@ -245,12 +253,21 @@ pub(super) fn by_rank(status: &Status) -> Map<String, Value> {
 }
 
 /// How many of something are asked for.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct Wanted {
+    /// How many seconds, at most 600.
     n: Option<usize>,
 }
 
-/// `GET /memory/live?n=60`.
+/// Tells the memory of the ranks once a second of late.
+#[utoipa::path(
+    get,
+    path = "/memory/live",
+    tag = "state",
+    params(Wanted),
+    responses((status = 200, description = "The answer.", body = MemorySamples)),
+)]
 pub(crate) async fn live(
     State(state): State<ServerState>,
     wanted: Result<Query<Wanted>, QueryRejection>,

@@ -4,19 +4,18 @@
 //! Names and shapes are those of the founding systems; every number is read from the engine's
 //! [`Status`](jackalope_engine::Status) or from the journal.
 
-mod admin;
-mod history;
-mod memory;
-mod overview;
-mod snapshot;
+pub(crate) mod admin;
+pub(crate) mod history;
+pub(crate) mod memory;
+pub(crate) mod overview;
+pub(crate) mod snapshot;
 
-use axum::Router;
 use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
 use axum::routing::{delete, get, post};
 
 use crate::error::ApiError;
-use crate::{ServerState, get_only, post_only, wrong_method};
+use crate::routes::{Route, delete_only, get_only, post_only};
 
 pub(crate) use memory::{Samples, of_engine as memory_of, sample_until};
 
@@ -28,28 +27,25 @@ fn query<T>(found: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
 }
 
 /// The routes of this module.
-pub(crate) fn routes() -> Router<ServerState> {
-    let delete_only = |it: axum::routing::MethodRouter<ServerState>| {
-        it.fallback(|request| wrong_method(request, "DELETE"))
-    };
-    Router::new()
-        .route("/", get_only(get(overview::root)))
-        .route("/dashboard", get_only(get(overview::dashboard)))
-        .route("/queue", get_only(get(overview::queue)))
-        .route("/model/info", get_only(get(overview::model)))
-        .route("/metrics", get_only(get(crate::metrics::metrics)))
-        .route("/metrics/snapshot", get_only(get(snapshot::snapshot)))
-        .route("/metrics/stream", get_only(get(snapshot::stream)))
-        .route("/memory", get_only(get(memory::memory)))
-        .route("/memory/live", get_only(get(memory::live)))
-        .route("/requests", get_only(get(history::recent)))
-        .route("/requests/recent", get_only(get(history::recent)))
-        .route("/requests/stats", get_only(get(history::stats)))
-        .route("/errors", get_only(get(history::errors)))
-        .route("/v1/status", get_only(get(admin::status)))
-        .route("/v1/cache/stats", get_only(get(admin::cache_stats)))
-        .route("/v1/cache", delete_only(delete(admin::clear_cache)))
-        .route("/v1/cache/prefix", delete_only(delete(admin::clear_cache)))
-        .route("/v1/requests/{id}", delete_only(delete(admin::cancel)))
-        .route("/v1/requests/{id}/cancel", post_only(post(admin::cancel)))
+pub(crate) fn routes() -> Vec<Route> {
+    vec![
+        get_only("/", get(overview::root)),
+        get_only("/dashboard", get(overview::dashboard)),
+        get_only("/queue", get(overview::queue)),
+        get_only("/model/info", get(overview::model)),
+        get_only("/metrics/snapshot", get(snapshot::snapshot)),
+        get_only("/metrics/stream", get(snapshot::stream)),
+        get_only("/memory", get(memory::memory)),
+        get_only("/memory/live", get(memory::live)),
+        get_only("/requests", get(history::recent)),
+        get_only("/requests/recent", get(history::recent)),
+        get_only("/requests/stats", get(history::stats)),
+        get_only("/errors", get(history::errors)),
+        get_only("/v1/status", get(admin::status)),
+        get_only("/v1/cache/stats", get(admin::cache_stats)),
+        delete_only("/v1/cache", delete(admin::clear_cache)),
+        delete_only("/v1/cache/prefix", delete(admin::clear_cache)),
+        delete_only("/v1/requests/{id}", delete(admin::cancel)),
+        post_only("/v1/requests/{id}/cancel", post(admin::cancel)),
+    ]
 }

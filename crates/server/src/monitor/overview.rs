@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::memory::of_engine;
 use crate::ServerState;
+use crate::openapi::answers::{ModelInfo, QueueAnswer, ServiceCard};
 
 /// The page. Everything it needs is in it: it works without any network but this server's.
 const PAGE: &str = include_str!("dashboard.html");
@@ -23,8 +24,17 @@ const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 
 /// What clients of Ollama's API look for before anything else.
 const OLLAMA: &str = "Ollama is running";
 
-/// `GET /`: the page for browsers, the card of the service for programs that want JSON, and a word
-/// for everybody else.
+/// Shows a page to browsers, the service to programs that want JSON, and a word to everybody else.
+#[utoipa::path(
+    get,
+    path = "/",
+    tag = "state",
+    responses((
+        status = 200,
+        description = "What is accepted.",
+        content((String = "text/html"), (ServiceCard = "application/json"), (String = "text/plain")),
+    )),
+)]
 pub(crate) async fn root(method: Method, headers: HeaderMap) -> Response {
     let accept = headers.get(ACCEPT).and_then(|it| it.to_str().ok()).unwrap_or_default();
     let mut response = match (accept.contains("text/html"), accept.contains("application/json")) {
@@ -55,7 +65,13 @@ fn card() -> Value {
     })
 }
 
-/// `GET /dashboard`.
+/// Shows the server at work, to browsers; without any network but this server's.
+#[utoipa::path(
+    get,
+    path = "/dashboard",
+    tag = "state",
+    responses((status = 200, description = "The page.", body = String, content_type = "text/html")),
+)]
 pub(crate) async fn dashboard() -> Response {
     let mut response = Html(PAGE).into_response();
     let headers = response.headers_mut();
@@ -66,7 +82,13 @@ pub(crate) async fn dashboard() -> Response {
     response
 }
 
-/// `GET /queue`.
+/// Tells how many requests wait, and how many are answered.
+#[utoipa::path(
+    get,
+    path = "/queue",
+    tag = "state",
+    responses((status = 200, description = "The answer.", body = QueueAnswer)),
+)]
 pub(crate) async fn queue(State(state): State<ServerState>) -> Json<Value> {
     let status = state.default_model().engine_status();
     let oldest = state.journal().open_requests().first().map(|it| it.began.elapsed().as_secs_f64());
@@ -79,7 +101,13 @@ pub(crate) async fn queue(State(state): State<ServerState>) -> Json<Value> {
     }))
 }
 
-/// `GET /model/info`.
+/// Tells of the default model: its context, ranks and memory.
+#[utoipa::path(
+    get,
+    path = "/model/info",
+    tag = "state",
+    responses((status = 200, description = "The answer.", body = ModelInfo)),
+)]
 pub(crate) async fn model(State(state): State<ServerState>) -> Json<Value> {
     let model = state.default_model();
     let status = model.engine_status();

@@ -16,6 +16,7 @@ use super::memory::by_rank;
 use crate::ServerState;
 use crate::journal::{Recent, WINDOW};
 use crate::numbers::rounded;
+use crate::openapi::answers::SnapshotAnswer;
 use crate::sse;
 
 /// Answers that are told of one by one.
@@ -28,12 +29,24 @@ const STREAM_INTERVAL: Duration = Duration::from_secs(2);
 const STALE_AFTER: Duration = Duration::from_secs(5);
 const DEAD_AFTER: Duration = Duration::from_secs(15);
 
-/// `GET /metrics/snapshot`.
+/// Tells rates of the last minute, the last 40 answers, memory and ranks.
+#[utoipa::path(
+    get,
+    path = "/metrics/snapshot",
+    tag = "state",
+    responses((status = 200, description = "The answer.", body = SnapshotAnswer)),
+)]
 pub(crate) async fn snapshot(State(state): State<ServerState>) -> Json<Value> {
     Json(taken(&state))
 }
 
-/// `GET /metrics/stream`.
+/// Tells the same every two seconds.
+#[utoipa::path(
+    get,
+    path = "/metrics/stream",
+    tag = "state",
+    responses((status = 200, description = "An event for each.", body = String, content_type = "text/event-stream")),
+)]
 pub(crate) async fn stream(State(state): State<ServerState>) -> Response {
     let mut ticks = interval(STREAM_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);

@@ -12,15 +12,28 @@ use super::format::{LineFormat, Shape};
 use super::open;
 use super::options::{NAMES, thinking, wishes};
 use super::request::{ChatRequest, Message, Role, Shared, Tool, Tools};
+use super::schema::OllamaChatBody;
 use super::{format, lifetime};
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
 use crate::error::ApiError;
 use crate::generate::{Answer, AnswerPlan, Conversation, Job, ToolChoice, check_count};
 use crate::limits::ServerLimits;
+use crate::openapi::answers::OllamaChatAnswer;
 use crate::registry::Serving;
 
 /// Answers a conversation; one without messages asks for the model to be loaded, or given back.
+#[utoipa::path(
+    post,
+    path = "/api/chat",
+    tag = "Ollama",
+    request_body = OllamaChatBody,
+    responses((
+        status = 200,
+        description = "The answer.",
+        content((OllamaChatAnswer = "application/json"), (String = "application/x-ndjson")),
+    )),
+)]
 pub(crate) async fn chat(
     State(state): State<ServerState>,
     request: Request<Body>,

@@ -8,9 +8,11 @@ use axum::extract::State;
 use axum::http::Request;
 use jackalope_protocol::{Pooling, TokenId};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::lifetime::{self, KeepAlive};
 use super::open;
+use super::schema::{OllamaEmbedBody, OllamaEmbeddingsBody};
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
 use crate::embed::{self, Embedding};
@@ -20,24 +22,33 @@ use crate::openai::request::Strings;
 use crate::registry::Serving;
 
 /// The body of `POST /api/embed`.
-#[derive(Debug, Deserialize)]
-struct EmbedRequest {
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = OllamaEmbedFields)]
+pub(super) struct EmbedRequest {
+    /// A string or strings.
     input: Option<Strings>,
-    /// A text beyond the context is cut; that is the default of this API.
+    /// A text beyond the context is cut, which is the default, or refused.
     truncate: Option<bool>,
+    /// The first so many numbers, brought to length 1 again.
+    #[schema(minimum = 1)]
     dimensions: Option<u32>,
+    /// How long the model stays.
     keep_alive: Option<KeepAlive>,
 }
 
 /// The body of `POST /api/embeddings`.
-#[derive(Debug, Deserialize)]
-struct EmbeddingsRequest {
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = OllamaEmbeddingsFields)]
+pub(super) struct EmbeddingsRequest {
+    /// A text.
     prompt: Option<String>,
+    /// How long the model stays.
     keep_alive: Option<KeepAlive>,
 }
 
 /// The answer of `POST /api/embed`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OllamaEmbedded)]
 pub(crate) struct Embedded {
     model: String,
     embeddings: Vec<Vec<f32>>,
@@ -47,12 +58,20 @@ pub(crate) struct Embedded {
 }
 
 /// The answer of `POST /api/embeddings`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OllamaEmbeddedOne)]
 pub(crate) struct EmbeddedOne {
     embedding: Vec<f32>,
 }
 
 /// Turns texts into vectors of length 1.
+#[utoipa::path(
+    post,
+    path = "/api/embed",
+    tag = "Ollama",
+    request_body = OllamaEmbedBody,
+    responses((status = 200, description = "The answer.", body = Embedded)),
+)]
 pub(crate) async fn embed(
     State(state): State<ServerState>,
     request: Request<Body>,
@@ -85,7 +104,14 @@ pub(crate) async fn embed(
     }))
 }
 
-/// Turns a text into a vector.
+/// Turns a text into a vector, for older clients.
+#[utoipa::path(
+    post,
+    path = "/api/embeddings",
+    tag = "Ollama",
+    request_body = OllamaEmbeddingsBody,
+    responses((status = 200, description = "The answer.", body = EmbeddedOne)),
+)]
 pub(crate) async fn embeddings(
     State(state): State<ServerState>,
     request: Request<Body>,

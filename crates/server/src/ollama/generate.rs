@@ -12,6 +12,7 @@ use super::chat::check_images;
 use super::format::{LineFormat, Shape};
 use super::options::{NAMES, thinking, wishes};
 use super::request::{GenerateRequest, Shared};
+use super::schema::OllamaGenerateBody;
 use super::{format, lifetime, open};
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
@@ -19,12 +20,24 @@ use crate::error::ApiError;
 use crate::generate::{
     Answer, AnswerPlan, Conversation, Job, PromptJob, TextRules, Thinking, Wishes,
 };
+use crate::openapi::answers::OllamaGenerateAnswer;
 use crate::registry::Serving;
 
 /// The field that the prompt comes in.
 const PROMPT: &str = "prompt";
 
 /// Answers a prompt; an empty one asks for the model to be loaded, or given back.
+#[utoipa::path(
+    post,
+    path = "/api/generate",
+    tag = "Ollama",
+    request_body = OllamaGenerateBody,
+    responses((
+        status = 200,
+        description = "The answer.",
+        content((OllamaGenerateAnswer = "application/json"), (String = "application/x-ndjson")),
+    )),
+)]
 pub(crate) async fn generate(
     State(state): State<ServerState>,
     request: Request<Body>,

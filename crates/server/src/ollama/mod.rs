@@ -5,26 +5,22 @@
 //!                     untrusted     every check                   format
 //! ```
 
-mod chat;
-mod embed;
+pub(crate) mod chat;
+pub(crate) mod embed;
 mod format;
-mod generate;
+pub(crate) mod generate;
 mod lifetime;
-mod models;
+pub(crate) mod models;
 mod options;
-mod pull;
+pub(crate) mod pull;
 mod request;
+mod schema;
 
 use crate::ServerState;
 use crate::error::ApiError;
 use crate::models::ModelStatus;
 use crate::registry::Serving;
 
-pub(crate) use chat::chat;
-pub(crate) use embed::{embed, embeddings};
-pub(crate) use generate::generate;
-pub(crate) use models::{copy, delete, ps, show, tags, unsupported, version};
-pub(crate) use pull::pull;
 pub use pull::{PullProgress, Puller, RemoveError, RemoveFuture};
 
 /// The version that a name without one means.

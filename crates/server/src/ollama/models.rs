@@ -8,9 +8,10 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, StatusCode};
 use jackalope_engine::Limits;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
+use utoipa::ToSchema;
 
 use super::RemoveError;
 use super::request::Named;
@@ -20,6 +21,8 @@ use crate::body::{model_of, parse, read_json_body};
 use crate::error::ApiError;
 use crate::ids::rfc3339;
 use crate::models::ModelStatus;
+use crate::openapi::OllamaError;
+use crate::openapi::answers::{OllamaModels, OllamaShown, OllamaVersion};
 use crate::registry::ModelDetails;
 
 /// The version of the API that is spoken here: clients compare it to learn what they may send.
@@ -30,7 +33,8 @@ const VERSION: &str = "0.12.11";
 const NEVER: u64 = 11_000_000_000;
 
 /// A model in a list.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OllamaModelEntry)]
 struct ModelEntry {
     name: String,
     model: String,
@@ -42,7 +46,8 @@ struct ModelEntry {
 }
 
 /// What kind of model it is.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OllamaDetails)]
 struct Details {
     parent_model: &'static str,
     format: &'static str,
@@ -126,6 +131,12 @@ fn capabilities(model: &ModelStatus) -> Vec<&'static str> {
 }
 
 /// Lists the models.
+#[utoipa::path(
+    get,
+    path = "/api/tags",
+    tag = "Ollama",
+    responses((status = 200, description = "The answer.", body = OllamaModels)),
+)]
 pub(crate) async fn tags(State(state): State<ServerState>) -> Json<Value> {
     let entry = |model: &ModelStatus| ModelEntry {
         name: full_name(&model.id),
@@ -140,6 +151,12 @@ pub(crate) async fn tags(State(state): State<ServerState>) -> Json<Value> {
 }
 
 /// Lists the models that are loaded, with the memory of all ranks together.
+#[utoipa::path(
+    get,
+    path = "/api/ps",
+    tag = "Ollama",
+    responses((status = 200, description = "The answer.", body = OllamaModels)),
+)]
 pub(crate) async fn ps(State(state): State<ServerState>) -> Json<Value> {
     let entry = |model: &ModelStatus| {
         let limits = limits(model)?;
@@ -166,11 +183,24 @@ pub(crate) async fn ps(State(state): State<ServerState>) -> Json<Value> {
 }
 
 /// Says which version of the API is spoken.
+#[utoipa::path(
+    get,
+    path = "/api/version",
+    tag = "Ollama",
+    responses((status = 200, description = "The answer.", body = OllamaVersion)),
+)]
 pub(crate) async fn version() -> Json<Value> {
     Json(json!({"version": VERSION}))
 }
 
 /// Shows a model.
+#[utoipa::path(
+    post,
+    path = "/api/show",
+    tag = "Ollama",
+    request_body = Named,
+    responses((status = 200, description = "The answer.", body = OllamaShown)),
+)]
 pub(crate) async fn show(
     State(state): State<ServerState>,
     request: Request<Body>,
@@ -223,6 +253,13 @@ pub(super) async fn named(state: &ServerState, request: Request<Body>) -> Result
 }
 
 /// Deletes a model, where models come and go.
+#[utoipa::path(
+    delete,
+    path = "/api/delete",
+    tag = "Ollama",
+    request_body = Named,
+    responses((status = 200, description = "It is deleted.")),
+)]
 pub(crate) async fn delete(
     State(state): State<ServerState>,
     request: Request<Body>,
@@ -243,16 +280,28 @@ pub(crate) async fn delete(
     }
 }
 
+/// The body of `POST /api/copy`.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = OllamaCopy)]
+struct Copy {
+    /// A name of the model.
+    source: Option<String>,
+    /// Its further name.
+    destination: Option<String>,
+}
+
 /// Refuses to give a model a further name.
+#[utoipa::path(
+    post,
+    path = "/api/copy",
+    tag = "Ollama",
+    request_body = Copy,
+    responses((status = 400, description = "It is refused by name.", body = OllamaError)),
+)]
 pub(crate) async fn copy(
     State(state): State<ServerState>,
     request: Request<Body>,
 ) -> Result<Json<Value>, ApiError> {
-    #[derive(serde::Deserialize)]
-    struct Copy {
-        source: Option<String>,
-        destination: Option<String>,
-    }
     let body = read_json_body(request, state.limits()).await?;
     model_of(&body)?;
     let copy: Copy = parse(&body)?;
@@ -266,6 +315,12 @@ pub(crate) async fn copy(
 }
 
 /// Refuses what would make or publish models.
+#[utoipa::path(
+    post,
+    path = "/api/create",
+    tag = "Ollama",
+    responses((status = 400, description = "It is refused by name.", body = OllamaError)),
+)]
 pub(crate) async fn unsupported(request: Request<Body>) -> ApiError {
     ApiError::NotSupported {
         param: request.uri().path().to_owned(),

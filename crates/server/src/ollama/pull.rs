@@ -16,9 +16,11 @@ use tokio::sync::mpsc;
 
 use super::format::{LINES_TYPE, push_line};
 use super::models::named;
+use super::request::Named;
 use super::{bare, known};
 use crate::ServerState;
 use crate::error::ApiError;
+use crate::openapi::answers::OllamaPulled;
 use crate::sse;
 
 /// Fetches models for clients, and removes them.
@@ -93,6 +95,17 @@ impl PullProgress {
 }
 
 /// Fetches a model unless it is served already.
+#[utoipa::path(
+    post,
+    path = "/api/pull",
+    tag = "Ollama",
+    request_body = Named,
+    responses((
+        status = 200,
+        description = "The answer.",
+        content((OllamaPulled = "application/json"), (String = "application/x-ndjson")),
+    )),
+)]
 pub(crate) async fn pull(
     State(state): State<ServerState>,
     request: Request<Body>,

@@ -6,45 +6,73 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 use super::lifetime::KeepAlive;
 use super::options::Options;
 
 /// The body of `POST /api/chat`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = OllamaChatFields)]
 pub(super) struct ChatRequest {
+    /// The conversation; `thinking`, `tool_calls` (arguments are objects), `tool_name` and
+    /// `tool_call_id` are read. Images are refused by name. Without messages the model is only
+    /// loaded.
     pub(super) messages: Option<Vec<Message>>,
+    /// Functions that the model may call.
     pub(super) tools: Option<Vec<Value>>,
 }
 
 /// The body of `POST /api/generate`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = OllamaGenerateFields)]
 pub(super) struct GenerateRequest {
+    /// What is answered; without one the model is only loaded.
     pub(super) prompt: Option<String>,
+    /// A system message before it.
     pub(super) system: Option<String>,
+    /// The prompt is taken as it is, without a template.
     pub(super) raw: Option<bool>,
+    /// This server writes only what comes after the prompt.
     pub(super) suffix: Option<String>,
+    /// The model's own is used; to write the whole prompt, set `raw`.
     pub(super) template: Option<String>,
+    /// Send the earlier turns to `/api/chat`.
     pub(super) context: Option<Vec<Value>>,
+    /// Models take only text.
     pub(super) images: Option<Vec<Value>>,
 }
 
 /// Fields that both have.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[schema(as = OllamaFields)]
 pub(super) struct Shared {
+    /// A name of the model: its id, an alias, or `default`, which it is without one. `NAME:latest`
+    /// is `NAME`.
     pub(super) model: Option<String>,
+    /// Lines of JSON, which is the default; while a prompt computes, lines come that say nothing.
     pub(super) stream: Option<bool>,
+    /// `json` or a schema: enforced.
     pub(super) format: Option<Value>,
+    /// How tokens are drawn. What a runner of Ollama wants to know (`num_ctx` and the like) is
+    /// passed over.
     pub(super) options: Option<Options>,
+    /// How long the model stays, where models come and go by themselves; 0 without messages or a
+    /// prompt gives it back.
     pub(super) keep_alive: Option<KeepAlive>,
+    /// Whether the model thinks, or how much.
     pub(super) think: Option<Think>,
+    /// Tells the log-probability of each token.
     pub(super) logprobs: Option<bool>,
+    /// Tells those of so many of the likeliest tokens too; needs `logprobs`.
+    #[schema(minimum = 0, maximum = 20)]
     pub(super) top_logprobs: Option<u32>,
 }
 
 /// Who speaks.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, ToSchema)]
 #[serde(rename_all = "lowercase")]
+#[schema(as = OllamaRole)]
 pub(super) enum Role {
     System,
     User,
@@ -64,8 +92,9 @@ impl Role {
 }
 
 /// One message of a conversation.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
+#[schema(as = OllamaMessage)]
 pub(super) struct Message {
     pub(super) role: Role,
     pub(super) content: Option<String>,
@@ -77,16 +106,18 @@ pub(super) struct Message {
 }
 
 /// A tool call that an earlier answer contained.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
+#[schema(as = OllamaToolCall)]
 pub(super) struct ToolCall {
     pub(super) id: Option<String>,
     pub(super) function: CalledFunction,
 }
 
 /// The function of a [`ToolCall`].
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
+#[schema(as = OllamaCalledFunction)]
 pub(super) struct CalledFunction {
     pub(super) name: String,
     pub(super) arguments: Option<Map<String, Value>>,
@@ -115,10 +146,14 @@ pub(super) struct ToolFunction {
 }
 
 /// The model of a request that names nothing else; older clients say `name`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = OllamaNamed)]
 pub(super) struct Named {
+    /// A name of the model: its id, an alias, or `default`, which it is without one.
     model: Option<String>,
+    /// The same, as older clients call it.
     name: Option<String>,
+    /// Lines of JSON, or one object; of `/api/pull` only.
     pub(super) stream: Option<bool>,
 }
 

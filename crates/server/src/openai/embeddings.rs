@@ -6,8 +6,10 @@ use axum::extract::State;
 use axum::http::Request;
 use jackalope_protocol::{Pooling, TokenId};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::request::Prompts;
+use super::schema::EmbeddingBody;
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
 use crate::embed::{self, Embedding};
@@ -16,17 +18,25 @@ use crate::generate::check_count;
 use crate::registry::Serving;
 
 /// Fields of `POST /v1/embeddings`.
-#[derive(Debug, Deserialize)]
-struct EmbeddingRequest {
+#[derive(Debug, Deserialize, ToSchema)]
+pub(super) struct EmbeddingRequest {
+    /// A string, strings, token ids, or lists of token ids; at most 2048.
     input: Option<Prompts>,
+    /// `float`, or `base64` of little-endian 32-bit floats.
     encoding_format: Option<EncodingFormat>,
+    /// The first so many numbers, brought to length 1 again; at most the model's width.
+    #[schema(minimum = 1)]
     dimensions: Option<u32>,
+    /// `mean` (default) over all tokens' final states, or `last`: the last token's. The mean serves
+    /// best where nobody trained the model for embeddings; models that were, such as
+    /// Qwen3-Embedding, want `last`.
     pooling: Option<PoolingName>,
+    /// `false`: the vectors keep their length; else they have the length 1.
     normalize: Option<bool>,
 }
 
 /// How numbers are written.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum EncodingFormat {
     #[default]
@@ -35,7 +45,7 @@ enum EncodingFormat {
 }
 
 /// How the states of a text's tokens become one vector.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum PoolingName {
     /// What serves best where nobody trained the model for embeddings: its last state is mostly
@@ -46,7 +56,7 @@ enum PoolingName {
 }
 
 /// The answer.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct EmbeddingList {
     object: &'static str,
     data: Vec<EmbeddingEntry>,
@@ -54,27 +64,34 @@ pub(crate) struct EmbeddingList {
     usage: EmbeddingUsage,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct EmbeddingEntry {
     object: &'static str,
     index: usize,
     embedding: Written,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 enum Written {
     Numbers(Vec<f32>),
     Base64(String),
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct EmbeddingUsage {
     prompt_tokens: usize,
     total_tokens: usize,
 }
 
 /// Turns texts into vectors.
+#[utoipa::path(
+    post,
+    path = "/v1/embeddings",
+    tag = "OpenAI",
+    request_body = EmbeddingBody,
+    responses((status = 200, description = "The answer.", body = EmbeddingList)),
+)]
 pub(crate) async fn embeddings(
     State(state): State<ServerState>,
     request: Request<Body>,

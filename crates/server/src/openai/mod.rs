@@ -17,7 +17,7 @@ mod logprobs;
 pub(crate) mod models;
 pub(crate) mod request;
 pub(crate) mod responses;
-mod schema;
+pub(crate) mod schema;
 pub(crate) mod structure;
 pub(crate) mod tokenize;
 mod usage;

@@ -52,20 +52,12 @@ fn card(status: ModelStatus) -> ModelCard {
 }
 
 /// Lists the models, loaded or not.
-#[utoipa::path(get, path = "/v1/models", tag = "OpenAI", responses((status = 200, body = ModelList)))]
 pub(crate) async fn list_models(State(state): State<ServerState>) -> Json<ModelList> {
     let data = state.models().list().into_iter().map(card).collect();
     Json(ModelList { object: "list", data })
 }
 
 /// Shows a model under any of its names. Loads nothing.
-#[utoipa::path(
-    get,
-    path = "/v1/models/{id}",
-    tag = "OpenAI",
-    params(("id" = String, Path, description = "A name of the model; it may contain slashes.")),
-    responses((status = 200, body = ModelCard))
-)]
 pub(crate) async fn show_model(
     State(state): State<ServerState>,
     id: Result<Path<String>, PathRejection>,

@@ -17,58 +17,117 @@ use utoipa::ToSchema;
 /// Fields that both endpoints have.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Common {
+    /// Most tokens drawn; a chat may also say `max_completion_tokens`.
     pub(crate) max_tokens: Option<u32>,
+    /// Most tokens drawn, the thought included.
     pub(crate) max_completion_tokens: Option<u32>,
+    /// How freely tokens are drawn, 0 for the likeliest. What is absent here and below is as the
+    /// checkpoint's `generation_config.json` says, else 1.
+    #[schema(minimum = 0, maximum = 2)]
     pub(crate) temperature: Option<f64>,
+    /// Only the likeliest tokens that have so much probability together; filters act at temperature
+    /// 1, as in mlx-lm.
+    #[schema(minimum = 0, maximum = 1)]
     pub(crate) top_p: Option<f64>,
+    /// Only the so many likeliest tokens; 0 and -1: all.
     pub(crate) top_k: Option<i64>,
+    /// Only tokens with at least so much of the likeliest one's probability.
+    #[schema(minimum = 0, maximum = 1)]
     pub(crate) min_p: Option<f64>,
+    /// Above 1, tokens of the prompt and the answer become less likely.
+    #[schema(exclusive_minimum = 0, maximum = 10)]
     pub(crate) repetition_penalty: Option<f64>,
+    /// Subtracted from tokens that the answer has already.
+    #[schema(minimum = -2, maximum = 2)]
     pub(crate) presence_penalty: Option<f64>,
+    /// Subtracted for each time that the answer has the token already.
+    #[schema(minimum = -2, maximum = 2)]
     pub(crate) frequency_penalty: Option<f64>,
+    /// What is added to the logit of a token, by its id; -100 bans it.
     pub(crate) logit_bias: Option<BTreeMap<String, f64>>,
+    /// The same seed gives the same text, whatever else runs.
     pub(crate) seed: Option<Seed>,
+    /// Choices; choice `i` draws with a seed of its own.
+    #[schema(minimum = 1)]
     pub(crate) n: Option<u32>,
+    /// Strings that end the answer, across token borders.
     pub(crate) stop: Option<Strings>,
+    /// Tokens that end the answer.
     pub(crate) stop_token_ids: Option<Vec<TokenId>>,
+    /// The answer does not end by itself.
     pub(crate) ignore_eos: Option<bool>,
+    /// Server-sent events, with comments while a prompt computes, and `[DONE]` at the end.
     pub(crate) stream: Option<bool>,
+    /// Of a stream only.
     pub(crate) stream_options: Option<StreamOptions>,
+    /// Adds `token_ids` and `prompt_token_ids` to each choice.
     pub(crate) return_token_ids: Option<bool>,
+    /// The stop string is told as the end of the text.
     pub(crate) include_stop_str_in_output: Option<bool>,
+    /// `false`: special tokens are told as they are written, but for the one that ends the answer.
     pub(crate) skip_special_tokens: Option<bool>,
+    /// Only the last so many tokens of the prompt are taken; -1: as many as fit.
+    #[schema(minimum = -1)]
     pub(crate) truncate_prompt_tokens: Option<i64>,
+    /// Lower is handled earlier, as in vLLM; never better than the key's own.
     pub(crate) priority: Option<i32>,
+    /// Seconds that the client waits for the whole answer; `--request-timeout` bounds it.
+    #[schema(exclusive_minimum = 0, maximum = 86400)]
     pub(crate) timeout: Option<f64>,
 }
 
 /// Fields of `POST /v1/chat/completions` alone.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct ChatRequest {
+    /// The conversation; its contents are text, or parts of type `text`. An image part is refused
+    /// by name.
     pub(crate) messages: Option<Vec<Message>>,
+    /// Functions that the model may call, rendered by the template; calls come back as
+    /// `tool_calls`. Tools with `strict` are enforced by a grammar.
     pub(crate) tools: Option<Vec<Tool>>,
+    /// `none`, `auto`, `required` or a named function; what is forced is enforced by a grammar.
     pub(crate) tool_choice: Option<Value>,
+    /// `false`: the first call ends the answer.
     pub(crate) parallel_tool_calls: Option<bool>,
+    /// Handed to the template.
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
+    /// Handed to the template.
     pub(crate) enable_thinking: Option<bool>,
+    /// Handed to the template.
     pub(crate) reasoning_effort: Option<String>,
+    /// Tokens after which the thought is closed.
     pub(crate) thinking_token_budget: Option<u32>,
+    /// A name of the conversation, told back.
     pub(crate) conversation_id: Option<String>,
+    /// Handed to the template; not `true` together with `continue_final_message`.
     pub(crate) add_generation_prompt: Option<bool>,
+    /// The answer goes on from the last message, the assistant's; only what is new is told.
     pub(crate) continue_final_message: Option<bool>,
+    /// Passed over; the header `X-Jackalope-Note` says so.
     pub(crate) verbosity: Option<String>,
+    /// Tells the log-probability of each token, of the model's own distribution.
     pub(crate) logprobs: Option<bool>,
+    /// Tells those of so many of the likeliest tokens too; needs `logprobs`.
+    #[schema(minimum = 0, maximum = 20)]
     pub(crate) top_logprobs: Option<u32>,
 }
 
 /// Fields of `POST /v1/completions` alone.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct CompletionRequest {
+    /// What is gone on from: a string, strings, token ids, or lists of token ids.
     pub(crate) prompt: Option<Prompts>,
+    /// What comes after the answer, for models with fill-in-the-middle tokens; not with `echo`.
     pub(crate) suffix: Option<String>,
+    /// The prompt is told before the answer, with log-probabilities if they are asked for.
     pub(crate) echo: Option<bool>,
+    /// Draws so many and tells the `n` likeliest; not with `stream`.
     pub(crate) best_of: Option<u32>,
+    /// Tells log-probabilities of each token and so many of the likeliest, of the model's own
+    /// distribution.
+    #[schema(minimum = 0, maximum = 20)]
     pub(crate) logprobs: Option<u32>,
+    /// `false` leaves out the token that begins every text.
     pub(crate) add_special_tokens: Option<bool>,
 }
 
@@ -76,16 +135,27 @@ pub(crate) struct CompletionRequest {
 /// answer another question than the one that was asked.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Unsupported {
+    /// Use `guided_grammar`, in Lark's notation.
     pub(crate) grammar: Option<Value>,
+    /// Answers are text: only `["text"]` is taken.
     pub(crate) modalities: Option<Value>,
+    /// Answers are text.
     pub(crate) audio: Option<Value>,
+    /// An answer that is expected.
     pub(crate) prediction: Option<Value>,
+    /// This server searches nothing.
     pub(crate) web_search_options: Option<Value>,
+    /// The model's own template is used.
     pub(crate) chat_template: Option<Value>,
+    /// Put them into a message.
     pub(crate) documents: Option<Value>,
+    /// Tokens are drawn.
     pub(crate) use_beam_search: Option<Value>,
+    /// Only 1 is taken.
     pub(crate) length_penalty: Option<Value>,
+    /// Use `echo` and `logprobs` of `/v1/completions`.
     pub(crate) prompt_logprobs: Option<Value>,
+    /// No code of clients is run.
     pub(crate) logits_processors: Option<Value>,
 }
 
@@ -93,6 +163,7 @@ pub(crate) struct Unsupported {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 pub(crate) struct StreamOptions {
+    /// One more event tells what the answer took.
     pub(crate) include_usage: Option<bool>,
 }
 

@@ -6,6 +6,7 @@ use jackalope_protocol::TokenId;
 use jackalope_text::grammar::Constraint;
 use serde::Deserialize;
 use serde_json::Value;
+use utoipa::ToSchema;
 
 use crate::body::parse;
 use crate::error::ApiError;
@@ -16,16 +17,27 @@ use crate::registry::Serving;
 const NAME_CHARS_MAX: usize = 64;
 
 /// The fields that bound tokens.
-#[derive(Debug, Default, Deserialize)]
-struct Fields {
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub(super) struct Structure {
+    /// `text`, `json_object` or `json_schema`: enforced while drawing. There is one structure per
+    /// answer.
     response_format: Option<Value>,
+    /// vLLM's name for a schema, which is enforced.
     guided_json: Option<Value>,
+    /// A regular expression that the whole answer fits.
     guided_regex: Option<Value>,
+    /// The answer is one of these strings.
     guided_choice: Option<Value>,
+    /// A grammar in Lark's notation.
     guided_grammar: Option<Value>,
+    /// One of `json`, `regex`, `choice`, `grammar` and `json_object`: vLLM's newer name for the
+    /// same.
     structured_outputs: Option<Value>,
+    /// The answer does not end before so many tokens.
     min_tokens: Option<u32>,
+    /// Only these tokens are drawn.
     allowed_token_ids: Option<Vec<TokenId>>,
+    /// None of these words is written.
     bad_words: Option<Vec<String>>,
 }
 
@@ -43,7 +55,7 @@ struct NamedSchema {
 
 /// Reads and compiles what a body asks for.
 pub(super) fn read(body: &Bytes, wishes: &mut Wishes, serving: &Serving) -> Result<(), ApiError> {
-    let mut fields: Fields = parse(body)?;
+    let mut fields: Structure = parse(body)?;
     wishes.options.min_tokens = fields.min_tokens.unwrap_or(0);
     wishes.options.allowed_tokens = fields.allowed_token_ids.take();
     let words = fields.bad_words.take().unwrap_or_default();
@@ -75,7 +87,7 @@ pub(super) fn read_format(
 }
 
 /// The one constraint of a request, and the field it came from.
-fn constraint(fields: Fields) -> Result<Option<(String, Constraint)>, ApiError> {
+fn constraint(fields: Structure) -> Result<Option<(String, Constraint)>, ApiError> {
     let wanted = [
         ("response_format", fields.response_format, response_format as Reader),
         ("structured_outputs", fields.structured_outputs, structured_outputs),

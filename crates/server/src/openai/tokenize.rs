@@ -6,24 +6,29 @@ use axum::extract::State;
 use axum::http::Request;
 use jackalope_protocol::TokenId;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::chat;
 use super::request::ChatRequest;
+use super::schema::{DetokenizeBody, TokenizeBody};
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
 use crate::error::ApiError;
 use crate::registry::Serving;
 
 /// Fields of `POST /tokenize`; those of a conversation are a chat's.
-#[derive(Debug, Deserialize)]
-struct TokenizeRequest {
+#[derive(Debug, Deserialize, ToSchema)]
+pub(super) struct TokenizeRequest {
+    /// A text; or a conversation, with the fields of a chat.
     prompt: Option<String>,
+    /// `false` leaves out the token that begins every text; of a `prompt` only.
     add_special_tokens: Option<bool>,
+    /// Tells each token as text too.
     return_token_strs: Option<bool>,
 }
 
 /// What a text or a conversation is to the model.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Tokenized {
     count: usize,
     max_model_len: u32,
@@ -32,18 +37,26 @@ pub(crate) struct Tokenized {
 }
 
 /// Fields of `POST /detokenize`.
-#[derive(Debug, Deserialize)]
-struct DetokenizeRequest {
+#[derive(Debug, Deserialize, ToSchema)]
+pub(super) struct DetokenizeRequest {
+    /// Token ids.
     tokens: Option<Vec<TokenId>>,
 }
 
 /// What tokens say.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Detokenized {
     prompt: String,
 }
 
 /// Tells the tokens of a prompt, or of a conversation with all that the template adds.
+#[utoipa::path(
+    post,
+    path = "/tokenize",
+    tag = "tokens",
+    request_body = TokenizeBody,
+    responses((status = 200, description = "The answer.", body = Tokenized)),
+)]
 pub(crate) async fn tokenize(
     State(state): State<ServerState>,
     request: Request<Body>,
@@ -84,6 +97,13 @@ fn tokenized(body: &Bytes, serving: &Serving) -> Result<Tokenized, ApiError> {
 }
 
 /// Tells the text of tokens, special ones included.
+#[utoipa::path(
+    post,
+    path = "/detokenize",
+    tag = "tokens",
+    request_body = DetokenizeBody,
+    responses((status = 200, description = "The answer.", body = Detokenized)),
+)]
 pub(crate) async fn detokenize(
     State(state): State<ServerState>,
     request: Request<Body>,

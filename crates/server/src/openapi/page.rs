@@ -69,30 +69,73 @@ fn parameters(document: &Value, operation: &Value) -> Vec<Parameter> {
         });
     }
     let body = &operation["requestBody"]["content"]["application/json"]["schema"];
-    collect(document, body, &mut parameters, 0);
-    // What is refused stands at the end.
-    parameters.sort_by_key(|parameter| parameter.status == REFUSED);
+    let mut collected = Collected { document, parameters };
+    collected.add(body, &Place::default());
+    let mut parameters = collected.parameters;
+    // What has no effect and what is refused stands at the end.
+    parameters.sort_by_key(|parameter| match parameter.status.as_str() {
+        ACCEPTED => 0,
+        REFUSED => 2,
+        _ => 1,
+    });
     parameters
 }
 
-/// Appends the properties of a schema and of those that it is made of.
-fn collect(document: &Value, schema: &Value, parameters: &mut Vec<Parameter>, depth: usize) {
-    assert!(depth < DEPTH_MAX, "schemas refer to each other without an end");
-    let schema = resolve(document, schema);
-    for part in schema["allOf"].as_array().into_iter().flatten() {
-        collect(document, part, parameters, depth + 1);
+/// Where a schema stands in a body.
+#[derive(Default)]
+struct Place {
+    /// What stands before the names of its properties.
+    prefix: String,
+    /// What is said of it as a whole.
+    status: Option<String>,
+    depth: usize,
+}
+
+/// Parameters that are found, each once: what is found first is what holds.
+struct Collected<'a> {
+    document: &'a Value,
+    parameters: Vec<Parameter>,
+}
+
+impl Collected<'_> {
+    /// Appends the properties of a schema, of those that it is made of, and of objects in it.
+    fn add(&mut self, schema: &Value, place: &Place) {
+        assert!(place.depth < DEPTH_MAX, "schemas refer to each other without an end");
+        let schema = resolve(self.document, schema);
+        let depth = place.depth + 1;
+        let status_of = |it: &Value| it["x-status"].as_str().map(str::to_owned);
+        let whole = status_of(schema).or_else(|| place.status.clone());
+        for part in schema["allOf"].as_array().into_iter().flatten() {
+            self.add(part, &Place { prefix: place.prefix.clone(), status: whole.clone(), depth });
+        }
+        for (name, property) in schema["properties"].as_object().unwrap_or(&Map::new()) {
+            let name = format!("{}{name}", place.prefix);
+            let status = status_of(property).or_else(|| whole.clone());
+            if self.parameters.iter().any(|known| known.name == name) {
+                continue;
+            }
+            let target = object_of(self.document, property);
+            let alternatives = property["oneOf"].as_array().into_iter().flatten();
+            let told = std::iter::once(property).chain(alternatives).chain([target]);
+            let mut meanings = told.map(|it| cell(&it["description"]));
+            self.parameters.push(Parameter {
+                name: name.clone(),
+                kind: kind(self.document, property, 0),
+                status: status.clone().unwrap_or_else(|| ACCEPTED.to_owned()),
+                meaning: meanings.find(|it| !it.is_empty()).unwrap_or_default(),
+            });
+            self.add(target, &Place { prefix: format!("{name}."), status, depth });
+        }
     }
-    let whole = schema["x-status"].as_str().unwrap_or(ACCEPTED);
-    for (name, property) in schema["properties"].as_object().unwrap_or(&Map::new()) {
-        let target = resolve(document, property);
-        let status = property["x-status"].as_str().unwrap_or(whole);
-        let meanings = [property, target].map(|it| cell(&it["description"]));
-        parameters.push(Parameter {
-            name: name.clone(),
-            kind: kind(document, property, 0),
-            status: status.to_owned(),
-            meaning: meanings.into_iter().find(|it| !it.is_empty()).unwrap_or_default(),
-        });
+}
+
+/// What a schema refers to, if it is that or nothing.
+fn object_of<'a>(document: &'a Value, schema: &'a Value) -> &'a Value {
+    let alternatives = schema["oneOf"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut present = alternatives.iter().filter(|it| it["type"] != "null");
+    match (present.next(), present.next()) {
+        (Some(only), None) => resolve(document, only),
+        _ => resolve(document, schema),
     }
 }
 

@@ -315,6 +315,7 @@ async fn what_a_response_cannot_be_is_refused_by_name() {
     let call = json!({"type": "function_call", "call_id": "x", "name": "sum"});
     let output = json!({"type": "function_call_output", "call_id": "x", "output": "5"});
     let named = json!({"type": "function", "name": "other"});
+    let odd = json!({"type": "json_schema", "name": "x", "schema": {"not": {}}});
     let cases = [
         (json!({"input": null}), "input", "missing_required_parameter"),
         (json!({"input": []}), "input", "empty_value"),
@@ -358,11 +359,7 @@ async fn what_a_response_cannot_be_is_refused_by_name() {
         (json!({"prompt": {"id": "pmpt_1"}}), "prompt", unsupported),
         (json!({"truncation": "auto"}), "truncation", unsupported),
         (json!({"text": {"format": {"type": "poem"}}}), "text.format.type", wrong),
-        (
-            json!({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}}),
-            "text.format.schema",
-            "invalid_schema",
-        ),
+        (json!({"text": {"format": odd}}), "text.format.schema", "invalid_schema"),
         (json!({"metadata": {"a": 1}}), "metadata.a", "invalid_type"),
         (
             json!({"previous_response_id": "resp_0"}),

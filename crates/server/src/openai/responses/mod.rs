@@ -29,9 +29,11 @@ use format::{Keeping, ResponseFormat};
 use items::Item;
 use kept::KeptResponse;
 use output::Terms;
-use request::{FunctionTool, ResponseRequest};
+use request::FunctionTool;
+use utoipa::IntoParams;
 
 use super::request::{Common, Unsupported};
+use super::schema::ResponseBody;
 use super::structure;
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
@@ -40,14 +42,27 @@ use crate::generate::{
     Answer, AnswerPlan, Conversation, Job, Thinking, Wishes, check_range, check_unsupported,
 };
 use crate::notes::Notes;
+use crate::openapi::answers::{DeletedResponse, InputItems, ResponseAnswer};
 use crate::registry::Serving;
 
 pub(crate) use kept::KeptResponses;
+pub(crate) use request::ResponseRequest;
 
 /// What `include` asks for log-probabilities with.
 const INCLUDE_LOGPROBS: &str = "message.output_text.logprobs";
 
-/// Answers an input, or what it adds to an earlier response.
+/// Answers an input, or what it adds to an earlier response, whole or streamed.
+#[utoipa::path(
+    post,
+    path = "/v1/responses",
+    tag = "OpenAI",
+    request_body = ResponseBody,
+    responses((
+        status = 200,
+        description = "The answer.",
+        content((ResponseAnswer = "application/json"), (String = "text/event-stream")),
+    )),
+)]
 pub(crate) async fn create_response(
     State(state): State<ServerState>,
     request: Request<Body>,
@@ -247,6 +262,13 @@ fn kept(state: &ServerState, id: ResponseId) -> Result<(String, Arc<KeptResponse
 }
 
 /// Tells a kept response again.
+#[utoipa::path(
+    get,
+    path = "/v1/responses/{id}",
+    tag = "OpenAI",
+    params(("id" = String, Path, description = "The name of a kept response.")),
+    responses((status = 200, description = "The answer.", body = ResponseAnswer)),
+)]
 pub(crate) async fn show_response(
     State(state): State<ServerState>,
     id: ResponseId,
@@ -256,6 +278,13 @@ pub(crate) async fn show_response(
 }
 
 /// Forgets a kept response. Those that go on from it know by themselves what was said.
+#[utoipa::path(
+    delete,
+    path = "/v1/responses/{id}",
+    tag = "OpenAI",
+    params(("id" = String, Path, description = "The name of a kept response.")),
+    responses((status = 200, description = "The answer.", body = DeletedResponse)),
+)]
 pub(crate) async fn delete_response(
     State(state): State<ServerState>,
     id: ResponseId,
@@ -268,10 +297,15 @@ pub(crate) async fn delete_response(
 }
 
 /// Which input items are told, and in which order.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct ItemsQuery {
+    /// How many.
+    #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
+    /// `desc`, the default, or `asc`.
     order: Option<String>,
+    /// Only those behind the item with this id.
     after: Option<String>,
 }
 
@@ -280,6 +314,13 @@ const ITEMS_DEFAULT: u32 = 20;
 const ITEMS_MAX: u32 = 100;
 
 /// Lists what a kept response answers: the items of its own request, and those before them.
+#[utoipa::path(
+    get,
+    path = "/v1/responses/{id}/input_items",
+    tag = "OpenAI",
+    params(("id" = String, Path, description = "The name of a kept response."), ItemsQuery),
+    responses((status = 200, description = "The answer.", body = InputItems)),
+)]
 pub(crate) async fn list_input_items(
     State(state): State<ServerState>,
     id: ResponseId,

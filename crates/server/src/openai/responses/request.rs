@@ -7,6 +7,9 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
+use utoipa::openapi::schema::OneOfBuilder;
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 use super::items::Item;
 use crate::error::ApiError;
@@ -14,44 +17,73 @@ use crate::generate::{ToolChoice, check_count};
 use crate::ids::new_id;
 use crate::limits::ServerLimits;
 use crate::openai::request::{Content, Part, Role};
+use crate::openai::schema::{list, string};
 
 /// Fields of `POST /v1/responses` alone.
-#[derive(Debug, Deserialize)]
-pub(super) struct ResponseRequest {
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct ResponseRequest {
+    /// A string, or items: `message` (parts `input_text`, `output_text`, `text`, `refusal`),
+    /// `function_call`, `function_call_output`, `reasoning`; images, files and other items are
+    /// refused by name.
     pub(super) input: Option<Input>,
+    /// A system message before everything else; not carried over to later responses.
     pub(super) instructions: Option<String>,
+    /// Goes on from a kept response: the answer is that to the whole conversation.
     pub(super) previous_response_id: Option<String>,
+    /// `false`: the response is not kept.
     pub(super) store: Option<bool>,
+    /// Most tokens drawn, the thought included.
+    #[schema(minimum = 1)]
     pub(super) max_output_tokens: Option<u32>,
+    /// Functions in the flat form; the provider's own tools are refused by name.
     pub(super) tools: Option<Vec<FunctionTool>>,
+    /// `none`, `auto`, `required` or a named function; what is forced is enforced by a grammar.
     pub(super) tool_choice: Option<Value>,
+    /// `false`: the first call ends the answer.
     pub(super) parallel_tool_calls: Option<bool>,
+    /// How the text is written.
     pub(super) text: Option<TextOptions>,
+    /// How the model thinks.
     pub(super) reasoning: Option<ReasoningOptions>,
+    /// Told back.
     pub(super) metadata: Option<BTreeMap<String, String>>,
+    /// Told back.
     pub(super) user: Option<String>,
+    /// `message.output_text.logprobs` tells log-probabilities; the rest is passed over with a note.
     pub(super) include: Option<Vec<String>>,
+    /// Log-probabilities of the text, and of so many of the likeliest tokens.
+    #[schema(minimum = 0, maximum = 20)]
     pub(super) top_logprobs: Option<u32>,
+    /// Only `disabled`; `auto` is refused.
     pub(super) truncation: Option<String>,
+    /// Stream the response.
     pub(super) background: Option<bool>,
+    /// Use `previous_response_id`.
     pub(super) conversation: Option<Value>,
+    /// Send `instructions` and `input`.
     pub(super) prompt: Option<Value>,
+    /// Passed over with a note.
     pub(super) max_tool_calls: Option<u32>,
+    /// Handed to the template.
     pub(super) enable_thinking: Option<bool>,
+    /// Tokens after which the thought is closed.
     pub(super) thinking_token_budget: Option<u32>,
+    /// Handed to the template.
     pub(super) chat_template_kwargs: Option<Map<String, Value>>,
 }
 
 /// `text`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 pub(super) struct TextOptions {
+    /// `text`, `json_object` or `json_schema`: enforced.
     pub(super) format: Option<TextFormat>,
+    /// Passed over with a note.
     pub(super) verbosity: Option<String>,
 }
 
 /// `text.format`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 pub(super) struct TextFormat {
     #[serde(rename = "type")]
@@ -61,15 +93,18 @@ pub(super) struct TextFormat {
 }
 
 /// `reasoning`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 pub(super) struct ReasoningOptions {
+    /// Handed to the template.
     pub(super) effort: Option<String>,
+    /// If set, the thought is told as its own summary (`reasoning_summary_text`), else as
+    /// `reasoning_text`.
     pub(super) summary: Option<String>,
 }
 
 /// A tool, in this API's flat form.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 pub(super) struct FunctionTool {
     #[serde(rename = "type")]
@@ -88,7 +123,7 @@ pub(super) enum Input {
 }
 
 /// One item of `input`; which fields it needs depends on its type.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 pub(super) struct InputItem {
     #[serde(rename = "type")]
@@ -102,6 +137,14 @@ pub(super) struct InputItem {
     arguments: Option<String>,
     output: Option<Content>,
 }
+
+impl PartialSchema for Input {
+    fn schema() -> RefOr<Schema> {
+        OneOfBuilder::new().item(string()).item(list(InputItem::schema())).into()
+    }
+}
+
+impl ToSchema for Input {}
 
 impl<'de> Deserialize<'de> for Input {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Input, D::Error> {

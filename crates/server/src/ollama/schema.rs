@@ -1,0 +1,69 @@
+//! How the wire types that read themselves, and those that are read in parts, are described.
+
+use utoipa::openapi::schema::{OneOfBuilder, Type};
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
+
+use super::embed::{EmbedRequest, EmbeddingsRequest};
+use super::lifetime::KeepAlive;
+use super::request::{ChatRequest, GenerateRequest, Shared, Think};
+use crate::openai::schema::string;
+
+/// The body of `/api/chat`.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(super) struct OllamaChatBody {
+    #[serde(flatten)]
+    chat: ChatRequest,
+    #[serde(flatten)]
+    shared: Shared,
+}
+
+/// The body of `/api/generate`.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(super) struct OllamaGenerateBody {
+    #[serde(flatten)]
+    generate: GenerateRequest,
+    #[serde(flatten)]
+    shared: Shared,
+}
+
+/// The body of `/api/embed`.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(super) struct OllamaEmbedBody {
+    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    model: Option<String>,
+    #[serde(flatten)]
+    embed: EmbedRequest,
+}
+
+/// The body of `/api/embeddings`.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(super) struct OllamaEmbeddingsBody {
+    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    model: Option<String>,
+    #[serde(flatten)]
+    embeddings: EmbeddingsRequest,
+}
+
+impl PartialSchema for Think {
+    fn schema() -> RefOr<Schema> {
+        let level = string().enum_values(Some(["low", "medium", "high", "max"]));
+        let switch = ObjectBuilder::new().schema_type(Type::Boolean);
+        OneOfBuilder::new().item(switch).item(level).into()
+    }
+}
+
+impl ToSchema for Think {}
+
+impl PartialSchema for KeepAlive {
+    fn schema() -> RefOr<Schema> {
+        let seconds = ObjectBuilder::new().schema_type(Type::Number);
+        OneOfBuilder::new().item(seconds).item(string()).into()
+    }
+}
+
+impl ToSchema for KeepAlive {}

@@ -1,0 +1,469 @@
+//! Answers that are written field by field, as they are described. What an answer has beside these
+//! fields its clients may read, but are not promised.
+
+use std::collections::BTreeMap;
+
+use utoipa::openapi::schema::Type;
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
+
+/// An object with fields of its own.
+pub(crate) struct Fields;
+
+impl PartialSchema for Fields {
+    fn schema() -> RefOr<Schema> {
+        ObjectBuilder::new().schema_type(Type::Object).into()
+    }
+}
+
+impl ToSchema for Fields {}
+
+/// A response, whole.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct ResponseAnswer {
+    id: String,
+    object: String,
+    created_at: u64,
+    /// `completed`, `incomplete`, `cancelled`, `failed` or `in_progress`.
+    status: String,
+    model: String,
+    /// Items of the types `reasoning`, `message` and `function_call`.
+    output: Vec<Fields>,
+    error: Option<Fields>,
+    incomplete_details: Option<Fields>,
+    usage: Option<ResponseUsage>,
+    instructions: Option<String>,
+    metadata: BTreeMap<String, String>,
+    previous_response_id: Option<String>,
+    store: bool,
+    temperature: f64,
+    top_p: f64,
+    tools: Vec<Fields>,
+    user: Option<String>,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct ResponseUsage {
+    input_tokens: u32,
+    output_tokens: u32,
+    total_tokens: u32,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct DeletedResponse {
+    id: String,
+    object: String,
+    deleted: bool,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct InputItems {
+    object: String,
+    data: Vec<Fields>,
+    first_id: Option<String>,
+    last_id: Option<String>,
+    has_more: bool,
+}
+
+/// A message, whole.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct MessageAnswer {
+    id: String,
+    r#type: String,
+    role: String,
+    model: String,
+    /// Blocks of the types `thinking`, `text` and `tool_use`.
+    content: Vec<Fields>,
+    /// `end_turn`, `max_tokens`, `stop_sequence`, `tool_use` or `model_context_window_exceeded`.
+    stop_reason: Option<String>,
+    stop_sequence: Option<String>,
+    usage: MessageUsage,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct MessageUsage {
+    input_tokens: u32,
+    cache_creation_input_tokens: u32,
+    cache_read_input_tokens: u32,
+    output_tokens: u32,
+}
+
+/// An answer of `/api/chat`, or one line of it.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct OllamaChatAnswer {
+    model: String,
+    created_at: String,
+    message: OllamaAnswerMessage,
+    done: bool,
+    /// `stop`, `length`, `load` or `unload`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    done_reason: Option<String>,
+    #[serde(flatten)]
+    metrics: OllamaMetrics,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct OllamaAnswerMessage {
+    role: String,
+    content: String,
+    thinking: Option<String>,
+    tool_calls: Option<Vec<Fields>>,
+}
+
+/// An answer of `/api/generate`, or one line of it.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct OllamaGenerateAnswer {
+    model: String,
+    created_at: String,
+    response: String,
+    thinking: Option<String>,
+    done: bool,
+    /// `stop`, `length`, `load` or `unload`.
+    done_reason: Option<String>,
+    #[serde(flatten)]
+    metrics: OllamaMetrics,
+}
+
+/// What an answer took; times in nanoseconds.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct OllamaMetrics {
+    total_duration: Option<u64>,
+    load_duration: Option<u64>,
+    prompt_eval_count: Option<u32>,
+    prompt_eval_duration: Option<u64>,
+    eval_count: Option<u32>,
+    eval_duration: Option<u64>,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct OllamaModels {
+    models: Vec<OllamaModel>,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct OllamaModel {
+    name: String,
+    model: String,
+    size: u64,
+    digest: String,
+    details: Fields,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct OllamaVersion {
+    version: String,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct OllamaShown {
+    modelfile: String,
+    parameters: String,
+    details: Fields,
+    model_info: Fields,
+    capabilities: Vec<String>,
+    modified_at: String,
+}
+
+/// How far the fetching of a model is, or one line of it.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct OllamaPulled {
+    /// `success` at the end.
+    status: Option<String>,
+    error: Option<String>,
+    digest: Option<String>,
+    total: Option<u64>,
+    completed: Option<u64>,
+}
+
+/// A model that is loaded, or on its way.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct LoadedModel {
+    /// `loaded` or `loading`.
+    status: String,
+    model_id: String,
+}
+
+/// A model that went; numbers are gigabytes over all ranks.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct UnloadedModel {
+    /// `unloaded` or `no_model`.
+    status: String,
+    model_id: Option<String>,
+    before_active_gb: Option<f64>,
+    before_cache_gb: Option<f64>,
+    after_active_gb: Option<f64>,
+    after_cache_gb: Option<f64>,
+    freed_gb: Option<f64>,
+}
+
+/// Models that went; numbers are gigabytes over all ranks.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct UnloadedModels {
+    unloaded: Vec<String>,
+    before_active_gb: f64,
+    after_active_gb: f64,
+    freed_gb: f64,
+    memory: Fields,
+}
+
+/// The server and its default model.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct HealthAnswer {
+    /// `healthy`, `recovering`, `idle`, `starting`, `failed`, `stopping` or `unloading`.
+    status: String,
+    ok: bool,
+    reason: Option<String>,
+    model: String,
+    model_loaded: bool,
+    context_tokens: Option<u32>,
+    version: String,
+    uptime_seconds: u64,
+    world_size: usize,
+    ranks: Vec<Fields>,
+    open_streams: usize,
+    running: usize,
+    queue_size: usize,
+    queue_max: usize,
+    counters: Option<Fields>,
+    models: Vec<Fields>,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct LiveAnswer {
+    status: String,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct ReadyAnswer {
+    ready: bool,
+    status: String,
+    reason: Option<String>,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct VersionAnswer {
+    name: String,
+    version: String,
+}
+
+/// The service in a few words.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct ServiceCard {
+    name: String,
+    server: String,
+    version: String,
+    endpoints: BTreeMap<String, String>,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct QueueAnswer {
+    size: usize,
+    max: usize,
+    running: usize,
+    running_max: usize,
+    oldest_open_s: Option<f64>,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct ModelInfo {
+    id: String,
+    model_id: String,
+    loaded: bool,
+    slot: Fields,
+    memory: Fields,
+    architecture: Option<String>,
+    num_layers: Option<u32>,
+    vocab_size: Option<u32>,
+    max_context_length: Option<u32>,
+    num_devices: usize,
+    models: Vec<Fields>,
+}
+
+/// Rates of the last minute, the last answers, and how the ranks are.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct SnapshotAnswer {
+    uptime_s: u64,
+    total_requests: u64,
+    total_tokens: u64,
+    total_prompt_tokens: u64,
+    error_count: u64,
+    recent_count: usize,
+    avg_tps_60s: f64,
+    peak_tps_60s: f64,
+    avg_latency_60s: f64,
+    history: Vec<Fields>,
+    queue_size: usize,
+    running: usize,
+    model: String,
+    state: String,
+    memory: Fields,
+    nodes: Fields,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct MemoryAnswer {
+    ok: bool,
+    mlx: Fields,
+    system: Fields,
+    slot: Fields,
+    limits: Fields,
+    monitor: Fields,
+    /// By the number of the rank.
+    ranks: Fields,
+}
+
+/// Memory, once a second of late.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct MemorySamples {
+    ok: bool,
+    source: String,
+    count: usize,
+    data: Vec<MemorySample>,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct MemorySample {
+    timestamp: f64,
+    mlx_active_gb: f64,
+    mlx_pressure_pct: f64,
+    model_loaded: bool,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct RecentRequests {
+    ok: bool,
+    count: usize,
+    requests: Vec<RecentRequest>,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct RecentRequest {
+    request_id: String,
+    timestamp: f64,
+    kind: String,
+    model_id: String,
+    prompt_tokens: u32,
+    generated_tokens: u32,
+    max_tokens_requested: Option<u32>,
+    wall_time_s: f64,
+    tokens_per_second: f64,
+    /// `ok`, `error`, `timeout` or `cancelled`.
+    status: String,
+    error_message: Option<String>,
+    finish_reason: Option<String>,
+    is_stream: bool,
+    answer_id: String,
+    key: Option<String>,
+    num_choices: usize,
+    cached_tokens: u32,
+    queue_s: f64,
+    time_to_first_token_s: Option<f64>,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct RecentErrors {
+    ok: bool,
+    count: usize,
+    errors: Vec<Fields>,
+}
+
+/// Counts since the start, and times of the requests that are remembered.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct RequestStats {
+    ok: u64,
+    total_requests: u64,
+    errors: u64,
+    timeouts: u64,
+    cancelled: u64,
+    error_rate: f64,
+    total_generated_tokens: u64,
+    buffer_size: usize,
+    avg_tps: f64,
+    p50_tps: f64,
+    p95_tps: f64,
+    avg_latency_s: f64,
+    p50_latency_s: f64,
+    p95_latency_s: f64,
+    kv_cache_hit_rate: f64,
+}
+
+/// The engine, and every request that is being answered.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct EngineStatus {
+    /// `running`, `not_loaded` or `stopped`.
+    status: String,
+    model: String,
+    uptime_s: f64,
+    steps_executed: u64,
+    num_running: usize,
+    num_waiting: usize,
+    total_requests_processed: u64,
+    cache: CacheStats,
+    requests: Vec<Fields>,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct CacheStats {
+    r#type: String,
+    entries: usize,
+    memory_gb: f64,
+    memory_limit_gb: f64,
+    utilization: f64,
+    queried_tokens: u64,
+    tokens_saved: u64,
+    hit_rate: f64,
+    hits: u64,
+    evictions: u64,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct ClearedCache {
+    status: String,
+    caches: Vec<String>,
+    cleared_entries: u64,
+}
+
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct CancelledRequest {
+    object: String,
+    id: String,
+    cancelled: bool,
+    model: String,
+}
