@@ -57,7 +57,9 @@ def started(model=None, *more, stderr=None):
     """A server of two ranks, and the line with which it told that it is ready. It stops when it is told to."""
     model = str(model or os.environ.get("JACKALOPE_MODEL", MINI))
     command = [str(find_program()), "serve", "--model", model, "--ranks", "2", "--port", "0", "--json", *more]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    # No test asks a hub for models.
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
     try:
         yield json.loads(first_line(process))
         assert process.poll() is None, "the server outlives every test"

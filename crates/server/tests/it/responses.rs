@@ -305,6 +305,13 @@ async fn input_items_are_listed_in_pages() {
     }
 }
 
+/// A request and what is said of it, for people.
+fn refusal(more: &Value, error: &Value) -> String {
+    let message = error["message"].as_str().unwrap();
+    let shown: String = more.to_string().chars().take(100).collect();
+    format!("{shown}\n  {}\n", message.replace('\n', "\n  "))
+}
+
 #[tokio::test]
 async fn what_a_response_cannot_be_is_refused_by_name() {
     let server = Setup::says("Hello").start().await;
@@ -373,9 +380,7 @@ async fn what_a_response_cannot_be_is_refused_by_name() {
         let error = reply.error();
         assert_eq!(reply.status, 400, "{more}: {error}");
         assert_eq!((&error["param"], &error["code"]), (&json!(param), &json!(code)), "{error}");
-        let message = error["message"].as_str().unwrap();
-        let shown: String = more.to_string().chars().take(100).collect();
-        messages.push_str(&format!("{shown}\n  {}\n", message.replace('\n', "\n  ")));
+        messages.push_str(&refusal(&more, &error));
     }
     insta::assert_snapshot!(messages);
     respond(&server, json!({})).await.ok();
