@@ -383,7 +383,7 @@ pub(crate) struct RecentRequest {
     error_message: Option<String>,
     finish_reason: Option<String>,
     is_stream: bool,
-    answer_id: String,
+    answer_id: Option<String>,
     key: Option<String>,
     num_choices: usize,
     cached_tokens: u32,
