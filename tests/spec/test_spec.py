@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import schemathesis
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 90
@@ -26,6 +27,34 @@ def find_program():
         if candidate.is_file():
             return candidate
     pytest.fail(f"there is no server to test: none of {[str(path) for path in candidates]} exists", pytrace=False)
+
+
+SAID = [{"role": "user", "content": "Once upon a time"}]
+FUNCTION = {"name": "sum", "description": "adds", "parameters": {"type": "object", "properties": {}}}
+# What is invented is mostly refused; these are answered.
+ANSWERED = [
+    ("/v1/chat/completions", {"messages": SAID, "logprobs": True, "top_logprobs": 2, "n": 2}),
+    ("/v1/chat/completions", {"messages": SAID, "stream": True}),
+    ("/v1/completions", {"prompt": ["Once", "A dog"], "echo": True, "logprobs": 2}),
+    ("/v1/completions", {"prompt": [5, 6, 7], "stream": True, "return_token_ids": True}),
+    ("/v1/responses", {"input": "Once upon a time"}),
+    ("/v1/responses", {"input": SAID, "stream": True, "tools": [{"type": "function", **FUNCTION}]}),
+    ("/v1/embeddings", {"input": ["Once", "A dog"]}),
+    ("/v1/embeddings", {"input": "Once", "encoding_format": "base64"}),
+    ("/v1/messages", {"messages": SAID, "max_tokens": 8}),
+    ("/v1/messages", {"messages": SAID, "max_tokens": 8, "stream": True}),
+    ("/v1/messages/count_tokens", {"messages": SAID}),
+    ("/api/chat", {"messages": SAID, "stream": False, "logprobs": True}),
+    ("/api/chat", {"messages": SAID}),
+    ("/api/generate", {"prompt": "Once upon", "stream": False, "options": {"num_predict": 4}}),
+    ("/api/generate", {"prompt": "Once upon"}),
+    ("/api/embed", {"input": ["Once", "A dog"]}),
+    ("/api/embeddings", {"prompt": "Once"}),
+    ("/api/show", {"model": "default"}),
+    ("/tokenize", {"prompt": "Once", "return_token_strs": True}),
+    ("/tokenize", {"messages": SAID}),
+    ("/detokenize", {"tokens": [5, 6]}),
+]
 
 
 @pytest.fixture(scope="session")
@@ -52,11 +81,22 @@ def url():
 
 def test_the_answers_are_those_that_are_described(url, tmp_path):
     command = [str(Path(sys.executable).with_name("schemathesis")), "run", f"{url}/openapi.json"]
-    command += ["--phases", "fuzzing", "--max-examples", "3", "--seed", "1", "--generation-deterministic"]
+    command += ["--phases", "fuzzing", "--max-examples", "20", "--seed", "1", "--generation-deterministic"]
     command += ["--no-shrink", "--continue-on-failure", "--checks", CHECKS, "--exclude-path", ENDLESS]
     command += ["--request-timeout", "40", "--warnings", "off", "--no-color"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=2 * SECONDS)
     assert run.returncode == 0, run.stdout[-20_000:] + run.stderr[-2_000:]
+
+
+@pytest.fixture(scope="session")
+def description(url):
+    return schemathesis.openapi.from_url(f"{url}/openapi.json")
+
+
+@pytest.mark.parametrize(("path", "body"), ANSWERED)
+def test_what_is_asked_rightly_is_answered_as_described(description, path, body):
+    answer = description[path]["POST"].Case(body=body, media_type="application/json").call_and_validate()
+    assert answer.status_code == 200
 
 
 def test_the_endless_answer_is_a_stream_of_events(url):
