@@ -81,7 +81,7 @@ def url():
 
 def test_the_answers_are_those_that_are_described(url, tmp_path):
     command = [str(Path(sys.executable).with_name("schemathesis")), "run", f"{url}/openapi.json"]
-    command += ["--phases", "fuzzing", "--max-examples", "20", "--seed", "1", "--generation-deterministic"]
+    command += ["--phases", "fuzzing", "--max-examples", "50", "--seed", "1", "--generation-deterministic"]
     command += ["--no-shrink", "--continue-on-failure", "--checks", CHECKS, "--exclude-path", ENDLESS]
     command += ["--request-timeout", "40", "--warnings", "off", "--no-color"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=2 * SECONDS)

@@ -155,7 +155,9 @@ impl Modify for Common {
         if let Some(components) = &mut document.components {
             components.add_security_scheme("key", SecurityScheme::Http(bearer));
             for (name, status) in STATUS_OF_SCHEMAS {
-                set_status(components.schemas.get_mut(name), status);
+                if let Some(schema) = components.schemas.get_mut(name) {
+                    set_status(schema, status);
+                }
             }
             for (name, fields, status) in STATUS_OF_FIELDS {
                 let Some(RefOr::T(Schema::Object(schema))) = components.schemas.get_mut(name)
@@ -163,25 +165,27 @@ impl Modify for Common {
                     continue;
                 };
                 for field in fields {
-                    set_status(schema.properties.get_mut(*field), status);
+                    if let Some(property) = schema.properties.get_mut(*field) {
+                        set_status(property, status);
+                    }
                 }
             }
         }
         for (path, item) in &mut document.paths.paths {
             for (method, operation) in operations(item) {
                 // Handlers of several paths have the same name.
-                operation.operation_id = Some(operation_id(method, path));
+                operation.operation_id = Some(operation_id(&method, path));
                 add_refusals(path, operation);
             }
         }
     }
 }
 
-fn set_status(schema: Option<&mut RefOr<Schema>>, status: &str) {
+fn set_status(schema: &mut RefOr<Schema>, status: &str) {
     let extensions = match schema {
-        Some(RefOr::T(Schema::Object(it))) => &mut it.extensions,
-        Some(RefOr::T(Schema::Array(it))) => &mut it.extensions,
-        Some(RefOr::T(Schema::OneOf(it))) => &mut it.extensions,
+        RefOr::T(Schema::Object(it)) => &mut it.extensions,
+        RefOr::T(Schema::Array(it)) => &mut it.extensions,
+        RefOr::T(Schema::OneOf(it)) => &mut it.extensions,
         _ => return,
     };
     let status = Extensions::builder().add("x-status", status).build();
@@ -189,7 +193,7 @@ fn set_status(schema: Option<&mut RefOr<Schema>>, status: &str) {
 }
 
 /// `post_v1_chat_completions`
-fn operation_id(method: HttpMethod, path: &str) -> String {
+fn operation_id(method: &HttpMethod, path: &str) -> String {
     let method = match method {
         HttpMethod::Post => "post",
         HttpMethod::Delete => "delete",
