@@ -41,6 +41,7 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     crate::demo::run(&[])?;
     step("clients", pytest("clients", "tests/clients")?)?;
     step("frameworks", pytest("frameworks", "tests/clients/frameworks")?)?;
+    step("description", pytest("spec", "tests/spec")?)?;
     println!("── everything passed in {:.0} s", started.elapsed().as_secs_f64());
     Ok(())
 }

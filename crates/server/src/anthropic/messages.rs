@@ -40,7 +40,7 @@ const BUDGET_TOKENS_MIN: u32 = 1024;
     responses((
         status = 200,
         description = "The answer.",
-        content((MessageAnswer = "application/json"), (String = "text/event-stream")),
+        content((MessageAnswer = "application/json"), (crate::openapi::answers::ServerSentEvent = "text/event-stream")),
     )),
 )]
 pub(crate) async fn messages(

@@ -45,7 +45,7 @@ pub(crate) async fn snapshot(State(state): State<ServerState>) -> Json<Value> {
     get,
     path = "/metrics/stream",
     tag = "state",
-    responses((status = 200, description = "An event for each.", body = String, content_type = "text/event-stream")),
+    responses((status = 200, description = "An event for each.", body = crate::openapi::answers::ServerSentEvent, content_type = "text/event-stream")),
 )]
 pub(crate) async fn stream(State(state): State<ServerState>) -> Response {
     let mut ticks = interval(STREAM_INTERVAL);

@@ -33,7 +33,7 @@ use crate::registry::Serving;
         description = "The answer.",
         content(
             (ChatCompletion = "application/json"),
-            (String = "text/event-stream"),
+            (crate::openapi::answers::ServerSentEvent = "text/event-stream"),
         )
     ))
 )]

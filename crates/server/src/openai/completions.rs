@@ -37,7 +37,7 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
         description = "The continuations.",
         content(
             (Completion = "application/json"),
-            (String = "text/event-stream"),
+            (crate::openapi::answers::ServerSentEvent = "text/event-stream"),
         )
     ))
 )]

@@ -18,6 +18,16 @@ impl PartialSchema for Fields {
 
 impl ToSchema for Fields {}
 
+/// One event of a stream.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct ServerSentEvent {
+    /// What kind of event it is, where the API names them.
+    event: Option<String>,
+    /// A line of JSON, or `[DONE]`.
+    data: String,
+}
+
 /// A response, whole.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described")]
@@ -383,7 +393,7 @@ pub(crate) struct RecentRequest {
     error_message: Option<String>,
     finish_reason: Option<String>,
     is_stream: bool,
-    answer_id: String,
+    answer_id: Option<String>,
     key: Option<String>,
     num_choices: usize,
     cached_tokens: u32,

@@ -134,7 +134,8 @@ const STATUS_OF_FIELDS: [(&str, &[&str], &str); 9] = [
         OpenAiError,
         AnthropicError,
         OllamaError,
-        crate::anthropic::request::Block
+        crate::anthropic::request::Block,
+        crate::openai::request::Part
     )),
     modifiers(&Common)
 )]
@@ -164,8 +165,8 @@ impl Modify for Common {
                     continue;
                 };
                 for field in fields {
-                    if let Some(schema) = schema.properties.get_mut(*field) {
-                        set_status(schema, status);
+                    if let Some(property) = schema.properties.get_mut(*field) {
+                        set_status(property, status);
                     }
                 }
             }
@@ -363,5 +364,24 @@ mod tests {
                 assert!(names.insert(name.to_owned()), "{name}");
             }
         }
+    }
+
+    #[test]
+    fn every_reference_leads_somewhere() {
+        fn check(value: &serde_json::Value, document: &serde_json::Value) {
+            match value {
+                serde_json::Value::Object(fields) => {
+                    if let Some(reference) = fields.get("$ref").and_then(|it| it.as_str()) {
+                        let pointer = reference.strip_prefix('#').unwrap();
+                        assert!(document.pointer(pointer).is_some(), "{reference}");
+                    }
+                    fields.values().for_each(|it| check(it, document));
+                }
+                serde_json::Value::Array(items) => items.iter().for_each(|it| check(it, document)),
+                _ => {}
+            }
+        }
+        let document = serde_json::to_value(document()).unwrap();
+        check(&document, &document);
     }
 }

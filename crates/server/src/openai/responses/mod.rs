@@ -60,7 +60,7 @@ const INCLUDE_LOGPROBS: &str = "message.output_text.logprobs";
     responses((
         status = 200,
         description = "The answer.",
-        content((ResponseAnswer = "application/json"), (String = "text/event-stream")),
+        content((ResponseAnswer = "application/json"), (crate::openapi::answers::ServerSentEvent = "text/event-stream")),
     )),
 )]
 pub(crate) async fn create_response(
