@@ -1,9 +1,9 @@
 //! Numbers as the founding systems' clients read them.
 
-/// Rounded to `digits` places after the point.
+/// Rounded to `digits` places after the point. A zero has no sign, as the sum of nothing would.
 pub(crate) fn rounded(value: f64, digits: i32) -> f64 {
     let scale = 10_f64.powi(digits);
-    (value * scale).round() / scale
+    (value * scale).round() / scale + 0.0
 }
 
 /// Bytes as gibibytes with three places.

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! It knows tokens, text and choices; it does not know how any protocol writes them. Dropping an
-//! [`Answering`] cancels everything that has not ended.
+//! [`Answer`] cancels everything that has not ended.
 
 mod answer;
 mod answering;
