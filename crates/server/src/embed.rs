@@ -5,6 +5,7 @@ use jackalope_engine::{EngineHandle, Event, Request, RequestOptions};
 use jackalope_protocol::{Pooling, TokenId};
 use tokio::time::timeout;
 
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::registry::Serving;
 
@@ -33,9 +34,15 @@ pub(crate) async fn vectors(
 ) -> Result<Vec<Vec<f32>>, ApiError> {
     check_dimensions(serving, wish)?;
     let limits = serving.engine_limits()?;
+    let caller = Caller::current();
     let request = |prompt| {
-        let embed = Some(wish.pooling);
-        let options = RequestOptions { prompt, embed, ..RequestOptions::default() };
+        let options = RequestOptions {
+            prompt,
+            embed: Some(wish.pooling),
+            tenant: caller.tenant(),
+            priority: caller.priority(None),
+            ..RequestOptions::default()
+        };
         Request::new(options, &limits).map_err(|err| ApiError::from_rejected(&err, wish.param))
     };
     let requests = texts.into_iter().map(request).collect::<Result<Vec<_>, _>>()?;

@@ -2,7 +2,7 @@
 
 use axum::Router;
 use axum::extract::Request;
-use axum::routing::{MethodRouter, any, delete, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 
 use crate::error::ApiError;
 use crate::{
@@ -95,10 +95,9 @@ fn ollama() -> Vec<Route> {
         post_only("/api/pull", post(ollama::pull::pull)),
         delete_only("/api/delete", delete(ollama::models::delete)),
         post_only("/api/copy", post(ollama::models::copy)),
-        // Refused whatever the method: clients try several.
-        post_only("/api/create", any(ollama::models::unsupported)),
-        post_only("/api/push", any(ollama::models::unsupported)),
-        post_only("/api/blobs/{digest}", any(ollama::models::unsupported)),
+        post_only("/api/create", post(ollama::models::unsupported)),
+        post_only("/api/push", post(ollama::models::unsupported)),
+        post_only("/api/blobs/{digest}", post(ollama::models::unsupported)),
     ]
 }
 

@@ -68,6 +68,9 @@ impl GrammarCompiler {
             let causes: Vec<String> =
                 err.chain().map(|cause| first_line(&cause.to_string())).collect();
             let reason = causes.join(": ");
+            if reason.contains("NoExtensionBias") {
+                return refused("it refers to itself without an end");
+            }
             if reason.contains("oneOf constraints are not supported") {
                 return refused(OVERLAPPING);
             }

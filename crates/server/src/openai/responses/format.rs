@@ -14,6 +14,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::body::Bytes;
 use axum::response::{IntoResponse, Response};
+use jackalope_engine::TenantId;
 use jackalope_text::ToolCall;
 use serde_json::{Value, json};
 
@@ -31,6 +32,8 @@ pub(super) struct Keeping {
     pub(super) kept: Arc<KeptResponses>,
     /// What was said before it.
     pub(super) conversation: Vec<Arc<Item>>,
+    /// The key that asks.
+    pub(super) owner: Option<TenantId>,
 }
 
 /// Writes a response.
@@ -277,7 +280,8 @@ impl ResponseFormat {
         conversation.extend(self.output.iter().map(|item| Arc::new(item.said())));
         let body = Bytes::from(body.to_string());
         let num_input = keeping.conversation.len();
-        keeping.kept.keep(&self.id, KeptResponse { body, conversation, num_input });
+        let owner = keeping.owner;
+        keeping.kept.keep(&self.id, KeptResponse { body, conversation, num_input, owner });
     }
 }
 

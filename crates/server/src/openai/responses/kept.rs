@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::body::Bytes;
+use jackalope_engine::TenantId;
 
 use super::items::Item;
 
@@ -16,6 +17,8 @@ pub(super) struct KeptResponse {
     pub(super) conversation: Vec<Arc<Item>>,
     /// Of those, the ones that were said before it.
     pub(super) num_input: usize,
+    /// The key that asked; nobody else's may read it. None where no keys are asked for.
+    pub(super) owner: Option<TenantId>,
 }
 
 impl KeptResponse {
@@ -66,18 +69,21 @@ impl KeptResponses {
     }
 
     /// The response with this id, if it is still known.
-    pub(super) fn find(&self, id: &str) -> Option<Arc<KeptResponse>> {
+    pub(super) fn find(&self, id: &str, owner: Option<TenantId>) -> Option<Arc<KeptResponse>> {
         let mut inner = self.lock();
         inner.clock += 1;
         let now = inner.clock;
-        let (used_at, response) = inner.responses.get_mut(id)?;
+        let kept = inner.responses.get_mut(id);
+        let (used_at, response) = kept.filter(|(_, response)| response.owner == owner)?;
         *used_at = now;
         Some(Arc::clone(response))
     }
 
     /// Forgets one; false if it was not known.
-    pub(super) fn forget(&self, id: &str) -> bool {
-        self.lock().forget(id)
+    pub(super) fn forget(&self, id: &str, owner: Option<TenantId>) -> bool {
+        let mut inner = self.lock();
+        let is_own = inner.responses.get(id).is_some_and(|(_, it)| it.owner == owner);
+        is_own && inner.forget(id)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
@@ -104,7 +110,19 @@ mod tests {
     use super::*;
 
     fn response(num_bytes: usize) -> KeptResponse {
-        KeptResponse { body: vec![0; num_bytes].into(), conversation: Vec::new(), num_input: 0 }
+        let (body, conversation) = (vec![0; num_bytes].into(), Vec::new());
+        KeptResponse { body, conversation, num_input: 0, owner: None }
+    }
+
+    #[test]
+    fn nobody_reads_or_forgets_what_another_key_asked_for() {
+        let kept = KeptResponses::new(2, 1000);
+        let (mine, other) = (Some(TenantId(1)), Some(TenantId(2)));
+        kept.keep("a", KeptResponse { owner: mine, ..response(1) });
+        for stranger in [other, None] {
+            assert!(kept.find("a", stranger).is_none() && !kept.forget("a", stranger));
+        }
+        assert!(kept.find("a", mine).is_some() && kept.forget("a", mine));
     }
 
     #[test]
@@ -112,9 +130,9 @@ mod tests {
         let kept = KeptResponses::new(2, 1000);
         kept.keep("a", response(1));
         kept.keep("b", response(1));
-        assert!(kept.find("a").is_some());
+        assert!(kept.find("a", None).is_some());
         kept.keep("c", response(1));
-        assert_eq!(["a", "b", "c"].map(|id| kept.find(id).is_some()), [true, false, true]);
+        assert_eq!(["a", "b", "c"].map(|id| kept.find(id, None).is_some()), [true, false, true]);
     }
 
     #[test]
@@ -123,13 +141,13 @@ mod tests {
         for id in ["a", "b", "c"] {
             kept.keep(id, response(400));
         }
-        assert_eq!(["a", "b", "c"].map(|id| kept.find(id).is_some()), [false, true, true]);
-        assert!(kept.forget("b") && !kept.forget("b"));
+        assert_eq!(["a", "b", "c"].map(|id| kept.find(id, None).is_some()), [false, true, true]);
+        assert!(kept.forget("b", None) && !kept.forget("b", None));
         kept.keep("d", response(600));
-        assert!(kept.find("c").is_some() && kept.find("d").is_some());
+        assert!(kept.find("c", None).is_some() && kept.find("d", None).is_some());
         kept.keep("e", response(1001));
-        assert_eq!(["c", "d", "e"].map(|id| kept.find(id).is_some()), [true, true, false]);
-        assert!(kept.forget("c") && kept.forget("d"));
+        assert_eq!(["c", "d", "e"].map(|id| kept.find(id, None).is_some()), [true, true, false]);
+        assert!(kept.forget("c", None) && kept.forget("d", None));
         assert_eq!(kept.lock().num_bytes, 0);
     }
 }

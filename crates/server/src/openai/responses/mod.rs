@@ -37,6 +37,7 @@ use super::schema::ResponseBody;
 use super::structure;
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::generate::{
     Answer, AnswerPlan, Conversation, Job, Thinking, Wishes, check_range, check_unsupported,
@@ -163,10 +164,11 @@ fn wishes(body: &Bytes, request: &ResponseRequest, serving: &Serving) -> Result<
 /// What was said so far, the input of this request included.
 fn history(request: &mut ResponseRequest, serving: &Serving) -> Result<Keeping, ApiError> {
     let kept = serving.state().kept_responses();
+    let owner = Caller::current().tenant();
     let mut conversation = match &request.previous_response_id {
         None => Vec::new(),
         Some(id) => {
-            let previous = kept.find(id);
+            let previous = kept.find(id, owner);
             let unknown = || ApiError::UnknownPreviousResponse { id: id.clone() };
             previous.ok_or_else(unknown)?.conversation.clone()
         }
@@ -174,7 +176,7 @@ fn history(request: &mut ResponseRequest, serving: &Serving) -> Result<Keeping, 
     let input = request.input.take().ok_or(ApiError::Missing { param: "input" })?;
     let items = input.items(&conversation, serving.state().limits())?;
     conversation.extend(items);
-    Ok(Keeping { kept: Arc::clone(kept), conversation })
+    Ok(Keeping { kept: Arc::clone(kept), conversation, owner })
 }
 
 fn conversation(
@@ -255,7 +257,7 @@ type ResponseId = Result<Path<String>, PathRejection>;
 fn kept(state: &ServerState, id: ResponseId) -> Result<(String, Arc<KeptResponse>), ApiError> {
     // An id that is not UTF-8 is none of ours.
     let id = id.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(id)| id);
-    match state.kept_responses().find(&id) {
+    match state.kept_responses().find(&id, Caller::current().tenant()) {
         Some(found) => Ok((id, found)),
         None => Err(ApiError::UnknownResponse { id }),
     }
@@ -290,7 +292,7 @@ pub(crate) async fn delete_response(
     id: ResponseId,
 ) -> Result<Json<Value>, ApiError> {
     let (id, _) = kept(&state, id)?;
-    match state.kept_responses().forget(&id) {
+    match state.kept_responses().forget(&id, Caller::current().tenant()) {
         true => Ok(Json(json!({"id": id, "object": "response", "deleted": true}))),
         false => Err(ApiError::UnknownResponse { id }),
     }
