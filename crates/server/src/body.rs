@@ -1,6 +1,8 @@
-//! From the bytes of a body to a wire type, with an error that says where it went wrong.
+//! From the bytes of a request to a wire type, with an error that says where it went wrong.
 
 use axum::body::{Body, Bytes};
+use axum::extract::Path;
+use axum::extract::rejection::PathRejection;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use axum::http::{HeaderMap, Request};
 use futures_util::StreamExt;
@@ -78,6 +80,11 @@ pub(crate) fn model_of(body: &[u8]) -> Result<Option<String>, ApiError> {
     }
     check_object(body)?;
     Ok(parse::<Model>(body)?.model)
+}
+
+/// What stands in the path's place for a name. One that is not UTF-8 is no name of ours.
+pub(crate) fn name_in_path(name: Result<Path<String>, PathRejection>) -> String {
+    name.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(name)| name)
 }
 
 /// Checks that the body is a JSON object. The wire types' own readers would take a list as well.

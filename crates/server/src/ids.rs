@@ -15,6 +15,11 @@ pub(crate) fn new_id(prefix: &str) -> String {
     format!("{prefix}{:016x}{low:08x}", random_u64())
 }
 
+/// Bytes as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Seconds since 1970, as the API's `created`.
 pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())

@@ -50,6 +50,7 @@ mod serve;
 mod sse;
 mod state;
 mod tail;
+mod text_or;
 mod tls;
 
 use axum::Router;

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 use crate::arguments::arguments_object;
 use crate::error::{ApiError, Dialect};
 use crate::generate::{Delta, Finish, Format, Summary};
-use crate::ids::new_id;
+use crate::ids::{hex, new_id};
 use crate::registry::Serving;
 use crate::sse::push_named;
 
@@ -128,7 +128,7 @@ impl MessageFormat {
     fn close_block(&mut self, buffer: &mut Vec<u8>) {
         let Some(open) = self.open.take() else { return };
         if let OpenBlock::Thinking(thought) = open {
-            self.push_block_delta(BlockDelta::Signature { signature: hex(thought) }, buffer);
+            self.push_block_delta(BlockDelta::Signature { signature: signature(thought) }, buffer);
         }
         push(buffer, &StreamEvent::ContentBlockStop { index: self.num_blocks - 1 });
     }
@@ -156,7 +156,7 @@ impl MessageFormat {
         let mut blocks = Vec::new();
         if !delta.reasoning.is_empty() {
             let thinking = if self.shows_thinking { delta.reasoning.as_str() } else { "" };
-            let signature = hex(Sha256::new_with_prefix(&delta.reasoning));
+            let signature = signature(Sha256::new_with_prefix(&delta.reasoning));
             blocks.push(Block::Thinking { thinking, signature });
         }
         if !delta.text.is_empty() {
@@ -174,8 +174,8 @@ fn tool_use(call: &ToolCall, input: Map<String, Value>) -> Block<'_> {
 
 /// What stands where Anthropic signs a thought: a digest, so that it is not empty and differs from
 /// thought to thought. Nobody checks it when it comes back.
-fn hex(digest: Sha256) -> String {
-    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+fn signature(thought: Sha256) -> String {
+    hex(&thought.finalize())
 }
 
 fn push(buffer: &mut Vec<u8>, event: &StreamEvent<'_>) {

@@ -39,7 +39,7 @@ impl History {
         match system {
             None => {}
             Some(Content::Text(text)) => texts.push(&text),
-            Some(Content::Blocks(blocks)) => {
+            Some(Content::List(blocks)) => {
                 for (block_idx, block) in blocks.iter().enumerate() {
                     let text = text_of(block, || format!("system[{block_idx}]"))?;
                     if !text.starts_with(ATTRIBUTION) {
@@ -59,7 +59,7 @@ impl History {
                 self.messages.push(json!({"role": role_name(role), "content": text}));
                 return Ok(());
             }
-            (_, Content::Blocks(blocks)) => blocks,
+            (_, Content::List(blocks)) => blocks,
         };
         let at = |block_idx: usize| format!("messages[{message_idx}].content[{block_idx}]");
         match message.role {
@@ -120,7 +120,7 @@ impl History {
         match &block.content {
             None => {}
             Some(Content::Text(text)) => texts.push(text),
-            Some(Content::Blocks(blocks)) => {
+            Some(Content::List(blocks)) => {
                 for (part_idx, part) in blocks.iter().enumerate() {
                     texts.push(text_of(part, || format!("{}.content[{part_idx}]", param()))?);
                 }

@@ -12,6 +12,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::ServerState;
+use crate::body::name_in_path;
 use crate::error::{ANTHROPIC_VERSION, ApiError};
 use crate::ids::rfc3339;
 use crate::models::ModelStatus;
@@ -113,8 +114,7 @@ pub(crate) async fn show_model(
     if !headers.contains_key(ANTHROPIC_VERSION) {
         return Ok(openai::models::show_model(state, id).await?.into_response());
     }
-    // A name that is not UTF-8 is no name of ours.
-    let id = id.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(id)| id);
+    let id = name_in_path(id);
     let model = state.models().named(&id)?;
     Ok(Json(ModelCard::of(&model)).into_response())
 }

@@ -2,16 +2,15 @@
 //! passed over.
 
 use std::borrow::Cow;
-use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use utoipa::openapi::schema::OneOfBuilder;
 use utoipa::openapi::{Ref, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::openai::schema::{list, string};
+use crate::text_or::{Listed, TextOr};
 
 /// The body of `POST /v1/messages`, and of `POST /v1/messages/count_tokens`.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -77,10 +76,10 @@ pub(super) struct Message {
 }
 
 /// Text, or blocks of it and of other things.
-#[derive(Debug, PartialEq)]
-pub(crate) enum Content {
-    Text(String),
-    Blocks(Vec<Block>),
+pub(super) type Content = TextOr<Block>;
+
+impl Listed for Block {
+    const EXPECTED: &'static str = "a string or a list of content blocks";
 }
 
 /// A block of any type: which of the fields it needs, its type says.
@@ -201,30 +200,4 @@ struct Ignored {
     service_tier: Option<Value>,
     /// The conversation is taken as it is.
     context_management: Option<Value>,
-}
-
-impl<'de> Deserialize<'de> for Content {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Content, D::Error> {
-        struct ContentVisitor;
-        impl<'de> Visitor<'de> for ContentVisitor {
-            type Value = Content;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string or a list of content blocks")
-            }
-
-            fn visit_str<E: de::Error>(self, value: &str) -> Result<Content, E> {
-                Ok(Content::Text(value.to_owned()))
-            }
-
-            fn visit_string<E: de::Error>(self, value: String) -> Result<Content, E> {
-                Ok(Content::Text(value))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Content, A::Error> {
-                Vec::deserialize(de::value::SeqAccessDeserializer::new(seq)).map(Content::Blocks)
-            }
-        }
-        deserializer.deserialize_any(ContentVisitor)
-    }
 }

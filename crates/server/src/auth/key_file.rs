@@ -206,8 +206,7 @@ mod tests {
 
     #[test]
     fn keys_and_their_hashes_are_the_same() {
-        let digest = Sha256::digest(b"sekret");
-        let digest: String = digest.iter().map(|it| format!("{it:02x}")).collect();
+        let digest = crate::ids::hex(&Sha256::digest(b"sekret"));
         let plain = parse(r#"{"keys": [{"name": "a", "key": " sekret "}]}"#).unwrap();
         let hashed = format!(r#"{{"keys": [{{"name": "a", "sha256": "{digest}"}}]}}"#);
         assert_eq!(plain[0].digest, parse(&hashed).unwrap()[0].digest);

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::memory::of_engine;
 use crate::ServerState;
+use crate::body::name_in_path;
 use crate::error::ApiError;
 use crate::journal::OpenRequest;
 use crate::numbers::{gib, rounded};
@@ -119,8 +120,7 @@ pub(crate) async fn cancel(
     State(state): State<ServerState>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
-    // A name that is not UTF-8 is no name of ours.
-    let id = id.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(id)| id);
+    let id = name_in_path(id);
     let open = state.journal().open_requests();
     let found: Vec<_> = open.iter().filter(|it| it.is_called(&id)).collect();
     let Some(first) = found.first() else {

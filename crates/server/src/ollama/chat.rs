@@ -9,11 +9,11 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 
 use super::format::{LineFormat, Shape};
+use super::lifetime;
 use super::open;
 use super::options::{NAMES, thinking, wishes};
 use super::request::{ChatRequest, Message, Role, Shared, Tool, Tools};
 use super::schema::OllamaChatBody;
-use super::{format, lifetime};
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
 use crate::error::ApiError;
@@ -45,13 +45,8 @@ pub(crate) async fn chat(
         let shared: Shared = parse(&body)?;
         let chat: ChatRequest = parse(&body)?;
         if chat.messages.as_deref().unwrap_or_default().is_empty() {
-            if shared.keep_alive.is_some_and(lifetime::KeepAlive::is_over) {
-                let id = lifetime::unload(&state, name.as_deref()).await?;
-                return Ok(format::nothing(Shape::Chat, &shared, &id, "unload"));
-            }
-            let serving = open(&state, name.as_deref()).await?;
-            lifetime::keep(&serving, shared.keep_alive);
-            return Ok(format::nothing(Shape::Chat, &shared, serving.id(), "load"));
+            let asked = (Shape::Chat, &shared);
+            return lifetime::answer_nothing(&state, name.as_deref(), asked).await;
         }
         let serving = open(&state, name.as_deref()).await?;
         lifetime::keep(&serving, shared.keep_alive);

@@ -13,7 +13,7 @@ use super::format::{LineFormat, Shape};
 use super::options::{NAMES, thinking, wishes};
 use super::request::{GenerateRequest, Shared};
 use super::schema::OllamaGenerateBody;
-use super::{format, lifetime, open};
+use super::{lifetime, open};
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
 use crate::error::ApiError;
@@ -50,13 +50,8 @@ pub(crate) async fn generate(
         let generate: GenerateRequest = parse(&body)?;
         check(&generate)?;
         if generate.prompt.as_deref().unwrap_or_default().is_empty() {
-            if shared.keep_alive.is_some_and(lifetime::KeepAlive::is_over) {
-                let id = lifetime::unload(&state, name.as_deref()).await?;
-                return Ok(format::nothing(Shape::Generate, &shared, &id, "unload"));
-            }
-            let serving = open(&state, name.as_deref()).await?;
-            lifetime::keep(&serving, shared.keep_alive);
-            return Ok(format::nothing(Shape::Generate, &shared, serving.id(), "load"));
+            let asked = (Shape::Generate, &shared);
+            return lifetime::answer_nothing(&state, name.as_deref(), asked).await;
         }
         let serving = open(&state, name.as_deref()).await?;
         lifetime::keep(&serving, shared.keep_alive);

@@ -3,10 +3,13 @@
 use std::fmt;
 use std::time::Duration;
 
+use axum::response::Response;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
-use super::known;
+use super::format::{self, Shape};
+use super::request::Shared;
+use super::{known, open};
 use crate::ServerState;
 use crate::error::ApiError;
 use crate::models::Kept;
@@ -68,7 +71,7 @@ impl KeepAlive {
     }
 
     /// True if the model is not wanted any more.
-    pub(super) fn is_over(self) -> bool {
+    fn is_over(self) -> bool {
         self == KeepAlive::For(Duration::ZERO)
     }
 }
@@ -116,7 +119,7 @@ pub(super) fn keep(serving: &Serving, keep_alive: Option<KeepAlive>) {
 }
 
 /// Gives a model back that nobody wants any more; says which.
-pub(super) async fn unload(state: &ServerState, name: Option<&str>) -> Result<String, ApiError> {
+async fn unload(state: &ServerState, name: Option<&str>) -> Result<String, ApiError> {
     let id = known(state, name)?.id;
     match state.models().unload(&id, Duration::ZERO).await {
         Ok(()) | Err(Kept::NotLoaded) => Ok(id),
@@ -130,6 +133,21 @@ pub(super) async fn unload(state: &ServerState, name: Option<&str>) -> Result<St
             Err(ApiError::NotSupported { param: "keep_alive of 0".to_owned(), hint: Some(hint) })
         }
     }
+}
+
+/// Loads a model for a request that asks nothing else, or gives it back.
+pub(super) async fn answer_nothing(
+    state: &ServerState,
+    name: Option<&str>,
+    (shape, shared): (Shape, &Shared),
+) -> Result<Response, ApiError> {
+    if shared.keep_alive.is_some_and(KeepAlive::is_over) {
+        let id = unload(state, name).await?;
+        return Ok(format::nothing(shape, shared, &id, "unload"));
+    }
+    let serving = open(state, name).await?;
+    keep(&serving, shared.keep_alive);
+    Ok(format::nothing(shape, shared, serving.id(), "load"))
 }
 
 #[cfg(test)]

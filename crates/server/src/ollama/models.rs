@@ -19,7 +19,7 @@ use super::{full_name, known};
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
 use crate::error::ApiError;
-use crate::ids::rfc3339;
+use crate::ids::{hex, rfc3339};
 use crate::models::ModelStatus;
 use crate::openapi::OllamaError;
 use crate::openapi::answers::{OllamaModels, OllamaShown, OllamaVersion};
@@ -115,8 +115,7 @@ fn digest(model: &ModelStatus) -> String {
         hidden_size,
         modified
     ]);
-    let digest = Sha256::digest(told.to_string().as_bytes());
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&Sha256::digest(told.to_string().as_bytes()))
 }
 
 /// What is known of a model that is loaded; of others only what every model can.

@@ -141,7 +141,7 @@ fn check_messages(messages: Option<&[Message]>, limits: &ServerLimits) -> Result
     }
     check_count("messages", messages.len(), limits.messages)?;
     for (message_idx, message) in messages.iter().enumerate() {
-        let Some(Content::Parts(parts)) = &message.content else { continue };
+        let Some(Content::List(parts)) = &message.content else { continue };
         for (part_idx, part) in parts.iter().enumerate() {
             let param = format!("messages[{message_idx}].content[{part_idx}]");
             match (part.kind.as_str(), &part.text) {

@@ -7,6 +7,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::ServerState;
+use crate::body::name_in_path;
 use crate::error::ApiError;
 use crate::models::ModelStatus;
 
@@ -62,8 +63,7 @@ pub(crate) async fn show_model(
     State(state): State<ServerState>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ModelCard>, ApiError> {
-    // A name that is not UTF-8 is no name of ours.
-    let id = id.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(id)| id);
+    let id = name_in_path(id);
     let status = state.models().status(&id);
     let unknown = || ApiError::UnknownModel { found: id.clone(), served: state.models().served() };
     Ok(Json(card(status.ok_or_else(unknown)?)))

@@ -14,6 +14,8 @@ use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use crate::text_or::{Listed, TextOr};
+
 /// Fields that both endpoints have.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Common {
@@ -254,10 +256,10 @@ pub(crate) struct Tools {
 }
 
 /// A message's content.
-#[derive(Debug, PartialEq)]
-pub(crate) enum Content {
-    Text(String),
-    Parts(Vec<Part>),
+pub(crate) type Content = TextOr<Part>;
+
+impl Listed for Part {
+    const EXPECTED: &'static str = "a string or a list of parts";
 }
 
 /// A part of a message's content.
@@ -304,32 +306,6 @@ impl<'de> Deserialize<'de> for Seed {
             }
         }
         deserializer.deserialize_any(SeedVisitor)
-    }
-}
-
-impl<'de> Deserialize<'de> for Content {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Content, D::Error> {
-        struct ContentVisitor;
-        impl<'de> Visitor<'de> for ContentVisitor {
-            type Value = Content;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string or a list of parts")
-            }
-
-            fn visit_str<E: de::Error>(self, value: &str) -> Result<Content, E> {
-                Ok(Content::Text(value.to_owned()))
-            }
-
-            fn visit_string<E: de::Error>(self, value: String) -> Result<Content, E> {
-                Ok(Content::Text(value))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Content, A::Error> {
-                Vec::deserialize(de::value::SeqAccessDeserializer::new(seq)).map(Content::Parts)
-            }
-        }
-        deserializer.deserialize_any(ContentVisitor)
     }
 }
 

@@ -1,5 +1,7 @@
 //! How the wire types that read themselves are described.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 use utoipa::openapi::schema::{ArrayBuilder, OneOfBuilder, Type};
 use utoipa::openapi::{KnownFormat, ObjectBuilder, RefOr, Schema, SchemaFormat};
@@ -214,7 +216,11 @@ impl PartialSchema for Content {
     }
 }
 
-impl ToSchema for Content {}
+impl ToSchema for Content {
+    fn name() -> Cow<'static, str> {
+        "Content".into()
+    }
+}
 
 impl PartialSchema for Prompts {
     fn schema() -> RefOr<Schema> {

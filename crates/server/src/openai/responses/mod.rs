@@ -36,7 +36,7 @@ use super::request::{Common, Unsupported};
 use super::schema::ResponseBody;
 use super::structure;
 use crate::ServerState;
-use crate::body::{model_of, parse, read_json_body};
+use crate::body::{model_of, name_in_path, parse, read_json_body};
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::generate::{
@@ -255,8 +255,7 @@ fn as_written(value: f32) -> Value {
 type ResponseId = Result<Path<String>, PathRejection>;
 
 fn kept(state: &ServerState, id: ResponseId) -> Result<(String, Arc<KeptResponse>), ApiError> {
-    // An id that is not UTF-8 is none of ours.
-    let id = id.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(id)| id);
+    let id = name_in_path(id);
     match state.kept_responses().find(&id, Caller::current().tenant()) {
         Some(found) => Ok((id, found)),
         None => Err(ApiError::UnknownResponse { id }),

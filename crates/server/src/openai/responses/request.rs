@@ -1,11 +1,10 @@
 //! Bodies of `POST /v1/responses` as they come, and what they say about a conversation.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
-use std::fmt;
 use std::sync::Arc;
 
 use serde::Deserialize;
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 use utoipa::openapi::schema::OneOfBuilder;
 use utoipa::openapi::{RefOr, Schema};
@@ -18,6 +17,7 @@ use crate::ids::new_id;
 use crate::limits::ServerLimits;
 use crate::openai::request::{Content, Part, Role};
 use crate::openai::schema::{list, string};
+use crate::text_or::{Listed, TextOr};
 
 /// Fields of `POST /v1/responses` alone.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -116,10 +116,10 @@ pub(super) struct FunctionTool {
 }
 
 /// `input`.
-#[derive(Debug)]
-pub(super) enum Input {
-    Text(String),
-    Items(Vec<InputItem>),
+pub(super) type Input = TextOr<InputItem>;
+
+impl Listed for InputItem {
+    const EXPECTED: &'static str = "a string or a list of items";
 }
 
 /// One item of `input`; which fields it needs depends on its type.
@@ -144,27 +144,9 @@ impl PartialSchema for Input {
     }
 }
 
-impl ToSchema for Input {}
-
-impl<'de> Deserialize<'de> for Input {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Input, D::Error> {
-        struct InputVisitor;
-        impl<'de> Visitor<'de> for InputVisitor {
-            type Value = Input;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string or a list of items")
-            }
-
-            fn visit_str<E: de::Error>(self, value: &str) -> Result<Input, E> {
-                Ok(Input::Text(value.to_owned()))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Input, A::Error> {
-                Vec::deserialize(de::value::SeqAccessDeserializer::new(seq)).map(Input::Items)
-            }
-        }
-        deserializer.deserialize_any(InputVisitor)
+impl ToSchema for Input {
+    fn name() -> Cow<'static, str> {
+        "Input".into()
     }
 }
 
@@ -180,7 +162,7 @@ impl Input {
                 let id = new_id("msg_");
                 return Ok(vec![Arc::new(Item::Message { id, role: Role::User, text })]);
             }
-            Input::Items(items) => items,
+            Input::List(items) => items,
         };
         if items.is_empty() {
             return Err(ApiError::Empty { param: "input".to_owned() });
@@ -274,7 +256,7 @@ fn joined_summary(parts: &[Part]) -> Result<String, ApiError> {
 fn joined(content: &Content, param: &str) -> Result<String, ApiError> {
     let parts = match content {
         Content::Text(text) => return Ok(text.clone()),
-        Content::Parts(parts) => parts,
+        Content::List(parts) => parts,
     };
     let mut joined = String::new();
     for (idx, part) in parts.iter().enumerate() {
