@@ -269,7 +269,9 @@ async fn place_on(
     let secret = nodes_config.secret;
     let nodes = machines::bring_up(hosts.clone(), nodes_config, machines::log_lines).await?;
     let nodes = Arc::new(nodes);
-    let model_dirs = models::model_dirs(&nodes, &hosts, model).await?;
+    let models_from = args.hosts.models_from.as_deref();
+    let seats = models::Seats { nodes: &nodes, hosts: &hosts, model, models_from };
+    let models = models::places(seats, environment, secret).await?;
     let ranks_on = |node: usize| nodes.of_rank.iter().filter(|&&it| it == node).count();
     let ranks_per_machine = (0..nodes.nodes.len()).map(ranks_on).max().unwrap_or(1);
     let orphan = Duration::from_secs(args.hosts.lease);
@@ -291,7 +293,7 @@ async fn place_on(
     let absent_after = (!args.hosts.no_elastic).then_some(absent_after);
     let (threads, beside) = (args.threads, options.beside.clone());
     let slot = beside.as_ref().map_or(0, |it| it.slot);
-    let places = machines::Places { hosts, envs, nodes, model_dirs, threads, beside };
+    let places = machines::Places { hosts, envs, nodes, models, threads, beside };
     let (launcher, seats) = AgentLauncher::new(places, setup, cut, absent_after)?;
     let config = LinkConfig {
         listen: SocketAddr::new(ip.into(), control_port(args, slot)?),
@@ -396,6 +398,7 @@ fn setup(
     Ok(Setup {
         num_ranks: 0,
         model_dir: model_dir.to_str().context("the model's path is not UTF-8")?.to_owned(),
+        model_source: None,
         shares: Vec::new(),
         backend,
         device: args.device.into(),

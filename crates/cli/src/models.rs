@@ -1,6 +1,7 @@
 //! `jackalope models`: what lies on this machine; and the way from `--model` to a directory.
 
 mod compare;
+mod member;
 mod seats;
 mod sync;
 
@@ -18,7 +19,7 @@ use crate::environment::Environment;
 use crate::output;
 use crate::progress::Transfer;
 
-pub(crate) use seats::model_dirs;
+pub(crate) use seats::{Place, Seats, places};
 
 /// Hexadecimal digits by which people tell commits apart.
 const COMMIT_CHARS: usize = 8;

@@ -20,7 +20,9 @@ mod spread;
 mod tests;
 
 pub use client::{ExchangeError, LibraryClient};
-pub use messages::{FetchOrder, Fetched, FoundFiles, FromLibrary, Source, ToLibrary};
+pub use messages::{
+    FetchOrder, Fetched, FoundFiles, FromLibrary, Pieces, READ_BYTES_MAX, Source, ToLibrary,
+};
 pub use serve::Library;
 pub(crate) use serve::serve;
 pub use spread::{Copied, Peer, Spread, spread};

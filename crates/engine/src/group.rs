@@ -1,7 +1,7 @@
 //! The engine's view of the ranks: something that is brought up, takes plans, answers, and breaks.
 
 use std::sync::mpsc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use jackalope_protocol::{Phase, RankFacts, RankMemory, StepOutput, StepPlan, StepTimings};
 
@@ -79,6 +79,8 @@ pub enum GroupEvent {
         steps_done: u64,
         /// Memory in use.
         memory: RankMemory,
+        /// How long a message takes to it and back, if known.
+        round_trip: Option<Duration>,
     },
     /// Other ranks than before are being brought up: machines have left or come back. Whatever was
     /// computed by the earlier ones is lost.

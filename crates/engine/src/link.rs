@@ -28,7 +28,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use jackalope_protocol::{
-    FailureKind, FrameError, FromRank, Join, Phase, RankFailure, Secret, StepPlan, ToRank, frame,
+    FailureKind, FrameError, FromRank, HeardBeat, Join, Phase, RankFailure, Secret, StepPlan,
+    ToRank, frame,
 };
 use thiserror::Error;
 use tracing::{debug, info, warn};
@@ -134,6 +135,8 @@ pub struct Link {
     refused: Option<String>,
     /// When processes and deadlines were last looked after.
     looked_at: Instant,
+    /// What beats count their time from.
+    began: Instant,
     /// When ranks were last told that we live.
     beat_at: Instant,
     events: VecDeque<GroupEvent>,
@@ -205,6 +208,7 @@ impl Link {
             broken: None,
             refused: None,
             looked_at: now,
+            began: Instant::now(),
             beat_at: now,
             events: VecDeque::new(),
         })
@@ -339,12 +343,26 @@ impl Link {
                     self.events.push_back(GroupEvent::Done { rank, step, timings });
                 }
             }
-            FromRank::Heartbeat { phase, steps_done, waiting_ms, memory } => {
+            FromRank::Heartbeat { phase, steps_done, waiting_ms, memory, heard } => {
                 slot.waiting = Duration::from_millis(waiting_ms);
-                self.events.push_back(GroupEvent::Heartbeat { rank, phase, steps_done, memory });
+                let round_trip = heard.and_then(|it| self.round_trip(it, now));
+                let beat = GroupEvent::Heartbeat { rank, phase, steps_done, memory, round_trip };
+                self.events.push_back(beat);
             }
             FromRank::Failed(failure) => self.on_failed(rank, failure, now),
         }
+    }
+
+    /// How long a beat and the message that tells of it were under way; `None` if the beat is another
+    /// brain's.
+    fn round_trip(&self, heard: HeardBeat, now: Instant) -> Option<Duration> {
+        let HeardBeat { sent_us, held_us } = heard;
+        self.micros(now).checked_sub(sent_us)?.checked_sub(held_us).map(Duration::from_micros)
+    }
+
+    /// Time by the clock of beats.
+    fn micros(&self, now: Instant) -> u64 {
+        u64::try_from(now.duration_since(self.began).as_micros()).unwrap_or(u64::MAX)
     }
 
     fn on_failed(&mut self, rank: usize, failure: RankFailure, now: Instant) {

@@ -92,6 +92,8 @@ pub struct RankStatus {
     pub facts: Option<RankFacts>,
     /// Memory at its last heartbeat.
     pub memory: RankMemory,
+    /// How long a message took to it and back, as of its last heartbeat.
+    pub round_trip: Option<Duration>,
     /// When it last said anything.
     pub heard_at: Option<Instant>,
     /// Steps it has answered.
@@ -109,6 +111,7 @@ impl RankStatus {
             loaded_bytes: None,
             facts: None,
             memory: RankMemory::default(),
+            round_trip: None,
             heard_at: None,
             steps: 0,
             timings: TimingSums::default(),

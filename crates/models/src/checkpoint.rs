@@ -1,11 +1,13 @@
-//! A checkpoint as it lies on disk: `config.json`, the headers of its weight files, its
+//! A checkpoint as it was stored: `config.json`, the headers of its weight files, its
 //! quantisation. Pure: nothing here needs libmlx, and no tensor is read.
 
 mod config;
+mod files;
 mod quantization;
 mod tensors;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -14,6 +16,7 @@ use serde_json::Value;
 use crate::error::LoadError;
 
 pub(crate) use config::float;
+pub use files::{Files, Pieces};
 pub use quantization::{QuantFormat, QuantMode};
 pub use tensors::{ElementType, TensorEntry, TensorIndex};
 
@@ -47,8 +50,18 @@ impl Checkpoint {
     /// # Errors
     /// If a file is missing, truncated or malformed, or needs code from the checkpoint.
     pub fn open(dir: &Path) -> Result<Checkpoint, LoadError> {
-        let path = dir.join("config.json");
-        let config = config::read(&path)?;
+        let files: Arc<dyn Files> = Arc::new(files::Dir::new(dir));
+        Checkpoint::read(&files)
+    }
+
+    /// As [`Checkpoint::open`], from wherever the files are.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read(files: &Arc<dyn Files>) -> Result<Checkpoint, LoadError> {
+        let dir = files.place();
+        let path = dir.join(config::NAME);
+        let config = config::read(&path, &**files)?;
         let header: Header = config::parse(&path, &config)?;
         if let Some(found) = header.model_file {
             let supported: &[&str] = &["architectures built into jackalope"];
@@ -56,7 +69,7 @@ impl Checkpoint {
             return Err(LoadError::Unsupported { path, what, found, supported });
         }
         let quantization = QuantizationMap::new(&path, &config)?;
-        let tensors = TensorIndex::open(dir)?;
+        let tensors = TensorIndex::open(files)?;
         let model_type = header.model_type;
         Ok(Checkpoint { dir: dir.to_path_buf(), model_type, config, quantization, tensors })
     }
@@ -73,7 +86,7 @@ impl Checkpoint {
 
     /// `config.json`.
     pub fn config_path(&self) -> PathBuf {
-        self.dir.join("config.json")
+        self.dir.join(config::NAME)
     }
 
     /// The fields of `config.json` that `C` names.

@@ -208,9 +208,14 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// True if a new process on the same files may succeed: the device failed, not the checkpoint.
-    pub fn is_device(&self) -> bool {
-        matches!(self, LoadError::Device(_))
+    /// True if a new process on the same files may succeed: the device failed, or whoever has the
+    /// files could not be reached, and the checkpoint is not at fault.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            LoadError::Device(_) => true,
+            LoadError::Read { source, .. } => source.kind() == io::ErrorKind::ConnectionAborted,
+            _ => false,
+        }
     }
 }
 

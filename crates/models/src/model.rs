@@ -77,8 +77,19 @@ impl Model {
         tp: &TensorParallel,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Model, LoadError> {
-        let checkpoint = Checkpoint::open(dir)?;
-        let (network, counters) = arch::load(&checkpoint, tp, progress)?;
+        Model::from_checkpoint(&Checkpoint::open(dir)?, tp, progress)
+    }
+
+    /// As [`Model::load`], of a checkpoint that was opened.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn from_checkpoint(
+        checkpoint: &Checkpoint,
+        tp: &TensorParallel,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Model, LoadError> {
+        let (network, counters) = arch::load(checkpoint, tp, progress)?;
         let dimensions = network.dimensions();
         let cache_shape = CacheShape {
             num_layers: dimensions.num_layers,

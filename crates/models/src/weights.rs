@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use jackalope_mlx::{self as mlx, Array, Dtype};
 
-use crate::checkpoint::{Checkpoint, ElementType, QuantFormat, TensorEntry};
+use crate::checkpoint::{Checkpoint, ElementType, Pieces, QuantFormat, TensorEntry};
 use crate::error::{Dims, LoadError};
 use crate::split::Cut;
 
@@ -296,18 +296,12 @@ fn read_columns(
     start_bytes: u64,
     (part_bytes, width_bytes): (usize, usize),
 ) -> Result<(), LoadError> {
-    if part_bytes == 0 {
-        return Ok(());
-    }
     if part_bytes == width_bytes {
         return entry.file.read_at(entry.offset, target);
     }
-    let mut offset = entry.offset + start_bytes;
-    for row in target.chunks_exact_mut(part_bytes) {
-        entry.file.read_at(offset, row)?;
-        offset += width_bytes as u64;
-    }
-    Ok(())
+    let offset = entry.offset + start_bytes;
+    let stride_bytes = width_bytes as u64;
+    entry.file.read(Pieces { offset, piece_bytes: part_bytes, stride_bytes }, target)
 }
 
 fn float_dtype(tensor: &str, entry: &TensorEntry) -> Result<Dtype, LoadError> {

@@ -30,8 +30,8 @@ pub use embed::{Embed, Embedded, Pooling};
 pub use frame::FrameError;
 pub use mask::Mask;
 pub use messages::{
-    Backend, Device, FailureKind, FromRank, Hello, Join, Phase, RankFacts, RankFailure, RankMemory,
-    Secret, Setup, ToRank, UnitRange,
+    Backend, Device, FailureKind, FromRank, HeardBeat, Hello, Join, ModelSource, Phase, RankFacts,
+    RankFailure, RankMemory, Secret, Setup, ToRank, UnitRange,
 };
 pub use plan::{
     CacheId, Fork, Input, KernelTimings, Logprob, Row, Sampled, Sampling, Score, Scored,

@@ -100,8 +100,11 @@ pub enum Device {
 pub struct Setup {
     /// Number of ranks.
     pub num_ranks: u32,
-    /// Directory of the checkpoint on the rank's machine.
+    /// Directory of the checkpoint on the rank's machine, or on the one it is read from.
     pub model_dir: String,
+    /// Who has the checkpoint if the rank's machine does not: the rank reads its own byte ranges from
+    /// there.
+    pub model_source: Option<ModelSource>,
     /// Weight of each rank in the split, by rank.
     pub shares: Vec<u32>,
     /// Transport of collectives.
@@ -128,6 +131,15 @@ pub struct Setup {
     pub profile: bool,
 }
 
+/// A machine that others read a checkpoint from.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct ModelSource {
+    /// What people call it.
+    pub host: String,
+    /// Where it listens, the preferred address first.
+    pub addrs: Vec<SocketAddr>,
+}
+
 /// Forms the group of one epoch. Caches are empty afterwards, weights stay.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Join {
@@ -143,7 +155,10 @@ pub enum ToRank {
     /// Once, after the handshake. A rank that has loaded just that already says so at once.
     Setup(Setup),
     /// Sent once a second: the brain lives and the network between us works.
-    Beat,
+    Beat {
+        /// When it was sent, by a clock of the brain, in microseconds.
+        sent_us: u64,
+    },
     /// Form a group; leave the old one.
     Join(Join),
     /// Compute. `epoch` guards against a plan that was under way when its group broke.
@@ -206,10 +221,22 @@ pub enum FromRank {
         waiting_ms: u64,
         /// Memory in use.
         memory: RankMemory,
+        /// The last beat of the brain: what lies between it and this message without the time it was
+        /// held here is a message's way there and back.
+        heard: Option<HeardBeat>,
     },
     /// Something ended early. After [`FailureKind::Group`] the rank waits for a `Join`; after the
     /// other kinds its process ends.
     Failed(RankFailure),
+}
+
+/// A [`ToRank::Beat`] that a rank has received.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct HeardBeat {
+    /// As in the beat.
+    pub sent_us: u64,
+    /// How long ago it came, in microseconds.
+    pub held_us: u64,
 }
 
 /// What a rank is busy with.

@@ -12,8 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use jackalope_protocol::{
-    FrameError, FromRank, Hello, Join, Phase, RankMemory, Secret, Setup, StepPlan, ToRank, frame,
-    secure,
+    FrameError, FromRank, HeardBeat, Hello, Join, Phase, RankMemory, Secret, Setup, StepPlan,
+    ToRank, frame, secure,
 };
 use jackalope_transport::Interrupter;
 use tracing::{debug, info};
@@ -86,6 +86,8 @@ struct Shared {
     phase: Phase,
     steps_done: u64,
     memory: RankMemory,
+    /// This brain's last beat, and when it came.
+    heard: Option<(u64, Instant)>,
     breaker: Option<GroupBreaker>,
     /// Groups up to this epoch shall not be formed any more.
     left_epoch: Option<u64>,
@@ -199,6 +201,7 @@ pub(crate) fn connect(
         phase: Phase::Starting,
         steps_done: 0,
         memory: RankMemory::default(),
+        heard: None,
         breaker: None,
         left_epoch: None,
         orphan: Duration::ZERO,
@@ -261,7 +264,10 @@ fn serve_brain(
         }
         let sender;
         (sender, receiver) = redial(brain, since + orphan);
-        lock(&control.shared).left_epoch = None;
+        {
+            let mut shared = lock(&control.shared);
+            (shared.left_epoch, shared.heard) = (None, None);
+        }
         *lock(&control.writer) = Some(sender);
     }
 }
@@ -302,7 +308,10 @@ fn read_commands(
     let mut was_set_up = false;
     loop {
         let command = match frame::read(stream) {
-            Ok(ToRank::Beat) => continue,
+            Ok(ToRank::Beat { sent_us }) => {
+                lock(&control.shared).heard = Some((sent_us, Instant::now()));
+                continue;
+            }
             Ok(ToRank::Setup(setup)) => {
                 was_set_up = true;
                 let silence = Duration::from_millis(setup.silence_timeout_ms);
@@ -349,6 +358,10 @@ fn beat(control: &Control) {
                 steps_done: shared.steps_done,
                 waiting_ms: shared.waiting_ms(),
                 memory: shared.memory,
+                heard: shared.heard.map(|(sent_us, at)| {
+                    let held_us = u64::try_from(at.elapsed().as_micros()).unwrap_or(u64::MAX);
+                    HeardBeat { sent_us, held_us }
+                }),
             }
         };
         if let Err(err) = control.send(&message) {

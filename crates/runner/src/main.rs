@@ -10,6 +10,7 @@ mod embed;
 mod libraries;
 mod link;
 mod rank_memory;
+mod remote;
 mod sampler;
 mod step;
 mod worker;

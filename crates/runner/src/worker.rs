@@ -7,13 +7,15 @@
 //!                        └── Leave, or the group failed ─────┘
 //! ```
 
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use jackalope_mlx::{Device, Group};
+use jackalope_models::checkpoint::{Checkpoint, Files};
 use jackalope_models::{
-    Compute, GroupCell, LoadProgress, Model, ModelFacts, Shares, TensorParallel,
+    Compute, GroupCell, LoadError, LoadProgress, Model, ModelFacts, Shares, TensorParallel,
 };
 use jackalope_protocol::{
     Backend, FailureKind, FromRank, Join, Phase, RankFacts, RankFailure, Secret, Setup, StepPlan,
@@ -23,6 +25,7 @@ use tracing::{debug, info};
 
 use crate::control::{Command, Control, GroupBreaker};
 use crate::rank_memory;
+use crate::remote::RemoteFiles;
 use crate::step::{StepError, Stepper};
 
 /// Loading is reported at most this often.
@@ -109,8 +112,12 @@ fn load<'a>(
         // A brain that is gone ends the process through the control thread.
         control.send(&FromRank::Progress { done_bytes, total_bytes }).ok();
     };
-    let model = Model::load(setup.model_dir.as_ref(), &parallel, &mut progress)
-        .map_err(|err| (FailureKind::Model, anyhow::Error::new(err)))?;
+    let model = open_checkpoint(&setup, identity.secret)
+        .and_then(|checkpoint| Model::from_checkpoint(&checkpoint, &parallel, &mut progress))
+        .map_err(|err| {
+            let kind = if err.is_passing() { FailureKind::Device } else { FailureKind::Model };
+            (kind, anyhow::Error::new(err))
+        })?;
     let facts = rank_facts(model.facts(), started.elapsed());
     info!(rank = identity.rank, weights_bytes = facts.weights_bytes, "shard loaded");
     control.set_memory(rank_memory::now(0));
@@ -119,6 +126,23 @@ fn load<'a>(
         .send(&FromRank::Loaded(facts.clone()))
         .map_err(|err| (FailureKind::Device, anyhow::Error::new(err)))?;
     Ok(Worker { identity, control, setup, facts, parallel, model, active: None })
+}
+
+/// Whether both ask for the same; where the one that has the model listens may have changed.
+fn is_same(one: &Setup, other: &Setup) -> bool {
+    let host = |setup: &Setup| setup.model_source.as_ref().map(|source| source.host.clone());
+    let rest = |setup: &Setup| Setup { model_source: None, ..setup.clone() };
+    host(one) == host(other) && rest(one) == rest(other)
+}
+
+/// The checkpoint, here or on the machine that has it.
+fn open_checkpoint(setup: &Setup, secret: Secret) -> Result<Checkpoint, LoadError> {
+    let dir = &setup.model_dir;
+    let Some(source) = &setup.model_source else { return Checkpoint::open(dir.as_ref()) };
+    let failed = |source| LoadError::Read { path: dir.into(), source };
+    let files = RemoteFiles::open(source.clone(), secret, dir).map_err(failed)?;
+    let files: Arc<dyn Files> = Arc::new(files);
+    Checkpoint::read(&files)
 }
 
 /// This rank's place in the split, without a group for now.
@@ -198,7 +222,7 @@ fn device_name() -> &'static str {
 impl Worker<'_> {
     /// A brain that lost us, or a new one. What is loaded already is not loaded again.
     fn set_up_again(&mut self, setup: &Setup) -> anyhow::Result<()> {
-        ensure!(*setup == self.setup, "the brain came back with another setup");
+        ensure!(is_same(setup, &self.setup), "the brain came back with another setup");
         self.forget_group();
         self.facts.free_bytes = rank_memory::free_bytes();
         Ok(self.control.send(&FromRank::Loaded(self.facts.clone()))?)

@@ -7,6 +7,7 @@ use tokio::time::timeout;
 
 use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::journal::{Opening, Recorder};
 use crate::registry::Serving;
 
 /// What the vectors shall be like.
@@ -45,19 +46,34 @@ pub(crate) async fn vectors(
         };
         Request::new(options, &limits).map_err(|err| ApiError::from_rejected(&err, wish.param))
     };
+    let prompt_tokens = texts.iter().map(Vec::len).sum::<usize>();
     let requests = texts.into_iter().map(request).collect::<Result<Vec<_>, _>>()?;
+    let opening = Opening {
+        answer_id: None,
+        engine_ids: Vec::new(),
+        is_stream: false,
+        num_choices: 0,
+        prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX),
+        max_tokens: 0,
+    };
+    let mut recorder = Recorder::begin(serving, opening);
     let server_limits = serving.state().limits();
     let computing = stream::iter(requests)
         .map(|request| vector(serving.engine(), request, wish))
         .buffered(server_limits.embeddings_at_once)
         .try_collect();
-    match server_limits.request_timeout {
+    let result = match server_limits.request_timeout {
         None => computing.await,
         Some(limit) => {
             let timed_out = Err(ApiError::TimedOut { timeout: limit });
             timeout(limit, computing).await.unwrap_or(timed_out)
         }
+    };
+    match &result {
+        Ok(_) => recorder.succeeded(),
+        Err(err) => recorder.failed(err, false),
     }
+    result
 }
 
 /// Refuses more numbers than the model's states have.

@@ -249,6 +249,7 @@ fn rank_json(rank: usize, status: &RankStatus, now: Instant) -> Value {
         "phase": status.phase,
         "loaded_bytes": loaded,
         "silent_ms": silent_ms,
+        "round_trip_us": status.round_trip.map(|it| it.as_micros() as u64),
         "facts": status.facts,
         "memory": status.memory,
         "steps": status.steps,

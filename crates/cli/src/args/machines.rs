@@ -24,6 +24,10 @@ pub(crate) struct HostsArgs {
     /// Start no rank: wait for `jackalope rank` on each machine, in any order.
     #[arg(long, requires = "hosts")]
     pub(crate) by_hand: bool,
+    /// Who has the model, for machines that lack it: their ranks read just their part of it from there and
+    /// keep no copy. A machine of the hostfile, or `localhost`.
+    #[arg(long, value_name = "HOST", requires = "hosts", conflicts_with = "by_hand")]
+    pub(crate) models_from: Option<String>,
     /// Seconds without progress after which requests that wait for ranks are ended.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub(crate) give_up_after: u64,

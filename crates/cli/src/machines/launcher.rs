@@ -16,6 +16,7 @@ use tracing::{info, warn};
 
 use super::shares::rank_name;
 use crate::cluster::Beside;
+use crate::models::Place;
 
 /// The data plane accepts on every address; who is no rank of this cluster is refused there.
 const DATA_ADDR: &str = "0.0.0.0:0";
@@ -52,8 +53,8 @@ pub(crate) struct Places {
     /// Set for every rank.
     pub(crate) envs: Vec<(String, String)>,
     pub(crate) nodes: Arc<Nodes>,
-    /// Where each node has the model.
-    pub(crate) model_dirs: Vec<String>,
+    /// Where each node's ranks read the model.
+    pub(crate) models: Vec<Place>,
     /// Threads of each rank; a machine's cores, divided among its ranks, if absent.
     pub(crate) threads: Option<u32>,
     /// Set if other models have ranks there as well.
@@ -129,9 +130,11 @@ impl AgentLauncher {
         let seat = |(&at, routes): (&usize, Vec<IpAddr>)| {
             let beside = positions.iter().filter(|&&it| of_rank[it] == of_rank[at]).count();
             let cores = self.places.node(at).facts.cores / u32::try_from(beside).unwrap_or(1);
+            let Place { dir, source } = self.places.models[of_rank[at]].clone();
             let setup = Setup {
                 num_ranks: u32::try_from(positions.len()).expect("there are few machines"),
-                model_dir: self.places.model_dirs[of_rank[at]].clone(),
+                model_dir: dir,
+                model_source: source,
                 shares: shares.clone(),
                 num_threads: self.places.threads.unwrap_or(cores.max(1)),
                 ..self.setup.clone()

@@ -1,67 +1,157 @@
 //! Where each machine has the model that is to be served, asked before anything is loaded.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use jackalope_cluster::exchange::{ExchangeError, FoundFiles};
 use jackalope_cluster::hostfile::Host;
 use jackalope_cluster::models::FilePath;
 use jackalope_cluster::models::files;
 use jackalope_cluster::nodes::{self, Node, Nodes};
+use jackalope_protocol::{ModelSource, Secret};
+use thiserror::Error;
 
 use super::Located;
+use super::member::Member;
+use crate::environment::Environment;
 
 /// A file that ranks read, and its size.
 type Sizes = Vec<(FilePath, u64)>;
 
-/// By node: the directory of the model there. A machine may have it elsewhere, but what ranks read must
+/// Where ranks of a machine read the model.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// The model's directory …
+    pub(crate) dir: String,
+    /// … on another machine, if this is set.
+    pub(crate) source: Option<ModelSource>,
+}
+
+/// Who is to compute which model.
+pub(crate) struct Seats<'a> {
+    pub(crate) nodes: &'a Arc<Nodes>,
+    pub(crate) hosts: &'a [Host],
+    pub(crate) model: &'a Located,
+    /// Who may be read from by machines that lack the model.
+    pub(crate) models_from: Option<&'a str>,
+}
+
+/// By node: where its ranks read the model. A machine may have it elsewhere, but what ranks read must
 /// have the sizes that it has here. What was asked for by name is looked for by name, then at the same
 /// path; what was asked for by its directory, the other way round.
 ///
 /// # Errors
-/// Every machine that lacks the model or has another one of that name.
-pub(crate) async fn model_dirs(
-    nodes: &Arc<Nodes>,
-    hosts: &[Host],
+/// Every machine that has another one of that name, or lacks the model with nobody to read it from.
+pub(crate) async fn places(
+    seats: Seats<'_>,
+    environment: &Environment,
+    secret: Secret,
+) -> anyhow::Result<Vec<Place>> {
+    let Seats { nodes, hosts, model, models_from } = seats;
+    let (machines, _) = nodes::machines(hosts);
+    ensure!(machines.len() == nodes.nodes.len(), "a machine did not answer");
+    let found = {
+        let (nodes, machines, model) = (Arc::clone(nodes), machines.clone(), model.clone());
+        tokio::task::spawn_blocking(move || ask(&nodes, &machines, &model)).await??
+    };
+    let problems: Vec<String> = found
+        .iter()
+        .filter_map(|it| it.as_ref().err())
+        .filter(|it| models_from.is_none() || matches!(it, Absence::Problem(_)))
+        .map(ToString::to_string)
+        .collect();
+    if !problems.is_empty() {
+        bail!(
+            "{}\nhint: `jackalope models sync {} --hosts …` copies it; with `--models-from HOST` \
+             ranks read their part of it from there",
+            problems.join("\n"),
+            model.name
+        );
+    }
+    let member = |at: usize| Member::there(machines[at].clone(), &nodes.nodes[at]);
+    let source = match models_from.filter(|_| found.iter().any(Result::is_err)) {
+        None => None,
+        Some(from) => match machines.iter().position(|it| is_called(it, from)) {
+            Some(at) => {
+                let dir = found[at].as_ref();
+                let dir = dir.map_err(|err| {
+                    anyhow!("`--models-from {from}`: {err}\nhint: name a machine that has it")
+                });
+                Some((member(at), dir?.clone()))
+            }
+            None if is_this_machine(from) => {
+                Some((Member::here(None, environment, secret)?, text(&model.dir)?))
+            }
+            None => bail!(
+                "`--models-from {from}` is no machine of the hostfile\n\
+                 hint: name one of them, or `localhost` for this one"
+            ),
+        },
+    };
+    let place = |(at, found): (usize, &Result<String, Absence>)| match (found, &source) {
+        (Ok(dir), _) => Place { dir: dir.clone(), source: None },
+        (Err(_), Some((source, dir))) => {
+            let addrs = source.addrs_from(&member(at));
+            let source = ModelSource { host: source.host.name(), addrs };
+            Place { dir: dir.clone(), source: Some(source) }
+        }
+        (Err(_), None) => unreachable!("who lacks it is a problem without a source"),
+    };
+    Ok(found.iter().enumerate().map(place).collect())
+}
+
+/// By node: the model's directory there. The outer error is this machine's.
+fn ask(
+    nodes: &Nodes,
+    machines: &[Host],
     model: &Located,
-) -> anyhow::Result<Vec<String>> {
-    let path = model.dir.to_str().context("the model's path is not UTF-8")?.to_owned();
+) -> anyhow::Result<Vec<Result<String, Absence>>> {
+    let path = text(&model.dir)?;
     let listed = files::list(&model.dir)?.into_iter().map(|file| (file.path, file.bytes)).collect();
     let wanted = read_by_ranks(listed);
-    let name = model.name.clone();
     let names = match model.by_name {
-        true => [name.clone(), path.clone()],
-        false => [path.clone(), name.clone()],
+        true => [model.name.clone(), path.clone()],
+        false => [path.clone(), model.name.clone()],
     };
-    let (machines, _) = nodes::machines(hosts);
-    let nodes = Arc::clone(nodes);
-    let work = move || {
-        let ask = |(machine, node): (&Host, &Node)| match machine.is_local() {
-            true => Ok(path.clone()),
-            false => {
-                let mut client = node.agent.library().map_err(|err| err.to_string())?;
-                dir_on(machine, &names, &wanted, &mut |name| client.find(name))
-            }
-        };
-        let found: Vec<Result<String, String>> = std::thread::scope(|scope| {
-            let pairs = machines.iter().zip(&nodes.nodes);
-            let threads: Vec<_> = pairs.map(|pair| scope.spawn(move || ask(pair))).collect();
-            threads.into_iter().map(|it| it.join().expect("it does not panic")).collect()
-        });
-        let (mut dirs, mut problems) = (Vec::new(), Vec::new());
-        for found in found {
-            match found {
-                Ok(dir) => dirs.push(dir),
-                Err(problem) => problems.push(problem),
-            }
+    let ask_one = |(machine, node): (&Host, &Node)| match machine.is_local() {
+        true => Ok(path.clone()),
+        false => {
+            let client = node.agent.library();
+            let mut client = client.map_err(|err| Absence::Problem(err.to_string()))?;
+            dir_on(machine, &names, &wanted, &mut |name| client.find(name))
         }
-        if !problems.is_empty() {
-            bail!("{}\nhint: jackalope models sync {name} --hosts …", problems.join("\n"));
-        }
-        ensure!(dirs.len() == nodes.nodes.len(), "a machine did not answer");
-        Ok(dirs)
     };
-    tokio::task::spawn_blocking(work).await?
+    Ok(std::thread::scope(|scope| {
+        let pairs = machines.iter().zip(&nodes.nodes);
+        let threads: Vec<_> = pairs.map(|pair| scope.spawn(move || ask_one(pair))).collect();
+        threads.into_iter().map(|it| it.join().expect("it does not panic")).collect()
+    }))
+}
+
+fn text(path: &Path) -> anyhow::Result<String> {
+    Ok(path.to_str().context("the model's path is not UTF-8")?.to_owned())
+}
+
+/// Whether a word means the machine that this runs on.
+fn is_this_machine(word: &str) -> bool {
+    Host { ssh: word.to_owned(), ..Host::default() }.is_local()
+}
+
+/// Whether a word means this machine of the hostfile.
+fn is_called(machine: &Host, word: &str) -> bool {
+    machine.name() == word || machine.is_local() && is_this_machine(word)
+}
+
+/// Why a machine's ranks have no directory to read.
+#[derive(Debug, Error)]
+enum Absence {
+    /// The model is not there.
+    #[error("{0}")]
+    Missing(String),
+    /// It is another one, or the machine does not tell.
+    #[error("{0}")]
+    Problem(String),
 }
 
 fn read_by_ranks(files: Sizes) -> Sizes {
@@ -76,21 +166,24 @@ fn dir_on(
     names: &[String],
     wanted: &Sizes,
     find: &mut dyn FnMut(&str) -> Result<FoundFiles, ExchangeError>,
-) -> Result<String, String> {
+) -> Result<String, Absence> {
     let host = machine.name();
     for name in names {
         match find(name) {
             Ok(found) => match difference(wanted, &found) {
                 None => return Ok(found.dir),
                 Some(other) => {
-                    return Err(format!("{host} has another {name} in {}: {other}", found.dir));
+                    let dir = found.dir;
+                    return Err(Absence::Problem(format!(
+                        "{host} has another {name} in {dir}: {other}"
+                    )));
                 }
             },
             Err(ExchangeError::Refused { .. }) => {}
-            Err(err) => return Err(err.to_string()),
+            Err(err) => return Err(Absence::Problem(err.to_string())),
         }
     }
-    Err(format!("{host} has no {}", names.join(" and nothing at ")))
+    Err(Absence::Missing(format!("{host} has no {}", names.join(" and nothing at "))))
 }
 
 fn difference(wanted: &Sizes, found: &FoundFiles) -> Option<String> {
@@ -142,7 +235,7 @@ mod tests {
             Err(ExchangeError::Refused { host, reason })
         };
         let missing = dir_on(&host, &names, &wanted, &mut |_| refused("mac2")).unwrap_err();
-        assert_eq!(missing, "mac2 has no o/m and nothing at /m");
+        assert_eq!(missing.to_string(), "mac2 has no o/m and nothing at /m");
         let more = told(&[("config.json", 3), ("m.safetensors", 9), ("n.safetensors", 1)]);
         assert_eq!(more, "n.safetensors is not part of it here");
     }

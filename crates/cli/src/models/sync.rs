@@ -1,33 +1,21 @@
 //! `jackalope models sync`: a model to other machines.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use indicatif::HumanBytes;
-use jackalope_cluster::agent::{self, AgentConfig};
 use jackalope_cluster::exchange::{Copied, FetchOrder, LibraryClient, Peer, spread};
-use jackalope_cluster::facts::NodeFacts;
 use jackalope_cluster::hostfile::Host;
-use jackalope_cluster::local::find_rank_program;
-use jackalope_cluster::nodes::{self, Node, Nodes};
-use jackalope_cluster::routes::{self, routes};
+use jackalope_cluster::nodes;
 use jackalope_protocol::Secret;
 use serde_json::json;
 
 use super::locate;
+use super::member::Member;
 use crate::args::ModelsSyncArgs;
 use crate::environment::Environment;
 use crate::progress::{Transfer, Uploads};
 use crate::{machines, output};
-
-/// A machine that takes part.
-enum Member {
-    /// This one, whose library this process opens for as long as it runs.
-    Here { host: Host, addr: SocketAddr, facts: Box<NodeFacts> },
-    /// Another one, through its agent.
-    There { host: Host, node: Box<Node> },
-}
 
 pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyhow::Result<()> {
     let (machines, _) = nodes::machines(&machines::hostfile(&args.hosts)?.hosts);
@@ -36,101 +24,32 @@ pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyh
     let here = machines.iter().find(|host| host.is_local()).cloned();
     let config = machines::nodes_config(&args.reach, environment)?;
     let secret = config.secret;
-    let Nodes { nodes, .. } =
-        machines::bring_up(remote.clone(), config, machines::log_lines).await?;
+    let nodes = machines::bring_up(remote.clone(), config, machines::log_lines).await?;
     let mut members: Vec<Member> = remote
         .into_iter()
-        .zip(nodes)
-        .map(|(host, node)| Member::There { host, node: Box::new(node) })
+        .zip(&nodes.nodes)
+        .map(|(host, node)| Member::there(host, node))
         .collect();
     if args.from.is_none() || here.is_some() {
-        members.push(open_library(here.unwrap_or_else(this_host), environment, secret)?);
+        members.push(Member::here(here, environment, secret)?);
     }
     let source = match &args.from {
         None => members.len() - 1,
-        Some(from) => {
-            members.iter().position(|it| it.host().name() == *from).with_context(|| {
-                format!("`--from {from}` is none of the machines of `--hosts {}`", args.hosts)
-            })?
-        }
+        Some(from) => members.iter().position(|it| it.host.name() == *from).with_context(|| {
+            format!("`--from {from}` is none of the machines of `--hosts {}`", args.hosts)
+        })?,
     };
-    let model = match &members[source] {
-        Member::Here { .. } => locate(&args.model, environment)?.dir,
-        Member::There { .. } => args.model.clone(),
+    let model = match members[source].is_here {
+        true => locate(&args.model, environment)?.dir,
+        false => args.model.clone(),
     };
-    let work = move || copy(&args, &members, (source, &model), &secret);
+    let work = move || {
+        let copied = copy(&args, &members, (source, &model), &secret);
+        // Until now their agents were wanted.
+        drop(nodes);
+        copied
+    };
     tokio::task::spawn_blocking(work).await?
-}
-
-fn this_host() -> Host {
-    Host { ssh: Ipv4Addr::LOCALHOST.to_string(), ..Host::default() }
-}
-
-/// Others read this machine's models from this very process, which needs no agent for that.
-fn open_library(host: Host, environment: &Environment, secret: Secret) -> anyhow::Result<Member> {
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).context("listening")?;
-    let addr = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), listener.local_addr()?.port());
-    let config = AgentConfig {
-        secret,
-        rank_program: find_rank_program()?,
-        files_dir: environment.home()?.dir("run")?,
-        library: environment.library(),
-        linger: None,
-        is_over: std::sync::Arc::default(),
-    };
-    // Ends with the process.
-    std::thread::spawn(move || agent::serve(&listener, config));
-    let facts = Box::new(jackalope_cluster::platform::current::facts());
-    Ok(Member::Here { host, addr, facts })
-}
-
-impl Member {
-    fn host(&self) -> &Host {
-        match self {
-            Member::Here { host, .. } | Member::There { host, .. } => host,
-        }
-    }
-
-    fn facts(&self) -> &NodeFacts {
-        match self {
-            Member::Here { facts, .. } => facts,
-            Member::There { node, .. } => &node.facts,
-        }
-    }
-
-    /// How we reach it.
-    fn addrs(&self) -> Vec<SocketAddr> {
-        match self {
-            Member::Here { addr, .. } => vec![*addr],
-            Member::There { node, .. } => node.agent.addrs().to_vec(),
-        }
-    }
-
-    /// How another member reaches it: over the cable between them if there is one, else as we do. A
-    /// loopback address comes last: it means something only where both are one machine.
-    fn addrs_from(&self, other: &Member) -> Vec<SocketAddr> {
-        let ours = self.addrs();
-        let port = ours.first().map_or(0, SocketAddr::port);
-        let by_route = routes(&[node_of(other), node_of(self)]).ok().map(|it| it[0][1]);
-        let as_seen = match (self, other) {
-            (Member::Here { .. }, Member::There { node, .. }) => node.agent.our_ip(),
-            _ => None,
-        };
-        let mut addrs: Vec<SocketAddr> =
-            by_route.into_iter().chain(as_seen).map(|ip| SocketAddr::new(ip, port)).collect();
-        addrs.extend(ours);
-        let is_loopback = |addr: &SocketAddr| match addr.ip() {
-            IpAddr::V4(ip) => ip == Ipv4Addr::LOCALHOST,
-            IpAddr::V6(ip) => ip.is_loopback(),
-        };
-        addrs.sort_by_key(is_loopback);
-        addrs.dedup();
-        addrs
-    }
-}
-
-fn node_of(member: &Member) -> routes::Node<'_> {
-    routes::Node { host: member.host(), facts: Some(member.facts()) }
 }
 
 fn copy(
@@ -140,8 +59,8 @@ fn copy(
     secret: &Secret,
 ) -> anyhow::Result<()> {
     let model = model.to_str().context("the model's path is not UTF-8")?;
-    let from = members[source].host().name();
-    let mut client = LibraryClient::dial(&from, &members[source].addrs(), secret)?;
+    let from = members[source].host.name();
+    let mut client = LibraryClient::dial(&from, &members[source].addrs, secret)?;
     let found = client.find(model)?;
     let num_bytes: u64 = found.files.iter().map(|(_, bytes)| bytes).sum();
     let bar = Transfer::new("reading", num_bytes);
@@ -151,8 +70,8 @@ fn copy(
     let peers: Vec<Peer> = members
         .iter()
         .map(|member| Peer {
-            host: member.host().name(),
-            addrs: member.addrs(),
+            host: member.host.name(),
+            addrs: member.addrs.clone(),
             addrs_from: members.iter().map(|other| member.addrs_from(other)).collect(),
         })
         .collect();

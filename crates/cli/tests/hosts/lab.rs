@@ -99,6 +99,8 @@ pub(crate) struct LabHost {
     /// Jackalope's folder there.
     pub(crate) home: PathBuf,
     sshd: Option<Child>,
+    /// Folders that are empty there: all hosts have one disk otherwise.
+    hidden: Vec<PathBuf>,
 }
 
 impl Lab {
@@ -153,7 +155,7 @@ impl Lab {
         must(&format!("ip -n {namespace} link set eth0 up"));
         let home = self.dir.join(format!("home-{letter}"));
         let ssh = format!("host-{letter}");
-        let mut host = LabHost { ssh, ip, namespace, port, home, sshd: None };
+        let mut host = LabHost { ssh, ip, namespace, port, home, sshd: None, hidden: Vec::new() };
         host.install();
         host.start_sshd(&self.dir);
         self.hosts.push(host);
@@ -212,6 +214,11 @@ impl Lab {
         command.env_remove("RUST_LOG").env_remove("JACKALOPE_CPU");
         command.args(args).env("JACKALOPE_HOME", &host.home).env("JACKALOPE_SSH", self.ssh());
         command
+    }
+
+    /// A host that has nothing of what is in `model`.
+    pub(crate) fn hide(&mut self, at: usize, model: &Path) {
+        self.hosts[at].hide(model, &self.dir);
     }
 
     /// The cluster's secret, on all hosts.
@@ -284,11 +291,27 @@ impl LabHost {
         );
         fs::write(&config, text).unwrap();
         let mut command = command("ip");
-        command.args(["netns", "exec", &self.namespace, "/usr/sbin/sshd", "-D", "-f"]);
-        command.arg(&config).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        // Mounts are seen by what is started here alone.
+        let script = "config=$1; shift\n\
+                      for dir; do mount -t tmpfs none \"$dir\" || exit 1; done\n\
+                      exec /usr/sbin/sshd -D -f \"$config\"";
+        command.args(["netns", "exec", &self.namespace, "/bin/sh", "-c", script, "sshd"]);
+        command
+            .arg(&config)
+            .args(&self.hidden)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         self.sshd = Some(command.spawn().unwrap());
         let addr = format!("{}:22", self.ip);
         wait_for("ssh server", || std::net::TcpStream::connect(&addr).ok());
+    }
+
+    /// Has nothing of what is in `dir`, from now on.
+    pub(crate) fn hide(&mut self, dir: &Path, lab_dir: &Path) {
+        self.end_everything();
+        self.hidden.push(dir.to_owned());
+        self.start_sshd(lab_dir);
     }
 
     /// Its processes.

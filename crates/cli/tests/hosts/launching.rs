@@ -108,6 +108,52 @@ fn two_models_share_the_hosts_and_their_ranks_outlive_a_brain() {
 }
 
 #[test]
+fn hosts_that_lack_the_model_read_their_part_of_it_from_one_that_has_it() {
+    let mut lab = lab_or_return!(3);
+    let model = crate::checkpoint::Copy::new();
+    let prompt = json!({"prompt": "Paris is the", "max_tokens": 12, "temperature": 0});
+    let alone = lab.serve(&shipped(), "").complete(&prompt);
+    for at in [1, 2] {
+        lab.hide(at, model.path());
+    }
+    let refused = |more: &[&str], found: &str| {
+        let (hostfile, model) = (lab.hostfile(), model.path().to_str().unwrap());
+        let args = ["serve", "--hosts", hostfile.to_str().unwrap(), "--model", model];
+        let ended = lab.run(&[&args[..], more].concat());
+        assert!(!ended.status.success() && ended.stderr.contains(found), "{ended:?}");
+        assert!(ended.stderr.contains("hint:"), "{ended:?}");
+    };
+    refused(&[], "host-c has no ");
+    refused(&["--models-from", "host-d"], "`--models-from host-d` is no machine of the hostfile");
+    refused(&["--models-from", "host-b"], "`--models-from host-b`: host-b has no ");
+
+    let server = lab.serve(model.path(), "--models-from localhost");
+    assert_eq!(server.complete(&prompt), alone);
+    let whole = std::fs::metadata(model.weights_path()).unwrap().len();
+    for rank in server.announced["ranks"].as_array().unwrap() {
+        let read = rank["bytes_read"].as_u64().unwrap();
+        assert!(0 < read && read < whole * 2 / 3, "{rank} of {whole} bytes");
+    }
+    // A new process reads it once more.
+    let old = lab.hosts[2].pids_of("jackalope-rank");
+    crate::program::send(old[0], Signal::KILL);
+    wait_for("a new rank", || Some(lab.hosts[2].pids_of("jackalope-rank")).filter(|it| *it != old));
+    server.wait_for_health("ready again", |health| health["ok"] == true);
+    assert_eq!(server.complete(&prompt), alone);
+    server.program.signal(Signal::INT);
+    assert!(server.program.end().status.success());
+
+    // From a machine that computes nothing itself.
+    let args = ["serve", "--hosts", "host-b,host-c", "--model", model.path().to_str().unwrap()];
+    let rest = ["--models-from", "localhost", "--host", "0.0.0.0", "--insecure", "--port", "8080"];
+    let program = lab.start(&[&args[..], &rest, &["--json"]].concat(), "");
+    let mut server = crate::http::Server::of(program);
+    server.url = format!("http://{}:8080", lab.hosts[0].ip);
+    assert_eq!(server.announced["ranks"].as_array().unwrap().len(), 2);
+    assert_eq!(server.complete(&prompt), alone);
+}
+
+#[test]
 fn any_program_runs_on_all_hosts_and_its_end_is_told() {
     let lab = lab_or_return!(3);
     let hostfile = lab.hostfile();

@@ -57,6 +57,7 @@ impl Ranks {
         let setup = Setup {
             num_ranks: u32::try_from(shares.len()).unwrap(),
             model_dir: exact().to_str().unwrap().to_owned(),
+            model_source: None,
             shares: shares.to_vec(),
             backend: Backend::Tcp,
             device: Device::Cpu,

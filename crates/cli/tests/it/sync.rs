@@ -4,6 +4,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::PathBuf;
 
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::checkpoint::shipped;
@@ -67,8 +68,7 @@ fn a_model_is_copied_to_all_machines_compared_and_served_from_where_each_has_it(
 
 /// Each rank loads from where its machine has the model; one that has another is named at once.
 fn serve_from_another_path(machines: &Machines, port: &str) {
-    let control = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let control = control.to_string();
+    let control = free_port();
     let args = ["serve", "--model", "jack/mini", "--hosts", "mac8,mac9", "--json"];
     let rest = ["--port", "0", "--agent-port", port, "--control-port", &control];
     let args = [&args[..], &rest].concat();
@@ -80,7 +80,7 @@ fn serve_from_another_path(machines: &Machines, port: &str) {
         let opened = format!("/proc/{pid}/exe");
         assert!(fs::read_link(opened).unwrap().starts_with(machines.home(host)), "rank {rank}");
     }
-    serving.signal(rustix::process::Signal::TERM);
+    serving.signal(Signal::TERM);
     assert!(serving.end().status.success());
     let weights = machines.root.join("mac8/models_mlx/jack/mini/model.safetensors");
     let content = fs::read(&weights).unwrap();
@@ -88,5 +88,10 @@ fn serve_from_another_path(machines: &Machines, port: &str) {
     let refused = machines.run(&args);
     assert!(!refused.status.success(), "{refused:?}");
     assert!(refused.stderr.contains("mac8 has another jack/mini in "), "{refused:?}");
-    assert!(refused.stderr.contains("hint: jackalope models sync jack/mini"), "{refused:?}");
+    assert!(refused.stderr.contains("hint: `jackalope models sync jack/mini"), "{refused:?}");
+}
+
+fn free_port() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port().to_string()
 }

@@ -7,7 +7,9 @@ use std::time::Duration;
 use jackalope_protocol::{FrameError, Secret, frame, secure};
 use thiserror::Error;
 
-use super::messages::{FetchOrder, Fetched, FoundFiles, FromLibrary, ToLibrary};
+#[cfg(doc)]
+use super::messages::READ_BYTES_MAX;
+use super::messages::{FetchOrder, Fetched, FoundFiles, FromLibrary, Pieces, ToLibrary};
 use crate::agent::ToAgent;
 use crate::models::{FilePath, Manifest};
 
@@ -119,19 +121,22 @@ impl LibraryClient {
         }
     }
 
-    /// Fills `target` with a file's bytes from `offset` on. `target` may be as long as one read.
+    /// Fills `target` with pieces of a file, which are as long together: at most [`READ_BYTES_MAX`].
     ///
     /// # Errors
     /// [`ExchangeError`]; the connection is good for more only if it was refused.
+    ///
+    /// # Panics
+    /// If the target has another length.
     pub fn read(
         &mut self,
         model: &str,
-        (path, offset): (&FilePath, u64),
+        (path, pieces): (&FilePath, Pieces),
         target: &mut [u8],
     ) -> Result<(), ExchangeError> {
-        let num_bytes = u32::try_from(target.len()).unwrap_or(u32::MAX);
+        assert_eq!(pieces.num_bytes(), target.len() as u64, "pieces fill the target");
         let (model, path) = (model.to_owned(), path.clone());
-        self.ask(&ToLibrary::Read { model, path, offset, num_bytes })?;
+        self.ask(&ToLibrary::Read { model, path, pieces })?;
         let mut filled = 0;
         while filled < target.len() {
             let FromLibrary::Bytes { num_bytes } = self.answer(&|_| ())? else {

@@ -13,7 +13,7 @@ use jackalope_protocol::Secret;
 use thiserror::Error;
 
 use super::client::{ExchangeError, LibraryClient};
-use super::messages::{FetchOrder, Fetched};
+use super::messages::{FetchOrder, Fetched, Pieces};
 use super::ranges::Part;
 use super::serve::{Busy, Library};
 use crate::models::{
@@ -313,7 +313,7 @@ impl Copying<'_> {
         &self,
         connection: &mut Option<(LibraryClient, usize)>,
         turn: usize,
-        place: (&FilePath, u64),
+        (path, offset): (&FilePath, u64),
         target: &mut [u8],
     ) -> Result<usize, ExchangeError> {
         let sources = &self.what.order.sources;
@@ -326,7 +326,9 @@ impl Copying<'_> {
                 connection.insert((client, from))
             }
         };
-        client.read(&sources[*from].model, place, target)?;
+        let num_bytes = u32::try_from(target.len()).expect("a range is short");
+        let pieces = Pieces::run(offset, num_bytes);
+        client.read(&sources[*from].model, (path, pieces), target)?;
         Ok(*from)
     }
 

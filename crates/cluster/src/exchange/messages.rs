@@ -25,17 +25,56 @@ pub enum ToLibrary {
         model: String,
         /// Below the model's directory.
         path: FilePath,
-        /// From here on.
-        offset: u64,
-        /// So many; at most [`READ_BYTES_MAX`].
-        num_bytes: u32,
+        /// Which; at most [`READ_BYTES_MAX`] together.
+        pieces: Pieces,
     },
     /// Copy a model from other machines.
     Fetch(FetchOrder),
 }
 
 /// Longest read.
-pub(super) const READ_BYTES_MAX: u32 = 16 << 20;
+pub const READ_BYTES_MAX: u32 = 16 << 20;
+
+/// Equal pieces of a file, at equal distances: columns of a matrix, or one run of bytes. They are sent
+/// one after another.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Pieces {
+    /// Where the first begins.
+    pub offset: u64,
+    /// Bytes of each.
+    pub piece_bytes: u32,
+    /// From the beginning of one to that of the next.
+    pub stride_bytes: u64,
+    /// How many.
+    pub num_pieces: u32,
+}
+
+impl Pieces {
+    /// One run of bytes.
+    pub fn run(offset: u64, num_bytes: u32) -> Pieces {
+        let stride_bytes = num_bytes.into();
+        Pieces { offset, piece_bytes: num_bytes, stride_bytes, num_pieces: 1 }
+    }
+
+    /// Bytes of all pieces.
+    pub fn num_bytes(&self) -> u64 {
+        u64::from(self.piece_bytes) * u64::from(self.num_pieces)
+    }
+
+    /// Where the last one ends; `None` beyond any file.
+    pub(super) fn end(&self) -> Option<u64> {
+        let Some(last) = self.num_pieces.checked_sub(1) else { return Some(self.offset) };
+        let from_first = self.stride_bytes.checked_mul(last.into())?;
+        self.offset.checked_add(from_first)?.checked_add(self.piece_bytes.into())
+    }
+
+    /// Where the byte `at` of all that are sent lies in the file, and how many follow it there.
+    pub(super) fn place(&self, at: u64) -> (u64, u64) {
+        let (piece, within) = (at / u64::from(self.piece_bytes), at % u64::from(self.piece_bytes));
+        let offset = self.offset + piece * self.stride_bytes + within;
+        (offset, u64::from(self.piece_bytes) - within)
+    }
+}
 
 /// From a library.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]

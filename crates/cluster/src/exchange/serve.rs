@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use jackalope_protocol::{FrameError, Secret, frame, secure};
 use tracing::debug;
 
 use super::fetch::{Fetch, fetch};
-use super::messages::{FoundFiles, FromLibrary, READ_BYTES_MAX, ToLibrary};
+use super::messages::{FoundFiles, FromLibrary, Pieces, READ_BYTES_MAX, ToLibrary};
 use crate::models::files::{self, FoundFile};
 use crate::models::{HashCache, Hashing, Manifest, ModelRef, Record, Stores};
 
@@ -149,9 +149,7 @@ impl Session<'_> {
                     library.manifest(&found.dir, on_bytes).map(FromLibrary::Manifest)
                 })
             }
-            ToLibrary::Read { model, path, offset, num_bytes } => {
-                self.read(&model, (path.as_str(), offset), num_bytes)
-            }
+            ToLibrary::Read { model, path, pieces } => self.read(&model, path.as_str(), pieces),
             ToLibrary::Fetch(order) => {
                 let (library, secret) = (self.library, self.secret);
                 self.work(move |on_bytes, is_cancelled| {
@@ -200,32 +198,26 @@ impl Session<'_> {
         })
     }
 
-    fn read(
-        &mut self,
-        model: &str,
-        (path, offset): (&str, u64),
-        num_bytes: u32,
-    ) -> Result<(), FrameError> {
+    fn read(&mut self, model: &str, path: &str, pieces: Pieces) -> Result<(), FrameError> {
         let (file, found_bytes) = match self.open(model, path) {
             Ok(opened) => opened,
             Err(reason) => return self.tell(Err(reason)),
         };
-        let end = offset.saturating_add(u64::from(num_bytes));
-        if READ_BYTES_MAX < num_bytes || found_bytes < end {
-            let reason = format!("{path} has {found_bytes} bytes, asked for those up to {end}");
+        let is_there = pieces.end().is_some_and(|end| end <= found_bytes);
+        if u64::from(READ_BYTES_MAX) < pieces.num_bytes() || !is_there {
+            let reason = format!("{path} has {found_bytes} bytes, asked for {pieces:?}");
             return self.tell(Err(reason));
         }
-        let mut piece = vec![0; PIECE_BYTES.min(num_bytes as usize)];
-        let mut at = offset;
-        while at < end {
-            let length = usize::try_from(end - at).map_or(PIECE_BYTES, |it| it.min(PIECE_BYTES));
-            if let Err(err) = file.read_exact_at(&mut piece[..length], at) {
-                return self.tell(Err(format!("reading {path} at byte {at}: {err}")));
+        let total = usize::try_from(pieces.num_bytes()).expect("checked against the limit");
+        let mut buffer = vec![0; PIECE_BYTES.min(total)];
+        for begin in (0..total).step_by(PIECE_BYTES) {
+            let part = &mut buffer[..PIECE_BYTES.min(total - begin)];
+            if let Err(err) = fill(&file, (pieces, begin as u64), part) {
+                return self.tell(Err(format!("reading {path}: {err}")));
             }
-            let num_bytes = u32::try_from(length).expect("a piece is small");
+            let num_bytes = u32::try_from(part.len()).expect("a part is small");
             frame::write(&mut self.sender, &FromLibrary::Bytes { num_bytes })?;
-            self.sender.write_all(&piece[..length])?;
-            at += length as u64;
+            self.sender.write_all(part)?;
         }
         Ok(())
     }
@@ -243,6 +235,20 @@ impl Session<'_> {
         let num_bytes = file.metadata().map_err(failed)?.len();
         Ok((file, num_bytes))
     }
+}
+
+/// Fills `target` with what is sent of the pieces from the byte `at` on.
+fn fill(file: &File, (pieces, mut at): (Pieces, u64), target: &mut [u8]) -> io::Result<()> {
+    let mut rest = target;
+    while !rest.is_empty() {
+        let (offset, in_piece) = pieces.place(at);
+        let length = usize::try_from(in_piece).map_or(rest.len(), |it| it.min(rest.len()));
+        let (now, later) = rest.split_at_mut(length);
+        file.read_exact_at(now, offset)?;
+        at += length as u64;
+        rest = later;
+    }
+    Ok(())
 }
 
 /// Marks a directory as being filled, for as long as this lives.

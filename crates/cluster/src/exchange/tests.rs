@@ -96,15 +96,57 @@ fn a_library_tells_of_models_and_of_nothing_else() {
         assert!(err.starts_with("machine: "), "{err}");
     }
     let mut bytes = [0; 6];
+    let six = |offset| Pieces::run(offset, 6);
     let hidden = ".hidden".parse().unwrap();
-    let err = client.read("org/big", (&hidden, 0), &mut bytes).unwrap_err().to_string();
+    let err = client.read("org/big", (&hidden, six(0)), &mut bytes).unwrap_err().to_string();
     assert!(err.contains("has no file .hidden"), "{err}");
     let weights = "model-1.safetensors".parse().unwrap();
-    client.read("org/big", (&weights, 252), &mut bytes).unwrap();
+    client.read("org/big", (&weights, six(252)), &mut bytes).unwrap();
     assert_eq!(bytes, [252, 0, 1, 2, 3, 4]);
-    let err = client.read("org/big", (&weights, 20_000_000), &mut bytes).unwrap_err().to_string();
+    let err =
+        client.read("org/big", (&weights, six(20_000_000)), &mut bytes).unwrap_err().to_string();
     assert!(err.contains("model-1.safetensors has 20000001 bytes"), "{err}");
     assert!(LibraryClient::dial("x", &[machine.addr], &Secret([1; 32])).is_err());
+}
+
+#[test]
+fn pieces_of_a_file_come_one_after_another_and_none_from_beyond_its_end() {
+    let machine = Machine::new();
+    machine.model();
+    let path = "model-1.safetensors".parse().unwrap();
+    let mut client = machine.client();
+    let mut read = |pieces: Pieces| {
+        let mut bytes = vec![255; usize::try_from(pieces.num_bytes()).unwrap()];
+        client.read("org/big", (&path, pieces), &mut bytes).map(|()| bytes)
+    };
+    let content = |at: u64| (at % 253) as u8;
+    // Longer than what is sent at once, in pieces that do not divide it.
+    for (piece_bytes, stride_bytes, num_pieces) in [(7, 9, 300_000), (1, 1, 5), (300, 1000, 20_000)]
+    {
+        let pieces = Pieces { offset: 11, piece_bytes, stride_bytes, num_pieces };
+        let wanted: Vec<u8> = (0..u64::from(num_pieces))
+            .flat_map(|piece| {
+                (0..u64::from(piece_bytes)).map(move |at| 11 + piece * stride_bytes + at)
+            })
+            .map(content)
+            .collect();
+        assert!(read(pieces).unwrap() == wanted, "{pieces:?}");
+    }
+    let last = Pieces { offset: 1, piece_bytes: 1000, stride_bytes: 20_000, num_pieces: 1000 };
+    assert!(read(last).is_ok());
+    assert!(read(Pieces { num_pieces: 0, ..last }).unwrap().is_empty());
+    assert!(read(Pieces { piece_bytes: 0, ..last }).unwrap().is_empty());
+    for beyond in [
+        Pieces { num_pieces: 1002, ..last },
+        Pieces { offset: u64::MAX, ..last },
+        Pieces { stride_bytes: u64::MAX / 2, ..last },
+        Pieces { stride_bytes: 0, num_pieces: READ_BYTES_MAX, ..last },
+    ] {
+        let mut client = machine.client();
+        let mut target = vec![0; usize::try_from(beyond.num_bytes()).unwrap_or(0)];
+        let err = client.read("org/big", (&path, beyond), &mut target).unwrap_err();
+        assert!(err.to_string().contains("has 20000001 bytes"), "{beyond:?}: {err}");
+    }
 }
 
 #[test]

@@ -340,10 +340,13 @@ impl<G: RankGroup> Driver<G> {
                 });
             }
             GroupEvent::Reseated { hosts } => self.on_reseated(hosts, now),
-            GroupEvent::Heartbeat { rank, phase, memory, .. } => self.modify(|status| {
-                let rank = &mut status.ranks[rank];
-                (rank.phase, rank.memory, rank.heard_at) = (phase, memory, Some(now));
-            }),
+            GroupEvent::Heartbeat { rank, phase, memory, round_trip, .. } => {
+                self.modify(|status| {
+                    let rank = &mut status.ranks[rank];
+                    (rank.phase, rank.memory, rank.heard_at) = (phase, memory, Some(now));
+                    rank.round_trip = round_trip.or(rank.round_trip);
+                })
+            }
             GroupEvent::Ready { epoch, facts } => self.on_ready(epoch, facts)?,
             GroupEvent::Output(output) => self.on_output(output, now)?,
             GroupEvent::Done { rank, timings, .. } => self.modify(|status| {

@@ -74,9 +74,10 @@ impl Link {
     /// Tells all ranks that we live. Who cannot be told is noticed by what it does not send.
     fn beat(&mut self, now: Instant) {
         self.beat_at = now;
+        let sent_us = self.micros(now);
         for rank in 0..self.slots.len() {
             if self.slots[rank].is_connected() {
-                self.write(rank, &ToRank::Beat, now);
+                self.write(rank, &ToRank::Beat { sent_us }, now);
             }
         }
     }

@@ -70,6 +70,7 @@ fn setup(backend: Backend) -> Setup {
     Setup {
         num_ranks: 2,
         model_dir: "tiny".to_owned(),
+        model_source: None,
         shares: vec![1, 1],
         backend,
         device: Device::Cpu,

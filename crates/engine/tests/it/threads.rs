@@ -297,7 +297,7 @@ impl Rank {
                         Some(false) => epoch_now = 0,
                     }
                 }
-                ToRank::Beat => drop(self.log.num_beats.fetch_add(1, Ordering::SeqCst)),
+                ToRank::Beat { .. } => drop(self.log.num_beats.fetch_add(1, Ordering::SeqCst)),
                 ToRank::Step { .. } | ToRank::Leave { .. } => {}
                 ToRank::Stop => {
                     self.log.add(rank, "stop");
@@ -414,6 +414,7 @@ impl Heart {
                 steps_done: 0,
                 waiting_ms: waiting_ms.load(Ordering::SeqCst),
                 memory: RankMemory { kv_bytes: 7, ..RankMemory::default() },
+                heard: None,
             };
             while !is_frozen.load(Ordering::SeqCst)
                 && frame::write(&mut *stream.lock().unwrap(), &beat()).is_ok()

@@ -1,25 +1,34 @@
 //! Reading `config.json`.
 
+use std::io;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use super::files::{Files, Pieces};
 use crate::error::LoadError;
+
+/// The file.
+pub(super) const NAME: &str = "config.json";
 
 /// Longest `config.json`; the largest published ones are below 100 KB.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// The parsed file.
-pub(super) fn read(path: &Path) -> Result<Value, LoadError> {
+/// The parsed file, which errors name `path`.
+pub(super) fn read(path: &Path, files: &dyn Files) -> Result<Value, LoadError> {
     let failed = |source| LoadError::Read { path: path.to_path_buf(), source };
-    let num_bytes = std::fs::metadata(path).map_err(failed)?.len();
+    let is_config = |(name, _): &(String, u64)| name == NAME;
+    let found = files.list().map_err(failed)?.into_iter().find(is_config);
+    let (_, num_bytes) =
+        found.ok_or_else(|| failed(io::Error::new(io::ErrorKind::NotFound, "No such file")))?;
     if MAX_CONFIG_BYTES < num_bytes {
         let reason = format!("file has {num_bytes} bytes, expected at most {MAX_CONFIG_BYTES}");
         return Err(LoadError::Config { path: path.to_path_buf(), reason });
     }
-    let text = std::fs::read(path).map_err(failed)?;
+    let mut text = vec![0; usize::try_from(num_bytes).expect("checked against the limit")];
+    files.read(NAME, Pieces::run(0, text.len()), &mut text).map_err(failed)?;
     serde_json::from_slice(&text).map_err(|err| LoadError::Config {
         path: path.to_path_buf(),
         reason: format!("not valid JSON: {err}"),

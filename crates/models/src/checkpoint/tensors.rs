@@ -1,15 +1,13 @@
 //! The headers of safetensors files: which tensor lies where.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
+use super::files::{Files, Pieces};
 use crate::error::LoadError;
 
 /// Longest header, as in the reference implementation.
@@ -65,18 +63,24 @@ impl From<Dtype> for ElementType {
     }
 }
 
-/// A weight file, open for reading at any place.
+/// A weight file.
 #[derive(Debug)]
 pub(crate) struct TensorFile {
+    files: Arc<dyn Files>,
+    name: String,
     path: PathBuf,
-    file: File,
 }
 
 impl TensorFile {
     /// Fills `target` with the bytes from `offset` on.
     pub(crate) fn read_at(&self, offset: u64, target: &mut [u8]) -> Result<(), LoadError> {
-        self.file
-            .read_exact_at(target, offset)
+        self.read(Pieces::run(offset, target.len()), target)
+    }
+
+    /// Fills `target` with pieces.
+    pub(crate) fn read(&self, pieces: Pieces, target: &mut [u8]) -> Result<(), LoadError> {
+        self.files
+            .read(&self.name, pieces, target)
             .map_err(|source| LoadError::Read { path: self.path.clone(), source })
     }
 }
@@ -109,15 +113,18 @@ pub struct TensorIndex {
 }
 
 impl TensorIndex {
-    /// Reads the headers of all `model*.safetensors` in `dir`. An index file is not consulted: the
-    /// headers say it all, and old index files are wrong now and then.
-    pub(super) fn open(dir: &Path) -> Result<TensorIndex, LoadError> {
+    /// Reads the headers of all `model*.safetensors`. An index file is not consulted: the headers say
+    /// it all, and old index files are wrong now and then.
+    pub(super) fn open(files: &Arc<dyn Files>) -> Result<TensorIndex, LoadError> {
         let mut entries: BTreeMap<String, TensorEntry> = BTreeMap::new();
-        for path in weight_files(dir)? {
-            for (tensor, entry) in read_header(&path)? {
+        for (name, num_bytes) in weight_files(&**files)? {
+            let path = files.place().join(&name);
+            let file = Arc::new(TensorFile { files: Arc::clone(files), name, path });
+            for (tensor, entry) in read_header(&file, num_bytes)? {
                 if let Some(first) = entries.get(&tensor) {
                     let first = first.path().to_path_buf();
-                    return Err(LoadError::DuplicateTensor { tensor, first, second: path });
+                    let second = file.path.clone();
+                    return Err(LoadError::DuplicateTensor { tensor, first, second });
                 }
                 entries.insert(tensor, entry);
             }
@@ -141,34 +148,34 @@ impl TensorIndex {
     }
 }
 
-fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, LoadError> {
-    let failed = |source| LoadError::Read { path: dir.to_path_buf(), source };
-    let mut paths = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(failed)? {
-        let name = entry.map_err(failed)?.file_name();
-        let is_weights =
-            name.to_str().is_some_and(|s| s.starts_with("model") && s.ends_with(".safetensors"));
-        if is_weights {
-            paths.push(dir.join(name));
-        }
+/// The weight files in order, with their sizes.
+fn weight_files(files: &dyn Files) -> Result<Vec<(String, u64)>, LoadError> {
+    let place = files.place();
+    let listed =
+        files.list().map_err(|source| LoadError::Read { path: place.to_path_buf(), source })?;
+    let is_weights = |name: &str| name.starts_with("model") && name.ends_with(".safetensors");
+    let mut weights: Vec<(String, u64)> =
+        listed.into_iter().filter(|(name, _)| is_weights(name)).collect();
+    if weights.is_empty() {
+        return Err(LoadError::NoWeights { dir: place.to_path_buf() });
     }
-    if paths.is_empty() {
-        return Err(LoadError::NoWeights { dir: dir.to_path_buf() });
-    }
-    paths.sort();
-    Ok(paths)
+    weights.sort();
+    Ok(weights)
 }
 
-fn read_header(path: &Path) -> Result<BTreeMap<String, TensorEntry>, LoadError> {
-    let failed = |source| LoadError::Read { path: path.to_path_buf(), source };
-    let malformed = |reason: String| LoadError::Header { path: path.to_path_buf(), reason };
-    let mut file = File::open(path).map_err(failed)?;
-    let found_bytes = file.metadata().map_err(failed)?.len();
+fn read_header(
+    file: &Arc<TensorFile>,
+    found_bytes: u64,
+) -> Result<BTreeMap<String, TensorEntry>, LoadError> {
+    let path = &file.path;
+    let malformed = |reason: String| LoadError::Header { path: path.clone(), reason };
     if found_bytes < 8 {
+        // A link that leads nowhere is no file of no bytes.
+        file.read_at(0, &mut [])?;
         return Err(malformed(format!("file has {found_bytes} bytes")));
     }
     let mut prefix = [0; 8];
-    file.read_exact(&mut prefix).map_err(failed)?;
+    file.read_at(0, &mut prefix)?;
     let header_bytes = u64::from_le_bytes(prefix);
     if MAX_HEADER_BYTES < header_bytes {
         return Err(malformed(format!(
@@ -177,22 +184,21 @@ fn read_header(path: &Path) -> Result<BTreeMap<String, TensorEntry>, LoadError> 
     }
     let data_offset = 8 + header_bytes;
     if found_bytes < data_offset {
-        let path = path.to_path_buf();
+        let path = path.clone();
         return Err(LoadError::FileSize { path, expected_bytes: data_offset, found_bytes });
     }
     let mut header = vec![0; usize::try_from(header_bytes).expect("checked against the limit")];
-    file.read_exact(&mut header).map_err(failed)?;
+    file.read_at(8, &mut header)?;
     let metadata: Metadata =
         serde_json::from_slice(&header).map_err(|err| malformed(err.to_string()))?;
     let expected_bytes = data_offset.saturating_add(metadata.data_len() as u64);
     if expected_bytes != found_bytes {
-        return Err(LoadError::FileSize { path: path.to_path_buf(), expected_bytes, found_bytes });
+        return Err(LoadError::FileSize { path: path.clone(), expected_bytes, found_bytes });
     }
-    let file = Arc::new(TensorFile { path: path.to_path_buf(), file });
     let entries = metadata.tensors().into_iter().map(|(name, info)| {
         let (start, end) = info.data_offsets;
         let entry = TensorEntry {
-            file: Arc::clone(&file),
+            file: Arc::clone(file),
             offset: data_offset + start as u64,
             element_type: info.dtype.into(),
             shape: info.shape.clone(),

@@ -18,7 +18,7 @@ fn case(name: &str) -> Case {
 fn failure(dir: &Path) -> String {
     let result = Model::load(dir, &Way::Kernels.single(), &mut |_| {});
     let err = result.expect_err("it should not have loaded");
-    assert!(!err.is_device(), "the checkpoint is at fault, not the device: {err}");
+    assert!(!err.is_passing(), "the checkpoint is at fault, not the device: {err}");
     err.to_string()
 }
 
@@ -154,6 +154,8 @@ fn a_directory_without_a_checkpoint_says_what_is_missing() {
     let checkpoint = case("llama-f32").write();
     fs::remove_file(checkpoint.weights()).unwrap();
     assert_says(&failure(checkpoint.dir()), &["no model*.safetensors", "hint:"]);
+    std::os::unix::fs::symlink("nowhere", checkpoint.weights()).unwrap();
+    assert_says(&failure(checkpoint.dir()), &["cannot read", "safetensors", "No such file"]);
     fs::remove_file(checkpoint.dir().join("config.json")).unwrap();
     assert_says(&failure(checkpoint.dir()), &["config.json", "No such file"]);
     assert_says(&failure(&checkpoint.dir().join("nowhere")), &["nowhere/config.json"]);

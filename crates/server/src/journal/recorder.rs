@@ -22,6 +22,7 @@ pub(crate) struct Opening {
     /// The engine's names for its choices.
     pub(crate) engine_ids: Vec<u64>,
     pub(crate) is_stream: bool,
+    /// None if nothing is drawn: an embedding.
     pub(crate) num_choices: usize,
     pub(crate) prompt_tokens: u32,
     /// Of one choice.

@@ -54,7 +54,10 @@ impl ModelTotals {
         self.prompt_seconds += record.prefill_time.as_secs_f64();
         self.decode_seconds += record.decode_time.as_secs_f64();
         self.wall_seconds += record.total_time.as_secs_f64();
-        self.choices.record(record.num_choices as f64);
+        // An embedding has none.
+        if 0 < record.num_choices {
+            self.choices.record(record.num_choices as f64);
+        }
     }
 
     /// Answers that have ended, however they did.

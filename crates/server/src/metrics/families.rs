@@ -277,6 +277,9 @@ pub(super) const RANK: &[Family<RankStatus>] = &[
     gauge("jackalope_rank_silent_seconds", "Time since the rank last said anything.", |it| {
         it.heard_at.map_or(f64::NAN, |at| at.elapsed().as_secs_f64())
     }),
+    gauge("jackalope_rank_round_trip_seconds", "A message's way to the rank and back.", |it| {
+        it.round_trip.map_or(f64::NAN, |it| it.as_secs_f64())
+    }),
     counter("jackalope_rank_steps_total", "Steps the rank has answered.", |it| it.steps as f64),
     counter("jackalope_rank_step_seconds_total", "Seconds in steps.", |it| {
         it.timings.total_us as f64 / 1e6

@@ -170,6 +170,19 @@ async fn a_key_that_used_up_its_tokens_waits() {
 }
 
 #[tokio::test]
+async fn embeddings_use_up_tokens_as_well() {
+    let file = KeyFile::new(&json!([{"name": "a", "key": "sekret", "tokens_per_minute": 1}]));
+    let server = keyed(&file.path).start().await;
+    let embed = || {
+        let mut request = post("/v1/embeddings", json!({"input": "Hello world again"}).to_string());
+        request.headers_mut().insert("authorization", "Bearer sekret".parse().unwrap());
+        request
+    };
+    server.send(embed()).await.ok();
+    assert_eq!(server.send(embed()).await.status, 429);
+}
+
+#[tokio::test]
 async fn a_key_has_so_many_requests_at_once() {
     let file = KeyFile::new(&json!([{"name": "a", "key": "sekret", "concurrent_requests": 1}]));
     let server = keyed(&file.path).start().await;

@@ -63,6 +63,22 @@ async fn an_answer_leaves_one_record_however_it_ends() {
 }
 
 #[tokio::test]
+async fn embeddings_leave_a_record_too() {
+    let server = Setup::says("Hello").start().await;
+    let list =
+        server.post("/v1/embeddings", &json!({"input": ["Hello", "Hello world"]})).await.ok();
+    let texts = json!({"model": MODEL, "input": "Hello"});
+    server.post("/api/embed", &texts).await.ok();
+    // What never began leaves none.
+    assert_eq!(server.post("/v1/embeddings", &json!({"input": []})).await.status, 400);
+    let records = recent(&server).await;
+    let told: Vec<&Value> = records.iter().map(|it| &it["kind"]).collect();
+    assert_eq!(told, ["embeddings", "embeddings"]);
+    assert_eq!(records[1]["prompt_tokens"], list["usage"]["prompt_tokens"]);
+    assert_eq!((&records[1]["num_choices"], &records[1]["status"]), (&json!(0), &json!("ok")));
+}
+
+#[tokio::test]
 async fn an_error_within_a_stream_is_kept_once() {
     let setup = Setup::answers(|_| vec![33; 1_000_000]).limited(|config| {
         config.limits.request_timeout = Some(Duration::from_millis(200));

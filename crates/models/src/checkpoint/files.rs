@@ -1,0 +1,106 @@
+//! Where a checkpoint's files are read from: a directory here, or whatever else can list and read them.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Equal pieces of a file, at equal distances. They fill a target one after another.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Pieces {
+    /// Where the first begins.
+    pub offset: u64,
+    /// Bytes of each.
+    pub piece_bytes: usize,
+    /// From the beginning of one to that of the next.
+    pub stride_bytes: u64,
+}
+
+impl Pieces {
+    /// One run of bytes.
+    pub fn run(offset: u64, num_bytes: usize) -> Pieces {
+        Pieces { offset, piece_bytes: num_bytes, stride_bytes: num_bytes as u64 }
+    }
+}
+
+/// The files of a checkpoint.
+pub trait Files: fmt::Debug + Send + Sync {
+    /// The directory, as errors name it.
+    fn place(&self) -> &Path;
+
+    /// What is directly in it, with sizes in bytes.
+    ///
+    /// # Errors
+    /// Whatever the place says.
+    fn list(&self) -> io::Result<Vec<(String, u64)>>;
+
+    /// Fills `target` with pieces of a file, as many as it has room for.
+    ///
+    /// # Errors
+    /// Whatever the place says, and if the file ends before. An error that another attempt may mend
+    /// has the kind [`io::ErrorKind::ConnectionAborted`].
+    fn read(&self, file: &str, pieces: Pieces, target: &mut [u8]) -> io::Result<()>;
+}
+
+/// A directory of this machine.
+pub(super) struct Dir {
+    path: PathBuf,
+    open: Mutex<HashMap<String, Arc<File>>>,
+}
+
+impl Dir {
+    pub(super) fn new(path: &Path) -> Dir {
+        Dir { path: path.to_path_buf(), open: Mutex::default() }
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<File>> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = open.get(name) {
+            return Ok(Arc::clone(file));
+        }
+        let file = Arc::new(File::open(self.path.join(name))?);
+        open.insert(name.to_owned(), Arc::clone(&file));
+        Ok(file)
+    }
+}
+
+impl fmt::Debug for Dir {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Dir").field(&self.path).finish()
+    }
+}
+
+impl Files for Dir {
+    fn place(&self) -> &Path {
+        &self.path
+    }
+
+    fn list(&self) -> io::Result<Vec<(String, u64)>> {
+        let mut listed = Vec::new();
+        for entry in fs::read_dir(&self.path)? {
+            // Nothing that is read has a name beyond UTF-8.
+            let Ok(name) = entry?.file_name().into_string() else { continue };
+            // Caches hold links to files; one that leads nowhere is as good as absent, unless it is
+            // wanted, and then says so when it is opened.
+            let num_bytes = fs::metadata(self.path.join(&name)).map_or(0, |it| it.len());
+            listed.push((name, num_bytes));
+        }
+        Ok(listed)
+    }
+
+    fn read(&self, file: &str, pieces: Pieces, target: &mut [u8]) -> io::Result<()> {
+        let file = self.open(file)?;
+        if target.is_empty() {
+            return Ok(());
+        }
+        let mut offset = pieces.offset;
+        for piece in target.chunks_mut(pieces.piece_bytes) {
+            file.read_exact_at(piece, offset)?;
+            offset += pieces.stride_bytes;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,166 @@
+//! A checkpoint on another machine: its library sends the byte ranges that this rank wants, and nothing
+//! is kept here but what goes into memory.
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use jackalope_cluster::exchange::{self, ExchangeError, LibraryClient};
+use jackalope_cluster::models::FilePath;
+use jackalope_models::checkpoint::{Files, Pieces};
+use jackalope_protocol::{ModelSource, Secret};
+
+/// Bytes of one request: long enough that asking costs nothing beside sending.
+const REQUEST_BYTES: usize = 4 << 20;
+
+/// Requests under way at the same time, each over a connection of its own: one alone is bounded by
+/// the speed at which a core encrypts.
+const CONNECTIONS_MAX: usize = 4;
+
+/// Attempts to read something, and the pause between two.
+const ATTEMPTS: usize = 4;
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
+
+/// Files of a model on another machine.
+#[derive(Debug)]
+pub(crate) struct RemoteFiles {
+    source: ModelSource,
+    secret: Secret,
+    /// The model's directory there, …
+    model: String,
+    /// … and with the machine's name, for messages.
+    place: PathBuf,
+    files: Vec<(String, u64)>,
+    /// Connections that nobody uses now.
+    idle: Mutex<Vec<LibraryClient>>,
+}
+
+/// A request: which pieces, and where their bytes go.
+type Request<'a> = (exchange::Pieces, &'a mut [u8]);
+
+impl RemoteFiles {
+    /// Asks the machine which files the model in `model` has.
+    ///
+    /// # Errors
+    /// If it cannot be reached or has no such model.
+    pub(crate) fn open(
+        source: ModelSource,
+        secret: Secret,
+        model: &str,
+    ) -> io::Result<RemoteFiles> {
+        let files = RemoteFiles {
+            place: PathBuf::from(format!("{}:{model}", source.host)),
+            source,
+            secret,
+            model: model.to_owned(),
+            files: Vec::new(),
+            idle: Mutex::default(),
+        };
+        let found = files.with_client(|client| client.find(model))?;
+        let listed = found.files.into_iter().map(|(path, size)| (path.as_str().to_owned(), size));
+        Ok(RemoteFiles { files: listed.collect(), ..files })
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<LibraryClient>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something over a connection; over a new one, after a pause, if that one broke.
+    fn with_client<T>(
+        &self,
+        mut work: impl FnMut(&mut LibraryClient) -> Result<T, ExchangeError>,
+    ) -> io::Result<T> {
+        let mut attempt = || {
+            let ModelSource { host, addrs } = &self.source;
+            let idle = self.idle().pop();
+            let mut client = match idle {
+                Some(client) => client,
+                None => LibraryClient::dial(host, addrs, &self.secret)?,
+            };
+            let result = work(&mut client)?;
+            self.idle().push(client);
+            Ok(result)
+        };
+        let mut attempts = 1;
+        loop {
+            match attempt() {
+                Ok(result) => return Ok(result),
+                Err(err @ ExchangeError::Unreachable { .. }) if attempts < ATTEMPTS => {
+                    tracing::warn!(%err, "asking again for the model");
+                }
+                Err(err @ ExchangeError::Lost { .. }) if attempts < ATTEMPTS => {
+                    // The others are as old.
+                    self.idle().clear();
+                    tracing::warn!(%err, "asking again for the model");
+                }
+                Err(err) if err.is_passing() => {
+                    return Err(io::Error::new(io::ErrorKind::ConnectionAborted, err));
+                }
+                Err(err) => return Err(io::Error::other(err)),
+            }
+            attempts += 1;
+            thread::sleep(RETRY_PAUSE);
+        }
+    }
+}
+
+impl Files for RemoteFiles {
+    fn place(&self) -> &Path {
+        &self.place
+    }
+
+    fn list(&self) -> io::Result<Vec<(String, u64)>> {
+        Ok(self.files.clone())
+    }
+
+    fn read(&self, file: &str, pieces: Pieces, target: &mut [u8]) -> io::Result<()> {
+        let path: FilePath = file.parse().map_err(io::Error::other)?;
+        let requests: VecDeque<Request<'_>> = cut(pieces, target)?.into();
+        let num_connections = requests.len().min(CONNECTIONS_MAX);
+        let requests = Mutex::new(requests);
+        let take = || requests.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let work = || -> io::Result<()> {
+            while let Some((pieces, target)) = take() {
+                self.with_client(|client| client.read(&self.model, (&path, pieces), target))?;
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let others: Vec<_> = (1..num_connections).map(|_| scope.spawn(work)).collect();
+            let own = work();
+            let others = others.into_iter().map(|it| it.join().expect("it does not panic"));
+            others.fold(own, io::Result::and)
+        })
+    }
+}
+
+/// Cuts what is wanted into requests.
+fn cut(pieces: Pieces, target: &mut [u8]) -> io::Result<Vec<Request<'_>>> {
+    let Pieces { mut offset, piece_bytes, stride_bytes } = pieces;
+    if target.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut requests = Vec::new();
+    if REQUEST_BYTES < piece_bytes {
+        for (at, piece) in target.chunks_mut(piece_bytes).enumerate() {
+            let mut offset = offset + at as u64 * stride_bytes;
+            for part in piece.chunks_mut(REQUEST_BYTES) {
+                let num_bytes = u32::try_from(part.len()).expect("a request is short");
+                requests.push((exchange::Pieces::run(offset, num_bytes), part));
+                offset += u64::from(num_bytes);
+            }
+        }
+        return Ok(requests);
+    }
+    let in_request = REQUEST_BYTES / piece_bytes;
+    for part in target.chunks_mut(in_request * piece_bytes) {
+        let num_pieces = u32::try_from(part.len() / piece_bytes).expect("a request is short");
+        let piece_bytes = u32::try_from(piece_bytes).expect("a request is short");
+        requests.push((exchange::Pieces { offset, piece_bytes, stride_bytes, num_pieces }, part));
+        offset += u64::from(num_pieces) * stride_bytes;
+    }
+    Ok(requests)
+}
