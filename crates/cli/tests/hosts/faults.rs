@@ -336,3 +336,25 @@ fn what_cannot_be_mended_ends_with_its_rank_host_and_cause() {
     server.wait_for_health("health", |it| it["status"] == "healthy");
     assert_eq!(server.post("/v1/completions", &request(0)).0, 200);
 }
+
+#[test]
+fn a_rank_whose_weights_are_on_a_machine_that_is_away_says_so_and_goes_on_when_it_is_back() {
+    let mut lab = lab_or_return!(3);
+    lab.hide(2, exact());
+    let args = "--models-from host-b --stall-timeout 3 --absent-after 2 --give-up-after 5";
+    let server = lab.serve(exact(), args);
+    let expected = server.complete(&request(0));
+    let mut stream = server.stream(&request(0));
+    stream.read_tokens(5);
+    // The two that are left are cut anew; one of them has nothing to read.
+    lab.switch_off(1);
+    let (_, end) = stream.read_all();
+    let End::Error(error) = end else { panic!("{end:?}") };
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("the agent of host-b cannot be reached"), "{message}");
+    let (status, refused) = server.post("/v1/completions", &request(0));
+    assert_eq!(status, 503, "{refused}");
+    lab.switch_on(1);
+    server.wait_for_health("health", |it| it["status"] == "healthy");
+    assert_eq!(server.complete(&request(0)), expected);
+}
