@@ -21,8 +21,6 @@ BENCH_TOKENS ?= 256
 BENCH_PROMPT_TOKENS ?= 512
 BENCH_RUNS ?= 3
 BENCH_WARMUP ?= 1
-# One row for each run, those that only warm up first.
-BENCH_ROWS = $(shell seq -s , $$(($(BENCH_RUNS) + $(BENCH_WARMUP))) | sed 's/[0-9][0-9]*/1/g')
 
 .DEFAULT_GOAL := help
 .PHONY: $(shell sed -n 's/^\([a-z0-9-]*\): ##.*/\1/p' $(firstword $(MAKEFILE_LIST)))
@@ -31,8 +29,10 @@ help: ## Print this.
 	@awk '/^#@ /{print "\n" substr($$0, 4)} /^[a-z0-9-]+: ##/{i = index($$0, ": ## "); printf "  %-16s %s\n", substr($$0, 1, i - 1), substr($$0, i + 5)}' $(firstword $(MAKEFILE_LIST))
 
 #@ Machines
-setup: ## Check this machine and say what is missing.
+setup: ## Check this machine, compute and compare sums on it, and note what it is.
 	$(JACKALOPE) doctor
+	$(JACKALOPE) link --rounds 5 --sizes 4096 --backend ring
+	$(JACKALOPE) fingerprint --save .
 bootstrap: ## Put jackalope on another machine: REMOTE=host.
 	$(JACKALOPE) bootstrap $(or $(REMOTE),$(error set REMOTE to a name for ssh))
 verify: ## Check every machine of HOSTFILE and the links between them.
@@ -41,10 +41,12 @@ cluster-info: ## Show the machines side by side.
 	$(JACKALOPE) cluster-info $(ON)
 sync: ## Bring every machine of HOSTFILE to this version.
 	$(JACKALOPE) sync $(or $(ON),$(error set HOSTFILE))
-version: ## Say which version this is.
-	$(JACKALOPE) --version
-fingerprint: ## Describe this machine as JSON.
-	$(JACKALOPE) fingerprint --json
+version: ## Say which version this is, of which MLX, on which system and chip.
+	$(JACKALOPE) fingerprint
+fingerprint: ## Describe this machine as JSON, also in .node_fingerprint_HOSTNAME.json.
+	$(JACKALOPE) fingerprint --json --save .
+mem: ## Show the memory of each machine of HOSTFILE.
+	$(JACKALOPE) cluster-info $(ON)
 autoconfig: ## Find the cables and print a hostfile: HOSTS=mac1,mac2.
 	$(JACKALOPE) autoconfig --hosts $(or $(HOSTS),$(error set HOSTS to names for ssh, separated by commas))
 
@@ -53,8 +55,8 @@ rdma-quick: ## 5 rounds with small payloads.
 	$(JACKALOPE) link $(ON) --rounds 5 --sizes 4096,262144
 rdma-test: ## RDMA_ROUNDS (20) rounds with RDMA_SIZES: correctness, latency, bandwidth.
 	$(LINK)
-rdma-verbose: ## The same as JSON, a line for each row.
-	$(LINK) --json
+rdma-verbose: ## The same with the time of each round.
+	$(LINK) --every-round
 rdma-stress: ## 100 rounds with large payloads, each checked.
 	$(JACKALOPE) link $(ON) --rounds 100 --checksums --sizes 4194304,67108864,268435456
 rdma-diag: ## What the machines tell about their devices, with causes and remedies.
@@ -78,13 +80,13 @@ chat-test: ## Ask the server for one short answer.
 queue: ## Ask the server for the length of its queue.
 	$(JACKALOPE) queue
 bench: ## Measure MODEL_DIR: BENCH_TOKENS (256), after BENCH_WARMUP (1) BENCH_RUNS (3).
-	$(JACKALOPE) bench --model $(LOCAL_MODEL) $(ON) --gen-tokens $(BENCH_TOKENS) --prompt-tokens $(BENCH_PROMPT_TOKENS) --concurrency $(BENCH_ROWS)
+	$(JACKALOPE) bench --model $(LOCAL_MODEL) $(ON) --gen-tokens $(BENCH_TOKENS) --prompt-tokens $(BENCH_PROMPT_TOKENS) --concurrency 1 --runs $(BENCH_RUNS) --warmup $(BENCH_WARMUP)
 config: ## Show each setting and where it comes from.
 	$(JACKALOPE) config $(PROFILE)
 
 #@ Models
-download: ## Fetch a model: MODEL=org/name.
-	$(JACKALOPE) pull $(or $(MODEL),$(error set MODEL to ORG/NAME))
+download: ## Fetch a model, also to every machine of HOSTFILE: MODEL=org/name.
+	$(JACKALOPE) pull $(or $(MODEL),$(error set MODEL to ORG/NAME)) $(ON)
 models-local: ## List the models on this machine.
 	$(JACKALOPE) models ls
 models-check: ## Check MODEL_DIR on every machine of HOSTFILE.
@@ -101,6 +103,9 @@ monitor: ## The same every MONITOR_INTERVAL (5) seconds.
 	$(JACKALOPE) monitor
 logs: ## Follow the server's log.
 	$(JACKALOPE) logs --follow
+
+support: ## Put what a report needs into a folder: what the doctor sees, logs, last errors.
+	$(JACKALOPE) support $(ON)
 
 #@ Ending
 kill-all: ## End the server and all agents of HOSTFILE's machines.

@@ -68,6 +68,8 @@ pub(crate) enum Command {
     Served(operate::AskArgs),
     /// Ask a server for one short answer. Fails unless there is one.
     Test(operate::AskArgs),
+    /// Put what somebody else needs to find a fault into a folder.
+    Support(operate::SupportArgs),
     /// End the server and the agents of all machines, and all they look after.
     KillAll(operate::KillAllArgs),
     /// Print each setting of `serve` with its value and where that comes from.
@@ -332,6 +334,12 @@ pub(crate) struct BenchArgs {
     /// Numbers of requests at a time, one run each.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
     pub(crate) concurrency: Vec<u32>,
+    /// Runs of each; more than one are also told as mean and standard deviation.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) runs: u32,
+    /// Runs before, which warm up and are not told.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub(crate) warmup: u32,
     /// Also show where each microsecond of a step goes on rank 0.
     #[arg(long)]
     pub(crate) profile: bool,
@@ -372,6 +380,9 @@ pub(crate) struct LinkArgs {
     /// Run each row so often, instead of for a time.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=20000))]
     pub(crate) rounds: Option<u32>,
+    /// Also tell the time of each of these rounds.
+    #[arg(long, requires = "rounds")]
+    pub(crate) every_round: bool,
     /// Print JSON lines.
     #[arg(long)]
     pub(crate) json: bool,

@@ -83,19 +83,32 @@ async fn measure(
             "inter-token p50/99",
         ))?;
     }
-    // Warms caches, pools and pages up; not reported.
-    run_once(args, engine, 1, 0).await?;
-    let mut rows = Vec::new();
-    for (idx, &concurrency) in args.concurrency.iter().enumerate() {
-        let run = run_once(args, engine, concurrency.max(1), idx as u32 + 1).await?;
-        if !args.json {
-            output::line(row(&run))?;
-            if args.profile {
-                output::line(run.prefill.text("prefill"))?;
-                output::line(run.decode.text("decode"))?;
+    // Prompts differ from round to round.
+    let mut rounds = 0..;
+    let mut round = || rounds.next().expect("there are few rounds");
+    for _ in 0..args.warmup {
+        run_once(args, engine, 1, round()).await?;
+    }
+    let (mut rows, mut summaries) = (Vec::new(), Vec::new());
+    for &concurrency in &args.concurrency {
+        let mut runs = Vec::new();
+        for _ in 0..args.runs {
+            let run = run_once(args, engine, concurrency.max(1), round()).await?;
+            if !args.json {
+                output::line(row(&run))?;
+                if args.profile {
+                    output::line(run.prefill.text("prefill"))?;
+                    output::line(run.decode.text("decode"))?;
+                }
             }
+            rows.push(run_json(&run));
+            runs.push(run);
         }
-        rows.push(run_json(&run));
+        let summary = Summary::of(&runs);
+        if !args.json && 1 < args.runs {
+            output::line(summary.text(args.runs))?;
+        }
+        summaries.push(summary.json(concurrency));
     }
     if args.json {
         let result = json!({
@@ -104,6 +117,7 @@ async fn measure(
             "random_weights": is_synthetic,
             "ranks": split::json(&engine.status()),
             "runs": rows,
+            "summary": summaries,
         });
         output::line(result)?;
     }
@@ -244,6 +258,58 @@ fn row(run: &Run) -> String {
     )
 }
 
+/// Runs with the same number of requests at a time.
+#[derive(Debug)]
+struct Summary {
+    prefill_tokens_per_s: MeanStd,
+    decode_tokens_per_s: MeanStd,
+}
+
+/// Mean and standard deviation (of the sample; 0 for a single value).
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct MeanStd {
+    mean: f64,
+    std: f64,
+}
+
+impl MeanStd {
+    fn of(values: impl Iterator<Item = f64> + Clone) -> MeanStd {
+        let count = values.clone().count() as f64;
+        let mean = values.clone().sum::<f64>() / count;
+        let square: f64 = values.map(|value| (value - mean).powi(2)).sum();
+        MeanStd { mean, std: (square / (count - 1.0).max(1.0)).sqrt() }
+    }
+
+    fn json(self) -> Value {
+        json!({"mean": self.mean, "std": self.std})
+    }
+}
+
+impl Summary {
+    fn of(runs: &[Run]) -> Summary {
+        Summary {
+            prefill_tokens_per_s: MeanStd::of(runs.iter().map(|run| run.prefill_tokens_per_s)),
+            decode_tokens_per_s: MeanStd::of(runs.iter().map(|run| run.decode_tokens_per_s)),
+        }
+    }
+
+    fn text(&self, num_runs: u32) -> String {
+        let Summary { prefill_tokens_per_s: prefill, decode_tokens_per_s: decode } = self;
+        format!(
+            "mean of {num_runs}: prefill {:.1} ± {:.1} tok/s, decode {:.1} ± {:.1} tok/s",
+            prefill.mean, prefill.std, decode.mean, decode.std
+        )
+    }
+
+    fn json(&self, concurrency: u32) -> Value {
+        json!({
+            "concurrency": concurrency,
+            "prefill_tokens_per_s": self.prefill_tokens_per_s.json(),
+            "decode_tokens_per_s": self.decode_tokens_per_s.json(),
+        })
+    }
+}
+
 fn run_json(run: &Run) -> Value {
     json!({
         "concurrency": run.concurrency,
@@ -266,6 +332,13 @@ mod tests {
         assert_eq!((found.p50, found.p99), (50.0, 99.0));
         let empty = quantiles(Vec::new());
         assert_eq!((empty.p50, empty.p99), (0.0, 0.0));
+    }
+
+    #[test]
+    fn runs_have_a_mean_and_the_deviation_of_a_sample() {
+        let found = MeanStd::of([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0].into_iter());
+        assert_eq!((found.mean, found.std), (5.0, (32.0f64 / 7.0).sqrt()));
+        assert_eq!(MeanStd::of([3.0].into_iter()), MeanStd { mean: 3.0, std: 0.0 });
     }
 
     #[test]

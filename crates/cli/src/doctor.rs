@@ -23,28 +23,50 @@ pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> anyhow::Resul
     if let Some(path) = &args.log {
         return explain(path, args.machines.json);
     }
-    let (names, hostfile) = machines(&args.machines)?;
-    let shell = crate::machines::shell(args.machines.ssh.as_deref(), environment);
     let model = args.model.as_deref().map(absolute).transpose()?;
-    let model = model.as_deref();
-    let ask = Ask { shell: &shell, hostfile: hostfile.as_ref(), model, hashes: args.hash };
-    let (nodes, here) = ask.look(&names);
-    let findings = doctor::examine(&Examination {
-        hostfile: hostfile.as_ref(),
-        nodes: &nodes,
-        model,
-        here: &here,
-    });
+    let looked = look_for(&args.machines, (model.as_deref(), args.hash), environment)?;
     if args.machines.json {
-        output::line(object(&nodes, &findings))?;
+        output::line(looked.object())?;
     } else {
-        for line in report(&names, &findings) {
+        for line in report(&looked.names, &looked.findings) {
             output::line(line)?;
         }
     }
-    let num_errors = count(&findings, Severity::Error);
+    let num_errors = count(&looked.findings, Severity::Error);
     ensure!(num_errors == 0, "the doctor found {}", counted(num_errors, "error"));
     Ok(())
+}
+
+/// What the doctor saw.
+pub(crate) struct Looked {
+    names: Vec<String>,
+    nodes: Vec<Node>,
+    findings: Vec<Finding>,
+}
+
+impl Looked {
+    /// For programs.
+    pub(crate) fn object(&self) -> Value {
+        object(&self.nodes, &self.findings)
+    }
+}
+
+/// Looks at machines, at no model.
+pub(crate) fn look(args: &MachinesArgs, environment: &Environment) -> anyhow::Result<Looked> {
+    look_for(args, (None, false), environment)
+}
+
+fn look_for(
+    args: &MachinesArgs,
+    (model, hashes): (Option<&str>, bool),
+    environment: &Environment,
+) -> anyhow::Result<Looked> {
+    let (names, hostfile) = machines(args)?;
+    let shell = crate::machines::shell(args.ssh.as_deref(), environment);
+    let hostfile = hostfile.as_ref();
+    let (nodes, here) = Ask { shell: &shell, hostfile, model, hashes }.look(&names);
+    let findings = doctor::examine(&Examination { hostfile, nodes: &nodes, model, here: &here });
+    Ok(Looked { names, nodes, findings })
 }
 
 /// The same folder on every machine, wherever a shell begins there.

@@ -41,6 +41,11 @@ pub(crate) fn run(args: &FingerprintArgs) -> anyhow::Result<()> {
     let report = probe::report(&shell, "127.0.0.1", REPORT_TIMEOUT)
         .context("asking this machine what it is")?;
     let object = fingerprint(&report);
+    if let Some(dir) = &args.save {
+        let path = dir.join(format!(".node_fingerprint_{}.json", report.facts.hostname));
+        std::fs::write(&path, format!("{object:#}\n"))
+            .with_context(|| format!("writing {}", path.display()))?;
+    }
     if args.json {
         output::line(object)?;
         return Ok(());
@@ -60,6 +65,7 @@ fn fingerprint(report: &NodeReport) -> Value {
     let mac = report.mac.as_ref();
     json!({
         "hostname": facts.hostname,
+        "version": env!("CARGO_PKG_VERSION"),
         "model": mac.map(|it| &it.model),
         "chip": facts.chip,
         "memory_gb": gib(facts.total_bytes),

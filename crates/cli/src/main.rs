@@ -101,6 +101,7 @@ async fn run(
         Command::Queue(args) => return operate::queue(args, environment).await,
         Command::Served(args) => return operate::served(args, environment).await,
         Command::Test(args) => return operate::test(args, environment).await,
+        Command::Support(args) => return operate::support(&args, environment),
         Command::KillAll(args) => return operate::kill_all(args, environment).await,
         Command::Config(args) => config::config(&args, environment),
         Command::Openapi(args) => openapi::run(&args),

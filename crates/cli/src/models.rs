@@ -20,6 +20,7 @@ use crate::output;
 use crate::progress::Transfer;
 
 pub(crate) use seats::{Place, Seats, places};
+pub(crate) use sync::run as sync;
 
 /// Hexadecimal digits by which people tell commits apart.
 const COMMIT_CHARS: usize = 8;

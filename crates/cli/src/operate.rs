@@ -3,7 +3,7 @@
 //! ```text
 //!   serve   writes ~/.jackalope/serve.json, and last-start.json once it is ready
 //!   start   runs serve in the background     stop, restart, kill-all   end exactly that process
-//!   status, monitor, logs, health, queue, served, test                 look at it
+//!   status, monitor, logs, health, queue, served, test, support        look at it
 //! ```
 
 mod ask;
@@ -13,6 +13,7 @@ mod monitor;
 mod record;
 mod start;
 mod status;
+mod support;
 
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ pub(crate) use monitor::monitor;
 pub(crate) use record::{ServeRecord, Start};
 pub(crate) use start::{restart, start, stop};
 pub(crate) use status::status;
+pub(crate) use support::support;
 
 /// How long a server may take to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);

@@ -26,10 +26,10 @@ use indicatif::HumanBytes;
 use jackalope_cluster::models::{BlobId, Check, HashCache, RepoId, Revision};
 use serde_json::json;
 
-use crate::args::PullArgs;
+use crate::args::{ModelsSyncArgs, PullArgs};
 use crate::environment::Environment;
-use crate::output;
 use crate::progress::Transfer;
+use crate::{models, output};
 use choice::choose;
 use fetch::Fetch;
 use hub::{Hub, Listing};
@@ -74,7 +74,13 @@ pub(crate) async fn run(args: PullArgs, environment: &Environment) -> anyhow::Re
             bail!("interrupted\nhint: the same command goes on where this one stopped")
         }
     };
-    report(&args, &pulled)
+    report(&args, &pulled)?;
+    let PullArgs { hosts, reach, json, .. } = args;
+    let Some(hosts) = hosts else { return Ok(()) };
+    let model = pulled.dir().to_path_buf();
+    let connections = ModelsSyncArgs::CONNECTIONS;
+    let sync = ModelsSyncArgs { model, hosts, from: None, connections, reach, json };
+    models::sync(sync, environment).await
 }
 
 /// Hugging Face's cache, which other programs share.

@@ -415,6 +415,17 @@ size_t set_cache_limit(size_t bytes) {
 size_t set_wired_limit(size_t bytes) {
   return mx::set_wired_limit(bytes);
 }
+size_t recommended_bytes() {
+  if (!gpu_available()) {
+    return 0;
+  }
+  const auto& info = mx::device_info(mx::Device(mx::Device::gpu));
+  auto found = info.find("max_recommended_working_set_size");
+  if (found == info.end() || !std::holds_alternative<size_t>(found->second)) {
+    return 0;
+  }
+  return std::get<size_t>(found->second);
+}
 void clear_cache() {
   mx::clear_cache();
 }

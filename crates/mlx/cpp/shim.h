@@ -126,6 +126,7 @@ size_t cache_bytes();
 size_t set_memory_limit(size_t bytes);
 size_t set_cache_limit(size_t bytes);
 size_t set_wired_limit(size_t bytes);
+size_t recommended_bytes();
 void clear_cache();
 
 Arrays custom(

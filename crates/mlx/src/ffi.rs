@@ -230,6 +230,7 @@ pub(crate) mod bridge {
         fn set_memory_limit(bytes: usize) -> Result<usize>;
         fn set_cache_limit(bytes: usize) -> Result<usize>;
         fn set_wired_limit(bytes: usize) -> Result<usize>;
+        fn recommended_bytes() -> Result<usize>;
         fn clear_cache() -> Result<()>;
 
         // Custom kernels.

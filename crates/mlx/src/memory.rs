@@ -47,6 +47,14 @@ pub fn set_wired_limit(bytes: usize) -> Result<usize, Error> {
     device_result(bridge::set_wired_limit(bytes))
 }
 
+/// How many bytes the GPU recommends to hold at most; 0 where it does not say, and without a GPU.
+///
+/// # Errors
+/// If the device cannot be asked.
+pub fn recommended_bytes() -> Result<usize, Error> {
+    device_result(bridge::recommended_bytes())
+}
+
 /// Gives cached bytes back to the system.
 ///
 /// # Errors

@@ -55,6 +55,9 @@ pub(crate) struct LinkArgs {
     /// Times each operation runs with each size, instead of a time.
     #[arg(long)]
     rounds: Option<u32>,
+    /// Tell the time of each round as well.
+    #[arg(long)]
+    every_round: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -224,13 +227,24 @@ fn measure(
         watchdog.expect("measuring", Duration::from_secs(600));
         let bytes = bytes.next_multiple_of(4).max(4);
         for timed in turns::take(group, groups, bytes, size_idx == 0, &effort)? {
-            let LinkRow { op, bytes, iterations, median_us, p90_us, p99_us, bytes_per_s } =
-                timed.row;
-            let row = json!({
+            let LinkRow {
+                op,
+                bytes,
+                iterations,
+                median_us,
+                p90_us,
+                p99_us,
+                bytes_per_s,
+                rounds_us,
+            } = timed.row;
+            let mut row = json!({
                 "row": "time", "backend": timed.backend, "via": timed.via, "op": op.name(),
                 "bytes": bytes, "iterations": iterations, "median_us": median_us,
                 "p90_us": p90_us, "p99_us": p99_us, "bytes_per_s": bytes_per_s,
             });
+            if args.every_round {
+                row["rounds_us"] = json!(rounds_us);
+            }
             print_on_first(group, &row)?;
         }
     }

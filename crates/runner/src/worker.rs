@@ -99,6 +99,7 @@ fn load<'a>(
     if let Some(backend) = stock_backend(setup.backend) {
         Group::check_stock(backend).map_err(|err| (FailureKind::Model, err.into()))?;
     }
+    wire().map_err(|err| (FailureKind::Device, err))?;
     control.set_phase(Phase::Loading);
     let started = Instant::now();
     let parallel = parallel(identity, &setup).map_err(|err| (FailureKind::Model, err))?;
@@ -200,6 +201,20 @@ fn choose_device(device: jackalope_protocol::Device) -> anyhow::Result<()> {
         Wanted::Gpu | Wanted::Auto => Device::Gpu,
     };
     Ok(jackalope_mlx::set_device(device)?)
+}
+
+/// Lets everything stay resident that a Mac's GPU recommends to hold, as mlx-lm does while it generates:
+/// else macOS takes a large model's pages away between two steps.
+fn wire() -> anyhow::Result<()> {
+    if jackalope_mlx::device() == Device::Cpu {
+        return Ok(());
+    }
+    let recommended = jackalope_mlx::memory::recommended_bytes()?;
+    if recommended != 0 {
+        jackalope_mlx::memory::set_wired_limit(recommended)?;
+        debug!(recommended, "memory stays resident");
+    }
+    Ok(())
 }
 
 /// MLX's own transport of this name; `None` for the native group.

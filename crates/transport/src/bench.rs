@@ -75,15 +75,18 @@ pub struct LinkRow {
     pub p99_us: f64,
     /// `bytes` over the median time.
     pub bytes_per_s: f64,
+    /// The time of each call, in their order.
+    pub rounds_us: Vec<f64>,
 }
 
 impl LinkRow {
-    /// The row of these call times, which it sorts.
+    /// The row of these call times, given in the calls' order.
     ///
     /// # Panics
     /// When there are no times.
     pub fn new(op: LinkOp, bytes: usize, times: &mut [Duration]) -> LinkRow {
         assert!(!times.is_empty(), "a row needs at least one timed call");
+        let rounds_us = times.iter().map(|time| time.as_secs_f64() * 1e6).collect();
         times.sort_unstable();
         let quantile_us = |percent: usize| {
             let idx = (times.len() * percent).div_ceil(100).clamp(1, times.len()) - 1;
@@ -98,6 +101,7 @@ impl LinkRow {
             p90_us: quantile_us(90),
             p99_us: quantile_us(99),
             bytes_per_s: bytes as f64 / (median_us / 1e6),
+            rounds_us,
         }
     }
 }

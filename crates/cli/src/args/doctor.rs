@@ -48,4 +48,7 @@ pub(crate) struct FingerprintArgs {
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Also write it to `.node_fingerprint_HOSTNAME.json` in this directory.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) save: Option<PathBuf>,
 }

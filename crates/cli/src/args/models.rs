@@ -25,6 +25,12 @@ pub(crate) struct PullArgs {
     /// Attempts after a failure, as long as they bring nothing.
     #[arg(long, default_value_t = RETRIES, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub(crate) retries: u32,
+    /// Then copy it to these machines, as `models sync` does: a hostfile, or names for ssh separated by
+    /// commas.
+    #[arg(long, value_name = "FILE|NAMES")]
+    pub(crate) hosts: Option<String>,
+    #[command(flatten)]
+    pub(crate) reach: ReachArgs,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
@@ -85,13 +91,18 @@ pub(crate) struct ModelsSyncArgs {
     #[arg(long, value_name = "HOST")]
     pub(crate) from: Option<String>,
     /// Connections between two machines.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
+    #[arg(long, default_value_t = Self::CONNECTIONS, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub(crate) connections: u32,
     #[command(flatten)]
     pub(crate) reach: ReachArgs,
     /// Print one JSON object for each machine.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl ModelsSyncArgs {
+    /// Connections, unless others are asked for.
+    pub(crate) const CONNECTIONS: u32 = 4;
 }
 
 #[derive(Debug, clap::Args)]

@@ -1,5 +1,7 @@
 //! Operating a cluster: a server in the background, and questions to one.
 
+use std::path::PathBuf;
+
 use super::ServeArgs;
 
 /// Serve in the background, and come back when the server is ready.
@@ -99,6 +101,17 @@ pub(crate) struct AskArgs {
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Put what somebody else needs to find a fault into a folder: what the doctor sees, logs, the server's
+/// health, its last requests and errors. No prompts, answers or keys.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SupportArgs {
+    #[command(flatten)]
+    pub(crate) machines: super::MachinesArgs,
+    /// The folder. Default: jackalope-support-TIME, here.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 /// End the server and the agents of all machines, and all they look after.

@@ -251,6 +251,7 @@ fn words(args: &LinkArgs, backends: &[Backend]) -> Vec<String> {
     let mut words = vec![format!("--sizes={}", sizes.join(","))];
     words.push(format!("--budget-ms={}", args.budget_ms));
     words.extend(args.rounds.map(|rounds| format!("--rounds={rounds}")));
+    words.extend(args.every_round.then(|| "--every-round".to_owned()));
     if !names.is_empty() {
         words.push(format!("--backends={}", names.join(",")));
     }

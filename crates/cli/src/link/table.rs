@@ -84,6 +84,10 @@ impl Table {
             number("p99_us"),
             number("bytes_per_s") / 1e9
         );
+        for (idx, round_us) in row["rounds_us"].as_array().into_iter().flatten().enumerate() {
+            text +=
+                &format!("\n  round {:<6} {:>34.1} µs", idx + 1, round_us.as_f64().unwrap_or(0.0));
+        }
         text
     }
 }

@@ -59,14 +59,22 @@ fn generate_without_json_prints_the_text_alone() {
 #[test]
 fn bench_reports_speeds_and_where_the_time_goes_for_each_concurrency() {
     let args = ["bench", "--model", &model(), "--ranks", "2", "--prompt-tokens", "32"];
-    let args = [&args[..], &["--gen-tokens", "8", "--concurrency", "1,2", "--json"]].concat();
-    let report = run_json(&args);
+    let args = [&args[..], &["--gen-tokens", "8", "--concurrency", "1,2"]].concat();
+    let report = run_json(&[&args[..], &["--runs", "2", "--json"]].concat());
     assert_eq!(report["prompt_tokens"], 32);
     assert_eq!(report["gen_tokens"], 8);
     assert_eq!(report["ranks"].as_array().unwrap().len(), 2);
     let runs = report["runs"].as_array().unwrap();
-    assert_eq!(runs.len(), 2);
-    for (run, concurrency) in runs.iter().zip([1, 2]) {
+    assert_eq!(runs.len(), 4);
+    for (at, concurrency) in [1, 2].into_iter().enumerate() {
+        let summary = &report["summary"][at];
+        assert_eq!(summary["concurrency"], concurrency);
+        let speed = |run: &Value| run["decode_tokens_per_s"].as_f64().unwrap();
+        let mean = (speed(&runs[2 * at]) + speed(&runs[2 * at + 1])) / 2.0;
+        let told = summary["decode_tokens_per_s"]["mean"].as_f64().unwrap();
+        assert!((mean - told).abs() < 1e-6 * mean, "{report}");
+    }
+    for (run, concurrency) in runs.iter().zip([1, 1, 2, 2]) {
         assert_eq!(run["concurrency"], concurrency);
         for speed in ["prefill_tokens_per_s", "decode_tokens_per_s"] {
             assert!(0.0 < run[speed].as_f64().unwrap(), "{speed}: {run}");
@@ -156,6 +164,24 @@ fn link_checks_and_times_every_backend_and_names_those_that_are_not_there() {
         assert!(row["reason"].as_str().unwrap().contains("hint:"), "{row}");
     }
     assert_eq!(rows.last().unwrap()["row"], "done");
+}
+
+#[test]
+fn link_tells_each_round() {
+    let args = ["link", "--sizes", "4096", "--rounds", "7", "--backend", "ring", "--every-round"];
+    let ended = run(&[&args[..], &["--json"]].concat());
+    assert!(ended.status.success(), "{ended:?}");
+    let rows = ended.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let times: Vec<Value> = rows.filter(|row| row["row"] == "time").collect();
+    assert!(!times.is_empty());
+    for row in times {
+        let rounds: Vec<f64> =
+            row["rounds_us"].as_array().unwrap().iter().map(|it| it.as_f64().unwrap()).collect();
+        assert_eq!(rounds.len(), 7, "{row}");
+        assert!(rounds.contains(&row["median_us"].as_f64().unwrap()), "{row}");
+    }
+    let people = run(&args);
+    assert!(people.stdout.contains("round 7"), "{people:?}");
 }
 
 #[test]

@@ -64,6 +64,11 @@ impl Machines {
         Program::start_with(args, "", &env)
     }
 
+    /// What to run as ssh.
+    pub(crate) fn ssh(&self) -> &str {
+        &self.ssh
+    }
+
     pub(crate) fn run(&self, args: &[&str]) -> Ended {
         self.start(args).end()
     }

@@ -106,6 +106,14 @@ fn this_machine_is_examined_with_nothing_installed() {
     assert!(0 < found["nodes"][0]["report"]["facts"]["cores"].as_u64().unwrap());
     let print = run_json(&["fingerprint", "--json"]);
     assert_eq!(print["cpu_cores"], found["nodes"][0]["report"]["facts"]["cores"]);
+    let folder = std::env::temp_dir().join(format!("jackalope-print-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let saved = run(&["fingerprint", "--save", folder.to_str().unwrap()]);
+    assert!(saved.status.success() && saved.stdout.contains("architecture"), "{saved:?}");
+    let name = format!(".node_fingerprint_{}.json", print["hostname"].as_str().unwrap());
+    let text = fs::read_to_string(folder.join(name)).unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["chip"], print["chip"]);
+    fs::remove_dir_all(&folder).unwrap();
     let info = run(&["cluster-info"]);
     assert!(info.status.success() && info.stdout.contains("architecture"), "{info:?}");
 }

@@ -213,6 +213,32 @@ fn a_server_in_the_foreground_is_known_and_can_be_stopped() {
 }
 
 #[test]
+fn what_a_report_needs_is_put_together_without_words_or_keys() {
+    let machine = Machine::new();
+    machine.start(&["--api-key", "sekret-of-this-server"]);
+    let test = machine.run(&["test"]);
+    assert!(test.status.success(), "{test:?}");
+    let out = machine.home.join("report");
+    let found = machine.json(&["support", "--json", "--out", out.to_str().unwrap()]);
+    let files: Vec<&str> =
+        found["files"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
+    for name in ["doctor.json", "health.json", "requests.json", "metrics.json", "serve.log"] {
+        assert!(files.contains(&name), "{found}");
+    }
+    for name in &files {
+        let text = std::fs::read_to_string(out.join(name)).unwrap();
+        for word in ["sekret-of-this-server", "Say hello"] {
+            assert!(!text.contains(word), "{name} tells {word}");
+        }
+    }
+    let requests = std::fs::read_to_string(out.join("requests.json")).unwrap();
+    assert!(requests.contains("wall_time_s"), "{requests}");
+    assert!(machine.run(&["stop"]).status.success());
+    let nobody = machine.json(&["support", "--json", "--out", out.to_str().unwrap()]);
+    assert!(nobody["missing"].to_string().contains("none runs on this machine"), "{nobody}");
+}
+
+#[test]
 fn kill_all_ends_what_is_written_down_on_every_machine() {
     let machine = Machine::new();
     let started = machine.start(&TWO_RANKS);

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::checkpoint::shipped;
 use crate::hub::{COMMIT, Fault, Hub, REPO, blob_of};
+use crate::install::Machines;
 use crate::program::{Ended, Program, wait_for};
 
 const WEIGHTS: &str = "model.safetensors";
@@ -131,6 +132,19 @@ fn a_pulled_model_lies_where_others_look_for_it_and_is_served_by_its_name() {
     assert_eq!(ready["model"], REPO);
     server.signal(Signal::TERM);
     assert!(server.end().status.success());
+}
+
+#[test]
+fn one_command_fetches_a_model_and_copies_it_to_other_machines() {
+    let (machine, others) = (Machine::new(), Machines::new(&["mac6"]));
+    let port = others.port.to_string();
+    let args = ["pull", REPO, "--hosts", "mac6", "--agent-port", &port, "--ssh", others.ssh()];
+    let ended = machine.run(&args);
+    assert!(ended.status.success(), "{ended:?}");
+    machine.has_all_of_it();
+    assert!(ended.stdout.contains(&format!("mac6: {REPO} is there")), "{ended:?}");
+    let copy = others.root.join("mac6/models_mlx").join(REPO).join(WEIGHTS);
+    assert_eq!(fs::read(copy).unwrap(), fs::read(shipped().join(WEIGHTS)).unwrap());
 }
 
 #[test]
