@@ -43,6 +43,12 @@ impl Answer {
     fn is_ok(&self) -> bool {
         (200..300).contains(&self.status)
     }
+
+    /// What a server says that does not answer as asked.
+    fn refusal(&self) -> String {
+        let message = self.body["error"]["message"].as_str().map(str::to_owned);
+        format!("{}: {}", self.status, message.unwrap_or_else(|| self.body.to_string()))
+    }
 }
 
 /// A server and the key to it.

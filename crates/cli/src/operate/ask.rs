@@ -47,12 +47,6 @@ async fn get(args: &AskArgs, path: &'static str, it: &Environment) -> anyhow::Re
     off_runtime(move || server.ask(path, None, ASK_TIMEOUT)).await
 }
 
-/// What a server says that does not answer as asked.
-fn refusal(answer: &Answer) -> String {
-    let message = answer.body["error"]["message"].as_str().map(str::to_owned);
-    format!("{}: {}", answer.status, message.unwrap_or_else(|| answer.body.to_string()))
-}
-
 pub(crate) async fn health(args: AskArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
     let answer = get(&args, "/health", environment).await?;
     let is_well = answer.is_ok() && answer.body["ok"] == true;
@@ -79,7 +73,7 @@ pub(crate) async fn queue(args: AskArgs, environment: &Environment) -> anyhow::R
 
 pub(crate) async fn served(args: AskArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
     let answer = get(&args, "/v1/models", environment).await?;
-    ensure!(answer.is_ok(), "{}", refusal(&answer));
+    ensure!(answer.is_ok(), "{}", answer.refusal());
     if args.json {
         output::line(&answer.body)?;
         return Ok(ExitCode::SUCCESS);
@@ -140,7 +134,7 @@ fn one_answer(server: &Server) -> anyhow::Result<Value> {
         answer = server.ask("/v1/completions", Some(&body), ANSWER_TIMEOUT)?;
         text = "/choices/0/text";
     }
-    ensure!(answer.is_ok(), "{}", refusal(&answer));
+    ensure!(answer.is_ok(), "{}", answer.refusal());
     let seconds = begin.elapsed().as_secs_f64();
     let num_tokens = answer.body["usage"]["completion_tokens"].as_u64().unwrap_or(0);
     ensure!(0 < num_tokens, "the model answered without a single token: {}", answer.body);

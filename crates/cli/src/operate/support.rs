@@ -119,7 +119,13 @@ fn of_server(home: &Home, folder: &mut Folder) -> anyhow::Result<()> {
     let server: Server = record.server();
     for (path, name) in PATHS {
         let said = server.ask(path, None, TIMEOUT);
-        folder.take(name, said.map(|it| pretty(&it.body)))?;
+        let said = said.and_then(|it| {
+            // Health is told with an error's status if it is bad.
+            let is_told = it.is_ok() || it.body.get("error").is_none();
+            anyhow::ensure!(is_told, "{}", it.refusal());
+            Ok(pretty(&it.body))
+        });
+        folder.take(name, said)?;
     }
     Ok(())
 }

@@ -215,7 +215,7 @@ fn a_server_in_the_foreground_is_known_and_can_be_stopped() {
 #[test]
 fn what_a_report_needs_is_put_together_without_words_or_keys() {
     let machine = Machine::new();
-    machine.start(&["--api-key", "sekret-of-this-server"]);
+    machine.start(&["--admin-key", "sekret-of-this-server"]);
     let test = machine.run(&["test"]);
     assert!(test.status.success(), "{test:?}");
     let out = machine.home.join("report");

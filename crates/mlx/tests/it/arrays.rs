@@ -117,6 +117,12 @@ fn the_library_is_the_pinned_one_and_computes_on_this_device() {
 }
 
 #[test]
+fn only_a_gpu_recommends_how_much_to_hold() {
+    let recommended = jackalope_mlx::memory::recommended_bytes().unwrap();
+    assert!(jackalope_mlx::gpu_available() || recommended == 0, "{recommended}");
+}
+
+#[test]
 fn memory_is_counted_in_bytes() {
     use jackalope_mlx::memory;
     let _alone = without_failures();
