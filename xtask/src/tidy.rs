@@ -24,7 +24,7 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("transport", &[]),
     ("mlx", &["transport"]),
     ("models", &["kernels", "mlx", "protocol", "transport"]),
-    ("runner", &["kernels", "mlx", "models", "protocol", "transport"]),
+    ("runner", &["cluster", "kernels", "mlx", "models", "protocol", "transport"]),
 ];
 
 /// Words that mark unfinished work.

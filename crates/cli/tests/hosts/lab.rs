@@ -33,7 +33,12 @@ fn look_for_means() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("only root may make network namespaces".to_owned());
     }
-    let tools = [("ip", "iproute2"), ("tc", "iproute2"), ("sshd", "openssh-server")];
+    let tools = [
+        ("ip", "iproute2"),
+        ("tc", "iproute2"),
+        ("sshd", "openssh-server"),
+        ("python3", "python3"),
+    ];
     let lacks = |tool: &str| !Path::new("/usr/sbin").join(tool).exists() && !has(tool);
     let packages: Vec<&str> =
         tools.iter().filter(|(tool, _)| lacks(tool)).map(|(_, package)| *package).collect();
@@ -99,6 +104,8 @@ pub(crate) struct LabHost {
     /// Jackalope's folder there.
     pub(crate) home: PathBuf,
     sshd: Option<Child>,
+    /// What forwards its frames while its cable is bad.
+    bad_link: Option<Child>,
     /// Folders that are empty there: all hosts have one disk otherwise.
     hidden: Vec<PathBuf>,
 }
@@ -155,7 +162,16 @@ impl Lab {
         must(&format!("ip -n {namespace} link set eth0 up"));
         let home = self.dir.join(format!("home-{letter}"));
         let ssh = format!("host-{letter}");
-        let mut host = LabHost { ssh, ip, namespace, port, home, sshd: None, hidden: Vec::new() };
+        let mut host = LabHost {
+            ssh,
+            ip,
+            namespace,
+            port,
+            home,
+            sshd: None,
+            bad_link: None,
+            hidden: Vec::new(),
+        };
         host.install();
         host.start_sshd(&self.dir);
         self.hosts.push(host);
@@ -335,9 +351,9 @@ impl LabHost {
         for pid in self.pids() {
             crate::program::send(pid, rustix::process::Signal::KILL);
         }
-        if let Some(mut sshd) = self.sshd.take() {
-            sshd.kill().ok();
-            sshd.wait().ok();
+        for mut child in self.sshd.take().into_iter().chain(self.bad_link.take()) {
+            child.kill().ok();
+            child.wait().ok();
         }
     }
 
@@ -381,6 +397,34 @@ impl Lab {
     /// What a host sends comes at 1 Mbit/s.
     pub(crate) fn slow_down(&self, at: usize) {
         self.hosts[at].slow_down();
+    }
+
+    /// Each frame to and from a host takes so long, and so many of a hundred are lost.
+    pub(crate) fn worsen(&mut self, at: usize, delay_ms: u32, loss_percent: u32) {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hosts/bad_link.py");
+        let (switch, host) = (format!("{}sw", self.name), &mut self.hosts[at]);
+        let (namespace, port) = (&host.namespace, &host.port);
+        must(&format!("ip -n {switch} link set {port} nomaster"));
+        must(&format!("ip -n {switch} link add {port}x type veth peer name {port}y"));
+        must(&format!("ip -n {switch} link set {port}y master br0 up"));
+        must(&format!("ip -n {switch} link set {port}x up"));
+        must(&format!("ip netns exec {namespace} python3 {script} --plain eth0"));
+        must(&format!("ip netns exec {switch} python3 {script} --plain {port} {port}x {port}y"));
+        let mut command = command("ip");
+        command.args(["netns", "exec", &switch, "python3", script, port, &format!("{port}x")]);
+        command.args([delay_ms.to_string(), loss_percent.to_string(), "1".to_owned()]);
+        host.bad_link = Some(command.stdin(Stdio::null()).spawn().unwrap());
+    }
+
+    /// A cable that was bad is replaced.
+    pub(crate) fn replace_cable(&mut self, at: usize) {
+        let (switch, host) = (format!("{}sw", self.name), &mut self.hosts[at]);
+        let mut bad_link = host.bad_link.take().expect("the cable is bad");
+        bad_link.kill().unwrap();
+        bad_link.wait().unwrap();
+        let port = &host.port;
+        must(&format!("ip -n {switch} link del {port}x"));
+        must(&format!("ip -n {switch} link set {port} master br0 up"));
     }
 
     /// The network of a host is as it should be again.
