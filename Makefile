@@ -73,6 +73,8 @@ server-restart: ## Replace the server; ranks keep their weights.
 	$(JACKALOPE) restart
 health: ## Ask the server for its health.
 	$(JACKALOPE) health
+metrics: ## Ask the server what it has done and what its ranks hold.
+	$(JACKALOPE) metrics
 models: ## Ask the server which models it serves.
 	$(JACKALOPE) served
 chat-test: ## Ask the server for one short answer.

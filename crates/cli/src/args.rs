@@ -62,6 +62,8 @@ pub(crate) enum Command {
     Logs(operate::LogsArgs),
     /// Ask a server for its health. Fails unless it is well.
     Health(operate::AskArgs),
+    /// Ask a server what it has done and what its ranks hold.
+    Metrics(operate::AskArgs),
     /// Ask a server for the length of its queue.
     Queue(operate::AskArgs),
     /// Ask a server which models it serves.
@@ -76,6 +78,8 @@ pub(crate) enum Command {
     Config(operate::ConfigArgs),
     /// Print the OpenAPI description of the HTTP API.
     Openapi(OpenapiArgs),
+    /// Print what a shell needs to complete commands and options.
+    Completions(CompletionsArgs),
     /// Print docs/commands.md.
     #[command(hide = true)]
     CommandsPage,
@@ -346,6 +350,14 @@ pub(crate) struct BenchArgs {
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Print what a shell needs to complete commands and options. With bash:
+/// `source <(jackalope completions bash)`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell.
+    pub(crate) shell: clap_complete::Shell,
 }
 
 #[derive(Debug, clap::Args)]

@@ -23,7 +23,7 @@ use crate::args::Args;
 use dotenv::Entry;
 use table::{Effect, Variable};
 
-pub(crate) use page::{commands_page, config};
+pub(crate) use page::{commands_page, completions, config};
 
 /// The file that is read beside the environment.
 const DOT_ENV: &str = ".env";

@@ -3,7 +3,7 @@
 //! ```text
 //!   serve   writes ~/.jackalope/serve.json, and last-start.json once it is ready
 //!   start   runs serve in the background     stop, restart, kill-all   end exactly that process
-//!   status, monitor, logs, health, queue, served, test, support        look at it
+//!   status, monitor, logs, health, metrics, queue, served, test, support   look at it
 //! ```
 
 mod ask;
@@ -21,7 +21,7 @@ use anyhow::Context;
 use serde_json::Value;
 use ureq::tls::TlsConfig;
 
-pub(crate) use ask::{health, queue, served, test};
+pub(crate) use ask::{health, metrics, queue, served, test};
 pub(crate) use kill::kill_all;
 pub(crate) use logs::{keep_short, logs};
 pub(crate) use monitor::monitor;

@@ -15,6 +15,15 @@ pub(crate) fn new_id(prefix: &str) -> String {
     format!("{prefix}{:016x}{low:08x}", random_u64())
 }
 
+/// A random UUID (RFC 9562, version 4).
+pub(crate) fn new_uuid() -> String {
+    let (high, low) = (random_u64(), random_u64());
+    let version = 0x4000 | (high & 0x0fff);
+    let variant = 0x8000 | (low >> 48 & 0x3fff);
+    let (start, middle, node) = (high >> 32, high >> 16 & 0xffff, low & 0xffff_ffff_ffff);
+    format!("{start:08x}-{middle:04x}-{version:04x}-{variant:04x}-{node:012x}")
+}
+
 /// Bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -60,6 +69,21 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn uuids_say_that_they_are_random() {
+        for _ in 0..100 {
+            let uuid = new_uuid();
+            let parts: Vec<&str> = uuid.split('-').collect();
+            assert_eq!(parts.iter().map(|it| it.len()).collect::<Vec<_>>(), [8, 4, 4, 4, 12]);
+            assert!(uuid.chars().all(|c| c == '-' || c.is_ascii_hexdigit()), "{uuid}");
+            assert!(
+                parts[2].starts_with('4') && parts[3].starts_with(['8', '9', 'a', 'b']),
+                "{uuid}"
+            );
+            assert_ne!(uuid, new_uuid());
+        }
+    }
 
     #[test]
     fn times_are_written_as_the_calendar_has_them() {

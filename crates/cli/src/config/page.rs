@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::table::{self, Effect, Variable};
 use super::{Origin, PREFIX, Resolved, read_file, resolve_parts, serve_flags};
-use crate::args::Args;
 use crate::args::operate::ConfigArgs;
+use crate::args::{Args, CompletionsArgs};
 use crate::environment::Environment;
 use crate::output;
 
@@ -120,6 +120,13 @@ pub(crate) fn commands_page() -> anyhow::Result<()> {
         describe(subcommand, "jackalope", &mut text);
     }
     Ok(output::piece(text)?)
+}
+
+/// Prints a script that completes commands and options.
+pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Args::command(), "jackalope", &mut script);
+    Ok(output::piece(String::from_utf8(script)?)?)
 }
 
 fn describe(command: &Command, above: &str, text: &mut String) {

@@ -1,4 +1,4 @@
-//! `jackalope health`, `queue`, `served` and `test`: questions to a server, here or elsewhere.
+//! `jackalope health`, `metrics`, `queue`, `served` and `test`: questions to a server, here or elsewhere.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -55,6 +55,16 @@ pub(crate) async fn health(args: AskArgs, environment: &Environment) -> anyhow::
         false => output::line(format_args!("{:#}", answer.body))?,
     }
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+pub(crate) async fn metrics(args: AskArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
+    let answer = get(&args, "/metrics/snapshot", environment).await?;
+    ensure!(answer.is_ok(), "{}", answer.refusal());
+    match args.json {
+        true => output::line(&answer.body)?,
+        false => output::line(format_args!("{:#}", answer.body))?,
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) async fn queue(args: AskArgs, environment: &Environment) -> anyhow::Result<ExitCode> {

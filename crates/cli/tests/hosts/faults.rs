@@ -293,7 +293,7 @@ fn a_cable_that_delays_and_loses_costs_time_and_nothing_else() {
     let server = lab.serve(exact(), "--stall-timeout 5");
     let short = |idx: usize| {
         let mut request = request(idx);
-        request["max_tokens"] = json!(60);
+        request["max_tokens"] = json!(40);
         request
     };
     let requests: Vec<Value> = (0..4).map(short).collect();

@@ -167,6 +167,16 @@ fn link_checks_and_times_every_backend_and_names_those_that_are_not_there() {
 }
 
 #[test]
+fn shells_are_told_what_to_complete() {
+    for shell in ["bash", "zsh", "fish"] {
+        let ended = run(&["completions", shell]);
+        assert!(ended.status.success(), "{ended:?}");
+        assert!(ended.stdout.contains("models-from") && ended.stdout.contains("autoconfig"));
+    }
+    assert!(!run(&["completions", "nothing"]).status.success());
+}
+
+#[test]
 fn link_tells_each_round() {
     let args = ["link", "--sizes", "4096", "--rounds", "7", "--backend", "ring", "--every-round"];
     let ended = run(&[&args[..], &["--json"]].concat());

@@ -162,6 +162,7 @@ fn starting_twice_is_starting_once_and_other_arguments_replace() {
     assert!(!runs(pid_of(&first)));
     assert_eq!(machine.json(&["queue", "--json"])["max"], 3);
     assert_eq!(machine.json(&["health", "--json"])["status"], "healthy");
+    assert!(machine.json(&["metrics", "--json"]).is_object());
     let served = machine.run(&["served"]).stdout;
     assert_eq!(served.trim(), "jackalope-mini-f32");
     let logs = machine.run(&["logs", "-n", "1000"]);

@@ -291,7 +291,7 @@ impl Format for MessageFormat {
         let so_far = Summary { prompt_tokens, cached_tokens, ..Summary::default() };
         let message = self.message(Vec::new(), End::default(), Usage::of(&so_far));
         push(buffer, &StreamEvent::MessageStart { message });
-        push(buffer, &StreamEvent::Ping);
+        push_ping(buffer);
     }
 
     fn push_keep_alive(&mut self, buffer: &mut Vec<u8>) {
@@ -322,7 +322,7 @@ impl Format for MessageFormat {
     }
 
     fn push_error(&mut self, err: &ApiError, buffer: &mut Vec<u8>) {
-        push_named(buffer, "error", &Dialect::Anthropic.error_json(err, None));
+        push_error(err, buffer);
     }
 
     fn whole(&self, mut choices: Vec<Delta>, summary: &Summary) -> Response {
@@ -331,6 +331,16 @@ impl Format for MessageFormat {
         let end = self.end(&ending, summary);
         Json(self.message(self.blocks(&choice), end, Usage::of(summary))).into_response()
     }
+}
+
+/// What keeps a connection alive.
+pub(super) fn push_ping(buffer: &mut Vec<u8>) {
+    push(buffer, &StreamEvent::Ping);
+}
+
+/// The error that ends a stream.
+pub(super) fn push_error(err: &ApiError, buffer: &mut Vec<u8>) {
+    push_named(buffer, "error", &Dialect::Anthropic.error_json(err, None));
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
 use crate::error::ApiError;
 use crate::generate::{
-    Answer, AnswerPlan, Conversation, Job, Thinking, ToolChoice, Wishes, check_count,
+    Answer, AnswerPlan, Conversation, EarlyStream, Job, Thinking, ToolChoice, Wishes, check_count,
 };
 use crate::limits::ServerLimits;
 use crate::openai::request::{Common, Strings};
@@ -50,12 +50,25 @@ pub(crate) async fn messages(
     let answered = async {
         let place = state.open_stream()?;
         let body = read_json_body(request, state.limits()).await?;
-        let serving = state.open(model_of(&body)?.as_deref()).await?;
-        let (job, format, plan) = serving.prepare(move |serving| prepare(&body, serving)).await?;
-        Answer::start(job, format, plan, &serving, place)?.respond().await
+        let asked = body.clone();
+        let answer = async move |serving: Serving| {
+            let answered = async {
+                let (job, format, plan) =
+                    serving.prepare(move |serving| prepare(&asked, serving)).await?;
+                Answer::start(job, format, plan, &serving, place)?.respond().await
+            };
+            answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
+        };
+        EARLY.answer(&state, &body, answer).await
     };
     answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
 }
+
+/// What a stream says before its model is there.
+const EARLY: EarlyStream = EarlyStream {
+    push_keep_alive: super::format::push_ping,
+    push_error: |err, buffer| super::format::push_error(err, buffer),
+};
 
 /// How long a conversation is.
 #[derive(Debug, Serialize, ToSchema)]

@@ -12,11 +12,11 @@ use super::request::{ChatRequest, Common, Content, Message, Messages, Tool, Tool
 use super::schema::ChatBody;
 use super::structure;
 use crate::ServerState;
-use crate::body::{model_of, parse, read_json_body};
+use crate::body::{parse, read_json_body};
 use crate::error::ApiError;
 use crate::generate::{
-    Answer, AnswerPlan, Conversation, Job, Thinking, ToolChoice, Wishes, check_count, check_range,
-    check_unsupported,
+    Answer, AnswerPlan, Conversation, EarlyStream, Job, Thinking, ToolChoice, Wishes, check_count,
+    check_range, check_unsupported,
 };
 use crate::limits::ServerLimits;
 use crate::notes::Notes;
@@ -43,11 +43,14 @@ pub(crate) async fn chat(
 ) -> Result<Response, ApiError> {
     let place = state.open_stream()?;
     let body = read_json_body(request, state.limits()).await?;
-    let serving = state.open(model_of(&body)?.as_deref()).await?;
-    let prepared = serving.prepare(move |serving| prepare(&body, serving)).await?;
-    let Prepared { job, format, plan, notes } = prepared;
-    let response = Answer::start(job, format, plan, &serving, place)?.respond().await?;
-    Ok(notes.tell(response))
+    let asked = body.clone();
+    let answer = async move |serving: Serving| {
+        let prepared = serving.prepare(move |serving| prepare(&asked, serving)).await?;
+        let Prepared { job, format, plan, notes } = prepared;
+        let response = Answer::start(job, format, plan, &serving, place)?.respond().await?;
+        Ok(notes.tell(response))
+    };
+    EarlyStream::OPENAI.answer(&state, &body, answer).await
 }
 
 /// Everything that has to be known before the engine is asked.

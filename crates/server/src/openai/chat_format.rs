@@ -13,7 +13,7 @@ use super::SYSTEM_FINGERPRINT;
 use super::logprobs::ChatLogprobs;
 use super::usage::{Performance, Timing, Usage};
 use crate::generate::{Delta, Finish, Format, Job, Summary, Wishes};
-use crate::ids::{new_id, unix_seconds};
+use crate::ids::{new_id, new_uuid, unix_seconds};
 use crate::registry::Serving;
 use crate::sse::{self, push_event};
 
@@ -268,8 +268,8 @@ pub(super) struct ChatCompletion<'a> {
     usage: Usage,
     timing: Timing,
     performance: Performance,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    conversation_id: Option<&'a str>,
+    /// The client's name for the conversation, or one to go on with.
+    conversation_id: String,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -356,7 +356,7 @@ impl Format for ChatFormat {
             usage: Usage::of(summary),
             timing: Timing::of(summary),
             performance: Performance::of(summary),
-            conversation_id: self.conversation_id.as_deref(),
+            conversation_id: self.conversation_id.clone().unwrap_or_else(new_uuid),
         };
         Json(whole).into_response()
     }

@@ -15,10 +15,10 @@ use super::request::{Common, CompletionRequest, Prompts, Unsupported};
 use super::schema::CompletionBody;
 use super::structure;
 use crate::ServerState;
-use crate::body::{model_of, parse, read_json_body};
+use crate::body::{parse, read_json_body};
 use crate::error::ApiError;
 use crate::generate::{
-    Answer, AnswerPlan, Job, PromptJob, TextRules, Wishes, check_count, check_range,
+    Answer, AnswerPlan, EarlyStream, Job, PromptJob, TextRules, Wishes, check_count, check_range,
     check_unsupported,
 };
 use crate::registry::Serving;
@@ -47,9 +47,12 @@ pub(crate) async fn completions(
 ) -> Result<Response, ApiError> {
     let place = state.open_stream()?;
     let body = read_json_body(request, state.limits()).await?;
-    let serving = state.open(model_of(&body)?.as_deref()).await?;
-    let (job, format, plan) = serving.prepare(move |serving| prepare(&body, serving)).await?;
-    Answer::start(job, format, plan, &serving, place)?.respond().await
+    let asked = body.clone();
+    let answer = async move |serving: Serving| {
+        let (job, format, plan) = serving.prepare(move |serving| prepare(&asked, serving)).await?;
+        Answer::start(job, format, plan, &serving, place)?.respond().await
+    };
+    EarlyStream::OPENAI.answer(&state, &body, answer).await
 }
 
 fn prepare(

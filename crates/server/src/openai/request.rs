@@ -99,7 +99,7 @@ pub(crate) struct ChatRequest {
     pub(crate) reasoning_effort: Option<String>,
     /// Tokens after which the thought is closed.
     pub(crate) thinking_token_budget: Option<u32>,
-    /// A name of the conversation, told back.
+    /// A name of the conversation, told back; made if absent, unless the answer is streamed.
     pub(crate) conversation_id: Option<String>,
     /// Handed to the template; not `true` together with `continue_final_message`.
     pub(crate) add_generation_prompt: Option<bool>,

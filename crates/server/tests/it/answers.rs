@@ -24,6 +24,18 @@ async fn a_chat_reads_like_this() {
 }
 
 #[tokio::test]
+async fn a_conversation_has_a_name_to_go_on_with() {
+    let server = Setup::says("Hello world").start().await;
+    let first = server.chat(json!({})).await.ok()["conversation_id"].clone();
+    assert_eq!(first.as_str().unwrap().len(), 36, "a UUID: {first}");
+    assert_ne!(server.chat(json!({})).await.ok()["conversation_id"], first);
+    let second = server.chat(json!({"conversation_id": first})).await.ok();
+    assert_eq!(second["conversation_id"], first);
+    let chunks = server.chat(json!({"conversation_id": "mine", "stream": true})).await.chunks();
+    assert!(chunks.iter().all(|chunk| chunk["conversation_id"] == "mine"), "{chunks:?}");
+}
+
+#[tokio::test]
 async fn a_chat_with_tool_calls_reads_like_this() {
     let mut setup = Setup::says(&calls(2));
     setup.context_tokens = 1024;

@@ -223,6 +223,69 @@ async fn fifty_requests_for_a_model_that_is_not_loaded_load_it_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stream_is_kept_alive_while_its_model_is_loaded() {
+    let soon = |plan: &mut Plan| plan.server.limits.keep_alive = Duration::from_millis(10);
+    let house = plan(&[("a", 4), ("b", 4)]).change(soon).build();
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let chat = json!({"model": "a", "messages": messages, "max_tokens": 99, "stream": true});
+    let input = json!({"model": "a", "input": "Hi", "stream": true});
+    for (path, body, alive, told) in [
+        (COMPLETIONS, json!({"model": "a", "prompt": "Hi", "stream": true}), ": ", "\"a\""),
+        ("/v1/chat/completions", chat.clone(), ": ", "\"content\":\"a"),
+        ("/v1/responses", input, ": ", "response.completed"),
+        ("/v1/messages", chat, "event: ping", "message_stop"),
+    ] {
+        house.loader.gate.send_replace(false);
+        let mut live = open(&house.state, post(path, body.to_string())).await;
+        assert_eq!(live.status, StatusCode::OK, "{path}");
+        for _ in 0..3 {
+            let frame = live.next_frame().await.unwrap();
+            assert!(frame.starts_with(alive.as_bytes()), "{path}: {frame:?}");
+        }
+        house.loader.gate.send_replace(true);
+        while live.next_frame().await.is_some() {}
+        assert!(live.seen.contains(told), "{path}: {}", live.seen);
+        assert!(!live.seen.contains("event: error") && !live.seen.contains("\"error\":{"));
+        house.post("/model/unload", json!({"model": "a"})).await.ok();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_that_fails_under_a_stream_is_told_in_it() {
+    let soon = |plan: &mut Plan| plan.server.limits.keep_alive = Duration::from_millis(10);
+    let house = plan(&[("a", 4)]).change(soon).build();
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let chat = json!({"model": "a", "messages": messages, "max_tokens": 99, "stream": true});
+    let input = json!({"model": "a", "input": "Hi", "stream": true});
+    for (path, body, told) in [
+        ("/v1/chat/completions", chat.clone(), "data: {\"error\":{"),
+        ("/v1/responses", input, "event: error\ndata: {"),
+        ("/v1/messages", chat, "event: error\ndata: {"),
+    ] {
+        house.loader.failures.lock().unwrap().insert("a".to_owned(), 1);
+        house.loader.gate.send_replace(false);
+        let mut live = open(&house.state, post(path, body.to_string())).await;
+        live.next_frame().await.unwrap();
+        house.loader.gate.send_replace(true);
+        while live.next_frame().await.is_some() {}
+        assert!(live.seen.contains(told), "{path}: {}", live.seen);
+        assert!(live.seen.contains("full of bees"), "{path}: {}", live.seen);
+        // A failed load is tried again later, or when somebody asks for it by name.
+        house.post("/model/load", json!({"model": "a"})).await.ok();
+        house.post("/model/unload", json!({"model": "a"})).await.ok();
+    }
+    assert_eq!(house.get("/errors").await.ok()["count"], 3);
+    // Whoever leaves while it is loaded leaves nothing behind.
+    house.loader.gate.send_replace(false);
+    let mut live = open(&house.state, House::streaming("a")).await;
+    live.next_frame().await.unwrap();
+    drop(live);
+    house.loader.gate.send_replace(true);
+    house.until("a", "ready").await;
+    assert_eq!(house.get("/v1/status").await.ok()["requests"], json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_least_recently_used_model_makes_room() {
     let house = plan(&[("a", 5), ("b", 5), ("c", 5)]).build();
     for model in ["a", "b", "a", "c"] {

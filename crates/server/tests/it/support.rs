@@ -331,6 +331,7 @@ pub(crate) fn redact(body: &str) -> String {
         ("fc_", char::is_alphanumeric),
         ("toolu_", char::is_alphanumeric),
         ("req_", char::is_alphanumeric),
+        ("\"conversation_id\":\"", |c: char| c.is_ascii_hexdigit() || c == '-'),
         ("\"created_at\":", |c: char| c.is_ascii_digit()),
         ("\"completed_at\":", |c: char| c.is_ascii_alphanumeric()),
         ("_at\":\"", |c: char| c.is_ascii_digit() || "-:.TZ".contains(c)),

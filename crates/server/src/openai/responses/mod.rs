@@ -36,15 +36,17 @@ use super::request::{Common, Unsupported};
 use super::schema::ResponseBody;
 use super::structure;
 use crate::ServerState;
-use crate::body::{model_of, name_in_path, parse, read_json_body};
+use crate::body::{name_in_path, parse, read_json_body};
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::generate::{
-    Answer, AnswerPlan, Conversation, Job, Thinking, Wishes, check_range, check_unsupported,
+    Answer, AnswerPlan, Conversation, EarlyStream, Job, Thinking, Wishes, check_range,
+    check_unsupported,
 };
 use crate::notes::Notes;
 use crate::openapi::answers::{DeletedResponse, InputItems, ResponseAnswer};
 use crate::registry::Serving;
+use crate::sse::push_named;
 
 pub(crate) use kept::KeptResponses;
 pub(crate) use request::ResponseRequest;
@@ -70,12 +72,28 @@ pub(crate) async fn create_response(
 ) -> Result<Response, ApiError> {
     let place = state.open_stream()?;
     let body = read_json_body(request, state.limits()).await?;
-    let serving = state.open(model_of(&body)?.as_deref()).await?;
-    let prepared = serving.prepare(move |serving| prepare(&body, serving)).await?;
-    let Prepared { job, format, plan, notes } = prepared;
-    let response = Answer::start(job, format, plan, &serving, place)?.respond().await?;
-    Ok(notes.tell(response))
+    let asked = body.clone();
+    let answer = async move |serving: Serving| {
+        let prepared = serving.prepare(move |serving| prepare(&asked, serving)).await?;
+        let Prepared { job, format, plan, notes } = prepared;
+        let response = Answer::start(job, format, plan, &serving, place)?.respond().await?;
+        Ok(notes.tell(response))
+    };
+    EARLY.answer(&state, &body, answer).await
 }
+
+/// An error is an event with a name, even if no response was begun.
+const EARLY: EarlyStream = EarlyStream {
+    push_error: |err, buffer| {
+        let told = &err.to_json()["error"];
+        let (code, message, param) = (&told["code"], &told["message"], &told["param"]);
+        let event = json!({
+            "type": "error", "sequence_number": 0, "code": code, "message": message, "param": param,
+        });
+        push_named(buffer, "error", &event);
+    },
+    ..EarlyStream::OPENAI
+};
 
 /// Everything that has to be known before the engine is asked.
 struct Prepared {
