@@ -60,7 +60,9 @@ impl RemoteFiles {
             idle: Mutex::default(),
         };
         let found = files.with_client(|client| client.find(model))?;
+        // A library lists what lies in folders as well.
         let listed = found.files.into_iter().map(|(path, size)| (path.as_str().to_owned(), size));
+        let listed = listed.filter(|(path, _)| !path.contains('/'));
         Ok(RemoteFiles { files: listed.collect(), ..files })
     }
 

@@ -113,6 +113,9 @@ fn hosts_that_lack_the_model_read_their_part_of_it_from_one_that_has_it() {
     let model = crate::checkpoint::Copy::new();
     let prompt = json!({"prompt": "Paris is the", "max_tokens": 12, "temperature": 0});
     let alone = lab.serve(&shipped(), "").complete(&prompt);
+    // What lies in folders is no part of the model, here or there.
+    std::fs::create_dir(model.path().join("model-other")).unwrap();
+    std::fs::write(model.path().join("model-other/x.safetensors"), "no weights").unwrap();
     for at in [1, 2] {
         lab.hide(at, model.path());
     }
