@@ -166,3 +166,41 @@ fn cut(pieces: Pieces, target: &mut [u8]) -> io::Result<Vec<Request<'_>>> {
     }
     Ok(requests)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes that differ at all distances of interest.
+    fn content(at: u64) -> u8 {
+        (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+    }
+
+    #[test]
+    fn requests_together_are_what_was_wanted_and_none_is_long() {
+        let long = REQUEST_BYTES as u64;
+        for (piece_bytes, stride_bytes, num_pieces) in [
+            (0, 8, 0),
+            (5, 5, 1),
+            (3 * REQUEST_BYTES + 7, long * 4, 1),
+            (REQUEST_BYTES + 1, long + 9, 2),
+            (REQUEST_BYTES, long, 2),
+            (1000, 3000, 10_000),
+            (REQUEST_BYTES / 2 + 1, long, 3),
+        ] {
+            let pieces = Pieces { offset: 11, piece_bytes, stride_bytes };
+            let mut target = vec![0; piece_bytes * num_pieces];
+            for (asked, part) in cut(pieces, &mut target).unwrap() {
+                assert_eq!(asked.num_bytes(), part.len() as u64);
+                assert!(part.len() <= REQUEST_BYTES);
+                let starts = (0..u64::from(asked.num_pieces))
+                    .map(|piece| asked.offset + piece * asked.stride_bytes);
+                let places = starts.flat_map(|start| start..start + u64::from(asked.piece_bytes));
+                part.iter_mut().zip(places).for_each(|(byte, at)| *byte = content(at));
+            }
+            let starts = (0..num_pieces as u64).map(|piece| 11 + piece * stride_bytes);
+            let wanted = starts.flat_map(|start| start..start + piece_bytes as u64).map(content);
+            assert!(target.into_iter().eq(wanted), "{pieces:?}");
+        }
+    }
+}
