@@ -139,9 +139,17 @@ pub(crate) struct RankArgs {
     /// Number of ranks the model is cut over.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) ranks: u32,
-    /// How much each rank holds, relative to the others: `3,1`. Default: the same.
-    #[arg(long, value_delimiter = ',', value_name = "WEIGHTS")]
+    /// How much each rank holds of every layer, relative to the others: `3,1`.
+    /// Default: what their machines' memory allows; the same on one machine.
+    #[arg(long, value_delimiter = ',', value_name = "WEIGHTS", conflicts_with = "layers")]
     pub(crate) share: Vec<u32>,
+    /// Whether ranks hold a part of every layer or whole layers.
+    /// Default: on several machines what is expected to answer sooner, on one `tensor`.
+    #[arg(long, value_enum)]
+    pub(crate) split: Option<SplitArg>,
+    /// Layers of each rank, which makes a pipeline: `20,12`. Rank 0 has the last ones.
+    #[arg(long, value_delimiter = ',', value_name = "NUMBERS")]
+    pub(crate) layers: Vec<u32>,
     /// Transport of the collectives.
     /// Default: the hostfile's, else tcp.
     #[arg(long, value_enum)]
@@ -193,6 +201,14 @@ pub(crate) enum BackendArg {
     Jaccl,
     /// Stock MLX over NVIDIA's NCCL.
     Nccl,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum SplitArg {
+    /// A part of every layer on each rank: all compute at once, and wait for each other twice a layer.
+    Tensor,
+    /// Whole layers on each rank: each waits once a token, and slow links matter little.
+    Pipeline,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -16,6 +16,7 @@ use jackalope_engine::link::{
 use jackalope_engine::{
     Engine, EngineConfig, EngineError, EngineHandle, EngineState, KvBudget, RetryPolicy, Status,
 };
+use jackalope_protocol::split::Split;
 use jackalope_protocol::{Backend, Device, Secret, Setup};
 use jackalope_text::ModelText;
 use tokio::task::JoinHandle;
@@ -23,10 +24,11 @@ use tokio::task::JoinHandle;
 use crate::args::{BackendArg, DeviceArg, RankArgs};
 use crate::environment::Environment;
 use crate::launch::environment_of;
-use crate::machines::shares::Placer;
+use crate::machines::placer::Placer;
 use crate::machines::{self, AgentLauncher, ByHand};
 use crate::models::{self, Located};
 use crate::progress::Loading;
+use crate::wished_split;
 
 /// Bound of one collective: a peer that computes a long prompt keeps the others waiting.
 const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -236,7 +238,7 @@ fn place_here(model_dir: &Path, args: &RankArgs, profile: bool) -> anyhow::Resul
     let cores = u32::try_from(cores).unwrap_or(u32::MAX);
     let setup = Setup {
         num_ranks,
-        shares: shares(&args.share, num_ranks as usize)?,
+        split: wished_split::given_or_even(args, model_dir, num_ranks as usize)?,
         num_threads: args.threads.unwrap_or((cores / num_ranks).max(1)),
         ..setup
     };
@@ -263,8 +265,7 @@ async fn place_on(
     let Hostfile { backend, mut envs, hosts } = machines::hostfile(hosts)?;
     envs.extend(environment_of(&args.hosts.env)?);
     let backend = args.backend.map(Into::into).or(backend).unwrap_or(Backend::Tcp);
-    let given = shares(&args.share, hosts.len())?;
-    let is_given = !args.share.is_empty();
+    let given = wished_split::given(args, &model.dir, hosts.len())?;
     let nodes_config = machines::nodes_config(&args.hosts.reach, environment)?;
     let secret = nodes_config.secret;
     let nodes = machines::bring_up(hosts.clone(), nodes_config, machines::log_lines).await?;
@@ -282,11 +283,12 @@ async fn place_on(
     };
     let is_local = hosts.iter().all(Host::is_local);
     let ip = if is_local { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
-    let cut = match is_given {
-        true => machines::shares::given(given),
-        false => {
+    let cut = match given {
+        Some(split) => machines::placer::given(split),
+        None => {
             let name = options.beside.as_ref().map(|it| it.name.as_str());
-            Placer::new(&model.dir, &hosts, &nodes, args.context)?.cut(name)
+            let wished = (args.context, wished_split::kind(args));
+            Placer::new(&model.dir, (&hosts, backend), &nodes, wished)?.cut(name)
         }
     };
     let absent_after = Duration::from_secs(args.hosts.absent_after);
@@ -320,7 +322,7 @@ fn place_by_hand(
         hosts.iter().map(|host| routes::Node { host, facts: None }).collect();
     let setup = Setup {
         num_ranks,
-        shares: shares(&args.share, hosts.len())?,
+        split: wished_split::given_or_even(args, model_dir, hosts.len())?,
         num_threads: args.threads.unwrap_or(0),
         silence_timeout_ms: millis(SILENCE_TIMEOUT),
         orphan_ms: millis(Duration::from_secs(args.hosts.lease)),
@@ -372,23 +374,6 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// One positive weight for each rank.
-fn shares(given: &[u32], num_ranks: usize) -> anyhow::Result<Vec<u32>> {
-    if given.is_empty() {
-        return Ok(vec![1; num_ranks]);
-    }
-    ensure!(
-        given.len() == num_ranks,
-        "`--share` names {} ranks, there are {num_ranks}\nhint: give one weight for each rank",
-        given.len()
-    );
-    ensure!(
-        given.iter().all(|&share| 0 < share),
-        "`--share` gives a rank nothing\nhint: give each rank a positive weight, or use fewer ranks"
-    );
-    Ok(given.to_vec())
-}
-
 /// What all ranks load; who they are is still open.
 fn setup(
     model_dir: &Path,
@@ -399,7 +384,7 @@ fn setup(
         num_ranks: 0,
         model_dir: model_dir.to_str().context("the model's path is not UTF-8")?.to_owned(),
         model_source: None,
-        shares: Vec::new(),
+        split: Split::Tensor(Vec::new()),
         backend,
         device: args.device.into(),
         num_threads: 0,

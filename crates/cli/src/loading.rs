@@ -8,9 +8,10 @@ use anyhow::ensure;
 use jackalope_cluster::agent::Agent;
 use jackalope_cluster::facts::NodeFacts;
 use jackalope_cluster::hostfile::{Host, Hostfile};
-use jackalope_cluster::placement::{self, ModelFacts, NodeOffer, RankNeed};
+use jackalope_cluster::placement::{self, Links, ModelFacts, NodeOffer, RankNeed, Wishes};
 use jackalope_cluster::platform;
 use jackalope_engine::SamplingOptions;
+use jackalope_protocol::Backend;
 use jackalope_server::{LoadError, LoadFuture, MachineBytes, Model, ModelLoader, StartedModel};
 
 use crate::args::RankArgs;
@@ -18,9 +19,10 @@ use crate::args::plan::MemoryArg;
 use crate::cluster::{Beside, Cluster, ClusterOptions};
 use crate::environment::Environment;
 use crate::machines;
-use crate::machines::shares::{IDLE, idle_shares};
+use crate::machines::placer::{IDLE, idle_split, links};
 use crate::offer::{MODELS_MAX, ModelSettings, Offer, OfferedModel};
 use crate::serve::served;
+use crate::wished_split;
 
 /// Each of several models gets memory for the keys and values of so many conversations of the planned
 /// context, unless `--kv-mib` says.
@@ -78,6 +80,8 @@ struct Memory {
     /// By rank: its machine, what that has, and how many ranks it has.
     of_rank: Vec<(String, NodeFacts, u64)>,
     budget: MachineBytes,
+    /// What joins the machines of a hostfile.
+    links: Option<Links>,
 }
 
 impl ClusterLoader {
@@ -191,7 +195,7 @@ impl Memory {
         let budget = budget_of(THIS_MACHINE, typed, facts.free_bytes)?;
         let rank = (THIS_MACHINE.to_owned(), facts, u64::from(num_ranks));
         let budget = MachineBytes([(THIS_MACHINE.to_owned(), budget)].into());
-        Ok(Memory { of_rank: vec![rank; num_ranks as usize], budget })
+        Ok(Memory { of_rank: vec![rank; num_ranks as usize], budget, links: None })
     }
 
     /// Of the machines of a hostfile, as their agents tell it.
@@ -200,7 +204,8 @@ impl Memory {
         (ranks, typed): (&RankArgs, &[MemoryArg]),
         environment: &Environment,
     ) -> anyhow::Result<Memory> {
-        let Hostfile { hosts, .. } = machines::hostfile(hosts)?;
+        let Hostfile { backend, hosts, .. } = machines::hostfile(hosts)?;
+        let backend = ranks.backend.map(Into::into).or(backend).unwrap_or(Backend::Tcp);
         let config = machines::nodes_config(&ranks.hosts.reach, environment)?;
         let nodes = machines::bring_up(hosts.clone(), config, machines::log_lines).await?;
         let typed = typed.to_vec();
@@ -226,7 +231,8 @@ impl Memory {
                 let beside = nodes.of_rank.iter().filter(|&&it| it == node).count();
                 (name(node), nodes.nodes[node].facts.clone(), beside as u64)
             });
-            Ok(Memory { of_rank: of_rank.collect(), budget })
+            let links = Some(links(&hosts, &nodes, backend));
+            Ok(Memory { of_rank: of_rank.collect(), budget, links })
         });
         counted.await?
     }
@@ -236,18 +242,17 @@ impl Memory {
         let model = ModelFacts::read(model_dir)?;
         let context = ranks.context.unwrap_or(placement::DEFAULT_CONTEXT_TOKENS);
         let context = context.min(model.context_tokens.max(1));
-        let shares = match (ranks.share.is_empty(), &ranks.hosts.hosts) {
-            (false, _) => ranks.share.clone(),
-            (true, None) => vec![1; self.of_rank.len()],
-            (true, Some(_)) => idle_shares(&model, &self.of_rank, ranks.context)?,
+        let num_ranks = self.of_rank.len();
+        let split = match (wished_split::given(ranks, model_dir, num_ranks)?, &self.links) {
+            (Some(split), _) => split,
+            (None, None) => wished_split::given_or_even(ranks, model_dir, num_ranks)?,
+            (None, Some(links)) => {
+                let split = wished_split::kind(ranks);
+                let wishes = Wishes { context_tokens: ranks.context, split, num_machines: None };
+                idle_split(&model, &self.of_rank, links, wishes)?
+            }
         };
-        ensure!(
-            shares.len() == self.of_rank.len() && shares.iter().all(|&it| 0 < it),
-            "`--share` names {} ranks, there are {}\nhint: give each rank a positive weight",
-            shares.len(),
-            self.of_rank.len()
-        );
-        let mut needs = placement::needs(&model, &shares, context.saturating_mul(CONVERSATIONS));
+        let mut needs = placement::needs(&model, &split, context.saturating_mul(CONVERSATIONS));
         if let Some(mib) = ranks.kv_mib {
             for need in &mut needs {
                 let kv_bytes = mib << 20;

@@ -2,7 +2,7 @@
 
 mod by_hand;
 mod launcher;
-pub(crate) mod shares;
+pub(crate) mod placer;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};

@@ -32,6 +32,7 @@ mod serve;
 mod service;
 mod split;
 mod synth;
+mod wished_split;
 
 use std::process::ExitCode;
 

@@ -37,7 +37,8 @@ pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<
         num_machines.unwrap_or(0),
         offers.len()
     );
-    let wishes = Wishes { context_tokens: args.context, num_machines };
+    let split = args.split.map(Into::into);
+    let wishes = Wishes { context_tokens: args.context, num_machines, split };
     match placement::place(&model, &offers, &links(&hostfile, args.over), wishes) {
         Ok(placement) if args.json => {
             Ok(output::line(text::placement_json(&model, &offers, &placement))?)

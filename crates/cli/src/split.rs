@@ -10,8 +10,9 @@ pub(crate) fn text(status: &Status) -> String {
     for (rank, state) in status.ranks.iter().enumerate() {
         if let Some(facts) = &state.facts {
             text += &format!(
-                "  rank {rank}  {:>9} of weights   heads {}  kv heads {}  mlp {}  vocabulary {}\n",
+                "  rank {rank}  {:>9} of weights   layers {}  heads {}  kv heads {}  mlp {}  vocabulary {}\n",
                 bytes(facts.weights_bytes),
+                range(facts.layers),
                 range(facts.heads),
                 range(facts.kv_heads),
                 range(facts.mlp),
@@ -37,6 +38,7 @@ fn rank_json(rank: usize, state: &RankStatus) -> Value {
         "bytes_read": facts.bytes_read,
         "replicated_bytes": facts.replicated_bytes,
         "kv_bytes_per_token": facts.kv_bytes_per_token,
+        "layers": units(facts.layers),
         "heads": units(facts.heads),
         "kv_heads": units(facts.kv_heads),
         "mlp": units(facts.mlp),

@@ -1,12 +1,11 @@
 //! Which machines compute a model, and how much of it each of them holds. Pure, apart from
 //! [`ModelFacts::read`]: no machine is asked and no tensor is read.
 //!
-//! Ranks are tensor-parallel: each holds a part of every layer, cut as
-//! [`jackalope_protocol::split`] cuts it when the model is loaded. Stages of whole layers are not
-//! offered, for the engine has none.
+//! Ranks hold a part of every layer (tensor parallel) or whole layers (pipeline parallel), cut as
+//! [`jackalope_protocol::split`] cuts them when the model is loaded.
 //!
 //! ```text
-//!   checkpoint ─▶ model ─▶ dealing (bytes of each rank) ─▶ search (shares that fit)
+//!   checkpoint ─▶ model ─▶ dealing (bytes of each rank) ─▶ search (splits that fit)
 //!                                └─▶ speed (what to expect) ─┘
 //! ```
 
@@ -20,12 +19,13 @@ mod tests;
 
 use std::fmt;
 
+use jackalope_protocol::split::Split;
 use jackalope_protocol::{CACHE_GRANULE_TOKENS, Device};
 use thiserror::Error;
 
 pub use checkpoint::CheckpointError;
 pub use dealing::{RankNeed, needs};
-pub use model::{KvShape, ModelFacts, PartCut, PartKind, Quantization, WeightPart};
+pub use model::{KvShape, LayerBytes, ModelFacts, PartCut, PartKind, Quantization, WeightPart};
 pub use speed::{Link, LinkKind, LinkSource, Links, Speed};
 
 use crate::facts::NodeFacts;
@@ -79,6 +79,38 @@ pub struct Wishes {
     pub context_tokens: Option<u32>,
     /// Number of machines; the fewest that fit if it is not said.
     pub num_machines: Option<usize>,
+    /// How to divide the model; whatever is expected to answer sooner if it is not said.
+    pub split: Option<SplitKind>,
+}
+
+/// What ranks hold of a model.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum SplitKind {
+    /// A part of every layer.
+    Tensor,
+    /// Whole layers.
+    Pipeline,
+}
+
+impl SplitKind {
+    /// Both, the one first that is taken if nothing is known of speeds.
+    const ALL: [SplitKind; 2] = [SplitKind::Tensor, SplitKind::Pipeline];
+
+    /// The kind of a split.
+    pub fn of(split: &Split) -> SplitKind {
+        match split {
+            Split::Tensor(_) => SplitKind::Tensor,
+            Split::Pipeline(_) => SplitKind::Pipeline,
+        }
+    }
+
+    /// The word people type.
+    pub fn name(self) -> &'static str {
+        match self {
+            SplitKind::Tensor => "tensor",
+            SplitKind::Pipeline => "pipeline",
+        }
+    }
 }
 
 /// A placement that fits.
@@ -86,23 +118,18 @@ pub struct Wishes {
 pub struct Placement {
     /// The context it is made for.
     pub context_tokens: u32,
-    /// The longest context that the same shares could hold.
+    /// The longest context that the same split could hold.
     pub context_tokens_max: u32,
+    /// What each rank holds.
+    pub split: Split,
     /// In the order of the hostfile.
     pub ranks: Vec<RankPlan>,
     /// What to expect of it, if the speed of every machine's memory is known.
     pub speed: Option<Speed>,
     /// Why these machines.
     pub reason: Reason,
-    /// Every number of machines, the chosen one among them.
+    /// Every number of machines and kind of split, the chosen one among them.
     pub options: Vec<PlacementOption>,
-}
-
-impl Placement {
-    /// The weight of each rank in the split, as [`jackalope_protocol::Setup::shares`] wants it.
-    pub fn shares(&self) -> Vec<u32> {
-        self.ranks.iter().map(|rank| rank.share).collect()
-    }
 }
 
 /// One rank of a placement.
@@ -112,8 +139,8 @@ pub struct RankPlan {
     pub offer_idx: usize,
     /// Its machine.
     pub name: String,
-    /// Its weight in the split.
-    pub share: u32,
+    /// Its number in the split: a share, or layers.
+    pub number: u32,
     /// The memory it takes.
     pub need: RankNeed,
     /// The memory it may take.
@@ -153,13 +180,13 @@ impl fmt::Display for Reason {
     }
 }
 
-/// One number of machines.
+/// One number of machines and one kind of split.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlacementOption {
     /// The machines with the most memory, in the order of the hostfile.
     pub offer_idxs: Vec<usize>,
-    /// The weight of each in the split.
-    pub shares: Vec<u32>,
+    /// What each of them holds.
+    pub split: Split,
     /// The memory each takes.
     pub needs: Vec<RankNeed>,
     /// What they lack together; 0 if it fits.
@@ -186,6 +213,8 @@ pub struct Refusal {
     pub missing_bytes: u64,
     /// The longest context that would fit; none if not even the shortest does.
     pub context_tokens_max: Option<u32>,
+    /// The model's layers, if a pipeline was wished over more machines than these.
+    pub too_few_layers: Option<usize>,
 }
 
 /// What a machine lacks.
@@ -209,6 +238,13 @@ impl NodeShortage {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Refusal { context_tokens, nodes, missing_bytes, .. } = self;
+        if let Some(num_layers) = self.too_few_layers {
+            return write!(
+                f,
+                "more machines than layers, of which there are {num_layers}\n\
+                 hint: pass --machines {num_layers}, or `--split tensor`"
+            );
+        }
         if nodes.is_empty() {
             return f.write_str("there is no machine to place the model on\nhint: name one");
         }
@@ -242,9 +278,11 @@ fn size(bytes: u64) -> String {
 /// Places a model.
 ///
 /// The fewest machines that hold the model at the wished context are taken, those with the most
-/// memory first, and keep the order of `offers`. Shares are proportional to usable memory, unless
-/// somebody would then have more than it may take; then they follow what is left beside the parts
-/// that every rank holds.
+/// memory first, and keep the order of `offers`. Of the kinds of split that fit then, the one is taken
+/// that is expected to answer a usual request sooner; parts of every layer if nothing is known of
+/// speeds. Shares are proportional to usable memory, unless somebody would then have more than it may
+/// take; then they follow what is left beside the parts that every rank holds. Stages leave the fullest
+/// machine the most.
 ///
 /// A wished number of machines beyond those offered means all of them.
 ///
@@ -265,29 +303,35 @@ pub fn place(
         None => 1..=offers.len(),
     };
     let sizes = sizes.filter(|&size| 0 < size);
-    let options: Vec<PlacementOption> =
-        sizes.map(|size| option(model, (offers, links), size, context_tokens)).collect();
-    let Some(chosen) = options.iter().find(|option| option.fits()) else {
-        return Err(refuse(model, offers, options.last(), context_tokens));
+    let options = sizes.flat_map(|size| kinds(size, wishes.split).map(move |kind| (size, kind)));
+    let options: Vec<PlacementOption> = options
+        .filter_map(|wished| option(model, (offers, links), wished, context_tokens))
+        .collect();
+    let Some(chosen) = choose(&options) else {
+        let largest = options.last().map(|option| option.offer_idxs.len());
+        let best = options.iter().filter(|option| Some(option.offer_idxs.len()) == largest);
+        let best = best.min_by_key(|option| option.missing_bytes);
+        return Err(refuse(model, offers, best, context_tokens));
     };
-    let num_machines = chosen.shares.len();
+    let num_machines = chosen.offer_idxs.len();
     let reason = match wishes.num_machines {
         Some(_) => Reason::Wished { num_machines },
         None => Reason::FewestThatFit { num_machines, num_offers: offers.len() },
     };
-    let ranks = chosen.offer_idxs.iter().zip(&chosen.shares).zip(&chosen.needs);
-    let ranks = ranks.map(|((&offer_idx, &share), need)| RankPlan {
+    let ranks = chosen.offer_idxs.iter().zip(chosen.split.numbers()).zip(&chosen.needs);
+    let ranks = ranks.map(|((&offer_idx, &number), need)| RankPlan {
         offer_idx,
         name: offers[offer_idx].name.clone(),
-        share,
+        number,
         need: *need,
         usable_bytes: offers[offer_idx].usable_bytes,
     });
     let caps = caps(offers, &chosen.offer_idxs);
-    let fits = |tokens| search::fits(&dealing::needs(model, &chosen.shares, tokens), &caps);
+    let fits = |tokens| search::fits(&dealing::needs(model, &chosen.split, tokens), &caps);
     Ok(Placement {
         context_tokens,
         context_tokens_max: longest(model, fits).unwrap_or(context_tokens).max(context_tokens),
+        split: chosen.split.clone(),
         ranks: ranks.collect(),
         speed: chosen.speed,
         reason,
@@ -300,22 +344,40 @@ fn context_of(model: &ModelFacts, wishes: Wishes) -> u32 {
     tokens.clamp(1, model.context_tokens.max(1))
 }
 
-/// The best that `size` machines can do.
+/// The kinds that are tried on so many machines. One machine holds everything either way.
+fn kinds(size: usize, wished: Option<SplitKind>) -> impl Iterator<Item = SplitKind> {
+    let is_tried = move |kind: &SplitKind| match wished {
+        Some(wished) if 1 < size => *kind == wished,
+        _ => 1 < size || *kind == SplitKind::Tensor,
+    };
+    SplitKind::ALL.into_iter().filter(is_tried)
+}
+
+/// Of those that fit with the fewest machines the one that is expected to answer sooner.
+fn choose(options: &[PlacementOption]) -> Option<&PlacementOption> {
+    let fitting = || options.iter().filter(|option| option.fits());
+    let fewest = fitting().map(|option| option.offer_idxs.len()).min()?;
+    let seconds =
+        |option: &PlacementOption| option.speed.map_or(f64::INFINITY, |it| it.usual_request_s());
+    let fitting = fitting().filter(|option| option.offer_idxs.len() == fewest);
+    fitting.min_by(|a, b| seconds(a).total_cmp(&seconds(b)))
+}
+
+/// The best that `size` machines can do in one way; none if they are too many for it.
 fn option(
     model: &ModelFacts,
     (offers, links): (&[NodeOffer], &Links),
-    size: usize,
+    (size, kind): (usize, SplitKind),
     context_tokens: u32,
-) -> PlacementOption {
+) -> Option<PlacementOption> {
     let offer_idxs = largest(offers, size);
     let caps = caps(offers, &offer_idxs);
-    let (shares, needs) = search::best(model, &caps, context_tokens);
+    let (split, needs) = search::best(model, kind, &caps, context_tokens)?;
     let chosen: Vec<&NodeOffer> = offer_idxs.iter().map(|&idx| &offers[idx]).collect();
-    let speed =
-        speed::predict(model, (&chosen, &shares), &links.among(&offer_idxs), context_tokens);
+    let speed = speed::predict(model, (&chosen, &split), &links.among(&offer_idxs), context_tokens);
     let missing = needs.iter().zip(&caps).map(|(need, cap)| need.total().saturating_sub(*cap));
     let missing_bytes = missing.sum();
-    PlacementOption { offer_idxs, shares, needs, missing_bytes, speed }
+    Some(PlacementOption { offer_idxs, split, needs, missing_bytes, speed })
 }
 
 fn caps(offers: &[NodeOffer], offer_idxs: &[usize]) -> Vec<u64> {
@@ -338,11 +400,20 @@ fn refuse(
     context_tokens: u32,
 ) -> Refusal {
     let Some(best) = best else {
-        let (nodes, missing_bytes) = (Vec::new(), 0);
-        return Refusal { context_tokens, nodes, missing_bytes, context_tokens_max: None };
+        return Refusal {
+            context_tokens,
+            nodes: Vec::new(),
+            missing_bytes: 0,
+            context_tokens_max: None,
+            too_few_layers: (!offers.is_empty()).then_some(model.layers.len()),
+        };
     };
     let caps = caps(offers, &best.offer_idxs);
-    let fits = |tokens| search::fits(&search::best(model, &caps, tokens).1, &caps);
+    let kind = SplitKind::of(&best.split);
+    let fits = |tokens| {
+        let found = search::best(model, kind, &caps, tokens);
+        found.is_some_and(|(_, needs)| search::fits(&needs, &caps))
+    };
     let nodes = best.offer_idxs.iter().zip(&best.needs).map(|(&idx, need)| NodeShortage {
         name: offers[idx].name.clone(),
         needed_bytes: need.total(),
@@ -353,6 +424,7 @@ fn refuse(
         nodes: nodes.collect(),
         missing_bytes: best.missing_bytes,
         context_tokens_max: longest(model, fits),
+        too_few_layers: None,
     }
 }
 

@@ -9,6 +9,9 @@ use thiserror::Error;
 use crate::facts::{InterfaceAddr, NodeFacts};
 use crate::hostfile::Host;
 
+/// Bits of an address that tell the two ends of a cable apart: a /30, or a /31.
+const CABLE_HOST_BITS: u8 = 2;
+
 /// A machine as its hostfile entry and, where it was asked, its own programs tell.
 #[derive(Clone, Copy, Debug)]
 pub struct Node<'a> {
@@ -78,6 +81,14 @@ pub fn routes(nodes: &[Node<'_>]) -> Result<Vec<Vec<IpAddr>>, NoRoutes> {
         routes.push(row);
     }
     if pairs.is_empty() { Ok(routes) } else { Err(NoRoutes { pairs }) }
+}
+
+/// True if this machine reaches `ip` over a cable with a subnet of its own, as `autoconfig` makes
+/// them: none has room for a third machine.
+pub fn is_cable(facts: &NodeFacts, ip: IpAddr) -> bool {
+    let addrs = facts.interfaces.iter().flat_map(|interface| &interface.addrs);
+    let reaching = addrs.filter(|addr| !addr.ip.is_loopback() && addr.reaches(ip));
+    reaching.map(|addr| host_bits(*addr)).min().is_some_and(|bits| bits <= CABLE_HOST_BITS)
 }
 
 /// A node without facts takes those of another entry for its machine.

@@ -289,6 +289,7 @@ pub fn fake_facts(vocab_size: u32, context_tokens: u32) -> RankFacts {
     RankFacts {
         architecture: "fake".to_owned(),
         num_layers: 2,
+        layers: UnitRange { start: 0, end: 2 },
         vocab_size,
         context_tokens,
         heads: UnitRange { start: 0, end: 4 },

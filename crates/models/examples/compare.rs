@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use jackalope_mlx as mlx;
-use jackalope_models::{Batch, Compute, Model, SequenceCache, Span, TensorParallel};
+use jackalope_models::{Batch, Compute, Model, Parallel, SequenceCache, Span};
 use serde_json::Value;
 
 type Failure = Box<dyn std::error::Error>;
@@ -28,7 +28,7 @@ fn main() -> Result<(), Failure> {
 
 fn compare(dir: &Path, compute: Compute) -> Result<String, Failure> {
     let reference: Value = serde_json::from_slice(&std::fs::read(dir.join("reference.json"))?)?;
-    let model = Model::load(dir, &TensorParallel::single(compute), &mut |_| {})?;
+    let model = Model::load(dir, &Parallel::single(compute), &mut |_| {})?;
     let numbers = |value: &Value| -> Vec<f64> {
         value.as_array().into_iter().flatten().filter_map(Value::as_f64).collect()
     };

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use jackalope_kernels::Threads;
 use jackalope_mlx::{Array, eval, memory};
-use jackalope_models::{Batch, Compute, Model, SequenceCache, Span, TensorParallel};
+use jackalope_models::{Batch, Compute, Model, Parallel, SequenceCache, Span};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -29,7 +29,7 @@ fn main() -> Result<(), Failure> {
     };
     println!("{compute:?}");
     let started = Instant::now();
-    let model = Model::load(&dir, &TensorParallel::single(compute), &mut |_| {})?;
+    let model = Model::load(&dir, &Parallel::single(compute), &mut |_| {})?;
     let megabytes = model.facts().weights_bytes as f64 / 1e6;
     println!("load: {megabytes:.0} MB in {:.2} s", started.elapsed().as_secs_f64());
 

@@ -4,13 +4,15 @@ mod llama;
 mod qwen2;
 mod qwen3;
 
+use std::ops::Range;
+
 use jackalope_mlx::Array;
 use jackalope_protocol::TokenId;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
 use crate::layers::Heads;
-use crate::parallel::TensorParallel;
+use crate::parallel::Parallel;
 use crate::split::Cut;
 use crate::step::Step;
 use crate::weights::{LoadCounters, LoadProgress, Loader, Weights};
@@ -20,7 +22,8 @@ pub const SUPPORTED: &[&str] = &["llama", "mistral", "qwen2", "qwen3"];
 
 /// What a model file builds.
 pub(crate) trait Network: std::fmt::Debug {
-    /// The last layer's output for every row of the step, `[tokens, hidden]`.
+    /// The last layer's output for every row of the step, `[tokens, hidden]`; if that layer is
+    /// another rank's, what is sent on.
     fn forward(&self, tokens: &[TokenId], step: &mut Step<'_, '_>) -> Array;
 
     /// The final norm of some of these rows, `[n, hidden]`.
@@ -37,6 +40,8 @@ pub(crate) trait Network: std::fmt::Debug {
 #[derive(Clone, Debug)]
 pub(crate) struct Dimensions {
     pub(crate) num_layers: usize,
+    /// Those of this rank.
+    pub(crate) layers: Range<usize>,
     pub(crate) hidden_size: usize,
     pub(crate) context_tokens: u32,
     pub(crate) heads: Heads,
@@ -47,7 +52,7 @@ pub(crate) struct Dimensions {
 /// Loads the architecture that the checkpoint names.
 pub(crate) fn load(
     checkpoint: &Checkpoint,
-    tp: &TensorParallel,
+    parallel: &Parallel,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<(Box<dyn Network>, LoadCounters), LoadError> {
     let found = checkpoint.model_type();
@@ -58,9 +63,9 @@ pub(crate) fn load(
     let loader = Loader::new(checkpoint, "model.norm.weight", progress)?;
     let w = loader.root();
     let network: Box<dyn Network> = match found {
-        "qwen2" => Box::new(qwen2::Qwen2::load(&w, checkpoint, tp)?),
-        "qwen3" => Box::new(qwen3::Qwen3::load(&w, checkpoint, tp)?),
-        _ => Box::new(llama::Llama::load(&w, checkpoint, tp)?),
+        "qwen2" => Box::new(qwen2::Qwen2::load(&w, checkpoint, parallel)?),
+        "qwen3" => Box::new(qwen3::Qwen3::load(&w, checkpoint, parallel)?),
+        _ => Box::new(llama::Llama::load(&w, checkpoint, parallel)?),
     };
     let is_tied = !loader.has_taken("lm_head.weight");
     let counters = loader.finish(|name| {

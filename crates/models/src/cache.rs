@@ -8,6 +8,7 @@
 //! in the order in which they were built.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -23,7 +24,8 @@ pub const CACHE_GRANULE_TOKENS: usize = 256;
 /// What the caches of a model have in common.
 #[derive(Clone, Debug)]
 pub(crate) struct CacheShape {
-    pub(crate) num_layers: usize,
+    /// Which of the model's layers are on this rank.
+    pub(crate) layers: Range<usize>,
     /// Key and value heads of this rank.
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
@@ -36,7 +38,7 @@ pub(crate) struct CacheShape {
 impl CacheShape {
     /// Bytes of one token's keys and values.
     pub(crate) fn bytes_per_token(&self) -> usize {
-        2 * self.num_layers * self.kv_heads * self.head_dim * self.dtype.size_bytes()
+        2 * self.layers.len() * self.kv_heads * self.head_dim * self.dtype.size_bytes()
     }
 }
 
@@ -56,7 +58,7 @@ impl SequenceCache {
             Compute::Kernels(_) => LayerCache::Pages(Arc::default()),
             Compute::Stock => LayerCache::Arrays(None),
         };
-        let layers = (0..shape.num_layers).map(layer).collect();
+        let layers = shape.layers.clone().map(layer).collect();
         SequenceCache { shape: shape.clone(), layers, len: 0, capacity: 0 }
     }
 
@@ -126,7 +128,7 @@ impl SequenceCache {
     /// # Panics
     /// If the model computes with MLX's operations.
     pub(crate) fn pages(&self, layer_idx: usize) -> LayerPages {
-        match &self.layers[layer_idx] {
+        match &self.layers[layer_idx - self.shape.layers.start] {
             LayerCache::Pages(pages) => {
                 let CacheShape { kv_heads, head_dim, dtype, .. } = self.shape;
                 let pages = Arc::clone(pages);
@@ -154,7 +156,7 @@ impl SequenceCache {
         (keys, values): (&Array, &Array),
     ) -> (Array, Array) {
         let capacity = dim(self.capacity);
-        let LayerCache::Arrays(held) = &mut self.layers[layer_idx] else {
+        let LayerCache::Arrays(held) = &mut self.layers[layer_idx - self.shape.layers.start] else {
             panic!("this cache is the kernels'");
         };
         let stop = dim(start) + keys.dim(2);

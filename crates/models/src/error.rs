@@ -191,16 +191,33 @@ pub enum LoadError {
         /// What would be right.
         expected: String,
     },
-    /// The share vector does not fit the number of ranks.
+    /// The split does not fit the number of ranks.
     #[error(
-        "{num_shares} shares for {num_ranks} ranks\n\
-         hint: --share takes one positive number per rank, for instance 3,1"
+        "a split into {num_parts} parts for {num_ranks} ranks\n\
+         hint: --share and --layers take one positive number per rank, for instance 3,1"
     )]
-    Shares {
-        /// Entries of the vector.
-        num_shares: usize,
+    Split {
+        /// Parts of the split.
+        num_parts: usize,
         /// Number of ranks.
         num_ranks: usize,
+    },
+    /// A rank has no part.
+    #[error(
+        "the split gives a rank nothing\n\
+         hint: --share and --layers take one positive number per rank, for instance 3,1"
+    )]
+    EmptyPart,
+    /// A pipeline for another model.
+    #[error(
+        "a pipeline of {layers:?} layers, but the model has {num_layers}\n\
+         hint: the numbers of --layers make up {num_layers} together"
+    )]
+    Stages {
+        /// Layers of each rank.
+        layers: Vec<u32>,
+        /// Layers of the model.
+        num_layers: usize,
     },
     /// The device failed.
     #[error("{0}")]

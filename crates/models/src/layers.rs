@@ -10,12 +10,14 @@ mod mlp;
 mod norm;
 mod residual;
 mod rope;
+mod stack;
 
 pub(crate) use attention::{Attention, AttentionParts, Heads};
-pub(crate) use embedding::{Embedding, Head};
+pub(crate) use embedding::{Embedding, Head, vocabulary};
 pub(crate) use kernel::{dim, float};
 pub(crate) use linear::{Bias, Linear};
 pub(crate) use mlp::Mlp;
 pub(crate) use norm::RmsNorm;
 pub(crate) use residual::Residual;
 pub(crate) use rope::{Rope, RopeConfig, RotationTable};
+pub(crate) use stack::Stack;

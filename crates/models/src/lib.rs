@@ -3,7 +3,7 @@
 //! A model file states its mathematics once. How weights are cut over the ranks, how they are
 //! quantised, and whether our CPU kernels or MLX's own operations compute them, is the layers'
 //! business. The only collectives are inside layers: the sum after a row-parallel product, and the
-//! gathering of the logits.
+//! gathering of the logits; in a pipeline, the stream that one rank's layers hand to the next's.
 //!
 //! ```text
 //!   checkpoint ─▶ weights ─▶ layers ─▶ arch ─▶ model ◀─ the runner
@@ -22,13 +22,13 @@ mod step;
 mod weights;
 
 pub use jackalope_protocol::split;
-pub use jackalope_protocol::split::Shares;
+pub use jackalope_protocol::split::Split;
 
 pub use arch::SUPPORTED as SUPPORTED_ARCHITECTURES;
 pub use cache::{CACHE_GRANULE_TOKENS, SequenceCache};
 pub use embed::Pool;
 pub use error::{Dims, LoadError};
 pub use model::{Batch, Model, ModelFacts};
-pub use parallel::{Compute, GroupCell, TensorParallel};
+pub use parallel::{Compute, GroupCell, Parallel};
 pub use step::Span;
 pub use weights::LoadProgress;

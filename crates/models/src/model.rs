@@ -9,7 +9,7 @@ use crate::arch::{self, Dimensions, Network};
 use crate::cache::{CacheShape, SequenceCache};
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
-use crate::parallel::TensorParallel;
+use crate::parallel::Parallel;
 use crate::split::Cut;
 use crate::step::{Span, Step};
 use crate::weights::{LoadCounters, LoadProgress};
@@ -31,8 +31,10 @@ pub struct Batch<'a> {
 pub struct ModelFacts {
     /// `model_type` of the checkpoint.
     pub architecture: String,
-    /// Decoder layers.
+    /// Decoder layers of the whole model.
     pub num_layers: u32,
+    /// Layers of this rank.
+    pub layers: UnitRange,
     /// Width of the residual stream.
     pub hidden_size: u32,
     /// Entries of the vocabulary.
@@ -65,6 +67,7 @@ pub struct Model {
     network: Box<dyn Network>,
     facts: ModelFacts,
     cache_shape: CacheShape,
+    has_last_layer: bool,
 }
 
 impl Model {
@@ -74,10 +77,10 @@ impl Model {
     /// If the checkpoint is incomplete, damaged or unsupported, or memory runs out.
     pub fn load(
         dir: &Path,
-        tp: &TensorParallel,
+        parallel: &Parallel,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Model, LoadError> {
-        Model::from_checkpoint(&Checkpoint::open(dir)?, tp, progress)
+        Model::from_checkpoint(&Checkpoint::open(dir)?, parallel, progress)
     }
 
     /// As [`Model::load`], of a checkpoint that was opened.
@@ -86,27 +89,34 @@ impl Model {
     /// As there.
     pub fn from_checkpoint(
         checkpoint: &Checkpoint,
-        tp: &TensorParallel,
+        parallel: &Parallel,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Model, LoadError> {
-        let (network, counters) = arch::load(checkpoint, tp, progress)?;
+        let (network, counters) = arch::load(checkpoint, parallel, progress)?;
         let dimensions = network.dimensions();
         let cache_shape = CacheShape {
-            num_layers: dimensions.num_layers,
+            layers: dimensions.layers.clone(),
             kv_heads: dimensions.heads.cut.kv_heads.len(),
             head_dim: dimensions.heads.head_dim,
             dtype: counters.dtype,
-            compute: tp.compute().clone(),
+            compute: parallel.compute().clone(),
             last_step: std::rc::Rc::default(),
         };
         let kv_bytes_per_token = cache_shape.bytes_per_token() as u64;
         let facts = facts(checkpoint.model_type(), &dimensions, &counters, kv_bytes_per_token);
-        Ok(Model { network, facts, cache_shape })
+        let has_last_layer = parallel.has_last_layer();
+        Ok(Model { network, facts, cache_shape, has_last_layer })
     }
 
     /// What this rank holds.
     pub fn facts(&self) -> &ModelFacts {
         &self.facts
+    }
+
+    /// True if logits and states come out here; otherwise another rank of the pipeline has the
+    /// last layers.
+    pub fn has_last_layer(&self) -> bool {
+        self.has_last_layer
     }
 
     /// An empty cache for one sequence.
@@ -116,7 +126,8 @@ impl Model {
 
     /// Builds the graph of one step and counts its tokens as held by `caches`, one for each span of
     /// the batch. The result is the last layer's output `[logits_at, hidden]` for
-    /// [`logits`](Model::logits), the same on every rank.
+    /// [`logits`](Model::logits), the same on every rank that has the last layer. On the others it
+    /// is what is sent on when it is evaluated, `[tokens, hidden]`.
     ///
     /// Evaluate the result together with the caches' [`SequenceCache::arrays`]: a step without
     /// logits has no other trace. If that fails, the caches are of no use any more.
@@ -130,7 +141,9 @@ impl Model {
         let num_rows = step.spans.last().map_or(0, |span| span.rows.end);
         assert_eq!(num_rows, batch.tokens.len(), "every token belongs to a span");
         let h = self.network.forward(batch.tokens, &mut step);
-        let result = if batch.logits_at.is_empty() {
+        let result = if !self.has_last_layer {
+            h.clone()
+        } else if batch.logits_at.is_empty() {
             Array::zeros(&[0, h.dim(-1)], Dtype::F32)
         } else {
             rows_of(&h, &batch.logits_at)
@@ -188,6 +201,10 @@ fn facts(
     ModelFacts {
         architecture: architecture.to_owned(),
         num_layers: number(dimensions.num_layers),
+        layers: UnitRange {
+            start: number(dimensions.layers.start),
+            end: number(dimensions.layers.end),
+        },
         hidden_size: number(dimensions.hidden_size),
         vocab_size: number(dimensions.vocab.full),
         context_tokens: dimensions.context_tokens,

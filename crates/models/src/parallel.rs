@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use jackalope_mlx as mlx;
 use jackalope_protocol::KernelTimings;
 
 use crate::error::LoadError;
-use crate::split::Shares;
+use crate::split::{Shares, Split, stages};
 
 /// The group of the current epoch. All layers hold the same cell, so that a new group takes its
 /// place without touching a weight.
@@ -92,52 +93,58 @@ impl fmt::Debug for Compute {
     }
 }
 
-/// One rank of a model that is cut over several.
+/// One rank's place among those that compute a model together: which part it holds of the layers
+/// that it has, and which layers these are.
 #[derive(Clone, Debug)]
-pub struct TensorParallel {
+pub struct Parallel {
+    /// Among the ranks that hold parts of the same layers.
     rank: usize,
     shares: Shares,
+    /// Set if other ranks have other layers.
+    stage: Option<Stage>,
     group: GroupCell,
     compute: Compute,
 }
 
-impl TensorParallel {
-    /// Rank `rank` of as many ranks as there are shares.
+/// A rank's place in a pipeline. Activations go from the last rank, which has the first layers, to
+/// rank 0, which has the last ones.
+#[derive(Clone, Debug)]
+struct Stage {
+    rank: usize,
+    /// Of each rank.
+    layers: Vec<u32>,
+}
+
+impl Parallel {
+    /// Rank `rank` of a model that is divided like this.
     ///
     /// # Errors
-    /// If there is no share for this rank.
+    /// If the split is not for this rank, or gives a rank nothing.
     pub fn new(
         rank: usize,
-        shares: Shares,
+        split: &Split,
         group: GroupCell,
         compute: Compute,
-    ) -> Result<TensorParallel, LoadError> {
-        let num_shares = shares.num_ranks();
-        if num_shares <= rank {
-            return Err(LoadError::Shares { num_shares, num_ranks: rank + 1 });
+    ) -> Result<Parallel, LoadError> {
+        let num_parts = split.num_ranks();
+        if num_parts <= rank {
+            return Err(LoadError::Split { num_parts, num_ranks: rank + 1 });
         }
-        Ok(TensorParallel { rank, shares, group, compute })
+        let numbers = split.numbers().to_vec();
+        let even = Shares::new(numbers).ok_or(LoadError::EmptyPart)?;
+        Ok(match split {
+            Split::Tensor(_) => Parallel { rank, shares: even, stage: None, group, compute },
+            Split::Pipeline(layers) => {
+                let stage = Some(Stage { rank, layers: layers.clone() });
+                Parallel { rank: 0, shares: Shares::even(1), stage, group, compute }
+            }
+        })
     }
 
     /// The only rank of its group.
-    pub fn single(compute: Compute) -> TensorParallel {
+    pub fn single(compute: Compute) -> Parallel {
         let group = GroupCell::new(mlx::Group::single());
-        TensorParallel { rank: 0, shares: Shares::even(1), group, compute }
-    }
-
-    /// This rank.
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// Number of ranks.
-    pub fn size(&self) -> usize {
-        self.shares.num_ranks()
-    }
-
-    /// Every rank's share.
-    pub fn shares(&self) -> &Shares {
-        &self.shares
+        Parallel { rank: 0, shares: Shares::even(1), stage: None, group, compute }
     }
 
     /// The group of the current epoch.
@@ -150,13 +157,68 @@ impl TensorParallel {
         &self.compute
     }
 
-    /// The sum of `x` over all ranks.
+    /// This rank among those that hold parts of the same layers.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks that hold parts of the same layers.
+    pub(crate) fn size(&self) -> usize {
+        self.shares.num_ranks()
+    }
+
+    /// The share of each of them.
+    pub(crate) fn shares(&self) -> &Shares {
+        &self.shares
+    }
+
+    /// The sum of `x` over all ranks that hold parts of the same layers.
     pub(crate) fn all_sum(&self, x: &mlx::Array) -> mlx::Array {
         if self.size() == 1 { x.clone() } else { self.group.current().all_sum(x) }
     }
 
-    /// The ranks' arrays, joined along the first dimension.
+    /// These ranks' arrays, joined along the first dimension.
     pub(crate) fn all_gather(&self, x: &mlx::Array) -> mlx::Array {
         if self.size() == 1 { x.clone() } else { self.group.current().all_gather(x) }
+    }
+
+    /// The layers of this rank.
+    ///
+    /// # Errors
+    /// If a pipeline is for another number of layers.
+    pub(crate) fn layers(&self, num_layers: usize) -> Result<Range<usize>, LoadError> {
+        let Some(Stage { rank, layers }) = &self.stage else { return Ok(0..num_layers) };
+        match stages(layers, num_layers) {
+            Some(stages) => Ok(stages[*rank].clone()),
+            None => Err(LoadError::Stages { layers: layers.clone(), num_layers }),
+        }
+    }
+
+    /// True if tokens enter here.
+    pub(crate) fn has_first_layer(&self) -> bool {
+        self.stage.as_ref().is_none_or(|stage| stage.rank + 1 == stage.layers.len())
+    }
+
+    /// True if logits come out here.
+    pub(crate) fn has_last_layer(&self) -> bool {
+        self.stage.as_ref().is_none_or(|stage| stage.rank == 0)
+    }
+
+    /// What the rank with the layers before ours sends, of this shape.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub(crate) fn receive(&self, shape: &[i32], dtype: mlx::Dtype) -> mlx::Array {
+        let stage = self.stage.as_ref().expect("only stages receive");
+        self.group.current().recv(shape, dtype, stage.rank + 1)
+    }
+
+    /// `x`, which is sent to the rank with the layers after ours when it is evaluated.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub(crate) fn send(&self, x: &mlx::Array) -> mlx::Array {
+        let stage = self.stage.as_ref().expect("only stages send");
+        self.group.current().send(x, stage.rank - 1)
     }
 }

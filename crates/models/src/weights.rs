@@ -194,6 +194,19 @@ impl<'a> Weights<'a> {
         self.loader.checkpoint.quantization(&self.path, input)
     }
 
+    /// Counts every tensor below this path as used: another rank loads them, and holds them
+    /// against what it expects.
+    pub(crate) fn leave_to_others(&self) {
+        let loader = self.loader;
+        let prefix = format!("{}.", self.path);
+        let mut done_bytes = loader.done_bytes.get();
+        for (name, entry) in loader.checkpoint.tensors.below(&prefix) {
+            loader.taken.borrow_mut().insert(name.to_owned());
+            done_bytes += entry.num_bytes;
+        }
+        loader.done_bytes.set(done_bytes);
+    }
+
     /// True if the checkpoint has this tensor.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.loader.checkpoint.tensors.find(&self.at(name).path).is_some()

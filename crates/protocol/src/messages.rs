@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::split::Split;
 use crate::{StepOutput, StepPlan, StepTimings};
 
 /// Proves that a connection belongs to this cluster, and keeps it private. Handed to a process over
@@ -105,8 +106,8 @@ pub struct Setup {
     /// Who has the checkpoint if the rank's machine does not: the rank reads its own byte ranges from
     /// there.
     pub model_source: Option<ModelSource>,
-    /// Weight of each rank in the split, by rank.
-    pub shares: Vec<u32>,
+    /// What each rank holds.
+    pub split: Split,
     /// Transport of collectives.
     pub backend: Backend,
     /// Where to compute.
@@ -309,8 +310,10 @@ pub struct UnitRange {
 pub struct RankFacts {
     /// `model_type` of the checkpoint.
     pub architecture: String,
-    /// Decoder layers.
+    /// Decoder layers of the whole model.
     pub num_layers: u32,
+    /// Layers of this rank.
+    pub layers: UnitRange,
     /// Entries of the vocabulary.
     pub vocab_size: u32,
     /// Longest sequence the model was made for.

@@ -1,6 +1,7 @@
-//! Which part of a dimension each rank holds.
+//! Which part of a model each rank holds: a part of every layer (tensor parallel), or whole layers
+//! (pipeline parallel).
 //!
-//! A dimension is cut at whole *units* only: a unit of attention is a key-value head with its query
+//! For tensor parallelism a dimension is cut at whole *units* only: a unit of attention is a key-value head with its query
 //! heads, a unit of an MLP a quantisation group, so that packed words and scales stay whole. The
 //! ranks' shares decide how many units each of them gets. A rank may get none.
 //!
@@ -8,11 +9,54 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 /// Vocabulary rows that are not divided.
 pub const VOCAB_UNIT: usize = 32;
 
 /// Inner elements of an MLP that are not divided when nothing is quantised: whole vector registers.
 pub const PLAIN_UNIT: usize = 32;
+
+/// How a model is divided over its ranks.
+///
+/// The two do not exclude each other: stages whose layers are cut again over ranks of their own
+/// would be a third case.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub enum Split {
+    /// Every rank holds a part of every layer: the weight of each rank, by rank. None is zero.
+    Tensor(Vec<u32>),
+    /// Every rank holds whole layers, a *stage*: the number of layers of each rank, by rank. None
+    /// is zero. The last rank has the first layers and rank 0 the last ones, for it draws; mlx-lm
+    /// does the same.
+    Pipeline(Vec<u32>),
+}
+
+impl Split {
+    /// As many numbers as there are ranks.
+    pub fn num_ranks(&self) -> usize {
+        self.numbers().len()
+    }
+
+    /// The shares, or the numbers of layers, by rank.
+    pub fn numbers(&self) -> &[u32] {
+        match self {
+            Split::Tensor(numbers) | Split::Pipeline(numbers) => numbers,
+        }
+    }
+}
+
+/// The layers of each rank, by rank: the last rank has the first ones. `None` unless every rank has
+/// some and together they have all.
+pub fn stages(layers: &[u32], num_layers: usize) -> Option<Vec<Range<usize>>> {
+    let mut end = num_layers;
+    let mut ranges = Vec::with_capacity(layers.len());
+    for &len in layers {
+        let start = end.checked_sub(len as usize).filter(|_| 0 < len)?;
+        ranges.push(start..end);
+        end = start;
+    }
+    (end == 0).then_some(ranges)
+}
 
 /// The weight of each rank in every cut, by rank.
 #[derive(Clone, Debug, Eq, PartialEq)]

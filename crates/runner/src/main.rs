@@ -6,9 +6,11 @@
 //! ([`worker`], the main thread) owns every array.
 
 mod control;
+mod drawn;
 mod embed;
 mod libraries;
 mod link;
+mod micro_batch;
 mod rank_memory;
 mod remote;
 mod sampler;

@@ -1,12 +1,14 @@
-//! Executes a plan: keeps the sequences' caches, runs the model, draws, and hands every rank the
-//! drawn tokens. All ranks do the same in the same order; only rank 0 draws.
+//! Executes a plan: keeps the sequences' caches, runs the model, draws, and hands the drawn tokens to
+//! the ranks that need them. All ranks do the same in the same order; only rank 0 draws. In a pipeline
+//! it is the one with the last layers, and the others run ahead of it as far as they know the tokens.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use jackalope_mlx::{Array, Group};
+use jackalope_mlx::{Array, Dtype, Group};
 use jackalope_models::{Batch, Model, Pool, SequenceCache, Span};
+use jackalope_protocol::split::Split;
 use jackalope_protocol::{
     CacheId, Embedded, Input, Logprob, Row, Sampled, Sampling, Scored, StepOutput, StepPlan,
     StepTimings, TokenId,
@@ -14,8 +16,9 @@ use jackalope_protocol::{
 use jackalope_transport::GroupStats;
 use thiserror::Error;
 
-use crate::embed;
-use crate::sampler;
+use crate::drawn::Drawn;
+use crate::micro_batch::micro_batches;
+use crate::{embed, sampler};
 
 /// Bytes of f32 logits that are computed at once. In both forms (this rank's part, and the whole)
 /// they stay far below what a rank may use beside weights, keys and values, however
@@ -51,6 +54,8 @@ struct Sequence {
 pub(crate) struct Stepper {
     rank: u32,
     group: Group,
+    num_stages: usize,
+    drawn: Drawn,
     sequences: HashMap<CacheId, Sequence>,
 }
 
@@ -85,8 +90,12 @@ struct Answers {
 }
 
 impl Stepper {
-    pub(crate) fn new(rank: u32, group: Group) -> Stepper {
-        Stepper { rank, group, sequences: HashMap::new() }
+    pub(crate) fn new(rank: u32, group: Group, split: &Split) -> Stepper {
+        let (num_stages, drawn) = match split {
+            Split::Tensor(_) => (1, Drawn::Summed),
+            Split::Pipeline(layers) => (layers.len(), Drawn::sent()),
+        };
+        Stepper { rank, group, num_stages, drawn, sequences: HashMap::new() }
     }
 
     /// Bytes of all sequences' keys and values.
@@ -111,26 +120,18 @@ impl Stepper {
         self.move_caches(plan)?;
         let mut output = StepOutput { step: plan.step, ..StepOutput::default() };
         if !plan.rows.is_empty() {
+            self.take_drawn(&plan.rows)?;
             let inputs = self.take_inputs(model, &plan.rows)?;
             let wanted = wanted(&plan.rows, &inputs.spans);
-            let hidden = self.forward(model, plan, &inputs, &wanted)?;
-            let vocab_size = model.facts().vocab_size as usize;
-            let slices = slices(wanted.logits_at.len(), vocab_size);
-            timings.planning_us = micros(started.elapsed());
-            if slices.len() != 1 {
+            let (hidden, computing) = self.forward(model, plan, &inputs, &wanted)?;
+            timings.planning_us = micros(started.elapsed().saturating_sub(computing));
+            let drawn = if model.has_last_layer() {
+                self.answer(model, plan, (&wanted, &hidden), &mut output, &mut timings)?
+            } else {
                 self.evaluate(plan, &hidden)?;
-            }
-            let mut answers = Answers::default();
-            for range in slices {
-                let logits = model.logits(&rows(&hidden, &range));
-                self.evaluate(plan, &logits)?;
-                let drawing = Instant::now();
-                self.draw(plan, &wanted, (range, &logits), &mut answers)?;
-                timings.sampling_us += micros(drawing.elapsed());
-            }
-            output.scored = answers.scored;
-            output.embedded = self.embed(model, plan, &wanted, &hidden)?;
-            self.share_drawn(plan, &wanted, answers.drawn, &mut output)?;
+                Vec::new()
+            };
+            self.share_drawn(plan, &wanted, drawn, &mut output)?;
         }
         let link = self.link();
         timings.collectives_us = micros(link.spent - link_before.spent);
@@ -140,6 +141,32 @@ impl Stepper {
         timings.total_us = micros(started.elapsed());
         output.timings = timings;
         Ok(output)
+    }
+
+    /// What the last layer's output is for: scores, drawn tokens, embeddings.
+    fn answer(
+        &mut self,
+        model: &Model,
+        plan: &StepPlan,
+        (wanted, hidden): (&Wanted, &Array),
+        output: &mut StepOutput,
+        timings: &mut StepTimings,
+    ) -> Result<Vec<(Option<TokenId>, Option<Logprob>)>, StepError> {
+        let slices = slices(wanted.logits_at.len(), model.facts().vocab_size as usize);
+        if slices.len() != 1 {
+            self.evaluate(plan, hidden)?;
+        }
+        let mut answers = Answers::default();
+        for range in slices {
+            let logits = model.logits(&rows(hidden, &range));
+            self.evaluate(plan, &logits)?;
+            let drawing = Instant::now();
+            self.draw(plan, wanted, (range, &logits), &mut answers)?;
+            timings.sampling_us += micros(drawing.elapsed());
+        }
+        output.scored = answers.scored;
+        output.embedded = self.embed(model, plan, wanted, hidden)?;
+        Ok(answers.drawn)
     }
 
     /// Forks, then drops.
@@ -211,26 +238,68 @@ impl Stepper {
         Ok(Inputs { tokens, spans })
     }
 
+    /// Takes in the tokens that rows continue with and only rank 0 has known so far.
+    fn take_drawn(&mut self, rows: &[Row]) -> Result<(), StepError> {
+        let needs = |cache| {
+            rows.iter().any(|row| row.cache == cache && matches!(row.input, Input::Previous))
+        };
+        let known = self.drawn.take_in(&self.group, needs).map_err(|err| self.classify(&err))?;
+        self.note_drawn(known);
+        Ok(())
+    }
+
+    fn note_drawn(&mut self, known: Vec<(CacheId, TokenId)>) {
+        for (cache, token) in known {
+            // It may have been dropped while its token was under way.
+            if let Some(sequence) = self.sequences.get_mut(&cache) {
+                sequence.drawn = Some(token);
+            }
+        }
+    }
+
     /// The last layer's output, first for logits, then for embeddings: `[logits_at + states_at,
-    /// hidden]`, not yet computed.
+    /// hidden]`; where that layer is not, what is sent on last. Not yet computed, but for all parts
+    /// before the last, with the time that they took.
     fn forward(
         &mut self,
         model: &Model,
         plan: &StepPlan,
         inputs: &Inputs,
         wanted: &Wanted,
-    ) -> Result<Array, StepError> {
-        let mut sequences = self.take_sequences(plan)?;
-        let batch = Batch {
-            tokens: &inputs.tokens,
-            rows: inputs.spans.clone(),
-            logits_at: [wanted.logits_at.as_slice(), &wanted.states_at].concat(),
+    ) -> Result<(Array, Duration), StepError> {
+        let mut computing = Duration::ZERO;
+        let mut found: [Vec<Array>; 2] = [Vec::new(), Vec::new()];
+        let parts = micro_batches(&inputs.spans, self.num_stages);
+        let last = parts.len() - 1;
+        for (idx, part) in parts.iter().enumerate() {
+            let (logits_at, states_at) = (part.own(&wanted.logits_at), part.own(&wanted.states_at));
+            let batch = Batch {
+                tokens: &inputs.tokens[part.tokens.clone()],
+                rows: part.spans.clone(),
+                logits_at: [logits_at.as_slice(), &states_at].concat(),
+            };
+            let mut sequences = self.take_sequences(plan)?;
+            let mut caches: Vec<&mut SequenceCache> =
+                sequences[part.rows.clone()].iter_mut().map(|(_, it)| &mut it.cache).collect();
+            let hidden = model.hidden(&batch, &mut caches);
+            self.sequences.extend(sequences);
+            if idx < last {
+                let evaluating = Instant::now();
+                self.evaluate(plan, &hidden)?;
+                computing += evaluating.elapsed();
+            } else if last == 0 || !model.has_last_layer() {
+                return Ok((hidden, computing));
+            }
+            let all = logits_at.len() + states_at.len();
+            found[0].push(rows(&hidden, &(0..logits_at.len())));
+            found[1].push(rows(&hidden, &(logits_at.len()..all)));
+        }
+        let found: Vec<&Array> = found.iter().flatten().filter(|it| 0 < it.dim(0)).collect();
+        let hidden = match found.as_slice() {
+            [] => Array::zeros(&[0, 1], Dtype::F32),
+            found => Array::concatenate(found, 0),
         };
-        let mut caches: Vec<&mut SequenceCache> =
-            sequences.iter_mut().map(|(_, it)| &mut it.cache).collect();
-        let hidden = model.hidden(&batch, &mut caches);
-        self.sequences.extend(sequences);
-        Ok(hidden)
+        Ok((hidden, computing))
     }
 
     /// The rows' sequences in plan order, out of the map so that all can be borrowed at once.
@@ -342,7 +411,7 @@ impl Stepper {
         (Some(token), logprob)
     }
 
-    /// Gives every rank the drawn tokens: rank 0 contributes them, the others zeros, to a sum.
+    /// Gives the drawn tokens to the ranks that need them.
     fn share_drawn(
         &mut self,
         plan: &StepPlan,
@@ -353,22 +422,13 @@ impl Stepper {
         if wanted.sampled.is_empty() {
             return Ok(());
         }
-        let own: Vec<u32> = match self.rank {
-            0 => drawn.iter().map(|it| it.0.unwrap_or_default()).collect(),
-            _ => vec![0; wanted.sampled.len()],
-        };
-        let tokens: Vec<u32> = if self.group.size() == 1 {
-            own
-        } else {
-            let len = i32::try_from(own.len()).expect("a step has few rows");
-            let shared = self.group.all_sum(&Array::from_slice(&own, &[len]));
-            shared.to_vec().map_err(|err| self.classify(&err))?
-        };
-        for (&(row_idx, _), &token) in wanted.sampled.iter().zip(&tokens) {
-            let cache = plan.rows[row_idx].cache;
-            let sequence = self.sequences.get_mut(&cache).expect("rows hold their sequences");
-            sequence.drawn = Some(token);
-        }
+        let caches = wanted.sampled.iter().map(|&(row_idx, _)| plan.rows[row_idx].cache);
+        let caches: Vec<CacheId> = caches.collect();
+        let own =
+            (self.rank == 0).then(|| drawn.iter().map(|it| it.0.unwrap_or_default()).collect());
+        let known = self.drawn.share(&self.group, caches, own);
+        let known = known.map_err(|err| self.classify(&err))?;
+        self.note_drawn(known);
         for (&(row_idx, _), (token, logprob)) in wanted.sampled.iter().zip(drawn) {
             output.sampled.push(Sampled { cache: plan.rows[row_idx].cache, token, logprob });
         }

@@ -14,9 +14,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use jackalope_mlx::{Device, Group};
 use jackalope_models::checkpoint::{Checkpoint, Files};
-use jackalope_models::{
-    Compute, GroupCell, LoadError, LoadProgress, Model, ModelFacts, Shares, TensorParallel,
-};
+use jackalope_models::{Compute, GroupCell, LoadError, LoadProgress, Model, ModelFacts, Parallel};
+use jackalope_protocol::split::Split;
 use jackalope_protocol::{
     Backend, FailureKind, FromRank, Join, Phase, RankFacts, RankFailure, Secret, Setup, StepPlan,
 };
@@ -45,7 +44,7 @@ struct Worker<'a> {
     control: &'a Control,
     setup: Setup,
     facts: RankFacts,
-    parallel: TensorParallel,
+    parallel: Parallel,
     model: Model,
     /// The group's epoch and its caches; `None` while there is no group.
     active: Option<(u64, Stepper)>,
@@ -147,13 +146,17 @@ fn open_checkpoint(setup: &Setup, secret: Secret) -> Result<Checkpoint, LoadErro
 }
 
 /// This rank's place in the split, without a group for now.
-fn parallel(identity: &Identity, setup: &Setup) -> anyhow::Result<TensorParallel> {
+fn parallel(identity: &Identity, setup: &Setup) -> anyhow::Result<Parallel> {
     let num_ranks = setup.num_ranks as usize;
-    let shares = Shares::new(setup.shares.clone()).context("a share is zero")?;
+    let num_parts = setup.split.num_ranks();
     ensure!(
-        shares.num_ranks() == num_ranks,
-        "{} shares for {num_ranks} ranks\nhint: give one share for each rank",
-        shares.num_ranks()
+        num_parts == num_ranks,
+        "a split into {num_parts} for {num_ranks} ranks\nhint: give each rank a part"
+    );
+    ensure!(
+        !matches!(setup.split, Split::Pipeline(_)) || setup.backend != Backend::Nccl,
+        "MLX sends nothing from one rank to another over NCCL, which a pipeline needs\n\
+         hint: pass `--backend tcp`, or `--split tensor`"
     );
     let num_threads = match setup.num_threads as usize {
         0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
@@ -165,13 +168,14 @@ fn parallel(identity: &Identity, setup: &Setup) -> anyhow::Result<TensorParallel
         compute.start_profile();
     }
     let group = GroupCell::new(Group::single());
-    Ok(TensorParallel::new(identity.rank as usize, shares, group, compute)?)
+    Ok(Parallel::new(identity.rank as usize, &setup.split, group, compute)?)
 }
 
 fn rank_facts(facts: &ModelFacts, load_time: Duration) -> RankFacts {
     RankFacts {
         architecture: facts.architecture.clone(),
         num_layers: facts.num_layers,
+        layers: facts.layers,
         vocab_size: facts.vocab_size,
         context_tokens: facts.context_tokens,
         heads: facts.heads,
@@ -249,7 +253,7 @@ impl Worker<'_> {
         match self.form_group(join) {
             Ok(group) => {
                 self.parallel.group().replace(group.clone());
-                let stepper = Stepper::new(self.identity.rank, group);
+                let stepper = Stepper::new(self.identity.rank, group, &self.setup.split);
                 self.active = Some((join.epoch, stepper));
                 self.control.set_phase(Phase::Idle);
                 debug!(epoch = join.epoch, "group formed");

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::SplitArg;
 use super::hosts::OverArg;
 
 #[derive(Debug, clap::Args)]
@@ -18,6 +19,10 @@ pub(crate) struct PlanArgs {
     /// Number of machines. Default: the fewest that hold the model.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) machines: Option<u32>,
+    /// Whether ranks hold a part of every layer or whole layers. Default: what is expected to answer
+    /// sooner.
+    #[arg(long, value_enum)]
+    pub(crate) split: Option<SplitArg>,
     /// Free memory: `mac1=48GiB,mac2=20GiB`, or one size for all machines that are not named.
     #[arg(long, value_delimiter = ',', value_name = "NAME=SIZE", value_parser = parse_memory)]
     pub(crate) memory: Vec<MemoryArg>,

@@ -12,9 +12,10 @@ use jackalope_cluster::routes::{self, routes};
 use jackalope_cluster::stock;
 use jackalope_engine::link::{LaunchError, LaunchOrder, Launcher, RankProcess, Seat};
 use jackalope_protocol::Setup;
+use jackalope_protocol::split::Split;
 use tracing::{info, warn};
 
-use super::shares::rank_name;
+use super::placer::rank_name;
 use crate::cluster::Beside;
 use crate::models::Place;
 
@@ -43,9 +44,9 @@ fn return_after(num_absences: u32) -> Duration {
     (RETURN_AFTER * (1 << doublings)).min(RETURN_AFTER_MAX)
 }
 
-/// Decides what each of several machines loads: hostfile positions in, shares out, or why it cannot
+/// Decides what each of several machines loads: hostfile positions in, a split out, or why it cannot
 /// be done.
-pub(crate) type Cut = Box<dyn FnMut(&[usize]) -> Result<Vec<u32>, String> + Send>;
+pub(crate) type Cut = Box<dyn FnMut(&[usize]) -> Result<Split, String> + Send>;
 
 /// The machines of a cluster, by hostfile position.
 pub(crate) struct Places {
@@ -118,7 +119,7 @@ impl AgentLauncher {
 
     /// What ranks at these hostfile positions load, and how they reach each other.
     fn seats(&mut self, positions: &[usize]) -> Result<Vec<Seat>, String> {
-        let shares = (self.cut)(positions)?;
+        let split = (self.cut)(positions)?;
         let node = |&at: &usize| {
             let facts = Some(&self.places.node(at).facts);
             routes::Node { host: &self.places.hosts[at], facts }
@@ -135,7 +136,7 @@ impl AgentLauncher {
                 num_ranks: u32::try_from(positions.len()).expect("there are few machines"),
                 model_dir: dir,
                 model_source: source,
-                shares: shares.clone(),
+                split: split.clone(),
                 num_threads: self.places.threads.unwrap_or(cores.max(1)),
                 ..self.setup.clone()
             };

@@ -1,8 +1,9 @@
 //! A placement, or its refusal, for people and machines.
 
 use jackalope_cluster::placement::{
-    ModelFacts, NodeOffer, PartKind, Placement, PlacementOption, Refusal, Speed,
+    ModelFacts, NodeOffer, PartKind, Placement, PlacementOption, Refusal, Speed, SplitKind,
 };
+use jackalope_protocol::split::Split;
 use serde_json::{Value, json};
 
 use crate::split::bytes;
@@ -12,12 +13,13 @@ pub(crate) fn placement(model: &ModelFacts, offers: &[NodeOffer], placement: &Pl
     let mut text = format!("{}\n", describe(model));
     let Placement { context_tokens, context_tokens_max, reason, .. } = placement;
     text += &format!("context {context_tokens} tokens, up to {context_tokens_max} would fit\n\n");
-    let mut rows = vec![cells(["rank", "machine", "share", "takes", "of", "weights", "cache"])];
+    let part = part(&placement.split);
+    let mut rows = vec![cells(["rank", "machine", part, "takes", "of", "weights", "cache"])];
     for (rank, plan) in placement.ranks.iter().enumerate() {
         rows.push(vec![
             rank.to_string(),
             plan.name.clone(),
-            plan.share.to_string(),
+            plan.number.to_string(),
             bytes(plan.need.total()),
             bytes(plan.usable_bytes),
             bytes(plan.need.weights_bytes),
@@ -26,13 +28,21 @@ pub(crate) fn placement(model: &ModelFacts, offers: &[NodeOffer], placement: &Pl
     }
     text += &table(&rows);
     text += &format!("\n{reason}\n\n");
-    let mut rows = vec![cells(["machines", "shares", "fits", "decode", "prefill", "waiting"])];
+    let mut rows = vec![cells(["machines", "split", "fits", "decode", "prefill", "waiting"])];
     rows.extend(placement.options.iter().map(|option| option_row(offers, option)));
     text += &table(&rows);
     if placement.speed.is_none() {
         text += "\nspeed is not told: the speed of a machine's memory is not known\n";
     }
     text
+}
+
+/// What a rank's number counts.
+fn part(split: &Split) -> &'static str {
+    match split {
+        Split::Tensor(_) => "share",
+        Split::Pipeline(_) => "layers",
+    }
 }
 
 fn cells<const N: usize>(words: [&str; N]) -> Vec<String> {
@@ -61,7 +71,7 @@ fn option_row(offers: &[NodeOffer], option: &PlacementOption) -> Vec<String> {
     let speed = |text: fn(Speed) -> String| option.speed.map_or("?".to_owned(), text);
     vec![
         names.join(", "),
-        shares(&option.shares),
+        split(&option.split),
         fits,
         speed(|it| format!("{:.1} tokens/s", it.decode_tokens_per_s)),
         speed(|it| format!("{:.0} tokens/s", it.prefill_tokens_per_s)),
@@ -69,8 +79,9 @@ fn option_row(offers: &[NodeOffer], option: &PlacementOption) -> Vec<String> {
     ]
 }
 
-fn shares(shares: &[u32]) -> String {
-    shares.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+fn split(split: &Split) -> String {
+    let numbers: Vec<String> = split.numbers().iter().map(u32::to_string).collect();
+    format!("{} {}", SplitKind::of(split).name(), numbers.join(","))
 }
 
 /// Columns as wide as their widest cell.
@@ -118,15 +129,24 @@ fn speed_json(speed: Option<Speed>) -> Value {
     }
 }
 
+/// What all ranks hold, under its name.
+fn numbers(split: &Split) -> (&'static str, &[u32]) {
+    match split {
+        Split::Tensor(shares) => ("shares", shares),
+        Split::Pipeline(layers) => ("layers", layers),
+    }
+}
+
 /// The placement as data.
 pub(crate) fn placement_json(
     model: &ModelFacts,
     offers: &[NodeOffer],
     placement: &Placement,
 ) -> Value {
+    let part = part(&placement.split);
     let ranks = placement.ranks.iter().map(|rank| {
         json!({
-            "host_idx": rank.offer_idx, "name": rank.name, "share": rank.share,
+            "host_idx": rank.offer_idx, "name": rank.name, part: rank.number,
             "weights_bytes": rank.need.weights_bytes, "kv_bytes": rank.need.kv_bytes,
             "overhead_bytes": rank.need.overhead_bytes, "needed_bytes": rank.need.total(),
             "usable_bytes": rank.usable_bytes,
@@ -134,15 +154,19 @@ pub(crate) fn placement_json(
     });
     let options = placement.options.iter().map(|option| {
         let names: Vec<&String> = option.offer_idxs.iter().map(|&idx| &offers[idx].name).collect();
+        let (kind, numbers) = numbers(&option.split);
         json!({
-            "host_idxs": option.offer_idxs, "names": names, "shares": option.shares,
+            "host_idxs": option.offer_idxs, "names": names,
+            "split": SplitKind::of(&option.split).name(), kind: numbers,
             "fits": option.fits(), "missing_bytes": option.missing_bytes,
             "speed": speed_json(option.speed),
         })
     });
+    let (all, numbers) = numbers(&placement.split);
     json!({
         "fits": true, "model": model_json(model), "context_tokens": placement.context_tokens,
-        "context_tokens_max": placement.context_tokens_max, "shares": placement.shares(),
+        "context_tokens_max": placement.context_tokens_max,
+        "split": SplitKind::of(&placement.split).name(), all: numbers,
         "ranks": ranks.collect::<Value>(), "speed": speed_json(placement.speed),
         "reason": placement.reason.to_string(), "options": options.collect::<Value>(),
     })

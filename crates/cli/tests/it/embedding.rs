@@ -11,6 +11,7 @@ use jackalope_engine::{
     Engine, EngineConfig, EngineHandle, EngineThread, Event, Generation, KvBudget, RankStatus,
     Request, RequestOptions,
 };
+use jackalope_protocol::split::Split;
 use jackalope_protocol::{Backend, Device, Pooling, Secret, Setup, TokenId};
 use rustix::process::Signal;
 
@@ -46,19 +47,19 @@ impl RankProcess for Process {
     }
 }
 
-/// An engine over ranks with these shares of the model that ships, in f32.
+/// An engine over ranks of the model that ships, in f32.
 struct Ranks {
     engine: EngineHandle,
     thread: EngineThread,
 }
 
 impl Ranks {
-    fn start(shares: &[u32], step_tokens: u32) -> Ranks {
+    fn start(split: &Split, step_tokens: u32) -> Ranks {
         let setup = Setup {
-            num_ranks: u32::try_from(shares.len()).unwrap(),
+            num_ranks: u32::try_from(split.num_ranks()).unwrap(),
             model_dir: exact().to_str().unwrap().to_owned(),
             model_source: None,
-            shares: shares.to_vec(),
+            split: split.clone(),
             backend: Backend::Tcp,
             device: Device::Cpu,
             num_threads: 1,
@@ -78,7 +79,7 @@ impl Ranks {
             first_epoch: 1,
         };
         let program = find_rank_program().unwrap();
-        let ranks = LocalRanks::new(&program, Backend::Tcp, shares.len());
+        let ranks = LocalRanks::new(&program, Backend::Tcp, split.num_ranks());
         let link = Link::bind(config, Box::new(Local(ranks))).unwrap();
         let config = EngineConfig {
             step_tokens,
@@ -140,21 +141,29 @@ fn difference(found: &[f32], expected: &[f32]) -> f32 {
 
 #[test]
 fn ranks_embed_a_prompt_alike_in_chunks_in_a_crowd_and_after_a_loss() {
-    let alone = Ranks::start(&[1], 512);
+    let alone = Ranks::start(&Split::Tensor(vec![1]), 512);
     let expected = POOLINGS.map(|pooling| alone.vector(pooling));
     let width = alone.engine.status().ranks[0].facts.clone().unwrap().hidden_size as usize;
     assert!(expected.iter().all(|vector| vector.len() == width) && expected[0] != expected[1]);
     alone.end();
 
-    let whole = Ranks::start(&[2, 1], 512);
-    let over_two = POOLINGS.map(|pooling| whole.vector(pooling));
+    let over_two = embedded_over(&Split::Tensor(vec![2, 1]));
     for (found, expected) in over_two.iter().zip(&expected) {
         let differs = difference(found, expected);
         assert!(differs < 1e-4, "two ranks differ by {differs:.1e} of the largest value");
     }
+    let stages = embedded_over(&Split::Pipeline(vec![1, 2, 1]));
+    assert!(stages == expected, "a pipeline has other bits than one rank");
+}
+
+/// The embeddings of the prompt by ranks that do nothing else. They are the same in chunks, in a crowd,
+/// and when a rank is lost meanwhile.
+fn embedded_over(split: &Split) -> [Vec<f32>; 2] {
+    let whole = Ranks::start(split, 512);
+    let quiet = POOLINGS.map(|pooling| whole.vector(pooling));
     whole.end();
 
-    let ranks = Ranks::start(&[2, 1], 24);
+    let ranks = Ranks::start(split, 24);
     let pid = ranks.engine.status().ranks[1].pid.unwrap();
     send(pid, Signal::STOP);
     let crowd: Vec<Generation> = (1..5)
@@ -169,8 +178,8 @@ fn ranks_embed_a_prompt_alike_in_chunks_in_a_crowd_and_after_a_loss() {
     // Rank 1 dies in the middle of a step.
     assert!(matches!(embeddings[0].next_blocking(), Some(Event::Started { .. })));
     send(pid, Signal::KILL);
-    for (found, expected) in embeddings.into_iter().map(read).zip(&over_two) {
-        assert!(found == *expected, "other bits in chunks, in a crowd, after a loss");
+    for (found, expected) in embeddings.into_iter().map(read).zip(&quiet) {
+        assert!(found == *expected, "{split:?}: other bits in chunks, in a crowd, after a loss");
     }
     crowd.into_iter().for_each(|mut generation| while generation.next_blocking().is_some() {});
     let status = ranks.engine.status();
@@ -183,4 +192,5 @@ fn ranks_embed_a_prompt_alike_in_chunks_in_a_crowd_and_after_a_loss() {
         ranks.iter().all(|rank| 0 < rank.memory.peak_bytes).then_some(())
     });
     ranks.end();
+    quiet
 }

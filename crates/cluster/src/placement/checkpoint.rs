@@ -11,7 +11,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
 use thiserror::Error;
 
-use super::model::{KvShape, ModelFacts, PartCut, PartKind, Quantization, WeightPart};
+use super::model::{KvShape, LayerBytes, ModelFacts, PartCut, PartKind, Quantization, WeightPart};
 
 /// Longest `config.json` and longest header that are read, in bytes.
 const CONFIG_BYTES_MAX: u64 = 16 << 20;
@@ -216,7 +216,7 @@ fn facts(config: &Config, tensors: &Tensors) -> ModelFacts {
         is_tied: stated.unwrap_or_else(|| !tensors.keys().any(|it| it.ends_with("lm_head.weight"))),
         tensors,
     };
-    let (parts, is_exact) = sorter.parts();
+    let (parts, layers, is_exact) = sorter.parts(num_layers);
     let context = config.number("max_position_embeddings", u64::from(u32::MAX / 2));
     ModelFacts {
         architecture: config.0["model_type"].as_str().unwrap_or_default().to_owned(),
@@ -233,6 +233,7 @@ fn facts(config: &Config, tensors: &Tensors) -> ModelFacts {
         element_bytes,
         kv,
         parts,
+        layers,
         active_experts: config.active_experts(),
         is_tied: sorter.is_tied,
         is_exact,
@@ -282,9 +283,10 @@ struct Sorter<'a> {
 }
 
 impl Sorter<'_> {
-    /// The parts, and whether every tensor is cut as ranks cut it.
-    fn parts(&self) -> (Vec<WeightPart>, bool) {
+    /// The parts, the layers, and whether every tensor is cut as ranks cut it.
+    fn parts(&self, num_layers: usize) -> (Vec<WeightPart>, Vec<LayerBytes>, bool) {
         let mut sums: BTreeMap<(PartKind, PartCut), u64> = BTreeMap::new();
+        let mut layers = vec![LayerBytes::default(); num_layers];
         let mut is_exact = true;
         for (name, info) in self.tensors {
             let is_second_copy = self.is_tied && name.contains("lm_head.");
@@ -294,10 +296,16 @@ impl Sorter<'_> {
             let (kind, cut) = self.sort(name, info);
             is_exact &= cut != PartCut::Anywhere && !is_strange(name);
             let (start, end) = info.data_offsets;
-            *sums.entry((kind, cut)).or_default() += (end - start) as u64;
+            let bytes = (end - start) as u64;
+            *sums.entry((kind, cut)).or_default() += bytes;
+            if let Some(layer) = in_layer(name).and_then(|(layer_idx, _)| layers.get_mut(layer_idx))
+            {
+                layer.all += bytes;
+                layer.experts += if kind == PartKind::Experts { bytes } else { 0 };
+            }
         }
         let parts = sums.into_iter().map(|((kind, cut), bytes)| WeightPart { kind, cut, bytes });
-        (parts.collect(), is_exact)
+        (parts.collect(), layers, is_exact)
     }
 
     fn sort(&self, name: &str, info: &TensorInfo) -> (PartKind, PartCut) {

@@ -1,11 +1,13 @@
-//! The bytes of each rank, with the cuts that ranks load by.
+//! The bytes of each rank, with the split that ranks load by.
 
 use std::ops::Range;
 
 use jackalope_protocol::CACHE_GRANULE_TOKENS;
-use jackalope_protocol::split::{HeadCut, Shares, VOCAB_UNIT, cut_dimension, cut_heads};
+use jackalope_protocol::split::{
+    HeadCut, Shares, Split, VOCAB_UNIT, cut_dimension, cut_heads, stages,
+};
 
-use super::model::{KvShape, ModelFacts, PartCut, PartKind};
+use super::model::{KvShape, LayerBytes, ModelFacts, PartCut, PartKind};
 
 /// Parts into which weights of unknown shape are divided.
 const ANYWHERE_PARTS: usize = 1024;
@@ -41,23 +43,25 @@ impl RankNeed {
     }
 }
 
-/// What each rank takes at these shares, with keys and values of so many tokens.
+/// What each rank of such a split takes, with keys and values of so many tokens.
 ///
 /// # Panics
-/// If there is no rank, or one with a share of zero.
-pub fn needs(model: &ModelFacts, shares: &[u32], context_tokens: u32) -> Vec<RankNeed> {
-    let deal = Deal::new(model, shares);
+/// If there is no rank, or one with nothing, or a pipeline is for another number of layers.
+pub fn needs(model: &ModelFacts, split: &Split, context_tokens: u32) -> Vec<RankNeed> {
+    let deal = Deal::new(model, split);
+    (0..split.num_ranks()).map(|rank| need(model, &deal.part(rank), context_tokens)).collect()
+}
+
+/// What a rank with this part takes.
+pub(super) fn need(model: &ModelFacts, part: &Part, context_tokens: u32) -> RankNeed {
     let granules = context_tokens.div_ceil(CACHE_GRANULE_TOKENS);
     let cached_tokens = u64::from(granules) * u64::from(CACHE_GRANULE_TOKENS);
-    let needs = (0..shares.len()).map(|rank| {
-        let kv_bytes = deal.kv_bytes_per_token(rank) * cached_tokens;
-        RankNeed {
-            weights_bytes: deal.weights_bytes(rank, |_| 1.0),
-            kv_bytes,
-            overhead_bytes: RANK_BYTES + activation_bytes(model) + kv_bytes / 4,
-        }
-    });
-    needs.collect()
+    let kv_bytes = part.kv_bytes_per_token * cached_tokens;
+    RankNeed {
+        weights_bytes: part.weights_bytes,
+        kv_bytes,
+        overhead_bytes: RANK_BYTES + activation_bytes(model) + kv_bytes / 4,
+    }
 }
 
 /// What lives while a step is computed, whatever the rank's part: an upper bound.
@@ -67,18 +71,85 @@ fn activation_bytes(model: &ModelFacts) -> u64 {
     ACTIVATION_BYTES * (STEP_TOKENS * row + LOGIT_ROWS * model.vocab_size as u64)
 }
 
+/// What a rank holds.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Part {
+    /// Its weights.
+    pub(super) weights_bytes: u64,
+    /// Those of them that a token reads.
+    pub(super) read_bytes: u64,
+    /// Keys and values of one token.
+    pub(super) kv_bytes_per_token: u64,
+}
+
 /// A model dealt to ranks.
-pub(super) struct Deal<'a> {
+pub(super) enum Deal<'a> {
+    /// Parts of every layer.
+    Tensor(Cuts<'a>),
+    /// Whole layers, by rank.
+    Pipeline { model: &'a ModelFacts, stages: Vec<Range<usize>> },
+}
+
+impl<'a> Deal<'a> {
+    /// # Panics
+    /// If there is no rank, or one with nothing, or a pipeline is for another number of layers.
+    pub(super) fn new(model: &'a ModelFacts, split: &Split) -> Deal<'a> {
+        match split {
+            Split::Tensor(shares) => Deal::Tensor(Cuts::new(model, shares)),
+            Split::Pipeline(layers) => {
+                let stages = stages(layers, model.layers.len()).expect("made for this model");
+                Deal::Pipeline { model, stages }
+            }
+        }
+    }
+
+    /// What a rank holds.
+    pub(super) fn part(&self, rank: usize) -> Part {
+        match self {
+            Deal::Tensor(cuts) => cuts.part(rank),
+            Deal::Pipeline { model, stages } => stage(model, &stages[rank]),
+        }
+    }
+}
+
+/// What the rank with these layers holds. The embedding is where the first of all layers is, the head
+/// where the last one is; what lies outside of layers besides is everywhere.
+pub(super) fn stage(model: &ModelFacts, layers: &Range<usize>) -> Part {
+    let num_layers = model.layers.len();
+    let own = &model.layers[layers.clone()];
+    let sum = |bytes: fn(&LayerBytes) -> u64, of: &[LayerBytes]| of.iter().map(bytes).sum::<u64>();
+    let (embedding, head) = (model.bytes_of(PartKind::Embedding), model.bytes_of(PartKind::Head));
+    let inside = sum(|it| it.all, &model.layers);
+    let outside = model.weights_bytes().saturating_sub(inside + embedding + head);
+    let (begins, ends) = (layers.start == 0, layers.end == num_layers);
+    let head = if model.is_tied { embedding } else { head };
+    let if_so = |is_held: bool, bytes: u64| if is_held { bytes } else { 0 };
+    let tables = match (begins, ends, model.is_tied) {
+        (true, true, true) => embedding,
+        _ => if_so(begins, embedding) + if_so(ends, head),
+    };
+    let layers_bytes = sum(|it| it.all, own);
+    let idle = sum(|it| it.experts, own) as f64 * (1.0 - model.active_experts);
+    let read_bytes = layers_bytes - idle as u64 + outside + if_so(ends, head);
+    let kv_bytes = model.kv_bytes_per_token() as u128 * own.len() as u128;
+    let kv_bytes = kv_bytes.div_ceil(num_layers.max(1) as u128);
+    Part {
+        weights_bytes: layers_bytes + outside + tables,
+        read_bytes,
+        kv_bytes_per_token: u64::try_from(kv_bytes).unwrap_or(u64::MAX),
+    }
+}
+
+/// A model whose layers are all cut.
+pub(super) struct Cuts<'a> {
     model: &'a ModelFacts,
     heads: Vec<HeadCut>,
     /// For each part of the model each rank's range, and the length of the whole.
     parts: Vec<(Vec<Range<usize>>, usize)>,
 }
 
-impl<'a> Deal<'a> {
-    /// # Panics
-    /// If there is no rank, or one with a share of zero.
-    pub(super) fn new(model: &'a ModelFacts, shares: &[u32]) -> Deal<'a> {
+impl<'a> Cuts<'a> {
+    fn new(model: &'a ModelFacts, shares: &[u32]) -> Cuts<'a> {
         let shares = Shares::new(shares.to_vec()).expect("every rank has a share");
         let heads = model.heads.map(|counts| cut_heads(counts, &shares)).unwrap_or_default();
         let dimension = |full: usize, unit: usize| {
@@ -99,11 +170,25 @@ impl<'a> Deal<'a> {
             }
         });
         let parts = parts.collect();
-        Deal { model, heads, parts }
+        Cuts { model, heads, parts }
+    }
+
+    fn part(&self, rank: usize) -> Part {
+        // Of an embedding one row is read, unless it is the head too.
+        let reads = |kind: PartKind| match kind {
+            PartKind::Embedding if !self.model.is_tied => 0.0,
+            PartKind::Experts => self.model.active_experts,
+            _ => 1.0,
+        };
+        Part {
+            weights_bytes: self.weights_bytes(rank, |_| 1.0),
+            read_bytes: self.weights_bytes(rank, reads),
+            kv_bytes_per_token: self.kv_bytes_per_token(rank),
+        }
     }
 
     /// Bytes of a rank's weights, each kind counted with a factor from 0 to 1.
-    pub(super) fn weights_bytes(&self, rank: usize, factor: impl Fn(PartKind) -> f64) -> u64 {
+    fn weights_bytes(&self, rank: usize, factor: impl Fn(PartKind) -> f64) -> u64 {
         let parts = self.model.parts.iter().zip(&self.parts);
         let bytes = parts.map(|(part, (ranges, full))| {
             let upto = |end: usize| u128::from(part.bytes) * end as u128 / (*full).max(1) as u128;
@@ -118,7 +203,7 @@ impl<'a> Deal<'a> {
     }
 
     /// Bytes of one token's keys and values on a rank.
-    pub(super) fn kv_bytes_per_token(&self, rank: usize) -> u64 {
+    fn kv_bytes_per_token(&self, rank: usize) -> u64 {
         let model = self.model;
         match (model.kv, self.heads.get(rank)) {
             (KvShape::PerHead { num_layers }, Some(cut)) => {

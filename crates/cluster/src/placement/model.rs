@@ -29,6 +29,8 @@ pub struct ModelFacts {
     pub kv: KvShape,
     /// The weights, grouped by what they are and how they are cut.
     pub parts: Vec<WeightPart>,
+    /// The weights of each layer, which the parts count too.
+    pub layers: Vec<LayerBytes>,
     /// The part of the experts' weights that one token uses, from 0 to 1.
     pub active_experts: f64,
     /// True if head and embedding are one table.
@@ -89,6 +91,15 @@ pub enum KvShape {
         /// Bytes of one token.
         bytes_per_token: u64,
     },
+}
+
+/// The weights of one layer.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct LayerBytes {
+    /// All of them.
+    pub all: u64,
+    /// Routed experts among them.
+    pub experts: u64,
 }
 
 /// Weights that are alike.

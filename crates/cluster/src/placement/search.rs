@@ -1,6 +1,11 @@
-//! Shares with which nobody takes more memory than it may.
+//! Shares, and stages, with which nobody takes more memory than it may.
 
-use super::dealing::{RankNeed, needs};
+use std::ops::Range;
+
+use jackalope_protocol::split::Split;
+
+use super::SplitKind;
+use super::dealing::{RankNeed, need, needs, stage};
 use super::model::{KvShape, ModelFacts};
 
 /// Steps into which the largest share is divided, coarse first: people read small numbers best, and
@@ -13,20 +18,74 @@ const STEPS_BY_ROOM: [u64; 3] = [16, 100, 1000];
 /// Ranks up to which all shares of a grid are tried, and how fine it is for so many.
 const GRID_STEPS: [u32; 9] = [0, 1, 256, 32, 20, 16, 14, 12, 12];
 
-/// Shares and what they make each rank take.
-type Attempt = (Vec<u32>, Vec<RankNeed>);
+/// A split and what it makes each rank take.
+type Attempt = (Split, Vec<RankNeed>);
 
 /// True if nobody takes more than it may.
 pub(super) fn fits(needs: &[RankNeed], caps: &[u64]) -> bool {
     needs.iter().zip(caps).all(|(need, cap)| need.total() <= *cap)
 }
 
+/// The best of a kind; none if there are more ranks than layers.
+pub(super) fn best(
+    model: &ModelFacts,
+    kind: SplitKind,
+    caps: &[u64],
+    context_tokens: u32,
+) -> Option<Attempt> {
+    match kind {
+        SplitKind::Tensor => Some(best_shares(model, caps, context_tokens)),
+        SplitKind::Pipeline => best_stages(model, caps, context_tokens),
+    }
+}
+
+/// Stages that leave the fullest machine the most, relative to what it may take.
+fn best_stages(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Option<Attempt> {
+    let (num_ranks, num_layers) = (caps.len(), model.layers.len());
+    if num_layers < num_ranks || num_ranks == 0 {
+        return None;
+    }
+    // fill[end], from the first layer on and so from the last rank on: how full the fullest is, if the
+    // ranks so far hold the layers up to `end`, and where the last of these stages begins.
+    let mut tables: Vec<Vec<(f64, usize)>> = Vec::new();
+    for (stage_idx, cap) in caps.iter().rev().enumerate() {
+        let fill = |layers: Range<usize>| {
+            let need = need(model, &stage(model, &layers), context_tokens);
+            need.total() as f64 / (*cap).max(1) as f64
+        };
+        let row = (0..=num_layers).map(|end| {
+            let starts = match tables.last() {
+                None => 0..usize::from(0 < end),
+                Some(_) => stage_idx..end,
+            };
+            let ways = starts.map(|start| {
+                let before = tables.last().map_or(0.0, |before| before[start].0);
+                (before.max(fill(start..end)), start)
+            });
+            ways.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((f64::INFINITY, 0))
+        });
+        let row = row.collect();
+        tables.push(row);
+    }
+    let mut layers = Vec::with_capacity(num_ranks);
+    let mut end = num_layers;
+    for table in tables.iter().rev() {
+        let start = table[end].1;
+        layers.push(u32::try_from(end - start).expect("config.json bounds the number of layers"));
+        end = start;
+    }
+    let split = Split::Pipeline(layers);
+    let needs = needs(model, &split, context_tokens);
+    Some((split, needs))
+}
+
 /// The first shares that fit: by memory, by room, then the best of a grid. If none do, those of the
 /// attempts that lack least.
-pub(super) fn best(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Attempt {
+fn best_shares(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Attempt {
     let attempt = |shares: Vec<u32>| -> Attempt {
-        let needs = needs(model, &shares, context_tokens);
-        (shares, needs)
+        let split = Split::Tensor(shares);
+        let needs = needs(model, &split, context_tokens);
+        (split, needs)
     };
     let by_memory = STEPS_BY_MEMORY.iter().map(|&steps| proportional(caps, steps));
     let rooms = rooms(model, caps, context_tokens);
@@ -66,7 +125,7 @@ fn missing_bytes(needs: &[RankNeed], caps: &[u64]) -> u64 {
 
 /// What each machine has left beside what a rank takes that holds next to nothing of what is cut.
 fn rooms(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Vec<u64> {
-    let alone = needs(model, &[1], context_tokens)[0];
+    let alone = needs(model, &Split::Tensor(vec![1]), context_tokens)[0];
     let cut_kv = match model.kv {
         KvShape::PerHead { .. } => alone.kv_bytes / 4 * 5,
         KvShape::Whole { .. } => 0,

@@ -1,11 +1,13 @@
-//! What to expect of a placement. A model of bandwidths: decoding reads every weight once per token,
-//! and each layer waits for two sums over the ranks. Good enough to compare placements.
+//! What to expect of a placement. A model of bandwidths: decoding reads every weight once per token;
+//! if all ranks hold a part of every layer, each layer waits for two sums over them, if they hold whole
+//! layers, a token goes from one to the next. Good enough to compare placements.
 
 use jackalope_protocol::Device;
+use jackalope_protocol::split::Split;
 
 use super::NodeOffer;
 use super::dealing::Deal;
-use super::model::{ModelFacts, PartKind};
+use super::model::ModelFacts;
 
 /// The part of its memory's speed that decoding reaches (BENCHMARKS.md: 61 to 71 %).
 const DECODE_EFFICIENCY: f64 = 0.65;
@@ -18,6 +20,10 @@ const GPU_MACS_PER_BYTE: f64 = 12.0;
 
 /// Tokens of a prompt that are computed together.
 const CHUNK_TOKENS: f64 = 512.0;
+
+/// What placements are compared by: a conversation's turn.
+const USUAL_PROMPT_TOKENS: f64 = 1000.0;
+const USUAL_ANSWER_TOKENS: f64 = 300.0;
 
 /// Bytes of an element of a sum.
 const SUM_BYTES: f64 = 4.0;
@@ -79,6 +85,14 @@ pub struct Links {
     rows: Vec<Vec<Link>>,
 }
 
+impl Speed {
+    /// The time of a usual request, in seconds.
+    pub(super) fn usual_request_s(&self) -> f64 {
+        USUAL_PROMPT_TOKENS / self.prefill_tokens_per_s
+            + USUAL_ANSWER_TOKENS / self.decode_tokens_per_s
+    }
+}
+
 impl Links {
     /// The usual link of a kind between any two, and loopback within each.
     pub fn usual(num_machines: usize, kind: LinkKind) -> Links {
@@ -105,7 +119,10 @@ impl Links {
     }
 
     /// Those of some of the machines.
-    pub(super) fn among(&self, idxs: &[usize]) -> Links {
+    ///
+    /// # Panics
+    /// If there is no such machine.
+    pub fn among(&self, idxs: &[usize]) -> Links {
         let row = |&a: &usize| idxs.iter().map(|&b| self.rows[a][b]).collect();
         Links { rows: idxs.iter().map(row).collect() }
     }
@@ -136,43 +153,81 @@ pub struct Speed {
 /// What to expect; none if a machine's memory has no known speed.
 pub(super) fn predict(
     model: &ModelFacts,
-    (nodes, shares): (&[&NodeOffer], &[u32]),
+    (nodes, split): (&[&NodeOffer], &Split),
     links: &Links,
     context_tokens: u32,
 ) -> Option<Speed> {
-    let deal = Deal::new(model, shares);
-    // Of an embedding one row is read, unless it is the head too.
-    let reads = |kind: PartKind| match kind {
-        PartKind::Embedding if !model.is_tied => 0.0,
-        PartKind::Experts => model.active_experts,
-        _ => 1.0,
-    };
-    let (mut decode_us, mut prefill_us) = (0.0_f64, 0.0_f64);
-    for (rank, node) in nodes.iter().enumerate() {
+    let deal = Deal::new(model, split);
+    let ranks = nodes.iter().enumerate().map(|(rank, node)| {
         let bytes_per_s = node.memory_bytes_per_s? as f64;
-        let weights_bytes = deal.weights_bytes(rank, reads) as f64;
-        let kv_bytes = deal.kv_bytes_per_token(rank) as f64 * f64::from(context_tokens) / 2.0;
-        decode_us =
-            decode_us.max((weights_bytes + kv_bytes) / (bytes_per_s * DECODE_EFFICIENCY) * 1e6);
+        let part = deal.part(rank);
+        let kv_bytes = part.kv_bytes_per_token as f64 * f64::from(context_tokens) / 2.0;
+        let read_bytes = part.read_bytes as f64;
         let macs_per_byte = match node.device {
             Device::Gpu => GPU_MACS_PER_BYTE,
             Device::Cpu | Device::Auto => CPU_MACS_PER_BYTE,
         };
-        let macs = weights_bytes * 8.0 / bits_per_weight(model) * CHUNK_TOKENS;
-        prefill_us = prefill_us.max(macs / (bytes_per_s * macs_per_byte) * 1e6);
-    }
-    let sums = if 1 < nodes.len() { num_collectives(model) } else { 0.0 };
-    let row_bytes = model.hidden_size as f64 * SUM_BYTES;
-    let waiting_us = sums * links.exchange_us(row_bytes);
-    // Large sums are scattered and gathered: each rank sends its part twice to every other one.
-    let part_bytes = 2.0 * CHUNK_TOKENS * row_bytes / nodes.len() as f64;
-    let prefill_waiting_us = sums * links.exchange_us(part_bytes);
+        let macs = read_bytes * 8.0 / bits_per_weight(model) * CHUNK_TOKENS;
+        Some(Computing {
+            decode_us: (read_bytes + kv_bytes) / (bytes_per_s * DECODE_EFFICIENCY) * 1e6,
+            prefill_us: macs / (bytes_per_s * macs_per_byte) * 1e6,
+        })
+    });
+    let ranks = ranks.collect::<Option<Vec<Computing>>>()?;
+    let (computing, waiting) = match split {
+        Split::Tensor(_) => tensor(model, &ranks, links),
+        Split::Pipeline(_) => pipeline(model, &ranks, links),
+    };
+    let decode_us = computing.decode_us + waiting.decode_us;
+    let prefill_us = computing.prefill_us + waiting.prefill_us;
     Some(Speed {
-        decode_tokens_per_s: 1e6 / (decode_us + waiting_us).max(f64::MIN_POSITIVE),
-        prefill_tokens_per_s: CHUNK_TOKENS * 1e6
-            / (prefill_us + prefill_waiting_us).max(f64::MIN_POSITIVE),
-        decode_waiting: waiting_us / (decode_us + waiting_us).max(f64::MIN_POSITIVE),
+        decode_tokens_per_s: 1e6 / decode_us.max(f64::MIN_POSITIVE),
+        prefill_tokens_per_s: CHUNK_TOKENS * 1e6 / prefill_us.max(f64::MIN_POSITIVE),
+        decode_waiting: waiting.decode_us / decode_us.max(f64::MIN_POSITIVE),
     })
+}
+
+/// Times of a token of an answer and of a chunk of a prompt.
+#[derive(Clone, Copy, Debug, Default)]
+struct Computing {
+    decode_us: f64,
+    prefill_us: f64,
+}
+
+/// All ranks compute at once, and wait for each other at every sum.
+fn tensor(model: &ModelFacts, ranks: &[Computing], links: &Links) -> (Computing, Computing) {
+    let slowest = |time: fn(&Computing) -> f64| ranks.iter().map(time).fold(0.0, f64::max);
+    let computing = Computing {
+        decode_us: slowest(|it| it.decode_us),
+        prefill_us: slowest(|it| it.prefill_us),
+    };
+    let sums = if 1 < ranks.len() { num_collectives(model) } else { 0.0 };
+    let row_bytes = model.hidden_size as f64 * SUM_BYTES;
+    // Large sums are scattered and gathered: each rank sends its part twice to every other one.
+    let part_bytes = 2.0 * CHUNK_TOKENS * row_bytes / ranks.len() as f64;
+    let waiting = Computing {
+        decode_us: sums * links.exchange_us(row_bytes),
+        prefill_us: sums * links.exchange_us(part_bytes),
+    };
+    (computing, waiting)
+}
+
+/// Ranks compute a token one after the other, and parts of a prompt at once: the slowest decides.
+fn pipeline(model: &ModelFacts, ranks: &[Computing], links: &Links) -> (Computing, Computing) {
+    let row_bytes = model.hidden_size as f64 * model.element_bytes as f64;
+    let last = ranks.len() - 1;
+    let hops = (0..last).map(|rank| links.between(rank, rank + 1));
+    let hop_us =
+        |link: Link, rows: f64| link.latency_us + rows * row_bytes / link.bytes_per_s * 1e6;
+    let token_us = if last == 0 { 0.0 } else { hop_us(links.between(0, last), 0.0) };
+    let slowest = ranks.iter().map(|it| it.prefill_us).fold(0.0, f64::max);
+    let computing =
+        Computing { decode_us: ranks.iter().map(|it| it.decode_us).sum(), prefill_us: slowest };
+    let waiting = Computing {
+        decode_us: hops.clone().map(|link| hop_us(link, 1.0)).sum::<f64>() + token_us,
+        prefill_us: hops.map(|link| hop_us(link, CHUNK_TOKENS)).fold(0.0, f64::max),
+    };
+    (computing, waiting)
 }
 
 /// The embedding's sum, two for each layer, the gathering of logits, the sum that tells the token.

@@ -23,6 +23,10 @@ fn dense(
     let part = |kind, cut, bytes| WeightPart { kind, cut, bytes };
     let num = layers as u64;
     let full_inner = PartCut::Inner { full: inner, unit: if bits < 16 { 64 } else { 32 } };
+    let layer_bytes = 2 * bytes(heads * head_dim, hidden)
+        + 2 * bytes(kv_heads * head_dim, hidden)
+        + 3 * bytes(inner, hidden)
+        + 4 * hidden as u64;
     ModelFacts {
         architecture: "llama".to_owned(),
         num_layers: layers,
@@ -43,6 +47,7 @@ fn dense(
             part(PartKind::Mlp, full_inner, 3 * num * bytes(inner, hidden)),
             part(PartKind::Other, PartCut::Whole, (2 * num + 1) * 2 * hidden as u64),
         ],
+        layers: vec![LayerBytes { all: layer_bytes, experts: 0 }; layers],
         active_experts: 1.0,
         is_tied: false,
         is_exact: true,
@@ -64,7 +69,11 @@ fn place_on(model: &ModelFacts, free_bytes: &[u64], wishes: Wishes) -> Result<Pl
 }
 
 fn context(tokens: u32) -> Wishes {
-    Wishes { context_tokens: Some(tokens), num_machines: None }
+    Wishes { context_tokens: Some(tokens), ..Wishes::default() }
+}
+
+fn tensor(shares: &[u32]) -> Split {
+    Split::Tensor(shares.to_vec())
 }
 
 #[test]
@@ -75,8 +84,8 @@ fn the_fewest_machines_are_taken_and_keep_their_order() {
     assert_eq!(idxs, [1]);
     let placement = place_on(&model, &[24 * GIB, 8 * GIB, 24 * GIB], context(4096)).unwrap();
     let idxs: Vec<usize> = placement.ranks.iter().map(|rank| rank.offer_idx).collect();
-    assert_eq!((idxs, placement.shares()), (vec![0, 2], vec![1, 1]));
-    assert_eq!(placement.options.len(), 3);
+    assert_eq!((idxs, placement.split), (vec![0, 2], tensor(&[1, 1])));
+    assert_eq!(placement.options.len(), 5);
     assert!(!placement.options[0].fits());
     let wanted = "2 of 3 machines are the fewest that hold it";
     assert_eq!(placement.reason.to_string(), wanted);
@@ -85,7 +94,7 @@ fn the_fewest_machines_are_taken_and_keep_their_order() {
 #[test]
 fn unequal_machines_get_unequal_shares() {
     let placement = place_on(&llama_70b(), &[32 * GIB, 16 * GIB], context(4096)).unwrap();
-    assert_eq!(placement.shares(), [2, 1]);
+    assert_eq!(placement.split, tensor(&[2, 1]));
     let weights: Vec<u64> = placement.ranks.iter().map(|it| it.need.weights_bytes).collect();
     let ratio = weights[0] as f64 / weights[1] as f64;
     assert!((1.6..2.4).contains(&ratio), "{weights:?}");
@@ -129,7 +138,7 @@ fn the_published_table_of_largest_models_holds() {
         };
         let free = [total_gib * GIB / 2 * part / of; 2];
         let bytes = model_gb * 1_000_000_000;
-        let wishes = Wishes { context_tokens: Some(2048), num_machines: Some(2) };
+        let wishes = Wishes { num_machines: Some(2), ..context(2048) };
         let near = place_on(&sized(bytes / 100 * 93), &free, wishes);
         assert!(near.is_ok(), "{total_gib} GiB: {}", near.unwrap_err());
         assert!(place_on(&sized(bytes / 100 * 110), &free, wishes).is_err(), "{total_gib} GiB");
@@ -145,7 +154,8 @@ fn more_machines_wait_more_and_read_less() {
         node.device = Device::Gpu;
     }
     let speed = |size: usize, kind| {
-        let wishes = Wishes { context_tokens: Some(4096), num_machines: Some(size) };
+        let split = Some(SplitKind::Tensor);
+        let wishes = Wishes { num_machines: Some(size), split, ..context(4096) };
         place(&model, &nodes, &Links::usual(4, kind), wishes).unwrap().speed.unwrap()
     };
     let alone = speed(1, LinkKind::Rdma);
@@ -158,6 +168,70 @@ fn more_machines_wait_more_and_read_less() {
     let slow = speed(4, LinkKind::Ethernet);
     assert!(two.decode_waiting < slow.decode_waiting);
     assert!(slow.decode_tokens_per_s < speed(4, LinkKind::Rdma).decode_tokens_per_s);
+}
+
+#[test]
+fn fast_links_make_parts_of_layers_worth_it_and_slow_ones_whole_layers() {
+    let model = llama_70b();
+    let mut nodes = offers(&[64 * GIB; 2]);
+    for node in &mut nodes {
+        node.memory_bytes_per_s = Some(400_000_000_000);
+        node.device = Device::Gpu;
+    }
+    let on = |kind, split| {
+        let wishes = Wishes { num_machines: Some(2), split, ..context(4096) };
+        place(&model, &nodes, &Links::usual(2, kind), wishes).unwrap()
+    };
+    let fast = on(LinkKind::Rdma, None);
+    assert_eq!(SplitKind::of(&fast.split), SplitKind::Tensor);
+    let slow = on(LinkKind::Ethernet, None);
+    assert_eq!(slow.split, Split::Pipeline(vec![40, 40]));
+    let wished = on(LinkKind::Ethernet, Some(SplitKind::Tensor));
+    assert_eq!(SplitKind::of(&wished.split), SplitKind::Tensor);
+    let seconds = |placement: &Placement| placement.speed.unwrap().usual_request_s();
+    assert!(seconds(&slow) < seconds(&wished));
+    // One machine has nothing to divide, whatever is wished.
+    let wishes = Wishes { split: Some(SplitKind::Pipeline), ..context(4096) };
+    let alone = place(&model, &nodes, &Links::usual(2, LinkKind::Rdma), wishes).unwrap();
+    assert_eq!(alone.split, tensor(&[1]));
+}
+
+#[test]
+fn whole_layers_fit_where_parts_do_not() {
+    // Keys and values of the only head would be on every machine.
+    let model = dense((1024, 1024, 12), (8, 1, 128), 4);
+    let stages = dealing::needs(&model, &Split::Pipeline(vec![6, 6]), 100_000);
+    let most = stages.iter().map(RankNeed::total).max().unwrap();
+    let free = [RESERVE_BYTES + most; 2];
+    let wish = |split| place_on(&model, &free, Wishes { split, ..context(100_000) });
+    assert!(wish(Some(SplitKind::Tensor)).is_err());
+    assert_eq!(wish(None).unwrap().split, Split::Pipeline(vec![6, 6]));
+}
+
+#[test]
+fn more_machines_than_layers_make_no_pipeline() {
+    let model = dense((1024, 1024, 2), (16, 8, 64), 4);
+    let wishes = Wishes { num_machines: Some(3), split: Some(SplitKind::Pipeline), ..context(512) };
+    let refusal = place_on(&model, &[4 * GIB; 3], wishes).unwrap_err().to_string();
+    assert!(refusal.contains("more machines than layers"), "{refusal}");
+}
+
+#[test]
+fn stages_of_the_shipped_checkpoint_hold_what_they_load() {
+    let model = shipped();
+    assert_eq!(model.layers.len(), 4);
+    let table = model.bytes_of(PartKind::Embedding);
+    let norm = 256 * 2;
+    let layer = (model.weights_bytes() - table - norm) / 4;
+    let needs = dealing::needs(&model, &Split::Pipeline(vec![1, 2, 1]), 256);
+    let weights: Vec<u64> = needs.iter().map(|need| need.weights_bytes).collect();
+    // The table is both embedding and head.
+    assert_eq!(weights, [layer + norm + table, 2 * layer + norm, layer + norm + table]);
+    let kv: Vec<u64> = needs.iter().map(|need| need.kv_bytes).collect();
+    let of_layer = 256 * model.kv_bytes_per_token() / 4;
+    assert_eq!(kv, [of_layer, 2 * of_layer, of_layer]);
+    let alone = dealing::needs(&model, &Split::Pipeline(vec![4]), 256)[0].weights_bytes;
+    assert_eq!(alone, model.weights_bytes());
 }
 
 #[test]
@@ -191,7 +265,7 @@ fn the_shipped_checkpoint_is_counted_to_the_byte() {
 #[test]
 fn two_ranks_of_the_shipped_checkpoint_hold_halves() {
     let model = shipped();
-    let needs = dealing::needs(&model, &[1, 1], 256);
+    let needs = dealing::needs(&model, &tensor(&[1, 1]), 256);
     let cut = model.weights_bytes() - model.replicated_bytes();
     for need in &needs {
         assert_eq!(need.weights_bytes, cut / 2 + model.replicated_bytes());
@@ -229,7 +303,7 @@ proptest! {
     fn every_byte_is_held_and_only_shared_ones_twice(
         model in models(), shares in prop::collection::vec(1_u32..50, 1..7),
     ) {
-        let needs = dealing::needs(&model, &shares, 256);
+        let needs = dealing::needs(&model, &tensor(&shares), 256);
         let held: u64 = needs.iter().map(|need| need.weights_bytes).sum();
         let num_ranks = shares.len() as u64;
         let once = model.weights_bytes() + (num_ranks - 1) * model.replicated_bytes();
@@ -252,7 +326,7 @@ proptest! {
         tokens in 1_u32..2000,
     ) {
         // Memory around what is needed, divided at random.
-        let alone = dealing::needs(&model, &[1], tokens)[0];
+        let alone = dealing::needs(&model, &tensor(&[1]), tokens)[0];
         let fixed = alone.overhead_bytes - alone.kv_bytes / 4 + model.replicated_bytes();
         let cut = alone.total() - fixed;
         let sum: u64 = parts.iter().sum();
@@ -262,14 +336,15 @@ proptest! {
             .collect();
         let room: u64 = parts.iter().map(|part| cut * total_percent * part / sum / 100).sum();
         let num_ranks = free.len() as u64;
-        match place_on(&model, &free, context(tokens)) {
+        let wishes = Wishes { split: Some(SplitKind::Tensor), ..context(tokens) };
+        match place_on(&model, &free, wishes) {
             Ok(placement) => {
                 for rank in &placement.ranks {
                     prop_assert!(rank.need.total() <= rank.usable_bytes);
                 }
                 prop_assert!(tokens <= placement.context_tokens_max);
                 prop_assert!(cut <= room, "more was placed than there is room for");
-                let smaller = placement.options.iter().filter(|it| it.shares.len() < placement.ranks.len());
+                let smaller = placement.options.iter().filter(|it| it.offer_idxs.len() < placement.ranks.len());
                 prop_assert!(smaller.into_iter().all(|it| !it.fits()));
             }
             Err(refusal) => {
@@ -281,12 +356,45 @@ proptest! {
                 for a in 1..10_u32 {
                     for b in 1..10 {
                         let shares: Vec<u32> = [a, b, 1, 1][..free.len()].to_vec();
-                        let needs = dealing::needs(&model, &shares, tokens);
+                        let needs = dealing::needs(&model, &tensor(&shares), tokens);
                         let caps: Vec<u64> = free.iter().map(|it| it - RESERVE_BYTES).collect();
                         prop_assert!(!search::fits(&needs, &caps), "{shares:?} fit");
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn stages_leave_the_fullest_machine_the_most(
+        model in models(),
+        parts in prop::collection::vec(1_u64..100, 1..4),
+        tokens in 1_u32..2000,
+    ) {
+        let alone = dealing::needs(&model, &tensor(&[1]), tokens)[0].total();
+        let caps: Vec<u64> = parts.iter().map(|part| alone * part / 100 + 1).collect();
+        let fullest = |split: &Split| {
+            let needs = dealing::needs(&model, split, tokens);
+            let fill = needs.iter().zip(&caps).map(|(need, cap)| need.total() as f64 / *cap as f64);
+            fill.fold(0.0, f64::max)
+        };
+        let found = search::best(&model, SplitKind::Pipeline, &caps, tokens);
+        let num_layers = u32::try_from(model.num_layers).unwrap();
+        let mut ways = Vec::new();
+        for a in 1..=num_layers {
+            match caps.len() {
+                1 => ways.push(vec![num_layers]),
+                2 if a < num_layers => ways.push(vec![a, num_layers - a]),
+                3 => ways.extend((1..num_layers).filter(|b| a + b < num_layers).map(|b| {
+                    vec![a, b, num_layers - a - b]
+                })),
+                _ => {}
+            }
+        }
+        let best = ways.into_iter().map(|layers| fullest(&Split::Pipeline(layers)));
+        match best.min_by(f64::total_cmp) {
+            Some(best) => prop_assert_eq!(fullest(&found.unwrap().0), best),
+            None => prop_assert!(found.is_none()),
         }
     }
 
@@ -297,7 +405,7 @@ proptest! {
         node in 0_usize..4,
         more in 1_u64..200,
     ) {
-        let alone = dealing::needs(&model, &[1], 1024)[0].total();
+        let alone = dealing::needs(&model, &tensor(&[1]), 1024)[0].total();
         let bytes = |part: u64| RESERVE_BYTES + alone * part / 700;
         let mut free: Vec<u64> = free.into_iter().map(bytes).collect();
         let before = place_on(&model, &free, context(1024));

@@ -11,6 +11,7 @@ use jackalope_engine::{
     Engine, EngineConfig, EngineError, EngineHandle, EngineState, EngineThread, Event, Failure,
     Generation, Request, RequestOptions, RetryPolicy, SamplingOptions, SubmitError,
 };
+use jackalope_protocol::split::Split;
 use jackalope_protocol::{
     Backend, Device, FrameError, Hello, Phase, Secret, Setup, ToRank, TokenId, frame, secure,
 };
@@ -71,7 +72,7 @@ fn setup(backend: Backend) -> Setup {
         num_ranks: 2,
         model_dir: "tiny".to_owned(),
         model_source: None,
-        shares: vec![1, 1],
+        split: Split::Tensor(vec![1, 1]),
         backend,
         device: Device::Cpu,
         num_threads: 1,

@@ -11,9 +11,9 @@ use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
 use crate::layers::{
     Attention, AttentionParts, Bias, Embedding, Head, Heads, Linear, Mlp, Residual, RmsNorm, Rope,
-    RopeConfig,
+    RopeConfig, Stack, vocabulary,
 };
-use crate::parallel::TensorParallel;
+use crate::parallel::Parallel;
 use crate::step::Step;
 use crate::weights::Weights;
 
@@ -49,7 +49,7 @@ struct Plan<'a> {
     hidden: usize,
     heads: Heads,
     rope: Rc<Rope>,
-    tp: &'a TensorParallel,
+    parallel: &'a Parallel,
 }
 
 #[derive(Debug)]
@@ -64,7 +64,7 @@ struct Layer {
 #[derive(Debug)]
 pub(super) struct Llama {
     embed_tokens: Embedding,
-    layers: Vec<Layer>,
+    layers: Stack<Layer>,
     norm: RmsNorm,
     lm_head: Head,
     hidden_size: usize,
@@ -76,7 +76,7 @@ impl Llama {
     pub(super) fn load(
         w: &Weights<'_>,
         checkpoint: &Checkpoint,
-        tp: &TensorParallel,
+        parallel: &Parallel,
     ) -> Result<Llama, LoadError> {
         let config: Config = checkpoint.config()?;
         check_activation(checkpoint, config.hidden_act.as_deref())?;
@@ -84,20 +84,16 @@ impl Llama {
         let vocab = checkpoint.dimension("vocab_size", config.vocab_size)?;
         let num_layers = checkpoint.dimension("num_hidden_layers", config.num_hidden_layers)?;
         let model = w.at("model");
-        let plan = Plan::new(checkpoint, &config, hidden, (&model, tp))?;
-        let embed_tokens = Embedding::load(&model.at("embed_tokens"), vocab, hidden, tp)?;
-        let layers = (0..num_layers)
-            .map(|idx| Layer::load(&model.at("layers").at(idx), &plan, idx))
-            .collect::<Result<Vec<_>, _>>()?;
-        let lm_head = if is_tied(w, config.tie_word_embeddings) {
-            Head::tied(&embed_tokens)
-        } else {
-            Head::load(&w.at("lm_head"), vocab, hidden, tp)?
-        };
+        let plan = Plan::new(checkpoint, &config, hidden, (&model, parallel))?;
+        let head = (!is_tied(w, config.tie_word_embeddings)).then(|| w.at("lm_head"));
+        let (embed_tokens, lm_head) =
+            vocabulary(&model.at("embed_tokens"), head.as_ref(), (vocab, hidden), parallel)?;
+        let load = |w: &Weights<'_>, layer_idx| Layer::load(w, &plan, layer_idx);
+        let layers = Stack::load(&model.at("layers"), (num_layers, hidden), parallel, load)?;
         Ok(Llama {
             embed_tokens,
             layers,
-            norm: RmsNorm::load(&model.at("norm"), hidden, config.rms_norm_eps, tp)?,
+            norm: RmsNorm::load(&model.at("norm"), hidden, config.rms_norm_eps, parallel)?,
             lm_head,
             hidden_size: hidden,
             context_tokens: config.rope.context_tokens(),
@@ -111,7 +107,7 @@ impl<'a> Plan<'a> {
         checkpoint: &'a Checkpoint,
         config: &'a Config,
         hidden: usize,
-        (model, tp): (&Weights<'_>, &'a TensorParallel),
+        (model, parallel): (&Weights<'_>, &'a Parallel),
     ) -> Result<Plan<'a>, LoadError> {
         let heads = checkpoint.dimension("num_attention_heads", config.num_attention_heads)?;
         let kv_heads = match config.num_key_value_heads {
@@ -123,7 +119,7 @@ impl<'a> Plan<'a> {
             None => hidden / heads,
         };
         let o_proj = model.at("layers.0.self_attn.o_proj");
-        let heads = Heads::new(checkpoint, (heads, kv_heads, head_dim), &o_proj, tp)?;
+        let heads = Heads::new(checkpoint, (heads, kv_heads, head_dim), &o_proj, parallel)?;
         let rope = Rope::new(checkpoint, &config.rope, head_dim, Some(LLAMA1_ROPE_THETA))?;
         if let Some(types) = &config.layer_types
             && types.len() != config.num_hidden_layers as usize
@@ -131,7 +127,7 @@ impl<'a> Plan<'a> {
             let expected = format!("{} entries", config.num_hidden_layers);
             return Err(checkpoint.bad_value("layer_types", types.len(), &expected));
         }
-        Ok(Plan { checkpoint, config, hidden, heads, rope, tp })
+        Ok(Plan { checkpoint, config, hidden, heads, rope, parallel })
     }
 
     /// Positions that a query of the layer sees. A window without `layer_types` is not used, as in
@@ -154,14 +150,14 @@ impl<'a> Plan<'a> {
 
 impl Layer {
     fn load(w: &Weights<'_>, plan: &Plan<'_>, layer_idx: usize) -> Result<Layer, LoadError> {
-        let Plan { config, hidden, tp, .. } = *plan;
-        let norm = |name| RmsNorm::load(&w.at(name), hidden, config.rms_norm_eps, tp);
+        let Plan { config, hidden, parallel, .. } = *plan;
+        let norm = |name| RmsNorm::load(&w.at(name), hidden, config.rms_norm_eps, parallel);
         let inner = plan.checkpoint.dimension("intermediate_size", config.intermediate_size)?;
         Ok(Layer {
             input_layernorm: norm("input_layernorm")?,
             self_attn: attention(&w.at("self_attn"), plan, layer_idx)?,
             post_attention_layernorm: norm("post_attention_layernorm")?,
-            mlp: Mlp::load(&w.at("mlp"), (hidden, inner), Bias::when(config.mlp_bias), tp)?,
+            mlp: Mlp::load(&w.at("mlp"), (hidden, inner), Bias::when(config.mlp_bias), parallel)?,
         })
     }
 
@@ -172,25 +168,25 @@ impl Layer {
 }
 
 fn attention(w: &Weights<'_>, plan: &Plan<'_>, layer_idx: usize) -> Result<Attention, LoadError> {
-    let Plan { hidden, heads, tp, .. } = plan;
+    let Plan { hidden, heads, parallel, .. } = plan;
     let bias = Bias::when(plan.config.attention_bias);
     let parts = AttentionParts {
-        q_proj: Linear::column(&w.at("q_proj"), *hidden, &heads.queries(), bias, tp)?,
-        k_proj: Linear::column(&w.at("k_proj"), *hidden, &heads.keys(), bias, tp)?,
-        v_proj: Linear::column(&w.at("v_proj"), *hidden, &heads.keys(), bias, tp)?,
-        o_proj: Linear::row(&w.at("o_proj"), &heads.queries(), *hidden, bias, tp)?,
+        q_proj: Linear::column(&w.at("q_proj"), *hidden, &heads.queries(), bias, parallel)?,
+        k_proj: Linear::column(&w.at("k_proj"), *hidden, &heads.keys(), bias, parallel)?,
+        v_proj: Linear::column(&w.at("v_proj"), *hidden, &heads.keys(), bias, parallel)?,
+        o_proj: Linear::row(&w.at("o_proj"), &heads.queries(), *hidden, bias, parallel)?,
         head_norms: None,
         rope: Rc::clone(&plan.rope),
         heads: heads.clone(),
         window: plan.window(layer_idx)?,
     };
-    Ok(Attention::new(parts, layer_idx, w.dtype(), tp))
+    Ok(Attention::new(parts, layer_idx, w.dtype(), parallel))
 }
 
 impl Network for Llama {
     fn forward(&self, tokens: &[TokenId], step: &mut Step<'_, '_>) -> Array {
-        let embedded = self.embed_tokens.forward(tokens);
-        self.layers.iter().fold(embedded, |h, layer| layer.forward(h, step)).finish()
+        let embed = || self.embed_tokens.forward(tokens);
+        self.layers.forward(tokens.len(), embed, |h, layer| layer.forward(h, step))
     }
 
     fn norm(&self, h: &Array) -> Array {
@@ -203,12 +199,13 @@ impl Network for Llama {
 
     fn dimensions(&self) -> Dimensions {
         Dimensions {
-            num_layers: self.layers.len(),
+            num_layers: self.layers.num_layers(),
+            layers: self.layers.range(),
             hidden_size: self.hidden_size,
             context_tokens: self.context_tokens,
             heads: self.heads.clone(),
-            mlp: self.layers[0].mlp.inner.clone(),
-            vocab: self.embed_tokens.cut().clone(),
+            mlp: self.layers.first().mlp.inner.clone(),
+            vocab: self.lm_head.rows(&self.embed_tokens),
         }
     }
 }

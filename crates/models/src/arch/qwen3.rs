@@ -12,9 +12,9 @@ use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
 use crate::layers::{
     Attention, AttentionParts, Bias, Embedding, Head, Heads, Linear, Mlp, Residual, RmsNorm, Rope,
-    RopeConfig,
+    RopeConfig, Stack, vocabulary,
 };
-use crate::parallel::TensorParallel;
+use crate::parallel::Parallel;
 use crate::step::Step;
 use crate::weights::Weights;
 
@@ -41,7 +41,7 @@ struct Plan<'a> {
     hidden: usize,
     heads: Heads,
     rope: Rc<Rope>,
-    tp: &'a TensorParallel,
+    parallel: &'a Parallel,
 }
 
 #[derive(Debug)]
@@ -56,7 +56,7 @@ struct Layer {
 #[derive(Debug)]
 pub(super) struct Qwen3 {
     embed_tokens: Embedding,
-    layers: Vec<Layer>,
+    layers: Stack<Layer>,
     norm: RmsNorm,
     lm_head: Head,
     hidden_size: usize,
@@ -68,7 +68,7 @@ impl Qwen3 {
     pub(super) fn load(
         w: &Weights<'_>,
         checkpoint: &Checkpoint,
-        tp: &TensorParallel,
+        parallel: &Parallel,
     ) -> Result<Qwen3, LoadError> {
         let config: Config = checkpoint.config()?;
         check_activation(checkpoint, config.hidden_act.as_deref())?;
@@ -76,20 +76,16 @@ impl Qwen3 {
         let vocab = checkpoint.dimension("vocab_size", config.vocab_size)?;
         let num_layers = checkpoint.dimension("num_hidden_layers", config.num_hidden_layers)?;
         let model = w.at("model");
-        let plan = Plan::new(checkpoint, &config, hidden, (&model, tp))?;
-        let embed_tokens = Embedding::load(&model.at("embed_tokens"), vocab, hidden, tp)?;
-        let layers = (0..num_layers)
-            .map(|idx| Layer::load(&model.at("layers").at(idx), &plan, idx))
-            .collect::<Result<Vec<_>, _>>()?;
-        let lm_head = if is_tied(w, config.tie_word_embeddings) {
-            Head::tied(&embed_tokens)
-        } else {
-            Head::load(&w.at("lm_head"), vocab, hidden, tp)?
-        };
+        let plan = Plan::new(checkpoint, &config, hidden, (&model, parallel))?;
+        let head = (!is_tied(w, config.tie_word_embeddings)).then(|| w.at("lm_head"));
+        let (embed_tokens, lm_head) =
+            vocabulary(&model.at("embed_tokens"), head.as_ref(), (vocab, hidden), parallel)?;
+        let load = |w: &Weights<'_>, layer_idx| Layer::load(w, &plan, layer_idx);
+        let layers = Stack::load(&model.at("layers"), (num_layers, hidden), parallel, load)?;
         Ok(Qwen3 {
             embed_tokens,
             layers,
-            norm: RmsNorm::load(&model.at("norm"), hidden, config.rms_norm_eps, tp)?,
+            norm: RmsNorm::load(&model.at("norm"), hidden, config.rms_norm_eps, parallel)?,
             lm_head,
             hidden_size: hidden,
             context_tokens: config.rope.context_tokens(),
@@ -103,28 +99,28 @@ impl<'a> Plan<'a> {
         checkpoint: &'a Checkpoint,
         config: &'a Config,
         hidden: usize,
-        (model, tp): (&Weights<'_>, &'a TensorParallel),
+        (model, parallel): (&Weights<'_>, &'a Parallel),
     ) -> Result<Plan<'a>, LoadError> {
         let heads = checkpoint.dimension("num_attention_heads", config.num_attention_heads)?;
         let kv_heads = checkpoint.dimension("num_key_value_heads", config.num_key_value_heads)?;
         let head_dim = checkpoint.dimension("head_dim", config.head_dim)?;
         let o_proj = model.at("layers.0.self_attn.o_proj");
-        let heads = Heads::new(checkpoint, (heads, kv_heads, head_dim), &o_proj, tp)?;
+        let heads = Heads::new(checkpoint, (heads, kv_heads, head_dim), &o_proj, parallel)?;
         let rope = Rope::new(checkpoint, &config.rope, head_dim, None)?;
-        Ok(Plan { checkpoint, config, hidden, heads, rope, tp })
+        Ok(Plan { checkpoint, config, hidden, heads, rope, parallel })
     }
 }
 
 impl Layer {
     fn load(w: &Weights<'_>, plan: &Plan<'_>, layer_idx: usize) -> Result<Layer, LoadError> {
-        let Plan { config, hidden, tp, .. } = *plan;
-        let norm = |name| RmsNorm::load(&w.at(name), hidden, config.rms_norm_eps, tp);
+        let Plan { config, hidden, parallel, .. } = *plan;
+        let norm = |name| RmsNorm::load(&w.at(name), hidden, config.rms_norm_eps, parallel);
         let inner = plan.checkpoint.dimension("intermediate_size", config.intermediate_size)?;
         Ok(Layer {
             input_layernorm: norm("input_layernorm")?,
             self_attn: attention(&w.at("self_attn"), plan, layer_idx)?,
             post_attention_layernorm: norm("post_attention_layernorm")?,
-            mlp: Mlp::load(&w.at("mlp"), (hidden, inner), Bias::Absent, tp)?,
+            mlp: Mlp::load(&w.at("mlp"), (hidden, inner), Bias::Absent, parallel)?,
         })
     }
 
@@ -135,27 +131,27 @@ impl Layer {
 }
 
 fn attention(w: &Weights<'_>, plan: &Plan<'_>, layer_idx: usize) -> Result<Attention, LoadError> {
-    let Plan { hidden, heads, tp, .. } = plan;
+    let Plan { hidden, heads, parallel, .. } = plan;
     let bias = Bias::Absent;
     let head_dim = heads.head_dim;
-    let norm = |name| RmsNorm::load(&w.at(name), head_dim, plan.config.rms_norm_eps, tp);
+    let norm = |name| RmsNorm::load(&w.at(name), head_dim, plan.config.rms_norm_eps, parallel);
     let parts = AttentionParts {
-        q_proj: Linear::column(&w.at("q_proj"), *hidden, &heads.queries(), bias, tp)?,
-        k_proj: Linear::column(&w.at("k_proj"), *hidden, &heads.keys(), bias, tp)?,
-        v_proj: Linear::column(&w.at("v_proj"), *hidden, &heads.keys(), bias, tp)?,
-        o_proj: Linear::row(&w.at("o_proj"), &heads.queries(), *hidden, bias, tp)?,
+        q_proj: Linear::column(&w.at("q_proj"), *hidden, &heads.queries(), bias, parallel)?,
+        k_proj: Linear::column(&w.at("k_proj"), *hidden, &heads.keys(), bias, parallel)?,
+        v_proj: Linear::column(&w.at("v_proj"), *hidden, &heads.keys(), bias, parallel)?,
+        o_proj: Linear::row(&w.at("o_proj"), &heads.queries(), *hidden, bias, parallel)?,
         head_norms: Some((norm("q_norm")?, norm("k_norm")?)),
         rope: Rc::clone(&plan.rope),
         heads: heads.clone(),
         window: None,
     };
-    Ok(Attention::new(parts, layer_idx, w.dtype(), tp))
+    Ok(Attention::new(parts, layer_idx, w.dtype(), parallel))
 }
 
 impl Network for Qwen3 {
     fn forward(&self, tokens: &[TokenId], step: &mut Step<'_, '_>) -> Array {
-        let embedded = self.embed_tokens.forward(tokens);
-        self.layers.iter().fold(embedded, |h, layer| layer.forward(h, step)).finish()
+        let embed = || self.embed_tokens.forward(tokens);
+        self.layers.forward(tokens.len(), embed, |h, layer| layer.forward(h, step))
     }
 
     fn norm(&self, h: &Array) -> Array {
@@ -168,12 +164,13 @@ impl Network for Qwen3 {
 
     fn dimensions(&self) -> Dimensions {
         Dimensions {
-            num_layers: self.layers.len(),
+            num_layers: self.layers.num_layers(),
+            layers: self.layers.range(),
             hidden_size: self.hidden_size,
             context_tokens: self.context_tokens,
             heads: self.heads.clone(),
-            mlp: self.layers[0].mlp.inner.clone(),
-            vocab: self.embed_tokens.cut().clone(),
+            mlp: self.layers.first().mlp.inner.clone(),
+            vocab: self.lm_head.rows(&self.embed_tokens),
         }
     }
 }

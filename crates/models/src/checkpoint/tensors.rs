@@ -113,6 +113,16 @@ pub struct TensorIndex {
 }
 
 impl TensorIndex {
+    /// The tensors whose names begin with `prefix`.
+    pub(crate) fn below<'a>(
+        &'a self,
+        prefix: &'a str,
+    ) -> impl Iterator<Item = (&'a str, &'a TensorEntry)> {
+        let from = self.entries.range(prefix.to_owned()..);
+        from.take_while(move |(name, _)| name.starts_with(prefix))
+            .map(|(name, entry)| (name.as_str(), entry))
+    }
+
     /// Reads the headers of all `model*.safetensors`. An index file is not consulted: the headers say
     /// it all, and old index files are wrong now and then.
     pub(super) fn open(files: &Arc<dyn Files>) -> Result<TensorIndex, LoadError> {

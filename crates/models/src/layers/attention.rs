@@ -16,7 +16,7 @@ use super::rope::{Rope, RotationTable};
 use crate::cache::{LayerPages, Page};
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
-use crate::parallel::{Compute, TensorParallel};
+use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, HeadCounts, HeadCut, cut_heads};
 use crate::step::{Step, StepSpan};
 use crate::weights::Weights;
@@ -34,7 +34,7 @@ impl Heads {
         checkpoint: &Checkpoint,
         (heads, kv_heads, head_dim): (usize, usize, usize),
         o_proj: &Weights<'_>,
-        tp: &TensorParallel,
+        parallel: &Parallel,
     ) -> Result<Heads, LoadError> {
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             let expected = format!("a divisor of num_attention_heads, {heads}");
@@ -43,7 +43,7 @@ impl Heads {
         let format = o_proj.quantization(heads * head_dim)?;
         let group_size = format.map_or(1, |format| format.group_size as usize);
         let counts = HeadCounts::new(heads, kv_heads, (head_dim, group_size));
-        let cut = cut_heads(counts, tp.shares()).swap_remove(tp.rank());
+        let cut = cut_heads(counts, parallel.shares()).swap_remove(parallel.rank());
         Ok(Heads { head_dim, cut })
     }
 
@@ -84,7 +84,7 @@ pub(crate) struct Attention {
     layer_idx: usize,
     scale: f32,
     dtype: Dtype,
-    tp: TensorParallel,
+    parallel: Parallel,
 }
 
 impl Attention {
@@ -92,10 +92,10 @@ impl Attention {
         parts: AttentionParts,
         layer_idx: usize,
         dtype: Dtype,
-        tp: &TensorParallel,
+        parallel: &Parallel,
     ) -> Attention {
         let scale = (parts.heads.head_dim as f64).powf(-0.5) as f32;
-        Attention { parts, layer_idx, scale, dtype, tp: tp.clone() }
+        Attention { parts, layer_idx, scale, dtype, parallel: parallel.clone() }
     }
 
     /// `residual + attention(norm(residual))`.
@@ -106,7 +106,7 @@ impl Attention {
         step: &mut Step<'_, '_>,
     ) -> Residual {
         let parts = &self.parts;
-        let Compute::Kernels(threads) = self.tp.compute() else {
+        let Compute::Kernels(threads) = self.parallel.compute() else {
             return residual.stock_block(norm, &parts.o_proj, |x| self.stock_heads(x, step));
         };
         let kernel = self.kernel(step);

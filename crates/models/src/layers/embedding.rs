@@ -10,7 +10,7 @@ use jackalope_protocol::TokenId;
 use super::kernel::{Matrix, MatrixCut, dim, primitive, zeros_after};
 use super::residual::Residual;
 use crate::error::LoadError;
-use crate::parallel::{Compute, TensorParallel};
+use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, VOCAB_UNIT, cut_dimension};
 use crate::weights::Weights;
 
@@ -21,24 +21,28 @@ struct Table {
     /// Every rank's rows.
     cuts: Vec<Cut>,
     dtype: Dtype,
-    tp: TensorParallel,
+    parallel: Parallel,
 }
 
 impl Table {
+    /// Nothing of it if this rank has no use for it.
     fn load(
         w: &Weights<'_>,
-        vocab: usize,
-        hidden: usize,
-        tp: &TensorParallel,
+        (vocab, hidden): (usize, usize),
+        is_used: bool,
+        parallel: &Parallel,
     ) -> Result<Table, LoadError> {
-        let cuts = cut_dimension(vocab, VOCAB_UNIT, tp.shares());
-        let cut = MatrixCut::Output { output: &cuts[tp.rank()], input: hidden };
+        let mut cuts = cut_dimension(vocab, VOCAB_UNIT, parallel.shares());
+        if !is_used {
+            cuts = vec![Cut::new(vocab, 0..0); cuts.len()];
+        }
+        let cut = MatrixCut::Output { output: &cuts[parallel.rank()], input: hidden };
         let matrix = Matrix::load(w, cut)?;
-        Ok(Table { matrix, cuts, dtype: w.dtype(), tp: tp.clone() })
+        Ok(Table { matrix, cuts, dtype: w.dtype(), parallel: parallel.clone() })
     }
 
     fn own(&self) -> &Cut {
-        &self.cuts[self.tp.rank()]
+        &self.cuts[self.parallel.rank()]
     }
 
     /// The rows of `ids` that this rank holds; the others are zeros.
@@ -47,7 +51,7 @@ impl Table {
         if self.matrix.is_empty() {
             return Array::zeros(&shape, self.dtype);
         }
-        match self.tp.compute() {
+        match self.parallel.compute() {
             Compute::Kernels(threads) => self.kernel_rows(ids, hidden, threads),
             Compute::Stock => self.stock_rows(ids),
         }
@@ -80,7 +84,7 @@ impl Table {
 
     /// The logits of this rank's rows for `x` `[n, hidden]`, f32 with our kernels.
     fn logits(&self, x: &Array) -> Array {
-        let threads = match self.tp.compute() {
+        let threads = match self.parallel.compute() {
             Compute::Kernels(threads) => threads,
             Compute::Stock => return self.matrix.stock_product(x),
         };
@@ -93,7 +97,7 @@ impl Table {
 
     /// The logits of this rank's rows and zeros after them, `[n, width]`.
     fn padded_logits(&self, x: &Array, width: usize) -> Array {
-        let dtype = match self.tp.compute() {
+        let dtype = match self.parallel.compute() {
             Compute::Kernels(_) => Dtype::F32,
             Compute::Stock => self.dtype,
         };
@@ -108,11 +112,11 @@ impl Table {
     /// The logits of all rows, f32 `[n, vocab]`, on every rank.
     fn all_logits(&self, x: &Array) -> Array {
         let num_rows = x.dim(0);
-        if self.tp.size() == 1 {
+        if self.parallel.size() == 1 {
             return self.logits(x).astype(Dtype::F32);
         }
         let widest = self.cuts.iter().map(Cut::len).max().unwrap_or(0);
-        let gathered = self.tp.all_gather(&self.padded_logits(x, widest)); // [ranks * n, widest]
+        let gathered = self.parallel.all_gather(&self.padded_logits(x, widest)); // [ranks * n, widest]
         let parts = self.cuts.iter().enumerate().filter(|(_, cut)| !cut.is_empty());
         let parts: Vec<Array> = parts
             .map(|(rank, cut)| {
@@ -124,6 +128,24 @@ impl Table {
     }
 }
 
+/// Loads the table of `embed`, where the first layer is, and that of `head`, where the last one is.
+/// Without `head` both are one table.
+pub(crate) fn vocabulary(
+    embed: &Weights<'_>,
+    head: Option<&Weights<'_>>,
+    shape: (usize, usize), // [vocab, hidden]
+    parallel: &Parallel,
+) -> Result<(Embedding, Head), LoadError> {
+    let (begins, ends) = (parallel.has_first_layer(), parallel.has_last_layer());
+    let is_used = begins || (head.is_none() && ends);
+    let table = Rc::new(Table::load(embed, shape, is_used, parallel)?);
+    let head = match head {
+        Some(w) => Rc::new(Table::load(w, shape, ends, parallel)?),
+        None => Rc::clone(&table),
+    };
+    Ok((Embedding { table, hidden: shape.1 }, Head { table: head }))
+}
+
 /// Token ids to vectors.
 #[derive(Clone, Debug)]
 pub(crate) struct Embedding {
@@ -132,25 +154,10 @@ pub(crate) struct Embedding {
 }
 
 impl Embedding {
-    pub(crate) fn load(
-        w: &Weights<'_>,
-        vocab: usize,
-        hidden: usize,
-        tp: &TensorParallel,
-    ) -> Result<Embedding, LoadError> {
-        let table = Rc::new(Table::load(w, vocab, hidden, tp)?);
-        Ok(Embedding { table, hidden })
-    }
-
     /// The begin of the residual stream.
     pub(crate) fn forward(&self, ids: &[TokenId]) -> Residual {
         let rows = self.table.rows(ids, self.hidden);
-        Residual::new(self.table.tp.all_sum(&rows), &self.table.tp)
-    }
-
-    /// Vocabulary rows of this rank.
-    pub(crate) fn cut(&self) -> &Cut {
-        self.table.own()
+        Residual::new(self.table.parallel.all_sum(&rows), &self.table.parallel)
     }
 }
 
@@ -161,19 +168,10 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// A table of its own.
-    pub(crate) fn load(
-        w: &Weights<'_>,
-        vocab: usize,
-        hidden: usize,
-        tp: &TensorParallel,
-    ) -> Result<Head, LoadError> {
-        Ok(Head { table: Rc::new(Table::load(w, vocab, hidden, tp)?) })
-    }
-
-    /// The embedding's table.
-    pub(crate) fn tied(embedding: &Embedding) -> Head {
-        Head { table: Rc::clone(&embedding.table) }
+    /// Vocabulary rows of this rank, of this table or of the embedding's.
+    pub(crate) fn rows(&self, embedding: &Embedding) -> Cut {
+        let own = self.table.own();
+        if own.is_empty() { embedding.table.own().clone() } else { own.clone() }
     }
 
     /// f32 `[n, vocab]` for `x` `[n, hidden]`.

@@ -8,7 +8,7 @@ use jackalope_mlx::{Array, Dtype, Pinned};
 
 use super::kernel::{Matrix, MatrixCut, MatrixKernel, elements, pinned, zeros_after};
 use crate::error::LoadError;
-use crate::parallel::TensorParallel;
+use crate::parallel::Parallel;
 use crate::split::Cut;
 use crate::weights::{Part, Weights};
 
@@ -33,7 +33,7 @@ pub(crate) struct Linear {
     bias: Option<Array>, // [output]
     pinned_bias: OnceCell<Pinned>,
     dtype: Dtype,
-    tp: TensorParallel,
+    parallel: Parallel,
     is_summed: bool,
 }
 
@@ -44,10 +44,10 @@ impl Linear {
         input: usize,
         output: &Cut,
         bias: Bias,
-        tp: &TensorParallel,
+        parallel: &Parallel,
     ) -> Result<Linear, LoadError> {
         let matrix = Matrix::load(w, MatrixCut::Output { output, input })?;
-        Linear::new((w, matrix), (bias, output.full, Part::Rows(output)), tp, false)
+        Linear::new((w, matrix), (bias, output.full, Part::Rows(output)), parallel, false)
     }
 
     /// Each rank has a part of the input; the products are summed over the ranks.
@@ -56,16 +56,16 @@ impl Linear {
         input: &Cut,
         output: usize,
         bias: Bias,
-        tp: &TensorParallel,
+        parallel: &Parallel,
     ) -> Result<Linear, LoadError> {
         let matrix = Matrix::load(w, MatrixCut::Input { output, input })?;
-        Linear::new((w, matrix), (bias, output, Part::Whole), tp, true)
+        Linear::new((w, matrix), (bias, output, Part::Whole), parallel, true)
     }
 
     fn new(
         (w, matrix): (&Weights<'_>, Matrix),
         (bias, output, part): (Bias, usize, Part<'_>),
-        tp: &TensorParallel,
+        parallel: &Parallel,
         is_summed: bool,
     ) -> Result<Linear, LoadError> {
         let bias = match bias {
@@ -77,7 +77,7 @@ impl Linear {
             bias,
             pinned_bias: OnceCell::new(),
             dtype: w.dtype(),
-            tp: tp.clone(),
+            parallel: parallel.clone(),
             is_summed,
         })
     }
@@ -90,7 +90,7 @@ impl Linear {
             self.matrix.stock_product(x)
         };
         if self.is_summed {
-            out = self.tp.all_sum(&out);
+            out = self.parallel.all_sum(&out);
         }
         match &self.bias {
             Some(bias) => out.add(bias),

@@ -8,7 +8,7 @@ use super::linear::{Bias, Linear, LinearKernel};
 use super::norm::RmsNorm;
 use super::residual::Residual;
 use crate::error::LoadError;
-use crate::parallel::{Compute, TensorParallel};
+use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, PLAIN_UNIT, cut_dimension};
 use crate::weights::Weights;
 
@@ -19,7 +19,7 @@ pub(crate) struct Mlp {
     up_proj: Linear,
     down_proj: Linear,
     dtype: Dtype,
-    tp: TensorParallel,
+    parallel: Parallel,
     /// This rank's part of the inner dimension.
     pub(crate) inner: Cut,
 }
@@ -29,17 +29,17 @@ impl Mlp {
         w: &Weights<'_>,
         (hidden, inner): (usize, usize),
         bias: Bias,
-        tp: &TensorParallel,
+        parallel: &Parallel,
     ) -> Result<Mlp, LoadError> {
         let format = w.at("down_proj").quantization(inner)?;
         let unit = format.map_or(PLAIN_UNIT, |format| format.group_size as usize);
-        let inner = cut_dimension(inner, unit, tp.shares()).swap_remove(tp.rank());
+        let inner = cut_dimension(inner, unit, parallel.shares()).swap_remove(parallel.rank());
         Ok(Mlp {
-            gate_proj: Linear::column(&w.at("gate_proj"), hidden, &inner, bias, tp)?,
-            up_proj: Linear::column(&w.at("up_proj"), hidden, &inner, bias, tp)?,
-            down_proj: Linear::row(&w.at("down_proj"), &inner, hidden, bias, tp)?,
+            gate_proj: Linear::column(&w.at("gate_proj"), hidden, &inner, bias, parallel)?,
+            up_proj: Linear::column(&w.at("up_proj"), hidden, &inner, bias, parallel)?,
+            down_proj: Linear::row(&w.at("down_proj"), &inner, hidden, bias, parallel)?,
             dtype: w.dtype(),
-            tp: tp.clone(),
+            parallel: parallel.clone(),
             inner,
         })
     }
@@ -47,7 +47,7 @@ impl Mlp {
     /// `residual + mlp(norm(residual))`.
     pub(crate) fn add_to(&self, residual: Residual, norm: &RmsNorm) -> Residual {
         let Mlp { gate_proj, up_proj, down_proj, dtype, .. } = self;
-        let Compute::Kernels(threads) = self.tp.compute() else {
+        let Compute::Kernels(threads) = self.parallel.compute() else {
             return residual.stock_block(norm, down_proj, |x| {
                 gate_proj.stock(x).silu().mul(&up_proj.stock(x))
             });

@@ -7,7 +7,7 @@ use jackalope_mlx::{Array, Pinned, fast};
 
 use super::kernel::{elements, pinned, primitive};
 use crate::error::LoadError;
-use crate::parallel::{Compute, TensorParallel};
+use crate::parallel::{Compute, Parallel};
 use crate::weights::{Part, Weights};
 
 /// `x / sqrt(mean(x²) + eps) * weight` over the last dimension, held by every rank.
@@ -24,10 +24,10 @@ impl RmsNorm {
         w: &Weights<'_>,
         width: usize,
         eps: f32,
-        tp: &TensorParallel,
+        parallel: &Parallel,
     ) -> Result<RmsNorm, LoadError> {
         let weight = w.floats("weight", &[width], Part::Whole)?;
-        Ok(RmsNorm { weight, pinned: OnceCell::new(), eps, compute: tp.compute().clone() })
+        Ok(RmsNorm { weight, pinned: OnceCell::new(), eps, compute: parallel.compute().clone() })
     }
 
     /// `x` and the result are `[tokens, width]`.

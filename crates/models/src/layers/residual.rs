@@ -20,7 +20,7 @@ use jackalope_mlx::{Array, Dtype, Pinned};
 use super::kernel::{MatrixKernel, Outputs, elements, float, primitives, zeros_after};
 use super::linear::Linear;
 use super::norm::{NormKernel, RmsNorm};
-use crate::parallel::{Compute, TensorParallel};
+use crate::parallel::{Compute, Parallel};
 
 /// The stream between two blocks, `[tokens, hidden]`.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(crate) struct Residual {
     pending: Option<Pending>,
     /// Blocks that are not yet in the graph: they follow one another without a sum over ranks.
     blocks: Vec<BlockKernel>,
-    tp: TensorParallel,
+    parallel: Parallel,
 }
 
 /// Terms of the stream that are not yet added.
@@ -60,13 +60,13 @@ impl fmt::Debug for BlockKernel {
 
 impl Residual {
     /// The embedded tokens.
-    pub(crate) fn new(h: Array, tp: &TensorParallel) -> Residual {
-        Residual { h, pending: None, blocks: Vec::new(), tp: tp.clone() }
+    pub(crate) fn new(h: Array, parallel: &Parallel) -> Residual {
+        Residual { h, pending: None, blocks: Vec::new(), parallel: parallel.clone() }
     }
 
     /// The stream as an array.
     pub(crate) fn finish(self) -> Array {
-        match self.tp.compute().clone() {
+        match self.parallel.compute().clone() {
             Compute::Kernels(threads) if self.pending.is_some() || !self.blocks.is_empty() => {
                 let out = [(self.h.shape(), self.h.dtype())];
                 self.node(&out, &threads, |chain, outputs, threads| chain.finish(outputs, threads))
@@ -98,31 +98,31 @@ impl Residual {
     ) -> Residual {
         let bias = row.pinned_bias();
         if row.matrix().is_empty() {
-            let tp = self.tp.clone();
+            let parallel = self.parallel.clone();
             let h = self.finish();
-            let product = tp.all_sum(&zeros_after(&h, row.matrix().output(), Dtype::F32));
+            let product = parallel.all_sum(&zeros_after(&h, row.matrix().output(), Dtype::F32));
             return Residual {
                 h,
                 pending: Some(Pending { product, bias }),
                 blocks: Vec::new(),
-                tp,
+                parallel,
             };
         }
         let row = row.matrix().kernel();
         self.blocks.push(BlockKernel { norm: norm.kernel(), work: Box::new(work), row, bias });
-        if self.tp.size() == 1 { self } else { self.sum_over_ranks(threads) }
+        if self.parallel.size() == 1 { self } else { self.sum_over_ranks(threads) }
     }
 
     /// Puts the blocks into the graph, and the sum of what they add.
     fn sum_over_ranks(mut self, threads: &Arc<Threads>) -> Residual {
-        let tp = self.tp.clone();
+        let parallel = self.parallel.clone();
         let bias = self.blocks.last_mut().and_then(|block| block.bias.take());
         let out = [(self.h.shape(), Dtype::F32), (self.h.shape(), self.h.dtype())];
         let mut results =
             self.node(&out, threads, |chain, outputs, threads| chain.split(outputs, threads));
         let h = results.remove(1);
-        let product = tp.all_sum(&results.remove(0));
-        Residual { h, pending: Some(Pending { product, bias }), blocks: Vec::new(), tp }
+        let product = parallel.all_sum(&results.remove(0));
+        Residual { h, pending: Some(Pending { product, bias }), blocks: Vec::new(), parallel }
     }
 
     /// A node that computes the blocks and hands the stream to `end`.

@@ -4,6 +4,8 @@
 //! reference's margin is above 1e-3. The reference of f16 and bf16 checkpoints is computed in f32
 //! from their stored values, so their difference is our rounding.
 
+use jackalope_models::Split;
+
 use crate::ranks::{Job, Way, load, run_ranks};
 use crate::recipe::{Case, Golden};
 use crate::run::{Logits, argmax, difference, generate};
@@ -68,8 +70,10 @@ fn two_ranks_compute_what_mlx_lm_does() {
         ways: vec![Way::Kernels],
         num_epochs: 1,
         num_tokens: golden.cases[0].greedy.len(),
+        follows: false,
+        num_layers: None,
     };
-    for (rank, generated) in run_ranks(&[1, 1], &job).iter().enumerate() {
+    for (rank, generated) in run_ranks(&Split::Tensor(vec![1, 1]), &job).iter().enumerate() {
         assert_eq!(generated.len(), golden.cases.len());
         for (case, generated) in golden.cases.iter().zip(generated) {
             let generated = (generated.tokens.clone(), generated.logits());

@@ -4,11 +4,13 @@
 //! batched runs must agree exactly. MLX's operations, and sums over ranks, agree within rounding.
 
 use jackalope_mlx::memory;
-use jackalope_models::{Batch, Model, SequenceCache, Span};
+use jackalope_models::{Batch, Model, ModelFacts, SequenceCache, Span, Split};
 
-use crate::ranks::{Alone, Generated, Job, Way, facts_of_ranks, is_alone, load, run_ranks, say};
+use crate::ranks::{
+    Alone, Generated, Job, Way, facts_of_ranks, is_alone, load, load_edited, run_ranks, say,
+};
 use crate::recipe::{Case, Golden};
-use crate::run::{Logits, difference, extend, generate, step};
+use crate::run::{Logits, difference, extend, follow, generate, step};
 
 /// One case of each architecture, of plain and quantised weights, of each type.
 const CASES: &[&str] = &[
@@ -23,6 +25,13 @@ const CASES: &[&str] = &[
     "qwen3-mxfp4-bf16",
     "qwen3-mixed-f32",
 ];
+
+/// Layers of the models that pipelines compute.
+const PIPELINE_LAYERS: usize = 5;
+
+fn tensor(shares: &[u32]) -> Split {
+    Split::Tensor(shares.to_vec())
+}
 
 /// How far MLX's operations, or sums over ranks, may be from another order of the same additions.
 fn tolerance(case: &Case) -> f32 {
@@ -67,14 +76,21 @@ fn any_number_of_ranks_and_any_shares_compute_the_same() {
     let golden = Golden::read();
     let cases: Vec<&Case> = CASES.iter().map(|name| golden.case(name)).collect();
     let names = CASES.iter().map(ToString::to_string).collect();
-    let job = Job { cases: names, ways: Way::BOTH.to_vec(), num_epochs: 1, num_tokens: 4 };
+    let job = Job {
+        cases: names,
+        ways: Way::BOTH.to_vec(),
+        num_epochs: 1,
+        num_tokens: 4,
+        follows: false,
+        num_layers: None,
+    };
     let runs = || cases.iter().flat_map(|case| Way::BOTH.map(|way| (*case, way)));
     let alone: Vec<Generated> = runs()
         .map(|(case, way)| Generated::new(generate(&load(case, &way.single()), &golden.prompt, 4)))
         .collect();
     let shares: [&[u32]; 5] = [&[1, 1], &[3, 1], &[1, 1, 1], &[1, 5], &[2, 1, 1, 3, 1]];
     for shares in shares {
-        let ranks = run_ranks(shares, &job);
+        let ranks = run_ranks(&tensor(shares), &job);
         for (idx, (case, way)) in runs().enumerate() {
             let what = format!("{} ({way:?}) on shares {shares:?}", case.name);
             let found = &ranks[0][idx];
@@ -90,13 +106,48 @@ fn any_number_of_ranks_and_any_shares_compute_the_same() {
 }
 
 #[test]
+fn a_pipeline_of_any_stages_computes_the_same_bits_as_one_rank() {
+    let golden = Golden::read();
+    let cases: Vec<&Case> = CASES.iter().map(|name| golden.case(name)).collect();
+    let names = CASES.iter().map(ToString::to_string).collect();
+    let ways = Way::BOTH.to_vec();
+    let num_layers = Some(PIPELINE_LAYERS);
+    let job = Job { cases: names, ways, num_epochs: 1, num_tokens: 4, follows: true, num_layers };
+    let runs = || cases.iter().flat_map(|case| Way::BOTH.map(|way| (*case, way)));
+    let alone: Vec<Generated> = runs()
+        .map(|(case, way)| {
+            let model = load_edited(&case.deepened(PIPELINE_LAYERS), &way.single());
+            (Vec::new(), follow(&model, &golden.prompt, job.num_tokens))
+        })
+        .map(Generated::new)
+        .collect();
+    for layers in [vec![5], vec![4, 1], vec![2, 3], vec![1, 1, 3], vec![1, 1, 1, 1, 1]] {
+        let ranks = run_ranks(&Split::Pipeline(layers.clone()), &job);
+        for (idx, (case, way)) in runs().enumerate() {
+            let what = format!("stages of {layers:?} layers");
+            let found = ranks[0][idx].logits();
+            assert_same(way, case, &found, &alone[idx].logits(), &what);
+            assert_eq!(found.len(), golden.prompt.len());
+            assert!(ranks[1..].iter().all(|rank| rank[idx].logits().is_empty()), "{what}");
+        }
+    }
+}
+
+#[test]
 fn a_new_group_takes_the_place_of_the_old_one_and_changes_no_bit() {
     let golden = Golden::read();
     let name = "qwen3-mixed-f32";
     let ways = vec![Way::Kernels];
-    let job = Job { cases: vec![name.to_owned()], ways, num_epochs: 3, num_tokens: 8 };
+    let job = Job {
+        cases: vec![name.to_owned()],
+        ways,
+        num_epochs: 3,
+        num_tokens: 8,
+        follows: false,
+        num_layers: None,
+    };
     let alone = generate(&load(golden.case(name), &Way::Kernels.single()), &golden.prompt, 8);
-    for generated in run_ranks(&[2, 1, 1], &job) {
+    for generated in run_ranks(&tensor(&[2, 1, 1]), &job) {
         assert_eq!(generated.len(), 3);
         assert!(generated.iter().all(|epoch| *epoch == generated[0]));
         assert_eq!(generated[0].tokens, alone.0);
@@ -260,12 +311,51 @@ fn decoding_process() {
 }
 
 #[test]
+fn stages_read_each_layer_once_and_cache_their_own() {
+    let golden = Golden::read();
+    for case in CASES.iter().map(|name| golden.case(name).deepened(PIPELINE_LAYERS)) {
+        let facts = |split: &Split| -> Vec<ModelFacts> {
+            let of_rank = |rank| load_edited(&case, &Way::Kernels.alone(rank, split));
+            (0..split.num_ranks()).map(|rank| of_rank(rank).facts().clone()).collect()
+        };
+        let alone = facts(&tensor(&[1])).remove(0);
+        let stages = facts(&Split::Pipeline(vec![2, 1, 2]));
+        let layers: Vec<(u32, u32)> =
+            stages.iter().map(|it| (it.layers.start, it.layers.end)).collect();
+        assert_eq!(layers, [(3, 5), (2, 3), (0, 2)]);
+        let kv: u64 = stages.iter().map(|it| it.kv_bytes_per_token).sum();
+        assert_eq!(kv, alone.kv_bytes_per_token);
+        assert_eq!(stages[0].kv_bytes_per_token, 2 * stages[1].kv_bytes_per_token);
+        // The vocabulary is at both ends, and twice if they share one table.
+        let vocab: Vec<bool> = stages.iter().map(|it| it.vocab.end != 0).collect();
+        assert_eq!(vocab, [true, false, true]);
+        // The last norm is everywhere.
+        let norm = u64::from(alone.hidden_size) * alone.dtype.size_bytes() as u64;
+        let read: u64 = stages.iter().map(|it| it.bytes_read).sum();
+        let tables = read - alone.bytes_read - 2 * norm;
+        let is_tied = !case.tensors.contains_key("lm_head.weight");
+        assert_eq!(0 < tables, is_tied, "{}: {tables} bytes twice", case.name);
+    }
+}
+
+#[test]
+fn a_pipeline_of_another_number_of_layers_is_refused() {
+    let golden = Golden::read();
+    let checkpoint = golden.case("qwen3-mixed-f32").write();
+    for layers in [vec![1, 2], vec![1], vec![1, 1, 1]] {
+        let parallel = Way::Kernels.alone(0, &Split::Pipeline(layers));
+        let err = Model::load(checkpoint.dir(), &parallel, &mut |_| {}).unwrap_err().to_string();
+        assert!(err.contains("the model has 2\nhint: "), "{err}");
+    }
+}
+
+#[test]
 fn ranks_together_read_no_more_than_one_alone_and_what_all_need() {
     let golden = Golden::read();
     for case in &golden.cases {
-        let alone = facts_of_ranks(case, &[1]).remove(0);
+        let alone = facts_of_ranks(case, &tensor(&[1])).remove(0);
         for shares in [vec![1, 1], vec![3, 1], vec![1, 1, 1, 1]] {
-            let ranks = facts_of_ranks(case, &shares);
+            let ranks = facts_of_ranks(case, &tensor(&shares));
             let read: u64 = ranks.iter().map(|facts| facts.bytes_read).sum();
             let shared: u64 = ranks.iter().map(|facts| facts.replicated_bytes).sum();
             assert!(read <= alone.bytes_read + shared, "{} on {shares:?}", case.name);

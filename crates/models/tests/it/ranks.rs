@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use jackalope_kernels::Threads;
 use jackalope_mlx::Group;
-use jackalope_models::{Compute, GroupCell, Model, ModelFacts, Shares, TensorParallel};
+use jackalope_models::{Compute, GroupCell, Model, ModelFacts, Parallel, Split};
 use jackalope_transport::{self as transport, GroupConfig, Listener};
 use serde::{Deserialize, Serialize};
 
 use crate::recipe::{Case, Golden};
-use crate::run::{Logits, generate};
+use crate::run::{Logits, follow, generate};
 
 /// Set for the processes that run one function alone.
 const MARK: &str = "JACKALOPE_TEST_ALONE";
@@ -44,20 +44,24 @@ impl Way {
     }
 
     /// A rank of its own.
-    pub(crate) fn single(self) -> TensorParallel {
-        TensorParallel::single(self.compute())
+    pub(crate) fn single(self) -> Parallel {
+        Parallel::single(self.compute())
     }
 
     /// One of several ranks without a group: enough for loading.
-    pub(crate) fn alone(self, rank: usize, shares: &[u32]) -> TensorParallel {
+    pub(crate) fn alone(self, rank: usize, split: &Split) -> Parallel {
         let cell = GroupCell::new(Group::single());
-        let shares = Shares::new(shares.to_vec()).unwrap();
-        TensorParallel::new(rank, shares, cell, self.compute()).unwrap()
+        Parallel::new(rank, split, cell, self.compute()).unwrap()
     }
 }
 
-pub(crate) fn load(case: &Case, tp: &TensorParallel) -> Model {
-    Model::load(case.write().dir(), tp, &mut |_| {}).unwrap()
+pub(crate) fn load(case: &Case, parallel: &Parallel) -> Model {
+    Model::load(case.write().dir(), parallel, &mut |_| {}).unwrap()
+}
+
+/// As [`load`], of a case that may have been edited.
+pub(crate) fn load_edited(case: &Case, parallel: &Parallel) -> Model {
+    Model::load(case.write_edited().dir(), parallel, &mut |_| {}).unwrap()
 }
 
 /// What ranks do: for each case and way, generate.
@@ -68,6 +72,11 @@ pub(crate) struct Job {
     /// Groups that follow one another over the same weights.
     pub(crate) num_epochs: u64,
     pub(crate) num_tokens: usize,
+    /// Read known tokens instead: only one rank of a pipeline can draw. The last `num_tokens` of
+    /// them come one by one.
+    pub(crate) follows: bool,
+    /// Deepen the cases to so many layers.
+    pub(crate) num_layers: Option<usize>,
 }
 
 /// What a rank generated for one case in one way in one epoch.
@@ -93,20 +102,20 @@ impl Generated {
 #[derive(Deserialize, Serialize)]
 struct Order {
     rank: usize,
-    shares: Vec<u32>,
+    split: Split,
     peers: Vec<SocketAddr>,
     job: Job,
 }
 
-/// Runs a job on as many processes as there are shares; what each of them generated, by rank, in
+/// Runs a job on as many processes as the split has parts; what each of them generated, by rank, in
 /// the order of cases, ways and epochs.
-pub(crate) fn run_ranks(shares: &[u32], job: &Job) -> Vec<Vec<Generated>> {
+pub(crate) fn run_ranks(split: &Split, job: &Job) -> Vec<Vec<Generated>> {
     let start = |_| Alone::start("ranks::rank_process");
-    let mut ranks: Vec<Alone> = shares.iter().map(start).collect();
+    let mut ranks: Vec<Alone> = split.numbers().iter().map(start).collect();
     let peers: Vec<SocketAddr> = ranks.iter_mut().map(|rank| rank.receive("listening")).collect();
     for (rank, process) in ranks.iter_mut().enumerate() {
-        let (shares, peers, job) = (shares.to_vec(), peers.clone(), job.clone());
-        process.send(&Order { rank, shares, peers, job });
+        let (split, peers, job) = (split.clone(), peers.clone(), job.clone());
+        process.send(&Order { rank, split, peers, job });
     }
     ranks.iter_mut().map(|rank| rank.receive("generated")).collect()
 }
@@ -181,16 +190,25 @@ fn rank_process() {
         Group::native(transport::Group::join(&listener, config).unwrap())
     };
     let cell = GroupCell::new(join(0));
-    let shares = Shares::new(order.shares.clone()).unwrap();
     let golden = Golden::read();
     let mut epoch = 0;
     let mut generated = Vec::new();
     for case in order.job.cases.iter().map(|name| golden.case(name)) {
         for way in &order.job.ways {
-            let tp = TensorParallel::new(order.rank, shares.clone(), cell.clone(), way.compute());
-            let model = load(case, &tp.unwrap());
+            let parallel =
+                Parallel::new(order.rank, &order.split, cell.clone(), way.compute()).unwrap();
+            let model = match order.job.num_layers {
+                Some(num_layers) => load_edited(&case.deepened(num_layers), &parallel),
+                None => load(case, &parallel),
+            };
             for _ in 0..order.job.num_epochs {
-                let result = generate(&model, &golden.prompt, order.job.num_tokens);
+                let result = match order.job.follows {
+                    true => {
+                        let logits = follow(&model, &golden.prompt, order.job.num_tokens);
+                        (Vec::new(), logits)
+                    }
+                    false => generate(&model, &golden.prompt, order.job.num_tokens),
+                };
                 generated.push(Generated::new(result));
                 if 1 < order.job.num_epochs {
                     epoch += 1;
@@ -208,7 +226,7 @@ pub(crate) fn say(mark: &str, value: &impl Serialize) {
 }
 
 /// What the ranks of a group would hold.
-pub(crate) fn facts_of_ranks(case: &Case, shares: &[u32]) -> Vec<ModelFacts> {
-    let facts = |rank| load(case, &Way::Kernels.alone(rank, shares)).facts().clone();
-    (0..shares.len()).map(facts).collect()
+pub(crate) fn facts_of_ranks(case: &Case, split: &Split) -> Vec<ModelFacts> {
+    let facts = |rank| load(case, &Way::Kernels.alone(rank, split)).facts().clone();
+    (0..split.num_ranks()).map(facts).collect()
 }

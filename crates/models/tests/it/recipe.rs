@@ -56,6 +56,32 @@ impl Case {
         checkpoint
     }
 
+    /// The same architecture with more layers, which no reference has seen: each is made as one of
+    /// the case's own layers, in turn, of other numbers.
+    pub(crate) fn deepened(&self, num_layers: usize) -> Case {
+        let mut case = self.clone();
+        let own = self.config["num_hidden_layers"].as_u64().unwrap() as usize;
+        case.config["num_hidden_layers"] = num_layers.into();
+        let copy = |entries: &mut Map<String, Value>| {
+            for (name, value) in entries.clone() {
+                let Some((head, rest)) = name.split_once("layers.") else { continue };
+                let Some((layer_idx, rest)) = rest.split_once('.') else { continue };
+                let first = layer_idx.parse::<usize>().unwrap() + own;
+                for copied in (first..num_layers).step_by(own) {
+                    entries.insert(format!("{head}layers.{copied}.{rest}"), value.clone());
+                }
+            }
+        };
+        copy(&mut case.tensors);
+        if let Some(formats) = case.config.get_mut("quantization") {
+            copy(formats.as_object_mut().unwrap());
+        }
+        if let Some(Value::Array(types)) = case.config.get_mut("layer_types") {
+            *types = types.iter().cycle().take(num_layers).cloned().collect();
+        }
+        case
+    }
+
     /// Writes a checkpoint of whatever the fields hold now.
     pub(crate) fn write_edited(&self) -> Checkpoint {
         let dir = TempDir::new(&self.name);

@@ -12,8 +12,15 @@ pub(crate) fn extend(model: &Model, cache: &mut SequenceCache, tokens: &[u32]) -
     step(model, &Batch { tokens, rows, logits_at: (0..tokens.len()).collect() }, &mut [cache])
 }
 
-/// One step: evaluates logits and caches.
+/// One step: evaluates logits and caches. There are no logits where the last layer is not.
 pub(crate) fn step(model: &Model, batch: &Batch<'_>, caches: &mut [&mut SequenceCache]) -> Logits {
+    if !model.has_last_layer() {
+        let sent = model.hidden(batch, caches);
+        let mut arrays: Vec<Array> = caches.iter().flat_map(|cache| cache.arrays()).collect();
+        arrays.push(sent);
+        eval(&arrays.iter().collect::<Vec<_>>()).unwrap();
+        return Logits::new();
+    }
     let logits = model.forward(batch, caches);
     let mut arrays: Vec<Array> = caches.iter().flat_map(|cache| cache.arrays()).collect();
     arrays.push(logits.clone());
@@ -33,6 +40,17 @@ pub(crate) fn generate(model: &Model, prompt: &[u32], num_tokens: usize) -> (Vec
         tokens.push(argmax(&logits[logits.len() - 1]));
     }
     (tokens, logits)
+}
+
+/// Known tokens: all but the last `num_single` in one piece, then these one by one. All logits.
+pub(crate) fn follow(model: &Model, tokens: &[u32], num_single: usize) -> Logits {
+    let mut cache = model.new_cache();
+    let (piece, single) = tokens.split_at(tokens.len() - num_single);
+    let mut logits = extend(model, &mut cache, piece);
+    for token in single.chunks(1) {
+        logits.extend(extend(model, &mut cache, token));
+    }
+    logits
 }
 
 /// The first of the best.

@@ -9,10 +9,14 @@ use jackalope_cluster::facts::NodeFacts;
 use jackalope_cluster::hostfile::Host;
 use jackalope_cluster::nodes::Nodes;
 use jackalope_cluster::placement::{
-    LinkKind, Links, ModelFacts, NodeOffer, Placement, Refusal, Wishes, place,
+    Link, LinkKind, Links, ModelFacts, NodeOffer, Placement, Refusal, SplitKind, Wishes, place,
 };
+use jackalope_cluster::routes;
+use jackalope_protocol::Backend;
+use jackalope_protocol::split::Split;
 
 use super::launcher::Cut;
+use crate::wished_split;
 
 /// How long an agent may take to tell what it runs.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -22,7 +26,8 @@ pub(crate) struct Placer {
     model: ModelFacts,
     hosts: Vec<Host>,
     nodes: Arc<Nodes>,
-    context: Option<u32>,
+    wishes: Wishes,
+    links: Links,
 }
 
 /// What of a machine's memory counts, in bytes.
@@ -35,8 +40,8 @@ pub(crate) const IDLE: Memory = |facts| facts.total_bytes / 4 * 3;
 const FREE: Memory = |facts| facts.free_bytes;
 
 /// As the user says.
-pub(crate) fn given(shares: Vec<u32>) -> Cut {
-    Box::new(move |positions| Ok(positions.iter().map(|&at| shares[at]).collect()))
+pub(crate) fn given(split: Split) -> Cut {
+    Box::new(move |positions| Ok(wished_split::for_some(&split, positions)))
 }
 
 impl Placer {
@@ -46,15 +51,18 @@ impl Placer {
     /// If it cannot be read.
     pub(crate) fn new(
         model_dir: &Path,
-        hosts: &[Host],
+        (hosts, backend): (&[Host], Backend),
         nodes: &Arc<Nodes>,
-        context: Option<u32>,
+        (context_tokens, split): (Option<u32>, Option<SplitKind>),
     ) -> anyhow::Result<Placer> {
+        let model = ModelFacts::read(model_dir)?;
+        let wishes = Wishes { context_tokens, split, num_machines: None };
+        let links = links(hosts, nodes, backend);
         let (hosts, nodes) = (hosts.to_vec(), Arc::clone(nodes));
-        Ok(Placer { model: ModelFacts::read(model_dir)?, hosts, nodes, context })
+        Ok(Placer { model, hosts, nodes, wishes, links })
     }
 
-    /// Shares that follow the memory that is installed, so that a brain that comes back finds the
+    /// A split that follows the memory that is installed, so that a brain that comes back finds the
     /// split its ranks have loaded. If nothing of ours runs yet, and what is free now does not hold
     /// that split, it follows what is free.
     ///
@@ -64,14 +72,14 @@ impl Placer {
         Box::new(move |positions| {
             let idle = self.place(positions, IDLE);
             if std::mem::replace(&mut is_ours_running, true) {
-                return idle.map(|it| it.shares()).map_err(|refusal| refusal.to_string());
+                return idle.map(|it| it.split).map_err(|refusal| refusal.to_string());
             }
             let free = self.place(positions, FREE).map_err(|refusal| refusal.to_string())?;
             let fits = |idle: &Placement| {
                 let mut ranks = idle.ranks.iter().zip(&free.ranks);
                 ranks.all(|(idle, free)| idle.need.total() <= free.usable_bytes)
             };
-            Ok(idle.ok().filter(fits).unwrap_or(free).shares())
+            Ok(idle.ok().filter(fits).unwrap_or(free).split)
         })
     }
 
@@ -90,7 +98,7 @@ impl Placer {
             NodeOffer::from_facts(self.hosts[at].name(), &facts, beside as u64)
         };
         let offers: Vec<NodeOffer> = positions.iter().map(offer).collect();
-        place_on_all(&self.model, &offers, self.context)
+        place_on_all(&self.model, &offers, &self.links.among(positions), self.wishes)
     }
 }
 
@@ -104,28 +112,50 @@ fn is_rank_of(program: &str, model: &str) -> bool {
     rank.is_some_and(|(_, of)| of == model)
 }
 
-/// The shares of a model on all of these machines when nothing else runs there.
-pub(crate) fn idle_shares(
+/// How a model is split over all of these machines when nothing else runs there.
+pub(crate) fn idle_split(
     model: &ModelFacts,
     facts: &[(String, NodeFacts, u64)],
-    context: Option<u32>,
-) -> Result<Vec<u32>, Refusal> {
+    links: &Links,
+    wishes: Wishes,
+) -> Result<Split, Refusal> {
     let offer = |(name, facts, num_ranks): &(String, NodeFacts, u64)| {
         let facts = NodeFacts { free_bytes: IDLE(facts), ..facts.clone() };
         NodeOffer::from_facts(name.clone(), &facts, *num_ranks)
     };
     let offers: Vec<NodeOffer> = facts.iter().map(offer).collect();
-    place_on_all(model, &offers, context).map(|it| it.shares())
+    place_on_all(model, &offers, links, wishes).map(|it| it.split)
 }
 
 fn place_on_all(
     model: &ModelFacts,
     offers: &[NodeOffer],
-    context_tokens: Option<u32>,
+    links: &Links,
+    wishes: Wishes,
 ) -> Result<Placement, Refusal> {
-    let wishes = Wishes { context_tokens, num_machines: Some(offers.len()) };
-    // How fast the links are changes the speed that is foretold, not the shares.
-    place(model, offers, &Links::usual(offers.len(), LinkKind::Ethernet), wishes)
+    place(model, offers, links, Wishes { num_machines: Some(offers.len()), ..wishes })
+}
+
+/// What is usual for what joins the machines. Nothing is measured: a brain that comes back has to find
+/// the split that its ranks have loaded.
+pub(crate) fn links(hosts: &[Host], nodes: &Nodes, backend: Backend) -> Links {
+    let facts = |at: usize| &nodes.nodes[nodes.of_rank[at]].facts;
+    let node = |at: usize| routes::Node { host: &hosts[at], facts: Some(facts(at)) };
+    let all: Vec<routes::Node<'_>> = (0..hosts.len()).map(node).collect();
+    let ways = routes::routes(&all).unwrap_or_default();
+    let mut links = Links::usual(hosts.len(), LinkKind::Ethernet);
+    for a in 0..hosts.len() {
+        for b in (0..a).filter(|_| !ways.is_empty()) {
+            let kind = match () {
+                () if nodes.of_rank[a] == nodes.of_rank[b] => LinkKind::Loopback,
+                () if backend == Backend::Jaccl => LinkKind::Rdma,
+                () if routes::is_cable(facts(a), ways[a][b]) => LinkKind::Thunderbolt,
+                () => LinkKind::Ethernet,
+            };
+            links.set(a, b, Link::usual(kind));
+        }
+    }
+    links
 }
 
 #[cfg(test)]
