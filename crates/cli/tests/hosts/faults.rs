@@ -233,7 +233,14 @@ fn no_fault_fails_hangs_or_changes_a_stream() {
     let seed = seed();
     let num_faults = number("JACKALOPE_FAULTS").map_or(NUM_FAULTS, |it| it as usize);
     println!("JACKALOPE_SEED={seed} JACKALOPE_FAULTS={num_faults}");
-    let server = lab.serve(exact(), STALL);
+    let mut random = Random(seed);
+    disturb(&lab, "--split tensor", num_faults.div_ceil(2), &mut random);
+    disturb(&lab, "--split pipeline", num_faults / 2, &mut random);
+}
+
+/// So many faults, one after the other, at a server of its own whose streams are all read.
+fn disturb(lab: &Lab, split: &str, num_faults: usize, random: &mut Random) {
+    let server = lab.serve(exact(), &format!("{STALL} {split}"));
     let expected = (0..NUM_STREAMS).map(|idx| server.complete(&request(idx))).collect();
     let readers = Readers {
         server: &server,
@@ -243,7 +250,6 @@ fn no_fault_fails_hangs_or_changes_a_stream() {
         num_read: Default::default(),
         wrong: Mutex::default(),
     };
-    let mut random = Random(seed);
     let mut inflicted = Vec::new();
     std::thread::scope(|scope| {
         let readers = &readers;
@@ -256,7 +262,7 @@ fn no_fault_fails_hangs_or_changes_a_stream() {
                 std::thread::sleep(Duration::from_millis(random.below(700)));
                 inflicted.push(format!("{number}: {fault:?} on {at}"));
                 let began = Instant::now();
-                let victims = inflict(&lab, &server, fault, at, &mut random);
+                let victims = inflict(lab, &server, fault, at, random);
                 let mut then = None;
                 wait_for("end of the fault", || {
                     readers.check(&inflicted);
@@ -280,7 +286,7 @@ fn no_fault_fails_hangs_or_changes_a_stream() {
     let health = server.health();
     assert_eq!(health["counters"]["failed"], 0, "{health}");
     println!(
-        "{} streams, {} recoveries",
+        "{split}: {} streams, {} recoveries",
         readers.num_done.load(Ordering::SeqCst),
         health["recoveries"]
     );

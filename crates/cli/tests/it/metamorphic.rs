@@ -56,6 +56,63 @@ fn in_half_precision_ranks_differ_only_where_two_tokens_are_all_but_equal() {
     }
 }
 
+/// Ranks of a pipeline add nothing up: even in bfloat16, and to the last digit of its logarithms.
+#[test]
+fn a_pipeline_generates_what_one_rank_does() {
+    for prompt in PROMPTS {
+        let alone = generate(&shipped(), "--ranks 1", prompt);
+        for ranks in ["--ranks 2 --split pipeline", "--ranks 3 --layers 1,1,2"] {
+            let stages = generate(&shipped(), ranks, prompt);
+            assert_eq!(stages["token_ids"], alone["token_ids"], "{prompt} over {ranks}");
+            assert_eq!(stages["logprobs"], alone["logprobs"], "{prompt} over {ranks}");
+        }
+    }
+    let ring = generate(&shipped(), "--ranks 2 --split pipeline --backend ring", PROMPTS[0]);
+    let alone = generate(&shipped(), "--ranks 1", PROMPTS[0]);
+    assert_eq!(ring["logprobs"], alone["logprobs"]);
+}
+
+/// Prompts so long that a step of them is computed in parts, scored, drawn and bounded by a grammar, at
+/// once and next to one another.
+#[test]
+fn stages_that_compute_a_step_in_parts_answer_as_one_rank() {
+    let prompt = |idx: u64| -> Vec<u64> {
+        (0..120 + idx * 330).map(|at| (at * at * 31 + at * 7 + idx) % 1900 + 20).collect()
+    };
+    let request = |idx: u64| {
+        let mut body = json!({
+            "prompt": prompt(idx), "max_tokens": 24, "seed": idx, "temperature": idx % 2,
+            "ignore_eos": true, "return_token_ids": true,
+        });
+        match idx {
+            1 => body["logprobs"] = json!(2),
+            2 => body["structured_outputs"] = json!({"regex": "[a-z ]{12,20}"}),
+            3 => {
+                body["echo"] = json!(true);
+                body["logprobs"] = json!(1);
+            }
+            _ => {}
+        }
+        body
+    };
+    let requests: Vec<Value> = (0..5).map(request).collect();
+    let ask = |args: &str| -> Vec<Value> {
+        let server = Server::start(&shipped(), args);
+        let asked = |body: &Value| server.ask("/v1/completions", body)["choices"].clone();
+        let answers = std::thread::scope(|scope| {
+            let asking: Vec<_> =
+                requests.iter().map(|body| scope.spawn(move || asked(body))).collect();
+            asking.into_iter().map(|it| it.join().unwrap()).collect()
+        });
+        assert_eq!(server.health()["counters"]["failed"], 0);
+        answers
+    };
+    let alone = ask("--ranks 1");
+    for args in ["--ranks 2 --split pipeline", "--ranks 4 --split pipeline --step-tokens 1024"] {
+        assert_eq!(ask(args), alone, "{args}");
+    }
+}
+
 /// Eight different requests; every other one is drawn at random.
 fn requests() -> Vec<Value> {
     let request = |idx: u64| {
@@ -71,7 +128,16 @@ fn requests() -> Vec<Value> {
 
 #[test]
 fn a_request_is_answered_in_a_batch_of_eight_as_it_is_alone() {
-    let server = Server::start(exact(), "--ranks 2 --no-prefix-cache");
+    alone_and_in_a_batch("--ranks 2");
+}
+
+#[test]
+fn a_pipeline_answers_a_request_in_a_batch_of_eight_as_alone() {
+    alone_and_in_a_batch("--ranks 3 --split pipeline");
+}
+
+fn alone_and_in_a_batch(ranks: &str) {
+    let server = Server::start(exact(), &format!("{ranks} --no-prefix-cache"));
     let requests = requests();
     let alone: Vec<Answer> = requests.iter().map(|it| server.complete(it)).collect();
     assert!(alone.iter().all(|answer| answer.tokens.len() == 48));

@@ -6,29 +6,37 @@ use crate::checkpoint::{Copy, shipped};
 use crate::program::{run, run_json};
 
 /// Two ranks of this machine under two names, with these sizes of memory.
-fn planned(copy: &Copy, memory: &str) -> Value {
+fn planned(copy: &Copy, memory: &str, split: &str) -> Value {
     let path = copy.path().join("hosts.json");
     let hosts = json!([{"ssh": "127.0.0.1"}, {"ssh": "localhost"}]);
     std::fs::write(&path, hosts.to_string()).unwrap();
     let (model, path) = (copy.path().to_str().unwrap(), path.to_str().unwrap());
     let args = ["plan", "--model", model, "--hosts", path, "--memory", memory, "--machines", "2"];
-    run_json(&[&args[..], &["--json"]].concat())
+    run_json(&[&args[..], &["--split", split, "--json"]].concat())
 }
 
 #[test]
 fn ranks_hold_the_bytes_that_were_planned() {
     let copy = Copy::new();
     let model = copy.path().to_str().unwrap();
-    for (memory, shares) in
-        [("4GiB", json!([1, 1])), ("127.0.0.1=17GiB,localhost=5GiB", json!([8, 2]))]
-    {
-        let plan = planned(&copy, memory);
-        let share = plan["shares"].as_array().unwrap();
-        let reduced = |shares: &[Value]| shares[0].as_f64().unwrap() / shares[1].as_f64().unwrap();
-        assert_eq!(reduced(share), reduced(shares.as_array().unwrap()), "{plan}");
-        let share: Vec<String> = share.iter().map(Value::to_string).collect();
+    let unequal = "127.0.0.1=17GiB,localhost=5GiB";
+    for (memory, split, numbers) in [
+        ("4GiB", "tensor", json!([1, 1])),
+        (unequal, "tensor", json!([8, 2])),
+        ("4GiB", "pipeline", json!([2, 2])),
+        (unequal, "pipeline", json!([3, 1])),
+    ] {
+        let plan = planned(&copy, memory, split);
+        let (name, flag) = match split {
+            "tensor" => ("shares", "--share"),
+            _ => ("layers", "--layers"),
+        };
+        let found = plan[name].as_array().unwrap();
+        let ratio = |all: &[Value]| all[0].as_f64().unwrap() / all[1].as_f64().unwrap();
+        assert_eq!(ratio(found), ratio(numbers.as_array().unwrap()), "{plan}");
+        let share: Vec<String> = found.iter().map(Value::to_string).collect();
         let share = share.join(",");
-        let args = ["bench", "--model", model, "--ranks", "2", "--share", &share, "--json"];
+        let args = ["bench", "--model", model, "--ranks", "2", flag, &share, "--json"];
         let short = ["--prompt-tokens", "8", "--gen-tokens", "2", "--concurrency", "1"];
         let loaded = run_json(&[&args[..], &short].concat());
         for rank in 0..2 {

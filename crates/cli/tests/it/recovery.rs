@@ -90,6 +90,26 @@ fn a_frozen_rank_1_is_replaced_and_changes_no_answer() {
     check("--stall-timeout 2", 1, Signal::STOP);
 }
 
+#[test]
+fn killing_the_last_stage_in_mid_stream_changes_no_answer() {
+    check("--split pipeline", 0, Signal::KILL);
+}
+
+#[test]
+fn killing_the_first_stage_in_mid_stream_changes_no_answer() {
+    check("--split pipeline", 1, Signal::KILL);
+}
+
+#[test]
+fn a_frozen_last_stage_is_replaced_and_changes_no_answer() {
+    check("--split pipeline --stall-timeout 2", 0, Signal::STOP);
+}
+
+#[test]
+fn a_frozen_first_stage_is_replaced_and_changes_no_answer() {
+    check("--split pipeline --stall-timeout 2", 1, Signal::STOP);
+}
+
 /// A rank that gets no more memory from the system, in the middle of the others' answers.
 #[cfg(target_os = "linux")]
 #[test]
