@@ -87,6 +87,9 @@ struct Wanted {
 struct Answers {
     scored: Vec<Scored>,
     drawn: Vec<(Option<TokenId>, Option<Logprob>)>,
+    embedded: Vec<Embedded>,
+    /// Time that drawing and scoring took.
+    drawing: Duration,
 }
 
 impl Stepper {
@@ -125,13 +128,16 @@ impl Stepper {
             let wanted = wanted(&plan.rows, &inputs.spans);
             let (hidden, computing) = self.forward(model, plan, &inputs, &wanted)?;
             timings.planning_us = micros(started.elapsed().saturating_sub(computing));
-            let drawn = if model.has_last_layer() {
-                self.answer(model, plan, (&wanted, &hidden), &mut output, &mut timings)?
+            let answers = if model.has_last_layer() {
+                self.answer(model, plan, &wanted, &hidden)?
             } else {
                 self.evaluate(plan, &hidden)?;
-                Vec::new()
+                Answers::default()
             };
-            self.share_drawn(plan, &wanted, drawn, &mut output)?;
+            timings.sampling_us = micros(answers.drawing);
+            output.scored = answers.scored;
+            output.embedded = answers.embedded;
+            self.share_drawn(plan, &wanted, answers.drawn, &mut output)?;
         }
         let link = self.link();
         timings.collectives_us = micros(link.spent - link_before.spent);
@@ -143,15 +149,14 @@ impl Stepper {
         Ok(output)
     }
 
-    /// What the last layer's output is for: scores, drawn tokens, embeddings.
+    /// What the last layer's output is for.
     fn answer(
         &mut self,
         model: &Model,
         plan: &StepPlan,
-        (wanted, hidden): (&Wanted, &Array),
-        output: &mut StepOutput,
-        timings: &mut StepTimings,
-    ) -> Result<Vec<(Option<TokenId>, Option<Logprob>)>, StepError> {
+        wanted: &Wanted,
+        hidden: &Array,
+    ) -> Result<Answers, StepError> {
         let slices = slices(wanted.logits_at.len(), model.facts().vocab_size as usize);
         if slices.len() != 1 {
             self.evaluate(plan, hidden)?;
@@ -162,11 +167,10 @@ impl Stepper {
             self.evaluate(plan, &logits)?;
             let drawing = Instant::now();
             self.draw(plan, wanted, (range, &logits), &mut answers)?;
-            timings.sampling_us += micros(drawing.elapsed());
+            answers.drawing += drawing.elapsed();
         }
-        output.scored = answers.scored;
-        output.embedded = self.embed(model, plan, wanted, hidden)?;
-        Ok(answers.drawn)
+        answers.embedded = self.embed(model, plan, wanted, hidden)?;
+        Ok(answers)
     }
 
     /// Forks, then drops.

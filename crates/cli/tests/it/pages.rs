@@ -1,7 +1,7 @@
 //! Pages that are made from the program say what the program says, and the Makefile's targets are
 //! commands of it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -144,6 +144,7 @@ fn parity_has_every_row_once_and_names_tests_that_exist() {
     functions(&root().join("crates"), "", &mut functions_found);
     functions(&root().join("xtask"), "xtask", &mut functions_found);
     let mut rows = Vec::new();
+    let mut counted: BTreeMap<(String, String), usize> = BTreeMap::new();
     for line in page.lines() {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
         let Some(area) = cells.get(1).and_then(|row| row.split_once('-')).map(|it| it.0) else {
@@ -169,6 +170,23 @@ fn parity_has_every_row_once_and_names_tests_that_exist() {
             assert!(is_there, "{row} names {name}, which is not there");
         }
         rows.push(row.to_owned());
+        *counted.entry((area.to_owned(), verdict.to_owned())).or_insert(0) += 1;
+    }
+    for line in page.lines() {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [_, name, numbers @ .., _] = &cells[..] else { continue };
+        let area = name.rsplit_once('(').map(|(_, it)| it.trim_end_matches(')'));
+        let is_total = *name == "all";
+        if numbers.len() != VERDICTS.len() || !(is_total || area.is_some()) {
+            continue;
+        }
+        let count = |verdict: &&str| {
+            let of = |it: &&str| counted.get(&((*it).to_owned(), (*verdict).to_owned()));
+            let areas = AREAS.iter().map(|it| it.0).filter(|it| is_total || Some(*it) == area);
+            areas.filter_map(|it| of(&it)).sum::<usize>().to_string()
+        };
+        let wanted: Vec<String> = VERDICTS.iter().map(count).collect();
+        assert_eq!(numbers, wanted, "{name} in the table of areas");
     }
     let numbers = |&(area, count): &(&str, usize)| {
         (1..=count).map(|number| format!("{area}-{number:02}")).collect::<Vec<_>>()

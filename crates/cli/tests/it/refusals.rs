@@ -44,6 +44,15 @@ fn shares_that_do_not_fit_the_ranks_are_refused() {
     check(&generate(&shipped(), &["--ranks", "2", "--share", "0,0"]), &["--share", "hint:"]);
     check(&generate(&shipped(), &["--ranks", "2", "--share", "1,0"]), &["--share", "hint:"]);
     check(&generate(&shipped(), &["--ranks", "2", "--share", "1,x"]), &["--share"]);
+    for layers in ["1,1", "4", "3,2", "0,4", "2,2,0", "5000000000,4", "4294967295,4294967295"] {
+        check(&generate(&shipped(), &["--ranks", "2", "--layers", layers]), &["--layers"]);
+    }
+    let both = ["--ranks", "2", "--layers", "2,2", "--share", "1,1"];
+    check(&generate(&shipped(), &both), &["--layers", "--share"]);
+    let other = ["--ranks", "2", "--layers", "2,2", "--split", "tensor"];
+    check(&generate(&shipped(), &other), &["--layers", "--split tensor", "hint:"]);
+    let many = ["--ranks", "5", "--split", "pipeline"];
+    check(&generate(&shipped(), &many), &["layers, of which there are 4", "hint:"]);
     check(&generate(&shipped(), &["--ranks", "0"]), &["--ranks"]);
 }
 

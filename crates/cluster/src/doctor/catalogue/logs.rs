@@ -179,7 +179,7 @@ entries! { LOGS:
         code: "no-pipeline",
         severity: Severity::Error,
         title: "the model cannot be cut into a pipeline",
-        explain: "mlx-lm has a pipeline for few architectures. Jackalope cuts every layer instead, which works for all that it knows.",
+        explain: "mlx-lm has a pipeline for few architectures. Jackalope makes stages of every architecture that it knows, or cuts every layer.",
         type_this: &["jackalope serve --model DIR --ranks N"],
         signs: &["does not support pipeline parallelism"],
         origin: "TS-09",
