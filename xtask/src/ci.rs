@@ -1,7 +1,9 @@
-//! `cargo xtask ci`: exactly what CI runs, in its order.
+//! `cargo xtask ci`: exactly what CI runs, in its order. What needs the network, or only time, begins
+//! early and runs beside the rest.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
@@ -12,6 +14,7 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     ensure!(args.is_empty(), "`ci` takes no options");
     let started = Instant::now();
     crate::mlx::run(&[])?;
+    let environments = ENVIRONMENTS.map(Environment::prepare);
     step("format", cargo(&["fmt", "--all", "--check"]))?;
     println!("── tidy");
     crate::tidy::run(&[])?;
@@ -29,6 +32,8 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
         "programs",
         cargo(&["build", "-p", "jackalope-cli", "-p", "jackalope-runner", "--quiet"]),
     )?;
+    // Tests wait for their faults a good part of the time.
+    let release = Background::start("release programs", &mut release_build())?;
     let mut tests = cargo(&["test", "--workspace", "--quiet"]);
     // Some tests panic on purpose, a thousand times; their backtraces would hide what matters.
     tests.env("RUST_BACKTRACE", "0");
@@ -37,11 +42,12 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
         Ok(arm) => step("kernels on ARM, emulated", arm)?,
         Err(lack) => println!("── kernels on ARM, emulated: left out, for there is no {lack}"),
     }
+    release.finish()?;
     println!("── demo");
     crate::demo::run(&[])?;
-    step("clients", pytest("clients", "tests/clients")?)?;
-    step("frameworks", pytest("frameworks", "tests/clients/frameworks")?)?;
-    step("description", pytest("spec", "tests/spec")?)?;
+    for environment in environments {
+        step(environment.name, environment.pytest()?)?;
+    }
     println!("── everything passed in {:.0} s", started.elapsed().as_secs_f64());
     Ok(())
 }
@@ -91,23 +97,102 @@ fn arm_tests() -> Result<Command, &'static str> {
     Ok(tests)
 }
 
-/// Clients against a real server, in an environment of their own: what one of them pins must not
-/// keep another from being the newest.
-fn pytest(environment: &str, tests: &str) -> anyhow::Result<Command> {
-    let venv = target_dir().join(environment);
-    let python = venv.join("bin/python");
-    if !python.is_file() {
-        let mut create = command(&system_python());
-        create.args(["-m", "venv"]).arg(&venv);
-        step(&format!("an environment for the {environment}"), create)?;
+/// The programs as users build them, with what the machine has to spare.
+fn release_build() -> Command {
+    let mut build = command("nice");
+    build.args(["-n", "19", "cargo", "build", "--release", "--quiet"]);
+    build.args(["-p", "jackalope-cli", "-p", "jackalope-runner"]);
+    build
+}
+
+/// A command beside others; it ends with its value.
+struct Background {
+    name: &'static str,
+    process: Child,
+    log: PathBuf,
+}
+
+impl Background {
+    fn start(name: &'static str, command: &mut Command) -> anyhow::Result<Background> {
+        println!("── {name}, in the background");
+        let log = target_dir().join("tmp").join(name.replace(' ', "-"));
+        std::fs::create_dir_all(target_dir().join("tmp"))?;
+        let file = std::fs::File::create(&log)?;
+        let process = command
+            .current_dir(workspace_dir())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .spawn()
+            .with_context(|| format!("starting {:?}", command.get_program()))?;
+        Ok(Background { name, process, log })
     }
-    let mut install = command(&python.to_string_lossy());
-    install.args(["-m", "pip", "install", "--quiet", "-r", &format!("{tests}/requirements.txt")]);
-    step(&format!("installing the {environment}"), install)?;
-    let mut pytest = command(&python.to_string_lossy());
-    pytest.args(["-m", "pytest", "-q", tests]);
-    pytest.env("JACKALOPE_BIN", target_dir().join("release/jackalope"));
-    Ok(pytest)
+
+    fn finish(mut self) -> anyhow::Result<()> {
+        let started = Instant::now();
+        let status = self.process.wait()?;
+        let said = std::fs::read_to_string(&self.log).unwrap_or_default();
+        ensure!(status.success(), "{} failed: {status}\n{said}", self.name);
+        println!("── {} waited for: {:.0} s", self.name, started.elapsed().as_secs_f64());
+        Ok(())
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // It has ended, or what it was for has failed.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Clients against a real server: a name, and where they are.
+const ENVIRONMENTS: [(&str, &str); 3] = [
+    ("clients", "tests/clients"),
+    ("frameworks", "tests/clients/frameworks"),
+    ("spec", "tests/spec"),
+];
+
+/// Python packages of their own: what one of them pins must not keep another from being the newest.
+struct Environment {
+    name: &'static str,
+    tests: &'static str,
+    python: PathBuf,
+    installing: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Environment {
+    /// Begins to install them.
+    fn prepare((name, tests): (&'static str, &'static str)) -> Environment {
+        let venv = target_dir().join(name);
+        let python = venv.join("bin/python");
+        let program = python.to_string_lossy().into_owned();
+        let installing = std::thread::spawn(move || {
+            if !Path::new(&program).is_file() {
+                quietly(command(&system_python()).args(["-m", "venv"]).arg(&venv))?;
+            }
+            let requirements = format!("{tests}/requirements.txt");
+            let arguments = ["-m", "pip", "install", "--quiet", "-r", &requirements];
+            quietly(command(&program).args(arguments))
+        });
+        Environment { name, tests, python, installing }
+    }
+
+    /// The tests, when all is installed.
+    fn pytest(self) -> anyhow::Result<Command> {
+        let installed = self.installing.join().expect("installing does not panic");
+        installed.with_context(|| format!("installing the packages of {}", self.tests))?;
+        let mut pytest = command(&self.python.to_string_lossy());
+        pytest.args(["-m", "pytest", "-q", self.tests]);
+        pytest.env("JACKALOPE_BIN", target_dir().join("release/jackalope"));
+        Ok(pytest)
+    }
+}
+
+fn quietly(command: &mut Command) -> anyhow::Result<()> {
+    let output = command.current_dir(workspace_dir()).output().context("starting Python")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?} failed: {}\n{said}", output.status);
+    Ok(())
 }
 
 /// `PYTHON`, or the usual name.
