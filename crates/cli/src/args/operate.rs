@@ -84,9 +84,15 @@ pub(crate) struct LogsArgs {
     /// What the agent of this machine has written.
     #[arg(long)]
     pub(crate) agent: bool,
-    /// What the server and its ranks have written, as is usual.
+    /// What the server and its ranks have written, as is usual: on all machines.
     #[arg(long)]
     pub(crate) serve: bool,
+    /// With `--agent`: of the agents of these machines, a hostfile or names for ssh.
+    #[arg(long, value_name = "FILE|NAMES", requires = "agent", conflicts_with = "follow")]
+    pub(crate) hosts: Option<String>,
+    /// The `ssh` to use for these, with arguments: `ssh -F FILE` (JACKALOPE_SSH).
+    #[arg(long, value_name = "COMMAND", requires = "hosts")]
+    pub(crate) ssh: Option<String>,
 }
 
 /// Which server is asked.

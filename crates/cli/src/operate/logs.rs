@@ -5,12 +5,14 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use jackalope_cluster::home::Home;
+use jackalope_cluster::probe;
+use jackalope_cluster::shell::Shell;
 
 use crate::args::operate::LogsArgs;
 use crate::environment::Environment;
-use crate::output;
+use crate::{machines, output};
 
 /// A log longer than this is put aside, in place of the one that was put aside before.
 pub(super) const LOG_BYTES_MAX: u64 = 8 << 20;
@@ -48,7 +50,51 @@ pub(crate) async fn keep_short(home: Home) {
     }
 }
 
+/// Prints the end of an agent's log; nothing if there is none.
+const AGENT_LOG: &str =
+    "tail -c 2097152 \"${JACKALOPE_HOME:-$HOME/.jackalope}/logs/agent.log\" 2>/dev/null || :";
+
+/// How long a machine may take to tell it.
+const AGENT_LOG_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The end of a machine's agent's log.
+pub(super) fn agent_log(shell: &dyn Shell, host: &str) -> anyhow::Result<String> {
+    let ran = shell.run(host, AGENT_LOG, &[], AGENT_LOG_TIMEOUT)?;
+    ensure!(!ran.stdout.is_empty(), "{host} has no log of an agent");
+    Ok(ran.stdout)
+}
+
+/// The last lines of every machine's agent, each behind its machine's name.
+fn logs_of(hosts: &str, args: &LogsArgs, environment: &Environment) -> anyhow::Result<()> {
+    let hosts = machines::hostfile(hosts)?.hosts;
+    let shell = machines::shell(args.ssh.as_deref(), environment);
+    let told = probe::at_once(&hosts, |host| (host.name(), agent_log(&shell, &host.ssh)));
+    let mut num_silent = 0;
+    for (name, log) in told {
+        match log {
+            Ok(log) => {
+                let lines: Vec<&str> = log.lines().collect();
+                for line in &lines[lines.len().saturating_sub(args.lines)..] {
+                    output::line(format_args!("{name} | {line}"))?;
+                }
+            }
+            Err(err) => {
+                num_silent += 1;
+                output::note(&format!("{name}: {err:#}"));
+            }
+        }
+    }
+    ensure!(
+        num_silent < hosts.len(),
+        "no machine has a log of an agent\nhint: agents that `serve --hosts` starts write them"
+    );
+    Ok(())
+}
+
 pub(crate) async fn logs(args: LogsArgs, environment: &Environment) -> anyhow::Result<()> {
+    if let Some(hosts) = &args.hosts {
+        return logs_of(hosts, &args, environment);
+    }
     let home = environment.home()?;
     let path = if args.agent { home.join("logs/agent.log") } else { serve_log(&home) };
     if !path.is_file() {

@@ -9,11 +9,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use jackalope_cluster::home::Home;
-use jackalope_cluster::shell::Shell;
 use serde_json::{Value, json};
 
 use super::Server;
-use super::logs::serve_log;
+use super::logs::{agent_log, serve_log};
 use super::record::ServeRecord;
 use crate::args::operate::SupportArgs;
 use crate::environment::Environment;
@@ -22,7 +21,7 @@ use crate::{doctor, output};
 /// Of each log, its end.
 const LOG_BYTES: u64 = 2 << 20;
 
-/// For one question to the server, and for one machine's log.
+/// For one question to the server.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What the server is asked for.
@@ -33,10 +32,6 @@ const PATHS: [(&str, &str); 5] = [
     ("/errors", "errors.json"),
     ("/metrics/snapshot", "metrics.json"),
 ];
-
-/// Prints the end of an agent's log; nothing if there is none.
-const AGENT_LOG: &str =
-    "tail -c 2097152 \"${JACKALOPE_HOME:-$HOME/.jackalope}/logs/agent.log\" 2>/dev/null || :";
 
 /// The folder as it grows.
 struct Folder {
@@ -78,7 +73,8 @@ pub(crate) fn support(args: &SupportArgs, environment: &Environment) -> anyhow::
     let (names, _) = doctor::machines(&args.machines)?;
     let shell = crate::machines::shell(args.machines.ssh.as_deref(), environment);
     for name in &names {
-        folder.take(&format!("agent-{}.log", file_name(name)), agent_log(&shell, name))?;
+        let log = agent_log(&shell, name).map(String::into_bytes);
+        folder.take(&format!("agent-{}.log", file_name(name)), log)?;
     }
     let missing = folder.missing.join("\n") + "\n";
     folder.write("missing.txt", missing.as_bytes())?;
@@ -141,10 +137,4 @@ fn end_of(path: &Path) -> anyhow::Result<Vec<u8>> {
     let mut end = Vec::new();
     file.take(LOG_BYTES).read_to_end(&mut end)?;
     Ok(end)
-}
-
-fn agent_log(shell: &dyn Shell, host: &str) -> anyhow::Result<Vec<u8>> {
-    let ran = shell.run(host, AGENT_LOG, &[], TIMEOUT)?;
-    anyhow::ensure!(!ran.stdout.is_empty(), "{host} has no log of an agent");
-    Ok(ran.stdout.into_bytes())
 }

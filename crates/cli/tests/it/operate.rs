@@ -251,7 +251,14 @@ fn kill_all_ends_what_is_written_down_on_every_machine() {
     std::fs::write(&ssh, "#!/bin/sh\ncase \"$*\" in *bad*) exit 255;; esac\necho it is done\n")
         .unwrap();
     std::fs::set_permissions(&ssh, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let words = ["kill-all", "--hosts", "127.0.0.1,other,bad", "--ssh", ssh.to_str().unwrap()];
+    let reach = ["--hosts", "127.0.0.1,other,bad", "--ssh", ssh.to_str().unwrap()];
+    let logs = machine.run(&[&["logs", "--agent", "-n", "3"], &reach[..]].concat());
+    assert!(logs.status.success(), "{logs:?}");
+    assert!(logs.stdout.contains("127.0.0.1 | "), "{logs:?}");
+    assert!(logs.stdout.contains("other | it is done"), "{logs:?}");
+    assert!(logs.stdout.lines().count() <= 4, "{logs:?}");
+    assert!(logs.stderr.contains("bad: "), "{logs:?}");
+    let words = [&["kill-all"], &reach[..]].concat();
     let ended = machine.run(&words);
     assert!(!ended.status.success(), "one machine was not reached: {ended:?}");
     assert!(ended.stdout.contains("was killed"), "{ended:?}");
