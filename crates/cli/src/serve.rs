@@ -30,7 +30,7 @@ use crate::offer::Offer;
 use crate::operate::{self, ServeRecord, Start};
 use crate::output::{self, OutputError};
 use crate::progress::Loading;
-use crate::{edge, split};
+use crate::{edge, machines, split};
 
 /// An HTTP server that answers for a cluster.
 pub(crate) struct HttpServer {
@@ -85,6 +85,7 @@ pub(crate) async fn run(
     resolved.notes.iter().for_each(|it| output::note(it));
     raise_open_files(resolved.open_files);
     let host = listen_ip(&mut args)?;
+    machines::take_discovered(&mut args.ranks.hosts, environment).await?;
     let config = edge::config(host, &args)?;
     let reporting = edge::reporting(&args.edge, environment)?;
     let scheme = if config.tls.is_some() { "https" } else { "http" };

@@ -223,6 +223,13 @@ impl Lab {
         Program::start_command(command, "")
     }
 
+    /// Any other program on any host.
+    pub(crate) fn run_on(&self, at: usize, words: &[&str]) -> Program {
+        let mut command = command("ip");
+        command.args(["netns", "exec", &self.hosts[at].namespace]).args(words);
+        Program::start_command(command, "")
+    }
+
     fn command(&self, at: usize, args: &[&str]) -> Command {
         let host = &self.hosts[at];
         let mut command = command("ip");
@@ -239,11 +246,14 @@ impl Lab {
 
     /// The cluster's secret, on all hosts.
     pub(crate) fn share_secret(&self, secret: &str) {
-        for host in &self.hosts {
-            let path = host.home.join("secret");
-            fs::write(&path, secret).unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-        }
+        (0..self.hosts.len()).for_each(|at| self.set_secret(at, secret));
+    }
+
+    /// A secret on one host.
+    pub(crate) fn set_secret(&self, at: usize, secret: &str) {
+        let path = self.hosts[at].home.join("secret");
+        fs::write(&path, secret).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     }
 
     pub(crate) fn run(&self, args: &[&str]) -> Ended {

@@ -126,15 +126,11 @@ pub enum DiscoverError {
 /// # Errors
 /// [`DiscoverError`] if nobody can be asked. That nobody answers is no error.
 pub fn find(config: &FindConfig) -> Result<Found, DiscoverError> {
-    let addrs = link::addrs()?;
-    if addrs.is_empty() {
-        return Err(DiscoverError::NoNetwork);
-    }
     let asking = Asking::new()?;
     let mut nonce = Nonce::default();
     super::random(&mut nonce)?;
-    let mut heard = Heard::new(config.secret, nonce, &addrs);
-    listen(&asking, &addrs, config, &mut heard)?;
+    let mut heard = Heard::new(config.secret, nonce);
+    listen(&asking, config, &mut heard)?;
     let secret = &config.secret;
     let (machines, here) = thread::scope(|scope| {
         let meet = |it: Machine| scope.spawn(move || it.meet(secret));
@@ -149,16 +145,12 @@ pub fn find(config: &FindConfig) -> Result<Found, DiscoverError> {
     Ok(Found { here, machines, strangers: heard.strangers, num_more_strangers })
 }
 
-/// Asks and listens until the time is over.
-fn listen(
-    asking: &Asking,
-    addrs: &[LinkAddr],
-    config: &FindConfig,
-    heard: &mut Heard,
-) -> Result<(), DiscoverError> {
+/// Asks and listens until the time is over. A network may come only now.
+fn listen(asking: &Asking, config: &FindConfig, heard: &mut Heard) -> Result<(), DiscoverError> {
     let query = wire::query(&config.secret, &heard.nonce);
     let began = Instant::now();
     let (mut ask_at, mut num_asked) = (began, 0);
+    let mut unasked = Some(DiscoverError::NoNetwork);
     loop {
         let now = Instant::now();
         let until = match config.expected {
@@ -169,13 +161,16 @@ fn listen(
         };
         let until = began + until;
         if until <= now {
-            return Ok(());
+            return unasked.map_or(Ok(()), Err);
         }
         if ask_at <= now {
-            let sent = asking.ask(addrs, &query);
-            if let (0, Some(err)) = sent {
-                return Err(DiscoverError::NotSent(err));
-            }
+            let addrs = link::addrs()?;
+            heard.meet_networks(&addrs);
+            unasked = match (asking.ask(&addrs, &query), unasked) {
+                ((0, Some(err)), Some(_)) => Some(DiscoverError::NotSent(err)),
+                ((0, _), unasked) => unasked,
+                _ => None,
+            };
             ask_at = now + ASK_PAUSES[num_asked.min(ASK_PAUSES.len() - 1)];
             num_asked += 1;
         }
@@ -209,14 +204,13 @@ struct Heard {
 }
 
 impl Heard {
-    fn new(secret: Secret, nonce: Nonce, addrs: &[LinkAddr]) -> Heard {
-        Heard {
-            secret,
-            nonce,
-            own: addrs.iter().map(|it| it.ip).collect(),
-            machines: Vec::new(),
-            strangers: Vec::new(),
-        }
+    fn new(secret: Secret, nonce: Nonce) -> Heard {
+        Heard { secret, nonce, own: Vec::new(), machines: Vec::new(), strangers: Vec::new() }
+    }
+
+    /// Answers of this machine come from these.
+    fn meet_networks(&mut self, addrs: &[LinkAddr]) {
+        self.own = addrs.iter().map(|it| it.ip).collect();
     }
 
     fn receive(&mut self, socket: &UdpSocket) {
@@ -348,7 +342,9 @@ mod tests {
 
     fn heard() -> Heard {
         let own = LinkAddr { index: 2, ip: [10, 0, 0, 1].into() };
-        Heard::new(OURS, NONCE, &[own])
+        let mut heard = Heard::new(OURS, NONCE);
+        heard.meet_networks(&[own]);
+        heard
     }
 
     fn agent(id: u64, last: u8) -> OurAgent {

@@ -18,10 +18,11 @@ pub(super) struct LinkAddr {
     pub(super) ip: IpAddr,
 }
 
-/// All of them. Tunnels lead to networks of somebody else, and are left out.
+/// All of them, also where no cable is now: systems tell late that there is one. Tunnels lead to
+/// networks of somebody else, and are left out.
 pub(super) fn addrs() -> io::Result<Vec<LinkAddr>> {
     let all = if_addrs::get_if_addrs()?.into_iter();
-    let others = all.filter(|it| it.is_oper_up() && !it.is_loopback() && !it.is_p2p());
+    let others = all.filter(|it| !it.is_loopback() && !it.is_p2p());
     let addr = |it: if_addrs::Interface| {
         Some(LinkAddr { index: it.index.filter(|&it| it != 0)?, ip: it.ip() })
     };
