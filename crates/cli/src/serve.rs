@@ -63,13 +63,14 @@ fn listen_ip(args: &mut ServeArgs) -> anyhow::Result<IpAddr> {
     if let Ok(ip) = args.host.parse() {
         return Ok(ip);
     }
-    let hosts = &mut args.ranks.hosts.hosts;
+    let hosts = &mut args.ranks.hosts;
+    let other = if hosts.discover.is_some() { "--discover" } else { "--hosts" };
     ensure!(
-        hosts.is_none(),
-        "`--host {}` and `--hosts` both name machines\nhint: give one of them",
+        hosts.hosts.is_none() && hosts.discover.is_none(),
+        "`--host {}` and `{other}` both name machines\nhint: give one of them",
         args.host
     );
-    *hosts = Some(args.host.clone());
+    hosts.hosts = Some(args.host.clone());
     Ok(Ipv4Addr::LOCALHOST.into())
 }
 
