@@ -282,21 +282,25 @@ impl Machine {
         self.paths.sort_by_key(usefulness);
         let state = match self.agent.build == Build::ours() {
             false => MachineState::OtherVersion,
-            true => {
-                let mut reason = String::new();
-                let deadline = Instant::now() + FACTS_TIMEOUT;
-                let facts = self.paths.iter().find_map(|path| {
-                    facts(*path, secret, deadline)
-                        .map_err(|err| reason = format!("no agent at {path}: {err}"))
-                        .ok()
-                });
-                match facts {
-                    Some(facts) => MachineState::Ready(Box::new(facts)),
-                    None => MachineState::Unreachable(reason),
-                }
-            }
+            true => self.ask(secret, Instant::now() + FACTS_TIMEOUT),
         };
         FoundMachine { addrs: self.paths, build: self.agent.build, state }
+    }
+
+    /// Addresses that lead nowhere, though answers came from them, are given up for one that leads
+    /// there: a link-local one is taken for another cable's.
+    fn ask(&mut self, secret: &Secret, deadline: Instant) -> MachineState {
+        let mut reason = String::new();
+        for (idx, path) in self.paths.iter().enumerate() {
+            match facts(*path, secret, deadline) {
+                Ok(facts) => {
+                    self.paths.drain(..idx);
+                    return MachineState::Ready(Box::new(facts));
+                }
+                Err(err) => reason = format!("no agent at {path}: {err}"),
+            }
+        }
+        MachineState::Unreachable(reason)
     }
 }
 
@@ -393,6 +397,33 @@ mod tests {
         heard.take(&agent(7, 2).answer(&OURS, &NONCE), from([10, 0, 0, 2]));
         assert_eq!(heard.strangers.len(), STRANGERS_COUNTED_MAX);
         assert_eq!(heard.machines.len(), 1);
+    }
+
+    #[test]
+    fn a_machine_is_asked_at_the_address_that_leads_there() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let there = listener.local_addr().unwrap();
+        let is_over = std::sync::Arc::default();
+        let config = crate::agent::AgentConfig {
+            secret: OURS,
+            rank_program: "/bin/cat".into(),
+            files_dir: std::env::temp_dir(),
+            library: crate::exchange::Library::default(),
+            linger: None,
+            is_over: std::sync::Arc::clone(&is_over),
+        };
+        let nowhere: SocketAddr = "127.0.0.1:1".parse().unwrap();
+        let machine = Machine { agent: agent(7, 2), paths: vec![nowhere, there] };
+        thread::scope(|scope| {
+            scope.spawn(|| crate::agent::serve(&listener, config).unwrap());
+            let found = machine.clone().meet(&OURS);
+            assert!(matches!(&found.state, MachineState::Ready(it) if 0 < it.cores), "{found:?}");
+            assert_eq!(found.addrs, [there]);
+            let found = machine.clone().meet(&OTHER);
+            assert!(matches!(&found.state, MachineState::Unreachable(_)), "{found:?}");
+            assert_eq!(found.addrs, [nowhere, there]);
+            is_over.store(true, std::sync::atomic::Ordering::SeqCst);
+        });
     }
 
     #[test]
