@@ -113,6 +113,30 @@ fn a_flood_of_answers_adds_nobody_and_hides_nobody() {
 }
 
 #[test]
+fn a_cable_with_nothing_but_link_local_addresses_is_enough() {
+    let lab = lab_or_return!(2);
+    lab.share_secret("5a".repeat(32).as_str());
+    let _agent = agents(&lab, &[1]);
+    // Plugged in while the agent runs.
+    let cable = lab.join_first_two();
+    let both: Vec<Vec<String>> =
+        [0, 1].map(|at| vec![lab.hosts[at].ip.clone(), cable[at].to_owned()]).to_vec();
+    wait_for("the second cable", || (found(&lab) == both).then_some(()));
+    lab.forget_first_cable(1);
+    wait_for("the second cable alone", || {
+        (found(&lab) == cable.map(|ip| vec![ip.to_owned()])).then_some(())
+    });
+    let model = shipped();
+    let words = ["serve", "--discover", "--model", model.to_str().unwrap(), "--port", "8080"];
+    let rest = ["--host", "0.0.0.0", "--insecure", "--json"];
+    let mut server = Server::of(lab.start_on(0, &[&words[..], &rest].concat(), &NO_SSH));
+    server.url = format!("http://{}:8080", lab.hosts[0].ip);
+    let answer = server.ask("/v1/completions", &json!({"prompt": "hello", "max_tokens": 5}));
+    assert_eq!(answer["usage"]["completion_tokens"], 5);
+    assert_eq!(server.health()["world_size"], 2);
+}
+
+#[test]
 fn a_model_is_served_on_hosts_that_were_found_without_ssh() {
     let lab = lab_or_return!(3);
     let prompt = json!({

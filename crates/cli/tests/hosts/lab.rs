@@ -448,6 +448,25 @@ impl Lab {
         run("ip", &["netns", "exec", &host.namespace, "tc", "qdisc", "del", "dev", "eth0", "root"]);
     }
 
+    /// One more cable, between the first two hosts alone: they have the addresses that machines give
+    /// themselves where nobody gives them any.
+    pub(crate) fn join_first_two(&self) -> [&'static str; 2] {
+        let [first, second] = [0, 1].map(|at| self.hosts[at].namespace.as_str());
+        must(&format!("ip -n {first} link add bridge0 type veth peer name bridge0 netns {second}"));
+        let ips = ["169.254.7.1", "169.254.7.2"];
+        for (namespace, ip) in [(first, ips[0]), (second, ips[1])] {
+            must(&format!("ip -n {namespace} addr add {ip}/16 dev bridge0"));
+            must(&format!("ip -n {namespace} link set bridge0 up"));
+        }
+        ips
+    }
+
+    /// A host's first cable is out, and its address gone with it, as on a Mac.
+    pub(crate) fn forget_first_cable(&self, at: usize) {
+        self.cable_out(at);
+        must(&format!("ip -n {} addr flush dev eth0", self.hosts[at].namespace));
+    }
+
     fn others(&self, at: usize) -> impl Iterator<Item = &LabHost> {
         self.hosts.iter().enumerate().filter(move |(idx, _)| *idx != at).map(|(_, host)| host)
     }
