@@ -11,7 +11,7 @@ use jackalope_protocol::Secret;
 use jackalope_protocol::secure::Build;
 use tracing::{debug, info};
 
-use super::link::{self, LinkAddr};
+use super::link;
 use super::wire::{self, DATAGRAM_BYTES_MAX, OurAgent};
 
 /// A socket waits so long before it looks whether it is still wanted.
@@ -58,6 +58,7 @@ impl Responder {
             let thread = thread::Builder::new().name("discovery".to_owned()).spawn(run)?;
             responder.threads.push(thread);
         }
+        info!(port, "answers those who look for machines with its secret");
         Ok(responder)
     }
 }
@@ -99,7 +100,6 @@ struct Answers {
     agent: OurAgent,
     ours: Budget,
     strangers: Budget,
-    joined: Vec<LinkAddr>,
     looked_at: Option<Instant>,
 }
 
@@ -111,7 +111,6 @@ impl Answers {
             agent,
             ours: Budget::new(OURS_PER_SECOND, now),
             strangers: Budget::new(STRANGERS_PER_SECOND, now),
-            joined: Vec::new(),
             looked_at: None,
         }
     }
@@ -149,12 +148,13 @@ impl Answers {
         self.looked_at = Some(now);
         let Ok(addrs) = link::addrs() else { return };
         let is_v4 = socket.local_addr().is_ok_and(|it| it.is_ipv4());
-        self.joined.retain(|it| addrs.contains(it));
         for addr in addrs.iter().filter(|it| it.ip.is_ipv4() == is_v4) {
-            if !self.joined.contains(addr) {
-                // Joined already, over another address of the interface, is as good.
-                link::join(socket, addr).ok();
-                self.joined.push(*addr);
+            // Again each time: what was joined before is an error and changes nothing, and a network
+            // that was gone meanwhile has to be joined anew.
+            if let Err(err) = link::join(socket, addr)
+                && err.kind() != io::ErrorKind::AddrInUse
+            {
+                debug!(ip = %addr.ip, %err, "queries of a network are not heard");
             }
         }
         self.agent.addrs = addrs.iter().map(|it| it.ip).take(wire::ADDRS_MAX).collect();
