@@ -133,8 +133,13 @@ pub(crate) fn install(how: (u16, bool), dry_run: bool, home: &Home) -> anyhow::R
     home.dir("logs")?;
     let folder = service.path.parent().context("a service's file lies in a folder")?;
     std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    let is_again = service.path.is_file();
     std::fs::write(&service.path, &service.text)
         .with_context(|| format!("writing {}", service.path.display()))?;
+    if is_again {
+        // It may run with other arguments; one that cannot be ended fails below.
+        run_all(&service.disable).ok();
+    }
     if let Err(err) = run_all(&service.enable) {
         std::fs::remove_file(&service.path).ok();
         return Err(err.context("the service was not installed"));

@@ -55,6 +55,11 @@ fn hosts_that_answer_are_found_and_become_a_hostfile() {
     let silent = lab.start_on(2, &["agent"], &[]);
     let _second = agents(&lab, &[1]);
     drop(silent);
+    // Machines that are expected are waited for, longer than others are.
+    let expecting = lab.start_on(0, &["hosts", "new", "--discover=3"], &NO_SSH);
+    for _ in 0..3 {
+        assert_eq!(found(&lab), ips(&lab, &[0, 1]));
+    }
     let _third = lab.start_on(2, &["agent", "--announce"], &[]);
     wait_for("the third host", || (found(&lab) == ips(&lab, &[0, 1, 2])).then_some(()));
 
@@ -71,7 +76,7 @@ fn hosts_that_answer_are_found_and_become_a_hostfile() {
     assert!(told.stdout.contains("jackalope serve --model MODEL --discover"), "{told:?}");
     assert!(told.stdout.contains("does not have our secret"), "{told:?}");
 
-    let written = lab.run(&["hosts", "new", "--discover=3"]);
+    let written = expecting.end();
     assert!(written.status.success(), "{written:?}");
     let written: Value = serde_json::from_str(&written.stdout).unwrap();
     let entry = |at: usize, ssh: &str| json!({"ssh": ssh, "ips": [lab.hosts[at].ip]});
