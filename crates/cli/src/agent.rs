@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use jackalope_cluster::agent::{self as agents, Agent, AgentConfig};
+use jackalope_cluster::discovery::{DISCOVERY_PORT, Responder};
 use jackalope_cluster::exchange::Library;
 use jackalope_cluster::home::Home;
 use jackalope_cluster::install::{Activated, versions};
@@ -40,7 +41,10 @@ pub(crate) async fn run(args: &AgentArgs, environment: &Environment) -> anyhow::
     match &args.command {
         Some(AgentCommand::Stop) => stop(&home),
         Some(AgentCommand::Status { json }) => status(&home, *json),
-        Some(AgentCommand::Install { dry_run }) => crate::service::install(args, *dry_run, &home),
+        Some(AgentCommand::Install { announce, dry_run }) => {
+            let announce = args.announce || *announce;
+            crate::service::install((args.port, announce), *dry_run, &home)
+        }
         Some(AgentCommand::Uninstall) => crate::service::uninstall(&home),
         Some(AgentCommand::Activate { id, .. }) => {
             let id = id.clone();
@@ -77,9 +81,18 @@ async fn serve(args: &AgentArgs, home: &Home, library: Library) -> anyhow::Resul
         is_over: Arc::clone(&is_over),
     };
     let program = std::fs::canonicalize(own_program()?)?;
+    let addr = listener.local_addr()?;
     let about = json!({
-        "addr": listener.local_addr()?.to_string(), "program": program, "linger": args.linger,
+        "addr": addr.to_string(), "program": program, "linger": args.linger,
+        "announce": args.announce,
     });
+    let _responder = match args.announce {
+        true => Some(
+            Responder::start(config.secret, addr.port())
+                .with_context(|| format!("listening for queries on UDP port {DISCOVERY_PORT}"))?,
+        ),
+        false => None,
+    };
     let record = Recorded::this(about);
     record.write(home, RECORD)?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -190,8 +203,10 @@ fn activate(id: Option<&str>, home: &Home) -> anyhow::Result<()> {
 fn args_of(recorded: &Recorded) -> anyhow::Result<AgentArgs> {
     let addr: SocketAddr = recorded.about["addr"].as_str().unwrap_or_default().parse()?;
     let linger = recorded.about["linger"].as_u64();
+    let announce = recorded.about["announce"].as_bool().unwrap_or(false);
     let (listen, port) = (addr.ip(), addr.port());
-    Ok(AgentArgs { listen, port, linger, start: false, detached: false, command: None })
+    let (start, detached, command) = (false, false, None);
+    Ok(AgentArgs { listen, port, linger, announce, start, detached, command })
 }
 
 /// Whether a process that we started has not ended.
@@ -211,6 +226,7 @@ fn start_detached(program: &Path, args: &AgentArgs, home: &Home) -> anyhow::Resu
     if let Some(linger) = args.linger {
         words.extend(["--linger".to_owned(), linger.to_string()]);
     }
+    words.extend(args.announce.then(|| "--announce".to_owned()));
     words.push("--verbose".to_owned());
     spawn.args = words.into_iter().map(Into::into).collect();
     spawn.start_detached(log).context("starting the agent")

@@ -1,6 +1,7 @@
 //! What was typed: a plain image of the command line.
 
 mod autoconfig;
+mod discover;
 mod doctor;
 mod edge;
 pub(crate) mod hosts;
@@ -19,6 +20,7 @@ use jackalope_protocol::TokenId;
 use jackalope_text::{ReasoningFormat, ToolFormat, UnknownFormat};
 
 pub(crate) use autoconfig::{AutoconfigArgs, OverArg, WantedBackend};
+pub(crate) use discover::DiscoverArgs;
 pub(crate) use doctor::{ClusterInfoArgs, DoctorArgs, FingerprintArgs, MachinesArgs};
 pub(crate) use edge::EdgeArgs;
 pub(crate) use models::{
@@ -113,6 +115,8 @@ pub(crate) enum Command {
     Plan(plan::PlanArgs),
     /// Make a checkpoint of a real model's dimensions with random weights, to measure speed.
     Synth(SynthArgs),
+    /// Find the machines of this cluster on the networks that this one is in.
+    Discover(DiscoverArgs),
     /// Find what is wrong with this machine or a cluster, and what to type.
     Doctor(DoctorArgs),
     /// Find the cables between Macs, give them addresses, and write a hostfile.

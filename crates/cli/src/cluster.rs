@@ -118,6 +118,9 @@ impl Cluster {
         environment: &Environment,
         options: ClusterOptions,
     ) -> anyhow::Result<Cluster> {
+        let mut args = args.clone();
+        machines::take_discovered(&mut args.hosts, environment).await?;
+        let args = &args;
         let model_dir = checkpoint_dir(&model.dir)?;
         let mut text = ModelText::load(&model_dir)
             .with_context(|| format!("reading the text files of {}", model_dir.display()))?;

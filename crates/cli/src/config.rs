@@ -248,8 +248,9 @@ fn is_typed(matches: &ArgMatches, flag: &str) -> bool {
 /// Flags that do not go with what was typed.
 fn is_excluded(matches: &ArgMatches, flag: &str) -> bool {
     match flag {
-        "hosts" => is_typed(matches, "ranks"),
-        "ranks" => is_typed(matches, "hosts"),
+        "hosts" => is_typed(matches, "ranks") || is_typed(matches, "discover"),
+        "ranks" => is_typed(matches, "hosts") || is_typed(matches, "discover"),
+        "discover" => is_typed(matches, "ranks") || is_typed(matches, "hosts"),
         "profile" => true,
         _ => false,
     }
@@ -409,7 +410,7 @@ impl Layers<'_> {
                     .iter()
                     .any(|it| it.split('=').next() == Some(&format!("--{flag}")))
         };
-        if is_said("hosts") || is_said("ranks") {
+        if ["hosts", "ranks", "discover"].into_iter().any(is_said) {
             return Ok(());
         }
         if let Some((workers, origin)) = ssh.or(hosts) {

@@ -1,4 +1,5 @@
-//! `jackalope hosts`: hostfiles checked, rewritten and made. Opens no connection.
+//! `jackalope hosts`: hostfiles checked, rewritten and made. Opens no connection, unless `--discover`
+//! asks for it.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -15,17 +16,22 @@ use serde_json::{Value, json};
 use crate::args::hosts::{
     ConvertArgs, HostsArgs, HostsCommand, LintArgs, NewHostsArgs, OutArgs, OverArg,
 };
+use crate::environment::Environment;
+use crate::machines::discover;
 use crate::output;
 
 /// Where addresses of cables begin: four for each, of which the two in the middle are used. Home
 /// networks rarely lie here.
 const CABLES: Ipv4Addr = Ipv4Addr::new(10, 254, 0, 0);
 
-pub(crate) fn run(args: &HostsArgs) -> anyhow::Result<()> {
-    match &args.command {
-        HostsCommand::Lint(args) => lint(args),
-        HostsCommand::Convert(args) => convert(args),
-        HostsCommand::New(args) => new(args),
+pub(crate) async fn run(args: HostsArgs, environment: &Environment) -> anyhow::Result<()> {
+    match args.command {
+        HostsCommand::Lint(args) => lint(&args),
+        HostsCommand::Convert(args) => convert(&args),
+        HostsCommand::New(args) => {
+            let environment = environment.clone();
+            tokio::task::spawn_blocking(move || new(&args, &environment)).await?
+        }
     }
 }
 
@@ -126,7 +132,7 @@ fn write(
     file.write_all(written.text.as_bytes()).with_context(|| format!("writing {}", path.display()))
 }
 
-fn new(args: &NewHostsArgs) -> anyhow::Result<()> {
+fn new(args: &NewHostsArgs, environment: &Environment) -> anyhow::Result<()> {
     ensure!(
         args.ips.len() <= args.hosts.len(),
         "{} lists of addresses for {} hosts\nhint: join several addresses of one host with `+`",
@@ -134,6 +140,10 @@ fn new(args: &NewHostsArgs) -> anyhow::Result<()> {
         args.hosts.len()
     );
     let mut hosts = Vec::new();
+    if let Some(num_machines) = args.discover {
+        let listed = discover(num_machines.into(), args.agent_port, environment)?;
+        hosts.extend(listed.hosts.into_iter().map(|it| it.host));
+    }
     for (rank, name) in args.hosts.iter().enumerate() {
         let ips = args.ips.get(rank).map_or("", String::as_str);
         hosts.push(Host { ssh: name.clone(), ips: addresses(name, ips)?, ..Host::default() });

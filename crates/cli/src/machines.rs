@@ -1,6 +1,7 @@
 //! The machines of a cluster, as a command names them, with an agent on each.
 
 mod by_hand;
+mod discovered;
 mod launcher;
 pub(crate) mod placer;
 
@@ -24,6 +25,7 @@ use crate::environment::Environment;
 use crate::output;
 
 pub(crate) use by_hand::ByHand;
+pub(crate) use discovered::{HOW_TO_ANSWER, discover, find, take_discovered};
 pub(crate) use launcher::{AgentLauncher, Places};
 
 /// Longest hostfile that is read.
@@ -32,7 +34,7 @@ const HOSTFILE_BYTES_MAX: u64 = 1 << 20;
 /// How long an agent that we started stays when nobody needs it any more.
 const LINGER: Duration = Duration::from_secs(30);
 
-/// A hostfile, or names separated by commas. Entries that mean this machine become `127.0.0.1`: it is
+/// A hostfile, or names separated by commas, each with its addresses (`NAME=IP+IP`) or without. Entries that mean this machine become `127.0.0.1`: it is
 /// not reached through ssh.
 pub(crate) fn hostfile(text: &str) -> anyhow::Result<Hostfile> {
     let mut hostfile = read_hostfile(text)?;
@@ -68,16 +70,23 @@ fn read_hostfile(text: &str) -> anyhow::Result<Hostfile> {
     if looks_like_a_file {
         bail!("there is no hostfile {text}\nhint: `jackalope hosts new` makes one");
     }
-    let names: Vec<&str> = text.split(',').map(str::trim).collect();
-    if names.iter().any(|name| name.is_empty()) {
-        bail!("`{text}` names an empty host\nhint: separate names by single commas");
-    }
-    let host = |name: &&str| Host {
-        ssh: (*name).to_owned(),
-        ips: name.parse().into_iter().collect(),
-        ..Host::default()
+    let host = |entry: &str| {
+        let (name, ips) = entry.split_once('=').unwrap_or((entry, ""));
+        if name.is_empty() {
+            bail!("`{text}` names an empty host\nhint: separate names by single commas");
+        }
+        let ips = ips
+            .split('+')
+            .filter(|ip| !ip.is_empty())
+            .map(|ip| ip.parse().with_context(|| format!("{ip:?} of `{name}` is no IP address")));
+        let mut ips = ips.collect::<anyhow::Result<Vec<IpAddr>>>()?;
+        if ips.is_empty() {
+            ips.extend(name.parse::<IpAddr>());
+        }
+        Ok(Host { ssh: name.to_owned(), ips, ..Host::default() })
     };
-    Ok(Hostfile { hosts: names.iter().map(host).collect(), ..Hostfile::default() })
+    let hosts = text.split(',').map(str::trim).map(host).collect::<anyhow::Result<_>>()?;
+    Ok(Hostfile { hosts, ..Hostfile::default() })
 }
 
 /// The shell that reaches machines.

@@ -7,6 +7,7 @@ mod bench;
 mod chat;
 mod cluster;
 mod config;
+mod discover;
 mod doctor;
 mod edge;
 mod environment;
@@ -121,9 +122,10 @@ async fn run(
         Command::Uninstall(args) => install::uninstall(args, environment).await,
         Command::Launch(args) => return launch::run(args, environment).await,
         Command::Link(args) => link::run(&args, environment).await,
-        Command::Hosts(args) => hosts::run(&args),
+        Command::Hosts(args) => hosts::run(args, environment).await,
         Command::Plan(args) => plan::run(&args, environment),
         Command::Synth(args) => synth::run(&args),
+        Command::Discover(args) => discover::run(args, environment).await,
         Command::Doctor(args) => doctor::run(&args, environment),
         Command::Autoconfig(args) => autoconfig::run(&args, environment),
         Command::ClusterInfo(args) => fingerprint::cluster_info(&args, environment),

@@ -22,13 +22,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<()> {
     let model = ModelFacts::read(&models::locate(&args.model, environment)?.dir)?;
-    let hostfile = match &args.hosts {
-        Some(hosts) => machines::hostfile(hosts)?,
-        None => this_machine(),
-    };
-    let shell = machines::shell(args.ssh.as_deref(), environment);
-    let facts = probe::at_once(&hostfile.hosts, |host| facts(host, args, &shell));
-    let facts = facts.into_iter().collect::<anyhow::Result<Vec<Option<NodeFacts>>>>()?;
+    let (hostfile, facts) = machines_of(args, environment)?;
     let offers = offers(&hostfile.hosts, &facts, &args.memory)?;
     let num_machines = args.machines.map(|machines| machines as usize);
     ensure!(
@@ -51,6 +45,27 @@ pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<
             bail!("{}: {refusal}", args.model.display())
         }
     }
+}
+
+/// The machines, and what each says of itself.
+fn machines_of(
+    args: &PlanArgs,
+    environment: &Environment,
+) -> anyhow::Result<(Hostfile, Vec<Option<NodeFacts>>)> {
+    if let Some(num_machines) = args.discover {
+        let listed = machines::discover(num_machines.into(), args.agent_port, environment)?;
+        // They have told already; nobody is asked over ssh.
+        let machines = listed.hosts.into_iter().map(|it| (it.host, Some(it.facts)));
+        let (hosts, facts) = machines.unzip();
+        return Ok((Hostfile { hosts, ..Hostfile::default() }, facts));
+    }
+    let hostfile = match &args.hosts {
+        Some(hosts) => machines::hostfile(hosts)?,
+        None => this_machine(),
+    };
+    let shell = machines::shell(args.ssh.as_deref(), environment);
+    let facts = probe::at_once(&hostfile.hosts, |host| facts(host, args, &shell));
+    Ok((hostfile, facts.into_iter().collect::<anyhow::Result<_>>()?))
 }
 
 fn this_machine() -> Hostfile {

@@ -30,7 +30,7 @@ use crate::offer::Offer;
 use crate::operate::{self, ServeRecord, Start};
 use crate::output::{self, OutputError};
 use crate::progress::Loading;
-use crate::{edge, split};
+use crate::{edge, machines, split};
 
 /// An HTTP server that answers for a cluster.
 pub(crate) struct HttpServer {
@@ -63,13 +63,14 @@ fn listen_ip(args: &mut ServeArgs) -> anyhow::Result<IpAddr> {
     if let Ok(ip) = args.host.parse() {
         return Ok(ip);
     }
-    let hosts = &mut args.ranks.hosts.hosts;
+    let hosts = &mut args.ranks.hosts;
+    let other = if hosts.discover.is_some() { "--discover" } else { "--hosts" };
     ensure!(
-        hosts.is_none(),
-        "`--host {}` and `--hosts` both name machines\nhint: give one of them",
+        hosts.hosts.is_none() && hosts.discover.is_none(),
+        "`--host {}` and `{other}` both name machines\nhint: give one of them",
         args.host
     );
-    *hosts = Some(args.host.clone());
+    hosts.hosts = Some(args.host.clone());
     Ok(Ipv4Addr::LOCALHOST.into())
 }
 
@@ -85,6 +86,7 @@ pub(crate) async fn run(
     resolved.notes.iter().for_each(|it| output::note(it));
     raise_open_files(resolved.open_files);
     let host = listen_ip(&mut args)?;
+    machines::take_discovered(&mut args.ranks.hosts, environment).await?;
     let config = edge::config(host, &args)?;
     let reporting = edge::reporting(&args.edge, environment)?;
     let scheme = if config.tls.is_some() { "https" } else { "http" };

@@ -9,7 +9,6 @@ use jackalope_cluster::home::Home;
 use jackalope_cluster::nodes::own_program;
 use jackalope_cluster::process::output_of;
 
-use crate::args::machines::AgentArgs;
 use crate::output;
 
 const LABEL: &str = "jackalope.agent";
@@ -29,13 +28,19 @@ fn words(text: &str) -> Vec<String> {
 }
 
 /// macOS: launchd. `KeepAlive` starts it again, `ProcessType` keeps it from being throttled.
-fn launchd(user_home: &Path, uid: u32, program: &Path, (home, port): (&Path, u16)) -> Service {
+fn launchd(
+    user_home: &Path,
+    uid: u32,
+    program: &Path,
+    (home, args): (&Path, &[String]),
+) -> Service {
     let path = user_home.join("Library/LaunchAgents").join(format!("{LABEL}.plist"));
     let escape = |path: &Path| {
         let text = path.to_string_lossy();
         text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
     };
     let (program, folder) = (escape(program), escape(home));
+    let args: String = args.iter().map(|it| format!("\t\t<string>{it}</string>\n")).collect();
     let text = format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
          <!DOCTYPE plist PUBLIC \"-//Apple//DTD PLIST 1.0//EN\" \
@@ -43,8 +48,7 @@ fn launchd(user_home: &Path, uid: u32, program: &Path, (home, port): (&Path, u16
          <plist version=\"1.0\">\n<dict>\n\
          \t<key>Label</key>\n\t<string>{LABEL}</string>\n\
          \t<key>ProgramArguments</key>\n\t<array>\n\t\t<string>{program}</string>\n\
-         \t\t<string>agent</string>\n\t\t<string>--port</string>\n\t\t<string>{port}</string>\n\
-         \t\t<string>--verbose</string>\n\t</array>\n\
+         {args}\t</array>\n\
          \t<key>EnvironmentVariables</key>\n\t<dict>\n\t\t<key>JACKALOPE_HOME</key>\n\
          \t\t<string>{folder}</string>\n\t</dict>\n\
          \t<key>RunAtLoad</key>\n\t<true/>\n\
@@ -68,16 +72,17 @@ fn launchd(user_home: &Path, uid: u32, program: &Path, (home, port): (&Path, u16
 }
 
 /// Linux: a user unit.
-fn systemd(user_home: &Path, program: &Path, (home, port): (&Path, u16)) -> Service {
+fn systemd(user_home: &Path, program: &Path, (home, args): (&Path, &[String])) -> Service {
     let quoted = |path: &Path| {
         let text = path.to_string_lossy();
         format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%"))
     };
     let (program, folder) =
         (quoted(program), quoted(&PathBuf::from(format!("JACKALOPE_HOME={}", home.display()))));
+    let args = args.join(" ");
     let text = format!(
         "[Unit]\nDescription=Jackalope's agent\nAfter=network-online.target\n\n\
-         [Service]\nExecStart={program} agent --port {port} --verbose\nEnvironment={folder}\n\
+         [Service]\nExecStart={program} {args}\nEnvironment={folder}\n\
          Restart=always\nRestartSec=1\n\n\
          [Install]\nWantedBy=default.target\n"
     );
@@ -93,19 +98,27 @@ fn systemd(user_home: &Path, program: &Path, (home, port): (&Path, u16)) -> Serv
     }
 }
 
-fn here(port: u16, home: &Home) -> anyhow::Result<Service> {
+/// What the program is told.
+fn agent_args((port, announce): (u16, bool)) -> Vec<String> {
+    let announce = if announce { " --announce" } else { "" };
+    words(&format!("agent --port {port}{announce} --verbose"))
+}
+
+fn here(how: (u16, bool), home: &Home) -> anyhow::Result<Service> {
     let installed = home.join("current/bin/jackalope");
     let program = if installed.is_file() { installed } else { own_program()? };
     let user_home = std::env::home_dir().context("this user has no home folder")?;
     let uid = rustix::process::getuid().as_raw();
+    let args = agent_args(how);
     Ok(match cfg!(target_os = "macos") {
-        true => launchd(&user_home, uid, &program, (home.path(), port)),
-        false => systemd(&user_home, &program, (home.path(), port)),
+        true => launchd(&user_home, uid, &program, (home.path(), &args)),
+        false => systemd(&user_home, &program, (home.path(), &args)),
     })
 }
 
-pub(crate) fn install(args: &AgentArgs, dry_run: bool, home: &Home) -> anyhow::Result<()> {
-    let service = here(args.port, home)?;
+/// On this port, and answering those who look for machines or not.
+pub(crate) fn install(how: (u16, bool), dry_run: bool, home: &Home) -> anyhow::Result<()> {
+    let service = here(how, home)?;
     if dry_run {
         let commands: Vec<String> = service.enable.iter().map(|it| it.join(" ")).collect();
         let path = service.path.display();
@@ -120,8 +133,13 @@ pub(crate) fn install(args: &AgentArgs, dry_run: bool, home: &Home) -> anyhow::R
     home.dir("logs")?;
     let folder = service.path.parent().context("a service's file lies in a folder")?;
     std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    let is_again = service.path.is_file();
     std::fs::write(&service.path, &service.text)
         .with_context(|| format!("writing {}", service.path.display()))?;
+    if is_again {
+        // It may run with other arguments; one that cannot be ended fails below.
+        run_all(&service.disable).ok();
+    }
     if let Err(err) = run_all(&service.enable) {
         std::fs::remove_file(&service.path).ok();
         return Err(err.context("the service was not installed"));
@@ -131,11 +149,11 @@ pub(crate) fn install(args: &AgentArgs, dry_run: bool, home: &Home) -> anyhow::R
 
 /// Whether the agent is a service here.
 pub(crate) fn is_installed(home: &Home) -> anyhow::Result<bool> {
-    Ok(here(0, home)?.path.is_file())
+    Ok(here((0, false), home)?.path.is_file())
 }
 
 pub(crate) fn uninstall(home: &Home) -> anyhow::Result<()> {
-    let service = here(0, home)?;
+    let service = here((0, false), home)?;
     if !service.path.is_file() {
         return Ok(output::line("no service is installed")?);
     }
@@ -162,11 +180,13 @@ mod tests {
 
     #[test]
     fn a_launchd_agent_is_well_formed_whatever_its_paths_hold() {
-        let places = (Path::new("/Users/a & b/.jackalope"), 18081);
+        let args = agent_args((18081, true));
+        let places = (Path::new("/Users/a & b/.jackalope"), &args[..]);
         let service =
             launchd(Path::new("/Users/a & b"), 501, Path::new("/x/<y>/jackalope"), places);
         assert!(service.path.ends_with("Library/LaunchAgents/jackalope.agent.plist"));
         assert!(service.text.contains("<string>/x/&lt;y&gt;/jackalope</string>"));
+        assert!(service.text.contains("<string>--announce</string>"));
         assert!(
             service.text.contains("<string>/Users/a &amp; b/.jackalope/logs/agent.log</string>")
         );
@@ -182,9 +202,12 @@ mod tests {
 
     #[test]
     fn a_systemd_unit_quotes_its_paths() {
-        let places = (Path::new("/home/a b/.jackalope"), 9);
+        let args = agent_args((9, false));
+        let places = (Path::new("/home/a b/.jackalope"), &args[..]);
         let service = systemd(Path::new("/home/a b"), Path::new("/opt/100%/jackalope"), places);
-        assert!(service.text.contains("ExecStart=\"/opt/100%%/jackalope\" agent --port 9"));
+        assert!(
+            service.text.contains("ExecStart=\"/opt/100%%/jackalope\" agent --port 9 --verbose")
+        );
         assert!(service.text.contains("Environment=\"JACKALOPE_HOME=/home/a b/.jackalope\""));
         assert!(service.path.ends_with(".config/systemd/user/jackalope.agent.service"));
     }

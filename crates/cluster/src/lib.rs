@@ -9,10 +9,12 @@
 //!   platform (macos, linux): what only one system can tell, read from commands and files
 //!   shell ─▶ probe ─▶ report ─┬▶ doctor: what is wrong, and what to type
 //!                             └▶ autoconfig: which cables there are, and what to make of them
+//!   discovery: machines of ours on the networks of this one, without names or files
 //! ```
 
 pub mod agent;
 pub mod autoconfig;
+pub mod discovery;
 pub mod doctor;
 pub mod exchange;
 pub mod facts;

@@ -52,8 +52,15 @@ pub(crate) struct ConvertArgs {
 #[derive(Debug, clap::Args)]
 pub(crate) struct NewHostsArgs {
     /// What you type after `ssh`, one for each rank; 127.0.0.1 is this machine.
-    #[arg(long, value_delimiter = ',', required = true, value_name = "NAMES")]
+    #[arg(long, value_delimiter = ',', required_unless_present = "discover", value_name = "NAMES")]
     pub(crate) hosts: Vec<String>,
+    /// The machines that `jackalope discover` finds, this one first, then by memory and name; with `=N`,
+    /// once N are there.
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0", value_parser = clap::value_parser!(u16).range(0..=64), conflicts_with_all = ["hosts", "ips"])]
+    pub(crate) discover: Option<u16>,
+    /// Where agents listen that are discovered.
+    #[arg(long, value_name = "PORT", default_value_t = 18081, requires = "discover")]
+    pub(crate) agent_port: u16,
     /// Addresses, one for each host; `+` joins several of one host, and a host may have none.
     #[arg(long, value_delimiter = ',', value_name = "IPS")]
     pub(crate) ips: Vec<String>,

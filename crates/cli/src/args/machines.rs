@@ -8,8 +8,11 @@ use clap::Subcommand;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct HostsArgs {
     /// Machines to use, one rank on each entry: a hostfile, or names for ssh separated by commas.
-    #[arg(long, value_name = "FILE|NAMES", conflicts_with = "ranks")]
+    #[arg(long, value_name = "FILE|NAMES", conflicts_with = "ranks", group = "machines")]
     pub(crate) hosts: Option<String>,
+    /// Use the machines that `jackalope discover` finds, this one first; with `=N`, once N are there.
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0", value_parser = clap::value_parser!(u16).range(0..=64), conflicts_with = "ranks", group = "machines")]
+    pub(crate) discover: Option<u16>,
     /// A variable for every rank: `NAME=VALUE`.
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) env: Vec<String>,
@@ -22,11 +25,11 @@ pub(crate) struct HostsArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) lease: u64,
     /// Start no rank: wait for `jackalope rank` on each machine, in any order.
-    #[arg(long, requires = "hosts")]
+    #[arg(long, requires = "machines")]
     pub(crate) by_hand: bool,
     /// Who has the model, for machines that lack it: their ranks read just their part of it from there and
     /// keep no copy. A machine of the hostfile, or `localhost`.
-    #[arg(long, value_name = "HOST", requires = "hosts", conflicts_with = "by_hand")]
+    #[arg(long, value_name = "HOST", requires = "machines", conflicts_with = "by_hand")]
     pub(crate) models_from: Option<String>,
     /// Seconds without progress after which requests that wait for ranks are ended.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
@@ -80,6 +83,10 @@ pub(crate) struct AgentArgs {
     /// End after so many seconds in which nobody needs it. Default: stay.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) linger: Option<u64>,
+    /// Answer `jackalope discover` of machines with our secret on all local networks; others who ask are
+    /// told the version alone.
+    #[arg(long)]
+    pub(crate) announce: bool,
     /// Start one in the background with the secret on standard input, unless one runs that has it.
     #[arg(long, conflicts_with = "detached")]
     pub(crate) start: bool,
@@ -102,6 +109,9 @@ pub(crate) enum AgentCommand {
     },
     /// Start the agent with this machine: a launchd or systemd service of this user.
     Install {
+        /// Let it answer `jackalope discover`.
+        #[arg(long)]
+        announce: bool,
         /// Print what would be written and run, and do nothing.
         #[arg(long)]
         dry_run: bool,

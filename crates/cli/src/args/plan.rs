@@ -13,6 +13,12 @@ pub(crate) struct PlanArgs {
     /// The machines: a hostfile, or names for ssh separated by commas. Default: this machine.
     #[arg(long, value_name = "FILE|NAMES")]
     pub(crate) hosts: Option<String>,
+    /// Plan for the machines that `jackalope discover` finds; with `=N`, once N are there.
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0", value_parser = clap::value_parser!(u16).range(0..=64), conflicts_with = "hosts")]
+    pub(crate) discover: Option<u16>,
+    /// Where agents listen that are discovered.
+    #[arg(long, value_name = "PORT", default_value_t = 18081, requires = "discover")]
+    pub(crate) agent_port: u16,
     /// Longest context in tokens. Default: 8192, or the model's if that is shorter.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) context: Option<u32>,

@@ -54,6 +54,13 @@ fn a_flag_comes_before_the_environment_before_the_file_before_the_profile() {
 }
 
 #[test]
+fn machines_that_are_looked_for_are_not_those_of_a_variable() {
+    let typed = resolved(&format!("{JACCL} --discover=3"), &[("HOSTFILE", "hosts.json")], "");
+    assert!(!typed.set.contains_key("hosts"), "machines are found");
+    assert!(resolved(JACCL, &[("HOSTFILE", "hosts.json")], "").set.contains_key("hosts"));
+}
+
+#[test]
 fn without_a_profile_only_our_own_names_mean_something() {
     let typed = "jackalope serve --model m";
     let all =

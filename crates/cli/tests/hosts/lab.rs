@@ -223,6 +223,13 @@ impl Lab {
         Program::start_command(command, "")
     }
 
+    /// Any other program on any host.
+    pub(crate) fn run_on(&self, at: usize, words: &[&str]) -> Program {
+        let mut command = command("ip");
+        command.args(["netns", "exec", &self.hosts[at].namespace]).args(words);
+        Program::start_command(command, "")
+    }
+
     fn command(&self, at: usize, args: &[&str]) -> Command {
         let host = &self.hosts[at];
         let mut command = command("ip");
@@ -239,11 +246,14 @@ impl Lab {
 
     /// The cluster's secret, on all hosts.
     pub(crate) fn share_secret(&self, secret: &str) {
-        for host in &self.hosts {
-            let path = host.home.join("secret");
-            fs::write(&path, secret).unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-        }
+        (0..self.hosts.len()).for_each(|at| self.set_secret(at, secret));
+    }
+
+    /// A secret on one host.
+    pub(crate) fn set_secret(&self, at: usize, secret: &str) {
+        let path = self.hosts[at].home.join("secret");
+        fs::write(&path, secret).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     }
 
     pub(crate) fn run(&self, args: &[&str]) -> Ended {
@@ -436,6 +446,25 @@ impl Lab {
             other.lose(host, false);
         }
         run("ip", &["netns", "exec", &host.namespace, "tc", "qdisc", "del", "dev", "eth0", "root"]);
+    }
+
+    /// One more cable, between the first two hosts alone: they have the addresses that machines give
+    /// themselves where nobody gives them any.
+    pub(crate) fn join_first_two(&self) -> [&'static str; 2] {
+        let [first, second] = [0, 1].map(|at| self.hosts[at].namespace.as_str());
+        must(&format!("ip -n {first} link add bridge0 type veth peer name bridge0 netns {second}"));
+        let ips = ["169.254.7.1", "169.254.7.2"];
+        for (namespace, ip) in [(first, ips[0]), (second, ips[1])] {
+            must(&format!("ip -n {namespace} addr add {ip}/16 dev bridge0"));
+            must(&format!("ip -n {namespace} link set bridge0 up"));
+        }
+        ips
+    }
+
+    /// A host's first cable is out, and its address gone with it, as on a Mac.
+    pub(crate) fn forget_first_cable(&self, at: usize) {
+        self.cable_out(at);
+        must(&format!("ip -n {} addr flush dev eth0", self.hosts[at].namespace));
     }
 
     fn others(&self, at: usize) -> impl Iterator<Item = &LabHost> {

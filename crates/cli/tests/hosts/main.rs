@@ -9,6 +9,7 @@
 #[expect(dead_code, reason = "shared with the tests on one host")]
 #[path = "../it/checkpoint.rs"]
 mod checkpoint;
+mod discovering;
 mod faults;
 #[expect(dead_code, reason = "shared with the tests on one host")]
 #[path = "../it/http.rs"]

@@ -28,3 +28,4 @@ mod refusals;
 mod several;
 #[cfg(target_os = "linux")]
 mod sync;
+mod versions;

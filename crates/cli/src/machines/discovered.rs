@@ -1,0 +1,119 @@
+//! Machines that nobody named: those that answer on the networks of this one.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use jackalope_cluster::discovery::{self, FindConfig, Found, Listed, ListedHost};
+use tokio::task::spawn_blocking;
+
+use crate::args::machines::HostsArgs;
+use crate::environment::Environment;
+use crate::output;
+
+/// How long answers are waited for.
+const WINDOW: Duration = Duration::from_secs(2);
+
+/// How long is looked for as many machines as were asked for.
+const EXPECTED_WINDOW: Duration = Duration::from_secs(60);
+
+/// What a person does so that a machine answers.
+pub(crate) const HOW_TO_ANSWER: &str = "on each machine run `jackalope agent --announce`, with this \
+     machine's secret (`jackalope bootstrap HOST` brings it); on macOS allow jackalope under System \
+     Settings, Privacy & Security, Local Network";
+
+/// Looks for machines. `num_machines` are waited for, this one among them, or whoever answers soon if
+/// it is 0.
+pub(crate) fn find(
+    (window, num_machines): (Duration, usize),
+    environment: &Environment,
+) -> anyhow::Result<Found> {
+    let expected = (0 < num_machines).then_some((num_machines, EXPECTED_WINDOW));
+    let secret = environment.home()?.secret()?;
+    Ok(discovery::find(&FindConfig { secret, window, expected })?)
+}
+
+/// The machines that answer, in the order of their ranks, this one first.
+///
+/// # Errors
+/// If there is no other, or fewer than were asked for.
+pub(crate) fn discover(
+    num_machines: usize,
+    agent_port: u16,
+    environment: &Environment,
+) -> anyhow::Result<Listed> {
+    let found = find((WINDOW, num_machines), environment)?;
+    let mut listed = discovery::list(&found, agent_port);
+    for it in &listed.left_out {
+        output::note(&format!("{} is left out: {}\nhint: {}", it.at, it.reason, it.hint));
+    }
+    let num_found = listed.hosts.len();
+    if num_found < num_machines.max(2) {
+        let strangers = match found.strangers.len() + found.num_more_strangers {
+            0 => String::new(),
+            num => format!(", {num} with another secret (`jackalope discover` lists them)"),
+        };
+        bail!(
+            "{num_found} machines were found, this one among them{strangers}\nhint: {HOW_TO_ANSWER}"
+        );
+    }
+    if 0 < num_machines {
+        listed.hosts.truncate(num_machines);
+    }
+    let names: Vec<String> = listed.hosts.iter().map(|it| it.host.name()).collect();
+    output::note(&format!("found: {}", names.join(", ")));
+    Ok(listed)
+}
+
+/// As `--hosts` takes them.
+pub(crate) fn names(hosts: &[ListedHost]) -> String {
+    let entry = |it: &ListedHost| {
+        let ips: Vec<String> = it.host.ips.iter().map(IpAddr::to_string).collect();
+        let equals = if ips.is_empty() { "" } else { "=" };
+        format!("{}{equals}{}", it.host.ssh, ips.join("+"))
+    };
+    hosts.iter().map(entry).collect::<Vec<_>>().join(",")
+}
+
+/// Puts the machines that answer in the place of those that are named, if that is wished.
+pub(crate) async fn take_discovered(
+    args: &mut HostsArgs,
+    environment: &Environment,
+) -> anyhow::Result<()> {
+    let Some(num_machines) = args.discover.take() else { return Ok(()) };
+    let (port, environment) = (args.reach.agent_port, environment.clone());
+    let looking = spawn_blocking(move || discover(num_machines.into(), port, &environment));
+    let listed = looking.await.context("looking for machines")??;
+    args.hosts = Some(names(&listed.hosts));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use jackalope_cluster::facts::NodeFacts;
+    use jackalope_cluster::hostfile::Host;
+
+    use super::super::read_hostfile;
+    use super::*;
+
+    #[test]
+    fn machines_that_were_found_are_read_as_names_with_addresses() {
+        let host = |ssh: &str, ips: &[&str]| Host {
+            ssh: ssh.to_owned(),
+            ips: ips.iter().map(|it| it.parse().unwrap()).collect(),
+            ..Host::default()
+        };
+        let hosts = [
+            host("127.0.0.1", &["10.0.0.1", "10.254.0.1"]),
+            host("mac2.local", &["10.0.0.2", "fd00::2"]),
+            host("10.0.0.3", &["10.0.0.3"]),
+        ];
+        let listed = hosts.clone().map(|host| ListedHost { host, facts: NodeFacts::default() });
+        let text = names(&listed);
+        let wanted = "127.0.0.1=10.0.0.1+10.254.0.1,mac2.local=10.0.0.2+fd00::2,10.0.0.3=10.0.0.3";
+        assert_eq!(text, wanted);
+        assert_eq!(read_hostfile(&text).unwrap().hosts, hosts);
+        assert!(read_hostfile("mac1=10.0.0").is_err());
+        assert!(read_hostfile("=10.0.0.1").is_err());
+    }
+}

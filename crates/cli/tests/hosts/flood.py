@@ -1,0 +1,52 @@
+"""Somebody without the secret who hears the queries of discovery and answers each with a flood:
+answers of strangers that do not exist, forged and damaged ones, and one of our own agents' answers
+that it has asked for with the same query and passes on as its own.
+
+usage: flood.py OWN-IP AGENT-IP
+"""
+
+import os
+import socket
+import struct
+import sys
+
+PORT = 18081
+GROUP = "239.255.74.75"
+own, agent = sys.argv[1:]
+
+heard = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+heard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+heard.bind(("", PORT))
+heard.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(GROUP) + socket.inet_aton(own))
+heard.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(own))
+relay = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+relay.settimeout(0.5)
+print("ready", flush=True)
+while True:
+    query, finder = heard.recvfrom(2048)
+    # Answers to what was passed on come here too.
+    if query[5] != 0 or finder[0] == own:
+        continue
+    nonce = query[6:22]
+    build = struct.pack("<HB", 6, 5) + b"9.9.9"
+    forged = b"JKLD\x01\x01" + nonce + build + struct.pack("<HQB", PORT, 7, 1)
+    forged += b"\x04" + socket.inet_aton(own)
+    flood = [
+        b"JKLD\x01\x02" + nonce + build,
+        b"JKLD\x01\x02" + nonce + struct.pack("<HB", 6, 200) + b"\x1b[2J" * 50,
+        forged + bytes(32),
+        forged + os.urandom(32),
+        forged[:20],
+        query,
+        os.urandom(1400),
+    ]
+    for _ in range(500):
+        for datagram in flood:
+            heard.sendto(datagram, finder)
+            heard.sendto(datagram, (GROUP, PORT))
+    relay.sendto(query, (agent, PORT))
+    try:
+        heard.sendto(relay.recv(2048), finder)
+        print("relayed", flush=True)
+    except socket.timeout:
+        pass

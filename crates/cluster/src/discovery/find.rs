@@ -1,0 +1,439 @@
+//! The finder's side: asks, listens for a while, and then speaks to those whose answers hold.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use jackalope_protocol::secure::{self, Build};
+use jackalope_protocol::{FrameError, Secret, frame};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use thiserror::Error;
+
+use super::link::{self, Asking, LinkAddr};
+use super::wire::{self, Answer, DATAGRAM_BYTES_MAX, Nonce, OurAgent};
+use crate::agent::{FromAgent, ToAgent};
+use crate::facts::NodeFacts;
+use crate::platform;
+
+/// When is asked: a datagram may be lost, above all over the air; then once in each last pause.
+const ASK_PAUSES: [Duration; 4] = [
+    Duration::from_millis(200),
+    Duration::from_millis(300),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+];
+
+/// Other machines of one cluster.
+const MACHINES_MAX: usize = 63;
+
+/// Addresses over which a machine has answered.
+const PATHS_MAX: usize = 16;
+
+/// Strangers that are told of; of the others only the number is.
+pub const STRANGERS_MAX: usize = 16;
+
+/// Of strangers so many are told apart.
+const STRANGERS_COUNTED_MAX: usize = 1024;
+
+/// Datagrams between two looks at the clock.
+const DATAGRAMS_AT_ONCE: usize = 64;
+
+/// One attempt to connect to one address of a machine that has just answered.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// All of it, until a machine has told what it is and has.
+const FACTS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How machines are looked for.
+#[derive(Clone, Copy, Debug)]
+pub struct FindConfig {
+    /// The cluster's secret.
+    pub secret: Secret,
+    /// How long answers are waited for.
+    pub window: Duration,
+    /// Until so many machines are there, this one among them, it goes on for so long.
+    pub expected: Option<(usize, Duration)>,
+}
+
+/// Who is there.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// This machine.
+    pub here: NodeFacts,
+    /// Other machines with our secret.
+    pub machines: Vec<FoundMachine>,
+    /// Agents with another secret, or somebody who says so.
+    pub strangers: Vec<Stranger>,
+    /// How many more of them there are.
+    pub num_more_strangers: usize,
+}
+
+/// A machine whose agent has proved our secret.
+#[derive(Clone, Debug)]
+pub struct FoundMachine {
+    /// Where its agent was reached, the most useful address first.
+    pub addrs: Vec<SocketAddr>,
+    /// Its version.
+    pub build: Build,
+    /// What it is, or why it does not tell.
+    pub state: MachineState,
+}
+
+/// What is known of a machine.
+#[derive(Clone, Debug)]
+pub enum MachineState {
+    /// Its agent is of our version, and tells.
+    Ready(Box<NodeFacts>),
+    /// Its agent is of another version.
+    OtherVersion,
+    /// Its agent has answered, but cannot be connected to.
+    Unreachable(String),
+}
+
+/// Somebody who does not hold our secret.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Stranger {
+    /// Where it is.
+    pub ip: IpAddr,
+    /// What it says to be.
+    pub build: Build,
+}
+
+/// Why nobody can be looked for.
+#[derive(Debug, Error)]
+pub enum DiscoverError {
+    /// The system refuses.
+    #[error("looking for machines: {0}")]
+    Io(#[from] io::Error),
+    /// There is no network.
+    #[error(
+        "this machine is in no network that others could be in\n\
+         hint: connect a cable; `ifconfig` (Linux: `ip address`) shows the interfaces"
+    )]
+    NoNetwork,
+    /// No network takes our queries.
+    #[error(
+        "no query could be sent: {0}\n\
+         hint: on macOS allow your terminal under System Settings, Privacy & Security, Local Network"
+    )]
+    NotSent(io::Error),
+}
+
+/// Looks for the machines of this cluster. Takes the window, and a few seconds for those that have
+/// answered and do not tell.
+///
+/// # Errors
+/// [`DiscoverError`] if nobody can be asked. That nobody answers is no error.
+pub fn find(config: &FindConfig) -> Result<Found, DiscoverError> {
+    let asking = Asking::new()?;
+    let mut nonce = Nonce::default();
+    super::random(&mut nonce)?;
+    let mut heard = Heard::new(config.secret, nonce);
+    listen(&asking, config, &mut heard)?;
+    let secret = &config.secret;
+    let (machines, here) = thread::scope(|scope| {
+        let meet = |it: Machine| scope.spawn(move || it.meet(secret));
+        let threads: Vec<_> = heard.machines.drain(..).map(meet).collect();
+        let here = platform::current::facts();
+        let met = threads.into_iter().map(|it| it.join().expect("it does not panic"));
+        (met.collect(), here)
+    });
+    let num_strangers = heard.strangers.len();
+    heard.strangers.truncate(STRANGERS_MAX);
+    let num_more_strangers = num_strangers - heard.strangers.len();
+    Ok(Found { here, machines, strangers: heard.strangers, num_more_strangers })
+}
+
+/// Asks and listens until the time is over. A network may come only now.
+fn listen(asking: &Asking, config: &FindConfig, heard: &mut Heard) -> Result<(), DiscoverError> {
+    let query = wire::query(&config.secret, &heard.nonce);
+    let began = Instant::now();
+    let (mut ask_at, mut num_asked) = (began, 0);
+    let mut unasked = Some(DiscoverError::NoNetwork);
+    loop {
+        let now = Instant::now();
+        let until = match config.expected {
+            Some((machines, longest)) if heard.machines.len() + 1 < machines => {
+                longest.max(config.window)
+            }
+            Some(_) | None => config.window,
+        };
+        let until = began + until;
+        if until <= now {
+            return unasked.map_or(Ok(()), Err);
+        }
+        if ask_at <= now {
+            let addrs = link::addrs()?;
+            heard.meet_networks(&addrs);
+            unasked = match (asking.ask(&addrs, &query), unasked) {
+                ((0, Some(err)), Some(_)) => Some(DiscoverError::NotSent(err)),
+                ((0, _), unasked) => unasked,
+                _ => None,
+            };
+            ask_at = now + ASK_PAUSES[num_asked.min(ASK_PAUSES.len() - 1)];
+            num_asked += 1;
+        }
+        let sockets = || std::iter::once(&asking.v4).chain(&asking.v6);
+        let mut fds: Vec<PollFd<'_>> = sockets().map(|it| PollFd::new(it, PollFlags::IN)).collect();
+        let wait = until.min(ask_at).saturating_duration_since(now);
+        let wait = Timespec::try_from(wait).expect("it is a matter of seconds");
+        match poll(&mut fds, Some(&wait)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(err) => return Err(DiscoverError::Io(err.into())),
+        }
+        sockets().for_each(|socket| heard.receive(socket));
+    }
+}
+
+/// A machine that has proved the secret.
+#[derive(Clone, Debug)]
+struct Machine {
+    agent: OurAgent,
+    /// Where its answers came from.
+    paths: Vec<SocketAddr>,
+}
+
+/// What has been answered so far.
+struct Heard {
+    secret: Secret,
+    nonce: Nonce,
+    own: Vec<IpAddr>,
+    machines: Vec<Machine>,
+    strangers: Vec<Stranger>,
+}
+
+impl Heard {
+    fn new(secret: Secret, nonce: Nonce) -> Heard {
+        Heard { secret, nonce, own: Vec::new(), machines: Vec::new(), strangers: Vec::new() }
+    }
+
+    /// Answers of this machine come from these.
+    fn meet_networks(&mut self, addrs: &[LinkAddr]) {
+        self.own = addrs.iter().map(|it| it.ip).collect();
+    }
+
+    fn receive(&mut self, socket: &UdpSocket) {
+        let mut bytes = [0; DATAGRAM_BYTES_MAX];
+        for _ in 0..DATAGRAMS_AT_ONCE {
+            // Also an error that tells of an earlier datagram: what matters comes again.
+            let Ok((length, from)) = socket.recv_from(&mut bytes) else { return };
+            self.take(&bytes[..length], from);
+        }
+    }
+
+    /// This machine's own agent, and what is no answer to this query, is no news.
+    fn take(&mut self, bytes: &[u8], from: SocketAddr) {
+        let ip = from.ip().to_canonical();
+        if self.own.contains(&ip) || ip.is_loopback() {
+            return;
+        }
+        match wire::read_answer(bytes, &self.secret, &self.nonce) {
+            Some(Answer::Ours(agent)) => self.take_ours(agent, from),
+            Some(Answer::Stranger(build)) => {
+                let is_known = self.strangers.iter().any(|it| it.ip == ip);
+                if !is_known && self.strangers.len() < STRANGERS_COUNTED_MAX {
+                    self.strangers.push(Stranger { ip, build });
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// An answer that was carried elsewhere, to come from there, is none.
+    fn take_ours(&mut self, agent: OurAgent, from: SocketAddr) {
+        let ip = from.ip().to_canonical();
+        if !agent.addrs.contains(&ip) {
+            return;
+        }
+        let scope_id = match from {
+            SocketAddr::V6(from) => from.scope_id(),
+            SocketAddr::V4(_) => 0,
+        };
+        let path = link::socket_addr(ip, agent.port, scope_id);
+        match self.machines.iter_mut().find(|it| it.agent.id == agent.id) {
+            Some(known) => {
+                if !known.paths.contains(&path) && known.paths.len() < PATHS_MAX {
+                    known.paths.push(path);
+                }
+            }
+            None => {
+                if self.machines.len() < MACHINES_MAX {
+                    self.machines.push(Machine { agent, paths: vec![path] });
+                }
+            }
+        }
+    }
+}
+
+/// Addresses that everybody can use first, and those that mean something on one link alone last.
+fn usefulness(addr: &SocketAddr) -> u8 {
+    match addr.ip() {
+        IpAddr::V4(ip) if !ip.is_link_local() => 0,
+        IpAddr::V4(_) => 1,
+        IpAddr::V6(ip) if !ip.is_unicast_link_local() => 2,
+        IpAddr::V6(_) => 3,
+    }
+}
+
+impl Machine {
+    /// Asks the machine what it is and has.
+    fn meet(mut self, secret: &Secret) -> FoundMachine {
+        self.paths.sort_by_key(usefulness);
+        let state = match self.agent.build == Build::ours() {
+            false => MachineState::OtherVersion,
+            true => self.ask(secret, Instant::now() + FACTS_TIMEOUT),
+        };
+        FoundMachine { addrs: self.paths, build: self.agent.build, state }
+    }
+
+    /// Addresses that lead nowhere, though answers came from them, are given up for one that leads
+    /// there: a link-local one is taken for another cable's.
+    fn ask(&mut self, secret: &Secret, deadline: Instant) -> MachineState {
+        let mut reason = String::new();
+        for (idx, path) in self.paths.iter().enumerate() {
+            match facts(*path, secret, deadline) {
+                Ok(facts) => {
+                    self.paths.drain(..idx);
+                    return MachineState::Ready(Box::new(facts));
+                }
+                Err(err) => reason = format!("no agent at {path}: {err}"),
+            }
+        }
+        MachineState::Unreachable(reason)
+    }
+}
+
+/// What the agent at `addr` says of its machine.
+fn facts(addr: SocketAddr, secret: &Secret, deadline: Instant) -> Result<NodeFacts, FrameError> {
+    let late = || FrameError::from(io::Error::from(io::ErrorKind::TimedOut));
+    let left = || {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(late()) } else { Ok(left) }
+    };
+    let (mut sender, mut receiver) = secure::dial(addr, secret, DIAL_TIMEOUT.min(left()?))?;
+    frame::write(&mut sender, &ToAgent::Facts)?;
+    loop {
+        receiver.stream().set_read_timeout(Some(left()?))?;
+        if let FromAgent::Facts(facts) = frame::read(&mut receiver)? {
+            // A session that ends without a word looks like a fault there.
+            frame::write(&mut sender, &ToAgent::Bye)?;
+            return Ok(facts);
+        }
+    }
+}
+
+impl FoundMachine {
+    /// Where its agent listens.
+    pub fn port(&self) -> u16 {
+        self.addrs.first().map_or(0, SocketAddr::port)
+    }
+
+    /// Addresses that can be written down: a link-local one of IPv6 means nothing elsewhere.
+    pub fn ips(&self) -> Vec<IpAddr> {
+        let is_local = |it: &IpAddr| matches!(it, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        self.addrs.iter().map(SocketAddr::ip).filter(|it| !is_local(it)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OURS: Secret = Secret([1; 32]);
+    const OTHER: Secret = Secret([2; 32]);
+    const NONCE: Nonce = [5; 16];
+
+    fn heard() -> Heard {
+        let own = LinkAddr { index: 2, ip: [10, 0, 0, 1].into() };
+        let mut heard = Heard::new(OURS, NONCE);
+        heard.meet_networks(&[own]);
+        heard
+    }
+
+    fn agent(id: u64, last: u8) -> OurAgent {
+        let addrs = vec![[10, 0, 0, last].into(), [10, 254, 0, last].into()];
+        OurAgent { build: Build::ours(), port: 18081, id, addrs }
+    }
+
+    fn from(ip: [u8; 4]) -> SocketAddr {
+        SocketAddr::new(ip.into(), super::super::DISCOVERY_PORT)
+    }
+
+    #[test]
+    fn a_machine_is_found_once_over_all_its_networks() {
+        let mut heard = heard();
+        for ip in [[10, 254, 0, 2], [10, 0, 0, 2], [10, 0, 0, 2]] {
+            heard.take(&agent(7, 2).answer(&OURS, &NONCE), from(ip));
+        }
+        heard.take(&agent(8, 3).answer(&OURS, &NONCE), from([10, 0, 0, 3]));
+        let ids: Vec<u64> = heard.machines.iter().map(|it| it.agent.id).collect();
+        assert_eq!(ids, [7, 8]);
+        let paths: Vec<String> = heard.machines[0].paths.iter().map(ToString::to_string).collect();
+        assert_eq!(paths, ["10.254.0.2:18081", "10.0.0.2:18081"]);
+    }
+
+    #[test]
+    fn what_is_no_answer_of_ours_from_where_it_says_changes_nothing() {
+        let mut heard = heard();
+        let good = agent(7, 2).answer(&OURS, &NONCE);
+        heard.take(&good, from([10, 0, 0, 66]));
+        heard.take(&good, from([10, 0, 0, 1]));
+        heard.take(&agent(7, 2).answer(&OTHER, &NONCE), from([10, 0, 0, 2]));
+        heard.take(&agent(7, 2).answer(&OURS, &[6; 16]), from([10, 0, 0, 2]));
+        heard.take(&good[..good.len() - 1], from([10, 0, 0, 2]));
+        heard.take(b"", from([10, 0, 0, 2]));
+        assert!(heard.machines.is_empty() && heard.strangers.is_empty());
+    }
+
+    #[test]
+    fn a_flood_of_strangers_has_a_bound_and_hides_nobody() {
+        let mut heard = heard();
+        let bare = wire::answer_to_strangers(&Build::ours(), &NONCE);
+        for idx in 0..3000_u16 {
+            let [a, b] = idx.to_be_bytes();
+            heard.take(&bare, from([172, 16, a, b]));
+        }
+        heard.take(&agent(7, 2).answer(&OURS, &NONCE), from([10, 0, 0, 2]));
+        assert_eq!(heard.strangers.len(), STRANGERS_COUNTED_MAX);
+        assert_eq!(heard.machines.len(), 1);
+    }
+
+    #[test]
+    fn a_machine_is_asked_at_the_address_that_leads_there() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let there = listener.local_addr().unwrap();
+        let is_over = std::sync::Arc::default();
+        let config = crate::agent::AgentConfig {
+            secret: OURS,
+            rank_program: "/bin/cat".into(),
+            files_dir: std::env::temp_dir(),
+            library: crate::exchange::Library::default(),
+            linger: None,
+            is_over: std::sync::Arc::clone(&is_over),
+        };
+        let nowhere: SocketAddr = "127.0.0.1:1".parse().unwrap();
+        let machine = Machine { agent: agent(7, 2), paths: vec![nowhere, there] };
+        thread::scope(|scope| {
+            scope.spawn(|| crate::agent::serve(&listener, config).unwrap());
+            let found = machine.clone().meet(&OURS);
+            assert!(matches!(&found.state, MachineState::Ready(it) if 0 < it.cores), "{found:?}");
+            assert_eq!(found.addrs, [there]);
+            let found = machine.clone().meet(&OTHER);
+            assert!(matches!(&found.state, MachineState::Unreachable(_)), "{found:?}");
+            assert_eq!(found.addrs, [nowhere, there]);
+            is_over.store(true, std::sync::atomic::Ordering::SeqCst);
+        });
+    }
+
+    #[test]
+    fn addresses_for_a_hostfile_come_first_and_those_of_one_link_are_left_out() {
+        let addrs = ["[fe80::2%3]:9", "169.254.1.2:9", "[fd00::2]:9", "10.0.0.2:9"];
+        let mut addrs: Vec<SocketAddr> = addrs.map(|it| it.parse().unwrap()).to_vec();
+        addrs.sort_by_key(usefulness);
+        let state = MachineState::OtherVersion;
+        let machine = FoundMachine { addrs, build: Build::ours(), state };
+        let ips: Vec<String> = machine.ips().iter().map(ToString::to_string).collect();
+        assert_eq!(ips, ["10.0.0.2", "169.254.1.2", "fd00::2"]);
+    }
+}

@@ -1,0 +1,120 @@
+//! The networks that this machine is in, and sockets for all of them.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+
+use rustix::net::{AddressFamily, SocketType, bind, socket, sockopt};
+
+use super::{DISCOVERY_PORT, GROUP_V4, GROUP_V6};
+
+/// Addresses of this machine that are looked at.
+const ADDRS_MAX: usize = 128;
+
+/// An address of this machine on a network with others.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) struct LinkAddr {
+    /// The interface's number.
+    pub(super) index: u32,
+    pub(super) ip: IpAddr,
+}
+
+/// All of them, also where no cable is now: systems tell late that there is one. Tunnels lead to
+/// networks of somebody else, and are left out.
+pub(super) fn addrs() -> io::Result<Vec<LinkAddr>> {
+    let all = if_addrs::get_if_addrs()?.into_iter();
+    let others = all.filter(|it| !it.is_loopback() && !it.is_p2p());
+    let addr = |it: if_addrs::Interface| {
+        Some(LinkAddr { index: it.index.filter(|&it| it != 0)?, ip: it.ip() })
+    };
+    Ok(others.filter_map(addr).take(ADDRS_MAX).collect())
+}
+
+/// The interface of a link-local address counts, and nothing else of it.
+pub(super) fn socket_addr(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
+    match ip {
+        IpAddr::V6(ip) if ip.is_unicast_link_local() => {
+            SocketAddrV6::new(ip, port, 0, scope_id).into()
+        }
+        _ => SocketAddr::new(ip, port),
+    }
+}
+
+/// A socket that others on this machine may open too: each of them hears every query.
+fn listening(family: AddressFamily, addr: SocketAddr) -> io::Result<UdpSocket> {
+    let listening = socket(family, SocketType::DGRAM, None)?;
+    rustix::io::fcntl_setfd(&listening, rustix::io::FdFlags::CLOEXEC)?;
+    sockopt::set_socket_reuseaddr(&listening, true)?;
+    // Linux would deal datagrams out among those with this option; the others want it.
+    if !cfg!(target_os = "linux") {
+        sockopt::set_socket_reuseport(&listening, true)?;
+    }
+    if family == AddressFamily::INET6 {
+        sockopt::set_ipv6_v6only(&listening, true)?;
+    }
+    bind(&listening, &addr)?;
+    Ok(listening.into())
+}
+
+/// Hears queries over IPv4, once it has joined.
+pub(super) fn listening_v4() -> io::Result<UdpSocket> {
+    let addr = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, DISCOVERY_PORT);
+    listening(AddressFamily::INET, addr.into())
+}
+
+/// Hears queries over IPv6, once it has joined.
+pub(super) fn listening_v6() -> io::Result<UdpSocket> {
+    let addr = SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, DISCOVERY_PORT, 0, 0);
+    listening(AddressFamily::INET6, addr.into())
+}
+
+/// Hears the queries that come over the network of `addr`.
+pub(super) fn join(socket: &UdpSocket, addr: &LinkAddr) -> io::Result<()> {
+    match addr.ip {
+        IpAddr::V4(ip) => socket.join_multicast_v4(&GROUP_V4, &ip),
+        IpAddr::V6(_) => socket.join_multicast_v6(&GROUP_V6, addr.index),
+    }
+}
+
+/// What queries are sent from, and answers come to.
+#[derive(Debug)]
+pub(super) struct Asking {
+    pub(super) v4: UdpSocket,
+    /// Absent where there is no IPv6.
+    pub(super) v6: Option<UdpSocket>,
+}
+
+impl Asking {
+    pub(super) fn new() -> io::Result<Asking> {
+        let v4 = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        v4.set_nonblocking(true)?;
+        v4.set_multicast_ttl_v4(1)?;
+        let v6 = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).ok();
+        if let Some(v6) = &v6 {
+            v6.set_nonblocking(true)?;
+        }
+        Ok(Asking { v4, v6 })
+    }
+
+    /// Asks over every network; says over how many it could, and why not over the last other one.
+    pub(super) fn ask(&self, addrs: &[LinkAddr], query: &[u8]) -> (usize, Option<io::Error>) {
+        let mut asked_v6 = Vec::new();
+        let (mut num_asked, mut failed) = (0, None);
+        for addr in addrs {
+            let sent = match (addr.ip, &self.v6) {
+                (IpAddr::V4(ip), _) => sockopt::set_ip_multicast_if(&self.v4, &ip)
+                    .map_err(io::Error::from)
+                    .and_then(|()| self.v4.send_to(query, (GROUP_V4, DISCOVERY_PORT))),
+                (IpAddr::V6(_), Some(v6)) if !asked_v6.contains(&addr.index) => {
+                    asked_v6.push(addr.index);
+                    v6.send_to(query, SocketAddrV6::new(GROUP_V6, DISCOVERY_PORT, 0, addr.index))
+                }
+                _ => continue,
+            };
+            match sent {
+                Ok(_) => num_asked += 1,
+                Err(err) => failed = Some(err),
+            }
+        }
+        (num_asked, failed)
+    }
+}
