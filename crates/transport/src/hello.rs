@@ -13,7 +13,8 @@
 use std::fs::File;
 use std::io::{self, Read};
 
-use sha2::{Digest, Sha256};
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
 
 use crate::config::GroupConfig;
 use crate::error::AbsenceReason;
@@ -195,17 +196,11 @@ pub(crate) fn proof(
     hmac(secret, &[b"jackalope dials", hello, reply])
 }
 
-/// HMAC-SHA256 (RFC 2104, section 2) of `parts` after each other.
+/// HMAC-SHA256 of `parts` after each other.
 fn hmac(key: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
-    let pad = |byte: u8| {
-        let mut block = [byte; 64];
-        for (b, k) in block.iter_mut().zip(key) {
-            *b ^= k;
-        }
-        Sha256::new().chain_update(block)
-    };
-    let inner = parts.iter().fold(pad(0x36), |hash, part| hash.chain_update(part)).finalize();
-    pad(0x5c).chain_update(inner).finalize().into()
+    let mac = Hmac::<Sha256>::new_from_slice(key).expect("keys of any length are taken");
+    let mac = parts.iter().fold(mac, |mac, part| mac.chain_update(part));
+    mac.finalize().into_bytes().into()
 }
 
 /// Whether two proofs are the same, in a time that does not tell where they differ.

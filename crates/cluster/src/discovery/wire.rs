@@ -11,9 +11,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use hmac::{Hmac, KeyInit, Mac};
 use jackalope_protocol::Secret;
 use jackalope_protocol::secure::Build;
-use sha2::{Digest, Sha256};
+use sha2::Sha256;
 
 const MAGIC: [u8; 4] = *b"JKLD";
 
@@ -28,7 +29,6 @@ const TO_STRANGERS: u8 = 2;
 const QUERY_BYTES: usize = 128;
 const NONCE_BYTES: usize = 16;
 const TAG_BYTES: usize = 32;
-const HMAC_BLOCK_BYTES: usize = 64;
 
 /// Longest name of a version.
 const VERSION_BYTES_MAX: usize = 32;
@@ -71,23 +71,18 @@ pub(super) struct OurAgent {
     pub(super) addrs: Vec<IpAddr>,
 }
 
+fn mac(secret: &Secret, bytes: &[u8]) -> Hmac<Sha256> {
+    let mac = Hmac::<Sha256>::new_from_slice(&secret.0).expect("keys of any length are taken");
+    mac.chain_update(bytes)
+}
+
 fn tag(secret: &Secret, bytes: &[u8]) -> [u8; TAG_BYTES] {
-    let key = |pad: u8| {
-        let mut block = [pad; HMAC_BLOCK_BYTES];
-        for (byte, key) in block.iter_mut().zip(secret.0) {
-            *byte ^= key;
-        }
-        block
-    };
-    let inner = Sha256::new().chain_update(key(0x36)).chain_update(bytes).finalize();
-    Sha256::new().chain_update(key(0x5c)).chain_update(inner).finalize().into()
+    mac(secret, bytes).finalize().into_bytes().into()
 }
 
 /// Takes as long for any two tags.
 fn is_tag(secret: &Secret, bytes: &[u8], found: &[u8]) -> bool {
-    let wanted = tag(secret, bytes);
-    let differs = wanted.iter().zip(found).fold(0, |sum, (a, b)| sum | (a ^ b));
-    found.len() == TAG_BYTES && differs == 0
+    mac(secret, bytes).verify_slice(found).is_ok()
 }
 
 fn head(kind: u8, nonce: &Nonce) -> Vec<u8> {
