@@ -1,6 +1,7 @@
 //! What was typed: a plain image of the command line.
 
 mod autoconfig;
+mod bench;
 mod doctor;
 mod edge;
 pub(crate) mod hosts;
@@ -19,6 +20,7 @@ use jackalope_protocol::TokenId;
 use jackalope_text::{ReasoningFormat, ToolFormat, UnknownFormat};
 
 pub(crate) use autoconfig::{AutoconfigArgs, OverArg, WantedBackend};
+pub(crate) use bench::BenchArgs;
 pub(crate) use doctor::{ClusterInfoArgs, DoctorArgs, FingerprintArgs, MachinesArgs};
 pub(crate) use edge::EdgeArgs;
 pub(crate) use models::{
@@ -87,8 +89,8 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Continue one prompt and print the result.
     Generate(GenerateArgs),
-    /// Measure a model's speed.
-    Bench(BenchArgs),
+    /// Measure a model's speed, or that of a running server.
+    Bench(Box<BenchArgs>),
     /// Fetch a model from a hub, so that it can be served.
     Pull(PullArgs),
     /// List, check and remove the models on this machine.
@@ -320,33 +322,6 @@ pub(crate) struct GenerateArgs {
     /// Go on past the model's end tokens.
     #[arg(long)]
     pub(crate) ignore_eos: bool,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct BenchArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    /// Tokens of each prompt.
-    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) prompt_tokens: u32,
-    /// Tokens generated for each prompt.
-    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..))]
-    pub(crate) gen_tokens: u32,
-    /// Numbers of requests at a time, one run each.
-    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
-    pub(crate) concurrency: Vec<u32>,
-    /// Runs of each; more than one are also told as mean and standard deviation.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub(crate) runs: u32,
-    /// Runs before, which warm up and are not told.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=100))]
-    pub(crate) warmup: u32,
-    /// Also show where each microsecond of a step goes on rank 0.
-    #[arg(long)]
-    pub(crate) profile: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

@@ -10,6 +10,7 @@ mod config;
 mod doctor;
 mod edge;
 mod environment;
+mod events;
 mod fingerprint;
 mod generate;
 mod hosts;
@@ -110,7 +111,7 @@ async fn run(
         Command::CommandsPage => config::commands_page(),
         Command::Chat(args) => chat::run(args, environment).await,
         Command::Generate(args) => generate::run(args, environment).await,
-        Command::Bench(args) => bench::run(args, environment).await,
+        Command::Bench(args) => bench::run(*args, environment).await,
         Command::Pull(args) => pull::run(args, environment).await,
         Command::Models(args) => models::run(args, environment).await,
         Command::Agent(args) => agent::run(&args, environment).await,
