@@ -162,6 +162,8 @@ pub(crate) struct RankArgs {
     /// Memory for keys and values on each rank. Default: a good part of what is free.
     #[arg(long, value_name = "MIB")]
     pub(crate) kv_mib: Option<u64>,
+    #[command(flatten)]
+    pub(crate) memory: PressureArgs,
     /// Tokens computed per step over all sequences.
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) step_tokens: u32,
@@ -183,6 +185,19 @@ pub(crate) struct RankArgs {
     /// Seconds without progress after which a rank counts as frozen.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) stall_timeout: u64,
+}
+
+/// What counts as short of memory when other programs take it.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct PressureArgs {
+    /// With less memory left on a machine, kept caches are given back and requests take turns: `2GiB`;
+    /// 0 is never. Default: what macOS says, elsewhere a sixteenth of the memory, at most 1 GiB.
+    #[arg(long, value_name = "SIZE", value_parser = plan::parse_bytes)]
+    pub(crate) memory_warn: Option<u64>,
+    /// With less left, all requests but one wait; if it lasts, new ones are refused. Default: what macOS
+    /// says, elsewhere a 32nd of the memory, at most 512 MiB.
+    #[arg(long, value_name = "SIZE", value_parser = plan::parse_bytes)]
+    pub(crate) memory_critical: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -26,6 +26,7 @@ mod openapi;
 mod operate;
 mod output;
 mod plan;
+mod pressure;
 mod progress;
 mod pull;
 mod rank;

@@ -6,6 +6,7 @@ mod chips;
 pub mod linux;
 pub mod macos;
 mod posix;
+mod pressure;
 
 #[cfg(not(target_os = "macos"))]
 pub use linux as current;
@@ -13,13 +14,16 @@ pub use linux as current;
 pub use macos as current;
 
 pub use chips::memory_bytes_per_s;
+pub use pressure::{MemoryPressure, PressureLimits};
+
+use serde::{Deserialize, Serialize};
 
 use crate::facts::NodeFacts;
 use crate::probe::{Ending, Sections};
 use crate::report::NodeReport;
 
 /// A machine's memory, in bytes.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct MachineMemory {
     /// Installed.
     pub total_bytes: u64,

@@ -286,6 +286,7 @@ impl Scheduler {
             self.admit(promised, &mut plan);
         }
         plan.drops = self.caches.take_drops();
+        plan.returns_memory = self.pressure != PressureTier::Normal && !plan.drops.is_empty();
         if plan.is_empty() {
             return None;
         }

@@ -147,6 +147,20 @@ fn a_restart_replaces_the_server_and_the_ranks_keep_their_weights() {
 }
 
 #[test]
+fn agents_tell_how_short_of_memory_their_machines_are() {
+    let machine = Machine::new();
+    machine.start(&[&TWO_RANKS[..], &["--memory-critical", "8000TiB"]].concat());
+    let told = wait_for("reading of an agent", || {
+        let health = machine.json(&["health", "--json"]);
+        Some(health["memory_pressure"].clone()).filter(|it| it["tier"] == "critical")
+    });
+    assert_eq!(told["host"], "127.0.0.1");
+    assert!(0 < told["free_bytes"].as_u64().unwrap(), "{told}");
+    let tested = machine.json(&["test", "--json"]);
+    assert!(0 < tested["completion_tokens"].as_u64().unwrap(), "one request goes on: {tested}");
+}
+
+#[test]
 fn starting_twice_is_starting_once_and_other_arguments_replace() {
     let machine = Machine::new();
     let first = machine.start(&[]);
