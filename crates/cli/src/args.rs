@@ -56,6 +56,8 @@ pub(crate) enum Command {
     Stop(operate::StopArgs),
     /// Replace the server by one with the arguments of the last start. Ranks keep their weights.
     Restart(operate::RestartArgs),
+    /// After a reboot: give cables their addresses again and start the last server.
+    Resume(operate::ResumeArgs),
     /// Tell how the server, its ranks and its machines are. Fails unless all is well.
     Status(operate::StatusArgs),
     /// Tell the status again and again until Ctrl-C.

@@ -96,6 +96,7 @@ async fn run(
         Command::Start(args) => operate::start(*args, resolved, environment).await,
         Command::Stop(args) => operate::stop(args, environment).await,
         Command::Restart(args) => operate::restart(args, environment).await,
+        Command::Resume(args) => operate::resume(args, environment).await,
         Command::Status(args) => return operate::status(args, environment).await,
         Command::Monitor(args) => operate::monitor(args, environment).await,
         Command::Logs(args) => operate::logs(args, environment).await,

@@ -3,6 +3,7 @@
 //! ```text
 //!   serve   writes ~/.jackalope/serve.json, and last-start.json once it is ready
 //!   start   runs serve in the background     stop, restart, kill-all   end exactly that process
+//!   resume  gives cables their addresses again after a reboot, then as start
 //!   status, monitor, logs, health, metrics, queue, served, test, support   look at it
 //! ```
 
@@ -10,7 +11,9 @@ mod ask;
 mod kill;
 mod logs;
 mod monitor;
+mod rdma;
 mod record;
+mod resume;
 mod start;
 mod status;
 mod support;
@@ -26,6 +29,7 @@ pub(crate) use kill::kill_all;
 pub(crate) use logs::{keep_short, logs};
 pub(crate) use monitor::monitor;
 pub(crate) use record::{ServeRecord, Start};
+pub(crate) use resume::resume;
 pub(crate) use start::{restart, start, stop};
 pub(crate) use status::status;
 pub(crate) use support::support;

@@ -3,7 +3,7 @@
 
 mod network;
 mod power;
-mod rdma;
+pub(super) mod rdma;
 mod thunderbolt;
 
 use std::ffi::OsString;
