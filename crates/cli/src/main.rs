@@ -47,15 +47,16 @@ use crate::output::OutputError;
 
 fn main() -> ExitCode {
     let environment = Environment::read();
-    let words = std::env::args_os().map(|it| it.to_string_lossy().into_owned()).collect();
-    let resolved = match config::resolve(words, environment.settings()) {
+    let words: Vec<String> =
+        std::env::args_os().map(|it| it.to_string_lossy().into_owned()).collect();
+    let resolved = match config::resolve(words.clone(), environment.settings()) {
         Ok(resolved) => resolved,
         Err(err) => {
             eprintln!("error: {err:#}");
             return ExitCode::FAILURE;
         }
     };
-    let args = match resolved.set.is_empty() {
+    let args = match resolved.words == words {
         // As the system gave it, whatever its bytes.
         true => Args::parse(),
         false => Args::parse_from(&resolved.words),
