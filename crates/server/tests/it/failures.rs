@@ -82,7 +82,8 @@ async fn a_machine_whose_memory_others_have_taken_is_told_with_507_and_by_health
     assert_eq!(ready.status, StatusCode::SERVICE_UNAVAILABLE);
     assert!(!ready.body.contains("mac2"), "names of machines are not for everybody");
     let metrics = server.get("/metrics").await.body;
-    let told = |line: &str| line.starts_with("jackalope_memory_pressure{") && line.ends_with(" 2");
+    let told =
+        |line: &str| line.starts_with("jackalope_memory_pressure{") && line.ends_with(" 2.0");
     assert!(metrics.lines().any(told), "{metrics}");
 
     engine.report_memory(reading(PressureTier::Normal));
