@@ -17,6 +17,9 @@ RDMA_MAX_MB ?= 256
 RDMA_BYTES = $(shell for n in $(subst $(comma), ,$(RDMA_SIZES)); do b=$$((n * 4)); [ $$b -le $$(($(RDMA_MAX_MB) << 20)) ] && printf '%s,' $$b; done | sed 's/,$$//')
 LINK = $(JACKALOPE) link $(ON) --rounds $(RDMA_ROUNDS) --sizes $(RDMA_BYTES)
 
+MACMON_INTERVAL ?= 1000
+HW_SECONDS = $(shell echo $$(( ($(MACMON_INTERVAL) + 999) / 1000 )))
+
 BENCH_TOKENS ?= 256
 BENCH_PROMPT_TOKENS ?= 512
 BENCH_RUNS ?= 3
@@ -47,6 +50,10 @@ fingerprint: ## Describe this machine as JSON, also in .node_fingerprint_HOSTNAM
 	$(JACKALOPE) fingerprint --json --save .
 mem: ## Show the memory of each machine of HOSTFILE.
 	$(JACKALOPE) cluster-info $(ON)
+hw-snap: ## Show the memory, load and heat of each machine of HOSTFILE.
+	$(JACKALOPE) cluster-info $(ON) --hardware
+hw-monitor: ## The same every MACMON_INTERVAL (1000) milliseconds, in whole seconds.
+	$(JACKALOPE) cluster-info $(ON) --hardware --every $(HW_SECONDS)
 autoconfig: ## Find the cables and print a hostfile: HOSTS=mac1,mac2.
 	$(JACKALOPE) autoconfig --hosts $(or $(HOSTS),$(error set HOSTS to names for ssh, separated by commas))
 
@@ -71,6 +78,8 @@ server-stop: ## End the server and its ranks.
 	$(JACKALOPE) stop
 server-restart: ## Replace the server; ranks keep their weights.
 	$(JACKALOPE) restart
+resume: ## After a reboot: give cables their addresses again and start the last server.
+	$(JACKALOPE) resume
 health: ## Ask the server for its health.
 	$(JACKALOPE) health
 metrics: ## Ask the server what it has done and what its ranks hold.
@@ -124,6 +133,8 @@ test: ## Every check there is.
 	@cargo xtask ci
 lint: ## Formatting and lints.
 	cargo fmt --all --check && cargo clippy --workspace --all-targets -- -D warnings
+loc: ## Count lines of code, tests and comments by crate.
+	@cargo xtask loc
 docs: ## Make the pages that are made from the program.
 	cargo run -q -p jackalope-cli -- commands-page > docs/commands.md && cargo run -q -p jackalope-cli -- config --example > .env.example
 	cargo run -q -p jackalope-cli -- openapi > docs/openapi.json

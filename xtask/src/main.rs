@@ -8,6 +8,7 @@ mod bench;
 mod ci;
 mod demo;
 mod golden;
+mod loc;
 mod mlx;
 mod process;
 mod tidy;
@@ -47,6 +48,7 @@ const TASKS: &[Task] = &[
         about: "measure the CPU kernels beside the machine's limits (kernels), or the whole beside its peers (peers)",
         run: bench::run,
     },
+    Task { name: "loc", about: "count lines of code, tests and comments by crate", run: loc::run },
     Task { name: "ci", about: "everything that CI runs, in its order", run: ci::run },
 ];
 

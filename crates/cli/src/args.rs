@@ -1,6 +1,7 @@
 //! What was typed: a plain image of the command line.
 
 mod autoconfig;
+mod bench;
 mod discover;
 mod doctor;
 mod edge;
@@ -20,6 +21,7 @@ use jackalope_protocol::TokenId;
 use jackalope_text::{ReasoningFormat, ToolFormat, UnknownFormat};
 
 pub(crate) use autoconfig::{AutoconfigArgs, OverArg, WantedBackend};
+pub(crate) use bench::BenchArgs;
 pub(crate) use discover::DiscoverArgs;
 pub(crate) use doctor::{ClusterInfoArgs, DoctorArgs, FingerprintArgs, MachinesArgs};
 pub(crate) use edge::EdgeArgs;
@@ -56,6 +58,8 @@ pub(crate) enum Command {
     Stop(operate::StopArgs),
     /// Replace the server by one with the arguments of the last start. Ranks keep their weights.
     Restart(operate::RestartArgs),
+    /// After a reboot: give cables their addresses again and start the last server.
+    Resume(operate::ResumeArgs),
     /// Tell how the server, its ranks and its machines are. Fails unless all is well.
     Status(operate::StatusArgs),
     /// Tell the status again and again until Ctrl-C.
@@ -89,8 +93,8 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Continue one prompt and print the result.
     Generate(GenerateArgs),
-    /// Measure a model's speed.
-    Bench(BenchArgs),
+    /// Measure a model's speed, or that of a running server.
+    Bench(Box<BenchArgs>),
     /// Fetch a model from a hub, so that it can be served.
     Pull(PullArgs),
     /// List, check and remove the models on this machine.
@@ -172,6 +176,8 @@ pub(crate) struct RankArgs {
     /// Memory for keys and values on each rank. Default: a good part of what is free.
     #[arg(long, value_name = "MIB")]
     pub(crate) kv_mib: Option<u64>,
+    #[command(flatten)]
+    pub(crate) memory: PressureArgs,
     /// Tokens computed per step over all sequences.
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) step_tokens: u32,
@@ -193,6 +199,19 @@ pub(crate) struct RankArgs {
     /// Seconds without progress after which a rank counts as frozen.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) stall_timeout: u64,
+}
+
+/// What counts as short of memory when other programs take it.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct PressureArgs {
+    /// With less memory left on a machine, kept caches are given back and requests take turns: `2GiB`;
+    /// 0 is never. Default: what macOS says, elsewhere a sixteenth of the memory, at most 1 GiB.
+    #[arg(long, value_name = "SIZE", value_parser = plan::parse_bytes)]
+    pub(crate) memory_warn: Option<u64>,
+    /// With less left, all requests but one wait; if it lasts, new ones are refused. Default: what macOS
+    /// says, elsewhere a 32nd of the memory, at most 512 MiB.
+    #[arg(long, value_name = "SIZE", value_parser = plan::parse_bytes)]
+    pub(crate) memory_critical: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -340,33 +359,6 @@ pub(crate) struct GenerateArgs {
     /// Go on past the model's end tokens.
     #[arg(long)]
     pub(crate) ignore_eos: bool,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct BenchArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    /// Tokens of each prompt.
-    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) prompt_tokens: u32,
-    /// Tokens generated for each prompt.
-    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..))]
-    pub(crate) gen_tokens: u32,
-    /// Numbers of requests at a time, one run each.
-    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
-    pub(crate) concurrency: Vec<u32>,
-    /// Runs of each; more than one are also told as mean and standard deviation.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub(crate) runs: u32,
-    /// Runs before, which warm up and are not told.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=100))]
-    pub(crate) warmup: u32,
-    /// Also show where each microsecond of a step goes on rank 0.
-    #[arg(long)]
-    pub(crate) profile: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use jackalope_cluster::autoconfig::{
-    self as planning, ApplyError, Member, Over, Plan, Step, Undo, hostfile_json,
+    self as planning, ApplyError, Given, Member, Over, Plan, Step, Undo, hostfile_json,
 };
+use jackalope_cluster::home::Home;
 use jackalope_cluster::probe::{self, Echo};
-use jackalope_cluster::report::NodeReport;
+use jackalope_cluster::report::{NodeReport, RdmaSwitch};
 use jackalope_cluster::shell::SystemShell;
 use jackalope_protocol::Backend;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::args::{AutoconfigArgs, OverArg, WantedBackend};
@@ -23,13 +25,21 @@ use crate::output;
 /// Bound for one machine.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// What the cables were given, for after a reboot.
+const GIVEN_FILE: &str = "addresses.json";
+
+/// What takes back what `resume` did.
+const RESUME_UNDO_FILE: &str = "resume-undo.json";
+
 /// Where what takes a run back is kept, unless there is such a file already.
 const UNDO_FILE: &str = "autoconfig-undo.json";
 
 pub(crate) fn run(args: &AutoconfigArgs, environment: &Environment) -> anyhow::Result<()> {
     let shell = crate::machines::shell(args.ssh.as_deref(), environment);
     if let Some(path) = &args.undo {
-        return take_back(&shell, path, args.yes);
+        take_back(&shell, path, args.yes)?;
+        forget(environment);
+        return Ok(());
     }
     distinct(&args.hosts)?;
     let reports = ask(&shell, &args.hosts)?;
@@ -60,9 +70,83 @@ pub(crate) fn run(args: &AutoconfigArgs, environment: &Environment) -> anyhow::R
     );
     if !plan.steps.is_empty() {
         consent(args.yes, "run these commands?")?;
-        carry_out(&shell, &plan, args.undo_out.as_deref())?;
+        let undo = args.undo_out.clone().unwrap_or_else(|| free_name(UNDO_FILE));
+        carry_out(&shell, &plan, &undo)?;
     }
+    remember(&plan, &args.hosts, environment)?;
     write_hostfile(&plan, args.out.as_deref(), args.json)
+}
+
+/// What a run leaves behind for [`again`].
+#[derive(Debug, Deserialize, Serialize)]
+struct Remembered {
+    hosts: Vec<String>,
+    backend: Backend,
+    given: Vec<Given>,
+}
+
+/// Keeps the addresses of cables.
+fn remember(plan: &Plan, hosts: &[String], environment: &Environment) -> anyhow::Result<()> {
+    if plan.given.is_empty() {
+        return Ok(());
+    }
+    let (backend, given) = (plan.choice.backend, plan.given.clone());
+    let text = serde_json::to_string(&Remembered { hosts: hosts.to_vec(), backend, given })?;
+    Ok(environment.home()?.write(GIVEN_FILE, text.as_bytes())?)
+}
+
+fn forget(environment: &Environment) {
+    if let Ok(home) = environment.home() {
+        // There may be none.
+        std::fs::remove_file(home.join(GIVEN_FILE)).ok();
+    }
+}
+
+/// How a person wants to be asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) dry_run: bool,
+    pub(crate) yes: bool,
+    /// Only JSON is printed, and not here.
+    pub(crate) json: bool,
+}
+
+/// Gives cables the addresses that they were given before, if they have lost them. Machines that need no
+/// cables are left alone.
+pub(crate) fn again(home: &Home, shell: &SystemShell, asked: Asked) -> anyhow::Result<()> {
+    let Ok(text) = std::fs::read_to_string(home.join(GIVEN_FILE)) else {
+        output::note("autoconfig gave no addresses here: cables are left as they are");
+        return Ok(());
+    };
+    let before: Remembered = serde_json::from_str(&text).with_context(|| {
+        format!(
+            "reading {}\nhint: run `jackalope autoconfig` again",
+            home.join(GIVEN_FILE).display()
+        )
+    })?;
+    let reports = ask(shell, &before.hosts)?;
+    let members: Vec<Member<'_>> =
+        before.hosts.iter().zip(&reports).map(|(name, report)| Member { name, report }).collect();
+    let is_off = |it: &&Member<'_>| {
+        it.report.mac.as_ref().is_some_and(|mac| mac.rdma == RdmaSwitch::Disabled)
+    };
+    let off: Vec<&str> = members.iter().filter(is_off).map(|it| it.name).collect();
+    ensure!(
+        before.backend != Backend::Jaccl || off.is_empty(),
+        "RDMA is switched off on {}\nhint: start it in Recovery, open Utilities > Terminal and type \
+         `rdma_ctl enable`",
+        off.join(", ")
+    );
+    let wanted = (Over::Thunderbolt, Some(before.backend));
+    let plan = Plan::again(&members, wanted, &before.given)?;
+    if !asked.json {
+        show(&plan, Over::Thunderbolt)?;
+    }
+    if asked.dry_run || plan.steps.is_empty() {
+        return Ok(());
+    }
+    consent(asked.yes, "run these commands?")?;
+    carry_out(shell, &plan, &home.join(RESUME_UNDO_FILE))
 }
 
 fn wanted(backend: WantedBackend) -> Option<Backend> {
@@ -166,10 +250,9 @@ fn consent(is_given: bool, question: &str) -> anyhow::Result<()> {
 }
 
 /// Runs the commands and tries the cables.
-fn carry_out(shell: &SystemShell, plan: &Plan, undo: Option<&Path>) -> anyhow::Result<()> {
-    let path = undo.map_or_else(|| free_name(UNDO_FILE), Path::to_path_buf);
+fn carry_out(shell: &SystemShell, plan: &Plan, path: &Path) -> anyhow::Result<()> {
     // Before anything changes: what cannot be kept must not be done.
-    keep(&path, &[])?;
+    keep(path, &[])?;
     let mut kept = Ok(());
     let mut has_run = false;
     let note = |step: &Step, undos: &[Undo]| {
@@ -177,7 +260,7 @@ fn carry_out(shell: &SystemShell, plan: &Plan, undo: Option<&Path>) -> anyhow::R
         has_run = true;
         // The first failure is told at the end; the commands have run by then anyway.
         if kept.is_ok() {
-            kept = keep(&path, undos);
+            kept = keep(path, undos);
         }
     };
     let done = planning::apply(shell, &plan.steps, note);
@@ -189,7 +272,7 @@ fn carry_out(shell: &SystemShell, plan: &Plan, undo: Option<&Path>) -> anyhow::R
             ),
             false => {
                 // It is empty, and only in the way of the next run.
-                std::fs::remove_file(&path).ok();
+                std::fs::remove_file(path).ok();
                 "\nhint: nothing was changed".to_owned()
             }
         };

@@ -1,4 +1,5 @@
-//! `jackalope bench`: how fast a model is computed, and where the time goes.
+//! `jackalope bench`: how fast a model is computed, and where the time goes; with `--url` how fast a
+//! server answers, whoever's it is.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,14 +16,43 @@ use crate::cluster::{Cluster, ClusterOptions};
 use crate::environment::Environment;
 use crate::{models, output, split, synth};
 
+mod calibration;
+mod comparison;
 mod profile;
+mod served;
+mod stream;
 
 use self::profile::StepBreakdown;
+
+/// What is asked for at a time.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Shape {
+    prompt_tokens: u32,
+    gen_tokens: u32,
+    concurrency: u32,
+}
+
+impl Shape {
+    /// Every combination of what was asked for, concurrencies innermost.
+    fn all(args: &BenchArgs) -> Vec<Shape> {
+        let mut all = Vec::new();
+        for &prompt_tokens in &args.prompt_tokens {
+            for &gen_tokens in &args.gen_tokens {
+                all.extend(args.concurrency.iter().map(|&concurrency| Shape {
+                    prompt_tokens,
+                    gen_tokens,
+                    concurrency,
+                }));
+            }
+        }
+        all
+    }
+}
 
 /// One number of requests at a time.
 #[derive(Debug)]
 struct Run {
-    concurrency: u32,
+    shape: Shape,
     prefill_tokens_per_s: f64,
     decode_tokens_per_s: f64,
     first_token_ms: Quantiles,
@@ -34,7 +64,14 @@ struct Run {
 #[derive(Clone, Copy, Debug)]
 struct Quantiles {
     p50: f64,
+    p90: f64,
     p99: f64,
+}
+
+impl Quantiles {
+    fn json(self) -> Value {
+        json!({"p50": self.p50, "p90": self.p90, "p99": self.p99})
+    }
 }
 
 /// When one request's tokens came.
@@ -47,9 +84,13 @@ struct Heard {
 }
 
 pub(crate) async fn run(args: BenchArgs, environment: &Environment) -> anyhow::Result<()> {
-    let model = models::locate(&args.model.model, environment)?;
+    if let Some(url) = args.server.url.clone() {
+        return served::run(args, url, environment).await;
+    }
+    let model = args.model.as_ref().expect("the arguments name a model or a server");
+    let model = models::locate(model, environment)?;
     let options = ClusterOptions { profile: args.profile, ..ClusterOptions::default() };
-    let mut cluster = Cluster::start_with(&model, &args.model.ranks, environment, options).await?;
+    let mut cluster = Cluster::start_with(&model, &args.ranks, environment, options).await?;
     let work = async {
         let status = cluster.ready().await?;
         measure(&args, &model.dir, &cluster.engine, &status).await
@@ -75,7 +116,9 @@ async fn measure(
         }
         output::line(split::text(loaded))?;
         output::line(format_args!(
-            "{:>11}  {:>13}  {:>12}  {:>17}  {:>17}  decode step: compute / collectives / sampling / graph / control",
+            "{:>7}  {:>6}  {:>11}  {:>13}  {:>12}  {:>17}  {:>17}  decode step: compute / collectives / sampling / graph / control",
+            "prompt",
+            "answer",
             "concurrency",
             "prefill tok/s",
             "decode tok/s",
@@ -86,14 +129,15 @@ async fn measure(
     // Prompts differ from round to round.
     let mut rounds = 0..;
     let mut round = || rounds.next().expect("there are few rounds");
+    let shapes = Shape::all(args);
     for _ in 0..args.warmup {
-        run_once(args, engine, 1, round()).await?;
+        run_once(Shape { concurrency: 1, ..shapes[0] }, engine, round()).await?;
     }
     let (mut rows, mut summaries) = (Vec::new(), Vec::new());
-    for &concurrency in &args.concurrency {
+    for shape in shapes {
         let mut runs = Vec::new();
         for _ in 0..args.runs {
-            let run = run_once(args, engine, concurrency.max(1), round()).await?;
+            let run = run_once(shape, engine, round()).await?;
             if !args.json {
                 output::line(row(&run))?;
                 if args.profile {
@@ -108,12 +152,10 @@ async fn measure(
         if !args.json && 1 < args.runs {
             output::line(summary.text(args.runs))?;
         }
-        summaries.push(summary.json(concurrency));
+        summaries.push(summary.json(shape));
     }
     if args.json {
         let result = json!({
-            "prompt_tokens": args.prompt_tokens,
-            "gen_tokens": args.gen_tokens,
             "random_weights": is_synthetic,
             "ranks": split::json(&engine.status()),
             "runs": rows,
@@ -124,16 +166,11 @@ async fn measure(
     Ok(())
 }
 
-async fn run_once(
-    args: &BenchArgs,
-    engine: &EngineHandle,
-    concurrency: u32,
-    round: u32,
-) -> anyhow::Result<Run> {
+async fn run_once(shape: Shape, engine: &EngineHandle, round: u32) -> anyhow::Result<Run> {
     let before = engine.status();
     let mut listeners = Vec::new();
-    for idx in 0..concurrency {
-        let generation = submit(args, engine, (round << 16) + idx)?;
+    for idx in 0..shape.concurrency {
+        let generation = submit(shape, engine, (round << 16) + idx)?;
         listeners.push(tokio::spawn(listen(engine.clone(), generation, Instant::now())));
     }
     let mut heard = Vec::new();
@@ -145,14 +182,14 @@ async fn run_once(
     let prefilled = last_first.and_then(|it| it.at_first.as_ref()).unwrap_or(&after);
     let steps =
         [StepBreakdown::between(&before, prefilled), StepBreakdown::between(prefilled, &after)];
-    Ok(summarise(args, concurrency, &heard, steps))
+    Ok(summarise(shape, &heard, steps))
 }
 
-fn submit(args: &BenchArgs, engine: &EngineHandle, salt: u32) -> anyhow::Result<Generation> {
+fn submit(shape: Shape, engine: &EngineHandle, salt: u32) -> anyhow::Result<Generation> {
     let limits = engine.limits().context("the ranks are not ready")?;
     let options = RequestOptions {
-        prompt: prompt(args.prompt_tokens, limits.vocab_size, salt),
-        max_tokens: Some(args.gen_tokens),
+        prompt: prompt(shape.prompt_tokens, limits.vocab_size, salt),
+        max_tokens: Some(shape.gen_tokens),
         sampling: SamplingOptions::greedy(),
         ignore_eos: true,
         ..RequestOptions::default()
@@ -195,12 +232,7 @@ async fn listen(
     bail!("the engine ended")
 }
 
-fn summarise(
-    args: &BenchArgs,
-    concurrency: u32,
-    heard: &[Heard],
-    [prefill, decode]: [StepBreakdown; 2],
-) -> Run {
+fn summarise(shape: Shape, heard: &[Heard], [prefill, decode]: [StepBreakdown; 2]) -> Run {
     let millis = |time: Duration| time.as_secs_f64() * 1e3;
     let begin = heard.iter().map(|it| it.submitted).min().expect("at least one request");
     let firsts: Vec<Instant> = heard.iter().filter_map(|it| it.tokens.first()).copied().collect();
@@ -218,9 +250,9 @@ fn summarise(
     // does not blur it.
     let decoded = heard.iter().flat_map(|it| &it.tokens).filter(|at| prefilled < **at).count();
     let decode_s = (end - prefilled).as_secs_f64();
-    let prompt_tokens = f64::from(args.prompt_tokens) * f64::from(concurrency);
+    let prompt_tokens = f64::from(shape.prompt_tokens) * f64::from(shape.concurrency);
     Run {
-        concurrency,
+        shape,
         prefill_tokens_per_s: prompt_tokens / (prefilled - begin).as_secs_f64().max(1e-9),
         decode_tokens_per_s: decoded as f64 / decode_s.max(1e-9),
         first_token_ms: quantiles(first_token),
@@ -236,14 +268,16 @@ fn quantiles(mut values: Vec<f64>) -> Quantiles {
         let idx = (values.len() as f64 * quantile).ceil() as usize;
         values.get(idx.clamp(1, values.len().max(1)) - 1).copied().unwrap_or(0.0)
     };
-    Quantiles { p50: at(0.5), p99: at(0.99) }
+    Quantiles { p50: at(0.5), p90: at(0.9), p99: at(0.99) }
 }
 
 fn row(run: &Run) -> String {
     let step = &run.decode;
     format!(
-        "{:>11}  {:>13.1}  {:>12.1}  {:>8.1} / {:>6.1}  {:>8.2} / {:>6.2}  {:.0} / {:.0} / {:.0} / {:.0} / {:.0} µs",
-        run.concurrency,
+        "{:>7}  {:>6}  {:>11}  {:>13.1}  {:>12.1}  {:>8.1} / {:>6.1}  {:>8.2} / {:>6.2}  {:.0} / {:.0} / {:.0} / {:.0} / {:.0} µs",
+        run.shape.prompt_tokens,
+        run.shape.gen_tokens,
+        run.shape.concurrency,
         run.prefill_tokens_per_s,
         run.decode_tokens_per_s,
         run.first_token_ms.p50,
@@ -301,9 +335,11 @@ impl Summary {
         )
     }
 
-    fn json(&self, concurrency: u32) -> Value {
+    fn json(&self, shape: Shape) -> Value {
         json!({
-            "concurrency": concurrency,
+            "prompt_tokens": shape.prompt_tokens,
+            "gen_tokens": shape.gen_tokens,
+            "concurrency": shape.concurrency,
             "prefill_tokens_per_s": self.prefill_tokens_per_s.json(),
             "decode_tokens_per_s": self.decode_tokens_per_s.json(),
         })
@@ -312,11 +348,13 @@ impl Summary {
 
 fn run_json(run: &Run) -> Value {
     json!({
-        "concurrency": run.concurrency,
+        "prompt_tokens": run.shape.prompt_tokens,
+        "gen_tokens": run.shape.gen_tokens,
+        "concurrency": run.shape.concurrency,
         "prefill_tokens_per_s": run.prefill_tokens_per_s,
         "decode_tokens_per_s": run.decode_tokens_per_s,
-        "first_token_ms": {"p50": run.first_token_ms.p50, "p99": run.first_token_ms.p99},
-        "inter_token_ms": {"p50": run.inter_token_ms.p50, "p99": run.inter_token_ms.p99},
+        "first_token_ms": run.first_token_ms.json(),
+        "inter_token_ms": run.inter_token_ms.json(),
         "step_us": run.decode.json(),
         "prefill_step_us": run.prefill.json(),
     })
@@ -329,9 +367,9 @@ mod tests {
     #[test]
     fn quantiles_are_of_the_sorted_values() {
         let found = quantiles((1..=100).rev().map(f64::from).collect());
-        assert_eq!((found.p50, found.p99), (50.0, 99.0));
+        assert_eq!((found.p50, found.p90, found.p99), (50.0, 90.0, 99.0));
         let empty = quantiles(Vec::new());
-        assert_eq!((empty.p50, empty.p99), (0.0, 0.0));
+        assert_eq!((empty.p50, empty.p90, empty.p99), (0.0, 0.0, 0.0));
     }
 
     #[test]

@@ -12,14 +12,12 @@ use tokio::net::TcpListener;
 use crate::args::ChatArgs;
 use crate::cluster::Cluster;
 use crate::environment::Environment;
+use crate::events::{next_data, read_line};
 use crate::serve::{HttpServer, served};
 use crate::{models, output};
 
 /// A server that sends nothing for this long is gone; it sends comments while it computes.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// Longest line of a stream or a person.
-const LINE_BYTES_MAX: u64 = 1 << 20;
 
 pub(crate) async fn run(args: ChatArgs, environment: &Environment) -> anyhow::Result<()> {
     let Some(model) = args.model.clone() else {
@@ -143,13 +141,12 @@ impl Conversation {
 
 fn print_stream(mut stream: impl BufRead) -> anyhow::Result<String> {
     let mut answer = String::new();
-    while let Some(line) = read_line(&mut stream)? {
-        let Some(data) = line.strip_prefix("data:").map(str::trim) else { continue };
+    while let Some(data) = next_data(&mut stream)? {
         if data == "[DONE]" {
             output::line("")?;
             return Ok(answer);
         }
-        let chunk: Value = serde_json::from_str(data).context("reading the stream")?;
+        let chunk: Value = serde_json::from_str(&data).context("reading the stream")?;
         if let Some(message) = chunk["error"]["message"].as_str() {
             bail!("{message}");
         }
@@ -163,10 +160,4 @@ fn print_stream(mut stream: impl BufRead) -> anyhow::Result<String> {
         }
     }
     bail!("the stream ended early")
-}
-
-fn read_line(reader: &mut impl BufRead) -> anyhow::Result<Option<String>> {
-    let mut line = String::new();
-    let num_read = std::io::Read::take(reader, LINE_BYTES_MAX).read_line(&mut line)?;
-    Ok((0 < num_read).then_some(line))
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use jackalope_cluster::hostfile::{Host, Hostfile};
 use jackalope_cluster::local::{LocalError, LocalRank, LocalRanks, find_rank_program};
+use jackalope_cluster::platform::PressureLimits;
 use jackalope_cluster::routes;
 use jackalope_engine::link::{
     LaunchError, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankProcess, Seat,
@@ -21,12 +22,13 @@ use jackalope_protocol::{Backend, Device, Secret, Setup};
 use jackalope_text::ModelText;
 use tokio::task::JoinHandle;
 
-use crate::args::{BackendArg, DeviceArg, RankArgs};
+use crate::args::{BackendArg, DeviceArg, PressureArgs, RankArgs};
 use crate::environment::Environment;
 use crate::launch::environment_of;
 use crate::machines::placer::Placer;
 use crate::machines::{self, AgentLauncher, ByHand};
 use crate::models::{self, Located};
+use crate::pressure::{self, Watched};
 use crate::progress::Loading;
 use crate::wished_split;
 
@@ -137,7 +139,7 @@ impl Cluster {
                 place_on(hosts, &model, (args, &options), environment).await?
             }
         };
-        let Placed { config, launcher, ranks_per_machine } = placed;
+        let Placed { config, launcher, ranks_per_machine, watched } = placed;
         let link = Link::bind(config, launcher)?;
         let kv_budget = match (args.kv_mib, &options.beside) {
             (Some(mib), _) => KvBudget::BytesPerRank(mib << 20),
@@ -146,6 +148,7 @@ impl Cluster {
         };
         let config = engine_config(args, &text, kv_budget);
         let (engine, thread) = Engine::spawn(config, link);
+        pressure::watch(watched, pressure_limits(args), engine.clone());
         let end = tokio::task::spawn_blocking(move || thread.join());
         Ok(Cluster { engine, text: Arc::new(text), end: Some(end) })
     }
@@ -223,6 +226,7 @@ struct Placed {
     launcher: Box<dyn Launcher>,
     /// The most ranks that share a machine's memory.
     ranks_per_machine: u32,
+    watched: Watched,
 }
 
 fn timeouts(args: &RankArgs) -> LinkTimeouts {
@@ -255,7 +259,7 @@ fn place_here(model_dir: &Path, args: &RankArgs, profile: bool) -> anyhow::Resul
         first_epoch: 0,
     };
     let launcher = Box::new(LocalLauncher(local));
-    Ok(Placed { config, launcher, ranks_per_machine: num_ranks })
+    Ok(Placed { config, launcher, ranks_per_machine: num_ranks, watched: Watched::Here })
 }
 
 /// Ranks on the machines of a hostfile, each looked after by its agent.
@@ -297,6 +301,7 @@ async fn place_on(
     let absent_after = Duration::from_secs(args.hosts.absent_after);
     let absent_after = (!args.hosts.no_elastic).then_some(absent_after);
     let (threads, beside) = (args.threads, options.beside.clone());
+    let watched = Watched::agents(&nodes);
     let slot = beside.as_ref().map_or(0, |it| it.slot);
     let places = machines::Places { hosts, envs, nodes, models, threads, beside };
     let (launcher, seats) = AgentLauncher::new(places, setup, cut, absent_after)?;
@@ -308,7 +313,7 @@ async fn place_on(
         first_epoch: first_epoch(),
     };
     let ranks_per_machine = u32::try_from(ranks_per_machine).unwrap_or(u32::MAX);
-    Ok(Placed { config, launcher: Box::new(launcher), ranks_per_machine })
+    Ok(Placed { config, launcher: Box::new(launcher), ranks_per_machine, watched })
 }
 
 /// Ranks that are started by hand on the machines of a hostfile.
@@ -350,7 +355,9 @@ fn place_by_hand(
     let beside = |host: &Host| hosts.iter().filter(|it| it.is_same_machine(host)).count();
     let ranks_per_machine = hosts.iter().map(beside).max().unwrap_or(1).max(1);
     let ranks_per_machine = u32::try_from(ranks_per_machine).unwrap_or(1);
-    Ok(Placed { config, launcher, ranks_per_machine })
+    let is_here = hosts.iter().any(Host::is_local);
+    let watched = if is_here { Watched::Here } else { Watched::Nobody };
+    Ok(Placed { config, launcher, ranks_per_machine, watched })
 }
 
 /// Where the ranks of one of several models connect to: the first ports from `--control-port` on that
@@ -416,6 +423,11 @@ fn engine_config(args: &RankArgs, text: &ModelText, kv_budget: KvBudget) -> Engi
         },
         ..EngineConfig::default()
     }
+}
+
+fn pressure_limits(args: &RankArgs) -> PressureLimits {
+    let PressureArgs { memory_warn, memory_critical } = args.memory;
+    PressureLimits { warn_bytes: memory_warn, critical_bytes: memory_critical }
 }
 
 /// From the system's source of randomness.

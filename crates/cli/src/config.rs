@@ -6,6 +6,7 @@
 //! they had been typed: there is one door for values, whoever says them.
 
 mod dotenv;
+mod launcher;
 mod page;
 mod rules;
 mod table;
@@ -147,6 +148,7 @@ pub(crate) fn resolve(
     words: Vec<String>,
     environment: &BTreeMap<String, String>,
 ) -> anyhow::Result<Resolved> {
+    let words = launcher::as_serve(words)?;
     let is_asked = |it: &String| it == "serve" || it == "start";
     let file = if words.iter().any(is_asked) { read_file()? } else { None };
     let resolved = resolve_parts(words, environment, file.as_deref())?;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::args::{ClusterInfoArgs, FingerprintArgs};
 use crate::doctor::machines;
 use crate::environment::Environment;
-use crate::output;
+use crate::output::{self, OutputError};
 
 /// Bound for one machine.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -91,14 +91,37 @@ fn active(report: &NodeReport) -> Vec<&str> {
     devices.filter(|it| it.is_active()).map(|it: &RdmaDevice| it.name.as_str()).collect()
 }
 
+/// Rows of what changes by itself.
+const HARDWARE: [&str; 5] = ["hostname", "memory", "free", "load", "heat"];
+
 pub(crate) fn cluster_info(
     args: &ClusterInfoArgs,
     environment: &Environment,
 ) -> anyhow::Result<()> {
+    let Some(seconds) = args.every else { return look(args, environment) };
+    let mut num_left = args.count;
+    while num_left != Some(0) {
+        // A machine that is away now may be back at the next look.
+        if let Err(err) = look(args, environment) {
+            if err.downcast_ref::<OutputError>().is_some() {
+                return Err(err);
+            }
+            output::note(&format!("{err:#}"));
+        }
+        num_left = num_left.map(|it| it - 1);
+        if num_left != Some(0) {
+            std::thread::sleep(Duration::from_secs(seconds));
+        }
+    }
+    Ok(())
+}
+
+fn look(args: &ClusterInfoArgs, environment: &Environment) -> anyhow::Result<()> {
     let (names, _) = machines(&args.machines)?;
     let shell = crate::machines::shell(args.machines.ssh.as_deref(), environment);
     let reports = probe::reports(&shell, &names, REPORT_TIMEOUT);
-    let rows = rows(&reports);
+    let mut rows = rows(&reports);
+    rows.retain(|row| !args.hardware || HARDWARE.contains(&row.name));
     let num_failed = reports.iter().filter(|it| it.is_err()).count();
     let differing: Vec<&Row> = rows.iter().filter(|row| row.differs()).collect();
     let bad: Vec<&str> =

@@ -74,7 +74,7 @@ async fn measure(mut ranks: impl Ranks, mut rows: Rows, args: &LinkArgs) -> anyh
         verdicts.note(&row);
         let is_over = row["row"] == "done";
         if is_over && !hosts.is_empty() {
-            for verdict in verdicts.rows() {
+            for verdict in verdicts.rows(ranks.cables(), ranks.len()) {
                 show(&verdict, &mut table, args.json)?;
             }
         }

@@ -11,6 +11,7 @@ mod discover;
 mod doctor;
 mod edge;
 mod environment;
+mod events;
 mod fingerprint;
 mod generate;
 mod hosts;
@@ -26,6 +27,7 @@ mod openapi;
 mod operate;
 mod output;
 mod plan;
+mod pressure;
 mod progress;
 mod pull;
 mod rank;
@@ -47,15 +49,16 @@ use crate::output::OutputError;
 
 fn main() -> ExitCode {
     let environment = Environment::read();
-    let words = std::env::args_os().map(|it| it.to_string_lossy().into_owned()).collect();
-    let resolved = match config::resolve(words, environment.settings()) {
+    let words: Vec<String> =
+        std::env::args_os().map(|it| it.to_string_lossy().into_owned()).collect();
+    let resolved = match config::resolve(words.clone(), environment.settings()) {
         Ok(resolved) => resolved,
         Err(err) => {
             eprintln!("error: {err:#}");
             return ExitCode::FAILURE;
         }
     };
-    let args = match resolved.set.is_empty() {
+    let args = match resolved.words == words {
         // As the system gave it, whatever its bytes.
         true => Args::parse(),
         false => Args::parse_from(&resolved.words),
@@ -96,6 +99,7 @@ async fn run(
         Command::Start(args) => operate::start(*args, resolved, environment).await,
         Command::Stop(args) => operate::stop(args, environment).await,
         Command::Restart(args) => operate::restart(args, environment).await,
+        Command::Resume(args) => operate::resume(args, environment).await,
         Command::Status(args) => return operate::status(args, environment).await,
         Command::Monitor(args) => operate::monitor(args, environment).await,
         Command::Logs(args) => operate::logs(args, environment).await,
@@ -112,7 +116,7 @@ async fn run(
         Command::CommandsPage => config::commands_page(),
         Command::Chat(args) => chat::run(args, environment).await,
         Command::Generate(args) => generate::run(args, environment).await,
-        Command::Bench(args) => bench::run(args, environment).await,
+        Command::Bench(args) => bench::run(*args, environment).await,
         Command::Pull(args) => pull::run(args, environment).await,
         Command::Models(args) => models::run(args, environment).await,
         Command::Agent(args) => agent::run(&args, environment).await,

@@ -3,6 +3,7 @@
 //! ```text
 //!   serve   writes ~/.jackalope/serve.json, and last-start.json once it is ready
 //!   start   runs serve in the background     stop, restart, kill-all   end exactly that process
+//!   resume  gives cables their addresses again after a reboot, then as start
 //!   status, monitor, logs, health, metrics, queue, served, test, support   look at it
 //! ```
 
@@ -10,7 +11,9 @@ mod ask;
 mod kill;
 mod logs;
 mod monitor;
+mod rdma;
 mod record;
+mod resume;
 mod start;
 mod status;
 mod support;
@@ -21,17 +24,18 @@ use anyhow::Context;
 use serde_json::Value;
 use ureq::tls::TlsConfig;
 
-pub(crate) use ask::{health, metrics, queue, served, test};
+pub(crate) use ask::{health, metrics, named, queue, served, test};
 pub(crate) use kill::kill_all;
 pub(crate) use logs::{keep_short, logs};
 pub(crate) use monitor::monitor;
 pub(crate) use record::{ServeRecord, Start};
+pub(crate) use resume::resume;
 pub(crate) use start::{restart, start, stop};
 pub(crate) use status::status;
 pub(crate) use support::support;
 
 /// How long a server may take to connect.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a server answered, with its status.
 struct Answer {
@@ -53,15 +57,15 @@ impl Answer {
 
 /// A server and the key to it.
 #[derive(Clone, Debug)]
-struct Server {
-    url: String,
-    api_key: Option<String>,
+pub(crate) struct Server {
+    pub(crate) url: String,
+    pub(crate) api_key: Option<String>,
 }
 
 impl Server {
     /// A server's certificate is seldom made out to `127.0.0.1`, and what goes to this machine itself
     /// is as safe as without TLS.
-    fn tls(&self) -> TlsConfig {
+    pub(crate) fn tls(&self) -> TlsConfig {
         let is_here = ["https://127.0.0.1:", "https://[::1]:", "https://localhost:"]
             .iter()
             .any(|it| self.url.starts_with(it));
@@ -108,7 +112,7 @@ impl Server {
 }
 
 /// Runs `work`, which waits, beside the runtime's own threads.
-async fn off_runtime<T: Send + 'static>(
+pub(crate) async fn off_runtime<T: Send + 'static>(
     work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
 ) -> anyhow::Result<T> {
     tokio::task::spawn_blocking(work).await?

@@ -28,7 +28,7 @@ pub use cabling::{Cable, CabledHost, Cabling, End};
 pub use choice::Choice;
 pub use drawing::{dot, terminal};
 pub use shape::Shape;
-pub use steps::{Check, Step};
+pub use steps::{Check, Given, Step};
 pub use write::hostfile_json;
 
 use crate::hostfile::Hostfile;
@@ -54,6 +54,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// What must answer afterwards.
     pub checks: Vec<Check>,
+    /// The addresses that the cables have, once the commands have run.
+    pub given: Vec<Given>,
     /// What the commands may break.
     pub risks: Vec<String>,
     /// The machines for the ranks.
@@ -93,19 +95,33 @@ impl Plan {
         over: Over,
         wanted: Option<Backend>,
     ) -> Result<Plan, PlanError> {
+        Plan::again(members, (over, wanted), &[])
+    }
+
+    /// As [`Plan::new`]. Cables that have lost their addresses get those that they were given before, so
+    /// that hostfiles stay right.
+    ///
+    /// # Errors
+    /// [`PlanError`] if no hostfile could work.
+    pub fn again(
+        members: &[Member<'_>],
+        (over, wanted): (Over, Option<Backend>),
+        before: &[Given],
+    ) -> Result<Plan, PlanError> {
         let cabling = Cabling::of(members);
         if over == Over::Ethernet {
             let choice = Choice::over_ethernet(members.len(), wanted);
             let hostfile = write::over_ethernet(members, &choice)?;
             let (steps, checks, risks) = (Vec::new(), Vec::new(), Vec::new());
-            return Ok(Plan { cabling, choice, steps, checks, risks, hostfile });
+            let given = Vec::new();
+            return Ok(Plan { cabling, choice, steps, checks, given, risks, hostfile });
         }
         let choice = Choice::new(members, &cabling, wanted);
-        let links = steps::links(members, &cabling)?;
+        let links = steps::links(members, &cabling, before)?;
         let (steps, checks) = (steps::steps(members, &links), steps::checks(members, &links));
         let hostfile = write::over_cables(members, &choice, &links)?;
-        let risks = steps::risks(members, &steps);
-        Ok(Plan { cabling, choice, steps, checks, risks, hostfile })
+        let (risks, given) = (steps::risks(members, &steps), steps::given(members, &links));
+        Ok(Plan { cabling, choice, steps, checks, given, risks, hostfile })
     }
 }
 

@@ -6,6 +6,7 @@ mod chips;
 pub mod linux;
 pub mod macos;
 mod posix;
+mod pressure;
 
 #[cfg(not(target_os = "macos"))]
 pub use linux as current;
@@ -13,13 +14,20 @@ pub use linux as current;
 pub use macos as current;
 
 pub use chips::memory_bytes_per_s;
+pub use pressure::{MemoryPressure, PressureLimits};
+
+use std::io;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use crate::facts::NodeFacts;
 use crate::probe::{Ending, Sections};
-use crate::report::NodeReport;
+use crate::process::output_of;
+use crate::report::{NodeReport, RdmaDevice};
 
 /// A machine's memory, in bytes.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct MachineMemory {
     /// Installed.
     pub total_bytes: u64,
@@ -31,6 +39,23 @@ pub struct MachineMemory {
 fn load_percent(text: &str, cores: u32) -> Option<u32> {
     let load: f64 = text.split_whitespace().next()?.replace(',', ".").parse().ok()?;
     (0 < cores).then(|| (load * 100.0 / f64::from(cores)).round() as u32)
+}
+
+/// RDMA devices of this machine; none where there is no program that tells.
+///
+/// # Errors
+/// If the program fails, or takes longer than `timeout`.
+pub fn rdma_devices(timeout: Duration) -> io::Result<Vec<RdmaDevice>> {
+    match output_of("ibv_devinfo", &["-v"], timeout) {
+        Ok(text) => Ok(parse_rdma_devices(&text)),
+        Err(err) if err.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(err) => Err(err),
+    }
+}
+
+/// Reads `ibv_devinfo -v`.
+pub fn parse_rdma_devices(ibv_devinfo: &str) -> Vec<RdmaDevice> {
+    macos::rdma::devices("", ibv_devinfo)
 }
 
 /// Reads a machine's facts, whatever its system.

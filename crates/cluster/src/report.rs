@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use serde::Serialize;
 
-pub use thunderbolt::{Generation, HardwarePort, RdmaDevice, ThunderboltPort};
+pub use thunderbolt::{ExpectedSpeed, Generation, HardwarePort, RdmaDevice, ThunderboltPort};
 
 use crate::facts::{InterfaceAddr, NodeFacts};
 

@@ -121,6 +121,11 @@ impl Caches {
         self.limits.capacity_granules = capacity_granules;
     }
 
+    /// Whether caches are kept from now on when they are released.
+    pub(crate) fn set_keeping(&mut self, keep_prefixes: bool) {
+        self.limits.keep_prefixes = keep_prefixes;
+    }
+
     pub(crate) fn capacity_granules(&self) -> usize {
         self.limits.capacity_granules
     }

@@ -2,6 +2,7 @@
 
 mod capacity;
 mod drive;
+mod pressure;
 pub(crate) mod streams;
 
 use std::sync::Arc;
@@ -14,6 +15,8 @@ use thiserror::Error;
 
 use crate::handle::{Commands, Gauges, Message};
 use crate::{EngineHandle, Failure, RankGroup};
+
+pub use pressure::{MemoryReading, PressurePolicy, PressureStatus};
 
 /// Bounds and choices of an engine.
 #[derive(Clone, Debug)]
@@ -38,6 +41,8 @@ pub struct EngineConfig {
     pub eos_tokens: Vec<TokenId>,
     /// What happens when ranks are lost again and again.
     pub retry: RetryPolicy,
+    /// What is done about memory that other programs take.
+    pub pressure: PressurePolicy,
 }
 
 impl Default for EngineConfig {
@@ -53,6 +58,7 @@ impl Default for EngineConfig {
             lookahead: true,
             eos_tokens: Vec::new(),
             retry: RetryPolicy::default(),
+            pressure: PressurePolicy::default(),
         }
     }
 }

@@ -14,7 +14,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::engine::streams::Listener;
 use crate::{
-    EngineState, Event, Failure, Limits, Request, RequestId, RequestRecord, Status, TenantId, Usage,
+    EngineState, Event, Failure, Limits, MemoryReading, Request, RequestId, RequestRecord, Status,
+    TenantId, Usage,
 };
 
 /// What wakes the engine's thread.
@@ -38,6 +39,7 @@ pub(crate) enum Command {
         id: RequestId,
     },
     Ask(Question),
+    Memory(MemoryReading),
     HandOver,
     Shutdown,
 }
@@ -51,8 +53,8 @@ pub(crate) enum Question {
 }
 
 /// The way to the engine's thread. Never blocks; the channel behind it holds at most one `Submit`
-/// and one `Leave` per open request, whose number is bounded, and one question of each caller that
-/// waits for its answer. The last to let go of it ends the
+/// and one `Leave` per open request, whose number is bounded, one question of each caller that
+/// waits for its answer, and a reading of the memory now and then. The last to let go of it ends the
 /// engine.
 pub(crate) struct Commands {
     send: Box<dyn Fn(Command) -> bool + Send + Sync>,
@@ -136,6 +138,20 @@ pub enum SubmitError {
         /// What is going on.
         reason: String,
     },
+    /// Other programs have taken the memory, for too long.
+    #[error(
+        "{host} has {} MiB of memory left, and has been short of it for {} s\n\
+         hint: end other programs on {host}, or serve with less memory for keys and values \
+         (`--kv-mib`)", free_bytes >> 20, since.as_secs()
+    )]
+    MemoryShort {
+        /// The machine.
+        host: String,
+        /// What its programs could still get.
+        free_bytes: u64,
+        /// How long it has been so.
+        since: Duration,
+    },
     /// Prompt and output exceed the memory there is for keys and values.
     #[error(
         "{needed_tokens} tokens of prompt and output need {needed_bytes} bytes of cache, \
@@ -168,6 +184,7 @@ impl EngineHandle {
     /// [`SubmitError`] if the request is not taken.
     pub fn submit(&self, mut request: Request) -> Result<Generation, SubmitError> {
         self.check_state()?;
+        self.check_pressure()?;
         self.check_memory(&mut request)?;
         self.open()?;
         let id = RequestId(self.gauges.next_id.fetch_add(1, Ordering::Relaxed));
@@ -262,6 +279,19 @@ impl EngineHandle {
             EngineState::Stopping => "the engine is stopping".to_owned(),
         };
         Err(SubmitError::Unavailable { reason })
+    }
+
+    /// Tells what the machines say of their memory; see [`MemoryReading`]. False if the engine is gone.
+    pub fn report_memory(&self, reading: MemoryReading) -> bool {
+        self.commands.send(Command::Memory(reading))
+    }
+
+    fn check_pressure(&self) -> Result<(), SubmitError> {
+        let status = self.status.borrow();
+        let Some(since) = status.pressure.refuses(Instant::now()) else { return Ok(()) };
+        self.gauges.num_refused.fetch_add(1, Ordering::Relaxed);
+        let MemoryReading { host, free_bytes, .. } = status.pressure.reading.clone();
+        Err(SubmitError::MemoryShort { host, free_bytes, since })
     }
 
     fn check_memory(&self, request: &mut Request) -> Result<(), SubmitError> {

@@ -34,7 +34,10 @@ mod simulation;
 mod status;
 pub mod testing;
 
-pub use engine::{Engine, EngineConfig, EngineError, EngineThread, KvBudget, RetryPolicy};
+pub use engine::{
+    Engine, EngineConfig, EngineError, EngineThread, KvBudget, MemoryReading, PressurePolicy,
+    PressureStatus, RetryPolicy,
+};
 pub use event::{Event, Failure, FinishReason, Usage};
 pub use group::{GroupEvent, RankGroup, Reporter};
 pub use guide::{Allowed, Guide, GuideError, TokenMask};

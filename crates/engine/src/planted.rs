@@ -52,6 +52,10 @@ pub(crate) enum Bug {
     DiscardedKeptOnCrash,
     /// Leaves a cancelled sequence's cache in use.
     CacheLeakedOnCancel,
+    /// Keeps finished sequences although other programs need the memory.
+    KeptUnderPressure,
+    /// Admits as ever although other programs need the memory.
+    AdmittedUnderPressure,
 }
 
 /// The mistake planted in this scheduler, if any.

@@ -19,8 +19,8 @@ mod turns;
 use std::collections::{HashMap, VecDeque};
 
 use jackalope_protocol::{
-    CACHE_GRANULE_TOKENS, CacheId, Embedded, MAX_STEPS_IN_FLIGHT, Sampled, Scored, StepOutput,
-    StepPlan,
+    CACHE_GRANULE_TOKENS, CacheId, Embedded, MAX_STEPS_IN_FLIGHT, PressureTier, Sampled, Scored,
+    StepOutput, StepPlan,
 };
 use thiserror::Error;
 
@@ -139,6 +139,7 @@ pub struct Scheduler {
     /// By age, oldest first; the least important is preempted first, of these the youngest.
     running: Vec<Sequence>,
     turns: Turns,
+    pressure: PressureTier,
     /// Plans made and not answered, oldest first.
     in_flight: VecDeque<InFlight>,
     step: u64,
@@ -182,6 +183,7 @@ impl Scheduler {
             waiting: VecDeque::new(),
             running: Vec::new(),
             turns: Turns::default(),
+            pressure: PressureTier::Normal,
             in_flight: VecDeque::new(),
             step: 0,
             events: Vec::new(),
@@ -237,6 +239,26 @@ impl Scheduler {
         self.caches.clear_kept()
     }
 
+    /// Takes into account what other programs leave of the machines' memory; called with each reading.
+    /// Unless that is enough, nothing is kept of finished sequences, and none is admitted while another
+    /// runs. If it is critical, half of what runs is preempted besides; whoever comes first by
+    /// importance and age goes on.
+    pub fn set_pressure(&mut self, tier: PressureTier) {
+        self.pressure = tier;
+        let is_enough = tier == PressureTier::Normal;
+        let keeps = is_enough || self.planted.has(Bug::KeptUnderPressure);
+        self.caches.set_keeping(self.limits.keep_prefixes && keeps);
+        if !keeps {
+            self.caches.clear_kept();
+        }
+        if tier == PressureTier::Critical {
+            let num_left = self.running.len().div_ceil(2);
+            while num_left < self.running.len() {
+                self.preempt_one();
+            }
+        }
+    }
+
     /// True while the request owns a cache.
     pub fn is_running(&self, id: RequestId) -> bool {
         self.running.binary_search_by_key(&id, |it| it.id).is_ok()
@@ -264,6 +286,7 @@ impl Scheduler {
             self.admit(promised, &mut plan);
         }
         plan.drops = self.caches.take_drops();
+        plan.returns_memory = self.pressure != PressureTier::Normal && !plan.drops.is_empty();
         if plan.is_empty() {
             return None;
         }

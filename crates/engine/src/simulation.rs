@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use jackalope_protocol::{CacheId, Pooling, StepOutput, StepPlan, TokenId};
+use jackalope_protocol::{CacheId, Pooling, PressureTier, StepOutput, StepPlan, TokenId};
 
 use crate::guide::{Allowed, Guide, GuideError, TokenMask};
 use crate::planted::{Bug, Planted};
@@ -119,6 +119,8 @@ fn every_planted_bug_is_found() {
         Bug::UnguidedDrawKept,
         Bug::DiscardedKeptOnCrash,
         Bug::CacheLeakedOnCancel,
+        Bug::KeptUnderPressure,
+        Bug::AdmittedUnderPressure,
     ];
     for bug in all {
         let planted = Planted { bug: Some(bug) };
@@ -179,6 +181,9 @@ struct Simulation {
     /// Crashes left; a crash undoes a prompt's progress, so without end they could take for ever.
     num_crashes_left: usize,
     cancel_odds: usize,
+    /// One step in so many other programs take or give back memory; 0 is never.
+    pressure_odds: usize,
+    pressure: PressureTier,
     num_steps: usize,
 }
 
@@ -212,6 +217,8 @@ impl Simulation {
             crash_odds: [0, 0, 15, 60][rng.below(4)],
             num_crashes_left: 60,
             cancel_odds: [0, 12, 40][rng.below(3)],
+            pressure_odds: [0, 0, 30, 8][(seed / 3 % 4) as usize],
+            pressure: PressureTier::Normal,
             num_steps: 0,
             rng,
         }
@@ -243,6 +250,9 @@ impl Simulation {
             if 0 < self.crash_odds && self.rng.below(self.crash_odds) == 0 {
                 self.crash();
             }
+            if 0 < self.pressure_odds && self.rng.below(self.pressure_odds) == 0 {
+                self.press();
+            }
             self.turn();
         }
         // Whatever is still in flight, and given back, reaches the ranks.
@@ -270,10 +280,33 @@ impl Simulation {
         }
     }
 
+    /// Other programs take or give back memory: kept caches go, and whoever comes first stays.
+    fn press(&mut self) {
+        use PressureTier::{Critical, Normal, Warn};
+        let before = self.scheduler.running_caches();
+        self.pressure = [Normal, Normal, Warn, Critical][self.rng.below(4)];
+        self.scheduler.set_pressure(self.pressure);
+        let after = self.scheduler.running_caches();
+        let num_left =
+            if self.pressure == Critical { before.len().div_ceil(2) } else { before.len() };
+        assert_eq!(after, before[..num_left], "seed {}: {:?}", self.seed, self.pressure);
+    }
+
+    /// While memory is short nothing is kept, and nobody is admitted beside another.
+    fn check_pressure(&self, num_running_before: usize) {
+        if self.pressure == PressureTier::Normal {
+            return;
+        }
+        let num_running = self.scheduler.num_waiting_and_running().1;
+        assert!(num_running <= num_running_before.max(1), "seed {}: admitted", self.seed);
+        assert_eq!(self.scheduler.num_kept(), 0, "seed {}: kept", self.seed);
+    }
+
     fn plan(&mut self) -> bool {
         let before = self.scheduler.running_caches();
         let Some(plan) = self.scheduler.plan() else { return false };
         self.check_fairness(&before, &plan);
+        self.check_pressure(before.len());
         self.outputs.push_back(self.ranks.execute(&plan, &mut self.model));
         assert!(
             self.ranks.peak_granules() <= self.capacity_granules,

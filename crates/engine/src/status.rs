@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use jackalope_protocol::{KernelTimings, Phase, RankFacts, RankMemory, StepTimings};
 
-use crate::{Buckets, Failure, Limits, RequestStats};
+use crate::{Buckets, Failure, Limits, PressureStatus, RequestStats};
 
 /// Everything there is to know about a running engine.
 #[derive(Clone, Debug, Default)]
@@ -36,6 +36,8 @@ pub struct Status {
     pub requests: RequestStats,
     /// Losses of ranks.
     pub recovery: RecoveryStats,
+    /// Memory that other programs take.
+    pub pressure: PressureStatus,
 }
 
 /// Whether requests are computed.
@@ -207,7 +209,7 @@ pub struct Counters {
     pub cancelled: u64,
     /// Requests given up.
     pub failed: u64,
-    /// Requests refused because the queue was full.
+    /// Requests refused because the queue was full, or a machine's memory was taken by others.
     pub refused: u64,
     /// Prompt tokens of the requests taken.
     pub prompt_tokens: u64,

@@ -23,6 +23,7 @@ pub mod frame;
 mod mask;
 mod messages;
 mod plan;
+mod pressure;
 pub mod secure;
 pub mod split;
 
@@ -37,6 +38,7 @@ pub use plan::{
     CacheId, Fork, Input, KernelTimings, Logprob, Row, Sampled, Sampling, Score, Scored,
     StepOutput, StepPlan, StepTimings, TokenId,
 };
+pub use pressure::PressureTier;
 
 /// Plans the brain may send beyond the last answered one: the running step and its look-ahead.
 pub const MAX_STEPS_IN_FLIGHT: usize = 2;

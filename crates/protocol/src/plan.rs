@@ -21,6 +21,8 @@ pub struct StepPlan {
     pub forks: Vec<Fork>,
     /// Caches that are given back.
     pub drops: Vec<CacheId>,
+    /// What was given back goes back to the machine, instead of being kept for reuse.
+    pub returns_memory: bool,
     /// The tokens to compute. No cache occurs twice.
     pub rows: Vec<Row>,
 }

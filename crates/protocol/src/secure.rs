@@ -24,7 +24,7 @@ use snow::{Builder, HandshakeState, StatelessTransportState};
 use crate::{FrameError, Secret};
 
 /// Raised with every change of a message.
-pub const PROTOCOL_VERSION: u16 = 7;
+pub const PROTOCOL_VERSION: u16 = 8;
 
 /// What every connection begins with.
 pub(crate) const MAGIC: [u8; 4] = *b"JKLP";

@@ -204,6 +204,10 @@ impl Stepper {
                 return Err(StepError::Plan(format!("cache {} to drop is unknown", cache.0)));
             }
         }
+        if plan.returns_memory {
+            jackalope_mlx::memory::clear_cache()
+                .map_err(|err| StepError::Device(err.to_string()))?;
+        }
         Ok(())
     }
 

@@ -34,6 +34,9 @@ const OVERLOADED: u16 = 529;
 /// When to ask again after a failure of the ranks.
 const RETRY_RANKS_AFTER: Duration = Duration::from_secs(5);
 
+/// When to ask again after other programs have taken the memory.
+const RETRY_MEMORY_AFTER: Duration = Duration::from_secs(10);
+
 const FORGOTTEN: &str = "hint: responses are kept in memory, the latest ones only, unless store is \
                          false; send the whole conversation as input";
 
@@ -149,6 +152,8 @@ pub(crate) enum ApiError {
     TooManyStreams { limit: usize },
     #[error("{reason}")]
     Unavailable { reason: String },
+    #[error("{reason}")]
+    MemoryShort { reason: String },
     #[error(
         "rank {rank}{} failed while {phase}: {message}{}",
         host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default(),
@@ -229,6 +234,12 @@ impl<'a> Wire<'a> {
     fn unavailable(code: &'static str) -> Wire<'a> {
         Wire::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", code)
             .advise(RETRY_AFTER, seconds(RETRY_RANKS_AFTER))
+    }
+
+    /// Other programs have taken the memory, and may give it back.
+    fn memory_short() -> Wire<'a> {
+        Wire::new(StatusCode::INSUFFICIENT_STORAGE, "server_error", "memory_pressure")
+            .advise(RETRY_AFTER, seconds(RETRY_MEMORY_AFTER))
     }
 
     /// A model is on its way.
@@ -317,6 +328,9 @@ impl ApiError {
                 ApiError::QueueFull { queued, limit, retry_after }
             }
             SubmitError::Unavailable { reason } => ApiError::Unavailable { reason },
+            SubmitError::MemoryShort { .. } => {
+                ApiError::MemoryShort { reason: refused.to_string() }
+            }
             SubmitError::NeverFits { needed_tokens, budget_bytes, capacity_tokens, .. } => {
                 let param = prompt;
                 ApiError::NeverFits { param, needed_tokens, capacity_tokens, budget_bytes }
@@ -447,6 +461,7 @@ impl ApiError {
             E::QueueFull { retry_after, .. } => Wire::limited("queue_full", *retry_after),
             E::TooManyStreams { .. } => Wire::limited("too_many_streams", Duration::ZERO),
             E::Unavailable { .. } => Wire::unavailable("unavailable"),
+            E::MemoryShort { .. } => Wire::memory_short(),
             E::RankFailed { .. } => Wire::unavailable("rank_failed"),
             E::ShuttingDown => Wire::unavailable("shutting_down"),
             E::TimedOut { .. } => Wire::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "timeout"),
@@ -468,7 +483,12 @@ impl ApiError {
 
     /// Whether the moment to ask again, if there is one, was measured where the error was made.
     pub(crate) fn has_measured_retry(&self) -> bool {
-        matches!(self, ApiError::QueueFull { .. } | ApiError::KeyLimit { retry_after: Some(_), .. })
+        matches!(
+            self,
+            ApiError::QueueFull { .. }
+                | ApiError::MemoryShort { .. }
+                | ApiError::KeyLimit { retry_after: Some(_), .. }
+        )
     }
 
     /// The body of the answer, and of the last event of a stream that fails.

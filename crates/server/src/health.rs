@@ -43,7 +43,11 @@ pub(crate) async fn ready(State(state): State<ServerState>) -> (StatusCode, Json
     let models = state.models().list();
     let default = default_of(&models);
     let is_on_call = state.models().load_on_demand() && default.state == "unloaded";
-    let is_ready = is_on_call || models.iter().any(|it| it.state == "ready");
+    let takes_requests = |it: &ModelStatus| {
+        let engine = it.model.as_ref().map(|model| model.engine.status());
+        it.state == "ready" && !engine.as_ref().is_some_and(is_refusing)
+    };
+    let is_ready = is_on_call || models.iter().any(takes_requests);
     let code = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let told = told_of(default, state.models().load_on_demand());
     let (name, reason) = (told.ready_name, told.reason(Told::Public));
@@ -91,6 +95,7 @@ pub(crate) async fn health(State(state): State<ServerState>) -> (StatusCode, Jso
         "queue_max": of(|it| it.queue_max),
         "recoveries": status.as_ref().map_or(0, |it| it.counters.recoveries),
         "kv": status.as_ref().map(kv_json),
+        "memory_pressure": status.as_ref().map(pressure_json),
         "counters": status.as_ref().map(counters_json),
         "steps": status.as_ref().map(steps_json),
         "models": models.iter().map(|it| model_json(it, now)).collect::<Vec<Value>>(),
@@ -120,6 +125,11 @@ struct DefaultHealth<'a> {
 impl DefaultHealth<'_> {
     fn reason(&self, told: Told) -> Option<String> {
         match (&self.status, self.failure) {
+            (Some(status), _) if is_refusing(status) => {
+                let host = Some(&status.pressure.reading.host).filter(|_| told != Told::Public);
+                let of = host.map(|host| format!(" of {host}")).unwrap_or_default();
+                Some(format!("other programs have taken the memory{of}"))
+            }
             (Some(status), _) => reason(&status.state, told),
             (None, Some(_)) if told == Told::Public => Some("the model did not load".to_owned()),
             (None, Some(failure)) => Some(failure.to_owned()),
@@ -132,7 +142,9 @@ impl DefaultHealth<'_> {
 fn told_of(default: &ModelStatus, load_on_demand: bool) -> DefaultHealth<'_> {
     const UNAVAILABLE: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
     let status = default.model.as_ref().map(|model| model.engine.status());
+    let refuses = status.as_ref().is_some_and(is_refusing);
     let (code, name) = match status.as_ref().map(|it| &it.state) {
+        Some(EngineState::Ready) if refuses => (UNAVAILABLE, "memory_short"),
         Some(EngineState::Ready) => (StatusCode::OK, "healthy"),
         // Requests are taken and wait.
         Some(EngineState::Recovering { .. }) => (StatusCode::OK, "recovering"),
@@ -146,8 +158,26 @@ fn told_of(default: &ModelStatus, load_on_demand: bool) -> DefaultHealth<'_> {
             state => (UNAVAILABLE, state),
         },
     };
-    let ready_name = status.as_ref().map_or(name, |it| it.state.name());
+    let ready_name = match &status {
+        Some(status) if !refuses => status.state.name(),
+        _ => name,
+    };
     DefaultHealth { code, name, ready_name, status, failure: default.failure.as_deref() }
+}
+
+/// True while other programs have taken the memory for too long.
+fn is_refusing(status: &Status) -> bool {
+    status.pressure.refuses(Instant::now()).is_some()
+}
+
+fn pressure_json(status: &Status) -> Value {
+    let reading = &status.pressure.reading;
+    json!({
+        "tier": reading.tier.name(),
+        "host": Some(&reading.host).filter(|host| !host.is_empty()),
+        "free_bytes": reading.free_bytes,
+        "refusing": is_refusing(status),
+    })
 }
 
 fn model_json(model: &ModelStatus, now: Instant) -> Value {

@@ -41,6 +41,15 @@ pub(crate) struct DoctorArgs {
 pub(crate) struct ClusterInfoArgs {
     #[command(flatten)]
     pub(crate) machines: MachinesArgs,
+    /// Only what changes: memory, load and heat.
+    #[arg(long)]
+    pub(crate) hardware: bool,
+    /// Look again every so many seconds, until Ctrl-C.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) every: Option<u64>,
+    /// End after so many looks.
+    #[arg(long, value_name = "TIMES", requires = "every")]
+    pub(crate) count: Option<u64>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -45,6 +45,27 @@ pub(crate) struct RestartArgs {
     pub(crate) json: bool,
 }
 
+/// After a reboot: give cables the addresses that `autoconfig` gave them, and start the last server with
+/// its machines' agents.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ResumeArgs {
+    /// Print what would be done and stop.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Run the commands without asking.
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+    /// What to run as ssh: a program, possibly with arguments (JACKALOPE_SSH).
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) ssh: Option<String>,
+    /// Seconds after which a server that is not ready is no longer waited for.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
+    pub(crate) wait: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// Tell how the server of this machine, its ranks and the agents of its machines are. Fails unless
 /// all is well.
 #[derive(Clone, Debug, clap::Args)]

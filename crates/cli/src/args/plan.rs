@@ -59,6 +59,10 @@ pub(crate) fn parse_memory(text: &str) -> Result<MemoryArg, String> {
     Ok(MemoryArg { name, bytes })
 }
 
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
+    parse_size(text).ok_or_else(|| "expected a size such as 48GiB or 512MiB".to_owned())
+}
+
 /// A number with a unit; without one it is bytes.
 fn parse_size(text: &str) -> Option<u64> {
     const UNITS: [(&str, f64); 11] = [

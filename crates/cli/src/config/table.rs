@@ -147,7 +147,7 @@ pub(super) const JACCL_CLUSTER: &[Variable] = &[
     variable(
         "MACMON_INTERVAL",
         SOME,
-        Effect::Nothing("no sensors are read"),
+        READ,
         "1000",
         "milliseconds between two samples of the hardware",
     ),

@@ -2,14 +2,19 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use jackalope_cluster::agent::{OnLine, Order, OrderedProgram, Program, Stream};
+use jackalope_cluster::autoconfig::{Cabling, Member};
 use jackalope_cluster::hostfile::Host;
 use jackalope_cluster::local::{LocalError, LocalRanks, find_rank_program};
-use jackalope_cluster::nodes::Nodes;
+use jackalope_cluster::nodes::{Node, Nodes};
+use jackalope_cluster::probe;
 use jackalope_cluster::process::{Child, describe};
+use jackalope_cluster::report::Generation;
 use jackalope_cluster::routes::{self, routes};
+use jackalope_cluster::shell::Shell;
 use jackalope_cluster::stock::{self, RankSettings};
 use jackalope_protocol::{Backend, Secret};
 use serde_json::Value;
@@ -23,6 +28,9 @@ use crate::machines;
 
 /// First port of stock transports; a server that runs beside this uses others.
 const STOCK_PORT: u16 = 31323;
+
+/// Bound of the look at one machine's ports.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Stock transports, each with what it finds in the environment, by rank.
 type Usable = Vec<(Backend, Vec<RankSettings>)>;
@@ -48,6 +56,11 @@ pub(super) trait Ranks {
 
     /// Why nothing is known of a rank, if so.
     fn trouble(&self, rank: usize) -> Option<String>;
+
+    /// The slowest generation of the cables between the machines, if there are such cables.
+    fn cables(&self) -> Option<Generation> {
+        None
+    }
 }
 
 /// Ranks on this machine.
@@ -125,6 +138,7 @@ pub(super) struct AgentRanks {
     hosts: Vec<Host>,
     /// `routes[i][j]` is the address of rank j for rank i.
     routes: Vec<Vec<IpAddr>>,
+    cables: Option<Generation>,
     /// The programs live as long as this.
     _nodes: Nodes,
 }
@@ -169,8 +183,30 @@ impl AgentRanks {
             nodes.nodes[nodes.of_rank[rank]].agent.start(order)
         };
         let programs = (0..hosts.len()).map(program).collect();
-        Ok((AgentRanks { programs, hosts, routes, _nodes: nodes }, refused))
+        let is_mac = |node: &Node| node.facts.os.starts_with("macOS");
+        let cables = match nodes.nodes.iter().any(is_mac) {
+            true => {
+                let names = hosts.iter().map(|it| it.ssh.clone()).filter(|it| !it.is_empty());
+                let names: Vec<String> = names.collect();
+                let shell = machines::shell(reach.ssh.as_deref(), environment);
+                tokio::task::spawn_blocking(move || slowest_cable(&shell, &names)).await?
+            }
+            false => None,
+        };
+        Ok((AgentRanks { programs, hosts, routes, cables, _nodes: nodes }, refused))
     }
+}
+
+/// Looks at the machines' ports. Those that do not answer have none.
+fn slowest_cable(shell: &dyn Shell, hosts: &[String]) -> Option<Generation> {
+    let reports = probe::reports(shell, hosts, REPORT_TIMEOUT);
+    let members: Vec<Member<'_>> = hosts
+        .iter()
+        .zip(&reports)
+        .filter_map(|(name, report)| Some(Member { name, report: report.as_ref().ok()? }))
+        .collect();
+    let cables = Cabling::of(&members).cables;
+    cables.iter().filter_map(|it| it.bits_per_s).map(Generation::of_speed).min()
 }
 
 impl Ranks for AgentRanks {
@@ -207,6 +243,10 @@ impl Ranks for AgentRanks {
         // An agent that lost us has ended the rank, which has no lease.
         let trouble = self.programs[rank].trouble()?;
         Some(format!("cannot be reached: {trouble}"))
+    }
+
+    fn cables(&self) -> Option<Generation> {
+        self.cables
     }
 }
 

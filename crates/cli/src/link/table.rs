@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use jackalope_cluster::report::Generation;
 use serde_json::{Value, json};
 
 /// GB/s from which on a link is called so; the same words as mlx-jaccl-cluster's test of its links.
@@ -116,7 +117,8 @@ impl Verdicts {
         }
     }
 
-    pub(super) fn rows(&self) -> Vec<Value> {
+    /// What is told, beside what cables of this generation usually carry between so many ranks.
+    pub(super) fn rows(&self, cables: Option<Generation>, num_ranks: usize) -> Vec<Value> {
         let row = |(backend, (peak, latency_us)): (&String, &(f64, Option<f64>))| {
             let peak = peak / 1e9;
             let bandwidth = BANDWIDTHS.iter().find(|(least, _)| *least < peak);
@@ -124,8 +126,21 @@ impl Verdicts {
                 let below = LATENCIES.iter().find(|(most, _)| it < *most);
                 below.map_or("HIGH", |(_, word)| word)
             });
+            let expected = cables.and_then(|it| Some((it, it.expected(backend == "jaccl")?)));
+            let expected = expected.map(|(generation, usual)| {
+                // Each rank sends, and receives, so much of a sum.
+                let parts = 2.0 * (num_ranks as f64 - 1.0) / num_ranks.max(1) as f64;
+                let bits_per_s = peak * 8e9 * parts;
+                json!({
+                    "cable": generation.name(),
+                    "gbit_per_s": bits_per_s / 1e9,
+                    "least_gbit_per_s": usual.least_bits_per_s / 1e9,
+                    "most_gbit_per_s": usual.most_bits_per_s / 1e9,
+                    "far_below": usual.is_missed_by(bits_per_s),
+                })
+            });
             json!({
-                "row": "verdict", "backend": backend,
+                "row": "verdict", "backend": backend, "expected": expected,
                 "peak_gb_per_s": peak, "bandwidth": bandwidth.map_or("LOW", |(_, word)| word),
                 "latency_us": latency_us, "latency": latency,
             })
@@ -143,6 +158,17 @@ fn verdict(row: &Value) -> String {
     if !row["latency"].is_null() {
         let (latency_us, latency) = (number("latency_us"), word("latency"));
         text += &format!("; latency {latency}, 4 KB in {latency_us:.0} µs");
+    }
+    let expected = &row["expected"];
+    if let Some(cable) = expected["cable"].as_str() {
+        let gbit = |key: &str| expected[key].as_f64().unwrap_or(f64::NAN);
+        let (found, least, most) =
+            (gbit("gbit_per_s"), gbit("least_gbit_per_s"), gbit("most_gbit_per_s"));
+        text += &format!("\n  {found:.1} Gbit/s; {cable} usually carries {least} to {most} so");
+        if expected["far_below"] == true {
+            text +=
+                ", which is FAR MORE\n  hint: `jackalope doctor` looks at cables, ports and routes";
+        }
     }
     text
 }
@@ -173,7 +199,7 @@ mod tests {
             }
             verdicts.note(&json!({"row": "time", "backend": "bare", "op": "bare_exchange",
                 "bytes": 4096, "median_us": 1.0, "bytes_per_s": 9e9}));
-            verdicts.rows().iter().map(verdict).collect::<Vec<_>>()
+            verdicts.rows(None, 2).iter().map(verdict).collect::<Vec<_>>()
         };
         assert_eq!(
             verdicts(&[(4096, 99.0, 4e7), (1 << 20, 190.0, 5.1e9)]),
@@ -187,6 +213,24 @@ mod tests {
         let slow = verdicts(&[(4096, 500.0, 6e8)]);
         assert_eq!(slow, ["verdict: tcp OK, at most 0.60 GB/s; latency HIGH, 4 KB in 500 µs"]);
         assert!(verdicts(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_link_is_held_against_what_its_cables_usually_carry() {
+        let told = |backend: &str, bytes_per_s: f64, cables| {
+            let mut verdicts = Verdicts::default();
+            verdicts.note(&json!({"row": "time", "backend": backend, "op": "all_sum",
+                "bytes": 1 << 20, "median_us": 1.0, "bytes_per_s": bytes_per_s}));
+            let rows = verdicts.rows(Some(cables), 2);
+            (rows[0]["expected"]["far_below"].clone(), verdict(&rows[0]))
+        };
+        let (far_below, text) = told("tcp", 1.5e9, Generation::Five);
+        assert_eq!(far_below, false);
+        assert!(text.ends_with("12.0 Gbit/s; Thunderbolt 5 usually carries 10 to 20 so"), "{text}");
+        let (far_below, text) = told("jaccl", 1.5e9, Generation::Five);
+        assert_eq!(far_below, true);
+        assert!(text.contains("50 to 80 so, which is FAR MORE\n  hint: "), "{text}");
+        assert_eq!(told("jaccl", 1.5e9, Generation::Four).0, Value::Null);
     }
 
     #[test]

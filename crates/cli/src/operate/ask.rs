@@ -26,20 +26,24 @@ const TEST_TOKENS: u32 = 32;
 
 /// The server that was named, or the one of this machine.
 fn server(args: &AskArgs, environment: &Environment) -> Server {
-    let home = environment.home().ok();
-    let running = home.and_then(|home| ServeRecord::running(&home)).map(|it| it.server());
-    match (&args.url, running) {
-        // A key is for the server it was given to, and for no other.
-        (Some(url), running) => {
-            let same = running.filter(|it| it.url == url.trim_end_matches('/'));
-            let api_key = args.api_key.clone().or_else(|| same.and_then(|it| it.api_key));
-            Server { url: url.clone(), api_key }
-        }
-        (None, Some(running)) => {
-            Server { api_key: args.api_key.clone().or(running.api_key), ..running }
-        }
-        (None, None) => Server { url: DEFAULT_URL.to_owned(), api_key: args.api_key.clone() },
+    let api_key = args.api_key.clone();
+    match (&args.url, running(environment)) {
+        (Some(url), _) => named(url, api_key, environment),
+        (None, Some(running)) => Server { api_key: api_key.or(running.api_key), ..running },
+        (None, None) => Server { url: DEFAULT_URL.to_owned(), api_key },
     }
+}
+
+/// The server at `url`. A key is for the server it was given to, and for no other.
+pub(crate) fn named(url: &str, api_key: Option<String>, environment: &Environment) -> Server {
+    let url = url.trim_end_matches('/').to_owned();
+    let same = running(environment).filter(|it| it.url == url);
+    Server { api_key: api_key.or_else(|| same.and_then(|it| it.api_key)), url }
+}
+
+fn running(environment: &Environment) -> Option<Server> {
+    let home = environment.home().ok()?;
+    ServeRecord::running(&home).map(|it| it.server())
 }
 
 async fn get(args: &AskArgs, path: &'static str, it: &Environment) -> anyhow::Result<Answer> {

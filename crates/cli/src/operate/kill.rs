@@ -13,6 +13,7 @@ use jackalope_cluster::shell::Shell;
 use serde_json::{Value, json};
 
 use super::off_runtime;
+use super::rdma;
 use super::record::{ServeRecord, Start};
 use super::start::{end_server, words_of};
 use crate::agent::RECORD as AGENT_RECORD;
@@ -36,6 +37,7 @@ pub(crate) async fn kill_all(
     let shell = machines::shell(ssh.as_deref(), environment);
     off_runtime(move || {
         let hosts = hosts(args.hosts.as_deref(), known.as_ref(), &home);
+        let devices = rdma::usable();
         let server = end_server(&home, GRACE);
         let mut ended = end_agents(hosts.as_deref().unwrap_or(&[this_machine()]), &home, &shell);
         // A hostfile that cannot be read is no reason to let go on what is known here.
@@ -46,8 +48,12 @@ pub(crate) async fn kill_all(
             Ok(server) => (json!({ "ended": server }), true),
             Err(err) => (json!({ "error": format!("{err:#}") }), false),
         };
+        let busy = rdma::wait_until_free(&devices);
+        if let Some(words) = rdma::words_of(&busy) {
+            output::note(&words);
+        }
         if args.json {
-            output::line(json!({ "serve": server, "hosts": ended }))?;
+            output::line(json!({ "serve": server, "hosts": ended, "rdma_busy": busy }))?;
         } else {
             let said = server["error"].as_str().map(str::to_owned);
             let ended = Some(&server["ended"]).filter(|it| !it.is_null());

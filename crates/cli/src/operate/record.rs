@@ -45,6 +45,23 @@ impl Start {
         }
     }
 
+    /// Its words without keys, for people.
+    pub(super) fn public_words(&self) -> Vec<String> {
+        let mut words = Vec::new();
+        let mut is_secret = false;
+        for word in &self.words {
+            let flag = word.split_once('=').map_or(word.as_str(), |it| it.0);
+            let is_key = flag.starts_with("--") && flag.ends_with("-key");
+            words.push(match (is_secret, is_key && word.contains('=')) {
+                (true, _) => "***".to_owned(),
+                (_, true) => format!("{flag}=***"),
+                _ => word.clone(),
+            });
+            is_secret = is_key && !word.contains('=') && flag != "--tls-key";
+        }
+        words
+    }
+
     fn to_json(&self) -> Value {
         json!({"words": self.words, "cwd": self.cwd.to_string_lossy(), "env": self.env})
     }
@@ -154,6 +171,14 @@ impl ServeRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn keys_are_not_for_people() {
+        let words = ["--model", "m", "--api-key", "one", "--admin-key=two", "--port", "1"];
+        let start = Start { words: words.map(str::to_owned).to_vec(), ..Start::default() };
+        let told = start.public_words().join(" ");
+        assert_eq!(told, "--model m --api-key *** --admin-key=*** --port 1");
+    }
 
     #[test]
     fn a_start_is_remembered_as_it_was() {

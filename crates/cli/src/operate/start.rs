@@ -12,6 +12,7 @@ use jackalope_cluster::record::{KILL_GRACE, Request};
 use serde_json::{Value, json};
 
 use super::logs::{LOG_BYTES_MAX, rotate, serve_log, tail_from};
+use super::rdma;
 use super::record::{ServeRecord, Start};
 use super::{Server, off_runtime};
 use crate::agent::is_alive;
@@ -33,8 +34,8 @@ const LAST_LINES: usize = 12;
 
 /// How people and programs are told.
 #[derive(Clone, Copy, Debug)]
-struct Telling {
-    json: bool,
+pub(super) struct Telling {
+    pub(super) json: bool,
 }
 
 pub(crate) async fn start(
@@ -98,11 +99,17 @@ pub(crate) async fn restart(args: RestartArgs, environment: &Environment) -> any
 pub(crate) async fn stop(args: StopArgs, environment: &Environment) -> anyhow::Result<()> {
     let home = environment.home()?;
     off_runtime(move || {
+        let devices = rdma::usable();
         let ended = end_server(&home, Duration::from_secs(args.grace))?;
+        let busy = if ended.is_some() { rdma::wait_until_free(&devices) } else { Vec::new() };
         if args.json {
-            return Ok(output::line(json!({ "ended": ended }))?);
+            return Ok(output::line(json!({ "ended": ended, "rdma_busy": busy }))?);
         }
-        Ok(output::line(words_of(ended.as_ref()))?)
+        output::line(words_of(ended.as_ref()))?;
+        if let Some(words) = rdma::words_of(&busy) {
+            output::note(&words);
+        }
+        Ok(())
     })
     .await
 }
@@ -156,7 +163,7 @@ fn no_log() -> Log {
 }
 
 /// Starts a server in the background and waits until it is ready.
-fn begin(
+pub(super) fn begin(
     home: &Home,
     start: &Start,
     wait: Duration,
@@ -213,7 +220,7 @@ fn last_lines(log: &Log) -> String {
     format!("its log {} ends:\n{}", log.path.display(), lines.join("\n"))
 }
 
-fn tell(
+pub(super) fn tell(
     running: &ServeRecord,
     (event, telling): (&str, Telling),
     home: &Home,

@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::checkpoint::Copy;
-use crate::program::{run, run_json};
+use crate::checkpoint::{Copy, exact};
+use crate::http::Server;
+use crate::program::{Program, run, run_json};
 
 #[test]
 fn a_hostfile_with_faults_is_refused_with_the_place_of_each() {
@@ -57,4 +58,15 @@ fn a_ring_is_what_mlx_reads() {
     assert_eq!(ring, json!([["10.0.0.1:5555"], ["10.0.0.2:5556"]]));
     let ended = run(&["hosts", "convert", path, "--to", "matrix"]);
     assert!(!ended.status.success() && ended.stderr.contains("hint: add \"rdma\""), "{ended:?}");
+}
+
+#[test]
+fn the_old_launchers_words_serve() {
+    let model = exact().to_str().unwrap();
+    let words = ["distributed-launcher", "--backend", "any", "-n", "2", "--", "--model", model];
+    let words = [&words[..], &["--port", "0", "--distributed", "--json"]].concat();
+    let server = Server::of(Program::start(&words, ""));
+    assert_eq!(server.health()["world_size"], 2);
+    let refused = run(&["distributed-launcher", "--", "--model", model]);
+    assert!(refused.stderr.contains("hint: give `-n N`"), "{refused:?}");
 }

@@ -6,9 +6,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::program::{Ended, run, run_json};
+use crate::program::{Ended, Program, run, run_json};
 
 /// Two Macs, joined by one cable.
 struct Macs {
@@ -84,6 +84,13 @@ impl Macs {
     fn run(&self, args: &[&str]) -> Ended {
         let ssh = self.ssh();
         run(&[args, &["--ssh", &ssh]].concat())
+    }
+
+    /// The same on a machine with a home of its own.
+    fn run_at(&self, home: &Path, args: &[&str]) -> Ended {
+        let ssh = self.ssh();
+        let args = [args, &["--ssh", &ssh]].concat();
+        Program::start_with(&args, "", &[("JACKALOPE_HOME", home.to_str().unwrap())]).end()
     }
 
     /// What was run as root.
@@ -184,4 +191,66 @@ fn commands_run_once_agreed_and_can_be_taken_back() {
     let sick = macs.run(&["doctor", "--hosts", out_text]);
     assert_eq!(sick.status.code(), Some(1), "{sick:?}");
     assert!(sick.stdout.contains("[address-lost]"), "{sick:?}");
+}
+
+/// These Macs forget every address at once, as if they had just started anew.
+#[test]
+fn resume_gives_cables_the_addresses_they_had_and_runs_nothing_unasked() {
+    let macs = Macs::new("resume");
+    let home = macs.folder.join("home");
+    let (out, undo) = (macs.folder.join("hosts.json"), macs.folder.join("undo.json"));
+    let args = ["autoconfig", "--hosts", "studio,macbook", "--yes", "--out", out.to_str().unwrap()];
+    let args = [&args[..], &["--undo-out", undo.to_str().unwrap()]].concat();
+    let done = macs.run_at(&home, &args);
+    assert!(done.status.success(), "{done:?}");
+    let kept = home.join("addresses.json");
+    let given = fs::read_to_string(&kept).unwrap();
+    assert!(given.contains("10.254.0.1") && given.contains("10.254.0.2"), "{given}");
+    // Another network than a new plan would take.
+    fs::write(&kept, given.replace("10.254.0.", "10.254.7.")).unwrap();
+    let start = json!({"words": ["--model", "/nothing"], "cwd": "/", "env": {}});
+    fs::write(home.join("last-start.json"), start.to_string()).unwrap();
+
+    let num_run = macs.sudo_log().len();
+    let dry = macs.run_at(&home, &["resume", "--dry-run"]);
+    assert!(dry.status.success(), "{dry:?}");
+    assert!(dry.stdout.contains("sudo ifconfig en3 inet 10.254.7.1 netmask"), "{dry:?}");
+    assert!(dry.stdout.contains("in /: jackalope serve --model /nothing"), "{dry:?}");
+    let unasked = macs.run_at(&home, &["resume"]);
+    assert!(unasked.stderr.contains("nobody to ask"), "{unasked:?}");
+    assert_eq!(macs.sudo_log().len(), num_run);
+    let resumed = macs.run_at(&home, &["resume", "--yes"]);
+    let log = macs.sudo_log();
+    assert_eq!(
+        log[num_run + 1],
+        "studio -n ifconfig en3 inet 10.254.7.1 netmask 255.255.255.252 up"
+    );
+    assert_eq!(log.len(), num_run + 4);
+    assert!(resumed.stderr.contains("the server ended before it was ready"), "{resumed:?}");
+
+    let mut wants_rdma: Value = serde_json::from_str(&given).unwrap();
+    wants_rdma["backend"] = json!("jaccl");
+    fs::write(&kept, wants_rdma.to_string()).unwrap();
+    let off = macs.run_at(&home, &["resume", "--yes"]);
+    assert!(off.stderr.contains("RDMA is switched off on studio, macbook"), "{off:?}");
+    assert!(off.stderr.contains("hint: start it in Recovery"), "{off:?}");
+    assert_eq!(macs.sudo_log().len(), num_run + 4);
+    let back = macs.run_at(&home, &["autoconfig", "--undo", undo.to_str().unwrap(), "--yes"]);
+    assert!(back.status.success() && !kept.exists(), "{back:?}");
+}
+
+#[test]
+fn hardware_is_watched_again_and_again() {
+    let macs = Macs::new("hardware");
+    let hosts = ["cluster-info", "--host", "studio,macbook", "--hardware"];
+    let once = macs.run(&hosts);
+    assert!(once.stdout.contains("free") && !once.stdout.contains("architecture"), "{once:?}");
+    let often = macs.run(&[&hosts[..], &["--every", "1", "--count", "2"]].concat());
+    assert!(often.status.success(), "{often:?}");
+    assert_eq!(often.stdout.matches("hostname").count(), 2, "{often:?}");
+    // One that cannot be asked now is asked again all the same.
+    let away = ["cluster-info", "--host", "studio,elsewhere", "--hardware", "--every", "1"];
+    let away = macs.run(&[&away[..], &["--count", "2"]].concat());
+    assert!(away.status.success(), "{away:?}");
+    assert_eq!(away.stderr.matches("1 machines could not be asked").count(), 2, "{away:?}");
 }

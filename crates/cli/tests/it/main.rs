@@ -3,6 +3,7 @@
 //! `jackalope-rank` must lie beside `jackalope`: `cargo build -p jackalope-runner` puts it there.
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+mod bench;
 mod checkpoint;
 mod commands;
 mod edge;

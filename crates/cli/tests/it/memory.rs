@@ -3,8 +3,8 @@
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::json;
 
-use crate::checkpoint::{Copy, Weights};
-use crate::http::Server;
+use crate::checkpoint::{Copy, Weights, exact};
+use crate::http::{Answer, Server};
 
 /// What a rank may take beside its shard and the budget of keys and values.
 const OVERHEAD_BYTES_MAX: u64 = 300 << 20;
@@ -34,6 +34,39 @@ fn widen_vocabulary(weights: &mut Weights) {
         tensor.data = tensor.data.iter().copied().cycle().take(len).collect();
         tensor.shape[0] = VOCAB_SIZE;
     }
+}
+
+/// More than any machine has.
+const BEYOND: &str = "8000TiB";
+
+#[test]
+fn a_server_that_is_short_of_memory_answers_the_same_one_by_one_and_keeps_nothing() {
+    let body = |prompt: u32| {
+        json!({"prompt": [20, 21, prompt], "max_tokens": 12, "temperature": 0,
+                                    "return_token_ids": true, "ignore_eos": true})
+    };
+    let answers = |args: &str| {
+        let server = Server::start(exact(), &format!("--ranks 2 {args}"));
+        server.wait_for_health("reading of the memory", |it| {
+            !it["memory_pressure"]["host"].is_null()
+        });
+        let streams: Vec<_> = (30..36).map(|prompt| server.stream(&body(prompt))).collect();
+        let answers: Vec<Answer> = streams.into_iter().map(|it| it.read_all().0).collect();
+        (answers, server.health())
+    };
+    let (wanted, _) = answers("--memory-warn 0 --memory-critical 0");
+    let (found, warned) = answers(&format!("--memory-warn {BEYOND} --memory-critical 0"));
+    assert_eq!(found, wanted);
+    assert_eq!(warned["memory_pressure"]["tier"], "warn");
+    assert_eq!(warned["kv"]["num_kept"], 0);
+    let (found, critical) = answers(&format!("--memory-critical {BEYOND}"));
+    assert_eq!(found, wanted);
+    let told = &critical["memory_pressure"];
+    assert_eq!(
+        (told["tier"].as_str(), told["host"].as_str()),
+        (Some("critical"), Some("this machine"))
+    );
+    assert!(0 < told["free_bytes"].as_u64().unwrap());
 }
 
 #[test]

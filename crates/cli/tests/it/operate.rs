@@ -147,6 +147,51 @@ fn a_restart_replaces_the_server_and_the_ranks_keep_their_weights() {
 }
 
 #[test]
+fn after_a_reboot_one_command_starts_what_ran_before() {
+    let machine = Machine::new();
+    let nothing = machine.run(&["resume"]);
+    assert!(nothing.stderr.contains("nothing was started on this machine yet"), "{nothing:?}");
+    let started = machine.start(&[&TWO_RANKS[..], &["--api-key", "sekret"]].concat());
+    let pids: Vec<u32> = machine.ranks().into_iter().chain([pid_of(&started)]).collect();
+    // What a reboot leaves: records of processes that are gone.
+    let agent = std::fs::read_to_string(machine.home.join("agent.json")).unwrap();
+    let agent = pid_of(&serde_json::from_str(&agent).unwrap());
+    for pid in pids.iter().copied().chain([agent]) {
+        send(pid, Signal::KILL);
+    }
+    wait_for_end(&pids);
+    let dry = machine.run(&["resume", "--dry-run"]);
+    assert!(dry.status.success(), "{dry:?}");
+    assert!(dry.stdout.contains("jackalope serve --model"), "{dry:?}");
+    assert!(dry.stdout.contains("--api-key ***") && !dry.stdout.contains("sekret"), "{dry:?}");
+    assert!(dry.stderr.contains("autoconfig gave no addresses here"), "{dry:?}");
+    assert!(!machine.run(&["health"]).status.success(), "a dry run starts nothing");
+    let resumed = machine.json(&["resume", "--yes", "--json"]);
+    assert_eq!((&resumed["event"], &resumed["url"]), (&json!("resumed"), &started["url"]));
+    assert!(!pids.contains(&pid_of(&resumed)));
+    let tested = machine.json(&["test", "--json"]);
+    assert!(0 < tested["completion_tokens"].as_u64().unwrap(), "{tested}");
+    let again = machine.json(&["resume", "--yes", "--json"]);
+    assert_eq!((&again["event"], pid_of(&again)), (&json!("runs"), pid_of(&resumed)));
+    let stopped = machine.json(&["stop", "--json"]);
+    assert_eq!(stopped["rdma_busy"], json!([]), "no RDMA, no wait");
+}
+
+#[test]
+fn agents_tell_how_short_of_memory_their_machines_are() {
+    let machine = Machine::new();
+    machine.start(&[&TWO_RANKS[..], &["--memory-critical", "8000TiB"]].concat());
+    let told = wait_for("reading of an agent", || {
+        let health = machine.json(&["health", "--json"]);
+        Some(health["memory_pressure"].clone()).filter(|it| it["tier"] == "critical")
+    });
+    assert_eq!(told["host"], "127.0.0.1");
+    assert!(0 < told["free_bytes"].as_u64().unwrap(), "{told}");
+    let tested = machine.json(&["test", "--json"]);
+    assert!(0 < tested["completion_tokens"].as_u64().unwrap(), "one request goes on: {tested}");
+}
+
+#[test]
 fn starting_twice_is_starting_once_and_other_arguments_replace() {
     let machine = Machine::new();
     let first = machine.start(&[]);

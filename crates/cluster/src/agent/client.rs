@@ -15,6 +15,7 @@ use super::messages::{FromAgent, Order, ProgramStatus, Stream, ToAgent};
 use super::session::{BEAT, SILENCE};
 use crate::exchange::{ExchangeError, LibraryClient};
 use crate::facts::NodeFacts;
+use crate::platform::MemoryPressure;
 
 /// One attempt to connect to one address.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -91,6 +92,7 @@ struct Inner {
     outbox: Option<SyncSender<ToAgent>>,
     facts: Option<NodeFacts>,
     status: Option<Vec<ProgramStatus>>,
+    memory: Option<Option<MemoryPressure>>,
     num_orders: u64,
     is_over: bool,
 }
@@ -184,6 +186,7 @@ impl Agent {
                 outbox: None,
                 facts: None,
                 status: None,
+                memory: None,
                 num_orders: 0,
                 is_over: false,
             }),
@@ -264,6 +267,22 @@ impl Agent {
             }
             inner.status.take()
         })
+    }
+
+    /// How the machine's memory is.
+    ///
+    /// # Errors
+    /// Why it does not tell.
+    pub fn memory(&self, timeout: Duration) -> Result<MemoryPressure, String> {
+        let mut asked = false;
+        let told = self.shared.wait(timeout, |inner| {
+            if !asked && inner.outbox.is_some() {
+                (asked, inner.memory) = (true, None);
+                inner.tell(ToAgent::Memory);
+            }
+            inner.memory.take()
+        });
+        told?.ok_or_else(|| "its system does not tell".to_owned())
     }
 
     /// Orders a program; does not wait. While the machine cannot be reached the order stands.
@@ -529,6 +548,7 @@ fn hear(shared: &Shared, message: FromAgent) {
         }
         FromAgent::Facts(facts) => inner.facts = Some(facts),
         FromAgent::Status(status) => inner.status = Some(status),
+        FromAgent::Memory(memory) => inner.memory = Some(memory),
         FromAgent::Beat | FromAgent::Line { .. } => return,
     }
     shared.changed.notify_all();

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::facts::NodeFacts;
+use crate::platform::MemoryPressure;
 
 /// To an agent.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -61,6 +62,8 @@ pub enum ToAgent {
     Bye,
     /// End the agent and everything it looks after.
     Stop,
+    /// Tell how the machine's memory is.
+    Memory,
 }
 
 /// From an agent.
@@ -103,6 +106,8 @@ pub enum FromAgent {
     Status(Vec<ProgramStatus>),
     /// Sent once a second.
     Beat,
+    /// How its memory is, if it tells.
+    Memory(Option<MemoryPressure>),
 }
 
 /// A program to run.

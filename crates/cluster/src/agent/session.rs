@@ -104,6 +104,7 @@ fn read(
             ToAgent::Input { name, bytes } => programs.input(&name, &bytes),
             ToAgent::Kill { name } => programs.kill(&name),
             ToAgent::Facts => tell(FromAgent::Facts(crate::platform::current::facts()))?,
+            ToAgent::Memory => tell(FromAgent::Memory(crate::platform::current::pressure()))?,
             ToAgent::Status => tell(FromAgent::Status(programs.status()))?,
             // Means something as a first word only.
             ToAgent::Beat | ToAgent::Library | ToAgent::Hello { .. } => {}

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::subnets::{PREFIX_LEN, Subnets};
 use super::{Cabling, End, Member, PlanError};
@@ -31,6 +31,17 @@ pub struct Check {
     /// The machine that answers.
     pub peer: String,
     /// Its address on the cable.
+    pub ip: IpAddr,
+}
+
+/// An address that a machine has on a cable.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Given {
+    /// The machine.
+    pub host: String,
+    /// Its interface.
+    pub interface: String,
+    /// The address.
     pub ip: IpAddr,
 }
 
@@ -63,9 +74,21 @@ impl Link {
     }
 }
 
-/// Every cable with its addresses: those it has, if they are good, else new ones.
-pub(super) fn links(members: &[Member<'_>], cabling: &Cabling) -> Result<Vec<Link>, PlanError> {
-    let mut subnets = Subnets::new(taken(members));
+/// Every cable with its addresses: those it has, if they are good, else those it had before, else new
+/// ones.
+pub(super) fn links(
+    members: &[Member<'_>],
+    cabling: &Cabling,
+    before: &[Given],
+) -> Result<Vec<Link>, PlanError> {
+    let network = |ip: IpAddr| Network::of(InterfaceAddr { ip, prefix_len: PREFIX_LEN });
+    let mut taken = taken(members);
+    taken.extend(before.iter().map(|it| network(it.ip)));
+    let mut subnets = Subnets::new(taken);
+    let given = |host_idx: usize, interface: &str| {
+        let name = members[host_idx].name;
+        before.iter().find(|it| it.host == name && it.interface == interface).map(|it| it.ip)
+    };
     let mut links = Vec::new();
     for cable in &cabling.cables {
         let interface = |end: End| cabling.interface(end).map(str::to_owned);
@@ -74,7 +97,9 @@ pub(super) fn links(members: &[Member<'_>], cabling: &Cabling) -> Result<Vec<Lin
         let [first, second] = cable.ends.map(|end| end.host_idx);
         let kept = kept(members[first].report, &a, members[second].report, &b);
         let is_new = kept.is_none();
-        let [a_ip, b_ip] = match kept {
+        let pair = given(first, &a).zip(given(second, &b));
+        let pair = pair.filter(|(a, b)| a != b && network(*a) == network(*b));
+        let [a_ip, b_ip] = match kept.or(pair.map(|(a, b)| [a, b])) {
             Some(kept) => kept,
             None => subnets.take().ok_or(PlanError::NoNetwork)?,
         };
@@ -87,6 +112,16 @@ pub(super) fn links(members: &[Member<'_>], cabling: &Cabling) -> Result<Vec<Lin
         });
     }
     Ok(links)
+}
+
+/// The addresses of all ends.
+pub(super) fn given(members: &[Member<'_>], links: &[Link]) -> Vec<Given> {
+    let given = |end: &LinkEnd| Given {
+        host: members[end.host_idx].name.to_owned(),
+        interface: end.interface.clone(),
+        ip: end.ip,
+    };
+    links.iter().flat_map(|link| &link.ends).map(given).collect()
 }
 
 /// All networks that any machine has or routes to.

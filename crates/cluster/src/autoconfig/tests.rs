@@ -95,6 +95,39 @@ fn a_display_is_no_cable_and_a_port_next_to_ethernet_no_rdma() {
     insta::assert_snapshot!(shown(&plan(&lab, None)));
 }
 
+/// Any of the machines, or all, start anew: their ports are in the bridge again and have no addresses.
+#[test]
+fn after_a_reboot_each_cable_gets_the_addresses_it_had() {
+    for rebooted in [vec![0], vec![1], vec![0, 1, 2]] {
+        let fresh = mesh_of_three();
+        let mut lab = mesh_of_three();
+        let before = plan(&lab, None);
+        for step in &before.steps {
+            apply(&mut lab, step);
+        }
+        for at in rebooted {
+            lab.macs[at] = fresh.macs[at].clone();
+        }
+        let reports = lab.reports();
+        let wanted = (Over::Thunderbolt, None);
+        let again = Plan::again(&members(&reports), wanted, &before.given).unwrap();
+        assert!(!again.steps.is_empty());
+        assert_eq!((&again.given, &again.hostfile), (&before.given, &before.hostfile));
+        for step in &again.steps {
+            apply(&mut lab, step);
+        }
+        let reports = lab.reports();
+        let after = Plan::again(&members(&reports), wanted, &before.given).unwrap();
+        assert_eq!(after.steps, [], "{}", shown(&after));
+    }
+    // Without a record the lost half would get a new network.
+    let mut lab = pair();
+    let before = plan(&lab, None);
+    before.steps.iter().for_each(|step| apply(&mut lab, step));
+    lab.macs[0] = pair().macs[0].clone();
+    assert_ne!(plan(&lab, None).given, before.given);
+}
+
 #[test]
 fn after_the_commands_nothing_is_left_to_do() {
     for mut lab in [pair(), mesh_of_three(), ring_of_four(), pair().cable((0, 4), (1, 5))] {

@@ -4,7 +4,7 @@ mod network;
 
 use std::collections::BTreeMap;
 
-use super::{MachineMemory, chips, posix};
+use super::{MachineMemory, MemoryPressure, chips, posix};
 use crate::facts::NodeFacts;
 use crate::probe::{Sections, facts_here};
 use crate::process::Child;
@@ -29,6 +29,12 @@ fn parse_stat(text: &str) -> Option<String> {
 /// This machine's memory, if `/proc` tells.
 pub fn memory() -> Option<MachineMemory> {
     parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+/// How this machine's memory is. The kernel's own figures of stalls are not asked: they count what waits
+/// for files that are read again as well.
+pub fn pressure() -> Option<MemoryPressure> {
+    Some(MemoryPressure { memory: memory()?, told: None })
 }
 
 /// This machine.

@@ -3,13 +3,15 @@
 
 mod network;
 mod power;
-mod rdma;
+pub(super) mod rdma;
 mod thunderbolt;
 
 use std::ffi::OsString;
 use std::time::Duration;
 
-use super::{MachineMemory, chips, posix};
+use jackalope_protocol::PressureTier;
+
+use super::{MachineMemory, MemoryPressure, chips, posix};
 use crate::facts::NodeFacts;
 use crate::probe::{Sections, facts_here};
 use crate::process::{Child, Spawn, output_of};
@@ -51,6 +53,24 @@ pub fn memory() -> Option<MachineMemory> {
     let wired_limit = output_of("sysctl", &["-n", "iogpu.wired_limit_mb"], COMMAND_TIMEOUT);
     let pages = output_of("vm_stat", &[], COMMAND_TIMEOUT).ok()?;
     parse(&total, wired_limit.as_deref().unwrap_or("0"), &pages)
+}
+
+/// How this machine's memory is.
+pub fn pressure() -> Option<MemoryPressure> {
+    let args = ["-n", "kern.memorystatus_vm_pressure_level"];
+    let level = output_of("sysctl", &args, COMMAND_TIMEOUT);
+    let told = level.ok().and_then(|it| parse_pressure_level(&it));
+    Some(MemoryPressure { memory: memory()?, told })
+}
+
+/// Reads the level of `kern.memorystatus_vm_pressure_level`, as `DISPATCH_MEMORYPRESSURE_*` numbers them.
+fn parse_pressure_level(text: &str) -> Option<PressureTier> {
+    match text.trim() {
+        "1" => Some(PressureTier::Normal),
+        "2" => Some(PressureTier::Warn),
+        "4" => Some(PressureTier::Critical),
+        _ => None,
+    }
 }
 
 /// This machine.
@@ -169,6 +189,15 @@ fn pages(vm_stat: &str, key: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_level_of_pressure_is_read_by_its_number() {
+        let tiers = ["1\n", "2\n", "4\n"].map(parse_pressure_level);
+        let wanted = [PressureTier::Normal, PressureTier::Warn, PressureTier::Critical];
+        assert_eq!(tiers, wanted.map(Some));
+        let unknown = "sysctl: unknown oid 'kern.memorystatus_vm_pressure_level'";
+        assert_eq!(parse_pressure_level(unknown), None);
+    }
 
     const VM_STAT: &str = "Mach Virtual Memory Statistics: (page size of 16384 bytes)\n\
         Pages free:                              100000.\n\

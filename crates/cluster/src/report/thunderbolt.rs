@@ -14,6 +14,22 @@ pub enum Generation {
     Five,
 }
 
+/// What a cable usually carries, in bits per second, one way.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ExpectedSpeed {
+    /// The lower end of what is usual.
+    pub least_bits_per_s: f64,
+    /// The upper end.
+    pub most_bits_per_s: f64,
+}
+
+impl ExpectedSpeed {
+    /// True if `bits_per_s` is so little that something must be wrong: less than half of what is usual.
+    pub fn is_missed_by(&self, bits_per_s: f64) -> bool {
+        bits_per_s < self.least_bits_per_s / 2.0
+    }
+}
+
 /// A Mac's own Thunderbolt port.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct ThunderboltPort {
@@ -75,6 +91,21 @@ impl Generation {
         }
     }
 
+    /// What a cable between two such ports carries, beside what it could: 40 Gbit/s, or 80. None where
+    /// there is no such transport: RDMA needs the fifth.
+    pub fn expected(self, over_rdma: bool) -> Option<ExpectedSpeed> {
+        let usual = |least: f64, most: f64| ExpectedSpeed {
+            least_bits_per_s: least * 1e9,
+            most_bits_per_s: most * 1e9,
+        };
+        match (self, over_rdma) {
+            // TCP over Thunderbolt's network interfaces is bound by the system, not by the cable.
+            (_, false) => Some(usual(10.0, 20.0)),
+            (Generation::Five, true) => Some(usual(50.0, 80.0)),
+            (Generation::Four, true) => None,
+        }
+    }
+
     /// What people call it.
     pub fn name(self) -> &'static str {
         match self {
@@ -98,5 +129,23 @@ impl RdmaDevice {
     /// True if it has an address of the kind that JACCL looks for.
     pub fn has_ipv4_gid(&self) -> bool {
         self.gids.iter().any(|gid| gid.to_ipv4_mapped().is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cable_is_held_against_what_its_generation_usually_carries() {
+        let judge = |generation: Generation, over_rdma, gbit: f64| {
+            generation.expected(over_rdma).map(|it| it.is_missed_by(gbit * 1e9))
+        };
+        assert_eq!(judge(Generation::Four, false, 12.0), Some(false));
+        assert_eq!(judge(Generation::Four, false, 4.9), Some(true));
+        assert_eq!(judge(Generation::Five, false, 5.1), Some(false));
+        assert_eq!(judge(Generation::Five, true, 60.0), Some(false));
+        assert_eq!(judge(Generation::Five, true, 20.0), Some(true));
+        assert_eq!(judge(Generation::Four, true, 40.0), None, "there is no RDMA");
     }
 }

@@ -18,6 +18,7 @@ use jackalope_protocol::{Phase, RankFacts, StepOutput};
 use tokio::sync::watch;
 use tracing::{debug, error, info, warn};
 
+use super::pressure::{MemoryReading, PressureGuard, PressureStatus};
 use super::streams::{Listener, Streams};
 use super::{EngineConfig, EngineError, capacity};
 use crate::handle::{Command, Gauges, Message, Question};
@@ -39,6 +40,7 @@ pub(super) struct Driver<G: RankGroup> {
     scheduler: Option<Scheduler>,
     facts: Vec<RankFacts>,
     streams: Streams,
+    pressure: PressureGuard,
     /// True while plans may be sent.
     is_standing: bool,
     /// Recent failures, oldest first, each with the ranks that were lost in it.
@@ -76,9 +78,11 @@ impl<G: RankGroup> Driver<G> {
             steps: StepStats::default(),
             requests: RequestStats::default(),
             recovery: RecoveryStats::default(),
+            pressure: PressureStatus::default(),
         };
         Driver {
             pause: config.retry.pause_first,
+            pressure: PressureGuard::new(config.pressure),
             config,
             group,
             status: watch::Sender::new(status),
@@ -195,6 +199,7 @@ impl<G: RankGroup> Driver<G> {
             }
             Message::Command(Command::Leave { id }) => self.leave(id),
             Message::Command(Command::Ask(question)) => self.answer(question),
+            Message::Command(Command::Memory(reading)) => self.on_memory(reading),
             Message::Command(Command::Shutdown) => {
                 info!("stopping");
                 self.close("the server is stopping");
@@ -287,6 +292,21 @@ impl<G: RankGroup> Driver<G> {
                 let _ = answer.send(self.streams.list(is_running));
             }
         }
+    }
+
+    /// What machines say of their memory.
+    fn on_memory(&mut self, reading: MemoryReading) {
+        let pressure = self.pressure.take(reading, Instant::now());
+        let MemoryReading { tier, host, free_bytes } = &pressure.reading;
+        if self.status.borrow().pressure.reading.tier != *tier {
+            let tier = tier.name();
+            warn!(tier, host, free_bytes, "the memory that other programs leave has changed");
+        }
+        if let Some(scheduler) = &mut self.scheduler {
+            scheduler.set_pressure(*tier);
+        }
+        self.modify(|status| status.pressure = pressure);
+        self.publish();
     }
 
     /// A caller has left.

@@ -6,7 +6,7 @@
 
 use std::cmp::Reverse;
 
-use jackalope_protocol::{Fork, StepPlan};
+use jackalope_protocol::{Fork, PressureTier, StepPlan};
 
 use super::Scheduler;
 use super::sequence::Sequence;
@@ -27,16 +27,20 @@ impl Scheduler {
     pub(super) fn preempt_for_memory(&mut self) -> usize {
         let mut promised: usize = (0..self.running.len()).map(|idx| self.promised(idx)).sum();
         while self.caches.capacity_granules() < promised {
-            let idx = self.least_important();
-            promised -= self.promised(idx);
-            let mut sequence = self.running.remove(idx);
-            self.release(&sequence);
-            sequence.reset();
-            sequence.num_preemptions += 1;
-            self.stats.preemptions += 1;
-            self.wait(sequence);
+            promised -= self.promised(self.least_important());
+            self.preempt_one();
         }
         promised
+    }
+
+    /// Sends the least important of those that run back to wait.
+    pub(super) fn preempt_one(&mut self) {
+        let mut sequence = self.running.remove(self.least_important());
+        self.release(&sequence);
+        sequence.reset();
+        sequence.num_preemptions += 1;
+        self.stats.preemptions += 1;
+        self.wait(sequence);
     }
 
     /// Which running sequence is preempted next. The one that comes first by importance and age never
@@ -85,8 +89,20 @@ impl Scheduler {
 
     fn has_room_for_another(&self, num_tokens: usize) -> bool {
         !self.waiting.is_empty()
-            && self.running.len() < self.limits.running_max
+            && self.running.len() < self.running_max()
             && num_tokens < self.limits.step_tokens
+    }
+
+    /// Sequences that may run side by side as things stand.
+    fn running_max(&self) -> usize {
+        match self.pressure {
+            PressureTier::Warn | PressureTier::Critical
+                if !self.planted.has(Bug::AdmittedUnderPressure) =>
+            {
+                1
+            }
+            _ => self.limits.running_max,
+        }
     }
 
     /// The oldest sequence that waits, if others were admitted before it for long enough.

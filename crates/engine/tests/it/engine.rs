@@ -188,7 +188,7 @@ fn ranks_that_keep_crashing_end_requests_and_come_back() {
     fixture.end();
 }
 
-fn wait_until(condition: impl Fn() -> bool) {
+pub(crate) fn wait_until(condition: impl Fn() -> bool) {
     let began = std::time::Instant::now();
     while !condition() {
         assert!(began.elapsed() < LONG, "what is waited for does not come");

@@ -5,5 +5,6 @@
 
 mod engine;
 mod link;
+mod pressure;
 mod requests;
 mod threads;

@@ -38,8 +38,16 @@ fn plan() -> impl Strategy<Value = StepPlan> {
             num_tokens,
         });
     let drops = prop::collection::vec(any::<u64>().prop_map(CacheId), 0..9);
-    (any::<u64>(), prop::collection::vec(fork, 0..9), drops, prop::collection::vec(row(), 0..9))
-        .prop_map(|(step, forks, drops, rows)| StepPlan { step, forks, drops, rows })
+    let (forks, rows) = (prop::collection::vec(fork, 0..9), prop::collection::vec(row(), 0..9));
+    (any::<u64>(), forks, drops, any::<bool>(), rows).prop_map(
+        |(step, forks, drops, returns_memory, rows)| StepPlan {
+            step,
+            forks,
+            drops,
+            returns_memory,
+            rows,
+        },
+    )
 }
 
 proptest! {

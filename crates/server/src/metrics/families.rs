@@ -154,7 +154,7 @@ pub(super) const MODEL: &[Family<Seen>] = &[
     counter("jackalope_requests_taken_total", "Requests the engine has taken.", |it| {
         it.status.counters.requests as f64
     }),
-    counter("jackalope_requests_refused_total", "Requests the full queue has refused.", |it| {
+    counter("jackalope_requests_refused_total", "Requests refused for want of room.", |it| {
         it.status.counters.refused as f64
     }),
     counter("jackalope_dropped_tokens_total", "Tokens drawn one step too many.", |it| {
@@ -192,6 +192,12 @@ pub(super) const MODEL: &[Family<Seen>] = &[
     }),
     gauge("jackalope_kv_kept_bytes", "Keys and values of kept sequences.", |it| {
         it.status.kv.kept_bytes as f64
+    }),
+    gauge("jackalope_memory_pressure", "0 enough, 1 short, 2 critical.", |it| {
+        f64::from(it.status.pressure.reading.tier as u8)
+    }),
+    gauge("jackalope_memory_free_bytes", "Left on the machine that is shortest of memory.", |it| {
+        it.status.pressure.reading.free_bytes as f64
     }),
     gauge("jackalope_kv_budget_bytes", "Most bytes of keys and values.", |it| {
         it.status.kv.budget_bytes as f64

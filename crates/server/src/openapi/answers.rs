@@ -238,7 +238,7 @@ pub(crate) struct UnloadedModels {
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described")]
 pub(crate) struct HealthAnswer {
-    /// `healthy`, `recovering`, `idle`, `starting`, `failed`, `stopping` or `unloading`.
+    /// `healthy`, `recovering`, `idle`, `starting`, `failed`, `stopping`, `unloading` or `memory_short`.
     status: String,
     ok: bool,
     reason: Option<String>,
@@ -253,6 +253,8 @@ pub(crate) struct HealthAnswer {
     running: usize,
     queue_size: usize,
     queue_max: usize,
+    /// How short of memory the machines are: `tier` is `normal`, `warn` or `critical`.
+    memory_pressure: Option<Fields>,
     counters: Option<Fields>,
     models: Vec<Fields>,
 }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use jackalope_engine::testing::FakeOrder;
+use jackalope_engine::{MemoryReading, PressurePolicy};
+use jackalope_protocol::PressureTier;
 use jackalope_server::ServerConfig;
 use serde_json::json;
 
@@ -45,6 +47,47 @@ async fn a_full_queue_says_when_to_come_again() {
     server.control.order(FakeOrder::Resume);
     first.read_until("[DONE]").await;
     second.read_until("[DONE]").await;
+    server.chat(json!({})).await.ok();
+}
+
+#[tokio::test]
+async fn a_machine_whose_memory_others_have_taken_is_told_with_507_and_by_health() {
+    let setup = Setup::says("Hello").engine(|config| {
+        config.pressure = PressurePolicy { hold: Duration::ZERO, critical_max: Duration::ZERO };
+    });
+    let server = setup.start().await;
+    let reading = |tier| MemoryReading { tier, host: "mac2".to_owned(), free_bytes: 300 << 20 };
+    let engine = server.engine.clone();
+    engine.report_memory(reading(PressureTier::Warn));
+    server.until("it is short", |it| it.pressure.reading.tier == PressureTier::Warn).await;
+    server.chat(json!({})).await.ok();
+    let health = server.get("/health").await.ok();
+    assert_eq!(
+        health["memory_pressure"],
+        json!({"tier": "warn", "host": "mac2", "free_bytes": 300 << 20, "refusing": false})
+    );
+    engine.report_memory(reading(PressureTier::Critical));
+    server.until("it is critical", |it| it.pressure.reading.tier == PressureTier::Critical).await;
+    let refused = server.chat(json!({})).await;
+    assert_eq!(refused.status, StatusCode::INSUFFICIENT_STORAGE);
+    let error = refused.error();
+    assert_eq!(error["code"], "memory_pressure");
+    let said = error["message"].as_str().unwrap();
+    assert!(said.contains("mac2 has 300 MiB of memory left") && said.contains("hint:"), "{said}");
+    assert_eq!(refused.headers["retry-after"], "10");
+    let health = server.get("/health").await;
+    assert_eq!(health.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(health.body.contains("memory_short"), "{}", health.body);
+    let ready = server.get("/health/ready").await;
+    assert_eq!(ready.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(!ready.body.contains("mac2"), "names of machines are not for everybody");
+    let metrics = server.get("/metrics").await.body;
+    let told =
+        |line: &str| line.starts_with("jackalope_memory_pressure{") && line.ends_with(" 2.0");
+    assert!(metrics.lines().any(told), "{metrics}");
+
+    engine.report_memory(reading(PressureTier::Normal));
+    server.until("it is well", |it| it.pressure.reading.tier == PressureTier::Normal).await;
     server.chat(json!({})).await.ok();
 }
 

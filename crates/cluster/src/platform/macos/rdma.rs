@@ -18,7 +18,7 @@ pub(super) fn switch(section: Option<&Section>) -> RdmaSwitch {
 }
 
 /// Reads `ibv_devices` and `ibv_devinfo -v`. A device that only one of them lists counts.
-pub(super) fn devices(ibv_devices: &str, ibv_devinfo: &str) -> Vec<RdmaDevice> {
+pub(in crate::platform) fn devices(ibv_devices: &str, ibv_devinfo: &str) -> Vec<RdmaDevice> {
     let names = ibv_devices.lines().filter_map(|line| line.split_whitespace().next());
     let names = names.filter(|name| name.starts_with("rdma_"));
     let mut devices: Vec<RdmaDevice> = names.map(named).collect();

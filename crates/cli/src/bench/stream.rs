@@ -1,0 +1,251 @@
+//! One request to a server, and when its tokens came.
+
+use std::io::{BufReader, Read};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use ureq::Agent;
+
+use crate::events::next_data;
+use crate::operate::{CONNECT_TIMEOUT, Server};
+
+/// Longest stream of one answer.
+const STREAM_BYTES_MAX: u64 = 64 << 20;
+
+/// Longest refusal that is read.
+const REFUSAL_BYTES_MAX: u64 = 64 << 10;
+
+/// How a server is asked for tokens; the same for all requests of a measurement.
+#[derive(Clone, Debug)]
+pub(super) struct Asking {
+    pub(super) model: String,
+    pub(super) is_chat: bool,
+    /// Answers do not end by themselves: an extension that most servers have.
+    pub(super) ignores_end: bool,
+    /// The stream tells at its end how many tokens it was.
+    pub(super) tells_usage: bool,
+}
+
+impl Asking {
+    pub(super) fn path(&self) -> &'static str {
+        if self.is_chat { "/v1/chat/completions" } else { "/v1/completions" }
+    }
+
+    fn body(&self, prompt: &str, max_tokens: u32) -> Value {
+        let mut body = json!({
+            "model": self.model, "max_tokens": max_tokens, "temperature": 0, "stream": true,
+        });
+        match self.is_chat {
+            true => body["messages"] = json!([{"role": "user", "content": prompt}]),
+            false => body["prompt"] = json!(prompt),
+        }
+        if self.ignores_end {
+            body["ignore_eos"] = json!(true);
+        }
+        if self.tells_usage {
+            body["stream_options"] = json!({"include_usage": true});
+        }
+        body
+    }
+}
+
+/// When one request's tokens came.
+#[derive(Debug)]
+pub(super) struct Heard {
+    pub(super) sent: Instant,
+    /// When each piece of text came, which is a token as a rule.
+    pub(super) pieces: Vec<Instant>,
+    pub(super) end: Instant,
+    /// As the server counts; without that a piece counts as a token.
+    pub(super) output_tokens: u64,
+    pub(super) prompt_tokens: Option<u64>,
+}
+
+/// Why a request brought no answer.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Fault {
+    /// What it is counted under: `http 429`, `timeout`.
+    pub(super) name: String,
+    pub(super) detail: String,
+}
+
+impl Fault {
+    fn new(name: impl Into<String>, detail: impl Into<String>) -> Fault {
+        Fault { name: name.into(), detail: detail.into() }
+    }
+
+    /// The status, if the server refused.
+    pub(super) fn status(&self) -> Option<u16> {
+        self.name.strip_prefix("http ")?.parse().ok()
+    }
+
+    fn of_call(err: &ureq::Error) -> Fault {
+        let name = match err {
+            ureq::Error::Timeout(_) => "timeout",
+            ureq::Error::Io(err) => return Fault::of_io(err),
+            ureq::Error::ConnectionFailed | ureq::Error::HostNotFound => "no connection",
+            _ => "not HTTP",
+        };
+        Fault::new(name, err.to_string())
+    }
+
+    fn of_io(err: &std::io::Error) -> Fault {
+        use std::io::ErrorKind::{ConnectionRefused, InvalidData, TimedOut, WouldBlock};
+        // What ends a body that is being read comes packed.
+        if let Some(inner) = err.get_ref().and_then(|it| it.downcast_ref()) {
+            return Fault::of_call(inner);
+        }
+        let name = match err.kind() {
+            TimedOut | WouldBlock => "timeout",
+            ConnectionRefused => "no connection",
+            InvalidData => "not a stream",
+            _ => "connection lost",
+        };
+        Fault::new(name, err.to_string())
+    }
+}
+
+/// A server that is measured. Every wait for it ends by the timeout.
+#[derive(Clone, Debug)]
+pub(super) struct Peer {
+    server: Server,
+    agent: Agent,
+}
+
+impl Peer {
+    pub(super) fn new(server: Server, timeout: Duration, connections_max: usize) -> Peer {
+        let agent = Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_connect(Some(CONNECT_TIMEOUT.min(timeout)))
+            .timeout_global(Some(timeout))
+            .max_idle_connections(connections_max)
+            .max_idle_connections_per_host(connections_max)
+            .tls_config(server.tls())
+            .build()
+            .new_agent();
+        Peer { server, agent }
+    }
+
+    /// The first model that the server lists.
+    pub(super) fn first_model(&self) -> Option<String> {
+        let mut request = self.agent.get(format!("{}/v1/models", self.server.url));
+        if let Some(key) = &self.server.api_key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let mut response = request.call().ok()?;
+        let text = response.body_mut().with_config().limit(STREAM_BYTES_MAX).read_to_string();
+        let body: Value = serde_json::from_str(&text.ok()?).ok()?;
+        Some(body["data"][0]["id"].as_str()?.to_owned())
+    }
+
+    /// Asks for one answer and listens to its end.
+    pub(super) fn ask(
+        &self,
+        asking: &Asking,
+        prompt: &str,
+        max_tokens: u32,
+    ) -> Result<Heard, Fault> {
+        let body = asking.body(prompt, max_tokens).to_string();
+        let mut request = self.agent.post(format!("{}{}", self.server.url, asking.path()));
+        request = request.header("content-type", "application/json");
+        if let Some(key) = &self.server.api_key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let sent = Instant::now();
+        let mut response = request.send(body).map_err(|err| Fault::of_call(&err))?;
+        let status = response.status().as_u16();
+        if status != 200 {
+            let text = response.body_mut().with_config().limit(REFUSAL_BYTES_MAX).read_to_string();
+            let text = text.unwrap_or_default();
+            let told: Value = serde_json::from_str(&text).unwrap_or_default();
+            let message = told["error"]["message"].as_str().unwrap_or(&text);
+            return Err(Fault::new(format!("http {status}"), message));
+        }
+        listen(response.into_body().into_reader(), sent)
+    }
+}
+
+/// Reads a stream to its `[DONE]`.
+fn listen(stream: impl Read, sent: Instant) -> Result<Heard, Fault> {
+    let mut stream = BufReader::new(stream.take(STREAM_BYTES_MAX));
+    let (mut pieces, mut usage) = (Vec::new(), Value::Null);
+    loop {
+        let data = next_data(&mut stream).map_err(|err| Fault::of_io(&err))?;
+        let now = Instant::now();
+        let Some(data) = data else {
+            let name = if pieces.is_empty() { "not a stream" } else { "stream ended early" };
+            return Err(Fault::new(name, format!("after {} pieces of text", pieces.len())));
+        };
+        if data == "[DONE]" {
+            if pieces.is_empty() {
+                return Err(Fault::new("no text", "the stream ended without any text"));
+            }
+            let output_tokens = usage["completion_tokens"].as_u64().filter(|it| 0 < *it);
+            return Ok(Heard {
+                sent,
+                end: now,
+                output_tokens: output_tokens.unwrap_or(pieces.len() as u64),
+                prompt_tokens: usage["prompt_tokens"].as_u64(),
+                pieces,
+            });
+        }
+        let Ok(chunk) = serde_json::from_str::<Value>(&data) else {
+            return Err(Fault::new("not a stream", "an event holds no JSON"));
+        };
+        if !chunk["error"].is_null() {
+            let message = chunk["error"]["message"].as_str().unwrap_or("without a message");
+            return Err(Fault::new("error in the stream", message));
+        }
+        if chunk["usage"].is_object() {
+            usage = chunk["usage"].clone();
+        }
+        if has_text(&chunk["choices"][0]) {
+            pieces.push(now);
+        }
+    }
+}
+
+fn has_text(choice: &Value) -> bool {
+    let delta = &choice["delta"];
+    let texts =
+        [&choice["text"], &delta["content"], &delta["reasoning_content"], &delta["reasoning"]];
+    let is_call = delta["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty());
+    is_call || texts.iter().any(|it| it.as_str().is_some_and(|text| !text.is_empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard(text: &str) -> Result<Heard, Fault> {
+        listen(text.as_bytes(), Instant::now())
+    }
+
+    fn fault_of(text: &str) -> String {
+        heard(text).unwrap_err().name
+    }
+
+    #[test]
+    fn pieces_are_counted_and_the_servers_own_numbers_win() {
+        let completion = "data: {\"choices\": [{\"text\": \"a\"}]}\n\n: alive\n\n\
+             data: {\"choices\": [{\"text\": \"\"}]}\n\n\
+             data: {\"choices\": [{\"delta\": {\"content\": \"b\"}}]}\n\n";
+        let plain = heard(&format!("{completion}data: [DONE]\n")).unwrap();
+        assert_eq!((plain.pieces.len(), plain.output_tokens, plain.prompt_tokens), (2, 2, None));
+        let usage = "data: {\"choices\": [], \"usage\": {\"prompt_tokens\": 9, \"completion_tokens\": 5}}\n";
+        let told = heard(&format!("{completion}{usage}data: [DONE]\n")).unwrap();
+        assert_eq!((told.pieces.len(), told.output_tokens, told.prompt_tokens), (2, 5, Some(9)));
+    }
+
+    #[test]
+    fn what_is_no_answer_has_a_name() {
+        assert_eq!(fault_of("<html>hello</html>\n"), "not a stream");
+        assert_eq!(fault_of("data: hello\n"), "not a stream");
+        assert_eq!(fault_of("data: {\"choices\": [{\"text\": \"a\"}]}\n"), "stream ended early");
+        assert_eq!(fault_of("data: [DONE]\n"), "no text");
+        let broken = "data: {\"error\": {\"message\": \"rank 1 is gone\"}}\n";
+        assert_eq!(heard(broken).unwrap_err(), Fault::new("error in the stream", "rank 1 is gone"));
+        assert_eq!(Fault::new("http 429", "").status(), Some(429));
+        assert_eq!(Fault::new("timeout", "").status(), None);
+    }
+}

@@ -1,0 +1,102 @@
+//! RDMA devices of this machine, which a killed program can leave in a state that the next one trips
+//! over: whoever ends a server waits until they are as they were.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use jackalope_cluster::platform;
+use jackalope_cluster::report::RdmaDevice;
+
+/// How long devices may take to be free again.
+const FREE_MAX: Duration = Duration::from_secs(30);
+
+/// Between two looks at them.
+const POLL: Duration = Duration::from_millis(250);
+
+/// How long the system may take to tell of them.
+const ASK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Devices that can be used now; none on a machine without RDMA.
+pub(super) fn usable() -> Vec<String> {
+    names(&platform::rdma_devices(ASK_TIMEOUT).unwrap_or_default())
+}
+
+/// Waits until these devices can be used again; those that cannot in time. Without devices there is no
+/// wait.
+pub(super) fn wait_until_free(wanted: &[String]) -> Vec<String> {
+    wait(wanted, (FREE_MAX, POLL), || platform::rdma_devices(ASK_TIMEOUT))
+}
+
+/// For people, if devices are not free.
+pub(super) fn words_of(busy: &[String]) -> Option<String> {
+    let names = busy.join(", ");
+    (!busy.is_empty()).then(|| {
+        format!(
+            "RDMA devices that are not free after {} s: {names}\n\
+             hint: `jackalope doctor` looks closer; pulling the cable for a moment frees them",
+            FREE_MAX.as_secs()
+        )
+    })
+}
+
+fn names(devices: &[RdmaDevice]) -> Vec<String> {
+    devices.iter().filter(|it| it.is_active()).map(|it| it.name.clone()).collect()
+}
+
+fn wait(
+    wanted: &[String],
+    (most, poll): (Duration, Duration),
+    mut ask: impl FnMut() -> io::Result<Vec<RdmaDevice>>,
+) -> Vec<String> {
+    if wanted.is_empty() {
+        return Vec::new();
+    }
+    let deadline = Instant::now() + most;
+    loop {
+        // A system that does not tell is not done with them.
+        let free = ask().map(|devices| names(&devices)).unwrap_or_default();
+        let busy: Vec<String> = wanted.iter().filter(|it| !free.contains(it)).cloned().collect();
+        if busy.is_empty() || deadline <= Instant::now() {
+            return busy;
+        }
+        std::thread::sleep(poll);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVINFO: &str = include_str!("../../../cluster/tests/recorded/ibv-devinfo-verbose.txt");
+
+    fn devices(text: &str) -> Vec<RdmaDevice> {
+        platform::parse_rdma_devices(text)
+    }
+
+    #[test]
+    fn a_device_is_waited_for_until_it_is_as_it_was() {
+        let wanted = names(&devices(DEVINFO));
+        assert_eq!(wanted, ["rdma_en6"]);
+        let down = DEVINFO.replace("PORT_ACTIVE (4)", "PORT_INIT (2)");
+        let mut told = vec![
+            Ok(devices(DEVINFO)),
+            Ok(devices(&down)),
+            Err(io::Error::other("stuck")),
+            Ok(Vec::new()),
+        ];
+        let busy = wait(&wanted, (FREE_MAX, Duration::ZERO), || told.pop().unwrap());
+        assert!(busy.is_empty() && told.is_empty(), "{busy:?}");
+        assert_eq!(words_of(&busy), None);
+    }
+
+    #[test]
+    fn the_wait_is_bounded_and_there_is_none_without_devices() {
+        let wanted = ["rdma_en6".to_owned()];
+        let busy = wait(&wanted, (Duration::ZERO, Duration::ZERO), || Ok(Vec::new()));
+        assert_eq!(busy, wanted);
+        let said = words_of(&busy).unwrap();
+        assert!(said.contains("rdma_en6") && said.contains("hint:"), "{said}");
+        let never = || -> io::Result<Vec<RdmaDevice>> { panic!("nobody is asked") };
+        assert!(wait(&[], (FREE_MAX, POLL), never).is_empty());
+    }
+}

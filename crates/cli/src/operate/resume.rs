@@ -1,0 +1,47 @@
+//! `jackalope resume`: after a reboot, all that was there before it.
+//!
+//! A Mac that starts anew has its Thunderbolt ports in a bridge and without addresses, and nothing of
+//! ours runs. RDMA's switch survives, unless the system was installed anew.
+
+use std::time::Duration;
+
+use anyhow::bail;
+
+use super::off_runtime;
+use super::record::{ServeRecord, Start};
+use super::start::{Telling, begin, tell};
+use crate::args::operate::ResumeArgs;
+use crate::environment::Environment;
+use crate::{autoconfig, machines, output};
+
+pub(crate) async fn resume(args: ResumeArgs, environment: &Environment) -> anyhow::Result<()> {
+    let home = environment.home()?;
+    let shell = machines::shell(args.ssh.as_deref(), environment);
+    off_runtime(move || {
+        let Some(start) = Start::last(&home) else {
+            bail!(
+                "nothing was started on this machine yet\n\
+                 hint: `jackalope start --model DIR`; its arguments are remembered"
+            );
+        };
+        if args.json && !args.yes && !args.dry_run {
+            bail!("`--json` has nobody to ask\nhint: add `--yes`");
+        }
+        autoconfig::again(
+            &home,
+            &shell,
+            autoconfig::Asked { dry_run: args.dry_run, yes: args.yes, json: args.json },
+        )?;
+        let telling = Telling { json: args.json };
+        if let Some(running) = ServeRecord::running(&home) {
+            return tell(&running, ("runs", telling), &home);
+        }
+        if args.dry_run {
+            let words = start.public_words().join(" ");
+            let cwd = start.cwd.display();
+            return Ok(output::line(format_args!("in {cwd}: jackalope serve {words}"))?);
+        }
+        begin(&home, &start, Duration::from_secs(args.wait), ("resumed", telling))
+    })
+    .await
+}
