@@ -240,9 +240,8 @@ impl Scheduler {
     }
 
     /// Takes into account what other programs leave of the machines' memory; called with each reading.
-    /// Unless that is enough, nothing is kept of finished sequences, and none is admitted while another
-    /// runs. If it is critical, half of what runs is preempted besides; whoever comes first by
-    /// importance and age goes on.
+    /// Unless that is enough, nothing is kept of finished sequences, and fewer run side by side. If it is
+    /// critical, half of what runs is preempted besides; whoever comes first by importance and age goes on.
     pub fn set_pressure(&mut self, tier: PressureTier) {
         self.pressure = tier;
         let is_enough = tier == PressureTier::Normal;

@@ -294,17 +294,16 @@ impl<G: RankGroup> Driver<G> {
         }
     }
 
-    /// What machines say of their memory.
+    /// What machines say of their memory, which counts once the model has been loaded.
     fn on_memory(&mut self, reading: MemoryReading) {
+        let Some(scheduler) = &mut self.scheduler else { return };
         let pressure = self.pressure.take(reading, Instant::now());
         let MemoryReading { tier, host, free_bytes } = &pressure.reading;
         if self.status.borrow().pressure.reading.tier != *tier {
             let tier = tier.name();
             warn!(tier, host, free_bytes, "the memory that other programs leave has changed");
         }
-        if let Some(scheduler) = &mut self.scheduler {
-            scheduler.set_pressure(*tier);
-        }
+        scheduler.set_pressure(*tier);
         self.modify(|status| status.pressure = pressure);
         self.publish();
     }

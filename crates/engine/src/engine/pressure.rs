@@ -11,12 +11,14 @@
 //! | Tier | What is done |
 //! |---|---|
 //! | normal | nothing |
-//! | warn | caches of finished sequences are given back and no more are kept; while a sequence runs no other is admitted |
-//! | critical | the same, and with each reading half of the running sequences are preempted, the least important first; one goes on |
+//! | warn | caches of finished sequences are given back and no more are kept; a quarter of the usual number of sequences runs side by side |
+//! | critical | caches likewise; no sequence is admitted beside another, and with each reading half of the running sequences are preempted, the least important first; one goes on |
 //! | critical for `critical_max` | the same, and new requests are refused; those that were taken wait |
 //!
 //! Nobody loses a token: a preempted sequence is computed again from its tokens and its stream goes on.
-//! Better readings have to last, because what was just given back is what made them better.
+//! Better readings have to last, because what was just given back is what made them better. A machine that
+//! is short of memory when the model has just been loaded is so because of the model: until it has once
+//! said better, its `warn` is how it is at rest.
 
 use std::time::{Duration, Instant};
 
@@ -72,6 +74,8 @@ impl PressureStatus {
 pub(super) struct PressureGuard {
     policy: PressurePolicy,
     tier: PressureTier,
+    /// What the model alone makes of the memory; none before the first reading.
+    at_rest: Option<PressureTier>,
     /// Since when readings have been better than the tier.
     better_since: Option<Instant>,
     critical_since: Option<Instant>,
@@ -80,11 +84,16 @@ pub(super) struct PressureGuard {
 impl PressureGuard {
     pub(super) fn new(policy: PressurePolicy) -> PressureGuard {
         let tier = PressureTier::Normal;
-        PressureGuard { policy, tier, better_since: None, critical_since: None }
+        PressureGuard { policy, tier, at_rest: None, better_since: None, critical_since: None }
     }
 
-    /// Takes a reading; what is to be told of it.
-    pub(super) fn take(&mut self, reading: MemoryReading, now: Instant) -> PressureStatus {
+    /// Takes a reading, the first one when the model has been loaded; what is to be told of it.
+    pub(super) fn take(&mut self, mut reading: MemoryReading, now: Instant) -> PressureStatus {
+        let at_rest = self.at_rest.unwrap_or(PressureTier::Warn).min(reading.tier);
+        self.at_rest = Some(at_rest);
+        if reading.tier <= at_rest {
+            reading.tier = PressureTier::Normal;
+        }
         let is_better = reading.tier < self.tier;
         let mut held = || now.duration_since(*self.better_since.get_or_insert(now));
         if !is_better || self.policy.hold <= held() {
@@ -125,6 +134,23 @@ mod tests {
         assert_eq!(tier_at(15, Warn), Warn, "and begin anew");
         assert_eq!(tier_at(24, Normal), Warn);
         assert_eq!(tier_at(34, Normal), Normal);
+    }
+
+    #[test]
+    fn what_the_model_itself_takes_is_no_pressure() {
+        use PressureTier::{Critical, Normal, Warn};
+        let policy = PressurePolicy { hold: Duration::ZERO, ..PressurePolicy::default() };
+        let tiers = |readings: &[PressureTier]| -> Vec<PressureTier> {
+            let mut guard = PressureGuard::new(policy);
+            let take = |&tier: &PressureTier| {
+                let reading = MemoryReading { tier, ..MemoryReading::default() };
+                guard.take(reading, Instant::now()).reading.tier
+            };
+            readings.iter().map(take).collect()
+        };
+        assert_eq!(tiers(&[Warn, Warn, Critical, Warn]), [Normal, Normal, Critical, Normal]);
+        assert_eq!(tiers(&[Warn, Normal, Warn]), [Normal, Normal, Warn], "it can be better");
+        assert_eq!(tiers(&[Critical, Warn]), [Critical, Normal], "nobody is to be killed");
     }
 
     #[test]

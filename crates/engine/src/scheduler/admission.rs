@@ -21,6 +21,9 @@ enum Admission {
     NoRoom,
 }
 
+/// While memory is short, one part in so many of the usual number of sequences runs side by side.
+const WARN_RUNNING_PART: usize = 4;
+
 impl Scheduler {
     /// Sends the least important back, of these the youngest, until all that run fit; returns the
     /// granules promised to these.
@@ -96,12 +99,10 @@ impl Scheduler {
     /// Sequences that may run side by side as things stand.
     fn running_max(&self) -> usize {
         match self.pressure {
-            PressureTier::Warn | PressureTier::Critical
-                if !self.planted.has(Bug::AdmittedUnderPressure) =>
-            {
-                1
-            }
-            _ => self.limits.running_max,
+            _ if self.planted.has(Bug::AdmittedUnderPressure) => self.limits.running_max,
+            PressureTier::Normal => self.limits.running_max,
+            PressureTier::Warn => (self.limits.running_max / WARN_RUNNING_PART).max(1),
+            PressureTier::Critical => 1,
         }
     }
 

@@ -45,11 +45,15 @@ fn streams_stand_still_while_memory_is_short_and_lose_no_token() {
         (0..8).map(|idx| fixture.submit(seeded(prompt(idx), 3000, 3)).unwrap()).collect();
     wait_until(|| handle.status().running == 8);
 
+    // With the model loaded there is enough.
+    handle.report_memory(reading(PressureTier::Normal));
     handle.report_memory(reading(PressureTier::Warn));
     wait_until(|| handle.status().kv.kept_bytes == 0);
     assert_eq!(handle.status().running, 8, "what runs goes on");
+    handle.report_memory(reading(PressureTier::Critical));
+    wait_until(|| handle.status().running == 4);
     let late = fixture.submit(seeded(prompt(8), 30, 3)).unwrap();
-    for num_left in [4, 2, 1, 1] {
+    for num_left in [2, 1, 1] {
         handle.report_memory(reading(PressureTier::Critical));
         wait_until(|| handle.status().running == num_left);
     }
@@ -76,6 +80,7 @@ fn new_requests_are_refused_when_memory_is_critical_for_too_long_and_taken_again
     let fixture = start(policy(Duration::ZERO), paced(Duration::ZERO));
     fixture.control.order(FakeOrder::Hold);
     let open = fixture.submit(seeded(prompt(0), 50, 3)).unwrap();
+    fixture.handle.report_memory(reading(PressureTier::Normal));
     assert!(fixture.handle.report_memory(reading(PressureTier::Critical)));
     wait_until(|| fixture.handle.status().pressure.reading.tier == PressureTier::Critical);
     let refused = fixture.submit(seeded(prompt(1), 5, 3)).unwrap_err();
