@@ -4,8 +4,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::opener::ModelOrder;
 use super::options::Drawing;
+use crate::ServerState;
 use crate::error::ApiError;
-use crate::models::Models;
 
 /// Names that are remembered; the one that was given first is forgotten first.
 const NAMES_MAX: usize = 64;
@@ -45,6 +45,10 @@ impl Loads {
         loads.push(load);
     }
 
+    pub(super) fn forget(&self, identity: &str) {
+        self.lock().retain(|it| it.identity != identity);
+    }
+
     /// Forgets all of them, and says which there were.
     pub(super) fn take_all(&self) -> Vec<Load> {
         std::mem::take(&mut *self.lock())
@@ -62,23 +66,23 @@ impl Loads {
     pub(super) fn meant(
         &self,
         identity: &str,
-        models: &Models,
+        state: &ServerState,
     ) -> Result<(Option<String>, Drawing), ApiError> {
         if let Some(load) = self.find(identity) {
             return Ok((Some(load.id), load.drawing));
         }
-        let is_served = match identity {
-            "" => models.has_default(),
-            identity => models.is_known(identity),
-        };
+        let has_own_models = state.config().opener.is_none();
+        let is_served =
+            has_own_models && (identity.is_empty() || state.models().is_known(identity));
         match is_served {
             true => Ok(((!identity.is_empty()).then(|| identity.to_owned()), Drawing::default())),
             false if self.lock().is_empty() => {
                 Err(ApiError::NotLoaded { model: identity.to_owned() })
             }
-            false => {
-                Err(ApiError::UnknownModel { found: identity.to_owned(), served: models.served() })
-            }
+            false => Err(ApiError::UnknownModel {
+                found: identity.to_owned(),
+                served: state.models().served(),
+            }),
         }
     }
 }

@@ -85,6 +85,6 @@ pub(crate) fn router(state: ServerState) -> Router {
 
 /// The model that a call is for, and how its answers are drawn.
 async fn open_meant(state: &ServerState, identity: &str) -> Result<(Serving, Drawing), ApiError> {
-    let (name, drawing) = state.loads().meant(identity, state.models())?;
+    let (name, drawing) = state.loads().meant(identity, state)?;
     Ok((state.open(name.as_deref()).await?, drawing))
 }

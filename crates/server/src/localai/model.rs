@@ -12,13 +12,13 @@ use jackalope_protocol::Phase;
 use super::frames::{answer, read};
 use super::loads::Load;
 use super::opener::ModelOrder;
-use super::options::{LoadOptions, Placement};
+use super::options::{Drawing, LoadOptions, Placement};
 use super::wire::{
     BackendState, Empty, MemoryUsage, MetricsResponse, ModelOptions, Outcome, Reply, StatusResponse,
 };
 use crate::ServerState;
 use crate::error::ApiError;
-use crate::models::Kept;
+use crate::models::{Kept, ModelStatus};
 use crate::registry::Serving;
 
 /// A model that is in use is waited for so long before another one takes its place.
@@ -106,16 +106,28 @@ async fn opened(state: &ServerState, order: &ModelOrder) -> Result<Serving, ApiE
         Some(load) => load.id,
         None => {
             free_all(state).await?;
-            opener.open(order).await.map_err(|err| ApiError::NotLoadable {
+            let id = opener.open(order).await.map_err(|err| ApiError::NotLoadable {
                 model: order.model.clone(),
                 why: err.into(),
                 retry_after: Duration::from_secs(1),
-            })?
+            })?;
+            // The load may outlast this call.
+            let (identity, order) = (order.model.clone(), Some(order.clone()));
+            let drawing = Drawing::default();
+            state.loads().remember(Load { identity, id: id.clone(), drawing, order });
+            id
         }
     };
-    let opened = state.models().load_and_open(&id, state.limits()).await;
-    let (model, lease) = opened.map_err(|err| told_who_is_missing(state, (&id, order), err))?;
-    Ok(Serving::new(state.clone(), model, lease))
+    match state.models().load_and_open(&id, state.limits()).await {
+        Ok((model, lease)) => Ok(Serving::new(state.clone(), model, lease)),
+        Err(err @ ApiError::ModelLoading { .. }) => {
+            Err(told_who_is_missing(state, (&id, order), err))
+        }
+        Err(err) => {
+            state.loads().forget(&order.model);
+            Err(err)
+        }
+    }
 }
 
 /// Where a model is still loading, the ranks that have not come are the reason to name.
@@ -124,9 +136,7 @@ fn told_who_is_missing(
     (id, order): (&str, &ModelOrder),
     err: ApiError,
 ) -> ApiError {
-    let (ApiError::ModelLoading { .. }, Some(opener)) = (&err, &state.config().opener) else {
-        return err;
-    };
+    let Some(opener) = &state.config().opener else { return err };
     let status = state.models().status(id).map(|it| it.engine_status()).unwrap_or_default();
     let ranks = status.ranks.iter().enumerate();
     let missing: Vec<usize> =
@@ -214,9 +224,8 @@ pub(super) async fn metrics(
     }))
 }
 
-/// The model that was loaded last, else the default one.
-fn latest(state: &ServerState) -> Option<crate::models::ModelStatus> {
-    let load = state.loads().find("");
-    let name = load.map_or_else(|| "default".to_owned(), |it| it.id);
-    state.models().status(&name)
+/// The model that a call means which names none.
+fn latest(state: &ServerState) -> Option<ModelStatus> {
+    let (name, _) = state.loads().meant("", state).ok()?;
+    state.models().status(name.as_deref().unwrap_or("default"))
 }
