@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use jackalope_cluster::agent::{OnLine, Stream};
 use jackalope_cluster::facts::NodeFacts;
+use jackalope_cluster::home::secret_of_token;
 use jackalope_cluster::hostfile::{Host, Hostfile};
 use jackalope_cluster::local::find_rank_program;
 use jackalope_cluster::nodes::{self, Bootstrap, Nodes, NodesConfig};
@@ -91,10 +92,13 @@ pub(crate) fn nodes_config(
     reach: &ReachArgs,
     environment: &Environment,
 ) -> anyhow::Result<NodesConfig> {
-    let home = environment.home()?;
     let shell: Arc<dyn Shell> = Arc::new(shell(reach.ssh.as_deref(), environment));
     let program: PathBuf = nodes::own_program().context("finding this program")?;
-    let (secret, agent_port) = (home.secret()?, reach.agent_port);
+    let secret = match &reach.token {
+        Some(token) => secret_of_token(token)?,
+        None => environment.home()?.secret()?,
+    };
+    let agent_port = reach.agent_port;
     let bootstrap = match reach.no_bootstrap {
         true => None,
         false => Some(Arc::new(Bootstrap::new(program.clone(), find_rank_program()?))),

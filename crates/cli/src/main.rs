@@ -32,6 +32,7 @@ mod serve;
 mod service;
 mod split;
 mod synth;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -115,6 +116,7 @@ async fn run(
         Command::Models(args) => models::run(args, environment).await,
         Command::Agent(args) => agent::run(&args, environment).await,
         Command::Rank(args) => return rank::run(&args, environment).await,
+        Command::Worker(args) => return worker::run(args, environment).await,
         Command::Bootstrap(args) => install::bootstrap(args, environment).await,
         Command::Sync(args) => install::sync(args, environment).await,
         Command::Uninstall(args) => install::uninstall(args, environment).await,
