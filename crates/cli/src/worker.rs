@@ -91,6 +91,10 @@ async fn backend(
     let addr = args.addr.as_deref().unwrap_or(ADDR);
     let listener = listen(addr, &keys, args.insecure).await?;
     let addr = listener.local_addr()?;
+    if args.hostfile.is_some() {
+        // The other ranks need it before there is a model.
+        environment.home()?.secret()?;
+    }
     let loader = ClusterLoader::empty(open::usual(), environment);
     let offered = loader.models();
     let models = Models::new(Arc::new(loader), Vec::new(), ModelsConfig::default());

@@ -188,6 +188,16 @@ mod tests {
     }
 
     #[test]
+    fn a_token_stands_for_a_secret_unless_it_can_be_guessed() {
+        let secret = |token| secret_of_token(token).unwrap();
+        assert_eq!(secret("a token of some length"), secret(" a token of some length\n"));
+        assert_ne!(secret("a token of some length"), secret("a token of some lengtH"));
+        for token in ["", "short", "              x "] {
+            assert!(matches!(secret_of_token(token), Err(HomeError::WeakToken)), "{token:?}");
+        }
+    }
+
+    #[test]
     fn the_secret_is_drawn_once_and_kept_from_others() {
         let home = home("secret");
         assert!(home.known_secret().unwrap().is_none());
