@@ -248,6 +248,20 @@ async fn a_stream_that_nobody_reads_any_more_is_cancelled() {
 }
 
 #[tokio::test]
+async fn a_client_that_takes_nothing_is_given_up_though_its_connection_lives() {
+    let patience = Duration::from_millis(50);
+    let setup = Setup::babbles().limited(|config| config.limits.write_timeout = patience);
+    let server = setup.start().await;
+    server.control.order(FakeOrder::Pace(Duration::from_millis(20)));
+    let ask = Ask { tokens: 200, ..prompt("Hello") };
+    let call = send(&server.state, request("PredictStream", &ask)).await;
+    server.until("nothing runs", |status| status.running == 0).await;
+    let metrics: Metrics = one(&server.state, "GetMetrics", &Load::default()).await;
+    assert!(metrics.tokens_generated < 200, "{metrics:?}");
+    drop(call);
+}
+
+#[tokio::test]
 async fn an_error_within_a_stream_is_told_in_its_trailers() {
     let setup = Setup::babbles().engine(|config| config.retry.failures_max = 1);
     let server = setup.start().await;
@@ -368,7 +382,10 @@ async fn a_model_is_loaded_by_its_name_and_drawn_from_as_its_options_say() {
         let ask = Ask { temperature: 1.5, model_identity: identity.to_owned(), ..unbound.clone() };
         let reply: Reply = one(state, "Predict", &ask).await;
         assert_eq!(reply.tokens, 3);
-        assert!(text(&[unnamed.clone()]).starts_with(&text(&[reply])), "options come first");
+        assert!(
+            text(std::slice::from_ref(&unnamed)).starts_with(&text(&[reply])),
+            "options come first"
+        );
     }
     let other = Ask { model_identity: "other".to_owned(), ..unbound.clone() };
     let (code, message) = refused(state, "Predict", &other).await;
