@@ -129,7 +129,9 @@ async fn a_load_that_takes_too_long_is_told_and_may_be_replaced() {
     assert_eq!(house.log(), ["load alpha"]);
     house.open_gate(false);
     assert!(!load(state, "beta", &[]).await.success);
-    // The one that waits makes room.
+    // One that nobody waits for any more makes room at once.
+    let outcome = load(state, "alpha", &[]).await;
+    assert!(!outcome.success && outcome.message.contains("alpha is loading"), "{outcome:?}");
     house.open_gate(true);
     load_at_last(&house, "alpha").await;
     assert_eq!(said(&house, "alpha").await, "aaa");
