@@ -10,7 +10,7 @@ use anyhow::{Context, bail, ensure};
 use jackalope_cluster::agent::{self as agents, Agent, AgentConfig};
 use jackalope_cluster::discovery::{DISCOVERY_PORT, Responder};
 use jackalope_cluster::exchange::Library;
-use jackalope_cluster::home::Home;
+use jackalope_cluster::home::{Home, secret_of_token};
 use jackalope_cluster::install::{Activated, versions};
 use jackalope_cluster::local::find_rank_program;
 use jackalope_cluster::nodes::own_program;
@@ -54,12 +54,27 @@ pub(crate) async fn run(args: &AgentArgs, environment: &Environment) -> anyhow::
             let (args, home) = (args.clone(), home);
             tokio::task::spawn_blocking(move || start(&args, &home)).await?
         }
-        None => serve(args, &home, environment.library()).await,
+        None => serve(args, home.secret()?, &home, environment.library()).await,
     }
 }
 
+/// Is the agent of a cluster whose secret follows from a token.
+pub(crate) async fn serve_with_token(
+    args: &AgentArgs,
+    token: &str,
+    environment: &Environment,
+) -> anyhow::Result<()> {
+    let home = environment.home()?;
+    serve(args, secret_of_token(token)?, &home, environment.library()).await
+}
+
 /// Is the agent, until it is told to end.
-async fn serve(args: &AgentArgs, home: &Home, library: Library) -> anyhow::Result<()> {
+async fn serve(
+    args: &AgentArgs,
+    secret: Secret,
+    home: &Home,
+    library: Library,
+) -> anyhow::Result<()> {
     if args.detached {
         // Fails only if we lead a session already, which is as good.
         rustix::process::setsid().ok();
@@ -73,7 +88,7 @@ async fn serve(args: &AgentArgs, home: &Home, library: Library) -> anyhow::Resul
     })?;
     let is_over = Arc::new(AtomicBool::new(false));
     let config = AgentConfig {
-        secret: home.secret()?,
+        secret,
         rank_program: find_rank_program()?,
         files_dir: home.dir("run")?,
         library,

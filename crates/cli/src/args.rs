@@ -12,6 +12,7 @@ mod models;
 pub(crate) mod operate;
 pub(crate) mod plan;
 mod served;
+pub(crate) mod worker;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -103,6 +104,8 @@ pub(crate) enum Command {
     Agent(machines::AgentArgs),
     /// Be one rank of a cluster whose `serve` runs with `--by-hand`.
     Rank(machines::RankArgs),
+    /// Be LocalAI's backend mlx-distributed, or one of its workers.
+    Worker(worker::WorkerArgs),
     /// Put these programs on machines that have nothing but an SSH login.
     Bootstrap(install::BootstrapArgs),
     /// Bring every machine to this version and to this machine's secret.

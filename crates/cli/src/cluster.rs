@@ -338,7 +338,13 @@ fn place_by_hand(
     };
     let seat =
         |(host, routes): (&Host, _)| Seat { setup: setup.clone(), host: host.name(), routes };
-    let seats = hosts.iter().zip(routes::routes(&nodes)?).map(seat).collect();
+    // A matrix of devices has no addresses; its transport finds its ways itself.
+    let has_addresses = hosts.iter().any(|host| !host.ips.is_empty());
+    let routes = match backend.is_stock() && !has_addresses {
+        true => vec![Vec::new(); hosts.len()],
+        false => routes::routes(&nodes)?,
+    };
+    let seats = hosts.iter().zip(routes).map(seat).collect();
     let brain = hosts.first().and_then(|host| host.ips.first().copied());
     let control =
         SocketAddr::new(brain.unwrap_or(Ipv4Addr::LOCALHOST.into()), args.hosts.control_port);
@@ -351,7 +357,8 @@ fn place_by_hand(
         first_epoch: first_epoch(),
     };
     let names = hosts.iter().map(Host::name).collect();
-    let launcher = Box::new(ByHand { hosts: names, control });
+    let first = args.hosts.first_here.then(|| args.hosts.rank_env.clone());
+    let launcher = Box::new(ByHand { hosts: names, control, first });
     let beside = |host: &Host| hosts.iter().filter(|it| it.is_same_machine(host)).count();
     let ranks_per_machine = hosts.iter().map(beside).max().unwrap_or(1).max(1);
     let ranks_per_machine = u32::try_from(ranks_per_machine).unwrap_or(1);

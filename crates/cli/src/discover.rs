@@ -11,12 +11,13 @@ use serde_json::{Value, json};
 use crate::args::DiscoverArgs;
 use crate::environment::Environment;
 use crate::machines::{HOW_TO_ANSWER, find};
-use crate::output;
 use crate::split::bytes;
+use crate::{machines, output};
 
 pub(crate) async fn run(args: DiscoverArgs, environment: &Environment) -> anyhow::Result<()> {
-    let (environment, window) = (environment.clone(), Duration::from_secs(args.timeout));
-    let looking = tokio::task::spawn_blocking(move || find((window, 0), &environment));
+    let window = Duration::from_secs(args.timeout);
+    let secret = machines::secret(args.token.as_deref(), environment)?;
+    let looking = tokio::task::spawn_blocking(move || find((window, 0), secret));
     let found = looking.await??;
     let listed = discovery::list(&found, args.agent_port);
     match args.json {

@@ -15,7 +15,7 @@ use crate::environment::Environment;
 pub(crate) fn config(host: IpAddr, args: &ServeArgs) -> anyhow::Result<ServerConfig> {
     let edge = &args.edge;
     let api_keys = api_keys(edge)?;
-    check_exposure(host, &api_keys, edge)?;
+    check_exposure(host, &api_keys, edge.insecure)?;
     // Who has keys is safe from pages that pretend to be this machine: they have none.
     let hosts = match is_loopback(host) && api_keys.is_empty() {
         true => AllowedHosts::Local(edge.allow_host.clone()),
@@ -77,8 +77,12 @@ pub(crate) fn is_loopback(host: IpAddr) -> bool {
 }
 
 /// A server that everybody can reach asks for keys, unless its owner says otherwise.
-fn check_exposure(host: IpAddr, api_keys: &ApiKeys, args: &EdgeArgs) -> anyhow::Result<()> {
-    if !is_loopback(host) && api_keys.is_empty() && !args.insecure {
+pub(crate) fn check_exposure(
+    host: IpAddr,
+    api_keys: &ApiKeys,
+    insecure: bool,
+) -> anyhow::Result<()> {
+    if !is_loopback(host) && api_keys.is_empty() && !insecure {
         bail!(
             "{host} can be reached from other machines, and no key is asked for\n\
              hint: pass `--api-key KEY`, or `--insecure` to serve everybody"

@@ -47,6 +47,17 @@ const MLX_HOSTFILE: &str = "MLX_HOSTFILE";
 /// Where rank 0 of JACCL listens; and its shorter name.
 const MLX_JACCL_COORDINATOR: &str = "MLX_JACCL_COORDINATOR";
 const JACCL_COORDINATOR: &str = "JACCL_COORDINATOR";
+/// What LocalAI's workers read: machines, transport, where rank 0 answers;
+const MLX_DISTRIBUTED_HOSTFILE: &str = "MLX_DISTRIBUTED_HOSTFILE";
+const MLX_DISTRIBUTED_BACKEND: &str = "MLX_DISTRIBUTED_BACKEND";
+const MLX_DISTRIBUTED_ADDR: &str = "MLX_DISTRIBUTED_ADDR";
+/// what LocalAI presents to its backends;
+const LOCALAI_GRPC_AUTH_TOKEN: &str = "LOCALAI_GRPC_AUTH_TOKEN";
+/// and a worker's token and port.
+const LOCALAI_TOKEN: &str = "LOCALAI_TOKEN";
+const LOCALAI_P2P_TOKEN: &str = "LOCALAI_P2P_TOKEN";
+const TOKEN: &str = "TOKEN";
+const MLX_LISTEN_PORT: &str = "MLX_LISTEN_PORT";
 /// The collector of traces, as OpenTelemetry's programs name it.
 const OTEL_EXPORTER_OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 /// What to run as ssh.
@@ -75,6 +86,8 @@ pub(crate) struct Environment {
     pub(crate) ssh: Option<String>,
     /// What MLX's launchers tell a rank.
     pub(crate) mlx: MlxEnvironment,
+    /// What LocalAI tells its workers.
+    pub(crate) localai: LocalAiEnvironment,
     /// The variable that forbids to ask the hub.
     pub(crate) offline: Option<&'static str>,
 }
@@ -86,6 +99,30 @@ pub(crate) struct MlxEnvironment {
     pub(crate) hostfile: Option<PathBuf>,
     /// `HOST:PORT`.
     pub(crate) coordinator: Option<String>,
+}
+
+/// What LocalAI tells its workers and backends.
+#[derive(Clone, Default)]
+pub(crate) struct LocalAiEnvironment {
+    pub(crate) hostfile: Option<String>,
+    pub(crate) backend: Option<String>,
+    /// `HOST:PORT`.
+    pub(crate) addr: Option<String>,
+    pub(crate) grpc_token: Option<String>,
+    pub(crate) token: Option<String>,
+    pub(crate) listen_port: Option<u16>,
+}
+
+impl fmt::Debug for LocalAiEnvironment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without what nobody shall read.
+        f.debug_struct("LocalAiEnvironment")
+            .field("hostfile", &self.hostfile)
+            .field("backend", &self.backend)
+            .field("addr", &self.addr)
+            .field("listen_port", &self.listen_port)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Proves to the hub who asks. Never printed.
@@ -171,6 +208,14 @@ impl Environment {
                 rank: text(MLX_RANK).and_then(|it| it.trim().parse().ok()),
                 hostfile: path(MLX_HOSTFILE),
                 coordinator: text(MLX_JACCL_COORDINATOR).or_else(|| text(JACCL_COORDINATOR)),
+            },
+            localai: LocalAiEnvironment {
+                hostfile: text(MLX_DISTRIBUTED_HOSTFILE),
+                backend: text(MLX_DISTRIBUTED_BACKEND),
+                addr: text(MLX_DISTRIBUTED_ADDR),
+                grpc_token: text(LOCALAI_GRPC_AUTH_TOKEN),
+                token: [LOCALAI_TOKEN, LOCALAI_P2P_TOKEN, TOKEN].into_iter().find_map(text),
+                listen_port: text(MLX_LISTEN_PORT).and_then(|it| it.trim().parse().ok()),
             },
             settings: BTreeMap::new(),
             places: places.into_iter().flatten().collect(),

@@ -17,7 +17,7 @@ use crate::args::hosts::{
     ConvertArgs, HostsArgs, HostsCommand, LintArgs, NewHostsArgs, OutArgs, OverArg,
 };
 use crate::environment::Environment;
-use crate::machines::discover;
+use crate::machines::{self, discover};
 use crate::output;
 
 /// Where addresses of cables begin: four for each, of which the two in the middle are used. Home
@@ -141,7 +141,8 @@ fn new(args: &NewHostsArgs, environment: &Environment) -> anyhow::Result<()> {
     );
     let mut hosts = Vec::new();
     if let Some(num_machines) = args.discover {
-        let listed = discover(num_machines.into(), args.agent_port, environment)?;
+        let secret = machines::secret(None, environment)?;
+        let listed = discover(num_machines.into(), args.agent_port, secret)?;
         hosts.extend(listed.hosts.into_iter().map(|it| it.host));
     }
     for (rank, name) in args.hosts.iter().enumerate() {

@@ -108,6 +108,12 @@ impl ClusterLoader {
         Ok(ClusterLoader { models, ranks: ranks.clone(), environment: environment.clone(), memory })
     }
 
+    /// Of models that are named later, each with its own ranks.
+    pub(crate) fn empty(ranks: RankArgs, environment: &Environment) -> ClusterLoader {
+        let models = Offered(Arc::default());
+        ClusterLoader { models, ranks, environment: environment.clone(), memory: None }
+    }
+
     /// What all models may take together.
     pub(crate) fn budget(&self) -> MachineBytes {
         self.memory.as_ref().map(|it| it.budget.clone()).unwrap_or_default()
@@ -119,8 +125,8 @@ impl ClusterLoader {
     }
 
     fn ranks(&self, model: &OfferedModel) -> RankArgs {
-        let context = model.settings.context.or(self.ranks.context);
-        RankArgs { context, ..self.ranks.clone() }
+        let ranks = model.ranks.as_ref().unwrap_or(&self.ranks);
+        RankArgs { context: model.settings.context.or(ranks.context), ..ranks.clone() }
     }
 }
 

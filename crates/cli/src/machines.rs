@@ -13,11 +13,13 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use jackalope_cluster::agent::{OnLine, Stream};
 use jackalope_cluster::facts::NodeFacts;
+use jackalope_cluster::home::secret_of_token;
 use jackalope_cluster::hostfile::{Host, Hostfile};
 use jackalope_cluster::local::find_rank_program;
 use jackalope_cluster::nodes::{self, Bootstrap, Nodes, NodesConfig};
 use jackalope_cluster::platform;
 use jackalope_cluster::shell::{Shell, SystemShell};
+use jackalope_protocol::Secret;
 use tracing::info;
 
 use crate::args::machines::ReachArgs;
@@ -95,15 +97,23 @@ pub(crate) fn shell(ssh: Option<&str>, environment: &Environment) -> SystemShell
     SystemShell::new(ssh.split_whitespace().map(str::to_owned).collect())
 }
 
+/// The cluster's secret: what follows from a token, or this machine's.
+pub(crate) fn secret(token: Option<&str>, environment: &Environment) -> anyhow::Result<Secret> {
+    Ok(match token {
+        Some(token) => secret_of_token(token)?,
+        None => environment.home()?.secret()?,
+    })
+}
+
 /// How agents are reached.
 pub(crate) fn nodes_config(
     reach: &ReachArgs,
     environment: &Environment,
 ) -> anyhow::Result<NodesConfig> {
-    let home = environment.home()?;
     let shell: Arc<dyn Shell> = Arc::new(shell(reach.ssh.as_deref(), environment));
     let program: PathBuf = nodes::own_program().context("finding this program")?;
-    let (secret, agent_port) = (home.secret()?, reach.agent_port);
+    let secret = secret(reach.token.as_deref(), environment)?;
+    let agent_port = reach.agent_port;
     let bootstrap = match reach.no_bootstrap {
         true => None,
         false => Some(Arc::new(Bootstrap::new(program.clone(), find_rank_program()?))),

@@ -36,6 +36,7 @@ mod service;
 mod split;
 mod synth;
 mod wished_split;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -121,6 +122,7 @@ async fn run(
         Command::Models(args) => models::run(args, environment).await,
         Command::Agent(args) => agent::run(&args, environment).await,
         Command::Rank(args) => return rank::run(&args, environment).await,
+        Command::Worker(args) => return worker::run(args, environment).await,
         Command::Bootstrap(args) => install::bootstrap(args, environment).await,
         Command::Sync(args) => install::sync(args, environment).await,
         Command::Uninstall(args) => install::uninstall(args, environment).await,

@@ -9,7 +9,9 @@ use jackalope_cluster::models::{Check, Place, PlaceKind, Stores};
 use jackalope_server::KnownModel;
 use serde::Deserialize;
 
-use crate::args::{ServeArgs, ServedModelsArgs, parse_time, reasoning_parser, tool_parser};
+use crate::args::{
+    RankArgs, ServeArgs, ServedModelsArgs, parse_time, reasoning_parser, tool_parser,
+};
 use crate::environment::Environment;
 use crate::models::{self, Located};
 use crate::output;
@@ -38,6 +40,8 @@ pub(crate) struct OfferedModel {
     pub(crate) id: String,
     pub(crate) located: Located,
     pub(crate) settings: ModelSettings,
+    /// How it is cut and computed, unless as all are.
+    pub(crate) ranks: Option<RankArgs>,
 }
 
 /// What a file may say of a model. The path is the server's owner's to name, never a client's.
@@ -83,7 +87,12 @@ impl Offer {
             let located = models::locate(path, environment)?;
             let id = args.model_id.clone().filter(|_| at == 0);
             let id = id.unwrap_or_else(|| located.name.clone());
-            models.push(OfferedModel { id, located, settings: ModelSettings::default() });
+            models.push(OfferedModel {
+                id,
+                located,
+                settings: ModelSettings::default(),
+                ranks: None,
+            });
         }
         for settings in file.models {
             models.push(OfferedModel::of_file(settings, environment)?);
@@ -189,7 +198,7 @@ impl OfferedModel {
     /// A model of a folder of models.
     pub(crate) fn of_folder(name: String, dir: PathBuf) -> OfferedModel {
         let located = Located { dir, name: name.clone(), by_name: false };
-        OfferedModel { id: name, located, settings: ModelSettings::default() }
+        OfferedModel { id: name, located, settings: ModelSettings::default(), ranks: None }
     }
 
     fn of_file(settings: ModelSettings, environment: &Environment) -> anyhow::Result<OfferedModel> {
@@ -198,7 +207,7 @@ impl OfferedModel {
         settings.reasoning_parser.as_deref().map(reasoning_parser).transpose()?;
         let located = models::locate(&settings.path, environment)?;
         let id = settings.id.clone().unwrap_or_else(|| located.name.clone());
-        Ok(OfferedModel { id, located, settings })
+        Ok(OfferedModel { id, located, settings, ranks: None })
     }
 }
 

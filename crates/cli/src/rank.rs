@@ -10,6 +10,7 @@ use anyhow::{Context, bail};
 use jackalope_cluster::hostfile::Hostfile;
 use jackalope_cluster::local::find_rank_program;
 use jackalope_cluster::process::{Spawn, exit_code};
+use jackalope_protocol::Secret;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::machines::RankArgs;
@@ -17,7 +18,7 @@ use crate::environment::Environment;
 use crate::output;
 
 /// Where brains listen unless told otherwise.
-const CONTROL_PORT: u16 = 18080;
+pub(crate) const CONTROL_PORT: u16 = 18080;
 
 /// Between two looks at the process.
 const POLL: Duration = Duration::from_millis(50);
@@ -28,18 +29,8 @@ pub(crate) async fn run(args: &RankArgs, environment: &Environment) -> anyhow::R
         .or(environment.mlx.rank)
         .context("which rank shall this be?\nhint: pass `--rank N`, or set MLX_RANK")?;
     let control = control(args, environment)?;
-    let secret = environment.home()?.known_secret()?.context(
-        "this machine has no secret of the cluster\n\
-         hint: `jackalope bootstrap` hands it over, or copy ~/.jackalope/secret of the machine that \
-         serves (chmod 600)",
-    )?;
-    let mut spawn = Spawn::new(find_rank_program()?, format!("rank {rank}"));
-    let words = ["serve", "--control", &control.to_string(), "--rank", &rank.to_string()];
-    spawn.args = words.map(OsString::from).to_vec();
-    spawn
-        .args
-        .extend(["--data", "0.0.0.0:0", "--patience", &args.wait.to_string()].map(OsString::from));
-    spawn.input = format!("{}\n", secret.to_hex()).into_bytes();
+    let secret = known_secret(environment)?;
+    let spawn = spawn((rank, control), &secret, args.wait, &[])?;
     output::note(&format!("rank {rank} looks for its brain at {control}"));
     let mut child = spawn.start().context("starting the rank")?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -61,6 +52,32 @@ pub(crate) async fn run(args: &RankArgs, environment: &Environment) -> anyhow::R
     }
 }
 
+/// The secret that the brain has too.
+pub(crate) fn known_secret(environment: &Environment) -> anyhow::Result<Secret> {
+    environment.home()?.known_secret()?.context(
+        "this machine has no secret of the cluster\n\
+         hint: `jackalope bootstrap` hands it over, or copy ~/.jackalope/secret of the machine that \
+         serves (chmod 600)",
+    )
+}
+
+/// A rank's process, which looks for its brain at `control` for `wait` seconds.
+pub(crate) fn spawn(
+    (rank, control): (u32, SocketAddr),
+    secret: &Secret,
+    wait: u64,
+    env: &[(String, String)],
+) -> anyhow::Result<Spawn> {
+    let mut spawn = Spawn::new(find_rank_program()?, format!("rank {rank}"));
+    let (rank, control, wait) = (rank.to_string(), control.to_string(), wait.to_string());
+    let words = ["serve", "--control", &control, "--rank", &rank, "--data", "0.0.0.0:0"];
+    spawn.args = words.map(OsString::from).to_vec();
+    spawn.args.extend(["--patience", &wait].map(OsString::from));
+    spawn.env = env.iter().map(|(name, value)| (name.clone(), value.into())).collect();
+    spawn.input = format!("{}\n", secret.to_hex()).into_bytes();
+    Ok(spawn)
+}
+
 /// The brain is on rank 0's machine, unless said otherwise.
 fn control(args: &RankArgs, environment: &Environment) -> anyhow::Result<SocketAddr> {
     let mlx = &environment.mlx;
@@ -76,6 +93,11 @@ fn control(args: &RankArgs, environment: &Environment) -> anyhow::Result<SocketA
     let has_port = host.parse::<SocketAddr>().is_ok()
         || host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     let host = if has_port { host } else { format!("{host}:{CONTROL_PORT}") };
+    address(&host)
+}
+
+/// The address that `HOST:PORT` means.
+pub(crate) fn address(host: &str) -> anyhow::Result<SocketAddr> {
     let found = host.to_socket_addrs().with_context(|| format!("looking up {host}"))?.next();
     found.with_context(|| format!("{host} has no address"))
 }

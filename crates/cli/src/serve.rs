@@ -10,7 +10,8 @@ use jackalope_cluster::home::Home;
 use jackalope_cluster::placement::ModelFacts;
 use jackalope_engine::{SamplingOptions, Status};
 use jackalope_server::{
-    Ending, Model, ModelDetails, Models, ModelsConfig, ServerConfig, ServerLimits, ServerState,
+    ApiKeys, Ending, Model, ModelDetails, Models, ModelsConfig, ServerConfig, ServerLimits,
+    ServerState,
 };
 use jackalope_text::GenerationDefaults;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -20,7 +21,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::args::ServeArgs;
+use crate::args::{EdgeArgs, ServeArgs};
 use crate::cluster::{Cluster, READY_POLL};
 use crate::config::Resolved;
 use crate::environment::Environment;
@@ -30,7 +31,7 @@ use crate::offer::Offer;
 use crate::operate::{self, ServeRecord, Start};
 use crate::output::{self, OutputError};
 use crate::progress::Loading;
-use crate::{edge, machines, split};
+use crate::{edge, machines, split, worker};
 
 /// An HTTP server that answers for a cluster.
 pub(crate) struct HttpServer {
@@ -45,6 +46,20 @@ impl HttpServer {
         let addr = listener.local_addr()?;
         let (stop, mut stopped) = watch::channel(false);
         let task = tokio::spawn(jackalope_server::serve(listener, state, async move {
+            // An error means that the sender is gone, which is a stop as well.
+            stopped.wait_for(|stop| *stop).await.ok();
+        }));
+        Ok(HttpServer { addr, stop, task })
+    }
+
+    /// Answers LocalAI on `listener`.
+    pub(crate) fn start_grpc(
+        listener: TcpListener,
+        state: ServerState,
+    ) -> anyhow::Result<HttpServer> {
+        let addr = listener.local_addr()?;
+        let (stop, mut stopped) = watch::channel(false);
+        let task = tokio::spawn(jackalope_server::serve_grpc(listener, state, async move {
             // An error means that the sender is gone, which is a stop as well.
             stopped.wait_for(|stop| *stop).await.ok();
         }));
@@ -88,6 +103,7 @@ pub(crate) async fn run(
     let host = listen_ip(&mut args)?;
     machines::take_discovered(&mut args.ranks.hosts, environment).await?;
     let config = edge::config(host, &args)?;
+    let grpc = localai_listener(&args.edge, &config.api_keys).await?;
     let reporting = edge::reporting(&args.edge, environment)?;
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     let offer = Offer::of(&args.models, environment)?.with_usual(&args);
@@ -111,13 +127,15 @@ pub(crate) async fn run(
         config.puller = Some(Arc::new(keeper));
     }
     let state = ServerState::reporting(models.clone(), config, reporting);
-    let server = HttpServer::start(listener, state)?;
+    let server = HttpServer::start(listener, state.clone())?;
+    let grpc = grpc.map(|it| HttpServer::start_grpc(it, state)).transpose()?;
+    let grpc_addr = grpc.as_ref().map(|it| it.addr);
     let serving = async {
         let status = ready(&models, &offer.default).await?;
         if let Some(Err(err)) = environment.home().ok().map(|home| start.remember(&home)) {
             tracing::warn!(%err, "`restart` will not know these arguments");
         }
-        if let Err(err) = announce(&args, &offer, &url, &status) {
+        if let Err(err) = announce(&args, &offer, (&url, grpc_addr), &status) {
             // Who asks over HTTP does not care.
             tracing::warn!(%err, "nobody was told that the server is ready");
         }
@@ -131,8 +149,21 @@ pub(crate) async fn run(
         () = keep_log_short(args.detached, environment) => (Ok(()), Ending::Shutdown),
     };
     // Streams end with their engines, and connections with their streams.
-    tokio::join!(models.end(ending), server.stop());
+    let grpc_stopped = async {
+        if let Some(grpc) = grpc {
+            grpc.stop().await;
+        }
+    };
+    tokio::join!(models.end(ending), server.stop(), grpc_stopped);
     result
+}
+
+/// Where LocalAI is answered, if it is.
+async fn localai_listener(edge: &EdgeArgs, keys: &ApiKeys) -> anyhow::Result<Option<TcpListener>> {
+    match &edge.grpc_addr {
+        Some(addr) => worker::listen(addr, keys, edge.insecure).await.map(Some),
+        None => Ok(None),
+    }
 }
 
 /// The models of the server, of which the default one begins to load.
@@ -323,7 +354,7 @@ fn sampling_defaults(recommended: &GenerationDefaults) -> SamplingOptions {
 fn announce(
     args: &ServeArgs,
     offer: &Offer,
-    url: &str,
+    (url, grpc_addr): (&str, Option<SocketAddr>),
     status: &Status,
 ) -> Result<(), OutputError> {
     let model_id = &offer.default;
@@ -332,6 +363,7 @@ fn announce(
         let ranks = split::json(status);
         return output::line(json!({
             "event": "ready", "url": url, "model": model_id, "pid": std::process::id(),
+            "grpc_addr": grpc_addr,
             "ranks": ranks, "models": offer.models.iter().map(|it| &it.id).collect::<Vec<_>>(),
         }));
     }
@@ -339,8 +371,11 @@ fn announce(
         0 => String::new(),
         num => format!("  {num} more on demand    jackalope served --url {url}\n"),
     };
+    let localai = grpc_addr.map_or(String::new(), |addr| {
+        format!("  LocalAI      --external-grpc-backends mlx-distributed:{addr}\n")
+    });
     output::line(format_args!(
-        "{model_id} on {} ranks is ready\n{}\n{others}  \
+        "{model_id} on {} ranks is ready\n{}\n{others}{localai}  \
          OpenAI API   {url}/v1\n  \
          dashboard    {url}/dashboard\n  \
          talk to it   jackalope chat --url {url}\n  \

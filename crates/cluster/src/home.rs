@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use jackalope_protocol::Secret;
+use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 /// Nobody else reads what is in it.
@@ -16,6 +17,22 @@ const FILE_MODE: u32 = 0o600;
 /// The folder.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Home(PathBuf);
+
+/// Shorter tokens can be guessed.
+const TOKEN_CHARS_MIN: usize = 16;
+
+/// The secret of a cluster whose machines were given a token instead of one.
+///
+/// # Errors
+/// [`HomeError::WeakToken`].
+pub fn secret_of_token(token: &str) -> Result<Secret, HomeError> {
+    let token = token.trim();
+    if token.chars().count() < TOKEN_CHARS_MIN {
+        return Err(HomeError::WeakToken);
+    }
+    let hash = Sha256::new().chain_update(b"jackalope cluster token\0").chain_update(token);
+    Ok(Secret(hash.finalize().into()))
+}
 
 /// What is wrong with the folder.
 #[derive(Debug, Error)]
@@ -38,6 +55,9 @@ pub enum HomeError {
         /// The file.
         path: PathBuf,
     },
+    /// A token is too short.
+    #[error("the token has fewer than {TOKEN_CHARS_MIN} characters\nhint: openssl rand -hex 32")]
+    WeakToken,
     /// Others can read the secret.
     #[error("{} can be read by others\nhint: chmod 600 {}", .path.display(), .path.display())]
     Exposed {
@@ -165,6 +185,16 @@ mod tests {
         let path = std::env::temp_dir().join(format!("jackalope-{name}-{}", std::process::id()));
         fs::remove_dir_all(&path).ok();
         Home::new(path)
+    }
+
+    #[test]
+    fn a_token_stands_for_a_secret_unless_it_can_be_guessed() {
+        let secret = |token| secret_of_token(token).unwrap();
+        assert_eq!(secret("a token of some length"), secret(" a token of some length\n"));
+        assert_ne!(secret("a token of some length"), secret("a token of some lengtH"));
+        for token in ["", "short", "              x "] {
+            assert!(matches!(secret_of_token(token), Err(HomeError::WeakToken)), "{token:?}");
+        }
     }
 
     #[test]

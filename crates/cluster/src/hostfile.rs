@@ -168,13 +168,17 @@ impl Host {
         is_here(&self.ssh)
     }
 
-    /// True if both are the same machine, as far as their names for `ssh` tell.
+    /// True if both are the same machine, as far as their names for `ssh` tell, or the only addresses
+    /// that they have.
     pub fn is_same_machine(&self, other: &Host) -> bool {
-        let machine = |host: &Host| -> String {
-            let name = host.ssh.rsplit_once('@').map_or(host.ssh.as_str(), |(_, name)| name);
-            if is_here(name) { String::new() } else { name.to_lowercase() }
+        let machine = |host: &Host| -> Option<String> {
+            let only = host.ips.first().filter(|_| host.ips.len() == 1);
+            let named = (!host.ssh.is_empty()).then(|| host.ssh.clone());
+            let name = named.or_else(|| only.map(ToString::to_string))?;
+            let name = name.rsplit_once('@').map_or(name.as_str(), |(_, name)| name);
+            Some(if is_here(name) { String::new() } else { name.to_lowercase() })
         };
-        !self.ssh.is_empty() && !other.ssh.is_empty() && machine(self) == machine(other)
+        machine(self).is_some_and(|it| machine(other) == Some(it))
     }
 
     /// What people call it.

@@ -22,6 +22,14 @@ pub(crate) async fn read_json_body(
     limits: &ServerLimits,
 ) -> Result<Bytes, ApiError> {
     check_content_type(request.headers())?;
+    read_bytes(request, limits).await
+}
+
+/// The whole body of a request, whatever it is.
+pub(crate) async fn read_bytes(
+    request: Request<Body>,
+    limits: &ServerLimits,
+) -> Result<Bytes, ApiError> {
     let reading = read_body(request, limits);
     let timeout = limits.body_timeout;
     tokio::time::timeout(timeout, reading).await.unwrap_or(Err(ApiError::BodyLate { timeout }))

@@ -28,7 +28,7 @@ pub(crate) struct Caller {
 }
 
 /// Paths on which something is computed, and what that is called.
-const KINDS: [(&str, &str); 10] = [
+const KINDS: [(&str, &str); 13] = [
     ("/v1/chat/completions", "chat"),
     ("/v1/completions", "completions"),
     ("/v1/messages", "messages"),
@@ -39,6 +39,9 @@ const KINDS: [(&str, &str); 10] = [
     ("/api/embed", "embeddings"),
     ("/api/embeddings", "embeddings"),
     ("/v1/rerank", "rerank"),
+    ("/backend.Backend/Predict", "predict"),
+    ("/backend.Backend/PredictStream", "predict"),
+    ("/backend.Backend/Embedding", "embeddings"),
 ];
 
 /// What a request on this path is called.

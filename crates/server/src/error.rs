@@ -23,6 +23,7 @@ use jackalope_text::grammar::GrammarError;
 use serde_json::{Value, json};
 use thiserror::Error;
 
+use crate::localai;
 use crate::models::LoadFailure;
 
 /// The header that every client of Anthropic's API sends.
@@ -525,6 +526,8 @@ pub(crate) enum Dialect {
     OpenAi,
     Anthropic,
     Ollama,
+    /// gRPC, whose errors are no JSON.
+    LocalAi,
 }
 
 impl Dialect {
@@ -539,6 +542,8 @@ impl Dialect {
             Dialect::Anthropic
         } else if is_at("/api") {
             Dialect::Ollama
+        } else if path.starts_with(localai::SERVICE) {
+            Dialect::LocalAi
         } else {
             Dialect::OpenAi
         }
@@ -547,7 +552,7 @@ impl Dialect {
     /// The body of an error; what carries no name of the request is told without one.
     pub(crate) fn error_json(self, err: &ApiError, request_id: Option<&str>) -> Value {
         match self {
-            Dialect::OpenAi => err.to_json(),
+            Dialect::OpenAi | Dialect::LocalAi => err.to_json(),
             Dialect::Anthropic => {
                 let (_, kind) = err.anthropic_status();
                 let mut body = json!({
@@ -602,6 +607,7 @@ impl ApiError {
     pub(crate) fn respond(&self, dialect: Dialect, request_id: Option<&str>) -> Response {
         let wire = self.wire();
         let status = match dialect {
+            Dialect::LocalAi => return localai::refusal(self),
             Dialect::Anthropic => self.anthropic_status().0,
             Dialect::OpenAi | Dialect::Ollama => wire.status,
         };

@@ -7,7 +7,7 @@
 //! ```text
 //!  socket ─▶ serve ─▶ requests (id, span, key) ─▶ openai, anthropic, ollama ─▶ generate ─▶ engine
 //!             (tls)       │                    ├─▶ health                          │
-//!                         │                    └─▶ monitor, metrics                │
+//!                         ├─▶ localai (gRPC)   └─▶ monitor, metrics                │
 //!                         └──counts──▶ journal ◀──────one record per answer────────┘
 //! ```
 //!
@@ -31,6 +31,7 @@ mod health;
 mod ids;
 mod journal;
 mod limits;
+mod localai;
 mod metrics;
 mod model_control;
 mod models;
@@ -63,6 +64,7 @@ use routes::Route;
 pub use auth::{ApiKeys, KeyFileError};
 pub use journal::{RequestLog, RequestLogError};
 pub use limits::ServerLimits;
+pub use localai::{ModelOpener, ModelOrder};
 pub use models::{
     Ending, KeptBecause, KnownModel, LoadError, LoadFuture, MachineBytes, ModelLoader, Models,
     ModelsConfig, StartedModel,
@@ -71,7 +73,7 @@ pub use ollama::{PullProgress, Puller, RemoveError, RemoveFuture};
 pub use origin::{AllowedHosts, AllowedOrigins};
 pub use otlp::{SpanExporter, SpanExporterError};
 pub use registry::{Model, ModelDetails};
-pub use serve::serve;
+pub use serve::{serve, serve_grpc};
 pub use state::{Reporting, ServerConfig, ServerState};
 pub use tls::{Tls, TlsError};
 
@@ -84,6 +86,11 @@ pub fn router(state: ServerState) -> Router {
         .fallback(unknown_path)
         .layer(from_fn_with_state(state.clone(), requests::admit))
         .with_state(state)
+}
+
+/// The calls of LocalAI's backends, for connections of HTTP/2.
+pub fn grpc_router(state: ServerState) -> Router {
+    localai::router(state)
 }
 
 async fn unknown_path(request: Request) -> ApiError {

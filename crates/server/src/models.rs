@@ -235,7 +235,7 @@ impl Models {
     /// The models that `loader` knows, of which none is loaded yet.
     ///
     /// # Panics
-    /// If there is none, if the default is none of them, or if this is no task of an executor.
+    /// If the default is none of them, or if this is no task of an executor.
     pub fn new(
         loader: Arc<dyn ModelLoader>,
         known: Vec<KnownModel>,
@@ -253,11 +253,13 @@ impl Models {
         config: ModelsConfig,
     ) -> Models {
         let is_default = |it: &KnownModel| config.default.as_ref().is_none_or(|id| it.id == *id);
-        let default_idx = known.iter().position(is_default).expect("the default is a known model");
+        let default_idx = known.iter().position(is_default);
+        assert!(default_idx.is_some() || known.is_empty(), "the default is a known model");
         let shared = Shared {
             loader,
             config,
-            default_idx,
+            // Where there is none yet, the first that comes is the default.
+            default_idx: default_idx.unwrap_or(0),
             entries: Mutex::new(known.into_iter().map(Entry::new).collect()),
             changed: watch::Sender::new(0),
             moving: tokio::sync::Mutex::new(()),
@@ -369,13 +371,19 @@ impl Models {
         ids.join(", ")
     }
 
+    /// Whether there is a model for requests that name none.
+    pub(crate) fn has_default(&self) -> bool {
+        !self.lock().is_empty()
+    }
+
     /// Where the model of this name is; the default's place if none is named.
     fn find(&self, name: Option<&str>) -> Option<usize> {
+        let default = || self.has_default().then_some(self.shared.default_idx);
         match name {
-            None => Some(self.shared.default_idx),
+            None => default(),
             Some(name) => {
                 let found = self.lock().iter().position(|it| it.answers_to(name));
-                found.or((name == DEFAULT).then_some(self.shared.default_idx))
+                found.or_else(|| default().filter(|_| name == DEFAULT))
             }
         }
     }

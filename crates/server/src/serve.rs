@@ -11,8 +11,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::server::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -29,6 +29,9 @@ use crate::tls::Tls;
 /// Pause after an accept that failed for lack of file descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Calls that a connection may have open at once.
+const CALLS_PER_CONNECTION: u32 = 256;
+
 /// Longest head of a request, in bytes.
 const HEAD_BYTES: usize = 64 << 10;
 
@@ -39,23 +42,55 @@ pub async fn serve(
     state: ServerState,
     shutdown: impl Future<Output = ()> + Send,
 ) {
-    let limits = Arc::clone(state.limits());
-    let tls = state.config().tls.clone();
     if let Ok(addr) = listener.local_addr() {
         state.listens_on(addr.port());
     }
-    let router = crate::router(state.clone());
-    let slots = Arc::new(Semaphore::new(limits.connections));
+    let door = Door {
+        limits: Arc::clone(state.limits()),
+        tls: state.config().tls.clone(),
+        router: crate::router(state.clone()),
+        is_grpc: false,
+    };
     let (ending, ended) = watch::channel(false);
     let mut connections = JoinSet::new();
-    connections.spawn(sample_until(state, ended.clone()));
+    connections.spawn(sample_until(state, ended));
+    accept_all(listener, door, (connections, ending), shutdown).await;
+}
+
+/// As [`serve`], for gRPC on HTTP/2 without TLS: LocalAI speaks nothing else to its backends.
+pub async fn serve_grpc(
+    listener: TcpListener,
+    state: ServerState,
+    shutdown: impl Future<Output = ()> + Send,
+) {
+    let limits = Arc::clone(state.limits());
+    let door = Door { limits, tls: None, router: crate::grpc_router(state), is_grpc: true };
+    accept_all(listener, door, (JoinSet::new(), watch::Sender::new(false)), shutdown).await;
+}
+
+/// How clients come in.
+#[derive(Clone)]
+struct Door {
+    limits: Arc<ServerLimits>,
+    tls: Option<Tls>,
+    router: Router,
+    is_grpc: bool,
+}
+
+async fn accept_all(
+    listener: TcpListener,
+    door: Door,
+    (mut connections, ending): (JoinSet<()>, watch::Sender<bool>),
+    shutdown: impl Future<Output = ()> + Send,
+) {
+    let limits = Arc::clone(&door.limits);
+    let slots = Arc::new(Semaphore::new(limits.connections));
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
         tokio::select! {
             (socket, slot) = accept(&listener, &slots) => {
-                let limits = Arc::clone(&limits);
-                let connection = Connection { socket, slot, limits, tls: tls.clone() };
-                connections.spawn(connection.run(router.clone(), ended.clone()));
+                let connection = Connection { socket, slot, door: door.clone() };
+                connections.spawn(connection.run(ending.subscribe()));
             }
             Some(_) = connections.join_next() => {}
             () = &mut shutdown => break,
@@ -101,16 +136,20 @@ fn is_peers_fault(err: &io::Error) -> bool {
 struct Connection {
     socket: TcpStream,
     slot: OwnedSemaphorePermit,
-    limits: Arc<ServerLimits>,
-    tls: Option<Tls>,
+    door: Door,
 }
 
 impl Connection {
-    async fn run(self, router: Router, mut ended: watch::Receiver<bool>) {
-        let Connection { socket, slot, limits, tls } = self;
+    async fn run(self, mut ended: watch::Receiver<bool>) {
+        let Connection { socket, slot, door: Door { limits, tls, router, is_grpc } } = self;
         // A token is a small write that must not wait for the next one.
         if let Err(err) = socket.set_nodelay(true) {
             debug!(%err, "setting TCP_NODELAY failed");
+        }
+        if is_grpc {
+            answer_calls(socket, router, &limits, ended).await;
+            drop(slot);
+            return;
         }
         let Some(tls) = tls else {
             answer(socket, router, &limits, ended).await;
@@ -143,6 +182,36 @@ async fn answer<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_timeout)
         .max_buf_size(HEAD_BYTES)
+        .serve_connection(socket, TowerToHyperService::new(router));
+    let mut serving = std::pin::pin!(serving);
+    let ending = async { ended.wait_for(|&ended| ended).await.is_ok() };
+    let outcome = tokio::select! {
+        outcome = &mut serving => outcome,
+        _ = ending => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(err) = outcome {
+        debug!(%err, "connection ended early");
+    }
+}
+
+/// Answers calls on a connection of HTTP/2 until either side ends it.
+async fn answer_calls(
+    socket: TcpStream,
+    router: Router,
+    limits: &ServerLimits,
+    mut ended: watch::Receiver<bool>,
+) {
+    let socket = TokioIo::new(Impatient::new(socket, limits.write_timeout));
+    let serving = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(CALLS_PER_CONNECTION)
+        .max_header_list_size(HEAD_BYTES as u32)
+        // Who does not answer to a ping is gone.
+        .keep_alive_interval(limits.head_timeout)
+        .keep_alive_timeout(limits.handshake_timeout)
         .serve_connection(socket, TowerToHyperService::new(router));
     let mut serving = std::pin::pin!(serving);
     let ending = async { ended.wait_for(|&ended| ended).await.is_ok() };

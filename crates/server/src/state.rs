@@ -11,6 +11,7 @@ use crate::error::ApiError;
 use crate::grammars::Grammars;
 use crate::journal::{Journal, RequestLog};
 use crate::limits::ServerLimits;
+use crate::localai::{Loads, ModelOpener};
 use crate::models::{ModelStatus, Models};
 use crate::monitor::Samples;
 use crate::ollama::Puller;
@@ -29,6 +30,8 @@ pub struct ServerConfig {
     pub api_keys: ApiKeys,
     /// Who fetches models for clients; with none, only those that are here already are had.
     pub puller: Option<Arc<dyn Puller>>,
+    /// Who brings the models that LocalAI names; with none, it may name those that are here.
+    pub opener: Option<Arc<dyn ModelOpener>>,
     /// Whether models are loaded and unloaded by `/model/load`, `/model/unload` and `/model/gc`; where
     /// there are keys, by administrators.
     pub model_control: bool,
@@ -64,6 +67,7 @@ struct Shared {
     open_streams: Arc<Semaphore>,
     prompt_workers: Arc<Semaphore>,
     kept_responses: Arc<KeptResponses>,
+    loads: Loads,
     journal: Arc<Journal>,
     samples: Samples,
     /// Where it listens, once it does.
@@ -95,6 +99,7 @@ impl ServerState {
             )),
             limits,
             config,
+            loads: Loads::default(),
             journal: Arc::new(Journal::new(reporting.request_log, reporting.spans)),
             samples: Samples::default(),
             port: OnceLock::new(),
@@ -130,6 +135,11 @@ impl ServerState {
     /// Where responses are kept for later requests.
     pub(crate) fn kept_responses(&self) -> &Arc<KeptResponses> {
         &self.shared.kept_responses
+    }
+
+    /// What LocalAI has had loaded.
+    pub(crate) fn loads(&self) -> &Loads {
+        &self.shared.loads
     }
 
     pub(crate) fn puller(&self) -> Option<&Arc<dyn Puller>> {

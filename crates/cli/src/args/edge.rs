@@ -30,6 +30,10 @@ pub(crate) struct EdgeArgs {
     /// Origins whose web pages may read answers, separated by commas; `*` for all. Default: none.
     #[arg(long, value_delimiter = ',', value_name = "ORIGINS")]
     pub(crate) cors: Vec<String>,
+    /// Answer LocalAI too, over gRPC without TLS: what its `--external-grpc-backends` names
+    /// (docs/localai.md). Default: not.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) grpc_addr: Option<String>,
     /// Further names that a server for this machine alone answers to, separated by commas.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub(crate) allow_host: Vec<String>,

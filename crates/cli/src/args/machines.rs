@@ -27,6 +27,12 @@ pub(crate) struct HostsArgs {
     /// Start no rank: wait for `jackalope rank` on each machine, in any order.
     #[arg(long, requires = "machines")]
     pub(crate) by_hand: bool,
+    /// Of ranks that are started by hand, the first one is ours to start.
+    #[arg(skip)]
+    pub(crate) first_here: bool,
+    /// Variables of that one.
+    #[arg(skip)]
+    pub(crate) rank_env: Vec<(String, String)>,
     /// Who has the model, for machines that lack it: their ranks read just their part of it from there and
     /// keep no copy. A machine of the hostfile, or `localhost`.
     #[arg(long, value_name = "HOST", requires = "machines", conflicts_with = "by_hand")]
@@ -63,6 +69,9 @@ pub(crate) struct ReachArgs {
     /// Where agents listen.
     #[arg(long, value_name = "PORT", default_value_t = 18081)]
     pub(crate) agent_port: u16,
+    /// What agents of `worker p2p-mlx` were given, instead of this machine's secret.
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) token: Option<String>,
     /// What to run as ssh: a program, possibly with arguments (JACKALOPE_SSH).
     #[arg(long, value_name = "COMMAND")]
     pub(crate) ssh: Option<String>,

@@ -1,10 +1,16 @@
 //! Ranks that a person, or somebody else's launcher, starts.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 
+use jackalope_cluster::local::RANK_PROGRAM;
+use jackalope_cluster::process::{Child, describe};
 use jackalope_engine::link::{LaunchError, LaunchOrder, Launcher, RankProcess};
 
-use crate::output;
+use crate::{output, rank};
+
+/// How long a rank of ours looks for the brain that started it.
+const PATIENCE_SECONDS: u64 = 60;
 
 /// Tells what to type, and waits.
 pub(crate) struct ByHand {
@@ -12,16 +18,59 @@ pub(crate) struct ByHand {
     pub(crate) hosts: Vec<String>,
     /// Where the brain is, as the others see it.
     pub(crate) control: SocketAddr,
+    /// Variables of the first rank, if that one is ours to start.
+    pub(crate) first: Option<Vec<(String, String)>>,
 }
 
 impl Launcher for ByHand {
     fn launch(&mut self, order: &LaunchOrder) -> Result<Box<dyn RankProcess>, LaunchError> {
         let (rank, host) = (order.rank, &self.hosts[order.rank]);
+        if let (0, Some(env)) = (rank, &self.first) {
+            return start_here(order, env);
+        }
         output::note(&format!(
             "waiting for rank {rank}; on {host} type: jackalope rank --rank {rank} --control {}",
             self.control
         ));
         Ok(Box::new(Elsewhere))
+    }
+}
+
+/// Rank 0, which ends with us.
+fn start_here(
+    order: &LaunchOrder,
+    env: &[(String, String)],
+) -> Result<Box<dyn RankProcess>, LaunchError> {
+    let program = PathBuf::from(RANK_PROGRAM);
+    let missing = |hint: anyhow::Error| LaunchError::Missing {
+        program: program.clone(),
+        hint: hint.to_string(),
+    };
+    let control = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), order.control_addr.port());
+    let spawn = rank::spawn((0, control), &order.secret, PATIENCE_SECONDS, env).map_err(missing)?;
+    let child = spawn.start();
+    let child = child.map_err(|source| LaunchError::Spawn { program: program.clone(), source })?;
+    Ok(Box::new(Here(child)))
+}
+
+/// A process of ours.
+struct Here(Child);
+
+impl RankProcess for Here {
+    fn pid(&self) -> Option<u32> {
+        Some(self.0.pid())
+    }
+
+    fn try_wait(&mut self) -> Option<String> {
+        self.0.try_wait().map(describe)
+    }
+
+    fn kill(&mut self) {
+        self.0.kill();
+    }
+
+    fn last_words(&self) -> String {
+        self.0.last_words()
     }
 }
 

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use jackalope_cluster::discovery::{self, FindConfig, Found, Listed, ListedHost};
+use jackalope_protocol::Secret;
 use tokio::task::spawn_blocking;
 
+use super::secret;
 use crate::args::machines::HostsArgs;
 use crate::environment::Environment;
 use crate::output;
@@ -26,10 +28,9 @@ pub(crate) const HOW_TO_ANSWER: &str = "on each machine run `jackalope agent --a
 /// it is 0.
 pub(crate) fn find(
     (window, num_machines): (Duration, usize),
-    environment: &Environment,
+    secret: Secret,
 ) -> anyhow::Result<Found> {
     let expected = (0 < num_machines).then_some((num_machines, EXPECTED_WINDOW));
-    let secret = environment.home()?.secret()?;
     Ok(discovery::find(&FindConfig { secret, window, expected })?)
 }
 
@@ -40,9 +41,9 @@ pub(crate) fn find(
 pub(crate) fn discover(
     num_machines: usize,
     agent_port: u16,
-    environment: &Environment,
+    secret: Secret,
 ) -> anyhow::Result<Listed> {
-    let found = find((WINDOW, num_machines), environment)?;
+    let found = find((WINDOW, num_machines), secret)?;
     let mut listed = discovery::list(&found, agent_port);
     for it in &listed.left_out {
         output::note(&format!("{} is left out: {}\nhint: {}", it.at, it.reason, it.hint));
@@ -81,8 +82,9 @@ pub(crate) async fn take_discovered(
     environment: &Environment,
 ) -> anyhow::Result<()> {
     let Some(num_machines) = args.discover.take() else { return Ok(()) };
-    let (port, environment) = (args.reach.agent_port, environment.clone());
-    let looking = spawn_blocking(move || discover(num_machines.into(), port, &environment));
+    let port = args.reach.agent_port;
+    let secret = secret(args.reach.token.as_deref(), environment)?;
+    let looking = spawn_blocking(move || discover(num_machines.into(), port, secret));
     let listed = looking.await.context("looking for machines")??;
     args.hosts = Some(names(&listed.hosts));
     Ok(())

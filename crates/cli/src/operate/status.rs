@@ -139,6 +139,7 @@ fn agents(home: &Home, running: Option<&ServeRecord>, environment: &Environment)
     };
     let running = running.expect("whose hosts are known");
     let reach = ReachArgs {
+        token: None,
         agent_port: running.agent_port(),
         ssh: running.ssh().map(str::to_owned),
         no_bootstrap: true,

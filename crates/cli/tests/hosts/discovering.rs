@@ -117,6 +117,33 @@ fn a_flood_of_answers_adds_nobody_and_hides_nobody() {
     assert_eq!(flood.line(), "relayed\n", "an answer of ours came from elsewhere too");
 }
 
+/// LocalAI's workers by token: a token is all that machines have in common.
+#[test]
+fn workers_of_a_token_are_found_and_serve() {
+    const TOKEN: &str = "a-token-that-nobody-guesses-7f3a91";
+    let lab = lab_or_return!(3);
+    let worker = ["worker", "p2p-mlx", "--token", TOKEN];
+    let _workers = [1, 2].map(|at| lab.start_on(at, &worker, &[]));
+    let by_token = ["--token", TOKEN, "--agent-port", "5555", "--json"];
+    let told = || json_of(&lab, &[&["discover"], &by_token[..]].concat());
+    wait_for("two workers", || {
+        let told = told();
+        (told["machines"].as_array().unwrap().len() == 3).then_some(())
+    });
+    let other = json_of(&lab, &["discover", "--json", "--agent-port", "5555"]);
+    assert_eq!(other["machines"].as_array().unwrap().len(), 1, "{other}");
+    assert_eq!(other["strangers"].as_array().unwrap().len(), 2, "{other}");
+    let model = shipped();
+    let words = ["serve", "--discover", "--model", model.to_str().unwrap(), "--port", "8080"];
+    let rest = ["--host", "0.0.0.0", "--insecure"];
+    let words = [&words[..], &rest, &by_token].concat();
+    let mut server = Server::of(lab.start_on(0, &words, &NO_SSH));
+    server.url = format!("http://{}:8080", lab.hosts[0].ip);
+    let answer = server.ask("/v1/completions", &json!({"prompt": "hello", "max_tokens": 5}));
+    assert_eq!(answer["usage"]["completion_tokens"], 5);
+    assert_eq!(server.health()["world_size"], 3);
+}
+
 #[test]
 fn a_cable_with_nothing_but_link_local_addresses_is_enough() {
     let lab = lab_or_return!(2);

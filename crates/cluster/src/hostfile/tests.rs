@@ -71,6 +71,16 @@ fn addresses_of_a_ring_are_addresses_of_its_hosts() {
     assert_eq!(hosts[1].listen[0], ListenAddr { host: "mac2".to_owned(), port: 1 });
 }
 
+#[test]
+fn ranks_with_the_same_only_address_are_on_one_machine() {
+    let hosts =
+        parse(r#"["127.0.0.1:1", "127.0.0.1:2", "10.0.0.1:1", "10.0.0.1:2"]"#).unwrap().hosts;
+    assert!(hosts[0].is_same_machine(&hosts[1]) && hosts[2].is_same_machine(&hosts[3]));
+    assert!(!hosts[0].is_same_machine(&hosts[2]));
+    let unknown = Host::default();
+    assert!(!unknown.is_same_machine(&Host::default()), "nothing is known of either");
+}
+
 /// A file, and what is told of it.
 const REFUSED: &[(&str, &str)] = &[
     ("", "1:1: expected a value, found the end of the file"),

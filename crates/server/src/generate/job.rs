@@ -7,6 +7,9 @@ use jackalope_protocol::TokenId;
 use jackalope_text::{AnswerFormat, AnswerParser, Detokenizer, ModelText, ToolSpec};
 
 use super::choice_text::ChoiceText;
+use super::wishes::Wishes;
+use crate::error::ApiError;
+use crate::registry::Serving;
 
 /// How tokens become text, the same for every choice of a job.
 #[derive(Clone, Debug)]
@@ -63,6 +66,33 @@ impl PromptJob {
 }
 
 impl Job {
+    /// Goes on from a text that came in the field `param`, and tells what the model writes as it is.
+    pub(crate) fn continuation(
+        prompt: &str,
+        param: &'static str,
+        wishes: &mut Wishes,
+        serving: &Serving,
+    ) -> Result<Job, ApiError> {
+        let limits = serving.engine_limits()?;
+        let tokens = serving.text().tokenizer.encode_prompt(prompt);
+        let tokens = tokens.map_err(|err| ApiError::from_text(err, param))?;
+        wishes.guidance.compile(serving)?;
+        let requests = wishes.requests(&tokens, &limits, param)?;
+        Ok(Job {
+            prompts: vec![PromptJob { requests, text: None }],
+            rules: TextRules {
+                stop_tokens: Arc::from(wishes.all_stop_tokens(&limits)),
+                answer: None,
+                single_call: false,
+                wants_tokens: false,
+                tells_stop: false,
+                tells_special: false,
+                continues_prompt: true,
+                stops: std::mem::take(&mut wishes.stops),
+            },
+        })
+    }
+
     /// Choices per prompt.
     pub(crate) fn num_choices(&self) -> usize {
         self.prompts[0].requests.len()

@@ -64,6 +64,23 @@ impl Models {
         }
     }
 
+    /// Ends the load of a model that is not up yet, and that nobody waits for.
+    pub(crate) async fn give_up(&self, name: &str) {
+        let Some(idx) = self.find(Some(name)) else { return };
+        let stop = {
+            let mut entries = self.lock();
+            let entry = &mut entries[idx];
+            let is_up = entry.loaded().is_some_and(|it| it.load_time.is_some());
+            let is_wanted = is_up || 0 < entry.num_open + entry.num_waiting;
+            entry.task.as_mut().filter(|_| !is_wanted).and_then(|task| task.stop.take())
+        };
+        if let Some(stop) = stop {
+            // A task that does not listen any more is ending.
+            stop.send(Ending::Shutdown).ok();
+            self.shared.until_unloaded(idx).await;
+        }
+    }
+
     /// Unloads every model that nobody uses but pinned ones and the default one; says which.
     pub(crate) async fn unload_unused(&self) -> Vec<String> {
         let goes: Vec<usize> = {

@@ -1,7 +1,5 @@
 //! `POST /api/generate`.
 
-use std::sync::Arc;
-
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
@@ -17,9 +15,7 @@ use super::{lifetime, open};
 use crate::ServerState;
 use crate::body::{model_of, parse, read_json_body};
 use crate::error::ApiError;
-use crate::generate::{
-    Answer, AnswerPlan, Conversation, Job, PromptJob, TextRules, Thinking, Wishes,
-};
+use crate::generate::{Answer, AnswerPlan, Conversation, Job, Thinking, Wishes};
 use crate::openapi::answers::OllamaGenerateAnswer;
 use crate::registry::Serving;
 
@@ -115,27 +111,8 @@ fn raw_job(
         let hint = Some("write it into the prompt, which is taken as it is".to_owned());
         return Err(ApiError::NotSupported { param: "system".to_owned(), hint });
     }
-    let limits = serving.engine_limits()?;
     let prompt = generate.prompt.as_deref().unwrap_or_default();
-    let tokens = serving.text().tokenizer.encode_prompt(prompt);
-    let tokens = tokens.map_err(|err| ApiError::from_text(err, PROMPT))?;
-    wishes.guidance.compile(serving)?;
-    Ok(Job {
-        prompts: vec![PromptJob {
-            requests: wishes.requests(&tokens, &limits, PROMPT)?,
-            text: None,
-        }],
-        rules: TextRules {
-            stop_tokens: Arc::from(wishes.all_stop_tokens(&limits)),
-            answer: None,
-            single_call: false,
-            wants_tokens: false,
-            tells_stop: false,
-            tells_special: false,
-            continues_prompt: true,
-            stops: std::mem::take(&mut wishes.stops),
-        },
-    })
+    Job::continuation(prompt, PROMPT, wishes, serving)
 }
 
 fn chat_job(

@@ -96,7 +96,7 @@ fn max_tokens(common: &Common) -> Result<Option<u32>, ApiError> {
 }
 
 /// The conversation that a body holds, checked.
-pub(super) fn conversation(
+pub(crate) fn conversation(
     body: &Bytes,
     chat: ChatRequest,
     limits: &ServerLimits,

@@ -17,7 +17,7 @@ fn finite(logprob: f32) -> f32 {
 
 /// `choices[].logprobs` of a chat.
 #[derive(Debug, Default, Serialize, ToSchema)]
-pub(super) struct ChatLogprobs {
+pub(crate) struct ChatLogprobs {
     content: Vec<ChatLogprob>,
     #[schema(value_type = Option<String>)]
     refusal: Option<()>,
@@ -53,7 +53,7 @@ impl ChatLogprobs {
         serde_json::to_value(self.content).expect("our wire types have string keys")
     }
 
-    pub(super) fn new(scored: &[ScoredToken], tokenizer: &Tokenizer) -> ChatLogprobs {
+    pub(crate) fn new(scored: &[ScoredToken], tokenizer: &Tokenizer) -> ChatLogprobs {
         let entry = |scored: &ScoredToken| ChatLogprob {
             token: TokenLogprob::new(scored.token, scored.logprob.logprob, tokenizer),
             top_logprobs: scored

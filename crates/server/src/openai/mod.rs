@@ -13,7 +13,7 @@ pub(crate) mod completions;
 pub(crate) mod embeddings;
 mod infill;
 mod legacy;
-mod logprobs;
+pub(crate) mod logprobs;
 pub(crate) mod models;
 pub(crate) mod request;
 pub(crate) mod responses;

@@ -245,7 +245,7 @@ fn add_refusals(path: &str, operation: &mut Operation) {
 
 fn error_schema(dialect: Dialect) -> Ref {
     Ref::from_schema_name(match dialect {
-        Dialect::OpenAi => "OpenAiError",
+        Dialect::OpenAi | Dialect::LocalAi => "OpenAiError",
         Dialect::Anthropic => "AnthropicError",
         Dialect::Ollama => "OllamaError",
     })

@@ -12,6 +12,7 @@ mod extras;
 mod failures;
 mod health;
 mod keys;
+mod localai;
 mod model;
 mod models;
 mod monitor;

@@ -25,7 +25,7 @@ use crate::support::{CONTEXT_TOKENS, Reply, end_token, events, open, post, send}
 const COMPLETIONS: &str = "/v1/completions";
 
 /// Loads models that repeat one letter, over fake ranks.
-struct FakeLoader {
+pub(crate) struct FakeLoader {
     /// What each takes.
     needs: BTreeMap<String, u64>,
     /// What was done, in order.
@@ -91,23 +91,26 @@ impl ModelLoader for Shared {
 }
 
 /// A server of several models under test.
-struct House {
-    state: ServerState,
-    models: Models,
+pub(crate) struct House {
+    pub(crate) state: ServerState,
+    pub(crate) models: Models,
     loader: Arc<FakeLoader>,
 }
 
 /// How it is made: ids with what they take, of ten in all.
-struct Plan {
+pub(crate) struct Plan {
+    /// What those take that are not known at the start.
+    pub(crate) unknown: Vec<(String, u64)>,
     known: Vec<(KnownModel, u64)>,
     config: ModelsConfig,
-    server: ServerConfig,
+    pub(crate) server: ServerConfig,
     answer_tokens: usize,
 }
 
-fn plan(needs: &[(&str, u64)]) -> Plan {
+pub(crate) fn plan(needs: &[(&str, u64)]) -> Plan {
     let budget = MachineBytes([("here".to_owned(), 10)].into());
     Plan {
+        unknown: Vec::new(),
         known: needs.iter().map(|&(id, bytes)| (KnownModel::new(id), bytes)).collect(),
         config: ModelsConfig { budget, load_on_demand: true, ..ModelsConfig::default() },
         server: ServerConfig { model_control: true, ..ServerConfig::default() },
@@ -116,7 +119,7 @@ fn plan(needs: &[(&str, u64)]) -> Plan {
 }
 
 impl Plan {
-    fn change(mut self, change: impl FnOnce(&mut Plan)) -> Plan {
+    pub(crate) fn change(mut self, change: impl FnOnce(&mut Plan)) -> Plan {
         change(&mut self);
         self
     }
@@ -125,8 +128,9 @@ impl Plan {
         self.change(|plan| plan.known[idx].0.is_pinned = true)
     }
 
-    fn build(self) -> House {
-        let needs = self.known.iter().map(|(known, bytes)| (known.id.clone(), *bytes)).collect();
+    pub(crate) fn build(self) -> House {
+        let needs = self.known.iter().map(|(known, bytes)| (known.id.clone(), *bytes));
+        let needs = needs.chain(self.unknown).collect();
         let loader = Arc::new(FakeLoader {
             needs,
             log: Mutex::default(),
@@ -143,6 +147,11 @@ impl Plan {
 }
 
 impl House {
+    /// Whether engines are started.
+    pub(crate) fn open_gate(&self, is_open: bool) {
+        self.loader.gate.send_replace(is_open);
+    }
+
     fn request(model: &str) -> Request<Body> {
         let body = json!({"model": model, "prompt": "Hello", "max_tokens": 200});
         post(COMPLETIONS, body.to_string())
@@ -192,7 +201,7 @@ impl House {
         assert!(in_time.is_ok(), "{id} never became {state}");
     }
 
-    fn log(&self) -> Vec<String> {
+    pub(crate) fn log(&self) -> Vec<String> {
         self.loader.log.lock().unwrap().clone()
     }
 

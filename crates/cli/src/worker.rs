@@ -1,0 +1,180 @@
+//! `jackalope worker`: ranks and backends by LocalAI's names.
+
+mod open;
+mod rank_loop;
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use jackalope_server::{
+    ApiKeys, Ending, Models, ModelsConfig, ServerConfig, ServerLimits, ServerState,
+};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::machines::AgentArgs;
+use crate::args::worker::{
+    MlxDistributedArgs, P2pMlxArgs, WorkerArgs, WorkerBackend, WorkerCommand,
+};
+use crate::environment::Environment;
+use crate::loading::ClusterLoader;
+use crate::serve::HttpServer;
+use crate::{agent, edge, output};
+
+use open::OrderedModels;
+
+/// Where LocalAI looks for a backend that was started by hand.
+const ADDR: &str = "localhost:50051";
+
+/// Where LocalAI's workers listen.
+const LISTEN_PORT: u16 = 5555;
+
+/// Between two looks at who started us.
+const PARENT_POLL: Duration = Duration::from_secs(2);
+
+pub(crate) async fn run(args: WorkerArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
+    match args.command {
+        WorkerCommand::MlxDistributed(args) => mlx_distributed(*args, environment).await,
+        WorkerCommand::P2pMlx(args) => p2p_mlx(args, environment).await,
+    }
+}
+
+async fn mlx_distributed(
+    typed: MlxDistributedArgs,
+    environment: &Environment,
+) -> anyhow::Result<ExitCode> {
+    // LocalAI itself says nothing but the address.
+    let is_started_by_localai = typed.hostfile.is_none() && typed.rank.is_none();
+    let args = with_environment(typed, environment)?;
+    match args.rank {
+        None | Some(0) => backend(args, is_started_by_localai, environment).await,
+        Some(rank) => rank_loop::run(rank, &args, environment).await,
+    }
+}
+
+/// What was typed, else what the environment says.
+fn with_environment(
+    typed: MlxDistributedArgs,
+    environment: &Environment,
+) -> anyhow::Result<MlxDistributedArgs> {
+    let said = &environment.localai;
+    let backend = match (typed.backend, said.backend.as_deref()) {
+        (Some(typed), _) => Some(typed),
+        (None, Some(word)) => Some(open::backend(word)?),
+        (None, None) => None,
+    };
+    let api_key = match typed.api_key.is_empty() {
+        true => said.grpc_token.iter().cloned().collect(),
+        false => typed.api_key,
+    };
+    Ok(MlxDistributedArgs {
+        hostfile: typed.hostfile.or_else(|| said.hostfile.clone()),
+        rank: typed.rank.or(environment.mlx.rank),
+        backend,
+        addr: typed.addr.or_else(|| said.addr.clone()),
+        coordinator: typed.coordinator.or_else(|| environment.mlx.coordinator.clone()),
+        api_key,
+        ..typed
+    })
+}
+
+/// LocalAI's backend: brain and rank 0. It has no model until LocalAI names one.
+async fn backend(
+    args: MlxDistributedArgs,
+    is_started_by_localai: bool,
+    environment: &Environment,
+) -> anyhow::Result<ExitCode> {
+    let keys = ApiKeys::new(&args.api_key);
+    let addr = args.addr.as_deref().unwrap_or(ADDR);
+    let listener = listen(addr, &keys, args.insecure).await?;
+    let addr = listener.local_addr()?;
+    if args.hostfile.is_some() {
+        // The other ranks need it before there is a model.
+        environment.home()?.secret()?;
+    }
+    let loader = ClusterLoader::empty(open::usual(), environment);
+    let offered = loader.models();
+    let models = Models::new(Arc::new(loader), Vec::new(), ModelsConfig::default());
+    let limits = ServerLimits { load_wait: args.load_wait, ..ServerLimits::default() };
+    let opener = OrderedModels::new(args, (models.clone(), offered), environment);
+    let config = ServerConfig {
+        limits,
+        api_keys: keys,
+        opener: Some(Arc::new(opener)),
+        ..ServerConfig::default()
+    };
+    let server =
+        HttpServer::start_grpc(listener, ServerState::with_models(models.clone(), config))?;
+    output::note(&format!("LocalAI's backend mlx-distributed listens on {addr}"));
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+        () = parent_gone(is_started_by_localai) => output::note("LocalAI has ended, and so do we"),
+    }
+    tokio::join!(models.end(Ending::Shutdown), server.stop());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Listens for LocalAI; beyond this machine only with keys, or if its owner says otherwise.
+pub(crate) async fn listen(
+    addr: &str,
+    keys: &ApiKeys,
+    insecure: bool,
+) -> anyhow::Result<TcpListener> {
+    let found: Vec<SocketAddr> = addr
+        .to_socket_addrs()
+        .with_context(|| format!("looking up {addr}\nhint: write HOST:PORT"))?
+        .collect();
+    // LocalAI dials IPv4 where a name has both.
+    let first = found.iter().find(|it| it.is_ipv4()).or(found.first());
+    let addr = *first.with_context(|| format!("{addr} has no address"))?;
+    edge::check_exposure(addr.ip(), keys, insecure)?;
+    let listening =
+        || format!("listening on {addr} for LocalAI\nhint: another program has the port");
+    TcpListener::bind(addr).await.with_context(listening)
+}
+
+/// LocalAI ends its backends itself, unless it is killed.
+async fn parent_gone(is_watched: bool) {
+    let parent = rustix::process::getppid();
+    while is_watched && rustix::process::getppid() == parent {
+        tokio::time::sleep(PARENT_POLL).await;
+    }
+    if !is_watched {
+        std::future::pending().await
+    }
+}
+
+/// LocalAI's worker by token is an agent whose secret follows from the token.
+async fn p2p_mlx(args: P2pMlxArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
+    let said = &environment.localai;
+    let Some(token) = args.token.or_else(|| said.token.clone()) else {
+        bail!("a token is needed\nhint: pass `--token TOKEN`, or set LOCALAI_TOKEN or TOKEN")
+    };
+    let port = args.mlx_listen_port.or(said.listen_port).unwrap_or(LISTEN_PORT);
+    let agent = AgentArgs {
+        listen: IpAddr::from([0, 0, 0, 0]),
+        port,
+        linger: None,
+        // A token is all that LocalAI's machines know of each other.
+        announce: true,
+        start: false,
+        detached: false,
+        command: None,
+    };
+    agent::serve_with_token(&agent, &token, environment).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The transport, in our word.
+fn transport(backend: Option<WorkerBackend>) -> crate::args::BackendArg {
+    match backend {
+        None | Some(WorkerBackend::Ring) => crate::args::BackendArg::Tcp,
+        Some(WorkerBackend::Jaccl) => crate::args::BackendArg::Jaccl,
+    }
+}

@@ -1,0 +1,208 @@
+//! Models that LocalAI names, made known to a server that has none.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use clap::{Parser, ValueEnum};
+use jackalope_cluster::hostfile::Hostfile;
+use jackalope_server::{LoadError, LoadFuture, ModelOpener, ModelOrder, Models};
+
+use super::transport;
+use crate::args::RankArgs;
+use crate::args::worker::{MlxDistributedArgs, WorkerBackend};
+use crate::environment::Environment;
+use crate::loading::Offered;
+use crate::offer::OfferedModel;
+use crate::rank::CONTROL_PORT;
+use crate::serve::details;
+use crate::{machines, models};
+
+/// Knows models by what LocalAI calls them, each with the machines that its options name.
+#[derive(Debug)]
+pub(super) struct OrderedModels {
+    args: MlxDistributedArgs,
+    models: Models,
+    offered: Offered,
+    environment: Environment,
+}
+
+/// Options of which none is typed.
+#[derive(Parser)]
+struct Usual {
+    #[command(flatten)]
+    ranks: RankArgs,
+}
+
+/// How a model is cut and computed if nobody says.
+pub(super) fn usual() -> RankArgs {
+    Usual::parse_from(["ranks"]).ranks
+}
+
+/// Where ranks find their brain, and which machines there are.
+pub(super) struct Cluster {
+    pub(super) hostfile: Hostfile,
+    /// Rank 0's machine, as the others see it.
+    pub(super) host: String,
+    /// Where rank 0 listens for the others.
+    pub(super) port: u16,
+}
+
+impl OrderedModels {
+    pub(super) fn new(
+        args: MlxDistributedArgs,
+        (models, offered): (Models, Offered),
+        environment: &Environment,
+    ) -> OrderedModels {
+        OrderedModels { args, models, offered, environment: environment.clone() }
+    }
+
+    fn make_known(&self, order: &ModelOrder) -> anyhow::Result<String> {
+        let ranks = self.ranks(order)?;
+        let is_in_folder = Path::new(&order.file).join("config.json").is_file();
+        let name = if is_in_folder { &order.file } else { &order.model };
+        let located = models::locate(Path::new(name), &self.environment)?;
+        let id = order.model.clone();
+        let details = details(&located.dir);
+        let model =
+            OfferedModel { ranks: Some(ranks), ..OfferedModel::of_folder(id.clone(), located.dir) };
+        ensure!(self.offered.add(model), "more models were named than a server knows");
+        // False if it was known before, which is as good.
+        self.models.add(&id, details);
+        Ok(id)
+    }
+
+    /// How a model is computed: as its options say, else as we were told.
+    fn ranks(&self, order: &ModelOrder) -> anyhow::Result<RankArgs> {
+        let args = &self.args;
+        let hostfile = one_of("hostfile", &order.hostfile, &args.hostfile)?;
+        let backend = match &order.backend {
+            Some(word) => Some(backend(word)?),
+            None => args.backend,
+        };
+        let coordinator = one_of("coordinator", &order.coordinator, &args.coordinator)?;
+        let mut ranks = usual();
+        ranks.context = order.context_tokens;
+        ranks.kv_mib = args.kv_mib;
+        let Some(hostfile) = hostfile else { return Ok(ranks) };
+        let cluster = Cluster::read(&hostfile, backend, coordinator.as_deref())?;
+        ranks.backend = Some(transport(backend));
+        ranks.hosts.by_hand = true;
+        ranks.hosts.first_here = true;
+        ranks.hosts.control_port = cluster.port;
+        ranks.hosts.rank_env = cluster.variables(0, &hostfile, (backend, coordinator.as_deref()));
+        ranks.hosts.hosts = Some(hostfile);
+        Ok(ranks)
+    }
+}
+
+impl ModelOpener for OrderedModels {
+    fn open(&self, order: &ModelOrder) -> LoadFuture<String> {
+        let known = self.make_known(order).map_err(|err| LoadError { message: format!("{err:#}") });
+        Box::pin(async { known })
+    }
+
+    fn missing(&self, order: &ModelOrder, ranks: &[usize]) -> String {
+        let hostfile = order.hostfile.as_ref().or(self.args.hostfile.as_ref());
+        let hostfile = hostfile.map_or("FILE", String::as_str);
+        let typed = |rank: &usize| {
+            format!("jackalope worker mlx-distributed --hostfile {hostfile} --rank {rank}")
+        };
+        let typed: Vec<String> = ranks.iter().map(typed).collect();
+        format!("type there: {}; then load the model again", typed.join("; "))
+    }
+}
+
+/// What a model's options say, else what we were told; not two things at once.
+fn one_of(
+    what: &str,
+    option: &Option<String>,
+    told: &Option<String>,
+) -> anyhow::Result<Option<String>> {
+    if let (Some(option), Some(told)) = (option, told) {
+        ensure!(
+            option == told,
+            "the model's options name the {what} {option}, and this backend was started with {told}\n\
+             hint: leave one of them out"
+        );
+    }
+    Ok(option.clone().or_else(|| told.clone()))
+}
+
+/// LocalAI's word for a transport.
+pub(super) fn backend(word: &str) -> anyhow::Result<WorkerBackend> {
+    WorkerBackend::from_str(word, true)
+        .ok()
+        .with_context(|| format!("the backend {word} is not known\nhint: ring or jaccl"))
+}
+
+impl Cluster {
+    /// Reads a hostfile. With TCP, rank 0 listens where the file says that it does; with jaccl that is
+    /// jaccl's own affair, and the coordinator's machine is rank 0's.
+    pub(super) fn read(
+        hostfile: &str,
+        backend: Option<WorkerBackend>,
+        coordinator: Option<&str>,
+    ) -> anyhow::Result<Cluster> {
+        let hostfile = machines::hostfile(hostfile)?;
+        let first = hostfile.hosts.first().context("the hostfile names no host")?;
+        let listen = first.listen.first();
+        let host = match (coordinator, listen, first.ips.first()) {
+            (Some(coordinator), ..) => host_of(coordinator).to_owned(),
+            (None, Some(listen), _) => listen.host.clone(),
+            (None, None, Some(ip)) => ip.to_string(),
+            (None, None, None) => first.name(),
+        };
+        let is_jaccl = backend == Some(WorkerBackend::Jaccl);
+        let port = listen.map(|it| it.port).filter(|_| !is_jaccl).unwrap_or(CONTROL_PORT);
+        Ok(Cluster { hostfile, host, port })
+    }
+
+    /// Where the others find rank 0, as they type it.
+    pub(super) fn control(&self) -> String {
+        match self.host.parse::<IpAddr>() {
+            Ok(IpAddr::V6(ip)) => format!("[{ip}]:{}", self.port),
+            _ => format!("{}:{}", self.host, self.port),
+        }
+    }
+
+    /// What MLX's own transport reads, where it is used.
+    pub(super) fn variables(
+        &self,
+        rank: u32,
+        hostfile: &str,
+        (backend, coordinator): (Option<WorkerBackend>, Option<&str>),
+    ) -> Vec<(String, String)> {
+        if backend != Some(WorkerBackend::Jaccl) {
+            return Vec::new();
+        }
+        let mut variables = vec![
+            ("MLX_RANK".to_owned(), rank.to_string()),
+            ("MLX_IBV_DEVICES".to_owned(), hostfile.to_owned()),
+        ];
+        let coordinator = coordinator.map(|it| ("MLX_JACCL_COORDINATOR".to_owned(), it.to_owned()));
+        variables.extend(coordinator);
+        variables
+    }
+}
+
+fn host_of(addr: &str) -> &str {
+    addr.rsplit_once(':').map_or(addr, |(host, _)| host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_and_arguments_must_not_disagree() {
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(one_of("x", &some("a"), &None).unwrap(), some("a"));
+        assert_eq!(one_of("x", &None, &some("a")).unwrap(), some("a"));
+        assert_eq!(one_of("x", &some("a"), &some("a")).unwrap(), some("a"));
+        let err = one_of("hostfile", &some("a"), &some("b")).unwrap_err().to_string();
+        assert!(err.contains("the hostfile a, and this backend was started with b"), "{err}");
+        assert_eq!(backend("RING").unwrap(), WorkerBackend::Ring);
+        assert!(backend("mpi").is_err());
+    }
+}

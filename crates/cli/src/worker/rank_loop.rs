@@ -1,0 +1,68 @@
+//! A rank that stays: LocalAI's workers wait for the next model when one is freed.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::open::Cluster;
+use crate::args::worker::MlxDistributedArgs;
+use crate::environment::Environment;
+use crate::{output, rank};
+
+/// Between two looks at the process.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Before a rank is started that takes the place of one that failed.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// How long a rank looks for its brain before another one does.
+const WAIT_SECONDS: u64 = 24 * 3600;
+
+/// Is this rank until it is told to end.
+pub(super) async fn run(
+    rank: u32,
+    args: &MlxDistributedArgs,
+    environment: &Environment,
+) -> anyhow::Result<ExitCode> {
+    let hostfile = args.hostfile.as_deref().context(
+        "a hostfile is needed\nhint: pass `--hostfile FILE`, or set MLX_DISTRIBUTED_HOSTFILE",
+    )?;
+    let coordinator = args.coordinator.as_deref();
+    let cluster = Cluster::read(hostfile, args.backend, coordinator)?;
+    let num_ranks = cluster.hostfile.hosts.len();
+    ensure!(
+        (rank as usize) < num_ranks,
+        "`--rank {rank}` is none of the {num_ranks} ranks of {hostfile}\nhint: they count from 0"
+    );
+    let control = rank::address(&cluster.control())?;
+    let secret = rank::known_secret(environment)?;
+    let variables = cluster.variables(rank, hostfile, (args.backend, coordinator));
+    output::note(&format!("rank {rank} looks for rank 0 at {control}"));
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    loop {
+        let spawn = rank::spawn((rank, control), &secret, WAIT_SECONDS, &variables)?;
+        let mut child = spawn.start().context("starting the rank")?;
+        let ended = loop {
+            if let Some(status) = child.try_wait() {
+                break status;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(POLL) => {}
+                // It ends with us.
+                _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
+                _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
+            }
+        };
+        if !ended.success() {
+            output::note(&format!("rank {rank} has failed: {}", child.last_words()));
+            tokio::select! {
+                () = tokio::time::sleep(PAUSE) => {}
+                _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
+                _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
+            }
+        }
+    }
+}

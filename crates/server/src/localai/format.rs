@@ -1,0 +1,128 @@
+//! Answers of `Predict` and `PredictStream`.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use axum::response::Response;
+use jackalope_text::{Tokenizer, ToolCall};
+
+use super::frames::{self, CONTENT, Ending, Status, push};
+use super::wire::{ChatDelta, Reply, ToolCallDelta};
+use crate::error::ApiError;
+use crate::generate::{Delta, Format, ScoredToken, Summary, Wishes};
+use crate::ids::new_id;
+use crate::openai::logprobs::ChatLogprobs;
+use crate::registry::Serving;
+
+/// Writes an answer as replies: the text as it comes, what it took in the last one.
+#[derive(Debug)]
+pub(super) struct ReplyFormat {
+    tokenizer: Arc<Tokenizer>,
+    has_logprobs: bool,
+    /// Of a stream, until its end.
+    scored: Vec<ScoredToken>,
+    num_calls: usize,
+    ending: Ending,
+}
+
+impl ReplyFormat {
+    pub(super) fn new(wishes: &Wishes, serving: &Serving) -> ReplyFormat {
+        ReplyFormat {
+            tokenizer: Arc::clone(&serving.text().tokenizer),
+            has_logprobs: wishes.options.logprobs.is_some(),
+            scored: Vec::new(),
+            num_calls: 0,
+            ending: Arc::new(OnceLock::new()),
+        }
+    }
+
+    /// How the answer ends, once it has.
+    pub(super) fn ending(&self) -> Ending {
+        Arc::clone(&self.ending)
+    }
+
+    fn end(&self, status: Status) {
+        // The first end is the one.
+        self.ending.set(status).ok();
+    }
+
+    fn logprobs(&self, scored: &[ScoredToken]) -> Vec<u8> {
+        if !self.has_logprobs {
+            return Vec::new();
+        }
+        let logprobs = ChatLogprobs::new(scored, &self.tokenizer);
+        serde_json::to_vec(&logprobs).expect("our wire types have string keys")
+    }
+}
+
+impl Format for ReplyFormat {
+    fn stream_type(&self) -> &'static str {
+        CONTENT
+    }
+
+    /// HTTP/2 looks after its connections itself.
+    fn push_keep_alive(&mut self, _buffer: &mut Vec<u8>) {}
+
+    fn push_events(&mut self, _choice_idx: usize, mut delta: Delta, buffer: &mut Vec<u8>) {
+        if self.has_logprobs {
+            self.scored.append(&mut delta.scored);
+        }
+        if delta.text.is_empty() && delta.is_plain() {
+            return;
+        }
+        let first_idx = self.num_calls;
+        self.num_calls += delta.calls.len();
+        push(&told(delta, first_idx), buffer);
+    }
+
+    fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>) {
+        let scored = std::mem::take(&mut self.scored);
+        let reply = Reply { logprobs: self.logprobs(&scored), ..Reply::default() };
+        push(&summed_up(reply, summary), buffer);
+        self.end(Status::OK);
+    }
+
+    fn push_error(&mut self, err: &ApiError, _buffer: &mut Vec<u8>) {
+        self.end(Status::of(err));
+    }
+
+    fn whole(&self, choices: Vec<Delta>, summary: &Summary) -> Response {
+        let delta = choices.into_iter().next().unwrap_or_default();
+        let logprobs = self.logprobs(&delta.scored);
+        let reply = Reply { logprobs, ..told(delta, 0) };
+        frames::answer(&summed_up(reply, summary))
+    }
+}
+
+/// What is newly known; the text stands in both places that clients look at.
+fn told(delta: Delta, first_idx: usize) -> Reply {
+    let call = |(idx, call): (usize, ToolCall)| ToolCallDelta {
+        index: count(first_idx + idx),
+        id: call.id.unwrap_or_else(|| new_id("call_")),
+        name: call.name,
+        arguments: call.arguments,
+    };
+    let message = delta.text.clone().into_bytes();
+    let chat_delta = ChatDelta {
+        content: delta.text,
+        reasoning_content: delta.reasoning,
+        tool_calls: delta.calls.into_iter().enumerate().map(call).collect(),
+    };
+    Reply { message, chat_deltas: vec![chat_delta], ..Reply::default() }
+}
+
+fn summed_up(reply: Reply, summary: &Summary) -> Reply {
+    let millis = |time: Duration| time.as_secs_f64() * 1e3;
+    Reply {
+        tokens: count(summary.completion_tokens),
+        prompt_tokens: count(summary.prompt_tokens),
+        timing_prompt_processing: millis(summary.prefill_time),
+        timing_token_generation: millis(summary.decode_time),
+        ..reply
+    }
+}
+
+/// A number as this protocol counts; what is larger is told as the largest there is.
+pub(super) fn count(number: impl TryInto<i32>) -> i32 {
+    number.try_into().unwrap_or(i32::MAX)
+}

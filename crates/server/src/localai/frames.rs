@@ -1,0 +1,249 @@
+//! gRPC on HTTP/2: a message is a byte that says whether it is compressed, four that count, and
+//! protobuf; how a call went stands in the trailers.
+
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, HeaderValue, Request, StatusCode};
+use axum::response::{IntoResponse, Response};
+use futures_util::{StreamExt, stream};
+use hyper::body::Frame;
+use prost::Message;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::body::read_bytes;
+use crate::error::ApiError;
+use crate::limits::ServerLimits;
+
+/// What calls and answers are.
+pub(super) const CONTENT: &str = "application/grpc";
+
+/// Bytes before a message.
+const PREFIX_BYTES: usize = 5;
+
+/// Longest message of an error: clients bound their headers.
+const MESSAGE_CHARS_MAX: usize = 1000;
+
+/// gRPC's codes, as far as they are answered with.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Code {
+    Ok = 0,
+    InvalidArgument = 3,
+    DeadlineExceeded = 4,
+    NotFound = 5,
+    PermissionDenied = 7,
+    ResourceExhausted = 8,
+    FailedPrecondition = 9,
+    Unimplemented = 12,
+    Internal = 13,
+    Unavailable = 14,
+    Unauthenticated = 16,
+}
+
+/// How a call went.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Status {
+    code: Code,
+    message: String,
+}
+
+/// How a call goes, known at its end.
+pub(super) type Ending = Arc<OnceLock<Status>>;
+
+impl Status {
+    pub(super) const OK: Status = Status { code: Code::Ok, message: String::new() };
+
+    /// An error in gRPC's words. LocalAI loads a model again where one "is not loaded", and takes
+    /// another route where the "model identity" is another one.
+    pub(super) fn of(err: &ApiError) -> Status {
+        let code = match (err, err.status()) {
+            (ApiError::UnknownPath { .. } | ApiError::WrongMethod { .. }, _) => Code::Unimplemented,
+            (ApiError::NotLoaded { .. }, _) => Code::FailedPrecondition,
+            (_, StatusCode::UNAUTHORIZED) => Code::Unauthenticated,
+            (_, StatusCode::FORBIDDEN | StatusCode::MISDIRECTED_REQUEST) => Code::PermissionDenied,
+            (_, StatusCode::NOT_FOUND) => Code::NotFound,
+            (_, StatusCode::CONFLICT) => Code::FailedPrecondition,
+            (_, StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT) => {
+                Code::DeadlineExceeded
+            }
+            (_, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::TOO_MANY_REQUESTS) => {
+                Code::ResourceExhausted
+            }
+            (_, StatusCode::SERVICE_UNAVAILABLE) => Code::Unavailable,
+            (_, status) if status.is_client_error() => Code::InvalidArgument,
+            _ => Code::Internal,
+        };
+        let message = match err {
+            ApiError::UnknownModel { .. } => format!("model identity mismatch: {err}"),
+            ApiError::NotLoaded { model } if model.is_empty() => {
+                "model not loaded\nhint: call LoadModel first".to_owned()
+            }
+            ApiError::NotLoaded { model } => {
+                format!("model not loaded: {model}\nhint: call LoadModel first")
+            }
+            ApiError::UnknownPath { path } | ApiError::WrongMethod { path, .. } => {
+                let call = path.rsplit('/').next().unwrap_or_default();
+                format!("{call} is not what this backend does\nhint: it serves models of text")
+            }
+            err => err.to_string(),
+        };
+        Status { code, message }
+    }
+
+    fn headers(&self) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert("grpc-status", HeaderValue::from(self.code as u16));
+        if !self.message.is_empty() {
+            let message = HeaderValue::try_from(percent_encoded(&self.message));
+            headers.insert("grpc-message", message.expect("what is left is printable"));
+        }
+        headers
+    }
+}
+
+/// As gRPC writes messages into headers; the end of a long one is left out.
+fn percent_encoded(text: &str) -> String {
+    let text: String = text.chars().take(MESSAGE_CHARS_MAX).collect();
+    let encoded = |byte: u8| match byte {
+        b'%' | 0..=0x1f | 0x7f.. => format!("%{byte:02X}"),
+        byte => char::from(byte).to_string(),
+    };
+    text.bytes().map(encoded).collect()
+}
+
+/// The one message of a call.
+pub(super) async fn read<M: Message + Default>(
+    request: Request<Body>,
+    limits: &ServerLimits,
+) -> Result<M, ApiError> {
+    let found = request.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+    if !found.is_some_and(|it| it.starts_with(CONTENT.as_bytes())) {
+        return Err(malformed(format!("the content type must be {CONTENT}")));
+    }
+    // What a message may have, it has beside its prefix.
+    let limits = ServerLimits { body_bytes: limits.body_bytes + PREFIX_BYTES, ..limits.clone() };
+    let body = read_bytes(request, &limits).await?;
+    let Some((prefix, message)) = body.split_at_checked(PREFIX_BYTES) else {
+        return Err(malformed("a message has five bytes before it".to_owned()));
+    };
+    if prefix[0] != 0 {
+        return Err(malformed("messages must not be compressed".to_owned()));
+    }
+    let announced = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]);
+    if announced as usize != message.len() {
+        let found = message.len();
+        return Err(malformed(format!("{announced} bytes were announced, and {found} came")));
+    }
+    M::decode(message).map_err(|err| malformed(err.to_string()))
+}
+
+fn malformed(reason: String) -> ApiError {
+    ApiError::WrongType { param: "message".to_owned(), reason }
+}
+
+/// Appends a message.
+pub(super) fn push(message: &impl Message, buffer: &mut Vec<u8>) {
+    let length = u32::try_from(message.encoded_len()).expect("answers are bounded");
+    buffer.push(0);
+    buffer.extend_from_slice(&length.to_be_bytes());
+    message.encode_raw(buffer);
+}
+
+/// The answer to a call that went well.
+pub(super) fn answer(message: &impl Message) -> Response {
+    let mut buffer = Vec::new();
+    push(message, &mut buffer);
+    let ending = Arc::new(OnceLock::from(Status::OK));
+    with_trailers(Body::from(buffer).into_response(), ending)
+}
+
+/// The answer to a call that did not.
+pub(crate) fn refusal(err: &ApiError) -> Response {
+    let mut response = Body::empty().into_response();
+    let headers = response.headers_mut();
+    headers.extend(Status::of(err).headers());
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(CONTENT));
+    response
+}
+
+/// A stream of messages whose ending is told in trailers. It is given up if the client takes nothing
+/// for `patience`: the connection itself, which carries other calls, does not notice.
+pub(super) fn streamed(response: Response, ending: Ending, patience: Duration) -> Response {
+    with_trailers(response.map(|body| impatient(body, patience)), ending)
+}
+
+fn with_trailers(response: Response, ending: Ending) -> Response {
+    let mut response = response.map(|body| Body::new(Trailed { body, ending, is_over: false }));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(CONTENT));
+    response
+}
+
+fn impatient(body: Body, patience: Duration) -> Body {
+    let (sender, receiver) = mpsc::channel(1);
+    let mut frames = body.into_data_stream();
+    let mut relay = JoinSet::new();
+    relay.spawn(async move {
+        while let Some(Ok(frame)) = frames.next().await {
+            if !matches!(
+                timeout(patience, sender.send(Ok::<_, axum::Error>(frame))).await,
+                Ok(Ok(()))
+            ) {
+                return;
+            }
+        }
+    });
+    // The set ends its task when the client has left.
+    let frames = stream::unfold((receiver, relay), |(mut receiver, relay)| async move {
+        Some((receiver.recv().await?, (receiver, relay)))
+    });
+    Body::from_stream(frames)
+}
+
+/// A body, and how the call went after it.
+struct Trailed {
+    body: Body,
+    ending: Ending,
+    is_over: bool,
+}
+
+impl HttpBody for Trailed {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        if frame.is_some() {
+            return Poll::Ready(frame);
+        }
+        self.is_over = true;
+        let cut = || Status::of(&ApiError::ShuttingDown);
+        let status = self.ending.get().cloned().unwrap_or_else(cut);
+        Poll::Ready(Some(Ok(Frame::trailers(status.headers()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_in_headers_are_printable() {
+        assert_eq!(percent_encoded("100 %, café\nhint: x"), "100 %25, caf%C3%A9%0Ahint: x");
+    }
+}

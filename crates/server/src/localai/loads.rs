@@ -1,0 +1,88 @@
+//! What LocalAI has had loaded, by the names that it gave.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::opener::ModelOrder;
+use super::options::Drawing;
+use crate::ServerState;
+use crate::error::ApiError;
+
+/// Names that are remembered; the one that was given first is forgotten first.
+const NAMES_MAX: usize = 64;
+
+/// The loads of a server.
+#[derive(Debug, Default)]
+pub(crate) struct Loads {
+    /// The latest last.
+    loads: Mutex<Vec<Load>>,
+    /// Held by whoever loads or frees.
+    pub(super) changing: tokio::sync::Mutex<()>,
+}
+
+/// A model that was loaded.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Load {
+    /// What LocalAI calls it.
+    pub(super) identity: String,
+    /// The model's id.
+    pub(super) id: String,
+    pub(super) drawing: Drawing,
+    /// What was opened for it, unless it was there before.
+    pub(super) order: Option<ModelOrder>,
+}
+
+impl Loads {
+    fn lock(&self) -> MutexGuard<'_, Vec<Load>> {
+        self.loads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn remember(&self, load: Load) {
+        let mut loads = self.lock();
+        loads.retain(|it| it.identity != load.identity);
+        if loads.len() == NAMES_MAX {
+            loads.remove(0);
+        }
+        loads.push(load);
+    }
+
+    pub(super) fn forget(&self, identity: &str) {
+        self.lock().retain(|it| it.identity != identity);
+    }
+
+    /// Forgets all of them, and says which there were.
+    pub(super) fn take_all(&self) -> Vec<Load> {
+        std::mem::take(&mut *self.lock())
+    }
+
+    /// The load that LocalAI means by `identity`; the latest one if it is empty.
+    pub(super) fn find(&self, identity: &str) -> Option<Load> {
+        let loads = self.lock();
+        let mut latest = loads.iter().rev();
+        latest.find(|it| identity.is_empty() || it.identity == identity).cloned()
+    }
+
+    /// The model that a call is for, and how its answers are drawn. A server's own models may be
+    /// called by their names without having been loaded before.
+    pub(super) fn meant(
+        &self,
+        identity: &str,
+        state: &ServerState,
+    ) -> Result<(Option<String>, Drawing), ApiError> {
+        if let Some(load) = self.find(identity) {
+            return Ok((Some(load.id), load.drawing));
+        }
+        let has_own_models = state.config().opener.is_none();
+        let is_served =
+            has_own_models && (identity.is_empty() || state.models().is_known(identity));
+        match is_served {
+            true => Ok(((!identity.is_empty()).then(|| identity.to_owned()), Drawing::default())),
+            false if self.lock().is_empty() => {
+                Err(ApiError::NotLoaded { model: identity.to_owned() })
+            }
+            false => Err(ApiError::UnknownModel {
+                found: identity.to_owned(),
+                served: state.models().served(),
+            }),
+        }
+    }
+}

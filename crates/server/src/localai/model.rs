@@ -1,0 +1,231 @@
+//! `Health`, `LoadModel`, `Free`, `Status` and `GetMetrics`.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::Request;
+use axum::response::Response;
+use jackalope_engine::EngineState;
+use jackalope_protocol::Phase;
+
+use super::frames::{answer, read};
+use super::loads::Load;
+use super::opener::ModelOrder;
+use super::options::{Drawing, LoadOptions, Placement};
+use super::wire::{
+    BackendState, Empty, MemoryUsage, MetricsResponse, ModelOptions, Outcome, Reply, StatusResponse,
+};
+use crate::ServerState;
+use crate::error::ApiError;
+use crate::models::{Kept, ModelStatus};
+use crate::registry::Serving;
+
+/// A model that is in use is waited for so long before another one takes its place.
+const FREE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// `Health`: whether calls are taken, models or not; LocalAI asks before it has one loaded.
+pub(super) async fn health(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let Empty {} = read(request, state.limits()).await?;
+    Ok(answer(&Reply { message: b"OK".to_vec(), ..Reply::default() }))
+}
+
+/// `LoadModel`: what goes wrong is told in the answer, as LocalAI's own backends do.
+pub(super) async fn load_model(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let options: ModelOptions = read(request, state.limits()).await?;
+    Ok(answer(&match load(&state, options).await {
+        Ok(()) => Outcome { success: true, message: "Model loaded successfully".to_owned() },
+        Err(err) => {
+            let message = format!("Error loading model: {err}");
+            Outcome { success: false, message }
+        }
+    }))
+}
+
+async fn load(state: &ServerState, options: ModelOptions) -> Result<(), ApiError> {
+    check(&options)?;
+    let LoadOptions { placement, mut drawing, eos_token } = LoadOptions::read(&options.options)?;
+    let _changing = state.loads().changing.lock().await;
+    let (serving, order) = match &state.config().opener {
+        None => (present(state, &options.model, &placement).await?, None),
+        Some(_) => {
+            let order = order(&options, placement);
+            (opened(state, &order).await?, Some(order))
+        }
+    };
+    drawing.stop_at(eos_token.as_deref(), &serving.text().tokenizer)?;
+    let (identity, id) = (options.model, serving.id().to_owned());
+    state.loads().remember(Load { identity, id, drawing, order });
+    Ok(())
+}
+
+fn check(options: &ModelOptions) -> Result<(), ApiError> {
+    if options.model.is_empty() {
+        return Err(ApiError::Empty { param: "model".to_owned() });
+    }
+    if !options.lora_adapter.is_empty() || !options.lora_adapters.is_empty() {
+        let hint = Some("serve a checkpoint that the adapter is part of".to_owned());
+        return Err(ApiError::NotSupported { param: "lora_adapter".to_owned(), hint });
+    }
+    Ok(())
+}
+
+fn order(options: &ModelOptions, placement: Placement) -> ModelOrder {
+    let Placement { hostfile, backend, coordinator, context_tokens } = placement;
+    let (model, file) = (options.model.clone(), options.model_file.clone());
+    ModelOrder { model, file, hostfile, backend, coordinator, context_tokens }
+}
+
+/// One of the server's own models, which it computes where it was told to.
+async fn present(
+    state: &ServerState,
+    name: &str,
+    placement: &Placement,
+) -> Result<Serving, ApiError> {
+    if *placement != Placement::default() {
+        let hint = "this server was started with its models, its machines and its context: leave \
+                    hostfile, distributed_backend, coordinator and max_kv_size out";
+        let param = "options".to_owned();
+        return Err(ApiError::NotSupported { param, hint: Some(hint.to_owned()) });
+    }
+    state.open(Some(name)).await
+}
+
+/// A model that is brought for this load. There is one at a time, as LocalAI has it: ranks are one
+/// model's.
+async fn opened(state: &ServerState, order: &ModelOrder) -> Result<Serving, ApiError> {
+    let opener = state.config().opener.as_ref().expect("only called where there is one");
+    let is_same = |load: &Load| load.order.as_ref() == Some(order);
+    let id = match state.loads().find("").filter(is_same) {
+        Some(load) => load.id,
+        None => {
+            free_all(state).await?;
+            let id = opener.open(order).await.map_err(|err| ApiError::NotLoadable {
+                model: order.model.clone(),
+                why: err.into(),
+                retry_after: Duration::from_secs(1),
+            })?;
+            // The load may outlast this call.
+            let (identity, order) = (order.model.clone(), Some(order.clone()));
+            let drawing = Drawing::default();
+            state.loads().remember(Load { identity, id: id.clone(), drawing, order });
+            id
+        }
+    };
+    match state.models().load_and_open(&id, state.limits()).await {
+        Ok((model, lease)) => Ok(Serving::new(state.clone(), model, lease)),
+        Err(err @ ApiError::ModelLoading { .. }) => {
+            Err(told_who_is_missing(state, (&id, order), err))
+        }
+        Err(err) => {
+            state.loads().forget(&order.model);
+            Err(err)
+        }
+    }
+}
+
+/// Where a model is still loading, the ranks that have not come are the reason to name.
+fn told_who_is_missing(
+    state: &ServerState,
+    (id, order): (&str, &ModelOrder),
+    err: ApiError,
+) -> ApiError {
+    let Some(opener) = &state.config().opener else { return err };
+    let status = state.models().status(id).map(|it| it.engine_status()).unwrap_or_default();
+    let ranks = status.ranks.iter().enumerate();
+    let missing: Vec<usize> =
+        ranks.filter(|(_, rank)| rank.phase == Phase::Starting).map(|it| it.0).collect();
+    if missing.is_empty() {
+        return err;
+    }
+    let waited = state.limits().load_wait.as_secs();
+    let names: Vec<String> = missing.iter().map(|rank| format!("rank {rank}")).collect();
+    let hint = opener.missing(order, &missing);
+    let names = names.join(", ");
+    ApiError::Unavailable { reason: format!("after {waited} s there is no {names}\nhint: {hint}") }
+}
+
+/// `Free`: what was brought for LocalAI goes; a server's own models stay.
+pub(super) async fn free(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let Empty {} = read(request, state.limits()).await?;
+    let _changing = state.loads().changing.lock().await;
+    Ok(answer(&match free_all(&state).await {
+        Ok(()) => Outcome { success: true, message: "MLX distributed model freed".to_owned() },
+        Err(err) => Outcome { success: false, message: err.to_string() },
+    }))
+}
+
+async fn free_all(state: &ServerState) -> Result<(), ApiError> {
+    for load in state.loads().take_all().into_iter().filter(|it| it.order.is_some()) {
+        state.models().give_up(&load.id).await;
+        match state.models().unload(&load.id, FREE_PATIENCE).await {
+            Ok(()) | Err(Kept::Unknown | Kept::NotLoaded | Kept::Fixed) => {}
+            Err(Kept::InUse(num_open)) => {
+                let model = load.id.clone();
+                state.loads().remember(load);
+                return Err(ApiError::ModelInUse { model, num_open });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `Status`: of the model that was loaded last.
+pub(super) async fn status(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let Empty {} = read(request, state.limits()).await?;
+    let Some(model) = latest(&state) else {
+        let uninitialized = BackendState::Uninitialized.into();
+        return Ok(answer(&StatusResponse { state: uninitialized, memory: None }));
+    };
+    let engine = model.engine_status();
+    let backend_state = match (&engine.state, engine.running + engine.queued) {
+        (EngineState::Ready, 0) => BackendState::Ready,
+        (EngineState::Ready | EngineState::Recovering { .. }, _) => BackendState::Busy,
+        (EngineState::Starting, _) => BackendState::Uninitialized,
+        (EngineState::Failed { .. } | EngineState::Stopping, _) => BackendState::Error,
+    };
+    let of_rank = |(rank, it): (usize, &jackalope_engine::RankStatus)| {
+        (format!("rank {rank}"), it.memory.active_bytes)
+    };
+    let breakdown = engine.ranks.iter().enumerate().map(of_rank);
+    let memory = MemoryUsage {
+        total: engine.ranks.iter().map(|it| it.memory.active_bytes).sum(),
+        breakdown: breakdown.collect(),
+    };
+    Ok(answer(&StatusResponse { state: backend_state.into(), memory: Some(memory) }))
+}
+
+/// `GetMetrics`: of all that the model loaded last has answered.
+pub(super) async fn metrics(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let Empty {} = read(request, state.limits()).await?;
+    let model = latest(&state).ok_or(ApiError::NotLoaded { model: String::new() })?;
+    let totals = state.journal().totals().models.remove(&model.id).unwrap_or_default();
+    let seconds = totals.decode_seconds;
+    let rate = if seconds > 0.0 { totals.completion_tokens as f64 / seconds } else { 0.0 };
+    Ok(answer(&MetricsResponse {
+        tokens_per_second: rate as f32,
+        tokens_generated: i32::try_from(totals.completion_tokens).unwrap_or(i32::MAX),
+        prompt_tokens_processed: i32::try_from(totals.prompt_tokens).unwrap_or(i32::MAX),
+    }))
+}
+
+/// The model that a call means which names none.
+fn latest(state: &ServerState) -> Option<ModelStatus> {
+    let (name, _) = state.loads().meant("", state).ok()?;
+    state.models().status(name.as_deref().unwrap_or("default"))
+}

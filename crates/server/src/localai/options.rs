@@ -1,0 +1,222 @@
+//! `options` of a model's file in LocalAI: a list of `key:value`.
+
+use jackalope_protocol::{Pooling, TokenId};
+use jackalope_text::Tokenizer;
+
+use crate::error::ApiError;
+
+/// The keys that mean something, as an error lists them.
+const KEYS: &str = "hostfile, distributed_backend, coordinator, max_kv_size, max_tokens, temperature, \
+                    top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, \
+                    seed, eos_token, pooling";
+
+/// What the options of a model say.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct LoadOptions {
+    pub(super) placement: Placement,
+    pub(super) drawing: Drawing,
+    /// Ends answers too; as text, since the model is not loaded yet.
+    pub(super) eos_token: Option<String>,
+}
+
+/// Where a model is computed.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub(super) struct Placement {
+    pub(super) hostfile: Option<String>,
+    pub(super) backend: Option<String>,
+    pub(super) coordinator: Option<String>,
+    pub(super) context_tokens: Option<u32>,
+}
+
+/// How a model's answers are drawn, whatever requests say.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Drawing {
+    pub(super) max_tokens: Option<u32>,
+    pub(super) temperature: Option<f64>,
+    pub(super) top_p: Option<f64>,
+    pub(super) top_k: Option<i64>,
+    pub(super) min_p: Option<f64>,
+    pub(super) repetition_penalty: Option<f64>,
+    pub(super) presence_penalty: Option<f64>,
+    pub(super) frequency_penalty: Option<f64>,
+    pub(super) seed: Option<u64>,
+    pub(super) stop_token: Option<TokenId>,
+    pub(super) pooling: Option<Pooling>,
+}
+
+impl LoadOptions {
+    /// Reads the options of a model. Whether numbers are in range is seen when they are used first.
+    pub(super) fn read(options: &[String]) -> Result<LoadOptions, ApiError> {
+        let mut read = LoadOptions::default();
+        for (idx, option) in options.iter().enumerate() {
+            let param = || format!("options[{idx}]");
+            let Some((key, value)) = option.split_once(':') else {
+                return Err(ApiError::out_of_range(param(), &format!("{option:?}"), "`key:value`"));
+            };
+            let (key, value) = (key.trim(), value.trim());
+            read.set(key, value).map_err(|problem| match problem {
+                Problem::Unknown => {
+                    let found = format!("the key {key:?}");
+                    ApiError::out_of_range(param(), &found, format!("one of {KEYS}"))
+                }
+                Problem::Value(expected) => {
+                    ApiError::out_of_range(param(), &format!("{option:?}"), expected)
+                }
+                Problem::NotHere(hint) => ApiError::NotSupported {
+                    param: format!("{} ({key})", param()),
+                    hint: Some(hint.to_owned()),
+                },
+            })?;
+        }
+        Ok(read)
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), Problem> {
+        let LoadOptions { placement, drawing, eos_token } = self;
+        match key {
+            "hostfile" => placement.hostfile = text(value)?,
+            "distributed_backend" | "backend" => placement.backend = text(value)?,
+            "coordinator" => placement.coordinator = text(value)?,
+            "max_kv_size" => placement.context_tokens = Some(above_zero(value)?),
+            "max_tokens" => drawing.max_tokens = Some(above_zero(value)?),
+            "temperature" | "temp" => drawing.temperature = Some(number(value)?),
+            "top_p" => drawing.top_p = Some(number(value)?),
+            "top_k" => drawing.top_k = Some(whole(value)?),
+            "min_p" => drawing.min_p = Some(number(value)?),
+            "repetition_penalty" => drawing.repetition_penalty = Some(number(value)?),
+            "presence_penalty" => drawing.presence_penalty = Some(number(value)?),
+            "frequency_penalty" => drawing.frequency_penalty = Some(number(value)?),
+            "seed" => drawing.seed = Some(whole::<u64>(value)?),
+            "eos_token" => *eos_token = text(value)?,
+            "pooling" => drawing.pooling = Some(pooling(value)?),
+            // No code of a model is ever run, and prefixes are kept for as long as there is memory.
+            "trust_remote_code" | "max_cache_entries" => {}
+            // Nothing is padded, masked or separated here.
+            "pad_token" | "unk_token" | "sep_token" | "cls_token" | "mask_token" => {}
+            "bos_token" => {
+                return Err(Problem::NotHere("the model's tokenizer_config.json names it"));
+            }
+            "xtc_threshold" | "xtc_probability" => match number(value)? {
+                0.0 => {}
+                _ => return Err(Problem::NotHere("use top_p, top_k or min_p")),
+            },
+            _ => return Err(Problem::Unknown),
+        }
+        Ok(())
+    }
+}
+
+impl Drawing {
+    /// Takes the text of a token that ends answers.
+    pub(super) fn stop_at(
+        &mut self,
+        eos_token: Option<&str>,
+        tokenizer: &Tokenizer,
+    ) -> Result<(), ApiError> {
+        let Some(text) = eos_token else { return Ok(()) };
+        let tokens = tokenizer.encode(text, false);
+        match tokens.as_deref() {
+            Ok(&[token]) => self.stop_token = Some(token),
+            Ok(_) | Err(_) => {
+                let found = format!("{text:?}");
+                return Err(ApiError::out_of_range("eos_token", &found, "one token of the model"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is wrong with an option.
+enum Problem {
+    Unknown,
+    Value(&'static str),
+    NotHere(&'static str),
+}
+
+fn text(value: &str) -> Result<Option<String>, Problem> {
+    match value {
+        "" => Err(Problem::Value("`key:value` with a value")),
+        value => Ok(Some(value.to_owned())),
+    }
+}
+
+fn number(value: &str) -> Result<f64, Problem> {
+    let number = value.parse().ok().filter(|it: &f64| it.is_finite());
+    number.ok_or(Problem::Value("`key:value` with a number"))
+}
+
+fn whole<T: std::str::FromStr>(value: &str) -> Result<T, Problem> {
+    value.parse().map_err(|_| Problem::Value("`key:value` with a whole number"))
+}
+
+fn above_zero(value: &str) -> Result<u32, Problem> {
+    let expected = Problem::Value("`key:value` with a whole number above 0");
+    value.parse().ok().filter(|it| 0 < *it).ok_or(expected)
+}
+
+fn pooling(value: &str) -> Result<Pooling, Problem> {
+    match value {
+        "mean" => Ok(Pooling::Mean),
+        "last" => Ok(Pooling::Last),
+        _ => Err(Problem::Value("`pooling:mean` or `pooling:last`")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(options: &[&str]) -> Result<LoadOptions, String> {
+        let options: Vec<String> = options.iter().map(|it| (*it).to_owned()).collect();
+        LoadOptions::read(&options).map_err(|err| err.to_string())
+    }
+
+    #[test]
+    fn options_are_understood_and_may_have_colons_in_values() {
+        let options = read(&[
+            "hostfile:/etc/hosts.json",
+            "distributed_backend: ring",
+            "coordinator:10.0.0.1:5555",
+            "temp:0.5",
+            "max_tokens:7",
+            "top_k:-1",
+            "seed:12",
+            "trust_remote_code:true",
+            "xtc_probability:0.0",
+            "pooling:last",
+        ]);
+        let options = options.unwrap();
+        assert_eq!(options.placement.hostfile.as_deref(), Some("/etc/hosts.json"));
+        assert_eq!(options.placement.backend.as_deref(), Some("ring"));
+        assert_eq!(options.placement.coordinator.as_deref(), Some("10.0.0.1:5555"));
+        assert_eq!(
+            options.drawing,
+            Drawing {
+                temperature: Some(0.5),
+                max_tokens: Some(7),
+                top_k: Some(-1),
+                seed: Some(12),
+                pooling: Some(Pooling::Last),
+                ..Drawing::default()
+            }
+        );
+    }
+
+    #[test]
+    fn what_is_not_understood_is_told_with_its_place() {
+        for (option, told) in [
+            ("temprature:0.5", "one of hostfile, distributed_backend"),
+            ("hostfile", "`key:value`"),
+            ("hostfile:", "with a value"),
+            ("max_tokens:0", "above 0"),
+            ("temperature:NaN", "with a number"),
+            ("seed:1.5", "with a whole number"),
+            ("pooling:max", "pooling:mean"),
+            ("bos_token:<s>", "tokenizer_config.json"),
+            ("xtc_threshold:0.1", "use top_p"),
+        ] {
+            let message = read(&["top_p:0.9", option]).unwrap_err();
+            assert!(message.starts_with("options[1]") && message.contains(told), "{message}");
+        }
+    }
+}

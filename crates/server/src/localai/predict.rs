@@ -1,0 +1,238 @@
+//! `Predict` and `PredictStream`.
+
+use std::collections::BTreeMap;
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::Request;
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+
+use super::format::ReplyFormat;
+use super::frames::{read, streamed};
+use super::options::Drawing;
+use super::wire::{Message, PredictOptions};
+use super::{NAMES, open_meant};
+use crate::ServerState;
+use crate::body::parse;
+use crate::error::ApiError;
+use crate::generate::{Answer, AnswerPlan, Conversation, Job, Wishes, check_range};
+use crate::limits::ServerLimits;
+use crate::openai::chat;
+use crate::openai::request::{Common, Seed, Strings};
+use crate::registry::Serving;
+
+/// The field that a text came in.
+const PROMPT: &str = "prompt";
+
+/// `Predict`: the whole answer.
+pub(super) async fn predict(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    respond(&state, request, false).await
+}
+
+/// `PredictStream`: the answer as it comes.
+pub(super) async fn predict_stream(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    respond(&state, request, true).await
+}
+
+async fn respond(
+    state: &ServerState,
+    request: Request<Body>,
+    is_stream: bool,
+) -> Result<Response, ApiError> {
+    let answered = async {
+        let place = state.open_stream()?;
+        let options: PredictOptions = read(request, state.limits()).await?;
+        let (serving, drawing) = open_meant(state, &options.model_identity).await?;
+        let asked = (options, drawing, is_stream);
+        let prepared = serving.prepare(move |serving| prepare(asked, serving)).await?;
+        let (job, format, plan) = prepared;
+        let ending = format.ending();
+        let response = Answer::start(job, format, plan, &serving, place)?.respond().await?;
+        Ok(match is_stream {
+            true => streamed(response, ending, state.limits().write_timeout),
+            false => response,
+        })
+    };
+    answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
+}
+
+/// Everything that has to be known before the engine is asked.
+fn prepare(
+    (options, drawing, is_stream): (PredictOptions, Drawing, bool),
+    serving: &Serving,
+) -> Result<(Job, ReplyFormat, AnswerPlan), ApiError> {
+    check(&options)?;
+    let mut wishes = wishes(&options, &drawing, is_stream, serving)?;
+    let (job, param) = match options.prompt.is_empty() && options.use_tokenizer_template {
+        true => {
+            let conversation = conversation(&options, serving.state().limits())?;
+            (conversation.job(&mut wishes, serving)?, conversation.param)
+        }
+        false if options.prompt.is_empty() => {
+            return Err(ApiError::Needs {
+                param: PROMPT,
+                needs: "text, or UseTokenizerTemplate with Messages",
+            });
+        }
+        false => (Job::continuation(&options.prompt, PROMPT, &mut wishes, serving)?, PROMPT),
+    };
+    let format = ReplyFormat::new(&wishes, serving);
+    let plan = AnswerPlan::new(&job, &wishes, param);
+    Ok((job, format, plan))
+}
+
+/// Refuses by name what would change the answer and is not here. What other backends are told about
+/// memory and threads is passed over.
+fn check(options: &PredictOptions) -> Result<(), ApiError> {
+    let is_on = |value: f32| value != 0.0 && value != 1.0;
+    let media = "this model takes only text";
+    let samplers = "use top_p, top_k or min_p";
+    // LocalAI makes a grammar of tools that it also sends as they are: those are held to here.
+    let has_grammar = !options.grammar.is_empty() && options.tools.is_empty();
+    let grammar = "grammars in llama.cpp's notation are not read; send tools, or ask Jackalope's own \
+                   /v1 for a response_format";
+    let table = [
+        ("Images", !options.images.is_empty(), media),
+        ("Videos", !options.videos.is_empty(), media),
+        ("Audios", !options.audios.is_empty(), media),
+        ("Grammar", has_grammar, grammar),
+        ("Mirostat", options.mirostat != 0, samplers),
+        ("TypicalP", is_on(options.typical_p), samplers),
+        ("TailFreeSamplingZ", is_on(options.tail_free_sampling_z), samplers),
+        ("NegativePrompt", !options.negative_prompt.is_empty(), "say it in the prompt"),
+    ];
+    match table.into_iter().find(|(_, is_set, _)| *is_set) {
+        None => Ok(()),
+        Some((param, _, hint)) => {
+            Err(ApiError::NotSupported { param: param.to_owned(), hint: Some(hint.to_owned()) })
+        }
+    }
+}
+
+/// What is wished for; the model's own options come before the request's, as in LocalAI's backend.
+/// A field that protobuf does not tell from an absent one is off at 0, but for the temperature: 0 takes
+/// the likeliest token.
+fn wishes(
+    options: &PredictOptions,
+    drawing: &Drawing,
+    is_stream: bool,
+    serving: &Serving,
+) -> Result<Wishes, ApiError> {
+    let unless_zero = |value: f32| (value != 0.0).then_some(f64::from(value));
+    let limits = serving.state().limits();
+    let seed = (!matches!(options.seed, 0 | -1)).then_some(i64::from(options.seed) as u64);
+    let stops = options.stop_prompts.iter().filter(|stop| !stop.is_empty()).cloned().collect();
+    let common = Common {
+        temperature: drawing.temperature.or(Some(options.temperature.into())),
+        top_p: drawing.top_p.or(unless_zero(options.top_p)).or(Some(1.0)),
+        top_k: drawing.top_k.or(Some(options.top_k.into())),
+        min_p: drawing.min_p.or(Some(options.min_p.into())),
+        repetition_penalty: drawing.repetition_penalty.or(unless_zero(options.penalty)),
+        presence_penalty: drawing.presence_penalty.or(Some(options.presence_penalty.into())),
+        frequency_penalty: drawing.frequency_penalty.or(Some(options.frequency_penalty.into())),
+        logit_bias: logit_bias(&options.logit_bias)?,
+        seed: drawing.seed.or(seed).map(Seed),
+        stop: Some(Strings(stops)),
+        stop_token_ids: drawing.stop_token.map(|token| vec![token]),
+        ignore_eos: Some(options.ignore_eos),
+        stream: Some(is_stream),
+        ..Common::default()
+    };
+    let mut wishes = Wishes::check(common, serving)?;
+    let tokens = u32::try_from(options.tokens).ok().filter(|tokens| 0 < *tokens);
+    wishes.options.max_tokens = drawing.max_tokens.or(tokens).or(limits.default_max_tokens);
+    wishes.options.logprobs = logprobs(options, limits.top_logprobs)?;
+    if let Some(tokens) = u32::try_from(options.repeat).ok().filter(|tokens| 0 < *tokens) {
+        wishes.options.sampling.repetition_context = tokens;
+    }
+    Ok(wishes)
+}
+
+/// A count of 1 in `Logprobs` is how a chat's `true` arrives.
+fn logprobs(options: &PredictOptions, limit: u8) -> Result<Option<u8>, ApiError> {
+    if options.logprobs <= 0 && options.top_logprobs <= 0 {
+        return Ok(None);
+    }
+    let of_count = if options.logprobs == 1 { 0 } else { options.logprobs };
+    let num_top = u32::try_from(of_count.max(options.top_logprobs)).unwrap_or(0);
+    check_range("top_logprobs", num_top, 0, limit.into())?;
+    Ok(u8::try_from(num_top).ok())
+}
+
+fn logit_bias(text: &str) -> Result<Option<BTreeMap<String, f64>>, ApiError> {
+    (!text.is_empty()).then(|| json_field("LogitBias", text)).transpose()
+}
+
+/// JSON that stands in a field of text.
+fn json_field<T: serde::de::DeserializeOwned>(param: &str, text: &str) -> Result<T, ApiError> {
+    let reason = |err: serde_json::Error| ApiError::WrongType {
+        param: param.to_owned(),
+        reason: err.to_string(),
+    };
+    serde_json::from_str(text).map_err(reason)
+}
+
+/// The conversation of a request, by way of OpenAI's words for it, whose checks hold here too.
+pub(super) fn conversation(
+    options: &PredictOptions,
+    limits: &ServerLimits,
+) -> Result<Conversation, ApiError> {
+    let mut body = Map::new();
+    let read = |(idx, message)| read_message(idx, message);
+    let messages: Vec<Value> =
+        options.messages.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+    body.insert("messages".to_owned(), messages.into());
+    if !options.tools.is_empty() {
+        body.insert("tools".to_owned(), json_field("Tools", &options.tools)?);
+        if !options.tool_choice.is_empty() {
+            // A word comes bare, or in quotes.
+            let choice = serde_json::from_str(&options.tool_choice);
+            let choice = choice.unwrap_or_else(|_| Value::from(options.tool_choice.as_str()));
+            body.insert("tool_choice".to_owned(), choice);
+        }
+    }
+    let metadata = |name: &str| options.metadata.get(name).filter(|text| !text.is_empty());
+    if let Some(kwargs) = metadata("chat_template_kwargs") {
+        let kwargs: Value = json_field("Metadata.chat_template_kwargs", kwargs)?;
+        body.insert("chat_template_kwargs".to_owned(), kwargs);
+    }
+    if let Some(text) = metadata("enable_thinking") {
+        let is_on = text.eq_ignore_ascii_case("true");
+        body.insert("enable_thinking".to_owned(), is_on.into());
+    }
+    if let Some(effort) = metadata("reasoning_effort") {
+        body.insert("reasoning_effort".to_owned(), effort.as_str().into());
+    }
+    let body = Bytes::from(Value::Object(body).to_string());
+    chat::conversation(&body, parse(&body)?, limits)
+}
+
+fn read_message(message_idx: usize, message: &Message) -> Result<Value, ApiError> {
+    let mut read = Map::new();
+    read.insert("role".to_owned(), message.role.as_str().into());
+    read.insert("content".to_owned(), message.content.as_str().into());
+    for (field, text) in [
+        ("name", &message.name),
+        ("tool_call_id", &message.tool_call_id),
+        ("reasoning_content", &message.reasoning_content),
+    ] {
+        if !text.is_empty() {
+            read.insert(field.to_owned(), text.as_str().into());
+        }
+    }
+    if !message.tool_calls.is_empty() {
+        let param = format!("Messages[{message_idx}].tool_calls");
+        let calls: Value = json_field(&param, &message.tool_calls)?;
+        if calls.as_array().is_some_and(|calls| !calls.is_empty()) {
+            read.insert("tool_calls".to_owned(), calls);
+        }
+    }
+    Ok(json!(read))
+}

@@ -1,0 +1,115 @@
+//! `Embedding`, `TokenizeString` and `Detokenize`.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::Request;
+use axum::response::Response;
+use jackalope_protocol::{Pooling, TokenId};
+
+use super::format::count;
+use super::frames::{answer, read};
+use super::predict::conversation;
+use super::wire::{
+    DetokenizeRequest, DetokenizeResponse, EmbeddingLayout, EmbeddingResult, PredictOptions,
+    TokenizationResponse,
+};
+use super::{NAMES, open_meant};
+use crate::ServerState;
+use crate::embed::{self, Embedding};
+use crate::error::ApiError;
+use crate::registry::Serving;
+
+/// `Embedding`: the vector of a text, of the length 1.
+pub(super) async fn embedding(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let answered = async {
+        let _place = state.open_stream()?;
+        let options: PredictOptions = read(request, state.limits()).await?;
+        let (serving, drawing) = open_meant(&state, &options.model_identity).await?;
+        let text = move |serving: &Serving| embedded(&options, serving);
+        let tokens = serving.prepare(text).await?;
+        let prompt_tokens = tokens.len();
+        let wish = Embedding {
+            pooling: drawing.pooling.unwrap_or(Pooling::Mean),
+            normalized: true,
+            dimensions: None,
+            param: "embeddings",
+        };
+        let embeddings = embed::vectors(&serving, vec![tokens], wish).await?.remove(0);
+        Ok(answer(&EmbeddingResult {
+            tokens: 1,
+            dim: count(embeddings.len()),
+            prompt_tokens: count(prompt_tokens),
+            layout: EmbeddingLayout::Final.into(),
+            embeddings,
+        }))
+    };
+    answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
+}
+
+/// The tokens to embed: as they are, or of a text, which some clients send as the prompt.
+fn embedded(options: &PredictOptions, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
+    if !options.embedding_tokens.is_empty() {
+        return token_ids("embedding_tokens", &options.embedding_tokens, serving);
+    }
+    let is_empty = options.embeddings.is_empty();
+    let text = if is_empty { &options.prompt } else { &options.embeddings };
+    let tokens = serving.text().tokenizer.encode_prompt(text);
+    tokens.map_err(|err| ApiError::from_text(err, "embeddings"))
+}
+
+/// Numbers of the wire, which are signed, as tokens of the model's.
+fn token_ids(
+    param: &'static str,
+    tokens: &[i32],
+    serving: &Serving,
+) -> Result<Vec<TokenId>, ApiError> {
+    let vocab_size = serving.engine_limits()?.vocab_size;
+    let token = |&token: &i32| {
+        let known = TokenId::try_from(token).ok().filter(|token| *token < vocab_size);
+        known.ok_or_else(|| {
+            let expected = format!("from 0 to {}", vocab_size.saturating_sub(1));
+            ApiError::out_of_range(param, &token, expected)
+        })
+    };
+    tokens.iter().map(token).collect()
+}
+
+/// `TokenizeString`: the tokens of a prompt, or of a conversation with all that the template adds.
+pub(super) async fn tokenize(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let answered = async {
+        let options: PredictOptions = read(request, state.limits()).await?;
+        let (serving, _) = open_meant(&state, &options.model_identity).await?;
+        let tokens = serving.prepare(move |serving| tokenized(&options, serving)).await?;
+        let tokens: Vec<i32> = tokens.into_iter().map(count).collect();
+        Ok(answer(&TokenizationResponse { length: count(tokens.len()), tokens }))
+    };
+    answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
+}
+
+fn tokenized(options: &PredictOptions, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
+    if options.prompt.is_empty() && options.use_tokenizer_template {
+        return conversation(options, serving.state().limits())?.encode(serving);
+    }
+    let tokens = serving.text().tokenizer.encode_prompt(&options.prompt);
+    tokens.map_err(|err| ApiError::from_text(err, "prompt"))
+}
+
+/// `Detokenize`: the text of tokens, special ones included.
+pub(super) async fn detokenize(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let asked: DetokenizeRequest = read(request, state.limits()).await?;
+    let (serving, _) = open_meant(&state, "").await?;
+    let text = move |serving: &Serving| {
+        let tokens = token_ids("tokens", &asked.tokens, serving)?;
+        Ok(serving.text().tokenizer.decode(&tokens, false))
+    };
+    Ok(answer(&DetokenizeResponse { content: serving.prepare(text).await? }))
+}

@@ -1,0 +1,138 @@
+//! A server that has no model until LocalAI names one.
+
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use jackalope_server::{LoadError, LoadFuture, ModelOpener, ModelOrder, Models};
+use prost::Message;
+
+use super::wire::{Ask, Load, Metrics, Outcome, Reply, State};
+use super::{FAILED_PRECONDITION, load, one, prompt, refused, text};
+use crate::models::{House, plan};
+
+/// How long a call waits for its model, usually.
+const PATIENT: Duration = Duration::from_secs(60);
+
+/// Brings every model but one.
+#[derive(Debug, Default)]
+struct FakeOpener {
+    models: OnceLock<Models>,
+    orders: Mutex<Vec<ModelOrder>>,
+}
+
+impl ModelOpener for FakeOpener {
+    fn open(&self, order: &ModelOrder) -> LoadFuture<String> {
+        self.orders.lock().unwrap().push(order.clone());
+        let id = order.model.clone();
+        let found = if id == "nowhere" {
+            Err(LoadError { message: "there is no model nowhere".to_owned() })
+        } else {
+            self.models.get().unwrap().add(&id, None);
+            Ok(id)
+        };
+        Box::pin(async { found })
+    }
+
+    fn missing(&self, order: &ModelOrder, ranks: &[usize]) -> String {
+        format!("start {ranks:?} of {}", order.model)
+    }
+}
+
+fn empty_house(load_wait: Duration) -> (House, Arc<FakeOpener>) {
+    let opener = Arc::new(FakeOpener::default());
+    let house = plan(&[]).change(|plan| {
+        plan.unknown = vec![("alpha".to_owned(), 6), ("beta".to_owned(), 6)];
+        plan.server.limits.load_wait = load_wait;
+        plan.server.opener = Some(opener.clone());
+    });
+    let house = house.build();
+    opener.models.set(house.models.clone()).unwrap();
+    (house, opener)
+}
+
+async fn said(house: &House, identity: &str) -> String {
+    let ask = Ask { model_identity: identity.to_owned(), ..prompt("Hello") };
+    text(&[one::<Reply>(&house.state, "Predict", &ask).await])
+}
+
+fn nothing() -> impl Message {
+    Load::default()
+}
+
+#[tokio::test]
+async fn nothing_is_there_until_it_is_loaded_and_after_it_is_freed() {
+    let (house, _) = empty_house(PATIENT);
+    let state = &house.state;
+    for round in 0..2 {
+        assert_eq!(one::<Reply>(state, "Health", &nothing()).await.message, b"OK");
+        assert_eq!(one::<State>(state, "Status", &nothing()).await.state, 0, "round {round}");
+        for (call, identity) in [("Predict", ""), ("PredictStream", "alpha"), ("Embedding", "")] {
+            let ask = Ask { model_identity: identity.to_owned(), ..prompt("Hello") };
+            let (code, message) = refused(state, call, &ask).await;
+            assert!(code == FAILED_PRECONDITION && message.starts_with("model not loaded"));
+        }
+        assert_eq!(refused(state, "GetMetrics", &nothing()).await.0, FAILED_PRECONDITION);
+        let outcome = load(state, "nowhere", &[]).await;
+        assert!(!outcome.success && outcome.message.contains("there is no model nowhere"));
+
+        assert!(load(state, "alpha", &["temperature:0"]).await.success);
+        assert_eq!(said(&house, "").await, "aaa");
+        assert_eq!(one::<State>(state, "Status", &nothing()).await.state, 2);
+        one::<Metrics>(state, "GetMetrics", &nothing()).await;
+        assert!(one::<Outcome>(state, "Free", &nothing()).await.success);
+    }
+    assert_eq!(house.log(), ["load alpha", "end alpha", "load alpha", "end alpha"]);
+}
+
+#[tokio::test]
+async fn another_model_or_other_machines_take_the_place_of_the_first() {
+    let (house, opener) = empty_house(PATIENT);
+    let state = &house.state;
+    assert!(load(state, "alpha", &["hostfile:/h.json"]).await.success);
+    assert!(load(state, "alpha", &["hostfile:/h.json", "max_tokens:2"]).await.success);
+    assert_eq!(said(&house, "alpha").await, "aa", "the same ranks, other options");
+    assert_eq!(house.log(), ["load alpha"]);
+    assert!(load(state, "alpha", &["hostfile:/i.json", "distributed_backend:ring"]).await.success);
+    assert!(load(state, "beta", &[]).await.success);
+    assert_eq!(said(&house, "beta").await, "bbb");
+    assert_eq!(house.log()[..2], ["load alpha", "end alpha"]);
+    assert_eq!(house.log()[2..], ["load alpha", "end alpha", "load beta"]);
+    let orders = opener.orders.lock().unwrap();
+    let hostfiles: Vec<_> = orders.iter().map(|it| it.hostfile.as_deref()).collect();
+    assert_eq!(hostfiles, [Some("/h.json"), Some("/i.json"), None]);
+    assert_eq!(orders[1].backend.as_deref(), Some("ring"));
+}
+
+/// Asks for a model as often as it takes.
+async fn load_at_last(house: &House, model: &str) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let outcome = load(&house.state, model, &[]).await;
+        if outcome.success {
+            return;
+        }
+        assert!(outcome.message.contains("is loading"), "{outcome:?}");
+        assert!(Instant::now() < deadline, "{model} is never loaded");
+    }
+}
+
+#[tokio::test]
+async fn a_load_that_takes_too_long_is_told_and_may_be_replaced() {
+    let (house, _) = empty_house(Duration::from_millis(200));
+    let state = &house.state;
+    house.open_gate(false);
+    let outcome = load(state, "alpha", &[]).await;
+    assert!(!outcome.success && outcome.message.contains("alpha is loading"), "{outcome:?}");
+    // The load goes on, and another call finds it.
+    house.open_gate(true);
+    load_at_last(&house, "alpha").await;
+    assert_eq!(house.log(), ["load alpha"]);
+    house.open_gate(false);
+    assert!(!load(state, "beta", &[]).await.success);
+    // One that nobody waits for any more makes room at once.
+    let outcome = load(state, "alpha", &[]).await;
+    assert!(!outcome.success && outcome.message.contains("alpha is loading"), "{outcome:?}");
+    house.open_gate(true);
+    load_at_last(&house, "alpha").await;
+    assert_eq!(said(&house, "alpha").await, "aaa");
+}
