@@ -15,7 +15,8 @@ use jackalope_engine::link::{
     LaunchError, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankProcess, Seat,
 };
 use jackalope_engine::{
-    Engine, EngineConfig, EngineError, EngineHandle, EngineState, KvBudget, RetryPolicy, Status,
+    Engine, EngineConfig, EngineError, EngineHandle, EngineState, KvBudget, PressurePolicy,
+    RetryPolicy, Status,
 };
 use jackalope_protocol::split::Split;
 use jackalope_protocol::{Backend, Device, Secret, Setup};
@@ -417,6 +418,10 @@ fn setup(
 
 fn engine_config(args: &RankArgs, text: &ModelText, kv_budget: KvBudget) -> EngineConfig {
     EngineConfig {
+        pressure: PressurePolicy {
+            warns_at_rest: pressure_limits(args).warn_bytes.is_some(),
+            ..PressurePolicy::default()
+        },
         step_tokens: args.step_tokens.max(args.running_max),
         running_max: args.running_max,
         queue_max: args.queue_max,

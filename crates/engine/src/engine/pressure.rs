@@ -42,11 +42,18 @@ pub struct PressurePolicy {
     pub hold: Duration,
     /// Time of critical memory after which new requests are refused.
     pub critical_max: Duration,
+    /// Whether a warning counts that the loaded model alone gives rise to: a person has said what is
+    /// too little.
+    pub warns_at_rest: bool,
 }
 
 impl Default for PressurePolicy {
     fn default() -> PressurePolicy {
-        PressurePolicy { hold: Duration::from_secs(10), critical_max: Duration::from_secs(30) }
+        PressurePolicy {
+            hold: Duration::from_secs(10),
+            critical_max: Duration::from_secs(30),
+            warns_at_rest: false,
+        }
     }
 }
 
@@ -91,7 +98,7 @@ impl PressureGuard {
     pub(super) fn take(&mut self, mut reading: MemoryReading, now: Instant) -> PressureStatus {
         let at_rest = self.at_rest.unwrap_or(PressureTier::Warn).min(reading.tier);
         self.at_rest = Some(at_rest);
-        if reading.tier <= at_rest {
+        if reading.tier <= at_rest && !self.policy.warns_at_rest {
             reading.tier = PressureTier::Normal;
         }
         let is_better = reading.tier < self.tier;
@@ -151,6 +158,9 @@ mod tests {
         assert_eq!(tiers(&[Warn, Warn, Critical, Warn]), [Normal, Normal, Critical, Normal]);
         assert_eq!(tiers(&[Warn, Normal, Warn]), [Normal, Normal, Warn], "it can be better");
         assert_eq!(tiers(&[Critical, Warn]), [Critical, Normal], "nobody is to be killed");
+        let mut guard = PressureGuard::new(PressurePolicy { warns_at_rest: true, ..policy });
+        let reading = MemoryReading { tier: Warn, ..MemoryReading::default() };
+        assert_eq!(guard.take(reading, Instant::now()).reading.tier, Warn);
     }
 
     #[test]

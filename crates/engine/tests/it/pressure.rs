@@ -15,7 +15,7 @@ fn reading(tier: PressureTier) -> MemoryReading {
 }
 
 fn policy(critical_max: Duration) -> EngineConfig {
-    let pressure = PressurePolicy { hold: Duration::ZERO, critical_max };
+    let pressure = PressurePolicy { hold: Duration::ZERO, critical_max, warns_at_rest: true };
     EngineConfig { pressure, ..EngineConfig::default() }
 }
 
@@ -45,8 +45,6 @@ fn streams_stand_still_while_memory_is_short_and_lose_no_token() {
         (0..8).map(|idx| fixture.submit(seeded(prompt(idx), 3000, 3)).unwrap()).collect();
     wait_until(|| handle.status().running == 8);
 
-    // With the model loaded there is enough.
-    handle.report_memory(reading(PressureTier::Normal));
     handle.report_memory(reading(PressureTier::Warn));
     wait_until(|| handle.status().kv.kept_bytes == 0);
     assert_eq!(handle.status().running, 8, "what runs goes on");
@@ -80,7 +78,6 @@ fn new_requests_are_refused_when_memory_is_critical_for_too_long_and_taken_again
     let fixture = start(policy(Duration::ZERO), paced(Duration::ZERO));
     fixture.control.order(FakeOrder::Hold);
     let open = fixture.submit(seeded(prompt(0), 50, 3)).unwrap();
-    fixture.handle.report_memory(reading(PressureTier::Normal));
     assert!(fixture.handle.report_memory(reading(PressureTier::Critical)));
     wait_until(|| fixture.handle.status().pressure.reading.tier == PressureTier::Critical);
     let refused = fixture.submit(seeded(prompt(1), 5, 3)).unwrap_err();

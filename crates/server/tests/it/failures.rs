@@ -53,7 +53,11 @@ async fn a_full_queue_says_when_to_come_again() {
 #[tokio::test]
 async fn a_machine_whose_memory_others_have_taken_is_told_with_507_and_by_health() {
     let setup = Setup::says("Hello").engine(|config| {
-        config.pressure = PressurePolicy { hold: Duration::ZERO, critical_max: Duration::ZERO };
+        config.pressure = PressurePolicy {
+            hold: Duration::ZERO,
+            critical_max: Duration::ZERO,
+            warns_at_rest: true,
+        };
     });
     let server = setup.start().await;
     let reading = |tier| MemoryReading { tier, host: "mac2".to_owned(), free_bytes: 300 << 20 };
