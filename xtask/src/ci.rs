@@ -67,6 +67,10 @@ fn step(name: &str, mut command: Command) -> anyhow::Result<()> {
 fn cargo(args: &[&str]) -> Command {
     let mut command = command("cargo");
     command.args(args);
+    if env("CI").is_some() {
+        // Nobody builds a second time there.
+        command.env("CARGO_INCREMENTAL", "0");
+    }
     command
 }
 

@@ -168,7 +168,7 @@ impl Peer {
 /// Reads a stream to its `[DONE]`.
 fn listen(stream: impl Read, sent: Instant) -> Result<Heard, Fault> {
     let mut stream = BufReader::new(stream.take(STREAM_BYTES_MAX));
-    let (mut pieces, mut usage) = (Vec::new(), Value::Null);
+    let (mut pieces, mut silent, mut usage) = (Vec::new(), Vec::new(), Value::Null);
     loop {
         let data = next_data(&mut stream).map_err(|err| Fault::of_io(&err))?;
         let now = Instant::now();
@@ -177,10 +177,14 @@ fn listen(stream: impl Read, sent: Instant) -> Result<Heard, Fault> {
             return Err(Fault::new(name, format!("after {} pieces of text", pieces.len())));
         };
         if data == "[DONE]" {
+            let output_tokens = usage["completion_tokens"].as_u64().filter(|it| 0 < *it);
+            // Tokens that are no text, such as those that end an answer which may not end.
+            if pieces.is_empty() && output_tokens.is_some() {
+                pieces = silent;
+            }
             if pieces.is_empty() {
                 return Err(Fault::new("no text", "the stream ended without any text"));
             }
-            let output_tokens = usage["completion_tokens"].as_u64().filter(|it| 0 < *it);
             return Ok(Heard {
                 sent,
                 end: now,
@@ -201,6 +205,8 @@ fn listen(stream: impl Read, sent: Instant) -> Result<Heard, Fault> {
         }
         if has_text(&chunk["choices"][0]) {
             pieces.push(now);
+        } else if chunk["choices"][0].is_object() {
+            silent.push(now);
         }
     }
 }
@@ -234,6 +240,10 @@ mod tests {
         assert_eq!((plain.pieces.len(), plain.output_tokens, plain.prompt_tokens), (2, 2, None));
         let usage = "data: {\"choices\": [], \"usage\": {\"prompt_tokens\": 9, \"completion_tokens\": 5}}\n";
         let told = heard(&format!("{completion}{usage}data: [DONE]\n")).unwrap();
+        let silent = "data: {\"choices\": [{\"text\": \"\"}]}\n\n";
+        let mute = heard(&format!("{silent}{usage}data: [DONE]\n")).unwrap();
+        assert_eq!((mute.pieces.len(), mute.output_tokens), (1, 5), "tokens without a text");
+        assert_eq!(fault_of(&format!("{silent}data: [DONE]\n")), "no text");
         assert_eq!((told.pieces.len(), told.output_tokens, told.prompt_tokens), (2, 5, Some(9)));
     }
 

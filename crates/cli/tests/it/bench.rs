@@ -112,10 +112,10 @@ fn a_server_is_measured_in_every_shape_and_compared_with_an_earlier_report() {
         rows.iter().map(|it| (number(it, "/prompt_tokens"), number(it, "/concurrency"))).collect();
     assert_eq!(shapes, [(40.0, 1.0), (40.0, 3.0), (80.0, 1.0), (80.0, 3.0)]);
     for row in rows {
-        assert_eq!((number(row, "/answered"), number(row, "/output_tokens")), (5.0, 30.0));
         assert_eq!(row["errors"], json!({}));
+        assert_eq!((number(row, "/answered"), number(row, "/output_tokens")), (5.0, 30.0));
         let (wanted, told) = (number(row, "/prompt_tokens"), number(row, "/prompt_tokens_told"));
-        assert!((told - wanted).abs() <= 0.25 * wanted, "{row}");
+        assert!((told - wanted).abs() <= 0.5 * wanted, "{row}");
         for time in ["first_token_ms", "inter_token_ms", "time_per_output_token_ms", "request_ms"] {
             let at = |quantile: &str| number(row, &format!("/{time}/{quantile}"));
             assert!(0.0 < at("p50") && at("p50") <= at("p90") && at("p90") <= at("p99"), "{row}");
