@@ -27,6 +27,15 @@ while True:
     # Answers to what was passed on come here too.
     if query[5] != 0 or finder[0] == own:
         continue
+    # Before the flood, in which the agent would not hear it.
+    answer = None
+    for _ in range(20):
+        relay.sendto(query, (agent, PORT))
+        try:
+            answer = relay.recv(2048)
+            break
+        except socket.timeout:
+            pass
     nonce = query[6:22]
     build = struct.pack("<HB", 6, 5) + b"9.9.9"
     forged = b"JKLD\x01\x01" + nonce + build + struct.pack("<HQB", PORT, 7, 1)
@@ -44,9 +53,6 @@ while True:
         for datagram in flood:
             heard.sendto(datagram, finder)
             heard.sendto(datagram, (GROUP, PORT))
-    relay.sendto(query, (agent, PORT))
-    try:
-        heard.sendto(relay.recv(2048), finder)
+    if answer is not None:
+        heard.sendto(answer, finder)
         print("relayed", flush=True)
-    except socket.timeout:
-        pass
