@@ -1,9 +1,9 @@
 """gRPC as LocalAI calls its backends, with Google's own client, held against HTTP."""
 
-import time
 import json
 import sys
 import threading
+import time
 from pathlib import Path
 
 import grpc
