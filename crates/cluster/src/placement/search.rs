@@ -15,8 +15,8 @@ const STEPS_BY_MEMORY: [u64; 3] = [8, 16, 100];
 /// The same for shares by what is left beside the parts that every rank holds.
 const STEPS_BY_ROOM: [u64; 3] = [16, 100, 1000];
 
-/// Ranks up to which all shares of a grid are tried, and how fine it is for so many.
-const GRID_STEPS: [u32; 9] = [0, 1, 256, 32, 20, 16, 14, 12, 12];
+/// By the number of ranks: all shares are tried whose sum is at most this, before anything is refused.
+pub(super) const GRID_SUM_MAX: [u32; 9] = [0, 1, 128, 24, 20, 16, 14, 13, 12];
 
 /// A split and what it makes each rank take.
 type Attempt = (Split, Vec<RankNeed>);
@@ -79,8 +79,9 @@ fn best_stages(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Option<
     Some((split, needs))
 }
 
-/// The first shares that fit: by memory, by room, then the best of a grid. If none do, those of the
-/// attempts that lack least.
+/// The first shares that fit: by memory, by room, then the best of all small ones. Parts are cut in
+/// whole heads and groups, so that small shares may fit where a finer division, rounded, does not. If
+/// none fit, those of the attempts that lack least.
 fn best_shares(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Attempt {
     let attempt = |shares: Vec<u32>| -> Attempt {
         let split = Split::Tensor(shares);
@@ -102,14 +103,16 @@ fn best_shares(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Attempt
         }
     }
     let (_, least) = least.expect("there was an attempt");
-    let steps = GRID_STEPS.get(caps.len()).copied().unwrap_or(0);
+    let sum_max = GRID_SUM_MAX.get(caps.len()).copied().unwrap_or(0);
     let mut grid = Vec::new();
-    compositions(steps, caps.len(), &mut Vec::new(), &mut |shares| {
-        let found = attempt(reduced(shares.to_vec()));
-        if fits(&found.1, caps) {
-            grid.push(found);
-        }
-    });
+    for sum in 1..=sum_max {
+        compositions(sum, caps.len(), &mut Vec::new(), &mut |shares| {
+            // What has a common divisor was tried with a smaller sum.
+            if shares.iter().copied().fold(0, gcd) == 1 {
+                grid.extend(Some(attempt(shares.to_vec())).filter(|it| fits(&it.1, caps)));
+            }
+        });
+    }
     // The one that leaves the fullest machine the most.
     let fullest = |needs: &[RankNeed]| {
         let parts = needs.iter().zip(caps);

@@ -209,6 +209,18 @@ fn whole_layers_fit_where_parts_do_not() {
 }
 
 #[test]
+fn small_shares_fit_where_finer_ones_do_not() {
+    // Six heads are dealt whole: shares in the proportion of these memories, however fine, do not fit.
+    let model = dense((448, 896, 2), (6, 6, 128), 8);
+    let wishes = || Wishes { split: Some(SplitKind::Tensor), ..context(769) };
+    let needs = dealing::needs(&model, &tensor(&[8, 3, 1]), 769);
+    let free: Vec<u64> = needs.iter().map(|need| RESERVE_BYTES + need.total()).collect();
+    let caps: Vec<u64> = needs.iter().map(RankNeed::total).collect();
+    let placement = place_on(&model, &free, wishes()).unwrap();
+    assert!(search::fits(&dealing::needs(&model, &placement.split, 769), &caps));
+}
+
+#[test]
 fn more_machines_than_layers_make_no_pipeline() {
     let model = dense((1024, 1024, 2), (16, 8, 64), 4);
     let wishes = Wishes { num_machines: Some(3), split: Some(SplitKind::Pipeline), ..context(512) };
@@ -353,9 +365,11 @@ proptest! {
                 let shared = if model.heads.unwrap().kv_heads < free.len() { cut } else { 0 };
                 prop_assert!(room < cut + slack + shared, "{room} of room for {cut}, slack {slack}");
                 // No small shares fit either.
+                let sum_max = search::GRID_SUM_MAX[free.len()];
                 for a in 1..10_u32 {
                     for b in 1..10 {
                         let shares: Vec<u32> = [a, b, 1, 1][..free.len()].to_vec();
+                        prop_assert!(shares.iter().sum::<u32>() <= sum_max || free.len() == 1);
                         let needs = dealing::needs(&model, &tensor(&shares), tokens);
                         let caps: Vec<u64> = free.iter().map(|it| it - RESERVE_BYTES).collect();
                         prop_assert!(!search::fits(&needs, &caps), "{shares:?} fit");
