@@ -1,6 +1,5 @@
 //! Brings up an engine with its ranks, and takes it down again.
 
-use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
@@ -254,7 +253,7 @@ fn place_here(model_dir: &Path, args: &RankArgs, profile: bool) -> anyhow::Resul
     local.set_env(environment_of(&args.hosts.env)?);
     let config = LinkConfig {
         listen: SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0),
-        secret: Secret(random_bytes().context("drawing the cluster's secret")?),
+        secret: Secret::draw().context("drawing the cluster's secret")?,
         seats: Seat::local(&setup),
         timeouts: timeouts(args),
         first_epoch: 0,
@@ -440,13 +439,6 @@ fn engine_config(args: &RankArgs, text: &ModelText, kv_budget: KvBudget) -> Engi
 fn pressure_limits(args: &RankArgs) -> PressureLimits {
     let PressureArgs { memory_warn, memory_critical } = args.memory;
     PressureLimits { warn_bytes: memory_warn, critical_bytes: memory_critical }
-}
-
-/// From the system's source of randomness.
-pub(crate) fn random_bytes() -> std::io::Result<[u8; 32]> {
-    let mut bytes = [0; 32];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// Starts ranks on this machine for the engine.

@@ -26,8 +26,6 @@ mod link;
 mod list;
 mod wire;
 
-use std::fs::File;
-use std::io::{self, Read};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 pub use answer::Responder;
@@ -44,8 +42,3 @@ const GROUP_V4: Ipv4Addr = Ipv4Addr::new(239, 255, 74, 75);
 
 /// Not assigned by anybody, on the link alone (RFC 4291, section 2.7).
 const GROUP_V6: Ipv6Addr = Ipv6Addr::new(0xff12, 0, 0, 0, 0, 0, 0x4a4b, 0x4c50);
-
-/// From the system's source of randomness.
-fn random(bytes: &mut [u8]) -> io::Result<()> {
-    File::open("/dev/urandom")?.read_exact(bytes)
-}

@@ -1,7 +1,7 @@
 //! Jackalope's own folder on a machine: `~/.jackalope`.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -103,17 +103,15 @@ impl Home {
         }
         let path = self.join("secret");
         let failed = |source| HomeError::Io { path: path.clone(), source };
-        let mut bytes = [0; 32];
-        File::open("/dev/urandom").and_then(|mut it| it.read_exact(&mut bytes)).map_err(failed)?;
+        let secret = Secret::draw().map_err(failed)?;
         self.dir("")?;
         // Whoever comes second takes what the first has made.
         let draft = self.draft("secret");
-        write_private(&draft, format!("{}\n", Secret(bytes).to_hex()).as_bytes())
-            .map_err(failed)?;
+        write_private(&draft, format!("{}\n", secret.to_hex()).as_bytes()).map_err(failed)?;
         let linked = fs::hard_link(&draft, &path);
         fs::remove_file(&draft).map_err(failed)?;
         match linked {
-            Ok(()) => Ok(Secret(bytes)),
+            Ok(()) => Ok(secret),
             Err(err) if err.kind() == io::ErrorKind::AlreadyExists => {
                 self.known_secret()?.ok_or(HomeError::Malformed { path })
             }

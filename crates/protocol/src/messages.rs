@@ -19,6 +19,16 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Secret {
+    /// Draws one from the system's source of randomness.
+    ///
+    /// # Errors
+    /// If the system has none.
+    pub fn draw() -> std::io::Result<Secret> {
+        let mut bytes = [0; 32];
+        getrandom::fill(&mut bytes)?;
+        Ok(Secret(bytes))
+    }
+
     /// Reads 64 hexadecimal digits, as [`Secret::to_hex`] writes them.
     pub fn from_hex(text: &str) -> Option<Secret> {
         let digits = text.trim().as_bytes();

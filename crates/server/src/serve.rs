@@ -13,6 +13,7 @@ use std::time::Duration;
 use axum::Router;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulConnection;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -175,7 +176,7 @@ async fn answer<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     socket: S,
     router: Router,
     limits: &ServerLimits,
-    mut ended: watch::Receiver<bool>,
+    ended: watch::Receiver<bool>,
 ) {
     let socket = TokioIo::new(Impatient::new(socket, limits.write_timeout));
     let serving = http1::Builder::new()
@@ -183,18 +184,7 @@ async fn answer<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
         .header_read_timeout(limits.head_timeout)
         .max_buf_size(HEAD_BYTES)
         .serve_connection(socket, TowerToHyperService::new(router));
-    let mut serving = std::pin::pin!(serving);
-    let ending = async { ended.wait_for(|&ended| ended).await.is_ok() };
-    let outcome = tokio::select! {
-        outcome = &mut serving => outcome,
-        _ = ending => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
-        }
-    };
-    if let Err(err) = outcome {
-        debug!(%err, "connection ended early");
-    }
+    until_over(serving, ended).await;
 }
 
 /// Answers calls on a connection of HTTP/2 until either side ends it.
@@ -202,7 +192,7 @@ async fn answer_calls(
     socket: TcpStream,
     router: Router,
     limits: &ServerLimits,
-    mut ended: watch::Receiver<bool>,
+    ended: watch::Receiver<bool>,
 ) {
     let socket = TokioIo::new(Impatient::new(socket, limits.write_timeout));
     let serving = http2::Builder::new(TokioExecutor::new())
@@ -213,13 +203,21 @@ async fn answer_calls(
         .keep_alive_interval(limits.head_timeout)
         .keep_alive_timeout(limits.handshake_timeout)
         .serve_connection(socket, TowerToHyperService::new(router));
-    let mut serving = std::pin::pin!(serving);
+    until_over(serving, ended).await;
+}
+
+/// Serves a connection until either side ends it; the server does once what is open has its answers.
+async fn until_over<C: GracefulConnection<Error = hyper::Error>>(
+    connection: C,
+    mut ended: watch::Receiver<bool>,
+) {
+    let mut connection = std::pin::pin!(connection);
     let ending = async { ended.wait_for(|&ended| ended).await.is_ok() };
     let outcome = tokio::select! {
-        outcome = &mut serving => outcome,
+        outcome = &mut connection => outcome,
         _ = ending => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
+            connection.as_mut().graceful_shutdown();
+            connection.await
         }
     };
     if let Err(err) = outcome {

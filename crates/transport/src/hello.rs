@@ -10,8 +10,7 @@
 //! Each proof is HMAC-SHA256 (RFC 2104) with the group's secret over the label of its side, the
 //! hello and the reply. Both nonces are in it, so a recorded handshake is worth nothing later.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -35,7 +34,7 @@ pub(crate) type Nonce = [u8; 32];
 /// Random bytes from the system.
 pub(crate) fn nonce() -> io::Result<Nonce> {
     let mut bytes = [0; 32];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    getrandom::fill(&mut bytes)?;
     Ok(bytes)
 }
 

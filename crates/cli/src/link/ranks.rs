@@ -22,7 +22,6 @@ use tokio::sync::mpsc::Sender;
 
 use crate::args::LinkArgs;
 use crate::args::machines::ReachArgs;
-use crate::cluster::random_bytes;
 use crate::environment::Environment;
 use crate::machines;
 
@@ -76,7 +75,7 @@ impl OwnRanks {
         backends: &[Backend],
         rows: &Sender<(usize, Value)>,
     ) -> anyhow::Result<OwnRanks> {
-        let secret = Secret(random_bytes().context("drawing the group's secret")?);
+        let secret = Secret::draw().context("drawing the group's secret")?;
         // The ring's settings are the ones that have to be made; they do not disturb the others.
         let settings = if backends.contains(&Backend::Ring) { Backend::Ring } else { Backend::Tcp };
         let num_ranks = args.ranks as usize;

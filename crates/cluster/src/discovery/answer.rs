@@ -45,7 +45,7 @@ impl Responder {
             Err(err) => info!(%err, "queries over IPv6 are not heard"),
         }
         let mut id = [0; 8];
-        super::random(&mut id)?;
+        getrandom::fill(&mut id)?;
         let is_over = Arc::new(AtomicBool::new(false));
         let mut responder = Responder { is_over: Arc::clone(&is_over), threads: Vec::new() };
         for socket in sockets {

@@ -128,7 +128,7 @@ pub enum DiscoverError {
 pub fn find(config: &FindConfig) -> Result<Found, DiscoverError> {
     let asking = Asking::new()?;
     let mut nonce = Nonce::default();
-    super::random(&mut nonce)?;
+    getrandom::fill(&mut nonce).map_err(io::Error::from)?;
     let mut heard = Heard::new(config.secret, nonce);
     listen(&asking, config, &mut heard)?;
     let secret = &config.secret;

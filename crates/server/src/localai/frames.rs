@@ -1,17 +1,15 @@
 //! gRPC on HTTP/2: a message is a byte that says whether it is compressed, four that count, and
 //! protobuf; how a call went stands in the trailers.
 
-use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderValue, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, stream};
-use hyper::body::Frame;
+use http_body_util::BodyExt;
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -179,7 +177,11 @@ pub(super) fn streamed(response: Response, ending: Ending, patience: Duration) -
 }
 
 fn with_trailers(response: Response, ending: Ending) -> Response {
-    let mut response = response.map(|body| Body::new(Trailed { body, ending, is_over: false }));
+    let trailers = async move {
+        let cut = || Status::of(&ApiError::ShuttingDown);
+        Some(Ok(ending.get().cloned().unwrap_or_else(cut).headers()))
+    };
+    let mut response = response.map(|body| Body::new(body.with_trailers(trailers)));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(CONTENT));
     response
 }
@@ -203,39 +205,6 @@ fn impatient(body: Body, patience: Duration) -> Body {
         Some((receiver.recv().await?, (receiver, relay)))
     });
     Body::from_stream(frames)
-}
-
-/// A body, and how the call went after it.
-struct Trailed {
-    body: Body,
-    ending: Ending,
-    is_over: bool,
-}
-
-impl HttpBody for Trailed {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        if self.is_over {
-            return Poll::Ready(None);
-        }
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        if frame.is_some() {
-            return Poll::Ready(frame);
-        }
-        self.is_over = true;
-        let cut = || Status::of(&ApiError::ShuttingDown);
-        let status = self.ending.get().cloned().unwrap_or_else(cut);
-        Poll::Ready(Some(Ok(Frame::trailers(status.headers()))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.is_over
-    }
 }
 
 #[cfg(test)]
