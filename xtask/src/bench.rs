@@ -1,200 +1,42 @@
-//! `cargo xtask bench kernels [--threads 1,2] [--cpu SET|all] [--json] [FILTER]`: the CPU kernels on the shapes of Qwen3
-//! 0.6B, beside what this machine can do at best. Only lines whose name contains the filter are measured.
-//!
-//! Weights are streamed from memory far larger than the caches, as in decoding. Each figure is the best of several
-//! passes; rooflines are those of the same run.
+//! `cargo xtask bench kernels|grammar|peers`: measurements. Those of one crate are its examples, which only the peers'
+//! comparison puts side by side.
 
-mod cases;
 mod dllama;
 mod gguf;
 mod peers;
 
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
-use jackalope_kernels::{InstructionSet, Limits, Threads, limits};
-use serde_json::json;
 
 use crate::process::command;
 
-/// Time spent on each line.
-const MEASURE: Duration = Duration::from_millis(200);
-
 pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     match args.split_first().map(|(name, args)| (name.as_str(), args)) {
-        Some(("kernels", args)) => run_kernels(args),
+        Some(("kernels", args)) => measure(kernels(args)),
+        Some(("grammar", args)) => measure(example("jackalope-text", "mask_cost", args)),
         Some(("peers", args)) => peers::run(args),
-        Some(("grammar", args)) => run_grammar(args),
         _ => bail!(
             "nothing to measure was named\nhint: cargo xtask bench kernels, grammar, or peers"
         ),
     }
 }
 
-/// `cargo xtask bench grammar [TOKENIZER_DIR]`: what masks of allowed tokens cost.
-fn run_grammar(args: &[String]) -> anyhow::Result<()> {
-    let cargo = [
-        "run",
-        "--quiet",
-        "--release",
-        "--package",
-        "jackalope-text",
-        "--example",
-        "mask_cost",
-        "--",
-    ];
-    let status = command("cargo").args(cargo).args(args).status().context("starting cargo")?;
+/// The CPU kernels, and what this machine can do at best.
+fn kernels(args: &[String]) -> Command {
+    example("jackalope-kernels", "measure", args)
+}
+
+/// An example of a crate, as users' programs are built: assertions are not measured.
+fn example(package: &str, name: &str, args: &[String]) -> Command {
+    let mut cargo = command("cargo");
+    cargo.args(["run", "--quiet", "--release", "--package", package, "--example", name, "--"]);
+    cargo.args(args);
+    cargo
+}
+
+fn measure(mut measuring: Command) -> anyhow::Result<()> {
+    let status = measuring.status().context("starting cargo")?;
     ensure!(status.success(), "the measurement ended with {status}");
     Ok(())
-}
-
-fn run_kernels(args: &[String]) -> anyhow::Result<()> {
-    if cfg!(debug_assertions) {
-        // Assertions inside the kernels' inner loops would be measured too.
-        let cargo = ["run", "--quiet", "--release", "--package", "xtask", "--", "bench", "kernels"];
-        let status = command("cargo").args(cargo).args(args).status().context("starting cargo")?;
-        ensure!(status.success(), "the measurement ended with {status}");
-        return Ok(());
-    }
-    let options = Options::parse(args)?;
-    for &instructions in &options.sets {
-        for &count in &options.threads {
-            let threads = Threads::with_instructions(count, instructions);
-            let mut report = Report { limits: limits(&threads), options: &options, threads };
-            report.print_limits();
-            cases::measure_all(&mut report);
-        }
-    }
-    Ok(())
-}
-
-/// What was asked for.
-struct Options {
-    threads: Vec<usize>,
-    sets: Vec<InstructionSet>,
-    is_json: bool,
-    filter: String,
-}
-
-impl Options {
-    fn parse(args: &[String]) -> anyhow::Result<Options> {
-        let mut options = Options {
-            threads: vec![1, 2],
-            sets: vec![InstructionSet::from_environment()?],
-            is_json: false,
-            filter: String::new(),
-        };
-        let mut args = args.iter();
-        while let Some(arg) = args.next() {
-            let mut value = || args.next().with_context(|| format!("`{arg}` takes a value"));
-            match arg.as_str() {
-                "--json" => options.is_json = true,
-                "--threads" => {
-                    let counts = value()?.split(',').map(str::parse);
-                    options.threads = counts.collect::<Result<_, _>>().context("--threads")?;
-                }
-                "--cpu" => match value()?.as_str() {
-                    "all" => options.sets = InstructionSet::available(),
-                    name => options.sets = vec![name.parse()?],
-                },
-                _ => {
-                    ensure!(!arg.starts_with('-'), "`bench kernels` has no option {arg}");
-                    options.filter.clone_from(arg);
-                }
-            }
-        }
-        Ok(options)
-    }
-}
-
-/// What a call does.
-#[derive(Clone, Copy)]
-struct Work {
-    /// Read from memory, packed as it lies there.
-    bytes: usize,
-    macs: usize,
-    /// Whether 16-bit activations meet whole codes.
-    is_whole: bool,
-}
-
-/// Measures and prints.
-struct Report<'a> {
-    options: &'a Options,
-    threads: Threads,
-    limits: Limits,
-}
-
-impl Report<'_> {
-    fn wants(&self, name: &str) -> bool {
-        name.contains(&self.options.filter)
-    }
-
-    fn print_limits(&self) {
-        let Limits {
-            read_bytes_per_s,
-            dispatch_s,
-            copy_bytes_per_s,
-            f32_macs_per_s,
-            whole_macs_per_s,
-        } = self.limits;
-        let (set, count) = (self.threads.instructions(), self.threads.count());
-        if self.options.is_json {
-            let line = json!({
-                "set": set.name(), "threads": count, "read_bytes_per_s": read_bytes_per_s,
-                "copy_bytes_per_s": copy_bytes_per_s, "f32_macs_per_s": f32_macs_per_s,
-                "whole_macs_per_s": whole_macs_per_s,
-                "dispatch_s": dispatch_s,
-            });
-            println!("{line}");
-            return;
-        }
-        let whole = whole_macs_per_s
-            .map_or(String::new(), |macs| format!(", {:.0} GMAC/s whole numbers", macs / 1e9));
-        println!(
-            "\n{} with {count} threads: memory reads {:.1} GB/s and copies {:.1} GB/s; \
-             {:.0} GMAC/s f32{whole}; {:.1} µs to start all threads",
-            set.name(),
-            read_bytes_per_s / 1e9,
-            copy_bytes_per_s / 1e9,
-            f32_macs_per_s / 1e9,
-            dispatch_s * 1e6
-        );
-        println!("{:44} {:>8} {:>5} {:>8} {:>5}", "kernel", "GB/s", "%", "GMAC/s", "%");
-    }
-
-    /// Prints the best of several calls.
-    fn measure(&mut self, name: &str, work: Work, mut call: impl FnMut(&Threads)) {
-        let begin = Instant::now();
-        let mut best = Duration::MAX;
-        while best == Duration::MAX || begin.elapsed() < MEASURE {
-            let start = Instant::now();
-            call(&self.threads);
-            best = best.min(start.elapsed());
-        }
-        let seconds = best.as_secs_f64();
-        let (bytes_per_s, macs_per_s) = (work.bytes as f64 / seconds, work.macs as f64 / seconds);
-        let peak = match self.limits.whole_macs_per_s {
-            Some(peak) if work.is_whole => peak,
-            _ => self.limits.f32_macs_per_s,
-        };
-        let of_memory = bytes_per_s / self.limits.read_bytes_per_s;
-        let of_peak = macs_per_s / peak;
-        if self.options.is_json {
-            let line = json!({
-                "kernel": name, "set": self.threads.instructions().name(),
-                "threads": self.threads.count(), "seconds": seconds,
-                "bytes_per_s": bytes_per_s, "of_memory": of_memory,
-                "macs_per_s": macs_per_s, "of_peak": of_peak,
-            });
-            println!("{line}");
-        } else {
-            println!(
-                "{name:44} {:8.2} {:4.0}% {:8.1} {:4.0}%",
-                bytes_per_s / 1e9,
-                of_memory * 100.0,
-                macs_per_s / 1e9,
-                of_peak * 100.0
-            );
-        }
-    }
 }

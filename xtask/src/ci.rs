@@ -1,14 +1,18 @@
-//! `cargo xtask ci`: exactly what CI runs, in its order. What needs the network, or only time, begins
-//! early and runs beside the rest.
+//! `cargo xtask ci`: exactly what CI runs, in its order. What needs the network begins early and runs
+//! beside the rest.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
 
+use crate::demo::Profile;
 use crate::process::{command, env, in_path, target_dir, workspace_dir};
+
+/// Of the programs that are tested.
+const PROFILE: Profile = Profile::Dev;
 
 pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     ensure!(args.is_empty(), "`ci` takes no options");
@@ -28,12 +32,8 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     doc.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links");
     step("documentation", doc)?;
     // Tests of the commands start both programs, and cargo builds only those of the tested crate.
-    step(
-        "programs",
-        cargo(&["build", "-p", "jackalope-cli", "-p", "jackalope-runner", "--quiet"]),
-    )?;
-    // Tests wait for their faults a good part of the time.
-    let release = Background::start("release programs", &mut release_build())?;
+    // Clients speak to the same ones: they check arithmetic and assertions, which released ones do not.
+    step("programs", PROFILE.build())?;
     let mut tests = cargo(&["test", "--workspace", "--quiet"]);
     // Some tests panic on purpose, a thousand times; their backtraces would hide what matters.
     tests.env("RUST_BACKTRACE", "0");
@@ -42,9 +42,8 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
         Ok(arm) => step("kernels on ARM, emulated", arm)?,
         Err(lack) => println!("── kernels on ARM, emulated: left out, for there is no {lack}"),
     }
-    release.finish()?;
     println!("── demo");
-    crate::demo::run(&[])?;
+    crate::demo::show(PROFILE)?;
     for environment in environments {
         step(environment.name, environment.pytest()?)?;
     }
@@ -67,10 +66,6 @@ fn step(name: &str, mut command: Command) -> anyhow::Result<()> {
 fn cargo(args: &[&str]) -> Command {
     let mut command = command("cargo");
     command.args(args);
-    if env("CI").is_some() {
-        // Nobody builds a second time there.
-        command.env("CARGO_INCREMENTAL", "0");
-    }
     command
 }
 
@@ -99,54 +94,6 @@ fn arm_tests() -> Result<Command, &'static str> {
     // Emulation is slow; the same properties have had many more cases natively.
     tests.env("PROPTEST_CASES", "16").env("RUST_BACKTRACE", "0");
     Ok(tests)
-}
-
-/// The programs as users build them, with what the machine has to spare.
-fn release_build() -> Command {
-    let mut build = command("nice");
-    build.args(["-n", "19", "cargo", "build", "--release", "--quiet"]);
-    build.args(["-p", "jackalope-cli", "-p", "jackalope-runner"]);
-    build
-}
-
-/// A command beside others; it ends with its value.
-struct Background {
-    name: &'static str,
-    process: Child,
-    log: PathBuf,
-}
-
-impl Background {
-    fn start(name: &'static str, command: &mut Command) -> anyhow::Result<Background> {
-        println!("── {name}, in the background");
-        let log = target_dir().join("tmp").join(name.replace(' ', "-"));
-        std::fs::create_dir_all(target_dir().join("tmp"))?;
-        let file = std::fs::File::create(&log)?;
-        let process = command
-            .current_dir(workspace_dir())
-            .stdout(file.try_clone()?)
-            .stderr(file)
-            .spawn()
-            .with_context(|| format!("starting {:?}", command.get_program()))?;
-        Ok(Background { name, process, log })
-    }
-
-    fn finish(mut self) -> anyhow::Result<()> {
-        let started = Instant::now();
-        let status = self.process.wait()?;
-        let said = std::fs::read_to_string(&self.log).unwrap_or_default();
-        ensure!(status.success(), "{} failed: {status}\n{said}", self.name);
-        println!("── {} waited for: {:.0} s", self.name, started.elapsed().as_secs_f64());
-        Ok(())
-    }
-}
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        // It has ended, or what it was for has failed.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }
 
 /// Clients against a real server: a name, and where they are.
@@ -187,7 +134,7 @@ impl Environment {
         installed.with_context(|| format!("installing the packages of {}", self.tests))?;
         let mut pytest = command(&self.python.to_string_lossy());
         pytest.args(["-m", "pytest", "-q", self.tests]);
-        pytest.env("JACKALOPE_BIN", target_dir().join("release/jackalope"));
+        pytest.env("JACKALOPE_BIN", target_dir().join(PROFILE.folder()).join("jackalope"));
         Ok(pytest)
     }
 }

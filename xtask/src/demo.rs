@@ -1,7 +1,7 @@
 //! `cargo xtask demo`: from nothing to a model that answers over two ranks.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -23,14 +23,25 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bound of one answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// Which programs are shown: what users build, or what tests have built.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Profile {
+    Release,
+    Dev,
+}
+
 pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     ensure!(args.is_empty(), "`demo` takes no options");
+    show(Profile::Release)
+}
+
+pub(crate) fn show(profile: Profile) -> anyhow::Result<()> {
     println!("1/4  libmlx");
     crate::mlx::run(&[])?;
-    println!("2/4  building jackalope (release; the first time takes a few minutes)");
-    build()?;
+    println!("2/4  building jackalope (the first time takes a few minutes)");
+    build(profile)?;
     println!("3/4  starting two ranks with {MODEL}");
-    let mut server = Server::start()?;
+    let mut server = Server::start(profile)?;
     let ready = server.wait_ready()?;
     let url = ready["url"].as_str().context("the server did not say where it is")?.to_owned();
     println!("4/4  asking over {url}/v1/chat/completions\n");
@@ -41,20 +52,37 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     }
     print_split(&agent, &url)?;
     server.stop()?;
+    let folder = profile.folder();
     println!(
         "\nEverything has ended. To serve a model of your own:\n  \
-         target/release/jackalope serve --model DIR --ranks 2\n  \
-         target/release/jackalope chat"
+         target/{folder}/jackalope serve --model DIR --ranks 2\n  \
+         target/{folder}/jackalope chat"
     );
     Ok(())
 }
 
-fn build() -> anyhow::Result<()> {
-    let status = command("cargo")
-        .args(["build", "--release", "-p", "jackalope-cli", "-p", "jackalope-runner"])
-        .current_dir(workspace_dir())
-        .status()
-        .context("starting cargo")?;
+impl Profile {
+    /// Where its programs are, in `target`.
+    pub(crate) fn folder(self) -> &'static str {
+        match self {
+            Profile::Release => "release",
+            Profile::Dev => "debug",
+        }
+    }
+
+    /// Builds both programs.
+    pub(crate) fn build(self) -> Command {
+        let mut build = command("cargo");
+        build.args(["build", "-p", "jackalope-cli", "-p", "jackalope-runner"]);
+        if self == Profile::Release {
+            build.arg("--release");
+        }
+        build
+    }
+}
+
+fn build(profile: Profile) -> anyhow::Result<()> {
+    let status = profile.build().current_dir(workspace_dir()).status().context("starting cargo")?;
     ensure!(status.success(), "the build failed; cargo's messages above say why");
     Ok(())
 }
@@ -65,8 +93,8 @@ struct Server {
 }
 
 impl Server {
-    fn start() -> anyhow::Result<Server> {
-        let program = target_dir().join("release/jackalope");
+    fn start(profile: Profile) -> anyhow::Result<Server> {
+        let program = target_dir().join(profile.folder()).join("jackalope");
         let child = command(&program.to_string_lossy())
             .args(["serve", "--model", MODEL, "--ranks", "2", "--port", "0", "--json"])
             .current_dir(workspace_dir())

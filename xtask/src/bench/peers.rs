@@ -11,7 +11,6 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use jackalope_kernels::{Threads, limits};
 use serde_json::{Value, json};
 
 use super::{dllama, gguf};
@@ -168,14 +167,26 @@ impl Figures {
     /// Decoding beside the memory: every weight is read once for each token.
     fn ceilings(&self, options: &Options, programs: &Programs) -> anyhow::Result<Vec<Ceiling>> {
         let weights_bytes = fs::metadata(programs.model.join("model.safetensors"))?.len() as f64;
-        let ceiling = |threads: u32| Ceiling {
-            threads,
-            read_bytes_per_s: limits(&Threads::new(threads as usize)).read_bytes_per_s,
-            weights_bytes,
-            ours: self.of(&decode_case(threads), OURS).unwrap_or(0.0),
+        let ceiling = |threads: u32| {
+            Ok(Ceiling {
+                threads,
+                read_bytes_per_s: read_bytes_per_s(threads)?,
+                weights_bytes,
+                ours: self.of(&decode_case(threads), OURS).unwrap_or(0.0),
+            })
         };
-        Ok(options.thread_counts().into_iter().map(ceiling).collect())
+        options.thread_counts().into_iter().map(ceiling).collect()
     }
+}
+
+/// What so many threads read from memory at best.
+fn read_bytes_per_s(threads: u32) -> anyhow::Result<f64> {
+    let args = ["--limits", "--json", "--threads", &threads.to_string()].map(str::to_owned);
+    let output = super::kernels(&args).output().context("starting cargo")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "measuring the memory ended with {}\n{said}", output.status);
+    let limits: Value = serde_json::from_slice(&output.stdout).context("reading the limits")?;
+    limits["read_bytes_per_s"].as_f64().context("the limits do not name the memory's speed")
 }
 
 /// A line of the report.
