@@ -38,6 +38,8 @@ pub(crate) enum Bug {
     OvertakenForEver,
     /// Gives the whole step to the oldest prompt.
     DecodesStarved,
+    /// In a pipeline, lets the oldest have every turn.
+    TurnsByAge,
     /// Takes the most important sequence that runs longest when memory is short.
     OldestPreempted,
     /// Draws one token more than was asked for.

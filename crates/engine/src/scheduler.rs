@@ -14,6 +14,7 @@
 mod admission;
 mod guided;
 mod sequence;
+mod share_out;
 mod turns;
 
 use std::collections::{HashMap, VecDeque};
@@ -53,6 +54,9 @@ pub struct SchedulerLimits {
     pub keep_prefixes: bool,
     /// Whether a step is planned while the one before runs.
     pub lookahead: bool,
+    /// Ranks that compute one after the other. So many steps are under way, if there is look-ahead,
+    /// and those that decode take turns, so that all of these ranks have something to do.
+    pub num_stages: usize,
 }
 
 impl SchedulerLimits {
@@ -67,6 +71,7 @@ impl SchedulerLimits {
             least_prefix_tokens: 16,
             keep_prefixes: true,
             lookahead: true,
+            num_stages: 1,
         }
     }
 }
@@ -265,7 +270,8 @@ impl Scheduler {
 
     /// True if another plan may be made before the next answer.
     pub fn may_plan(&self) -> bool {
-        let most = if self.limits.lookahead { MAX_STEPS_IN_FLIGHT } else { 1 };
+        let SchedulerLimits { lookahead, num_stages, .. } = self.limits;
+        let most = if lookahead { MAX_STEPS_IN_FLIGHT.max(num_stages) } else { 1 };
         self.in_flight.len() < most
     }
 
@@ -345,15 +351,15 @@ impl Scheduler {
         all.map(|sequence| (sequence.id, sequence.tokens.len())).collect()
     }
 
-    /// The ranks that come back after [`Scheduler::ranks_restarted`] have other memory. Gives up, and
-    /// returns, the requests that could never be held in it.
+    /// The ranks that come back after [`Scheduler::ranks_restarted`] have other memory, and may be
+    /// divided otherwise. Gives up, and returns, the requests that could never be held in it.
     ///
     /// # Panics
     /// If a sequence owns a cache, or there is no room at all.
-    pub fn set_capacity(&mut self, capacity_granules: usize) -> Vec<RequestId> {
+    pub fn set_ranks(&mut self, capacity_granules: usize, num_stages: usize) -> Vec<RequestId> {
         assert!(self.running.is_empty(), "the ranks are empty");
         assert!(0 < capacity_granules, "there is room for something");
-        self.limits.capacity_granules = capacity_granules;
+        self.limits = SchedulerLimits { capacity_granules, num_stages, ..self.limits };
         self.caches.set_capacity(capacity_granules);
         let waiting = std::mem::take(&mut self.waiting);
         let (kept, lost): (VecDeque<_>, Vec<_>) = {
@@ -409,10 +415,11 @@ impl Scheduler {
         self.caches.num_indexed_tokens()
     }
 
-    /// Caches of running sequences, by importance and age, and whether each decodes.
+    /// Caches of running sequences, by importance and age, and whether each could decode: in a
+    /// pipeline, without waiting for a token that is under way.
     #[cfg(test)]
     pub(crate) fn running_caches(&self) -> Vec<(CacheId, bool)> {
-        let lookahead = self.limits.lookahead;
+        let lookahead = self.limits.lookahead && self.limits.num_stages == 1;
         let decodes = |it: &Sequence| it.num_wanted(lookahead) == 1;
         let mut running: Vec<&Sequence> = self.running.iter().collect();
         running.sort_by_key(|it| (it.importance(), it.id));
@@ -448,6 +455,7 @@ impl Scheduler {
                 continue;
             }
             let row = sequence.row(num_tokens, self.planted);
+            sequence.last_step = plan.step;
             self.caches.grow(row.cache, sequence.num_computed);
             if row.sample.is_some() {
                 in_flight.draws.push((sequence.id, row.cache));
@@ -462,37 +470,6 @@ impl Scheduler {
             plan.rows.push(row);
         }
         in_flight
-    }
-
-    /// Tokens of this step for each running sequence. One token for every sequence that decodes,
-    /// then the prompts: the oldest has most of the rest, the shortest follow.
-    fn share_out(&self) -> Vec<usize> {
-        let lookahead = self.limits.lookahead;
-        let wanted: Vec<usize> = self.running.iter().map(|it| it.num_wanted(lookahead)).collect();
-        let mut shares = vec![0; wanted.len()];
-        let mut budget = self.limits.step_tokens;
-        let mut give = |idx: usize, most: usize, budget: &mut usize| {
-            let num_tokens = (wanted[idx] - shares[idx]).min(most).min(*budget);
-            shares[idx] += num_tokens;
-            *budget -= num_tokens;
-        };
-        let (mut prompts, decoding): (Vec<usize>, Vec<usize>) =
-            (0..wanted.len()).partition(|idx| 1 < wanted[*idx]);
-        if self.planted.has(Bug::DecodesStarved) {
-            prompts.iter().for_each(|idx| give(*idx, usize::MAX, &mut budget));
-        }
-        decoding.into_iter().for_each(|idx| give(idx, 1, &mut budget));
-        if let Some(oldest) = prompts.first().copied() {
-            let most = (budget * 3 / 4).max(1);
-            give(oldest, most, &mut budget);
-            prompts.sort_by_key(|idx| (wanted[*idx], *idx));
-            prompts
-                .iter()
-                .filter(|idx| **idx != oldest)
-                .for_each(|idx| give(*idx, usize::MAX, &mut budget));
-            give(oldest, usize::MAX, &mut budget);
-        }
-        shares
     }
 
     fn check(&self, output: &StepOutput) -> Result<(), OutputMismatch> {

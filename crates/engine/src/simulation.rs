@@ -9,7 +9,7 @@
 //!
 //! Each mistake of [`Bug`] is planted in turn, and has to be found.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,6 +27,9 @@ use crate::{
 
 const VOCAB_SIZE: u32 = 50;
 const CONTEXT_TOKENS: u32 = 48;
+
+/// Ranks that compute one after the other.
+const NUM_STAGES: [usize; 4] = [1, 1, 2, 4];
 
 /// Seeds of a run; `JACKALOPE_SIMULATION_SEEDS` asks for more.
 const NUM_SEEDS: u64 = 20_000;
@@ -113,6 +116,7 @@ fn every_planted_bug_is_found() {
         Bug::EmbeddedFromCache,
         Bug::OvertakenForEver,
         Bug::DecodesStarved,
+        Bug::TurnsByAge,
         Bug::OldestPreempted,
         Bug::OneTokenTooMany,
         Bug::NeverAged,
@@ -169,6 +173,11 @@ struct Simulation {
     scheduler: Scheduler,
     granule_tokens: usize,
     capacity_granules: usize,
+    lookahead: bool,
+    /// Of those that decode: one has its turn while the others are computed.
+    num_groups: usize,
+    /// Steps in a row in which a sequence could have decoded and had no turn.
+    passed_over: HashMap<CacheId, usize>,
     ranks: FakeCaches,
     model: NextToken,
     /// Answers of the ranks that have not reached the brain.
@@ -202,6 +211,7 @@ impl Simulation {
             least_prefix_tokens: 1 + rng.below(6),
             keep_prefixes: rng.below(8) != 0,
             lookahead: rng.below(8) != 0,
+            num_stages: NUM_STAGES[(seed / 5 % 4) as usize],
         };
         let openings = (0..3).map(|_| random_tokens(&mut rng, 14)).collect();
         Simulation {
@@ -209,6 +219,9 @@ impl Simulation {
             scheduler: Scheduler::with_planted(limits, planted),
             granule_tokens,
             capacity_granules: limits.capacity_granules,
+            num_groups: if limits.lookahead { limits.num_stages } else { 1 },
+            passed_over: HashMap::new(),
+            lookahead: limits.lookahead,
             ranks: FakeCaches::new(granule_tokens),
             model: overflowing_model(VOCAB_SIZE),
             outputs: VecDeque::new(),
@@ -321,16 +334,23 @@ impl Simulation {
         true
     }
 
-    /// Who comes first by importance and age is never preempted, and no prompt holds up a sequence that decodes.
-    fn check_fairness(&self, before: &[(CacheId, bool)], plan: &StepPlan) {
+    /// Who comes first by importance and age is never preempted, and no prompt holds up a sequence that
+    /// decodes. In a pipeline it has its turn before all others had two.
+    fn check_fairness(&mut self, before: &[(CacheId, bool)], plan: &StepPlan) {
         let after = self.scheduler.running_caches();
         let runs = |wanted: CacheId| after.iter().any(|(cache, _)| *cache == wanted);
         let seed = self.seed;
         assert!(before.first().is_none_or(|(first, _)| runs(*first)), "seed {seed}: {before:?}");
+        let mut passed_over = HashMap::new();
         for (cache, is_decoding) in before {
             let has_row = plan.rows.iter().any(|row| row.cache == *cache);
-            assert!(!is_decoding || has_row || !runs(*cache), "seed {seed}: {cache:?} is held up");
+            if *is_decoding && !has_row && runs(*cache) {
+                let times = self.passed_over.get(cache).copied().unwrap_or(0) + 1;
+                assert!(times < 2 * self.num_groups - 1, "seed {seed}: {cache:?} is held up");
+                passed_over.insert(*cache, times);
+            }
         }
+        self.passed_over = passed_over;
     }
 
     fn listen(&mut self) {
@@ -348,6 +368,7 @@ impl Simulation {
         self.num_crashes_left -= 1;
         self.ranks.clear();
         self.outputs.clear();
+        self.passed_over.clear();
         self.scheduler.ranks_restarted();
         if self.rng.below(3) == 0 {
             self.plan_anew();
@@ -362,7 +383,9 @@ impl Simulation {
             [CONTEXT_TOKENS as usize / 2, CONTEXT_TOKENS as usize, 60, 400][self.rng.below(4)];
         self.capacity_granules = room.div_ceil(self.granule_tokens);
         self.ranks = FakeCaches::new(self.granule_tokens);
-        for id in self.scheduler.set_capacity(self.capacity_granules) {
+        let num_stages = NUM_STAGES[self.rng.below(4)];
+        self.num_groups = if self.lookahead { num_stages } else { 1 };
+        for id in self.scheduler.set_ranks(self.capacity_granules, num_stages) {
             self.clients[id.0 as usize].is_cancelled = true;
         }
     }
@@ -475,6 +498,10 @@ fn starve(seed: u64, planted: Planted) {
             prompt,
             max_tokens: Some(max_tokens),
             ignore_eos: true,
+            sampling: SamplingOptions {
+                seed: Some(rng.below(1000) as u64),
+                ..SamplingOptions::default()
+            },
             ..RequestOptions::default()
         }
     };

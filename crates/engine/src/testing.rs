@@ -139,9 +139,8 @@ impl FakeCaches {
         let names: HashSet<CacheId> = plan.rows.iter().map(|row| row.cache).collect();
         assert_eq!(names.len(), plan.rows.len(), "a cache occurs twice in {plan:?}");
         let mut output = StepOutput { step: plan.step, ..StepOutput::default() };
-        let drawn_before = std::mem::take(&mut self.drawn);
         for row in &plan.rows {
-            self.compute(row, &drawn_before, next_token, &mut output);
+            self.compute(row, next_token, &mut output);
         }
         self.note_peak();
         output.timings = StepTimings { total_us: 1, ..StepTimings::default() };
@@ -179,17 +178,12 @@ impl FakeCaches {
         assert!(self.caches.insert(target, cache).is_none(), "{target:?} exists already");
     }
 
-    fn compute(
-        &mut self,
-        row: &Row,
-        drawn_before: &HashMap<CacheId, TokenId>,
-        next_token: &mut NextToken,
-        output: &mut StepOutput,
-    ) {
+    fn compute(&mut self, row: &Row, next_token: &mut NextToken, output: &mut StepOutput) {
         let id = row.cache;
         if !self.caches.contains_key(&id) {
             assert_eq!(row.start, 0, "{id:?} is continued but not held");
         }
+        let drawn = self.drawn.remove(&id);
         let cache = self.caches.entry(id).or_default();
         let start = row.start as usize;
         assert!(
@@ -204,8 +198,7 @@ impl FakeCaches {
                 cache.tokens.extend(tokens);
             }
             Input::Previous => {
-                let token = drawn_before.get(&id).expect("the row drew a token in the step before");
-                cache.tokens.push(*token);
+                cache.tokens.push(drawn.expect("the row before drew a token"));
             }
         }
         cache.granules = cache.granules.max(cache.tokens.len().div_ceil(self.granule_tokens));

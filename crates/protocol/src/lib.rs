@@ -40,7 +40,8 @@ pub use plan::{
 };
 pub use pressure::PressureTier;
 
-/// Plans the brain may send beyond the last answered one: the running step and its look-ahead.
+/// Plans the brain may send beyond the last answered one: the running step and its look-ahead. In a
+/// longer pipeline one for each stage.
 pub const MAX_STEPS_IN_FLIGHT: usize = 2;
 
 /// Positions by which a sequence's cache grows on a rank. The brain's accounting of memory and the

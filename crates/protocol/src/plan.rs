@@ -73,7 +73,7 @@ pub struct Row {
 pub enum Input {
     /// The brain knows them. Never empty.
     Tokens(Vec<TokenId>),
-    /// One token: what this cache's row drew in the step before, which every rank already holds.
+    /// One token: what the last row of this cache drew, which the ranks know that embed it.
     Previous,
 }
 

@@ -5,10 +5,6 @@ use std::collections::VecDeque;
 use jackalope_mlx::{Array, Dtype, Group};
 use jackalope_protocol::{CacheId, TokenId};
 
-/// Steps whose tokens may be under way: those of older ones are taken in whether they are needed or
-/// not.
-const UNDER_WAY_MAX: usize = 1;
-
 /// Stands where only another rank knows the token, and only it embeds it.
 const ELSEWHERE: TokenId = 0;
 
@@ -20,16 +16,20 @@ pub(crate) enum Drawn {
     /// All ranks embed: rank 0 contributes the tokens, the others zeros, to a sum.
     Summed,
     /// Ranks of a pipeline: the last one embeds. It takes tokens in when it needs them, so that it
-    /// may be a step ahead of rank 0.
+    /// may be ahead of rank 0.
     Sent {
         /// The caches of each step that it has not taken in yet.
         under_way: VecDeque<Vec<CacheId>>,
+        /// Steps whose tokens may be under way, one for each stage between; those of older ones are
+        /// taken in whether they are needed or not.
+        most: usize,
     },
 }
 
 impl Drawn {
-    pub(crate) fn sent() -> Drawn {
-        Drawn::Sent { under_way: VecDeque::new() }
+    /// For a pipeline of so many stages.
+    pub(crate) fn sent(num_stages: usize) -> Drawn {
+        Drawn::Sent { under_way: VecDeque::new(), most: num_stages - 1 }
     }
 
     /// Tells of a step's tokens, one for each of `caches`, which only rank 0 knows. Gives back those
@@ -52,7 +52,7 @@ impl Drawn {
                 group.send(&Array::from_slice(&own, &[len]), last).eval()?;
                 own
             }
-            (Drawn::Sent { under_way }, None) if group.rank() == last => {
+            (Drawn::Sent { under_way, .. }, None) if group.rank() == last => {
                 under_way.push_back(caches);
                 return Ok(Vec::new());
             }
@@ -67,10 +67,10 @@ impl Drawn {
         group: &Group,
         is_needed: impl Fn(CacheId) -> bool,
     ) -> Received {
-        let Drawn::Sent { under_way } = self else { return Ok(Vec::new()) };
+        let Drawn::Sent { under_way, most } = self else { return Ok(Vec::new()) };
         let mut known = Vec::new();
         let is_waited_for = |caches: &Vec<CacheId>| caches.iter().any(|&cache| is_needed(cache));
-        while UNDER_WAY_MAX < under_way.len() || under_way.iter().any(is_waited_for) {
+        while *most < under_way.len() || under_way.iter().any(is_waited_for) {
             let Some(caches) = under_way.pop_front() else { break };
             let len = i32::try_from(caches.len()).expect("a step has few rows");
             let tokens: Vec<TokenId> = group.recv(&[len], Dtype::U32, 0).to_vec()?;

@@ -96,7 +96,7 @@ impl Stepper {
     pub(crate) fn new(rank: u32, group: Group, split: &Split) -> Stepper {
         let (num_stages, drawn) = match split {
             Split::Tensor(_) => (1, Drawn::Summed),
-            Split::Pipeline(layers) => (layers.len(), Drawn::sent()),
+            Split::Pipeline(layers) => (layers.len(), Drawn::sent(layers.len())),
         };
         Stepper { rank, group, num_stages, drawn, sequences: HashMap::new() }
     }

@@ -9,7 +9,7 @@
 //!  the engine ends
 //! ```
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -415,7 +415,7 @@ impl<G: RankGroup> Driver<G> {
             }
         };
         let scheduler = self.scheduler.as_mut().expect("there were ranks before");
-        let lost = scheduler.set_capacity(granules as usize);
+        let lost = scheduler.set_ranks(granules as usize, num_stages(facts));
         let kv = capacity::kv_status(facts, granules);
         let failure = too_little_memory(kv.capacity_tokens);
         self.tell_events();
@@ -478,6 +478,7 @@ impl<G: RankGroup> Driver<G> {
             running_max: self.config.running_max as usize,
             keep_prefixes: self.config.keep_prefixes,
             lookahead: self.config.lookahead,
+            num_stages: num_stages(facts),
             ..SchedulerLimits::new(limits.vocab_size, granules as usize)
         }));
         self.modify(|status| {
@@ -711,6 +712,12 @@ fn is_same_shard(a: &RankFacts, b: &RankFacts) -> bool {
     let comparable =
         |facts: &RankFacts| RankFacts { load_ms: 0, bytes_read: 0, free_bytes: 0, ..facts.clone() };
     comparable(a) == comparable(b)
+}
+
+/// Ranks with layers of their own.
+fn num_stages(facts: &[RankFacts]) -> usize {
+    let starts: HashSet<u32> = facts.iter().map(|it| it.layers.start).collect();
+    starts.len()
 }
 
 fn nanos(duration: Duration) -> u64 {

@@ -156,6 +156,7 @@ impl Scheduler {
         }
         sequence.cache = Some(cache);
         sequence.num_computed = start.num_tokens();
+        sequence.last_step = plan.step;
         if sequence.cached_tokens.is_none() {
             sequence.cached_tokens = Some(num_tokens);
             self.tell_started(&sequence, num_tokens);

@@ -8,6 +8,9 @@ use super::guided::{Guided, Next};
 use crate::planted::{Bug, Planted};
 use crate::{FinishReason, Request, RequestId, Usage};
 
+/// Tokens of one sequence under way: the next is computed from one that only ranks know yet.
+const PENDING_MAX: usize = 2;
+
 /// There is no state of prefill or decoding: some positions are computed, some are left. Decoding
 /// means that one is left.
 #[derive(Debug)]
@@ -24,6 +27,8 @@ pub(crate) struct Sequence {
     pub(crate) num_discarded: usize,
     /// Answers under way: drawn tokens, scores and embeddings.
     pub(crate) num_awaited: usize,
+    /// The last step with a row of it; the one that admitted it before.
+    pub(crate) last_step: u64,
     /// Present while running.
     pub(crate) cache: Option<CacheId>,
     /// Log-probabilities of the prompt, from the second token on.
@@ -50,6 +55,7 @@ impl Sequence {
             num_pending: 0,
             num_discarded: 0,
             num_awaited: 0,
+            last_step: 0,
             cache: None,
             scores: Vec::new(),
             cached_tokens: None,
@@ -104,6 +110,9 @@ impl Sequence {
     pub(crate) fn num_wanted(&self, lookahead: bool) -> usize {
         let binds_next = || self.guided.as_ref().is_some_and(Guided::binds_next);
         if 0 < self.num_pending && (!lookahead || self.request.is_stepwise() || binds_next()) {
+            return 0;
+        }
+        if PENDING_MAX <= self.num_pending {
             return 0;
         }
         self.num_computable() - self.num_computed.min(self.num_computable())

@@ -1,0 +1,130 @@
+//! Who computes how much in a step.
+
+use super::Scheduler;
+use crate::planted::Bug;
+
+impl Scheduler {
+    /// Tokens of this step for each running sequence. One token for every sequence that decodes and has
+    /// its turn, then the prompts: the oldest has most of the rest, the shortest follow.
+    pub(super) fn share_out(&self) -> Vec<usize> {
+        let lookahead = self.limits.lookahead;
+        let wanted: Vec<usize> = self.running.iter().map(|it| it.num_wanted(lookahead)).collect();
+        let mut shares = vec![0; wanted.len()];
+        let (mut prompts, decoding): (Vec<usize>, Vec<usize>) =
+            (0..wanted.len()).partition(|idx| 1 < wanted[*idx]);
+        // Who decodes waits as long for its turn as it would for a whole step.
+        let num_turns = if decoding.is_empty() { 1 } else { self.num_groups() };
+        let mut budget = self.limits.step_tokens.div_ceil(num_turns);
+        let mut give = |idx: usize, most: usize, budget: &mut usize| {
+            let num_tokens = (wanted[idx] - shares[idx]).min(most).min(*budget);
+            shares[idx] += num_tokens;
+            *budget -= num_tokens;
+        };
+        if self.planted.has(Bug::DecodesStarved) {
+            prompts.iter().for_each(|idx| give(*idx, usize::MAX, &mut budget));
+        }
+        self.take_turns(decoding).into_iter().for_each(|idx| give(idx, 1, &mut budget));
+        if let Some(oldest) = prompts.first().copied() {
+            let most = (budget * 3 / 4).max(1);
+            give(oldest, most, &mut budget);
+            prompts.sort_by_key(|idx| (wanted[*idx], *idx));
+            prompts
+                .iter()
+                .filter(|idx| **idx != oldest)
+                .for_each(|idx| give(*idx, usize::MAX, &mut budget));
+            give(oldest, usize::MAX, &mut budget);
+        }
+        shares
+    }
+
+    /// Groups of those that decode: one of them is in each step.
+    fn num_groups(&self) -> usize {
+        if self.limits.lookahead { self.limits.num_stages } else { 1 }
+    }
+
+    /// Those that decode in this step, of all that do. Ranks that compute one after the other would
+    /// wait for each other if everybody had one row in each step: with two of them one half of the
+    /// sequences is on the first while the other half is on the second. Who was in a step longest ago
+    /// comes first, and nobody who waits for a token that is under way comes before others.
+    fn take_turns(&self, mut decoding: Vec<usize>) -> Vec<usize> {
+        if self.num_groups() == 1 {
+            return decoding;
+        }
+        let most = decoding.len().div_ceil(self.num_groups());
+        decoding.retain(|idx| self.running[*idx].num_wanted(true) == 1);
+        let is_known = |idx: &usize| self.running[*idx].num_pending == 0;
+        if decoding.iter().any(is_known) {
+            decoding.retain(is_known);
+        }
+        if !self.planted.has(Bug::TurnsByAge) {
+            decoding.sort_by_key(|idx| self.running[*idx].last_step);
+        }
+        decoding.truncate(most);
+        decoding
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jackalope_protocol::{CacheId, StepPlan};
+
+    use crate::testing::{FakeCaches, overflowing_model};
+    use crate::{
+        Limits, Request, RequestId, RequestOptions, SamplingOptions, Scheduler, SchedulerLimits,
+    };
+
+    const VOCAB_SIZE: u32 = 50;
+    const STEP_TOKENS: usize = 64;
+
+    fn request(prompt_tokens: usize) -> Request {
+        let limits = Limits {
+            context_tokens: 128,
+            max_prompt_tokens: 128,
+            vocab_size: VOCAB_SIZE,
+            eos_tokens: Vec::new(),
+        };
+        let options = RequestOptions {
+            prompt: vec![1; prompt_tokens],
+            max_tokens: Some(20),
+            sampling: SamplingOptions { seed: Some(1), ..SamplingOptions::default() },
+            ..RequestOptions::default()
+        };
+        Request::new(options, &limits).unwrap()
+    }
+
+    fn caches(plan: &StepPlan) -> Vec<CacheId> {
+        plan.rows.iter().map(|row| row.cache).collect()
+    }
+
+    #[test]
+    fn in_a_pipeline_one_half_decodes_while_the_other_is_under_way() {
+        let limits = SchedulerLimits {
+            step_tokens: STEP_TOKENS,
+            num_stages: 2,
+            keep_prefixes: false,
+            ..SchedulerLimits::new(VOCAB_SIZE, 100)
+        };
+        let (mut scheduler, mut ranks) = (Scheduler::new(limits), FakeCaches::default());
+        let mut model = overflowing_model(VOCAB_SIZE);
+        for id in 0..5 {
+            scheduler.submit(RequestId(id), request(3));
+        }
+        let prompts = scheduler.plan().unwrap();
+        assert_eq!(prompts.rows.len(), 5);
+        scheduler.commit(ranks.execute(&prompts, &mut model)).unwrap();
+        let (first, second) = (scheduler.plan().unwrap(), scheduler.plan().unwrap());
+        assert!(!scheduler.may_plan(), "one for each stage is under way");
+        let both = [caches(&first), caches(&second)];
+        assert_eq!((both[0].len(), both[1].len()), (3, 2));
+        assert_eq!(both.concat(), caches(&prompts), "everybody has one turn");
+        scheduler.commit(ranks.execute(&first, &mut model)).unwrap();
+        let third = scheduler.plan().unwrap();
+        assert_eq!(caches(&third), both[0], "nobody who waits for its token has a turn");
+        // A prompt must not make the others wait longer, though they have every second step alone.
+        scheduler.commit(ranks.execute(&second, &mut model)).unwrap();
+        scheduler.submit(RequestId(5), request(100));
+        let fourth = scheduler.plan().unwrap();
+        assert_eq!(caches(&fourth)[..2], both[1]);
+        assert_eq!(fourth.num_tokens(), STEP_TOKENS / 2);
+    }
+}
