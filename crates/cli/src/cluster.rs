@@ -245,7 +245,7 @@ fn place_here(model_dir: &Path, args: &RankArgs, profile: bool) -> anyhow::Resul
     let cores = u32::try_from(cores).unwrap_or(u32::MAX);
     let setup = Setup {
         num_ranks,
-        split: wished_split::given_or_even(args, model_dir, num_ranks as usize)?,
+        split: wished_split::given_or_even(args, model_dir, (num_ranks as usize, backend))?,
         num_threads: args.threads.unwrap_or((cores / num_ranks).max(1)),
         ..setup
     };
@@ -272,7 +272,7 @@ async fn place_on(
     let Hostfile { backend, mut envs, hosts } = machines::hostfile(hosts)?;
     envs.extend(environment_of(&args.hosts.env)?);
     let backend = args.backend.map(Into::into).or(backend).unwrap_or(Backend::Tcp);
-    let given = wished_split::given(args, &model.dir, hosts.len())?;
+    let given = wished_split::given(args, &model.dir, (hosts.len(), backend))?;
     let nodes_config = machines::nodes_config(&args.hosts.reach, environment)?;
     let secret = nodes_config.secret;
     let nodes = machines::bring_up(hosts.clone(), nodes_config, machines::log_lines).await?;
@@ -294,7 +294,7 @@ async fn place_on(
         Some(split) => machines::placer::given(split),
         None => {
             let name = options.beside.as_ref().map(|it| it.name.as_str());
-            let wished = (args.context, wished_split::kind(args));
+            let wished = (args.context, wished_split::kind(args, backend)?);
             Placer::new(&model.dir, (&hosts, backend), &nodes, wished)?.cut(name)
         }
     };
@@ -330,7 +330,7 @@ fn place_by_hand(
         hosts.iter().map(|host| routes::Node { host, facts: None }).collect();
     let setup = Setup {
         num_ranks,
-        split: wished_split::given_or_even(args, model_dir, hosts.len())?,
+        split: wished_split::given_or_even(args, model_dir, (hosts.len(), backend))?,
         num_threads: args.threads.unwrap_or(0),
         silence_timeout_ms: millis(SILENCE_TIMEOUT),
         orphan_ms: millis(Duration::from_secs(args.hosts.lease)),

@@ -82,6 +82,7 @@ struct Memory {
     budget: MachineBytes,
     /// What joins the machines of a hostfile.
     links: Option<Links>,
+    backend: Backend,
 }
 
 impl ClusterLoader {
@@ -99,7 +100,7 @@ impl ClusterLoader {
         );
         let memory = match (is_shared, &ranks.hosts.hosts) {
             (false, _) => None,
-            (true, None) => Some(Memory::here(ranks.ranks, budget)?),
+            (true, None) => Some(Memory::here(ranks, budget)?),
             (true, Some(hosts)) => {
                 Some(Memory::of_hosts(hosts, (ranks, budget), environment).await?)
             }
@@ -196,12 +197,14 @@ fn sampling(settings: &ModelSettings, usual: &SamplingOptions) -> SamplingOption
 
 impl Memory {
     /// Of this machine alone.
-    fn here(num_ranks: u32, typed: &[MemoryArg]) -> anyhow::Result<Memory> {
+    fn here(ranks: &RankArgs, typed: &[MemoryArg]) -> anyhow::Result<Memory> {
         let facts = platform::current::facts();
         let budget = budget_of(THIS_MACHINE, typed, facts.free_bytes)?;
-        let rank = (THIS_MACHINE.to_owned(), facts, u64::from(num_ranks));
+        let rank = (THIS_MACHINE.to_owned(), facts, u64::from(ranks.ranks));
         let budget = MachineBytes([(THIS_MACHINE.to_owned(), budget)].into());
-        Ok(Memory { of_rank: vec![rank; num_ranks as usize], budget, links: None })
+        let of_rank = vec![rank; ranks.ranks as usize];
+        let backend = ranks.backend.map_or(Backend::Tcp, Into::into);
+        Ok(Memory { of_rank, budget, links: None, backend })
     }
 
     /// Of the machines of a hostfile, as their agents tell it.
@@ -238,7 +241,7 @@ impl Memory {
                 (name(node), nodes.nodes[node].facts.clone(), beside as u64)
             });
             let links = Some(links(&hosts, &nodes, backend));
-            Ok(Memory { of_rank: of_rank.collect(), budget, links })
+            Ok(Memory { of_rank: of_rank.collect(), budget, links, backend })
         });
         counted.await?
     }
@@ -248,12 +251,12 @@ impl Memory {
         let model = ModelFacts::read(model_dir)?;
         let context = ranks.context.unwrap_or(placement::DEFAULT_CONTEXT_TOKENS);
         let context = context.min(model.context_tokens.max(1));
-        let num_ranks = self.of_rank.len();
-        let split = match (wished_split::given(ranks, model_dir, num_ranks)?, &self.links) {
+        let group = (self.of_rank.len(), self.backend);
+        let split = match (wished_split::given(ranks, model_dir, group)?, &self.links) {
             (Some(split), _) => split,
-            (None, None) => wished_split::given_or_even(ranks, model_dir, num_ranks)?,
+            (None, None) => wished_split::given_or_even(ranks, model_dir, group)?,
             (None, Some(links)) => {
-                let split = wished_split::kind(ranks);
+                let split = wished_split::kind(ranks, self.backend)?;
                 let wishes = Wishes { context_tokens: ranks.context, split, num_machines: None };
                 idle_split(&model, &self.of_rank, links, wishes)?
             }

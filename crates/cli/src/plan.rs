@@ -15,7 +15,7 @@ use jackalope_protocol::Backend;
 use crate::args::hosts::OverArg;
 use crate::args::plan::{MemoryArg, PlanArgs};
 use crate::environment::Environment;
-use crate::{machines, models, output};
+use crate::{machines, models, output, wished_split};
 
 /// How long a machine may take to tell what it has.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -31,7 +31,8 @@ pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<
         num_machines.unwrap_or(0),
         offers.len()
     );
-    let split = args.split.map(Into::into);
+    let backend = hostfile.backend.unwrap_or(Backend::Tcp);
+    let split = wished_split::over(backend, args.split.map(Into::into))?;
     let wishes = Wishes { context_tokens: args.context, num_machines, split };
     match placement::place(&model, &offers, &links(&hostfile, args.over), wishes) {
         Ok(placement) if args.json => {

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use jackalope_cluster::placement::{
     LinkKind, Links, ModelFacts, NodeOffer, SplitKind, Wishes, place,
 };
+use jackalope_protocol::Backend;
 use jackalope_protocol::split::{Shares, Split, stages};
 
 use crate::args::{RankArgs, SplitArg};
@@ -19,8 +20,31 @@ impl From<SplitArg> for SplitKind {
     }
 }
 
-/// The kind of split that was asked for.
-pub(crate) fn kind(args: &RankArgs) -> Option<SplitKind> {
+/// The kind of split, if it was asked for or the transport leaves no choice.
+///
+/// # Errors
+/// If a pipeline was asked for that the transport cannot carry.
+pub(crate) fn kind(args: &RankArgs, backend: Backend) -> anyhow::Result<Option<SplitKind>> {
+    over(backend, asked(args))
+}
+
+/// As [`kind`], of what was asked for.
+pub(crate) fn over(
+    backend: Backend,
+    asked: Option<SplitKind>,
+) -> anyhow::Result<Option<SplitKind>> {
+    match (backend.no_pipeline(), asked) {
+        (None, asked) => Ok(asked),
+        (Some(_), None | Some(SplitKind::Tensor)) => Ok(Some(SplitKind::Tensor)),
+        (Some(reason), Some(SplitKind::Pipeline)) => bail!(
+            "no pipeline goes over {}, which {reason}\n\
+             hint: pass `--backend tcp`, or `--split tensor`",
+            backend.name()
+        ),
+    }
+}
+
+fn asked(args: &RankArgs) -> Option<SplitKind> {
     let by_numbers = match (args.share.is_empty(), args.layers.is_empty()) {
         (false, _) => Some(SplitKind::Tensor),
         (true, false) => Some(SplitKind::Pipeline),
@@ -32,12 +56,13 @@ pub(crate) fn kind(args: &RankArgs) -> Option<SplitKind> {
 /// What `--share` or `--layers` says, if one of them is there.
 ///
 /// # Errors
-/// If it does not fit the number of ranks, the model, or `--split`.
+/// As [`kind`], and if it does not fit the number of ranks, the model, or `--split`.
 pub(crate) fn given(
     args: &RankArgs,
     model_dir: &Path,
-    num_ranks: usize,
+    (num_ranks, backend): (usize, Backend),
 ) -> anyhow::Result<Option<Split>> {
+    kind(args, backend)?;
     let (numbers, flag) = match (args.share.is_empty(), args.layers.is_empty()) {
         (true, true) => return Ok(None),
         (false, _) => (&args.share, "--share"),
@@ -45,7 +70,7 @@ pub(crate) fn given(
     };
     let wished = args.split.map(SplitKind::from);
     ensure!(
-        wished.is_none_or(|wished| Some(wished) == kind(args)),
+        wished.is_none_or(|wished| Some(wished) == asked(args)),
         "`{flag}` is not for `--split {}`\nhint: leave one of them out",
         wished.map_or("", SplitKind::name)
     );
@@ -78,11 +103,11 @@ pub(crate) fn given(
 pub(crate) fn given_or_even(
     args: &RankArgs,
     model_dir: &Path,
-    num_ranks: usize,
+    (num_ranks, backend): (usize, Backend),
 ) -> anyhow::Result<Split> {
-    match given(args, model_dir, num_ranks)? {
+    match given(args, model_dir, (num_ranks, backend))? {
         Some(split) => Ok(split),
-        None if kind(args) == Some(SplitKind::Pipeline) && 1 < num_ranks => {
+        None if asked(args) == Some(SplitKind::Pipeline) && 1 < num_ranks => {
             even_stages(&ModelFacts::read(model_dir)?, num_ranks)
         }
         None => Ok(Split::Tensor(vec![1; num_ranks])),
@@ -119,6 +144,20 @@ pub(crate) fn for_some(split: &Split, ranks: &[usize]) -> Split {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_pipeline_goes_over_a_transport_that_cannot_carry_it() {
+        use SplitKind::{Pipeline, Tensor};
+        for asked in [None, Some(Tensor), Some(Pipeline)] {
+            assert_eq!(over(Backend::Tcp, asked).unwrap(), asked);
+            assert_eq!(over(Backend::Ring, asked).unwrap(), asked);
+        }
+        for backend in [Backend::Jaccl, Backend::Nccl] {
+            assert_eq!(over(backend, None).unwrap(), Some(Tensor));
+            let refusal = over(backend, Some(Pipeline)).unwrap_err().to_string();
+            assert!(refusal.contains(backend.name()) && refusal.contains("hint:"), "{refusal}");
+        }
+    }
 
     #[test]
     fn who_is_left_holds_what_was_given_to_all() {

@@ -88,6 +88,15 @@ impl Backend {
         }
     }
 
+    /// Why a pipeline must not go over it, where that is so: stages speak to one other rank at a time.
+    pub fn no_pipeline(self) -> Option<&'static str> {
+        match self {
+            Backend::Tcp | Backend::Ring => None,
+            Backend::Jaccl => Some("mixes up messages between two ranks (ml-explore/mlx#3149)"),
+            Backend::Nccl => Some("has no messages between two ranks"),
+        }
+    }
+
     /// True for MLX's own transports, which cannot lose a peer and go on.
     pub fn is_stock(self) -> bool {
         self != Backend::Tcp
