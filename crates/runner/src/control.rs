@@ -32,7 +32,7 @@ const REDIAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause between two of them.
 const REDIAL_PAUSE: Duration = Duration::from_millis(200);
 
-/// Messages waiting for the worker; the brain sends at most two plans ahead.
+/// Messages waiting for the worker; the brain is two plans ahead at most, or one for each stage.
 const COMMAND_QUEUE_LEN: usize = 64;
 
 /// What the worker is told, in the order of arrival.
