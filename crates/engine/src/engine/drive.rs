@@ -723,3 +723,24 @@ fn num_stages(facts: &[RankFacts]) -> usize {
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use jackalope_protocol::UnitRange;
+
+    use super::*;
+
+    #[test]
+    fn only_ranks_with_layers_of_their_own_are_stages() {
+        let stages = |layers: &[(u32, u32)]| {
+            let facts = |&(start, end): &(u32, u32)| RankFacts {
+                layers: UnitRange { start, end },
+                ..crate::testing::FakeOptions::default().facts
+            };
+            num_stages(&layers.iter().map(facts).collect::<Vec<_>>())
+        };
+        assert_eq!(stages(&[(0, 28)]), 1);
+        assert_eq!(stages(&[(0, 28), (0, 28)]), 1, "they hold parts of the same");
+        assert_eq!(stages(&[(20, 28), (9, 20), (0, 9)]), 3);
+    }
+}
