@@ -14,6 +14,9 @@ use crate::process::{command, env, in_path, target_dir, workspace_dir};
 /// Of the programs that are tested.
 const PROFILE: Profile = Profile::Dev;
 
+/// A short run of random faults, always the same ones.
+const CHAOS: [&str; 6] = ["--minutes", "1", "--seed", "13", "--patience", "3"];
+
 pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     ensure!(args.is_empty(), "`ci` takes no options");
     let started = Instant::now();
@@ -38,6 +41,7 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     // Some tests panic on purpose, a thousand times; their backtraces would hide what matters.
     tests.env("RUST_BACKTRACE", "0");
     step("tests", tests)?;
+    step("chaos", crate::chaos::chaos(&CHAOS.map(str::to_owned))?)?;
     match arm_tests() {
         Ok(arm) => step("kernels on ARM, emulated", arm)?,
         Err(lack) => println!("── kernels on ARM, emulated: left out, for there is no {lack}"),

@@ -5,6 +5,7 @@
 #![expect(clippy::print_stdout, reason = "tasks speak to people and scripts")]
 
 mod bench;
+mod chaos;
 mod ci;
 mod demo;
 mod golden;
@@ -47,6 +48,11 @@ const TASKS: &[Task] = &[
         name: "bench",
         about: "measure the CPU kernels beside the machine's limits (kernels), or the whole beside its peers (peers)",
         run: bench::run,
+    },
+    Task {
+        name: "chaos",
+        about: "a real server under random faults from a seed: what was lost, changed, and how long nothing came",
+        run: chaos::run,
     },
     Task { name: "loc", about: "count lines of code, tests and comments by crate", run: loc::run },
     Task { name: "ci", about: "everything that CI runs, in its order", run: ci::run },

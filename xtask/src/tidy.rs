@@ -21,7 +21,7 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("server", &["engine", "protocol", "text"]),
     ("cli", &["cluster", "engine", "protocol", "server", "text"]),
     ("kernels", &[]),
-    ("transport", &[]),
+    ("transport", &["protocol"]),
     ("mlx", &["transport"]),
     ("models", &["kernels", "mlx", "protocol", "transport"]),
     ("runner", &["cluster", "kernels", "mlx", "models", "protocol", "transport"]),

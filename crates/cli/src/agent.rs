@@ -1,34 +1,46 @@
 //! `jackalope agent`: what looks after this machine's programs.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::Path;
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use jackalope_cluster::agent::{self as agents, Agent, AgentConfig};
+use jackalope_cluster::agent::{self as agents, Agent, AgentConfig, NewListeners, Trust};
 use jackalope_cluster::discovery::{DISCOVERY_PORT, Responder};
 use jackalope_cluster::exchange::Library;
 use jackalope_cluster::home::{Home, secret_of_token};
 use jackalope_cluster::install::{Activated, versions};
+use jackalope_cluster::listen::{AgentAddresses, add_to_list, own_addresses};
 use jackalope_cluster::local::find_rank_program;
 use jackalope_cluster::nodes::own_program;
 use jackalope_cluster::process::Spawn;
-use jackalope_cluster::record::Recorded;
-use jackalope_protocol::Secret;
+use jackalope_cluster::record::{KILL_GRACE, Recorded, Request};
+use jackalope_cluster::trust::{Credentials, Expected, TrustStore};
+use jackalope_protocol::secure::Peer;
+use jackalope_protocol::{PublicKey, Secret};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::machines::{AgentArgs, AgentCommand};
 use crate::environment::Environment;
 use crate::output;
+use crate::service::AgentService;
 
 /// Name of the agent's record.
 pub(crate) const RECORD: &str = "agent";
 
 /// How long an agent may take to answer on its own machine.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long one that was started a moment ago may take to answer at each attempt.
+const KNOCK_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long one that runs may be silent on its own machine before it counts as hung: longer than one
+/// attempt to speak to it.
+const HUNG_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// How long one may take to end politely.
 const END_GRACE: Duration = Duration::from_secs(3);
@@ -41,9 +53,11 @@ pub(crate) async fn run(args: &AgentArgs, environment: &Environment) -> anyhow::
     match &args.command {
         Some(AgentCommand::Stop) => stop(&home),
         Some(AgentCommand::Status { json }) => status(&home, *json),
-        Some(AgentCommand::Install { announce, dry_run }) => {
+        Some(AgentCommand::Install { announce, dry_run, listen }) => {
             let announce = args.announce || *announce;
-            crate::service::install((args.port, announce), *dry_run, &home)
+            let listen = args.listen.iter().chain(listen).copied().collect();
+            let how = AgentService { port: args.port, announce, listen };
+            crate::service::install(&how, *dry_run, &home)
         }
         Some(AgentCommand::Uninstall) => crate::service::uninstall(&home),
         Some(AgentCommand::Activate { id, .. }) => {
@@ -51,27 +65,33 @@ pub(crate) async fn run(args: &AgentArgs, environment: &Environment) -> anyhow::
             tokio::task::spawn_blocking(move || activate(id.as_deref(), &home)).await?
         }
         None if args.start => {
-            let (args, home) = (args.clone(), home);
+            let listen = reachable(&args.listen, environment.ssh_came_to);
+            let args = AgentArgs { listen, ..args.clone() };
             tokio::task::spawn_blocking(move || start(&args, &home)).await?
         }
-        None => serve(args, home.secret()?, &home, environment.library()).await,
+        None => {
+            let trust = Trust::Listed(TrustStore::new(&home));
+            serve(args, (home.secret()?, trust), &home, environment.library()).await
+        }
     }
 }
 
-/// Is the agent of a cluster whose secret follows from a token.
+/// Is the agent of a cluster whose secret follows from a token: whoever holds it may give ranks and
+/// models to this machine, because whoever started this said so.
 pub(crate) async fn serve_with_token(
     args: &AgentArgs,
     token: &str,
     environment: &Environment,
 ) -> anyhow::Result<()> {
     let home = environment.home()?;
-    serve(args, secret_of_token(token)?, &home, environment.library()).await
+    let trust = (secret_of_token(token)?, Trust::TokenHolders);
+    serve(args, trust, &home, environment.library()).await
 }
 
 /// Is the agent, until it is told to end.
 async fn serve(
     args: &AgentArgs,
-    secret: Secret,
+    (secret, trust): (Secret, Trust),
     home: &Home,
     library: Library,
 ) -> anyhow::Result<()> {
@@ -79,16 +99,33 @@ async fn serve(
         // Fails only if we lead a session already, which is as good.
         rustix::process::setsid().ok();
     }
-    let addr = SocketAddr::new(args.listen, args.port);
-    let listener = TcpListener::bind(addr).with_context(|| {
-        format!(
-            "listening on {addr}\nhint: another agent or program has the port; \
-             `jackalope agent status` tells, `--port` names another"
-        )
-    })?;
+    // Of an earlier agent.
+    let list = listen_list(home, args.port)?;
+    std::fs::remove_file(&list).ok();
+    let mut addresses = AgentAddresses::new(args.listen.clone(), args.port, list);
+    let mut first = Some(addresses.first().map_err(|(addr, err)| {
+        let hint = match err.kind() {
+            ErrorKind::AddrNotAvailable => {
+                "this machine has none of the addresses of `--listen`; `--listen` names others"
+            }
+            _ => {
+                "another agent or program has the port; `jackalope agent status` says which, \
+                 `--port` names another"
+            }
+        };
+        anyhow::Error::new(err).context(format!("listening on {addr}\nhint: {hint}"))
+    })?);
+    let open: Vec<IpAddr> = addresses.open().collect();
+    // Others are told the first that means something to them.
+    let ip = open.iter().find(|ip| !ip.is_loopback()).or(open.first());
+    let addr = SocketAddr::new(*ip.expect("it listens somewhere"), addresses.port());
+    let new_listeners: NewListeners =
+        Box::new(move || first.take().unwrap_or_else(|| addresses.appeared()));
     let is_over = Arc::new(AtomicBool::new(false));
     let config = AgentConfig {
         secret,
+        identity: home.identity()?,
+        trust,
         rank_program: find_rank_program()?,
         files_dir: home.dir("run")?,
         library,
@@ -96,9 +133,8 @@ async fn serve(
         is_over: Arc::clone(&is_over),
     };
     let program = std::fs::canonicalize(own_program()?)?;
-    let addr = listener.local_addr()?;
     let about = json!({
-        "addr": addr.to_string(), "program": program, "linger": args.linger,
+        "addr": addr.to_string(), "listen": args.listen, "program": program, "linger": args.linger,
         "announce": args.announce,
     });
     let _responder = match args.announce {
@@ -112,7 +148,7 @@ async fn serve(
     record.write(home, RECORD)?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let mut serving = tokio::task::spawn_blocking(move || agents::serve(&listener, config));
+    let mut serving = tokio::task::spawn_blocking(move || agents::serve_on(new_listeners, config));
     let result = tokio::select! {
         result = &mut serving => result?.map_err(Into::into),
         _ = interrupt.recv() => Ok(()),
@@ -128,34 +164,128 @@ async fn serve(
     result
 }
 
+/// What standard input says: the cluster's secret, and who may command this machine from now on,
+/// because whoever can log in here may.
+struct Introduced {
+    secret: Option<Secret>,
+    coordinator: Option<Peer>,
+}
+
+impl Introduced {
+    fn read() -> anyhow::Result<Introduced> {
+        let mut lines = [String::new(), String::new()];
+        for line in &mut lines {
+            std::io::stdin().read_line(line).context("reading the secret")?;
+        }
+        let [secret, coordinator] = lines.each_ref().map(|line| line.trim());
+        let known = Secret::from_hex(secret);
+        ensure!(
+            known.is_some() || secret.is_empty(),
+            "standard input holds neither a secret of 64 hexadecimal digits nor nothing"
+        );
+        let coordinator = match coordinator.split_once(' ').unwrap_or((coordinator, "")) {
+            ("", _) => None,
+            (key, name) => {
+                let key = PublicKey::from_hex(key)
+                    .context("the second line of standard input holds no key")?;
+                Some(Peer { key, name: name.to_owned() })
+            }
+        };
+        Ok(Introduced { secret: known, coordinator })
+    }
+
+    /// Writes the coordinator into this machine's list, and returns this machine's own key.
+    fn trust(&self, home: &Home) -> anyhow::Result<PublicKey> {
+        let own = home.identity()?.public();
+        if let Some(peer) = self.coordinator.as_ref().filter(|peer| peer.key != own) {
+            TrustStore::new(home).update(|list| {
+                list.trust_coordinator(peer);
+                Ok(())
+            })?;
+        }
+        Ok(own)
+    }
+}
+
 /// Sees to it that an agent with the secret from standard input runs.
 fn start(args: &AgentArgs, home: &Home) -> anyhow::Result<()> {
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).context("reading the secret")?;
-    let secret = Secret::from_hex(&line)
+    let introduced = Introduced::read()?;
+    let secret = introduced
+        .secret
         .context("expected the secret on standard input: 64 hexadecimal digits")?;
+    let key = introduced.trust(home)?.to_hex();
     if home.known_secret().ok().flatten() != Some(secret) {
         home.set_secret(&secret)?;
     }
+    let list = listen_list(home, args.port)?;
     let recorded = Recorded::read(home, RECORD).filter(Recorded::runs);
-    if recorded.is_some() && answers(args, secret).is_ok() {
-        return output::line(json!({"event": "runs", "port": args.port})).map_err(Into::into);
-    }
-    // It holds another secret, is another version, or listens elsewhere.
     if let Some(recorded) = recorded {
-        recorded.end(END_GRACE);
+        match answers(args, (home, secret), HUNG_TIMEOUT) {
+            Ok(()) => {
+                // It may have been started for other addresses.
+                add_to_list(&list, &args.listen)
+                    .with_context(|| format!("writing {}", list.display()))?;
+                let runs = json!({"event": "runs", "port": args.port, "key": key});
+                return output::line(runs).map_err(Into::into);
+            }
+            // It cannot end politely. Ranks outlive it for the agent that is started now.
+            Err(Silence { is_hung: true, .. }) => {
+                recorded.ask(Request::Kill, KILL_GRACE);
+            }
+            // It holds another secret, is another version, or listens elsewhere.
+            Err(_) => {
+                recorded.end(END_GRACE);
+            }
+        }
     }
     let pid = start_and_wait(&own_program()?, args, (home, secret))?;
-    Ok(output::line(json!({"event": "started", "port": args.port, "pid": pid}))?)
+    Ok(output::line(json!({"event": "started", "port": args.port, "pid": pid, "key": key}))?)
 }
 
-/// Whether an agent that has this secret answers here, else why not.
-fn answers(args: &AgentArgs, secret: Secret) -> Result<(), String> {
-    let is_everywhere = args.listen.is_unspecified();
-    let ip = if is_everywhere { Ipv4Addr::LOCALHOST.into() } else { args.listen };
-    let addr = SocketAddr::new(ip, args.port);
-    let agent = Agent::connect("this machine", vec![addr], secret, Box::new(|_, _, _| {}));
-    agent.wait_until_up(Duration::from_secs(1))
+/// Where further addresses for an agent are written that runs already.
+fn listen_list(home: &Home, port: u16) -> anyhow::Result<PathBuf> {
+    Ok(home.dir("run")?.join(format!("agent-{port}.listen")))
+}
+
+/// Addresses to listen on, so that whoever started us over SSH reaches us: if this machine has none of
+/// those that it is known by elsewhere, because somebody in between translates them, the one that the
+/// SSH connection came to.
+fn reachable(listen: &[IpAddr], came_to: Option<IpAddr>) -> Vec<IpAddr> {
+    let own = own_addresses();
+    let mut reachable = listen.to_vec();
+    let is_here = |ip: &IpAddr| ip.is_loopback() || ip.is_unspecified() || own.contains(ip);
+    if !listen.is_empty() && !listen.iter().any(is_here) {
+        reachable.extend(came_to);
+    }
+    reachable
+}
+
+/// Why no agent of ours answers.
+struct Silence {
+    reason: String,
+    /// Whether something listens there that says nothing.
+    is_hung: bool,
+}
+
+/// Whether an agent that has this secret answers here within `timeout`, else why not.
+fn answers(
+    args: &AgentArgs,
+    (home, secret): (&Home, Secret),
+    timeout: Duration,
+) -> Result<(), Silence> {
+    let loopback = args.listen.iter().copied().filter(IpAddr::is_loopback);
+    let mut ips: Vec<IpAddr> = loopback.collect();
+    if ips.is_empty() {
+        ips.push(Ipv4Addr::LOCALHOST.into());
+    }
+    let addrs = ips.into_iter().map(|ip| SocketAddr::new(ip, args.port)).collect();
+    let failed = |reason| Silence { reason, is_hung: false };
+    let identity = home.identity().map_err(|err| failed(err.to_string()))?;
+    let expected = Expected::Pinned(TrustStore::new(home));
+    let ours = Credentials { secret, identity, expected };
+    let agent = Agent::connect("this machine", addrs, ours, Box::new(|_, _, _| {}));
+    let answered = agent.wait_until_up(timeout);
+    answered.map_err(|reason| Silence { reason, is_hung: agent.is_hung() })
 }
 
 fn start_and_wait(
@@ -165,7 +295,7 @@ fn start_and_wait(
 ) -> anyhow::Result<u32> {
     let pid = start_detached(program, args, home)?;
     let deadline = Instant::now() + ANSWER_TIMEOUT;
-    while let Err(reason) = answers(args, secret) {
+    while let Err(Silence { reason, .. }) = answers(args, (home, secret), KNOCK_TIMEOUT) {
         let runs = Recorded::read(home, RECORD).is_some_and(|it| it.runs());
         if deadline <= Instant::now() || !runs && reason.contains("efused") && !is_alive(pid) {
             let log = home.join("logs/agent.log");
@@ -181,13 +311,9 @@ fn start_and_wait(
 /// Uses a version that has arrived, or the one from before; an agent of another version, or with another
 /// secret, makes room for one of this program, which is of that version.
 fn activate(id: Option<&str>, home: &Home) -> anyhow::Result<()> {
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).context("reading the secret")?;
-    let given = Secret::from_hex(&line);
-    ensure!(
-        given.is_some() || line.trim().is_empty(),
-        "standard input holds neither a secret nor nothing"
-    );
+    let introduced = Introduced::read()?;
+    let given = introduced.secret;
+    let key = Some(introduced.trust(home)?);
     let known = home.known_secret().ok().flatten();
     let secret_changed = given.is_some() && given != known;
     if let Some(secret) = given.filter(|_| secret_changed) {
@@ -210,7 +336,7 @@ fn activate(id: Option<&str>, home: &Home) -> anyhow::Result<()> {
     }
     let (current, previous, switched) = (switched.current, switched.previous, switched.changed);
     let agent_restarted = agent.is_some();
-    let activated = Activated { current, previous, switched, secret_changed, agent_restarted };
+    let activated = Activated { current, previous, switched, secret_changed, agent_restarted, key };
     Ok(output::line(serde_json::to_string(&activated)?)?)
 }
 
@@ -219,7 +345,9 @@ fn args_of(recorded: &Recorded) -> anyhow::Result<AgentArgs> {
     let addr: SocketAddr = recorded.about["addr"].as_str().unwrap_or_default().parse()?;
     let linger = recorded.about["linger"].as_u64();
     let announce = recorded.about["announce"].as_bool().unwrap_or(false);
-    let (listen, port) = (addr.ip(), addr.port());
+    let listen = recorded.about["listen"].as_array().into_iter().flatten();
+    let listen = listen.filter_map(|ip| ip.as_str()?.parse().ok()).collect();
+    let port = addr.port();
     let (start, detached, command) = (false, false, None);
     Ok(AgentArgs { listen, port, linger, announce, start, detached, command })
 }
@@ -236,8 +364,11 @@ fn start_detached(program: &Path, args: &AgentArgs, home: &Home) -> anyhow::Resu
     let options = options.create(true).append(!is_long).write(true).truncate(is_long);
     let log = options.open(&path).with_context(|| format!("opening {}", path.display()))?;
     let mut spawn = Spawn::new(program, "agent");
-    let mut words: Vec<String> = ["agent", "--detached", "--listen"].map(str::to_owned).to_vec();
-    words.extend([args.listen.to_string(), "--port".to_owned(), args.port.to_string()]);
+    let port = args.port.to_string();
+    let mut words = ["agent", "--detached", "--port", &port].map(str::to_owned).to_vec();
+    for ip in &args.listen {
+        words.extend(["--listen".to_owned(), ip.to_string()]);
+    }
     if let Some(linger) = args.linger {
         words.extend(["--linger".to_owned(), linger.to_string()]);
     }

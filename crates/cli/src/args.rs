@@ -7,17 +7,20 @@ mod doctor;
 mod edge;
 pub(crate) mod hosts;
 pub(crate) mod install;
+pub(crate) mod keys;
 pub(crate) mod machines;
 mod models;
 pub(crate) mod operate;
 pub(crate) mod plan;
 mod served;
+pub(crate) mod trust;
 pub(crate) mod worker;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use jackalope_cluster::routes::Encryption;
 use jackalope_protocol::TokenId;
 use jackalope_text::{ReasoningFormat, ToolFormat, UnknownFormat};
 
@@ -100,7 +103,7 @@ pub(crate) enum Command {
     Pull(PullArgs),
     /// List, check and remove the models on this machine.
     Models(ModelsArgs),
-    /// Look after this machine's programs for whoever holds the cluster's secret.
+    /// Look after this machine's programs for the coordinators that it trusts.
     Agent(machines::AgentArgs),
     /// Be one rank of a cluster whose `serve` runs with `--by-hand`.
     Rank(machines::RankArgs),
@@ -112,6 +115,8 @@ pub(crate) enum Command {
     Sync(install::SyncArgs),
     /// Remove jackalope from machines; models stay.
     Uninstall(install::UninstallArgs),
+    /// Show and change which machines this one trusts.
+    Trust(trust::TrustArgs),
     /// Run any program on all machines, with the variables that MLX's distributed programs read.
     Launch(machines::LaunchArgs),
     /// Check and measure the group that ranks compute over, without a model.
@@ -196,6 +201,10 @@ pub(crate) struct RankArgs {
     /// Check every payload of the native group.
     #[arg(long)]
     pub(crate) checksums: bool,
+    /// Encrypt what ranks send each other. `auto`: everywhere but within a machine and on cables
+    /// that join exactly two machines.
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = EncryptArg::Auto)]
+    pub(crate) encrypt_data: EncryptArg,
     /// Accepted for those who are used to it: requests are always batched as they come.
     #[arg(long, hide = true)]
     pub(crate) continuous_batching: bool,
@@ -235,6 +244,26 @@ pub(crate) enum SplitArg {
     Tensor,
     /// Whole layers on each rank: each waits once a token, and slow links matter little.
     Pipeline,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum EncryptArg {
+    /// Where somebody else could listen.
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+impl From<EncryptArg> for Encryption {
+    fn from(arg: EncryptArg) -> Encryption {
+        match arg {
+            EncryptArg::Auto => Encryption::Auto,
+            EncryptArg::On => Encryption::On,
+            EncryptArg::Off => Encryption::Off,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -302,9 +331,8 @@ pub(crate) struct ChatArgs {
     /// Server to talk to.
     #[arg(long, default_value = "http://127.0.0.1:8080", conflicts_with = "model")]
     pub(crate) url: String,
-    /// Key for the server.
-    #[arg(long, value_name = "KEY")]
-    pub(crate) api_key: Option<String>,
+    #[command(flatten)]
+    pub(crate) key: keys::ClientKeyArgs,
     /// Run this model instead of talking to a server: its directory, or ORG/NAME.
     #[arg(long, value_name = "DIR|ORG/NAME")]
     pub(crate) model: Option<PathBuf>,
@@ -401,6 +429,10 @@ pub(crate) struct LinkArgs {
     /// Check every payload of the native group.
     #[arg(long)]
     pub(crate) checksums: bool,
+    /// Encrypt what ranks send each other. `auto`: measure in clear, and sums in a second, encrypted
+    /// group beside it.
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = EncryptArg::Auto)]
+    pub(crate) encrypt_data: EncryptArg,
     /// Time spent on each row, in milliseconds.
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(10..=60000))]
     pub(crate) budget_ms: u64,

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use jackalope_engine::{
     EngineHandle, Event, Generation, Request, RequestOptions, SamplingOptions, Status,
 };
@@ -84,6 +84,11 @@ struct Heard {
 }
 
 pub(crate) async fn run(args: BenchArgs, environment: &Environment) -> anyhow::Result<()> {
+    let key = &args.server.key;
+    ensure!(
+        args.server.url.is_some() || (key.api_key.is_none() && key.api_key_file.is_none()),
+        "a key is for a server\nhint: name it with `--url`"
+    );
     if let Some(url) = args.server.url.clone() {
         return served::run(args, url, environment).await;
     }
@@ -226,7 +231,7 @@ async fn listen(
             Event::Finished { .. } => return Ok(Heard { submitted, tokens, at_first }),
             Event::NotANumber { .. } => bail!(Event::NOT_A_NUMBER),
             Event::GuideFailed { message, .. } => bail!(message),
-            Event::Failed(failure) => bail!("{failure}"),
+            Event::Poisonous(failure) | Event::Failed(failure) => bail!("{failure}"),
         }
     }
     bail!("the engine ended")

@@ -10,18 +10,21 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use crate::args::ChatArgs;
+use crate::args::keys::ClientKeyArgs;
 use crate::cluster::Cluster;
 use crate::environment::Environment;
 use crate::events::{next_data, read_line};
 use crate::serve::{HttpServer, served};
-use crate::{models, output};
+use crate::{models, operate, output};
 
 /// A server that sends nothing for this long is gone; it sends comments while it computes.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) async fn run(args: ChatArgs, environment: &Environment) -> anyhow::Result<()> {
     let Some(model) = args.model.clone() else {
-        return converse_until_interrupted(args).await;
+        let server = operate::named(&args.url, &args.key, environment)?;
+        let key = ClientKeyArgs { api_key: server.api_key, api_key_file: None };
+        return converse_until_interrupted(ChatArgs { key, ..args }).await;
     };
     let model = models::locate(&model, environment)?;
     let mut cluster = Cluster::start(&model, &args.ranks, environment).await?;
@@ -123,7 +126,7 @@ impl Conversation {
             body["temperature"] = json!(temperature);
         }
         let mut request = self.agent.post(&url).header("content-type", "application/json");
-        if let Some(key) = &self.args.api_key {
+        if let Some(key) = &self.args.key.api_key {
             request = request.header("authorization", format!("Bearer {key}"));
         }
         let mut response = request.send(body.to_string()).with_context(|| {

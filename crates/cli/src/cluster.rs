@@ -1,35 +1,43 @@
 //! Brings up an engine with its ranks, and takes it down again.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use jackalope_cluster::hostfile::{Host, Hostfile};
-use jackalope_cluster::local::{LocalError, LocalRank, LocalRanks, find_rank_program};
+use jackalope_cluster::listen::{address_towards, own_addresses};
+use jackalope_cluster::local::{
+    LocalError, LocalRank, LocalRanks, PreparedRank, find_rank_program,
+};
+use jackalope_cluster::nodes::Nodes;
 use jackalope_cluster::platform::PressureLimits;
 use jackalope_cluster::routes;
 use jackalope_engine::link::{
-    LaunchError, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankProcess, Seat,
+    Launch, LaunchError, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankProcess, Seat,
 };
 use jackalope_engine::{
     Engine, EngineConfig, EngineError, EngineHandle, EngineState, KvBudget, PressurePolicy,
     RetryPolicy, Status,
 };
 use jackalope_protocol::split::Split;
-use jackalope_protocol::{Backend, Device, Secret, Setup};
+use jackalope_protocol::{Backend, Device, ExpectedContent, Setup};
 use jackalope_text::ModelText;
 use tokio::task::JoinHandle;
+use tracing::warn;
 
-use crate::args::{BackendArg, DeviceArg, PressureArgs, RankArgs};
+use crate::args::{BackendArg, DeviceArg, EncryptArg, PressureArgs, RankArgs};
+use crate::content::{self, OwnContent};
 use crate::environment::Environment;
 use crate::launch::environment_of;
 use crate::machines::placer::Placer;
-use crate::machines::{self, AgentLauncher, ByHand};
+use crate::machines::{self, AgentLauncher, ByHand, Tickets};
 use crate::models::{self, Located};
 use crate::pressure::{self, Watched};
 use crate::progress::Loading;
+use crate::rank;
 use crate::wished_split;
 
 /// Bound of one collective: a peer that computes a long prompt keeps the others waiting.
@@ -61,6 +69,8 @@ pub(crate) struct ClusterOptions {
     pub(crate) tool_parser: Option<String>,
     /// How it marks its reasoning, likewise.
     pub(crate) reasoning_parser: Option<String>,
+    /// Whether the ranks serve for long, so that a model that was never hashed is hashed meanwhile.
+    pub(crate) is_server: bool,
 }
 
 /// A model's place among those of one server.
@@ -130,16 +140,21 @@ impl Cluster {
         let (reasoning, tools) = (name(&options.reasoning_parser), name(&options.tool_parser));
         text.answer = text.answer.from_names(&text.tokenizer, &reasoning, &tools)?;
         let placed = match &args.hosts.hosts {
-            None => place_here(&model_dir, args, options.profile)?,
+            None => {
+                let content = OwnContent::of_dir(&model_dir, environment).await?;
+                place_here(&model_dir, (args, options.profile), content)?
+            }
             Some(hosts) if args.hosts.by_hand => {
-                place_by_hand(hosts, &model_dir, (args, options.profile), environment)?
+                let content = content::of_dir(&model_dir, environment).await?;
+                let profile = options.profile;
+                place_by_hand(hosts, &model_dir, (args, profile, content), environment)?
             }
             Some(hosts) => {
                 let model = Located { dir: model_dir.clone(), ..model.clone() };
                 place_on(hosts, &model, (args, &options), environment).await?
             }
         };
-        let Placed { config, launcher, ranks_per_machine, watched } = placed;
+        let Placed { config, launcher, ranks_per_machine, watched, unhashed } = placed;
         let link = Link::bind(config, launcher)?;
         let kv_budget = match (args.kv_mib, &options.beside) {
             (Some(mib), _) => KvBudget::BytesPerRank(mib << 20),
@@ -149,6 +164,9 @@ impl Cluster {
         let config = engine_config(args, &text, kv_budget);
         let (engine, thread) = Engine::spawn(config, link);
         pressure::watch(watched, pressure_limits(args), engine.clone());
+        if let Some(content) = unhashed.filter(|_| options.is_server) {
+            content.hash_when_ready(engine.clone());
+        }
         let end = tokio::task::spawn_blocking(move || thread.join());
         Ok(Cluster { engine, text: Arc::new(text), end: Some(end) })
     }
@@ -227,17 +245,30 @@ struct Placed {
     /// The most ranks that share a machine's memory.
     ranks_per_machine: u32,
     watched: Watched,
+    /// What ranks of this machine alone read, if it has not been hashed.
+    unhashed: Option<OwnContent>,
 }
 
 fn timeouts(args: &RankArgs) -> LinkTimeouts {
     let stall = Duration::from_secs(args.stall_timeout);
     // Heartbeats come once a second, however busy a rank is.
     let heartbeat = stall.max(HEARTBEAT_TIMEOUT_MIN);
-    LinkTimeouts { step: stall, heartbeat, ..LinkTimeouts::default() }
+    LinkTimeouts {
+        spawn: stall,
+        replacement_hello: stall,
+        step: stall,
+        heartbeat,
+        write: stall,
+        ..LinkTimeouts::default()
+    }
 }
 
 /// All ranks on this machine, tied to this process.
-fn place_here(model_dir: &Path, args: &RankArgs, profile: bool) -> anyhow::Result<Placed> {
+fn place_here(
+    model_dir: &Path,
+    (args, profile): (&RankArgs, bool),
+    content: OwnContent,
+) -> anyhow::Result<Placed> {
     let num_ranks = args.ranks;
     let backend = args.backend.map_or(Backend::Tcp, Into::into);
     let setup = setup(model_dir, (args, profile), backend)?;
@@ -249,17 +280,24 @@ fn place_here(model_dir: &Path, args: &RankArgs, profile: bool) -> anyhow::Resul
         num_threads: args.threads.unwrap_or((cores / num_ranks).max(1)),
         ..setup
     };
+    check_encryption(args, backend)?;
+    let encrypts = args.encrypt_data == EncryptArg::On;
+    let encrypt = vec![encrypts; num_ranks as usize];
+    let seats = Seat::local(&setup).into_iter();
+    let seats = seats.map(|seat| Seat { encrypt: encrypt.clone(), ..seat }).collect();
     let mut local = LocalRanks::new(&find_rank_program()?, backend, num_ranks as usize);
     local.set_env(environment_of(&args.hosts.env)?);
     let config = LinkConfig {
-        listen: SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0),
-        secret: Secret::draw().context("drawing the cluster's secret")?,
-        seats: Seat::local(&setup),
+        listen: vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0)],
+        expected: vec![Ipv4Addr::LOCALHOST.into()],
+        seats,
         timeouts: timeouts(args),
         first_epoch: 0,
     };
-    let launcher = Box::new(LocalLauncher(local));
-    Ok(Placed { config, launcher, ranks_per_machine: num_ranks, watched: Watched::Here })
+    let unhashed = content.now().id.is_none().then(|| content.clone());
+    let launcher = Box::new(LocalLauncher { ranks: local, content });
+    let (ranks_per_machine, watched) = (num_ranks, Watched::Here);
+    Ok(Placed { config, launcher, ranks_per_machine, watched, unhashed })
 }
 
 /// Ranks on the machines of a hostfile, each looked after by its agent.
@@ -272,24 +310,27 @@ async fn place_on(
     let Hostfile { backend, mut envs, hosts } = machines::hostfile(hosts)?;
     envs.extend(environment_of(&args.hosts.env)?);
     let backend = args.backend.map(Into::into).or(backend).unwrap_or(Backend::Tcp);
+    check_encryption(args, backend)?;
     let given = wished_split::given(args, &model.dir, (hosts.len(), backend))?;
     let nodes_config = machines::nodes_config(&args.hosts.reach, environment)?;
-    let secret = nodes_config.secret;
+    let ours = nodes_config.ours.clone();
     let nodes = machines::bring_up(hosts.clone(), nodes_config, machines::log_lines).await?;
     let nodes = Arc::new(nodes);
     let models_from = args.hosts.models_from.as_deref();
     let seats = models::Seats { nodes: &nodes, hosts: &hosts, model, models_from };
-    let models = models::places(seats, environment, secret).await?;
+    let (models, content) = models::places(seats, environment, &ours).await?;
+    // Which states are known is each machine's own.
+    let content = Some(ExpectedContent { states: Vec::new(), ..content });
     let ranks_on = |node: usize| nodes.of_rank.iter().filter(|&&it| it == node).count();
     let ranks_per_machine = (0..nodes.nodes.len()).map(ranks_on).max().unwrap_or(1);
     let orphan = Duration::from_secs(args.hosts.lease);
     let setup = Setup {
         silence_timeout_ms: millis(SILENCE_TIMEOUT),
         orphan_ms: millis(orphan),
+        content,
         ..setup(&model.dir, (args, options.profile), backend)?
     };
-    let is_local = hosts.iter().all(Host::is_local);
-    let ip = if is_local { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
+    let (listen, expected) = control_ips(&hosts, &nodes);
     let cut = match given {
         Some(split) => machines::placer::given(split),
         None => {
@@ -303,28 +344,45 @@ async fn place_on(
     let (threads, beside) = (args.threads, options.beside.clone());
     let watched = Watched::agents(&nodes);
     let slot = beside.as_ref().map_or(0, |it| it.slot);
-    let places = machines::Places { hosts, envs, nodes, models, threads, beside };
+    let data_ports = args.hosts.data_ports;
+    let encryption = args.encrypt_data.into();
+    let port = control_port(args, slot)?;
+    let tickets = Tickets::new(&ours.identity, port, &model.dir, beside.as_ref())?;
+    let places = machines::Places {
+        hosts,
+        envs,
+        nodes,
+        models,
+        threads,
+        beside,
+        data_ports,
+        encryption,
+        tickets,
+    };
     let (launcher, seats) = AgentLauncher::new(places, setup, cut, absent_after)?;
+    warn_of_clear(&seats, backend, args.encrypt_data);
     let config = LinkConfig {
-        listen: SocketAddr::new(ip.into(), control_port(args, slot)?),
-        secret,
+        listen: with_port(listen, port),
+        expected,
         seats,
         timeouts: timeouts(args),
         first_epoch: first_epoch(),
     };
     let ranks_per_machine = u32::try_from(ranks_per_machine).unwrap_or(u32::MAX);
-    Ok(Placed { config, launcher: Box::new(launcher), ranks_per_machine, watched })
+    let launcher = Box::new(launcher);
+    Ok(Placed { config, launcher, ranks_per_machine, watched, unhashed: None })
 }
 
 /// Ranks that are started by hand on the machines of a hostfile.
 fn place_by_hand(
     hosts: &str,
     model_dir: &Path,
-    (args, profile): (&RankArgs, bool),
+    (args, profile, content): (&RankArgs, bool, ExpectedContent),
     environment: &Environment,
 ) -> anyhow::Result<Placed> {
     let Hostfile { backend, hosts, .. } = machines::hostfile(hosts)?;
     let backend = args.backend.map(Into::into).or(backend).unwrap_or(Backend::Tcp);
+    check_encryption(args, backend)?;
     let num_ranks = u32::try_from(hosts.len()).context("too many hosts")?;
     let nodes: Vec<routes::Node<'_>> =
         hosts.iter().map(|host| routes::Node { host, facts: None }).collect();
@@ -334,37 +392,133 @@ fn place_by_hand(
         num_threads: args.threads.unwrap_or(0),
         silence_timeout_ms: millis(SILENCE_TIMEOUT),
         orphan_ms: millis(Duration::from_secs(args.hosts.lease)),
+        // Of the other machines nothing is known: their ranks hash all that they read.
+        content: Some(ExpectedContent { states: Vec::new(), ..content }),
         ..setup(model_dir, (args, profile), backend)?
     };
-    let seat =
-        |(host, routes): (&Host, _)| Seat { setup: setup.clone(), host: host.name(), routes };
     // A matrix of devices has no addresses; its transport finds its ways itself.
     let has_addresses = hosts.iter().any(|host| !host.ips.is_empty());
     let routes = match backend.is_stock() && !has_addresses {
         true => vec![Vec::new(); hosts.len()],
         false => routes::routes(&nodes)?,
     };
-    let seats = hosts.iter().zip(routes).map(seat).collect();
+    let data_ips: Vec<Vec<IpAddr>> = (0..hosts.len()).map(|to| ips_of(&routes, to)).collect();
+    let encrypted = if routes.iter().all(Vec::is_empty) {
+        vec![Vec::new(); hosts.len()]
+    } else {
+        routes::encrypted(&nodes, &routes, args.encrypt_data.into())
+    };
+    // Whoever holds the secret may be any rank of this server: people carry it to the machines.
+    let secret = environment.home()?.secret()?;
+    let seat = |(rank, ((host, routes), encrypt)): (u32, ((&Host, _), _))| Seat {
+        setup: setup.clone(),
+        host: host.name(),
+        routes,
+        encrypt,
+        ticket: rank::ticket_by_hand(&secret, rank),
+    };
+    let ways = hosts.iter().zip(routes).zip(encrypted);
+    let seats: Vec<Seat> = (0..).zip(ways).map(seat).collect();
+    warn_of_clear(&seats, backend, args.encrypt_data);
     let brain = hosts.first().and_then(|host| host.ips.first().copied());
     let control =
         SocketAddr::new(brain.unwrap_or(Ipv4Addr::LOCALHOST.into()), args.hosts.control_port);
     let config = LinkConfig {
-        listen: SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), args.hosts.control_port),
-        secret: environment.home()?.secret()?,
+        listen: with_port(by_hand_ips(&hosts), args.hosts.control_port),
+        expected: hosts.iter().flat_map(|host| host.ips.iter().copied()).collect(),
         seats,
         // People type slowly; `--give-up-after` bounds it.
-        timeouts: LinkTimeouts { hello: BY_HAND_TIMEOUT, ..timeouts(args) },
+        timeouts: LinkTimeouts {
+            hello: BY_HAND_TIMEOUT,
+            replacement_hello: BY_HAND_TIMEOUT,
+            ..timeouts(args)
+        },
         first_epoch: first_epoch(),
     };
     let names = hosts.iter().map(Host::name).collect();
     let first = args.hosts.first_here.then(|| args.hosts.rank_env.clone());
-    let launcher = Box::new(ByHand { hosts: names, control, first });
+    let data_ports = args.hosts.data_ports;
+    let launcher = Box::new(ByHand { hosts: names, control, data_ips, data_ports, first });
     let beside = |host: &Host| hosts.iter().filter(|it| it.is_same_machine(host)).count();
     let ranks_per_machine = hosts.iter().map(beside).max().unwrap_or(1).max(1);
     let ranks_per_machine = u32::try_from(ranks_per_machine).unwrap_or(1);
     let is_here = hosts.iter().any(Host::is_local);
     let watched = if is_here { Watched::Here } else { Watched::Nobody };
-    Ok(Placed { config, launcher, ranks_per_machine, watched })
+    Ok(Placed { config, launcher, ranks_per_machine, watched, unhashed: None })
+}
+
+/// Where we listen for ranks: our addresses as their machines see them, and on the ways to all addresses
+/// that they have. And the addresses that they come from.
+fn control_ips(hosts: &[Host], nodes: &Nodes) -> (Vec<IpAddr>, Vec<IpAddr>) {
+    let seen = nodes.nodes.iter().filter_map(|node| node.agent.our_ip());
+    let addrs = nodes.nodes.iter().flat_map(|node| node.agent.addrs()).map(SocketAddr::ip);
+    let theirs: BTreeSet<IpAddr> =
+        hosts.iter().flat_map(|host| host.ips.iter().copied()).chain(addrs).collect();
+    let mut ours: BTreeSet<IpAddr> = seen.collect();
+    if !hosts.iter().all(Host::is_local) {
+        ours.extend(theirs.iter().filter_map(|ip| address_towards(*ip)));
+    }
+    let interfaces = nodes.nodes.iter().flat_map(|node| &node.facts.interfaces);
+    let from = interfaces.flat_map(|it| &it.addrs).map(|addr| addr.ip).chain(theirs);
+    let from: BTreeSet<IpAddr> = from.chain([Ipv4Addr::LOCALHOST.into()]).collect();
+    (ours.into_iter().collect(), from.into_iter().collect())
+}
+
+/// As [`control_ips`], for machines that are not spoken to yet.
+fn by_hand_ips(hosts: &[Host]) -> Vec<IpAddr> {
+    let named = |host: &Host| {
+        let name = host.name();
+        let found = (name.as_str(), 0).to_socket_addrs().into_iter().flatten();
+        if host.ips.is_empty() { found.map(|addr| addr.ip()).collect() } else { host.ips.clone() }
+    };
+    let ours = hosts.iter().flat_map(named).filter_map(address_towards);
+    let ours: BTreeSet<IpAddr> = ours.chain([Ipv4Addr::LOCALHOST.into()]).collect();
+    if ours.iter().all(IpAddr::is_loopback) && !hosts.iter().all(Host::is_local) {
+        let own: Vec<IpAddr> = own_addresses();
+        tracing::warn!(
+            ?own,
+            "no host has an address; ranks may connect to all that this machine has"
+        );
+        return own;
+    }
+    ours.into_iter().collect()
+}
+
+/// Where the others reach a rank.
+fn ips_of(routes: &[Vec<IpAddr>], to: usize) -> Vec<IpAddr> {
+    let others = routes.iter().enumerate().filter(|(from, _)| *from != to);
+    let ips: BTreeSet<IpAddr> = others.filter_map(|(_, row)| row.get(to).copied()).collect();
+    ips.into_iter().collect()
+}
+
+fn with_port(ips: Vec<IpAddr>, port: u16) -> Vec<SocketAddr> {
+    ips.into_iter().map(|ip| SocketAddr::new(ip, port)).collect()
+}
+
+/// Refuses to promise an encryption that MLX's own transports do not have.
+fn check_encryption(args: &RankArgs, backend: Backend) -> anyhow::Result<()> {
+    ensure!(
+        args.encrypt_data != EncryptArg::On || !backend.is_stock(),
+        "`--encrypt-data on` cannot be kept: {} is MLX's own transport, which encrypts nothing\n\
+         hint: use `--backend tcp`, or `--encrypt-data off` if nobody else is on the network \
+         between the machines",
+        backend.name()
+    );
+    Ok(())
+}
+
+/// Logs that others can read activations on the network, where that was not asked for.
+fn warn_of_clear(seats: &[Seat], backend: Backend, encrypt_data: EncryptArg) {
+    // JACCL runs over Thunderbolt cables alone, each of which joins two machines.
+    let encrypts_nothing = matches!(backend, Backend::Ring | Backend::Nccl);
+    let is_exposed = seats.iter().any(|seat| seat.encrypt.contains(&true));
+    if encrypts_nothing && is_exposed && encrypt_data == EncryptArg::Auto {
+        warn!(
+            backend = backend.name(),
+            "activations cross the network in clear: MLX's own transports encrypt nothing; \
+             `--backend tcp` does"
+        );
+    }
 }
 
 /// Where the ranks of one of several models connect to: the first ports from `--control-port` on that
@@ -412,6 +566,7 @@ fn setup(
         silence_timeout_ms: 0,
         orphan_ms: 0,
         profile,
+        content: None,
     })
 }
 
@@ -442,14 +597,22 @@ fn pressure_limits(args: &RankArgs) -> PressureLimits {
 }
 
 /// Starts ranks on this machine for the engine.
-struct LocalLauncher(LocalRanks);
+struct LocalLauncher {
+    ranks: LocalRanks,
+    content: OwnContent,
+}
 
 impl Launcher for LocalLauncher {
-    fn launch(&mut self, order: &LaunchOrder) -> Result<Box<dyn RankProcess>, LaunchError> {
-        match self.0.start(order.rank, order.control_addr, &order.secret) {
+    fn refresh(&mut self, _rank: usize, setup: &Setup) -> Setup {
+        Setup { content: Some(self.content.now()), ..setup.clone() }
+    }
+
+    fn launch(&mut self, order: &LaunchOrder) -> Launch {
+        let prepared = self.ranks.prepare(order.rank, order.control_addr, &order.ticket);
+        Box::new(move || match prepared.and_then(PreparedRank::start) {
             Ok(rank) => Ok(Box::new(LocalProcess(rank))),
             Err(err) => Err(launch_error(err)),
-        }
+        })
     }
 }
 

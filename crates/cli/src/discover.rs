@@ -16,8 +16,8 @@ use crate::{machines, output};
 
 pub(crate) async fn run(args: DiscoverArgs, environment: &Environment) -> anyhow::Result<()> {
     let window = Duration::from_secs(args.timeout);
-    let secret = machines::secret(args.token.as_deref(), environment)?;
-    let looking = tokio::task::spawn_blocking(move || find((window, 0), secret));
+    let ours = machines::credentials(args.token.as_deref(), environment)?;
+    let looking = tokio::task::spawn_blocking(move || find((window, 0), ours));
     let found = looking.await??;
     let listed = discovery::list(&found, args.agent_port);
     match args.json {
@@ -107,7 +107,9 @@ fn rows<'a>(found: &'a Found, listed: &'a Listed) -> Vec<Row<'a>> {
         let machine = found.machines.iter().find(is_it)?;
         let facts = match &machine.state {
             MachineState::Ready(facts) => Some(&**facts),
-            MachineState::OtherVersion | MachineState::Unreachable(_) => None,
+            MachineState::OtherVersion
+            | MachineState::Unreachable(_)
+            | MachineState::Refused(_) => None,
         };
         let reached = machine.addrs.iter().map(SocketAddr::ip).map(|ip| match facts {
             Some(facts) => Reached::new(ip, facts),

@@ -1,6 +1,7 @@
 //! From what was typed to how the server meets its clients.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use anyhow::{bail, ensure};
 use jackalope_server::{
@@ -10,6 +11,7 @@ use jackalope_server::{
 
 use crate::args::{EdgeArgs, ServeArgs};
 use crate::environment::Environment;
+use crate::keys;
 
 /// The server's configuration.
 pub(crate) fn config(host: IpAddr, args: &ServeArgs) -> anyhow::Result<ServerConfig> {
@@ -43,7 +45,9 @@ pub(crate) fn config(host: IpAddr, args: &ServeArgs) -> anyhow::Result<ServerCon
         ..ServerLimits::default()
     };
     let origins = AllowedOrigins::new(&edge.cors);
-    Ok(ServerConfig { limits, api_keys, origins, hosts, tls, ..ServerConfig::default() })
+    let log_lines_dropped = Some(jackalope_cluster::log::num_dropped as fn() -> u64);
+    let config = ServerConfig { limits, api_keys, origins, hosts, tls, ..ServerConfig::default() };
+    Ok(ServerConfig { log_lines_dropped, ..config })
 }
 
 /// Where the server tells what it has done.
@@ -62,7 +66,11 @@ fn api_keys(args: &EdgeArgs) -> anyhow::Result<ApiKeys> {
             "a key of `{flag}` is empty\nhint: separate keys by single commas"
         );
     }
-    let keys = ApiKeys::new(&args.api_key).with_admins(&args.admin_key);
+    let of_file = |path: &Option<PathBuf>| path.as_deref().map(keys::read_file).transpose();
+    let clients = [args.api_key.clone(), of_file(&args.api_key_file)?.unwrap_or_default()].concat();
+    let admins =
+        [args.admin_key.clone(), of_file(&args.admin_key_file)?.unwrap_or_default()].concat();
+    let keys = ApiKeys::new(&clients).with_admins(&admins);
     Ok(match &args.api_keys {
         Some(path) => keys.with_file(path)?,
         None => keys,
@@ -85,7 +93,7 @@ pub(crate) fn check_exposure(
     if !is_loopback(host) && api_keys.is_empty() && !insecure {
         bail!(
             "{host} can be reached from other machines, and no key is asked for\n\
-             hint: pass `--api-key KEY`, or `--insecure` to serve everybody"
+             hint: pass `--api-key-file FILE`, or `--insecure` to serve everybody"
         );
     }
     Ok(())

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -38,6 +39,8 @@ const HF_HUB_OFFLINE: &str = "HF_HUB_OFFLINE";
 /// The same.
 const TRANSFORMERS_OFFLINE: &str = "TRANSFORMERS_OFFLINE";
 
+/// What sshd tells a session: the client's address and port, then the server's.
+const SSH_CONNECTION: &str = "SSH_CONNECTION";
 /// Jackalope's own folder. Default: `~/.jackalope`.
 const JACKALOPE_HOME: &str = "JACKALOPE_HOME";
 /// Which rank of a group a process is, as MLX's launchers tell it.
@@ -84,6 +87,8 @@ pub(crate) struct Environment {
     pub(crate) otlp: Option<String>,
     /// What to run as ssh.
     pub(crate) ssh: Option<String>,
+    /// This machine's address that an SSH session came to, if it is one.
+    pub(crate) ssh_came_to: Option<IpAddr>,
     /// What MLX's launchers tell a rank.
     pub(crate) mlx: MlxEnvironment,
     /// What LocalAI tells its workers.
@@ -200,7 +205,9 @@ impl Environment {
             })
         };
         let endpoint = text(HF_ENDPOINT).unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
+        let came_to = |connection: String| connection.split(' ').nth(2)?.parse().ok();
         Environment {
+            ssh_came_to: text(SSH_CONNECTION).and_then(came_to),
             home: path(JACKALOPE_HOME).or_else(|| below_home(".jackalope")),
             otlp: text(OTEL_EXPORTER_OTLP_ENDPOINT),
             ssh: text(JACKALOPE_SSH),
@@ -244,13 +251,18 @@ impl Environment {
         let stores = self.stores();
         let folder = stores.places().iter().find(|place| place.kind == PlaceKind::Folder);
         let copies_dir = folder.map(|place| place.root.clone());
-        Library::new(stores, self.hashes_path(), copies_dir)
+        Library::new(stores, self.hashes_path(), copies_dir).with_trees(self.trees_dir())
     }
 
     /// The cache that models are pulled into.
     pub(crate) fn pull_cache(&self) -> Option<&Path> {
         let cache = self.places.iter().find(|place| place.kind == PlaceKind::HubCache);
         cache.map(|place| place.root.as_path())
+    }
+
+    /// Where hashes of the blocks of checkpoints are kept.
+    pub(crate) fn trees_dir(&self) -> Option<PathBuf> {
+        self.home.as_ref().map(|home| home.join("trees"))
     }
 
     /// Where hashes of files are remembered.

@@ -135,7 +135,7 @@ async fn listen(
             }
             Event::NotANumber { .. } => bail!(Event::NOT_A_NUMBER),
             Event::GuideFailed { message, .. } => bail!(message),
-            Event::Failed(failure) => bail!("{failure}"),
+            Event::Poisonous(failure) | Event::Failed(failure) => bail!("{failure}"),
         }
     }
     bail!("the engine ended")

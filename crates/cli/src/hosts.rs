@@ -141,8 +141,8 @@ fn new(args: &NewHostsArgs, environment: &Environment) -> anyhow::Result<()> {
     );
     let mut hosts = Vec::new();
     if let Some(num_machines) = args.discover {
-        let secret = machines::secret(None, environment)?;
-        let listed = discover(num_machines.into(), args.agent_port, secret)?;
+        let ours = machines::credentials(None, environment)?;
+        let listed = discover(num_machines.into(), args.agent_port, &ours)?;
         hosts.extend(listed.hosts.into_iter().map(|it| it.host));
     }
     for (rank, name) in args.hosts.iter().enumerate() {

@@ -7,13 +7,11 @@ use std::thread;
 use anyhow::{Context, bail, ensure};
 use indicatif::HumanBytes;
 use jackalope_cluster::hostfile::Host;
-use jackalope_cluster::install::{
-    self, Activated, Bundle, Install, InstallError, Installed, Removed, Step,
-};
+use jackalope_cluster::install::{self, Activated, Bundle, Install, Installed, Removed, Step};
 use jackalope_cluster::local::find_rank_program;
 use jackalope_cluster::nodes::{self, own_program};
 use jackalope_cluster::shell::{Shell, SystemShell};
-use jackalope_protocol::Secret;
+use jackalope_cluster::trust::{Credentials, TrustStore};
 use serde_json::{Value, json};
 
 use crate::args::install::{BootstrapArgs, SyncArgs, UninstallArgs};
@@ -70,7 +68,7 @@ fn ssh_name(host: &Host) -> String {
 }
 
 /// What became of one machine.
-type Outcome = Result<Done, InstallError>;
+type Outcome = anyhow::Result<Done>;
 
 enum Done {
     Installed(Installed),
@@ -79,9 +77,9 @@ enum Done {
 
 async fn bring(order: Order, ssh: Option<&str>, environment: &Environment) -> anyhow::Result<()> {
     let shell = machines::shell(ssh, environment);
-    let secret = environment.home()?.secret()?;
+    let ours = machines::credentials(None, environment)?;
     let json = order.json;
-    let work = move || bring_all(&order, &secret, &shell);
+    let work = move || bring_all(&order, &ours, &shell);
     let outcomes = tokio::task::spawn_blocking(work).await??;
     let num_failed = outcomes.iter().filter(|(_, outcome)| outcome.is_err()).count();
     for (host, outcome) in &outcomes {
@@ -100,7 +98,7 @@ async fn bring(order: Order, ssh: Option<&str>, environment: &Environment) -> an
 /// All at the same time.
 fn bring_all(
     order: &Order,
-    secret: &Secret,
+    ours: &Credentials,
     shell: &SystemShell,
 ) -> anyhow::Result<Vec<(String, Outcome)>> {
     let bundle = match order.rollback {
@@ -110,7 +108,7 @@ fn bring_all(
     let uploads = Uploads::new();
     let one = |host: &String| -> Outcome {
         let Some(bundle) = &bundle else {
-            return install::roll_back(host, shell).map(Done::RolledBack);
+            return Ok(Done::RolledBack(install::roll_back(host, shell)?));
         };
         let bar = uploads.add(host);
         let progress = |step| match step {
@@ -119,10 +117,14 @@ fn bring_all(
             Step::Lost(bytes) => bar.take_back(bytes),
             Step::Verifying => bar.say("verifying"),
         };
-        let what = Install { bundle, secret: Some(secret), shell, progress: &progress };
-        let installed = install::install(host, what).map(Done::Installed);
+        let what = Install { bundle, ours: Some(ours), shell, progress: &progress };
+        let installed = install::install(host, what);
         bar.finish();
-        installed
+        let installed = installed?;
+        if let Some(key) = installed.activated.key {
+            nodes::pin(ours, host, key)?;
+        }
+        Ok(Done::Installed(installed))
     };
     Ok(thread::scope(|scope| {
         let threads: Vec<_> =
@@ -184,17 +186,26 @@ pub(crate) async fn uninstall(
         ensure!(is_yes, "nothing was removed\nhint: answer y, or pass `--yes`");
     }
     let shell: Arc<dyn Shell> = Arc::new(machines::shell(args.ssh.ssh.as_deref(), environment));
+    let trust = TrustStore::new(&environment.home()?);
     let mut removals = Vec::new();
     for host in hosts {
-        let shell = Arc::clone(&shell);
+        let (shell, trust) = (Arc::clone(&shell), trust.clone());
         removals.push(tokio::task::spawn_blocking(move || {
             let removed = install::uninstall(&host, &*shell);
-            (host, removed)
+            // Its key went with its folder.
+            let forgotten = removed.is_ok().then(|| {
+                trust.update(|list| {
+                    list.forget_machine(&host);
+                    Ok(())
+                })
+            });
+            (host, removed, forgotten.transpose())
         }));
     }
     let (num_hosts, mut num_failed) = (removals.len(), 0);
     for removal in removals {
-        let (host, removed) = removal.await?;
+        let (host, removed, forgotten) = removal.await?;
+        forgotten?;
         num_failed += usize::from(removed.is_err());
         match (args.json, &removed) {
             (true, Ok(removed)) => output::line(json!({

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use jackalope_cluster::agent::{OnLine, Order, OrderedProgram, Program, Stream};
 use jackalope_cluster::hostfile::Host;
-use jackalope_cluster::stock;
+use jackalope_cluster::nodes::Nodes;
+use jackalope_cluster::{routes, stock};
 use jackalope_protocol::Backend;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -34,9 +35,14 @@ pub(crate) async fn run(args: LaunchArgs, environment: &Environment) -> anyhow::
     let envs = [file.envs, environment_of(&args.env)?].concat();
     let config = machines::nodes_config(&args.reach, environment)?;
     let nodes = machines::bring_up(hosts.clone(), config, printer(args.no_prefix)).await?;
+    let hosts = match backend.is_stock() {
+        true => with_addresses(&hosts, &nodes)?,
+        false => hosts,
+    };
     let mut programs = Vec::new();
     for rank in 0..hosts.len() {
-        let settings = settings(backend, &hosts, &args, rank)?;
+        let settings = stock::settings(backend, &hosts, args.starting_port, rank)
+            .map_err(|err| anyhow::anyhow!("{err}\nhint: {}", err.hint()))?;
         let order = order(&args, rank, (&envs, settings));
         programs.push(nodes.nodes[nodes.of_rank[rank]].agent.start(order));
     }
@@ -63,23 +69,13 @@ pub(crate) fn environment_of(given: &[String]) -> anyhow::Result<Vec<(String, St
     given.iter().map(parse).collect()
 }
 
-/// What MLX's programs read: <https://ml-explore.github.io/mlx/build/html/usage/distributed.html>.
-fn settings(
-    backend: Backend,
-    hosts: &[Host],
-    args: &LaunchArgs,
-    rank: usize,
-) -> anyhow::Result<stock::RankSettings> {
-    // A ring listens on addresses; one rank alone needs none.
-    let hosts: Vec<Host> = hosts
-        .iter()
-        .map(|host| match host.is_local() && host.ips.is_empty() {
-            true => Host { ips: vec![std::net::Ipv4Addr::LOCALHOST.into()], ..host.clone() },
-            false => host.clone(),
-        })
-        .collect();
-    let settings = stock::settings(backend, &hosts, args.starting_port, rank);
-    settings.map_err(|err| anyhow::anyhow!("{err}\nhint: {}", err.hint()))
+/// MLX's programs read addresses (<https://ml-explore.github.io/mlx/build/html/usage/distributed.html>);
+/// hosts that name none have those that their agents report.
+fn with_addresses(hosts: &[Host], nodes: &Nodes) -> anyhow::Result<Vec<Host>> {
+    let facts = |rank: usize| Some(&nodes.nodes[nodes.of_rank[rank]].facts);
+    let node = |(rank, host)| routes::Node { host, facts: facts(rank) };
+    let nodes: Vec<routes::Node<'_>> = hosts.iter().enumerate().map(node).collect();
+    Ok(routes::with_addresses(&nodes)?)
 }
 
 fn order(
@@ -98,6 +94,7 @@ fn order(
         files,
         cwd: args.cwd.clone().or(here),
         lease_ms: 0,
+        ticket: None,
     }
 }
 

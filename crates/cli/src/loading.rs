@@ -161,6 +161,7 @@ impl ModelLoader for ClusterLoader {
                 tool_parser: model.settings.tool_parser.clone(),
                 reasoning_parser: model.settings.reasoning_parser.clone(),
                 profile: false,
+                is_server: true,
             };
             let cluster =
                 Cluster::start_with(&model.located, &ranks, &environment, options).await?;

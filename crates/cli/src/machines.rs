@@ -3,7 +3,9 @@
 mod by_hand;
 mod discovered;
 mod launcher;
+mod links;
 pub(crate) mod placer;
+mod tickets;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -19,16 +21,17 @@ use jackalope_cluster::local::find_rank_program;
 use jackalope_cluster::nodes::{self, Bootstrap, Nodes, NodesConfig};
 use jackalope_cluster::platform;
 use jackalope_cluster::shell::{Shell, SystemShell};
-use jackalope_protocol::Secret;
+use jackalope_cluster::trust::{Credentials, Expected, TrustStore};
 use tracing::info;
 
 use crate::args::machines::ReachArgs;
 use crate::environment::Environment;
-use crate::output;
+use crate::{keys, output};
 
 pub(crate) use by_hand::ByHand;
 pub(crate) use discovered::{HOW_TO_ANSWER, discover, find, take_discovered};
 pub(crate) use launcher::{AgentLauncher, Places};
+pub(crate) use tickets::Tickets;
 
 /// Longest hostfile that is read.
 const HOSTFILE_BYTES_MAX: u64 = 1 << 20;
@@ -97,11 +100,24 @@ pub(crate) fn shell(ssh: Option<&str>, environment: &Environment) -> SystemShell
     SystemShell::new(ssh.split_whitespace().map(str::to_owned).collect())
 }
 
-/// The cluster's secret: what follows from a token, or this machine's.
-pub(crate) fn secret(token: Option<&str>, environment: &Environment) -> anyhow::Result<Secret> {
-    Ok(match token {
-        Some(token) => secret_of_token(token)?,
-        None => environment.home()?.secret()?,
+/// What this machine shows to agents, and which of them it believes: whoever holds the token, if there
+/// is one, else those whose keys it knows.
+pub(crate) fn credentials(
+    token: Option<&str>,
+    environment: &Environment,
+) -> anyhow::Result<Credentials> {
+    let home = environment.home()?;
+    let identity = home.identity()?;
+    let set = environment.settings().get(&keys::variable_of("token")).map(String::as_str);
+    Ok(match token.or(set) {
+        Some(token) => {
+            let expected = Expected::TokenHolders;
+            Credentials { secret: secret_of_token(token)?, identity, expected }
+        }
+        None => {
+            let expected = Expected::Pinned(TrustStore::new(&home));
+            Credentials { secret: home.secret()?, identity, expected }
+        }
     })
 }
 
@@ -112,13 +128,13 @@ pub(crate) fn nodes_config(
 ) -> anyhow::Result<NodesConfig> {
     let shell: Arc<dyn Shell> = Arc::new(shell(reach.ssh.as_deref(), environment));
     let program: PathBuf = nodes::own_program().context("finding this program")?;
-    let secret = secret(reach.token.as_deref(), environment)?;
+    let ours = credentials(reach.token.as_deref(), environment)?;
     let agent_port = reach.agent_port;
     let bootstrap = match reach.no_bootstrap {
         true => None,
         false => Some(Arc::new(Bootstrap::new(program.clone(), find_rank_program()?))),
     };
-    Ok(NodesConfig { secret, agent_port, shell, program, linger: LINGER, bootstrap })
+    Ok(NodesConfig { ours, agent_port, shell, program, linger: LINGER, bootstrap })
 }
 
 /// An agent on every machine, with progress for people.

@@ -7,6 +7,7 @@ mod bench;
 mod chat;
 mod cluster;
 mod config;
+mod content;
 mod discover;
 mod doctor;
 mod edge;
@@ -17,6 +18,7 @@ mod generate;
 mod hosts;
 mod install;
 mod keeper;
+mod keys;
 mod launch;
 mod link;
 mod loading;
@@ -35,12 +37,14 @@ mod serve;
 mod service;
 mod split;
 mod synth;
+mod trust;
 mod wished_split;
 mod worker;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use jackalope_cluster::log::{self, FLUSH_TIMEOUT, LogWriter};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{Args, Command};
@@ -64,30 +68,35 @@ fn main() -> ExitCode {
         true => Args::parse(),
         false => Args::parse_from(&resolved.words),
     };
+    log::report_panics();
+    keys::warn_of_typed(&words);
     let default = if args.verbose { "info" } else { resolved.log_level.unwrap_or("warn") };
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| default.into()))
-        .with_writer(std::io::stderr)
+        .with_writer(LogWriter::new)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(err) => {
-            eprintln!("error: starting the runtime: {err}");
-            return ExitCode::FAILURE;
+            return failed(&format!("starting the runtime: {err}"));
         }
     };
     let result = runtime.block_on(run(args.command, &resolved, &environment));
     // A thread that waits for a terminal's input must not hold up the end.
     runtime.shutdown_background();
-    match result {
+    let code = match result {
         Ok(code) => code,
         Err(err) if err.downcast_ref().is_some_and(OutputError::is_closed) => ExitCode::SUCCESS,
-        Err(err) => {
-            eprintln!("error: {err:#}");
-            ExitCode::FAILURE
-        }
-    }
+        Err(err) => failed(&format!("{err:#}")),
+    };
+    log::flush(FLUSH_TIMEOUT);
+    code
+}
+
+fn failed(reason: &str) -> ExitCode {
+    log::line(&format!("error: {reason}"));
+    ExitCode::FAILURE
 }
 
 async fn run(
@@ -126,6 +135,7 @@ async fn run(
         Command::Bootstrap(args) => install::bootstrap(args, environment).await,
         Command::Sync(args) => install::sync(args, environment).await,
         Command::Uninstall(args) => install::uninstall(args, environment).await,
+        Command::Trust(args) => trust::run(&args, environment),
         Command::Launch(args) => return launch::run(args, environment).await,
         Command::Link(args) => link::run(&args, environment).await,
         Command::Hosts(args) => hosts::run(args, environment).await,

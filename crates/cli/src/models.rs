@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use indicatif::HumanBytes;
+use jackalope_cluster::models::content;
 use jackalope_cluster::models::verify::{expectations, verify};
 use jackalope_cluster::models::{Check, FoundModel, Hashing, ModelRef, Problem, Removal, Stores};
 use serde_json::{Value, json};
@@ -25,6 +26,9 @@ pub(crate) use sync::run as sync;
 /// Hexadecimal digits by which people tell commits apart.
 const COMMIT_CHARS: usize = 8;
 
+/// Hexadecimal digits by which people tell checkpoints apart.
+const IDENTITY_CHARS: usize = 12;
+
 /// A model's directory and what it is called.
 #[derive(Clone, Debug)]
 pub(crate) struct Located {
@@ -36,9 +40,9 @@ pub(crate) struct Located {
 
 pub(crate) async fn run(args: ModelsArgs, environment: &Environment) -> anyhow::Result<()> {
     match args.command {
-        ModelsCommand::Ls(args) => list(&args, &environment.stores()),
+        ModelsCommand::Ls(args) => list(&args, environment),
         ModelsCommand::Check(args) if args.hosts.is_some() => compare::run(args, environment).await,
-        ModelsCommand::Check(args) => check(&args, &environment.stores()),
+        ModelsCommand::Check(args) => check(&args, environment).await,
         ModelsCommand::Sync(args) => sync::run(args, environment).await,
         ModelsCommand::Rm(args) => remove(&args, &environment.stores()),
     }
@@ -92,7 +96,8 @@ fn and_more(num_more: usize) -> String {
     if num_more == 0 { String::new() } else { format!(", and {num_more} more") }
 }
 
-fn list(args: &ListArgs, stores: &Stores) -> anyhow::Result<()> {
+fn list(args: &ListArgs, environment: &Environment) -> anyhow::Result<()> {
+    let stores = &environment.stores();
     let models = stores.list()?;
     let rows: Vec<(FoundModel, Check)> = models
         .into_iter()
@@ -102,7 +107,12 @@ fn list(args: &ListArgs, stores: &Stores) -> anyhow::Result<()> {
         })
         .collect();
     if args.json {
-        let models: Vec<Value> = rows.iter().map(|(model, check)| row_json(model, check)).collect();
+        let row = |(model, check): &(FoundModel, Check)| {
+            let mut row = row_json(model, check);
+            row["identity"] = json!(identity(&model.dir, environment));
+            row
+        };
+        let models: Vec<Value> = rows.iter().map(row).collect();
         let places = stores.places().iter();
         let places: Vec<Value> =
             places.map(|it| json!({"path": it.root, "origin": it.origin})).collect();
@@ -164,8 +174,14 @@ fn texts(problems: &[Problem]) -> Vec<String> {
     problems.iter().map(ToString::to_string).collect()
 }
 
-fn check(args: &CheckArgs, stores: &Stores) -> anyhow::Result<()> {
-    let Located { dir, name, .. } = find(&args.model, stores)?;
+/// The identity of the checkpoint in `dir`, if it was hashed before.
+fn identity(dir: &Path, environment: &Environment) -> Option<String> {
+    let known = content::known(dir, &environment.trees_dir()?)?;
+    Some(known.id.to_string())
+}
+
+async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()> {
+    let Located { dir, name, .. } = find(&args.model, &environment.stores())?;
     let Check { summary, mut problems } = Check::of_dir(&dir);
     let mut unknown = None;
     if args.hash {
@@ -176,12 +192,19 @@ fn check(args: &CheckArgs, stores: &Stores) -> anyhow::Result<()> {
         bar.finish();
         unknown = Some(files.len() - known.count());
     }
+    if args.hash && problems.is_empty() {
+        if let Some(trees_dir) = environment.trees_dir() {
+            content::forget(&dir, &trees_dir)?;
+        }
+        crate::content::of_dir(&dir, environment).await?;
+    }
+    let identity = identity(&dir, environment);
     if args.json {
         output::line(json!({
             "name": name, "path": dir, "complete": problems.is_empty(), "bytes": summary.bytes,
             "files": summary.num_files, "problems": texts(&problems),
             "hashed": unknown.map(|it| summary.num_files.saturating_sub(it)),
-            "without_known_hash": unknown,
+            "without_known_hash": unknown, "identity": identity,
         }))?;
     }
     ensure!(
@@ -197,7 +220,10 @@ fn check(args: &CheckArgs, stores: &Stores) -> anyhow::Result<()> {
             Some(unknown) => format!(", but of {unknown} files nothing says what they should hold"),
         };
         let size = HumanBytes(summary.bytes);
-        output::line(format_args!("{name} is whole: {} files, {size}{read}", summary.num_files))?;
+        let short: Option<String> = identity.map(|it| it.chars().take(IDENTITY_CHARS).collect());
+        let identity = short.map(|it| format!(", identity {it}")).unwrap_or_default();
+        let num_files = summary.num_files;
+        output::line(format_args!("{name} is whole: {num_files} files, {size}{read}{identity}"))?;
     }
     Ok(())
 }

@@ -28,7 +28,7 @@ pub(crate) use ask::{health, metrics, named, queue, served, test};
 pub(crate) use kill::kill_all;
 pub(crate) use logs::{keep_short, logs};
 pub(crate) use monitor::monitor;
-pub(crate) use record::{ServeRecord, Start};
+pub(crate) use record::{ServeRecord, Serving, Start};
 pub(crate) use resume::resume;
 pub(crate) use start::{restart, start, stop};
 pub(crate) use status::status;
@@ -66,10 +66,13 @@ impl Server {
     /// A server's certificate is seldom made out to `127.0.0.1`, and what goes to this machine itself
     /// is as safe as without TLS.
     pub(crate) fn tls(&self) -> TlsConfig {
-        let is_here = ["https://127.0.0.1:", "https://[::1]:", "https://localhost:"]
-            .iter()
-            .any(|it| self.url.starts_with(it));
-        TlsConfig::builder().disable_verification(is_here).build()
+        TlsConfig::builder().disable_verification(self.is_here()).build()
+    }
+
+    /// Whether its address is a loopback address of this machine.
+    fn is_here(&self) -> bool {
+        let address = self.url.split_once("://").map_or("", |it| it.1);
+        ["127.0.0.1:", "[::1]:", "localhost:"].iter().any(|it| address.starts_with(it))
     }
 
     /// Gets a path, or posts to it. Every wait is bounded by `timeout`.

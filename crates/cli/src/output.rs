@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
+use jackalope_cluster::log;
+
 /// Standard output cannot be written to.
 #[derive(Debug, thiserror::Error)]
 #[error("writing to standard output: {0}")]
@@ -22,8 +24,8 @@ pub(crate) fn line(text: impl Display) -> Result<(), OutputError> {
 
 /// Tells people on standard error what is going on.
 pub(crate) fn note(text: &str) {
-    // Whoever cannot read it goes without.
-    writeln!(io::stderr(), "{text}").ok();
+    // Whoever does not read it goes without.
+    log::line(text);
 }
 
 /// Prints a piece of a line at once.

@@ -54,8 +54,8 @@ fn machines_of(
     environment: &Environment,
 ) -> anyhow::Result<(Hostfile, Vec<Option<NodeFacts>>)> {
     if let Some(num_machines) = args.discover {
-        let secret = machines::secret(None, environment)?;
-        let listed = machines::discover(num_machines.into(), args.agent_port, secret)?;
+        let ours = machines::credentials(None, environment)?;
+        let listed = machines::discover(num_machines.into(), args.agent_port, &ours)?;
         // They have told already; nobody is asked over ssh.
         let machines = listed.hosts.into_iter().map(|it| (it.host, Some(it.facts)));
         let (hosts, facts) = machines.unzip();

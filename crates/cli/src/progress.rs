@@ -1,5 +1,6 @@
 //! Progress for people, on standard error and only on a terminal.
 
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
@@ -43,6 +44,11 @@ impl Transfer {
 
     pub(crate) fn add(&self, num_bytes: u64) {
         self.0.inc(num_bytes);
+    }
+
+    /// How many there are, once that is known.
+    pub(crate) fn expect(&self, num_bytes: u64) {
+        self.0.set_length(num_bytes);
     }
 
     /// Bytes that must come again.
@@ -100,33 +106,60 @@ impl Upload {
     }
 }
 
-/// The ranks' way to being ready.
-pub(crate) struct Loading(ProgressBar);
+/// The ranks' way to being ready. Drawn by a thread of its own: a terminal that is paused holds up
+/// nobody else.
+pub(crate) struct Loading(SyncSender<LoadingShown>);
+
+/// What is drawn of a status.
+#[derive(Clone, Copy)]
+struct LoadingShown {
+    done_bytes: u64,
+    total_bytes: u64,
+    num_loaded: usize,
+    num_ranks: usize,
+}
 
 impl Loading {
     pub(crate) fn new() -> Loading {
-        let bar = ProgressBar::new(0);
-        let style = ProgressStyle::with_template(
-            "{spinner} {msg} {bar:30} {binary_bytes}/{binary_total_bytes} {elapsed}",
-        )
-        .expect("the template is well formed");
-        bar.set_style(style);
-        bar.set_message("starting ranks");
-        bar.enable_steady_tick(Duration::from_millis(200));
-        Loading(bar)
+        let (sender, shown) = sync_channel(1);
+        // Without a thread nothing is drawn.
+        let _ = std::thread::Builder::new()
+            .name("progress".to_owned())
+            .spawn(move || draw_loading(&shown));
+        Loading(sender)
     }
 
     pub(crate) fn show(&self, status: &Status) {
         let sum = |pick: fn((u64, u64)) -> u64| -> u64 {
             status.ranks.iter().filter_map(|rank| rank.loaded_bytes).map(pick).sum()
         };
-        self.0.set_length(sum(|it| it.1));
-        self.0.set_position(sum(|it| it.0));
-        let loaded = status.ranks.iter().filter(|rank| rank.facts.is_some()).count();
-        self.0.set_message(format!("loading: {loaded} of {} ranks", status.ranks.len()));
+        let shown = LoadingShown {
+            done_bytes: sum(|it| it.0),
+            total_bytes: sum(|it| it.1),
+            num_loaded: status.ranks.iter().filter(|rank| rank.facts.is_some()).count(),
+            num_ranks: status.ranks.len(),
+        };
+        // A later one will do.
+        let _ = self.0.try_send(shown);
     }
 
-    pub(crate) fn finish(&self) {
-        self.0.finish_and_clear();
+    /// The bar goes away, as soon as the terminal takes that.
+    pub(crate) fn finish(self) {}
+}
+
+fn draw_loading(shown: &Receiver<LoadingShown>) {
+    let bar = ProgressBar::new(0);
+    let style = ProgressStyle::with_template(
+        "{spinner} {msg} {bar:30} {binary_bytes}/{binary_total_bytes} {elapsed}",
+    )
+    .expect("the template is well formed");
+    bar.set_style(style);
+    bar.set_message("starting ranks");
+    bar.enable_steady_tick(Duration::from_millis(200));
+    for LoadingShown { done_bytes, total_bytes, num_loaded, num_ranks } in shown {
+        bar.set_length(total_bytes);
+        bar.set_position(done_bytes);
+        bar.set_message(format!("loading: {num_loaded} of {num_ranks} ranks"));
     }
+    bar.finish_and_clear();
 }

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use anyhow::{bail, ensure};
 use indicatif::HumanBytes;
+use jackalope_cluster::models::content;
 use jackalope_cluster::models::{BlobId, Check, HashCache, RepoId, Revision};
 use serde_json::json;
 
@@ -109,6 +110,7 @@ pub(crate) struct Pull {
     place: Place,
     /// Remembers what was verified.
     hashes_path: Option<PathBuf>,
+    trees_dir: Option<PathBuf>,
     retries: u32,
     stop: Stop,
     /// How far each file is, once it is known which there are.
@@ -144,6 +146,7 @@ impl Pull {
             revision,
             place,
             hashes_path: environment.hashes_path(),
+            trees_dir: environment.trees_dir(),
             retries: RETRIES,
             stop: Stop::default(),
             files: OnceLock::new(),
@@ -170,6 +173,12 @@ impl Pull {
         let fetched_bytes = self.fetch_all(&jobs, &listing.commit)?;
         self.place.finish(&self.repo, &self.revision, &listing.commit, &files)?;
         self.remember(&jobs);
+        if let Some(trees_dir) = &self.trees_dir {
+            let bar = Transfer::new("hashing", files.iter().map(|file| file.bytes).sum());
+            let on_bytes = |num_bytes| bar.add(num_bytes);
+            content::remember(&self.place.dir(&listing.commit), trees_dir, &on_bytes);
+            bar.finish();
+        }
         let (commit, bytes) = (listing.commit, files.iter().map(|file| file.bytes).sum());
         let place = self.place.clone();
         Ok(Pulled { commit, place, num_files: files.len(), bytes, fetched_bytes })

@@ -1,19 +1,20 @@
 //! `jackalope rank`: one rank, started by hand or by somebody else's launcher.
 
 use std::ffi::OsString;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use jackalope_cluster::hostfile::Hostfile;
+use jackalope_cluster::listen::{address_towards, is_private, own_addresses};
 use jackalope_cluster::local::find_rank_program;
 use jackalope_cluster::process::{Spawn, exit_code};
 use jackalope_protocol::Secret;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::machines::RankArgs;
+use crate::args::machines::{PortRange, RankArgs};
 use crate::environment::Environment;
 use crate::output;
 
@@ -29,8 +30,10 @@ pub(crate) async fn run(args: &RankArgs, environment: &Environment) -> anyhow::R
         .or(environment.mlx.rank)
         .context("which rank shall this be?\nhint: pass `--rank N`, or set MLX_RANK")?;
     let control = control(args, environment)?;
-    let secret = known_secret(environment)?;
-    let spawn = spawn((rank, control), &secret, args.wait, &[])?;
+    let ticket = ticket_by_hand(&known_secret(environment)?, rank);
+    let ips = if args.data.is_empty() { heard_on(control.ip()) } else { args.data.clone() };
+    let data = DataPlane { ips, ports: args.data_ports };
+    let spawn = spawn(&Looking { rank, control, wait: args.wait }, &data, &ticket, &[])?;
     output::note(&format!("rank {rank} looks for its brain at {control}"));
     let mut child = spawn.start().context("starting the rank")?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -52,6 +55,16 @@ pub(crate) async fn run(args: &RankArgs, environment: &Environment) -> anyhow::R
     }
 }
 
+/// Where a rank listens for the others that was not told: on its way to the coordinator. Beside the
+/// coordinator that is loopback, where nobody else reaches it, so it listens on this machine's private
+/// addresses, as an agent does.
+fn heard_on(control: IpAddr) -> Vec<IpAddr> {
+    match address_towards(control) {
+        Some(ip) if !ip.is_loopback() => vec![ip],
+        _ => own_addresses().into_iter().filter(|ip| is_private(*ip)).collect(),
+    }
+}
+
 /// The secret that the brain has too.
 pub(crate) fn known_secret(environment: &Environment) -> anyhow::Result<Secret> {
     environment.home()?.known_secret()?.context(
@@ -61,20 +74,46 @@ pub(crate) fn known_secret(environment: &Environment) -> anyhow::Result<Secret> 
     )
 }
 
-/// A rank's process, which looks for its brain at `control` for `wait` seconds.
+/// What a rank proves that a person starts: it follows from the cluster's secret, which people carry.
+pub(crate) fn ticket_by_hand(secret: &Secret, rank: u32) -> Secret {
+    secret.derive("jackalope: ticket of a rank that a person starts", &[&rank.to_le_bytes()])
+}
+
+/// A rank that looks for its coordinator.
+pub(crate) struct Looking {
+    pub(crate) rank: u32,
+    /// Where the coordinator is.
+    pub(crate) control: SocketAddr,
+    /// For so many seconds.
+    pub(crate) wait: u64,
+}
+
+/// Where a rank listens for the others.
+pub(crate) struct DataPlane {
+    /// This machine alone if empty.
+    pub(crate) ips: Vec<IpAddr>,
+    /// Of which it takes one.
+    pub(crate) ports: PortRange,
+}
+
+/// A rank's process, tied to this one.
 pub(crate) fn spawn(
-    (rank, control): (u32, SocketAddr),
-    secret: &Secret,
-    wait: u64,
+    looking: &Looking,
+    data: &DataPlane,
+    ticket: &Secret,
     env: &[(String, String)],
 ) -> anyhow::Result<Spawn> {
-    let mut spawn = Spawn::new(find_rank_program()?, format!("rank {rank}"));
+    let mut spawn = Spawn::new(find_rank_program()?, format!("rank {}", looking.rank));
+    let Looking { rank, control, wait } = looking;
     let (rank, control, wait) = (rank.to_string(), control.to_string(), wait.to_string());
-    let words = ["serve", "--control", &control, "--rank", &rank, "--data", "0.0.0.0:0"];
+    let ips: Vec<String> = data.ips.iter().map(IpAddr::to_string).collect();
+    let ips = if ips.is_empty() { Ipv4Addr::LOCALHOST.to_string() } else { ips.join(",") };
+    let ports = data.ports.to_string();
+    let words = ["serve", "--control", &control, "--rank", &rank, "--data", &ips];
     spawn.args = words.map(OsString::from).to_vec();
-    spawn.args.extend(["--patience", &wait].map(OsString::from));
+    spawn.args.extend(["--data-ports", &ports, "--patience", &wait].map(OsString::from));
     spawn.env = env.iter().map(|(name, value)| (name.clone(), value.into())).collect();
-    spawn.input = format!("{}\n", secret.to_hex()).into_bytes();
+    spawn.input = format!("{}\n", ticket.to_hex()).into_bytes();
     Ok(spawn)
 }
 
@@ -90,6 +129,10 @@ fn control(args: &RankArgs, environment: &Environment) -> anyhow::Result<SocketA
              hint: pass `--control HOST[:PORT]`, or set MLX_JACCL_COORDINATOR or MLX_HOSTFILE"
         ),
     };
+    // Without brackets, its colons separate no port.
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, CONTROL_PORT));
+    }
     let has_port = host.parse::<SocketAddr>().is_ok()
         || host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     let host = if has_port { host } else { format!("{host}:{CONTROL_PORT}") };

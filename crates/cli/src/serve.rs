@@ -3,12 +3,13 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, bail, ensure};
 use jackalope_cluster::home::Home;
 use jackalope_cluster::placement::ModelFacts;
 use jackalope_engine::{SamplingOptions, Status};
+use jackalope_protocol::Secret;
 use jackalope_server::{
     ApiKeys, Ending, Model, ModelDetails, Models, ModelsConfig, ServerConfig, ServerLimits,
     ServerState,
@@ -28,8 +29,8 @@ use crate::environment::Environment;
 use crate::keeper::HubPuller;
 use crate::loading::{ClusterLoader, Offered};
 use crate::offer::Offer;
-use crate::operate::{self, ServeRecord, Start};
-use crate::output::{self, OutputError};
+use crate::operate::{self, ServeRecord, Serving, Start};
+use crate::output;
 use crate::progress::Loading;
 use crate::{edge, machines, split, worker};
 
@@ -73,6 +74,9 @@ impl HttpServer {
     }
 }
 
+/// However the engines and the connections are, the process ends within this time.
+const STOP_MAX: Duration = Duration::from_secs(10);
+
 /// The address to listen on. What else `--host` may say names machines.
 fn listen_ip(args: &mut ServeArgs) -> anyhow::Result<IpAddr> {
     if let Ok(ip) = args.host.parse() {
@@ -102,7 +106,9 @@ pub(crate) async fn run(
     raise_open_files(resolved.open_files);
     let host = listen_ip(&mut args)?;
     machines::take_discovered(&mut args.ranks.hosts, environment).await?;
-    let config = edge::config(host, &args)?;
+    let mut config = edge::config(host, &args)?;
+    let operator_key = Secret::draw().context("drawing the operator's key")?.to_hex();
+    config.api_keys = config.api_keys.with_operator(&operator_key);
     let grpc = localai_listener(&args.edge, &config.api_keys).await?;
     let reporting = edge::reporting(&args.edge, environment)?;
     let scheme = if config.tls.is_some() { "https" } else { "http" };
@@ -118,7 +124,14 @@ pub(crate) async fn run(
     let mut hand_over = signal(SignalKind::user_defined1())?;
     let start = Start::of(resolved, environment);
     let url = format!("{scheme}://{}", listener.local_addr()?);
-    let _record = Written::new(environment, (&args, &start), (&url, &offer.default));
+    let serving = Serving {
+        args: &args,
+        start: &start,
+        url: &url,
+        model: &offer.default,
+        operator_key: &operator_key,
+    };
+    let _record = Written::new(environment, serving);
     let (models, offered) = models_of(&offer, &args, environment).await?;
     let mut config = with_models(config, (&offer, host), &args);
     // As `model_control`, but one model is enough: where there are keys, administrators may.
@@ -135,10 +148,7 @@ pub(crate) async fn run(
         if let Some(Err(err)) = environment.home().ok().map(|home| start.remember(&home)) {
             tracing::warn!(%err, "`restart` will not know these arguments");
         }
-        if let Err(err) = announce(&args, &offer, (&url, grpc_addr), &status) {
-            // Who asks over HTTP does not care.
-            tracing::warn!(%err, "nobody was told that the server is ready");
-        }
+        announce(&args, &offer, (&url, grpc_addr), &status).await;
         look_after(&models, &offer).await
     };
     let (result, ending) = tokio::select! {
@@ -154,7 +164,10 @@ pub(crate) async fn run(
             grpc.stop().await;
         }
     };
-    tokio::join!(models.end(ending), server.stop(), grpc_stopped);
+    let stopped = async { tokio::join!(models.end(ending), server.stop(), grpc_stopped) };
+    if tokio::time::timeout(STOP_MAX, stopped).await.is_err() {
+        tracing::warn!(?STOP_MAX, "the engine did not stop in time, and is left behind");
+    }
     result
 }
 
@@ -245,9 +258,9 @@ struct Written(Option<(Home, ServeRecord)>);
 
 impl Written {
     /// A server can do without a record, but not without being told of it.
-    fn new(environment: &Environment, how: (&ServeArgs, &Start), what: (&str, &str)) -> Written {
+    fn new(environment: &Environment, serving: Serving<'_>) -> Written {
         let Ok(home) = environment.home() else { return Written(None) };
-        match ServeRecord::write(&home, how, what) {
+        match ServeRecord::write(&home, serving) {
             Ok(Some(record)) => Written(Some((home, record))),
             Ok(None) => {
                 tracing::info!("`status` and `stop` are about another server, which runs already");
@@ -269,9 +282,12 @@ impl Drop for Written {
     }
 }
 
+/// Open files that the limits on connections may need, twice over.
+const OPEN_FILES: u64 = 8192;
+
 /// Raises the bounds of open files to at least these, as far as the system lets us.
 fn raise_open_files(wanted: Option<(u64, u64)>) {
-    let Some(wanted) = wanted else { return };
+    let wanted = wanted.unwrap_or((OPEN_FILES, 0));
     let now = getrlimit(Resource::Nofile);
     // Only root may raise the hard one.
     let set = |limit: Rlimit| setrlimit(Resource::Nofile, limit);
@@ -350,22 +366,37 @@ fn sampling_defaults(recommended: &GenerationDefaults) -> SamplingOptions {
     }
 }
 
-/// Tells where the server is.
-fn announce(
+/// Prints where the server is. Whoever does not read that holds up nothing but this.
+async fn announce(
+    args: &ServeArgs,
+    offer: &Offer,
+    at: (&str, Option<SocketAddr>),
+    status: &Status,
+) {
+    let text = announcement(args, offer, at, status);
+    let printed = tokio::task::spawn_blocking(move || output::line(text)).await;
+    if let Ok(Err(err)) = printed {
+        // Who asks over HTTP does not care.
+        tracing::warn!(%err, "the announcement that the server is ready was not printed");
+    }
+}
+
+fn announcement(
     args: &ServeArgs,
     offer: &Offer,
     (url, grpc_addr): (&str, Option<SocketAddr>),
     status: &Status,
-) -> Result<(), OutputError> {
+) -> String {
     let model_id = &offer.default;
     let num_others = offer.models.len() - 1;
     if args.json {
         let ranks = split::json(status);
-        return output::line(json!({
+        let event = json!({
             "event": "ready", "url": url, "model": model_id, "pid": std::process::id(),
             "grpc_addr": grpc_addr,
             "ranks": ranks, "models": offer.models.iter().map(|it| &it.id).collect::<Vec<_>>(),
-        }));
+        });
+        return event.to_string();
     }
     let others = match num_others {
         0 => String::new(),
@@ -374,7 +405,7 @@ fn announce(
     let localai = grpc_addr.map_or(String::new(), |addr| {
         format!("  LocalAI      --external-grpc-backends mlx-distributed:{addr}\n")
     });
-    output::line(format_args!(
+    format!(
         "{model_id} on {} ranks is ready\n{}\n{others}{localai}  \
          OpenAI API   {url}/v1\n  \
          dashboard    {url}/dashboard\n  \
@@ -382,7 +413,7 @@ fn announce(
          stop it      Ctrl-C",
         status.ranks.len(),
         split::text(status)
-    ))
+    )
 }
 
 #[cfg(test)]

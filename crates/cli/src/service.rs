@@ -1,6 +1,7 @@
 //! The agent as a service of its user: started at login, started again when it ends. A launchd agent
 //! on macOS, a systemd user unit on Linux.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,6 +11,15 @@ use jackalope_cluster::nodes::own_program;
 use jackalope_cluster::process::output_of;
 
 use crate::output;
+
+/// How the agent is run.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub(crate) struct AgentService {
+    pub(crate) port: u16,
+    pub(crate) announce: bool,
+    /// The private addresses of this machine if empty.
+    pub(crate) listen: Vec<IpAddr>,
+}
 
 const LABEL: &str = "jackalope.agent";
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(20);
@@ -99,12 +109,14 @@ fn systemd(user_home: &Path, program: &Path, (home, args): (&Path, &[String])) -
 }
 
 /// What the program is told.
-fn agent_args((port, announce): (u16, bool)) -> Vec<String> {
-    let announce = if announce { " --announce" } else { "" };
-    words(&format!("agent --port {port}{announce} --verbose"))
+fn agent_args(how: &AgentService) -> Vec<String> {
+    let announce = if how.announce { " --announce" } else { "" };
+    let mut args = words(&format!("agent --port {}{announce} --verbose", how.port));
+    args.extend(how.listen.iter().flat_map(|ip| ["--listen".to_owned(), ip.to_string()]));
+    args
 }
 
-fn here(how: (u16, bool), home: &Home) -> anyhow::Result<Service> {
+fn here(how: &AgentService, home: &Home) -> anyhow::Result<Service> {
     let installed = home.join("current/bin/jackalope");
     let program = if installed.is_file() { installed } else { own_program()? };
     let user_home = std::env::home_dir().context("this user has no home folder")?;
@@ -117,7 +129,7 @@ fn here(how: (u16, bool), home: &Home) -> anyhow::Result<Service> {
 }
 
 /// On this port, and answering those who look for machines or not.
-pub(crate) fn install(how: (u16, bool), dry_run: bool, home: &Home) -> anyhow::Result<()> {
+pub(crate) fn install(how: &AgentService, dry_run: bool, home: &Home) -> anyhow::Result<()> {
     let service = here(how, home)?;
     if dry_run {
         let commands: Vec<String> = service.enable.iter().map(|it| it.join(" ")).collect();
@@ -149,11 +161,11 @@ pub(crate) fn install(how: (u16, bool), dry_run: bool, home: &Home) -> anyhow::R
 
 /// Whether the agent is a service here.
 pub(crate) fn is_installed(home: &Home) -> anyhow::Result<bool> {
-    Ok(here((0, false), home)?.path.is_file())
+    Ok(here(&AgentService::default(), home)?.path.is_file())
 }
 
 pub(crate) fn uninstall(home: &Home) -> anyhow::Result<()> {
-    let service = here((0, false), home)?;
+    let service = here(&AgentService::default(), home)?;
     if !service.path.is_file() {
         return Ok(output::line("no service is installed")?);
     }
@@ -180,7 +192,11 @@ mod tests {
 
     #[test]
     fn a_launchd_agent_is_well_formed_whatever_its_paths_hold() {
-        let args = agent_args((18081, true));
+        let args = agent_args(&AgentService {
+            port: 18081,
+            announce: true,
+            listen: vec!["10.0.0.1".parse().unwrap()],
+        });
         let places = (Path::new("/Users/a & b/.jackalope"), &args[..]);
         let service =
             launchd(Path::new("/Users/a & b"), 501, Path::new("/x/<y>/jackalope"), places);
@@ -202,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_systemd_unit_quotes_its_paths() {
-        let args = agent_args((9, false));
+        let args = agent_args(&AgentService { port: 9, ..AgentService::default() });
         let places = (Path::new("/home/a b/.jackalope"), &args[..]);
         let service = systemd(Path::new("/home/a b"), Path::new("/opt/100%/jackalope"), places);
         assert!(

@@ -3,7 +3,7 @@
 mod open;
 mod rank_loop;
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::args::worker::{
 use crate::environment::Environment;
 use crate::loading::ClusterLoader;
 use crate::serve::HttpServer;
-use crate::{agent, edge, output};
+use crate::{agent, edge, keys, output};
 
 use open::OrderedModels;
 
@@ -66,9 +66,10 @@ fn with_environment(
         (None, Some(word)) => Some(open::backend(word)?),
         (None, None) => None,
     };
-    let api_key = match typed.api_key.is_empty() {
-        true => said.grpc_token.iter().cloned().collect(),
-        false => typed.api_key,
+    let api_key = match (&typed.api_key_file, typed.api_key.is_empty()) {
+        (Some(path), _) => keys::read_file(path)?,
+        (None, true) => said.grpc_token.iter().cloned().collect(),
+        (None, false) => typed.api_key,
     };
     Ok(MlxDistributedArgs {
         hostfile: typed.hostfile.or_else(|| said.hostfile.clone()),
@@ -158,7 +159,7 @@ async fn p2p_mlx(args: P2pMlxArgs, environment: &Environment) -> anyhow::Result<
     };
     let port = args.mlx_listen_port.or(said.listen_port).unwrap_or(LISTEN_PORT);
     let agent = AgentArgs {
-        listen: IpAddr::from([0, 0, 0, 0]),
+        listen: Vec::new(),
         port,
         linger: None,
         // A token is all that LocalAI's machines know of each other.

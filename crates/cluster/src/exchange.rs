@@ -2,7 +2,8 @@
 //!
 //! A connection to an agent whose first word is [`ToAgent::Library`](crate::agent::ToAgent::Library) is
 //! of its own kind: one request at a time, answered by messages and, for contents, by raw bytes of the
-//! encrypted stream, so that gigabytes neither wait behind nor hold up what keeps programs alive.
+//! encrypted stream, so that gigabytes neither wait behind nor hold up what keeps programs alive. A
+//! coordinator may ask for everything; ranks and other libraries read with a grant, one model alone.
 //!
 //! ```text
 //!   coordinator ── Fetch ──▶ library of B ── Read ──▶ library of A     (several connections)
@@ -12,6 +13,7 @@
 
 mod client;
 mod fetch;
+mod grant;
 mod messages;
 mod ranges;
 mod serve;
@@ -20,9 +22,11 @@ mod spread;
 mod tests;
 
 pub use client::{ExchangeError, LibraryClient};
+pub(crate) use grant::Grant;
+pub use grant::{GRANT_LIFE, Granter};
 pub use messages::{
     FetchOrder, Fetched, FoundFiles, FromLibrary, Pieces, READ_BYTES_MAX, Source, ToLibrary,
 };
 pub use serve::Library;
-pub(crate) use serve::serve;
+pub(crate) use serve::{Access, serve};
 pub use spread::{Copied, Peer, Spread, spread};

@@ -6,13 +6,19 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use jackalope_protocol::Secret;
+use jackalope_protocol::{Identity, Secret};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 /// Nobody else reads what is in it.
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
+
+/// Room for records, and for the beginning of a log.
+const SPACE_BYTES_MIN: usize = 256 << 10;
+/// Files with 64 hexadecimal digits: what all machines of a cluster hold, and what this one alone does.
+const SECRET: &str = "secret";
+const IDENTITY: &str = "identity";
 
 /// The folder.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -38,7 +44,7 @@ pub fn secret_of_token(token: &str) -> Result<Secret, HomeError> {
 #[derive(Debug, Error)]
 pub enum HomeError {
     /// A file or folder cannot be used.
-    #[error("{}: {source}", .path.display())]
+    #[error("{}: {source}{}", .path.display(), space_hint(source))]
     Io {
         /// The file.
         path: PathBuf,
@@ -64,6 +70,16 @@ pub enum HomeError {
         /// The file.
         path: PathBuf,
     },
+}
+
+/// What to do where a disk or a quota is full.
+fn space_hint(err: &io::Error) -> &'static str {
+    match err.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "\nhint: free some space there, or set JACKALOPE_HOME to a folder on another disk"
+        }
+        _ => "",
+    }
 }
 
 impl Home {
@@ -98,22 +114,36 @@ impl Home {
     /// # Errors
     /// [`HomeError`] if it cannot be read or made, or others can read it.
     pub fn secret(&self) -> Result<Secret, HomeError> {
-        if let Some(secret) = self.known_secret()? {
+        self.secret_in(SECRET)
+    }
+
+    /// This machine's own key, made at first use and named as the machine is.
+    ///
+    /// # Errors
+    /// [`HomeError`] if it cannot be read or made, or others can read it.
+    pub fn identity(&self) -> Result<Identity, HomeError> {
+        let private = self.secret_in(IDENTITY)?;
+        let system = rustix::system::uname();
+        Ok(Identity::from_private(private, &system.nodename().to_string_lossy()))
+    }
+
+    fn secret_in(&self, name: &str) -> Result<Secret, HomeError> {
+        if let Some(secret) = self.known_secret_in(name)? {
             return Ok(secret);
         }
-        let path = self.join("secret");
+        let path = self.join(name);
         let failed = |source| HomeError::Io { path: path.clone(), source };
         let secret = Secret::draw().map_err(failed)?;
         self.dir("")?;
         // Whoever comes second takes what the first has made.
-        let draft = self.draft("secret");
+        let draft = self.draft(name);
         write_private(&draft, format!("{}\n", secret.to_hex()).as_bytes()).map_err(failed)?;
         let linked = fs::hard_link(&draft, &path);
         fs::remove_file(&draft).map_err(failed)?;
         match linked {
             Ok(()) => Ok(secret),
             Err(err) if err.kind() == io::ErrorKind::AlreadyExists => {
-                self.known_secret()?.ok_or(HomeError::Malformed { path })
+                self.known_secret_in(name)?.ok_or(HomeError::Malformed { path })
             }
             Err(err) => Err(failed(err)),
         }
@@ -124,7 +154,11 @@ impl Home {
     /// # Errors
     /// [`HomeError`] if it cannot be read, or others can read it.
     pub fn known_secret(&self) -> Result<Option<Secret>, HomeError> {
-        let path = self.join("secret");
+        self.known_secret_in(SECRET)
+    }
+
+    fn known_secret_in(&self, name: &str) -> Result<Option<Secret>, HomeError> {
+        let path = self.join(name);
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -142,7 +176,20 @@ impl Home {
     /// # Errors
     /// [`HomeError::Io`].
     pub fn set_secret(&self, secret: &Secret) -> Result<(), HomeError> {
-        self.write("secret", format!("{}\n", secret.to_hex()).as_bytes())
+        self.write(SECRET, format!("{}\n", secret.to_hex()).as_bytes())
+    }
+
+    /// Checks that what a start writes here finds room.
+    ///
+    /// # Errors
+    /// [`HomeError::Io`], of the kind `StorageFull` or `QuotaExceeded` with a hint where there is none.
+    pub fn check_space(&self) -> Result<(), HomeError> {
+        let dir = self.dir("")?;
+        let draft = self.draft("space");
+        let written = write_private(&draft, &[0; SPACE_BYTES_MIN]);
+        // Where nothing was written there is nothing to remove.
+        fs::remove_file(&draft).ok();
+        written.map_err(|source| HomeError::Io { path: dir, source })
     }
 
     /// Writes a file as a whole: readers see the old one or the new one.
@@ -154,6 +201,10 @@ impl Home {
         let path = self.join(name);
         let draft = self.draft(name);
         let written = write_private(&draft, bytes).and_then(|()| fs::rename(&draft, &path));
+        if written.is_err() {
+            // What was begun would only take space.
+            fs::remove_file(&draft).ok();
+        }
         written.map_err(|source| HomeError::Io { path, source })
     }
 }
@@ -213,6 +264,21 @@ mod tests {
         assert_eq!(home.secret().unwrap(), Secret([3; 32]));
         write_private(&path, b"something else").unwrap();
         assert!(home.secret().unwrap_err().to_string().contains("64 hexadecimal digits"));
+        fs::remove_dir_all(home.path()).unwrap();
+    }
+
+    #[test]
+    fn a_machine_keeps_its_key_and_shows_it_to_nobody() {
+        let home = home("identity");
+        let keys = std::thread::scope(|scope| {
+            let made: Vec<_> = (0..4).map(|_| scope.spawn(|| home.identity().unwrap())).collect();
+            made.into_iter().map(|it| it.join().unwrap().public()).collect::<Vec<_>>()
+        });
+        assert!(keys.iter().all(|it| *it == keys[0]));
+        let path = home.join("identity");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        assert!(matches!(home.identity(), Err(HomeError::Exposed { .. })));
         fs::remove_dir_all(home.path()).unwrap();
     }
 }

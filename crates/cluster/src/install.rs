@@ -10,7 +10,7 @@
 //!
 //! Below the other machine's `~/.jackalope`: `versions/ID` for each version, `versions/.ID.part` while
 //! one arrives, and the links `current` and `previous`. The program that has arrived switches `current`
-//! itself ([`versions`]), with the cluster's secret on its standard input.
+//! itself ([`versions`]), with the cluster's secret and our key on its standard input, and tells its own.
 
 mod bundle;
 mod error;
@@ -24,7 +24,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use jackalope_protocol::Secret;
+use jackalope_protocol::PublicKey;
 use serde::Deserialize;
 use tracing::debug;
 
@@ -34,7 +34,9 @@ pub use remove::{Removed, uninstall};
 
 use crate::models::blob::feed;
 use crate::models::{BlobId, ContentHash};
+use crate::nodes::introduction;
 use crate::shell::{Output, Shell};
+use crate::trust::Credentials;
 use remote::{HashTool, Survey};
 
 /// Bytes sent by one run of the shell. Each has [`PIECE_TIMEOUT`] to arrive.
@@ -58,8 +60,9 @@ const ROOM_BYTES: u64 = 64 << 20;
 pub struct Install<'a> {
     /// The files.
     pub bundle: &'a Bundle,
-    /// The cluster's secret; the machine's own is left alone if absent.
-    pub secret: Option<&'a Secret>,
+    /// The cluster's secret, and who may command the machine from now on; what it holds itself is left
+    /// alone if absent.
+    pub ours: Option<&'a Credentials>,
     /// The way there.
     pub shell: &'a dyn Shell,
     /// Hears what is going on, from the calling thread.
@@ -109,6 +112,9 @@ pub struct Activated {
     pub secret_changed: bool,
     /// Whether an agent of another version, or with another secret, was replaced.
     pub agent_restarted: bool,
+    /// The machine's key, if it has told.
+    #[serde(default)]
+    pub key: Option<PublicKey>,
 }
 
 impl Installed {
@@ -329,9 +335,8 @@ fn changed_here(bundle: &Bundle, place: &str) -> Option<PathBuf> {
 }
 
 fn activate(host: &str, what: Install<'_>) -> Result<Activated, InstallError> {
-    let secret = what.secret.map(Secret::to_hex).unwrap_or_default();
+    let input = what.ours.map_or_else(|| "\n".to_owned(), introduction);
     let script = remote::activate_script(what.bundle.id());
-    let input = format!("{secret}\n");
     let ran = remote::run(host, what.shell, &script, input.as_bytes(), ACTIVATE_TIMEOUT)?;
     activated(host, &ran)
 }

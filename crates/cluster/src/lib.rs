@@ -9,6 +9,8 @@
 //!   platform (macos, linux): what only one system can tell, read from commands and files
 //!   shell ─▶ probe ─▶ report ─┬▶ doctor: what is wrong, and what to type
 //!                             └▶ autoconfig: which cables there are, and what to make of them
+//!   log: standard error that never makes anybody wait
+//!   trust: whose orders this machine takes, and which keys the machines have that it commands
 //!   discovery: machines of ours on the networks of this one, without names or files
 //! ```
 
@@ -21,7 +23,9 @@ pub mod facts;
 pub mod home;
 pub mod hostfile;
 pub mod install;
+pub mod listen;
 pub mod local;
+pub mod log;
 pub mod models;
 pub mod nodes;
 pub mod placement;
@@ -33,3 +37,4 @@ pub mod report;
 pub mod routes;
 pub mod shell;
 pub mod stock;
+pub mod trust;

@@ -58,6 +58,10 @@ pub struct LocalRank {
     child: Child,
 }
 
+/// A rank whose process can be started.
+#[derive(Debug)]
+pub struct PreparedRank(Spawn);
+
 /// The rank program beside the running one.
 ///
 /// # Errors
@@ -95,6 +99,20 @@ impl LocalRanks {
         control_addr: SocketAddr,
         secret: &Secret,
     ) -> Result<LocalRank, LocalError> {
+        self.prepare(rank, control_addr, secret)?.start()
+    }
+
+    /// As [`LocalRanks::start`], but for the start itself, which may block for as long as the system
+    /// takes to execute the program.
+    ///
+    /// # Errors
+    /// If the settings of a stock transport cannot be made.
+    pub fn prepare(
+        &mut self,
+        rank: usize,
+        control_addr: SocketAddr,
+        secret: &Secret,
+    ) -> Result<PreparedRank, LocalError> {
         let mut spawn = Spawn::new(&self.program, format!("rank {rank}"));
         spawn.args = ["serve", "--control", &control_addr.to_string(), "--rank", &rank.to_string()]
             .map(OsString::from)
@@ -102,10 +120,7 @@ impl LocalRanks {
         spawn.input = secret_line(secret);
         spawn.env = self.env.iter().map(|(name, value)| (name.clone(), value.into())).collect();
         spawn.env.extend(self.stock_env(rank)?);
-        let child = spawn
-            .start()
-            .map_err(|source| LocalError::Spawn { program: self.program.clone(), source })?;
-        Ok(LocalRank { child })
+        Ok(PreparedRank(spawn))
     }
 
     /// Starts one rank of a measurement. It prints where it listens, then waits for a line with all
@@ -148,6 +163,20 @@ fn secret_line(secret: &Secret) -> Vec<u8> {
     format!("{}\n", secret.to_hex()).into_bytes()
 }
 
+impl PreparedRank {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// If the process cannot be started.
+    pub fn start(self) -> Result<LocalRank, LocalError> {
+        let program = self.0.program.clone();
+        match self.0.start() {
+            Ok(child) => Ok(LocalRank { child }),
+            Err(source) => Err(LocalError::Spawn { program, source }),
+        }
+    }
+}
+
 impl LocalRank {
     /// The process's number.
     pub fn pid(&self) -> u32 {
@@ -159,9 +188,9 @@ impl LocalRank {
         self.child.try_wait().map(describe)
     }
 
-    /// Ends it at once.
+    /// Ends it at once; does not wait until it is gone.
     pub fn kill(&mut self) {
-        self.child.kill();
+        self.child.signal_kill();
     }
 
     /// The end of what it wrote to its standard error.

@@ -8,10 +8,12 @@
 //!                                   └─▶ blob (content named by its hash)
 //!   verify: does it hold what was fetched?   remove: what goes with a model
 //!   hashes: what was hashed before
+//!   content: hashes of blocks, by which ranks verify what they read
 //! ```
 
 pub mod blob;
 pub mod check;
+pub mod content;
 pub mod files;
 pub mod hashes;
 pub mod hub;

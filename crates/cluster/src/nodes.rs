@@ -11,15 +11,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use jackalope_protocol::Secret;
+use jackalope_protocol::PublicKey;
 use thiserror::Error;
 use tracing::debug;
 
-use crate::agent::{Agent, OnLine, Revive};
+use crate::agent::{Agent, OnLine, Refusal, Revive};
 use crate::facts::NodeFacts;
 use crate::hostfile::Host;
 use crate::install::{Bundle, BundleError, Install, InstallError, Step, install};
+use crate::listen::address_towards;
 use crate::shell::{Output, Shell, ShellError, quote};
+use crate::trust::{Credentials, Expected, TrustError};
 
 /// How long an agent that runs already may take to answer.
 const KNOCK_TIMEOUT: Duration = Duration::from_millis(1500);
@@ -37,8 +39,8 @@ pub const HOME_IN_SCRIPTS: &str = "\"${JACKALOPE_HOME:-$HOME/.jackalope}\"";
 /// How machines are reached.
 #[derive(Clone)]
 pub struct NodesConfig {
-    /// The cluster's secret.
-    pub secret: Secret,
+    /// What agents are shown, and which of them are believed.
+    pub ours: Credentials,
     /// Where agents listen.
     pub agent_port: u16,
     /// How agents are started.
@@ -132,6 +134,24 @@ pub enum NodeError {
         /// What happened.
         reason: String,
     },
+    /// It answers, but is not trusted, or does not trust us.
+    #[error("{host} cannot be used: {reason}{}", .shell.as_ref().map(|it| format!("\nover ssh: {it}")).unwrap_or_default())]
+    Refused {
+        /// The machine.
+        host: String,
+        /// What to do about it is part of it.
+        reason: String,
+        /// Why ssh did not help.
+        shell: Option<String>,
+    },
+    /// Its key is not the one it had, or cannot be written down.
+    #[error("{host} cannot be used: {source}")]
+    Trust {
+        /// The machine.
+        host: String,
+        /// Why.
+        source: TrustError,
+    },
     /// It has no address that we know.
     #[error("{host} has no address\nhint: name one in its \"ips\" in the hostfile")]
     NoAddress {
@@ -151,7 +171,8 @@ pub fn bring_up(
     on_line: &(dyn Fn(&str) -> OnLine + Sync),
     progress: &(dyn Fn(&str) + Sync),
 ) -> Result<Nodes, NodesError> {
-    let (machines, of_rank) = machines(hosts);
+    let (mut machines, of_rank) = machines(hosts);
+    reach_this_machine(&mut machines, config);
     let results: Vec<Result<Node, NodeError>> = thread::scope(|scope| {
         let threads: Vec<_> = machines
             .iter()
@@ -190,6 +211,19 @@ pub fn machines(hosts: &[Host]) -> (Vec<Host>, Vec<usize>) {
     (machines, of_rank)
 }
 
+/// Adds to this machine's addresses those by which the others reach it, which is where its agent listens.
+fn reach_this_machine(machines: &mut [Host], config: &NodesConfig) {
+    let others = machines.iter().filter(|host| !host.is_local());
+    let theirs: Vec<SocketAddr> = others.flat_map(|host| addresses(host, config)).collect();
+    for host in machines.iter_mut().filter(|host| host.is_local()) {
+        for ip in theirs.iter().filter_map(|addr| address_towards(addr.ip())) {
+            if !host.ips.contains(&ip) {
+                host.ips.push(ip);
+            }
+        }
+    }
+}
+
 fn bring_up_one(
     host: &Host,
     config: &NodesConfig,
@@ -205,11 +239,22 @@ fn bring_up_one(
     let revive: Revive =
         Box::new(move || start(&host_again, &again).map_err(|err| err.to_string()));
     let callbacks = (on_line(&name), Some(revive));
-    let agent = Agent::connect_or_revive(&name, addrs, config.secret, callbacks);
-    if let Err(reason) = agent.wait_until_up(KNOCK_TIMEOUT) {
+    let agent = Agent::connect_or_revive(&name, addrs, config.ours.clone(), callbacks);
+    if let Err(reason) = agent.knock(KNOCK_TIMEOUT) {
         debug!(name, reason, "no agent yet");
+        if agent.refusal() == Some(Refusal::ChangedKey) {
+            return Err(NodeError::Refused { host: name, reason, shell: None });
+        }
         progress(&format!("{name}: starting its agent"));
         if let Err(err) = start_and_wait(host, config, &agent) {
+            // The agent runs; what is wrong is that one of us does not trust the other.
+            if agent.refusal().is_some() && matches!(err, NodeError::Shell { .. }) {
+                let shell = Some(err.to_string());
+                return Err(NodeError::Refused { host: name, reason, shell });
+            }
+            if matches!(err, NodeError::Refused { .. } | NodeError::Trust { .. }) {
+                return Err(err);
+            }
             // It may be another version's agent that does not start, or is not understood.
             let is_ours = !put_there(host, config, progress, &err)?;
             if is_ours {
@@ -225,10 +270,9 @@ fn bring_up_one(
 
 fn start_and_wait(host: &Host, config: &NodesConfig, agent: &Agent) -> Result<(), NodeError> {
     start(host, config)?;
-    agent.wait_until_up(ANSWER_TIMEOUT).map_err(|reason| NodeError::Unreachable {
-        host: host.name(),
-        port: config.agent_port,
-        reason,
+    agent.wait_until_up(ANSWER_TIMEOUT).map_err(|reason| match agent.refusal() {
+        Some(_) => NodeError::Refused { host: host.name(), reason, shell: None },
+        None => NodeError::Unreachable { host: host.name(), port: config.agent_port, reason },
     })
 }
 
@@ -254,9 +298,13 @@ fn put_there(
             progress(&format!("{name}: putting jackalope there ({} MiB)", bytes.div_ceil(1 << 20)));
         }
     };
-    let (shell, secret) = (&*config.shell, Some(&config.secret));
-    let what = Install { bundle: &bundle, secret, shell, progress: &tell };
-    Ok(!install(ssh_name(host, &name), what)?.was_there())
+    let (shell, ours) = (&*config.shell, Some(&config.ours));
+    let what = Install { bundle: &bundle, ours, shell, progress: &tell };
+    let installed = install(ssh_name(host, &name), what)?;
+    if let Some(key) = installed.activated.key {
+        pin(&config.ours, &name, key)?;
+    }
+    Ok(!installed.was_there())
 }
 
 fn ssh_name<'a>(host: &'a Host, name: &'a str) -> &'a str {
@@ -294,24 +342,61 @@ pub fn addresses(host: &Host, config: &NodesConfig) -> Vec<SocketAddr> {
     ips.into_iter().map(|ip| SocketAddr::new(ip, config.agent_port)).collect()
 }
 
-/// Starts a machine's agent; one that holds another secret or is another version is replaced.
+/// Remembers the key that a machine told over ssh, which proves the machine.
+///
+/// # Errors
+/// [`NodeError::Trust`] if another key of it is known.
+pub fn pin(ours: &Credentials, host: &str, key: PublicKey) -> Result<(), NodeError> {
+    let Expected::Pinned(store) = &ours.expected else { return Ok(()) };
+    if key == ours.identity.public() {
+        return Ok(());
+    }
+    let pinned = store.update(|list| list.pin(host, key));
+    pinned.map_err(|source| NodeError::Trust { host: host.to_owned(), source })
+}
+
+/// What an agent's program reads on its standard input: the secret, then who may command the agent,
+/// because whoever can log in there may.
+pub fn introduction(ours: &Credentials) -> String {
+    let (secret, identity) = (ours.secret.to_hex(), &ours.identity);
+    format!("{secret}\n{} {}\n", identity.public().to_hex(), identity.name())
+}
+
+/// Starts a machine's agent, which learns our key and tells its own; one that holds another secret or
+/// is another version is replaced.
 fn start(host: &Host, config: &NodesConfig) -> Result<(), NodeError> {
     let name = host.name();
     let (port, linger) = (config.agent_port, config.linger.as_secs());
-    let args = format!("agent --start --port {port} --linger {linger}");
+    let mut listen: Vec<String> =
+        addresses(host, config).iter().map(|it| it.ip().to_string()).collect();
+    if host.is_local() {
+        listen.extend(host.ips.iter().map(IpAddr::to_string));
+    }
+    let listen = listen.join(",");
+    let args = format!("agent --start --port {port} --linger {linger} --listen {listen}");
     let script = match host.is_local() {
         true => format!("exec {} {args}", quote(&config.program.to_string_lossy())),
         false => on_machine(&args),
     };
-    let secret = format!("{}\n", config.secret.to_hex());
-    let ran = config.shell.run(ssh_name(host, &name), &script, secret.as_bytes(), START_TIMEOUT);
+    let input = introduction(&config.ours);
+    let ran = config.shell.run(ssh_name(host, &name), &script, input.as_bytes(), START_TIMEOUT);
     match ran.map_err(|source| NodeError::Shell { source })? {
-        Output { status: 0, .. } => Ok(()),
+        Output { status: 0, stdout, .. } => match told_key(&stdout) {
+            Some(key) => pin(&config.ours, &name, key),
+            // One of an older version, which is not understood either.
+            None => Ok(()),
+        },
         Output { status: NOT_FOUND, .. } => Err(NodeError::NotInstalled { host: name }),
         Output { stderr, .. } => {
             Err(NodeError::NoStart { host: name, reason: stderr.trim().to_owned() })
         }
     }
+}
+
+/// The key in the last line that a starting agent writes.
+fn told_key(stdout: &str) -> Option<PublicKey> {
+    let told: serde_json::Value = serde_json::from_str(stdout.lines().last()?).ok()?;
+    PublicKey::from_hex(told["key"].as_str()?)
 }
 
 /// A script that runs the installed program, or ends as a shell does that finds none.

@@ -12,6 +12,7 @@
 mod checkpoint;
 mod dealing;
 mod model;
+pub mod reach;
 mod search;
 mod speed;
 #[cfg(test)]
@@ -242,7 +243,7 @@ impl fmt::Display for Refusal {
             return write!(
                 f,
                 "more machines than layers, of which there are {num_layers}\n\
-                 hint: pass --machines {num_layers}, or `--split tensor`"
+                 hint: use at most {num_layers} of them, or `--split tensor`"
             );
         }
         if nodes.is_empty() {
@@ -266,12 +267,13 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// A size as people read it.
-fn size(bytes: u64) -> String {
-    const MIB: f64 = (1_u64 << 20) as f64;
-    match bytes as f64 / MIB {
-        mib if mib < 1024.0 => format!("{mib:.1} MiB"),
-        mib => format!("{:.2} GiB", mib / 1024.0),
+/// Formats a size as people read it, in the unit that fits.
+pub fn size(bytes: u64) -> String {
+    const KIB: f64 = 1024.0;
+    match bytes as f64 / (KIB * KIB) {
+        mib if mib < 0.1 => format!("{:.1} KiB", mib * KIB),
+        mib if mib < KIB => format!("{mib:.1} MiB"),
+        mib => format!("{:.2} GiB", mib / KIB),
     }
 }
 

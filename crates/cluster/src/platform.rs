@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use crate::facts::NodeFacts;
 use crate::probe::{Ending, Sections};
 use crate::process::output_of;
-use crate::report::{NodeReport, RdmaDevice};
+use crate::report::{NodeReport, OwnProgram, RdmaDevice};
 
 /// A machine's memory, in bytes.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -71,6 +71,7 @@ pub fn facts_of(sections: &Sections) -> NodeFacts {
 /// Reads everything that a machine was asked.
 pub fn report_of(sections: &Sections) -> NodeReport {
     let mut report = NodeReport { facts: facts_of(sections), ..NodeReport::default() };
+    report.programs = OwnProgram::parse_all(sections.any_text("programs"));
     report.engines = posix::engines(sections.any_text("engines"));
     report.disk_free_bytes = posix::disk_free(sections.text("disk"));
     report.jackalope = posix::jackalope_version(sections.text("jackalope"));

@@ -21,6 +21,8 @@ use crate::shell::{Shell, ShellError, quote};
 const PRELUDE: &str = include_str!("probe/prelude.sh");
 /// What a machine is.
 const FACTS: &str = include_str!("probe/facts.sh");
+/// Our own programs there.
+const PROGRAMS: &str = include_str!("probe/programs.sh");
 /// Everything else.
 const REPORT: &str = include_str!("probe/report.sh");
 
@@ -75,7 +77,7 @@ pub fn facts(shell: &dyn Shell, host: &str, timeout: Duration) -> Result<NodeFac
 /// # Errors
 /// If the script could not be run there.
 pub fn report(shell: &dyn Shell, host: &str, timeout: Duration) -> Result<NodeReport, ShellError> {
-    let script = format!("{PRELUDE}\n{FACTS}\n{REPORT}");
+    let script = format!("{PRELUDE}\n{PROGRAMS}\n{FACTS}\n{REPORT}");
     let before = SystemTime::now();
     let output = shell.run(host, &script, b"", timeout)?;
     let after = SystemTime::now();

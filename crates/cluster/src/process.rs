@@ -218,10 +218,15 @@ impl Child {
         self.stdin = None;
     }
 
-    /// Ends it, and the processes it has started, at once and waits until it is gone.
-    pub fn kill(&mut self) {
+    /// Ends it, and the processes it has started, at once; does not wait until it is gone.
+    pub fn signal_kill(&mut self) {
         self.stdin = None;
         self.signal(Signal::KILL.as_raw());
+    }
+
+    /// Ends it, and the processes it has started, at once and waits until it is gone.
+    pub fn kill(&mut self) {
+        self.signal_kill();
         if self.try_wait().is_none() {
             // Fails only if the process is gone already, and then waiting tells.
             self.child.kill().ok();

@@ -3,12 +3,14 @@
 //!
 //! `None` always means that the machine did not tell, never that there is nothing.
 
+mod program;
 mod thunderbolt;
 
 use std::net::IpAddr;
 
 use serde::Serialize;
 
+pub use program::{HttpAnswer, OwnProgram, ProgramKind};
 pub use thunderbolt::{ExpectedSpeed, Generation, HardwarePort, RdmaDevice, ThunderboltPort};
 
 use crate::facts::{InterfaceAddr, NodeFacts};
@@ -26,7 +28,9 @@ pub struct NodeReport {
     pub firewall: Option<bool>,
     /// TCP ports in use.
     pub listeners: Vec<Listener>,
-    /// Running programs that compute models.
+    /// Running programs of ours, with what they answered.
+    pub programs: Vec<OwnProgram>,
+    /// Running programs of others that compute models.
     pub engines: Vec<Process>,
     /// Free bytes where the home folder is.
     pub disk_free_bytes: Option<u64>,

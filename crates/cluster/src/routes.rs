@@ -83,6 +83,63 @@ pub fn routes(nodes: &[Node<'_>]) -> Result<Vec<Vec<IpAddr>>, NoRoutes> {
     if pairs.is_empty() { Ok(routes) } else { Err(NoRoutes { pairs }) }
 }
 
+/// The hosts with an address each: a host that names none, or only ones of its own, gets that by which
+/// the rank before it reaches it, as the ranks of a ring connect to the next one each.
+///
+/// # Errors
+/// As [`routes`], if a host without an address is not reached.
+pub fn with_addresses(nodes: &[Node<'_>]) -> Result<Vec<Host>, NoRoutes> {
+    let has_none = |node: &Node<'_>| node.host.ips.iter().all(IpAddr::is_loopback);
+    if !nodes.iter().any(has_none) {
+        return Ok(nodes.iter().map(|node| node.host.clone()).collect());
+    }
+    let routes = routes(nodes)?;
+    let with_address = |(rank, node): (usize, &Node<'_>)| {
+        let before = (rank + nodes.len() - 1) % nodes.len();
+        let ips = if has_none(node) { vec![routes[before][rank]] } else { node.host.ips.clone() };
+        Host { ips, ..node.host.clone() }
+    };
+    Ok(nodes.iter().enumerate().map(with_address).collect())
+}
+
+/// Which connections between ranks are encrypted.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Encryption {
+    /// Those that somebody else could listen on: all but a machine's own loopback and cables that
+    /// join exactly two machines.
+    #[default]
+    Auto,
+    /// All.
+    On,
+    /// None.
+    Off,
+}
+
+/// `encrypted[i][j]` is whether the connection between ranks i and j is encrypted, the same for
+/// both; `routes` are those between `nodes`.
+///
+/// A cable counts as one only if both ends say so: where a machine tells nothing about itself,
+/// everything that leaves it is encrypted.
+pub fn encrypted(
+    nodes: &[Node<'_>],
+    routes: &[Vec<IpAddr>],
+    encryption: Encryption,
+) -> Vec<Vec<bool>> {
+    let nodes: Vec<Node<'_>> = nodes.iter().map(|node| with_facts(node, nodes)).collect();
+    let is_private = |from: usize, to: usize| {
+        let ip = routes[from][to];
+        ip.is_loopback() || nodes[from].facts.is_some_and(|facts| is_cable(facts, ip))
+    };
+    let is_encrypted = |a: usize, b: usize| match encryption {
+        _ if a == b => false,
+        Encryption::Auto => !(is_private(a, b) && is_private(b, a)),
+        Encryption::On => true,
+        Encryption::Off => false,
+    };
+    let ranks = 0..nodes.len();
+    ranks.clone().map(|a| ranks.clone().map(|b| is_encrypted(a, b)).collect()).collect()
+}
+
 /// True if this machine reaches `ip` over a cable with a subnet of its own, as `autoconfig` makes
 /// them: none has room for a third machine.
 pub fn is_cable(facts: &NodeFacts, ip: IpAddr) -> bool {
@@ -201,6 +258,36 @@ mod tests {
     }
 
     #[test]
+    fn what_leaves_a_machine_is_encrypted_except_on_a_cable_that_both_ends_know() {
+        let machines = [
+            (host("a", &["192.168.7.1"]), Some(facts("a", &["192.168.7.1/24", "10.254.0.1/30"]))),
+            (host("b", &["192.168.7.2"]), Some(facts("b", &["192.168.7.2/24", "10.254.0.2/30"]))),
+            (host("c", &["192.168.7.3"]), Some(facts("c", &["192.168.7.3/24"]))),
+            (host("a", &["192.168.7.1"]), None),
+        ];
+        let nodes = |is_told: [bool; 4]| -> Vec<Node<'_>> {
+            let both = machines.iter().zip(is_told);
+            both.map(|((host, facts), told)| Node { host, facts: facts.as_ref().filter(|_| told) })
+                .collect()
+        };
+        let (yes, no) = (true, false);
+        let all = nodes([true; 4]);
+        let ways = routes(&all).unwrap();
+        let auto = encrypted(&all, &ways, Encryption::Auto);
+        let wanted = [[no, no, yes, no], [no, no, yes, no], [yes, yes, no, yes], [no, no, yes, no]];
+        assert_eq!(auto, wanted);
+        let on = encrypted(&all, &ways, Encryption::On);
+        assert!((0..4).all(|a| (0..4).all(|b| on[a][b] == (a != b))));
+        let off = encrypted(&all, &ways, Encryption::Off);
+        assert!(off.iter().flatten().all(|it| !it));
+        // If one end of the cable says nothing, the way may lead anywhere.
+        let half = nodes([true, false, true, true]);
+        let auto = encrypted(&half, &ways, Encryption::Auto);
+        assert!(auto[0][1] && auto[1][0]);
+        assert!(!auto[0][3], "loopback stays loopback");
+    }
+
+    #[test]
     fn in_equal_subnets_the_hostfile_decides() {
         let machines = [
             (host("a", &["10.0.1.1"]), Some(facts("a", &["10.0.0.1/24", "10.0.1.1/24"]))),
@@ -244,6 +331,23 @@ mod tests {
         let wanted = "rank 0 (a) knows no address of rank 1 (b)\nhint: add an address of the \
                       latter to its \"ips\" in the hostfile";
         assert_eq!(err.to_string(), wanted);
+    }
+
+    #[test]
+    fn a_host_without_an_address_gets_one_that_the_rank_before_it_reaches() {
+        let [a, b] = [facts("a", &["10.0.0.1/24"]), facts("b", &["10.0.0.2/24"])];
+        let hosts =
+            [host("localhost", &[]), host("b", &[]), host("b", &[]), host("c", &["9.9.9.9"])];
+        let facts = [Some(&a), Some(&b), Some(&b), None];
+        let nodes: Vec<Node<'_>> =
+            hosts.iter().zip(facts).map(|(host, facts)| Node { host, facts }).collect();
+        let ips = |nodes: &[Node<'_>]| -> Vec<String> {
+            let hosts = with_addresses(nodes).unwrap();
+            hosts.iter().map(|host| host.ips[0].to_string()).collect()
+        };
+        assert_eq!(ips(&nodes[..3]), ["10.0.0.1", "10.0.0.2", "127.0.0.1"]);
+        assert_eq!(ips(&nodes[..1]), ["127.0.0.1"], "one rank alone reaches itself");
+        assert_eq!(ips(&nodes[3..]), ["9.9.9.9"], "what was named stays, whoever can be asked");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The engine as a whole: its configuration, its thread, and why it may end.
 
+mod attempts;
 mod capacity;
 mod drive;
 mod pressure;
@@ -39,7 +40,7 @@ pub struct EngineConfig {
     pub lookahead: bool,
     /// The model's own end tokens.
     pub eos_tokens: Vec<TokenId>,
-    /// What happens when ranks are lost again and again.
+    /// What happens when ranks are lost.
     pub retry: RetryPolicy,
     /// What is done about memory that other programs take.
     pub pressure: PressurePolicy,
@@ -75,29 +76,31 @@ pub enum KvBudget {
     },
 }
 
-/// When the engine stops replacing ranks at once.
+/// How lost ranks are replaced, and when requests that wait for them are given up.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RetryPolicy {
-    /// So many failures, without every open request having got further between them …
-    pub failures_max: u32,
-    /// … within this time end all requests.
-    pub window: Duration,
-    /// First pause before trying again after that; doubles each time …
+    /// The first attempt to replace ranks begins at once, the second after this; the pauses double with
+    /// each loss until a step is completed …
     pub pause_first: Duration,
-    /// … up to this.
+    /// … up to this. A group that stood for as long was whole.
     pub pause_max: Duration,
-    /// Bringing ranks up, without progress of any of them, after which all requests end.
+    /// Time after which all ranks are started anew, where replacing the lost ones cannot help.
+    pub restart_pause: Duration,
+    /// Time without a completed step, while ranks are brought up and none of them gets further than
+    /// before, after which all requests end. The attempts go on.
     pub standstill_max: Duration,
+    /// Losses during the first start, without any rank getting further, that end the engine.
+    pub start_failures_max: u32,
 }
 
 impl Default for RetryPolicy {
     fn default() -> RetryPolicy {
         RetryPolicy {
-            failures_max: 3,
-            window: Duration::from_secs(60),
-            pause_first: Duration::from_secs(5),
-            pause_max: Duration::from_secs(60),
+            pause_first: Duration::from_millis(50),
+            pause_max: Duration::from_secs(2),
+            restart_pause: Duration::from_secs(10),
             standstill_max: Duration::from_secs(60),
+            start_failures_max: 5,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use jackalope_protocol::{Logprob, Phase, TokenId};
 
 /// One thing told about a request. In this order: `Started`, `PromptScored`, `Embedded`, `Token`s, and exactly
-/// one of `Finished`, `NotANumber`, `GuideFailed` and `Failed` as the last.
+/// one of `Finished`, `NotANumber`, `GuideFailed`, `Poisonous` and `Failed` as the last.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The first step of this request is being planned. Sent once, also if it is preempted later.
@@ -50,6 +50,8 @@ pub enum Event {
         /// Tokens that were told before.
         completion_tokens: u32,
     },
+    /// Ranks failed whenever they computed this request, and it is ended so that the others can go on.
+    Poisonous(Failure),
     /// The generation cannot be completed.
     Failed(Failure),
 }
@@ -70,6 +72,7 @@ impl Event {
             Event::Finished { .. }
             | Event::NotANumber { .. }
             | Event::GuideFailed { .. }
+            | Event::Poisonous(_)
             | Event::Failed(_) => true,
         }
     }

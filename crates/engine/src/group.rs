@@ -26,6 +26,10 @@ pub trait RankGroup: Send + 'static {
     fn hosts(&self) -> Vec<String> {
         vec![String::new(); self.num_ranks()]
     }
+    /// Whether the connection between two ranks is encrypted, by rank and rank.
+    fn encrypts(&self) -> Vec<Vec<bool>> {
+        Vec::new()
+    }
     /// Which rank cannot be replaced now because its machine cannot be reached, and why.
     fn trouble(&self) -> Option<Failure> {
         None
@@ -38,6 +42,15 @@ pub trait RankGroup: Send + 'static {
     fn tick(&mut self, now: Instant);
     /// When `tick` wants to be called.
     fn deadline(&self) -> Option<Instant>;
+    /// Whether plans may be sent: while the group stands, until it is lost, which is told a moment later.
+    fn takes_plans(&self) -> bool {
+        true
+    }
+    /// How long a step of so many tokens may take before a rank counts as lost.
+    fn step_timeout(&self, num_tokens: usize) -> Duration {
+        let _ = num_tokens;
+        Duration::from_secs(60)
+    }
     /// Sends a plan to every rank. Only while the group stands.
     fn send(&mut self, plan: StepPlan, now: Instant);
     /// Replaces what was lost and forms the group anew, whatever state it is in.

@@ -50,6 +50,7 @@ pub(crate) enum Question {
     Cancel { id: RequestId, answer: oneshot::Sender<bool> },
     ClearPrefixes { answer: oneshot::Sender<usize> },
     OpenRequests { answer: oneshot::Sender<Vec<OpenRequest>> },
+    Ping { answer: oneshot::Sender<()> },
 }
 
 /// The way to the engine's thread. Never blocks; the channel behind it holds at most one `Submit`
@@ -250,6 +251,12 @@ impl EngineHandle {
     /// Every request that has not ended, oldest first.
     pub async fn open_requests(&self) -> Vec<OpenRequest> {
         self.ask(|answer| Question::OpenRequests { answer }).await.unwrap_or_default()
+    }
+
+    /// Whether the engine's thread takes messages; true within a turn of it. Where it hangs there is no
+    /// answer: callers bound how long they wait.
+    pub async fn responds(&self) -> bool {
+        self.ask(|answer| Question::Ping { answer }).await.is_some()
     }
 
     /// None if the engine is gone.

@@ -1,30 +1,34 @@
 //! The real [`RankGroup`]: processes that speak the protocol over sockets.
 //!
-//! One thread accepts connections and drops strangers, one thread per rank reads its messages; all
-//! else happens on the engine's thread. Every wait has a deadline, and every failure names the rank,
-//! what it was doing, and for how long.
+//! One thread accepts connections and drops strangers, two threads per connection read and write its
+//! messages, and starting and ending a process has a thread each time. All else happens on the engine's
+//! thread, which never waits for any of them. Every wait has a deadline, and every failure names the
+//! rank, what it was doing, and for how long.
 //!
 //! ```text
-//!            launch            hello             Loaded            all loaded        Joined
-//!  (absent) ───────▶ launched ───────▶ loading ─────────▶ loaded ────────────▶ joining ──▶ standing
-//!      ▲                │ dies, stalls    │                 ▲ │                   │           │
-//!      └────────────────┴─────────────────┼─────────────────┼─┴───────────────────┤           │
-//!                                         │                 └────── Leave ────────┴───────────┤
-//!                                         └──────────────────────── dies, stalls ─────────────┘
+//!            launch            process           hello             Loaded            all loaded        Joined
+//!  (absent) ───────▶ spawning ───────▶ launched ───────▶ loading ─────────▶ loaded ────────────▶ joining ──▶ standing
+//!      ▲                │ stalls          │ dies, stalls    │                 ▲ │                   │           │
+//!      └────────────────┴─────────────────┴─────────────────┼─────────────────┼─┴───────────────────┤           │
+//!                                                           │                 └────── Leave ────────┴───────────┤
+//!                                                           └──────────────────────── dies, stalls ─────────────┘
 //! ```
 //!
 //! When a rank is lost the others leave the group and keep their weights; those on a stock backend
 //! cannot, and are replaced too.
 
 mod accept;
+mod ending;
+mod launching;
 mod process;
+mod reach;
 mod slot;
 mod watch;
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use jackalope_protocol::{
@@ -32,20 +36,23 @@ use jackalope_protocol::{
     ToRank, frame,
 };
 use thiserror::Error;
-use tracing::{debug, info, warn};
+use tracing::info;
 
 use crate::{Failure, GroupEvent, RankGroup, Reporter};
-use accept::Acceptor;
-pub use process::{LaunchError, LaunchOrder, Launcher, RankProcess, Seat};
+use accept::{Acceptor, Tickets};
+use ending::{
+    Dying, EXIT_GRACE, KILL_GRACE, Remains, Spawned, aside, bury, examine, have_ended_by,
+};
+pub use process::{Launch, LaunchError, LaunchOrder, Launcher, RankProcess, Seat};
 use slot::{Slot, State};
 
 /// What the link needs to know.
 #[derive(Clone, Debug)]
 pub struct LinkConfig {
-    /// Where ranks connect to; port 0 lets the system choose.
-    pub listen: SocketAddr,
-    /// What ranks prove themselves with.
-    pub secret: Secret,
+    /// Where ranks connect to, all with the port of the first; port 0 lets the system choose.
+    pub listen: Vec<SocketAddr>,
+    /// Addresses that ranks are expected from: a flood of strangers does not displace them.
+    pub expected: Vec<IpAddr>,
     /// Who computes, by rank.
     pub seats: Vec<Seat>,
     /// How long to wait for what.
@@ -58,8 +65,13 @@ pub struct LinkConfig {
 /// How long the link waits for what.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkTimeouts {
-    /// From starting a process to its hello.
+    /// Until the system has started a process; it is ended when it appears after that.
+    pub spawn: Duration,
+    /// From starting a process to its hello, before the group stood for the first time, and for ranks
+    /// whose connection was lost.
     pub hello: Duration,
+    /// The same for replacements. Doubles with each of a rank's that says nothing, up to `hello`.
+    pub replacement_hello: Duration,
     /// Loading, without progress.
     pub load_stall: Duration,
     /// Loading, in all.
@@ -68,11 +80,11 @@ pub struct LinkTimeouts {
     pub join_margin: Duration,
     /// A step of few tokens, without progress; see [`LinkTimeouts::step_of`].
     pub step: Duration,
-    /// Between two signs of life of a rank.
+    /// Between two signs of life of a rank, from its hello on, whatever it does.
     pub heartbeat: Duration,
     /// Between two of ours.
     pub beat: Duration,
-    /// Writing one frame.
+    /// Writing one frame, which no other rank waits for.
     pub write: Duration,
     /// A polite end.
     pub stop: Duration,
@@ -81,7 +93,9 @@ pub struct LinkTimeouts {
 impl Default for LinkTimeouts {
     fn default() -> LinkTimeouts {
         LinkTimeouts {
+            spawn: Duration::from_secs(10),
             hello: Duration::from_secs(30),
+            replacement_hello: Duration::from_secs(10),
             load_stall: Duration::from_secs(60),
             load: Duration::from_secs(1800),
             join_margin: Duration::from_secs(5),
@@ -106,7 +120,11 @@ impl LinkTimeouts {
 #[derive(Debug, Error)]
 pub enum LinkError {
     /// The address cannot be listened on.
-    #[error("listening for ranks on {addr} failed: {source}")]
+    #[error(
+        "listening for ranks on {addr} failed: {source}\n\
+         hint: another program has the port, or this machine no longer has the address; \
+         `--control-port` names another port"
+    )]
     Listen {
         /// The address.
         addr: SocketAddr,
@@ -118,9 +136,12 @@ pub enum LinkError {
 /// All ranks, each a process behind a socket.
 pub struct Link {
     config: LinkConfig,
-    listener: Option<TcpListener>,
+    /// Until the start.
+    listeners: Vec<TcpListener>,
     control_addr: SocketAddr,
     acceptor: Option<Acceptor>,
+    /// By rank: what lets it in.
+    tickets: Tickets,
     launcher: Box<dyn Launcher>,
     reporter: Option<Reporter<LinkReport>>,
     slots: Vec<Slot>,
@@ -129,16 +150,27 @@ pub struct Link {
     num_connections: u64,
     /// Plans that not every rank has answered, oldest first.
     sent: VecDeque<SentStep>,
+    /// A loss that is told once its process has been examined.
+    dying: Option<Dying>,
+    /// Processes examined so far.
+    num_examined: u64,
+    /// Whether the group has stood.
+    has_stood: bool,
     /// A group that broke although no process is known to be dead, and when to stop looking for one.
     broken: Option<(Failure, Instant)>,
-    /// Why the last connection was refused; told if a rank does not arrive.
-    refused: Option<String>,
+    /// Connections that were refused before the group last stood. A later refusal is named if a rank
+    /// does not arrive.
+    num_refused: u64,
     /// When processes and deadlines were last looked after.
     looked_at: Instant,
     /// What beats count their time from.
     began: Instant,
     /// When ranks were last told that we live.
     beat_at: Instant,
+    /// The link between two machines because of which no group is formed, in words.
+    broken_link: Option<String>,
+    /// When the launcher was last asked to look at links.
+    suspected_at: Option<Instant>,
     events: VecDeque<GroupEvent>,
 }
 
@@ -163,8 +195,9 @@ pub struct LinkReport(Report);
 
 #[derive(Debug)]
 enum Report {
+    Launched { rank: usize, launch: u64, result: Result<Spawned, LaunchError> },
+    Examined { number: u64, remains: Remains },
     Arrived(accept::Arrival),
-    Refused { reason: String },
     Message { rank: usize, connection: u64, message: FromRank },
     Gone { rank: usize, connection: u64, err: FrameError },
 }
@@ -188,28 +221,42 @@ impl Link {
     /// If there is no rank.
     pub fn bind(config: LinkConfig, launcher: Box<dyn Launcher>) -> Result<Link, LinkError> {
         assert!(!config.seats.is_empty(), "there is at least one rank");
-        let addr = config.listen;
-        let failed = |source| LinkError::Listen { addr, source };
-        let listener = TcpListener::bind(addr).map_err(failed)?;
-        let control_addr = listener.local_addr().map_err(failed)?;
+        assert!(!config.listen.is_empty(), "ranks connect to some address");
+        let mut listeners: Vec<TcpListener> = Vec::new();
+        let mut control_addr = config.listen[0];
+        for addr in &config.listen {
+            let addr = SocketAddr::new(addr.ip(), control_addr.port());
+            let failed = |source| LinkError::Listen { addr, source };
+            let listener = TcpListener::bind(addr).map_err(failed)?;
+            if listeners.is_empty() {
+                control_addr = listener.local_addr().map_err(failed)?;
+            }
+            listeners.push(listener);
+        }
         let (now, first_epoch) = (Instant::now(), config.first_epoch);
         Ok(Link {
             slots: config.seats.iter().map(|_| Slot::new(now)).collect(),
             config,
-            listener: Some(listener),
+            listeners,
             control_addr,
             acceptor: None,
+            tickets: Tickets::default(),
             launcher,
             reporter: None,
             stage: Stage::Down,
             epoch: first_epoch,
             num_connections: 0,
             sent: VecDeque::new(),
+            dying: None,
+            num_examined: 0,
+            has_stood: false,
             broken: None,
-            refused: None,
+            num_refused: 0,
             looked_at: now,
             began: Instant::now(),
             beat_at: now,
+            broken_link: None,
+            suspected_at: None,
             events: VecDeque::new(),
         })
     }
@@ -217,80 +264,6 @@ impl Link {
     /// Where ranks connect to.
     pub fn control_addr(&self) -> SocketAddr {
         self.control_addr
-    }
-
-    fn launch(&mut self, rank: usize, now: Instant) {
-        let order = LaunchOrder {
-            rank,
-            attempt: self.slots[rank].num_launches,
-            control_addr: self.control_addr,
-            secret: self.config.secret,
-        };
-        match self.launcher.launch(&order) {
-            Ok(process) => {
-                debug!(rank, order.attempt, pid = process.pid(), "rank launched");
-                self.slots[rank].launched(process, now);
-                self.tell_phase(rank);
-            }
-            Err(err) => {
-                let failure = self.failure(rank, Phase::Starting, err.to_string());
-                self.lose(failure, true);
-            }
-        }
-    }
-
-    fn arrive(&mut self, arrival: accept::Arrival, now: Instant) {
-        let rank = arrival.hello.rank as usize;
-        let reporter = self.reporter.clone().expect("connections are accepted after the start");
-        let Some(slot) = self.slots.get_mut(rank).filter(|slot| slot.expects(&arrival.hello))
-        else {
-            warn!(
-                rank,
-                pid = arrival.hello.pid,
-                "a connection of a rank not waited for is dropped"
-            );
-            return;
-        };
-        info!(rank, pid = arrival.hello.pid, "rank connected");
-        let mlx = arrival.hello.mlx.clone();
-        self.num_connections += 1;
-        let attached = slot.attach(
-            rank,
-            arrival,
-            (self.num_connections, reporter),
-            self.config.timeouts.write,
-        );
-        if let Err(err) = attached {
-            return self.rank_died(rank, &format!("its connection failed: {err}"), now);
-        }
-        slot.enter(State::Loading { progressed_at: now, done_bytes: 0, total_bytes: 0 }, now);
-        self.tell_phase(rank);
-        if let Some(message) = self.other_mlx(rank, &mlx) {
-            self.slots[rank].end(Duration::ZERO);
-            self.slots[rank].enter(State::Absent, now);
-            let failure = self.failure(rank, Phase::Starting, message);
-            return self.lose(failure, true);
-        }
-        let setup = ToRank::Setup(self.config.seats[rank].setup.clone());
-        self.write(rank, &setup, now);
-    }
-
-    /// What is wrong if a rank's libmlx is another version than its peers'.
-    fn other_mlx(&self, rank: usize, mlx: &str) -> Option<String> {
-        let mut peers = self.slots.iter().enumerate().filter(|(peer, _)| *peer != rank);
-        let (peer, theirs) = peers.find_map(|(peer, slot)| {
-            Some((peer, slot.mlx.as_deref().filter(|theirs| *theirs != mlx)?))
-        })?;
-        let name = |rank: usize| match self.config.seats[rank].host.as_str() {
-            "" => format!("rank {rank}"),
-            host => format!("rank {rank} on {host}"),
-        };
-        Some(format!(
-            "libmlx versions differ: {} has {mlx}, {} has {theirs}\n\
-             hint: bring every machine to one version with `jackalope sync --hosts FILE`",
-            name(rank),
-            name(peer)
-        ))
     }
 
     /// What became of a rank.
@@ -336,7 +309,9 @@ impl Link {
                     self.events.push_back(GroupEvent::Output(output));
                 }
             }
-            FromRank::Output { .. } => self.rank_died(rank, "it answered in place of rank 0", now),
+            FromRank::Output { .. } => {
+                self.rank_died(rank, "it answered in place of rank 0", Duration::ZERO, now);
+            }
             FromRank::Done { epoch, step, timings } => {
                 if self.is_current(rank, epoch) {
                     self.note_step(rank, now);
@@ -366,11 +341,10 @@ impl Link {
     }
 
     fn on_failed(&mut self, rank: usize, failure: RankFailure, now: Instant) {
-        let RankFailure { epoch, phase, kind, message } = failure;
-        let slot = &mut self.slots[rank];
+        let RankFailure { epoch, phase, kind, .. } = failure;
         match kind {
             FailureKind::Group => {
-                if epoch != self.epoch || !slot.is_in_group() {
+                if epoch != self.epoch || !self.slots[rank].is_in_group() {
                     return;
                 }
                 if !self.is_stock() {
@@ -378,15 +352,19 @@ impl Link {
                 }
                 // The rank that noticed is seldom the one at fault. A dead process shows within
                 // moments, and is then what people want to read of.
-                let failure = self.failure(rank, phase, message);
-                self.broken.get_or_insert((failure, now + slot::EXIT_GRACE));
+                let failure = self.group_failure(rank, failure, now);
+                self.broken.get_or_insert((failure, now + EXIT_GRACE));
             }
             FailureKind::Model | FailureKind::Device => {
-                let last_words = slot.end(slot::EXIT_GRACE).1;
-                slot.enter(State::Absent, now);
-                self.tell_phase(rank);
-                let failure = Failure { last_words, ..self.failure(rank, phase, message) };
-                self.lose(failure, kind == FailureKind::Model);
+                let dying = Dying {
+                    number: 0,
+                    failure: self.failure(rank, phase, failure.message),
+                    is_fatal: kind == FailureKind::Model,
+                    asks_exit: false,
+                    circumstances: String::new(),
+                    until: Dying::until(EXIT_GRACE, now),
+                };
+                self.end_rank(dying, EXIT_GRACE, now);
             }
         }
     }
@@ -407,17 +385,27 @@ impl Link {
 
     fn join_if_loaded(&mut self, now: Instant) {
         let is_ready = |slot: &Slot| matches!(slot.state, State::Loaded);
-        if self.stage != Stage::Forming || !self.slots.iter().all(is_ready) {
+        let may_form = self.stage == Stage::Forming && self.broken_link.is_none();
+        if !may_form || !self.slots.iter().all(is_ready) {
             return;
         }
+        let key = match Secret::draw() {
+            Ok(key) => key,
+            Err(err) => {
+                let message = format!("the system has no randomness for a group's key: {err}");
+                return self.lose(self.failure(0, Phase::Waiting, message), false);
+            }
+        };
         self.epoch += 1;
-        info!(epoch = self.epoch, "forming the group");
+        let encrypts = self.encrypts();
+        info!(epoch = self.epoch, in_clear = pairs_in_clear(&encrypts), "forming the group");
         for slot in &mut self.slots {
             slot.enter(State::Joining, now);
             (slot.steps_done, slot.progressed_at, slot.waiting) = (0, now, Duration::ZERO);
         }
-        for rank in 0..self.slots.len() {
-            let join = ToRank::Join(Join { epoch: self.epoch, peers: self.peers_of(rank) });
+        for (rank, encrypt) in encrypts.into_iter().enumerate() {
+            let (epoch, peers) = (self.epoch, self.peers_of(rank));
+            let join = ToRank::Join(Join { epoch, peers, key, encrypt });
             self.write(rank, &join, now);
         }
         (0..self.slots.len()).for_each(|rank| self.tell_phase(rank));
@@ -438,15 +426,20 @@ impl Link {
     /// for: its weights are worth it.
     fn connection_lost(&mut self, rank: usize, reason: &str, now: Instant) {
         let is_patient = 0 < self.config.seats[rank].setup.orphan_ms;
-        if !is_patient || self.is_stock() || !self.slots[rank].may_return(slot::EXIT_GRACE) {
-            return self.rank_died(rank, reason, now);
+        let slot = &mut self.slots[rank];
+        let may_return = slot.has_process() && !slot.has_exited();
+        if !is_patient || self.is_stock() || !may_return {
+            return self.rank_died(rank, reason, EXIT_GRACE, now);
         }
-        let (phase, _) = self.phase_of(rank);
+        let doing = self.phase_of(rank);
         let message = format!("the connection to it was lost: {reason}");
-        let failure = self.failure(rank, phase, message);
-        self.slots[rank].detach(now);
+        let failure = self.failure(rank, doing.0, message);
+        self.slots[rank].detach(doing, now);
         self.tell_phase(rank);
-        self.lose(failure, false);
+        if self.stage != Stage::Down {
+            // Its end may be known in a moment, and then is what people want to read of.
+            self.broken.get_or_insert((failure, now + EXIT_GRACE));
+        }
     }
 
     /// Others compute from now on.
@@ -454,12 +447,13 @@ impl Link {
         assert!(!seats.is_empty(), "there is at least one rank");
         info!(ranks = seats.len(), "the cluster is planned anew");
         for slot in &mut self.slots {
-            slot.end(Duration::ZERO);
+            bury(slot.release(now));
         }
         self.sent.clear();
-        self.broken = None;
+        (self.broken, self.broken_link, self.dying) = (None, None, None);
         self.slots = seats.iter().map(|_| Slot::new(now)).collect();
         let hosts = seats.iter().map(|seat| seat.host.clone()).collect();
+        self.tickets.set(&seats);
         self.config.seats = seats;
         self.events.push_back(GroupEvent::Reseated { hosts });
     }
@@ -471,29 +465,64 @@ impl Link {
             return;
         }
         self.stage = Stage::Standing;
-        self.refused = None;
+        self.num_refused = self.acceptor.as_ref().map_or(0, Acceptor::num_refused);
+        self.has_stood = true;
         let facts = self.slots.iter().map(|slot| slot.facts.clone());
         let facts = facts.map(|facts| facts.expect("a rank that joined has loaded")).collect();
         self.events.push_back(GroupEvent::Ready { epoch: self.epoch, facts });
     }
 
-    /// Ends a rank and tells so, with whatever its process leaves behind.
-    fn rank_died(&mut self, rank: usize, reason: &str, now: Instant) {
-        let (phase, since) = self.phase_of(rank);
+    /// Ends a rank, whose process has `grace` to end by itself. The loss is told with whatever that
+    /// leaves behind.
+    fn rank_died(&mut self, rank: usize, reason: &str, grace: Duration, now: Instant) {
+        let detached_in = self.slots[rank].detached_in.filter(|_| self.broken.is_some());
+        let (phase, since) = detached_in.unwrap_or_else(|| self.phase_of(rank));
         let elapsed_s = now.saturating_duration_since(since).as_secs_f32();
-        let (exit, last_words) = self.slots[rank].end(slot::EXIT_GRACE);
-        self.slots[rank].enter(State::Absent, now);
-        self.tell_phase(rank);
-        let mut message = match exit {
-            Some(exit) => format!("the process ended: {exit}"),
-            None => reason.to_owned(),
-        };
-        message += &format!(", {elapsed_s:.1} s after it began {}", phase.name());
-        if let (Phase::Starting, Some(refused)) = (phase, &self.refused) {
-            message += &format!("\na connection was refused: {refused}");
+        let mut circumstances = format!(", {elapsed_s:.1} s after it began {}", phase.name());
+        let refusing = self.acceptor.as_ref().filter(|it| self.num_refused < it.num_refused());
+        if let (Phase::Starting, Some(refused)) = (phase, refusing.and_then(Acceptor::last_refusal))
+        {
+            circumstances += &format!("\na connection was refused: {refused}");
         }
-        let failure = Failure { last_words, ..self.failure(rank, phase, message) };
-        self.lose(failure, false);
+        // What is ended by us at once may end by itself for want of its connection.
+        let asks_exit = !grace.is_zero() || self.slots[rank].has_exited();
+        let dying = Dying {
+            number: 0,
+            failure: self.failure(rank, phase, reason.to_owned()),
+            is_fatal: false,
+            asks_exit,
+            circumstances,
+            until: Dying::until(grace, now),
+        };
+        self.end_rank(dying, grace, now);
+    }
+
+    /// Ends the rank that a failure is about.
+    fn end_rank(&mut self, mut dying: Dying, grace: Duration, now: Instant) {
+        let rank = dying.failure.rank.expect("the failure is about a rank");
+        let process = self.slots[rank].release(now);
+        self.tell_phase(rank);
+        let was_down = std::mem::replace(&mut self.stage, Stage::Down) == Stage::Down;
+        self.disband(now);
+        if was_down {
+            // Another loss is being told, or nothing is expected of the ranks.
+            return bury(process);
+        }
+        self.num_examined += 1;
+        dying.number = self.num_examined;
+        match process {
+            Some(process) => {
+                let reporter = self.reporter.clone().expect("there was a process to end");
+                examine(process, grace, dying.number, reporter);
+                self.dying = Some(dying);
+            }
+            None => self.tell_loss(dying, Remains::default()),
+        }
+    }
+
+    fn tell_loss(&mut self, dying: Dying, remains: Remains) {
+        let (failure, is_fatal) = dying.conclude(remains);
+        self.events.push_back(GroupEvent::Lost { failure, is_fatal });
     }
 
     /// The group is no more. Those that still stand are told to leave it.
@@ -514,8 +543,7 @@ impl Link {
                 continue;
             }
             if self.is_stock() {
-                self.slots[rank].end(Duration::ZERO);
-                self.slots[rank].enter(State::Absent, now);
+                bury(self.slots[rank].release(now));
             } else {
                 self.slots[rank].enter(State::Loaded, now);
                 self.write(rank, &leave, now);
@@ -525,18 +553,20 @@ impl Link {
     }
 
     fn write(&mut self, rank: usize, message: &ToRank, now: Instant) {
-        let written = frame::encode(message).and_then(|bytes| self.slots[rank].write(&bytes));
+        let written = frame::encode(message).and_then(|it| self.slots[rank].write(&it.into()));
         if let Err(err) = written {
-            self.rank_died(rank, &format!("writing to it failed: {err}"), now);
+            let reason = format!("writing to it failed: {err}");
+            self.rank_died(rank, &reason, EXIT_GRACE, now);
         }
     }
 
     /// The same bytes to every rank.
     fn write_all(&mut self, message: &ToRank, now: Instant) {
-        let bytes = frame::encode(message).expect("plans and joins are far below the limit");
+        let bytes = frame::encode(message).expect("plans and joins are far below the limit").into();
         for rank in 0..self.slots.len() {
             if let Err(err) = self.slots[rank].write(&bytes) {
-                return self.rank_died(rank, &format!("writing to it failed: {err}"), now);
+                let reason = format!("writing to it failed: {err}");
+                return self.rank_died(rank, &reason, EXIT_GRACE, now);
             }
         }
     }
@@ -545,7 +575,7 @@ impl Link {
     fn phase_of(&self, rank: usize) -> (Phase, Instant) {
         let slot = &self.slots[rank];
         let phase = match slot.state {
-            State::Absent | State::Launched => Phase::Starting,
+            State::Absent | State::Spawning | State::Launched => Phase::Starting,
             State::Loading { .. } => Phase::Loading,
             State::Loaded => Phase::Waiting,
             State::Joining => Phase::Joining,
@@ -571,6 +601,14 @@ impl Link {
     }
 }
 
+/// The pairs of ranks between which nothing is encrypted, for people: `0-1, 0-2`.
+fn pairs_in_clear(encrypts: &[Vec<bool>]) -> String {
+    let of_rank = |(a, row): (usize, &Vec<bool>)| -> Vec<String> {
+        (a + 1..row.len()).filter(|&b| !row[b]).map(|b| format!("{a}-{b}")).collect()
+    };
+    encrypts.iter().enumerate().flat_map(of_rank).collect::<Vec<_>>().join(", ")
+}
+
 impl RankGroup for Link {
     type Report = LinkReport;
 
@@ -582,7 +620,19 @@ impl RankGroup for Link {
         self.config.seats.iter().map(|seat| seat.host.clone()).collect()
     }
 
+    fn encrypts(&self) -> Vec<Vec<bool>> {
+        let of_seat = |(rank, seat): (usize, &Seat)| match seat.encrypt.as_slice() {
+            _ if seat.setup.backend.is_stock() => vec![false; self.slots.len()],
+            [] => (0..self.slots.len()).map(|peer| peer != rank).collect(),
+            given => given.to_vec(),
+        };
+        self.config.seats.iter().enumerate().map(of_seat).collect()
+    }
+
     fn trouble(&self) -> Option<Failure> {
+        if let Some(failure) = self.link_failure() {
+            return Some(failure);
+        }
         let mut slots = self.slots.iter().enumerate();
         let (rank, trouble) = slots.find_map(|(rank, slot)| Some((rank, slot.trouble()?)))?;
         let message = format!("its machine cannot be reached: {trouble}");
@@ -590,21 +640,23 @@ impl RankGroup for Link {
     }
 
     fn start(&mut self, reporter: Reporter<LinkReport>, now: Instant) {
-        let listener = self.listener.take().expect("a link is started once");
-        let secret = self.config.secret;
-        self.acceptor =
-            Some(Acceptor::start(listener, self.control_addr, secret, reporter.clone()));
+        let listeners = std::mem::take(&mut self.listeners);
+        self.tickets.set(&self.config.seats);
+        let (expected, tickets) = (self.config.expected.clone(), self.tickets.clone());
+        self.acceptor = Some(Acceptor::start(listeners, expected, tickets, reporter.clone()));
         self.reporter = Some(reporter);
         self.recover(now);
     }
 
     fn handle(&mut self, report: LinkReport, now: Instant) {
         match report.0 {
-            Report::Arrived(arrival) => self.arrive(arrival, now),
-            Report::Refused { reason } => {
-                warn!(reason, "a connection was refused");
-                self.refused = Some(reason);
+            Report::Launched { rank, launch, result } => self.launched((rank, launch), result, now),
+            Report::Examined { number, remains } => {
+                if let Some(dying) = self.dying.take_if(|dying| dying.number == number) {
+                    self.tell_loss(dying, remains);
+                }
             }
+            Report::Arrived(arrival) => self.arrive(arrival, now),
             Report::Message { rank, connection, message } => {
                 if self.slots.get(rank).is_some_and(|slot| slot.is_connected_by(connection)) {
                     self.on_message(rank, message, now);
@@ -627,6 +679,14 @@ impl RankGroup for Link {
         self.next_deadline()
     }
 
+    fn takes_plans(&self) -> bool {
+        self.stage == Stage::Standing && self.broken.is_none()
+    }
+
+    fn step_timeout(&self, num_tokens: usize) -> Duration {
+        self.config.timeouts.step_of(num_tokens)
+    }
+
     fn send(&mut self, plan: StepPlan, now: Instant) {
         let sent = SentStep { step: plan.step, at: now, num_tokens: plan.num_tokens() };
         self.sent.push_back(sent);
@@ -634,6 +694,7 @@ impl RankGroup for Link {
     }
 
     fn recover(&mut self, now: Instant) {
+        self.dying = None;
         self.disband(now);
         if let Some(seats) = self.launcher.reseat() {
             self.reseat(seats, now);
@@ -642,8 +703,7 @@ impl RankGroup for Link {
         for rank in 0..self.slots.len() {
             // What took one rank down may have taken others.
             if self.slots[rank].has_exited() {
-                self.slots[rank].end(Duration::ZERO);
-                self.slots[rank].enter(State::Absent, now);
+                bury(self.slots[rank].release(now));
             }
             if let State::Absent = self.slots[rank].state
                 && self.stage == Stage::Forming
@@ -660,23 +720,27 @@ impl RankGroup for Link {
             self.reseat(seats, now);
         }
         for slot in &mut self.slots {
-            slot.end(Duration::ZERO);
-            slot.enter(State::Absent, now);
+            bury(slot.release(now));
         }
         self.recover(now);
     }
 
     fn stop(&mut self) {
         self.stage = Stage::Down;
-        let bytes = frame::encode(&ToRank::Stop).expect("a short message");
+        let bytes = frame::encode(&ToRank::Stop).expect("a short message").into();
         for slot in &mut self.slots {
             // Whoever does not hear it is killed below.
             let _ = slot.write(&bytes);
         }
+        let slots = &mut self.slots;
+        let is_gone = |slot: &mut Slot| !slot.has_process() || slot.has_exited();
         let deadline = Instant::now() + self.config.timeouts.stop;
-        for slot in &mut self.slots {
-            slot.end(deadline.saturating_duration_since(Instant::now()));
-            slot.enter(State::Absent, Instant::now());
+        if !have_ended_by(|| slots.iter_mut().all(is_gone), deadline) {
+            slots.iter_mut().for_each(Slot::kill);
+            have_ended_by(|| slots.iter_mut().all(is_gone), Instant::now() + KILL_GRACE);
+        }
+        for slot in slots {
+            bury(slot.release(Instant::now()));
         }
         self.acceptor = None;
     }
@@ -685,8 +749,10 @@ impl RankGroup for Link {
         self.stage = Stage::Down;
         self.acceptor = None;
         for slot in &mut self.slots {
-            slot.release();
-            slot.enter(State::Absent, Instant::now());
+            // Whether its process ends with this is the launcher's business.
+            if let Some(process) = slot.release(Instant::now()) {
+                aside("let go", move || drop(process));
+            }
         }
         self.launcher.hand_over();
     }

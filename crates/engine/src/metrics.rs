@@ -312,7 +312,9 @@ impl Timeline {
                 }
             }
             Event::NotANumber { .. } => RequestEnd::NotANumber,
-            Event::GuideFailed { .. } | Event::Failed(_) => RequestEnd::Failed,
+            Event::GuideFailed { .. } | Event::Poisonous(_) | Event::Failed(_) => {
+                RequestEnd::Failed
+            }
         };
         Some(self.end(end, now, stats))
     }

@@ -58,6 +58,14 @@ pub(crate) enum Bug {
     KeptUnderPressure,
     /// Admits as ever although other programs need the memory.
     AdmittedUnderPressure,
+    /// Counts computing again what was lost as progress of a request that makes ranks fail.
+    RepetitionIsProgress,
+    /// Counts failures that lie before a request's progress.
+    SuspectForEver,
+    /// Ends all that were in flight with the one that makes ranks fail.
+    SuspectsTogether,
+    /// Takes a single failure of a request that is computed alone for its own doing.
+    NamedTooEarly,
 }
 
 /// The mistake planted in this scheduler, if any.

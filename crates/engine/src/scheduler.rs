@@ -13,11 +13,12 @@
 
 mod admission;
 mod guided;
+mod isolation;
 mod sequence;
 mod share_out;
 mod turns;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use jackalope_protocol::{
     CACHE_GRANULE_TOKENS, CacheId, Embedded, MAX_STEPS_IN_FLIGHT, PressureTier, Sampled, Scored,
@@ -148,6 +149,8 @@ pub struct Scheduler {
     /// Plans made and not answered, oldest first.
     in_flight: VecDeque<InFlight>,
     step: u64,
+    /// Steps completed without a suspect since the ranks came up.
+    num_control: u32,
     events: Vec<(RequestId, Event)>,
     stats: ScheduleStats,
     planted: Planted,
@@ -157,6 +160,8 @@ pub struct Scheduler {
 #[derive(Debug, Default)]
 struct InFlight {
     step: u64,
+    /// With the number of positions that are computed then.
+    rows: Vec<(RequestId, usize)>,
     draws: Vec<(RequestId, CacheId)>,
     /// With the position of the first target, and the number of targets.
     scores: Vec<(RequestId, CacheId, u32, usize)>,
@@ -191,6 +196,7 @@ impl Scheduler {
             pressure: PressureTier::Normal,
             in_flight: VecDeque::new(),
             step: 0,
+            num_control: 0,
             events: Vec::new(),
             stats: ScheduleStats::default(),
             planted,
@@ -282,14 +288,17 @@ impl Scheduler {
     pub fn plan(&mut self) -> Option<StepPlan> {
         assert!(self.may_plan(), "too many steps are in flight");
         let mut plan = StepPlan { step: self.step, ..StepPlan::default() };
-        let promised = self.preempt_for_memory();
-        if !self.planted.has(Bug::ForkOfUnplannedRows) {
-            self.admit(promised, &mut plan);
-        }
-        let in_flight = self.plan_rows(&mut plan);
-        if self.planted.has(Bug::ForkOfUnplannedRows) {
-            self.admit(promised, &mut plan);
-        }
+        let in_flight = match self.suspect() {
+            Some(suspect) if !self.needs_control(suspect) => {
+                if self.computes_others(suspect) {
+                    return None;
+                }
+                self.preempt_for_memory();
+                self.admit_suspect(suspect, &mut plan);
+                self.plan_rows(self.share_of_suspect(suspect), &mut plan)
+            }
+            _ => self.plan_all(&mut plan),
+        };
         plan.drops = self.caches.take_drops();
         plan.returns_memory = self.pressure != PressureTier::Normal && !plan.drops.is_empty();
         if plan.is_empty() {
@@ -301,6 +310,19 @@ impl Scheduler {
         Some(plan)
     }
 
+    /// Admits those whose turn it is, and gives everybody who runs a share of the step.
+    fn plan_all(&mut self, plan: &mut StepPlan) -> InFlight {
+        let promised = self.preempt_for_memory();
+        if !self.planted.has(Bug::ForkOfUnplannedRows) {
+            self.admit(promised, plan);
+        }
+        let in_flight = self.plan_rows(self.share_out(), plan);
+        if self.planted.has(Bug::ForkOfUnplannedRows) {
+            self.admit(promised, plan);
+        }
+        in_flight
+    }
+
     /// Applies an answer.
     ///
     /// # Errors
@@ -308,6 +330,13 @@ impl Scheduler {
     pub fn commit(&mut self, output: StepOutput) -> Result<(), OutputMismatch> {
         self.check(&output)?;
         let in_flight = self.in_flight.pop_front().expect("the answer was just checked against it");
+        self.note_control(&in_flight.rows);
+        let planted = self.planted;
+        for (id, end) in in_flight.rows {
+            if let Some(sequence) = self.sequence_mut(id) {
+                sequence.suspicion.note_computed(end, planted);
+            }
+        }
         for ((id, ..), scored) in in_flight.scores.into_iter().zip(output.scored) {
             self.commit_scores(id, scored);
         }
@@ -343,12 +372,7 @@ impl Scheduler {
             self.caches.clear();
         }
         self.step = 0;
-    }
-
-    /// How many tokens each open request has, its prompt's included.
-    pub fn num_tokens(&self) -> HashMap<RequestId, usize> {
-        let all = self.waiting.iter().chain(&self.running);
-        all.map(|sequence| (sequence.id, sequence.tokens.len())).collect()
+        self.num_control = 0;
     }
 
     /// The ranks that come back after [`Scheduler::ranks_restarted`] have other memory, and may be
@@ -426,6 +450,28 @@ impl Scheduler {
         running.into_iter().filter_map(|it| Some((it.cache?, decodes(it)))).collect()
     }
 
+    /// True while a suspect is computed alone; see [`isolation`].
+    #[cfg(test)]
+    pub(crate) fn is_isolating(&self) -> bool {
+        self.suspect().is_some()
+    }
+
+    /// The cache of a running request.
+    #[cfg(test)]
+    pub(crate) fn cache_of(&self, id: RequestId) -> Option<CacheId> {
+        self.running.iter().find(|it| it.id == id)?.cache
+    }
+
+    /// The requests with rows in flight, by age.
+    #[cfg(test)]
+    pub(crate) fn ids_in_flight(&self) -> Vec<RequestId> {
+        let mut ids: Vec<RequestId> =
+            self.in_flight.iter().flat_map(|it| &it.rows).map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+
     /// What was counted.
     pub fn stats(&self) -> ScheduleStats {
         self.stats
@@ -447,8 +493,7 @@ impl Scheduler {
         self.caches.release(cache, &sequence.tokens);
     }
 
-    fn plan_rows(&mut self, plan: &mut StepPlan) -> InFlight {
-        let shares = self.share_out();
+    fn plan_rows(&mut self, shares: Vec<usize>, plan: &mut StepPlan) -> InFlight {
         let mut in_flight = InFlight { step: plan.step, ..InFlight::default() };
         for (sequence, num_tokens) in self.running.iter_mut().zip(shares) {
             if num_tokens == 0 {
@@ -457,6 +502,7 @@ impl Scheduler {
             let row = sequence.row(num_tokens, self.planted);
             sequence.last_step = plan.step;
             self.caches.grow(row.cache, sequence.num_computed);
+            in_flight.rows.push((sequence.id, sequence.num_computed));
             if row.sample.is_some() {
                 in_flight.draws.push((sequence.id, row.cache));
             }
@@ -553,6 +599,7 @@ impl Scheduler {
         sequence.num_pending -= 1;
         let Some(token) = token else { return self.fail(id) };
         let reason = sequence.add_token(token, planted);
+        sequence.suspicion.note_progress(planted);
         self.stats.drawn_tokens += 1;
         self.events.push((id, Event::Token { token, logprob }));
         if let Some(reason) = reason {

@@ -3,11 +3,14 @@
 //!
 //! The property everything else follows from: what a request is told does not depend on what else
 //! runs, however it was batched, chunked, preempted, planned ahead, started from another's cache, or
-//! interrupted by a crash of the ranks. Beside it: the fake ranks, which know only the plans, never
+//! interrupted by a crash of the ranks. Where one request makes the ranks fail whenever they reach a
+//! certain position of it, that one ends, soon, and nobody else. Beside it: the fake ranks, which know only the plans, never
 //! meet one they could not carry out; on their own count the memory never exceeds the budget and
 //! always equals what the brain believes; nothing leaks; nothing waits for ever.
 //!
 //! Each mistake of [`Bug`] is planted in turn, and has to be found.
+
+mod random_guide;
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -15,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use jackalope_protocol::{CacheId, Pooling, PressureTier, StepOutput, StepPlan, TokenId};
 
-use crate::guide::{Allowed, Guide, GuideError, TokenMask};
+use crate::guide::{Allowed, Guide, TokenMask};
 use crate::planted::{Bug, Planted};
 use crate::testing::{
     FakeCaches, NOT_A_NUMBER, NextToken, overflowing_model, pseudo_embedding, pseudo_logprob,
@@ -24,12 +27,19 @@ use crate::{
     Event, FinishReason, Limits, PrefixStats, Request, RequestId, RequestOptions, SamplingOptions,
     ScheduleStats, Scheduler, SchedulerLimits, TenantId, Usage,
 };
+use random_guide::RandomGuide;
 
 const VOCAB_SIZE: u32 = 50;
 const CONTEXT_TOKENS: u32 = 48;
 
 /// Ranks that compute one after the other.
 const NUM_STAGES: [usize; 4] = [1, 1, 2, 4];
+
+/// Requests of a run.
+const NUM_REQUESTS: usize = 24;
+
+/// A poisonous request is ended after so many failures at most: it may get a little further in some.
+const POISON_FAILURES_MAX: usize = 30;
 
 /// Seeds of a run; `JACKALOPE_SIMULATION_SEEDS` asks for more.
 const NUM_SEEDS: u64 = 20_000;
@@ -53,6 +63,7 @@ fn batching_is_invisible() {
                         return;
                     }
                     run(seed, Planted::default());
+                    run_with_failures(seed, Planted::default());
                 }
             });
         }
@@ -125,12 +136,18 @@ fn every_planted_bug_is_found() {
         Bug::CacheLeakedOnCancel,
         Bug::KeptUnderPressure,
         Bug::AdmittedUnderPressure,
+        Bug::RepetitionIsProgress,
+        Bug::SuspectForEver,
+        Bug::SuspectsTogether,
+        Bug::NamedTooEarly,
     ];
     for bug in all {
         let planted = Planted { bug: Some(bug) };
         let found = (1..=3000).find(|seed| {
             let fails = |run: &dyn Fn()| std::panic::catch_unwind(AssertUnwindSafe(run)).is_err();
-            fails(&|| run(*seed, planted)) || (*seed <= 60 && fails(&|| starve(*seed, planted)))
+            fails(&|| run(*seed, planted))
+                || fails(&|| run_with_failures(*seed, planted))
+                || (*seed <= 60 && fails(&|| starve(*seed, planted)))
         });
         let seed = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
         eprintln!("{bug:?} is found by seed {seed}");
@@ -140,6 +157,21 @@ fn every_planted_bug_is_found() {
 /// One workload to its end, every request compared with the same request alone.
 fn run(seed: u64, planted: Planted) {
     let heard = Simulation::new(seed, planted).run_to_end();
+    check(seed, &heard);
+}
+
+/// The ranks fail by themselves, in bursts too, and mostly because of one request.
+fn run_with_failures(seed: u64, planted: Planted) {
+    let mut simulation = Simulation::new(seed, planted);
+    simulation.crash_odds = [6, 15, 60][simulation.rng.below(3)];
+    simulation.poison = (simulation.rng.below(4) != 0).then(|| {
+        let client = simulation.rng.below(NUM_REQUESTS);
+        Poison { client, position: simulation.rng.below(20), num_failures: 0 }
+    });
+    check(seed, &simulation.run_to_end());
+}
+
+fn check(seed: u64, heard: &[Client]) {
     for (idx, client) in heard.iter().enumerate() {
         let context = format!("seed {seed}, request {idx}: {:?}", client.request);
         let alone = generate_alone(&client.request, client.guide.clone());
@@ -159,12 +191,22 @@ struct Client {
     guide: Option<RandomGuide>,
     events: Vec<Event>,
     is_cancelled: bool,
+    /// Times it has made the ranks fail.
+    num_failures: usize,
 }
 
 impl Client {
     fn is_over(&self) -> bool {
         self.is_cancelled || self.events.last().is_some_and(Event::is_last)
     }
+}
+
+/// Ranks that compute this position of this client's request fail.
+#[derive(Clone, Copy, Debug)]
+struct Poison {
+    client: usize,
+    position: usize,
+    num_failures: usize,
 }
 
 struct Simulation {
@@ -180,8 +222,13 @@ struct Simulation {
     passed_over: HashMap<CacheId, usize>,
     ranks: FakeCaches,
     model: NextToken,
-    /// Answers of the ranks that have not reached the brain.
-    outputs: VecDeque<StepOutput>,
+    /// Answers of the ranks that have not reached the brain; none is their end.
+    outputs: VecDeque<Option<StepOutput>>,
+    /// The request that makes ranks fail, if there is one.
+    poison: Option<Poison>,
+    /// How often requests were met by a failure from outside while nothing else was in flight, since
+    /// they got their last token.
+    met_alone: HashMap<RequestId, usize>,
     clients: Vec<Client>,
     /// Prompts begin with one of these.
     openings: Vec<Vec<TokenId>>,
@@ -225,6 +272,8 @@ impl Simulation {
             ranks: FakeCaches::new(granule_tokens),
             model: overflowing_model(VOCAB_SIZE),
             outputs: VecDeque::new(),
+            poison: None,
+            met_alone: HashMap::new(),
             clients: Vec::new(),
             openings,
             crash_odds: [0, 0, 15, 60][rng.below(4)],
@@ -248,7 +297,6 @@ impl Simulation {
     }
 
     fn run(&mut self) {
-        const NUM_REQUESTS: usize = 24;
         while self.clients.len() < NUM_REQUESTS || self.clients.iter().any(|it| !it.is_over()) {
             while self.clients.len() < NUM_REQUESTS && self.rng.below(3) == 0 {
                 self.submit_some(NUM_REQUESTS);
@@ -261,7 +309,11 @@ impl Simulation {
                 assert_eq!(self.scheduler.num_kept(), 0, "seed {}", self.seed);
             }
             if 0 < self.crash_odds && self.rng.below(self.crash_odds) == 0 {
-                self.crash();
+                let num_crashes = [1, 1, 2, 6][self.rng.below(4)];
+                for _ in 0..num_crashes {
+                    self.crash();
+                    (0..self.rng.below(4)).for_each(|_| self.turn());
+                }
             }
             if 0 < self.pressure_odds && self.rng.below(self.pressure_odds) == 0 {
                 self.press();
@@ -285,8 +337,14 @@ impl Simulation {
             return;
         }
         if let Some(output) = self.outputs.pop_front() {
-            self.scheduler.commit(output).expect("the ranks answer what they were asked");
-            self.listen();
+            match output {
+                Some(output) => {
+                    let applied = self.scheduler.commit(output);
+                    applied.expect("the ranks answer what they were asked");
+                    self.listen();
+                }
+                None => self.fail(),
+            }
         } else if self.scheduler.may_plan() && !self.plan() {
             let (waiting, running) = self.scheduler.num_waiting_and_running();
             assert_eq!((waiting, running), (0, 0), "seed {}: stuck", self.seed);
@@ -318,9 +376,15 @@ impl Simulation {
     fn plan(&mut self) -> bool {
         let before = self.scheduler.running_caches();
         let Some(plan) = self.scheduler.plan() else { return false };
-        self.check_fairness(&before, &plan);
+        if self.scheduler.is_isolating() {
+            self.passed_over.clear();
+        } else {
+            self.check_fairness(&before, &plan);
+        }
         self.check_pressure(before.len());
-        self.outputs.push_back(self.ranks.execute(&plan, &mut self.model));
+        let is_fatal = matches!(self.outputs.back(), Some(None)) || self.is_poisoned(&plan);
+        let output = self.ranks.execute(&plan, &mut self.model);
+        self.outputs.push_back((!is_fatal).then_some(output));
         assert!(
             self.ranks.peak_granules() <= self.capacity_granules,
             "seed {}: {} granules exceed {}",
@@ -357,19 +421,68 @@ impl Simulation {
         for (id, event) in self.scheduler.take_events() {
             let client = &mut self.clients[id.0 as usize];
             assert!(!client.is_cancelled, "seed {}: {event:?} after a cancel", self.seed);
+            if let Event::Token { .. } = event {
+                self.met_alone.remove(&id);
+            }
             client.events.push(event);
         }
     }
 
+    /// Whether the poisonous request makes the ranks fail that carry out this plan.
+    fn is_poisoned(&self, plan: &StepPlan) -> bool {
+        let Some(Poison { client, position, .. }) = self.poison else { return false };
+        let cache = self.scheduler.cache_of(RequestId(client as u64));
+        plan.rows.iter().any(|row| {
+            let start = row.start as usize;
+            Some(row.cache) == cache && (start..start + row.input.len()).contains(&position)
+        })
+    }
+
+    /// The poisonous request has made the ranks fail.
+    fn fail(&mut self) {
+        let poison = self.poison.as_mut().expect("nothing else ends the ranks so");
+        poison.num_failures += 1;
+        let Poison { client, num_failures, .. } = *poison;
+        assert!(num_failures < POISON_FAILURES_MAX, "seed {}: it is not ended", self.seed);
+        self.clients[client].num_failures += 1;
+        self.lose_ranks();
+    }
+
+    /// The ranks fail; whoever is given up for it is the poisonous request.
+    fn lose_ranks(&mut self) {
+        self.ranks.clear();
+        self.outputs.clear();
+        self.passed_over.clear();
+        for id in self.scheduler.ranks_failed() {
+            let client = &mut self.clients[id.0 as usize];
+            assert_eq!(Some(id.0 as usize), self.poison.map(|it| it.client), "seed {}", self.seed);
+            assert!(0 < client.num_failures, "seed {}: ended too early", self.seed);
+            client.is_cancelled = true;
+        }
+    }
+
+    /// The ranks are lost, by a failure or because machines come and go.
     fn crash(&mut self) {
         if self.num_crashes_left == 0 {
             return;
         }
         self.num_crashes_left -= 1;
-        self.ranks.clear();
-        self.outputs.clear();
-        self.passed_over.clear();
-        self.scheduler.ranks_restarted();
+        let in_flight = self.scheduler.ids_in_flight();
+        // Nobody could know a request from a poisonous one that is met alone time and again.
+        let mut is_met_again = false;
+        if let [id] = in_flight[..] {
+            let num_met = self.met_alone.entry(id).or_default();
+            *num_met += 1;
+            is_met_again = 2 < *num_met;
+        }
+        if is_met_again {
+            self.ranks.clear();
+            self.outputs.clear();
+            self.passed_over.clear();
+            self.scheduler.ranks_restarted();
+        } else {
+            self.lose_ranks();
+        }
         if self.rng.below(3) == 0 {
             self.plan_anew();
         }
@@ -427,7 +540,13 @@ impl Simulation {
         if !is_cancelled {
             self.scheduler.submit(RequestId(self.clients.len() as u64), request.clone());
         }
-        self.clients.push(Client { request, guide, events: Vec::new(), is_cancelled });
+        self.clients.push(Client {
+            request,
+            guide,
+            events: Vec::new(),
+            is_cancelled,
+            num_failures: 0,
+        });
         self.listen();
     }
 
@@ -595,69 +714,6 @@ fn generate_alone(request: &Request, mut guide: Option<RandomGuide>) -> Vec<Even
 fn guide_failed(mut events: Vec<Event>, completion_tokens: u32) -> Vec<Event> {
     events.push(Event::GuideFailed { message: String::new(), completion_tokens });
     events
-}
-
-/// Allows everything, some tokens or one, ends or fails, as the tokens before say.
-#[derive(Clone, Debug)]
-struct RandomGuide {
-    state: u64,
-    num_tokens: usize,
-    /// One token in so many is bound.
-    bound_odds: u64,
-    /// One token in so many ends the output.
-    end_odds: u64,
-    /// One token in so many is too much for the guide.
-    fail_odds: u64,
-}
-
-impl RandomGuide {
-    fn new(rng: &mut Rng) -> RandomGuide {
-        RandomGuide {
-            state: rng.below(1000) as u64,
-            num_tokens: 0,
-            bound_odds: [1, 2, 4][rng.below(3)],
-            end_odds: [6, 1000][rng.below(2)],
-            fail_odds: [12, 1000][rng.below(2)],
-        }
-    }
-
-    fn one_in(&self, odds: u64, salt: u64) -> bool {
-        let hash = (self.state ^ salt).wrapping_mul(0xD6E8_FEB8_6659_FD93);
-        (hash >> 32).is_multiple_of(odds)
-    }
-}
-
-impl Guide for RandomGuide {
-    fn allowed(&mut self, mask: &mut TokenMask) -> Result<Allowed, GuideError> {
-        if 0 < self.num_tokens && self.one_in(self.fail_odds, 1) {
-            return Err(GuideError { message: "it is too much".to_owned() });
-        }
-        if 0 < self.num_tokens && self.one_in(self.end_odds, 2) {
-            *mask = TokenMask::only(&[], VOCAB_SIZE);
-            return Ok(Allowed::Masked);
-        }
-        if !self.one_in(self.bound_odds, 3) {
-            let is_thought = self.one_in(2, 5);
-            return Ok(if is_thought { Allowed::NotEnd } else { Allowed::All });
-        }
-        (0..VOCAB_SIZE)
-            .filter(|it| *it != 7 && self.one_in(2, 9 + u64::from(*it)))
-            .for_each(|it| mask.ban(it));
-        Ok(Allowed::Masked)
-    }
-
-    fn accept(&mut self, token: TokenId) -> Result<(), GuideError> {
-        self.num_tokens += 1;
-        self.state = (self.state ^ u64::from(token)).wrapping_mul(0x0100_0000_01B3).rotate_left(17);
-        match self.one_in(self.fail_odds, 4) {
-            true => Err(GuideError { message: "it is too much".to_owned() }),
-            false => Ok(()),
-        }
-    }
-
-    fn clone_boxed(&self) -> Box<dyn Guide> {
-        Box::new(self.clone())
-    }
 }
 
 /// The events without what may differ: how much of the prompt was cached.

@@ -34,6 +34,9 @@ pub struct Status {
     pub steps: StepStats,
     /// What requests took.
     pub requests: RequestStats,
+    /// When a step has to be completed, if steps are under way or ranks are being replaced. Once that has
+    /// passed, nothing is computed.
+    pub due_at: Option<Instant>,
     /// Losses of ranks.
     pub recovery: RecoveryStats,
     /// Memory that other programs take.
@@ -55,7 +58,7 @@ pub enum EngineState {
         /// Why.
         failure: Failure,
     },
-    /// Replacing ranks failed too often; submissions are refused while the engine goes on trying.
+    /// Ranks that were lost get no further; submissions are refused while the engine goes on trying.
     Failed {
         /// When the engine gave its requests up.
         since: Instant,
@@ -102,6 +105,8 @@ pub struct RankStatus {
     pub steps: u64,
     /// Sums over those steps.
     pub timings: TimingSums,
+    /// Whether its connection to each rank is encrypted, by rank; empty before the first group.
+    pub encrypts: Vec<bool>,
 }
 
 impl RankStatus {
@@ -117,6 +122,7 @@ impl RankStatus {
             heard_at: None,
             steps: 0,
             timings: TimingSums::default(),
+            encrypts: Vec::new(),
         }
     }
 }

@@ -254,6 +254,10 @@ pub struct FakeOptions {
     pub step_time: Duration,
     /// Time it takes to come up, and to come back.
     pub start_time: Duration,
+    /// How long a step may take, as [`RankGroup::step_timeout`].
+    pub step_timeout: Duration,
+    /// Ranks that compute this token die.
+    pub deadly_token: Option<TokenId>,
     /// The model.
     pub next_token: NextToken,
 }
@@ -272,6 +276,8 @@ impl Default for FakeOptions {
             facts: fake_facts(1000, 4096),
             step_time: Duration::ZERO,
             start_time: Duration::ZERO,
+            step_timeout: Duration::from_secs(60),
+            deadly_token: None,
             next_token: pseudo_model(1000),
         }
     }
@@ -297,6 +303,7 @@ pub fn fake_facts(vocab_size: u32, context_tokens: u32) -> RankFacts {
         device: "cpu".to_owned(),
         free_bytes: 1 << 30,
         hidden_size: 2,
+        content: None,
     }
 }
 
@@ -387,9 +394,19 @@ impl FakeRanks {
         self.events.push_back(GroupEvent::Lost { failure, is_fatal: false });
     }
 
+    fn is_deadly(&self, row: &Row) -> bool {
+        match (&row.input, self.options.deadly_token) {
+            (Input::Tokens(tokens), Some(deadly)) => tokens.contains(&deadly),
+            _ => false,
+        }
+    }
+
     fn run_due(&mut self, now: Instant) {
         while !self.is_held && self.in_flight.front().is_some_and(|(due, _)| *due <= now) {
             let (_, plan) = self.in_flight.pop_front().expect("the front was just seen");
+            if plan.rows.iter().any(|row| self.is_deadly(row)) {
+                return self.lose(1);
+            }
             let output = self.caches.execute(&plan, &mut self.options.next_token);
             let timings = output.timings.clone();
             self.events.push_back(GroupEvent::Output(output));
@@ -448,6 +465,10 @@ impl RankGroup for FakeRanks {
     fn deadline(&self) -> Option<Instant> {
         let step = self.in_flight.front().filter(|_| !self.is_held).map(|(due, _)| *due);
         step.into_iter().chain(self.ready_at).min()
+    }
+
+    fn step_timeout(&self, _: usize) -> Duration {
+        self.options.step_timeout
     }
 
     fn send(&mut self, plan: StepPlan, now: Instant) {

@@ -5,7 +5,8 @@
 
 use std::ops::Range;
 
-use crate::elements::{Elements, ElementsMut};
+use crate::divisible::{Fold, Results};
+use crate::elements::Elements;
 use crate::matmul::DenseMatrix;
 use crate::panel::Activations;
 use crate::simd::{Element, LANES, Lanes, Simd, dispatched};
@@ -22,22 +23,23 @@ const RESULT_ROWS: usize = 32;
 dispatched! {
     /// Results of up to [`FEW_TOKENS`] tokens for the weight rows `rows`; `out` has one view of `rows.len()` elements
     /// per token.
-    pub(crate) fn multiply_few(
+    pub(crate) fn multiply_few<R: Results>(
         x: &Activations,
         matrix: &DenseMatrix<'_>,
         rows: Range<usize>,
-        out: &mut [ElementsMut<'_>],
+        out: &mut [R],
     ) = multiply_few_with
 }
 
 #[inline(always)]
-fn multiply_few_with<S: Simd>(
+fn multiply_few_with<S: Simd, R: Results>(
     simd: S,
     x: &Activations,
     matrix: &DenseMatrix<'_>,
     rows: Range<usize>,
-    out: &mut [ElementsMut<'_>],
+    out: &mut [R],
 ) {
+    assert_eq!(x.columns.range, 0..matrix.input, "all columns");
     match matrix.values {
         Elements::F32(values) => multiply_elements(simd, x, values, rows, out),
         Elements::F16(values) => multiply_elements(simd, x, values, rows, out),
@@ -46,25 +48,26 @@ fn multiply_few_with<S: Simd>(
 }
 
 #[inline(always)]
-fn multiply_elements<S: Simd, E: Element>(
+fn multiply_elements<S: Simd, E: Element, R: Results>(
     simd: S,
     x: &Activations,
     values: &[E],
     rows: Range<usize>,
-    out: &mut [ElementsMut<'_>],
+    out: &mut [R],
 ) {
-    let mut results = [[0.0; RESULT_ROWS]; TOKENS];
+    let input = x.columns.range.len();
+    let mut results = [[R::Value::default(); RESULT_ROWS]; TOKENS];
     for start in rows.clone().step_by(RESULT_ROWS) {
         let end = (start + RESULT_ROWS).min(rows.end);
-        let weights = &values[start * x.input..end * x.input];
+        let weights = &values[start * input..end * input];
         // From the second turn on, the rows are in a cache.
         for (turn, out) in out.chunks_mut(TOKENS).enumerate() {
             let x = (x, turn * TOKENS);
             match out.len() {
-                1 => strip::<S, E, 1, 4>(simd, x, weights, &mut results),
-                2 => strip::<S, E, 2, 4>(simd, x, weights, &mut results),
-                3 => strip::<S, E, 3, 3>(simd, x, weights, &mut results),
-                _ => strip::<S, E, 4, 2>(simd, x, weights, &mut results),
+                1 => strip::<S, E, R::Fold, 1, 4>(simd, x, weights, &mut results),
+                2 => strip::<S, E, R::Fold, 2, 4>(simd, x, weights, &mut results),
+                3 => strip::<S, E, R::Fold, 3, 3>(simd, x, weights, &mut results),
+                _ => strip::<S, E, R::Fold, 4, 2>(simd, x, weights, &mut results),
             }
             for (out, results) in out.iter_mut().zip(&results) {
                 out.store(start - rows.start, &results[..end - start]);
@@ -75,42 +78,77 @@ fn multiply_elements<S: Simd, E: Element>(
 
 /// All rows of `weights`, `ROWS` at a time.
 #[inline(always)]
-fn strip<S: Simd, E: Element, const T: usize, const ROWS: usize>(
+fn strip<S: Simd, E: Element, F: Fold, const T: usize, const ROWS: usize>(
     simd: S,
     (x, token): (&Activations, usize),
     weights: &[E],
-    results: &mut [[f32; RESULT_ROWS]; TOKENS],
+    results: &mut [[F::Value; RESULT_ROWS]; TOKENS],
 ) {
-    let num_rows = weights.len() / x.input;
+    let input = x.columns.range.len();
+    let num_rows = weights.len() / input;
     let whole = num_rows - num_rows % ROWS;
     for row in (0..whole).step_by(ROWS) {
-        block::<S, E, T, ROWS>(simd, (x, token), &weights[row * x.input..], (row, results));
+        block::<S, E, F, T, ROWS>(simd, (x, token), &weights[row * input..], (row, results));
     }
     for row in whole..num_rows {
-        block::<S, E, T, 1>(simd, (x, token), &weights[row * x.input..], (row, results));
+        block::<S, E, F, T, 1>(simd, (x, token), &weights[row * input..], (row, results));
     }
 }
 
-/// The inner loop: `T * ROWS` sums in registers, for the tokens from `token` on and the first rows of `weights`.
+/// `T * ROWS` results, for the tokens from `token` on and the first rows of `weights`.
 #[inline(always)]
-fn block<S: Simd, E: Element, const T: usize, const ROWS: usize>(
+fn block<S: Simd, E: Element, F: Fold, const T: usize, const ROWS: usize>(
     simd: S,
     (x, token): (&Activations, usize),
     weights: &[E],
-    (row, results): (usize, &mut [[f32; RESULT_ROWS]; TOKENS]),
+    (row, results): (usize, &mut [[F::Value; RESULT_ROWS]; TOKENS]),
 ) {
+    let input = x.columns.range.len();
+    let mut rows: [&[Lanes]; T] = [&[]; T];
+    for t in 0..T {
+        rows[t] = x.row(token + t);
+    }
+    let mut folds = [[F::EMPTY; ROWS]; T];
+    for columns in x.columns.chunks() {
+        let mut w: [&[E]; ROWS] = [&[]; ROWS];
+        for r in 0..ROWS {
+            w[r] = &weights[r * input..][columns.clone()];
+        }
+        let num_lanes = columns.len().div_ceil(LANES);
+        let terms = term::<S, E, T, ROWS>(simd, rows, w, input);
+        for t in 0..T {
+            rows[t] = &rows[t][num_lanes..];
+            for r in 0..ROWS {
+                folds[t][r].add(terms[t][r]);
+            }
+        }
+    }
+    for t in 0..T {
+        for r in 0..ROWS {
+            results[t][row + r] = folds[t][r].value();
+        }
+    }
+}
+
+/// The inner loop: the columns of a term, with `T * ROWS` sums in registers. The rows of the matrix are `input` apart.
+#[inline(always)]
+fn term<S: Simd, E: Element, const T: usize, const ROWS: usize>(
+    simd: S,
+    x: [&[Lanes]; T],
+    weights: [&[E]; ROWS],
+    input: usize,
+) -> [[f32; ROWS]; T] {
     // As in `dot`, no closures around vectors.
-    let width = x.input / LANES;
+    let (width, rest) = (weights[0].len() / LANES, weights[0].len() % LANES);
     let mut w: [&[[E; LANES]]; ROWS] = [&[]; ROWS];
     let mut last = [[E::ZERO; LANES]; ROWS];
     for r in 0..ROWS {
-        let (lanes, rest) = weights[r * x.input..][..x.input].as_chunks();
-        w[r] = &lanes[..width];
-        last[r][..rest.len()].copy_from_slice(rest);
+        w[r] = &weights[r].as_chunks().0[..width];
+        last[r][..rest].copy_from_slice(&weights[r][width * LANES..][..rest]);
     }
     let mut rows: [&[Lanes]; T] = [&[]; T];
     for t in 0..T {
-        rows[t] = &x.row(token + t)[..x.input.div_ceil(LANES)];
+        rows[t] = &x[t][..width + usize::from(rest != 0)];
     }
     let mut sums = [[simd.splat(0.0); ROWS]; T];
     for i in 0..width {
@@ -118,7 +156,7 @@ fn block<S: Simd, E: Element, const T: usize, const ROWS: usize>(
         for r in 0..ROWS {
             if (i * size_of::<[E; LANES]>()).is_multiple_of(64) {
                 // The same place in the rows that come next.
-                simd.prefetch(&w[r][i], ROWS * x.input * size_of::<E>());
+                simd.prefetch(&w[r][i], ROWS * input * size_of::<E>());
             }
             weights[r] = E::load(simd, &w[r][i]);
         }
@@ -129,13 +167,15 @@ fn block<S: Simd, E: Element, const T: usize, const ROWS: usize>(
             }
         }
     }
+    let mut terms = [[0.0; ROWS]; T];
     for t in 0..T {
         for r in 0..ROWS {
-            if !x.input.is_multiple_of(LANES) {
+            if rest != 0 {
                 let weights = E::load(simd, &last[r]);
                 sums[t][r] = simd.mul_add(simd.load(&rows[t][width]), weights, sums[t][r]);
             }
-            results[t][row + r] = simd.sum(sums[t][r]);
+            terms[t][r] = simd.sum(sums[t][r]);
         }
     }
+    terms
 }

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::elements::ElementsMut;
+use crate::divisible::{Fold, Results};
 use crate::panel::Activations;
 use crate::quant::{QuantMatrix, Scales};
 use crate::simd::{LANES, Simd, dispatched};
@@ -26,31 +26,32 @@ const PREFETCH_BYTES: usize = 16 << 10;
 dispatched! {
     /// Results of up to [`FEW_TOKENS`] tokens for the weight rows `rows`; `out` has one view of `rows.len()` elements
     /// per token.
-    pub(crate) fn multiply_few(
+    pub(crate) fn multiply_few<R: Results>(
         x: &Activations,
         matrix: &QuantMatrix<'_>,
         rows: Range<usize>,
-        out: &mut [ElementsMut<'_>],
+        out: &mut [R],
     ) = multiply_few_with
 }
 
 #[inline(always)]
-fn multiply_few_with<S: Simd>(
+fn multiply_few_with<S: Simd, R: Results>(
     simd: S,
     x: &Activations,
     matrix: &QuantMatrix<'_>,
     rows: Range<usize>,
-    out: &mut [ElementsMut<'_>],
+    out: &mut [R],
 ) {
-    let mut results = [[0.0; RESULT_ROWS]; FEW_TOKENS];
+    assert_eq!(x.columns.range, 0..matrix.input, "all columns");
+    let mut results = [[R::Value::default(); RESULT_ROWS]; FEW_TOKENS];
     for start in rows.clone().step_by(RESULT_ROWS) {
         let strip_rows = start..(start + RESULT_ROWS).min(rows.end);
         let weights = (matrix, &strip_rows);
         match out.len() {
-            1 => strip::<S, 1, 6>(simd, x, weights, &mut results),
-            2 => strip::<S, 2, 4>(simd, x, weights, &mut results),
-            3 => strip::<S, 3, 3>(simd, x, weights, &mut results),
-            _ => strip::<S, FEW_TOKENS, 2>(simd, x, weights, &mut results),
+            1 => strip::<S, R::Fold, 1, 6>(simd, x, weights, &mut results),
+            2 => strip::<S, R::Fold, 2, 4>(simd, x, weights, &mut results),
+            3 => strip::<S, R::Fold, 3, 3>(simd, x, weights, &mut results),
+            _ => strip::<S, R::Fold, FEW_TOKENS, 2>(simd, x, weights, &mut results),
         }
         for (out, results) in out.iter_mut().zip(&results) {
             out.store(start - rows.start, &results[..strip_rows.len()]);
@@ -60,11 +61,11 @@ fn multiply_few_with<S: Simd>(
 
 /// `T` tokens with all rows of the strip, `ROWS` at a time.
 #[inline(always)]
-fn strip<S: Simd, const T: usize, const ROWS: usize>(
+fn strip<S: Simd, F: Fold, const T: usize, const ROWS: usize>(
     simd: S,
     x: &Activations,
     (matrix, rows): (&QuantMatrix<'_>, &Range<usize>),
-    results: &mut [[f32; RESULT_ROWS]; FEW_TOKENS],
+    results: &mut [[F::Value; RESULT_ROWS]; FEW_TOKENS],
 ) {
     for first_row in rows.clone().step_by(ROWS) {
         // The last row is computed again where rows are missing.
@@ -72,23 +73,23 @@ fn strip<S: Simd, const T: usize, const ROWS: usize>(
         for (offset, row) in together.iter_mut().enumerate() {
             *row = (*row + offset).min(rows.end - 1);
         }
-        let sums = block::<S, T, ROWS>(simd, x, matrix, together);
+        let folds = block::<S, F, T, ROWS>(simd, x, matrix, together);
         for t in 0..T {
             for r in 0..ROWS {
-                results[t][together[r] - rows.start] = sums[t][r];
+                results[t][together[r] - rows.start] = folds[t][r].value();
             }
         }
     }
 }
 
-/// The inner loop: `T * ROWS` sums in registers.
+/// The inner loop: `T * ROWS` sums in registers, until they are a term.
 #[inline(always)]
-fn block<S: Simd, const T: usize, const ROWS: usize>(
+fn block<S: Simd, F: Fold, const T: usize, const ROWS: usize>(
     simd: S,
     x: &Activations,
     matrix: &QuantMatrix<'_>,
     rows: [usize; ROWS],
-) -> [[f32; ROWS]; T] {
+) -> [[F; ROWS]; T] {
     let Scales::Bytes(scales) = matrix.scales else {
         unreachable!("checked at the entry of every kernel")
     };
@@ -106,6 +107,9 @@ fn block<S: Simd, const T: usize, const ROWS: usize>(
     for t in 0..T {
         values[t] = &x.row(t).as_chunks().0[..num_groups];
     }
+    let chunk_groups = matrix.format.groups_per_row(x.columns.chunk);
+    let mut groups_left = chunk_groups.min(num_groups);
+    let mut folds = [[F::EMPTY; ROWS]; T];
     let mut sums = [[simd.splat(0.0); ROWS]; T];
     for group in 0..num_groups {
         let mut group_scales = [simd.splat(0.0); ROWS];
@@ -123,12 +127,16 @@ fn block<S: Simd, const T: usize, const ROWS: usize>(
                 }
             }
         }
-    }
-    let mut results = [[0.0; ROWS]; T];
-    for t in 0..T {
-        for r in 0..ROWS {
-            results[t][r] = simd.sum(sums[t][r]);
+        groups_left -= 1;
+        if groups_left == 0 {
+            groups_left = chunk_groups.min(num_groups - group - 1);
+            for t in 0..T {
+                for r in 0..ROWS {
+                    folds[t][r].add(simd.sum(sums[t][r]));
+                    sums[t][r] = simd.splat(0.0);
+                }
+            }
         }
     }
-    results
+    folds
 }

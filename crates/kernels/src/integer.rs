@@ -14,13 +14,16 @@
 //! a result has the same bits whether its row was computed alone from the packed weights or among hundreds from an
 //! unpacked tile.
 //!
+//! Where the columns of a product are divided (`divisible`), each group is a term: what it adds to the sixteen sums is
+//! computed from zero and added to sums on the grid instead.
+//!
 //! A row that is not finite, or whose magnitudes are far from one, is computed by the exact path in f32 (see
 //! [`rounding`]); which path a row takes depends on that row alone.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(crate) mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
@@ -29,7 +32,9 @@ mod rounding;
 use std::ops::Range;
 
 use self::rounding::Rounded;
-use crate::elements::{Elements, ElementsMut, Float};
+pub(crate) use self::rounding::Unrounded;
+use crate::divisible::Results;
+use crate::elements::{Elements, Float};
 use crate::quant::{QuantMatrix, QuantMode};
 use crate::simd::InstructionSet;
 use crate::threads::Threads;
@@ -80,9 +85,14 @@ pub(crate) struct Prepared {
 
 impl Prepared {
     /// `x` is `[tokens, matrix.input]`.
-    pub(crate) fn new(x: Elements<'_>, matrix: &QuantMatrix<'_>, threads: &Threads) -> Prepared {
+    pub(crate) fn new(
+        x: Elements<'_>,
+        matrix: &QuantMatrix<'_>,
+        policy: Unrounded,
+        threads: &Threads,
+    ) -> Prepared {
         let instructions = threads.instructions();
-        let rounded = Rounded::new(x, matrix, threads);
+        let rounded = Rounded::new(x, matrix, policy, threads);
         #[cfg(target_arch = "x86_64")]
         let lines = (instructions == InstructionSet::Avx512 && avx512::is_supported(matrix.format))
             .then(|| avx512::Lines::new(&rounded, matrix.format, threads));
@@ -104,18 +114,26 @@ impl Prepared {
         }
     }
 
+    /// The groups, each with its token, whose terms the exact path must add.
+    pub(crate) fn unrounded_groups(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.rounded.unrounded_groups()
+    }
+
     /// The rows that the exact path must compute.
-    pub(crate) fn exact_tokens(&self) -> &[usize] {
-        &self.rounded.exact_tokens
+    pub(crate) fn unrounded_tokens(&self) -> Vec<usize> {
+        let mut tokens: Vec<usize> = self.unrounded_groups().map(|(token, _)| token).collect();
+        tokens.dedup();
+        tokens
     }
 
     /// Results of all tokens for the weight rows `rows`; `out` has one view of `rows.len()` elements per token. What
-    /// it gives for [`Prepared::exact_tokens`] is to be overwritten.
-    pub(crate) fn multiply_rows(
+    /// it gives for [`Prepared::unrounded_tokens`] is to be overwritten, for [`Prepared::unrounded_groups`] to be added
+    /// to.
+    pub(crate) fn multiply_rows<R: Results>(
         &self,
         matrix: &QuantMatrix<'_>,
         rows: Range<usize>,
-        out: &mut [ElementsMut<'_>],
+        out: &mut [R],
     ) {
         #[cfg(target_arch = "x86_64")]
         if let Some(lines) = &self.lines {

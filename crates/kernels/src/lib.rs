@@ -15,6 +15,7 @@
 
 mod attention;
 mod dense;
+mod divisible;
 mod dot;
 mod elements;
 mod embedding;
@@ -37,6 +38,7 @@ mod unpack;
 pub use attention::{
     AttentionConfig, KEY_TILE, KeyPlace, KvPage, SequenceKv, attention, key_place,
 };
+pub use divisible::{GRID, divisible_matmul};
 pub use elements::{Elements, ElementsMut, Float};
 pub use embedding::{embedding, quantized_embedding};
 pub use floats::Floats;

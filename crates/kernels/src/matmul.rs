@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use crate::dense;
+use crate::divisible::Results;
 use crate::elements::{Elements, ElementsMut};
 use crate::float8;
-use crate::integer::{self, Prepared};
-use crate::panel::{Activations, multiply_rows};
+use crate::integer::{self, Prepared, Unrounded};
+use crate::panel::{Activations, Columns, multiply_rows};
 use crate::quant::{QuantFormat, QuantMatrix, QuantMode};
 use crate::threads::Threads;
 
@@ -75,14 +76,14 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    fn format(&self) -> Option<QuantFormat> {
+    pub(crate) fn format(&self) -> Option<QuantFormat> {
         match self {
             Matrix::Dense(_) => None,
             Matrix::Quantized(matrix) => Some(matrix.format),
         }
     }
 
-    fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         match self {
             Matrix::Dense(matrix) => matrix.values.bytes(),
             Matrix::Quantized(matrix) => matrix.bytes(),
@@ -90,7 +91,7 @@ impl<'a> Matrix<'a> {
     }
 
     #[track_caller]
-    fn assert_valid(&self) {
+    pub(crate) fn assert_valid(&self) {
         match self {
             Matrix::Dense(matrix) => matrix.assert_valid(),
             Matrix::Quantized(matrix) => matrix.assert_valid(),
@@ -164,9 +165,17 @@ pub fn quantized_matmul(
 }
 
 /// A matrix with rows and columns, and a view of each token's results.
-pub(crate) struct RowProducts<'a> {
+pub(crate) struct RowProducts<'a, R = ElementsMut<'a>> {
     pub(crate) matrix: Matrix<'a>,
-    pub(crate) out: Vec<ElementsMut<'a>>,
+    pub(crate) out: Vec<R>,
+}
+
+impl RowProducts<'_> {
+    /// Some tokens of it.
+    fn tokens(&mut self, tokens: Range<usize>) -> RowProducts<'_> {
+        let out = self.out[tokens].iter_mut().map(ElementsMut::reborrow).collect();
+        RowProducts { matrix: self.matrix, out }
+    }
 }
 
 /// A view of each token's results, after all lengths were checked; `None` if nothing is left to compute.
@@ -194,67 +203,73 @@ pub(crate) fn multiply(x: Elements<'_>, mut products: Vec<RowProducts<'_>>, thre
         Some(Matrix::Quantized(w))
             if integer::is_supported(x.float(), &w, threads.instructions()) =>
         {
-            Prepared::new(x, &w, threads)
+            Prepared::new(x, &w, Unrounded::Rows, threads)
         }
-        Some(_) => return multiply_exactly(x, &mut products, threads),
+        Some(first) => {
+            let columns = Columns::all(first.input());
+            return multiply_in_f32(&Activations::new(x, columns, threads), products, threads);
+        }
     };
-    for_pieces(&mut products, threads, |matrix, rows, out| match matrix {
+    let tokens = 0..products[0].out.len();
+    let all = products.iter_mut().map(|it| it.tokens(tokens.clone())).collect();
+    for_pieces(all, threads, |matrix, rows, out| match matrix {
         Matrix::Quantized(matrix) => prepared.multiply_rows(matrix, rows, out),
         Matrix::Dense(_) => unreachable!("one format, which is quantised"),
     });
-    for &token in prepared.exact_tokens() {
-        let input = products[0].matrix.input();
-        let mut products: Vec<RowProducts<'_>> = products
-            .iter_mut()
-            .map(|it| RowProducts { matrix: it.matrix, out: vec![it.out[token].reborrow()] })
-            .collect();
-        multiply_exactly(x.part(token * input..(token + 1) * input), &mut products, threads);
+    for token in prepared.unrounded_tokens() {
+        let columns = Columns::all(products[0].matrix.input());
+        let x = x.part(token * columns.range.end..(token + 1) * columns.range.end);
+        let row = products.iter_mut().map(|it| it.tokens(token..token + 1)).collect();
+        multiply_in_f32(&Activations::new(x, columns, threads), row, threads);
     }
 }
 
 /// As [`multiply`], with activations as they are.
-fn multiply_exactly(x: Elements<'_>, products: &mut [RowProducts<'_>], threads: &Threads) {
-    let x = Activations::new(x, products[0].matrix.input(), threads);
+pub(crate) fn multiply_in_f32<R: Results>(
+    x: &Activations,
+    products: Vec<RowProducts<'_, R>>,
+    threads: &Threads,
+) {
     for_pieces(products, threads, |matrix, rows, out| match matrix {
         Matrix::Dense(matrix) if x.tokens() <= dense::FEW_TOKENS => {
-            dense::multiply_few(threads.instructions(), &x, matrix, rows, out);
+            dense::multiply_few(threads.instructions(), x, matrix, rows, out);
         }
         Matrix::Quantized(matrix)
             if matrix.format.mode == QuantMode::Mxfp8 && x.tokens() <= float8::FEW_TOKENS =>
         {
-            float8::multiply_few(threads.instructions(), &x, matrix, rows, out);
+            float8::multiply_few(threads.instructions(), x, matrix, rows, out);
         }
-        _ => multiply_rows(threads.instructions(), &x, matrix, rows, out),
+        _ => multiply_rows(threads.instructions(), x, matrix, rows, out),
     });
 }
 
 /// Some output features of a matrix, with a view of their results for each token.
-struct Piece<'a> {
+struct Piece<'a, R> {
     matrix: Matrix<'a>,
     rows: Range<usize>,
-    out: Vec<ElementsMut<'a>>,
+    out: Vec<R>,
 }
 
 /// Computes `work` for pieces of the output features, with a view of the piece's results for each token.
-fn for_pieces(
-    products: &mut [RowProducts<'_>],
+pub(crate) fn for_pieces<R: Results>(
+    products: Vec<RowProducts<'_, R>>,
     threads: &Threads,
-    work: impl Fn(&Matrix<'_>, Range<usize>, &mut [ElementsMut<'_>]) + Sync,
+    work: impl Fn(&Matrix<'_>, Range<usize>, &mut [R]) + Sync,
 ) {
     let mut rows_left: usize = products.iter().map(|it| it.matrix.num_rows()).sum();
-    let mut pieces: Vec<Piece<'_>> = Vec::new();
+    let mut pieces: Vec<Piece<'_, R>> = Vec::new();
     for RowProducts { matrix, out } in products {
         let (num_rows, tokens) = (matrix.num_rows(), out.len());
         rows_left -= num_rows;
         let first_piece = pieces.len();
         let cuts = cut_rows((num_rows, rows_left), tokens * matrix.input(), threads.count());
         pieces.extend(cuts.into_iter().map(|rows| Piece {
-            matrix: *matrix,
+            matrix,
             rows,
             out: Vec::with_capacity(tokens),
         }));
         for view in out {
-            let mut rest = view.reborrow();
+            let mut rest = view;
             for piece in &mut pieces[first_piece..] {
                 let (view, others) = rest.split_at(piece.rows.len());
                 piece.out.push(view);

@@ -6,8 +6,9 @@
 
 use std::ops::Range;
 
+use crate::divisible::{Fold, Results};
 use crate::dot::{Rows, Tile, add_products};
-use crate::elements::{Elements, ElementsMut};
+use crate::elements::Elements;
 use crate::matmul::Matrix;
 use crate::simd::{LANES, Lanes, Simd, dispatched};
 use crate::threads::Threads;
@@ -23,29 +24,56 @@ const BLOCK_TOKENS: usize = 128;
 /// Rows of a tile.
 const TILE_ROWS: usize = 12;
 
-/// Activations as f32, each row padded with zeros to whole lanes.
+/// Columns of a product, and how they become terms of its results.
+#[derive(Clone, Debug)]
+pub(crate) struct Columns {
+    pub(crate) range: Range<usize>,
+    /// Columns of a term; the last one may have fewer. At least one.
+    pub(crate) chunk: usize,
+}
+
+impl Columns {
+    /// The columns up to `end` as one term.
+    pub(crate) fn all(end: usize) -> Columns {
+        Columns { range: 0..end, chunk: end }
+    }
+
+    /// The columns of each term.
+    #[inline(always)]
+    pub(crate) fn chunks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let Columns { range: Range { start, end }, chunk } = *self;
+        (start..end).step_by(chunk).map(move |start| start..(start + chunk).min(end))
+    }
+}
+
+/// Activations as f32, each term of a row padded with zeros to whole lanes.
 pub(crate) struct Activations {
     values: Vec<f32>,
     stride: usize,
-    /// Columns of a row, without the padding.
-    pub(crate) input: usize,
+    pub(crate) columns: Columns,
 }
 
 impl Activations {
-    /// `x` is `[tokens, input]`.
-    pub(crate) fn new(x: Elements<'_>, input: usize, threads: &Threads) -> Activations {
-        let stride = input.next_multiple_of(LANES);
+    /// `x` is `[tokens, columns]`.
+    pub(crate) fn new(x: Elements<'_>, columns: Columns, threads: &Threads) -> Activations {
+        let input = columns.range.len();
+        let last = input % columns.chunk;
+        let padded_chunk = columns.chunk.next_multiple_of(LANES);
+        let stride = input / columns.chunk * padded_chunk + last.next_multiple_of(LANES);
         // Rows a power of two apart would compete for the same few lines of the cache.
         let stride = if stride.is_multiple_of(256) { stride + 2 * LANES } else { stride };
         let mut values = vec![0.0; x.len() / input * stride];
         let blocks = values.chunks_mut(stride * BLOCK_TOKENS).enumerate().collect();
         threads.for_each(blocks, |(block, values): (usize, &mut [f32])| {
             for (offset, row) in values.chunks_exact_mut(stride).enumerate() {
-                let token = block * BLOCK_TOKENS + offset;
-                x.load(token * input, &mut row[..input]);
+                let first = (block * BLOCK_TOKENS + offset) * input;
+                for (chunk, row) in columns.chunks().zip(row.chunks_mut(padded_chunk)) {
+                    let start = first + chunk.start - columns.range.start;
+                    x.load(start, &mut row[..chunk.len()]);
+                }
             }
         });
-        Activations { values, stride, input }
+        Activations { values, stride, columns }
     }
 
     /// Rows of activations.
@@ -87,56 +115,86 @@ impl Matrix<'_> {
 
 dispatched! {
     /// Results of all tokens for the weight rows `rows`; `out` has one view of `rows.len()` elements per token.
-    pub(crate) fn multiply_rows(
+    pub(crate) fn multiply_rows<R: Results>(
         x: &Activations,
         weights: &Matrix<'_>,
         rows: Range<usize>,
-        out: &mut [ElementsMut<'_>],
+        out: &mut [R],
     ) = multiply_rows_with
 }
 
 #[inline(always)]
-fn multiply_rows_with<S: Simd>(
+fn multiply_rows_with<S: Simd, R: Results>(
     simd: S,
     x: &Activations,
     weights: &Matrix<'_>,
     rows: Range<usize>,
-    out: &mut [ElementsMut<'_>],
+    out: &mut [R],
 ) {
     let mut tile = vec![0.0; TILE_ROWS * CHUNK_COLUMNS];
-    let mut sums = vec![[0.0; LANES]; TILE_ROWS * BLOCK_TOKENS.min(out.len())];
+    let num_sums = TILE_ROWS * BLOCK_TOKENS.min(out.len());
+    let mut sums = vec![[0.0; LANES]; num_sums];
+    let mut results = vec![R::Fold::EMPTY; num_sums];
     for (block, out) in out.chunks_mut(BLOCK_TOKENS).enumerate() {
-        let x = x.rows_from(block * BLOCK_TOKENS);
+        let x_rows = x.rows_from(block * BLOCK_TOKENS);
         for start in rows.clone().step_by(TILE_ROWS) {
             let tile_rows = start..(start + TILE_ROWS).min(rows.end);
-            let sums = &mut sums[..out.len() * tile_rows.len()];
-            multiply_tile(simd, (x, weights), tile_rows.clone(), &mut tile, sums);
-            for (out, sums) in out.iter_mut().zip(sums.chunks_exact(tile_rows.len())) {
-                let mut results = [0.0; TILE_ROWS];
-                for (result, lanes) in results.iter_mut().zip(sums) {
-                    *result = simd.sum(simd.load(lanes));
+            let num_sums = out.len() * tile_rows.len();
+            let (sums, results) = (&mut sums[..num_sums], &mut results[..num_sums]);
+            results.fill(R::Fold::EMPTY);
+            let mut x_start = 0;
+            for columns in x.columns.chunks() {
+                let padded = columns.len().next_multiple_of(LANES);
+                let region =
+                    Region { rows: tile_rows.clone(), start: columns.start, width: columns.len() };
+                multiply_tile(simd, (x_rows, x_start), (weights, &region), &mut tile, sums);
+                add_terms(simd, sums, results);
+                x_start += padded;
+            }
+            for (out, results) in out.iter_mut().zip(results.chunks_exact(tile_rows.len())) {
+                let mut values = [<R::Fold as Fold>::Value::default(); TILE_ROWS];
+                for (value, result) in values.iter_mut().zip(results) {
+                    *value = result.value();
                 }
-                out.store(start - rows.start, &results[..tile_rows.len()]);
+                out.store(start - rows.start, &values[..tile_rows.len()]);
             }
         }
     }
 }
 
-/// Partial sums `[tokens, rows]` over all columns; `tile` is room for the unpacked weights.
+/// Adds up the lanes of each term.
+#[inline(always)]
+fn add_terms<S: Simd, F: Fold>(simd: S, sums: &[Lanes], results: &mut [F]) {
+    let (sums, last_sums) = sums.as_chunks::<LANES>();
+    let (results, last_results) = results.as_chunks_mut::<LANES>();
+    for (sums, results) in sums.iter().zip(results) {
+        for (result, term) in results.iter_mut().zip(simd.sums(sums)) {
+            result.add(term);
+        }
+    }
+    for (sums, result) in last_sums.iter().zip(last_results) {
+        result.add(simd.sum(simd.load(sums)));
+    }
+}
+
+/// Partial sums `[tokens, rows]` of a term, whose activations begin at `x_start`; `tile` is room for the unpacked
+/// weights.
 #[inline(always)]
 fn multiply_tile<S: Simd>(
     simd: S,
-    (x, weights): (Rows<'_>, &Matrix<'_>),
-    rows: Range<usize>,
+    (x, x_start): (Rows<'_>, usize),
+    (weights, region): (&Matrix<'_>, &Region),
     tile: &mut [f32],
     sums: &mut [Lanes],
 ) {
     sums.fill([0.0; LANES]);
-    for start in (0..weights.input()).step_by(CHUNK_COLUMNS) {
-        let width = CHUNK_COLUMNS.min(weights.input() - start);
+    for offset in (0..region.width).step_by(CHUNK_COLUMNS) {
+        let width = CHUNK_COLUMNS.min(region.width - offset);
         let padded = width.next_multiple_of(LANES);
-        let tile = &mut tile[..rows.len() * padded];
-        weights.unpack(simd, &Region { rows: rows.clone(), start, width }, tile);
+        let tile = &mut tile[..region.rows.len() * padded];
+        let part = Region { rows: region.rows.clone(), start: region.start + offset, width };
+        weights.unpack(simd, &part, tile);
+        let start = x_start + offset;
         add_products(simd, x, start..start + padded, Tile::new(tile, padded), sums);
     }
 }

@@ -123,12 +123,12 @@ pub struct Terms<'a> {
     pub bias: Option<Elements<'a>>,
 }
 
-/// `out = product + bias + residual`, computed in f32 and rounded once.
+/// `out = product + bias + residual`, where the product is rounded to f32 and what is computed in f32 is rounded once.
 ///
 /// # Panics
 /// When a length does not fit.
 #[track_caller]
-pub fn add_terms(product: &[f32], terms: Terms<'_>, out: ElementsMut<'_>, threads: &Threads) {
+pub fn add_terms(product: &[f64], terms: Terms<'_>, out: ElementsMut<'_>, threads: &Threads) {
     let _span = threads.span("add_terms", 0);
     let Terms { residual, bias } = terms;
     assert_eq!(product.len(), out.len(), "as many results as products");
@@ -153,7 +153,7 @@ pub fn add_terms(product: &[f32], terms: Terms<'_>, out: ElementsMut<'_>, thread
 
 dispatched! {
     fn add_piece(
-        product: &[f32],
+        product: &[f64],
         bias: Option<&[f32]>,
         residual: (Elements<'_>, usize),
         out: (usize, &mut ElementsMut<'_>),
@@ -163,7 +163,7 @@ dispatched! {
 #[inline(always)]
 fn add_piece_with<S: Simd>(
     _simd: S,
-    product: &[f32],
+    product: &[f64],
     bias: Option<&[f32]>,
     (residual, start): (Elements<'_>, usize),
     (width, out): (usize, &mut ElementsMut<'_>),
@@ -173,7 +173,9 @@ fn add_piece_with<S: Simd>(
         for (part, row) in row.chunks(CHUNK).enumerate() {
             let offset = idx * width + part * CHUNK;
             let (sums, terms) = (&mut sums[..row.len()], &mut terms[..row.len()]);
-            sums.copy_from_slice(row);
+            for (sum, product) in sums.iter_mut().zip(row) {
+                *sum = *product as f32;
+            }
             if let Some(bias) = bias {
                 add(sums, &bias[part * CHUNK..]);
             }

@@ -185,6 +185,16 @@ pub(crate) trait Simd: Copy {
     /// The lanes added as a tree, halves onto halves: `((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))`.
     fn sum(self, values: Self::Floats) -> f32;
 
+    /// [`Simd::sum`] of each.
+    #[inline(always)]
+    fn sums(self, vectors: &[Lanes; LANES]) -> Lanes {
+        let mut sums = [0.0; LANES];
+        for idx in 0..LANES {
+            sums[idx] = self.sum(self.load(&vectors[idx]));
+        }
+        sums
+    }
+
     /// Eight codes of `BITS` bits. Up to four bits all are in `low`, from its lowest bit on, and `high` is ignored;
     /// otherwise the first four are in `low` and the others in `high`.
     fn codes<const BITS: usize>(self, low: u32, high: u32) -> Self::Codes;
@@ -227,12 +237,15 @@ const fn code_shifts(bits: usize) -> [u32; LANES] {
 ///
 /// Panics when this machine lacks the set, which the set of a [`crate::Threads`] never does.
 macro_rules! dispatched {
-    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) = $generic:ident) => {
+    (
+        $(#[$doc:meta])*
+        $vis:vis fn $name:ident $(<$param:ident: $bound:path>)? ($($arg:ident: $type:ty),* $(,)?) = $generic:ident
+    ) => {
         $(#[$doc])*
-        $vis fn $name(instructions: $crate::InstructionSet, $($arg: $type),*) {
+        $vis fn $name $(<$param: $bound>)? (instructions: $crate::InstructionSet, $($arg: $type),*) {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
-            fn avx2(simd: $crate::simd::Avx2, $($arg: $type),*) {
+            fn avx2 $(<$param: $bound>)? (simd: $crate::simd::Avx2, $($arg: $type),*) {
                 $generic(simd, $($arg),*);
             }
             match instructions {

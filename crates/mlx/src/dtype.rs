@@ -22,12 +22,14 @@ pub enum Dtype {
     F16 = 9,
     /// IEEE single precision.
     F32 = 10,
+    /// IEEE double precision: sums that must be exact, on CPUs alone.
+    F64 = 11,
     /// The upper half of a single.
     Bf16 = 12,
 }
 
 impl Dtype {
-    const ALL: [Dtype; 9] = [
+    const ALL: [Dtype; 10] = [
         Dtype::Bool,
         Dtype::U8,
         Dtype::U16,
@@ -36,6 +38,7 @@ impl Dtype {
         Dtype::I64,
         Dtype::F16,
         Dtype::F32,
+        Dtype::F64,
         Dtype::Bf16,
     ];
 
@@ -45,13 +48,13 @@ impl Dtype {
             Dtype::Bool | Dtype::U8 => 1,
             Dtype::U16 | Dtype::F16 | Dtype::Bf16 => 2,
             Dtype::U32 | Dtype::I32 | Dtype::F32 => 4,
-            Dtype::I64 => 8,
+            Dtype::I64 | Dtype::F64 => 8,
         }
     }
 
     /// Whether this is a floating-point type.
     pub fn is_float(self) -> bool {
-        matches!(self, Dtype::F16 | Dtype::F32 | Dtype::Bf16)
+        matches!(self, Dtype::F16 | Dtype::F32 | Dtype::F64 | Dtype::Bf16)
     }
 
     pub(crate) fn code(self) -> u8 {
@@ -59,7 +62,7 @@ impl Dtype {
     }
 
     /// # Panics
-    /// On an element type of MLX that Jackalope never makes (64-bit floats, complex numbers).
+    /// On an element type of MLX that Jackalope never makes (complex numbers).
     #[track_caller]
     pub(crate) fn from_code(code: u8) -> Dtype {
         let Some(dtype) = Dtype::ALL.into_iter().find(|dtype| dtype.code() == code) else {
@@ -107,7 +110,8 @@ macro_rules! element {
 }
 
 element! {
-    u8 => U8, u16 => U16, u32 => U32, i32 => I32, i64 => I64, f16 => F16, f32 => F32, bf16 => Bf16,
+    u8 => U8, u16 => U16, u32 => U32, i32 => I32, i64 => I64, f16 => F16, f32 => F32, f64 => F64,
+    bf16 => Bf16,
 }
 
 impl sealed::Sealed for bool {}

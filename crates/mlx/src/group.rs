@@ -176,10 +176,11 @@ impl Group {
 
 /// Collectives. Every rank builds the same ones in the same order.
 impl Group {
-    /// The sum over all ranks.
+    /// The sum over all ranks. A native group takes numbers in f64 for sums on the kernels' grid, and brings others
+    /// there; see [`transport::pack`].
     ///
     /// # Panics
-    /// If the element type is not f32, f16, bf16, i32 or u32.
+    /// If the element type is not f32, f64, f16, bf16, i32 or u32.
     #[track_caller]
     pub fn all_sum(&self, x: &Array) -> Array {
         self.check_dtype("all_sum", x.dtype());
@@ -192,7 +193,7 @@ impl Group {
     /// The ranks' arrays, equal in shape, joined along the first dimension.
     ///
     /// # Panics
-    /// If the element type is not f32, f16, bf16, i32 or u32.
+    /// If the element type is not one of `all_sum`'s.
     #[track_caller]
     pub fn all_gather(&self, x: &Array) -> Array {
         self.check_dtype("all_gather", x.dtype());
@@ -250,6 +251,7 @@ impl Group {
 fn transport_dtype(dtype: Dtype) -> Option<transport::Dtype> {
     match dtype {
         Dtype::F32 => Some(transport::Dtype::F32),
+        Dtype::F64 => Some(transport::Dtype::F64),
         Dtype::F16 => Some(transport::Dtype::F16),
         Dtype::Bf16 => Some(transport::Dtype::Bf16),
         Dtype::I32 => Some(transport::Dtype::I32),
@@ -288,7 +290,15 @@ impl Link {
     }
 
     pub(crate) fn all_sum(&self, data: &mut [u8], dtype: u8) -> Result<(), String> {
-        self.run(dtype, |group, dtype| group.all_sum(data, dtype))
+        self.run(dtype, |group, dtype| {
+            if dtype != transport::Dtype::F64 {
+                return group.all_sum(data, dtype);
+            }
+            let mut packed = transport::pack(data);
+            group.all_sum(&mut packed, transport::Dtype::Packed)?;
+            transport::unpack(&packed, data);
+            Ok(())
+        })
     }
 
     pub(crate) fn all_gather(&self, local: &[u8], out: &mut [u8], dtype: u8) -> Result<(), String> {

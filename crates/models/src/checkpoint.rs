@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::error::LoadError;
 
 pub(crate) use config::float;
-pub use files::{Files, Pieces};
+pub use files::{Files, OtherContent, Pieces, local};
 pub use quantization::{QuantFormat, QuantMode};
 pub use tensors::{ElementType, TensorEntry, TensorIndex};
 
@@ -50,8 +50,7 @@ impl Checkpoint {
     /// # Errors
     /// If a file is missing, truncated or malformed, or needs code from the checkpoint.
     pub fn open(dir: &Path) -> Result<Checkpoint, LoadError> {
-        let files: Arc<dyn Files> = Arc::new(files::Dir::new(dir));
-        Checkpoint::read(&files)
+        Checkpoint::read(&files::local(dir))
     }
 
     /// As [`Checkpoint::open`], from wherever the files are.

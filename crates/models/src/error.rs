@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
+
+use crate::checkpoint::OtherContent;
 
 /// Leftover tensors that are named in a message; the rest is counted.
 const LEFTOVERS_SHOWN: usize = 8;
@@ -19,6 +21,14 @@ pub enum LoadError {
         path: PathBuf,
         /// What the system says.
         source: io::Error,
+    },
+    /// A file with other bytes than those that are to be loaded.
+    #[error("{path}: {reason}", path = path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        reason: String,
     },
     /// No weights where a checkpoint should be.
     #[error(
@@ -225,6 +235,16 @@ pub enum LoadError {
 }
 
 impl LoadError {
+    /// A file that cannot be read, or that holds something else.
+    pub fn read(path: &Path, source: io::Error) -> LoadError {
+        let path = path.to_path_buf();
+        let other = source.get_ref().and_then(|err| err.downcast_ref::<OtherContent>());
+        match other.map(|it| it.reason.clone()) {
+            Some(reason) => LoadError::Content { path, reason },
+            None => LoadError::Read { path, source },
+        }
+    }
+
     /// True if a new process on the same files may succeed: the device failed, or whoever has the
     /// files could not be reached, and the checkpoint is not at fault.
     pub fn is_passing(&self) -> bool {

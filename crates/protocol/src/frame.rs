@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
+use crate::PublicKey;
 use crate::secure::{Build, MAGIC};
 
 /// Longest body of a frame, in bytes: a plan of a million prompt tokens fits.
@@ -44,6 +45,49 @@ pub enum FrameError {
          hint: hand this machine's secret to every node with `jackalope sync --hosts FILE`"
     )]
     Secret,
+    /// The other end is a machine that takes no orders from this one.
+    #[error(
+        "it does not trust this machine, whose key is {ours}\n\
+         hint: on that machine run `jackalope trust accept {ours}`; with an SSH login \
+         `jackalope bootstrap HOST` does it from here"
+    )]
+    Untrusted {
+        /// Our key.
+        ours: PublicKey,
+    },
+    /// The other end is a machine that is not trusted here.
+    #[error("a machine that is not trusted here, with the key {theirs}")]
+    Refused {
+        /// Its key.
+        theirs: PublicKey,
+    },
+    /// The other end is a machine whose key was never seen.
+    #[error(
+        "the key of {host}, {found}, is not known here\n\
+         hint: compare it with `jackalope trust list` on that machine, then run \
+         `jackalope trust accept {host}` here; with an SSH login `jackalope bootstrap {host}` does both"
+    )]
+    UnknownKey {
+        /// The machine, as people call it here.
+        host: String,
+        /// The key that it shows.
+        found: PublicKey,
+    },
+    /// The other end is not the machine that it was.
+    #[error(
+        "the key of {host} has changed from {pinned} to {found}: it was installed anew, or another \
+         machine answers in its name\n\
+         hint: compare it with `jackalope trust list` on that machine, and if it is right run \
+         `jackalope trust accept {host}`"
+    )]
+    ChangedKey {
+        /// The machine, as people call it here.
+        host: String,
+        /// The key that it shows.
+        found: PublicKey,
+        /// The key that it had.
+        pinned: Box<PublicKey>,
+    },
     /// Bytes that were not encrypted for this place of this connection: changed, repeated or missing.
     #[error("the connection carries bytes that the peer did not send there")]
     Forged,

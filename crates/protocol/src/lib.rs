@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!  rank                                   brain
-//!   │ ◀── preamble, Noise ───────────────▶ │   version and secret are checked ([`secure`])
+//!   │ ◀── preamble, Noise ───────────────▶ │   version and ticket are checked ([`secure`])
 //!   │ ── Hello ──────────────────────────▶ │   which rank
 //!   │ ◀─────────────────────────── Setup ─ │   what to load, how it is cut
 //!   │ ── Progress … Loaded ──────────────▶ │
@@ -18,17 +18,26 @@
 //!   │ ── Failed ─────────────────────────▶ │   the group broke: weights stay, a new Join follows
 //! ```
 
+pub mod admission;
+mod content;
 mod embed;
 pub mod frame;
+pub mod gate;
+mod identity;
 mod mask;
 mod messages;
 mod plan;
 mod pressure;
+pub mod refusals;
 pub mod secure;
 pub mod split;
 
+pub use content::{
+    BlockHash, CheckpointId, ContentTree, ExpectedContent, FileState, FileTree, SETTLED_AFTER,
+};
 pub use embed::{Embed, Embedded, Pooling};
 pub use frame::FrameError;
+pub use identity::{Identity, NAME_BYTES_MAX, PublicKey};
 pub use mask::Mask;
 pub use messages::{
     Backend, Device, FailureKind, FromRank, HeardBeat, Hello, Join, ModelSource, Phase, RankFacts,

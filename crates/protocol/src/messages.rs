@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::content::{CheckpointId, ExpectedContent};
+use crate::secure::HintedKey;
 use crate::split::Split;
 use crate::{StepOutput, StepPlan, StepTimings};
 
@@ -149,6 +151,8 @@ pub struct Setup {
     pub orphan_ms: u64,
     /// Whether steps report their kernels' times.
     pub profile: bool,
+    /// What the checkpoint has to hold; nothing is verified if absent.
+    pub content: Option<ExpectedContent>,
 }
 
 /// A machine that others read a checkpoint from.
@@ -158,6 +162,8 @@ pub struct ModelSource {
     pub host: String,
     /// Where it listens, the preferred address first.
     pub addrs: Vec<SocketAddr>,
+    /// What lets the rank read this one checkpoint there, for a while.
+    pub grant: HintedKey,
 }
 
 /// Forms the group of one epoch. Caches are empty afterwards, weights stay.
@@ -167,6 +173,11 @@ pub struct Join {
     pub epoch: u64,
     /// Where the receiver of this message reaches each rank's data plane, by rank.
     pub peers: Vec<SocketAddr>,
+    /// Fresh for each group: its ranks prove to each other that they know it, and derive from it
+    /// what they encrypt with.
+    pub key: Secret,
+    /// Whether the connection between the receiver and each rank is encrypted, by rank.
+    pub encrypt: Vec<bool>,
 }
 
 /// Messages to a rank.
@@ -302,6 +313,9 @@ pub struct RankFailure {
     pub kind: FailureKind,
     /// For people: what happened, what was found, possibly a `hint:` line.
     pub message: String,
+    /// For [`FailureKind::Group`]: the ranks that were not heard, by rank. Whether they or the way to
+    /// them is at fault, the reporting rank cannot know.
+    pub peers: Vec<u32>,
 }
 
 /// What a failure means for the rank.
@@ -361,6 +375,8 @@ pub struct RankFacts {
     pub free_bytes: u64,
     /// Width of the hidden states, and length of an embedding.
     pub hidden_size: u32,
+    /// The checkpoint's identity, if the shard was verified to be of it.
+    pub content: Option<CheckpointId>,
 }
 
 /// A rank's memory, in bytes.

@@ -3,13 +3,22 @@
 //! ```text
 //! dialling side                                  accepting side
 //!   magic, protocol, version ──▶      ◀── magic, protocol, version     in clear: any version reads it
+//!   hint                     ──▶                                       in clear: which key is meant
 //!   Noise e, psk             ──▶
-//!                                     ◀── Noise e, ee                  both have proved the secret
+//!                                     ◀── Noise e, ee                  both have proved the key
 //!   chunks                   ──▶      ◀── chunks                       encrypted, numbered
 //! ```
 //!
-//! Noise `NNpsk0` (Noise Protocol Framework, revision 34, section 9) with the cluster's secret as the
-//! pre-shared key. Both preambles are its prologue, so that nobody can change them on the way. A
+//! With a hint, the two sides prove one pre-shared key that admits to one thing only: Noise `NNpsk0`
+//! (Noise Protocol Framework, revision 34, section 9). Ranks come so, each with the ticket of its
+//! place, and readers of a library with the grant for one model.
+//!
+//! Without one, machines meet: Noise `XXpsk0` with the cluster's secret as the pre-shared key, which
+//! keeps strangers out, and both machines' static keys, which say who they are. The dialling side
+//! looks at the other's key before it sends its own, and the accepting side ends the handshake with
+//! one byte: whether it takes orders from that key.
+//!
+//! Both preambles and the hint are the prologue, so that nobody can change them on the way. A
 //! chunk is a big-endian `u16` length and that many bytes of ciphertext; its number is the nonce, so
 //! that a chunk that is changed, repeated or left out ends the connection.
 
@@ -19,21 +28,33 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use snow::{Builder, HandshakeState, StatelessTransportState};
 
+use crate::identity::{Identity, NAME_BYTES_MAX, PublicKey, clean_name};
 use crate::{FrameError, Secret};
 
+pub use opening::{Caller, Opening};
+
 /// Raised with every change of a message.
-pub const PROTOCOL_VERSION: u16 = 8;
+pub const PROTOCOL_VERSION: u16 = 9;
 
 /// What every connection begins with.
 pub(crate) const MAGIC: [u8; 4] = *b"JKLP";
 
-const NOISE: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
+const NOISE_OF_KEY: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
+const NOISE_OF_MACHINES: &str = "Noise_XXpsk0_25519_ChaChaPoly_BLAKE2s";
+/// Longest hint of a pre-shared key.
+pub const HINT_BYTES_MAX: usize = 128;
+/// The byte with which the accepting side ends a handshake of machines.
+const TRUSTED: u8 = 1;
+const UNTRUSTED: u8 = 0;
 const TAG_BYTES: usize = 16;
 /// Longest ciphertext of a chunk: a Noise message.
 const CHUNK_BYTES_MAX: usize = 65535;
 const VERSION_BYTES_MAX: usize = 64;
+/// Longest message of the handshake.
+const HANDSHAKE_BYTES_MAX: usize = 256;
 
 /// Which program speaks.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -50,7 +71,7 @@ impl Build {
         Build { protocol: PROTOCOL_VERSION, version: env!("CARGO_PKG_VERSION").to_owned() }
     }
 
-    fn preamble(&self) -> Vec<u8> {
+    pub(crate) fn preamble(&self) -> Vec<u8> {
         let version = self.version.as_bytes();
         let version = &version[..version.len().min(VERSION_BYTES_MAX)];
         let mut bytes = MAGIC.to_vec();
@@ -67,60 +88,230 @@ impl fmt::Display for Build {
     }
 }
 
-/// Connects to `addr`; connecting and the handshake together take at most `timeout`.
+/// A pre-shared key that admits to one thing, and the hint by which the accepting side finds it.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct HintedKey {
+    /// Sent in clear: 1 to [`HINT_BYTES_MAX`] bytes.
+    pub hint: Vec<u8>,
+    /// What is proved.
+    pub secret: Secret,
+}
+
+impl HintedKey {
+    /// What a rank proves: the ticket of its place.
+    pub fn of_rank(rank: u32, ticket: Secret) -> HintedKey {
+        HintedKey { hint: rank.to_le_bytes().to_vec(), secret: ticket }
+    }
+}
+
+/// The rank that a hint names, if it is a rank's.
+pub fn rank_of_hint(hint: &[u8]) -> Option<u32> {
+    hint.try_into().ok().map(u32::from_le_bytes)
+}
+
+/// A machine on the other side of a connection.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Peer {
+    /// The key that it has proved.
+    pub key: PublicKey,
+    /// What it calls itself, which proves nothing.
+    pub name: String,
+}
+
+/// How a machine introduces itself to another, and what it expects of that one.
+#[derive(Clone, Copy)]
+pub struct Introduction<'a> {
+    /// The cluster's secret.
+    pub secret: &'a Secret,
+    /// Our key.
+    pub identity: &'a Identity,
+    /// Looks at the other side's key before ours is shown.
+    pub check: &'a dyn Fn(&PublicKey) -> Result<(), FrameError>,
+}
+
+impl fmt::Debug for Introduction<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Introduction").field("identity", self.identity).finish_non_exhaustive()
+    }
+}
+
+/// Whom the accepting side lets in.
+pub trait Admission {
+    /// The pre-shared key that a hint means, if there is one.
+    fn key_of(&self, hint: &[u8]) -> Option<Secret>;
+
+    /// Our key and the cluster's secret, where machines are let in.
+    fn own(&self) -> Option<(&Identity, &Secret)> {
+        None
+    }
+
+    /// Whether a machine that has proved its key and the cluster's secret is let in.
+    fn trusts(&self, _peer: &Peer) -> bool {
+        false
+    }
+}
+
+/// What the dialling side has proved.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Proof {
+    /// The key that this hint means.
+    Key(Vec<u8>),
+    /// A machine's key, beside the cluster's secret.
+    Machine(Peer),
+}
+
+/// A connection that was let in.
+#[derive(Debug)]
+pub struct Accepted {
+    /// What it has proved.
+    pub proof: Proof,
+    /// Sends to it.
+    pub sender: Sender,
+    /// Receives from it.
+    pub receiver: Receiver,
+}
+
+/// Connects to `addr` with a key that admits to one thing; connecting and the handshake together take
+/// at most `timeout`.
 ///
 /// # Errors
-/// [`FrameError`] if nobody answers there, or somebody who does not belong to this cluster.
+/// [`FrameError`] if nobody answers there, or somebody who does not hold the key.
 pub fn dial(
     addr: SocketAddr,
-    secret: &Secret,
+    key: &HintedKey,
     timeout: Duration,
 ) -> Result<(Sender, Receiver), FrameError> {
     let deadline = Instant::now() + timeout;
     let stream = TcpStream::connect_timeout(&addr, timeout)?;
-    greet(stream, secret, deadline, Side::Dialling, &Build::ours())
+    let met =
+        greet(Call::new(stream, deadline), &Side::Dialling(&Approach::Key(key)), &Build::ours())?;
+    Ok((met.sender, met.receiver))
+}
+
+/// Connects to a machine at `addr` and says which machine that is; connecting and the handshake
+/// together take at most `timeout`.
+///
+/// # Errors
+/// [`FrameError`] if nobody answers there, or a machine of another cluster, one whose key `check`
+/// refuses, or one that does not trust us.
+pub fn dial_machine(
+    addr: SocketAddr,
+    introduction: Introduction<'_>,
+    timeout: Duration,
+) -> Result<(PublicKey, Sender, Receiver), FrameError> {
+    let deadline = Instant::now() + timeout;
+    let stream = TcpStream::connect_timeout(&addr, timeout)?;
+    let side = Side::Dialling(&Approach::Machine(introduction));
+    let Accepted { proof, sender, receiver } =
+        greet(Call::new(stream, deadline), &side, &Build::ours())?;
+    match proof {
+        Proof::Machine(peer) => Ok((peer.key, sender, receiver)),
+        Proof::Key(_) => unreachable!("a machine was dialled"),
+    }
 }
 
 /// Shakes hands with whoever has connected, within `timeout`.
 ///
 /// # Errors
-/// [`FrameError`] if they do not belong to this cluster.
+/// [`FrameError`] if they are not let in.
 pub fn accept(
     stream: TcpStream,
-    secret: &Secret,
+    admission: &dyn Admission,
     timeout: Duration,
-) -> Result<(Sender, Receiver), FrameError> {
-    greet(stream, secret, Instant::now() + timeout, Side::Accepting, &Build::ours())
+) -> Result<Accepted, FrameError> {
+    let call = Call::new(stream, Instant::now() + timeout);
+    greet(call, &Side::Accepting(admission), &Build::ours())
 }
 
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Side {
-    Dialling,
-    Accepting,
+/// Shakes hands with a caller whose first words have arrived, until its deadline.
+///
+/// # Errors
+/// [`FrameError`] if they are not let in.
+pub fn accept_caller(caller: Caller, admission: &dyn Admission) -> Result<Accepted, FrameError> {
+    let Caller { stream, deadline, opening, .. } = caller;
+    let call = Call { opening, is_greeted: true, ..Call::new(stream, deadline) };
+    greet(call, &Side::Accepting(admission), &Build::ours())
 }
 
-fn greet(
+/// A connection that is about to begin.
+struct Call {
     stream: TcpStream,
-    secret: &Secret,
     deadline: Instant,
-    side: Side,
-    build: &Build,
-) -> Result<(Sender, Receiver), FrameError> {
+    /// What has been read of it.
+    opening: Opening,
+    /// Whether our preamble has been sent.
+    is_greeted: bool,
+}
+
+impl Call {
+    /// One of which nothing has been read.
+    fn new(stream: TcpStream, deadline: Instant) -> Call {
+        Call { stream, deadline, opening: Opening::default(), is_greeted: false }
+    }
+}
+
+enum Approach<'a> {
+    Key(&'a HintedKey),
+    Machine(Introduction<'a>),
+}
+
+enum Side<'a> {
+    Dialling(&'a Approach<'a>),
+    Accepting(&'a dyn Admission),
+}
+
+fn greet(call: Call, side: &Side<'_>, build: &Build) -> Result<Accepted, FrameError> {
+    let Call { stream, deadline, opening, is_greeted } = call;
     stream.set_nodelay(true)?;
     stream.set_write_timeout(Some(deadline.saturating_duration_since(Instant::now()).max(SOON)))?;
     let ours = build.preamble();
-    (&stream).write_all(&ours)?;
-    let mut reader = UntilDeadline { stream: &stream, deadline };
+    if !is_greeted {
+        (&stream).write_all(&ours)?;
+    }
+    let mut reader = opening.bytes().chain(UntilDeadline { stream: &stream, deadline });
     let (theirs, preamble) = read_preamble(&mut reader)?;
     if theirs != *build {
         return Err(FrameError::Version { ours: build.clone(), theirs });
     }
-    let prologue = match side {
-        Side::Dialling => [ours, preamble].concat(),
-        Side::Accepting => [preamble, ours].concat(),
+    let (noise, proof) = match side {
+        Side::Dialling(approach) => {
+            let hint = approach.hint_bytes();
+            (&stream).write_all(&hint)?;
+            let prologue = [ours, preamble, hint].concat();
+            approach.shake_hands(&mut Wire { stream: &stream, reader: &mut reader }, &prologue)?
+        }
+        Side::Accepting(admission) => {
+            let hint = read_hint(&mut reader)?;
+            let prologue = [preamble, ours, hint.clone()].concat();
+            let mut wire = Wire { stream: &stream, reader: &mut reader };
+            welcome(*admission, &mut wire, &prologue, &hint[1..])?
+        }
     };
-    let noise = shake_hands(&stream, &mut reader, secret, &prologue, side)?;
-    stream.set_read_timeout(None)?;
+    let mut met = connected(stream, noise, proof)?;
+    match (side, &met.proof) {
+        (Side::Dialling(approach), Proof::Machine(_)) => {
+            let left = deadline.saturating_duration_since(Instant::now()).max(SOON);
+            met.receiver.stream().set_read_timeout(Some(left))?;
+            approach.read_verdict(&mut met.receiver)?;
+        }
+        (Side::Accepting(admission), Proof::Machine(peer)) => {
+            let is_trusted = admission.trusts(peer);
+            met.sender.write_all(&[if is_trusted { TRUSTED } else { UNTRUSTED }])?;
+            if !is_trusted {
+                return Err(FrameError::Refused { theirs: peer.key });
+            }
+        }
+        (_, Proof::Key(_)) => {}
+    }
+    met.receiver.stream().set_read_timeout(None)?;
+    Ok(met)
+}
+
+fn connected(
+    stream: TcpStream,
+    noise: StatelessTransportState,
+    proof: Proof,
+) -> Result<Accepted, FrameError> {
     let noise = Arc::new(noise);
     let sender = Sender { stream: stream.try_clone()?, noise: Arc::clone(&noise), num_sent: 0 };
     let receiver = Receiver {
@@ -130,7 +321,7 @@ fn greet(
         plain: Vec::new(),
         position: 0,
     };
-    Ok((sender, receiver))
+    Ok(Accepted { proof, sender, receiver })
 }
 
 /// A timeout of zero is none at all.
@@ -151,60 +342,156 @@ fn read_preamble(stream: &mut impl Read) -> Result<(Build, Vec<u8>), FrameError>
     let mut version = vec![0; usize::from(length)];
     stream.read_exact(&mut version)?;
     let bytes = [&found[..], &head, &version].concat();
-    let version = String::from_utf8_lossy(&version).into_owned();
+    // It is shown to people before anybody has proved anything.
+    let version = String::from_utf8_lossy(&version).replace(char::is_control, "?");
     Ok((Build { protocol: u16::from_le_bytes([v0, v1]), version }, bytes))
 }
 
-fn shake_hands(
-    stream: &TcpStream,
-    reader: &mut impl Read,
-    secret: &Secret,
+/// With its length before it; empty where a machine introduces itself.
+fn read_hint(stream: &mut impl Read) -> Result<Vec<u8>, FrameError> {
+    let mut length = [0];
+    stream.read_exact(&mut length)?;
+    if HINT_BYTES_MAX < usize::from(length[0]) {
+        return Err(FrameError::Oversized { bytes: usize::from(length[0]) });
+    }
+    let mut hint = vec![length[0]; 1 + usize::from(length[0])];
+    stream.read_exact(&mut hint[1..])?;
+    Ok(hint)
+}
+
+impl Approach<'_> {
+    fn hint_bytes(&self) -> Vec<u8> {
+        match self {
+            Approach::Machine(_) => vec![0],
+            Approach::Key(key) => {
+                assert!((1..=HINT_BYTES_MAX).contains(&key.hint.len()), "a hint has a length");
+                let length = u8::try_from(key.hint.len()).expect("it was just compared");
+                [&[length], &key.hint[..]].concat()
+            }
+        }
+    }
+
+    fn shake_hands(
+        &self,
+        wire: &mut Wire<'_>,
+        prologue: &[u8],
+    ) -> Result<(StatelessTransportState, Proof), FrameError> {
+        let ours = match self {
+            Approach::Key(key) => {
+                let builder = builder(NOISE_OF_KEY, prologue, &key.secret);
+                let mut noise = builder.build_initiator().expect("the pattern needs no more");
+                wire.say(&mut noise, &[])?;
+                wire.hear(&mut noise)?;
+                return Ok((transport(noise)?, Proof::Key(key.hint.clone())));
+            }
+            Approach::Machine(ours) => ours,
+        };
+        let builder = builder(NOISE_OF_MACHINES, prologue, ours.secret);
+        let builder = builder.local_private_key(&ours.identity.private().0);
+        let mut noise = builder
+            .and_then(Builder::build_initiator)
+            .expect("a private key of 32 bytes is all that is missing");
+        wire.say(&mut noise, &[])?;
+        wire.hear(&mut noise)?;
+        let key = remote_key(&noise)?;
+        (ours.check)(&key)?;
+        wire.say(&mut noise, ours.identity.name().as_bytes())?;
+        Ok((transport(noise)?, Proof::Machine(Peer { key, name: String::new() })))
+    }
+
+    /// An end in place of the answer means that the other side could not read our key.
+    fn read_verdict(&self, receiver: &mut Receiver) -> Result<(), FrameError> {
+        let Approach::Machine(ours) = self else { return Ok(()) };
+        let mut verdict = [0];
+        receiver.read_exact(&mut verdict).map_err(|err| match err.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => FrameError::Secret,
+            _ => err.into(),
+        })?;
+        match verdict {
+            [TRUSTED] => Ok(()),
+            _ => Err(FrameError::Untrusted { ours: ours.identity.public() }),
+        }
+    }
+}
+
+fn welcome(
+    admission: &dyn Admission,
+    wire: &mut Wire<'_>,
     prologue: &[u8],
-    side: Side,
-) -> Result<StatelessTransportState, FrameError> {
-    let params = NOISE.parse().expect("the pattern is one that the library knows");
-    let builder = Builder::new(params)
+    hint: &[u8],
+) -> Result<(StatelessTransportState, Proof), FrameError> {
+    if !hint.is_empty() {
+        let secret = admission.key_of(hint).ok_or(FrameError::Secret)?;
+        let builder = builder(NOISE_OF_KEY, prologue, &secret);
+        let mut noise = builder.build_responder().expect("the pattern needs no more");
+        wire.hear(&mut noise)?;
+        wire.say(&mut noise, &[])?;
+        return Ok((transport(noise)?, Proof::Key(hint.to_vec())));
+    }
+    let (identity, secret) = admission.own().ok_or(FrameError::Secret)?;
+    let builder = builder(NOISE_OF_MACHINES, prologue, secret);
+    let mut noise = builder
+        .local_private_key(&identity.private().0)
+        .and_then(Builder::build_responder)
+        .expect("a private key of 32 bytes is all that is missing");
+    wire.hear(&mut noise)?;
+    wire.say(&mut noise, &[])?;
+    let name = clean_name(&String::from_utf8_lossy(&wire.hear(&mut noise)?));
+    let key = remote_key(&noise)?;
+    Ok((transport(noise)?, Proof::Machine(Peer { key, name })))
+}
+
+fn builder<'a>(pattern: &str, prologue: &'a [u8], secret: &'a Secret) -> Builder<'a> {
+    let params = pattern.parse().expect("the pattern is one that the library knows");
+    Builder::new(params)
         .prologue(prologue)
         .and_then(|builder| builder.psk(0, &secret.0))
-        .expect("a pre-shared key has 32 bytes");
-    let mut noise = match side {
-        Side::Dialling => builder.build_initiator(),
-        Side::Accepting => builder.build_responder(),
-    }
-    .expect("the pattern needs nothing but the key");
-    match side {
-        Side::Dialling => {
-            say(&mut noise, stream)?;
-            hear(&mut noise, reader)?;
-        }
-        Side::Accepting => {
-            hear(&mut noise, reader)?;
-            say(&mut noise, stream)?;
-        }
-    }
+        .expect("a pre-shared key has 32 bytes")
+}
+
+fn remote_key(noise: &HandshakeState) -> Result<PublicKey, FrameError> {
+    let key = noise.get_remote_static().and_then(|key| key.try_into().ok());
+    key.map(PublicKey).ok_or(FrameError::Secret)
+}
+
+fn transport(noise: HandshakeState) -> Result<StatelessTransportState, FrameError> {
     noise.into_stateless_transport_mode().map_err(|_| FrameError::Secret)
 }
 
-fn say(noise: &mut HandshakeState, mut stream: &TcpStream) -> Result<(), FrameError> {
-    let mut bytes = [0; 256];
-    let length = noise.write_message(&[], &mut bytes[2..]).map_err(|_| FrameError::Secret)?;
-    bytes[..2].copy_from_slice(&(length as u16).to_be_bytes());
-    Ok(stream.write_all(&bytes[..2 + length])?)
+/// Both directions of a connection whose handshake is under way.
+struct Wire<'a> {
+    stream: &'a TcpStream,
+    reader: &'a mut dyn Read,
 }
 
-/// An end in place of the answer means that the other side could not read our first words.
-fn hear(noise: &mut HandshakeState, reader: &mut impl Read) -> Result<(), FrameError> {
-    let mut length = [0; 2];
-    reader.read_exact(&mut length).map_err(|err| match err.kind() {
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => FrameError::Secret,
-        _ => err.into(),
-    })?;
-    let mut bytes = [0; 256];
-    let length = usize::from(u16::from_be_bytes(length));
-    let message = bytes.get_mut(..length).ok_or(FrameError::Oversized { bytes: length })?;
-    reader.read_exact(message)?;
-    noise.read_message(message, &mut []).map_err(|_| FrameError::Secret)?;
-    Ok(())
+impl Wire<'_> {
+    fn say(&mut self, noise: &mut HandshakeState, payload: &[u8]) -> Result<(), FrameError> {
+        let payload = &payload[..payload.len().min(NAME_BYTES_MAX)];
+        let mut bytes = [0; HANDSHAKE_BYTES_MAX];
+        let length =
+            noise.write_message(payload, &mut bytes[2..]).map_err(|_| FrameError::Secret)?;
+        bytes[..2].copy_from_slice(&(length as u16).to_be_bytes());
+        let mut stream = self.stream;
+        Ok(stream.write_all(&bytes[..2 + length])?)
+    }
+
+    /// The message's payload. An end in place of it means that the other side could not read our
+    /// words.
+    fn hear(&mut self, noise: &mut HandshakeState) -> Result<Vec<u8>, FrameError> {
+        let mut length = [0; 2];
+        self.reader.read_exact(&mut length).map_err(|err| match err.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => FrameError::Secret,
+            _ => err.into(),
+        })?;
+        let mut bytes = [0; HANDSHAKE_BYTES_MAX];
+        let length = usize::from(u16::from_be_bytes(length));
+        let message = bytes.get_mut(..length).ok_or(FrameError::Oversized { bytes: length })?;
+        self.reader.read_exact(message)?;
+        let mut payload = vec![0; HANDSHAKE_BYTES_MAX];
+        let length = noise.read_message(message, &mut payload).map_err(|_| FrameError::Secret)?;
+        payload.truncate(length);
+        Ok(payload)
+    }
 }
 
 /// Bounds all reads together, so that a byte now and then does not hold a handshake open.
@@ -335,5 +622,6 @@ impl fmt::Debug for Receiver {
     }
 }
 
+mod opening;
 #[cfg(test)]
 mod tests;

@@ -14,8 +14,25 @@ use serde::{Deserialize, Serialize};
 /// Vocabulary rows that are not divided.
 pub const VOCAB_UNIT: usize = 32;
 
-/// Inner elements of an MLP that are not divided when nothing is quantised: whole vector registers.
-pub const PLAIN_UNIT: usize = 32;
+/// Inner elements of a small MLP that are not divided when nothing is quantised: whole vector registers.
+const PLAIN_UNIT: usize = 32;
+
+/// Units of a larger MLP, at least: enough for shares of any kind.
+const INNER_UNITS_MIN: usize = 12;
+
+/// Inner elements of a unit of an MLP, at most.
+const INNER_UNIT_MAX: usize = 512;
+
+/// Inner elements of an MLP of `full` that are not divided, where `group_size` of them are quantised together. The unit is
+/// also how many products are added up before their sum is rounded (see `divisible` in the kernels): as many as a fine
+/// division allows, for fewer roundings take less time.
+pub fn inner_unit(full: usize, group_size: Option<usize>) -> usize {
+    let mut unit = group_size.unwrap_or(PLAIN_UNIT);
+    while unit * 2 <= INNER_UNIT_MAX && INNER_UNITS_MIN * unit * 2 <= full {
+        unit *= 2;
+    }
+    unit
+}
 
 /// How a model is divided over its ranks.
 ///

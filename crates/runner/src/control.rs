@@ -11,6 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
+use jackalope_cluster::log;
+use jackalope_protocol::secure::HintedKey;
 use jackalope_protocol::{
     FrameError, FromRank, HeardBeat, Hello, Join, Phase, RankMemory, Secret, Setup, StepPlan,
     ToRank, frame, secure,
@@ -18,19 +21,24 @@ use jackalope_protocol::{
 use jackalope_transport::Interrupter;
 use tracing::{debug, info};
 
-use crate::CONNECT_TIMEOUT;
-
 /// Time between two heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A brain that does not take our messages for this long is as good as gone.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One attempt to reach a brain that was lost.
-const REDIAL_TIMEOUT: Duration = Duration::from_secs(2);
+/// One attempt to reach a coordinator: it gives a handshake no longer.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Pause between two of them.
-const REDIAL_PAUSE: Duration = Duration::from_millis(200);
+/// How long a coordinator that refuses is dialled at least: under a flood it may close any connection.
+const DIAL_PATIENCE_MIN: Duration = Duration::from_secs(10);
+
+/// Pause after the first failed attempt; twice as long after each further one, up to the second.
+const DIAL_PAUSE_MIN: Duration = Duration::from_millis(10);
+const DIAL_PAUSE_MAX: Duration = Duration::from_millis(250);
+
+/// How long a rank without an agent outlives its connection to the coordinator at most.
+const UNTETHERED_MAX: Duration = Duration::from_secs(10);
 
 /// Messages waiting for the worker; the brain is two plans ahead at most, or one for each stage.
 const COMMAND_QUEUE_LEN: usize = 64;
@@ -57,7 +65,7 @@ pub(crate) enum Command {
 pub(crate) struct Brain {
     pub(crate) addr: SocketAddr,
     pub(crate) rank: u32,
-    pub(crate) secret: Secret,
+    pub(crate) ticket: Secret,
     pub(crate) data_addr: SocketAddr,
 }
 
@@ -108,6 +116,7 @@ pub(crate) struct Control {
     /// None while the brain is gone.
     writer: Arc<Mutex<Option<secure::Sender>>>,
     shared: Arc<Mutex<Shared>>,
+    tether: Tether,
 }
 
 impl Control {
@@ -183,20 +192,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) fn connect(
     brain: Brain,
     patience: Duration,
+    tether: Tether,
 ) -> anyhow::Result<(Control, Receiver<Command>)> {
-    let deadline = Instant::now() + patience;
-    let (sender, receiver) = loop {
-        match dial(&brain, CONNECT_TIMEOUT) {
-            Ok(connection) => break connection,
-            Err(FrameError::Io(_) | FrameError::Closed) if Instant::now() < deadline => {
-                thread::sleep(REDIAL_PAUSE);
-            }
-            Err(err) => {
-                let context = format!("connecting to the brain at {}", brain.addr);
-                return Err(anyhow::Error::new(err).context(context));
-            }
-        }
-    };
+    let deadline = Instant::now() + patience.max(DIAL_PATIENCE_MIN);
+    let (sender, receiver) = dial_until(&brain, || deadline)
+        .with_context(|| format!("connecting to the coordinator at {}", brain.addr))?;
     let shared = Shared {
         phase: Phase::Starting,
         steps_done: 0,
@@ -209,6 +209,7 @@ pub(crate) fn connect(
     let control = Control {
         writer: Arc::new(Mutex::new(Some(sender))),
         shared: Arc::new(Mutex::new(shared)),
+        tether,
     };
     let (commands, received) = sync_channel(COMMAND_QUEUE_LEN);
     let reader = control.clone();
@@ -220,11 +221,34 @@ pub(crate) fn connect(
     Ok((control, received))
 }
 
+/// Dials until the deadline, which may move meanwhile. A connection that is refused, reset or closed says nothing about the next
+/// one: the coordinator may be starting, or strangers may crowd its port. Only another version is final.
+fn dial_until(
+    brain: &Brain,
+    deadline: impl Fn() -> Instant,
+) -> Result<(secure::Sender, secure::Receiver), FrameError> {
+    let mut pause = DIAL_PAUSE_MIN;
+    loop {
+        let left = deadline().saturating_duration_since(Instant::now());
+        let err = match dial(brain, left.clamp(DIAL_PAUSE_MIN, DIAL_TIMEOUT)) {
+            Ok(connection) => return Ok(connection),
+            Err(err) => err,
+        };
+        if matches!(err, FrameError::Version { .. }) || deadline() <= Instant::now() + pause {
+            return Err(err);
+        }
+        debug!(%err, "the coordinator cannot be reached yet");
+        thread::sleep(pause);
+        pause = (pause * 2).min(DIAL_PAUSE_MAX);
+    }
+}
+
 fn dial(
     brain: &Brain,
     timeout: Duration,
 ) -> Result<(secure::Sender, secure::Receiver), FrameError> {
-    let (mut sender, receiver) = secure::dial(brain.addr, &brain.secret, timeout)?;
+    let (mut sender, receiver) =
+        secure::dial(brain.addr, &HintedKey::of_rank(brain.rank, brain.ticket), timeout)?;
     sender.stream().set_write_timeout(Some(WRITE_TIMEOUT))?;
     let hello = Hello {
         rank: brain.rank,
@@ -263,7 +287,7 @@ fn serve_brain(
             end_process("the worker is stuck and the brain is gone");
         }
         let sender;
-        (sender, receiver) = redial(brain, since + orphan);
+        (sender, receiver) = redial(brain, || since + control.tether.bound(orphan));
         {
             let mut shared = lock(&control.shared);
             (shared.left_epoch, shared.heard) = (None, None);
@@ -272,21 +296,11 @@ fn serve_brain(
     }
 }
 
-/// Dials until the deadline, which ends the process.
-fn redial(brain: &Brain, deadline: Instant) -> (secure::Sender, secure::Receiver) {
-    loop {
-        thread::sleep(REDIAL_PAUSE);
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            end_process("the brain did not come back");
-        }
-        match dial(brain, left.min(REDIAL_TIMEOUT)) {
-            Ok(connection) => return connection,
-            Err(err @ (FrameError::Secret | FrameError::Version { .. })) => {
-                end_process(&format!("another brain is there: {err}"))
-            }
-            Err(err) => debug!(%err, "the brain cannot be reached"),
-        }
+/// Dials until the deadline, which ends the process. The deadline moves when the agent is lost too.
+fn redial(brain: &Brain, deadline: impl Fn() -> Instant) -> (secure::Sender, secure::Receiver) {
+    match dial_until(brain, deadline) {
+        Ok(connection) => connection,
+        Err(err) => end_process(&format!("the coordinator did not come back: {err}")),
     }
 }
 
@@ -319,7 +333,9 @@ fn read_commands(
                 if let Err(err) = stream.stream().set_read_timeout(silence) {
                     return Read::Lost { err: err.into(), was_set_up };
                 }
-                lock(&control.shared).orphan = Duration::from_millis(setup.orphan_ms);
+                let orphan = Duration::from_millis(setup.orphan_ms);
+                lock(&control.shared).orphan = orphan;
+                control.tether.set_up(orphan);
                 Command::Setup(Box::new(setup))
             }
             Ok(ToRank::Join(join)) => Command::Join(join),
@@ -372,14 +388,61 @@ fn beat(control: &Control) {
 
 /// Ends the process when standard input does: whoever started us is gone.
 pub(crate) fn end_with_standard_input() {
+    watch_standard_input(|reason| end_process(reason));
+}
+
+fn watch_standard_input(on_end: impl FnOnce(&str) + Send + 'static) {
     let watch = || match io::copy(&mut io::stdin(), &mut io::sink()) {
-        Ok(_) => end_process("whoever started this rank is gone"),
-        Err(err) => end_process(&format!("standard input: {err}")),
+        Ok(_) => on_end("whoever started this rank is gone"),
+        Err(err) => on_end(&format!("standard input: {err}")),
     };
     thread::Builder::new()
         .name("lifeline".into())
         .spawn(watch)
         .expect("a thread can be started when the process has just begun");
+}
+
+/// The tie to whoever started this process: its standard input. A rank that the coordinator has told to
+/// outlive its connection outlives its agent as well, as long as the coordinator holds it: the agent that
+/// is started in the place of a hung one takes it over.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tether(Arc<Mutex<TetherState>>);
+
+#[derive(Debug, Default)]
+struct TetherState {
+    /// Whether the coordinator has told this rank to outlive a lost connection.
+    may_outlive: bool,
+    is_cut: bool,
+}
+
+impl Tether {
+    /// Watches standard input.
+    pub(crate) fn watch() -> Tether {
+        let tether = Tether::default();
+        let watched = tether.clone();
+        watch_standard_input(move |reason| {
+            let mut state = lock(&watched.0);
+            if !state.may_outlive {
+                end_process(reason);
+            }
+            state.is_cut = true;
+            info!(reason, "the coordinator holds this rank: it goes on");
+        });
+        tether
+    }
+
+    fn set_up(&self, orphan: Duration) {
+        let mut state = lock(&self.0);
+        state.may_outlive = !orphan.is_zero();
+        if state.is_cut && !state.may_outlive {
+            end_process("whoever started this rank is gone");
+        }
+    }
+
+    /// How long a rank whose coordinator is lost waits for it: nobody else can end one without an agent.
+    fn bound(&self, orphan: Duration) -> Duration {
+        if lock(&self.0).is_cut { orphan.min(UNTETHERED_MAX) } else { orphan }
+    }
 }
 
 /// Ends the process at once, without running destructors that a stuck device could block.
@@ -389,5 +452,6 @@ fn end_process(reason: &str) -> ! {
     } else {
         info!(reason, "ending");
     }
+    log::flush(log::FLUSH_TIMEOUT);
     jackalope_mlx::exit_now(0)
 }

@@ -9,34 +9,39 @@ mod turns;
 mod watchdog;
 
 use std::io::{BufRead, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use jackalope_mlx as mlx;
 use jackalope_transport::bench::{Effort, LinkRow, measure_idle};
-use jackalope_transport::{Dtype, Group, GroupConfig, Listener};
+use jackalope_transport::{Dtype, Group, GroupConfig, group_key};
 use serde_json::{Value, json};
 
 use self::check::{Checked, Collectives, Evaluated};
+use self::turns::Contestants;
 use self::watchdog::Watchdog;
 
 /// How long the last rank lets the others wait when their idling is measured.
 const IDLE_TIME: Duration = Duration::from_secs(2);
 
-/// The epochs of the two native groups: one is used directly, one inside evaluations.
+/// The epochs of the native groups: one is used directly, one inside evaluations, one to compare.
 const EPOCH_TRANSPORT: u64 = 1;
 const EPOCH_MLX: u64 = 2;
+const EPOCH_ENCRYPTED: u64 = 3;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LinkArgs {
     /// Which rank this is.
     #[arg(long)]
     rank: usize,
-    /// Where to accept the native group's connections; port 0 picks one.
-    #[arg(long, default_value = "127.0.0.1:0")]
-    data: SocketAddr,
+    /// Addresses on which to accept the native group's connections, one port on all of them.
+    #[arg(long, value_delimiter = ',', default_value = "127.0.0.1")]
+    data: Vec<IpAddr>,
+    /// The port, or a range FIRST-LAST of which a free one is taken; 0 is any.
+    #[arg(long, default_value = "0")]
+    data_ports: crate::PortRange,
     /// Payload sizes in bytes.
     #[arg(long, value_delimiter = ',', default_value = "4096,65536,1048576,67108864")]
     sizes: Vec<usize>,
@@ -49,6 +54,12 @@ pub(crate) struct LinkArgs {
     /// Check every payload of the native group.
     #[arg(long)]
     checksums: bool,
+    /// Encrypt what the ranks of the native group send each other.
+    #[arg(long)]
+    encrypt: bool,
+    /// Measure sums in a second, encrypted native group as well.
+    #[arg(long, conflicts_with = "encrypt")]
+    compare_encrypted: bool,
     /// Milliseconds to spend on each operation and size.
     #[arg(long, default_value_t = 500)]
     budget_ms: u64,
@@ -89,7 +100,7 @@ struct MlxGroup {
 /// must stay open: the process ends with it.
 pub(crate) fn run(args: &LinkArgs) -> anyhow::Result<()> {
     let secret = crate::read_secret()?;
-    let listener = Listener::bind(args.data)?;
+    let listener = crate::listen(&args.data, args.data_ports)?;
     let addr = listener.local_addr().to_string();
     print(&json!({ "row": "listening", "rank": args.rank, "addr": addr }))?;
     let peers = read_peers()?;
@@ -99,21 +110,27 @@ pub(crate) fn run(args: &LinkArgs) -> anyhow::Result<()> {
     let config = GroupConfig {
         sockets_per_peer: args.sockets,
         checksums: args.checksums,
-        ..GroupConfig::new(args.rank, peers, EPOCH_TRANSPORT, secret.0)
+        encrypt: vec![args.encrypt; peers.len()],
+        ..GroupConfig::new(args.rank, peers, EPOCH_TRANSPORT, group_key(&secret.0))
     };
     watchdog.expect("join", config.join_timeout * 2);
     let mut group = Group::join(&listener, config.clone())?;
     print_on_first(&group, &describe(&config))?;
-    let for_mlx = GroupConfig { epoch: EPOCH_MLX, ..config };
+    let for_mlx = GroupConfig { epoch: EPOCH_MLX, ..config.clone() };
     let native = mlx::Group::native(Group::join(&listener, for_mlx)?);
     let mut groups = vec![MlxGroup { backend: "tcp", group: native }];
+    let encrypted =
+        GroupConfig { epoch: EPOCH_ENCRYPTED, encrypt: vec![true; config.size()], ..config };
+    let compare = || Group::join(&listener, encrypted);
+    let mut compared = args.compare_encrypted.then(compare).transpose()?;
     for backend in args.backends.iter().filter_map(|backend| backend.stock()) {
         watchdog.expect("forming a stock group", Duration::from_secs(120));
         groups.extend(form_stock(&mut group, backend)?);
     }
 
     let all_right = check(&mut group, &groups, &watchdog)?;
-    measure(&mut group, &groups, args, &watchdog)?;
+    let contestants = Contestants { groups: &groups, encrypted: compared.as_mut() };
+    measure(&mut group, contestants, args, &watchdog)?;
     watchdog.expect("waiting", IDLE_TIME * 10);
     let core_share = measure_idle(&mut group, IDLE_TIME)?;
     print_on_first(&group, &json!({ "row": "idle", "core_share": core_share }))?;
@@ -144,6 +161,7 @@ fn describe(config: &GroupConfig) -> Value {
         "mlx": mlx::version(),
         "sockets_per_peer": config.sockets_per_peer,
         "checksums": config.checksums,
+        "encrypted": config.encrypt.contains(&true),
         "spin_us": config.spin.as_micros() as u64,
     })
 }
@@ -213,7 +231,7 @@ fn report(
 
 fn measure(
     group: &mut Group,
-    groups: &[MlxGroup],
+    mut contestants: Contestants<'_>,
     args: &LinkArgs,
     watchdog: &Watchdog,
 ) -> anyhow::Result<()> {
@@ -226,7 +244,7 @@ fn measure(
     for (size_idx, bytes) in args.sizes.iter().enumerate() {
         watchdog.expect("measuring", Duration::from_secs(600));
         let bytes = bytes.next_multiple_of(4).max(4);
-        for timed in turns::take(group, groups, bytes, size_idx == 0, &effort)? {
+        for timed in turns::take(group, &mut contestants, bytes, size_idx == 0, &effort)? {
             let LinkRow {
                 op,
                 bytes,

@@ -5,6 +5,7 @@
 //! no MLX: it can end the process, or break a collective, whatever the device does. The *worker*
 //! ([`worker`], the main thread) owns every array.
 
+mod content;
 mod control;
 mod drawn;
 mod embed;
@@ -18,19 +19,19 @@ mod step;
 mod worker;
 
 use std::io::BufRead;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use jackalope_cluster::log::{self, FLUSH_TIMEOUT, LogWriter};
 use jackalope_protocol::Secret;
+use tracing::warn;
 use tracing_subscriber::EnvFilter;
 
 use crate::control::Brain;
-
-/// How long the brain may take to send the secret and to accept the connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Parser)]
 #[command(name = "jackalope-rank", version, about = "One rank of a jackalope cluster")]
@@ -41,7 +42,7 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve a brain. The cluster's secret is read from standard input, which must stay open:
+    /// Serve a brain. The rank's ticket is read from standard input, which must stay open:
     /// the process ends with it.
     Serve(ServeArgs),
     /// Measure a group without a model.
@@ -58,45 +59,82 @@ struct ServeArgs {
     /// Which rank this is.
     #[arg(long)]
     rank: u32,
-    /// Where to accept the native group's connections; port 0 picks one.
-    #[arg(long, default_value = "127.0.0.1:0")]
-    data: SocketAddr,
+    /// Addresses on which to accept the native group's connections, one port on all of them.
+    #[arg(long, value_delimiter = ',', default_value = "127.0.0.1")]
+    data: Vec<IpAddr>,
+    /// The port, or a range FIRST-LAST of which a free one is taken; 0 is any.
+    #[arg(long, default_value = "0")]
+    data_ports: PortRange,
     /// Seconds to look for a brain that is not there yet.
     #[arg(long, default_value_t = 0)]
     patience: u64,
 }
 
 fn main() -> ExitCode {
+    log::report_panics();
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::from_default_env())
-        .with_writer(std::io::stderr)
+        .with_writer(LogWriter::new)
         .with_ansi(false)
+        // The reader of this stream may be gone: a line that cannot be written is lost, and no reason to
+        // panic, which reporting the error to the same stream would be.
+        .log_internal_errors(false)
         .init();
     let result = match Args::parse().command {
         Command::Serve(args) => serve(&args),
         Command::Link(args) => link::run(&args),
         Command::Libraries => libraries::run(),
     };
-    match result {
+    let code = match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(err) => {
             // The launcher keeps the last lines of this stream as the rank's last words.
-            eprintln!("error: {err:#}");
+            log::line(&format!("error: {err:#}"));
             ExitCode::FAILURE
         }
-    }
+    };
+    log::flush(FLUSH_TIMEOUT);
+    code
 }
 
 fn serve(args: &ServeArgs) -> anyhow::Result<()> {
-    let secret = read_secret()?;
-    control::end_with_standard_input();
-    let listener = jackalope_transport::Listener::bind(args.data)
-        .with_context(|| format!("listening for peers on {}", args.data))?;
+    let ticket = read_secret()?;
+    let tether = control::Tether::watch();
+    let listener = listen(&args.data, args.data_ports)?;
     let brain =
-        Brain { addr: args.control, rank: args.rank, secret, data_addr: listener.local_addr() };
+        Brain { addr: args.control, rank: args.rank, ticket, data_addr: listener.local_addr() };
     let patience = Duration::from_secs(args.patience);
-    let (control, commands) = control::connect(brain, patience)?;
-    worker::run(&worker::Identity { rank: args.rank, secret, listener }, &control, &commands)
+    let (control, commands) = control::connect(brain, patience, tether)?;
+    worker::run(&worker::Identity { rank: args.rank, listener }, &control, &commands)
+}
+
+/// Listens for peers. Addresses that this machine does not have are left out, never replaced by others.
+fn listen(ips: &[IpAddr], ports: PortRange) -> anyhow::Result<jackalope_transport::Listener> {
+    let bound = jackalope_transport::Listener::bind_all(ips, ports.0..=ports.1);
+    let listener = bound.context(
+        "listening for peers\n\
+         hint: free a port of `--data-ports` or name another range; an address that is not there is \
+         named in the hostfile or was lost by its interface",
+    )?;
+    for ip in listener.missing() {
+        warn!(%ip, "this machine does not have an address by which others are to reach it");
+    }
+    Ok(listener)
+}
+
+/// One port or several after each other.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct PortRange(u16, u16);
+
+impl FromStr for PortRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PortRange, String> {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let parse = |text: &str| text.parse().map_err(|_| format!("{text:?} is no port"));
+        let range = PortRange(parse(first)?, parse(last)?);
+        if range.1 < range.0 { Err(format!("{text} ends before it begins")) } else { Ok(range) }
+    }
 }
 
 /// The first line of standard input: 64 hexadecimal digits.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use jackalope_cluster::exchange::{self, ExchangeError, LibraryClient};
 use jackalope_cluster::models::FilePath;
 use jackalope_models::checkpoint::{Files, Pieces};
-use jackalope_protocol::{ModelSource, Secret};
+use jackalope_protocol::{FileState, ModelSource};
 
 /// Bytes of one request: long enough that asking costs nothing beside sending.
 const REQUEST_BYTES: usize = 4 << 20;
@@ -28,7 +28,6 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct RemoteFiles {
     source: ModelSource,
-    secret: Secret,
     /// The model's directory there, …
     model: String,
     /// … and with the machine's name, for messages.
@@ -46,15 +45,10 @@ impl RemoteFiles {
     ///
     /// # Errors
     /// If it cannot be reached or has no such model.
-    pub(crate) fn open(
-        source: ModelSource,
-        secret: Secret,
-        model: &str,
-    ) -> io::Result<RemoteFiles> {
+    pub(crate) fn open(source: ModelSource, model: &str) -> io::Result<RemoteFiles> {
         let files = RemoteFiles {
             place: PathBuf::from(format!("{}:{model}", source.host)),
             source,
-            secret,
             model: model.to_owned(),
             files: Vec::new(),
             idle: Mutex::default(),
@@ -76,11 +70,11 @@ impl RemoteFiles {
         mut work: impl FnMut(&mut LibraryClient) -> Result<T, ExchangeError>,
     ) -> io::Result<T> {
         let mut attempt = || {
-            let ModelSource { host, addrs } = &self.source;
+            let ModelSource { host, addrs, grant } = &self.source;
             let idle = self.idle().pop();
             let mut client = match idle {
                 Some(client) => client,
-                None => LibraryClient::dial(host, addrs, &self.secret)?,
+                None => LibraryClient::dial_with_grant(host, addrs, grant)?,
             };
             let result = work(&mut client)?;
             self.idle().push(client);
@@ -116,6 +110,13 @@ impl Files for RemoteFiles {
 
     fn list(&self) -> io::Result<Vec<(String, u64)>> {
         Ok(self.files.clone())
+    }
+
+    fn states(&self, files: &[String]) -> io::Result<Vec<FileState>> {
+        let states = self.with_client(|client| client.states(&self.model))?;
+        let state = |name: &String| states.iter().find(|it| it.name == *name).cloned();
+        let missing = || io::Error::new(io::ErrorKind::NotFound, "a file is gone");
+        files.iter().map(|name| state(name).ok_or_else(missing)).collect()
     }
 
     fn read(&self, file: &str, pieces: Pieces, target: &mut [u8]) -> io::Result<()> {

@@ -29,8 +29,12 @@ const LOGITS_BYTES_MAX: usize = 48 << 20;
 #[derive(Debug, Error)]
 pub(crate) enum StepError {
     /// A peer or the link failed; the shard is intact.
-    #[error("{0}")]
-    Group(String),
+    #[error("{message}")]
+    Group {
+        message: String,
+        /// The ranks that were not heard.
+        peers: Vec<u32>,
+    },
     /// The device failed.
     #[error("computing failed: {0}")]
     Device(String),
@@ -334,7 +338,10 @@ impl Stepper {
     /// An error while the group is broken comes from the group, whatever MLX wraps it in.
     fn classify(&self, err: &jackalope_mlx::Error) -> StepError {
         match self.group.failure() {
-            Some(cause) => StepError::Group(cause.to_string()),
+            Some(cause) => StepError::Group {
+                message: cause.to_string(),
+                peers: crate::worker::unheard_peers(&cause),
+            },
             None => StepError::Device(err.to_string()),
         }
     }

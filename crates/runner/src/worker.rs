@@ -7,21 +7,24 @@
 //!                        └── Leave, or the group failed ─────┘
 //! ```
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use jackalope_mlx::{Device, Group};
-use jackalope_models::checkpoint::{Checkpoint, Files};
+use jackalope_models::checkpoint::{self, Checkpoint, Files};
 use jackalope_models::{Compute, GroupCell, LoadError, LoadProgress, Model, ModelFacts, Parallel};
 use jackalope_protocol::split::Split;
 use jackalope_protocol::{
-    Backend, FailureKind, FromRank, Join, Phase, RankFacts, RankFailure, Secret, Setup, StepPlan,
+    Backend, CheckpointId, FailureKind, FromRank, Join, Phase, RankFacts, RankFailure, Setup,
+    StepPlan,
 };
-use jackalope_transport::{GroupConfig, Listener};
+use jackalope_transport::{AbsenceReason, GroupConfig, Listener, TransportError};
 use tracing::{debug, info};
 
+use crate::content::VerifiedFiles;
 use crate::control::{Command, Control, GroupBreaker};
 use crate::rank_memory;
 use crate::remote::RemoteFiles;
@@ -34,7 +37,6 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct Identity {
     pub(crate) rank: u32,
-    pub(crate) secret: Secret,
     pub(crate) listener: Listener,
 }
 
@@ -84,7 +86,7 @@ pub(crate) fn run(
 }
 
 fn report(control: &Control, epoch: u64, kind: FailureKind, message: String) -> anyhow::Result<()> {
-    let failure = RankFailure { epoch, phase: control.phase(), kind, message };
+    let failure = RankFailure { epoch, phase: control.phase(), kind, message, peers: Vec::new() };
     Ok(control.send(&FromRank::Failed(failure))?)
 }
 
@@ -112,13 +114,12 @@ fn load<'a>(
         // A brain that is gone ends the process through the control thread.
         control.send(&FromRank::Progress { done_bytes, total_bytes }).ok();
     };
-    let model = open_checkpoint(&setup, identity.secret)
-        .and_then(|checkpoint| Model::from_checkpoint(&checkpoint, &parallel, &mut progress))
-        .map_err(|err| {
-            let kind = if err.is_passing() { FailureKind::Device } else { FailureKind::Model };
-            (kind, anyhow::Error::new(err))
-        })?;
-    let facts = rank_facts(model.facts(), started.elapsed());
+    let loaded = load_model(&setup, &parallel, &mut progress);
+    let (model, content) = loaded.map_err(|err| {
+        let kind = if err.is_passing() { FailureKind::Device } else { FailureKind::Model };
+        (kind, anyhow::Error::new(err))
+    })?;
+    let facts = RankFacts { content, ..rank_facts(model.facts(), started.elapsed()) };
     info!(rank = identity.rank, weights_bytes = facts.weights_bytes, "shard loaded");
     control.set_memory(rank_memory::now(0));
     control.set_phase(Phase::Waiting);
@@ -128,21 +129,56 @@ fn load<'a>(
     Ok(Worker { identity, control, setup, facts, parallel, model, active: None })
 }
 
+/// This rank's part of the model, and the identity of the checkpoint that it was verified to be of.
+fn load_model(
+    setup: &Setup,
+    parallel: &Parallel,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<(Model, Option<CheckpointId>), LoadError> {
+    let (checkpoint, verified) = open_checkpoint(setup)?;
+    let model = Model::from_checkpoint(&checkpoint, parallel, progress)?;
+    let finish = |files: &VerifiedFiles| {
+        files.finish().map_err(|source| LoadError::read(checkpoint.dir(), source))
+    };
+    Ok((model, verified.as_deref().map(finish).transpose()?.flatten()))
+}
+
 /// Whether both ask for the same; where the one that has the model listens may have changed.
 fn is_same(one: &Setup, other: &Setup) -> bool {
     let host = |setup: &Setup| setup.model_source.as_ref().map(|source| source.host.clone());
-    let rest = |setup: &Setup| Setup { model_source: None, ..setup.clone() };
-    host(one) == host(other) && rest(one) == rest(other)
+    let rest = |setup: &Setup| Setup { model_source: None, content: None, ..setup.clone() };
+    // Files may be in another state and hold the same.
+    let content = |setup: &Setup| setup.content.as_ref().and_then(|it| it.id);
+    host(one) == host(other) && content(one) == content(other) && rest(one) == rest(other)
 }
 
-/// The checkpoint, here or on the machine that has it.
-fn open_checkpoint(setup: &Setup, secret: Secret) -> Result<Checkpoint, LoadError> {
-    let dir = &setup.model_dir;
-    let Some(source) = &setup.model_source else { return Checkpoint::open(dir.as_ref()) };
-    let failed = |source| LoadError::Read { path: dir.into(), source };
-    let files = RemoteFiles::open(source.clone(), secret, dir).map_err(failed)?;
-    let files: Arc<dyn Files> = Arc::new(files);
-    Checkpoint::read(&files)
+/// The checkpoint, here or on the machine that has it, with the files that verify what is read.
+fn open_checkpoint(setup: &Setup) -> Result<(Checkpoint, Option<Arc<VerifiedFiles>>), LoadError> {
+    let dir: &Path = setup.model_dir.as_ref();
+    let failed = |source| LoadError::read(dir, source);
+    let files = match &setup.model_source {
+        None => checkpoint::local(dir),
+        Some(source) => {
+            let files = RemoteFiles::open(source.clone(), &setup.model_dir);
+            Arc::new(files.map_err(failed)?)
+        }
+    };
+    let Some(expected) = setup.content.clone() else {
+        return Ok((Checkpoint::read(&files)?, None));
+    };
+    let (threads, is_remote) = (num_threads(setup), setup.model_source.is_some());
+    let verified = VerifiedFiles::open(files, expected, threads, is_remote).map_err(failed)?;
+    let verified = Arc::new(verified);
+    let files: Arc<dyn Files> = Arc::clone(&verified) as Arc<dyn Files>;
+    Ok((Checkpoint::read(&files)?, Some(verified)))
+}
+
+/// Threads of this rank.
+fn num_threads(setup: &Setup) -> usize {
+    match setup.num_threads as usize {
+        0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        num_threads => num_threads,
+    }
 }
 
 /// This rank's place in the split, without a group for now.
@@ -158,12 +194,8 @@ fn parallel(identity: &Identity, setup: &Setup) -> anyhow::Result<Parallel> {
         "MLX sends nothing from one rank to another over NCCL, which a pipeline needs\n\
          hint: pass `--backend tcp`, or `--split tensor`"
     );
-    let num_threads = match setup.num_threads as usize {
-        0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-        num_threads => num_threads,
-    };
-    let compute =
-        Compute::for_device(jackalope_mlx::device(), num_threads).context("JACKALOPE_CPU")?;
+    let compute = Compute::for_device(jackalope_mlx::device(), num_threads(setup))
+        .context("JACKALOPE_CPU")?;
     if setup.profile {
         compute.start_profile();
     }
@@ -190,6 +222,7 @@ fn rank_facts(facts: &ModelFacts, load_time: Duration) -> RankFacts {
         device: device_name().to_owned(),
         free_bytes: rank_memory::free_bytes(),
         hidden_size: facts.hidden_size,
+        content: None,
     }
 }
 
@@ -219,6 +252,25 @@ fn wire() -> anyhow::Result<()> {
         debug!(recommended, "memory stays resident");
     }
     Ok(())
+}
+
+/// The peers whose connection is missing, closed or silent. A peer that only waits for others, or that
+/// reported an error of its own, is not among them.
+pub(crate) fn unheard_peers(err: &TransportError) -> Vec<u32> {
+    use AbsenceReason::{Closed, NeverConnected, NoConnection, Silent, Unreachable};
+    let ranks: Vec<usize> = match err.first_cause() {
+        TransportError::PeerLost { rank, .. } => vec![*rank],
+        TransportError::Deadline { waiting, .. } => waiting.iter().map(|(rank, _)| *rank).collect(),
+        TransportError::JoinTimeout { absent, .. } => {
+            let is_unheard = |reason| {
+                matches!(reason, Closed | NeverConnected | NoConnection | Silent | Unreachable(_))
+            };
+            let unheard = absent.ranks.iter().filter(|absence| is_unheard(absence.reason));
+            unheard.map(|absence| absence.rank).collect()
+        }
+        _ => Vec::new(),
+    };
+    ranks.into_iter().filter_map(|rank| u32::try_from(rank).ok()).collect()
 }
 
 /// MLX's own transport of this name; `None` for the native group.
@@ -259,7 +311,10 @@ impl Worker<'_> {
                 debug!(epoch = join.epoch, "group formed");
                 Ok(self.control.send(&FromRank::Joined { epoch: join.epoch })?)
             }
-            Err(err) => self.group_failed(join.epoch, format!("{err:#}")),
+            Err(err) => {
+                let peers = err.downcast_ref().map(unheard_peers).unwrap_or_default();
+                self.group_failed(join.epoch, format!("{err:#}"), peers)
+            }
         }
     }
 
@@ -277,11 +332,12 @@ impl Worker<'_> {
             op_timeout: Duration::from_millis(self.setup.collective_timeout_ms),
             sockets_per_peer: self.setup.sockets_per_peer as usize,
             checksums: self.setup.checksums,
+            encrypt: join.encrypt.clone(),
             ..GroupConfig::new(
                 self.identity.rank as usize,
                 join.peers.clone(),
                 join.epoch,
-                self.identity.secret.0,
+                join.key.0,
             )
         };
         let listener = &self.identity.listener;
@@ -320,7 +376,7 @@ impl Worker<'_> {
                 };
                 Ok(self.control.send(&message)?)
             }
-            Err(StepError::Group(message)) => self.group_failed(epoch, message),
+            Err(StepError::Group { message, peers }) => self.group_failed(epoch, message, peers),
             Err(err @ (StepError::Device(_) | StepError::Plan(_))) => {
                 report(self.control, epoch, FailureKind::Device, err.to_string())?;
                 Err(err.into())
@@ -328,9 +384,11 @@ impl Worker<'_> {
         }
     }
 
-    fn group_failed(&mut self, epoch: u64, message: String) -> anyhow::Result<()> {
+    fn group_failed(&mut self, epoch: u64, message: String, peers: Vec<u32>) -> anyhow::Result<()> {
         info!(epoch, message, "group failed");
-        report(self.control, epoch, FailureKind::Group, message)?;
+        let (phase, kind) = (self.control.phase(), FailureKind::Group);
+        let failure = RankFailure { epoch, phase, kind, message, peers };
+        self.control.send(&FromRank::Failed(failure))?;
         self.forget_group();
         Ok(())
     }

@@ -74,6 +74,10 @@ impl Holder {
         self.tenant
     }
 
+    pub(crate) fn is_admin(&self) -> bool {
+        self.is_admin
+    }
+
     pub(crate) fn priority(&self) -> i32 {
         self.priority
     }
@@ -141,6 +145,13 @@ impl ApiKeys {
     #[must_use]
     pub fn with_admins<K: AsRef<str>>(self, keys: impl IntoIterator<Item = K>) -> ApiKeys {
         self.with_fixed(keys, "admin", true)
+    }
+
+    /// Accepts this key too, for everything that administrators may do, if keys are asked for at all: it
+    /// is for whoever operates the server on its machine.
+    #[must_use]
+    pub fn with_operator(self, key: &str) -> ApiKeys {
+        if self.is_empty() { self } else { self.with_fixed([key], "operator", true) }
     }
 
     /// Accepts the keys of a file too, as it is from time to time.

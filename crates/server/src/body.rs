@@ -3,8 +3,8 @@
 use axum::body::{Body, Bytes};
 use axum::extract::Path;
 use axum::extract::rejection::PathRejection;
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
-use axum::http::{HeaderMap, Request};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, ORIGIN};
+use axum::http::{HeaderMap, HeaderName, Request};
 use futures_util::StreamExt;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -23,6 +23,31 @@ pub(crate) async fn read_json_body(
 ) -> Result<Bytes, ApiError> {
     check_content_type(request.headers())?;
     read_bytes(request, limits).await
+}
+
+/// The whole body of a request to Ollama's API, whose documentation and clients send JSON without a
+/// content type, or with the one that curl sends by itself.
+///
+/// Browsers add `Origin` or `Sec-Fetch-*` to what a page sends, and a request with either has to say
+/// that it carries JSON, as in [`read_json_body`]; so has one of another content type.
+pub(crate) async fn read_unlabelled_json_body(
+    request: Request<Body>,
+    limits: &ServerLimits,
+) -> Result<Bytes, ApiError> {
+    if !is_unlabelled(request.headers()) {
+        check_content_type(request.headers())?;
+    }
+    read_bytes(request, limits).await
+}
+
+/// True for a request of a program, not a browser, that does not say what it carries.
+fn is_unlabelled(headers: &HeaderMap) -> bool {
+    /// What curl says of the body of `-d`.
+    const CURL: &[u8] = b"application/x-www-form-urlencoded";
+    let is_of_browser =
+        |name: &HeaderName| *name == ORIGIN || name.as_str().starts_with("sec-fetch-");
+    headers.get(CONTENT_TYPE).is_none_or(|found| found.as_bytes() == CURL)
+        && !headers.keys().any(is_of_browser)
 }
 
 /// The whole body of a request, whatever it is.

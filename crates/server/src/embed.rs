@@ -102,6 +102,9 @@ async fn vector(
         match event {
             Event::Embedded { vector } => return Ok(shaped(vector, wish)),
             Event::NotANumber { .. } => return Err(ApiError::NotANumber),
+            Event::Poisonous(failure) => {
+                return Err(ApiError::Poisonous { message: failure.to_string() });
+            }
             Event::Failed(failure) => return Err(ApiError::from_failure(failure)),
             Event::GuideFailed { message, .. } => {
                 let what = format!("an embedding has no guide: {message}");

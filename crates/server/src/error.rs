@@ -85,6 +85,17 @@ pub(crate) enum ApiError {
     )]
     ContextLength { param: &'static str, prompt_tokens: usize, context_tokens: u32 },
     #[error(
+        "the prompt has {prompt_bytes} bytes, which come to at least {fewest_tokens} tokens, but the \
+         context holds {limit_tokens}\n\
+         hint: send a shorter prompt"
+    )]
+    PromptBytes {
+        param: &'static str,
+        prompt_bytes: usize,
+        fewest_tokens: usize,
+        limit_tokens: u32,
+    },
+    #[error(
         "the prompt has {prompt_tokens} tokens, more than the {limit_tokens} that are accepted\n\
          hint: send a shorter prompt"
     )]
@@ -171,6 +182,8 @@ pub(crate) enum ApiError {
     NotANumber,
     #[error("{message}")]
     GuideFailed { message: String },
+    #[error("{message}")]
+    Poisonous { message: String },
     #[error("the server is shutting down")]
     ShuttingDown,
     #[error("the request was not answered within {} s", .timeout.as_secs_f32())]
@@ -394,6 +407,7 @@ impl ApiError {
             | E::UnknownToken { param, .. }
             | E::ContextLength { param, .. }
             | E::PromptLimit { param, .. }
+            | E::PromptBytes { param, .. }
             | E::NeverFits { param, .. } => {
                 let renamed = names.iter().find(|(ours, _)| ours == param);
                 *param = renamed.map_or(*param, |(_, theirs)| theirs);
@@ -426,6 +440,7 @@ impl ApiError {
             }
             E::ContextLength { param, .. }
             | E::PromptLimit { param, .. }
+            | E::PromptBytes { param, .. }
             | E::NeverFits { param, .. } => Wire::field("context_length_exceeded", param),
             E::Structure { param, .. } => Wire::field("invalid_schema", param),
             E::Text { param, .. } => Wire::field("invalid_prompt", param),
@@ -467,6 +482,7 @@ impl ApiError {
             E::ShuttingDown => Wire::unavailable("shutting_down"),
             E::TimedOut { .. } => Wire::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "timeout"),
             E::NotANumber => Wire::internal("not_a_number"),
+            E::Poisonous { .. } => Wire::internal("poisonous_request"),
             E::GuideFailed { .. } => Wire::internal("structure_too_complex"),
             E::Internal { .. } => Wire::internal("internal_error"),
         }

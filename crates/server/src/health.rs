@@ -1,11 +1,11 @@
 //! How the server is: `GET /health`, `/health/live`, `/health/ready`, `/version`.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use jackalope_engine::{EngineState, RankStatus, Status};
+use jackalope_engine::{EngineHandle, EngineState, RankStatus, Status};
 use serde_json::{Value, json};
 
 use crate::ServerState;
@@ -16,6 +16,9 @@ use crate::monitor::memory_of;
 use crate::numbers::rounded;
 use crate::openapi::answers::{HealthAnswer, LiveAnswer, ReadyAnswer, VersionAnswer};
 use crate::origin::AllowedOrigins;
+
+/// An engine's thread that does not answer for so long hangs.
+const ENGINE_ANSWERS: Duration = Duration::from_secs(2);
 
 /// Says that the process answers.
 #[utoipa::path(get, path = "/health/live", tag = "state", responses((status = 200, description = "Yes.", body = LiveAnswer)))]
@@ -43,15 +46,35 @@ pub(crate) async fn ready(State(state): State<ServerState>) -> (StatusCode, Json
     let models = state.models().list();
     let default = default_of(&models);
     let is_on_call = state.models().load_on_demand() && default.state == "unloaded";
-    let takes_requests = |it: &ModelStatus| {
-        let engine = it.model.as_ref().map(|model| model.engine.status());
-        it.state == "ready" && !engine.as_ref().is_some_and(is_refusing)
-    };
-    let is_ready = is_on_call || models.iter().any(takes_requests);
+    let mut is_ready = is_on_call;
+    let mut stall = None;
+    for model in models.iter().filter(|it| it.state == "ready") {
+        let Some(engine) = model.model.as_ref().map(|model| &model.engine) else { continue };
+        if is_ready || is_refusing(&engine.status()) {
+            continue;
+        }
+        match stall_of(engine).await {
+            None => is_ready = true,
+            found => stall = found.filter(|_| model.is_default).or(stall),
+        }
+    }
     let code = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let told = told_of(default, state.models().load_on_demand());
-    let (name, reason) = (told.ready_name, told.reason(Told::Public));
+    let (name, reason) = match stall.filter(|_| !is_ready) {
+        Some(stall) => ("stalled", Some(stall.to_owned())),
+        None => (told.ready_name, told.reason(Told::Public)),
+    };
     (code, Json(json!({"ready": is_ready, "status": name, "reason": reason})))
+}
+
+/// Why no step would be completed now, if so: the engine's thread hangs, or its ranks do.
+async fn stall_of(engine: &EngineHandle) -> Option<&'static str> {
+    let responds = tokio::time::timeout(ENGINE_ANSWERS, engine.responds()).await;
+    if responds != Ok(true) {
+        return Some("the engine does not answer");
+    }
+    let is_overdue = engine.status().due_at.is_some_and(|due_at| due_at < Instant::now());
+    is_overdue.then_some("no step has been completed in time")
 }
 
 /// Everything an operator or a program may want to know: of the default model, and of each model
@@ -282,6 +305,7 @@ fn rank_json(rank: usize, status: &RankStatus, now: Instant) -> Value {
         "round_trip_us": status.round_trip.map(|it| it.as_micros() as u64),
         "facts": status.facts,
         "memory": status.memory,
+        "encrypts": status.encrypts,
         "steps": status.steps,
         "total_us": status.timings.total_us,
         "collectives_us": status.timings.collectives_us,

@@ -23,6 +23,7 @@ mod arguments;
 mod auth;
 mod body;
 mod caller;
+mod connections;
 mod embed;
 mod error;
 mod generate;

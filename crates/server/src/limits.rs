@@ -26,7 +26,8 @@ pub struct ServerLimits {
     pub default_max_tokens: Option<u32>,
     /// Silence on a stream after which a comment is sent, so that nothing in between gives up.
     pub keep_alive: Duration,
-    /// Open connections; more of them wait in the system's own queue.
+    /// Open connections that have sent no whole request, of which the oldest make room for new ones; and
+    /// requests that are being answered at the same time.
     pub connections: usize,
     /// Generation requests that are open at once, streaming or not.
     pub open_streams: usize,

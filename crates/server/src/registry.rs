@@ -122,6 +122,19 @@ impl Serving {
         self.engine().limits().ok_or_else(loading)
     }
 
+    /// Refuses a text that comes to more tokens than a prompt may have, however it is tokenised, without
+    /// doing that.
+    pub(crate) fn check_length(&self, text: &str, param: &'static str) -> Result<(), ApiError> {
+        let limits = self.engine_limits()?;
+        let limit_tokens = limits.max_prompt_tokens.min(limits.context_tokens);
+        let fewest_tokens = self.text().tokenizer.fewest_tokens(text);
+        if limit_tokens as usize <= fewest_tokens {
+            let prompt_bytes = text.len();
+            return Err(ApiError::PromptBytes { param, prompt_bytes, fewest_tokens, limit_tokens });
+        }
+        Ok(())
+    }
+
     /// Runs `work`, which may take long, on a thread of its own: rendering and tokenising a long
     /// prompt must not hold up the streams of others.
     pub(crate) async fn prepare<T: Send + 'static>(

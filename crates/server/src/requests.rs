@@ -15,6 +15,7 @@ use tracing::{Instrument, debug, info_span};
 use crate::ServerState;
 use crate::auth::{Holder, is_limited};
 use crate::caller::{Caller, kind_of};
+use crate::connections::{Connection, TooBusy};
 use crate::error::{ApiError, Dialect, Refusal, seconds};
 use crate::ids::new_id;
 use crate::journal::{HttpClass, Journal};
@@ -110,7 +111,22 @@ async fn answer(
 /// Who asks, if the request may be answered at all.
 fn check(state: &ServerState, request: &Request<Body>) -> Result<Option<Arc<Holder>>, ApiError> {
     state.config().hosts.check(request.headers())?;
-    state.api_keys().check(request.method(), request.uri().path(), request.headers())
+    let path = request.uri().path();
+    let holder = state.api_keys().check(request.method(), path, request.headers())?;
+    if let (Some(_), Some(connection)) = (&holder, request.extensions().get::<Connection>()) {
+        connection.proved();
+    }
+    // Whoever looks after the server gets in, however many others are there.
+    let is_in_reserve = path == "/metrics"
+        || path == "/health"
+        || path.starts_with("/health/")
+        || holder.as_ref().is_some_and(|holder| holder.is_admin());
+    match request.extensions().get::<TooBusy>() {
+        Some(TooBusy { limit }) if !is_in_reserve => {
+            Err(ApiError::TooManyStreams { limit: *limit })
+        }
+        _ => Ok(holder),
+    }
 }
 
 /// The answer of an error, with the moment to ask again as far as it can be told.

@@ -1,34 +1,46 @@
 //! Sockets: accepting, deadlines on everything a client can drag out, and an orderly end.
 //!
 //! `axum::serve` sets no deadline on a connection, so a client that sends half a head, or stops
-//! reading, would hold it for ever. Here each of those is bounded, and so is their number.
+//! reading, would hold it for ever. Here each of those is bounded, and so is their number
+//! (`connections.rs`).
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
+use axum::middleware::from_fn;
+use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
+use hyper::service::{Service, service_fn};
+use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulConnection;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Sleep, sleep, timeout};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use crate::ServerState;
+use crate::connections::{self, Connection, Connections};
 use crate::limits::ServerLimits;
 use crate::monitor::sample_until;
 use crate::tls::Tls;
 
 /// Pause after an accept that failed for lack of file descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Time for what is left of an answer on a connection that has to make room for others.
+const CLOSE_GRACE: Duration = Duration::from_millis(250);
 
 /// Calls that a connection may have open at once.
 const CALLS_PER_CONNECTION: u32 = 256;
@@ -49,7 +61,7 @@ pub async fn serve(
     let door = Door {
         limits: Arc::clone(state.limits()),
         tls: state.config().tls.clone(),
-        router: crate::router(state.clone()),
+        router: crate::router(state.clone()).layer(from_fn(connections::account)),
         is_grpc: false,
     };
     let (ending, ended) = watch::channel(false);
@@ -65,7 +77,8 @@ pub async fn serve_grpc(
     shutdown: impl Future<Output = ()> + Send,
 ) {
     let limits = Arc::clone(state.limits());
-    let door = Door { limits, tls: None, router: crate::grpc_router(state), is_grpc: true };
+    let router = crate::grpc_router(state).layer(from_fn(connections::account));
+    let door = Door { limits, tls: None, router, is_grpc: true };
     accept_all(listener, door, (JoinSet::new(), watch::Sender::new(false)), shutdown).await;
 }
 
@@ -85,15 +98,18 @@ async fn accept_all(
     shutdown: impl Future<Output = ()> + Send,
 ) {
     let limits = Arc::clone(&door.limits);
-    let slots = Arc::new(Semaphore::new(limits.connections));
+    let open = Connections::new(limits.connections);
     let mut shutdown = std::pin::pin!(shutdown);
+    let mut logging = std::pin::pin!(Arc::clone(&open).log_refusals());
     loop {
         tokio::select! {
-            (socket, slot) = accept(&listener, &slots) => {
-                let connection = Connection { socket, slot, door: door.clone() };
-                connections.spawn(connection.run(ending.subscribe()));
+            (socket, from) = accept(&listener, &open) => {
+                let (place, open, door) = (open.open(from.ip()), Arc::clone(&open), door.clone());
+                let client = Client { socket, place, open, door };
+                connections.spawn(client.run(ending.subscribe()));
             }
             Some(_) = connections.join_next() => {}
+            () = &mut logging => {}
             () = &mut shutdown => break,
         }
     }
@@ -106,18 +122,15 @@ async fn accept_all(
     connections.shutdown().await;
 }
 
-/// The next connection, once there is a slot for it.
-async fn accept(
-    listener: &TcpListener,
-    slots: &Arc<Semaphore>,
-) -> (TcpStream, OwnedSemaphorePermit) {
-    let slot = Arc::clone(slots).acquire_owned().await.expect("the semaphore is never closed");
+/// The next connection.
+async fn accept(listener: &TcpListener, open: &Connections) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
-            Ok((socket, _)) => return (socket, slot),
+            Ok(accepted) => return accepted,
             Err(err) if is_peers_fault(&err) => debug!(%err, "connection lost before it began"),
             Err(err) => {
-                warn!(%err, "accepting a connection failed");
+                open.refused(Ipv4Addr::UNSPECIFIED.into(), &format!("accepting failed: {err}"));
+                open.close_one();
                 sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -134,67 +147,102 @@ fn is_peers_fault(err: &io::Error) -> bool {
 }
 
 /// One accepted connection.
-struct Connection {
+struct Client {
     socket: TcpStream,
-    slot: OwnedSemaphorePermit,
+    place: Connection,
+    open: Arc<Connections>,
     door: Door,
 }
 
-impl Connection {
-    async fn run(self, mut ended: watch::Receiver<bool>) {
-        let Connection { socket, slot, door: Door { limits, tls, router, is_grpc } } = self;
-        // A token is a small write that must not wait for the next one.
-        if let Err(err) = socket.set_nodelay(true) {
-            debug!(%err, "setting TCP_NODELAY failed");
+impl Client {
+    /// Until either side ends it, or it has to make room for others.
+    async fn run(self, ended: watch::Receiver<bool>) {
+        let Client { socket, place, open, door } = self;
+        let from = place.ip();
+        if let Some(reason) = serve_client(socket, place, door, ended).await {
+            open.refused(from, &reason);
         }
-        if is_grpc {
-            answer_calls(socket, router, &limits, ended).await;
-            drop(slot);
-            return;
-        }
-        let Some(tls) = tls else {
+    }
+}
+
+/// Serves a connection. Says why, if it was none that could be served.
+async fn serve_client(
+    socket: TcpStream,
+    place: Connection,
+    door: Door,
+    mut ended: watch::Receiver<bool>,
+) -> Option<String> {
+    let Door { limits, tls, router, is_grpc } = door;
+    // A token is a small write that must not wait for the next one.
+    if let Err(err) = socket.set_nodelay(true) {
+        debug!(%err, "setting TCP_NODELAY failed");
+    }
+    let router = Counted { router: TowerToHyperService::new(router), place };
+    if is_grpc {
+        answer_calls(socket, router, &limits, ended).await;
+        return None;
+    }
+    let Some(tls) = tls else {
+        answer(socket, router, &limits, ended).await;
+        return None;
+    };
+    // The end of the server does not wait for a handshake.
+    let handshake = tokio::select! {
+        handshake = timeout(limits.handshake_timeout, tls.accept(socket)) => handshake,
+        _ = ended.wait_for(|&ended| ended) => return None,
+        () = router.place.closed() => return None,
+    };
+    match handshake {
+        Ok(Ok(socket)) => {
             answer(socket, router, &limits, ended).await;
-            drop(slot);
-            return;
-        };
-        // The end of the server does not wait for a handshake.
-        let handshake = tokio::select! {
-            handshake = timeout(limits.handshake_timeout, tls.accept(socket)) => handshake,
-            _ = ended.wait_for(|&ended| ended) => return,
-        };
-        match handshake {
-            Ok(Ok(socket)) => answer(socket, router, &limits, ended).await,
-            Ok(Err(err)) => debug!(%err, "handshake failed"),
-            Err(_) => debug!("the client took too long over its handshake"),
+            None
         }
-        drop(slot);
+        Ok(Err(err)) => Some(format!("TLS: {err}")),
+        Err(_) => Some("it took too long over the TLS handshake".to_owned()),
+    }
+}
+
+/// The routes, as one connection sees them.
+#[derive(Clone)]
+struct Counted {
+    router: TowerToHyperService<Router>,
+    place: Connection,
+}
+
+impl Counted {
+    async fn call(self, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(self.place);
+        self.router.call(request).await
     }
 }
 
 /// Answers on a connection until either side ends it.
 async fn answer<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     socket: S,
-    router: Router,
+    router: Counted,
     limits: &ServerLimits,
     ended: watch::Receiver<bool>,
 ) {
     let socket = TokioIo::new(Impatient::new(socket, limits.write_timeout));
+    let place = router.place.clone();
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_timeout)
         .max_buf_size(HEAD_BYTES)
-        .serve_connection(socket, TowerToHyperService::new(router));
-    until_over(serving, ended).await;
+        .serve_connection(socket, service_fn(move |request| router.clone().call(request)));
+    until_over(serving, &place, ended).await;
 }
 
 /// Answers calls on a connection of HTTP/2 until either side ends it.
 async fn answer_calls(
     socket: TcpStream,
-    router: Router,
+    router: Counted,
     limits: &ServerLimits,
     ended: watch::Receiver<bool>,
 ) {
     let socket = TokioIo::new(Impatient::new(socket, limits.write_timeout));
+    let place = router.place.clone();
     let serving = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .max_concurrent_streams(CALLS_PER_CONNECTION)
@@ -202,13 +250,14 @@ async fn answer_calls(
         // Who does not answer to a ping is gone.
         .keep_alive_interval(limits.head_timeout)
         .keep_alive_timeout(limits.handshake_timeout)
-        .serve_connection(socket, TowerToHyperService::new(router));
-    until_over(serving, ended).await;
+        .serve_connection(socket, service_fn(move |request| router.clone().call(request)));
+    until_over(serving, &place, ended).await;
 }
 
 /// Serves a connection until either side ends it; the server does once what is open has its answers.
 async fn until_over<C: GracefulConnection<Error = hyper::Error>>(
     connection: C,
+    place: &Connection,
     mut ended: watch::Receiver<bool>,
 ) {
     let mut connection = std::pin::pin!(connection);
@@ -218,6 +267,11 @@ async fn until_over<C: GracefulConnection<Error = hyper::Error>>(
         _ = ending => {
             connection.as_mut().graceful_shutdown();
             connection.await
+        }
+        () = place.closed() => {
+            // What is left of an answer may still go out.
+            connection.as_mut().graceful_shutdown();
+            timeout(CLOSE_GRACE, connection).await.unwrap_or(Ok(()))
         }
     };
     if let Err(err) = outcome {

@@ -41,6 +41,8 @@ pub struct ServerConfig {
     pub hosts: AllowedHosts,
     /// Speaks HTTPS with this certificate; plain HTTP without one.
     pub tls: Option<Tls>,
+    /// Counts the lines of the log that were dropped because nobody read them, for `/metrics`.
+    pub log_lines_dropped: Option<fn() -> u64>,
 }
 
 /// Where a server tells what it has done, beside its own endpoints.

@@ -12,6 +12,7 @@ mod error;
 mod files;
 mod generation;
 pub mod grammar;
+mod length;
 mod model_text;
 mod pieces;
 mod special;

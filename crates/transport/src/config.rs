@@ -14,8 +14,8 @@ pub const SOCKETS_PER_PEER_MAX: usize = 16;
 
 /// What one rank needs to join one epoch of a group.
 ///
-/// `peers`, `epoch`, `secret`, `sockets_per_peer` and `checksums` must be the same on every rank;
-/// the hello of each connection compares them.
+/// `epoch`, `key`, `sockets_per_peer`, `checksums` and the number of `peers` must be the same on
+/// every rank, `encrypt` the same at both ends of each connection; its handshake compares them.
 #[derive(Clone)]
 pub struct GroupConfig {
     /// This rank, `0..peers.len()`.
@@ -24,8 +24,12 @@ pub struct GroupConfig {
     pub peers: Vec<SocketAddr>,
     /// Which formation of the group this is. A rank only ever talks to ranks of the same epoch.
     pub epoch: u64,
-    /// Shared by the ranks of one group; both ends of a connection prove that they know it.
-    pub secret: [u8; 32],
+    /// Known to the ranks of this group alone; both ends of a connection prove that they know it,
+    /// and derive from it what they encrypt with. [`group_key`](crate::group_key) makes one where
+    /// nobody hands out a fresh one for each epoch.
+    pub key: [u8; 32],
+    /// Whether the connection to each rank is encrypted, by rank.
+    pub encrypt: Vec<bool>,
     /// How long [`Group::join`](crate::Group::join) waits for the others.
     pub join_timeout: Duration,
     /// How long one operation may take, from its call to its return.
@@ -47,13 +51,15 @@ impl GroupConfig {
     /// what the scheduler would have given another process anyway.
     pub const SPIN: Duration = Duration::from_micros(100);
 
-    /// A configuration with the default timeouts, one socket per peer and no checksums.
-    pub fn new(rank: usize, peers: Vec<SocketAddr>, epoch: u64, secret: [u8; 32]) -> GroupConfig {
+    /// A configuration with the default timeouts, one socket per peer, everything encrypted and
+    /// no checksums.
+    pub fn new(rank: usize, peers: Vec<SocketAddr>, epoch: u64, key: [u8; 32]) -> GroupConfig {
         GroupConfig {
             rank,
+            encrypt: vec![true; peers.len()],
             peers,
             epoch,
-            secret,
+            key,
             join_timeout: GroupConfig::JOIN_TIMEOUT,
             op_timeout: GroupConfig::OP_TIMEOUT,
             sockets_per_peer: 1,
@@ -75,6 +81,9 @@ impl GroupConfig {
         if self.rank >= size {
             return Err(TransportError::RankOutside { rank: self.rank, size });
         }
+        if self.encrypt.len() != size {
+            return Err(TransportError::EncryptFlags { found: self.encrypt.len(), size });
+        }
         if !(1..=SOCKETS_PER_PEER_MAX).contains(&self.sockets_per_peer) {
             return Err(TransportError::SocketsPerPeer {
                 found: self.sockets_per_peer,
@@ -86,12 +95,13 @@ impl GroupConfig {
 }
 
 impl fmt::Debug for GroupConfig {
-    /// Everything but the secret.
+    /// Everything but the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GroupConfig")
             .field("rank", &self.rank)
             .field("peers", &self.peers)
             .field("epoch", &self.epoch)
+            .field("encrypt", &self.encrypt)
             .field("join_timeout", &self.join_timeout)
             .field("op_timeout", &self.op_timeout)
             .field("sockets_per_peer", &self.sockets_per_peer)

@@ -53,6 +53,14 @@ pub enum TransportError {
         /// [`SOCKETS_PER_PEER_MAX`](crate::SOCKETS_PER_PEER_MAX).
         max: usize,
     },
+    /// A configuration that does not say for every rank whether to encrypt.
+    #[error("whether to encrypt is given for {found} ranks in a group of {size}")]
+    EncryptFlags {
+        /// Ranks for which it is given.
+        found: usize,
+        /// Ranks in the group.
+        size: usize,
+    },
     /// A buffer that does not hold whole elements.
     #[error("{bytes} bytes are no whole number of {dtype} elements")]
     UnevenBytes {
@@ -149,6 +157,16 @@ pub enum TransportError {
         /// In which operation, and when.
         moment: Box<Moment>,
     },
+    /// Bytes of an encrypted connection that the peer did not send, or not as they arrived.
+    #[error("{moment}: bytes from rank {rank} ({addr}) were changed on the way or are not from it")]
+    Forged {
+        /// The rank at the other end of the connection.
+        rank: usize,
+        /// Its listening address.
+        addr: SocketAddr,
+        /// In which operation, and when.
+        moment: Box<Moment>,
+    },
     /// [`Interrupter::interrupt`](crate::Interrupter::interrupt) was called.
     #[error("{moment}: interrupted")]
     Interrupted {
@@ -181,6 +199,7 @@ impl TransportError {
             | TransportError::PeerFailed { rank, .. }
             | TransportError::Desync { rank, .. }
             | TransportError::Garbled { rank, .. }
+            | TransportError::Forged { rank, .. }
             | TransportError::Checksum { rank, .. } => vec![*rank],
             TransportError::Deadline { waiting, .. } => {
                 waiting.iter().map(|(rank, _)| *rank).collect()
@@ -398,7 +417,7 @@ pub enum AbsenceReason {
     Settings,
     /// Another process has already taken that place.
     Taken,
-    /// It does not know the secret of the group.
+    /// It does not know the key of the group, or somebody changed what it said.
     Secret,
     /// It is connected to us but has not met all the others.
     Unready,
@@ -417,7 +436,9 @@ impl fmt::Display for AbsenceReason {
             AbsenceReason::Epoch(epoch) => write!(f, "it is in epoch {epoch}"),
             AbsenceReason::Settings => f.write_str("its group has other settings"),
             AbsenceReason::Taken => f.write_str("its place is taken by another process"),
-            AbsenceReason::Secret => f.write_str("wrong secret"),
+            AbsenceReason::Secret => {
+                f.write_str("it has another key, or the handshake was changed on the way")
+            }
             AbsenceReason::Unready => f.write_str("connected, but it has not met all others"),
         }
     }

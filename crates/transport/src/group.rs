@@ -110,10 +110,10 @@ impl Group {
         config.check()?;
         let started = Instant::now();
         let deadline = deadline(started, config.join_timeout);
-        let streams = mesh::connect(listener, &config, &interrupter, started)?;
+        let wires = mesh::connect(listener, &config, &interrupter, started)?;
         let peers = (0..config.size()).filter(|peer| *peer != config.rank).cycle();
-        let lanes = peers.zip(streams);
-        let lanes = lanes.map(|(peer, stream)| Lane::new(peer, stream, config.checksums)).collect();
+        let lanes = peers.zip(wires);
+        let lanes = lanes.map(|(peer, wire)| Lane::new(peer, wire, config.checksums)).collect();
         let size = config.size();
         let mut group = Group {
             config,
@@ -309,8 +309,8 @@ impl Group {
         self.config.op_timeout
     }
 
-    pub(crate) fn lane(&self, lane_idx: usize) -> &Lane {
-        &self.lanes[lane_idx]
+    pub(crate) fn lane(&mut self, lane_idx: usize) -> &mut Lane {
+        &mut self.lanes[lane_idx]
     }
 
     /// The first lane to a peer.
@@ -542,6 +542,7 @@ impl Group {
                     }
                     Fault::Garbled(found) => TransportError::Garbled { rank, addr, moment, found },
                     Fault::Checksum => TransportError::Checksum { rank, addr, moment },
+                    Fault::Forged => TransportError::Forged { rank, addr, moment },
                     Fault::Failed(reason) => {
                         TransportError::PeerFailed { rank, addr, moment, reason }
                     }

@@ -1,32 +1,38 @@
-//! The words of the handshake, and the proof of the shared secret.
+//! The words of the handshake, and the proof of the group's key.
 //!
 //! ```text
 //! dialling rank                         accepting rank
-//!   Hello { epoch, ranks, settings, nonce } ──▶
-//!               ◀── Reply { verdict, epoch, nonce, proof over both }
+//!   Hello { epoch, ranks, settings, encrypt, aes, nonce } ──▶
+//!               ◀── Reply { verdict, epoch, aes, nonce, proof over both }
 //!   Proof over both ──────────────────────────▶
 //! ```
 //!
-//! Each proof is HMAC-SHA256 (RFC 2104) with the group's secret over the label of its side, the
+//! Each proof is HMAC-SHA256 (RFC 2104) with the group's key over the label of its side, the
 //! hello and the reply. Both nonces are in it, so a recorded handshake is worth nothing later.
+//! Whether to encrypt each end has been given beforehand; the hello repeats it, so that ends which
+//! differ say so, and whoever changes it on the way changes what the proofs are over.
 
 use std::io;
 
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
+use ring::hmac;
 
 use crate::config::GroupConfig;
 use crate::error::AbsenceReason;
+use crate::seal::{self, Cipher, Opener, Sealer};
 
 pub(crate) const HELLO_BYTES: usize = 76;
-pub(crate) const REPLY_BYTES: usize = 88;
+pub(crate) const REPLY_BYTES: usize = 92;
 pub(crate) const PROOF_BYTES: usize = 32;
 
 /// Where the accepting side's proof starts in its reply.
 const REPLY_PROOF_AT: usize = REPLY_BYTES - PROOF_BYTES;
 const HELLO_MAGIC: [u8; 8] = *b"JKLPDIAL";
 const REPLY_MAGIC: [u8; 8] = *b"JKLPTAKE";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// Bits of a hello's settings and of a reply's.
+const CHECKSUMS: u32 = 1;
+const ENCRYPT: u32 = 2;
+const AES: u32 = 4;
 
 /// 32 bytes that were never used before.
 pub(crate) type Nonce = [u8; 32];
@@ -51,6 +57,10 @@ pub(crate) struct Hello {
     pub(crate) socket: u32,
     pub(crate) sockets_per_peer: u32,
     pub(crate) checksums: bool,
+    /// Whether the connection is to be encrypted.
+    pub(crate) encrypt: bool,
+    /// Whether the rank that dials has instructions for AES.
+    pub(crate) has_aes: bool,
     pub(crate) nonce: Nonce,
 }
 
@@ -64,6 +74,8 @@ impl Hello {
             socket: socket as u32,
             sockets_per_peer: config.sockets_per_peer as u32,
             checksums: config.checksums,
+            encrypt: config.encrypt[peer],
+            has_aes: seal::has_aes(),
             nonce,
         }
     }
@@ -79,7 +91,7 @@ impl Hello {
             self.size,
             self.socket,
             self.sockets_per_peer,
-            u32::from(self.checksums),
+            bit(CHECKSUMS, self.checksums) | bit(ENCRYPT, self.encrypt) | bit(AES, self.has_aes),
         ];
         for (at, word) in (20..).step_by(4).zip(words) {
             bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
@@ -98,6 +110,7 @@ impl Hello {
         if version != VERSION {
             return Err(AbsenceReason::Version(version));
         }
+        let settings = u32_at(bytes, 40);
         Ok(Hello {
             epoch: u64_at(bytes, 12),
             rank: u32_at(bytes, 20),
@@ -105,7 +118,9 @@ impl Hello {
             size: u32_at(bytes, 28),
             socket: u32_at(bytes, 32),
             sockets_per_peer: u32_at(bytes, 36),
-            checksums: u32_at(bytes, 40) == 1,
+            checksums: settings & CHECKSUMS != 0,
+            encrypt: settings & ENCRYPT != 0,
+            has_aes: settings & AES != 0,
             nonce: *bytes[44..].first_chunk().expect("the hello ends with 32 bytes of nonce"),
         })
     }
@@ -121,6 +136,7 @@ impl Hello {
             && self.checksums == config.checksums
             // The higher rank dials.
             && (config.rank + 1..config.size()).contains(&(self.rank as usize))
+            && self.encrypt == config.encrypt[self.rank as usize]
             && (self.socket as usize) < config.sockets_per_peer;
         if fits { Verdict::Welcome } else { Verdict::Settings }
     }
@@ -143,18 +159,21 @@ pub(crate) struct Reply {
     pub(crate) verdict: Verdict,
     /// The accepting rank's epoch.
     pub(crate) epoch: u64,
+    /// Whether the accepting rank has instructions for AES.
+    pub(crate) has_aes: bool,
     pub(crate) nonce: Nonce,
 }
 
 impl Reply {
-    pub(crate) fn encode(&self, secret: &[u8; 32], hello: &[u8; HELLO_BYTES]) -> [u8; REPLY_BYTES] {
+    pub(crate) fn encode(&self, key: &[u8; 32], hello: &[u8; HELLO_BYTES]) -> [u8; REPLY_BYTES] {
         let mut bytes = [0; REPLY_BYTES];
         bytes[..8].copy_from_slice(&REPLY_MAGIC);
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
         bytes[12..16].copy_from_slice(&(self.verdict as u32).to_le_bytes());
         bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
-        bytes[24..REPLY_PROOF_AT].copy_from_slice(&self.nonce);
-        let proof = hmac(secret, &[b"jackalope accepts", hello, &bytes[..REPLY_PROOF_AT]]);
+        bytes[24..28].copy_from_slice(&bit(AES, self.has_aes).to_le_bytes());
+        bytes[28..REPLY_PROOF_AT].copy_from_slice(&self.nonce);
+        let proof = hmac(key, &[b"jackalope accepts", hello, &bytes[..REPLY_PROOF_AT]]);
         bytes[REPLY_PROOF_AT..].copy_from_slice(&proof);
         bytes
     }
@@ -163,7 +182,7 @@ impl Reply {
     /// Why the accepting side is no rank of ours, or does not want us.
     pub(crate) fn check(
         bytes: &[u8; REPLY_BYTES],
-        secret: &[u8; 32],
+        key: &[u8; 32],
         hello: &[u8; HELLO_BYTES],
     ) -> Result<(), AbsenceReason> {
         if bytes[..8] != REPLY_MAGIC {
@@ -173,7 +192,7 @@ impl Reply {
         if version != VERSION {
             return Err(AbsenceReason::Version(version));
         }
-        let proof = hmac(secret, &[b"jackalope accepts", hello, &bytes[..REPLY_PROOF_AT]]);
+        let proof = hmac(key, &[b"jackalope accepts", hello, &bytes[..REPLY_PROOF_AT]]);
         if !same(&proof, &bytes[REPLY_PROOF_AT..]) {
             return Err(AbsenceReason::Secret);
         }
@@ -188,18 +207,39 @@ impl Reply {
 
 /// The dialling side's proof, its last word before frames.
 pub(crate) fn proof(
-    secret: &[u8; 32],
+    key: &[u8; 32],
     hello: &[u8; HELLO_BYTES],
     reply: &[u8; REPLY_BYTES],
 ) -> [u8; PROOF_BYTES] {
-    hmac(secret, &[b"jackalope dials", hello, reply])
+    hmac(key, &[b"jackalope dials", hello, reply])
+}
+
+/// What the records of a connection are sealed with and opened with, if it is encrypted. Of use
+/// only when both sides have proved that they know the group's key.
+pub(crate) fn keys(
+    config: &GroupConfig,
+    is_dialler: bool,
+    hello: &[u8; HELLO_BYTES],
+    reply: &[u8; REPLY_BYTES],
+) -> Option<Box<(Sealer, Opener)>> {
+    let peer = u32_at(hello, if is_dialler { 24 } else { 20 }) as usize;
+    if !config.encrypt.get(peer).copied().unwrap_or(true) {
+        return None;
+    }
+    let cipher = Cipher::of(u32_at(hello, 40) & AES != 0, u32_at(reply, 24) & AES != 0);
+    Some(Box::new(seal::keys(&config.key, cipher, is_dialler, hello, reply)))
+}
+
+fn bit(bit: u32, is_set: bool) -> u32 {
+    if is_set { bit } else { 0 }
 }
 
 /// HMAC-SHA256 of `parts` after each other.
 fn hmac(key: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
-    let mac = Hmac::<Sha256>::new_from_slice(key).expect("keys of any length are taken");
-    let mac = parts.iter().fold(mac, |mac, part| mac.chain_update(part));
-    mac.finalize().into_bytes().into()
+    let mut mac = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, key));
+    parts.iter().for_each(|part| mac.update(part));
+    let tag = mac.sign();
+    *tag.as_ref().first_chunk().expect("SHA-256 has 32 bytes")
 }
 
 /// Whether two proofs are the same, in a time that does not tell where they differ.
@@ -259,6 +299,7 @@ mod tests {
             (Hello { socket: 1, ..hello }, Verdict::Settings),
             (Hello { sockets_per_peer: 2, ..hello }, Verdict::Settings),
             (Hello { checksums: true, ..hello }, Verdict::Settings),
+            (Hello { encrypt: false, ..hello }, Verdict::Settings),
         ] {
             assert_eq!(wrong.verdict(&accepting), verdict, "{wrong:?}");
         }
@@ -268,7 +309,7 @@ mod tests {
     fn a_reply_is_believed_only_with_the_secret_and_for_its_own_hello() {
         let hello = Hello::new(&config(2), 1, 0, [3; 32]).encode();
         let other = Hello::new(&config(2), 1, 0, [4; 32]).encode();
-        let reply = Reply { verdict: Verdict::Welcome, epoch: 7, nonce: [5; 32] };
+        let reply = Reply { verdict: Verdict::Welcome, epoch: 7, has_aes: true, nonce: [5; 32] };
         let bytes = reply.encode(&[9; 32], &hello);
         assert_eq!(Reply::check(&bytes, &[9; 32], &hello), Ok(()));
         assert_eq!(Reply::check(&bytes, &[8; 32], &hello), Err(AbsenceReason::Secret));
@@ -283,7 +324,7 @@ mod tests {
     #[test]
     fn the_two_sides_prove_different_things() {
         let hello = Hello::new(&config(2), 1, 0, [3; 32]).encode();
-        let reply = Reply { verdict: Verdict::Welcome, epoch: 7, nonce: [5; 32] };
+        let reply = Reply { verdict: Verdict::Welcome, epoch: 7, has_aes: true, nonce: [5; 32] };
         let bytes = reply.encode(&[9; 32], &hello);
         assert!(!same(&proof(&[9; 32], &hello, &bytes), &bytes[REPLY_PROOF_AT..]));
     }

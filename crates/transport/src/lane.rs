@@ -1,4 +1,4 @@
-//! One socket to one peer: at most one frame on its way out and one on its way in.
+//! One connection to one peer: at most one frame on its way out and one on its way in.
 //!
 //! A lane never blocks. A driver calls its steps in turn with those of other lanes; each step
 //! moves what the socket takes or has, and says whether that was anything.
@@ -7,25 +7,25 @@
 //! in the lane's inbox. Large frames are *streamed* from and into the caller's memory.
 
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io;
+use std::os::fd::BorrowedFd;
 
 use crate::checksum::Xxh64;
 use crate::error::{Message, Operation};
 use crate::frame::{self, HEADER_BYTES, HeaderBytes, REASON_BYTES_MAX, TRAILER_BYTES};
 use crate::wait::{Fault, Stop};
+use crate::wire::Wire;
 
 /// Most bytes that one step writes or reads, so that no lane starves another.
 const STEP_BYTES_MAX: usize = 256 << 10;
 /// Most bytes of point-to-point messages that a lane keeps before anybody asked for them.
 const EARLY_BYTES_MAX: usize = 64 << 20;
 
-/// A socket to a peer and the frames in flight on it.
+/// A connection to a peer and the frames in flight on it.
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub(crate) peer: usize,
-    socket: TcpStream,
+    wire: Wire,
     checksums: bool,
     out: Outgoing,
     inc: Incoming,
@@ -80,11 +80,11 @@ const NOTHING: Message = Message {
 };
 
 impl Lane {
-    pub(crate) fn new(peer: usize, socket: TcpStream, checksums: bool) -> Lane {
+    pub(crate) fn new(peer: usize, wire: Wire, checksums: bool) -> Lane {
         let header = frame::encode(&NOTHING, peer);
         Lane {
             peer,
-            socket,
+            wire,
             checksums,
             out: Outgoing {
                 header,
@@ -114,11 +114,12 @@ impl Lane {
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.wire.fd()
     }
 
-    pub(crate) fn socket(&self) -> &TcpStream {
-        &self.socket
+    /// The bytes below the frames.
+    pub(crate) fn wire(&mut self) -> &mut Wire {
+        &mut self.wire
     }
 
     /// Whether the driver could use what the peer sends next.
@@ -132,7 +133,7 @@ impl Lane {
     }
 
     pub(crate) fn is_sent(&self) -> bool {
-        self.out.sent == self.out.total_bytes
+        self.out.sent == self.out.total_bytes && self.wire.is_flushed()
     }
 
     pub(crate) fn is_received(&self) -> bool {
@@ -183,11 +184,14 @@ impl Lane {
         if self.is_sent() {
             return Ok(false);
         }
-        match write(&self.socket, &frame[self.out.sent..]) {
-            Ok(sent) => {
+        let moved = self.wire.flush();
+        let written =
+            moved.and_then(|moved| Ok((moved, self.wire.write(&frame[self.out.sent..])?)));
+        match written {
+            Ok((moved, sent)) => {
                 self.out.sent += sent;
                 self.wants_write = !self.is_sent();
-                Ok(sent > 0)
+                Ok(moved || sent > 0)
             }
             Err(e) => Err(self.lost(e)),
         }
@@ -217,13 +221,13 @@ impl Lane {
             return Ok(false);
         }
         let inc = &mut self.inc;
-        let got = match read(&self.socket, &mut inc.inbox[inc.got..inc.total_bytes]) {
+        let got = match self.wire.read(&mut inc.inbox[inc.got..inc.total_bytes]) {
             Ok(0) => {
                 self.wants_read = true;
                 return Ok(false);
             }
             Ok(got) => got,
-            Err(e) => return Err(self.stop(Fault::Lost(e))),
+            Err(fault) => return Err(self.stop(fault)),
         };
         let header_was_checked = inc.got >= HEADER_BYTES;
         inc.got += got;
@@ -239,8 +243,11 @@ impl Lane {
         let (header, rest) = inc.inbox[..inc.got]
             .split_first_chunk::<HEADER_BYTES>()
             .expect("the caller has seen a whole header arrive");
-        let check = self.check_header(header, rest);
-        check.map_err(|fault| self.stop(fault))
+        if *header == inc.expected_header {
+            return Ok(());
+        }
+        let (header, rest) = (*header, rest.to_vec());
+        self.check_header(&header, &rest).map_err(|fault| self.stop(fault))
     }
 
     fn finish_whole(&mut self) -> Result<(), Stop> {
@@ -280,7 +287,14 @@ impl Lane {
         if self.is_sent() {
             return Ok(false);
         }
-        let mut moved = false;
+        let mut moved = match self.wire.flush() {
+            Ok(moved) => moved,
+            Err(e) => return Err(self.lost(e)),
+        };
+        self.wants_write = !self.wire.is_flushed();
+        if self.wants_write || self.is_sent() {
+            return Ok(moved);
+        }
         // Header, payload and trailer are at most three writes.
         for _ in 0..3 {
             let sent = match self.push_piece(payload, available) {
@@ -312,8 +326,8 @@ impl Lane {
             }
             (Some(at), None) => &out.trailer[at - out.payload_bytes..],
         };
-        let sent = write(&self.socket, piece)?;
-        self.wants_write = sent < piece.len();
+        let sent = self.wire.write(piece)?;
+        self.wants_write = sent < piece.len() || !self.wire.is_flushed();
         out.sent += sent;
         if let (true, Some(at)) = (self.checksums, payload_piece) {
             out.hash.update(&payload[at..at + sent]);
@@ -390,18 +404,17 @@ impl Lane {
     fn pull_piece(&mut self, window: &mut [u8]) -> Result<usize, Fault> {
         let inc = &mut self.inc;
         let got = match inc.got.checked_sub(HEADER_BYTES) {
-            None => read(&self.socket, &mut inc.header[inc.got..]),
+            None => self.wire.read(&mut inc.header[inc.got..]),
             Some(at) if at < inc.payload_bytes => {
                 let end = window.len().min(STEP_BYTES_MAX);
-                let got = read(&self.socket, &mut window[..end]);
+                let got = self.wire.read(&mut window[..end]);
                 if let (true, Ok(got)) = (self.checksums, &got) {
                     inc.hash.update(&window[..*got]);
                 }
                 got
             }
-            Some(at) => read(&self.socket, &mut inc.trailer[at - inc.payload_bytes..]),
-        };
-        let got = got.map_err(Fault::Lost)?;
+            Some(at) => self.wire.read(&mut inc.trailer[at - inc.payload_bytes..]),
+        }?;
         let header_was_checked = inc.got >= HEADER_BYTES;
         inc.got += got;
         if !header_was_checked && inc.got >= HEADER_BYTES {
@@ -435,7 +448,7 @@ impl Lane {
     }
 
     /// Compares what arrived with what was expected; `rest` is what arrived behind it.
-    fn check_header(&self, header: &HeaderBytes, rest: &[u8]) -> Result<(), Fault> {
+    fn check_header(&mut self, header: &HeaderBytes, rest: &[u8]) -> Result<(), Fault> {
         if *header == self.inc.expected_header {
             return Ok(());
         }
@@ -449,11 +462,11 @@ impl Lane {
     }
 
     /// The reason behind the header of a farewell; it was written together with it.
-    fn reason(&self, abort: &Message, rest: &[u8]) -> String {
+    fn reason(&mut self, abort: &Message, rest: &[u8]) -> String {
         let reason_bytes = (abort.frame_bytes as usize).min(REASON_BYTES_MAX);
         let mut reason = rest[..rest.len().min(reason_bytes)].to_vec();
         let mut more = vec![0; reason_bytes - reason.len()];
-        if let Ok(got) = read(&self.socket, &mut more) {
+        if let Ok(got) = self.wire.read(&mut more) {
             reason.extend_from_slice(&more[..got]);
         }
         String::from_utf8_lossy(&reason).into_owned()
@@ -489,9 +502,9 @@ impl Lane {
             self.wants_read = false;
             return Ok(false);
         }
-        let got = match read(&self.socket, &mut early.frame[early.got..]) {
+        let got = match self.wire.read(&mut early.frame[early.got..]) {
             Ok(got) => got,
-            Err(e) => return Err(self.stop(Fault::Lost(e))),
+            Err(fault) => return Err(self.stop(fault)),
         };
         early.got += got;
         if got > 0 && early.got == HEADER_BYTES && early.frame.len() == HEADER_BYTES {
@@ -514,7 +527,8 @@ impl Lane {
                 return Err(self.stop(Fault::Garbled(found)));
             }
             Some(found) if found.operation == Operation::Abort => {
-                return Err(self.stop(Fault::Failed(self.reason(&found, &[]))));
+                let reason = self.reason(&found, &[]);
+                return Err(self.stop(Fault::Failed(reason)));
             }
             Some(found) => found,
         };
@@ -534,43 +548,83 @@ impl Lane {
     /// Says farewell if no frame is under way, and closes the sending side.
     pub(crate) fn abort(&mut self, frame: &[u8]) {
         if self.out.sent == 0 || self.is_sent() {
-            let _ = write(&self.socket, frame);
+            let _ = self.wire.write(frame);
         }
-        let _ = self.socket.shutdown(std::net::Shutdown::Write);
+        self.wire.close();
     }
 }
 
-/// Writes what the socket takes; 0 when it is full.
-///
-/// std writes to sockets with `MSG_NOSIGNAL` where the system has it, and Rust programs ignore
-/// `SIGPIPE` elsewhere: a peer that is gone is an error, never a signal.
-pub(crate) fn write(mut socket: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
-    loop {
-        match socket.write(bytes) {
-            Ok(0) if !bytes.is_empty() => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(sent) => return Ok(sent),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(0),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-}
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::{Duration, Instant};
 
-/// Reads what is there; 0 when there is nothing.
-pub(crate) fn read(mut socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
-    if bytes.is_empty() {
-        return Ok(0);
+    use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
+
+    use super::*;
+    use crate::seal::{self, Cipher, HEAD_BYTES, Opener, RECORD_BYTES_MAX};
+
+    /// Long enough for a loaded machine, short enough to end a test that hangs.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Two ends of a connection that holds as little as the system allows.
+    fn narrow() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        set_socket_recv_buffer_size(&listener, 1).unwrap();
+        let out = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        set_socket_send_buffer_size(&out, 1).unwrap();
+        let (inc, _) = listener.accept().unwrap();
+        out.set_nonblocking(true).unwrap();
+        inc.set_nonblocking(true).unwrap();
+        (out, inc)
     }
-    loop {
-        match socket.read(bytes) {
-            Ok(0) => {
-                let closed = "the connection was closed";
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, closed));
+
+    fn opened(opener: &mut Opener, mut sealed: &mut [u8]) -> Vec<u8> {
+        let mut all = Vec::new();
+        while !sealed.is_empty() {
+            let (head, rest) = sealed.split_at_mut(HEAD_BYTES);
+            let body_bytes = opener.open_head(head).unwrap();
+            let (body, rest) = rest.split_at_mut(body_bytes);
+            let payload_bytes = opener.open_body(body).unwrap();
+            all.extend_from_slice(&body[..payload_bytes]);
+            sealed = rest;
+        }
+        all
+    }
+
+    #[test]
+    fn nothing_follows_a_frame_however_little_the_socket_takes_at_a_time() {
+        for is_sealed in [false, true] {
+            for payload_bytes in [1, 1000, RECORD_BYTES_MAX, 5 * RECORD_BYTES_MAX + 77] {
+                let (out, mut inc) = narrow();
+                let keys = |is_dialler| {
+                    seal::keys(&[1; 32], Cipher::Aes256Gcm, is_dialler, b"hello", b"reply")
+                };
+                let wire = Wire::new(out, is_sealed.then(|| Box::new(keys(true))));
+                let mut lane = Lane::new(1, wire, false);
+                let payload: Vec<u8> = (0..payload_bytes).map(|idx| idx as u8).collect();
+                let message = Message { frame_bytes: payload_bytes as u64, ..NOTHING };
+                lane.begin_push(&message, 0);
+                let mut arrived = Vec::new();
+                let mut piece = [0; 1500];
+                let started = Instant::now();
+                // Ends with the last byte, once nothing is left to send.
+                loop {
+                    assert!(started.elapsed() < PATIENCE, "sent {} bytes", lane.out.sent);
+                    lane.push(&payload, payload_bytes).unwrap();
+                    match inc.read(&mut piece) {
+                        Ok(got) => arrived.extend_from_slice(&piece[..got]),
+                        Err(e) if e.kind() == io::ErrorKind::WouldBlock && lane.is_sent() => break,
+                        Err(e) => assert_eq!(e.kind(), io::ErrorKind::WouldBlock),
+                    }
+                }
+                if is_sealed {
+                    arrived = opened(&mut keys(false).1, &mut arrived);
+                }
+                assert_eq!(arrived.len(), HEADER_BYTES + payload_bytes, "sealed: {is_sealed}");
+                assert!(arrived[HEADER_BYTES..] == payload);
             }
-            Ok(got) => return Ok(got),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(0),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
         }
     }
 }

@@ -13,7 +13,9 @@
 //!   timing, the size or the number of sockets.
 //! - **Idle costs nothing.** A waiting operation spins briefly, offering its core to others, and
 //!   then sleeps.
-//! - **Nobody gets in** without proving the group's secret, and nobody from another epoch.
+//! - **Nobody gets in** without proving the group's key, and nobody from another epoch.
+//! - **Nobody reads along or changes a byte** on connections that are encrypted, which all are
+//!   unless [`GroupConfig::encrypt`] says otherwise.
 //!
 //! A rank process binds one [`Listener`] for its life. For each epoch it joins a [`Group`] through
 //! it; after an error the group is dropped and the survivors join the next epoch.
@@ -47,10 +49,13 @@ mod interrupt;
 mod lane;
 mod listener;
 mod mesh;
+mod packed;
+mod seal;
 mod stream;
 mod sum;
 mod wait;
 mod whole;
+mod wire;
 
 pub use config::{GroupConfig, RANKS_MAX, SOCKETS_PER_PEER_MAX};
 pub use dtype::Dtype;
@@ -60,3 +65,5 @@ pub use error::{
 pub use group::{Group, GroupStats};
 pub use interrupt::Interrupter;
 pub use listener::Listener;
+pub use packed::{pack, unpack};
+pub use seal::group_key;

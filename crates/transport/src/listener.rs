@@ -1,18 +1,24 @@
-//! The door of a rank: one listening socket that outlives every epoch.
+//! The door of a rank: listening sockets, one port on each of its addresses, that outlive every epoch.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use crate::error::TransportError;
 
+/// Connections that the system holds for us until they are accepted: strangers fill a short queue.
+const BACKLOG: i32 = 1024;
+
 /// Listens for the connections of higher ranks as long as the process lives; each epoch of the
 /// group joins through it anew.
 #[derive(Debug)]
 pub struct Listener {
-    socket: TcpListener,
+    /// At least one, all with one port.
+    sockets: Vec<TcpListener>,
     addr: SocketAddr,
+    missing: Vec<IpAddr>,
 }
 
 impl Listener {
@@ -21,36 +27,138 @@ impl Listener {
     /// # Errors
     /// [`TransportError::Bind`] with the address and the reason.
     pub fn bind(addr: SocketAddr) -> Result<Listener, TransportError> {
-        let bind = |addr| {
-            let socket = TcpListener::bind(addr)?;
-            socket.set_nonblocking(true)?;
-            let addr = socket.local_addr()?;
-            Ok(Listener { socket, addr })
-        };
-        bind(addr).map_err(|cause: io::Error| TransportError::Bind { addr, cause: Arc::new(cause) })
+        Listener::bind_all(&[addr.ip()], addr.port()..=addr.port())
     }
 
-    /// The address that the socket is bound to, with the port that was chosen.
+    /// Listens on one port of `ports` on all of these addresses; a range that begins with 0 is any free
+    /// port. Addresses that this machine does not have are left out, see [`Listener::missing`].
+    ///
+    /// # Errors
+    /// [`TransportError::Bind`] if it has none of them, or no port is free.
+    ///
+    /// # Panics
+    /// If there is no address.
+    pub fn bind_all(
+        ips: &[IpAddr],
+        ports: RangeInclusive<u16>,
+    ) -> Result<Listener, TransportError> {
+        assert!(!ips.is_empty(), "a listener has an address");
+        let (first, last) = (*ports.start(), *ports.end());
+        let num_ports = u32::from(last.saturating_sub(first)) + 1;
+        // Ranks that start together do not try the same ports one after the other.
+        let offset = std::process::id() % num_ports;
+        let mut cause = io::Error::from(io::ErrorKind::AddrInUse);
+        for step in 0..num_ports {
+            let port = first + ((offset + step) % num_ports) as u16;
+            match listen_on(ips, port) {
+                Ok(listener) => return Ok(listener),
+                Err(err) if err.kind() == io::ErrorKind::AddrInUse => cause = err,
+                Err(err) => {
+                    cause = err;
+                    break;
+                }
+            }
+        }
+        let addr = SocketAddr::new(ips[0], first);
+        if 1 < num_ports && cause.kind() == io::ErrorKind::AddrInUse {
+            cause = io::Error::new(cause.kind(), format!("ports {first} to {last} are all in use"));
+        }
+        Err(TransportError::Bind { addr, cause: Arc::new(cause) })
+    }
+
+    /// The first address that is listened on, with the port that was chosen.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// The next connection in the backlog, or `None`.
-    pub(crate) fn accept(&self) -> io::Result<Option<(TcpStream, SocketAddr)>> {
-        match self.socket.accept() {
-            Ok(connection) => Ok(Some(connection)),
-            // The peer may have left again while it stood in the backlog.
-            Err(e)
-                if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) =>
-            {
-                Ok(None)
-            }
-            Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => Ok(None),
-            Err(e) => Err(e),
-        }
+    /// Addresses that this machine did not have.
+    pub fn missing(&self) -> &[IpAddr] {
+        &self.missing
     }
 
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+    /// The next connection in the backlog, or `None`.
+    pub(crate) fn accept(&self) -> io::Result<Option<(TcpStream, SocketAddr)>> {
+        for socket in &self.sockets {
+            match socket.accept() {
+                Ok(connection) => return Ok(Some(connection)),
+                // The peer may have left again while it stood in the backlog.
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::WouldBlock
+                            | io::ErrorKind::Interrupted
+                            | io::ErrorKind::ConnectionAborted
+                    ) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(None)
+    }
+
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.sockets.iter().map(AsFd::as_fd)
+    }
+}
+
+/// Listens on a port of all addresses that this machine has.
+fn listen_on(ips: &[IpAddr], port: u16) -> io::Result<Listener> {
+    let mut sockets: Vec<TcpListener> = Vec::new();
+    let (mut missing, mut absent) = (Vec::new(), None);
+    let mut addr = SocketAddr::new(ips[0], port);
+    for &ip in ips {
+        match TcpListener::bind((ip, addr.port())) {
+            Ok(socket) => {
+                socket.set_nonblocking(true)?;
+                rustix::net::listen(&socket, BACKLOG)?;
+                if sockets.is_empty() {
+                    addr = socket.local_addr()?;
+                }
+                sockets.push(socket);
+            }
+            Err(err) if err.kind() == io::ErrorKind::AddrNotAvailable => {
+                missing.push(ip);
+                absent = Some(err);
+            }
+            Err(err) => return Err(err),
+        }
+    }
+    match absent {
+        Some(err) if sockets.is_empty() => Err(err),
+        _ => Ok(Listener { sockets, addr, missing }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    const HOME: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    #[test]
+    fn a_port_of_the_range_is_taken_until_none_is_left() {
+        // Two ports that are free together, for a moment at least.
+        let (range, first) = (0..50)
+            .find_map(|_| {
+                let first = TcpListener::bind((HOME, 0)).ok()?.local_addr().ok()?.port();
+                let range = first..=first.checked_add(1)?;
+                Some((range.clone(), Listener::bind_all(&[HOME], range).ok()?))
+            })
+            .unwrap();
+        let second = Listener::bind_all(&[HOME], range.clone()).unwrap();
+        assert_ne!(first.local_addr(), second.local_addr());
+        assert!(range.contains(&second.local_addr().port()));
+        let err = Listener::bind_all(&[HOME], range).unwrap_err();
+        assert!(err.to_string().contains("are all in use"), "{err}");
+    }
+
+    #[test]
+    fn addresses_that_are_not_here_are_left_out_and_named() {
+        // From the block for documentation (RFC 5737).
+        let elsewhere: IpAddr = [192, 0, 2, 1].into();
+        let listener = Listener::bind_all(&[elsewhere, HOME], 0..=0).unwrap();
+        assert_eq!((listener.local_addr().ip(), listener.missing()), (HOME, &[elsewhere][..]));
+        assert!(Listener::bind_all(&[elsewhere], 0..=0).is_err());
     }
 }

@@ -13,13 +13,13 @@
 //! nothing, or the wrong thing, are dropped without harm: strangers, and connections of an
 //! earlier epoch that still stood in the backlog.
 
-use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jackalope_protocol::admission::{Admission, AdmissionId, AdmissionLimits};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketType};
 
@@ -29,31 +29,38 @@ use crate::error::{Absence, AbsenceReason, Absences, Moment, Operation, Phase, T
 use crate::hello::{self, HELLO_BYTES, Hello, PROOF_BYTES, REPLY_BYTES, Reply, Verdict};
 use crate::interrupt::Interrupter;
 use crate::listener::Listener;
+use crate::seal::{self, Opener, Sealer};
 use crate::wait::{deadline, poll_until};
+use crate::wire::Wire;
 
-/// Connections that may be in the middle of their handshake; the oldest goes first.
-const GUESTS_MAX: usize = 64;
+/// Connections that may be in the middle of their handshake; the addresses of peers are expected.
+const GUESTS: AdmissionLimits = AdmissionLimits { total: 128, per_source: 24, reserve: 64 };
+/// Connections accepted before those that are there are looked at again.
+const BATCH: usize = 64;
 /// How long a guest may take for its handshake.
 const GUEST_PATIENCE: Duration = Duration::from_secs(5);
-/// How long we wait for the network, or for the reply of a rank that has not begun to join,
+/// How long we wait for the network before we dial again: a first packet that was dropped, because
+/// strangers crowd the peer's queue, is sent again by the system only after a second.
+const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
+/// How long we wait for the reply of a rank that has not begun to join,
 /// before we dial again (the machine behind the connection may have vanished).
 const DIAL_PATIENCE: Duration = Duration::from_secs(10);
 /// Pause before the first and before every later attempt to dial.
 const BACKOFF_MIN: Duration = Duration::from_millis(5);
 const BACKOFF_MAX: Duration = Duration::from_millis(250);
 
-/// Connects to every peer; the streams are ordered by (socket, peer).
+/// Connects to every peer; the wires are ordered by (socket, peer).
 pub(crate) fn connect(
     listener: &Listener,
     config: &GroupConfig,
     interrupter: &Interrupter,
     started: Instant,
-) -> Result<Vec<TcpStream>, TransportError> {
+) -> Result<Vec<Wire>, TransportError> {
     let mut mesh = Mesh {
         listener,
         config,
         links: links(config),
-        guests: VecDeque::new(),
+        guests: Admission::new(GUESTS, config.peers.iter().map(SocketAddr::ip)),
         strangers: 0,
         last_stranger: None,
     };
@@ -65,7 +72,7 @@ pub(crate) fn connect(
             link.advance(config);
         }
         if mesh.links.iter().all(|link| matches!(link.place, Place::Linked { .. })) {
-            return mesh.into_streams();
+            return mesh.into_wires();
         }
         if interrupter.is_interrupted() {
             let moment = Box::new(moment(config, Phase::Connect, started));
@@ -142,6 +149,9 @@ fn say(mut stream: &TcpStream, words: &[u8]) -> Result<(), AbsenceReason> {
     stream.write_all(words).map_err(|e| AbsenceReason::Unreachable(e.kind()))
 }
 
+/// What a connection is encrypted with, if it is.
+type Keys = Option<Box<(Sealer, Opener)>>;
+
 /// One socket of the mesh in the making.
 struct Link {
     peer: usize,
@@ -171,6 +181,7 @@ enum Place {
     },
     Linked {
         stream: TcpStream,
+        keys: Keys,
         /// Until the peer's first frame arrives we watch for the end of the connection.
         quiet: bool,
     },
@@ -186,7 +197,7 @@ impl Link {
             Place::Paused { .. } => {
                 self.reason = AbsenceReason::NoConnection;
                 let stream = dial(config.peers[self.peer]);
-                stream.map(|stream| Place::Connecting { stream, give_up: now + DIAL_PATIENCE })
+                stream.map(|stream| Place::Connecting { stream, give_up: now + CONNECT_PATIENCE })
             }
             Place::Connecting { give_up, .. } | Place::Greeting { give_up, .. }
                 if now >= give_up =>
@@ -196,14 +207,14 @@ impl Link {
             Place::Connecting { stream, give_up } => self.greet(stream, give_up, config),
             Place::Greeting { stream, hello, reply, give_up } => {
                 answered(stream, hello, reply, config).map(|outcome| match outcome {
-                    Answer::Linked(stream) => Place::Linked { stream, quiet: true },
+                    Answer::Linked(stream, keys) => Place::Linked { stream, keys, quiet: true },
                     Answer::Pending(stream, reply) => {
                         Place::Greeting { stream, hello, reply, give_up }
                     }
                 })
             }
-            Place::Linked { stream, quiet } => {
-                watch(&stream, quiet).map(|quiet| Place::Linked { stream, quiet })
+            Place::Linked { stream, keys, quiet } => {
+                watch(&stream, quiet).map(|quiet| Place::Linked { stream, keys, quiet })
             }
         };
         match next {
@@ -280,11 +291,11 @@ fn established(stream: &TcpStream) -> Result<bool, AbsenceReason> {
 }
 
 enum Answer {
-    Linked(TcpStream),
+    Linked(TcpStream, Keys),
     Pending(TcpStream, Words<REPLY_BYTES>),
 }
 
-/// Checks the reply once it is complete, and proves the secret in turn.
+/// Checks the reply once it is complete, and proves the key in turn.
 fn answered(
     stream: TcpStream,
     hello: [u8; HELLO_BYTES],
@@ -292,9 +303,9 @@ fn answered(
     config: &GroupConfig,
 ) -> Result<Answer, AbsenceReason> {
     let Some(bytes) = reply.read(&stream)? else { return Ok(Answer::Pending(stream, reply)) };
-    Reply::check(&bytes, &config.secret, &hello)?;
-    say(&stream, &hello::proof(&config.secret, &hello, &bytes))?;
-    Ok(Answer::Linked(stream))
+    Reply::check(&bytes, &config.key, &hello)?;
+    say(&stream, &hello::proof(&config.key, &hello, &bytes))?;
+    Ok(Answer::Linked(stream, hello::keys(config, true, &hello, &bytes)))
 }
 
 /// Whether a linked peer is still quiet; an error when it has left.
@@ -321,13 +332,13 @@ struct Guest {
 
 enum GuestStage {
     Hello(Words<HELLO_BYTES>),
-    Proof { link_idx: usize, expected: [u8; PROOF_BYTES], words: Words<PROOF_BYTES> },
+    Proof { link_idx: usize, expected: [u8; PROOF_BYTES], words: Words<PROOF_BYTES>, keys: Keys },
 }
 
 /// What became of a guest.
 enum Visit {
     Waiting(Guest),
-    Linked { link_idx: usize, stream: TcpStream },
+    Linked { link_idx: usize, stream: TcpStream, keys: Keys },
     Dropped { addr: SocketAddr, reason: AbsenceReason, rank: Option<usize> },
 }
 
@@ -335,41 +346,57 @@ struct Mesh<'a> {
     listener: &'a Listener,
     config: &'a GroupConfig,
     links: Vec<Link>,
-    guests: VecDeque<Guest>,
+    /// Each is taken out while it is looked at.
+    guests: Admission<Option<Guest>>,
     strangers: u64,
     last_stranger: Option<(SocketAddr, AbsenceReason)>,
 }
 
 impl Mesh<'_> {
     fn accept(&mut self) -> Result<(), TransportError> {
-        while let Some((stream, addr)) = self.listener.accept().map_err(resources)? {
+        for _ in 0..BATCH {
+            let accepted = self.listener.accept().map_err(resources)?;
+            let Some((stream, addr)) = accepted else { break };
             stream.set_nonblocking(true).map_err(resources)?;
-            if self.guests.len() == GUESTS_MAX {
-                self.guests.pop_front();
-            }
             let give_up = Instant::now() + GUEST_PATIENCE;
             let stage = GuestStage::Hello(Words::new());
-            self.guests.push_back(Guest { stream, addr, stage, give_up });
+            // Whoever spoke while it stood in the system's queue is heard before any place is taken.
+            if let Some(guest) = self.receive(Guest { stream, addr, stage, give_up }) {
+                self.guests.admit(addr.ip(), Some(guest));
+            }
         }
         Ok(())
     }
 
     fn advance_guests(&mut self) {
-        for guest in std::mem::take(&mut self.guests) {
-            match self.visit(guest) {
-                Visit::Waiting(guest) => self.guests.push_back(guest),
-                Visit::Linked { link_idx, stream } => {
-                    self.links[link_idx].place = Place::Linked { stream, quiet: true };
+        let ids: Vec<AdmissionId> = self.guests.iter().map(|(id, _)| id).collect();
+        for id in ids {
+            let guest = self.guests.get_mut(id).and_then(Option::take);
+            match guest.and_then(|guest| self.receive(guest)) {
+                Some(guest) => {
+                    *self.guests.get_mut(id).expect("nobody came meanwhile") = Some(guest)
                 }
-                Visit::Dropped { addr, reason, rank } => {
-                    self.strangers += 1;
-                    self.last_stranger = Some((addr, reason));
-                    for link in self.links.iter_mut().filter(|link| Some(link.peer) == rank) {
-                        link.reason = reason;
-                    }
+                None => drop(self.guests.remove(id)),
+            }
+        }
+    }
+
+    /// Goes one step with a guest; returns it if there are more to come.
+    fn receive(&mut self, guest: Guest) -> Option<Guest> {
+        match self.visit(guest) {
+            Visit::Waiting(guest) => return Some(guest),
+            Visit::Linked { link_idx, stream, keys } => {
+                self.links[link_idx].place = Place::Linked { stream, keys, quiet: true };
+            }
+            Visit::Dropped { addr, reason, rank } => {
+                self.strangers += 1;
+                self.last_stranger = Some((addr, reason));
+                for link in self.links.iter_mut().filter(|link| Some(link.peer) == rank) {
+                    link.reason = reason;
                 }
             }
         }
+        None
     }
 
     /// One step of a guest's handshake, if its socket allows it.
@@ -381,7 +408,7 @@ impl Mesh<'_> {
                 Ok(Some(hello)) => self.answer(guest, hello),
                 Ok(None) => self.keep(guest),
             },
-            GuestStage::Proof { link_idx, expected, words } => {
+            GuestStage::Proof { link_idx, expected, words, keys } => {
                 let (link_idx, expected) = (*link_idx, *expected);
                 let rank = Some(self.links[link_idx].peer);
                 match words.read(&guest.stream) {
@@ -393,7 +420,9 @@ impl Mesh<'_> {
                     Ok(Some(_)) if self.is_taken(link_idx) => {
                         Visit::Dropped { addr, reason: AbsenceReason::Taken, rank: None }
                     }
-                    Ok(Some(_)) => Visit::Linked { link_idx, stream: guest.stream },
+                    Ok(Some(_)) => {
+                        Visit::Linked { link_idx, stream: guest.stream, keys: keys.take() }
+                    }
                 }
             }
         }
@@ -425,9 +454,10 @@ impl Mesh<'_> {
         if verdict == Verdict::Welcome && link_idx.is_some_and(|idx| self.is_taken(idx)) {
             verdict = Verdict::Taken;
         }
-        let secret = &self.config.secret;
+        let key = &self.config.key;
         let reply = hello::nonce().map_err(|e| unreachable(&e)).and_then(|nonce| {
-            let reply = Reply { verdict, epoch: self.config.epoch, nonce }.encode(secret, &words);
+            let (epoch, has_aes) = (self.config.epoch, seal::has_aes());
+            let reply = Reply { verdict, epoch, has_aes, nonce }.encode(key, &words);
             say(&guest.stream, &reply).map(|()| reply)
         });
         let rank = hello.map(|hello| hello.rank as usize);
@@ -435,8 +465,9 @@ impl Mesh<'_> {
             (Err(reason), _) => reason,
             (Ok(reply), Verdict::Welcome) => {
                 let link_idx = link_idx.expect("a welcome hello names a peer and a socket");
-                let expected = hello::proof(secret, &words, &reply);
-                let stage = GuestStage::Proof { link_idx, expected, words: Words::new() };
+                let expected = hello::proof(key, &words, &reply);
+                let keys = hello::keys(self.config, false, &words, &reply);
+                let stage = GuestStage::Proof { link_idx, expected, words: Words::new(), keys };
                 return Visit::Waiting(Guest { stage, ..guest });
             }
             (Ok(_), Verdict::Version) => AbsenceReason::Foreign,
@@ -450,11 +481,9 @@ impl Mesh<'_> {
     /// Sleeps until a socket is ready or a pause is over.
     fn sleep(&self, interrupter: &Interrupter, deadline: Instant) -> Result<(), TransportError> {
         let mut wake_at = deadline;
-        let mut fds = vec![
-            PollFd::from_borrowed_fd(self.listener.fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(interrupter.wake_fd(), PollFlags::IN),
-        ];
-        for guest in &self.guests {
+        let mut fds = vec![PollFd::from_borrowed_fd(interrupter.wake_fd(), PollFlags::IN)];
+        fds.extend(self.listener.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        for guest in self.guests.iter().filter_map(|(_, guest)| guest.as_ref()) {
             fds.push(PollFd::from_borrowed_fd(guest.stream.as_fd(), PollFlags::IN));
             wake_at = wake_at.min(guest.give_up);
         }
@@ -472,7 +501,7 @@ impl Mesh<'_> {
                     wake_at = wake_at.min(*give_up);
                     (stream, PollFlags::IN)
                 }
-                Place::Linked { stream, quiet: true } => (stream, PollFlags::IN),
+                Place::Linked { stream, quiet: true, .. } => (stream, PollFlags::IN),
                 Place::Open | Place::Linked { .. } => continue,
             };
             fds.push(PollFd::from_borrowed_fd(stream.as_fd(), flags));
@@ -480,15 +509,15 @@ impl Mesh<'_> {
         poll_until(&mut fds, wake_at).map_err(resources)
     }
 
-    fn into_streams(self) -> Result<Vec<TcpStream>, TransportError> {
-        let streams = self.links.into_iter().filter_map(|link| match link.place {
-            Place::Linked { stream, .. } => Some(stream),
+    fn into_wires(self) -> Result<Vec<Wire>, TransportError> {
+        let linked = self.links.into_iter().filter_map(|link| match link.place {
+            Place::Linked { stream, keys, .. } => Some((stream, keys)),
             _ => None,
         });
-        streams
-            .map(|stream| {
+        linked
+            .map(|(stream, keys)| {
                 stream.set_nodelay(true)?;
-                Ok(stream)
+                Ok(Wire::new(stream, keys))
             })
             .collect::<io::Result<_>>()
             .map_err(resources)

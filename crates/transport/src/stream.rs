@@ -25,10 +25,14 @@ use crate::sum::sum_in_rank_order;
 use crate::wait::{Stop, Wait};
 use crate::whole::pull_early;
 
-/// Bytes that are summed at a time, once they have come from everybody.
-const CHUNK_BYTES: usize = 64 << 10;
+/// Bytes that are summed at a time, once they have come from everybody; a multiple of `UNIT_BYTES`.
+const CHUNK_BYTES: usize = 48 << 10;
 /// Bytes of a peer's part that may wait to be summed; a multiple of `CHUNK_BYTES`.
-pub(crate) const RING_BYTES: usize = 256 << 10;
+pub(crate) const RING_BYTES: usize = 192 << 10;
+/// Where pieces are cut: between lines of a cache and between elements, of whichever type.
+const UNIT_BYTES: usize = 192;
+const _: () = assert!(CHUNK_BYTES.is_multiple_of(UNIT_BYTES));
+const _: () = assert!(RING_BYTES.is_multiple_of(CHUNK_BYTES));
 
 /// Where streams read and write.
 #[derive(Debug)]
@@ -237,9 +241,8 @@ impl Streams<'_> {
     }
 }
 
-/// Piece `idx` of `count` nearly equal pieces of `range`, cut at multiples of 64 bytes.
+/// Piece `idx` of `count` nearly equal pieces of `range`, cut at multiples of [`UNIT_BYTES`].
 pub(crate) fn piece(range: &Range<usize>, idx: usize, count: usize) -> Range<usize> {
-    const UNIT_BYTES: usize = 64;
     let units = range.len().div_ceil(UNIT_BYTES);
     let cut = |idx: usize| (range.start + units * idx / count * UNIT_BYTES).min(range.end);
     cut(idx)..cut(idx + 1)
@@ -259,7 +262,9 @@ mod tests {
                 assert_eq!(pieces[count - 1].end, range.end);
                 for pair in pieces.windows(2) {
                     assert_eq!(pair[0].end, pair[1].start);
-                    assert!(pair[0].end % 64 == 0 || pair[0].end == range.end);
+                    assert!(
+                        (pair[0].end - range.start) % UNIT_BYTES == 0 || pair[0].end == range.end
+                    );
                 }
             }
         }

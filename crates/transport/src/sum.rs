@@ -8,6 +8,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use crate::dtype::Dtype;
+use crate::packed;
 
 /// Elements added at a time: their f32 accumulators stay in the first-level cache.
 const BLOCK: usize = 1024;
@@ -25,7 +26,15 @@ pub(crate) fn sum_in_rank_order(own: &mut [u8], own_rank: usize, others: &[&[u8]
         (Dtype::I32 | Dtype::U32, [other]) => add_pair(own, own_rank, other, |a, b| {
             u32::from_le_bytes(a).wrapping_add(u32::from_le_bytes(b)).to_le_bytes()
         }),
+        (Dtype::F64, [other]) => add_pair(own, own_rank, other, |a, b| {
+            (f64::from_le_bytes(a) + f64::from_le_bytes(b)).to_le_bytes()
+        }),
         (Dtype::F32, _) => sum_blocks::<F32>(own, own_rank, others),
+        (Dtype::F64, _) => sum_blocks::<F64>(own, own_rank, others),
+        (Dtype::Packed, [other]) => add_pair(own, own_rank, other, |a, b| {
+            packed::encode(packed::decode(a) + packed::decode(b))
+        }),
+        (Dtype::Packed, _) => sum_blocks::<Packed>(own, own_rank, others),
         (Dtype::F16, _) => sum_blocks::<F16>(own, own_rank, others),
         (Dtype::Bf16, _) => sum_blocks::<Bf16>(own, own_rank, others),
         // Two's complement: signed and unsigned wrap to the same bits.
@@ -34,14 +43,14 @@ pub(crate) fn sum_in_rank_order(own: &mut [u8], own_rank: usize, others: &[&[u8]
 }
 
 /// Two ranks, in one pass without accumulators.
-fn add_pair(
+fn add_pair<const BYTES: usize>(
     own: &mut [u8],
     own_rank: usize,
     other: &[u8],
-    add: impl Fn([u8; 4], [u8; 4]) -> [u8; 4],
+    add: impl Fn([u8; BYTES], [u8; BYTES]) -> [u8; BYTES],
 ) {
-    let (own, _) = own.as_chunks_mut::<4>();
-    let (other, _) = other.as_chunks::<4>();
+    let (own, _) = own.as_chunks_mut::<BYTES>();
+    let (other, _) = other.as_chunks::<BYTES>();
     if own_rank == 0 {
         for (a, b) in own.iter_mut().zip(other) {
             *a = add(*a, *b);
@@ -102,6 +111,56 @@ impl Element for F32 {
     fn store(acc: &[f32], bytes: &mut [u8]) {
         for (a, b) in acc.iter().zip(bytes.as_chunks_mut::<4>().0) {
             *b = a.to_le_bytes();
+        }
+    }
+}
+
+struct F64;
+
+impl Element for F64 {
+    const SIZE_BYTES: usize = 8;
+    type Acc = f64;
+
+    fn load(acc: &mut [f64], bytes: &[u8]) {
+        for (a, b) in acc.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *a = f64::from_le_bytes(*b);
+        }
+    }
+
+    fn add(acc: &mut [f64], bytes: &[u8]) {
+        for (a, b) in acc.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *a += f64::from_le_bytes(*b);
+        }
+    }
+
+    fn store(acc: &[f64], bytes: &mut [u8]) {
+        for (a, b) in acc.iter().zip(bytes.as_chunks_mut::<8>().0) {
+            *b = a.to_le_bytes();
+        }
+    }
+}
+
+struct Packed;
+
+impl Element for Packed {
+    const SIZE_BYTES: usize = packed::BYTES;
+    type Acc = f64;
+
+    fn load(acc: &mut [f64], bytes: &[u8]) {
+        for (a, b) in acc.iter_mut().zip(bytes.as_chunks().0) {
+            *a = packed::decode(*b);
+        }
+    }
+
+    fn add(acc: &mut [f64], bytes: &[u8]) {
+        for (a, b) in acc.iter_mut().zip(bytes.as_chunks().0) {
+            *a += packed::decode(*b);
+        }
+    }
+
+    fn store(acc: &[f64], bytes: &mut [u8]) {
+        for (a, b) in acc.iter().zip(bytes.as_chunks_mut().0) {
+            *b = packed::encode(*a);
         }
     }
 }
@@ -233,7 +292,17 @@ mod tests {
     fn reference(parts: &[&[u8]], dtype: Dtype) -> Vec<u8> {
         let four = |part: &[u8]| <[u8; 4]>::try_from(part).unwrap();
         let two = |part: &[u8]| <[u8; 2]>::try_from(part).unwrap();
+        let eight = |part: &[u8]| f64::from_le_bytes(part.try_into().unwrap());
         match dtype {
+            Dtype::Packed => {
+                let six = |part: &[u8]| packed::decode(part.try_into().unwrap());
+                let sum = parts[1..].iter().fold(six(parts[0]), |sum, p| sum + six(p));
+                packed::encode(sum).to_vec()
+            }
+            Dtype::F64 => {
+                let sum = parts[1..].iter().fold(eight(parts[0]), |sum, p| sum + eight(p));
+                sum.to_le_bytes().to_vec()
+            }
             Dtype::F32 => parts[1..]
                 .iter()
                 .fold(f32::from_le_bytes(four(parts[0])), |sum, p| {
@@ -268,6 +337,8 @@ mod tests {
             Dtype::F32 => f32::from_le_bytes(bytes.try_into().unwrap()).is_nan(),
             Dtype::F16 => f16::from_le_bytes(bytes.try_into().unwrap()).is_nan(),
             Dtype::Bf16 => bf16::from_le_bytes(bytes.try_into().unwrap()).is_nan(),
+            Dtype::F64 => f64::from_le_bytes(bytes.try_into().unwrap()).is_nan(),
+            Dtype::Packed => packed::decode(bytes.try_into().unwrap()).is_nan(),
             Dtype::I32 | Dtype::U32 => false,
         }
     }

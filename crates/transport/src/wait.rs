@@ -45,9 +45,14 @@ pub(crate) enum Stop {
 #[derive(Debug)]
 pub(crate) enum Fault {
     Lost(io::Error),
-    Desync { expected: Message, found: Message },
+    Desync {
+        expected: Message,
+        found: Message,
+    },
     Garbled([u8; 8]),
     Checksum,
+    /// A record that does not open.
+    Forged,
     Failed(String),
 }
 

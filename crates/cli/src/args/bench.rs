@@ -48,9 +48,8 @@ pub(crate) struct BenchUrlArgs {
     /// Measure this server, over HTTP, with streams.
     #[arg(long, conflicts_with_all = ["ranks", "hosts", "profile", "runs"])]
     pub(crate) url: Option<String>,
-    /// Key for the server. Default: the one it was started with on this machine.
-    #[arg(long, value_name = "KEY", requires = "url")]
-    pub(crate) api_key: Option<String>,
+    #[command(flatten)]
+    pub(crate) key: super::keys::ClientKeyArgs,
     /// Requests for each number at a time. Default: four times that number.
     #[arg(long, value_name = "REQUESTS", requires = "url",
           value_parser = clap::value_parser!(u32).range(1..=100_000))]

@@ -9,12 +9,20 @@ const MIB_MAX: u64 = 1 << 20;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct EdgeArgs {
-    /// Keys that clients must present, separated by commas.
+    /// Keys that clients must present, separated by commas. Every user of this machine can read a
+    /// command line: prefer `--api-key-file` or the variable JACKALOPE_API_KEY.
     #[arg(long, value_delimiter = ',', value_name = "KEYS")]
     pub(crate) api_key: Vec<String>,
+    /// File with such keys, one per line; lines that begin with `#` are skipped. Read once, at the start.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
     /// Keys for administrators, who may also cancel requests and see the last ones, separated by commas.
+    /// Prefer `--admin-key-file` or the variable JACKALOPE_ADMIN_KEY.
     #[arg(long, value_delimiter = ',', value_name = "KEYS")]
     pub(crate) admin_key: Vec<String>,
+    /// File with administrators' keys, as `--api-key-file`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) admin_key_file: Option<PathBuf>,
     /// File of keys with names and limits, as docs/api.md describes; read again when it changes.
     #[arg(long, value_name = "FILE")]
     pub(crate) api_keys: Option<PathBuf>,

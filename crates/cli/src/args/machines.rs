@@ -1,8 +1,42 @@
 //! Several machines.
 
+use std::fmt;
 use std::net::IpAddr;
+use std::str::FromStr;
 
 use clap::Subcommand;
+
+/// Ports after each other.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct PortRange {
+    first: u16,
+    last: u16,
+}
+
+impl PortRange {
+    /// Free of our other ports, of MLX's, and of those that systems give away by themselves.
+    pub(crate) const DATA: PortRange = PortRange { first: 31000, last: 31299 };
+}
+
+impl FromStr for PortRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PortRange, String> {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let parse = |text: &str| text.parse().map_err(|_| format!("{text:?} is no port"));
+        let (first, last) = (parse(first)?, parse(last)?);
+        if last < first {
+            return Err(format!("{text} ends before it begins"));
+        }
+        Ok(PortRange { first, last })
+    }
+}
+
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
 
 /// The machines ranks are on, and how they are reached.
 #[derive(Clone, Debug, clap::Args)]
@@ -18,9 +52,12 @@ pub(crate) struct HostsArgs {
     pub(crate) env: Vec<String>,
     #[command(flatten)]
     pub(crate) reach: ReachArgs,
-    /// Where ranks connect to on this machine.
+    /// Where ranks connect to on this machine, on the addresses by which their machines reach it.
     #[arg(long, value_name = "PORT", default_value_t = 18080)]
     pub(crate) control_port: u16,
+    /// Ports of which ranks take one each, for the connections between them.
+    #[arg(long, value_name = "FIRST-LAST", default_value_t = PortRange::DATA)]
+    pub(crate) data_ports: PortRange,
     /// Seconds for which ranks keep their weights when this program is gone without a word.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) lease: u64,
@@ -58,6 +95,13 @@ pub(crate) struct RankArgs {
     /// MLX_HOSTFILE.
     #[arg(long, value_name = "HOST")]
     pub(crate) control: Option<String>,
+    /// Addresses by which the other ranks reach this one, separated by commas. Default: this machine's
+    /// address on the way to `--control`.
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    pub(crate) data: Vec<IpAddr>,
+    /// Ports of which one is taken for the connections between ranks.
+    #[arg(long, value_name = "FIRST-LAST", default_value_t = PortRange::DATA)]
+    pub(crate) data_ports: PortRange,
     /// Seconds to look for it: ranks may be started before it.
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     pub(crate) wait: u64,
@@ -80,12 +124,13 @@ pub(crate) struct ReachArgs {
     pub(crate) no_bootstrap: bool,
 }
 
-/// Look after this machine's programs for whoever holds the cluster's secret.
+/// Look after this machine's programs for the coordinators that it trusts.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct AgentArgs {
-    /// Address to listen on.
-    #[arg(long, default_value = "0.0.0.0")]
-    pub(crate) listen: IpAddr,
+    /// Addresses to listen on, separated by commas. Default: the private addresses of this machine's
+    /// interfaces (10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 100.64.0.0/10, 169.254.0.0/16, fc00::/7).
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    pub(crate) listen: Vec<IpAddr>,
     /// Port to listen on.
     #[arg(long, default_value_t = 18081)]
     pub(crate) port: u16,
@@ -96,7 +141,8 @@ pub(crate) struct AgentArgs {
     /// told the version alone.
     #[arg(long)]
     pub(crate) announce: bool,
-    /// Start one in the background with the secret on standard input, unless one runs that has it.
+    /// Start one in the background with the secret on standard input, unless one runs that has it; a
+    /// second line holds the key of a coordinator to trust.
     #[arg(long, conflicts_with = "detached")]
     pub(crate) start: bool,
     /// Leave the session and the terminal behind (what `--start` runs).
@@ -121,6 +167,9 @@ pub(crate) enum AgentCommand {
         /// Let it answer `jackalope discover`.
         #[arg(long)]
         announce: bool,
+        /// Addresses to listen on, separated by commas. Default: as without `install`.
+        #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+        listen: Vec<IpAddr>,
         /// Print what would be written and run, and do nothing.
         #[arg(long)]
         dry_run: bool,

@@ -122,9 +122,8 @@ pub(crate) struct AskArgs {
     /// Server to ask. Default: the one that runs on this machine, else http://127.0.0.1:8080.
     #[arg(long)]
     pub(crate) url: Option<String>,
-    /// Key for the server. Default: the one it was started with on this machine.
-    #[arg(long, value_name = "KEY")]
-    pub(crate) api_key: Option<String>,
+    #[command(flatten)]
+    pub(crate) key: super::keys::ClientKeyArgs,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,5 +1,6 @@
 //! LocalAI's words for ranks and agents.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Subcommand, ValueEnum};
@@ -46,6 +47,9 @@ pub(crate) struct MlxDistributedArgs {
     /// Keys that LocalAI must present, separated by commas. Default: LOCALAI_GRPC_AUTH_TOKEN, else none.
     #[arg(long, value_delimiter = ',', value_name = "KEYS")]
     pub(crate) api_key: Vec<String>,
+    /// File with such keys, one per line; lines that begin with `#` are skipped.
+    #[arg(long, value_name = "FILE", conflicts_with = "api_key")]
+    pub(crate) api_key_file: Option<PathBuf>,
     /// Answer beyond this machine without keys.
     #[arg(long)]
     pub(crate) insecure: bool,

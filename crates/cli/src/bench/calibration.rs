@@ -109,7 +109,7 @@ fn scale(peer: &Peer, asking: &Asking, few: &Heard, salt: u64) -> anyhow::Result
 
 fn refused(fault: &Fault) -> anyhow::Error {
     let hint = match fault.status() {
-        Some(401 | 403) => "pass `--api-key KEY`",
+        Some(401 | 403) => "pass `--api-key-file FILE`",
         Some(404) => "`--model` takes a name that `GET /v1/models` lists",
         Some(_) => "the server's own log says more",
         None => "`--url` takes the address of a server that speaks OpenAI's protocol, without /v1",

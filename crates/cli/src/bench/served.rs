@@ -42,7 +42,7 @@ pub(super) async fn run(
     url: String,
     environment: &Environment,
 ) -> anyhow::Result<()> {
-    let server = operate::named(&url, args.server.api_key.clone(), environment);
+    let server = operate::named(&url, &args.server.key, environment)?;
     tokio::select! {
         result = operate::off_runtime(move || sweep(&args, server)) => result,
         _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),

@@ -11,10 +11,7 @@ use super::{Origin, PREFIX, Resolved, read_file, resolve_parts, serve_flags};
 use crate::args::operate::ConfigArgs;
 use crate::args::{Args, CompletionsArgs};
 use crate::environment::Environment;
-use crate::output;
-
-/// Flags whose values are nobody's business.
-const SECRETS: &[&str] = &["api-key", "admin-key"];
+use crate::{keys, output};
 
 const EXAMPLE_HEAD: &str = "\
 # Settings of `jackalope serve` and `jackalope start`, read from a file `.env` in the folder they are
@@ -74,7 +71,7 @@ fn setting(
     let raw = matches.try_get_raw(&id).ok()?;
     let values: Vec<String> =
         raw.into_iter().flatten().map(|it| it.to_string_lossy().into_owned()).collect();
-    let value = match SECRETS.contains(&flag) && !values.is_empty() {
+    let value = match keys::SECRET_FLAGS.contains(&flag) && !values.is_empty() {
         true => "(not shown)".to_owned(),
         false => values.join(","),
     };

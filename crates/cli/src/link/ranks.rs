@@ -1,5 +1,6 @@
 //! The ranks of a measurement: processes of ours, or of agents.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -20,8 +21,8 @@ use jackalope_protocol::{Backend, Secret};
 use serde_json::Value;
 use tokio::sync::mpsc::Sender;
 
-use crate::args::LinkArgs;
-use crate::args::machines::ReachArgs;
+use crate::args::machines::{PortRange, ReachArgs};
+use crate::args::{EncryptArg, LinkArgs};
 use crate::environment::Environment;
 use crate::machines;
 
@@ -160,18 +161,30 @@ impl AgentRanks {
             routes::Node { host, facts }
         };
         let routes = routes(&hosts.iter().enumerate().map(node).collect::<Vec<_>>())?;
+        let listen = |to: usize| {
+            let others = routes.iter().enumerate().filter(|(from, _)| *from != to);
+            let ips: BTreeSet<IpAddr> = others.map(|(_, row)| row[to]).collect();
+            ips.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",")
+        };
+        let listen: Vec<String> = (0..hosts.len()).map(listen).collect();
+        let ports = PortRange::DATA.to_string();
         let (usable, refused) = settings(backends, &hosts);
         let names: Vec<Backend> = usable.iter().map(|(backend, _)| *backend).collect();
         let words = words(args, &names);
+        let secret = Secret::draw().context("drawing the group's secret")?;
         let program = |rank: usize| {
             let mut order = Order {
                 name: format!("link {} rank {rank}", std::process::id()),
                 program: OrderedProgram::Rank,
-                args: ["link", "--data", "0.0.0.0:0", "--rank"].map(str::to_owned).to_vec(),
+                args: ["link", "--data", &listen[rank], "--data-ports", &ports, "--rank"]
+                    .map(str::to_owned)
+                    .to_vec(),
                 env: file.envs.clone(),
                 files: Vec::new(),
                 cwd: None,
                 lease_ms: 0,
+                // Of the group, which all its ranks prove to each other.
+                ticket: Some(secret),
             };
             order.args.push(rank.to_string());
             order.args.extend(words.iter().cloned());
@@ -296,6 +309,11 @@ fn words(args: &LinkArgs, backends: &[Backend]) -> Vec<String> {
     }
     if args.checksums {
         words.push("--checksums".to_owned());
+    }
+    match args.encrypt_data {
+        EncryptArg::Auto => words.push("--compare-encrypted".to_owned()),
+        EncryptArg::On => words.push("--encrypt".to_owned()),
+        EncryptArg::Off => {}
     }
     words
 }

@@ -1,12 +1,14 @@
 //! Ranks that a person, or somebody else's launcher, starts.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use jackalope_cluster::local::RANK_PROGRAM;
 use jackalope_cluster::process::{Child, describe};
-use jackalope_engine::link::{LaunchError, LaunchOrder, Launcher, RankProcess};
+use jackalope_engine::link::{Launch, LaunchError, LaunchOrder, Launcher, RankProcess};
 
+use crate::args::machines::PortRange;
+use crate::rank::{DataPlane, Looking};
 use crate::{output, rank};
 
 /// How long a rank of ours looks for the brain that started it.
@@ -18,27 +20,40 @@ pub(crate) struct ByHand {
     pub(crate) hosts: Vec<String>,
     /// Where the brain is, as the others see it.
     pub(crate) control: SocketAddr,
+    /// By rank: where the others reach it; empty if its transport knows that itself.
+    pub(crate) data_ips: Vec<Vec<IpAddr>>,
+    /// Of which each rank takes one.
+    pub(crate) data_ports: PortRange,
     /// Variables of the first rank, if that one is ours to start.
     pub(crate) first: Option<Vec<(String, String)>>,
 }
 
 impl Launcher for ByHand {
-    fn launch(&mut self, order: &LaunchOrder) -> Result<Box<dyn RankProcess>, LaunchError> {
-        let (rank, host) = (order.rank, &self.hosts[order.rank]);
-        if let (0, Some(env)) = (rank, &self.first) {
-            return start_here(order, env);
+    fn launch(&mut self, order: &LaunchOrder) -> Launch {
+        let (order, host) = (order.clone(), self.hosts[order.rank].clone());
+        let (rank, control) = (order.rank, self.control);
+        let ips = self.data_ips[rank].clone();
+        if let (0, Some(env)) = (rank, self.first.clone()) {
+            let data = DataPlane { ips, ports: self.data_ports };
+            return Box::new(move || start_here(&order, &data, &env));
         }
-        output::note(&format!(
-            "waiting for rank {rank}; on {host} type: jackalope rank --rank {rank} --control {}",
-            self.control
-        ));
-        Ok(Box::new(Elsewhere))
+        let ips: Vec<String> = ips.iter().map(IpAddr::to_string).collect();
+        let data =
+            if ips.is_empty() { String::new() } else { format!(" --data {}", ips.join(",")) };
+        Box::new(move || {
+            output::note(&format!(
+                "waiting for rank {rank}; on {host} type: \
+                 jackalope rank --rank {rank} --control {control}{data}"
+            ));
+            Ok(Box::new(Elsewhere))
+        })
     }
 }
 
 /// Rank 0, which ends with us.
 fn start_here(
     order: &LaunchOrder,
+    data: &DataPlane,
     env: &[(String, String)],
 ) -> Result<Box<dyn RankProcess>, LaunchError> {
     let program = PathBuf::from(RANK_PROGRAM);
@@ -46,8 +61,8 @@ fn start_here(
         program: program.clone(),
         hint: hint.to_string(),
     };
-    let control = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), order.control_addr.port());
-    let spawn = rank::spawn((0, control), &order.secret, PATIENCE_SECONDS, env).map_err(missing)?;
+    let looking = Looking { rank: 0, control: order.control_addr, wait: PATIENCE_SECONDS };
+    let spawn = rank::spawn(&looking, data, &order.ticket, env).map_err(missing)?;
     let child = spawn.start();
     let child = child.map_err(|source| LaunchError::Spawn { program: program.clone(), source })?;
     Ok(Box::new(Here(child)))
@@ -66,7 +81,7 @@ impl RankProcess for Here {
     }
 
     fn kill(&mut self) {
-        self.0.kill();
+        self.0.signal_kill();
     }
 
     fn last_words(&self) -> String {

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use jackalope_cluster::discovery::{self, FindConfig, Found, Listed, ListedHost};
-use jackalope_protocol::Secret;
+use jackalope_cluster::trust::{Credentials, Expected};
 use tokio::task::spawn_blocking;
 
-use super::secret;
+use super::credentials;
 use crate::args::machines::HostsArgs;
 use crate::environment::Environment;
 use crate::output;
@@ -21,17 +21,17 @@ const EXPECTED_WINDOW: Duration = Duration::from_secs(60);
 
 /// What a person does so that a machine answers.
 pub(crate) const HOW_TO_ANSWER: &str = "on each machine run `jackalope agent --announce`, with this \
-     machine's secret (`jackalope bootstrap HOST` brings it); on macOS allow jackalope under System \
+     machine's secret and its trust (`jackalope bootstrap HOST` brings both); on macOS allow jackalope under System \
      Settings, Privacy & Security, Local Network";
 
 /// Looks for machines. `num_machines` are waited for, this one among them, or whoever answers soon if
 /// it is 0.
 pub(crate) fn find(
     (window, num_machines): (Duration, usize),
-    secret: Secret,
+    ours: Credentials,
 ) -> anyhow::Result<Found> {
     let expected = (0 < num_machines).then_some((num_machines, EXPECTED_WINDOW));
-    Ok(discovery::find(&FindConfig { secret, window, expected })?)
+    Ok(discovery::find(&FindConfig { ours, window, expected })?)
 }
 
 /// The machines that answer, in the order of their ranks, this one first.
@@ -41,9 +41,9 @@ pub(crate) fn find(
 pub(crate) fn discover(
     num_machines: usize,
     agent_port: u16,
-    secret: Secret,
+    ours: &Credentials,
 ) -> anyhow::Result<Listed> {
-    let found = find((WINDOW, num_machines), secret)?;
+    let found = find((WINDOW, num_machines), ours.clone())?;
     let mut listed = discovery::list(&found, agent_port);
     for it in &listed.left_out {
         output::note(&format!("{} is left out: {}\nhint: {}", it.at, it.reason, it.hint));
@@ -58,12 +58,25 @@ pub(crate) fn discover(
             "{num_found} machines were found, this one among them{strangers}\nhint: {HOW_TO_ANSWER}"
         );
     }
+    pin_names(&listed.hosts, ours)?;
     if 0 < num_machines {
         listed.hosts.truncate(num_machines);
     }
     let names: Vec<String> = listed.hosts.iter().map(|it| it.host.name()).collect();
     output::note(&format!("found: {}", names.join(", ")));
     Ok(listed)
+}
+
+/// From now on a machine is expected under the name that it has given, with the key it has proved,
+/// which was trusted before.
+fn pin_names(hosts: &[ListedHost], ours: &Credentials) -> anyhow::Result<()> {
+    let Expected::Pinned(store) = &ours.expected else { return Ok(()) };
+    for listed in hosts {
+        if let Some(key) = listed.key.filter(|key| *key != ours.identity.public()) {
+            store.update(|list| list.pin(&listed.host.name(), key))?;
+        }
+    }
+    Ok(())
 }
 
 /// As `--hosts` takes them.
@@ -83,8 +96,8 @@ pub(crate) async fn take_discovered(
 ) -> anyhow::Result<()> {
     let Some(num_machines) = args.discover.take() else { return Ok(()) };
     let port = args.reach.agent_port;
-    let secret = secret(args.reach.token.as_deref(), environment)?;
-    let looking = spawn_blocking(move || discover(num_machines.into(), port, secret));
+    let ours = credentials(args.reach.token.as_deref(), environment)?;
+    let looking = spawn_blocking(move || discover(num_machines.into(), port, &ours));
     let listed = looking.await.context("looking for machines")??;
     args.hosts = Some(names(&listed.hosts));
     Ok(())
@@ -110,7 +123,8 @@ mod tests {
             host("mac2.local", &["10.0.0.2", "fd00::2"]),
             host("10.0.0.3", &["10.0.0.3"]),
         ];
-        let listed = hosts.clone().map(|host| ListedHost { host, facts: NodeFacts::default() });
+        let listed =
+            hosts.clone().map(|host| ListedHost { host, facts: NodeFacts::default(), key: None });
         let text = names(&listed);
         let wanted = "127.0.0.1=10.0.0.1+10.254.0.1,mac2.local=10.0.0.2+fd00::2,10.0.0.3=10.0.0.3";
         assert_eq!(text, wanted);

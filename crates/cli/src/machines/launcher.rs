@@ -1,5 +1,6 @@
 //! Ranks on several machines, each started by its machine's agent.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,19 +9,21 @@ use anyhow::Context;
 use jackalope_cluster::agent::{AgentState, Order, OrderedProgram, Program};
 use jackalope_cluster::hostfile::Host;
 use jackalope_cluster::nodes::{Node, Nodes};
-use jackalope_cluster::routes::{self, routes};
+use jackalope_cluster::placement::Placement;
+use jackalope_cluster::placement::reach::{Group, Member, groups};
+use jackalope_cluster::routes::{self, Encryption, routes};
 use jackalope_cluster::stock;
-use jackalope_engine::link::{LaunchError, LaunchOrder, Launcher, RankProcess, Seat};
-use jackalope_protocol::Setup;
+use jackalope_engine::link::{Launch, LaunchOrder, Launcher, RankProcess, Seat};
 use jackalope_protocol::split::Split;
+use jackalope_protocol::{ExpectedContent, Setup};
 use tracing::{info, warn};
 
+use super::links::{Answer, Links, PROBE_DEADLINE, Pair, Prober};
 use super::placer::rank_name;
+use super::tickets::Tickets;
+use crate::args::machines::PortRange;
 use crate::cluster::Beside;
 use crate::models::Place;
-
-/// The data plane accepts on every address; who is no rank of this cluster is refused there.
-const DATA_ADDR: &str = "0.0.0.0:0";
 
 /// First port of stock transports, and how many are used before they are used again.
 const STOCK_PORT: u16 = 32323;
@@ -39,14 +42,28 @@ const RETURN_AFTER: Duration = Duration::from_secs(2);
 const RETURN_AFTER_MAX: Duration = Duration::from_secs(300);
 
 /// How long a machine that was done without so many times has to stay.
-fn return_after(num_absences: u32) -> Duration {
+pub(super) fn return_after(num_absences: u32) -> Duration {
     let doublings = num_absences.saturating_sub(1).min(16);
     (RETURN_AFTER * (1 << doublings)).min(RETURN_AFTER_MAX)
 }
 
 /// Decides what each of several machines loads: hostfile positions in, a split out, or why it cannot
 /// be done.
-pub(crate) type Cut = Box<dyn FnMut(&[usize]) -> Result<Split, String> + Send>;
+pub(crate) type Cut = Box<dyn FnMut(&[usize]) -> Result<CutPlan, String> + Send>;
+
+/// What several machines load.
+pub(crate) struct CutPlan {
+    pub(crate) split: Split,
+    /// How long a usual request is expected to take, where that is known.
+    pub(crate) usual_request_s: Option<f64>,
+}
+
+impl CutPlan {
+    pub(crate) fn of(placement: Placement) -> CutPlan {
+        let usual_request_s = placement.speed.map(|speed| speed.usual_request_s());
+        CutPlan { split: placement.split, usual_request_s }
+    }
+}
 
 /// The machines of a cluster, by hostfile position.
 pub(crate) struct Places {
@@ -60,12 +77,41 @@ pub(crate) struct Places {
     pub(crate) threads: Option<u32>,
     /// Set if other models have ranks there as well.
     pub(crate) beside: Option<Beside>,
+    /// Of which each rank takes one.
+    pub(crate) data_ports: PortRange,
+    /// Which connections between ranks are encrypted.
+    pub(crate) encryption: Encryption,
+    /// What each rank proves.
+    pub(crate) tickets: Tickets,
 }
 
 impl Places {
     /// The machine of a hostfile position.
     fn node(&self, at: usize) -> &Node {
         &self.nodes.nodes[self.nodes.of_rank[at]]
+    }
+
+    /// Where a machine reaches another.
+    fn route(&self, from: usize, to: usize) -> Option<IpAddr> {
+        let node = |node: usize| {
+            let at = self.nodes.of_rank.iter().position(|it| *it == node)?;
+            Some(routes::Node { host: &self.hosts[at], facts: Some(&self.nodes.nodes[node].facts) })
+        };
+        Some(routes(&[node(from)?, node(to)?]).ok()?[0][1])
+    }
+}
+
+impl Prober for Places {
+    fn probe(&self, from: usize, to: usize, data: Option<SocketAddr>) -> Option<Answer> {
+        let port = self.nodes.nodes[to].agent.addrs().first()?.port();
+        let agent = self.route(from, to).map(|ip| SocketAddr::new(ip, port));
+        let targets = agent.into_iter().chain(data).collect();
+        let probe = self.nodes.nodes[from].agent.probe(targets, PROBE_DEADLINE)?;
+        Some(Box::new(move || probe.result()))
+    }
+
+    fn name(&self, from: usize, to: usize) -> (String, Option<IpAddr>) {
+        (self.nodes.nodes[to].agent.host().to_owned(), self.route(from, to))
     }
 }
 
@@ -75,6 +121,8 @@ pub(crate) struct AgentLauncher {
     setup: Setup,
     /// Which hostfile positions compute, by rank.
     seated: Vec<usize>,
+    /// By rank: where the others reach it.
+    data_ips: Vec<Vec<IpAddr>>,
     cut: Cut,
     /// After how long a machine is done without; never if absent.
     absent_after: Option<Duration>,
@@ -82,9 +130,23 @@ pub(crate) struct AgentLauncher {
     back_since: Vec<Option<Instant>>,
     /// By node: how often it was done without.
     num_absences: Vec<u32>,
+    /// By node: when a rank there was last heard over its own connection.
+    heard_at: Vec<Option<Instant>>,
+    links: Links,
+    /// Which of the machines that are there were chosen last.
+    choice: Option<Choice>,
     /// Why the last change was not made; told once.
     refused: Option<String>,
     num_groups: u16,
+}
+
+/// The best set of machines, and what it was chosen from.
+struct Choice {
+    candidates: Vec<usize>,
+    seated: Vec<usize>,
+    /// Pairs of candidates without a link.
+    cut: Vec<(usize, usize)>,
+    best: Result<Vec<usize>, String>,
 }
 
 impl AgentLauncher {
@@ -105,9 +167,13 @@ impl AgentLauncher {
             places,
             setup,
             seated: Vec::new(),
+            data_ips: Vec::new(),
             cut,
             absent_after,
             num_absences: vec![0; back_since.len()],
+            heard_at: vec![None; back_since.len()],
+            links: Links::default(),
+            choice: None,
             back_since,
             refused: None,
             num_groups: 0,
@@ -119,30 +185,35 @@ impl AgentLauncher {
 
     /// What ranks at these hostfile positions load, and how they reach each other.
     fn seats(&mut self, positions: &[usize]) -> Result<Vec<Seat>, String> {
-        let split = (self.cut)(positions)?;
-        let node = |&at: &usize| {
-            let facts = Some(&self.places.node(at).facts);
-            routes::Node { host: &self.places.hosts[at], facts }
-        };
-        let nodes: Vec<routes::Node<'_>> = positions.iter().map(node).collect();
+        let CutPlan { split, .. } = (self.cut)(positions)?;
+        let nodes = self.route_nodes(positions);
         let routes = routes(&nodes).map_err(|err| err.to_string())?;
+        let encrypted = routes::encrypted(&nodes, &routes, self.places.encryption);
         self.stock_settings(positions, 0)?;
+        self.data_ips = listened_on(&routes, &nodes);
         let of_rank = &self.places.nodes.of_rank;
-        let seat = |(&at, routes): (&usize, Vec<IpAddr>)| {
+        let seat = |rank: usize| {
+            let at = positions[rank];
             let beside = positions.iter().filter(|&&it| of_rank[it] == of_rank[at]).count();
             let cores = self.places.node(at).facts.cores / u32::try_from(beside).unwrap_or(1);
-            let Place { dir, source } = self.places.models[of_rank[at]].clone();
+            let Place { dir, source, states, .. } = self.places.models[of_rank[at]].clone();
+            let content = self.setup.content.clone();
             let setup = Setup {
                 num_ranks: u32::try_from(positions.len()).expect("there are few machines"),
                 model_dir: dir,
                 model_source: source,
+                content: content.map(|content| ExpectedContent { states, ..content }),
                 split: split.clone(),
                 num_threads: self.places.threads.unwrap_or(cores.max(1)),
                 ..self.setup.clone()
             };
-            Seat { setup, host: self.places.hosts[at].name(), routes }
+            let key = self.places.node(at).agent.key();
+            let key = key.expect("a machine that has told about itself has proved its key");
+            let ticket = self.places.tickets.of(rank, &key);
+            let (routes, encrypt) = (routes[rank].clone(), encrypted[rank].clone());
+            Seat { setup, host: self.places.hosts[at].name(), routes, encrypt, ticket }
         };
-        Ok(positions.iter().zip(routes).map(seat).collect())
+        Ok((0..positions.len()).map(seat).collect())
     }
 
     /// Hostfile positions whose machines are to be used: those that compute and are there, or have
@@ -151,26 +222,112 @@ impl AgentLauncher {
         let now = Instant::now();
         let mut back_for = Vec::new();
         let mut away_for = Vec::new();
-        for (node, back_since) in self.places.nodes.nodes.iter().zip(&mut self.back_since) {
+        let nodes = self.places.nodes.nodes.iter().zip(&self.heard_at);
+        for ((node, heard_at), back_since) in nodes.zip(&mut self.back_since) {
             let (back, away) = match node.agent.state() {
                 AgentState::Up => (Some(*back_since.get_or_insert(now)), None),
-                AgentState::Down { since, .. } => (None, Some(since)),
+                // A machine whose rank speaks to us is there, though its agent is silent.
+                AgentState::Down { since, .. } => {
+                    (None, Some(since.max(heard_at.unwrap_or(since))))
+                }
             };
             *back_since = back;
             back_for.push(back.map(|since| now.duration_since(since)));
-            away_for.push(away.map(|since| now.duration_since(since)));
+            away_for.push(away.map(|since| now.saturating_duration_since(since)));
         }
         let is_used = |at: &usize| {
             let node = self.places.nodes.of_rank[*at];
-            match self.seated.contains(at) {
-                true => away_for[node].is_none_or(|away| away < absent_after),
-                false => {
-                    let needed = return_after(self.num_absences[node]);
-                    back_for[node].is_some_and(|back| needed <= back)
-                }
+            if self.seated.contains(at) {
+                away_for[node].is_none_or(|away| away < absent_after)
+            } else {
+                let needed = return_after(self.num_absences[node]);
+                back_for[node].is_some_and(|back| needed <= back)
             }
         };
         (0..self.places.hosts.len()).filter(is_used).collect()
+    }
+
+    /// Of machines that are there the best set in which all reach each other.
+    ///
+    /// # Errors
+    /// If no such set holds the model.
+    fn choose(
+        &mut self,
+        candidates: Vec<usize>,
+        absent_after: Duration,
+    ) -> Result<Vec<usize>, String> {
+        let (now, of_rank) = (Instant::now(), &self.places.nodes.of_rank);
+        let pairs = candidates.iter().enumerate();
+        let pairs = pairs.flat_map(|(idx, &a)| candidates[idx + 1..].iter().map(move |&b| (a, b)));
+        let is_cut = |&(a, b): &(usize, usize)| {
+            let is_used = self.seated.contains(&a) && self.seated.contains(&b);
+            let pair = Pair { one: of_rank[a], other: of_rank[b], is_used };
+            pair.one != pair.other && !self.links.is_usable(pair, absent_after, now)
+        };
+        let cut: Vec<(usize, usize)> = pairs.filter(is_cut).collect();
+        if cut.is_empty() {
+            return Ok(candidates);
+        }
+        let is_known = |it: &Choice| {
+            (&it.candidates, &it.seated, &it.cut) == (&candidates, &self.seated, &cut)
+        };
+        if let Some(known) = self.choice.as_ref().filter(|it| is_known(it)) {
+            return known.best.clone();
+        }
+        let best = self.best_group(&candidates, &cut);
+        let seated = self.seated.clone();
+        self.choice = Some(Choice { candidates, seated, cut, best: best.clone() });
+        best
+    }
+
+    /// The group with the most memory that the model fits into; of equals the one that is expected to
+    /// answer sooner.
+    fn best_group(
+        &mut self,
+        candidates: &[usize],
+        cut: &[(usize, usize)],
+    ) -> Result<Vec<usize>, String> {
+        let of_rank = &self.places.nodes.of_rank;
+        let member = |&position: &usize| {
+            let beside = candidates.iter().filter(|&&it| of_rank[it] == of_rank[position]).count();
+            let total_bytes = self.places.node(position).facts.total_bytes;
+            let usable_bytes = total_bytes / u64::try_from(beside).unwrap_or(1).max(1);
+            Member { position, usable_bytes, computes: self.seated.contains(&position) }
+        };
+        let members: Vec<Member> = candidates.iter().map(member).collect();
+        let groups = groups(&members, |a, b| !cut.contains(&(a.min(b), a.max(b))));
+        let mut refusal = None;
+        for equals in groups.chunk_by(|a, b| a.usable_bytes == b.usable_bytes) {
+            let mut best: Option<(f64, &Group)> = None;
+            for group in equals {
+                match (self.cut)(&group.positions) {
+                    Ok(plan) => {
+                        let seconds = plan.usual_request_s.unwrap_or(f64::INFINITY);
+                        if best.is_none_or(|(least, _)| seconds < least) {
+                            best = Some((seconds, group));
+                        }
+                    }
+                    Err(reason) => refusal = refusal.or(Some(reason)),
+                }
+            }
+            if let Some((_, group)) = best {
+                return Ok(group.positions.clone());
+            }
+        }
+        Err(refusal.unwrap_or_else(|| "no machine is there".to_owned()))
+    }
+
+    /// Machines that have ranks now.
+    fn computing(&self) -> Vec<usize> {
+        self.seated.iter().map(|&at| self.places.nodes.of_rank[at]).collect()
+    }
+
+    /// Says why the ranks stay where they are; once for each reason.
+    fn refuse(&mut self, reason: String) {
+        if self.refused.as_ref() != Some(&reason) {
+            warn!(reason, "the machines that are there cannot do without the others");
+            self.refused = Some(reason);
+        }
     }
 
     fn order(&mut self, order: &LaunchOrder) -> Order {
@@ -178,7 +335,9 @@ impl AgentLauncher {
         let control = SocketAddr::new(self.our_ip(at), order.control_addr.port());
         let words = ["serve", "--control", &control.to_string(), "--rank", &order.rank.to_string()];
         let mut args: Vec<String> = words.map(str::to_owned).to_vec();
-        args.extend(["--data", DATA_ADDR].map(str::to_owned));
+        let data: Vec<String> = self.data_ips[order.rank].iter().map(IpAddr::to_string).collect();
+        let ports = self.places.data_ports.to_string();
+        args.extend(["--data".to_owned(), data.join(","), "--data-ports".to_owned(), ports]);
         let lease = Duration::from_millis(self.setup.orphan_ms);
         let lease = if lease.is_zero() { lease } else { lease + LEASE_MARGIN };
         if order.rank == 0 {
@@ -197,7 +356,17 @@ impl AgentLauncher {
             files: settings.files,
             cwd: None,
             lease_ms: u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
+            ticket: Some(order.ticket),
         }
+    }
+
+    /// The machines at these hostfile positions, as routes are looked for between them.
+    fn route_nodes(&self, positions: &[usize]) -> Vec<routes::Node<'_>> {
+        let node = |&at: &usize| {
+            let facts = Some(&self.places.node(at).facts);
+            routes::Node { host: &self.places.hosts[at], facts }
+        };
+        positions.iter().map(node).collect()
     }
 
     /// What MLX's own transport wants to find, on ports that the last group did not use.
@@ -214,8 +383,9 @@ impl AgentLauncher {
             let towards = positions.iter().map(|&to| rdma.get(to).cloned().unwrap_or_default());
             if rdma.is_empty() { Vec::new() } else { towards.collect() }
         };
-        let hosts =
-            positions.iter().map(|&at| Host { rdma: devices(at), ..self.places.hosts[at].clone() });
+        let hosts = routes::with_addresses(&self.route_nodes(positions));
+        let hosts = hosts.map_err(|err| err.to_string())?.into_iter().zip(positions);
+        let hosts = hosts.map(|(host, &at)| Host { rdma: devices(at), ..host });
         let hosts: Vec<Host> = hosts.collect();
         let num_ports = u16::try_from(hosts.len()).unwrap_or(u16::MAX);
         let slot = self.places.beside.as_ref().map_or(0, |it| it.slot);
@@ -234,44 +404,114 @@ impl AgentLauncher {
 
 impl Launcher for AgentLauncher {
     fn reseat(&mut self) -> Option<Vec<Seat>> {
-        let present = self.present(self.absent_after?);
-        if present == self.seated || present.is_empty() {
+        let absent_after = self.absent_after?;
+        let present = self.present(absent_after);
+        let chosen = self.choose(present, absent_after);
+        let chosen = chosen.map_err(|reason| self.refuse(reason)).ok()?;
+        if chosen == self.seated || chosen.is_empty() {
             self.refused = None;
             return None;
         }
-        match self.seats(&present) {
-            Ok(seats) => {
-                let names: Vec<String> =
-                    present.iter().map(|&at| self.places.hosts[at].name()).collect();
-                info!(hosts = names.join(","), "planning anew for the machines that are there");
-                for at in self.seated.iter().filter(|at| !present.contains(at)) {
-                    self.num_absences[self.places.nodes.of_rank[*at]] += 1;
-                }
-                (self.seated, self.refused) = (present, None);
-                Some(seats)
-            }
-            Err(reason) => {
-                if self.refused.as_ref() != Some(&reason) {
-                    warn!(reason, "the machines that are there cannot do without the others");
-                    self.refused = Some(reason);
-                }
-                None
+        let seats = self.seats(&chosen).map_err(|reason| self.refuse(reason)).ok()?;
+        let names: Vec<String> = chosen.iter().map(|&at| self.places.hosts[at].name()).collect();
+        info!(hosts = names.join(","), "planning anew for the machines that reach each other");
+        let num_nodes = self.places.nodes.nodes.len();
+        for at in self.seated.iter().filter(|at| !chosen.contains(at)) {
+            let node = self.places.nodes.of_rank[*at];
+            self.num_absences[node] += 1;
+            self.links.leave_out(node, num_nodes);
+        }
+        (self.seated, self.refused) = (chosen, None);
+        Some(seats)
+    }
+
+    fn heard(&mut self, rank: usize, at: Instant) {
+        let heard_at = &mut self.heard_at[self.places.nodes.of_rank[self.seated[rank]]];
+        *heard_at = (*heard_at).max(Some(at));
+    }
+
+    fn suspect_links(&mut self, addrs: &[Vec<SocketAddr>]) {
+        let computing = self.computing();
+        for one in 0..computing.len() {
+            for other in (0..one).filter(|&other| computing[other] != computing[one]) {
+                let data = [addrs[one].get(other).copied(), addrs[other].get(one).copied()];
+                self.links.suspect(computing[one], computing[other], data);
             }
         }
+    }
+
+    fn link_failed(&mut self, from: usize, to: usize) {
+        let computing = self.computing();
+        if computing[from] != computing[to] {
+            self.links.join_failed(computing[from], computing[to], Instant::now());
+        }
+    }
+
+    fn broken_link(&mut self, now: Instant) -> Option<String> {
+        let computing = self.computing();
+        let computes = |node: usize| computing.contains(&node);
+        self.links.watch(now, computes, &self.places);
+        self.links.broken(now, computes, &self.places)
+    }
+
+    fn is_watching_links(&self) -> bool {
+        self.links.is_watching()
     }
 
     fn is_elastic(&self) -> bool {
         self.absent_after.is_some()
     }
 
+    fn refresh(&mut self, rank: usize, setup: &Setup) -> Setup {
+        let mut setup = setup.clone();
+        let place = &self.places.models[self.places.nodes.of_rank[self.seated[rank]]];
+        if let (Some(source), Some(granter)) = (&mut setup.model_source, &place.granter) {
+            source.grant = granter.grant();
+        }
+        setup
+    }
+
     fn hand_over(&mut self) {
         self.places.nodes.nodes.iter().for_each(|node| node.agent.abandon());
     }
 
-    fn launch(&mut self, order: &LaunchOrder) -> Result<Box<dyn RankProcess>, LaunchError> {
+    fn launch(&mut self, order: &LaunchOrder) -> Launch {
         let program = self.order(order);
         let node = self.places.node(self.seated[order.rank]);
-        Ok(Box::new(AgentProcess(node.agent.start(program))))
+        let process = AgentProcess(node.agent.start(program));
+        Box::new(move || Ok(Box::new(process)))
+    }
+}
+
+/// By rank: the addresses by which the others reach it, which is where it listens. One that its machine
+/// does not have is another's, which passes connections on: then it listens on all of its own.
+fn listened_on(routes: &[Vec<IpAddr>], nodes: &[routes::Node<'_>]) -> Vec<Vec<IpAddr>> {
+    let of_rank = |(rank, node): (usize, &routes::Node<'_>)| {
+        let others = routes.iter().enumerate().filter(|(from, _)| *from != rank);
+        let mut ips: BTreeSet<IpAddr> = others.map(|(_, row)| row[rank]).collect();
+        let interfaces = node.facts.into_iter().flat_map(|facts| &facts.interfaces);
+        let own: Vec<IpAddr> =
+            interfaces.flat_map(|it| &it.addrs).map(|it| it.ip).filter(|ip| is_told(*ip)).collect();
+        let foreign = ips.iter().find(|ip| !ip.is_loopback() && !own.contains(ip)).copied();
+        if let (Some(ip), false) = (foreign, own.is_empty()) {
+            let host = node.host.name();
+            warn!(host, %ip, "its machine does not have this address; its rank listens on all it has");
+            ips.extend(own);
+            ips.remove(&ip);
+        }
+        if ips.is_empty() {
+            ips.insert(Ipv4Addr::LOCALHOST.into());
+        }
+        ips.into_iter().collect()
+    };
+    nodes.iter().enumerate().map(of_rank).collect()
+}
+
+/// A link-local address of IPv6 means nothing without an interface.
+fn is_told(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(_) => true,
+        IpAddr::V6(ip) => !ip.is_unicast_link_local(),
     }
 }
 
@@ -302,6 +542,40 @@ impl RankProcess for AgentProcess {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rank_listens_where_the_others_reach_it_and_nowhere_else() {
+        use jackalope_cluster::facts::{Interface, InterfaceAddr, NodeFacts};
+        let facts = |ips: &[&str]| {
+            let addr = |ip: &&str| InterfaceAddr { ip: ip.parse().unwrap(), prefix_len: 24 };
+            let addrs = ips.iter().map(addr).collect();
+            let interfaces = vec![Interface { addrs, ..Interface::default() }];
+            NodeFacts { interfaces, ..NodeFacts::default() }
+        };
+        let facts = [
+            facts(&["127.0.0.1", "10.0.0.1", "10.9.0.1", "192.168.7.1"]),
+            facts(&["127.0.0.1", "10.0.0.2", "fd00::2", "fe80::2"]),
+            // Known to the others as 198.51.100.3.
+            facts(&["127.0.0.1", "172.16.0.3"]),
+        ];
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let routes = [
+            [ip("127.0.0.1"), ip("10.0.0.2"), ip("198.51.100.3")],
+            [ip("10.0.0.1"), ip("127.0.0.1"), ip("198.51.100.3")],
+            [ip("10.9.0.1"), ip("fd00::2"), ip("127.0.0.1")],
+        ]
+        .map(Vec::from);
+        let host = Host::default();
+        let node = |facts| routes::Node { host: &host, facts: Some(facts) };
+        let nodes: Vec<_> = facts.iter().map(node).collect();
+        let wanted = [
+            vec![ip("10.0.0.1"), ip("10.9.0.1")],
+            vec![ip("10.0.0.2"), ip("fd00::2")],
+            vec![ip("127.0.0.1"), ip("172.16.0.3")],
+        ];
+        assert_eq!(listened_on(&routes, &nodes), wanted);
+        assert_eq!(listened_on(&routes[..1], &nodes[..1]), [vec![ip("127.0.0.1")]], "it is alone");
+    }
 
     #[test]
     fn a_machine_that_leaves_again_and_again_is_trusted_later_each_time() {

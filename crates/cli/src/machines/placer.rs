@@ -15,7 +15,7 @@ use jackalope_cluster::routes;
 use jackalope_protocol::Backend;
 use jackalope_protocol::split::Split;
 
-use super::launcher::Cut;
+use super::launcher::{Cut, CutPlan};
 use crate::wished_split;
 
 /// How long an agent may take to tell what it runs.
@@ -41,7 +41,10 @@ const FREE: Memory = |facts| facts.free_bytes;
 
 /// As the user says.
 pub(crate) fn given(split: Split) -> Cut {
-    Box::new(move |positions| Ok(wished_split::for_some(&split, positions)))
+    Box::new(move |positions| {
+        let split = wished_split::for_some(&split, positions);
+        Ok(CutPlan { split, usual_request_s: None })
+    })
 }
 
 impl Placer {
@@ -72,14 +75,14 @@ impl Placer {
         Box::new(move |positions| {
             let idle = self.place(positions, IDLE);
             if std::mem::replace(&mut is_ours_running, true) {
-                return idle.map(|it| it.split).map_err(|refusal| refusal.to_string());
+                return idle.map(CutPlan::of).map_err(|refusal| refusal.to_string());
             }
             let free = self.place(positions, FREE).map_err(|refusal| refusal.to_string())?;
             let fits = |idle: &Placement| {
                 let mut ranks = idle.ranks.iter().zip(&free.ranks);
                 ranks.all(|(idle, free)| idle.need.total() <= free.usable_bytes)
             };
-            Ok(idle.ok().filter(fits).unwrap_or(free).split)
+            Ok(CutPlan::of(idle.ok().filter(fits).unwrap_or(free)))
         })
     }
 

@@ -1,15 +1,18 @@
 //! Machines that read models from each other, and the addresses at which they do.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use anyhow::Context;
-use jackalope_cluster::agent::{self, AgentConfig};
+use anyhow::{Context, anyhow};
+use jackalope_cluster::agent::{self, AgentConfig, Trust};
 use jackalope_cluster::facts::NodeFacts;
 use jackalope_cluster::hostfile::Host;
+use jackalope_cluster::listen::listen_on;
 use jackalope_cluster::local::find_rank_program;
 use jackalope_cluster::nodes::Node;
 use jackalope_cluster::routes::{self, routes};
-use jackalope_protocol::Secret;
+use jackalope_cluster::trust::{Credentials, Expected};
+use jackalope_protocol::PublicKey;
 
 use crate::environment::Environment;
 
@@ -19,6 +22,8 @@ pub(super) struct Member {
     facts: NodeFacts,
     /// How we reach its library.
     pub(super) addrs: Vec<SocketAddr>,
+    /// The key of its agent.
+    pub(super) key: PublicKey,
     /// Our address as it sees us.
     our_ip: Option<IpAddr>,
     /// Whether its library is this process's.
@@ -29,44 +34,69 @@ impl Member {
     /// A machine with an agent.
     pub(super) fn there(host: Host, node: &Node) -> Member {
         let (facts, addrs) = (node.facts.clone(), node.agent.addrs().to_vec());
-        Member { host, facts, addrs, our_ip: node.agent.our_ip(), is_here: false }
+        let key =
+            node.agent.key().expect("a machine that has told about itself has proved its key");
+        Member { host, facts, addrs, key, our_ip: node.agent.our_ip(), is_here: false }
     }
 
-    /// This machine, whose library is open for as long as this process runs: that needs no agent.
+    /// This machine, whose library is open to these others for as long as this process runs: that needs
+    /// no agent.
     ///
     /// # Errors
     /// If it cannot listen, or is not installed.
     pub(super) fn here(
         host: Option<Host>,
         environment: &Environment,
-        secret: Secret,
+        ours: &Credentials,
+        others: &[Member],
     ) -> anyhow::Result<Member> {
-        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).context("listening")?;
-        let addr = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), listener.local_addr()?.port());
+        let this = || Host { ssh: Ipv4Addr::LOCALHOST.to_string(), ..Host::default() };
+        let host = host.unwrap_or_else(this);
+        let facts = jackalope_cluster::platform::current::facts();
+        let key = ours.identity.public();
+        let mut member =
+            Member { host, facts, addrs: Vec::new(), key, our_ip: None, is_here: true };
+        let home: IpAddr = Ipv4Addr::LOCALHOST.into();
+        let theirs = others.iter().flat_map(|it| member.ips_from(it));
+        let ips: BTreeSet<IpAddr> = theirs.chain([home]).collect();
+        let ips: Vec<IpAddr> = ips.into_iter().collect();
+        let listeners = listen_on(&ips, 0);
+        let listeners = listeners.map_err(|(addr, err)| anyhow!("listening on {addr}: {err}"))?;
+        let first = listeners.first().context("this machine has no loopback address")?;
+        member.addrs = vec![SocketAddr::new(home, first.local_addr()?.port())];
         let config = AgentConfig {
-            secret,
+            secret: ours.secret,
+            identity: ours.identity.clone(),
+            trust: match &ours.expected {
+                Expected::Pinned(store) => Trust::Listed(store.clone()),
+                Expected::TokenHolders => Trust::TokenHolders,
+            },
             rank_program: find_rank_program()?,
             files_dir: environment.home()?.dir("run")?,
             library: environment.library(),
             linger: None,
             is_over: std::sync::Arc::default(),
         };
+        let mut first = Some(listeners);
+        let listeners = Box::new(move || first.take().unwrap_or_default());
         // Ends with the process.
-        std::thread::spawn(move || agent::serve(&listener, config));
-        let facts = jackalope_cluster::platform::current::facts();
-        let this = || Host { ssh: Ipv4Addr::LOCALHOST.to_string(), ..Host::default() };
-        let host = host.unwrap_or_else(this);
-        Ok(Member { host, facts, addrs: vec![addr], our_ip: None, is_here: true })
+        std::thread::spawn(move || agent::serve_on(listeners, config));
+        Ok(member)
+    }
+
+    /// Our addresses for another member.
+    fn ips_from(&self, other: &Member) -> Vec<IpAddr> {
+        let by_route = routes(&[other.node(), self.node()]).ok().map(|it| it[0][1]);
+        let as_seen = other.our_ip.filter(|_| self.is_here);
+        by_route.into_iter().chain(as_seen).collect()
     }
 
     /// How another member reaches it: over the cable between them if there is one, else as we do. A
     /// loopback address comes last: it means something only where both are one machine.
     pub(super) fn addrs_from(&self, other: &Member) -> Vec<SocketAddr> {
         let port = self.addrs.first().map_or(0, SocketAddr::port);
-        let by_route = routes(&[other.node(), self.node()]).ok().map(|it| it[0][1]);
-        let as_seen = other.our_ip.filter(|_| self.is_here);
-        let mut addrs: Vec<SocketAddr> =
-            by_route.into_iter().chain(as_seen).map(|ip| SocketAddr::new(ip, port)).collect();
+        let ips = self.ips_from(other).into_iter();
+        let mut addrs: Vec<SocketAddr> = ips.map(|ip| SocketAddr::new(ip, port)).collect();
         addrs.extend(&self.addrs);
         let is_loopback = |addr: &SocketAddr| match addr.ip() {
             IpAddr::V4(ip) => ip == Ipv4Addr::LOCALHOST,

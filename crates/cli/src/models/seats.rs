@@ -4,16 +4,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use jackalope_cluster::exchange::{ExchangeError, FoundFiles};
+use jackalope_cluster::exchange::{ExchangeError, FoundFiles, Granter};
 use jackalope_cluster::hostfile::Host;
 use jackalope_cluster::models::FilePath;
+use jackalope_cluster::models::content::first_difference;
 use jackalope_cluster::models::files;
 use jackalope_cluster::nodes::{self, Node, Nodes};
-use jackalope_protocol::{ModelSource, Secret};
+use jackalope_cluster::trust::Credentials;
+use jackalope_protocol::{ExpectedContent, FileState, ModelSource};
 use thiserror::Error;
 
 use super::Located;
 use super::member::Member;
+use crate::content::{HashingWatch, hashing};
 use crate::environment::Environment;
 
 /// A file that ranks read, and its size.
@@ -26,6 +29,17 @@ pub(crate) struct Place {
     pub(crate) dir: String,
     /// … on another machine, if this is set.
     pub(crate) source: Option<ModelSource>,
+    /// Makes what lets ranks read there.
+    pub(crate) granter: Option<Granter>,
+    /// The states of its files there, whose content is that of the model here.
+    pub(crate) states: Vec<FileState>,
+}
+
+/// A model's directory on a machine, compared with the one here.
+#[derive(Clone, Debug)]
+struct SameModel {
+    dir: String,
+    states: Vec<FileState>,
 }
 
 /// Who is to compute which model.
@@ -37,23 +51,24 @@ pub(crate) struct Seats<'a> {
     pub(crate) models_from: Option<&'a str>,
 }
 
-/// By node: where its ranks read the model. A machine may have it elsewhere, but what ranks read must
-/// have the sizes that it has here. What was asked for by name is looked for by name, then at the same
-/// path; what was asked for by its directory, the other way round.
+/// By node: where its ranks read the model; and what they have to find there. A machine may have it
+/// elsewhere, but what ranks read must be the same, byte for byte. What was asked for by name is looked
+/// for by name, then at the same path; what was asked for by its directory, the other way round.
 ///
 /// # Errors
 /// Every machine that has another one of that name, or lacks the model with nobody to read it from.
 pub(crate) async fn places(
     seats: Seats<'_>,
     environment: &Environment,
-    secret: Secret,
-) -> anyhow::Result<Vec<Place>> {
+    ours: &Credentials,
+) -> anyhow::Result<(Vec<Place>, ExpectedContent)> {
     let Seats { nodes, hosts, model, models_from } = seats;
     let (machines, _) = nodes::machines(hosts);
     ensure!(machines.len() == nodes.nodes.len(), "a machine did not answer");
-    let found = {
+    let (own, found) = {
         let (nodes, machines, model) = (Arc::clone(nodes), machines.clone(), model.clone());
-        tokio::task::spawn_blocking(move || ask(&nodes, &machines, &model)).await??
+        let trees_dir = environment.trees_dir();
+        hashing(move |watch| ask(&nodes, &machines, &model, (trees_dir.as_deref(), watch))).await?
     };
     let problems: Vec<String> = found
         .iter()
@@ -81,7 +96,9 @@ pub(crate) async fn places(
                 Some((member(at), dir?.clone()))
             }
             None if is_this_machine(from) => {
-                Some((Member::here(None, environment, secret)?, text(&model.dir)?))
+                let others: Vec<Member> = (0..machines.len()).map(member).collect();
+                let here = SameModel { dir: text(&model.dir)?, states: own.states.clone() };
+                Some((Member::here(None, environment, ours, &others)?, here))
             }
             None => bail!(
                 "`--models-from {from}` is no machine of the hostfile\n\
@@ -89,44 +106,74 @@ pub(crate) async fn places(
             ),
         },
     };
-    let place = |(at, found): (usize, &Result<String, Absence>)| match (found, &source) {
-        (Ok(dir), _) => Place { dir: dir.clone(), source: None },
-        (Err(_), Some((source, dir))) => {
+    let place = |(at, found): (usize, &Result<SameModel, Absence>)| match (found, &source) {
+        (Ok(SameModel { dir, states }), _) => {
+            Place { dir: dir.clone(), source: None, granter: None, states: states.clone() }
+        }
+        (Err(_), Some((source, SameModel { dir, states }))) => {
             let addrs = source.addrs_from(&member(at));
-            let source = ModelSource { host: source.host.name(), addrs };
-            Place { dir: dir.clone(), source: Some(source) }
+            let granter = Granter::new(ours, source.key, dir);
+            let source = ModelSource { host: source.host.name(), addrs, grant: granter.grant() };
+            let (source, granter) = (Some(source), Some(granter));
+            Place { dir: dir.clone(), source, granter, states: states.clone() }
         }
         (Err(_), None) => unreachable!("who lacks it is a problem without a source"),
     };
-    Ok(found.iter().enumerate().map(place).collect())
+    Ok((found.iter().enumerate().map(place).collect(), own))
 }
 
-/// By node: the model's directory there. The outer error is this machine's.
+/// What the model here holds, and by node its directory there. The outer error is this machine's.
+/// Every machine hashes its own copy, unless it knows what is in it.
 fn ask(
     nodes: &Nodes,
     machines: &[Host],
     model: &Located,
-) -> anyhow::Result<Vec<Result<String, Absence>>> {
+    (trees_dir, watch): (Option<&Path>, &HashingWatch),
+) -> anyhow::Result<(ExpectedContent, Vec<Result<SameModel, Absence>>)> {
     let path = text(&model.dir)?;
     let listed = files::list(&model.dir)?.into_iter().map(|file| (file.path, file.bytes)).collect();
     let wanted = read_by_ranks(listed);
+    let own_bytes: u64 = wanted.iter().map(|(_, bytes)| bytes).sum();
+    let num_copies = 1 + machines.iter().filter(|it| !it.is_local()).count() as u64;
+    watch.expect(own_bytes * num_copies);
     let names = match model.by_name {
         true => [model.name.clone(), path.clone()],
         false => [path.clone(), model.name.clone()],
     };
-    let ask_one = |(machine, node): (&Host, &Node)| match machine.is_local() {
-        true => Ok(path.clone()),
-        false => {
-            let client = node.agent.library();
-            let mut client = client.map_err(|err| Absence::Problem(err.to_string()))?;
-            dir_on(machine, &names, &wanted, &mut |name| client.find(name))
+    let ask_one = |(machine, node): (&Host, &Node)| {
+        if machine.is_local() {
+            return Ok((path.clone(), None));
         }
+        let problem = |err: ExchangeError| Absence::Problem(err.to_string());
+        let mut client = node.agent.library().map_err(problem)?;
+        let dir = dir_on(machine, &names, &wanted, &mut |name| client.find(name))?;
+        let content = client.content(&dir, &|num_bytes| watch.add(num_bytes)).map_err(problem)?;
+        Ok((dir, Some(content)))
     };
-    Ok(std::thread::scope(|scope| {
+    let (own, found) = std::thread::scope(|scope| {
         let pairs = machines.iter().zip(&nodes.nodes);
         let threads: Vec<_> = pairs.map(|pair| scope.spawn(move || ask_one(pair))).collect();
-        threads.into_iter().map(|it| it.join().expect("it does not panic")).collect()
-    }))
+        let own = watch.hash(&model.dir, trees_dir);
+        let found = threads.into_iter().map(|it| it.join().expect("it does not panic"));
+        (own, found.collect::<Vec<_>>())
+    });
+    let own = own?;
+    let compare = |(machine, found): (&Host, Result<_, Absence>)| {
+        let (dir, content): (String, Option<ExpectedContent>) = found?;
+        let Some(content) = content else {
+            return Ok(SameModel { dir, states: own.states.clone() });
+        };
+        // Whatever an agent says, ranks there are held to what we have.
+        match first_difference(&own.tree, &content.tree, &model.dir) {
+            None => Ok(SameModel { dir, states: content.states }),
+            Some(what) => {
+                let (host, name) = (machine.name(), &model.name);
+                Err(Absence::Problem(format!("{host} has another {name} in {dir}: {what}")))
+            }
+        }
+    };
+    let compared = machines.iter().zip(found).map(compare).collect();
+    Ok((own, compared))
 }
 
 fn text(path: &Path) -> anyhow::Result<String> {

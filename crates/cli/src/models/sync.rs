@@ -7,7 +7,7 @@ use indicatif::HumanBytes;
 use jackalope_cluster::exchange::{Copied, FetchOrder, LibraryClient, Peer, spread};
 use jackalope_cluster::hostfile::Host;
 use jackalope_cluster::nodes;
-use jackalope_protocol::Secret;
+use jackalope_cluster::trust::Credentials;
 use serde_json::json;
 
 use super::locate;
@@ -23,7 +23,7 @@ pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyh
     ensure!(!remote.is_empty(), "`{}` names no machine but this one", args.hosts);
     let here = machines.iter().find(|host| host.is_local()).cloned();
     let config = machines::nodes_config(&args.reach, environment)?;
-    let secret = config.secret;
+    let ours = config.ours.clone();
     let nodes = machines::bring_up(remote.clone(), config, machines::log_lines).await?;
     let mut members: Vec<Member> = remote
         .into_iter()
@@ -31,7 +31,8 @@ pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyh
         .map(|(host, node)| Member::there(host, node))
         .collect();
     if args.from.is_none() || here.is_some() {
-        members.push(Member::here(here, environment, secret)?);
+        let here = Member::here(here, environment, &ours, &members)?;
+        members.push(here);
     }
     let source = match &args.from {
         None => members.len() - 1,
@@ -44,7 +45,7 @@ pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyh
         false => args.model.clone(),
     };
     let work = move || {
-        let copied = copy(&args, &members, (source, &model), &secret);
+        let copied = copy(&args, &members, (source, &model), &ours);
         // Until now their agents were wanted.
         drop(nodes);
         copied
@@ -56,11 +57,11 @@ fn copy(
     args: &ModelsSyncArgs,
     members: &[Member],
     (source, model): (usize, &Path),
-    secret: &Secret,
+    ours: &Credentials,
 ) -> anyhow::Result<()> {
     let model = model.to_str().context("the model's path is not UTF-8")?;
     let from = members[source].host.name();
-    let mut client = LibraryClient::dial(&from, &members[source].addrs, secret)?;
+    let mut client = LibraryClient::dial(&from, &members[source].addrs, ours)?;
     let found = client.find(model)?;
     let num_bytes: u64 = found.files.iter().map(|(_, bytes)| bytes).sum();
     let bar = Transfer::new("reading", num_bytes);
@@ -72,6 +73,7 @@ fn copy(
         .map(|member| Peer {
             host: member.host.name(),
             addrs: member.addrs.clone(),
+            key: member.key,
             addrs_from: members.iter().map(|other| member.addrs_from(other)).collect(),
         })
         .collect();
@@ -87,7 +89,7 @@ fn copy(
     let order =
         FetchOrder { name: name.clone(), commit, manifest, sources: Vec::new(), num_connections };
     let mut ends: Vec<Copied> = Vec::new();
-    spread(&peers, (source, model), (&order, secret), &on_bytes, &mut |end| {
+    spread(&peers, (source, model), (&order, ours), &on_bytes, &mut |end| {
         bars[end.peer].iter().for_each(crate::progress::Upload::finish);
         ends.push(end);
     });

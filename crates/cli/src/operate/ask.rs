@@ -8,9 +8,10 @@ use serde_json::{Value, json};
 
 use super::record::ServeRecord;
 use super::{Answer, Server, off_runtime};
+use crate::args::keys::ClientKeyArgs;
 use crate::args::operate::AskArgs;
 use crate::environment::Environment;
-use crate::output;
+use crate::{keys, output};
 
 /// Where a server listens unless told otherwise.
 const DEFAULT_URL: &str = "http://127.0.0.1:8080";
@@ -25,20 +26,29 @@ const TEST_PROMPT: &str = "Say hello in one short sentence.";
 const TEST_TOKENS: u32 = 32;
 
 /// The server that was named, or the one of this machine.
-fn server(args: &AskArgs, environment: &Environment) -> Server {
-    let api_key = args.api_key.clone();
+fn server(args: &AskArgs, environment: &Environment) -> anyhow::Result<Server> {
     match (&args.url, running(environment)) {
-        (Some(url), _) => named(url, api_key, environment),
-        (None, Some(running)) => Server { api_key: api_key.or(running.api_key), ..running },
-        (None, None) => Server { url: DEFAULT_URL.to_owned(), api_key },
+        (None, Some(running)) => {
+            let given = keys::given(&args.key)?;
+            Ok(Server { api_key: given.or(running.api_key), ..running })
+        }
+        (url, _) => named(url.as_deref().unwrap_or(DEFAULT_URL), &args.key, environment),
     }
 }
 
-/// The server at `url`. A key is for the server it was given to, and for no other.
-pub(crate) fn named(url: &str, api_key: Option<String>, environment: &Environment) -> Server {
+/// The server at `url`. A key is for the server it was given to, and for no other; the key of the
+/// environment is for servers on this machine.
+pub(crate) fn named(
+    url: &str,
+    key: &ClientKeyArgs,
+    environment: &Environment,
+) -> anyhow::Result<Server> {
     let url = url.trim_end_matches('/').to_owned();
     let same = running(environment).filter(|it| it.url == url);
-    Server { api_key: api_key.or_else(|| same.and_then(|it| it.api_key)), url }
+    let api_key = keys::given(key)?.or_else(|| same.and_then(|it| it.api_key));
+    let server = Server { url, api_key };
+    let of_environment = || keys::of_environment(environment).filter(|_| server.is_here());
+    Ok(Server { api_key: server.api_key.clone().or_else(of_environment), ..server })
 }
 
 fn running(environment: &Environment) -> Option<Server> {
@@ -47,7 +57,7 @@ fn running(environment: &Environment) -> Option<Server> {
 }
 
 async fn get(args: &AskArgs, path: &'static str, it: &Environment) -> anyhow::Result<Answer> {
-    let server = server(args, it);
+    let server = server(args, it)?;
     off_runtime(move || server.ask(path, None, ASK_TIMEOUT)).await
 }
 
@@ -115,7 +125,7 @@ fn words_of_model(model: &Value) -> String {
 }
 
 pub(crate) async fn test(args: AskArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
-    let server = server(&args, environment);
+    let server = server(&args, environment)?;
     let told = off_runtime(move || one_answer(&server)).await?;
     if args.json {
         output::line(&told)?;

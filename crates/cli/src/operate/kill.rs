@@ -79,7 +79,7 @@ fn hosts(
     home: &Home,
 ) -> anyhow::Result<Vec<Host>> {
     let last = || {
-        let Start { words, env, cwd } = Start::last(home)?;
+        let Start { words, env, cwd, .. } = Start::last(home)?;
         let at = words.iter().position(|word| word == "--hosts");
         let after = at.and_then(|at| words.get(at + 1).cloned());
         let joined = || words.iter().find_map(|it| it.strip_prefix("--hosts=").map(str::to_owned));

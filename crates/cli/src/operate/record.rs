@@ -1,6 +1,11 @@
 //! What is written down about the server of this machine, in files that only its user reads.
+//!
+//! Keys that clients know are in no record: what `restart` needs of them is in files beside the records
+//! (`serve-keys.json`, `last-start-keys.json`), which nothing prints, and commands on this machine ask a
+//! server with a key of its own that ends with it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 
 use jackalope_cluster::home::{Home, HomeError};
@@ -11,89 +16,169 @@ use super::Server;
 use crate::args::ServeArgs;
 use crate::config::Resolved;
 use crate::environment::Environment;
+use crate::keys;
 
 /// The record of the server that runs.
 const RECORD: &str = "serve";
 
+/// What the record leaves out.
+const RECORD_KEYS: &str = "serve-keys.json";
+
 /// How the last server that became ready was started.
 const LAST_START: &str = "last-start.json";
+
+/// What that leaves out.
+const LAST_START_KEYS: &str = "last-start-keys.json";
 
 /// Everything that decides what a server does: two that agree in it do the same.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Start {
-    /// The arguments of `serve`.
+    /// The arguments of `serve`, without secrets.
     pub(crate) words: Vec<String>,
     /// Where it was started.
     pub(crate) cwd: PathBuf,
-    /// Variables that are settings of `serve`.
+    /// Variables that are settings of `serve`, without secrets.
     pub(crate) env: BTreeMap<String, String>,
+    secrets: Secrets,
+}
+
+/// Variables that hold keys and tokens, whether they were typed as flags or set.
+#[derive(Clone, Default, Eq, PartialEq)]
+struct Secrets(BTreeMap<String, String>);
+
+impl fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
 }
 
 /// A server that is, or was, this machine's.
 #[derive(Clone, Debug)]
 pub(crate) struct ServeRecord {
     pub(crate) process: Recorded,
+    secrets: Secrets,
+    /// Opens this server to whoever operates it, if it asks for keys.
+    operator_key: Option<String>,
+}
+
+/// What is written down about a server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Serving<'a> {
+    pub(crate) args: &'a ServeArgs,
+    pub(crate) start: &'a Start,
+    pub(crate) url: &'a str,
+    pub(crate) model: &'a str,
+    /// See [`jackalope_server::ApiKeys::with_operator`].
+    pub(crate) operator_key: &'a str,
 }
 
 impl Start {
     /// Of this process.
     pub(crate) fn of(resolved: &Resolved, environment: &Environment) -> Start {
-        Start {
-            words: resolved.typed.clone(),
-            cwd: std::env::current_dir().unwrap_or_default(),
-            env: environment.settings().clone(),
-        }
+        let cwd = std::env::current_dir().unwrap_or_default();
+        Start::new(&resolved.typed, cwd, environment.settings())
     }
 
-    /// Its words without keys, for people.
-    pub(super) fn public_words(&self) -> Vec<String> {
-        let mut words = Vec::new();
-        let mut is_secret = false;
-        for word in &self.words {
-            let flag = word.split_once('=').map_or(word.as_str(), |it| it.0);
-            let is_key = flag.starts_with("--") && flag.ends_with("-key");
-            words.push(match (is_secret, is_key && word.contains('=')) {
-                (true, _) => "***".to_owned(),
-                (_, true) => format!("{flag}=***"),
-                _ => word.clone(),
-            });
-            is_secret = is_key && !word.contains('=') && flag != "--tls-key";
+    fn new(words: &[String], cwd: PathBuf, env: &BTreeMap<String, String>) -> Start {
+        let mut start = Start { cwd, ..Start::default() };
+        start.set(env);
+        // What was typed replaces what was set; a flag of several keys may be typed several times.
+        let mut typed: BTreeMap<String, String> = BTreeMap::new();
+        let mut rest = words.iter().peekable();
+        while let Some(word) = rest.next() {
+            let (flag, value) = match (keys::secret_flag(word), word.split_once('=')) {
+                (Some(flag), Some((_, value))) => (flag, Some(value)),
+                (Some(flag), None) => (flag, rest.peek().map(|it| it.as_str())),
+                (None, _) => ("", None),
+            };
+            // An empty key is refused by `serve`; an empty variable would be none.
+            match value.filter(|it| !it.trim().is_empty()) {
+                Some(value) => {
+                    let keys = typed.entry(keys::variable_of(flag)).or_default();
+                    keys.push_str(if keys.is_empty() { "" } else { "," });
+                    keys.push_str(value);
+                    if !word.contains('=') {
+                        rest.next();
+                    }
+                }
+                None => start.words.push(word.clone()),
+            }
         }
-        words
+        start.secrets.0.extend(typed);
+        start
+    }
+
+    /// Sets variables.
+    pub(crate) fn set(&mut self, env: &BTreeMap<String, String>) {
+        let is_secret =
+            |name: &str| keys::SECRET_FLAGS.iter().any(|it| keys::variable_of(it) == name);
+        let (secrets, env): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            env.clone().into_iter().partition(|(name, _)| is_secret(name));
+        self.secrets.0.extend(secrets);
+        self.env.extend(env);
+    }
+
+    /// The environment of a process that starts so, secrets among it.
+    pub(super) fn environment(&self) -> impl Iterator<Item = (String, String)> {
+        let all = self.env.iter().chain(&self.secrets.0);
+        all.map(|(name, value)| (name.clone(), value.clone()))
+    }
+
+    /// For people: the command, with the names of the variables that hold secrets.
+    pub(super) fn public_command(&self) -> String {
+        let secrets = self.secrets.0.keys().map(|name| format!("{name}=*** "));
+        format!("{}jackalope serve {}", secrets.collect::<String>(), self.words.join(" "))
     }
 
     fn to_json(&self) -> Value {
         json!({"words": self.words, "cwd": self.cwd.to_string_lossy(), "env": self.env})
     }
 
-    fn from_json(value: &Value) -> Option<Start> {
+    fn from_json(value: &Value, secrets: Secrets) -> Option<Start> {
         let text = |value: &Value| value.as_str().map(str::to_owned);
-        let words = value["words"].as_array()?.iter().map(text).collect::<Option<_>>()?;
-        let env = value["env"].as_object()?.iter();
-        let env =
-            env.map(|(name, value)| Some((name.clone(), text(value)?))).collect::<Option<_>>();
-        Some(Start { words, cwd: text(&value["cwd"])?.into(), env: env? })
+        let words = value["words"].as_array()?.iter().map(text).collect::<Option<Vec<String>>>()?;
+        // Earlier versions kept secrets among the rest.
+        let mut start = Start::new(&words, text(&value["cwd"])?.into(), &texts(&value["env"])?);
+        start.secrets.0.extend(secrets.0);
+        Some(start)
     }
 
     /// How the last server was started that became ready.
     pub(crate) fn last(home: &Home) -> Option<Start> {
-        let text = std::fs::read_to_string(home.join(LAST_START)).ok()?;
-        Start::from_json(&serde_json::from_str(&text).ok()?)
+        let value = read_json(home, LAST_START)?;
+        let secrets = read_json(home, LAST_START_KEYS).and_then(|it| texts(&it));
+        Start::from_json(&value, Secrets(secrets.unwrap_or_default()))
     }
 
     /// To be found by [`Start::last`].
     pub(crate) fn remember(&self, home: &Home) -> Result<(), HomeError> {
+        if self.secrets.0.is_empty() {
+            // One that was never there is forgotten already.
+            std::fs::remove_file(home.join(LAST_START_KEYS)).ok();
+        } else {
+            home.write(LAST_START_KEYS, json!(self.secrets.0).to_string().as_bytes())?;
+        }
         home.write(LAST_START, self.to_json().to_string().as_bytes())
     }
+}
+
+fn read_json(home: &Home, name: &str) -> Option<Value> {
+    serde_json::from_str(&std::fs::read_to_string(home.join(name)).ok()?).ok()
+}
+
+/// An object whose values are all texts.
+fn texts(value: &Value) -> Option<BTreeMap<String, String>> {
+    let text = |(name, value): (&String, &Value)| Some((name.clone(), value.as_str()?.to_owned()));
+    value.as_object()?.iter().map(text).collect()
 }
 
 impl ServeRecord {
     /// Writes this process down, unless another server of this machine is.
     pub(crate) fn write(
         home: &Home,
-        (args, start): (&ServeArgs, &Start),
-        (url, model): (&str, &str),
+        serving: Serving<'_>,
     ) -> Result<Option<ServeRecord>, HomeError> {
+        let Serving { args, start, url, model, operator_key } = serving;
         if ServeRecord::running(home).is_some() {
             return Ok(None);
         }
@@ -106,23 +191,35 @@ impl ServeRecord {
         let process = Recorded::this(json!({
             "url": url,
             "model": model,
-            "api_key": args.edge.admin_key.first().or(args.edge.api_key.first()),
             "hosts": named,
             "agent_port": hosts.reach.agent_port,
             "ssh": hosts.reach.ssh,
             "start": start.to_json(),
         }));
+        let keys = json!({"operator_key": operator_key, "start": start.secrets.0});
+        home.write(RECORD_KEYS, keys.to_string().as_bytes())?;
         process.write(home, RECORD)?;
-        Ok(Some(ServeRecord { process }))
+        let secrets = start.secrets.clone();
+        Ok(Some(ServeRecord { process, secrets, operator_key: Some(operator_key.to_owned()) }))
     }
 
     pub(crate) fn forget(&self, home: &Home) {
+        if Recorded::read(home, RECORD).as_ref() == Some(&self.process) {
+            // One that stays opens nothing: its server is gone.
+            std::fs::remove_file(home.join(RECORD_KEYS)).ok();
+        }
         self.process.forget(home, RECORD);
     }
 
     /// What is written down, whether it runs or not.
     pub(crate) fn read(home: &Home) -> Option<ServeRecord> {
-        Some(ServeRecord { process: Recorded::read(home, RECORD)? })
+        let process = Recorded::read(home, RECORD)?;
+        let keys = read_json(home, RECORD_KEYS).unwrap_or_default();
+        let secrets = Secrets(texts(&keys["start"]).unwrap_or_default());
+        // Earlier versions wrote a key of the clients' down.
+        let key = keys["operator_key"].as_str().or(process.about["api_key"].as_str());
+        let operator_key = key.map(str::to_owned);
+        Some(ServeRecord { process, secrets, operator_key })
     }
 
     /// The server that runs on this machine.
@@ -157,14 +254,14 @@ impl ServeRecord {
     }
 
     pub(crate) fn start(&self) -> Option<Start> {
-        Start::from_json(&self.process.about["start"])
+        Start::from_json(&self.process.about["start"], self.secrets.clone())
     }
 
     /// How it is asked.
     pub(super) fn server(&self) -> Server {
         let reached =
             self.url().replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:");
-        Server { url: reached, api_key: self.text("api_key").map(str::to_owned) }
+        Server { url: reached, api_key: self.operator_key.clone() }
     }
 }
 
@@ -172,12 +269,30 @@ impl ServeRecord {
 mod tests {
     use super::*;
 
+    fn started(words: &[&str], env: &[(&str, &str)]) -> Start {
+        let words: Vec<String> = words.iter().map(|it| (*it).to_owned()).collect();
+        let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Start::new(&words, "/some where".into(), &env.collect())
+    }
+
     #[test]
-    fn keys_are_not_for_people() {
-        let words = ["--model", "m", "--api-key", "one", "--admin-key=two", "--port", "1"];
-        let start = Start { words: words.map(str::to_owned).to_vec(), ..Start::default() };
-        let told = start.public_words().join(" ");
-        assert_eq!(told, "--model m --api-key *** --admin-key=*** --port 1");
+    fn keys_are_kept_apart_from_what_people_and_records_see() {
+        let start = started(
+            &["--model", "m", "--api-key", "one", "--admin-key=two", "--port", "1", "--api-key=3"],
+            &[("JACKALOPE_API_KEY", "replaced"), ("MODEL_DIR", "x=y")],
+        );
+        assert_eq!(start.words, ["--model", "m", "--port", "1"]);
+        assert_eq!(
+            start.public_command(),
+            "JACKALOPE_ADMIN_KEY=*** JACKALOPE_API_KEY=*** jackalope serve --model m --port 1"
+        );
+        assert_eq!(start.to_json()["env"], json!({"MODEL_DIR": "x=y"}));
+        let env: BTreeMap<String, String> = start.environment().collect();
+        assert_eq!((&*env["JACKALOPE_API_KEY"], &*env["JACKALOPE_ADMIN_KEY"]), ("one,3", "two"));
+        assert!(!format!("{start:?}").contains("two"), "{start:?}");
+        // Refused by `serve`, not dropped.
+        assert_eq!(started(&["--api-key", " "], &[]).words, ["--api-key", " "]);
+        assert_eq!(started(&["--api-key"], &[]).words, ["--api-key"]);
     }
 
     #[test]
@@ -185,15 +300,20 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("jackalope-start-{}", std::process::id()));
         let home = Home::new(&dir);
         assert_eq!(Start::last(&home), None);
-        let start = Start {
-            words: ["--model", "a b", "--api-key", "s\"ecret"].map(str::to_owned).to_vec(),
-            cwd: "/some where".into(),
-            env: [("MODEL_DIR".to_owned(), "x=y".to_owned())].into(),
-        };
+        let start = started(&["--model", "a b", "--api-key", "s\"ecret"], &[("MODEL_DIR", "x=y")]);
         start.remember(&home).unwrap();
         assert_eq!(Start::last(&home), Some(start));
+        let without = started(&["--model", "a b"], &[]);
+        without.remember(&home).unwrap();
+        assert_eq!(Start::last(&home), Some(without), "no key stays behind");
         home.write(LAST_START, b"{}").unwrap();
         assert_eq!(Start::last(&home), None);
+        // As earlier versions wrote it.
+        let earlier = json!({"words": ["--api-key", "old"], "cwd": "/", "env": {}});
+        home.write(LAST_START, earlier.to_string().as_bytes()).unwrap();
+        let start = Start::last(&home).unwrap();
+        assert!(start.words.is_empty());
+        assert!(start.environment().any(|it| it == ("JACKALOPE_API_KEY".into(), "old".into())));
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -37,9 +37,8 @@ pub(crate) async fn resume(args: ResumeArgs, environment: &Environment) -> anyho
             return tell(&running, ("runs", telling), &home);
         }
         if args.dry_run {
-            let words = start.public_words().join(" ");
-            let cwd = start.cwd.display();
-            return Ok(output::line(format_args!("in {cwd}: jackalope serve {words}"))?);
+            let (cwd, command) = (start.cwd.display(), start.public_command());
+            return Ok(output::line(format_args!("in {cwd}: {command}"))?);
         }
         begin(&home, &start, Duration::from_secs(args.wait), ("resumed", telling))
     })

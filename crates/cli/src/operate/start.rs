@@ -82,7 +82,7 @@ pub(crate) async fn restart(args: RestartArgs, environment: &Environment) -> any
                  hint: `jackalope start --model DIR`; its arguments are remembered"
             );
         };
-        start.env.extend(set_now);
+        start.set(&set_now);
         let request = if args.fresh { Request::End } else { Request::HandOver };
         if let Some(running) = running
             && !running.process.ask(request, END_GRACE)
@@ -170,6 +170,7 @@ pub(super) fn begin(
     (event, telling): (&str, Telling),
 ) -> anyhow::Result<()> {
     home.dir("logs")?;
+    home.check_space()?;
     let path = serve_log(home);
     rotate(&path, LOG_BYTES_MAX).with_context(|| format!("rotating {}", path.display()))?;
     let log = OpenOptions::new().create(true).append(true).open(&path);
@@ -179,11 +180,16 @@ pub(super) fn begin(
     let words = ["--verbose", "serve"].map(str::to_owned).into_iter();
     let words = words.chain(start.words.iter().cloned()).chain(["--detached".to_owned()]);
     spawn.args = words.map(Into::into).collect();
-    spawn.env = start.env.iter().map(|(name, value)| (name.clone(), value.into())).collect();
+    spawn.env = start.environment().map(|(name, value)| (name, value.into())).collect();
     spawn.cwd = Some(start.cwd.clone()).filter(|it| it.is_dir());
     let pid = spawn.start_detached(log).context("starting the server")?;
     let log = Log { path, from };
-    let running = wait_until_ready(home, pid, Instant::now() + wait, &log)?;
+    let running = wait_until_ready(home, pid, Instant::now() + wait, &log);
+    // A log that could not be written says nothing about it.
+    let running = running.map_err(|err| match home.check_space() {
+        Ok(()) => err,
+        Err(full) => anyhow::anyhow!("{err:#}\n{full}"),
+    })?;
     tell(&running, (event, telling), home)
 }
 

@@ -7,6 +7,7 @@ use jackalope_cluster::agent::Agent;
 use jackalope_cluster::home::Home;
 use jackalope_cluster::hostfile::Host;
 use jackalope_cluster::nodes;
+use jackalope_cluster::placement::size;
 use jackalope_cluster::record::Recorded;
 use serde_json::{Value, json};
 
@@ -165,7 +166,7 @@ fn agent_json(host: &Host, reach: &ReachArgs, environment: &Environment) -> Valu
         let config =
             machines::nodes_config(reach, environment).map_err(|err| format!("{err:#}"))?;
         let addrs = nodes::addresses(host, &config);
-        let agent = Agent::connect(&name, addrs, config.secret, Box::new(|_, _, _| {}));
+        let agent = Agent::connect(&name, addrs, config.ours, Box::new(|_, _, _| {}));
         agent.wait_until_up(ASK_TIMEOUT)?;
         let programs = agent.status(ASK_TIMEOUT)?;
         let program = |it: &jackalope_cluster::agent::ProgramStatus| json!({"name": it.name, "pid": it.pid, "owned": it.is_owned, "age_ms": it.age_ms});
@@ -178,18 +179,33 @@ fn agent_json(host: &Host, reach: &ReachArgs, environment: &Environment) -> Valu
 }
 
 fn rank_line(rank: &Value) -> String {
-    let mib = |bytes: &Value| bytes.as_u64().map(|it| it >> 20);
-    let weights = mib(&rank["facts"]["weights_bytes"]).or_else(|| mib(&rank["weights_bytes"]));
-    let memory = weights.map(|it| format!(", {it} MiB of weights")).unwrap_or_default();
+    let weights = rank["facts"]["weights_bytes"].as_u64().or(rank["weights_bytes"].as_u64());
+    let memory = weights.map(|it| format!(", {} of weights", size(it))).unwrap_or_default();
     let host = rank["host"].as_str().map(|it| format!("{it}, ")).unwrap_or_default();
     let silent = rank["silent_ms"].as_u64().filter(|&it| 5000 < it);
     let silent = silent.map(|it| format!(", silent for {} s", it / 1000)).unwrap_or_default();
+    let encrypted = encrypted(rank);
     format!(
-        "rank {:<3} {host}pid {}, {}{memory}{silent}",
+        "rank {:<3} {host}pid {}, {}{memory}{encrypted}{silent}",
         rank["rank"].to_string(),
         rank["pid"],
         text(&rank["phase"])
     )
+}
+
+/// Whether a rank's connections to the others are encrypted, if there are others.
+fn encrypted(rank: &Value) -> String {
+    let own = rank["rank"].as_u64().and_then(|it| usize::try_from(it).ok());
+    let flags = rank["encrypts"].as_array().map_or(&[][..], Vec::as_slice);
+    let peers = || flags.iter().enumerate().filter(|(peer, _)| Some(*peer) != own);
+    let in_clear: Vec<String> =
+        peers().filter(|(_, it)| **it == false).map(|(peer, _)| peer.to_string()).collect();
+    match (peers().count(), in_clear.len()) {
+        (0, _) => String::new(),
+        (_, 0) => ", encrypted".to_owned(),
+        (all, clear) if all == clear => ", in clear".to_owned(),
+        _ => format!(", in clear to {}", in_clear.join(" and ")),
+    }
 }
 
 fn agent_line(agent: &Value) -> String {
@@ -231,7 +247,7 @@ mod tests {
                     {"id": "org/m", "default": true, "state": "recovering", "ranks": []},
                     {"id": "org/n", "default": false, "state": "ready", "open_requests": 3, "ranks": [
                         {"rank": 0, "host": null, "pid": 12, "phase": "idle", "silent_ms": 10,
-                         "weights_bytes": 5 << 20},
+                         "weights_bytes": 5000},
                     ]},
                     {"id": "o", "default": false, "state": "failed", "failure": "no room\nhint: x"},
                 ],
@@ -245,11 +261,11 @@ mod tests {
             report.text(),
             "server   http://h:1, pid 7, version 1, up 1:01:40\n\
              model    org/m: recovering, 4096 tokens\n         rank 1 died\n         last words\n\
-             rank 0   a, pid 11, idle, 3 MiB of weights\n\
+             rank 0   a, pid 11, idle, 3.0 MiB of weights\n\
              rank 1   pid null, starting, silent for 9 s\n\
              queue    1 of 8 wait, 2 are computed\n\
              model    org/n: ready, 3 requests\n\
-             rank 0   pid 12, idle, 5 MiB of weights\n\
+             rank 0   pid 12, idle, 4.9 KiB of weights\n\
              model    o: failed, no room\n         hint: x\n\
              agent    a: looks after 2 programs\n\
              agent    b: cannot be reached: refused"
@@ -257,5 +273,16 @@ mod tests {
         assert!(!report.is_well());
         let none = Report(json!({"ok": false, "serve": null, "health": null, "agents": []}));
         assert_eq!(none.text(), "server   none runs here");
+    }
+
+    #[test]
+    fn a_rank_says_which_of_its_connections_are_encrypted() {
+        let said = |encrypts: Value| encrypted(&json!({"rank": 1, "encrypts": encrypts}));
+        assert_eq!(said(json!([])), "");
+        assert_eq!(said(json!([false, false])), ", in clear");
+        assert_eq!(said(json!([true, false])), ", encrypted");
+        assert_eq!(said(json!([true, false, false, false])), ", in clear to 2 and 3");
+        assert_eq!(encrypted(&json!({"rank": 0, "encrypts": [false]})), "");
+        assert_eq!(encrypted(&json!({"rank": 0})), "");
     }
 }

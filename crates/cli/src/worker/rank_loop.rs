@@ -4,11 +4,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use jackalope_cluster::listen::address_towards;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::open::Cluster;
+use crate::args::machines::PortRange;
 use crate::args::worker::MlxDistributedArgs;
 use crate::environment::Environment;
+use crate::rank::{DataPlane, Looking};
 use crate::{output, rank};
 
 /// Between two looks at the process.
@@ -37,13 +40,20 @@ pub(super) async fn run(
         "`--rank {rank}` is none of the {num_ranks} ranks of {hostfile}\nhint: they count from 0"
     );
     let control = rank::address(&cluster.control())?;
-    let secret = rank::known_secret(environment)?;
+    let ticket = rank::ticket_by_hand(&rank::known_secret(environment)?, rank);
     let variables = cluster.variables(rank, hostfile, (args.backend, coordinator));
+    let looking = Looking { rank, control, wait: WAIT_SECONDS };
+    // Its own entry names its addresses; else the one by which it reaches rank 0.
+    let mut ips = cluster.hostfile.hosts[rank as usize].ips.clone();
+    if ips.is_empty() {
+        ips.extend(address_towards(control.ip()));
+    }
+    let data = DataPlane { ips, ports: PortRange::DATA };
     output::note(&format!("rank {rank} looks for rank 0 at {control}"));
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     loop {
-        let spawn = rank::spawn((rank, control), &secret, WAIT_SECONDS, &variables)?;
+        let spawn = rank::spawn(&looking, &data, &ticket, &variables)?;
         let mut child = spawn.start().context("starting the rank")?;
         let ended = loop {
             if let Some(status) = child.try_wait() {

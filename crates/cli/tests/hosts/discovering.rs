@@ -50,6 +50,7 @@ fn hosts_that_answer_are_found_and_become_a_hostfile() {
     let mut lab = lab_or_return!(4);
     lab.share_secret("5a".repeat(32).as_str());
     lab.set_secret(3, "a5".repeat(32).as_str());
+    lab.trust_first();
     let _stranger = lab.start_on(3, &["agent", "--announce"], &[]);
     // One that was not told to answer is silent.
     let silent = lab.start_on(2, &["agent"], &[]);
@@ -103,6 +104,7 @@ fn hosts_that_answer_are_found_and_become_a_hostfile() {
 fn a_flood_of_answers_adds_nobody_and_hides_nobody() {
     let lab = lab_or_return!(4);
     lab.share_secret("5a".repeat(32).as_str());
+    lab.trust_first();
     let _agents = agents(&lab, &[1, 2]);
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hosts/flood.py");
     let mut flood = lab.run_on(3, &["python3", script, &lab.hosts[3].ip, &lab.hosts[1].ip]);
@@ -148,6 +150,7 @@ fn workers_of_a_token_are_found_and_serve() {
 fn a_cable_with_nothing_but_link_local_addresses_is_enough() {
     let lab = lab_or_return!(2);
     lab.share_secret("5a".repeat(32).as_str());
+    lab.trust_first();
     let _agent = agents(&lab, &[1]);
     // Plugged in while the agent runs.
     let cable = lab.join_first_two();

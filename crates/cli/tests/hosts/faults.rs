@@ -48,10 +48,14 @@ enum Fault {
     Slow,
     /// Strangers knock at every port.
     Strangers,
+    /// It does not reach one other worker.
+    LinkCut,
+    /// SIGSTOP to its agent for a while.
+    AgentPaused,
 }
 
 /// As often as such things happen, and as long as they take.
-const WEIGHTS: [(Fault, u64); 11] = [
+const WEIGHTS: [(Fault, u64); 13] = [
     (Fault::RankKilled, 30),
     (Fault::RankAborted, 10),
     (Fault::RankFrozen, 8),
@@ -63,6 +67,8 @@ const WEIGHTS: [(Fault, u64); 11] = [
     (Fault::Lossy, 6),
     (Fault::Slow, 4),
     (Fault::Strangers, 10),
+    (Fault::LinkCut, 5),
+    (Fault::AgentPaused, 4),
 ];
 
 /// xorshift64*, seeded by the clock unless `JACKALOPE_SEED` says otherwise.
@@ -100,7 +106,7 @@ fn seed() -> u64 {
 }
 
 /// Requests that differ, each long enough to be met in the middle.
-fn request(idx: usize) -> Value {
+pub(crate) fn request(idx: usize) -> Value {
     let idx = idx as u64;
     let prompt: Vec<u64> = (0..4 + idx * 9).map(|at| (at * 53 + idx * 307) % 1900 + 20).collect();
     json!({
@@ -154,7 +160,7 @@ impl Readers<'_> {
     }
 }
 
-fn is_there(pid: u32) -> bool {
+pub(crate) fn is_there(pid: u32) -> bool {
     std::path::Path::new(&format!("/proc/{pid}")).exists()
 }
 
@@ -203,6 +209,17 @@ fn inflict(lab: &Lab, server: &Server, fault: Fault, at: usize, random: &mut Ran
             moment(random, 1000, 4000);
         }
         Fault::Strangers => knock(lab, server),
+        Fault::LinkCut => {
+            lab.cut_link(at, (at + 1) % NUM_HOSTS);
+            moment(random, 500, 8000);
+        }
+        Fault::AgentPaused => {
+            let agents = host.pids_of("jackalope agent");
+            agents.iter().for_each(|pid| send(*pid, Signal::STOP));
+            moment(random, 500, 12_000);
+            // It may have been replaced meanwhile.
+            agents.iter().for_each(|pid| send(*pid, Signal::CONT));
+        }
     }
     lab.mend(at);
     victims

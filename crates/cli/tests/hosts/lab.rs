@@ -113,10 +113,20 @@ pub(crate) struct LabHost {
 impl Lab {
     /// So many hosts; the first is where commands run. Jackalope is installed on all of them.
     pub(crate) fn new(num_hosts: usize) -> Lab {
+        Lab::of(num_hosts, false)
+    }
+
+    /// The same on a network where nobody has an IPv4 address.
+    pub(crate) fn with_ipv6_only(num_hosts: usize) -> Lab {
+        Lab::of(num_hosts, true)
+    }
+
+    fn of(num_hosts: usize, is_ipv6: bool) -> Lab {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = (std::process::id() + 97 * NEXT.fetch_add(1, Ordering::Relaxed)) % 250 + 1;
         let name = format!("jk{number}");
-        let subnet = format!("10.77.{number}");
+        // Within a /64 of fd00::/8, for networks that the Internet does not know (RFC 4193).
+        let subnet = if is_ipv6 { format!("fd77:{number}:") } else { format!("10.77.{number}") };
         let dir = std::env::temp_dir().join(format!("jackalope-lab-{number}"));
         sweep(&name);
         fs::remove_dir_all(&dir).ok();
@@ -127,7 +137,7 @@ impl Lab {
         must(&format!("ip link add {name}r type veth peer name {name}rp"));
         must(&format!("ip link set {name}rp netns {name}sw"));
         must(&format!("ip -n {name}sw link set {name}rp master br0 up"));
-        must(&format!("ip addr add {subnet}.254/24 dev {name}r"));
+        must(&format!("ip addr add {} dev {name}r", with_prefix(&address_in(&subnet, 254))));
         must(&format!("ip link set {name}r up"));
         for kind in ["client", "host"] {
             let key = dir.join(format!("{kind}_key"));
@@ -152,13 +162,13 @@ impl Lab {
         let (name, subnet) = (&self.name, &self.subnet);
         let namespace = format!("{name}{letter}");
         let port = format!("{name}{letter}p");
-        let ip = format!("{subnet}.{}", idx + 1);
+        let ip = address_in(subnet, idx + 1);
         must(&format!("ip netns add {namespace}"));
         must(&format!("ip -n {namespace} link set lo up"));
         must(&format!("ip -n {namespace} link add eth0 type veth peer name {port}"));
         must(&format!("ip -n {namespace} link set {port} netns {name}sw"));
         must(&format!("ip -n {name}sw link set {port} master br0 up"));
-        must(&format!("ip -n {namespace} addr add {ip}/24 dev eth0"));
+        must(&format!("ip -n {namespace} addr add {} dev eth0", with_prefix(&ip)));
         must(&format!("ip -n {namespace} link set eth0 up"));
         let home = self.dir.join(format!("home-{letter}"));
         let ssh = format!("host-{letter}");
@@ -256,6 +266,30 @@ impl Lab {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     }
 
+    /// What `trust list` shows on a host.
+    pub(crate) fn trust_of(&self, at: usize) -> serde_json::Value {
+        let ended = self.start_on(at, &["trust", "list", "--json"], &[]).end();
+        assert!(ended.status.success(), "{ended:?}");
+        serde_json::from_str(&ended.stdout).unwrap()
+    }
+
+    /// As after a person has accepted the first host on all others, and them there.
+    pub(crate) fn trust_first(&self) {
+        let keys: Vec<String> = (0..self.hosts.len())
+            .map(|at| self.trust_of(at)["this"]["key"].as_str().unwrap().to_owned())
+            .collect();
+        let entry = |name: &str, key: &str| json!({"name": name, "key": key, "since": 0});
+        let others = self.hosts.iter().zip(&keys).skip(1);
+        let machines: Vec<_> = others.map(|(host, key)| entry(&host.ip, key)).collect();
+        let write = |at: usize, list: serde_json::Value| {
+            fs::write(self.hosts[at].home.join("trust.json"), list.to_string()).unwrap();
+        };
+        write(0, json!({ "machines": machines }));
+        for at in 1..self.hosts.len() {
+            write(at, json!({"coordinators": [entry("host-a", &keys[0])]}));
+        }
+    }
+
     pub(crate) fn run(&self, args: &[&str]) -> Ended {
         self.start(args, "").end()
     }
@@ -264,10 +298,16 @@ impl Lab {
     pub(crate) fn serve(&self, model: &Path, args: &str) -> Server {
         let (hostfile, model) = (self.hostfile(), model.to_str().unwrap());
         let mut words = vec!["serve", "--hosts", hostfile.to_str().unwrap(), "--model", model];
-        words.extend(["--host", "0.0.0.0", "--insecure", "--port", "8080", "--json"]);
+        let ip = &self.hosts[0].ip;
+        let any = if ip.contains(':') { "::" } else { "0.0.0.0" };
+        words.extend(["--host", any, "--insecure", "--port", "8080", "--json"]);
         words.extend(args.split_whitespace());
         let mut server = Server::of(self.start(&words, ""));
-        server.url = format!("http://{}:8080", self.hosts[0].ip);
+        server.url = if ip.contains(':') {
+            format!("http://[{ip}]:8080")
+        } else {
+            format!("http://{ip}:8080")
+        };
         server
     }
 }
@@ -280,6 +320,16 @@ impl Drop for Lab {
         sweep(&self.name);
         fs::remove_dir_all(&self.dir).ok();
     }
+}
+
+/// An address of a subnet of these tests.
+fn address_in(subnet: &str, last: usize) -> String {
+    if subnet.contains(':') { format!("{subnet}:{last}") } else { format!("{subnet}.{last}") }
+}
+
+/// With the length of its subnet; used at once, without looking for another one who has it.
+fn with_prefix(ip: &str) -> String {
+    if ip.contains(':') { format!("{ip}/64 nodad") } else { format!("{ip}/24") }
 }
 
 /// Removes what an earlier run of this name may have left.
@@ -369,7 +419,7 @@ impl LabHost {
 
     /// What it sends to `to` arrives nowhere, or arrives again: its neighbour has an address that is
     /// nobody's.
-    fn lose(&self, to: &LabHost, is_lost: bool) {
+    pub(crate) fn lose(&self, to: &LabHost, is_lost: bool) {
         let (namespace, ip) = (&self.namespace, &to.ip);
         match is_lost {
             true => must(&format!(
@@ -402,6 +452,23 @@ impl Lab {
     /// Nothing that the others send to a host arrives.
     pub(crate) fn deafen(&self, at: usize) {
         self.others(at).for_each(|other| other.lose(&self.hosts[at], true));
+    }
+
+    /// Nothing that a host sends to one other arrives.
+    pub(crate) fn cut_way(&self, from: usize, to: usize) {
+        self.hosts[from].lose(&self.hosts[to], true);
+    }
+
+    /// Two hosts do not reach each other.
+    pub(crate) fn cut_link(&self, one: usize, other: usize) {
+        self.cut_way(one, other);
+        self.cut_way(other, one);
+    }
+
+    /// Two hosts reach each other again.
+    pub(crate) fn mend_link(&self, one: usize, other: usize) {
+        self.hosts[one].lose(&self.hosts[other], false);
+        self.hosts[other].lose(&self.hosts[one], false);
     }
 
     /// What a host sends comes at 1 Mbit/s.
@@ -459,6 +526,18 @@ impl Lab {
             must(&format!("ip -n {namespace} link set bridge0 up"));
         }
         ips
+    }
+
+    /// A cable between the first two hosts, in a subnet that has no room for a third: the name of
+    /// its interface.
+    pub(crate) fn lay_private_cable(&self) -> &'static str {
+        let [first, second] = [0, 1].map(|at| self.hosts[at].namespace.as_str());
+        must(&format!("ip -n {first} link add cable0 type veth peer name cable0 netns {second}"));
+        for (namespace, ip) in [(first, "10.254.0.1"), (second, "10.254.0.2")] {
+            must(&format!("ip -n {namespace} addr add {ip}/30 dev cable0"));
+            must(&format!("ip -n {namespace} link set cable0 up"));
+        }
+        "cable0"
     }
 
     /// A host's first cable is out, and its address gone with it, as on a Mac.

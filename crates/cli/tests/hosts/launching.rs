@@ -197,6 +197,38 @@ fn any_program_runs_on_all_hosts_and_its_end_is_told() {
 }
 
 #[test]
+fn programs_are_launched_on_hosts_that_are_named_without_addresses() {
+    let lab = lab_or_return!(3);
+    let script = "echo rank $MLX_RANK; cat $MLX_HOSTFILE; echo";
+    let ended =
+        lab.run(&["launch", "--hosts", "127.0.0.1,host-b,host-c", "--", "sh", "-c", script]);
+    assert!(ended.status.success(), "{ended:?}");
+    for (rank, host) in lab.hosts.iter().enumerate() {
+        assert!(ended.stdout.contains(&format!("[{rank}] rank {rank}\n")), "{ended:?}");
+        assert!(ended.stdout.contains(&format!("\"{}:", host.ip)), "{}: {ended:?}", host.ip);
+    }
+}
+
+#[test]
+fn a_start_on_a_full_disk_says_so() {
+    let lab = lab_or_return!(1);
+    let folder = lab.hosts[0].home.join("small");
+    std::fs::create_dir(&folder).unwrap();
+    // A disk that is full but for room for less than the records.
+    let script = "mount -t tmpfs -o size=1m none \"$0\" || exit 99\n\
+                  head -c 1000k /dev/zero > \"$0/filler\" || exit 98\n\
+                  JACKALOPE_HOME=\"$0\" exec \"$@\" start --port 0 --wait 60 --model";
+    let (folder, model) = (folder.to_str().unwrap(), shipped());
+    let program = env!("CARGO_BIN_EXE_jackalope");
+    let script = format!("{script} {}", model.display());
+    let ended = lab.run_on(0, &["sh", "-c", &script, folder, program]).end();
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("No space left on device"), "{ended:?}");
+    assert!(ended.stderr.contains(folder), "{ended:?}");
+    assert!(ended.stderr.contains("hint: free some space there"), "{ended:?}");
+}
+
+#[test]
 fn the_link_between_three_hosts_is_checked_and_measured() {
     let lab = lab_or_return!(3);
     let hostfile = lab.hostfile();

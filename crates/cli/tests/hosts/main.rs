@@ -10,12 +10,16 @@
 #[path = "../it/checkpoint.rs"]
 mod checkpoint;
 mod discovering;
+mod eavesdropping;
 mod faults;
 #[expect(dead_code, reason = "shared with the tests on one host")]
 #[path = "../it/http.rs"]
 mod http;
 mod lab;
 mod launching;
+mod links;
+mod listening;
 #[expect(dead_code, reason = "shared with the tests on one host")]
 #[path = "../it/program.rs"]
 mod program;
+mod trusting;

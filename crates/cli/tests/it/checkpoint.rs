@@ -82,6 +82,13 @@ impl Drop for Copy {
     }
 }
 
+/// Where a tensor begins in a safetensors file.
+pub(crate) fn place_of(tensor: &str, file: &[u8]) -> usize {
+    let header_len = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&file[8..8 + header_len]).unwrap();
+    8 + header_len + header[tensor]["data_offsets"][0].as_u64().unwrap() as usize
+}
+
 /// One tensor of a safetensors file.
 #[derive(Clone)]
 pub(crate) struct Tensor {

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use jackalope_cluster::local::{LocalRank, LocalRanks, find_rank_program};
 use jackalope_engine::link::{
-    LaunchError, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankProcess, Seat,
+    Launch, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankProcess, Seat,
 };
 use jackalope_engine::{
     Engine, EngineConfig, EngineHandle, EngineThread, Event, Generation, KvBudget, RankStatus,
     Request, RequestOptions,
 };
 use jackalope_protocol::split::Split;
-use jackalope_protocol::{Backend, Device, Pooling, Secret, Setup, TokenId};
+use jackalope_protocol::{Backend, Device, Pooling, Setup, TokenId};
 use rustix::process::Signal;
 
 use crate::checkpoint::exact;
@@ -21,9 +21,9 @@ use crate::program::{PATIENCE, send, wait_for};
 struct Local(LocalRanks);
 
 impl Launcher for Local {
-    fn launch(&mut self, order: &LaunchOrder) -> Result<Box<dyn RankProcess>, LaunchError> {
-        let rank = self.0.start(order.rank, order.control_addr, &order.secret).unwrap();
-        Ok(Box::new(Process(rank)))
+    fn launch(&mut self, order: &LaunchOrder) -> Launch {
+        let rank = self.0.prepare(order.rank, order.control_addr, &order.ticket).unwrap();
+        Box::new(|| Ok(Box::new(Process(rank.start().unwrap()))))
     }
 }
 
@@ -70,10 +70,11 @@ impl Ranks {
             silence_timeout_ms: 0,
             orphan_ms: 0,
             profile: false,
+            content: None,
         };
         let config = LinkConfig {
-            listen: SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0),
-            secret: Secret([7; 32]),
+            listen: vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0)],
+            expected: Vec::new(),
             seats: Seat::local(&setup),
             timeouts: LinkTimeouts::default(),
             first_epoch: 1,

@@ -4,11 +4,15 @@
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod bench;
+mod chaos;
 mod checkpoint;
 mod commands;
+mod content;
 mod edge;
 mod embedding;
 mod endings;
+#[cfg(target_os = "linux")]
+mod floods;
 mod hosts;
 mod http;
 mod hub;

@@ -12,11 +12,14 @@ const OVERHEAD_BYTES_MAX: u64 = 300 << 20;
 /// As many tokens as large models know.
 const VOCAB_SIZE: u64 = 151_936;
 
-/// From now on the system refuses this process any more memory.
+/// From now on the system refuses this process any more memory, also what it has reserved without
+/// using it.
 pub(crate) fn forbid_growth(pid: u32) {
     let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
-    let limit = Rlimit { current: Some(0), maximum: Some(0) };
-    prlimit(Some(pid), Resource::As, limit).unwrap();
+    for resource in [Resource::As, Resource::Data] {
+        let limit = Rlimit { current: Some(0), maximum: Some(0) };
+        prlimit(Some(pid), resource, limit).unwrap();
+    }
 }
 
 /// The most that the process ever held, in bytes.

@@ -162,8 +162,8 @@ fn after_a_reboot_one_command_starts_what_ran_before() {
     wait_for_end(&pids);
     let dry = machine.run(&["resume", "--dry-run"]);
     assert!(dry.status.success(), "{dry:?}");
-    assert!(dry.stdout.contains("jackalope serve --model"), "{dry:?}");
-    assert!(dry.stdout.contains("--api-key ***") && !dry.stdout.contains("sekret"), "{dry:?}");
+    let command = "JACKALOPE_API_KEY=*** jackalope serve --model";
+    assert!(dry.stdout.contains(command) && !dry.stdout.contains("sekret"), "{dry:?}");
     assert!(dry.stderr.contains("autoconfig gave no addresses here"), "{dry:?}");
     assert!(!machine.run(&["health"]).status.success(), "a dry run starts nothing");
     let resumed = machine.json(&["resume", "--yes", "--json"]);
@@ -256,6 +256,151 @@ fn a_server_in_the_foreground_is_known_and_can_be_stopped() {
     assert!(stopped.stdout.contains("has ended with 1 rank"), "{stopped:?}");
     assert!(server.end().status.success());
     assert!(!machine.home.join("serve.json").exists());
+}
+
+/// Every file of a machine's folder, by name.
+fn files(dir: &Path) -> Vec<(String, String)> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|it| it.unwrap().path());
+    let files = entries.filter(|it| it.is_file()).map(|path| {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        (name, String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned())
+    });
+    files.collect()
+}
+
+fn status_with_key(url: &str, key: &str) -> u16 {
+    let request = ureq::get(format!("{url}/v1/models")).header("x-api-key", key);
+    let request = request.config().http_status_as_error(false).build();
+    request.call().unwrap().status().as_u16()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_key_that_was_typed_is_in_no_list_of_processes_and_in_no_record() {
+    let machine = Machine::new();
+    let words = machine.serving("start", &["--json", "--api-key", "sekret-typed"]);
+    let started = machine.run(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(
+        started.stderr.contains("can read `--api-key` in the list of processes"),
+        "{started:?}"
+    );
+    assert!(started.stderr.contains("hint: pass `--api-key-file FILE`"), "{started:?}");
+    let told: Value = serde_json::from_str(&started.stdout).unwrap();
+    let url = told["url"].as_str().unwrap().to_owned();
+    let check = |pid: u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap();
+        assert!(!String::from_utf8_lossy(&line).contains("sekret"), "{line:?}");
+        for (name, text) in files(&machine.home) {
+            assert_eq!(
+                name.ends_with("-keys.json"),
+                text.contains("sekret-typed"),
+                "{name}: {text}"
+            );
+        }
+        assert_eq!(
+            [status_with_key(&url, "sekret-typed"), status_with_key(&url, "no")],
+            [200, 401]
+        );
+        assert_eq!(machine.json(&["status", "--json"])["health"]["status"], "healthy");
+    };
+    check(pid_of(&told));
+    assert_eq!(machine.start(&["--api-key", "sekret-typed"])["event"], "runs");
+    check(pid_of(&machine.json(&["restart", "--json"])));
+    let listed =
+        machine.json(&["support", "--json", "--out", machine.home.join("out").to_str().unwrap()]);
+    assert!(listed["files"].to_string().contains("health.json"), "the operator's key opens all");
+    assert!(files(&machine.home.join("out")).iter().all(|(_, text)| !text.contains("sekret")));
+    assert_eq!(machine.start(&[])["event"], "replaced");
+    assert!(files(&machine.home).iter().all(|(_, text)| !text.contains("sekret")), "none stays");
+}
+
+#[test]
+fn keys_come_from_a_file_or_the_environment() {
+    let machine = Machine::new();
+    std::fs::create_dir_all(&machine.home).unwrap();
+    let file = machine.home.join("keys");
+    std::fs::write(&file, "# clients\nsekret-one\nsekret-two\n").unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let path = file.to_str().unwrap();
+    let words = machine.serving("serve", &["--json", "--api-key-file", path]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let home = machine.home.to_str().unwrap();
+    let env = [("JACKALOPE_HOME", home), ("JACKALOPE_ADMIN_KEY", "sekret-admin")];
+    let mut server = Program::start_with(&words, "", &env);
+    let ready: Value = serde_json::from_str(&server.line()).unwrap();
+    let url = ready["url"].as_str().unwrap();
+    let codes = ["sekret-one", "sekret-two", "sekret-admin", "# clients", "no"];
+    assert_eq!(codes.map(|key| status_with_key(url, key)), [200, 200, 200, 401, 401]);
+    let ask = ["health", "--json", "--url", url];
+    // Another home knows no key of this server.
+    let elsewhere = machine.home.join("elsewhere");
+    let ask_with = |more: &[&str], key: (&str, &str)| {
+        let env = [("JACKALOPE_HOME", elsewhere.to_str().unwrap()), key];
+        Program::start_with(&[&ask[..], more].concat(), "", &env).end()
+    };
+    let none = ("JACKALOPE_API_KEY", "");
+    assert!(!ask_with(&[], none).status.success());
+    assert!(ask_with(&["--api-key-file", path], none).status.success());
+    assert!(ask_with(&[], ("JACKALOPE_API_KEY", "sekret-two,other")).status.success());
+    let both = ask_with(&["--api-key-file", path, "--api-key", "x"], none);
+    assert!(!both.status.success(), "{both:?}");
+    server.signal(Signal::TERM);
+    let ended = server.end();
+    assert!(ended.stderr.contains(&format!("others can read the keys in {path}")), "{ended:?}");
+    assert!(ended.stderr.contains(&format!("hint: chmod 600 {path}")), "{ended:?}");
+    assert!(!ended.stderr.contains("list of processes"), "nothing was typed: {ended:?}");
+    assert!(!machine.home.join("serve-keys.json").exists());
+}
+
+/// What the doctor finds about processes, as `severity code`.
+fn findings_about(machine: &Machine, pids: &[u32]) -> Vec<String> {
+    let seen = machine.json(&["doctor", "--json"]);
+    let is_about = |it: &&Value| {
+        let found = it["found"].as_str().unwrap_or_default();
+        let numbers = found.split(|c: char| !c.is_ascii_digit());
+        numbers.filter_map(|it| it.parse().ok()).any(|number: u32| pids.contains(&number))
+    };
+    let findings = seen["findings"].as_array().unwrap().iter().filter(is_about);
+    let words = |it: &Value| {
+        let word = |name: &str| it[name].as_str().unwrap_or_default().to_owned();
+        format!("{} {} {}", word("severity"), word("code"), word("about"))
+    };
+    findings.map(words).collect()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn the_doctor_judges_our_programs_by_what_they_answer() {
+    let machine = Machine::new();
+    let started = machine.start(&[&TWO_RANKS[..], &["--api-key", "sekret"]].concat());
+    // Another home; its parent ends at once, as with nohup.
+    let other = Machine::new();
+    let words = other.serving("serve", &["--json"]);
+    let mut command = crate::program::command("sh");
+    command.env("JACKALOPE_HOME", &other.home).env_remove("RUST_LOG");
+    command.args(["-c", "\"$0\" --verbose \"$@\" >/dev/null 2>&1 & echo $!"]);
+    command.arg(env!("CARGO_BIN_EXE_jackalope")).args(&words);
+    let mut shell = Program::start_command(command, "");
+    let orphan: u32 = shell.line().trim().parse().unwrap();
+    shell.end();
+    wait_for("other server", || other.run(&["status", "--json"]).status.success().then_some(()));
+    let agent = std::fs::read_to_string(machine.home.join("agent.json")).unwrap();
+    let agent = pid_of(&serde_json::from_str(&agent).unwrap());
+    let ours: Vec<u32> =
+        machine.ranks().into_iter().chain([pid_of(&started), orphan, agent]).collect();
+    let mut found = findings_about(&machine, &ours);
+    found.dedup();
+    assert_eq!(found.len(), 4, "two servers, an agent, a line of ranks: {found:?}");
+    assert!(found.iter().all(|it| it.starts_with("ok ")), "{found:?}");
+
+    send(orphan, Signal::STOP);
+    wait_for("stop", || {
+        let found = findings_about(&machine, &[orphan]);
+        (found.len() == 1 && found[0].starts_with("warn program-stopped")).then_some(())
+    });
+    send(orphan, Signal::CONT);
+    let found = findings_about(&machine, &[orphan]);
+    assert_eq!(found, ["ok ok server"]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -32,11 +32,19 @@ pub(crate) fn wait_until<T>(deadline: Instant, mut ask: impl FnMut() -> Option<T
     }
 }
 
+/// Any program.
+pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
+    #[expect(clippy::disallowed_methods, reason = "tests watch the processes from outside")]
+    Command::new(program)
+}
+
 /// A running `jackalope`; killed when dropped.
 pub(crate) struct Program {
     child: Child,
     stdout: Option<BufReader<ChildStdout>>,
     stderr: Option<JoinHandle<String>>,
+    /// Standard error that nobody reads.
+    _unread: Option<ChildStderr>,
 }
 
 /// What a program said and how it ended.
@@ -59,13 +67,21 @@ impl Program {
         input: &str,
         env: &[(&str, &str)],
     ) -> Program {
-        #[expect(clippy::disallowed_methods, reason = "tests watch the processes from outside")]
-        let mut command = Command::new(env!("CARGO_BIN_EXE_jackalope"));
-        command.env_remove("RUST_LOG").env_remove("JACKALOPE_CPU");
-        // What the user of this machine runs is not looked at.
-        command.env("JACKALOPE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/jackalope-home"));
-        command.args(args).envs(env.iter().copied());
-        Program::start_command(command, input)
+        Program::start_command(jackalope(args, env), input)
+    }
+
+    /// Starts `jackalope` with these arguments and variables, and leaves what it writes to its standard
+    /// error in the pipe.
+    pub(crate) fn start_unread<A: AsRef<OsStr>>(args: &[A], env: &[(&str, &str)]) -> Program {
+        let mut child = jackalope(args, env)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = child.stdout.take().map(BufReader::new);
+        let unread = child.stderr.take();
+        Program { child, stdout, stderr: None, _unread: unread }
     }
 
     /// Starts any command as [`Program::start`] does.
@@ -80,7 +96,8 @@ impl Program {
         child.stdin.take().unwrap().write_all(input.as_bytes()).ok();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         let stderr = child.stderr.take().unwrap();
-        Program { child, stdout: Some(stdout), stderr: Some(std::thread::spawn(|| read(stderr))) }
+        let stderr = Some(std::thread::spawn(|| read(stderr)));
+        Program { child, stdout: Some(stdout), stderr, _unread: None }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -138,6 +155,16 @@ impl Drop for Program {
         self.child.kill().ok();
         self.child.wait().ok();
     }
+}
+
+/// `jackalope` with these arguments and variables.
+fn jackalope<A: AsRef<OsStr>>(args: &[A], env: &[(&str, &str)]) -> Command {
+    let mut command = command(env!("CARGO_BIN_EXE_jackalope"));
+    command.env_remove("RUST_LOG").env_remove("JACKALOPE_CPU");
+    // What the user of this machine runs is not looked at.
+    command.env("JACKALOPE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/jackalope-home"));
+    command.args(args).envs(env.iter().copied());
+    command
 }
 
 /// Runs `jackalope` to its end.

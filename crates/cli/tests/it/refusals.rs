@@ -25,6 +25,35 @@ fn check(ended: &Ended, causes: &[&str]) {
     assert!(!ended.stderr.contains("panicked"), "{ended:?}");
 }
 
+/// Every option that a hint of `command` names is one that it has.
+fn check_hints(command: &str, ended: &Ended) {
+    let help = run(&[command, "--help"]).stdout;
+    let hints = ended.stderr.lines().filter_map(|line| line.split_once("hint: ").map(|it| it.1));
+    let hints: Vec<&str> = hints.collect();
+    assert!(!hints.is_empty(), "{ended:?}");
+    let is_option = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    for word in hints.iter().flat_map(|hint| hint.split(|c| !is_option(c))) {
+        let is_known = help.split(|c| !is_option(c)).any(|it| it == word);
+        assert!(!word.starts_with("--") || is_known, "`{command}` has no {word}: {ended:?}");
+    }
+}
+
+#[test]
+fn hints_name_options_that_the_command_has() {
+    let model = shipped();
+    let model = model.to_str().unwrap();
+    for wish in ["--ranks 5 --split pipeline", "--ranks 2 --share 1,0", "--ranks 2 --layers 1,1"] {
+        let words = ["serve", "--port", "0", "--model", model];
+        let words: Vec<&str> = words.into_iter().chain(wish.split(' ')).collect();
+        let ended = run(&words);
+        check(&ended, &["hint:"]);
+        check_hints("serve", &ended);
+    }
+    let plan = run(&["plan", "--model", model, "--split", "pipeline", "--machines", "5"]);
+    assert!(!plan.status.success(), "{plan:?}");
+    check_hints("plan", &plan);
+}
+
 #[test]
 fn a_directory_that_is_not_there_is_named() {
     check(&generate(Path::new("/no/such/model"), &[]), &["/no/such/model", "hint:"]);

@@ -5,11 +5,12 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::checkpoint::shipped;
+use crate::checkpoint::{place_of, shipped};
+use crate::http::{End, Server};
 use crate::install::Machines;
-use crate::program::ranks_of;
+use crate::program::{ranks_of, send};
 
 /// The model's directory below a host's home, with the files of the model that ships.
 fn place(machines: &Machines, host: &str, dir: &str) -> PathBuf {
@@ -72,23 +73,56 @@ fn serve_from_another_path(machines: &Machines, port: &str) {
     let args = ["serve", "--model", "jack/mini", "--hosts", "mac8,mac9", "--json"];
     let rest = ["--port", "0", "--agent-port", port, "--control-port", &control];
     let args = [&args[..], &rest].concat();
-    let mut serving = machines.start(&args);
-    let ready: Value = serde_json::from_str(&serving.line()).unwrap();
-    assert_eq!(ready["ranks"].as_array().unwrap().len(), 2, "{ready}");
+    let server = Server::of(machines.start(&args));
+    assert_eq!(server.announced["ranks"].as_array().unwrap().len(), 2, "{}", server.announced);
     for (host, rank) in [("mac8", 0), ("mac9", 1)] {
         let pid = ranks_of(machines.agent(host).unwrap())[0].pid;
         let opened = format!("/proc/{pid}/exe");
         assert!(fs::read_link(opened).unwrap().starts_with(machines.home(host)), "rank {rank}");
     }
-    serving.signal(Signal::TERM);
-    assert!(serving.end().status.success());
+    other_weights_while_serving(machines, &server);
+    server.program.signal(Signal::TERM);
+    assert!(server.program.end().status.success());
     let weights = machines.root.join("mac8/models_mlx/jack/mini/model.safetensors");
     let content = fs::read(&weights).unwrap();
+    // One byte of the same number of bytes.
+    let mut flipped = content.clone();
+    flipped[place_of("model.layers.1.mlp.down_proj.weight", &content) + 5] ^= 1;
+    fs::write(&weights, &flipped).unwrap();
+    let refused = machines.run(&args);
+    assert!(!refused.status.success(), "{refused:?}");
+    let named = "model.safetensors: tensor model.layers.1.mlp.down_proj.weight differs";
+    assert!(refused.stderr.contains("mac8 has another jack/mini in "), "{refused:?}");
+    assert!(refused.stderr.contains(named), "{refused:?}");
+    assert!(refused.stderr.contains("hint: `jackalope models sync jack/mini"), "{refused:?}");
     fs::write(&weights, &content[..content.len() - 5]).unwrap();
     let refused = machines.run(&args);
     assert!(!refused.status.success(), "{refused:?}");
     assert!(refused.stderr.contains("mac8 has another jack/mini in "), "{refused:?}");
     assert!(refused.stderr.contains("hint: `jackalope models sync jack/mini"), "{refused:?}");
+}
+
+/// A rank that loads again where the weights were changed is refused by name.
+fn other_weights_while_serving(machines: &Machines, server: &Server) {
+    let weights = machines.root.join("mac9/models_mlx/jack/mini/model.safetensors");
+    let content = fs::read(&weights).unwrap();
+    let request = json!({
+        "prompt": [20, 300, 41], "max_tokens": 1500, "ignore_eos": true, "temperature": 0,
+        "return_token_ids": true,
+    });
+    let mut stream = server.stream(&request);
+    stream.read_tokens(5);
+    let mut flipped = content.clone();
+    flipped[place_of("model.norm.weight", &content) + 3] ^= 1;
+    fs::write(&weights, flipped).unwrap();
+    send(ranks_of(machines.agent("mac9").unwrap())[0].pid, Signal::KILL);
+    let (answer, end) = stream.read_all();
+    let End::Error(error) = end else { panic!("the stream went on: {answer:?}") };
+    let message = error["message"].as_str().unwrap();
+    for part in ["rank 1 on mac9", "model.safetensors", "model.norm.weight", "hint:"] {
+        assert!(message.contains(part), "no {part:?} in {message}");
+    }
+    fs::write(&weights, content).unwrap();
 }
 
 fn free_port() -> String {

@@ -83,6 +83,18 @@ impl Home {
     fn run(&self, args: &str) -> Ended {
         self.start(args).end()
     }
+
+    fn key(&self) -> String {
+        let shown = self.run("trust list --json");
+        let shown: Value = serde_json::from_str(&shown.stdout).unwrap();
+        shown["this"]["key"].as_str().unwrap().to_owned()
+    }
+
+    /// As after a person has accepted `other`: to be commanded, or to command.
+    fn trust(&self, other: &Home, role: &str) {
+        let list = json!({role: [{"name": "127.0.0.1", "key": other.key(), "since": 0}]});
+        std::fs::write(self.0.join("trust.json"), list.to_string()).unwrap();
+    }
 }
 
 impl Drop for Home {
@@ -116,6 +128,8 @@ fn a_rank_of_another_version_is_refused_and_both_sides_say_what_mends_it() {
 #[test]
 fn an_agent_of_another_version_is_refused_and_looks_after_those_of_its_own() {
     let [theirs, ours] = ["versions-agent", "versions-brain"].map(Home::new);
+    ours.trust(&theirs, "machines");
+    theirs.trust(&ours, "coordinators");
     let port = free_port();
     let _agent = theirs.start(&format!("agent --listen 127.0.0.1 --port {port}"));
     let (other, model) = (wire_to(port), shipped());

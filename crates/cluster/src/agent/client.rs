@@ -1,21 +1,23 @@
 //! A client of an agent: one connection that is made again whenever it breaks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
-use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use jackalope_protocol::{FrameError, Secret, frame, secure};
+use jackalope_protocol::secure::Introduction;
+use jackalope_protocol::{FrameError, PublicKey, frame, secure};
 use tracing::{debug, info};
 
 use super::messages::{FromAgent, Order, ProgramStatus, Stream, ToAgent};
 use super::session::{BEAT, SILENCE};
-use crate::exchange::{ExchangeError, LibraryClient};
+use crate::exchange::{ExchangeError, Granter, LibraryClient};
 use crate::facts::NodeFacts;
 use crate::platform::MemoryPressure;
+use crate::trust::Credentials;
 
 /// One attempt to connect to one address.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -28,10 +30,20 @@ const OUTBOX_LEN: usize = 1024;
 /// How long the end waits for the last words to be sent.
 const BYE_GRACE: Duration = Duration::from_millis(500);
 
+/// An agent is hung if so many attempts in a row were connected and not answered. Its connection had been
+/// silent for [`SILENCE`] before them.
+const SILENT_DIALS: u32 = 2;
+/// Whether a machine answers whose agent does not.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
+/// Processes that are still to be killed by whichever agent there is next.
+const DOOMED_MAX: usize = 16;
+/// Probes whose results are kept; the oldest goes first.
+const PROBES_MAX: usize = 256;
+
 /// Hears every line of every program.
 pub type OnLine = Box<dyn Fn(&str, Stream, &str) + Send + Sync>;
 
-/// Starts an agent that is gone from a machine that is there.
+/// Starts an agent that is gone from a machine that is there, or hangs there.
 pub type Revive = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 /// A machine's agent, for as long as this lives. Programs ordered through it end with it.
@@ -52,6 +64,17 @@ pub enum AgentState {
         /// Why.
         reason: String,
     },
+}
+
+/// A machine that answers and is not used, which another attempt does not mend.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Refusal {
+    /// It takes no orders from us.
+    Untrusted,
+    /// Its key was never seen.
+    UnknownKey,
+    /// Its key is not the one that it had.
+    ChangedKey,
 }
 
 /// A program on a machine. Dropping this does not end it.
@@ -75,7 +98,7 @@ pub struct Ended {
 struct Shared {
     host: String,
     addrs: Vec<SocketAddr>,
-    secret: Secret,
+    ours: Credentials,
     on_line: OnLine,
     revive: Option<Revive>,
     /// Tells us from other clients, also when we connect again.
@@ -86,6 +109,10 @@ struct Shared {
 
 struct Inner {
     state: AgentState,
+    /// Why the last attempt to connect was refused, if it was.
+    refusal: Option<Refusal>,
+    /// Of the agent that was reached last.
+    key: Option<PublicKey>,
     our_ip: Option<IpAddr>,
     programs: HashMap<String, Known>,
     /// Present while connected.
@@ -95,14 +122,37 @@ struct Inner {
     memory: Option<Option<MemoryPressure>>,
     num_orders: u64,
     is_over: bool,
+    /// How many attempts in a row were connected and not answered.
+    num_silent_dials: u32,
+    /// Processes that others have taken the place of, and when each began.
+    doomed: VecDeque<(u32, String)>,
+    /// By tag, oldest first: present once answered, with the reason if it failed.
+    probes: VecDeque<(u64, Option<Option<String>>)>,
+    num_probes: u64,
 }
 
 struct Known {
     tag: u64,
     order: Order,
     pid: Option<u32>,
+    /// When that process began, as its system reports it.
+    began: Option<String>,
     ended: Option<Ended>,
     is_killed: bool,
+}
+
+impl Known {
+    /// What brings it back on a new connection, if it is not known to have ended.
+    fn resume(&self, name: &str) -> ToAgent {
+        let (tag, order) = (self.tag, self.order.clone());
+        match self.pid {
+            Some(pid) => {
+                let (name, began) = (name.to_owned(), self.began.clone());
+                ToAgent::Resume { name, pid, tag, began, order }
+            }
+            None => ToAgent::Start { tag, order },
+        }
+    }
 }
 
 impl std::fmt::Debug for Agent {
@@ -120,6 +170,13 @@ impl std::fmt::Debug for Program {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts an attempt that failed. True if the agent is hung.
+    fn note_silence(&self, is_silent: bool) -> bool {
+        let mut inner = self.lock();
+        inner.num_silent_dials = if is_silent { inner.num_silent_dials + 1 } else { 0 };
+        SILENT_DIALS <= inner.num_silent_dials
     }
 
     /// Waits until `found` finds something, or the time is over.
@@ -149,6 +206,13 @@ impl Shared {
 
 impl Inner {
     /// What cannot be sent now is told when the connection stands again.
+    fn doom(&mut self, pid: u32, began: String) {
+        if DOOMED_MAX <= self.doomed.len() {
+            self.doomed.pop_front();
+        }
+        self.doomed.push_back((pid, began));
+    }
+
     fn tell(&self, message: ToAgent) {
         if let Some(outbox) = &self.outbox {
             // A full outbox means a connection that is about to be given up.
@@ -159,8 +223,13 @@ impl Inner {
 
 impl Agent {
     /// Begins to connect to the agent at one of `addrs`; goes on whenever the connection breaks.
-    pub fn connect(host: &str, addrs: Vec<SocketAddr>, secret: Secret, on_line: OnLine) -> Agent {
-        Agent::connect_or_revive(host, addrs, secret, (on_line, None))
+    pub fn connect(
+        host: &str,
+        addrs: Vec<SocketAddr>,
+        ours: Credentials,
+        on_line: OnLine,
+    ) -> Agent {
+        Agent::connect_or_revive(host, addrs, ours, (on_line, None))
     }
 
     /// As [`Agent::connect`]. If the machine answers and the agent, which was there before, does not,
@@ -168,19 +237,21 @@ impl Agent {
     pub fn connect_or_revive(
         host: &str,
         addrs: Vec<SocketAddr>,
-        secret: Secret,
+        ours: Credentials,
         (on_line, revive): (OnLine, Option<Revive>),
     ) -> Agent {
         let reason = "not connected yet".to_owned();
         let shared = Arc::new(Shared {
             host: host.to_owned(),
             addrs,
-            secret,
+            ours,
             on_line,
             revive,
             client: RandomState::new().hash_one(0),
             inner: Mutex::new(Inner {
                 state: AgentState::Down { since: Instant::now(), reason },
+                refusal: None,
+                key: None,
                 our_ip: None,
                 programs: HashMap::new(),
                 outbox: None,
@@ -189,6 +260,10 @@ impl Agent {
                 memory: None,
                 num_orders: 0,
                 is_over: false,
+                num_silent_dials: 0,
+                doomed: VecDeque::new(),
+                probes: VecDeque::new(),
+                num_probes: 0,
             }),
             changed: Condvar::new(),
         });
@@ -215,12 +290,51 @@ impl Agent {
     /// # Errors
     /// [`ExchangeError::Unreachable`].
     pub fn library(&self) -> Result<LibraryClient, ExchangeError> {
-        LibraryClient::dial(&self.shared.host, &self.shared.addrs, &self.shared.secret)
+        LibraryClient::dial(&self.shared.host, &self.shared.addrs, &self.shared.ours)
     }
 
     /// How it is now.
     pub fn state(&self) -> AgentState {
         self.shared.lock().state.clone()
+    }
+
+    /// Whether its machine accepts connections and nothing answers them.
+    pub fn is_hung(&self) -> bool {
+        0 < self.shared.lock().num_silent_dials
+    }
+
+    /// Has it try to connect to addresses of another machine. Does not wait; none if it cannot be asked.
+    pub fn probe(&self, targets: Vec<SocketAddr>, deadline: Duration) -> Option<Probe> {
+        let mut inner = self.shared.lock();
+        inner.outbox.as_ref()?;
+        inner.num_probes += 1;
+        let tag = inner.num_probes;
+        if PROBES_MAX <= inner.probes.len() {
+            inner.probes.pop_front();
+        }
+        inner.probes.push_back((tag, None));
+        let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+        inner.tell(ToAgent::Probe { tag, targets, deadline_ms });
+        Some(Probe { shared: Arc::clone(&self.shared), tag })
+    }
+
+    /// Why it refused us or we refused it, if that was the end of the last attempt to connect.
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.shared.lock().refusal
+    }
+
+    /// The key that it has proved, once it was reached.
+    pub fn key(&self) -> Option<PublicKey> {
+        self.shared.lock().key
+    }
+
+    /// What lets others read this model of its machine.
+    ///
+    /// # Errors
+    /// If it was never reached.
+    pub fn granter(&self, model: &str) -> Result<Granter, String> {
+        let key = self.key().ok_or_else(|| format!("{} was never reached", self.host()))?;
+        Ok(Granter::new(&self.shared.ours, key, model))
     }
 
     /// Our address as the machine saw it last.
@@ -237,6 +351,17 @@ impl Agent {
             AgentState::Up => Some(()),
             AgentState::Down { .. } => None,
         })
+    }
+
+    /// As [`Agent::wait_until_up`], but a refusal ends the wait.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn knock(&self, timeout: Duration) -> Result<(), String> {
+        self.shared.wait(timeout, |inner| match &inner.state {
+            AgentState::Up => Some(Ok(())),
+            AgentState::Down { reason, .. } => inner.refusal.is_some().then(|| Err(reason.clone())),
+        })?
     }
 
     /// What the machine is and has.
@@ -291,9 +416,21 @@ impl Agent {
         let mut inner = self.shared.lock();
         inner.num_orders += 1;
         let tag = inner.num_orders;
-        inner.tell(ToAgent::Start { tag, order: order.clone() });
-        let known = Known { tag, order, pid: None, ended: None, is_killed: false };
-        inner.programs.insert(name.clone(), known);
+        let (pid, began, ended) = (None, None, None);
+        let known = Known { tag, order: order.clone(), pid, began, ended, is_killed: false };
+        let earlier = inner.programs.insert(name.clone(), known);
+        // An agent that has it has killed it; one that takes the place of a hung agent does not know it.
+        if let Some(Known {
+            pid: Some(pid),
+            began: Some(began),
+            is_killed: true,
+            ended: None,
+            ..
+        }) = earlier
+        {
+            inner.doom(pid, began);
+        }
+        inner.tell(ToAgent::Start { tag, order });
         Program { shared: Arc::clone(&self.shared), name }
     }
 
@@ -330,6 +467,31 @@ impl Drop for Agent {
         while !thread.is_finished() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(2));
         }
+    }
+}
+
+/// An attempt to connect that an agent makes.
+#[derive(Clone)]
+pub struct Probe {
+    shared: Arc<Shared>,
+    tag: u64,
+}
+
+impl std::fmt::Debug for Probe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Probe").field("tag", &self.tag).finish_non_exhaustive()
+    }
+}
+
+impl Probe {
+    /// Its result, once the agent has reported it: an error says why nothing answered.
+    pub fn result(&self) -> Option<Result<(), String>> {
+        let inner = self.shared.lock();
+        let (_, answer) = inner.probes.iter().find(|(tag, _)| *tag == self.tag)?;
+        Some(match answer.as_ref()? {
+            None => Ok(()),
+            Some(failure) => Err(failure.clone()),
+        })
     }
 }
 
@@ -396,17 +558,21 @@ fn connect_again_and_again(shared: &Arc<Shared>) {
         let reason = match dial(shared) {
             Ok((sender, receiver)) => {
                 revived_at = Some(Instant::now());
+                shared.lock().num_silent_dials = 0;
                 match talk(shared, sender, receiver) {
                     Ok(()) => return,
                     Err(err) => err.to_string(),
                 }
             }
             Err(undialled) => {
+                shared.lock().refusal = undialled.refusal;
                 let is_due = revived_at.is_some_and(|at| REVIVE_PAUSE <= at.elapsed());
-                if let (true, true, Some(revive)) = (is_due, undialled.is_gone, &shared.revive) {
-                    info!(host = shared.host, "starting its agent again");
+                let is_gone = undialled.is_gone || shared.note_silence(undialled.is_silent);
+                if let (true, true, Some(revive)) = (is_due, is_gone, &shared.revive) {
+                    info!(host = shared.host, undialled.is_silent, "starting its agent again");
                     let revived = revive();
                     revived_at = Some(Instant::now());
+                    shared.lock().num_silent_dials = 0;
                     match revived {
                         Ok(()) => continue,
                         Err(reason) => reason,
@@ -440,27 +606,53 @@ struct Undialled {
     reason: String,
     /// The machine answers: no agent is there, or another than ours.
     is_gone: bool,
+    /// The machine accepts connections: whoever listens there says nothing.
+    is_silent: bool,
+    refusal: Option<Refusal>,
 }
 
 fn dial(shared: &Shared) -> Result<(secure::Sender, secure::Receiver), Undialled> {
     let mut reasons = Vec::new();
-    let mut is_gone = false;
+    let (mut is_gone, mut is_silent, mut refusal) = (false, false, None);
+    let check = |key: &PublicKey| shared.ours.check(&shared.host, key);
+    let (secret, identity) = (&shared.ours.secret, &shared.ours.identity);
     for addr in &shared.addrs {
-        match secure::dial(*addr, &shared.secret, DIAL_TIMEOUT) {
-            Ok(connection) => return Ok(connection),
+        let introduction = Introduction { secret, identity, check: &check };
+        match secure::dial_machine(*addr, introduction, DIAL_TIMEOUT) {
+            Ok((key, sender, receiver)) => {
+                let mut inner = shared.lock();
+                (inner.key, inner.refusal) = (Some(key), None);
+                return Ok((sender, receiver));
+            }
             Err(err) => {
                 is_gone |= match &err {
                     FrameError::Io(err) => err.kind() == std::io::ErrorKind::ConnectionRefused,
                     FrameError::Secret | FrameError::Version { .. } => true,
                     _ => false,
                 };
-                reasons.push(format!("no agent at {addr}: {err}"));
+                is_silent |=
+                    has_timed_out(&err) && TcpStream::connect_timeout(addr, ANSWER_TIMEOUT).is_ok();
+                refusal = refusal.or(match &err {
+                    FrameError::Untrusted { .. } => Some(Refusal::Untrusted),
+                    FrameError::UnknownKey { .. } => Some(Refusal::UnknownKey),
+                    FrameError::ChangedKey { .. } => Some(Refusal::ChangedKey),
+                    _ => None,
+                });
+                reasons.push(match refusal {
+                    Some(_) => err.to_string(),
+                    None => format!("no agent at {addr}: {err}"),
+                });
             }
         }
     }
     let reason =
         if reasons.is_empty() { "it has no address".to_owned() } else { reasons.join("; ") };
-    Err(Undialled { reason, is_gone })
+    Err(Undialled { reason, is_gone, is_silent, refusal })
+}
+
+fn has_timed_out(err: &FrameError) -> bool {
+    use std::io::ErrorKind::{TimedOut, WouldBlock};
+    matches!(err, FrameError::Io(err) if matches!(err.kind(), TimedOut | WouldBlock))
 }
 
 /// Until the connection breaks (an error) or is not wanted any more.
@@ -482,13 +674,16 @@ fn talk(
         if inner.is_over {
             return Ok(());
         }
+        for (pid, began) in inner.doomed.drain(..) {
+            outbox.try_send(ToAgent::KillProcess { pid, began }).ok();
+        }
         for (name, known) in inner.programs.iter().filter(|(_, known)| known.ended.is_none()) {
-            let message = match (known.is_killed, known.pid) {
-                (true, _) => ToAgent::Kill { name: name.clone() },
-                (false, Some(pid)) => ToAgent::Resume { name: name.clone(), pid, tag: known.tag },
-                (false, None) => ToAgent::Start { tag: known.tag, order: known.order.clone() },
-            };
-            outbox.try_send(message).ok();
+            if known.pid.is_some() || !known.is_killed {
+                outbox.try_send(known.resume(name)).ok();
+            }
+            if known.is_killed {
+                outbox.try_send(ToAgent::Kill { name: name.clone() }).ok();
+            }
         }
         inner.outbox = Some(outbox);
         (inner.state, inner.our_ip) = (AgentState::Up, Some(our_ip));
@@ -530,10 +725,10 @@ fn hear(shared: &Shared, message: FromAgent) {
     }
     let mut inner = shared.lock();
     match message {
-        FromAgent::Started { name, tag, pid } => {
+        FromAgent::Started { name, tag, pid, began } => {
             let known = inner.programs.get_mut(&name).filter(|known| known.tag == tag);
             let is_killed = known.is_some_and(|known| {
-                known.pid = Some(pid);
+                (known.pid, known.began) = (Some(pid), began);
                 known.is_killed
             });
             if is_killed {
@@ -549,6 +744,11 @@ fn hear(shared: &Shared, message: FromAgent) {
         FromAgent::Facts(facts) => inner.facts = Some(facts),
         FromAgent::Status(status) => inner.status = Some(status),
         FromAgent::Memory(memory) => inner.memory = Some(memory),
+        FromAgent::Probed { tag, failure } => {
+            if let Some(probe) = inner.probes.iter_mut().find(|(known, _)| *known == tag) {
+                probe.1 = Some(failure);
+            }
+        }
         FromAgent::Beat | FromAgent::Line { .. } => return,
     }
     shared.changed.notify_all();

@@ -1,5 +1,8 @@
 //! What agents and their clients say.
 
+use std::net::SocketAddr;
+
+use jackalope_protocol::Secret;
 use serde::{Deserialize, Serialize};
 
 use crate::facts::NodeFacts;
@@ -30,6 +33,11 @@ pub enum ToAgent {
         pid: u32,
         /// As in [`ToAgent::Start`].
         tag: u64,
+        /// When that process began, as [`FromAgent::Started`] said. An agent that was started in the
+        /// place of another takes the program over if the process of this number began then.
+        began: Option<String>,
+        /// What was ordered.
+        order: Order,
     },
     /// Send it a signal, by number.
     Signal {
@@ -64,7 +72,27 @@ pub enum ToAgent {
     Stop,
     /// Tell how the machine's memory is.
     Memory,
+    /// Kill a process that an earlier agent of this machine started, if the process of this number began
+    /// then.
+    KillProcess {
+        /// The process.
+        pid: u32,
+        /// As in [`FromAgent::Started`].
+        began: String,
+    },
+    /// Try to connect to these addresses and report whether any of them answers.
+    Probe {
+        /// Given back in [`FromAgent::Probed`].
+        tag: u64,
+        /// Four at most; a refused connection is an answer too.
+        targets: Vec<SocketAddr>,
+        /// How long an answer may take, in milliseconds.
+        deadline_ms: u64,
+    },
 }
+
+/// Addresses that one [`ToAgent::Probe`] may name.
+pub(super) const PROBE_TARGETS_MAX: usize = 4;
 
 /// From an agent.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -77,6 +105,8 @@ pub enum FromAgent {
         tag: u64,
         /// Its process.
         pid: u32,
+        /// When that began, as its system reports it.
+        began: Option<String>,
     },
     /// It wrote a line.
     Line {
@@ -108,6 +138,13 @@ pub enum FromAgent {
     Beat,
     /// How its memory is, if it tells.
     Memory(Option<MemoryPressure>),
+    /// The result of a [`ToAgent::Probe`].
+    Probed {
+        /// As in the probe.
+        tag: u64,
+        /// Why none of the targets can be reached; absent if one answers.
+        failure: Option<String>,
+    },
 }
 
 /// A program to run.
@@ -127,13 +164,14 @@ pub struct Order {
     pub cwd: Option<String>,
     /// How long it outlives a session that ends without a word, in milliseconds.
     pub lease_ms: u64,
+    /// What a rank proves itself with: the first line of its standard input.
+    pub ticket: Option<Secret>,
 }
 
 /// What to run.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum OrderedProgram {
-    /// `jackalope-rank` of the agent's own installation; the cluster's secret is the first line of its
-    /// standard input.
+    /// `jackalope-rank` of the agent's own installation, with its ticket.
     Rank,
     /// A program of the machine, looked for as a shell does.
     Other(String),

@@ -9,11 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use jackalope_protocol::Secret;
+use jackalope_protocol::PublicKey;
 use tracing::{info, warn};
 
 use super::messages::{FromAgent, Order, OrderedProgram, ProgramStatus, Stream};
-use crate::process::{Child, LINE_BYTES_MAX, Spawn, describe, exit_code};
+use super::process::{Adopted, Process};
+use crate::platform;
+use crate::process::{LINE_BYTES_MAX, Spawn};
 
 /// Lines of standard error that are kept for those who ask how it ended.
 const LAST_LINES_MAX: usize = 20;
@@ -32,16 +34,25 @@ pub(super) type Outbox = SyncSender<FromAgent>;
 #[derive(Clone, Debug)]
 pub(super) struct Owner {
     pub(super) session: u64,
-    /// Who it is, over however many connections.
+    /// The machine that has connected.
+    pub(super) key: PublicKey,
+    /// Which of its clients this is, over however many connections.
     pub(super) client: Option<u64>,
     pub(super) outbox: Outbox,
+}
+
+/// A program that runs, as its owner knows it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Started {
+    pub(super) pid: u32,
+    /// When its process began, as the system reports it.
+    pub(super) began: Option<String>,
 }
 
 /// The programs of one agent. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Programs {
     shared: Arc<Mutex<HashMap<String, Running>>>,
-    secret: Secret,
     rank_program: PathBuf,
     files_dir: PathBuf,
 }
@@ -49,8 +60,12 @@ pub(super) struct Programs {
 #[derive(Debug)]
 struct Running {
     tag: u64,
+    /// The machine that ordered it.
+    ordered_by: PublicKey,
     order: Order,
-    child: Child,
+    process: Process,
+    /// When that began, as the system reports it.
+    began: Option<String>,
     started_at: Instant,
     owner: Arc<Mutex<Option<Owner>>>,
     /// While nobody owns it: when it ends.
@@ -66,8 +81,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Programs {
-    pub(super) fn new(secret: Secret, rank_program: PathBuf, files_dir: &Path) -> Programs {
-        Programs { shared: Arc::default(), secret, rank_program, files_dir: files_dir.to_owned() }
+    pub(super) fn new(rank_program: PathBuf, files_dir: &Path) -> Programs {
+        Programs { shared: Arc::default(), rank_program, files_dir: files_dir.to_owned() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -76,7 +91,7 @@ impl Programs {
 
     /// Starts a program for its owner, or hands over the one that runs so already. Says which
     /// process it is.
-    pub(super) fn start(&self, tag: u64, order: Order, owner: &Owner) -> Result<u32, String> {
+    pub(super) fn start(&self, tag: u64, order: Order, owner: &Owner) -> Result<Started, String> {
         let mut programs = lock(&self.shared);
         if let Some(running) = programs.get_mut(&order.name) {
             if running.is_owned_by_another(owner) {
@@ -86,10 +101,10 @@ impl Programs {
                     order.name
                 ));
             }
-            if running.child.try_wait().is_none() && running.order == order {
+            if !running.process.has_ended() && running.order == order {
                 info!(order.name, "taken over");
                 running.hand_to(owner, tag);
-                return Ok(running.child.pid());
+                return Ok(running.started());
             }
             // Another order of the same name takes its place.
             programs.remove(&order.name);
@@ -98,21 +113,53 @@ impl Programs {
             return Err(format!("{PROGRAMS_MAX} programs run on this machine, which is the limit"));
         }
         let running = self.spawn(tag, order, owner)?;
-        let pid = running.child.pid();
+        let started = running.started();
         programs.insert(running.order.name.clone(), running);
-        Ok(pid)
+        Ok(started)
     }
 
-    /// Hands a program over that this owner had before. False if it does not run any more.
-    pub(super) fn resume(&self, name: &str, pid: u32, tag: u64, owner: &Owner) -> bool {
+    /// Hands a program over that this owner had before, and whose process is `known`. False if it does not
+    /// run any more, or an earlier agent started it.
+    pub(super) fn resume(&self, tag: u64, name: &str, known: &Started, owner: &Owner) -> bool {
         let mut programs = lock(&self.shared);
-        match programs.get_mut(name) {
-            Some(running) if running.child.pid() == pid && !running.is_owned_by_another(owner) => {
-                running.hand_to(owner, tag);
-                true
-            }
-            _ => false,
+        let Some(running) = programs.get_mut(name) else { return false };
+        let is_known = running.process.pid() == known.pid;
+        let is_handed_over = is_known && !running.is_owned_by_another(owner);
+        if is_handed_over {
+            running.hand_to(owner, tag);
         }
+        is_handed_over
+    }
+
+    /// Takes over a process that an earlier agent of this machine started. False if it is not there, or
+    /// another program has its name.
+    pub(super) fn adopt(&self, tag: u64, order: Order, known: &Started, owner: &Owner) -> bool {
+        let mut programs = lock(&self.shared);
+        if programs.contains_key(&order.name) {
+            return false;
+        }
+        if PROGRAMS_MAX <= programs.len() {
+            return false;
+        }
+        let adopted = known.began.as_ref().and_then(|began| Adopted::find(known.pid, began));
+        let Some(adopted) = adopted else { return false };
+        info!(order.name, pid = known.pid, "adopted: an earlier agent started it");
+        let name = order.name.clone();
+        let running = Running {
+            tag,
+            ordered_by: owner.key,
+            order,
+            process: Process::Adopted(adopted),
+            began: known.began.clone(),
+            started_at: Instant::now(),
+            owner: Arc::new(Mutex::new(Some(owner.clone()))),
+            lease_until: None,
+            last_lines: Arc::default(),
+            readers: Vec::new(),
+            files: Vec::new(),
+        };
+        programs.insert(name, running);
+        true
     }
 
     fn spawn(&self, tag: u64, order: Order, owner: &Owner) -> Result<Running, String> {
@@ -122,8 +169,8 @@ impl Programs {
             OrderedProgram::Rank => Spawn::new(&self.rank_program, &order.name),
             OrderedProgram::Other(program) => Spawn::new(program, &order.name),
         };
-        if order.program == OrderedProgram::Rank {
-            spawn.input = format!("{}\n", self.secret.to_hex()).into_bytes();
+        if let Some(ticket) = &order.ticket {
+            spawn.input = format!("{}\n", ticket.to_hex()).into_bytes();
         }
         spawn.args = order.args.iter().map(OsString::from).collect();
         spawn.env = order.env.iter().map(|(key, value)| (key.clone(), value.into())).collect();
@@ -137,6 +184,7 @@ impl Programs {
             failed(err)
         })?;
         info!(order.name, pid = child.pid(), "started");
+        let ordered_by = owner.key;
         let owner = Arc::new(Mutex::new(Some(owner.clone())));
         let last_lines = Arc::new(Mutex::new(VecDeque::new()));
         let stdout = child.take_stdout().expect("asked for");
@@ -154,8 +202,10 @@ impl Programs {
         let started_at = Instant::now();
         Ok(Running {
             tag,
+            ordered_by,
             order,
-            child,
+            began: platform::current::process_began(child.pid()),
+            process: Process::Child(child),
             started_at,
             owner,
             lease_until: None,
@@ -181,23 +231,19 @@ impl Programs {
 
     pub(super) fn signal(&self, name: &str, signal: i32) {
         if let Some(running) = lock(&self.shared).get_mut(name) {
-            running.child.signal(signal);
+            running.process.signal(signal);
         }
     }
 
     pub(super) fn input(&self, name: &str, bytes: &[u8]) {
         if let Some(running) = lock(&self.shared).get_mut(name) {
-            match bytes {
-                [] => running.child.close_input(),
-                // One that does not read any more is about to end.
-                bytes => running.child.send_input(bytes).unwrap_or_default(),
-            }
+            running.process.input(bytes);
         }
     }
 
     pub(super) fn kill(&self, name: &str) {
         if let Some(running) = lock(&self.shared).get_mut(name) {
-            running.child.kill();
+            running.process.kill();
         }
     }
 
@@ -219,6 +265,16 @@ impl Programs {
         lock(&self.shared).clear();
     }
 
+    /// Ends what was ordered by machines that may order nothing any more.
+    pub(super) fn end_untrusted(&self, is_trusted: &dyn Fn(&PublicKey) -> bool) {
+        for running in lock(&self.shared).values_mut() {
+            if !is_trusted(&running.ordered_by) {
+                warn!(running.order.name, key = %running.ordered_by, "its coordinator was revoked: killed");
+                running.process.kill();
+            }
+        }
+    }
+
     /// Notices ends and ends what nobody claimed in time. Called again and again.
     pub(super) fn look_after(&self) {
         let mut ended = Vec::new();
@@ -228,12 +284,12 @@ impl Programs {
             for running in programs.values_mut() {
                 if running.lease_until.is_some_and(|until| until <= now) {
                     warn!(running.order.name, "nobody claimed it in time: killed");
-                    running.child.kill();
+                    running.process.kill();
                 }
             }
             let names: Vec<String> = programs
                 .iter_mut()
-                .filter_map(|(name, it)| it.child.try_wait().is_some().then(|| name.clone()))
+                .filter_map(|(name, it)| it.process.has_ended().then(|| name.clone()))
                 .collect();
             ended.extend(names.iter().filter_map(|name| programs.remove(name)));
         }
@@ -244,7 +300,7 @@ impl Programs {
         let programs = lock(&self.shared);
         let status = |running: &Running| ProgramStatus {
             name: running.order.name.clone(),
-            pid: running.child.pid(),
+            pid: running.process.pid(),
             is_owned: lock(&running.owner).is_some(),
             age_ms: u64::try_from(running.started_at.elapsed().as_millis()).unwrap_or(u64::MAX),
         };
@@ -257,30 +313,33 @@ impl Programs {
 impl Running {
     fn is_owned_by_another(&self, other: &Owner) -> bool {
         lock(&self.owner).as_ref().is_some_and(|owner| {
-            let is_same_client = owner.client.is_some() && owner.client == other.client;
+            let is_same_client =
+                owner.client.is_some() && (owner.key, owner.client) == (other.key, other.client);
             owner.session != other.session && !is_same_client
         })
     }
 
+    fn started(&self) -> Started {
+        Started { pid: self.process.pid(), began: self.began.clone() }
+    }
+
     fn hand_to(&mut self, owner: &Owner, tag: u64) {
-        self.tag = tag;
+        (self.tag, self.ordered_by) = (tag, owner.key);
         *lock(&self.owner) = Some(owner.clone());
         self.lease_until = None;
     }
 
     fn tell_end(mut self) {
-        let status = self.child.try_wait().expect("it was just seen");
+        let (exit, code) = self.process.exit();
         let deadline = Instant::now() + OUTPUT_GRACE;
         while self.readers.iter().any(|reader| !reader.is_finished()) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(2));
         }
         let lines: Vec<String> = lock(&self.last_lines).iter().cloned().collect();
-        let exit = describe(status);
         info!(self.order.name, exit, "ended");
         let Some(owner) = lock(&self.owner).take() else { return };
         let (name, last_words) = (self.order.name.clone(), lines.join("\n"));
-        let message =
-            FromAgent::Ended { name, tag: self.tag, exit, code: exit_code(status), last_words };
+        let message = FromAgent::Ended { name, tag: self.tag, exit, code, last_words };
         // A session that does not take it is about to be given up.
         owner.outbox.try_send(message).ok();
     }
@@ -288,7 +347,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.child.kill();
+        self.process.kill();
         remove_files(&self.files);
     }
 }

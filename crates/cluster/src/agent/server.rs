@@ -1,35 +1,42 @@
 //! The agent's listener and its end.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use jackalope_protocol::{FrameError, Secret, frame, secure};
+use jackalope_protocol::gate::{Gate, GateConfig, HANDSHAKE};
+use jackalope_protocol::secure::{self, Accepted, Caller, Proof};
+use jackalope_protocol::{FrameError, Identity, PublicKey, Secret, frame};
 use thiserror::Error;
 use tracing::{debug, info};
 
 use super::messages::ToAgent;
 use super::programs::Programs;
-use super::session::{self, End};
-use crate::exchange::{self, Library};
+use super::session::{self, Client, End};
+use super::trust::{AgentAdmission, REREAD_INTERVAL, Trust};
+use crate::exchange::{self, Access, Grant, Library};
 use crate::platform;
 
-/// A connection has this long to prove itself.
-const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Connections at most; more are dropped.
+/// Clients that have proved themselves, at most; more are dropped.
 const SESSIONS_MAX: usize = 64;
+/// Between two looks for addresses to listen on.
+const LISTEN_INTERVAL: Duration = Duration::from_secs(1);
 /// Between two looks at the programs.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How an agent is run.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
-    /// What clients prove themselves with.
+    /// The cluster's secret, which keeps strangers out.
     pub secret: Secret,
+    /// This machine's key.
+    pub identity: Identity,
+    /// Whose orders are taken.
+    pub trust: Trust,
     /// `jackalope-rank`.
     pub rank_program: PathBuf,
     /// Where files for programs are written.
@@ -60,46 +67,57 @@ pub enum AgentError {
 
 struct Shared {
     programs: Programs,
-    secret: Secret,
+    admission: AgentAdmission,
     library: Library,
     num_sessions: AtomicUsize,
+    num_accepted: AtomicU64,
     is_over: Arc<AtomicBool>,
 }
+
+/// Where an agent listens: asked once at the start and then again and again for listeners on addresses
+/// that have appeared since.
+pub type NewListeners = Box<dyn FnMut() -> Vec<TcpListener> + Send>;
 
 /// Runs an agent on `listener` until it is told to stop or has lingered long enough.
 ///
 /// # Errors
 /// [`AgentError::Listen`] if the listener cannot be used.
 pub fn serve(listener: &TcpListener, config: AgentConfig) -> Result<(), AgentError> {
-    let addr = listener.local_addr().unwrap_or_else(|_| ([0, 0, 0, 0], 0).into());
-    listener.set_nonblocking(true).map_err(|source| AgentError::Listen { addr, source })?;
+    let failed = |source| AgentError::Listen { addr: address_of(listener), source };
+    let mut first = Some(listener.try_clone().map_err(failed)?);
+    serve_on(Box::new(move || first.take().into_iter().collect()), config)
+}
+
+/// As [`serve`], on addresses that come and go.
+///
+/// # Errors
+/// [`AgentError::Listen`] if a listener cannot be used.
+pub fn serve_on(mut new_listeners: NewListeners, config: AgentConfig) -> Result<(), AgentError> {
     let shared = Arc::new(Shared {
-        programs: Programs::new(config.secret, config.rank_program, &config.files_dir),
-        secret: config.secret,
+        programs: Programs::new(config.rank_program, &config.files_dir),
+        admission: AgentAdmission::new(config.secret, config.identity, config.trust),
         library: config.library,
         num_sessions: AtomicUsize::new(0),
+        num_accepted: AtomicU64::new(0),
         is_over: config.is_over,
     });
+    let gate = open_gate(&shared, new_listeners())?;
     let mut idle_since = Instant::now();
+    let mut listened_at = Instant::now();
     let mut awake = None;
-    let mut num_accepted = 0;
+    let mut swept_at = Instant::now();
     while !shared.is_over.load(Ordering::SeqCst) {
-        while let Ok((stream, from)) = listener.accept() {
-            num_accepted += 1;
-            if SESSIONS_MAX <= shared.num_sessions.load(Ordering::SeqCst) {
-                debug!(%from, "too many sessions");
-                continue;
+        if LISTEN_INTERVAL <= listened_at.elapsed() {
+            for listener in new_listeners() {
+                let addr = address_of(&listener);
+                gate.listen_also(listener).map_err(|source| AgentError::Listen { addr, source })?;
             }
-            let (counted, shared, session) = (&shared, Arc::clone(&shared), num_accepted);
-            shared.num_sessions.fetch_add(1, Ordering::SeqCst);
-            let run = move || {
-                greet(session, &shared, stream, from);
-                shared.num_sessions.fetch_sub(1, Ordering::SeqCst);
-            };
-            // Not joined: it ends with its connection, and the process does not wait for it.
-            if thread::Builder::new().name("session".to_owned()).spawn(run).is_err() {
-                counted.num_sessions.fetch_sub(1, Ordering::SeqCst);
-            }
+            listened_at = Instant::now();
+        }
+        if REREAD_INTERVAL <= swept_at.elapsed() {
+            swept_at = Instant::now();
+            shared.admission.sweep();
+            shared.programs.end_untrusted(&|key| shared.admission.powers(key).is_some());
         }
         shared.programs.look_after();
         if shared.programs.is_empty() {
@@ -116,8 +134,23 @@ pub fn serve(listener: &TcpListener, config: AgentConfig) -> Result<(), AgentErr
         }
         thread::sleep(LOOK_INTERVAL);
     }
+    drop(gate);
     shared.programs.end_all();
     Ok(())
+}
+
+fn address_of(listener: &TcpListener) -> SocketAddr {
+    listener.local_addr().unwrap_or_else(|_| (Ipv4Addr::UNSPECIFIED, 0).into())
+}
+
+fn open_gate(shared: &Arc<Shared>, listeners: Vec<TcpListener>) -> Result<Gate, AgentError> {
+    let addr = listeners.first().map_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into(), address_of);
+    let shared = Arc::clone(shared);
+    let prove = move |caller: Caller| greet(&shared, caller);
+    // Clients come from anywhere; who has been here once is expected again.
+    let expected = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    let config = GateConfig { listeners, expected, purpose: "agent" };
+    Gate::start(config, Box::new(prove)).map_err(|source| AgentError::Listen { addr, source })
 }
 
 /// Says what kind of connection it is.
@@ -126,26 +159,69 @@ fn first_word(receiver: &mut secure::Receiver) -> Result<ToAgent, FrameError> {
     frame::read(receiver)
 }
 
-fn greet(session: u64, shared: &Shared, stream: std::net::TcpStream, from: SocketAddr) {
-    let accepted = stream
-        .set_nonblocking(false)
-        .map_err(Into::into)
-        .and_then(|()| secure::accept(stream, &shared.secret, HANDSHAKE));
-    match accepted {
-        Ok((sender, mut receiver)) => {
-            let first = match first_word(&mut receiver) {
-                Ok(ToAgent::Library) => {
-                    return exchange::serve(&shared.library, &shared.secret, sender, receiver);
-                }
-                Ok(first) => first,
-                Err(err) => return debug!(%from, %err, "a connection said nothing"),
-            };
-            info!(session, %from, "session");
-            let end = session::run(session, &shared.programs, first, (sender, receiver));
-            if end == End::StopAgent {
-                shared.is_over.store(true, Ordering::SeqCst);
-            }
+/// Proves a client and starts its session.
+fn greet(shared: &Arc<Shared>, caller: Caller) -> Result<(), FrameError> {
+    let from = caller.from;
+    let accepted = secure::accept_caller(caller, &shared.admission.door(from))?;
+    let (key, grant) = match &accepted.proof {
+        Proof::Machine(peer) => (peer.key, None),
+        Proof::Key(hint) => {
+            let grant = Grant::read(hint).ok_or(FrameError::Secret)?;
+            (grant.coordinator, Some(grant))
         }
-        Err(err) => debug!(%from, %err, "a connection was refused"),
+    };
+    let Accepted { sender, mut receiver, .. } = accepted;
+    let first = first_word(&mut receiver)?;
+    if SESSIONS_MAX <= shared.num_sessions.fetch_add(1, Ordering::SeqCst) {
+        shared.num_sessions.fetch_sub(1, Ordering::SeqCst);
+        return Err(io::Error::other(format!("{SESSIONS_MAX} clients are here already")).into());
+    }
+    let counted = Arc::clone(shared);
+    let visit = Visit { from, key, grant, first, sender, receiver };
+    let run = move || {
+        let session = 1 + counted.num_accepted.fetch_add(1, Ordering::SeqCst);
+        counted.admission.enter(session, visit.key, visit.receiver.stream());
+        serve_client(session, &counted, visit);
+        counted.admission.leave(session);
+        counted.num_sessions.fetch_sub(1, Ordering::SeqCst);
+    };
+    // Not joined: it ends with its connection, and the process does not wait for it.
+    thread::Builder::new().name("session".to_owned()).spawn(run).map(drop).map_err(|err| {
+        shared.num_sessions.fetch_sub(1, Ordering::SeqCst);
+        err.into()
+    })
+}
+
+/// Somebody who was let in.
+struct Visit {
+    from: SocketAddr,
+    /// The machine whose trust it came by.
+    key: PublicKey,
+    /// What it came with, unless it proved the machine's own key.
+    grant: Option<Grant>,
+    first: ToAgent,
+    sender: secure::Sender,
+    receiver: secure::Receiver,
+}
+
+/// Serves whoever was let in by the trust in its key.
+fn serve_client(session: u64, shared: &Shared, visit: Visit) {
+    let Visit { from, key, grant, first, sender, receiver } = visit;
+    let access = match (&first, grant) {
+        (ToAgent::Library, Some(grant)) => Some(Access::Read(grant)),
+        (ToAgent::Library, None) => Some(Access::All),
+        (_, Some(_)) => return debug!(%from, "a reader asked for something else"),
+        (_, None) => None,
+    };
+    if let Some(access) = access {
+        return exchange::serve(&shared.library, &access, sender, receiver);
+    }
+    // Trust may have ended since the handshake.
+    let Some(powers) = shared.admission.powers(&key) else { return };
+    info!(session, %from, %key, "session");
+    let client = Client { session, key, powers };
+    let end = session::run(client, &shared.programs, first, (sender, receiver));
+    if end == End::StopAgent {
+        shared.is_over.store(true, Ordering::SeqCst);
     }
 }

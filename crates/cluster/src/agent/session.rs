@@ -5,11 +5,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use jackalope_protocol::{FrameError, frame, secure};
+use jackalope_protocol::{FrameError, PublicKey, frame, secure};
 use tracing::{debug, info};
 
 use super::messages::{FromAgent, ToAgent};
-use super::programs::{Owner, Programs};
+use super::probe;
+use super::process::Adopted;
+use super::programs::{Owner, Programs, Started};
+use super::trust::Powers;
 
 /// Between two signs of life, in both directions.
 pub(super) const BEAT: Duration = Duration::from_secs(1);
@@ -27,19 +30,28 @@ pub(super) enum End {
     StopAgent,
 }
 
+/// A client that has proved what it may.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Client {
+    pub(super) session: u64,
+    pub(super) key: PublicKey,
+    pub(super) powers: Powers,
+}
+
 /// Serves a client, which has said its first word, until it leaves.
 pub(super) fn run(
-    session: u64,
+    client: Client,
     programs: &Programs,
     first: ToAgent,
     (sender, mut receiver): (secure::Sender, secure::Receiver),
 ) -> End {
+    let Client { session, key, powers } = client;
     let (outbox, messages) = sync_channel(OUTBOX_LEN);
     let client = match first {
         ToAgent::Hello { client } => Some(client),
         _ => None,
     };
-    let owner = Owner { session, client, outbox };
+    let owner = Owner { session, key, client, outbox };
     let started = receiver.stream().set_read_timeout(Some(SILENCE)).and_then(|()| {
         sender.stream().set_write_timeout(Some(SILENCE))?;
         thread::Builder::new().name("to client".to_owned()).spawn(move || write(sender, &messages))
@@ -51,7 +63,7 @@ pub(super) fn run(
             return End::GoOn;
         }
     };
-    let end = read(first, &mut receiver, programs, &owner);
+    let end = read(first, &mut receiver, (programs, powers), &owner);
     let (on_purpose, end) = match end {
         Ok(end) => (true, end),
         Err(err) => {
@@ -70,7 +82,7 @@ pub(super) fn run(
 fn read(
     first: ToAgent,
     receiver: &mut secure::Receiver,
-    programs: &Programs,
+    (programs, powers): (&Programs, Powers),
     owner: &Owner,
 ) -> Result<End, FrameError> {
     // A client that does not take its messages is given up by the writer, which ends this one.
@@ -80,24 +92,25 @@ fn read(
         match next {
             ToAgent::Start { tag, order } => {
                 let name = order.name.clone();
-                tell(match programs.start(tag, order, owner) {
-                    Ok(pid) => FromAgent::Started { name, tag, pid },
+                let allowed = powers.check(&order);
+                tell(match allowed.and_then(|()| programs.start(tag, order, owner)) {
+                    Ok(Started { pid, began }) => FromAgent::Started { name, tag, pid, began },
                     Err(exit) => {
                         let last_words = String::new();
                         FromAgent::Ended { name, tag, exit, code: 127, last_words }
                     }
                 })?;
             }
-            ToAgent::Resume { name, pid, tag } => {
-                tell(match programs.resume(&name, pid, tag, owner) {
-                    true => FromAgent::Started { name, tag, pid },
-                    false => FromAgent::Ended {
-                        name,
-                        tag,
-                        exit: "gone when its machine could be reached again".to_owned(),
-                        code: 137,
-                        last_words: String::new(),
-                    },
+            ToAgent::Resume { name, pid, tag, began, order } => {
+                let known = Started { pid, began };
+                let is_resumed = programs.resume(tag, &name, &known, owner)
+                    // It is named by its number: only who may order everything can claim any process.
+                    || powers == Powers::All && programs.adopt(tag, order, &known, owner);
+                tell(if is_resumed {
+                    FromAgent::Started { name, tag, pid, began: known.began }
+                } else {
+                    let exit = "gone when its machine could be reached again".to_owned();
+                    FromAgent::Ended { name, tag, exit, code: 137, last_words: String::new() }
                 })?
             }
             ToAgent::Signal { name, signal } => programs.signal(&name, signal),
@@ -106,10 +119,26 @@ fn read(
             ToAgent::Facts => tell(FromAgent::Facts(crate::platform::current::facts()))?,
             ToAgent::Memory => tell(FromAgent::Memory(crate::platform::current::pressure()))?,
             ToAgent::Status => tell(FromAgent::Status(programs.status()))?,
+            ToAgent::KillProcess { .. } if powers != Powers::All => {}
+            ToAgent::KillProcess { pid, began } => {
+                if let Some(mut process) = Adopted::find(pid, &began) {
+                    info!(pid, "killed: an earlier agent started it");
+                    process.kill();
+                }
+            }
+            ToAgent::Probe { tag, targets, deadline_ms } => {
+                let outbox = owner.outbox.clone();
+                probe::start(targets, Duration::from_millis(deadline_ms), move |failure| {
+                    // A session that does not take it is about to be given up.
+                    outbox.try_send(FromAgent::Probed { tag, failure }).ok();
+                });
+            }
             // Means something as a first word only.
             ToAgent::Beat | ToAgent::Library | ToAgent::Hello { .. } => {}
             ToAgent::Bye => return Ok(End::GoOn),
-            ToAgent::Stop => return Ok(End::StopAgent),
+            ToAgent::Stop if powers == Powers::All => return Ok(End::StopAgent),
+            // Not theirs to end.
+            ToAgent::Stop => return Ok(End::GoOn),
         }
         next = frame::read(receiver)?;
     }

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use jackalope_protocol::secure::{self, Build};
-use jackalope_protocol::{FrameError, Secret, frame};
+use jackalope_protocol::secure::{self, Build, Introduction};
+use jackalope_protocol::{FrameError, PublicKey, Secret, frame};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 
@@ -15,6 +15,7 @@ use super::wire::{self, Answer, DATAGRAM_BYTES_MAX, Nonce, OurAgent};
 use crate::agent::{FromAgent, ToAgent};
 use crate::facts::NodeFacts;
 use crate::platform;
+use crate::trust::Credentials;
 
 /// When is asked: a datagram may be lost, above all over the air; then once in each last pause.
 const ASK_PAUSES: [Duration; 4] = [
@@ -46,10 +47,10 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 const FACTS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How machines are looked for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct FindConfig {
-    /// The cluster's secret.
-    pub secret: Secret,
+    /// What agents are shown, and which of them are believed.
+    pub ours: Credentials,
     /// How long answers are waited for.
     pub window: Duration,
     /// Until so many machines are there, this one among them, it goes on for so long.
@@ -78,6 +79,8 @@ pub struct FoundMachine {
     pub build: Build,
     /// What it is, or why it does not tell.
     pub state: MachineState,
+    /// The key that its agent has proved, if it was reached.
+    pub key: Option<PublicKey>,
 }
 
 /// What is known of a machine.
@@ -89,6 +92,8 @@ pub enum MachineState {
     OtherVersion,
     /// Its agent has answered, but cannot be connected to.
     Unreachable(String),
+    /// It is not trusted here, or does not trust us: why, and what to do.
+    Refused(String),
 }
 
 /// Somebody who does not hold our secret.
@@ -129,11 +134,11 @@ pub fn find(config: &FindConfig) -> Result<Found, DiscoverError> {
     let asking = Asking::new()?;
     let mut nonce = Nonce::default();
     getrandom::fill(&mut nonce).map_err(io::Error::from)?;
-    let mut heard = Heard::new(config.secret, nonce);
+    let mut heard = Heard::new(config.ours.secret, nonce);
     listen(&asking, config, &mut heard)?;
-    let secret = &config.secret;
+    let ours = &config.ours;
     let (machines, here) = thread::scope(|scope| {
-        let meet = |it: Machine| scope.spawn(move || it.meet(secret));
+        let meet = |it: Machine| scope.spawn(move || it.meet(ours));
         let threads: Vec<_> = heard.machines.drain(..).map(meet).collect();
         let here = platform::current::facts();
         let met = threads.into_iter().map(|it| it.join().expect("it does not panic"));
@@ -147,7 +152,7 @@ pub fn find(config: &FindConfig) -> Result<Found, DiscoverError> {
 
 /// Asks and listens until the time is over. A network may come only now.
 fn listen(asking: &Asking, config: &FindConfig, heard: &mut Heard) -> Result<(), DiscoverError> {
-    let query = wire::query(&config.secret, &heard.nonce);
+    let query = wire::query(&config.ours.secret, &heard.nonce);
     let began = Instant::now();
     let (mut ask_at, mut num_asked) = (began, 0);
     let mut unasked = Some(DiscoverError::NoNetwork);
@@ -278,47 +283,58 @@ fn usefulness(addr: &SocketAddr) -> u8 {
 
 impl Machine {
     /// Asks the machine what it is and has.
-    fn meet(mut self, secret: &Secret) -> FoundMachine {
+    fn meet(mut self, ours: &Credentials) -> FoundMachine {
         self.paths.sort_by_key(usefulness);
-        let state = match self.agent.build == Build::ours() {
-            false => MachineState::OtherVersion,
-            true => self.ask(secret, Instant::now() + FACTS_TIMEOUT),
+        let (state, key) = match self.agent.build == Build::ours() {
+            false => (MachineState::OtherVersion, None),
+            true => self.ask(ours, Instant::now() + FACTS_TIMEOUT),
         };
-        FoundMachine { addrs: self.paths, build: self.agent.build, state }
+        FoundMachine { addrs: self.paths, build: self.agent.build, state, key }
     }
 
     /// Addresses that lead nowhere, though answers came from them, are given up for one that leads
     /// there: a link-local one is taken for another cable's.
-    fn ask(&mut self, secret: &Secret, deadline: Instant) -> MachineState {
+    fn ask(&mut self, ours: &Credentials, deadline: Instant) -> (MachineState, Option<PublicKey>) {
         let mut reason = String::new();
         for (idx, path) in self.paths.iter().enumerate() {
-            match facts(*path, secret, deadline) {
-                Ok(facts) => {
+            match facts(*path, ours, deadline) {
+                Ok((facts, key)) => {
                     self.paths.drain(..idx);
-                    return MachineState::Ready(Box::new(facts));
+                    return (MachineState::Ready(Box::new(facts)), Some(key));
+                }
+                Err(err @ (FrameError::Untrusted { .. } | FrameError::UnknownKey { .. })) => {
+                    return (MachineState::Refused(err.to_string()), None);
                 }
                 Err(err) => reason = format!("no agent at {path}: {err}"),
             }
         }
-        MachineState::Unreachable(reason)
+        (MachineState::Unreachable(reason), None)
     }
 }
 
 /// What the agent at `addr` says of its machine.
-fn facts(addr: SocketAddr, secret: &Secret, deadline: Instant) -> Result<NodeFacts, FrameError> {
+fn facts(
+    addr: SocketAddr,
+    ours: &Credentials,
+    deadline: Instant,
+) -> Result<(NodeFacts, PublicKey), FrameError> {
     let late = || FrameError::from(io::Error::from(io::ErrorKind::TimedOut));
     let left = || {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(late()) } else { Ok(left) }
     };
-    let (mut sender, mut receiver) = secure::dial(addr, secret, DIAL_TIMEOUT.min(left()?))?;
+    let check = |key: &PublicKey| ours.check_any(&addr.ip().to_string(), key);
+    let (secret, identity) = (&ours.secret, &ours.identity);
+    let introduction = Introduction { secret, identity, check: &check };
+    let timeout = DIAL_TIMEOUT.min(left()?);
+    let (key, mut sender, mut receiver) = secure::dial_machine(addr, introduction, timeout)?;
     frame::write(&mut sender, &ToAgent::Facts)?;
     loop {
         receiver.stream().set_read_timeout(Some(left()?))?;
         if let FromAgent::Facts(facts) = frame::read(&mut receiver)? {
             // A session that ends without a word looks like a fault there.
             frame::write(&mut sender, &ToAgent::Bye)?;
-            return Ok(facts);
+            return Ok((facts, key));
         }
     }
 }
@@ -338,7 +354,11 @@ impl FoundMachine {
 
 #[cfg(test)]
 mod tests {
+    use jackalope_protocol::Identity;
+
     use super::*;
+    use crate::home::Home;
+    use crate::trust::{Expected, TrustStore};
 
     const OURS: Secret = Secret([1; 32]);
     const OTHER: Secret = Secret([2; 32]);
@@ -404,8 +424,19 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let there = listener.local_addr().unwrap();
         let is_over = std::sync::Arc::default();
+        let scratch = crate::models::scratch::Scratch::new();
+        let store = TrustStore::new(&Home::new(scratch.path()));
+        let agent_key = Identity::generate("agent").unwrap();
+        let of = |secret| Credentials {
+            secret,
+            identity: Identity::generate("finder").unwrap(),
+            expected: Expected::Pinned(TrustStore::new(&Home::new(scratch.path().join("f")))),
+        };
+        let (ours, other) = (of(OURS), of(OTHER));
         let config = crate::agent::AgentConfig {
             secret: OURS,
+            identity: agent_key.clone(),
+            trust: crate::agent::Trust::Listed(store.clone()),
             rank_program: "/bin/cat".into(),
             files_dir: std::env::temp_dir(),
             library: crate::exchange::Library::default(),
@@ -416,10 +447,21 @@ mod tests {
         let machine = Machine { agent: agent(7, 2), paths: vec![nowhere, there] };
         thread::scope(|scope| {
             scope.spawn(|| crate::agent::serve(&listener, config).unwrap());
-            let found = machine.clone().meet(&OURS);
+            // Neither knows the other; what each has to do is said, one after the other.
+            let found = machine.clone().meet(&ours);
+            let MachineState::Refused(reason) = &found.state else { panic!("{found:?}") };
+            assert!(reason.contains("`jackalope trust accept 127.0.0.1` here"), "{reason}");
+            let Expected::Pinned(known) = &ours.expected else { unreachable!() };
+            known.update(|list| list.accept("127.0.0.1")).unwrap();
+            let found = machine.clone().meet(&ours);
+            let MachineState::Refused(reason) = &found.state else { panic!("{found:?}") };
+            assert!(reason.contains("on that machine run `jackalope trust accept"), "{reason}");
+            let key = ours.identity.public().fingerprint();
+            store.update(|list| list.accept(&key)).unwrap();
+            let found = machine.clone().meet(&ours);
             assert!(matches!(&found.state, MachineState::Ready(it) if 0 < it.cores), "{found:?}");
-            assert_eq!(found.addrs, [there]);
-            let found = machine.clone().meet(&OTHER);
+            assert_eq!((found.addrs, found.key), (vec![there], Some(agent_key.public())));
+            let found = machine.clone().meet(&other);
             assert!(matches!(&found.state, MachineState::Unreachable(_)), "{found:?}");
             assert_eq!(found.addrs, [nowhere, there]);
             is_over.store(true, std::sync::atomic::Ordering::SeqCst);
@@ -432,7 +474,7 @@ mod tests {
         let mut addrs: Vec<SocketAddr> = addrs.map(|it| it.parse().unwrap()).to_vec();
         addrs.sort_by_key(usefulness);
         let state = MachineState::OtherVersion;
-        let machine = FoundMachine { addrs, build: Build::ours(), state };
+        let machine = FoundMachine { addrs, build: Build::ours(), state, key: None };
         let ips: Vec<String> = machine.ips().iter().map(ToString::to_string).collect();
         assert_eq!(ips, ["10.0.0.2", "169.254.1.2", "fd00::2"]);
     }

@@ -3,6 +3,8 @@
 use std::cmp::Reverse;
 use std::net::{IpAddr, Ipv4Addr};
 
+use jackalope_protocol::PublicKey;
+
 use super::find::{Found, FoundMachine, MachineState};
 use crate::facts::NodeFacts;
 use crate::hostfile::Host;
@@ -27,6 +29,8 @@ pub struct ListedHost {
     pub host: Host,
     /// What the machine says of itself.
     pub facts: NodeFacts,
+    /// The key that it has proved; none for this machine.
+    pub key: Option<PublicKey>,
 }
 
 /// A machine of ours that cannot be used as it is.
@@ -63,6 +67,7 @@ pub fn list(found: &Found, agent_port: u16) -> Listed {
             ..Host::default()
         },
         facts: found.here.clone(),
+        key: None,
     }];
     for (machine, facts) in &others {
         let ips = machine.ips();
@@ -73,7 +78,7 @@ pub fn list(found: &Found, agent_port: u16) -> Listed {
             false => first(ips.first().copied()),
         };
         let host = Host { ssh, ips, ..Host::default() };
-        hosts.push(ListedHost { host, facts: (*facts).clone() });
+        hosts.push(ListedHost { host, facts: (*facts).clone(), key: machine.key });
     }
     Listed { hosts, left_out }
 }
@@ -105,6 +110,10 @@ fn usable(machine: &FoundMachine, agent_port: u16) -> Result<&NodeFacts, LeftOut
                 reason,
                 format!("`jackalope bootstrap {at}` puts this one there"),
             ));
+        }
+        MachineState::Refused(said) => {
+            let (reason, hint) = said.split_once("\nhint: ").unwrap_or((said, ""));
+            return Err(left_out(reason.to_owned(), hint.to_owned()));
         }
         MachineState::Unreachable(reason) => {
             let hint = format!("let port {} through its firewall, over TCP", machine.port());
@@ -161,7 +170,7 @@ mod tests {
 
     fn machine(addrs: &[&str], state: MachineState) -> FoundMachine {
         let addrs = addrs.iter().map(|it| it.parse::<SocketAddr>().unwrap()).collect();
-        FoundMachine { addrs, build: Build::ours(), state }
+        FoundMachine { addrs, build: Build::ours(), state, key: None }
     }
 
     fn ready(hostname: &str, gib: u64, addrs: &[&str]) -> FoundMachine {

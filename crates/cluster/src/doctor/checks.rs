@@ -4,6 +4,7 @@ mod hostfile;
 mod machine;
 mod model;
 mod network;
+mod programs;
 mod rdma;
 mod reach;
 mod together;
@@ -95,6 +96,7 @@ pub(super) fn all(examination: &Examination<'_>) -> Vec<Finding> {
                 let told = Told { name: &node.name, report };
                 reach::answers(&scene, node, told, &mut findings);
                 machine::check(told, &mut findings);
+                programs::check(told, &mut findings);
                 rdma::check(&scene, told, &mut findings);
                 network::check(&scene, told, &mut findings);
                 hostfile::check(&scene, told, &mut findings);

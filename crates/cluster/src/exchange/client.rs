@@ -4,7 +4,8 @@ use std::io::Read;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use jackalope_protocol::{FrameError, Secret, frame, secure};
+use jackalope_protocol::secure::{HintedKey, Introduction};
+use jackalope_protocol::{ExpectedContent, FileState, FrameError, PublicKey, frame, secure};
 use thiserror::Error;
 
 #[cfg(doc)]
@@ -12,6 +13,7 @@ use super::messages::READ_BYTES_MAX;
 use super::messages::{FetchOrder, Fetched, FoundFiles, FromLibrary, Pieces, ToLibrary};
 use crate::agent::ToAgent;
 use crate::models::{FilePath, Manifest};
+use crate::trust::Credentials;
 
 /// One attempt to connect to one address.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
@@ -70,18 +72,44 @@ impl ExchangeError {
 }
 
 impl LibraryClient {
-    /// Connects to the agent that listens at the first of `addrs` that answers.
+    /// Connects, as a coordinator, to the agent that listens at the first of `addrs` that answers.
     ///
     /// # Errors
     /// [`ExchangeError::Unreachable`].
     pub fn dial(
         host: &str,
         addrs: &[SocketAddr],
-        secret: &Secret,
+        ours: &Credentials,
+    ) -> Result<LibraryClient, ExchangeError> {
+        let check = |key: &PublicKey| ours.check(host, key);
+        let introduction =
+            Introduction { secret: &ours.secret, identity: &ours.identity, check: &check };
+        LibraryClient::dial_by(host, addrs, &|addr| {
+            let met = secure::dial_machine(addr, introduction, DIAL_TIMEOUT)?;
+            Ok((met.1, met.2))
+        })
+    }
+
+    /// Connects in order to read the one model that `grant` is for.
+    ///
+    /// # Errors
+    /// [`ExchangeError::Unreachable`].
+    pub fn dial_with_grant(
+        host: &str,
+        addrs: &[SocketAddr],
+        grant: &HintedKey,
+    ) -> Result<LibraryClient, ExchangeError> {
+        LibraryClient::dial_by(host, addrs, &|addr| secure::dial(addr, grant, DIAL_TIMEOUT))
+    }
+
+    fn dial_by(
+        host: &str,
+        addrs: &[SocketAddr],
+        dial: &dyn Fn(SocketAddr) -> Result<Connection, FrameError>,
     ) -> Result<LibraryClient, ExchangeError> {
         let mut reasons = Vec::new();
         for addr in addrs {
-            match open(*addr, secret) {
+            match dial(*addr).and_then(open) {
                 Ok((sender, receiver)) => {
                     return Ok(LibraryClient { host: host.to_owned(), sender, receiver });
                 }
@@ -117,6 +145,34 @@ impl LibraryClient {
         self.ask(&ToLibrary::Manifest { model: model.to_owned() })?;
         match self.answer(on_bytes)? {
             FromLibrary::Manifest(manifest) => Ok(manifest),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// What ranks would read of a model there. `on_bytes` hears how many more bytes were hashed.
+    ///
+    /// # Errors
+    /// [`ExchangeError`].
+    pub fn content(
+        &mut self,
+        model: &str,
+        on_bytes: &dyn Fn(u64),
+    ) -> Result<ExpectedContent, ExchangeError> {
+        self.ask(&ToLibrary::Content { model: model.to_owned() })?;
+        match self.answer(on_bytes)? {
+            FromLibrary::Content(content) => Ok(content),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// In which states the files are that ranks would read.
+    ///
+    /// # Errors
+    /// [`ExchangeError`].
+    pub fn states(&mut self, model: &str) -> Result<Vec<FileState>, ExchangeError> {
+        self.ask(&ToLibrary::States { model: model.to_owned() })?;
+        match self.answer(&|_| ())? {
+            FromLibrary::States(states) => Ok(states),
             _ => Err(self.nonsense()),
         }
     }
@@ -195,11 +251,10 @@ impl LibraryClient {
     }
 }
 
-fn open(
-    addr: SocketAddr,
-    secret: &Secret,
-) -> Result<(secure::Sender, secure::Receiver), FrameError> {
-    let (mut sender, receiver) = secure::dial(addr, secret, DIAL_TIMEOUT)?;
+type Connection = (secure::Sender, secure::Receiver);
+
+/// Says what the connection is for.
+fn open((mut sender, receiver): Connection) -> Result<Connection, FrameError> {
     receiver.stream().set_read_timeout(Some(SILENCE))?;
     sender.stream().set_write_timeout(Some(SILENCE))?;
     frame::write(&mut sender, &ToAgent::Library)?;

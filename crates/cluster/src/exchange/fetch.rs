@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use jackalope_protocol::Secret;
 use thiserror::Error;
 
 use super::client::{ExchangeError, LibraryClient};
 use super::messages::{FetchOrder, Fetched, Pieces};
 use super::ranges::Part;
 use super::serve::{Busy, Library};
+use crate::models::content;
 use crate::models::{
     Difference, FileEntry, FilePath, HashCache, Manifest, ModelRef, Record, RepoId,
 };
@@ -39,7 +39,6 @@ const ROOM_BYTES: u64 = 256 << 20;
 #[derive(Clone, Copy)]
 pub(super) struct Fetch<'a> {
     pub(super) library: &'a Library,
-    pub(super) secret: &'a Secret,
     pub(super) order: &'a FetchOrder,
     pub(super) on_bytes: &'a (dyn Fn(u64) + Sync),
     pub(super) is_cancelled: &'a AtomicBool,
@@ -322,7 +321,8 @@ impl Copying<'_> {
             None => {
                 let from = turn % sources.len();
                 let source = &sources[from];
-                let client = LibraryClient::dial(&source.host, &source.addrs, self.what.secret)?;
+                let (host, addrs) = (&source.host, &source.addrs);
+                let client = LibraryClient::dial_with_grant(host, addrs, &source.grant)?;
                 connection.insert((client, from))
             }
         };
@@ -361,5 +361,8 @@ impl Copying<'_> {
             known.remember(&file.below(self.dir), sha256).ok();
         }
         known.save(path).ok();
+        if let Some(trees_dir) = &self.what.library.trees_dir {
+            content::remember(self.dir, trees_dir, &|_| ());
+        }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use jackalope_protocol::secure::HintedKey;
+use jackalope_protocol::{ExpectedContent, FileState};
 use serde::{Deserialize, Serialize};
 
 use crate::models::{FilePath, Manifest};
@@ -30,6 +32,16 @@ pub enum ToLibrary {
     },
     /// Copy a model from other machines.
     Fetch(FetchOrder),
+    /// Report what ranks would read of a model, by hash; hashes what is not known.
+    Content {
+        /// As in [`ToLibrary::Find`].
+        model: String,
+    },
+    /// Report in which states the files are that ranks would read.
+    States {
+        /// As in [`ToLibrary::Find`].
+        model: String,
+    },
 }
 
 /// Longest read.
@@ -100,6 +112,10 @@ pub enum FromLibrary {
         /// Why.
         reason: String,
     },
+    /// The hashes of what ranks would read, with the files' states.
+    Content(ExpectedContent),
+    /// The files' states.
+    States(Vec<FileState>),
 }
 
 /// A model and its files.
@@ -139,6 +155,8 @@ pub struct Source {
     pub addrs: Vec<SocketAddr>,
     /// What the model is called there: a name or a path.
     pub model: String,
+    /// What lets whoever copies read it there.
+    pub grant: HintedKey,
 }
 
 /// A copy that was made.

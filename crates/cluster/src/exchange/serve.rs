@@ -11,11 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use jackalope_protocol::{FrameError, Secret, frame, secure};
+use jackalope_protocol::{ExpectedContent, FrameError, frame, secure};
 use tracing::debug;
 
 use super::fetch::{Fetch, fetch};
+use super::grant::Grant;
 use super::messages::{FoundFiles, FromLibrary, Pieces, READ_BYTES_MAX, ToLibrary};
+use crate::models::content::{self, ContentError, Hasher};
 use crate::models::files::{self, FoundFile};
 use crate::models::{HashCache, Hashing, Manifest, ModelRef, Record, Stores};
 
@@ -37,6 +39,8 @@ pub struct Library {
     pub stores: Stores,
     /// Where hashes of files are remembered.
     pub hashes_path: Option<PathBuf>,
+    /// Where hashes of blocks are kept.
+    pub trees_dir: Option<PathBuf>,
     /// The folder that copies go into; none are made without one.
     pub copies_dir: Option<PathBuf>,
     /// Copies under way.
@@ -58,7 +62,23 @@ impl Library {
         hashes_path: Option<PathBuf>,
         copies_dir: Option<PathBuf>,
     ) -> Library {
-        Library { stores, hashes_path, copies_dir, busy: Arc::default() }
+        Library { stores, hashes_path, copies_dir, trees_dir: None, busy: Arc::default() }
+    }
+
+    /// The same, which keeps hashes of blocks in this folder.
+    pub fn with_trees(self, trees_dir: Option<PathBuf>) -> Library {
+        Library { trees_dir, ..self }
+    }
+
+    /// What ranks would read of the model in a directory.
+    pub(super) fn content(
+        &self,
+        dir: &Path,
+        on_bytes: &(dyn Fn(u64) + Sync),
+        is_cancelled: &AtomicBool,
+    ) -> Result<ExpectedContent, ContentError> {
+        let hasher = Hasher::new(self.trees_dir.as_deref(), on_bytes);
+        Ok(hasher.cancelled_by(is_cancelled).hash_dir(dir)?.into())
     }
 
     /// Hashes the files in a directory, as far as they are not known.
@@ -101,10 +121,38 @@ impl Library {
     }
 }
 
+/// What a client may ask for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Access {
+    /// Everything.
+    All,
+    /// To read the model that this is for.
+    Read(Grant),
+}
+
+impl Access {
+    /// # Errors
+    /// Why a request is not answered.
+    fn check(&self, request: &ToLibrary) -> Result<(), String> {
+        let Access::Read(grant) = self else { return Ok(()) };
+        match request {
+            ToLibrary::Find { model }
+            | ToLibrary::Manifest { model }
+            | ToLibrary::States { model }
+            | ToLibrary::Read { model, .. }
+                if grant.is_for(model) =>
+            {
+                Ok(())
+            }
+            _ => Err("this connection may read one model and nothing else".to_owned()),
+        }
+    }
+}
+
 /// Answers one client until it leaves.
 pub(crate) fn serve(
     library: &Library,
-    secret: &Secret,
+    access: &Access,
     sender: secure::Sender,
     mut receiver: secure::Receiver,
 ) {
@@ -112,9 +160,13 @@ pub(crate) fn serve(
     if set.and_then(|()| sender.stream().set_write_timeout(Some(STALL))).is_err() {
         return;
     }
-    let mut session = Session { library, secret, sender, models: HashMap::new() };
+    let mut session = Session { library, sender, models: HashMap::new() };
     loop {
-        let answered = frame::read(&mut receiver).and_then(|request| session.answer(request));
+        let answered =
+            frame::read(&mut receiver).and_then(|request| match access.check(&request) {
+                Ok(()) => session.answer(request),
+                Err(reason) => session.tell(Err(reason)),
+            });
         if let Err(err) = answered {
             debug!(%err, "a reader has left");
             return;
@@ -124,7 +176,6 @@ pub(crate) fn serve(
 
 struct Session<'a> {
     library: &'a Library,
-    secret: &'a Secret,
     sender: secure::Sender,
     /// What was asked for before, so that a model is listed once.
     models: HashMap<String, Model>,
@@ -149,11 +200,26 @@ impl Session<'_> {
                     library.manifest(&found.dir, on_bytes).map(FromLibrary::Manifest)
                 })
             }
+            ToLibrary::Content { model } => {
+                let library = self.library;
+                self.work(move |on_bytes, is_cancelled| {
+                    let dir = library.find(&model)?.dir;
+                    let content = library.content(&dir, on_bytes, is_cancelled);
+                    content.map(FromLibrary::Content).map_err(|err| err.to_string())
+                })
+            }
+            ToLibrary::States { model } => {
+                let states = self
+                    .library
+                    .find(&model)
+                    .and_then(|found| content::states(&found.dir).map_err(|err| err.to_string()));
+                self.tell(states.map(FromLibrary::States))
+            }
             ToLibrary::Read { model, path, pieces } => self.read(&model, path.as_str(), pieces),
             ToLibrary::Fetch(order) => {
-                let (library, secret) = (self.library, self.secret);
+                let library = self.library;
                 self.work(move |on_bytes, is_cancelled| {
-                    let what = Fetch { library, secret, order: &order, on_bytes, is_cancelled };
+                    let what = Fetch { library, order: &order, on_bytes, is_cancelled };
                     fetch(what).map(FromLibrary::Fetched).map_err(|err| err.to_string())
                 })
             }

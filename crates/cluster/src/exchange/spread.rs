@@ -7,10 +7,12 @@ use std::net::SocketAddr;
 use std::sync::mpsc::channel;
 use std::thread;
 
-use jackalope_protocol::Secret;
+use jackalope_protocol::PublicKey;
 
 use super::client::{ExchangeError, LibraryClient};
+use super::grant::Granter;
 use super::messages::{FetchOrder, Fetched, Source};
+use crate::trust::Credentials;
 
 /// A machine, and how others reach its agent.
 #[derive(Clone, Debug)]
@@ -19,6 +21,8 @@ pub struct Peer {
     pub host: String,
     /// How we reach its agent.
     pub addrs: Vec<SocketAddr>,
+    /// The agent's key.
+    pub key: PublicKey,
     /// How each peer reaches it, by the peer's position.
     pub addrs_from: Vec<Vec<SocketAddr>>,
 }
@@ -102,7 +106,7 @@ impl Spread {
 pub fn spread(
     peers: &[Peer],
     (source, model): (usize, &str),
-    (order, secret): (&FetchOrder, &Secret),
+    (order, ours): (&FetchOrder, &Credentials),
     on_bytes: &(dyn Fn(usize, u64) + Sync),
     on_end: &mut dyn FnMut(Copied),
 ) {
@@ -120,13 +124,14 @@ pub fn spread(
                     host: peers[it].host.clone(),
                     addrs: peers[it].addrs_from[to].clone(),
                     model: called(it).to_owned(),
+                    grant: Granter::new(ours, peers[it].key, called(it)).grant(),
                 });
                 let order = FetchOrder { sources: sources.collect(), ..order.clone() };
                 let ended = ended.clone();
                 scope.spawn(move || {
                     let on_bytes = |more| on_bytes(to, more);
                     let peer = &peers[to];
-                    let fetched = LibraryClient::dial(&peer.host, &peer.addrs, secret)
+                    let fetched = LibraryClient::dial(&peer.host, &peer.addrs, ours)
                         .and_then(|mut client| client.fetch(order, &on_bytes));
                     ended.send((from, to, fetched)).ok();
                 });

@@ -7,12 +7,14 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use jackalope_protocol::Secret;
+use jackalope_protocol::{Identity, PublicKey, Secret};
 
 use super::*;
-use crate::agent::{self, AgentConfig};
+use crate::agent::{self, AgentConfig, Trust};
+use crate::home::Home;
 use crate::models::scratch::Scratch;
 use crate::models::{Check, Manifest, Place, PlaceKind, Record, Stores};
+use crate::trust::{Credentials, Expected, TrustStore};
 
 const SECRET: Secret = Secret([9; 32]);
 
@@ -20,6 +22,14 @@ const SECRET: Secret = Secret([9; 32]);
 struct Machine {
     scratch: Scratch,
     addr: SocketAddr,
+    key: PublicKey,
+    store: TrustStore,
+}
+
+/// The coordinator of all machines here.
+fn ours() -> Credentials {
+    let identity = Identity::from_private(Secret([7; 32]), "coordinator");
+    Credentials { secret: SECRET, identity, expected: Expected::TokenHolders }
 }
 
 impl Machine {
@@ -31,8 +41,20 @@ impl Machine {
         let library = Library::new(Stores::new([place]), hashes, Some(models));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();
+        let identity = Identity::generate("machine").unwrap();
+        let key = identity.public();
+        let store = TrustStore::new(&Home::new(scratch.path().join("home")));
+        let (coordinator, name) = (ours().identity.public(), "coordinator".to_owned());
+        let peer = jackalope_protocol::secure::Peer { key: coordinator, name };
+        let trust = |list: &mut crate::trust::TrustList| {
+            list.trust_coordinator(&peer);
+            Ok(())
+        };
+        store.update(trust).unwrap();
         let config = AgentConfig {
             secret: SECRET,
+            identity,
+            trust: Trust::Listed(store.clone()),
             rank_program: PathBuf::from("/bin/cat"),
             files_dir: scratch.path().to_owned(),
             library,
@@ -41,11 +63,11 @@ impl Machine {
         };
         // Ends with the tests.
         std::thread::spawn(move || agent::serve(&listener, config).unwrap());
-        Machine { scratch, addr }
+        Machine { scratch, addr, key, store }
     }
 
     fn client(&self) -> LibraryClient {
-        LibraryClient::dial("machine", &[self.addr], &SECRET).unwrap()
+        LibraryClient::dial("machine", &[self.addr], &ours()).unwrap()
     }
 
     /// A model with two large files, one of which is not a whole number of ranges.
@@ -64,7 +86,9 @@ impl Machine {
     }
 
     fn source(&self, host: &str) -> Source {
-        Source { host: host.to_owned(), addrs: vec![self.addr], model: "org/big".to_owned() }
+        let grant = Granter::new(&ours(), self.key, "org/big").grant();
+        let (host, model) = (host.to_owned(), "org/big".to_owned());
+        Source { host, addrs: vec![self.addr], model, grant }
     }
 }
 
@@ -106,7 +130,8 @@ fn a_library_tells_of_models_and_of_nothing_else() {
     let err =
         client.read("org/big", (&weights, six(20_000_000)), &mut bytes).unwrap_err().to_string();
     assert!(err.contains("model-1.safetensors has 20000001 bytes"), "{err}");
-    assert!(LibraryClient::dial("x", &[machine.addr], &Secret([1; 32])).is_err());
+    let stranger = Credentials { secret: Secret([1; 32]), ..ours() };
+    assert!(LibraryClient::dial("x", &[machine.addr], &stranger).is_err());
 }
 
 #[test]
@@ -164,6 +189,7 @@ fn a_model_reaches_all_machines_and_the_second_time_nothing_is_copied() {
         .map(|it| Peer {
             host: format!("mac{it}"),
             addrs: addrs[it].clone(),
+            key: machines[it].key,
             addrs_from: vec![addrs[it].clone(); 4],
         })
         .collect();
@@ -172,7 +198,7 @@ fn a_model_reaches_all_machines_and_the_second_time_nothing_is_copied() {
         let heard = Mutex::new([0; 4]);
         let mut ends = Vec::new();
         let on_bytes = |peer: usize, more: u64| heard.lock().unwrap()[peer] += more;
-        spread(&peers, (2, "org/big"), (&order, &SECRET), &on_bytes, &mut |it| ends.push(it));
+        spread(&peers, (2, "org/big"), (&order, &ours()), &on_bytes, &mut |it| ends.push(it));
         ends.sort_by_key(|it| it.peer);
         assert_eq!(ends.iter().map(|it| it.peer).collect::<Vec<_>>(), [0, 1, 3]);
         for end in ends {
@@ -261,4 +287,46 @@ fn a_source_that_is_gone_is_replaced_by_another_one() {
     let both = order(manifest, vec![gone, from.source("from")]);
     to.client().fetch(both, &|_| ()).unwrap();
     assert_eq!(contents(&to.copy()), contents(&from.copy()));
+}
+
+/// What a rank or another machine was given, and what somebody might make of it.
+#[test]
+fn a_grant_reads_one_model_and_ends_with_the_trust_in_who_made_it() {
+    let machine = Machine::new();
+    machine.model();
+    machine.scratch.model("models/org/other");
+    let grant = Granter::new(&ours(), machine.key, "org/big").grant();
+    let dial = |grant: &_| LibraryClient::dial_with_grant("machine", &[machine.addr], grant);
+    let mut client = dial(&grant).unwrap();
+    assert_eq!(client.find("org/big").unwrap().name, "org/big");
+    let manifest = client.manifest("org/big", &|_| ()).unwrap();
+    let mut bytes = [0; 4];
+    let weights = "model-1.safetensors".parse().unwrap();
+    client.read("org/big", (&weights, Pieces::run(0, 4)), &mut bytes).unwrap();
+    let refused = |err: ExchangeError| {
+        let text = err.to_string();
+        assert!(text.contains("may read one model and nothing else"), "{text}");
+    };
+    refused(client.find("org/other").unwrap_err());
+    refused(client.manifest("org/other", &|_| ()).unwrap_err());
+    refused(client.read("org/other", (&weights, Pieces::run(0, 4)), &mut bytes).unwrap_err());
+    let fetch = FetchOrder { name: "org/new".to_owned(), ..order(manifest, Vec::new()) };
+    refused(client.fetch(fetch, &|_| ()).unwrap_err());
+    assert!(!machine.scratch.path().join("models/org/new").exists());
+    // One that the library's machine did not make possible: by a key that it does not trust.
+    let identity = Identity::generate("hostile").unwrap();
+    let hostile = Credentials { identity, ..ours() };
+    let forged = Granter::new(&hostile, machine.key, "org/big").grant();
+    assert!(matches!(dial(&forged), Err(ExchangeError::Unreachable { .. })));
+    // The secret alone reads nothing either.
+    let by_secret = LibraryClient::dial("machine", &[machine.addr], &hostile).unwrap_err();
+    assert!(by_secret.to_string().contains("does not trust this machine"), "{by_secret}");
+    // What is open ends, and nothing new begins.
+    machine.store.update(|list| list.revoke("coordinator")).unwrap();
+    let began = std::time::Instant::now();
+    while client.find("org/big").is_ok() {
+        assert!(began.elapsed() < std::time::Duration::from_secs(20), "it still reads");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert!(dial(&grant).is_err());
 }

@@ -7,9 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use jackalope_protocol::{Identity, Secret};
+
 use super::*;
 use crate::home::Home;
 use crate::shell::{ShellError, ShellErrorKind, SystemShell};
+use crate::trust::Expected;
 
 /// Does what `ssh` does, with another home on this machine.
 const SSH: &str = r#"
@@ -112,9 +115,11 @@ impl Machines {
 
     fn install(&self, host: &str, bundle: &Bundle) -> Result<Installed, InstallError> {
         self.sent.store(0, Ordering::SeqCst);
-        let secret = Secret([7; 32]);
+        let identity = Identity::from_private(Secret([8; 32]), "here");
+        let expected = Expected::TokenHolders;
+        let ours = Credentials { secret: Secret([7; 32]), identity, expected };
         let progress = |_| ();
-        install(host, Install { bundle, secret: Some(&secret), shell: self, progress: &progress })
+        install(host, Install { bundle, ours: Some(&ours), shell: self, progress: &progress })
     }
 
     fn sent(&self) -> u64 {

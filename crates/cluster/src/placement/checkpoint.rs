@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use jackalope_protocol::split::{HeadCounts, PLAIN_UNIT};
+use jackalope_protocol::split::{HeadCounts, inner_unit};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
@@ -352,8 +352,10 @@ impl Sorter<'_> {
         let scales = self.tensors.get(&format!("{prefix}mlp.down_proj.scales"));
         let groups = scales.and_then(|scales| scales.shape.last()).copied();
         match groups.map(|groups| full.checked_div(groups)) {
-            None if 0 < full => PartCut::Inner { full, unit: PLAIN_UNIT },
-            Some(Some(unit)) if 0 < unit => PartCut::Inner { full, unit },
+            None if 0 < full => PartCut::Inner { full, unit: inner_unit(full, None) },
+            Some(Some(group)) if 0 < group => {
+                PartCut::Inner { full, unit: inner_unit(full, Some(group)) }
+            }
             _ => PartCut::Anywhere,
         }
     }

@@ -87,7 +87,7 @@ pub struct Links {
 
 impl Speed {
     /// The time of a usual request, in seconds.
-    pub(super) fn usual_request_s(&self) -> f64 {
+    pub fn usual_request_s(&self) -> f64 {
         USUAL_PROMPT_TOKENS / self.prefill_tokens_per_s
             + USUAL_ANSWER_TOKENS / self.decode_tokens_per_s
     }

@@ -3,49 +3,94 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use jackalope_cluster::agent::{
-    Agent, AgentConfig, AgentState, EnvFile, Order, OrderedProgram, Program, Stream, serve,
+    Agent, AgentConfig, AgentState, EnvFile, OnLine, Order, OrderedProgram, Program, Refusal,
+    Revive, Stream, Trust, serve,
 };
 use jackalope_cluster::exchange::Library;
-use jackalope_protocol::Secret;
+use jackalope_cluster::home::Home;
+use jackalope_cluster::trust::{Credentials, Expected, Role, TrustStore};
+use jackalope_protocol::secure::Peer;
+use jackalope_protocol::{Identity, Secret};
 
 const LONG: Duration = Duration::from_secs(30);
 const SECRET: Secret = Secret([5; 32]);
 
 struct Fixture {
     addr: SocketAddr,
+    store: TrustStore,
     thread: JoinHandle<()>,
+}
+
+/// What the coordinator that all agents here trust shows them.
+fn ours() -> Credentials {
+    let identity = Identity::from_private(Secret([1; 32]), "coordinator");
+    Credentials { secret: SECRET, identity, expected: Expected::TokenHolders }
+}
+
+/// Somebody else who holds the secret.
+fn another(name: &str) -> Credentials {
+    Credentials { identity: Identity::generate(name).unwrap(), ..ours() }
+}
+
+fn config(store: &TrustStore, linger: Option<Duration>) -> AgentConfig {
+    let peer = Peer { key: ours().identity.public(), name: "coordinator".to_owned() };
+    let trust = |list: &mut jackalope_cluster::trust::TrustList| {
+        list.trust_coordinator(&peer);
+        Ok(())
+    };
+    store.update(trust).unwrap();
+    AgentConfig {
+        secret: SECRET,
+        identity: Identity::generate("agent").unwrap(),
+        trust: Trust::Listed(store.clone()),
+        rank_program: PathBuf::from("/bin/cat"),
+        files_dir: std::env::temp_dir(),
+        library: Library::default(),
+        linger,
+        is_over: Arc::default(),
+    }
+}
+
+/// A list of trusted machines of its own.
+fn store() -> TrustStore {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("jackalope-agents-{}-{number}", std::process::id());
+    let dir = std::env::temp_dir().join(name);
+    std::fs::remove_dir_all(&dir).ok();
+    TrustStore::new(&Home::new(dir))
 }
 
 impl Fixture {
     fn start(linger: Option<Duration>) -> Fixture {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();
-        let config = AgentConfig {
-            secret: SECRET,
-            rank_program: PathBuf::from("/bin/cat"),
-            files_dir: std::env::temp_dir(),
-            library: Library::default(),
-            linger,
-            is_over: Arc::default(),
-        };
+        let store = store();
+        let config = config(&store, linger);
         let thread = std::thread::spawn(move || serve(&listener, config).unwrap());
-        Fixture { addr, thread }
+        Fixture { addr, store, thread }
     }
 
     /// A client, and the lines it hears.
     fn client(&self) -> (Agent, Receiver<(String, Stream, String)>) {
+        self.client_of(ours())
+    }
+
+    fn client_of(&self, ours: Credentials) -> (Agent, Receiver<(String, Stream, String)>) {
         let (lines, heard) = channel();
         let lines = std::sync::Mutex::new(lines);
         let on_line = move |name: &str, stream: Stream, text: &str| {
             lines.lock().unwrap().send((name.to_owned(), stream, text.to_owned())).ok();
         };
-        let agent = Agent::connect("here", vec![self.addr], SECRET, Box::new(on_line));
+        let agent = Agent::connect("here", vec![self.addr], ours, Box::new(on_line));
         agent.wait_until_up(LONG).unwrap();
         (agent, heard)
     }
@@ -54,6 +99,7 @@ impl Fixture {
         let (agent, _heard) = self.client();
         agent.stop();
         self.thread.join().unwrap();
+        std::fs::remove_dir_all(self.store.path().parent().unwrap()).unwrap();
     }
 }
 
@@ -66,7 +112,14 @@ fn shell(name: &str, script: &str) -> Order {
         files: Vec::new(),
         cwd: None,
         lease_ms: 0,
+        ticket: None,
     }
+}
+
+/// The rank program, which here repeats what it is told.
+fn rank(name: &str, ticket: Secret) -> Order {
+    let program = OrderedProgram::Rank;
+    Order { program, args: Vec::new(), ticket: Some(ticket), ..shell(name, "") }
 }
 
 fn wait<T>(mut ask: impl FnMut() -> Option<T>) -> T {
@@ -127,12 +180,12 @@ fn a_program_that_cannot_be_started_says_why() {
 }
 
 #[test]
-fn the_rank_program_gets_the_secret_and_input_reaches_it() {
+fn the_rank_program_gets_its_ticket_and_input_reaches_it() {
     let fixture = Fixture::start(None);
     let (agent, heard) = fixture.client();
-    let order = Order { program: OrderedProgram::Rank, args: Vec::new(), ..shell("rank 0", "") };
-    let program = agent.start(order);
-    assert_eq!(heard.recv_timeout(LONG).unwrap().2, SECRET.to_hex());
+    let ticket = Secret([77; 32]);
+    let program = agent.start(rank("rank 0", ticket));
+    assert_eq!(heard.recv_timeout(LONG).unwrap().2, ticket.to_hex());
     program.input(b"more\n".to_vec());
     assert_eq!(heard.recv_timeout(LONG).unwrap().2, "more");
     program.input(Vec::new());
@@ -254,7 +307,7 @@ fn half_open_wire(to: SocketAddr) -> (SocketAddr, std::sync::Arc<std::sync::atom
 fn a_client_that_connects_again_owns_what_it_owned() {
     let fixture = Fixture::start(None);
     let (wire, is_deaf) = half_open_wire(fixture.addr);
-    let agent = Agent::connect("here", vec![wire], SECRET, Box::new(|_, _, _| {}));
+    let agent = Agent::connect("here", vec![wire], ours(), Box::new(|_, _, _| {}));
     let order = shell("rank 0", "exec sleep 600");
     let first = agent.start(order.clone());
     let kept = pid(&first);
@@ -275,14 +328,105 @@ fn a_client_that_connects_again_owns_what_it_owned() {
     fixture.stop();
 }
 
+/// Passes bytes on to wherever it is pointed.
+#[derive(Clone)]
+struct Wire {
+    to: Arc<Mutex<SocketAddr>>,
+    open: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Wire {
+    fn to(addr: SocketAddr) -> (Wire, SocketAddr) {
+        let wire = Wire { to: Arc::new(Mutex::new(addr)), open: Arc::default() };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        let accepting = wire.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let client = client.unwrap();
+                let Ok(agent) = TcpStream::connect(*accepting.to.lock().unwrap()) else { continue };
+                for (from, to) in [(&client, &agent), (&agent, &client)] {
+                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    accepting.open.lock().unwrap().push(from.try_clone().unwrap());
+                    std::thread::spawn(move || {
+                        std::io::copy(&mut from, &mut to).ok();
+                        to.shutdown(std::net::Shutdown::Both).ok();
+                    });
+                }
+            }
+        });
+        (wire, addr)
+    }
+
+    fn point_at(&self, addr: SocketAddr) {
+        *self.to.lock().unwrap() = addr;
+        for stream in self.open.lock().unwrap().drain(..) {
+            stream.shutdown(std::net::Shutdown::Both).ok();
+        }
+    }
+}
+
+#[test]
+fn a_hung_agent_is_replaced_and_the_next_one_adopts_its_programs() {
+    let (hung, next) = (Fixture::start(None), Fixture::start(None));
+    let (wire, addr) = Wire::to(hung.addr);
+    let num_revived = Arc::new(AtomicUsize::new(0));
+    let (revives, revived_wire, next_addr) = (Arc::clone(&num_revived), wire.clone(), next.addr);
+    let revive = move || {
+        revives.fetch_add(1, Ordering::SeqCst);
+        revived_wire.point_at(next_addr);
+        Ok(())
+    };
+    let callbacks: (OnLine, Option<Revive>) = (Box::new(|_, _, _| {}), Some(Box::new(revive)));
+    let agent = Agent::connect_or_revive("here", vec![addr], ours(), callbacks);
+    let order = Order { lease_ms: 600_000, ..shell("rank 0", "exec sleep 600") };
+    let program = agent.start(order.clone());
+    let kept = pid(&program);
+    // Somebody accepts connections there and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    wire.point_at(silent.local_addr().unwrap());
+    wait(|| (0 < num_revived.load(Ordering::SeqCst)).then_some(()));
+    wait(|| matches!(agent.state(), AgentState::Up).then_some(()));
+    let status = wait(|| agent.status(LONG).ok().filter(|it| !it.is_empty()));
+    assert_eq!((status[0].name.as_str(), status[0].pid), ("rank 0", kept));
+    assert_eq!((program.ended(), program.pid()), (None, Some(kept)));
+    assert_eq!(pid(&agent.start(order)), kept, "the same again is what runs");
+    program.kill();
+    let ended = wait(|| program.ended());
+    assert!(ended.exit.contains("its agent was replaced"), "{}", ended.exit);
+    assert!(!runs(kept) || is_zombie(kept));
+    assert_eq!(num_revived.load(Ordering::SeqCst), 1);
+    drop(agent);
+    hung.stop();
+    next.stop();
+}
+
+fn is_zombie(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    status.is_ok_and(|it| it.contains(") Z "))
+}
+
+#[test]
+fn an_agent_tries_addresses_for_its_client() {
+    let fixture = Fixture::start(None);
+    let (agent, _heard) = fixture.client();
+    let deadline = Duration::from_secs(2);
+    let probe = agent.probe(vec![fixture.addr], deadline).unwrap();
+    assert_eq!(wait(|| probe.result()), Ok(()));
+    let probe = agent.probe(Vec::new(), Duration::from_millis(100)).unwrap();
+    assert!(wait(|| probe.result()).is_err(), "nothing was reached");
+    drop(agent);
+    fixture.stop();
+}
+
 #[test]
 fn strangers_change_nothing() {
     let fixture = Fixture::start(None);
     let (agent, heard) = fixture.client();
-    let order = Order { program: OrderedProgram::Rank, args: Vec::new(), ..shell("cat", "") };
-    let program = agent.start(order);
+    let program = agent.start(rank("cat", Secret([77; 32])));
     heard.recv_timeout(LONG).unwrap();
-    let wrong = Agent::connect("x", vec![fixture.addr], Secret([6; 32]), Box::new(|_, _, _| {}));
+    let outsider = Credentials { secret: Secret([6; 32]), ..ours() };
+    let wrong = Agent::connect("x", vec![fixture.addr], outsider, Box::new(|_, _, _| {}));
     let err = wrong.wait_until_up(Duration::from_secs(1)).unwrap_err();
     assert!(err.contains("another secret"), "{err}");
     let mut quiet = Vec::new();
@@ -318,21 +462,116 @@ fn an_order_stands_until_the_machine_can_be_reached() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
     drop(listener);
-    let agent = Agent::connect("later", vec![addr], SECRET, Box::new(|_, _, _| {}));
+    let agent = Agent::connect("later", vec![addr], ours(), Box::new(|_, _, _| {}));
     let program = agent.start(shell("late", "exit 3"));
     let trouble = wait(|| program.trouble().filter(|it| it.contains("refused")));
     assert!(trouble.contains(&addr.to_string()), "{trouble}");
     let listener = TcpListener::bind(addr).unwrap();
-    let config = AgentConfig {
-        secret: SECRET,
-        rank_program: PathBuf::from("/bin/cat"),
-        files_dir: std::env::temp_dir(),
-        library: Library::default(),
-        linger: None,
-        is_over: Arc::default(),
-    };
+    let config = config(&store(), None);
     let thread = std::thread::spawn(move || serve(&listener, config).unwrap());
     assert_eq!(wait(|| program.ended()).code, 3);
     agent.stop();
     thread.join().unwrap();
+}
+
+#[test]
+fn the_secret_alone_commands_nothing_and_a_person_may_change_that() {
+    let fixture = Fixture::start(None);
+    let (agent, heard) = fixture.client();
+    let program = agent.start(shell("kept", "echo up; exec sleep 600"));
+    let kept = pid(&program);
+    assert_eq!(heard.recv_timeout(LONG).unwrap().2, "up");
+    let marker = fixture.store.path().with_file_name("touched");
+    let theirs = another("hostile");
+    let nobody = Agent::connect("here", vec![fixture.addr], theirs.clone(), Box::new(|_, _, _| {}));
+    let touch = format!("touch {}", marker.display());
+    nobody.start(shell("touch", &touch));
+    let err = nobody.knock(LONG).unwrap_err();
+    assert!(err.contains("does not trust this machine"), "{err}");
+    let key = theirs.identity.public();
+    assert!(err.contains(&format!("hint: on that machine run `jackalope trust accept {key}`")));
+    assert_eq!(nobody.refusal(), Some(Refusal::Untrusted));
+    assert!(nobody.facts(Duration::ZERO).is_err() && nobody.status(Duration::ZERO).is_err());
+    assert!(nobody.memory(Duration::ZERO).is_err());
+    let reader = nobody.library().unwrap_err().to_string();
+    assert!(reader.contains("does not trust this machine"), "{reader}");
+    let status = agent.status(LONG).unwrap();
+    assert_eq!(status.iter().map(|it| it.pid).collect::<Vec<_>>(), [kept]);
+    assert!(!marker.exists());
+    let pending = fixture.store.load().unwrap().pending;
+    let seen = (pending[0].role, pending[0].name.as_str(), pending[0].addr.as_str());
+    assert_eq!((pending.len(), seen), (1, (Role::Coordinator, "hostile", "127.0.0.1")));
+    // From now on it may; what it ordered stands.
+    fixture.store.update(|list| list.accept(&key.fingerprint())).unwrap();
+    nobody.wait_until_up(LONG).unwrap();
+    wait(|| marker.exists().then_some(()));
+    drop((agent, nobody));
+    fixture.stop();
+}
+
+#[test]
+fn a_revoked_coordinator_loses_its_session_and_its_programs() {
+    let fixture = Fixture::start(None);
+    let (agent, _heard) = fixture.client();
+    let second = another("second");
+    let peer = Peer { key: second.identity.public(), name: "second".to_owned() };
+    let trust = |list: &mut jackalope_cluster::trust::TrustList| {
+        list.trust_coordinator(&peer);
+        Ok(())
+    };
+    fixture.store.update(trust).unwrap();
+    let (revoked, _heard) = fixture.client_of(second);
+    let ours = pid(&agent.start(shell("ours", "exec sleep 600")));
+    let theirs = Order { lease_ms: 600_000, ..shell("theirs", "exec sleep 600") };
+    let theirs = pid(&revoked.start(theirs));
+    let began = Instant::now();
+    fixture.store.update(|list| list.revoke("second")).unwrap();
+    wait(|| (!runs(theirs)).then_some(()));
+    wait(|| (revoked.refusal() == Some(Refusal::Untrusted)).then_some(()));
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert!(runs(ours) && matches!(agent.state(), AgentState::Up));
+    drop((agent, revoked));
+    fixture.stop();
+}
+
+#[test]
+fn a_client_of_another_coordinator_cannot_pose_as_one_of_ours() {
+    let fixture = Fixture::start(None);
+    let (agent, _heard) = fixture.client();
+    let kept = pid(&agent.start(shell("rank 0", "exec sleep 600")));
+    let second = another("second");
+    let peer = Peer { key: second.identity.public(), name: "second".to_owned() };
+    let trust = |list: &mut jackalope_cluster::trust::TrustList| {
+        list.trust_coordinator(&peer);
+        Ok(())
+    };
+    fixture.store.update(trust).unwrap();
+    let (other, _heard) = fixture.client_of(second);
+    let program = other.start(shell("rank 0", "exec sleep 600"));
+    assert!(wait(|| program.ended()).exit.contains("another session runs `rank 0`"));
+    assert!(runs(kept));
+    drop((agent, other));
+    fixture.stop();
+}
+
+#[test]
+fn an_agent_that_is_another_machine_than_before_is_given_nothing() {
+    let fixture = Fixture::start(None);
+    let known = store();
+    let before = Identity::generate("before").unwrap().public();
+    known.update(|list| list.pin("here", before)).unwrap();
+    let ours = Credentials { expected: Expected::Pinned(known.clone()), ..ours() };
+    let agent = Agent::connect("here", vec![fixture.addr], ours, Box::new(|_, _, _| {}));
+    let program = agent.start(shell("never", "exec sleep 600"));
+    let err = agent.knock(LONG).unwrap_err();
+    assert!(err.contains("the key of here has changed from"), "{err}");
+    assert!(err.contains("`jackalope trust accept here`"), "{err}");
+    assert_eq!((agent.refusal(), program.pid()), (Some(Refusal::ChangedKey), None));
+    // It was not even told who we are.
+    assert_eq!(fixture.store.load().unwrap().pending, []);
+    known.update(|list| list.accept("here")).unwrap();
+    agent.wait_until_up(LONG).unwrap();
+    pid(&program);
+    drop(agent);
+    fixture.stop();
 }

@@ -1,15 +1,18 @@
 //! The loop around the scheduler: drain commands, plan, send, take answers in, mend what broke.
 //!
 //! ```text
-//!             Ready                 Lost                     Lost, too often
+//!             Ready                 Lost                   nothing gets further
 //!  Starting ────────▶ Ready ─────────────────▶ Recovering ────────────────────▶ Failed
 //!     │                 ▲  ◀──────── Ready ───────┘                               │
-//!     │ Lost, too often └─────────────────────── Ready, after slow attempts ──────┘
-//!     ▼
+//!     │ Lost, and       └──────────────────────────────────────────── Ready ──────┘
+//!     ▼ no hope
 //!  the engine ends
 //! ```
+//!
+//! [`Attempts`] knows when ranks are replaced and when that is given up; [`Scheduler::ranks_failed`]
+//! knows which request makes ranks fail.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -18,19 +21,16 @@ use jackalope_protocol::{Phase, RankFacts, StepOutput};
 use tokio::sync::watch;
 use tracing::{debug, error, info, warn};
 
+use super::attempts::{Attempts, Retry};
 use super::pressure::{MemoryReading, PressureGuard, PressureStatus};
 use super::streams::{Listener, Streams};
 use super::{EngineConfig, EngineError, capacity};
 use crate::handle::{Command, Gauges, Message, Question};
 use crate::{
-    Counters, EngineState, Failure, GroupEvent, KvStatus, PrefixStats, RankGroup, RankStatus,
-    RecoveryStats, Reporter, Request, RequestId, RequestStats, Scheduler, SchedulerLimits, Status,
-    StepStats,
+    Counters, EngineState, Event, Failure, GroupEvent, KvStatus, PrefixStats, RankGroup,
+    RankStatus, RecoveryStats, Reporter, Request, RequestId, RequestStats, Scheduler,
+    SchedulerLimits, Status, StepStats,
 };
-
-/// Losses of several ranks so soon after each other are one failure: what takes one rank down often
-/// takes more.
-const INCIDENT: Duration = Duration::from_secs(1);
 
 pub(super) struct Driver<G: RankGroup> {
     config: EngineConfig,
@@ -43,15 +43,7 @@ pub(super) struct Driver<G: RankGroup> {
     pressure: PressureGuard,
     /// True while plans may be sent.
     is_standing: bool,
-    /// Recent failures, oldest first, each with the ranks that were lost in it.
-    failures: VecDeque<(Instant, Vec<Option<usize>>)>,
-    /// The tokens of each request that was open at the last of them.
-    num_tokens_then: HashMap<RequestId, usize>,
-    /// While ranks are brought up: when one of them last came further.
-    moved_at: Option<Instant>,
-    /// While failed: when to try again, and how long to pause after that.
-    retry_at: Option<Instant>,
-    pause: Duration,
+    attempts: Attempts,
     /// When each plan in flight was sent, and the tokens it computes.
     sent: VecDeque<(Instant, usize)>,
     answered_at: Option<Instant>,
@@ -77,11 +69,12 @@ impl<G: RankGroup> Driver<G> {
             counters: Counters::default(),
             steps: StepStats::default(),
             requests: RequestStats::default(),
+            due_at: None,
             recovery: RecoveryStats::default(),
             pressure: PressureStatus::default(),
         };
         Driver {
-            pause: config.retry.pause_first,
+            attempts: Attempts::new(config.retry),
             pressure: PressureGuard::new(config.pressure),
             config,
             group,
@@ -90,10 +83,6 @@ impl<G: RankGroup> Driver<G> {
             facts: Vec::new(),
             streams: Streams::new(gauges),
             is_standing: false,
-            failures: VecDeque::new(),
-            num_tokens_then: HashMap::new(),
-            moved_at: None,
-            retry_at: None,
             sent: VecDeque::new(),
             answered_at: None,
         }
@@ -108,7 +97,7 @@ impl<G: RankGroup> Driver<G> {
         inbox: &Receiver<Message<G::Report>>,
         reports: Sender<Message<G::Report>>,
     ) -> Result<(), EngineError> {
-        self.moved_at = Some(Instant::now());
+        self.attempts.begin(Instant::now());
         self.group.start(Reporter::new(reports), Instant::now());
         loop {
             while let Ok(message) = inbox.try_recv() {
@@ -132,8 +121,7 @@ impl<G: RankGroup> Driver<G> {
 
     /// Sleeps until there is a message; none if a deadline comes first.
     fn wait(&self, inbox: &Receiver<Message<G::Report>>) -> Option<Message<G::Report>> {
-        let deadlines = self.group.deadline().into_iter().chain(self.retry_at);
-        let deadline = deadlines.chain(self.standstill_at()).min();
+        let deadline = self.group.deadline().into_iter().chain(self.attempts.deadline()).min();
         let received = match deadline {
             Some(deadline) => {
                 inbox.recv_timeout(deadline.saturating_duration_since(Instant::now()))
@@ -147,30 +135,26 @@ impl<G: RankGroup> Driver<G> {
         }
     }
 
-    /// When bringing up ranks has stood still for too long.
-    fn standstill_at(&self) -> Option<Instant> {
-        Some(self.moved_at? + self.config.retry.standstill_max)
-    }
-
     fn pass_deadlines(&mut self) -> Result<(), EngineError> {
         let now = Instant::now();
         if self.group.deadline().is_some_and(|deadline| deadline <= now) {
             self.group.tick(now);
         }
-        if self.retry_at.is_some_and(|retry_at| retry_at <= now) {
-            self.retry_at = None;
-            info!("starting every rank anew");
-            self.moved_at = Some(now);
-            self.group.restart(now);
+        match self.attempts.take_due(now) {
+            Some(Retry::Replace) => self.group.recover(now),
+            Some(Retry::Restart) => {
+                info!("starting every rank anew");
+                self.group.restart(now);
+            }
+            None => {}
         }
-        if self.standstill_at().is_some_and(|standstill_at| standstill_at <= now) {
-            self.moved_at = None;
+        if self.attempts.give_up_at().is_some_and(|give_up_at| give_up_at <= now) {
             self.stand_still(now)?;
         }
         Ok(())
     }
 
-    /// Nobody waits for ever. The ranks may still come up.
+    /// Ends what waits for ranks that get no further. They may still come up.
     fn stand_still(&mut self, now: Instant) -> Result<(), EngineError> {
         let last = match &self.status.borrow().state {
             EngineState::Recovering { failure, .. } => Some(failure.clone()),
@@ -180,7 +164,7 @@ impl<G: RankGroup> Driver<G> {
             rank: None,
             host: None,
             phase: Phase::Starting,
-            message: format!("no rank came further for {:?}", self.config.retry.standstill_max),
+            message: format!("no rank got further for {:?}", self.config.retry.standstill_max),
             last_words: String::new(),
         });
         if self.scheduler.is_none() {
@@ -261,7 +245,7 @@ impl<G: RankGroup> Driver<G> {
         if !scheduler.could_hold(&request) {
             // Accepted a moment ago, when the ranks had more memory.
             let failure = too_little_memory(self.status.borrow().kv.capacity_tokens);
-            return self.fail_one(id, &failure);
+            return self.fail_one(id, Event::Failed(failure));
         }
         scheduler.submit(id, request);
         self.publish();
@@ -290,6 +274,9 @@ impl<G: RankGroup> Driver<G> {
                 let scheduler = self.scheduler.as_ref();
                 let is_running = |id| scheduler.is_some_and(|it| it.is_running(id));
                 let _ = answer.send(self.streams.list(is_running));
+            }
+            Question::Ping { answer } => {
+                let _ = answer.send(());
             }
         }
     }
@@ -329,7 +316,7 @@ impl<G: RankGroup> Driver<G> {
     /// Sends the next plan, if there is one. True if so.
     fn plan(&mut self) -> bool {
         let Some(scheduler) = &mut self.scheduler else { return false };
-        if !self.is_standing || !scheduler.may_plan() {
+        if !self.is_standing || !self.group.takes_plans() || !scheduler.may_plan() {
             return false;
         }
         let begin = Instant::now();
@@ -351,7 +338,8 @@ impl<G: RankGroup> Driver<G> {
         let now = Instant::now();
         match event {
             GroupEvent::Phase { rank, phase, loaded_bytes, pid } => {
-                self.moved_at = self.moved_at.map(|_| now);
+                let loaded = loaded_bytes.map_or(0, |(done, _)| done);
+                self.attempts.note_phase(rank, (phase, loaded), now);
                 self.modify(|status| {
                     let rank = &mut status.ranks[rank];
                     (rank.phase, rank.loaded_bytes, rank.pid) = (phase, loaded_bytes, pid);
@@ -385,7 +373,7 @@ impl<G: RankGroup> Driver<G> {
         self.answered_at = None;
         let was_standing = std::mem::take(&mut self.is_standing);
         self.facts.clear();
-        self.moved_at = Some(now);
+        self.attempts.begin(now);
         if let Some(scheduler) = &mut self.scheduler {
             scheduler.ranks_restarted();
         }
@@ -420,7 +408,7 @@ impl<G: RankGroup> Driver<G> {
         let failure = too_little_memory(kv.capacity_tokens);
         self.tell_events();
         for id in lost {
-            self.fail_one(id, &failure);
+            self.fail_one(id, Event::Failed(failure.clone()));
         }
         self.modify(|status| status.kv = kv);
         Ok(())
@@ -450,15 +438,15 @@ impl<G: RankGroup> Driver<G> {
             self.count(|counters| counters.recoveries += 1);
         }
         info!(epoch, "ranks ready");
-        if self.retry_at.take().is_some() || self.is_failed() {
-            self.failures.clear();
-        }
-        self.pause = self.config.retry.pause_first;
+        self.attempts.note_ready(self.owes_steps(), now);
         self.is_standing = true;
-        self.moved_at = None;
+        let encrypts = self.group.encrypts();
         self.status.send_modify(|status| {
             status.state = EngineState::Ready;
             status.recovery.end(now);
+            for (rank, encrypts) in status.ranks.iter_mut().zip(encrypts) {
+                rank.encrypts = encrypts;
+            }
             for (rank, facts) in status.ranks.iter_mut().zip(&facts) {
                 (rank.phase, rank.loaded_bytes) = (Phase::Idle, None);
                 rank.facts = Some(facts.clone());
@@ -504,6 +492,7 @@ impl<G: RankGroup> Driver<G> {
             };
             return self.on_lost(failure, false, now);
         }
+        self.attempts.note_step();
         let (interval, commit_ns) = (now - begin, nanos(now.elapsed()));
         self.modify(|status| {
             let steps = &mut status.steps;
@@ -530,75 +519,61 @@ impl<G: RankGroup> Driver<G> {
     ) -> Result<(), EngineError> {
         self.sent.clear();
         self.answered_at = None;
-        self.note_failure(failure.rank, now);
-        if std::mem::take(&mut self.is_standing) {
+        self.count(|counters| counters.failures += 1);
+        self.attempts.note_loss(self.owes_steps(), now);
+        let was_standing = std::mem::take(&mut self.is_standing);
+        if was_standing {
             self.modify(|status| status.recovery.begin(&failure, now));
         }
-        self.moved_at = self.moved_at.or(Some(now));
-        let is_too_often = self.config.retry.failures_max as usize <= self.failures.len();
-
         let Some(scheduler) = &mut self.scheduler else {
-            if is_fatal || is_too_often {
+            if is_fatal || self.attempts.is_start_hopeless() {
                 self.group.stop();
                 return Err(EngineError::Start(failure));
             }
             warn!(rank = failure.rank, %failure, "starting failed, trying again");
-            self.group.recover(now);
+            self.attempts.retry(now);
             return Ok(());
         };
-        scheduler.ranks_restarted();
-        if is_fatal || is_too_often || self.is_failed() {
-            self.give_up(failure, now);
+        let poisonous = scheduler.ranks_failed();
+        for id in poisonous {
+            self.end_poisonous(id, &failure);
+        }
+        if is_fatal {
+            self.attempts.restart(now);
+            self.fail(failure, now);
+            return Ok(());
+        }
+        self.attempts.retry(now);
+        if self.is_failed() {
+            warn!(rank = failure.rank, %failure, "ranks lost again");
+            self.fail(failure, now);
         } else {
             warn!(rank = failure.rank, %failure, "rank lost, replacing it");
             let state = EngineState::Recovering { since: now, failure };
             self.status.send_modify(|status| status.state = state);
-            self.group.recover(now);
         }
         Ok(())
     }
 
-    fn note_failure(&mut self, rank: Option<usize>, now: Instant) {
-        match self.failures.back_mut() {
-            Some((failed_at, ranks))
-                if !self.is_standing && now - *failed_at < INCIDENT && !ranks.contains(&rank) =>
-            {
-                ranks.push(rank);
-            }
-            _ => {
-                if self.have_all_got_further() {
-                    self.failures.clear();
-                }
-                self.failures.push_back((now, vec![rank]));
-                self.count(|counters| counters.failures += 1);
-            }
-        }
-        let window = self.config.retry.window;
-        self.failures.retain(|(failed_at, _)| now - *failed_at <= window);
+    /// Ends a request that has made ranks fail. The others go on.
+    fn end_poisonous(&mut self, id: RequestId, failure: &Failure) {
+        error!(?id, rank = failure.rank, "a request makes ranks fail, and is ended");
+        self.tell_events();
+        self.fail_one(id, Event::Poisonous(poisonous(failure)));
     }
 
-    /// Whether failures are an annoyance and not a dead end: every request that was open at the last
-    /// one has got further, or has ended. What kills a rank again and again never does.
-    fn have_all_got_further(&mut self) -> bool {
-        let now = self.scheduler.as_ref().map(Scheduler::num_tokens).unwrap_or_default();
-        let then = std::mem::replace(&mut self.num_tokens_then, now);
-        let now = &self.num_tokens_then;
-        let further = |(id, then): (&RequestId, &usize)| now.get(id).is_none_or(|now| then < now);
-        !then.is_empty() && then.iter().all(further)
-    }
-
-    /// Ends every request; the ranks are tried again after a pause.
-    fn give_up(&mut self, failure: Failure, now: Instant) {
-        let retry_s = self.pause.as_secs_f32();
-        error!(rank = failure.rank, retry_s, "ranks lost too often");
-        self.retry_at = Some(now + self.pause);
-        self.pause = (self.pause * 2).min(self.config.retry.pause_max);
-        self.fail(failure, now);
+    /// Whether requests are to be computed.
+    fn owes_steps(&self) -> bool {
+        let num_open = self.scheduler.as_ref().map(Scheduler::num_waiting_and_running);
+        num_open.is_some_and(|num_open| num_open != (0, 0))
     }
 
     /// Ends every request, and refuses new ones until the ranks are ready.
     fn fail(&mut self, failure: Failure, now: Instant) {
-        error!(rank = failure.rank, %failure, "requests end");
+        if !self.is_failed() {
+            error!(rank = failure.rank, %failure, "requests end");
+        }
+        self.attempts.give_up();
         let told = failure.clone();
         // First the state, so that whoever hears of the failure and tries again is refused.
         self.status.send_modify(|status| {
@@ -623,14 +598,14 @@ impl<G: RankGroup> Driver<G> {
         // Whatever was told before the failure comes first.
         self.tell_events();
         for id in self.streams.ids() {
-            self.fail_one(id, failure);
+            self.fail_one(id, Event::Failed(failure.clone()));
         }
     }
 
-    fn fail_one(&mut self, id: RequestId, failure: &Failure) {
+    fn fail_one(&mut self, id: RequestId, event: Event) {
         let streams = &mut self.streams;
         self.status.send_if_modified(|status| {
-            let was_open = streams.fail(id, failure, &mut status.requests);
+            let was_open = streams.fail(id, event, &mut status.requests);
             status.counters.failed += u64::from(was_open);
             false
         });
@@ -650,13 +625,25 @@ impl<G: RankGroup> Driver<G> {
         events.into_iter().for_each(|(id, event)| streams.tell(id, event));
     }
 
+    /// When a step has to be completed.
+    fn due_at(&self) -> Option<Instant> {
+        if !self.is_standing {
+            return Some(self.attempts.down_since()? + self.group.step_timeout(0));
+        }
+        let (sent_at, num_tokens) = *self.sent.front()?;
+        let begin = self.answered_at.map_or(sent_at, |answered_at| sent_at.max(answered_at));
+        Some(begin + self.group.step_timeout(num_tokens))
+    }
+
     /// Shows the scheduler's numbers.
     fn publish(&self) {
         let Some(scheduler) = &self.scheduler else { return };
         let stats = scheduler.stats();
         let (queued, running) = scheduler.num_waiting_and_running();
         let (used, kept) = scheduler.used_and_kept_granules();
+        let due_at = self.due_at();
         self.modify(|status| {
+            status.due_at = due_at;
             (status.queued, status.running) = (queued, running);
             let granule_bytes =
                 status.kv.bytes_per_token * u64::from(jackalope_protocol::CACHE_GRANULE_TOKENS);
@@ -692,6 +679,18 @@ impl<G: RankGroup> Drop for Driver<G> {
     }
 }
 
+/// What a request hears that made ranks fail whenever they computed it.
+fn poisonous(last: &Failure) -> Failure {
+    let message = format!(
+        "this request makes ranks fail: they failed whenever they computed it, also with nothing \
+         beside it; the last time: {}\n\
+         hint: do not send it again as it is; if it is the rank's memory that ends, a shorter \
+         prompt may do",
+        last.message
+    );
+    Failure { phase: Phase::Computing, message, ..last.clone() }
+}
+
 /// What a request hears that fitted before machines left.
 fn too_little_memory(capacity_tokens: u64) -> Failure {
     Failure {
@@ -709,9 +708,16 @@ fn too_little_memory(capacity_tokens: u64) -> Failure {
 
 /// True unless the checkpoint or the split changed between two loads.
 fn is_same_shard(a: &RankFacts, b: &RankFacts) -> bool {
-    let comparable =
-        |facts: &RankFacts| RankFacts { load_ms: 0, bytes_read: 0, free_bytes: 0, ..facts.clone() };
-    comparable(a) == comparable(b)
+    let comparable = |facts: &RankFacts| RankFacts {
+        load_ms: 0,
+        bytes_read: 0,
+        free_bytes: 0,
+        content: None,
+        ..facts.clone()
+    };
+    // Before the checkpoint has been hashed, ranks load it only in the state it had at the start.
+    let is_other = a.content.zip(b.content).is_some_and(|(a, b)| a != b);
+    !is_other && comparable(a) == comparable(b)
 }
 
 /// Ranks with layers of their own.

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use crate::handle::{Gauges, OpenRequest};
 use crate::metrics::Timeline;
-use crate::{Event, Failure, Request, RequestEnd, RequestId, RequestRecord, RequestStats};
+use crate::{Event, Request, RequestEnd, RequestId, RequestRecord, RequestStats};
 
 /// One caller's end of a request.
 #[derive(Debug)]
@@ -61,16 +61,11 @@ impl Streams {
     }
 
     /// Ends a request that cannot be completed. False if it has ended already.
-    pub(super) fn fail(
-        &mut self,
-        id: RequestId,
-        failure: &Failure,
-        stats: &mut RequestStats,
-    ) -> bool {
+    pub(super) fn fail(&mut self, id: RequestId, event: Event, stats: &mut RequestStats) -> bool {
         let Some((listener, timeline)) = self.open.remove(&id) else { return false };
         self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
         listener.keep(timeline.end(RequestEnd::Failed, Instant::now(), stats));
-        listener.tell(Event::Failed(failure.clone()));
+        listener.tell(event);
         true
     }
 

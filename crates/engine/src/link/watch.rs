@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use jackalope_protocol::ToRank;
 
+use super::ending::{EXIT_GRACE, Remains};
+use super::reach::LINK_POLL;
 use super::slot::{Slot, State};
-use super::{Link, SentStep, Stage};
+use super::{Link, LinkTimeouts, SentStep, Stage};
 use crate::RankGroup;
 
 /// How often a process that has not connected yet is asked whether it still runs. Later its socket
@@ -31,6 +33,9 @@ impl Link {
         if self.beat_at + self.config.timeouts.beat <= now {
             self.beat(now);
         }
+        if self.look_at_links(now) {
+            return;
+        }
         if self.launcher.is_elastic()
             && self.stage != Stage::Down
             && let Some(seats) = self.launcher.reseat()
@@ -42,6 +47,9 @@ impl Link {
             let (failure, _) = self.broken.take().expect("it was just seen");
             self.lose(failure, false);
         }
+        if let Some(dying) = self.dying.take_if(|dying| dying.until <= now) {
+            self.tell_loss(dying, Remains::default());
+        }
         for rank in 0..self.slots.len() {
             let slot = &mut self.slots[rank];
             let State::Launched = slot.state else { continue };
@@ -49,7 +57,7 @@ impl Link {
                 // Its time begins when its machine is there again.
                 slot.entered_at = now;
             } else if slot.has_exited() {
-                self.rank_died(rank, "the process ended", now);
+                self.rank_died(rank, "the process ended", EXIT_GRACE, now);
             }
         }
         let overdue = (0..self.slots.len())
@@ -62,12 +70,15 @@ impl Link {
         match self.who_holds_up(rank, &wait) {
             Some(culprit) => {
                 let reason = format!("its peers wait for it: of rank {rank}, {wait}");
-                self.rank_died(culprit, &reason, now);
+                self.rank_died(culprit, &reason, Duration::ZERO, now);
             }
             None if matches!(wait.reason, Reason::Life) && self.slots[rank].trouble().is_some() => {
                 self.connection_lost(rank, &wait.to_string(), now);
             }
-            None => self.rank_died(rank, &wait.to_string(), now),
+            None if matches!(wait.reason, Reason::Step { .. }) && self.do_all_wait(now) => {
+                self.lose(self.all_wait_failure(&wait), false);
+            }
+            None => self.rank_died(rank, &wait.to_string(), Duration::ZERO, now),
         }
     }
 
@@ -105,10 +116,23 @@ impl Link {
         let is_launched = self.slots.iter().any(|slot| matches!(slot.state, State::Launched));
         let poll = is_launched.then(|| self.looked_at + LAUNCH_POLL);
         let broken = self.broken.as_ref().map(|(_, until)| *until);
+        let dying = self.dying.as_ref().map(|dying| dying.until);
         let is_anyone_there = self.slots.iter().any(Slot::is_connected);
         let beat = is_anyone_there.then(|| self.beat_at + self.config.timeouts.beat);
         let reseat = self.launcher.is_elastic().then(|| self.looked_at + RESEAT_POLL);
-        ranks.chain(poll).chain(broken).chain(beat).chain(reseat).min()
+        let links = self.launcher.is_watching_links().then(|| self.looked_at + LINK_POLL);
+        let all = ranks.chain(poll).chain(broken).chain(dying).chain(beat);
+        all.chain(reseat).chain(links).min()
+    }
+
+    /// How long a rank that was launched may take to connect.
+    fn hello_timeout(&self, slot: &Slot) -> Duration {
+        let LinkTimeouts { hello, replacement_hello, .. } = self.config.timeouts;
+        if !self.has_stood || slot.detached_in.is_some() {
+            return hello;
+        }
+        let num_before = slot.num_silent.saturating_sub(1).min(16);
+        replacement_hello.saturating_mul(1 << num_before).min(hello)
     }
 
     /// What a rank is waited for, if it is; the wait that ends first.
@@ -118,7 +142,10 @@ impl Link {
         let wait = |reason, since, timeout| Some(Wait { reason, since, timeout });
         let expected = match slot.state {
             State::Absent => return None,
-            State::Launched => return wait(Reason::Hello, slot.entered_at, timeouts.hello),
+            State::Spawning => return wait(Reason::Spawn, slot.entered_at, timeouts.spawn),
+            State::Launched => {
+                return wait(Reason::Hello, slot.entered_at, self.hello_timeout(slot));
+            }
             State::Loading { progressed_at, done_bytes, total_bytes } => {
                 let whole = wait(Reason::Load, slot.entered_at, timeouts.load);
                 let stall = Reason::Progress { done_bytes, total_bytes };
@@ -157,6 +184,7 @@ struct Wait {
 
 #[derive(Clone, Copy, Debug)]
 enum Reason {
+    Spawn,
     Hello,
     Progress { done_bytes: u64, total_bytes: u64 },
     Load,
@@ -174,6 +202,7 @@ impl Wait {
 impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.reason {
+            Reason::Spawn => f.write_str("the system did not start its process")?,
             Reason::Hello => f.write_str("it did not connect")?,
             Reason::Progress { done_bytes, total_bytes } => {
                 write!(f, "loading stopped at {done_bytes} of {total_bytes} bytes")?;

@@ -14,7 +14,7 @@ use crate::RequestId;
 use crate::caches::Start;
 use crate::planted::Bug;
 
-enum Admission {
+pub(super) enum Admission {
     Admitted,
     /// A running sequence is about to compute this one's prefix.
     Waits,
@@ -28,7 +28,7 @@ impl Scheduler {
     /// Sends the least important back, of these the youngest, until all that run fit; returns the
     /// granules promised to these.
     pub(super) fn preempt_for_memory(&mut self) -> usize {
-        let mut promised: usize = (0..self.running.len()).map(|idx| self.promised(idx)).sum();
+        let mut promised = self.promised_to_all();
         while self.caches.capacity_granules() < promised {
             promised -= self.promised(self.least_important());
             self.preempt_one();
@@ -58,6 +58,11 @@ impl Scheduler {
         idx.expect("who alone runs fits")
     }
 
+    /// Granules for all that can be computed as things stand.
+    pub(super) fn promised_to_all(&self) -> usize {
+        (0..self.running.len()).map(|idx| self.promised(idx)).sum()
+    }
+
     /// Granules for all that a running sequence can compute.
     fn promised(&self, idx: usize) -> usize {
         let sequence = &self.running[idx];
@@ -82,6 +87,9 @@ impl Scheduler {
             tried = due.or(tried);
             let Some(id) = due.or_else(|| order.next()) else { return };
             let Ok(idx) = self.waiting.binary_search_by_key(&id, |it| it.id) else { continue };
+            if self.is_isolated(&self.waiting[idx]) {
+                continue;
+            }
             match self.admit_one(idx, &mut promised, &mut num_tokens, plan) {
                 Admission::Admitted | Admission::Waits => {}
                 Admission::NoRoom if self.planted.has(Bug::OvertakenForEver) => {}
@@ -97,7 +105,7 @@ impl Scheduler {
     }
 
     /// Sequences that may run side by side as things stand.
-    fn running_max(&self) -> usize {
+    pub(super) fn running_max(&self) -> usize {
         match self.pressure {
             _ if self.planted.has(Bug::AdmittedUnderPressure) => self.limits.running_max,
             PressureTier::Normal => self.limits.running_max,
@@ -112,7 +120,7 @@ impl Scheduler {
         self.waiting.front().filter(|_| is_due).map(|oldest| oldest.id)
     }
 
-    fn admit_one(
+    pub(super) fn admit_one(
         &mut self,
         idx: usize,
         promised: &mut usize,

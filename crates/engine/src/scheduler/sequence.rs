@@ -5,6 +5,7 @@ use jackalope_protocol::{
 };
 
 use super::guided::{Guided, Next};
+use super::isolation::Suspicion;
 use crate::planted::{Bug, Planted};
 use crate::{FinishReason, Request, RequestId, Usage};
 
@@ -41,6 +42,8 @@ pub(crate) struct Sequence {
     pub(crate) num_preemptions: u32,
     /// What bounds the next token, for requests that have a guide.
     pub(super) guided: Option<Guided>,
+    /// Whether it makes ranks fail.
+    pub(super) suspicion: Suspicion,
 }
 
 impl Sequence {
@@ -61,6 +64,7 @@ impl Sequence {
             cached_tokens: None,
             is_aged: false,
             num_preemptions: 0,
+            suspicion: Suspicion::default(),
         }
     }
 

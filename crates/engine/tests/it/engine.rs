@@ -170,21 +170,102 @@ fn a_request_whose_numbers_are_none_ends_alone_and_leaves_no_cache() {
 }
 
 #[test]
-fn ranks_that_keep_crashing_end_requests_and_come_back() {
-    let retry = RetryPolicy { pause_first: Duration::from_millis(1), ..RetryPolicy::default() };
+fn ranks_that_get_no_further_end_requests_and_come_back() {
+    let retry = RetryPolicy { standstill_max: Duration::from_millis(20), ..RetryPolicy::default() };
     let options = FakeOptions { start_time: Duration::from_millis(2), ..paced(Duration::ZERO) };
-    let config =
-        EngineConfig { retry: RetryPolicy { failures_max: 1, ..retry }, ..EngineConfig::default() };
+    let config = EngineConfig { retry, ..EngineConfig::default() };
     let fixture = start(config, options);
     fixture.control.order(FakeOrder::Hold);
     let generation = fixture.submit(seeded(vec![1], 4000, 0)).unwrap();
-    fixture.control.order(FakeOrder::CrashAgain { rank: 1, attempts: 2 });
+    fixture.control.order(FakeOrder::CrashAgain { rank: 1, attempts: 3 });
     let (_, last) = read_all(generation);
     let Event::Failed(failure) = last else { panic!("{last:?}") };
     assert_eq!(failure.last_words, "the end is near");
     fixture.control.order(FakeOrder::Resume);
     wait_until(|| fixture.handle.status().state == EngineState::Ready);
     assert_eq!(read_all(fixture.submit(seeded(vec![1], 5, 0)).unwrap()).0, alone(&[1], 5, 0));
+    fixture.end();
+}
+
+/// Beside others that are long and short, old and young.
+#[test]
+fn a_request_that_makes_ranks_fail_is_ended_alone_and_by_name() {
+    let options = FakeOptions { deadly_token: Some(999), ..paced(Duration::from_millis(1)) };
+    let fixture = start(EngineConfig::default(), options);
+    let prompts: Vec<Vec<TokenId>> = (1..9).map(|len| (0..len * 90).collect()).collect();
+    let submit = |prompt: &Vec<TokenId>| fixture.submit(seeded(prompt.clone(), 30, 7)).unwrap();
+    let mut generations: Vec<Generation> = prompts[..4].iter().map(submit).collect();
+    let poisonous = fixture.submit(seeded([(0..600).collect(), vec![999]].concat(), 9, 0)).unwrap();
+    generations.extend(prompts[4..].iter().map(submit));
+    let (tokens, last) = read_all(poisonous);
+    let Event::Poisonous(failure) = last else { panic!("{last:?}") };
+    assert_eq!((tokens, failure.rank), (vec![], Some(1)));
+    assert!(failure.message.starts_with("this request makes ranks fail: "), "{failure}");
+    assert!(failure.message.contains("killed by signal 9\nhint: "), "{failure}");
+    assert_eq!(failure.last_words, "the end is near");
+    for (prompt, generation) in prompts.iter().zip(generations) {
+        assert_eq!(read_all(generation).0, alone(prompt, 30, 7));
+    }
+    let status = fixture.handle.status();
+    assert_eq!((status.counters.failed, status.counters.finished), (1, 8));
+    assert!(status.counters.failures <= 8, "{:?}", status.counters);
+    assert_eq!(status.state, EngineState::Ready);
+    fixture.end();
+}
+
+#[test]
+fn an_idle_engine_whose_losses_were_mended_takes_requests() {
+    let fixture = start(EngineConfig::default(), FakeOptions::default());
+    for num_losses in 1..=6 {
+        fixture.control.order(FakeOrder::Crash { rank: 1 });
+        wait_until(|| fixture.handle.status().counters.recoveries == num_losses);
+    }
+    wait_until(|| fixture.handle.status().state == EngineState::Ready);
+    assert_eq!(read_all(fixture.submit(seeded(vec![1], 5, 0)).unwrap()).0, alone(&[1], 5, 0));
+    assert_eq!(fixture.handle.status().counters.failures, 6);
+    fixture.end();
+}
+
+/// Losses that come in bursts, whatever the ranks do at the time: most of them while they are being
+/// brought back.
+#[test]
+fn bursts_of_losses_end_nobody() {
+    let options =
+        FakeOptions { start_time: Duration::from_millis(3), ..paced(Duration::from_millis(1)) };
+    let fixture = start(EngineConfig::default(), options);
+    let prompts: Vec<Vec<TokenId>> = (1..9).map(|len| (0..len * 30).collect()).collect();
+    let submit = |prompt: &Vec<TokenId>| fixture.submit(seeded(prompt.clone(), 400, 5)).unwrap();
+    let generations: Vec<Generation> = prompts.iter().map(submit).collect();
+    for burst in 0..8_u64 {
+        let before = fixture.handle.status().counters.drawn_tokens;
+        wait_until(|| {
+            let counters = fixture.handle.status().counters;
+            before + 8 * 4 <= counters.drawn_tokens || counters.finished == 8
+        });
+        for rank in 0..2 + burst as usize % 5 {
+            fixture.control.order(FakeOrder::Crash { rank: rank % 2 });
+        }
+    }
+    for (prompt, generation) in prompts.iter().zip(generations) {
+        assert_eq!(read_all(generation).0, alone(prompt, 400, 5));
+    }
+    let counters = fixture.handle.status().counters;
+    assert!(2 <= counters.failures && counters.failed == 0, "{counters:?}");
+    fixture.end();
+}
+
+#[test]
+fn the_engine_says_when_a_step_is_due() {
+    let options = FakeOptions { step_timeout: Duration::ZERO, ..FakeOptions::default() };
+    let fixture = start(EngineConfig::default(), options);
+    assert_eq!(fixture.handle.status().due_at, None, "nothing is to be computed");
+    assert!(block_on(fixture.handle.responds()));
+    fixture.control.order(FakeOrder::Hold);
+    let generation = fixture.submit(seeded(vec![1], 5, 0)).unwrap();
+    wait_until(|| fixture.handle.status().due_at.is_some());
+    fixture.control.order(FakeOrder::Resume);
+    read_all(generation);
+    wait_until(|| fixture.handle.status().due_at.is_none());
     fixture.end();
 }
 

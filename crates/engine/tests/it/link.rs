@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use jackalope_engine::link::{Link, LinkConfig, LinkTimeouts, Seat};
@@ -11,31 +11,40 @@ use jackalope_engine::{
     Engine, EngineConfig, EngineError, EngineHandle, EngineState, EngineThread, Event, Failure,
     Generation, Request, RequestOptions, RetryPolicy, SamplingOptions, SubmitError,
 };
+use jackalope_protocol::secure::HintedKey;
 use jackalope_protocol::split::Split;
 use jackalope_protocol::{
     Backend, Device, FrameError, Hello, Phase, Secret, Setup, ToRank, TokenId, frame, secure,
 };
 
-use crate::engine::{LONG, read_all};
+use crate::engine::{LONG, read_all, wait_until};
 use crate::threads::{Fault, Log, Threads, VOCAB_SIZE};
 
-const SECRET: Secret = Secret([42; 32]);
+/// What rank 0 and rank 1 prove.
+const TICKETS: [Secret; 2] = [Secret([42; 32]), Secret([43; 32])];
+
+fn seats(backend: Backend) -> Vec<Seat> {
+    let seats = Seat::local(&setup(backend)).into_iter();
+    seats.zip(TICKETS).map(|(seat, ticket)| Seat { ticket, ..seat }).collect()
+}
 
 struct Case {
     faults: Vec<(usize, Vec<Fault>)>,
     backend: Backend,
     timeouts: LinkTimeouts,
     retry: RetryPolicy,
+    released: Arc<OnceLock<()>>,
 }
 
 impl Case {
-    /// Two ranks with the given faults; failures are forgiven for ever.
+    /// Two ranks with the given faults; failures are forgiven also while they start.
     fn new(faults: Vec<(usize, Vec<Fault>)>) -> Case {
         Case {
             faults,
             backend: Backend::Tcp,
             timeouts: LinkTimeouts::default(),
-            retry: RetryPolicy { failures_max: 1000, ..RetryPolicy::default() },
+            retry: RetryPolicy { start_failures_max: 1000, ..RetryPolicy::default() },
+            released: Arc::default(),
         }
     }
 
@@ -45,11 +54,12 @@ impl Case {
             faults: self.faults.into_iter().collect(),
             log: Arc::clone(&log),
             meeting: Arc::default(),
+            released: Arc::clone(&self.released),
         };
         let config = LinkConfig {
-            listen: "127.0.0.1:0".parse().unwrap(),
-            secret: SECRET,
-            seats: Seat::local(&setup(self.backend)),
+            listen: vec!["127.0.0.1:0".parse().unwrap()],
+            expected: Vec::new(),
+            seats: seats(self.backend),
             timeouts: self.timeouts,
             first_epoch: 0,
         };
@@ -83,6 +93,7 @@ fn setup(backend: Backend) -> Setup {
         silence_timeout_ms: 10_000,
         orphan_ms: 0,
         profile: false,
+        content: None,
     }
 }
 
@@ -176,16 +187,23 @@ fn strangers_are_dropped() {
     let connect = || TcpStream::connect(fixture.control_addr).unwrap();
     let mut browser = connect();
     browser.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-    let thief = secure::dial(fixture.control_addr, &Secret([1; 32]), LONG);
-    assert!(matches!(thief, Err(FrameError::Secret)), "{thief:?}");
-    // Knows the secret, but is no process that was started.
-    let (mut ghost, mut heard) = secure::dial(fixture.control_addr, &SECRET, LONG).unwrap();
-    let mlx = String::new();
-    let hello = Hello { rank: 1, pid: 7, mlx, data_addr: fixture.control_addr };
-    frame::write(&mut ghost, &hello).unwrap();
+    // A ticket of another server, and rank 0's ticket for rank 1.
+    for ticket in [Secret([1; 32]), TICKETS[0]] {
+        let thief = secure::dial(fixture.control_addr, &HintedKey::of_rank(1, ticket), LONG);
+        assert!(matches!(thief, Err(FrameError::Secret)), "{thief:?}");
+    }
+    // Rank 0, or whoever has its ticket, who says to be rank 1; and whoever has that of rank 1, but is
+    // no process that was started.
+    for (rank, ticket) in [(0, TICKETS[0]), (1, TICKETS[1])] {
+        let key = HintedKey::of_rank(rank, ticket);
+        let (mut ghost, mut heard) = secure::dial(fixture.control_addr, &key, LONG).unwrap();
+        let mlx = String::new();
+        let hello = Hello { rank: 1, pid: 7, mlx, data_addr: fixture.control_addr };
+        frame::write(&mut ghost, &hello).unwrap();
+        heard.stream().set_read_timeout(Some(LONG)).unwrap();
+        assert!(frame::read::<ToRank>(&mut heard).is_err());
+    }
     let _silent = connect();
-    heard.stream().set_read_timeout(Some(LONG)).unwrap();
-    assert!(frame::read::<ToRank>(&mut heard).is_err());
     // Nothing is told to a stranger beyond who we are.
     let mut bytes = Vec::new();
     browser.set_read_timeout(Some(LONG)).unwrap();
@@ -255,11 +273,85 @@ fn who_waits_for_a_stalled_rank_is_not_replaced_even_if_it_is_behind() {
 }
 
 #[test]
+fn ranks_that_all_wait_for_each_other_are_not_replaced() {
+    let held_up = || vec![Fault::IsHeldUpAt(4)];
+    let mut case = Case::new(vec![(0, held_up()), (1, held_up())]);
+    case.timeouts.step = Duration::from_millis(1500);
+    let log = check_recovery(case);
+    assert_eq!((log.count(0, "launch"), log.count(1, "launch")), (1, 1));
+    assert_eq!(log.count(0, "join 2 1000 2000"), 1);
+}
+
+#[test]
 fn a_frozen_rank_is_replaced() {
     let mut case = Case::new(vec![(1, vec![Fault::FreezesAt(4)])]);
     case.timeouts.heartbeat = Duration::from_millis(400);
     let log = check_recovery(case);
     assert!(2 <= log.count(1, "launch"));
+}
+
+/// The engine goes on with other things meanwhile, and ends what was started when it appears.
+#[test]
+fn a_process_that_the_system_does_not_start_is_abandoned() {
+    let mut case =
+        Case::new(vec![(1, vec![Fault::DiesAt(4), Fault::SticksBeforeExec, Fault::None])]);
+    case.timeouts.spawn = Duration::from_millis(200);
+    let released = Arc::clone(&case.released);
+    let fixture = case.start();
+    fixture.check_undisturbed();
+    released.set(()).unwrap();
+    wait_until(|| fixture.log.killed.lock().unwrap().contains(&2001));
+    fixture.check_undisturbed();
+    let log = fixture.end();
+    assert_eq!(log.count(1, "launch"), 3);
+}
+
+#[test]
+fn the_engine_ends_while_a_process_is_stuck_before_its_program() {
+    let case = Case::new(vec![(1, vec![Fault::SticksBeforeExec])]);
+    let released = Arc::clone(&case.released);
+    let fixture = case.spawn();
+    wait_until(|| fixture.log.count(1, "launch") == 1);
+    let log = fixture.end();
+    released.set(()).unwrap();
+    wait_until(|| log.killed.lock().unwrap().contains(&2000));
+}
+
+#[test]
+fn a_replacement_that_says_nothing_is_replaced_sooner_than_the_first_would_be() {
+    let mut case = Case::new(vec![(1, vec![Fault::DiesAt(4), Fault::NeverConnects])]);
+    case.timeouts.hello = LONG;
+    case.timeouts.replacement_hello = Duration::from_millis(200);
+    let log = check_recovery(case);
+    assert_eq!(log.count(1, "launch"), 3);
+}
+
+/// From its hello on, whatever it does.
+#[test]
+fn a_rank_that_freezes_while_it_loads_or_joins_is_replaced_for_its_silence() {
+    for fault in [Fault::FreezesLoading, Fault::FreezesJoining] {
+        let mut case = Case::new(vec![(1, vec![Fault::DiesAt(4), fault])]);
+        case.timeouts.heartbeat = Duration::from_millis(400);
+        case.timeouts.load_stall = LONG;
+        case.timeouts.join_margin = LONG;
+        let log = check_recovery(case);
+        assert_eq!(log.count(1, "launch"), 3, "{fault:?}");
+    }
+}
+
+/// As several kills in a moment do: while the group computes, joins and loads.
+#[test]
+fn losses_one_upon_the_other_are_a_pause() {
+    let faults = [
+        Fault::DiesAt(4),
+        Fault::ExitsAtOnce,
+        Fault::DiesAt(0),
+        Fault::DiesAt(1),
+        Fault::ExitsAtOnce,
+        Fault::DiesAt(0),
+    ];
+    let case = Case::new(vec![(0, vec![Fault::DiesAt(4)]), (1, faults.to_vec())]);
+    check_recovery(case);
 }
 
 #[test]
@@ -290,20 +382,13 @@ fn a_stock_backend_restarts_every_rank() {
     }
 }
 
-/// The one failure that is allowed, as the request hears it.
+/// The one failure, as the status has it.
 fn check_blame(faults: Vec<(usize, Vec<Fault>)>) -> Failure {
-    let mut case = Case::new(faults);
-    case.retry = RetryPolicy {
-        failures_max: 1,
-        pause_first: Duration::from_millis(10),
-        ..RetryPolicy::default()
-    };
-    let fixture = case.start();
-    let (told, last) = read_all(fixture.submit(30).unwrap());
-    assert!(undisturbed(30).starts_with(&told));
-    let Event::Failed(failure) = last else { panic!("{last:?}") };
+    let fixture = Case::new(faults).start();
+    fixture.check_undisturbed();
+    let cause = fixture.handle.status().recovery.cause.expect("there was a failure");
     fixture.end();
-    failure
+    cause
 }
 
 #[test]
@@ -325,15 +410,16 @@ fn the_rank_that_died_is_blamed_not_the_one_that_noticed() {
 }
 
 #[test]
-fn after_three_failures_requests_end_and_the_engine_goes_on_trying() {
-    let faults = vec![Fault::DiesAt(6), Fault::DiesAt(0), Fault::DiesAt(0), Fault::ExitsAtOnce];
+fn a_standstill_ends_requests_and_the_engine_goes_on_trying() {
+    let mut faults = vec![Fault::DiesAt(6)];
+    faults.extend([Fault::ExitsAtOnce; 6]);
     let mut case = Case::new(vec![(1, faults)]);
-    case.retry = RetryPolicy { pause_first: Duration::from_millis(50), ..RetryPolicy::default() };
+    case.retry = RetryPolicy { standstill_max: Duration::from_millis(50), ..case.retry };
     let fixture = case.start();
     let (told, last) = read_all(fixture.submit(30).unwrap());
     assert!(!told.is_empty() && undisturbed(30).starts_with(&told));
     assert!(matches!(last, Event::Failed(Failure { rank: Some(1), .. })), "{last:?}");
-    // It is refused until a slow attempt succeeds, and then served.
+    // It is refused until an attempt succeeds, and then served.
     let began = std::time::Instant::now();
     loop {
         match fixture.submit(30) {
@@ -348,7 +434,7 @@ fn after_three_failures_requests_end_and_the_engine_goes_on_trying() {
     }
     assert_eq!(fixture.handle.status().counters.failed, 1);
     let log = fixture.end();
-    assert_eq!(log.count(1, "launch"), 5);
+    assert_eq!(log.count(1, "launch"), 8);
 }
 
 /// The ranks do not come up.
@@ -373,11 +459,11 @@ fn a_missing_program_ends_the_engine_at_once() {
     assert_eq!(failure.message, "jackalope-rank is not there\nhint: build it");
 }
 
-/// Three quick attempts within the time that counts as one failure.
+/// A start that is given up after one failure.
 fn retried(fault: Fault, change: impl FnOnce(&mut LinkTimeouts)) -> Failure {
     let (failure, log) = check_start(fault, |case| {
         change(&mut case.timeouts);
-        case.retry.failures_max = 1;
+        case.retry.start_failures_max = 1;
     });
     assert_eq!(log.count(1, "launch"), 1);
     assert_eq!(failure.rank, Some(1));

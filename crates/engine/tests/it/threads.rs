@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
-use jackalope_engine::link::{LaunchError, LaunchOrder, Launcher, RankProcess};
+use jackalope_engine::link::{Launch, LaunchError, LaunchOrder, Launcher, RankProcess};
 use jackalope_engine::testing::{FakeCaches, fake_facts, pseudo_model};
+use jackalope_protocol::secure::HintedKey;
 use jackalope_protocol::{
     FailureKind, FrameError, FromRank, Hello, Phase, RankFailure, RankMemory, Secret, StepPlan,
     StepTimings, ToRank, frame, secure,
@@ -24,6 +25,8 @@ pub(crate) enum Fault {
     None,
     /// There is no program.
     NoProgram,
+    /// The system does not get to execute the program until it is released.
+    SticksBeforeExec,
     /// Ends before it connects.
     ExitsAtOnce,
     NeverConnects,
@@ -44,6 +47,10 @@ pub(crate) enum Fault {
     StallsAt(u64),
     /// Waits for a peer in this step of the first group, and says so.
     IsHeldUpAt(u64),
+    /// Does nothing at all any more once it was set up …
+    FreezesLoading,
+    /// … or is to join the group.
+    FreezesJoining,
     /// Does nothing at all any more from this step on.
     FreezesAt(u64),
     /// Says that the group broke, though every process lives.
@@ -58,6 +65,8 @@ pub(crate) enum Fault {
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     entries: Mutex<Vec<(usize, String)>>,
+    /// Processes that were ended.
+    pub(crate) killed: Mutex<Vec<u32>>,
     /// How often ranks were told that the brain lives.
     pub(crate) num_beats: AtomicU64,
 }
@@ -83,6 +92,8 @@ pub(crate) struct Threads {
     pub(crate) faults: HashMap<usize, Vec<Fault>>,
     pub(crate) log: Arc<Log>,
     pub(crate) meeting: Arc<Meeting>,
+    /// What processes that stick before their program is executed wait for.
+    pub(crate) released: Arc<OnceLock<()>>,
 }
 
 /// Where two ranks wait for each other in every step.
@@ -117,6 +128,7 @@ impl Meeting {
 
 struct ThreadProcess {
     pid: u32,
+    log: Arc<Log>,
     shared: Arc<Shared>,
     words: String,
 }
@@ -144,16 +156,10 @@ impl Shared {
 }
 
 impl Launcher for Threads {
-    fn launch(&mut self, order: &LaunchOrder) -> Result<Box<dyn RankProcess>, LaunchError> {
+    fn launch(&mut self, order: &LaunchOrder) -> Launch {
         let faults = self.faults.get(&order.rank);
         let fault = faults.and_then(|it| it.get(order.attempt as usize)).copied();
         let fault = fault.unwrap_or(Fault::None);
-        if fault == Fault::NoProgram {
-            return Err(LaunchError::Missing {
-                program: "jackalope-rank".into(),
-                hint: "build it".to_owned(),
-            });
-        }
         let shared = Arc::new(Shared::default());
         let pid = 1000 * (order.rank as u32 + 1) + order.attempt as u32;
         let rank = Rank {
@@ -166,9 +172,23 @@ impl Launcher for Threads {
             left_epoch: AtomicU64::new(0),
         };
         self.log.add(order.rank, "launch");
-        std::thread::spawn(move || rank.run());
-        let words = format!("rank {} says goodbye", order.rank);
-        Ok(Box::new(ThreadProcess { pid, shared, words }))
+        let released = Arc::clone(&self.released);
+        Box::new(move || {
+            if fault == Fault::NoProgram {
+                return Err(LaunchError::Missing {
+                    program: "jackalope-rank".into(),
+                    hint: "build it".to_owned(),
+                });
+            }
+            if fault == Fault::SticksBeforeExec {
+                released.wait();
+            }
+            let words = format!("rank {} says goodbye", rank.order.rank);
+            let log = Arc::clone(&rank.log);
+            let process = ThreadProcess { pid, log, shared, words };
+            std::thread::spawn(move || rank.run());
+            Ok(Box::new(process))
+        })
     }
 }
 
@@ -183,6 +203,7 @@ impl RankProcess for ThreadProcess {
 
     fn kill(&mut self) {
         self.shared.end("killed by signal 9");
+        self.log.killed.lock().unwrap().push(self.pid);
     }
 
     fn last_words(&self) -> String {
@@ -221,8 +242,9 @@ impl Rank {
             return Err(FrameError::Closed);
         }
         let is_wrong = self.fault == Fault::WrongSecret;
-        let secret = if is_wrong { Secret([0; 32]) } else { self.order.secret };
-        let (mut sender, receiver) = secure::dial(self.order.control_addr, &secret, PATIENCE)?;
+        let ticket = if is_wrong { Secret([0; 32]) } else { self.order.ticket };
+        let key = HintedKey::of_rank(u32::try_from(self.order.rank).unwrap(), ticket);
+        let (mut sender, receiver) = secure::dial(self.order.control_addr, &key, PATIENCE)?;
         *self.shared.stream.lock().unwrap() = Some(sender.stream().try_clone()?);
         let is_other = self.fault == Fault::OtherMlx;
         frame::write(
@@ -282,6 +304,10 @@ impl Rank {
                         // An answer of the old group that was under way.
                         heart.send(&answer)?;
                     }
+                    if self.fault == Fault::FreezesJoining {
+                        self.freeze(heart);
+                        return Ok(());
+                    }
                     if self.fault != Fault::NeverJoins {
                         heart.send(&FromRank::Joined { epoch: epoch_now })?;
                     }
@@ -334,12 +360,17 @@ impl Rank {
         heart.send(&FromRank::Progress { done_bytes: 5, total_bytes: 10 })?;
         match self.fault {
             Fault::StopsLoading => Ok(true),
+            Fault::FreezesLoading => {
+                self.freeze(heart);
+                Ok(false)
+            }
             Fault::BadModel => {
                 heart.send(&FromRank::Failed(RankFailure {
                     epoch: 0,
                     phase: Phase::Loading,
                     kind: FailureKind::Model,
                     message: "tensor model.norm.weight is missing".to_owned(),
+                    peers: Vec::new(),
                 }))?;
                 Ok(false)
             }
@@ -351,11 +382,16 @@ impl Rank {
         }
     }
 
+    fn freeze(&self, heart: &Heart) {
+        heart.is_frozen.store(true, Ordering::SeqCst);
+        self.shared.wait_until_killed();
+    }
+
     /// `Some(true)` if the thread ends, `Some(false)` if it does not answer.
     fn misbehave(&self, step: u64, epoch: u64, heart: &Heart) -> Result<Option<bool>, FrameError> {
         let failed = |kind, message: &str| {
-            let message = message.to_owned();
-            FromRank::Failed(RankFailure { epoch, phase: Phase::Computing, kind, message })
+            let (phase, message, peers) = (Phase::Computing, message.to_owned(), Vec::new());
+            FromRank::Failed(RankFailure { epoch, phase, kind, message, peers })
         };
         Ok(match self.fault {
             Fault::DiesAt(at) if at == step => {
@@ -377,8 +413,7 @@ impl Rank {
                 Some(false)
             }
             Fault::FreezesAt(at) if at == step => {
-                heart.is_frozen.store(true, Ordering::SeqCst);
-                self.shared.wait_until_killed();
+                self.freeze(heart);
                 Some(true)
             }
             Fault::GroupBreaksAt(at) | Fault::NoticesDeathAt(at) if (epoch, step) == (1, at) => {

@@ -54,12 +54,12 @@ pub(super) fn measure_all(report: &mut Report<'_>) {
 }
 
 /// How often a matrix is in memory, so that a pass does not find it in a cache.
-fn num_copies(matrix_bytes: usize, macs: usize, tokens: usize) -> usize {
+pub(super) fn num_copies(matrix_bytes: usize, macs: usize, tokens: usize) -> usize {
     if tokens <= 16 { STREAM_BYTES.div_ceil(matrix_bytes) } else { PASS_MACS.div_ceil(macs) }
 }
 
 /// A buffer in huge pages.
-fn filled<T: Copy>(len: usize, value: impl Fn(usize) -> T) -> Vec<T> {
+pub(super) fn filled<T: Copy>(len: usize, value: impl Fn(usize) -> T) -> Vec<T> {
     let mut values = Vec::with_capacity(len);
     advise_huge_pages(values.spare_capacity_mut());
     values.extend((0..len).map(value));

@@ -8,6 +8,7 @@
 #![expect(clippy::print_stdout, reason = "an example speaks to people")]
 
 mod cases;
+mod divided;
 
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,7 @@ fn main() -> anyhow::Result<()> {
             report.print_limits();
             if !options.is_limits {
                 cases::measure_all(&mut report);
+                divided::measure_all(&mut report);
             }
         }
     }

@@ -12,11 +12,12 @@ mod codes;
 mod few;
 mod tile;
 
+use std::arch::x86_64::*;
 use std::ops::Range;
 
 use self::codes::{Codes, Fields, SignedNibbles, Spread};
 use super::rounding::Rounded;
-use crate::elements::ElementsMut;
+use crate::divisible::{ANCHOR, AWAY, Results};
 use crate::quant::{QuantFormat, QuantMatrix, QuantMode};
 use crate::simd::Avx2;
 
@@ -113,12 +114,12 @@ impl WithCodes for OrderRow<'_> {
 }
 
 /// See [`super::Prepared::multiply_rows`].
-pub(super) fn multiply_rows(
+pub(super) fn multiply_rows<R: Results>(
     ordered: &Ordered,
     x: &Rounded,
     matrix: &QuantMatrix<'_>,
     rows: Range<usize>,
-    out: &mut [ElementsMut<'_>],
+    out: &mut [R],
 ) {
     let Avx2 { .. } = Avx2::detect().expect("`Threads` asserts its set");
     if x.tokens <= FEW_TOKENS {
@@ -129,5 +130,51 @@ pub(super) fn multiply_rows(
     } else {
         // SAFETY: just detected.
         unsafe { tile::multiply(x, matrix, rows, out) }
+    }
+}
+
+/// Eight sums on the grid; see [`crate::divisible`].
+#[derive(Clone, Copy)]
+struct GridSums([__m256d; 2]);
+
+for_avx2! {
+    /// Eight times no term.
+    #[inline]
+    fn no_terms() -> GridSums {
+        GridSums([_mm256_set1_pd(ANCHOR); 2])
+    }
+
+    /// Adds a term to each.
+    #[inline]
+    fn add_terms(GridSums([low, high]): GridSums, terms: __m256) -> GridSums {
+        let away = _mm256_set1_pd(AWAY);
+        let low_terms = _mm256_cvtps_pd(_mm256_castps256_ps128(terms));
+        let high_terms = _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(terms));
+        GridSums([
+            _mm256_fmadd_pd(low_terms, away, low),
+            _mm256_fmadd_pd(high_terms, away, high),
+        ])
+    }
+
+    /// The sums as they are.
+    #[inline]
+    fn on_grid(GridSums([low, high]): GridSums) -> [f64; 8] {
+        let anchor = _mm256_set1_pd(ANCHOR);
+        let mut sums = [0.0; 8];
+        // SAFETY: twice four values.
+        unsafe {
+            _mm256_storeu_pd(sums.as_mut_ptr(), _mm256_sub_pd(low, anchor));
+            _mm256_storeu_pd(sums.as_mut_ptr().add(4), _mm256_sub_pd(high, anchor));
+        }
+        sums
+    }
+
+    /// All eight together.
+    #[inline]
+    fn total_on_grid(GridSums([low, high]): GridSums) -> f64 {
+        let anchor = _mm256_set1_pd(ANCHOR);
+        let four = _mm256_add_pd(_mm256_sub_pd(low, anchor), _mm256_sub_pd(high, anchor));
+        let two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
+        _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)))
     }
 }

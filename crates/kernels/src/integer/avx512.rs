@@ -14,11 +14,12 @@ mod codes;
 mod few;
 mod tile;
 
+use std::arch::x86_64::*;
 use std::ops::Range;
 
 use self::codes::{Codes, Fields, SignedNibbles, Threes, Wide};
 use super::rounding::Rounded;
-use crate::elements::ElementsMut;
+use crate::divisible::{ANCHOR, AWAY, Results};
 use crate::quant::{QuantFormat, QuantMatrix, QuantMode};
 use crate::simd::Avx512;
 use crate::threads::Threads;
@@ -173,12 +174,12 @@ fn halves(q: i16) -> (i8, i8) {
 }
 
 /// See [`super::Prepared::multiply_rows`].
-pub(super) fn multiply_rows(
+pub(super) fn multiply_rows<R: Results>(
     lines: &Lines,
     x: &Rounded,
     matrix: &QuantMatrix<'_>,
     rows: Range<usize>,
-    out: &mut [ElementsMut<'_>],
+    out: &mut [R],
 ) {
     with_codes(matrix.format, Multiply { job: Job { lines, x, matrix, rows }, out });
 }
@@ -192,7 +193,6 @@ pub(super) fn peak_macs() -> usize {
 
 for_avx512! {
     fn peak() -> usize {
-        use std::arch::x86_64::*;
         const CHAINS: usize = 16;
         const STEPS: usize = 10_000;
         let (codes, x) = std::hint::black_box((_mm512_set1_epi8(3), _mm512_set1_epi8(-2)));
@@ -216,12 +216,12 @@ struct Job<'a> {
     rows: Range<usize>,
 }
 
-struct Multiply<'a, 'b> {
+struct Multiply<'a, R> {
     job: Job<'a>,
-    out: &'a mut [ElementsMut<'b>],
+    out: &'a mut [R],
 }
 
-impl WithCodes for Multiply<'_, '_> {
+impl<R: Results> WithCodes for Multiply<'_, R> {
     fn run<C: Codes, const LANES: usize>(self) {
         let Multiply { job, out } = self;
         assert_eq!(job.x.group_size, LANES * 4 * C::REGISTERS, "lanes of a group");
@@ -229,12 +229,160 @@ impl WithCodes for Multiply<'_, '_> {
         match job.lines.order {
             // SAFETY: the proof says that the machine has what the functions are compiled for.
             Order::Few { token_lines } => unsafe {
-                few::multiply::<C, LANES>(&job, token_lines, out);
+                few::multiply::<C, R, LANES>(&job, token_lines, out);
             },
             // SAFETY: as above.
             Order::Tiles { token_lines } => unsafe {
-                tile::multiply::<C, LANES>(&job, token_lines, out);
+                tile::multiply::<C, R, LANES>(&job, token_lines, out);
             },
         }
+    }
+}
+
+/// Sixteen sums: the partial ones of a result, or one of each of sixteen results.
+pub(crate) trait Sums: Copy {
+    /// What a result is.
+    type Value: Copy + Default;
+
+    /// Sixteen times nothing.
+    ///
+    /// # Safety
+    /// The machine has the set; so for all of these.
+    unsafe fn none() -> Self;
+
+    /// Adds `product * factor + bias * x_sum` to each.
+    ///
+    /// # Safety
+    /// As above.
+    unsafe fn add(self, product: __m512, factors: [__m512; 2], x_sums: __m512) -> Self;
+
+    /// `self + other`, sum by sum.
+    ///
+    /// # Safety
+    /// As above.
+    unsafe fn plus(self, other: Self) -> Self;
+
+    /// The sums as results.
+    ///
+    /// # Safety
+    /// As above.
+    unsafe fn values(self) -> [Self::Value; 16];
+
+    /// The totals of sixteen times sixteen partial sums.
+    ///
+    /// # Safety
+    /// As above.
+    unsafe fn totals(sums: &[Self; 16]) -> [Self::Value; 16];
+}
+
+impl Sums for __m512 {
+    type Value = f32;
+
+    #[inline(always)]
+    unsafe fn none() -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, product: __m512, [factors, biases]: [__m512; 2], x_sums: __m512) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_fmadd_ps(biases, x_sums, _mm512_fmadd_ps(product, factors, self)) }
+    }
+
+    #[inline(always)]
+    unsafe fn plus(self, other: __m512) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_add_ps(self, other) }
+    }
+
+    #[inline(always)]
+    unsafe fn values(self) -> [f32; 16] {
+        let mut values = [0.0; 16];
+        // SAFETY: the caller's promise; sixteen values.
+        unsafe { _mm512_storeu_ps(values.as_mut_ptr(), self) };
+        values
+    }
+
+    #[inline(always)]
+    unsafe fn totals(sums: &[__m512; 16]) -> [f32; 16] {
+        // SAFETY: the caller's promise.
+        unsafe { few::totals(sums).values() }
+    }
+}
+
+/// Sums on the grid; see [`crate::divisible`].
+#[derive(Clone, Copy)]
+pub(crate) struct OnGrid([__m512d; 2]);
+
+impl OnGrid {
+    /// The sums without what they started from.
+    ///
+    /// # Safety
+    /// The machine has the set.
+    #[inline(always)]
+    unsafe fn halves(self) -> [__m512d; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let anchor = _mm512_set1_pd(ANCHOR);
+            [_mm512_sub_pd(self.0[0], anchor), _mm512_sub_pd(self.0[1], anchor)]
+        }
+    }
+}
+
+impl Sums for OnGrid {
+    type Value = f64;
+
+    #[inline(always)]
+    unsafe fn none() -> OnGrid {
+        // SAFETY: the caller's promise.
+        unsafe { OnGrid([_mm512_set1_pd(ANCHOR); 2]) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, product: __m512, [factors, biases]: [__m512; 2], x_sums: __m512) -> OnGrid {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let terms = _mm512_fmadd_ps(product, factors, _mm512_mul_ps(biases, x_sums));
+            let away = _mm512_set1_pd(AWAY);
+            let low = _mm512_cvtps_pd(_mm512_castps512_ps256(terms));
+            let high = _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(terms));
+            let OnGrid([low_sums, high_sums]) = self;
+            OnGrid([_mm512_fmadd_pd(low, away, low_sums), _mm512_fmadd_pd(high, away, high_sums)])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn plus(self, other: OnGrid) -> OnGrid {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [low, high] = other.halves();
+            OnGrid([_mm512_add_pd(self.0[0], low), _mm512_add_pd(self.0[1], high)])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn values(self) -> [f64; 16] {
+        let mut values = [0.0; 16];
+        // SAFETY: the caller's promise; twice eight values.
+        unsafe {
+            let [low, high] = self.halves();
+            _mm512_storeu_pd(values.as_mut_ptr(), low);
+            _mm512_storeu_pd(values.as_mut_ptr().add(8), high);
+        }
+        values
+    }
+
+    #[inline(always)]
+    unsafe fn totals(sums: &[OnGrid; 16]) -> [f64; 16] {
+        let mut totals = [0.0; 16];
+        for idx in 0..16 {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let [low, high] = sums[idx].halves();
+                totals[idx] = _mm512_reduce_add_pd(_mm512_add_pd(low, high));
+            }
+        }
+        totals
     }
 }

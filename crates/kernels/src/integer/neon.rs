@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use super::rounding::Rounded;
 use super::{E2M1, Lanes16, SUMS, total};
-use crate::elements::ElementsMut;
+use crate::divisible::{ANCHOR, AWAY, Results};
 use crate::quant::{QuantMatrix, QuantMode, Scales};
 use crate::unpack::{bits_from, scale_value};
 
@@ -66,21 +66,21 @@ impl Halves {
 }
 
 /// See [`super::Prepared::multiply_rows`].
-pub(super) fn multiply_rows(
+pub(super) fn multiply_rows<R: Results>(
     halves: &Halves,
     x: &Rounded,
     matrix: &QuantMatrix<'_>,
     rows: Range<usize>,
-    out: &mut [ElementsMut<'_>],
+    out: &mut [R],
 ) {
     assert!(is_available(), "`is_supported` asks first");
     // SAFETY: just detected.
     unsafe {
         match matrix.format.group_size {
-            16 => multiply::<1>(halves, x, matrix, rows, out),
-            32 => multiply::<2>(halves, x, matrix, rows, out),
-            64 => multiply::<4>(halves, x, matrix, rows, out),
-            _ => multiply::<8>(halves, x, matrix, rows, out),
+            16 => multiply::<R, 1>(halves, x, matrix, rows, out),
+            32 => multiply::<R, 2>(halves, x, matrix, rows, out),
+            64 => multiply::<R, 4>(halves, x, matrix, rows, out),
+            _ => multiply::<R, 8>(halves, x, matrix, rows, out),
         }
     }
 }
@@ -98,12 +98,12 @@ struct Block {
 
 for_dotprod! {
     /// A group has `STEPS` times [`LANES`] columns.
-    fn multiply<const STEPS: usize>(
+    fn multiply<R: Results, const STEPS: usize>(
         halves: &Halves,
         x: &Rounded,
         matrix: &QuantMatrix<'_>,
         rows: Range<usize>,
-        out: &mut [ElementsMut<'_>],
+        out: &mut [R],
     ) {
         let mut block = Block {
             codes: vec![0; BLOCK_ROWS * x.input],
@@ -118,13 +118,13 @@ for_dotprod! {
                 load_scales(x, matrix, (start, row), &mut block);
             }
             for (pair, out) in out.chunks_mut(TOKENS).enumerate() {
-                let mut results = [[0.0; BLOCK_ROWS]; TOKENS];
+                let mut results = [[R::Value::default(); BLOCK_ROWS]; TOKENS];
                 for row in (0..num_rows).step_by(ROWS) {
                     // Rows beyond the last are computed from what is there and not stored.
                     let token = pair * TOKENS;
                     let sums = match out.len() {
-                        1 => some_rows::<STEPS, 1>(halves, x, &block, (token, row)),
-                        _ => some_rows::<STEPS, TOKENS>(halves, x, &block, (token, row)),
+                        1 => some_rows::<R, STEPS, 1>(halves, x, &block, (token, row)),
+                        _ => some_rows::<R, STEPS, TOKENS>(halves, x, &block, (token, row)),
                     };
                     for t in 0..TOKENS {
                         results[t][row..][..ROWS].copy_from_slice(&sums[t]);
@@ -139,12 +139,12 @@ for_dotprod! {
 
     /// `T` tokens with [`ROWS`] rows of the block.
     #[inline]
-    fn some_rows<const STEPS: usize, const T: usize>(
+    fn some_rows<R: Results, const STEPS: usize, const T: usize>(
         halves: &Halves,
         x: &Rounded,
         block: &Block,
         (token, row): (usize, usize),
-    ) -> [[f32; ROWS]; TOKENS] {
+    ) -> [[R::Value; ROWS]; TOKENS] {
         let num_groups = x.num_groups();
         assert!(num_groups * STEPS * LANES == x.input, "whole groups");
         assert!((token + T) * x.input / LANES * 2 <= halves.values.len(), "halves of the tokens");
@@ -155,6 +155,7 @@ for_dotprod! {
             (block.codes.as_ptr().add(row * x.input), values.cast::<i8>())
         };
         let mut sums = [[[vdupq_n_f32(0.0); SUMS / GROUPS]; ROWS]; T];
+        let mut grid_sums = [[[vdupq_n_f64(ANCHOR); 2]; ROWS]; T];
         for first in (0..num_groups).step_by(GROUPS) {
             let mut products = [[[vdupq_n_s32(0); GROUPS]; ROWS]; T];
             for group in first..(first + GROUPS).min(num_groups) {
@@ -197,16 +198,22 @@ for_dotprod! {
                         product = vmlaq_n_s32(product, totals, CODE8_OFFSET);
                     }
                     let factors = vmulq_f32(load(&block.scales[weights..]), units);
+                    let (product, biases) = (vcvtq_f32_s32(product), load(&block.biases[weights..]));
+                    if R::IS_DIVISIBLE {
+                        let terms = vfmaq_f32(vmulq_f32(biases, x_sums), product, factors);
+                        grid_sums[t][r] = add_terms(grid_sums[t][r], terms);
+                        continue;
+                    }
                     let sum = &mut sums[t][r][first / GROUPS % (SUMS / GROUPS)];
-                    *sum = vfmaq_f32(*sum, vcvtq_f32_s32(product), factors);
-                    *sum = vfmaq_f32(*sum, load(&block.biases[weights..]), x_sums);
+                    *sum = vfmaq_f32(*sum, product, factors);
+                    *sum = vfmaq_f32(*sum, biases, x_sums);
                 }
             }
         }
-        let mut results = [[0.0; ROWS]; TOKENS];
+        let mut results = [[R::Value::default(); ROWS]; TOKENS];
         for t in 0..T {
             for r in 0..ROWS {
-                results[t][r] = total_of(&sums[t][r]);
+                results[t][r] = R::choose(total_of(&sums[t][r]), total_on_grid(grid_sums[t][r]));
             }
         }
         results
@@ -243,6 +250,21 @@ for_dotprod! {
             unsafe { vst1q_f32(lanes.as_mut_ptr(), *sum) };
         }
         total(&lanes)
+    }
+
+    /// Adds four terms to four sums on the grid; see [`crate::divisible`].
+    #[inline]
+    fn add_terms([low, high]: [float64x2_t; 2], terms: float32x4_t) -> [float64x2_t; 2] {
+        let away = vdupq_n_f64(AWAY);
+        let (low_terms, high_terms) = (vcvt_f64_f32(vget_low_f32(terms)), vcvt_high_f64_f32(terms));
+        [vfmaq_f64(low, low_terms, away), vfmaq_f64(high, high_terms, away)]
+    }
+
+    /// All four together.
+    #[inline]
+    fn total_on_grid([low, high]: [float64x2_t; 2]) -> f64 {
+        let anchor = vdupq_n_f64(ANCHOR);
+        vaddvq_f64(vaddq_f64(vsubq_f64(low, anchor), vsubq_f64(high, anchor)))
     }
 
     #[inline]

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{E2M1, Lanes16, SUMS, rounding::Rounded, total};
-use crate::elements::ElementsMut;
+use crate::divisible::{Fold as _, GridSum, Results};
 use crate::quant::{QuantMatrix, QuantMode, Scales};
 use crate::simd::{Simd, dispatched};
 use crate::unpack::{bits_from, scale_value};
@@ -13,27 +13,27 @@ const RESULT_ROWS: usize = 16;
 
 dispatched! {
     /// See [`super::Prepared::multiply_rows`].
-    pub(super) fn multiply_rows(
+    pub(super) fn multiply_rows<R: Results>(
         x: &Rounded,
         matrix: &QuantMatrix<'_>,
         rows: Range<usize>,
-        out: &mut [ElementsMut<'_>],
+        out: &mut [R],
     ) = multiply_rows_with
 }
 
 #[inline(always)]
-fn multiply_rows_with<S: Simd>(
+fn multiply_rows_with<S: Simd, R: Results>(
     _simd: S,
     x: &Rounded,
     matrix: &QuantMatrix<'_>,
     rows: Range<usize>,
-    out: &mut [ElementsMut<'_>],
+    out: &mut [R],
 ) {
     let num_groups = x.num_groups();
     let mut codes = vec![0; x.input];
     let mut scales = vec![0.0; num_groups];
     let mut biases = vec![0.0; num_groups];
-    let mut results = vec![[0.0; RESULT_ROWS]; x.tokens];
+    let mut results = vec![[R::Value::default(); RESULT_ROWS]; x.tokens];
     for start in rows.clone().step_by(RESULT_ROWS) {
         let end = (start + RESULT_ROWS).min(rows.end);
         for row in start..end {
@@ -41,7 +41,7 @@ fn multiply_rows_with<S: Simd>(
             load_scales(matrix, row, &mut scales, &mut biases);
             let weights = Row { codes: &codes, scales: &scales, biases: &biases };
             for (token, results) in results.iter_mut().enumerate() {
-                results[row - start] = weights.multiply::<S>(x, token);
+                results[row - start] = weights.multiply::<S, R>(x, token);
             }
         }
         for (out, results) in out.iter_mut().zip(&results) {
@@ -59,20 +59,27 @@ struct Row<'a> {
 
 impl Row<'_> {
     #[inline(always)]
-    fn multiply<S: Simd>(&self, x: &Rounded, token: usize) -> f32 {
+    fn multiply<S: Simd, R: Results>(&self, x: &Rounded, token: usize) -> R::Value {
         let values = &x.values[token * x.input..][..x.input];
         let groups = token * x.padded_groups..(token + 1) * x.padded_groups;
         let units = &x.groups.units[groups.clone()];
         let x_sums = &x.groups.sums[groups];
         let mut sums: Lanes16 = [0.0; SUMS];
+        let mut on_grid = GridSum::EMPTY;
         let codes = self.codes.chunks_exact(x.group_size);
         for (group, (values, codes)) in values.chunks_exact(x.group_size).zip(codes).enumerate() {
             let product = dot(values, codes) as f32;
+            let factor = self.scales[group] * units[group];
+            if R::IS_DIVISIBLE {
+                let bias = self.biases[group] * x_sums[group];
+                on_grid.add(S::mul_add_scalar(product, factor, bias));
+                continue;
+            }
             let sum = &mut sums[group % SUMS];
-            *sum = S::mul_add_scalar(product, self.scales[group] * units[group], *sum);
+            *sum = S::mul_add_scalar(product, factor, *sum);
             *sum = S::mul_add_scalar(self.biases[group], x_sums[group], *sum);
         }
-        total(&sums)
+        R::choose(total(&sums), on_grid.value())
     }
 }
 

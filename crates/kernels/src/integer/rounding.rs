@@ -6,9 +6,10 @@
 //! `u` or more: every bf16 of at least a 128th of its group's maximum, and every f16 of at least a 16th (f16 has
 //! three bits more). The bound 32639 = 127 * 256 + 127 lets `q` be cut into two signed bytes, `q = 256 * h + l`.
 //!
-//! A row takes the exact path in f32 when an element is not finite or a group's maximum is beyond `2^±100`: so the
-//! rules of IEEE 754 hold for infinities and for what is not a number, and no unit or product of a unit with a
-//! sensible scale leaves the range of f32.
+//! A row is not rounded, and takes the exact path in f32, when an element is not finite or a group's maximum is beyond
+//! `2^±100`: so the rules of IEEE 754 hold for infinities and for what is not a number, and no unit or product of a
+//! unit with a sensible scale leaves the range of f32. Where the columns of a product are divided, nobody sees whole rows,
+//! and each group is judged by itself.
 
 use crate::elements::Elements;
 use crate::integer::{E2M1_FACTOR, SUMS};
@@ -39,8 +40,17 @@ pub(super) struct Rounded {
     pub(super) values: Vec<i16>,
     /// For each group, `[tokens, padded_groups]`.
     pub(super) groups: Groups,
-    /// Rows that are left to the exact path; zeros here.
-    pub(super) exact_tokens: Vec<usize>,
+    /// Whether a group has been left to the exact path, `[tokens, padded_groups]`. It, or its row, is zeros here.
+    unrounded: Vec<bool>,
+}
+
+/// What takes the exact path when a group cannot be rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unrounded {
+    /// Its row.
+    Rows,
+    /// The group.
+    Groups,
 }
 
 /// What is known of each group.
@@ -56,7 +66,12 @@ pub(super) struct Groups {
 
 impl Rounded {
     /// `x` is `[tokens, matrix.input]`.
-    pub(super) fn new(x: Elements<'_>, matrix: &QuantMatrix<'_>, threads: &Threads) -> Rounded {
+    pub(super) fn new(
+        x: Elements<'_>,
+        matrix: &QuantMatrix<'_>,
+        policy: Unrounded,
+        threads: &Threads,
+    ) -> Rounded {
         let (input, group_size) = (matrix.input, matrix.format.group_size as usize);
         let tokens = x.len() / input;
         let padded_groups = (input / group_size).next_multiple_of(SUMS);
@@ -67,7 +82,7 @@ impl Rounded {
             sums: vec![0.0; num_groups],
             totals: vec![0; num_groups],
         };
-        let mut is_exact = vec![false; tokens];
+        let mut unrounded = vec![false; num_groups];
         let factor = match matrix.format.mode {
             QuantMode::Affine => 1.0,
             _ => 1.0 / E2M1_FACTOR,
@@ -78,27 +93,34 @@ impl Rounded {
             .zip(groups.units.chunks_mut(piece_tokens * padded_groups))
             .zip(groups.sums.chunks_mut(piece_tokens * padded_groups))
             .zip(groups.totals.chunks_mut(piece_tokens * padded_groups))
-            .zip(is_exact.chunks_mut(piece_tokens))
+            .zip(unrounded.chunks_mut(piece_tokens * padded_groups))
             .enumerate()
-            .map(|(piece, ((((values, units), sums), totals), is_exact))| {
+            .map(|(piece, ((((values, units), sums), totals), unrounded))| {
                 let first_token = piece * piece_tokens;
                 Piece {
                     first_token,
                     input,
                     group_size,
+                    padded_groups,
+                    policy,
                     factor,
                     values,
                     units,
                     sums,
                     totals,
-                    is_exact,
+                    unrounded,
                 }
             });
         threads.for_each(pieces.collect(), |mut piece| {
             round_rows(threads.instructions(), x, &mut piece);
         });
-        let exact_tokens = (0..tokens).filter(|token| is_exact[*token]).collect();
-        Rounded { tokens, input, group_size, padded_groups, values, groups, exact_tokens }
+        Rounded { tokens, input, group_size, padded_groups, values, groups, unrounded }
+    }
+
+    /// The groups, each with its token, that were left to the exact path.
+    pub(super) fn unrounded_groups(&self) -> impl Iterator<Item = (usize, usize)> {
+        let found = self.unrounded.iter().enumerate().filter(|(_, is_unrounded)| **is_unrounded);
+        found.map(|(idx, _)| (idx / self.padded_groups, idx % self.padded_groups))
     }
 
     /// Groups of a row, without the padding.
@@ -112,22 +134,23 @@ struct Piece<'a> {
     first_token: usize,
     input: usize,
     group_size: usize,
+    padded_groups: usize,
+    policy: Unrounded,
     factor: f32,
     values: &'a mut [i16],
     units: &'a mut [f32],
     sums: &'a mut [f32],
     totals: &'a mut [i32],
-    is_exact: &'a mut [bool],
+    unrounded: &'a mut [bool],
 }
 
 dispatched! { fn round_rows(x: Elements<'_>, piece: &mut Piece<'_>) = round_rows_with }
 
 #[inline(always)]
 fn round_rows_with<S: Simd>(_simd: S, x: Elements<'_>, piece: &mut Piece<'_>) {
-    let Piece { input, group_size, factor, .. } = *piece;
-    let padded_groups = piece.units.len() / piece.is_exact.len();
+    let Piece { input, group_size, padded_groups, policy, factor, .. } = *piece;
     let mut row = vec![0.0; input];
-    for offset in 0..piece.is_exact.len() {
+    for offset in 0..piece.values.len() / input {
         x.load((piece.first_token + offset) * input, &mut row);
         let values = &mut piece.values[offset * input..][..input];
         let first_group = offset * padded_groups;
@@ -137,12 +160,12 @@ fn round_rows_with<S: Simd>(_simd: S, x: Elements<'_>, piece: &mut Piece<'_>) {
         {
             let (unit, total, is_group_ordinary) = round_group(x, q);
             is_ordinary &= is_group_ordinary;
+            piece.unrounded[first_group + group] = !is_group_ordinary;
             piece.units[first_group + group] = unit * factor;
             piece.sums[first_group + group] = unit * total as f32;
             piece.totals[first_group + group] = total;
         }
-        if !is_ordinary {
-            piece.is_exact[offset] = true;
+        if !is_ordinary && policy == Unrounded::Rows {
             values.fill(0);
             for group in first_group..first_group + padded_groups {
                 piece.units[group] = 0.0;
@@ -163,6 +186,7 @@ fn round_group(x: &[f32], q: &mut [i16]) -> (f32, i32, bool) {
         return (0.0, 0, true);
     }
     if !(MAX_BITS_LOW..=MAX_BITS_HIGH).contains(&max_bits) {
+        q.fill(0);
         return (0.0, 0, false);
     }
     // A maximum of `m * 2^e`, `1 <= m < 2`, has the unit `2^(e - 14)`, or twice that for the few `m` just below two.

@@ -105,6 +105,36 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn sums(self, vectors: &[Lanes; LANES]) -> Lanes {
+        let mut sums = [0.0; LANES];
+        // SAFETY: `self` proves AVX; every array has eight f32.
+        unsafe {
+            // Four sums of a vector in the lower half, of the fourth one behind it in the upper half.
+            let mut fours = [_mm256_setzero_ps(); 4];
+            for idx in 0..4 {
+                let (a, b) = (self.load(&vectors[idx]), self.load(&vectors[idx + 4]));
+                fours[idx] = _mm256_add_ps(
+                    _mm256_permute2f128_ps::<0x20>(a, b),
+                    _mm256_permute2f128_ps::<0x31>(a, b),
+                );
+            }
+            let mut twos = [_mm256_setzero_ps(); 2];
+            for idx in 0..2 {
+                let a = _mm256_castps_pd(fours[2 * idx]);
+                let b = _mm256_castps_pd(fours[2 * idx + 1]);
+                let (low, high) = (_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b));
+                twos[idx] = _mm256_add_ps(_mm256_castpd_ps(low), _mm256_castpd_ps(high));
+            }
+            let total = _mm256_add_ps(
+                _mm256_shuffle_ps::<0b10_00_10_00>(twos[0], twos[1]),
+                _mm256_shuffle_ps::<0b11_01_11_01>(twos[0], twos[1]),
+            );
+            self.store(total, &mut sums);
+        }
+        sums
+    }
+
+    #[inline(always)]
     fn codes<const BITS: usize>(self, low: u32, high: u32) -> __m256i {
         // SAFETY: `self` proves AVX2.
         unsafe {

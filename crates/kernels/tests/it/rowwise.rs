@@ -84,6 +84,7 @@ proptest! {
         rows in 1_usize..40, width in 1_usize..2000, has_bias: bool, seed: u64,
     ) {
         let product = numbers(rows * width, seed);
+        let wide: Vec<f64> = product.iter().map(|value| f64::from(*value)).collect();
         let to_bf16 = |values: Vec<f32>| values.into_iter().map(bf16::from_f32).collect::<Vec<_>>();
         let bias = to_bf16(numbers(width, seed ^ 1));
         let residual = to_bf16(numbers(rows * width, seed ^ 2));
@@ -93,7 +94,7 @@ proptest! {
         };
         for threads in pools() {
             let mut found = vec![bf16::ZERO; product.len()];
-            add_terms(&product, terms, ElementsMut::Bf16(&mut found), &threads);
+            add_terms(&wide, terms, ElementsMut::Bf16(&mut found), &threads);
             for (idx, found) in found.iter().enumerate() {
                 let bias = if has_bias { bias[idx % width].to_f32() } else { 0.0 };
                 let residual = residual[idx].to_f32();

@@ -56,6 +56,17 @@ impl Floats {
         }
     }
 
+    /// The elements of this buffer and those of another of its type.
+    pub(crate) fn joined(mut self, other: Floats) -> Floats {
+        match (&mut self, other) {
+            (Floats::F32(values), Floats::F32(other)) => values.extend(other),
+            (Floats::F16(values), Floats::F16(other)) => values.extend(other),
+            (Floats::Bf16(values), Floats::Bf16(other)) => values.extend(other),
+            _ => panic!("buffers of two types"),
+        }
+        self
+    }
+
     /// The first elements of a buffer of `len`; not a number behind them.
     pub(crate) fn resized(mut self, len: usize) -> Floats {
         match &mut self {

@@ -98,6 +98,7 @@ fn every_element_type_of_a_group_adds_up() {
         let values = Array::from_slice(&[1.0_f32, 2.0, 300.0], &[3]) * (number(seat.rank) + 1.0);
         let sum = |dtype| group.all_sum(&values.astype(dtype));
         assert_eq!(sum(Dtype::F32).to_vec::<f32>().unwrap(), [3.0, 6.0, 900.0]);
+        assert_eq!(sum(Dtype::F64).to_vec::<f64>().unwrap(), [3.0, 6.0, 900.0]);
         assert_eq!(sum(Dtype::F16).to_vec::<f16>().unwrap(), [3.0, 6.0, 900.0].map(f16::from_f32));
         let bf16s = sum(Dtype::Bf16).to_vec::<bf16>().unwrap();
         assert_eq!(bf16s, [3.0, 6.0, 900.0].map(bf16::from_f32));

@@ -139,7 +139,7 @@ fn attention(w: &Weights<'_>, plan: &Plan<'_>, layer_idx: usize) -> Result<Atten
         q_proj: Linear::column(&w.at("q_proj"), *hidden, &heads.queries(), bias, parallel)?,
         k_proj: Linear::column(&w.at("k_proj"), *hidden, &heads.keys(), bias, parallel)?,
         v_proj: Linear::column(&w.at("v_proj"), *hidden, &heads.keys(), bias, parallel)?,
-        o_proj: Linear::row(&w.at("o_proj"), &heads.queries(), *hidden, bias, parallel)?,
+        o_proj: heads.o_proj(&w.at("o_proj"), *hidden, bias, parallel)?,
         head_norms: Some((norm("q_norm")?, norm("k_norm")?)),
         rope: Rc::clone(&plan.rope),
         heads: heads.clone(),

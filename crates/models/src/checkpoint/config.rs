@@ -18,7 +18,7 @@ const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
 /// The parsed file, which errors name `path`.
 pub(super) fn read(path: &Path, files: &dyn Files) -> Result<Value, LoadError> {
-    let failed = |source| LoadError::Read { path: path.to_path_buf(), source };
+    let failed = |source| LoadError::read(path, source);
     let is_config = |(name, _): &(String, u64)| name == NAME;
     let found = files.list().map_err(failed)?.into_iter().find(is_config);
     let (_, num_bytes) =

@@ -8,6 +8,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use jackalope_protocol::FileState;
+use thiserror::Error;
+
 /// Equal pieces of a file, at equal distances. They fill a target one after another.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Pieces {
@@ -43,16 +46,42 @@ pub trait Files: fmt::Debug + Send + Sync {
     /// Whatever the place says, and if the file ends before. An error that another attempt may mend
     /// has the kind [`io::ErrorKind::ConnectionAborted`].
     fn read(&self, file: &str, pieces: Pieces, target: &mut [u8]) -> io::Result<()>;
+
+    /// The states of these files, of which what was read before is a part: a file that is replaced
+    /// does not change for whoever reads it.
+    ///
+    /// # Errors
+    /// Whatever the place says.
+    fn states(&self, files: &[String]) -> io::Result<Vec<FileState>>;
+}
+
+/// A file holds other bytes than expected: the cause of an [`io::Error`] of files that are verified.
+#[derive(Clone, Debug, Error, Eq, PartialEq)]
+#[error("{reason}")]
+pub struct OtherContent {
+    /// What differs, with a `hint:` line.
+    pub reason: String,
+}
+
+impl From<OtherContent> for io::Error {
+    fn from(other: OtherContent) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidData, other)
+    }
+}
+
+/// The files in a directory of this machine. Each is opened once.
+pub fn local(dir: &Path) -> Arc<dyn Files> {
+    Arc::new(Dir::new(dir))
 }
 
 /// A directory of this machine.
-pub(super) struct Dir {
+struct Dir {
     path: PathBuf,
     open: Mutex<HashMap<String, Arc<File>>>,
 }
 
 impl Dir {
-    pub(super) fn new(path: &Path) -> Dir {
+    fn new(path: &Path) -> Dir {
         Dir { path: path.to_path_buf(), open: Mutex::default() }
     }
 
@@ -102,5 +131,10 @@ impl Files for Dir {
             offset += pieces.stride_bytes;
         }
         Ok(())
+    }
+
+    fn states(&self, files: &[String]) -> io::Result<Vec<FileState>> {
+        let state = |name: &String| Ok(FileState::new(name, &self.open(name)?.metadata()?));
+        files.iter().map(state).collect()
     }
 }

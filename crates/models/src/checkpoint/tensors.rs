@@ -81,7 +81,7 @@ impl TensorFile {
     pub(crate) fn read(&self, pieces: Pieces, target: &mut [u8]) -> Result<(), LoadError> {
         self.files
             .read(&self.name, pieces, target)
-            .map_err(|source| LoadError::Read { path: self.path.clone(), source })
+            .map_err(|source| LoadError::read(&self.path, source))
     }
 }
 

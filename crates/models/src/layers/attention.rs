@@ -9,7 +9,7 @@ use jackalope_kernels::{
 use jackalope_mlx::{Array, Dtype, fast};
 
 use super::kernel::{dim, float};
-use super::linear::{Linear, LinearKernel};
+use super::linear::{Bias, Linear, LinearKernel, RowInput};
 use super::norm::{NormKernel, RmsNorm};
 use super::residual::Residual;
 use super::rope::{Rope, RotationTable};
@@ -26,6 +26,8 @@ use crate::weights::Weights;
 pub(crate) struct Heads {
     pub(crate) head_dim: usize,
     pub(crate) cut: HeadCut,
+    /// Query heads that no split divides.
+    unit: usize,
 }
 
 impl Heads {
@@ -44,7 +46,19 @@ impl Heads {
         let group_size = format.map_or(1, |format| format.group_size as usize);
         let counts = HeadCounts::new(heads, kv_heads, (head_dim, group_size));
         let cut = cut_heads(counts, parallel.shares()).swap_remove(parallel.rank());
-        Ok(Heads { head_dim, cut })
+        Ok(Heads { head_dim, cut, unit: counts.heads_unit })
+    }
+
+    /// `o_proj`, which the heads' results go into.
+    pub(crate) fn o_proj(
+        &self,
+        w: &Weights<'_>,
+        hidden: usize,
+        bias: Bias,
+        parallel: &Parallel,
+    ) -> Result<Linear, LoadError> {
+        let input = RowInput { cut: &self.queries(), unit: self.unit * self.head_dim };
+        Linear::row(w, input, hidden, bias, parallel)
     }
 
     /// The output of `q_proj`.

@@ -244,6 +244,24 @@ impl MatrixKernel {
     }
 }
 
+/// A rank's part of a product that is summed over the ranks.
+#[derive(Debug)]
+pub(super) struct DivisibleKernel {
+    pub(super) matrix: Arc<MatrixKernel>,
+    /// Input features that no split divides.
+    pub(super) unit: usize,
+}
+
+impl DivisibleKernel {
+    /// `x · matrixᵀ`: what ranks have, added up, has the bits that one rank alone would compute.
+    pub(super) fn multiply(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
+        let MatrixKernel { input, output, .. } = *self.matrix;
+        let mut sums = vec![0.0; x.len() / input * output];
+        kernels::divisible_matmul(x, &self.matrix.view(), self.unit, &mut sums, threads);
+        sums
+    }
+}
+
 /// The inputs of a primitive, taken one after the other.
 pub(super) struct Inputs<'a> {
     buffers: &'a [Buffer<'a>],
@@ -276,11 +294,22 @@ pub(super) struct Outputs<'a, 'b> {
     buffers: std::slice::IterMut<'a, BufferMut<'b>>,
 }
 
-impl<'a> Outputs<'a, '_> {
+impl<'a, 'b> Outputs<'a, 'b> {
     /// The next output.
     #[track_caller]
     pub(super) fn next(&mut self) -> ElementsMut<'a> {
-        elements_mut(self.buffers.next().expect("a primitive writes the outputs it declared"))
+        elements_mut(self.next_buffer())
+    }
+
+    /// The next output, of f64.
+    #[track_caller]
+    pub(super) fn next_sums(&mut self) -> &'a mut [f64] {
+        self.next_buffer().values_mut::<f64>()
+    }
+
+    #[track_caller]
+    fn next_buffer(&mut self) -> &'a mut BufferMut<'b> {
+        self.buffers.next().expect("a primitive writes the outputs it declared")
     }
 }
 

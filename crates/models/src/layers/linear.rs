@@ -6,7 +6,9 @@ use std::sync::Arc;
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, Product, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned};
 
-use super::kernel::{Matrix, MatrixCut, MatrixKernel, elements, pinned, zeros_after};
+use super::kernel::{
+    DivisibleKernel, Matrix, MatrixCut, MatrixKernel, elements, pinned, zeros_after,
+};
 use crate::error::LoadError;
 use crate::parallel::Parallel;
 use crate::split::Cut;
@@ -26,6 +28,14 @@ impl Bias {
     }
 }
 
+/// What a row-parallel layer takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowInput<'a> {
+    pub(crate) cut: &'a Cut,
+    /// Elements that no split divides, whatever the shares: what they add to a sum is rounded together.
+    pub(crate) unit: usize,
+}
+
 /// `x · weightᵀ + bias`, plain or quantised.
 #[derive(Debug)]
 pub(crate) struct Linear {
@@ -34,7 +44,8 @@ pub(crate) struct Linear {
     pinned_bias: OnceCell<Pinned>,
     dtype: Dtype,
     parallel: Parallel,
-    is_summed: bool,
+    /// Set if the products are summed over the ranks; see [`RowInput::unit`].
+    summed_unit: Option<usize>,
 }
 
 impl Linear {
@@ -47,26 +58,26 @@ impl Linear {
         parallel: &Parallel,
     ) -> Result<Linear, LoadError> {
         let matrix = Matrix::load(w, MatrixCut::Output { output, input })?;
-        Linear::new((w, matrix), (bias, output.full, Part::Rows(output)), parallel, false)
+        Linear::new((w, matrix), (bias, output.full, Part::Rows(output)), parallel, None)
     }
 
     /// Each rank has a part of the input; the products are summed over the ranks.
     pub(crate) fn row(
         w: &Weights<'_>,
-        input: &Cut,
+        input: RowInput<'_>,
         output: usize,
         bias: Bias,
         parallel: &Parallel,
     ) -> Result<Linear, LoadError> {
-        let matrix = Matrix::load(w, MatrixCut::Input { output, input })?;
-        Linear::new((w, matrix), (bias, output, Part::Whole), parallel, true)
+        let matrix = Matrix::load(w, MatrixCut::Input { output, input: input.cut })?;
+        Linear::new((w, matrix), (bias, output, Part::Whole), parallel, Some(input.unit))
     }
 
     fn new(
         (w, matrix): (&Weights<'_>, Matrix),
         (bias, output, part): (Bias, usize, Part<'_>),
         parallel: &Parallel,
-        is_summed: bool,
+        summed_unit: Option<usize>,
     ) -> Result<Linear, LoadError> {
         let bias = match bias {
             Bias::Present => Some(w.floats("bias", &[output], part)?),
@@ -78,7 +89,7 @@ impl Linear {
             pinned_bias: OnceCell::new(),
             dtype: w.dtype(),
             parallel: parallel.clone(),
-            is_summed,
+            summed_unit,
         })
     }
 
@@ -89,7 +100,7 @@ impl Linear {
         } else {
             self.matrix.stock_product(x)
         };
-        if self.is_summed {
+        if self.summed_unit.is_some() {
             out = self.parallel.all_sum(&out);
         }
         match &self.bias {
@@ -103,6 +114,15 @@ impl Linear {
         &self.matrix
     }
 
+    /// This rank's part of a sum over the ranks, for use inside a primitive.
+    ///
+    /// # Panics
+    /// If the products are not summed.
+    pub(super) fn divisible_kernel(&self) -> DivisibleKernel {
+        let unit = self.summed_unit.expect("only row-parallel layers are summed");
+        DivisibleKernel { matrix: self.matrix.kernel(), unit }
+    }
+
     /// `[output]`; of all ranks' parts together if they are summed.
     pub(super) fn pinned_bias(&self) -> Option<Pinned> {
         let bias = self.bias.as_ref()?;
@@ -114,7 +134,7 @@ impl Linear {
     /// # Panics
     /// If ranks hold parts of a sum, to which nobody may add the bias.
     pub(super) fn kernel(&self) -> LinearKernel {
-        assert!(!self.is_summed, "the bias belongs to the whole sum");
+        assert!(self.summed_unit.is_none(), "the bias belongs to the whole sum");
         LinearKernel { matrix: self.matrix.kernel(), bias: self.pinned_bias() }
     }
 }

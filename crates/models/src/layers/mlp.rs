@@ -4,12 +4,12 @@ use jackalope_kernels::{self as kernels, Floats};
 use jackalope_mlx::Dtype;
 
 use super::kernel::float;
-use super::linear::{Bias, Linear, LinearKernel};
+use super::linear::{Bias, Linear, LinearKernel, RowInput};
 use super::norm::RmsNorm;
 use super::residual::Residual;
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
-use crate::split::{Cut, PLAIN_UNIT, cut_dimension};
+use crate::split::{Cut, cut_dimension, inner_unit};
 use crate::weights::Weights;
 
 /// `down(silu(gate(x)) * up(x))` (Shazeer 2020, SwiGLU).
@@ -32,12 +32,18 @@ impl Mlp {
         parallel: &Parallel,
     ) -> Result<Mlp, LoadError> {
         let format = w.at("down_proj").quantization(inner)?;
-        let unit = format.map_or(PLAIN_UNIT, |format| format.group_size as usize);
+        let unit = inner_unit(inner, format.map(|format| format.group_size as usize));
         let inner = cut_dimension(inner, unit, parallel.shares()).swap_remove(parallel.rank());
         Ok(Mlp {
             gate_proj: Linear::column(&w.at("gate_proj"), hidden, &inner, bias, parallel)?,
             up_proj: Linear::column(&w.at("up_proj"), hidden, &inner, bias, parallel)?,
-            down_proj: Linear::row(&w.at("down_proj"), &inner, hidden, bias, parallel)?,
+            down_proj: Linear::row(
+                &w.at("down_proj"),
+                RowInput { cut: &inner, unit },
+                hidden,
+                bias,
+                parallel,
+            )?,
             dtype: w.dtype(),
             parallel: parallel.clone(),
             inner,

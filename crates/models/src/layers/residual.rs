@@ -1,7 +1,7 @@
 //! The residual stream, and the blocks that read it normalised and add to it.
 //!
-//! What a block adds is a product in f32, of which each rank has a part. The sum over the ranks is rounded together
-//! with the residual by whoever reads the stream next. With our kernels, blocks between two sums are one node of MLX's
+//! What a block adds is a product in f64, of which each rank has a part: these add up to the same bits however the ranks
+//! divide it. The sum over the ranks is rounded together with the residual by whoever reads the stream next. With our kernels, blocks between two sums are one node of MLX's
 //! graph: one block with several ranks, all of them with one.
 //!
 //! ```text
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, Floats, Terms, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned};
 
-use super::kernel::{MatrixKernel, Outputs, elements, float, primitives, zeros_after};
+use super::kernel::{DivisibleKernel, Outputs, elements, float, primitives, zeros_after};
 use super::linear::Linear;
 use super::norm::{NormKernel, RmsNorm};
 use crate::parallel::{Compute, Parallel};
@@ -36,7 +36,7 @@ pub(crate) struct Residual {
 /// Terms of the stream that are not yet added.
 #[derive(Debug)]
 struct Pending {
-    /// Summed over the ranks, f32 `[tokens, hidden]`.
+    /// Summed over the ranks, f64 `[tokens, hidden]`.
     product: Array,
     bias: Option<Pinned>, // [hidden]
 }
@@ -45,7 +45,7 @@ struct Pending {
 struct BlockKernel {
     norm: NormKernel,
     work: Work,
-    row: Arc<MatrixKernel>,
+    row: DivisibleKernel,
     bias: Option<Pinned>, // [hidden]
 }
 
@@ -100,7 +100,7 @@ impl Residual {
         if row.matrix().is_empty() {
             let parallel = self.parallel.clone();
             let h = self.finish();
-            let product = parallel.all_sum(&zeros_after(&h, row.matrix().output(), Dtype::F32));
+            let product = parallel.all_sum(&zeros_after(&h, row.matrix().output(), Dtype::F64));
             return Residual {
                 h,
                 pending: Some(Pending { product, bias }),
@@ -108,7 +108,7 @@ impl Residual {
                 parallel,
             };
         }
-        let row = row.matrix().kernel();
+        let row = row.divisible_kernel();
         self.blocks.push(BlockKernel { norm: norm.kernel(), work: Box::new(work), row, bias });
         if self.parallel.size() == 1 { self } else { self.sum_over_ranks(threads) }
     }
@@ -117,7 +117,7 @@ impl Residual {
     fn sum_over_ranks(mut self, threads: &Arc<Threads>) -> Residual {
         let parallel = self.parallel.clone();
         let bias = self.blocks.last_mut().and_then(|block| block.bias.take());
-        let out = [(self.h.shape(), Dtype::F32), (self.h.shape(), self.h.dtype())];
+        let out = [(self.h.shape(), Dtype::F64), (self.h.shape(), self.h.dtype())];
         let mut results =
             self.node(&out, threads, |chain, outputs, threads| chain.split(outputs, threads));
         let h = results.remove(1);
@@ -139,7 +139,7 @@ impl Residual {
         primitives("blocks", &inputs, outputs, threads, move |inputs, outputs, threads| {
             let h = Stream::Found(inputs.elements());
             let added = bias.as_ref().map(|bias| {
-                let product = inputs.next().values::<f32>().into();
+                let product = inputs.next().values::<f64>().into();
                 Added { product, bias: bias.as_ref().map(elements) }
             });
             let mut chain = Chain { h, added, dtype };
@@ -160,7 +160,7 @@ struct Chain<'a> {
 }
 
 struct Added<'a> {
-    product: Cow<'a, [f32]>,
+    product: Cow<'a, [f64]>,
     bias: Option<Elements<'a>>,
 }
 
@@ -196,8 +196,7 @@ impl<'a> Chain<'a> {
         let mut normed = Floats::zeros(float(self.dtype), h.len());
         block.norm.norm(h, normed.elements_mut(), threads);
         let x = (block.work)(normed.elements(), threads);
-        let mut product = vec![0.0; h.len()];
-        block.row.multiply(x.elements(), ElementsMut::F32(&mut product), threads);
+        let product = block.row.multiply(x.elements(), threads);
         let bias = block.bias.as_ref().map(elements);
         self.added = Some(Added { product: product.into(), bias });
     }
@@ -211,7 +210,7 @@ impl<'a> Chain<'a> {
     /// This rank's part of what is to be added, and what it is to be added to.
     fn split(self, outputs: &mut Outputs<'_, '_>, _threads: &Threads) {
         let added = self.added.as_ref().expect("a block adds something");
-        outputs.next().copy_from(Elements::F32(&added.product));
+        outputs.next_sums().copy_from_slice(&added.product);
         outputs.next().copy_from(self.h.elements());
     }
 }

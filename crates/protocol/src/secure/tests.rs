@@ -11,26 +11,93 @@ const OURS: Secret = Secret([7; 32]);
 
 type Connected = Result<(Sender, Receiver), FrameError>;
 
-/// Both ends of a connection whose sides differ in what is given.
-fn connect(secrets: [Secret; 2], versions: [&str; 2]) -> [Connected; 2] {
+fn call(stream: TcpStream) -> Call {
+    Call::new(stream, Instant::now() + LONG)
+}
+
+/// Tickets by rank.
+struct Tickets(Vec<Secret>);
+
+impl Admission for Tickets {
+    fn key_of(&self, hint: &[u8]) -> Option<Secret> {
+        self.0.get(rank_of_hint(hint)? as usize).copied()
+    }
+}
+
+/// A machine that lets others in.
+struct Machine {
+    identity: Identity,
+    secret: Secret,
+    trusted: Vec<PublicKey>,
+}
+
+impl Machine {
+    fn new(trusted: &[&Machine]) -> Machine {
+        let trusted = trusted.iter().map(|it| it.identity.public()).collect();
+        Machine { identity: Identity::generate("mac 1\n").unwrap(), secret: OURS, trusted }
+    }
+}
+
+impl Admission for Machine {
+    fn key_of(&self, _: &[u8]) -> Option<Secret> {
+        None
+    }
+
+    fn own(&self) -> Option<(&Identity, &Secret)> {
+        Some((&self.identity, &self.secret))
+    }
+
+    fn trusts(&self, peer: &Peer) -> bool {
+        self.trusted.contains(&peer.key)
+    }
+}
+
+/// Both ends of a connection, each made by its own side.
+fn meet<T: Send>(
+    dial: impl FnOnce(TcpStream) -> T + Send,
+    admission: &(dyn Admission + Sync),
+    build: &Build,
+) -> (T, Result<Accepted, FrameError>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
+    thread::scope(|scope| {
+        let dialled = scope.spawn(move || dial(TcpStream::connect(addr).unwrap()));
+        let stream = listener.accept().unwrap().0;
+        let accepted = greet(call(stream), &Side::Accepting(admission), build);
+        (dialled.join().unwrap(), accepted)
+    })
+}
+
+/// Both ends of a connection whose sides differ in what is given.
+fn connect(secrets: [Secret; 2], versions: [&str; 2]) -> [Connected; 2] {
     let build = |version: &str| Build { version: version.to_owned(), ..Build::ours() };
     let builds = versions.map(build);
-    let deadline = Instant::now() + LONG;
-    thread::scope(|scope| {
-        let dialled = scope.spawn(|| {
-            let stream = TcpStream::connect(addr).unwrap();
-            greet(stream, &secrets[0], deadline, Side::Dialling, &builds[0])
-        });
-        let stream = listener.accept().unwrap().0;
-        let accepted = greet(stream, &secrets[1], deadline, Side::Accepting, &builds[1]);
-        [dialled.join().unwrap(), accepted]
-    })
+    let key = HintedKey::of_rank(0, secrets[0]);
+    let dial = |stream| {
+        let side = Side::Dialling(&Approach::Key(&key));
+        greet(call(stream), &side, &builds[0])
+    };
+    let (dialled, accepted) = meet(dial, &Tickets(vec![secrets[1]]), &builds[1]);
+    [dialled, accepted].map(|it| it.map(|met| (met.sender, met.receiver)))
 }
 
 fn pair() -> [(Sender, Receiver); 2] {
     connect([OURS; 2], ["1"; 2]).map(Result::unwrap)
+}
+
+/// A machine dials another.
+fn introduce(
+    from: &Machine,
+    to: &Machine,
+    check: impl Fn(&PublicKey) -> Result<(), FrameError> + Sync,
+) -> [Result<Accepted, FrameError>; 2] {
+    let dial = |stream| {
+        let ours = Introduction { secret: &from.secret, identity: &from.identity, check: &check };
+        let side = Side::Dialling(&Approach::Machine(ours));
+        greet(call(stream), &side, &Build::ours())
+    };
+    let (dialled, accepted) = meet(dial, to, &Build::ours());
+    [dialled, accepted]
 }
 
 #[test]
@@ -85,7 +152,8 @@ fn strangers_are_told_apart() {
     let says = |bytes: &'static [u8], timeout| {
         let mut stranger = TcpStream::connect(addr).unwrap();
         stranger.write_all(bytes).unwrap();
-        let result = accept(listener.accept().unwrap().0, &OURS, timeout).unwrap_err();
+        let tickets = Tickets(vec![OURS]);
+        let result = accept(listener.accept().unwrap().0, &tickets, timeout).unwrap_err();
         drop(stranger);
         result
     };
@@ -143,4 +211,137 @@ fn nothing_of_a_message_can_be_read_on_the_wire() {
     let mut stream = receiver.stream();
     stream.read_exact(&mut bytes).unwrap();
     assert!(!bytes.windows(6).any(|window| window == b"secret"));
+}
+
+#[test]
+fn a_ticket_admits_one_rank_and_nothing_else() {
+    let tickets = Tickets(vec![Secret([1; 32]), Secret([2; 32])]);
+    let proved = |hint: &[u8], ticket: u8| {
+        let key = HintedKey { hint: hint.to_vec(), secret: Secret([ticket; 32]) };
+        let dial = move |stream| {
+            let side = Side::Dialling(&Approach::Key(&key));
+            greet(call(stream), &side, &Build::ours()).map(|_| ())
+        };
+        let (dialled, accepted) = meet(dial, &tickets, &Build::ours());
+        assert_eq!(dialled.is_ok(), accepted.is_ok());
+        accepted.map(|met| met.proof)
+    };
+    let of_rank = |rank: u32| rank.to_le_bytes();
+    assert_eq!(proved(&of_rank(1), 2).unwrap(), Proof::Key(of_rank(1).to_vec()));
+    // Rank 1's ticket for rank 0, for a rank that is not there, and for something else.
+    for (hint, ticket) in
+        [(&of_rank(0)[..], 2), (&of_rank(2)[..], 2), (b"x", 2), (&[0; HINT_BYTES_MAX], 2)]
+    {
+        assert!(matches!(proved(hint, ticket), Err(FrameError::Secret)), "{hint:?}");
+    }
+    // Where ranks are let in, a machine is not, whatever it holds.
+    let machine = Machine::new(&[]);
+    let dial = |stream| {
+        let ours = Introduction {
+            secret: &OURS,
+            identity: &machine.identity,
+            check: &|_: &PublicKey| Ok(()),
+        };
+        let side = Side::Dialling(&Approach::Machine(ours));
+        greet(call(stream), &side, &Build::ours()).map(|_| ())
+    };
+    let (dialled, accepted) = meet(dial, &tickets, &Build::ours());
+    assert!(matches!(dialled, Err(FrameError::Secret)), "{dialled:?}");
+    assert!(matches!(accepted, Err(FrameError::Secret)), "{accepted:?}");
+}
+
+#[test]
+fn machines_prove_their_keys_to_each_other() {
+    let client = Machine::new(&[]);
+    let server = Machine::new(&[&client]);
+    let [dialled, accepted] = introduce(&client, &server, |_| Ok(()));
+    let (mut dialled, mut accepted) = (dialled.unwrap(), accepted.unwrap());
+    let Proof::Machine(seen) = &dialled.proof else { panic!("{dialled:?}") };
+    assert_eq!(seen.key, server.identity.public());
+    let client_peer = Peer { key: client.identity.public(), name: "mac1".to_owned() };
+    assert_eq!(accepted.proof, Proof::Machine(client_peer));
+    for epoch in 0..3 {
+        frame::write(&mut dialled.sender, &ToRank::Leave { epoch }).unwrap();
+        frame::write(&mut accepted.sender, &ToRank::Leave { epoch }).unwrap();
+        let leave = ToRank::Leave { epoch };
+        assert_eq!(frame::read::<ToRank>(&mut accepted.receiver).unwrap(), leave);
+        assert_eq!(frame::read::<ToRank>(&mut dialled.receiver).unwrap(), leave);
+    }
+}
+
+#[test]
+fn the_secret_alone_admits_no_machine() {
+    let (stranger, client) = (Machine::new(&[]), Machine::new(&[]));
+    let server = Machine::new(&[&client]);
+    let [dialled, accepted] = introduce(&stranger, &server, |_| Ok(()));
+    let ours = stranger.identity.public();
+    assert!(matches!(dialled, Err(FrameError::Untrusted { ours: it }) if it == ours));
+    assert!(matches!(accepted, Err(FrameError::Refused { theirs: it }) if it == ours));
+    // Nor does a trusted key without the secret.
+    let outsider = Machine { secret: Secret([8; 32]), ..client };
+    for result in introduce(&outsider, &server, |_| Ok(())) {
+        assert!(matches!(result, Err(FrameError::Secret)), "{result:?}");
+    }
+}
+
+#[test]
+fn a_machine_with_another_key_than_expected_does_not_learn_ours() {
+    let client = Machine::new(&[]);
+    let server = Machine::new(&[&client]);
+    let expected = client.identity.public();
+    let [dialled, accepted] = introduce(&client, &server, |found| {
+        let pinned = Box::new(expected);
+        Err(FrameError::ChangedKey { host: "mac2".to_owned(), found: *found, pinned })
+    });
+    let text = dialled.unwrap_err().to_string();
+    assert!(text.contains("the key of mac2 has changed"), "{text}");
+    assert!(text.contains(&server.identity.public().to_string()), "{text}");
+    assert!(text.contains("hint: ") && text.contains("`jackalope trust accept mac2`"), "{text}");
+    // It ended before our key was sent.
+    assert!(matches!(accepted, Err(FrameError::Secret)), "{accepted:?}");
+}
+
+#[test]
+fn a_handshake_that_was_recorded_admits_nobody() {
+    let client = Machine::new(&[]);
+    let server = Machine::new(&[&client]);
+    // A wire that remembers what the client said.
+    let (wire, listener) = (TcpListener::bind("127.0.0.1:0"), TcpListener::bind("127.0.0.1:0"));
+    let (wire, listener) = (wire.unwrap(), listener.unwrap());
+    let addrs = [&wire, &listener].map(|it| it.local_addr().unwrap());
+    let said = thread::scope(|scope| {
+        scope.spawn(|| {
+            let ours = Introduction {
+                secret: &client.secret,
+                identity: &client.identity,
+                check: &|_: &PublicKey| Ok(()),
+            };
+            dial_machine(addrs[0], ours, LONG).unwrap();
+        });
+        let accepted = scope.spawn(|| {
+            accept(listener.accept().unwrap().0, &server, LONG).unwrap();
+        });
+        let mut from = wire.accept().unwrap().0;
+        let to = TcpStream::connect(addrs[1]).unwrap();
+        let (mut back_from, mut back_to) = (to.try_clone().unwrap(), from.try_clone().unwrap());
+        scope.spawn(move || io::copy(&mut back_from, &mut back_to).ok());
+        let mut said = Vec::new();
+        let mut bytes = [0; 512];
+        while let Ok(length @ 1..) = from.read(&mut bytes) {
+            said.extend(&bytes[..length]);
+            if (&to).write_all(&bytes[..length]).is_err() {
+                break;
+            }
+        }
+        to.shutdown(std::net::Shutdown::Both).ok();
+        accepted.join().unwrap();
+        said
+    });
+    let replay = |mut stream: TcpStream| {
+        stream.write_all(&said).unwrap();
+        let mut heard = Vec::new();
+        stream.read_to_end(&mut heard).ok();
+    };
+    let ((), accepted) = meet(replay, &server, &Build::ours());
+    assert!(matches!(accepted, Err(FrameError::Secret)), "{accepted:?}");
 }

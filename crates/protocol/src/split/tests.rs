@@ -163,3 +163,16 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_inner_unit_has_whole_groups_and_leaves_enough_units() {
+    assert_eq!(inner_unit(128, None), 32);
+    assert_eq!(inner_unit(128, Some(64)), 64);
+    assert_eq!(inner_unit(3072, Some(64)), 256);
+    assert_eq!(inner_unit(14_336, Some(128)), 512);
+    for full in (32..20_000).step_by(32) {
+        let unit = inner_unit(full, Some(32));
+        assert!(unit.is_multiple_of(32) && unit <= 512);
+        assert!(unit == 32 || 12 <= full / unit, "{full} in units of {unit}");
+    }
+}

@@ -105,6 +105,7 @@ fn an_oversized_message_is_refused_before_it_is_sent() {
         phase: Phase::Loading,
         kind: jackalope_protocol::FailureKind::Model,
         message: "x".repeat(MAX_FRAME_BYTES + 1),
+        peers: Vec::new(),
     });
     assert!(matches!(frame::encode(&message), Err(FrameError::Oversized { .. })));
 }

@@ -8,6 +8,13 @@ use jackalope_transport::bench::{Contestant, Effort, LinkOp, LinkRow, contestant
 
 use super::MlxGroup;
 
+/// What is measured beside the group itself.
+pub(super) struct Contestants<'a> {
+    pub(super) groups: &'a [MlxGroup],
+    /// A native group whose connections are encrypted.
+    pub(super) encrypted: Option<&'a mut Group>,
+}
+
 /// One row, and what it is about.
 pub(super) struct Timed {
     pub(super) backend: &'static str,
@@ -19,7 +26,7 @@ pub(super) struct Timed {
 /// depend on the size.
 pub(super) fn take(
     group: &mut Group,
-    groups: &[MlxGroup],
+    others: &mut Contestants<'_>,
     bytes: usize,
     all: bool,
     effort: &Effort,
@@ -36,7 +43,12 @@ pub(super) fn take(
         names.push((backend, via, op));
         contestants.push(contestant(op, bytes, group.size()));
     }
-    for inside in groups {
+    if let Some(encrypted) = others.encrypted.as_deref_mut() {
+        let mut sums = contestant(LinkOp::AllSum, bytes, encrypted.size());
+        names.push(("tcp", "encrypted", LinkOp::AllSum));
+        contestants.push(Box::new(move |_, calls, times| sums(encrypted, calls, times)));
+    }
+    for inside in others.groups {
         for op in [LinkOp::AllSum, LinkOp::AllGather] {
             names.push((inside.backend, "mlx", op));
             contestants.push(evaluating(&inside.group, op, bytes)?);

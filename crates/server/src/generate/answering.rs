@@ -121,6 +121,9 @@ impl Answering {
             Event::Finished { reason, .. } => choice.text.finish(reason),
             Event::NotANumber { .. } => return Err(ApiError::NotANumber),
             Event::GuideFailed { message, .. } => return Err(ApiError::GuideFailed { message }),
+            Event::Poisonous(failure) => {
+                return Err(ApiError::Poisonous { message: failure.to_string() });
+            }
             Event::Failed(failure) => return Err(ApiError::from_failure(failure)),
         };
         if delta.finish.is_some() {

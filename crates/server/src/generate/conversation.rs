@@ -63,7 +63,9 @@ impl Conversation {
     /// All there is to compute. Takes the stop strings out of the wishes.
     pub(crate) fn job(&self, wishes: &mut Wishes, serving: &Serving) -> Result<Job, ApiError> {
         let limits = serving.engine_limits()?;
-        let prompt = self.encode(serving)?;
+        let rendered = self.render(serving)?;
+        wishes.check_length(&rendered, self.param, serving)?;
+        let prompt = self.tokenize(&rendered, serving)?;
         let text = serving.text();
         let takes_tools = self.takes_tools();
         let format = if takes_tools { text.answer.clone() } else { text.answer.without_tools() };
@@ -169,6 +171,16 @@ impl Conversation {
 
     /// The prompt's tokens.
     pub(crate) fn encode(&self, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
+        self.tokenize(&self.render(serving)?, serving)
+    }
+
+    fn tokenize(&self, rendered: &str, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
+        let tokens = serving.text().tokenizer.encode(rendered, false);
+        tokens.map_err(|err| ApiError::from_text(err, self.param))
+    }
+
+    /// The prompt as the template writes it.
+    fn render(&self, serving: &Serving) -> Result<String, ApiError> {
         let mut kwargs = self.kwargs.clone();
         if let Some(enabled) = self.thinking.enabled.or(serving.enable_thinking()) {
             kwargs.entry("enable_thinking").or_insert(enabled.into());
@@ -183,14 +195,13 @@ impl Conversation {
             add_generation_prompt: !self.continues_message && !self.no_generation_prompt,
         };
         let refused = |err| ApiError::from_text(err, self.param);
-        if !self.continues_message {
-            return serving.text().encode_chat(&prompt).map_err(refused);
-        }
         let template =
             serving.text().template.as_ref().ok_or_else(|| refused(TextError::NoTemplate))?;
-        let rendered = template.render(&prompt).map_err(refused)?;
-        let begun = &rendered[..self.end_of_last_message(&rendered)?];
-        serving.text().tokenizer.encode(begun, false).map_err(refused)
+        let mut rendered = template.render(&prompt).map_err(refused)?;
+        if self.continues_message {
+            rendered.truncate(self.end_of_last_message(&rendered)?);
+        }
+        Ok(rendered)
     }
 
     /// Where the content of the last message ends in the rendered conversation, before anything that

@@ -74,6 +74,7 @@ impl Job {
         serving: &Serving,
     ) -> Result<Job, ApiError> {
         let limits = serving.engine_limits()?;
+        wishes.check_length(prompt, param, serving)?;
         let tokens = serving.text().tokenizer.encode_prompt(prompt);
         let tokens = tokens.map_err(|err| ApiError::from_text(err, param))?;
         wishes.guidance.compile(serving)?;

@@ -101,6 +101,19 @@ impl Wishes {
             .collect()
     }
 
+    /// Refuses a text that can never fit, unless a part of it is taken.
+    pub(crate) fn check_length(
+        &self,
+        text: &str,
+        param: &'static str,
+        serving: &Serving,
+    ) -> Result<(), ApiError> {
+        match self.truncation {
+            None => serving.check_length(text, param),
+            Some(_) => Ok(()),
+        }
+    }
+
     /// The part of a prompt that is taken.
     pub(crate) fn taken<'a>(&self, prompt: &'a [TokenId], limits: &Limits) -> &'a [TokenId] {
         let most = match self.truncation {

@@ -56,6 +56,7 @@ fn embedded(options: &PredictOptions, serving: &Serving) -> Result<Vec<TokenId>,
     }
     let is_empty = options.embeddings.is_empty();
     let text = if is_empty { &options.prompt } else { &options.embeddings };
+    serving.check_length(text, "embeddings")?;
     let tokens = serving.text().tokenizer.encode_prompt(text);
     tokens.map_err(|err| ApiError::from_text(err, "embeddings"))
 }

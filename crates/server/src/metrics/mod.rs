@@ -62,6 +62,11 @@ fn text(state: &ServerState) -> String {
     push_labelled(&mut text, &seen);
     push_http(&mut text, &totals);
     push_keys(&mut text, &totals);
+    if let Some(num_dropped) = state.config().log_lines_dropped {
+        let name = "jackalope_log_lines_dropped_total";
+        text.family(name, Kind::Counter, "Lines of the log that nobody read, and were dropped.");
+        text.sample(name, &[], num_dropped() as f64);
+    }
     let server = (totals, seen, state.started_at().elapsed().as_secs_f64());
     for Family { name, kind, help, value } in SERVER {
         text.family(name, *kind, help);

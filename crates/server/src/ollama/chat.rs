@@ -15,7 +15,7 @@ use super::options::{NAMES, thinking, wishes};
 use super::request::{ChatRequest, Message, Role, Shared, Tool, Tools};
 use super::schema::OllamaChatBody;
 use crate::ServerState;
-use crate::body::{model_of, parse, read_json_body};
+use crate::body::{model_of, parse, read_unlabelled_json_body};
 use crate::error::ApiError;
 use crate::generate::{Answer, AnswerPlan, Conversation, Job, ToolChoice, check_count};
 use crate::limits::ServerLimits;
@@ -40,7 +40,7 @@ pub(crate) async fn chat(
 ) -> Result<Response, ApiError> {
     let answered = async {
         let place = state.open_stream()?;
-        let body = read_json_body(request, state.limits()).await?;
+        let body = read_unlabelled_json_body(request, state.limits()).await?;
         let name = model_of(&body)?;
         let shared: Shared = parse(&body)?;
         let chat: ChatRequest = parse(&body)?;

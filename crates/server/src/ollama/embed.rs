@@ -14,7 +14,7 @@ use super::lifetime::{self, KeepAlive};
 use super::open;
 use super::schema::{OllamaEmbedBody, OllamaEmbeddingsBody};
 use crate::ServerState;
-use crate::body::{model_of, parse, read_json_body};
+use crate::body::{model_of, parse, read_unlabelled_json_body};
 use crate::embed::{self, Embedding};
 use crate::error::ApiError;
 use crate::generate::check_count;
@@ -78,7 +78,7 @@ pub(crate) async fn embed(
 ) -> Result<Json<Embedded>, ApiError> {
     let began = Instant::now();
     let _place = state.open_stream()?;
-    let body = read_json_body(request, state.limits()).await?;
+    let body = read_unlabelled_json_body(request, state.limits()).await?;
     let serving = open(&state, model_of(&body)?.as_deref()).await?;
     let request: EmbedRequest = parse(&body)?;
     lifetime::keep(&serving, request.keep_alive);
@@ -117,7 +117,7 @@ pub(crate) async fn embeddings(
     request: Request<Body>,
 ) -> Result<Json<EmbeddedOne>, ApiError> {
     let _place = state.open_stream()?;
-    let body = read_json_body(request, state.limits()).await?;
+    let body = read_unlabelled_json_body(request, state.limits()).await?;
     let serving = open(&state, model_of(&body)?.as_deref()).await?;
     let request: EmbeddingsRequest = parse(&body)?;
     lifetime::keep(&serving, request.keep_alive);
@@ -138,6 +138,9 @@ fn tokens(
 ) -> Result<Vec<Vec<TokenId>>, ApiError> {
     let most = serving.engine_limits()?.max_prompt_tokens as usize;
     let encode = |text: &String| {
+        if !truncate {
+            serving.check_length(text, "input")?;
+        }
         let encoded = serving.text().tokenizer.encode_prompt(text);
         let mut tokens = encoded.map_err(|err| ApiError::from_text(err, "input"))?;
         if truncate {

@@ -13,7 +13,7 @@ use super::request::{GenerateRequest, Shared};
 use super::schema::OllamaGenerateBody;
 use super::{lifetime, open};
 use crate::ServerState;
-use crate::body::{model_of, parse, read_json_body};
+use crate::body::{model_of, parse, read_unlabelled_json_body};
 use crate::error::ApiError;
 use crate::generate::{Answer, AnswerPlan, Conversation, Job, Thinking, Wishes};
 use crate::openapi::answers::OllamaGenerateAnswer;
@@ -40,7 +40,7 @@ pub(crate) async fn generate(
 ) -> Result<Response, ApiError> {
     let answered = async {
         let place = state.open_stream()?;
-        let body = read_json_body(request, state.limits()).await?;
+        let body = read_unlabelled_json_body(request, state.limits()).await?;
         let name = model_of(&body)?;
         let shared: Shared = parse(&body)?;
         let generate: GenerateRequest = parse(&body)?;

@@ -118,21 +118,17 @@ pub(super) fn keep(serving: &Serving, keep_alive: Option<KeepAlive>) {
     serving.state().models().keep_alive(serving.id(), time);
 }
 
-/// Gives a model back that nobody wants any more; says which.
+/// Gives a model back that nobody wants any more, where requests may decide that; says which.
 async fn unload(state: &ServerState, name: Option<&str>) -> Result<String, ApiError> {
-    let id = known(state, name)?.id;
-    match state.models().unload(&id, Duration::ZERO).await {
-        Ok(()) | Err(Kept::NotLoaded) => Ok(id),
-        // It goes as soon as those who use it have their answers.
-        Err(Kept::InUse(_)) => {
-            state.models().keep_alive(&id, Some(Duration::ZERO));
-            Ok(id)
-        }
-        Err(Kept::Unknown | Kept::Fixed) => {
-            let hint = format!("{id} stays loaded for as long as this server runs");
-            Err(ApiError::NotSupported { param: "keep_alive of 0".to_owned(), hint: Some(hint) })
+    let known = known(state, name)?;
+    if state.models().may_expire() && !known.is_pinned {
+        let unloaded = state.models().unload(&known.id, Duration::ZERO).await;
+        if let Err(Kept::InUse(_)) = unloaded {
+            // It goes as soon as those who use it have their answers.
+            state.models().keep_alive(&known.id, Some(Duration::ZERO));
         }
     }
+    Ok(known.id)
 }
 
 /// Loads a model for a request that asks nothing else, or gives it back.

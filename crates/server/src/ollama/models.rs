@@ -17,7 +17,7 @@ use super::RemoveError;
 use super::request::Named;
 use super::{full_name, known};
 use crate::ServerState;
-use crate::body::{model_of, parse, read_json_body};
+use crate::body::{model_of, parse, read_unlabelled_json_body};
 use crate::error::ApiError;
 use crate::ids::{hex, rfc3339};
 use crate::models::ModelStatus;
@@ -245,7 +245,7 @@ fn model_info(model: &ModelStatus) -> Map<String, Value> {
 }
 
 pub(super) async fn named(state: &ServerState, request: Request<Body>) -> Result<Named, ApiError> {
-    let body = read_json_body(request, state.limits()).await?;
+    let body = read_unlabelled_json_body(request, state.limits()).await?;
     // Says first of all whether it is an object.
     model_of(&body)?;
     parse(&body)
@@ -301,7 +301,7 @@ pub(crate) async fn copy(
     State(state): State<ServerState>,
     request: Request<Body>,
 ) -> Result<Json<Value>, ApiError> {
-    let body = read_json_body(request, state.limits()).await?;
+    let body = read_unlabelled_json_body(request, state.limits()).await?;
     model_of(&body)?;
     let copy: Copy = parse(&body)?;
     let source = copy.source.ok_or(ApiError::Missing { param: "source" })?;

@@ -85,7 +85,7 @@ fn prepare(
     let limits = serving.engine_limits()?;
     // What stands around an infill brings the special tokens.
     let add_special_tokens = completion.add_special_tokens.unwrap_or(true) && infill.is_none();
-    let mut prompts = prompts(completion.prompt, add_special_tokens, serving)?;
+    let mut prompts = prompts(completion.prompt, add_special_tokens, &wishes, serving)?;
     if let Some(infill) = infill {
         prompts.iter_mut().for_each(|prompt| prompt.tokens = infill.around(&prompt.tokens));
     }
@@ -128,10 +128,12 @@ struct WrittenPrompt {
 fn prompts(
     prompts: Option<Prompts>,
     add_special_tokens: bool,
+    wishes: &Wishes,
     serving: &Serving,
 ) -> Result<Vec<WrittenPrompt>, ApiError> {
     let tokenizer = &serving.text().tokenizer;
     let encode = |text: String| {
+        wishes.check_length(&text, "prompt", serving)?;
         let tokens = match add_special_tokens {
             true => tokenizer.encode_prompt(&text),
             false => tokenizer.encode(&text, false),

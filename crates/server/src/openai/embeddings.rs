@@ -134,6 +134,7 @@ fn prepare(
     check_count("input", num_texts, serving.state().limits().embedding_inputs)?;
     let tokenizer = &serving.text().tokenizer;
     let encode = |text: &String| {
+        serving.check_length(text, "input")?;
         tokenizer.encode_prompt(text).map_err(|err| ApiError::from_text(err, "input"))
     };
     let texts = match input {

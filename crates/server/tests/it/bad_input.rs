@@ -364,3 +364,24 @@ async fn wrong_addresses_are_told_apart() {
     }
     check_alive(&server).await;
 }
+
+/// Its bytes alone say that it cannot fit, so it is refused before it is tokenised.
+#[tokio::test]
+async fn a_text_that_can_never_fit_is_refused_by_its_bytes() {
+    let server = Setup::says("Hello").start().await;
+    let text = "Hello world. ".repeat(50_000);
+    for (path, body) in [
+        (CHAT, json!({"messages": [{"role": "user", "content": text}]})),
+        ("/v1/completions", json!({"prompt": text})),
+        ("/v1/embeddings", json!({"input": text})),
+    ] {
+        let reply = server.post(path, &body).await;
+        assert_eq!(reply.status, 400, "{path}");
+        let error = reply.error();
+        assert_eq!(error["code"], "context_length_exceeded", "{path}");
+        assert!(error["message"].as_str().unwrap().contains("bytes"), "{path}: {error}");
+    }
+    let cut = json!({"prompt": text, "truncate_prompt_tokens": 3, "max_tokens": 1});
+    assert_eq!(server.post("/v1/completions", &cut).await.status, 200);
+    check_alive(&server).await;
+}

@@ -13,11 +13,10 @@ use crate::support::{Setup, chat_body, events, post};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Gives requests up at the first loss of a rank, and is back soon.
+/// Gives requests up when ranks fail in a row, and is back soon.
 fn impatient(setup: Setup) -> Setup {
     setup.engine(|config| {
-        config.retry.failures_max = 1;
-        config.retry.pause_first = Duration::from_millis(1);
+        config.retry.standstill_max = Duration::from_millis(10);
     })
 }
 
@@ -187,7 +186,7 @@ async fn a_failure_before_the_first_token_has_its_own_status() {
         let asking = server.chat(json!({"stream": stream}));
         let crash = async {
             server.until("it runs", |status| status.running == 1).await;
-            server.control.order(FakeOrder::Crash { rank: 1 });
+            server.control.order(FakeOrder::CrashAgain { rank: 1, attempts: 4 });
         };
         let (reply, ()) = tokio::join!(asking, crash);
         assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE, "{}", reply.body);
@@ -208,7 +207,7 @@ async fn a_failure_in_the_middle_of_a_stream_is_told_in_it() {
     server.control.order(FakeOrder::Pace(Duration::from_millis(1)));
     let mut live = server.open(post(CHAT, streaming())).await;
     live.read_until("\"content\":\"!\"").await;
-    server.control.order(FakeOrder::Crash { rank: 1 });
+    server.control.order(FakeOrder::CrashAgain { rank: 1, attempts: 4 });
     while live.next_frame().await.is_some() {}
     let last = events(&live.seen).pop().unwrap();
     let last: serde_json::Value = serde_json::from_str(&last).unwrap();
@@ -259,4 +258,30 @@ async fn a_dropped_stream_is_cancelled() {
     let all_ended =
         |status: &jackalope_engine::Status| status.counters.cancelled == 3 && status.running == 0;
     server.until("all choices are cancelled", all_ended).await;
+}
+
+/// What holds the ranks up holds the engine's thread up as well here.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_engine_hangs_is_not_ready() {
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let server = Setup::answers(move |_| {
+        // An error means that nobody holds it up any more.
+        released.recv().ok();
+        vec![33; 2]
+    })
+    .start()
+    .await;
+    let ready = || async { server.get("/health/ready").await };
+    assert_eq!(ready().await.status, StatusCode::OK);
+    let _asking = server.open(post(CHAT, streaming())).await;
+    let reply = loop {
+        let reply = ready().await;
+        if reply.status != StatusCode::OK {
+            break reply;
+        }
+    };
+    assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(reply.body.contains("the engine does not answer"), "{}", reply.body);
+    drop(release);
+    while ready().await.status != StatusCode::OK {}
 }

@@ -78,7 +78,6 @@ async fn requests_are_refused_with_the_place() {
         json!({"messages": vec![json!({"role": "user", "content": "x"}); 4097]}),
         json!({"messages": [{"role": "user", "content": "forbidden"}]}),
         json!({"messages": [{"role": "user", "content": "Hello".repeat(300)}]}),
-        json!({"messages": [], "keep_alive": 0}),
         message(json!(5)),
         message(json!({"content": "x"})),
         message(json!({"role": "pope", "content": "x"})),
@@ -98,7 +97,6 @@ async fn requests_are_refused_with_the_place() {
         json!({"prompt": 5}),
         json!({"prompt": "forbidden"}),
         json!({"prompt": "Hello".repeat(300)}),
-        json!({"prompt": "", "keep_alive": "0s"}),
         json!({"raw": true, "system": "Be kind."}),
         json!({"suffix": "the end"}),
         json!({"template": "{{ .Prompt }}"}),
@@ -164,4 +162,52 @@ async fn what_is_not_there_is_told_in_the_words_that_clients_know() {
     assert_eq!((wrong.status.as_u16(), &wrong.headers["allow"]), (405, &"POST".parse().unwrap()));
     let wrong = server.get("/api/delete").await;
     assert_eq!((wrong.status.as_u16(), &wrong.headers["allow"]), (405, &"DELETE".parse().unwrap()));
+}
+
+/// What curl and clients send that do not say what they carry, and what browsers must say.
+#[tokio::test]
+async fn programs_need_no_content_type_and_pages_do() {
+    let server = Setup::says("Hello").start().await;
+    let form = "application/x-www-form-urlencoded";
+    for (path, content_type, browser, status) in [
+        (CHAT, None, None, 200),
+        (GENERATE, None, None, 200),
+        (GENERATE, Some(form), None, 200),
+        (GENERATE, Some("text/plain"), None, 415),
+        (GENERATE, Some("multipart/form-data; boundary=x"), None, 415),
+        (GENERATE, None, Some(("origin", "null")), 415),
+        (GENERATE, Some(form), Some(("sec-fetch-site", "cross-site")), 415),
+        (GENERATE, None, Some(("sec-fetch-mode", "no-cors")), 415),
+    ] {
+        let mut request = Request::builder().method(Method::POST).uri(path);
+        for (name, value) in content_type.map(|it| ("content-type", it)).into_iter().chain(browser)
+        {
+            request = request.header(name, value);
+        }
+        let body = body(path, &json!({"stream": false})).to_string();
+        let reply = server.send(request.body(Body::from(body)).unwrap()).await;
+        assert_eq!(reply.status, status, "{path} {content_type:?} {browser:?}: {}", reply.body);
+    }
+}
+
+/// Nobody's request takes the only model away from the others.
+#[tokio::test]
+async fn the_only_model_stays_whatever_a_request_says_of_keeping_it() {
+    let server = Setup::says("Hello").start().await;
+    let nothing = [
+        (CHAT, json!({"messages": [], "keep_alive": 0})),
+        (GENERATE, json!({"prompt": "", "keep_alive": "0s"})),
+    ];
+    for (path, more) in nothing {
+        let mut request = body(path, &more);
+        request["stream"] = false.into();
+        let reply = server.post(path, &request).await.ok();
+        assert_eq!(reply["done"], true, "{reply}");
+    }
+    for keep_alive in [json!(0), json!("1s"), json!("1ns"), json!(-1)] {
+        for path in [CHAT, GENERATE] {
+            let request = body(path, &json!({"keep_alive": keep_alive, "stream": false}));
+            assert_eq!(server.post(path, &request).await.status, 200, "{keep_alive}");
+        }
+    }
 }

@@ -406,15 +406,14 @@ async fn what_is_passed_over_is_noted() {
 #[tokio::test]
 async fn a_failure_within_a_stream_ends_it() {
     let setup = Setup::babbles().engine(|config| {
-        config.retry.failures_max = 1;
-        config.retry.pause_first = Duration::from_millis(1);
+        config.retry.standstill_max = Duration::from_millis(10);
     });
     let server = setup.start().await;
     server.control.order(FakeOrder::Pace(Duration::from_millis(20)));
     let body = json!({"model": MODEL, "input": "Hello", "stream": true});
     let mut live = server.open(post(PATH, body.to_string())).await;
     live.read_until("response.output_text.delta").await;
-    server.control.order(FakeOrder::Crash { rank: 1 });
+    server.control.order(FakeOrder::CrashAgain { rank: 1, attempts: 4 });
     while live.next_frame().await.is_some() {}
     let reply = Reply { status: live.status, headers: live.headers, body: live.seen };
     let events = events(&reply);

@@ -256,3 +256,110 @@ async fn connections_are_used_again_and_many_at_once() {
         client.unwrap();
     }
 }
+
+fn get(path: &str, key: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {key}\r\n\r\n")
+}
+
+/// A connection from another address of this machine.
+#[cfg(target_os = "linux")]
+async fn connect_from(last: u8, addr: SocketAddr) -> TcpStream {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(SocketAddr::from(([127, 0, 0, last], 0))).unwrap();
+    socket.connect(addr).await.unwrap()
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_and_slow_connections_keep_nobody_out() {
+    let mut setup = Setup::answers(|_| vec![33; 1_000_000]);
+    setup.context_tokens = 200_000;
+    let server = setup.limited(|config| config.limits.connections = 16).start().await;
+    server.control.order(FakeOrder::Pace(Duration::from_millis(1)));
+    let listening = listen(&server).await;
+    let body = chat_body(json!({"stream": true})).to_string();
+    let mut stream = listening.send("/v1/chat/completions", &body).await;
+    read_until(&mut stream, "\"content\":\"!\"").await;
+    // Nothing, half a head, half a body, and a request that was answered; from three addresses, of
+    // which one is everybody's.
+    let mut crowd = Vec::new();
+    for number in 0..300_u32 {
+        let mut socket = connect_from(1 + (number % 3) as u8, listening.addr).await;
+        let said = match number % 4 {
+            0 => String::new(),
+            1 => "POST /v1/completions HTTP/1.1\r\nhost:".to_owned(),
+            2 => head("/v1/completions", 1000) + "{",
+            _ => get("/health", "none"),
+        };
+        // It may have had to make room already.
+        let _ = socket.write_all(said.as_bytes()).await;
+        crowd.push(socket);
+    }
+    for last in [1, 4] {
+        let mut socket = connect_from(last, listening.addr).await;
+        socket.write_all(get("/health", "none").as_bytes()).await.unwrap();
+        let answer = read_until(&mut socket, "\r\n\r\n").await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        // While others want its place, a connection is closed once it has its answer.
+        let mut socket = connect_from(last, listening.addr).await;
+        let body = completion_body(json!({"max_tokens": 3})).to_string();
+        socket.write_all((head("/v1/completions", body.len()) + &body).as_bytes()).await.unwrap();
+        read_until(&mut socket, "completion_tokens").await;
+    }
+    // The oldest of the crowd was closed, the stream was not.
+    let mut rest = Vec::new();
+    let _ = tokio::time::timeout(Duration::from_secs(20), crowd[0].read_to_end(&mut rest))
+        .await
+        .unwrap();
+    read_until(&mut stream, "\"content\":\"!\"").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_and_administrators_get_in_while_all_places_are_busy() {
+    let mut setup = Setup::answers(|_| vec![33; 1_000_000]);
+    setup.context_tokens = 200_000;
+    let setup = setup.limited(|config| {
+        config.limits.connections = 2;
+        config.api_keys = jackalope_server::ApiKeys::new(["user"]).with_admins(["root"]);
+    });
+    let server = setup.start().await;
+    server.control.order(FakeOrder::Pace(Duration::from_millis(1)));
+    let listening = listen(&server).await;
+    let body = chat_body(json!({"stream": true})).to_string();
+    let ask = |key: &str| {
+        let key = format!("\r\nauthorization: Bearer {key}\r\n\r\n");
+        head("/v1/chat/completions", body.len()).replace("\r\n\r\n", &key) + &body
+    };
+    let mut streams = Vec::new();
+    for _ in 0..2 {
+        let mut socket = listening.connect().await;
+        socket.write_all(ask("user").as_bytes()).await.unwrap();
+        read_until(&mut socket, "\"content\":\"!\"").await;
+        streams.push(socket);
+    }
+    let cases = [
+        (ask("user"), "HTTP/1.1 429 "),
+        (get("/v1/models", "user"), "HTTP/1.1 429 "),
+        (get("/health", "user"), "HTTP/1.1 200 "),
+        (get("/health/live", ""), "HTTP/1.1 200 "),
+        (get("/metrics", "user"), "HTTP/1.1 200 "),
+        (get("/v1/models", "root"), "HTTP/1.1 200 "),
+    ];
+    for (said, wanted) in cases {
+        let mut socket = listening.connect().await;
+        socket.write_all(said.as_bytes()).await.unwrap();
+        let answer = read_until(&mut socket, "\r\n\r\n").await;
+        assert!(answer.starts_with(wanted), "{said}\n{answer}");
+    }
+    // Whoever leaves makes room.
+    drop(streams.pop());
+    server.until("one has left", |status| status.running == 1).await;
+    let mut socket = listening.connect().await;
+    loop {
+        socket.write_all(get("/v1/models", "user").as_bytes()).await.unwrap();
+        if read_until(&mut socket, "\r\n\r\n").await.starts_with("HTTP/1.1 200 ") {
+            break;
+        }
+        socket = listening.connect().await;
+    }
+}

@@ -103,6 +103,7 @@ impl Setup {
             step_time: Duration::ZERO,
             start_time: self.start_time,
             next_token: self.next_token,
+            ..FakeOptions::default()
         });
         let (engine, thread) = Engine::spawn(self.engine, ranks);
         let model = Model {

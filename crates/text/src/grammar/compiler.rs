@@ -2,6 +2,10 @@
 
 use std::fmt;
 use std::fmt::Write as _;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::{ParserFactory, regex_to_lark};
@@ -10,8 +14,8 @@ use serde_json::json;
 use super::matcher::{Matcher, first_line};
 use super::vocabulary::Vocabulary;
 use super::{
-    CHOICES_BYTES_MAX, CHOICES_MAX, Constraint, GRAMMAR_BYTES_MAX, GrammarError, REGEX_BYTES_MAX,
-    check_bytes, lark, schema,
+    CHOICES_BYTES_MAX, CHOICES_MAX, COMPILE_TIME_MAX, Constraint, GRAMMAR_BYTES_MAX, GrammarError,
+    REGEX_BYTES_MAX, check_bytes, lark, schema,
 };
 use crate::Tokenizer;
 
@@ -35,9 +39,56 @@ fn limits() -> ParserLimits {
     }
 }
 
+/// Stack of a thread that compiles. The compiler recurses over references and nesting, whose depth
+/// [`super::SCHEMA_DEPTH_MAX`] and the other limits bound; measured at up to 40 KB a level in builds
+/// that are not optimised. Only what is used of it becomes memory.
+const COMPILE_STACK_BYTES: usize = 256 << 20;
+/// Compilations under way at a time; further callers wait.
+const COMPILES_MAX: usize = 4;
+
 /// Compiles constraints for one tokenizer. Holds the trie of its vocabulary, so one is enough.
+///
+/// Each compilation runs on a thread of its own with a large stack, so that no input can overflow
+/// the stack of a thread that serves others, and its caller waits for [`COMPILE_TIME_MAX`] at most.
 pub struct GrammarCompiler {
-    factory: ParserFactory,
+    factory: Arc<ParserFactory>,
+    slots: Arc<CompileSlots>,
+}
+
+/// Counts the compilations under way.
+#[derive(Debug, Default)]
+struct CompileSlots {
+    num_taken: Mutex<usize>,
+    freed: Condvar,
+}
+
+/// One of [`COMPILES_MAX`]; free again when dropped.
+struct CompileSlot(Arc<CompileSlots>);
+
+impl CompileSlots {
+    fn lock(&self) -> MutexGuard<'_, usize> {
+        self.num_taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a slot until `deadline`.
+    fn take(slots: &Arc<CompileSlots>, deadline: Instant) -> Option<CompileSlot> {
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        let is_full = |num_taken: &mut usize| *num_taken == COMPILES_MAX;
+        let waited = slots.freed.wait_timeout_while(slots.lock(), timeout, is_full);
+        let (mut num_taken, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() && *num_taken == COMPILES_MAX {
+            return None;
+        }
+        *num_taken += 1;
+        Some(CompileSlot(Arc::clone(slots)))
+    }
+}
+
+impl Drop for CompileSlot {
+    fn drop(&mut self) {
+        *self.0.lock() -= 1;
+        self.0.freed.notify_one();
+    }
 }
 
 impl GrammarCompiler {
@@ -53,37 +104,71 @@ impl GrammarCompiler {
         })?;
         factory.quiet();
         *factory.limits_mut() = limits();
-        Ok(GrammarCompiler { factory })
+        Ok(GrammarCompiler { factory: Arc::new(factory), slots: Arc::default() })
     }
 
-    /// Compiles a constraint.
+    /// Compiles a constraint. Blocks for [`COMPILE_TIME_MAX`] at most.
     ///
     /// # Errors
-    /// It is too large or too complex, not well formed, or says something that cannot be enforced.
+    /// It is too large, too deep or too complex, not well formed, or says something that cannot be
+    /// enforced.
     pub fn compile(&self, constraint: &Constraint) -> Result<CompiledGrammar, GrammarError> {
+        let deadline = Instant::now() + COMPILE_TIME_MAX;
         let (what, grammar) = grammar(constraint)?;
-        let refused = |reason: &str| GrammarError::Compile { what, reason: first_line(reason) };
-        let parser = self.factory.create_parser(grammar).map_err(|err| {
-            // The innermost cause says which part cannot be enforced.
-            let causes: Vec<String> =
-                err.chain().map(|cause| first_line(&cause.to_string())).collect();
-            let reason = causes.join(": ");
-            if reason.contains("NoExtensionBias") {
-                return refused("it refers to itself without an end");
+        let too_long = || GrammarError::Compile {
+            what,
+            reason: format!("compiling it takes more than {} s", COMPILE_TIME_MAX.as_secs()),
+        };
+        let slot = CompileSlots::take(&self.slots, deadline).ok_or_else(too_long)?;
+        let factory = Arc::clone(&self.factory);
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let work = move || {
+            let compiled = compile(&factory, what, grammar);
+            drop(slot);
+            // Nobody waits any more if it took too long.
+            let _ = sender.send(compiled);
+        };
+        let thread = thread::Builder::new().name("grammar".to_owned());
+        let spawned = thread.stack_size(COMPILE_STACK_BYTES).spawn(work);
+        spawned.map_err(|err| GrammarError::Compile { what, reason: err.to_string() })?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        match receiver.recv_timeout(left.max(Duration::from_millis(1))) {
+            Ok(compiled) => compiled,
+            Err(RecvTimeoutError::Timeout) => Err(too_long()),
+            Err(RecvTimeoutError::Disconnected) => {
+                let reason = "its compiler panicked".to_owned();
+                Err(GrammarError::Compile { what, reason })
             }
-            if reason.contains("oneOf constraints are not supported") {
-                return refused(OVERLAPPING);
-            }
-            refused(&reason)
-        })?;
-        let mut inner = llguidance::Matcher::new(Ok(parser));
-        if let Some(warning) = inner.grammar_warnings().first() {
-            return Err(refused(warning));
         }
-        // What the first token needs is then there for every matcher.
-        inner.compute_mask_or_eos().map_err(|err| refused(&err.to_string()))?;
-        Ok(CompiledGrammar { inner })
     }
+}
+
+/// Compiles on the thread that calls.
+fn compile(
+    factory: &ParserFactory,
+    what: &'static str,
+    grammar: TopLevelGrammar,
+) -> Result<CompiledGrammar, GrammarError> {
+    let refused = |reason: &str| GrammarError::Compile { what, reason: first_line(reason) };
+    let parser = factory.create_parser(grammar).map_err(|err| {
+        // The innermost cause says which part cannot be enforced.
+        let causes: Vec<String> = err.chain().map(|cause| first_line(&cause.to_string())).collect();
+        let reason = causes.join(": ");
+        if reason.contains("NoExtensionBias") {
+            return refused("it refers to itself without an end");
+        }
+        if reason.contains("oneOf constraints are not supported") {
+            return refused(OVERLAPPING);
+        }
+        refused(&reason)
+    })?;
+    let mut inner = llguidance::Matcher::new(Ok(parser));
+    if let Some(warning) = inner.grammar_warnings().first() {
+        return Err(refused(warning));
+    }
+    // What the first token needs is then there for every matcher.
+    inner.compute_mask_or_eos().map_err(|err| refused(&err.to_string()))?;
+    Ok(CompiledGrammar { inner })
 }
 
 /// A constraint that can be enforced.

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{GrammarError, schema};
+use super::{GRAMMAR_DEFINITIONS_MAX, GRAMMAR_DEPTH_MAX, GrammarError, schema};
 
 /// What a JSON schema follows.
 const JSON: &str = "%json";
@@ -10,8 +10,9 @@ const JSON: &str = "%json";
 /// The grammar as it is compiled.
 ///
 /// # Errors
-/// It is written in another notation, or a schema in it cannot be enforced.
+/// It is too large, written in another notation, or a schema in it cannot be enforced.
 pub(super) fn prepare(grammar: &str) -> Result<String, GrammarError> {
+    check_size(grammar)?;
     let mut prepared = String::with_capacity(grammar.len());
     let mut rest = grammar;
     while let Some(place) = next_place(rest) {
@@ -33,28 +34,56 @@ pub(super) fn prepare(grammar: &str) -> Result<String, GrammarError> {
     Ok(prepared)
 }
 
+/// Refuses a grammar with more definitions or deeper brackets than are compiled.
+fn check_size(grammar: &str) -> Result<(), GrammarError> {
+    let too_large =
+        |found, limit, unit| Err(GrammarError::TooLarge { what: "grammar", found, limit, unit });
+    let (mut num_definitions, mut depth) = (0, 0_usize);
+    for (_, byte) in code(grammar) {
+        match byte {
+            b':' => num_definitions += 1,
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if GRAMMAR_DEPTH_MAX < depth {
+            return too_large(depth, GRAMMAR_DEPTH_MAX, "levels of brackets");
+        }
+    }
+    match GRAMMAR_DEFINITIONS_MAX < num_definitions {
+        true => too_large(num_definitions, GRAMMAR_DEFINITIONS_MAX, "rules and terminals"),
+        false => Ok(()),
+    }
+}
+
 /// Where the next schema, or a sign of another notation, stands outside of strings, regular
 /// expressions and comments.
 fn next_place(grammar: &str) -> Option<usize> {
     let bytes = grammar.as_bytes();
+    let is_place = |rest: &[u8]| rest.starts_with(JSON.as_bytes()) || rest.starts_with(b"::=");
+    code(grammar).map(|(idx, _)| idx).find(|idx| is_place(&bytes[*idx..]))
+}
+
+/// The bytes outside of strings, regular expressions and comments, with their positions.
+fn code(grammar: &str) -> impl Iterator<Item = (usize, u8)> + '_ {
+    let bytes = grammar.as_bytes();
     let mut quote = None;
     let mut idx = 0;
-    while idx < bytes.len() {
-        let (byte, rest) = (bytes[idx], &bytes[idx..]);
-        match quote {
-            Some(_) if byte == b'\\' => idx += 1,
-            Some(end) if byte == end || byte == b'\n' => quote = None,
-            Some(_) => {}
-            None if byte == b'#' || rest.starts_with(b"//") => {
-                idx += rest.iter().position(|it| *it == b'\n').unwrap_or(rest.len());
+    std::iter::from_fn(move || {
+        while idx < bytes.len() {
+            let (at, byte, rest) = (idx, bytes[idx], &bytes[idx..]);
+            idx += 1;
+            match quote {
+                Some(_) if byte == b'\\' => idx += 1,
+                Some(end) if byte == end || byte == b'\n' => quote = None,
+                Some(_) => {}
+                None if byte == b'#' || rest.starts_with(b"//") => {
+                    idx = at + rest.iter().position(|it| *it == b'\n').unwrap_or(rest.len());
+                }
+                None if byte == b'"' || byte == b'/' => quote = Some(byte),
+                None => return Some((at, byte)),
             }
-            None if byte == b'"' || byte == b'/' => quote = Some(byte),
-            None if rest.starts_with(JSON.as_bytes()) || rest.starts_with(b"::=") => {
-                return Some(idx);
-            }
-            None => {}
         }
-        idx += 1;
-    }
-    None
+        None
+    })
 }

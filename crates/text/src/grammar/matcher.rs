@@ -81,9 +81,17 @@ impl Matcher {
     }
 }
 
-/// The first line says what happened; the others dump the parser.
+/// Characters of a message of the compiler that are passed on.
+const REASON_CHARS_MAX: usize = 300;
+
+/// The first line says what happened; the others dump the parser. A message that quotes what it is
+/// about at length is cut.
 pub(super) fn first_line(message: &str) -> String {
-    message.lines().next().unwrap_or_default().to_owned()
+    let line = message.lines().next().unwrap_or_default();
+    match line.char_indices().nth(REASON_CHARS_MAX) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line.to_owned(),
+    }
 }
 
 fn failure(err: &impl fmt::Display) -> GrammarError {

@@ -22,14 +22,24 @@ mod vocabulary;
 pub use compiler::{CompiledGrammar, GrammarCompiler};
 pub use matcher::Matcher;
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 /// Longest JSON schema, as compact JSON.
 pub const SCHEMA_BYTES_MAX: usize = 256 << 10;
 /// Deepest nesting of schemas in a schema.
 pub const SCHEMA_DEPTH_MAX: usize = 64;
+/// Deepest nesting of a schema with what its `$ref`s lead to in the place of each.
+pub const SCHEMA_RESOLVED_DEPTH_MAX: usize = 512;
 /// Longest grammar.
 pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
+/// Most rules and terminals of a grammar.
+pub const GRAMMAR_DEFINITIONS_MAX: usize = 2048;
+/// Deepest nesting of brackets in a grammar.
+pub const GRAMMAR_DEPTH_MAX: usize = 64;
+/// Longest time for which a caller waits for a compilation.
+pub const COMPILE_TIME_MAX: Duration = Duration::from_secs(10);
 /// Longest regular expression, also as a `pattern` of a schema.
 pub const REGEX_BYTES_MAX: usize = 16 << 10;
 /// Most alternatives of [`Constraint::Choice`].

@@ -1,10 +1,15 @@
 //! Reads a JSON schema before it is compiled: what the compiler would pass over is refused, what it
 //! reads otherwise than the standard is rewritten, and what only describes is left out.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 
 use super::formats::{self, Format};
-use super::{GrammarError, REGEX_BYTES_MAX, SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX, check_bytes};
+use super::{
+    GrammarError, REGEX_BYTES_MAX, SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_RESOLVED_DEPTH_MAX,
+    check_bytes,
+};
 
 /// Keywords that describe and forbid nothing. Left out, as are those that begin with `x-`.
 const ANNOTATIONS: [&str; 16] = [
@@ -54,7 +59,37 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
         "lenient": is_lenient,
     });
     prepared.insert("x-guidance".to_owned(), settings);
-    Ok(Value::Object(prepared))
+    let prepared = Value::Object(prepared);
+    check_resolved_depth(&prepared)?;
+    Ok(prepared)
+}
+
+/// Refuses a schema that is too deep once every `$ref` is followed to its target, each target once,
+/// as the compiler does, which recurses over it.
+fn check_resolved_depth(root: &Value) -> Result<(), GrammarError> {
+    let mut followed = HashSet::new();
+    let mut left = vec![(root, 0)];
+    while let Some((value, depth)) = left.pop() {
+        if SCHEMA_RESOLVED_DEPTH_MAX < depth {
+            let (what, unit) = ("schema", "levels of nesting and references");
+            let limit = SCHEMA_RESOLVED_DEPTH_MAX;
+            return Err(GrammarError::TooLarge { what, found: depth, limit, unit });
+        }
+        match value {
+            Value::Array(list) => left.extend(list.iter().rev().map(|it| (it, depth))),
+            Value::Object(members) => {
+                left.extend(members.values().rev().map(|it| (it, depth + 1)));
+                if let Some(target) = members.get("$ref").and_then(Value::as_str)
+                    && followed.insert(target)
+                    && let Some(target) = root.pointer(target.trim_start_matches('#'))
+                {
+                    left.push((target, depth + 1));
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn refused(keyword: &str, path: &str, reason: impl Into<String>) -> GrammarError {

@@ -1,6 +1,9 @@
 //! Tokens against those of the Python package (`tests/data/make_tokenizers.py`).
 
-use jackalope_text::{TextError, TokenId};
+use std::sync::OnceLock;
+
+use jackalope_text::{TextError, TokenId, Tokenizer};
+use proptest::prelude::*;
 use serde_json::Value;
 
 use crate::checkpoint::{Checkpoint, FAMILIES, data_json, tokenizer};
@@ -31,7 +34,7 @@ fn every_family_encodes_and_decodes_like_the_python_package() {
 fn a_raw_prompt_begins_with_the_first_token_once() {
     let config = r#"{"bos_token": {"content": "<|begin_of_text|>", "special": true}}"#;
     let checkpoint = Checkpoint::of("llama3").with("tokenizer_config.json", config);
-    let tokenizer = jackalope_text::Tokenizer::load(checkpoint.dir()).unwrap();
+    let tokenizer = Tokenizer::load(checkpoint.dir()).unwrap();
     let bos = tokenizer.bos_token_id().unwrap();
     for text in ["Hello", "<|begin_of_text|>Hello"] {
         let tokens = tokenizer.encode_prompt(text).unwrap();
@@ -81,4 +84,38 @@ fn each_token_knows_its_bytes() {
 fn thinking_is_told_by_the_vocabulary() {
     assert!(tokenizer("qwen").has_thinking());
     assert!(!tokenizer("llama3").has_thinking());
+}
+
+proptest! {
+    /// Composed Hangul, blanks beside special tokens and runs of one character come to few tokens.
+    #[test]
+    fn no_text_comes_to_fewer_tokens_than_its_bound(
+        parts in prop::collection::vec(
+            prop_oneof![
+                "[a-zA-Z ]{0,40}",
+                "[ \\n\\t]{0,80}",
+                "\\PC{0,20}",
+                Just("\u{1112}\u{1161}\u{11ab}".repeat(9)),
+                Just("A\u{30a}".repeat(9)),
+                Just("<s>   <|endoftext|>   <|im_end|>  </s>".to_owned()),
+                Just("=".repeat(64)),
+            ],
+            0..8,
+        )
+    ) {
+        static TOKENIZERS: OnceLock<Vec<Tokenizer>> = OnceLock::new();
+        let text = parts.concat();
+        let tokenizers = TOKENIZERS.get_or_init(|| FAMILIES.map(tokenizer).into());
+        for (family, tokenizer) in FAMILIES.iter().zip(tokenizers) {
+            let num_tokens = tokenizer.encode(&text, false).unwrap().len();
+            prop_assert!(tokenizer.fewest_tokens(&text) <= num_tokens, "{family}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn a_long_text_is_known_to_be_long() {
+    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/jackalope-mini");
+    let tokenizer = Tokenizer::load(&dir).unwrap();
+    assert!(10_000 < tokenizer.fewest_tokens(&"Hello world. ".repeat(100_000)));
 }

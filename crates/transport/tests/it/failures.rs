@@ -291,12 +291,14 @@ fn sum_over(bytes: usize, checksums: bool, cable: Cable) -> [Result<Vec<u8>, Tra
     let handshake_bytes = if checksums { BEFORE_FIRST_BYTES } else { BEFORE_FIRST_BYTES - 8 };
     let cable = Cable {
         flip_at: cable.flip_at.map(|at| handshake_bytes + at),
+        flip_bits: 0x10,
         stutter_at: cable.stutter_at.map(|at| handshake_bytes + at),
     };
     let cable = forwarding(addrs[0], cable);
     thread::scope(|scope| {
         let join = |rank: usize| {
-            let mut config = GroupConfig { checksums, ..config(rank, &addrs) };
+            let encrypt = vec![false; 2];
+            let mut config = GroupConfig { checksums, encrypt, ..config(rank, &addrs) };
             if rank == 1 {
                 config.peers[0] = cable;
             }
@@ -348,7 +350,7 @@ fn a_segment_whose_hash_is_late_and_wrong_reaches_no_rank_whole() {
     const BYTES: usize = 4 << 20;
     // Rank 1's part of rank 0's segment is all there, its hash is not.
     let hash_at = 48 + BYTES / 2;
-    let cable = Cable { flip_at: Some(hash_at - 4), stutter_at: Some(hash_at) };
+    let cable = Cable { stutter_at: Some(hash_at), ..flipping(hash_at - 4) };
     let [zero, one] = sum_over(BYTES, true, cable);
     let error = fails(zero);
     assert!(matches!(error, TransportError::Checksum { rank: 1, .. }), "{error}");

@@ -1,4 +1,4 @@
-//! Forming groups: any order, strangers, wrong secrets, old epochs.
+//! Forming groups: any order, strangers, wrong keys, old epochs.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,7 +9,7 @@ use jackalope_transport::{
     AbsenceReason, Dtype, Group, GroupConfig, Interrupter, Listener, TransportError,
 };
 
-use super::{SECRET, config, fails, listeners, together};
+use super::{KEY, config, fails, listeners, together};
 
 /// Time for a join that is expected to fail.
 const SHORT: Duration = Duration::from_secs(1);
@@ -156,32 +156,33 @@ fn both_fail(change: Change<'_>) -> [TransportError; 2] {
 }
 
 #[test]
-fn a_wrong_secret_keeps_a_rank_out() {
-    let [accepting, dialling] = both_fail(&|config| config.secret[31] ^= 1);
-    assert!(dialling.to_string().contains("wrong secret"), "{dialling}");
+fn a_wrong_key_keeps_a_rank_out() {
+    let [accepting, dialling] = both_fail(&|config| config.key[31] ^= 1);
+    assert!(dialling.to_string().contains("it has another key"), "{dialling}");
     assert_eq!(dialling.ranks(), [0]);
     assert!(accepting.to_string().contains("turned away"), "{accepting}");
     assert_eq!(accepting.ranks(), [1]);
     for error in [accepting, dialling] {
-        assert!(!format!("{error:?}").contains(&format!("{:?}", &SECRET[..4])));
+        assert!(!format!("{error:?}").contains(&format!("{:?}", &KEY[..4])));
     }
 }
 
 #[test]
-fn an_impostor_who_says_the_right_words_without_the_secret_is_shown_the_door() {
+fn an_impostor_who_says_the_right_words_without_the_key_is_shown_the_door() {
     let (listeners, addrs) = listeners(2);
     thread::scope(|scope| {
         let (listener, zero) = (&listeners[0], config(0, &addrs));
         scope.spawn(move || sums_up(&mut Group::join(listener, zero).unwrap()));
         // Rank 1 to rank 0, of two, first of one socket, no checksums, in epoch 1.
-        let mut hello = [b"JKLPDIAL".as_slice(), &1u32.to_le_bytes(), &1u64.to_le_bytes()].concat();
-        for word in [1u32, 0, 2, 0, 1, 0] {
+        let settings = if crate::ENCRYPT { 2 } else { 0 };
+        let mut hello = [b"JKLPDIAL".as_slice(), &2u32.to_le_bytes(), &1u64.to_le_bytes()].concat();
+        for word in [1u32, 0, 2, 0, 1, settings] {
             hello.extend(word.to_le_bytes());
         }
         hello.extend([7; 32]);
         let mut impostor = TcpStream::connect(addrs[0]).unwrap();
         impostor.write_all(&hello).unwrap();
-        let mut reply = [0; 88];
+        let mut reply = [0; 92];
         impostor.read_exact(&mut reply).unwrap();
         assert_eq!(&reply[..8], b"JKLPTAKE");
         assert_eq!(&reply[12..16], [0; 4], "the words were the right ones");
@@ -195,13 +196,15 @@ fn an_impostor_who_says_the_right_words_without_the_secret_is_shown_the_door() {
 
 #[test]
 fn another_epoch_and_other_settings_keep_a_rank_out() {
-    let cases: [(Change<'_>, &str, &str); 4] = [
+    let cases: [(Change<'_>, &str, &str); 5] = [
+        (&|config| config.encrypt = vec![!crate::ENCRYPT; 2], "other settings", "other settings"),
         (&|config| config.epoch = 2, "it is in epoch 2", "it is in epoch 1"),
         (&|config| config.checksums = true, "other settings", "other settings"),
         (&|config| config.sockets_per_peer = 2, "other settings", "other settings"),
         (
             &|config| {
                 config.peers.push("127.0.0.1:1".parse().unwrap());
+                config.encrypt.push(crate::ENCRYPT);
             },
             "other settings",
             "other settings",
@@ -316,6 +319,8 @@ fn impossible_configurations_are_refused() {
     assert!(matches!(error, TransportError::RankOutside { rank: 1, size: 1 }), "{error}");
     let error = check(&|config| config.peers.clear());
     assert!(matches!(error, TransportError::GroupSize { size: 0, .. }), "{error}");
+    let error = check(&|config| config.encrypt.clear());
+    assert!(matches!(error, TransportError::EncryptFlags { found: 0, size: 1 }), "{error}");
     let error = check(&|config| config.sockets_per_peer = 17);
     assert!(matches!(error, TransportError::SocketsPerPeer { found: 17, .. }), "{error}");
     let error = fails(Listener::bind(addrs[0]));

@@ -1,7 +1,7 @@
 //! Every operation against a program too simple to be wrong.
 
 use half::{bf16, f16};
-use jackalope_transport::{Dtype, Group};
+use jackalope_transport::{Dtype, Group, pack, unpack};
 
 use super::{noise, together};
 
@@ -14,6 +14,8 @@ fn input(elements: usize, dtype: Dtype, rank: usize) -> Vec<u8> {
         Dtype::F32 => bytes.chunks_mut(4).for_each(|e| e[3] = (e[3] & 0x87) | 0x38),
         Dtype::F16 => bytes.chunks_mut(2).for_each(|e| e[1] &= 0xBF),
         Dtype::Bf16 => bytes.chunks_mut(2).for_each(|e| e[1] = (e[1] & 0x87) | 0x38),
+        Dtype::F64 => bytes.chunks_mut(8).for_each(|e| e[7] = (e[7] & 0x83) | 0x3C),
+        Dtype::Packed => bytes.chunks_mut(6).for_each(|e| e[5] &= 0x83),
         Dtype::I32 | Dtype::U32 => {}
     }
     bytes
@@ -42,6 +44,20 @@ fn reference(inputs: &[Vec<u8>], dtype: Dtype) -> Vec<u8> {
                 let wide = sum(&|rank| bf16::from_le_bytes(two(rank)).to_f32());
                 out.extend(bf16::from_f32(wide).to_le_bytes());
             }
+            Dtype::Packed => {
+                let value = |rank| {
+                    let mut number = [0; 8];
+                    unpack(element(rank), &mut number);
+                    f64::from_le_bytes(number)
+                };
+                let sum = (0..size).fold(0.0, |acc, rank| acc + value(rank));
+                out.extend(pack(&sum.to_le_bytes()));
+            }
+            Dtype::F64 => {
+                let value = |rank| f64::from_le_bytes(element(rank).try_into().unwrap());
+                let sum = (1..size).fold(value(0), |acc, rank| acc + value(rank));
+                out.extend(sum.to_le_bytes());
+            }
             Dtype::I32 => {
                 let wrapped = (0..size)
                     .fold(0i32, |acc, rank| acc.wrapping_add(i32::from_le_bytes(four(rank))));
@@ -61,13 +77,14 @@ fn reference(inputs: &[Vec<u8>], dtype: Dtype) -> Vec<u8> {
 /// the ring, of the use of several sockets.
 fn sizes(size: usize, width: usize) -> Vec<usize> {
     let num_peers = (size - 1).max(1);
-    let direct = (256 << 10) / (num_peers * num_peers) / width * width;
-    let borders = [direct, 32 << 10, size * (64 << 10), size * (256 << 10), 1 << 20];
-    let mut bytes = vec![0, width, 3 * width, 4096, 4096 + width];
-    for border in borders {
+    let direct = (256 << 10) / (num_peers * num_peers);
+    let borders = [direct, 32 << 10, size * (48 << 10), size * (192 << 10), 1 << 20];
+    let whole = 4096 / width * width;
+    let mut bytes = vec![0, width, 3 * width, whole, whole + width];
+    for border in borders.map(|border| border / width * width) {
         bytes.extend([border - width, border, border + width]);
     }
-    bytes.push(3 * (1 << 20) + 5 * width);
+    bytes.push((3 << 20) / width * width + 5 * width);
     bytes
 }
 
@@ -249,7 +266,7 @@ fn a_group_counts_what_it_does() {
         |mut group| {
             group.all_sum(&mut [0; 4096], Dtype::F32).unwrap();
             group.barrier().unwrap();
-            let mut large = vec![0; 3 << 20];
+            let mut large = vec![0; 9 << 20];
             group.all_sum(&mut large, Dtype::F32).unwrap();
             group.stats()
         },
@@ -257,7 +274,7 @@ fn a_group_counts_what_it_does() {
     for stats in stats {
         assert_eq!(stats.operations, 3);
         // Direct: 4096 bytes to each peer. Segments: two thirds of the buffer, twice.
-        assert_eq!(stats.bytes_sent, 2 * 4096 + 4 * (1 << 20));
+        assert_eq!(stats.bytes_sent, 2 * 4096 + 4 * (3 << 20));
         assert_eq!(stats.bytes_received, stats.bytes_sent);
         assert!(stats.waited <= stats.spent);
     }

@@ -11,6 +11,8 @@ use std::time::Duration;
 pub(crate) struct Cable {
     /// The byte that comes out changed.
     pub(crate) flip_at: Option<usize>,
+    /// Its bits that change.
+    pub(crate) flip_bits: u8,
     /// The byte that comes late, with all that follow it.
     pub(crate) stutter_at: Option<usize>,
 }
@@ -42,7 +44,7 @@ fn forward(mut from: TcpStream, mut to: TcpStream, cable: Cable) {
     while let Ok(got @ 1..) = from.read(&mut buffer) {
         let place_of = |at: &usize| (passed..passed + got).contains(at).then(|| *at - passed);
         if let Some(at) = cable.flip_at.as_ref().and_then(place_of) {
-            buffer[at] ^= 0x10;
+            buffer[at] ^= cable.flip_bits;
         }
         let (now, late) =
             buffer[..got].split_at(cable.stutter_at.as_ref().and_then(place_of).unwrap_or(0));

@@ -59,10 +59,40 @@ entries! { MACHINE:
         code: "stale-process",
         severity: Severity::Warn,
         title: "a program that computes models runs already",
-        explain: "It holds memory, and one RDMA device serves one process only. If its parent is gone it was left behind by a crash.",
-        type_this: &["on {node}: `kill {pid}`   (not -9: memory could stay wired)"],
+        explain: "It holds memory, and one RDMA device serves one process only. One that nobody started or asks was left behind by a crash.",
+        type_this: &["on {node}: `ps -fp {pid}` says what it is", "if nobody needs it: `kill {pid}`   (not -9: memory could stay wired)"],
         signs: &[],
         origin: "TS-05 DI-06",
+    };
+    /// A server of ours that cannot compute.
+    SERVER_NOT_READY = Entry {
+        code: "server-not-ready",
+        severity: Severity::Warn,
+        title: "a server answers, but cannot compute",
+        explain: "Its model is loading, or it has lost ranks and forms its group again.",
+        type_this: &["on {node}: `JACKALOPE_HOME={home} jackalope status` says what it waits for"],
+        signs: &[],
+        origin: "TS-05",
+    };
+    /// A server of ours that hangs.
+    SERVER_SILENT = Entry {
+        code: "server-silent",
+        severity: Severity::Warn,
+        title: "a server does not answer",
+        explain: "Its process runs, but nothing came from its HTTP port within two seconds.",
+        type_this: &["on {node}: `JACKALOPE_HOME={home} jackalope logs` may say why", "on {node}: `JACKALOPE_HOME={home} jackalope stop`, or `kill {pid}` where that knows no server"],
+        signs: &[],
+        origin: "TS-05",
+    };
+    /// A program of ours that was stopped.
+    PROGRAM_STOPPED = Entry {
+        code: "program-stopped",
+        severity: Severity::Warn,
+        title: "a program was stopped by a signal",
+        explain: "Ctrl-Z in a terminal and SIGSTOP do that; it holds its memory and its ports, and answers nobody.",
+        type_this: &["on {node}: `kill -CONT {pid}` lets it go on"],
+        signs: &[],
+        origin: "TS-05",
     };
     /// A port is taken.
     PORT_TAKEN = Entry {

@@ -1,10 +1,7 @@
-//! Memory, disk, processes, ports, clock and power of one machine.
+//! Memory, disk, clock and power of one machine.
 
 use super::{Told, gib};
 use crate::doctor::{Finding, Severity, catalogue};
-
-/// Ports of this system and of those it replaces: HTTP, the control plane, MLX's own transports.
-const PORTS: [u16; 5] = [8000, 8080, 18080, 18081, 32323];
 
 /// macOS itself wires some gigabytes, more on large machines.
 const WIRED_BYTES_USUAL: u64 = 8 << 30;
@@ -28,7 +25,6 @@ pub(super) fn check(told: Told<'_>, findings: &mut Vec<Finding>) {
     ));
     memory(told, findings);
     disk(told, findings);
-    processes(told, findings);
     clock(told, findings);
     power(told, findings);
     let version = told.report.jackalope.as_deref();
@@ -46,7 +42,8 @@ fn memory(told: Told<'_>, findings: &mut Vec<Finding>) {
         findings.push(Finding::ok(told.name, "memory", found));
     }
     let wired = told.report.mac.as_ref().and_then(|mac| mac.wired_bytes).unwrap_or(0);
-    if WIRED_BYTES_USUAL.max(total / 4) < wired && told.report.engines.is_empty() {
+    let is_idle = told.report.engines.is_empty() && told.report.programs.is_empty();
+    if WIRED_BYTES_USUAL.max(total / 4) < wired && is_idle {
         let found = format!("{} are wired", gib(wired));
         findings.push(Finding::on(&catalogue::WIRED_MEMORY, told.name, found, &[]));
     }
@@ -59,30 +56,6 @@ fn disk(told: Told<'_>, findings: &mut Vec<Finding>) {
         findings.push(Finding::on(&catalogue::DISK_LOW, told.name, found, &[]));
     } else {
         findings.push(Finding::ok(told.name, "disk", found));
-    }
-}
-
-fn processes(told: Told<'_>, findings: &mut Vec<Finding>) {
-    for process in &told.report.engines {
-        let command: String = process.command.chars().take(60).collect();
-        let memory = gib(process.resident_bytes);
-        let is_orphan = process.parent_pid == 1;
-        let whose = if is_orphan { "left behind" } else { "running" };
-        let found = format!("process {} ({memory}), {whose}: {command}", process.pid);
-        let pid = process.pid.to_string();
-        let finding = Finding::on(&catalogue::STALE_PROCESS, told.name, found, &[("pid", &pid)]);
-        let severity = if is_orphan { Severity::Warn } else { Severity::Note };
-        findings.push(finding.at_most(severity));
-    }
-    for listener in told.report.listeners.iter().filter(|it| PORTS.contains(&it.port)) {
-        let port = listener.port.to_string();
-        let by = match (&listener.program, listener.pid) {
-            (Some(program), Some(pid)) => format!(" by {program} (process {pid})"),
-            _ => String::new(),
-        };
-        let found = format!("port {port} is taken{by}");
-        let blanks = [("port", port.as_str())];
-        findings.push(Finding::on(&catalogue::PORT_TAKEN, told.name, found, &blanks));
     }
 }
 

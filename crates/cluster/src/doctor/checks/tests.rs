@@ -7,7 +7,7 @@ use crate::autoconfig::{Over, Plan};
 use crate::doctor::{Examination, Finding, Node, Ping, Severity, examine};
 use crate::hostfile::Hostfile;
 use crate::probe::{Echo, ModelFile};
-use crate::report::{Listener, Process};
+use crate::report::{HttpAnswer, Listener, OwnProgram, Process, ProgramKind};
 use crate::shell::{ShellError, ShellErrorKind};
 
 /// A cluster, what its hostfile says, and what was found.
@@ -265,7 +265,7 @@ fn memory_processes_ports_clock_and_power_are_looked_at() {
         ),
         (
             |case| {
-                let command = "jackalope-rank --rank 1".to_owned();
+                let command = "mlx_lm.server --port 9".to_owned();
                 let process = Process { pid: 7, parent_pid: 1, command, ..Process::default() };
                 report(case).engines.push(process);
             },
@@ -291,6 +291,97 @@ fn memory_processes_ports_clock_and_power_are_looked_at() {
         },
         &["all versions-differ"],
     );
+}
+
+fn program(kind: ProgramKind, pid: u32, parent_pid: u32) -> OwnProgram {
+    OwnProgram {
+        kind,
+        pid,
+        parent_pid,
+        resident_bytes: 1 << 20,
+        is_stopped: false,
+        home: Some("/home/me/.jackalope".to_owned()),
+        is_recorded: true,
+        model: Some("org/m".to_owned()),
+        answers: Vec::new(),
+        has_coordinator: None,
+    }
+}
+
+/// A server without a parent, as after nohup or in a closed terminal, with what its port answers.
+fn server(live: Option<u16>, ready: Option<u16>) -> OwnProgram {
+    let answer = HttpAnswer { url: "http://127.0.0.1:8080".to_owned(), live, ready };
+    OwnProgram { answers: vec![answer], ..program(ProgramKind::Serve, 19, 1) }
+}
+
+#[test]
+fn our_own_programs_are_judged_by_what_they_answer() {
+    type Change = fn(&mut Case);
+    let cases: [(Change, &[&str]); 8] = [
+        (
+            |case| {
+                let rank = OwnProgram {
+                    has_coordinator: Some(true),
+                    ..program(ProgramKind::Rank, 122, 1)
+                };
+                let agent = program(ProgramKind::Agent, 62, 1);
+                // A rank that waits for its coordinator has its agent's lease.
+                let waiting = OwnProgram {
+                    has_coordinator: Some(false),
+                    ..program(ProgramKind::Rank, 123, 62)
+                };
+                let all = [server(Some(200), Some(200)), agent, rank, waiting];
+                report(case).programs.extend(all);
+                let listener = |(port, pid)| Listener { port, pid: Some(pid), program: None };
+                let listeners = [(8080, 19), (18080, 19), (18081, 62)].map(listener);
+                report(case).listeners.extend(listeners);
+            },
+            &[],
+        ),
+        (
+            |case| report(case).programs.push(server(Some(200), Some(503))),
+            &["mac1 server-not-ready"],
+        ),
+        (|case| report(case).programs.push(server(Some(0), Some(0))), &["mac1 server-silent"]),
+        // Nothing to ask with is no reason to judge.
+        (|case| report(case).programs.push(server(None, None)), &[]),
+        (
+            |case| {
+                let stopped = OwnProgram { is_stopped: true, ..server(Some(0), Some(0)) };
+                report(case).programs.push(stopped);
+            },
+            &["mac1 program-stopped"],
+        ),
+        (
+            |case| {
+                let stopped = OwnProgram { is_stopped: true, ..program(ProgramKind::Agent, 62, 1) };
+                report(case).programs.push(stopped);
+            },
+            &["mac1 program-stopped"],
+        ),
+        (
+            |case| {
+                let lost =
+                    OwnProgram { has_coordinator: Some(false), ..program(ProgramKind::Rank, 7, 1) };
+                report(case).programs.push(lost);
+            },
+            &["mac1 stale-process"],
+        ),
+        (
+            |case| {
+                // Somebody's server under nohup.
+                let command = "mlx_lm.server --port 8000".to_owned();
+                let process = Process { pid: 7, parent_pid: 1, command, ..Process::default() };
+                report(case).engines.push(process);
+                let listener = Listener { port: 9000, pid: Some(7), program: None };
+                report(case).listeners.push(listener);
+            },
+            &[],
+        ),
+    ];
+    for (change, wanted) in cases {
+        check(change, wanted);
+    }
 }
 
 fn report(case: &mut Case) -> &mut crate::report::NodeReport {

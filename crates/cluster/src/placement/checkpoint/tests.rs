@@ -75,7 +75,7 @@ fn a_dense_model_is_exact() {
     assert_eq!(model.bytes_of(PartKind::Mlp), 3 * 128 * 64 * 2);
     assert_eq!(model.replicated_bytes(), 3 * 64 * 2, "two norms and the bias of a sum");
     assert_eq!(model.kv_bytes_per_token(), 2 * 2 * 16 * 2);
-    let inner = PartCut::Inner { full: 128, unit: PLAIN_UNIT };
+    let inner = PartCut::Inner { full: 128, unit: 32 };
     assert!(model.parts.iter().any(|part| part.cut == inner));
 }
 

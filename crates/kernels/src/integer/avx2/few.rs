@@ -4,8 +4,9 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::codes::Codes;
-use super::{LANES, Ordered, WithCodes, for_avx2};
-use crate::elements::{Elements, ElementsMut};
+use super::{LANES, Ordered, WithCodes, add_terms, for_avx2, no_terms, total_on_grid};
+use crate::divisible::Results;
+use crate::elements::Elements;
 use crate::integer::rounding::Rounded;
 use crate::quant::{QuantMatrix, Scales};
 use crate::unpack::scale_value;
@@ -33,38 +34,38 @@ pub(super) struct Job<'a> {
     pub(super) rows: Range<usize>,
 }
 
-pub(super) struct Multiply<'a, 'b> {
+pub(super) struct Multiply<'a, R> {
     pub(super) job: Job<'a>,
-    pub(super) out: &'a mut [ElementsMut<'b>],
+    pub(super) out: &'a mut [R],
 }
 
-impl WithCodes for Multiply<'_, '_> {
+impl<R: Results> WithCodes for Multiply<'_, R> {
     fn run<C: Codes, const LOADS: usize, const SUM_LANES: usize>(self) {
         assert_eq!(self.job.x.group_size * GROUPS, LOADS * SUM_LANES * C::REGISTERS * LANES);
         // SAFETY: `multiply_rows`, where this comes from, has detected the set.
-        unsafe { multiply::<C, LOADS, SUM_LANES>(&self.job, self.out) }
+        unsafe { multiply::<C, R, LOADS, SUM_LANES>(&self.job, self.out) }
     }
 }
 
 for_avx2! {
-    fn multiply<C: Codes, const LOADS: usize, const SUM_LANES: usize>(
+    fn multiply<C: Codes, R: Results, const LOADS: usize, const SUM_LANES: usize>(
         job: &Job<'_>,
-        out: &mut [ElementsMut<'_>],
+        out: &mut [R],
     ) {
         for start in job.rows.clone().step_by(RESULT_ROWS) {
             let rows = start..(start + RESULT_ROWS).min(job.rows.end);
             for (turn, out) in out.chunks_mut(TOKENS).enumerate() {
-                let mut results = [[0.0; RESULT_ROWS]; TOKENS];
+                let mut results = [[R::Value::default(); RESULT_ROWS]; TOKENS];
                 for row in rows.clone() {
                     if turn == 0 {
                         prefetch(job, row);
                     }
                     let idx = row - start;
                     if out.len() == 1 {
-                        let [sum] = row_sums::<C, LOADS, SUM_LANES, 1>(job, turn * TOKENS, row);
+                        let [sum] = row_sums::<C, R, LOADS, SUM_LANES, 1>(job, turn * TOKENS, row);
                         results[0][idx] = sum;
                     } else {
-                        let sums = row_sums::<C, LOADS, SUM_LANES, 2>(job, turn * TOKENS, row);
+                        let sums = row_sums::<C, R, LOADS, SUM_LANES, 2>(job, turn * TOKENS, row);
                         [results[0][idx], results[1][idx]] = sums;
                     }
                 }
@@ -86,11 +87,17 @@ for_avx2! {
     }
 
     /// The results of `T` tokens with a row.
-    fn row_sums<C: Codes, const LOADS: usize, const SUM_LANES: usize, const T: usize>(
+    fn row_sums<
+        C: Codes,
+        R: Results,
+        const LOADS: usize,
+        const SUM_LANES: usize,
+        const T: usize,
+    >(
         job: &Job<'_>,
         token: usize,
         row: usize,
-    ) -> [f32; T] {
+    ) -> [R::Value; T] {
         let Job { ordered, x, matrix, .. } = job;
         let stride = x.padded_groups * x.group_size;
         let row_bytes = matrix.format.words_per_row(matrix.input) * 4;
@@ -98,6 +105,7 @@ for_avx2! {
         assert!((row + 1) * row_bytes <= matrix.words.len() * 4, "bytes of the row");
         let num_groups = x.num_groups();
         let mut sums = [[_mm256_setzero_ps(); 2]; T];
+        let mut grid_sums = [no_terms(); T];
         for first_group in (0..num_groups).step_by(GROUPS) {
             let first_load = first_group / GROUPS * SUM_LANES * LOADS;
             let first_byte = row * row_bytes + first_load * C::LOAD_BYTES;
@@ -126,15 +134,21 @@ for_avx2! {
                 let groups = (token + t) * x.padded_groups + first_group;
                 let units = load(&x.groups.units[groups..][..GROUPS]);
                 let x_sums = load(&x.groups.sums[groups..][..GROUPS]);
-                let sum = &mut sums[t][first_group / GROUPS % 2];
                 let product = _mm256_cvtepi32_ps(products[t]);
-                *sum = _mm256_fmadd_ps(product, _mm256_mul_ps(scales, units), *sum);
+                let factors = _mm256_mul_ps(scales, units);
+                if R::IS_DIVISIBLE {
+                    let terms = _mm256_fmadd_ps(product, factors, _mm256_mul_ps(biases, x_sums));
+                    grid_sums[t] = add_terms(grid_sums[t], terms);
+                    continue;
+                }
+                let sum = &mut sums[t][first_group / GROUPS % 2];
+                *sum = _mm256_fmadd_ps(product, factors, *sum);
                 *sum = _mm256_fmadd_ps(biases, x_sums, *sum);
             }
         }
-        let mut results = [0.0; T];
+        let mut results = [R::Value::default(); T];
         for t in 0..T {
-            results[t] = total(sums[t]);
+            results[t] = R::choose(total(sums[t]), total_on_grid(grid_sums[t]));
         }
         results
     }

@@ -6,8 +6,8 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{LANES, for_avx2};
-use crate::elements::ElementsMut;
+use super::{LANES, add_terms, for_avx2, no_terms, on_grid};
+use crate::divisible::Results;
 use crate::integer::rounding::Rounded;
 use crate::integer::{E2M1, SUMS};
 use crate::quant::{QuantMatrix, QuantMode, Scales};
@@ -40,11 +40,11 @@ struct Tile {
 
 for_avx2! {
     /// All tokens with some weight rows.
-    pub(super) fn multiply(
+    pub(super) fn multiply<R: Results>(
         x: &Rounded,
         matrix: &QuantMatrix<'_>,
         rows: Range<usize>,
-        out: &mut [ElementsMut<'_>],
+        out: &mut [R],
     ) {
         let num_groups = x.num_groups();
         let mut tile = Tile {
@@ -59,12 +59,12 @@ for_avx2! {
             fill(matrix, start, num_rows, &mut tile);
             for (idx, out) in out.chunks_mut(TOKENS).enumerate() {
                 let token = idx * TOKENS;
-                let mut results = [[0.0; TILE_ROWS]; TOKENS];
+                let mut results = [[R::Value::default(); TILE_ROWS]; TOKENS];
                 match out.len() {
-                    1 => multiply_tile::<1>(x, &tile, token, &mut results),
-                    2 => multiply_tile::<2>(x, &tile, token, &mut results),
-                    3 => multiply_tile::<3>(x, &tile, token, &mut results),
-                    _ => multiply_tile::<4>(x, &tile, token, &mut results),
+                    1 => multiply_tile::<R, 1>(x, &tile, token, &mut results),
+                    2 => multiply_tile::<R, 2>(x, &tile, token, &mut results),
+                    3 => multiply_tile::<R, 3>(x, &tile, token, &mut results),
+                    _ => multiply_tile::<R, 4>(x, &tile, token, &mut results),
                 }
                 for (out, results) in out.iter_mut().zip(&results) {
                     out.store(start - rows.start, &results[..num_rows]);
@@ -74,11 +74,11 @@ for_avx2! {
     }
 
     /// The inner loops: `T` tokens with all rows of the tile.
-    fn multiply_tile<const T: usize>(
+    fn multiply_tile<R: Results, const T: usize>(
         x: &Rounded,
         tile: &Tile,
         token: usize,
-        results: &mut [[f32; TILE_ROWS]; TOKENS],
+        results: &mut [[R::Value; TILE_ROWS]; TOKENS],
     ) {
         let group_pairs = x.group_size / 2;
         let num_pairs = x.num_groups() * group_pairs;
@@ -87,6 +87,7 @@ for_avx2! {
         assert!(num_pairs * REGISTERS <= tile.codes.len(), "codes of the tile");
         let values = x.values[token * x.input..].as_ptr();
         let mut sums = [[[_mm256_setzero_ps(); REGISTERS]; T]; SUMS];
+        let mut grid_sums = [[no_terms(); REGISTERS]; T];
         for group in 0..x.num_groups() {
             let mut products = [[_mm256_setzero_si256(); REGISTERS]; T];
             for pair in group * group_pairs..(group + 1) * group_pairs {
@@ -114,8 +115,15 @@ for_avx2! {
                 let x_sum = _mm256_set1_ps(x.groups.sums[at]);
                 for r in 0..REGISTERS {
                     let factor = _mm256_mul_ps(load(&tile.scales[group], r), unit);
-                    let sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(products[t][r]), factor, sums[t][r]);
-                    sums[t][r] = _mm256_fmadd_ps(load(&tile.biases[group], r), x_sum, sum);
+                    let product = _mm256_cvtepi32_ps(products[t][r]);
+                    let bias = load(&tile.biases[group], r);
+                    if R::IS_DIVISIBLE {
+                        let terms = _mm256_fmadd_ps(product, factor, _mm256_mul_ps(bias, x_sum));
+                        grid_sums[t][r] = add_terms(grid_sums[t][r], terms);
+                        continue;
+                    }
+                    let sum = _mm256_fmadd_ps(product, factor, sums[t][r]);
+                    sums[t][r] = _mm256_fmadd_ps(bias, x_sum, sum);
                 }
             }
         }
@@ -128,9 +136,14 @@ for_avx2! {
                     }
                     half /= 2;
                 }
-                let results = &mut results[t][r * REGISTER_ROWS..][..REGISTER_ROWS];
+                let mut plain = [0.0; REGISTER_ROWS];
                 // SAFETY: eight results.
-                unsafe { _mm256_storeu_ps(results.as_mut_ptr(), sums[0][t][r]) };
+                unsafe { _mm256_storeu_ps(plain.as_mut_ptr(), sums[0][t][r]) };
+                let on_grid = on_grid(grid_sums[t][r]);
+                let results = &mut results[t][r * REGISTER_ROWS..][..REGISTER_ROWS];
+                for row in 0..REGISTER_ROWS {
+                    results[row] = R::choose(plain[row], on_grid[row]);
+                }
             }
         }
     }

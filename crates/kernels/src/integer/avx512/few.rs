@@ -4,8 +4,8 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::codes::{Codes, Factors, Packed};
-use super::{Job, LINE, Line, for_avx512};
-use crate::elements::ElementsMut;
+use super::{Job, LINE, Line, Sums, for_avx512};
+use crate::divisible::Results;
 use crate::integer::SUMS;
 use crate::integer::rounding::Groups;
 
@@ -23,7 +23,7 @@ const RESULT_ROWS: usize = 4 * TOTAL_ROWS;
 const PREFETCH_BYTES: usize = 16 << 10;
 
 /// Results `[tokens, rows]`.
-type Results = [[f32; RESULT_ROWS]; TOKENS];
+type RowResults<V> = [[V; RESULT_ROWS]; TOKENS];
 
 /// What all rows meet, as pointers to what was checked once.
 #[derive(Clone, Copy)]
@@ -74,10 +74,10 @@ impl<'a> Streams<'a> {
 
 for_avx512! {
     /// All tokens with the rows of the job.
-    pub(super) fn multiply<C: Codes, const LANES: usize>(
+    pub(super) fn multiply<C: Codes, O: Results, const LANES: usize>(
         job: &Job<'_>,
         token_lines: usize,
-        out: &mut [ElementsMut<'_>],
+        out: &mut [O],
     ) {
         let streams = Streams::new(job, token_lines, out.len());
         // The lines of all steps, so many for each sixteen groups.
@@ -86,16 +86,16 @@ for_avx512! {
         prefetch(&job.matrix.words[job.rows.start * (streams.row_bytes / 4)..]);
         for start in job.rows.clone().step_by(RESULT_ROWS) {
             let rows = start..(start + RESULT_ROWS).min(job.rows.end);
-            let mut results = [[0.0; RESULT_ROWS]; TOKENS];
+            let mut results = [[O::Value::default(); RESULT_ROWS]; TOKENS];
             // Rows share the loads of activations, unless there are tokens enough to fill the registers.
             match out.len() {
                 1 if C::PAIRS_ROWS => {
-                    some_rows::<C, LANES, 1, 2>(&streams, rows.clone(), &mut results);
+                    some_rows::<C, O::Lanes16, LANES, 1, 2>(&streams, rows.clone(), &mut results);
                 }
-                1 => some_rows::<C, LANES, 1, 1>(&streams, rows.clone(), &mut results),
-                2 => some_rows::<C, LANES, 2, 2>(&streams, rows.clone(), &mut results),
-                3 => some_rows::<C, LANES, 3, 1>(&streams, rows.clone(), &mut results),
-                TOKENS => some_rows::<C, LANES, TOKENS, 1>(&streams, rows.clone(), &mut results),
+                1 => some_rows::<C, O::Lanes16, LANES, 1, 1>(&streams, rows.clone(), &mut results),
+                2 => some_rows::<C, O::Lanes16, LANES, 2, 2>(&streams, rows.clone(), &mut results),
+                3 => some_rows::<C, O::Lanes16, LANES, 3, 1>(&streams, rows.clone(), &mut results),
+                TOKENS => some_rows::<C, O::Lanes16, LANES, TOKENS, 1>(&streams, rows.clone(), &mut results),
                 _ => unreachable!("more are for tiles"),
             }
             for (out, results) in out.iter_mut().zip(&results) {
@@ -106,18 +106,20 @@ for_avx512! {
 
     /// `T` tokens with `rows`, `R` of them at a time.
     #[inline]
-    fn some_rows<C: Codes, const LANES: usize, const T: usize, const R: usize>(
+    fn some_rows<C: Codes, S: Sums, const LANES: usize, const T: usize, const R: usize>(
         streams: &Streams<'_>,
         rows: Range<usize>,
-        results: &mut Results,
+        results: &mut RowResults<S::Value>,
     ) {
         for start in rows.clone().step_by(TOTAL_ROWS) {
             let num_rows = TOTAL_ROWS.min(rows.end - start);
-            let mut sums = [[_mm512_setzero_ps(); TOTAL_ROWS]; T];
+            // SAFETY: the machine has the set.
+            let none = unsafe { S::none() };
+            let mut sums = [[none; TOTAL_ROWS]; T];
             for first in (0..num_rows).step_by(R) {
                 let row = start + first;
                 if num_rows - first >= R {
-                    let row_sums = row_sums::<C, LANES, T, R>(streams, row);
+                    let row_sums = row_sums::<C, S, LANES, T, R>(streams, row);
                     for t in 0..T {
                         for r in 0..R {
                             sums[t][first + r] = row_sums[t][r];
@@ -126,10 +128,10 @@ for_avx512! {
                     continue;
                 }
                 for r in 0..num_rows - first {
-                    let mut row_sums = [[_mm512_setzero_ps(); 1]; T];
+                    let mut row_sums = [[none; 1]; T];
                     for block in 0..streams.padded_groups / SUMS {
                         // SAFETY: a row of the matrix, and a block of it.
-                        unsafe { add_last::<C, LANES, T, 1>(streams, row + r, block, &mut row_sums) };
+                        unsafe { add_last::<C, S, LANES, T, 1>(streams, row + r, block, &mut row_sums) };
                     }
                     for t in 0..T {
                         sums[t][first + r] = row_sums[t][0];
@@ -138,8 +140,8 @@ for_avx512! {
             }
             for t in 0..T {
                 let results = &mut results[t][start - rows.start..][..TOTAL_ROWS];
-                // SAFETY: sixteen results.
-                unsafe { _mm512_storeu_ps(results.as_mut_ptr(), totals(&sums[t])) };
+                // SAFETY: the machine has the set.
+                results.copy_from_slice(&unsafe { S::totals(&sums[t]) });
             }
         }
     }
@@ -148,11 +150,12 @@ for_avx512! {
     // Closures around vectors would be compiled on their own, without the features; large functions with the features
     // are not always inlined. What is small is always inlined, below, and so has the features of these here.
     #[inline]
-    fn row_sums<C: Codes, const LANES: usize, const T: usize, const R: usize>(
+    fn row_sums<C: Codes, S: Sums, const LANES: usize, const T: usize, const R: usize>(
         streams: &Streams<'_>,
         row: usize,
-    ) -> [[__m512; R]; T] {
-        let mut sums = [[_mm512_setzero_ps(); R]; T];
+    ) -> [[S; R]; T] {
+        // SAFETY: the machine has the set.
+        let mut sums = [[unsafe { S::none() }; R]; T];
         let block_bytes = LANES * C::LOADS * C::LOAD_BYTES;
         // Whole blocks, if a line can be read from each of their loads on.
         let last = (row + R - 1) * streams.row_bytes;
@@ -160,13 +163,13 @@ for_avx512! {
         let num_whole = if last + bytes <= streams.num_bytes { streams.whole_blocks } else { 0 };
         for block in 0..num_whole {
             // SAFETY: rows of the matrix, and as many whole blocks.
-            unsafe { add_block::<C, LANES, T, R, true>(streams, row, block, &mut sums) };
+            unsafe { add_block::<C, S, LANES, T, R, true>(streams, row, block, &mut sums) };
         }
         for block in num_whole..streams.padded_groups / SUMS {
             // What a call is given by reference is in memory; `sums` is not to be.
             let mut last_sums = sums;
             // SAFETY: rows of the matrix, and a block of them.
-            unsafe { add_last::<C, LANES, T, R>(streams, row, block, &mut last_sums) };
+            unsafe { add_last::<C, S, LANES, T, R>(streams, row, block, &mut last_sums) };
             sums = last_sums;
         }
         sums
@@ -177,14 +180,14 @@ for_avx512! {
     /// # Safety
     /// The rows and the block are in the matrix.
     #[inline(never)]
-    unsafe fn add_last<C: Codes, const LANES: usize, const T: usize, const R: usize>(
+    unsafe fn add_last<C: Codes, S: Sums, const LANES: usize, const T: usize, const R: usize>(
         streams: &Streams<'_>,
         row: usize,
         block: usize,
-        sums: &mut [[__m512; R]; T],
+        sums: &mut [[S; R]; T],
     ) {
         // SAFETY: the caller's promise.
-        unsafe { add_block::<C, LANES, T, R, false>(streams, row, block, sums) };
+        unsafe { add_block::<C, S, LANES, T, R, false>(streams, row, block, sums) };
     }
 
     /// Asks for the first rows, which no row before them asks for.
@@ -197,7 +200,7 @@ for_avx512! {
 
     /// As `super::super::total`, of sixteen results.
     #[inline]
-    fn totals(sums: &[__m512; TOTAL_ROWS]) -> __m512 {
+    pub(super) fn totals(sums: &[__m512; TOTAL_ROWS]) -> __m512 {
         let mut fours = [_mm512_setzero_ps(); 4];
         for k in 0..4 {
             let (low, high) = (add_halves(sums[k], sums[4 + k]), add_halves(sums[8 + k], sums[12 + k]));
@@ -239,6 +242,7 @@ for_avx512! {
 #[inline(always)]
 unsafe fn add_block<
     C: Codes,
+    S: Sums,
     const LANES: usize,
     const T: usize,
     const R: usize,
@@ -247,7 +251,7 @@ unsafe fn add_block<
     streams: &Streams<'_>,
     row: usize,
     block: usize,
-    sums: &mut [[__m512; R]; T],
+    sums: &mut [[S; R]; T],
 ) {
     // SAFETY: the caller's promise, and lines and groups of all blocks are there.
     unsafe {
@@ -291,7 +295,7 @@ unsafe fn add_block<
                 let product = in_order::<LANES>(fours);
                 let first = t * streams.padded_groups + first_group;
                 sums[t][r] =
-                    add_products::<C>(streams.groups, first, product, scales[r], sums[t][r]);
+                    add_products::<C, S>(streams.groups, first, product, scales[r], sums[t][r]);
             }
         }
     }
@@ -457,13 +461,13 @@ unsafe fn in_order<const LANES: usize>(fours: [__m512i; 4]) -> __m512i {
 /// # Safety
 /// These groups are there.
 #[inline(always)]
-unsafe fn add_products<C: Codes>(
+unsafe fn add_products<C: Codes, S: Sums>(
     x: &Groups,
     first: usize,
     product: __m512i,
     [scales, biases]: [__m512; 2],
-    sums: __m512,
-) -> __m512 {
+    sums: S,
+) -> S {
     // SAFETY: the caller's promise.
     unsafe {
         let mut product = product;
@@ -473,8 +477,8 @@ unsafe fn add_products<C: Codes>(
             product = _mm512_sub_epi32(product, offset);
         }
         let factors = _mm512_mul_ps(scales, _mm512_loadu_ps(x.units.as_ptr().add(first)));
-        let sums = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), factors, sums);
-        _mm512_fmadd_ps(biases, _mm512_loadu_ps(x.sums.as_ptr().add(first)), sums)
+        let x_sums = _mm512_loadu_ps(x.sums.as_ptr().add(first));
+        sums.add(_mm512_cvtepi32_ps(product), [factors, biases], x_sums)
     }
 }
 

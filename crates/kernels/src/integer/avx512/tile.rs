@@ -7,8 +7,8 @@
 use std::arch::x86_64::*;
 
 use super::codes::{Codes, Factors, Packed, prefetch_factors};
-use super::{Job, LINE, Line, WithCodes, for_avx512};
-use crate::elements::ElementsMut;
+use super::{Job, LINE, Line, Sums, WithCodes, for_avx512};
+use crate::divisible::Results;
 use crate::integer::SUMS;
 
 /// Rows of activations computed together.
@@ -77,10 +77,10 @@ struct Tile {
 
 for_avx512! {
     /// All tokens with the rows of the job.
-    pub(super) fn multiply<C: Codes, const GROUP_LANES: usize>(
+    pub(super) fn multiply<C: Codes, R: Results, const GROUP_LANES: usize>(
         job: &Job<'_>,
         token_lines: usize,
-        out: &mut [ElementsMut<'_>],
+        out: &mut [R],
     ) {
         let x = job.x;
         let row_words = job.matrix.format.words_per_row(job.matrix.input);
@@ -101,10 +101,10 @@ for_avx512! {
                 let lines = &job.lines.lines[tile_idx * TOKENS * token_lines..];
                 let token = tile_idx * TOKENS;
                 let results = match out.len() {
-                    1 => multiply_tile::<C, 1>(job, &tile, lines, token, ahead),
-                    2 => multiply_tile::<C, 2>(job, &tile, lines, token, ahead),
-                    3 => multiply_tile::<C, 3>(job, &tile, lines, token, ahead),
-                    _ => multiply_tile::<C, 4>(job, &tile, lines, token, ahead),
+                    1 => multiply_tile::<C, R::Lanes16, 1>(job, &tile, lines, token, ahead),
+                    2 => multiply_tile::<C, R::Lanes16, 2>(job, &tile, lines, token, ahead),
+                    3 => multiply_tile::<C, R::Lanes16, 3>(job, &tile, lines, token, ahead),
+                    _ => multiply_tile::<C, R::Lanes16, 4>(job, &tile, lines, token, ahead),
                 };
                 ahead = &[];
                 for (out, results) in out.iter_mut().zip(&results) {
@@ -118,13 +118,13 @@ for_avx512! {
     ///
     /// One partial sum is in registers at a time, and few wait in memory to be added up.
     #[inline]
-    fn multiply_tile<C: Codes, const T: usize>(
+    fn multiply_tile<C: Codes, S: Sums, const T: usize>(
         job: &Job<'_>,
         tile: &Tile,
         lines: &[Line],
         token: usize,
         ahead: &[u32],
-    ) -> [[f32; TILE_ROWS]; TOKENS] {
+    ) -> [[S::Value; TILE_ROWS]; TOKENS] {
         const LEVELS: usize = SUMS.ilog2() as usize;
         let x = job.x;
         let num_groups = x.num_groups();
@@ -133,17 +133,19 @@ for_avx512! {
         assert!(num_words * REGISTERS <= tile.codes.len(), "codes of a tile");
         let ahead_lines = ahead.len().div_ceil(LINE_WORDS * num_groups);
         let mut ahead = ahead.as_ptr();
-        let mut waiting = [[[_mm512_setzero_ps(); REGISTERS]; T]; LEVELS];
-        let mut sums = [[_mm512_setzero_ps(); REGISTERS]; T];
+        // SAFETY: the machine has the set.
+        let none = unsafe { S::none() };
+        let mut waiting = [[[none; REGISTERS]; T]; LEVELS];
+        let mut sums = [[none; REGISTERS]; T];
         for idx in 0..SUMS {
-            sums = [[_mm512_setzero_ps(); REGISTERS]; T];
+            sums = [[none; REGISTERS]; T];
             for group in (PLACES[idx]..num_groups).step_by(SUMS) {
                 for _ in 0..ahead_lines {
                     _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
                     ahead = ahead.wrapping_add(LINE_WORDS);
                 }
                 // SAFETY: both were checked to be long enough for all groups.
-                unsafe { add_group::<C, T>(job, tile, lines.as_ptr(), (token, group), &mut sums) };
+                unsafe { add_group::<C, S, T>(job, tile, lines.as_ptr(), (token, group), &mut sums) };
             }
             for level in 0..LEVELS {
                 if (idx >> level) & 1 == 0 {
@@ -152,17 +154,18 @@ for_avx512! {
                 }
                 for t in 0..T {
                     for r in 0..REGISTERS {
-                        sums[t][r] = _mm512_add_ps(waiting[level][t][r], sums[t][r]);
+                        // SAFETY: the machine has the set.
+                        sums[t][r] = unsafe { waiting[level][t][r].plus(sums[t][r]) };
                     }
                 }
             }
         }
-        let mut results = [[0.0; TILE_ROWS]; TOKENS];
+        let mut results = [[S::Value::default(); TILE_ROWS]; TOKENS];
         for t in 0..T {
             for r in 0..REGISTERS {
                 let results = &mut results[t][r * LANES..][..LANES];
-                // SAFETY: sixteen results.
-                unsafe { _mm512_storeu_ps(results.as_mut_ptr(), sums[t][r]) };
+                // SAFETY: the machine has the set.
+                results.copy_from_slice(&unsafe { sums[t][r].values() });
             }
         }
         results
@@ -173,12 +176,12 @@ for_avx512! {
     /// # Safety
     /// The tile and the lines have the group.
     #[inline]
-    unsafe fn add_group<C: Codes, const T: usize>(
+    unsafe fn add_group<C: Codes, S: Sums, const T: usize>(
         job: &Job<'_>,
         tile: &Tile,
         lines: *const Line,
         (token, group): (usize, usize),
-        sums: &mut [[__m512; REGISTERS]; T],
+        sums: &mut [[S; REGISTERS]; T],
     ) {
         let x = job.x;
         let group_words = x.group_size / 4;
@@ -215,8 +218,9 @@ for_avx512! {
                     product = _mm512_sub_epi32(product, offset);
                 }
                 let factor = _mm512_mul_ps(tile.scales[group * REGISTERS + r], unit);
-                let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), factor, sums[t][r]);
-                sums[t][r] = _mm512_fmadd_ps(tile.biases[group * REGISTERS + r], x_sum, sum);
+                let factors = [factor, tile.biases[group * REGISTERS + r]];
+                // SAFETY: the machine has the set.
+                sums[t][r] = unsafe { sums[t][r].add(_mm512_cvtepi32_ps(product), factors, x_sum) };
             }
         }
     }

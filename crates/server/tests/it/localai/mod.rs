@@ -273,13 +273,14 @@ async fn a_client_that_takes_nothing_is_given_up_though_its_connection_lives() {
 
 #[tokio::test]
 async fn an_error_within_a_stream_is_told_in_its_trailers() {
-    let setup = Setup::babbles().engine(|config| config.retry.failures_max = 1);
+    let setup =
+        Setup::babbles().engine(|config| config.retry.standstill_max = Duration::from_millis(10));
     let server = setup.start().await;
     server.control.order(FakeOrder::Pace(Duration::from_millis(20)));
     let ask = Ask { tokens: 200, ..prompt("Hello") };
     let mut call = send(&server.state, request("PredictStream", &ask)).await;
     call.step().await;
-    server.control.order(FakeOrder::Crash { rank: 1 });
+    server.control.order(FakeOrder::CrashAgain { rank: 1, attempts: 4 });
     let (code, message) = call.end().await;
     assert_eq!(code, UNAVAILABLE, "{message}");
     assert!(message.contains("rank 1 failed while computing"), "{message}");

@@ -1,0 +1,196 @@
+//! What the model that is served holds: known from before, or hashed here, with progress.
+//!
+//! ```text
+//!                    all ranks on this machine                  ranks on several machines
+//!   hashed before    verified as they load                      compared before anything loads
+//!   never hashed     loaded in the files' present state,        every machine hashes its copy first,
+//!                    hashed once the server is ready            then they are compared
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use jackalope_cluster::models::content::{self, Hasher};
+use jackalope_engine::{EngineHandle, EngineState};
+use jackalope_protocol::{ExpectedContent, FileState};
+use tracing::{info, warn};
+
+use crate::environment::Environment;
+use crate::progress::Transfer;
+
+/// Between two lines in the log while a model is hashed.
+const LOG_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Between two looks at an engine that is starting.
+const READY_POLL: Duration = Duration::from_millis(250);
+
+/// Shows how far hashing is, and ends it when nobody waits any more.
+pub(crate) struct HashingWatch {
+    bar: Transfer,
+    num_bytes: AtomicU64,
+    total_bytes: AtomicU64,
+    logged_at: Mutex<Instant>,
+    is_cancelled: AtomicBool,
+}
+
+/// Cancels when dropped.
+struct Waiting(Arc<HashingWatch>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.is_cancelled.store(true, Ordering::Relaxed);
+    }
+}
+
+impl HashingWatch {
+    fn new() -> HashingWatch {
+        HashingWatch {
+            bar: Transfer::new("hashing the model", 0),
+            num_bytes: AtomicU64::new(0),
+            total_bytes: AtomicU64::new(0),
+            logged_at: Mutex::new(Instant::now()),
+            is_cancelled: AtomicBool::new(false),
+        }
+    }
+
+    /// How many bytes there will be.
+    pub(crate) fn expect(&self, num_bytes: u64) {
+        self.total_bytes.store(num_bytes, Ordering::Relaxed);
+        self.bar.expect(num_bytes);
+    }
+
+    /// Some are done.
+    pub(crate) fn add(&self, num_bytes: u64) {
+        self.bar.add(num_bytes);
+        let done_bytes = self.num_bytes.fetch_add(num_bytes, Ordering::Relaxed) + num_bytes;
+        let mut logged_at = self.logged_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if LOG_INTERVAL <= logged_at.elapsed() {
+            *logged_at = Instant::now();
+            let total_bytes = self.total_bytes.load(Ordering::Relaxed);
+            info!(done_bytes, total_bytes, "hashing the model");
+        }
+    }
+
+    /// What the checkpoint in `dir` holds.
+    pub(crate) fn hash(
+        &self,
+        dir: &Path,
+        trees_dir: Option<&Path>,
+    ) -> anyhow::Result<ExpectedContent> {
+        let on_bytes = |num_bytes| self.add(num_bytes);
+        let hasher = Hasher::new(trees_dir, &on_bytes).cancelled_by(&self.is_cancelled);
+        Ok(hasher.hash_dir(dir)?.into())
+    }
+}
+
+/// Does work that hashes, on a thread of its own. Cancelled if the caller stops waiting.
+pub(crate) async fn hashing<T: Send + 'static>(
+    work: impl FnOnce(&HashingWatch) -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    let watch = Arc::new(HashingWatch::new());
+    let waiting = Waiting(Arc::clone(&watch));
+    let result = tokio::task::spawn_blocking(move || work(&watch)).await?;
+    waiting.0.bar.finish();
+    result
+}
+
+/// What the checkpoint in `dir` holds, hashed now unless it is known.
+///
+/// # Errors
+/// If it cannot be read, or changes meanwhile.
+pub(crate) async fn of_dir(
+    dir: &Path,
+    environment: &Environment,
+) -> anyhow::Result<ExpectedContent> {
+    let (dir, trees_dir) = (dir.to_owned(), environment.trees_dir());
+    hashing(move |watch| {
+        watch.expect(content::states(&dir)?.iter().map(|it| it.bytes).sum());
+        watch.hash(&dir, trees_dir.as_deref())
+    })
+    .await
+}
+
+/// What ranks of this machine have to find. Cheap to clone: all clones are the same.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnContent {
+    dir: PathBuf,
+    trees_dir: Option<PathBuf>,
+    expected: Arc<Mutex<ExpectedContent>>,
+}
+
+impl OwnContent {
+    /// As far as it is known. What was never hashed is known by the state of its files, unless they
+    /// were written so recently that the state says nothing: then it is hashed now.
+    ///
+    /// # Errors
+    /// If it cannot be read, or changes meanwhile.
+    pub(crate) async fn of_dir(
+        dir: &Path,
+        environment: &Environment,
+    ) -> anyhow::Result<OwnContent> {
+        let trees_dir = environment.trees_dir();
+        let known = trees_dir.as_deref().and_then(|trees_dir| content::known(dir, trees_dir));
+        let expected = match known {
+            Some(known) => known.into(),
+            None => {
+                let states = content::states(dir)?;
+                match states.iter().all(FileState::is_settled) {
+                    true => ExpectedContent { states, ..ExpectedContent::default() },
+                    false => of_dir(dir, environment).await?,
+                }
+            }
+        };
+        let (dir, expected) = (dir.to_owned(), Arc::new(Mutex::new(expected)));
+        Ok(OwnContent { dir, trees_dir, expected })
+    }
+
+    /// As of now.
+    pub(crate) fn now(&self) -> ExpectedContent {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ExpectedContent> {
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hashes it in the background as soon as the ranks have loaded, by one thread. Ends early when
+    /// nobody asks for it any more.
+    pub(crate) fn hash_when_ready(self, engine: EngineHandle) {
+        std::thread::spawn(move || {
+            let state = loop {
+                match engine.status().state {
+                    EngineState::Starting => std::thread::sleep(READY_POLL),
+                    state => break state,
+                }
+            };
+            // A handle keeps the engine.
+            drop(engine);
+            if state != EngineState::Stopping {
+                self.hash();
+            }
+        });
+    }
+
+    fn hash(self) {
+        let OwnContent { dir, trees_dir, expected } = self;
+        let expected = Arc::downgrade(&expected);
+        let is_cancelled = AtomicBool::new(false);
+        let on_bytes = |_| is_cancelled.store(expected.strong_count() == 0, Ordering::Relaxed);
+        let hasher = Hasher::new(trees_dir.as_deref(), &on_bytes).with_threads(1);
+        let hashed = hasher.cancelled_by(&is_cancelled).hash_dir(&dir);
+        let Some(expected) = expected.upgrade() else { return };
+        let mut expected = expected.lock().unwrap_or_else(PoisonError::into_inner);
+        match hashed {
+            Ok(content) if content.states == expected.states => {
+                info!(id = %content.id, "the model has been hashed");
+                *expected = content.into();
+            }
+            Ok(_) => {
+                warn!(dir = %dir.display(), "the model's files have changed since it was loaded")
+            }
+            Err(err) => warn!(%err, "the model could not be hashed"),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What the ranks of a server prove to it.
+
+use std::path::Path;
+
+use anyhow::Context;
+use jackalope_protocol::{Identity, PublicKey, Secret};
+
+use crate::cluster::Beside;
+
+/// Derives the ticket of each rank of one server: from this machine's private key, so that nobody else
+/// can, and from what makes it this server, so that the same server that is started again finds the
+/// ranks of its forerunner.
+#[derive(Clone, Copy)]
+pub(crate) struct Tickets(Secret);
+
+impl Tickets {
+    /// Of the server that listens for ranks on `port` and serves the model in `dir`.
+    ///
+    /// # Errors
+    /// If the system has no randomness.
+    pub(crate) fn new(
+        identity: &Identity,
+        port: u16,
+        dir: &Path,
+        beside: Option<&Beside>,
+    ) -> anyhow::Result<Tickets> {
+        let name = beside.map_or("", |it| it.name.as_str());
+        // The next server on a port that the system chooses has another one.
+        let once = match port {
+            0 => Secret::draw().context("drawing a ticket")?.0.to_vec(),
+            _ => Vec::new(),
+        };
+        let dir = dir.to_string_lossy();
+        let parts = [&port.to_le_bytes()[..], name.as_bytes(), dir.as_bytes(), &once];
+        Ok(Tickets(identity.derive("jackalope: tickets of ranks", &parts)))
+    }
+
+    /// The ticket of a rank on the machine with this key: elsewhere the same rank has another one.
+    pub(crate) fn of(self, rank: usize, machine: &PublicKey) -> Secret {
+        self.0.derive("jackalope: ticket", &[&(rank as u64).to_le_bytes(), &machine.0])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_is_for_one_rank_on_one_machine_of_one_server() {
+        let identity = Identity::generate("here").unwrap();
+        let other = Identity::generate("other").unwrap();
+        let machines = [PublicKey([1; 32]), PublicKey([2; 32])];
+        let of = |identity: &Identity, port: u16, dir: &str, beside: Option<&Beside>| {
+            let tickets = Tickets::new(identity, port, Path::new(dir), beside).unwrap();
+            [(0, 0), (1, 0), (0, 1)]
+                .map(|(rank, at): (usize, usize)| tickets.of(rank, &machines[at]))
+        };
+        let beside = Beside { name: "other".to_owned(), slot: 1, kv_bytes: 0 };
+        let first = of(&identity, 18080, "/m", None);
+        assert_eq!(
+            first,
+            of(&identity, 18080, "/m", None),
+            "the next coordinator derives the same"
+        );
+        let mut all = first.to_vec();
+        all.extend(of(&identity, 18082, "/m", None));
+        all.extend(of(&identity, 18080, "/n", None));
+        all.extend(of(&identity, 18080, "/m", Some(&beside)));
+        all.extend(of(&other, 18080, "/m", None));
+        all.extend(of(&identity, 0, "/m", None));
+        all.extend(of(&identity, 0, "/m", None));
+        let mut texts: Vec<String> = all.iter().map(Secret::to_hex).collect();
+        texts.sort();
+        texts.dedup();
+        assert_eq!(texts.len(), all.len(), "no two are the same");
+    }
+}

@@ -1,0 +1,209 @@
+//! Who may do what with an agent.
+//!
+//! ```text
+//!   proved                             may
+//!   this machine's own key, or that    everything: start and end programs, write and read the
+//!   of a trusted coordinator           library, ask about the machine, stop the agent
+//!   a grant of such a coordinator      read the one model that the grant names, until it ends
+//!   a token, where the agent was       be given ranks, and read and write the library
+//!   started with that token
+//!   the cluster's secret alone         nothing; its key is pending until a person accepts it
+//!   nothing                            nothing
+//! ```
+//!
+//! A coordinator that is revoked loses its sessions, its readers and its programs within
+//! [`REREAD_INTERVAL`].
+
+use std::collections::HashMap;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jackalope_protocol::secure::{Admission, Peer};
+use jackalope_protocol::{Identity, PublicKey, Secret};
+use tracing::{info, warn};
+
+use super::messages::{Order, OrderedProgram};
+use crate::exchange::Grant;
+use crate::trust::{Role, TrustStore};
+
+/// Between two looks at the list of trusted machines.
+pub const REREAD_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Variables that whoever holds a token may set begin so: others change what a program runs.
+const TOKEN_VARIABLES: &str = "MLX_";
+
+/// Whose orders an agent takes, beside those of its own machine.
+#[derive(Clone, Debug)]
+pub enum Trust {
+    /// Those of the coordinators in this list.
+    Listed(TrustStore),
+    /// Those of everybody who holds the agent's secret, which is a token that was made for that; for
+    /// ranks and models alone.
+    TokenHolders,
+}
+
+/// What a session may order.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Powers {
+    All,
+    /// Ranks, with nothing that could make them run anything else.
+    Ranks,
+}
+
+impl Powers {
+    /// Whether a program may be started, else why not.
+    pub(super) fn check(self, order: &Order) -> Result<(), String> {
+        if order.program == OrderedProgram::Rank && order.ticket.is_none() {
+            return Err("an order of a rank without its ticket".to_owned());
+        }
+        let is_plain = |name: &str| name.starts_with(TOKEN_VARIABLES);
+        let is_rank = order.program == OrderedProgram::Rank
+            && order.cwd.is_none()
+            && order.env.iter().all(|(name, _)| is_plain(name))
+            && order.files.iter().all(|file| is_plain(&file.variable));
+        match self {
+            Powers::Ranks if !is_rank => Err(format!(
+                "a token starts ranks alone, with no variable but {TOKEN_VARIABLES}…\n\
+                 hint: `jackalope trust accept` makes this coordinator a trusted one of an agent \
+                 that runs without a token"
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The agent's view of whom it trusts, and the connections that depend on it.
+#[derive(Debug)]
+pub(super) struct AgentAdmission {
+    secret: Secret,
+    identity: Identity,
+    trust: Trust,
+    /// By session: whose trust it lives by, and how it is ended.
+    sessions: Mutex<HashMap<u64, (PublicKey, TcpStream)>>,
+}
+
+impl AgentAdmission {
+    pub(super) fn new(secret: Secret, identity: Identity, trust: Trust) -> AgentAdmission {
+        AgentAdmission { secret, identity, trust, sessions: Mutex::default() }
+    }
+
+    /// What a machine with this key may order, if anything.
+    pub(super) fn powers(&self, key: &PublicKey) -> Option<Powers> {
+        if *key == self.identity.public() {
+            return Some(Powers::All);
+        }
+        match &self.trust {
+            Trust::TokenHolders => Some(Powers::Ranks),
+            Trust::Listed(store) => match store.load() {
+                Ok(list) => list.takes_orders_from(key).then_some(Powers::All),
+                Err(err) => {
+                    warn!(%err, "nobody is trusted");
+                    None
+                }
+            },
+        }
+    }
+
+    /// What lets one connection from `from` in.
+    pub(super) fn door(&self, from: SocketAddr) -> Door<'_> {
+        Door { gate: self, from }
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, HashMap<u64, (PublicKey, TcpStream)>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session lives for as long as this key is trusted.
+    pub(super) fn enter(&self, session: u64, key: PublicKey, stream: &TcpStream) {
+        match stream.try_clone() {
+            Ok(stream) => drop(self.sessions().insert(session, (key, stream))),
+            // One that could not be ended later ends now.
+            Err(_) => drop(stream.shutdown(Shutdown::Both)),
+        }
+    }
+
+    pub(super) fn leave(&self, session: u64) {
+        self.sessions().remove(&session);
+    }
+
+    /// Ends the sessions of those who are not trusted any more.
+    pub(super) fn sweep(&self) {
+        for (session, (key, stream)) in &*self.sessions() {
+            if self.powers(key).is_none() {
+                info!(session, %key, "its coordinator was revoked");
+                // One that is gone already is as good.
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        }
+    }
+}
+
+/// As seen by one connection.
+pub(super) struct Door<'a> {
+    gate: &'a AgentAdmission,
+    from: SocketAddr,
+}
+
+impl Admission for Door<'_> {
+    fn key_of(&self, hint: &[u8]) -> Option<Secret> {
+        let grant = Grant::read(hint)?;
+        self.gate.powers(&grant.coordinator)?;
+        grant.secret(&self.gate.identity, &self.gate.secret, hint)
+    }
+
+    fn own(&self) -> Option<(&Identity, &Secret)> {
+        Some((&self.gate.identity, &self.gate.secret))
+    }
+
+    fn trusts(&self, peer: &Peer) -> bool {
+        if self.gate.powers(&peer.key).is_some() {
+            return true;
+        }
+        if let Trust::Listed(store) = &self.gate.trust {
+            let from = self.from.ip().to_string();
+            let noted = store.update(|list| {
+                list.note(Role::Coordinator, peer, &from);
+                Ok(())
+            });
+            if let Err(err) = noted {
+                warn!(%err, "a refused coordinator was not written down");
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::EnvFile;
+
+    #[test]
+    fn a_token_starts_ranks_and_nothing_that_could_become_something_else() {
+        let rank = Order {
+            name: "rank 0".to_owned(),
+            program: OrderedProgram::Rank,
+            args: Vec::new(),
+            env: vec![("MLX_RANK".to_owned(), "0".to_owned())],
+            files: Vec::new(),
+            cwd: None,
+            lease_ms: 0,
+            ticket: Some(Secret([1; 32])),
+        };
+        assert!(Powers::Ranks.check(&rank).is_ok());
+        let preload = vec![("LD_PRELOAD".to_owned(), "/tmp/x".to_owned())];
+        let file = EnvFile { variable: "NCCL_NET_PLUGIN".to_owned(), content: String::new() };
+        for order in [
+            Order { program: OrderedProgram::Other("sh".to_owned()), ..rank.clone() },
+            Order { env: preload, ..rank.clone() },
+            Order { files: vec![file], ..rank.clone() },
+            Order { cwd: Some("/".to_owned()), ..rank.clone() },
+        ] {
+            let refused = Powers::Ranks.check(&order).unwrap_err();
+            assert!(refused.contains("a token starts ranks alone"), "{refused}");
+            assert!(Powers::All.check(&order).is_ok());
+        }
+        assert!(Powers::All.check(&Order { ticket: None, ..rank }).is_err());
+    }
+}

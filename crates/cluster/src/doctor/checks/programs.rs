@@ -1,0 +1,142 @@
+//! What runs on a machine: our own programs by what they answered, others by what is known from outside,
+//! and the ports that they have.
+
+use super::{Told, gib};
+use crate::doctor::{Finding, Severity, catalogue};
+use crate::report::{OwnProgram, ProgramKind};
+
+/// Ports of this system and of those it replaces: HTTP, the control plane, MLX's own transports.
+const PORTS: [u16; 5] = [8000, 8080, 18080, 18081, 32323];
+
+/// Most characters of a command line that is shown.
+const COMMAND_CHARS: usize = 60;
+
+pub(super) fn check(told: Told<'_>, findings: &mut Vec<Finding>) {
+    let own = &told.report.programs;
+    for program in own {
+        match program.kind {
+            ProgramKind::Serve => findings.push(server(told.name, program)),
+            ProgramKind::Agent => findings.push(agent(told.name, program)),
+            ProgramKind::Rank => {}
+        }
+    }
+    ranks(told, findings);
+    others(told, findings);
+    ports(told, findings);
+}
+
+/// `kill`, or what resumes a program that a signal has stopped.
+fn silent(name: &str, program: &OwnProgram, what: &str) -> Finding {
+    let pid = program.pid.to_string();
+    let home = program.home.as_deref().unwrap_or("$HOME/.jackalope");
+    let blanks = [("pid", pid.as_str()), ("home", home)];
+    if program.is_stopped {
+        let found = format!("{what}, process {pid}, was stopped by a signal");
+        return Finding::on(&catalogue::PROGRAM_STOPPED, name, found, &blanks);
+    }
+    let found = format!("{what}, process {pid}, does not answer");
+    Finding::on(&catalogue::SERVER_SILENT, name, found, &blanks)
+}
+
+fn server(name: &str, program: &OwnProgram) -> Finding {
+    let model = program.model.as_deref().unwrap_or("a model");
+    let OwnProgram { pid, .. } = program;
+    let what = format!("the server of {model}");
+    if program.is_stopped || program.is_alive() == Some(false) {
+        return silent(name, program, &what);
+    }
+    let Some(answer) = program.http() else {
+        return Finding::ok(
+            name,
+            "server",
+            format!("{what}, process {pid}, runs; it was not asked"),
+        );
+    };
+    let url = &answer.url;
+    match answer.ready {
+        Some(200) => Finding::ok(name, "server", format!("{what} answers at {url}, process {pid}")),
+        _ => {
+            let home = program.home.as_deref().unwrap_or("$HOME/.jackalope");
+            let found = format!("{what} at {url}, process {pid}, answers and is not ready");
+            Finding::on(&catalogue::SERVER_NOT_READY, name, found, &[("home", home)])
+        }
+    }
+}
+
+fn agent(name: &str, program: &OwnProgram) -> Finding {
+    if program.is_stopped {
+        return silent(name, program, "the agent");
+    }
+    Finding::ok(name, "agent", format!("runs, process {}", program.pid))
+}
+
+/// Ranks in one line, but for those that nobody uses any more.
+fn ranks(told: Told<'_>, findings: &mut Vec<Finding>) {
+    let own = &told.report.programs;
+    let mut pids: Vec<String> = Vec::new();
+    let mut bytes = 0;
+    for rank in own.iter().filter(|it| it.kind == ProgramKind::Rank) {
+        let pid = rank.pid.to_string();
+        let blanks = [("pid", pid.as_str()), ("home", "")];
+        let is_looked_after = own.iter().any(|it| it.pid == rank.parent_pid);
+        if rank.is_stopped {
+            findings.push(silent(told.name, rank, "a rank"));
+        } else if rank.has_coordinator == Some(true) || is_looked_after {
+            pids.push(pid);
+            bytes += rank.resident_bytes;
+        } else if rank.parent_pid == 1 && rank.has_coordinator == Some(false) {
+            let memory = gib(rank.resident_bytes);
+            let found = format!("rank, process {pid} ({memory}), has no coordinator and no parent");
+            findings.push(Finding::on(&catalogue::STALE_PROCESS, told.name, found, &blanks));
+        } else {
+            // Started by hand or by another program, which knows about it.
+            pids.push(pid);
+            bytes += rank.resident_bytes;
+        }
+    }
+    if !pids.is_empty() {
+        let noun = if pids.len() == 1 { "process" } else { "processes" };
+        let found = format!("{noun} {} ({})", pids.join(", "), gib(bytes));
+        findings.push(Finding::ok(told.name, "ranks", found));
+    }
+}
+
+/// Other programs that compute models. One that listens is somebody's server, whoever its parent is.
+fn others(told: Told<'_>, findings: &mut Vec<Finding>) {
+    for process in &told.report.engines {
+        let command: String = process.command.chars().take(COMMAND_CHARS).collect();
+        let memory = gib(process.resident_bytes);
+        let listens = told.report.listeners.iter().any(|it| it.pid == Some(process.pid));
+        let is_alone = process.parent_pid == 1 && !listens;
+        let how = if is_alone { "has no parent and listens nowhere" } else { "runs" };
+        let found = format!("process {} ({memory}) {how}: {command}", process.pid);
+        let pid = process.pid.to_string();
+        let finding = Finding::on(&catalogue::STALE_PROCESS, told.name, found, &[("pid", &pid)]);
+        let severity = if is_alone { Severity::Warn } else { Severity::Note };
+        findings.push(finding.at_most(severity));
+    }
+}
+
+fn ports(told: Told<'_>, findings: &mut Vec<Finding>) {
+    let own = &told.report.programs;
+    let is_own = |pid: Option<u32>| own.iter().any(|it| Some(it.pid) == pid);
+    let mut ours: Vec<String> = Vec::new();
+    for listener in told.report.listeners.iter().filter(|it| PORTS.contains(&it.port)) {
+        let port = listener.port.to_string();
+        if is_own(listener.pid) {
+            ours.push(port);
+            continue;
+        }
+        let by = match (&listener.program, listener.pid) {
+            (Some(program), Some(pid)) => format!(" by {program} (process {pid})"),
+            _ => String::new(),
+        };
+        let found = format!("port {port} is taken{by}");
+        let blanks = [("port", port.as_str())];
+        findings.push(Finding::on(&catalogue::PORT_TAKEN, told.name, found, &blanks));
+    }
+    if !ours.is_empty() {
+        let found = format!("{} held by the programs above", ours.join(", "));
+        findings.push(Finding::ok(told.name, "ports", found));
+    }
+}

@@ -1,0 +1,135 @@
+//! What lets somebody read one model of a library, for a while.
+//!
+//! A coordinator makes grants for those it trusts to read: its ranks, and machines that copy. Nobody
+//! has to remember them: the secret of a grant follows from the keys of the coordinator and of the
+//! library's machine, the cluster's secret, the model and the end of the grant. A library honours it
+//! for as long as it trusts that coordinator.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use jackalope_protocol::secure::HintedKey;
+use jackalope_protocol::{Identity, PublicKey, Secret};
+use sha2::{Digest, Sha256};
+
+use crate::trust::Credentials;
+
+/// How long a grant lasts: longer than any model takes to load or to copy.
+pub const GRANT_LIFE: Duration = Duration::from_secs(24 * 3600);
+
+const PURPOSE: &str = "jackalope: reading a model";
+const MODEL_BYTES: usize = 32;
+const UNTIL_BYTES: usize = 8;
+const HINT_BYTES: usize = MODEL_BYTES + UNTIL_BYTES + 32;
+
+/// Makes grants for one model of one library.
+#[derive(Clone, Debug)]
+pub struct Granter {
+    ours: Credentials,
+    library: PublicKey,
+    model: String,
+}
+
+impl Granter {
+    /// For the model that is called `model`, a name or a path, by the library of this machine.
+    pub fn new(ours: &Credentials, library: PublicKey, model: &str) -> Granter {
+        Granter { ours: ours.clone(), library, model: model.to_owned() }
+    }
+
+    /// A grant that begins now and lasts for [`GRANT_LIFE`].
+    ///
+    /// # Panics
+    /// If the library's key is none, which no handshake lets pass.
+    pub fn grant(&self) -> HintedKey {
+        self.grant_until(now() + GRANT_LIFE.as_secs())
+    }
+
+    fn grant_until(&self, until: u64) -> HintedKey {
+        let mut hint = model_hash(&self.model).to_vec();
+        hint.extend(until.to_le_bytes());
+        hint.extend(self.ours.identity.public().0);
+        let parts = [&self.ours.secret.0[..], &hint];
+        let secret = self.ours.identity.derive_shared(&self.library, PURPOSE, &parts);
+        HintedKey { hint, secret: secret.expect("a machine that was met has a real key") }
+    }
+}
+
+/// What a hint says, which is true if the other side proves the secret that belongs to it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Grant {
+    model: [u8; MODEL_BYTES],
+    until: u64,
+    /// Who made it.
+    pub(crate) coordinator: PublicKey,
+}
+
+impl Grant {
+    /// `None` if it is no hint of a grant.
+    pub(crate) fn read(hint: &[u8]) -> Option<Grant> {
+        let hint: &[u8; HINT_BYTES] = hint.try_into().ok()?;
+        let (model, rest) = hint.split_at(MODEL_BYTES);
+        let (until, coordinator) = rest.split_at(UNTIL_BYTES);
+        Some(Grant {
+            model: model.try_into().ok()?,
+            until: u64::from_le_bytes(until.try_into().ok()?),
+            coordinator: PublicKey(coordinator.try_into().ok()?),
+        })
+    }
+
+    /// The secret that belongs to a hint, by the library's machine; `None` if the grant is over.
+    pub(crate) fn secret(&self, own: &Identity, cluster: &Secret, hint: &[u8]) -> Option<Secret> {
+        if self.until <= now() {
+            return None;
+        }
+        own.derive_shared(&self.coordinator, PURPOSE, &[&cluster.0, hint])
+    }
+
+    /// Whether it is for the model that is called so.
+    pub(crate) fn is_for(&self, model: &str) -> bool {
+        self.model == model_hash(model)
+    }
+}
+
+fn model_hash(model: &str) -> [u8; MODEL_BYTES] {
+    Sha256::digest(model.as_bytes()).into()
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trust::Expected;
+
+    fn credentials(secret: u8) -> Credentials {
+        let identity = Identity::generate("x").unwrap();
+        Credentials { secret: Secret([secret; 32]), identity, expected: Expected::TokenHolders }
+    }
+
+    #[test]
+    fn a_grant_is_for_one_model_of_one_library_until_its_end() {
+        let (ours, other, library) = (credentials(1), credentials(1), credentials(1));
+        let granter = Granter::new(&ours, library.identity.public(), "org/big");
+        let HintedKey { hint, secret } = granter.grant();
+        let grant = Grant::read(&hint).unwrap();
+        let of = |own: &Credentials, hint: &[u8]| {
+            Grant::read(hint).unwrap().secret(&own.identity, &own.secret, hint)
+        };
+        assert_eq!(of(&library, &hint), Some(secret));
+        assert!(grant.is_for("org/big") && !grant.is_for("org/small"));
+        assert_eq!(grant.coordinator, ours.identity.public());
+        assert_ne!(of(&other, &hint), Some(secret), "another library");
+        let outsider = Credentials { secret: Secret([2; 32]), ..library.clone() };
+        assert_ne!(of(&outsider, &hint), Some(secret), "another cluster");
+        // Every bit of the hint counts.
+        for at in 0..HINT_BYTES {
+            let mut changed = hint.clone();
+            changed[at] ^= 1;
+            assert_ne!(of(&library, &changed), Some(secret), "byte {at}");
+        }
+        let over = granter.grant_until(now() - 1);
+        assert_eq!(of(&library, &over.hint), None);
+        assert_eq!(Grant::read(b"x"), None);
+    }
+}

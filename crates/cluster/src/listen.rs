@@ -1,0 +1,248 @@
+//! On which addresses of this machine its programs listen: those by which the cluster reaches it, never
+//! all of them because that is simpler.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::path::PathBuf;
+
+use tracing::warn;
+
+/// Longest list of further addresses that is read.
+const LIST_BYTES_MAX: u64 = 4096;
+
+/// Addresses of this machine's interfaces that others may be told; without the link-local ones of IPv6,
+/// which mean nothing without an interface.
+pub fn own_addresses() -> Vec<IpAddr> {
+    let all = if_addrs::get_if_addrs().unwrap_or_default();
+    let ips: BTreeSet<IpAddr> = all.into_iter().map(|interface| interface.ip()).collect();
+    let is_told = |ip: &IpAddr| match ip {
+        IpAddr::V4(_) => true,
+        IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+    };
+    ips.into_iter().filter(is_told).collect()
+}
+
+/// Those of [`own_addresses`] that lie on a cable with a subnet of its own, which has no room for a third
+/// machine.
+fn own_cables() -> Vec<IpAddr> {
+    let all = if_addrs::get_if_addrs().unwrap_or_default().into_iter();
+    let on_cable = |interface: if_addrs::Interface| match interface.addr {
+        if_addrs::IfAddr::V4(addr) => {
+            let is_cable = (30..32).contains(&addr.netmask.to_bits().count_ones());
+            (is_cable && addr.ip.is_private()).then_some(addr.ip.into())
+        }
+        if_addrs::IfAddr::V6(_) => None,
+    };
+    all.filter_map(on_cable).collect()
+}
+
+/// Whether the Internet does not route it: of a house or a company, of a cable, or of this machine.
+pub fn is_private(ip: IpAddr) -> bool {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => {
+            // RFC 6598: shared by a provider's customers, and by private networks over the Internet.
+            let is_shared = ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64;
+            ip.is_private() || ip.is_loopback() || ip.is_link_local() || is_shared
+        }
+        IpAddr::V6(ip) => ip.is_unique_local() || ip.is_loopback(),
+    }
+}
+
+/// Our address on the way to another one, if there is a way. Sends nothing.
+pub fn address_towards(ip: IpAddr) -> Option<IpAddr> {
+    let any: IpAddr = match ip {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    // The port does not matter: a datagram socket only looks up the way.
+    socket.connect((ip, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+/// Listens on one port of all these addresses that this machine has; port 0 is any free one.
+///
+/// # Errors
+/// If the port is taken on one of them; with the address.
+pub fn listen_on(ips: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, (SocketAddr, io::Error)> {
+    let mut port = port;
+    let mut listeners = Vec::new();
+    for &ip in ips {
+        let addr = SocketAddr::new(ip, port);
+        match TcpListener::bind(addr) {
+            Ok(listener) => {
+                port = listener.local_addr().map_err(|err| (addr, err))?.port();
+                listeners.push(listener);
+            }
+            Err(err) if err.kind() == io::ErrorKind::AddrNotAvailable => {}
+            Err(err) => return Err((addr, err)),
+        }
+    }
+    Ok(listeners)
+}
+
+/// The addresses that an agent listens on, as they come and go.
+#[derive(Debug)]
+pub struct AgentAddresses {
+    /// The private ones of this machine's interfaces if empty.
+    wanted: Vec<IpAddr>,
+    port: u16,
+    /// Where `agent --start` writes further addresses for an agent that runs already.
+    list: PathBuf,
+    open: BTreeSet<IpAddr>,
+    /// Addresses that could not be listened on, each named once.
+    failed: BTreeSet<IpAddr>,
+}
+
+impl AgentAddresses {
+    /// Of an agent that was given these addresses and this port.
+    pub fn new(wanted: Vec<IpAddr>, port: u16, list: PathBuf) -> AgentAddresses {
+        let (open, failed) = (BTreeSet::new(), BTreeSet::new());
+        AgentAddresses { wanted, port, list, open, failed }
+    }
+
+    /// Listens for the first time.
+    ///
+    /// # Errors
+    /// If the port is taken on one of the addresses, or this machine has none of them; with the address.
+    pub fn first(&mut self) -> Result<Vec<TcpListener>, (SocketAddr, io::Error)> {
+        let ips: Vec<IpAddr> = self.all().into_iter().collect();
+        let listeners = listen_on(&ips, self.port)?;
+        for addr in listeners.iter().filter_map(|listener| listener.local_addr().ok()) {
+            self.port = addr.port();
+            self.open.insert(addr.ip());
+        }
+        if listeners.is_empty() {
+            let ip = ips.first().copied().unwrap_or(Ipv4Addr::LOCALHOST.into());
+            let addr = SocketAddr::new(ip, self.port);
+            return Err((addr, io::ErrorKind::AddrNotAvailable.into()));
+        }
+        Ok(listeners)
+    }
+
+    /// Listens on addresses that this machine, or the list, did not have before.
+    pub fn appeared(&mut self) -> Vec<TcpListener> {
+        let mut listeners = Vec::new();
+        let all = self.all();
+        // One that has gone may come again.
+        self.open.retain(|ip| all.contains(ip));
+        for ip in all.into_iter().filter(|ip| !self.open.contains(ip)).collect::<Vec<_>>() {
+            match listen_on(&[ip], self.port) {
+                Ok(mut new) if !new.is_empty() => {
+                    listeners.append(&mut new);
+                    self.open.insert(ip);
+                }
+                Ok(_) => {}
+                Err((addr, err)) => {
+                    if self.failed.insert(ip) {
+                        warn!(%addr, %err, "the agent cannot listen there");
+                    }
+                }
+            }
+        }
+        listeners
+    }
+
+    /// The port, once one was chosen.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// What is listened on.
+    pub fn open(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.open.iter().copied()
+    }
+
+    fn all(&self) -> BTreeSet<IpAddr> {
+        let listed = read_list(&self.list);
+        let given = self.wanted.iter().copied().chain(listed);
+        let mut all: BTreeSet<IpAddr> = given.collect();
+        if self.wanted.is_empty() {
+            all.extend(own_addresses().into_iter().filter(|ip| is_private(*ip)));
+        } else if !self.wanted.iter().all(IpAddr::is_loopback) {
+            // Models go over them.
+            all.extend(own_cables());
+        }
+        if all.iter().any(IpAddr::is_unspecified) {
+            all.retain(IpAddr::is_unspecified);
+        }
+        let has_loopback = all.iter().any(IpAddr::is_loopback);
+        if !has_loopback && !all.iter().any(IpAddr::is_unspecified) {
+            all.insert(Ipv4Addr::LOCALHOST.into());
+        }
+        all
+    }
+}
+
+/// Adds addresses to the list that a running agent looks at.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn add_to_list(list: &PathBuf, ips: &[IpAddr]) -> io::Result<()> {
+    let all: BTreeSet<IpAddr> = read_list(list).into_iter().chain(ips.iter().copied()).collect();
+    let lines: String = all.iter().map(|ip| format!("{ip}\n")).collect();
+    fs::write(list, lines)
+}
+
+fn read_list(list: &PathBuf) -> Vec<IpAddr> {
+    let is_short = fs::metadata(list).is_ok_and(|it| it.len() <= LIST_BYTES_MAX);
+    let text = if is_short { fs::read_to_string(list).unwrap_or_default() } else { String::new() };
+    text.lines().filter_map(|line| line.trim().parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn what_the_internet_does_not_route_is_private() {
+        let private = ["10.0.0.1", "192.168.1.2", "172.31.0.1", "169.254.1.1", "127.0.0.1", "::1"];
+        assert!(private.iter().all(|it| is_private(ip(it))));
+        assert!(
+            ["100.64.0.1", "100.127.9.9", "fd00::1", "::ffff:10.0.0.1"]
+                .iter()
+                .all(|it| is_private(ip(it)))
+        );
+        assert!(
+            ["8.8.8.8", "172.32.0.1", "100.128.0.1", "2001:db8::1", "0.0.0.0"]
+                .iter()
+                .all(|it| !is_private(ip(it)))
+        );
+    }
+
+    #[test]
+    fn the_way_to_this_machine_is_its_loopback() {
+        assert_eq!(address_towards(ip("127.0.0.1")), Some(ip("127.0.0.1")));
+    }
+
+    // Other systems have one loopback address.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_agent_listens_where_it_was_told_and_later_where_the_list_says() {
+        let list = std::env::temp_dir().join(format!("jackalope-listen-{}", std::process::id()));
+        fs::remove_file(&list).ok();
+        let elsewhere = ip("192.0.2.1");
+        let mut addresses = AgentAddresses::new(vec![ip("127.0.0.2"), elsewhere], 0, list.clone());
+        let first = addresses.first().unwrap();
+        assert_eq!(first.len(), 1, "the other address is not here");
+        assert_eq!(first[0].local_addr().unwrap().ip(), ip("127.0.0.2"));
+        assert!(addresses.appeared().is_empty());
+        add_to_list(&list, &[ip("127.0.0.3")]).unwrap();
+        let new = addresses.appeared();
+        assert_eq!(
+            new[0].local_addr().unwrap().to_string(),
+            format!("127.0.0.3:{}", addresses.port())
+        );
+        assert!(addresses.appeared().is_empty());
+        fs::remove_file(&list).unwrap();
+        let mut nowhere =
+            AgentAddresses::new(vec![elsewhere, ip("127.0.0.2")], addresses.port(), list);
+        assert!(nowhere.first().is_err(), "the port is taken");
+    }
+}

@@ -1,0 +1,373 @@
+//! The content of a checkpoint as a tree of hashes: what two machines compare, and what ranks verify as
+//! they read.
+//!
+//! ```text
+//!                       identity
+//!                ┌──────────┴───────────┐
+//!           config.json        model-1.safetensors  …         names and sizes are part of it
+//!             │ head             │ head: the tensor table      BLAKE3 of the bytes
+//!                                │ leaves: blocks of tensors   BLAKE3 of each
+//! ```
+//!
+//! A block never spans two tensors, so that a rank which reads a tensor reads whole blocks. The same
+//! tensors in other files are another identity. What ranks do not read (the tokenizer, templates) is no
+//! part of it.
+
+mod cache;
+mod make;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use jackalope_protocol::{
+    BlockHash, CheckpointId, ContentTree, ExpectedContent, FileState, FileTree, SETTLED_AFTER,
+};
+use safetensors::tensor::Metadata;
+use thiserror::Error;
+
+use cache::TreeCache;
+pub use make::Hasher;
+
+/// Blocks of a tensor: about this many, so that a rank's share begins and ends near one …
+const BLOCKS_PER_TENSOR: u64 = 64;
+/// … within these sizes …
+const BLOCK_BYTES_MIN: u64 = 64 << 10;
+const BLOCK_BYTES_MAX: u64 = 16 << 20;
+/// … and about this many in a file of small tensors.
+const BLOCKS_PER_FILE: u64 = 8192;
+
+/// The largest header that the format allows.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
+
+/// A larger `config.json` is none.
+const CONFIG_BYTES_MAX: u64 = 16 << 20;
+
+/// Bytes of hashes that a rank can be sent.
+const TREE_BYTES_MAX: usize = 15 << 20;
+
+/// Smaller checkpoints are hashed within a moment.
+const REMEMBERED_BYTES_MIN: u64 = 256 << 20;
+
+/// Mixed into every identity, so that it is no other hash of the same bytes.
+const CONTEXT: &str = "jackalope 2026 identity of a checkpoint";
+
+/// A checkpoint's identity, and what it follows from.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct CheckpointContent {
+    /// The root of the tree.
+    pub id: CheckpointId,
+    /// Its hashes.
+    pub tree: ContentTree,
+    /// The files when they were hashed. Only those that cannot change without another state.
+    pub states: Vec<FileState>,
+}
+
+impl From<CheckpointContent> for ExpectedContent {
+    fn from(content: CheckpointContent) -> ExpectedContent {
+        let CheckpointContent { id, tree, states } = content;
+        ExpectedContent { id: Some(id), tree, states }
+    }
+}
+
+/// Why a checkpoint has no identity.
+#[derive(Debug, Error)]
+pub enum ContentError {
+    /// A file cannot be read.
+    #[error("reading {}: {source}", .path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file was written to while it was hashed.
+    #[error("{} changed while it was read\nhint: wait until its download or copy has ended", .path.display())]
+    Changed {
+        /// Which.
+        path: PathBuf,
+    },
+    /// A file is not what its name promises.
+    #[error("{}: {reason}\nhint: fetch the file again; `jackalope models check` looks at all of them", .path.display())]
+    Malformed {
+        /// Which.
+        path: PathBuf,
+        /// What was found.
+        reason: String,
+    },
+    /// The tree has more hashes than a rank can be sent.
+    #[error("{} has too many tensors: its hashes have {bytes} bytes, at most {TREE_BYTES_MAX}", .dir.display())]
+    TooLarge {
+        /// The checkpoint.
+        dir: PathBuf,
+        /// Bytes of all hashes.
+        bytes: usize,
+    },
+    /// Nobody waits for it any more.
+    #[error("hashing was cancelled")]
+    Cancelled,
+}
+
+/// A block of a tensor.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Block<'a> {
+    /// Its bytes in the file.
+    pub range: Range<u64>,
+    /// The tensor it belongs to.
+    pub tensor: &'a str,
+}
+
+/// How a weight file is divided into blocks, as follows from its header.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    tensors: Vec<TensorBlocks>,
+    /// Bytes before tensor data.
+    pub head_bytes: u64,
+    /// All blocks.
+    pub num_blocks: usize,
+    /// Size of the file.
+    pub file_bytes: u64,
+}
+
+#[derive(Clone, Debug)]
+struct TensorBlocks {
+    name: String,
+    range: Range<u64>,
+    first_block: usize,
+    block_bytes: u64,
+}
+
+impl Layout {
+    /// Of a file that begins with `head`: the length of the header, and the header.
+    ///
+    /// # Errors
+    /// What is wrong with the header.
+    pub fn of_head(head: &[u8]) -> Result<Layout, String> {
+        let header = head.get(8..).ok_or("it has no header")?;
+        let metadata: Metadata =
+            serde_json::from_slice(header).map_err(|err| format!("its header: {err}"))?;
+        let head_bytes = head.len() as u64;
+        let data_bytes = metadata.data_len() as u64;
+        let mut spans: Vec<(Range<u64>, String)> = metadata
+            .tensors()
+            .into_iter()
+            .map(|(name, info)| {
+                let (begin, end) = info.data_offsets;
+                (head_bytes + begin as u64..head_bytes + end as u64, name)
+            })
+            .filter(|(range, _)| !range.is_empty())
+            .collect();
+        spans.sort_by_key(|(range, _)| range.start);
+        let least = (data_bytes / BLOCKS_PER_FILE).next_power_of_two().max(BLOCK_BYTES_MIN);
+        let mut layout =
+            Layout { tensors: Vec::new(), head_bytes, num_blocks: 0, file_bytes: head_bytes };
+        for (range, name) in spans {
+            if range.start != layout.file_bytes {
+                return Err(format!("its header: {name} does not begin where the last one ends"));
+            }
+            let num_bytes = range.end - range.start;
+            let wanted = (num_bytes / BLOCKS_PER_TENSOR).next_power_of_two();
+            let block_bytes = wanted.max(least).min(BLOCK_BYTES_MAX);
+            let first_block = layout.num_blocks;
+            let num_blocks = usize::try_from(num_bytes.div_ceil(block_bytes));
+            layout.num_blocks += num_blocks.map_err(|_| "it is too large".to_owned())?;
+            layout.file_bytes = range.end;
+            layout.tensors.push(TensorBlocks { name, range, first_block, block_bytes });
+        }
+        Ok(layout)
+    }
+
+    /// Of a file that holds no tensors and is hashed as one.
+    pub fn without_tensors(file_bytes: u64) -> Layout {
+        Layout { tensors: Vec::new(), head_bytes: file_bytes, num_blocks: 0, file_bytes }
+    }
+
+    /// The block with this number.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn block(&self, idx: usize) -> Block<'_> {
+        assert!(idx < self.num_blocks, "the file has this block");
+        let at = self.tensors.partition_point(|it| it.first_block <= idx) - 1;
+        let TensorBlocks { name, range, first_block, block_bytes } = &self.tensors[at];
+        let begin = range.start + (idx - first_block) as u64 * block_bytes;
+        Block { range: begin..(begin + block_bytes).min(range.end), tensor: name }
+    }
+
+    /// The numbers of the blocks that have a byte in `range`.
+    pub fn blocks_in(&self, range: &Range<u64>) -> Range<usize> {
+        let at = self.tensors.partition_point(|it| it.range.end <= range.start);
+        let Some(first) = self.tensors.get(at).filter(|_| range.start < range.end) else {
+            return 0..0;
+        };
+        let within = range.start.saturating_sub(first.range.start);
+        let begin = first.first_block
+            + usize::try_from(within / first.block_bytes).expect("fewer than blocks");
+        let last = self.tensors.partition_point(|it| it.range.start < range.end) - 1;
+        let last = &self.tensors[last];
+        let within = range.end.min(last.range.end) - last.range.start;
+        let end = last.first_block
+            + usize::try_from(within.div_ceil(last.block_bytes)).expect("fewer than blocks");
+        begin..end
+    }
+}
+
+/// The hash of a block, or of a head.
+pub fn hash(bytes: &[u8]) -> BlockHash {
+    BlockHash(*blake3::hash(bytes).as_bytes())
+}
+
+/// The identity of the checkpoint that has these hashes.
+pub fn identity(tree: &ContentTree) -> CheckpointId {
+    let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
+    let number = |hasher: &mut blake3::Hasher, number: u64| {
+        hasher.update(&number.to_le_bytes());
+    };
+    number(&mut hasher, tree.files.len() as u64);
+    for file in &tree.files {
+        number(&mut hasher, file.name.len() as u64);
+        hasher.update(file.name.as_bytes());
+        number(&mut hasher, file.bytes);
+        hasher.update(&file.head.0);
+        number(&mut hasher, file.leaves.len() as u64);
+        file.leaves.iter().for_each(|leaf| {
+            hasher.update(&leaf.0);
+        });
+    }
+    CheckpointId(*hasher.finalize().as_bytes())
+}
+
+/// True for the files that ranks read.
+pub fn is_read_by_ranks(name: &str) -> bool {
+    name == "config.json" || is_weights(name)
+}
+
+/// True for files of weights.
+pub fn is_weights(name: &str) -> bool {
+    name.starts_with("model") && name.ends_with(".safetensors")
+}
+
+/// What `dir` is known to hold without reading it again, if that is so.
+pub fn known(dir: &Path, trees_dir: &Path) -> Option<CheckpointContent> {
+    let cache = TreeCache::new(trees_dir);
+    let mut files = Vec::new();
+    let mut states = Vec::new();
+    for name in names(dir).ok()? {
+        let state = FileState::new(&name, &std::fs::metadata(dir.join(&name)).ok()?);
+        files.push(cache.load(&state).filter(|it| it.is_whole)?.tree);
+        states.push(state);
+    }
+    let tree = ContentTree { files };
+    Some(CheckpointContent { id: identity(&tree), tree, states })
+}
+
+/// Hashes a large checkpoint that was just fetched, while its bytes are in memory, so that nobody waits
+/// for it later. A small one is hashed when it is needed. A failure is reported there.
+pub fn remember(dir: &Path, trees_dir: &Path, on_bytes: &(dyn Fn(u64) + Sync)) {
+    let Ok(states) = states(dir) else { return };
+    if states.iter().map(|state| state.bytes).sum::<u64>() < REMEMBERED_BYTES_MIN {
+        return;
+    }
+    if !states.iter().all(FileState::is_settled) {
+        std::thread::sleep(SETTLED_AFTER);
+    }
+    if let Err(err) = Hasher::new(Some(trees_dir), on_bytes).hash_dir(dir) {
+        tracing::debug!(%err, "the content of a fetched model is not known yet");
+    }
+}
+
+/// Has everything in `dir` read again, whatever is known of it: for disks that are not trusted.
+///
+/// # Errors
+/// [`ContentError::Read`].
+pub fn forget(dir: &Path, trees_dir: &Path) -> Result<(), ContentError> {
+    let cache = TreeCache::new(trees_dir);
+    states(dir)?.iter().for_each(|state| cache.remove(state));
+    Ok(())
+}
+
+/// The states of the files in `dir` that ranks read.
+///
+/// # Errors
+/// [`ContentError::Read`].
+pub fn states(dir: &Path) -> Result<Vec<FileState>, ContentError> {
+    let state = |name: String| {
+        let path = dir.join(&name);
+        let metadata = std::fs::metadata(&path);
+        let metadata = metadata.map_err(|source| ContentError::Read { path, source })?;
+        Ok(FileState::new(&name, &metadata))
+    };
+    names(dir)?.into_iter().map(state).collect()
+}
+
+/// The names of the files in `dir` that ranks read, sorted.
+fn names(dir: &Path) -> Result<Vec<String>, ContentError> {
+    let failed = |source| ContentError::Read { path: dir.to_owned(), source };
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(failed)? {
+        // Nothing that ranks read has a name beyond UTF-8.
+        let Ok(name) = entry.map_err(failed)?.file_name().into_string() else { continue };
+        if is_read_by_ranks(&name) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Where `found` departs from `wanted`, which the files in `dir` have: the first file, and the first
+/// tensor in it. `None` if they are equal.
+pub fn first_difference(wanted: &ContentTree, found: &ContentTree, dir: &Path) -> Option<String> {
+    for file in &wanted.files {
+        let Some(other) = found.files.iter().find(|it| it.name == file.name) else {
+            return Some(format!("{} is missing", file.name));
+        };
+        if let Some(what) = file_difference(file, other, dir) {
+            return Some(format!("{}: {what}", file.name));
+        }
+    }
+    let is_known = |name: &str| wanted.files.iter().any(|it| it.name == name);
+    let extra = found.files.iter().find(|it| !is_known(&it.name));
+    extra.map(|it| format!("{} is not part of it here", it.name))
+}
+
+fn file_difference(wanted: &FileTree, found: &FileTree, dir: &Path) -> Option<String> {
+    if wanted == found {
+        return None;
+    }
+    if wanted.bytes != found.bytes {
+        return Some(format!("it has {} bytes there and {} here", found.bytes, wanted.bytes));
+    }
+    if wanted.head != found.head || wanted.leaves.len() != found.leaves.len() {
+        let what = if is_weights(&wanted.name) { "the table of tensors" } else { "the content" };
+        return Some(format!("{what} differs"));
+    }
+    let at = wanted.leaves.iter().zip(&found.leaves).position(|(one, other)| one != other)?;
+    // For the name of the tensor; without it the block is named.
+    let layout = File::open(dir.join(&wanted.name))
+        .ok()
+        .and_then(|mut file| read_head(&mut file, wanted.bytes).ok())
+        .and_then(|head| Layout::of_head(&head).ok())
+        .filter(|layout| at < layout.num_blocks);
+    Some(match layout {
+        Some(layout) => format!("tensor {} differs", layout.block(at).tensor),
+        None => format!("block {at} differs"),
+    })
+}
+
+/// What lies before the tensor data of a weight file of `file_bytes`.
+fn read_head(file: &mut File, file_bytes: u64) -> io::Result<Vec<u8>> {
+    let malformed = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
+    let mut head = vec![0; 8];
+    file.read_exact(&mut head)?;
+    let header_bytes = u64::from_le_bytes(head[..8].try_into().expect("8 bytes were read"));
+    if HEADER_BYTES_MAX < header_bytes || file_bytes < 8 + header_bytes {
+        return Err(malformed(format!("its header claims {header_bytes} bytes")));
+    }
+    head.resize(8 + usize::try_from(header_bytes).expect("checked against the limit"), 0);
+    file.read_exact(&mut head[8..])?;
+    Ok(head)
+}

@@ -1,0 +1,176 @@
+//! Trees that were made before, by file: one file each, named after the device and the number of what
+//! was hashed. It counts if the state is the same. Bounded; what cannot be read is made anew.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use jackalope_protocol::{FileState, FileTree, frame};
+use serde::{Deserialize, Serialize};
+
+use super::hash;
+use crate::models::files::write_whole;
+
+/// Files in the cache at most, and their size together: the oldest go.
+const ENTRIES_MAX: usize = 2048;
+const BYTES_MAX: u64 = 512 << 20;
+
+/// A larger entry is none of ours.
+const ENTRY_BYTES_MAX: u64 = 20 << 20;
+
+/// Bytes of the hash at an entry's end.
+const HASH_BYTES: usize = 32;
+
+/// Trees in a folder.
+#[derive(Clone, Debug)]
+pub(super) struct TreeCache {
+    dir: PathBuf,
+}
+
+/// A file that was hashed, perhaps not to its end.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub(super) struct Entry {
+    pub(super) state: FileState,
+    pub(super) tree: FileTree,
+    /// False if hashing ended early: the leaves are the first ones.
+    pub(super) is_whole: bool,
+}
+
+impl TreeCache {
+    pub(super) fn new(dir: &Path) -> TreeCache {
+        TreeCache { dir: dir.to_owned() }
+    }
+
+    fn path(&self, state: &FileState) -> PathBuf {
+        self.dir.join(format!("{:x}-{:x}.tree", state.device, state.inode))
+    }
+
+    /// What is known of a file in this state. It may have another name by now.
+    pub(super) fn load(&self, state: &FileState) -> Option<Entry> {
+        let path = self.path(state);
+        if ENTRY_BYTES_MAX < fs::metadata(&path).ok()?.len() {
+            return None;
+        }
+        let content = fs::read(path).ok()?;
+        let (body, sum) = content.split_at_checked(content.len().checked_sub(HASH_BYTES)?)?;
+        if hash(body).0 != sum {
+            return None;
+        }
+        let mut entry: Entry = frame::read(&mut io::Cursor::new(body)).ok()?;
+        entry.state.name.clone_from(&state.name);
+        entry.tree.name.clone_from(&state.name);
+        (entry.state == *state).then_some(entry)
+    }
+
+    /// Keeps an entry, whole or not at all. Its file's state was settled before it was read.
+    pub(super) fn save(&self, entry: &Entry) -> io::Result<()> {
+        let mut content = frame::encode(entry).map_err(io::Error::other)?;
+        let sum = hash(&content);
+        content.extend(sum.0);
+        write_whole(&self.path(&entry.state), &content)?;
+        self.prune(ENTRIES_MAX, BYTES_MAX)
+    }
+
+    /// Makes the next load of a file in this state find nothing.
+    pub(super) fn remove(&self, state: &FileState) {
+        // What is not there needs no removal; what stays is found to be of the state it is of.
+        fs::remove_file(self.path(state)).ok();
+    }
+
+    /// Removes the oldest entries beyond these bounds.
+    fn prune(&self, entries_max: usize, bytes_max: u64) -> io::Result<()> {
+        let mut entries: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            // What vanishes meanwhile needs no room.
+            let Ok(metadata) = entry.metadata() else { continue };
+            let written = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            entries.push((written, metadata.len(), entry.path()));
+        }
+        entries.sort_by_key(|(written, ..)| std::cmp::Reverse(*written));
+        let mut bytes = 0;
+        for (idx, (_, entry_bytes, path)) in entries.iter().enumerate() {
+            bytes += entry_bytes;
+            if entries_max <= idx || bytes_max < bytes {
+                fs::remove_file(path).ok();
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jackalope_protocol::BlockHash;
+
+    use super::*;
+    use crate::models::scratch::Scratch;
+
+    fn entry(inode: u64) -> Entry {
+        let name = "model.safetensors".to_owned();
+        let state = FileState {
+            name: name.clone(),
+            device: 1,
+            inode,
+            bytes: 9,
+            modified_ns: 5,
+            changed_ns: 6,
+        };
+        let leaves = vec![BlockHash([7; 32]); 3];
+        Entry {
+            state,
+            tree: FileTree { name, bytes: 9, head: BlockHash([1; 32]), leaves },
+            is_whole: true,
+        }
+    }
+
+    #[test]
+    fn an_entry_counts_only_for_its_state_and_only_undamaged() {
+        let dir = Scratch::new();
+        let cache = TreeCache::new(dir.path());
+        let saved = entry(3);
+        assert_eq!(cache.load(&saved.state), None);
+        cache.save(&saved).unwrap();
+        assert_eq!(cache.load(&saved.state), Some(saved.clone()));
+        let renamed = FileState { name: "model-1.safetensors".to_owned(), ..saved.state.clone() };
+        assert_eq!(cache.load(&renamed).unwrap().tree.name, "model-1.safetensors");
+        for other in [
+            FileState { changed_ns: 7, ..saved.state.clone() },
+            FileState { modified_ns: 6, ..saved.state.clone() },
+            FileState { bytes: 10, ..saved.state.clone() },
+        ] {
+            assert_eq!(cache.load(&other), None);
+        }
+        let path = cache.path(&saved.state);
+        let whole = fs::read(&path).unwrap();
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            fs::write(&path, damaged).unwrap();
+            assert_eq!(cache.load(&saved.state), None, "byte {at}");
+            fs::write(&path, &whole[..at]).unwrap();
+            assert_eq!(cache.load(&saved.state), None, "cut off after {at}");
+        }
+    }
+
+    #[test]
+    fn the_oldest_entries_go() {
+        let dir = Scratch::new();
+        let cache = TreeCache::new(dir.path());
+        for inode in 0..4 {
+            cache.save(&entry(inode)).unwrap();
+            let then = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(inode);
+            let file = fs::File::options().write(true).open(cache.path(&entry(inode).state));
+            file.unwrap().set_modified(then).unwrap();
+        }
+        let kept = || -> Vec<u64> {
+            (0..4).filter(|&inode| cache.load(&entry(inode).state).is_some()).collect()
+        };
+        cache.prune(3, BYTES_MAX).unwrap();
+        assert_eq!(kept(), [1, 2, 3]);
+        let each = fs::metadata(cache.path(&entry(3).state)).unwrap().len();
+        cache.prune(3, 2 * each).unwrap();
+        assert_eq!(kept(), [2, 3]);
+    }
+}

@@ -1,0 +1,270 @@
+//! When ranks that were lost are replaced, and when what waits for them is given up.
+//!
+//! Nothing is given up for the number of losses: only for the time in which ranks are brought up and
+//! none of them gets further than it has been since the last completed step.
+
+use std::time::{Duration, Instant};
+
+use jackalope_protocol::Phase;
+
+use super::RetryPolicy;
+
+/// How the ranks are brought back.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Retry {
+    /// Those that were lost are replaced.
+    Replace,
+    /// All of them are, the living too.
+    Restart,
+}
+
+/// The attempts to bring ranks up since the last one that was good for something.
+#[derive(Debug)]
+pub(super) struct Attempts {
+    policy: RetryPolicy,
+    /// Losses in a row; the pauses grow with them.
+    num_losses: u32,
+    /// Those of them since a rank last got further than before.
+    num_stuck: u32,
+    /// The next attempt, if it is yet to begin.
+    retry: Option<(Instant, Retry)>,
+    /// While ranks are brought up or steps are owed: when something last got further. Time in which
+    /// the group stood is not counted.
+    stalled_since: Option<Instant>,
+    /// When a rank last got further than it was in this attempt, or the group last stood.
+    moved_at: Option<Instant>,
+    /// While the group stands.
+    stood_since: Option<Instant>,
+    /// While it does not: since when.
+    down_since: Option<Instant>,
+    /// The longest time in which the ranks have been brought up.
+    took: Duration,
+    /// How far each rank has come since the last completed step.
+    furthest: Vec<(u8, u64)>,
+    /// Everything that waited was given up, and the group has not stood since.
+    has_given_up: bool,
+}
+
+impl Attempts {
+    pub(super) fn new(policy: RetryPolicy) -> Attempts {
+        Attempts {
+            policy,
+            num_losses: 0,
+            num_stuck: 0,
+            retry: None,
+            stalled_since: None,
+            moved_at: None,
+            stood_since: None,
+            down_since: None,
+            took: Duration::ZERO,
+            furthest: Vec::new(),
+            has_given_up: false,
+        }
+    }
+
+    /// The ranks are brought up for the first time, or others than before are.
+    pub(super) fn begin(&mut self, now: Instant) {
+        self.furthest.clear();
+        self.stood_since = None;
+        (self.stalled_since, self.down_since, self.moved_at) = (Some(now), Some(now), Some(now));
+    }
+
+    /// A rank is in another phase, or has loaded more.
+    pub(super) fn note_phase(&mut self, rank: usize, reached: (Phase, u64), now: Instant) {
+        let (phase, loaded_bytes) = reached;
+        let order = match phase {
+            Phase::Starting => 0,
+            Phase::Loading => 1,
+            Phase::Waiting => 2,
+            Phase::Joining => 3,
+            Phase::Idle | Phase::Computing => 4,
+        };
+        let reached = (order, loaded_bytes);
+        if 0 < order {
+            self.moved_at = Some(now);
+        }
+        if self.furthest.len() <= rank {
+            self.furthest.resize(rank + 1, (0, 0));
+        }
+        if self.furthest[rank] < reached {
+            self.furthest[rank] = reached;
+            self.num_stuck = 0;
+            self.stalled_since = self.stalled_since.map(|_| now);
+        }
+    }
+
+    /// The group stands. `owes_steps` if there are requests to compute.
+    pub(super) fn note_ready(&mut self, owes_steps: bool, now: Instant) {
+        if let Some(since) = self.down_since.take() {
+            self.took = self.took.max(now.saturating_duration_since(since));
+        }
+        self.retry = None;
+        self.stood_since = Some(now);
+        self.has_given_up = false;
+        if !owes_steps {
+            self.stalled_since = None;
+            self.furthest.clear();
+        }
+    }
+
+    /// A step is completed: whatever went wrong before is over.
+    pub(super) fn note_step(&mut self) {
+        (self.num_losses, self.num_stuck) = (0, 0);
+        self.stalled_since = None;
+        self.furthest.clear();
+    }
+
+    /// The group is lost, or could not be formed. `owes_steps` if there are requests to compute.
+    pub(super) fn note_loss(&mut self, owes_steps: bool, now: Instant) {
+        if let Some(stood_since) = self.stood_since.take() {
+            let stood = now.saturating_duration_since(stood_since);
+            if self.policy.pause_max <= stood {
+                (self.num_losses, self.num_stuck) = (0, 0);
+            }
+            self.stalled_since = self.stalled_since.filter(|_| owes_steps).map(|it| it + stood);
+            self.moved_at = Some(now);
+        }
+        self.num_losses += 1;
+        self.num_stuck += 1;
+        self.stalled_since.get_or_insert(now);
+        self.down_since.get_or_insert(now);
+    }
+
+    /// Plans the next attempt: the first at once, the following ones after pauses that grow.
+    pub(super) fn retry(&mut self, now: Instant) {
+        let RetryPolicy { pause_first, pause_max, .. } = self.policy;
+        let pause = match self.num_losses {
+            0 | 1 => Duration::ZERO,
+            more => pause_first.saturating_mul(1 << (more - 2).min(16)).min(pause_max),
+        };
+        self.retry = Some((now + pause, Retry::Replace));
+    }
+
+    /// Plans to start all ranks anew, after a failure that replacing some does not mend.
+    pub(super) fn restart(&mut self, now: Instant) {
+        self.retry = Some((now + self.policy.restart_pause, Retry::Restart));
+    }
+
+    /// The attempt that is due, which is then begun.
+    pub(super) fn take_due(&mut self, now: Instant) -> Option<Retry> {
+        self.retry.take_if(|(at, _)| *at <= now).map(|(_, retry)| retry)
+    }
+
+    /// Since when the group does not stand.
+    pub(super) fn down_since(&self) -> Option<Instant> {
+        self.down_since
+    }
+
+    /// True if the ranks will not come up for the first time either.
+    pub(super) fn is_start_hopeless(&self) -> bool {
+        self.policy.start_failures_max <= self.num_stuck
+    }
+
+    /// Everything that waited was given up.
+    pub(super) fn give_up(&mut self) {
+        self.has_given_up = true;
+    }
+
+    /// When to give up what waits, if nothing gets further until then. Ranks that get on with what took
+    /// long before may take as long again.
+    pub(super) fn give_up_at(&self) -> Option<Instant> {
+        let since = self.stalled_since.filter(|_| !self.has_given_up && self.stood_since.is_none());
+        let at = since? + self.took;
+        Some(self.moved_at.map_or(at, |moved_at| at.min(moved_at)) + self.policy.standstill_max)
+    }
+
+    /// When something is due next.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.retry.map(|(at, _)| at).into_iter().chain(self.give_up_at()).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn attempts() -> (Attempts, Instant) {
+        let now = Instant::now();
+        let mut attempts = Attempts::new(RetryPolicy::default());
+        attempts.begin(now);
+        (attempts, now)
+    }
+
+    fn pause(attempts: &mut Attempts, now: Instant) -> Duration {
+        attempts.note_loss(true, now);
+        attempts.retry(now);
+        attempts.deadline().expect("an attempt is planned") - now
+    }
+
+    #[test]
+    fn pauses_grow_while_nothing_is_computed_and_begin_anew_after_a_step() {
+        let (mut attempts, now) = attempts();
+        let pauses: Vec<u128> = (0..9).map(|_| pause(&mut attempts, now).as_millis()).collect();
+        assert_eq!(pauses, [0, 50, 100, 200, 400, 800, 1600, 2000, 2000]);
+        attempts.note_ready(true, now);
+        attempts.note_step();
+        assert_eq!(pause(&mut attempts, now), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_crash_loop_ends_however_often_its_ranks_load() {
+        let (mut attempts, mut now) = attempts();
+        let limit = RetryPolicy::default().standstill_max;
+        let mut num_losses = 0;
+        while attempts.give_up_at().is_none_or(|at| now < at) {
+            for (phase, bytes) in [(Phase::Starting, 0), (Phase::Loading, 7), (Phase::Waiting, 0)] {
+                attempts.note_phase(0, (phase, bytes), now);
+            }
+            now += SECOND;
+            attempts.note_ready(true, now);
+            attempts.note_loss(true, now);
+            num_losses += 1;
+            assert!(num_losses < 1000, "it goes on for ever");
+        }
+        assert!(now - limit <= attempts.give_up_at().unwrap());
+        attempts.give_up();
+        assert_eq!(attempts.give_up_at(), None);
+    }
+
+    #[test]
+    fn losses_of_an_idle_group_are_no_reason_to_give_up() {
+        let (mut attempts, mut now) = attempts();
+        for _ in 0..200 {
+            attempts.note_phase(0, (Phase::Waiting, 0), now);
+            now += SECOND;
+            attempts.note_ready(false, now);
+            attempts.note_loss(false, now);
+            assert!(attempts.give_up_at().is_some_and(|at| now < at));
+        }
+    }
+
+    #[test]
+    fn steps_that_take_long_are_not_counted() {
+        let (mut attempts, mut now) = attempts();
+        attempts.note_ready(true, now);
+        assert_eq!(attempts.give_up_at(), None, "the group has deadlines of its own");
+        now += SECOND * 1000;
+        attempts.note_loss(true, now);
+        assert!(attempts.give_up_at().is_some_and(|at| now < at));
+    }
+
+    #[test]
+    fn loading_that_took_long_may_take_as_long_again() {
+        let (mut attempts, mut now) = attempts();
+        for bytes in 0..100 {
+            attempts.note_phase(0, (Phase::Loading, bytes), now);
+            now += SECOND * 10;
+        }
+        attempts.note_ready(true, now);
+        attempts.note_loss(true, now);
+        let alone = attempts.give_up_at().expect("ranks are brought up");
+        assert_eq!(alone, now + RetryPolicy::default().standstill_max, "if nothing moves at all");
+        for bytes in 0..99 {
+            attempts.note_phase(0, (Phase::Loading, bytes), now);
+            now += SECOND * 10;
+            assert!(attempts.give_up_at().is_some_and(|at| now < at));
+        }
+    }
+}

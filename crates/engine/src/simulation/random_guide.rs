@@ -1,0 +1,69 @@
+//! A guide for each request, as random as the request.
+
+use jackalope_protocol::TokenId;
+
+use super::{Rng, VOCAB_SIZE};
+use crate::guide::{Allowed, Guide, GuideError, TokenMask};
+
+/// Allows everything, some tokens or one, ends or fails, as the tokens before say.
+#[derive(Clone, Debug)]
+pub(super) struct RandomGuide {
+    state: u64,
+    num_tokens: usize,
+    /// One token in so many is bound.
+    bound_odds: u64,
+    /// One token in so many ends the output.
+    end_odds: u64,
+    /// One token in so many is too much for the guide.
+    fail_odds: u64,
+}
+
+impl RandomGuide {
+    pub(super) fn new(rng: &mut Rng) -> RandomGuide {
+        RandomGuide {
+            state: rng.below(1000) as u64,
+            num_tokens: 0,
+            bound_odds: [1, 2, 4][rng.below(3)],
+            end_odds: [6, 1000][rng.below(2)],
+            fail_odds: [12, 1000][rng.below(2)],
+        }
+    }
+
+    fn one_in(&self, odds: u64, salt: u64) -> bool {
+        let hash = (self.state ^ salt).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+        (hash >> 32).is_multiple_of(odds)
+    }
+}
+
+impl Guide for RandomGuide {
+    fn allowed(&mut self, mask: &mut TokenMask) -> Result<Allowed, GuideError> {
+        if 0 < self.num_tokens && self.one_in(self.fail_odds, 1) {
+            return Err(GuideError { message: "it is too much".to_owned() });
+        }
+        if 0 < self.num_tokens && self.one_in(self.end_odds, 2) {
+            *mask = TokenMask::only(&[], VOCAB_SIZE);
+            return Ok(Allowed::Masked);
+        }
+        if !self.one_in(self.bound_odds, 3) {
+            let is_thought = self.one_in(2, 5);
+            return Ok(if is_thought { Allowed::NotEnd } else { Allowed::All });
+        }
+        (0..VOCAB_SIZE)
+            .filter(|it| *it != 7 && self.one_in(2, 9 + u64::from(*it)))
+            .for_each(|it| mask.ban(it));
+        Ok(Allowed::Masked)
+    }
+
+    fn accept(&mut self, token: TokenId) -> Result<(), GuideError> {
+        self.num_tokens += 1;
+        self.state = (self.state ^ u64::from(token)).wrapping_mul(0x0100_0000_01B3).rotate_left(17);
+        match self.one_in(self.fail_odds, 4) {
+            true => Err(GuideError { message: "it is too much".to_owned() }),
+            false => Ok(()),
+        }
+    }
+
+    fn clone_boxed(&self) -> Box<dyn Guide> {
+        Box::new(self.clone())
+    }
+}

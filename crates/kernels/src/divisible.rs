@@ -1,0 +1,217 @@
+//! Products whose columns may be divided among machines without a trace in the result.
+//!
+//! The sum of a result is cut into *terms*: the groups of packed weights, or chunks of columns where the product is
+//! computed in f32. A term is an f32 that depends on its own columns alone. It is rounded to a whole multiple of [`GRID`],
+//! and such multiples add up in f64 without an error: the same bits in any order, wherever each of them is added.
+//!
+//! ```text
+//!   as long as any of the terms add up to less than 2^20:  exact, so that parts of the columns add up to all of them
+//!   beyond that:                      rounded as f64 is, to 2^-52 of the sum or less; by so little may parts differ
+//!   infinite, or not a number:        as IEEE 754 has it
+//! ```
+//!
+//! What rounding loses is at most half of [`GRID`] for each term: 2^-31, for residual streams whose elements are about one
+//! and are rounded to 2^-9 (bf16) or 2^-12 (f16) of themselves.
+
+use crate::elements::{Elements, ElementsMut};
+#[cfg(target_arch = "x86_64")]
+use crate::integer::avx512;
+use crate::integer::{self, Prepared, Unrounded};
+use crate::matmul::{Matrix, RowProducts, for_pieces, multiply_in_f32};
+use crate::panel::{Activations, Columns};
+use crate::threads::Threads;
+
+/// What terms are rounded to multiples of.
+pub const GRID: f64 = 1.0 / (1_u64 << 30) as f64;
+
+/// An f64 near this one is a whole multiple of [`GRID`], because its last bit is worth that: a sum that starts here rounds
+/// what is added to it.
+pub(crate) const ANCHOR: f64 = 1.5 * (1_u64 << 52) as f64 * GRID;
+
+/// Terms are multiplied with this, so little more than one that it only decides ties: away from zero. Else the sum to
+/// which they are added would decide them.
+pub(crate) const AWAY: f64 = 1.0 + f64::EPSILON;
+
+/// Where results of a row of activations go.
+pub(crate) trait Results: Sized + Send {
+    /// What a result is.
+    type Value: Copy + Default;
+
+    /// How terms become a result where products are computed in f32.
+    type Fold: Fold<Value = Self::Value>;
+
+    /// Sums of sixteen terms at a time.
+    #[cfg(target_arch = "x86_64")]
+    type Lanes16: avx512::Sums<Value = Self::Value>;
+
+    /// Whether results are parts of a sum on the grid.
+    const IS_DIVISIBLE: bool;
+
+    /// The result that is `on_grid` if it is one on the grid, else `plain`.
+    fn choose(plain: f32, on_grid: f64) -> Self::Value;
+
+    /// Two views: the first `mid` results and the others.
+    fn split_at(self, mid: usize) -> (Self, Self);
+
+    /// Writes results from `start` on.
+    fn store(&mut self, start: usize, values: &[Self::Value]);
+}
+
+impl Results for ElementsMut<'_> {
+    type Value = f32;
+    type Fold = Only;
+    #[cfg(target_arch = "x86_64")]
+    type Lanes16 = std::arch::x86_64::__m512;
+
+    const IS_DIVISIBLE: bool = false;
+
+    #[inline(always)]
+    fn choose(plain: f32, _on_grid: f64) -> f32 {
+        plain
+    }
+
+    fn split_at(self, mid: usize) -> (Self, Self) {
+        ElementsMut::split_at(self, mid)
+    }
+
+    #[inline(always)]
+    fn store(&mut self, start: usize, values: &[f32]) {
+        ElementsMut::store(self, start, values);
+    }
+}
+
+impl Results for &mut [f64] {
+    type Value = f64;
+    type Fold = GridSum;
+    #[cfg(target_arch = "x86_64")]
+    type Lanes16 = avx512::OnGrid;
+
+    const IS_DIVISIBLE: bool = true;
+
+    #[inline(always)]
+    fn choose(_plain: f32, on_grid: f64) -> f64 {
+        on_grid
+    }
+
+    fn split_at(self, mid: usize) -> (Self, Self) {
+        self.split_at_mut(mid)
+    }
+
+    #[inline(always)]
+    fn store(&mut self, start: usize, values: &[f64]) {
+        self[start..start + values.len()].copy_from_slice(values);
+    }
+}
+
+/// Terms that become a result.
+pub(crate) trait Fold: Copy {
+    /// What a result is.
+    type Value;
+
+    /// No term.
+    const EMPTY: Self;
+
+    fn add(&mut self, term: f32);
+
+    fn value(self) -> Self::Value;
+}
+
+/// The only term there is.
+#[derive(Clone, Copy)]
+pub(crate) struct Only(f32);
+
+impl Fold for Only {
+    type Value = f32;
+
+    const EMPTY: Only = Only(0.0);
+
+    #[inline(always)]
+    fn add(&mut self, term: f32) {
+        self.0 = term;
+    }
+
+    #[inline(always)]
+    fn value(self) -> f32 {
+        self.0
+    }
+}
+
+/// Terms on the grid.
+#[derive(Clone, Copy)]
+pub(crate) struct GridSum(f64);
+
+impl Fold for GridSum {
+    type Value = f64;
+
+    const EMPTY: GridSum = GridSum(ANCHOR);
+
+    #[inline(always)]
+    fn add(&mut self, term: f32) {
+        self.0 += f64::from(term) * AWAY;
+    }
+
+    #[inline(always)]
+    fn value(self) -> f64 {
+        self.0 - ANCHOR
+    }
+}
+
+/// `out[tokens, matrix.out] = x[tokens, matrix.input] · matrixᵀ` for a part of the columns of a product: the parts'
+/// results, added in f64 in any order, have the bits that all columns together give (see the module).
+///
+/// `chunk` is how many columns a term has where the product is computed in f32. It is the same for all parts, a multiple of
+/// the weights' group size if they are packed, and every part begins at a multiple of it.
+///
+/// Activations are rounded as by [`crate::matmul_each`], but what cannot be rounded concerns its group alone.
+///
+/// # Panics
+/// When a length does not fit, or the format is none of MLX's.
+#[track_caller]
+pub fn divisible_matmul(
+    x: Elements<'_>,
+    matrix: &Matrix<'_>,
+    chunk: usize,
+    out: &mut [f64],
+    threads: &Threads,
+) {
+    let is_quantized = matrix.format().is_some();
+    let name = if is_quantized { "quantized_matmul" } else { "matmul" };
+    let _span = threads.span(name, matrix.bytes());
+    matrix.assert_valid();
+    let group_size = matrix.format().map_or(1, |format| format.group_size as usize);
+    assert!(0 < chunk && chunk.is_multiple_of(group_size), "terms of whole groups");
+    let (num_rows, input) = (matrix.num_rows(), matrix.input());
+    if input == 0 || num_rows == 0 {
+        return out.fill(0.0);
+    }
+    let tokens = x.len() / input;
+    assert_eq!(x.len(), tokens * input, "activations: whole rows of {input}");
+    assert_eq!(out.len(), tokens * num_rows, "results of {tokens} tokens for {num_rows} rows");
+    if tokens == 0 {
+        return;
+    }
+    match matrix {
+        Matrix::Quantized(w) if integer::is_supported(x.float(), w, threads.instructions()) => {
+            let prepared = Prepared::new(x, w, Unrounded::Groups, threads);
+            let views = out.chunks_exact_mut(num_rows).collect();
+            let product = RowProducts { matrix: *matrix, out: views };
+            for_pieces(vec![product], threads, |_, rows, out| prepared.multiply_rows(w, rows, out));
+            for (token, group) in prepared.unrounded_groups() {
+                let first = group * group_size;
+                let x = x.part(token * input + first..token * input + first + group_size);
+                let columns = Columns { range: first..first + group_size, chunk: group_size };
+                let mut terms = vec![0.0; num_rows];
+                let product = RowProducts { matrix: *matrix, out: vec![&mut terms[..]] };
+                multiply_in_f32(&Activations::new(x, columns, threads), vec![product], threads);
+                let sums = &mut out[token * num_rows..][..num_rows];
+                sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+            }
+        }
+        _ => {
+            let views = out.chunks_exact_mut(num_rows).collect();
+            let product = RowProducts { matrix: *matrix, out: views };
+            let x = Activations::new(x, Columns { range: 0..input, chunk }, threads);
+            multiply_in_f32(&x, vec![product], threads);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The first words of whoever dials, read as they arrive, so that nobody who is silent costs a thread.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
+
+use super::{Build, HANDSHAKE_BYTES_MAX, HINT_BYTES_MAX, MAGIC, VERSION_BYTES_MAX};
+use crate::FrameError;
+
+/// Magic, protocol, length of the version.
+const HEAD_BYTES: usize = MAGIC.len() + 3;
+
+/// A connection whose first words have arrived and are what a rank or a client would say.
+#[derive(Debug)]
+pub struct Caller {
+    /// The connection, in blocking mode.
+    pub stream: TcpStream,
+    /// Its other end.
+    pub from: SocketAddr,
+    /// When it has to have proved itself.
+    pub deadline: Instant,
+    /// What has been read.
+    pub opening: Opening,
+}
+
+/// What has arrived of the preamble, the hint and the first message of the handshake.
+#[derive(Debug, Default)]
+pub struct Opening {
+    bytes: Vec<u8>,
+}
+
+impl Opening {
+    /// Sends our own preamble on a connection that was just accepted; does not wait.
+    ///
+    /// # Errors
+    /// If the connection is gone.
+    pub fn greet(mut stream: &TcpStream) -> io::Result<()> {
+        stream.write_all(&Build::ours().preamble())
+    }
+
+    /// Reads what is there, never a byte beyond the first message. True once all of it is.
+    ///
+    /// # Errors
+    /// If it ends, or is nothing that belongs here.
+    pub fn read(&mut self, mut stream: impl Read) -> Result<bool, FrameError> {
+        loop {
+            let num_missing = self.num_missing()?;
+            if num_missing == 0 {
+                return Ok(true);
+            }
+            let num_before = self.bytes.len();
+            self.bytes.resize(num_before + num_missing, 0);
+            let read = stream.read(&mut self.bytes[num_before..]);
+            self.bytes.truncate(num_before + *read.as_ref().unwrap_or(&0));
+            match read {
+                Ok(0) => return Err(FrameError::Closed),
+                Ok(_) => {}
+                Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+                Err(err) if err.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(err) => return Err(err.into()),
+            }
+        }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Bytes that have to arrive before more is known; none once it is whole. Of another build only the
+    /// preamble is wanted: it will not go on.
+    fn num_missing(&self) -> Result<usize, FrameError> {
+        let length = self.bytes.len();
+        if let Some(found) = self.bytes.first_chunk()
+            && *found != MAGIC
+        {
+            return Err(FrameError::Foreign { found: *found });
+        }
+        let Some(version_bytes) = self.bytes.get(HEAD_BYTES - 1).copied().map(usize::from) else {
+            return Ok(HEAD_BYTES - length);
+        };
+        if VERSION_BYTES_MAX < version_bytes {
+            return Err(FrameError::Oversized { bytes: version_bytes });
+        }
+        let preamble_bytes = HEAD_BYTES + version_bytes;
+        if length < preamble_bytes {
+            return Ok(preamble_bytes - length);
+        }
+        if self.bytes[..preamble_bytes] != Build::ours().preamble() {
+            return Ok(0);
+        }
+        let Some(hint_bytes) = self.bytes.get(preamble_bytes).copied().map(usize::from) else {
+            return Ok(1);
+        };
+        if HINT_BYTES_MAX < hint_bytes {
+            return Err(FrameError::Oversized { bytes: hint_bytes });
+        }
+        let message_start = preamble_bytes + 1 + hint_bytes;
+        let prefix = self.bytes.get(message_start..).and_then(|rest| rest.first_chunk());
+        let Some(prefix) = prefix else {
+            return Ok(message_start + 2 - length);
+        };
+        let message_bytes = usize::from(u16::from_be_bytes(*prefix));
+        if HANDSHAKE_BYTES_MAX < message_bytes {
+            return Err(FrameError::Oversized { bytes: message_bytes });
+        }
+        Ok(message_start + 2 + message_bytes - length)
+    }
+}

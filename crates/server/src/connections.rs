@@ -1,0 +1,279 @@
+//! How many connections are open, and who has to make room.
+//!
+//! ```text
+//!   accepted ─▶ waiting ──(a whole request has arrived)──▶ busy ──(its answer has ended)──▶ waiting
+//! ```
+//!
+//! A connection that waits has sent no whole request: it is idle, silent or slow. Those are bounded by the
+//! cluster's rule for connections that have proved nothing ([`Admission`]): a newcomer is let in, and the
+//! oldest of the address with most is closed. Busy ones are never closed; beyond their bound only
+//! requests about the server's health and those of administrators are answered.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::Request;
+use axum::middleware::Next;
+use axum::response::Response;
+use hyper::body::{Frame, SizeHint};
+use jackalope_protocol::admission::{Admission, AdmissionId, AdmissionLimits, Admitted};
+use jackalope_protocol::refusals::{REFUSALS_INTERVAL, RefusalLog};
+use tokio::sync::Notify;
+use tracing::warn;
+
+use crate::tail::until_end;
+
+/// Of all places one address has at most this share, unless it is expected: this machine, and
+/// addresses whose key was right.
+const SHARE_OF_ADDRESS: usize = 2;
+/// This share of the places is the expected addresses' alone.
+const SHARE_IN_RESERVE: usize = 8;
+
+/// The connections of a listener.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    /// Of those that wait, and again of those that are busy.
+    limit: usize,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug)]
+struct Table {
+    waiting: Admission<Arc<Notify>>,
+    num_busy: usize,
+    refusals: RefusalLog,
+}
+
+/// One connection. Its last clone gives its place back.
+#[derive(Clone, Debug)]
+pub(crate) struct Connection(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    connections: Arc<Connections>,
+    ip: IpAddr,
+    closed: Arc<Notify>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Its place among those that wait.
+    place: Option<AdmissionId>,
+    /// Requests that arrived whole and whose answers have not ended; several with HTTP/2.
+    num_open: usize,
+}
+
+/// Says that a request came while too many are being answered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TooBusy {
+    pub(crate) limit: usize,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Connections {
+    pub(crate) fn new(limit: usize) -> Arc<Connections> {
+        let limit = limit.max(1);
+        let limits = AdmissionLimits {
+            total: limit,
+            per_source: (limit / SHARE_OF_ADDRESS).max(1),
+            reserve: limit / SHARE_IN_RESERVE,
+        };
+        let expected: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+        let waiting = Admission::new(limits, expected);
+        let table = Table { waiting, num_busy: 0, refusals: RefusalLog::default() };
+        Arc::new(Connections { limit, table: Mutex::new(table) })
+    }
+
+    /// Gives a new connection a place.
+    pub(crate) fn open(self: &Arc<Connections>, ip: IpAddr) -> Connection {
+        let connection = Connection(Arc::new(Inner {
+            connections: Arc::clone(self),
+            ip,
+            closed: Arc::default(),
+            state: Mutex::new(State { place: None, num_open: 0 }),
+        }));
+        connection.wait(lock(&self.table));
+        connection
+    }
+
+    /// Counts a connection that was refused or closed, and logs that at a bounded rate.
+    pub(crate) fn refused(&self, ip: IpAddr, reason: &str) {
+        let line = lock(&self.table).refusals.refused(ip, reason, Instant::now());
+        if let Some(line) = line {
+            warn!("HTTP: {line}");
+        }
+    }
+
+    /// Closes the oldest of those that wait, because the system has no files left.
+    pub(crate) fn close_one(&self) {
+        let table = lock(&self.table);
+        if let Some((_, closed)) = table.waiting.iter().next() {
+            closed.notify_one();
+        }
+    }
+
+    /// Logs from time to time what was refused meanwhile. Never ends.
+    pub(crate) async fn log_refusals(self: Arc<Connections>) {
+        loop {
+            tokio::time::sleep(REFUSALS_INTERVAL).await;
+            let lines = lock(&self.table).refusals.due(Instant::now());
+            for line in lines {
+                warn!("HTTP: {line}");
+            }
+        }
+    }
+}
+
+impl Connection {
+    /// Completes when it has to make room for others.
+    pub(crate) async fn closed(&self) {
+        self.0.closed.notified().await;
+        let reason = "it was idle or slow while others wanted its place";
+        self.0.connections.refused(self.0.ip, reason);
+    }
+
+    /// Its other end.
+    pub(crate) fn ip(&self) -> IpAddr {
+        self.0.ip
+    }
+
+    /// Its address has shown a right key: a flood of others does not displace it.
+    pub(crate) fn proved(&self) {
+        lock(&self.0.connections.table).waiting.proved(self.0.ip);
+    }
+
+    /// Takes a place among those that wait.
+    fn wait(&self, mut table: MutexGuard<'_, Table>) {
+        let Inner { ip, closed, state, .. } = &*self.0;
+        let Admitted { id, evicted } = table.waiting.admit(*ip, Arc::clone(closed));
+        drop(table);
+        lock(state).place = Some(id);
+        if let Some(evicted) = evicted {
+            evicted.notify_one();
+        }
+    }
+
+    /// A whole request has arrived.
+    fn busy(&self) {
+        let place = {
+            let mut state = lock(&self.0.state);
+            state.num_open += 1;
+            state.place.take()
+        };
+        let mut table = lock(&self.0.connections.table);
+        table.num_busy += 1;
+        if let Some(place) = place {
+            table.waiting.remove(place);
+        }
+    }
+
+    /// An answer has ended.
+    fn done(&self) {
+        let is_idle = {
+            let mut state = lock(&self.0.state);
+            state.num_open -= 1;
+            state.num_open == 0
+        };
+        let mut table = lock(&self.0.connections.table);
+        table.num_busy -= 1;
+        if !is_idle {
+            return;
+        }
+        // Of two that may be kept, the one that has not been answered yet is.
+        if table.waiting.has_room(self.0.ip) {
+            self.wait(table);
+        } else {
+            drop(table);
+            self.0.closed.notify_one();
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(place) = lock(&self.state).place.take() {
+            lock(&self.connections.table).waiting.remove(place);
+        }
+    }
+}
+
+/// A request from its head to the end of its answer.
+struct InFlight {
+    connection: Connection,
+    is_whole: AtomicBool,
+}
+
+impl InFlight {
+    fn whole(&self) {
+        if !self.is_whole.swap(true, Ordering::SeqCst) {
+            self.connection.busy();
+        }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if self.is_whole.load(Ordering::SeqCst) {
+            self.connection.done();
+        }
+    }
+}
+
+/// Keeps account of each request of connections that came through [`Connections::open`].
+pub(crate) async fn account(mut request: Request, next: Next) -> Response {
+    let Some(connection) = request.extensions().get::<Connection>().cloned() else {
+        return next.run(request).await;
+    };
+    let limit = connection.0.connections.limit;
+    if limit <= lock(&connection.0.connections.table).num_busy {
+        request.extensions_mut().insert(TooBusy { limit });
+    }
+    let in_flight = Arc::new(InFlight { connection, is_whole: AtomicBool::new(false) });
+    if request.body().is_end_stream() {
+        in_flight.whole();
+    }
+    let arriving = Arc::clone(&in_flight);
+    let request = request.map(|body| Body::new(Arriving { body, in_flight: arriving }));
+    let response = next.run(request).await;
+    in_flight.whole();
+    response.map(|body| until_end(body, in_flight))
+}
+
+/// The body of a request, which notices its own end.
+struct Arriving {
+    body: Body,
+    in_flight: Arc<InFlight>,
+}
+
+impl HttpBody for Arriving {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        if matches!(frame, Poll::Ready(None)) || self.body.is_end_stream() {
+            self.in_flight.whole();
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
