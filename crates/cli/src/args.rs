@@ -178,8 +178,9 @@ pub(crate) struct RankArgs {
     /// Threads of each rank's CPU kernels. Default: the cores, divided among the ranks.
     #[arg(long)]
     pub(crate) threads: Option<u32>,
-    /// Longest sequence in tokens. Default: the model's.
-    #[arg(long, value_name = "TOKENS")]
+    /// Maximum number of tokens of a sequence, prompt and answer together; at most what the model was
+    /// made for. Default: the model's.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) context: Option<u32>,
     /// Memory for keys and values on each rank. Default: a good part of what is free.
     #[arg(long, value_name = "MIB")]
@@ -201,8 +202,8 @@ pub(crate) struct RankArgs {
     /// Check every payload of the native group.
     #[arg(long)]
     pub(crate) checksums: bool,
-    /// Encrypt what ranks send each other. `auto`: everywhere but within a machine and on cables
-    /// that join exactly two machines.
+    /// Encrypt the connections between ranks. `auto`: all except loopback and cables that join
+    /// exactly two machines.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = EncryptArg::Auto)]
     pub(crate) encrypt_data: EncryptArg,
     /// Accepted for those who are used to it: requests are always batched as they come.
@@ -248,11 +249,11 @@ pub(crate) enum SplitArg {
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum EncryptArg {
-    /// Where somebody else could listen.
+    /// Connections that a third party could listen on.
     Auto,
-    /// Always.
+    /// All connections.
     On,
-    /// Never.
+    /// No connection.
     Off,
 }
 
@@ -429,8 +430,8 @@ pub(crate) struct LinkArgs {
     /// Check every payload of the native group.
     #[arg(long)]
     pub(crate) checksums: bool,
-    /// Encrypt what ranks send each other. `auto`: measure in clear, and sums in a second, encrypted
-    /// group beside it.
+    /// Encrypt the connections between ranks. `auto`: measure in clear, and measure sums also in a
+    /// second, encrypted group.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = EncryptArg::Auto)]
     pub(crate) encrypt_data: EncryptArg,
     /// Time spent on each row, in milliseconds.

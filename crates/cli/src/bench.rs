@@ -93,7 +93,7 @@ pub(crate) async fn run(args: BenchArgs, environment: &Environment) -> anyhow::R
         return served::run(args, url, environment).await;
     }
     let model = args.model.as_ref().expect("the arguments name a model or a server");
-    let model = models::locate(model, environment)?;
+    let model = models::locate_loadable(model, environment)?;
     let options = ClusterOptions { profile: args.profile, ..ClusterOptions::default() };
     let mut cluster = Cluster::start_with(&model, &args.ranks, environment, options).await?;
     let work = async {

@@ -26,7 +26,7 @@ pub(crate) async fn run(args: ChatArgs, environment: &Environment) -> anyhow::Re
         let key = ClientKeyArgs { api_key: server.api_key, api_key_file: None };
         return converse_until_interrupted(ChatArgs { key, ..args }).await;
     };
-    let model = models::locate(&model, environment)?;
+    let model = models::locate_loadable(&model, environment)?;
     let mut cluster = Cluster::start(&model, &args.ranks, environment).await?;
     let work = async {
         cluster.ready().await?;

@@ -29,7 +29,7 @@ struct Generated {
 }
 
 pub(crate) async fn run(args: GenerateArgs, environment: &Environment) -> anyhow::Result<()> {
-    let model = models::locate(&args.model.model, environment)?;
+    let model = models::locate_loadable(&args.model.model, environment)?;
     let mut cluster = Cluster::start(&model, &args.model.ranks, environment).await?;
     let work = async {
         cluster.ready().await?;

@@ -26,7 +26,11 @@ pub(crate) use sync::run as sync;
 /// Hexadecimal digits by which people tell commits apart.
 const COMMIT_CHARS: usize = 8;
 
-/// Hexadecimal digits by which people tell checkpoints apart.
+/// What to do about a model that this version cannot load.
+const UNSUPPORTED_HINT: &str =
+    "choose a model of one of these kinds, or a version of jackalope that loads this one";
+
+/// Hexadecimal digits shown of a checkpoint's identity.
 const IDENTITY_CHARS: usize = 12;
 
 /// A model's directory and what it is called.
@@ -63,6 +67,18 @@ pub(crate) fn locate(model: &Path, environment: &Environment) -> anyhow::Result<
         and_more(problems.len() - 1),
         model.display()
     )
+}
+
+/// As [`locate`], for a model that is to be loaded.
+///
+/// # Errors
+/// As there, and if this version cannot load it.
+pub(crate) fn locate_loadable(model: &Path, environment: &Environment) -> anyhow::Result<Located> {
+    let located = locate(model, environment)?;
+    match Check::unsupported(&located.dir) {
+        None => Ok(located),
+        Some(unsupported) => bail!("{}: {unsupported}\nhint: {UNSUPPORTED_HINT}", located.name),
+    }
 }
 
 /// A directory, or what the stores know by this name.
@@ -146,6 +162,11 @@ fn list(args: &ListArgs, environment: &Environment) -> anyhow::Result<()> {
         let more = and_more(check.problems.len() - 1);
         output::line(format_args!("{}: {}{more}", title(model), check.problems[0]))?;
     }
+    for (model, check) in &rows {
+        if let Some(unsupported) = &check.unsupported {
+            output::line(format_args!("{}: {unsupported}", title(model)))?;
+        }
+    }
     Ok(())
 }
 
@@ -167,6 +188,7 @@ fn row_json(model: &FoundModel, check: &Check) -> Value {
         "files": check.summary.num_files, "architecture": check.summary.architecture,
         "quantization": check.summary.quantization, "complete": check.is_whole(),
         "problems": texts(&check.problems),
+        "unsupported": check.unsupported.as_ref().map(ToString::to_string),
     })
 }
 
@@ -174,7 +196,7 @@ fn texts(problems: &[Problem]) -> Vec<String> {
     problems.iter().map(ToString::to_string).collect()
 }
 
-/// The identity of the checkpoint in `dir`, if it was hashed before.
+/// Returns the identity of the checkpoint in `dir`, if it is cached.
 fn identity(dir: &Path, environment: &Environment) -> Option<String> {
     let known = content::known(dir, &environment.trees_dir()?)?;
     Some(known.id.to_string())
@@ -182,7 +204,7 @@ fn identity(dir: &Path, environment: &Environment) -> Option<String> {
 
 async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()> {
     let Located { dir, name, .. } = find(&args.model, &environment.stores())?;
-    let Check { summary, mut problems } = Check::of_dir(&dir);
+    let Check { summary, mut problems, unsupported } = Check::of_dir(&dir);
     let mut unknown = None;
     if args.hash {
         let files = expectations(&dir)?;
@@ -205,6 +227,7 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
             "files": summary.num_files, "problems": texts(&problems),
             "hashed": unknown.map(|it| summary.num_files.saturating_sub(it)),
             "without_known_hash": unknown, "identity": identity,
+            "unsupported": unsupported.as_ref().map(ToString::to_string),
         }))?;
     }
     ensure!(
@@ -213,6 +236,9 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
         dir.display(),
         texts(&problems).join("\n  ")
     );
+    if let Some(unsupported) = unsupported {
+        bail!("{name} is whole, but {unsupported}\nhint: {UNSUPPORTED_HINT}");
+    }
     if !args.json {
         let read = match unknown {
             None => String::new(),

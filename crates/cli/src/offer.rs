@@ -84,7 +84,7 @@ impl Offer {
         let file = file.unwrap_or_default();
         let (mut models, mut models_dir) = (Vec::new(), None);
         for (at, path) in args.model.iter().enumerate() {
-            let located = models::locate(path, environment)?;
+            let located = models::locate_loadable(path, environment)?;
             let id = args.model_id.clone().filter(|_| at == 0);
             let id = id.unwrap_or_else(|| located.name.clone());
             models.push(OfferedModel {

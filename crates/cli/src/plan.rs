@@ -21,7 +21,7 @@ use crate::{machines, models, output, wished_split};
 const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<()> {
-    let model = ModelFacts::read(&models::locate(&args.model, environment)?.dir)?;
+    let model = ModelFacts::read(&models::locate_loadable(&args.model, environment)?.dir)?;
     let (hostfile, facts) = machines_of(args, environment)?;
     let offers = offers(&hostfile.hosts, &facts, &args.memory)?;
     let num_machines = args.machines.map(|machines| machines as usize);

@@ -15,16 +15,17 @@ mod hub;
 mod place;
 mod retry;
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{bail, ensure};
+use anyhow::{Context, bail, ensure};
 use indicatif::HumanBytes;
 use jackalope_cluster::models::content;
-use jackalope_cluster::models::{BlobId, Check, HashCache, RepoId, Revision};
+use jackalope_cluster::models::{BlobId, Check, HashCache, RepoId, Revision, Unsupported};
 use serde_json::json;
 
 use crate::args::{ModelsSyncArgs, PullArgs};
@@ -65,6 +66,7 @@ pub(crate) async fn run(args: PullArgs, environment: &Environment) -> anyhow::Re
     let stall = Duration::from_secs(args.stall_timeout);
     let pull = Pull {
         retries: args.retries,
+        takes_unsupported: args.unsupported,
         ..Pull::new((args.model.repo.clone(), revision(&args)?), place, (stall, environment))?
     };
     // Waiting for the network blocks, so it has threads of its own. They end with the process.
@@ -112,6 +114,8 @@ pub(crate) struct Pull {
     hashes_path: Option<PathBuf>,
     trees_dir: Option<PathBuf>,
     retries: u32,
+    /// Fetch also what this version cannot load.
+    takes_unsupported: bool,
     stop: Stop,
     /// How far each file is, once it is known which there are.
     files: OnceLock<Vec<FileBytes>>,
@@ -148,6 +152,7 @@ impl Pull {
             hashes_path: environment.hashes_path(),
             trees_dir: environment.trees_dir(),
             retries: RETRIES,
+            takes_unsupported: false,
             stop: Stop::default(),
             files: OnceLock::new(),
         })
@@ -203,6 +208,16 @@ impl Pull {
             done: AtomicU64::new(0),
         });
         let files = self.files.get_or_init(|| known.collect());
+        let mut fetched_bytes = 0;
+        // First, because it says whether the rest is of any use.
+        if let Some((job, file)) =
+            jobs.iter().zip(files).find(|(job, _)| job.file.path.as_str() == "config.json")
+        {
+            let (config, progress) = (&job.done, Progress { bar: &bar, file });
+            fetched_bytes += Fetch::new(self, job, commit, progress).run()?;
+            self.check_loadable(config)?;
+            progress.take_back(job.file.bytes);
+        }
         let next = AtomicUsize::new(0);
         let work = || -> anyhow::Result<u64> {
             let mut fetched_bytes = 0;
@@ -227,7 +242,26 @@ impl Pull {
             threads.into_iter().map(|it| it.join().expect("fetching does not panic")).collect()
         });
         bar.finish();
-        results.into_iter().sum()
+        for result in results {
+            fetched_bytes += result?;
+        }
+        Ok(fetched_bytes)
+    }
+
+    /// # Errors
+    /// If this version cannot load the model with this configuration, unless that is wanted.
+    fn check_loadable(&self, config: &Path) -> anyhow::Result<()> {
+        let content = fs::read(config).with_context(|| format!("reading {}", config.display()))?;
+        // A malformed configuration is reported once everything has come.
+        let found = serde_json::from_slice(&content).ok();
+        match found.and_then(|config| Unsupported::of_config(&config)) {
+            Some(unsupported) if !self.takes_unsupported => bail!(
+                "{}: {unsupported}; no weights were fetched\nhint: choose another model, or pass \
+                 `--unsupported` to fetch it for a later version",
+                self.repo
+            ),
+            _ => Ok(()),
+        }
     }
 
     /// So that hundreds of gigabytes that were hashed on their way here are not hashed again.

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   name (what was typed) ─▶ store ─▶ a directory ─▶ check     is it whole?
+//!                              │                  ─▶ loadable  can this version load it?
 //!                              │                  ─▶ manifest  which bytes are in it?
 //!                              └─▶ hub (the layout of Hugging Face's cache)
 //!                                   └─▶ blob (content named by its hash)
@@ -17,6 +18,7 @@ pub mod content;
 pub mod files;
 pub mod hashes;
 pub mod hub;
+pub mod loadable;
 pub mod manifest;
 pub mod name;
 mod parallel;
@@ -32,6 +34,7 @@ pub use check::{Check, Problem, Quantization, Summary};
 pub use files::FilePath;
 pub use hashes::{HashCache, Hashing};
 pub use hub::{HubCache, HubRepo};
+pub use loadable::Unsupported;
 pub use manifest::{Difference, FileEntry, Manifest, ManifestError, Record};
 pub use name::{ModelRef, NameError, RepoId, Revision};
 pub use remove::{Removal, RemoveError};

@@ -7,7 +7,7 @@ mod qwen3;
 use std::ops::Range;
 
 use jackalope_mlx::Array;
-use jackalope_protocol::TokenId;
+use jackalope_protocol::{ARCHITECTURES, TokenId};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
@@ -16,9 +16,6 @@ use crate::parallel::Parallel;
 use crate::split::Cut;
 use crate::step::Step;
 use crate::weights::{LoadCounters, LoadProgress, Loader, Weights};
-
-/// The `model_type`s that can be loaded.
-pub const SUPPORTED: &[&str] = &["llama", "mistral", "qwen2", "qwen3"];
 
 /// What a model file builds.
 pub(crate) trait Network: std::fmt::Debug {
@@ -56,16 +53,18 @@ pub(crate) fn load(
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<(Box<dyn Network>, LoadCounters), LoadError> {
     let found = checkpoint.model_type();
-    if !SUPPORTED.contains(&found) {
-        let found = found.to_owned();
-        return Err(LoadError::UnsupportedArchitecture { found, supported: SUPPORTED });
+    let unsupported =
+        || LoadError::UnsupportedArchitecture { found: found.to_owned(), supported: ARCHITECTURES };
+    if !ARCHITECTURES.contains(&found) {
+        return Err(unsupported());
     }
     let loader = Loader::new(checkpoint, "model.norm.weight", progress)?;
     let w = loader.root();
     let network: Box<dyn Network> = match found {
         "qwen2" => Box::new(qwen2::Qwen2::load(&w, checkpoint, parallel)?),
         "qwen3" => Box::new(qwen3::Qwen3::load(&w, checkpoint, parallel)?),
-        _ => Box::new(llama::Llama::load(&w, checkpoint, parallel)?),
+        "llama" | "mistral" => Box::new(llama::Llama::load(&w, checkpoint, parallel)?),
+        _ => return Err(unsupported()),
     };
     let is_tied = !loader.has_taken("lm_head.weight");
     let counters = loader.finish(|name| {

@@ -24,7 +24,6 @@ mod weights;
 pub use jackalope_protocol::split;
 pub use jackalope_protocol::split::Split;
 
-pub use arch::SUPPORTED as SUPPORTED_ARCHITECTURES;
 pub use cache::{CACHE_GRANULE_TOKENS, SequenceCache};
 pub use embed::Pool;
 pub use error::{Dims, LoadError};

@@ -1,19 +1,19 @@
-//! The words between the brain and the hands.
+//! The messages between the coordinator and the ranks.
 //!
-//! The brain (`jackalope`) sends every rank (`jackalope-rank`) the same [`StepPlan`]s; rank 0 answers
-//! with a [`StepOutput`], every rank with its progress. Two ranks given the same sequence of plans
-//! hold the same caches. This crate knows the shape of these messages and how they travel over a
-//! byte stream ([`frame`]); it decides nothing and computes nothing.
+//! The coordinator (`jackalope`) sends every rank (`jackalope-rank`) the same [`StepPlan`]s; rank 0
+//! answers with a [`StepOutput`], every rank with its progress. Two ranks given the same sequence
+//! of plans hold the same caches. This crate defines these messages and how they travel over a byte
+//! stream ([`frame`]); it decides nothing and computes nothing.
 //!
 //! ```text
-//!  rank                                   brain
+//!  rank                                   coordinator
 //!   │ ◀── preamble, Noise ───────────────▶ │   version and ticket are checked ([`secure`])
 //!   │ ── Hello ──────────────────────────▶ │   which rank
-//!   │ ◀─────────────────────────── Setup ─ │   what to load, how it is cut
+//!   │ ◀─────────────────────────── Setup ─ │   what to load, how it is split
 //!   │ ── Progress … Loaded ──────────────▶ │
-//!   │ ◀──────────────────────────── Join ─ │   who belongs to this epoch's group
+//!   │ ◀──────────────────────────── Join ─ │   the members of this epoch's group
 //!   │ ── Joined ─────────────────────────▶ │
-//!   │ ◀──────────────────────────── Step ─ │   again and again; at most `MAX_STEPS_IN_FLIGHT` ahead
+//!   │ ◀──────────────────────────── Step ─ │   repeated; at most `MAX_STEPS_IN_FLIGHT` ahead
 //!   │ ── Output (rank 0) / Done ─────────▶ │
 //!   │ ── Failed ─────────────────────────▶ │   the group broke: weights stay, a new Join follows
 //! ```
@@ -24,6 +24,7 @@ mod embed;
 pub mod frame;
 pub mod gate;
 mod identity;
+mod loadable;
 mod mask;
 mod messages;
 mod plan;
@@ -38,6 +39,7 @@ pub use content::{
 pub use embed::{Embed, Embedded, Pooling};
 pub use frame::FrameError;
 pub use identity::{Identity, NAME_BYTES_MAX, PublicKey};
+pub use loadable::{ARCHITECTURES, QUANT_METHODS};
 pub use mask::Mask;
 pub use messages::{
     Backend, Device, FailureKind, FromRank, HeardBeat, Hello, Join, ModelSource, Phase, RankFacts,

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use clap::Subcommand;
 
-/// Ports after each other.
+/// A range of consecutive ports.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct PortRange {
     first: u16,
@@ -14,7 +14,7 @@ pub(crate) struct PortRange {
 }
 
 impl PortRange {
-    /// Free of our other ports, of MLX's, and of those that systems give away by themselves.
+    /// Overlaps neither our other ports nor MLX's nor those that systems assign by themselves.
     pub(crate) const DATA: PortRange = PortRange { first: 31000, last: 31299 };
 }
 
@@ -52,10 +52,10 @@ pub(crate) struct HostsArgs {
     pub(crate) env: Vec<String>,
     #[command(flatten)]
     pub(crate) reach: ReachArgs,
-    /// Where ranks connect to on this machine, on the addresses by which their machines reach it.
+    /// Port for ranks to connect to, on the addresses by which their machines reach this one.
     #[arg(long, value_name = "PORT", default_value_t = 18080)]
     pub(crate) control_port: u16,
-    /// Ports of which ranks take one each, for the connections between them.
+    /// Ports for the connections between ranks; each rank takes one of them.
     #[arg(long, value_name = "FIRST-LAST", default_value_t = PortRange::DATA)]
     pub(crate) data_ports: PortRange,
     /// Seconds for which ranks keep their weights when this program is gone without a word.
@@ -99,7 +99,7 @@ pub(crate) struct RankArgs {
     /// address on the way to `--control`.
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     pub(crate) data: Vec<IpAddr>,
-    /// Ports of which one is taken for the connections between ranks.
+    /// Ports for the connections between ranks; this rank takes one of them.
     #[arg(long, value_name = "FIRST-LAST", default_value_t = PortRange::DATA)]
     pub(crate) data_ports: PortRange,
     /// Seconds to look for it: ranks may be started before it.
@@ -141,8 +141,8 @@ pub(crate) struct AgentArgs {
     /// told the version alone.
     #[arg(long)]
     pub(crate) announce: bool,
-    /// Start one in the background with the secret on standard input, unless one runs that has it; a
-    /// second line holds the key of a coordinator to trust.
+    /// Start an agent in the background, unless one with the same secret runs. Standard input holds
+    /// the secret and, on a second line, the key of a coordinator to trust.
     #[arg(long, conflicts_with = "detached")]
     pub(crate) start: bool,
     /// Leave the session and the terminal behind (what `--start` runs).

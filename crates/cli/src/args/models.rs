@@ -25,6 +25,9 @@ pub(crate) struct PullArgs {
     /// Attempts after a failure, as long as they bring nothing.
     #[arg(long, default_value_t = RETRIES, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub(crate) retries: u32,
+    /// Fetch the model even if this version cannot load it.
+    #[arg(long)]
+    pub(crate) unsupported: bool,
     /// Then copy it to these machines, as `models sync` does: a hostfile, or names for ssh separated by
     /// commas.
     #[arg(long, value_name = "FILE|NAMES")]

@@ -11,19 +11,20 @@ pub(crate) struct TrustArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TrustCommand {
-    /// List this machine's key, who may command it, which machines it commands, and who was refused.
+    /// List this machine's key, the coordinators that may command it, the machines that it
+    /// commands, and refused machines.
     List {
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
     },
-    /// Accept a machine that was refused: to be commanded by this one, or to command it.
+    /// Accept a refused machine: as one that this machine commands, or as a coordinator.
     Accept {
-        /// As `trust list` shows it: the name or key of one to command, the key of one that commands.
+        /// Name or key of a machine to command, or key of a coordinator, as `trust list` shows it.
         #[arg(value_name = "HOST|KEY")]
         machine: String,
     },
-    /// Trust a machine no longer; its sessions and programs here end at once.
+    /// Stop trusting a machine; its sessions and programs here end at once.
     Revoke {
         /// Its name or key, as `trust list` shows it.
         #[arg(value_name = "HOST|KEY")]

@@ -61,7 +61,7 @@ impl OrderedModels {
         let ranks = self.ranks(order)?;
         let is_in_folder = Path::new(&order.file).join("config.json").is_file();
         let name = if is_in_folder { &order.file } else { &order.model };
-        let located = models::locate(Path::new(name), &self.environment)?;
+        let located = models::locate_loadable(Path::new(name), &self.environment)?;
         let id = order.model.clone();
         let details = details(&located.dir);
         let model =

@@ -63,11 +63,16 @@ struct Shared {
 impl Hub {
     /// With the model that ships, and a file that nobody needs.
     pub(crate) fn start() -> Hub {
+        Hub::with(&shipped())
+    }
+
+    /// With the model in a directory, and a file that nobody needs.
+    pub(crate) fn with(model_dir: &Path) -> Hub {
         let read = |entry: std::io::Result<std::fs::DirEntry>| {
             let path = entry.unwrap().path();
             (path.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read(path).unwrap())
         };
-        let mut files: Vec<_> = std::fs::read_dir(shipped()).unwrap().map(read).collect();
+        let mut files: Vec<_> = std::fs::read_dir(model_dir).unwrap().map(read).collect();
         files.push(("README.md".to_owned(), b"not needed".to_vec()));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();

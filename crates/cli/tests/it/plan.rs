@@ -67,3 +67,23 @@ fn a_model_that_does_not_fit_is_refused_with_what_is_missing() {
     assert!(nowhere.stderr.contains("no checkpoint at /no/such/model"), "{nowhere:?}");
     assert!(nowhere.stderr.contains("hint:"), "{nowhere:?}");
 }
+
+#[test]
+fn a_model_that_this_version_cannot_load_is_refused_before_anything_starts() {
+    let copy = Copy::new();
+    copy.edit_config(|config| config["model_type"] = "deepseek_v3".into());
+    let model = copy.path().to_str().unwrap();
+    let offline = ["--port", "0", "--json"];
+    for args in [
+        &["plan", "--model", model][..],
+        &["models", "check", model],
+        &[&["serve", "--model", model][..], &offline].concat(),
+        &["bench", "--model", model],
+    ] {
+        let ended = run(args);
+        assert!(!ended.status.success(), "{ended:?}");
+        for cause in ["architecture \"deepseek_v3\"; it loads llama", "hint: choose a model"] {
+            assert_eq!(ended.stderr.matches(cause).count(), 1, "{args:?}: {ended:?}");
+        }
+    }
+}

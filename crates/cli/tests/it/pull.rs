@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::checkpoint::shipped;
+use crate::checkpoint::{Copy, shipped};
 use crate::hub::{COMMIT, Fault, Hub, REPO, blob_of};
 use crate::install::Machines;
 use crate::program::{Ended, Program, wait_for};
@@ -27,6 +27,15 @@ impl Machine {
         let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         fs::create_dir_all(&home).unwrap();
         Machine { home: fs::canonicalize(home).unwrap(), hub: Hub::start() }
+    }
+
+    /// With a hub whose model has another configuration.
+    fn with_config(edit: impl FnOnce(&mut Value)) -> Machine {
+        let copy = Copy::new();
+        copy.edit_config(edit);
+        let mut machine = Machine::new();
+        machine.hub = Hub::with(copy.path());
+        machine
     }
 
     fn start(&self, args: &[&str], input: &str, env: &[(&str, &str)]) -> Program {
@@ -413,4 +422,17 @@ fn removing_asks_once_and_says_what_comes_free() {
     machine.refuses(&["models", "rm", machine.home.to_str().unwrap(), "--yes"], &["no model"]);
     assert!(machine.run(&["models", "rm", outside, "--yes"]).status.success());
     assert!(!Path::new(outside).exists());
+}
+
+#[test]
+fn weights_that_this_version_cannot_load_are_fetched_only_on_request() {
+    let machine = Machine::with_config(|config| config["model_type"] = "deepseek_v3".into());
+    let causes = ["architecture \"deepseek_v3\"", "no weights were fetched", "--unsupported"];
+    machine.refuses(&["pull", REPO], &causes);
+    assert_eq!(machine.hub.ranges(WEIGHTS), []);
+    let pulled = machine.json(&["pull", REPO, "--unsupported", "--json"]);
+    assert_eq!((&pulled["files"], &pulled["complete"]), (&6.into(), &true.into()));
+    assert_eq!(machine.hub.ranges(WEIGHTS).len(), 1);
+    let listed = &machine.json(&["models", "ls", "--json"])["models"][0];
+    assert!(listed["unsupported"].as_str().unwrap().contains("deepseek_v3"), "{listed}");
 }

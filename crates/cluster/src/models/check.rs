@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::files;
+use super::loadable::Unsupported;
 
 /// A configuration larger than this is none.
 const CONFIG_BYTES_MAX: u64 = 16 << 20;
@@ -47,6 +48,8 @@ pub struct Check {
     pub summary: Summary,
     /// What is wrong with it; empty if it is whole.
     pub problems: Vec<Problem>,
+    /// What this version cannot load about it, even if it is whole.
+    pub unsupported: Option<Unsupported>,
 }
 
 /// What is wrong with a model's directory.
@@ -113,6 +116,13 @@ impl Check {
         check
     }
 
+    /// What this version cannot load about the model in `dir`; none if `config.json` cannot be
+    /// read, which other checks report.
+    pub fn unsupported(dir: &Path) -> Option<Unsupported> {
+        let config = read_json(&dir.join("config.json"), CONFIG_BYTES_MAX).ok().flatten()?;
+        Unsupported::of_config(&config)
+    }
+
     /// True if nothing is wrong.
     pub fn is_whole(&self) -> bool {
         self.problems.is_empty()
@@ -124,6 +134,7 @@ impl Check {
             Ok(Some(config)) => {
                 self.summary.architecture = config["model_type"].as_str().map(str::to_owned);
                 self.summary.quantization = quantization(&config);
+                self.unsupported = Unsupported::of_config(&config);
                 if self.summary.architecture.is_none() {
                     self.problems.push(malformed("it names no model_type".to_owned()));
                 }

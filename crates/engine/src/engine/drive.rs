@@ -1,16 +1,16 @@
 //! The loop around the scheduler: drain commands, plan, send, take answers in, mend what broke.
 //!
 //! ```text
-//!             Ready                 Lost                   nothing gets further
+//!             Ready                 Lost                   no progress
 //!  Starting ────────▶ Ready ─────────────────▶ Recovering ────────────────────▶ Failed
 //!     │                 ▲  ◀──────── Ready ───────┘                               │
-//!     │ Lost, and       └──────────────────────────────────────────── Ready ──────┘
-//!     ▼ no hope
+//!     │ Lost: fatal or  └──────────────────────────────────────────── Ready ──────┘
+//!     ▼ too often
 //!  the engine ends
 //! ```
 //!
-//! [`Attempts`] knows when ranks are replaced and when that is given up; [`Scheduler::ranks_failed`]
-//! knows which request makes ranks fail.
+//! [`Attempts`] decides when ranks are replaced and when waiting requests fail;
+//! [`Scheduler::ranks_failed`] decides which request makes ranks fail.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -154,7 +154,8 @@ impl<G: RankGroup> Driver<G> {
         Ok(())
     }
 
-    /// Ends what waits for ranks that get no further. They may still come up.
+    /// Fails the open requests because the ranks make no progress. The ranks may still come up
+    /// later.
     fn stand_still(&mut self, now: Instant) -> Result<(), EngineError> {
         let last = match &self.status.borrow().state {
             EngineState::Recovering { failure, .. } => Some(failure.clone()),
@@ -460,6 +461,12 @@ impl<G: RankGroup> Driver<G> {
         let granules = capacity::granules(&self.config, facts)?;
         let limits = capacity::limits(&self.config, &facts[0]);
         let kv = capacity::kv_status(facts, granules);
+        if let Some(wanted_tokens) = self.config.context_tokens
+            && limits.context_tokens < wanted_tokens
+        {
+            let served_tokens = limits.context_tokens;
+            warn!(wanted_tokens, served_tokens, "the model was made for a shorter context");
+        }
         info!(kv.budget_bytes, kv.capacity_tokens, "memory for keys and values");
         self.scheduler = Some(Scheduler::new(SchedulerLimits {
             step_tokens: self.config.step_tokens as usize,
@@ -555,14 +562,14 @@ impl<G: RankGroup> Driver<G> {
         Ok(())
     }
 
-    /// Ends a request that has made ranks fail. The others go on.
+    /// Fails a request that made the ranks fail. The other requests continue.
     fn end_poisonous(&mut self, id: RequestId, failure: &Failure) {
         error!(?id, rank = failure.rank, "a request makes ranks fail, and is ended");
         self.tell_events();
         self.fail_one(id, Event::Poisonous(poisonous(failure)));
     }
 
-    /// Whether requests are to be computed.
+    /// True if there are requests to compute.
     fn owes_steps(&self) -> bool {
         let num_open = self.scheduler.as_ref().map(Scheduler::num_waiting_and_running);
         num_open.is_some_and(|num_open| num_open != (0, 0))
@@ -625,7 +632,7 @@ impl<G: RankGroup> Driver<G> {
         events.into_iter().for_each(|(id, event)| streams.tell(id, event));
     }
 
-    /// When a step has to be completed.
+    /// Time by which the next step has to complete.
     fn due_at(&self) -> Option<Instant> {
         if !self.is_standing {
             return Some(self.attempts.down_since()? + self.group.step_timeout(0));
@@ -679,7 +686,8 @@ impl<G: RankGroup> Drop for Driver<G> {
     }
 }
 
-/// What a request hears that made ranks fail whenever they computed it.
+/// Builds the failure that is sent to a request which made the ranks fail each time they computed
+/// it.
 fn poisonous(last: &Failure) -> Failure {
     let message = format!(
         "this request makes ranks fail: they failed whenever they computed it, also with nothing \
@@ -715,7 +723,8 @@ fn is_same_shard(a: &RankFacts, b: &RankFacts) -> bool {
         content: None,
         ..facts.clone()
     };
-    // Before the checkpoint has been hashed, ranks load it only in the state it had at the start.
+    // A checkpoint that has not been hashed yet has no identity to compare. Ranks then load it only
+    // if its files are in the same state as at the start.
     let is_other = a.content.zip(b.content).is_some_and(|(a, b)| a != b);
     !is_other && comparable(a) == comparable(b)
 }

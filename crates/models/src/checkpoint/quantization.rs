@@ -8,14 +8,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub use jackalope_kernels::{QuantFormat, QuantMode};
+use jackalope_protocol::QUANT_METHODS;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::tensors::{ElementType, TensorIndex};
 use crate::error::LoadError;
-
-/// Methods that may stand in `quant_method`: their tensors are laid out as MLX lays them out.
-const METHODS: &[&str] = &["mxfp4", "mxfp8"];
 
 /// What a refusal lists.
 const SUPPORTED: &[&str] = &["MLX's affine", "mxfp4", "nvfp4", "mxfp8"];
@@ -59,7 +57,7 @@ impl QuantizationMap {
         let foreign = config.get("quantization_config").and_then(Value::as_object);
         if own.is_none()
             && let Some(method) = foreign.and_then(|map| map.get("quant_method"))
-            && !method.as_str().is_some_and(|name| METHODS.contains(&name))
+            && !method.as_str().is_some_and(|name| QUANT_METHODS.contains(&name))
         {
             return Err(unsupported(method.as_str().unwrap_or("quant_method")));
         }
