@@ -146,6 +146,8 @@ pub struct Scheduler {
     running: Vec<Sequence>,
     turns: Turns,
     pressure: PressureTier,
+    /// Kept prefixes were cleared on request: the ranks return that memory to the system.
+    is_clearing: bool,
     /// Plans made and not answered, oldest first.
     in_flight: VecDeque<InFlight>,
     step: u64,
@@ -160,7 +162,8 @@ pub struct Scheduler {
 #[derive(Debug, Default)]
 struct InFlight {
     step: u64,
-    /// With the number of positions that are computed then.
+    /// Each request with rows in this step, and the number of its positions computed after the
+    /// step.
     rows: Vec<(RequestId, usize)>,
     draws: Vec<(RequestId, CacheId)>,
     /// With the position of the first target, and the number of targets.
@@ -194,6 +197,7 @@ impl Scheduler {
             running: Vec::new(),
             turns: Turns::default(),
             pressure: PressureTier::Normal,
+            is_clearing: false,
             in_flight: VecDeque::new(),
             step: 0,
             num_control: 0,
@@ -245,9 +249,12 @@ impl Scheduler {
         true
     }
 
-    /// Gives back what is kept of finished sequences; how many there were.
+    /// Drops what is kept of finished sequences, and lets the ranks return that memory to the
+    /// system; returns the number of sequences.
     pub fn clear_prefixes(&mut self) -> usize {
-        self.caches.clear_kept()
+        let num_cleared = self.caches.clear_kept();
+        self.is_clearing |= 0 < num_cleared;
+        num_cleared
     }
 
     /// Takes into account what other programs leave of the machines' memory; called with each reading.
@@ -300,7 +307,10 @@ impl Scheduler {
             _ => self.plan_all(&mut plan),
         };
         plan.drops = self.caches.take_drops();
-        plan.returns_memory = self.pressure != PressureTier::Normal && !plan.drops.is_empty();
+        if !plan.drops.is_empty() {
+            let is_clearing = std::mem::take(&mut self.is_clearing);
+            plan.returns_memory = is_clearing || self.pressure != PressureTier::Normal;
+        }
         if plan.is_empty() {
             return None;
         }
@@ -310,7 +320,7 @@ impl Scheduler {
         Some(plan)
     }
 
-    /// Admits those whose turn it is, and gives everybody who runs a share of the step.
+    /// Admits waiting sequences and plans rows of every running sequence.
     fn plan_all(&mut self, plan: &mut StepPlan) -> InFlight {
         let promised = self.preempt_for_memory();
         if !self.planted.has(Bug::ForkOfUnplannedRows) {
@@ -462,7 +472,7 @@ impl Scheduler {
         self.running.iter().find(|it| it.id == id)?.cache
     }
 
-    /// The requests with rows in flight, by age.
+    /// The requests with rows in flight, oldest first.
     #[cfg(test)]
     pub(crate) fn ids_in_flight(&self) -> Vec<RequestId> {
         let mut ids: Vec<RequestId> =

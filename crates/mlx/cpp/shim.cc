@@ -2,6 +2,12 @@
 
 #include <unistd.h>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#elif defined(__APPLE__)
+#include <malloc/malloc.h>
+#endif
+
 #include <cstring>
 #include <optional>
 #include <stdexcept>
@@ -428,6 +434,12 @@ size_t recommended_bytes() {
 }
 void clear_cache() {
   mx::clear_cache();
+  // Without a GPU MLX allocates from the C library, which keeps freed pages for itself.
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#elif defined(__APPLE__)
+  malloc_zone_pressure_relief(nullptr, 0);
+#endif
 }
 
 Arrays custom(

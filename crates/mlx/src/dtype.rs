@@ -22,7 +22,7 @@ pub enum Dtype {
     F16 = 9,
     /// IEEE single precision.
     F32 = 10,
-    /// IEEE double precision: sums that must be exact, on CPUs alone.
+    /// IEEE double precision, for sums that must be exact; on CPUs only.
     F64 = 11,
     /// The upper half of a single.
     Bf16 = 12,
@@ -62,7 +62,7 @@ impl Dtype {
     }
 
     /// # Panics
-    /// On an element type of MLX that Jackalope never makes (complex numbers).
+    /// On an MLX element type that Jackalope never creates (complex numbers).
     #[track_caller]
     pub(crate) fn from_code(code: u8) -> Dtype {
         let Some(dtype) = Dtype::ALL.into_iter().find(|dtype| dtype.code() == code) else {

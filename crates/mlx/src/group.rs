@@ -176,8 +176,8 @@ impl Group {
 
 /// Collectives. Every rank builds the same ones in the same order.
 impl Group {
-    /// The sum over all ranks. A native group takes numbers in f64 for sums on the kernels' grid, and brings others
-    /// there; see [`transport::pack`].
+    /// The sum over all ranks. In f64, a native group treats the numbers as sums on the kernels'
+    /// grid and rounds others to it; see [`transport::pack`].
     ///
     /// # Panics
     /// If the element type is not f32, f64, f16, bf16, i32 or u32.

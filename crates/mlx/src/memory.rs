@@ -55,7 +55,7 @@ pub fn recommended_bytes() -> Result<usize, Error> {
     device_result(bridge::recommended_bytes())
 }
 
-/// Gives cached bytes back to the system.
+/// Returns cached bytes to the system, and those that the C library's allocator has free.
 ///
 /// # Errors
 /// If the device reports a failure of earlier work.
