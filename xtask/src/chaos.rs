@@ -1,6 +1,6 @@
-//! `cargo xtask chaos --minutes N --seed S`: a real server under random faults. The run itself is a
-//! test target of the CLI (`crates/cli/tests/chaos`), beside the hosts it shares with the tests; this
-//! finds its program and becomes it.
+//! `cargo xtask chaos --minutes N --seed S`: runs a real server under random faults. The run itself
+//! is a test target of the CLI (`crates/cli/tests/chaos`), next to the hosts that it shares with
+//! the tests; this command builds that program and replaces itself with it.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::process::{command, workspace_dir};
 
-/// Minutes of a run that nobody gave a length.
+/// Default length of a run in minutes.
 const MINUTES: &str = "5";
 
 pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
@@ -19,22 +19,23 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     if !args.iter().any(|it| it.starts_with("--minutes") || it == "--help") {
         chaos.args(["--minutes", MINUTES]);
     }
-    // In its place, so that an interrupt reaches the run alone, which then reports.
+    // `exec` replaces this process, so that an interrupt reaches only the run, which then reports.
     let err = chaos.exec();
     Err(err).with_context(|| format!("starting {:?}", chaos.get_program()))
 }
 
-/// The run, with the programs that tests are built with; nothing is built that tests have built.
+/// The command of the run. It uses the programs that the tests use and rebuilds nothing that
+/// exists.
 pub(crate) fn chaos(args: &[String]) -> anyhow::Result<Command> {
     let mut chaos = command(&program()?.to_string_lossy());
     chaos.args(args).current_dir(workspace_dir());
     Ok(chaos)
 }
 
-/// What cargo has built, or builds now.
+/// Builds the program with cargo, if needed, and returns its path.
 fn program() -> anyhow::Result<PathBuf> {
     let mut build = command("cargo");
-    // As all tests are built: another choice of packages could mean other features.
+    // Built like all tests, because another selection of packages could enable other features.
     build.args(["test", "--workspace", "--test", "chaos", "--no-run", "--message-format=json"]);
     build.current_dir(workspace_dir()).stderr(Stdio::inherit());
     let built = build.output().context("starting cargo")?;

@@ -14,7 +14,7 @@ use crate::process::{command, env, in_path, target_dir, workspace_dir};
 /// Of the programs that are tested.
 const PROFILE: Profile = Profile::Dev;
 
-/// A short run of random faults, always the same ones.
+/// A short run with random faults from a fixed seed.
 const CHAOS: [&str; 6] = ["--minutes", "1", "--seed", "13", "--patience", "3"];
 
 pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {

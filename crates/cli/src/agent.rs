@@ -35,11 +35,11 @@ pub(crate) const RECORD: &str = "agent";
 /// How long an agent may take to answer on its own machine.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long one that was started a moment ago may take to answer at each attempt.
+/// How long an agent that was just started may take to answer one attempt.
 const KNOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long one that runs may be silent on its own machine before it counts as hung: longer than one
-/// attempt to speak to it.
+/// How long a running agent may be silent on its own machine before it counts as hung; longer than
+/// one attempt to connect.
 const HUNG_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// How long one may take to end politely.
@@ -76,8 +76,8 @@ pub(crate) async fn run(args: &AgentArgs, environment: &Environment) -> anyhow::
     }
 }
 
-/// Is the agent of a cluster whose secret follows from a token: whoever holds it may give ranks and
-/// models to this machine, because whoever started this said so.
+/// Runs the agent of a cluster whose secret is derived from a token. Holders of the token may start
+/// ranks on this machine and copy models to it.
 pub(crate) async fn serve_with_token(
     args: &AgentArgs,
     token: &str,
@@ -99,7 +99,7 @@ async fn serve(
         // Fails only if we lead a session already, which is as good.
         rustix::process::setsid().ok();
     }
-    // Of an earlier agent.
+    // Removes the list of an earlier agent.
     let list = listen_list(home, args.port)?;
     std::fs::remove_file(&list).ok();
     let mut addresses = AgentAddresses::new(args.listen.clone(), args.port, list);
@@ -116,7 +116,7 @@ async fn serve(
         anyhow::Error::new(err).context(format!("listening on {addr}\nhint: {hint}"))
     })?);
     let open: Vec<IpAddr> = addresses.open().collect();
-    // Others are told the first that means something to them.
+    // The address for the record: the first that is not loopback, if any.
     let ip = open.iter().find(|ip| !ip.is_loopback()).or(open.first());
     let addr = SocketAddr::new(*ip.expect("it listens somewhere"), addresses.port());
     let new_listeners: NewListeners =
@@ -164,8 +164,8 @@ async fn serve(
     result
 }
 
-/// What standard input says: the cluster's secret, and who may command this machine from now on,
-/// because whoever can log in here may.
+/// Content of standard input: the cluster's secret, and the coordinator that may command this
+/// machine from now on. A login on this machine is enough to grant that.
 struct Introduced {
     secret: Option<Secret>,
     coordinator: Option<Peer>,
@@ -194,7 +194,7 @@ impl Introduced {
         Ok(Introduced { secret: known, coordinator })
     }
 
-    /// Writes the coordinator into this machine's list, and returns this machine's own key.
+    /// Adds the coordinator to this machine's trust list, and returns this machine's own key.
     fn trust(&self, home: &Home) -> anyhow::Result<PublicKey> {
         let own = home.identity()?.public();
         if let Some(peer) = self.coordinator.as_ref().filter(|peer| peer.key != own) {
@@ -222,17 +222,18 @@ fn start(args: &AgentArgs, home: &Home) -> anyhow::Result<()> {
     if let Some(recorded) = recorded {
         match answers(args, (home, secret), HUNG_TIMEOUT) {
             Ok(()) => {
-                // It may have been started for other addresses.
+                // The running agent may have been started for other addresses.
                 add_to_list(&list, &args.listen)
                     .with_context(|| format!("writing {}", list.display()))?;
                 let runs = json!({"event": "runs", "port": args.port, "key": key});
                 return output::line(runs).map_err(Into::into);
             }
-            // It cannot end politely. Ranks outlive it for the agent that is started now.
+            // A hung agent cannot end by itself, so it is killed. Its ranks keep running, and the
+            // new agent adopts them.
             Err(Silence { is_hung: true, .. }) => {
                 recorded.ask(Request::Kill, KILL_GRACE);
             }
-            // It holds another secret, is another version, or listens elsewhere.
+            // The agent holds another secret, is another version, or listens elsewhere.
             Err(_) => {
                 recorded.end(END_GRACE);
             }
@@ -242,14 +243,14 @@ fn start(args: &AgentArgs, home: &Home) -> anyhow::Result<()> {
     Ok(output::line(json!({"event": "started", "port": args.port, "pid": pid, "key": key}))?)
 }
 
-/// Where further addresses for an agent are written that runs already.
+/// Returns the file for further addresses of an agent that already runs.
 fn listen_list(home: &Home, port: u16) -> anyhow::Result<PathBuf> {
     Ok(home.dir("run")?.join(format!("agent-{port}.listen")))
 }
 
-/// Addresses to listen on, so that whoever started us over SSH reaches us: if this machine has none of
-/// those that it is known by elsewhere, because somebody in between translates them, the one that the
-/// SSH connection came to.
+/// Addresses to listen on so that the machine that started us over SSH can reach us. If this
+/// machine has none of the given addresses (they are translated, as by NAT), adds the address at
+/// which the SSH connection arrived.
 fn reachable(listen: &[IpAddr], came_to: Option<IpAddr>) -> Vec<IpAddr> {
     let own = own_addresses();
     let mut reachable = listen.to_vec();
@@ -263,11 +264,11 @@ fn reachable(listen: &[IpAddr], came_to: Option<IpAddr>) -> Vec<IpAddr> {
 /// Why no agent of ours answers.
 struct Silence {
     reason: String,
-    /// Whether something listens there that says nothing.
+    /// Whether a listener accepts connections there but does not answer.
     is_hung: bool,
 }
 
-/// Whether an agent that has this secret answers here within `timeout`, else why not.
+/// Checks whether an agent with this secret answers here within `timeout`; the error says why not.
 fn answers(
     args: &AgentArgs,
     (home, secret): (&Home, Secret),

@@ -69,7 +69,8 @@ pub(crate) struct ClusterOptions {
     pub(crate) tool_parser: Option<String>,
     /// How it marks its reasoning, likewise.
     pub(crate) reasoning_parser: Option<String>,
-    /// Whether the ranks serve for long, so that a model that was never hashed is hashed meanwhile.
+    /// Whether this is a long-running server: then a model that was never hashed is hashed in the
+    /// background.
     pub(crate) is_server: bool,
 }
 
@@ -245,7 +246,7 @@ struct Placed {
     /// The most ranks that share a machine's memory.
     ranks_per_machine: u32,
     watched: Watched,
-    /// What ranks of this machine alone read, if it has not been hashed.
+    /// Content of a model that was not hashed yet, if all ranks run on this machine.
     unhashed: Option<OwnContent>,
 }
 
@@ -319,7 +320,7 @@ async fn place_on(
     let models_from = args.hosts.models_from.as_deref();
     let seats = models::Seats { nodes: &nodes, hosts: &hosts, model, models_from };
     let (models, content) = models::places(seats, environment, &ours).await?;
-    // Which states are known is each machine's own.
+    // File states are valid on their own machine only.
     let content = Some(ExpectedContent { states: Vec::new(), ..content });
     let ranks_on = |node: usize| nodes.of_rank.iter().filter(|&&it| it == node).count();
     let ranks_per_machine = (0..nodes.nodes.len()).map(ranks_on).max().unwrap_or(1);
@@ -392,7 +393,7 @@ fn place_by_hand(
         num_threads: args.threads.unwrap_or(0),
         silence_timeout_ms: millis(SILENCE_TIMEOUT),
         orphan_ms: millis(Duration::from_secs(args.hosts.lease)),
-        // Of the other machines nothing is known: their ranks hash all that they read.
+        // Nothing is known about the other machines: their ranks hash everything that they read.
         content: Some(ExpectedContent { states: Vec::new(), ..content }),
         ..setup(model_dir, (args, profile), backend)?
     };
@@ -408,7 +409,7 @@ fn place_by_hand(
     } else {
         routes::encrypted(&nodes, &routes, args.encrypt_data.into())
     };
-    // Whoever holds the secret may be any rank of this server: people carry it to the machines.
+    // Any holder of the secret may be a rank of this server: people carry it to the machines.
     let secret = environment.home()?.secret()?;
     let seat = |(rank, ((host, routes), encrypt)): (u32, ((&Host, _), _))| Seat {
         setup: setup.clone(),
@@ -447,8 +448,8 @@ fn place_by_hand(
     Ok(Placed { config, launcher, ranks_per_machine, watched, unhashed: None })
 }
 
-/// Where we listen for ranks: our addresses as their machines see them, and on the ways to all addresses
-/// that they have. And the addresses that they come from.
+/// Returns the addresses to listen on for ranks (those that the machines see, and the local
+/// addresses on the routes to all their addresses), and the addresses from which ranks connect.
 fn control_ips(hosts: &[Host], nodes: &Nodes) -> (Vec<IpAddr>, Vec<IpAddr>) {
     let seen = nodes.nodes.iter().filter_map(|node| node.agent.our_ip());
     let addrs = nodes.nodes.iter().flat_map(|node| node.agent.addrs()).map(SocketAddr::ip);
@@ -464,7 +465,7 @@ fn control_ips(hosts: &[Host], nodes: &Nodes) -> (Vec<IpAddr>, Vec<IpAddr>) {
     (ours.into_iter().collect(), from.into_iter().collect())
 }
 
-/// As [`control_ips`], for machines that are not spoken to yet.
+/// As [`control_ips`], for machines that were not contacted yet.
 fn by_hand_ips(hosts: &[Host]) -> Vec<IpAddr> {
     let named = |host: &Host| {
         let name = host.name();
@@ -484,7 +485,7 @@ fn by_hand_ips(hosts: &[Host]) -> Vec<IpAddr> {
     ours.into_iter().collect()
 }
 
-/// Where the others reach a rank.
+/// Addresses by which the other ranks reach rank `to`.
 fn ips_of(routes: &[Vec<IpAddr>], to: usize) -> Vec<IpAddr> {
     let others = routes.iter().enumerate().filter(|(from, _)| *from != to);
     let ips: BTreeSet<IpAddr> = others.filter_map(|(_, row)| row.get(to).copied()).collect();
@@ -495,7 +496,7 @@ fn with_port(ips: Vec<IpAddr>, port: u16) -> Vec<SocketAddr> {
     ips.into_iter().map(|ip| SocketAddr::new(ip, port)).collect()
 }
 
-/// Refuses to promise an encryption that MLX's own transports do not have.
+/// Fails if `--encrypt-data on` is combined with one of MLX's own transports, which cannot encrypt.
 fn check_encryption(args: &RankArgs, backend: Backend) -> anyhow::Result<()> {
     ensure!(
         args.encrypt_data != EncryptArg::On || !backend.is_stock(),
@@ -507,9 +508,10 @@ fn check_encryption(args: &RankArgs, backend: Backend) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Logs that others can read activations on the network, where that was not asked for.
+/// Warns if the transport sends activations in clear over an exposed network and `--encrypt-data
+/// off` was not given.
 fn warn_of_clear(seats: &[Seat], backend: Backend, encrypt_data: EncryptArg) {
-    // JACCL runs over Thunderbolt cables alone, each of which joins two machines.
+    // JACCL runs only over Thunderbolt cables, each of which joins two machines.
     let encrypts_nothing = matches!(backend, Backend::Ring | Backend::Nccl);
     let is_exposed = seats.iter().any(|seat| seat.encrypt.contains(&true));
     if encrypts_nothing && is_exposed && encrypt_data == EncryptArg::Auto {

@@ -1,4 +1,4 @@
-//! What the model that is served holds: known from before, or hashed here, with progress.
+//! The content of the served model: known from the cache, or hashed here, with progress.
 //!
 //! ```text
 //!                    all ranks on this machine                  ranks on several machines
@@ -20,13 +20,13 @@ use tracing::{info, warn};
 use crate::environment::Environment;
 use crate::progress::Transfer;
 
-/// Between two lines in the log while a model is hashed.
+/// Interval between log lines while a model is hashed.
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Between two looks at an engine that is starting.
+/// How often the state of a starting engine is polled.
 const READY_POLL: Duration = Duration::from_millis(250);
 
-/// Shows how far hashing is, and ends it when nobody waits any more.
+/// Shows the progress of hashing, and carries its cancellation flag.
 pub(crate) struct HashingWatch {
     bar: Transfer,
     num_bytes: AtomicU64,
@@ -35,7 +35,7 @@ pub(crate) struct HashingWatch {
     is_cancelled: AtomicBool,
 }
 
-/// Cancels when dropped.
+/// Cancels hashing when dropped.
 struct Waiting(Arc<HashingWatch>);
 
 impl Drop for Waiting {
@@ -55,13 +55,13 @@ impl HashingWatch {
         }
     }
 
-    /// How many bytes there will be.
+    /// Sets the total number of bytes.
     pub(crate) fn expect(&self, num_bytes: u64) {
         self.total_bytes.store(num_bytes, Ordering::Relaxed);
         self.bar.expect(num_bytes);
     }
 
-    /// Some are done.
+    /// Counts finished bytes.
     pub(crate) fn add(&self, num_bytes: u64) {
         self.bar.add(num_bytes);
         let done_bytes = self.num_bytes.fetch_add(num_bytes, Ordering::Relaxed) + num_bytes;
@@ -73,7 +73,7 @@ impl HashingWatch {
         }
     }
 
-    /// What the checkpoint in `dir` holds.
+    /// Hashes the checkpoint in `dir`.
     pub(crate) fn hash(
         &self,
         dir: &Path,
@@ -85,7 +85,7 @@ impl HashingWatch {
     }
 }
 
-/// Does work that hashes, on a thread of its own. Cancelled if the caller stops waiting.
+/// Runs `work`, which hashes, on a blocking thread. Cancels it if the returned future is dropped.
 pub(crate) async fn hashing<T: Send + 'static>(
     work: impl FnOnce(&HashingWatch) -> anyhow::Result<T> + Send + 'static,
 ) -> anyhow::Result<T> {
@@ -96,7 +96,7 @@ pub(crate) async fn hashing<T: Send + 'static>(
     result
 }
 
-/// What the checkpoint in `dir` holds, hashed now unless it is known.
+/// Returns the content of the checkpoint in `dir`; hashes what is not cached.
 ///
 /// # Errors
 /// If it cannot be read, or changes meanwhile.
@@ -112,7 +112,7 @@ pub(crate) async fn of_dir(
     .await
 }
 
-/// What ranks of this machine have to find. Cheap to clone: all clones are the same.
+/// The content that this machine's ranks must find. Cheap to clone; all clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnContent {
     dir: PathBuf,
@@ -121,8 +121,9 @@ pub(crate) struct OwnContent {
 }
 
 impl OwnContent {
-    /// As far as it is known. What was never hashed is known by the state of its files, unless they
-    /// were written so recently that the state says nothing: then it is hashed now.
+    /// Returns the content as far as it is cached. A model that was never hashed is identified by
+    /// the states of its files, unless they were written so recently that their states prove
+    /// nothing: then it is hashed now.
     ///
     /// # Errors
     /// If it cannot be read, or changes meanwhile.
@@ -146,7 +147,7 @@ impl OwnContent {
         Ok(OwnContent { dir, trees_dir, expected })
     }
 
-    /// As of now.
+    /// Returns the content as known now.
     pub(crate) fn now(&self) -> ExpectedContent {
         self.lock().clone()
     }
@@ -155,8 +156,8 @@ impl OwnContent {
         self.expected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hashes it in the background as soon as the ranks have loaded, by one thread. Ends early when
-    /// nobody asks for it any more.
+    /// Hashes the model in the background with one thread, as soon as the ranks have loaded. Stops
+    /// early when all other clones are dropped.
     pub(crate) fn hash_when_ready(self, engine: EngineHandle) {
         std::thread::spawn(move || {
             let state = loop {
@@ -165,7 +166,7 @@ impl OwnContent {
                     state => break state,
                 }
             };
-            // A handle keeps the engine.
+            // An engine handle keeps the engine alive.
             drop(engine);
             if state != EngineState::Stopping {
                 self.hash();
@@ -174,8 +175,10 @@ impl OwnContent {
     }
 
     fn hash(self) {
-        let OwnContent { dir, trees_dir, expected } = self;
-        let expected = Arc::downgrade(&expected);
+        let OwnContent { dir, trees_dir, expected: own } = self;
+        let expected = Arc::downgrade(&own);
+        // Only the other clones keep the hashing going.
+        drop(own);
         let is_cancelled = AtomicBool::new(false);
         let on_bytes = |_| is_cancelled.store(expected.strong_count() == 0, Ordering::Relaxed);
         let hasher = Hasher::new(trees_dir.as_deref(), &on_bytes).with_threads(1);

@@ -39,7 +39,7 @@ const HF_HUB_OFFLINE: &str = "HF_HUB_OFFLINE";
 /// The same.
 const TRANSFORMERS_OFFLINE: &str = "TRANSFORMERS_OFFLINE";
 
-/// What sshd tells a session: the client's address and port, then the server's.
+/// Set by sshd for a session: the client's address and port, then the server's.
 const SSH_CONNECTION: &str = "SSH_CONNECTION";
 /// Jackalope's own folder. Default: `~/.jackalope`.
 const JACKALOPE_HOME: &str = "JACKALOPE_HOME";
@@ -87,7 +87,7 @@ pub(crate) struct Environment {
     pub(crate) otlp: Option<String>,
     /// What to run as ssh.
     pub(crate) ssh: Option<String>,
-    /// This machine's address that an SSH session came to, if it is one.
+    /// This machine's address at which the SSH session arrived, if this is one.
     pub(crate) ssh_came_to: Option<IpAddr>,
     /// What MLX's launchers tell a rank.
     pub(crate) mlx: MlxEnvironment,
@@ -260,7 +260,7 @@ impl Environment {
         cache.map(|place| place.root.as_path())
     }
 
-    /// Where hashes of the blocks of checkpoints are kept.
+    /// Directory of the cached block hashes of checkpoints.
     pub(crate) fn trees_dir(&self) -> Option<PathBuf> {
         self.home.as_ref().map(|home| home.join("trees"))
     }

@@ -192,7 +192,7 @@ pub(crate) async fn uninstall(
         let (shell, trust) = (Arc::clone(&shell), trust.clone());
         removals.push(tokio::task::spawn_blocking(move || {
             let removed = install::uninstall(&host, &*shell);
-            // Its key went with its folder.
+            // Uninstalling has removed the machine's key, so it is forgotten here too.
             let forgotten = removed.is_ok().then(|| {
                 trust.update(|list| {
                     list.forget_machine(&host);

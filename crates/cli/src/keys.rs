@@ -1,5 +1,5 @@
-//! Keys and tokens that stay off the command line, which every user of a machine can read (`ps`): from
-//! files and from the environment, and a warning about those that were typed.
+//! Keys and tokens that stay off the command line, which every user of a machine can read (`ps`):
+//! they come from files and from the environment. Warns about secrets on the command line.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -10,13 +10,13 @@ use crate::args::keys::ClientKeyArgs;
 use crate::environment::Environment;
 use crate::output;
 
-/// Flags of `serve` whose values are secrets, without the leading dashes.
+/// Flags of `serve` with secret values, without the leading dashes.
 pub(crate) const SECRET_FLAGS: [&str; 3] = ["api-key", "admin-key", "token"];
 
 /// The variable that holds the keys of the server on this machine.
 const API_KEY: &str = "JACKALOPE_API_KEY";
 
-/// Longest file of keys.
+/// Maximum size of a file of keys.
 const KEY_FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Reads a file of keys, one per line, and warns if other users can read it.
@@ -46,10 +46,11 @@ pub(crate) fn read_file(path: &Path) -> anyhow::Result<Vec<String>> {
     Ok(keys)
 }
 
-/// The key that a command was given for a server: typed, or the first of a file.
+/// Returns the key that a command was given for a server: from the command line, or the first of a
+/// file.
 ///
 /// # Errors
-/// If there is a file that cannot be used.
+/// If the file cannot be used.
 pub(crate) fn given(args: &ClientKeyArgs) -> anyhow::Result<Option<String>> {
     match &args.api_key_file {
         None => Ok(args.api_key.clone()),
@@ -57,27 +58,27 @@ pub(crate) fn given(args: &ClientKeyArgs) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// The first key that the environment names for servers on this machine.
+/// Returns the first key that the environment has for servers on this machine.
 pub(crate) fn of_environment(environment: &Environment) -> Option<String> {
     let keys = environment.settings().get(API_KEY)?;
     keys.split(',').map(str::trim).find(|key| !key.is_empty()).map(str::to_owned)
 }
 
-/// The flag of a word (`--flag` or `--flag=VALUE`) that holds a secret, without dashes.
+/// Returns the secret flag that a word (`--flag` or `--flag=VALUE`) sets, without dashes.
 pub(crate) fn secret_flag(word: &str) -> Option<&'static str> {
     let name = word.strip_prefix("--")?;
     let name = name.split_once('=').map_or(name, |it| it.0);
     SECRET_FLAGS.into_iter().find(|flag| *flag == name)
 }
 
-/// The variable that stands for a flag of `serve`.
+/// Returns the environment variable that corresponds to a flag of `serve`.
 pub(crate) fn variable_of(flag: &str) -> String {
     format!("JACKALOPE_{}", flag.replace('-', "_").to_uppercase())
 }
 
-/// Warns about the secrets of a command line.
+/// Warns about secrets on the command line.
 pub(crate) fn warn_of_typed(words: &[String]) {
-    // What `launch` starts has flags of its own.
+    // A program started by `launch` has flags of its own.
     let is_launch =
         words.iter().skip(1).find(|it| !it.starts_with('-')).is_some_and(|it| it == "launch");
     if is_launch {

@@ -69,8 +69,9 @@ pub(crate) fn environment_of(given: &[String]) -> anyhow::Result<Vec<(String, St
     given.iter().map(parse).collect()
 }
 
-/// MLX's programs read addresses (<https://ml-explore.github.io/mlx/build/html/usage/distributed.html>);
-/// hosts that name none have those that their agents report.
+/// Adds the addresses that MLX's programs read
+/// (<https://ml-explore.github.io/mlx/build/html/usage/distributed.html>): a host without addresses
+/// gets one that its agent reports.
 fn with_addresses(hosts: &[Host], nodes: &Nodes) -> anyhow::Result<Vec<Host>> {
     let facts = |rank: usize| Some(&nodes.nodes[nodes.of_rank[rank]].facts);
     let node = |(rank, host)| routes::Node { host, facts: facts(rank) };

@@ -100,8 +100,8 @@ pub(crate) fn shell(ssh: Option<&str>, environment: &Environment) -> SystemShell
     SystemShell::new(ssh.split_whitespace().map(str::to_owned).collect())
 }
 
-/// What this machine shows to agents, and which of them it believes: whoever holds the token, if there
-/// is one, else those whose keys it knows.
+/// Returns the credentials that this machine presents to agents. It trusts the holders of the token
+/// if there is one, else the machines whose keys are pinned.
 pub(crate) fn credentials(
     token: Option<&str>,
     environment: &Environment,

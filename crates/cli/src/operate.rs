@@ -69,7 +69,7 @@ impl Server {
         TlsConfig::builder().disable_verification(self.is_here()).build()
     }
 
-    /// Whether its address is a loopback address of this machine.
+    /// Whether the server's address is a loopback address of this machine.
     fn is_here(&self) -> bool {
         let address = self.url.split_once("://").map_or("", |it| it.1);
         ["127.0.0.1:", "[::1]:", "localhost:"].iter().any(|it| address.starts_with(it))

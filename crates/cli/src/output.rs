@@ -24,7 +24,7 @@ pub(crate) fn line(text: impl Display) -> Result<(), OutputError> {
 
 /// Tells people on standard error what is going on.
 pub(crate) fn note(text: &str) {
-    // Whoever does not read it goes without.
+    // Never blocks: if standard error is not read, the line is dropped.
     log::line(text);
 }
 

@@ -46,7 +46,7 @@ impl Transfer {
         self.0.inc(num_bytes);
     }
 
-    /// How many there are, once that is known.
+    /// Sets the number of bytes, once it is known.
     pub(crate) fn expect(&self, num_bytes: u64) {
         self.0.set_length(num_bytes);
     }
@@ -106,11 +106,11 @@ impl Upload {
     }
 }
 
-/// The ranks' way to being ready. Drawn by a thread of its own: a terminal that is paused holds up
-/// nobody else.
+/// Progress of the ranks until they are ready. A thread of its own shows it, so that a paused
+/// terminal blocks nothing else.
 pub(crate) struct Loading(SyncSender<LoadingShown>);
 
-/// What is drawn of a status.
+/// The part of a status that is shown.
 #[derive(Clone, Copy)]
 struct LoadingShown {
     done_bytes: u64,
@@ -122,7 +122,7 @@ struct LoadingShown {
 impl Loading {
     pub(crate) fn new() -> Loading {
         let (sender, shown) = sync_channel(1);
-        // Without a thread nothing is drawn.
+        // Without the thread nothing is shown.
         let _ = std::thread::Builder::new()
             .name("progress".to_owned())
             .spawn(move || draw_loading(&shown));
@@ -139,11 +139,11 @@ impl Loading {
             num_loaded: status.ranks.iter().filter(|rank| rank.facts.is_some()).count(),
             num_ranks: status.ranks.len(),
         };
-        // A later one will do.
+        // If the channel is full, a later status is shown instead.
         let _ = self.0.try_send(shown);
     }
 
-    /// The bar goes away, as soon as the terminal takes that.
+    /// Removes the bar, as soon as the terminal accepts output.
     pub(crate) fn finish(self) {}
 }
 

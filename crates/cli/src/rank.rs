@@ -55,9 +55,9 @@ pub(crate) async fn run(args: &RankArgs, environment: &Environment) -> anyhow::R
     }
 }
 
-/// Where a rank listens for the others that was not told: on its way to the coordinator. Beside the
-/// coordinator that is loopback, where nobody else reaches it, so it listens on this machine's private
-/// addresses, as an agent does.
+/// Default addresses on which a rank listens for the others: the local address towards the
+/// coordinator. If that is loopback, no other machine could reach it, so the rank listens on this
+/// machine's private addresses, as an agent does.
 fn heard_on(control: IpAddr) -> Vec<IpAddr> {
     match address_towards(control) {
         Some(ip) if !ip.is_loopback() => vec![ip],
@@ -74,29 +74,30 @@ pub(crate) fn known_secret(environment: &Environment) -> anyhow::Result<Secret> 
     )
 }
 
-/// What a rank proves that a person starts: it follows from the cluster's secret, which people carry.
+/// Derives the ticket of a rank that is started by hand from the cluster's secret, which people
+/// carry.
 pub(crate) fn ticket_by_hand(secret: &Secret, rank: u32) -> Secret {
     secret.derive("jackalope: ticket of a rank that a person starts", &[&rank.to_le_bytes()])
 }
 
-/// A rank that looks for its coordinator.
+/// Settings for connecting a rank to its coordinator.
 pub(crate) struct Looking {
     pub(crate) rank: u32,
-    /// Where the coordinator is.
+    /// Address of the coordinator.
     pub(crate) control: SocketAddr,
-    /// For so many seconds.
+    /// How long to look for the coordinator, in seconds.
     pub(crate) wait: u64,
 }
 
-/// Where a rank listens for the others.
+/// Addresses and ports on which a rank listens for the others.
 pub(crate) struct DataPlane {
-    /// This machine alone if empty.
+    /// Loopback only if empty.
     pub(crate) ips: Vec<IpAddr>,
-    /// Of which it takes one.
+    /// Ports for the connections between ranks; the rank takes one of them.
     pub(crate) ports: PortRange,
 }
 
-/// A rank's process, tied to this one.
+/// Prepares a rank's process, which ends with this one.
 pub(crate) fn spawn(
     looking: &Looking,
     data: &DataPlane,
@@ -129,7 +130,7 @@ fn control(args: &RankArgs, environment: &Environment) -> anyhow::Result<SocketA
              hint: pass `--control HOST[:PORT]`, or set MLX_JACCL_COORDINATOR or MLX_HOSTFILE"
         ),
     };
-    // Without brackets, its colons separate no port.
+    // A bare IP address: its colons do not separate a port.
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(SocketAddr::new(ip, CONTROL_PORT));
     }

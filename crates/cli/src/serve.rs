@@ -74,7 +74,7 @@ impl HttpServer {
     }
 }
 
-/// However the engines and the connections are, the process ends within this time.
+/// The process ends within this time, whatever the engines and connections do.
 const STOP_MAX: Duration = Duration::from_secs(10);
 
 /// The address to listen on. What else `--host` may say names machines.
@@ -282,7 +282,7 @@ impl Drop for Written {
     }
 }
 
-/// Open files that the limits on connections may need, twice over.
+/// Open files that the connection limits may need, doubled.
 const OPEN_FILES: u64 = 8192;
 
 /// Raises the bounds of open files to at least these, as far as the system lets us.
@@ -366,7 +366,7 @@ fn sampling_defaults(recommended: &GenerationDefaults) -> SamplingOptions {
     }
 }
 
-/// Prints where the server is. Whoever does not read that holds up nothing but this.
+/// Prints where the server listens. A blocked standard output delays nothing else.
 async fn announce(
     args: &ServeArgs,
     offer: &Offer,
@@ -376,7 +376,7 @@ async fn announce(
     let text = announcement(args, offer, at, status);
     let printed = tokio::task::spawn_blocking(move || output::line(text)).await;
     if let Ok(Err(err)) = printed {
-        // Who asks over HTTP does not care.
+        // Only logged: clients over HTTP do not need the announcement.
         tracing::warn!(%err, "the announcement that the server is ready was not printed");
     }
 }

@@ -12,7 +12,7 @@ use jackalope_cluster::process::output_of;
 
 use crate::output;
 
-/// How the agent is run.
+/// Settings of the agent service.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct AgentService {
     pub(crate) port: u16,

@@ -1,4 +1,4 @@
-//! `jackalope trust`: whose orders this machine takes, and which machines it knows.
+//! `jackalope trust`: which coordinators may command this machine, and which machines it knows.
 
 use jackalope_cluster::home::Home;
 use jackalope_cluster::trust::{Pending, Role, TrustList, TrustStore, Trusted};

@@ -1,17 +1,18 @@
-//! What looks after a machine's programs: ranks first of all.
+//! The agent of a machine: starts its programs, above all ranks, and supervises them.
 //!
-//! An agent listens on its machine; a coordinator that its machine trusts opens a *session* with it
-//! (`trust` has who may what). A program belongs to the session that ordered it. When that session ends without a word (the brain
-//! is gone, the network fails) the program lives on for its *lease*, and whoever orders the same
-//! again meanwhile takes it over: that is how weights outlive a brain, and why recovery needs no new
-//! SSH session.
+//! An agent listens on its machine; a coordinator that the machine trusts opens a *session* with it
+//! (the table in `trust` says what each peer may do). A program belongs to the session that ordered
+//! it. When that session is lost without a goodbye (the coordinator has died, the network fails),
+//! the program keeps running for its *lease*. A coordinator that orders the same program within
+//! that time takes it over. So weights outlive a coordinator, and recovery needs no new SSH
+//! session.
 //!
 //! ```text
 //!            order                       session lost               lease over
 //!  (nothing) ─────▶ running, owned ──────────────────▶ unowned ──────────────▶ killed
 //!                        ▲  │ ended by itself              │
 //!                        │  └──────▶ told to its owner     │
-//!                        └──────────── ordered again ──────┘
+//!                        │  └──────▶ reported to its owner │
 //! ```
 //!
 //! [`serve`] is the agent, [`Agent`] a client of it.

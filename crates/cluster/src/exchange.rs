@@ -1,9 +1,10 @@
 //! Models between machines: agents read files to each other, and copy what they lack.
 //!
-//! A connection to an agent whose first word is [`ToAgent::Library`](crate::agent::ToAgent::Library) is
-//! of its own kind: one request at a time, answered by messages and, for contents, by raw bytes of the
-//! encrypted stream, so that gigabytes neither wait behind nor hold up what keeps programs alive. A
-//! coordinator may ask for everything; ranks and other libraries read with a grant, one model alone.
+//! A connection to an agent whose first message is
+//! [`ToAgent::Library`](crate::agent::ToAgent::Library) serves the library: one request at a time,
+//! answered by messages and, for contents, by raw bytes of the encrypted stream. So bulk data and
+//! the heartbeats of sessions do not delay each other. A coordinator may request everything; ranks
+//! and other libraries present a grant, which allows reading one model.
 //!
 //! ```text
 //!   coordinator ── Fetch ──▶ library of B ── Read ──▶ library of A     (several connections)

@@ -14,9 +14,10 @@ use thiserror::Error;
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-/// Room for records, and for the beginning of a log.
+/// Bytes that must be free, for records and the beginning of a log.
 const SPACE_BYTES_MIN: usize = 256 << 10;
-/// Files with 64 hexadecimal digits: what all machines of a cluster hold, and what this one alone does.
+/// Files of 64 hexadecimal digits: the secret that all machines of a cluster share, and this
+/// machine's private key.
 const SECRET: &str = "secret";
 const IDENTITY: &str = "identity";
 
@@ -72,7 +73,7 @@ pub enum HomeError {
     },
 }
 
-/// What to do where a disk or a quota is full.
+/// Returns the hint for a full disk or quota; empty for other errors.
 fn space_hint(err: &io::Error) -> &'static str {
     match err.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -117,7 +118,7 @@ impl Home {
         self.secret_in(SECRET)
     }
 
-    /// This machine's own key, made at first use and named as the machine is.
+    /// Returns this machine's own identity, created at first use and named after the machine.
     ///
     /// # Errors
     /// [`HomeError`] if it cannot be read or made, or others can read it.
@@ -179,15 +180,15 @@ impl Home {
         self.write(SECRET, format!("{}\n", secret.to_hex()).as_bytes())
     }
 
-    /// Checks that what a start writes here finds room.
+    /// Checks that there is space for the files that a start writes here.
     ///
     /// # Errors
-    /// [`HomeError::Io`], of the kind `StorageFull` or `QuotaExceeded` with a hint where there is none.
+    /// [`HomeError::Io`], of the kind `StorageFull` or `QuotaExceeded` if space is lacking.
     pub fn check_space(&self) -> Result<(), HomeError> {
         let dir = self.dir("")?;
         let draft = self.draft("space");
         let written = write_private(&draft, &[0; SPACE_BYTES_MIN]);
-        // Where nothing was written there is nothing to remove.
+        // Fails if nothing was written; then there is nothing to remove.
         fs::remove_file(&draft).ok();
         written.map_err(|source| HomeError::Io { path: dir, source })
     }
@@ -202,7 +203,7 @@ impl Home {
         let draft = self.draft(name);
         let written = write_private(&draft, bytes).and_then(|()| fs::rename(&draft, &path));
         if written.is_err() {
-            // What was begun would only take space.
+            // A partial draft would only take space.
             fs::remove_file(&draft).ok();
         }
         written.map_err(|source| HomeError::Io { path, source })

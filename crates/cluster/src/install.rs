@@ -10,7 +10,8 @@
 //!
 //! Below the other machine's `~/.jackalope`: `versions/ID` for each version, `versions/.ID.part` while
 //! one arrives, and the links `current` and `previous`. The program that has arrived switches `current`
-//! itself ([`versions`]), with the cluster's secret and our key on its standard input, and tells its own.
+//! itself ([`versions`]); it reads the cluster's secret and our key from its standard input and
+//! returns the machine's key.
 
 mod bundle;
 mod error;
@@ -60,8 +61,8 @@ const ROOM_BYTES: u64 = 64 << 20;
 pub struct Install<'a> {
     /// The files.
     pub bundle: &'a Bundle,
-    /// The cluster's secret, and who may command the machine from now on; what it holds itself is left
-    /// alone if absent.
+    /// The cluster's secret, and the key of the coordinator that may command the machine from now
+    /// on. If absent, the machine's secret and trust are left unchanged.
     pub ours: Option<&'a Credentials>,
     /// The way there.
     pub shell: &'a dyn Shell,
@@ -112,7 +113,7 @@ pub struct Activated {
     pub secret_changed: bool,
     /// Whether an agent of another version, or with another secret, was replaced.
     pub agent_restarted: bool,
-    /// The machine's key, if it has told.
+    /// The machine's key, if it was reported.
     #[serde(default)]
     pub key: Option<PublicKey>,
 }

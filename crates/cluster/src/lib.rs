@@ -9,8 +9,8 @@
 //!   platform (macos, linux): what only one system can tell, read from commands and files
 //!   shell ─▶ probe ─▶ report ─┬▶ doctor: what is wrong, and what to type
 //!                             └▶ autoconfig: which cables there are, and what to make of them
-//!   log: standard error that never makes anybody wait
-//!   trust: whose orders this machine takes, and which keys the machines have that it commands
+//!   log: standard error that never blocks its writers
+//!   trust: which coordinators may command this machine, and the keys of the machines it commands
 //!   discovery: machines of ours on the networks of this one, without names or files
 //! ```
 

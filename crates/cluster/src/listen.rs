@@ -1,5 +1,5 @@
-//! On which addresses of this machine its programs listen: those by which the cluster reaches it, never
-//! all of them because that is simpler.
+//! The addresses on which programs of this machine listen: those by which the cluster reaches it,
+//! not the wildcard address, unless the user asks for that.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,11 +9,11 @@ use std::path::PathBuf;
 
 use tracing::warn;
 
-/// Longest list of further addresses that is read.
+/// Maximum size of the list of further addresses; a larger file is ignored.
 const LIST_BYTES_MAX: u64 = 4096;
 
-/// Addresses of this machine's interfaces that others may be told; without the link-local ones of IPv6,
-/// which mean nothing without an interface.
+/// Addresses of this machine's interfaces that can be announced to other machines. Excludes IPv6
+/// link-local addresses, which are meaningless without an interface.
 pub fn own_addresses() -> Vec<IpAddr> {
     let all = if_addrs::get_if_addrs().unwrap_or_default();
     let ips: BTreeSet<IpAddr> = all.into_iter().map(|interface| interface.ip()).collect();
@@ -24,8 +24,8 @@ pub fn own_addresses() -> Vec<IpAddr> {
     ips.into_iter().filter(is_told).collect()
 }
 
-/// Those of [`own_addresses`] that lie on a cable with a subnet of its own, which has no room for a third
-/// machine.
+/// This machine's addresses on point-to-point cables: in private IPv4 subnets that hold two
+/// machines only (/30 or /31).
 fn own_cables() -> Vec<IpAddr> {
     let all = if_addrs::get_if_addrs().unwrap_or_default().into_iter();
     let on_cable = |interface: if_addrs::Interface| match interface.addr {
@@ -38,11 +38,12 @@ fn own_cables() -> Vec<IpAddr> {
     all.filter_map(on_cable).collect()
 }
 
-/// Whether the Internet does not route it: of a house or a company, of a cable, or of this machine.
+/// Whether the Internet does not route the address: private, shared (RFC 6598), IPv4 link-local or
+/// loopback.
 pub fn is_private(ip: IpAddr) -> bool {
     match ip.to_canonical() {
         IpAddr::V4(ip) => {
-            // RFC 6598: shared by a provider's customers, and by private networks over the Internet.
+            // RFC 6598: shared by the customers of a provider, and used by VPNs.
             let is_shared = ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64;
             ip.is_private() || ip.is_loopback() || ip.is_link_local() || is_shared
         }
@@ -50,22 +51,23 @@ pub fn is_private(ip: IpAddr) -> bool {
     }
 }
 
-/// Our address on the way to another one, if there is a way. Sends nothing.
+/// Returns the local address from which `ip` is reached, if there is a route. Sends no packet.
 pub fn address_towards(ip: IpAddr) -> Option<IpAddr> {
     let any: IpAddr = match ip {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let socket = UdpSocket::bind((any, 0)).ok()?;
-    // The port does not matter: a datagram socket only looks up the way.
+    // Any port will do: connecting a datagram socket only looks up the route.
     socket.connect((ip, 9)).ok()?;
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// Listens on one port of all these addresses that this machine has; port 0 is any free one.
+/// Listens on one port, on those of these addresses that this machine has. Port 0 picks a free
+/// port.
 ///
 /// # Errors
-/// If the port is taken on one of them; with the address.
+/// The address on which listening failed, for example because the port is taken, and why.
 pub fn listen_on(ips: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, (SocketAddr, io::Error)> {
     let mut port = port;
     let mut listeners = Vec::new();
@@ -83,30 +85,31 @@ pub fn listen_on(ips: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, (SocketA
     Ok(listeners)
 }
 
-/// The addresses that an agent listens on, as they come and go.
+/// The addresses that an agent listens on, updated as they appear and disappear.
 #[derive(Debug)]
 pub struct AgentAddresses {
-    /// The private ones of this machine's interfaces if empty.
+    /// Requested addresses. If empty: the private ones of this machine's interfaces.
     wanted: Vec<IpAddr>,
     port: u16,
-    /// Where `agent --start` writes further addresses for an agent that runs already.
+    /// File to which `agent --start` adds addresses for an agent that already runs.
     list: PathBuf,
     open: BTreeSet<IpAddr>,
-    /// Addresses that could not be listened on, each named once.
+    /// Addresses on which listening failed; each is logged once.
     failed: BTreeSet<IpAddr>,
 }
 
 impl AgentAddresses {
-    /// Of an agent that was given these addresses and this port.
+    /// Addresses of an agent with these `--listen` addresses and this port.
     pub fn new(wanted: Vec<IpAddr>, port: u16, list: PathBuf) -> AgentAddresses {
         let (open, failed) = (BTreeSet::new(), BTreeSet::new());
         AgentAddresses { wanted, port, list, open, failed }
     }
 
-    /// Listens for the first time.
+    /// Opens the first listeners.
     ///
     /// # Errors
-    /// If the port is taken on one of the addresses, or this machine has none of them; with the address.
+    /// If the port is taken on one of the addresses, or the machine has none of them. Returns the
+    /// address as well.
     pub fn first(&mut self) -> Result<Vec<TcpListener>, (SocketAddr, io::Error)> {
         let ips: Vec<IpAddr> = self.all().into_iter().collect();
         let listeners = listen_on(&ips, self.port)?;
@@ -122,11 +125,11 @@ impl AgentAddresses {
         Ok(listeners)
     }
 
-    /// Listens on addresses that this machine, or the list, did not have before.
+    /// Opens listeners on addresses that are new to this machine or to the list.
     pub fn appeared(&mut self) -> Vec<TcpListener> {
         let mut listeners = Vec::new();
         let all = self.all();
-        // One that has gone may come again.
+        // An address that disappeared may come back.
         self.open.retain(|ip| all.contains(ip));
         for ip in all.into_iter().filter(|ip| !self.open.contains(ip)).collect::<Vec<_>>() {
             match listen_on(&[ip], self.port) {
@@ -145,12 +148,12 @@ impl AgentAddresses {
         listeners
     }
 
-    /// The port, once one was chosen.
+    /// The port. If it was given as 0, it is known once the first listeners are open.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// What is listened on.
+    /// Addresses that the agent listens on.
     pub fn open(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.open.iter().copied()
     }
@@ -162,7 +165,7 @@ impl AgentAddresses {
         if self.wanted.is_empty() {
             all.extend(own_addresses().into_iter().filter(|ip| is_private(*ip)));
         } else if !self.wanted.iter().all(IpAddr::is_loopback) {
-            // Models go over them.
+            // Models are copied over these cables.
             all.extend(own_cables());
         }
         if all.iter().any(IpAddr::is_unspecified) {
@@ -176,10 +179,10 @@ impl AgentAddresses {
     }
 }
 
-/// Adds addresses to the list that a running agent looks at.
+/// Adds addresses to the list that a running agent watches.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the list cannot be written.
 pub fn add_to_list(list: &PathBuf, ips: &[IpAddr]) -> io::Result<()> {
     let all: BTreeSet<IpAddr> = read_list(list).into_iter().chain(ips.iter().copied()).collect();
     let lines: String = all.iter().map(|ip| format!("{ip}\n")).collect();
@@ -221,7 +224,7 @@ mod tests {
         assert_eq!(address_towards(ip("127.0.0.1")), Some(ip("127.0.0.1")));
     }
 
-    // Other systems have one loopback address.
+    // Other systems have a single loopback address.
     #[cfg(target_os = "linux")]
     #[test]
     fn an_agent_listens_where_it_was_told_and_later_where_the_list_says() {

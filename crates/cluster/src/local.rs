@@ -58,7 +58,7 @@ pub struct LocalRank {
     child: Child,
 }
 
-/// A rank whose process can be started.
+/// A rank whose process is ready to be started.
 #[derive(Debug)]
 pub struct PreparedRank(Spawn);
 
@@ -102,11 +102,11 @@ impl LocalRanks {
         self.prepare(rank, control_addr, secret)?.start()
     }
 
-    /// As [`LocalRanks::start`], but for the start itself, which may block for as long as the system
-    /// takes to execute the program.
+    /// Does all of [`LocalRanks::start`] except starting the process, which may block for as long
+    /// as the system takes to execute the program.
     ///
     /// # Errors
-    /// If the settings of a stock transport cannot be made.
+    /// If the settings of a stock transport cannot be created.
     pub fn prepare(
         &mut self,
         rank: usize,
@@ -164,7 +164,7 @@ fn secret_line(secret: &Secret) -> Vec<u8> {
 }
 
 impl PreparedRank {
-    /// Starts it.
+    /// Starts the process.
     ///
     /// # Errors
     /// If the process cannot be started.
@@ -188,7 +188,7 @@ impl LocalRank {
         self.child.try_wait().map(describe)
     }
 
-    /// Ends it at once; does not wait until it is gone.
+    /// Kills the process. Does not wait until it is gone.
     pub fn kill(&mut self) {
         self.child.signal_kill();
     }

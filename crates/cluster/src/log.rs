@@ -1,8 +1,8 @@
-//! Standard error that never makes anybody wait.
+//! Logging to standard error that never blocks the caller.
 //!
-//! A paused terminal or a pipe that nobody reads stops whoever writes to it. So a thread of its own does
-//! the writing, from a bounded queue: what does not fit is dropped, counted, and reported in one line once
-//! there is room again.
+//! A paused terminal or a full pipe blocks the process that writes to it. So a thread of its own
+//! writes the lines, from a bounded queue. Lines that do not fit are dropped and counted; one line
+//! reports their number once writing resumes.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Write};
@@ -11,28 +11,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-/// Lines that wait to be written; more are dropped.
+/// Maximum number of queued lines; further ones are dropped.
 pub const LOG_LINES_MAX: usize = 4096;
 
-/// Longer lines are cut, so that the queue has a bound in bytes too.
+/// Maximum length of a line in bytes; longer lines are cut. This bounds the queue in bytes too.
 const LINE_BYTES_MAX: usize = 64 << 10;
 
-/// How long the end of a process waits for its last lines to be written.
+/// How long an ending process waits for its last lines to be written.
 pub const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The queue to the thread; none if the system did not start it.
+/// Queue to the writing thread; `None` if the thread could not be started.
 static QUEUE: OnceLock<Option<SyncSender<Entry>>> = OnceLock::new();
 
 static NUM_DROPPED: AtomicU64 = AtomicU64::new(0);
 
 enum Entry {
     Line(Vec<u8>),
-    /// Answered once everything before it is written.
+    /// Acknowledged once everything before it is written.
     Flush(SyncSender<()>),
 }
 
-/// Writes each buffer that it is given as one line of the queue, or drops it. Never blocks and never
-/// fails. For `tracing_subscriber`, as `with_writer(LogWriter::new)`.
+/// Queues each buffer as one line, or drops it. Never blocks and never fails. For
+/// `tracing_subscriber`, as `with_writer(LogWriter::new)`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogWriter;
 
@@ -59,13 +59,14 @@ impl Write for LogWriter {
     }
 }
 
-/// Writes a line to standard error, after those before it.
+/// Queues a line for standard error, after those already queued.
 pub fn line(text: &str) {
     // Never fails.
     let _ = LogWriter.write(format!("{text}\n").as_bytes());
 }
 
-/// Has panics reported as lines are, so that a thread that panics does not wait for a reader.
+/// Installs a panic hook that logs through the queue, so that a panicking thread does not block on
+/// standard error.
 pub fn report_panics() {
     std::panic::set_hook(Box::new(|info| {
         let thread = std::thread::current();
@@ -78,16 +79,16 @@ pub fn report_panics() {
     }));
 }
 
-/// Lines dropped so far.
+/// Number of lines dropped so far.
 pub fn num_dropped() -> u64 {
     NUM_DROPPED.load(Ordering::Relaxed)
 }
 
-/// Waits until everything is written, for `timeout` at most; for the end of a process.
+/// Waits until all queued lines are written, at most `timeout`. For the end of a process.
 pub fn flush(timeout: Duration) {
     let Some(queue) = QUEUE.get().and_then(Option::as_ref) else { return };
     let (sender, written) = sync_channel(1);
-    // A queue that is full has not been read for long.
+    // A full queue means that the writing thread is blocked: do not wait.
     if queue.try_send(Entry::Flush(sender)).is_ok() {
         let _ = written.recv_timeout(timeout);
     }
@@ -99,7 +100,7 @@ fn start(writer: impl Write + Send + 'static) -> Option<SyncSender<Entry>> {
     thread.spawn(move || write_all(writer, &entries, &NUM_DROPPED)).ok().map(|_| sender)
 }
 
-/// What cannot be written is lost: there is nowhere else to say so.
+/// Writes the queue. Lines that cannot be written are lost: there is no other place to report them.
 fn write_all(mut writer: impl Write, entries: &Receiver<Entry>, num_dropped: &AtomicU64) {
     let mut num_reported = 0;
     for entry in entries {
@@ -126,7 +127,8 @@ mod tests {
 
     use super::*;
 
-    /// Takes bytes only while it is given leave to, one piece each time.
+    /// A writer that takes one piece for each message on `leave`, and every piece once the sender
+    /// is gone.
     struct Gate {
         leave: Receiver<()>,
         written: std::sync::mpsc::Sender<Vec<u8>>,
@@ -134,7 +136,7 @@ mod tests {
 
     impl Write for Gate {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            // An error means that everything may pass.
+            // An error means that the sender is gone: from then on every write passes.
             let _ = self.leave.recv();
             self.written.send(bytes.to_vec()).ok();
             Ok(bytes.len())

@@ -39,7 +39,7 @@ pub const HOME_IN_SCRIPTS: &str = "\"${JACKALOPE_HOME:-$HOME/.jackalope}\"";
 /// How machines are reached.
 #[derive(Clone)]
 pub struct NodesConfig {
-    /// What agents are shown, and which of them are believed.
+    /// Credentials to present to agents, and the keys expected of them.
     pub ours: Credentials,
     /// Where agents listen.
     pub agent_port: u16,
@@ -134,17 +134,17 @@ pub enum NodeError {
         /// What happened.
         reason: String,
     },
-    /// It answers, but is not trusted, or does not trust us.
+    /// The machine answers, but one side does not trust the other.
     #[error("{host} cannot be used: {reason}{}", .shell.as_ref().map(|it| format!("\nover ssh: {it}")).unwrap_or_default())]
     Refused {
         /// The machine.
         host: String,
-        /// What to do about it is part of it.
+        /// Why, and what to do about it.
         reason: String,
-        /// Why ssh did not help.
+        /// Why starting its agent over SSH did not help.
         shell: Option<String>,
     },
-    /// Its key is not the one it had, or cannot be written down.
+    /// The machine's key is not the pinned one, or cannot be saved.
     #[error("{host} cannot be used: {source}")]
     Trust {
         /// The machine.
@@ -211,7 +211,7 @@ pub fn machines(hosts: &[Host]) -> (Vec<Host>, Vec<usize>) {
     (machines, of_rank)
 }
 
-/// Adds to this machine's addresses those by which the others reach it, which is where its agent listens.
+/// Adds the addresses by which the other machines reach this one, for its agent to listen on.
 fn reach_this_machine(machines: &mut [Host], config: &NodesConfig) {
     let others = machines.iter().filter(|host| !host.is_local());
     let theirs: Vec<SocketAddr> = others.flat_map(|host| addresses(host, config)).collect();
@@ -247,7 +247,7 @@ fn bring_up_one(
         }
         progress(&format!("{name}: starting its agent"));
         if let Err(err) = start_and_wait(host, config, &agent) {
-            // The agent runs; what is wrong is that one of us does not trust the other.
+            // The agent runs, but one side does not trust the other.
             if agent.refusal().is_some() && matches!(err, NodeError::Shell { .. }) {
                 let shell = Some(err.to_string());
                 return Err(NodeError::Refused { host: name, reason, shell });
@@ -342,10 +342,10 @@ pub fn addresses(host: &Host, config: &NodesConfig) -> Vec<SocketAddr> {
     ips.into_iter().map(|ip| SocketAddr::new(ip, config.agent_port)).collect()
 }
 
-/// Remembers the key that a machine told over ssh, which proves the machine.
+/// Pins the key that a machine reported over SSH, which authenticates the machine.
 ///
 /// # Errors
-/// [`NodeError::Trust`] if another key of it is known.
+/// [`NodeError::Trust`] if another key is pinned for it, or the list cannot be written.
 pub fn pin(ours: &Credentials, host: &str, key: PublicKey) -> Result<(), NodeError> {
     let Expected::Pinned(store) = &ours.expected else { return Ok(()) };
     if key == ours.identity.public() {
@@ -355,15 +355,15 @@ pub fn pin(ours: &Credentials, host: &str, key: PublicKey) -> Result<(), NodeErr
     pinned.map_err(|source| NodeError::Trust { host: host.to_owned(), source })
 }
 
-/// What an agent's program reads on its standard input: the secret, then who may command the agent,
-/// because whoever can log in there may.
+/// Returns what a machine's program reads on standard input: the secret, then the key and name of
+/// the coordinator that may command its agent. A login on the machine is enough to grant that.
 pub fn introduction(ours: &Credentials) -> String {
     let (secret, identity) = (ours.secret.to_hex(), &ours.identity);
     format!("{secret}\n{} {}\n", identity.public().to_hex(), identity.name())
 }
 
-/// Starts a machine's agent, which learns our key and tells its own; one that holds another secret or
-/// is another version is replaced.
+/// Starts a machine's agent, sends it our key and pins the key that it reports. An agent with
+/// another secret or of another version is replaced.
 fn start(host: &Host, config: &NodesConfig) -> Result<(), NodeError> {
     let name = host.name();
     let (port, linger) = (config.agent_port, config.linger.as_secs());
@@ -383,7 +383,7 @@ fn start(host: &Host, config: &NodesConfig) -> Result<(), NodeError> {
     match ran.map_err(|source| NodeError::Shell { source })? {
         Output { status: 0, stdout, .. } => match told_key(&stdout) {
             Some(key) => pin(&config.ours, &name, key),
-            // One of an older version, which is not understood either.
+            // An older version reports no key; connecting to its agent fails as well.
             None => Ok(()),
         },
         Output { status: NOT_FOUND, .. } => Err(NodeError::NotInstalled { host: name }),
@@ -393,7 +393,7 @@ fn start(host: &Host, config: &NodesConfig) -> Result<(), NodeError> {
     }
 }
 
-/// The key in the last line that a starting agent writes.
+/// Parses the key from the last line that a starting agent writes.
 fn told_key(stdout: &str) -> Option<PublicKey> {
     let told: serde_json::Value = serde_json::from_str(stdout.lines().last()?).ok()?;
     PublicKey::from_hex(told["key"].as_str()?)

@@ -218,13 +218,13 @@ impl Child {
         self.stdin = None;
     }
 
-    /// Ends it, and the processes it has started, at once; does not wait until it is gone.
+    /// Kills the process and those that it has started. Does not wait until it is gone.
     pub fn signal_kill(&mut self) {
         self.stdin = None;
         self.signal(Signal::KILL.as_raw());
     }
 
-    /// Ends it, and the processes it has started, at once and waits until it is gone.
+    /// Kills the process and those that it has started, and waits until it is gone.
     pub fn kill(&mut self) {
         self.signal_kill();
         if self.try_wait().is_none() {

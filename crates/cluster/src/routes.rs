@@ -83,11 +83,12 @@ pub fn routes(nodes: &[Node<'_>]) -> Result<Vec<Vec<IpAddr>>, NoRoutes> {
     if pairs.is_empty() { Ok(routes) } else { Err(NoRoutes { pairs }) }
 }
 
-/// The hosts with an address each: a host that names none, or only ones of its own, gets that by which
-/// the rank before it reaches it, as the ranks of a ring connect to the next one each.
+/// Returns the hosts with an address each. A host without addresses, or with loopback ones only,
+/// gets the address by which the previous rank reaches it: in a ring, each rank connects to the
+/// next one.
 ///
 /// # Errors
-/// As [`routes`], if a host without an address is not reached.
+/// As [`routes`], if a host without an address cannot be reached.
 pub fn with_addresses(nodes: &[Node<'_>]) -> Result<Vec<Host>, NoRoutes> {
     let has_none = |node: &Node<'_>| node.host.ips.iter().all(IpAddr::is_loopback);
     if !nodes.iter().any(has_none) {
@@ -105,8 +106,8 @@ pub fn with_addresses(nodes: &[Node<'_>]) -> Result<Vec<Host>, NoRoutes> {
 /// Which connections between ranks are encrypted.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Encryption {
-    /// Those that somebody else could listen on: all but a machine's own loopback and cables that
-    /// join exactly two machines.
+    /// Connections that a third party could listen on: all except loopback and cables that join
+    /// exactly two machines.
     #[default]
     Auto,
     /// All.
@@ -115,11 +116,11 @@ pub enum Encryption {
     Off,
 }
 
-/// `encrypted[i][j]` is whether the connection between ranks i and j is encrypted, the same for
-/// both; `routes` are those between `nodes`.
+/// Returns a symmetric matrix: `encrypted[i][j]` says whether the connection between ranks i and j
+/// is encrypted. `routes` are those between `nodes`.
 ///
-/// A cable counts as one only if both ends say so: where a machine tells nothing about itself,
-/// everything that leaves it is encrypted.
+/// A cable is exempt only if both ends report it. If a machine reports nothing about itself, all
+/// its connections to other machines are encrypted.
 pub fn encrypted(
     nodes: &[Node<'_>],
     routes: &[Vec<IpAddr>],
@@ -280,7 +281,7 @@ mod tests {
         assert!((0..4).all(|a| (0..4).all(|b| on[a][b] == (a != b))));
         let off = encrypted(&all, &ways, Encryption::Off);
         assert!(off.iter().flatten().all(|it| !it));
-        // If one end of the cable says nothing, the way may lead anywhere.
+        // If only one end of the cable is known, the connection counts as exposed.
         let half = nodes([true, false, true, true]);
         let auto = encrypted(&half, &ways, Encryption::Auto);
         assert!(auto[0][1] && auto[1][0]);

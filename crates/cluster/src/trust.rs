@@ -1,9 +1,9 @@
 //! Which machines this one trusts: `trust.json` in jackalope's folder.
 //!
-//! *Coordinators* may command this machine's agent. *Machines* are those that this one commands, each
-//! with the key that it showed when it was first reached in a trusted way. What was refused is
-//! *pending* until a person accepts it. The file is read again whenever it matters and changed under
-//! a lock, so that a running agent follows what `jackalope trust` writes.
+//! *Coordinators* may command this machine's agent. *Machines* are those that this one commands,
+//! each with the key that was pinned when it was first reached over a trusted path. A refused peer
+//! is *pending* until a person accepts it. The file is read for every decision and changed under a
+//! lock, so a running agent follows the changes that `jackalope trust` makes.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -24,51 +24,51 @@ use crate::home::{Home, HomeError};
 const FILE: &str = "trust.json";
 const LOCK: &str = "trust.lock";
 
-/// Refusals that are remembered; the oldest is forgotten first.
+/// Maximum number of pending entries; the oldest is dropped first.
 pub const PENDING_MAX: usize = 32;
-/// Of these, at most so many from one address, so that nobody pushes the others out.
+/// Maximum number of pending entries from one address, so that one address cannot evict all others.
 const PENDING_OF_ADDR_MAX: usize = 4;
-/// How long another process may hold the lock, and the pause between two attempts.
+/// How long to wait for the lock, and the pause between two attempts.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
-/// Longer files are not ours.
+/// Maximum size of the file; a larger one is rejected.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The file, which other processes read and write as well. Cheap to clone.
+/// Access to the file, which other processes read and write as well. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct TrustStore {
     home: Home,
 }
 
-/// What is in it.
+/// Content of the file.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct TrustList {
-    /// Whose orders this machine's agent takes, beside those of this machine itself.
+    /// Coordinators whose orders this machine's agent accepts, besides this machine itself.
     #[serde(default)]
     pub coordinators: Vec<Trusted>,
-    /// Machines that this one commands, by the names that people call them here.
+    /// Machines that this one commands, by the names that are used for them here.
     #[serde(default)]
     pub machines: Vec<Trusted>,
-    /// What was refused and waits for a person, oldest first.
+    /// Refused peers that wait for a person's decision, oldest first.
     #[serde(default)]
     pub pending: Vec<Pending>,
 }
 
-/// A machine that is trusted.
+/// A trusted machine.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Trusted {
     /// Its name: its own for a coordinator, the one used here for a machine.
     pub name: String,
     /// Its key.
     pub key: PublicKey,
-    /// When that was decided, in seconds since 1970.
+    /// When it was trusted, in seconds since 1970.
     pub since: u64,
 }
 
-/// A machine that was refused.
+/// A refused machine.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Pending {
-    /// What it wanted to be.
+    /// The role in which it was refused.
     pub role: Role,
     /// Its name, as in [`Trusted`].
     pub name: String,
@@ -80,13 +80,13 @@ pub struct Pending {
     pub since: u64,
 }
 
-/// In which direction orders go.
+/// Direction in which orders go.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// It wanted to command this machine.
+    /// It tried to command this machine.
     Coordinator,
-    /// This machine wanted to command it.
+    /// This machine tried to command it.
     Machine,
 }
 
@@ -113,7 +113,7 @@ pub enum TrustError {
         /// Why.
         source: io::Error,
     },
-    /// The file holds something else.
+    /// The file is not a valid list.
     #[error(
         "{} is no list of trusted machines: {reason}\n\
          hint: nobody is trusted until it is mended or removed; `jackalope bootstrap` fills a new one",
@@ -125,34 +125,34 @@ pub enum TrustError {
         /// What is wrong.
         reason: String,
     },
-    /// A machine shows another key than it did.
+    /// A machine proved another key than the pinned one.
     #[error(transparent)]
     Changed(FrameError),
-    /// Nothing of that name.
+    /// No entry matches.
     #[error("nothing is called `{word}`\nhint: `jackalope trust list` shows names and keys")]
     Unknown {
-        /// What was asked for.
+        /// The name or key that was given.
         word: String,
     },
-    /// More than one thing is called so.
+    /// More than one entry matches.
     #[error(
         "`{word}` means more than one: {claims}\n\
          hint: accept a machine by its name and a coordinator by its key, one at a time"
     )]
     Ambiguous {
-        /// What was asked for.
+        /// The name or key that was given.
         word: String,
-        /// What each wants to be.
+        /// Key, role and name of each match.
         claims: String,
     },
-    /// A machine that wants to command this one gives itself that name.
+    /// Only a machine that tried to command this one has this name or address.
     #[error(
         "a machine with the key {key} calls itself or is at `{word}`, and wants to command this one\n\
          hint: compare the key with `jackalope trust list` on that machine, then run \
          `jackalope trust accept {key}`"
     )]
     OnlyClaimed {
-        /// What was asked for.
+        /// The name that was given.
         word: String,
         /// Its key.
         key: PublicKey,
@@ -160,17 +160,17 @@ pub enum TrustError {
 }
 
 impl TrustStore {
-    /// The list of this home; there is no file until something is written.
+    /// The list of this home; the file is created with the first change.
     pub fn new(home: &Home) -> TrustStore {
         TrustStore { home: home.clone() }
     }
 
-    /// Where it is.
+    /// Path of the file.
     pub fn path(&self) -> PathBuf {
         self.home.join(FILE)
     }
 
-    /// What it holds now; nothing if there is no file.
+    /// Reads the list; empty if there is no file.
     ///
     /// # Errors
     /// [`TrustError`] if it cannot be read.
@@ -192,10 +192,10 @@ impl TrustStore {
         }
     }
 
-    /// Changes it, undisturbed by others. Nothing is written if nothing changed.
+    /// Changes the list under the lock. Writes nothing if nothing changed.
     ///
     /// # Errors
-    /// [`TrustError`] if it cannot be read or written, or what `change` returns.
+    /// [`TrustError`] if it cannot be read or written, or the error of `change`.
     pub fn update<T>(
         &self,
         change: impl FnOnce(&mut TrustList) -> Result<T, TrustError>,
@@ -212,7 +212,7 @@ impl TrustStore {
         changed
     }
 
-    /// Held for as long as the file is open.
+    /// Takes the lock, which is held while the returned file is open.
     fn lock(&self) -> Result<File, TrustError> {
         self.home.dir("")?;
         let path = self.home.join(LOCK);
@@ -222,7 +222,7 @@ impl TrustStore {
         let file = options.open(&path).map_err(failed)?;
         let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
-            // Whoever holds it reads and writes one small file.
+            // The holder of the lock only reads and writes one small file.
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(file),
                 Err(_) if Instant::now() < deadline => thread::sleep(LOCK_PAUSE),
@@ -237,22 +237,22 @@ fn now() -> u64 {
 }
 
 impl TrustList {
-    /// Whether this machine's agent takes orders from whoever holds this key.
+    /// Whether this machine's agent accepts orders from the holder of this key.
     pub fn takes_orders_from(&self, key: &PublicKey) -> bool {
         self.coordinators.iter().any(|it| it.key == *key)
     }
 
-    /// The key of the machine that is called so here.
+    /// Returns the pinned key of the machine with this name.
     pub fn pinned(&self, name: &str) -> Option<PublicKey> {
         self.machines.iter().find(|it| it.name == name).map(|it| it.key)
     }
 
-    /// Whether it is the key of any machine that this one commands.
+    /// Whether any machine that this one commands has this key.
     pub fn knows(&self, key: &PublicKey) -> bool {
         self.machines.iter().any(|it| it.key == *key)
     }
 
-    /// Takes orders from this coordinator from now on.
+    /// Adds a coordinator whose orders are accepted, or updates its name.
     pub fn trust_coordinator(&mut self, peer: &Peer) {
         self.forget_pending(Role::Coordinator, &peer.key);
         match self.coordinators.iter_mut().find(|it| it.key == peer.key) {
@@ -264,10 +264,10 @@ impl TrustList {
         }
     }
 
-    /// Remembers a machine's key, which was learned in a trusted way.
+    /// Pins a machine's key that was learned over a trusted path.
     ///
     /// # Errors
-    /// [`TrustError::Changed`] if it is known with another key; the new one is pending then.
+    /// [`TrustError::Changed`] if another key is pinned; the new one becomes pending.
     pub fn pin(&mut self, name: &str, key: PublicKey) -> Result<(), TrustError> {
         match self.pinned(name) {
             Some(pinned) if pinned != key => {
@@ -289,13 +289,13 @@ impl TrustList {
         self.machines.push(Trusted { name: name.to_owned(), key, since: now() });
     }
 
-    /// Forgets the machine that is called so, whatever its key is.
+    /// Removes the machine with this name, whatever its key, and its pending entries.
     pub fn forget_machine(&mut self, name: &str) {
         self.machines.retain(|it| it.name != name);
         self.pending.retain(|it| it.role != Role::Machine || it.name != name);
     }
 
-    /// Remembers that a machine at `addr` was refused, until a person decides.
+    /// Adds a refused peer at `addr` to the pending entries, if it is new.
     pub fn note(&mut self, role: Role, peer: &Peer, addr: &str) {
         let is_same = |it: &Pending| it.role == role && it.key == peer.key && it.name == peer.name;
         if self.pending.iter().any(is_same) {
@@ -316,11 +316,12 @@ impl TrustList {
         self.pending.retain(|it| it.role != role || it.key != *key);
     }
 
-    /// Accepts what is pending and is called so, and returns it. A machine has the name and address by
-    /// which this one reaches it; a coordinator only its key, because its name is its own claim.
+    /// Accepts the pending entries that match `word`, and returns them. A machine matches by its
+    /// key, or by the name or address that this machine uses for it; a coordinator only by its key,
+    /// because it chooses its own name.
     ///
     /// # Errors
-    /// [`TrustError`] if there is no such thing, or more than one.
+    /// [`TrustError`] if nothing matches, or more than one peer does.
     pub fn accept(&mut self, word: &str) -> Result<Vec<Pending>, TrustError> {
         let meant = |it: &&Pending| {
             let is_named = it.role == Role::Machine && (it.name == word || it.addr == word);
@@ -353,10 +354,10 @@ impl TrustList {
         }
     }
 
-    /// Trusts nothing of this name or fingerprint any more; returns how many entries went.
+    /// Removes all entries with this name or fingerprint; returns their number.
     ///
     /// # Errors
-    /// [`TrustError::Unknown`] if nothing is called so.
+    /// [`TrustError::Unknown`] if nothing matches.
     pub fn revoke(&mut self, word: &str) -> Result<usize, TrustError> {
         let num_before = self.coordinators.len() + self.machines.len() + self.pending.len();
         let is_other = |name: &str, key: &PublicKey| name != word && !is_key(key, word);
@@ -375,29 +376,28 @@ fn is_key(key: &PublicKey, word: &str) -> bool {
     key.fingerprint() == word.to_ascii_lowercase() || key.to_hex() == word.to_ascii_lowercase()
 }
 
-/// What a machine shows to the agents that it commands, and what it expects of them.
+/// What a machine presents to the agents that it commands, and the keys it expects of them.
 #[derive(Clone, Debug)]
 pub struct Credentials {
-    /// The cluster's secret, which keeps strangers out.
+    /// Secret of the cluster; peers without it are refused.
     pub secret: Secret,
     /// This machine's key.
     pub identity: Identity,
-    /// Which agents are believed.
+    /// Which agents are trusted.
     pub expected: Expected,
 }
 
-/// Which agents are believed.
+/// Which agents are trusted.
 #[derive(Clone, Debug)]
 pub enum Expected {
-    /// Those whose keys are known, by name.
+    /// Agents whose keys are pinned, by name.
     Pinned(TrustStore),
-    /// Whoever holds the secret, which is a token that people hand out for just that.
+    /// Every holder of the secret, which is a token that people hand out for this purpose.
     TokenHolders,
 }
 
 impl Credentials {
-    /// Whether the machine that is called `host` may have this key. One that may not is pending from
-    /// then on.
+    /// Checks that the machine called `host` may have this key. A refused key becomes pending.
     ///
     /// # Errors
     /// [`FrameError::UnknownKey`] or [`FrameError::ChangedKey`].
@@ -417,8 +417,8 @@ impl Credentials {
         }
     }
 
-    /// As [`Credentials::check`] for a machine of which only an address is known: it may be any that
-    /// is known by a name.
+    /// As [`Credentials::check`] for a machine of which only an address is known: accepts the key
+    /// of any pinned machine.
     ///
     /// # Errors
     /// [`FrameError::UnknownKey`].
@@ -431,7 +431,8 @@ impl Credentials {
         Err(FrameError::UnknownKey { host: addr.to_owned(), found: *found })
     }
 
-    /// The list to look into, unless the key needs none: this machine's own, or a token's holder.
+    /// Returns the list to check the key against; `None` if no check is needed: for this machine's
+    /// own key, and where the token decides.
     fn list(&self, found: &PublicKey) -> Result<Option<(TrustStore, TrustList)>, FrameError> {
         let Expected::Pinned(store) = &self.expected else { return Ok(None) };
         if *found == self.identity.public() {
@@ -442,7 +443,7 @@ impl Credentials {
     }
 }
 
-/// A list that cannot be written is told of when a person looks at it.
+/// Records a refused machine as pending. A failure to write the list is only logged.
 fn refuse(store: &TrustStore, host: &str, found: &PublicKey) {
     let peer = Peer { key: *found, name: host.to_owned() };
     let noted = store.update(|list| {
@@ -488,7 +489,7 @@ mod tests {
         store.update(|list| list.accept(&one.key.fingerprint())).unwrap();
         let list = store.load().unwrap();
         assert!(list.takes_orders_from(&one.key) && list.pending.is_empty());
-        // By the key, however it is typed.
+        // Revoked by its key, in any letter case.
         let word = one.key.fingerprint().to_uppercase();
         assert_eq!(store.update(|list| list.revoke(&word)).unwrap(), 1);
         assert!(!store.load().unwrap().takes_orders_from(&one.key));
@@ -496,7 +497,7 @@ mod tests {
         assert!(matches!(store.load(), Err(TrustError::Malformed { .. })));
     }
 
-    /// A hostile worker shows a new key under its name, and says of itself what helps it.
+    /// A hostile worker presents a new key under its name, and also asks to be a coordinator.
     #[test]
     fn accepting_a_machine_makes_nobody_a_coordinator() {
         let mut list = TrustList::default();
@@ -512,7 +513,7 @@ mod tests {
         list.accept("mac2").unwrap();
         assert_eq!((list.pinned("mac2"), list.coordinators.len()), (Some(hostile.key), 0));
         assert!(!list.takes_orders_from(&hostile.key));
-        // Two machines that answered at one name, one after the other.
+        // Two machines answered at one name, one after the other.
         list.note(Role::Machine, &peer(3, "mac3"), "mac3");
         list.note(Role::Machine, &peer(4, "mac3"), "mac3");
         assert!(matches!(list.accept("mac3"), Err(TrustError::Ambiguous { .. })));
@@ -536,7 +537,7 @@ mod tests {
         let err = ours.check("mac2", &two).unwrap_err();
         assert!(matches!(err, FrameError::ChangedKey { .. }), "{err}");
         assert!(store.update(|list| list.pin("mac2", two)).is_err());
-        // Another machine's key does not do for this one, though it is known.
+        // A key that is pinned for another machine is not accepted for this one.
         store.update(|list| list.pin("mac3", two)).unwrap();
         assert!(ours.check("mac2", &two).is_err());
         assert!(ours.check_any("10.0.0.3", &two).is_ok());

@@ -40,7 +40,7 @@ pub struct EngineConfig {
     pub lookahead: bool,
     /// The model's own end tokens.
     pub eos_tokens: Vec<TokenId>,
-    /// What happens when ranks are lost.
+    /// Policy for replacing lost ranks.
     pub retry: RetryPolicy,
     /// What is done about memory that other programs take.
     pub pressure: PressurePolicy,
@@ -76,20 +76,24 @@ pub enum KvBudget {
     },
 }
 
-/// How lost ranks are replaced, and when requests that wait for them are given up.
+/// Timing of the attempts to replace lost ranks, and the limits after which requests or the engine
+/// fail.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RetryPolicy {
-    /// The first attempt to replace ranks begins at once, the second after this; the pauses double with
-    /// each loss until a step is completed …
+    /// Pause before the second attempt in a row; the first attempt starts immediately. The pause
+    /// doubles with each further loss, up to `pause_max`, until a step completes.
     pub pause_first: Duration,
-    /// … up to this. A group that stood for as long was whole.
+    /// Longest pause between attempts. If a group stays up for at least this long before it is
+    /// lost, the count of losses starts again.
     pub pause_max: Duration,
-    /// Time after which all ranks are started anew, where replacing the lost ones cannot help.
+    /// Pause before all ranks are restarted after a fatal failure, which replacing single ranks
+    /// cannot fix.
     pub restart_pause: Duration,
-    /// Time without a completed step, while ranks are brought up and none of them gets further than
-    /// before, after which all requests end. The attempts go on.
+    /// Time without a completed step and without progress of any rank, while ranks are being
+    /// brought up, after which all open requests fail. The attempts continue.
     pub standstill_max: Duration,
-    /// Losses during the first start, without any rank getting further, that end the engine.
+    /// Number of losses without progress of any rank, during the first start, after which the
+    /// engine ends.
     pub start_failures_max: u32,
 }
 

@@ -4,8 +4,9 @@ use std::fmt;
 
 use jackalope_protocol::{Logprob, Phase, TokenId};
 
-/// One thing told about a request. In this order: `Started`, `PromptScored`, `Embedded`, `Token`s, and exactly
-/// one of `Finished`, `NotANumber`, `GuideFailed`, `Poisonous` and `Failed` as the last.
+/// An event of one request. Events arrive in this order: `Started`, `PromptScored`, `Embedded`,
+/// `Token`s, and exactly one of `Finished`, `NotANumber`, `GuideFailed`, `Poisonous` and `Failed`
+/// as the last.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The first step of this request is being planned. Sent once, also if it is preempted later.
@@ -50,7 +51,8 @@ pub enum Event {
         /// Tokens that were told before.
         completion_tokens: u32,
     },
-    /// Ranks failed whenever they computed this request, and it is ended so that the others can go on.
+    /// The ranks failed each time they computed this request, so it was ended to let the others
+    /// continue.
     Poisonous(Failure),
     /// The generation cannot be completed.
     Failed(Failure),

@@ -26,7 +26,7 @@ pub trait RankGroup: Send + 'static {
     fn hosts(&self) -> Vec<String> {
         vec![String::new(); self.num_ranks()]
     }
-    /// Whether the connection between two ranks is encrypted, by rank and rank.
+    /// Returns, for each pair of ranks, whether the connection between them is encrypted.
     fn encrypts(&self) -> Vec<Vec<bool>> {
         Vec::new()
     }
@@ -42,11 +42,12 @@ pub trait RankGroup: Send + 'static {
     fn tick(&mut self, now: Instant);
     /// When `tick` wants to be called.
     fn deadline(&self) -> Option<Instant>;
-    /// Whether plans may be sent: while the group stands, until it is lost, which is told a moment later.
+    /// Whether plans may be sent. False as soon as the group is known to be lost, even before
+    /// [`GroupEvent::Lost`] is emitted.
     fn takes_plans(&self) -> bool {
         true
     }
-    /// How long a step of so many tokens may take before a rank counts as lost.
+    /// Maximum time for a step of `num_tokens` tokens, after which a rank counts as lost.
     fn step_timeout(&self, num_tokens: usize) -> Duration {
         let _ = num_tokens;
         Duration::from_secs(60)

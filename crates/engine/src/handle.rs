@@ -253,8 +253,8 @@ impl EngineHandle {
         self.ask(|answer| Question::OpenRequests { answer }).await.unwrap_or_default()
     }
 
-    /// Whether the engine's thread takes messages; true within a turn of it. Where it hangs there is no
-    /// answer: callers bound how long they wait.
+    /// Waits until the engine's thread has processed a message; false if the engine is gone. If the
+    /// thread hangs this never returns, so callers use a timeout.
     pub async fn responds(&self) -> bool {
         self.ask(|answer| Question::Ping { answer }).await.is_some()
     }

@@ -1,9 +1,9 @@
 //! The real [`RankGroup`]: processes that speak the protocol over sockets.
 //!
-//! One thread accepts connections and drops strangers, two threads per connection read and write its
-//! messages, and starting and ending a process has a thread each time. All else happens on the engine's
-//! thread, which never waits for any of them. Every wait has a deadline, and every failure names the
-//! rank, what it was doing, and for how long.
+//! One thread accepts connections and rejects unauthenticated peers. Each connection has two
+//! threads, one to read and one to write. Each start and each end of a process runs on a thread of
+//! its own. Everything else runs on the engine's thread, which never waits for any of these. Every
+//! wait has a deadline, and every failure names the rank, what it was doing, and for how long.
 //!
 //! ```text
 //!            launch            process           hello             Loaded            all loaded        Joined
@@ -14,8 +14,8 @@
 //!                                                           └──────────────────────── dies, stalls ─────────────┘
 //! ```
 //!
-//! When a rank is lost the others leave the group and keep their weights; those on a stock backend
-//! cannot, and are replaced too.
+//! When a rank is lost, the other ranks leave the group and keep their weights. Ranks on a stock
+//! backend cannot leave a group, so they are replaced too.
 
 mod accept;
 mod ending;
@@ -49,9 +49,11 @@ use slot::{Slot, State};
 /// What the link needs to know.
 #[derive(Clone, Debug)]
 pub struct LinkConfig {
-    /// Where ranks connect to, all with the port of the first; port 0 lets the system choose.
+    /// Addresses to listen on for ranks, all with the port of the first; port 0 lets the system
+    /// choose.
     pub listen: Vec<SocketAddr>,
-    /// Addresses that ranks are expected from: a flood of strangers does not displace them.
+    /// Addresses from which ranks are expected to connect. Their unauthenticated connections have
+    /// reserved slots, which a flood from other addresses cannot take.
     pub expected: Vec<IpAddr>,
     /// Who computes, by rank.
     pub seats: Vec<Seat>,
@@ -65,12 +67,13 @@ pub struct LinkConfig {
 /// How long the link waits for what.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkTimeouts {
-    /// Until the system has started a process; it is ended when it appears after that.
+    /// Starting a process. A process that starts later than this is killed.
     pub spawn: Duration,
-    /// From starting a process to its hello, before the group stood for the first time, and for ranks
+    /// From the start of a process to its hello: until the group has been up once, and for ranks
     /// whose connection was lost.
     pub hello: Duration,
-    /// The same for replacements. Doubles with each of a rank's that says nothing, up to `hello`.
+    /// The same for replacements. Doubles with each process in a row that sends no hello, up to
+    /// `hello`.
     pub replacement_hello: Duration,
     /// Loading, without progress.
     pub load_stall: Duration,
@@ -80,11 +83,11 @@ pub struct LinkTimeouts {
     pub join_margin: Duration,
     /// A step of few tokens, without progress; see [`LinkTimeouts::step_of`].
     pub step: Duration,
-    /// Between two signs of life of a rank, from its hello on, whatever it does.
+    /// Silence of a rank after its hello, in every state.
     pub heartbeat: Duration,
     /// Between two of ours.
     pub beat: Duration,
-    /// Writing one frame, which no other rank waits for.
+    /// Writing one frame; no other rank is blocked by it.
     pub write: Duration,
     /// A polite end.
     pub stop: Duration,
@@ -136,11 +139,11 @@ pub enum LinkError {
 /// All ranks, each a process behind a socket.
 pub struct Link {
     config: LinkConfig,
-    /// Until the start.
+    /// Set until the group is started.
     listeners: Vec<TcpListener>,
     control_addr: SocketAddr,
     acceptor: Option<Acceptor>,
-    /// By rank: what lets it in.
+    /// Tickets that ranks authenticate with, by rank.
     tickets: Tickets,
     launcher: Box<dyn Launcher>,
     reporter: Option<Reporter<LinkReport>>,
@@ -150,16 +153,16 @@ pub struct Link {
     num_connections: u64,
     /// Plans that not every rank has answered, oldest first.
     sent: VecDeque<SentStep>,
-    /// A loss that is told once its process has been examined.
+    /// A loss that is reported once its process has been examined.
     dying: Option<Dying>,
-    /// Processes examined so far.
+    /// Counts the losses, to match each with the report on its process.
     num_examined: u64,
-    /// Whether the group has stood.
+    /// Whether the group has been up at least once.
     has_stood: bool,
     /// A group that broke although no process is known to be dead, and when to stop looking for one.
     broken: Option<(Failure, Instant)>,
-    /// Connections that were refused before the group last stood. A later refusal is named if a rank
-    /// does not arrive.
+    /// Number of refused connections when the group was last up. If a rank fails to connect and
+    /// more have been refused since, the failure message names the last refusal.
     num_refused: u64,
     /// When processes and deadlines were last looked after.
     looked_at: Instant,
@@ -167,9 +170,9 @@ pub struct Link {
     began: Instant,
     /// When ranks were last told that we live.
     beat_at: Instant,
-    /// The link between two machines because of which no group is formed, in words.
+    /// Description of the link between two machines that prevents the group from forming.
     broken_link: Option<String>,
-    /// When the launcher was last asked to look at links.
+    /// When the launcher was last asked to test links.
     suspected_at: Option<Instant>,
     events: VecDeque<GroupEvent>,
 }
@@ -437,7 +440,7 @@ impl Link {
         self.slots[rank].detach(doing, now);
         self.tell_phase(rank);
         if self.stage != Stage::Down {
-            // Its end may be known in a moment, and then is what people want to read of.
+            // If the process turns out to have exited, its exit is reported instead.
             self.broken.get_or_insert((failure, now + EXIT_GRACE));
         }
     }
@@ -472,8 +475,8 @@ impl Link {
         self.events.push_back(GroupEvent::Ready { epoch: self.epoch, facts });
     }
 
-    /// Ends a rank, whose process has `grace` to end by itself. The loss is told with whatever that
-    /// leaves behind.
+    /// Ends a rank, whose process gets `grace` to exit by itself. The loss is reported together
+    /// with the exit status and the last output of the process.
     fn rank_died(&mut self, rank: usize, reason: &str, grace: Duration, now: Instant) {
         let detached_in = self.slots[rank].detached_in.filter(|_| self.broken.is_some());
         let (phase, since) = detached_in.unwrap_or_else(|| self.phase_of(rank));
@@ -484,7 +487,8 @@ impl Link {
         {
             circumstances += &format!("\na connection was refused: {refused}");
         }
-        // What is ended by us at once may end by itself for want of its connection.
+        // A rank that we end at once may exit because its connection closed, so its exit explains
+        // nothing.
         let asks_exit = !grace.is_zero() || self.slots[rank].has_exited();
         let dying = Dying {
             number: 0,
@@ -497,7 +501,7 @@ impl Link {
         self.end_rank(dying, grace, now);
     }
 
-    /// Ends the rank that a failure is about.
+    /// Ends the rank that the failure is about.
     fn end_rank(&mut self, mut dying: Dying, grace: Duration, now: Instant) {
         let rank = dying.failure.rank.expect("the failure is about a rank");
         let process = self.slots[rank].release(now);
@@ -505,7 +509,7 @@ impl Link {
         let was_down = std::mem::replace(&mut self.stage, Stage::Down) == Stage::Down;
         self.disband(now);
         if was_down {
-            // Another loss is being told, or nothing is expected of the ranks.
+            // Another loss is being reported already, or the ranks are not in use.
             return bury(process);
         }
         self.num_examined += 1;
@@ -601,7 +605,7 @@ impl Link {
     }
 }
 
-/// The pairs of ranks between which nothing is encrypted, for people: `0-1, 0-2`.
+/// The pairs of ranks whose connection is not encrypted, for the log: `0-1, 0-2`.
 fn pairs_in_clear(encrypts: &[Vec<bool>]) -> String {
     let of_rank = |(a, row): (usize, &Vec<bool>)| -> Vec<String> {
         (a + 1..row.len()).filter(|&b| !row[b]).map(|b| format!("{a}-{b}")).collect()
@@ -749,7 +753,7 @@ impl RankGroup for Link {
         self.stage = Stage::Down;
         self.acceptor = None;
         for slot in &mut self.slots {
-            // Whether its process ends with this is the launcher's business.
+            // The launcher decides whether the process survives this.
             if let Some(process) = slot.release(Instant::now()) {
                 aside("let go", move || drop(process));
             }

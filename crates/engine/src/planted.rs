@@ -58,13 +58,13 @@ pub(crate) enum Bug {
     KeptUnderPressure,
     /// Admits as ever although other programs need the memory.
     AdmittedUnderPressure,
-    /// Counts computing again what was lost as progress of a request that makes ranks fail.
+    /// Counts recomputing positions after a loss as progress of a suspected request.
     RepetitionIsProgress,
-    /// Counts failures that lie before a request's progress.
+    /// Keeps counting failures from before a request made progress.
     SuspectForEver,
-    /// Ends all that were in flight with the one that makes ranks fail.
+    /// Ends every request that was in flight, not only the one that makes ranks fail.
     SuspectsTogether,
-    /// Takes a single failure of a request that is computed alone for its own doing.
+    /// Ends a request after a single failure while it was computed alone.
     NamedTooEarly,
 }
 

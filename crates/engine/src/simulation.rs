@@ -1,12 +1,13 @@
 //! Runs the scheduler against fake ranks under a random workload, from a seed. Every failure found
 //! here replays from its seed alone.
 //!
-//! The property everything else follows from: what a request is told does not depend on what else
-//! runs, however it was batched, chunked, preempted, planned ahead, started from another's cache, or
-//! interrupted by a crash of the ranks. Where one request makes the ranks fail whenever they reach a
-//! certain position of it, that one ends, soon, and nobody else. Beside it: the fake ranks, which know only the plans, never
-//! meet one they could not carry out; on their own count the memory never exceeds the budget and
-//! always equals what the brain believes; nothing leaks; nothing waits for ever.
+//! The property that everything else follows from: the events of a request do not depend on what
+//! else runs, nor on how it was batched, chunked, preempted, planned ahead, started from another's
+//! cache, or interrupted by a crash of the ranks. If one request makes the ranks fail whenever they
+//! reach a certain position of it, that request ends soon, and no other does. In addition: the fake
+//! ranks, which know only the plans, never get one that they cannot execute; by their own count,
+//! the memory never exceeds the budget and always equals the coordinator's count; nothing leaks;
+//! nothing waits forever.
 //!
 //! Each mistake of [`Bug`] is planted in turn, and has to be found.
 
@@ -35,10 +36,11 @@ const CONTEXT_TOKENS: u32 = 48;
 /// Ranks that compute one after the other.
 const NUM_STAGES: [usize; 4] = [1, 1, 2, 4];
 
-/// Requests of a run.
+/// Requests per run.
 const NUM_REQUESTS: usize = 24;
 
-/// A poisonous request is ended after so many failures at most: it may get a little further in some.
+/// Maximum number of failures before a poisonous request has ended; it may make a little progress
+/// in some.
 const POISON_FAILURES_MAX: usize = 30;
 
 /// Seeds of a run; `JACKALOPE_SIMULATION_SEEDS` asks for more.
@@ -160,7 +162,8 @@ fn run(seed: u64, planted: Planted) {
     check(seed, &heard);
 }
 
-/// The ranks fail by themselves, in bursts too, and mostly because of one request.
+/// Runs with external crashes, also in bursts, and in most runs with a request that makes the ranks
+/// fail.
 fn run_with_failures(seed: u64, planted: Planted) {
     let mut simulation = Simulation::new(seed, planted);
     simulation.crash_odds = [6, 15, 60][simulation.rng.below(3)];
@@ -191,7 +194,7 @@ struct Client {
     guide: Option<RandomGuide>,
     events: Vec<Event>,
     is_cancelled: bool,
-    /// Times it has made the ranks fail.
+    /// Number of times it has made the ranks fail.
     num_failures: usize,
 }
 
@@ -201,7 +204,7 @@ impl Client {
     }
 }
 
-/// Ranks that compute this position of this client's request fail.
+/// The ranks fail when they compute this position of this client's request.
 #[derive(Clone, Copy, Debug)]
 struct Poison {
     client: usize,
@@ -222,12 +225,12 @@ struct Simulation {
     passed_over: HashMap<CacheId, usize>,
     ranks: FakeCaches,
     model: NextToken,
-    /// Answers of the ranks that have not reached the brain; none is their end.
+    /// Answers of the ranks that have not reached the coordinator; `None` is the end of the ranks.
     outputs: VecDeque<Option<StepOutput>>,
     /// The request that makes ranks fail, if there is one.
     poison: Option<Poison>,
-    /// How often requests were met by a failure from outside while nothing else was in flight, since
-    /// they got their last token.
+    /// Number of external crashes since a request's last token that happened with only this request
+    /// in flight.
     met_alone: HashMap<RequestId, usize>,
     clients: Vec<Client>,
     /// Prompts begin with one of these.
@@ -428,7 +431,7 @@ impl Simulation {
         }
     }
 
-    /// Whether the poisonous request makes the ranks fail that carry out this plan.
+    /// Whether executing this plan makes the ranks fail.
     fn is_poisoned(&self, plan: &StepPlan) -> bool {
         let Some(Poison { client, position, .. }) = self.poison else { return false };
         let cache = self.scheduler.cache_of(RequestId(client as u64));
@@ -438,7 +441,7 @@ impl Simulation {
         })
     }
 
-    /// The poisonous request has made the ranks fail.
+    /// Makes the ranks fail because of the poisonous request.
     fn fail(&mut self) {
         let poison = self.poison.as_mut().expect("nothing else ends the ranks so");
         poison.num_failures += 1;
@@ -448,7 +451,7 @@ impl Simulation {
         self.lose_ranks();
     }
 
-    /// The ranks fail; whoever is given up for it is the poisonous request.
+    /// Makes the ranks fail; checks that the scheduler gives up no request but the poisonous one.
     fn lose_ranks(&mut self) {
         self.ranks.clear();
         self.outputs.clear();
@@ -461,14 +464,15 @@ impl Simulation {
         }
     }
 
-    /// The ranks are lost, by a failure or because machines come and go.
+    /// Loses the ranks, through a failure or because machines leave and join.
     fn crash(&mut self) {
         if self.num_crashes_left == 0 {
             return;
         }
         self.num_crashes_left -= 1;
         let in_flight = self.scheduler.ids_in_flight();
-        // Nobody could know a request from a poisonous one that is met alone time and again.
+        // A request that crashes hit repeatedly while it is alone cannot be distinguished from a
+        // poisonous one.
         let mut is_met_again = false;
         if let [id] = in_flight[..] {
             let num_met = self.met_alone.entry(id).or_default();

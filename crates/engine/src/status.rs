@@ -34,8 +34,8 @@ pub struct Status {
     pub steps: StepStats,
     /// What requests took.
     pub requests: RequestStats,
-    /// When a step has to be completed, if steps are under way or ranks are being replaced. Once that has
-    /// passed, nothing is computed.
+    /// Time by which the next step has to complete, set while steps are in flight or ranks are
+    /// being replaced. If it has passed, the engine is stalled.
     pub due_at: Option<Instant>,
     /// Losses of ranks.
     pub recovery: RecoveryStats,
@@ -58,7 +58,7 @@ pub enum EngineState {
         /// Why.
         failure: Failure,
     },
-    /// Ranks that were lost get no further; submissions are refused while the engine goes on trying.
+    /// Lost ranks make no progress; submissions are refused while the engine keeps trying.
     Failed {
         /// When the engine gave its requests up.
         since: Instant,

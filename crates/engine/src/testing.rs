@@ -254,7 +254,7 @@ pub struct FakeOptions {
     pub step_time: Duration,
     /// Time it takes to come up, and to come back.
     pub start_time: Duration,
-    /// How long a step may take, as [`RankGroup::step_timeout`].
+    /// Maximum time for a step, as returned by [`RankGroup::step_timeout`].
     pub step_timeout: Duration,
     /// Ranks that compute this token die.
     pub deadly_token: Option<TokenId>,

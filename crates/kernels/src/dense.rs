@@ -95,7 +95,7 @@ fn strip<S: Simd, E: Element, F: Fold, const T: usize, const ROWS: usize>(
     }
 }
 
-/// `T * ROWS` results, for the tokens from `token` on and the first rows of `weights`.
+/// Computes `T * ROWS` results, for the tokens from `token` on and the first rows of `weights`.
 #[inline(always)]
 fn block<S: Simd, E: Element, F: Fold, const T: usize, const ROWS: usize>(
     simd: S,
@@ -130,7 +130,8 @@ fn block<S: Simd, E: Element, F: Fold, const T: usize, const ROWS: usize>(
     }
 }
 
-/// The inner loop: the columns of a term, with `T * ROWS` sums in registers. The rows of the matrix are `input` apart.
+/// The inner loop over the columns of a term, with `T * ROWS` sums in registers. The rows of the
+/// matrix are `input` elements apart.
 #[inline(always)]
 fn term<S: Simd, E: Element, const T: usize, const ROWS: usize>(
     simd: S,

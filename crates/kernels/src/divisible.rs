@@ -1,17 +1,18 @@
-//! Products whose columns may be divided among machines without a trace in the result.
+//! Products whose columns can be divided among machines without changing the result.
 //!
-//! The sum of a result is cut into *terms*: the groups of packed weights, or chunks of columns where the product is
-//! computed in f32. A term is an f32 that depends on its own columns alone. It is rounded to a whole multiple of [`GRID`],
-//! and such multiples add up in f64 without an error: the same bits in any order, wherever each of them is added.
+//! The sum of a result is cut into *terms*: the groups of packed weights, or chunks of columns if
+//! the product is computed in f32. A term is an f32 that depends only on its own columns. It is
+//! rounded to a multiple of [`GRID`]. Such multiples add up exactly in f64, so the sum has the same
+//! bits in any order and for any distribution over machines.
 //!
 //! ```text
-//!   as long as any of the terms add up to less than 2^20:  exact, so that parts of the columns add up to all of them
-//!   beyond that:                      rounded as f64 is, to 2^-52 of the sum or less; by so little may parts differ
-//!   infinite, or not a number:        as IEEE 754 has it
+//!   any of the terms sum to less than 2^20:  exact, so the parts add up to the whole
+//!   larger sums:                             rounded as f64; parts may differ by 2^-52 of the sum
+//!   infinite, or not a number:               as in IEEE 754
 //! ```
 //!
-//! What rounding loses is at most half of [`GRID`] for each term: 2^-31, for residual streams whose elements are about one
-//! and are rounded to 2^-9 (bf16) or 2^-12 (f16) of themselves.
+//! Rounding changes each term by at most half of [`GRID`], 2^-31, whereas the elements of residual
+//! streams are about one and are rounded to 2^-9 (bf16) or 2^-12 (f16) of themselves.
 
 use crate::elements::{Elements, ElementsMut};
 #[cfg(target_arch = "x86_64")]
@@ -21,33 +22,33 @@ use crate::matmul::{Matrix, RowProducts, for_pieces, multiply_in_f32};
 use crate::panel::{Activations, Columns};
 use crate::threads::Threads;
 
-/// What terms are rounded to multiples of.
+/// Terms are rounded to multiples of this.
 pub const GRID: f64 = 1.0 / (1_u64 << 30) as f64;
 
-/// An f64 near this one is a whole multiple of [`GRID`], because its last bit is worth that: a sum that starts here rounds
-/// what is added to it.
+/// Every f64 near this one is a multiple of [`GRID`], because that is the value of its last bit: a
+/// sum that starts here rounds everything added to it.
 pub(crate) const ANCHOR: f64 = 1.5 * (1_u64 << 52) as f64 * GRID;
 
-/// Terms are multiplied with this, so little more than one that it only decides ties: away from zero. Else the sum to
-/// which they are added would decide them.
+/// Factor for terms. It exceeds one by so little that it only breaks ties, away from zero.
+/// Otherwise the sum to which a term is added would break them.
 pub(crate) const AWAY: f64 = 1.0 + f64::EPSILON;
 
-/// Where results of a row of activations go.
+/// Destination for the results of a row of activations.
 pub(crate) trait Results: Sized + Send {
-    /// What a result is.
+    /// Type of a result.
     type Value: Copy + Default;
 
-    /// How terms become a result where products are computed in f32.
+    /// How terms are combined into a result if products are computed in f32.
     type Fold: Fold<Value = Self::Value>;
 
     /// Sums of sixteen terms at a time.
     #[cfg(target_arch = "x86_64")]
     type Lanes16: avx512::Sums<Value = Self::Value>;
 
-    /// Whether results are parts of a sum on the grid.
+    /// Whether results are partial sums on the grid.
     const IS_DIVISIBLE: bool;
 
-    /// The result that is `on_grid` if it is one on the grid, else `plain`.
+    /// Returns `on_grid` if results are on the grid, otherwise `plain`.
     fn choose(plain: f32, on_grid: f64) -> Self::Value;
 
     /// Two views: the first `mid` results and the others.
@@ -103,12 +104,12 @@ impl Results for &mut [f64] {
     }
 }
 
-/// Terms that become a result.
+/// Combines terms into a result.
 pub(crate) trait Fold: Copy {
-    /// What a result is.
+    /// Type of a result.
     type Value;
 
-    /// No term.
+    /// The state without any term.
     const EMPTY: Self;
 
     fn add(&mut self, term: f32);
@@ -116,7 +117,7 @@ pub(crate) trait Fold: Copy {
     fn value(self) -> Self::Value;
 }
 
-/// The only term there is.
+/// A result that consists of a single term.
 #[derive(Clone, Copy)]
 pub(crate) struct Only(f32);
 
@@ -136,7 +137,7 @@ impl Fold for Only {
     }
 }
 
-/// Terms on the grid.
+/// A sum of terms on the grid.
 #[derive(Clone, Copy)]
 pub(crate) struct GridSum(f64);
 
@@ -156,16 +157,19 @@ impl Fold for GridSum {
     }
 }
 
-/// `out[tokens, matrix.out] = x[tokens, matrix.input] · matrixᵀ` for a part of the columns of a product: the parts'
-/// results, added in f64 in any order, have the bits that all columns together give (see the module).
+/// `out[tokens, matrix.out] = x[tokens, matrix.input] · matrixᵀ` for a part of the columns of a
+/// product. The sum of the parts' results in f64, in any order, has the same bits as the result for
+/// all columns (see the module).
 ///
-/// `chunk` is how many columns a term has where the product is computed in f32. It is the same for all parts, a multiple of
-/// the weights' group size if they are packed, and every part begins at a multiple of it.
+/// `chunk` is the number of columns of a term if the product is computed in f32. It is the same for
+/// all parts and a multiple of the group size if the weights are packed; every part begins at a
+/// multiple of it.
 ///
-/// Activations are rounded as by [`crate::matmul_each`], but what cannot be rounded concerns its group alone.
+/// Activations are rounded as by [`crate::matmul_each`], except that a value that cannot be rounded
+/// affects only its group.
 ///
 /// # Panics
-/// When a length does not fit, or the format is none of MLX's.
+/// If a length does not fit, or the format is not one of MLX's.
 #[track_caller]
 pub fn divisible_matmul(
     x: Elements<'_>,

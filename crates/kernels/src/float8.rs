@@ -82,7 +82,7 @@ fn strip<S: Simd, F: Fold, const T: usize, const ROWS: usize>(
     }
 }
 
-/// The inner loop: `T * ROWS` sums in registers, until they are a term.
+/// The inner loop: `T * ROWS` sums in registers, until a term is complete.
 #[inline(always)]
 fn block<S: Simd, F: Fold, const T: usize, const ROWS: usize>(
     simd: S,

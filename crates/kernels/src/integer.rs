@@ -14,8 +14,8 @@
 //! a result has the same bits whether its row was computed alone from the packed weights or among hundreds from an
 //! unpacked tile.
 //!
-//! Where the columns of a product are divided (`divisible`), each group is a term: what it adds to the sixteen sums is
-//! computed from zero and added to sums on the grid instead.
+//! If the columns of a product are divided (`divisible`), each group is a term: its contribution to
+//! the sixteen sums is computed starting from zero, and is added to sums on the grid instead.
 //!
 //! A row that is not finite, or whose magnitudes are far from one, is computed by the exact path in f32 (see
 //! [`rounding`]); which path a row takes depends on that row alone.
@@ -114,7 +114,7 @@ impl Prepared {
         }
     }
 
-    /// The groups, each with its token, whose terms the exact path must add.
+    /// The groups, with their tokens, whose terms the exact path has to add.
     pub(crate) fn unrounded_groups(&self) -> impl Iterator<Item = (usize, usize)> {
         self.rounded.unrounded_groups()
     }
@@ -126,9 +126,9 @@ impl Prepared {
         tokens
     }
 
-    /// Results of all tokens for the weight rows `rows`; `out` has one view of `rows.len()` elements per token. What
-    /// it gives for [`Prepared::unrounded_tokens`] is to be overwritten, for [`Prepared::unrounded_groups`] to be added
-    /// to.
+    /// Computes the results of all tokens for the weight rows `rows`; `out` has one view of
+    /// `rows.len()` elements per token. The caller overwrites the results for
+    /// [`Prepared::unrounded_tokens`], or adds the terms of [`Prepared::unrounded_groups`] to them.
     pub(crate) fn multiply_rows<R: Results>(
         &self,
         matrix: &QuantMatrix<'_>,

@@ -171,7 +171,7 @@ pub(crate) struct RowProducts<'a, R = ElementsMut<'a>> {
 }
 
 impl RowProducts<'_> {
-    /// Some tokens of it.
+    /// A view of the results of some tokens.
     fn tokens(&mut self, tokens: Range<usize>) -> RowProducts<'_> {
         let out = self.out[tokens].iter_mut().map(ElementsMut::reborrow).collect();
         RowProducts { matrix: self.matrix, out }

@@ -24,16 +24,16 @@ const BLOCK_TOKENS: usize = 128;
 /// Rows of a tile.
 const TILE_ROWS: usize = 12;
 
-/// Columns of a product, and how they become terms of its results.
+/// Columns of a product and their division into terms.
 #[derive(Clone, Debug)]
 pub(crate) struct Columns {
     pub(crate) range: Range<usize>,
-    /// Columns of a term; the last one may have fewer. At least one.
+    /// Columns per term; the last term may have fewer. At least one.
     pub(crate) chunk: usize,
 }
 
 impl Columns {
-    /// The columns up to `end` as one term.
+    /// The columns up to `end`, as a single term.
     pub(crate) fn all(end: usize) -> Columns {
         Columns { range: 0..end, chunk: end }
     }
@@ -46,7 +46,7 @@ impl Columns {
     }
 }
 
-/// Activations as f32, each term of a row padded with zeros to whole lanes.
+/// Activations as f32; each term of a row is padded with zeros to whole lanes.
 pub(crate) struct Activations {
     values: Vec<f32>,
     stride: usize,
@@ -54,7 +54,7 @@ pub(crate) struct Activations {
 }
 
 impl Activations {
-    /// `x` is `[tokens, columns]`.
+    /// Converts `x`, which is `[tokens, columns]`.
     pub(crate) fn new(x: Elements<'_>, columns: Columns, threads: &Threads) -> Activations {
         let input = columns.range.len();
         let last = input % columns.chunk;
@@ -162,7 +162,7 @@ fn multiply_rows_with<S: Simd, R: Results>(
     }
 }
 
-/// Adds up the lanes of each term.
+/// Adds the sum of each term's lanes to its result.
 #[inline(always)]
 fn add_terms<S: Simd, F: Fold>(simd: S, sums: &[Lanes], results: &mut [F]) {
     let (sums, last_sums) = sums.as_chunks::<LANES>();
@@ -177,8 +177,8 @@ fn add_terms<S: Simd, F: Fold>(simd: S, sums: &[Lanes], results: &mut [F]) {
     }
 }
 
-/// Partial sums `[tokens, rows]` of a term, whose activations begin at `x_start`; `tile` is room for the unpacked
-/// weights.
+/// Computes the partial sums `[tokens, rows]` of a term, whose activations begin at `x_start`;
+/// `tile` is scratch space for the unpacked weights.
 #[inline(always)]
 fn multiply_tile<S: Simd>(
     simd: S,

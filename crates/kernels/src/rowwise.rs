@@ -123,7 +123,8 @@ pub struct Terms<'a> {
     pub bias: Option<Elements<'a>>,
 }
 
-/// `out = product + bias + residual`, where the product is rounded to f32 and what is computed in f32 is rounded once.
+/// `out = product + bias + residual`. The product is rounded to f32, and the sum, computed in f32,
+/// is rounded once.
 ///
 /// # Panics
 /// When a length does not fit.

@@ -185,7 +185,7 @@ pub(crate) trait Simd: Copy {
     /// The lanes added as a tree, halves onto halves: `((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))`.
     fn sum(self, values: Self::Floats) -> f32;
 
-    /// [`Simd::sum`] of each.
+    /// [`Simd::sum`] of each vector.
     #[inline(always)]
     fn sums(self, vectors: &[Lanes; LANES]) -> Lanes {
         let mut sums = [0.0; LANES];

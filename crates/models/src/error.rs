@@ -22,12 +22,12 @@ pub enum LoadError {
         /// What the system says.
         source: io::Error,
     },
-    /// A file with other bytes than those that are to be loaded.
+    /// A file whose content differs from the checkpoint that is to be loaded.
     #[error("{path}: {reason}", path = path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// What differs.
+        /// Describes the difference.
         reason: String,
     },
     /// No weights where a checkpoint should be.
@@ -235,7 +235,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// A file that cannot be read, or that holds something else.
+    /// Error for a file that cannot be read or has unexpected content.
     pub fn read(path: &Path, source: io::Error) -> LoadError {
         let path = path.to_path_buf();
         let other = source.get_ref().and_then(|err| err.downcast_ref::<OtherContent>());

@@ -1,45 +1,46 @@
-//! Who may hold a place while it has proved nothing yet: every listener of the cluster bounds its
-//! unproven connections by this one rule. Pure: no sockets, no clock.
+//! Bounds the number of unauthenticated connections. Every listener of the cluster applies this
+//! policy. Pure: no sockets, no clock.
 //!
-//! A newcomer is let in and an older connection makes room for it, because whoever belongs here speaks
-//! at once, while an attacker's connections are silent. Who makes room: the oldest connection of the
-//! source that holds the most. Strangers never take the places in reserve for expected peers, and keep a
-//! few of their own, should somebody flood from an expected address.
+//! A new connection is always admitted, and an older one is evicted if needed: a legitimate peer
+//! sends its opening at once, while an attacker's connections stay silent. The victim is the oldest
+//! connection of the source with the most connections. Unexpected sources never use the slots
+//! reserved for expected peers. They keep a few slots of their own in case of a flood from an
+//! expected address.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Addresses that are remembered because somebody there has proved itself; the oldest goes first.
+/// Number of addresses remembered as authenticated; the oldest is forgotten first.
 const PROVED_MAX: usize = 256;
 
-/// This share of the places that strangers may take is theirs alone.
+/// Inverse of the share of the unreserved slots that is guaranteed to unexpected sources.
 const STRANGERS_OWN: usize = 4;
 
-/// How many unproven connections there may be.
+/// Limits on the number of unauthenticated connections.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct AdmissionLimits {
-    /// In all.
+    /// Total number.
     pub total: usize,
-    /// Of one source that is not expected.
+    /// Number from one unexpected source.
     pub per_source: usize,
-    /// Of `total`, places that only expected peers may take.
+    /// Slots, out of `total`, that only expected peers may use.
     pub reserve: usize,
 }
 
-/// Names one admitted connection.
+/// Identifies an admitted connection.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct AdmissionId(u64);
 
-/// A newcomer's place.
+/// Result of admitting a connection.
 #[derive(Debug, Eq, PartialEq)]
 pub struct Admitted<T> {
-    /// Its name.
+    /// Identifies the new connection.
     pub id: AdmissionId,
-    /// Who made room for it.
+    /// The connection that was evicted for it.
     pub evicted: Option<T>,
 }
 
-/// The unproven connections of a listener.
+/// The unauthenticated connections of a listener.
 #[derive(Debug)]
 pub struct Admission<T> {
     limits: AdmissionLimits,
@@ -61,7 +62,7 @@ impl<T> Admission<T> {
     /// An empty table.
     ///
     /// # Panics
-    /// If the limits leave no place for strangers.
+    /// If the limits leave no slot for unexpected sources.
     pub fn new(limits: AdmissionLimits, expected: impl IntoIterator<Item = IpAddr>) -> Self {
         assert!(limits.reserve < limits.total && 0 < limits.per_source, "strangers have a place");
         let expected = expected.into_iter().map(canonical).collect();
@@ -69,7 +70,7 @@ impl<T> Admission<T> {
         Admission { limits, expected, proved, num_admitted: 0, entries }
     }
 
-    /// Remembers that somebody at this address has proved itself: from now on it is expected.
+    /// Records that a peer at this address has authenticated; the address is expected from now on.
     pub fn proved(&mut self, ip: IpAddr) {
         let ip = canonical(ip);
         self.proved.retain(|it| *it != ip);
@@ -79,7 +80,7 @@ impl<T> Admission<T> {
         }
     }
 
-    /// Gives a newcomer a place.
+    /// Admits a connection, evicting another one if needed.
     pub fn admit(&mut self, ip: IpAddr, item: T) -> Admitted<T> {
         let is_expected = self.is_expected(ip);
         let source = if is_expected { canonical(ip) } else { source_of(ip) };
@@ -90,19 +91,19 @@ impl<T> Admission<T> {
         Admitted { id, evicted }
     }
 
-    /// Whether a newcomer from there has a place without anybody making room for it.
+    /// Whether a connection from `ip` can be admitted without an eviction.
     pub fn has_room(&self, ip: IpAddr) -> bool {
         let is_expected = self.is_expected(ip);
         let source = if is_expected { canonical(ip) } else { source_of(ip) };
         self.loser(source, is_expected).is_none()
     }
 
-    /// Takes a connection out, if it is still there.
+    /// Removes a connection; `None` if it is not in the table.
     pub fn remove(&mut self, id: AdmissionId) -> Option<T> {
         self.entries.remove(&id).map(|entry| entry.item)
     }
 
-    /// A connection, if it is still there.
+    /// Returns a connection; `None` if it is not in the table.
     pub fn get_mut(&mut self, id: AdmissionId) -> Option<&mut T> {
         self.entries.get_mut(&id).map(|entry| &mut entry.item)
     }
@@ -122,7 +123,7 @@ impl<T> Admission<T> {
         self.entries.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no connections.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -132,7 +133,7 @@ impl<T> Admission<T> {
         self.expected.contains(&ip) || self.proved.contains(&ip)
     }
 
-    /// Who has to make room for a newcomer from `source`, if anybody has to.
+    /// Selects the connection to evict for a new one from `source`, if one has to be evicted.
     fn loser(&self, source: IpAddr, is_expected: bool) -> Option<AdmissionId> {
         let AdmissionLimits { total, per_source, reserve } = self.limits;
         let strangers = || self.entries.iter().filter(|(_, entry)| !entry.is_expected);
@@ -150,7 +151,8 @@ impl<T> Admission<T> {
         if !strangers_are_full && self.entries.len() < total {
             return None;
         }
-        // Of those who may make room; if these are the newcomer's own kind, they are never none.
+        // Only connections of the selected kind are candidates. If it is the kind of the new
+        // connection, there is at least one.
         let own_share = ((total - reserve) / STRANGERS_OWN).max(1);
         let lose_strangers =
             if is_expected { own_share < num_strangers } else { own_share <= num_strangers };
@@ -158,7 +160,8 @@ impl<T> Admission<T> {
     }
 }
 
-/// The oldest entry of the source that has most; of several such sources, the oldest of all.
+/// The oldest entry of the source with the most entries; among several such sources, the oldest
+/// overall.
 fn oldest_of_most<'a, T: 'a>(
     entries: impl Iterator<Item = (&'a AdmissionId, &'a Entry<T>)>,
 ) -> Option<AdmissionId> {
@@ -170,12 +173,13 @@ fn oldest_of_most<'a, T: 'a>(
     most.map(|(_, id)| id)
 }
 
-/// IPv4 addresses in the clothes of IPv6 are IPv4 addresses.
+/// Maps IPv4-mapped IPv6 addresses to IPv4.
 fn canonical(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
-/// What counts as one source: an IPv4 address, or a /64 of IPv6, all of which one machine has.
+/// The unit that limits apply to: an IPv4 address, or a /64 prefix of IPv6, which one machine
+/// controls entirely.
 pub fn source_of(ip: IpAddr) -> IpAddr {
     match canonical(ip) {
         IpAddr::V6(ip) if !ip.is_loopback() => {

@@ -1,5 +1,5 @@
-//! What a checkpoint holds: hashes of the blocks of its files, by which ranks verify what they read.
-//! How the hashes are made is in `jackalope_cluster::models::content`; here are only the types.
+//! Types for the content of a checkpoint: hashes of the blocks of its files, with which ranks
+//! verify what they read. The hashes are computed in `jackalope_cluster::models::content`.
 
 use std::fmt;
 use std::fs::Metadata;
@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct BlockHash(pub [u8; 32]);
 
-/// The identity of a checkpoint: the root of its [`ContentTree`]. Equal for two directories with the
-/// same files, whatever machine, path and time; another one if any byte that ranks read differs.
+/// The identity of a checkpoint: the root hash of its [`ContentTree`]. Two directories with the
+/// same files have the same identity, on any machine, at any path and time; it changes if any byte
+/// that ranks read changes.
 #[derive(Clone, Copy, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub struct CheckpointId(pub [u8; 32]);
 
@@ -31,21 +32,22 @@ pub struct FileTree {
     pub name: String,
     /// Its size.
     pub bytes: u64,
-    /// Of what lies before tensor data: the header, or all of a file that is not of weights.
+    /// Hash of the bytes before the tensor data: the header of a weights file, or all of another
+    /// file.
     pub head: BlockHash,
-    /// Of the blocks of tensor data, in order. Where a block begins and ends follows from the header.
+    /// Hashes of the blocks of tensor data, in order. The header determines the block boundaries.
     pub leaves: Vec<BlockHash>,
 }
 
-/// A file as the system identifies it. As long as this stays the same on a machine, so does the
-/// content: every write moves the time of change, which no program can set.
+/// A file as the system identifies it. While this stays the same on a machine, so does the content:
+/// every write updates the change time (ctime), which programs cannot set.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct FileState {
     /// Its name in the checkpoint's directory.
     pub name: String,
-    /// The device it lies on.
+    /// The device that holds it.
     pub device: u64,
-    /// Its number there.
+    /// Its inode number on that device.
     pub inode: u64,
     /// Its size.
     pub bytes: u64,
@@ -55,25 +57,25 @@ pub struct FileState {
     pub changed_ns: i64,
 }
 
-/// What a rank has to find in a checkpoint.
+/// The content that a rank expects in a checkpoint.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ExpectedContent {
-    /// The checkpoint's identity; absent until it has been hashed, which only happens where all ranks
-    /// read the same files, in the states below.
+    /// The checkpoint's identity; absent until the checkpoint has been hashed. Ranks can load
+    /// without it only if all of them read the same files, in the states below.
     pub id: Option<CheckpointId>,
-    /// The tree with that identity; no files before that.
+    /// The tree with that identity; empty without an identity.
     pub tree: ContentTree,
-    /// States of the files, where the ranks of this machine read them, whose content is known to be
-    /// that of the tree. A file in another state is verified block by block.
+    /// States of files, as the ranks of this machine see them, whose content is known to match the
+    /// tree. A file in any other state is verified block by block.
     pub states: Vec<FileState>,
 }
 
-/// Within this time after a change another one may leave the same times: clocks of file systems are
-/// coarse.
+/// Time after a change within which a further change may leave the same timestamps, because the
+/// clocks of file systems are coarse.
 pub const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
 impl FileState {
-    /// The state that the system reports for the file `name`.
+    /// Reads the state of the file `name` from its metadata.
     pub fn new(name: &str, metadata: &Metadata) -> FileState {
         let ns = |seconds: i64, ns: i64| seconds.saturating_mul(1_000_000_000).saturating_add(ns);
         FileState {
@@ -86,7 +88,7 @@ impl FileState {
         }
     }
 
-    /// True if the last change is so long ago that a later one cannot leave the same state.
+    /// True if the last change is old enough that a later change cannot leave the same state.
     pub fn is_settled(&self) -> bool {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now = i64::try_from(since.as_nanos()).unwrap_or(i64::MAX);
@@ -95,7 +97,7 @@ impl FileState {
     }
 }
 
-/// Digits by which people tell checkpoints apart.
+/// Number of bytes shown in [`CheckpointId::short`].
 const SHORT_BYTES: usize = 6;
 
 impl CheckpointId {

@@ -45,7 +45,7 @@ pub enum FrameError {
          hint: hand this machine's secret to every node with `jackalope sync --hosts FILE`"
     )]
     Secret,
-    /// The other end is a machine that takes no orders from this one.
+    /// The peer does not trust this machine.
     #[error(
         "it does not trust this machine, whose key is {ours}\n\
          hint: on that machine run `jackalope trust accept {ours}`; with an SSH login \
@@ -55,25 +55,25 @@ pub enum FrameError {
         /// Our key.
         ours: PublicKey,
     },
-    /// The other end is a machine that is not trusted here.
+    /// The peer is a machine that is not trusted here.
     #[error("a machine that is not trusted here, with the key {theirs}")]
     Refused {
         /// Its key.
         theirs: PublicKey,
     },
-    /// The other end is a machine whose key was never seen.
+    /// The peer is a machine whose key is unknown here.
     #[error(
         "the key of {host}, {found}, is not known here\n\
          hint: compare it with `jackalope trust list` on that machine, then run \
          `jackalope trust accept {host}` here; with an SSH login `jackalope bootstrap {host}` does both"
     )]
     UnknownKey {
-        /// The machine, as people call it here.
+        /// The machine's name on this side.
         host: String,
-        /// The key that it shows.
+        /// The key that it presented.
         found: PublicKey,
     },
-    /// The other end is not the machine that it was.
+    /// The peer presented another key than the one pinned for it.
     #[error(
         "the key of {host} has changed from {pinned} to {found}: it was installed anew, or another \
          machine answers in its name\n\
@@ -81,11 +81,11 @@ pub enum FrameError {
          `jackalope trust accept {host}`"
     )]
     ChangedKey {
-        /// The machine, as people call it here.
+        /// The machine's name on this side.
         host: String,
-        /// The key that it shows.
+        /// The key that it presented.
         found: PublicKey,
-        /// The key that it had.
+        /// The pinned key.
         pinned: Box<PublicKey>,
     },
     /// Bytes that were not encrypted for this place of this connection: changed, repeated or missing.

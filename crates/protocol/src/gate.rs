@@ -1,13 +1,14 @@
-//! The accepting side of every control connection: of the coordinator's port for ranks, and of agents.
+//! The accepting side of control connections: the coordinator's port for ranks, and the agents'
+//! port.
 //!
 //! ```text
-//!   accepted ─▶ silent ──────────▶ shaking hands ─▶ proved
+//!   accepted ─▶ silent ──────────▶ shaking hands ─▶ authenticated
 //!               one thread, poll    a worker each
 //! ```
 //!
-//! One thread polls all connections that have not said their first words yet; only then does a worker
-//! take one. Both stages are bounded by [`Admission`], both have deadlines, and what is refused is logged
-//! at a bounded rate ([`RefusalLog`]).
+//! One thread polls all connections until their opening (preamble, hint, first handshake message)
+//! has arrived; only then does a worker take the connection. Both stages are bounded by
+//! [`Admission`] and have deadlines. Refusals are logged at a bounded rate ([`RefusalLog`]).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,40 +28,41 @@ use crate::admission::{Admission, AdmissionId, AdmissionLimits, Admitted};
 use crate::refusals::{RefusalLog, Refusals};
 use crate::secure::{Caller, Opening};
 
-/// From being accepted to the last of the first words.
+/// From accepting a connection to the end of its opening.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
-/// From the first words to the proof, and to the first message behind it.
+/// From the end of the opening to authentication, and from there to the first message.
 pub const HANDSHAKE: Duration = Duration::from_secs(3);
-/// Connections that have not said their first words.
+/// Limits on connections whose opening is incomplete.
 const SILENT: AdmissionLimits = AdmissionLimits { total: 192, per_source: 48, reserve: 64 };
-/// Connections that are shaking hands, each with a thread.
+/// Limits on connections in the handshake, each with a thread.
 const SHAKING: AdmissionLimits = AdmissionLimits { total: 64, per_source: 12, reserve: 32 };
-/// How long a worker waits for further work.
+/// Time after which an idle worker ends.
 const WORKER_IDLE: Duration = Duration::from_secs(2);
-/// Connections accepted before those that wait are looked at again.
+/// Number of connections accepted before pending ones are polled again.
 const BATCH: usize = 64;
-/// Connections that the system holds for us until they are accepted.
+/// Length of the listen queue.
 const BACKLOG: i32 = 1024;
-/// Pause after the system refused to accept, so that a lasting lack of files does not burn a core.
+/// Pause after `accept` failed, so that a lack of file descriptors does not cause a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// The thread wakes up this often even if nothing happens.
+/// Maximum time between two wake-ups of the thread.
 const POLL_MAX: Duration = Duration::from_secs(5);
 
-/// Proves a caller and hands it on. Runs on a worker, until the caller's deadline at most.
+/// Authenticates a caller and passes it on. Runs on a worker, until the caller's deadline at most.
 pub type Prove = Box<dyn Fn(Caller) -> Result<(), FrameError> + Send + Sync>;
 
-/// What listens, and who is let in first.
+/// Configuration of a [`Gate`].
 #[derive(Debug)]
 pub struct GateConfig {
-    /// What is listened on; all of it is one port's.
+    /// The listening sockets, all with one port.
     pub listeners: Vec<TcpListener>,
-    /// Addresses that callers are expected from. Those that have proved themselves join them.
+    /// Addresses that callers are expected from. Addresses of authenticated peers are added to
+    /// them.
     pub expected: Vec<IpAddr>,
-    /// What the listeners are for, in the log.
+    /// Purpose of the listeners, for the log.
     pub purpose: &'static str,
 }
 
-/// The listeners of a port, and those who wait there to prove themselves. Dropping it closes them.
+/// The listeners of a port and their unauthenticated connections. Dropping it closes them.
 pub struct Gate {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -69,7 +71,7 @@ pub struct Gate {
 struct Shared {
     purpose: &'static str,
     prove: Prove,
-    /// Readable when the thread shall look at `state`.
+    /// Readable when the thread has to look at `state`.
     wake: UnixStream,
     state: Mutex<State>,
     has_work: Condvar,
@@ -78,17 +80,17 @@ struct Shared {
 struct State {
     is_over: bool,
     new_listeners: Vec<TcpListener>,
-    /// Connections with a worker, or waiting for one.
+    /// Connections that a worker handles, or that wait for one.
     shaking: Admission<Shaking>,
     queue: VecDeque<(AdmissionId, Caller)>,
     num_workers: usize,
     num_idle: usize,
     refusals: RefusalLog,
-    /// Addresses that proved themselves since the thread looked last.
+    /// Addresses that have authenticated since the thread last looked.
     proved: Vec<IpAddr>,
 }
 
-/// The handle by which a connection that a worker has is ended.
+/// Handle for closing a connection that a worker handles.
 struct Shaking {
     stream: TcpStream,
     deadline: Instant,
@@ -101,7 +103,7 @@ impl Shaking {
     }
 }
 
-/// A connection that has not said its first words.
+/// A connection whose opening is incomplete.
 struct Silent {
     stream: TcpStream,
     from: SocketAddr,
@@ -116,10 +118,10 @@ impl fmt::Debug for Gate {
 }
 
 impl Gate {
-    /// Starts to accept.
+    /// Starts accepting connections.
     ///
     /// # Errors
-    /// If the system gives no thread or socket.
+    /// If the system cannot create a thread or a socket.
     pub fn start(config: GateConfig, prove: Prove) -> io::Result<Gate> {
         let (wake, woken) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
@@ -155,12 +157,12 @@ impl Gate {
         Ok(())
     }
 
-    /// Why the last connection was refused.
+    /// Reason for the last refusal.
     pub fn last_refusal(&self) -> Option<String> {
         self.shared.lock().refusals.last_reason().map(str::to_owned)
     }
 
-    /// How many connections were refused.
+    /// Number of refused connections.
     pub fn num_refused(&self) -> u64 {
         self.shared.lock().refusals.num_refused()
     }
@@ -171,7 +173,7 @@ impl Drop for Gate {
         {
             let mut state = self.shared.lock();
             state.is_over = true;
-            // Those who wait for their words are woken; the workers are not waited for.
+            // Wakes workers that are blocked in a read; they are not joined.
             state.shaking.iter().for_each(|(_, shaking)| shaking.end());
             self.shared.has_work.notify_all();
         }
@@ -184,7 +186,7 @@ impl Drop for Gate {
 
 fn prepare(listener: &TcpListener) -> io::Result<()> {
     listener.set_nonblocking(true)?;
-    // A longer queue than the library's, which a burst of strangers fills in no time.
+    // A longer queue than the standard library's, which a burst of connections would fill.
     rustix::net::listen(listener, BACKLOG)?;
     Ok(())
 }
@@ -195,7 +197,7 @@ impl Shared {
     }
 
     fn wake(&self) {
-        // A full pipe wakes as well.
+        // A full pipe wakes the thread too.
         let _ = (&self.wake).write(&[0]);
     }
 
@@ -206,7 +208,7 @@ impl Shared {
         }
     }
 
-    /// Gives a connection to a worker.
+    /// Passes a connection to a worker.
     fn hand_on(self: &Arc<Shared>, silent: Silent) {
         let Silent { stream, from, opening, .. } = silent;
         let handle = stream.set_nonblocking(false).and_then(|()| stream.try_clone());
@@ -221,21 +223,21 @@ impl Shared {
         evicted.iter().for_each(Shaking::end);
         state.queue.push_back((id, caller));
         self.has_work.notify_one();
-        // Whoever was evicted still has its worker for a moment, hence twice as many.
+        // An evicted connection still occupies its worker for a moment, hence twice the limit.
         if state.queue.len() <= state.num_idle || 2 * SHAKING.total <= state.num_workers {
             return;
         }
         state.num_workers += 1;
         drop(state);
         let shared = Arc::clone(self);
-        // Not joined: it ends by its deadlines, and holds nothing that outlives the gate.
+        // Not joined: the deadlines end it, and it holds nothing that outlives the gate.
         let work = move || shared.work();
         if thread::Builder::new().name("handshake".to_owned()).spawn(work).is_err() {
             self.lock().num_workers -= 1;
         }
     }
 
-    /// Proves callers until there are none for a while.
+    /// Authenticates callers until none arrive for a while.
     fn work(&self) {
         let mut state = self.lock();
         while !state.is_over {
@@ -277,7 +279,7 @@ fn reason(err: &FrameError) -> String {
     }
 }
 
-/// The thread that accepts, with those who have said nothing yet.
+/// State of the accepting thread: the listeners and the connections whose opening is incomplete.
 struct Porch {
     shared: Arc<Shared>,
     woken: UnixStream,
@@ -299,7 +301,7 @@ impl Porch {
         }
     }
 
-    /// False when the gate is closed.
+    /// Takes in changes made by other threads. Returns false when the gate is closed.
     fn take_news(&mut self) -> bool {
         while (&self.woken).read(&mut [0; 64]).is_ok_and(|num_read| 0 < num_read) {}
         let mut state = self.shared.lock();
@@ -316,7 +318,7 @@ impl Porch {
                 match self.listeners[at].accept() {
                     Ok((stream, from)) => self.let_in(stream, from),
                     Err(err) if err.kind() == io::ErrorKind::WouldBlock => break,
-                    // It was gone before it was accepted.
+                    // The peer closed it before it was accepted.
                     Err(err) if err.kind() == io::ErrorKind::ConnectionAborted => {}
                     Err(_) => {
                         thread::sleep(ACCEPT_PAUSE);
@@ -327,7 +329,7 @@ impl Porch {
         }
     }
 
-    /// Ends handshakes at their deadline, whatever arrives meanwhile; returns what is to be logged.
+    /// Closes connections whose handshake has passed its deadline. Returns the refusals to log now.
     fn look_after(&self, now: Instant) -> Vec<Refusals> {
         let mut state = self.shared.lock();
         let late = state.shaking.iter().filter(|(_, shaking)| shaking.deadline <= now);
@@ -341,7 +343,7 @@ impl Porch {
         }
         let (deadline, opening) = (Instant::now() + SILENCE_MAX, Opening::default());
         let mut silent = Silent { stream, from, deadline, opening };
-        // Whoever spoke while it stood in the system's queue needs no place.
+        // If the opening arrived while the connection was in the listen queue, no slot is needed.
         match silent.opening.read(&silent.stream) {
             Ok(true) => return self.shared.hand_on(silent),
             Ok(false) => {}
@@ -352,7 +354,7 @@ impl Porch {
         }
     }
 
-    /// Reads what the silent ones say.
+    /// Reads from the connections whose opening is incomplete.
     fn hear_all(&mut self) {
         let now = Instant::now();
         let mut done = Vec::new();
@@ -373,7 +375,7 @@ impl Porch {
         }
     }
 
-    /// Until something can be done.
+    /// Blocks until there is something to do.
     fn sleep(&self) -> io::Result<()> {
         let now = Instant::now();
         let mut wake_at = now + POLL_MAX;
@@ -388,12 +390,13 @@ impl Porch {
         {
             let state = self.shared.lock();
             wake_at = state.refusals.deadline().map_or(wake_at, |due| wake_at.min(due));
-            // One that is late already has been ended; its worker is about to notice.
+            // A connection past its deadline has been closed already; its worker is about to
+            // notice.
             let deadlines = state.shaking.iter().map(|(_, shaking)| shaking.deadline);
             let next = deadlines.filter(|deadline| now < *deadline).min();
             wake_at = next.map_or(wake_at, |next| wake_at.min(next));
         }
-        // Rounded up, so that it is not woken a moment before each deadline again and again.
+        // Rounded up, so that the thread does not wake up repeatedly just before a deadline.
         let left = wake_at.saturating_duration_since(now) + Duration::from_millis(1);
         let timeout = left.try_into().map_err(io::Error::other)?;
         match poll(&mut fds, Some(&timeout)) {

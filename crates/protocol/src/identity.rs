@@ -1,8 +1,8 @@
-//! The keys by which machines know each other.
+//! The keys that identify machines.
 //!
-//! Every machine has one static X25519 key. Noise proves that its holder speaks ([`crate::secure`]);
-//! who may do what with that is decided elsewhere. Other keys are derived from it, so that a process
-//! started later computes the same ones and nothing has to be remembered.
+//! Every machine has one static X25519 key. The Noise handshake proves that a peer holds it
+//! ([`crate::secure`]); authorisation is decided elsewhere. Further keys are derived from it, so
+//! that a process started later computes the same ones and nothing has to be stored.
 
 use std::fmt::{self, Write};
 use std::io;
@@ -17,13 +17,13 @@ use snow::types::Dh;
 
 use crate::Secret;
 
-/// Longest name of a machine that is sent or taken.
+/// Maximum length of a machine name that is sent or accepted.
 pub const NAME_BYTES_MAX: usize = 63;
 
-/// Bytes of a fingerprint: 100 bits, so that nobody finds a second key for one.
+/// Characters of a fingerprint: 100 bits, so that finding a second key for one is infeasible.
 const FINGERPRINT_CHARS: usize = 20;
 const FINGERPRINT_GROUP: usize = 4;
-/// Crockford's base 32: no letter that looks like a digit.
+/// Crockford's base 32, which has no letters that resemble digits.
 const FINGERPRINT_ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 
 /// The public half of a machine's key. Displayed as its fingerprint.
@@ -42,7 +42,7 @@ impl PublicKey {
         Secret(self.0).to_hex()
     }
 
-    /// A short form for people: five groups of four characters.
+    /// A short form for display: five groups of four characters.
     pub fn fingerprint(&self) -> String {
         let hash = Sha256::new().chain_update(b"jackalope machine key\0").chain_update(self.0);
         let hash = hash.finalize();
@@ -86,7 +86,7 @@ impl TryFrom<String> for PublicKey {
     }
 }
 
-/// A machine's own key, with the name that it gives itself. Cheap to clone.
+/// A machine's own key and its name. Cheap to clone.
 #[derive(Clone)]
 pub struct Identity {
     private: Arc<Secret>,
@@ -95,7 +95,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Generates one with the system's source of randomness.
+    /// Generates a key from the system's source of randomness.
     ///
     /// # Errors
     /// If the system has none.
@@ -103,7 +103,8 @@ impl Identity {
         Ok(Identity::from_private(Secret::draw()?, name))
     }
 
-    /// The identity of this private key. Of the name only letters, digits, `-`, `.` and `_` are kept.
+    /// The identity of this private key. Characters of the name other than letters, digits, `-`,
+    /// `.` and `_` are removed.
     pub fn from_private(private: Secret, name: &str) -> Identity {
         let mut key = curve();
         key.set(&private.0);
@@ -113,28 +114,28 @@ impl Identity {
         Identity { private: Arc::new(private), public, name }
     }
 
-    /// The private key, to be written where only its machine's user reads it.
+    /// The private key, to be stored where only this machine's user can read it.
     pub fn private(&self) -> &Secret {
         &self.private
     }
 
-    /// What others know it by.
+    /// The public key.
     pub fn public(&self) -> PublicKey {
         self.public
     }
 
-    /// What the machine calls itself; proves nothing.
+    /// The name that the machine gives itself; not authenticated.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// A secret that only the holder of this identity can compute, for one purpose.
+    /// Derives a secret for one purpose that only the holder of this identity can compute.
     pub fn derive(&self, purpose: &str, parts: &[&[u8]]) -> Secret {
         self.private.derive(purpose, parts)
     }
 
-    /// A secret that only the holders of this identity and of `peer` can compute, for one purpose.
-    /// `None` if `peer` is no public key.
+    /// Derives a secret for one purpose that only the holders of this identity and of `peer` can
+    /// compute. `None` if `peer` is not a valid public key.
     pub fn derive_shared(
         &self,
         peer: &PublicKey,
@@ -145,7 +146,7 @@ impl Identity {
         key.set(&self.private.0);
         let mut shared = [0; 32];
         key.dh(&peer.0, &mut shared).ok()?;
-        // What a point of low order leads to, which everybody can compute.
+        // A point of low order yields zeros, which everyone can compute.
         (shared != [0; 32]).then(|| Secret(shared).derive(purpose, parts))
     }
 }
@@ -157,12 +158,12 @@ impl fmt::Debug for Identity {
 }
 
 impl Secret {
-    /// A secret for one purpose, from which this one cannot be computed.
+    /// Derives a secret for one purpose, from which this one cannot be computed.
     pub fn derive(&self, purpose: &str, parts: &[&[u8]]) -> Secret {
         let mut mac =
             Hmac::<Sha256>::new_from_slice(&self.0).expect("keys of any length are taken");
         for part in [purpose.as_bytes()].iter().chain(parts) {
-            // Lengths keep what is in one part out of the next.
+            // The lengths keep the boundaries between parts unambiguous.
             mac.update(&(part.len() as u64).to_le_bytes());
             mac.update(part);
         }
@@ -174,7 +175,7 @@ fn curve() -> Box<dyn Dh> {
     DefaultResolver.resolve_dh(&DHChoice::Curve25519).expect("the library was built with it")
 }
 
-/// A name that can be printed and typed, whoever sent it.
+/// Reduces a received name to characters that can be printed and typed.
 pub(crate) fn clean_name(name: &str) -> String {
     let is_plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
     let mut clean = String::new();

@@ -151,7 +151,7 @@ pub struct Setup {
     pub orphan_ms: u64,
     /// Whether steps report their kernels' times.
     pub profile: bool,
-    /// What the checkpoint has to hold; nothing is verified if absent.
+    /// Expected content of the checkpoint; nothing is verified if absent.
     pub content: Option<ExpectedContent>,
 }
 
@@ -162,7 +162,7 @@ pub struct ModelSource {
     pub host: String,
     /// Where it listens, the preferred address first.
     pub addrs: Vec<SocketAddr>,
-    /// What lets the rank read this one checkpoint there, for a while.
+    /// Temporary permission for the rank to read this one checkpoint there.
     pub grant: HintedKey,
 }
 
@@ -173,8 +173,8 @@ pub struct Join {
     pub epoch: u64,
     /// Where the receiver of this message reaches each rank's data plane, by rank.
     pub peers: Vec<SocketAddr>,
-    /// Fresh for each group: its ranks prove to each other that they know it, and derive from it
-    /// what they encrypt with.
+    /// Generated for each group. Its ranks prove to each other that they know it, and derive their
+    /// encryption keys from it.
     pub key: Secret,
     /// Whether the connection between the receiver and each rank is encrypted, by rank.
     pub encrypt: Vec<bool>,
@@ -313,8 +313,8 @@ pub struct RankFailure {
     pub kind: FailureKind,
     /// For people: what happened, what was found, possibly a `hint:` line.
     pub message: String,
-    /// For [`FailureKind::Group`]: the ranks that were not heard, by rank. Whether they or the way to
-    /// them is at fault, the reporting rank cannot know.
+    /// For [`FailureKind::Group`]: the ranks that did not respond. The reporting rank cannot know
+    /// whether these ranks or the links to them are at fault.
     pub peers: Vec<u32>,
 }
 
@@ -375,7 +375,7 @@ pub struct RankFacts {
     pub free_bytes: u64,
     /// Width of the hidden states, and length of an embedding.
     pub hidden_size: u32,
-    /// The checkpoint's identity, if the shard was verified to be of it.
+    /// The checkpoint's identity, if the shard was verified against it.
     pub content: Option<CheckpointId>,
 }
 

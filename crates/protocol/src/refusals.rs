@@ -1,5 +1,5 @@
-//! Bounds what is logged about connections that are refused: a line for the first of a source, then one
-//! line for all that followed within an interval. Pure: the caller has the clock and the log.
+//! Bounds the logging of refused connections: one line for the first refusal of a source, then one
+//! line per interval for all further ones. Pure: the caller provides the clock and the log.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,21 +8,21 @@ use std::time::{Duration, Instant};
 
 use crate::admission::source_of;
 
-/// Between two lines about one source.
+/// Time between two lines about one source.
 pub const REFUSALS_INTERVAL: Duration = Duration::from_secs(10);
-/// Sources that are told apart; further ones share one line.
+/// Maximum number of sources counted separately; further ones share one line.
 const SOURCES_MAX: usize = 32;
 
 /// One line of the log.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Refusals {
-    /// Where they came from; several further addresses if absent.
+    /// Source of the connections; if absent, several further addresses.
     pub source: Option<IpAddr>,
-    /// How many since the line before.
+    /// Number since the previous line.
     pub count: u64,
-    /// Within which time; the first of its source if absent.
+    /// Time since the previous line; absent for the first refusal of a source.
     pub within: Option<Duration>,
-    /// Why the last one was refused.
+    /// Reason for the last refusal.
     pub reason: String,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Refusals {
     }
 }
 
-/// What was refused and not logged yet.
+/// Refusals that have not been logged yet.
 #[derive(Debug, Default)]
 pub struct RefusalLog {
     sources: BTreeMap<IpAddr, Source>,
@@ -61,7 +61,7 @@ struct Source {
 }
 
 impl RefusalLog {
-    /// Counts a refusal; what is returned is to be logged now.
+    /// Counts a refusal. If a line is returned, the caller logs it now.
     pub fn refused(&mut self, ip: IpAddr, reason: &str, now: Instant) -> Option<Refusals> {
         self.num_refused += 1;
         self.last_reason = Some(reason.to_owned());
@@ -82,7 +82,7 @@ impl RefusalLog {
         None
     }
 
-    /// Returns the lines whose interval is over.
+    /// Returns the lines whose interval has passed.
     pub fn due(&mut self, now: Instant) -> Vec<Refusals> {
         let mut lines = Vec::new();
         self.sources.retain(|ip, source| source.take_due(Some(*ip), now, &mut lines));
@@ -92,25 +92,26 @@ impl RefusalLog {
         lines
     }
 
-    /// When [`RefusalLog::due`] has something to do next.
+    /// Time at which [`RefusalLog::due`] has to be called next.
     pub fn deadline(&self) -> Option<Instant> {
         let sources = self.sources.values().chain(&self.others);
         sources.map(|source| source.logged_at + REFUSALS_INTERVAL).min()
     }
 
-    /// Refusals so far.
+    /// Number of refusals so far.
     pub fn num_refused(&self) -> u64 {
         self.num_refused
     }
 
-    /// Why the last connection was refused.
+    /// Reason for the last refusal.
     pub fn last_reason(&self) -> Option<&str> {
         self.last_reason.as_deref()
     }
 }
 
 impl Source {
-    /// False if nothing came within its interval: it is forgotten.
+    /// Appends the due line, if any. Returns false if the source can be forgotten because nothing
+    /// was refused within its interval.
     fn take_due(
         &mut self,
         source: Option<IpAddr>,
@@ -159,8 +160,8 @@ mod tests {
     }
 
     proptest! {
-        /// However many sources refuse however often: lines and memory are bounded, every refusal is
-        /// counted in exactly one line.
+        /// For any number of sources and refusals: the number of lines and the memory are bounded,
+        /// and every refusal is counted in exactly one line.
         #[test]
         fn lines_are_bounded_and_counts_are_whole(
             refusals in prop::collection::vec((0_u16..200, 0_u64..50), 1..600),

@@ -9,18 +9,18 @@
 //!   chunks                   ──▶      ◀── chunks                       encrypted, numbered
 //! ```
 //!
-//! With a hint, the two sides prove one pre-shared key that admits to one thing only: Noise `NNpsk0`
-//! (Noise Protocol Framework, revision 34, section 9). Ranks come so, each with the ticket of its
-//! place, and readers of a library with the grant for one model.
+//! With a hint, both sides prove knowledge of one pre-shared key that grants access to a single
+//! thing: Noise `NNpsk0` (Noise Protocol Framework, revision 34, section 9). Ranks use it with
+//! their ticket, and readers of a checkpoint library with the grant for one model.
 //!
-//! Without one, machines meet: Noise `XXpsk0` with the cluster's secret as the pre-shared key, which
-//! keeps strangers out, and both machines' static keys, which say who they are. The dialling side
-//! looks at the other's key before it sends its own, and the accepting side ends the handshake with
-//! one byte: whether it takes orders from that key.
+//! Without a hint, machines authenticate each other: Noise `XXpsk0` with the cluster's secret as
+//! the pre-shared key, which rejects outsiders, and both machines' static keys, which identify
+//! them. The dialling side checks the other's key before it sends its own. The accepting side ends
+//! the handshake with one byte that says whether it trusts the dialling machine's key.
 //!
-//! Both preambles and the hint are the prologue, so that nobody can change them on the way. A
-//! chunk is a big-endian `u16` length and that many bytes of ciphertext; its number is the nonce, so
-//! that a chunk that is changed, repeated or left out ends the connection.
+//! Both preambles and the hint are the prologue, so they cannot be modified in transit. A chunk is
+//! a big-endian `u16` length and that many bytes of ciphertext; its number is the nonce, so that a
+//! chunk that is changed, repeated or left out ends the connection.
 
 use std::fmt;
 use std::io::{self, BufReader, Read, Write};
@@ -44,16 +44,16 @@ pub(crate) const MAGIC: [u8; 4] = *b"JKLP";
 
 const NOISE_OF_KEY: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 const NOISE_OF_MACHINES: &str = "Noise_XXpsk0_25519_ChaChaPoly_BLAKE2s";
-/// Longest hint of a pre-shared key.
+/// Maximum length of the hint for a pre-shared key.
 pub const HINT_BYTES_MAX: usize = 128;
-/// The byte with which the accepting side ends a handshake of machines.
+/// Last byte that the accepting side sends in a handshake between machines.
 const TRUSTED: u8 = 1;
 const UNTRUSTED: u8 = 0;
 const TAG_BYTES: usize = 16;
 /// Longest ciphertext of a chunk: a Noise message.
 const CHUNK_BYTES_MAX: usize = 65535;
 const VERSION_BYTES_MAX: usize = 64;
-/// Longest message of the handshake.
+/// Maximum length of a handshake message.
 const HANDSHAKE_BYTES_MAX: usize = 256;
 
 /// Which program speaks.
@@ -88,44 +88,45 @@ impl fmt::Display for Build {
     }
 }
 
-/// A pre-shared key that admits to one thing, and the hint by which the accepting side finds it.
+/// A pre-shared key that grants access to one thing, and the hint with which the accepting side
+/// finds it.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct HintedKey {
     /// Sent in clear: 1 to [`HINT_BYTES_MAX`] bytes.
     pub hint: Vec<u8>,
-    /// What is proved.
+    /// The key.
     pub secret: Secret,
 }
 
 impl HintedKey {
-    /// What a rank proves: the ticket of its place.
+    /// The key of a rank: its ticket, with the rank as the hint.
     pub fn of_rank(rank: u32, ticket: Secret) -> HintedKey {
         HintedKey { hint: rank.to_le_bytes().to_vec(), secret: ticket }
     }
 }
 
-/// The rank that a hint names, if it is a rank's.
+/// The rank that a hint names; `None` if it is not the hint of a rank.
 pub fn rank_of_hint(hint: &[u8]) -> Option<u32> {
     hint.try_into().ok().map(u32::from_le_bytes)
 }
 
-/// A machine on the other side of a connection.
+/// The machine on the other side of a connection.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Peer {
-    /// The key that it has proved.
+    /// The key that it has proved to hold.
     pub key: PublicKey,
-    /// What it calls itself, which proves nothing.
+    /// The name that it gives itself; not authenticated.
     pub name: String,
 }
 
-/// How a machine introduces itself to another, and what it expects of that one.
+/// How a machine authenticates to another one, and how it checks that machine.
 #[derive(Clone, Copy)]
 pub struct Introduction<'a> {
     /// The cluster's secret.
     pub secret: &'a Secret,
     /// Our key.
     pub identity: &'a Identity,
-    /// Looks at the other side's key before ours is shown.
+    /// Checks the other side's key before ours is sent.
     pub check: &'a dyn Fn(&PublicKey) -> Result<(), FrameError>,
 }
 
@@ -135,35 +136,35 @@ impl fmt::Debug for Introduction<'_> {
     }
 }
 
-/// Whom the accepting side lets in.
+/// Decides which peers the accepting side accepts.
 pub trait Admission {
-    /// The pre-shared key that a hint means, if there is one.
+    /// The pre-shared key for a hint, if there is one.
     fn key_of(&self, hint: &[u8]) -> Option<Secret>;
 
-    /// Our key and the cluster's secret, where machines are let in.
+    /// Our key and the cluster's secret, if machines are accepted.
     fn own(&self) -> Option<(&Identity, &Secret)> {
         None
     }
 
-    /// Whether a machine that has proved its key and the cluster's secret is let in.
+    /// Whether to accept a machine that has proved its key and the cluster's secret.
     fn trusts(&self, _peer: &Peer) -> bool {
         false
     }
 }
 
-/// What the dialling side has proved.
+/// The identity that the dialling side has proved.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Proof {
-    /// The key that this hint means.
+    /// It knows the pre-shared key for this hint.
     Key(Vec<u8>),
-    /// A machine's key, beside the cluster's secret.
+    /// It holds a machine's key and knows the cluster's secret.
     Machine(Peer),
 }
 
-/// A connection that was let in.
+/// An authenticated connection.
 #[derive(Debug)]
 pub struct Accepted {
-    /// What it has proved.
+    /// What the dialling side has proved.
     pub proof: Proof,
     /// Sends to it.
     pub sender: Sender,
@@ -171,11 +172,11 @@ pub struct Accepted {
     pub receiver: Receiver,
 }
 
-/// Connects to `addr` with a key that admits to one thing; connecting and the handshake together take
-/// at most `timeout`.
+/// Connects to `addr` with a key that grants access to one thing. Connecting and the handshake
+/// together take at most `timeout`.
 ///
 /// # Errors
-/// [`FrameError`] if nobody answers there, or somebody who does not hold the key.
+/// [`FrameError`] if the peer cannot be reached or does not hold the key.
 pub fn dial(
     addr: SocketAddr,
     key: &HintedKey,
@@ -188,12 +189,12 @@ pub fn dial(
     Ok((met.sender, met.receiver))
 }
 
-/// Connects to a machine at `addr` and says which machine that is; connecting and the handshake
-/// together take at most `timeout`.
+/// Connects to a machine at `addr` and returns its key. Connecting and the handshake together take
+/// at most `timeout`.
 ///
 /// # Errors
-/// [`FrameError`] if nobody answers there, or a machine of another cluster, one whose key `check`
-/// refuses, or one that does not trust us.
+/// [`FrameError`] if the peer cannot be reached, is a machine of another cluster, has a key that
+/// `check` refuses, or does not trust us.
 pub fn dial_machine(
     addr: SocketAddr,
     introduction: Introduction<'_>,
@@ -210,10 +211,10 @@ pub fn dial_machine(
     }
 }
 
-/// Shakes hands with whoever has connected, within `timeout`.
+/// Performs the accepting side of the handshake, within `timeout`.
 ///
 /// # Errors
-/// [`FrameError`] if they are not let in.
+/// [`FrameError`] if the peer is not accepted.
 pub fn accept(
     stream: TcpStream,
     admission: &dyn Admission,
@@ -223,28 +224,29 @@ pub fn accept(
     greet(call, &Side::Accepting(admission), &Build::ours())
 }
 
-/// Shakes hands with a caller whose first words have arrived, until its deadline.
+/// Performs the accepting side of the handshake with a caller whose opening has arrived, until its
+/// deadline.
 ///
 /// # Errors
-/// [`FrameError`] if they are not let in.
+/// [`FrameError`] if the peer is not accepted.
 pub fn accept_caller(caller: Caller, admission: &dyn Admission) -> Result<Accepted, FrameError> {
     let Caller { stream, deadline, opening, .. } = caller;
     let call = Call { opening, is_greeted: true, ..Call::new(stream, deadline) };
     greet(call, &Side::Accepting(admission), &Build::ours())
 }
 
-/// A connection that is about to begin.
+/// A connection before its handshake.
 struct Call {
     stream: TcpStream,
     deadline: Instant,
-    /// What has been read of it.
+    /// Bytes that have been read from it.
     opening: Opening,
     /// Whether our preamble has been sent.
     is_greeted: bool,
 }
 
 impl Call {
-    /// One of which nothing has been read.
+    /// A connection from which nothing has been read.
     fn new(stream: TcpStream, deadline: Instant) -> Call {
         Call { stream, deadline, opening: Opening::default(), is_greeted: false }
     }
@@ -342,12 +344,12 @@ fn read_preamble(stream: &mut impl Read) -> Result<(Build, Vec<u8>), FrameError>
     let mut version = vec![0; usize::from(length)];
     stream.read_exact(&mut version)?;
     let bytes = [&found[..], &head, &version].concat();
-    // It is shown to people before anybody has proved anything.
+    // The version is displayed before the peer has authenticated.
     let version = String::from_utf8_lossy(&version).replace(char::is_control, "?");
     Ok((Build { protocol: u16::from_le_bytes([v0, v1]), version }, bytes))
 }
 
-/// With its length before it; empty where a machine introduces itself.
+/// Reads a hint with its length prefix; empty if the peer is a machine.
 fn read_hint(stream: &mut impl Read) -> Result<Vec<u8>, FrameError> {
     let mut length = [0];
     stream.read_exact(&mut length)?;
@@ -399,7 +401,8 @@ impl Approach<'_> {
         Ok((transport(noise)?, Proof::Machine(Peer { key, name: String::new() })))
     }
 
-    /// An end in place of the answer means that the other side could not read our key.
+    /// Reads whether the accepting side trusts our key. If the connection closes instead, it could
+    /// not decrypt our key.
     fn read_verdict(&self, receiver: &mut Receiver) -> Result<(), FrameError> {
         let Approach::Machine(ours) = self else { return Ok(()) };
         let mut verdict = [0];
@@ -458,7 +461,7 @@ fn transport(noise: HandshakeState) -> Result<StatelessTransportState, FrameErro
     noise.into_stateless_transport_mode().map_err(|_| FrameError::Secret)
 }
 
-/// Both directions of a connection whose handshake is under way.
+/// Both directions of a connection during its handshake.
 struct Wire<'a> {
     stream: &'a TcpStream,
     reader: &'a mut dyn Read,
@@ -475,8 +478,8 @@ impl Wire<'_> {
         Ok(stream.write_all(&bytes[..2 + length])?)
     }
 
-    /// The message's payload. An end in place of it means that the other side could not read our
-    /// words.
+    /// Reads a handshake message and returns its payload. If the connection closes instead, the
+    /// other side could not decrypt our message.
     fn hear(&mut self, noise: &mut HandshakeState) -> Result<Vec<u8>, FrameError> {
         let mut length = [0; 2];
         self.reader.read_exact(&mut length).map_err(|err| match err.kind() {

@@ -14,18 +14,19 @@ use serde::{Deserialize, Serialize};
 /// Vocabulary rows that are not divided.
 pub const VOCAB_UNIT: usize = 32;
 
-/// Inner elements of a small MLP that are not divided when nothing is quantised: whole vector registers.
+/// Indivisible inner elements of a small MLP without quantisation: whole vector registers.
 const PLAIN_UNIT: usize = 32;
 
-/// Units of a larger MLP, at least: enough for shares of any kind.
+/// Minimum number of units of a larger MLP, enough for shares of any kind.
 const INNER_UNITS_MIN: usize = 12;
 
-/// Inner elements of a unit of an MLP, at most.
+/// Maximum number of inner elements of a unit.
 const INNER_UNIT_MAX: usize = 512;
 
-/// Inner elements of an MLP of `full` that are not divided, where `group_size` of them are quantised together. The unit is
-/// also how many products are added up before their sum is rounded (see `divisible` in the kernels): as many as a fine
-/// division allows, for fewer roundings take less time.
+/// Number of indivisible inner elements of an MLP with `full` inner elements, quantised in groups
+/// of `group_size`. A unit is also the number of products that are added before their sum is
+/// rounded (see `divisible` in the kernels). It is as large as a fine division allows, because
+/// fewer roundings take less time.
 pub fn inner_unit(full: usize, group_size: Option<usize>) -> usize {
     let mut unit = group_size.unwrap_or(PLAIN_UNIT);
     while unit * 2 <= INNER_UNIT_MAX && INNER_UNITS_MIN * unit * 2 <= full {

@@ -1,4 +1,5 @@
-//! Verifies a checkpoint as it is read: a rank holds the bytes of the model that is served, or nothing.
+//! Verifies a checkpoint while it is read: a rank either holds the bytes of the served model, or
+//! fails to load.
 //!
 //! ```text
 //!                               in a state of known content          in any other state
@@ -9,9 +10,9 @@
 //!   after loading               the file is in the same state        -
 //! ```
 //!
-//! So bytes of a known state cost two calls of `stat` for each file and a sample, which finds disks
-//! that fail, and bytes of an unknown one are hashed without exception: of a tensor cut by columns all of
-//! it, wherever this rank's part lies.
+//! Reading files in a known state thus costs two `stat` calls per file and a sample of hashes,
+//! which detects failing disks. Everything read from a file in an unknown state is hashed; if a
+//! tensor is cut by columns, the whole tensor is, wherever this rank's part lies.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -23,32 +24,32 @@ use jackalope_cluster::models::content::{self, Layout};
 use jackalope_models::checkpoint::{Files, OtherContent, Pieces};
 use jackalope_protocol::{CheckpointId, ExpectedContent, FileState, FileTree};
 
-/// Threads that hash: memory bounds it before more help.
+/// Maximum number of hashing threads; beyond this, memory bandwidth is the limit.
 const THREADS_MAX: usize = 8;
 
-/// Fewer blocks are not worth a thread.
+/// Minimum number of blocks per thread.
 const BLOCKS_PER_THREAD: usize = 4;
 
-/// Of the blocks of a known state, one in so many is hashed; other ones in another process.
+/// One in this many blocks of a file in a known state is hashed; the process id selects which ones.
 const SAMPLE: usize = 32;
 
-/// A longer header, or `config.json`, is refused where it is parsed.
+/// Longer headers, and longer `config.json` files, are rejected where they are parsed.
 const HEAD_BYTES_MAX: u64 = 128 << 20;
 
 const HINT: &str = "hint: if the model was changed on purpose, restart the server; if not, \
     `jackalope models check MODEL --hosts …` finds which machine is wrong, and `jackalope models sync \
     MODEL --hosts …` copies the model anew";
 
-/// Files of a checkpoint that hold what they should.
+/// Files of a checkpoint whose content is verified.
 #[derive(Debug)]
 pub(crate) struct VerifiedFiles {
     inner: Arc<dyn Files>,
     id: Option<CheckpointId>,
     files: HashMap<String, VerifiedFile>,
-    /// The states that were found of files whose content is known by them.
+    /// The states of the files whose content is known.
     known: Vec<FileState>,
     num_threads: usize,
-    /// Whether each read costs a way through the network.
+    /// Whether each read goes over the network.
     is_remote: bool,
 }
 
@@ -57,23 +58,23 @@ struct VerifiedFile {
     head: Vec<u8>,
     layout: Layout,
     tree: FileTree,
-    /// True if its state says what it holds.
+    /// True if the state of the file guarantees its content.
     is_known: bool,
 }
 
-/// A block, and the part of the target that its bytes go to.
+/// A block to verify, and the part of the target that its bytes are copied to.
 struct Job<'a> {
     block: usize,
-    /// Where that part begins among all bytes that were asked for.
+    /// Offset of that part among all requested bytes.
     at: u64,
     target: &'a mut [u8],
 }
 
 impl VerifiedFiles {
-    /// `inner`, which has to hold what is expected.
+    /// Wraps `inner`, whose files must have the expected content.
     ///
     /// # Errors
-    /// [`OtherContent`] if it is seen at once that it does not; else what the files say.
+    /// [`OtherContent`] if they obviously do not; otherwise, errors of reading the files.
     pub(crate) fn open(
         inner: Arc<dyn Files>,
         expected: ExpectedContent,
@@ -154,10 +155,10 @@ impl VerifiedFiles {
         Ok(())
     }
 
-    /// What was verified, once everything has been read.
+    /// Returns the identity that was verified, once everything has been read.
     ///
     /// # Errors
-    /// If a file whose content was known by its state has changed meanwhile. Loading again verifies it.
+    /// If a file in a known state has changed meanwhile. Loading again verifies it block by block.
     pub(crate) fn finish(&self) -> io::Result<Option<CheckpointId>> {
         let names: Vec<String> = self.known.iter().map(|state| state.name.clone()).collect();
         let found = self.inner.states(&names)?;
@@ -199,7 +200,7 @@ impl VerifiedFiles {
         })
     }
 
-    /// Reads one block, or what is wanted of it, and hashes it.
+    /// Reads one block, hashes it, and copies the requested part of it.
     fn read_block(
         &self,
         file: &VerifiedFile,
@@ -231,7 +232,8 @@ impl VerifiedFiles {
         Ok(())
     }
 
-    /// Hashes whole blocks of a run that was read: all that came through the network, else a sample.
+    /// Hashes whole blocks of a run after it was read: all of them if they came over the network,
+    /// otherwise a sample.
     fn check_run(&self, file: &VerifiedFile, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let first = std::process::id() as usize;
         let is_checked = |block: &usize| self.is_remote || (first + block).is_multiple_of(SAMPLE);
@@ -263,7 +265,7 @@ impl Files for VerifiedFiles {
     fn read(&self, name: &str, pieces: Pieces, target: &mut [u8]) -> io::Result<()> {
         let Some(file) = self.files.get(name) else {
             return match self.id {
-                // Known by its state alone.
+                // Known by its state only.
                 None => self.inner.read(name, pieces, target),
                 Some(_) => Err(other(&format!("{name} is not part of the model that is served"))),
             };
@@ -300,7 +302,7 @@ fn other(reason: &str) -> io::Error {
     OtherContent { reason: format!("{reason}\n{HINT}") }.into()
 }
 
-/// From the first byte of all pieces to the last, for a target of this length.
+/// The range from the first byte of all pieces to the last, for a target of this length.
 fn extent(pieces: Pieces, num_bytes: usize) -> std::ops::Range<u64> {
     match (num_bytes as u64).checked_sub(1) {
         None => pieces.offset..pieces.offset,
@@ -308,13 +310,13 @@ fn extent(pieces: Pieces, num_bytes: usize) -> std::ops::Range<u64> {
     }
 }
 
-/// Where the byte `at` of all that are asked for lies in the file.
+/// Position in the file of byte `at` of the requested bytes.
 fn place(pieces: Pieces, at: u64) -> u64 {
     let piece_bytes = pieces.piece_bytes as u64;
     pieces.offset + at / piece_bytes * pieces.stride_bytes + at % piece_bytes
 }
 
-/// How many bytes of the pieces lie before a place in the file.
+/// Number of bytes of the pieces before a position in the file.
 fn bytes_before(pieces: Pieces, place: u64) -> u64 {
     let piece_bytes = pieces.piece_bytes as u64;
     let from_first = place.saturating_sub(pieces.offset);
@@ -338,7 +340,7 @@ mod tests {
     const NUM_BYTES: usize = 700_000;
     const SMALL: usize = 100;
 
-    /// A checkpoint of two tensors; gone when dropped.
+    /// A checkpoint of two tensors; deleted when dropped.
     struct Sample(PathBuf);
 
     impl Sample {
@@ -366,7 +368,7 @@ mod tests {
             fs::metadata(self.path()).unwrap().len() - (NUM_BYTES + SMALL) as u64
         }
 
-        /// What it holds, with the states of its files if they are to be believed.
+        /// Its content, with the states of its files if `is_known`.
         fn expected(&self, is_known: bool) -> ExpectedContent {
             let content = Hasher::new(None, &|_| ()).hash_dir(&self.0).unwrap();
             let states = if is_known { content::states(&self.0).unwrap() } else { Vec::new() };
@@ -390,7 +392,8 @@ mod tests {
         }
     }
 
-    /// Runs and columns of the large tensor: offset in it, bytes of a piece, stride, number.
+    /// Runs and columns of the large tensor: offset in the tensor, bytes per piece, stride, number
+    /// of pieces.
     const PIECES: [(u64, usize, u64, usize); 8] = [
         (0, NUM_BYTES, NUM_BYTES as u64, 1),
         (0, 5, 5, 1),
@@ -427,7 +430,7 @@ mod tests {
         }
     }
 
-    /// One flipped byte: whoever reads its block and does not know the file by its state finds it.
+    /// A flipped byte is found by every read of its block, unless the file is known by its state.
     #[test]
     fn a_flipped_byte_is_found_by_everyone_who_reads_its_block() {
         let sample = Sample::new("flipped");
@@ -445,7 +448,7 @@ mod tests {
                 };
                 let touched = layout.blocks_in(&extent(all, pieces.1 * pieces.3));
                 let read = read(&files, begin, pieces);
-                // Between far columns there may be blocks of which nothing is wanted.
+                // Some blocks between distant columns contain no requested bytes.
                 let (before, after) =
                     (layout.block(block.start).range.start, layout.block(block.start).range.end);
                 let is_wanted = touched.contains(&block.start)
@@ -459,7 +462,7 @@ mod tests {
         }
     }
 
-    /// As on a disk that fails: whatever the state says.
+    /// Simulates a failing disk: the content differs although the state is known.
     #[test]
     fn of_known_files_from_another_machine_all_and_of_local_ones_some_blocks_are_hashed() {
         let sample = Sample::new("disk");
@@ -513,7 +516,7 @@ mod tests {
         refused("model.safetensors is missing");
     }
 
-    /// Before a model has been hashed, only the state of its files says what they hold.
+    /// Before a model has been hashed, only the states of its files identify their content.
     #[test]
     fn what_was_never_hashed_is_loaded_in_the_state_that_was_seen_and_in_no_other() {
         let sample = Sample::new("states");

@@ -27,17 +27,18 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// A brain that does not take our messages for this long is as good as gone.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One attempt to reach a coordinator: it gives a handshake no longer.
+/// Maximum time for one attempt to reach the coordinator, which does not allow a handshake more.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// How long a coordinator that refuses is dialled at least: under a flood it may close any connection.
+/// Minimum time for which a refusing coordinator is dialled again: during a flood it may close any
+/// connection.
 const DIAL_PATIENCE_MIN: Duration = Duration::from_secs(10);
 
-/// Pause after the first failed attempt; twice as long after each further one, up to the second.
+/// Pause after the first failed attempt; doubles after each further one, up to `DIAL_PAUSE_MAX`.
 const DIAL_PAUSE_MIN: Duration = Duration::from_millis(10);
 const DIAL_PAUSE_MAX: Duration = Duration::from_millis(250);
 
-/// How long a rank without an agent outlives its connection to the coordinator at most.
+/// Maximum time for which a rank without an agent outlives its connection to the coordinator.
 const UNTETHERED_MAX: Duration = Duration::from_secs(10);
 
 /// Messages waiting for the worker; the brain is two plans ahead at most, or one for each stage.
@@ -221,8 +222,9 @@ pub(crate) fn connect(
     Ok((control, received))
 }
 
-/// Dials until the deadline, which may move meanwhile. A connection that is refused, reset or closed says nothing about the next
-/// one: the coordinator may be starting, or strangers may crowd its port. Only another version is final.
+/// Dials until the deadline, which may move meanwhile. After a connection is refused, reset or
+/// closed, the next attempt may still succeed: the coordinator may be starting, or its port may be
+/// flooded. Only a version mismatch is final.
 fn dial_until(
     brain: &Brain,
     deadline: impl Fn() -> Instant,
@@ -296,7 +298,8 @@ fn serve_brain(
     }
 }
 
-/// Dials until the deadline, which ends the process. The deadline moves when the agent is lost too.
+/// Dials until the deadline and then ends the process. The deadline becomes earlier if the agent is
+/// lost too.
 fn redial(brain: &Brain, deadline: impl Fn() -> Instant) -> (secure::Sender, secure::Receiver) {
     match dial_until(brain, deadline) {
         Ok(connection) => connection,
@@ -402,21 +405,21 @@ fn watch_standard_input(on_end: impl FnOnce(&str) + Send + 'static) {
         .expect("a thread can be started when the process has just begun");
 }
 
-/// The tie to whoever started this process: its standard input. A rank that the coordinator has told to
-/// outlive its connection outlives its agent as well, as long as the coordinator holds it: the agent that
-/// is started in the place of a hung one takes it over.
+/// Ties this process to its parent through standard input. If the coordinator's setup allows a rank
+/// to outlive its connection, the rank also outlives its agent while the coordinator is connected;
+/// an agent that replaces a hung one then takes it over.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tether(Arc<Mutex<TetherState>>);
 
 #[derive(Debug, Default)]
 struct TetherState {
-    /// Whether the coordinator has told this rank to outlive a lost connection.
+    /// Whether the setup allows this rank to outlive a lost connection.
     may_outlive: bool,
     is_cut: bool,
 }
 
 impl Tether {
-    /// Watches standard input.
+    /// Starts watching standard input.
     pub(crate) fn watch() -> Tether {
         let tether = Tether::default();
         let watched = tether.clone();
@@ -439,7 +442,8 @@ impl Tether {
         }
     }
 
-    /// How long a rank whose coordinator is lost waits for it: nobody else can end one without an agent.
+    /// Time for which a rank waits for a lost coordinator. It is limited if the agent is gone,
+    /// because no other process could end the rank.
     fn bound(&self, orphan: Duration) -> Duration {
         if lock(&self.0).is_cut { orphan.min(UNTETHERED_MAX) } else { orphan }
     }

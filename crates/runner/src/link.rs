@@ -26,7 +26,7 @@ use self::watchdog::Watchdog;
 /// How long the last rank lets the others wait when their idling is measured.
 const IDLE_TIME: Duration = Duration::from_secs(2);
 
-/// The epochs of the native groups: one is used directly, one inside evaluations, one to compare.
+/// The epochs of the native groups: for direct use, for use inside evaluations, and for comparison.
 const EPOCH_TRANSPORT: u64 = 1;
 const EPOCH_MLX: u64 = 2;
 const EPOCH_ENCRYPTED: u64 = 3;
@@ -39,7 +39,7 @@ pub(crate) struct LinkArgs {
     /// Addresses on which to accept the native group's connections, one port on all of them.
     #[arg(long, value_delimiter = ',', default_value = "127.0.0.1")]
     data: Vec<IpAddr>,
-    /// The port, or a range FIRST-LAST of which a free one is taken; 0 is any.
+    /// Port, or range FIRST-LAST from which a free port is selected. 0 selects any free port.
     #[arg(long, default_value = "0")]
     data_ports: crate::PortRange,
     /// Payload sizes in bytes.
@@ -54,10 +54,10 @@ pub(crate) struct LinkArgs {
     /// Check every payload of the native group.
     #[arg(long)]
     checksums: bool,
-    /// Encrypt what the ranks of the native group send each other.
+    /// Encrypt the connections of the native group.
     #[arg(long)]
     encrypt: bool,
-    /// Measure sums in a second, encrypted native group as well.
+    /// Also measure sums in a second, encrypted native group.
     #[arg(long, conflicts_with = "encrypt")]
     compare_encrypted: bool,
     /// Milliseconds to spend on each operation and size.

@@ -42,8 +42,8 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve a brain. The rank's ticket is read from standard input, which must stay open:
-    /// the process ends with it.
+    /// Serve a coordinator. The rank's ticket is read from standard input. When standard input
+    /// closes, the process exits unless its setup allows it to continue.
     Serve(ServeArgs),
     /// Measure a group without a model.
     Link(link::LinkArgs),
@@ -62,7 +62,7 @@ struct ServeArgs {
     /// Addresses on which to accept the native group's connections, one port on all of them.
     #[arg(long, value_delimiter = ',', default_value = "127.0.0.1")]
     data: Vec<IpAddr>,
-    /// The port, or a range FIRST-LAST of which a free one is taken; 0 is any.
+    /// Port, or range FIRST-LAST from which a free port is selected. 0 selects any free port.
     #[arg(long, default_value = "0")]
     data_ports: PortRange,
     /// Seconds to look for a brain that is not there yet.
@@ -76,8 +76,8 @@ fn main() -> ExitCode {
         .with_env_filter(EnvFilter::from_default_env())
         .with_writer(LogWriter::new)
         .with_ansi(false)
-        // The reader of this stream may be gone: a line that cannot be written is lost, and no reason to
-        // panic, which reporting the error to the same stream would be.
+        // If the reader of this stream is gone, lines are lost. Reporting that error to the same
+        // stream would panic.
         .log_internal_errors(false)
         .init();
     let result = match Args::parse().command {
@@ -108,7 +108,8 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     worker::run(&worker::Identity { rank: args.rank, listener }, &control, &commands)
 }
 
-/// Listens for peers. Addresses that this machine does not have are left out, never replaced by others.
+/// Listens for peers. Addresses that this machine does not have are skipped, never replaced by
+/// others.
 fn listen(ips: &[IpAddr], ports: PortRange) -> anyhow::Result<jackalope_transport::Listener> {
     let bound = jackalope_transport::Listener::bind_all(ips, ports.0..=ports.1);
     let listener = bound.context(
@@ -122,7 +123,7 @@ fn listen(ips: &[IpAddr], ports: PortRange) -> anyhow::Result<jackalope_transpor
     Ok(listener)
 }
 
-/// One port or several after each other.
+/// One port, or several consecutive ones.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct PortRange(u16, u16);
 

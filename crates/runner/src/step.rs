@@ -32,7 +32,7 @@ pub(crate) enum StepError {
     #[error("{message}")]
     Group {
         message: String,
-        /// The ranks that were not heard.
+        /// The ranks that did not respond.
         peers: Vec<u32>,
     },
     /// The device failed.

@@ -129,7 +129,8 @@ fn load<'a>(
     Ok(Worker { identity, control, setup, facts, parallel, model, active: None })
 }
 
-/// This rank's part of the model, and the identity of the checkpoint that it was verified to be of.
+/// Loads this rank's part of the model. Also returns the verified identity of the checkpoint, if
+/// known.
 fn load_model(
     setup: &Setup,
     parallel: &Parallel,
@@ -147,12 +148,13 @@ fn load_model(
 fn is_same(one: &Setup, other: &Setup) -> bool {
     let host = |setup: &Setup| setup.model_source.as_ref().map(|source| source.host.clone());
     let rest = |setup: &Setup| Setup { model_source: None, content: None, ..setup.clone() };
-    // Files may be in another state and hold the same.
+    // Files may be in another state with the same content.
     let content = |setup: &Setup| setup.content.as_ref().and_then(|it| it.id);
     host(one) == host(other) && content(one) == content(other) && rest(one) == rest(other)
 }
 
-/// The checkpoint, here or on the machine that has it, with the files that verify what is read.
+/// Opens the checkpoint, locally or on the machine that holds it, and the files that verify reads
+/// from it.
 fn open_checkpoint(setup: &Setup) -> Result<(Checkpoint, Option<Arc<VerifiedFiles>>), LoadError> {
     let dir: &Path = setup.model_dir.as_ref();
     let failed = |source| LoadError::read(dir, source);
@@ -173,7 +175,7 @@ fn open_checkpoint(setup: &Setup) -> Result<(Checkpoint, Option<Arc<VerifiedFile
     Ok((Checkpoint::read(&files)?, Some(verified)))
 }
 
-/// Threads of this rank.
+/// Number of threads of this rank.
 fn num_threads(setup: &Setup) -> usize {
     match setup.num_threads as usize {
         0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
@@ -254,8 +256,8 @@ fn wire() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The peers whose connection is missing, closed or silent. A peer that only waits for others, or that
-/// reported an error of its own, is not among them.
+/// Returns the peers whose connection is missing, closed or silent. Peers that only wait for
+/// others, or that reported an error of their own, are not included.
 pub(crate) fn unheard_peers(err: &TransportError) -> Vec<u32> {
     use AbsenceReason::{Closed, NeverConnected, NoConnection, Silent, Unreachable};
     let ranks: Vec<usize> = match err.first_cause() {

@@ -147,8 +147,8 @@ impl ApiKeys {
         self.with_fixed(keys, "admin", true)
     }
 
-    /// Accepts this key too, for everything that administrators may do, if keys are asked for at all: it
-    /// is for whoever operates the server on its machine.
+    /// Also accepts this key, with administrator rights, if any keys are required. It is for the
+    /// operator of the server, on the server's own machine.
     #[must_use]
     pub fn with_operator(self, key: &str) -> ApiKeys {
         if self.is_empty() { self } else { self.with_fixed([key], "operator", true) }

@@ -25,11 +25,11 @@ pub(crate) async fn read_json_body(
     read_bytes(request, limits).await
 }
 
-/// The whole body of a request to Ollama's API, whose documentation and clients send JSON without a
-/// content type, or with the one that curl sends by itself.
+/// Reads the body of a request to Ollama's API. Ollama's documentation and clients send JSON
+/// without a content type, or with curl's default one.
 ///
-/// Browsers add `Origin` or `Sec-Fetch-*` to what a page sends, and a request with either has to say
-/// that it carries JSON, as in [`read_json_body`]; so has one of another content type.
+/// Browsers add `Origin` or `Sec-Fetch-*` to requests of web pages. A request with such a header,
+/// or with any other content type, must declare JSON, as in [`read_json_body`].
 pub(crate) async fn read_unlabelled_json_body(
     request: Request<Body>,
     limits: &ServerLimits,
@@ -40,9 +40,9 @@ pub(crate) async fn read_unlabelled_json_body(
     read_bytes(request, limits).await
 }
 
-/// True for a request of a program, not a browser, that does not say what it carries.
+/// True for a request from a program, not a browser, that does not declare a content type.
 fn is_unlabelled(headers: &HeaderMap) -> bool {
-    /// What curl says of the body of `-d`.
+    /// The default content type of curl's `-d`.
     const CURL: &[u8] = b"application/x-www-form-urlencoded";
     let is_of_browser =
         |name: &HeaderName| *name == ORIGIN || name.as_str().starts_with("sec-fetch-");

@@ -1,13 +1,14 @@
-//! How many connections are open, and who has to make room.
+//! Bounds the number of open connections, and decides which ones to evict.
 //!
 //! ```text
 //!   accepted ─▶ waiting ──(a whole request has arrived)──▶ busy ──(its answer has ended)──▶ waiting
 //! ```
 //!
-//! A connection that waits has sent no whole request: it is idle, silent or slow. Those are bounded by the
-//! cluster's rule for connections that have proved nothing ([`Admission`]): a newcomer is let in, and the
-//! oldest of the address with most is closed. Busy ones are never closed; beyond their bound only
-//! requests about the server's health and those of administrators are answered.
+//! A waiting connection has not sent a complete request: it is idle, silent or slow. Waiting
+//! connections are bounded by the cluster's policy for unauthenticated connections ([`Admission`]):
+//! a new one is accepted, and the oldest one of the address with the most connections is closed.
+//! Busy connections are never closed; while their number is at its limit, only health requests and
+//! requests of administrators are served.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::pin::Pin;
@@ -28,16 +29,16 @@ use tracing::warn;
 
 use crate::tail::until_end;
 
-/// Of all places one address has at most this share, unless it is expected: this machine, and
-/// addresses whose key was right.
+/// Inverse of the maximum share of slots for one address. Expected addresses are exempt: this
+/// machine, and addresses that have sent a valid key.
 const SHARE_OF_ADDRESS: usize = 2;
-/// This share of the places is the expected addresses' alone.
+/// Inverse of the share of slots reserved for expected addresses.
 const SHARE_IN_RESERVE: usize = 8;
 
 /// The connections of a listener.
 #[derive(Debug)]
 pub(crate) struct Connections {
-    /// Of those that wait, and again of those that are busy.
+    /// Maximum number of waiting connections, and separately of requests being answered.
     limit: usize,
     table: Mutex<Table>,
 }
@@ -49,7 +50,7 @@ struct Table {
     refusals: RefusalLog,
 }
 
-/// One connection. Its last clone gives its place back.
+/// One connection. Dropping the last clone frees its slot.
 #[derive(Clone, Debug)]
 pub(crate) struct Connection(Arc<Inner>);
 
@@ -63,13 +64,14 @@ struct Inner {
 
 #[derive(Debug)]
 struct State {
-    /// Its place among those that wait.
+    /// Its slot among the waiting connections.
     place: Option<AdmissionId>,
-    /// Requests that arrived whole and whose answers have not ended; several with HTTP/2.
+    /// Number of complete requests whose responses have not ended; several are possible with
+    /// HTTP/2.
     num_open: usize,
 }
 
-/// Says that a request came while too many are being answered.
+/// Marks a request that arrived while too many others are being answered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TooBusy {
     pub(crate) limit: usize,
@@ -93,7 +95,7 @@ impl Connections {
         Arc::new(Connections { limit, table: Mutex::new(table) })
     }
 
-    /// Gives a new connection a place.
+    /// Registers a new connection.
     pub(crate) fn open(self: &Arc<Connections>, ip: IpAddr) -> Connection {
         let connection = Connection(Arc::new(Inner {
             connections: Arc::clone(self),
@@ -105,7 +107,7 @@ impl Connections {
         connection
     }
 
-    /// Counts a connection that was refused or closed, and logs that at a bounded rate.
+    /// Counts a connection that was refused or closed, and logs it at a bounded rate.
     pub(crate) fn refused(&self, ip: IpAddr, reason: &str) {
         let line = lock(&self.table).refusals.refused(ip, reason, Instant::now());
         if let Some(line) = line {
@@ -113,7 +115,7 @@ impl Connections {
         }
     }
 
-    /// Closes the oldest of those that wait, because the system has no files left.
+    /// Closes the oldest waiting connection, because the system has no file descriptors left.
     pub(crate) fn close_one(&self) {
         let table = lock(&self.table);
         if let Some((_, closed)) = table.waiting.iter().next() {
@@ -121,7 +123,7 @@ impl Connections {
         }
     }
 
-    /// Logs from time to time what was refused meanwhile. Never ends.
+    /// Periodically logs the refusals since the last log line. Never returns.
     pub(crate) async fn log_refusals(self: Arc<Connections>) {
         loop {
             tokio::time::sleep(REFUSALS_INTERVAL).await;
@@ -134,24 +136,25 @@ impl Connections {
 }
 
 impl Connection {
-    /// Completes when it has to make room for others.
+    /// Completes when the connection is evicted.
     pub(crate) async fn closed(&self) {
         self.0.closed.notified().await;
         let reason = "it was idle or slow while others wanted its place";
         self.0.connections.refused(self.0.ip, reason);
     }
 
-    /// Its other end.
+    /// The client's address.
     pub(crate) fn ip(&self) -> IpAddr {
         self.0.ip
     }
 
-    /// Its address has shown a right key: a flood of others does not displace it.
+    /// Records that this address has sent a valid key, so that its connections may use the reserved
+    /// slots.
     pub(crate) fn proved(&self) {
         lock(&self.0.connections.table).waiting.proved(self.0.ip);
     }
 
-    /// Takes a place among those that wait.
+    /// Moves the connection to the waiting ones.
     fn wait(&self, mut table: MutexGuard<'_, Table>) {
         let Inner { ip, closed, state, .. } = &*self.0;
         let Admitted { id, evicted } = table.waiting.admit(*ip, Arc::clone(closed));
@@ -162,7 +165,7 @@ impl Connection {
         }
     }
 
-    /// A whole request has arrived.
+    /// Records that a complete request has arrived.
     fn busy(&self) {
         let place = {
             let mut state = lock(&self.0.state);
@@ -176,7 +179,7 @@ impl Connection {
         }
     }
 
-    /// An answer has ended.
+    /// Records that a response has ended.
     fn done(&self) {
         let is_idle = {
             let mut state = lock(&self.0.state);
@@ -188,7 +191,8 @@ impl Connection {
         if !is_idle {
             return;
         }
-        // Of two that may be kept, the one that has not been answered yet is.
+        // If a slot is free, the connection is kept; otherwise it is closed, rather than one that
+        // has not been answered yet.
         if table.waiting.has_room(self.0.ip) {
             self.wait(table);
         } else {
@@ -206,7 +210,7 @@ impl Drop for Inner {
     }
 }
 
-/// A request from its head to the end of its answer.
+/// A request, from its head to the end of its response.
 struct InFlight {
     connection: Connection,
     is_whole: AtomicBool,
@@ -228,7 +232,7 @@ impl Drop for InFlight {
     }
 }
 
-/// Keeps account of each request of connections that came through [`Connections::open`].
+/// Accounts for each request on connections from [`Connections::open`].
 pub(crate) async fn account(mut request: Request, next: Next) -> Response {
     let Some(connection) = request.extensions().get::<Connection>().cloned() else {
         return next.run(request).await;
@@ -248,7 +252,7 @@ pub(crate) async fn account(mut request: Request, next: Next) -> Response {
     response.map(|body| until_end(body, in_flight))
 }
 
-/// The body of a request, which notices its own end.
+/// A request body that detects when it has arrived completely.
 struct Arriving {
     body: Body,
     in_flight: Arc<InFlight>,

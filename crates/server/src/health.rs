@@ -17,7 +17,7 @@ use crate::numbers::rounded;
 use crate::openapi::answers::{HealthAnswer, LiveAnswer, ReadyAnswer, VersionAnswer};
 use crate::origin::AllowedOrigins;
 
-/// An engine's thread that does not answer for so long hangs.
+/// Time after which an engine thread that does not answer counts as hung.
 const ENGINE_ANSWERS: Duration = Duration::from_secs(2);
 
 /// Says that the process answers.
@@ -67,7 +67,7 @@ pub(crate) async fn ready(State(state): State<ServerState>) -> (StatusCode, Json
     (code, Json(json!({"ready": is_ready, "status": name, "reason": reason})))
 }
 
-/// Why no step would be completed now, if so: the engine's thread hangs, or its ranks do.
+/// Why no step completes at present, if so: the engine's thread hangs, or a step is overdue.
 async fn stall_of(engine: &EngineHandle) -> Option<&'static str> {
     let responds = tokio::time::timeout(ENGINE_ANSWERS, engine.responds()).await;
     if responds != Ok(true) {

@@ -26,8 +26,8 @@ pub struct ServerLimits {
     pub default_max_tokens: Option<u32>,
     /// Silence on a stream after which a comment is sent, so that nothing in between gives up.
     pub keep_alive: Duration,
-    /// Open connections that have sent no whole request, of which the oldest make room for new ones; and
-    /// requests that are being answered at the same time.
+    /// Maximum number of open connections without a complete request, of which the oldest are
+    /// evicted for new ones; also the maximum number of requests answered at the same time.
     pub connections: usize,
     /// Generation requests that are open at once, streaming or not.
     pub open_streams: usize,

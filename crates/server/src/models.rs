@@ -289,15 +289,15 @@ impl Models {
         self.shared.loader.is_none()
     }
 
-    /// Whether a request may say how long a model stays: only where there are several, and the next
-    /// request would load it again.
+    /// Whether requests may set how long a model stays loaded: only if there are several models and
+    /// they are loaded on demand.
     pub(crate) fn may_expire(&self) -> bool {
         self.load_on_demand() && 1 < self.lock().iter().filter(|it| !it.is_gone).count()
     }
 
-    /// How long a model stays from now on without a request: for ever if `time` is absent, not at all
-    /// if it is zero. Pinned models stay, and so do all where requests may not decide it. False if
-    /// there is no such model.
+    /// Sets how long a model stays loaded without a request: forever if `time` is absent, not at
+    /// all if it is zero. Has no effect on pinned models, nor where requests may not set this.
+    /// Returns false if there is no such model.
     pub fn keep_alive(&self, name: &str, time: Option<Duration>) -> bool {
         let Some(idx) = self.find(Some(name)) else { return false };
         if !self.may_expire() {

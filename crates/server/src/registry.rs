@@ -122,8 +122,8 @@ impl Serving {
         self.engine().limits().ok_or_else(loading)
     }
 
-    /// Refuses a text that comes to more tokens than a prompt may have, however it is tokenised, without
-    /// doing that.
+    /// Rejects a text that has more tokens than a prompt may have under any tokenisation, without
+    /// tokenising it.
     pub(crate) fn check_length(&self, text: &str, param: &'static str) -> Result<(), ApiError> {
         let limits = self.engine_limits()?;
         let limit_tokens = limits.max_prompt_tokens.min(limits.context_tokens);

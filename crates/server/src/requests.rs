@@ -116,7 +116,7 @@ fn check(state: &ServerState, request: &Request<Body>) -> Result<Option<Arc<Hold
     if let (Some(_), Some(connection)) = (&holder, request.extensions().get::<Connection>()) {
         connection.proved();
     }
-    // Whoever looks after the server gets in, however many others are there.
+    // Health requests and administrators are served even if all other slots are taken.
     let is_in_reserve = path == "/metrics"
         || path == "/health"
         || path.starts_with("/health/")

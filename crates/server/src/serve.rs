@@ -1,8 +1,8 @@
-//! Sockets: accepting, deadlines on everything a client can drag out, and an orderly end.
+//! Sockets: accepting, deadlines for everything a client can delay, and an orderly shutdown.
 //!
 //! `axum::serve` sets no deadline on a connection, so a client that sends half a head, or stops
-//! reading, would hold it for ever. Here each of those is bounded, and so is their number
-//! (`connections.rs`).
+//! reading, would hold it forever. Here each of these has a deadline, and the number of connections
+//! is bounded (`connections.rs`).
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -39,7 +39,7 @@ use crate::tls::Tls;
 /// Pause after an accept that failed for lack of file descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Time for what is left of an answer on a connection that has to make room for others.
+/// Time for the rest of a response on a connection that is being evicted.
 const CLOSE_GRACE: Duration = Duration::from_millis(250);
 
 /// Calls that a connection may have open at once.
@@ -122,7 +122,7 @@ async fn accept_all(
     connections.shutdown().await;
 }
 
-/// The next connection.
+/// Accepts the next connection.
 async fn accept(listener: &TcpListener, open: &Connections) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
@@ -155,7 +155,7 @@ struct Client {
 }
 
 impl Client {
-    /// Until either side ends it, or it has to make room for others.
+    /// Serves the connection until either side closes it, or it is evicted.
     async fn run(self, ended: watch::Receiver<bool>) {
         let Client { socket, place, open, door } = self;
         let from = place.ip();
@@ -165,7 +165,7 @@ impl Client {
     }
 }
 
-/// Serves a connection. Says why, if it was none that could be served.
+/// Serves a connection. Returns the reason if it could not be served.
 async fn serve_client(
     socket: TcpStream,
     place: Connection,
@@ -173,7 +173,7 @@ async fn serve_client(
     mut ended: watch::Receiver<bool>,
 ) -> Option<String> {
     let Door { limits, tls, router, is_grpc } = door;
-    // A token is a small write that must not wait for the next one.
+    // A token is a small write that must not be delayed by Nagle's algorithm.
     if let Err(err) = socket.set_nodelay(true) {
         debug!(%err, "setting TCP_NODELAY failed");
     }
@@ -186,7 +186,7 @@ async fn serve_client(
         answer(socket, router, &limits, ended).await;
         return None;
     };
-    // The end of the server does not wait for a handshake.
+    // Shutdown does not wait for a TLS handshake.
     let handshake = tokio::select! {
         handshake = timeout(limits.handshake_timeout, tls.accept(socket)) => handshake,
         _ = ended.wait_for(|&ended| ended) => return None,
@@ -202,7 +202,7 @@ async fn serve_client(
     }
 }
 
-/// The routes, as one connection sees them.
+/// The router, with the connection that its requests arrive on.
 #[derive(Clone)]
 struct Counted {
     router: TowerToHyperService<Router>,
@@ -269,7 +269,7 @@ async fn until_over<C: GracefulConnection<Error = hyper::Error>>(
             connection.await
         }
         () = place.closed() => {
-            // What is left of an answer may still go out.
+            // The rest of a response may still be sent.
             connection.as_mut().graceful_shutdown();
             timeout(CLOSE_GRACE, connection).await.unwrap_or(Ok(()))
         }

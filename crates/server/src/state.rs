@@ -41,7 +41,7 @@ pub struct ServerConfig {
     pub hosts: AllowedHosts,
     /// Speaks HTTPS with this certificate; plain HTTP without one.
     pub tls: Option<Tls>,
-    /// Counts the lines of the log that were dropped because nobody read them, for `/metrics`.
+    /// Returns the number of log lines dropped because the log's queue was full, for `/metrics`.
     pub log_lines_dropped: Option<fn() -> u64>,
 }
 

@@ -1,4 +1,4 @@
-//! How few tokens a text can come to, without tokenising it.
+//! A lower bound on the number of tokens of a text, computed without tokenising it.
 
 use serde_json::Value;
 use tokenizers::ModelWrapper;
@@ -6,21 +6,21 @@ use tokenizers::ModelWrapper;
 use crate::TokenId;
 use crate::pieces::Pieces;
 
-/// NFC composes up to three code points into one: of Hangul, nine bytes into three.
+/// NFC composes up to three code points into one; for Hangul, nine bytes become three.
 const NFC_SHRINKAGE: usize = 3;
 
-/// What bounds the number of tokens of a text from below.
+/// The properties of a tokenizer that bound the number of tokens from below.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LengthBound {
-    /// Bytes of a text that one token can stand for; none if that is not known.
+    /// Maximum number of bytes of text that one token can represent; `None` if unknown.
     token_bytes_max: Option<usize>,
-    /// Set if a token can take in white space of any length beside its own text.
+    /// Set if an added token can also match white space of any length around it.
     takes_in_blanks: bool,
 }
 
 impl LengthBound {
-    /// Reads it off a tokenizer. Nothing is known of those that may leave out a part of a text, or
-    /// give one token to an unknown part of any length.
+    /// Derives the bound from a tokenizer. It is unknown for tokenizers that may drop parts of a
+    /// text, or that assign one token to an unknown part of any length.
     pub(crate) fn of(inner: &tokenizers::Tokenizer, pieces: &Pieces) -> LengthBound {
         let longest =
             (0..).take(pieces.len()).map(|token: TokenId| pieces.bytes(token).len()).max();
@@ -33,7 +33,7 @@ impl LengthBound {
         }
     }
 
-    /// The fewest tokens that `text` can come to; 0 if nothing is known.
+    /// The minimum number of tokens of `text`; 0 if unknown.
     pub(crate) fn fewest_tokens(&self, text: &str) -> usize {
         let Some(token_bytes_max) = self.token_bytes_max else { return 0 };
         let num_bytes = match self.takes_in_blanks {
@@ -44,7 +44,7 @@ impl LengthBound {
     }
 }
 
-/// By how many times a text's bytes may become fewer before its tokens are looked for.
+/// Maximum factor by which normalising and pre-tokenising shrink the bytes of a text.
 fn shrinkage(inner: &tokenizers::Tokenizer) -> Option<usize> {
     let pre_tokenizer = serde_json::to_string(&inner.get_pre_tokenizer()).ok()?;
     if pre_tokenizer.contains("Removed") || pre_tokenizer.contains("Whitespace") {
@@ -65,13 +65,13 @@ fn shrinkage_of_step(step: &Value) -> Option<usize> {
     match step["type"].as_str()? {
         "NFC" => Some(NFC_SHRINKAGE),
         "Prepend" => Some(1),
-        // SentencePiece's blank, which is longer than the one it stands for.
+        // SentencePiece's blank, which is longer than the space it replaces.
         "Replace" if step["pattern"]["String"] == " " && step["content"] == "\u{2581}" => Some(1),
         _ => None,
     }
 }
 
-/// True for byte-pair encodings with a token for every byte.
+/// True for byte-pair encodings that have a token for every byte.
 fn keeps_every_byte(inner: &tokenizers::Tokenizer, pieces: &Pieces) -> bool {
     let mut has_token = [false; 256];
     for token in (0..).take(pieces.len()) {

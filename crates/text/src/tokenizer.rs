@@ -88,8 +88,8 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The fewest tokens that a text can come to, found without tokenising it, which takes a hundred
-    /// times as long; 0 for the few tokenizers of which nothing is known.
+    /// The minimum number of tokens of a text, computed without tokenising it, which would take a
+    /// hundred times as long; 0 for the few tokenizers for which it is unknown.
     pub fn fewest_tokens(&self, text: &str) -> usize {
         self.length.fewest_tokens(text)
     }

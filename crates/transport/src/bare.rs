@@ -1,7 +1,7 @@
-//! The yardstick of benchmarks: a raw exchange over the sockets of a group.
+//! The benchmark baseline: a raw exchange over the sockets of a group.
 //!
-//! Both ranks write their bytes and read the other's on one socket, spinning until it is done:
-//! no frame, no sum, no sleep. What goes over this socket can hardly be faster. Where the group
+//! Both ranks write their bytes and read the other's on one socket, spinning until it is done: no
+//! frame, no sum, no sleep. This is close to the maximum that the socket can carry. If the group
 //! encrypts, so does the exchange.
 
 use std::time::Instant;

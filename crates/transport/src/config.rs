@@ -12,10 +12,10 @@ pub const RANKS_MAX: usize = 64;
 /// Most sockets between two ranks.
 pub const SOCKETS_PER_PEER_MAX: usize = 16;
 
-/// What one rank needs to join one epoch of a group.
+/// Parameters with which one rank joins one epoch of a group.
 ///
-/// `epoch`, `key`, `sockets_per_peer`, `checksums` and the number of `peers` must be the same on
-/// every rank, `encrypt` the same at both ends of each connection; its handshake compares them.
+/// `epoch`, `key`, `sockets_per_peer`, `checksums` and the number of `peers` must be equal on every
+/// rank, and `encrypt` at both ends of each connection; the handshake compares them.
 #[derive(Clone)]
 pub struct GroupConfig {
     /// This rank, `0..peers.len()`.
@@ -24,9 +24,9 @@ pub struct GroupConfig {
     pub peers: Vec<SocketAddr>,
     /// Which formation of the group this is. A rank only ever talks to ranks of the same epoch.
     pub epoch: u64,
-    /// Known to the ranks of this group alone; both ends of a connection prove that they know it,
-    /// and derive from it what they encrypt with. [`group_key`](crate::group_key) makes one where
-    /// nobody hands out a fresh one for each epoch.
+    /// Shared by the ranks of this group only. Both ends of a connection prove that they know it,
+    /// and derive their encryption keys from it. [`group_key`](crate::group_key) derives one where
+    /// no coordinator provides a fresh key for each epoch.
     pub key: [u8; 32],
     /// Whether the connection to each rank is encrypted, by rank.
     pub encrypt: Vec<bool>,
@@ -95,7 +95,7 @@ impl GroupConfig {
 }
 
 impl fmt::Debug for GroupConfig {
-    /// Everything but the key.
+    /// Omits the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GroupConfig")
             .field("rank", &self.rank)

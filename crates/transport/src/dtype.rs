@@ -22,7 +22,8 @@ pub enum Dtype {
     U32 = 5,
     /// IEEE 754 binary64.
     F64 = 6,
-    /// Six bytes for a whole multiple of 2^-30 below 2^17, whose sums are exact, or for an f32; see [`crate::pack`].
+    /// Six bytes that hold a multiple of 2^-30 with magnitude below 2^17, whose sums are exact, or
+    /// an f32; see [`crate::pack`].
     Packed = 7,
 }
 
@@ -67,7 +68,7 @@ impl Dtype {
         }
     }
 
-    /// Elements of this type as numbers; large integers and f64 are rounded.
+    /// Converts elements of this type to f32; large integers and f64 are rounded.
     pub fn decode(self, bytes: &[u8]) -> Vec<f32> {
         let (twos, fours) = (bytes.as_chunks::<2>().0.iter(), bytes.as_chunks::<4>().0.iter());
         let eights = bytes.as_chunks::<8>().0.iter();

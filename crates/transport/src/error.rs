@@ -53,12 +53,12 @@ pub enum TransportError {
         /// [`SOCKETS_PER_PEER_MAX`](crate::SOCKETS_PER_PEER_MAX).
         max: usize,
     },
-    /// A configuration that does not say for every rank whether to encrypt.
+    /// `encrypt` does not have one entry per rank.
     #[error("whether to encrypt is given for {found} ranks in a group of {size}")]
     EncryptFlags {
-        /// Ranks for which it is given.
+        /// Number of entries.
         found: usize,
-        /// Ranks in the group.
+        /// Number of ranks in the group.
         size: usize,
     },
     /// A buffer that does not hold whole elements.
@@ -157,7 +157,8 @@ pub enum TransportError {
         /// In which operation, and when.
         moment: Box<Moment>,
     },
-    /// Bytes of an encrypted connection that the peer did not send, or not as they arrived.
+    /// Data on an encrypted connection failed authentication: it was modified in transit, or the
+    /// peer did not send it.
     #[error("{moment}: bytes from rank {rank} ({addr}) were changed on the way or are not from it")]
     Forged {
         /// The rank at the other end of the connection.
@@ -417,7 +418,7 @@ pub enum AbsenceReason {
     Settings,
     /// Another process has already taken that place.
     Taken,
-    /// It does not know the key of the group, or somebody changed what it said.
+    /// It does not know the key of the group, or its messages were modified in transit.
     Secret,
     /// It is connected to us but has not met all the others.
     Unready,

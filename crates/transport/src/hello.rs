@@ -1,4 +1,4 @@
-//! The words of the handshake, and the proof of the group's key.
+//! The messages of the handshake, and the proof of the group's key.
 //!
 //! ```text
 //! dialling rank                         accepting rank
@@ -7,10 +7,10 @@
 //!   Proof over both ──────────────────────────▶
 //! ```
 //!
-//! Each proof is HMAC-SHA256 (RFC 2104) with the group's key over the label of its side, the
-//! hello and the reply. Both nonces are in it, so a recorded handshake is worth nothing later.
-//! Whether to encrypt each end has been given beforehand; the hello repeats it, so that ends which
-//! differ say so, and whoever changes it on the way changes what the proofs are over.
+//! Each proof is HMAC-SHA256 (RFC 2104) with the group's key over the label of its side, the hello
+//! and the reply. It covers both nonces, so a recorded handshake cannot be replayed. Both ends are
+//! configured whether to encrypt; the hello repeats it, so that a mismatch is reported, and the
+//! proofs detect any modification.
 
 use std::io;
 
@@ -29,12 +29,12 @@ const REPLY_PROOF_AT: usize = REPLY_BYTES - PROOF_BYTES;
 const HELLO_MAGIC: [u8; 8] = *b"JKLPDIAL";
 const REPLY_MAGIC: [u8; 8] = *b"JKLPTAKE";
 const VERSION: u32 = 2;
-/// Bits of a hello's settings and of a reply's.
+/// Bits of the settings in a hello and in a reply.
 const CHECKSUMS: u32 = 1;
 const ENCRYPT: u32 = 2;
 const AES: u32 = 4;
 
-/// 32 bytes that were never used before.
+/// 32 random bytes, used once.
 pub(crate) type Nonce = [u8; 32];
 
 /// Random bytes from the system.
@@ -59,7 +59,7 @@ pub(crate) struct Hello {
     pub(crate) checksums: bool,
     /// Whether the connection is to be encrypted.
     pub(crate) encrypt: bool,
-    /// Whether the rank that dials has instructions for AES.
+    /// Whether the dialling rank's processor has AES instructions.
     pub(crate) has_aes: bool,
     pub(crate) nonce: Nonce,
 }
@@ -159,7 +159,7 @@ pub(crate) struct Reply {
     pub(crate) verdict: Verdict,
     /// The accepting rank's epoch.
     pub(crate) epoch: u64,
-    /// Whether the accepting rank has instructions for AES.
+    /// Whether the accepting rank's processor has AES instructions.
     pub(crate) has_aes: bool,
     pub(crate) nonce: Nonce,
 }
@@ -214,8 +214,8 @@ pub(crate) fn proof(
     hmac(key, &[b"jackalope dials", hello, reply])
 }
 
-/// What the records of a connection are sealed with and opened with, if it is encrypted. Of use
-/// only when both sides have proved that they know the group's key.
+/// Keys that seal and open the records of a connection, if it is encrypted. They must not be used
+/// before both sides have proved that they know the group's key.
 pub(crate) fn keys(
     config: &GroupConfig,
     is_dialler: bool,

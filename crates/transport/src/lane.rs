@@ -117,7 +117,7 @@ impl Lane {
         self.wire.fd()
     }
 
-    /// The bytes below the frames.
+    /// The byte stream below the frames.
     pub(crate) fn wire(&mut self) -> &mut Wire {
         &mut self.wire
     }
@@ -565,10 +565,10 @@ mod tests {
     use super::*;
     use crate::seal::{self, Cipher, HEAD_BYTES, Opener, RECORD_BYTES_MAX};
 
-    /// Long enough for a loaded machine, short enough to end a test that hangs.
+    /// Long enough for a loaded machine, short enough to end a hanging test.
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Two ends of a connection that holds as little as the system allows.
+    /// Both ends of a connection with the smallest buffers that the system allows.
     fn narrow() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         set_socket_recv_buffer_size(&listener, 1).unwrap();
@@ -609,7 +609,7 @@ mod tests {
                 let mut arrived = Vec::new();
                 let mut piece = [0; 1500];
                 let started = Instant::now();
-                // Ends with the last byte, once nothing is left to send.
+                // The loop ends with the last byte, once nothing is left to send.
                 loop {
                     assert!(started.elapsed() < PATIENCE, "sent {} bytes", lane.out.sent);
                     lane.push(&payload, payload_bytes).unwrap();

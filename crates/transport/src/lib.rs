@@ -1,21 +1,20 @@
 //! The native TCP group: a full mesh of sockets between the ranks of one model, and collectives
 //! on it.
 //!
-//! What it promises, and what stock transports do not:
+//! Guarantees that stock transports do not give:
 //!
 //! - **Every wait has a deadline and a name.** Joining and every operation end within their
-//!   timeout, with the ranks and addresses that are to blame in the error. A lost peer is noticed
-//!   at once, and a rank that gives up tells the others why.
-//! - **Nothing is silently wrong.** Every message carries epoch, sequence, operation, type and
-//!   size; a rank that is out of step is an error that names both sides. Payload hashes are
-//!   optional.
-//! - **The same bits on every rank, in every run.** Sums are taken in rank order, whatever the
+//!   timeout, and the error names the ranks and addresses at fault. A lost peer is noticed at once,
+//!   and a rank that gives up reports the reason to the others.
+//! - **No silent errors.** Every message carries epoch, sequence, operation, type and size; a rank
+//!   that is out of step is an error that names both sides. Payload hashes are optional.
+//! - **The same bits on every rank, in every run.** Sums are computed in rank order, whatever the
 //!   timing, the size or the number of sockets.
 //! - **Idle costs nothing.** A waiting operation spins briefly, offering its core to others, and
 //!   then sleeps.
-//! - **Nobody gets in** without proving the group's key, and nobody from another epoch.
-//! - **Nobody reads along or changes a byte** on connections that are encrypted, which all are
-//!   unless [`GroupConfig::encrypt`] says otherwise.
+//! - **Authentication.** Every peer has to prove the group's key, for the current epoch.
+//! - **Confidentiality and integrity** on connections that are encrypted; all are, unless
+//!   [`GroupConfig::encrypt`] disables it.
 //!
 //! A rank process binds one [`Listener`] for its life. For each epoch it joins a [`Group`] through
 //! it; after an error the group is dropped and the survivors join the next epoch.

@@ -1,4 +1,4 @@
-//! The door of a rank: listening sockets, one port on each of its addresses, that outlive every epoch.
+//! The listening sockets of a rank, one port on each of its addresses; they outlive every epoch.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use crate::error::TransportError;
 
-/// Connections that the system holds for us until they are accepted: strangers fill a short queue.
+/// Length of the listen queue; unauthenticated connections would fill a short one.
 const BACKLOG: i32 = 1024;
 
 /// Listens for the connections of higher ranks as long as the process lives; each epoch of the
 /// group joins through it anew.
 #[derive(Debug)]
 pub struct Listener {
-    /// At least one, all with one port.
+    /// At least one socket, all with the same port.
     sockets: Vec<TcpListener>,
     addr: SocketAddr,
     missing: Vec<IpAddr>,
@@ -30,14 +30,15 @@ impl Listener {
         Listener::bind_all(&[addr.ip()], addr.port()..=addr.port())
     }
 
-    /// Listens on one port of `ports` on all of these addresses; a range that begins with 0 is any free
-    /// port. Addresses that this machine does not have are left out, see [`Listener::missing`].
+    /// Listens on one port of `ports` on all of these addresses; a range that begins with 0 means
+    /// any free port. Addresses that this machine does not have are skipped, see
+    /// [`Listener::missing`].
     ///
     /// # Errors
-    /// [`TransportError::Bind`] if it has none of them, or no port is free.
+    /// [`TransportError::Bind`] if the machine has none of the addresses, or no port is free.
     ///
     /// # Panics
-    /// If there is no address.
+    /// If `ips` is empty.
     pub fn bind_all(
         ips: &[IpAddr],
         ports: RangeInclusive<u16>,
@@ -45,7 +46,7 @@ impl Listener {
         assert!(!ips.is_empty(), "a listener has an address");
         let (first, last) = (*ports.start(), *ports.end());
         let num_ports = u32::from(last.saturating_sub(first)) + 1;
-        // Ranks that start together do not try the same ports one after the other.
+        // Ranks that start together begin with different ports.
         let offset = std::process::id() % num_ports;
         let mut cause = io::Error::from(io::ErrorKind::AddrInUse);
         for step in 0..num_ports {
@@ -66,12 +67,12 @@ impl Listener {
         Err(TransportError::Bind { addr, cause: Arc::new(cause) })
     }
 
-    /// The first address that is listened on, with the port that was chosen.
+    /// The first address listened on, with the selected port.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Addresses that this machine did not have.
+    /// Requested addresses that this machine does not have.
     pub fn missing(&self) -> &[IpAddr] {
         &self.missing
     }
@@ -81,7 +82,7 @@ impl Listener {
         for socket in &self.sockets {
             match socket.accept() {
                 Ok(connection) => return Ok(Some(connection)),
-                // The peer may have left again while it stood in the backlog.
+                // The peer may have closed the connection while it was in the backlog.
                 Err(e)
                     if matches!(
                         e.kind(),
@@ -100,7 +101,7 @@ impl Listener {
     }
 }
 
-/// Listens on a port of all addresses that this machine has.
+/// Listens on one port of those addresses that this machine has.
 fn listen_on(ips: &[IpAddr], port: u16) -> io::Result<Listener> {
     let mut sockets: Vec<TcpListener> = Vec::new();
     let (mut missing, mut absent) = (Vec::new(), None);
@@ -138,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_port_of_the_range_is_taken_until_none_is_left() {
-        // Two ports that are free together, for a moment at least.
+        // Two consecutive ports that are free, at least for a moment.
         let (range, first) = (0..50)
             .find_map(|_| {
                 let first = TcpListener::bind((HOME, 0)).ok()?.local_addr().ok()?.port();
@@ -155,7 +156,7 @@ mod tests {
 
     #[test]
     fn addresses_that_are_not_here_are_left_out_and_named() {
-        // From the block for documentation (RFC 5737).
+        // An address from a block reserved for documentation (RFC 5737).
         let elsewhere: IpAddr = [192, 0, 2, 1].into();
         let listener = Listener::bind_all(&[elsewhere, HOME], 0..=0).unwrap();
         assert_eq!((listener.local_addr().ip(), listener.missing()), (HOME, &[elsewhere][..]));

@@ -33,17 +33,17 @@ use crate::seal::{self, Opener, Sealer};
 use crate::wait::{deadline, poll_until};
 use crate::wire::Wire;
 
-/// Connections that may be in the middle of their handshake; the addresses of peers are expected.
+/// Limits on connections during their handshake; the addresses of peers are expected.
 const GUESTS: AdmissionLimits = AdmissionLimits { total: 128, per_source: 24, reserve: 64 };
-/// Connections accepted before those that are there are looked at again.
+/// Number of connections accepted before pending ones are served again.
 const BATCH: usize = 64;
-/// How long a guest may take for its handshake.
+/// Maximum duration of the handshake of an accepted connection.
 const GUEST_PATIENCE: Duration = Duration::from_secs(5);
-/// How long we wait for the network before we dial again: a first packet that was dropped, because
-/// strangers crowd the peer's queue, is sent again by the system only after a second.
+/// Maximum time for connecting before dialling again. If the peer's listen queue is full and drops
+/// the first packet, the system retransmits it only after a second.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
-/// How long we wait for the reply of a rank that has not begun to join,
-/// before we dial again (the machine behind the connection may have vanished).
+/// Maximum time to wait for the reply of a rank that has not begun to join, before dialling again
+/// (the machine behind the connection may have vanished).
 const DIAL_PATIENCE: Duration = Duration::from_secs(10);
 /// Pause before the first and before every later attempt to dial.
 const BACKOFF_MIN: Duration = Duration::from_millis(5);
@@ -149,7 +149,7 @@ fn say(mut stream: &TcpStream, words: &[u8]) -> Result<(), AbsenceReason> {
     stream.write_all(words).map_err(|e| AbsenceReason::Unreachable(e.kind()))
 }
 
-/// What a connection is encrypted with, if it is.
+/// Keys of a connection; `None` if it is not encrypted.
 type Keys = Option<Box<(Sealer, Opener)>>;
 
 /// One socket of the mesh in the making.
@@ -295,7 +295,7 @@ enum Answer {
     Pending(TcpStream, Words<REPLY_BYTES>),
 }
 
-/// Checks the reply once it is complete, and proves the key in turn.
+/// Checks the reply once it is complete, and sends our proof of the key.
 fn answered(
     stream: TcpStream,
     hello: [u8; HELLO_BYTES],
@@ -346,7 +346,7 @@ struct Mesh<'a> {
     listener: &'a Listener,
     config: &'a GroupConfig,
     links: Vec<Link>,
-    /// Each is taken out while it is looked at.
+    /// Each one is taken out while it is processed.
     guests: Admission<Option<Guest>>,
     strangers: u64,
     last_stranger: Option<(SocketAddr, AbsenceReason)>,
@@ -360,7 +360,7 @@ impl Mesh<'_> {
             stream.set_nonblocking(true).map_err(resources)?;
             let give_up = Instant::now() + GUEST_PATIENCE;
             let stage = GuestStage::Hello(Words::new());
-            // Whoever spoke while it stood in the system's queue is heard before any place is taken.
+            // If the hello arrived while the connection was in the listen queue, no slot is needed.
             if let Some(guest) = self.receive(Guest { stream, addr, stage, give_up }) {
                 self.guests.admit(addr.ip(), Some(guest));
             }
@@ -381,7 +381,7 @@ impl Mesh<'_> {
         }
     }
 
-    /// Goes one step with a guest; returns it if there are more to come.
+    /// Processes the data of one guest; returns the guest unless it has finished.
     fn receive(&mut self, guest: Guest) -> Option<Guest> {
         match self.visit(guest) {
             Visit::Waiting(guest) => return Some(guest),

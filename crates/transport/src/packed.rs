@@ -1,25 +1,26 @@
-//! Sums on a grid in six bytes on the wire: [`Dtype::Packed`](crate::Dtype::Packed).
+//! A wire format of six bytes per element for exact sums: [`Dtype::Packed`](crate::Dtype::Packed).
 //!
-//! A whole multiple of 2^-30 below 2^17 is a whole number of 48 bits, so that ranks' parts of a sum add up without an
-//! error. Anything else is sent as an f32: the numbers whose upper 16 bits are `0x8000`, the largest negative ones, carry
-//! one in the lower 32.
+//! A multiple of 2^-30 with magnitude below 2^17 is stored as a whole number of 48 bits, so that
+//! the ranks' parts of a sum add up exactly. Anything else is stored as an f32: numbers whose upper
+//! 16 bits are `0x8000`, the most negative ones, carry it in the lower 32 bits.
 
 /// Bytes of an element.
 pub(crate) const BYTES: usize = 6;
 
-/// What numbers are whole multiples of, inverted.
+/// Inverse of the grid's spacing.
 const PER_ONE: f64 = (1_u64 << 30) as f64;
 
-/// Whole numbers below this, in magnitude, are clear of [`F32_MARK`].
+/// Whole numbers with magnitude below this cannot be confused with [`F32_MARK`].
 const LIMIT: f64 = ((1_u64 << 47) - (1 << 33)) as f64;
 
 /// The upper 16 bits of an element that carries an f32.
 const F32_MARK: u64 = 0x8000;
 
-/// Added to a whole number below 2^51, this leaves it in the low bits of the sum, as two's complement.
+/// Adding this to a whole number below 2^51 leaves that number in the low bits of the sum, as two's
+/// complement.
 const WHOLE: f64 = 1.5 * (1_u64 << 52) as f64;
 
-/// The element that stands for a number.
+/// Encodes a number as an element.
 pub(crate) fn encode(number: f64) -> [u8; BYTES] {
     let scaled = number * PER_ONE;
     let is_whole = scaled.abs() < LIMIT;
@@ -29,7 +30,7 @@ pub(crate) fn encode(number: f64) -> [u8; BYTES] {
     [a, b, c, d, e, f]
 }
 
-/// The number that an element stands for.
+/// Decodes an element.
 pub(crate) fn decode([a, b, c, d, e, f]: [u8; BYTES]) -> f64 {
     let bits = u64::from_le_bytes([a, b, c, d, e, f, 0, 0]);
     if bits >> 32 == F32_MARK {
@@ -38,17 +39,17 @@ pub(crate) fn decode([a, b, c, d, e, f]: [u8; BYTES]) -> f64 {
     ((bits << 16).cast_signed() >> 16) as f64 / PER_ONE
 }
 
-/// The elements for f64 numbers, given as their bytes. What is no multiple of 2^-30 is rounded to one, or beyond 2^17 to an
-/// f32.
+/// Encodes f64 numbers, given as their bytes. Numbers that are not multiples of 2^-30 are rounded
+/// to one, or to an f32 if they are beyond 2^17.
 pub fn pack(numbers: &[u8]) -> Vec<u8> {
     let numbers = numbers.as_chunks::<8>().0.iter();
     numbers.flat_map(|number| encode(f64::from_le_bytes(*number))).collect()
 }
 
-/// Undoes [`pack`].
+/// Decodes the elements that [`pack`] returns.
 ///
 /// # Panics
-/// If there are more or fewer elements than numbers.
+/// If the numbers of elements and f64 values differ.
 #[track_caller]
 pub fn unpack(elements: &[u8], numbers: &mut [u8]) {
     let elements = elements.as_chunks::<BYTES>().0;
@@ -77,7 +78,7 @@ mod tests {
             assert_eq!(packed(number), number);
         }
         assert_eq!(packed(1.0 + unit / 4.0), 1.0);
-        // As large as f32 has them.
+        // Numbers beyond the grid are rounded to f32.
         for number in [131_072.0_f64, 1e6 + unit, 3e38, 1e39, f64::INFINITY] {
             assert_eq!(packed(number), f64::from(number as f32));
             assert_eq!(packed(-number), f64::from(-number as f32));

@@ -1,13 +1,13 @@
-//! The records in which an encrypted connection carries its bytes, and their keys.
+//! The records of an encrypted connection, and their keys.
 //!
 //! ```text
 //! | length, encrypted (4) | tag (16) | payload, encrypted (1 to 64 KiB) | tag (16) |
 //! ```
 //!
-//! The length has a tag of its own, so that a changed length is found when it arrives and nobody
-//! waits for bytes that will never come. Both parts are sealed with one AEAD key per direction;
-//! their nonces count up, so a record that is repeated, left out, moved or reflected does not
-//! open.
+//! The length has a tag of its own, so that a modified length is detected on arrival and the reader
+//! does not wait for bytes that will never come. Both parts are sealed with one AEAD key per
+//! direction; their nonces are counters, so a record that is repeated, left out, moved or reflected
+//! does not open.
 //!
 //! Keys come from the group's key and the handshake (HKDF-SHA256, RFC 5869):
 //!
@@ -32,21 +32,21 @@ const TAG_BYTES: usize = 16;
 pub(crate) const HEAD_BYTES: usize = LENGTH_BYTES + TAG_BYTES;
 /// Bytes that a record adds to its payload.
 pub(crate) const RECORD_EXTRA_BYTES: usize = HEAD_BYTES + TAG_BYTES;
-/// Records under one key, at most 4 GiB: 2^28 blocks of AES, where TLS 1.3 allows 2^34.5
-/// (RFC 8446, section 5.5).
+/// Maximum number of records under one key, 4 GiB in total: 2^28 blocks of AES, where TLS 1.3
+/// allows 2^34.5 (RFC 8446, section 5.5).
 const RECORDS_PER_KEY: u64 = 1 << 16;
 
 /// The AEAD of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cipher {
-    /// The fastest where the processor has instructions for AES.
+    /// The fastest choice for processors with AES instructions.
     Aes256Gcm,
     /// Fast everywhere.
     ChaCha20Poly1305,
 }
 
 impl Cipher {
-    /// AES where both ends have instructions for it.
+    /// Selects AES if both ends have instructions for it.
     pub(crate) fn of(we_have_aes: bool, they_have_aes: bool) -> Cipher {
         if we_have_aes && they_have_aes { Cipher::Aes256Gcm } else { Cipher::ChaCha20Poly1305 }
     }
@@ -59,7 +59,7 @@ impl Cipher {
     }
 }
 
-/// Whether this processor has instructions for AES.
+/// Whether this processor has AES instructions.
 pub(crate) fn has_aes() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("aes")
@@ -71,14 +71,14 @@ pub(crate) fn has_aes() -> bool {
     return false;
 }
 
-/// Derives a group's key from a secret that its ranks share, for groups that no coordinator gives
-/// a fresh key.
+/// Derives a group's key from a secret that its ranks share, for groups without a coordinator that
+/// would provide a fresh key.
 pub fn group_key(secret: &[u8; 32]) -> [u8; 32] {
     let prk = Salt::new(HKDF_SHA256, b"jackalope group key").extract(secret);
     expand(&prk, &[b"group without a coordinator"])
 }
 
-/// A record that does not open: changed, out of its order, or not from the peer.
+/// Error for a record that does not open: modified, out of order, or not from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Forged;
 
@@ -90,7 +90,7 @@ pub(crate) struct Sealer(Direction);
 #[derive(Debug)]
 pub(crate) struct Opener(Direction);
 
-/// Makes both directions' keys of a connection whose handshake was `hello` and `reply`.
+/// Derives the keys for both directions of a connection whose handshake was `hello` and `reply`.
 pub(crate) fn keys(
     group_key: &[u8; 32],
     cipher: Cipher,
@@ -133,7 +133,8 @@ impl Sealer {
 }
 
 impl Opener {
-    /// Opens the first [`HEAD_BYTES`] of a record: the bytes that follow, tag included.
+    /// Opens the first [`HEAD_BYTES`] of a record. Returns the number of bytes that follow, tag
+    /// included.
     pub(crate) fn open_head(&mut self, head: &mut [u8]) -> Result<usize, Forged> {
         let (nonce, _) = self.0.nonces();
         let opened = self.0.key.open_in_place(nonce, Aad::empty(), head).map_err(|_| Forged)?;
@@ -142,7 +143,7 @@ impl Opener {
         length.map(|length| length + TAG_BYTES).ok_or(Forged)
     }
 
-    /// Opens the rest of a record in its place; returns the bytes of its payload.
+    /// Opens the rest of a record in place. Returns the length of its payload.
     pub(crate) fn open_body(&mut self, body: &mut [u8]) -> Result<usize, Forged> {
         let (_, nonce) = self.0.next_nonces();
         let opened = self.0.key.open_in_place(nonce, Aad::empty(), body).map_err(|_| Forged)?;
@@ -150,7 +151,7 @@ impl Opener {
     }
 }
 
-/// The keys of one direction, one after the other.
+/// The state of one direction; its key is replaced after every `records_per_key` records.
 struct Direction {
     cipher: Cipher,
     chain: [u8; 32],
@@ -161,7 +162,7 @@ struct Direction {
 }
 
 impl fmt::Debug for Direction {
-    /// Everything but the keys.
+    /// Omits the keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Direction")
             .field("cipher", &self.cipher)
@@ -178,7 +179,7 @@ impl Direction {
         Direction { cipher, chain, key, num_records: 0, records_per_key }
     }
 
-    /// The nonces of the record that is next, of its head and of its body.
+    /// The nonces for the head and the body of the next record. Replaces the key if it is used up.
     fn nonces(&mut self) -> (Nonce, Nonce) {
         if self.num_records == self.records_per_key {
             let next = expand(&Prk::new_less_safe(HKDF_SHA256, &self.chain), &[b"next"]);
@@ -187,7 +188,7 @@ impl Direction {
         (nonce(2 * self.num_records), nonce(2 * self.num_records + 1))
     }
 
-    /// The same, counting the record.
+    /// Like [`Direction::nonces`], and counts the record.
     fn next_nonces(&mut self) -> (Nonce, Nonce) {
         let nonces = self.nonces();
         self.num_records += 1;

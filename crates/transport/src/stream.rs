@@ -25,11 +25,12 @@ use crate::sum::sum_in_rank_order;
 use crate::wait::{Stop, Wait};
 use crate::whole::pull_early;
 
-/// Bytes that are summed at a time, once they have come from everybody; a multiple of `UNIT_BYTES`.
+/// Bytes that are summed at a time, once they have arrived from every rank; a multiple of
+/// `UNIT_BYTES`.
 const CHUNK_BYTES: usize = 48 << 10;
 /// Bytes of a peer's part that may wait to be summed; a multiple of `CHUNK_BYTES`.
 pub(crate) const RING_BYTES: usize = 192 << 10;
-/// Where pieces are cut: between lines of a cache and between elements, of whichever type.
+/// Pieces are cut at multiples of this: between cache lines and between elements of every type.
 const UNIT_BYTES: usize = 192;
 const _: () = assert!(CHUNK_BYTES.is_multiple_of(UNIT_BYTES));
 const _: () = assert!(RING_BYTES.is_multiple_of(CHUNK_BYTES));

@@ -51,7 +51,7 @@ pub(crate) enum Fault {
     },
     Garbled([u8; 8]),
     Checksum,
-    /// A record that does not open.
+    /// A record that failed authentication.
     Forged,
     Failed(String),
 }

@@ -1,7 +1,8 @@
-//! The bytes of one connection, in clear or sealed in records.
+//! The byte stream of one connection, in clear or sealed in records.
 //!
-//! Both kinds never block and say how many bytes they moved; the frames above do not know which
-//! they are on. A sealed wire hands out no byte before the tag of its record was right.
+//! Neither kind ever blocks; both report how many bytes they moved, and the frames above do not
+//! know which kind they use. A sealed wire returns no byte before the tag of its record has been
+//! verified.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -12,37 +13,37 @@ use std::os::fd::{AsFd, BorrowedFd};
 use crate::seal::{HEAD_BYTES, Opener, RECORD_BYTES_MAX, RECORD_EXTRA_BYTES, Sealer};
 use crate::wait::Fault;
 
-/// Bytes of the longest record.
+/// Maximum size of a record.
 const SEALED_BYTES_MAX: usize = RECORD_BYTES_MAX + RECORD_EXTRA_BYTES;
-/// Sealed bytes that are read at a time: several of the longest records.
+/// Size of the receive buffer: several of the longest records.
 const ARRIVED_BYTES_MAX: usize = 4 * SEALED_BYTES_MAX;
 
-/// A connection to a peer that has proved itself.
+/// An authenticated connection to a peer.
 #[derive(Debug)]
 pub(crate) struct Wire {
     socket: TcpStream,
     sealed: Option<Box<Sealed>>,
 }
 
-/// What a sealed wire keeps beside its socket.
+/// The state of a sealed wire besides its socket.
 pub(crate) struct Sealed {
     sealer: Sealer,
     opener: Opener,
-    /// The record that is on its way out, and its bytes that the socket has taken.
+    /// The record being sent, and the number of its bytes that the socket has taken.
     out: Vec<u8>,
     sent: usize,
-    /// Sealed bytes as they came from the socket; records are opened in their place.
+    /// Sealed bytes from the socket; records are opened in place.
     arrived: Vec<u8>,
-    /// What of `arrived` is not opened yet.
+    /// The part of `arrived` that is not opened yet.
     closed: Range<usize>,
-    /// What of `arrived` is opened and not handed out yet.
+    /// The part of `arrived` that is opened and not returned yet.
     opened: Range<usize>,
-    /// Bytes of the record whose head was opened, without its head.
+    /// Length of the record body whose head was opened.
     body_bytes: Option<usize>,
 }
 
 impl fmt::Debug for Sealed {
-    /// Everything but the bytes.
+    /// Omits the bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sealed")
             .field("sealer", &self.sealer)
@@ -74,8 +75,8 @@ impl Wire {
         self.socket.as_fd()
     }
 
-    /// Takes what can be sent of `bytes`; 0 when there is no room. What was taken of a sealed wire
-    /// has left only when the wire [is flushed](Wire::is_flushed).
+    /// Takes as many of `bytes` as can be sent; 0 if the socket is full. On a sealed wire, the
+    /// bytes have been sent only once the wire [is flushed](Wire::is_flushed).
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.sealed {
             None => write(&self.socket, bytes),
@@ -83,7 +84,7 @@ impl Wire {
         }
     }
 
-    /// Sends more of what was taken; whether any byte moved.
+    /// Sends more of the bytes taken before. Returns whether any byte moved.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
         match &mut self.sealed {
             None => Ok(false),
@@ -91,12 +92,12 @@ impl Wire {
         }
     }
 
-    /// Whether the system has everything that was taken.
+    /// Whether all bytes taken have been passed to the system.
     pub(crate) fn is_flushed(&self) -> bool {
         self.sealed.as_ref().is_none_or(|sealed| sealed.is_flushed())
     }
 
-    /// Reads what is there; 0 when there is nothing.
+    /// Reads available bytes; 0 if there are none.
     pub(crate) fn read(&mut self, bytes: &mut [u8]) -> Result<usize, Fault> {
         match &mut self.sealed {
             None => read(&self.socket, bytes).map_err(Fault::Lost),
@@ -185,7 +186,8 @@ impl Sealed {
         Ok(true)
     }
 
-    /// Moves what is not opened yet to the front, if a whole record may not fit behind it.
+    /// Moves the unopened bytes to the front if the rest of the buffer may be too short for a whole
+    /// record.
     fn make_room(&mut self) {
         let is_short = self.arrived.len() - self.closed.start < SEALED_BYTES_MAX;
         if is_short || self.closed.is_empty() {
@@ -195,7 +197,7 @@ impl Sealed {
     }
 }
 
-/// Writes what the socket takes; 0 when it is full.
+/// Writes as many bytes as the socket takes; 0 if it is full.
 ///
 /// std writes to sockets with `MSG_NOSIGNAL` where the system has it, and Rust programs ignore
 /// `SIGPIPE` elsewhere: a peer that is gone is an error, never a signal.
@@ -211,7 +213,7 @@ fn write(mut socket: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     }
 }
 
-/// Reads what is there; 0 when there is nothing.
+/// Reads available bytes; 0 if there are none.
 fn read(mut socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
     if bytes.is_empty() {
         return Ok(0);

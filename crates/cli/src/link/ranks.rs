@@ -183,7 +183,7 @@ impl AgentRanks {
                 files: Vec::new(),
                 cwd: None,
                 lease_ms: 0,
-                // Of the group, which all its ranks prove to each other.
+                // The group's secret, which all its ranks prove to each other.
                 ticket: Some(secret),
             };
             order.args.push(rank.to_string());

@@ -20,9 +20,10 @@ pub(crate) struct ByHand {
     pub(crate) hosts: Vec<String>,
     /// Where the brain is, as the others see it.
     pub(crate) control: SocketAddr,
-    /// By rank: where the others reach it; empty if its transport knows that itself.
+    /// By rank: the addresses by which the others reach it; empty if the transport finds them
+    /// itself.
     pub(crate) data_ips: Vec<Vec<IpAddr>>,
-    /// Of which each rank takes one.
+    /// Ports for the connections between ranks; each rank takes one of them.
     pub(crate) data_ports: PortRange,
     /// Variables of the first rank, if that one is ours to start.
     pub(crate) first: Option<Vec<(String, String)>>,

@@ -67,8 +67,8 @@ pub(crate) fn discover(
     Ok(listed)
 }
 
-/// From now on a machine is expected under the name that it has given, with the key it has proved,
-/// which was trusted before.
+/// Pins the key that each machine has proved, under the name that the machine gave. The keys were
+/// trusted before.
 fn pin_names(hosts: &[ListedHost], ours: &Credentials) -> anyhow::Result<()> {
     let Expected::Pinned(store) = &ours.expected else { return Ok(()) };
     for listed in hosts {

@@ -51,10 +51,10 @@ pub(super) fn return_after(num_absences: u32) -> Duration {
 /// be done.
 pub(crate) type Cut = Box<dyn FnMut(&[usize]) -> Result<CutPlan, String> + Send>;
 
-/// What several machines load.
+/// The split of a model over several machines, and its estimated speed.
 pub(crate) struct CutPlan {
     pub(crate) split: Split,
-    /// How long a usual request is expected to take, where that is known.
+    /// Estimated duration of a typical request in seconds, where known.
     pub(crate) usual_request_s: Option<f64>,
 }
 
@@ -77,11 +77,11 @@ pub(crate) struct Places {
     pub(crate) threads: Option<u32>,
     /// Set if other models have ranks there as well.
     pub(crate) beside: Option<Beside>,
-    /// Of which each rank takes one.
+    /// Ports for the connections between ranks; each rank takes one of them.
     pub(crate) data_ports: PortRange,
     /// Which connections between ranks are encrypted.
     pub(crate) encryption: Encryption,
-    /// What each rank proves.
+    /// Derives the tickets that ranks prove.
     pub(crate) tickets: Tickets,
 }
 
@@ -91,7 +91,7 @@ impl Places {
         &self.nodes.nodes[self.nodes.of_rank[at]]
     }
 
-    /// Where a machine reaches another.
+    /// Returns the address by which a machine reaches another one.
     fn route(&self, from: usize, to: usize) -> Option<IpAddr> {
         let node = |node: usize| {
             let at = self.nodes.of_rank.iter().position(|it| *it == node)?;
@@ -121,7 +121,7 @@ pub(crate) struct AgentLauncher {
     setup: Setup,
     /// Which hostfile positions compute, by rank.
     seated: Vec<usize>,
-    /// By rank: where the others reach it.
+    /// By rank: the addresses by which the others reach it.
     data_ips: Vec<Vec<IpAddr>>,
     cut: Cut,
     /// After how long a machine is done without; never if absent.
@@ -133,18 +133,18 @@ pub(crate) struct AgentLauncher {
     /// By node: when a rank there was last heard over its own connection.
     heard_at: Vec<Option<Instant>>,
     links: Links,
-    /// Which of the machines that are there were chosen last.
+    /// Cached result of the last choice among the machines that are present.
     choice: Option<Choice>,
     /// Why the last change was not made; told once.
     refused: Option<String>,
     num_groups: u16,
 }
 
-/// The best set of machines, and what it was chosen from.
+/// The best set of machines, and the inputs of that choice.
 struct Choice {
     candidates: Vec<usize>,
     seated: Vec<usize>,
-    /// Pairs of candidates without a link.
+    /// Pairs of candidates without a usable link.
     cut: Vec<(usize, usize)>,
     best: Result<Vec<usize>, String>,
 }
@@ -226,7 +226,7 @@ impl AgentLauncher {
         for ((node, heard_at), back_since) in nodes.zip(&mut self.back_since) {
             let (back, away) = match node.agent.state() {
                 AgentState::Up => (Some(*back_since.get_or_insert(now)), None),
-                // A machine whose rank speaks to us is there, though its agent is silent.
+                // A machine whose rank is connected is present, even if its agent is silent.
                 AgentState::Down { since, .. } => {
                     (None, Some(since.max(heard_at.unwrap_or(since))))
                 }
@@ -247,7 +247,7 @@ impl AgentLauncher {
         (0..self.places.hosts.len()).filter(is_used).collect()
     }
 
-    /// Of machines that are there the best set in which all reach each other.
+    /// Chooses, among the machines that are present, the best set in which all reach each other.
     ///
     /// # Errors
     /// If no such set holds the model.
@@ -280,8 +280,8 @@ impl AgentLauncher {
         best
     }
 
-    /// The group with the most memory that the model fits into; of equals the one that is expected to
-    /// answer sooner.
+    /// Returns the group with the most memory that the model fits into; of equal ones, the one with
+    /// the shortest estimated request.
     fn best_group(
         &mut self,
         candidates: &[usize],
@@ -317,12 +317,12 @@ impl AgentLauncher {
         Err(refusal.unwrap_or_else(|| "no machine is there".to_owned()))
     }
 
-    /// Machines that have ranks now.
+    /// Nodes that have ranks now.
     fn computing(&self) -> Vec<usize> {
         self.seated.iter().map(|&at| self.places.nodes.of_rank[at]).collect()
     }
 
-    /// Says why the ranks stay where they are; once for each reason.
+    /// Logs why the ranks stay where they are, once for each reason.
     fn refuse(&mut self, reason: String) {
         if self.refused.as_ref() != Some(&reason) {
             warn!(reason, "the machines that are there cannot do without the others");
@@ -360,7 +360,7 @@ impl AgentLauncher {
         }
     }
 
-    /// The machines at these hostfile positions, as routes are looked for between them.
+    /// Returns the machines at these hostfile positions as route endpoints.
     fn route_nodes(&self, positions: &[usize]) -> Vec<routes::Node<'_>> {
         let node = |&at: &usize| {
             let facts = Some(&self.places.node(at).facts);
@@ -483,8 +483,9 @@ impl Launcher for AgentLauncher {
     }
 }
 
-/// By rank: the addresses by which the others reach it, which is where it listens. One that its machine
-/// does not have is another's, which passes connections on: then it listens on all of its own.
+/// By rank: the addresses to listen on, which are those by which the others reach it. If its
+/// machine lacks one of them (another device translates it), the rank listens on all addresses of
+/// its machine.
 fn listened_on(routes: &[Vec<IpAddr>], nodes: &[routes::Node<'_>]) -> Vec<Vec<IpAddr>> {
     let of_rank = |(rank, node): (usize, &routes::Node<'_>)| {
         let others = routes.iter().enumerate().filter(|(from, _)| *from != rank);
@@ -507,7 +508,8 @@ fn listened_on(routes: &[Vec<IpAddr>], nodes: &[routes::Node<'_>]) -> Vec<Vec<Ip
     nodes.iter().enumerate().map(of_rank).collect()
 }
 
-/// A link-local address of IPv6 means nothing without an interface.
+/// Whether other machines can use this address: IPv6 link-local ones are meaningless without an
+/// interface.
 fn is_told(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(_) => true,
@@ -555,7 +557,7 @@ mod tests {
         let facts = [
             facts(&["127.0.0.1", "10.0.0.1", "10.9.0.1", "192.168.7.1"]),
             facts(&["127.0.0.1", "10.0.0.2", "fd00::2", "fe80::2"]),
-            // Known to the others as 198.51.100.3.
+            // The other machines know it as 198.51.100.3.
             facts(&["127.0.0.1", "172.16.0.3"]),
         ];
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();

@@ -1,5 +1,6 @@
-//! How the links between the machines of a cluster are. Nobody watches a link that works: its ranks
-//! notice. One that is suspected, broken or not used yet is tried by the agents at both of its ends.
+//! State of the links between the machines of a cluster. A good link is not probed: its ranks
+//! notice a failure. The agents at both ends probe a link that is suspected, broken or not used
+//! yet.
 //!
 //! ```text
 //!            suspected                  both ends fail                 one end succeeds
@@ -16,46 +17,46 @@ use tracing::{info, warn};
 
 use super::launcher::return_after;
 
-/// How long a machine may take to answer another one: two attempts of TCP.
+/// How long a machine may take to answer another one; covers two TCP connection attempts.
 pub(super) const PROBE_DEADLINE: Duration = Duration::from_millis(1500);
 
-/// An agent that has not reported a probe's result so long after the deadline does not count.
+/// Time after the deadline within which an agent must report; a later result is ignored.
 const REPORT_MARGIN: Duration = Duration::from_secs(1);
 
-/// Between two probes of a link.
+/// Interval between two probes of a link.
 const PROBE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Probes of a link that are under way at the same time.
+/// Maximum number of concurrent probes of a link.
 const PROBES_MAX: usize = 8;
 
-/// A link over which a group could not be formed twice within this time is broken for the ranks, whatever
-/// the agents say …
+/// A link counts as broken if forming a group over it fails twice within this time, whatever the
+/// agents report.
 const JOINS_FAIL_WITHIN: Duration = Duration::from_secs(120);
 
-/// … and stays so for this time.
+/// How long such a link stays broken.
 const JOINS_FAIL_HOLD: Duration = Duration::from_secs(300);
 
-/// The result of an attempt that an agent makes, once it is known.
+/// Returns the result of a probe once it is known.
 pub(super) type Answer = Box<dyn Fn() -> Option<Result<(), String>> + Send>;
 
-/// What tries links, and names their ends.
+/// Probes links and names their ends.
 pub(super) trait Prober {
-    /// Has machine `from` try to reach machine `to`, also at the address `data` if given. None if it cannot
-    /// be asked.
+    /// Asks machine `from` to connect to machine `to`, also at the address `data` if given. Returns
+    /// `None` if the agent cannot be asked.
     fn probe(&self, from: usize, to: usize, data: Option<SocketAddr>) -> Option<Answer>;
 
-    /// What people call a machine, and where `from` reaches it.
+    /// Returns the name of machine `to`, and the address by which `from` reaches it.
     fn name(&self, from: usize, to: usize) -> (String, Option<IpAddr>);
 }
 
-/// Every link that something is known about, by the numbers of its machines, the lower one first.
+/// All links with a known state, by the node numbers of their ends, the lower one first.
 #[derive(Default)]
 pub(super) struct Links(BTreeMap<(usize, usize), WatchedLink>);
 
 struct WatchedLink {
     state: State,
     num_breaks: u32,
-    /// Where the lower machine reaches a rank on the higher one, and the other way round.
+    /// Address of the higher machine's rank as the lower machine reaches it, and the reverse.
     data: [Option<SocketAddr>; 2],
     attempts: Vec<Attempt>,
     probed_at: Option<Instant>,
@@ -69,13 +70,13 @@ enum State {
     Broken {
         since: Instant,
         reason: String,
-        /// No probe mends it before.
+        /// A successful probe does not mend the link before this time.
         until: Option<Instant>,
     },
     Mended {
         since: Instant,
     },
-    /// Of a machine that is left out: nobody has used it for a while.
+    /// A link of a machine that was left out: not used for a while.
     Unused,
 }
 
@@ -86,7 +87,8 @@ struct Attempt {
 }
 
 impl Attempt {
-    /// Whether the link works, once that is known. One end is enough: a connection needs both directions.
+    /// Returns whether the link works, once known. Success at one end suffices: a connection needs
+    /// both directions.
     fn result(&self, now: Instant) -> Option<Result<(), String>> {
         let results: Vec<_> = self.answers.iter().map(|answer| answer()).collect();
         if results.iter().any(|it| matches!(it, Some(Ok(())))) {
@@ -103,7 +105,8 @@ impl Attempt {
 }
 
 impl Links {
-    /// The ranks on two machines wait for each other, or for others.
+    /// Marks a good link as suspected: the ranks on its machines wait for each other, or for
+    /// others.
     pub(super) fn suspect(&mut self, one: usize, other: usize, data: [Option<SocketAddr>; 2]) {
         let link = self.link(one, other);
         link.data = if one < other { data } else { [data[1], data[0]] };
@@ -112,10 +115,10 @@ impl Links {
         }
     }
 
-    /// A group could not be formed because of this link.
+    /// Records that a group could not be formed because of this link.
     pub(super) fn join_failed(&mut self, one: usize, other: usize, now: Instant) {
         let link = self.link(one, other);
-        // Both ends report the same.
+        // Both ends report the same failure; it counts once.
         let earlier = link.join_failed_at.filter(|at| PROBE_DEADLINE <= now.duration_since(*at));
         link.join_failed_at = link.join_failed_at.filter(|_| earlier.is_none()).or(Some(now));
         let is_again = earlier.is_some_and(|at| now.duration_since(at) <= JOINS_FAIL_WITHIN);
@@ -126,7 +129,8 @@ impl Links {
         }
     }
 
-    /// A machine computes no more: its links to all others are tried before it does again.
+    /// Marks the links of a machine that no longer computes: they are probed before it computes
+    /// again.
     pub(super) fn leave_out(&mut self, machine: usize, num_machines: usize) {
         for other in (0..num_machines).filter(|other| *other != machine) {
             let link = self.link(machine, other);
@@ -137,7 +141,8 @@ impl Links {
         }
     }
 
-    /// Takes results in and begins new attempts. `computes` says which machines have ranks now.
+    /// Processes probe results and starts new probes. `computes` says which machines have ranks
+    /// now.
     pub(super) fn watch(
         &mut self,
         now: Instant,
@@ -165,14 +170,14 @@ impl Links {
         }
     }
 
-    /// Whether there will be news.
+    /// Whether any link is not good, so that its state may change.
     pub(super) fn is_watching(&self) -> bool {
         self.0.values().any(|link| link.state != State::Good)
     }
 
-    /// Whether a group may have ranks on both machines. A link that broke counts for `absent_after`
-    /// among machines that compute, as a machine does; one that is mended has to stay so before a machine
-    /// that was left out is taken back.
+    /// Whether a group may have ranks on both machines. A broken link between machines that compute
+    /// stays usable for `absent_after`, as a machine that is away does. A mended link must stay
+    /// mended for a while before a machine that was left out is taken back.
     pub(super) fn is_usable(&self, pair: Pair, absent_after: Duration, now: Instant) -> bool {
         let Pair { one, other, is_used } = pair;
         let Some(link) = self.0.get(&(one.min(other), one.max(other))) else { return true };
@@ -186,7 +191,7 @@ impl Links {
         }
     }
 
-    /// A broken link between two machines that compute, in words.
+    /// Describes a broken link between two machines that compute, if there is one.
     pub(super) fn broken(
         &self,
         now: Instant,
@@ -263,7 +268,7 @@ impl WatchedLink {
                 self.state = State::Mended { since: now };
             }
             (State::Suspected, Ok(())) => self.state = State::Good,
-            // One that began before the link was mended says nothing new.
+            // A probe that began before the link was mended carries no news.
             (State::Mended { since }, Err(_)) if began < *since => {}
             (State::Mended { .. } | State::Suspected, Err(reason)) => {
                 self.num_breaks += 1;
@@ -273,7 +278,7 @@ impl WatchedLink {
         }
     }
 
-    /// A link that stays mended is as good as any other, once it is used.
+    /// Marks a mended link as good once it is used and has stayed mended long enough.
     fn settle(&mut self, now: Instant, is_used: bool) {
         if let State::Mended { since } = self.state
             && is_used
@@ -329,7 +334,7 @@ mod tests {
             Case { links, network, now: Instant::now(), computing: vec![0, 1, 2] }
         }
 
-        /// As polled ten times a second.
+        /// Lets time pass, with ten polls a second.
         fn pass(&mut self, time: Duration) {
             for _ in 0..time.as_millis() / 100 {
                 self.now += Duration::from_millis(100);
@@ -383,7 +388,7 @@ mod tests {
         assert!(!case.is_usable(1, 2) && !case.is_usable(0, 2), "it is tried before it is used");
         case.pass(MOMENT * 10);
         assert!(case.is_usable(0, 2) && !case.is_usable(1, 2));
-        // Mended, and trusted after a while.
+        // Mended, but usable only after a while.
         case.network.0.borrow_mut().clear();
         case.pass(Duration::from_secs(1));
         assert!(!case.is_usable(1, 2));

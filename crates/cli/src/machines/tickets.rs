@@ -1,4 +1,4 @@
-//! What the ranks of a server prove to it.
+//! Tickets that the ranks of a server prove to it.
 
 use std::path::Path;
 
@@ -7,17 +7,17 @@ use jackalope_protocol::{Identity, PublicKey, Secret};
 
 use crate::cluster::Beside;
 
-/// Derives the ticket of each rank of one server: from this machine's private key, so that nobody else
-/// can, and from what makes it this server, so that the same server that is started again finds the
-/// ranks of its forerunner.
+/// Derives the ticket of each rank of one server from this machine's private key, which no other
+/// machine has, and from the parameters of the server. A server that is started again with the same
+/// parameters derives the same tickets, and so finds the ranks of its predecessor.
 #[derive(Clone, Copy)]
 pub(crate) struct Tickets(Secret);
 
 impl Tickets {
-    /// Of the server that listens for ranks on `port` and serves the model in `dir`.
+    /// Tickets of the server that listens for ranks on `port` and serves the model in `dir`.
     ///
     /// # Errors
-    /// If the system has no randomness.
+    /// If the system provides no randomness.
     pub(crate) fn new(
         identity: &Identity,
         port: u16,
@@ -25,7 +25,8 @@ impl Tickets {
         beside: Option<&Beside>,
     ) -> anyhow::Result<Tickets> {
         let name = beside.map_or("", |it| it.name.as_str());
-        // The next server on a port that the system chooses has another one.
+        // A random part: with a port that the system chooses, no other server derives the same
+        // tickets.
         let once = match port {
             0 => Secret::draw().context("drawing a ticket")?.0.to_vec(),
             _ => Vec::new(),
@@ -35,7 +36,8 @@ impl Tickets {
         Ok(Tickets(identity.derive("jackalope: tickets of ranks", &parts)))
     }
 
-    /// The ticket of a rank on the machine with this key: elsewhere the same rank has another one.
+    /// Returns the ticket of a rank on the machine with this key; on other machines the same rank
+    /// has another ticket.
     pub(crate) fn of(self, rank: usize, machine: &PublicKey) -> Secret {
         self.0.derive("jackalope: ticket", &[&(rank as u64).to_le_bytes(), &machine.0])
     }

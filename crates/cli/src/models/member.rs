@@ -39,8 +39,8 @@ impl Member {
         Member { host, facts, addrs, key, our_ip: node.agent.our_ip(), is_here: false }
     }
 
-    /// This machine, whose library is open to these others for as long as this process runs: that needs
-    /// no agent.
+    /// This machine. Opens its library to `others` for as long as this process runs, without an
+    /// agent.
     ///
     /// # Errors
     /// If it cannot listen, or is not installed.
@@ -84,7 +84,7 @@ impl Member {
         Ok(member)
     }
 
-    /// Our addresses for another member.
+    /// Addresses by which another member may reach this one.
     fn ips_from(&self, other: &Member) -> Vec<IpAddr> {
         let by_route = routes(&[other.node(), self.node()]).ok().map(|it| it[0][1]);
         let as_seen = other.our_ip.filter(|_| self.is_here);

@@ -29,13 +29,13 @@ pub(crate) struct Place {
     pub(crate) dir: String,
     /// … on another machine, if this is set.
     pub(crate) source: Option<ModelSource>,
-    /// Makes what lets ranks read there.
+    /// Creates the grants with which ranks read there.
     pub(crate) granter: Option<Granter>,
-    /// The states of its files there, whose content is that of the model here.
+    /// States of its files there; their content equals that of the model here.
     pub(crate) states: Vec<FileState>,
 }
 
-/// A model's directory on a machine, compared with the one here.
+/// A model's directory on a machine, whose content equals that of the model here.
 #[derive(Clone, Debug)]
 struct SameModel {
     dir: String,
@@ -51,9 +51,10 @@ pub(crate) struct Seats<'a> {
     pub(crate) models_from: Option<&'a str>,
 }
 
-/// By node: where its ranks read the model; and what they have to find there. A machine may have it
-/// elsewhere, but what ranks read must be the same, byte for byte. What was asked for by name is looked
-/// for by name, then at the same path; what was asked for by its directory, the other way round.
+/// Returns, by node, where its ranks read the model; and the content that they must find. A machine
+/// may keep the model in another directory, but the bytes that ranks read must be equal. A model
+/// given by name is looked up by name first, then at the same path; a model given by its directory,
+/// in the reverse order.
 ///
 /// # Errors
 /// Every machine that has another one of that name, or lacks the model with nobody to read it from.
@@ -122,8 +123,8 @@ pub(crate) async fn places(
     Ok((found.iter().enumerate().map(place).collect(), own))
 }
 
-/// What the model here holds, and by node its directory there. The outer error is this machine's.
-/// Every machine hashes its own copy, unless it knows what is in it.
+/// Returns the content of the model here, and by node its directory there. Every machine hashes its
+/// own copy unless the hashes are cached. The outer error is one of this machine.
 fn ask(
     nodes: &Nodes,
     machines: &[Host],
@@ -163,7 +164,7 @@ fn ask(
         let Some(content) = content else {
             return Ok(SameModel { dir, states: own.states.clone() });
         };
-        // Whatever an agent says, ranks there are held to what we have.
+        // Ranks there are held to our content, whatever the agent reported.
         match first_difference(&own.tree, &content.tree, &model.dir) {
             None => Ok(SameModel { dir, states: content.states }),
             Some(what) => {

@@ -36,8 +36,8 @@ fn server(args: &AskArgs, environment: &Environment) -> anyhow::Result<Server> {
     }
 }
 
-/// The server at `url`. A key is for the server it was given to, and for no other; the key of the
-/// environment is for servers on this machine.
+/// Returns the server at `url`. A key is used only for the server that it was given for; the key
+/// from the environment only for servers on this machine.
 pub(crate) fn named(
     url: &str,
     key: &ClientKeyArgs,

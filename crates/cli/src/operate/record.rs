@@ -1,8 +1,8 @@
 //! What is written down about the server of this machine, in files that only its user reads.
 //!
-//! Keys that clients know are in no record: what `restart` needs of them is in files beside the records
-//! (`serve-keys.json`, `last-start-keys.json`), which nothing prints, and commands on this machine ask a
-//! server with a key of its own that ends with it.
+//! The records hold no client keys. The keys that `restart` needs are in files beside the records
+//! (`serve-keys.json`, `last-start-keys.json`), which no command prints. Commands on this machine
+//! use an operator key of the server, which is valid until the server ends.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,13 +21,13 @@ use crate::keys;
 /// The record of the server that runs.
 const RECORD: &str = "serve";
 
-/// What the record leaves out.
+/// Keys that the record leaves out.
 const RECORD_KEYS: &str = "serve-keys.json";
 
 /// How the last server that became ready was started.
 const LAST_START: &str = "last-start.json";
 
-/// What that leaves out.
+/// Keys that `last-start.json` leaves out.
 const LAST_START_KEYS: &str = "last-start-keys.json";
 
 /// Everything that decides what a server does: two that agree in it do the same.
@@ -37,12 +37,12 @@ pub(crate) struct Start {
     pub(crate) words: Vec<String>,
     /// Where it was started.
     pub(crate) cwd: PathBuf,
-    /// Variables that are settings of `serve`, without secrets.
+    /// Variables that set options of `serve`, without secrets.
     pub(crate) env: BTreeMap<String, String>,
     secrets: Secrets,
 }
 
-/// Variables that hold keys and tokens, whether they were typed as flags or set.
+/// Variables that hold keys and tokens, from flags or from the environment.
 #[derive(Clone, Default, Eq, PartialEq)]
 struct Secrets(BTreeMap<String, String>);
 
@@ -57,11 +57,11 @@ impl fmt::Debug for Secrets {
 pub(crate) struct ServeRecord {
     pub(crate) process: Recorded,
     secrets: Secrets,
-    /// Opens this server to whoever operates it, if it asks for keys.
+    /// Key with which commands on this machine access the server, if it asks for keys.
     operator_key: Option<String>,
 }
 
-/// What is written down about a server.
+/// What is recorded about a server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Serving<'a> {
     pub(crate) args: &'a ServeArgs,
@@ -82,7 +82,7 @@ impl Start {
     fn new(words: &[String], cwd: PathBuf, env: &BTreeMap<String, String>) -> Start {
         let mut start = Start { cwd, ..Start::default() };
         start.set(env);
-        // What was typed replaces what was set; a flag of several keys may be typed several times.
+        // Flags override variables; a flag that takes several keys may be given several times.
         let mut typed: BTreeMap<String, String> = BTreeMap::new();
         let mut rest = words.iter().peekable();
         while let Some(word) = rest.next() {
@@ -91,7 +91,7 @@ impl Start {
                 (Some(flag), None) => (flag, rest.peek().map(|it| it.as_str())),
                 (None, _) => ("", None),
             };
-            // An empty key is refused by `serve`; an empty variable would be none.
+            // `serve` refuses an empty key, whereas an empty variable means no key: keep the flag.
             match value.filter(|it| !it.trim().is_empty()) {
                 Some(value) => {
                     let keys = typed.entry(keys::variable_of(flag)).or_default();
@@ -108,7 +108,7 @@ impl Start {
         start
     }
 
-    /// Sets variables.
+    /// Adds variables, and keeps secrets apart from the rest.
     pub(crate) fn set(&mut self, env: &BTreeMap<String, String>) {
         let is_secret =
             |name: &str| keys::SECRET_FLAGS.iter().any(|it| keys::variable_of(it) == name);
@@ -118,13 +118,14 @@ impl Start {
         self.env.extend(env);
     }
 
-    /// The environment of a process that starts so, secrets among it.
+    /// Returns the environment of a process that is started like this, including secrets.
     pub(super) fn environment(&self) -> impl Iterator<Item = (String, String)> {
         let all = self.env.iter().chain(&self.secrets.0);
         all.map(|(name, value)| (name.clone(), value.clone()))
     }
 
-    /// For people: the command, with the names of the variables that hold secrets.
+    /// Returns the command for people: with the names of the variables that hold secrets, not their
+    /// values.
     pub(super) fn public_command(&self) -> String {
         let secrets = self.secrets.0.keys().map(|name| format!("{name}=*** "));
         format!("{}jackalope serve {}", secrets.collect::<String>(), self.words.join(" "))
@@ -137,7 +138,7 @@ impl Start {
     fn from_json(value: &Value, secrets: Secrets) -> Option<Start> {
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let words = value["words"].as_array()?.iter().map(text).collect::<Option<Vec<String>>>()?;
-        // Earlier versions kept secrets among the rest.
+        // Earlier versions stored secrets among the arguments and variables.
         let mut start = Start::new(&words, text(&value["cwd"])?.into(), &texts(&value["env"])?);
         start.secrets.0.extend(secrets.0);
         Some(start)
@@ -153,7 +154,7 @@ impl Start {
     /// To be found by [`Start::last`].
     pub(crate) fn remember(&self, home: &Home) -> Result<(), HomeError> {
         if self.secrets.0.is_empty() {
-            // One that was never there is forgotten already.
+            // An error means that there was no such file.
             std::fs::remove_file(home.join(LAST_START_KEYS)).ok();
         } else {
             home.write(LAST_START_KEYS, json!(self.secrets.0).to_string().as_bytes())?;
@@ -166,7 +167,7 @@ fn read_json(home: &Home, name: &str) -> Option<Value> {
     serde_json::from_str(&std::fs::read_to_string(home.join(name)).ok()?).ok()
 }
 
-/// An object whose values are all texts.
+/// Parses an object whose values are all strings.
 fn texts(value: &Value) -> Option<BTreeMap<String, String>> {
     let text = |(name, value): (&String, &Value)| Some((name.clone(), value.as_str()?.to_owned()));
     value.as_object()?.iter().map(text).collect()
@@ -205,7 +206,7 @@ impl ServeRecord {
 
     pub(crate) fn forget(&self, home: &Home) {
         if Recorded::read(home, RECORD).as_ref() == Some(&self.process) {
-            // One that stays opens nothing: its server is gone.
+            // If the file stays, its keys are useless: their server is gone.
             std::fs::remove_file(home.join(RECORD_KEYS)).ok();
         }
         self.process.forget(home, RECORD);
@@ -216,7 +217,7 @@ impl ServeRecord {
         let process = Recorded::read(home, RECORD)?;
         let keys = read_json(home, RECORD_KEYS).unwrap_or_default();
         let secrets = Secrets(texts(&keys["start"]).unwrap_or_default());
-        // Earlier versions wrote a key of the clients' down.
+        // Earlier versions recorded a client key.
         let key = keys["operator_key"].as_str().or(process.about["api_key"].as_str());
         let operator_key = key.map(str::to_owned);
         Some(ServeRecord { process, secrets, operator_key })
@@ -290,7 +291,7 @@ mod tests {
         let env: BTreeMap<String, String> = start.environment().collect();
         assert_eq!((&*env["JACKALOPE_API_KEY"], &*env["JACKALOPE_ADMIN_KEY"]), ("one,3", "two"));
         assert!(!format!("{start:?}").contains("two"), "{start:?}");
-        // Refused by `serve`, not dropped.
+        // `serve` refuses these; they are not dropped.
         assert_eq!(started(&["--api-key", " "], &[]).words, ["--api-key", " "]);
         assert_eq!(started(&["--api-key"], &[]).words, ["--api-key"]);
     }

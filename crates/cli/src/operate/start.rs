@@ -185,7 +185,7 @@ pub(super) fn begin(
     let pid = spawn.start_detached(log).context("starting the server")?;
     let log = Log { path, from };
     let running = wait_until_ready(home, pid, Instant::now() + wait, &log);
-    // A log that could not be written says nothing about it.
+    // On a full disk the log does not show the cause, so the space is checked.
     let running = running.map_err(|err| match home.check_space() {
         Ok(()) => err,
         Err(full) => anyhow::anyhow!("{err:#}\n{full}"),

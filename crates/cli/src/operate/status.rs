@@ -193,7 +193,8 @@ fn rank_line(rank: &Value) -> String {
     )
 }
 
-/// Whether a rank's connections to the others are encrypted, if there are others.
+/// Describes whether a rank's connections to the others are encrypted; empty if there are no
+/// others.
 fn encrypted(rank: &Value) -> String {
     let own = rank["rank"].as_u64().and_then(|it| usize::try_from(it).ok());
     let flags = rank["encrypts"].as_array().map_or(&[][..], Vec::as_slice);

@@ -43,7 +43,7 @@ pub(super) async fn run(
     let ticket = rank::ticket_by_hand(&rank::known_secret(environment)?, rank);
     let variables = cluster.variables(rank, hostfile, (args.backend, coordinator));
     let looking = Looking { rank, control, wait: WAIT_SECONDS };
-    // Its own entry names its addresses; else the one by which it reaches rank 0.
+    // The addresses of its own hostfile entry, else the local address towards rank 0.
     let mut ips = cluster.hostfile.hosts[rank as usize].ips.clone();
     if ips.is_empty() {
         ips.extend(address_towards(control.ip()));

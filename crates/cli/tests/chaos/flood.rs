@@ -1,4 +1,4 @@
-//! Strangers who open connections and say nothing.
+//! Unauthenticated peers that open connections and send nothing.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -11,22 +11,22 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// From all strangers together.
+/// Rate of new connections, over all peers.
 const CONNECTIONS_PER_S: u64 = 2000;
 
-/// Each is held for a second, so that no more are open at once.
+/// Maximum number of open connections; at that rate each one is held for about a second.
 const HELD_MAX: usize = 1900;
 
-/// No flood is longer.
+/// Maximum length of a flood.
 const LENGTH_MAX: Duration = Duration::from_secs(10);
 
-/// Between two volleys.
+/// Pause between two batches of connections.
 const TICK: Duration = Duration::from_millis(5);
 
-/// Who they are: addresses of this machine that nobody else uses.
+/// Source addresses of the peers: addresses of this machine without other use.
 const STRANGERS: [Ipv4Addr; 2] = [Ipv4Addr::new(127, 0, 0, 2), Ipv4Addr::new(127, 0, 0, 3)];
 
-/// A flood that goes on until it has been long enough, or is dropped.
+/// A flood that runs for its length, or until it is dropped.
 pub(crate) struct Flood {
     is_over: Arc<AtomicBool>,
     num_opened: Arc<AtomicU64>,
@@ -34,7 +34,7 @@ pub(crate) struct Flood {
 }
 
 impl Flood {
-    /// Begins to connect to these ports of this machine in turn.
+    /// Starts to connect to these ports of this machine in turn.
     pub(crate) fn begin(ports: Vec<u16>, length: Duration) -> Flood {
         let is_over = Arc::new(AtomicBool::new(false));
         let num_opened = Arc::new(AtomicU64::new(0));
@@ -44,7 +44,7 @@ impl Flood {
         Flood { is_over, num_opened, thread: Some(thread) }
     }
 
-    /// Waits for its end, and says how many connections were opened.
+    /// Waits for the end of the flood, and returns the number of connections that were opened.
     pub(crate) fn end(mut self) -> u64 {
         if let Some(thread) = self.thread.take() {
             thread.join().ok();
@@ -81,7 +81,7 @@ fn flood(ports: &[u16], until: Instant, is_over: &AtomicBool, num_opened: &Atomi
     }
 }
 
-/// Begins a connection. It ends with a reset, which leaves nothing behind here.
+/// Starts a connection. It ends with a reset, so that no socket of this machine lingers.
 fn knock(from: Ipv4Addr, port: u16) -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
@@ -93,9 +93,9 @@ fn knock(from: Ipv4Addr, port: u16) -> rustix::io::Result<OwnedFd> {
     }
 }
 
-/// Lets this process have as many files open as it may.
+/// Raises this process's limit of open files to its maximum.
 pub(crate) fn raise_open_files() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // A flood from fewer connections is a smaller flood.
+    // If this fails, the flood is smaller.
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).ok();
 }

@@ -1,4 +1,4 @@
-//! A server with several ranks on this machine, and what can be done to it.
+//! A server with several ranks on this machine, and the faults that can be inflicted on it.
 
 use std::collections::VecDeque;
 use std::fs::OpenOptions;
@@ -21,19 +21,19 @@ use crate::plan::{Fault, Kind, STALL};
 use crate::program::{RankProcess, command, ranks_of, send, wait_until};
 use crate::streams;
 
-/// A server that is not ready by then is reported; large models are written to disk before.
+/// How long a server may take to become ready. Large models are written to disk before.
 const READY_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A victim or its replacement is looked for so long.
+/// How long to look for a victim or its replacement.
 const VICTIM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// After SIGTERM.
+/// How long the server may take to end after SIGTERM.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Lines of the log that a report ends with.
+/// Log lines at the end of a report.
 const LAST_LINES: usize = 20;
 
-/// Clients that leave, at one fault.
+/// Clients that disconnect in one fault.
 const NUM_LEAVING: usize = 6;
 
 /// A running server.
@@ -43,21 +43,21 @@ pub(crate) struct Machine {
     log: Arc<Log>,
 }
 
-/// What the server writes to its standard error: a pipe that is read unless somebody blocks it.
+/// The server's standard error: a pipe that is read unless it is blocked.
 struct Log {
     is_blocked: AtomicBool,
     last_lines: Mutex<VecDeque<String>>,
-    /// The pipe's other end is held here too, so that it can be filled.
+    /// A second handle of the pipe's write end, for filling the pipe.
     writer: PipeWriter,
 }
 
-/// Processes that have to go, from when on, and who gets in the way for how long.
+/// Effects of a fault: the processes that must disappear, the time, and a description.
 #[derive(Debug, Default)]
 pub(crate) struct Harm {
     pub(crate) victims: Vec<u32>,
-    /// When the last harm was done.
+    /// Time of the last harm, in seconds of the run.
     pub(crate) at_s: f64,
-    /// For the log of the run.
+    /// Description for the log of the run.
     pub(crate) words: String,
 }
 
@@ -69,7 +69,7 @@ impl Machine {
         serve.args(["--ranks", &num_ranks.to_string()]);
         serve.args(["--stall-timeout", &STALL.as_secs().to_string()]);
         serve.env("JACKALOPE_HOME", home()).env_remove("JACKALOPE_CPU").env("RUST_LOG", "debug");
-        // An interrupt of this run is not the server's.
+        // An interrupt of this run must not reach the server.
         std::os::unix::process::CommandExt::process_group(&mut serve, 0);
         let (stderr, writer) = std::io::pipe()?;
         serve.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(writer.try_clone()?);
@@ -84,7 +84,7 @@ impl Machine {
             let mut line = String::new();
             let mut stdout = BufReader::new(stdout);
             stdout.read_line(&mut line).ok();
-            // Nobody waits any more after the deadline.
+            // The receiver is gone after the deadline.
             sender.send(line).ok();
             std::io::copy(&mut stdout, &mut std::io::sink()).ok();
         });
@@ -102,7 +102,7 @@ impl Machine {
         self.child.id()
     }
 
-    /// How it ended, if it did.
+    /// Describes how the server ended, if it did.
     pub(crate) fn ended(&mut self) -> Option<String> {
         let status = self.child.try_wait().ok().flatten()?;
         Some(format!("the server ended: {status}\n{}", self.last_lines()))
@@ -113,7 +113,7 @@ impl Machine {
         lines.iter().cloned().collect::<Vec<String>>().join("\n")
     }
 
-    /// Asks it to end; the error says that it did not.
+    /// Asks the server to end; the error says why that failed.
     pub(crate) fn end(mut self) -> Result<(), String> {
         send(self.pid(), Signal::TERM);
         let ended =
@@ -125,7 +125,7 @@ impl Machine {
         }
     }
 
-    /// The live rank that a random number means; frozen ones are not chosen.
+    /// Returns the rank that a random number selects; waits if there is none.
     fn rank(&self, choice: usize) -> Option<RankProcess> {
         wait_until(Instant::now() + VICTIM_TIMEOUT, || {
             let ranks = ranks_of(self.pid());
@@ -141,7 +141,7 @@ impl Machine {
         Some(rank)
     }
 
-    /// Does what was planned. Returns when the last harm is done and what lasts has ended.
+    /// Inflicts a planned fault. Returns once the last harm is done and a lasting fault has ended.
     pub(crate) fn inflict(&self, fault: &Fault, now_s: impl Fn() -> f64) -> Harm {
         let mut harm = Harm { at_s: now_s(), ..Harm::default() };
         let first = fault.victims[0];
@@ -181,8 +181,8 @@ impl Machine {
         harm
     }
 
-    /// Kills a rank and stops its replacement as soon as the system lists it, be that before it has
-    /// become another program.
+    /// Kills a rank and stops its replacement as soon as the system lists it, possibly before it
+    /// executes the rank program.
     fn freeze_replacement(&self, choice: usize, harm: &mut Harm, now_s: impl Fn() -> f64) {
         let known = children_of(self.pid());
         if self.signal_rank(choice, Signal::KILL, harm).is_none() {
@@ -202,7 +202,7 @@ impl Machine {
         harm.words += ", which nothing replaced";
     }
 
-    /// Clients that open streams and leave at different tokens.
+    /// Lets clients open streams and disconnect after different numbers of tokens.
     fn leave(&self, fault: &Fault) {
         let clients: Vec<_> = (0..NUM_LEAVING)
             .map(|idx| {
@@ -216,7 +216,7 @@ impl Machine {
         clients.into_iter().for_each(|client| drop(client.join()));
     }
 
-    /// The HTTP port, and the control port as the ranks were told it.
+    /// Returns the HTTP port, and the control port from a rank's command line.
     fn ports(&self) -> Vec<u16> {
         let control = ranks_of(self.pid()).iter().find_map(|rank| {
             let line = std::fs::read(format!("/proc/{}/cmdline", rank.pid)).ok()?;
@@ -235,21 +235,21 @@ impl Drop for Machine {
         let ranks = ranks_of(self.pid());
         self.child.kill().ok();
         self.child.wait().ok();
-        // One that is stopped does not notice that its server is gone.
+        // A stopped rank does not notice that its server is gone.
         ranks.iter().for_each(|rank| send(rank.pid, Signal::KILL));
     }
 }
 
 impl Log {
-    /// Reads nothing from now on, and leaves no room in the pipe.
+    /// Stops reading, and fills the pipe.
     fn block(&self) {
         self.is_blocked.store(true, Ordering::SeqCst);
-        // Opened anew, as the server's own descriptor must go on to block.
+        // Opened again: the server's own descriptor must stay blocking.
         let path = format!("/proc/self/fd/{}", self.writer.as_raw_fd());
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let opened = OpenOptions::new().write(true).custom_flags(flags).open(path);
         let mut writer = opened.expect("our own end of the pipe");
-        // Until it is full; whole lines, which are passed over later.
+        // Fills the pipe with whole lines, which the reader skips later.
         for piece in [&b"DEBUG filler\n".repeat(79)[..], b"\n"] {
             while writer.write_all(piece).is_ok() {}
         }
@@ -267,7 +267,7 @@ impl Log {
                 Ok(0) | Err(_) => return,
                 Ok(_) => {}
             }
-            // The run's end is told by what an operator acts on.
+            // A report ends only with lines on which an operator would act.
             let is_detail = line.windows(5).any(|it| it == b"DEBUG" || it == b"TRACE");
             if is_detail || line.trim_ascii().is_empty() {
                 continue;
@@ -281,20 +281,20 @@ impl Log {
     }
 }
 
-/// Children of a process, whatever they run.
+/// Children of a process, whatever program they run.
 fn children_of(parent: u32) -> Vec<u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten();
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let is_child = |pid: &u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // Behind the name, which may hold anything: the state, then the parent.
+        // The name may contain anything; behind it are the state and the parent.
         let parent_pid = stat.rsplit_once(')').and_then(|it| it.1.split_whitespace().nth(1));
         parent_pid.and_then(|it| it.parse().ok()) == Some(parent)
     };
     pids.filter(is_child).collect()
 }
 
-/// A folder for the server under test.
+/// The home folder of the server under test.
 fn home() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("chaos-home-{}", std::process::id()))
 }

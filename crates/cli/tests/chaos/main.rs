@@ -1,8 +1,8 @@
-//! Chaos: a real server with streams open all the time, and faults from a seed. Counts streams that
-//! were lost, tokens that changed and how long nothing came, by kind of fault.
+//! Chaos test: a real server with streams open all the time, and faults that follow from a seed.
+//! Counts lost streams, changed tokens and pauses, by kind of fault.
 //!
-//! `cargo xtask chaos --minutes N` runs it. Without `--minutes`, as `cargo test` starts it, one rank is
-//! killed once.
+//! `cargo xtask chaos --minutes N` runs it. Without `--minutes`, as under `cargo test`, it kills
+//! one rank once.
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 #![expect(clippy::print_stdout, reason = "a run tells its seed, and what took how long")]
 

@@ -1,4 +1,4 @@
-//! A server over three hosts, and what can be done to them and to the network between them.
+//! A server over three hosts, and the faults that can be inflicted on the hosts and their network.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use crate::program::send;
 /// The coordinator's machine, and two workers.
 const NUM_HOSTS: usize = 3;
 
-/// Hosts in namespaces, with a server over all of them.
+/// Hosts in network namespaces, with a server over all of them.
 pub(crate) struct Network {
-    /// Ends before its hosts do.
+    /// The server ends before its hosts do.
     pub(crate) server: Server,
     lab: Lab,
 }
@@ -30,7 +30,7 @@ impl Network {
         Network { server, lab }
     }
 
-    /// A worker that a random number means: never the coordinator's machine.
+    /// Returns the worker that a random number selects; never the coordinator's machine.
     fn worker(choice: usize) -> usize {
         1 + choice % (NUM_HOSTS - 1)
     }
@@ -41,8 +41,8 @@ impl Network {
         pids
     }
 
-    /// Does what was planned and mends what can be mended. Says when the last harm was done, and when it
-    /// was mended.
+    /// Inflicts a planned fault and mends what can be mended. Returns the harm, and when it was
+    /// mended.
     pub(crate) fn inflict(
         &mut self,
         fault: &Fault,
@@ -97,7 +97,7 @@ impl Network {
         let (from, to) = match fault.kind {
             Kind::LinkToCoordinator => (0, worker),
             Kind::LinkBetweenWorkers => (1, 2),
-            // To either other host, and from it.
+            // One direction of a worker's link: from the coordinator, or to another host.
             _ if choice.is_multiple_of(4) => (0, worker),
             _ => (worker, (worker + 1 + choice / 4 % 2) % NUM_HOSTS),
         };
@@ -114,7 +114,7 @@ impl Network {
         (harm, Some(now_s()))
     }
 
-    /// How long everything that was away may take to compute again.
+    /// How long it may take until all hosts compute again.
     pub(crate) fn return_timeout() -> Duration {
         Duration::from_secs(60)
     }

@@ -1,5 +1,5 @@
-//! What a chaos run does and how it is judged. Pure: a schedule follows from its seed alone, and a
-//! report from what was measured.
+//! Schedule and report of a chaos run. Pure: the schedule follows from its seed alone, the report
+//! from the measurements.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -7,16 +7,17 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// Seconds after which a rank without progress counts as frozen, as the server under test is told.
+/// Stall timeout of the server under test: a rank without progress for this time counts as frozen.
 pub(crate) const STALL: Duration = Duration::from_secs(3);
 
-/// Seconds after which the model is placed without a machine that is away, likewise.
+/// `--absent-after` of the server under test: the time after which it goes on without a machine
+/// that is away.
 pub(crate) const ABSENT_AFTER: Duration = Duration::from_secs(4);
 
 /// Random choices of one fault; enough for the largest storm.
 const NUM_CHOICES: usize = 6;
 
-/// What is done to the server under test.
+/// Kind of fault that is inflicted on the server under test.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) enum Kind {
     /// SIGKILL to one rank.
@@ -29,11 +30,11 @@ pub(crate) enum Kind {
     Freeze,
     /// SIGKILL to one rank, and SIGSTOP to its replacement as soon as it appears.
     FrozenReplacement,
-    /// Nobody reads the server's log while a rank is killed.
+    /// The server's log is not read while a rank is killed.
     BlockedLog,
-    /// Strangers connect to the HTTP and control ports while a rank is killed.
+    /// Unauthenticated peers connect to the HTTP and control ports while a rank is killed.
     Flood,
-    /// Clients open streams and leave.
+    /// Clients open streams and disconnect.
     Disconnects,
     /// A worker and the coordinator do not reach each other for some seconds.
     LinkToCoordinator,
@@ -45,12 +46,12 @@ pub(crate) enum Kind {
     HungAgent,
     /// SIGKILL to a worker's agent.
     KilledAgent,
-    /// A worker loses its power, and has it back later.
+    /// A worker loses its power, and gets it back later.
     MachineAway,
 }
 
 impl Kind {
-    /// What can be done on one machine.
+    /// Kinds of faults for a server on one machine.
     pub(crate) const ON_ONE_MACHINE: [Kind; 8] = [
         Kind::Kill,
         Kind::Burst,
@@ -62,7 +63,7 @@ impl Kind {
         Kind::Disconnects,
     ];
 
-    /// What can be done on hosts with a network between them.
+    /// Kinds of faults for hosts with a network between them.
     pub(crate) const ON_HOSTS: [Kind; 9] = [
         Kind::Kill,
         Kind::Burst,
@@ -100,15 +101,15 @@ impl Kind {
         all.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// The longest time without a token of any stream, from the last harm on. What is mended later has
-    /// [`Kind::bound_when_mended`] from then on.
+    /// Maximum pause without a token of any stream, from the last harm on. After a mend,
+    /// [`Kind::bound_when_mended`] applies.
     pub(crate) fn bound(self) -> Duration {
         let second = Duration::from_secs(1);
         match self {
             Kind::Kill | Kind::Burst | Kind::Storm | Kind::BlockedLog | Kind::Disconnects => second,
             Kind::Flood => 2 * second,
             Kind::Freeze | Kind::FrozenReplacement => STALL + second,
-            // The machine that is not reached is done without.
+            // The server goes on without the machine that it cannot reach.
             Kind::LinkToCoordinator | Kind::LinkBetweenWorkers | Kind::OneWay => {
                 ABSENT_AFTER + STALL + 2 * second
             }
@@ -117,7 +118,7 @@ impl Kind {
         }
     }
 
-    /// The same after a link was mended or a machine has come back.
+    /// Maximum pause after a link was mended or a machine came back.
     pub(crate) fn bound_when_mended(self) -> Duration {
         Duration::from_secs(2)
     }
@@ -144,25 +145,26 @@ impl Random {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Fault {
     pub(crate) kind: Kind,
-    /// Nothing happens before it for so long.
+    /// Time without a fault before this one.
     pub(crate) quiet: Duration,
-    /// Ranks or hosts that are met, modulo their number.
+    /// Numbers of the affected ranks or hosts, modulo how many there are.
     pub(crate) victims: Vec<usize>,
-    /// Pauses between them.
+    /// Pauses between the victims.
     pub(crate) gaps: Vec<Duration>,
-    /// How long a lasting fault lasts.
+    /// Duration of a lasting fault.
     pub(crate) length: Duration,
 }
 
 impl Fault {
-    /// For the log of a run.
+    /// Description for the log of a run.
     pub(crate) fn words(&self) -> String {
         let Fault { kind, victims, length, .. } = self;
         format!("{} of {victims:?}, {:.1} s", kind.name(), length.as_secs_f64())
     }
 }
 
-/// Faults without end. Kinds are dealt like cards, so that a short run meets all of them.
+/// An endless sequence of faults. Kinds come in shuffled rounds, so that a short run includes all
+/// of them.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
     random: Random,
@@ -173,7 +175,7 @@ pub(crate) struct Schedule {
 impl Schedule {
     pub(crate) fn new(seed: u64, kinds: &[Kind]) -> Schedule {
         assert!(!kinds.is_empty(), "there is something to do");
-        // Zero would stay zero; neighbouring seeds must differ at once.
+        // Xorshift maps zero to itself, and neighbouring seeds must differ at once.
         let seed = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         Schedule { random: Random(seed), kinds: kinds.to_vec(), deck: Vec::new() }
     }
@@ -181,7 +183,7 @@ impl Schedule {
     fn kind(&mut self) -> Kind {
         if self.deck.is_empty() {
             self.deck = self.kinds.clone();
-            // What happens most often in practice.
+            // Kills happen most often in practice.
             let kills = self.kinds.iter().filter(|it| **it == Kind::Kill).count();
             self.deck.extend(std::iter::repeat_n(Kind::Kill, 2 * kills));
             for idx in (1..self.deck.len()).rev() {
@@ -220,39 +222,39 @@ impl Iterator for Schedule {
     }
 }
 
-/// What the streams have seen since somebody looked.
+/// Observations of the streams since they were last taken.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
-    /// When tokens came, by stream, in seconds of the run.
+    /// Arrival times of tokens, by stream, in seconds of the run.
     pub(crate) tokens: Vec<Vec<f64>>,
-    /// Streams that ended otherwise than they should, in words.
+    /// Streams that failed, in words.
     pub(crate) lost: Vec<String>,
-    /// Streams whose tokens were others than before, in words.
+    /// Streams whose tokens differed from the reference, in words.
     pub(crate) changed: Vec<String>,
 }
 
-/// From when on pauses are judged, and how long the longest may be.
+/// Start of a period in which pauses are judged, and the bound for them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Phase {
     pub(crate) at_s: f64,
     pub(crate) bound: Duration,
 }
 
-/// What one fault did.
+/// Measured effects of one fault.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
     /// Longest time without a token of any stream, after the last harm or mend.
     pub(crate) any_s: f64,
-    /// Longest time without a token of the stream that waited longest, likewise.
+    /// Longest time without a token of the slowest stream, likewise.
     pub(crate) every_s: f64,
-    /// The latter from the first harm on.
+    /// As `every_s`, from the first harm on.
     pub(crate) silence_s: f64,
-    /// A pause that was longer than its bound, with that.
+    /// The longest pause that exceeded its bound, and that bound.
     pub(crate) over: Option<(f64, f64)>,
 }
 
 impl Outcome {
-    /// Judges the times at which tokens of each stream came, in seconds, until `end_s`.
+    /// Judges the arrival times of tokens, by stream in seconds, until `end_s`.
     pub(crate) fn of(tokens: &[Vec<f64>], phases: &[Phase], end_s: f64) -> Outcome {
         let mut merged: Vec<f64> = tokens.iter().flatten().copied().collect();
         merged.sort_by(f64::total_cmp);
@@ -285,7 +287,7 @@ fn longest_pause(moments: &[f64], from: f64, until: f64) -> f64 {
     longest.max(until - last)
 }
 
-/// All faults of one kind.
+/// Results of all faults of one kind.
 #[derive(Clone, Debug, Default)]
 struct Row {
     outcomes: Vec<Outcome>,
@@ -293,16 +295,17 @@ struct Row {
     num_changed: usize,
 }
 
-/// What a run has found so far.
+/// Results of a run so far.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Report {
     rows: BTreeMap<Kind, Row>,
-    /// What is wrong, in words.
+    /// Failures, in words.
     pub(crate) wrong: Vec<String>,
 }
 
 impl Report {
-    /// Adds what a fault of this kind did, streams that it lost, and streams whose tokens it changed.
+    /// Adds the outcome of a fault, and the numbers of lost streams and of streams with changed
+    /// tokens.
     pub(crate) fn add(&mut self, kind: Kind, outcome: Outcome, lost: usize, changed: usize) {
         let row = self.rows.entry(kind).or_default();
         row.outcomes.push(outcome);
@@ -310,7 +313,7 @@ impl Report {
         row.num_changed += changed;
     }
 
-    /// Adds what streams saw that is wrong, with what was going on.
+    /// Adds the failures that streams observed; `during` names the period.
     pub(crate) fn count_wrong(&mut self, during: &str, seen: &Seen) {
         let lost = seen.lost.iter().map(|it| format!("{during}: lost: {it}"));
         let changed = seen.changed.iter().map(|it| format!("{during}: tokens changed: {it}"));
@@ -321,12 +324,12 @@ impl Report {
         self.rows.values().map(|row| row.outcomes.len()).sum()
     }
 
-    /// Whether nothing was lost or changed, and no bound exceeded.
+    /// Whether no stream was lost or changed and no bound was exceeded.
     pub(crate) fn is_well(&self) -> bool {
         self.wrong.is_empty() && self.rows.values().all(|it| it.num_lost + it.num_changed == 0)
     }
 
-    /// For people, and for BENCHMARKS.md.
+    /// Table for people, and for BENCHMARKS.md.
     pub(crate) fn table(&self) -> String {
         let mut text = String::from(
             "| Fault | Count | Streams lost | Tokens changed | Until any stream goes on: median / 95 % / most | \
@@ -353,7 +356,7 @@ impl Report {
         text
     }
 
-    /// For programs.
+    /// Report for programs.
     pub(crate) fn json(&self) -> Value {
         let row = |(kind, row): (&Kind, &Row)| {
             let [any, every] = row.quantiles();
@@ -399,7 +402,7 @@ impl Row {
     }
 }
 
-/// The smallest value that this share of all does not exceed; 0 of none.
+/// Nearest-rank quantile of sorted values; 0 if there are none.
 fn quantile(sorted: &[f64], share: f64) -> f64 {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)

@@ -1,4 +1,4 @@
-//! The run: options, the loop over faults, and what is printed.
+//! A chaos run: options, the loop over faults, and the printed results.
 
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
@@ -18,19 +18,19 @@ use crate::program::command;
 use crate::streams::{Streams, agent};
 use crate::{checkpoint, flood, lab};
 
-/// Everything that a fault has stopped goes on within so long after its bound, or the run ends.
+/// How long after a fault's bound everything may take to go on before the run ends.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(30);
 
-/// How long `/health/ready` may take.
+/// How long `/health/ready` may take to answer.
 const READY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Between two looks at a server that recovers.
+/// Interval between two queries of a server that recovers.
 const POLL: Duration = Duration::from_millis(10);
 
-/// Lines about what is wrong that are printed; `--json` has them all.
+/// Failures that are printed; `--json` has them all.
 const WRONG_MAX: usize = 60;
 
-/// A stream goes on when so many tokens have come after the fault.
+/// Tokens after a fault with which a stream counts as going on.
 const TOKENS_AFTER: usize = 3;
 
 /// Chaos: a real server under faults from a seed.
@@ -40,7 +40,7 @@ struct Options {
     /// Minutes after which no further fault begins.
     #[arg(long, value_name = "MINUTES")]
     minutes: f64,
-    /// The faults follow from it. Default: from the clock.
+    /// Seed of the faults. Default: from the clock.
     #[arg(long, value_name = "SEED")]
     seed: Option<u64>,
     /// Use hosts in network namespaces, with faults of their network (root only).
@@ -52,19 +52,19 @@ struct Options {
     /// Checkpoint: the one that ships, or random weights of Qwen3 0.6B's shape.
     #[arg(long, value_enum, default_value = "mini")]
     size: Size,
-    /// Bounds are multiplied by this, for slow machines.
+    /// Factor for all bounds, for slow machines.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     patience: f64,
-    /// Streams that are open at a time.
+    /// Number of streams open at a time.
     #[arg(long, value_name = "COUNT", default_value_t = 8)]
     streams: usize,
-    /// Ranks on one machine.
+    /// Number of ranks on one machine.
     #[arg(long, value_name = "COUNT", default_value_t = 3)]
     ranks: usize,
     /// Kinds of faults, separated by commas. Default: all.
     #[arg(long, value_name = "KINDS", value_delimiter = ',')]
     faults: Vec<String>,
-    /// End after so many faults. Default: when the time is over.
+    /// End after this number of faults. Default: when the time is over.
     #[arg(long, value_name = "COUNT")]
     count: Option<usize>,
 }
@@ -77,7 +77,8 @@ enum Size {
 }
 
 impl Options {
-    /// Of the command line. As `cargo test` starts it there is one fault, unless its filter means others.
+    /// Parses the command line. Under `cargo test` there is one fault, or none if the filter
+    /// selects other tests.
     fn read() -> Option<Options> {
         let words: Vec<String> = std::env::args().skip(1).collect();
         let name = "cargo xtask chaos".to_owned();
@@ -157,7 +158,7 @@ impl Target {
         }
     }
 
-    /// Does a fault, and returns what was done and from when on pauses are judged.
+    /// Inflicts a fault. Returns what was done, and the periods in which pauses are judged.
     fn inflict(
         &mut self,
         fault: &Fault,
@@ -174,11 +175,11 @@ impl Target {
         (harm, phases)
     }
 
-    /// How the server ended, if it did.
+    /// Describes how the server ended, if it did.
     fn ended(&mut self) -> Option<String> {
         match self {
             Target::Machine(machine) => machine.ended(),
-            // One that has ended answers nobody, which ends the run as well.
+            // A server that has ended answers no query, which ends the run as well.
             Target::Network(_) => None,
         }
     }
@@ -201,14 +202,14 @@ impl Target {
     }
 }
 
-/// Status and body; `None` if nothing came.
+/// Status and body; `None` without an answer.
 fn get(url: &str, path: &str) -> Option<(u16, Value)> {
     let mut response = agent(READY_TIMEOUT).get(format!("{url}{path}")).call().ok()?;
     let text = response.body_mut().read_to_string().ok()?;
     Some((response.status().as_u16(), serde_json::from_str(&text).unwrap_or_default()))
 }
 
-/// The checkpoint, made if it has to be.
+/// Returns the checkpoint's folder; creates the checkpoint if needed.
 fn model(size: Size, program: &Path) -> anyhow::Result<PathBuf> {
     if size == Size::Mini {
         return Ok(checkpoint::shipped());
@@ -224,7 +225,7 @@ fn model(size: Size, program: &Path) -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-/// Set by an interrupt (Ctrl-C, SIGTERM).
+/// Returns a flag that an interrupt (Ctrl-C, SIGTERM) sets.
 fn interrupted() -> anyhow::Result<Arc<AtomicBool>> {
     let is_over = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&is_over);
@@ -246,7 +247,7 @@ fn interrupted() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(is_over)
 }
 
-/// One run. True if all is well.
+/// Runs the test. Returns true if nothing is wrong.
 fn run(options: &Options) -> anyhow::Result<bool> {
     let (seed, kinds) = (options.seed(), options.kinds()?);
     let length = Duration::try_from_secs_f64(options.minutes * 60.0);
@@ -270,7 +271,7 @@ fn run(options: &Options) -> anyhow::Result<bool> {
         std::thread::sleep(fault.quiet);
         if let Err(why) = run.one_fault(number, &fault) {
             let words = format!("#{number} {}: the run ends here: {why}", fault.words());
-            // What matters most comes first.
+            // The failure that ended the run comes first.
             run.report.wrong.insert(0, words);
             break;
         }
@@ -278,7 +279,7 @@ fn run(options: &Options) -> anyhow::Result<bool> {
     run.end(options, seed, began.elapsed())
 }
 
-/// A server under test, and what was found so far.
+/// A server under test, and the results so far.
 struct Run {
     target: Target,
     streams: Streams,
@@ -288,14 +289,14 @@ struct Run {
 }
 
 impl Run {
-    /// Does one fault and waits until everything goes on. The error says what did not.
+    /// Inflicts one fault and waits until everything goes on. The error says what did not.
     fn one_fault(&mut self, number: usize, fault: &Fault) -> Result<(), String> {
         let Run { target, streams, patience, is_over, report } = self;
         report.count_wrong(&format!("before #{number}"), &streams.take());
         let (harm, phases) = target.inflict(fault, *patience, || streams.now_s());
         let recovered = wait_until_all_go_on(target, streams, &harm, fault.kind, is_over);
         if recovered == Ok(Waited::Interrupted) {
-            // Nobody knows how it would have gone on.
+            // An interrupted recovery cannot be judged.
             return Ok(());
         }
         let seen = streams.take();
@@ -317,7 +318,7 @@ impl Run {
         recovered.map(drop)
     }
 
-    /// Ends the server and prints what was found. True if all is well.
+    /// Ends the server and prints the report. Returns true if nothing is wrong.
     fn end(self, options: &Options, seed: u64, took: Duration) -> anyhow::Result<bool> {
         let Run { target, streams, mut report, .. } = self;
         report.count_wrong("at the end", &streams.take());
@@ -384,14 +385,14 @@ fn wait_until_all_go_on(
     }
 }
 
-/// Whether a process is there and has not ended.
+/// Whether a process exists and has not ended.
 fn is_there(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').and_then(|it| it.1.split_whitespace().next());
     state.is_some_and(|state| !"ZX".contains(state))
 }
 
-/// What is told beside the faults.
+/// What is printed besides the faults.
 struct Shown {
     seed: u64,
     took: Duration,

@@ -1,5 +1,5 @@
-//! Clients that stream the same requests again and again and compare every token with what the server
-//! answered before any fault.
+//! Clients that repeat the same streamed requests and compare every token with the answer that the
+//! server gave before any fault.
 
 use std::io::{BufRead, BufReader};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,19 +11,19 @@ use ureq::Agent;
 
 use crate::plan::Seen;
 
-/// A stream that takes longer is lost, whatever it says.
+/// A stream that takes longer counts as lost.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The answers before any fault; large models on slow machines take their time.
+/// How long an answer before any fault may take; large models on slow machines need the time.
 const REFERENCE_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A refused client comes again after so long.
+/// Pause before a refused client retries.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// Most characters of a reason.
+/// Maximum number of characters of a reason.
 const WHY_CHARS: usize = 240;
 
-/// Requests that differ: greedy ones, and sampled ones with a seed.
+/// Returns requests that differ: greedy ones, and sampled ones with a seed.
 pub(crate) fn request(idx: usize, max_tokens: u64) -> Value {
     let at = idx as u64;
     let prompt: Vec<u64> = (0..4 + at * 9).map(|it| (it * 53 + at * 307) % 1900 + 20).collect();
@@ -45,13 +45,13 @@ struct Shared {
     agent: Agent,
     began: Instant,
     is_over: AtomicBool,
-    /// By stream: whether it was lost and has had no token since. An outage loses a stream once.
+    /// By stream: whether it was lost and has had no token since, so that an outage counts it once.
     is_lost: Vec<AtomicBool>,
     seen: Mutex<Seen>,
     num_whole: Mutex<u64>,
 }
 
-/// Streams that are open all the time, until dropped.
+/// Streams that are open all the time, until this is dropped.
 pub(crate) struct Streams(Arc<Shared>);
 
 impl Drop for Streams {
@@ -60,7 +60,7 @@ impl Drop for Streams {
     }
 }
 
-/// A client's connections.
+/// Creates the HTTP agent of a client.
 pub(crate) fn agent(timeout: Duration) -> Agent {
     Agent::config_builder()
         .http_status_as_error(false)
@@ -76,7 +76,7 @@ fn token_ids(body: &Value) -> Vec<u64> {
 }
 
 impl Streams {
-    /// Asks for every answer once, one after the other, then opens the streams.
+    /// Requests every answer once, one after the other, as a reference; then opens the streams.
     pub(crate) fn open(url: &str, num_streams: usize, max_tokens: u64) -> Streams {
         let reference = agent(REFERENCE_TIMEOUT);
         let requests = (0..num_streams).map(|idx| {
@@ -116,7 +116,7 @@ impl Streams {
         self.0.now_s()
     }
 
-    /// Streams that have not had so many tokens since a moment.
+    /// Returns the streams that have had fewer than `num_tokens` tokens since `at_s`.
     pub(crate) fn slow_after(&self, at_s: f64, num_tokens: usize) -> Vec<usize> {
         let seen = self.0.seen();
         let num_after = |it: &[f64]| it.iter().rev().take_while(|time| at_s < **time).count();
@@ -124,14 +124,14 @@ impl Streams {
         slow.map(|it| it.0).collect()
     }
 
-    /// Takes what was seen.
+    /// Takes the observations, and starts anew.
     pub(crate) fn take(&self) -> Seen {
         let mut seen = self.0.seen();
         let none = Seen { tokens: vec![Vec::new(); seen.tokens.len()], ..Seen::default() };
         std::mem::replace(&mut *seen, none)
     }
 
-    /// Streams that were answered wholly and rightly.
+    /// Number of streams that were answered completely and correctly.
     pub(crate) fn num_whole(&self) -> u64 {
         *self.0.num_whole.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -158,7 +158,7 @@ impl Shared {
         std::thread::sleep(RETRY);
     }
 
-    /// Counts a stream once for each fault, however often it is opened meanwhile.
+    /// Counts a changed stream once for each fault, however often it is opened meanwhile.
     fn change(&self, idx: usize, what: &str) {
         let name = format!("stream {idx} ");
         let mut seen = self.seen();
@@ -167,7 +167,7 @@ impl Shared {
         }
     }
 
-    /// One stream from its beginning to its end.
+    /// Reads one stream from its beginning to its end.
     fn read(&self, idx: usize) {
         let (body, expected) = &self.requests[idx];
         let mut body = body.clone();
@@ -225,7 +225,7 @@ impl Shared {
     }
 }
 
-/// Opens a stream, reads some tokens and leaves without a word.
+/// Opens a stream, reads some tokens and disconnects.
 pub(crate) fn open_and_leave(url: &str, idx: usize, num_tokens: usize) {
     let mut body = request(idx, 200);
     body["stream"] = json!(true);
@@ -234,6 +234,6 @@ pub(crate) fn open_and_leave(url: &str, idx: usize, num_tokens: usize) {
     let Ok(response) = response else { return };
     let lines = BufReader::new(response.into_body().into_reader()).lines();
     let tokens = lines.map_while(Result::ok).filter(|line| line.starts_with("data:"));
-    // What it read is nobody's business.
+    // The content of the tokens does not matter.
     tokens.take(num_tokens).for_each(drop);
 }

@@ -1,9 +1,9 @@
-"""A bystander: hears every frame at an interface until SIGINT, and says what could be read of it.
+"""A passive listener: captures every frame at an interface until SIGINT, and reports what it could read.
 
     eavesdrop.py INTERFACE
 
-Prints `{"listening": true}` at once, and at the end `{"bytes": B, "headers": H, "rank_bytes": R}`: payload bytes of
-TCP, headers of the data plane's frames among them, and payload bytes of connections that began with its handshake.
+Prints `{"listening": true}` at once and `{"bytes": B, "headers": H, "rank_bytes": R}` at the end: payload bytes of
+TCP, frame headers of the data plane found in them, and payload bytes of connections that began with its handshake.
 """
 
 import json
@@ -13,14 +13,14 @@ import socket
 import sys
 
 ETH_P_ALL = 3
-# Magic, version, operation, type: `crates/transport/src/frame.rs`.
+# Magic, version, operation and type of a frame: `crates/transport/src/frame.rs`.
 HEADER = re.compile(rb"JKLF\x01[\x01-\x08][\x01-\x10][\x00\x01]")
 HELLO = b"JKLPDIAL"
 BUFFER_BYTES = 64 << 20
 
 
 def payload(frame):
-    """The connection and what it carries, if this is IPv4 and TCP."""
+    """Returns the connection and its TCP payload, or None if the frame is not IPv4 and TCP."""
     if frame[12:14] != b"\x08\x00" or frame[23] != 6:
         return None
     ip = frame[14:]

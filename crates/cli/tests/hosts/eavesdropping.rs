@@ -1,4 +1,4 @@
-//! Somebody who listens to the network between hosts.
+//! A passive listener on the network between hosts.
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -7,7 +7,8 @@ use crate::checkpoint::shipped;
 use crate::lab::{Lab, missing};
 use crate::launching::lab_or_return;
 
-/// What a bystander at the first host's cable hears while a model is brought up and answers.
+/// Reports what a listener at the first host's interface captures while a model is loaded and
+/// answers.
 fn overhear(lab: &Lab, interface: &str, words: &str) -> (Value, String, Value) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hosts/eavesdrop.py");
     let mut bystander = lab.run_on(0, &["python3", script, interface]);
@@ -32,10 +33,10 @@ fn nobody_can_read_what_ranks_on_two_hosts_send_each_other() {
     let (encrypts, status, heard) = overhear(&lab, "eth0", "--lease 0");
     assert_eq!(encrypts, json!([false, true]));
     assert!(status.contains(", encrypted"), "{status}");
-    // A hidden state of the shipped model, and there and back, for every token.
+    // Every token sends a hidden state of the shipped model in both directions.
     assert!(24 * 1024 < heard["rank_bytes"].as_u64().unwrap(), "{heard}");
     assert_eq!(heard["headers"], 0, "{heard}");
-    // The same bystander finds the frames where encryption was turned off.
+    // The same listener finds the frames if encryption is off.
     let (encrypts, status, heard) = overhear(&lab, "eth0", "--lease 0 --encrypt-data off");
     assert_eq!(encrypts, json!([false, false]));
     assert!(status.contains(", in clear"), "{status}");

@@ -48,9 +48,9 @@ enum Fault {
     Slow,
     /// Strangers knock at every port.
     Strangers,
-    /// It does not reach one other worker.
+    /// Its link to one other host is cut.
     LinkCut,
-    /// SIGSTOP to its agent for a while.
+    /// Its agent is stopped (SIGSTOP) for a while.
     AgentPaused,
 }
 
@@ -217,7 +217,7 @@ fn inflict(lab: &Lab, server: &Server, fault: Fault, at: usize, random: &mut Ran
             let agents = host.pids_of("jackalope agent");
             agents.iter().for_each(|pid| send(*pid, Signal::STOP));
             moment(random, 500, 12_000);
-            // It may have been replaced meanwhile.
+            // The agent may have been replaced meanwhile.
             agents.iter().for_each(|pid| send(*pid, Signal::CONT));
         }
     }

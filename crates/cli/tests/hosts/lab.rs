@@ -116,7 +116,7 @@ impl Lab {
         Lab::of(num_hosts, false)
     }
 
-    /// The same on a network where nobody has an IPv4 address.
+    /// The same on a network without IPv4 addresses.
     pub(crate) fn with_ipv6_only(num_hosts: usize) -> Lab {
         Lab::of(num_hosts, true)
     }
@@ -125,7 +125,7 @@ impl Lab {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = (std::process::id() + 97 * NEXT.fetch_add(1, Ordering::Relaxed)) % 250 + 1;
         let name = format!("jk{number}");
-        // Within a /64 of fd00::/8, for networks that the Internet does not know (RFC 4193).
+        // A /64 within fd00::/8, the unique local addresses of private networks (RFC 4193).
         let subnet = if is_ipv6 { format!("fd77:{number}:") } else { format!("10.77.{number}") };
         let dir = std::env::temp_dir().join(format!("jackalope-lab-{number}"));
         sweep(&name);
@@ -266,14 +266,15 @@ impl Lab {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     }
 
-    /// What `trust list` shows on a host.
+    /// Returns what `trust list` shows on a host.
     pub(crate) fn trust_of(&self, at: usize) -> serde_json::Value {
         let ended = self.start_on(at, &["trust", "list", "--json"], &[]).end();
         assert!(ended.status.success(), "{ended:?}");
         serde_json::from_str(&ended.stdout).unwrap()
     }
 
-    /// As after a person has accepted the first host on all others, and them there.
+    /// Writes the trust lists as if a person had accepted the first host on all others, and them on
+    /// the first.
     pub(crate) fn trust_first(&self) {
         let keys: Vec<String> = (0..self.hosts.len())
             .map(|at| self.trust_of(at)["this"]["key"].as_str().unwrap().to_owned())
@@ -322,12 +323,13 @@ impl Drop for Lab {
     }
 }
 
-/// An address of a subnet of these tests.
+/// Returns an address in a subnet of these tests.
 fn address_in(subnet: &str, last: usize) -> String {
     if subnet.contains(':') { format!("{subnet}:{last}") } else { format!("{subnet}.{last}") }
 }
 
-/// With the length of its subnet; used at once, without looking for another one who has it.
+/// Appends the prefix length. `nodad` makes the address usable at once, without duplicate
+/// detection.
 fn with_prefix(ip: &str) -> String {
     if ip.contains(':') { format!("{ip}/64 nodad") } else { format!("{ip}/24") }
 }
@@ -454,18 +456,18 @@ impl Lab {
         self.others(at).for_each(|other| other.lose(&self.hosts[at], true));
     }
 
-    /// Nothing that a host sends to one other arrives.
+    /// Drops everything that one host sends to another.
     pub(crate) fn cut_way(&self, from: usize, to: usize) {
         self.hosts[from].lose(&self.hosts[to], true);
     }
 
-    /// Two hosts do not reach each other.
+    /// Cuts the link between two hosts in both directions.
     pub(crate) fn cut_link(&self, one: usize, other: usize) {
         self.cut_way(one, other);
         self.cut_way(other, one);
     }
 
-    /// Two hosts reach each other again.
+    /// Restores the link between two hosts.
     pub(crate) fn mend_link(&self, one: usize, other: usize) {
         self.hosts[one].lose(&self.hosts[other], false);
         self.hosts[other].lose(&self.hosts[one], false);
@@ -528,7 +530,7 @@ impl Lab {
         ips
     }
 
-    /// A cable between the first two hosts, in a subnet that has no room for a third: the name of
+    /// Lays a cable between the first two hosts, in a subnet for two machines. Returns the name of
     /// its interface.
     pub(crate) fn lay_private_cable(&self) -> &'static str {
         let [first, second] = [0, 1].map(|at| self.hosts[at].namespace.as_str());

@@ -214,7 +214,7 @@ fn a_start_on_a_full_disk_says_so() {
     let lab = lab_or_return!(1);
     let folder = lab.hosts[0].home.join("small");
     std::fs::create_dir(&folder).unwrap();
-    // A disk that is full but for room for less than the records.
+    // A disk with less free space than the records need.
     let script = "mount -t tmpfs -o size=1m none \"$0\" || exit 99\n\
                   head -c 1000k /dev/zero > \"$0/filler\" || exit 98\n\
                   JACKALOPE_HOME=\"$0\" exec \"$@\" start --port 0 --wait 60 --model";

@@ -1,5 +1,5 @@
-//! Links between two workers that break although the coordinator reaches both, and agents that hang
-//! beside healthy ranks.
+//! Broken links between two workers that the coordinator still reaches, and hung agents beside
+//! healthy ranks.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,9 @@ use crate::lab::{Lab, missing};
 use crate::launching::lab_or_return;
 use crate::program::{send, wait_for};
 
-/// A hung agent is replaced within 20 s on an idle machine: five seconds of silence, two attempts of two
-/// seconds, four seconds in which it may answer on its own machine. This is for machines with other work.
+/// A hung agent is replaced within 20 s on an idle machine: five seconds of silence, two attempts
+/// of two seconds each, and four seconds to answer on its own machine. This bound is for busy
+/// machines.
 const AGENT_BOUND: Duration = Duration::from_secs(60);
 
 struct Requests {
@@ -23,7 +24,7 @@ struct Requests {
 }
 
 impl Requests {
-    /// Four, and what they are answered while nothing is wrong.
+    /// Four requests, and their answers while nothing is wrong.
     fn of(server: &Server) -> Requests {
         let requests: Vec<Value> = (0..4).map(request).collect();
         let expected = requests.iter().map(|it| server.complete(it)).collect();
@@ -47,7 +48,7 @@ fn ranks(lab: &Lab) -> Vec<u32> {
     lab.hosts.iter().flat_map(|host| host.pids_of("jackalope-rank")).collect()
 }
 
-/// Waits until the server says which link is broken.
+/// Waits until the server names the broken link.
 fn wait_for_broken_link(lab: &Lab, server: &Server, ends: [usize; 2]) -> String {
     let health = server.wait_for_health("the name of the link", |it| {
         it["reason"].as_str().is_some_and(|it| it.contains("the link between"))
@@ -93,7 +94,7 @@ fn a_link_that_heals_soon_costs_a_pause_and_no_process() {
     let requests = Requests::of(&server);
     let before = ranks(&lab);
     assert_eq!(before.len(), 3);
-    // Both ways, and each way alone.
+    // In both directions, and in each direction alone.
     for ways in [&[(1, 2), (2, 1)][..], &[(1, 2)], &[(2, 1)]] {
         let streams = requests.open(&server);
         ways.iter().for_each(|(from, to)| lab.cut_way(*from, *to));
@@ -129,7 +130,7 @@ fn a_hung_agent_is_replaced_beside_its_rank_which_computes_on() {
     assert_eq!(ranks(&lab), before, "nobody replaced a rank");
     let health = server.health();
     assert_eq!((&health["recoveries"], &health["counters"]["failed"]), (&json!(0), &json!(0)));
-    // The new agent looks after the rank: it sees its end, and starts the next one.
+    // The new agent supervises the rank: it notices the rank's end, and starts the next one.
     let rank = lab.hosts[1].pids_of("jackalope-rank")[0];
     let streams = requests.open(&server);
     send(rank, Signal::KILL);

@@ -1,4 +1,4 @@
-//! Who listens where, and a network without IPv4.
+//! The addresses on which programs listen, and a network without IPv4.
 
 use serde_json::json;
 
@@ -7,7 +7,7 @@ use crate::http::Server;
 use crate::lab::{Lab, missing};
 use crate::launching::lab_or_return;
 
-/// Of the HTTP server, which the tests reach from outside.
+/// Port of the HTTP server, which the tests reach from outside.
 const HTTP: u16 = 8080;
 
 /// Ports on which a host listens on all of its addresses.
@@ -16,7 +16,7 @@ fn everywhere(lab: &Lab, at: usize) -> Vec<u16> {
     let port = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let (ip, port) = words.get(1)?.rsplit_once(':')?;
-        // 0A is LISTEN.
+        // 0A means LISTEN.
         let is_any = words.get(3) == Some(&"0A") && ip.bytes().all(|byte| byte == b'0');
         if is_any { u16::from_str_radix(port, 16).ok() } else { None }
     };

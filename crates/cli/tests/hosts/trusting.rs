@@ -1,4 +1,4 @@
-//! Who may command whom.
+//! Which machine may command which.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ fn key(shown: &Value) -> &str {
     shown["key"].as_str().unwrap()
 }
 
-/// The one entry of a list, as its name and key.
+/// Returns the name and key of the only entry of a list.
 fn only<'a>(shown: &'a Value, list: &str) -> (&'a str, &'a str) {
     let entries = shown[list].as_array().unwrap();
     assert_eq!(entries.len(), 1, "{shown}");
@@ -49,13 +49,13 @@ fn ssh_makes_machines_known_to_each_other_and_a_changed_key_is_refused_by_name()
     server.program.signal(Signal::INT);
     assert!(server.program.end().status.success());
 
-    // As if another machine had taken its place, with all that ours has but its key.
+    // As if another machine had replaced it, with everything of ours but the key.
     end_agent(&lab, 1);
     fs::remove_file(lab.hosts[1].home.join("identity")).unwrap();
     let (hostfile, model) = (lab.hostfile(), shipped());
     let words = ["serve", "--model", model.to_str().unwrap(), "--json", "--hosts"];
     let words = [&words[..], &[hostfile.to_str().unwrap()]].concat();
-    // It is noticed over SSH, and again by its agent that runs now.
+    // The first start notices the change over SSH, the second one by the agent that then runs.
     for _ in 0..2 {
         let refused = lab.run(&words);
         assert!(!refused.status.success(), "{refused:?}");
@@ -69,7 +69,7 @@ fn ssh_makes_machines_known_to_each_other_and_a_changed_key_is_refused_by_name()
     assert_eq!(server.health()["world_size"], 2);
 }
 
-/// All that a machine keeps in its folder.
+/// The secrets in a machine's home folder.
 struct Stolen {
     secret: Secret,
     identity: Identity,
@@ -104,7 +104,7 @@ fn a_hostile_worker_commands_neither_the_others_nor_the_coordinator() {
     let addr = |at: usize, port: u16| -> SocketAddr {
         format!("{}:{port}", lab.hosts[at].ip).parse().unwrap()
     };
-    // With our own program, as its owner would.
+    // With our own program, as the machine's owner could run it.
     for victim in [0, 2] {
         let target = format!("victim={}", lab.hosts[victim].ip);
         let touch = ["launch", "--hosts", &target, "--", "touch", marker.to_str().unwrap()];
@@ -112,7 +112,7 @@ fn a_hostile_worker_commands_neither_the_others_nor_the_coordinator() {
         assert!(!ended.status.success(), "{ended:?}");
         assert!(ended.stderr.contains("victim cannot be used"), "{ended:?}");
     }
-    // With a program of its own, which skips every check on its side.
+    // With a hostile program, which skips every check on its side.
     let hostile = Stolen::from(&lab.hosts[1].home);
     for victim in [0, 2] {
         let err = hostile.dial(addr(victim, 18081)).unwrap_err();
@@ -120,7 +120,7 @@ fn a_hostile_worker_commands_neither_the_others_nor_the_coordinator() {
         let refused = lab.trust_of(victim)["pending"].clone();
         assert!(refused.to_string().contains(&hostile.identity.public().to_hex()), "{refused}");
     }
-    // As a rank, with every secret that it holds.
+    // As a rank, with every secret that the worker holds.
     for ticket in [hostile.secret, *hostile.identity.private()] {
         for rank in 0..3 {
             let key = HintedKey::of_rank(rank, ticket);
@@ -130,7 +130,7 @@ fn a_hostile_worker_commands_neither_the_others_nor_the_coordinator() {
     }
     let err = hostile.dial(addr(0, 18080)).unwrap_err();
     assert!(matches!(err, FrameError::Secret), "{err}");
-    // The same does work for the coordinator, so that the attacks fail for the right reason.
+    // The same works for the coordinator, so the attacks fail for the right reason.
     let ours = Stolen::from(&lab.hosts[0].home);
     ours.dial(addr(2, 18081)).unwrap();
 
@@ -177,7 +177,7 @@ fn without_ssh_people_accept_on_both_machines_and_can_take_it_back() {
     assert_eq!(server.health()["world_size"], 2);
     let rank = lab.hosts[1].pids_of("jackalope-rank");
     assert_eq!(rank.len(), 1);
-    // Taken back: what was ordered ends, and nothing more is.
+    // Trust is revoked: ordered programs end, and no new ones start.
     type_on(1, &["trust", "revoke", key(&lab.trust_of(0)["this"])]);
     wait_for("end of the rank", || lab.hosts[1].pids_of("jackalope-rank").is_empty().then_some(()));
     let found = discover();

@@ -1,4 +1,4 @@
-//! The schedule and the report of `cargo xtask chaos`, which has no harness for tests of its own.
+//! Tests of the schedule and report of `cargo xtask chaos`, which has no test harness of its own.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ fn pauses_are_judged_from_the_harm_on_against_their_bounds() {
     let tokens = [vec![0.5, 1.0, 1.9, 5.0], vec![0.9, 4.0, 5.1]];
     let second = Duration::from_secs(1);
     let one = Outcome::of(&tokens, &[Phase { at_s: 1.0, bound: second }], 5.2);
-    // Of all: 1.9 to 4; of the second: 1.0 (the harm) to 4.
+    // Any stream pauses from 1.9 to 4, the second stream from 1.0 (the harm) to 4.
     assert!((one.any_s - 2.1).abs() < 1e-9 && (one.every_s - 3.1).abs() < 1e-9, "{one:?}");
     let (pause, bound) = one.over.unwrap();
     assert!((pause - 2.1).abs() < 1e-9 && (bound - 1.0).abs() < 1e-9);

@@ -82,7 +82,7 @@ impl Drop for Copy {
     }
 }
 
-/// Where a tensor begins in a safetensors file.
+/// Returns the offset of a tensor in a safetensors file.
 pub(crate) fn place_of(tensor: &str, file: &[u8]) -> usize {
     let header_len = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
     let header: Value = serde_json::from_slice(&file[8..8 + header_len]).unwrap();

@@ -217,7 +217,7 @@ fn chat_without_a_server_says_how_to_start_one() {
 #[test]
 fn a_server_with_a_key_refuses_a_chat_without_it() {
     let server = Server::start(exact(), "--api-key secret");
-    // In a home that knows no key of this server.
+    // A home without a key of this server.
     let home = [("JACKALOPE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/no-such-home"))];
     let without = Program::start_with(&["chat", "--url", &server.url], "hello\n", &home).end();
     assert!(!without.status.success());

@@ -1,4 +1,4 @@
-//! Files of a model that change under a running server: nobody hears another model's words.
+//! A model's files change under a running server; no client gets tokens of another model.
 
 use std::fs;
 use std::time::{Duration, SystemTime};
@@ -10,7 +10,7 @@ use crate::checkpoint::Copy;
 use crate::http::{End, Server};
 use crate::program::{send, wait_for};
 
-/// Every rank reads all of it.
+/// A tensor that every rank reads as a whole.
 const TENSOR: &str = "model.norm.weight";
 
 fn request() -> Value {
@@ -20,7 +20,7 @@ fn request() -> Value {
     })
 }
 
-/// A model whose weights can be written again with the same table of tensors.
+/// Returns a model whose weights can be rewritten with an unchanged header.
 fn model() -> Copy {
     let copy = Copy::new();
     copy.edit_weights(|_| ());

@@ -1,4 +1,5 @@
-//! Strangers who open connections to every port as fast as they can, while a rank is killed.
+//! Unauthenticated peers open connections to every port as fast as they can, while a rank is
+//! killed.
 #![expect(clippy::print_stdout, reason = "a run says how long the rank was away")]
 
 use std::collections::{BTreeSet, VecDeque};
@@ -19,18 +20,18 @@ use crate::checkpoint::{Copy, exact};
 use crate::http::{End, Server};
 use crate::program::{Program, send, wait_for};
 
-/// New connections a second of one stranger, over all ports.
+/// New connections per second of one peer, over all ports.
 const RATE: u64 = 1000;
-/// Connections that one holds open.
+/// Connections that one peer holds open.
 const HELD: usize = 1500;
-/// A flood ends by itself after this time.
+/// Maximum duration of a flood.
 const FLOOD_MAX: Duration = Duration::from_secs(90);
-/// A killed rank is back within this time, on a machine that does much else.
+/// A killed rank is back within this time, even on a busy machine.
 const BACK_MAX: Duration = Duration::from_secs(10);
-/// `/health` answers within this time, likewise.
+/// `/health` answers within this time, even on a busy machine.
 const HEALTH_MAX: Duration = Duration::from_secs(5);
 
-/// Somebody at another address of this machine.
+/// Unauthenticated peers at other addresses of this machine.
 struct Flood {
     is_over: Arc<AtomicBool>,
     num_opened: Arc<AtomicU64>,
@@ -38,7 +39,7 @@ struct Flood {
 }
 
 impl Flood {
-    /// One of 127.0.0.2 and one of 127.0.0.3, on all these ports.
+    /// Starts one peer at 127.0.0.2 and one at 127.0.0.3, on all these ports.
     fn start(ports: &[u16]) -> Flood {
         let all =
             Rlimit { current: getrlimit(Resource::Nofile).maximum, ..getrlimit(Resource::Nofile) };
@@ -52,7 +53,7 @@ impl Flood {
         Flood { is_over, num_opened, threads: threads.into() }
     }
 
-    /// How many connections there were.
+    /// Ends the flood and returns the number of its connections.
     fn end(self) -> u64 {
         self.is_over.store(true, Ordering::SeqCst);
         self.threads.into_iter().for_each(|thread| thread.join().unwrap());
@@ -68,17 +69,17 @@ fn flood(last: u8, ports: &[u16], is_over: &AtomicBool, num_opened: &AtomicU64) 
         let due = began.elapsed().as_millis() as u64 * RATE / 1000;
         while number < due {
             let port = ports[number as usize % ports.len()];
-            // One kind after the other on each port.
+            // Each port gets the four kinds in turn.
             let kind = number as usize / ports.len() % 4;
             number += 1;
-            // Ports of ours may run out for a moment.
+            // Local ports may run out for a moment.
             let Some(mut stream) = open(last, port) else { continue };
             num_opened.fetch_add(1, Ordering::Relaxed);
             let said: &[u8] = match kind {
                 0 => b"",
                 1 => b"JKLP\x09\x00\x05",
                 2 => b"P",
-                // It closes at once.
+                // This peer closes the connection at once.
                 _ => continue,
             };
             let _ = stream.write(said);
@@ -87,16 +88,16 @@ fn flood(last: u8, ports: &[u16], is_over: &AtomicBool, num_opened: &AtomicU64) 
                 held.pop_front();
             }
         }
-        // A byte now and then.
+        // Some connections send a byte now and then.
         for stream in held.iter_mut().step_by(97) {
             let _ = stream.write(b"O");
         }
-        // The rate is what matters, not the moment.
+        // Only the rate matters, not the exact time.
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Begins to connect from 127.0.0.`last`; does not wait.
+/// Starts a connection from 127.0.0.`last`. Does not wait.
 fn open(last: u8, port: u16) -> Option<TcpStream> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).ok()?;
     rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, last], 0))).ok()?;
@@ -121,7 +122,7 @@ fn ports_of(pid: u32) -> BTreeSet<u16> {
     let table = fs::read_to_string("/proc/net/tcp").unwrap();
     let port = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
-        // 0A is LISTEN.
+        // 0A means LISTEN.
         let is_ours = words[3] == "0A" && sockets.contains(words[9]);
         is_ours.then(|| u16::from_str_radix(words[1].rsplit_once(':').unwrap().1, 16).unwrap())
     };
@@ -137,7 +138,7 @@ fn pid_of(health: &Value, rank: usize) -> u32 {
     u32::try_from(health["ranks"][rank]["pid"].as_u64().unwrap()).unwrap()
 }
 
-/// Asks for `/health` again and again; returns the number of answers and the longest wait for one.
+/// Polls `/health`; returns the number of answers and the longest wait for one.
 fn watch_health(url: &str, is_over: Arc<AtomicBool>) -> JoinHandle<(u64, Duration)> {
     let addr = url.strip_prefix("http://").unwrap().to_owned();
     std::thread::spawn(move || {
@@ -159,8 +160,8 @@ fn watch_health(url: &str, is_over: Arc<AtomicBool>) -> JoinHandle<(u64, Duratio
     })
 }
 
-/// Two thousand new connections a second from two strangers on every port, while rank 1 is killed: no
-/// stream ends, no token changes, the rank is back soon, and `/health` answers all the time.
+/// Two unauthenticated peers open two thousand connections a second over all ports, while rank 1 is
+/// killed. No stream ends, no token changes, the rank is back soon, and `/health` keeps answering.
 fn check(server: &Server, more_ports: &[u16]) {
     let request = |idx: u64| {
         let prompt: Vec<u64> =
@@ -185,7 +186,7 @@ fn check(server: &Server, more_ports: &[u16]) {
     let flood = Flood::start(&ports);
     let health_is_over = Arc::<AtomicBool>::default();
     let watching = watch_health(&server.url, Arc::clone(&health_is_over));
-    // Every port has more than its share of strangers by then.
+    // By then the peers exceed their share of every port.
     wait_for("the flood", || (3000 < flood.num_opened.load(Ordering::SeqCst)).then_some(()));
     let mut streams: Vec<_> = requests.iter().map(|it| server.stream(it)).collect();
     streams.iter_mut().for_each(|stream| stream.read_tokens(5));
@@ -227,8 +228,8 @@ fn a_flood_of_strangers_on_every_port_does_not_keep_a_replacement_out() {
     check(&server, &[]);
     server.program.signal(Signal::INT);
     let stderr = server.program.end().stderr;
-    // At most one line for each of two strangers on each of two ports in each interval, and what the
-    // ranks say of themselves.
+    // At most one line for each of two peers on each of two ports in each log interval, plus the
+    // lines of the ranks.
     let refusals = stderr.lines().filter(|line| line.contains("refused")).count();
     assert!((1..100).contains(&refusals), "{refusals} lines:\n{stderr}");
 }

@@ -95,13 +95,13 @@ impl Server {
         ranks_of(self.program.pid())
     }
 
-    /// What a path that answers with plain text says.
+    /// Returns the plain-text answer of a path.
     pub(crate) fn text(&self, path: &str) -> String {
         let mut response = self.agent.get(format!("{}{path}", self.url)).call().unwrap();
         response.body_mut().read_to_string().unwrap()
     }
 
-    /// The process of one rank, if it runs.
+    /// Returns the process of one rank, if it runs.
     pub(crate) fn rank_if_any(&self, rank: usize) -> Option<u32> {
         self.ranks().into_iter().find(|process| process.rank == rank).map(|process| process.pid)
     }

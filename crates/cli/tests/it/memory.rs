@@ -12,8 +12,8 @@ const OVERHEAD_BYTES_MAX: u64 = 300 << 20;
 /// As many tokens as large models know.
 const VOCAB_SIZE: u64 = 151_936;
 
-/// From now on the system refuses this process any more memory, also what it has reserved without
-/// using it.
+/// Makes the system refuse this process any further memory, even memory that it has reserved but
+/// not used.
 pub(crate) fn forbid_growth(pid: u32) {
     let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
     for resource in [Resource::As, Resource::Data] {

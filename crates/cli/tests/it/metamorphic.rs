@@ -22,8 +22,8 @@ fn generate(model: &Path, ranks: &str, prompt: &str) -> Value {
     run_json(&args)
 }
 
-/// Sums over ranks are exact: in f32 as in bfloat16, whether tokens are drawn or the best ones are taken, and to the last
-/// digit of their logarithms.
+/// Sums over ranks are exact: in f32 and bfloat16, for sampled and greedy tokens, and to the last
+/// digit of the log-probabilities.
 #[test]
 fn any_number_of_ranks_and_any_shares_generate_the_same_tokens() {
     const RANKS: [&str; 4] =
@@ -34,7 +34,7 @@ fn any_number_of_ranks_and_any_shares_generate_the_same_tokens() {
             for options in ["", &drawn] {
                 let alone = generate(model, &format!("--ranks 1{options}"), prompt);
                 assert_eq!(alone["token_ids"].as_array().unwrap().len(), 48);
-                // Each prompt with two splits, each split with several prompts.
+                // Two splits for each prompt, and several prompts for each split.
                 for ranks in [RANKS[idx % 4], RANKS[(idx + 1) % 4]] {
                     let cut = generate(model, &format!("{ranks}{options}"), prompt);
                     for what in ["token_ids", "text", "logprobs"] {
@@ -46,7 +46,7 @@ fn any_number_of_ranks_and_any_shares_generate_the_same_tokens() {
     }
 }
 
-/// Ranks of a pipeline add nothing up.
+/// The ranks of a pipeline sum nothing.
 #[test]
 fn a_pipeline_generates_what_one_rank_does() {
     for prompt in PROMPTS {

@@ -258,7 +258,7 @@ fn a_server_in_the_foreground_is_known_and_can_be_stopped() {
     assert!(!machine.home.join("serve.json").exists());
 }
 
-/// Every file of a machine's folder, by name.
+/// Returns the name and content of every file in a folder.
 fn files(dir: &Path) -> Vec<(String, String)> {
     let entries = std::fs::read_dir(dir).unwrap().map(|it| it.unwrap().path());
     let files = entries.filter(|it| it.is_file()).map(|path| {
@@ -332,7 +332,7 @@ fn keys_come_from_a_file_or_the_environment() {
     let codes = ["sekret-one", "sekret-two", "sekret-admin", "# clients", "no"];
     assert_eq!(codes.map(|key| status_with_key(url, key)), [200, 200, 200, 401, 401]);
     let ask = ["health", "--json", "--url", url];
-    // Another home knows no key of this server.
+    // A home without a key of this server.
     let elsewhere = machine.home.join("elsewhere");
     let ask_with = |more: &[&str], key: (&str, &str)| {
         let env = [("JACKALOPE_HOME", elsewhere.to_str().unwrap()), key];
@@ -352,7 +352,7 @@ fn keys_come_from_a_file_or_the_environment() {
     assert!(!machine.home.join("serve-keys.json").exists());
 }
 
-/// What the doctor finds about processes, as `severity code`.
+/// Returns the doctor's findings about these processes, as `severity code`.
 fn findings_about(machine: &Machine, pids: &[u32]) -> Vec<String> {
     let seen = machine.json(&["doctor", "--json"]);
     let is_about = |it: &&Value| {
@@ -373,7 +373,7 @@ fn findings_about(machine: &Machine, pids: &[u32]) -> Vec<String> {
 fn the_doctor_judges_our_programs_by_what_they_answer() {
     let machine = Machine::new();
     let started = machine.start(&[&TWO_RANKS[..], &["--api-key", "sekret"]].concat());
-    // Another home; its parent ends at once, as with nohup.
+    // Another home; the server's parent ends at once, as with nohup.
     let other = Machine::new();
     let words = other.serving("serve", &["--json"]);
     let mut command = crate::program::command("sh");

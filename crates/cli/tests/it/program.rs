@@ -32,7 +32,7 @@ pub(crate) fn wait_until<T>(deadline: Instant, mut ask: impl FnMut() -> Option<T
     }
 }
 
-/// Any program.
+/// Returns the command of any program.
 pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
     #[expect(clippy::disallowed_methods, reason = "tests watch the processes from outside")]
     Command::new(program)
@@ -43,7 +43,7 @@ pub(crate) struct Program {
     child: Child,
     stdout: Option<BufReader<ChildStdout>>,
     stderr: Option<JoinHandle<String>>,
-    /// Standard error that nobody reads.
+    /// Standard error that is not read.
     _unread: Option<ChildStderr>,
 }
 
@@ -70,8 +70,8 @@ impl Program {
         Program::start_command(jackalope(args, env), input)
     }
 
-    /// Starts `jackalope` with these arguments and variables, and leaves what it writes to its standard
-    /// error in the pipe.
+    /// Starts `jackalope` with these arguments and variables, and leaves its standard error unread
+    /// in the pipe.
     pub(crate) fn start_unread<A: AsRef<OsStr>>(args: &[A], env: &[(&str, &str)]) -> Program {
         let mut child = jackalope(args, env)
             .stdin(Stdio::null())
@@ -161,7 +161,7 @@ impl Drop for Program {
 fn jackalope<A: AsRef<OsStr>>(args: &[A], env: &[(&str, &str)]) -> Command {
     let mut command = command(env!("CARGO_BIN_EXE_jackalope"));
     command.env_remove("RUST_LOG").env_remove("JACKALOPE_CPU");
-    // What the user of this machine runs is not looked at.
+    // A home for tests, so that a server of the machine's user is not found.
     command.env("JACKALOPE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/jackalope-home"));
     command.args(args).envs(env.iter().copied());
     command

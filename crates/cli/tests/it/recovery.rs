@@ -127,7 +127,7 @@ fn a_rank_out_of_memory_is_replaced_and_changes_no_answer() {
     let mut streams = open(&server, small);
     let (victim, survivor) = (server.rank(1), server.rank(0));
     crate::memory::forbid_growth(victim);
-    // Too much for what the rank has in reserve: it has held nothing of this size before.
+    // Needs more memory than the rank has in reserve: it has held nothing of this size before.
     streams.push(server.stream(large));
     let answers: Vec<_> = streams.into_iter().map(|stream| stream.read_all()).collect();
     assert_eq!(num_of(&server.health(), "recoveries"), 1);
@@ -216,7 +216,7 @@ fn check_gives_up_and_mends(server: &Server, streams: Vec<Stream>, rank: usize) 
     }
     assert_eq!(server.get("/health/live").0, 200);
     let body = json!({"prompt": [20, 21], "max_tokens": 3, "return_token_ids": true});
-    // Refused until the next attempt to bring the ranks back has come to its end.
+    // Requests are refused until the next attempt to restart the ranks has finished.
     let mut refused = 0;
     let answer = wait_for("an answer after the ranks have been mended", || {
         let (status, answer) = server.post("/v1/completions", &body);
@@ -232,10 +232,10 @@ fn check_gives_up_and_mends(server: &Server, streams: Vec<Stream>, rank: usize) 
     assert!(0 < refused, "requests were refused in between");
 }
 
-/// Kills ranks one after the other, whatever they do at the time; `random` says which and when.
+/// Kills ranks one after the other, whatever they are doing; `random` decides which and when.
 fn storm(server: &Server, num_kills: usize, random: &mut u64) {
     let mut below = |most: u64| {
-        // Knuth's generator: the same storm in every run.
+        // Knuth's generator: the same choices in every run.
         *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (*random >> 33) % most
     };
@@ -250,7 +250,8 @@ fn storm(server: &Server, num_kills: usize, random: &mut u64) {
     }
 }
 
-/// Twelve streams; two, and then three to six ranks are killed within a second or so, again and again.
+/// Kills two, and later three to six ranks within about a second, again and again, under twelve
+/// streams.
 #[test]
 fn bursts_and_storms_of_kills_change_no_answer() {
     let server = Server::start(exact(), "--ranks 2");
@@ -261,7 +262,7 @@ fn bursts_and_storms_of_kills_change_no_answer() {
     for num_kills in [2, 2, 3, 4, 5, 6] {
         let before = num_of(&server.health(), "drawn_tokens");
         storm(&server, num_kills, &mut random);
-        // The storm is over once somebody has got further.
+        // The storm is over once a stream has made progress.
         server.wait_for_health("tokens after a storm", |health| {
             before < num_of(health, "drawn_tokens") && health["status"] == "healthy"
         });
@@ -287,7 +288,7 @@ fn an_idle_server_whose_ranks_are_killed_again_and_again_still_answers() {
     assert_eq!(server.complete(request), expected);
 }
 
-/// Waits for the process that takes this one's place.
+/// Waits for the process that replaces this one.
 fn replacement(server: &Server, rank: usize, before: u32) -> u32 {
     wait_for("replacement", || {
         let found = server.ranks().into_iter().find(|it| it.rank == rank && it.pid != before);
@@ -295,8 +296,8 @@ fn replacement(server: &Server, rank: usize, before: u32) -> u32 {
     })
 }
 
-/// Wherever it is caught on its way: it has said nothing yet, or loads, or joins. Far sooner than the
-/// half minute that the first start of a rank may take.
+/// The replacement may be frozen before its first message, while it loads or while it joins. It is
+/// replaced far sooner than the half minute that the first start of a rank may take.
 #[test]
 fn a_replacement_that_freezes_is_replaced_within_the_stall_timeout() {
     let server = Server::start(exact(), "--ranks 2 --stall-timeout 3");
@@ -317,7 +318,7 @@ fn a_replacement_that_freezes_is_replaced_within_the_stall_timeout() {
     }
 }
 
-/// As a paused terminal does. The log is much longer than the pipe.
+/// Standard error is not read, as with a paused terminal. The log is much longer than the pipe.
 #[test]
 fn a_log_that_nobody_reads_holds_nobody_up() {
     let words = ["serve", "--model", exact().to_str().unwrap(), "--port", "0", "--json"];
@@ -335,7 +336,7 @@ fn a_log_that_nobody_reads_holds_nobody_up() {
         let line =
             metrics.lines().find_map(|it| it.strip_prefix("jackalope_log_lines_dropped_total "));
         let dropped: f64 = line.expect("it is counted").parse().unwrap();
-        // Until the queue is full there is nothing to count.
+        // Lines are dropped only once the queue is full.
         server.complete(&requests[0]);
         (0.0 < dropped).then_some(dropped)
     });

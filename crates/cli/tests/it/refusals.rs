@@ -25,7 +25,7 @@ fn check(ended: &Ended, causes: &[&str]) {
     assert!(!ended.stderr.contains("panicked"), "{ended:?}");
 }
 
-/// Every option that a hint of `command` names is one that it has.
+/// Checks that `command` has every option that its hints name.
 fn check_hints(command: &str, ended: &Ended) {
     let help = run(&[command, "--help"]).stdout;
     let hints = ended.stderr.lines().filter_map(|line| line.split_once("hint: ").map(|it| it.1));

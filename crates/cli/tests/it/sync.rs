@@ -85,7 +85,7 @@ fn serve_from_another_path(machines: &Machines, port: &str) {
     assert!(server.program.end().status.success());
     let weights = machines.root.join("mac8/models_mlx/jack/mini/model.safetensors");
     let content = fs::read(&weights).unwrap();
-    // One byte of the same number of bytes.
+    // One byte is changed; the size stays the same.
     let mut flipped = content.clone();
     flipped[place_of("model.layers.1.mlp.down_proj.weight", &content) + 5] ^= 1;
     fs::write(&weights, &flipped).unwrap();
@@ -102,7 +102,7 @@ fn serve_from_another_path(machines: &Machines, port: &str) {
     assert!(refused.stderr.contains("hint: `jackalope models sync jack/mini"), "{refused:?}");
 }
 
-/// A rank that loads again where the weights were changed is refused by name.
+/// A rank that loads again after its weights were changed fails with an error that names them.
 fn other_weights_while_serving(machines: &Machines, server: &Server) {
     let weights = machines.root.join("mac9/models_mlx/jack/mini/model.safetensors");
     let content = fs::read(&weights).unwrap();

@@ -90,7 +90,7 @@ impl Home {
         shown["this"]["key"].as_str().unwrap().to_owned()
     }
 
-    /// As after a person has accepted `other`: to be commanded, or to command.
+    /// Writes the trust list as if a person had accepted `other` in this role.
     fn trust(&self, other: &Home, role: &str) {
         let list = json!({role: [{"name": "127.0.0.1", "key": other.key(), "since": 0}]});
         std::fs::write(self.0.join("trust.json"), list.to_string()).unwrap();

@@ -30,20 +30,20 @@ const OUTBOX_LEN: usize = 1024;
 /// How long the end waits for the last words to be sent.
 const BYE_GRACE: Duration = Duration::from_millis(500);
 
-/// An agent is hung if so many attempts in a row were connected and not answered. Its connection had been
-/// silent for [`SILENCE`] before them.
+/// Consecutive attempts that connect and get no answer before an agent counts as hung. Its
+/// connection was already silent for [`SILENCE`] before the first of them.
 const SILENT_DIALS: u32 = 2;
-/// Whether a machine answers whose agent does not.
+/// How long to wait for a TCP connection that shows whether the machine of a silent agent is up.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
-/// Processes that are still to be killed by whichever agent there is next.
+/// Processes that wait to be killed by the next agent; the oldest is dropped first.
 const DOOMED_MAX: usize = 16;
-/// Probes whose results are kept; the oldest goes first.
+/// Probes whose results are kept; the oldest is dropped first.
 const PROBES_MAX: usize = 256;
 
 /// Hears every line of every program.
 pub type OnLine = Box<dyn Fn(&str, Stream, &str) + Send + Sync>;
 
-/// Starts an agent that is gone from a machine that is there, or hangs there.
+/// Starts an agent again on a machine that is reachable while its agent is gone or hung.
 pub type Revive = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 /// A machine's agent, for as long as this lives. Programs ordered through it end with it.
@@ -66,14 +66,14 @@ pub enum AgentState {
     },
 }
 
-/// A machine that answers and is not used, which another attempt does not mend.
+/// Why a reachable machine cannot be used; retrying does not help.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Refusal {
-    /// It takes no orders from us.
+    /// The agent does not accept orders from this machine.
     Untrusted,
-    /// Its key was never seen.
+    /// No key is known for the machine.
     UnknownKey,
-    /// Its key is not the one that it had.
+    /// The agent proved another key than the pinned one.
     ChangedKey,
 }
 
@@ -109,9 +109,9 @@ struct Shared {
 
 struct Inner {
     state: AgentState,
-    /// Why the last attempt to connect was refused, if it was.
+    /// Why the last attempt to connect was refused; `None` if it was not.
     refusal: Option<Refusal>,
-    /// Of the agent that was reached last.
+    /// Key of the agent that was reached last.
     key: Option<PublicKey>,
     our_ip: Option<IpAddr>,
     programs: HashMap<String, Known>,
@@ -122,11 +122,12 @@ struct Inner {
     memory: Option<Option<MemoryPressure>>,
     num_orders: u64,
     is_over: bool,
-    /// How many attempts in a row were connected and not answered.
+    /// Consecutive attempts that connected and got no answer.
     num_silent_dials: u32,
-    /// Processes that others have taken the place of, and when each began.
+    /// Replaced processes that are still to be killed, each with its start time.
     doomed: VecDeque<(u32, String)>,
-    /// By tag, oldest first: present once answered, with the reason if it failed.
+    /// By tag, oldest first. The outer option is set once the probe is answered; the inner one
+    /// holds the reason if it failed.
     probes: VecDeque<(u64, Option<Option<String>>)>,
     num_probes: u64,
 }
@@ -135,14 +136,15 @@ struct Known {
     tag: u64,
     order: Order,
     pid: Option<u32>,
-    /// When that process began, as its system reports it.
+    /// Start time of the process, as its system reports it.
     began: Option<String>,
     ended: Option<Ended>,
     is_killed: bool,
 }
 
 impl Known {
-    /// What brings it back on a new connection, if it is not known to have ended.
+    /// Returns the message that claims the program on a new connection, or orders it if it never
+    /// ran.
     fn resume(&self, name: &str) -> ToAgent {
         let (tag, order) = (self.tag, self.order.clone());
         match self.pid {
@@ -172,7 +174,7 @@ impl Shared {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts an attempt that failed. True if the agent is hung.
+    /// Counts a failed attempt to connect. Returns true if the agent counts as hung.
     fn note_silence(&self, is_silent: bool) -> bool {
         let mut inner = self.lock();
         inner.num_silent_dials = if is_silent { inner.num_silent_dials + 1 } else { 0 };
@@ -298,12 +300,13 @@ impl Agent {
         self.shared.lock().state.clone()
     }
 
-    /// Whether its machine accepts connections and nothing answers them.
+    /// Whether the machine accepts connections but its agent does not answer.
     pub fn is_hung(&self) -> bool {
         0 < self.shared.lock().num_silent_dials
     }
 
-    /// Has it try to connect to addresses of another machine. Does not wait; none if it cannot be asked.
+    /// Asks the agent to connect to addresses of another machine. Does not wait. Returns `None` if
+    /// the agent is not connected.
     pub fn probe(&self, targets: Vec<SocketAddr>, deadline: Duration) -> Option<Probe> {
         let mut inner = self.shared.lock();
         inner.outbox.as_ref()?;
@@ -318,20 +321,20 @@ impl Agent {
         Some(Probe { shared: Arc::clone(&self.shared), tag })
     }
 
-    /// Why it refused us or we refused it, if that was the end of the last attempt to connect.
+    /// Why the last attempt to connect was refused by either side; `None` if it was not refused.
     pub fn refusal(&self) -> Option<Refusal> {
         self.shared.lock().refusal
     }
 
-    /// The key that it has proved, once it was reached.
+    /// Key that the agent has proved; `None` until it was first reached.
     pub fn key(&self) -> Option<PublicKey> {
         self.shared.lock().key
     }
 
-    /// What lets others read this model of its machine.
+    /// Creates the issuer of grants for reading this model from the machine's library.
     ///
     /// # Errors
-    /// If it was never reached.
+    /// If the agent was never reached.
     pub fn granter(&self, model: &str) -> Result<Granter, String> {
         let key = self.key().ok_or_else(|| format!("{} was never reached", self.host()))?;
         Ok(Granter::new(&self.shared.ours, key, model))
@@ -353,10 +356,10 @@ impl Agent {
         })
     }
 
-    /// As [`Agent::wait_until_up`], but a refusal ends the wait.
+    /// As [`Agent::wait_until_up`], but returns at once if either side refuses the other.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// Why the agent is not up.
     pub fn knock(&self, timeout: Duration) -> Result<(), String> {
         self.shared.wait(timeout, |inner| match &inner.state {
             AgentState::Up => Some(Ok(())),
@@ -419,7 +422,8 @@ impl Agent {
         let (pid, began, ended) = (None, None, None);
         let known = Known { tag, order: order.clone(), pid, began, ended, is_killed: false };
         let earlier = inner.programs.insert(name.clone(), known);
-        // An agent that has it has killed it; one that takes the place of a hung agent does not know it.
+        // An agent that ran the earlier process has killed it. An agent that replaced a hung one
+        // does not know that process, so the next connection asks it to kill the process by pid.
         if let Some(Known {
             pid: Some(pid),
             began: Some(began),
@@ -470,7 +474,7 @@ impl Drop for Agent {
     }
 }
 
-/// An attempt to connect that an agent makes.
+/// An attempt to connect that an agent was asked to make.
 #[derive(Clone)]
 pub struct Probe {
     shared: Arc<Shared>,
@@ -484,7 +488,7 @@ impl std::fmt::Debug for Probe {
 }
 
 impl Probe {
-    /// Its result, once the agent has reported it: an error says why nothing answered.
+    /// Returns the result once the agent has reported it; the error says why no target answered.
     pub fn result(&self) -> Option<Result<(), String>> {
         let inner = self.shared.lock();
         let (_, answer) = inner.probes.iter().find(|(tag, _)| *tag == self.tag)?;
@@ -606,7 +610,7 @@ struct Undialled {
     reason: String,
     /// The machine answers: no agent is there, or another than ours.
     is_gone: bool,
-    /// The machine accepts connections: whoever listens there says nothing.
+    /// The machine accepts connections, but nothing answers the handshake.
     is_silent: bool,
     refusal: Option<Refusal>,
 }

@@ -33,10 +33,10 @@ pub enum ToAgent {
         pid: u32,
         /// As in [`ToAgent::Start`].
         tag: u64,
-        /// When that process began, as [`FromAgent::Started`] said. An agent that was started in the
-        /// place of another takes the program over if the process of this number began then.
+        /// Start time of that process, from [`FromAgent::Started`]. An agent that replaced another
+        /// one takes the program over if the process with this pid has this start time.
         began: Option<String>,
-        /// What was ordered.
+        /// The original order.
         order: Order,
     },
     /// Send it a signal, by number.
@@ -72,26 +72,26 @@ pub enum ToAgent {
     Stop,
     /// Tell how the machine's memory is.
     Memory,
-    /// Kill a process that an earlier agent of this machine started, if the process of this number began
-    /// then.
+    /// Kill a process that an earlier agent of this machine started, if the process with this pid
+    /// has this start time.
     KillProcess {
-        /// The process.
+        /// Pid of the process.
         pid: u32,
-        /// As in [`FromAgent::Started`].
+        /// Start time of the process, as in [`FromAgent::Started`].
         began: String,
     },
     /// Try to connect to these addresses and report whether any of them answers.
     Probe {
-        /// Given back in [`FromAgent::Probed`].
+        /// Returned in [`FromAgent::Probed`].
         tag: u64,
-        /// Four at most; a refused connection is an answer too.
+        /// At most four addresses; a refused connection counts as an answer.
         targets: Vec<SocketAddr>,
         /// How long an answer may take, in milliseconds.
         deadline_ms: u64,
     },
 }
 
-/// Addresses that one [`ToAgent::Probe`] may name.
+/// Maximum number of addresses in one [`ToAgent::Probe`].
 pub(super) const PROBE_TARGETS_MAX: usize = 4;
 
 /// From an agent.
@@ -105,7 +105,7 @@ pub enum FromAgent {
         tag: u64,
         /// Its process.
         pid: u32,
-        /// When that began, as its system reports it.
+        /// Start time of the process, as its system reports it.
         began: Option<String>,
     },
     /// It wrote a line.
@@ -140,7 +140,7 @@ pub enum FromAgent {
     Memory(Option<MemoryPressure>),
     /// The result of a [`ToAgent::Probe`].
     Probed {
-        /// As in the probe.
+        /// Tag of the probe.
         tag: u64,
         /// Why none of the targets can be reached; absent if one answers.
         failure: Option<String>,
@@ -164,7 +164,7 @@ pub struct Order {
     pub cwd: Option<String>,
     /// How long it outlives a session that ends without a word, in milliseconds.
     pub lease_ms: u64,
-    /// What a rank proves itself with: the first line of its standard input.
+    /// Ticket that a rank proves to its coordinator; the first line of its standard input.
     pub ticket: Option<Secret>,
 }
 

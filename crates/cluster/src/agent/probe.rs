@@ -1,4 +1,4 @@
-//! Whether this machine reaches addresses of another one.
+//! Tests whether this machine can connect to addresses of another one.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use super::messages::PROBE_TARGETS_MAX;
 
-/// Probes that are under way at the same time; more are not answered.
+/// Probes in progress at the same time; further ones get no answer.
 const PROBES_MAX: usize = 16;
 
-/// The longest that an answer is waited for.
+/// Upper bound of a probe's deadline.
 const DEADLINE_MAX: Duration = Duration::from_secs(5);
 
 static NUM_PROBES: AtomicUsize = AtomicUsize::new(0);
 
-/// Tries all of `targets` at the same time, on threads of its own. `answer` hears why none of them answers
-/// within the deadline, or nothing if one does.
+/// Tries all `targets` in parallel, on threads of its own. Calls `answer` with the reason if none
+/// of them answers within the deadline, or with `None` if one does.
 pub(super) fn start(
     targets: Vec<SocketAddr>,
     deadline: Duration,
@@ -33,20 +33,21 @@ pub(super) fn start(
         NUM_PROBES.fetch_sub(1, Ordering::SeqCst);
         answer(failure);
     };
-    // Without a thread there is no answer, which is what the client then goes by.
+    // If no thread can be started, no answer is sent; the client ignores a probe without an answer.
     if thread::Builder::new().name("probe".to_owned()).spawn(probe).is_err() {
         NUM_PROBES.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// Why none of the targets can be reached. A machine that refuses a connection can be.
+/// Returns why none of the targets can be reached, or `None` if one can. A refused connection
+/// counts as reached.
 fn failure(targets: &[SocketAddr], deadline: Duration) -> Option<String> {
     let deadline = deadline.min(DEADLINE_MAX);
     let (results, received) = channel();
     for &target in targets.iter().take(PROBE_TARGETS_MAX) {
         let results = results.clone();
         let attempt = move || {
-            // Nobody listens once another target has answered.
+            // The receiver is gone once another target has answered.
             results.send(attempt(target, deadline)).ok();
         };
         thread::Builder::new().name("attempt".to_owned()).spawn(attempt).ok();
@@ -76,7 +77,8 @@ mod tests {
 
     use super::*;
 
-    /// An address of this machine that answers nobody for as long as the rest is kept: its queue is full.
+    /// An address of this machine that answers no connection while the returned sockets are kept:
+    /// the listen backlog is full.
     fn silent_address() -> (SocketAddr, (TcpListener, Vec<TcpStream>)) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         rustix::net::listen(&listener, 0).unwrap();

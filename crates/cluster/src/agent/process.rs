@@ -1,4 +1,5 @@
-//! The process of a program: a child of this agent, or one that an earlier agent of this machine started.
+//! The process of a program: a child of this agent, or one that an earlier agent of this machine
+//! started.
 
 use std::time::{Duration, Instant};
 
@@ -7,11 +8,11 @@ use rustix::process::{Pid, Signal, kill_process_group, test_kill_process};
 use crate::platform;
 use crate::process::{Child, describe, exit_code};
 
-/// How often a process that is not our child is compared with what we know of it. Whether its number is in
-/// use at all is asked each time.
+/// How often the start time of an adopted process is compared. Whether its pid is in use at all is
+/// checked every time.
 const IDENTITY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A killed process is gone within this time.
+/// How long to wait for a killed process to disappear.
 const KILL_GRACE: Duration = Duration::from_millis(500);
 const KILL_POLL: Duration = Duration::from_millis(2);
 
@@ -21,18 +22,18 @@ pub(super) enum Process {
     Adopted(Adopted),
 }
 
-/// A process known by its number and its beginning. What it writes is lost.
+/// A process that is not our child, identified by its pid and start time. Its output is lost.
 #[derive(Debug)]
 pub(super) struct Adopted {
     pid: u32,
     began: String,
-    /// None when it is due.
+    /// When the start time was last compared; `None` if the comparison is due.
     compared_at: Option<Instant>,
     has_ended: bool,
 }
 
 impl Adopted {
-    /// The process of this number, if it began then.
+    /// Returns the process with this pid if it has this start time.
     pub(super) fn find(pid: u32, began: &str) -> Option<Adopted> {
         let (began, compared_at) = (began.to_owned(), Some(Instant::now()));
         let found = Adopted { pid, began, compared_at, has_ended: false };
@@ -58,7 +59,7 @@ impl Adopted {
         self.has_ended
     }
 
-    /// Kills it, and the processes it has started, and waits until it is gone.
+    /// Kills the process group, and waits up to `KILL_GRACE` until the process is gone.
     pub(super) fn kill(&mut self) {
         self.signal(Signal::KILL.as_raw());
         let deadline = Instant::now() + KILL_GRACE;
@@ -67,7 +68,7 @@ impl Adopted {
         }
     }
 
-    /// Sends a signal to it and the processes it has started, if it is still the same.
+    /// Sends a signal to the process group if the pid still belongs to the same process.
     fn signal(&mut self, signal: i32) {
         let signal = Signal::from_named_raw(signal);
         let group = Pid::from_raw(self.pid.cast_signed());
@@ -87,7 +88,7 @@ impl Process {
         }
     }
 
-    /// Whether it is known to have ended; does not wait.
+    /// Whether the process is known to have ended. Does not block.
     pub(super) fn has_ended(&mut self) -> bool {
         match self {
             Process::Child(child) => child.try_wait().is_some(),
@@ -95,14 +96,14 @@ impl Process {
         }
     }
 
-    /// How a process that has ended did, in words and as shells count.
+    /// Exit of a process that has ended: a description, and the exit code as shells count it.
     pub(super) fn exit(&mut self) -> (String, i32) {
         match self {
             Process::Child(child) => {
                 let status = child.try_wait().expect("it was just seen");
                 (describe(status), exit_code(status))
             }
-            // Only its parent is told.
+            // Only the parent of a process gets its exit status.
             Process::Adopted(_) => {
                 ("ended; how is not known, as its agent was replaced".to_owned(), 1)
             }
@@ -123,12 +124,12 @@ impl Process {
         }
     }
 
-    /// Writes to its standard input, or closes it if there is nothing to write.
+    /// Writes to its standard input, or closes it if `bytes` is empty.
     pub(super) fn input(&mut self, bytes: &[u8]) {
         let Process::Child(child) = self else { return };
         match bytes {
             [] => child.close_input(),
-            // One that does not read any more is about to end.
+            // A process that no longer reads its input is about to end.
             bytes => child.send_input(bytes).unwrap_or_default(),
         }
     }

@@ -34,18 +34,18 @@ pub(super) type Outbox = SyncSender<FromAgent>;
 #[derive(Clone, Debug)]
 pub(super) struct Owner {
     pub(super) session: u64,
-    /// The machine that has connected.
+    /// Key of the machine that has connected.
     pub(super) key: PublicKey,
-    /// Which of its clients this is, over however many connections.
+    /// Identifies the client across its connections.
     pub(super) client: Option<u64>,
     pub(super) outbox: Outbox,
 }
 
-/// A program that runs, as its owner knows it.
+/// A running program, as reported to its owner.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Started {
     pub(super) pid: u32,
-    /// When its process began, as the system reports it.
+    /// Start time of its process, as the system reports it.
     pub(super) began: Option<String>,
 }
 
@@ -60,11 +60,11 @@ pub(super) struct Programs {
 #[derive(Debug)]
 struct Running {
     tag: u64,
-    /// The machine that ordered it.
+    /// Key of the machine that ordered it.
     ordered_by: PublicKey,
     order: Order,
     process: Process,
-    /// When that began, as the system reports it.
+    /// Start time of the process, as the system reports it.
     began: Option<String>,
     started_at: Instant,
     owner: Arc<Mutex<Option<Owner>>>,
@@ -118,8 +118,8 @@ impl Programs {
         Ok(started)
     }
 
-    /// Hands a program over that this owner had before, and whose process is `known`. False if it does not
-    /// run any more, or an earlier agent started it.
+    /// Hands a program whose process is `known` to an owner that had it before. Returns false if
+    /// this agent has no such program, its pid differs, or another session owns it.
     pub(super) fn resume(&self, tag: u64, name: &str, known: &Started, owner: &Owner) -> bool {
         let mut programs = lock(&self.shared);
         let Some(running) = programs.get_mut(name) else { return false };
@@ -131,8 +131,8 @@ impl Programs {
         is_handed_over
     }
 
-    /// Takes over a process that an earlier agent of this machine started. False if it is not there, or
-    /// another program has its name.
+    /// Adopts a process that an earlier agent of this machine started. Returns false if there is no
+    /// such process, the name is taken, or the limit of programs is reached.
     pub(super) fn adopt(&self, tag: u64, order: Order, known: &Started, owner: &Owner) -> bool {
         let mut programs = lock(&self.shared);
         if programs.contains_key(&order.name) {
@@ -265,7 +265,7 @@ impl Programs {
         lock(&self.shared).clear();
     }
 
-    /// Ends what was ordered by machines that may order nothing any more.
+    /// Kills the programs whose coordinator is no longer trusted.
     pub(super) fn end_untrusted(&self, is_trusted: &dyn Fn(&PublicKey) -> bool) {
         for running in lock(&self.shared).values_mut() {
             if !is_trusted(&running.ordered_by) {

@@ -21,9 +21,9 @@ use super::trust::{AgentAdmission, REREAD_INTERVAL, Trust};
 use crate::exchange::{self, Access, Grant, Library};
 use crate::platform;
 
-/// Clients that have proved themselves, at most; more are dropped.
+/// Maximum number of authenticated clients; further ones are dropped.
 const SESSIONS_MAX: usize = 64;
-/// Between two looks for addresses to listen on.
+/// How often to look for new addresses to listen on.
 const LISTEN_INTERVAL: Duration = Duration::from_secs(1);
 /// Between two looks at the programs.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -31,11 +31,11 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// How an agent is run.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
-    /// The cluster's secret, which keeps strangers out.
+    /// Secret of the cluster; peers without it are refused.
     pub secret: Secret,
     /// This machine's key.
     pub identity: Identity,
-    /// Whose orders are taken.
+    /// Whose orders the agent accepts.
     pub trust: Trust,
     /// `jackalope-rank`.
     pub rank_program: PathBuf,
@@ -74,8 +74,8 @@ struct Shared {
     is_over: Arc<AtomicBool>,
 }
 
-/// Where an agent listens: asked once at the start and then again and again for listeners on addresses
-/// that have appeared since.
+/// Returns the listeners of an agent: called once at the start, then repeatedly for listeners on
+/// addresses that have appeared since.
 pub type NewListeners = Box<dyn FnMut() -> Vec<TcpListener> + Send>;
 
 /// Runs an agent on `listener` until it is told to stop or has lingered long enough.
@@ -88,7 +88,7 @@ pub fn serve(listener: &TcpListener, config: AgentConfig) -> Result<(), AgentErr
     serve_on(Box::new(move || first.take().into_iter().collect()), config)
 }
 
-/// As [`serve`], on addresses that come and go.
+/// As [`serve`], on addresses that may appear and disappear.
 ///
 /// # Errors
 /// [`AgentError::Listen`] if a listener cannot be used.
@@ -147,7 +147,8 @@ fn open_gate(shared: &Arc<Shared>, listeners: Vec<TcpListener>) -> Result<Gate, 
     let addr = listeners.first().map_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into(), address_of);
     let shared = Arc::clone(shared);
     let prove = move |caller: Caller| greet(&shared, caller);
-    // Clients come from anywhere; who has been here once is expected again.
+    // Clients may connect from anywhere; the gate adds the address of each client that has proved
+    // itself.
     let expected = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
     let config = GateConfig { listeners, expected, purpose: "agent" };
     Gate::start(config, Box::new(prove)).map_err(|source| AgentError::Listen { addr, source })
@@ -159,7 +160,7 @@ fn first_word(receiver: &mut secure::Receiver) -> Result<ToAgent, FrameError> {
     frame::read(receiver)
 }
 
-/// Proves a client and starts its session.
+/// Authenticates a client and starts its session.
 fn greet(shared: &Arc<Shared>, caller: Caller) -> Result<(), FrameError> {
     let from = caller.from;
     let accepted = secure::accept_caller(caller, &shared.admission.door(from))?;
@@ -185,26 +186,27 @@ fn greet(shared: &Arc<Shared>, caller: Caller) -> Result<(), FrameError> {
         counted.admission.leave(session);
         counted.num_sessions.fetch_sub(1, Ordering::SeqCst);
     };
-    // Not joined: it ends with its connection, and the process does not wait for it.
+    // Not joined: the thread ends with its connection, and the process does not wait for it.
     thread::Builder::new().name("session".to_owned()).spawn(run).map(drop).map_err(|err| {
         shared.num_sessions.fetch_sub(1, Ordering::SeqCst);
         err.into()
     })
 }
 
-/// Somebody who was let in.
+/// An authenticated connection.
 struct Visit {
     from: SocketAddr,
-    /// The machine whose trust it came by.
+    /// Key of the machine whose trust admits the connection: the client's own key, or that of the
+    /// coordinator that made its grant.
     key: PublicKey,
-    /// What it came with, unless it proved the machine's own key.
+    /// The grant that the client proved, unless it proved a machine's key.
     grant: Option<Grant>,
     first: ToAgent,
     sender: secure::Sender,
     receiver: secure::Receiver,
 }
 
-/// Serves whoever was let in by the trust in its key.
+/// Serves an authenticated client until its connection ends.
 fn serve_client(session: u64, shared: &Shared, visit: Visit) {
     let Visit { from, key, grant, first, sender, receiver } = visit;
     let access = match (&first, grant) {
@@ -216,7 +218,7 @@ fn serve_client(session: u64, shared: &Shared, visit: Visit) {
     if let Some(access) = access {
         return exchange::serve(&shared.library, &access, sender, receiver);
     }
-    // Trust may have ended since the handshake.
+    // The trust may have been revoked since the handshake.
     let Some(powers) = shared.admission.powers(&key) else { return };
     info!(session, %from, %key, "session");
     let client = Client { session, key, powers };

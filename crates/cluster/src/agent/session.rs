@@ -30,7 +30,7 @@ pub(super) enum End {
     StopAgent,
 }
 
-/// A client that has proved what it may.
+/// An authenticated client and its permissions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Client {
     pub(super) session: u64,
@@ -104,7 +104,7 @@ fn read(
             ToAgent::Resume { name, pid, tag, began, order } => {
                 let known = Started { pid, began };
                 let is_resumed = programs.resume(tag, &name, &known, owner)
-                    // It is named by its number: only who may order everything can claim any process.
+                    // Adoption claims any process by its pid, so it needs full powers.
                     || powers == Powers::All && programs.adopt(tag, order, &known, owner);
                 tell(if is_resumed {
                     FromAgent::Started { name, tag, pid, began: known.began }
@@ -129,7 +129,7 @@ fn read(
             ToAgent::Probe { tag, targets, deadline_ms } => {
                 let outbox = owner.outbox.clone();
                 probe::start(targets, Duration::from_millis(deadline_ms), move |failure| {
-                    // A session that does not take it is about to be given up.
+                    // If the outbox is full, the session is about to be dropped.
                     outbox.try_send(FromAgent::Probed { tag, failure }).ok();
                 });
             }
@@ -137,7 +137,7 @@ fn read(
             ToAgent::Beat | ToAgent::Library | ToAgent::Hello { .. } => {}
             ToAgent::Bye => return Ok(End::GoOn),
             ToAgent::Stop if powers == Powers::All => return Ok(End::StopAgent),
-            // Not theirs to end.
+            // A client with limited powers cannot stop the agent; only its own session ends.
             ToAgent::Stop => return Ok(End::GoOn),
         }
         next = frame::read(receiver)?;

@@ -1,11 +1,11 @@
-//! Who may do what with an agent.
+//! What a peer of an agent may do, by what it has proved.
 //!
 //! ```text
 //!   proved                             may
 //!   this machine's own key, or that    everything: start and end programs, write and read the
 //!   of a trusted coordinator           library, ask about the machine, stop the agent
 //!   a grant of such a coordinator      read the one model that the grant names, until it ends
-//!   a token, where the agent was       be given ranks, and read and write the library
+//!   a token, where the agent was       start ranks, and read and write the library
 //!   started with that token
 //!   the cluster's secret alone         nothing; its key is pending until a person accepts it
 //!   nothing                            nothing
@@ -27,19 +27,19 @@ use super::messages::{Order, OrderedProgram};
 use crate::exchange::Grant;
 use crate::trust::{Role, TrustStore};
 
-/// Between two looks at the list of trusted machines.
+/// How often the list of trusted machines is read.
 pub const REREAD_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Variables that whoever holds a token may set begin so: others change what a program runs.
+/// Prefix of the variables that a token holder may set; others could change what a program runs.
 const TOKEN_VARIABLES: &str = "MLX_";
 
-/// Whose orders an agent takes, beside those of its own machine.
+/// Whose orders an agent accepts, besides those of its own machine.
 #[derive(Clone, Debug)]
 pub enum Trust {
-    /// Those of the coordinators in this list.
+    /// The coordinators in this list.
     Listed(TrustStore),
-    /// Those of everybody who holds the agent's secret, which is a token that was made for that; for
-    /// ranks and models alone.
+    /// Every holder of the agent's secret, which is a token made for this purpose. Limited to ranks
+    /// and models.
     TokenHolders,
 }
 
@@ -47,12 +47,12 @@ pub enum Trust {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Powers {
     All,
-    /// Ranks, with nothing that could make them run anything else.
+    /// Ranks only, without settings that could make them run something else.
     Ranks,
 }
 
 impl Powers {
-    /// Whether a program may be started, else why not.
+    /// Checks whether the order is allowed; the error says why not.
     pub(super) fn check(self, order: &Order) -> Result<(), String> {
         if order.program == OrderedProgram::Rank && order.ticket.is_none() {
             return Err("an order of a rank without its ticket".to_owned());
@@ -73,13 +73,13 @@ impl Powers {
     }
 }
 
-/// The agent's view of whom it trusts, and the connections that depend on it.
+/// Decides which peers the agent trusts, and holds the connections that depend on that trust.
 #[derive(Debug)]
 pub(super) struct AgentAdmission {
     secret: Secret,
     identity: Identity,
     trust: Trust,
-    /// By session: whose trust it lives by, and how it is ended.
+    /// By session: the key whose trust it depends on, and the socket to shut down.
     sessions: Mutex<HashMap<u64, (PublicKey, TcpStream)>>,
 }
 
@@ -88,7 +88,7 @@ impl AgentAdmission {
         AgentAdmission { secret, identity, trust, sessions: Mutex::default() }
     }
 
-    /// What a machine with this key may order, if anything.
+    /// What the machine with this key may order; `None` if nothing.
     pub(super) fn powers(&self, key: &PublicKey) -> Option<Powers> {
         if *key == self.identity.public() {
             return Some(Powers::All);
@@ -105,7 +105,7 @@ impl AgentAdmission {
         }
     }
 
-    /// What lets one connection from `from` in.
+    /// Returns the admission check for one connection from `from`.
     pub(super) fn door(&self, from: SocketAddr) -> Door<'_> {
         Door { gate: self, from }
     }
@@ -114,11 +114,11 @@ impl AgentAdmission {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A session lives for as long as this key is trusted.
+    /// Registers a session, which lasts while this key is trusted.
     pub(super) fn enter(&self, session: u64, key: PublicKey, stream: &TcpStream) {
         match stream.try_clone() {
             Ok(stream) => drop(self.sessions().insert(session, (key, stream))),
-            // One that could not be ended later ends now.
+            // A session that could not be ended later is ended now.
             Err(_) => drop(stream.shutdown(Shutdown::Both)),
         }
     }
@@ -127,19 +127,19 @@ impl AgentAdmission {
         self.sessions().remove(&session);
     }
 
-    /// Ends the sessions of those who are not trusted any more.
+    /// Ends the sessions whose key is no longer trusted.
     pub(super) fn sweep(&self) {
         for (session, (key, stream)) in &*self.sessions() {
             if self.powers(key).is_none() {
                 info!(session, %key, "its coordinator was revoked");
-                // One that is gone already is as good.
+                // An error means that the connection is closed already.
                 let _ = stream.shutdown(Shutdown::Both);
             }
         }
     }
 }
 
-/// As seen by one connection.
+/// The admission check of one connection.
 pub(super) struct Door<'a> {
     gate: &'a AgentAdmission,
     from: SocketAddr,

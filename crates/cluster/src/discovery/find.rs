@@ -49,7 +49,7 @@ const FACTS_TIMEOUT: Duration = Duration::from_secs(5);
 /// How machines are looked for.
 #[derive(Clone, Debug)]
 pub struct FindConfig {
-    /// What agents are shown, and which of them are believed.
+    /// Credentials to present to agents, and the keys expected of them.
     pub ours: Credentials,
     /// How long answers are waited for.
     pub window: Duration,
@@ -79,7 +79,7 @@ pub struct FoundMachine {
     pub build: Build,
     /// What it is, or why it does not tell.
     pub state: MachineState,
-    /// The key that its agent has proved, if it was reached.
+    /// Key that its agent has proved, if it was reached.
     pub key: Option<PublicKey>,
 }
 
@@ -92,7 +92,7 @@ pub enum MachineState {
     OtherVersion,
     /// Its agent has answered, but cannot be connected to.
     Unreachable(String),
-    /// It is not trusted here, or does not trust us: why, and what to do.
+    /// One side does not trust the other: the reason, and what to do.
     Refused(String),
 }
 
@@ -447,7 +447,7 @@ mod tests {
         let machine = Machine { agent: agent(7, 2), paths: vec![nowhere, there] };
         thread::scope(|scope| {
             scope.spawn(|| crate::agent::serve(&listener, config).unwrap());
-            // Neither knows the other; what each has to do is said, one after the other.
+            // Neither machine trusts the other; each refusal names the next command to run.
             let found = machine.clone().meet(&ours);
             let MachineState::Refused(reason) = &found.state else { panic!("{found:?}") };
             assert!(reason.contains("`jackalope trust accept 127.0.0.1` here"), "{reason}");

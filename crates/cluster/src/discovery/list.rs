@@ -29,7 +29,7 @@ pub struct ListedHost {
     pub host: Host,
     /// What the machine says of itself.
     pub facts: NodeFacts,
-    /// The key that it has proved; none for this machine.
+    /// Key that the machine has proved; `None` for this machine.
     pub key: Option<PublicKey>,
 }
 

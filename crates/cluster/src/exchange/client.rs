@@ -72,7 +72,7 @@ impl ExchangeError {
 }
 
 impl LibraryClient {
-    /// Connects, as a coordinator, to the agent that listens at the first of `addrs` that answers.
+    /// Connects as a coordinator to the agent, at the first of `addrs` that answers.
     ///
     /// # Errors
     /// [`ExchangeError::Unreachable`].
@@ -90,7 +90,7 @@ impl LibraryClient {
         })
     }
 
-    /// Connects in order to read the one model that `grant` is for.
+    /// Connects to read the one model that `grant` is for.
     ///
     /// # Errors
     /// [`ExchangeError::Unreachable`].
@@ -149,7 +149,8 @@ impl LibraryClient {
         }
     }
 
-    /// What ranks would read of a model there. `on_bytes` hears how many more bytes were hashed.
+    /// Returns the hashes of the files that ranks would read of a model. Calls `on_bytes` with each
+    /// further number of hashed bytes.
     ///
     /// # Errors
     /// [`ExchangeError`].
@@ -165,7 +166,7 @@ impl LibraryClient {
         }
     }
 
-    /// In which states the files are that ranks would read.
+    /// Returns the states of the files that ranks would read of a model.
     ///
     /// # Errors
     /// [`ExchangeError`].
@@ -253,7 +254,7 @@ impl LibraryClient {
 
 type Connection = (secure::Sender, secure::Receiver);
 
-/// Says what the connection is for.
+/// Sends the first message, which says that the connection is for the library.
 fn open((mut sender, receiver): Connection) -> Result<Connection, FrameError> {
     receiver.stream().set_read_timeout(Some(SILENCE))?;
     sender.stream().set_write_timeout(Some(SILENCE))?;

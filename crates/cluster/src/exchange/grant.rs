@@ -1,9 +1,9 @@
-//! What lets somebody read one model of a library, for a while.
+//! A grant lets its holder read one model of a library for a limited time.
 //!
-//! A coordinator makes grants for those it trusts to read: its ranks, and machines that copy. Nobody
-//! has to remember them: the secret of a grant follows from the keys of the coordinator and of the
-//! library's machine, the cluster's secret, the model and the end of the grant. A library honours it
-//! for as long as it trusts that coordinator.
+//! A coordinator makes grants for its ranks and for machines that copy. Grants are not stored: the
+//! secret of a grant is derived from the keys of the coordinator and of the library's machine, the
+//! cluster's secret, the model and the expiry time. A library accepts a grant while it trusts the
+//! coordinator that made it.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use crate::trust::Credentials;
 
-/// How long a grant lasts: longer than any model takes to load or to copy.
+/// Lifetime of a grant; longer than any model takes to load or to copy.
 pub const GRANT_LIFE: Duration = Duration::from_secs(24 * 3600);
 
 const PURPOSE: &str = "jackalope: reading a model";
@@ -30,15 +30,16 @@ pub struct Granter {
 }
 
 impl Granter {
-    /// For the model that is called `model`, a name or a path, by the library of this machine.
+    /// Creates grants for `model`, a name or a path, in the library of the machine with the key
+    /// `library`.
     pub fn new(ours: &Credentials, library: PublicKey, model: &str) -> Granter {
         Granter { ours: ours.clone(), library, model: model.to_owned() }
     }
 
-    /// A grant that begins now and lasts for [`GRANT_LIFE`].
+    /// Creates a grant that expires after [`GRANT_LIFE`].
     ///
     /// # Panics
-    /// If the library's key is none, which no handshake lets pass.
+    /// If the library's key is invalid; the handshake admits no such key.
     pub fn grant(&self) -> HintedKey {
         self.grant_until(now() + GRANT_LIFE.as_secs())
     }
@@ -53,17 +54,17 @@ impl Granter {
     }
 }
 
-/// What a hint says, which is true if the other side proves the secret that belongs to it.
+/// The content of a hint. It is authentic if the other side proves the matching secret.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Grant {
     model: [u8; MODEL_BYTES],
     until: u64,
-    /// Who made it.
+    /// Key of the coordinator that made it.
     pub(crate) coordinator: PublicKey,
 }
 
 impl Grant {
-    /// `None` if it is no hint of a grant.
+    /// Parses a hint; returns `None` if it is not the hint of a grant.
     pub(crate) fn read(hint: &[u8]) -> Option<Grant> {
         let hint: &[u8; HINT_BYTES] = hint.try_into().ok()?;
         let (model, rest) = hint.split_at(MODEL_BYTES);
@@ -75,7 +76,7 @@ impl Grant {
         })
     }
 
-    /// The secret that belongs to a hint, by the library's machine; `None` if the grant is over.
+    /// Derives the secret of a hint on the library's machine; `None` if the grant has expired.
     pub(crate) fn secret(&self, own: &Identity, cluster: &Secret, hint: &[u8]) -> Option<Secret> {
         if self.until <= now() {
             return None;
@@ -83,7 +84,7 @@ impl Grant {
         own.derive_shared(&self.coordinator, PURPOSE, &[&cluster.0, hint])
     }
 
-    /// Whether it is for the model that is called so.
+    /// Whether the grant is for the model with this name or path.
     pub(crate) fn is_for(&self, model: &str) -> bool {
         self.model == model_hash(model)
     }
@@ -122,7 +123,7 @@ mod tests {
         assert_ne!(of(&other, &hint), Some(secret), "another library");
         let outsider = Credentials { secret: Secret([2; 32]), ..library.clone() };
         assert_ne!(of(&outsider, &hint), Some(secret), "another cluster");
-        // Every bit of the hint counts.
+        // A change in any byte of the hint changes the secret.
         for at in 0..HINT_BYTES {
             let mut changed = hint.clone();
             changed[at] ^= 1;

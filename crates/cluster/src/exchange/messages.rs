@@ -32,12 +32,12 @@ pub enum ToLibrary {
     },
     /// Copy a model from other machines.
     Fetch(FetchOrder),
-    /// Report what ranks would read of a model, by hash; hashes what is not known.
+    /// Report the hashes of what ranks would read of a model; computes those that are not cached.
     Content {
         /// As in [`ToLibrary::Find`].
         model: String,
     },
-    /// Report in which states the files are that ranks would read.
+    /// Report the states of the files that ranks would read.
     States {
         /// As in [`ToLibrary::Find`].
         model: String,
@@ -155,7 +155,7 @@ pub struct Source {
     pub addrs: Vec<SocketAddr>,
     /// What the model is called there: a name or a path.
     pub model: String,
-    /// What lets whoever copies read it there.
+    /// Grant with which the copying machine reads the model there.
     pub grant: HintedKey,
 }
 

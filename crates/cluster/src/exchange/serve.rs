@@ -39,7 +39,7 @@ pub struct Library {
     pub stores: Stores,
     /// Where hashes of files are remembered.
     pub hashes_path: Option<PathBuf>,
-    /// Where hashes of blocks are kept.
+    /// Directory where hashes of blocks are kept.
     pub trees_dir: Option<PathBuf>,
     /// The folder that copies go into; none are made without one.
     pub copies_dir: Option<PathBuf>,
@@ -65,12 +65,12 @@ impl Library {
         Library { stores, hashes_path, copies_dir, trees_dir: None, busy: Arc::default() }
     }
 
-    /// The same, which keeps hashes of blocks in this folder.
+    /// Sets the directory where hashes of blocks are kept.
     pub fn with_trees(self, trees_dir: Option<PathBuf>) -> Library {
         Library { trees_dir, ..self }
     }
 
-    /// What ranks would read of the model in a directory.
+    /// Hashes the files that ranks would read of the model in a directory.
     pub(super) fn content(
         &self,
         dir: &Path,
@@ -124,15 +124,14 @@ impl Library {
 /// What a client may ask for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Access {
-    /// Everything.
+    /// All requests.
     All,
-    /// To read the model that this is for.
+    /// Reading the model that this grant is for.
     Read(Grant),
 }
 
 impl Access {
-    /// # Errors
-    /// Why a request is not answered.
+    /// Checks whether the client may make this request; the error says why not.
     fn check(&self, request: &ToLibrary) -> Result<(), String> {
         let Access::Read(grant) = self else { return Ok(()) };
         match request {

@@ -26,7 +26,7 @@ struct Machine {
     store: TrustStore,
 }
 
-/// The coordinator of all machines here.
+/// Credentials of the coordinator of all machines in these tests.
 fn ours() -> Credentials {
     let identity = Identity::from_private(Secret([7; 32]), "coordinator");
     Credentials { secret: SECRET, identity, expected: Expected::TokenHolders }
@@ -289,7 +289,7 @@ fn a_source_that_is_gone_is_replaced_by_another_one() {
     assert_eq!(contents(&to.copy()), contents(&from.copy()));
 }
 
-/// What a rank or another machine was given, and what somebody might make of it.
+/// What a grant allows a rank or another machine, and which misuse of it fails.
 #[test]
 fn a_grant_reads_one_model_and_ends_with_the_trust_in_who_made_it() {
     let machine = Machine::new();
@@ -313,15 +313,15 @@ fn a_grant_reads_one_model_and_ends_with_the_trust_in_who_made_it() {
     let fetch = FetchOrder { name: "org/new".to_owned(), ..order(manifest, Vec::new()) };
     refused(client.fetch(fetch, &|_| ()).unwrap_err());
     assert!(!machine.scratch.path().join("models/org/new").exists());
-    // One that the library's machine did not make possible: by a key that it does not trust.
+    // A forged grant: the library does not trust the key that made it.
     let identity = Identity::generate("hostile").unwrap();
     let hostile = Credentials { identity, ..ours() };
     let forged = Granter::new(&hostile, machine.key, "org/big").grant();
     assert!(matches!(dial(&forged), Err(ExchangeError::Unreachable { .. })));
-    // The secret alone reads nothing either.
+    // The cluster's secret alone does not allow reading.
     let by_secret = LibraryClient::dial("machine", &[machine.addr], &hostile).unwrap_err();
     assert!(by_secret.to_string().contains("does not trust this machine"), "{by_secret}");
-    // What is open ends, and nothing new begins.
+    // Revoking ends open connections and refuses new ones.
     machine.store.update(|list| list.revoke("coordinator")).unwrap();
     let began = std::time::Instant::now();
     while client.find("org/big").is_ok() {

@@ -1,5 +1,5 @@
-//! The content of a checkpoint as a tree of hashes: what two machines compare, and what ranks verify as
-//! they read.
+//! The content of a checkpoint as a tree of hashes. Machines compare the trees of their copies, and
+//! ranks verify what they read against them.
 //!
 //! ```text
 //!                       identity
@@ -9,9 +9,9 @@
 //!                                │ leaves: blocks of tensors   BLAKE3 of each
 //! ```
 //!
-//! A block never spans two tensors, so that a rank which reads a tensor reads whole blocks. The same
-//! tensors in other files are another identity. What ranks do not read (the tokenizer, templates) is no
-//! part of it.
+//! A block never spans two tensors, so a rank that reads a tensor reads whole blocks. The same
+//! tensors in other files have another identity. Files that ranks do not read (tokenizer,
+//! templates) are not part of it.
 
 mod cache;
 mod make;
@@ -32,37 +32,40 @@ use thiserror::Error;
 use cache::TreeCache;
 pub use make::Hasher;
 
-/// Blocks of a tensor: about this many, so that a rank's share begins and ends near one …
+/// Target number of blocks per tensor, so that a rank's share begins and ends near a block
+/// boundary.
 const BLOCKS_PER_TENSOR: u64 = 64;
-/// … within these sizes …
+/// Bounds of a block's size.
 const BLOCK_BYTES_MIN: u64 = 64 << 10;
 const BLOCK_BYTES_MAX: u64 = 16 << 20;
-/// … and about this many in a file of small tensors.
+/// Target number of blocks in a file of small tensors.
 const BLOCKS_PER_FILE: u64 = 8192;
 
-/// The largest header that the format allows.
+/// Maximum header size that the safetensors format allows.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// A larger `config.json` is none.
+/// Maximum size of `config.json`; a larger file is rejected.
 const CONFIG_BYTES_MAX: u64 = 16 << 20;
 
-/// Bytes of hashes that a rank can be sent.
+/// Maximum size of the hashes that can be sent to a rank.
 const TREE_BYTES_MAX: usize = 15 << 20;
 
-/// Smaller checkpoints are hashed within a moment.
+/// Minimum size of a checkpoint that is hashed right after it was fetched. Smaller ones are hashed
+/// on demand, which takes a moment.
 const REMEMBERED_BYTES_MIN: u64 = 256 << 20;
 
-/// Mixed into every identity, so that it is no other hash of the same bytes.
+/// Key derivation context of identities; separates them from other hashes of the same bytes.
 const CONTEXT: &str = "jackalope 2026 identity of a checkpoint";
 
-/// A checkpoint's identity, and what it follows from.
+/// A checkpoint's identity, and the hashes from which it is derived.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct CheckpointContent {
     /// The root of the tree.
     pub id: CheckpointId,
     /// Its hashes.
     pub tree: ContentTree,
-    /// The files when they were hashed. Only those that cannot change without another state.
+    /// States of the files when they were hashed; only of files whose state changes with any
+    /// further write.
     pub states: Vec<FileState>,
 }
 
@@ -79,7 +82,7 @@ pub enum ContentError {
     /// A file cannot be read.
     #[error("reading {}: {source}", .path.display())]
     Read {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// Why.
         source: io::Error,
@@ -87,18 +90,18 @@ pub enum ContentError {
     /// A file was written to while it was hashed.
     #[error("{} changed while it was read\nhint: wait until its download or copy has ended", .path.display())]
     Changed {
-        /// Which.
+        /// The file.
         path: PathBuf,
     },
-    /// A file is not what its name promises.
+    /// A file does not have the format that its name says.
     #[error("{}: {reason}\nhint: fetch the file again; `jackalope models check` looks at all of them", .path.display())]
     Malformed {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What was found.
+        /// What is wrong with it.
         reason: String,
     },
-    /// The tree has more hashes than a rank can be sent.
+    /// The hashes are larger than what can be sent to a rank.
     #[error("{} has too many tensors: its hashes have {bytes} bytes, at most {TREE_BYTES_MAX}", .dir.display())]
     TooLarge {
         /// The checkpoint.
@@ -106,7 +109,7 @@ pub enum ContentError {
         /// Bytes of all hashes.
         bytes: usize,
     },
-    /// Nobody waits for it any more.
+    /// The caller cancelled hashing.
     #[error("hashing was cancelled")]
     Cancelled,
 }
@@ -114,9 +117,9 @@ pub enum ContentError {
 /// A block of a tensor.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Block<'a> {
-    /// Its bytes in the file.
+    /// Byte range in the file.
     pub range: Range<u64>,
-    /// The tensor it belongs to.
+    /// Name of the tensor that it belongs to.
     pub tensor: &'a str,
 }
 
@@ -124,9 +127,9 @@ pub struct Block<'a> {
 #[derive(Clone, Debug)]
 pub struct Layout {
     tensors: Vec<TensorBlocks>,
-    /// Bytes before tensor data.
+    /// Bytes before the tensor data.
     pub head_bytes: u64,
-    /// All blocks.
+    /// Number of blocks in the file.
     pub num_blocks: usize,
     /// Size of the file.
     pub file_bytes: u64,
@@ -141,7 +144,8 @@ struct TensorBlocks {
 }
 
 impl Layout {
-    /// Of a file that begins with `head`: the length of the header, and the header.
+    /// Layout of a file that begins with `head`, which is the header's length followed by the
+    /// header.
     ///
     /// # Errors
     /// What is wrong with the header.
@@ -180,7 +184,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Of a file that holds no tensors and is hashed as one.
+    /// Layout of a file without tensors, which is hashed as a whole.
     pub fn without_tensors(file_bytes: u64) -> Layout {
         Layout { tensors: Vec::new(), head_bytes: file_bytes, num_blocks: 0, file_bytes }
     }
@@ -188,7 +192,7 @@ impl Layout {
     /// The block with this number.
     ///
     /// # Panics
-    /// If there is none.
+    /// If there is no such block.
     pub fn block(&self, idx: usize) -> Block<'_> {
         assert!(idx < self.num_blocks, "the file has this block");
         let at = self.tensors.partition_point(|it| it.first_block <= idx) - 1;
@@ -197,7 +201,7 @@ impl Layout {
         Block { range: begin..(begin + block_bytes).min(range.end), tensor: name }
     }
 
-    /// The numbers of the blocks that have a byte in `range`.
+    /// Returns the numbers of the blocks that overlap `range`.
     pub fn blocks_in(&self, range: &Range<u64>) -> Range<usize> {
         let at = self.tensors.partition_point(|it| it.range.end <= range.start);
         let Some(first) = self.tensors.get(at).filter(|_| range.start < range.end) else {
@@ -220,7 +224,7 @@ pub fn hash(bytes: &[u8]) -> BlockHash {
     BlockHash(*blake3::hash(bytes).as_bytes())
 }
 
-/// The identity of the checkpoint that has these hashes.
+/// Derives the identity of the checkpoint with these hashes.
 pub fn identity(tree: &ContentTree) -> CheckpointId {
     let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
     let number = |hasher: &mut blake3::Hasher, number: u64| {
@@ -250,7 +254,8 @@ pub fn is_weights(name: &str) -> bool {
     name.starts_with("model") && name.ends_with(".safetensors")
 }
 
-/// What `dir` is known to hold without reading it again, if that is so.
+/// Returns the content of `dir` from the cache, without reading its files; `None` unless all of it
+/// is cached.
 pub fn known(dir: &Path, trees_dir: &Path) -> Option<CheckpointContent> {
     let cache = TreeCache::new(trees_dir);
     let mut files = Vec::new();
@@ -264,8 +269,9 @@ pub fn known(dir: &Path, trees_dir: &Path) -> Option<CheckpointContent> {
     Some(CheckpointContent { id: identity(&tree), tree, states })
 }
 
-/// Hashes a large checkpoint that was just fetched, while its bytes are in memory, so that nobody waits
-/// for it later. A small one is hashed when it is needed. A failure is reported there.
+/// Hashes a large checkpoint right after it was fetched, while its bytes are still in the page
+/// cache, so that no start has to wait for it. Small checkpoints are hashed on demand. A failure is
+/// only logged; hashing on demand reports it.
 pub fn remember(dir: &Path, trees_dir: &Path, on_bytes: &(dyn Fn(u64) + Sync)) {
     let Ok(states) = states(dir) else { return };
     if states.iter().map(|state| state.bytes).sum::<u64>() < REMEMBERED_BYTES_MIN {
@@ -279,7 +285,8 @@ pub fn remember(dir: &Path, trees_dir: &Path, on_bytes: &(dyn Fn(u64) + Sync)) {
     }
 }
 
-/// Has everything in `dir` read again, whatever is known of it: for disks that are not trusted.
+/// Drops the cached hashes of `dir`, so that all of it is read again. For disks that are not
+/// trusted.
 ///
 /// # Errors
 /// [`ContentError::Read`].
@@ -308,7 +315,7 @@ fn names(dir: &Path) -> Result<Vec<String>, ContentError> {
     let failed = |source| ContentError::Read { path: dir.to_owned(), source };
     let mut names = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(failed)? {
-        // Nothing that ranks read has a name beyond UTF-8.
+        // Every file that ranks read has a name in UTF-8.
         let Ok(name) = entry.map_err(failed)?.file_name().into_string() else { continue };
         if is_read_by_ranks(&name) {
             names.push(name);
@@ -318,8 +325,8 @@ fn names(dir: &Path) -> Result<Vec<String>, ContentError> {
     Ok(names)
 }
 
-/// Where `found` departs from `wanted`, which the files in `dir` have: the first file, and the first
-/// tensor in it. `None` if they are equal.
+/// Names the first file in which `found` differs from `wanted`, and the first differing tensor in
+/// it. `dir` holds the files of `wanted`. Returns `None` if the trees are equal.
 pub fn first_difference(wanted: &ContentTree, found: &ContentTree, dir: &Path) -> Option<String> {
     for file in &wanted.files {
         let Some(other) = found.files.iter().find(|it| it.name == file.name) else {
@@ -346,7 +353,7 @@ fn file_difference(wanted: &FileTree, found: &FileTree, dir: &Path) -> Option<St
         return Some(format!("{what} differs"));
     }
     let at = wanted.leaves.iter().zip(&found.leaves).position(|(one, other)| one != other)?;
-    // For the name of the tensor; without it the block is named.
+    // Reads the layout for the tensor's name; without it the message gives the block's number.
     let layout = File::open(dir.join(&wanted.name))
         .ok()
         .and_then(|mut file| read_head(&mut file, wanted.bytes).ok())
@@ -358,7 +365,7 @@ fn file_difference(wanted: &FileTree, found: &FileTree, dir: &Path) -> Option<St
     })
 }
 
-/// What lies before the tensor data of a weight file of `file_bytes`.
+/// Reads the part before the tensor data of a weight file of `file_bytes`.
 fn read_head(file: &mut File, file_bytes: u64) -> io::Result<Vec<u8>> {
     let malformed = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
     let mut head = vec![0; 8];

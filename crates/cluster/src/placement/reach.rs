@@ -1,11 +1,12 @@
-//! Which machines can compute together: a group needs a link between any two of its ranks. Pure.
+//! Finds the machines that can compute together: a group needs a link between any two of its ranks.
+//! Pure.
 
 use std::cmp::Reverse;
 
-/// Of more members than these not every set is tried.
+/// Maximum number of members for which every subset is tried.
 const EXHAUSTIVE_MAX: usize = 12;
 
-/// A rank's place that could be used.
+/// A hostfile position at which a rank could run.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Member {
     /// Its position in the hostfile.
@@ -21,7 +22,7 @@ pub struct Member {
 pub struct Group {
     /// Their positions, ascending.
     pub positions: Vec<usize>,
-    /// The memory of all of them.
+    /// Their total usable memory.
     pub usable_bytes: u64,
     /// How many of them compute now.
     pub num_computing: usize,
@@ -40,10 +41,10 @@ impl Group {
     }
 }
 
-/// Every group of `members` in which all `reach` each other, which has to be symmetrical: the one with
-/// the most memory first, among equals the one with more members that compute now, then the one that
-/// comes first in the hostfile. Of more than twelve members only one group is returned, without those
-/// that reach the fewest others.
+/// Returns every group of `members` in which all `reach` each other; `reach` must be symmetric. The
+/// group with the most memory comes first; ties go to the group with more members that compute now,
+/// then to the one that comes first in the hostfile. For more than twelve members it returns one
+/// group only, found by dropping the members that reach the fewest others.
 pub fn groups(members: &[Member], reach: impl Fn(usize, usize) -> bool) -> Vec<Group> {
     if EXHAUSTIVE_MAX < members.len() {
         return vec![without_the_isolated(members, reach)];
@@ -75,7 +76,7 @@ pub fn groups(members: &[Member], reach: impl Fn(usize, usize) -> bool) -> Vec<G
     groups
 }
 
-/// Drops whoever reaches the fewest others, until all that are left reach each other.
+/// Drops the member that reaches the fewest others until all remaining members reach each other.
 fn without_the_isolated(members: &[Member], reach: impl Fn(usize, usize) -> bool) -> Group {
     let mut left = members.to_vec();
     loop {
@@ -108,7 +109,7 @@ mod tests {
         bytes.iter().enumerate().map(member).collect()
     }
 
-    /// All reach each other but these.
+    /// Every pair reaches each other except these.
     fn without(cut: &[(usize, usize)]) -> impl Fn(usize, usize) -> bool {
         let cut = cut.to_vec();
         move |a, b| !cut.contains(&(a, b)) && !cut.contains(&(b, a))
@@ -155,7 +156,7 @@ mod tests {
                 }
             }
             prop_assert!(found.is_sorted_by_key(|it| Reverse(it.usable_bytes)));
-            // Counted in another way: by adding one member at a time.
+            // Cross-check: builds the groups by adding one member at a time.
             let mut grown: Vec<Vec<usize>> = vec![Vec::new()];
             for position in 0..bytes.len() {
                 let more: Vec<Vec<usize>> = grown

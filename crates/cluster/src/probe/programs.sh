@@ -1,5 +1,6 @@
-# Our own programs on this machine, each asked before anybody judges it: which record names it, whether
-# its HTTP port answers, whether a rank is connected to its coordinator. One block of lines per program.
+# Reports our own programs on this machine, each queried before it is judged: which record names it,
+# whether its HTTP port answers, whether a rank is connected to its coordinator. One block of lines
+# per program.
 programs() {
   set -f
   if [ "$(uname -s)" = Darwin ]; then sockets=$(lsof -nP -iTCP 2>/dev/null); else sockets=$(ss -Htanp 2>/dev/null); fi
@@ -17,7 +18,8 @@ programs() {
     esac
   done
 }
-# The home of a server or an agent, its record if that names it, and what its HTTP port says.
+# Prints the home of a server or an agent, its record if that names this process, and what its HTTP
+# port answers.
 record_of() {
   if [ -r "/proc/$2/environ" ]; then environment=$(tr '\0' '\n' < "/proc/$2/environ")
   else environment=$(ps eww -o command= -p "$2" | tr ' ' '\n'); fi
@@ -34,7 +36,7 @@ record_of() {
   if [ -n "$url" ]; then ask "$url"; return 0; fi
   for port in $(ports_of "$2"); do ask "http://$port"; done
 }
-# Where a process listens, as `address:port`.
+# Prints where a process listens, as `address:port`.
 ports_of() {
   if [ "$(uname -s)" = Darwin ]; then
     printf '%s\n' "$sockets" | awk -v p="$1" '$2 == p && $NF == "(LISTEN)" { print $(NF - 1) }'
@@ -42,7 +44,7 @@ ports_of() {
     printf '%s\n' "$sockets" | grep -F "pid=$1," | awk '$1 == "LISTEN" { print $4 }'
   fi
 }
-# Whether a server is alive and ready: HTTP statuses, 000 for none.
+# Prints whether a server is alive and ready: HTTP statuses, 000 for no answer.
 ask() {
   url=$(printf '%s' "$1" | sed 's|//0.0.0.0:|//127.0.0.1:|; s|//\[::\]:|//[::1]:|; s|//\*:|//127.0.0.1:|')
   command -v curl >/dev/null 2>&1 || { echo "answer $url - -"; return 0; }
@@ -51,7 +53,7 @@ ask() {
   [ "$live" = 000 ] || ready=$(curl -gsk -m 2 -o /dev/null -w '%{http_code}' "$url/health/ready" </dev/null)
   echo "answer $url $live $ready"
 }
-# Whether a rank has a connection to the address after `--control`.
+# Prints whether a rank has a connection to the address after `--control`.
 coordinator_of() {
   control=$(printf '%s' "$2" | sed -n 's/.*--control[ =]\([^ ]*\).*/\1/p')
   [ -n "$control" ] && [ -n "$sockets" ] || return 0

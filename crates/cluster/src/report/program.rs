@@ -1,4 +1,4 @@
-//! Our own programs on a machine, as they answered when they were asked.
+//! Our own programs on a machine, with their answers to queries.
 
 use serde::Serialize;
 
@@ -8,20 +8,21 @@ use crate::record::Recorded;
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProgramKind {
-    /// It serves HTTP and coordinates ranks.
+    /// Serves HTTP and coordinates ranks.
     Serve,
-    /// It looks after the ranks of its machine.
+    /// Starts and supervises the ranks of its machine.
     Agent,
-    /// It computes.
+    /// Computes.
     Rank,
 }
 
-/// What a server's HTTP port said.
+/// Answer of a server's HTTP port.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 pub struct HttpAnswer {
-    /// Where it was asked.
+    /// URL that was queried.
     pub url: String,
-    /// Status of `/health/live`, 0 if nothing came; `None` if there was nothing to ask with.
+    /// Status of `/health/live`; 0 if nothing answered, `None` if there was no tool to query it
+    /// with.
     pub live: Option<u16>,
     /// Status of `/health/ready`, likewise.
     pub ready: Option<u16>,
@@ -30,30 +31,30 @@ pub struct HttpAnswer {
 /// One running program of ours.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OwnProgram {
-    /// What it does.
+    /// Its kind.
     pub kind: ProgramKind,
-    /// Its process.
+    /// Its pid.
     pub pid: u32,
-    /// The process that started it; 1 once that has ended, which says nothing about this one.
+    /// Pid of its parent; 1 once the parent has ended, which does not make the program stale.
     pub parent_pid: u32,
-    /// Memory it holds, in bytes.
+    /// Resident memory, in bytes.
     pub resident_bytes: u64,
     /// Whether a signal has stopped it (SIGSTOP).
     pub is_stopped: bool,
-    /// Its folder, of servers and agents, where the system reports it.
+    /// Jackalope's folder of a server or an agent, where the system reports it.
     pub home: Option<String>,
-    /// Whether the record in that folder names this very process.
+    /// Whether the record in that folder names this process.
     pub is_recorded: bool,
-    /// The model that its record names.
+    /// Model that its record names.
     pub model: Option<String>,
-    /// What a server's ports answered.
+    /// Answers of a server's ports.
     pub answers: Vec<HttpAnswer>,
     /// Whether a rank is connected to its coordinator, where the system reports connections.
     pub has_coordinator: Option<bool>,
 }
 
 impl OwnProgram {
-    /// Reads the section `programs` of a report.
+    /// Parses the section `programs` of a report.
     pub(crate) fn parse_all(text: &str) -> Vec<OwnProgram> {
         let blocks = text.split("@program ").skip(1);
         blocks.filter_map(OwnProgram::parse).collect()
@@ -104,20 +105,20 @@ impl OwnProgram {
         self.model = model.map(str::to_owned);
     }
 
-    /// Whether any of its ports answers over HTTP; `None` if nothing could be asked.
+    /// Whether any of its ports answers over HTTP; `None` if none could be queried.
     pub fn is_alive(&self) -> Option<bool> {
         let known: Vec<u16> = self.answers.iter().filter_map(|it| it.live).collect();
         if known.is_empty() { None } else { Some(known.iter().any(|status| *status != 0)) }
     }
 
-    /// The answer of the port that clients use.
+    /// The first answer with status 200 of `/health/live`, which is the port that clients use.
     pub fn http(&self) -> Option<&HttpAnswer> {
         self.answers.iter().find(|it| it.live == Some(200))
     }
 }
 
 impl HttpAnswer {
-    /// Reads `URL LIVE READY`.
+    /// Parses `URL LIVE READY`.
     fn parse(text: &str) -> Option<HttpAnswer> {
         let mut words = text.split_whitespace();
         let url = words.next()?.to_owned();

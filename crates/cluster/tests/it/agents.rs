@@ -28,13 +28,13 @@ struct Fixture {
     thread: JoinHandle<()>,
 }
 
-/// What the coordinator that all agents here trust shows them.
+/// Credentials of the coordinator that all agents here trust.
 fn ours() -> Credentials {
     let identity = Identity::from_private(Secret([1; 32]), "coordinator");
     Credentials { secret: SECRET, identity, expected: Expected::TokenHolders }
 }
 
-/// Somebody else who holds the secret.
+/// Credentials of another machine that holds the secret.
 fn another(name: &str) -> Credentials {
     Credentials { identity: Identity::generate(name).unwrap(), ..ours() }
 }
@@ -58,7 +58,7 @@ fn config(store: &TrustStore, linger: Option<Duration>) -> AgentConfig {
     }
 }
 
-/// A list of trusted machines of its own.
+/// Returns a trust list in a folder of its own.
 fn store() -> TrustStore {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -116,7 +116,7 @@ fn shell(name: &str, script: &str) -> Order {
     }
 }
 
-/// The rank program, which here repeats what it is told.
+/// The rank program, which in these tests echoes its standard input.
 fn rank(name: &str, ticket: Secret) -> Order {
     let program = OrderedProgram::Rank;
     Order { program, args: Vec::new(), ticket: Some(ticket), ..shell(name, "") }
@@ -328,7 +328,7 @@ fn a_client_that_connects_again_owns_what_it_owned() {
     fixture.stop();
 }
 
-/// Passes bytes on to wherever it is pointed.
+/// A TCP proxy whose target can be changed.
 #[derive(Clone)]
 struct Wire {
     to: Arc<Mutex<SocketAddr>>,
@@ -382,7 +382,7 @@ fn a_hung_agent_is_replaced_and_the_next_one_adopts_its_programs() {
     let order = Order { lease_ms: 600_000, ..shell("rank 0", "exec sleep 600") };
     let program = agent.start(order.clone());
     let kept = pid(&program);
-    // Somebody accepts connections there and says nothing.
+    // A listener that accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     wire.point_at(silent.local_addr().unwrap());
     wait(|| (0 < num_revived.load(Ordering::SeqCst)).then_some(()));
@@ -501,7 +501,7 @@ fn the_secret_alone_commands_nothing_and_a_person_may_change_that() {
     let pending = fixture.store.load().unwrap().pending;
     let seen = (pending[0].role, pending[0].name.as_str(), pending[0].addr.as_str());
     assert_eq!((pending.len(), seen), (1, (Role::Coordinator, "hostile", "127.0.0.1")));
-    // From now on it may; what it ordered stands.
+    // The machine is accepted, and its pending order is carried out.
     fixture.store.update(|list| list.accept(&key.fingerprint())).unwrap();
     nobody.wait_until_up(LONG).unwrap();
     wait(|| marker.exists().then_some(()));
@@ -567,7 +567,7 @@ fn an_agent_that_is_another_machine_than_before_is_given_nothing() {
     assert!(err.contains("the key of here has changed from"), "{err}");
     assert!(err.contains("`jackalope trust accept here`"), "{err}");
     assert_eq!((agent.refusal(), program.pid()), (Some(Refusal::ChangedKey), None));
-    // It was not even told who we are.
+    // The client did not reveal its identity to the agent.
     assert_eq!(fixture.store.load().unwrap().pending, []);
     known.update(|list| list.accept("here")).unwrap();
     agent.wait_until_up(LONG).unwrap();

@@ -1,7 +1,8 @@
-//! When ranks that were lost are replaced, and when what waits for them is given up.
+//! Decides when lost ranks are replaced, and when the requests that wait for them fail.
 //!
-//! Nothing is given up for the number of losses: only for the time in which ranks are brought up and
-//! none of them gets further than it has been since the last completed step.
+//! The number of losses does not matter for that, only time: requests fail if ranks are being
+//! brought up and, for too long, no rank gets further than it has been since the last completed
+//! step.
 
 use std::time::{Duration, Instant};
 
@@ -9,39 +10,40 @@ use jackalope_protocol::Phase;
 
 use super::RetryPolicy;
 
-/// How the ranks are brought back.
+/// How the ranks are brought back up.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Retry {
-    /// Those that were lost are replaced.
+    /// Replace the lost ranks.
     Replace,
-    /// All of them are, the living too.
+    /// Restart all ranks, including those that are alive.
     Restart,
 }
 
-/// The attempts to bring ranks up since the last one that was good for something.
+/// The attempts to bring up the ranks since the last completed step.
 #[derive(Debug)]
 pub(super) struct Attempts {
     policy: RetryPolicy,
-    /// Losses in a row; the pauses grow with them.
+    /// Losses in a row; they determine the pause before the next attempt.
     num_losses: u32,
-    /// Those of them since a rank last got further than before.
+    /// Losses since a rank last made progress.
     num_stuck: u32,
-    /// The next attempt, if it is yet to begin.
+    /// The next attempt, if one is scheduled.
     retry: Option<(Instant, Retry)>,
-    /// While ranks are brought up or steps are owed: when something last got further. Time in which
-    /// the group stood is not counted.
+    /// Time of the last progress, set while ranks are brought up or steps are owed. Time during
+    /// which the group was up does not count.
     stalled_since: Option<Instant>,
-    /// When a rank last got further than it was in this attempt, or the group last stood.
+    /// Time of the last phase change or load progress of a rank, or of the loss of the group,
+    /// whichever is later.
     moved_at: Option<Instant>,
-    /// While the group stands.
+    /// Time since which the group is up; `None` while it is not.
     stood_since: Option<Instant>,
-    /// While it does not: since when.
+    /// Time since which the group is down; `None` while it is up.
     down_since: Option<Instant>,
-    /// The longest time in which the ranks have been brought up.
+    /// Longest time that bringing up the ranks has taken so far.
     took: Duration,
-    /// How far each rank has come since the last completed step.
+    /// Furthest progress of each rank since the last completed step.
     furthest: Vec<(u8, u64)>,
-    /// Everything that waited was given up, and the group has not stood since.
+    /// True after open requests have failed for lack of progress, until the group is up again.
     has_given_up: bool,
 }
 
@@ -62,14 +64,14 @@ impl Attempts {
         }
     }
 
-    /// The ranks are brought up for the first time, or others than before are.
+    /// Records that ranks are brought up for the first time, or after the set of ranks has changed.
     pub(super) fn begin(&mut self, now: Instant) {
         self.furthest.clear();
         self.stood_since = None;
         (self.stalled_since, self.down_since, self.moved_at) = (Some(now), Some(now), Some(now));
     }
 
-    /// A rank is in another phase, or has loaded more.
+    /// Records that a rank has entered another phase or loaded more bytes.
     pub(super) fn note_phase(&mut self, rank: usize, reached: (Phase, u64), now: Instant) {
         let (phase, loaded_bytes) = reached;
         let order = match phase {
@@ -93,7 +95,7 @@ impl Attempts {
         }
     }
 
-    /// The group stands. `owes_steps` if there are requests to compute.
+    /// Records that the group is up. `owes_steps` is true if there are requests to compute.
     pub(super) fn note_ready(&mut self, owes_steps: bool, now: Instant) {
         if let Some(since) = self.down_since.take() {
             self.took = self.took.max(now.saturating_duration_since(since));
@@ -107,14 +109,15 @@ impl Attempts {
         }
     }
 
-    /// A step is completed: whatever went wrong before is over.
+    /// Records a completed step, which resets the counts of losses.
     pub(super) fn note_step(&mut self) {
         (self.num_losses, self.num_stuck) = (0, 0);
         self.stalled_since = None;
         self.furthest.clear();
     }
 
-    /// The group is lost, or could not be formed. `owes_steps` if there are requests to compute.
+    /// Records that the group is lost, or could not be formed. `owes_steps` is true if there are
+    /// requests to compute.
     pub(super) fn note_loss(&mut self, owes_steps: bool, now: Instant) {
         if let Some(stood_since) = self.stood_since.take() {
             let stood = now.saturating_duration_since(stood_since);
@@ -130,7 +133,7 @@ impl Attempts {
         self.down_since.get_or_insert(now);
     }
 
-    /// Plans the next attempt: the first at once, the following ones after pauses that grow.
+    /// Schedules the next attempt: the first immediately, later ones after growing pauses.
     pub(super) fn retry(&mut self, now: Instant) {
         let RetryPolicy { pause_first, pause_max, .. } = self.policy;
         let pause = match self.num_losses {
@@ -140,40 +143,42 @@ impl Attempts {
         self.retry = Some((now + pause, Retry::Replace));
     }
 
-    /// Plans to start all ranks anew, after a failure that replacing some does not mend.
+    /// Schedules a restart of all ranks, after a failure that replacing single ranks does not fix.
     pub(super) fn restart(&mut self, now: Instant) {
         self.retry = Some((now + self.policy.restart_pause, Retry::Restart));
     }
 
-    /// The attempt that is due, which is then begun.
+    /// Takes the scheduled attempt if it is due; the caller then starts it.
     pub(super) fn take_due(&mut self, now: Instant) -> Option<Retry> {
         self.retry.take_if(|(at, _)| *at <= now).map(|(_, retry)| retry)
     }
 
-    /// Since when the group does not stand.
+    /// Time since which the group is down.
     pub(super) fn down_since(&self) -> Option<Instant> {
         self.down_since
     }
 
-    /// True if the ranks will not come up for the first time either.
+    /// True if the number of losses without progress has reached `start_failures_max`, so that the
+    /// first start fails.
     pub(super) fn is_start_hopeless(&self) -> bool {
         self.policy.start_failures_max <= self.num_stuck
     }
 
-    /// Everything that waited was given up.
+    /// Records that open requests have failed for lack of progress.
     pub(super) fn give_up(&mut self) {
         self.has_given_up = true;
     }
 
-    /// When to give up what waits, if nothing gets further until then. Ranks that get on with what took
-    /// long before may take as long again.
+    /// Time at which open requests fail, if no rank makes progress until then. Ranks that repeat
+    /// phases after a loss are granted additional time, up to the longest time that bringing them
+    /// up has taken so far.
     pub(super) fn give_up_at(&self) -> Option<Instant> {
         let since = self.stalled_since.filter(|_| !self.has_given_up && self.stood_since.is_none());
         let at = since? + self.took;
         Some(self.moved_at.map_or(at, |moved_at| at.min(moved_at)) + self.policy.standstill_max)
     }
 
-    /// When something is due next.
+    /// Time of the next scheduled attempt or failure of the requests, whichever is earlier.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.retry.map(|(at, _)| at).into_iter().chain(self.give_up_at()).min()
     }

@@ -1,4 +1,4 @@
-//! Lets ranks in and keeps strangers out.
+//! Authenticates ranks and rejects all other connections.
 
 use std::net::{IpAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use jackalope_protocol::{FrameError, Hello, Secret, frame};
 use super::{LinkReport, Report, Seat};
 use crate::Reporter;
 
-/// A connection that proved itself.
+/// An authenticated connection.
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub(super) hello: Hello,
@@ -18,12 +18,12 @@ pub(super) struct Arrival {
     pub(super) receiver: secure::Receiver,
 }
 
-/// What each rank proves, by rank. Cheap to clone; all clones change together.
+/// The ticket that each rank authenticates with, by rank. Clones share one list.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tickets(Arc<Mutex<Vec<Secret>>>);
 
 impl Tickets {
-    /// Those of these seats, from now on.
+    /// Replaces the tickets with those of `seats`.
     pub(super) fn set(&self, seats: &[Seat]) {
         let tickets = seats.iter().map(|seat| seat.ticket).collect();
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = tickets;
@@ -37,7 +37,7 @@ impl Admission for Tickets {
     }
 }
 
-/// What accepts connections. Ends when dropped.
+/// Accepts connections until it is dropped.
 #[derive(Debug)]
 pub(super) struct Acceptor(Gate);
 
@@ -58,12 +58,12 @@ impl Acceptor {
         Acceptor(gate.expect("a process that just started can start a thread"))
     }
 
-    /// How many connections were refused.
+    /// Number of refused connections.
     pub(super) fn num_refused(&self) -> u64 {
         self.0.num_refused()
     }
 
-    /// Why the last connection was refused.
+    /// Reason for the last refusal.
     pub(super) fn last_refusal(&self) -> Option<String> {
         self.0.last_refusal()
     }
@@ -73,7 +73,7 @@ fn shake_hands(caller: Caller, tickets: &Tickets) -> Result<Arrival, FrameError>
     let Accepted { proof, sender, mut receiver } = secure::accept_caller(caller, tickets)?;
     receiver.stream().set_read_timeout(Some(HANDSHAKE))?;
     let hello: Hello = frame::read(&mut receiver)?;
-    // A ticket is good for its own rank.
+    // A ticket is valid for its own rank only.
     if !matches!(&proof, Proof::Key(hint) if rank_of_hint(hint) == Some(hello.rank)) {
         return Err(FrameError::Secret);
     }

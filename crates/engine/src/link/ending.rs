@@ -1,5 +1,5 @@
-//! How ranks end. What may block (a process that takes its time to be gone, the end of what it wrote)
-//! happens on threads that nobody waits for.
+//! Ends ranks. Operations that may block, such as waiting for a process to exit or reading the end
+//! of its output, run on detached threads.
 
 use std::fmt;
 use std::thread;
@@ -10,49 +10,49 @@ use tracing::warn;
 use super::{LinkReport, RankProcess, Report};
 use crate::{Failure, Reporter};
 
-/// A process whose socket closed shows how it ended within this time.
+/// Time in which a process whose socket closed usually exits.
 pub(super) const EXIT_GRACE: Duration = Duration::from_millis(300);
 
-/// A killed process is gone within this time.
+/// Time in which a killed process usually exits.
 pub(super) const KILL_GRACE: Duration = Duration::from_millis(500);
 
-/// After these two, its last words are there within this time.
+/// Additional time for collecting the last output of the process.
 const LAST_WORDS_GRACE: Duration = Duration::from_millis(500);
 
 const EXIT_POLL: Duration = Duration::from_millis(2);
 
-/// A loss that is told once it is known how the rank's process ended.
+/// A loss that is reported once it is known how the rank's process ended.
 #[derive(Debug)]
 pub(super) struct Dying {
-    /// Which of these it is.
+    /// Number of the loss; matches [`Report::Examined`].
     pub(super) number: u64,
-    /// Complete but for what the process leaves behind.
+    /// The failure, without the last output of the process.
     pub(super) failure: Failure,
     pub(super) is_fatal: bool,
-    /// Whether how the process ended says more than the failure's message does.
+    /// Whether the exit status of the process replaces the failure's message.
     pub(super) asks_exit: bool,
-    /// Added to the message.
+    /// Appended to the message.
     pub(super) circumstances: String,
-    /// When the loss is told in any case.
+    /// Deadline after which the loss is reported without the result of the examination.
     pub(super) until: Instant,
 }
 
-/// What a process left behind.
+/// How a process ended and its last output.
 #[derive(Debug, Default)]
 pub(super) struct Remains {
-    /// How it ended by itself, if it did.
+    /// Exit status, if it ended by itself.
     pub(super) exit: Option<String>,
-    /// The end of what it wrote to its standard error.
+    /// End of its standard error.
     pub(super) last_words: String,
 }
 
 impl Dying {
-    /// The deadline for a process that is killed after `grace`.
+    /// Deadline for examining a process that is killed after `grace`.
     pub(super) fn until(grace: Duration, now: Instant) -> Instant {
         now + grace + KILL_GRACE + LAST_WORDS_GRACE
     }
 
-    /// The whole failure.
+    /// Builds the complete failure; the second value is true if it is fatal.
     pub(super) fn conclude(self, remains: Remains) -> (Failure, bool) {
         let Remains { exit, last_words } = remains;
         let mut message = match exit.filter(|_| self.asks_exit) {
@@ -64,7 +64,7 @@ impl Dying {
     }
 }
 
-/// A process, as reports carry it. Ended if nobody takes it out.
+/// A started process inside a report. Dropping it without [`Spawned::take`] kills the process.
 pub(super) struct Spawned(Option<Box<dyn RankProcess>>);
 
 impl Spawned {
@@ -92,7 +92,8 @@ impl fmt::Debug for Spawned {
     }
 }
 
-/// Kills a process and reports what it left behind, once it had `grace` to end by itself.
+/// Waits up to `grace` for a process to exit by itself, kills it otherwise, and reports how it
+/// ended.
 pub(super) fn examine(
     mut process: Box<dyn RankProcess>,
     grace: Duration,
@@ -111,7 +112,7 @@ pub(super) fn examine(
     });
 }
 
-/// Ends processes of which nothing more is asked.
+/// Kills processes without waiting for them or reporting how they ended.
 pub(super) fn bury(processes: impl IntoIterator<Item = Box<dyn RankProcess>>) {
     for mut process in processes {
         process.kill();
@@ -119,7 +120,7 @@ pub(super) fn bury(processes: impl IntoIterator<Item = Box<dyn RankProcess>>) {
     }
 }
 
-/// Waits until the deadline for all of them to end. True if they have.
+/// Waits until `have_ended` returns true or the deadline passes. Returns whether it did.
 pub(super) fn have_ended_by(mut have_ended: impl FnMut() -> bool, deadline: Instant) -> bool {
     loop {
         if have_ended() {
@@ -144,8 +145,8 @@ fn wait_for_exit(process: &mut dyn RankProcess, grace: Duration) -> Option<Strin
     exit
 }
 
-/// Runs what may block where nobody waits for it. False if the system has no thread left; it is done
-/// at once then, or not at all.
+/// Runs blocking work on a detached thread. Returns false if the system cannot start one; `work` is
+/// dropped then without being run.
 pub(super) fn aside(name: &str, work: impl FnOnce() + Send + 'static) -> bool {
     let started = thread::Builder::new().name(name.to_owned()).spawn(work);
     if let Err(err) = &started {

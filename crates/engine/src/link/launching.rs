@@ -1,4 +1,5 @@
-//! From a rank that is absent to one that loads: its process is started, says hello, and is set up.
+//! Brings a rank from absent to loading: starts its process, accepts its hello, and sends its
+//! setup.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use super::process::{LaunchError, LaunchOrder};
 use super::slot::{Slot, State};
 use super::{Link, LinkReport, Report, accept};
 
-/// Attempts to start a rank's process that may be stuck before another one is not made.
+/// Maximum number of pending attempts to start a rank's process; further attempts fail.
 const SPAWNING_MAX: usize = 8;
 
 impl Link {
@@ -40,7 +41,7 @@ impl Link {
         }
     }
 
-    /// The system has started a process, or refuses to.
+    /// Handles the result of starting a process.
     pub(super) fn launched(
         &mut self,
         (rank, launch): (usize, u64),
@@ -116,7 +117,7 @@ impl Link {
         self.write(rank, &ToRank::Setup(setup), now);
     }
 
-    /// What is wrong if a rank's libmlx is another version than its peers'.
+    /// Error message if a rank's libmlx version differs from a peer's.
     fn other_mlx(&self, rank: usize, mlx: &str) -> Option<String> {
         let mut peers = self.slots.iter().enumerate().filter(|(peer, _)| *peer != rank);
         let (peer, theirs) = peers.find_map(|(peer, slot)| {

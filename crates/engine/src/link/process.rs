@@ -19,19 +19,18 @@ pub struct Seat {
     /// By which address it reaches each rank, by rank. None at all where ranks tell their addresses
     /// themselves.
     pub routes: Vec<IpAddr>,
-    /// Whether its connection to each rank's data plane is encrypted, by rank. None given at all: to
-    /// every rank.
+    /// Whether its connection to each rank's data plane is encrypted, by rank. If empty, all are.
     pub encrypt: Vec<bool>,
-    /// What its rank proves, and no other rank can: given to its process, and derived anew by a later
-    /// coordinator where ranks outlive one.
+    /// Secret with which its rank authenticates, known to no other rank. It is passed to the rank's
+    /// process; where ranks outlive a coordinator, the next coordinator derives the same one.
     pub ticket: Secret,
 }
 
 impl Seat {
-    /// One seat for each rank of the setup, all on this machine, with tickets that nobody knows yet.
+    /// One seat for each rank of the setup, all on this machine, with freshly generated tickets.
     ///
     /// # Panics
-    /// If the system has no randomness.
+    /// If the system has no source of randomness.
     pub fn local(setup: &Setup) -> Vec<Seat> {
         let ticket = || Secret::draw().expect("the system has a source of randomness");
         let seat = || Seat {
@@ -71,36 +70,40 @@ pub trait Launcher: Send {
         false
     }
 
-    /// A rank's own connection brought something at this moment, whatever is known of its machine's agent.
+    /// Records that a rank's own connection delivered data at `at`, even if its machine's agent is
+    /// unreachable.
     fn heard(&mut self, rank: usize, at: Instant) {
         let _ = (rank, at);
     }
 
-    /// Begins to find out whether the machines of the ranks that compute reach each other: the ranks all
-    /// live, and none gets any further. `addrs[i][j]` is where rank i reaches the data plane of rank j.
+    /// Starts to test whether the machines of the ranks reach each other. Called when all ranks are
+    /// alive and none makes progress. `addrs[i][j]` is the address at which rank i reaches the data
+    /// plane of rank j.
     fn suspect_links(&mut self, addrs: &[Vec<SocketAddr>]) {
         let _ = addrs;
     }
 
-    /// While a group was formed, rank `from` could not connect to rank `to` although both live.
+    /// Records that rank `from` could not connect to rank `to` while a group was formed, although
+    /// both are alive.
     fn link_failed(&mut self, from: usize, to: usize) {
         let _ = (from, to);
     }
 
-    /// In words, a link between two machines that compute which is known to be broken: no group can be
-    /// formed now. Asked often while [`Launcher::is_watching_links`]; does not wait.
+    /// Describes a broken link between two machines of the group, if one is known; no group can
+    /// form until it is repaired. Polled while [`Launcher::is_watching_links`]; does not block.
     fn broken_link(&mut self, now: Instant) -> Option<String> {
         let _ = now;
         None
     }
 
-    /// Whether there is a link that [`Launcher::broken_link`] has news of soon.
+    /// Whether links are being tested, so that [`Launcher::broken_link`] should be polled.
     fn is_watching_links(&self) -> bool {
         false
     }
 
-    /// What a rank is to load, as it is sent to it now: what lets it read elsewhere lasts for a while
-    /// only, and the content that it must find may have become known.
+    /// Returns the setup to send to a rank now. Grants to read a checkpoint from another machine
+    /// expire and are renewed here, and the expected content of the checkpoint may have become
+    /// known.
     fn refresh(&mut self, _rank: usize, setup: &Setup) -> Setup {
         setup.clone()
     }
@@ -108,18 +111,18 @@ pub trait Launcher: Send {
     /// Leaves without a word, so that ranks which may outlive us do.
     fn hand_over(&mut self) {}
 
-    /// Prepares the start of one rank's process, without blocking. What is returned starts it, on a
-    /// thread of its own that nobody waits for; it does not wait for the rank to connect.
+    /// Prepares the start of a rank's process without blocking. The returned closure starts it on a
+    /// thread of its own and does not wait for the rank to connect.
     fn launch(&mut self, order: &LaunchOrder) -> Launch;
 }
 
-/// Starts a process. May block, for as long as the system takes to execute a program.
+/// Starts a process. May block while the system executes the program.
 ///
 /// # Errors
-/// [`LaunchError`] if there is no process now.
+/// [`LaunchError`] if the process cannot be started.
 pub type Launch = Box<dyn FnOnce() -> Result<Box<dyn RankProcess>, LaunchError> + Send>;
 
-/// A rank's process. Dropped on a thread of its own, where it may wait for the process to be gone.
+/// A rank's process. Dropped on a thread of its own, where it may wait for the process to exit.
 pub trait RankProcess: Send {
     /// Its number, if it runs on this machine.
     fn pid(&self) -> Option<u32>;
@@ -130,7 +133,7 @@ pub trait RankProcess: Send {
     }
     /// How it ended, once it has: `exit status 1`, `killed by signal 9`. Does not wait.
     fn try_wait(&mut self) -> Option<String>;
-    /// Ends it at once, whatever it does. Does not wait until it is gone.
+    /// Kills it immediately. Does not wait until it has exited.
     fn kill(&mut self);
     /// The end of what it wrote to its standard error.
     fn last_words(&self) -> String;

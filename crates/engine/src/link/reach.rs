@@ -1,5 +1,5 @@
-//! Links between ranks. The coordinator reaches every rank, and yet two of them may not reach each other:
-//! then all wait, no process is at fault, and replacing one mends nothing.
+//! Detects broken links between ranks. The coordinator may reach every rank while two ranks do not
+//! reach each other: then all ranks wait, no process is at fault, and replacing one does not help.
 //!
 //! ```text
 //!   all wait, all live ──▶ suspect_links ──▶ (the launcher has their machines try) ──▶ broken_link
@@ -17,21 +17,21 @@ use super::slot::{Slot, State};
 use super::{Link, Stage};
 use crate::{Failure, RankGroup};
 
-/// Ranks that wait for each other, or form a group, for so long are suspected not to reach each other.
+/// Time for which ranks wait for each other, or form a group, before their links are suspected.
 const SUSPECT_AFTER: Duration = Duration::from_secs(1);
 
-/// Between two suspicions.
+/// Minimum time between two tests of the links.
 const SUSPECT_PAUSE: Duration = Duration::from_secs(2);
 
-/// A rank that was heard so recently lives: heartbeats come once a second.
+/// A rank that was heard from within this time is alive; heartbeats arrive once per second.
 const ALIVE: Duration = Duration::from_millis(2500);
 
-/// How often the launcher is asked for what it has found out about links that it watches.
+/// Interval at which the launcher is polled for test results.
 pub(super) const LINK_POLL: Duration = Duration::from_millis(100);
 
 impl Link {
-    /// Reports suspicions to the launcher, and takes in what it has found out. True if the group is lost
-    /// to a broken link.
+    /// Asks the launcher to test links if all ranks are stuck, and takes in its results. Returns
+    /// true if the group is lost because of a broken link.
     pub(super) fn look_at_links(&mut self, now: Instant) -> bool {
         for (rank, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.is_connected()) {
             self.launcher.heard(rank, slot.heard_at);
@@ -55,7 +55,7 @@ impl Link {
         }
     }
 
-    /// The link because of which no group is formed, as a failure that blames no rank.
+    /// The broken link that prevents the group from forming, as a failure that blames no rank.
     pub(super) fn link_failure(&self) -> Option<Failure> {
         let message = self.broken_link.clone()?;
         let (phase, last_words) = (Phase::Joining, String::new());
@@ -86,8 +86,8 @@ impl Link {
         }
     }
 
-    /// Whether no rank computes although there are plans, and every process lives: what they send each
-    /// other does not arrive.
+    /// True if every process is alive and at least two ranks wait although plans are pending: the
+    /// messages between ranks do not arrive.
     pub(super) fn do_all_wait(&self, now: Instant) -> bool {
         let Some(newest) = self.sent.back() else { return false };
         let is_waiting = |slot: &Slot| SUSPECT_AFTER <= slot.waiting;
@@ -99,8 +99,8 @@ impl Link {
             })
     }
 
-    /// What a group's end says that one rank has reported. Where it names peers that live, nobody is to
-    /// blame but the link to them, which the launcher then looks at.
+    /// Turns a rank's report of a broken group into a failure. If all peers that it names are
+    /// alive, the failure blames no rank, and the launcher tests the links to them.
     pub(super) fn group_failure(
         &mut self,
         rank: usize,
@@ -126,7 +126,7 @@ impl Link {
         Failure { rank: None, host: None, phase, message, last_words: String::new() }
     }
 
-    /// What is said when a step does not end and [`Link::do_all_wait`].
+    /// The failure that is reported when a step times out while [`Link::do_all_wait`] is true.
     pub(super) fn all_wait_failure(&self, wait: &impl std::fmt::Display) -> Failure {
         let message = format!(
             "every rank waits for another, and all of them live (of rank 0, {wait})\n\

@@ -12,11 +12,11 @@ use super::accept::Arrival;
 use super::{LinkReport, RankProcess, Report};
 use crate::Reporter;
 
-/// Messages that wait for a rank to read those before. A rank is a few plans behind at most, and is
-/// sent a heartbeat a second.
+/// Capacity of a rank's queue of outgoing messages. A rank is at most a few plans behind and is
+/// sent one heartbeat per second.
 const WRITE_QUEUE_MAX: usize = 64;
 
-/// Connections of a rank that are kept until it is known which process was started.
+/// Maximum number of connections kept for a rank whose process is still being started.
 const EARLY_ARRIVALS_MAX: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
@@ -55,19 +55,21 @@ pub(super) struct Slot {
     pub(super) progressed_at: Instant,
     /// How long its collective had waited for peers at its last heartbeat.
     pub(super) waiting: Duration,
-    /// Attempts to start a process that have neither succeeded nor failed.
+    /// Number of pending attempts to start a process.
     pub(super) num_spawning: usize,
-    /// Launches in a row that were not followed by a hello.
+    /// Launches in a row without a hello.
     pub(super) num_silent: u32,
-    /// While its connection is lost and its process is not: what it was doing, and since when.
+    /// Set while the connection is lost but the process is not: what the rank was doing, and since
+    /// when.
     pub(super) detached_in: Option<(Phase, Instant)>,
-    /// Connections that came before the launcher said which process it had started.
+    /// Connections that arrived before the launcher returned the process.
     early: Vec<Arrival>,
     process: Option<Box<dyn RankProcess>>,
     connection: Option<Connection>,
 }
 
-/// One thread reads it, one writes to it; both end with it, and nobody waits for them.
+/// A connection with one thread that reads and one that writes. Both end with the connection and
+/// are not joined.
 struct Connection {
     id: u64,
     stream: TcpStream,
@@ -102,7 +104,7 @@ impl Slot {
         self.detached_in = None;
     }
 
-    /// Its process is about to be started. Returns the number of this launch.
+    /// Records that a process is being started. Returns the number of this launch.
     pub(super) fn spawning(&mut self, now: Instant) -> u64 {
         self.num_launches += 1;
         self.num_spawning += 1;
@@ -111,7 +113,7 @@ impl Slot {
         self.num_launches
     }
 
-    /// Its process was started. Returns the connections that were there before.
+    /// Records the started process. Returns the connections that arrived before.
     pub(super) fn launched(&mut self, process: Box<dyn RankProcess>, now: Instant) -> Vec<Arrival> {
         self.process = Some(process);
         self.num_silent = self.num_silent.saturating_add(1);
@@ -119,12 +121,12 @@ impl Slot {
         std::mem::take(&mut self.early)
     }
 
-    /// True if the launch of this number is the one that is waited for.
+    /// True if the launch with this number is the current one.
     pub(super) fn awaits(&self, launch: u64) -> bool {
         matches!(self.state, State::Spawning) && self.num_launches == launch
     }
 
-    /// Keeps a connection until it is known which process was started; returns one too many.
+    /// Keeps a connection until the process is known. Returns the oldest one if there are too many.
     pub(super) fn keep_early(&mut self, arrival: Arrival) -> Option<Arrival> {
         self.early.push(arrival);
         (EARLY_ARRIVALS_MAX < self.early.len()).then(|| self.early.remove(0))
@@ -174,7 +176,7 @@ impl Slot {
         Ok(())
     }
 
-    /// Has a message sent; does not wait for that.
+    /// Queues a message without blocking.
     pub(super) fn write(&self, bytes: &Arc<[u8]>) -> Result<(), FrameError> {
         let connection = self.connection.as_ref().ok_or(FrameError::Closed)?;
         connection.queue.try_send(Arc::clone(bytes)).map_err(|err| match err {
@@ -216,7 +218,7 @@ impl Slot {
         self.detached_in = Some(doing);
     }
 
-    /// Gives up the connection, and the process as the caller sees fit. The rank is absent then.
+    /// Drops the connection, marks the rank absent, and returns its process.
     pub(super) fn release(&mut self, now: Instant) -> Option<Box<dyn RankProcess>> {
         self.connection = None;
         self.facts = None;
@@ -228,13 +230,13 @@ impl Slot {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Wakes both threads; an error means that they are awake already.
+        // Wakes both threads; an error means that they have ended already.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
-/// Writes what is queued until the connection ends. A rank that does not read within the stream's
-/// timeout is reported as gone.
+/// Writes queued messages until the connection ends. If the rank does not read within the stream's
+/// write timeout, it is reported as gone.
 fn write_each(
     (rank, connection): (usize, u64),
     mut sender: secure::Sender,
@@ -283,7 +285,7 @@ mod tests {
 
     use super::*;
 
-    /// Lets in whoever holds this ticket.
+    /// Accepts any peer that holds this ticket.
     struct Ticket(Secret);
 
     impl Admission for Ticket {
@@ -294,7 +296,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// Whoever writes never waits: neither for a rank that reads nothing, nor for its timeout.
+    /// `write` never blocks, neither on a rank that reads nothing nor for its timeout.
     #[test]
     fn a_rank_that_does_not_read_is_lost_and_holds_nobody_up() {
         let ticket = Ticket(Secret([1; 32]));
@@ -320,7 +322,7 @@ mod tests {
         assert!(began.elapsed() < TIMEOUT, "the writes waited for the rank");
         assert!(heard.try_recv().is_err(), "its connection still stands");
         drop(slot);
-        // Both threads end with the connection, and give their reporters back.
+        // Both threads end with the connection and drop their reporters.
         while heard.recv().is_ok() {}
     }
 }

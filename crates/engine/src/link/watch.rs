@@ -125,7 +125,7 @@ impl Link {
         all.chain(reseat).chain(links).min()
     }
 
-    /// How long a rank that was launched may take to connect.
+    /// Time within which a launched rank has to connect.
     fn hello_timeout(&self, slot: &Slot) -> Duration {
         let LinkTimeouts { hello, replacement_hello, .. } = self.config.timeouts;
         if !self.has_stood || slot.detached_in.is_some() {

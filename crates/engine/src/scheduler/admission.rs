@@ -58,7 +58,7 @@ impl Scheduler {
         idx.expect("who alone runs fits")
     }
 
-    /// Granules for all that can be computed as things stand.
+    /// Number of granules that all running sequences can need for what is computable now.
     pub(super) fn promised_to_all(&self) -> usize {
         (0..self.running.len()).map(|idx| self.promised(idx)).sum()
     }

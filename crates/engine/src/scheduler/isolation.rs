@@ -1,8 +1,9 @@
-//! Which request makes ranks fail.
+//! Identifies the request that makes ranks fail.
 //!
-//! Ranks die for many reasons, and whatever they were computing shares the loss. A failure counts for
-//! each request that had rows in flight, until it has a token more, or a position of it is computed that
-//! never was before. So the failures of a request are those in a row without progress of its own.
+//! Ranks die for many reasons, and every request that was being computed shares the loss. A failure
+//! therefore counts for each request that had rows in flight, until the request makes progress: it
+//! gets one more token, or a position of it is computed for the first time. The count of a request
+//! is thus the number of failures in a row without progress of its own.
 //!
 //! ```text
 //!           in flight when the ranks failed, twice in a row           alone, again and again
@@ -11,12 +12,12 @@
 //!     └───────── a token, or a position more than before ───────┘
 //! ```
 //!
-//! A suspect is computed alone, and only after steps without any suspect: that ranks fail with it tells
-//! something only if they do not fail without it. The steps without grow with each failure, so that
-//! losses from outside, which come in storms, do not meet one request time and again. Where all requests
-//! are suspects the one with the fewest failures is first; those that are innocent need one step each to
-//! prove it, and are the ones without which nothing is told from then on. A request that has nobody
-//! beside it is ended after more failures instead.
+//! A suspect is computed alone, and only after control steps without any suspect: a failure with it
+//! is evidence only if the ranks do not fail without it. The number of control steps grows with
+//! each failure, so that a burst of external losses does not hit the same request repeatedly. If
+//! all requests are suspects, the one with the fewest failures goes first; an innocent one clears
+//! itself with one successful step and can then serve as control. If a request is the only one,
+//! there are no control steps, and it is ended after a higher number of failures instead.
 
 use jackalope_protocol::StepPlan;
 
@@ -26,34 +27,35 @@ use super::sequence::Sequence;
 use crate::RequestId;
 use crate::planted::{Bug, Planted};
 
-/// Failures in a row after which a request is computed alone.
+/// Failures in a row after which a request becomes a suspect and is computed alone.
 const SUSPECT_FAILURES: u32 = 2;
 
-/// Failures alone, and after steps without it, for which a request is ended. One or two may be losses
-/// from outside that met it by chance.
+/// Failures while computed alone, after control steps, for which a request is ended. One or two may
+/// be external losses that hit it by chance.
 const ALONE_FAILURES: usize = 3;
 
-/// Steps without any suspect that are completed before each of these.
+/// Control steps that have to complete before each of these.
 const CONTROL_STEPS: [u32; ALONE_FAILURES] = [1, 8, 32];
 
-/// Failures in a row, in the last of which nothing else was in flight, for which a request is ended.
+/// Failures in a row for which a request is ended if nothing else was in flight in the last one,
+/// even without control steps.
 const LONE_FAILURES: u32 = 8;
 
-/// What ranks' failures say about a request.
+/// Evidence that a request makes ranks fail.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Suspicion {
-    /// Failures in a row without progress in between.
+    /// Failures in a row without progress.
     num_failures: u32,
-    /// Those of them in which nothing else was in flight, after steps without it.
+    /// How many of them happened with nothing else in flight, after control steps.
     num_alone: usize,
-    /// Whether nothing else was in flight in the last of them.
+    /// Whether nothing else was in flight in the last failure.
     was_alone: bool,
-    /// Positions that answers have covered, at most.
+    /// Number of positions computed so far, at most.
     computed_max: usize,
 }
 
 impl Suspicion {
-    /// Takes into account that positions below `end` have been computed.
+    /// Records that the positions below `end` have been computed.
     pub(super) fn note_computed(&mut self, end: usize, planted: Planted) {
         let is_progress = self.computed_max < end || planted.has(Bug::RepetitionIsProgress);
         self.computed_max = self.computed_max.max(end);
@@ -62,7 +64,7 @@ impl Suspicion {
         }
     }
 
-    /// It has got further: a position more, or a token.
+    /// Records progress: a further position or token.
     pub(super) fn note_progress(&mut self, planted: Planted) {
         if !planted.has(Bug::SuspectForEver) {
             (self.num_failures, self.num_alone) = (0, 0);
@@ -76,7 +78,7 @@ impl Suspicion {
         self.was_alone = is_alone;
     }
 
-    /// Steps without any suspect before it is computed.
+    /// Control steps that have to complete before this suspect is computed.
     fn control_steps(&self) -> u32 {
         CONTROL_STEPS[self.num_alone.min(ALONE_FAILURES - 1)]
     }
@@ -97,8 +99,9 @@ impl Suspicion {
 }
 
 impl Scheduler {
-    /// The ranks failed while they computed what is in flight, and come back with empty caches; see
-    /// [`Scheduler::ranks_restarted`]. Gives up, and returns, the requests that make ranks fail.
+    /// Records that the ranks failed while computing what is in flight and that they restart with
+    /// empty caches; see [`Scheduler::ranks_restarted`]. Removes and returns the requests that make
+    /// ranks fail.
     pub fn ranks_failed(&mut self) -> Vec<RequestId> {
         let rows = self.in_flight.iter().flat_map(|it| &it.rows);
         let mut ids: Vec<RequestId> = rows.map(|(id, _)| *id).collect();
@@ -119,7 +122,7 @@ impl Scheduler {
         poisonous
     }
 
-    /// The suspect that is computed alone next, if there is one.
+    /// The suspect to compute alone next, if there is one.
     pub(super) fn suspect(&self) -> Option<RequestId> {
         let all = self.waiting.iter().chain(&self.running);
         let suspects = all.filter(|it| self.is_isolated(it));
@@ -131,8 +134,7 @@ impl Scheduler {
         sequence.suspicion.is_suspect() && !self.planted.has(Bug::SuspectsTogether)
     }
 
-    /// True if steps without suspects come before this one is computed, and there are requests for
-    /// them.
+    /// True if control steps are still needed before this suspect, and there are requests for them.
     pub(super) fn needs_control(&self, suspect: RequestId) -> bool {
         let suspect = self.waiting.iter().find(|it| it.id == suspect);
         let wanted = suspect.map_or(0, |it| it.suspicion.control_steps());
@@ -140,7 +142,7 @@ impl Scheduler {
         self.num_control < wanted && all.any(|it| !self.is_isolated(it))
     }
 
-    /// Counts a completed step, with rows of these requests, if no suspect is among them.
+    /// Counts a completed step as a control step if no suspect had rows in it.
     pub(super) fn note_control(&mut self, rows: &[(RequestId, usize)]) {
         let is_suspect = |sequence: &Sequence| {
             self.is_isolated(sequence) && rows.iter().any(|(id, _)| *id == sequence.id)
@@ -156,7 +158,7 @@ impl Scheduler {
         self.in_flight.iter().flat_map(|it| &it.rows).any(|(other, _)| *other != id)
     }
 
-    /// Lets a suspect run, whatever others have to give up for it. Every request fits alone.
+    /// Admits a suspect, preempting other sequences as needed. Every request fits if it runs alone.
     pub(super) fn admit_suspect(&mut self, id: RequestId, plan: &mut StepPlan) {
         loop {
             let Ok(idx) = self.waiting.binary_search_by_key(&id, |it| it.id) else { return };
@@ -177,7 +179,7 @@ impl Scheduler {
         }
     }
 
-    /// Tokens of a step that holds a suspect alone, for each running sequence.
+    /// Number of tokens for each running sequence in a step of a suspect alone.
     pub(super) fn share_of_suspect(&self, id: RequestId) -> Vec<usize> {
         let share = |it: &Sequence| match it.id == id {
             true => it.num_wanted(self.limits.lookahead).min(self.limits.step_tokens),

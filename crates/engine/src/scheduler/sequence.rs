@@ -42,7 +42,7 @@ pub(crate) struct Sequence {
     pub(crate) num_preemptions: u32,
     /// What bounds the next token, for requests that have a guide.
     pub(super) guided: Option<Guided>,
-    /// Whether it makes ranks fail.
+    /// Evidence that this request makes ranks fail.
     pub(super) suspicion: Suspicion,
 }
 

@@ -1,20 +1,21 @@
-//! A guide for each request, as random as the request.
+//! A random guide for each request.
 
 use jackalope_protocol::TokenId;
 
 use super::{Rng, VOCAB_SIZE};
 use crate::guide::{Allowed, Guide, GuideError, TokenMask};
 
-/// Allows everything, some tokens or one, ends or fails, as the tokens before say.
+/// Depending on the tokens so far: allows everything, allows some tokens or one, ends the output,
+/// or fails.
 #[derive(Clone, Debug)]
 pub(super) struct RandomGuide {
     state: u64,
     num_tokens: usize,
-    /// One token in so many is bound.
+    /// Inverse probability that a token is constrained.
     bound_odds: u64,
-    /// One token in so many ends the output.
+    /// Inverse probability that a token ends the output.
     end_odds: u64,
-    /// One token in so many is too much for the guide.
+    /// Inverse probability that the guide fails on a token.
     fail_odds: u64,
 }
 

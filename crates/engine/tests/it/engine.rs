@@ -187,7 +187,7 @@ fn ranks_that_get_no_further_end_requests_and_come_back() {
     fixture.end();
 }
 
-/// Beside others that are long and short, old and young.
+/// Other requests, long and short, submitted before and after it, are not affected.
 #[test]
 fn a_request_that_makes_ranks_fail_is_ended_alone_and_by_name() {
     let options = FakeOptions { deadly_token: Some(999), ..paced(Duration::from_millis(1)) };
@@ -226,8 +226,7 @@ fn an_idle_engine_whose_losses_were_mended_takes_requests() {
     fixture.end();
 }
 
-/// Losses that come in bursts, whatever the ranks do at the time: most of them while they are being
-/// brought back.
+/// Bursts of losses at any time; most of them hit ranks that are still coming back up.
 #[test]
 fn bursts_of_losses_end_nobody() {
     let options =

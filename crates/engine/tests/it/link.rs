@@ -20,7 +20,7 @@ use jackalope_protocol::{
 use crate::engine::{LONG, read_all, wait_until};
 use crate::threads::{Fault, Log, Threads, VOCAB_SIZE};
 
-/// What rank 0 and rank 1 prove.
+/// The tickets of ranks 0 and 1.
 const TICKETS: [Secret; 2] = [Secret([42; 32]), Secret([43; 32])];
 
 fn seats(backend: Backend) -> Vec<Seat> {
@@ -37,7 +37,7 @@ struct Case {
 }
 
 impl Case {
-    /// Two ranks with the given faults; failures are forgiven also while they start.
+    /// Two ranks with the given faults; failures during the start are tolerated too.
     fn new(faults: Vec<(usize, Vec<Fault>)>) -> Case {
         Case {
             faults,
@@ -187,13 +187,13 @@ fn strangers_are_dropped() {
     let connect = || TcpStream::connect(fixture.control_addr).unwrap();
     let mut browser = connect();
     browser.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-    // A ticket of another server, and rank 0's ticket for rank 1.
+    // A ticket of another server, and rank 0's ticket used for rank 1.
     for ticket in [Secret([1; 32]), TICKETS[0]] {
         let thief = secure::dial(fixture.control_addr, &HintedKey::of_rank(1, ticket), LONG);
         assert!(matches!(thief, Err(FrameError::Secret)), "{thief:?}");
     }
-    // Rank 0, or whoever has its ticket, who says to be rank 1; and whoever has that of rank 1, but is
-    // no process that was started.
+    // A peer with rank 0's ticket that claims to be rank 1, and a peer with rank 1's ticket that is
+    // not the process that was started.
     for (rank, ticket) in [(0, TICKETS[0]), (1, TICKETS[1])] {
         let key = HintedKey::of_rank(rank, ticket);
         let (mut ghost, mut heard) = secure::dial(fixture.control_addr, &key, LONG).unwrap();
@@ -290,7 +290,7 @@ fn a_frozen_rank_is_replaced() {
     assert!(2 <= log.count(1, "launch"));
 }
 
-/// The engine goes on with other things meanwhile, and ends what was started when it appears.
+/// The engine continues meanwhile, and kills the process when it appears.
 #[test]
 fn a_process_that_the_system_does_not_start_is_abandoned() {
     let mut case =
@@ -326,7 +326,7 @@ fn a_replacement_that_says_nothing_is_replaced_sooner_than_the_first_would_be() 
     assert_eq!(log.count(1, "launch"), 3);
 }
 
-/// From its hello on, whatever it does.
+/// The silence limit applies from the hello on, in every state.
 #[test]
 fn a_rank_that_freezes_while_it_loads_or_joins_is_replaced_for_its_silence() {
     for fault in [Fault::FreezesLoading, Fault::FreezesJoining] {
@@ -339,7 +339,8 @@ fn a_rank_that_freezes_while_it_loads_or_joins_is_replaced_for_its_silence() {
     }
 }
 
-/// As several kills in a moment do: while the group computes, joins and loads.
+/// Consecutive losses, as several kills in quick succession cause: while the group computes, joins
+/// and loads.
 #[test]
 fn losses_one_upon_the_other_are_a_pause() {
     let faults = [
@@ -382,7 +383,7 @@ fn a_stock_backend_restarts_every_rank() {
     }
 }
 
-/// The one failure, as the status has it.
+/// The only failure, as the status reports it.
 fn check_blame(faults: Vec<(usize, Vec<Fault>)>) -> Failure {
     let fixture = Case::new(faults).start();
     fixture.check_undisturbed();
@@ -419,7 +420,7 @@ fn a_standstill_ends_requests_and_the_engine_goes_on_trying() {
     let (told, last) = read_all(fixture.submit(30).unwrap());
     assert!(!told.is_empty() && undisturbed(30).starts_with(&told));
     assert!(matches!(last, Event::Failed(Failure { rank: Some(1), .. })), "{last:?}");
-    // It is refused until an attempt succeeds, and then served.
+    // Requests are refused until an attempt succeeds, and then served.
     let began = std::time::Instant::now();
     loop {
         match fixture.submit(30) {

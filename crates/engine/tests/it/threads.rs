@@ -25,7 +25,7 @@ pub(crate) enum Fault {
     None,
     /// There is no program.
     NoProgram,
-    /// The system does not get to execute the program until it is released.
+    /// The system blocks in executing the program until it is released.
     SticksBeforeExec,
     /// Ends before it connects.
     ExitsAtOnce,
@@ -47,9 +47,9 @@ pub(crate) enum Fault {
     StallsAt(u64),
     /// Waits for a peer in this step of the first group, and says so.
     IsHeldUpAt(u64),
-    /// Does nothing at all any more once it was set up …
+    /// Stops doing anything after it received its setup.
     FreezesLoading,
-    /// … or is to join the group.
+    /// Stops doing anything when it is asked to join the group.
     FreezesJoining,
     /// Does nothing at all any more from this step on.
     FreezesAt(u64),
@@ -65,7 +65,7 @@ pub(crate) enum Fault {
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     entries: Mutex<Vec<(usize, String)>>,
-    /// Processes that were ended.
+    /// Processes that were killed.
     pub(crate) killed: Mutex<Vec<u32>>,
     /// How often ranks were told that the brain lives.
     pub(crate) num_beats: AtomicU64,
@@ -92,7 +92,7 @@ pub(crate) struct Threads {
     pub(crate) faults: HashMap<usize, Vec<Fault>>,
     pub(crate) log: Arc<Log>,
     pub(crate) meeting: Arc<Meeting>,
-    /// What processes that stick before their program is executed wait for.
+    /// Releases the processes that block before their program is executed.
     pub(crate) released: Arc<OnceLock<()>>,
 }
 

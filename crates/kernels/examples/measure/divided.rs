@@ -1,4 +1,4 @@
-//! What it costs that the columns of a product may be divided: the same product in both ways.
+//! Measures the cost of divisible products: the same product computed in both ways.
 
 use half::bf16;
 use jackalope_kernels::{
@@ -9,11 +9,11 @@ use jackalope_kernels::{
 use super::cases::{filled, num_copies};
 use super::{Report, Work};
 
-/// Output and input features of Qwen3 0.6B's last product of an MLP.
+/// Output and input features of the last MLP product of Qwen3 0.6B.
 const OUT: usize = 1024;
 const INPUT: usize = 3072;
 
-/// Columns of a term there.
+/// Columns per term in that product.
 const CHUNK: usize = 256;
 
 /// Numbers of tokens.
@@ -85,7 +85,7 @@ fn measure_both<'a>(
     let mut plain = vec![0.0_f32; tokens * OUT];
     let mut sums = vec![0.0_f64; tokens * OUT];
     let work = Work { bytes: 0, macs: copies * tokens * OUT * INPUT, is_whole: true };
-    // In turns, so that what else the machine does meets both.
+    // Alternating, so that other load on the machine affects both equally.
     for _ in 0..3 {
         report.measure(&format!("{name}, whole"), work, |threads| {
             for copy in 0..copies {

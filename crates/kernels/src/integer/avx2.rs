@@ -138,13 +138,13 @@ pub(super) fn multiply_rows<R: Results>(
 struct GridSums([__m256d; 2]);
 
 for_avx2! {
-    /// Eight times no term.
+    /// Eight sums without any term.
     #[inline]
     fn no_terms() -> GridSums {
         GridSums([_mm256_set1_pd(ANCHOR); 2])
     }
 
-    /// Adds a term to each.
+    /// Adds one term to each sum.
     #[inline]
     fn add_terms(GridSums([low, high]): GridSums, terms: __m256) -> GridSums {
         let away = _mm256_set1_pd(AWAY);
@@ -156,7 +156,7 @@ for_avx2! {
         ])
     }
 
-    /// The sums as they are.
+    /// The eight sums.
     #[inline]
     fn on_grid(GridSums([low, high]): GridSums) -> [f64; 8] {
         let anchor = _mm256_set1_pd(ANCHOR);
@@ -169,7 +169,7 @@ for_avx2! {
         sums
     }
 
-    /// All eight together.
+    /// The total of the eight sums.
     #[inline]
     fn total_on_grid(GridSums([low, high]): GridSums) -> f64 {
         let anchor = _mm256_set1_pd(ANCHOR);

@@ -239,15 +239,15 @@ impl<R: Results> WithCodes for Multiply<'_, R> {
     }
 }
 
-/// Sixteen sums: the partial ones of a result, or one of each of sixteen results.
+/// Sixteen sums: the partial sums of one result, or one sum for each of sixteen results.
 pub(crate) trait Sums: Copy {
-    /// What a result is.
+    /// Type of a result.
     type Value: Copy + Default;
 
-    /// Sixteen times nothing.
+    /// Sixteen empty sums.
     ///
     /// # Safety
-    /// The machine has the set; so for all of these.
+    /// The processor supports this module's instruction set; this applies to all functions here.
     unsafe fn none() -> Self;
 
     /// Adds `product * factor + bias * x_sum` to each.
@@ -262,13 +262,13 @@ pub(crate) trait Sums: Copy {
     /// As above.
     unsafe fn plus(self, other: Self) -> Self;
 
-    /// The sums as results.
+    /// Converts the sums to results.
     ///
     /// # Safety
     /// As above.
     unsafe fn values(self) -> [Self::Value; 16];
 
-    /// The totals of sixteen times sixteen partial sums.
+    /// Computes the totals of sixteen times sixteen partial sums.
     ///
     /// # Safety
     /// As above.
@@ -316,10 +316,10 @@ impl Sums for __m512 {
 pub(crate) struct OnGrid([__m512d; 2]);
 
 impl OnGrid {
-    /// The sums without what they started from.
+    /// The sums without the anchor that they started from.
     ///
     /// # Safety
-    /// The machine has the set.
+    /// The processor supports this module's instruction set.
     #[inline(always)]
     unsafe fn halves(self) -> [__m512d; 2] {
         // SAFETY: the caller's promise.

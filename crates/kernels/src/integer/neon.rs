@@ -260,7 +260,7 @@ for_dotprod! {
         [vfmaq_f64(low, low_terms, away), vfmaq_f64(high, high_terms, away)]
     }
 
-    /// All four together.
+    /// The total of the four sums.
     #[inline]
     fn total_on_grid([low, high]: [float64x2_t; 2]) -> f64 {
         let anchor = vdupq_n_f64(ANCHOR);

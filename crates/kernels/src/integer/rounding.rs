@@ -6,10 +6,10 @@
 //! `u` or more: every bf16 of at least a 128th of its group's maximum, and every f16 of at least a 16th (f16 has
 //! three bits more). The bound 32639 = 127 * 256 + 127 lets `q` be cut into two signed bytes, `q = 256 * h + l`.
 //!
-//! A row is not rounded, and takes the exact path in f32, when an element is not finite or a group's maximum is beyond
-//! `2^±100`: so the rules of IEEE 754 hold for infinities and for what is not a number, and no unit or product of a
-//! unit with a sensible scale leaves the range of f32. Where the columns of a product are divided, nobody sees whole rows,
-//! and each group is judged by itself.
+//! A row is not rounded, and takes the exact path in f32, if an element is not finite or a group's
+//! maximum is beyond `2^±100`. So the rules of IEEE 754 hold for infinities and NaN, and no unit or
+//! product of a unit with a sensible scale leaves the range of f32. If the columns of a product are
+//! divided, no machine has whole rows, and this is decided for each group separately.
 
 use crate::elements::Elements;
 use crate::integer::{E2M1_FACTOR, SUMS};
@@ -40,16 +40,17 @@ pub(super) struct Rounded {
     pub(super) values: Vec<i16>,
     /// For each group, `[tokens, padded_groups]`.
     pub(super) groups: Groups,
-    /// Whether a group has been left to the exact path, `[tokens, padded_groups]`. It, or its row, is zeros here.
+    /// Whether a group is left to the exact path, `[tokens, padded_groups]`. The group, or its row,
+    /// is zero here.
     unrounded: Vec<bool>,
 }
 
-/// What takes the exact path when a group cannot be rounded.
+/// What takes the exact path if a group cannot be rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unrounded {
-    /// Its row.
+    /// The group's row.
     Rows,
-    /// The group.
+    /// Only the group.
     Groups,
 }
 
@@ -117,7 +118,7 @@ impl Rounded {
         Rounded { tokens, input, group_size, padded_groups, values, groups, unrounded }
     }
 
-    /// The groups, each with its token, that were left to the exact path.
+    /// The groups, with their tokens, that are left to the exact path.
     pub(super) fn unrounded_groups(&self) -> impl Iterator<Item = (usize, usize)> {
         let found = self.unrounded.iter().enumerate().filter(|(_, is_unrounded)| **is_unrounded);
         found.map(|(idx, _)| (idx / self.padded_groups, idx % self.padded_groups))

@@ -109,7 +109,8 @@ impl Simd for Avx2 {
         let mut sums = [0.0; LANES];
         // SAFETY: `self` proves AVX; every array has eight f32.
         unsafe {
-            // Four sums of a vector in the lower half, of the fourth one behind it in the upper half.
+            // Four partial sums of one vector in the lower half, and of the vector four places
+            // behind it in the upper half.
             let mut fours = [_mm256_setzero_ps(); 4];
             for idx in 0..4 {
                 let (a, b) = (self.load(&vectors[idx]), self.load(&vectors[idx + 4]));

@@ -1,4 +1,5 @@
-//! Divided products: the parts' sums have the bits of the whole, however the columns are cut, whoever computes.
+//! Divided products: the sum of the parts has the bits of the whole, for any division of the
+//! columns and any instruction sets.
 
 use std::ops::Range;
 
@@ -11,10 +12,10 @@ use crate::support::{
     Floats, OwnedQuant, OwnedScales, Random, Sum, any_float, any_format, dense, pools,
 };
 
-/// Below this, sums are exact.
+/// Sums with a smaller magnitude are exact.
 const EXACT_BELOW: f64 = (1 << 20) as f64;
 
-/// A product to divide: everything but the contents, which come from `seed`.
+/// A product to divide, without its contents, which are generated from `seed`.
 #[derive(Clone, Debug)]
 struct Case {
     /// `None` for a dense matrix.
@@ -24,9 +25,9 @@ struct Case {
     tokens: usize,
     out: usize,
     input: usize,
-    /// Columns of a term.
+    /// Columns per term.
     chunk: usize,
-    /// Powers of ten that multiply weights and activations.
+    /// Powers of ten by which weights and activations are multiplied.
     factors_log10: (i32, i32),
     seed: u64,
 }
@@ -39,7 +40,7 @@ fn cases(tokens: impl Strategy<Value = usize>) -> impl Strategy<Value = Case> {
         |(format, weight_float, x_float, (tokens, out, input, chunk), factors_log10, seed)| {
             let unit = format.map_or(1, |format| format.group_size as usize);
             let out = if tokens > 10 { out.min(14) } else { out };
-            // Dense parts may end anywhere; most terms are whole registers all the same.
+            // Dense parts may end anywhere, but most terms here consist of whole registers.
             let unit_of_chunk = if chunk.is_multiple_of(3) { unit } else { unit.max(8) };
             Case {
                 format,
@@ -75,7 +76,7 @@ impl Case {
         Contents { quant, plain, x }
     }
 
-    /// `[out, input]`: the weights, each with the magnitude of what it is computed from.
+    /// The weights, `[out, input]`, each with the magnitude of the numbers it is computed from.
     fn weights(&self, contents: &Contents) -> Vec<(f64, f64)> {
         match &contents.quant {
             Some(quant) => quant.weights(),
@@ -83,7 +84,7 @@ impl Case {
         }
     }
 
-    /// The sums of some tokens over some columns.
+    /// Computes the sums of some tokens over some columns.
     fn sums(
         &self,
         contents: &Contents,
@@ -110,7 +111,7 @@ impl Case {
         out
     }
 
-    /// Cuts the columns at multiples of `chunk` into as many parts as there are `shares`, some of them perhaps empty.
+    /// Cuts the columns at multiples of `chunk` into one part per share; parts may be empty.
     fn cut(&self, shares: &[usize]) -> Vec<Range<usize>> {
         let num_chunks = self.input.div_ceil(self.chunk);
         let total: usize = shares.iter().sum::<usize>().max(1);
@@ -161,15 +162,16 @@ fn added(parts: &[Vec<f64>], first: usize) -> Vec<f64> {
     sums
 }
 
-/// Whether two sums of terms, whose magnitudes add up to `magnitude`, are what they must be: the same bits where sums are
-/// exact, else the same up to the rounding of f64.
+/// Whether two sums agree as required. `magnitude` is the sum of the magnitudes of their terms.
+/// Below the exact limit the bits must be equal, otherwise the sums must agree within the rounding
+/// of f64.
 fn is_same(a: f64, b: f64, magnitude: f64) -> bool {
     a.to_bits() == b.to_bits()
         || (EXACT_BELOW <= magnitude && (a - b).abs() <= magnitude * 1e-13)
         || (1e35 <= magnitude && !a.is_finite() && !b.is_finite())
 }
 
-/// The magnitudes of all terms of each result, `[tokens, out]`.
+/// The sum of the magnitudes of all terms of each result, `[tokens, out]`.
 fn magnitudes(case: &Case, contents: &Contents) -> Vec<f64> {
     let (weights, x) = (case.weights(contents), contents.x.to_f64());
     let results = x.chunks(case.input).flat_map(|x| {
@@ -250,7 +252,8 @@ proptest! {
                 let (token, row) = (idx / case.out, idx % case.out);
                 let terms = x[token * case.input..].iter().zip(&weights[row * case.input..]);
                 let exact: f64 = terms.take(case.input).map(|(x, weight)| x * weight.0).sum();
-                // Each term may lose half of the grid; activations are rounded by a 32639th of their group's largest.
+                // Each term may lose half of the grid; activations are rounded to 1/32639 of the
+                // largest in their group.
                 let on_grid = case.input as f64 * GRID;
                 let rounded = if is_rounded { magnitudes[idx] * 128.0 / 32639.0 } else { 0.0 };
                 let magnitude = magnitudes[idx];
@@ -275,7 +278,7 @@ proptest! {
         let mut contents = case.contents();
         let ordinary = case.contents();
         let place = place.index(case.tokens * case.input);
-        // Alone in its group, or in company.
+        // Alone in its group, or together with others.
         if case.seed.is_multiple_of(2) {
             let unit = case.format.map_or(8, |format| format.group_size as usize);
             let start = place - place % case.input % unit;
@@ -309,7 +312,7 @@ proptest! {
 
 #[test]
 fn a_term_between_two_multiples_is_rounded_away_from_zero_whatever_it_is_added_to() {
-    // Sums of halves of the grid: to even, the result would depend on the order.
+    // Sums of halves of the grid: with ties to even, the result would depend on the order.
     let half = GRID as f32 / 2.0;
     for threads in pools(1) {
         for terms in [[1.0, 1.0, 1.0, 1.0], [1.0, 3.0, -1.0, 5.0], [2.0, 1.0, -3.0, -7.0]] {

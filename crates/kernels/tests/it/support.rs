@@ -56,7 +56,7 @@ impl Floats {
         }
     }
 
-    /// The elements of this buffer and those of another of its type.
+    /// The elements of this buffer followed by those of another buffer of the same type.
     pub(crate) fn joined(mut self, other: Floats) -> Floats {
         match (&mut self, other) {
             (Floats::F32(values), Floats::F32(other)) => values.extend(other),

@@ -47,19 +47,20 @@ pub trait Files: fmt::Debug + Send + Sync {
     /// has the kind [`io::ErrorKind::ConnectionAborted`].
     fn read(&self, file: &str, pieces: Pieces, target: &mut [u8]) -> io::Result<()>;
 
-    /// The states of these files, of which what was read before is a part: a file that is replaced
-    /// does not change for whoever reads it.
+    /// Returns the states of these files as opened for reading: if a file is replaced in its
+    /// directory, open handles still refer to the old one.
     ///
     /// # Errors
-    /// Whatever the place says.
+    /// Errors of the underlying storage.
     fn states(&self, files: &[String]) -> io::Result<Vec<FileState>>;
 }
 
-/// A file holds other bytes than expected: the cause of an [`io::Error`] of files that are verified.
+/// The content of a file differs from what is expected: the cause of an [`io::Error`] from verified
+/// files.
 #[derive(Clone, Debug, Error, Eq, PartialEq)]
 #[error("{reason}")]
 pub struct OtherContent {
-    /// What differs, with a `hint:` line.
+    /// Describes the difference, with a `hint:` line.
     pub reason: String,
 }
 
@@ -69,7 +70,7 @@ impl From<OtherContent> for io::Error {
     }
 }
 
-/// The files in a directory of this machine. Each is opened once.
+/// The files in a local directory. Each is opened once.
 pub fn local(dir: &Path) -> Arc<dyn Files> {
     Arc::new(Dir::new(dir))
 }

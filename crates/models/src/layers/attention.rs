@@ -26,7 +26,7 @@ use crate::weights::Weights;
 pub(crate) struct Heads {
     pub(crate) head_dim: usize,
     pub(crate) cut: HeadCut,
-    /// Query heads that no split divides.
+    /// Number of query heads in an indivisible unit.
     unit: usize,
 }
 
@@ -49,7 +49,7 @@ impl Heads {
         Ok(Heads { head_dim, cut, unit: counts.heads_unit })
     }
 
-    /// `o_proj`, which the heads' results go into.
+    /// Loads `o_proj`, which takes the heads' results.
     pub(crate) fn o_proj(
         &self,
         w: &Weights<'_>,

@@ -248,12 +248,12 @@ impl MatrixKernel {
 #[derive(Debug)]
 pub(super) struct DivisibleKernel {
     pub(super) matrix: Arc<MatrixKernel>,
-    /// Input features that no split divides.
+    /// Number of input features in an indivisible unit.
     pub(super) unit: usize,
 }
 
 impl DivisibleKernel {
-    /// `x · matrixᵀ`: what ranks have, added up, has the bits that one rank alone would compute.
+    /// `x · matrixᵀ`. The sum over the ranks has the same bits as the result of a single rank.
     pub(super) fn multiply(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
         let MatrixKernel { input, output, .. } = *self.matrix;
         let mut sums = vec![0.0; x.len() / input * output];
@@ -301,7 +301,7 @@ impl<'a, 'b> Outputs<'a, 'b> {
         elements_mut(self.next_buffer())
     }
 
-    /// The next output, of f64.
+    /// The next output, as f64.
     #[track_caller]
     pub(super) fn next_sums(&mut self) -> &'a mut [f64] {
         self.next_buffer().values_mut::<f64>()

@@ -28,11 +28,12 @@ impl Bias {
     }
 }
 
-/// What a row-parallel layer takes.
+/// The input of a row-parallel layer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowInput<'a> {
     pub(crate) cut: &'a Cut,
-    /// Elements that no split divides, whatever the shares: what they add to a sum is rounded together.
+    /// Number of elements in an indivisible unit, for any shares. Their contribution to a sum is
+    /// rounded as a whole.
     pub(crate) unit: usize,
 }
 

@@ -1,8 +1,9 @@
 //! The residual stream, and the blocks that read it normalised and add to it.
 //!
-//! What a block adds is a product in f64, of which each rank has a part: these add up to the same bits however the ranks
-//! divide it. The sum over the ranks is rounded together with the residual by whoever reads the stream next. With our kernels, blocks between two sums are one node of MLX's
-//! graph: one block with several ranks, all of them with one.
+//! A block adds a product in f64, of which each rank computes a part. The parts add up to the same
+//! bits for every split. The next reader of the stream rounds the sum over the ranks together with
+//! the residual. With our kernels, consecutive blocks without a sum in between are one node of
+//! MLX's graph: one block with several ranks, all blocks with a single rank.
 //!
 //! ```text
 //!            ┌────────────── block ──────────────┐

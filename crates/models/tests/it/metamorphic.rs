@@ -1,7 +1,8 @@
-//! Against itself: the same numbers by other ways, without a reference.
+//! Compares a model with itself: the same numbers computed in different ways, without a reference.
 //!
-//! With our kernels a row's bits do not depend on what else is computed, nor on how it is divided, so that
-//! cached, chunked, batched and split runs must agree exactly. MLX's operations agree within rounding.
+//! With our kernels, the bits of a row do not depend on what else is computed, nor on the split, so
+//! cached, chunked, batched and split runs must agree exactly. MLX's operations agree within
+//! rounding.
 
 use jackalope_mlx::memory;
 use jackalope_models::{Batch, Model, ModelFacts, SequenceCache, Span, Split};
@@ -33,7 +34,7 @@ fn tensor(shares: &[u32]) -> Split {
     Split::Tensor(shares.to_vec())
 }
 
-/// How far MLX's operations may be from another order of the same additions.
+/// Tolerance for MLX's operations, which may add in another order.
 fn tolerance(case: &Case) -> f32 {
     match case.dtype.as_str() {
         "F32" => 2e-5,
@@ -71,7 +72,7 @@ fn for_each_model(check: impl Fn(&Golden, &Case, Way, &Model)) {
     }
 }
 
-/// Shares of every kind: more ranks than KV heads, ranks with nothing of a layer.
+/// Different kinds of shares: more ranks than KV heads, and ranks that hold nothing of a layer.
 const SHARES: [&[u32]; 7] =
     [&[1, 1], &[3, 1], &[1, 5], &[1, 1, 1], &[1, 90, 2], &[2, 1, 1, 3, 1], &[1, 1, 60, 1, 1]];
 

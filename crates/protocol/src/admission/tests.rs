@@ -1,4 +1,4 @@
-//! The rule over all orders of coming and going.
+//! Tests of the admission policy over arbitrary orders of arrivals and departures.
 
 use proptest::prelude::*;
 
@@ -10,7 +10,7 @@ fn ip(last: u8) -> IpAddr {
     [10, 0, 0, last].into()
 }
 
-/// Admits; returns the name and who was evicted.
+/// Admits a connection; returns its id and the evicted item.
 fn admit(table: &mut Admission<u32>, from: u8, item: u32) -> (AdmissionId, Option<u32>) {
     let Admitted { id, evicted } = table.admit(ip(from), item);
     (id, evicted)
@@ -73,8 +73,9 @@ fn a_64_of_ipv6_is_one_source_and_mapped_ipv4_is_ipv4() {
 }
 
 proptest! {
-    /// Whatever comes and goes: the bounds hold, nobody is lost without being named, expected peers
-    /// lose nothing to strangers, and a source with a fair share loses nothing to a greedier one.
+    /// After every sequence of arrivals and departures, the limits hold. Every eviction is
+    /// reported. Unexpected peers evict an expected one only below their guaranteed share. Only the
+    /// source with the most connections of its kind, or the new connection's own source, loses one.
     #[test]
     fn the_bounds_hold(moves in prop::collection::vec((0_u8..8, any::<bool>()), 1..400)) {
         let mut table = Admission::new(LIMITS, [ip(0), ip(1)]);

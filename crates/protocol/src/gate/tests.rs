@@ -1,4 +1,4 @@
-//! Real sockets on loopback, and strangers of every kind.
+//! Tests with real sockets on loopback and several kinds of unauthenticated peers.
 
 use std::sync::mpsc::{Receiver, channel};
 
@@ -9,7 +9,7 @@ use crate::{Secret, ToRank, frame};
 const OURS: Secret = Secret([7; 32]);
 const LONG: Duration = Duration::from_secs(20);
 
-/// Lets rank 0 in.
+/// Accepts rank 0.
 struct Doorkeeper;
 
 impl secure::Admission for Doorkeeper {
@@ -18,7 +18,7 @@ impl secure::Admission for Doorkeeper {
     }
 }
 
-/// A gate that hands on whoever proved itself.
+/// A gate that passes on authenticated connections.
 fn gate() -> (Gate, SocketAddr, Receiver<(Sender, secure::Receiver)>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
@@ -47,7 +47,7 @@ fn threads_called(name: &str) -> usize {
     names.filter(|it| it.trim() == name).count()
 }
 
-/// Ends for whoever dialled: closed or reset.
+/// Waits until the peer has closed or reset the connection.
 fn wait_for_end(mut stream: &TcpStream) {
     stream.set_read_timeout(Some(LONG)).unwrap();
     loop {
@@ -68,9 +68,9 @@ fn hundreds_of_silent_strangers_keep_nobody_out_and_cost_no_threads() {
     }
     check_lets_in(addr, &arrivals);
     assert!(threads_called("handshake") <= 4, "the silent ones have none");
-    // Who was evicted knows it.
+    // The peer notices the eviction.
     wait_for_end(&silent[0]);
-    // A new one is still let in although the addresses are the same.
+    // A new peer is still accepted although all have the same address.
     check_lets_in(addr, &arrivals);
     drop(gate);
     wait_for_end(&silent[399]);
@@ -80,7 +80,7 @@ fn hundreds_of_silent_strangers_keep_nobody_out_and_cost_no_threads() {
 fn those_who_stop_in_the_middle_are_given_up_and_keep_nobody_out() {
     let (gate, addr, arrivals) = gate();
     let began = Instant::now();
-    // Half a preamble; a preamble; a first message that is none, of which a byte is missing.
+    // Half a preamble; a whole preamble; an invalid first message with one byte missing.
     let mut whole = secure::Build::ours().preamble();
     let preamble = whole.len();
     whole.extend([0, 48]);
@@ -130,7 +130,7 @@ fn garbage_is_refused_at_once_and_named() {
     let thief = secure::dial(addr, &HintedKey::of_rank(0, Secret([1; 32])), LONG);
     assert!(matches!(thief, Err(FrameError::Secret)), "{thief:?}");
     check_lets_in(addr, &arrivals);
-    // The worker counts what it refused after it has closed the connection.
+    // The worker counts a refusal only after it has closed the connection.
     let began = Instant::now();
     while gate.num_refused() < 2 {
         assert!(began.elapsed() < LONG, "only {} were counted", gate.num_refused());
@@ -138,7 +138,7 @@ fn garbage_is_refused_at_once_and_named() {
     }
 }
 
-// Other systems have one loopback address.
+// Other systems have only one loopback address.
 #[cfg(target_os = "linux")]
 #[test]
 fn another_address_is_listened_on_later() {

@@ -1,4 +1,5 @@
-//! The first words of whoever dials, read as they arrive, so that nobody who is silent costs a thread.
+//! Reads the opening of a dialling peer incrementally, so that a silent peer does not occupy a
+//! thread.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,41 +8,42 @@ use std::time::Instant;
 use super::{Build, HANDSHAKE_BYTES_MAX, HINT_BYTES_MAX, MAGIC, VERSION_BYTES_MAX};
 use crate::FrameError;
 
-/// Magic, protocol, length of the version.
+/// Magic, protocol version, and length of the version string.
 const HEAD_BYTES: usize = MAGIC.len() + 3;
 
-/// A connection whose first words have arrived and are what a rank or a client would say.
+/// A connection with a complete and well-formed opening.
 #[derive(Debug)]
 pub struct Caller {
     /// The connection, in blocking mode.
     pub stream: TcpStream,
-    /// Its other end.
+    /// The peer's address.
     pub from: SocketAddr,
-    /// When it has to have proved itself.
+    /// Deadline for its authentication.
     pub deadline: Instant,
-    /// What has been read.
+    /// Bytes that have been read.
     pub opening: Opening,
 }
 
-/// What has arrived of the preamble, the hint and the first message of the handshake.
+/// The part of the preamble, the hint and the first handshake message that has arrived.
 #[derive(Debug, Default)]
 pub struct Opening {
     bytes: Vec<u8>,
 }
 
 impl Opening {
-    /// Sends our own preamble on a connection that was just accepted; does not wait.
+    /// Sends our preamble on a newly accepted connection without blocking.
     ///
     /// # Errors
-    /// If the connection is gone.
+    /// If the connection is closed.
     pub fn greet(mut stream: &TcpStream) -> io::Result<()> {
         stream.write_all(&Build::ours().preamble())
     }
 
-    /// Reads what is there, never a byte beyond the first message. True once all of it is.
+    /// Reads the available bytes, but none beyond the first message. Returns true once the opening
+    /// is complete.
     ///
     /// # Errors
-    /// If it ends, or is nothing that belongs here.
+    /// If the connection ends, or the bytes are not a valid opening.
     pub fn read(&mut self, mut stream: impl Read) -> Result<bool, FrameError> {
         loop {
             let num_missing = self.num_missing()?;
@@ -66,8 +68,8 @@ impl Opening {
         &self.bytes
     }
 
-    /// Bytes that have to arrive before more is known; none once it is whole. Of another build only the
-    /// preamble is wanted: it will not go on.
+    /// Number of bytes needed before more can be parsed; 0 once the opening is complete. From
+    /// another build only the preamble is read, because the handshake ends there.
     fn num_missing(&self) -> Result<usize, FrameError> {
         let length = self.bytes.len();
         if let Some(found) = self.bytes.first_chunk()

@@ -15,7 +15,7 @@ fn call(stream: TcpStream) -> Call {
     Call::new(stream, Instant::now() + LONG)
 }
 
-/// Tickets by rank.
+/// Accepts ranks by their tickets.
 struct Tickets(Vec<Secret>);
 
 impl Admission for Tickets {
@@ -24,7 +24,7 @@ impl Admission for Tickets {
     }
 }
 
-/// A machine that lets others in.
+/// A machine that accepts the machines it trusts.
 struct Machine {
     identity: Identity,
     secret: Secret,
@@ -52,7 +52,7 @@ impl Admission for Machine {
     }
 }
 
-/// Both ends of a connection, each made by its own side.
+/// Runs both sides of a handshake over one connection; returns both results.
 fn meet<T: Send>(
     dial: impl FnOnce(TcpStream) -> T + Send,
     admission: &(dyn Admission + Sync),
@@ -68,7 +68,7 @@ fn meet<T: Send>(
     })
 }
 
-/// Both ends of a connection whose sides differ in what is given.
+/// Connects two sides with the given secrets and versions.
 fn connect(secrets: [Secret; 2], versions: [&str; 2]) -> [Connected; 2] {
     let build = |version: &str| Build { version: version.to_owned(), ..Build::ours() };
     let builds = versions.map(build);
@@ -85,7 +85,7 @@ fn pair() -> [(Sender, Receiver); 2] {
     connect([OURS; 2], ["1"; 2]).map(Result::unwrap)
 }
 
-/// A machine dials another.
+/// A handshake between two machines.
 fn introduce(
     from: &Machine,
     to: &Machine,
@@ -228,13 +228,13 @@ fn a_ticket_admits_one_rank_and_nothing_else() {
     };
     let of_rank = |rank: u32| rank.to_le_bytes();
     assert_eq!(proved(&of_rank(1), 2).unwrap(), Proof::Key(of_rank(1).to_vec()));
-    // Rank 1's ticket for rank 0, for a rank that is not there, and for something else.
+    // Rank 1's ticket used for rank 0, for a rank that does not exist, and with another hint.
     for (hint, ticket) in
         [(&of_rank(0)[..], 2), (&of_rank(2)[..], 2), (b"x", 2), (&[0; HINT_BYTES_MAX], 2)]
     {
         assert!(matches!(proved(hint, ticket), Err(FrameError::Secret)), "{hint:?}");
     }
-    // Where ranks are let in, a machine is not, whatever it holds.
+    // Where only ranks are accepted, no machine is, whatever keys it holds.
     let machine = Machine::new(&[]);
     let dial = |stream| {
         let ours = Introduction {
@@ -277,7 +277,7 @@ fn the_secret_alone_admits_no_machine() {
     let ours = stranger.identity.public();
     assert!(matches!(dialled, Err(FrameError::Untrusted { ours: it }) if it == ours));
     assert!(matches!(accepted, Err(FrameError::Refused { theirs: it }) if it == ours));
-    // Nor does a trusted key without the secret.
+    // A trusted key without the secret is not accepted either.
     let outsider = Machine { secret: Secret([8; 32]), ..client };
     for result in introduce(&outsider, &server, |_| Ok(())) {
         assert!(matches!(result, Err(FrameError::Secret)), "{result:?}");
@@ -297,7 +297,7 @@ fn a_machine_with_another_key_than_expected_does_not_learn_ours() {
     assert!(text.contains("the key of mac2 has changed"), "{text}");
     assert!(text.contains(&server.identity.public().to_string()), "{text}");
     assert!(text.contains("hint: ") && text.contains("`jackalope trust accept mac2`"), "{text}");
-    // It ended before our key was sent.
+    // The handshake ended before our key was sent.
     assert!(matches!(accepted, Err(FrameError::Secret)), "{accepted:?}");
 }
 
@@ -305,7 +305,7 @@ fn a_machine_with_another_key_than_expected_does_not_learn_ours() {
 fn a_handshake_that_was_recorded_admits_nobody() {
     let client = Machine::new(&[]);
     let server = Machine::new(&[&client]);
-    // A wire that remembers what the client said.
+    // A proxy that records what the client sends.
     let (wire, listener) = (TcpListener::bind("127.0.0.1:0"), TcpListener::bind("127.0.0.1:0"));
     let (wire, listener) = (wire.unwrap(), listener.unwrap());
     let addrs = [&wire, &listener].map(|it| it.local_addr().unwrap());

@@ -10,7 +10,7 @@ const ELEMENTS: [usize; 3] = [1, 1023, 300_001];
 pub(super) trait Collectives {
     fn rank(&self) -> usize;
     fn size(&self) -> usize;
-    /// Whether there are arrays of this type.
+    /// Whether the group supports this element type.
     fn has(&self, _dtype: Dtype) -> bool {
         true
     }
@@ -114,7 +114,7 @@ fn mlx_dtype(dtype: Dtype) -> mlx::Dtype {
         Dtype::Bf16 => mlx::Dtype::Bf16,
         Dtype::I32 => mlx::Dtype::I32,
         Dtype::U32 => mlx::Dtype::U32,
-        // Evaluated sums of f64 are packed by the group.
+        // The group packs f64 in evaluated sums.
         Dtype::F64 | Dtype::Packed => mlx::Dtype::F64,
     }
 }

@@ -8,10 +8,10 @@ use jackalope_transport::bench::{Contestant, Effort, LinkOp, LinkRow, contestant
 
 use super::MlxGroup;
 
-/// What is measured beside the group itself.
+/// Groups that are measured in addition to the native one.
 pub(super) struct Contestants<'a> {
     pub(super) groups: &'a [MlxGroup],
-    /// A native group whose connections are encrypted.
+    /// A native group with encrypted connections.
     pub(super) encrypted: Option<&'a mut Group>,
 }
 

@@ -179,7 +179,7 @@ impl Conversation {
         tokens.map_err(|err| ApiError::from_text(err, self.param))
     }
 
-    /// The prompt as the template writes it.
+    /// Renders the prompt with the chat template.
     fn render(&self, serving: &Serving) -> Result<String, ApiError> {
         let mut kwargs = self.kwargs.clone();
         if let Some(enabled) = self.thinking.enabled.or(serving.enable_thinking()) {

@@ -101,7 +101,7 @@ impl Wishes {
             .collect()
     }
 
-    /// Refuses a text that can never fit, unless a part of it is taken.
+    /// Rejects a text that is certainly too long, unless truncation is requested.
     pub(crate) fn check_length(
         &self,
         text: &str,

@@ -118,13 +118,13 @@ pub(super) fn keep(serving: &Serving, keep_alive: Option<KeepAlive>) {
     serving.state().models().keep_alive(serving.id(), time);
 }
 
-/// Gives a model back that nobody wants any more, where requests may decide that; says which.
+/// Unloads a model if requests may do so and it is not pinned. Returns its id.
 async fn unload(state: &ServerState, name: Option<&str>) -> Result<String, ApiError> {
     let known = known(state, name)?;
     if state.models().may_expire() && !known.is_pinned {
         let unloaded = state.models().unload(&known.id, Duration::ZERO).await;
         if let Err(Kept::InUse(_)) = unloaded {
-            // It goes as soon as those who use it have their answers.
+            // It is unloaded as soon as the requests in progress have ended.
             state.models().keep_alive(&known.id, Some(Duration::ZERO));
         }
     }

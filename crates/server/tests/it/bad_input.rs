@@ -365,7 +365,7 @@ async fn wrong_addresses_are_told_apart() {
     check_alive(&server).await;
 }
 
-/// Its bytes alone say that it cannot fit, so it is refused before it is tokenised.
+/// The number of bytes alone shows that the text cannot fit, so it is rejected before tokenising.
 #[tokio::test]
 async fn a_text_that_can_never_fit_is_refused_by_its_bytes() {
     let server = Setup::says("Hello").start().await;

@@ -13,7 +13,7 @@ use crate::support::{Setup, chat_body, events, post};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Gives requests up when ranks fail in a row, and is back soon.
+/// Fails requests soon when ranks fail repeatedly, and recovers quickly.
 fn impatient(setup: Setup) -> Setup {
     setup.engine(|config| {
         config.retry.standstill_max = Duration::from_millis(10);
@@ -260,12 +260,12 @@ async fn a_dropped_stream_is_cancelled() {
     server.until("all choices are cancelled", all_ended).await;
 }
 
-/// What holds the ranks up holds the engine's thread up as well here.
+/// Here, blocking the ranks also blocks the engine's thread.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_whose_engine_hangs_is_not_ready() {
     let (release, released) = std::sync::mpsc::channel::<()>();
     let server = Setup::answers(move |_| {
-        // An error means that nobody holds it up any more.
+        // An error means that the test has released it.
         released.recv().ok();
         vec![33; 2]
     })

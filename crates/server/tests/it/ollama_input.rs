@@ -164,7 +164,7 @@ async fn what_is_not_there_is_told_in_the_words_that_clients_know() {
     assert_eq!((wrong.status.as_u16(), &wrong.headers["allow"]), (405, &"DELETE".parse().unwrap()));
 }
 
-/// What curl and clients send that do not say what they carry, and what browsers must say.
+/// Programs such as curl may omit or mislabel the content type; browsers must declare JSON.
 #[tokio::test]
 async fn programs_need_no_content_type_and_pages_do() {
     let server = Setup::says("Hello").start().await;
@@ -190,7 +190,7 @@ async fn programs_need_no_content_type_and_pages_do() {
     }
 }
 
-/// Nobody's request takes the only model away from the others.
+/// A request cannot unload the only model.
 #[tokio::test]
 async fn the_only_model_stays_whatever_a_request_says_of_keeping_it() {
     let server = Setup::says("Hello").start().await;

@@ -280,8 +280,8 @@ async fn idle_and_slow_connections_keep_nobody_out() {
     let body = chat_body(json!({"stream": true})).to_string();
     let mut stream = listening.send("/v1/chat/completions", &body).await;
     read_until(&mut stream, "\"content\":\"!\"").await;
-    // Nothing, half a head, half a body, and a request that was answered; from three addresses, of
-    // which one is everybody's.
+    // No data, half a head, half a body, and a complete request, from three addresses, one of which
+    // the later clients use too.
     let mut crowd = Vec::new();
     for number in 0..300_u32 {
         let mut socket = connect_from(1 + (number % 3) as u8, listening.addr).await;
@@ -291,7 +291,7 @@ async fn idle_and_slow_connections_keep_nobody_out() {
             2 => head("/v1/completions", 1000) + "{",
             _ => get("/health", "none"),
         };
-        // It may have had to make room already.
+        // It may have been evicted already.
         let _ = socket.write_all(said.as_bytes()).await;
         crowd.push(socket);
     }
@@ -300,7 +300,7 @@ async fn idle_and_slow_connections_keep_nobody_out() {
         socket.write_all(get("/health", "none").as_bytes()).await.unwrap();
         let answer = read_until(&mut socket, "\r\n\r\n").await;
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-        // While others want its place, a connection is closed once it has its answer.
+        // While others compete for its slot, a connection is closed once it has its response.
         let mut socket = connect_from(last, listening.addr).await;
         let body = completion_body(json!({"max_tokens": 3})).to_string();
         socket.write_all((head("/v1/completions", body.len()) + &body).as_bytes()).await.unwrap();
@@ -351,7 +351,7 @@ async fn health_and_administrators_get_in_while_all_places_are_busy() {
         let answer = read_until(&mut socket, "\r\n\r\n").await;
         assert!(answer.starts_with(wanted), "{said}\n{answer}");
     }
-    // Whoever leaves makes room.
+    // Closing a stream frees its slot.
     drop(streams.pop());
     server.until("one has left", |status| status.running == 1).await;
     let mut socket = listening.connect().await;

@@ -39,30 +39,30 @@ fn limits() -> ParserLimits {
     }
 }
 
-/// Stack of a thread that compiles. The compiler recurses over references and nesting, whose depth
-/// [`super::SCHEMA_DEPTH_MAX`] and the other limits bound; measured at up to 40 KB a level in builds
-/// that are not optimised. Only what is used of it becomes memory.
+/// Stack size of a compiling thread. The compiler recurses over references and nesting, whose depth
+/// is bounded by [`super::SCHEMA_DEPTH_MAX`] and the other limits; a level takes up to 40 KB in
+/// unoptimised builds, by measurement. Unused stack takes no memory.
 const COMPILE_STACK_BYTES: usize = 256 << 20;
-/// Compilations under way at a time; further callers wait.
+/// Maximum number of concurrent compilations; further callers wait.
 const COMPILES_MAX: usize = 4;
 
-/// Compiles constraints for one tokenizer. Holds the trie of its vocabulary, so one is enough.
+/// Compiles constraints for one tokenizer. Holds the trie of its vocabulary, so create only one.
 ///
 /// Each compilation runs on a thread of its own with a large stack, so that no input can overflow
-/// the stack of a thread that serves others, and its caller waits for [`COMPILE_TIME_MAX`] at most.
+/// the stack of a worker thread. The caller waits for at most [`COMPILE_TIME_MAX`].
 pub struct GrammarCompiler {
     factory: Arc<ParserFactory>,
     slots: Arc<CompileSlots>,
 }
 
-/// Counts the compilations under way.
+/// Counts the compilations in progress.
 #[derive(Debug, Default)]
 struct CompileSlots {
     num_taken: Mutex<usize>,
     freed: Condvar,
 }
 
-/// One of [`COMPILES_MAX`]; free again when dropped.
+/// One of [`COMPILES_MAX`] slots; freed when dropped.
 struct CompileSlot(Arc<CompileSlots>);
 
 impl CompileSlots {
@@ -70,7 +70,7 @@ impl CompileSlots {
         self.num_taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a slot until `deadline`.
+    /// Waits for a slot until `deadline`; `None` if it passes.
     fn take(slots: &Arc<CompileSlots>, deadline: Instant) -> Option<CompileSlot> {
         let timeout = deadline.saturating_duration_since(Instant::now());
         let is_full = |num_taken: &mut usize| *num_taken == COMPILES_MAX;
@@ -107,10 +107,10 @@ impl GrammarCompiler {
         Ok(GrammarCompiler { factory: Arc::new(factory), slots: Arc::default() })
     }
 
-    /// Compiles a constraint. Blocks for [`COMPILE_TIME_MAX`] at most.
+    /// Compiles a constraint. Blocks for at most [`COMPILE_TIME_MAX`].
     ///
     /// # Errors
-    /// It is too large, too deep or too complex, not well formed, or says something that cannot be
+    /// It is too large, too deep, too complex or malformed, or contains something that cannot be
     /// enforced.
     pub fn compile(&self, constraint: &Constraint) -> Result<CompiledGrammar, GrammarError> {
         let deadline = Instant::now() + COMPILE_TIME_MAX;
@@ -125,7 +125,7 @@ impl GrammarCompiler {
         let work = move || {
             let compiled = compile(&factory, what, grammar);
             drop(slot);
-            // Nobody waits any more if it took too long.
+            // Fails if the caller has timed out.
             let _ = sender.send(compiled);
         };
         let thread = thread::Builder::new().name("grammar".to_owned());
@@ -143,7 +143,7 @@ impl GrammarCompiler {
     }
 }
 
-/// Compiles on the thread that calls.
+/// Compiles on the calling thread.
 fn compile(
     factory: &ParserFactory,
     what: &'static str,
@@ -151,7 +151,7 @@ fn compile(
 ) -> Result<CompiledGrammar, GrammarError> {
     let refused = |reason: &str| GrammarError::Compile { what, reason: first_line(reason) };
     let parser = factory.create_parser(grammar).map_err(|err| {
-        // The innermost cause says which part cannot be enforced.
+        // The innermost cause names the part that cannot be enforced.
         let causes: Vec<String> = err.chain().map(|cause| first_line(&cause.to_string())).collect();
         let reason = causes.join(": ");
         if reason.contains("NoExtensionBias") {
@@ -166,7 +166,7 @@ fn compile(
     if let Some(warning) = inner.grammar_warnings().first() {
         return Err(refused(warning));
     }
-    // What the first token needs is then there for every matcher.
+    // Precomputes the mask of the first token for all matchers.
     inner.compute_mask_or_eos().map_err(|err| refused(&err.to_string()))?;
     Ok(CompiledGrammar { inner })
 }

@@ -7,10 +7,10 @@ use super::{GRAMMAR_DEFINITIONS_MAX, GRAMMAR_DEPTH_MAX, GrammarError, schema};
 /// What a JSON schema follows.
 const JSON: &str = "%json";
 
-/// The grammar as it is compiled.
+/// Prepares a grammar for the compiler.
 ///
 /// # Errors
-/// It is too large, written in another notation, or a schema in it cannot be enforced.
+/// It is too large, is written in another notation, or contains a schema that cannot be enforced.
 pub(super) fn prepare(grammar: &str) -> Result<String, GrammarError> {
     check_size(grammar)?;
     let mut prepared = String::with_capacity(grammar.len());
@@ -34,7 +34,7 @@ pub(super) fn prepare(grammar: &str) -> Result<String, GrammarError> {
     Ok(prepared)
 }
 
-/// Refuses a grammar with more definitions or deeper brackets than are compiled.
+/// Rejects a grammar with too many definitions or too deeply nested brackets.
 fn check_size(grammar: &str) -> Result<(), GrammarError> {
     let too_large =
         |found, limit, unit| Err(GrammarError::TooLarge { what: "grammar", found, limit, unit });

@@ -81,11 +81,10 @@ impl Matcher {
     }
 }
 
-/// Characters of a message of the compiler that are passed on.
+/// Maximum number of characters of a compiler message that are passed on.
 const REASON_CHARS_MAX: usize = 300;
 
-/// The first line says what happened; the others dump the parser. A message that quotes what it is
-/// about at length is cut.
+/// Returns the first line of a message, truncated if it is long. The further lines dump the parser.
 pub(super) fn first_line(message: &str) -> String {
     let line = message.lines().next().unwrap_or_default();
     match line.char_indices().nth(REASON_CHARS_MAX) {

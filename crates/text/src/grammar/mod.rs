@@ -30,15 +30,15 @@ use serde_json::Value;
 pub const SCHEMA_BYTES_MAX: usize = 256 << 10;
 /// Deepest nesting of schemas in a schema.
 pub const SCHEMA_DEPTH_MAX: usize = 64;
-/// Deepest nesting of a schema with what its `$ref`s lead to in the place of each.
+/// Maximum nesting of a schema after each `$ref` has been replaced by its target.
 pub const SCHEMA_RESOLVED_DEPTH_MAX: usize = 512;
 /// Longest grammar.
 pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
-/// Most rules and terminals of a grammar.
+/// Maximum number of rules and terminals of a grammar.
 pub const GRAMMAR_DEFINITIONS_MAX: usize = 2048;
-/// Deepest nesting of brackets in a grammar.
+/// Maximum nesting of brackets in a grammar.
 pub const GRAMMAR_DEPTH_MAX: usize = 64;
-/// Longest time for which a caller waits for a compilation.
+/// Maximum time for which a caller waits for a compilation.
 pub const COMPILE_TIME_MAX: Duration = Duration::from_secs(10);
 /// Longest regular expression, also as a `pattern` of a schema.
 pub const REGEX_BYTES_MAX: usize = 16 << 10;

@@ -64,8 +64,8 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     Ok(prepared)
 }
 
-/// Refuses a schema that is too deep once every `$ref` is followed to its target, each target once,
-/// as the compiler does, which recurses over it.
+/// Rejects a schema that is too deep once every `$ref` is followed, each target once. The compiler
+/// recurses over it in the same way.
 fn check_resolved_depth(root: &Value) -> Result<(), GrammarError> {
     let mut followed = HashSet::new();
     let mut left = vec![(root, 0)];

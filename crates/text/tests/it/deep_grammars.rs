@@ -1,4 +1,5 @@
-//! Hostile constraints: deep, long and tangled ones are compiled or refused, and never end the process.
+//! Hostile constraints: deep, long and tangled ones are compiled or rejected, and never crash the
+//! process.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,7 +10,7 @@ use jackalope_text::grammar::{Constraint, GrammarCompiler, GrammarError};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-/// The stack of a thread that serves others.
+/// Stack size of a server's worker thread.
 const WORKER_STACK_BYTES: usize = 2 << 20;
 
 fn compiler() -> &'static GrammarCompiler {
@@ -20,15 +21,15 @@ fn compiler() -> &'static GrammarCompiler {
     })
 }
 
-/// Compiles and follows some tokens on a thread with the stack of a server's worker. A refusal says
-/// something.
+/// Compiles a constraint and follows it for some tokens, on a thread with the stack of a server's
+/// worker. Checks that an error has a short message.
 fn compile_and_follow(constraint: Constraint) -> Result<(), GrammarError> {
     let work = move || {
         let grammar = compiler().compile(&constraint)?;
         let mut matcher = grammar.start();
         let mut words = vec![0; 4096];
         for _ in 0..8 {
-            // A grammar may become too complex to follow, which is a refusal as well.
+            // A grammar may become too complex to follow, which counts as rejected too.
             matcher.fill(&mut words)?;
             let word = words.iter().position(|word| *word != 0);
             let Some(word) = word else { break };
@@ -45,7 +46,7 @@ fn compile_and_follow(constraint: Constraint) -> Result<(), GrammarError> {
     result
 }
 
-/// `d0` refers to `d1` and so on, each through `link`.
+/// Definitions `d0` to `d{len}`, each of which refers to the next one through `link`.
 fn chain(len: usize, link: impl Fn(Value) -> Value) -> Value {
     let mut defs = Map::new();
     for idx in 0..len {
@@ -74,7 +75,8 @@ fn chains_of_references_of_any_length_are_compiled_or_refused_with_the_limit() {
         for len in [10, 300, 1500, 4000] {
             let result = compile_and_follow(Constraint::JsonSchema(chain(len, link)));
             if len == 10 {
-                // Nobody sees through a reference whether alternatives exclude each other.
+                // `oneOf` cannot be enforced: the compiler does not look through references to
+                // check that the alternatives exclude each other.
                 assert_eq!(result.is_ok(), name != "oneOf", "{name}: {result:?}");
             } else if 1500 <= len {
                 let err = result.expect_err("far too deep");

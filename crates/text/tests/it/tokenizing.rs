@@ -87,7 +87,8 @@ fn thinking_is_told_by_the_vocabulary() {
 }
 
 proptest! {
-    /// Composed Hangul, blanks beside special tokens and runs of one character come to few tokens.
+    /// Texts with few tokens for their length: composed Hangul, blanks next to special tokens, and
+    /// runs of one character.
     #[test]
     fn no_text_comes_to_fewer_tokens_than_its_bound(
         parts in prop::collection::vec(

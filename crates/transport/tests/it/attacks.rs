@@ -1,4 +1,4 @@
-//! Somebody between two ranks who reads everything and changes what they like.
+//! Tests with an attacker between two ranks who reads all traffic and modifies it.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -13,15 +13,15 @@ use super::{PATIENCE, config, fails, listeners, noise};
 const HELLO_BYTES: usize = 76;
 const REPLY_BYTES: usize = 92;
 const PROOF_BYTES: usize = 32;
-/// Place of the settings in a hello.
+/// Offset of the settings in a hello.
 const SETTINGS_AT: usize = 40;
 
 const HEADER_BYTES: usize = 48;
-/// What a record adds to the frame in it: the sealed length with its tag, the payload's tag.
+/// Bytes that a record adds to its frame: the sealed length with its tag, and the payload's tag.
 const RECORD_EXTRA_BYTES: usize = 4 + 16 + 16;
-/// The first record of a connection, with which a rank joins.
+/// The first record of a connection, which joins the group.
 const JOIN_BYTES: usize = HEADER_BYTES + RECORD_EXTRA_BYTES;
-/// What the tests sum, and the record it goes in.
+/// Size of the payload of each sum, and of its record.
 const SUM_BYTES: usize = 4096;
 const SUM_RECORD_BYTES: usize = HEADER_BYTES + SUM_BYTES + RECORD_EXTRA_BYTES;
 const NUM_SUMS: u64 = 4;
@@ -29,7 +29,7 @@ const NUM_SUMS: u64 = 4;
 /// Time for a join that is expected to fail.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// What the man in the middle does.
+/// The modification that the man in the middle makes.
 #[derive(Debug, Clone, PartialEq)]
 enum Attack {
     None,
@@ -41,28 +41,28 @@ enum Attack {
     Replay,
     /// Sends the third record before the second.
     Reorder,
-    /// Keeps back the second record.
+    /// Drops the second record.
     Omit,
-    /// Keeps back the last byte of the second record.
+    /// Drops the last byte of the second record.
     Truncate,
-    /// Ends the connection within the second record.
+    /// Closes the connection within the second record.
     Cut,
-    /// Puts bytes of his own before the second record.
+    /// Inserts bytes of its own before the second record.
     Inject(Vec<u8>),
-    /// Sends back what the accepting rank has sent, instead of the second record.
+    /// Sends data of the accepting rank back to it instead of the second record.
     Reflect,
-    /// Sends this record, of another connection, instead of the second.
+    /// Sends this record, from another connection, instead of the second.
     Splice(Vec<u8>),
 }
 
-/// The bytes that went by, by direction.
+/// The recorded bytes of both directions.
 #[derive(Debug, Default)]
 struct Seen {
     dialled: Vec<u8>,
     accepted: Vec<u8>,
 }
 
-/// The man in the middle: carries one connection to `target`.
+/// The man in the middle: forwards one connection to `target`.
 struct Middle {
     addr: SocketAddr,
     seen: Receiver<Seen>,
@@ -88,13 +88,13 @@ impl Middle {
         Middle { addr, seen }
     }
 
-    /// Everything that was sent, once both ranks have hung up.
+    /// The recorded bytes, once both ranks have closed the connection.
     fn seen(&self) -> Seen {
         self.seen.recv_timeout(PATIENCE).unwrap()
     }
 }
 
-/// Carries what the accepting rank sends, with a copy for the other direction.
+/// Forwards data from the accepting rank, and copies it for the other direction.
 fn carry_back(mut from: TcpStream, mut to: TcpStream, copy: &Sender<Vec<u8>>) -> Vec<u8> {
     let mut all = Vec::new();
     let mut buffer = vec![0; 64 << 10];
@@ -109,7 +109,7 @@ fn carry_back(mut from: TcpStream, mut to: TcpStream, copy: &Sender<Vec<u8>>) ->
     all
 }
 
-/// Carries what the dialling rank sends, with the attack; returns what the rank did send.
+/// Forwards data from the dialling rank, with the attack. Returns the original data.
 fn carry(
     mut from: TcpStream,
     mut to: TcpStream,
@@ -122,7 +122,7 @@ fn carry(
     let sizes = [HELLO_BYTES + PROOF_BYTES, JOIN_BYTES];
     for (idx, size) in sizes.into_iter().chain(std::iter::repeat(SUM_RECORD_BYTES)).enumerate() {
         let mut piece = Vec::new();
-        // In pieces, so that the hello is carried before the proof is there.
+        // Forwarded in pieces, because the proof is sent only after the hello has been answered.
         while piece.len() < size {
             let mut part = vec![0; size - piece.len()];
             let got = from.read(&mut part).unwrap_or(0);
@@ -148,7 +148,7 @@ fn carry(
     all
 }
 
-/// What goes on instead of `record`, and what is `kept` until after the next one.
+/// Returns the bytes to send instead of `record`; `kept` is sent after the next record.
 fn strike(
     attack: &Attack,
     mut record: Vec<u8>,
@@ -191,8 +191,8 @@ fn strike(
 
 type Sums = Vec<Result<Vec<u8>, TransportError>>;
 
-/// What both ranks make of several sums while rank 1's connection to rank 0 is under attack: all
-/// right sums until the first error.
+/// Results of several sums on both ranks while rank 1's connection to rank 0 is under attack: all
+/// sums until the first error.
 fn sums_under(attack: Attack, change: impl Fn(&mut GroupConfig) + Sync) -> ([Sums; 2], Seen) {
     let (listeners, addrs) = listeners(2);
     let middle = Middle::before(addrs[0], attack);
@@ -223,7 +223,7 @@ fn sums_under(attack: Attack, change: impl Fn(&mut GroupConfig) + Sync) -> ([Sum
     (outcomes, middle.seen())
 }
 
-/// The right sums, computed plainly.
+/// The expected sum, computed directly.
 fn right(idx: u64) -> Vec<u8> {
     let [zero, one] = [0, 1].map(|rank| noise(SUM_BYTES, 2 * idx + rank));
     let words = zero.as_chunks::<4>().0.iter().zip(one.as_chunks::<4>().0);
@@ -233,7 +233,7 @@ fn right(idx: u64) -> Vec<u8> {
     words.flat_map(add).collect()
 }
 
-/// Every sum that was returned is right, and rank 0 found out in its second sum.
+/// Checks that every returned sum is correct and that rank 0 detected the attack.
 #[track_caller]
 fn is_found(attack: &Attack, [zero, one]: &[Sums; 2]) -> TransportError {
     for (idx, sum) in zero.iter().enumerate().chain(one.iter().enumerate()) {
@@ -244,7 +244,7 @@ fn is_found(attack: &Attack, [zero, one]: &[Sums; 2]) -> TransportError {
     assert!(zero.len() < NUM_SUMS as usize || zero[NUM_SUMS as usize - 1].is_err());
     let error = fails(zero.last().unwrap().clone());
     assert_eq!(error.ranks(), [1], "{attack:?}: {error}");
-    // The other rank finds its peer gone or hears why, unless it had all it needed.
+    // The other rank notices that its peer is gone or receives the reason, unless it had completed.
     if let Some(Err(error)) = one.last() {
         assert_eq!(error.ranks(), [0], "{attack:?}: {error}");
     }
@@ -268,7 +268,7 @@ fn no_attack_on_the_bytes_of_a_connection_gives_a_wrong_sum() {
     let second = HELLO_BYTES + PROOF_BYTES + JOIN_BYTES + SUM_RECORD_BYTES;
     let old_record = earlier.dialled[second..second + SUM_RECORD_BYTES].to_vec();
     let last_bit = 8 * SUM_RECORD_BYTES - 1;
-    // In the sealed length, its tag, the header, the payload and the payload's tag.
+    // Bits in the sealed length, its tag, the header, the payload and the payload's tag.
     let flips = [0, 17, 31, 32, 8 * 20, 8 * 25, 8 * 70, 8 * 2000 + 3, last_bit - 128, last_bit];
     let attacks = flips.map(|bit| Attack::Flip { bit }).into_iter().chain([
         Attack::Replay,
@@ -310,7 +310,7 @@ fn a_connection_that_ends_within_a_record_is_lost() {
 
 #[test]
 fn whoever_listens_finds_nothing_that_was_summed() {
-    // A known beginning, as of the embedding of a known token, in every sum.
+    // Every sum starts with known bytes, like the embedding of a known token.
     const NEEDLE_BYTES: usize = 8;
     let secrets: Vec<Vec<u8>> = (0..2 * NUM_SUMS).map(|seed| noise(SUM_BYTES, seed)).collect();
     let found = |seen: &Seen| -> usize {
@@ -323,7 +323,7 @@ fn whoever_listens_finds_nothing_that_was_summed() {
     let (_, sealed) = sums_under(Attack::None, |_| {});
     assert_eq!(found(&sealed), 0);
     assert!(SUM_RECORD_BYTES * NUM_SUMS as usize <= sealed.dialled.len());
-    // The same search finds all of it where nothing is encrypted.
+    // The same search finds everything if nothing is encrypted.
     let (_, clear) = sums_under(Attack::None, |config| config.encrypt = vec![false; 2]);
     assert_eq!(found(&clear), secrets.len() * SUM_BYTES / NEEDLE_BYTES);
 }
@@ -380,8 +380,8 @@ fn two_sockets_that_are_swapped_are_found() {
     assert_eq!(one.ranks(), [0], "{one}");
 }
 
-/// Carries two connections to `target`, and from the first sum on what comes over one goes on
-/// over the other.
+/// Forwards two connections to `target`; from the first sum on, data of each is forwarded to the
+/// other.
 fn swapping(target: SocketAddr) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
@@ -393,7 +393,7 @@ fn swapping(target: SocketAddr) -> SocketAddr {
             acceptor.set_nodelay(true).unwrap();
             let (from, to) = (acceptor.try_clone().unwrap(), dialler.try_clone().unwrap());
             thread::spawn(move || carry_back(from, to, &channel().0));
-            // The ranks join over the first of their sockets.
+            // The ranks join over their first socket.
             let mut hello = [0; HELLO_BYTES];
             dialler.read_exact(&mut hello).unwrap();
             acceptor.write_all(&hello).unwrap();
@@ -412,7 +412,8 @@ fn swapping(target: SocketAddr) -> SocketAddr {
     addr
 }
 
-/// What both ranks say when somebody changes a bit of the hello's settings, and they want this.
+/// Results of joining while bits of the hello's settings are flipped, for the given `encrypt`
+/// settings.
 fn joins_with(flipped: u32, encrypt: [bool; 2]) -> [Result<(), TransportError>; 2] {
     let (listeners, addrs) = listeners(2);
     let cable = super::proxy::Cable {
@@ -440,12 +441,12 @@ fn nobody_talks_two_ranks_out_of_encrypting_or_into_a_weaker_way() {
     const ENCRYPT: u32 = 2;
     const AES: u32 = 4;
     let cases = [
-        // Both encrypt, and one is to believe that the other does not.
+        // Both encrypt; the accepting rank is made to believe that the other does not.
         (ENCRYPT, [true, true]),
-        // Each was given another choice, and neither is to notice.
+        // The ranks are configured differently; the attack hides that.
         (ENCRYPT, [false, true]),
         (ENCRYPT, [true, false]),
-        // Another cipher than the two can have.
+        // Makes the accepting rank select another cipher.
         (AES, [true, true]),
     ];
     for (flipped, encrypt) in cases {

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers shared by the tests.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jackalope_transport::{Group, GroupConfig, Listener, TransportError};
 
-/// Long enough for a loaded machine, short enough to end a test that hangs.
+/// Long enough for a loaded machine, short enough to end a hanging test.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) const KEY: [u8; 32] = [42; 32];
 
@@ -51,7 +51,7 @@ pub(crate) fn together<T: Send>(
     })
 }
 
-/// Bytes that look random and depend on `seed` alone.
+/// Pseudorandom bytes that depend only on `seed`.
 pub(crate) fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut out = Vec::with_capacity(bytes + 8);
@@ -65,7 +65,7 @@ pub(crate) fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     out
 }
 
-/// The error in its one variant, or a panic that shows what came instead.
+/// Returns the error, or panics with the value.
 #[track_caller]
 pub(crate) fn fails<T: std::fmt::Debug>(result: Result<T, TransportError>) -> TransportError {
     match result {

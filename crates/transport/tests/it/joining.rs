@@ -1,4 +1,4 @@
-//! Forming groups: any order, strangers, wrong keys, old epochs.
+//! Forming groups: any order, unauthenticated peers, wrong keys, old epochs.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

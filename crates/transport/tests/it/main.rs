@@ -1,5 +1,5 @@
-//! The native group over real sockets: threads of this process, and processes of their own. All
-//! connections are encrypted; `in_clear.rs` runs the same tests without.
+//! Tests of the native group over real sockets, with threads of this process and with separate
+//! processes. All connections are encrypted; `in_clear.rs` runs the same tests without encryption.
 
 #![expect(clippy::unwrap_used, reason = "the helpers of tests fail tests")]
 

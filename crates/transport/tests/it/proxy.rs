@@ -11,7 +11,7 @@ use std::time::Duration;
 pub(crate) struct Cable {
     /// The byte that comes out changed.
     pub(crate) flip_at: Option<usize>,
-    /// Its bits that change.
+    /// The bits of that byte to flip.
     pub(crate) flip_bits: u8,
     /// The byte that comes late, with all that follow it.
     pub(crate) stutter_at: Option<usize>,

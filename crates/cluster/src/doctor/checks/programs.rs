@@ -1,5 +1,5 @@
-//! What runs on a machine: our own programs by what they answered, others by what is known from outside,
-//! and the ports that they have.
+//! Checks of the programs on a machine: our own by what they answered, others by what is visible
+//! from outside, and the ports in use.
 
 use super::{Told, gib};
 use crate::doctor::{Finding, Severity, catalogue};
@@ -8,7 +8,7 @@ use crate::report::{OwnProgram, ProgramKind};
 /// Ports of this system and of those it replaces: HTTP, the control plane, MLX's own transports.
 const PORTS: [u16; 5] = [8000, 8080, 18080, 18081, 32323];
 
-/// Most characters of a command line that is shown.
+/// Maximum number of characters shown of a command line.
 const COMMAND_CHARS: usize = 60;
 
 pub(super) fn check(told: Told<'_>, findings: &mut Vec<Finding>) {
@@ -25,7 +25,8 @@ pub(super) fn check(told: Told<'_>, findings: &mut Vec<Finding>) {
     ports(told, findings);
 }
 
-/// `kill`, or what resumes a program that a signal has stopped.
+/// Reports a program that does not answer, with the command that kills it, or resumes it if a
+/// signal has stopped it.
 fn silent(name: &str, program: &OwnProgram, what: &str) -> Finding {
     let pid = program.pid.to_string();
     let home = program.home.as_deref().unwrap_or("$HOME/.jackalope");
@@ -70,7 +71,7 @@ fn agent(name: &str, program: &OwnProgram) -> Finding {
     Finding::ok(name, "agent", format!("runs, process {}", program.pid))
 }
 
-/// Ranks in one line, but for those that nobody uses any more.
+/// Reports the ranks in one line, and each stopped or stale rank as a finding of its own.
 fn ranks(told: Told<'_>, findings: &mut Vec<Finding>) {
     let own = &told.report.programs;
     let mut pids: Vec<String> = Vec::new();
@@ -89,7 +90,7 @@ fn ranks(told: Told<'_>, findings: &mut Vec<Finding>) {
             let found = format!("rank, process {pid} ({memory}), has no coordinator and no parent");
             findings.push(Finding::on(&catalogue::STALE_PROCESS, told.name, found, &blanks));
         } else {
-            // Started by hand or by another program, which knows about it.
+            // Started by hand or by another program, so it is not stale.
             pids.push(pid);
             bytes += rank.resident_bytes;
         }
@@ -101,7 +102,8 @@ fn ranks(told: Told<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Other programs that compute models. One that listens is somebody's server, whoever its parent is.
+/// Other programs that compute models. One that listens counts as a server in use, whatever its
+/// parent is.
 fn others(told: Told<'_>, findings: &mut Vec<Finding>) {
     for process in &told.report.engines {
         let command: String = process.command.chars().take(COMMAND_CHARS).collect();

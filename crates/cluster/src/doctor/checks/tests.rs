@@ -308,7 +308,8 @@ fn program(kind: ProgramKind, pid: u32, parent_pid: u32) -> OwnProgram {
     }
 }
 
-/// A server without a parent, as after nohup or in a closed terminal, with what its port answers.
+/// A server without a parent, as after nohup or a closed terminal, with the HTTP statuses of its
+/// port.
 fn server(live: Option<u16>, ready: Option<u16>) -> OwnProgram {
     let answer = HttpAnswer { url: "http://127.0.0.1:8080".to_owned(), live, ready };
     OwnProgram { answers: vec![answer], ..program(ProgramKind::Serve, 19, 1) }
@@ -325,7 +326,7 @@ fn our_own_programs_are_judged_by_what_they_answer() {
                     ..program(ProgramKind::Rank, 122, 1)
                 };
                 let agent = program(ProgramKind::Agent, 62, 1);
-                // A rank that waits for its coordinator has its agent's lease.
+                // A rank that waits for its coordinator is covered by its agent's lease.
                 let waiting = OwnProgram {
                     has_coordinator: Some(false),
                     ..program(ProgramKind::Rank, 123, 62)
@@ -343,7 +344,7 @@ fn our_own_programs_are_judged_by_what_they_answer() {
             &["mac1 server-not-ready"],
         ),
         (|case| report(case).programs.push(server(Some(0), Some(0))), &["mac1 server-silent"]),
-        // Nothing to ask with is no reason to judge.
+        // Without a tool to query the port there is no warning.
         (|case| report(case).programs.push(server(None, None)), &[]),
         (
             |case| {
@@ -369,7 +370,7 @@ fn our_own_programs_are_judged_by_what_they_answer() {
         ),
         (
             |case| {
-                // Somebody's server under nohup.
+                // Another program's server, started under nohup.
                 let command = "mlx_lm.server --port 8000".to_owned();
                 let process = Process { pid: 7, parent_pid: 1, command, ..Process::default() };
                 report(case).engines.push(process);

@@ -1,5 +1,5 @@
-//! Trees that were made before, by file: one file each, named after the device and the number of what
-//! was hashed. It counts if the state is the same. Bounded; what cannot be read is made anew.
+//! Cache of hash trees: one entry for each file, named after its device and inode. An entry is
+//! valid only for the same file state. The cache is bounded, and a damaged entry counts as missing.
 
 use std::fs;
 use std::io;
@@ -12,28 +12,28 @@ use serde::{Deserialize, Serialize};
 use super::hash;
 use crate::models::files::write_whole;
 
-/// Files in the cache at most, and their size together: the oldest go.
+/// Maximum number of entries, and their maximum total size; the oldest are evicted.
 const ENTRIES_MAX: usize = 2048;
 const BYTES_MAX: u64 = 512 << 20;
 
-/// A larger entry is none of ours.
+/// Maximum size of an entry; a larger file is ignored.
 const ENTRY_BYTES_MAX: u64 = 20 << 20;
 
-/// Bytes of the hash at an entry's end.
+/// Size of the checksum at the end of an entry.
 const HASH_BYTES: usize = 32;
 
-/// Trees in a folder.
+/// The cache in one directory.
 #[derive(Clone, Debug)]
 pub(super) struct TreeCache {
     dir: PathBuf,
 }
 
-/// A file that was hashed, perhaps not to its end.
+/// The tree of a file, possibly of its beginning only.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(super) struct Entry {
     pub(super) state: FileState,
     pub(super) tree: FileTree,
-    /// False if hashing ended early: the leaves are the first ones.
+    /// False if hashing stopped early: then only the first leaves are present.
     pub(super) is_whole: bool,
 }
 
@@ -46,7 +46,7 @@ impl TreeCache {
         self.dir.join(format!("{:x}-{:x}.tree", state.device, state.inode))
     }
 
-    /// What is known of a file in this state. It may have another name by now.
+    /// Returns the entry of a file in this state, with the file's present name.
     pub(super) fn load(&self, state: &FileState) -> Option<Entry> {
         let path = self.path(state);
         if ENTRY_BYTES_MAX < fs::metadata(&path).ok()?.len() {
@@ -63,7 +63,7 @@ impl TreeCache {
         (entry.state == *state).then_some(entry)
     }
 
-    /// Keeps an entry, whole or not at all. Its file's state was settled before it was read.
+    /// Stores an entry atomically. The file's state must have been settled before it was read.
     pub(super) fn save(&self, entry: &Entry) -> io::Result<()> {
         let mut content = frame::encode(entry).map_err(io::Error::other)?;
         let sum = hash(&content);
@@ -72,18 +72,19 @@ impl TreeCache {
         self.prune(ENTRIES_MAX, BYTES_MAX)
     }
 
-    /// Makes the next load of a file in this state find nothing.
+    /// Removes the entry of this file.
     pub(super) fn remove(&self, state: &FileState) {
-        // What is not there needs no removal; what stays is found to be of the state it is of.
+        // An error is harmless: an entry that is missing needs no removal, and one that stays is
+        // valid only for the same state.
         fs::remove_file(self.path(state)).ok();
     }
 
-    /// Removes the oldest entries beyond these bounds.
+    /// Evicts the oldest entries beyond these bounds.
     fn prune(&self, entries_max: usize, bytes_max: u64) -> io::Result<()> {
         let mut entries: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
             let entry = entry?;
-            // What vanishes meanwhile needs no room.
+            // An entry that disappears meanwhile is skipped.
             let Ok(metadata) = entry.metadata() else { continue };
             let written = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
             entries.push((written, metadata.len(), entry.path()));

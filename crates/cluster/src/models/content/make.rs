@@ -1,4 +1,4 @@
-//! Hashes checkpoints: in parallel, in bounded memory, on from where an earlier attempt stood.
+//! Hashes checkpoints in parallel, in bounded memory, and resumes where an earlier attempt stopped.
 
 use std::fs::File;
 use std::io;
@@ -16,27 +16,28 @@ use super::{
 };
 use crate::models::parallel::side_by_side;
 
-/// Memory or the disk bound hashing before more threads help.
+/// More threads do not help: memory bandwidth or the disk is the bottleneck.
 const THREADS_MAX: usize = 8;
 
-/// After so many bytes of a file its hashes are kept: the most that is lost if the process ends.
+/// Bytes of a file after which its hashes are saved: the most work that is lost if the process
+/// ends.
 const KEEP_BYTES: u64 = 2 << 30;
 
-/// Bytes that a thread takes at a time.
+/// Bytes that a thread hashes at a time.
 const UNIT_BYTES: u64 = 4 << 20;
 
 /// Hashes checkpoints.
 #[derive(Clone, Copy)]
 pub struct Hasher<'a> {
-    /// Where trees are kept; none are without it.
+    /// Directory of the cache; `None` disables it.
     pub(super) trees_dir: Option<&'a Path>,
-    /// Blocks hashed side by side.
+    /// Number of blocks hashed in parallel.
     pub(super) num_threads: usize,
-    /// Hears, from any thread, how many bytes more are done, known ones included.
+    /// Called from any thread with each further number of finished bytes, cached ones included.
     pub(super) on_bytes: &'a (dyn Fn(u64) + Sync),
-    /// Ends hashing early when set.
+    /// Stops hashing early when set.
     pub(super) is_cancelled: &'a AtomicBool,
-    /// After so many bytes of a file its hashes are kept.
+    /// Bytes of a file after which its hashes are saved.
     pub(super) keep_bytes: u64,
 }
 
@@ -47,7 +48,7 @@ impl std::fmt::Debug for Hasher<'_> {
 }
 
 impl<'a> Hasher<'a> {
-    /// With a thread for each core, within reason, and nobody who cancels.
+    /// Creates a hasher that is never cancelled, with one thread per core, up to `THREADS_MAX`.
     pub fn new(trees_dir: Option<&'a Path>, on_bytes: &'a (dyn Fn(u64) + Sync)) -> Hasher<'a> {
         static NEVER: AtomicBool = AtomicBool::new(false);
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
@@ -55,20 +56,20 @@ impl<'a> Hasher<'a> {
         Hasher { trees_dir, num_threads, on_bytes, is_cancelled: &NEVER, keep_bytes: KEEP_BYTES }
     }
 
-    /// The same, which ends early when `is_cancelled` is set.
+    /// Sets the flag that stops hashing early.
     pub fn cancelled_by(self, is_cancelled: &'a AtomicBool) -> Hasher<'a> {
         Hasher { is_cancelled, ..self }
     }
 
-    /// The same with this number of threads.
+    /// Sets the number of threads.
     pub fn with_threads(self, num_threads: usize) -> Hasher<'a> {
         Hasher { num_threads, ..self }
     }
 
-    /// The content of the checkpoint in `dir`. Reads what is not known.
+    /// Hashes the checkpoint in `dir`. Reads only what is not cached.
     ///
     /// # Errors
-    /// [`ContentError`]; hashes of files and parts of files that were done are kept.
+    /// [`ContentError`]; hashes of finished files and parts of files are kept.
     pub fn hash_dir(&self, dir: &Path) -> Result<CheckpointContent, ContentError> {
         let mut files = Vec::new();
         let mut states = Vec::new();
@@ -86,7 +87,7 @@ impl<'a> Hasher<'a> {
         Ok(CheckpointContent { id: identity(&tree), tree, states })
     }
 
-    /// The state is absent if it could be the same after another change.
+    /// Hashes one file. The returned state is absent if a further write could leave it unchanged.
     fn hash_file(
         &self,
         dir: &Path,
@@ -96,7 +97,8 @@ impl<'a> Hasher<'a> {
         let failed = |source| ContentError::Read { path: path.clone(), source };
         let mut file = File::open(&path).map_err(failed)?;
         let state = FileState::new(name, &file.metadata().map_err(failed)?);
-        // Before anything is read: what was settled then cannot have changed since unseen.
+        // Checked before anything is read: a file that is settled now cannot change without a new
+        // state.
         let is_settled = state.is_settled();
         let cache = self.trees_dir.map(TreeCache::new).filter(|_| is_settled);
         let known = cache.as_ref().and_then(|cache| cache.load(&state));
@@ -143,7 +145,7 @@ impl<'a> Hasher<'a> {
         }
     }
 
-    /// Hashes the next blocks, up to `keep_bytes`. The error is `None` if it was cancelled.
+    /// Hashes the next blocks, up to `keep_bytes`. The error is `None` if hashing was cancelled.
     fn hash_some(
         &self,
         file: &File,
@@ -186,7 +188,8 @@ impl<'a> Hasher<'a> {
     }
 }
 
-/// What is hashed as one: a file of weights up to its tensors, any other one to its end.
+/// Reads the part that is hashed as one: a weight file up to its tensors, any other file as a
+/// whole.
 fn head(file: &mut File, state: &FileState) -> io::Result<Vec<u8>> {
     if is_weights(&state.name) {
         return read_head(file, state.bytes);

@@ -1,4 +1,4 @@
-//! Any byte counts, and is found; nothing else does.
+//! A change of any byte changes the identity and is found; nothing else changes it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use proptest::sample::Index;
 use super::*;
 use crate::models::scratch::Scratch;
 
-/// What a file of weights with tensors `t0`, `t1` … of these sizes begins with.
+/// Header of a weight file with tensors `t0`, `t1` … of these sizes.
 fn head(sizes: &[usize]) -> Vec<u8> {
     let mut at = 0;
     let entries = sizes.iter().enumerate().map(|(idx, size)| {
@@ -24,7 +24,7 @@ fn head(sizes: &[usize]) -> Vec<u8> {
     file
 }
 
-/// The whole file.
+/// A complete weight file with tensors of these sizes.
 fn weights(sizes: &[usize]) -> Vec<u8> {
     let mut file = head(sizes);
     let total: usize = sizes.iter().sum();
@@ -43,7 +43,7 @@ fn model(dir: &Scratch, name: &str, sizes: &[usize]) -> PathBuf {
     dir.path().join(name)
 }
 
-/// The model that ships. Its files are old enough to be remembered.
+/// The model in the repository. Its files are old enough that their hashes are cached.
 fn shipped() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/jackalope-mini")
 }
@@ -69,7 +69,7 @@ proptest! {
         let data_begin = file.len() - sizes.iter().sum::<usize>();
         let found = Hasher::new(None, &|_| ()).hash_dir(&other);
         if at < data_begin {
-            // A table of tensors that is none is refused at once.
+            // An invalid header is refused at once.
             prop_assert!(found.is_err() || found.unwrap().id != wanted.id);
             return Ok(());
         }
@@ -149,7 +149,7 @@ fn what_was_hashed_is_known_and_a_damaged_cache_is_made_anew() {
     let total: u64 = made.tree.files.iter().map(|it| it.bytes).sum();
     assert_eq!(read.into_inner(), total, "progress ends at the size of all files");
     assert_eq!(known(&shipped(), trees.path()), Some(made.clone()));
-    // The same file somewhere else: its state is what counts, not its path.
+    // The same files by another path: the cache goes by state, not by path.
     let linked = dir.path().join("linked");
     fs::create_dir(&linked).unwrap();
     for name in ["config.json", "model.safetensors"] {
@@ -169,7 +169,7 @@ fn what_was_hashed_is_known_and_a_damaged_cache_is_made_anew() {
 fn a_file_that_was_just_written_is_hashed_and_not_remembered() {
     let (dir, trees) = (Scratch::new(), Scratch::new());
     let path = model(&dir, "m", &[100]);
-    // The time of change cannot be set: a time in the future will do.
+    // The ctime cannot be set; an mtime in the future makes the state unsettled as well.
     let future = std::time::SystemTime::now() + std::time::Duration::from_secs(3600);
     let file = fs::File::options().write(true).open(path.join("model.safetensors")).unwrap();
     file.set_modified(future).unwrap();
@@ -196,10 +196,10 @@ fn hashing_that_was_interrupted_goes_on_where_it_stood() {
     };
     assert!(matches!(hasher.hash_dir(&shipped()), Err(ContentError::Cancelled)));
     assert_eq!(known(&shipped(), trees.path()), None, "half is not known");
-    // What was done is reported at once; no block of it is read again.
+    // Progress reports the cached part at once; its blocks are not read again.
     let first = AtomicU64::new(0);
     let on_bytes = |more| {
-        // The first report is of `config.json`, the second of what of the weights was kept.
+        // The first report covers `config.json`, the second the cached part of the weights.
         first.fetch_max(more, Ordering::Relaxed);
     };
     let again = Hasher::new(Some(trees.path()), &on_bytes).hash_dir(&shipped()).unwrap();
