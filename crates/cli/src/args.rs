@@ -306,6 +306,10 @@ pub(crate) struct ServeArgs {
     /// How models mark their reasoning: a format's name, `auto` for what their files tell, or `none`.
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = reasoning_parser)]
     pub(crate) reasoning_parser: String,
+    /// Let texts of messages write special tokens such as `<|im_end|>`, as most servers do: a message
+    /// can then end its turn and begin another one. By default they are plain text.
+    #[arg(long)]
+    pub(crate) parse_special_tokens: bool,
     /// Print one JSON line when ready instead of text.
     #[arg(long)]
     pub(crate) json: bool,

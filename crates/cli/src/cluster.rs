@@ -24,7 +24,7 @@ use jackalope_engine::{
 };
 use jackalope_protocol::split::Split;
 use jackalope_protocol::{Backend, Device, ExpectedContent, Setup};
-use jackalope_text::ModelText;
+use jackalope_text::{ChatTemplate, ModelText};
 use tokio::task::JoinHandle;
 use tracing::warn;
 
@@ -69,6 +69,8 @@ pub(crate) struct ClusterOptions {
     pub(crate) tool_parser: Option<String>,
     /// How it marks its reasoning, likewise.
     pub(crate) reasoning_parser: Option<String>,
+    /// Whether texts of messages may write control tokens.
+    pub(crate) parse_special_tokens: bool,
     /// Whether this is a long-running server: then a model that was never hashed is hashed in the
     /// background.
     pub(crate) is_server: bool,
@@ -140,6 +142,9 @@ impl Cluster {
         let name = |of: &Option<String>| of.clone().unwrap_or_else(|| "auto".to_owned());
         let (reasoning, tools) = (name(&options.reasoning_parser), name(&options.tool_parser));
         text.answer = text.answer.from_names(&text.tokenizer, &reasoning, &tools)?;
+        if options.parse_special_tokens {
+            text.template = text.template.map(ChatTemplate::with_control_tokens_in_text);
+        }
         let placed = match &args.hosts.hosts {
             None => {
                 let content = OwnContent::of_dir(&model_dir, environment).await?;

@@ -160,6 +160,7 @@ impl ModelLoader for ClusterLoader {
                 beside: beside.transpose()?,
                 tool_parser: model.settings.tool_parser.clone(),
                 reasoning_parser: model.settings.reasoning_parser.clone(),
+                parse_special_tokens: model.settings.parse_special_tokens.unwrap_or_default(),
                 profile: false,
                 is_server: true,
             };

@@ -58,6 +58,7 @@ pub(crate) struct ModelSettings {
     pub(crate) enable_thinking: Option<bool>,
     pub(crate) tool_parser: Option<String>,
     pub(crate) reasoning_parser: Option<String>,
+    pub(crate) parse_special_tokens: Option<bool>,
     pub(crate) temperature: Option<f32>,
     pub(crate) top_p: Option<f32>,
     pub(crate) top_k: Option<u32>,
@@ -157,12 +158,11 @@ impl Offer {
 
     /// The same, with what models do that the file says nothing of.
     pub(crate) fn with_usual(mut self, args: &ServeArgs) -> Offer {
-        for ModelSettings { enable_thinking, tool_parser, reasoning_parser, .. } in
-            self.models.iter_mut().map(|it| &mut it.settings)
-        {
-            *enable_thinking = enable_thinking.or(args.thinking);
-            tool_parser.get_or_insert_with(|| args.tool_parser.clone());
-            reasoning_parser.get_or_insert_with(|| args.reasoning_parser.clone());
+        for settings in self.models.iter_mut().map(|it| &mut it.settings) {
+            settings.enable_thinking = settings.enable_thinking.or(args.thinking);
+            settings.tool_parser.get_or_insert_with(|| args.tool_parser.clone());
+            settings.reasoning_parser.get_or_insert_with(|| args.reasoning_parser.clone());
+            settings.parse_special_tokens.get_or_insert(args.parse_special_tokens);
         }
         self
     }

@@ -29,7 +29,7 @@ pub use error::{LoadError, TextError};
 pub use generation::GenerationDefaults;
 pub use model_text::ModelText;
 pub use stops::{StopStrings, Stopped};
-pub use template::{ChatPrompt, ChatTemplate};
+pub use template::{ChatPrompt, ChatTemplate, RenderedPrompt};
 pub use tokenizer::Tokenizer;
 
 /// The number of a token in the model's vocabulary.

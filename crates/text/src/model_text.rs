@@ -46,7 +46,7 @@ impl ModelText {
     /// There is no template, or it refuses the conversation.
     pub fn encode_chat(&self, prompt: &ChatPrompt<'_>) -> Result<Vec<TokenId>, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
-        self.tokenizer.encode(&template.render(prompt)?, false)
+        self.tokenizer.encode_rendered(&template.render(prompt)?)
     }
 
     /// Turns the tokens of one answer into text.

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value;
+use tokenizers::{Model as _, OffsetType, PreTokenizer as _};
 
 use crate::TokenId;
 use crate::answer::reasoning_is_in_vocabulary;
@@ -16,9 +17,21 @@ use crate::files;
 use crate::length::LengthBound;
 use crate::pieces::Pieces;
 use crate::special::{SpecialTokens, TokenizerConfig, eos_of_model};
+use crate::template::RenderedPrompt;
 
 /// The longest text that is tokenized: several times what a context of a million tokens holds.
 pub(crate) const ENCODE_BYTES_MAX: usize = 16 << 20;
+
+/// Characters that Unicode leaves to programs for their own use.
+const NONCHARACTERS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
+
+/// A token that is found in any text.
+pub(crate) struct AddedToken {
+    /// How it is written.
+    pub(crate) text: String,
+    /// Whether it is special or ends an answer.
+    pub(crate) is_control: bool,
+}
 
 /// The tokenizer of one checkpoint.
 pub struct Tokenizer {
@@ -77,15 +90,60 @@ impl Tokenizer {
     /// # Errors
     /// The text is too long, or the tokenizer refuses it.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, TextError> {
-        if text.len() > ENCODE_BYTES_MAX {
-            let len_bytes = text.len();
-            return Err(TextError::TooLong { len_bytes, limit_bytes: ENCODE_BYTES_MAX });
-        }
+        check_length(text)?;
         let encoding = self
             .inner
             .encode_fast(text, add_special_tokens)
             .map_err(|error| TextError::Encode { reason: error.to_string() })?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The tokens of a rendered conversation. The template writes all special tokens itself, so
+    /// none are added; those that messages wrote are plain text.
+    ///
+    /// # Errors
+    /// The text is too long, or the tokenizer refuses it.
+    pub fn encode_rendered(&self, prompt: &RenderedPrompt) -> Result<Vec<TokenId>, TextError> {
+        if !prompt.has_breaks() {
+            return self.encode(prompt.text(), false);
+        }
+        check_length(prompt.text())?;
+        let refused = |reason: String| TextError::Encode { reason };
+        let mark = NONCHARACTERS.into_iter().find(|mark| !prompt.text().contains(*mark));
+        let mark = mark.ok_or_else(|| refused("it holds every noncharacter".to_owned()))?;
+        self.encode_marked(&prompt.marked(mark), mark).map_err(|error| refused(error.to_string()))
+    }
+
+    /// What `encode_fast` does, but for `mark`, which keeps the added tokens that it breaks up from
+    /// being found and is then left out.
+    fn encode_marked(&self, text: &str, mark: char) -> tokenizers::Result<Vec<TokenId>> {
+        let added = self.inner.get_added_vocabulary();
+        let mut split = added.extract_and_normalize(self.inner.get_normalizer(), text);
+        split.normalize(|part| {
+            part.filter(|char| char != mark);
+            Ok(())
+        })?;
+        if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut split)?;
+        }
+        split.tokenize(|part| {
+            let tokens = self.inner.get_model().tokenize(part.get())?;
+            // Some models list their control tokens among the pieces of plain text.
+            match tokens.iter().find(|token| self.is_special(token.id)) {
+                Some(token) => Err(format!("a message writes {:?}", token.value).into()),
+                None => Ok(tokens),
+            }
+        })?;
+        Ok(split.into_encoding(None, 0, OffsetType::None)?.get_ids().to_vec())
+    }
+
+    /// The tokens that were added to the vocabulary and are found in any text.
+    pub(crate) fn added_tokens(&self) -> impl Iterator<Item = AddedToken> {
+        let added = self.inner.get_added_tokens_decoder().into_iter();
+        added.map(|(id, token)| AddedToken {
+            is_control: self.is_special(id) || self.eos_token_ids.contains(&id),
+            text: token.content,
+        })
     }
 
     /// The minimum number of tokens of a text, computed without tokenising it, which would take a
@@ -199,6 +257,13 @@ impl Tokenizer {
     /// Whether the model marks its reasoning with tokens of its own.
     pub fn has_thinking(&self) -> bool {
         reasoning_is_in_vocabulary(|token| self.inner.token_to_id(token).is_some())
+    }
+}
+
+fn check_length(text: &str) -> Result<(), TextError> {
+    match text.len() {
+        0..=ENCODE_BYTES_MAX => Ok(()),
+        len_bytes => Err(TextError::TooLong { len_bytes, limit_bytes: ENCODE_BYTES_MAX }),
     }
 }
 

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use jackalope_protocol::TokenId;
 use jackalope_text::grammar::Constraint;
-use jackalope_text::{AnswerFormat, CallCount, ChatPrompt, TextError, ToolDemand, ToolSpec};
+use jackalope_text::{
+    AnswerFormat, CallCount, ChatPrompt, RenderedPrompt, TextError, ToolDemand, ToolSpec,
+};
 use serde_json::{Map, Value, json};
 
 use super::guides::Reasoning;
@@ -64,7 +66,7 @@ impl Conversation {
     pub(crate) fn job(&self, wishes: &mut Wishes, serving: &Serving) -> Result<Job, ApiError> {
         let limits = serving.engine_limits()?;
         let rendered = self.render(serving)?;
-        wishes.check_length(&rendered, self.param, serving)?;
+        wishes.check_length(rendered.text(), self.param, serving)?;
         let prompt = self.tokenize(&rendered, serving)?;
         let text = serving.text();
         let takes_tools = self.takes_tools();
@@ -174,13 +176,17 @@ impl Conversation {
         self.tokenize(&self.render(serving)?, serving)
     }
 
-    fn tokenize(&self, rendered: &str, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
-        let tokens = serving.text().tokenizer.encode(rendered, false);
+    fn tokenize(
+        &self,
+        rendered: &RenderedPrompt,
+        serving: &Serving,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        let tokens = serving.text().tokenizer.encode_rendered(rendered);
         tokens.map_err(|err| ApiError::from_text(err, self.param))
     }
 
     /// Renders the prompt with the chat template.
-    fn render(&self, serving: &Serving) -> Result<String, ApiError> {
+    fn render(&self, serving: &Serving) -> Result<RenderedPrompt, ApiError> {
         let mut kwargs = self.kwargs.clone();
         if let Some(enabled) = self.thinking.enabled.or(serving.enable_thinking()) {
             kwargs.entry("enable_thinking").or_insert(enabled.into());
@@ -199,7 +205,7 @@ impl Conversation {
             serving.text().template.as_ref().ok_or_else(|| refused(TextError::NoTemplate))?;
         let mut rendered = template.render(&prompt).map_err(refused)?;
         if self.continues_message {
-            rendered.truncate(self.end_of_last_message(&rendered)?);
+            rendered.truncate(self.end_of_last_message(rendered.text())?);
         }
         Ok(rendered)
     }

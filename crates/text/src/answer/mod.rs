@@ -33,6 +33,7 @@ pub use lark::{CallCount, ToolDemand, ToolGrammarError};
 pub use parser::{AnswerParser, Segment};
 pub use reasoning::ReasoningFormat;
 pub(crate) use reasoning::is_in_vocabulary as reasoning_is_in_vocabulary;
+pub(crate) use reasoning::is_marker as is_reasoning_marker;
 pub use tools::ToolFormat;
 
 /// So many tokens at the end of a prompt tell whether it opens the reasoning.

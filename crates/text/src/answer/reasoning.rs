@@ -107,6 +107,14 @@ pub(crate) const fn bare(trigger: &'static str, place: Place, steps: &'static [S
     Pattern { trigger, place, steps, read: |_, _| Some(Vec::new()) }
 }
 
+/// Whether a token opens or closes the reasoning of some family, or is a part of that.
+pub(crate) fn is_marker(token: &str) -> bool {
+    let is_within = |family: &ReasoningFamily| {
+        family.place == Place::Start && [family.open, family.close].contains(&token)
+    };
+    FAMILIES.iter().any(is_within)
+}
+
 impl ReasoningFormat {
     /// The format of a checkpoint: by the tokens of its vocabulary, else by its template.
     pub(crate) fn detect(tokenizer: &Tokenizer, template: &str) -> Option<ReasoningFormat> {

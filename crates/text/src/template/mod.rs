@@ -4,12 +4,14 @@
 //! holds what that rendered. A template is a program that somebody else wrote, so its source, its
 //! steps and its output have limits (the memory of a string it builds by doubling has none).
 
+mod control;
 mod engine;
 mod generation;
 mod json;
 mod messages;
 mod methods;
 mod python;
+mod rendered;
 mod source;
 
 use std::path::Path;
@@ -18,8 +20,10 @@ use serde_json::{Map, Value};
 
 use crate::error::{LoadError, TextError};
 use crate::tokenizer::Tokenizer;
+use control::ControlTokens;
 use engine::Engine;
 use messages::Forms;
+pub use rendered::RenderedPrompt;
 
 /// Variables that a request sets by other fields than `chat_template_kwargs`.
 const RESERVED: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
@@ -47,6 +51,8 @@ pub struct ChatTemplate {
     special_tokens: Vec<(&'static str, String)>,
     /// Whether the model marks its reasoning: what `enable_thinking` is if nobody says otherwise.
     has_thinking: bool,
+    /// What texts of a conversation may not write; none if they may.
+    control: Option<ControlTokens>,
 }
 
 /// One Jinja template and what it was found to expect.
@@ -71,6 +77,7 @@ impl ChatTemplate {
             tool_use: None,
             special_tokens: special_tokens.map(|(name, text)| (name, text.to_owned())).collect(),
             has_thinking: tokenizer.has_thinking(),
+            control: None,
         };
         if let Some(source) = &found.tool_use {
             template.tool_use = Some(Template::compile(&found.path, source)?);
@@ -81,6 +88,11 @@ impl ChatTemplate {
         if let (Some(tool_use), Some(forms)) = (&mut template.tool_use, forms.1) {
             tool_use.forms = forms;
         }
+        let sources = [Some(&found.default), found.tool_use.as_ref()];
+        let sources: Vec<&str> = sources.into_iter().flatten().map(String::as_str).collect();
+        let control = ControlTokens::of(tokenizer, &sources)
+            .map_err(|reason| LoadError::Tokenizer { path: dir.join("tokenizer.json"), reason })?;
+        template.control = Some(control);
         Ok(Some(template))
     }
 
@@ -94,17 +106,24 @@ impl ChatTemplate {
         self
     }
 
+    /// Lets texts of a conversation write control tokens, as most servers do.
+    pub fn with_control_tokens_in_text(mut self) -> ChatTemplate {
+        self.control = None;
+        self
+    }
+
     /// Renders a conversation.
     ///
     /// Messages are first brought into the form that templates expect: keys that are `null` are
     /// left out, missing content is empty, lists of text parts become text unless the template
     /// takes lists, the arguments of tool calls become objects unless it takes strings, results of
     /// tools bear the tool's name, and
-    /// reasoning is found under each of its names.
+    /// reasoning is found under each of its names. Control tokens that texts of the conversation
+    /// write are kept apart from those that the template writes.
     ///
     /// # Errors
     /// A message has an impossible form, or the template refuses the conversation.
-    pub fn render(&self, prompt: &ChatPrompt<'_>) -> Result<String, TextError> {
+    pub fn render(&self, prompt: &ChatPrompt<'_>) -> Result<RenderedPrompt, TextError> {
         if prompt.messages.is_empty() {
             return Err(TextError::NoMessages);
         }
@@ -118,7 +137,15 @@ impl ChatTemplate {
             _ => &self.default,
         };
         let messages = template.forms.prepare(prompt.messages)?;
-        self.run(template, &ChatPrompt { messages: &messages, tools, ..*prompt })
+        let Some(control) = &self.control else {
+            let output = self.run(template, &ChatPrompt { messages: &messages, tools, ..*prompt });
+            return output.map(RenderedPrompt::of_text);
+        };
+        let messages = control.mark_messages(&messages);
+        let tools = tools.map(|tools| control.mark_values(tools));
+        let (tools, kwargs) = (tools.as_deref(), &control.mark_map(prompt.kwargs));
+        let prompt = ChatPrompt { messages: &messages, tools, kwargs, ..*prompt };
+        self.run(template, &prompt).map(RenderedPrompt::of_output)
     }
 
     /// The template itself, for what it says about the answers; the one for tools if there is one.

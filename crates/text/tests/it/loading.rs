@@ -15,7 +15,7 @@ fn rendered(checkpoint: &Checkpoint, tools: Option<&[serde_json::Value]>) -> Opt
     let messages = [json!({"role": "user", "content": "Hi"})];
     let prompt =
         ChatPrompt { messages: &messages, tools, kwargs: &Map::new(), add_generation_prompt: true };
-    text.template.map(|template| template.render(&prompt).unwrap())
+    text.template.map(|template| template.render(&prompt).unwrap().text().to_owned())
 }
 
 #[test]

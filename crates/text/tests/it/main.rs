@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 mod checkpoint;
+mod control_tokens;
 mod deep_grammars;
 mod detokenizing;
 mod grammar;

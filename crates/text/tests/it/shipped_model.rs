@@ -34,6 +34,7 @@ fn the_shipped_model_takes_tools_and_writes_calls() {
         add_generation_prompt: true,
     };
     let rendered = text.template.as_ref().unwrap().render(&prompt).unwrap();
+    let rendered = rendered.text();
     for part in [
         "Your name is Ada.",
         "{\"type\": \"function\", \"function\": {\"name\": \"get_weather\"",

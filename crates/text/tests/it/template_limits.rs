@@ -6,12 +6,15 @@ use serde_json::{Map, Value, json};
 use crate::checkpoint::Checkpoint;
 
 fn render_with(source: &str, messages: &[Value], kwargs: &Value) -> Result<String, TextError> {
-    Checkpoint::with_template(source).template().render(&ChatPrompt {
-        messages,
-        tools: None,
-        kwargs: kwargs.as_object().unwrap(),
-        add_generation_prompt: true,
-    })
+    Checkpoint::with_template(source)
+        .template()
+        .render(&ChatPrompt {
+            messages,
+            tools: None,
+            kwargs: kwargs.as_object().unwrap(),
+            add_generation_prompt: true,
+        })
+        .map(|rendered| rendered.text().to_owned())
 }
 
 fn render(source: &str, messages: &[Value]) -> Result<String, TextError> {
@@ -180,6 +183,6 @@ fn the_clock_stands_still_if_told_to() {
         kwargs: &Map::new(),
         add_generation_prompt: true,
     };
-    assert!(template.render(&prompt).unwrap().starts_with("20"));
-    assert_eq!(template.at_fixed_time(0).render(&prompt).unwrap(), "1970-01-01");
+    assert!(template.render(&prompt).unwrap().text().starts_with("20"));
+    assert_eq!(template.at_fixed_time(0).render(&prompt).unwrap().text(), "1970-01-01");
 }

@@ -61,10 +61,11 @@ fn render(
     conversation: &Value,
 ) -> Result<String, TextError> {
     let kwargs = conversation["kwargs"].as_object().cloned().unwrap_or_default();
-    template.render(&ChatPrompt {
+    let prompt = ChatPrompt {
         messages: conversation["messages"].as_array().unwrap(),
         tools: conversation["tools"].as_array().map(Vec::as_slice),
         kwargs: &kwargs,
         add_generation_prompt: conversation["add_generation_prompt"].as_bool().unwrap_or(true),
-    })
+    };
+    template.render(&prompt).map(|rendered| rendered.text().to_owned())
 }
