@@ -13,6 +13,7 @@ mod models;
 pub(crate) mod operate;
 pub(crate) mod plan;
 mod served;
+pub(crate) mod token;
 pub(crate) mod trust;
 pub(crate) mod worker;
 
@@ -117,6 +118,8 @@ pub(crate) enum Command {
     Uninstall(install::UninstallArgs),
     /// Show and change which machines this one trusts.
     Trust(trust::TrustArgs),
+    /// Make and show the token by which machines without SSH join a cluster.
+    Token(token::TokenArgs),
     /// Run any program on all machines, with the variables that MLX's distributed programs read.
     Launch(machines::LaunchArgs),
     /// Check and measure the group that ranks compute over, without a model.

@@ -37,6 +37,7 @@ mod serve;
 mod service;
 mod split;
 mod synth;
+mod token;
 mod trust;
 mod wished_split;
 mod worker;
@@ -136,6 +137,7 @@ async fn run(
         Command::Sync(args) => install::sync(args, environment).await,
         Command::Uninstall(args) => install::uninstall(args, environment).await,
         Command::Trust(args) => trust::run(&args, environment),
+        Command::Token(args) => token::run(&args, environment),
         Command::Launch(args) => return launch::run(args, environment).await,
         Command::Link(args) => link::run(&args, environment).await,
         Command::Hosts(args) => hosts::run(args, environment).await,

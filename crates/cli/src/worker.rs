@@ -155,7 +155,10 @@ async fn parent_gone(is_watched: bool) {
 async fn p2p_mlx(args: P2pMlxArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
     let said = &environment.localai;
     let Some(token) = args.token.or_else(|| said.token.clone()) else {
-        bail!("a token is needed\nhint: pass `--token TOKEN`, or set LOCALAI_TOKEN or TOKEN")
+        bail!(
+            "a token is needed\nhint: pass `--token TOKEN`, or set LOCALAI_TOKEN or TOKEN; \
+             `jackalope token new` makes one on the machine that serves"
+        )
     };
     let port = args.mlx_listen_port.or(said.listen_port).unwrap_or(LISTEN_PORT);
     let agent = AgentArgs {

@@ -21,6 +21,9 @@ const SPACE_BYTES_MIN: usize = 256 << 10;
 const SECRET: &str = "secret";
 const IDENTITY: &str = "identity";
 
+/// The token made on this machine, in the same form.
+const TOKEN: &str = "token";
+
 /// The folder.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Home(PathBuf);
@@ -126,6 +129,25 @@ impl Home {
         let private = self.secret_in(IDENTITY)?;
         let system = rustix::system::uname();
         Ok(Identity::from_private(private, &system.nodename().to_string_lossy()))
+    }
+
+    /// Returns the token that was made on this machine, if there is one.
+    ///
+    /// # Errors
+    /// [`HomeError`] if it cannot be read, or others can read it.
+    pub fn known_token(&self) -> Result<Option<String>, HomeError> {
+        Ok(self.known_secret_in(TOKEN)?.map(|token| token.to_hex()))
+    }
+
+    /// Makes a token, which replaces the one of this machine.
+    ///
+    /// # Errors
+    /// [`HomeError::Io`].
+    pub fn new_token(&self) -> Result<String, HomeError> {
+        let failed = |source| HomeError::Io { path: self.join(TOKEN), source };
+        let token = Secret::draw().map_err(failed)?.to_hex();
+        self.write(TOKEN, format!("{token}\n").as_bytes())?;
+        Ok(token)
     }
 
     fn secret_in(&self, name: &str) -> Result<Secret, HomeError> {

@@ -460,3 +460,20 @@ fn kill_all_ends_what_is_written_down_on_every_machine() {
     assert_eq!(again["serve"]["ended"], Value::Null);
     assert_eq!(again["hosts"][0]["said"], "no agent runs here");
 }
+
+#[test]
+fn a_token_is_made_once_shown_again_and_replaced_only_on_request() {
+    let machine = Machine::new();
+    let token = |args: &[&str]| machine.run(&[&["token"][..], args].concat());
+    let none = token(&["show"]);
+    assert!(!none.status.success() && none.stderr.contains("jackalope token new"), "{none:?}");
+    let made = token(&["new"]);
+    let text = made.stdout.trim().to_owned();
+    assert!(made.status.success() && text.len() == 64, "{made:?}");
+    assert_eq!(token(&["show"]).stdout.trim(), text);
+    let again = token(&["new"]);
+    assert!(!again.status.success() && again.stdout.is_empty(), "{again:?}");
+    assert!(again.stderr.contains("--replace"), "{again:?}");
+    let other = token(&["new", "--replace", "--json"]).stdout;
+    assert!(other.starts_with("{\"token\":\"") && !other.contains(&text), "{other}");
+}
