@@ -11,12 +11,13 @@
 //! All ranks hold the same caches at the same lengths, so memory is counted in granules of tokens;
 //! what a granule costs in bytes on which rank is settled when the capacity is chosen.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jackalope_protocol::{CacheId, TokenId};
 
 use crate::planted::{Bug, Planted};
 use crate::prefix::PrefixIndex;
+use crate::request::CacheScope;
 use crate::status::PrefixStats;
 
 /// Finished sequences kept at most, however small.
@@ -40,7 +41,8 @@ pub(crate) struct CacheLimits {
 pub(crate) struct Caches {
     limits: CacheLimits,
     held: HashMap<CacheId, Held>,
-    index: PrefixIndex,
+    /// Sequences find prefixes of their own scope only.
+    indexes: BTreeMap<CacheScope, PrefixIndex>,
     /// Kept caches, longest unused first.
     kept: BTreeSet<(u64, CacheId)>,
     used_granules: usize,
@@ -57,6 +59,7 @@ pub(crate) struct Caches {
 
 #[derive(Debug)]
 struct Held {
+    scope: CacheScope,
     /// Positions that are computed by the plans made so far.
     num_computed: usize,
     /// Granules the ranks have allocated. A cache that is cut keeps them.
@@ -92,7 +95,7 @@ impl Caches {
         Caches {
             limits,
             held: HashMap::new(),
-            index: PrefixIndex::new(),
+            indexes: BTreeMap::new(),
             kept: BTreeSet::new(),
             used_granules: 0,
             kept_granules: 0,
@@ -140,18 +143,18 @@ impl Caches {
     }
 
     pub(crate) fn num_indexed_tokens(&self) -> usize {
-        self.index.num_tokens()
+        self.indexes.values().map(PrefixIndex::num_tokens).sum()
     }
 
-    /// Where a sequence of `tokens` best starts, if at most `usable_max` tokens may be cached.
-    pub(crate) fn find(&self, tokens: &[TokenId], usable_max: usize) -> Start {
-        if !self.limits.keep_prefixes {
-            return Start::Fresh;
-        }
+    /// Where a sequence of `tokens` best starts within its scope, if at most `usable_max` tokens may
+    /// be cached.
+    pub(crate) fn find(&self, scope: CacheScope, tokens: &[TokenId], usable_max: usize) -> Start {
+        let index = self.indexes.get(&scope).filter(|_| self.limits.keep_prefixes);
+        let Some(index) = index else { return Start::Fresh };
         let least = self.limits.least_prefix_tokens.max(1);
         let mut best: Option<Candidate> = None;
         let mut promised = 0;
-        for found in self.index.matches(tokens) {
+        for found in index.matches(tokens) {
             let shared = found.num_tokens.min(usable_max);
             if shared < least || best.as_ref().is_some_and(|best| shared <= best.num_usable) {
                 break;
@@ -238,16 +241,16 @@ impl Caches {
     }
 
     /// A cache for a sequence that will begin as `start` says.
-    pub(crate) fn open(&mut self, start: Start, tokens: &[TokenId]) -> CacheId {
+    pub(crate) fn open(&mut self, start: Start, scope: CacheScope, tokens: &[TokenId]) -> CacheId {
         self.stats.wanted_tokens += tokens.len() as u64;
         let cache = match start {
             Start::TakeOver { cache, num_tokens } => self.take_over(cache, num_tokens),
             Start::Fork { source, num_tokens } => {
                 self.touch(source);
                 self.stats.forked += 1;
-                self.create(num_tokens)
+                self.create(scope, num_tokens)
             }
-            Start::Fresh => self.create(0),
+            Start::Fresh => self.create(scope, 0),
             Start::Wait => panic!("a sequence that waits has no cache"),
         };
         self.stats.found_tokens += start.num_tokens() as u64;
@@ -255,13 +258,13 @@ impl Caches {
         cache
     }
 
-    fn create(&mut self, num_tokens: usize) -> CacheId {
+    fn create(&mut self, scope: CacheScope, num_tokens: usize) -> CacheId {
         let cache = CacheId(self.next_id);
         self.next_id += 1;
         let granules =
             if self.planted.has(Bug::UncountedFork) { 0 } else { self.granules(num_tokens) };
         self.used_granules += granules;
-        let held = Held { num_computed: num_tokens, granules, kept_since: None };
+        let held = Held { scope, num_computed: num_tokens, granules, kept_since: None };
         self.held.insert(cache, held);
         cache
     }
@@ -279,8 +282,18 @@ impl Caches {
 
     fn index_as(&mut self, cache: CacheId, tokens: &[TokenId]) {
         if self.limits.keep_prefixes {
-            self.index.remove(cache);
-            self.index.insert(cache, tokens);
+            let scope = self.held(cache).scope;
+            let index = self.indexes.entry(scope).or_insert_with(PrefixIndex::new);
+            index.remove(cache);
+            index.insert(cache, tokens);
+        }
+    }
+
+    fn unindex(&mut self, scope: CacheScope, cache: CacheId) {
+        let Some(index) = self.indexes.get_mut(&scope) else { return };
+        index.remove(cache);
+        if index.is_empty() {
+            self.indexes.remove(&scope);
         }
     }
 
@@ -379,7 +392,7 @@ impl Caches {
         let held = self.held.remove(&cache).expect("callers name a held cache");
         let since = held.kept_since.expect("only kept caches are dropped");
         self.kept.remove(&(since, cache));
-        self.index.remove(cache);
+        self.unindex(held.scope, cache);
         self.kept_granules -= held.granules;
         self.used_granules -= held.granules;
         self.dropped_granules += held.granules;

@@ -54,6 +54,11 @@ impl PrefixIndex {
         self.num_tokens
     }
 
+    /// Whether no cache is in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.leaves.is_empty()
+    }
+
     /// Nodes on the way of `tokens`, longest match first. Each lists at least the caches of the one
     /// before it.
     pub(crate) fn matches(&self, tokens: &[TokenId]) -> Vec<Match<'_>> {

@@ -24,6 +24,11 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct TenantId(pub u32);
 
+/// Requests start from computed prefixes of their own scope only: otherwise `cached_tokens` and the
+/// time to the first token reveal what others have sent. An opaque number that the caller chooses.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct CacheScope(pub u128);
+
 /// What a caller wants, unchecked.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestOptions {
@@ -57,6 +62,8 @@ pub struct RequestOptions {
     pub priority: i32,
     /// Who asks. Tenants that wait take turns; requests without one are one tenant together.
     pub tenant: Option<TenantId>,
+    /// Whose computed prefixes it may start from.
+    pub cache_scope: CacheScope,
 }
 
 /// How tokens are drawn, unchecked. See [`Sampling`] for the meaning of each number.
@@ -201,6 +208,7 @@ pub struct Request {
     embed: Option<Pooling>,
     priority: i32,
     tenant: Option<TenantId>,
+    cache_scope: CacheScope,
     min_tokens: u32,
     masks: Masks,
     guide: Option<Box<dyn Guide>>,
@@ -253,6 +261,7 @@ impl Request {
             embed: options.embed,
             priority: options.priority,
             tenant: options.tenant,
+            cache_scope: options.cache_scope,
             guide: None,
         })
     }
@@ -321,6 +330,11 @@ impl Request {
     /// Lower values are handled earlier.
     pub fn priority(&self) -> i32 {
         self.priority
+    }
+
+    /// Whose computed prefixes it may start from.
+    pub fn cache_scope(&self) -> CacheScope {
+        self.cache_scope
     }
 
     /// Who asks.

@@ -25,8 +25,8 @@ use crate::testing::{
     FakeCaches, NOT_A_NUMBER, NextToken, overflowing_model, pseudo_embedding, pseudo_logprob,
 };
 use crate::{
-    Event, FinishReason, Limits, PrefixStats, Request, RequestId, RequestOptions, SamplingOptions,
-    ScheduleStats, Scheduler, SchedulerLimits, TenantId, Usage,
+    CacheScope, Event, FinishReason, Limits, PrefixStats, Request, RequestId, RequestOptions,
+    SamplingOptions, ScheduleStats, Scheduler, SchedulerLimits, TenantId, Usage,
 };
 use random_guide::RandomGuide;
 
@@ -580,6 +580,7 @@ impl Simulation {
             embed,
             priority: rng.below(4) as i32 - 2,
             tenant: [None, Some(TenantId(1)), Some(TenantId(2))][rng.below(3)],
+            cache_scope: [CacheScope(0), CacheScope(0), CacheScope(1)][rng.below(3)],
         }
     }
 

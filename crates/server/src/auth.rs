@@ -25,8 +25,11 @@ pub use key_file::KeyFileError;
 pub(crate) use quota::Pass;
 
 /// Paths that are answered without a key, so that a supervisor needs none, and a browser can show
-/// the page that asks for one. They tell no more than whether the server is up.
-const OPEN_PATHS: [&str; 4] = ["/", "/dashboard", "/health/live", "/health/ready"];
+/// the page that asks for one. They reveal no more than whether the server is up, and the API's
+/// description, which is the same everywhere.
+const OPEN_PATHS: [&str; 6] =
+    ["/", "/dashboard", "/docs", "/health/live", "/health/ready", "/openapi.json"];
+const OPEN_PREFIX: &str = "/docs/";
 
 /// Paths, and what they begin with, that are for administrators: what touches everybody's requests
 /// or models, or tells of them.
@@ -61,7 +64,17 @@ pub(crate) struct Holder {
     is_admin: bool,
     /// Tells holders apart, for as long as the server runs.
     tenant: u32,
+    cache_group: Option<String>,
     quota: Arc<Quota>,
+}
+
+/// Who shares computed prefixes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CacheGroup<'a> {
+    /// The requests of one key, by its name.
+    Key(&'a str),
+    /// The requests of all keys that name this group.
+    Named(&'a str),
 }
 
 impl Holder {
@@ -76,6 +89,14 @@ impl Holder {
 
     pub(crate) fn is_admin(&self) -> bool {
         self.is_admin
+    }
+
+    /// The group of keys that start from each other's computed prefixes; a key by itself is one.
+    pub(crate) fn cache_group(&self) -> CacheGroup<'_> {
+        match &self.cache_group {
+            Some(group) => CacheGroup::Named(group),
+            None => CacheGroup::Key(&self.name),
+        }
     }
 
     pub(crate) fn priority(&self) -> i32 {
@@ -188,6 +209,7 @@ impl ApiKeys {
             limits: KeyLimits::default(),
             priority: 0,
             is_admin,
+            cache_group: None,
         });
         {
             let mut ring = self.lock();
@@ -230,7 +252,7 @@ impl ApiKeys {
         path: &str,
         headers: &HeaderMap,
     ) -> Result<Option<Arc<Holder>>, ApiError> {
-        if self.is_empty() || OPEN_PATHS.contains(&path) {
+        if self.is_empty() || OPEN_PATHS.contains(&path) || path.starts_with(OPEN_PREFIX) {
             return Ok(None);
         }
         let key = presented_key(headers).ok_or(ApiError::Unauthorized { missing: true })?;
@@ -276,6 +298,7 @@ impl Ring {
                 let holder = Holder {
                     quota: Arc::clone(&self.tenants[tenant].1),
                     tenant: u32::try_from(tenant).unwrap_or(u32::MAX),
+                    cache_group: key.cache_group,
                     name: key.name,
                     limits: key.limits,
                     priority: key.priority,

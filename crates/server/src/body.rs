@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::error::Category;
 
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::limits::ServerLimits;
 
@@ -97,6 +98,7 @@ async fn read_body(request: Request<Body>, limits: &ServerLimits) -> Result<Byte
     if too_long || seen_bytes > limit_bytes as u64 {
         return Err(ApiError::BodyTooLarge { limit_bytes, found_bytes: announced });
     }
+    Caller::current().set_body_bytes(body.len());
     Ok(Bytes::from(body))
 }
 

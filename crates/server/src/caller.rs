@@ -4,10 +4,12 @@
 //! request, on its task or on a worker for it, finds it with [`Caller::current`].
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use jackalope_engine::TenantId;
+use jackalope_engine::{CacheScope, TenantId};
+use sha2::{Digest, Sha256};
 
-use crate::auth::Holder;
+use crate::auth::{CacheGroup, Holder};
 use crate::otlp::TraceParent;
 
 tokio::task_local! {
@@ -25,6 +27,8 @@ pub(crate) struct Caller {
     pub(crate) holder: Option<Arc<Holder>>,
     /// The client's span that the request belongs to.
     pub(crate) trace_parent: Option<TraceParent>,
+    /// Size of the request's body, once it is read.
+    pub(crate) body_bytes: Arc<AtomicUsize>,
 }
 
 /// Paths on which something is computed, and what that is called.
@@ -57,6 +61,7 @@ impl Caller {
             kind: "other",
             holder: None,
             trace_parent: None,
+            body_bytes: Arc::default(),
         })
     }
 
@@ -79,6 +84,40 @@ impl Caller {
     pub(crate) fn priority(&self, wished: Option<i32>) -> i32 {
         let own = self.holder.as_ref().map_or(0, |holder| holder.priority());
         wished.map_or(own, |wished| wished.max(own))
+    }
+
+    /// Whether the caller may see what the holder of a key with this name does: its own holder, an
+    /// administrator, or anybody where no keys are asked for.
+    pub(crate) fn sees(&self, key_name: Option<&str>) -> bool {
+        self.holder.as_ref().is_none_or(|it| it.is_admin() || key_name == Some(it.name()))
+    }
+
+    /// Whose computed prefixes the request may start from: those of the same key, or the same group
+    /// of keys, with the same salt. Without keys and salts, those of everybody.
+    pub(crate) fn cache_scope(&self, salt: Option<&str>) -> CacheScope {
+        let (kind, group) = match self.holder.as_ref().map(|holder| holder.cache_group()) {
+            None if salt.is_none() => return CacheScope::default(),
+            None => (0, ""),
+            Some(CacheGroup::Key(name)) => (1, name),
+            Some(CacheGroup::Named(group)) => (2, group),
+        };
+        let mut hash = Sha256::new_with_prefix([kind, u8::from(salt.is_some())]);
+        hash.update((group.len() as u64).to_le_bytes());
+        hash.update(group);
+        hash.update(salt.unwrap_or_default());
+        let digest = hash.finalize();
+        let (first, _) = digest.split_first_chunk().expect("SHA-256 has 32 bytes");
+        CacheScope(u128::from_le_bytes(*first))
+    }
+
+    /// Size of the request's body; 0 before it is read.
+    pub(crate) fn body_bytes(&self) -> usize {
+        self.body_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Notes the size of the request's body.
+    pub(crate) fn set_body_bytes(&self, num_bytes: usize) {
+        self.body_bytes.store(num_bytes, Ordering::Relaxed);
     }
 
     /// The name of the key.

@@ -41,6 +41,7 @@ pub(crate) async fn vectors(
             prompt,
             embed: Some(wish.pooling),
             tenant: caller.tenant(),
+            cache_scope: caller.cache_scope(None),
             priority: caller.priority(None),
             ..RequestOptions::default()
         };

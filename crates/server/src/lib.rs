@@ -45,6 +45,7 @@ pub mod openapi;
 mod origin;
 mod otlp;
 mod pace;
+mod prompt_workers;
 mod registry;
 mod requests;
 mod routes;

@@ -35,8 +35,12 @@ pub struct ServerLimits {
     pub load_wait: Duration,
     /// Requests that wait for models that are loading, over all of them.
     pub load_waiting: usize,
-    /// Requests whose text is turned into tokens at the same time.
+    /// Requests whose text is turned into tokens at the same time, without the large ones.
     pub prompt_workers: usize,
+    /// Bytes of a body above which a request is large.
+    pub large_prompt_bytes: usize,
+    /// Large requests whose text is turned into tokens at the same time.
+    pub large_prompt_workers: usize,
     /// `n`, and `best_of`.
     pub choices: u32,
     /// Prompts of one completion request.
@@ -81,6 +85,8 @@ impl Default for ServerLimits {
             load_wait: Duration::from_secs(120),
             load_waiting: 64,
             prompt_workers: 4,
+            large_prompt_bytes: 128 << 10,
+            large_prompt_workers: 1,
             choices: 16,
             prompts: 64,
             messages: 4096,

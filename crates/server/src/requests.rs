@@ -48,6 +48,7 @@ pub(crate) async fn admit(
         kind: kind_of(&path),
         holder: None,
         trace_parent: trace_parent(request.headers()),
+        body_bytes: Arc::default(),
     };
     let span = info_span!(
         "request",

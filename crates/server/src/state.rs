@@ -18,6 +18,7 @@ use crate::ollama::Puller;
 use crate::openai::responses::KeptResponses;
 use crate::origin::{AllowedHosts, AllowedOrigins};
 use crate::otlp::SpanExporter;
+use crate::prompt_workers::PromptWorkers;
 use crate::registry::{Model, Serving};
 use crate::tls::Tls;
 
@@ -67,7 +68,7 @@ struct Shared {
     config: ServerConfig,
     limits: Arc<ServerLimits>,
     open_streams: Arc<Semaphore>,
-    prompt_workers: Arc<Semaphore>,
+    prompt_workers: PromptWorkers,
     kept_responses: Arc<KeptResponses>,
     loads: Loads,
     journal: Arc<Journal>,
@@ -94,7 +95,7 @@ impl ServerState {
             models,
             grammars: Grammars::default(),
             open_streams: Arc::new(Semaphore::new(limits.open_streams)),
-            prompt_workers: Arc::new(Semaphore::new(limits.prompt_workers)),
+            prompt_workers: PromptWorkers::new(&limits),
             kept_responses: Arc::new(KeptResponses::new(
                 limits.kept_responses,
                 limits.kept_response_bytes,
@@ -198,9 +199,8 @@ impl ServerState {
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let workers = Arc::clone(&self.shared.prompt_workers);
-        let place = workers.acquire_owned().await.expect("the semaphore is never closed");
         let caller = Caller::current();
+        let place = self.shared.prompt_workers.acquire(caller.body_bytes()).await;
         let working = tokio::task::spawn_blocking(move || {
             let _place = place;
             caller.scope_blocking(work)

@@ -137,7 +137,9 @@ impl Scheduler {
         if free < self.caches.granules(num_computable) {
             return Admission::NoRoom;
         }
-        let start = self.caches.find(&sequence.tokens, sequence.num_reusable(self.planted));
+        let num_reusable = sequence.num_reusable(self.planted);
+        let scope = sequence.request.cache_scope();
+        let start = self.caches.find(scope, &sequence.tokens, num_reusable);
         if start == Start::Wait {
             return Admission::Waits;
         }
@@ -157,7 +159,7 @@ impl Scheduler {
         let mut sequence = self.waiting.remove(idx).expect("callers name a waiting sequence");
         sequence.is_aged |= is_due;
         self.turns.note(sequence.request.tenant(), sequence.has_run(), idx == 0);
-        let cache = self.caches.open(start, &sequence.tokens);
+        let cache = self.caches.open(start, sequence.request.cache_scope(), &sequence.tokens);
         let num_tokens = u32::try_from(start.num_tokens()).expect("no longer than the context");
         if let Start::Fork { source, .. } = start {
             plan.forks.push(Fork { source, target: cache, num_tokens });

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use jackalope_engine::testing::{FakeOptions, FakeOrder, NOT_A_NUMBER, pseudo_embedding};
 use jackalope_engine::{
-    EngineConfig, Event, FinishReason, Generation, OpenRequest, RequestEnd, RequestOptions,
-    RequestRecord, TenantId,
+    CacheScope, EngineConfig, Event, FinishReason, Generation, OpenRequest, RequestEnd,
+    RequestOptions, RequestRecord, TenantId,
 };
 use jackalope_protocol::{Pooling, TokenId};
 
@@ -187,4 +187,21 @@ fn every_request_is_counted_once_with_its_times() {
 /// How many requests ended in which way.
 fn ends(fixture: &Fixture) -> Vec<u64> {
     fixture.handle.status().requests.ended().map(|(_, count)| count).collect()
+}
+
+#[test]
+fn prefixes_are_found_within_their_scope_only() {
+    let fixture = start(EngineConfig::default(), FakeOptions::default());
+    let prompt: Vec<TokenId> = (0..300).collect();
+    let cached = |scope| {
+        let options =
+            RequestOptions { cache_scope: CacheScope(scope), ..seeded(prompt.clone(), 2, 0) };
+        let (_, last) = read_all(fixture.submit(options).unwrap());
+        let Event::Finished { usage, .. } = last else { panic!("{last:?}") };
+        usage.cached_tokens
+    };
+    assert_eq!([1, 2, 1, 2, 0].map(cached), [0, 0, 299, 299, 0]);
+    assert_eq!(block_on(fixture.handle.clear_prefixes()), 3);
+    assert_eq!([1, 2].map(cached), [0, 0]);
+    fixture.end();
 }

@@ -5,7 +5,9 @@
 //!   {"name": "alice", "key": "sk-…"},
 //!   {"name": "batch", "sha256": "<64 hexadecimal digits>", "requests_per_minute": 60,
 //!    "tokens_per_minute": 100000, "concurrent_requests": 4, "priority": 10},
-//!   {"name": "ops", "key": "sk-…", "admin": true}
+//!   {"name": "ops", "key": "sk-…", "admin": true},
+//!   {"name": "web", "key": "sk-…", "cache_group": "team"},
+//!   {"name": "cli", "key": "sk-…", "cache_group": "team"}
 //! ]}
 //! ```
 
@@ -73,6 +75,7 @@ struct Entry {
     priority: i32,
     #[serde(default)]
     admin: bool,
+    cache_group: Option<String>,
 }
 
 /// A key as the file has it, without the key itself.
@@ -83,6 +86,8 @@ pub(super) struct FileKey {
     pub(super) limits: KeyLimits,
     pub(super) priority: i32,
     pub(super) is_admin: bool,
+    /// Keys of one group start from each other's computed prefixes.
+    pub(super) cache_group: Option<String>,
 }
 
 /// What tells one state of a file from the next.
@@ -179,6 +184,7 @@ impl Entry {
             limits,
             priority: self.priority,
             is_admin: self.admin,
+            cache_group: self.cache_group,
         })
     }
 }

@@ -64,6 +64,7 @@ impl Wishes {
                 ignore_eos: common.ignore_eos.unwrap_or(false),
                 priority: caller.priority(common.priority),
                 tenant: caller.tenant(),
+                cache_scope: caller.cache_scope(common.cache_salt.as_deref()),
                 ..RequestOptions::default()
             },
             guidance: Guidance::default(),

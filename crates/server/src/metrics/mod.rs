@@ -15,6 +15,7 @@ use axum::response::{IntoResponse, Response};
 use jackalope_engine::Status;
 
 use crate::ServerState;
+use crate::caller::Caller;
 use crate::journal::{HttpTotals, ModelTotals, Totals};
 use exposition::{Exposition, Kind};
 use families::{Family, MODEL, MODEL_HISTOGRAMS, RANK, SERVER};
@@ -195,9 +196,10 @@ fn push_keys(text: &mut Exposition, totals: &Totals) {
         ("jackalope_key_completion_tokens_total", "Tokens drawn.", |it| it.completion_tokens),
         ("jackalope_key_limited_total", "Requests over a limit of the key.", |it| it.limited),
     ];
+    let caller = Caller::current();
     for (name, help, value) in families {
         text.family(name, Kind::Counter, help);
-        for (key, key_totals) in &totals.keys {
+        for (key, key_totals) in totals.keys.iter().filter(|(key, _)| caller.sees(Some(key))) {
             text.sample(name, &[("key", key)], value(key_totals) as f64);
         }
     }

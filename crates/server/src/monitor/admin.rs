@@ -11,12 +11,13 @@ use serde_json::{Value, json};
 use super::memory::of_engine;
 use crate::ServerState;
 use crate::body::name_in_path;
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::journal::OpenRequest;
 use crate::numbers::{gib, rounded};
 use crate::openapi::answers::{CacheStats, CancelledRequest, ClearedCache, EngineStatus};
 
-/// Tells of the engine, and of every request that is being answered.
+/// Reports the state of the engine, and the caller's open requests; to administrators, all.
 #[utoipa::path(
     get,
     path = "/v1/status",
@@ -33,7 +34,9 @@ pub(crate) async fn status(State(state): State<ServerState>) -> Json<Value> {
     let totals = state.journal().totals();
     let ended: u64 = totals.models.values().map(|model| model.num_ended()).sum();
     let memory = of_engine(&status);
+    let caller = Caller::current();
     let open = state.journal().open_requests();
+    let seen = open.iter().filter(|it| caller.sees(it.caller.key_name()));
     Json(json!({
         "status": word,
         "model": state.default_model().id,
@@ -51,7 +54,7 @@ pub(crate) async fn status(State(state): State<ServerState>) -> Json<Value> {
         },
         "cache": cache_json(&status),
         "spec_decode": null,
-        "requests": open.iter().map(|it| request_json(it)).collect::<Vec<_>>(),
+        "requests": seen.map(|it| request_json(it)).collect::<Vec<_>>(),
     }))
 }
 

@@ -73,6 +73,8 @@ pub(crate) struct Common {
     pub(crate) truncate_prompt_tokens: Option<i64>,
     /// Lower is handled earlier, as in vLLM; never better than the key's own.
     pub(crate) priority: Option<i32>,
+    /// The answer starts from computed prefixes of requests of the same key and the same salt only.
+    pub(crate) cache_salt: Option<String>,
     /// Seconds that the client waits for the whole answer; `--request-timeout` bounds it.
     #[schema(exclusive_minimum = 0, maximum = 86400)]
     pub(crate) timeout: Option<f64>,

@@ -5,9 +5,13 @@ pub(crate) mod answers;
 mod page;
 mod twins;
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::Path;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{
+    CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Redirect, Response};
 use utoipa::openapi::extensions::Extensions;
@@ -299,6 +303,21 @@ pub(crate) async fn openapi() -> Json<OpenApi> {
     Json(document())
 }
 
+/// What the page that shows this description may do. Swagger UI styles its elements in place and
+/// has its icons in the style sheet.
+const DOCS_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; \
+    connect-src 'self'; img-src 'self' data:; font-src 'self' data:; base-uri 'none'; \
+    form-action 'none'; frame-ancestors 'none'";
+
+/// Scales the page to the screen, and scrolls tables within it.
+const NARROW: &str = "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+    <style>@media (max-width: 640px) {\
+    .swagger-ui .wrapper { padding: 0 8px; }\
+    .swagger-ui .opblock .opblock-summary-path { max-width: 100%; word-break: break-all; }\
+    .swagger-ui .opblock .opblock-summary-description { display: none; }\
+    .swagger-ui table { display: block; overflow-x: auto; }\
+    }</style>";
+
 /// Leads to the page that shows this description.
 #[utoipa::path(
     get,
@@ -329,10 +348,24 @@ pub(crate) async fn docs_root() -> Redirect {
 )]
 pub(crate) async fn docs(path: Option<Path<String>>) -> Result<Response, ApiError> {
     let path = path.map_or(String::new(), |Path(path)| path);
-    let config = std::sync::Arc::new(Config::from("/openapi.json"));
+    let config = Config::from("/openapi.json").doc_expansion("none").validator_url("none");
     let unknown = || ApiError::UnknownPath { path: format!("/docs/{path}") };
-    let file = utoipa_swagger_ui::serve(&path, config).ok().flatten().ok_or_else(unknown)?;
-    Ok(([(CONTENT_TYPE, file.content_type)], file.bytes.into_owned()).into_response())
+    let file = utoipa_swagger_ui::serve(&path, Arc::new(config)).ok().flatten();
+    let file = file.ok_or_else(unknown)?;
+    let is_page = file.content_type.starts_with("text/html");
+    let bytes = if is_page { for_phones(&file.bytes) } else { file.bytes.into_owned() };
+    let headers = [
+        (CONTENT_TYPE, file.content_type.as_str()),
+        (CONTENT_SECURITY_POLICY, DOCS_POLICY),
+        (REFERRER_POLICY, "no-referrer"),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    Ok((headers, bytes).into_response())
+}
+
+/// Adds what Swagger UI's page lacks on narrow screens.
+fn for_phones(page: &[u8]) -> Vec<u8> {
+    String::from_utf8_lossy(page).replacen("</head>", &format!("{NARROW}</head>"), 1).into_bytes()
 }
 
 #[cfg(test)]

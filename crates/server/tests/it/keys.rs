@@ -285,3 +285,58 @@ async fn a_key_is_told_to_nobody_and_its_name_is() {
     assert!(told.contains("jackalope_key_requests_total{key=\"alice\"} 1.0"), "{told}");
     assert!(told.contains("jackalope_key_limited_total{key=\"alice\"} 1.0"), "{told}");
 }
+
+#[tokio::test]
+async fn browsers_read_the_description_without_a_key_and_run_nothing_else_there() {
+    let file = KeyFile::new(&json!([{"name": "ann", "key": "sk-ann"}]));
+    let server = keyed(&file.path).start().await;
+    assert_eq!(server.get("/openapi.json").await.ok()["info"]["title"], "Jackalope");
+    for path in ["/docs/", "/docs/index.html", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css"]
+    {
+        let reply = server.get(path).await;
+        assert_eq!(reply.status, 200, "{path}");
+        let policy = reply.headers["content-security-policy"].to_str().unwrap();
+        assert!(policy.starts_with("default-src 'none'; script-src 'self'; "), "{policy}");
+        if path == "/docs/" {
+            assert!(reply.body.contains("name=\"viewport\""), "{}", reply.body);
+            assert!(!reply.body.contains("<script>"), "the policy runs no script in the page");
+        }
+    }
+    assert_eq!(server.get("/v1/models").await.status, 401);
+}
+
+#[tokio::test]
+async fn keys_do_not_see_each_others_requests_names_or_prompts() {
+    let file = KeyFile::new(&json!([
+        {"name": "alice", "key": "sk-alice"},
+        {"name": "bob", "key": "sk-bob"},
+        {"name": "web", "key": "sk-web", "cache_group": "team"},
+        {"name": "cli", "key": "sk-cli", "cache_group": "team"},
+        {"name": "ops", "key": "sk-ops", "admin": true},
+    ]));
+    let keys = ApiKeys::default().with_file(&file.path).unwrap();
+    let server = Setup::babbles().limited(|config| config.api_keys = keys).start().await;
+    let prompt = "A long question about the sea. ".repeat(5);
+    let cached = async |key: &str, more: Value| {
+        let message = json!([{"role": "user", "content": prompt}]);
+        let more = crate::support::merge(json!({"messages": message, "max_tokens": 2}), more);
+        let answer = server.send(chat_request(key, more)).await.ok();
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(cached("sk-alice", json!({})).await, 0);
+    assert!(0 < cached("sk-alice", json!({})).await);
+    assert_eq!(cached("sk-bob", json!({})).await, 0, "bob learns what alice has asked");
+    assert_eq!(cached("sk-alice", json!({"cache_salt": "x"})).await, 0);
+    assert!(0 < cached("sk-alice", json!({"cache_salt": "x"})).await);
+    assert_eq!(cached("sk-web", json!({})).await, 0);
+    assert!(0 < cached("sk-cli", json!({})).await, "a group shares");
+
+    let mut stream = server.open(chat_request("sk-alice", json!({"stream": true}))).await;
+    stream.next_frame().await;
+    for (key, is_seen) in [("sk-bob", false), ("sk-alice", true), ("sk-ops", true)] {
+        let open = ask(&server, Method::GET, "/v1/status", key).await.ok()["requests"].clone();
+        assert_eq!(open.as_array().unwrap().len(), usize::from(is_seen), "{key}: {open}");
+        let metrics = ask(&server, Method::GET, "/metrics", key).await.body;
+        assert_eq!(metrics.contains("key=\"alice\""), is_seen, "{key}: {metrics}");
+    }
+}
