@@ -20,6 +20,7 @@ mod early;
 mod guidance;
 mod guides;
 mod job;
+mod unsupported;
 mod wishes;
 
 pub(crate) use answer::{Answer, AnswerPlan, Format, Summary};
@@ -28,4 +29,5 @@ pub(crate) use conversation::{Conversation, Thinking, ToolChoice};
 pub(crate) use early::EarlyStream;
 pub(crate) use guidance::bad_runs;
 pub(crate) use job::{Job, PromptJob, TextRules};
-pub(crate) use wishes::{Wishes, check_count, check_range, check_unsupported};
+pub(crate) use unsupported::check_unsupported;
+pub(crate) use wishes::{Wishes, check_count, check_range};

@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use jackalope_engine::{Limits, Request, RequestOptions, SamplingOptions};
 use jackalope_protocol::TokenId;
-use serde_json::Value;
 
 use super::guidance::Guidance;
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::limits::ServerLimits;
-use crate::openai::request::{Common, Seed, Unsupported};
+use crate::openai::request::{Common, Seed};
 use crate::registry::Serving;
 
 /// What the shared fields ask for.
@@ -309,52 +308,5 @@ pub(crate) fn check_range(
     match (low..=high).contains(&found) {
         true => Ok(()),
         false => Err(ApiError::out_of_range(param, &found, format!("from {low} to {high}"))),
-    }
-}
-
-/// Refuses by name what this server does not have, unless the value asks for nothing.
-pub(crate) fn check_unsupported(fields: Unsupported) -> Result<(), ApiError> {
-    const NONE: &str = "";
-    let is_text = |value: &Value| value == "text";
-    let all_text = |value: &Value| value.as_array().is_some_and(|list| list.iter().all(is_text));
-    let is_one = |value: &Value| value.as_f64() == Some(1.0);
-    let never = |_: &Value| false;
-    type Harmless<'a> = &'a dyn Fn(&Value) -> bool;
-    let table: [(&str, Option<Value>, Harmless<'_>, &str); 11] = [
-        ("grammar", fields.grammar, &never, "use guided_grammar, in Lark's notation"),
-        ("modalities", fields.modalities, &all_text, "answers are text"),
-        ("audio", fields.audio, &never, "answers are text"),
-        ("prediction", fields.prediction, &never, NONE),
-        ("web_search_options", fields.web_search_options, &never, NONE),
-        ("chat_template", fields.chat_template, &never, "the model's own template is used"),
-        ("documents", fields.documents, &never, "put them into a message"),
-        ("use_beam_search", fields.use_beam_search, &never, NONE),
-        ("length_penalty", fields.length_penalty, &is_one, NONE),
-        (
-            "prompt_logprobs",
-            fields.prompt_logprobs,
-            &never,
-            "use echo and logprobs of /v1/completions",
-        ),
-        ("logits_processors", fields.logits_processors, &never, NONE),
-    ];
-    for (param, value, harmless, hint) in table {
-        let Some(value) = value else { continue };
-        if !is_nothing(&value) && !harmless(&value) {
-            let hint = (!hint.is_empty()).then(|| hint.to_owned());
-            return Err(ApiError::NotSupported { param: param.to_owned(), hint });
-        }
-    }
-    Ok(())
-}
-
-fn is_nothing(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Bool(flag) => !flag,
-        Value::Number(_) => false,
-        Value::String(text) => text.is_empty(),
-        Value::Array(list) => list.is_empty(),
-        Value::Object(map) => map.is_empty(),
     }
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::chat_format::{ChatCompletion, ChatFormat};
 use super::legacy;
-use super::request::{ChatRequest, Common, Content, Message, Messages, Tool, Tools, Unsupported};
+use super::request::{ChatRequest, Common, Content, Message, Messages, Tool, Tools};
 use super::schema::ChatBody;
 use super::structure;
 use crate::ServerState;
@@ -67,7 +67,7 @@ fn prepare(body: &Bytes, serving: &Serving) -> Result<Prepared, ApiError> {
     let body = rewritten.as_ref().unwrap_or(body);
     let common: Common = parse(body)?;
     let chat: ChatRequest = parse(body)?;
-    check_unsupported(parse::<Unsupported>(body)?)?;
+    check_unsupported(body, "ChatBody")?;
     let limits = serving.state().limits();
     let max_tokens = max_tokens(&common)?;
     let mut wishes = Wishes::check(common, serving)?;

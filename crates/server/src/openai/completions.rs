@@ -11,7 +11,7 @@ use jackalope_protocol::TokenId;
 
 use super::completion_format::{Completion, CompletionFormat, Echo};
 use super::infill::Infill;
-use super::request::{Common, CompletionRequest, Prompts, Unsupported};
+use super::request::{Common, CompletionRequest, Prompts};
 use super::schema::CompletionBody;
 use super::structure;
 use crate::ServerState;
@@ -61,7 +61,7 @@ fn prepare(
 ) -> Result<(Job, CompletionFormat, AnswerPlan), ApiError> {
     let common: Common = parse(body)?;
     let completion: CompletionRequest = parse(body)?;
-    check_unsupported(parse::<Unsupported>(body)?)?;
+    check_unsupported(body, "CompletionBody")?;
     let echo = completion.echo.unwrap_or(false);
     let infill = infill(completion.suffix.as_deref(), echo, serving)?;
     let max_tokens = common.max_completion_tokens.or(common.max_tokens).unwrap_or_else(|| {

@@ -161,6 +161,24 @@ pub(crate) struct Unsupported {
     pub(crate) prompt_logprobs: Option<Value>,
     /// No code of clients is run.
     pub(crate) logits_processors: Option<Value>,
+    /// Unless it is 0; use `top_p`, `top_k` or `min_p`.
+    pub(crate) mirostat: Option<Value>,
+    /// Unless it is 0 or 1; use `top_p`, `top_k` or `min_p`.
+    pub(crate) typical_p: Option<Value>,
+    /// Unless it is 0 or 1; use `top_p`, `top_k` or `min_p`.
+    pub(crate) tfs_z: Option<Value>,
+    /// Unless it is 0; use `top_p`, `top_k` or `min_p`.
+    pub(crate) top_a: Option<Value>,
+    /// Unless it is 0 or less; use `top_p`, `top_k` or `min_p`.
+    pub(crate) top_n_sigma: Option<Value>,
+    /// Unless it is 0; use `top_p`, `top_k` or `min_p`.
+    pub(crate) xtc_probability: Option<Value>,
+    /// Unless it is 0; use `temperature`.
+    pub(crate) dynatemp_range: Option<Value>,
+    /// Unless it is 0; use `repetition_penalty`.
+    pub(crate) dry_multiplier: Option<Value>,
+    /// Unless it is 0; use `repetition_penalty`.
+    pub(crate) no_repeat_ngram_size: Option<Value>,
 }
 
 /// `stream_options`.

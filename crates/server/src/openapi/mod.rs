@@ -5,6 +5,7 @@ pub(crate) mod answers;
 mod page;
 mod twins;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::Json;
@@ -148,6 +149,21 @@ struct Document;
 /// The description of every endpoint.
 pub fn document() -> OpenApi {
     Document::openapi()
+}
+
+/// Names of the fields that a schema of the description has, also through its parts.
+pub(crate) fn field_names(schema: &str) -> BTreeSet<String> {
+    let document = serde_json::to_value(document()).expect("a description is JSON");
+    let mut names = BTreeSet::new();
+    let mut open = vec![document["components"]["schemas"][schema].clone()];
+    while let Some(schema) = open.pop() {
+        names.extend(schema["properties"].as_object().into_iter().flatten().map(|it| it.0.clone()));
+        open.extend(schema["allOf"].as_array().into_iter().flatten().cloned());
+        if let Some(pointer) = schema["$ref"].as_str() {
+            open.extend(document.pointer(pointer.trim_start_matches('#')).cloned());
+        }
+    }
+    names
 }
 
 /// What all operations have in common.

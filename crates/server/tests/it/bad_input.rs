@@ -385,3 +385,28 @@ async fn a_text_that_can_never_fit_is_refused_by_its_bytes() {
     assert_eq!(server.post("/v1/completions", &cut).await.status, 200);
     check_alive(&server).await;
 }
+
+#[tokio::test]
+async fn samplers_that_are_not_here_and_misspelled_fields_are_refused_by_name() {
+    let server = Setup::says("Hello").start().await;
+    for (field, value, hint) in [
+        ("mirostat", json!(2), "use top_p, top_k or min_p"),
+        ("typical_p", json!(0.9), "use top_p, top_k or min_p"),
+        ("xtc_probability", json!(0.5), "use top_p, top_k or min_p"),
+        ("dry_multiplier", json!(0.8), "use repetition_penalty"),
+        ("max_token", json!(5), "did you mean max_tokens?"),
+        ("temprature", json!(0.5), "did you mean temperature?"),
+    ] {
+        for reply in
+            [server.chat(json!({field: value})).await, server.complete(json!({field: value})).await]
+        {
+            assert_eq!(reply.status, 400, "{field}");
+            let error = reply.error();
+            assert_eq!(error["param"], field);
+            assert!(error["message"].as_str().unwrap().contains(hint), "{error}");
+        }
+    }
+    let off = json!({"mirostat": 0, "mirostat_tau": 5, "typical_p": 1.0, "xtc_probability": 0,
+        "xtc_threshold": 0.1, "dry_multiplier": 0.0, "dry_base": 1.75, "top_n_sigma": -1});
+    assert_eq!(server.chat(off).await.ok()["choices"][0]["message"]["content"], "Hello");
+}

@@ -32,7 +32,7 @@ use output::Terms;
 use request::FunctionTool;
 use utoipa::IntoParams;
 
-use super::request::{Common, Unsupported};
+use super::request::Common;
 use super::schema::ResponseBody;
 use super::structure;
 use crate::ServerState;
@@ -106,7 +106,7 @@ struct Prepared {
 fn prepare(body: &Bytes, serving: &Serving) -> Result<Prepared, ApiError> {
     let mut request: ResponseRequest = parse(body)?;
     check_refused(&request)?;
-    check_unsupported(parse::<Unsupported>(body)?)?;
+    check_unsupported(body, "ResponseBody")?;
     let notes = notes(&request);
     let mut wishes = wishes(body, &request, serving)?;
     structure::read(body, &mut wishes, serving)?;
