@@ -31,6 +31,9 @@ mod plan;
 #[path = "../it/program.rs"]
 mod program;
 #[cfg(target_os = "linux")]
+#[path = "../it/random.rs"]
+mod random;
+#[cfg(target_os = "linux")]
 mod run;
 #[cfg(target_os = "linux")]
 mod streams;

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::random::Random;
+
 /// Stall timeout of the server under test: a rank without progress for this time counts as frozen.
 pub(crate) const STALL: Duration = Duration::from_secs(3);
 
@@ -124,18 +126,7 @@ impl Kind {
     }
 }
 
-/// xorshift64*.
-#[derive(Clone, Debug)]
-struct Random(u64);
-
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % bound
-    }
-
     fn millis(&mut self, least: u64, most: u64) -> Duration {
         Duration::from_millis(least + self.below(most - least + 1))
     }

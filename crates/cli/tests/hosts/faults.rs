@@ -13,6 +13,7 @@ use crate::http::{Answer, End, Server};
 use crate::lab::{Lab, missing};
 use crate::launching::lab_or_return;
 use crate::program::{send, wait_for};
+use crate::random::Random;
 
 const NUM_HOSTS: usize = 3;
 const NUM_STREAMS: usize = 8;
@@ -71,17 +72,7 @@ const WEIGHTS: [(Fault, u64); 13] = [
     (Fault::AgentPaused, 4),
 ];
 
-/// xorshift64*, seeded by the clock unless `JACKALOPE_SEED` says otherwise.
-struct Random(u64);
-
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % bound
-    }
-
     fn fault(&mut self) -> Fault {
         let total = WEIGHTS.iter().map(|(_, weight)| weight).sum();
         let mut drawn = self.below(total);

@@ -22,4 +22,6 @@ mod listening;
 #[expect(dead_code, reason = "shared with the tests on one host")]
 #[path = "../it/program.rs"]
 mod program;
+#[path = "../it/random.rs"]
+mod random;
 mod trusting;

@@ -28,6 +28,7 @@ mod pages;
 mod plan;
 mod program;
 mod pull;
+mod random;
 mod recovery;
 mod refusals;
 mod several;

@@ -84,6 +84,16 @@ impl Fixture {
         self.client_of(ours())
     }
 
+    /// Lets another coordinator command the machine.
+    fn trust(&self, coordinator: &Credentials, name: &str) {
+        let peer = Peer { key: coordinator.identity.public(), name: name.to_owned() };
+        let trusted = self.store.update(|list| {
+            list.trust_coordinator(&peer);
+            Ok(())
+        });
+        trusted.unwrap();
+    }
+
     fn client_of(&self, ours: Credentials) -> (Agent, Receiver<(String, Stream, String)>) {
         let (lines, heard) = channel();
         let lines = std::sync::Mutex::new(lines);
@@ -514,12 +524,7 @@ fn a_revoked_coordinator_loses_its_session_and_its_programs() {
     let fixture = Fixture::start(None);
     let (agent, _heard) = fixture.client();
     let second = another("second");
-    let peer = Peer { key: second.identity.public(), name: "second".to_owned() };
-    let trust = |list: &mut jackalope_cluster::trust::TrustList| {
-        list.trust_coordinator(&peer);
-        Ok(())
-    };
-    fixture.store.update(trust).unwrap();
+    fixture.trust(&second, "second");
     let (revoked, _heard) = fixture.client_of(second);
     let ours = pid(&agent.start(shell("ours", "exec sleep 600")));
     let theirs = Order { lease_ms: 600_000, ..shell("theirs", "exec sleep 600") };
@@ -540,12 +545,7 @@ fn a_client_of_another_coordinator_cannot_pose_as_one_of_ours() {
     let (agent, _heard) = fixture.client();
     let kept = pid(&agent.start(shell("rank 0", "exec sleep 600")));
     let second = another("second");
-    let peer = Peer { key: second.identity.public(), name: "second".to_owned() };
-    let trust = |list: &mut jackalope_cluster::trust::TrustList| {
-        list.trust_coordinator(&peer);
-        Ok(())
-    };
-    fixture.store.update(trust).unwrap();
+    fixture.trust(&second, "second");
     let (other, _heard) = fixture.client_of(second);
     let program = other.start(shell("rank 0", "exec sleep 600"));
     assert!(wait(|| program.ended()).exit.contains("another session runs `rank 0`"));

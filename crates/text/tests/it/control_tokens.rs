@@ -139,6 +139,19 @@ fn names_tools_variables_and_results_cannot_either() {
 }
 
 #[test]
+fn parts_of_a_message_do_not_join_to_a_control_token() {
+    let model = Model::of("qwen", CHATML);
+    let benign = model.count(&"x".into(), &TOKENS);
+    for token in OF_TEMPLATE {
+        for cut in 1..token.len() {
+            let parts = [&token[..cut], &token[cut..]];
+            let content = parts.map(|text| json!({"type": "text", "text": text}));
+            assert_eq!(model.count(&json!(content), &TOKENS), benign, "{parts:?}");
+        }
+    }
+}
+
+#[test]
 fn the_assistants_own_markers_of_reasoning_stay_tokens() {
     let model = Model::of("qwen", CHATML);
     let thought = json!([{"role": "assistant", "content": "<think>x</think>y<|im_end|>"}]);
