@@ -1,8 +1,8 @@
 //! Products whose columns can be divided among machines without changing the result.
 //!
-//! The sum of a result is cut into *terms*: the groups of packed weights, or chunks of columns if
-//! the product is computed in f32. A term is an f32 that depends only on its own columns. It is
-//! rounded to a multiple of [`GRID`]. Such multiples add up exactly in f64, so the sum has the same
+//! The sum of a result is cut into *terms*: up to eight neighbouring groups of packed weights, or
+//! chunks of columns if the product is computed in f32. A term is an f32 that depends only on its own
+//! columns. It is rounded to a multiple of [`GRID`]. Such multiples add up exactly in f64, so the sum has the same
 //! bits in any order and for any distribution over machines.
 //!
 //! ```text
@@ -17,7 +17,7 @@
 use crate::elements::{Elements, ElementsMut};
 #[cfg(target_arch = "x86_64")]
 use crate::integer::avx512;
-use crate::integer::{self, Prepared, Unrounded};
+use crate::integer::{self, GROUPS_PER_TERM_MAX, InputColumns, Prepared};
 use crate::matmul::{Matrix, RowProducts, for_pieces, multiply_in_f32};
 use crate::panel::{Activations, Columns};
 use crate::threads::Threads;
@@ -161,9 +161,9 @@ impl Fold for GridSum {
 /// product. The sum of the parts' results in f64, in any order, has the same bits as the result for
 /// all columns (see the module).
 ///
-/// `chunk` is the number of columns of a term if the product is computed in f32. It is the same for
-/// all parts and a multiple of the group size if the weights are packed; every part begins at a
-/// multiple of it.
+/// Every part begins at a multiple of `chunk` columns. `chunk` is the same for all parts, and a
+/// multiple of the group size if the weights are packed. It is the number of columns of a term if the
+/// product is computed in f32; otherwise, terms divide it.
 ///
 /// Activations are rounded as by [`crate::matmul_each`], except that a value that cannot be rounded
 /// affects only its group.
@@ -196,7 +196,9 @@ pub fn divisible_matmul(
     }
     match matrix {
         Matrix::Quantized(w) if integer::is_supported(x.float(), w, threads.instructions()) => {
-            let prepared = Prepared::new(x, w, Unrounded::Groups, threads);
+            let groups_per_term = groups_per_term(chunk / group_size);
+            let columns = InputColumns::Divided { groups_per_term };
+            let prepared = Prepared::new(x, w, columns, threads);
             let views = out.chunks_exact_mut(num_rows).collect();
             let product = RowProducts { matrix: *matrix, out: views };
             for_pieces(vec![product], threads, |_, rows, out| prepared.multiply_rows(w, rows, out));
@@ -218,4 +220,9 @@ pub fn divisible_matmul(
             multiply_in_f32(&x, vec![product], threads);
         }
     }
+}
+
+/// Number of groups of a term whose chunk has `chunk_groups` groups: a power of two that divides it.
+fn groups_per_term(chunk_groups: usize) -> usize {
+    (1 << chunk_groups.trailing_zeros()).min(GROUPS_PER_TERM_MAX)
 }

@@ -14,8 +14,9 @@
 //! a result has the same bits whether its row was computed alone from the packed weights or among hundreds from an
 //! unpacked tile.
 //!
-//! If the columns of a product are divided (`divisible`), each group is a term: its contribution to
-//! the sixteen sums is computed starting from zero, and is added to sums on the grid instead.
+//! If the columns of a product are divided (`divisible`), a term consists of one, two, four or eight
+//! groups. Their contributions are computed starting from zero and added in f32, neighbours first:
+//! `((g0 + g1) + (g2 + g3)) + ((g4 + g5) + (g6 + g7))`. Only this sum is added to sums on the grid.
 //!
 //! A row that is not finite, or whose magnitudes are far from one, is computed by the exact path in f32 (see
 //! [`rounding`]); which path a row takes depends on that row alone.
@@ -32,7 +33,7 @@ mod rounding;
 use std::ops::Range;
 
 use self::rounding::Rounded;
-pub(crate) use self::rounding::Unrounded;
+pub(crate) use self::rounding::{GROUPS_PER_TERM_MAX, InputColumns};
 use crate::divisible::Results;
 use crate::elements::{Elements, Float};
 use crate::quant::{QuantMatrix, QuantMode};
@@ -41,6 +42,10 @@ use crate::threads::Threads;
 
 /// Partial sums of a result.
 const SUMS: usize = 16;
+
+/// Additions by which the groups of the longest term become one sum.
+#[cfg(target_arch = "x86_64")]
+const TERM_LEVELS: usize = GROUPS_PER_TERM_MAX.ilog2() as usize;
 
 /// The partial sums of a result.
 type Lanes16 = [f32; SUMS];
@@ -88,11 +93,11 @@ impl Prepared {
     pub(crate) fn new(
         x: Elements<'_>,
         matrix: &QuantMatrix<'_>,
-        policy: Unrounded,
+        columns: InputColumns,
         threads: &Threads,
     ) -> Prepared {
         let instructions = threads.instructions();
-        let rounded = Rounded::new(x, matrix, policy, threads);
+        let rounded = Rounded::new(x, matrix, columns, threads);
         #[cfg(target_arch = "x86_64")]
         let lines = (instructions == InstructionSet::Avx512 && avx512::is_supported(matrix.format))
             .then(|| avx512::Lines::new(&rounded, matrix.format, threads));

@@ -6,7 +6,7 @@ use crate::dense;
 use crate::divisible::Results;
 use crate::elements::{Elements, ElementsMut};
 use crate::float8;
-use crate::integer::{self, Prepared, Unrounded};
+use crate::integer::{self, InputColumns, Prepared};
 use crate::panel::{Activations, Columns, multiply_rows};
 use crate::quant::{QuantFormat, QuantMatrix, QuantMode};
 use crate::threads::Threads;
@@ -203,7 +203,7 @@ pub(crate) fn multiply(x: Elements<'_>, mut products: Vec<RowProducts<'_>>, thre
         Some(Matrix::Quantized(w))
             if integer::is_supported(x.float(), &w, threads.instructions()) =>
         {
-            Prepared::new(x, &w, Unrounded::Rows, threads)
+            Prepared::new(x, &w, InputColumns::Whole, threads)
         }
         Some(first) => {
             let columns = Columns::all(first.input());

@@ -156,6 +156,28 @@ for_avx2! {
         ])
     }
 
+    /// The terms of eight groups, in the lanes of their first groups; zeros in the other lanes.
+    #[inline]
+    fn terms_of(groups: __m256, groups_per_term: usize) -> __m256 {
+        let mut terms = groups;
+        if 2 <= groups_per_term {
+            terms = _mm256_add_ps(terms, _mm256_permute_ps::<0b10_11_00_01>(terms));
+        }
+        if 4 <= groups_per_term {
+            terms = _mm256_add_ps(terms, _mm256_permute_ps::<0b01_00_11_10>(terms));
+        }
+        if 8 <= groups_per_term {
+            terms = _mm256_add_ps(terms, _mm256_permute2f128_ps::<1>(terms, terms));
+        }
+        let zeros = _mm256_setzero_ps();
+        match groups_per_term {
+            1 => terms,
+            2 => _mm256_blend_ps::<0b0101_0101>(zeros, terms),
+            4 => _mm256_blend_ps::<0b0001_0001>(zeros, terms),
+            _ => _mm256_blend_ps::<0b0000_0001>(zeros, terms),
+        }
+    }
+
     /// The eight sums.
     #[inline]
     fn on_grid(GridSums([low, high]): GridSums) -> [f64; 8] {

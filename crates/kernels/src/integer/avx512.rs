@@ -18,6 +18,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use self::codes::{Codes, Fields, SignedNibbles, Threes, Wide};
+use super::TERM_LEVELS;
 use super::rounding::Rounded;
 use crate::divisible::{ANCHOR, AWAY, Results};
 use crate::quant::{QuantFormat, QuantMatrix, QuantMode};
@@ -93,7 +94,7 @@ impl Lines {
             for (slot, token) in tokens.enumerate() {
                 let values = &x.values[token * x.input..][..x.input];
                 with_codes(format, OrderRow { proof, values, lines: &mut row_lines });
-                with_codes(format, tile::Interleave { from: &row_lines, slot, to: lines });
+                with_codes(format, tile::Interleave { x, from: &row_lines, slot, to: lines });
             }
         });
         Lines { proof, lines, order: Order::Tiles { token_lines } }
@@ -239,7 +240,7 @@ impl<R: Results> WithCodes for Multiply<'_, R> {
     }
 }
 
-/// Sixteen sums: the partial sums of one result, or one sum for each of sixteen results.
+/// The sixteen partial sums of a result of few rows.
 pub(crate) trait Sums: Copy {
     /// Type of a result.
     type Value: Copy + Default;
@@ -250,23 +251,17 @@ pub(crate) trait Sums: Copy {
     /// The processor supports this module's instruction set; this applies to all functions here.
     unsafe fn none() -> Self;
 
-    /// Adds `product * factor + bias * x_sum` to each.
+    /// Adds `product * factor + bias * x_sum` of sixteen groups: to one sum each, or as `terms`.
     ///
     /// # Safety
     /// As above.
-    unsafe fn add(self, product: __m512, factors: [__m512; 2], x_sums: __m512) -> Self;
-
-    /// `self + other`, sum by sum.
-    ///
-    /// # Safety
-    /// As above.
-    unsafe fn plus(self, other: Self) -> Self;
-
-    /// Converts the sums to results.
-    ///
-    /// # Safety
-    /// As above.
-    unsafe fn values(self) -> [Self::Value; 16];
+    unsafe fn add(
+        self,
+        product: __m512,
+        factors: [__m512; 2],
+        x_sums: __m512,
+        terms: Terms,
+    ) -> Self;
 
     /// Computes the totals of sixteen times sixteen partial sums.
     ///
@@ -285,29 +280,60 @@ impl Sums for __m512 {
     }
 
     #[inline(always)]
-    unsafe fn add(self, product: __m512, [factors, biases]: [__m512; 2], x_sums: __m512) -> __m512 {
+    unsafe fn add(
+        self,
+        product: __m512,
+        [factors, biases]: [__m512; 2],
+        x_sums: __m512,
+        _terms: Terms,
+    ) -> __m512 {
         // SAFETY: the caller's promise.
         unsafe { _mm512_fmadd_ps(biases, x_sums, _mm512_fmadd_ps(product, factors, self)) }
     }
 
     #[inline(always)]
-    unsafe fn plus(self, other: __m512) -> __m512 {
-        // SAFETY: the caller's promise.
-        unsafe { _mm512_add_ps(self, other) }
-    }
-
-    #[inline(always)]
-    unsafe fn values(self) -> [f32; 16] {
-        let mut values = [0.0; 16];
-        // SAFETY: the caller's promise; sixteen values.
-        unsafe { _mm512_storeu_ps(values.as_mut_ptr(), self) };
-        values
-    }
-
-    #[inline(always)]
     unsafe fn totals(sums: &[__m512; 16]) -> [f32; 16] {
+        let mut totals = [0.0; 16];
+        // SAFETY: the caller's promise; sixteen values.
+        unsafe { _mm512_storeu_ps(totals.as_mut_ptr(), few::totals(sums)) };
+        totals
+    }
+}
+
+/// Which lanes are added to get the terms of sixteen groups of a divided product.
+#[derive(Clone, Copy)]
+pub(crate) struct Terms {
+    /// All lanes, or none, for terms of at least two, four and eight groups.
+    levels: [__mmask16; TERM_LEVELS],
+    /// The lanes of the first groups of the terms.
+    first: __mmask16,
+}
+
+impl Terms {
+    fn new(groups_per_term: usize) -> Terms {
+        let mut levels = [0; TERM_LEVELS];
+        levels[..groups_per_term.ilog2() as usize].fill(__mmask16::MAX);
+        let first = (0..16).step_by(groups_per_term).fold(0, |lanes, lane| lanes | 1 << lane);
+        Terms { levels, first }
+    }
+
+    /// The terms, in the lanes of their first groups, and zeros.
+    ///
+    /// # Safety
+    /// The processor supports this module's instruction set.
+    #[inline(always)]
+    unsafe fn of(self, groups: __m512) -> __m512 {
+        let [two, four, eight] = self.levels;
         // SAFETY: the caller's promise.
-        unsafe { few::totals(sums).values() }
+        unsafe {
+            let other = _mm512_permute_ps::<0b10_11_00_01>(groups);
+            let twos = _mm512_mask_add_ps(groups, two, groups, other);
+            let other = _mm512_permute_ps::<0b01_00_11_10>(twos);
+            let fours = _mm512_mask_add_ps(twos, four, twos, other);
+            let other = _mm512_shuffle_f32x4::<0b10_11_00_01>(fours, fours);
+            let eights = _mm512_mask_add_ps(fours, eight, fours, other);
+            _mm512_maskz_mov_ps(self.first, eights)
+        }
     }
 }
 
@@ -316,6 +342,22 @@ impl Sums for __m512 {
 pub(crate) struct OnGrid([__m512d; 2]);
 
 impl OnGrid {
+    /// Adds one term to each sum.
+    ///
+    /// # Safety
+    /// The processor supports this module's instruction set.
+    #[inline(always)]
+    unsafe fn plus(self, terms: __m512) -> OnGrid {
+        let OnGrid([low_sums, high_sums]) = self;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let away = _mm512_set1_pd(AWAY);
+            let low = _mm512_cvtps_pd(_mm512_castps512_ps256(terms));
+            let high = _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(terms));
+            OnGrid([_mm512_fmadd_pd(low, away, low_sums), _mm512_fmadd_pd(high, away, high_sums)])
+        }
+    }
+
     /// The sums without the anchor that they started from.
     ///
     /// # Safety
@@ -327,6 +369,22 @@ impl OnGrid {
             let anchor = _mm512_set1_pd(ANCHOR);
             [_mm512_sub_pd(self.0[0], anchor), _mm512_sub_pd(self.0[1], anchor)]
         }
+    }
+
+    /// The sixteen sums.
+    ///
+    /// # Safety
+    /// The processor supports this module's instruction set.
+    #[inline(always)]
+    unsafe fn values(self) -> [f64; 16] {
+        let mut values = [0.0; 16];
+        // SAFETY: the caller's promise; twice eight values.
+        unsafe {
+            let [low, high] = self.halves();
+            _mm512_storeu_pd(values.as_mut_ptr(), low);
+            _mm512_storeu_pd(values.as_mut_ptr().add(8), high);
+        }
+        values
     }
 }
 
@@ -340,37 +398,18 @@ impl Sums for OnGrid {
     }
 
     #[inline(always)]
-    unsafe fn add(self, product: __m512, [factors, biases]: [__m512; 2], x_sums: __m512) -> OnGrid {
+    unsafe fn add(
+        self,
+        product: __m512,
+        [factors, biases]: [__m512; 2],
+        x_sums: __m512,
+        terms: Terms,
+    ) -> OnGrid {
         // SAFETY: the caller's promise.
         unsafe {
-            let terms = _mm512_fmadd_ps(product, factors, _mm512_mul_ps(biases, x_sums));
-            let away = _mm512_set1_pd(AWAY);
-            let low = _mm512_cvtps_pd(_mm512_castps512_ps256(terms));
-            let high = _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(terms));
-            let OnGrid([low_sums, high_sums]) = self;
-            OnGrid([_mm512_fmadd_pd(low, away, low_sums), _mm512_fmadd_pd(high, away, high_sums)])
+            let groups = _mm512_fmadd_ps(biases, x_sums, _mm512_mul_ps(product, factors));
+            self.plus(terms.of(groups))
         }
-    }
-
-    #[inline(always)]
-    unsafe fn plus(self, other: OnGrid) -> OnGrid {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let [low, high] = other.halves();
-            OnGrid([_mm512_add_pd(self.0[0], low), _mm512_add_pd(self.0[1], high)])
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn values(self) -> [f64; 16] {
-        let mut values = [0.0; 16];
-        // SAFETY: the caller's promise; twice eight values.
-        unsafe {
-            let [low, high] = self.halves();
-            _mm512_storeu_pd(values.as_mut_ptr(), low);
-            _mm512_storeu_pd(values.as_mut_ptr().add(8), high);
-        }
-        values
     }
 
     #[inline(always)]

@@ -12,7 +12,7 @@ use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 use std::ops::Range;
 
-use super::rounding::Rounded;
+use super::rounding::{GROUPS_PER_TERM_MAX, Rounded};
 use super::{E2M1, Lanes16, SUMS, total};
 use crate::divisible::{ANCHOR, AWAY, Results};
 use crate::quant::{QuantMatrix, QuantMode, Scales};
@@ -156,7 +156,12 @@ for_dotprod! {
         };
         let mut sums = [[[vdupq_n_f32(0.0); SUMS / GROUPS]; ROWS]; T];
         let mut grid_sums = [[[vdupq_n_f64(ANCHOR); 2]; ROWS]; T];
-        for first in (0..num_groups).step_by(GROUPS) {
+        let groups_per_term = x.columns.groups_per_term();
+        // The first half of terms of eight groups.
+        let mut half_terms = [[vdupq_n_f32(0.0); ROWS]; T];
+        // Beyond the last group are zeros.
+        let end = num_groups.next_multiple_of(groups_per_term);
+        for first in (0..end).step_by(GROUPS) {
             let mut products = [[[vdupq_n_s32(0); GROUPS]; ROWS]; T];
             for group in first..(first + GROUPS).min(num_groups) {
                 let (mut high, mut low) = ([[vdupq_n_s32(0); ROWS]; T], [[vdupq_n_s32(0); ROWS]; T]);
@@ -200,7 +205,12 @@ for_dotprod! {
                     let factors = vmulq_f32(load(&block.scales[weights..]), units);
                     let (product, biases) = (vcvtq_f32_s32(product), load(&block.biases[weights..]));
                     if R::IS_DIVISIBLE {
-                        let terms = vfmaq_f32(vmulq_f32(biases, x_sums), product, factors);
+                        let groups = vfmaq_f32(vmulq_f32(product, factors), biases, x_sums);
+                        if groups_per_term == GROUPS_PER_TERM_MAX && first % groups_per_term == 0 {
+                            half_terms[t][r] = groups;
+                            continue;
+                        }
+                        let terms = terms_of(half_terms[t][r], groups, groups_per_term);
                         grid_sums[t][r] = add_terms(grid_sums[t][r], terms);
                         continue;
                     }
@@ -250,6 +260,22 @@ for_dotprod! {
             unsafe { vst1q_f32(lanes.as_mut_ptr(), *sum) };
         }
         total(&lanes)
+    }
+
+    /// The terms of four groups, which `before` comes before; zeros in the other lanes.
+    #[inline]
+    fn terms_of(
+        before: float32x4_t,
+        groups: float32x4_t,
+        groups_per_term: usize,
+    ) -> float32x4_t {
+        let zeros = vdupq_n_f32(0.0);
+        match groups_per_term {
+            1 => groups,
+            2 => vpaddq_f32(groups, zeros),
+            4 => vpaddq_f32(vpaddq_f32(groups, zeros), zeros),
+            _ => vpaddq_f32(vpaddq_f32(vpaddq_f32(before, groups), zeros), zeros),
+        }
     }
 
     /// Adds four terms to four sums on the grid; see [`crate::divisible`].

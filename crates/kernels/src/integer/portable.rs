@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::{E2M1, Lanes16, SUMS, rounding::Rounded, total};
+use super::rounding::{GROUPS_PER_TERM_MAX, Rounded};
+use super::{E2M1, Lanes16, SUMS, total};
 use crate::divisible::{Fold as _, GridSum, Results};
 use crate::quant::{QuantMatrix, QuantMode, Scales};
 use crate::simd::{Simd, dispatched};
@@ -65,14 +66,21 @@ impl Row<'_> {
         let units = &x.groups.units[groups.clone()];
         let x_sums = &x.groups.sums[groups];
         let mut sums: Lanes16 = [0.0; SUMS];
+        let num_groups = x.num_groups();
         let mut on_grid = GridSum::EMPTY;
+        let groups_per_term = x.columns.groups_per_term();
+        let mut term = [0.0; GROUPS_PER_TERM_MAX];
         let codes = self.codes.chunks_exact(x.group_size);
         for (group, (values, codes)) in values.chunks_exact(x.group_size).zip(codes).enumerate() {
             let product = dot(values, codes) as f32;
             let factor = self.scales[group] * units[group];
             if R::IS_DIVISIBLE {
-                let bias = self.biases[group] * x_sums[group];
-                on_grid.add(S::mul_add_scalar(product, factor, bias));
+                let place = group % groups_per_term;
+                term[place] =
+                    S::mul_add_scalar(self.biases[group], x_sums[group], product * factor);
+                if place + 1 == groups_per_term || group + 1 == num_groups {
+                    on_grid.add(term_of(&mut term, groups_per_term));
+                }
                 continue;
             }
             let sum = &mut sums[group % SUMS];
@@ -81,6 +89,19 @@ impl Row<'_> {
         }
         R::choose(total(&sums), on_grid.value())
     }
+}
+
+/// Adds up the groups of a term, neighbours first, and leaves zeros.
+#[inline(always)]
+fn term_of(groups: &mut [f32; GROUPS_PER_TERM_MAX], groups_per_term: usize) -> f32 {
+    let mut left = groups_per_term;
+    while 1 < left {
+        left /= 2;
+        for idx in 0..left {
+            groups[idx] = groups[2 * idx] + groups[2 * idx + 1];
+        }
+    }
+    std::mem::take(groups)[0]
 }
 
 /// Exact: at most 128 products of 15 and 8 bits. Whole units of 16, so that it becomes vectors.

@@ -43,15 +43,34 @@ pub(super) struct Rounded {
     /// Whether a group is left to the exact path, `[tokens, padded_groups]`. The group, or its row,
     /// is zero here.
     unrounded: Vec<bool>,
+    pub(super) columns: InputColumns,
 }
 
-/// What takes the exact path if a group cannot be rounded.
+/// Whether a product has all columns of the activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unrounded {
-    /// The group's row.
-    Rows,
-    /// Only the group.
-    Groups,
+pub(crate) enum InputColumns {
+    /// All columns. A row with a group that cannot be rounded takes the exact path.
+    Whole,
+    /// A part of the columns, or all of them with the same result as the parts together. Only a
+    /// group that cannot be rounded takes the exact path.
+    Divided {
+        /// Groups that are added in f32 before their sum is rounded: 1, 2, 4 or
+        /// [`GROUPS_PER_TERM_MAX`].
+        groups_per_term: usize,
+    },
+}
+
+/// Maximum number of groups of a term of a divided product.
+pub(crate) const GROUPS_PER_TERM_MAX: usize = 8;
+
+impl InputColumns {
+    /// Groups of a term; one if the columns are not divided.
+    pub(super) fn groups_per_term(self) -> usize {
+        match self {
+            InputColumns::Whole => 1,
+            InputColumns::Divided { groups_per_term } => groups_per_term,
+        }
+    }
 }
 
 /// What is known of each group.
@@ -70,7 +89,7 @@ impl Rounded {
     pub(super) fn new(
         x: Elements<'_>,
         matrix: &QuantMatrix<'_>,
-        policy: Unrounded,
+        columns: InputColumns,
         threads: &Threads,
     ) -> Rounded {
         let (input, group_size) = (matrix.input, matrix.format.group_size as usize);
@@ -103,7 +122,7 @@ impl Rounded {
                     input,
                     group_size,
                     padded_groups,
-                    policy,
+                    columns,
                     factor,
                     values,
                     units,
@@ -115,7 +134,7 @@ impl Rounded {
         threads.for_each(pieces.collect(), |mut piece| {
             round_rows(threads.instructions(), x, &mut piece);
         });
-        Rounded { tokens, input, group_size, padded_groups, values, groups, unrounded }
+        Rounded { tokens, input, group_size, padded_groups, values, groups, unrounded, columns }
     }
 
     /// The groups, with their tokens, that are left to the exact path.
@@ -136,7 +155,7 @@ struct Piece<'a> {
     input: usize,
     group_size: usize,
     padded_groups: usize,
-    policy: Unrounded,
+    columns: InputColumns,
     factor: f32,
     values: &'a mut [i16],
     units: &'a mut [f32],
@@ -149,7 +168,7 @@ dispatched! { fn round_rows(x: Elements<'_>, piece: &mut Piece<'_>) = round_rows
 
 #[inline(always)]
 fn round_rows_with<S: Simd>(_simd: S, x: Elements<'_>, piece: &mut Piece<'_>) {
-    let Piece { input, group_size, padded_groups, policy, factor, .. } = *piece;
+    let Piece { input, group_size, padded_groups, columns, factor, .. } = *piece;
     let mut row = vec![0.0; input];
     for offset in 0..piece.values.len() / input {
         x.load((piece.first_token + offset) * input, &mut row);
@@ -166,7 +185,7 @@ fn round_rows_with<S: Simd>(_simd: S, x: Elements<'_>, piece: &mut Piece<'_>) {
             piece.sums[first_group + group] = unit * total as f32;
             piece.totals[first_group + group] = total;
         }
-        if !is_ordinary && policy == Unrounded::Rows {
+        if !is_ordinary && columns == InputColumns::Whole {
             values.fill(0);
             for group in first_group..first_group + padded_groups {
                 piece.units[group] = 0.0;

@@ -4,7 +4,8 @@
 use std::ops::Range;
 
 use jackalope_kernels::{
-    Float, GRID, Matrix, QuantFormat, QuantMode, Threads, divisible_matmul, matmul_each,
+    Float, GRID, InstructionSet, Matrix, QuantFormat, QuantMode, Threads, divisible_matmul,
+    matmul_each,
 };
 use proptest::prelude::*;
 
@@ -205,6 +206,26 @@ proptest! {
                 prop_assert!(is_same(found, whole, *magnitude), "{} is not {}", found, whole);
                 let is_exact = *magnitude < EXACT_BELOW;
                 prop_assert!(!is_exact || whole % GRID == 0.0, "{} is not on the grid", whole);
+            }
+        }
+    }
+
+    #[test]
+    fn instruction_sets_with_fused_multiply_add_give_the_same_bits(
+        case in cases(prop_oneof![1_usize..10, 120_usize..140]),
+    ) {
+        let case = Case { x_float: Float::Bf16, ..case };
+        prop_assume!(case.format.is_some_and(|format| format.mode != QuantMode::Mxfp8));
+        let contents = case.contents();
+        let magnitudes = magnitudes(&case, &contents);
+        let pools = pools(1);
+        let sets = pools.iter().filter(|it| it.instructions() != InstructionSet::Scalar);
+        let sums = |threads| case.sums(&contents, 0..case.tokens, 0..case.input, threads);
+        let found: Vec<Vec<f64>> = sets.map(sums).collect();
+        for other in found.iter().skip(1) {
+            for (idx, magnitude) in magnitudes.iter().enumerate() {
+                let (first, other) = (found[0][idx], other[idx]);
+                prop_assert!(is_same(first, other, *magnitude), "{} is not {}", other, first);
             }
         }
     }

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::codes::Codes;
-use super::{LANES, Ordered, WithCodes, add_terms, for_avx2, no_terms, total_on_grid};
+use super::{LANES, Ordered, WithCodes, add_terms, for_avx2, no_terms, terms_of, total_on_grid};
 use crate::divisible::Results;
 use crate::elements::Elements;
 use crate::integer::rounding::Rounded;
@@ -137,7 +137,8 @@ for_avx2! {
                 let product = _mm256_cvtepi32_ps(products[t]);
                 let factors = _mm256_mul_ps(scales, units);
                 if R::IS_DIVISIBLE {
-                    let terms = _mm256_fmadd_ps(product, factors, _mm256_mul_ps(biases, x_sums));
+                    let groups = _mm256_fmadd_ps(biases, x_sums, _mm256_mul_ps(product, factors));
+                    let terms = terms_of(groups, x.columns.groups_per_term());
                     grid_sums[t] = add_terms(grid_sums[t], terms);
                     continue;
                 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::{LANES, add_terms, for_avx2, no_terms, on_grid};
 use crate::divisible::Results;
 use crate::integer::rounding::Rounded;
-use crate::integer::{E2M1, SUMS};
+use crate::integer::{E2M1, SUMS, TERM_LEVELS};
 use crate::quant::{QuantMatrix, QuantMode, Scales};
 use crate::unpack::scale_value;
 
@@ -88,6 +88,9 @@ for_avx2! {
         let values = x.values[token * x.input..].as_ptr();
         let mut sums = [[[_mm256_setzero_ps(); REGISTERS]; T]; SUMS];
         let mut grid_sums = [[no_terms(); REGISTERS]; T];
+        let groups_per_term = x.columns.groups_per_term();
+        // Sums of one, two and four groups, each of which waits for as many others of its term.
+        let mut waiting = [[[_mm256_setzero_ps(); REGISTERS]; T]; TERM_LEVELS];
         for group in 0..x.num_groups() {
             let mut products = [[_mm256_setzero_si256(); REGISTERS]; T];
             for pair in group * group_pairs..(group + 1) * group_pairs {
@@ -109,6 +112,8 @@ for_avx2! {
                 }
             }
             let sums = &mut sums[group % SUMS];
+            let term_place = group % groups_per_term;
+            let num_waiting = term_place.trailing_ones() as usize;
             for t in 0..T {
                 let at = (token + t) * x.padded_groups + group;
                 let unit = _mm256_set1_ps(x.groups.units[at]);
@@ -118,8 +123,16 @@ for_avx2! {
                     let product = _mm256_cvtepi32_ps(products[t][r]);
                     let bias = load(&tile.biases[group], r);
                     if R::IS_DIVISIBLE {
-                        let terms = _mm256_fmadd_ps(product, factor, _mm256_mul_ps(bias, x_sum));
-                        grid_sums[t][r] = add_terms(grid_sums[t][r], terms);
+                        let product = _mm256_mul_ps(product, factor);
+                        let mut terms = _mm256_fmadd_ps(bias, x_sum, product);
+                        for level in 0..num_waiting {
+                            terms = _mm256_add_ps(waiting[level][t][r], terms);
+                        }
+                        if term_place + 1 == groups_per_term {
+                            grid_sums[t][r] = add_terms(grid_sums[t][r], terms);
+                        } else {
+                            waiting[num_waiting][t][r] = terms;
+                        }
                         continue;
                     }
                     let sum = _mm256_fmadd_ps(product, factor, sums[t][r]);
@@ -127,8 +140,18 @@ for_avx2! {
                 }
             }
         }
+        let last_groups = x.num_groups() % groups_per_term;
         for t in 0..T {
             for r in 0..REGISTERS {
+                if last_groups != 0 {
+                    let mut terms = _mm256_setzero_ps();
+                    for level in 0..TERM_LEVELS {
+                        if (last_groups >> level) & 1 == 1 {
+                            terms = _mm256_add_ps(waiting[level][t][r], terms);
+                        }
+                    }
+                    grid_sums[t][r] = add_terms(grid_sums[t][r], terms);
+                }
                 let mut half = SUMS / 2;
                 while half > 0 {
                     for lane in 0..half {

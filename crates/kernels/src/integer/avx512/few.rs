@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::codes::{Codes, Factors, Packed};
-use super::{Job, LINE, Line, Sums, for_avx512};
+use super::{Job, LINE, Line, Sums, Terms, for_avx512};
 use crate::divisible::Results;
 use crate::integer::SUMS;
 use crate::integer::rounding::Groups;
@@ -43,6 +43,7 @@ struct Streams<'a> {
     /// `[tokens, padded_groups]`.
     groups: &'a Groups,
     padded_groups: usize,
+    terms: Terms,
 }
 
 impl<'a> Streams<'a> {
@@ -68,6 +69,7 @@ impl<'a> Streams<'a> {
             token_lines,
             groups,
             padded_groups,
+            terms: Terms::new(x.columns.groups_per_term()),
         }
     }
 }
@@ -294,8 +296,7 @@ unsafe fn add_block<
                 let fours = [fours[0][t][r], fours[1][t][r], fours[2][t][r], fours[3][t][r]];
                 let product = in_order::<LANES>(fours);
                 let first = t * streams.padded_groups + first_group;
-                sums[t][r] =
-                    add_products::<C, S>(streams.groups, first, product, scales[r], sums[t][r]);
+                sums[t][r] = add_products::<C, S>(streams, first, product, scales[r], sums[t][r]);
             }
         }
     }
@@ -462,12 +463,13 @@ unsafe fn in_order<const LANES: usize>(fours: [__m512i; 4]) -> __m512i {
 /// These groups are there.
 #[inline(always)]
 unsafe fn add_products<C: Codes, S: Sums>(
-    x: &Groups,
+    streams: &Streams<'_>,
     first: usize,
     product: __m512i,
     [scales, biases]: [__m512; 2],
     sums: S,
 ) -> S {
+    let x = streams.groups;
     // SAFETY: the caller's promise.
     unsafe {
         let mut product = product;
@@ -478,7 +480,7 @@ unsafe fn add_products<C: Codes, S: Sums>(
         }
         let factors = _mm512_mul_ps(scales, _mm512_loadu_ps(x.units.as_ptr().add(first)));
         let x_sums = _mm512_loadu_ps(x.sums.as_ptr().add(first));
-        sums.add(_mm512_cvtepi32_ps(product), [factors, biases], x_sums)
+        sums.add(_mm512_cvtepi32_ps(product), [factors, biases], x_sums, streams.terms)
     }
 }
 

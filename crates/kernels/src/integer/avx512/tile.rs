@@ -7,9 +7,10 @@
 use std::arch::x86_64::*;
 
 use super::codes::{Codes, Factors, Packed, prefetch_factors};
-use super::{Job, LINE, Line, Sums, WithCodes, for_avx512};
+use super::{Job, LINE, Line, OnGrid, Sums as _, WithCodes, for_avx512};
 use crate::divisible::Results;
-use crate::integer::SUMS;
+use crate::integer::rounding::{InputColumns, Rounded};
+use crate::integer::{SUMS, TERM_LEVELS};
 
 /// Rows of activations computed together.
 pub(super) const TOKENS: usize = 4;
@@ -26,8 +27,12 @@ const TILE_ROWS: usize = REGISTERS * LANES;
 /// Words, of four activations or codes, in a line.
 const LINE_WORDS: usize = LINE / 4;
 
+/// Results of a tile.
+type TileResults<V> = [[V; TILE_ROWS]; TOKENS];
+
 /// Puts a row's lines `[steps, half, registers]` into the slot of a token, `[words, TOKENS, half]` of four bytes.
 pub(super) struct Interleave<'a> {
+    pub(super) x: &'a Rounded,
     pub(super) from: &'a [Line],
     pub(super) slot: usize,
     pub(super) to: &'a mut [Line],
@@ -35,15 +40,14 @@ pub(super) struct Interleave<'a> {
 
 impl WithCodes for Interleave<'_> {
     fn run<C: Codes, const LANES: usize>(self) {
-        let Interleave { from, slot, to } = self;
-        let num_blocks = from.len() / (2 * C::REGISTERS * LANES);
+        let Interleave { x, from, slot, to } = self;
         for (step, lines) in from.chunks_exact(2 * C::REGISTERS).enumerate() {
             let (high, low) = lines.split_at(C::REGISTERS);
             for register in 0..C::REGISTERS {
                 let halves =
                     [&high[register], &low[register]].map(|line| line.0.as_chunks::<4>().0);
                 for word in 0..LINE_WORDS {
-                    let group = group_place(step * (LINE_WORDS / LANES) + word / LANES, num_blocks);
+                    let group = group_place(x, step * (LINE_WORDS / LANES) + word / LANES);
                     let place = (group * C::REGISTERS + register) * LANES + word % LANES;
                     for (half, words) in halves.iter().enumerate() {
                         let place = (place * TOKENS + slot) * 2 + half;
@@ -56,11 +60,15 @@ impl WithCodes for Interleave<'_> {
     }
 }
 
-/// Where a group is in memory, of `num_blocks` times sixteen: the groups of a partial sum are together, and partial sums
-/// come in the order in which they are added up, in which halves added onto halves are neighbours.
+/// Where a group is in memory, among the padded groups of a row. If the columns are divided, groups are in their own
+/// order. Otherwise, the groups of a partial sum are together, and partial sums come in the order in which they are
+/// added up, in which halves added onto halves are neighbours.
 #[inline(always)]
-const fn group_place(group: usize, num_blocks: usize) -> usize {
-    PLACES[group % SUMS] * num_blocks + group / SUMS
+fn group_place(x: &Rounded, group: usize) -> usize {
+    match x.columns {
+        InputColumns::Divided { .. } => group,
+        InputColumns::Whole => PLACES[group % SUMS] * (x.padded_groups / SUMS) + group / SUMS,
+    }
 }
 
 /// The places of the partial sums, and the partial sums of the places: numbers with reversed bits.
@@ -101,10 +109,10 @@ for_avx512! {
                 let lines = &job.lines.lines[tile_idx * TOKENS * token_lines..];
                 let token = tile_idx * TOKENS;
                 let results = match out.len() {
-                    1 => multiply_tile::<C, R::Lanes16, 1>(job, &tile, lines, token, ahead),
-                    2 => multiply_tile::<C, R::Lanes16, 2>(job, &tile, lines, token, ahead),
-                    3 => multiply_tile::<C, R::Lanes16, 3>(job, &tile, lines, token, ahead),
-                    _ => multiply_tile::<C, R::Lanes16, 4>(job, &tile, lines, token, ahead),
+                    1 => multiply_tile::<C, R, 1>(job, &tile, lines, token, ahead),
+                    2 => multiply_tile::<C, R, 2>(job, &tile, lines, token, ahead),
+                    3 => multiply_tile::<C, R, 3>(job, &tile, lines, token, ahead),
+                    _ => multiply_tile::<C, R, 4>(job, &tile, lines, token, ahead),
                 };
                 ahead = &[];
                 for (out, results) in out.iter_mut().zip(&results) {
@@ -115,26 +123,54 @@ for_avx512! {
     }
 
     /// The inner loops: `T` tokens with all rows of the tile, while memory is asked for `ahead`.
-    ///
-    /// One partial sum is in registers at a time, and few wait in memory to be added up.
     #[inline]
-    fn multiply_tile<C: Codes, S: Sums, const T: usize>(
+    fn multiply_tile<C: Codes, R: Results, const T: usize>(
         job: &Job<'_>,
         tile: &Tile,
         lines: &[Line],
         token: usize,
         ahead: &[u32],
-    ) -> [[S::Value; TILE_ROWS]; TOKENS] {
-        const LEVELS: usize = SUMS.ilog2() as usize;
+    ) -> TileResults<R::Value> {
         let x = job.x;
-        let num_groups = x.num_groups();
         let num_words = x.padded_groups * (x.group_size / 4);
         assert!(num_words * TOKENS * 2 <= lines.len() * LINE_WORDS, "lines of a tile");
         assert!(num_words * REGISTERS <= tile.codes.len(), "codes of a tile");
+        let mut plain = [[0.0; TILE_ROWS]; TOKENS];
+        let mut on_grid = [[0.0; TILE_ROWS]; TOKENS];
+        // SAFETY: both were checked to be long enough for all groups.
+        unsafe {
+            if R::IS_DIVISIBLE {
+                on_grid = divided_sums::<C, T>(job, tile, lines, token, ahead);
+            } else {
+                plain = whole_sums::<C, T>(job, tile, lines, token, ahead);
+            }
+        }
+        let mut results = [[R::Value::default(); TILE_ROWS]; TOKENS];
+        for t in 0..T {
+            for row in 0..TILE_ROWS {
+                results[t][row] = R::choose(plain[t][row], on_grid[t][row]);
+            }
+        }
+        results
+    }
+
+    /// One partial sum is in registers at a time, and few wait in memory to be added up.
+    ///
+    /// # Safety
+    /// The tile and the lines have all groups.
+    #[inline]
+    unsafe fn whole_sums<C: Codes, const T: usize>(
+        job: &Job<'_>,
+        tile: &Tile,
+        lines: &[Line],
+        token: usize,
+        ahead: &[u32],
+    ) -> TileResults<f32> {
+        const LEVELS: usize = SUMS.ilog2() as usize;
+        let num_groups = job.x.num_groups();
         let ahead_lines = ahead.len().div_ceil(LINE_WORDS * num_groups);
         let mut ahead = ahead.as_ptr();
-        // SAFETY: the machine has the set.
-        let none = unsafe { S::none() };
+        let none = _mm512_setzero_ps();
         let mut waiting = [[[none; REGISTERS]; T]; LEVELS];
         let mut sums = [[none; REGISTERS]; T];
         for idx in 0..SUMS {
@@ -144,8 +180,8 @@ for_avx512! {
                     _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
                     ahead = ahead.wrapping_add(LINE_WORDS);
                 }
-                // SAFETY: both were checked to be long enough for all groups.
-                unsafe { add_group::<C, S, T>(job, tile, lines.as_ptr(), (token, group), &mut sums) };
+                // SAFETY: the caller's promise.
+                unsafe { add_group::<C, T>(job, tile, lines.as_ptr(), (token, group), &mut sums) };
             }
             for level in 0..LEVELS {
                 if (idx >> level) & 1 == 0 {
@@ -154,18 +190,77 @@ for_avx512! {
                 }
                 for t in 0..T {
                     for r in 0..REGISTERS {
-                        // SAFETY: the machine has the set.
-                        sums[t][r] = unsafe { waiting[level][t][r].plus(sums[t][r]) };
+                        sums[t][r] = _mm512_add_ps(waiting[level][t][r], sums[t][r]);
                     }
                 }
             }
         }
-        let mut results = [[S::Value::default(); TILE_ROWS]; TOKENS];
+        let mut results = [[0.0; TILE_ROWS]; TOKENS];
+        for t in 0..T {
+            for r in 0..REGISTERS {
+                let results = &mut results[t][r * LANES..][..LANES];
+                // SAFETY: sixteen values.
+                unsafe { _mm512_storeu_ps(results.as_mut_ptr(), sums[t][r]) };
+            }
+        }
+        results
+    }
+
+    /// Adds up the groups of a term, and the terms on the grid; see [`crate::divisible`].
+    ///
+    /// # Safety
+    /// The tile and the lines have all groups.
+    #[inline]
+    unsafe fn divided_sums<C: Codes, const T: usize>(
+        job: &Job<'_>,
+        tile: &Tile,
+        lines: &[Line],
+        token: usize,
+        ahead: &[u32],
+    ) -> TileResults<f64> {
+        let num_groups = job.x.num_groups();
+        let groups_per_term = job.x.columns.groups_per_term();
+        let ahead_lines = ahead.len().div_ceil(LINE_WORDS * num_groups);
+        let mut ahead = ahead.as_ptr();
+        // SAFETY: the machine has the set.
+        let mut grid_sums = [[unsafe { OnGrid::none() }; REGISTERS]; T];
+        // Sums of one, two and four groups, each of which waits for as many others of its term.
+        let mut waiting = [[[_mm512_setzero_ps(); REGISTERS]; T]; TERM_LEVELS];
+        // A last term that is not full ends with groups of zeros.
+        for group in 0..num_groups.next_multiple_of(groups_per_term) {
+            for _ in 0..ahead_lines {
+                _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+                ahead = ahead.wrapping_add(LINE_WORDS);
+            }
+            let mut sums = [[_mm512_setzero_ps(); REGISTERS]; T];
+            // SAFETY: the caller's promise; there are whole sixteens of groups.
+            unsafe { add_group::<C, T>(job, tile, lines.as_ptr(), (token, group), &mut sums) };
+            let term_place = group % groups_per_term;
+            let num_waiting = term_place.trailing_ones() as usize;
+            for level in 0..num_waiting {
+                for t in 0..T {
+                    for r in 0..REGISTERS {
+                        sums[t][r] = _mm512_add_ps(waiting[level][t][r], sums[t][r]);
+                    }
+                }
+            }
+            if term_place + 1 < groups_per_term {
+                waiting[num_waiting] = sums;
+                continue;
+            }
+            for t in 0..T {
+                for r in 0..REGISTERS {
+                    // SAFETY: the machine has the set.
+                    grid_sums[t][r] = unsafe { grid_sums[t][r].plus(sums[t][r]) };
+                }
+            }
+        }
+        let mut results = [[0.0; TILE_ROWS]; TOKENS];
         for t in 0..T {
             for r in 0..REGISTERS {
                 let results = &mut results[t][r * LANES..][..LANES];
                 // SAFETY: the machine has the set.
-                results.copy_from_slice(&unsafe { sums[t][r].values() });
+                results.copy_from_slice(&unsafe { grid_sums[t][r].values() });
             }
         }
         results
@@ -176,18 +271,18 @@ for_avx512! {
     /// # Safety
     /// The tile and the lines have the group.
     #[inline]
-    unsafe fn add_group<C: Codes, S: Sums, const T: usize>(
+    unsafe fn add_group<C: Codes, const T: usize>(
         job: &Job<'_>,
         tile: &Tile,
         lines: *const Line,
         (token, group): (usize, usize),
-        sums: &mut [[S; REGISTERS]; T],
+        sums: &mut [[__m512; REGISTERS]; T],
     ) {
         let x = job.x;
         let group_words = x.group_size / 4;
         let mut high = [[_mm512_setzero_si512(); REGISTERS]; T];
         let mut low = [[_mm512_setzero_si512(); REGISTERS]; T];
-        let first_word = group_place(group, x.padded_groups / SUMS) * group_words;
+        let first_word = group_place(x, group) * group_words;
         for word in first_word..first_word + group_words {
             // SAFETY: the caller's promise.
             let (codes, x) = unsafe {
@@ -218,9 +313,8 @@ for_avx512! {
                     product = _mm512_sub_epi32(product, offset);
                 }
                 let factor = _mm512_mul_ps(tile.scales[group * REGISTERS + r], unit);
-                let factors = [factor, tile.biases[group * REGISTERS + r]];
-                // SAFETY: the machine has the set.
-                sums[t][r] = unsafe { sums[t][r].add(_mm512_cvtepi32_ps(product), factors, x_sum) };
+                let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), factor, sums[t][r]);
+                sums[t][r] = _mm512_fmadd_ps(tile.biases[group * REGISTERS + r], x_sum, sum);
             }
         }
     }
@@ -259,7 +353,6 @@ for_avx512! {
         let (x, matrix) = (job.x, job.matrix);
         let row_bytes = matrix.format.words_per_row(matrix.input) * 4;
         let (words, num_bytes) = (matrix.words.as_ptr().cast::<u8>(), matrix.words.len() * 4);
-        let num_blocks = x.padded_groups / SUMS;
         let (step_groups, group_words) = (LINE_WORDS / GROUP_LANES, GROUP_LANES * C::REGISTERS);
         assert!(x.padded_groups * group_words * REGISTERS <= tile.codes.len(), "codes of a tile");
         let step_bytes = C::LOADS * C::LOAD_BYTES;
@@ -295,7 +388,7 @@ for_avx512! {
                 }
                 let register = first_register + register;
                 for step_group in 0..step_groups {
-                    let group = group_place(step * step_groups + step_group, num_blocks);
+                    let group = group_place(x, step * step_groups + step_group);
                     let place = group * group_words + register * GROUP_LANES;
                     for word in 0..GROUP_LANES {
                         // SAFETY: a step that has begun is in the padded groups, whose codes were checked to be
