@@ -1,5 +1,7 @@
-//! One file per architecture: what `config.json` says, the layers, and how they follow one another.
+//! One file per family: what `config.json` says, and how a layer is made of `layers`.
 
+mod decoder;
+mod dense;
 mod llama;
 mod qwen2;
 mod qwen3;
@@ -9,6 +11,8 @@ use std::ops::Range;
 use jackalope_mlx::Array;
 use jackalope_protocol::{ARCHITECTURES, TokenId};
 
+use self::decoder::Decoder;
+use self::dense::{Dense, DenseFamily};
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
 use crate::layers::Heads;
@@ -61,9 +65,9 @@ pub(crate) fn load(
     let loader = Loader::new(checkpoint, "model.norm.weight", progress)?;
     let w = loader.root();
     let network: Box<dyn Network> = match found {
-        "qwen2" => Box::new(qwen2::Qwen2::load(&w, checkpoint, parallel)?),
-        "qwen3" => Box::new(qwen3::Qwen3::load(&w, checkpoint, parallel)?),
-        "llama" | "mistral" => Box::new(llama::Llama::load(&w, checkpoint, parallel)?),
+        "qwen2" => dense::<qwen2::Qwen2>(&w, checkpoint, parallel)?,
+        "qwen3" => dense::<qwen3::Qwen3>(&w, checkpoint, parallel)?,
+        "llama" | "mistral" => dense::<llama::Llama>(&w, checkpoint, parallel)?,
         _ => return Err(unsupported()),
     };
     let is_tied = !loader.has_taken("lm_head.weight");
@@ -74,16 +78,10 @@ pub(crate) fn load(
     Ok((network, counters))
 }
 
-/// True if head and embedding are one table. A checkpoint that does not say so is tied if it holds
-/// no table for the head.
-fn is_tied(w: &Weights<'_>, stated: Option<bool>) -> bool {
-    stated.unwrap_or_else(|| !w.at("lm_head").has("weight"))
-}
-
-/// The only activation of these architectures.
-fn check_activation(checkpoint: &Checkpoint, hidden_act: Option<&str>) -> Result<(), LoadError> {
-    match hidden_act {
-        None | Some("silu" | "swish") => Ok(()),
-        Some(other) => Err(checkpoint.unsupported("activation", other, &["silu"])),
-    }
+fn dense<F: DenseFamily>(
+    w: &Weights<'_>,
+    checkpoint: &Checkpoint,
+    parallel: &Parallel,
+) -> Result<Box<dyn Network>, LoadError> {
+    Ok(Box::new(Decoder::load::<Dense<F>>(w, checkpoint, parallel)?))
 }

@@ -162,35 +162,9 @@ for_dotprod! {
         // Beyond the last group are zeros.
         let end = num_groups.next_multiple_of(groups_per_term);
         for first in (0..end).step_by(GROUPS) {
-            let mut products = [[[vdupq_n_s32(0); GROUPS]; ROWS]; T];
-            for group in first..(first + GROUPS).min(num_groups) {
-                let (mut high, mut low) = ([[vdupq_n_s32(0); ROWS]; T], [[vdupq_n_s32(0); ROWS]; T]);
-                for step in 0..STEPS {
-                    let column = (group * STEPS + step) * LANES;
-                    let mut weights = [vdupq_n_s8(0); ROWS];
-                    for r in 0..ROWS {
-                        // SAFETY: sixteen columns of a row that was asserted to be there.
-                        weights[r] = unsafe { vld1q_s8(codes.add(r * x.input + column)) };
-                    }
-                    for t in 0..T {
-                        // SAFETY: sixteen columns, both halves, of a token that was asserted to be there.
-                        let (h, l) = unsafe {
-                            let values = values.add((t * x.input + column) * 2);
-                            (vld1q_s8(values), vld1q_s8(values.add(LANES)))
-                        };
-                        for r in 0..ROWS {
-                            high[t][r] = dot(high[t][r], weights[r], h);
-                            low[t][r] = dot(low[t][r], weights[r], l);
-                        }
-                    }
-                }
-                for t in 0..T {
-                    for r in 0..ROWS {
-                        let product = vaddq_s32(vshlq_n_s32::<8>(high[t][r]), low[t][r]);
-                        products[t][r][group - first] = product;
-                    }
-                }
-            }
+            let range = first..(first + GROUPS).min(num_groups);
+            // SAFETY: groups of the rows and tokens that were asserted to be there.
+            let products = unsafe { group_products::<STEPS, T>(codes, values, x.input, range) };
             for t in 0..T {
                 let groups = (token + t) * x.padded_groups + first;
                 let units = load(&x.groups.units[groups..]);
@@ -227,6 +201,50 @@ for_dotprod! {
             }
         }
         results
+    }
+
+    /// The products of up to four groups of `T` tokens with [`ROWS`] rows; zeros beyond the last group.
+    ///
+    /// # Safety
+    /// Codes and values, of rows of `input` columns, have these groups.
+    #[inline]
+    unsafe fn group_products<const STEPS: usize, const T: usize>(
+        codes: *const i8,
+        values: *const i8,
+        input: usize,
+        groups: Range<usize>,
+    ) -> [[[int32x4_t; GROUPS]; ROWS]; T] {
+        let mut products = [[[vdupq_n_s32(0); GROUPS]; ROWS]; T];
+        let first = groups.start;
+        for group in groups {
+            let (mut high, mut low) = ([[vdupq_n_s32(0); ROWS]; T], [[vdupq_n_s32(0); ROWS]; T]);
+            for step in 0..STEPS {
+                let column = (group * STEPS + step) * LANES;
+                let mut weights = [vdupq_n_s8(0); ROWS];
+                for r in 0..ROWS {
+                    // SAFETY: sixteen columns of a row that was asserted to be there.
+                    weights[r] = unsafe { vld1q_s8(codes.add(r * input + column)) };
+                }
+                for t in 0..T {
+                    // SAFETY: sixteen columns, both halves, of a token that was asserted to be there.
+                    let (h, l) = unsafe {
+                        let values = values.add((t * input + column) * 2);
+                        (vld1q_s8(values), vld1q_s8(values.add(LANES)))
+                    };
+                    for r in 0..ROWS {
+                        high[t][r] = dot(high[t][r], weights[r], h);
+                        low[t][r] = dot(low[t][r], weights[r], l);
+                    }
+                }
+            }
+            for t in 0..T {
+                for r in 0..ROWS {
+                    let product = vaddq_s32(vshlq_n_s32::<8>(high[t][r]), low[t][r]);
+                    products[t][r][group - first] = product;
+                }
+            }
+        }
+        products
     }
 
     /// `acc + a · b` by fours; the intrinsic is not stable.

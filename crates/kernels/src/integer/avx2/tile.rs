@@ -6,7 +6,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{LANES, add_terms, for_avx2, no_terms, on_grid};
+use super::{GridSums, LANES, add_terms, for_avx2, no_terms, on_grid};
 use crate::divisible::Results;
 use crate::integer::rounding::Rounded;
 use crate::integer::{E2M1, SUMS, TERM_LEVELS};
@@ -140,35 +140,63 @@ for_avx2! {
                 }
             }
         }
-        let last_groups = x.num_groups() % groups_per_term;
+        add_last_terms(x.num_groups() % groups_per_term, &waiting, &mut grid_sums);
         for t in 0..T {
             for r in 0..REGISTERS {
-                if last_groups != 0 {
-                    let mut terms = _mm256_setzero_ps();
-                    for level in 0..TERM_LEVELS {
-                        if (last_groups >> level) & 1 == 1 {
-                            terms = _mm256_add_ps(waiting[level][t][r], terms);
-                        }
-                    }
-                    grid_sums[t][r] = add_terms(grid_sums[t][r], terms);
-                }
-                let mut half = SUMS / 2;
-                while half > 0 {
-                    for lane in 0..half {
-                        sums[lane][t][r] = _mm256_add_ps(sums[lane][t][r], sums[lane + half][t][r]);
-                    }
-                    half /= 2;
-                }
-                let mut plain = [0.0; REGISTER_ROWS];
-                // SAFETY: eight results.
-                unsafe { _mm256_storeu_ps(plain.as_mut_ptr(), sums[0][t][r]) };
-                let on_grid = on_grid(grid_sums[t][r]);
+                let (plain, on_grid) = (total(&sums, t, r), on_grid(grid_sums[t][r]));
                 let results = &mut results[t][r * REGISTER_ROWS..][..REGISTER_ROWS];
                 for row in 0..REGISTER_ROWS {
                     results[row] = R::choose(plain[row], on_grid[row]);
                 }
             }
         }
+    }
+
+    /// Adds the terms of the last groups, which are too few for a whole term: the others are zeros.
+    #[inline]
+    fn add_last_terms<const T: usize>(
+        last_groups: usize,
+        waiting: &[[[__m256; REGISTERS]; T]; TERM_LEVELS],
+        grid_sums: &mut [[GridSums; REGISTERS]; T],
+    ) {
+        if last_groups == 0 {
+            return;
+        }
+        for t in 0..T {
+            for r in 0..REGISTERS {
+                let mut terms = _mm256_setzero_ps();
+                for level in 0..TERM_LEVELS {
+                    if (last_groups >> level) & 1 == 1 {
+                        terms = _mm256_add_ps(waiting[level][t][r], terms);
+                    }
+                }
+                grid_sums[t][r] = add_terms(grid_sums[t][r], terms);
+            }
+        }
+    }
+
+    /// Adds the sixteen partial sums, halves onto halves.
+    #[inline]
+    fn total<const T: usize>(
+        sums: &[[[__m256; REGISTERS]; T]; SUMS],
+        t: usize,
+        r: usize,
+    ) -> [f32; REGISTER_ROWS] {
+        let mut lanes = [_mm256_setzero_ps(); SUMS];
+        for lane in 0..SUMS {
+            lanes[lane] = sums[lane][t][r];
+        }
+        let mut half = SUMS / 2;
+        while half > 0 {
+            for lane in 0..half {
+                lanes[lane] = _mm256_add_ps(lanes[lane], lanes[lane + half]);
+            }
+            half /= 2;
+        }
+        let mut totals = [0.0; REGISTER_ROWS];
+        // SAFETY: eight results.
+        unsafe { _mm256_storeu_ps(totals.as_mut_ptr(), lanes[0]) };
+        totals
     }
 
     #[inline]
