@@ -293,6 +293,7 @@ fn place_here(
     let seats = seats.map(|seat| Seat { encrypt: encrypt.clone(), ..seat }).collect();
     let mut local = LocalRanks::new(&find_rank_program()?, backend, num_ranks as usize);
     local.set_env(environment_of(&args.hosts.env)?);
+    local.set_start_timeout(timeouts(args).spawn);
     let config = LinkConfig {
         listen: vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0)],
         expected: vec![Ipv4Addr::LOCALHOST.into()],

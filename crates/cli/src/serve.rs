@@ -158,7 +158,13 @@ pub(crate) async fn run(
         _ = hand_over.recv() => (Ok(()), Ending::HandOver),
         () = keep_log_short(args.detached, environment) => (Ok(()), Ending::Shutdown),
     };
-    // Streams end with their engines, and connections with their streams.
+    stop(&models, ending, server, grpc).await;
+    result
+}
+
+/// Ends what this process serves, with a bound. Streams end with their engines, and connections with
+/// their streams.
+async fn stop(models: &Models, ending: Ending, server: HttpServer, grpc: Option<HttpServer>) {
     let grpc_stopped = async {
         if let Some(grpc) = grpc {
             grpc.stop().await;
@@ -168,7 +174,8 @@ pub(crate) async fn run(
     if tokio::time::timeout(STOP_MAX, stopped).await.is_err() {
         tracing::warn!(?STOP_MAX, "the engine did not stop in time, and is left behind");
     }
-    result
+    // Their programs were never executed, and whoever waits for that ends with this process.
+    jackalope_cluster::platform::current::kill_unexecuted_children(Duration::ZERO);
 }
 
 /// Where LocalAI is answered, if it is.

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use jackalope_protocol::{Backend, Secret};
 use thiserror::Error;
@@ -48,6 +49,8 @@ pub struct LocalRanks {
     num_ranks: usize,
     /// Set for every rank.
     env: Vec<(String, String)>,
+    /// Time within which the system has to execute the rank program, if not the usual one.
+    start_timeout: Option<Duration>,
     /// Settings of a stock group, made anew whenever rank 0 starts.
     stock: Option<StockSettings>,
 }
@@ -81,12 +84,24 @@ pub fn find_rank_program() -> Result<PathBuf, LocalError> {
 impl LocalRanks {
     /// For `num_ranks` ranks of the rank program at `program`.
     pub fn new(program: &Path, backend: Backend, num_ranks: usize) -> LocalRanks {
-        LocalRanks { program: program.to_owned(), backend, num_ranks, env: Vec::new(), stock: None }
+        LocalRanks {
+            program: program.to_owned(),
+            backend,
+            num_ranks,
+            env: Vec::new(),
+            start_timeout: None,
+            stock: None,
+        }
     }
 
     /// Variables of every rank that is started from now on.
     pub fn set_env(&mut self, env: Vec<(String, String)>) {
         self.env = env;
+    }
+
+    /// Sets the time within which the system has to execute the rank program.
+    pub fn set_start_timeout(&mut self, timeout: Duration) {
+        self.start_timeout = Some(timeout);
     }
 
     /// Starts one rank, which connects to the brain at `control_addr`.
@@ -120,6 +135,7 @@ impl LocalRanks {
         spawn.input = secret_line(secret);
         spawn.env = self.env.iter().map(|(name, value)| (name.clone(), value.into())).collect();
         spawn.env.extend(self.stock_env(rank)?);
+        spawn.start_timeout = self.start_timeout.unwrap_or(spawn.start_timeout);
         Ok(PreparedRank(spawn))
     }
 

@@ -10,12 +10,15 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tracing::info;
+
+use crate::platform::current::kill_unexecuted_children;
 
 /// Lines of standard error that are kept.
 const LAST_LINES_MAX: usize = 20;
@@ -25,6 +28,12 @@ pub(crate) const LINE_BYTES_MAX: u64 = 4096;
 
 /// The reader of standard error gets this long to see the end after the process is gone.
 const STDERR_GRACE: Duration = Duration::from_millis(200);
+
+/// Time within which the system executes a program, unless [`Spawn::start_timeout`] says otherwise.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often an overdue child is looked for.
+const STUCK_POLL: Duration = Duration::from_millis(50);
 
 /// How a program is started.
 #[derive(Clone, Debug)]
@@ -46,6 +55,9 @@ pub struct Spawn {
     /// Whether its standard error is read through [`Child::take_stderr`]; else its lines go to our
     /// log and the last of them are kept.
     pub reads_stderr: bool,
+    /// Time within which the system has to execute the program. A child that has not executed it by
+    /// then, because it was stopped or its file system hangs, is killed.
+    pub start_timeout: Duration,
 }
 
 /// A running program; killed when dropped.
@@ -79,26 +91,28 @@ impl Spawn {
             input: Vec::new(),
             reads_stdout: false,
             reads_stderr: false,
+            start_timeout: START_TIMEOUT,
         }
     }
 
     /// Starts it.
     ///
     /// # Errors
-    /// If the system cannot start the program or it does not take its input.
+    /// If the system cannot start the program or it does not take its input;
+    /// [`io::ErrorKind::TimedOut`] if the system does not execute it in time.
     pub fn start(self) -> io::Result<Child> {
         #[expect(clippy::disallowed_methods, reason = "this is the wrapper that others must use")]
         let mut command = Command::new(&self.program);
         let stdout = if self.reads_stdout { Stdio::piped() } else { Stdio::null() };
-        let mut child = command
+        command
             .args(&self.args)
             .envs(self.env)
             .current_dir(self.cwd.as_deref().unwrap_or(Path::new(".")))
             .stdin(Stdio::piped())
             .stdout(stdout)
             .stderr(Stdio::piped())
-            .process_group(0)
-            .spawn()?;
+            .process_group(0);
+        let mut child = execute(&mut command, self.start_timeout)?;
         let mut stdin = child.stdin.take().expect("standard input is piped");
         let mut stderr = child.stderr.take();
         let stdout = child.stdout.take();
@@ -129,18 +143,52 @@ impl Spawn {
     pub fn start_detached(self, log: std::fs::File) -> io::Result<u32> {
         #[expect(clippy::disallowed_methods, reason = "this is the wrapper that others must use")]
         let mut command = Command::new(&self.program);
-        let mut child = command
+        command
             .args(&self.args)
             .envs(self.env)
             .current_dir(self.cwd.as_deref().unwrap_or(Path::new(".")))
             .stdin(Stdio::piped())
             .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()?;
+            .stderr(log);
+        let mut child = execute(&mut command, self.start_timeout)?;
         let mut stdin = child.stdin.take().expect("standard input is piped");
         stdin.write_all(&self.input)?;
         Ok(child.id())
     }
+}
+
+/// Starts a program. Until its child executes the program the caller waits and nobody knows the
+/// child's process id, so a second thread watches the time.
+///
+/// # Errors
+/// If the system cannot start it; [`io::ErrorKind::TimedOut`] if its child was killed because it did
+/// not execute the program within `timeout`.
+fn execute(command: &mut Command, timeout: Duration) -> io::Result<std::process::Child> {
+    let (executed, is_executed) = mpsc::channel::<()>();
+    let watch = thread::Builder::new().name("start".to_owned()).spawn(move || {
+        let mut killed = Vec::new();
+        let mut wait = timeout;
+        while let Err(RecvTimeoutError::Timeout) = is_executed.recv_timeout(wait) {
+            killed.extend(kill_unexecuted_children(timeout));
+            wait = STUCK_POLL;
+        }
+        killed
+    })?;
+    let started = command.spawn();
+    drop(executed);
+    let killed = watch.join().unwrap_or_default();
+    let mut child = started?;
+    if !killed.contains(&child.id()) {
+        return Ok(child);
+    }
+    child.wait()?;
+    let program = Path::new(command.get_program()).display();
+    let message = format!(
+        "the system did not execute {program} within {:.1} s, and its process was killed\n\
+         hint: was the process stopped, or does the file system of the program hang?",
+        timeout.as_secs_f32()
+    );
+    Err(io::Error::new(io::ErrorKind::TimedOut, message))
 }
 
 impl Child {

@@ -196,8 +196,6 @@ impl Machine {
                 harm.at_s = now_s();
                 harm.victims.push(pid);
                 harm.words += &format!(", its replacement {pid} frozen");
-                let server = self.pid();
-                std::thread::spawn(move || thaw_before_program(server, pid));
                 return;
             }
         }
@@ -299,15 +297,4 @@ fn children_of(parent: u32) -> Vec<u32> {
 /// The home folder of the server under test.
 fn home() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("chaos-home-{}", std::process::id()))
-}
-
-/// Resumes a process that was stopped before it executed the rank program: until then the server
-/// does not know its number, and kills it as soon as it goes on.
-fn thaw_before_program(server: u32, pid: u32) {
-    std::thread::sleep(2 * STALL);
-    let program = std::fs::read_link(format!("/proc/{pid}/exe"));
-    let is_rank = program.is_ok_and(|path| path.ends_with("jackalope-rank"));
-    if !is_rank && children_of(server).contains(&pid) {
-        send(pid, Signal::CONT);
-    }
 }

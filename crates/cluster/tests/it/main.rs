@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod agents;
+#[cfg(target_os = "linux")]
+mod starting;
 
 use std::ffi::OsString;
 use std::io::Read;

@@ -64,7 +64,7 @@ impl Link {
             (Some(slot), Err(err)) => {
                 slot.enter(State::Absent, now);
                 let failure = self.failure(rank, Phase::Starting, err.to_string());
-                self.lose(failure, true);
+                self.lose(failure, !err.is_passing());
             }
             (None, Ok(spawned)) => {
                 warn!(rank, launch, "a process that started too late is ended");

@@ -1,6 +1,7 @@
 //! Who computes, and what starts and ends a rank's process. Implemented where machines and processes
 //! are known.
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -158,4 +159,11 @@ pub enum LaunchError {
         /// Where it comes from.
         hint: String,
     },
+}
+
+impl LaunchError {
+    /// True if another attempt may succeed: the system was too slow.
+    pub fn is_passing(&self) -> bool {
+        matches!(self, LaunchError::Spawn { source, .. } if source.kind() == ErrorKind::TimedOut)
+    }
 }

@@ -20,14 +20,6 @@ use jackalope_protocol::{
 use crate::engine::{LONG, read_all, wait_until};
 use crate::threads::{Fault, Log, Threads, VOCAB_SIZE};
 
-/// The tickets of ranks 0 and 1.
-const TICKETS: [Secret; 2] = [Secret([42; 32]), Secret([43; 32])];
-
-fn seats(backend: Backend) -> Vec<Seat> {
-    let seats = Seat::local(&setup(backend)).into_iter();
-    seats.zip(TICKETS).map(|(seat, ticket)| Seat { ticket, ..seat }).collect()
-}
-
 struct Case {
     faults: Vec<(usize, Vec<Fault>)>,
     backend: Backend,
@@ -56,6 +48,9 @@ impl Case {
             meeting: Arc::default(),
             released: Arc::clone(&self.released),
         };
+        // With tickets of their own, late ranks of one case cannot join another one on the same port.
+        let seats = Seat::local(&setup(self.backend));
+        let tickets = seats.iter().map(|seat| seat.ticket).collect();
         let config = LinkConfig {
             listen: vec!["127.0.0.1:0".parse().unwrap()],
             expected: Vec::new(),
@@ -67,7 +62,7 @@ impl Case {
         let control_addr = link.control_addr();
         let config = EngineConfig { step_tokens: 8, retry: self.retry, ..EngineConfig::default() };
         let (handle, thread) = Engine::spawn(config, link);
-        Fixture { handle, thread, log, control_addr }
+        Fixture { handle, thread, log, control_addr, tickets }
     }
 
     fn start(self) -> Fixture {
@@ -102,6 +97,8 @@ struct Fixture {
     thread: EngineThread,
     log: Arc<Log>,
     control_addr: SocketAddr,
+    /// The tickets of ranks 0 and 1.
+    tickets: Vec<Secret>,
 }
 
 impl Fixture {
@@ -188,13 +185,13 @@ fn strangers_are_dropped() {
     let mut browser = connect();
     browser.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     // A ticket of another server, and rank 0's ticket used for rank 1.
-    for ticket in [Secret([1; 32]), TICKETS[0]] {
+    for ticket in [Secret([1; 32]), fixture.tickets[0]] {
         let thief = secure::dial(fixture.control_addr, &HintedKey::of_rank(1, ticket), LONG);
-        assert!(matches!(thief, Err(FrameError::Secret)), "{thief:?}");
+        assert!(matches!(thief, Err(FrameError::Ticket)), "{thief:?}");
     }
     // A peer with rank 0's ticket that claims to be rank 1, and a peer with rank 1's ticket that is
     // not the process that was started.
-    for (rank, ticket) in [(0, TICKETS[0]), (1, TICKETS[1])] {
+    for (rank, ticket) in [(0, fixture.tickets[0]), (1, fixture.tickets[1])] {
         let key = HintedKey::of_rank(rank, ticket);
         let (mut ghost, mut heard) = secure::dial(fixture.control_addr, &key, LONG).unwrap();
         let mlx = String::new();
