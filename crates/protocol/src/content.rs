@@ -97,6 +97,13 @@ impl FileState {
     }
 }
 
+impl ContentTree {
+    /// Total size of the files.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes))
+    }
+}
+
 /// Number of bytes shown in [`CheckpointId::short`].
 const SHORT_BYTES: usize = 6;
 

@@ -109,6 +109,7 @@ impl VerifiedFiles {
         {
             return Err(other(&format!("{extra} is not part of the model that is served")));
         }
+        let least = content::block_bytes_min(tree.bytes());
         for file in tree.files {
             let size = listed.iter().find(|(name, _)| *name == file.name).map(|it| it.1);
             match size {
@@ -117,13 +118,13 @@ impl VerifiedFiles {
                     let reason = format!("{} has {bytes} bytes, not {}", file.name, file.bytes);
                     return Err(other(&reason));
                 }
-                Some(_) => files.add(file)?,
+                Some(_) => files.add(file, least)?,
             }
         }
         Ok(files)
     }
 
-    fn add(&mut self, tree: FileTree) -> io::Result<()> {
+    fn add(&mut self, tree: FileTree, block_bytes_min: u64) -> io::Result<()> {
         let is_weights = content::is_weights(&tree.name);
         let head_bytes = match is_weights {
             false => tree.bytes,
@@ -144,7 +145,7 @@ impl VerifiedFiles {
             return Err(other(&format!("{} has {what}", tree.name)));
         }
         let layout = match is_weights {
-            true => Layout::of_head(&head).map_err(io::Error::other)?,
+            true => Layout::of_head(&head, block_bytes_min).map_err(io::Error::other)?,
             false => Layout::without_tensors(tree.bytes),
         };
         if layout.num_blocks != tree.leaves.len() {
@@ -435,7 +436,9 @@ mod tests {
     fn a_flipped_byte_is_found_by_everyone_who_reads_its_block() {
         let sample = Sample::new("flipped");
         let (begin, expected) = (sample.data_begin(), sample.expected(false));
-        let layout = Layout::of_head(&fs::read(sample.path()).unwrap()[..begin as usize]).unwrap();
+        let least = content::block_bytes_min(begin);
+        let head = &fs::read(sample.path()).unwrap()[..begin as usize];
+        let layout = Layout::of_head(head, least).unwrap();
         for at in [0, 1, 65_535, 65_536, 123_456, NUM_BYTES as u64 - 1] {
             sample.flip(begin + at);
             let files = sample.open(expected.clone()).unwrap();

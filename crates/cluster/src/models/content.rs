@@ -38,8 +38,9 @@ const BLOCKS_PER_TENSOR: u64 = 64;
 /// Bounds of a block's size.
 const BLOCK_BYTES_MIN: u64 = 64 << 10;
 const BLOCK_BYTES_MAX: u64 = 16 << 20;
-/// Target number of blocks in a file of small tensors.
-const BLOCKS_PER_FILE: u64 = 8192;
+/// Maximum number of blocks of a checkpoint, besides the last block of each tensor: the larger the
+/// checkpoint, the larger its blocks, so that its hashes fit into one message to a rank.
+const BLOCKS_PER_CHECKPOINT: u64 = 1 << 17;
 
 /// Maximum header size that the safetensors format allows.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -143,18 +144,23 @@ struct TensorBlocks {
     block_bytes: u64,
 }
 
+/// Minimum size of the blocks of tensors in a checkpoint whose files, as far as ranks read them, have
+/// this size together.
+pub fn block_bytes_min(checkpoint_bytes: u64) -> u64 {
+    checkpoint_bytes.div_ceil(BLOCKS_PER_CHECKPOINT).next_power_of_two().max(BLOCK_BYTES_MIN)
+}
+
 impl Layout {
     /// Layout of a file that begins with `head`, which is the header's length followed by the
-    /// header.
+    /// header. `block_bytes_min` follows from the size of the checkpoint.
     ///
     /// # Errors
     /// What is wrong with the header.
-    pub fn of_head(head: &[u8]) -> Result<Layout, String> {
+    pub fn of_head(head: &[u8], block_bytes_min: u64) -> Result<Layout, String> {
         let header = head.get(8..).ok_or("it has no header")?;
         let metadata: Metadata =
             serde_json::from_slice(header).map_err(|err| format!("its header: {err}"))?;
         let head_bytes = head.len() as u64;
-        let data_bytes = metadata.data_len() as u64;
         let mut spans: Vec<(Range<u64>, String)> = metadata
             .tensors()
             .into_iter()
@@ -165,7 +171,6 @@ impl Layout {
             .filter(|(range, _)| !range.is_empty())
             .collect();
         spans.sort_by_key(|(range, _)| range.start);
-        let least = (data_bytes / BLOCKS_PER_FILE).next_power_of_two().max(BLOCK_BYTES_MIN);
         let mut layout =
             Layout { tensors: Vec::new(), head_bytes, num_blocks: 0, file_bytes: head_bytes };
         for (range, name) in spans {
@@ -174,7 +179,7 @@ impl Layout {
             }
             let num_bytes = range.end - range.start;
             let wanted = (num_bytes / BLOCKS_PER_TENSOR).next_power_of_two();
-            let block_bytes = wanted.max(least).min(BLOCK_BYTES_MAX);
+            let block_bytes = wanted.min(BLOCK_BYTES_MAX).max(block_bytes_min);
             let first_block = layout.num_blocks;
             let num_blocks = usize::try_from(num_bytes.div_ceil(block_bytes));
             layout.num_blocks += num_blocks.map_err(|_| "it is too large".to_owned())?;
@@ -258,14 +263,10 @@ pub fn is_weights(name: &str) -> bool {
 /// is cached.
 pub fn known(dir: &Path, trees_dir: &Path) -> Option<CheckpointContent> {
     let cache = TreeCache::new(trees_dir);
-    let mut files = Vec::new();
-    let mut states = Vec::new();
-    for name in names(dir).ok()? {
-        let state = FileState::new(&name, &std::fs::metadata(dir.join(&name)).ok()?);
-        files.push(cache.load(&state).filter(|it| it.is_whole)?.tree);
-        states.push(state);
-    }
-    let tree = ContentTree { files };
+    let states = states(dir).ok()?;
+    let least = block_bytes_min(bytes_of(&states));
+    let load = |state| Some(cache.load(state, least).filter(|it| it.is_whole)?.tree);
+    let tree = ContentTree { files: states.iter().map(load).collect::<Option<_>>()? };
     Some(CheckpointContent { id: identity(&tree), tree, states })
 }
 
@@ -274,7 +275,7 @@ pub fn known(dir: &Path, trees_dir: &Path) -> Option<CheckpointContent> {
 /// only logged; hashing on demand reports it.
 pub fn remember(dir: &Path, trees_dir: &Path, on_bytes: &(dyn Fn(u64) + Sync)) {
     let Ok(states) = states(dir) else { return };
-    if states.iter().map(|state| state.bytes).sum::<u64>() < REMEMBERED_BYTES_MIN {
+    if bytes_of(&states) < REMEMBERED_BYTES_MIN {
         return;
     }
     if !states.iter().all(FileState::is_settled) {
@@ -310,6 +311,11 @@ pub fn states(dir: &Path) -> Result<Vec<FileState>, ContentError> {
     names(dir)?.into_iter().map(state).collect()
 }
 
+/// Total size of files.
+fn bytes_of(states: &[FileState]) -> u64 {
+    states.iter().fold(0, |sum, state| sum.saturating_add(state.bytes))
+}
+
 /// The names of the files in `dir` that ranks read, sorted.
 fn names(dir: &Path) -> Result<Vec<String>, ContentError> {
     let failed = |source| ContentError::Read { path: dir.to_owned(), source };
@@ -328,25 +334,36 @@ fn names(dir: &Path) -> Result<Vec<String>, ContentError> {
 /// Names the first file in which `found` differs from `wanted`, and the first differing tensor in
 /// it. `dir` holds the files of `wanted`. Returns `None` if the trees are equal.
 pub fn first_difference(wanted: &ContentTree, found: &ContentTree, dir: &Path) -> Option<String> {
+    let other_of = |file: &FileTree| found.files.iter().find(|it| it.name == file.name);
     for file in &wanted.files {
-        let Some(other) = found.files.iter().find(|it| it.name == file.name) else {
-            return Some(format!("{} is missing", file.name));
-        };
-        if let Some(what) = file_difference(file, other, dir) {
-            return Some(format!("{}: {what}", file.name));
+        match other_of(file) {
+            None => return Some(format!("{} is missing", file.name)),
+            Some(other) if other.bytes != file.bytes => {
+                let (name, theirs, ours) = (&file.name, other.bytes, file.bytes);
+                return Some(format!("{name}: it has {theirs} bytes there and {ours} here"));
+            }
+            Some(_) => {}
         }
     }
     let is_known = |name: &str| wanted.files.iter().any(|it| it.name == name);
-    let extra = found.files.iter().find(|it| !is_known(&it.name));
-    extra.map(|it| format!("{} is not part of it here", it.name))
+    if let Some(extra) = found.files.iter().find(|it| !is_known(&it.name)) {
+        return Some(format!("{} is not part of it here", extra.name));
+    }
+    // Files of the same sizes are divided into the same blocks.
+    let least = block_bytes_min(wanted.bytes());
+    let differs = |file| file_difference(file, other_of(file)?, dir, least);
+    wanted.files.iter().find_map(|file| Some(format!("{}: {}", file.name, differs(file)?)))
 }
 
-fn file_difference(wanted: &FileTree, found: &FileTree, dir: &Path) -> Option<String> {
+/// Names the first difference between two files of the same size.
+fn file_difference(
+    wanted: &FileTree,
+    found: &FileTree,
+    dir: &Path,
+    block_bytes_min: u64,
+) -> Option<String> {
     if wanted == found {
         return None;
-    }
-    if wanted.bytes != found.bytes {
-        return Some(format!("it has {} bytes there and {} here", found.bytes, wanted.bytes));
     }
     if wanted.head != found.head || wanted.leaves.len() != found.leaves.len() {
         let what = if is_weights(&wanted.name) { "the table of tensors" } else { "the content" };
@@ -357,7 +374,7 @@ fn file_difference(wanted: &FileTree, found: &FileTree, dir: &Path) -> Option<St
     let layout = File::open(dir.join(&wanted.name))
         .ok()
         .and_then(|mut file| read_head(&mut file, wanted.bytes).ok())
-        .and_then(|head| Layout::of_head(&head).ok())
+        .and_then(|head| Layout::of_head(&head, block_bytes_min).ok())
         .filter(|layout| at < layout.num_blocks);
     Some(match layout {
         Some(layout) => format!("tensor {} differs", layout.block(at).tensor),

@@ -35,6 +35,8 @@ pub(super) struct Entry {
     pub(super) tree: FileTree,
     /// False if hashing stopped early: then only the first leaves are present.
     pub(super) is_whole: bool,
+    /// The minimum size of a block, which depends on the checkpoint that the file belongs to.
+    pub(super) block_bytes_min: u64,
 }
 
 impl TreeCache {
@@ -46,8 +48,9 @@ impl TreeCache {
         self.dir.join(format!("{:x}-{:x}.tree", state.device, state.inode))
     }
 
-    /// Returns the entry of a file in this state, with the file's present name.
-    pub(super) fn load(&self, state: &FileState) -> Option<Entry> {
+    /// Returns the entry of a file in this state and of this division into blocks, with the file's
+    /// present name.
+    pub(super) fn load(&self, state: &FileState, block_bytes_min: u64) -> Option<Entry> {
         let path = self.path(state);
         if ENTRY_BYTES_MAX < fs::metadata(&path).ok()?.len() {
             return None;
@@ -60,7 +63,8 @@ impl TreeCache {
         let mut entry: Entry = frame::read(&mut io::Cursor::new(body)).ok()?;
         entry.state.name.clone_from(&state.name);
         entry.tree.name.clone_from(&state.name);
-        (entry.state == *state).then_some(entry)
+        let is_same = entry.state == *state && entry.block_bytes_min == block_bytes_min;
+        is_same.then_some(entry)
     }
 
     /// Stores an entry atomically. The file's state must have been settled before it was read.
@@ -108,6 +112,8 @@ mod tests {
     use super::*;
     use crate::models::scratch::Scratch;
 
+    const BLOCK_BYTES: u64 = 64;
+
     fn entry(inode: u64) -> Entry {
         let name = "model.safetensors".to_owned();
         let state = FileState {
@@ -123,6 +129,7 @@ mod tests {
             state,
             tree: FileTree { name, bytes: 9, head: BlockHash([1; 32]), leaves },
             is_whole: true,
+            block_bytes_min: BLOCK_BYTES,
         }
     }
 
@@ -131,27 +138,28 @@ mod tests {
         let dir = Scratch::new();
         let cache = TreeCache::new(dir.path());
         let saved = entry(3);
-        assert_eq!(cache.load(&saved.state), None);
+        assert_eq!(cache.load(&saved.state, BLOCK_BYTES), None);
         cache.save(&saved).unwrap();
-        assert_eq!(cache.load(&saved.state), Some(saved.clone()));
+        assert_eq!(cache.load(&saved.state, BLOCK_BYTES), Some(saved.clone()));
         let renamed = FileState { name: "model-1.safetensors".to_owned(), ..saved.state.clone() };
-        assert_eq!(cache.load(&renamed).unwrap().tree.name, "model-1.safetensors");
+        assert_eq!(cache.load(&renamed, BLOCK_BYTES).unwrap().tree.name, "model-1.safetensors");
         for other in [
             FileState { changed_ns: 7, ..saved.state.clone() },
             FileState { modified_ns: 6, ..saved.state.clone() },
             FileState { bytes: 10, ..saved.state.clone() },
         ] {
-            assert_eq!(cache.load(&other), None);
+            assert_eq!(cache.load(&other, BLOCK_BYTES), None);
         }
+        assert_eq!(cache.load(&saved.state, 2 * BLOCK_BYTES), None, "other blocks");
         let path = cache.path(&saved.state);
         let whole = fs::read(&path).unwrap();
         for at in 0..whole.len() {
             let mut damaged = whole.clone();
             damaged[at] ^= 1;
             fs::write(&path, damaged).unwrap();
-            assert_eq!(cache.load(&saved.state), None, "byte {at}");
+            assert_eq!(cache.load(&saved.state, BLOCK_BYTES), None, "byte {at}");
             fs::write(&path, &whole[..at]).unwrap();
-            assert_eq!(cache.load(&saved.state), None, "cut off after {at}");
+            assert_eq!(cache.load(&saved.state, BLOCK_BYTES), None, "cut off after {at}");
         }
     }
 
@@ -166,7 +174,7 @@ mod tests {
             file.unwrap().set_modified(then).unwrap();
         }
         let kept = || -> Vec<u64> {
-            (0..4).filter(|&inode| cache.load(&entry(inode).state).is_some()).collect()
+            (0..4).filter(|&inode| cache.load(&entry(inode).state, BLOCK_BYTES).is_some()).collect()
         };
         cache.prune(3, BYTES_MAX).unwrap();
         assert_eq!(kept(), [1, 2, 3]);

@@ -11,8 +11,8 @@ use jackalope_protocol::{BlockHash, ContentTree, FileState, FileTree};
 
 use super::cache::{Entry, TreeCache};
 use super::{
-    CONFIG_BYTES_MAX, CheckpointContent, ContentError, Layout, TREE_BYTES_MAX, hash, identity,
-    is_weights, names, read_head,
+    CONFIG_BYTES_MAX, CheckpointContent, ContentError, Layout, TREE_BYTES_MAX, block_bytes_min,
+    bytes_of, hash, identity, is_weights, read_head,
 };
 use crate::models::parallel::side_by_side;
 
@@ -72,13 +72,18 @@ impl<'a> Hasher<'a> {
     /// [`ContentError`]; hashes of finished files and parts of files are kept.
     pub fn hash_dir(&self, dir: &Path) -> Result<CheckpointContent, ContentError> {
         let mut files = Vec::new();
+        let found = super::states(dir)?;
+        let least = block_bytes_min(bytes_of(&found));
         let mut states = Vec::new();
-        for name in names(dir)? {
-            let (state, tree) = self.hash_file(dir, &name)?;
+        for FileState { name, .. } in &found {
+            let (state, tree) = self.hash_file(dir, name, least)?;
             files.push(tree);
             states.extend(state);
         }
         let tree = ContentTree { files };
+        if tree.bytes() != bytes_of(&found) {
+            return Err(ContentError::Changed { path: dir.to_owned() });
+        }
         let num_leaves: usize = tree.files.iter().map(|it| it.leaves.len()).sum();
         let bytes = num_leaves * size_of::<BlockHash>();
         if TREE_BYTES_MAX < bytes {
@@ -92,6 +97,7 @@ impl<'a> Hasher<'a> {
         &self,
         dir: &Path,
         name: &str,
+        block_bytes_min: u64,
     ) -> Result<(Option<FileState>, FileTree), ContentError> {
         let path = dir.join(name);
         let failed = |source| ContentError::Read { path: path.clone(), source };
@@ -101,7 +107,7 @@ impl<'a> Hasher<'a> {
         // state.
         let is_settled = state.is_settled();
         let cache = self.trees_dir.map(TreeCache::new).filter(|_| is_settled);
-        let known = cache.as_ref().and_then(|cache| cache.load(&state));
+        let known = cache.as_ref().and_then(|cache| cache.load(&state, block_bytes_min));
         if let Some(entry) = known.as_ref().filter(|it| it.is_whole) {
             (self.on_bytes)(state.bytes);
             return Ok((Some(state), entry.tree.clone()));
@@ -109,7 +115,7 @@ impl<'a> Hasher<'a> {
         let malformed = |reason| ContentError::Malformed { path: path.clone(), reason };
         let head = head(&mut file, &state).map_err(failed)?;
         let layout = match is_weights(name) {
-            true => Layout::of_head(&head).map_err(malformed)?,
+            true => Layout::of_head(&head, block_bytes_min).map_err(malformed)?,
             false => Layout::without_tensors(state.bytes),
         };
         if layout.file_bytes != state.bytes {
@@ -121,7 +127,7 @@ impl<'a> Hasher<'a> {
         let leaves = known.map(|entry| entry.tree.leaves).unwrap_or_default();
         let tree =
             FileTree { name: name.to_owned(), bytes: state.bytes, head: hash(&head), leaves };
-        let mut entry = Entry { state, tree, is_whole: false };
+        let mut entry = Entry { state, tree, is_whole: false, block_bytes_min };
         let done = match entry.tree.leaves.len() {
             0 => head.len() as u64,
             known => layout.block(known.min(layout.num_blocks) - 1).range.end,

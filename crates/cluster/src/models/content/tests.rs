@@ -89,7 +89,7 @@ proptest! {
     ) {
         let head = head(&sizes);
         let total: usize = sizes.iter().sum();
-        let layout = Layout::of_head(&head).unwrap();
+        let layout = Layout::of_head(&head, BLOCK_BYTES_MIN).unwrap();
         prop_assert_eq!(layout.file_bytes, (head.len() + total) as u64);
         let mut at = layout.head_bytes;
         let mut boundaries = vec![at];
@@ -205,4 +205,65 @@ fn hashing_that_was_interrupted_goes_on_where_it_stood() {
     let again = Hasher::new(Some(trees.path()), &on_bytes).hash_dir(&shipped()).unwrap();
     assert_eq!(again, whole);
     assert!(total / 3 < first.into_inner(), "half of the file was known");
+}
+
+/// The header of a weight file with `num_tensors` tensors of `bytes` bytes each.
+fn head_of_many(num_tensors: usize, bytes: u64) -> Vec<u8> {
+    let name = |idx: usize| format!("model.layers.{}.mlp.experts.{idx}.weight", idx % 61);
+    let entry = |idx: usize| {
+        let (begin, end) = (idx as u64 * bytes, (idx as u64 + 1) * bytes);
+        let name = name(idx);
+        format!(r#""{name}":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[{begin},{end}]}}"#)
+    };
+    let entries: Vec<String> = (0..num_tensors).map(entry).collect();
+    let header = format!("{{{}}}", entries.join(","));
+    let mut head = (header.len() as u64).to_le_bytes().to_vec();
+    head.extend(header.bytes());
+    head
+}
+
+/// Checkpoints with one tensor for each expert, with weights, scales and biases for each, and with
+/// all experts of a layer in one.
+#[test]
+fn the_hashes_of_a_checkpoint_of_2_tb_fit_into_one_message_to_a_rank() {
+    const NUM_FILES: usize = 400;
+    for (tensors_per_file, tensor_bytes) in
+        [(176, 29_360_128), (700, 7_340_032), (1, 5_200_000_000), (50, 100_000_000)]
+    {
+        let head = head_of_many(tensors_per_file, tensor_bytes);
+        let file_bytes = head.len() as u64 + tensors_per_file as u64 * tensor_bytes;
+        let checkpoint_bytes = NUM_FILES as u64 * file_bytes;
+        assert!(2_000_000_000_000 <= checkpoint_bytes);
+        let layout = Layout::of_head(&head, block_bytes_min(checkpoint_bytes)).unwrap();
+        assert_eq!(layout.file_bytes, file_bytes);
+        let file = |idx| FileTree {
+            name: format!("model-{idx:05}-of-{NUM_FILES:05}.safetensors"),
+            bytes: file_bytes,
+            head: BlockHash([1; 32]),
+            leaves: vec![BlockHash([2; 32]); layout.num_blocks],
+        };
+        let tree = ContentTree { files: (0..NUM_FILES).map(file).collect() };
+        assert_eq!(block_bytes_min(tree.bytes()), block_bytes_min(checkpoint_bytes));
+        let expected = ExpectedContent { id: Some(identity(&tree)), tree, states: Vec::new() };
+        let message = jackalope_protocol::frame::encode(&expected).unwrap();
+        assert!(message.len() < TREE_BYTES_MAX, "{} bytes", message.len());
+    }
+}
+
+/// A difference in one file's size divides all files into other blocks; that file is named.
+#[test]
+fn of_two_checkpoints_of_other_sizes_the_file_of_another_size_is_named() {
+    let file = |name: &str, bytes, leaf| FileTree {
+        name: name.to_owned(),
+        bytes,
+        head: BlockHash([1; 32]),
+        leaves: vec![BlockHash([leaf; 32])],
+    };
+    let tree = |bytes, leaf| {
+        let files =
+            vec![file("model-1.safetensors", 9, leaf), file("model-2.safetensors", bytes, 0)];
+        ContentTree { files }
+    };
+    let named = first_difference(&tree(10, 1), &tree(11, 2), Path::new("nowhere")).unwrap();
+    assert_eq!(named, "model-2.safetensors: it has 11 bytes there and 10 here");
 }
