@@ -22,12 +22,14 @@ mod messages;
 mod probe;
 mod process;
 mod programs;
+mod refusal;
 mod server;
 mod session;
 mod trust;
 
-pub use client::{Agent, AgentState, Ended, OnLine, Probe, Program, Refusal, Revive};
+pub use client::{Agent, AgentState, Ended, OnLine, Probe, Program, Revive};
 pub use messages::{EnvFile, FromAgent, Order, OrderedProgram, ProgramStatus, Stream, ToAgent};
+pub use refusal::Refusal;
 pub use server::{AgentConfig, AgentError, NewListeners, serve, serve_on};
 pub use trust::{REREAD_INTERVAL, Trust};
 

@@ -45,6 +45,14 @@ pub enum FrameError {
          hint: hand this machine's secret to every node with `jackalope sync --hosts FILE`"
     )]
     Secret,
+    /// The two ends do not hold the same ticket or grant.
+    #[error(
+        "the ticket is not accepted: it is for another rank or machine, was issued by another \
+         server, has expired, or the machine's key was revoked\n\
+         hint: a server starts its ranks anew by itself; if this goes on, compare the keys that \
+         `jackalope trust list` shows on the coordinator and on this machine"
+    )]
+    Ticket,
     /// The peer does not trust this machine.
     #[error(
         "it does not trust this machine, whose key is {ours}\n\

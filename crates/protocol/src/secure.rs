@@ -280,13 +280,18 @@ fn greet(call: Call, side: &Side<'_>, build: &Build) -> Result<Accepted, FrameEr
             let hint = approach.hint_bytes();
             (&stream).write_all(&hint)?;
             let prologue = [ours, preamble, hint].concat();
-            approach.shake_hands(&mut Wire { stream: &stream, reader: &mut reader }, &prologue)?
+            let mut wire = Wire { stream: &stream, reader: &mut reader };
+            approach.shake_hands(&mut wire, &prologue).map_err(|err| match approach {
+                Approach::Key(_) => of_ticket(err),
+                Approach::Machine(_) => err,
+            })?
         }
         Side::Accepting(admission) => {
             let hint = read_hint(&mut reader)?;
             let prologue = [preamble, ours, hint.clone()].concat();
             let mut wire = Wire { stream: &stream, reader: &mut reader };
-            welcome(*admission, &mut wire, &prologue, &hint[1..])?
+            let welcomed = welcome(*admission, &mut wire, &prologue, &hint[1..]);
+            welcomed.map_err(|err| if hint.len() == 1 { err } else { of_ticket(err) })?
         }
     };
     let mut met = connected(stream, noise, proof)?;
@@ -307,6 +312,14 @@ fn greet(call: Call, side: &Side<'_>, build: &Build) -> Result<Accepted, FrameEr
     }
     met.receiver.stream().set_read_timeout(None)?;
     Ok(met)
+}
+
+/// The error of a handshake with a [`HintedKey`] where it is not that of the cluster's secret.
+fn of_ticket(err: FrameError) -> FrameError {
+    match err {
+        FrameError::Secret => FrameError::Ticket,
+        err => err,
+    }
 }
 
 fn connected(

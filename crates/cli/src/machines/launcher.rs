@@ -233,7 +233,10 @@ impl AgentLauncher {
             };
             *back_since = back;
             back_for.push(back.map(|since| now.duration_since(since)));
-            away_for.push(away.map(|since| now.saturating_duration_since(since)));
+            let away = away.map(|since| now.saturating_duration_since(since));
+            // Nobody waits for a machine whose key was revoked, even if its rank is connected.
+            let is_distrusted = node.agent.is_distrusted();
+            away_for.push(if is_distrusted { Some(absent_after) } else { away });
         }
         let is_used = |at: &usize| {
             let node = self.places.nodes.of_rank[*at];
@@ -526,6 +529,10 @@ impl RankProcess for AgentProcess {
 
     fn trouble(&self) -> Option<String> {
         self.0.trouble()
+    }
+
+    fn distrust(&self) -> Option<String> {
+        self.0.distrust()
     }
 
     fn try_wait(&mut self) -> Option<String> {

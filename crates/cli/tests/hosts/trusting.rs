@@ -3,14 +3,14 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jackalope_protocol::secure::{self, HintedKey, Introduction};
 use jackalope_protocol::{FrameError, Identity, PublicKey, Secret};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::checkpoint::shipped;
+use crate::checkpoint::{exact, shipped};
 use crate::lab::{Lab, missing, mode_of};
 use crate::launching::lab_or_return;
 use crate::program::{send, wait_for};
@@ -69,6 +69,32 @@ fn ssh_makes_machines_known_to_each_other_and_a_changed_key_is_refused_by_name()
     assert_eq!(server.health()["world_size"], 2);
 }
 
+#[test]
+fn a_machine_whose_key_is_revoked_is_left_out_at_once_and_taken_back_when_it_is_accepted() {
+    let lab = lab_or_return!(3);
+    let server = lab.serve(exact(), "--absent-after 100");
+    let prompt = json!({"prompt": "Paris is the", "max_tokens": 12, "temperature": 0});
+    let before = server.complete(&prompt);
+    let began = Instant::now();
+    let revoked = lab.run(&["trust", "revoke", "host-c"]);
+    assert!(revoked.status.success(), "{revoked:?}");
+    let of = |num_ranks: u64| {
+        move |it: &Value| it["world_size"] == num_ranks && it["status"] == "healthy"
+    };
+    let health = server.wait_for_health("two ranks", of(2));
+    println!("two ranks go on after {:.1} s", began.elapsed().as_secs_f32());
+    assert!(health["ranks"].as_array().unwrap().iter().all(|it| it["host"] != "host-c"));
+    assert!(began.elapsed() < Duration::from_secs(60), "nobody waited for the machine");
+    let its_ranks = || lab.hosts[2].pids_of("jackalope-rank");
+    wait_for("end of the rank", || its_ranks().is_empty().then_some(()));
+    assert_eq!(server.complete(&prompt), before);
+    let accepted = lab.run(&["trust", "accept", "host-c"]);
+    assert!(accepted.status.success(), "{accepted:?}");
+    server.wait_for_health("three ranks", of(3));
+    assert_eq!(its_ranks().len(), 1);
+    assert_eq!(server.complete(&prompt), before);
+}
+
 /// The secrets in a machine's home folder.
 struct Stolen {
     secret: Secret,
@@ -125,7 +151,7 @@ fn a_hostile_worker_commands_neither_the_others_nor_the_coordinator() {
         for rank in 0..3 {
             let key = HintedKey::of_rank(rank, ticket);
             let err = secure::dial(addr(0, 18080), &key, LONG).unwrap_err();
-            assert!(matches!(err, FrameError::Secret), "{err}");
+            assert!(matches!(err, FrameError::Ticket), "{err}");
         }
     }
     let err = hostile.dial(addr(0, 18080)).unwrap_err();

@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use jackalope_protocol::secure::Introduction;
 use jackalope_protocol::{FrameError, PublicKey, frame, secure};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::messages::{FromAgent, Order, ProgramStatus, Stream, ToAgent};
+use super::refusal::Refusal;
 use super::session::{BEAT, SILENCE};
+use super::trust::REREAD_INTERVAL;
 use crate::exchange::{ExchangeError, Granter, LibraryClient};
 use crate::facts::NodeFacts;
 use crate::platform::MemoryPressure;
@@ -64,17 +66,6 @@ pub enum AgentState {
         /// Why.
         reason: String,
     },
-}
-
-/// Why a reachable machine cannot be used; retrying does not help.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Refusal {
-    /// The agent does not accept orders from this machine.
-    Untrusted,
-    /// No key is known for the machine.
-    UnknownKey,
-    /// The agent proved another key than the pinned one.
-    ChangedKey,
 }
 
 /// A program on a machine. Dropping this does not end it.
@@ -172,6 +163,14 @@ impl std::fmt::Debug for Program {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why the machine's key is not trusted any more, if so. The list is read again each time; while
+    /// it cannot be read, an open connection stays.
+    fn distrust(&self) -> Option<FrameError> {
+        let key = self.lock().key?;
+        let err = self.ours.check(&self.host, &key).err()?;
+        Refusal::of(&err).is_some().then_some(err)
     }
 
     /// Counts a failed attempt to connect. Returns true if the agent counts as hung.
@@ -324,6 +323,12 @@ impl Agent {
     /// Why the last attempt to connect was refused by either side; `None` if it was not refused.
     pub fn refusal(&self) -> Option<Refusal> {
         self.shared.lock().refusal
+    }
+
+    /// True if the machine is not trusted any more: its key was revoked here, or it proved another
+    /// one.
+    pub fn is_distrusted(&self) -> bool {
+        self.refusal().is_some_and(Refusal::is_distrust)
     }
 
     /// Key that the agent has proved; `None` until it was first reached.
@@ -531,6 +536,17 @@ impl Program {
         }
     }
 
+    /// Why its machine is not trusted any more, if so.
+    pub fn distrust(&self) -> Option<String> {
+        let inner = self.shared.lock();
+        match &inner.state {
+            AgentState::Down { reason, .. } if inner.refusal.is_some_and(Refusal::is_distrust) => {
+                Some(reason.clone())
+            }
+            _ => None,
+        }
+    }
+
     /// Ends it at once; if its machine cannot be reached, as soon as it can.
     pub fn kill(&self) {
         let mut inner = self.shared.lock();
@@ -565,7 +581,10 @@ fn connect_again_and_again(shared: &Arc<Shared>) {
                 shared.lock().num_silent_dials = 0;
                 match talk(shared, sender, receiver) {
                     Ok(()) => return,
-                    Err(err) => err.to_string(),
+                    Err(err) => {
+                        shared.lock().refusal = Refusal::of(&err);
+                        err.to_string()
+                    }
                 }
             }
             Err(undialled) => {
@@ -636,12 +655,7 @@ fn dial(shared: &Shared) -> Result<(secure::Sender, secure::Receiver), Undialled
                 };
                 is_silent |=
                     has_timed_out(&err) && TcpStream::connect_timeout(addr, ANSWER_TIMEOUT).is_ok();
-                refusal = refusal.or(match &err {
-                    FrameError::Untrusted { .. } => Some(Refusal::Untrusted),
-                    FrameError::UnknownKey { .. } => Some(Refusal::UnknownKey),
-                    FrameError::ChangedKey { .. } => Some(Refusal::ChangedKey),
-                    _ => None,
-                });
+                refusal = refusal.or(Refusal::of(&err));
                 reasons.push(match refusal {
                     Some(_) => err.to_string(),
                     None => format!("no agent at {addr}: {err}"),
@@ -669,10 +683,10 @@ fn talk(
     sender.stream().set_write_timeout(Some(SILENCE))?;
     let our_ip = sender.stream().local_addr()?.ip();
     let (outbox, messages) = sync_channel(OUTBOX_LEN);
-    let client = shared.client;
+    let writing = Arc::clone(shared);
     let writer = thread::Builder::new()
         .name(format!("to {}", shared.host))
-        .spawn(move || write(sender, client, &messages))?;
+        .spawn(move || write(sender, &writing, &messages))?;
     {
         let mut inner = shared.lock();
         if inner.is_over {
@@ -703,19 +717,35 @@ fn talk(
     shared.lock().outbox = None;
     let _ = receiver.stream().shutdown(Shutdown::Both);
     let _ = writer.join();
+    // The writer ends the connection if the machine's key is revoked meanwhile.
+    let err = shared.distrust().unwrap_or(err);
     if shared.lock().is_over { Ok(()) } else { Err(err) }
 }
 
-fn write(mut sender: secure::Sender, client: u64, messages: &Receiver<ToAgent>) {
+fn write(mut sender: secure::Sender, shared: &Shared, messages: &Receiver<ToAgent>) {
     // The first word says what kind of connection this is. One that is broken is seen by the reader.
-    frame::write(&mut sender, &ToAgent::Hello { client }).ok();
+    frame::write(&mut sender, &ToAgent::Hello { client: shared.client }).ok();
+    let (mut beat_at, mut checked_at) = (Instant::now(), Instant::now());
     loop {
-        let message = match messages.recv_timeout(BEAT) {
-            Ok(message) => message,
-            Err(RecvTimeoutError::Timeout) => ToAgent::Beat,
+        let message = match messages.recv_timeout(REREAD_INTERVAL) {
+            Ok(message) => Some(message),
+            Err(RecvTimeoutError::Timeout) if BEAT <= beat_at.elapsed() => {
+                beat_at = Instant::now();
+                Some(ToAgent::Beat)
+            }
+            Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => break,
         };
-        if frame::write(&mut sender, &message).is_err() {
+        if REREAD_INTERVAL <= checked_at.elapsed() {
+            checked_at = Instant::now();
+            if let Some(err) = shared.distrust() {
+                warn!(host = shared.host, %err, "the machine is not trusted any more");
+                // An honest agent ends what was ordered.
+                frame::write(&mut sender, &ToAgent::Bye).ok();
+                break;
+            }
+        }
+        if message.is_some_and(|message| frame::write(&mut sender, &message).is_err()) {
             break;
         }
     }

@@ -167,7 +167,7 @@ fn greet(shared: &Arc<Shared>, caller: Caller) -> Result<(), FrameError> {
     let (key, grant) = match &accepted.proof {
         Proof::Machine(peer) => (peer.key, None),
         Proof::Key(hint) => {
-            let grant = Grant::read(hint).ok_or(FrameError::Secret)?;
+            let grant = Grant::read(hint).ok_or(FrameError::Ticket)?;
             (grant.coordinator, Some(grant))
         }
     };

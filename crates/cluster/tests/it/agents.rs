@@ -575,3 +575,28 @@ fn an_agent_that_is_another_machine_than_before_is_given_nothing() {
     drop(agent);
     fixture.stop();
 }
+
+#[test]
+fn a_machine_whose_key_is_revoked_loses_its_open_session_and_what_it_runs_for_us() {
+    let fixture = Fixture::start(None);
+    let known = store();
+    let ours = Credentials { expected: Expected::Pinned(known.clone()), ..ours() };
+    let agent = Agent::connect("here", vec![fixture.addr], ours, Box::new(|_, _, _| {}));
+    assert!(agent.knock(LONG).is_err(), "nothing is known of it yet");
+    known.update(|list| list.accept("here")).unwrap();
+    agent.wait_until_up(LONG).unwrap();
+    let lasting = Order { lease_ms: 600_000, ..shell("lasting", "exec sleep 600") };
+    let program = agent.start(lasting);
+    let pid = pid(&program);
+    assert_eq!(program.distrust(), None);
+    known.update(|list| list.revoke("here")).unwrap();
+    let reason = wait(|| program.distrust());
+    assert!(
+        reason.contains("the key of here, ") && reason.contains("is not known here"),
+        "{reason}"
+    );
+    assert!(agent.is_distrusted() && matches!(agent.state(), AgentState::Down { .. }));
+    wait(|| (!runs(pid)).then_some(()));
+    drop(agent);
+    fixture.stop();
+}

@@ -75,7 +75,7 @@ fn shake_hands(caller: Caller, tickets: &Tickets) -> Result<Arrival, FrameError>
     let hello: Hello = frame::read(&mut receiver)?;
     // A ticket is valid for its own rank only.
     if !matches!(&proof, Proof::Key(hint) if rank_of_hint(hint) == Some(hello.rank)) {
-        return Err(FrameError::Secret);
+        return Err(FrameError::Ticket);
     }
     receiver.stream().set_read_timeout(None)?;
     Ok(Arrival { hello, sender, receiver })

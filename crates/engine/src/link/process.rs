@@ -132,6 +132,11 @@ pub trait RankProcess: Send {
     fn trouble(&self) -> Option<String> {
         None
     }
+    /// Why its machine is not trusted any more, if so: then its connections are closed and it is
+    /// replaced.
+    fn distrust(&self) -> Option<String> {
+        None
+    }
     /// How it ended, once it has: `exit status 1`, `killed by signal 9`. Does not wait.
     fn try_wait(&mut self) -> Option<String>;
     /// Kills it immediately. Does not wait until it has exited.

@@ -139,7 +139,9 @@ impl Slot {
 
     /// True if this is the process that was started.
     pub(super) fn expects(&self, hello: &Hello) -> bool {
-        matches!(self.state, State::Launched) && self.pid().is_none_or(|pid| pid == hello.pid)
+        matches!(self.state, State::Launched)
+            && self.pid().is_none_or(|pid| pid == hello.pid)
+            && self.distrust().is_none()
     }
 
     /// True while it belongs to a group, or is about to.
@@ -209,6 +211,11 @@ impl Slot {
     /// Why nobody can say how its process is, if so.
     pub(super) fn trouble(&self) -> Option<String> {
         self.process.as_ref().and_then(|process| process.trouble())
+    }
+
+    /// Why its machine is not trusted any more, if so.
+    pub(super) fn distrust(&self) -> Option<String> {
+        self.process.as_ref().and_then(|process| process.distrust())
     }
 
     /// Gives up the connection, not the process.

@@ -52,6 +52,11 @@ impl Link {
         }
         for rank in 0..self.slots.len() {
             let slot = &mut self.slots[rank];
+            if let Some(reason) = slot.distrust().filter(|_| slot.is_connected()) {
+                let reason = format!("its machine is not trusted any more: {reason}");
+                self.rank_died(rank, &reason, Duration::ZERO, now);
+                continue;
+            }
             let State::Launched = slot.state else { continue };
             if slot.trouble().is_some() {
                 // Its time begins when its machine is there again.

@@ -54,7 +54,7 @@ impl Case {
         let config = LinkConfig {
             listen: vec!["127.0.0.1:0".parse().unwrap()],
             expected: Vec::new(),
-            seats: seats(self.backend),
+            seats,
             timeouts: self.timeouts,
             first_epoch: 0,
         };
@@ -504,9 +504,9 @@ fn another_libmlx_is_told_with_both_versions_and_is_not_tried_again() {
 }
 
 #[test]
-fn a_wrong_secret_is_told() {
+fn a_ticket_that_is_not_accepted_is_named() {
     let failure = retried(Fault::WrongSecret, |_| {});
-    assert!(failure.message.contains("holds another secret of the cluster"), "{failure}");
+    assert!(failure.message.contains("the ticket is not accepted: "), "{failure}");
 }
 
 #[test]

@@ -128,7 +128,7 @@ fn garbage_is_refused_at_once_and_named() {
     wait_for_end(&browser);
     assert!(gate.last_refusal().is_some_and(|it| it.contains("not a jackalope connection")));
     let thief = secure::dial(addr, &HintedKey::of_rank(0, Secret([1; 32])), LONG);
-    assert!(matches!(thief, Err(FrameError::Secret)), "{thief:?}");
+    assert!(matches!(thief, Err(FrameError::Ticket)), "{thief:?}");
     check_lets_in(addr, &arrivals);
     // The worker counts a refusal only after it has closed the connection.
     let began = Instant::now();

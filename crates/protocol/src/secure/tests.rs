@@ -130,9 +130,9 @@ fn both_directions_are_independent() {
 }
 
 #[test]
-fn another_secret_is_told_to_both_sides() {
+fn another_ticket_is_told_to_both_sides() {
     for result in connect([OURS, Secret([8; 32])], ["1"; 2]) {
-        assert!(matches!(result, Err(FrameError::Secret)), "{result:?}");
+        assert!(matches!(result, Err(FrameError::Ticket)), "{result:?}");
     }
 }
 
@@ -232,7 +232,7 @@ fn a_ticket_admits_one_rank_and_nothing_else() {
     for (hint, ticket) in
         [(&of_rank(0)[..], 2), (&of_rank(2)[..], 2), (b"x", 2), (&[0; HINT_BYTES_MAX], 2)]
     {
-        assert!(matches!(proved(hint, ticket), Err(FrameError::Secret)), "{hint:?}");
+        assert!(matches!(proved(hint, ticket), Err(FrameError::Ticket)), "{hint:?}");
     }
     // Where only ranks are accepted, no machine is, whatever keys it holds.
     let machine = Machine::new(&[]);

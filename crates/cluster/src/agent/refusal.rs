@@ -1,0 +1,31 @@
+//! Refusals between a coordinator and an agent that have reached each other.
+
+use jackalope_protocol::FrameError;
+
+/// Why a reachable machine cannot be used; retrying does not help.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Refusal {
+    /// The agent does not accept orders from this machine.
+    Untrusted,
+    /// No key is known for the machine.
+    UnknownKey,
+    /// The agent proved another key than the pinned one.
+    ChangedKey,
+}
+
+impl Refusal {
+    /// True if this machine does not trust the other one.
+    pub(super) fn is_distrust(self) -> bool {
+        matches!(self, Refusal::UnknownKey | Refusal::ChangedKey)
+    }
+
+    /// The refusal that an error of a handshake is, if it is one.
+    pub(super) fn of(err: &FrameError) -> Option<Refusal> {
+        match err {
+            FrameError::Untrusted { .. } => Some(Refusal::Untrusted),
+            FrameError::UnknownKey { .. } => Some(Refusal::UnknownKey),
+            FrameError::ChangedKey { .. } => Some(Refusal::ChangedKey),
+            _ => None,
+        }
+    }
+}
