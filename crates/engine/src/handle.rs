@@ -235,7 +235,8 @@ impl EngineHandle {
 
     /// Ends a request from outside: its stream ends with [`FinishReason::Cancelled`]. False if there is
     /// no such request any more. Answered within a turn of the engine's thread, as are
-    /// [`EngineHandle::clear_prefixes`] and [`EngineHandle::open_requests`].
+    /// [`EngineHandle::clear_prefixes`] and [`EngineHandle::open_requests`]. If that thread hangs
+    /// none of them returns, so callers use a timeout.
     ///
     /// [`FinishReason::Cancelled`]: crate::FinishReason::Cancelled
     pub async fn cancel(&self, id: RequestId) -> bool {

@@ -188,6 +188,13 @@ pub(crate) enum ApiError {
     ShuttingDown,
     #[error("the request was not answered within {} s", .timeout.as_secs_f32())]
     TimedOut { timeout: Duration },
+    #[error(
+        "the engine did not answer within {} s: its thread is busy or hangs\n\
+         hint: `jackalope status` says whether steps are completed; `jackalope restart` replaces a \
+         server that hangs",
+        .timeout.as_secs_f32()
+    )]
+    EngineSilent { timeout: Duration },
     #[error("internal error: {what}\nhint: this is a bug in the server; please report it")]
     Internal { what: String },
 }
@@ -481,6 +488,7 @@ impl ApiError {
             E::RankFailed { .. } => Wire::unavailable("rank_failed"),
             E::ShuttingDown => Wire::unavailable("shutting_down"),
             E::TimedOut { .. } => Wire::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "timeout"),
+            E::EngineSilent { .. } => Wire::unavailable("engine_silent"),
             E::NotANumber => Wire::internal("not_a_number"),
             E::Poisonous { .. } => Wire::internal("poisonous_request"),
             E::GuideFailed { .. } => Wire::internal("structure_too_complex"),

@@ -1,6 +1,6 @@
 //! How the server is: `GET /health`, `/health/live`, `/health/ready`, `/version`.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::Json;
 use axum::extract::State;
@@ -9,6 +9,7 @@ use jackalope_engine::{EngineHandle, EngineState, RankStatus, Status};
 use serde_json::{Value, json};
 
 use crate::ServerState;
+use crate::engine_answer::answered;
 use crate::ids::unix_time;
 use crate::journal::ErrorRecord;
 use crate::models::ModelStatus;
@@ -16,9 +17,6 @@ use crate::monitor::memory_of;
 use crate::numbers::rounded;
 use crate::openapi::answers::{HealthAnswer, LiveAnswer, ReadyAnswer, VersionAnswer};
 use crate::origin::AllowedOrigins;
-
-/// Time after which an engine thread that does not answer counts as hung.
-const ENGINE_ANSWERS: Duration = Duration::from_secs(2);
 
 /// Says that the process answers.
 #[utoipa::path(get, path = "/health/live", tag = "state", responses((status = 200, description = "Yes.", body = LiveAnswer)))]
@@ -69,8 +67,7 @@ pub(crate) async fn ready(State(state): State<ServerState>) -> (StatusCode, Json
 
 /// Why no step completes at present, if so: the engine's thread hangs, or a step is overdue.
 async fn stall_of(engine: &EngineHandle) -> Option<&'static str> {
-    let responds = tokio::time::timeout(ENGINE_ANSWERS, engine.responds()).await;
-    if responds != Ok(true) {
+    if !answered(engine.responds()).await.unwrap_or(false) {
         return Some("the engine does not answer");
     }
     let is_overdue = engine.status().due_at.is_some_and(|due_at| due_at < Instant::now());

@@ -25,6 +25,7 @@ mod body;
 mod caller;
 mod connections;
 mod embed;
+mod engine_answer;
 mod error;
 mod generate;
 mod grammars;

@@ -9,6 +9,7 @@ use jackalope_engine::{EngineHandle, RequestId};
 use super::Journal;
 use super::record::{Ending, RequestRecord};
 use crate::caller::Caller;
+use crate::engine_answer::answered;
 use crate::error::ApiError;
 use crate::generate::{Finish, Summary};
 use crate::ids::unix_time;
@@ -48,12 +49,15 @@ impl OpenRequest {
     }
 
     /// Ends it on every rank; false if it has ended already.
-    pub(crate) async fn cancel(&self) -> bool {
+    ///
+    /// # Errors
+    /// [`ApiError::EngineSilent`]; it ends once the engine's thread goes on.
+    pub(crate) async fn cancel(&self) -> Result<bool, ApiError> {
         let mut is_cancelled = false;
         for id in &self.opening.engine_ids {
-            is_cancelled |= self.engine.cancel(RequestId(*id)).await;
+            is_cancelled |= answered(self.engine.cancel(RequestId(*id))).await?;
         }
-        is_cancelled
+        Ok(is_cancelled)
     }
 }
 

@@ -12,6 +12,7 @@ use super::memory::of_engine;
 use crate::ServerState;
 use crate::body::name_in_path;
 use crate::caller::Caller;
+use crate::engine_answer::answered;
 use crate::error::ApiError;
 use crate::journal::OpenRequest;
 use crate::numbers::{gib, rounded};
@@ -131,7 +132,7 @@ pub(crate) async fn cancel(
     };
     let mut cancelled = false;
     for request in &found {
-        cancelled |= request.cancel().await;
+        cancelled |= request.cancel().await?;
     }
     Ok(Json(json!({
         "object": "request.cancel",
@@ -148,10 +149,10 @@ pub(crate) async fn cancel(
     tag = "state",
     responses((status = 200, description = "The answer.", body = ClearedCache)),
 )]
-pub(crate) async fn clear_cache(State(state): State<ServerState>) -> Json<Value> {
+pub(crate) async fn clear_cache(State(state): State<ServerState>) -> Result<Json<Value>, ApiError> {
     let mut cleared = 0;
     for model in state.models().list().into_iter().filter_map(|it| it.model) {
-        cleared += model.engine.clear_prefixes().await;
+        cleared += answered(model.engine.clear_prefixes()).await?;
     }
-    Json(json!({"status": "cleared", "caches": ["prefix"], "cleared_entries": cleared}))
+    Ok(Json(json!({"status": "cleared", "caches": ["prefix"], "cleared_entries": cleared})))
 }

@@ -1,15 +1,17 @@
 //! A full queue, ranks that are lost, and clients that leave.
 
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use axum::http::StatusCode;
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
 use jackalope_engine::testing::FakeOrder;
 use jackalope_engine::{MemoryReading, PressurePolicy};
-use jackalope_protocol::PressureTier;
+use jackalope_protocol::{PressureTier, Sampling, TokenId};
 use jackalope_server::ServerConfig;
 use serde_json::json;
 
-use crate::support::{Setup, chat_body, events, post};
+use crate::support::{Setup, chat_body, end_token, events, post};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -284,4 +286,31 @@ async fn a_server_whose_engine_hangs_is_not_ready() {
     assert!(reply.body.contains("the engine does not answer"), "{}", reply.body);
     drop(release);
     while ready().await.status != StatusCode::OK {}
+}
+
+/// The engine's thread computes the answers of fake ranks, so a model that hangs holds it up.
+#[tokio::test]
+async fn orders_to_an_engine_that_hangs_are_answered_in_time_and_by_name() {
+    let (released, held) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
+    let (release, hold) = (Arc::clone(&released), Arc::clone(&held));
+    let next_token = Box::new(move |_: &[TokenId], _: &Sampling| {
+        held.set(()).ok();
+        released.wait();
+        end_token()
+    });
+    let server = Setup::with(crate::model::text(), next_token).start().await;
+    let mut live = server.open(post(CHAT, streaming())).await;
+    tokio::task::spawn_blocking(move || *hold.wait()).await.unwrap();
+    let name = live.headers["x-request-id"].to_str().unwrap().to_owned();
+    for path in ["/v1/cache", &format!("/v1/requests/{name}")] {
+        let request = Request::delete(path).body(Body::empty()).unwrap();
+        let reply = server.send(request).await;
+        assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE, "{path}: {}", reply.body);
+        assert_eq!(reply.error()["code"], "engine_silent");
+        let message = reply.error()["message"].to_string();
+        assert!(message.contains("did not answer within 2 s"), "{message}");
+    }
+    assert_eq!(server.get("/health/ready").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    release.set(()).unwrap();
+    live.read_until("[DONE]").await;
 }
