@@ -441,6 +441,9 @@ pub(crate) struct LinkArgs {
     /// second, encrypted group.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = EncryptArg::Auto)]
     pub(crate) encrypt_data: EncryptArg,
+    /// Ports for the connections between ranks; each rank takes one of them.
+    #[arg(long, value_name = "FIRST-LAST", default_value_t = machines::PortRange::DATA)]
+    pub(crate) data_ports: machines::PortRange,
     /// Time spent on each row, in milliseconds.
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(10..=60000))]
     pub(crate) budget_ms: u64,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Subcommand, ValueEnum};
 
+use super::machines::PortRange;
 use super::parse_time;
 
 /// Take part in LocalAI's distributed inference, under its names for commands, options and variables
@@ -59,6 +60,9 @@ pub(crate) struct MlxDistributedArgs {
     /// Memory for keys and values on each rank. Default: a good part of what is free.
     #[arg(long, value_name = "MIB")]
     pub(crate) kv_mib: Option<u64>,
+    /// Ports for the connections between ranks; each rank takes one of them.
+    #[arg(long, value_name = "FIRST-LAST", default_value_t = PortRange::DATA)]
+    pub(crate) data_ports: PortRange,
 }
 
 /// LocalAI's words for transports.

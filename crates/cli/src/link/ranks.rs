@@ -21,7 +21,7 @@ use jackalope_protocol::{Backend, Secret};
 use serde_json::Value;
 use tokio::sync::mpsc::Sender;
 
-use crate::args::machines::{PortRange, ReachArgs};
+use crate::args::machines::ReachArgs;
 use crate::args::{EncryptArg, LinkArgs};
 use crate::environment::Environment;
 use crate::machines;
@@ -167,7 +167,6 @@ impl AgentRanks {
             ips.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",")
         };
         let listen: Vec<String> = (0..hosts.len()).map(listen).collect();
-        let ports = PortRange::DATA.to_string();
         let (usable, refused) = settings(backends, &hosts);
         let names: Vec<Backend> = usable.iter().map(|(backend, _)| *backend).collect();
         let words = words(args, &names);
@@ -176,9 +175,7 @@ impl AgentRanks {
             let mut order = Order {
                 name: format!("link {} rank {rank}", std::process::id()),
                 program: OrderedProgram::Rank,
-                args: ["link", "--data", &listen[rank], "--data-ports", &ports, "--rank"]
-                    .map(str::to_owned)
-                    .to_vec(),
+                args: ["link", "--data", &listen[rank], "--rank"].map(str::to_owned).to_vec(),
                 env: file.envs.clone(),
                 files: Vec::new(),
                 cwd: None,
@@ -302,6 +299,7 @@ fn words(args: &LinkArgs, backends: &[Backend]) -> Vec<String> {
     let names: Vec<&str> = backends.iter().map(|backend| backend.name()).collect();
     let mut words = vec![format!("--sizes={}", sizes.join(","))];
     words.push(format!("--budget-ms={}", args.budget_ms));
+    words.push(format!("--data-ports={}", args.data_ports));
     words.extend(args.rounds.map(|rounds| format!("--rounds={rounds}")));
     words.extend(args.every_round.then(|| "--every-round".to_owned()));
     if !names.is_empty() {

@@ -10,6 +10,7 @@ use jackalope_server::{LoadError, LoadFuture, ModelOpener, ModelOrder, Models};
 
 use super::transport;
 use crate::args::RankArgs;
+use crate::args::machines::PortRange;
 use crate::args::worker::{MlxDistributedArgs, WorkerBackend};
 use crate::environment::Environment;
 use crate::loading::Offered;
@@ -84,6 +85,7 @@ impl OrderedModels {
         let mut ranks = usual();
         ranks.context = order.context_tokens;
         ranks.kv_mib = args.kv_mib;
+        ranks.hosts.data_ports = args.data_ports;
         let Some(hostfile) = hostfile else { return Ok(ranks) };
         let cluster = Cluster::read(&hostfile, backend, coordinator.as_deref())?;
         ranks.backend = Some(transport(backend));
@@ -105,8 +107,12 @@ impl ModelOpener for OrderedModels {
     fn missing(&self, order: &ModelOrder, ranks: &[usize]) -> String {
         let hostfile = order.hostfile.as_ref().or(self.args.hostfile.as_ref());
         let hostfile = hostfile.map_or("FILE", String::as_str);
+        let ports = match self.args.data_ports {
+            PortRange::DATA => String::new(),
+            other => format!(" --data-ports {other}"),
+        };
         let typed = |rank: &usize| {
-            format!("jackalope worker mlx-distributed --hostfile {hostfile} --rank {rank}")
+            format!("jackalope worker mlx-distributed --hostfile {hostfile} --rank {rank}{ports}")
         };
         let typed: Vec<String> = ranks.iter().map(typed).collect();
         format!("type there: {}; then load the model again", typed.join("; "))

@@ -8,7 +8,6 @@ use jackalope_cluster::listen::address_towards;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::open::Cluster;
-use crate::args::machines::PortRange;
 use crate::args::worker::MlxDistributedArgs;
 use crate::environment::Environment;
 use crate::rank::{DataPlane, Looking};
@@ -48,7 +47,7 @@ pub(super) async fn run(
     if ips.is_empty() {
         ips.extend(address_towards(control.ip()));
     }
-    let data = DataPlane { ips, ports: PortRange::DATA };
+    let data = DataPlane { ips, ports: args.data_ports };
     output::note(&format!("rank {rank} looks for rank 0 at {control}"));
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;

@@ -1,12 +1,15 @@
 //! What cannot be done is refused: with a reason, an exit code, and no process left behind.
 
+use std::fs::Permissions;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde_json::json;
 
 use crate::checkpoint::{Copy, Tensor, exact, shipped};
 use crate::http::Server;
-use crate::program::{Ended, Program, run};
+use crate::program::{Ended, Program, run, wait_for};
 
 const A_WEIGHT: &str = "model.layers.1.mlp.up_proj.weight";
 
@@ -236,4 +239,25 @@ fn flags_of_earlier_servers_are_accepted() {
     let line = "serve --host 0.0.0.0 --port 8000 --continuous-batching --insecure --model /no/such";
     let ended = run(&line.split(' ').collect::<Vec<&str>>());
     assert!(ended.stderr.contains("no checkpoint at /no/such"), "{ended:?}");
+}
+
+#[test]
+fn ranks_of_link_and_of_localai_take_a_port_of_the_given_range() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let words = ["link", "--ranks", "2", "--rounds", "1", "--data-ports", &port];
+    check(&run(&words), &["listening for peers", &port, "hint: free a port of `--data-ports`"]);
+    drop(taken);
+
+    let copy = Copy::new();
+    let (home, hostfile) = (copy.path().join("home"), copy.path().join("hosts.json"));
+    std::fs::create_dir(&home).unwrap();
+    std::fs::write(home.join("secret"), "5a".repeat(32)).unwrap();
+    std::fs::set_permissions(home.join("secret"), Permissions::from_mode(0o600)).unwrap();
+    std::fs::write(&hostfile, json!(["127.0.0.1:1", "127.0.0.1:2"]).to_string()).unwrap();
+    let words = ["worker", "mlx-distributed", "--rank", "1", "--hostfile"];
+    let more = [hostfile.to_str().unwrap(), "--data-ports", &port];
+    let home = [("JACKALOPE_HOME", home.to_str().unwrap())];
+    let _rank = Program::start_with(&[&words[..], &more].concat(), "", &home);
+    wait_for("a rank on its port", || TcpStream::connect(format!("127.0.0.1:{port}")).ok());
 }
