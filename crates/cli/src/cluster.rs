@@ -286,7 +286,7 @@ fn place_here(
         num_threads: args.threads.unwrap_or((cores / num_ranks).max(1)),
         ..setup
     };
-    check_encryption(args, backend)?;
+    check_encryption(args.encrypt_data, backend)?;
     let encrypts = args.encrypt_data == EncryptArg::On;
     let encrypt = vec![encrypts; num_ranks as usize];
     let seats = Seat::local(&setup).into_iter();
@@ -317,7 +317,7 @@ async fn place_on(
     let Hostfile { backend, mut envs, hosts } = machines::hostfile(hosts)?;
     envs.extend(environment_of(&args.hosts.env)?);
     let backend = args.backend.map(Into::into).or(backend).unwrap_or(Backend::Tcp);
-    check_encryption(args, backend)?;
+    check_encryption(args.encrypt_data, backend)?;
     let given = wished_split::given(args, &model.dir, (hosts.len(), backend))?;
     let nodes_config = machines::nodes_config(&args.hosts.reach, environment)?;
     let ours = nodes_config.ours.clone();
@@ -389,7 +389,7 @@ fn place_by_hand(
 ) -> anyhow::Result<Placed> {
     let Hostfile { backend, hosts, .. } = machines::hostfile(hosts)?;
     let backend = args.backend.map(Into::into).or(backend).unwrap_or(Backend::Tcp);
-    check_encryption(args, backend)?;
+    check_encryption(args.encrypt_data, backend)?;
     let num_ranks = u32::try_from(hosts.len()).context("too many hosts")?;
     let nodes: Vec<routes::Node<'_>> =
         hosts.iter().map(|host| routes::Node { host, facts: None }).collect();
@@ -503,9 +503,9 @@ fn with_port(ips: Vec<IpAddr>, port: u16) -> Vec<SocketAddr> {
 }
 
 /// Fails if `--encrypt-data on` is combined with one of MLX's own transports, which cannot encrypt.
-fn check_encryption(args: &RankArgs, backend: Backend) -> anyhow::Result<()> {
+pub(crate) fn check_encryption(encrypt_data: EncryptArg, backend: Backend) -> anyhow::Result<()> {
     ensure!(
-        args.encrypt_data != EncryptArg::On || !backend.is_stock(),
+        encrypt_data != EncryptArg::On || !backend.is_stock(),
         "`--encrypt-data on` cannot be kept: {} is MLX's own transport, which encrypts nothing\n\
          hint: use `--backend tcp`, or `--encrypt-data off` if nobody else is on the network \
          between the machines",

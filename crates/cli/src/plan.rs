@@ -1,5 +1,6 @@
 //! `jackalope plan`: does a model fit, on which machines, and what is to be expected. Loads nothing.
 
+mod links;
 mod text;
 
 use std::time::Duration;
@@ -9,11 +10,12 @@ use jackalope_cluster::facts::NodeFacts;
 use jackalope_cluster::hostfile::{Host, Hostfile};
 use jackalope_cluster::placement::{self, Link, LinkKind, Links, ModelFacts, NodeOffer, Wishes};
 use jackalope_cluster::shell::Shell;
-use jackalope_cluster::{platform, probe};
+use jackalope_cluster::{platform, probe, routes};
 use jackalope_protocol::Backend;
 
 use crate::args::hosts::OverArg;
 use crate::args::plan::{MemoryArg, PlanArgs};
+use crate::cluster::check_encryption;
 use crate::environment::Environment;
 use crate::{machines, models, output, wished_split};
 
@@ -33,12 +35,25 @@ pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<
     );
     let backend = hostfile.backend.unwrap_or(Backend::Tcp);
     let split = wished_split::over(backend, args.split.map(Into::into))?;
+    check_encryption(args.encrypt_data, backend)?;
     let wishes = Wishes { context_tokens: args.context, num_machines, split };
     match placement::place(&model, &offers, &links(&hostfile, args.over), wishes) {
-        Ok(placement) if args.json => {
-            Ok(output::line(text::placement_json(&model, &offers, &placement))?)
+        Ok(placement) => {
+            let machines: Vec<routes::Node<'_>> = placement
+                .ranks
+                .iter()
+                .map(|rank| rank.offer_idx)
+                .map(|at| routes::Node { host: &hostfile.hosts[at], facts: facts[at].as_ref() })
+                .collect();
+            let links = links::of_ranks(&machines, backend, args.encrypt_data.into());
+            if args.json {
+                let mut plan = text::placement_json(&model, &offers, &placement);
+                plan["links"] = links::json(&links);
+                return Ok(output::line(plan)?);
+            }
+            output::piece(text::placement(&model, &offers, &placement))?;
+            Ok(output::piece(links::text(&links, backend))?)
         }
-        Ok(placement) => Ok(output::piece(text::placement(&model, &offers, &placement))?),
         Err(refusal) => {
             if args.json {
                 output::line(text::refusal_json(&model, &refusal))?;

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::SplitArg;
 use super::hosts::OverArg;
+use super::{EncryptArg, SplitArg};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PlanArgs {
@@ -35,6 +35,9 @@ pub(crate) struct PlanArgs {
     /// What joins machines that have no RDMA devices.
     #[arg(long, value_enum, default_value_t = OverArg::Ethernet)]
     pub(crate) over: OverArg,
+    /// Which connections between ranks `serve` is to encrypt; the plan says so of each.
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = EncryptArg::Auto)]
+    pub(crate) encrypt_data: EncryptArg,
     /// What to run as ssh: a program, possibly with arguments (JACKALOPE_SSH).
     #[arg(long, value_name = "COMMAND")]
     pub(crate) ssh: Option<String>,

@@ -27,6 +27,8 @@ fn ranks_hold_the_bytes_that_were_planned() {
         (unequal, "pipeline", json!([3, 1])),
     ] {
         let plan = planned(&copy, memory, split);
+        let link = &plan["links"][0];
+        assert_eq!((&link["ranks"], &link["encrypted"]), (&json!([0, 1]), &json!(false)), "{plan}");
         let (name, flag) = match split {
             "tensor" => ("shares", "--share"),
             _ => ("layers", "--layers"),
