@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::args::{DoctorArgs, MachinesArgs};
 use crate::environment::Environment;
-use crate::output;
+use crate::{operate, output};
 
 /// A log's end tells what happened; more is not read.
 const LOG_BYTES_MAX: u64 = 256 << 20;
@@ -65,7 +65,14 @@ fn look_for(
     let shell = crate::machines::shell(args.ssh.as_deref(), environment);
     let hostfile = hostfile.as_ref();
     let (nodes, here) = Ask { shell: &shell, hostfile, model, hashes }.look(&names);
-    let findings = doctor::examine(&Examination { hostfile, nodes: &nodes, model, here: &here });
+    let broken_links = operate::broken_links(environment);
+    let findings = doctor::examine(&Examination {
+        hostfile,
+        nodes: &nodes,
+        model,
+        here: &here,
+        broken_links: &broken_links,
+    });
     Ok(Looked { names, nodes, findings })
 }
 

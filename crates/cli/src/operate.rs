@@ -31,7 +31,7 @@ pub(crate) use monitor::monitor;
 pub(crate) use record::{ServeRecord, Serving, Start};
 pub(crate) use resume::resume;
 pub(crate) use start::{restart, start, stop};
-pub(crate) use status::status;
+pub(crate) use status::{broken_links, status};
 pub(crate) use support::support;
 
 /// How long a server may take to connect.

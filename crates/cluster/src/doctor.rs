@@ -87,6 +87,8 @@ pub struct Examination<'a> {
     pub model: Option<&'a str>,
     /// Pings from this machine to those that could not be asked.
     pub here: &'a [Ping],
+    /// Links between machines that this machine's server knows to be broken, each in a sentence.
+    pub broken_links: &'a [String],
 }
 
 /// Says what is wrong, and what is right, machine by machine and then with all of them.

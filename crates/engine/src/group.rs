@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use jackalope_protocol::{Phase, RankFacts, RankMemory, StepOutput, StepPlan, StepTimings};
 
-use crate::Failure;
+use crate::{BrokenLink, Failure};
 
 /// All ranks together. Lives on the engine's thread and is driven by it; whatever blocks (sockets)
 /// has threads of its own, which speak through the [`Reporter`].
@@ -120,6 +120,8 @@ pub enum GroupEvent {
         /// Where its time went.
         timings: StepTimings,
     },
+    /// Other links between machines than before are known to be broken.
+    BrokenLinks(Vec<BrokenLink>),
     /// The group does not stand any more, or could not be formed. Whatever was in flight is lost.
     Lost {
         /// What happened.

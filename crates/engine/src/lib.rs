@@ -49,6 +49,6 @@ pub use request::{
 };
 pub use scheduler::{OutputMismatch, ScheduleStats, Scheduler, SchedulerLimits};
 pub use status::{
-    Counters, EngineState, Histogram, KvStatus, PrefixStats, RankStatus, RecoveryStats, Status,
-    StepStats, TimingSums,
+    BrokenLink, Counters, EngineState, Histogram, KvStatus, PrefixStats, RankStatus, RecoveryStats,
+    Status, StepStats, TimingSums,
 };

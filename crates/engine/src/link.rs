@@ -38,7 +38,7 @@ use jackalope_protocol::{
 use thiserror::Error;
 use tracing::info;
 
-use crate::{Failure, GroupEvent, RankGroup, Reporter};
+use crate::{BrokenLink, Failure, GroupEvent, RankGroup, Reporter};
 use accept::{Acceptor, Tickets};
 use ending::{
     Dying, EXIT_GRACE, KILL_GRACE, Remains, Spawned, aside, bury, examine, have_ended_by,
@@ -172,6 +172,8 @@ pub struct Link {
     beat_at: Instant,
     /// Description of the link between two machines that prevents the group from forming.
     broken_link: Option<String>,
+    /// All broken links, as reported last.
+    known_broken_links: Vec<BrokenLink>,
     /// When the launcher was last asked to test links.
     suspected_at: Option<Instant>,
     events: VecDeque<GroupEvent>,
@@ -259,6 +261,7 @@ impl Link {
             began: Instant::now(),
             beat_at: now,
             broken_link: None,
+            known_broken_links: Vec::new(),
             suspected_at: None,
             events: VecDeque::new(),
         })

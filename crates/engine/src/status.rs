@@ -41,6 +41,19 @@ pub struct Status {
     pub recovery: RecoveryStats,
     /// Memory that other programs take.
     pub pressure: PressureStatus,
+    /// Links between machines that are known to be broken, also those that no rank needs now.
+    pub broken_links: Vec<BrokenLink>,
+}
+
+/// A link between two machines over which they do not reach each other.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct BrokenLink {
+    /// Both machines: `mac1 (10.0.0.1) and mac2 (10.0.0.2)`.
+    pub between: String,
+    /// Why it counts as broken.
+    pub reason: String,
+    /// When that was noticed.
+    pub since: Instant,
 }
 
 /// Whether requests are computed.

@@ -118,6 +118,7 @@ pub(crate) async fn health(State(state): State<ServerState>) -> (StatusCode, Jso
         "memory_pressure": status.as_ref().map(pressure_json),
         "counters": status.as_ref().map(counters_json),
         "steps": status.as_ref().map(steps_json),
+        "broken_links": broken_links(&models, now),
         "models": models.iter().map(|it| model_json(it, now)).collect::<Vec<Value>>(),
     });
     let more = as_elsewhere(&state, default, &models);
@@ -125,6 +126,19 @@ pub(crate) async fn health(State(state): State<ServerState>) -> (StatusCode, Jso
         body.extend(more);
     }
     (told.code, Json(body))
+}
+
+/// Links between machines that any model's engine knows to be broken, each once.
+fn broken_links(models: &[ModelStatus], now: Instant) -> Vec<Value> {
+    let engines = models.iter().filter_map(|it| it.model.as_ref());
+    let mut links: Vec<_> = engines.flat_map(|it| it.engine.status().broken_links).collect();
+    links.sort_by(|one, other| (&one.between, one.since).cmp(&(&other.between, other.since)));
+    links.dedup_by(|one, other| one.between == other.between);
+    let object = |it: &jackalope_engine::BrokenLink| {
+        let seconds = now.saturating_duration_since(it.since).as_secs();
+        json!({"between": it.between, "reason": it.reason, "seconds": seconds})
+    };
+    links.iter().map(object).collect()
 }
 
 fn default_of(models: &[ModelStatus]) -> &ModelStatus {

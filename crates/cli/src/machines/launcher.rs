@@ -13,6 +13,7 @@ use jackalope_cluster::placement::Placement;
 use jackalope_cluster::placement::reach::{Group, Member, groups};
 use jackalope_cluster::routes::{self, Encryption, routes};
 use jackalope_cluster::stock;
+use jackalope_engine::BrokenLink;
 use jackalope_engine::link::{Launch, LaunchOrder, Launcher, RankProcess, Seat};
 use jackalope_protocol::split::Split;
 use jackalope_protocol::{ExpectedContent, Setup};
@@ -455,6 +456,10 @@ impl Launcher for AgentLauncher {
         let computes = |node: usize| computing.contains(&node);
         self.links.watch(now, computes, &self.places);
         self.links.broken(now, computes, &self.places)
+    }
+
+    fn broken_links(&self) -> Vec<BrokenLink> {
+        self.links.all_broken(&self.places)
     }
 
     fn is_watching_links(&self) -> bool {

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use jackalope_engine::BrokenLink;
 use tracing::{info, warn};
 
 use super::launcher::return_after;
@@ -212,6 +213,16 @@ impl Links {
         })
     }
 
+    /// Returns all broken links, also between machines that do not compute.
+    pub(super) fn all_broken(&self, prober: &impl Prober) -> Vec<BrokenLink> {
+        let broken = |(&(one, other), link): (&(usize, usize), &WatchedLink)| {
+            let State::Broken { since, reason, .. } = &link.state else { return None };
+            let (between, reason) = (ends(one, other, prober), reason.clone());
+            Some(BrokenLink { between, reason, since: *since })
+        };
+        self.0.iter().filter_map(broken).collect()
+    }
+
     fn link(&mut self, one: usize, other: usize) -> &mut WatchedLink {
         self.0.entry((one.min(other), one.max(other))).or_insert(WatchedLink {
             state: State::Good,
@@ -291,11 +302,16 @@ impl WatchedLink {
 }
 
 fn name(one: usize, other: usize, prober: &impl Prober) -> String {
+    format!("the link between {}", ends(one, other, prober))
+}
+
+/// Both machines of a link, with the addresses by which they reach each other.
+fn ends(one: usize, other: usize, prober: &impl Prober) -> String {
     let end = |of: usize, from: usize| match prober.name(from, of) {
         (name, Some(ip)) => format!("{name} ({ip})"),
         (name, None) => name,
     };
-    format!("the link between {} and {}", end(one, other), end(other, one))
+    format!("{} and {}", end(one, other), end(other, one))
 }
 
 #[cfg(test)]
@@ -385,6 +401,9 @@ mod tests {
         case.computing = vec![0, 1];
         case.links.leave_out(2, 3);
         assert!(case.broken().is_none(), "nobody needs it now");
+        let known = case.links.all_broken(&case.network);
+        assert_eq!(known.len(), 1, "{known:?}");
+        assert_eq!(known[0].between, "host-1 (10.0.0.1) and host-2 (10.0.0.2)");
         assert!(!case.is_usable(1, 2) && !case.is_usable(0, 2), "it is tried before it is used");
         case.pass(MOMENT * 10);
         assert!(case.is_usable(0, 2) && !case.is_usable(1, 2));

@@ -99,6 +99,7 @@ impl Report {
                 health["queue_size"], health["queue_max"], health["running"]
             ));
         }
+        lines.extend(link_sentences(health).map(|it| format!("link     {it}")));
         lines.extend(other_models(health));
         lines.extend(self.0["agents"].as_array().into_iter().flatten().map(agent_line));
         lines.join("\n")
@@ -117,6 +118,22 @@ fn other_models(health: &Value) -> impl Iterator<Item = String> {
             format!("model    {}: {}{open}{failure}", text(&model["id"]), text(&model["state"]));
         let ranks = model["ranks"].as_array().into_iter().flatten().map(rank_line);
         std::iter::once(line).chain(ranks)
+    })
+}
+
+/// The broken links that this machine's server knows of, each in a sentence; none without a server.
+pub(crate) fn broken_links(environment: &Environment) -> Vec<String> {
+    let running = environment.home().ok().and_then(|home| ServeRecord::running(&home));
+    let health = running.as_ref().map(health_of).unwrap_or_default();
+    link_sentences(&health).collect()
+}
+
+fn link_sentences(health: &Value) -> impl Iterator<Item = String> {
+    let links = health["broken_links"].as_array().into_iter().flatten();
+    links.map(|it| {
+        let (between, seconds, reason) =
+            (text(&it["between"]), &it["seconds"], text(&it["reason"]));
+        format!("{between} do not reach each other, for {seconds} s: {reason}")
     })
 }
 
@@ -239,6 +256,7 @@ mod tests {
             "health": {
                 "status": "recovering", "reason": "rank 1 died\nlast words", "uptime_seconds": 3700,
                 "queue_size": 1, "queue_max": 8, "running": 2, "context_tokens": 4096,
+                "broken_links": [{"between": "a and c", "reason": "no answer", "seconds": 9}],
                 "ranks": [
                     {"rank": 0, "host": "a", "pid": 11, "phase": "idle", "silent_ms": 10,
                      "facts": {"weights_bytes": 3 << 20}},
@@ -265,6 +283,7 @@ mod tests {
              rank 0   a, pid 11, idle, 3.0 MiB of weights\n\
              rank 1   pid null, starting, silent for 9 s\n\
              queue    1 of 8 wait, 2 are computed\n\
+             link     a and c do not reach each other, for 9 s: no answer\n\
              model    org/n: ready, 3 requests\n\
              rank 0   pid 12, idle, 4.9 KiB of weights\n\
              model    o: failed, no room\n         hint: x\n\

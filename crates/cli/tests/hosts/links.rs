@@ -78,13 +78,23 @@ fn two_workers_that_do_not_reach_each_other_cost_one_of_them_until_they_do() {
     println!("two ranks go on after {:.1} s", began.elapsed().as_secs_f32());
     assert_eq!(health["ranks"][0]["host"], "127.0.0.1", "{health}");
     requests.check(streams);
+    // It is named as long as it is broken, although nobody needs it now.
+    let between = health["broken_links"][0]["between"].as_str().unwrap_or_default().to_owned();
+    let ends = ["host-b", "host-c"].map(|end| between.contains(end));
+    assert_eq!(ends, [true; 2], "{health}");
+    let status = lab.run(&["status"]);
+    assert!(status.stdout.contains(&format!("link     {between} do not reach")), "{status:?}");
+    let doctor = lab.run(&["doctor"]);
+    assert!(doctor.stdout.contains("[link-broken]"), "{doctor:?}");
+    assert!(doctor.stdout.contains(&between), "{doctor:?}");
     let streams = requests.open(&server);
     let began = Instant::now();
     lab.mend_link(1, 2);
     server.wait_for_health("three ranks", |it| it["world_size"] == 3 && it["status"] == "healthy");
     println!("the third is taken back after {:.1} s", began.elapsed().as_secs_f32());
     requests.check(streams);
-    assert_eq!(server.health()["counters"]["failed"], 0);
+    let health = server.health();
+    assert_eq!((&health["counters"]["failed"], &health["broken_links"]), (&json!(0), &json!([])));
 }
 
 #[test]

@@ -24,6 +24,8 @@ struct Scene<'a> {
     model: Option<&'a str>,
     /// Pings from this machine.
     here: &'a [Ping],
+    /// What this machine's server knows.
+    broken_links: &'a [String],
     /// All machines' names with commas, as `--hosts` takes them.
     hosts: String,
     /// True if the hostfile means RDMA to be used.
@@ -41,7 +43,7 @@ struct Told<'a> {
 
 impl<'a> Scene<'a> {
     fn new(examination: &Examination<'a>) -> Scene<'a> {
-        let Examination { hostfile, nodes, model, here } = *examination;
+        let Examination { hostfile, nodes, model, here, broken_links } = *examination;
         let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
         let names_rdma = |file: &Hostfile| file.hosts.iter().any(|host| !host.rdma.is_empty());
         let wants_rdma = hostfile.is_some_and(|file| match file.backend {
@@ -53,6 +55,7 @@ impl<'a> Scene<'a> {
             nodes,
             model,
             here,
+            broken_links,
             hosts: names.join(","),
             wants_rdma,
             cabling: Cabling::default(),

@@ -72,6 +72,7 @@ impl<G: RankGroup> Driver<G> {
             due_at: None,
             recovery: RecoveryStats::default(),
             pressure: PressureStatus::default(),
+            broken_links: Vec::new(),
         };
         Driver {
             attempts: Attempts::new(config.retry),
@@ -363,6 +364,7 @@ impl<G: RankGroup> Driver<G> {
                 rank.steps += 1;
                 rank.timings.add(&timings);
             }),
+            GroupEvent::BrokenLinks(links) => self.modify(|status| status.broken_links = links),
             GroupEvent::Lost { failure, is_fatal } => self.on_lost(failure, is_fatal, now)?,
         }
         Ok(())

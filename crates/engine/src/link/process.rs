@@ -9,6 +9,8 @@ use std::time::Instant;
 use jackalope_protocol::{Secret, Setup};
 use thiserror::Error;
 
+use crate::BrokenLink;
+
 /// A rank's place: what it loads, and on which machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seat {
@@ -95,6 +97,12 @@ pub trait Launcher: Send {
     fn broken_link(&mut self, now: Instant) -> Option<String> {
         let _ = now;
         None
+    }
+
+    /// Returns all links between machines that are known to be broken, also of machines that do not
+    /// compute now. Polled while [`Launcher::is_watching_links`].
+    fn broken_links(&self) -> Vec<BrokenLink> {
+        Vec::new()
     }
 
     /// Whether links are being tested, so that [`Launcher::broken_link`] should be polled.

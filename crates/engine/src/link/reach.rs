@@ -15,7 +15,7 @@ use tracing::info;
 
 use super::slot::{Slot, State};
 use super::{Link, Stage};
-use crate::{Failure, RankGroup};
+use crate::{Failure, GroupEvent, RankGroup};
 
 /// Time for which ranks wait for each other, or form a group, before their links are suspected.
 const SUSPECT_AFTER: Duration = Duration::from_secs(1);
@@ -40,6 +40,11 @@ impl Link {
             self.suspect_links(now);
         }
         let broken = self.launcher.broken_link(now);
+        let all = self.launcher.broken_links();
+        if self.known_broken_links != all {
+            self.known_broken_links.clone_from(&all);
+            self.events.push_back(GroupEvent::BrokenLinks(all));
+        }
         let was_broken = std::mem::replace(&mut self.broken_link, broken).is_some();
         match (self.link_failure(), was_broken) {
             (Some(failure), false) if self.stage != Stage::Down => {

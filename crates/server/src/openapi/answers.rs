@@ -256,6 +256,8 @@ pub(crate) struct HealthAnswer {
     /// How short of memory the machines are: `tier` is `normal`, `warn` or `critical`.
     memory_pressure: Option<Fields>,
     counters: Option<Fields>,
+    /// Links between machines that are known to be broken: `between`, `reason`, `seconds`.
+    broken_links: Vec<Fields>,
     models: Vec<Fields>,
 }
 

@@ -114,6 +114,46 @@ entries! { REACH:
         signs: &[],
         origin: "TS-01 DI-02",
     };
+    /// Two machines do not reach each other.
+    LINK_BROKEN = Entry {
+        code: "link-broken",
+        severity: Severity::Error,
+        title: "two machines of the cluster do not reach each other",
+        explain: "The coordinator reaches both, but their ranks cannot connect to each other. The server goes on with the machines that reach each other, and takes the others back once the link works.",
+        type_this: &["look at the cable or the switch between the two machines", "on one of them: `ping` the address of the other that is named here", "look at their firewalls: they must let the data ports in (docs/hosts.md)"],
+        signs: &["is broken (for ", "its ranks cannot connect, though other programs there answer"],
+        origin: "TS-15 TS-23",
+    };
+    /// A machine proved another key than before.
+    MACHINE_KEY_CHANGED = Entry {
+        code: "machine-key-changed",
+        severity: Severity::Error,
+        title: "the key of a machine has changed",
+        explain: "Every machine has a key in its ~/.jackalope/identity. This one remembers it from `bootstrap` or `trust accept`, and sends nothing to a machine that proves another key: it was installed anew or its folder was deleted, or another machine answers at its address.",
+        type_this: &["on that machine: `jackalope trust list` prints its key in the first line", "if it is the new key of the message: `jackalope trust accept HOST`   (or `jackalope bootstrap HOST` over SSH)", "if it is not: `jackalope trust revoke HOST`, and find out who answers at its address"],
+        signs: &["it was installed anew, or another machine answers in its name"],
+        origin: "TOP-12",
+    };
+    /// A machine's key is not known here, or not any more.
+    MACHINE_NOT_TRUSTED = Entry {
+        code: "machine-not-trusted",
+        severity: Severity::Error,
+        title: "a machine is not trusted",
+        explain: "No key is remembered for it, or it was revoked with `jackalope trust revoke`. A server that used it closes its connections at once and goes on without it.",
+        type_this: &["jackalope trust list", "if it is to be used: compare the key with `jackalope trust list` there, then `jackalope trust accept HOST`"],
+        signs: &["its machine is not trusted any more", "the machine is not trusted any more", "is not known here"],
+        origin: "TOP-12",
+    };
+    /// A rank's ticket is not accepted.
+    TICKET_REFUSED = Entry {
+        code: "ticket-refused",
+        severity: Severity::Warn,
+        title: "a rank's ticket is not accepted",
+        explain: "Each rank proves a ticket that its server made for this rank on this machine. One of an earlier server, of a rank that was replaced, or of a machine whose key was revoked or has changed, is refused; such a rank ends by itself when its lease is over.",
+        type_this: &["jackalope status   (on the coordinator: are all ranks there?)", "jackalope trust list   (on the coordinator: is the machine's key the one that `jackalope trust list` shows there?)"],
+        signs: &["the ticket is not accepted"],
+        origin: "TOP-12",
+    };
     /// The report has holes.
     TOOL_STUCK = Entry {
         code: "tool-stuck",

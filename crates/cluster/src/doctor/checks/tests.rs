@@ -17,6 +17,7 @@ struct Case {
     nodes: Vec<Node>,
     model: Option<&'static str>,
     here: Vec<Ping>,
+    broken_links: Vec<String>,
 }
 
 impl Case {
@@ -33,7 +34,14 @@ impl Case {
             let reports = lab.reports();
             Plan::new(&members(&reports), Over::Thunderbolt, None).unwrap().hostfile
         };
-        let mut case = Case { lab, hostfile, nodes: Vec::new(), model: None, here: Vec::new() };
+        let mut case = Case {
+            lab,
+            hostfile,
+            nodes: Vec::new(),
+            model: None,
+            here: Vec::new(),
+            broken_links: Vec::new(),
+        };
         case.look();
         case
     }
@@ -46,8 +54,14 @@ impl Case {
     }
 
     fn findings(&self) -> Vec<Finding> {
-        let Case { hostfile, nodes, model, here, .. } = self;
-        let all = examine(&Examination { hostfile: Some(hostfile), nodes, model: *model, here });
+        let Case { hostfile, nodes, model, here, broken_links, .. } = self;
+        let all = examine(&Examination {
+            hostfile: Some(hostfile),
+            nodes,
+            model: *model,
+            here,
+            broken_links,
+        });
         let blanks = all.iter().flat_map(|it| &it.type_this).filter(|line| line.contains('{'));
         assert_eq!(blanks.count(), 0, "something is left to fill in: {all:#?}");
         all
@@ -197,8 +211,14 @@ fn a_device_that_leads_to_another_machine_is_found() {
     }
     let reports = lab.reports();
     let plan = Plan::new(&members(&reports), Over::Thunderbolt, None).unwrap();
-    let mut case =
-        Case { lab, hostfile: plan.hostfile, nodes: Vec::new(), model: None, here: Vec::new() };
+    let mut case = Case {
+        lab,
+        hostfile: plan.hostfile,
+        nodes: Vec::new(),
+        model: None,
+        here: Vec::new(),
+        broken_links: Vec::new(),
+    };
     case.look();
     assert_eq!(case.problems(), [] as [&str; 0]);
     case.hostfile.hosts[0].rdma.swap(1, 2);
@@ -247,7 +267,8 @@ fn two_bridged_cables_between_two_macs_are_a_loop() {
     assert!(case.problems().contains(&"mac1 bridge-loop".to_owned()), "{:?}", case.problems());
     // One alone sees two cables that lead out of its bridge.
     let nodes = &case.nodes[..1];
-    let findings = examine(&Examination { hostfile: None, nodes, model: None, here: &[] });
+    let findings =
+        examine(&Examination { hostfile: None, nodes, model: None, here: &[], broken_links: &[] });
     let bridge = findings.iter().find(|it| it.code == "bridge-loop").unwrap();
     assert_eq!(bridge.severity, Severity::Warn);
 }
@@ -424,12 +445,26 @@ fn a_model_must_be_the_same_everywhere() {
 }
 
 #[test]
+fn a_broken_link_that_the_server_here_knows_of_is_named() {
+    let link = "mac1 and mac2 do not reach each other, for 9 s: no answer".to_owned();
+    check(|case| case.broken_links.push(link.clone()), &["all link-broken"]);
+    let mut case = Case::healthy();
+    case.broken_links.push(link.clone());
+    assert!(case.findings().iter().any(|it| it.code == "link-broken" && it.found == link));
+}
+
+#[test]
 fn without_a_hostfile_rdma_is_merely_noted() {
     let mut case = Case::healthy();
     case.lab.macs[0].rdma = "disabled";
     case.look();
-    let findings =
-        examine(&Examination { hostfile: None, nodes: &case.nodes, model: None, here: &[] });
+    let findings = examine(&Examination {
+        hostfile: None,
+        nodes: &case.nodes,
+        model: None,
+        here: &[],
+        broken_links: &[],
+    });
     let rdma = findings.iter().find(|it| it.code == "rdma-disabled").unwrap();
     assert_eq!(rdma.severity, Severity::Note);
 }

@@ -15,6 +15,8 @@ pub(super) fn check(scene: &Scene<'_>, findings: &mut Vec<Finding>) {
     findings.extend(differs(scene, &catalogue::MLX_VERSIONS_DIFFER, mlx));
     bridge_loops(scene, findings);
     common_networks(scene, findings);
+    let broken = |found: &String| Finding::of_all(&catalogue::LINK_BROKEN, found, &[]);
+    findings.extend(scene.broken_links.iter().map(broken));
 }
 
 /// Names the machines on each side if they do not all tell the same.
