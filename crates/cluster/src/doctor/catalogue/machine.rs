@@ -139,9 +139,9 @@ entries! { MACHINE:
         code: "model-differs",
         severity: Severity::Error,
         title: "the model's files differ between machines",
-        explain: "Files of other sizes are another model, another quantisation, or a copy that was interrupted. Ranks would compute different things.",
-        type_this: &["rsync -a --partial --checksum {model}/ {node}:{model}/"],
-        signs: &[],
+        explain: "Files with other content are another model, another quantisation, or a copy that was interrupted or damaged. Ranks would compute different things, so `serve` compares the hashes of all content and refuses. Without `--hash` the doctor compares names and sizes alone.",
+        type_this: &["jackalope models check {model} --hash --hosts {node}   (compares hashes, and says which files differ)", "jackalope models sync {model} --hosts {node}"],
+        signs: &["other bytes than the model that is served", "has another table of tensors"],
         origin: "TS-19 TS-04 TS-07",
     };
     /// The machine may fall asleep.
