@@ -43,8 +43,8 @@ pub(crate) struct Program {
     child: Child,
     stdout: Option<BufReader<ChildStdout>>,
     stderr: Option<JoinHandle<String>>,
-    /// Standard error that is not read.
-    _unread: Option<ChildStderr>,
+    /// Standard error that is not read here.
+    unread: Option<ChildStderr>,
 }
 
 /// What a program said and how it ended.
@@ -81,7 +81,7 @@ impl Program {
             .unwrap();
         let stdout = child.stdout.take().map(BufReader::new);
         let unread = child.stderr.take();
-        Program { child, stdout, stderr: None, _unread: unread }
+        Program { child, stdout, stderr: None, unread }
     }
 
     /// Starts any command as [`Program::start`] does.
@@ -97,7 +97,7 @@ impl Program {
         let stdout = BufReader::new(child.stdout.take().unwrap());
         let stderr = child.stderr.take().unwrap();
         let stderr = Some(std::thread::spawn(|| read(stderr)));
-        Program { child, stdout: Some(stdout), stderr, _unread: None }
+        Program { child, stdout: Some(stdout), stderr, unread: None }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -113,6 +113,11 @@ impl Program {
             panic!("nothing was said; standard error: {}", self.stderr_text());
         }
         line
+    }
+
+    /// Standard error of a program that was started with [`Program::start_unread`].
+    pub(crate) fn take_unread(&mut self) -> ChildStderr {
+        self.unread.take().expect("it is taken once")
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

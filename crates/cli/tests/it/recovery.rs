@@ -1,5 +1,8 @@
 //! Ranks that die, freeze, or die again and again, while answers are being streamed.
 
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -7,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::{Copy, Tensor, Weights, exact, shipped_weights};
 use crate::http::{Answer, End, Server, Stream};
-use crate::program::{PATIENCE, Program, send, wait_for};
+use crate::program::{PATIENCE, Program, ranks_of, send, wait_for};
 
 /// Requests that take long enough to be met in the middle.
 fn requests(max_tokens: u32) -> Vec<Value> {
@@ -153,6 +156,60 @@ fn both_ranks_killed_at_once_change_no_answer() {
         assert_eq!(stream.read_all(), (expected, End::Done));
     }
     assert!(1 <= num_of(&server.health(), "recoveries"));
+}
+
+/// Kills rank 1 whenever the engine's log says that a step of at least so many tokens was planned.
+/// Returns the number of kills once the log ends.
+fn kill_in_large_steps(
+    log: impl Read + Send + 'static,
+    server: u32,
+    num_tokens_min: u64,
+) -> JoinHandle<u32> {
+    std::thread::spawn(move || {
+        let mut num_kills = 0;
+        for line in BufReader::new(log).lines() {
+            let Ok(line) = line else { break };
+            let num_tokens = line.rsplit_once(" num_tokens=").and_then(|it| it.1.parse().ok());
+            if num_tokens.is_some_and(|it: u64| num_tokens_min <= it) {
+                let victims = ranks_of(server).into_iter().filter(|it| it.rank == 1);
+                victims.for_each(|it| send(it.pid, Signal::KILL));
+                num_kills += 1;
+            }
+        }
+        num_kills
+    })
+}
+
+/// The step of one request's long prompt ends a rank each time, as one would that needs more memory
+/// than there is.
+#[test]
+fn a_request_that_ends_a_rank_in_every_step_of_its_own_ends_by_name_and_the_others_go_on() {
+    let mut words: Vec<OsString> = vec!["serve".into(), "--model".into(), exact().into()];
+    let options = ["--port", "0", "--json", "--ranks", "2", "--threads", "1"];
+    words.extend(options.iter().chain(&["--step-tokens", "4096"]).map(OsString::from));
+    let mut program = Program::start_unread(&words, &[("RUST_LOG", "jackalope_engine=debug")]);
+    let log = program.take_unread();
+    let killer = kill_in_large_steps(log, program.pid(), 1800);
+    let server = Server::of(program);
+    let sound = &requests(700)[..2];
+    let expected = undisturbed(&server, sound);
+    let streams = open(&server, sound);
+    let prompt: Vec<u64> = (0..1900).map(|at| (at * 59 + 11) % 1900 + 20).collect();
+    let poisonous = server.stream(&json!({"prompt": prompt, "max_tokens": 9, "temperature": 0}));
+    let (answer, end) = poisonous.read_all();
+    assert_eq!(answer, Answer::default(), "it got no token");
+    let End::Error(error) = end else { panic!("{end:?}") };
+    assert_eq!(error["code"], "poisonous_request", "{error}");
+    assert!(error["message"].as_str().is_some_and(|it| it.contains("rank 1")), "{error}");
+    for (stream, expected) in streams.into_iter().zip(expected) {
+        assert_eq!(stream.read_all(), (expected, End::Done));
+    }
+    let health = server.health();
+    assert_eq!((num_of(&health, "failed"), &health["status"]), (1, &json!("healthy")));
+    server.program.signal(Signal::TERM);
+    assert!(server.program.end().status.success());
+    let num_kills = killer.join().unwrap();
+    assert!((4..=8).contains(&num_kills), "{num_kills}");
 }
 
 /// A token whose embedding is damaged makes an answer impossible, for those who use it alone: the
