@@ -12,6 +12,7 @@ mod golden;
 mod loc;
 mod mlx;
 mod process;
+mod sample;
 mod tidy;
 
 use std::process::ExitCode;
@@ -55,6 +56,11 @@ const TASKS: &[Task] = &[
         run: chaos::run,
     },
     Task { name: "loc", about: "count lines of code, tests and comments by crate", run: loc::run },
+    Task {
+        name: "sample",
+        about: "a random sample of doc comments, option helps and API rows, to be read once more",
+        run: sample::run,
+    },
     Task { name: "ci", about: "everything that CI runs, in its order", run: ci::run },
 ];
 
