@@ -1,4 +1,6 @@
 //! The arguments of a tool call as an object, for the protocols that write them so.
+//!
+//! Of arguments that were cut short the object has what is there: whole members, and the beginning of a text.
 
 use serde_json::{Map, Value};
 
@@ -11,7 +13,80 @@ pub(crate) fn arguments_object(arguments: &str) -> Map<String, Value> {
         return Map::new();
     }
     serde_json::from_str(arguments)
-        .unwrap_or_else(|_| Map::from_iter([(NO_OBJECT.to_owned(), arguments.into())]))
+        .ok()
+        .or_else(|| Prefix::read(arguments)?.object())
+        .unwrap_or_else(|| Map::from_iter([(NO_OBJECT.to_owned(), arguments.into())]))
+}
+
+/// Deeper JSON is not completed.
+const DEPTH_MAX: usize = 100;
+
+/// The most bytes of an escape that can be missing its end, as in `\ud83e\udd8`.
+const ESCAPE_BYTES_MAX: usize = 12;
+
+/// JSON whose end is missing.
+#[derive(Debug)]
+struct Prefix<'a> {
+    json: &'a str,
+    /// What closes the brackets that are open.
+    closers: String,
+    is_in_string: bool,
+    /// Where the last value is certainly over, and what closes the brackets that are open there.
+    certain: (usize, String),
+}
+
+impl<'a> Prefix<'a> {
+    fn read(json: &'a str) -> Option<Prefix<'a>> {
+        let mut prefix = Prefix {
+            json,
+            closers: String::new(),
+            is_in_string: false,
+            certain: (0, String::new()),
+        };
+        let mut is_escaped = false;
+        for (idx, byte) in json.bytes().enumerate() {
+            match byte {
+                _ if is_escaped => is_escaped = false,
+                b'\\' if prefix.is_in_string => is_escaped = true,
+                b'"' => prefix.is_in_string = !prefix.is_in_string,
+                _ if prefix.is_in_string => {}
+                b'{' | b'[' => {
+                    prefix.closers.insert(0, if byte == b'{' { '}' } else { ']' });
+                    prefix.certain = (idx + 1, prefix.closers.clone());
+                }
+                b'}' | b']' => {
+                    if prefix.closers.is_empty() {
+                        return None;
+                    }
+                    prefix.closers.remove(0);
+                }
+                b',' => prefix.certain = (idx, prefix.closers.clone()),
+                _ => {}
+            }
+            if prefix.closers.len() > DEPTH_MAX {
+                return None;
+            }
+        }
+        Some(prefix)
+    }
+
+    /// The object as far as it is there.
+    fn object(&self) -> Option<Map<String, Value>> {
+        let Prefix { json, closers, .. } = self;
+        if self.is_in_string {
+            let shortest = json.len().saturating_sub(ESCAPE_BYTES_MAX);
+            let ends = (shortest..=json.len()).rev().filter(|end| json.is_char_boundary(*end));
+            let texts = ends.map(|end| format!("{}\"{closers}", &json[..end]));
+            if let Some(object) = texts.filter_map(|it| serde_json::from_str(&it).ok()).next() {
+                return Some(object);
+            }
+        }
+        // A number may go on, but a bracket that was closed is.
+        let is_closed = json.trim_end().ends_with(['}', ']', '"']);
+        let all = is_closed.then(|| serde_json::from_str(&format!("{json}{closers}")).ok());
+        let (end, closers) = &self.certain;
+        all.flatten().or_else(|| serde_json::from_str(&format!("{}{closers}", &json[..*end])).ok())
+    }
 }
 
 #[cfg(test)]
@@ -25,7 +100,19 @@ mod tests {
             ("", "{}"),
             (" ", "{}"),
             ("[1]", r#"{"arguments":"[1]"}"#),
-            ("{\"a\":", r#"{"arguments":"{\"a\":"}"#),
+            ("{", "{}"),
+            (r#"{"a"#, "{}"),
+            (r#"{"a":"#, "{}"),
+            (r#"{"a": 1"#, "{}"),
+            (r#"{"a": 1,"#, r#"{"a":1}"#),
+            (r#"{"a": 1, "b": "x"#, r#"{"a":1,"b":"x"}"#),
+            (r#"{"a": "x\"#, r#"{"a":"x"}"#),
+            (r#"{"a": "é\ud83e\udd"#, r#"{"a":"é"}"#),
+            (r#"{"a": "x""#, r#"{"a":"x"}"#),
+            (r#"{"a": [{"b": tr"#, r#"{"a":[{}]}"#),
+            (r#"{"a": [1, {"b": true}"#, r#"{"a":[1,{"b":true}]}"#),
+            (r#"{"a": [1, 2"#, r#"{"a":[1]}"#),
+            (r#"{"a" 1, "b"#, r#"{"arguments":"{\"a\" 1, \"b"}"#),
         ] {
             assert_eq!(Value::from(arguments_object(written)).to_string(), object);
         }

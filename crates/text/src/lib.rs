@@ -21,8 +21,8 @@ mod template;
 mod tokenizer;
 
 pub use answer::{
-    AnswerFormat, AnswerParser, CallCount, ReasoningFormat, Segment, ToolCall, ToolDemand,
-    ToolFormat, ToolGrammarError, ToolSpec, UnknownFormat,
+    AnswerEnd, AnswerFormat, AnswerParser, CallCount, ReasoningFormat, Segment, ToolCall,
+    ToolDemand, ToolFormat, ToolGrammarError, ToolSpec, UnknownFormat,
 };
 pub use detokenize::Detokenizer;
 pub use error::{LoadError, TextError};

@@ -8,14 +8,13 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use jackalope_text::ToolCall;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::arguments::arguments_object;
 use crate::error::{ApiError, Dialect};
-use crate::generate::{Delta, Finish, Format, Summary};
+use crate::generate::{CallDelta, Delta, Finish, Format, Summary};
 use crate::ids::{hex, new_id};
 use crate::registry::Serving;
 use crate::sse::push_named;
@@ -41,6 +40,8 @@ enum OpenBlock {
     Text,
     /// What was thought so far, for the signature.
     Thinking(Sha256),
+    /// Its events are written by [`MessageFormat::push_call`] alone.
+    ToolUse,
 }
 
 /// How an answer ended.
@@ -108,6 +109,7 @@ impl MessageFormat {
         let block = match &wanted {
             OpenBlock::Text => Block::Text { text: "" },
             OpenBlock::Thinking(_) => Block::Thinking { thinking: "", signature: String::new() },
+            OpenBlock::ToolUse => return,
         };
         self.push_block_start(block, buffer);
         self.open = Some(wanted);
@@ -143,12 +145,19 @@ impl MessageFormat {
         }
     }
 
-    fn push_call(&mut self, call: &ToolCall, buffer: &mut Vec<u8>) {
-        self.close_block(buffer);
-        self.push_block_start(tool_use(call, Map::new()), buffer);
-        let arguments = Value::Object(arguments_object(&call.arguments)).to_string();
-        self.push_block_delta(BlockDelta::InputJson { partial_json: &arguments }, buffer);
-        push(buffer, &StreamEvent::ContentBlockStop { index: self.num_blocks - 1 });
+    fn push_call(&mut self, call: &CallDelta, buffer: &mut Vec<u8>) {
+        if call.head.is_some() {
+            self.close_block(buffer);
+            self.push_block_start(tool_use(call, Map::new()), buffer);
+            self.open = Some(OpenBlock::ToolUse);
+        }
+        if !call.arguments.is_empty() {
+            let partial_json = &call.arguments;
+            self.push_block_delta(BlockDelta::InputJson { partial_json }, buffer);
+        }
+        if call.is_whole {
+            self.close_block(buffer);
+        }
     }
 
     /// All blocks of an answer. A thought comes before what it led to.
@@ -168,8 +177,8 @@ impl MessageFormat {
     }
 }
 
-fn tool_use(call: &ToolCall, input: Map<String, Value>) -> Block<'_> {
-    Block::ToolUse { id: new_id("toolu_"), name: &call.name, input }
+fn tool_use(call: &CallDelta, input: Map<String, Value>) -> Block<'_> {
+    Block::ToolUse { id: new_id("toolu_"), name: call.name(), input }
 }
 
 /// What stands where Anthropic signs a thought: a digest, so that it is not empty and differs from
@@ -348,6 +357,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::generate::CallHead;
 
     fn format(shows_thinking: bool) -> MessageFormat {
         MessageFormat {
@@ -380,8 +390,9 @@ mod tests {
 
     #[test]
     fn a_thought_is_a_block_of_its_own_and_is_signed() {
-        let call =
-            ToolCall { id: None, name: "sum".to_owned(), arguments: "{\"a\": 1}".to_owned() };
+        let head = CallHead { id: None, name: "sum".to_owned() };
+        let arguments = "{\"a\": 1}".to_owned();
+        let call = CallDelta { head: Some(head), arguments, is_whole: true };
         let calling = Delta { calls: vec![call], ..thought("", " Yes.") };
         let deltas = || vec![thought("Hm", ""), thought("m.", "Well."), calling_clone(&calling)];
         let told = events(format(true), deltas());

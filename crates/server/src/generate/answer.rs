@@ -54,7 +54,8 @@ pub(crate) trait Format: Send + 'static {
         buffer.extend_from_slice(sse::KEEP_ALIVE.as_bytes());
     }
 
-    /// Appends the events that tell what is newly known of a choice.
+    /// Appends the events that tell what is newly known of a choice. Its first delta comes with its first
+    /// token, and is empty if the text of that is held back.
     fn push_events(&mut self, choice_idx: usize, delta: Delta, buffer: &mut Vec<u8>);
 
     /// Appends what a stream ends with once every choice is over.
@@ -155,6 +156,8 @@ pub(crate) struct Answer<F: Format> {
     answering: Answering,
     format: F,
     plan: AnswerPlan,
+    /// Choices that something was drawn for.
+    has_begun: Vec<bool>,
     cached_tokens: u32,
     times: Times,
     limits: Arc<ServerLimits>,
@@ -198,6 +201,7 @@ impl<F: Format> Answer<F> {
             recorder: Recorder::begin(serving, opening),
             answering,
             format,
+            has_begun: vec![false; plan.num_choices],
             plan,
             cached_tokens: 0,
             times: Times::new(),
@@ -314,7 +318,9 @@ impl<F: Format> Answer<F> {
                     if let Some(finish) = delta.finish {
                         self.recorder.choice_finished(finish);
                     }
-                    if !delta.is_empty() {
+                    // The first one says that there is an answer, also if its text is held back.
+                    let is_first = !std::mem::replace(&mut self.has_begun[choice_idx], true);
+                    if is_first || !delta.is_empty() {
                         return Ok(Some((choice_idx, delta)));
                     }
                 }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use jackalope_engine::FinishReason;
 use jackalope_protocol::{Logprob, TokenId};
-use jackalope_text::{AnswerParser, Detokenizer, Segment, StopStrings, ToolCall};
+use jackalope_text::{AnswerEnd, AnswerParser, Detokenizer, Segment, StopStrings, ToolCall};
 
 use super::job::TextRules;
 
@@ -18,7 +18,7 @@ use super::job::TextRules;
 pub(crate) struct Delta {
     pub(crate) reasoning: String,
     pub(crate) text: String,
-    pub(crate) calls: Vec<ToolCall>,
+    pub(crate) calls: Vec<CallDelta>,
     pub(crate) scored: Vec<ScoredToken>,
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) finish: Option<Finish>,
@@ -31,11 +31,22 @@ impl Delta {
     pub(crate) fn absorb(&mut self, next: Delta) {
         self.reasoning.push_str(&next.reasoning);
         self.text.push_str(&next.text);
-        self.calls.extend(next.calls);
+        next.calls.into_iter().for_each(|call| self.absorb_call(call));
         self.scored.extend(next.scored);
         self.tokens.extend(next.tokens);
         self.finish = self.finish.or(next.finish);
         self.stop = self.stop.take().or(next.stop);
+    }
+
+    /// Appends a call, or what came of the last one.
+    fn absorb_call(&mut self, next: CallDelta) {
+        match self.calls.last_mut() {
+            Some(call) if next.head.is_none() => {
+                call.arguments.push_str(&next.arguments);
+                call.is_whole |= next.is_whole;
+            }
+            _ => self.calls.push(next),
+        }
     }
 
     /// True if something else than the end is newly known.
@@ -47,6 +58,17 @@ impl Delta {
             && self.tokens.is_empty())
     }
 
+    /// True if nothing is newly known but that a call has ended.
+    pub(crate) fn only_ends_calls(&self) -> bool {
+        let says_nothing = |call: &CallDelta| call.head.is_none() && call.arguments.is_empty();
+        !self.calls.is_empty()
+            && self.calls.iter().all(says_nothing)
+            && self.reasoning.is_empty()
+            && self.text.is_empty()
+            && self.scored.is_empty()
+            && self.tokens.is_empty()
+    }
+
     /// True if there is neither thought nor call: what there is belongs to the text.
     pub(crate) fn is_plain(&self) -> bool {
         self.reasoning.is_empty() && self.calls.is_empty()
@@ -55,6 +77,37 @@ impl Delta {
     /// True if nothing is newly known.
     pub(crate) fn is_empty(&self) -> bool {
         !self.has_content() && self.finish.is_none()
+    }
+}
+
+/// What is newly known of a tool call. Calls come one after the other.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct CallDelta {
+    /// Set where the call begins; the arguments of a delta without belong to the call before.
+    pub(crate) head: Option<CallHead>,
+    /// More of the arguments' JSON.
+    pub(crate) arguments: String,
+    /// Nothing more comes.
+    pub(crate) is_whole: bool,
+}
+
+/// Which tool is called.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct CallHead {
+    /// The call's id, if the model gave one.
+    pub(crate) id: Option<String>,
+    pub(crate) name: String,
+}
+
+impl CallDelta {
+    fn of(call: ToolCall) -> CallDelta {
+        let ToolCall { id, name, arguments } = call;
+        CallDelta { head: Some(CallHead { id, name }), arguments, is_whole: false }
+    }
+
+    /// The tool's name; empty if the call has begun before.
+    pub(crate) fn name(&self) -> &str {
+        self.head.as_ref().map_or("", |head| &head.name)
     }
 }
 
@@ -173,7 +226,11 @@ impl ChoiceText {
         }
         if !self.is_over {
             if let Some(mut parser) = self.parser.take() {
-                self.take_segments(parser.finish(), &mut delta);
+                let end = match reason {
+                    FinishReason::Stop => AnswerEnd::Stopped,
+                    FinishReason::Length | FinishReason::Cancelled => AnswerEnd::Cut,
+                };
+                self.take_segments(parser.finish(end), &mut delta);
             }
             delta.scored.extend(self.held.drain(..));
             delta.tokens.append(&mut self.end_tokens);
@@ -196,7 +253,7 @@ impl ChoiceText {
         self.release(&stopped.text, delta);
         if let Some(stop_idx) = stopped.hit.filter(|_| !self.is_over) {
             if let Some(mut parser) = self.parser.take() {
-                self.take_segments(parser.finish(), delta);
+                self.take_segments(parser.finish(AnswerEnd::Stopped), delta);
             }
             self.is_over = true;
             delta.finish = Some(if self.has_calls { Finish::ToolCalls } else { Finish::Stop });
@@ -225,8 +282,14 @@ impl ChoiceText {
                 Segment::Text(text) => delta.text.push_str(&text),
                 Segment::Reasoning(text) => delta.reasoning.push_str(&text),
                 Segment::Call(call) => {
-                    delta.calls.push(call);
+                    delta.calls.push(CallDelta::of(call));
                     self.has_calls = true;
+                }
+                Segment::Arguments(arguments) => {
+                    delta.absorb_call(CallDelta { arguments, ..CallDelta::default() });
+                }
+                Segment::CallEnd => {
+                    delta.absorb_call(CallDelta { is_whole: true, ..CallDelta::default() });
                     if self.rules.single_call {
                         self.is_over = true;
                         delta.finish = Some(Finish::ToolCalls);

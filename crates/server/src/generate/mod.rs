@@ -24,7 +24,9 @@ mod unsupported;
 mod wishes;
 
 pub(crate) use answer::{Answer, AnswerPlan, Format, Summary};
-pub(crate) use choice_text::{Delta, Finish, ScoredToken};
+#[cfg(test)]
+pub(crate) use choice_text::CallHead;
+pub(crate) use choice_text::{CallDelta, Delta, Finish, ScoredToken};
 pub(crate) use conversation::{Conversation, Thinking, ToolChoice};
 pub(crate) use early::EarlyStream;
 pub(crate) use guidance::bad_runs;

@@ -4,12 +4,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::response::Response;
-use jackalope_text::{Tokenizer, ToolCall};
+use jackalope_text::Tokenizer;
 
 use super::frames::{self, CONTENT, Ending, Status, push};
 use super::wire::{ChatDelta, Reply, ToolCallDelta};
 use crate::error::ApiError;
-use crate::generate::{Delta, Format, ScoredToken, Summary, Wishes};
+use crate::generate::{CallDelta, Delta, Format, ScoredToken, Summary, Wishes};
 use crate::ids::new_id;
 use crate::openai::logprobs::ChatLogprobs;
 use crate::registry::Serving;
@@ -67,12 +67,10 @@ impl Format for ReplyFormat {
         if self.has_logprobs {
             self.scored.append(&mut delta.scored);
         }
-        if delta.text.is_empty() && delta.is_plain() {
+        if delta.text.is_empty() && (delta.is_plain() || delta.only_ends_calls()) {
             return;
         }
-        let first_idx = self.num_calls;
-        self.num_calls += delta.calls.len();
-        push(&told(delta, first_idx), buffer);
+        push(&told(delta, &mut self.num_calls), buffer);
     }
 
     fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>) {
@@ -89,24 +87,25 @@ impl Format for ReplyFormat {
     fn whole(&self, choices: Vec<Delta>, summary: &Summary) -> Response {
         let delta = choices.into_iter().next().unwrap_or_default();
         let logprobs = self.logprobs(&delta.scored);
-        let reply = Reply { logprobs, ..told(delta, 0) };
+        let reply = Reply { logprobs, ..told(delta, &mut 0) };
         frames::answer(&summed_up(reply, summary))
     }
 }
 
-/// What is newly known; the text stands in both places that clients look at.
-fn told(delta: Delta, first_idx: usize) -> Reply {
-    let call = |(idx, call): (usize, ToolCall)| ToolCallDelta {
-        index: count(first_idx + idx),
-        id: call.id.unwrap_or_else(|| new_id("call_")),
-        name: call.name,
-        arguments: call.arguments,
+/// What is newly known; the text stands in both places that clients look at. Calls are counted where they begin.
+fn told(delta: Delta, num_calls: &mut usize) -> Reply {
+    let call = |call: CallDelta| {
+        *num_calls += usize::from(call.head.is_some());
+        let id = call.head.map(|head| (head.id.unwrap_or_else(|| new_id("call_")), head.name));
+        let (id, name) = id.unwrap_or_default();
+        let index = count(num_calls.saturating_sub(1));
+        ToolCallDelta { index, id, name, arguments: call.arguments }
     };
     let message = delta.text.clone().into_bytes();
     let chat_delta = ChatDelta {
         content: delta.text,
         reasoning_content: delta.reasoning,
-        tool_calls: delta.calls.into_iter().enumerate().map(call).collect(),
+        tool_calls: delta.calls.into_iter().map(call).collect(),
     };
     Reply { message, chat_deltas: vec![chat_delta], ..Reply::default() }
 }

@@ -7,14 +7,14 @@ use std::time::{Duration, SystemTime};
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use jackalope_protocol::TokenId;
-use jackalope_text::{Tokenizer, ToolCall};
+use jackalope_text::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::request::Shared;
 use crate::arguments::arguments_object;
 use crate::error::{ApiError, Dialect};
-use crate::generate::{Delta, Finish, Format, ScoredToken, Summary};
+use crate::generate::{CallDelta, Delta, Finish, Format, ScoredToken, Summary};
 use crate::ids::{new_id, rfc3339};
 use crate::registry::Serving;
 
@@ -41,6 +41,8 @@ pub(super) struct LineFormat {
     has_logprobs: bool,
     /// Of a stream: calls that were told.
     num_calls: usize,
+    /// Of a stream: a call that is coming. The protocol has no form for a part of one.
+    open_call: Option<CallDelta>,
     finish: Option<Finish>,
 }
 
@@ -52,8 +54,28 @@ impl LineFormat {
             tokenizer: Arc::clone(&serving.text().tokenizer),
             has_logprobs: shared.logprobs == Some(true),
             num_calls: 0,
+            open_call: None,
             finish: None,
         }
+    }
+
+    /// Takes the calls out of a delta that are whole, or as whole as they get.
+    fn take_calls(&mut self, delta: &mut Delta) {
+        let mut whole = Vec::new();
+        for next in std::mem::take(&mut delta.calls) {
+            match &mut self.open_call {
+                Some(call) if next.head.is_none() => {
+                    call.arguments.push_str(&next.arguments);
+                    call.is_whole |= next.is_whole;
+                }
+                _ => whole.extend(self.open_call.replace(next)),
+            }
+            whole.extend(self.open_call.take_if(|call| call.is_whole));
+        }
+        if delta.finish.is_some() {
+            whole.extend(self.open_call.take());
+        }
+        delta.calls = whole;
     }
 
     /// One line, or the whole answer; the last one knows what it took.
@@ -174,11 +196,11 @@ struct WireFunction<'a> {
 }
 
 impl<'a> WireCall<'a> {
-    fn new(index: usize, call: &'a ToolCall) -> WireCall<'a> {
+    fn new(index: usize, call: &'a CallDelta) -> WireCall<'a> {
         let arguments = arguments_object(&call.arguments);
         WireCall {
             id: new_id("call_"),
-            function: WireFunction { index, name: &call.name, arguments },
+            function: WireFunction { index, name: call.name(), arguments },
         }
     }
 }
@@ -251,7 +273,8 @@ impl Format for LineFormat {
         push_line(buffer, &self.line(&Delta::default(), None));
     }
 
-    fn push_events(&mut self, _choice_idx: usize, delta: Delta, buffer: &mut Vec<u8>) {
+    fn push_events(&mut self, _choice_idx: usize, mut delta: Delta, buffer: &mut Vec<u8>) {
+        self.take_calls(&mut delta);
         if delta.has_content() {
             push_line(buffer, &self.line(&delta, None));
         }

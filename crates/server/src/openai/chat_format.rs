@@ -5,14 +5,14 @@ use std::sync::Arc;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use jackalope_protocol::TokenId;
-use jackalope_text::{Tokenizer, ToolCall};
+use jackalope_text::Tokenizer;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::SYSTEM_FINGERPRINT;
 use super::logprobs::ChatLogprobs;
 use super::usage::{Performance, Timing, Usage};
-use crate::generate::{Delta, Finish, Format, Job, Summary, Wishes};
+use crate::generate::{CallDelta, Delta, Finish, Format, Job, Summary, Wishes};
 use crate::ids::{new_id, new_uuid, unix_seconds};
 use crate::registry::Serving;
 use crate::sse::{self, push_event};
@@ -84,18 +84,26 @@ impl ChatFormat {
         }
     }
 
-    /// The calls of a delta; `first_idx` is the number of the first one if they are streamed.
-    fn calls<'a>(&self, delta: &'a Delta, first_idx: Option<usize>) -> WireCalls<'a> {
+    /// The calls of a delta; `num_before` is the number of calls that began before it if they are streamed.
+    fn calls<'a>(&self, delta: &'a Delta, num_before: Option<usize>) -> WireCalls<'a> {
         if self.is_legacy {
             // There is never more than one.
             return WireCalls {
                 tool_calls: Vec::new(),
-                function_call: delta.calls.first().map(WireFunction::of),
+                function_call: delta
+                    .calls
+                    .first()
+                    .filter(|it| says_something(it))
+                    .map(WireFunction::of),
             };
         }
-        let call = |(idx, call)| WireCall::new(first_idx.map(|first_idx| first_idx + idx), call);
+        let mut num_begun = num_before.unwrap_or_default();
+        let call = |call: &'a CallDelta| {
+            num_begun += usize::from(call.head.is_some());
+            WireCall::new(num_before.is_some().then(|| num_begun.saturating_sub(1)), call)
+        };
         WireCalls {
-            tool_calls: delta.calls.iter().enumerate().map(call).collect(),
+            tool_calls: delta.calls.iter().filter(|call| says_something(call)).map(call).collect(),
             function_call: None,
         }
     }
@@ -213,29 +221,39 @@ impl<'a> WireReasoning<'a> {
 struct WireCall<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     index: Option<usize>,
-    id: String,
-    #[serde(rename = "type")]
-    kind: &'static str,
+    /// Of a stream: only where the call begins, as the type and the name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
     function: WireFunction<'a>,
 }
 
 #[derive(Serialize, ToSchema)]
 struct WireFunction<'a> {
+    #[serde(skip_serializing_if = "str::is_empty")]
     name: &'a str,
     arguments: &'a str,
 }
 
 impl<'a> WireFunction<'a> {
-    fn of(call: &'a ToolCall) -> WireFunction<'a> {
-        WireFunction { name: &call.name, arguments: &call.arguments }
+    fn of(call: &'a CallDelta) -> WireFunction<'a> {
+        WireFunction { name: call.name(), arguments: &call.arguments }
     }
 }
 
 impl<'a> WireCall<'a> {
-    fn new(index: Option<usize>, call: &'a ToolCall) -> WireCall<'a> {
-        let id = call.id.clone().unwrap_or_else(|| new_id("call_"));
-        WireCall { index, id, kind: "function", function: WireFunction::of(call) }
+    fn new(index: Option<usize>, call: &'a CallDelta) -> WireCall<'a> {
+        let head = call.head.as_ref();
+        let id = head.map(|head| head.id.clone().unwrap_or_else(|| new_id("call_")));
+        let kind = head.map(|_| "function");
+        WireCall { index, id, kind, function: WireFunction::of(call) }
     }
+}
+
+/// Whether a chunk has to be sent for it; that a call has ended is not said.
+fn says_something(call: &CallDelta) -> bool {
+    call.head.is_some() || !call.arguments.is_empty()
 }
 
 /// The text, unless there is nothing but calls.
@@ -307,7 +325,7 @@ impl Format for ChatFormat {
         let progress = &mut self.progress[choice_idx];
         let is_first = !std::mem::replace(&mut progress.has_begun, true);
         let num_calls_before = progress.num_calls;
-        progress.num_calls += delta.calls.len();
+        progress.num_calls += delta.calls.iter().filter(|call| call.head.is_some()).count();
         if is_first {
             let (role, content) = (Some("assistant"), Some(""));
             let opening = ChunkDelta { role, content, ..ChunkDelta::default() };
@@ -315,7 +333,7 @@ impl Format for ChatFormat {
             choice.prompt_token_ids = self.prompt_token_ids.as_deref();
             self.push_chunk(&[choice], None, buffer);
         }
-        if delta.has_content() {
+        if delta.has_content() && !delta.only_ends_calls() {
             let content = ChunkDelta {
                 role: None,
                 content: Some(content(&delta).unwrap_or_default())

@@ -228,6 +228,9 @@ impl Format for CompletionFormat {
     }
 
     fn push_events(&mut self, choice_idx: usize, delta: Delta, buffer: &mut Vec<u8>) {
+        if delta.is_empty() {
+            return;
+        }
         let is_first = !std::mem::replace(&mut self.has_begun[choice_idx], true);
         let echo = self.echo(choice_idx).filter(|_| is_first);
         let text = echo.map_or(String::new(), |echo| echo.text.clone()) + &delta.text;

@@ -82,7 +82,10 @@ fn accumulate(events: &[Value]) -> Value {
                     "signature_delta" => "signature",
                     "input_json_delta" => {
                         json_text.push_str(delta["partial_json"].as_str().unwrap());
-                        block["input"] = serde_json::from_str(&json_text).unwrap();
+                        // The official client reads what is there of it.
+                        if let Ok(input) = serde_json::from_str(&json_text) {
+                            block["input"] = input;
+                        }
                         continue;
                     }
                     other => panic!("unknown delta {other}"),

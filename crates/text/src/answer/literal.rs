@@ -16,6 +16,25 @@ pub(crate) struct Literals<'a> {
     mark: Option<&'static str>,
 }
 
+/// Members of an object, their values in JSON.
+#[derive(Debug, Default)]
+pub(crate) struct Members {
+    pub(crate) members: Vec<(String, String)>,
+    /// The object's end was there.
+    pub(crate) is_whole: bool,
+}
+
+impl Members {
+    /// The object, without its end if that is missing.
+    pub(crate) fn json(&self) -> String {
+        let mut json = json_object(&self.members);
+        if !self.is_whole {
+            json.pop();
+        }
+        json
+    }
+}
+
 impl<'a> Literals<'a> {
     pub(crate) fn python(text: &'a str) -> Literals<'a> {
         Literals { rest: text, mark: None }
@@ -46,21 +65,26 @@ impl<'a> Literals<'a> {
         (!name.is_empty()).then_some(name)
     }
 
-    /// `key=value` or `key:value`, separated by commas up to `close`, as members of an object.
-    pub(crate) fn members(&mut self, equals: &str, close: &str) -> Option<Vec<(String, String)>> {
-        self.members_at(equals, close, DEPTH_MAX)
+    /// `key=value` or `key:value`, separated by commas up to `close`, as members of an object; as many of them as
+    /// there are if something is missing.
+    pub(crate) fn members(&mut self, equals: &str, close: &str) -> Members {
+        let mut members = Members::default();
+        let read = self.members_at(equals, close, DEPTH_MAX, &mut members.members);
+        members.is_whole = read.is_some();
+        members
     }
 
+    /// Appends members; nothing if something is wrong.
     fn members_at(
         &mut self,
         equals: &str,
         close: &str,
         depth: usize,
-    ) -> Option<Vec<(String, String)>> {
-        let mut members: Vec<(String, String)> = Vec::new();
+        members: &mut Vec<(String, String)>,
+    ) -> Option<()> {
         loop {
             if self.take(close).is_some() {
-                return Some(members);
+                return Some(());
             }
             let key = match self.string()? {
                 Some(key) => key,
@@ -68,11 +92,15 @@ impl<'a> Literals<'a> {
             };
             self.take(equals)?;
             let value = self.value(depth)?;
+            // More of it may come.
+            let is_certain = self.take(",").is_some();
+            if !is_certain {
+                self.take(close)?;
+            }
             members.retain(|(known, _)| *known != key);
             members.push((key, value));
-            if self.take(",").is_none() {
-                self.take(close)?;
-                return Some(members);
+            if !is_certain {
+                return Some(());
             }
         }
     }
@@ -84,7 +112,9 @@ impl<'a> Literals<'a> {
             return Some(Value::from(text).to_string());
         }
         if self.take("{").is_some() {
-            return Some(json_object(&self.members_at(":", "}", left)?));
+            let mut members = Vec::new();
+            self.members_at(":", "}", left, &mut members)?;
+            return Some(json_object(&members));
         }
         for (open, close) in [("[", "]"), ("(", ")")] {
             if self.take(open).is_some() {

@@ -7,12 +7,14 @@
 //!                            └─ grammar: Lark that holds a model to calls which the parser reads
 //! ```
 //!
-//! No text is ever lost: what is no valid call is content, exactly as the model wrote it, but for
-//! white space that touches reasoning or a call.
+//! No text is ever lost: what is no call is content, exactly as the model wrote it, but for white space that
+//! touches reasoning or a call, and for markup in which an answer was cut. Where the name of a tool and the
+//! beginning of its arguments are known, it is a call, also if the rest is not as it should be.
 
 mod json;
 mod lark;
 mod literal;
+mod live;
 mod parser;
 mod pattern;
 mod reasoning;
@@ -20,6 +22,7 @@ mod schema;
 #[cfg(test)]
 mod tests;
 mod tools;
+mod written;
 
 use std::sync::Arc;
 
@@ -30,7 +33,7 @@ use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 
 pub use lark::{CallCount, ToolDemand, ToolGrammarError};
-pub use parser::{AnswerParser, Segment};
+pub use parser::{AnswerEnd, AnswerParser, Segment};
 pub use reasoning::ReasoningFormat;
 pub(crate) use reasoning::is_in_vocabulary as reasoning_is_in_vocabulary;
 pub(crate) use reasoning::is_marker as is_reasoning_marker;
@@ -46,7 +49,8 @@ pub struct ToolCall {
     pub id: Option<String>,
     /// Name of the tool.
     pub name: String,
-    /// A JSON object, as the model wrote it where it wrote JSON.
+    /// A JSON object, as the model wrote it where it wrote JSON; its beginning while it is coming, or if the
+    /// answer was cut.
     pub arguments: String,
 }
 
@@ -229,11 +233,6 @@ impl ToolCall {
     /// A call without an id.
     fn new(name: &str, arguments: &str) -> ToolCall {
         ToolCall { id: None, name: name.to_owned(), arguments: arguments.to_owned() }
-    }
-
-    /// A call whose arguments are JSON; nothing if they are no object.
-    fn of_object(name: &str, arguments: &str) -> Option<ToolCall> {
-        Some(ToolCall::new(name, &json::object(arguments)?))
     }
 }
 

@@ -10,10 +10,11 @@
 //! ```
 //!
 //! Text is held back while it may still become markup, and white space before it while it may
-//! touch markup, both bounded. Every decision depends on the text alone, never on where it was cut.
+//! touch markup, both bounded. A call is reported from where its arguments begin, and stays one. Every decision depends on the text alone, never on where it was cut.
 
 use std::sync::Arc;
 
+use super::live::{Form, LiveCalls, Outcome};
 use super::pattern::{
     Matcher, Pattern, Place, Progress, ceil_char_boundary, compare, floor_char_boundary,
 };
@@ -32,8 +33,22 @@ pub enum Segment {
     Text(String),
     /// What the model thought before it answered; never empty.
     Reasoning(String),
-    /// A complete tool call.
+    /// A tool call begins, with the arguments that are there already.
     Call(ToolCall),
+    /// More of the arguments of the call that began last.
+    Arguments(String),
+    /// The call that began last is over. Its arguments are whole unless the model made a mistake. In an answer
+    /// that was cut this may be missing.
+    CallEnd,
+}
+
+/// How an answer ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AnswerEnd {
+    /// The model has ended it, or a stop string.
+    Stopped,
+    /// The model would have gone on: what may have become markup is left out.
+    Cut,
 }
 
 /// Separates reasoning and tool calls from content in text that comes in pieces. The result does
@@ -53,7 +68,7 @@ pub struct AnswerParser {
     place: Place,
     /// White space is dropped until something else comes.
     drops_space: bool,
-    has_ended: bool,
+    end: Option<AnswerEnd>,
     segments: Vec<Segment>,
     /// Bytes looked at, each time one is: the measure that tests bound.
     pub(crate) work: u64,
@@ -67,6 +82,7 @@ enum Mode {
     Markup {
         markup: usize,
         matcher: Matcher,
+        calls: Box<LiveCalls>,
     },
 }
 
@@ -105,7 +121,7 @@ impl AnswerParser {
             mode: Mode::Content,
             place: Place::Start,
             drops_space: false,
-            has_ended: false,
+            end: None,
             segments: Vec::new(),
             work: 0,
         };
@@ -120,9 +136,10 @@ impl AnswerParser {
         self.settle()
     }
 
-    /// The answer has ended: what was held back is what it looks like.
-    pub fn finish(&mut self) -> Vec<Segment> {
-        self.has_ended = true;
+    /// The answer has ended: what was held back is what it looks like, and nothing if the answer was
+    /// cut within markup.
+    pub fn finish(&mut self, end: AnswerEnd) -> Vec<Segment> {
+        self.end = Some(end);
         self.settle()
     }
 
@@ -194,7 +211,8 @@ impl AnswerParser {
         let Some(trigger) = found else { return true };
         match trigger.leads_to {
             LeadsTo::Pattern(pattern) => {
-                self.mode = Mode::Markup { markup: at, matcher: Matcher::new(pattern) };
+                let calls = Box::new(LiveCalls::new(pattern));
+                self.mode = Mode::Markup { markup: at, matcher: Matcher::new(pattern), calls };
             }
             LeadsTo::Reasoning | LeadsTo::Content => {
                 self.skip(at + trigger.text.len());
@@ -224,7 +242,7 @@ impl AnswerParser {
                 match compare(&self.held[self.scanned..], trigger.text) {
                     Some(true) => return (self.scanned, Some(*trigger)),
                     Some(false) => {}
-                    None => has_begun |= !self.has_ended,
+                    None => has_begun |= self.end != Some(AnswerEnd::Stopped),
                 }
             }
             if has_begun {
@@ -240,41 +258,49 @@ impl AnswerParser {
 
     /// Goes on through markup; true if all that is held has been looked at.
     fn match_markup(&mut self) -> bool {
-        let Mode::Markup { markup, matcher } = &mut self.mode else { return false };
+        let Mode::Markup { markup, matcher, calls } = &mut self.mode else { return false };
         let markup = *markup;
         let limit = floor_char_boundary(&self.held, markup + CALL_BYTES_MAX);
         let text = &self.held[markup..limit];
-        let is_cut = self.held.len() >= markup + CALL_BYTES_MAX;
-        let before = matcher.work;
-        let progress = matcher.advance(text, self.has_ended && !is_cut);
-        self.work += 1 + matcher.work - before;
-        match progress {
-            Progress::Matched(len) => match matcher.read(&text[..len], &self.tools) {
-                Some(calls) => self.accept(markup + len, calls),
-                None => self.reject(markup + len),
-            },
-            Progress::Failed(len) => {
-                let end = ceil_char_boundary(&self.held, markup + len);
-                self.reject(end);
+        let is_too_long = self.held.len() >= markup + CALL_BYTES_MAX;
+        let before = matcher.work + calls.work;
+        let is_stopped = self.end == Some(AnswerEnd::Stopped);
+        let progress = matcher.advance(text, is_stopped && !is_too_long);
+        calls.advance(matcher, text, &self.tools);
+        let (end, outcome) = match progress {
+            Progress::Matched(len) => {
+                (markup + len, Some(calls.matched(matcher, &text[..len], &self.tools)))
             }
-            Progress::More if is_cut => self.reject(limit),
-            Progress::More if self.has_ended => self.reject(self.held.len()),
-            Progress::More => return true,
+            Progress::Failed(len) => {
+                (ceil_char_boundary(&self.held, markup + len), Some(calls.failed()))
+            }
+            Progress::More if is_too_long || is_stopped => (limit, Some(calls.failed())),
+            Progress::More if self.end.is_some() => {
+                (limit, Some(calls.cut(matcher, text, &self.tools)))
+            }
+            Progress::More => (limit, None),
+        };
+        self.work += 1 + matcher.work + calls.work - before;
+        self.segments.append(&mut calls.take_segments());
+        match outcome {
+            Some(Outcome::Markup) => self.accept(end),
+            Some(Outcome::Content) => self.reject(end),
+            None => return true,
         }
         false
     }
 
     /// The markup up to `end` is calls, or markup alone.
-    fn accept(&mut self, end: usize, calls: Vec<ToolCall>) {
-        if calls.is_empty() {
+    fn accept(&mut self, end: usize) {
+        let Mode::Markup { markup, calls, .. } = &self.mode else { return };
+        if matches!(calls.form(), Form::Bare) {
             // White space before is the content's, unless it came after a call.
-            let Mode::Markup { markup, .. } = self.mode else { return };
+            let markup = *markup;
             self.release(markup);
         } else {
             self.place = Place::AfterCall;
             self.drops_space = true;
         }
-        self.segments.extend(calls.into_iter().map(Segment::Call));
         self.skip(end);
         self.mode = Mode::Content;
     }
@@ -318,7 +344,7 @@ impl AnswerParser {
 
     /// How much of the white space before `end` is held back; none once the answer has ended.
     fn trailing_space(&self, end: usize) -> usize {
-        if self.triggers.is_empty() || self.has_ended && end == self.held.len() {
+        if self.triggers.is_empty() || self.end.is_some() && end == self.held.len() {
             return 0;
         }
         let space = self.held.as_bytes()[self.start..end].iter().rev().take(SPACE_BYTES_MAX);

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::{ToolCall, Tools};
+use super::live::Form;
 
 /// The longest name of a tool.
 const NAME_BYTES_MAX: usize = 256;
@@ -19,9 +19,8 @@ pub(crate) struct Pattern {
     pub(crate) trigger: &'static str,
     pub(crate) place: Place,
     pub(crate) steps: &'static [Step],
-    /// What the captured fields say; nothing if they are no calls after all. An empty list is
-    /// markup alone.
-    pub(crate) read: fn(&[&str], &Tools) -> Option<Vec<ToolCall>>,
+    /// How it says what is called.
+    pub(crate) form: Form,
 }
 
 /// Where a pattern counts. White space does not change the place.
@@ -89,6 +88,8 @@ pub(crate) struct Matcher {
     /// Up to where the step has looked.
     scanned: usize,
     brackets: Option<Brackets>,
+    /// What the last step between brackets has taken.
+    bracketed: Option<Range<usize>>,
     fields: Vec<Range<usize>>,
     /// Bytes looked at, each time one is.
     pub(crate) work: u64,
@@ -102,16 +103,47 @@ impl Matcher {
             pos: 0,
             scanned: 0,
             brackets: None,
+            bracketed: None,
             fields: Vec::new(),
             work: 0,
         }
     }
 
-    /// What the pattern's fields say about `text`, which matches.
-    pub(crate) fn read(&self, text: &str, tools: &Tools) -> Option<Vec<ToolCall>> {
-        let fields: Vec<&str> = self.fields.iter().map(|field| &text[field.clone()]).collect();
-        let calls = (self.pattern.read)(&fields, tools)?;
-        calls.iter().all(|call| tools.know(&call.name)).then_some(calls)
+    /// What was captured so far.
+    pub(crate) fn fields<'a>(&self, text: &'a str) -> Vec<&'a str> {
+        self.fields.iter().map(|field| &text[field.clone()]).collect()
+    }
+
+    /// What was captured before `end`.
+    pub(crate) fn fields_before<'a>(&self, end: usize, text: &'a str) -> Vec<&'a str> {
+        let fields = self.fields.iter().filter(|field| field.end <= end);
+        fields.map(|field| &text[field.clone()]).collect()
+    }
+
+    pub(crate) fn num_fields(&self) -> usize {
+        self.fields.len()
+    }
+
+    /// What the last step between brackets has taken, whole or not.
+    pub(crate) fn bracketed(&self) -> Option<Range<usize>> {
+        self.bracketed.clone()
+    }
+
+    /// What the step that is not over has before it.
+    pub(crate) fn rest<'a>(&self, text: &'a str) -> &'a str {
+        &text[self.pos..]
+    }
+
+    /// Text that certainly belongs to what a step up to a marker will capture; none in other steps.
+    pub(crate) fn marked_text<'a>(&self, text: &'a str) -> Option<&'a str> {
+        let is_marked = matches!(self.pattern.steps.get(self.step), Some(Step::Until(_)));
+        is_marked.then(|| &text[self.pos..self.scanned])
+    }
+
+    /// Whether the steps that repeat are over.
+    pub(crate) fn is_past_loop(&self) -> bool {
+        let back = self.pattern.steps.iter().rposition(|step| matches!(step, Step::Back(_)));
+        back.is_some_and(|back| self.step > back + 1)
     }
 
     /// Goes on with `text`, which begins where the pattern does and has only ever grown.
@@ -212,12 +244,18 @@ impl Matcher {
             match brackets.take(byte, language) {
                 Bracket::Within => {}
                 Bracket::Closed => {
+                    self.bracketed = Some(whole..idx + 1);
                     return self.done(idx + 1 - self.pos, Some(whole..idx + 1));
                 }
-                Bracket::Wrong => return self.failed(floor_char_boundary(text, idx)),
+                Bracket::Wrong => {
+                    let end = floor_char_boundary(text, idx);
+                    self.bracketed = (end > self.pos).then_some(whole..end);
+                    return self.failed(end);
+                }
             }
         }
         self.scanned = text.len();
+        self.bracketed = (text.len() > self.pos).then_some(whole..text.len());
         self.brackets = Some(brackets);
         Progress::More
     }

@@ -3,6 +3,7 @@
 use crate::TokenId;
 use crate::tokenizer::Tokenizer;
 
+use super::live::Form;
 use super::pattern::{Pattern, Place, Step};
 
 /// How a model marks its reasoning.
@@ -104,7 +105,7 @@ const fn alone(trigger: &'static str, steps: &'static [Step]) -> Pattern {
 
 /// Markup that says nothing.
 pub(crate) const fn bare(trigger: &'static str, place: Place, steps: &'static [Step]) -> Pattern {
-    Pattern { trigger, place, steps, read: |_, _| Some(Vec::new()) }
+    Pattern { trigger, place, steps, form: Form::Bare }
 }
 
 /// Whether a token opens or closes the reasoning of some family, or is a part of that.

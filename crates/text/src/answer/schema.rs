@@ -3,9 +3,6 @@
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::ToolCall;
-use super::Tools;
-
 /// How deep `anyOf` and its siblings are followed.
 const DEPTH_MAX: usize = 8;
 
@@ -25,6 +22,11 @@ impl Types {
     /// Whether a value can only be text, which is then written without quotes.
     pub(crate) fn is_text(&self) -> bool {
         self.0.is_empty() || self.has("string")
+    }
+
+    /// Whether no value is anything else.
+    pub(crate) fn is_only_text(&self) -> bool {
+        self.0.iter().all(|name| name == "string")
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -54,7 +56,7 @@ impl Types {
 
     /// The value as JSON: text if only that fits, JSON as it was written where it is of a type
     /// that the schema allows, else text.
-    fn json(&self, written: &str) -> String {
+    pub(crate) fn json(&self, written: &str) -> String {
         let text = || Value::from(written).to_string();
         let trimmed = written.trim_ascii();
         // Templates print Python's words, too.
@@ -103,26 +105,6 @@ fn type_of(value: &Value) -> &'static str {
 /// The properties that a tool's parameters have.
 pub(crate) fn properties(parameters: &Value) -> Option<&Map<String, Value>> {
     parameters.get("properties")?.as_object()
-}
-
-/// The call with these parameters and their plain values. Of two values for the same parameter the
-/// last counts.
-pub(crate) fn typed_call<'a>(
-    name: &str,
-    written: impl Iterator<Item = (&'a str, &'a str)>,
-    tools: &Tools,
-) -> ToolCall {
-    let root = tools.parameters(name);
-    let schemas = root.and_then(properties);
-    let mut values: Vec<(&str, String)> = Vec::new();
-    for (key, value) in written {
-        let schema = schemas.and_then(|schemas| schemas.get(key));
-        let types = schema.zip(root).map(|(schema, root)| Types::of(schema, root));
-        let types = types.unwrap_or_default();
-        values.retain(|(known, _)| *known != key);
-        values.push((key, types.json(value)));
-    }
-    ToolCall::new(name, &json_object(&values))
 }
 
 /// A JSON object of keys and values that are JSON already.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::parser::CALL_BYTES_MAX;
+use super::parser::{AnswerEnd, CALL_BYTES_MAX};
 use super::pattern::Step;
 use super::{AnswerFormat, AnswerParser, ReasoningFormat, Segment, ToolFormat};
 
@@ -73,7 +73,7 @@ fn the_work_grows_with_the_text_alone() {
                     rest = &rest[len..];
                     assert!(parser.held_bytes() <= CALL_BYTES_MAX + 512 || cut > 7);
                 }
-                passed += parser.finish().iter().map(len_of).sum::<usize>();
+                passed += parser.finish(AnswerEnd::Stopped).iter().map(len_of).sum::<usize>();
                 assert!(passed <= text.len());
                 let limit = WORK_PER_BYTE_MAX * text.len() as u64;
                 let start: String = text.chars().take(60).collect();
@@ -91,7 +91,7 @@ fn the_work_grows_with_the_text_alone() {
 fn len_of(segment: &Segment) -> usize {
     match segment {
         Segment::Text(text) | Segment::Reasoning(text) => text.len(),
-        Segment::Call(_) => 0,
+        Segment::Call(_) | Segment::Arguments(_) | Segment::CallEnd => 0,
     }
 }
 

@@ -5,6 +5,8 @@ use std::path::Path;
 use jackalope_text::{AnswerParser, ChatPrompt, ModelText, Segment, ToolCall};
 use serde_json::{Map, json};
 
+use crate::tool_families::parse;
+
 #[test]
 fn the_shipped_model_takes_tools_and_writes_calls() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/jackalope-mini");
@@ -55,13 +57,10 @@ fn the_shipped_model_takes_tools_and_writes_calls() {
     // Its answer comes back as a call.
     let answer = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call><|im_end|>";
     let mut detokenizer = text.answer_detokenizer(&text.answer);
-    let mut parser = AnswerParser::new(&text.answer, None, false);
-    let mut segments = Vec::new();
-    for token in tokenizer.encode(answer, false).unwrap() {
-        segments.extend(parser.push(&detokenizer.push(token)));
-    }
-    segments.extend(parser.push(&detokenizer.finish()));
-    segments.extend(parser.finish());
+    let tokens = tokenizer.encode(answer, false).unwrap();
+    let mut pieces: Vec<String> = tokens.iter().map(|token| detokenizer.push(*token)).collect();
+    pieces.push(detokenizer.finish());
+    let segments = parse(AnswerParser::new(&text.answer, None, false), &pieces);
     let arguments = "{\"city\": \"Oslo\"}".to_owned();
     assert_eq!(
         segments,

@@ -3,7 +3,8 @@
 use std::sync::{Arc, LazyLock};
 
 use jackalope_text::{
-    AnswerFormat, AnswerParser, ChatTemplate, Segment, Tokenizer, ToolCall, ToolFormat, ToolSpec,
+    AnswerEnd, AnswerFormat, AnswerParser, ChatTemplate, Segment, Tokenizer, ToolCall, ToolFormat,
+    ToolSpec,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -45,13 +46,27 @@ pub(crate) fn format(reasoning: &str, tools: &str) -> AnswerFormat {
 }
 
 /// The segments of an answer in pieces, neighbouring ones of a kind joined.
-pub(crate) fn parse<S: AsRef<str>>(mut parser: AnswerParser, pieces: &[S]) -> Vec<Segment> {
+pub(crate) fn parse<S: AsRef<str>>(parser: AnswerParser, pieces: &[S]) -> Vec<Segment> {
+    parse_until(parser, pieces, AnswerEnd::Stopped)
+}
+
+/// The same, with an end of this kind. A call is joined with its arguments.
+pub(crate) fn parse_until<S: AsRef<str>>(
+    mut parser: AnswerParser,
+    pieces: &[S],
+    end: AnswerEnd,
+) -> Vec<Segment> {
     let mut segments: Vec<Segment> =
         pieces.iter().flat_map(|piece| parser.push(piece.as_ref())).collect();
-    segments.extend(parser.finish());
+    segments.extend(parser.finish(end));
     let mut joined: Vec<Segment> = Vec::new();
+    let mut is_open = false;
     for segment in segments {
+        assert_eq!(is_open, matches!(segment, Segment::Arguments(_) | Segment::CallEnd));
+        is_open = matches!(segment, Segment::Arguments(_) | Segment::Call(_));
         match (joined.last_mut(), segment) {
+            (_, Segment::CallEnd) => {}
+            (Some(Segment::Call(call)), Segment::Arguments(more)) => call.arguments.push_str(&more),
             (Some(Segment::Text(before)), Segment::Text(text)) => before.push_str(&text),
             (Some(Segment::Reasoning(before)), Segment::Reasoning(text)) => before.push_str(&text),
             (_, segment) => joined.push(segment),
@@ -68,6 +83,7 @@ fn pieces(whole: &str, cut: usize) -> Vec<String> {
 /// Segments as a line of text each, which is easy to read and to write.
 fn shown(segments: &[Segment]) -> Vec<String> {
     let show = |segment: &Segment| match segment {
+        Segment::Arguments(_) | Segment::CallEnd => unreachable!("they are joined"),
         Segment::Text(text) => format!("text {text}"),
         Segment::Reasoning(text) => format!("thought {text}"),
         Segment::Call(ToolCall { id, name, arguments }) => {
@@ -308,10 +324,9 @@ fn a_thought_that_the_prompt_opened_ends_where_it_is_closed() {
     assert!(!opens(""));
 }
 
-/// A call is one only if everything about it is right: without its last character, or of a tool
-/// that there is not, all of it is content.
+/// A call of a tool that there is not is content.
 #[test]
-fn what_is_no_valid_call_is_content_as_it_was_written() {
+fn a_call_of_an_unknown_tool_is_content_as_it_was_written() {
     let others: Arc<[ToolSpec]> =
         tools().iter().filter(|tool| tool.name == "we").cloned().collect();
     for (_, tool, answer, expected) in EXAMPLES {
@@ -321,7 +336,7 @@ fn what_is_no_valid_call_is_content_as_it_was_written() {
             match segment {
                 Segment::Call(call) => assert_eq!(call.name, "we"),
                 Segment::Text(text) => assert!(answer.contains(text.as_str()), "{text:?}"),
-                Segment::Reasoning(text) => panic!("no reasoning is read: {text:?}"),
+                other => panic!("not expected: {other:?}"),
             }
         }
         if !expected.iter().any(|line| line.starts_with("call we ")) {
@@ -372,6 +387,93 @@ fn the_template_and_the_vocabulary_tell_the_format() {
     assert_eq!(reasoning.open_tokens(&tokenizer), [tokenizer.token_id("<think>").unwrap()]);
     let cut = tokenizer.decode(&reasoning.cut_tokens(&tokenizer), false);
     assert_eq!(cut, "</think>\n\n");
+}
+
+/// What an answer says that was cut after so many characters.
+fn said_until(answer: &str, num_chars: usize, format: &AnswerFormat) -> Vec<Segment> {
+    let cut: String = answer.chars().take(num_chars).collect();
+    let parser = || AnswerParser::new(format, Some(tools()), false);
+    let whole = parse_until(parser(), &[&cut], AnswerEnd::Cut);
+    for pieces in [pieces(&cut, 1), pieces(&cut, 3)] {
+        assert_eq!(parse_until(parser(), &pieces, AnswerEnd::Cut), whole, "{cut:?}");
+    }
+    whole
+}
+
+/// Wherever an answer is cut, it says a part of what it would have said: content and thoughts never hold
+/// markup, and a call is there as soon as its name is known.
+#[test]
+fn an_answer_that_is_cut_anywhere_says_a_part_of_the_whole() {
+    for (reasoning, tool, answer, expected) in EXAMPLES {
+        // What is no call is not known to be none before its end.
+        let is_read = !answer.is_empty()
+            && !expected.iter().any(|line| line.starts_with("text ") && line.contains(&**answer));
+        if !is_read {
+            continue;
+        }
+        let format = format(reasoning, tool);
+        let all = parse(AnswerParser::new(&format, Some(tools()), false), &[answer]);
+        let mut num_calls = 0;
+        for num_chars in 0..=answer.chars().count() {
+            let mut said = said_until(answer, num_chars, &format);
+            said.retain(|it| !matches!(it, Segment::Text(text) if text.trim_ascii().is_empty()));
+            let shown = (tool, num_chars, &said);
+            assert!(said.len() <= all.len(), "{shown:?}");
+            for (idx, (part, whole)) in said.iter().zip(&all).enumerate() {
+                let is_last = idx + 1 == said.len();
+                match (part, whole) {
+                    (Segment::Text(part), Segment::Text(whole))
+                    | (Segment::Reasoning(part), Segment::Reasoning(whole)) => {
+                        assert!(whole.starts_with(part.trim_ascii_end()), "{shown:?}");
+                    }
+                    (Segment::Call(part), Segment::Call(whole)) => {
+                        assert_eq!((&part.name, is_last || part == whole), (&whole.name, true));
+                        assert!(whole.arguments.starts_with(&part.arguments), "{shown:?}");
+                    }
+                    _ => panic!("{shown:?}"),
+                }
+            }
+            let calls = said.iter().filter(|it| matches!(it, Segment::Call(_))).count();
+            assert!(calls >= num_calls, "a call vanished: {shown:?}");
+            num_calls = calls;
+        }
+        assert_eq!(said_until(answer, usize::MAX, &format), all, "{tool}: {answer}");
+    }
+}
+
+/// Families whose markup shows before its end that it is a call, and a text that is long.
+#[test]
+fn arguments_come_while_they_are_written() {
+    let text = "word ".repeat(200);
+    let json = format!("{{\"city\": \"{text}\", \"days\": 3}}");
+    let waiting = ["mistral", "json", "pythonic", "lfm2", "gemma4", "function_gemma"];
+    for (reasoning, tool, answer, expected) in EXAMPLES {
+        let is_call = expected.contains(&OSLO) && answer.contains("Oslo");
+        if !is_call || waiting.contains(&format("none", tool).tools.unwrap().name()) {
+            continue;
+        }
+        let answer = answer.replace("Oslo", &text);
+        let mut parser = AnswerParser::new(&format(reasoning, tool), Some(tools()), false);
+        let (mut arguments, mut longest) = (String::new(), 0);
+        let mut until_end = 0;
+        for piece in pieces(&answer, 5) {
+            for segment in parser.push(&piece) {
+                let more = match segment {
+                    Segment::Call(call) if call.name == "weather" => call.arguments,
+                    Segment::Arguments(more) if until_end == 0 => more,
+                    Segment::CallEnd => {
+                        until_end = 1;
+                        continue;
+                    }
+                    _ => continue,
+                };
+                longest = longest.max(more.len());
+                arguments.push_str(&more);
+            }
+        }
+        assert_eq!(arguments, json, "{tool}");
+        assert!(longest <= 40, "{tool}: a piece of {longest} bytes");
+    }
 }
 
 /// Parts of all markup there is, and what stands between.
@@ -438,7 +540,7 @@ proptest! {
         // Nothing is lost but markup, and the white space around it.
         let has_calls = expected.iter().any(|segment| matches!(segment, Segment::Call(_)));
         let kept: String = expected.iter().map(|segment| match segment {
-            Segment::Call(_) => "",
+            Segment::Call(_) | Segment::Arguments(_) | Segment::CallEnd => "",
             Segment::Text(text) | Segment::Reasoning(text) => text,
         }).collect();
         if !has_calls {

@@ -218,7 +218,7 @@ fn check(
                     demand.text_before || text.trim().is_empty(),
                     "{format:?} {demand:?}: text {text:?} of {answer:?}\n{grammar}"
                 ),
-                Segment::Reasoning(text) => panic!("{text:?}"),
+                other => panic!("{other:?}"),
             }
         }
         let fits = match demand.calls {

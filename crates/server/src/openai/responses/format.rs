@@ -15,14 +15,13 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::response::{IntoResponse, Response};
 use jackalope_engine::TenantId;
-use jackalope_text::ToolCall;
 use serde_json::{Value, json};
 
 use super::items::Item;
 use super::kept::{KeptResponse, KeptResponses};
 use super::output::{Kind, OutputItem, Terms};
 use crate::error::ApiError;
-use crate::generate::{Delta, Finish, Format, ScoredToken, Summary};
+use crate::generate::{CallDelta, Delta, Finish, Format, ScoredToken, Summary};
 use crate::ids::{new_id, unix_seconds};
 use crate::sse::push_named;
 
@@ -125,15 +124,22 @@ impl ResponseFormat {
         self.tell_part("response.content_part.added", "");
     }
 
-    fn call(&mut self, call: &ToolCall) {
-        let kind = Kind::Call { call_id: new_id("call_"), name: call.name.clone() };
-        self.open("fc_", kind);
-        self.grow(&call.arguments);
-        self.tell_item_event(
-            "response.function_call_arguments.delta",
-            json!({"delta": call.arguments}),
-        );
-        self.close();
+    fn call(&mut self, call: &CallDelta) {
+        if let Some(head) = &call.head {
+            let (call_id, name) = (new_id("call_"), head.name.clone());
+            self.open("fc_", Kind::Call { call_id, name, is_whole: false });
+        }
+        if !call.arguments.is_empty() {
+            self.grow(&call.arguments);
+            let delta = json!({"delta": call.arguments});
+            self.tell_item_event("response.function_call_arguments.delta", delta);
+        }
+        if let (true, Some(item)) = (call.is_whole, self.output.last_mut()) {
+            if let Kind::Call { is_whole, .. } = &mut item.kind {
+                *is_whole = true;
+            }
+            self.close();
+        }
     }
 
     fn is_in(&self, is_kind: impl FnOnce(&Kind) -> bool) -> bool {
@@ -190,10 +196,10 @@ impl ResponseFormat {
         self.tell("response.output_item.done", json!({"output_index": idx, "item": item}));
     }
 
-    /// A call is told once it is whole; of the others, the last one may have been cut off.
+    /// The last one may have been cut off, unless it is a call that is whole.
     fn item_status(&self, idx: usize) -> &'static str {
         let is_last = idx + 1 == self.output.len();
-        let is_call = matches!(self.output[idx].kind, Kind::Call { .. });
+        let is_call = matches!(self.output[idx].kind, Kind::Call { is_whole: true, .. });
         let is_cut = self.is_open || self.finish == Some(Finish::Length);
         if is_last && !is_call && is_cut { "incomplete" } else { "completed" }
     }

@@ -45,7 +45,7 @@ pub(super) struct OutputItem {
 pub(super) enum Kind {
     Reasoning,
     Message { scored: Vec<ScoredToken> },
-    Call { call_id: String, name: String },
+    Call { call_id: String, name: String, is_whole: bool },
 }
 
 impl OutputItem {
@@ -80,7 +80,7 @@ impl OutputItem {
                 "id": id, "type": "message", "role": "assistant", "status": status,
                 "content": parts(),
             }),
-            Kind::Call { call_id, name } => json!({
+            Kind::Call { call_id, name, .. } => json!({
                 "id": id, "type": "function_call", "status": status, "call_id": call_id,
                 "name": name, "arguments": text,
             }),
@@ -93,7 +93,7 @@ impl OutputItem {
         match &self.kind {
             Kind::Reasoning => Item::Reasoning { id, text },
             Kind::Message { .. } => Item::Message { id, role: Role::Assistant, text },
-            Kind::Call { call_id, name } => {
+            Kind::Call { call_id, name, .. } => {
                 Item::Call { id, call_id: call_id.clone(), name: name.clone(), arguments: text }
             }
         }

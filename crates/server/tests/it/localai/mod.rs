@@ -205,7 +205,11 @@ async fn calls_of_tools_are_told_as_deltas() {
     let streamed: Vec<Reply> = all(&server.state, "PredictStream", &ask).await;
     let calls: Vec<_> = streamed.iter().flat_map(|it| &it.chat_deltas).collect();
     let calls: Vec<_> = calls.iter().flat_map(|it| &it.tool_calls).collect();
-    assert_eq!(calls.iter().map(|it| it.index).collect::<Vec<_>>(), [0, 1]);
+    let mut joined = [String::new(), String::new()];
+    calls.iter().for_each(|it| joined[it.index as usize].push_str(&it.arguments));
+    assert_eq!(joined, ["{\"a\": 1}", "{\"a\": 1}"]);
+    let begun: Vec<_> = calls.iter().filter(|it| !it.name.is_empty()).map(|it| it.index).collect();
+    assert_eq!(begun, [0, 1]);
     assert_eq!(text(&streamed).trim_end(), "Let me see.");
 
     // Without tools it is text.

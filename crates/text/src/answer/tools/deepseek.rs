@@ -9,10 +9,12 @@
 //! <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Oslo"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 //! ```
 
+use super::super::ToolCall;
+use super::super::json::Needs;
 use super::super::lark::Lark;
+use super::super::live::Form;
 use super::super::pattern::{Pattern, Place, Step};
 use super::super::reasoning::bare;
-use super::super::{ToolCall, Tools};
 use super::{Frame, Free, ToolFamily};
 
 const STEPS: &[Step] = &[
@@ -38,12 +40,14 @@ const STEPS: &[Step] = &[
 ];
 
 const PATTERNS: &[Pattern] = &[
-    Pattern { trigger: "<｜tool▁calls▁begin｜>", place: Place::Anywhere, steps: STEPS, read },
+    Pattern {
+        trigger: "<｜tool▁calls▁begin｜>", place: Place::Anywhere, steps: STEPS, form: FORM
+    },
     Pattern {
         trigger: "<｜tool▁call▁begin｜>",
         place: Place::Anywhere,
         steps: STEPS.split_at(2).1,
-        read,
+        form: FORM,
     },
     bare("<｜tool▁calls▁end｜>", Place::AfterCall, &[Step::Literal("<｜tool▁calls▁end｜>")]),
 ];
@@ -88,8 +92,12 @@ pub(super) static V31: ToolFamily = ToolFamily {
     },
 };
 
-/// The name and the arguments come last; V3 names the kind of the call before.
-fn read(fields: &[&str], _: &Tools) -> Option<Vec<ToolCall>> {
-    let [.., name, arguments] = fields else { return None };
-    Some(vec![ToolCall::of_object(name, arguments)?])
+const FORM: Form = Form::Json { head, needs: Needs::Nothing, streams: true };
+
+/// The name comes last; V3 names the kind of the call before.
+fn head(fields: &[&str]) -> Option<ToolCall> {
+    match fields {
+        ["function"] => None,
+        fields => Some(ToolCall::new(fields.last()?, "")),
+    }
 }

@@ -12,9 +12,10 @@ use serde_json::Value;
 
 use super::super::lark::{Close, Lark, ToolGrammarError, comma_separated, is_required, part};
 use super::super::literal::Literals;
+use super::super::live::{Form, ReadCalls};
 use super::super::pattern::{Pattern, Place, Step};
-use super::super::schema::{Types, json_object, properties, referred};
-use super::super::{ToolCall, ToolSpec, Tools};
+use super::super::schema::{Types, properties, referred};
+use super::super::{ToolCall, ToolSpec};
 use super::{Frame, Free, ToolFamily};
 
 const MARK: &str = "<|\"|>";
@@ -38,7 +39,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
             Step::Literal("{"),
             Step::Until("<tool_call|>"),
         ],
-        read: |fields, tools| read(fields, tools, MARK),
+        form: Form::Literals(|fields, rest| read(fields, rest, MARK)),
     }],
     marks: &[MARK],
     frame: Frame {
@@ -67,7 +68,7 @@ pub(super) static FUNCTION_GEMMA: ToolFamily = ToolFamily {
             Step::Literal("{"),
             Step::Until("<end_function_call>"),
         ],
-        read: |fields, tools| read(fields, tools, ESCAPE),
+        form: Form::Literals(|fields, rest| read(fields, rest, ESCAPE)),
     }],
     marks: &[ESCAPE],
     frame: Frame {
@@ -81,11 +82,14 @@ pub(super) static FUNCTION_GEMMA: ToolFamily = ToolFamily {
     item: |lark, tool| item(lark, tool, ESCAPE),
 };
 
-fn read(fields: &[&str], _: &Tools, mark: &'static str) -> Option<Vec<ToolCall>> {
-    let [name, body] = fields else { return None };
-    let mut literals = Literals::marked(body, mark);
-    let arguments = literals.members(":", "}")?;
-    literals.is_empty().then(|| vec![ToolCall::new(name, &json_object(&arguments))])
+fn read(fields: &[&str], rest: Option<&str>, mark: &'static str) -> Option<ReadCalls> {
+    let (name, body) = fields.split_first()?;
+    let mut literals = Literals::marked(body.first().copied().or(rest)?, mark);
+    let arguments = literals.members(":", "}");
+    let is_whole = arguments.is_whole && literals.is_empty();
+    let is_read = rest.is_some() || is_whole;
+    let calls = vec![ToolCall::new(name, &arguments.json())];
+    is_read.then_some(ReadCalls { calls, is_cut: !is_whole })
 }
 
 fn item(

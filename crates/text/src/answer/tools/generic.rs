@@ -6,10 +6,10 @@
 //! <|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}]<|/tool_call|>
 //! ```
 
-use super::super::json::{self, Needs};
+use super::super::json::Needs;
+use super::super::live::Form;
 use super::super::pattern::{Pattern, Place, Step};
 use super::super::reasoning::bare;
-use super::super::{ToolCall, Tools};
 use super::{Frame, Free, ToolFamily};
 
 /// With one of these keys a call in JSON begins; other JSON need not wait for its end.
@@ -38,7 +38,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
                 Step::Space,
                 Step::End,
             ],
-            read,
+            form: WHOLE,
         },
         Pattern {
             trigger: "[",
@@ -53,7 +53,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
                 Step::Space,
                 Step::End,
             ],
-            read,
+            form: WHOLE,
         },
         Pattern {
             trigger: "```json",
@@ -67,13 +67,13 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
                 Step::Space,
                 Step::End,
             ],
-            read,
+            form: WHOLE,
         },
         Pattern {
             trigger: "<|tool_call|>",
             place: Place::Anywhere,
             steps: &[Step::Literal("<|tool_call|>"), Step::Space, Step::Json { opened: 0 }],
-            read,
+            form: MARKED,
         },
         bare("<|/tool_call|>", Place::AfterCall, &[Step::Literal("<|/tool_call|>")]),
     ],
@@ -89,6 +89,8 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     item: |lark, tool| Ok(lark.named_json(tool, "arguments")),
 };
 
-fn read(fields: &[&str], _: &Tools) -> Option<Vec<ToolCall>> {
-    json::calls(fields.first()?, Needs::Arguments)
-}
+/// Only the end of the answer shows that it is a call.
+const WHOLE: Form = Form::Json { head: |_| None, needs: Needs::Arguments, streams: false };
+
+/// What follows a marker is a call.
+const MARKED: Form = Form::Json { head: |_| None, needs: Needs::Arguments, streams: true };

@@ -9,8 +9,8 @@
 
 use super::super::ToolSpec;
 use super::super::lark::{Close, Lark, ToolGrammarError};
+use super::super::live::Form;
 use super::super::pattern::{Pattern, Place, Step};
-use super::super::schema::typed_call;
 use super::{Frame, Free, ToolFamily};
 
 const CLOSE: Close = Close { before: "", tag: "</arg_value>", after: "\n" };
@@ -36,11 +36,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
             Step::Back(7),
             Step::Literal("</tool_call>"),
         ],
-        read: |fields, tools| {
-            let (name, written) = fields.split_first()?;
-            let pairs = written.chunks_exact(2).map(|pair| (pair[0].trim_ascii(), pair[1]));
-            Some(vec![typed_call(name, pairs, tools)])
-        },
+        form: Form::Tags { is_wrapped: false },
     }],
     marks: &[],
     frame: Frame {

@@ -9,13 +9,15 @@
 //! `<|call|>` ends the model's turn, so it is a stop token and no part of the text: a call has
 //! ended where its JSON has. What the other channels say is told by the reasoning's format.
 
+use super::super::ToolCall;
+use super::super::json::Needs;
 use super::super::lark::Lark;
+use super::super::live::Form;
 use super::super::pattern::{Pattern, Place, Step};
-use super::super::{ToolCall, Tools};
 use super::{Frame, Free, ToolFamily};
 
 const fn call(trigger: &'static str, place: Place, steps: &'static [Step]) -> Pattern {
-    Pattern { trigger, place, steps, read }
+    Pattern { trigger, place, steps, form: FORM }
 }
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
@@ -85,7 +87,8 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
 };
 
 /// The header between name and arguments says how they are written, which shows by itself.
-fn read(fields: &[&str], _: &Tools) -> Option<Vec<ToolCall>> {
-    let [name, _, arguments] = fields else { return None };
-    Some(vec![ToolCall::of_object(name, arguments)?])
-}
+const FORM: Form = Form::Json {
+    head: |fields| Some(ToolCall::new(fields.first()?, "")),
+    needs: Needs::Nothing,
+    streams: true,
+};

@@ -8,7 +8,8 @@
 //! ```
 
 use super::super::ToolCall;
-use super::super::json::{self, Needs};
+use super::super::json::Needs;
+use super::super::live::Form;
 use super::super::pattern::{Pattern, Place, Step};
 use super::{Frame, Free, ToolFamily};
 
@@ -27,7 +28,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
                 Step::Space,
                 Step::Literal("</tool_call>"),
             ],
-            read: |fields, _| json::calls(fields[0], Needs::Nothing),
+            form: FORM,
         },
         Pattern {
             trigger: "[Calling tool:",
@@ -40,7 +41,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
                 Step::Json { opened: 0 },
                 Step::Literal(")]"),
             ],
-            read: |fields, _| Some(vec![ToolCall::of_object(fields[0], fields[1])?]),
+            form: FORM,
         },
     ],
     marks: &[],
@@ -53,4 +54,10 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         free: Free::Anywhere,
     },
     item: |lark, tool| Ok(lark.named_json(tool, "arguments")),
+};
+
+const FORM: Form = Form::Json {
+    head: |fields| Some(ToolCall::new(fields.first()?, "")),
+    needs: Needs::Nothing,
+    streams: true,
 };

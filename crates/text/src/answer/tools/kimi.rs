@@ -5,10 +5,12 @@
 //! <|tool_call_argument_begin|>{"city": "Oslo"}<|tool_call_end|><|tool_calls_section_end|>
 //! ```
 
+use super::super::ToolCall;
+use super::super::json::Needs;
 use super::super::lark::Lark;
+use super::super::live::Form;
 use super::super::pattern::{Pattern, Place, Step};
 use super::super::reasoning::bare;
-use super::super::{ToolCall, Tools};
 use super::{Frame, Free, ToolFamily};
 
 const STEPS: &[Step] = &[
@@ -34,13 +36,13 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
             trigger: "<|tool_calls_section_begin|>",
             place: Place::Anywhere,
             steps: STEPS,
-            read,
+            form: FORM,
         },
         Pattern {
             trigger: "<|tool_call_begin|>",
             place: Place::Anywhere,
             steps: STEPS.split_at(2).1,
-            read,
+            form: FORM,
         },
         bare(
             "<|tool_calls_section_end|>",
@@ -64,14 +66,15 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     },
 };
 
-fn read(fields: &[&str], _: &Tools) -> Option<Vec<ToolCall>> {
-    let [id, arguments] = fields else { return None };
+const FORM: Form = Form::Json { head, needs: Needs::Nothing, streams: true };
+
+fn head(fields: &[&str]) -> Option<ToolCall> {
+    let id = fields.first()?;
     let name = id.strip_prefix("functions.").unwrap_or(id);
     let is_number = |idx: &str| !idx.is_empty() && idx.bytes().all(|byte| byte.is_ascii_digit());
     let (name, has_id) = match name.rsplit_once(':') {
         Some((name, idx)) if is_number(idx) => (name, true),
         _ => (name, false),
     };
-    let call = ToolCall::of_object(name, arguments)?;
-    Some(vec![ToolCall { id: has_id.then(|| (*id).to_owned()), ..call }])
+    Some(ToolCall { id: has_id.then(|| (*id).to_owned()), ..ToolCall::new(name, "") })
 }

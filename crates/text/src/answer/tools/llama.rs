@@ -8,9 +8,10 @@
 //!
 //! JSON has no end but its own, so the call has ended where it has.
 
-use super::super::json::{self, Needs};
+use super::super::ToolCall;
+use super::super::json::Needs;
+use super::super::live::Form;
 use super::super::pattern::{Pattern, Place, Step};
-use super::super::{ToolCall, Tools};
 use super::generic::KEYS;
 use super::{Frame, Free, ToolFamily};
 
@@ -23,19 +24,19 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
             trigger: "<|python_tag|>",
             place: Place::Anywhere,
             steps: &[Step::Literal("<|python_tag|>"), Step::Space, Step::Json { opened: 0 }],
-            read,
+            form: FORM,
         },
         Pattern {
             trigger: "{",
             place: Place::StartOrAfterCall,
             steps: &[Step::Literal("{"), Step::Space, Step::Branch(KEYS), Step::Json { opened: 1 }],
-            read,
+            form: FORM,
         },
         Pattern {
             trigger: ";",
             place: Place::AfterCall,
             steps: &[Step::Literal(";"), Step::Space, Step::Json { opened: 0 }],
-            read,
+            form: FORM,
         },
         Pattern {
             trigger: "<function=",
@@ -49,7 +50,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
                 Step::Space,
                 Step::Literal("</function>"),
             ],
-            read: |fields, _| Some(vec![ToolCall::of_object(fields[0], fields[1])?]),
+            form: FORM,
         },
     ],
     marks: &[],
@@ -64,6 +65,8 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     item: |lark, tool| Ok(lark.named_json(tool, "parameters")),
 };
 
-fn read(fields: &[&str], _: &Tools) -> Option<Vec<ToolCall>> {
-    json::calls(fields.first()?, Needs::Arguments)
-}
+const FORM: Form = Form::Json {
+    head: |fields| Some(ToolCall::new(fields.first()?, "")),
+    needs: Needs::Arguments,
+    streams: true,
+};

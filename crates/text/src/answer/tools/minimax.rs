@@ -9,10 +9,9 @@
 //! ```
 
 use super::super::lark::Close;
+use super::super::live::Form;
 use super::super::pattern::{Pattern, Place, Step};
 use super::super::reasoning::bare;
-use super::super::schema::typed_call;
-use super::super::{ToolCall, Tools};
 use super::{Frame, Free, ToolFamily};
 
 const STEPS: &[Step] = &[
@@ -37,12 +36,17 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     aliases: &["minimax"],
     signs: &[&["<minimax:tool_call>"]],
     patterns: &[
-        Pattern { trigger: "<minimax:tool_call>", place: Place::Anywhere, steps: STEPS, read },
+        Pattern {
+            trigger: "<minimax:tool_call>",
+            place: Place::Anywhere,
+            steps: STEPS,
+            form: FORM,
+        },
         Pattern {
             trigger: "<invoke name=\"",
             place: Place::AfterCall,
             steps: STEPS.split_at(2).1,
-            read,
+            form: FORM,
         },
         bare("</minimax:tool_call>", Place::AfterCall, &[Step::Literal("</minimax:tool_call>")]),
     ],
@@ -63,8 +67,4 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     },
 };
 
-fn read(fields: &[&str], tools: &Tools) -> Option<Vec<ToolCall>> {
-    let (name, written) = fields.split_first()?;
-    let pairs = written.chunks_exact(2).map(|pair| (pair[0], pair[1]));
-    Some(vec![typed_call(name, pairs, tools)])
-}
+const FORM: Form = Form::Tags { is_wrapped: false };

@@ -8,10 +8,11 @@
 //!
 //! A call has ended where its JSON has.
 
-use super::super::json::{self, Needs};
+use super::super::ToolCall;
+use super::super::json::Needs;
 use super::super::lark::Lark;
+use super::super::live::Form;
 use super::super::pattern::{Pattern, Place, Step};
-use super::super::{ToolCall, Tools};
 use super::{Frame, Free, ToolFamily};
 
 const PATTERNS: &[Pattern] = &[Pattern {
@@ -29,7 +30,7 @@ const PATTERNS: &[Pattern] = &[Pattern {
         Step::Space,
         Step::Json { opened: 0 },
     ],
-    read,
+    form: FORM,
 }];
 
 pub(super) static WITH_ARGS: ToolFamily = ToolFamily {
@@ -69,13 +70,11 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     item: |lark, tool| Ok(lark.named_json(tool, "arguments")),
 };
 
-fn read(fields: &[&str], _: &Tools) -> Option<Vec<ToolCall>> {
-    match fields {
-        [name, arguments] => Some(vec![ToolCall::of_object(name, arguments)?]),
-        [name, id, arguments] => {
-            let call = ToolCall::of_object(name, arguments)?;
-            Some(vec![ToolCall { id: Some((*id).to_owned()), ..call }])
-        }
-        _ => json::calls(fields.first()?, Needs::Nothing),
-    }
+/// In a list the ids come last, so its calls are known when they are whole.
+const FORM: Form = Form::Json { head, needs: Needs::Nothing, streams: false };
+
+fn head(fields: &[&str]) -> Option<ToolCall> {
+    let (name, id) = fields.split_first()?;
+    let id = id.first().map(|id| (*id).to_owned());
+    Some(ToolCall { id, ..ToolCall::new(name, "") })
 }

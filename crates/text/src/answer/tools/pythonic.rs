@@ -7,9 +7,10 @@
 
 use super::super::lark::{Lark, ToolGrammarError, comma_separated, is_required, part};
 use super::super::literal::Literals;
+use super::super::live::{Form, ReadCalls};
 use super::super::pattern::{Pattern, Place, Step};
-use super::super::schema::{json_object, properties};
-use super::super::{ToolCall, ToolSpec, Tools};
+use super::super::schema::properties;
+use super::super::{ToolCall, ToolSpec};
 use super::{Frame, Free, ToolFamily};
 
 const BARE: Pattern = Pattern {
@@ -22,7 +23,7 @@ const BARE: Pattern = Pattern {
         Step::Branch(&[("(", 1)]),
         Step::Python { opened: 1 },
     ],
-    read,
+    form: FORM,
 };
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
@@ -41,7 +42,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
                 Step::Space,
                 Step::Literal("<|python_end|>"),
             ],
-            read,
+            form: FORM,
         },
     ],
     marks: &[],
@@ -71,7 +72,7 @@ pub(super) static MARKED: ToolFamily = ToolFamily {
                 Step::Space,
                 Step::Literal("<|tool_call_end|>"),
             ],
-            read,
+            form: FORM,
         },
         BARE,
     ],
@@ -87,19 +88,31 @@ pub(super) static MARKED: ToolFamily = ToolFamily {
     item,
 };
 
-/// The list is what was captured last.
-fn read(fields: &[&str], _: &Tools) -> Option<Vec<ToolCall>> {
-    let mut literals = Literals::python(fields.last()?);
+const FORM: Form = Form::Literals(read);
+
+/// The list is what was captured last, unless it has no end.
+fn read(fields: &[&str], rest: Option<&str>) -> Option<ReadCalls> {
+    let mut literals = Literals::python(rest.or(fields.last().copied())?);
+    let mut read = ReadCalls { calls: Vec::new(), is_cut: true };
+    let is_whole = read_list(&mut literals, &mut read).is_some();
+    (is_whole || rest.is_some()).then_some(read)
+}
+
+/// Appends the calls of a list; nothing if something is missing.
+fn read_list(literals: &mut Literals<'_>, read: &mut ReadCalls) -> Option<()> {
     literals.take("[")?;
-    let mut calls = Vec::new();
     loop {
         let name = literals.name()?;
         literals.take("(")?;
-        let arguments = literals.members("=", ")")?;
-        calls.push(ToolCall::new(name, &json_object(&arguments)));
+        let arguments = literals.members("=", ")");
+        read.calls.push(ToolCall::new(name, &arguments.json()));
+        read.is_cut = !arguments.is_whole;
+        if read.is_cut {
+            return None;
+        }
         if literals.take(",").is_none() {
             literals.take("]")?;
-            return literals.is_empty().then_some(calls);
+            return literals.is_empty().then_some(());
         }
     }
 }

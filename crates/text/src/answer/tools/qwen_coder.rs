@@ -11,10 +11,9 @@
 //! ```
 
 use super::super::lark::Close;
+use super::super::live::Form;
 use super::super::pattern::{Pattern, Place, Step};
 use super::super::reasoning::bare;
-use super::super::schema::typed_call;
-use super::super::{ToolCall, Tools};
 use super::{Frame, Free, ToolFamily};
 
 const STEPS: &[Step] = &[
@@ -41,13 +40,13 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     aliases: &["qwen3_xml", "nemotron", "nemotron3", "nemotron_v3"],
     signs: &[&["<tool_call>", "<function="]],
     patterns: &[
-        Pattern { trigger: "<tool_call>", place: Place::Anywhere, steps: STEPS, read },
+        Pattern { trigger: "<tool_call>", place: Place::Anywhere, steps: STEPS, form: FORM },
         // The outer tag is sometimes forgotten.
         Pattern {
             trigger: "<function=",
             place: Place::Anywhere,
             steps: STEPS.split_at(12).0.split_at(2).1,
-            read,
+            form: FORM,
         },
         bare("</tool_call>", Place::AfterCall, &[Step::Literal("</tool_call>")]),
     ],
@@ -68,14 +67,4 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     },
 };
 
-fn read(fields: &[&str], tools: &Tools) -> Option<Vec<ToolCall>> {
-    let (name, written) = fields.split_first()?;
-    let pairs = written.chunks_exact(2).map(|pair| (pair[0], unwrapped(pair[1])));
-    Some(vec![typed_call(name, pairs, tools)])
-}
-
-/// A value without the line breaks that set it apart from its tags.
-pub(super) fn unwrapped(value: &str) -> &str {
-    let value = value.strip_prefix('\n').unwrap_or(value);
-    value.strip_suffix('\n').unwrap_or(value)
-}
+const FORM: Form = Form::Tags { is_wrapped: true };

@@ -1,0 +1,425 @@
+//! Calls are read while their markup is still coming.
+//!
+//! ```text
+//!              name of a tool is known, arguments begin
+//!  (no call) ──────────────────────────────────────────▶ (open) ──arguments end──▶ (no call)
+//! ```
+//!
+//! A call that has begun stays one, whatever comes after it: its arguments may be cut short or be no JSON,
+//! as they are in the answers of other servers. What is reported depends on the text alone, never on
+//! where it was cut into pieces.
+
+use super::json::{self, Needs};
+use super::parser::Segment;
+use super::pattern::{Matcher, Pattern};
+use super::schema::{Types, properties};
+use super::written::{CallScanner, Mark, unfinished_string};
+use super::{ToolCall, Tools};
+
+/// How the markup of a pattern says which tools are called.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Form {
+    /// It says nothing.
+    Bare,
+    /// In JSON, which is captured last. It is the arguments if something was captured before it, which
+    /// `head` reads, else an object or a list of objects with names and arguments.
+    Json {
+        head: Head,
+        needs: Needs,
+        /// Whether calls in JSON are known before the markup is whole.
+        streams: bool,
+    },
+    /// The name, then names and values of parameters in turn.
+    Tags {
+        /// Line breaks set values apart from their tags.
+        is_wrapped: bool,
+    },
+    /// Literals, which are read when they are whole. The function takes what was captured, the rest if it is not
+    /// whole, and returns all calls, and whether the last one is whole.
+    Literals(fn(&[&str], Option<&str>) -> Option<ReadCalls>),
+}
+
+/// Reads the id and the name of a call from what was captured before its arguments; none if the name is not there
+/// yet.
+pub(crate) type Head = fn(&[&str]) -> Option<ToolCall>;
+
+/// What a form's function has read.
+#[derive(Debug, Default)]
+pub(crate) struct ReadCalls {
+    pub(crate) calls: Vec<ToolCall>,
+    /// The last call's arguments lack their end.
+    pub(crate) is_cut: bool,
+}
+
+/// What markup is that has ended, or been cut.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Calls, or the beginning of one; or nothing that a client should see.
+    Markup,
+    /// It only looked like markup.
+    Content,
+}
+
+/// The calls of one match of a pattern.
+#[derive(Debug)]
+pub(crate) struct LiveCalls {
+    form: Form,
+    scanner: CallScanner,
+    /// Bytes of JSON, or of a value, that were taken.
+    seen: usize,
+    /// Fields of tags that were taken.
+    num_fields: usize,
+    /// A value is being written as a JSON string.
+    is_in_text: bool,
+    /// A call has been reported.
+    has_begun: bool,
+    is_open: bool,
+    /// There is no such tool.
+    is_refused: bool,
+    segments: Vec<Segment>,
+    /// Bytes looked at.
+    pub(crate) work: u64,
+}
+
+impl LiveCalls {
+    pub(crate) fn new(pattern: &Pattern) -> LiveCalls {
+        LiveCalls {
+            form: pattern.form,
+            scanner: CallScanner::default(),
+            seen: 0,
+            num_fields: 0,
+            is_in_text: false,
+            has_begun: false,
+            is_open: false,
+            is_refused: false,
+            segments: Vec::new(),
+            work: 0,
+        }
+    }
+
+    pub(crate) fn form(&self) -> Form {
+        self.form
+    }
+
+    /// What is newly known.
+    pub(crate) fn take_segments(&mut self) -> Vec<Segment> {
+        std::mem::take(&mut self.segments)
+    }
+
+    /// Takes as much of `text` as the matcher has looked at.
+    pub(crate) fn advance(&mut self, matcher: &Matcher, text: &str, tools: &Tools) {
+        match self.form {
+            Form::Json { head, streams, .. } => {
+                let Some(json) = matcher.bracketed() else { return };
+                let before = matcher.fields_before(json.start, text);
+                let json = &text[json.clone()];
+                if !before.is_empty() {
+                    self.take_arguments(json, || head(&before), tools);
+                } else if streams {
+                    self.take_calls(json, tools);
+                }
+            }
+            Form::Tags { is_wrapped } => {
+                if matcher.num_fields() > 1 {
+                    self.take_tags(matcher, text, Values { is_wrapped, tools });
+                }
+            }
+            Form::Bare | Form::Literals(_) => {}
+        }
+    }
+
+    /// The pattern matches `text`.
+    pub(crate) fn matched(&mut self, matcher: &Matcher, text: &str, tools: &Tools) -> Outcome {
+        let fields = matcher.fields(text);
+        let calls = match self.form {
+            Form::Bare => return Outcome::Markup,
+            Form::Tags { is_wrapped } => {
+                self.take_tags(matcher, text, Values { is_wrapped, tools });
+                self.end_tags();
+                None
+            }
+            Form::Json { streams: true, .. } => None,
+            Form::Json { .. } if fields.len() > 1 => None,
+            Form::Json { needs, .. } => json::calls(fields[0], needs),
+            Form::Literals(read) => read(&fields, None).map(|read| read.calls),
+        };
+        if let Some(calls) = calls.filter(|calls| calls.iter().all(|it| tools.know(&it.name))) {
+            calls.into_iter().for_each(|call| self.whole(call));
+        }
+        self.outcome(Outcome::Content)
+    }
+
+    /// The pattern does not match, or not within the limit: a call that has begun is over.
+    pub(crate) fn failed(&mut self) -> Outcome {
+        self.end();
+        self.outcome(Outcome::Content)
+    }
+
+    /// The answer was cut within the markup.
+    pub(crate) fn cut(&mut self, matcher: &Matcher, text: &str, tools: &Tools) -> Outcome {
+        match self.form {
+            Form::Bare => {}
+            Form::Json { head, .. } => self.cut_json(matcher, text, head, tools),
+            Form::Tags { is_wrapped } if matcher.num_fields() > 0 => {
+                self.take_tags(matcher, text, Values { is_wrapped, tools });
+                if matcher.is_past_loop() {
+                    self.end_tags();
+                }
+            }
+            Form::Tags { .. } => {}
+            Form::Literals(read) => {
+                let bracketed = matcher.bracketed().map(|range| &text[range]);
+                let rest = bracketed.unwrap_or_else(|| matcher.rest(text));
+                let read = read(&matcher.fields(text), Some(rest));
+                self.cut_literals(read.unwrap_or_default(), tools);
+            }
+        }
+        if self.is_refused { self.outcome(Outcome::Content) } else { Outcome::Markup }
+    }
+
+    fn outcome(&self, otherwise: Outcome) -> Outcome {
+        if self.has_begun { Outcome::Markup } else { otherwise }
+    }
+
+    fn cut_json(&mut self, matcher: &Matcher, text: &str, head: Head, tools: &Tools) {
+        let Some(json) = matcher.bracketed() else {
+            let fields = matcher.fields(text);
+            if let Some(call) = head(&fields).filter(|_| !fields.is_empty()) {
+                self.begin(call, tools);
+            }
+            return;
+        };
+        if !matcher.fields_before(json.start, text).is_empty() {
+            return;
+        }
+        let json = &text[json.clone()];
+        self.take_calls(json, tools);
+        if self.is_open || self.is_refused {
+            return;
+        }
+        let Some(call) = self.scanner.call.take().filter(|it| !it.is_reported) else { return };
+        let Some(name) = call.name else { return };
+        let arguments = match (call.arguments, call.quoted) {
+            (Some(start), _) => json[start..call.arguments_end.unwrap_or(json.len())].to_owned(),
+            (None, Some(start)) => unfinished_string(&json[start..]),
+            (None, None) => String::new(),
+        };
+        self.begin(ToolCall { id: call.id, name, arguments }, tools);
+        if call.arguments_end.is_some() {
+            self.end();
+        }
+    }
+
+    fn cut_literals(&mut self, read: ReadCalls, tools: &Tools) {
+        let num_calls = read.calls.len();
+        for (idx, call) in read.calls.into_iter().enumerate() {
+            self.begin(call, tools);
+            if !read.is_cut || idx + 1 < num_calls {
+                self.end();
+            }
+        }
+    }
+
+    /// Begins a call if there is such a tool.
+    fn begin(&mut self, call: ToolCall, tools: &Tools) {
+        if self.is_refused || !tools.know(&call.name) {
+            self.is_refused = true;
+            return;
+        }
+        self.has_begun = true;
+        self.is_open = true;
+        self.segments.push(Segment::Call(call));
+    }
+
+    fn push(&mut self, arguments: &str) {
+        if arguments.is_empty() || !self.is_open {
+            return;
+        }
+        match self.segments.last_mut() {
+            Some(Segment::Call(call)) => call.arguments.push_str(arguments),
+            Some(Segment::Arguments(before)) => before.push_str(arguments),
+            _ => self.segments.push(Segment::Arguments(arguments.to_owned())),
+        }
+    }
+
+    fn end(&mut self) {
+        if std::mem::replace(&mut self.is_open, false) {
+            self.segments.push(Segment::CallEnd);
+        }
+    }
+
+    fn whole(&mut self, call: ToolCall) {
+        self.has_begun = true;
+        self.segments.extend([Segment::Call(call), Segment::CallEnd]);
+    }
+
+    /// The JSON is the arguments, and the head is known.
+    fn take_arguments(
+        &mut self,
+        json: &str,
+        head: impl FnOnce() -> Option<ToolCall>,
+        tools: &Tools,
+    ) {
+        let is_object = json.starts_with('{');
+        if !self.has_begun && !self.is_refused && is_object {
+            match head() {
+                Some(call) => self.begin(call, tools),
+                None => self.is_refused = true,
+            }
+        }
+        if !self.is_open {
+            return;
+        }
+        self.push(&json[self.seen..]);
+        while self.seen < json.len() {
+            self.work += 1;
+            // The scanner counts brackets; which members there are is nothing to it.
+            self.scanner.take(json, self.seen);
+            self.seen += 1;
+        }
+        if self.scanner.is_balanced() {
+            self.end();
+        }
+    }
+
+    /// The JSON is calls.
+    fn take_calls(&mut self, json: &str, tools: &Tools) {
+        let mut start = self.seen;
+        while self.seen < json.len() && !self.is_refused {
+            let idx = self.seen;
+            self.work += 1;
+            self.seen += 1;
+            match self.scanner.take(json, idx) {
+                Some(Mark::Arguments) => {
+                    start = idx;
+                    self.begin_written(tools);
+                }
+                Some(Mark::ArgumentsEnd) => {
+                    self.push(&json[start..=idx]);
+                    self.end();
+                }
+                Some(Mark::CallEnd) => self.end_written(json, tools),
+                None => {}
+            }
+        }
+        if self.is_open {
+            self.push(&json[start..]);
+        }
+    }
+
+    fn begin_written(&mut self, tools: &Tools) {
+        if !matches!(self.form, Form::Json { streams: true, .. }) {
+            return;
+        }
+        let Some(call) = &mut self.scanner.call else { return };
+        // A name that comes after the arguments is read when the call is whole.
+        let Some(name) = call.name.clone().filter(|name| tools.know(name)) else { return };
+        call.is_reported = true;
+        let id = call.id.take();
+        self.begin(ToolCall { id, name, arguments: String::new() }, tools);
+    }
+
+    fn end_written(&mut self, json: &str, tools: &Tools) {
+        let Form::Json { needs, .. } = self.form else { return };
+        let Some(written) = self.scanner.call.take().filter(|call| !call.is_reported) else {
+            return;
+        };
+        let text = &json[written.start..self.seen];
+        let calls = json::calls(text, needs);
+        match calls.filter(|calls| calls.iter().all(|call| tools.know(&call.name))) {
+            Some(calls) => calls.into_iter().for_each(|call| self.whole(call)),
+            None if self.has_begun => self.segments.push(Segment::Text(text.to_owned())),
+            None => self.is_refused = true,
+        }
+    }
+
+    /// Takes the fields that are whole, and as much of the last value as is certain.
+    fn take_tags(&mut self, matcher: &Matcher, text: &str, values: Values<'_>) {
+        let fields = matcher.fields(text);
+        let Some(name) = fields.first() else { return };
+        if !self.has_begun && !self.is_refused {
+            self.begin(ToolCall::new(name, ""), values.tools);
+            self.num_fields = 1;
+        }
+        if !self.is_open {
+            return;
+        }
+        while self.num_fields < fields.len() {
+            let field = fields[self.num_fields];
+            self.work += field.len() as u64;
+            if self.num_fields % 2 == 1 {
+                let open = if self.num_fields == 1 { "{" } else { ", " };
+                let key = field.trim_ascii();
+                self.push(&format!("{open}{}: ", serde_json::Value::from(key)));
+                self.begin_value(&values.types(name, key));
+            } else {
+                let types = values.types(name, fields[self.num_fields - 1].trim_ascii());
+                self.end_value(field, &types, values.is_wrapped);
+            }
+            self.num_fields += 1;
+        }
+        if let Some(value) = matcher.marked_text(text).filter(|_| self.is_in_text) {
+            self.take_text(value, values.is_wrapped);
+        }
+    }
+
+    fn begin_value(&mut self, types: &Types) {
+        self.seen = 0;
+        self.is_in_text = types.is_only_text();
+        if self.is_in_text {
+            self.push("\"");
+        }
+    }
+
+    fn end_value(&mut self, value: &str, types: &Types, is_wrapped: bool) {
+        if std::mem::replace(&mut self.is_in_text, false) {
+            self.take_text(value, is_wrapped);
+            self.push("\"");
+            return;
+        }
+        let value = if is_wrapped { unwrapped(value) } else { value };
+        self.push(&types.json(value));
+    }
+
+    /// Takes more of a value that is text. The line break that may be its last one waits.
+    fn take_text(&mut self, value: &str, is_wrapped: bool) {
+        if is_wrapped && self.seen == 0 && value.starts_with('\n') {
+            self.seen = 1;
+        }
+        let ends_line = is_wrapped && value.ends_with('\n');
+        let end = (value.len() - usize::from(ends_line)).max(self.seen);
+        self.work += (end - self.seen) as u64;
+        let quoted = serde_json::Value::from(&value[self.seen..end]).to_string();
+        self.push(&quoted[1..quoted.len() - 1]);
+        self.seen = end;
+    }
+
+    /// All parameters are there.
+    fn end_tags(&mut self) {
+        let is_empty = self.num_fields == 1;
+        self.push(if is_empty { "{}" } else { "}" });
+        self.end();
+    }
+}
+
+/// What values of parameters are read by.
+#[derive(Clone, Copy)]
+struct Values<'a> {
+    is_wrapped: bool,
+    tools: &'a Tools,
+}
+
+impl Values<'_> {
+    /// The types that a tool's schema allows for a parameter.
+    fn types(&self, tool: &str, key: &str) -> Types {
+        let root = self.tools.parameters(tool);
+        let schema = root.and_then(properties).and_then(|schemas| schemas.get(key));
+        schema.zip(root).map(|(schema, root)| Types::of(schema, root)).unwrap_or_default()
+    }
+}
+
+/// A value without the line breaks that set it apart from its tags.
+fn unwrapped(value: &str) -> &str {
+    let value = value.strip_prefix('\n').unwrap_or(value);
+    value.strip_suffix('\n').unwrap_or(value)
+}
