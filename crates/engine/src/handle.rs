@@ -40,6 +40,8 @@ pub(crate) enum Command {
     },
     Ask(Question),
     Memory(MemoryReading),
+    /// A guide has answered after the step had to go on without it.
+    GuideAnswered,
     HandOver,
     Shutdown,
 }

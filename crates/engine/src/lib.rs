@@ -22,6 +22,7 @@ mod event;
 mod fairness;
 mod group;
 mod guide;
+mod guide_pool;
 mod handle;
 pub mod link;
 mod metrics;

@@ -1,5 +1,6 @@
 //! Chooses what every step computes. Pure: no clock, no thread, no I/O, no randomness; the same
-//! calls give the same plans.
+//! calls give the same plans. Only the [`GuidePool`] of a real engine has threads: when a slow guide answers
+//! decides when its sequence goes on.
 //!
 //! ```text
 //!  submit        plan: admit              plan, commit, plan, commit …
@@ -27,6 +28,7 @@ use jackalope_protocol::{
 use thiserror::Error;
 
 use crate::caches::{CacheLimits, Caches};
+use crate::guide_pool::GuidePool;
 use crate::planted::{Bug, Planted};
 use crate::status::PrefixStats;
 use crate::{Event, FinishReason, Request, RequestId};
@@ -156,6 +158,8 @@ pub struct Scheduler {
     events: Vec<(RequestId, Event)>,
     stats: ScheduleStats,
     planted: Planted,
+    /// Asks guides; they are asked where they are needed if there is none.
+    guide_pool: Option<GuidePool>,
 }
 
 /// What the answer to a plan has to consist of.
@@ -204,6 +208,7 @@ impl Scheduler {
             events: Vec::new(),
             stats: ScheduleStats::default(),
             planted,
+            guide_pool: None,
         }
     }
 

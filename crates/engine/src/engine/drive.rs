@@ -25,6 +25,7 @@ use super::attempts::{Attempts, Retry};
 use super::pressure::{MemoryReading, PressureGuard, PressureStatus};
 use super::streams::{Listener, Streams};
 use super::{EngineConfig, EngineError, capacity};
+use crate::guide_pool::GuidePool;
 use crate::handle::{Command, Gauges, Message, Question};
 use crate::{
     Counters, EngineState, Event, Failure, GroupEvent, KvStatus, PrefixStats, RankGroup,
@@ -47,6 +48,8 @@ pub(super) struct Driver<G: RankGroup> {
     /// When each plan in flight was sent, and the tokens it computes.
     sent: VecDeque<(Instant, usize)>,
     answered_at: Option<Instant>,
+    /// Wakes the loop when a slow guide has answered; present while it runs.
+    waker: Option<Sender<Message<G::Report>>>,
 }
 
 enum Flow {
@@ -86,6 +89,7 @@ impl<G: RankGroup> Driver<G> {
             is_standing: false,
             sent: VecDeque::new(),
             answered_at: None,
+            waker: None,
         }
     }
 
@@ -99,6 +103,7 @@ impl<G: RankGroup> Driver<G> {
         reports: Sender<Message<G::Report>>,
     ) -> Result<(), EngineError> {
         self.attempts.begin(Instant::now());
+        self.waker = Some(reports.clone());
         self.group.start(Reporter::new(reports), Instant::now());
         loop {
             while let Ok(message) = inbox.try_recv() {
@@ -186,6 +191,11 @@ impl<G: RankGroup> Driver<G> {
             Message::Command(Command::Leave { id }) => self.leave(id),
             Message::Command(Command::Ask(question)) => self.answer(question),
             Message::Command(Command::Memory(reading)) => self.on_memory(reading),
+            Message::Command(Command::GuideAnswered) => {
+                if let Some(scheduler) = &mut self.scheduler {
+                    scheduler.take_guide_answers();
+                }
+            }
             Message::Command(Command::Shutdown) => {
                 info!("stopping");
                 self.close("the server is stopping");
@@ -470,14 +480,20 @@ impl<G: RankGroup> Driver<G> {
             warn!(wanted_tokens, served_tokens, "the model was made for a shorter context");
         }
         info!(kv.budget_bytes, kv.capacity_tokens, "memory for keys and values");
-        self.scheduler = Some(Scheduler::new(SchedulerLimits {
+        let mut scheduler = Scheduler::new(SchedulerLimits {
             step_tokens: self.config.step_tokens as usize,
             running_max: self.config.running_max as usize,
             keep_prefixes: self.config.keep_prefixes,
             lookahead: self.config.lookahead,
             num_stages: num_stages(facts),
             ..SchedulerLimits::new(limits.vocab_size, granules as usize)
-        }));
+        });
+        if let Some(waker) = self.waker.clone() {
+            // Fails once the engine has ended.
+            let wake = move || drop(waker.send(Message::Command(Command::GuideAnswered)));
+            scheduler.set_guide_pool(GuidePool::new(wake));
+        }
+        self.scheduler = Some(scheduler);
         self.modify(|status| {
             status.limits = Some(limits);
             status.kv = kv;

@@ -1,21 +1,19 @@
 //! The guide of a sequence, and what it says of the next token.
 
-use std::num::NonZero;
-use std::sync::OnceLock;
-
 use jackalope_protocol::TokenId;
 
 use super::Scheduler;
 use crate::guide::{Allowed, Guide, GuideError, TokenMask};
+use crate::guide_pool::{Answer, GuidePool, Question};
 use crate::{Event, FinishReason, RequestId};
-
-/// Guides asked by one thread before another is started; asking takes some ten microseconds.
-const ASKED_PER_THREAD: usize = 4;
 
 /// A guide with its last word.
 #[derive(Debug)]
 pub(super) struct Guided {
-    guide: Box<dyn Guide>,
+    /// Gone while it is being asked.
+    guide: Option<Box<dyn Guide>>,
+    /// Tokens that it has not taken in yet.
+    tokens: Vec<TokenId>,
     /// What the request allows besides.
     bound: Option<TokenMask>,
     next: Next,
@@ -23,6 +21,8 @@ pub(super) struct Guided {
     is_news: bool,
     /// The token under way was planned as one that does not end the output.
     planned_not_end: bool,
+    /// It took long to answer before.
+    is_slow: bool,
 }
 
 /// What the guide says of the token after all that are known.
@@ -44,12 +44,25 @@ pub(super) enum Next {
 
 impl Guided {
     pub(super) fn new(guide: Box<dyn Guide>, bound: Option<TokenMask>) -> Guided {
-        Guided { guide, bound, next: Next::Unknown, is_news: true, planned_not_end: false }
+        Guided {
+            guide: Some(guide),
+            tokens: Vec::new(),
+            bound,
+            next: Next::Unknown,
+            is_news: true,
+            planned_not_end: false,
+            is_slow: false,
+        }
     }
 
     /// What it said last.
     pub(super) fn next(&self) -> &Next {
         &self.next
+    }
+
+    /// True while it is not known what may come next: a token must not be planned.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.guide.is_none()
     }
 
     /// True if the next token may be planned only once the one before it is known.
@@ -73,19 +86,29 @@ impl Guided {
     }
 
     pub(super) fn accept(&mut self, token: TokenId) {
+        // No token is under way while the guide is being asked.
+        assert!(self.guide.is_some(), "a token was planned by what the guide said");
         self.is_news = true;
-        self.next = match self.guide.accept(token) {
-            Ok(()) => Next::Unknown,
-            Err(err) => Next::Failed(err),
-        };
+        self.tokens.push(token);
+        self.next = Next::Unknown;
     }
 
-    fn ask(&mut self, vocab_size: u32) {
+    /// What to ask, if that is open.
+    fn question(&mut self, id: RequestId, vocab_size: u32) -> Option<Question> {
         if self.next != Next::Unknown {
-            return;
+            return None;
         }
-        let mut mask = TokenMask::all(vocab_size);
-        self.next = match self.guide.allowed(&mut mask) {
+        let guide = self.guide.take()?;
+        let tokens = std::mem::take(&mut self.tokens);
+        Some(Question { id, guide, tokens, vocab_size, is_slow: self.is_slow })
+    }
+
+    fn take_answer(&mut self, answer: Answer) {
+        let Answer { guide, allowed, mut mask, is_slow, .. } = answer;
+        self.guide = Some(guide);
+        self.is_slow = is_slow;
+        self.is_news = true;
+        self.next = match allowed {
             Err(err) => Next::Failed(err),
             Ok(Allowed::All) => Next::All,
             Ok(Allowed::NotEnd) => Next::NotEnd,
@@ -108,33 +131,47 @@ impl Guided {
     }
 }
 
-/// Looked up once: the system takes longer to tell than a guide to answer.
-fn num_cores() -> usize {
-    static NUM_CORES: OnceLock<usize> = OnceLock::new();
-    *NUM_CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZero::get))
-}
-
 impl Scheduler {
-    /// Asks every guide whose sequence has a new token, side by side if there are many, and acts on
-    /// the answers. This is done when tokens are taken in, while the ranks compute the next step.
+    /// Has guides asked by threads of their own from now on.
+    pub(crate) fn set_guide_pool(&mut self, pool: GuidePool) {
+        self.guide_pool = Some(pool);
+    }
+
+    /// Asks every guide whose sequence has a new token, and acts on the answers. This is done when tokens
+    /// are taken in, while the ranks compute the next step. With a pool, slow answers come later
+    /// (see [`Scheduler::take_guide_answers`]), and their sequences compute no token until then.
     pub(super) fn ask_guides(&mut self) {
         let vocab_size = self.limits.vocab_size;
         let all = self.running.iter_mut().chain(&mut self.waiting);
-        let guides = all.filter_map(|it| it.guided.as_mut());
-        let mut unasked: Vec<&mut Guided> = guides.filter(|it| it.is_news).collect();
-        if unasked.is_empty() {
-            return;
-        }
-        let num_threads = unasked.len().div_ceil(ASKED_PER_THREAD).min(num_cores());
-        let share = unasked.len().div_ceil(num_threads);
-        std::thread::scope(|scope| {
-            let mut shares = unasked.chunks_mut(share);
-            let own = shares.next().expect("there are guides to ask");
-            for others in shares {
-                scope.spawn(|| others.iter_mut().for_each(|it| it.ask(vocab_size)));
+        let questions = all.filter_map(|it| it.guided.as_mut()?.question(it.id, vocab_size));
+        let answers: Vec<Answer> = match &mut self.guide_pool {
+            None => questions.map(Question::ask).collect(),
+            Some(pool) => {
+                let mut num_fast = 0;
+                for question in questions {
+                    num_fast += usize::from(!question.is_slow);
+                    pool.send(question);
+                }
+                pool.wait(num_fast)
             }
-            own.iter_mut().for_each(|it| it.ask(vocab_size));
-        });
+        };
+        self.follow_answers(answers);
+    }
+
+    /// Acts on what guides have said since they were asked.
+    pub(crate) fn take_guide_answers(&mut self) {
+        let answers = self.guide_pool.as_mut().map_or(Vec::new(), GuidePool::take);
+        self.follow_answers(answers);
+    }
+
+    fn follow_answers(&mut self, answers: Vec<Answer>) {
+        for answer in answers {
+            // The request may have ended.
+            let sequence = self.sequence_mut(answer.id);
+            if let Some(guided) = sequence.and_then(|it| it.guided.as_mut()) {
+                guided.take_answer(answer);
+            }
+        }
         self.follow_guides();
     }
 
@@ -144,6 +181,10 @@ impl Scheduler {
         for sequence in self.running.iter_mut().chain(&mut self.waiting) {
             let Some(guided) = sequence.guided.as_mut().filter(|it| it.is_news) else { continue };
             guided.is_news = false;
+            if guided.is_awaited() {
+                sequence.discard_pending(self.planted);
+                continue;
+            }
             match guided.next() {
                 Next::End | Next::Failed(_) => over.push(sequence.id),
                 _ if guided.keeps_planned() => {}

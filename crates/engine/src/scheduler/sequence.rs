@@ -119,7 +119,10 @@ impl Sequence {
         if PENDING_MAX <= self.num_pending {
             return 0;
         }
-        self.num_computable() - self.num_computed.min(self.num_computable())
+        let awaits_guide = self.guided.as_ref().is_some_and(Guided::is_awaited);
+        // The last token is computed to draw the one after it.
+        let most = if awaits_guide { self.tokens.len() - 1 } else { self.num_computable() };
+        most - self.num_computed.min(most)
     }
 
     /// Cached tokens it may start from: the last one has to be computed, and so has every one

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod engine;
+mod guides;
 mod link;
 mod pressure;
 mod requests;

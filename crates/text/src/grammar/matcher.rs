@@ -1,8 +1,9 @@
 //! Follows one answer through its grammar.
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
-use super::{GrammarError, MATCHED_TOKENS_MAX};
+use super::{GrammarError, MATCH_TIME, MATCH_TIME_PER_TOKEN, MATCHED_TOKENS_MAX};
 use crate::TokenId;
 
 /// Where one answer stands in its grammar.
@@ -12,11 +13,13 @@ pub struct Matcher {
     num_tokens: usize,
     /// True once an end token was accepted: nothing may follow.
     is_over: bool,
+    /// Time spent on masks and tokens.
+    spent: Duration,
 }
 
 impl Matcher {
     pub(super) fn new(inner: llguidance::Matcher) -> Matcher {
-        Matcher { inner, num_tokens: 0, is_over: false }
+        Matcher { inner, num_tokens: 0, is_over: false, spent: Duration::ZERO }
     }
 
     /// Sets the bit of every token that may come next, and clears all others; `words` has a bit for
@@ -25,8 +28,12 @@ impl Matcher {
     /// where it must end, nothing else is. After an end token, no bit is set.
     ///
     /// # Errors
-    /// The grammar has become too complex to follow.
+    /// The grammar has become too complex to follow, or takes too long.
     pub fn fill(&mut self, words: &mut [u32]) -> Result<(), GrammarError> {
+        self.within_budget(|matcher| matcher.fill_now(words))
+    }
+
+    fn fill_now(&mut self, words: &mut [u32]) -> Result<(), GrammarError> {
         words.fill(0);
         if self.is_over {
             return Ok(());
@@ -41,9 +48,30 @@ impl Matcher {
     /// Takes the token that was drawn.
     ///
     /// # Errors
-    /// The grammar does not allow the token here, or has become too complex to follow.
+    /// The grammar does not allow the token here, has become too complex to follow, or takes too long.
     pub fn accept(&mut self, token: TokenId) -> Result<(), GrammarError> {
         self.num_tokens += 1;
+        self.within_budget(|matcher| matcher.accept_now(token))
+    }
+
+    /// Does something, unless too much time was spent already.
+    fn within_budget<T>(
+        &mut self,
+        work: impl FnOnce(&mut Matcher) -> Result<T, GrammarError>,
+    ) -> Result<T, GrammarError> {
+        let num_tokens = self.num_tokens;
+        let per_token =
+            MATCH_TIME_PER_TOKEN.saturating_mul(u32::try_from(num_tokens).unwrap_or(u32::MAX));
+        if MATCH_TIME + per_token < self.spent {
+            return Err(GrammarError::TooSlow { spent: self.spent, num_tokens });
+        }
+        let begin = Instant::now();
+        let done = work(self);
+        self.spent += begin.elapsed();
+        done
+    }
+
+    fn accept_now(&mut self, token: TokenId) -> Result<(), GrammarError> {
         if MATCHED_TOKENS_MAX < self.num_tokens {
             let reason = format!("more than {MATCHED_TOKENS_MAX} tokens were drawn");
             return Err(GrammarError::Match { reason });

@@ -49,6 +49,13 @@ pub const CHOICES_BYTES_MAX: usize = 64 << 10;
 /// Most tokens one [`Matcher`] follows.
 pub const MATCHED_TOKENS_MAX: usize = 1 << 20;
 
+/// Maximum time that a [`Matcher`] spends on one answer, beside [`MATCH_TIME_PER_TOKEN`]. Most grammars
+/// take far less than a millisecond for a token; where a text can be read in many ways, the time grows with
+/// the square of its length, or worse.
+pub const MATCH_TIME: Duration = Duration::from_secs(1);
+/// Time that a [`Matcher`] may spend on each token besides.
+pub const MATCH_TIME_PER_TOKEN: Duration = Duration::from_millis(5);
+
 /// What an answer has to be.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Constraint {
@@ -115,6 +122,18 @@ pub enum GrammarError {
     Match {
         /// What the matcher said.
         reason: String,
+    },
+    /// The grammar takes too long to follow.
+    #[error(
+        "the answer's grammar takes too long to follow: {} ms for {num_tokens} tokens\n\
+         hint: write it so that each text can be read in one way only: a list as `item+`, not as `list: list list | item`",
+        .spent.as_millis()
+    )]
+    TooSlow {
+        /// Time spent on the answer.
+        spent: Duration,
+        /// Tokens of the answer so far.
+        num_tokens: usize,
     },
     /// A token that the mask did not allow.
     #[error("token {token} is not allowed by the grammar")]

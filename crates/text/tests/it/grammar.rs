@@ -326,3 +326,19 @@ fn a_token_that_is_not_allowed_is_refused() {
         assert_eq!(grammar.start().accept(token), Err(GrammarError::Forbidden { token }));
     }
 }
+
+/// Where a text can be read in many ways, following it takes longer with each token.
+#[test]
+fn a_grammar_that_takes_too_long_to_follow_is_given_up() {
+    let model = shipped();
+    let ambiguous = "start: list\nlist: list list | list list list | WORD\nWORD: /[a-z ]{1,4}/\n";
+    let grammar = model.compile(&Constraint::Lark(ambiguous.to_owned())).unwrap();
+    let token = model.tokenizer.encode("a", false).unwrap()[0];
+    let mut matcher = grammar.start();
+    let mut words = vec![0; model.tokenizer.vocab_size().div_ceil(32)];
+    let err = (0..4_000)
+        .find_map(|_| matcher.fill(&mut words).and_then(|()| matcher.accept(token)).err())
+        .expect("it is given up");
+    let is_too_slow = matches!(err, GrammarError::TooSlow { .. } | GrammarError::Match { .. });
+    assert!(is_too_slow, "{err}");
+}

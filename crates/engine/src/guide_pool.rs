@@ -1,0 +1,207 @@
+//! Threads that ask guides, so that no step waits for a slow one.
+//!
+//! ```text
+//!  scheduler ──Question──▶ fast threads ──┬─ Answer ─▶ scheduler, which waits for GRACE at most
+//!                │                        │
+//!                └───────▶ slow thread ───┘  too late for that: wake(), and the scheduler takes it then
+//! ```
+//!
+//! A guide that was slow once is asked by the slow thread from then on, so that the fast ones are free for the
+//! others; for each fast thread that is held up meanwhile another one is started. It knows nothing of grammars.
+
+use std::fmt;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use jackalope_protocol::TokenId;
+
+use crate::RequestId;
+use crate::guide::{Allowed, Guide, GuideError, TokenMask};
+
+/// Maximum time for which a step waits for guides. Most answer within some ten microseconds.
+const GRACE: Duration = Duration::from_millis(1);
+
+/// A guide that takes longer is slow.
+const SLOW: Duration = Duration::from_millis(1);
+
+/// Threads for fast guides, unless some of them are held up.
+const FAST_THREADS: usize = 4;
+
+/// Threads for fast guides, at most.
+const FAST_THREADS_MAX: usize = 32;
+
+/// A guide that is asked what may come next.
+#[derive(Debug)]
+pub(crate) struct Question {
+    pub(crate) id: RequestId,
+    pub(crate) guide: Box<dyn Guide>,
+    /// What it has to take in first.
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) vocab_size: u32,
+    /// It was slow before.
+    pub(crate) is_slow: bool,
+}
+
+/// The guide, and what it said.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) id: RequestId,
+    pub(crate) guide: Box<dyn Guide>,
+    pub(crate) allowed: Result<Allowed, GuideError>,
+    pub(crate) mask: TokenMask,
+    pub(crate) is_slow: bool,
+}
+
+impl Question {
+    pub(crate) fn ask(mut self) -> Answer {
+        let begin = Instant::now();
+        let mut mask = TokenMask::all(self.vocab_size);
+        let accepted = self.tokens.iter().try_for_each(|token| self.guide.accept(*token));
+        let allowed = accepted.and_then(|()| self.guide.allowed(&mut mask));
+        let is_slow = self.is_slow || SLOW < begin.elapsed();
+        Answer { id: self.id, guide: self.guide, allowed, mask, is_slow }
+    }
+}
+
+/// The threads. They end with the value.
+pub(crate) struct GuidePool {
+    fast: Lane,
+    slow: Lane,
+    answers: Receiver<Answer>,
+    /// Questions that were not answered yet; at most one for each request.
+    num_open: usize,
+    /// The scheduler does not wait for what is still open.
+    is_left: Arc<AtomicBool>,
+}
+
+impl fmt::Debug for GuidePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GuidePool").field("num_open", &self.num_open).finish_non_exhaustive()
+    }
+}
+
+/// Threads that take questions from one queue.
+struct Lane {
+    questions: Sender<Question>,
+    worker: Worker,
+    /// Threads that there are when nobody is held up.
+    num_usual: usize,
+}
+
+/// What a thread needs.
+#[derive(Clone)]
+struct Worker {
+    inbox: Arc<Mutex<Receiver<Question>>>,
+    done: Sender<Answer>,
+    wake: Arc<dyn Fn() + Send + Sync>,
+    is_left: Arc<AtomicBool>,
+    num_threads: Arc<AtomicUsize>,
+}
+
+impl Lane {
+    fn new(num_usual: usize, worker: Worker, questions: Sender<Question>) -> Lane {
+        let lane = Lane { questions, worker, num_usual };
+        (0..num_usual).for_each(|_| lane.start_thread());
+        lane
+    }
+
+    fn start_thread(&self) {
+        let (worker, num_usual) = (self.worker.clone(), self.num_usual);
+        self.worker.num_threads.fetch_add(1, Ordering::SeqCst);
+        std::thread::Builder::new()
+            .name("guide".to_owned())
+            .spawn(move || worker.run(num_usual))
+            .expect("a process that just started can start a thread");
+    }
+
+    /// Starts threads in place of so many that are held up.
+    fn replace(&self, num_held_up: usize) {
+        let num_threads = self.worker.num_threads.load(Ordering::SeqCst);
+        let num_more = num_held_up.min(FAST_THREADS_MAX.saturating_sub(num_threads));
+        (0..num_more).for_each(|_| self.start_thread());
+    }
+}
+
+impl Worker {
+    fn run(self, num_usual: usize) {
+        while let Some(question) = self.next() {
+            let was_slow = question.is_slow;
+            let answer = question.ask();
+            let was_held_up = answer.is_slow && !was_slow;
+            if self.done.send(answer).is_err() {
+                return;
+            }
+            if self.is_left.load(Ordering::SeqCst) {
+                (self.wake)();
+            }
+            if was_held_up && num_usual < self.num_threads.load(Ordering::SeqCst) {
+                self.num_threads.fetch_sub(1, Ordering::SeqCst);
+                return;
+            }
+        }
+    }
+
+    /// Waits for a question; none once the pool is gone.
+    fn next(&self) -> Option<Question> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+    }
+}
+
+impl GuidePool {
+    /// Starts the threads. `wake` is called when there is an answer that nobody waits for.
+    pub(crate) fn new(wake: impl Fn() + Send + Sync + 'static) -> GuidePool {
+        let num_cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let is_left = Arc::new(AtomicBool::new(false));
+        let (done, answers) = mpsc::channel();
+        let wake: Arc<dyn Fn() + Send + Sync> = Arc::new(wake);
+        let lane = |num_threads: usize| {
+            let (questions, inbox) = mpsc::channel();
+            let worker = Worker {
+                inbox: Arc::new(Mutex::new(inbox)),
+                done: done.clone(),
+                wake: Arc::clone(&wake),
+                is_left: Arc::clone(&is_left),
+                num_threads: Arc::default(),
+            };
+            Lane::new(num_threads, worker, questions)
+        };
+        let (fast, slow) = (lane(num_cores.min(FAST_THREADS)), lane(1));
+        GuidePool { fast, slow, answers, num_open: 0, is_left }
+    }
+
+    pub(crate) fn send(&mut self, question: Question) {
+        let lane = if question.is_slow { &self.slow } else { &self.fast };
+        lane.questions.send(question).expect("the threads live as long as the pool");
+        self.num_open += 1;
+    }
+
+    /// Answers that come within [`GRACE`]; at once if only slow guides are open.
+    pub(crate) fn wait(&mut self, num_fast: usize) -> Vec<Answer> {
+        self.is_left.store(false, Ordering::SeqCst);
+        let deadline = Instant::now() + GRACE;
+        let mut answers = Vec::new();
+        let mut num_awaited = num_fast;
+        while 0 < num_awaited {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok(answer) = self.answers.recv_timeout(left) else { break };
+            num_awaited -= usize::from(!answer.is_slow);
+            answers.push(answer);
+        }
+        self.fast.replace(num_awaited);
+        // Whoever answers from now on wakes the scheduler; whoever did a moment ago is heard here.
+        self.is_left.store(true, Ordering::SeqCst);
+        self.num_open -= answers.len();
+        answers.extend(self.take());
+        answers
+    }
+
+    /// Answers that are there.
+    pub(crate) fn take(&mut self) -> Vec<Answer> {
+        let answers: Vec<Answer> = self.answers.try_iter().collect();
+        self.num_open -= answers.len();
+        answers
+    }
+}

@@ -1,0 +1,96 @@
+//! Guides that take long: whoever has none, or a fast one, is not held up.
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use jackalope_engine::{Allowed, EngineConfig, Event, Guide, GuideError, Request, TokenMask};
+use jackalope_protocol::TokenId;
+
+use crate::engine::{Fixture, paced, read_all, seeded, start};
+
+/// What slow guides wait for.
+#[derive(Debug, Default)]
+struct Gate {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.is_open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+
+    fn wait(&self) {
+        let is_open = self.is_open.lock().unwrap();
+        drop(self.opened.wait_while(is_open, |is_open| !*is_open).unwrap());
+    }
+}
+
+/// Allows one token only: the number of tokens before it. Waits for the gate each time from `waits_from` on.
+#[derive(Clone, Debug)]
+struct Counting {
+    gate: Arc<Gate>,
+    waits_from: u32,
+    num_tokens: u32,
+}
+
+impl Guide for Counting {
+    fn allowed(&mut self, mask: &mut TokenMask) -> Result<Allowed, GuideError> {
+        if self.waits_from <= self.num_tokens {
+            self.gate.wait();
+        }
+        *mask = TokenMask::only(&[self.num_tokens], mask.vocab_size());
+        Ok(Allowed::Masked)
+    }
+
+    fn accept(&mut self, token: TokenId) -> Result<(), GuideError> {
+        assert_eq!(token, self.num_tokens);
+        self.num_tokens += 1;
+        Ok(())
+    }
+
+    fn clone_boxed(&self) -> Box<dyn Guide> {
+        Box::new(self.clone())
+    }
+}
+
+fn counting(fixture: &Fixture, gate: &Arc<Gate>, waits_from: u32) -> Request {
+    let limits = fixture.handle.status().limits.unwrap();
+    let options = seeded(vec![1, 2, 3], 20, 7);
+    let guide = Counting { gate: Arc::clone(gate), waits_from, num_tokens: 0 };
+    Request::new(options, &limits).unwrap().with_guide(Box::new(guide))
+}
+
+#[test]
+fn a_slow_guide_holds_up_nobody_but_its_own_request() {
+    let fixture = start(EngineConfig::default(), paced(Duration::from_millis(1)));
+    let (shut, open) = (Arc::new(Gate::default()), Arc::new(Gate::default()));
+    open.open();
+    let slow: Vec<_> = [0, 5]
+        .map(|waits_from| fixture.handle.submit(counting(&fixture, &shut, waits_from)).unwrap())
+        .into();
+    for seed in 0..3 {
+        let fast = fixture.handle.submit(counting(&fixture, &open, 0)).unwrap();
+        let plain = fixture.submit(seeded(vec![9; 30], 40, seed)).unwrap();
+        assert_eq!(read_all(plain).0.len(), 40);
+        assert_eq!(read_all(fast).0, (0..20).collect::<Vec<TokenId>>());
+    }
+    shut.open();
+    for generation in slow {
+        assert_eq!(read_all(generation).0, (0..20).collect::<Vec<TokenId>>());
+    }
+}
+
+#[test]
+fn a_request_can_be_left_while_its_guide_is_asked() {
+    let fixture = start(EngineConfig::default(), paced(Duration::from_millis(1)));
+    let gate = Arc::new(Gate::default());
+    let mut left = fixture.handle.submit(counting(&fixture, &gate, 1)).unwrap();
+    while !matches!(left.next_blocking(), Some(Event::Token { .. })) {}
+    drop(left);
+    assert_eq!(read_all(fixture.submit(seeded(vec![9; 30], 40, 1)).unwrap()).0.len(), 40);
+    gate.open();
+    let after = fixture.handle.submit(counting(&fixture, &gate, 0)).unwrap();
+    assert_eq!(read_all(after).0.len(), 20);
+}
