@@ -6,6 +6,12 @@ use axum::response::Response;
 
 const NOTE: HeaderName = HeaderName::from_static("x-jackalope-note");
 
+/// Appends a note with numbers to an answer.
+pub(crate) fn append(response: &mut Response, note: &str) {
+    let value = HeaderValue::from_str(note).expect("notes are plain text without line breaks");
+    response.headers_mut().append(NOTE, value);
+}
+
 /// Notes about one request, in the order of its checks.
 #[derive(Debug, Default)]
 pub(crate) struct Notes(Vec<&'static str>);

@@ -29,7 +29,7 @@ pub(super) struct MessagesRequest {
     #[schema(minimum = 0, maximum = 1)]
     pub(super) temperature: Option<f64>,
     /// Only the likeliest tokens that have so much probability together.
-    #[schema(minimum = 0, maximum = 1)]
+    #[schema(exclusive_minimum = 0, maximum = 1)]
     pub(super) top_p: Option<f64>,
     /// Only the so many likeliest tokens.
     pub(super) top_k: Option<i64>,

@@ -27,6 +27,7 @@ use crate::error::ApiError;
 use crate::journal::{Opening, Recorder};
 use crate::limits::ServerLimits;
 use crate::models::Lease;
+use crate::notes;
 use crate::registry::Serving;
 use crate::sse;
 
@@ -129,6 +130,8 @@ pub(crate) struct AnswerPlan {
     num_choices: usize,
     /// Most that a choice may have.
     max_tokens: u32,
+    /// Set if more were asked for than the context has room for.
+    asked_tokens: Option<u32>,
     /// The field that the prompt came from.
     param: &'static str,
     /// How long the client waits.
@@ -138,12 +141,14 @@ pub(crate) struct AnswerPlan {
 impl AnswerPlan {
     pub(crate) fn new(job: &Job, wishes: &Wishes, param: &'static str) -> AnswerPlan {
         let prompt_tokens: usize = job.prompts.iter().map(|prompt| prompt.tokens().len()).sum();
+        let max_tokens = job.prompts[0].requests[0].max_tokens();
         AnswerPlan {
             is_stream: wishes.is_stream,
             prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX),
             choices_per_prompt: job.num_choices(),
             num_choices: job.num_choices() * job.prompts.len(),
-            max_tokens: job.prompts[0].requests[0].max_tokens(),
+            max_tokens,
+            asked_tokens: wishes.options.max_tokens.filter(|asked| max_tokens < *asked),
             param,
             timeout: wishes.timeout,
         }
@@ -214,10 +219,18 @@ impl<F: Format> Answer<F> {
     }
 
     pub(crate) async fn respond(self) -> Result<Response, ApiError> {
-        match self.plan.is_stream {
-            true => self.stream().await,
-            false => self.whole().await,
+        let AnswerPlan { asked_tokens, max_tokens, .. } = self.plan;
+        let mut response = match self.plan.is_stream {
+            true => self.stream().await?,
+            false => self.whole().await?,
+        };
+        if let Some(asked) = asked_tokens {
+            let note = format!(
+                "at most {max_tokens} tokens are generated, not {asked}: the context has room for no more"
+            );
+            notes::append(&mut response, &note);
         }
+        Ok(response)
     }
 
     async fn whole(mut self) -> Result<Response, ApiError> {

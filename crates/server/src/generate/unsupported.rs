@@ -40,7 +40,7 @@ pub(crate) fn check_unsupported(body: &[u8], schema: &'static str) -> Result<(),
     let is_negative = |value: &Value| value.as_f64().is_some_and(|it| it <= 0.0);
     let never = |_: &Value| false;
     type Harmless<'a> = &'a dyn Fn(&Value) -> bool;
-    let table: [(&str, Option<Value>, Harmless<'_>, &str); 20] = [
+    let table: [(&str, Option<Value>, Harmless<'_>, &str); 21] = [
         ("grammar", fields.grammar, &never, "use guided_grammar, in Lark's notation"),
         ("modalities", fields.modalities, &all_text, "answers are text"),
         ("audio", fields.audio, &never, "answers are text"),
@@ -57,6 +57,7 @@ pub(crate) fn check_unsupported(body: &[u8], schema: &'static str) -> Result<(),
             "use echo and logprobs of /v1/completions",
         ),
         ("logits_processors", fields.logits_processors, &never, NONE),
+        ("repeat_penalty", fields.repeat_penalty, &is_one, "use repetition_penalty"),
         ("mirostat", fields.mirostat, &is_zero, SAMPLERS),
         ("typical_p", fields.typical_p, &is_zero_or_one, SAMPLERS),
         ("tfs_z", fields.tfs_z, &is_zero_or_one, SAMPLERS),

@@ -162,6 +162,10 @@ fn sampling(common: &Common, serving: &Serving) -> Result<SamplingOptions, ApiEr
             }
         }
     };
+    if common.top_p.is_some_and(|top_p| top_p <= 0.0) {
+        let found = common.top_p.unwrap_or_default();
+        return Err(ApiError::out_of_range("top_p", &readable(found), "above 0 and at most 1"));
+    }
     let repetition = common.repetition_penalty;
     if repetition.is_some_and(|penalty| penalty <= 0.0) {
         let found = repetition.unwrap_or_default();

@@ -47,6 +47,15 @@ fn per_second(count: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
 }
 
+/// Bits that a rank sent and received by the time it spent on that; not a number before any traffic, and where
+/// the transport does not count its bytes.
+fn bandwidth_gbps(rank: &RankStatus) -> f64 {
+    let timings = &rank.timings;
+    let bytes = timings.sent_bytes + timings.received_bytes;
+    let busy_us = timings.collectives_us.saturating_sub(timings.waiting_us);
+    if bytes == 0 || busy_us == 0 { f64::NAN } else { bytes as f64 * 8.0 / 1e3 / busy_us as f64 }
+}
+
 fn hit_rate(status: &Status) -> f64 {
     status.prefix.found_tokens as f64 / status.prefix.wanted_tokens.max(1) as f64
 }
@@ -115,6 +124,10 @@ pub(super) const MODEL: &[Family<Seen>] = &[
     }),
     gauge("vllm_mlx_scheduler_running_requests", "Requests being computed.", |it| {
         it.status.running as f64
+    }),
+    gauge("vllm_mlx_engine_is_mllm", "1 if the model sees images; none does here.", |_| 0.0),
+    gauge("vllm_mlx_model_registry_active_owners", "Requests that use the model.", |it| {
+        (it.status.running + it.status.queued) as f64
     }),
     gauge("vllm_mlx_engine_steps_executed", "Steps computed.", |it| it.status.steps.steps as f64),
     counter("vllm_mlx_prompt_tokens_total", "Prompt tokens of ended requests.", |it| {
@@ -264,6 +277,11 @@ pub(super) const RANK: &[Family<RankStatus>] = &[
     gauge("mlx_cluster_memory_used_bytes", "Memory of live arrays.", |it| {
         it.memory.active_bytes as f64
     }),
+    gauge(
+        "mlx_cluster_rdma_bandwidth_gbps",
+        "Mean rate of the collectives' own traffic, over whatever link, in Gbit/s.",
+        bandwidth_gbps,
+    ),
     gauge("jackalope_rank_active_bytes", "Memory of live arrays.", |it| {
         it.memory.active_bytes as f64
     }),

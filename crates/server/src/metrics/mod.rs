@@ -13,6 +13,7 @@ use axum::http::HeaderValue;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use jackalope_engine::Status;
+use jackalope_protocol::CACHE_GRANULE_TOKENS;
 
 use crate::ServerState;
 use crate::caller::Caller;
@@ -59,6 +60,7 @@ fn text(state: &ServerState) -> String {
         .collect();
     let mut text = Exposition::default();
     push_models(&mut text, &seen);
+    push_infos(&mut text, &seen);
     push_ranks(&mut text, &seen);
     push_labelled(&mut text, &seen);
     push_http(&mut text, &totals);
@@ -89,6 +91,35 @@ fn push_models(text: &mut Exposition, seen: &[Seen]) {
         for model in seen {
             let labels = [("model_name", model.name.as_str()), ("engine", ENGINE)];
             text.histogram(family.name, &labels, (family.value)(model));
+        }
+    }
+}
+
+/// Families of which the labels say everything: the value is 1.
+fn push_infos(text: &mut Exposition, seen: &[Seen]) {
+    let blocks =
+        |it: &Seen| (it.status.kv.capacity_tokens / u64::from(CACHE_GRANULE_TOKENS)).to_string();
+    type Labels = fn(&Seen, &str) -> Vec<(&'static str, String)>;
+    let infos: [(&str, &str, Labels); 3] = [
+        ("vllm:cache_config_info", "How the cache is made.", |_, blocks| {
+            let block_size = CACHE_GRANULE_TOKENS.to_string();
+            vec![("block_size", block_size), ("num_gpu_blocks", blocks.to_owned())]
+        }),
+        ("vllm_mlx_engine_type", "How requests are computed.", |_, _| {
+            vec![("engine_type", "batched".to_owned())]
+        }),
+        ("vllm_mlx_cache_type", "What is kept of requests.", |_, _| {
+            vec![("cache_type", "prefix".to_owned())]
+        }),
+    ];
+    for (name, help, labels) in infos {
+        text.family(name, Kind::Gauge, help);
+        for model in seen {
+            let labels = labels(model, &blocks(model));
+            let own = labels.iter().map(|(name, value)| (*name, value.as_str()));
+            let common = [("model_name", model.name.as_str()), ("engine", ENGINE)];
+            let all: Vec<(&str, &str)> = common.into_iter().chain(own).collect();
+            text.sample(name, &all, 1.0);
         }
     }
 }

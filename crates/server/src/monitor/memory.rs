@@ -1,13 +1,13 @@
 //! Memory of the ranks, now and of late.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use jackalope_engine::{RankStatus, Status};
+use jackalope_engine::{MemoryReading, RankStatus, Status};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
@@ -29,7 +29,8 @@ const SAMPLES_MAX: usize = 600;
 /// Looks that are told unless more or fewer are asked for.
 const SAMPLES_TOLD: usize = 60;
 
-/// Use of memory, in percent of what there is, from which the page and `/health` warn.
+/// Use of memory by the ranks, in percent of what there is, from which the page and `/health` warn. What the
+/// engine does about memory that other programs take follows the system's own signs (`system.pressure`).
 const PRESSURE_WARN: f64 = 80.0;
 
 /// The same, from which it is said to be critical.
@@ -98,9 +99,22 @@ impl MemoryUse {
     }
 }
 
-/// Memory over all ranks.
+/// Memory over all ranks. Ranks of one machine share what it has.
 pub(crate) fn of_engine(status: &Status) -> MemoryUse {
-    status.ranks.iter().map(MemoryUse::of_rank).fold(MemoryUse::default(), MemoryUse::plus)
+    let all = status.ranks.iter().map(MemoryUse::of_rank);
+    let mut all = all.fold(MemoryUse::default(), MemoryUse::plus);
+    // By machine: weights of its ranks, and what the one that looked last has found free.
+    let mut machines: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    for rank in &status.ranks {
+        let Some(facts) = rank.facts.as_ref().filter(|facts| 0 < facts.free_bytes) else {
+            continue;
+        };
+        let (weights, free) = machines.entry(&rank.host).or_insert((0, u64::MAX));
+        *weights += facts.weights_bytes;
+        *free = facts.free_bytes.min(*free);
+    }
+    all.total = machines.values().map(|(weights, free)| weights + free).sum();
+    all
 }
 
 /// Memory at one moment.
@@ -189,8 +203,7 @@ pub(crate) async fn memory(State(state): State<ServerState>) -> Json<Value> {
     Json(json!({
         "ok": true,
         "mlx": mlx,
-        // What the machines have beside the ranks is not known here.
-        "system": {"available": false},
+        "system": system(&status),
         "slot": slot(&state, &status, total.weights),
         "limits": {
             "memory_limit_gb": gib(total.total),
@@ -237,11 +250,37 @@ fn slot(state: &ServerState, status: &Status, weights_bytes: u64) -> Value {
     json!({
         "loaded": true,
         "model_id": model.id,
-        "strategy": "tensor_parallel",
+        "strategy": strategy(status),
         "load_time_s": rounded(load_ms.max().unwrap_or(0) as f64 / 1e3, 3),
         "size_gb": gib(weights_bytes),
         "loaded_at": model.created,
         "uptime_s": state.started_at().elapsed().as_secs(),
+    })
+}
+
+/// How the model is divided, as mlx-jaccl-cluster calls it.
+fn strategy(status: &Status) -> &'static str {
+    let stages: BTreeSet<u32> =
+        status.ranks.iter().filter_map(|rank| Some(rank.facts.as_ref()?.layers.start)).collect();
+    match (status.ranks.len(), stages.len()) {
+        (0 | 1, _) => "single",
+        (_, 0 | 1) => "tensor_parallel",
+        _ => "pipeline_parallel",
+    }
+}
+
+/// What is left on the machine that is shortest of memory, once somebody has looked.
+fn system(status: &Status) -> Value {
+    let MemoryReading { tier, host, free_bytes } = &status.pressure.reading;
+    if *free_bytes == 0 {
+        return json!({"available": false});
+    }
+    json!({
+        "available": true,
+        "host": host,
+        "free_gb": gib(*free_bytes),
+        "pressure": tier.name(),
+        "refuses_requests": status.pressure.refuses(Instant::now()).is_some(),
     })
 }
 

@@ -41,7 +41,7 @@ pub(super) struct Options {
     /// Only the so many likeliest tokens.
     top_k: Option<i64>,
     /// Only the likeliest tokens that have so much probability together.
-    #[schema(minimum = 0, maximum = 1)]
+    #[schema(exclusive_minimum = 0, maximum = 1)]
     top_p: Option<f64>,
     /// Only tokens with at least so much of the likeliest one's probability.
     #[schema(minimum = 0, maximum = 1)]

@@ -29,7 +29,7 @@ pub(crate) struct Common {
     pub(crate) temperature: Option<f64>,
     /// Only the likeliest tokens that have so much probability together; filters act at temperature
     /// 1, as in mlx-lm.
-    #[schema(minimum = 0, maximum = 1)]
+    #[schema(exclusive_minimum = 0, maximum = 1)]
     pub(crate) top_p: Option<f64>,
     /// Only the so many likeliest tokens; 0 and -1: all.
     pub(crate) top_k: Option<i64>,
@@ -161,6 +161,8 @@ pub(crate) struct Unsupported {
     pub(crate) prompt_logprobs: Option<Value>,
     /// No code of clients is run.
     pub(crate) logits_processors: Option<Value>,
+    /// Unless it is 1; use `repetition_penalty`.
+    pub(crate) repeat_penalty: Option<Value>,
     /// Unless it is 0; use `top_p`, `top_k` or `min_p`.
     pub(crate) mirostat: Option<Value>,
     /// Unless it is 0 or 1; use `top_p`, `top_k` or `min_p`.

@@ -219,3 +219,38 @@ async fn a_model_without_a_template_still_completes() {
     let answer = server.complete(json!({})).await.ok();
     assert_eq!(answer["choices"][0]["text"], " world");
 }
+
+/// In every protocol a length beyond the context is cut to what fits, and the answer says so.
+#[tokio::test]
+async fn a_length_beyond_the_context_is_cut_and_the_answer_says_so() {
+    let server = Setup::says(&" again".repeat(400)).start().await;
+    let user = json!([{"role": "user", "content": "Hello"}]);
+    let chat = json!({"model": MODEL, "messages": user, "max_tokens": 5_000});
+    let cases = [
+        ("/v1/chat/completions", chat.clone(), "/choices/0/finish_reason", "length"),
+        ("/v1/messages", chat, "/stop_reason", "model_context_window_exceeded"),
+        (
+            "/v1/responses",
+            json!({"model": MODEL, "input": "Hello", "max_output_tokens": 5_000}),
+            "/status",
+            "incomplete",
+        ),
+        (
+            "/api/chat",
+            json!({"model": MODEL, "messages": user, "stream": false, "options": {"num_predict": 5_000}}),
+            "/done_reason",
+            "length",
+        ),
+    ];
+    for (path, mut body, reason, expected) in cases {
+        let reply = server.post(path, &body).await;
+        assert_eq!(reply.ok().pointer(reason), Some(&json!(expected)), "{path}: {}", reply.body);
+        let note = reply.headers["x-jackalope-note"].to_str().unwrap().to_owned();
+        assert!(note.contains("not 5000: the context has room for no more"), "{path}: {note}");
+        body["stream"] = true.into();
+        let streamed = server.post(path, &body).await;
+        assert_eq!(streamed.headers["x-jackalope-note"], note.as_str(), "{path}");
+    }
+    let fits = server.chat(json!({"max_tokens": 5})).await;
+    assert!(fits.headers.get("x-jackalope-note").is_none());
+}

@@ -56,6 +56,7 @@ async fn numbers_out_of_range_are_refused_by_name() {
         (json!({"temperature": 1e300}), "temperature", "invalid_value"),
         (json!({"top_p": 1.5}), "top_p", "invalid_value"),
         (json!({"top_p": -1}), "top_p", "invalid_value"),
+        (json!({"top_p": 0}), "top_p", "invalid_value"),
         (json!({"min_p": 2}), "min_p", "invalid_value"),
         (json!({"top_k": -2}), "top_k", "invalid_value"),
         (json!({"top_k": 1e10 as u64}), "top_k", "invalid_value"),
@@ -193,7 +194,7 @@ async fn what_asks_for_nothing_and_what_nobody_knows_is_passed_over() {
         "modalities": ["text"], "min_tokens": 0, "use_beam_search": false, "length_penalty": 1.0,
         "skip_special_tokens": true, "guided_json": null, "tools": [], "user": "me", "store": false,
         "metadata": {"a": "b"}, "service_tier": "auto", "invented": [1, {"x": 2}], "stop": null,
-        "stop_token_ids": null, "logit_bias": null, "temperature": null, "top_p": 0, "top_k": -1,
+        "stop_token_ids": null, "logit_bias": null, "temperature": null, "top_p": 1e-9, "top_k": -1,
     });
     assert_eq!(server.chat(harmless).await.ok()["choices"][0]["message"]["content"], "Hello");
 }
@@ -391,6 +392,7 @@ async fn samplers_that_are_not_here_and_misspelled_fields_are_refused_by_name() 
     let server = Setup::says("Hello").start().await;
     for (field, value, hint) in [
         ("mirostat", json!(2), "use top_p, top_k or min_p"),
+        ("repeat_penalty", json!(1.2), "use repetition_penalty"),
         ("typical_p", json!(0.9), "use top_p, top_k or min_p"),
         ("xtc_probability", json!(0.5), "use top_p, top_k or min_p"),
         ("dry_multiplier", json!(0.8), "use repetition_penalty"),
@@ -406,7 +408,7 @@ async fn samplers_that_are_not_here_and_misspelled_fields_are_refused_by_name() 
             assert!(error["message"].as_str().unwrap().contains(hint), "{error}");
         }
     }
-    let off = json!({"mirostat": 0, "mirostat_tau": 5, "typical_p": 1.0, "xtc_probability": 0,
+    let off = json!({"repeat_penalty": 1.0, "mirostat": 0, "mirostat_tau": 5, "typical_p": 1.0, "xtc_probability": 0,
         "xtc_threshold": 0.1, "dry_multiplier": 0.0, "dry_base": 1.75, "top_n_sigma": -1});
     assert_eq!(server.chat(off).await.ok()["choices"][0]["message"]["content"], "Hello");
 }
