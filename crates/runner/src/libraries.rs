@@ -17,6 +17,9 @@ const INSTALLED: [&str; 2] = ["mlx", "../lib/jackalope/mlx"];
 /// Where an installation keeps them, relative to its root.
 const PLACE: &str = "lib/jackalope";
 
+/// The header with MLX's version, relative to its prefix.
+const VERSION_HEADER: &str = "include/mlx/version.h";
+
 /// Prints the files and where an installation keeps each.
 pub(crate) fn run() -> anyhow::Result<()> {
     let program = std::env::current_exe().context("finding this program")?;
@@ -38,6 +41,11 @@ pub(crate) fn run() -> anyhow::Result<()> {
             found.extend(files(&path, &format!("{PLACE}/{name}"))?);
         }
     }
+    // Says which version of MLX it is to whoever looks at the machine.
+    let header = prefix.join(VERSION_HEADER);
+    if header.is_file() {
+        found.push((format!("{PLACE}/mlx/{VERSION_HEADER}"), header));
+    }
     found.sort();
     let list: Vec<_> =
         found.iter().map(|(place, path)| json!({"path": path, "place": place})).collect();
@@ -45,7 +53,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is loaded at run time, as `(place, path)`; headers and static libraries are not.
+/// What is loaded at run time, as `(place, path)`; static libraries are not.
 fn files(dir: &Path, place: &str) -> anyhow::Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     let entries = fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))?;

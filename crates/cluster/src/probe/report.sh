@@ -25,4 +25,4 @@ say programs 8 programs
 say engines 3 sh -c 'ps -axo pid=,ppid=,rss=,command= | grep -E "[v]llm|[m]lx_lm|[m]lx\.launch|[o]mlx|[e]xo( |$)|[o]llama (serve|runner)|[l]lama-server" | cut -c1-300'
 say disk 3 df -Pk "$HOME"
 say jackalope 3 "${JACKALOPE_HOME:-$HOME/.jackalope}/current/bin/jackalope" --version
-say mlx 2 sh -c 'grep -hE "define MLX_VERSION_(MAJOR|MINOR|PATCH) " "${JACKALOPE_HOME:-$HOME/.jackalope}"/current/include/mlx/version.h "${JACKALOPE_HOME:-$HOME/.jackalope}"/current/mlx/include/mlx/version.h 2>/dev/null || true'
+say mlx 2 sh -c 'grep -hE "define MLX_VERSION_(MAJOR|MINOR|PATCH) " "${JACKALOPE_HOME:-$HOME/.jackalope}"/current/lib/jackalope/mlx/include/mlx/version.h 2>/dev/null || true'

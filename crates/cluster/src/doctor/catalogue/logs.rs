@@ -90,7 +90,7 @@ entries! { LOGS:
         severity: Severity::Error,
         title: "a rank could not connect to another",
         explain: "Rank 0 was not there yet, its address is wrong or on another network, a firewall is up, or macOS withholds the Local Network permission.",
-        type_this: &["jackalope doctor --hosts hosts.json", "on the worker: `ping -c 3 RANK0_ADDRESS` and `nc -vz RANK0_ADDRESS PORT`"],
+        type_this: &["jackalope doctor --hosts hosts.json", "on the worker: `ping -c 3 RANK0_ADDRESS`", "on the machine of rank 0: `lsof -nP -iTCP:PORT -sTCP:LISTEN` (do not try the port with `nc`: JACCL takes whoever connects for a rank)"],
         signs: &["Couldn't connect (error", "errno 60", "errno=60", "[ring] Couldn't connect", "connect() failed after"],
         origin: "TS-03 TS-15 TS-16 TS-23",
     };
