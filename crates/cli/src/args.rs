@@ -5,6 +5,7 @@ mod bench;
 mod discover;
 mod doctor;
 mod edge;
+pub(crate) mod foreign;
 pub(crate) mod hosts;
 pub(crate) mod install;
 pub(crate) mod keys;
@@ -61,7 +62,8 @@ pub(crate) enum Command {
     Start(Box<operate::StartArgs>),
     /// End the server of this machine and its ranks.
     Stop(operate::StopArgs),
-    /// Replace the server by one with the arguments of the last start. Ranks keep their weights.
+    /// Replace the server by one with the arguments of the last start. Ranks of agents keep their weights, others
+    /// load them again.
     Restart(operate::RestartArgs),
     /// After a reboot: give cables their addresses again and start the last server.
     Resume(operate::ResumeArgs),
@@ -156,7 +158,7 @@ pub(crate) struct ModelArgs {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct RankArgs {
     /// Number of ranks the model is cut over.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, alias = "dist-num-ranks", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) ranks: u32,
     /// How much each rank holds of every layer, relative to the others: `3,1`.
     /// Default: what their machines' memory allows; the same on one machine.
@@ -171,7 +173,7 @@ pub(crate) struct RankArgs {
     pub(crate) layers: Vec<u32>,
     /// Transport of the collectives.
     /// Default: the hostfile's, else tcp.
-    #[arg(long, value_enum)]
+    #[arg(long, alias = "dist-backend", value_enum)]
     pub(crate) backend: Option<BackendArg>,
     #[command(flatten)]
     pub(crate) hosts: machines::HostsArgs,
@@ -186,15 +188,15 @@ pub(crate) struct RankArgs {
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) context: Option<u32>,
     /// Memory for keys and values on each rank. Default: a good part of what is free.
-    #[arg(long, value_name = "MIB")]
+    #[arg(long, alias = "cache-memory-mb", value_name = "MIB")]
     pub(crate) kv_mib: Option<u64>,
     #[command(flatten)]
     pub(crate) memory: PressureArgs,
     /// Tokens computed per step over all sequences.
-    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, alias = "chunked-prefill-tokens", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) step_tokens: u32,
     /// Sequences computed side by side.
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, alias = "max-num-seqs", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) running_max: u32,
     /// Requests that may wait beyond those.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(0..=65536))]
@@ -210,8 +212,9 @@ pub(crate) struct RankArgs {
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = EncryptArg::Auto)]
     pub(crate) encrypt_data: EncryptArg,
     /// Accepted for those who are used to it: requests are always batched as they come.
-    #[arg(long, hide = true)]
-    pub(crate) continuous_batching: bool,
+    #[arg(long, hide = true, action = clap::ArgAction::Count)]
+    #[arg(aliases = ["distributed", "use-paged-cache", "enable-auto-tool-choice"])]
+    pub(crate) continuous_batching: u8,
     /// Seconds without progress after which a rank counts as frozen.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) stall_timeout: u64,
@@ -295,16 +298,16 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) edge: EdgeArgs,
     /// Tokens of an answer whose request does not say. Default: 16 for a completion, else the context.
-    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, alias = "max-tokens", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) default_max_tokens: Option<u32>,
     /// Seconds after which a request that is not answered ends. Default: none.
-    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    #[arg(long, alias = "timeout", value_name = "SECONDS", value_parser = parse_seconds)]
     pub(crate) request_timeout: Option<Duration>,
     /// Whether models that can think aloud do, for requests that do not say. Default: the template's.
     #[arg(long, value_name = "YES|NO", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) thinking: Option<bool>,
     /// How models write tool calls: a format's name, `auto` for what their files tell, or `none`.
-    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = tool_parser)]
+    #[arg(long, alias = "tool-call-parser", value_name = "NAME", default_value = "auto", value_parser = tool_parser)]
     pub(crate) tool_parser: String,
     /// How models mark their reasoning: a format's name, `auto` for what their files tell, or `none`.
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = reasoning_parser)]

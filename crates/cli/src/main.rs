@@ -64,10 +64,22 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let args = match resolved.words == words {
+    let parsed = match resolved.words == words {
         // As the system gave it, whatever its bytes.
-        true => Args::parse(),
-        false => Args::parse_from(&resolved.words),
+        true => Args::try_parse(),
+        false => Args::try_parse_from(&resolved.words),
+    };
+    let args = match parsed {
+        Ok(args) => args,
+        Err(err) => {
+            let hint = args::foreign::hint(&err);
+            // Fails if nobody reads it.
+            drop(err.print());
+            if let Some(hint) = hint {
+                eprintln!("hint: {hint}");
+            }
+            return ExitCode::from(u8::try_from(err.exit_code()).unwrap_or(1));
+        }
     };
     log::report_panics();
     keys::warn_of_typed(&words);

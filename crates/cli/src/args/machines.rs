@@ -43,12 +43,13 @@ impl fmt::Display for PortRange {
 pub(crate) struct HostsArgs {
     /// Machines to use, one rank on each entry: a hostfile, or names for ssh separated by commas.
     #[arg(long, value_name = "FILE|NAMES", conflicts_with = "ranks", group = "machines")]
+    #[arg(aliases = ["dist-hostfile", "dist-hosts"])]
     pub(crate) hosts: Option<String>,
     /// Use the machines that `jackalope discover` finds, this one first; with `=N`, once N are there.
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0", value_parser = clap::value_parser!(u16).range(0..=64), conflicts_with = "ranks", group = "machines")]
     pub(crate) discover: Option<u16>,
     /// A variable for every rank: `NAME=VALUE`.
-    #[arg(long, value_name = "NAME=VALUE")]
+    #[arg(long, alias = "dist-env", value_name = "NAME=VALUE")]
     pub(crate) env: Vec<String>,
     #[command(flatten)]
     pub(crate) reach: ReachArgs,

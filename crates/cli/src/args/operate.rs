@@ -28,7 +28,8 @@ pub(crate) struct StopArgs {
     pub(crate) json: bool,
 }
 
-/// Replace the server by one with the arguments of the last start. Ranks keep their weights.
+/// Replace the server by one with the arguments of the last start. Ranks of agents keep their weights, others
+/// load them again.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RestartArgs {
     /// End the ranks too.
