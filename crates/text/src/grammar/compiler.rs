@@ -149,18 +149,18 @@ fn compile(
     what: &'static str,
     grammar: TopLevelGrammar,
 ) -> Result<CompiledGrammar, GrammarError> {
-    let refused = |reason: &str| GrammarError::Compile { what, reason: first_line(reason) };
+    let refused = |reason: &str| {
+        let reason = match reason {
+            it if it.contains("NoExtensionBias") => "it refers to itself without an end",
+            it if it.contains("oneOf constraints are not supported") => OVERLAPPING,
+            it => it,
+        };
+        GrammarError::Compile { what, reason: first_line(reason) }
+    };
     let parser = factory.create_parser(grammar).map_err(|err| {
         // The innermost cause names the part that cannot be enforced.
         let causes: Vec<String> = err.chain().map(|cause| first_line(&cause.to_string())).collect();
-        let reason = causes.join(": ");
-        if reason.contains("NoExtensionBias") {
-            return refused("it refers to itself without an end");
-        }
-        if reason.contains("oneOf constraints are not supported") {
-            return refused(OVERLAPPING);
-        }
-        refused(&reason)
+        refused(&causes.join(": "))
     })?;
     let mut inner = llguidance::Matcher::new(Ok(parser));
     if let Some(warning) = inner.grammar_warnings().first() {
