@@ -3,7 +3,7 @@
 use axum::body::{Body, Bytes};
 use axum::extract::Path;
 use axum::extract::rejection::PathRejection;
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, ORIGIN};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, ORIGIN};
 use axum::http::{HeaderMap, HeaderName, Request};
 use futures_util::StreamExt;
 use serde::Deserialize;
@@ -56,9 +56,21 @@ pub(crate) async fn read_bytes(
     request: Request<Body>,
     limits: &ServerLimits,
 ) -> Result<Bytes, ApiError> {
+    check_encoding(request.headers())?;
     let reading = read_body(request, limits);
     let timeout = limits.body_timeout;
     tokio::time::timeout(timeout, reading).await.unwrap_or(Err(ApiError::BodyLate { timeout }))
+}
+
+/// Refuses compressed bodies: how long they are is not known before they are unpacked.
+fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
+    let found = headers.get(CONTENT_ENCODING).map(|it| String::from_utf8_lossy(it.as_bytes()));
+    match found {
+        Some(found) if !found.trim().is_empty() && !found.eq_ignore_ascii_case("identity") => {
+            Err(ApiError::Encoded { found: found.into_owned() })
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
@@ -161,13 +173,36 @@ const WORDS: [(&str, &str); 10] = [
     ("unknown variant", "unknown value"),
 ];
 
+/// The key that occurs twice in an object, if that is what is wrong.
+fn duplicate(path: &str, reason: &str) -> Option<String> {
+    let name = reason.strip_prefix("duplicate field `")?.strip_suffix('`')?;
+    Some(if path == "." { name.to_owned() } else { format!("{path}.{name}") })
+}
+
+/// Replaces the names of our types, which mean nothing to clients.
+fn without_type_names(reason: &str) -> String {
+    let Some((before, after)) = reason.split_once("expected struct ") else {
+        return reason.to_owned();
+    };
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    format!("{before}expected an object{}", after.trim_start_matches(is_name))
+}
+
+/// What is wrong with a value, in people's words.
+pub(crate) fn reason_of(err: &serde_json::Error) -> String {
+    let full = err.to_string();
+    let place = format!(" at line {} column {}", err.line(), err.column());
+    let reason = without_type_names(full.strip_suffix(&place).unwrap_or(&full));
+    let plain = |reason: String, (theirs, ours): (&str, &str)| reason.replace(theirs, ours);
+    WORDS.into_iter().fold(reason, plain)
+}
+
 fn describe(path: String, err: &serde_json::Error) -> ApiError {
     let (line, column) = (err.line(), err.column());
-    let full = err.to_string();
-    let place = format!(" at line {line} column {column}");
-    let reason = full.strip_suffix(&place).unwrap_or(&full).to_owned();
-    let plain = |reason: String, (theirs, ours): (&str, &str)| reason.replace(theirs, ours);
-    let reason = WORDS.into_iter().fold(reason, plain);
+    let reason = reason_of(err);
+    if let Some(param) = duplicate(&path, &reason) {
+        return ApiError::WrongType { param, reason: "it is there twice".to_owned() };
+    }
     match err.classify() {
         Category::Data if path == "." => ApiError::WrongType { param: "body".to_owned(), reason },
         Category::Data => ApiError::WrongType { param: path, reason },

@@ -57,6 +57,13 @@ pub(crate) enum ApiError {
         found.as_deref().unwrap_or("missing")
     )]
     NotJson { found: Option<String> },
+    #[error(
+        "the body has the content encoding {found}, which is not supported\n\
+         hint: send the body uncompressed"
+    )]
+    Encoded { found: String },
+    #[error("a request of HTTP/1.1 has exactly one header host, and this one has {found}")]
+    HostHeaders { found: usize },
     #[error("the body is not UTF-8 text: the byte at offset {offset} does not belong there")]
     NotUtf8 { offset: usize },
     #[error("the body is not JSON: {reason} at line {line}, column {column}")]
@@ -215,6 +222,24 @@ fn last_words_line(last_words: &str) -> String {
     }
 }
 
+/// Longest run of characters without a space in a message.
+const WORD_CHARS_MAX: usize = 200;
+
+/// Cuts words that are longer than any name should be: what a client has sent.
+pub(crate) fn shortened(text: &str) -> String {
+    let mut shortened = String::with_capacity(text.len());
+    let mut num_in_word = 0;
+    for c in text.chars() {
+        num_in_word = if c.is_whitespace() { 0 } else { num_in_word + 1 };
+        match num_in_word {
+            ..=WORD_CHARS_MAX => shortened.push(c),
+            num if num == WORD_CHARS_MAX + 1 => shortened.push('…'),
+            _ => {}
+        }
+    }
+    shortened
+}
+
 /// How an [`ApiError`] is told to a program.
 struct Wire<'a> {
     status: StatusCode,
@@ -233,6 +258,16 @@ impl<'a> Wire<'a> {
     /// The client is at fault.
     fn invalid(status: StatusCode, code: &'static str) -> Wire<'a> {
         Wire::new(status, "invalid_request_error", code)
+    }
+
+    /// The body has more bytes than are read.
+    fn too_large(code: &'static str) -> Wire<'a> {
+        Wire::invalid(StatusCode::PAYLOAD_TOO_LARGE, code)
+    }
+
+    /// The body is in a form that is not read.
+    fn media(code: &'static str) -> Wire<'a> {
+        Wire::invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE, code)
     }
 
     /// A field is at fault.
@@ -428,12 +463,12 @@ impl ApiError {
     fn wire(&self) -> Wire<'_> {
         use ApiError as E;
         match self {
-            E::BodyTooLarge { .. } => {
-                Wire::invalid(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large")
-            }
+            E::BodyTooLarge { .. } => Wire::too_large("body_too_large"),
             E::BodyLate { .. } => Wire::invalid(StatusCode::REQUEST_TIMEOUT, "body_late"),
             E::BodyCut { .. } => Wire::invalid(StatusCode::BAD_REQUEST, "body_cut"),
-            E::NotJson { .. } => Wire::invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json"),
+            E::NotJson { .. } => Wire::media("not_json"),
+            E::Encoded { .. } => Wire::media("unsupported_encoding"),
+            E::HostHeaders { .. } => Wire::invalid(StatusCode::BAD_REQUEST, "host_header"),
             E::NotUtf8 { .. } => Wire::invalid(StatusCode::BAD_REQUEST, "invalid_utf8"),
             E::BrokenJson { .. } => Wire::invalid(StatusCode::BAD_REQUEST, "invalid_json"),
             E::WrongType { param, .. } => Wire::field("invalid_type", param),
@@ -496,6 +531,11 @@ impl ApiError {
         }
     }
 
+    /// The error for people. What a client sent is cut where it is long.
+    pub(crate) fn message(&self) -> String {
+        shortened(&self.to_string())
+    }
+
     /// The status of the answer.
     pub(crate) fn status(&self) -> StatusCode {
         self.wire().status
@@ -519,7 +559,7 @@ impl ApiError {
     /// The body of the answer, and of the last event of a stream that fails.
     pub(crate) fn to_json(&self) -> Value {
         let wire = self.wire();
-        let message = self.to_string();
+        let message = self.message();
         let mut body = json!({
             "error": {
                 "message": message,
@@ -581,7 +621,7 @@ impl Dialect {
                 let (_, kind) = err.anthropic_status();
                 let mut body = json!({
                     "type": "error",
-                    "error": {"type": kind, "message": err.to_string()},
+                    "error": {"type": kind, "message": err.message()},
                 });
                 if let Some(request_id) = request_id {
                     body["request_id"] = request_id.into();
@@ -621,9 +661,10 @@ impl ApiError {
     fn ollama_message(&self) -> String {
         match self {
             ApiError::UnknownModel { found, served } => {
+                let found = shortened(found);
                 format!("model '{found}' not found\nhint: this server serves {served}")
             }
-            err => err.to_string(),
+            err => err.message(),
         }
     }
 

@@ -21,6 +21,7 @@ use crate::ids::new_id;
 use crate::journal::{HttpClass, Journal};
 use crate::otlp::TraceParent;
 use crate::pace;
+use crate::serve::WrongHosts;
 use crate::tail::until_end;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -111,6 +112,9 @@ async fn answer(
 
 /// Who asks, if the request may be answered at all.
 fn check(state: &ServerState, request: &Request<Body>) -> Result<Option<Arc<Holder>>, ApiError> {
+    if let Some(WrongHosts(found)) = request.extensions().get() {
+        return Err(ApiError::HostHeaders { found: *found });
+    }
     state.config().hosts.check(request.headers())?;
     let path = request.uri().path();
     let holder = state.api_keys().check(request.method(), path, request.headers())?;

@@ -60,7 +60,9 @@ pub(crate) fn all() -> Vec<Route> {
 }
 
 fn openai() -> Vec<Route> {
-    let response = get(openai::responses::show_response).delete(openai::responses::delete_response);
+    let response = get(openai::responses::show_response)
+        .delete(openai::responses::delete_response)
+        .post(openai::responses::unknown_verb);
     vec![
         post_only("/v1/chat/completions", post(openai::chat::chat)),
         post_only("/v1/completions", post(openai::completions::completions)),
@@ -68,7 +70,7 @@ fn openai() -> Vec<Route> {
         post_only("/tokenize", post(openai::tokenize::tokenize)),
         post_only("/detokenize", post(openai::tokenize::detokenize)),
         post_only("/v1/responses", post(openai::responses::create_response)),
-        at("/v1/responses/{id}", "GET, HEAD, DELETE", response),
+        at("/v1/responses/{id}", openai::responses::RESPONSE_METHODS, response),
         get_only("/v1/responses/{id}/input_items", get(openai::responses::list_input_items)),
     ]
 }

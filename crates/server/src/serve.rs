@@ -15,6 +15,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use axum::http::Version;
+use axum::http::header::HOST;
 use axum::middleware::from_fn;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
@@ -202,6 +204,10 @@ async fn serve_client(
     }
 }
 
+/// Marks a request without the host that HTTP/1.1 demands, or with several.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WrongHosts(pub(crate) usize);
+
 /// The router, with the connection that its requests arrive on.
 #[derive(Clone)]
 struct Counted {
@@ -213,6 +219,11 @@ impl Counted {
     async fn call(self, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(self.place);
+        let num_hosts = request.headers().get_all(HOST).iter().count();
+        // HTTP/2 has the host in a field of its own.
+        if num_hosts > 1 || num_hosts == 0 && request.version() == Version::HTTP_11 {
+            request.extensions_mut().insert(WrongHosts(num_hosts));
+        }
         self.router.call(request).await
     }
 }

@@ -17,6 +17,7 @@ use crate::body::{model_of, parse, read_json_body};
 use crate::error::ApiError;
 use crate::generate::{
     Answer, AnswerPlan, Conversation, EarlyStream, Job, Thinking, ToolChoice, Wishes, check_count,
+    check_tool_names,
 };
 use crate::limits::ServerLimits;
 use crate::openai::request::{Common, Strings};
@@ -145,6 +146,7 @@ fn check_temperature(temperature: Option<f64>) -> Result<(), ApiError> {
 fn conversation(request: MessagesRequest, limits: &ServerLimits) -> Result<Conversation, ApiError> {
     let MessagesRequest { messages, system, tools, tool_choice, thinking, output_config, .. } =
         request;
+    let max_tokens = request.max_tokens;
     let output = output_config.unwrap_or_default();
     check_remote("mcp_servers", !request.mcp_servers.unwrap_or_default().is_empty())?;
     check_remote("container", request.container.is_some_and(|it| !it.is_null()))?;
@@ -161,6 +163,9 @@ fn conversation(request: MessagesRequest, limits: &ServerLimits) -> Result<Conve
     }
     let tools = tools.unwrap_or_default();
     check_count("tools", tools.len(), limits.tools)?;
+    let is_custom = |tool: &&Tool| tool.kind.as_deref().is_none_or(|kind| kind == "custom");
+    let names = tools.iter().filter(is_custom).map(|tool| &*tool.name);
+    check_tool_names(names, |idx| format!("tools[{idx}].name"))?;
     let single_call =
         tool_choice.as_ref().is_some_and(|it| it.disable_parallel_tool_use == Some(true));
     let tool_choice = check_choice(tool_choice, &tools)?;
@@ -170,7 +175,10 @@ fn conversation(request: MessagesRequest, limits: &ServerLimits) -> Result<Conve
         tools: tools.into_iter().enumerate().map(tool).collect::<Result<_, _>>()?,
         tool_choice,
         single_call,
-        thinking: Thinking { effort: effort(output.effort)?, ..check_thinking(thinking)? },
+        thinking: Thinking {
+            effort: effort(output.effort)?,
+            ..check_thinking(thinking, max_tokens)?
+        },
         kwargs: Map::new(),
         continues_message,
         no_generation_prompt: false,
@@ -212,9 +220,6 @@ fn tool((tool_idx, tool): (usize, Tool)) -> Result<Value, ApiError> {
         );
         let param = format!("tools[{tool_idx}].type");
         return Err(ApiError::NotSupported { param, hint: Some(hint) });
-    }
-    if tool.name.is_empty() {
-        return Err(ApiError::Empty { param: format!("tools[{tool_idx}].name") });
     }
     let parameters = tool.input_schema.ok_or_else(|| ApiError::WrongType {
         param: format!("tools[{tool_idx}]"),
@@ -263,7 +268,10 @@ fn check_choice(choice: Option<ToolChoiceConfig>, tools: &[Tool]) -> Result<Tool
 }
 
 /// Without the field, the server's own setting holds.
-fn check_thinking(config: Option<ThinkingConfig>) -> Result<Thinking, ApiError> {
+fn check_thinking(
+    config: Option<ThinkingConfig>,
+    max_tokens: Option<u32>,
+) -> Result<Thinking, ApiError> {
     let Some(config) = config else { return Ok(Thinking::default()) };
     let thinking = |enabled, budget_tokens| Thinking { enabled, budget_tokens, effort: None };
     match (config.kind.as_str(), config.budget_tokens) {
@@ -275,6 +283,10 @@ fn check_thinking(config: Option<ThinkingConfig>) -> Result<Thinking, ApiError> 
             &found,
             format!("at least {BUDGET_TOKENS_MIN}"),
         )),
+        ("enabled", Some(found)) if max_tokens.is_some_and(|it| it <= found) => {
+            let expected = format!("less than max_tokens, {}", max_tokens.unwrap_or_default());
+            Err(ApiError::out_of_range("thinking.budget_tokens", &found, expected))
+        }
         ("enabled", budget_tokens) => Ok(thinking(Some(true), budget_tokens)),
         (kind, _) => Err(ApiError::out_of_range(
             "thinking.type",

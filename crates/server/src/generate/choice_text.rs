@@ -198,7 +198,9 @@ impl ChoiceText {
             let tokens = if is_end { &mut self.end_tokens } else { &mut delta.tokens };
             tokens.push(token);
         }
-        if let Some(logprob) = logprob {
+        // In a conversation log-probabilities are those of the content, which the end is no part of.
+        let is_scored = !is_end || self.rules.answer.is_none();
+        if let Some(logprob) = logprob.filter(|_| is_scored) {
             let start_chars = self.decoded_chars;
             self.held.push_back(ScoredToken { token, start_chars, logprob });
         }

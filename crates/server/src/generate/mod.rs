@@ -20,6 +20,7 @@ mod early;
 mod guidance;
 mod guides;
 mod job;
+mod tool_names;
 mod unsupported;
 mod wishes;
 
@@ -31,5 +32,6 @@ pub(crate) use conversation::{Conversation, Thinking, ToolChoice};
 pub(crate) use early::EarlyStream;
 pub(crate) use guidance::bad_runs;
 pub(crate) use job::{Job, PromptJob, TextRules};
+pub(crate) use tool_names::{AllowedTools, check_tool_names};
 pub(crate) use unsupported::check_unsupported;
 pub(crate) use wishes::{Wishes, check_count, check_range};

@@ -174,7 +174,7 @@ impl Journal {
             key: caller.key_name().map(str::to_owned),
             code,
             status: status.as_u16(),
-            message: err.to_string(),
+            message: err.message(),
         };
         let mut pages = self.pages();
         pages.num_errors += 1;

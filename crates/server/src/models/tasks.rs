@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::loader::{LoadError, LoadFuture, MachineBytes, StartedModel};
 use super::room::{Resident, Room, make_room};
@@ -152,6 +152,7 @@ struct Unloaded {
 impl Drop for Unloaded {
     fn drop(&mut self) {
         let mut entries = self.shared.lock();
+        let num_models = entries.len();
         let entry = &mut entries[self.idx];
         entry.state = State::Unloaded;
         entry.task = None;
@@ -159,7 +160,11 @@ impl Drop for Unloaded {
         let id = &entry.known.id;
         match self.why.take() {
             Some(why) => {
-                warn!(id, %why, "model not loaded");
+                // With a single model the caller reports it: the server does not start.
+                match num_models {
+                    1 => debug!(id, %why, "model not loaded"),
+                    _ => warn!(id, %why, "model not loaded"),
+                }
                 entry.failed = Some(Failed { why, at: Instant::now(), num_loads: entry.num_loads });
             }
             None => info!(id, "model unloaded"),

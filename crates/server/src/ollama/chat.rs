@@ -17,7 +17,9 @@ use super::schema::OllamaChatBody;
 use crate::ServerState;
 use crate::body::{model_of, parse, read_unlabelled_json_body};
 use crate::error::ApiError;
-use crate::generate::{Answer, AnswerPlan, Conversation, Job, ToolChoice, check_count};
+use crate::generate::{
+    Answer, AnswerPlan, Conversation, Job, ToolChoice, check_count, check_tool_names,
+};
 use crate::limits::ServerLimits;
 use crate::openapi::answers::OllamaChatAnswer;
 use crate::registry::Serving;
@@ -65,7 +67,7 @@ fn prepare(
     serving: &Serving,
 ) -> Result<(Job, LineFormat, AnswerPlan), ApiError> {
     let limits = serving.state().limits();
-    check_tools(parse::<Tools>(body)?.tools.unwrap_or_default(), limits)?;
+    check_tools(&parse::<Tools>(body)?.tools.unwrap_or_default(), limits)?;
     let format = LineFormat::new(Shape::Chat, &shared, serving);
     let thinking = thinking(shared.think.clone());
     let mut wishes = wishes(shared, serving)?;
@@ -85,18 +87,16 @@ fn prepare(
     Ok((job, format, plan))
 }
 
-fn check_tools(tools: Vec<Tool>, limits: &ServerLimits) -> Result<(), ApiError> {
+fn check_tools(tools: &[Tool], limits: &ServerLimits) -> Result<(), ApiError> {
     check_count("tools", tools.len(), limits.tools)?;
-    for (tool_idx, tool) in tools.into_iter().enumerate() {
-        if let Some(kind) = tool.kind.filter(|kind| kind != "function") {
+    for (tool_idx, tool) in tools.iter().enumerate() {
+        if let Some(kind) = tool.kind.as_ref().filter(|kind| *kind != "function") {
             let param = format!("tools[{tool_idx}].type");
             return Err(ApiError::out_of_range(param, &format!("{kind:?}"), "\"function\""));
         }
-        if tool.function.name.is_empty() {
-            return Err(ApiError::Empty { param: format!("tools[{tool_idx}].function.name") });
-        }
     }
-    Ok(())
+    let names = tools.iter().map(|tool| &*tool.function.name);
+    check_tool_names(names, |idx| format!("tools[{idx}].function.name"))
 }
 
 /// Refuses images by name.

@@ -15,8 +15,8 @@ use crate::ServerState;
 use crate::body::{parse, read_json_body};
 use crate::error::ApiError;
 use crate::generate::{
-    Answer, AnswerPlan, Conversation, EarlyStream, Job, Thinking, ToolChoice, Wishes, check_count,
-    check_range, check_unsupported,
+    AllowedTools, Answer, AnswerPlan, Conversation, EarlyStream, Job, Thinking, ToolChoice, Wishes,
+    check_count, check_range, check_tool_names, check_unsupported,
 };
 use crate::limits::ServerLimits;
 use crate::notes::Notes;
@@ -111,7 +111,7 @@ pub(crate) fn conversation(
     Ok(Conversation {
         param: "messages",
         messages: parse::<Messages>(body)?.messages,
-        tools: parse::<Tools>(body)?.tools.unwrap_or_default(),
+        tools: allowed_tools(body, chat.tool_choice.as_ref())?,
         tool_choice,
         single_call: chat.parallel_tool_calls == Some(false),
         thinking: Thinking {
@@ -123,6 +123,16 @@ pub(crate) fn conversation(
         continues_message,
         no_generation_prompt: chat.add_generation_prompt == Some(false),
     })
+}
+
+/// The tools that the model may call: with `allowed_tools` only those.
+fn allowed_tools(body: &Bytes, choice: Option<&Value>) -> Result<Vec<Value>, ApiError> {
+    let mut tools = parse::<Tools>(body)?.tools.unwrap_or_default();
+    if let Some(allowed) = choice.map(AllowedTools::read).transpose()?.flatten() {
+        let name = |tool: &Value| tool["function"]["name"].as_str().unwrap_or_default().to_owned();
+        tools.retain(|tool| allowed.contains(&name(tool)));
+    }
+    Ok(tools)
 }
 
 /// `logprobs` and `top_logprobs` as the engine wants them.
@@ -170,10 +180,13 @@ fn check_tools(chat: &ChatRequest, limits: &ServerLimits) -> Result<ToolChoice, 
     for (tool_idx, tool) in tools.iter().enumerate() {
         check_tool(tool, tool_idx)?;
     }
+    let names = tools.iter().filter_map(|tool| Some(&*tool.function.as_ref()?.name));
+    let names: Vec<&str> = names.collect();
+    check_tool_names(names.iter().copied(), |idx| format!("tools[{idx}].function.name"))?;
     let choice = match &chat.tool_choice {
         None if tools.is_empty() => ToolChoice::None,
         None => ToolChoice::Auto,
-        Some(choice) => tool_choice(choice)?,
+        Some(choice) => tool_choice(choice, &names)?,
     };
     match &choice {
         ToolChoice::None => {}
@@ -193,7 +206,12 @@ fn check_tools(chat: &ChatRequest, limits: &ServerLimits) -> Result<ToolChoice, 
     Ok(choice)
 }
 
-fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
+fn tool_choice(choice: &Value, names: &[&str]) -> Result<ToolChoice, ApiError> {
+    if let Some(allowed) = AllowedTools::read(choice)? {
+        allowed.check(names)?;
+        let is_forced = allowed.mode == "required";
+        return Ok(if is_forced { ToolChoice::Required } else { ToolChoice::Auto });
+    }
     let name = choice.pointer("/function/name").or_else(|| choice.get("name"));
     match (choice.as_str(), name.and_then(Value::as_str)) {
         (Some("none"), _) => Ok(ToolChoice::None),
@@ -218,9 +236,6 @@ fn check_tool(tool: &Tool, tool_idx: usize) -> Result<(), ApiError> {
             param: format!("tools[{tool_idx}]"),
             reason: "missing field `function`".to_owned(),
         }),
-        Some(function) if function.name.is_empty() => {
-            Err(ApiError::Empty { param: format!("tools[{tool_idx}].function.name") })
-        }
         Some(_) => Ok(()),
     }
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::body::parse;
+use crate::body::{parse, reason_of};
 use crate::error::ApiError;
 use crate::generate::{Wishes, bad_runs};
 use crate::registry::Serving;
@@ -121,7 +121,7 @@ fn response_format(param: &str, value: &Value) -> Result<Option<(String, Constra
             let param = format!("{param}.json_schema");
             let named = value.get("json_schema").cloned().unwrap_or_default();
             let named: NamedSchema = serde_json::from_value(named).map_err(|err| {
-                ApiError::WrongType { param: param.clone(), reason: err.to_string() }
+                ApiError::WrongType { param: param.clone(), reason: reason_of(&err) }
             })?;
             check_name(&param, &named.name)?;
             let schema = named.schema.ok_or_else(|| ApiError::WrongType {

@@ -14,6 +14,7 @@ mod failures;
 mod health;
 mod keys;
 mod localai;
+mod manners;
 mod model;
 mod models;
 mod monitor;

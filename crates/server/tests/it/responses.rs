@@ -236,6 +236,51 @@ async fn a_kept_response_is_told_again_until_it_is_deleted() {
 }
 
 #[tokio::test]
+async fn a_kept_response_streams_as_it_was_made() {
+    for (answer, more) in [
+        ("Hello", json!({"top_logprobs": 1, "temperature": 0})),
+        (CALL, json!({"tools": tools()})),
+        ("Hello world again", json!({"max_output_tokens": 2})),
+    ] {
+        let mut setup = Setup::says(answer);
+        setup.context_tokens = 1024;
+        let server = setup.start().await;
+        let made = respond(&server, merge(more.clone(), json!({"stream": true}))).await;
+        let made = events(&made);
+        let last = made.last().unwrap();
+        let path = format!("{PATH}/{}", last["response"]["id"].as_str().unwrap());
+        let replayed = events(&server.get(&format!("{path}?stream=true")).await);
+        let mut expected = types(&made);
+        // Each text comes in one piece.
+        expected.dedup();
+        assert_eq!(types(&replayed), expected, "{more}");
+        assert_eq!(replayed.last().unwrap()["response"], last["response"], "{more}");
+        for (name, field) in [("output_item.done", "item"), ("content_part.done", "part")] {
+            let of = |events: &[Value]| -> Vec<Value> {
+                let name = format!("response.{name}");
+                events.iter().filter(|it| it["type"] == *name).map(|it| it[field].clone()).collect()
+            };
+            assert_eq!(of(&replayed), of(&made), "{more}");
+        }
+        let rest = server.get(&format!("{path}?stream=true&starting_after=1")).await;
+        assert!(rest.body.contains("\"sequence_number\":2"), "{}", rest.body);
+        assert!(!rest.body.contains("response.created"), "{}", rest.body);
+        assert_eq!(server.get(&format!("{path}?stream=maybe")).await.status, 400);
+    }
+}
+
+#[tokio::test]
+async fn verbs_that_are_not_here_are_unknown_paths() {
+    let server = Setup::says("Hello").start().await;
+    let id = respond(&server, json!({})).await.ok()["id"].as_str().unwrap().to_owned();
+    for path in [format!("{PATH}/compact"), format!("{PATH}/{id}/cancel")] {
+        let reply = server.post(&path, &json!({})).await;
+        assert_eq!((reply.status.as_u16(), &reply.error()["code"]), (404, &json!("unknown_path")));
+    }
+    assert_eq!(server.post(&format!("{PATH}/{id}"), &json!({})).await.status, 405);
+}
+
+#[tokio::test]
 async fn what_shall_not_be_stored_is_not_kept() {
     let server = Setup::says("Hello").start().await;
     let response = respond(&server, json!({"store": false})).await.ok();

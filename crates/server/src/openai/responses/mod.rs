@@ -11,6 +11,7 @@ mod format;
 mod items;
 mod kept;
 mod output;
+mod replay;
 mod request;
 
 use std::sync::Arc;
@@ -46,7 +47,7 @@ use crate::generate::{
 use crate::notes::Notes;
 use crate::openapi::answers::{DeletedResponse, InputItems, ResponseAnswer};
 use crate::registry::Serving;
-use crate::sse::push_named;
+use crate::sse::{self, STREAM_TYPE, push_named};
 
 pub(crate) use kept::KeptResponses;
 pub(crate) use request::ResponseRequest;
@@ -280,20 +281,59 @@ fn kept(state: &ServerState, id: ResponseId) -> Result<(String, Arc<KeptResponse
     }
 }
 
-/// Tells a kept response again.
+/// How a kept response is sent.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ShowQuery {
+    /// As events instead of one object.
+    stream: Option<bool>,
+    /// With `stream`: only the events behind the one with this number.
+    starting_after: Option<u64>,
+}
+
+/// Returns a kept response, whole or as the events of its making.
 #[utoipa::path(
     get,
     path = "/v1/responses/{id}",
     tag = "OpenAI",
-    params(("id" = String, Path, description = "The name of a kept response.")),
-    responses((status = 200, description = "The answer.", body = ResponseAnswer)),
+    params(("id" = String, Path, description = "The name of a kept response."), ShowQuery),
+    responses((
+        status = 200,
+        description = "The answer.",
+        content((ResponseAnswer = "application/json"), (crate::openapi::answers::ServerSentEvent = "text/event-stream")),
+    )),
 )]
 pub(crate) async fn show_response(
     State(state): State<ServerState>,
     id: ResponseId,
+    query: Result<Query<ShowQuery>, QueryRejection>,
 ) -> Result<Response, ApiError> {
     let (_, found) = kept(&state, id)?;
-    Ok(([(CONTENT_TYPE, "application/json")], found.body.clone()).into_response())
+    let Query(query) = query.map_err(|err| wrong_query(&err))?;
+    if query.stream != Some(true) {
+        return Ok(([(CONTENT_TYPE, "application/json")], found.body.clone()).into_response());
+    }
+    let response = serde_json::from_slice(&found.body)
+        .map_err(|err| ApiError::Internal { what: format!("a kept response is no JSON: {err}") })?;
+    let events = replay::events(&response, query.starting_after);
+    Ok(sse::response(STREAM_TYPE, futures_util::stream::once(async { Ok(events) })))
+}
+
+/// Answers `POST` below the path of responses, where other servers have further endpoints.
+pub(crate) async fn unknown_verb(id: ResponseId, request: Request<Body>) -> ApiError {
+    let path = request.uri().path().to_owned();
+    if name_in_path(id).starts_with("resp_") {
+        let method = request.method().to_string();
+        return ApiError::WrongMethod { method, path, allowed: RESPONSE_METHODS };
+    }
+    ApiError::UnknownPath { path }
+}
+
+/// The methods that a kept response takes, as the header `Allow` names them.
+pub(crate) const RESPONSE_METHODS: &str = "GET, HEAD, DELETE";
+
+fn wrong_query(err: &QueryRejection) -> ApiError {
+    ApiError::WrongType { param: "query".to_owned(), reason: err.body_text() }
 }
 
 /// Forgets a kept response. Those that go on from it know by themselves what was said.
@@ -346,10 +386,7 @@ pub(crate) async fn list_input_items(
     query: Result<Query<ItemsQuery>, QueryRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let (_, found) = kept(&state, id)?;
-    let Query(query) = query.map_err(|err| ApiError::WrongType {
-        param: "query".to_owned(),
-        reason: err.body_text(),
-    })?;
+    let Query(query) = query.map_err(|err| wrong_query(&err))?;
     let limit = query.limit.unwrap_or(ITEMS_DEFAULT);
     check_range("limit", limit, 1, ITEMS_MAX)?;
     let mut items: Vec<&Arc<Item>> = found.conversation[..found.num_input].iter().collect();

@@ -12,7 +12,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::items::Item;
 use crate::error::ApiError;
-use crate::generate::{ToolChoice, check_count};
+use crate::generate::{AllowedTools, ToolChoice, check_count, check_tool_names};
 use crate::ids::new_id;
 use crate::limits::ServerLimits;
 use crate::openai::request::{Content, Part, Role};
@@ -317,13 +317,22 @@ pub(super) fn tools(
             let param = format!("tools[{idx}]");
             return Err(ApiError::NotSupported { param, hint: Some(hint) });
         }
-        if tool.name.as_deref().unwrap_or_default().is_empty() {
-            return Err(ApiError::Empty { param: format!("tools[{idx}].name") });
-        }
     }
-    let choice = match &request.tool_choice {
-        None | Some(Value::Null) if tools.is_empty() => ToolChoice::None,
-        None | Some(Value::Null) => ToolChoice::Auto,
+    let names = tools.iter().map(|tool| tool.name.as_deref().unwrap_or_default());
+    let names: Vec<&str> = names.collect();
+    check_tool_names(names.iter().copied(), |idx| format!("tools[{idx}].name"))?;
+    let choice = request.tool_choice.as_ref().filter(|it| !it.is_null());
+    if let Some(allowed) = choice.map(AllowedTools::read).transpose()?.flatten() {
+        allowed.check(&names)?;
+        let is_forced = allowed.mode == "required";
+        let is_allowed =
+            |tool: &&FunctionTool| allowed.contains(tool.name.as_deref().unwrap_or_default());
+        let tools = tools.iter().filter(is_allowed).map(FunctionTool::for_chat).collect();
+        return Ok((tools, if is_forced { ToolChoice::Required } else { ToolChoice::Auto }));
+    }
+    let choice = match choice {
+        None if tools.is_empty() => ToolChoice::None,
+        None => ToolChoice::Auto,
         Some(choice) => tool_choice(choice, tools)?,
     };
     Ok((tools.iter().map(FunctionTool::for_chat).collect(), choice))
