@@ -25,9 +25,10 @@ use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::machines::{AgentArgs, AgentCommand};
+use crate::args::service::ServiceInstallArgs;
 use crate::environment::Environment;
-use crate::output;
-use crate::service::AgentService;
+use crate::service::{self, ServiceKind};
+use crate::{operate, output};
 
 /// Name of the agent's record.
 pub(crate) const RECORD: &str = "agent";
@@ -56,10 +57,10 @@ pub(crate) async fn run(args: &AgentArgs, environment: &Environment) -> anyhow::
         Some(AgentCommand::Install { announce, dry_run, listen }) => {
             let announce = args.announce || *announce;
             let listen = args.listen.iter().chain(listen).copied().collect();
-            let how = AgentService { port: args.port, announce, listen };
-            crate::service::install(&how, *dry_run, &home)
+            let how = AgentArgs { announce, listen, ..args.clone() };
+            service::install(&as_service(&how, *dry_run), environment)
         }
-        Some(AgentCommand::Uninstall) => crate::service::uninstall(&home),
+        Some(AgentCommand::Uninstall) => service::remove_own(ServiceKind::Agent),
         Some(AgentCommand::Activate { id, .. }) => {
             let id = id.clone();
             tokio::task::spawn_blocking(move || activate(id.as_deref(), &home)).await?
@@ -113,7 +114,7 @@ async fn serve(
                  `--port` names another"
             }
         };
-        anyhow::Error::new(err).context(format!("listening on {addr}\nhint: {hint}"))
+        anyhow::Error::new(err).context(format!("cannot listen on {addr}\nhint: {hint}"))
     })?);
     let open: Vec<IpAddr> = addresses.open().collect();
     // The address for the record: the first that is not loopback, if any.
@@ -153,6 +154,7 @@ async fn serve(
         result = &mut serving => result?.map_err(Into::into),
         _ = interrupt.recv() => Ok(()),
         _ = terminate.recv() => Ok(()),
+        () = keep_log_short(args.detached, home) => Ok(()),
     };
     // Programs end with us in any case, as their standard input does; but for those that are stopped
     // or stuck, which only a signal ends.
@@ -162,6 +164,27 @@ async fn serve(
     }
     record.forget(home, RECORD);
     result
+}
+
+/// Never ends.
+async fn keep_log_short(is_detached: bool, home: &Home) {
+    if is_detached {
+        operate::keep_short(&home.join("logs/agent.log")).await;
+    }
+    std::future::pending().await
+}
+
+/// `jackalope service install agent`, with these arguments.
+fn as_service(args: &AgentArgs, dry_run: bool) -> ServiceInstallArgs {
+    ServiceInstallArgs {
+        service: ServiceKind::Agent,
+        dir: None,
+        system: false,
+        user: None,
+        dry_run,
+        manager: None,
+        args: words_of(args),
+    }
 }
 
 /// Content of standard input: the cluster's secret, and the coordinator that may command this
@@ -331,7 +354,7 @@ fn activate(id: Option<&str>, home: &Home) -> anyhow::Result<()> {
     if let Some(recorded) = &agent {
         recorded.end(END_GRACE);
         // A service comes again by itself.
-        if !crate::service::is_installed(home)? {
+        if !service::is_installed(ServiceKind::Agent)? {
             start_and_wait(&program, &args_of(recorded)?, (home, home.secret()?))?;
         }
     }
@@ -358,6 +381,15 @@ pub(crate) fn is_alive(pid: u32) -> bool {
     jackalope_cluster::platform::current::process_began(pid).is_some_and(|it| it != "ended")
 }
 
+/// The arguments of an agent that listens and announces itself like this one.
+fn words_of(args: &AgentArgs) -> Vec<String> {
+    let mut words = vec!["--port".to_owned(), args.port.to_string()];
+    words.extend(args.announce.then(|| "--announce".to_owned()));
+    words.extend(args.listen.iter().flat_map(|ip| ["--listen".to_owned(), ip.to_string()]));
+    words.extend(args.linger.iter().flat_map(|it| ["--linger".to_owned(), it.to_string()]));
+    words
+}
+
 fn start_detached(program: &Path, args: &AgentArgs, home: &Home) -> anyhow::Result<u32> {
     let path = home.dir("logs")?.join("agent.log");
     let is_long = std::fs::metadata(&path).is_ok_and(|it| LOG_BYTES_MAX < it.len());
@@ -365,15 +397,8 @@ fn start_detached(program: &Path, args: &AgentArgs, home: &Home) -> anyhow::Resu
     let options = options.create(true).append(!is_long).write(true).truncate(is_long);
     let log = options.open(&path).with_context(|| format!("opening {}", path.display()))?;
     let mut spawn = Spawn::new(program, "agent");
-    let port = args.port.to_string();
-    let mut words = ["agent", "--detached", "--port", &port].map(str::to_owned).to_vec();
-    for ip in &args.listen {
-        words.extend(["--listen".to_owned(), ip.to_string()]);
-    }
-    if let Some(linger) = args.linger {
-        words.extend(["--linger".to_owned(), linger.to_string()]);
-    }
-    words.extend(args.announce.then(|| "--announce".to_owned()));
+    let mut words = ["agent", "--detached"].map(str::to_owned).to_vec();
+    words.extend(words_of(args));
     words.push("--verbose".to_owned());
     spawn.args = words.into_iter().map(Into::into).collect();
     spawn.start_detached(log).context("starting the agent")

@@ -14,6 +14,7 @@ mod models;
 pub(crate) mod operate;
 pub(crate) mod plan;
 mod served;
+pub(crate) mod service;
 pub(crate) mod token;
 pub(crate) mod trust;
 pub(crate) mod worker;
@@ -108,6 +109,8 @@ pub(crate) enum Command {
     Models(ModelsArgs),
     /// Look after this machine's programs for the coordinators that it trusts.
     Agent(machines::AgentArgs),
+    /// Run the server or the agent as a service of this machine.
+    Service(service::ServiceArgs),
     /// Be one rank of a cluster whose `serve` runs with `--by-hand`.
     Rank(machines::RankArgs),
     /// Be LocalAI's backend mlx-distributed, or one of its workers.
@@ -181,14 +184,19 @@ pub(crate) struct RankArgs {
     #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
     pub(crate) device: DeviceArg,
     /// Threads of each rank's CPU kernels. Default: the cores, divided among the ranks.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
     /// Maximum number of tokens of a sequence, prompt and answer together; at most what the model was
     /// made for. Default: the model's.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) context: Option<u32>,
     /// Memory for keys and values on each rank. Default: a good part of what is free.
-    #[arg(long, alias = "cache-memory-mb", value_name = "MIB")]
+    #[arg(
+        long,
+        alias = "cache-memory-mb",
+        value_name = "MIB",
+        value_parser = clap::value_parser!(u64).range(1..=1 << 24)
+    )]
     pub(crate) kv_mib: Option<u64>,
     #[command(flatten)]
     pub(crate) memory: PressureArgs,
@@ -339,12 +347,13 @@ pub(crate) fn reasoning_parser(name: &str) -> Result<String, UnknownFormat> {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ChatArgs {
-    /// Server to talk to.
-    #[arg(long, default_value = "http://127.0.0.1:8080", conflicts_with = "model")]
-    pub(crate) url: String,
+    /// Server to talk to. Default: http://127.0.0.1:8080, unless `--model` is given alone.
+    #[arg(long)]
+    pub(crate) url: Option<String>,
     #[command(flatten)]
     pub(crate) key: keys::ClientKeyArgs,
-    /// Run this model instead of talking to a server: its directory, or ORG/NAME.
+    /// Run this model instead of talking to a server: its directory, or ORG/NAME. With `--url`: the
+    /// server's name of the model to talk to.
     #[arg(long, value_name = "DIR|ORG/NAME")]
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
@@ -352,11 +361,11 @@ pub(crate) struct ChatArgs {
     /// System prompt.
     #[arg(long)]
     pub(crate) system: Option<String>,
-    /// 0 always takes the best token.
-    #[arg(long)]
+    /// Sampling temperature, 0 to 2; 0 always takes the most likely token.
+    #[arg(long, value_parser = parse_temperature)]
     pub(crate) temperature: Option<f32>,
-    /// Most tokens of an answer.
-    #[arg(long, default_value_t = 1024)]
+    /// Maximum number of tokens of an answer.
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
 }
 
@@ -365,8 +374,8 @@ pub(crate) struct ChatArgs {
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Text to continue, as it is.
-    #[arg(long)]
+    /// Text to continue, as it is; `-` reads standard input.
+    #[arg(long, allow_hyphen_values = true)]
     pub(crate) prompt: Option<String>,
     /// Token ids to continue, separated by commas.
     #[arg(long, value_delimiter = ',', value_name = "IDS")]
@@ -377,20 +386,20 @@ pub(crate) struct GenerateArgs {
     /// System prompt for `--chat`.
     #[arg(long, requires = "chat")]
     pub(crate) system: Option<String>,
-    /// Most tokens to generate.
-    #[arg(long, default_value_t = 128)]
+    /// Maximum number of tokens to generate.
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
-    /// 0 always takes the best token.
-    #[arg(long, default_value_t = 0.0)]
+    /// Sampling temperature, 0 to 2; 0 always takes the most likely token.
+    #[arg(long, default_value_t = 0.0, value_parser = parse_temperature)]
     pub(crate) temperature: f32,
-    /// Nucleus mass.
-    #[arg(long, default_value_t = 1.0)]
+    /// Cumulative probability of the tokens to sample from, above 0 and at most 1.
+    #[arg(long, default_value_t = 1.0, value_parser = parse_top_p)]
     pub(crate) top_p: f32,
     /// Number of best tokens kept; 0 is off.
     #[arg(long, default_value_t = 0)]
     pub(crate) top_k: u32,
-    /// Least probability relative to the best token's.
-    #[arg(long, default_value_t = 0.0)]
+    /// Minimum probability relative to the most likely token's, 0 to 1.
+    #[arg(long, default_value_t = 0.0, value_parser = parse_min_p)]
     pub(crate) min_p: f32,
     /// Key of the random numbers.
     #[arg(long)]
@@ -506,6 +515,23 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| 0.0 < *seconds && *seconds <= 86400.0);
     let seconds = seconds.ok_or("expected a number above 0 and at most 86400")?;
     Ok(Duration::from_secs_f64(seconds))
+}
+
+fn parse_number(text: &str, is_legal: impl Fn(f32) -> bool, range: &str) -> Result<f32, String> {
+    let number = text.parse().ok().filter(|it| is_legal(*it));
+    number.ok_or_else(|| format!("expected a number {range}"))
+}
+
+fn parse_temperature(text: &str) -> Result<f32, String> {
+    parse_number(text, |it| (0.0..=2.0).contains(&it), "from 0 to 2")
+}
+
+fn parse_top_p(text: &str) -> Result<f32, String> {
+    parse_number(text, |it| 0.0 < it && it <= 1.0, "above 0 and at most 1")
+}
+
+fn parse_min_p(text: &str) -> Result<f32, String> {
+    parse_number(text, |it| (0.0..=1.0).contains(&it), "from 0 to 1")
 }
 
 fn parse_bits(text: &str) -> Result<u32, String> {

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::args::BenchArgs;
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::environment::Environment;
+use crate::report::Interrupted;
 use crate::{models, output, split, synth};
 
 mod calibration;
@@ -102,7 +103,7 @@ pub(crate) async fn run(args: BenchArgs, environment: &Environment) -> anyhow::R
     };
     let result = tokio::select! {
         result = work => result,
-        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+        _ = tokio::signal::ctrl_c() => Err(Interrupted.into()),
     };
     let stopped = cluster.stop().await;
     result.and(stopped)

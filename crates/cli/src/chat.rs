@@ -1,30 +1,43 @@
 //! `jackalope chat`: a conversation in the terminal, always over HTTP; with `--model` the server is
 //! our own, on a port that the system picks.
 
-use std::io::{BufRead, BufReader, IsTerminal};
+use std::io::{BufRead, BufReader, IsTerminal, Stdin};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use jackalope_server::{ServerConfig, ServerState};
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use crate::args::ChatArgs;
-use crate::args::keys::ClientKeyArgs;
 use crate::cluster::Cluster;
 use crate::environment::Environment;
 use crate::events::{next_data, read_line};
+use crate::report::{self, Interrupted};
 use crate::serve::{HttpServer, served};
 use crate::{models, operate, output};
+
+/// The server that is talked to if none is named.
+const DEFAULT_URL: &str = "http://127.0.0.1:8080";
+
+/// The name of a server's first model.
+const DEFAULT_MODEL: &str = "default";
+
+const COMMANDS: &str = "/clear starts anew, /exit ends";
 
 /// A server that sends nothing for this long is gone; it sends comments while it computes.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) async fn run(args: ChatArgs, environment: &Environment) -> anyhow::Result<()> {
-    let Some(model) = args.model.clone() else {
-        let server = operate::named(&args.url, &args.key, environment)?;
-        let key = ClientKeyArgs { api_key: server.api_key, api_key_file: None };
-        return converse_until_interrupted(ChatArgs { key, ..args }).await;
+    let (true, Some(model)) = (args.url.is_none(), args.model.clone()) else {
+        let url = args.url.as_deref().unwrap_or(DEFAULT_URL);
+        let operate::Server { url, api_key } = operate::named(url, &args.key, environment)?;
+        let name = args.model.as_ref().map(|it| it.to_string_lossy().into_owned());
+        let model = name.unwrap_or_else(|| DEFAULT_MODEL.to_owned());
+        let served = Served { url, model, api_key };
+        return converse_until_interrupted(args, served).await;
     };
     let model = models::locate_loadable(&model, environment)?;
     let mut cluster = Cluster::start(&model, &args.ranks, environment).await?;
@@ -35,42 +48,87 @@ pub(crate) async fn run(args: ChatArgs, environment: &Environment) -> anyhow::Re
         let state = ServerState::new(served, ServerConfig::default());
         let server = HttpServer::start(listener, state)?;
         let url = format!("http://{}", server.addr);
-        let result = converse_until_interrupted(ChatArgs { url, ..args }).await;
+        let served = Served { url, model: DEFAULT_MODEL.to_owned(), api_key: None };
+        let result = converse_until_interrupted(args, served).await;
         server.stop().await;
         result
     };
     let result = tokio::select! {
         result = work => result,
-        _ = tokio::signal::ctrl_c() => Ok(()),
+        _ = tokio::signal::ctrl_c() => Err(Interrupted.into()),
     };
     let stopped = cluster.stop().await;
     result.and(stopped)
 }
 
 /// Reading a terminal cannot be interrupted, so the conversation has a thread of its own.
-async fn converse_until_interrupted(args: ChatArgs) -> anyhow::Result<()> {
-    let conversation = tokio::task::spawn_blocking(move || Conversation::new(args).run());
+async fn converse_until_interrupted(args: ChatArgs, served: Served) -> anyhow::Result<()> {
+    let conversation = tokio::task::spawn_blocking(move || Conversation::new(args, served).run());
     tokio::select! {
         result = conversation => result?,
         _ = tokio::signal::ctrl_c() => Ok(()),
     }
 }
 
+/// Whom the conversation is with.
+struct Served {
+    url: String,
+    model: String,
+    api_key: Option<String>,
+}
+
+/// Lines of a person: from a terminal with editing and a history, else as they come.
+enum Lines {
+    Edited(Box<DefaultEditor>),
+    Plain(BufReader<Stdin>),
+}
+
+impl Lines {
+    fn new(is_terminal: bool) -> anyhow::Result<Lines> {
+        if !is_terminal {
+            return Ok(Lines::Plain(BufReader::new(std::io::stdin())));
+        }
+        let config = rustyline::Config::builder().auto_add_history(true).build();
+        Ok(Lines::Edited(Box::new(DefaultEditor::with_config(config)?)))
+    }
+
+    /// The next line; none at the end, and when Ctrl-C is pressed.
+    fn next(&mut self) -> anyhow::Result<Option<String>> {
+        let editor = match self {
+            Lines::Plain(lines) => return Ok(read_line(lines)?),
+            Lines::Edited(editor) => editor,
+        };
+        match editor.readline("> ") {
+            Ok(line) => Ok(Some(line)),
+            Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(None),
+            Err(err) => Err(err).context("reading the terminal"),
+        }
+    }
+}
+
+/// The word of a command that does not exist: a slash and letters, which no path is.
+fn unknown_command(line: &str) -> Option<&str> {
+    let word = line.split_whitespace().next()?;
+    let name = word.strip_prefix('/')?;
+    (!name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase())).then_some(word)
+}
+
 struct Conversation {
     args: ChatArgs,
+    served: Served,
     agent: ureq::Agent,
     messages: Vec<Value>,
 }
 
 impl Conversation {
-    fn new(args: ChatArgs) -> Conversation {
+    fn new(args: ChatArgs, served: Served) -> Conversation {
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .timeout_connect(Some(Duration::from_secs(5)))
             .timeout_recv_response(Some(READ_TIMEOUT))
             .build()
             .new_agent();
-        let mut conversation = Conversation { args, agent, messages: Vec::new() };
+        let mut conversation = Conversation { args, served, agent, messages: Vec::new() };
         conversation.clear();
         conversation
     }
@@ -83,19 +141,22 @@ impl Conversation {
     fn run(mut self) -> anyhow::Result<()> {
         let is_terminal = std::io::stdin().is_terminal();
         if is_terminal {
-            let url = &self.args.url;
-            output::line(format_args!("talking to {url} (/clear starts anew, /exit ends)"))?;
+            output::line(format_args!("talking to {} ({COMMANDS})", self.served.url))?;
         }
-        let mut lines = BufReader::new(std::io::stdin());
+        let mut lines = Lines::new(is_terminal)?;
         loop {
-            if is_terminal {
-                output::piece("> ")?;
-            }
-            let Some(line) = read_line(&mut lines)? else { return Ok(()) };
+            let Some(line) = lines.next()? else { return Ok(()) };
             match line.trim() {
                 "" => {}
                 "/exit" | "/quit" => return Ok(()),
                 "/clear" => self.clear(),
+                "/help" => output::line(COMMANDS)?,
+                said if unknown_command(said).is_some() => {
+                    let word = unknown_command(said).unwrap_or_default();
+                    let reason = format!("there is no command {word}\nhint: {COMMANDS}");
+                    ensure!(is_terminal, reason);
+                    output::note(&reason);
+                }
                 said => {
                     self.messages.push(json!({"role": "user", "content": said}));
                     match self.answer() {
@@ -104,7 +165,7 @@ impl Conversation {
                         }
                         Err(err) if is_terminal => {
                             self.messages.pop();
-                            eprintln!("error: {err:#}");
+                            output::note(&report::with_label(&report::text(&err), false));
                         }
                         Err(err) => return Err(err),
                     }
@@ -115,9 +176,9 @@ impl Conversation {
 
     /// Sends the conversation and prints the answer as it comes.
     fn answer(&self) -> anyhow::Result<String> {
-        let url = format!("{}/v1/chat/completions", self.args.url.trim_end_matches('/'));
+        let url = format!("{}/v1/chat/completions", self.served.url.trim_end_matches('/'));
         let mut body = json!({
-            "model": "default",
+            "model": self.served.model,
             "messages": self.messages,
             "stream": true,
             "max_tokens": self.args.max_tokens,
@@ -126,7 +187,7 @@ impl Conversation {
             body["temperature"] = json!(temperature);
         }
         let mut request = self.agent.post(&url).header("content-type", "application/json");
-        if let Some(key) = &self.args.key.api_key {
+        if let Some(key) = &self.served.api_key {
             request = request.header("authorization", format!("Bearer {key}"));
         }
         let mut response = request.send(body.to_string()).with_context(|| {
@@ -163,4 +224,17 @@ fn print_stream(mut stream: impl BufRead) -> anyhow::Result<String> {
         }
     }
     bail!("the stream ended early")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mistyped_command_is_no_message_and_a_path_is_one() {
+        assert_eq!(unknown_command("/clera now"), Some("/clera"));
+        for said in ["/etc/hosts: what is this?", "/", "a /b", "/ hello", "/Users", "// x"] {
+            assert_eq!(unknown_command(said), None, "{said}");
+        }
+    }
 }

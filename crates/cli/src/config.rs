@@ -165,6 +165,11 @@ fn with_optional_model() -> clap::Command {
     command.mut_subcommand("start", optional_model)
 }
 
+/// Checks arguments of `serve`, of which the model may be missing.
+pub(crate) fn check_serve(words: &[String]) -> Result<(), clap::Error> {
+    with_optional_model().try_get_matches_from(words).map(drop)
+}
+
 fn resolve_parts(
     words: Vec<String>,
     environment: &BTreeMap<String, String>,

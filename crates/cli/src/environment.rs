@@ -65,6 +65,19 @@ const MLX_LISTEN_PORT: &str = "MLX_LISTEN_PORT";
 const OTEL_EXPORTER_OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 /// What to run as ssh.
 const JACKALOPE_SSH: &str = "JACKALOPE_SSH";
+/// Turns colours off, in every program that has them.
+const NO_COLOR: &str = "NO_COLOR";
+/// Variables of MLX's launchers that describe a group. `serve` forms its own.
+const OF_LAUNCHERS: [&str; 8] = [
+    MLX_RANK,
+    "MLX_WORLD_SIZE",
+    MLX_HOSTFILE,
+    "MLX_IBV_DEVICES",
+    MLX_JACCL_COORDINATOR,
+    JACCL_COORDINATOR,
+    MLX_DISTRIBUTED_HOSTFILE,
+    MLX_DISTRIBUTED_BACKEND,
+];
 
 const DEFAULT: &str = "default";
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
@@ -95,6 +108,10 @@ pub(crate) struct Environment {
     pub(crate) localai: LocalAiEnvironment,
     /// The variable that forbids to ask the hub.
     pub(crate) offline: Option<&'static str>,
+    /// Colours are unwanted.
+    pub(crate) no_color: bool,
+    /// Variables that are set and that `serve` does not read.
+    pub(crate) ignored_by_serve: Vec<&'static str>,
 }
 
 /// What MLX's launchers tell a rank.
@@ -216,6 +233,8 @@ impl Environment {
                 hostfile: path(MLX_HOSTFILE),
                 coordinator: text(MLX_JACCL_COORDINATOR).or_else(|| text(JACCL_COORDINATOR)),
             },
+            no_color: set(NO_COLOR).is_some(),
+            ignored_by_serve: OF_LAUNCHERS.into_iter().filter(|it| set(it).is_some()).collect(),
             localai: LocalAiEnvironment {
                 hostfile: text(MLX_DISTRIBUTED_HOSTFILE),
                 backend: text(MLX_DISTRIBUTED_BACKEND),

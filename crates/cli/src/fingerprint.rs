@@ -106,7 +106,7 @@ pub(crate) fn cluster_info(
             if err.downcast_ref::<OutputError>().is_some() {
                 return Err(err);
             }
-            output::note(&format!("{err:#}"));
+            output::note(&crate::report::text(&err));
         }
         num_left = num_left.map(|it| it - 1);
         if num_left != Some(0) {

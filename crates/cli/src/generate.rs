@@ -1,8 +1,9 @@
 //! `jackalope generate`: one prompt, without a server.
 
+use std::io::Read;
 use std::time::Instant;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use jackalope_engine::{
     EngineHandle, Event, FinishReason, Generation, Request, RequestOptions, SamplingOptions, Usage,
 };
@@ -15,6 +16,10 @@ use crate::cluster::Cluster;
 use crate::environment::Environment;
 use crate::models;
 use crate::output::{self, OutputError};
+use crate::report::Interrupted;
+
+/// Longest prompt that is read from standard input.
+const PROMPT_BYTES_MAX: u64 = 64 << 20;
 
 /// What came out.
 #[derive(Debug)]
@@ -30,6 +35,7 @@ struct Generated {
 
 pub(crate) async fn run(args: GenerateArgs, environment: &Environment) -> anyhow::Result<()> {
     let model = models::locate_loadable(&args.model.model, environment)?;
+    let args = with_prompt(args)?;
     let mut cluster = Cluster::start(&model, &args.model.ranks, environment).await?;
     let work = async {
         cluster.ready().await?;
@@ -40,10 +46,25 @@ pub(crate) async fn run(args: GenerateArgs, environment: &Environment) -> anyhow
     };
     let result = tokio::select! {
         result = work => result,
-        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+        _ = tokio::signal::ctrl_c() => Err(Interrupted.into()),
     };
     let stopped = cluster.stop().await;
     result.and(stopped)
+}
+
+/// The arguments with the prompt of standard input, if it is wanted.
+fn with_prompt(args: GenerateArgs) -> anyhow::Result<GenerateArgs> {
+    if args.prompt.as_deref() != Some("-") {
+        return Ok(args);
+    }
+    let mut prompt = String::new();
+    let mut input = std::io::stdin().lock().take(PROMPT_BYTES_MAX + 1);
+    input.read_to_string(&mut prompt).context("reading the prompt from standard input")?;
+    ensure!(
+        prompt.len() as u64 <= PROMPT_BYTES_MAX,
+        "the prompt on standard input is longer than {PROMPT_BYTES_MAX} bytes"
+    );
+    Ok(GenerateArgs { prompt: Some(prompt), ..args })
 }
 
 fn prompt_tokens(args: &GenerateArgs, text: &ModelText) -> anyhow::Result<Vec<TokenId>> {

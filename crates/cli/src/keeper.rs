@@ -85,7 +85,7 @@ impl Puller for HubPuller {
         pulls.spawn(async move {
             let last = match keeper.pull(&name, &sender).await {
                 Ok(()) => PullProgress::Done,
-                Err(err) => PullProgress::Failed { reason: format!("{err:#}") },
+                Err(err) => PullProgress::Failed { reason: crate::report::text(&err) },
             };
             // Who has gone need not be told.
             sender.send(last).await.ok();

@@ -182,7 +182,7 @@ impl ModelLoader for ClusterLoader {
 }
 
 fn load_error(err: &anyhow::Error) -> LoadError {
-    LoadError { message: format!("{err:#}") }
+    LoadError { message: crate::report::text(err) }
 }
 
 /// What a file says of drawing, before what the checkpoint says.

@@ -33,6 +33,7 @@ mod pressure;
 mod progress;
 mod pull;
 mod rank;
+mod report;
 mod serve;
 mod service;
 mod split;
@@ -42,6 +43,7 @@ mod trust;
 mod wished_split;
 mod worker;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -52,16 +54,17 @@ use crate::args::{Args, Command};
 use crate::config::Resolved;
 use crate::environment::Environment;
 use crate::output::OutputError;
+use crate::report::{INTERRUPTED, Interrupted};
 
 fn main() -> ExitCode {
     let environment = Environment::read();
+    let has_colors = !environment.no_color && std::io::stderr().is_terminal();
     let words: Vec<String> =
         std::env::args_os().map(|it| it.to_string_lossy().into_owned()).collect();
     let resolved = match config::resolve(words.clone(), environment.settings()) {
         Ok(resolved) => resolved,
         Err(err) => {
-            eprintln!("error: {err:#}");
-            return ExitCode::FAILURE;
+            return failed(&err, has_colors);
         }
     };
     let parsed = match resolved.words == words {
@@ -87,12 +90,12 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| default.into()))
         .with_writer(LogWriter::new)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_ansi(has_colors)
         .init();
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(err) => {
-            return failed(&format!("starting the runtime: {err}"));
+            return failed(&anyhow::Error::new(err).context("starting the runtime"), has_colors);
         }
     };
     let result = runtime.block_on(run(args.command, &resolved, &environment));
@@ -101,14 +104,19 @@ fn main() -> ExitCode {
     let code = match result {
         Ok(code) => code,
         Err(err) if err.downcast_ref().is_some_and(OutputError::is_closed) => ExitCode::SUCCESS,
-        Err(err) => failed(&format!("{err:#}")),
+        Err(err) if err.is::<Interrupted>() => {
+            log::line(&report::text(&err));
+            ExitCode::from(INTERRUPTED)
+        }
+        Err(err) => return failed(&err, has_colors),
     };
     log::flush(FLUSH_TIMEOUT);
     code
 }
 
-fn failed(reason: &str) -> ExitCode {
-    log::line(&format!("error: {reason}"));
+fn failed(err: &anyhow::Error, has_colors: bool) -> ExitCode {
+    log::line(&report::with_label(&report::text(err), has_colors));
+    log::flush(FLUSH_TIMEOUT);
     ExitCode::FAILURE
 }
 
@@ -143,6 +151,7 @@ async fn run(
         Command::Pull(args) => pull::run(args, environment).await,
         Command::Models(args) => models::run(args, environment).await,
         Command::Agent(args) => agent::run(&args, environment).await,
+        Command::Service(args) => return service::run(&args, environment),
         Command::Rank(args) => return rank::run(&args, environment).await,
         Command::Worker(args) => return worker::run(args, environment).await,
         Command::Bootstrap(args) => install::bootstrap(args, environment).await,

@@ -8,7 +8,7 @@ mod sync;
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use indicatif::HumanBytes;
 use jackalope_cluster::models::content;
 use jackalope_cluster::models::verify::{expectations, verify};
@@ -256,7 +256,12 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
 
 fn remove(args: &RemoveArgs, stores: &Stores) -> anyhow::Result<()> {
     let removal = match reference(&args.model).filter(|_| !args.model.is_dir()) {
-        Some(wanted) => Removal::of_name(stores, &wanted)?,
+        Some(wanted) => Removal::of_name(stores, &wanted).map_err(|err| {
+            // Its hint is for those who need the model.
+            let said = err.to_string();
+            let reason = said.split("\nhint: ").next().unwrap_or_default();
+            anyhow!("{reason}\nhint: `jackalope models ls` lists the models here")
+        })?,
         None => Removal::of_dir(stores, &args.model)?,
     };
     let Removal { name, dir, bytes, .. } = &removal;

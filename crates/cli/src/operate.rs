@@ -26,7 +26,7 @@ use ureq::tls::TlsConfig;
 
 pub(crate) use ask::{health, metrics, named, queue, served, test};
 pub(crate) use kill::kill_all;
-pub(crate) use logs::{keep_short, logs};
+pub(crate) use logs::{keep_serve_log_short, keep_short, logs};
 pub(crate) use monitor::monitor;
 pub(crate) use record::{ServeRecord, Serving, Start};
 pub(crate) use resume::resume;

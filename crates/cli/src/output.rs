@@ -22,6 +22,12 @@ pub(crate) fn line(text: impl Display) -> Result<(), OutputError> {
     Ok(writeln!(io::stdout(), "{text}")?)
 }
 
+/// A number with its noun, in the plural unless it is one.
+pub(crate) fn counted(num: usize, noun: &str) -> String {
+    let plural = if num == 1 { "" } else { "s" };
+    format!("{num} {noun}{plural}")
+}
+
 /// Tells people on standard error what is going on.
 pub(crate) fn note(text: &str) {
     // Never blocks: if standard error is not read, the line is dropped.

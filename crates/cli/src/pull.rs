@@ -31,6 +31,7 @@ use serde_json::json;
 use crate::args::{ModelsSyncArgs, PullArgs};
 use crate::environment::Environment;
 use crate::progress::Transfer;
+use crate::report::Interrupted;
 use crate::{models, output};
 use choice::choose;
 use fetch::Fetch;
@@ -74,7 +75,8 @@ pub(crate) async fn run(args: PullArgs, environment: &Environment) -> anyhow::Re
     let pulled = tokio::select! {
         result = work => result??,
         _ = tokio::signal::ctrl_c() => {
-            bail!("interrupted\nhint: the same command goes on where this one stopped")
+            let hint = "interrupted\nhint: the same command goes on where this one stopped";
+            return Err(anyhow::Error::new(Interrupted).context(hint));
         }
     };
     report(&args, &pulled)?;

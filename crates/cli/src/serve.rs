@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, bail, ensure};
@@ -32,6 +33,7 @@ use crate::offer::Offer;
 use crate::operate::{self, ServeRecord, Serving, Start};
 use crate::output;
 use crate::progress::Loading;
+use crate::report::Interrupted;
 use crate::{edge, machines, split, worker};
 
 /// An HTTP server that answers for a cluster.
@@ -75,7 +77,7 @@ impl HttpServer {
 }
 
 /// The process ends within this time, whatever the engines and connections do.
-const STOP_MAX: Duration = Duration::from_secs(10);
+pub(crate) const STOP_MAX: Duration = Duration::from_secs(10);
 
 /// The address to listen on. What else `--host` may say names machines.
 fn listen_ip(args: &mut ServeArgs) -> anyhow::Result<IpAddr> {
@@ -103,6 +105,7 @@ pub(crate) async fn run(
         rustix::process::setsid().ok();
     }
     resolved.notes.iter().for_each(|it| output::note(it));
+    warn_of_launchers(environment);
     raise_open_files(resolved.open_files);
     let host = listen_ip(&mut args)?;
     machines::take_discovered(&mut args.ranks.hosts, environment).await?;
@@ -114,11 +117,7 @@ pub(crate) async fn run(
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     let offer = Offer::of(&args.models, environment)?.with_usual(&args);
     let addr = SocketAddr::new(host, args.port);
-    let listener = TcpListener::bind(addr).await.with_context(|| {
-        format!(
-            "listening on {addr}\nhint: another program has the port, or choose one with `--port`"
-        )
-    })?;
+    let listener = listen(addr).await?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut hand_over = signal(SignalKind::user_defined1())?;
@@ -143,8 +142,10 @@ pub(crate) async fn run(
     let server = HttpServer::start(listener, state.clone())?;
     let grpc = grpc.map(|it| HttpServer::start_grpc(it, state)).transpose()?;
     let grpc_addr = grpc.as_ref().map(|it| it.addr);
+    let is_ready = AtomicBool::new(false);
     let serving = async {
         let status = ready(&models, &offer.default).await?;
+        is_ready.store(true, Ordering::Relaxed);
         if let Some(Err(err)) = environment.home().ok().map(|home| start.remember(&home)) {
             tracing::warn!(%err, "`restart` will not know these arguments");
         }
@@ -153,7 +154,7 @@ pub(crate) async fn run(
     };
     let (result, ending) = tokio::select! {
         result = serving => (result, Ending::Shutdown),
-        _ = interrupt.recv() => (Ok(()), Ending::Shutdown),
+        _ = interrupt.recv() => (interrupted(&is_ready), Ending::Shutdown),
         _ = terminate.recv() => (Ok(()), Ending::Shutdown),
         _ = hand_over.recv() => (Ok(()), Ending::HandOver),
         () = keep_log_short(args.detached, environment) => (Ok(()), Ending::Shutdown),
@@ -176,6 +177,30 @@ async fn stop(models: &Models, ending: Ending, server: HttpServer, grpc: Option<
     }
     // Their programs were never executed, and whoever waits for that ends with this process.
     jackalope_cluster::platform::current::kill_unexecuted_children(Duration::ZERO);
+}
+
+/// Ctrl-C ends a server that is ready as is usual. Before that the command has failed.
+fn interrupted(is_ready: &AtomicBool) -> anyhow::Result<()> {
+    if is_ready.load(Ordering::Relaxed) { Ok(()) } else { Err(Interrupted.into()) }
+}
+
+/// Names variables by which other launchers describe a group, as they do nothing here.
+fn warn_of_launchers(environment: &Environment) {
+    if !environment.ignored_by_serve.is_empty() {
+        output::note(&format!(
+            "warning: `serve` does not read {}\n\
+             hint: `--hosts` and `--backend` name machines and transport; `jackalope rank` reads them",
+            environment.ignored_by_serve.join(", ")
+        ));
+    }
+}
+
+async fn listen(addr: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(addr).await.with_context(|| {
+        format!(
+            "cannot listen on {addr}\nhint: another program has the port; choose one with `--port`"
+        )
+    })
 }
 
 /// Where LocalAI is answered, if it is.
@@ -255,7 +280,7 @@ async fn look_after(models: &Models, offer: &Offer) -> anyhow::Result<()> {
 /// Never ends.
 async fn keep_log_short(is_detached: bool, environment: &Environment) {
     match environment.home().ok().filter(|_| is_detached) {
-        Some(home) => operate::keep_short(home).await,
+        Some(home) => operate::keep_serve_log_short(&home).await,
         None => std::future::pending().await,
     }
 }
@@ -413,12 +438,12 @@ fn announcement(
         format!("  LocalAI      --external-grpc-backends mlx-distributed:{addr}\n")
     });
     format!(
-        "{model_id} on {} ranks is ready\n{}\n{others}{localai}  \
+        "{model_id} on {} is ready\n{}\n{others}{localai}  \
          OpenAI API   {url}/v1\n  \
          dashboard    {url}/dashboard\n  \
          talk to it   jackalope chat --url {url}\n  \
          stop it      Ctrl-C",
-        status.ranks.len(),
+        output::counted(status.ranks.len(), "rank"),
         split::text(status)
     )
 }

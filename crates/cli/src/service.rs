@@ -1,179 +1,328 @@
-//! The agent as a service of its user: started at login, started again when it ends. A launchd agent
-//! on macOS, a systemd user unit on Linux.
+//! `jackalope service`: the server or the agent as a service, started with the machine or at login
+//! and started again when it fails. A unit of systemd on Linux, a property list of launchd on macOS.
 
-use std::net::IpAddr;
+mod unit;
+
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
+use clap::Parser;
 use jackalope_cluster::home::Home;
 use jackalope_cluster::nodes::own_program;
 use jackalope_cluster::process::output_of;
+use serde_json::{Value, json};
 
-use crate::output;
+use crate::args::Args;
+use crate::args::service::{ManagerArg, ServiceArgs, ServiceCommand, ServiceInstallArgs};
+use crate::environment::Environment;
+use crate::{config, keys, output};
+use unit::{Job, Manager, STOP_SECONDS, Scope, Service};
 
-/// Settings of the agent service.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub(crate) struct AgentService {
-    pub(crate) port: u16,
-    pub(crate) announce: bool,
-    /// The private addresses of this machine if empty.
-    pub(crate) listen: Vec<IpAddr>,
-}
+pub(crate) use unit::ServiceKind;
 
-const LABEL: &str = "jackalope.agent";
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long the service manager may take; it waits for a program that ends.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(STOP_SECONDS + 15);
 
-/// A file, and the commands that make it work and undo it.
-#[derive(Debug, Eq, PartialEq)]
-struct Service {
-    path: PathBuf,
-    text: String,
-    enable: Vec<Vec<String>>,
-    disable: Vec<Vec<String>>,
-}
+/// How long it may take to say how a service is.
+const SHOW_TIMEOUT: Duration = Duration::from_secs(5);
 
-fn words(text: &str) -> Vec<String> {
-    text.split(' ').map(str::to_owned).collect()
-}
-
-/// macOS: launchd. `KeepAlive` starts it again, `ProcessType` keeps it from being throttled.
-fn launchd(
-    user_home: &Path,
-    uid: u32,
-    program: &Path,
-    (home, args): (&Path, &[String]),
-) -> Service {
-    let path = user_home.join("Library/LaunchAgents").join(format!("{LABEL}.plist"));
-    let escape = |path: &Path| {
-        let text = path.to_string_lossy();
-        text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
-    };
-    let (program, folder) = (escape(program), escape(home));
-    let args: String = args.iter().map(|it| format!("\t\t<string>{it}</string>\n")).collect();
-    let text = format!(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
-         <!DOCTYPE plist PUBLIC \"-//Apple//DTD PLIST 1.0//EN\" \
-         \"http://www.apple.com/DTDs/PropertyList-1.0.dtd\">\n\
-         <plist version=\"1.0\">\n<dict>\n\
-         \t<key>Label</key>\n\t<string>{LABEL}</string>\n\
-         \t<key>ProgramArguments</key>\n\t<array>\n\t\t<string>{program}</string>\n\
-         {args}\t</array>\n\
-         \t<key>EnvironmentVariables</key>\n\t<dict>\n\t\t<key>JACKALOPE_HOME</key>\n\
-         \t\t<string>{folder}</string>\n\t</dict>\n\
-         \t<key>RunAtLoad</key>\n\t<true/>\n\
-         \t<key>KeepAlive</key>\n\t<true/>\n\
-         \t<key>ProcessType</key>\n\t<string>Interactive</string>\n\
-         \t<key>StandardErrorPath</key>\n\t<string>{folder}/logs/agent.log</string>\n\
-         </dict>\n</plist>\n"
-    );
-    let file = path.to_string_lossy().into_owned();
-    Service {
-        enable: vec![vec![
-            "launchctl".to_owned(),
-            "bootstrap".to_owned(),
-            format!("gui/{uid}"),
-            file,
-        ]],
-        disable: vec![words(&format!("launchctl bootout gui/{uid}/{LABEL}"))],
-        path,
-        text,
+pub(crate) fn run(args: &ServiceArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
+    match &args.command {
+        ServiceCommand::Install(how) => install(how, environment)?,
+        ServiceCommand::Remove { service, system } => remove(*service, scope(*system))?,
+        ServiceCommand::Status { json } => return status(*json),
     }
+    Ok(ExitCode::SUCCESS)
 }
 
-/// Linux: a user unit.
-fn systemd(user_home: &Path, program: &Path, (home, args): (&Path, &[String])) -> Service {
-    let quoted = |path: &Path| {
-        let text = path.to_string_lossy();
-        format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%"))
-    };
-    let (program, folder) =
-        (quoted(program), quoted(&PathBuf::from(format!("JACKALOPE_HOME={}", home.display()))));
-    let args = args.join(" ");
-    let text = format!(
-        "[Unit]\nDescription=Jackalope's agent\nAfter=network-online.target\n\n\
-         [Service]\nExecStart={program} {args}\nEnvironment={folder}\n\
-         Restart=always\nRestartSec=1\n\n\
-         [Install]\nWantedBy=default.target\n"
+fn scope(is_system: bool) -> Scope {
+    if is_system { Scope::System } else { Scope::User }
+}
+
+fn uid() -> u32 {
+    rustix::process::getuid().as_raw()
+}
+
+fn here(kind: ServiceKind, scope: Scope) -> Service {
+    Service { manager: Manager::here(), kind, scope, uid: uid() }
+}
+
+fn own_home() -> anyhow::Result<PathBuf> {
+    std::env::home_dir().context("this user has no home folder")
+}
+
+/// The home folder of an account, as the shell knows it.
+fn home_of(account: &str) -> anyhow::Result<PathBuf> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    ensure!(
+        !account.is_empty() && account.chars().all(is_name) && !account.starts_with('-'),
+        "{account:?} is no name of an account"
     );
-    let unit = format!("{LABEL}.service");
-    Service {
-        path: user_home.join(".config/systemd/user").join(&unit),
-        text,
-        enable: vec![
-            words("systemctl --user daemon-reload"),
-            words(&format!("systemctl --user enable --now {unit}")),
-        ],
-        disable: vec![words(&format!("systemctl --user disable --now {unit}"))],
+    let script = format!("echo ~{account}");
+    let home = output_of("sh", &["-c", &script], SHOW_TIMEOUT)?;
+    let home = PathBuf::from(home.trim());
+    ensure!(
+        home.is_absolute(),
+        "there is no account {account}\nhint: `--user` names one that exists"
+    );
+    Ok(home)
+}
+
+/// Refuses arguments that the program would refuse, and secrets among them.
+fn check_arguments(kind: ServiceKind, args: &[String]) -> anyhow::Result<()> {
+    for word in args {
+        ensure!(!word.contains(char::is_control), "{word:?} contains a control character");
+        if let Some(flag) = keys::secret_flag(word) {
+            let instead = match flag {
+                "token" => {
+                    format!("write `{}=...` to the file `.env` of `--dir`", keys::variable_of(flag))
+                }
+                _ => format!("give `--{flag}-file FILE`"),
+            };
+            bail!("`--{flag}` would be readable in the service's file\nhint: {instead}");
+        }
     }
+    let words = ["jackalope", kind.subcommand()].map(str::to_owned).into_iter();
+    let words: Vec<String> = words.chain(args.iter().cloned()).collect();
+    match kind {
+        // The model may be named in the file `.env`.
+        ServiceKind::Server => config::check_serve(&words),
+        ServiceKind::Agent => Args::try_parse_from(&words).map(drop),
+    }
+    .unwrap_or_else(|err| err.exit());
+    Ok(())
 }
 
-/// What the program is told.
-fn agent_args(how: &AgentService) -> Vec<String> {
-    let announce = if how.announce { " --announce" } else { "" };
-    let mut args = words(&format!("agent --port {}{announce} --verbose", how.port));
-    args.extend(how.listen.iter().flat_map(|ip| ["--listen".to_owned(), ip.to_string()]));
-    args
-}
-
-fn here(how: &AgentService, home: &Home) -> anyhow::Result<Service> {
+/// What the service will run.
+fn job(how: &ServiceInstallArgs, environment: &Environment) -> anyhow::Result<Job> {
+    let (user_home, home) = match &how.user {
+        Some(account) => {
+            let user_home = home_of(account)?;
+            let home = user_home.join(".jackalope");
+            (user_home, home)
+        }
+        None => (own_home()?, environment.home()?.path().to_owned()),
+    };
     let installed = home.join("current/bin/jackalope");
     let program = if installed.is_file() { installed } else { own_program()? };
-    let user_home = std::env::home_dir().context("this user has no home folder")?;
-    let uid = rustix::process::getuid().as_raw();
-    let args = agent_args(how);
-    Ok(match cfg!(target_os = "macos") {
-        true => launchd(&user_home, uid, &program, (home.path(), &args)),
-        false => systemd(&user_home, &program, (home.path(), &args)),
-    })
+    let dir = match &how.dir {
+        Some(dir) => std::path::absolute(dir)?,
+        None if how.service == ServiceKind::Server && how.user.is_none() => {
+            std::env::current_dir().context("this folder has no path")?
+        }
+        None => user_home,
+    };
+    ensure!(
+        dir.is_dir(),
+        "{} is no folder\nhint: `--dir` names the folder to start in",
+        dir.display()
+    );
+    for path in [&program, &home, &dir] {
+        ensure!(
+            !path.to_string_lossy().contains(char::is_control),
+            "{path:?} contains a control character"
+        );
+    }
+    Ok(Job { program, args: how.args.clone(), home, dir, account: how.user.clone() })
 }
 
-/// On this port, and answering those who look for machines or not.
-pub(crate) fn install(how: &AgentService, dry_run: bool, home: &Home) -> anyhow::Result<()> {
-    let service = here(how, home)?;
-    if dry_run {
-        let commands: Vec<String> = service.enable.iter().map(|it| it.join(" ")).collect();
-        let path = service.path.display();
-        return Ok(output::line(format_args!(
-            "{path}:\n{}\n{}",
-            service.text,
-            commands.join("\n")
-        ))?);
+/// Writes the service's file and starts the service.
+pub(crate) fn install(how: &ServiceInstallArgs, environment: &Environment) -> anyhow::Result<()> {
+    check_arguments(how.service, &how.args)?;
+    let job = job(how, environment)?;
+    let mut service = here(how.service, scope(how.system));
+    if let Some(manager) = how.manager {
+        service.manager = match manager {
+            ManagerArg::Systemd => Manager::Systemd,
+            ManagerArg::Launchd => Manager::Launchd,
+        };
     }
-    // One of our own making would hold the port.
-    home.secret()?;
-    home.dir("logs")?;
-    let folder = service.path.parent().context("a service's file lies in a folder")?;
+    let path = service.path(&own_home()?);
+    if how.dry_run {
+        let commands: Vec<String> = service.enable(&path).iter().map(|it| it.join(" ")).collect();
+        let (path, text) = (path.display(), service.text(&job));
+        return Ok(output::line(format_args!("{path}:\n{text}\n{}", commands.join("\n")))?);
+    }
+    ensure!(
+        !how.system || uid() == 0,
+        "a system's service is installed by root\nhint: run it with `sudo`, or leave out `--system`"
+    );
+    warn_of_variables(how.service, &job, environment);
+    prepare(&job)?;
+    write(service, &path, &service.text(&job))?;
+    output::line(format_args!("installed: {}", path.display()))?;
+    if service.manager == Manager::Systemd && service.scope == Scope::User {
+        linger();
+    }
+    output::line(format_args!("restart it  {}", service.restart()))?;
+    if let Some(journal) = service.journal() {
+        output::line(format_args!("its log     {journal}"))?;
+    }
+    Ok(())
+}
+
+/// A service has none of the variables of this shell.
+fn warn_of_variables(kind: ServiceKind, job: &Job, environment: &Environment) {
+    let set: Vec<&str> = environment.settings().keys().map(String::as_str).collect();
+    if kind == ServiceKind::Server && !set.is_empty() {
+        output::note(&format!(
+            "warning: the service does not get this shell's {}\nhint: write them to {}",
+            set.join(", "),
+            job.dir.join(".env").display()
+        ));
+    }
+}
+
+/// Makes what the service needs before it starts.
+fn prepare(job: &Job) -> anyhow::Result<()> {
+    let home = Home::new(&job.home);
+    let Some(account) = &job.account else {
+        // A secret that a server makes later would not be the agent's.
+        home.secret()?;
+        home.dir("logs")?;
+        return Ok(());
+    };
+    let owner = std::fs::metadata(home_of(account)?).context("reading the account's home")?;
+    let (uid, gid) =
+        (std::os::unix::fs::MetadataExt::uid(&owner), std::os::unix::fs::MetadataExt::gid(&owner));
+    for path in [home.dir("")?, home.dir("logs")?] {
+        chown(&path, Some(uid), Some(gid)).with_context(|| format!("chown {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Replaces the service's file, and starts the service with it.
+fn write(service: Service, path: &Path, text: &str) -> anyhow::Result<()> {
+    let folder = path.parent().context("a service's file lies in a folder")?;
     std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
-    let is_again = service.path.is_file();
-    std::fs::write(&service.path, &service.text)
-        .with_context(|| format!("writing {}", service.path.display()))?;
+    let is_again = path.is_file();
+    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
     if is_again {
         // It may run with other arguments; one that cannot be ended fails below.
-        run_all(&service.disable).ok();
+        run_all(&service.disable()).ok();
     }
-    if let Err(err) = run_all(&service.enable) {
-        std::fs::remove_file(&service.path).ok();
+    if let Err(err) = run_all(&service.enable(path)) {
+        std::fs::remove_file(path).ok();
         return Err(err.context("the service was not installed"));
     }
-    Ok(output::line(format_args!("installed: {}", service.path.display()))?)
+    Ok(())
 }
 
-/// Whether the agent is a service here.
-pub(crate) fn is_installed(home: &Home) -> anyhow::Result<bool> {
-    Ok(here(&AgentService::default(), home)?.path.is_file())
-}
-
-pub(crate) fn uninstall(home: &Home) -> anyhow::Result<()> {
-    let service = here(&AgentService::default(), home)?;
-    if !service.path.is_file() {
-        return Ok(output::line("no service is installed")?);
+/// Without it systemd starts a user's services when the user logs in, not with the machine.
+fn linger() {
+    if output_of("loginctl", &["enable-linger"], SHOW_TIMEOUT).is_err() {
+        output::note(
+            "warning: the service starts when you log in, not with the machine\n\
+             hint: sudo loginctl enable-linger \"$USER\"",
+        );
     }
-    let ended = run_all(&service.disable);
-    std::fs::remove_file(&service.path)
-        .with_context(|| format!("removing {}", service.path.display()))?;
+}
+
+fn is_file_of(kind: ServiceKind, scope: Scope) -> anyhow::Result<bool> {
+    Ok(here(kind, scope).path(&own_home()?).is_file())
+}
+
+/// Whether this is a service here, of the user or of the system.
+pub(crate) fn is_installed(kind: ServiceKind) -> anyhow::Result<bool> {
+    Ok(is_file_of(kind, Scope::User)? || is_file_of(kind, Scope::System)?)
+}
+
+/// Ends a service and removes its file.
+pub(crate) fn remove_own(kind: ServiceKind) -> anyhow::Result<()> {
+    remove(kind, Scope::User)
+}
+
+fn remove(kind: ServiceKind, scope: Scope) -> anyhow::Result<()> {
+    let service = here(kind, scope);
+    let path = service.path(&own_home()?);
+    if !path.is_file() {
+        let (name, scope) = (kind.name(), scope.name());
+        return Ok(output::line(format_args!("the {name} is no {scope} service here"))?);
+    }
+    let ended = run_all(&service.disable());
+    std::fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
     ended?;
-    Ok(output::line(format_args!("removed: {}", service.path.display()))?)
+    Ok(output::line(format_args!("removed: {}", path.display()))?)
+}
+
+/// How a service is.
+#[derive(Debug)]
+struct State {
+    is_active: bool,
+    /// In the manager's word.
+    word: String,
+    pid: Option<u32>,
+}
+
+/// Reads what systemd or launchd prints.
+fn parse_state(manager: Manager, text: &str) -> State {
+    let value = |name: &str, between: &str| {
+        let lines = text.lines().map(str::trim);
+        lines.filter_map(|it| it.strip_prefix(name)?.strip_prefix(between)).next()
+    };
+    let (word, pid) = match manager {
+        Manager::Systemd => (value("ActiveState", "="), value("MainPID", "=")),
+        Manager::Launchd => (value("state", " = "), value("pid", " = ")),
+    };
+    let word = word.unwrap_or("unknown").to_owned();
+    let pid = pid.and_then(|it| it.parse().ok()).filter(|pid| *pid != 0);
+    State { is_active: ["active", "running"].contains(&&*word), word, pid }
+}
+
+fn state(service: Service) -> State {
+    let command = service.show();
+    let args: Vec<&str> = command[1..].iter().map(String::as_str).collect();
+    match output_of(&command[0], &args, SHOW_TIMEOUT) {
+        Ok(text) => parse_state(service.manager, &text),
+        Err(_) => State { is_active: false, word: "not loaded".to_owned(), pid: None },
+    }
+}
+
+/// The command that restarts the service whose process this is, if it is one.
+pub(crate) fn restart_command(kind: ServiceKind, pid: u32) -> Option<String> {
+    let installed = Scope::ALL.into_iter().filter(|it| is_file_of(kind, *it).unwrap_or(false));
+    let mut services = installed.map(|scope| here(kind, scope));
+    services.find(|it| state(*it).pid == Some(pid)).map(Service::restart)
+}
+
+/// Fails unless something is installed and all of it is active.
+fn status(is_json: bool) -> anyhow::Result<ExitCode> {
+    let mut rows: Vec<Value> = Vec::new();
+    let mut are_active = true;
+    for (kind, scope) in
+        ServiceKind::ALL.into_iter().flat_map(|kind| Scope::ALL.map(|it| (kind, it)))
+    {
+        let service = here(kind, scope);
+        let path = service.path(&own_home()?);
+        if !path.is_file() {
+            continue;
+        }
+        let State { is_active, word, pid } = state(service);
+        are_active &= is_active;
+        if !is_json {
+            let pid = pid.map_or(String::new(), |pid| format!(", pid {pid}"));
+            let name = kind.name();
+            output::line(format_args!(
+                "{name}: {word}{pid} ({} service {})",
+                scope.name(),
+                path.display()
+            ))?;
+        }
+        rows.push(json!({
+            "service": kind.name(), "scope": scope.name(), "file": path, "state": word, "pid": pid,
+            "active": is_active,
+        }));
+    }
+    if is_json {
+        output::line(json!({ "services": rows }))?;
+    } else if rows.is_empty() {
+        output::line("no service is installed")?;
+    }
+    let is_well = are_active && !rows.is_empty();
+    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn run_all(commands: &[Vec<String>]) -> anyhow::Result<()> {
@@ -191,40 +340,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_launchd_agent_is_well_formed_whatever_its_paths_hold() {
-        let args = agent_args(&AgentService {
-            port: 18081,
-            announce: true,
-            listen: vec!["10.0.0.1".parse().unwrap()],
-        });
-        let places = (Path::new("/Users/a & b/.jackalope"), &args[..]);
-        let service =
-            launchd(Path::new("/Users/a & b"), 501, Path::new("/x/<y>/jackalope"), places);
-        assert!(service.path.ends_with("Library/LaunchAgents/jackalope.agent.plist"));
-        assert!(service.text.contains("<string>/x/&lt;y&gt;/jackalope</string>"));
-        assert!(service.text.contains("<string>--announce</string>"));
-        assert!(
-            service.text.contains("<string>/Users/a &amp; b/.jackalope/logs/agent.log</string>")
-        );
-        assert_eq!(service.enable[0][..3], ["launchctl", "bootstrap", "gui/501"]);
-        assert_eq!(service.disable[0].join(" "), "launchctl bootout gui/501/jackalope.agent");
-        // Every element that opens closes.
-        for tag in ["dict", "array", "plist", "key", "string"] {
-            let count = |it: &str| service.text.matches(it).count();
-            let opened = count(&format!("<{tag}>")) + count(&format!("<{tag} "));
-            assert_eq!(opened, count(&format!("</{tag}>")), "{tag}");
-        }
-    }
-
-    #[test]
-    fn a_systemd_unit_quotes_its_paths() {
-        let args = agent_args(&AgentService { port: 9, ..AgentService::default() });
-        let places = (Path::new("/home/a b/.jackalope"), &args[..]);
-        let service = systemd(Path::new("/home/a b"), Path::new("/opt/100%/jackalope"), places);
-        assert!(
-            service.text.contains("ExecStart=\"/opt/100%%/jackalope\" agent --port 9 --verbose")
-        );
-        assert!(service.text.contains("Environment=\"JACKALOPE_HOME=/home/a b/.jackalope\""));
-        assert!(service.path.ends_with(".config/systemd/user/jackalope.agent.service"));
+    fn the_state_is_read_as_each_manager_prints_it() {
+        let systemd = parse_state(Manager::Systemd, "ActiveState=active\nMainPID=42\n");
+        assert!(systemd.is_active && systemd.pid == Some(42), "{systemd:?}");
+        let ended = parse_state(Manager::Systemd, "MainPID=0\nActiveState=failed\n");
+        assert!(!ended.is_active && ended.pid.is_none() && ended.word == "failed", "{ended:?}");
+        let launchd = "gui/501/jackalope.server = {\n\tstate = running\n\n\tpid = 7\n}\n";
+        let launchd = parse_state(Manager::Launchd, launchd);
+        assert!(launchd.is_active && launchd.pid == Some(7), "{launchd:?}");
     }
 }

@@ -136,7 +136,7 @@ pub(crate) async fn listen(
     let addr = *first.with_context(|| format!("{addr} has no address"))?;
     edge::check_exposure(addr.ip(), keys, insecure)?;
     let listening =
-        || format!("listening on {addr} for LocalAI\nhint: another program has the port");
+        || format!("cannot listen on {addr} for LocalAI\nhint: another program has the port");
     TcpListener::bind(addr).await.with_context(listening)
 }
 

@@ -60,7 +60,7 @@ pub(crate) struct HostsArgs {
     #[arg(long, value_name = "FIRST-LAST", default_value_t = PortRange::DATA)]
     pub(crate) data_ports: PortRange,
     /// Seconds for which ranks keep their weights when this program is gone without a word.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub(crate) lease: u64,
     /// Start no rank: wait for `jackalope rank` on each machine, in any order.
     #[arg(long, requires = "machines")]
@@ -76,13 +76,13 @@ pub(crate) struct HostsArgs {
     #[arg(long, value_name = "HOST", requires = "machines", conflicts_with = "by_hand")]
     pub(crate) models_from: Option<String>,
     /// Seconds without progress after which requests that wait for ranks are ended.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub(crate) give_up_after: u64,
     /// Wait for machines that are away, even if the others could do without them.
     #[arg(long)]
     pub(crate) no_elastic: bool,
     /// Seconds after which a machine that cannot be reached is done without.
-    #[arg(long, value_name = "SECONDS", default_value_t = 15)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(0..=86400))]
     pub(crate) absent_after: u64,
 }
 

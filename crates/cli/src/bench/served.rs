@@ -14,6 +14,7 @@ use super::stream::{Fault, Heard, Peer};
 use super::{Quantiles, Shape, quantiles};
 use crate::args::BenchArgs;
 use crate::environment::Environment;
+use crate::report::Interrupted;
 use crate::{operate, output};
 
 /// Requests for each of those open at a time, unless told otherwise.
@@ -45,7 +46,7 @@ pub(super) async fn run(
     let server = operate::named(&url, &args.server.key, environment)?;
     tokio::select! {
         result = operate::off_runtime(move || sweep(&args, server)) => result,
-        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+        _ = tokio::signal::ctrl_c() => Err(Interrupted.into()),
     }
 }
 

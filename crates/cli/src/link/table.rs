@@ -34,8 +34,8 @@ impl Table {
                     .collect();
                 let on = if hosts.is_empty() { "" } else { " on " };
                 Some(format!(
-                    "{} ranks{on}{}, libmlx {}",
-                    row["size"],
+                    "{}{on}{}, libmlx {}",
+                    crate::output::counted(row["size"].as_u64().unwrap_or(0) as usize, "rank"),
                     hosts.join(", "),
                     word("mlx")
                 ))

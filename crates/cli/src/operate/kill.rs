@@ -42,11 +42,11 @@ pub(crate) async fn kill_all(
         let mut ended = end_agents(hosts.as_deref().unwrap_or(&[this_machine()]), &home, &shell);
         // A hostfile that cannot be read is no reason to let go on what is known here.
         if let Err(err) = hosts {
-            ended.push(json!({"host": "others", "ok": false, "said": format!("{err:#}")}));
+            ended.push(json!({"host": "others", "ok": false, "said": crate::report::text(&err)}));
         }
         let (server, is_ended) = match server {
             Ok(server) => (json!({ "ended": server }), true),
-            Err(err) => (json!({ "error": format!("{err:#}") }), false),
+            Err(err) => (json!({ "error": crate::report::text(&err) }), false),
         };
         let busy = rdma::wait_until_free(&devices);
         if let Some(words) = rdma::words_of(&busy) {

@@ -40,11 +40,15 @@ pub(super) fn rotate(path: &Path, bytes_max: u64) -> io::Result<()> {
 }
 
 /// Keeps the log of a server in the background short for as long as it is polled.
-pub(crate) async fn keep_short(home: Home) {
-    let path = serve_log(&home);
+pub(crate) async fn keep_serve_log_short(home: &Home) {
+    keep_short(&serve_log(home)).await;
+}
+
+/// Keeps a log that this process appends to short for as long as it is polled.
+pub(crate) async fn keep_short(path: &Path) {
     loop {
         tokio::time::sleep(ROTATE_INTERVAL).await;
-        if let Err(err) = rotate(&path, LOG_BYTES_MAX) {
+        if let Err(err) = rotate(path, LOG_BYTES_MAX) {
             tracing::warn!(%err, "the log could not be put aside");
         }
     }
@@ -80,7 +84,7 @@ fn logs_of(hosts: &str, args: &LogsArgs, environment: &Environment) -> anyhow::R
             }
             Err(err) => {
                 num_silent += 1;
-                output::note(&format!("{name}: {err:#}"));
+                output::note(&format!("{name}: {}", crate::report::text(&err)));
             }
         }
     }

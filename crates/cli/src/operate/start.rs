@@ -20,6 +20,7 @@ use crate::args::operate::{RestartArgs, StartArgs, StopArgs};
 use crate::config::Resolved;
 use crate::environment::Environment;
 use crate::output;
+use crate::service::{self, ServiceKind};
 
 /// Between two looks at a server that is to become ready.
 const READY_POLL: Duration = Duration::from_millis(50);
@@ -55,6 +56,7 @@ pub(crate) async fn start(
             wait_until_ready(&home, running.process.pid, Instant::now() + wait, &no_log())?;
             return tell(&running, ("runs", telling), &home);
         }
+        refuse_service(&running)?;
         if args.no_replace {
             bail!(
                 "a server with other arguments runs: {} at {}, pid {}\n\
@@ -64,10 +66,29 @@ pub(crate) async fn start(
                 running.process.pid
             );
         }
+        output::note(&format!(
+            "replacing the server of {} at {}, pid {}",
+            running.model(),
+            running.url(),
+            running.process.pid
+        ));
         running.process.end(END_GRACE);
         begin(&home, &start, wait, ("replaced", telling))
     })
     .await
+}
+
+/// Refuses to replace a service by a server that its manager would not know.
+fn refuse_service(running: &ServeRecord) -> anyhow::Result<()> {
+    let pid = running.process.pid;
+    if let Some(command) = service::restart_command(ServiceKind::Server, pid) {
+        bail!(
+            "the server of {}, pid {pid}, is a service\n\
+             hint: `{command}` restarts it; `jackalope service install server -- ARGUMENTS` gives it others",
+            running.model()
+        );
+    }
+    Ok(())
 }
 
 pub(crate) async fn restart(args: RestartArgs, environment: &Environment) -> anyhow::Result<()> {
@@ -82,6 +103,9 @@ pub(crate) async fn restart(args: RestartArgs, environment: &Environment) -> any
                  hint: `jackalope start --model DIR`; its arguments are remembered"
             );
         };
+        if let Some(running) = &running {
+            refuse_service(running)?;
+        }
         start.set(&set_now);
         let request = if args.fresh { Request::End } else { Request::HandOver };
         if let Some(running) = running
@@ -142,10 +166,9 @@ pub(super) fn end_server(home: &Home, grace: Duration) -> anyhow::Result<Option<
 pub(super) fn words_of(ended: Option<&Value>) -> String {
     let Some(ended) = ended else { return "no server runs here".to_owned() };
     let how = if ended["killed"] == true { "was killed" } else { "has ended" };
-    let num_ranks = ended["ranks"].as_array().map_or(0, Vec::len);
-    let plural = if num_ranks == 1 { "" } else { "s" };
+    let ranks = output::counted(ended["ranks"].as_array().map_or(0, Vec::len), "rank");
     format!(
-        "the server of {} at {}, pid {}, {how} with {num_ranks} rank{plural}",
+        "the server of {} at {}, pid {}, {how} with {ranks}",
         ended["model"].as_str().unwrap_or("a model"),
         ended["url"].as_str().unwrap_or_default(),
         ended["pid"]
@@ -188,7 +211,7 @@ pub(super) fn begin(
     // On a full disk the log does not show the cause, so the space is checked.
     let running = running.map_err(|err| match home.check_space() {
         Ok(()) => err,
-        Err(full) => anyhow::anyhow!("{err:#}\n{full}"),
+        Err(full) => anyhow::anyhow!("{}\n{full}", crate::report::text(&err)),
     })?;
     tell(&running, (event, telling), home)
 }

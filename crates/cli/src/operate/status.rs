@@ -144,7 +144,7 @@ fn health_of(running: &ServeRecord) -> Value {
             let reason = answer.body["error"]["message"].as_str().unwrap_or("no health");
             json!({"ok": false, "status": "unknown", "reason": reason})
         }
-        Err(err) => json!({"ok": false, "status": "silent", "reason": format!("{err:#}")}),
+        Err(err) => json!({"ok": false, "status": "silent", "reason": crate::report::text(&err)}),
     }
 }
 
@@ -181,7 +181,7 @@ fn agent_json(host: &Host, reach: &ReachArgs, environment: &Environment) -> Valu
     let name = host.name();
     let asked = || -> Result<Value, String> {
         let config =
-            machines::nodes_config(reach, environment).map_err(|err| format!("{err:#}"))?;
+            machines::nodes_config(reach, environment).map_err(|err| crate::report::text(&err))?;
         let addrs = nodes::addresses(host, &config);
         let agent = Agent::connect(&name, addrs, config.ours, Box::new(|_, _, _| {}));
         agent.wait_until_up(ASK_TIMEOUT)?;

@@ -53,7 +53,7 @@ impl Folder {
         match content {
             Ok(content) => self.write(name, &content),
             Err(err) => {
-                self.missing.push(format!("{name}: {err:#}"));
+                self.missing.push(format!("{name}: {}", crate::report::text(&err)));
                 Ok(())
             }
         }

@@ -100,7 +100,8 @@ impl OrderedModels {
 
 impl ModelOpener for OrderedModels {
     fn open(&self, order: &ModelOrder) -> LoadFuture<String> {
-        let known = self.make_known(order).map_err(|err| LoadError { message: format!("{err:#}") });
+        let known =
+            self.make_known(order).map_err(|err| LoadError { message: crate::report::text(&err) });
         Box::pin(async { known })
     }
 

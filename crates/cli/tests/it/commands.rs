@@ -1,10 +1,13 @@
 //! What each command prints, and who holds what.
 
+use std::io::{Read, Write};
+
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::checkpoint::{exact, shipped};
 use crate::http::Server;
-use crate::program::{Program, run, run_json};
+use crate::program::{Program, run, run_json, wait_for};
 
 fn model() -> String {
     shipped().to_str().unwrap().to_owned()
@@ -248,4 +251,64 @@ fn two_ranks_read_no_more_than_one_and_what_is_replicated() {
             assert!(rank["bytes_read"].as_u64().unwrap() < all_read, "{args}: {ranks}");
         }
     }
+}
+
+#[test]
+fn an_interrupted_start_is_no_success() {
+    let free_addr = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (addr, control) = (free_addr(), free_addr());
+    let (port, control) = (addr.port().to_string(), control.port().to_string());
+    let args = ["serve", "--model", &model(), "--hosts", "127.0.0.1", "--by-hand"];
+    let ports = ["--port", &port, "--control-port", &control];
+    let program = Program::start(&[&args[..], &ports].concat(), "");
+    // It waits for a rank that nobody starts; what answers has its signals in hand.
+    wait_for("answer", || {
+        let mut socket = std::net::TcpStream::connect(addr).ok()?;
+        socket.write_all(b"GET /health/live HTTP/1.0\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).ok()?;
+        answer.contains(" 200 ").then_some(())
+    });
+    program.signal(Signal::INT);
+    let ended = program.end();
+    assert_eq!(ended.status.code(), Some(130), "{ended:?}");
+    assert!(ended.stderr.ends_with("interrupted\n"), "{ended:?}");
+}
+
+#[test]
+fn a_taken_port_is_told_once_and_before_the_hint() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let args = ["serve", "--model", &model(), "--port", &addr.port().to_string()];
+    let ended = Program::start(&args, "").end();
+    let expected = format!(
+        "error: cannot listen on {addr}: address already in use\n\
+         hint: another program has the port; choose one with `--port`\n"
+    );
+    assert_eq!(ended.stderr, expected);
+}
+
+#[test]
+fn a_prompt_can_come_from_standard_input() {
+    let args = ["generate", "--model", &model(), "--max-tokens", "5", "--prompt"];
+    let typed = Program::start(&[&args[..], &["Who are"]].concat(), "").end();
+    let piped = Program::start(&[&args[..], &["-"]].concat(), "Who are").end();
+    assert!(typed.status.success() && piped.status.success(), "{piped:?}");
+    assert_eq!(typed.stdout, piped.stdout);
+}
+
+#[test]
+fn a_mistyped_command_of_a_chat_is_not_sent() {
+    let ended = Program::start(&["chat", "--url", "http://127.0.0.1:1"], "/clera\n").end();
+    assert!(!ended.status.success());
+    assert!(ended.stderr.contains("there is no command /clera\nhint: "), "{ended:?}");
+}
+
+#[test]
+fn a_chat_names_the_model_of_a_server() {
+    let server = Server::start(exact(), "");
+    let args = ["chat", "--url", &server.url, "--model", "no-such-model"];
+    let ended = Program::start(&args, "hello\n").end();
+    assert!(!ended.status.success());
+    assert!(ended.stderr.contains("the model no-such-model does not exist"), "{ended:?}");
 }

@@ -31,6 +31,7 @@ mod pull;
 mod random;
 mod recovery;
 mod refusals;
+mod service;
 mod several;
 #[cfg(target_os = "linux")]
 mod sync;
