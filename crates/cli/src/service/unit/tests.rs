@@ -1,3 +1,5 @@
+//! The units that are written, and what service managers say of them.
+
 use super::*;
 
 fn service(manager: Manager, kind: ServiceKind, scope: Scope) -> Service {
