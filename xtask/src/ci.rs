@@ -41,6 +41,8 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     // Some tests panic on purpose, a thousand times; their backtraces would hide what matters.
     tests.env("RUST_BACKTRACE", "0");
     step("tests", tests)?;
+    println!("── mutations");
+    crate::mutants::run_in_ci()?;
     step("chaos", crate::chaos::chaos(&CHAOS.map(str::to_owned))?)?;
     match arm_tests() {
         Ok(arm) => step("kernels on ARM, emulated", arm)?,

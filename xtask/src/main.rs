@@ -11,6 +11,7 @@ mod demo;
 mod golden;
 mod loc;
 mod mlx;
+mod mutants;
 mod process;
 mod sample;
 mod tidy;
@@ -54,6 +55,11 @@ const TASKS: &[Task] = &[
         name: "chaos",
         about: "a real server under random faults from a seed: what was lost, changed, and how long nothing came",
         run: chaos::run,
+    },
+    Task {
+        name: "mutants",
+        about: "make mistakes in a copy of the engine, and check that the simulation finds each",
+        run: mutants::run,
     },
     Task { name: "loc", about: "count lines of code, tests and comments by crate", run: loc::run },
     Task {

@@ -40,6 +40,7 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     check_architecture(&mut findings)?;
     check_dependencies(&mut findings)?;
     check_test_data(&files, &mut findings)?;
+    crate::mutants::check_patches(&mut findings)?;
     if findings.is_empty() {
         println!("   tidy: {} files, nothing found", files.len());
         return Ok(());

@@ -1,5 +1,5 @@
-//! Every cache the ranks hold: who uses it, how much of it is computed, what it costs, and which
-//! one a prompt can start from.
+//! Tracks every KV cache on the ranks: whether a sequence uses it, how many positions are computed,
+//! how much memory it takes, and whether a prompt can start from it.
 //!
 //! ```text
 //!            create / fork                release                   evict
@@ -8,89 +8,88 @@
 //!                             └────────── take_over ──────┘
 //! ```
 //!
-//! All ranks hold the same caches at the same lengths, so memory is counted in granules of tokens;
-//! what a granule costs in bytes on which rank is settled when the capacity is chosen.
+//! All ranks hold the same caches at the same lengths, so memory is counted in granules, each of a
+//! fixed number of tokens. The bytes of a granule on each rank matter only when the capacity is
+//! chosen.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jackalope_protocol::{CacheId, TokenId};
 
-use crate::planted::{Bug, Planted};
 use crate::prefix::PrefixIndex;
 use crate::request::CacheScope;
 use crate::status::PrefixStats;
 
-/// Finished sequences kept at most, however small.
+/// Maximum number of kept caches, however small they are.
 const KEPT_MAX: usize = 1024;
 
-/// Bounds of the caches.
+/// Limits and settings of the caches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheLimits {
-    /// Positions by which a cache grows.
+    /// Number of positions per granule, the unit in which a cache grows.
     pub(crate) granule_tokens: usize,
-    /// Granules there are.
+    /// Capacity in granules.
     pub(crate) capacity_granules: usize,
-    /// Shortest prefix worth a thought.
+    /// Minimum number of shared tokens for which a sequence starts from an existing cache.
     pub(crate) least_prefix_tokens: usize,
-    /// Whether finished sequences are kept.
+    /// Whether the caches of finished sequences are kept.
     pub(crate) keep_prefixes: bool,
 }
 
-/// The caches the ranks will hold once every plan made so far is carried out.
+/// The caches on the ranks once these have executed every plan made so far.
 #[derive(Debug)]
 pub(crate) struct Caches {
     limits: CacheLimits,
     held: HashMap<CacheId, Held>,
-    /// Sequences find prefixes of their own scope only.
+    /// One index per scope: a sequence finds only prefixes of its own scope.
     indexes: BTreeMap<CacheScope, PrefixIndex>,
-    /// Kept caches, longest unused first.
+    /// Kept caches with the time of their last use, the least recently used first.
     kept: BTreeSet<(u64, CacheId)>,
     used_granules: usize,
     kept_granules: usize,
     next_id: u64,
-    /// Counts uses; orders `kept`.
+    /// Counts uses; these are the times in `kept`.
     clock: u64,
-    /// Given back by the plan that is being made.
+    /// Caches that the plan being made drops.
     drops: Vec<CacheId>,
     dropped_granules: usize,
     pub(crate) stats: PrefixStats,
-    planted: Planted,
 }
 
 #[derive(Debug)]
 struct Held {
     scope: CacheScope,
-    /// Positions that are computed by the plans made so far.
+    /// Number of positions computed by the plans made so far.
     num_computed: usize,
-    /// Granules the ranks have allocated. A cache that is cut keeps them.
+    /// Number of granules allocated on the ranks. Cutting a cache frees none of them.
     granules: usize,
-    /// `Some` while kept: when it was last of use.
+    /// Time of the last use while the cache is kept; none while a sequence uses it.
     kept_since: Option<u64>,
 }
 
-/// Where a sequence can start from.
+/// How a sequence starts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Start {
-    /// From nothing.
+    /// With an empty cache.
     Fresh,
-    /// In a kept cache, of which `num_tokens` stay.
+    /// In a kept cache, cut to its first `num_tokens` positions.
     TakeOver { cache: CacheId, num_tokens: usize },
-    /// From a copy.
+    /// In a copy of the first `num_tokens` positions of `source`.
     Fork { source: CacheId, num_tokens: usize },
-    /// Not now: a running sequence is computing what this one needs.
+    /// Not now, because a running sequence is computing a prefix of this one.
     Wait,
 }
 
 struct Candidate {
     cache: CacheId,
     num_usable: usize,
-    /// Tokens of it that would be cut off.
+    /// Number of computed positions that taking over the cache would cut off.
     num_lost: usize,
     is_kept: bool,
 }
 
 impl Caches {
-    pub(crate) fn new(limits: CacheLimits, planted: Planted) -> Caches {
+    pub(crate) fn new(limits: CacheLimits) -> Caches {
         assert!(0 < limits.granule_tokens);
         Caches {
             limits,
@@ -104,27 +103,26 @@ impl Caches {
             drops: Vec::new(),
             dropped_granules: 0,
             stats: PrefixStats::default(),
-            planted,
         }
     }
 
-    /// Granules that `num_tokens` positions take.
+    /// Returns the number of granules for `num_tokens` positions.
     pub(crate) fn granules(&self, num_tokens: usize) -> usize {
         num_tokens.div_ceil(self.limits.granule_tokens)
     }
 
-    /// Granules `cache` takes, or will once it holds `num_tokens` positions.
+    /// Returns the number of granules of `cache` once it holds `num_tokens` positions.
     pub(crate) fn granules_with(&self, cache: CacheId, num_tokens: usize) -> usize {
         self.held(cache).granules.max(self.granules(num_tokens))
     }
 
-    /// The ranks hold nothing, and have other memory.
+    /// Sets the capacity of ranks that hold no caches.
     pub(crate) fn set_capacity(&mut self, capacity_granules: usize) {
         assert!(self.held.is_empty(), "nothing is cached");
         self.limits.capacity_granules = capacity_granules;
     }
 
-    /// Whether caches are kept from now on when they are released.
+    /// Sets whether released caches are kept.
     pub(crate) fn set_keeping(&mut self, keep_prefixes: bool) {
         self.limits.keep_prefixes = keep_prefixes;
     }
@@ -133,7 +131,7 @@ impl Caches {
         self.limits.capacity_granules
     }
 
-    /// Granules in use and kept.
+    /// Returns the numbers of granules in use and of granules kept.
     pub(crate) fn used_and_kept(&self) -> (usize, usize) {
         (self.used_granules - self.kept_granules, self.kept_granules)
     }
@@ -146,8 +144,8 @@ impl Caches {
         self.indexes.values().map(PrefixIndex::num_tokens).sum()
     }
 
-    /// Where a sequence of `tokens` best starts within its scope, if at most `usable_max` tokens may
-    /// be cached.
+    /// Finds the best start for a sequence of `tokens` within its scope, if at most `usable_max`
+    /// tokens may come from a cache.
     pub(crate) fn find(&self, scope: CacheScope, tokens: &[TokenId], usable_max: usize) -> Start {
         let index = self.indexes.get(&scope).filter(|_| self.limits.keep_prefixes);
         let Some(index) = index else { return Start::Fresh };
@@ -194,17 +192,18 @@ impl Caches {
         }
     }
 
-    /// Copying a position costs a small part of computing it, so a cache is only cut where little
-    /// is lost.
+    /// Returns true if cutting the cache costs less than copying it. Copying a position costs a
+    /// small part of computing it, so a cache is cut only if few computed positions are lost.
     fn is_cheaper_to_cut(&self, candidate: &Candidate) -> bool {
         const COPIED_PER_COMPUTED: usize = 16;
         let is_little = candidate.num_lost <= self.limits.least_prefix_tokens;
         is_little || candidate.num_lost * COPIED_PER_COMPUTED <= candidate.num_usable
     }
 
-    /// What can be done about `start` within the memory there is, if the running sequences are
-    /// promised `promised_granules` and this one comes to hold `num_tokens`. None: not now, room
-    /// is being made.
+    /// Returns `start`, or another start that needs less memory if this one does not fit. The
+    /// running sequences are promised `promised_granules`, and this one will hold `num_tokens`
+    /// positions. Returns none if the sequence has to wait for the eviction of kept caches, which
+    /// this call begins.
     pub(crate) fn settle(
         &mut self,
         start: Start,
@@ -221,10 +220,8 @@ impl Caches {
             };
         };
         let copied = self.granules(num_shared);
-        // A copy is made before anything is given back.
-        let counted_drops =
-            if self.planted.has(Bug::ForkInMemoryJustDropped) { 0 } else { self.dropped_granules };
-        if self.used_granules + counted_drops + copied <= self.limits.capacity_granules {
+        // The ranks make copies before they drop caches.
+        if self.used_granules + self.dropped_granules + copied <= self.limits.capacity_granules {
             return Some(start);
         }
         let held = self.held(source);
@@ -240,7 +237,7 @@ impl Caches {
         Some(if is_kept && fits { take_over } else { Start::Fresh })
     }
 
-    /// A cache for a sequence that will begin as `start` says.
+    /// Returns a cache for a sequence with this start.
     pub(crate) fn open(&mut self, start: Start, scope: CacheScope, tokens: &[TokenId]) -> CacheId {
         self.stats.wanted_tokens += tokens.len() as u64;
         let cache = match start {
@@ -261,8 +258,7 @@ impl Caches {
     fn create(&mut self, scope: CacheScope, num_tokens: usize) -> CacheId {
         let cache = CacheId(self.next_id);
         self.next_id += 1;
-        let granules =
-            if self.planted.has(Bug::UncountedFork) { 0 } else { self.granules(num_tokens) };
+        let granules = self.granules(num_tokens);
         self.used_granules += granules;
         let held = Held { scope, num_computed: num_tokens, granules, kept_since: None };
         self.held.insert(cache, held);
@@ -297,7 +293,8 @@ impl Caches {
         }
     }
 
-    /// Counts positions a plan computes. Kept caches make room.
+    /// Records that a plan computes the positions below `num_computed`. Evicts kept caches if memory is
+    /// short.
     pub(crate) fn grow(&mut self, cache: CacheId, num_computed: usize) {
         let granules = self.granules_with(cache, num_computed);
         let held = self.held.get_mut(&cache).expect("callers name a held cache");
@@ -305,24 +302,18 @@ impl Caches {
         self.used_granules += granules - held.granules;
         held.granules = granules;
         self.evict_until(self.limits.capacity_granules, None);
-        if !self.planted.has(Bug::UncountedFork) {
-            assert!(
-                self.used_granules <= self.limits.capacity_granules,
-                "running sequences stay within the capacity"
-            );
-        }
+        assert!(
+            self.used_granules <= self.limits.capacity_granules,
+            "running sequences stay within the capacity"
+        );
     }
 
-    /// A sequence lets go of its cache. `tokens` are those it knows; of them what is computed is
-    /// kept.
+    /// Takes a cache back from a sequence whose known tokens are `tokens`, and keeps the computed
+    /// positions of these.
     pub(crate) fn release(&mut self, cache: CacheId, tokens: &[TokenId]) {
         let held = self.held.get_mut(&cache).expect("a sequence's cache is held");
         assert!(held.kept_since.is_none(), "a cache is released once");
-        let num_known = if self.planted.has(Bug::IndexUncomputed) {
-            tokens.len()
-        } else {
-            held.num_computed.min(tokens.len())
-        };
+        let num_known = held.num_computed.min(tokens.len());
         held.num_computed = num_known;
         self.clock += 1;
         held.kept_since = Some(self.clock);
@@ -337,20 +328,20 @@ impl Caches {
         }
     }
 
-    /// Forgets everything: the ranks begin with empty caches. Names are not used again.
+    /// Forgets all caches, because the ranks restart empty. Ids are not reused.
     pub(crate) fn clear(&mut self) {
         let (next_id, stats) = (self.next_id, self.stats);
-        *self = Caches { next_id, stats, ..Caches::new(self.limits, self.planted) };
+        *self = Caches { next_id, stats, ..Caches::new(self.limits) };
     }
 
-    /// Gives back every kept cache; how many there were.
+    /// Drops all kept caches and returns their number.
     pub(crate) fn clear_kept(&mut self) -> usize {
         let kept: Vec<CacheId> = self.kept.iter().map(|(_, cache)| *cache).collect();
         kept.iter().for_each(|cache| self.drop_kept(*cache));
         kept.len()
     }
 
-    /// What the plan being made gives back; afterwards the next plan is being made.
+    /// Returns the caches that the plan being made drops; later drops belong to the next plan.
     pub(crate) fn take_drops(&mut self) -> Vec<CacheId> {
         self.dropped_granules = 0;
         std::mem::take(&mut self.drops)
@@ -364,7 +355,7 @@ impl Caches {
         self.held.get(&cache).expect("callers name a held cache")
     }
 
-    /// Notes that a cache was of use.
+    /// Marks a kept cache as just used.
     fn touch(&mut self, cache: CacheId) {
         let held = self.held.get_mut(&cache).expect("callers name a held cache");
         if let Some(since) = &mut held.kept_since {
@@ -379,7 +370,7 @@ impl Caches {
         while used_max < self.used_granules && self.evict_one(spared) {}
     }
 
-    /// Gives back the kept cache that was of no use for longest. False if there is none.
+    /// Drops the least recently used kept cache other than `spared`. Returns false if there is none.
     fn evict_one(&mut self, spared: Option<CacheId>) -> bool {
         let mut candidates = self.kept.iter().map(|(_, cache)| *cache);
         let Some(cache) = candidates.find(|cache| Some(*cache) != spared) else { return false };
@@ -396,15 +387,15 @@ impl Caches {
         self.kept_granules -= held.granules;
         self.used_granules -= held.granules;
         self.dropped_granules += held.granules;
-        // A cache that no row has reached yet is not on the ranks.
-        if 0 < held.granules && !self.planted.has(Bug::ForgottenDrop) {
+        // The ranks do not have a cache that no row has used yet.
+        if 0 < held.granules {
             self.drops.push(cache);
         }
     }
 }
 
 impl Start {
-    /// Tokens that need not be computed.
+    /// Returns the number of tokens that need not be computed.
     pub(crate) fn num_tokens(self) -> usize {
         match self {
             Start::TakeOver { num_tokens, .. } | Start::Fork { num_tokens, .. } => num_tokens,
@@ -414,8 +405,8 @@ impl Start {
 }
 
 impl Candidate {
-    /// More tokens first, then those that need no copy, then those that lose least, then the
-    /// oldest name, so that the choice does not depend on the order of the index.
+    /// Prefers more usable tokens, then a start without a copy, then fewer lost positions, then the
+    /// lower id, so that the choice does not depend on the order of the index.
     fn is_better_than(&self, other: &Candidate) -> bool {
         let key = |it: &Candidate| {
             (it.num_usable, it.is_kept, std::cmp::Reverse(it.num_lost), std::cmp::Reverse(it.cache))

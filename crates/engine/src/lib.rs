@@ -26,7 +26,6 @@ mod guide_pool;
 mod handle;
 pub mod link;
 mod metrics;
-mod planted;
 mod prefix;
 mod request;
 mod scheduler;

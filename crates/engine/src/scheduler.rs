@@ -9,8 +9,9 @@
 //!             └── preempted ──┘
 //! ```
 //!
-//! A plan may be made while the one before is computed: a row then takes `Previous` as its input,
-//! whatever that turns out to be. If it turns out to end the sequence, the row's answer is dropped.
+//! The scheduler may plan a step while the ranks still compute the previous one. The input of a
+//! row is then `Previous`: the token that the previous step samples. If that token ends the
+//! sequence, the scheduler drops the row's output.
 
 mod admission;
 mod guided;
@@ -29,7 +30,6 @@ use thiserror::Error;
 
 use crate::caches::{CacheLimits, Caches};
 use crate::guide_pool::GuidePool;
-use crate::planted::{Bug, Planted};
 use crate::status::PrefixStats;
 use crate::{Event, FinishReason, Request, RequestId};
 use sequence::Sequence;
@@ -38,32 +38,33 @@ use turns::Turns;
 #[cfg(test)]
 pub(crate) use turns::PASSED_OVER_MAX;
 
-/// Upper bounds that hold in every step, and choices.
+/// Limits that hold in every step, and settings of the scheduler.
 #[derive(Clone, Copy, Debug)]
 pub struct SchedulerLimits {
-    /// Tokens computed per step, over all sequences.
+    /// Maximum number of tokens per step, over all sequences.
     pub step_tokens: usize,
-    /// Sequences that own a cache at once.
+    /// Maximum number of sequences that run, and so own a cache, at the same time.
     pub running_max: usize,
-    /// Tokens are below this.
+    /// Vocabulary size; token ids are less than this.
     pub vocab_size: u32,
-    /// Granules of cache there are.
+    /// Capacity of the KV cache in granules.
     pub capacity_granules: usize,
-    /// Positions by which a cache grows.
+    /// Number of positions per granule, the unit in which a cache grows.
     pub granule_tokens: usize,
-    /// Shortest prefix worth finding in the cache.
+    /// Minimum number of shared tokens for which a sequence starts from an existing cache.
     pub least_prefix_tokens: usize,
-    /// Whether finished sequences are kept.
+    /// Whether the caches of finished sequences are kept for prefix reuse.
     pub keep_prefixes: bool,
-    /// Whether a step is planned while the one before runs.
+    /// Whether a step is planned while the ranks compute the previous one.
     pub lookahead: bool,
-    /// Ranks that compute one after the other. So many steps are under way, if there is look-ahead,
-    /// and those that decode take turns, so that all of these ranks have something to do.
+    /// Number of pipeline stages: ranks that compute one after the other. With lookahead, this many
+    /// steps are in flight, and decoding sequences alternate between them, so that every stage has
+    /// work.
     pub num_stages: usize,
 }
 
 impl SchedulerLimits {
-    /// The bounds of a real engine around the given capacity.
+    /// Returns the default limits with the given capacity.
     pub fn new(vocab_size: u32, capacity_granules: usize) -> SchedulerLimits {
         SchedulerLimits {
             step_tokens: 512,
@@ -79,40 +80,40 @@ impl SchedulerLimits {
     }
 }
 
-/// Rank 0 answered something that was not asked.
+/// An output of rank 0 that does not match the plan.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub enum OutputMismatch {
-    /// Another step, or none was asked for.
+    /// The output is of another step, or no step is in flight.
     #[error("step {found} was answered, expected {expected:?}")]
     Step {
-        /// The step answered.
+        /// The step of the output.
         found: u64,
-        /// The oldest one under way.
+        /// The oldest step in flight.
         expected: Option<u64>,
     },
-    /// Other rows than those that were to draw.
+    /// The sampled rows are not those that the plan asked for.
     #[error("step {step}: {found} rows drew a token, expected {expected} or others")]
     Sampled {
         /// The step.
         step: u64,
-        /// Rows answered.
+        /// Number of sampled rows in the output.
         found: usize,
-        /// Rows asked for.
+        /// Number of sampled rows that the plan asked for.
         expected: usize,
     },
-    /// Other rows or positions than those that were to be scored.
+    /// The scored rows or positions are not those that the plan asked for.
     #[error("step {step}: the scored positions are not those asked for")]
     Scored {
         /// The step.
         step: u64,
     },
-    /// Other rows than those whose embeddings were to be completed.
+    /// The rows with embeddings are not those that the plan asked for.
     #[error("step {step}: the embeddings are not those asked for")]
     Embedded {
         /// The step.
         step: u64,
     },
-    /// A token the model does not have.
+    /// A token id is outside the vocabulary.
     #[error("step {step}: token {token} is outside the vocabulary")]
     Token {
         /// The step.
@@ -122,47 +123,47 @@ pub enum OutputMismatch {
     },
 }
 
-/// What was counted while planning.
+/// Counters of the scheduler.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ScheduleStats {
-    /// Requests that ran to their end.
+    /// Number of requests that finished.
     pub finished: u64,
-    /// Tokens told.
+    /// Number of tokens sampled and reported.
     pub drawn_tokens: u64,
-    /// Tokens drawn for requests that had ended.
+    /// Number of sampled tokens that were dropped, mostly because their request had ended.
     pub dropped_tokens: u64,
-    /// Requests that ended because the model's output was not a number.
+    /// Number of requests that ended because the model's output was not a number.
     pub not_a_number: u64,
-    /// Times a sequence was sent back to wait for want of memory.
+    /// Number of preemptions because memory was short.
     pub preemptions: u64,
 }
 
-/// Continuous batching over every request under way.
+/// Continuous batching over all open requests.
 #[derive(Debug)]
 pub struct Scheduler {
     limits: SchedulerLimits,
     caches: Caches,
-    /// By age, oldest first; [`Turns`] says who goes next.
+    /// Oldest first; [`Turns`] gives the order of admission.
     waiting: VecDeque<Sequence>,
-    /// By age, oldest first; the least important is preempted first, of these the youngest.
+    /// Oldest first. The least important sequence is preempted first; among equals, the youngest.
     running: Vec<Sequence>,
     turns: Turns,
     pressure: PressureTier,
-    /// Kept prefixes were cleared on request: the ranks return that memory to the system.
+    /// Kept prefixes were cleared on request, so the next plan with drops lets the ranks return the
+    /// memory to the system.
     is_clearing: bool,
-    /// Plans made and not answered, oldest first.
+    /// Planned steps whose output has not arrived, oldest first.
     in_flight: VecDeque<InFlight>,
     step: u64,
-    /// Steps completed without a suspect since the ranks came up.
+    /// Number of steps completed without a suspect since the ranks started; see [`isolation`].
     num_control: u32,
     events: Vec<(RequestId, Event)>,
     stats: ScheduleStats,
-    planted: Planted,
-    /// Asks guides; they are asked where they are needed if there is none.
+    /// Asks guides; without a pool, the scheduler asks them where it needs them.
     guide_pool: Option<GuidePool>,
 }
 
-/// What the answer to a plan has to consist of.
+/// A step in flight, and what its output has to contain.
 #[derive(Debug, Default)]
 struct InFlight {
     step: u64,
@@ -170,23 +171,19 @@ struct InFlight {
     /// step.
     rows: Vec<(RequestId, usize)>,
     draws: Vec<(RequestId, CacheId)>,
-    /// With the position of the first target, and the number of targets.
+    /// Each with the position of its first target and the number of targets.
     scores: Vec<(RequestId, CacheId, u32, usize)>,
     embeds: Vec<(RequestId, CacheId)>,
 }
 
 impl Scheduler {
-    /// A scheduler without requests.
+    /// Creates a scheduler without requests.
     ///
     /// # Panics
-    /// If nothing could ever be computed within the limits.
+    /// If `step_tokens`, `running_max` or `capacity_granules` is 0.
     pub fn new(limits: SchedulerLimits) -> Scheduler {
-        Scheduler::with_planted(limits, Planted::default())
-    }
-
-    pub(crate) fn with_planted(limits: SchedulerLimits, planted: Planted) -> Scheduler {
         assert!(0 < limits.step_tokens && 0 < limits.running_max && 0 < limits.capacity_granules);
-        // Then a step has room for at least one token of every running sequence.
+        // With this limit, a step has room for at least one token of every running sequence.
         let running_max = limits.running_max.min(limits.step_tokens);
         let caches = CacheLimits {
             granule_tokens: limits.granule_tokens,
@@ -196,7 +193,7 @@ impl Scheduler {
         };
         Scheduler {
             limits: SchedulerLimits { running_max, ..limits },
-            caches: Caches::new(caches, planted),
+            caches: Caches::new(caches),
             waiting: VecDeque::new(),
             running: Vec::new(),
             turns: Turns::default(),
@@ -207,20 +204,19 @@ impl Scheduler {
             num_control: 0,
             events: Vec::new(),
             stats: ScheduleStats::default(),
-            planted,
             guide_pool: None,
         }
     }
 
-    /// Whether the ranks' memory could hold this request, if it were alone.
+    /// Returns true if the ranks' memory can hold this request when it runs alone.
     pub fn could_hold(&self, request: &Request) -> bool {
         self.caches.granules(request.max_cached_tokens() as usize) <= self.limits.capacity_granules
     }
 
-    /// Takes a request. Ids count up.
+    /// Adds a request. Its id must be greater than all ids before it.
     ///
     /// # Panics
-    /// If the request could not be held even alone; whoever submits has to see to that.
+    /// If the request does not fit even alone; callers check [`Scheduler::could_hold`] first.
     pub fn submit(&mut self, id: RequestId, request: Request) {
         assert!(self.could_hold(&request), "{id:?} could never be held");
         let sequence = Sequence::new(id, request);
@@ -232,7 +228,7 @@ impl Scheduler {
         self.ask_guides();
     }
 
-    /// Ends a request without a word. False if it has ended already.
+    /// Ends a request without an event. Returns false if it has ended already.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         if let Ok(idx) = self.waiting.binary_search_by_key(&id, |it| it.id) {
             self.waiting.remove(idx);
@@ -240,13 +236,11 @@ impl Scheduler {
         }
         let Ok(idx) = self.running.binary_search_by_key(&id, |it| it.id) else { return false };
         let sequence = self.running.remove(idx);
-        if !self.planted.has(Bug::CacheLeakedOnCancel) {
-            self.release(&sequence);
-        }
+        self.release(&sequence);
         true
     }
 
-    /// Ends a request and tells so. False if it has ended already.
+    /// Ends a request and emits that it was cancelled. Returns false if it has ended already.
     pub fn abort(&mut self, id: RequestId) -> bool {
         let Some(usage) = self.sequence_mut(id).map(|it| it.usage()) else { return false };
         self.cancel(id);
@@ -254,23 +248,23 @@ impl Scheduler {
         true
     }
 
-    /// Drops what is kept of finished sequences, and lets the ranks return that memory to the
-    /// system; returns the number of sequences.
+    /// Drops the kept caches of finished sequences and lets the ranks return that memory to the
+    /// system. Returns the number of dropped caches.
     pub fn clear_prefixes(&mut self) -> usize {
         let num_cleared = self.caches.clear_kept();
         self.is_clearing |= 0 < num_cleared;
         num_cleared
     }
 
-    /// Takes into account what other programs leave of the machines' memory; called with each reading.
-    /// Unless that is enough, nothing is kept of finished sequences, and fewer run side by side. If it is
-    /// critical, half of what runs is preempted besides; whoever comes first by importance and age goes on.
+    /// Adapts to the memory pressure on the machines; the engine calls this with each reading. Unless
+    /// the tier is `Normal`, caches of finished sequences are not kept, and fewer sequences run at the
+    /// same time. If it is `Critical`, half of the running sequences are preempted as well, the least
+    /// important and youngest first.
     pub fn set_pressure(&mut self, tier: PressureTier) {
         self.pressure = tier;
         let is_enough = tier == PressureTier::Normal;
-        let keeps = is_enough || self.planted.has(Bug::KeptUnderPressure);
-        self.caches.set_keeping(self.limits.keep_prefixes && keeps);
-        if !keeps {
+        self.caches.set_keeping(self.limits.keep_prefixes && is_enough);
+        if !is_enough {
             self.caches.clear_kept();
         }
         if tier == PressureTier::Critical {
@@ -281,19 +275,20 @@ impl Scheduler {
         }
     }
 
-    /// True while the request owns a cache.
+    /// Returns true while the request owns a cache.
     pub fn is_running(&self, id: RequestId) -> bool {
         self.running.binary_search_by_key(&id, |it| it.id).is_ok()
     }
 
-    /// True if another plan may be made before the next answer.
+    /// Returns true if another step may be planned before the next output arrives.
     pub fn may_plan(&self) -> bool {
         let SchedulerLimits { lookahead, num_stages, .. } = self.limits;
         let most = if lookahead { MAX_STEPS_IN_FLIGHT.max(num_stages) } else { 1 };
         self.in_flight.len() < most
     }
 
-    /// The next step; none if there is nothing to do before an answer or a request comes.
+    /// Plans the next step. Returns none if there is nothing to do until an output or a request
+    /// arrives.
     ///
     /// # Panics
     /// If [`Scheduler::may_plan`] is false.
@@ -328,28 +323,21 @@ impl Scheduler {
     /// Admits waiting sequences and plans rows of every running sequence.
     fn plan_all(&mut self, plan: &mut StepPlan) -> InFlight {
         let promised = self.preempt_for_memory();
-        if !self.planted.has(Bug::ForkOfUnplannedRows) {
-            self.admit(promised, plan);
-        }
-        let in_flight = self.plan_rows(self.share_out(), plan);
-        if self.planted.has(Bug::ForkOfUnplannedRows) {
-            self.admit(promised, plan);
-        }
-        in_flight
+        self.admit(promised, plan);
+        self.plan_rows(self.share_out(), plan)
     }
 
-    /// Applies an answer.
+    /// Applies the output of the oldest step in flight.
     ///
     /// # Errors
-    /// [`OutputMismatch`] if it does not answer the oldest plan in flight; nothing is applied then.
+    /// [`OutputMismatch`] if the output does not match that step; nothing is applied then.
     pub fn commit(&mut self, output: StepOutput) -> Result<(), OutputMismatch> {
         self.check(&output)?;
         let in_flight = self.in_flight.pop_front().expect("the answer was just checked against it");
         self.note_control(&in_flight.rows);
-        let planted = self.planted;
         for (id, end) in in_flight.rows {
             if let Some(sequence) = self.sequence_mut(id) {
-                sequence.suspicion.note_computed(end, planted);
+                sequence.suspicion.note_computed(end);
             }
         }
         for ((id, ..), scored) in in_flight.scores.into_iter().zip(output.scored) {
@@ -365,36 +353,30 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The ranks were lost and come back with empty caches; what was in flight is lost too.
-    /// Recovery is preemption of everyone: the tokens are here, so every stream goes on where it
-    /// stopped.
+    /// Handles a loss of the ranks, which restart with empty caches: the steps in flight are lost
+    /// too. Every sequence is preempted. The scheduler knows all tokens, so every stream continues
+    /// where it stopped.
     pub fn ranks_restarted(&mut self) {
         for mut sequence in std::mem::take(&mut self.running) {
             sequence.reset();
             self.wait(sequence);
         }
         for sequence in &mut self.waiting {
-            if !self.planted.has(Bug::PendingKeptOnCrash) {
-                sequence.num_pending = 0;
-                sequence.num_awaited = 0;
-                if !self.planted.has(Bug::DiscardedKeptOnCrash) {
-                    sequence.num_discarded = 0;
-                }
-            }
+            sequence.num_pending = 0;
+            sequence.num_awaited = 0;
+            sequence.num_discarded = 0;
         }
         self.in_flight.clear();
-        if !self.planted.has(Bug::IndexKeptOnCrash) {
-            self.caches.clear();
-        }
+        self.caches.clear();
         self.step = 0;
         self.num_control = 0;
     }
 
-    /// The ranks that come back after [`Scheduler::ranks_restarted`] have other memory, and may be
-    /// divided otherwise. Gives up, and returns, the requests that could never be held in it.
+    /// Sets the capacity and the number of stages of the ranks that start after
+    /// [`Scheduler::ranks_restarted`]. Removes and returns the requests that do not fit even alone.
     ///
     /// # Panics
-    /// If a sequence owns a cache, or there is no room at all.
+    /// If a sequence owns a cache, or `capacity_granules` is 0.
     pub fn set_ranks(&mut self, capacity_granules: usize, num_stages: usize) -> Vec<RequestId> {
         assert!(self.running.is_empty(), "the ranks are empty");
         assert!(0 < capacity_granules, "there is room for something");
@@ -410,18 +392,18 @@ impl Scheduler {
         lost.into_iter().map(|sequence| sequence.id).collect()
     }
 
-    /// Gives every request up, oldest first.
+    /// Removes and returns all requests, oldest first.
     pub fn give_up_all(&mut self) -> Vec<RequestId> {
         self.ranks_restarted();
         self.waiting.drain(..).map(|it| it.id).collect()
     }
 
-    /// What there is to tell, in order.
+    /// Returns the events since the last call, in order.
     pub fn take_events(&mut self) -> Vec<(RequestId, Event)> {
         std::mem::take(&mut self.events)
     }
 
-    /// True if no request is under way and no answer is awaited.
+    /// Returns true if there are no open requests, no steps in flight and no caches to drop.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty()
             && self.running.is_empty()
@@ -429,33 +411,33 @@ impl Scheduler {
             && !self.caches.has_drops()
     }
 
-    /// Requests that wait, and requests that own a cache.
+    /// Returns the numbers of waiting and of running requests.
     pub fn num_waiting_and_running(&self) -> (usize, usize) {
         (self.waiting.len(), self.running.len())
     }
 
-    /// Steps planned and not answered.
+    /// Returns the number of steps in flight.
     pub fn num_in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Granules of running sequences, and of kept ones.
+    /// Returns the numbers of granules of running sequences and of kept caches.
     pub fn used_and_kept_granules(&self) -> (usize, usize) {
         self.caches.used_and_kept()
     }
 
-    /// Finished sequences kept.
+    /// Returns the number of kept caches of finished sequences.
     pub fn num_kept(&self) -> usize {
         self.caches.num_kept()
     }
 
-    /// Tokens in the prefix index; shared ones count once.
+    /// Returns the number of tokens in the prefix index; shared ones count once.
     pub fn num_indexed_tokens(&self) -> usize {
         self.caches.num_indexed_tokens()
     }
 
-    /// Caches of running sequences, by importance and age, and whether each could decode: in a
-    /// pipeline, without waiting for a token that is under way.
+    /// Returns the caches of running sequences, the most important and oldest first, and whether each
+    /// could decode now. In a pipeline, a sequence with a token in flight could not.
     #[cfg(test)]
     pub(crate) fn running_caches(&self) -> Vec<(CacheId, bool)> {
         let lookahead = self.limits.lookahead && self.limits.num_stages == 1;
@@ -471,13 +453,13 @@ impl Scheduler {
         self.suspect().is_some()
     }
 
-    /// The cache of a running request.
+    /// Returns the cache of a running request.
     #[cfg(test)]
     pub(crate) fn cache_of(&self, id: RequestId) -> Option<CacheId> {
         self.running.iter().find(|it| it.id == id)?.cache
     }
 
-    /// The requests with rows in flight, oldest first.
+    /// Returns the requests with rows in flight, oldest first.
     #[cfg(test)]
     pub(crate) fn ids_in_flight(&self) -> Vec<RequestId> {
         let mut ids: Vec<RequestId> =
@@ -487,17 +469,17 @@ impl Scheduler {
         ids
     }
 
-    /// What was counted.
+    /// Returns the counters.
     pub fn stats(&self) -> ScheduleStats {
         self.stats
     }
 
-    /// Use of the prefix cache.
+    /// Returns the counters of the prefix cache.
     pub fn prefix_stats(&self) -> PrefixStats {
         self.caches.stats
     }
 
-    /// Puts a sequence where its age belongs.
+    /// Inserts a sequence into the waiting ones by its age.
     fn wait(&mut self, sequence: Sequence) {
         let place = self.waiting.partition_point(|it| it.id < sequence.id);
         self.waiting.insert(place, sequence);
@@ -514,7 +496,7 @@ impl Scheduler {
             if num_tokens == 0 {
                 continue;
             }
-            let row = sequence.row(num_tokens, self.planted);
+            let row = sequence.row(num_tokens);
             sequence.last_step = plan.step;
             self.caches.grow(row.cache, sequence.num_computed);
             in_flight.rows.push((sequence.id, sequence.num_computed));
@@ -567,13 +549,12 @@ impl Scheduler {
     }
 
     fn commit_scores(&mut self, id: RequestId, scored: Scored) {
-        let planted = self.planted;
         let Some(sequence) = self.sequence_mut(id) else { return };
         sequence.num_awaited -= 1;
         if scored.logprobs.iter().any(|it| it.logprob.is_nan()) {
             return self.fail(id);
         }
-        let is_complete = sequence.add_scores(scored, planted);
+        let is_complete = sequence.add_scores(scored);
         if !is_complete {
             return;
         }
@@ -596,13 +577,9 @@ impl Scheduler {
 
     fn commit_token(&mut self, id: RequestId, sampled: Sampled) {
         let Sampled { token, logprob, .. } = sampled;
-        let planted = self.planted;
         let Some(sequence) = self.sequence_mut(id) else {
-            // The request ended, or its caller left, while this token was drawn.
+            // The request ended, or its caller left, while this token was sampled.
             self.stats.dropped_tokens += 1;
-            if let Some(token) = token.filter(|_| planted.has(Bug::ExtraTokenTold)) {
-                self.events.push((id, Event::Token { token, logprob }));
-            }
             return;
         };
         sequence.num_awaited -= 1;
@@ -613,8 +590,8 @@ impl Scheduler {
         }
         sequence.num_pending -= 1;
         let Some(token) = token else { return self.fail(id) };
-        let reason = sequence.add_token(token, planted);
-        sequence.suspicion.note_progress(planted);
+        let reason = sequence.add_token(token);
+        sequence.suspicion.note_progress();
         self.stats.drawn_tokens += 1;
         self.events.push((id, Event::Token { token, logprob }));
         if let Some(reason) = reason {
@@ -630,7 +607,8 @@ impl Scheduler {
         self.tell_finished(&sequence, reason);
     }
 
-    /// Ends a request whose numbers are none; nobody may begin from its cache.
+    /// Ends a request whose output was not a number. Its cache is not kept, so no other sequence
+    /// starts from it.
     fn fail(&mut self, id: RequestId) {
         let sequence = self.take(id);
         if let Some(cache) = sequence.cache {
@@ -641,12 +619,12 @@ impl Scheduler {
         self.events.push((id, Event::NotANumber { completion_tokens }));
     }
 
-    /// Removes a sequence under way.
+    /// Removes and returns the sequence of an open request.
     fn take(&mut self, id: RequestId) -> Sequence {
         if let Ok(idx) = self.running.binary_search_by_key(&id, |it| it.id) {
             return self.running.remove(idx);
         }
-        // Its last token was still under way when it was preempted, and it has no cache.
+        // It was preempted while its last token was in flight, and has no cache.
         let idx = self.waiting.binary_search_by_key(&id, |it| it.id);
         self.waiting
             .remove(idx.expect("a sequence under way waits or runs"))

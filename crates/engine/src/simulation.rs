@@ -9,7 +9,8 @@
 //! the memory never exceeds the budget and always equals the coordinator's count; nothing leaks;
 //! nothing waits forever.
 //!
-//! Each mistake of [`Bug`] is planted in turn, and has to be found.
+//! `cargo xtask mutants` applies the mutations of `tests/mutations` one at a time, and the tests here
+//! and in `fairness` have to find each.
 
 mod random_guide;
 
@@ -20,7 +21,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use jackalope_protocol::{CacheId, Pooling, PressureTier, StepOutput, StepPlan, TokenId};
 
 use crate::guide::{Allowed, Guide, TokenMask};
-use crate::planted::{Bug, Planted};
 use crate::testing::{
     FakeCaches, NOT_A_NUMBER, NextToken, overflowing_model, pseudo_embedding, pseudo_logprob,
 };
@@ -33,18 +33,24 @@ use random_guide::RandomGuide;
 const VOCAB_SIZE: u32 = 50;
 const CONTEXT_TOKENS: u32 = 48;
 
-/// Ranks that compute one after the other.
+/// Numbers of pipeline stages.
 const NUM_STAGES: [usize; 4] = [1, 1, 2, 4];
 
-/// Requests per run.
+/// Number of requests per run.
 const NUM_REQUESTS: usize = 24;
 
 /// Maximum number of failures before a poisonous request has ended; it may make a little progress
 /// in some.
 const POISON_FAILURES_MAX: usize = 30;
 
-/// Seeds of a run; `JACKALOPE_SIMULATION_SEEDS` asks for more.
+/// Number of seeds; `JACKALOPE_SIMULATION_SEEDS` sets another one.
 const NUM_SEEDS: u64 = 20_000;
+
+/// The first of these seeds, which search for the mutations of `tests/mutations`.
+const SEARCH_SEEDS: u64 = 3000;
+
+/// The first of these, which also search for requests that wait forever.
+const SEARCH_STARVE_SEEDS: u64 = 60;
 
 #[test]
 fn batching_is_invisible() {
@@ -54,7 +60,7 @@ fn batching_is_invisible() {
     )]
     let num_seeds = std::env::var("JACKALOPE_SIMULATION_SEEDS")
         .map_or(NUM_SEEDS, |num| num.parse().expect("a number of seeds"));
-    let next_seed = AtomicU64::new(1);
+    let next_seed = AtomicU64::new(SEARCH_SEEDS + 1);
     let num_threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..num_threads {
@@ -64,8 +70,8 @@ fn batching_is_invisible() {
                     if num_seeds < seed {
                         return;
                     }
-                    run(seed, Planted::default());
-                    run_with_failures(seed, Planted::default());
+                    check_seed(seed, run);
+                    check_seed(seed, run_with_failures);
                 }
             });
         }
@@ -74,27 +80,38 @@ fn batching_is_invisible() {
 
 #[test]
 fn nothing_waits_for_ever_under_endless_load() {
-    for seed in 1..=1000 {
-        starve(seed, Planted::default());
+    (1..=1000).for_each(|seed| check_seed(seed, starve));
+}
+
+/// `cargo xtask mutants` expects this test to fail under every mutation. It takes the seeds in
+/// order, so that it ends with the first one that shows the mistake.
+#[test]
+fn the_seeds_of_the_mutation_search_find_nothing() {
+    for seed in 1..=SEARCH_SEEDS {
+        check_seed(seed, run);
+        check_seed(seed, run_with_failures);
+        if seed <= SEARCH_STARVE_SEEDS {
+            check_seed(seed, starve);
+        }
     }
 }
 
 #[test]
 fn the_same_seed_gives_the_same_events() {
     let events = || {
-        let clients = Simulation::new(7, Planted::default()).run_to_end();
+        let clients = Simulation::new(7).run_to_end();
         clients.into_iter().map(|client| client.events).collect::<Vec<_>>()
     };
     assert_eq!(events(), events());
 }
 
-/// The simulation is worth nothing if it never gets where mistakes are made.
+/// Counts the rare events that the other tests are about; without them these would prove nothing.
 #[test]
 fn every_kind_of_trouble_occurs() {
     let mut prefix = PrefixStats::default();
     let mut stats = ScheduleStats::default();
     for seed in 1..=200 {
-        let mut simulation = Simulation::new(seed, Planted::default());
+        let mut simulation = Simulation::new(seed);
         simulation.crash_odds = 0;
         let (of_caches, of_steps) = simulation.count_to_end();
         prefix.forked += of_caches.forked;
@@ -108,64 +125,25 @@ fn every_kind_of_trouble_occurs() {
     assert!(100 < stats.dropped_tokens, "{stats:?}");
 }
 
-/// The simulation is worth nothing if it would not find mistakes.
-#[test]
-fn every_planted_bug_is_found() {
-    let all = [
-        Bug::CachedToTheEnd,
-        Bug::ExtraTokenTold,
-        Bug::ReadmittedTooEarly,
-        Bug::PendingKeptOnCrash,
-        Bug::IndexKeptOnCrash,
-        Bug::ForgottenDrop,
-        Bug::UncountedFork,
-        Bug::ForkInMemoryJustDropped,
-        Bug::IndexUncomputed,
-        Bug::ForkOfUnplannedRows,
-        Bug::PreviousOfOlderStep,
-        Bug::PromptGrowsOnPreemption,
-        Bug::ScoresSkipped,
-        Bug::ScoresRepeated,
-        Bug::EmbeddedFromCache,
-        Bug::OvertakenForEver,
-        Bug::DecodesStarved,
-        Bug::TurnsByAge,
-        Bug::OldestPreempted,
-        Bug::OneTokenTooMany,
-        Bug::NeverAged,
-        Bug::UnguidedDrawKept,
-        Bug::DiscardedKeptOnCrash,
-        Bug::CacheLeakedOnCancel,
-        Bug::KeptUnderPressure,
-        Bug::AdmittedUnderPressure,
-        Bug::RepetitionIsProgress,
-        Bug::SuspectForEver,
-        Bug::SuspectsTogether,
-        Bug::NamedTooEarly,
-    ];
-    for bug in all {
-        let planted = Planted { bug: Some(bug) };
-        let found = (1..=3000).find(|seed| {
-            let fails = |run: &dyn Fn()| std::panic::catch_unwind(AssertUnwindSafe(run)).is_err();
-            fails(&|| run(*seed, planted))
-                || fails(&|| run_with_failures(*seed, planted))
-                || (*seed <= 60 && fails(&|| starve(*seed, planted)))
-        });
-        let seed = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
-        eprintln!("{bug:?} is found by seed {seed}");
+/// Runs `check` with a seed. If it fails, names the seed, which the failed assertion need not do.
+pub(crate) fn check_seed(seed: u64, check: impl Fn(u64)) {
+    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| check(seed)));
+    if let Err(panic) = outcome {
+        eprintln!("failing seed: {seed}");
+        std::panic::resume_unwind(panic);
     }
 }
 
-/// One workload to its end, every request compared with the same request alone.
-fn run(seed: u64, planted: Planted) {
-    let heard = Simulation::new(seed, planted).run_to_end();
+/// Runs one workload to its end and compares every request with the same request alone.
+fn run(seed: u64) {
+    let heard = Simulation::new(seed).run_to_end();
     check(seed, &heard);
 }
 
-/// Runs with external crashes, also in bursts, and in most runs with a request that makes the ranks
-/// fail.
-fn run_with_failures(seed: u64, planted: Planted) {
-    let mut simulation = Simulation::new(seed, planted);
+/// Like [`run`], with external crashes, also in bursts, and in most runs with a request that makes the
+/// ranks fail.
+fn run_with_failures(seed: u64) {
+    let mut simulation = Simulation::new(seed);
     simulation.crash_odds = [6, 15, 60][simulation.rng.below(3)];
     simulation.poison = (simulation.rng.below(4) != 0).then(|| {
         let client = simulation.rng.below(NUM_REQUESTS);
@@ -187,7 +165,7 @@ fn check(seed: u64, heard: &[Client]) {
     }
 }
 
-/// What a request did and heard.
+/// A request and the events it received.
 #[derive(Debug)]
 struct Client {
     request: Request,
@@ -219,13 +197,13 @@ struct Simulation {
     granule_tokens: usize,
     capacity_granules: usize,
     lookahead: bool,
-    /// Of those that decode: one has its turn while the others are computed.
+    /// Number of groups of decoding sequences that alternate in a pipeline.
     num_groups: usize,
-    /// Steps in a row in which a sequence could have decoded and had no turn.
+    /// Number of steps in a row in which a sequence could have decoded but had no row.
     passed_over: HashMap<CacheId, usize>,
     ranks: FakeCaches,
     model: NextToken,
-    /// Answers of the ranks that have not reached the coordinator; `None` is the end of the ranks.
+    /// Outputs that have not reached the scheduler; `None` is a failure of the ranks.
     outputs: VecDeque<Option<StepOutput>>,
     /// The request that makes ranks fail, if there is one.
     poison: Option<Poison>,
@@ -233,21 +211,22 @@ struct Simulation {
     /// in flight.
     met_alone: HashMap<RequestId, usize>,
     clients: Vec<Client>,
-    /// Prompts begin with one of these.
+    /// Common beginnings of prompts.
     openings: Vec<Vec<TokenId>>,
-    /// One step in so many crashes; 0 is never.
+    /// Inverse probability of a crash per step; 0 is never.
     crash_odds: usize,
-    /// Crashes left; a crash undoes a prompt's progress, so without end they could take for ever.
+    /// Number of crashes left. A crash undoes the progress of a prompt, so endless crashes could make a
+    /// run endless.
     num_crashes_left: usize,
     cancel_odds: usize,
-    /// One step in so many other programs take or give back memory; 0 is never.
+    /// Inverse probability per step that the memory pressure changes; 0 is never.
     pressure_odds: usize,
     pressure: PressureTier,
     num_steps: usize,
 }
 
 impl Simulation {
-    fn new(seed: u64, planted: Planted) -> Simulation {
+    fn new(seed: u64) -> Simulation {
         let mut rng = Rng::new(seed);
         let granule_tokens = 1 + rng.below(5);
         // Even the longest sequence fits alone; often little more does.
@@ -266,7 +245,7 @@ impl Simulation {
         let openings = (0..3).map(|_| random_tokens(&mut rng, 14)).collect();
         Simulation {
             seed,
-            scheduler: Scheduler::with_planted(limits, planted),
+            scheduler: Scheduler::new(limits),
             granule_tokens,
             capacity_granules: limits.capacity_granules,
             num_groups: if limits.lookahead { limits.num_stages } else { 1 },
@@ -323,7 +302,7 @@ impl Simulation {
             }
             self.turn();
         }
-        // Whatever is still in flight, and given back, reaches the ranks.
+        // The steps in flight are still committed, and the last drops still reach the ranks.
         while !self.scheduler.is_idle() {
             self.turn();
         }
@@ -331,7 +310,7 @@ impl Simulation {
         assert_eq!(self.scheduler.used_and_kept_granules().0, 0, "seed {}", self.seed);
     }
 
-    /// Plans or takes an answer in, whichever chance has first.
+    /// Plans a step or commits an output, at random.
     fn turn(&mut self) {
         self.num_steps += 1;
         assert!(self.num_steps < 20_000, "seed {}: requests never end", self.seed);
@@ -354,7 +333,7 @@ impl Simulation {
         }
     }
 
-    /// Other programs take or give back memory: kept caches go, and whoever comes first stays.
+    /// Changes the memory pressure, and checks that it preempts only the least important sequences.
     fn press(&mut self) {
         use PressureTier::{Critical, Normal, Warn};
         let before = self.scheduler.running_caches();
@@ -366,7 +345,7 @@ impl Simulation {
         assert_eq!(after, before[..num_left], "seed {}: {:?}", self.seed, self.pressure);
     }
 
-    /// While memory is short nothing is kept, and nobody is admitted beside another.
+    /// Checks that under pressure no cache is kept, and no sequence is admitted beside another.
     fn check_pressure(&self, num_running_before: usize) {
         if self.pressure == PressureTier::Normal {
             return;
@@ -401,8 +380,8 @@ impl Simulation {
         true
     }
 
-    /// Who comes first by importance and age is never preempted, and no prompt holds up a sequence that
-    /// decodes. In a pipeline it has its turn before all others had two.
+    /// Checks that the most important and oldest sequence is never preempted, and that no prompt holds
+    /// up a decoding sequence. In a pipeline, this one has a turn before all others have had two.
     fn check_fairness(&mut self, before: &[(CacheId, bool)], plan: &StepPlan) {
         let after = self.scheduler.running_caches();
         let runs = |wanted: CacheId| after.iter().any(|(cache, _)| *cache == wanted);
@@ -431,7 +410,7 @@ impl Simulation {
         }
     }
 
-    /// Whether executing this plan makes the ranks fail.
+    /// Returns true if executing this plan makes the ranks fail.
     fn is_poisoned(&self, plan: &StepPlan) -> bool {
         let Some(Poison { client, position, .. }) = self.poison else { return false };
         let cache = self.scheduler.cache_of(RequestId(client as u64));
@@ -493,8 +472,8 @@ impl Simulation {
         self.listen();
     }
 
-    /// The ranks come back with other memory, because machines left or came back. What no longer fits
-    /// is given up; everybody else notices nothing.
+    /// Restarts the ranks with other memory, because machines left or came back. Requests that no
+    /// longer fit are given up; all others are unaffected.
     fn plan_anew(&mut self) {
         let room =
             [CONTEXT_TOKENS as usize / 2, CONTEXT_TOKENS as usize, 60, 400][self.rng.below(4)];
@@ -517,7 +496,7 @@ impl Simulation {
         self.clients[idx].is_cancelled |= was_open;
     }
 
-    /// One request, or the same one several times, as `n` choices are.
+    /// Submits one request, or several that differ only in their seeds, as `n` choices do.
     fn submit_some(&mut self, most: usize) {
         let options = self.random_options();
         let num_choices = if self.rng.below(6) == 0 { 1 + self.rng.below(4) } else { 1 };
@@ -584,7 +563,7 @@ impl Simulation {
         }
     }
 
-    /// The next turn of a conversation, a known opening, or something new.
+    /// Returns the next turn of a conversation, a common beginning with a new end, or a new prompt.
     fn random_prompt(&mut self) -> Vec<TokenId> {
         let mut prompt = match self.rng.below(4) {
             0 if !self.clients.is_empty() => {
@@ -604,11 +583,11 @@ impl Simulation {
     }
 }
 
-/// A long request among short ones, and a short one among long ones, that never cease and may be more
-/// important. Each has to end within a bounded number of steps.
-fn starve(seed: u64, planted: Planted) {
+/// Runs a long request among short ones, or a short one among long ones. The others never cease and
+/// may be more important. The single request has to end within a bounded number of steps.
+fn starve(seed: u64) {
     const STEPS_MAX: usize = 1500;
-    let mut simulation = Simulation::new(seed, planted);
+    let mut simulation = Simulation::new(seed);
     (simulation.crash_odds, simulation.cancel_odds) = (0, 0);
     let rng = &mut simulation.rng;
     let is_long = rng.below(2) == 0;
@@ -649,7 +628,8 @@ fn starve(seed: u64, planted: Planted) {
     panic!("seed {seed}: a request waits for ever");
 }
 
-/// What `request` must hear: a loop so simple that it is its own specification.
+/// Returns the events that `request` must receive. The loop is so simple that it is its own
+/// specification.
 fn generate_alone(request: &Request, mut guide: Option<RandomGuide>) -> Vec<Event> {
     let mut model = overflowing_model(VOCAB_SIZE);
     let mut tokens = request.prompt().to_vec();
@@ -721,7 +701,8 @@ fn guide_failed(mut events: Vec<Event>, completion_tokens: u32) -> Vec<Event> {
     events
 }
 
-/// The events without what may differ: how much of the prompt was cached.
+/// Returns the events without what may differ: the numbers of cached tokens and of preemptions, and
+/// the message of a failed guide.
 fn normalised(request: &Request, events: &[Event], context: &str) -> Vec<Event> {
     let mut found = None;
     let normalise = |event: &Event| match event {

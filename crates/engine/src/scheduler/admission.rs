@@ -1,10 +1,9 @@
-//! Who runs: preemption when memory is short, admission when there is room. Whose turn it is says
-//! [`Turns`](super::turns::Turns).
+//! Decides which sequences run: admits waiting ones while there is memory, and preempts running ones
+//! when memory is short. [`Turns`](super::turns::Turns) gives the order of admission.
 //!
-//! A running sequence is promised the memory for every position it can compute as things stand, so
-//! whoever is admitted can compute its whole prompt, and only the growth of outputs preempts.
-
-use std::cmp::Reverse;
+//! A running sequence is promised memory for every position that it can compute with the tokens
+//! known now. An admitted sequence can therefore compute its whole prompt, and only growing outputs
+//! cause preemption.
 
 use jackalope_protocol::{Fork, PressureTier, StepPlan};
 
@@ -12,7 +11,6 @@ use super::Scheduler;
 use super::sequence::Sequence;
 use crate::RequestId;
 use crate::caches::Start;
-use crate::planted::Bug;
 
 pub(super) enum Admission {
     Admitted,
@@ -21,12 +19,12 @@ pub(super) enum Admission {
     NoRoom,
 }
 
-/// While memory is short, one part in so many of the usual number of sequences runs side by side.
+/// Divisor of the maximum number of running sequences while the memory pressure is `Warn`.
 const WARN_RUNNING_PART: usize = 4;
 
 impl Scheduler {
-    /// Sends the least important back, of these the youngest, until all that run fit; returns the
-    /// granules promised to these.
+    /// Preempts sequences, the least important and youngest first, until the remaining ones fit.
+    /// Returns the number of granules promised to these.
     pub(super) fn preempt_for_memory(&mut self) -> usize {
         let mut promised = self.promised_to_all();
         while self.caches.capacity_granules() < promised {
@@ -36,7 +34,7 @@ impl Scheduler {
         promised
     }
 
-    /// Sends the least important of those that run back to wait.
+    /// Preempts the least important running sequence.
     pub(super) fn preempt_one(&mut self) {
         let mut sequence = self.running.remove(self.least_important());
         self.release(&sequence);
@@ -46,53 +44,48 @@ impl Scheduler {
         self.wait(sequence);
     }
 
-    /// Which running sequence is preempted next. The one that comes first by importance and age never
-    /// is, so somebody always gets on.
+    /// Returns the index of the running sequence to preempt next. The most important and oldest one
+    /// is never preempted, so some sequence always makes progress.
     fn least_important(&self) -> usize {
         let key = |idx: &usize| (self.running[*idx].importance(), self.running[*idx].id);
         let all = 0..self.running.len();
-        let idx = match self.planted.has(Bug::OldestPreempted) {
-            true => all.max_by_key(|idx| Reverse(key(idx))),
-            false => all.max_by_key(key),
-        };
-        idx.expect("who alone runs fits")
+        all.max_by_key(key).expect("who alone runs fits")
     }
 
-    /// Number of granules that all running sequences can need for what is computable now.
+    /// Returns the number of granules promised to all running sequences.
     pub(super) fn promised_to_all(&self) -> usize {
         (0..self.running.len()).map(|idx| self.promised(idx)).sum()
     }
 
-    /// Granules for all that a running sequence can compute.
+    /// Returns the number of granules for all positions that a running sequence can compute now.
     fn promised(&self, idx: usize) -> usize {
         let sequence = &self.running[idx];
         let cache = sequence.cache.expect("a running sequence has a cache");
         self.caches.granules_with(cache, sequence.num_computable())
     }
 
-    /// Lets waiting sequences run, in the order of their turns, while the step has tokens left for
-    /// them. Only those whose prefix is being computed by another are passed over.
+    /// Admits waiting sequences in the order of [`Turns`](super::turns::Turns) while the step has
+    /// tokens left for them. Skips only suspects and sequences whose prefix another one is computing.
     pub(super) fn admit(&mut self, mut promised: usize, plan: &mut StepPlan) {
         let lookahead = self.limits.lookahead;
         let mut num_tokens: usize = self.running.iter().map(|it| it.num_wanted(lookahead)).sum();
         if !self.has_room_for_another(num_tokens) {
             return;
         }
-        let order = self.turns.order(&self.waiting, self.planted);
+        let order = self.turns.order(&self.waiting);
         let mut order = order.into_iter();
-        // The oldest one that was due and could not go.
+        // The last sequence that was tried because it was due.
         let mut tried = None;
         while self.has_room_for_another(num_tokens) {
             let due = self.oldest_due().filter(|due| tried != Some(*due));
             tried = due.or(tried);
             let Some(id) = due.or_else(|| order.next()) else { return };
             let Ok(idx) = self.waiting.binary_search_by_key(&id, |it| it.id) else { continue };
-            if self.is_isolated(&self.waiting[idx]) {
+            if self.waiting[idx].suspicion.is_suspect() {
                 continue;
             }
             match self.admit_one(idx, &mut promised, &mut num_tokens, plan) {
                 Admission::Admitted | Admission::Waits => {}
-                Admission::NoRoom if self.planted.has(Bug::OvertakenForEver) => {}
                 Admission::NoRoom => return,
             }
         }
@@ -104,19 +97,18 @@ impl Scheduler {
             && num_tokens < self.limits.step_tokens
     }
 
-    /// Sequences that may run side by side as things stand.
+    /// Returns the maximum number of running sequences under the current memory pressure.
     pub(super) fn running_max(&self) -> usize {
         match self.pressure {
-            _ if self.planted.has(Bug::AdmittedUnderPressure) => self.limits.running_max,
             PressureTier::Normal => self.limits.running_max,
             PressureTier::Warn => (self.limits.running_max / WARN_RUNNING_PART).max(1),
             PressureTier::Critical => 1,
         }
     }
 
-    /// The oldest sequence that waits, if others were admitted before it for long enough.
+    /// Returns the oldest waiting sequence if it was passed over so often that it goes next.
     fn oldest_due(&self) -> Option<RequestId> {
-        let is_due = self.turns.is_oldest_due(self.planted);
+        let is_due = self.turns.is_oldest_due();
         self.waiting.front().filter(|_| is_due).map(|oldest| oldest.id)
     }
 
@@ -128,8 +120,8 @@ impl Scheduler {
         plan: &mut StepPlan,
     ) -> Admission {
         let sequence = &self.waiting[idx];
-        // What was under way when it was preempted has to arrive first.
-        if 0 < sequence.num_awaited && !self.planted.has(Bug::ReadmittedTooEarly) {
+        // Outputs that were in flight when it was preempted have to arrive first.
+        if 0 < sequence.num_awaited {
             return Admission::NoRoom;
         }
         let num_computable = sequence.num_computable();
@@ -137,7 +129,7 @@ impl Scheduler {
         if free < self.caches.granules(num_computable) {
             return Admission::NoRoom;
         }
-        let num_reusable = sequence.num_reusable(self.planted);
+        let num_reusable = sequence.num_reusable();
         let scope = sequence.request.cache_scope();
         let start = self.caches.find(scope, &sequence.tokens, num_reusable);
         if start == Start::Wait {

@@ -1,4 +1,4 @@
-//! The guide of a sequence, and what it says of the next token.
+//! The guide of a sequence, and its constraint on the next token.
 
 use jackalope_protocol::TokenId;
 
@@ -7,7 +7,7 @@ use crate::guide::{Allowed, Guide, GuideError, TokenMask};
 use crate::guide_pool::{Answer, GuidePool, Question};
 use crate::{Event, FinishReason, RequestId};
 
-/// A guide with its last word.
+/// A guide with its last answer.
 #[derive(Debug)]
 pub(super) struct Guided {
     /// Gone while it is being asked.
@@ -17,7 +17,7 @@ pub(super) struct Guided {
     /// What the request allows besides.
     bound: Option<TokenMask>,
     next: Next,
-    /// Nobody has acted on `next` yet.
+    /// The scheduler has not acted on `next` yet.
     is_news: bool,
     /// The token under way was planned as one that does not end the output.
     planned_not_end: bool,
@@ -25,7 +25,7 @@ pub(super) struct Guided {
     is_slow: bool,
 }
 
-/// What the guide says of the token after all that are known.
+/// The guide's answer about the token after the last known one.
 #[derive(Debug, PartialEq)]
 pub(super) enum Next {
     /// It has not been asked.
@@ -55,7 +55,7 @@ impl Guided {
         }
     }
 
-    /// What it said last.
+    /// Returns the guide's last answer.
     pub(super) fn next(&self) -> &Next {
         &self.next
     }
@@ -70,7 +70,7 @@ impl Guided {
         !matches!(self.next, Next::All | Next::NotEnd)
     }
 
-    /// A token is planned by what it said last.
+    /// Records that a token is planned according to the last answer.
     pub(super) fn note_planned(&mut self) {
         self.planned_not_end = self.next == Next::NotEnd;
     }
@@ -175,20 +175,21 @@ impl Scheduler {
         self.follow_guides();
     }
 
-    /// Ends what guides end, and throws away draws that were planned as if anything were allowed.
+    /// Ends the sequences that guides end, and discards tokens that were planned without a constraint
+    /// that now holds.
     fn follow_guides(&mut self) {
         let mut over: Vec<RequestId> = Vec::new();
         for sequence in self.running.iter_mut().chain(&mut self.waiting) {
             let Some(guided) = sequence.guided.as_mut().filter(|it| it.is_news) else { continue };
             guided.is_news = false;
             if guided.is_awaited() {
-                sequence.discard_pending(self.planted);
+                sequence.discard_pending();
                 continue;
             }
             match guided.next() {
                 Next::End | Next::Failed(_) => over.push(sequence.id),
                 _ if guided.keeps_planned() => {}
-                _ => sequence.discard_pending(self.planted),
+                _ => sequence.discard_pending(),
             }
         }
         over.sort_unstable();

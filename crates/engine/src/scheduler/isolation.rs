@@ -1,7 +1,7 @@
 //! Identifies the request that makes ranks fail.
 //!
-//! Ranks die for many reasons, and every request that was being computed shares the loss. A failure
-//! therefore counts for each request that had rows in flight, until the request makes progress: it
+//! Ranks fail for many reasons, and a failure interrupts every request that was being computed. It
+//! therefore counts for each request with rows in flight, until the request makes progress: it
 //! gets one more token, or a position of it is computed for the first time. The count of a request
 //! is thus the number of failures in a row without progress of its own.
 //!
@@ -25,7 +25,6 @@ use super::Scheduler;
 use super::admission::Admission;
 use super::sequence::Sequence;
 use crate::RequestId;
-use crate::planted::{Bug, Planted};
 
 /// Failures in a row after which a request becomes a suspect and is computed alone.
 const SUSPECT_FAILURES: u32 = 2;
@@ -34,7 +33,7 @@ const SUSPECT_FAILURES: u32 = 2;
 /// be external losses that hit it by chance.
 const ALONE_FAILURES: usize = 3;
 
-/// Control steps that have to complete before each of these.
+/// Number of control steps that have to complete before each of these failures counts.
 const CONTROL_STEPS: [u32; ALONE_FAILURES] = [1, 8, 32];
 
 /// Failures in a row for which a request is ended if nothing else was in flight in the last one,
@@ -46,29 +45,27 @@ const LONE_FAILURES: u32 = 8;
 pub(crate) struct Suspicion {
     /// Failures in a row without progress.
     num_failures: u32,
-    /// How many of them happened with nothing else in flight, after control steps.
+    /// Number of these failures with nothing else in flight, after control steps.
     num_alone: usize,
     /// Whether nothing else was in flight in the last failure.
     was_alone: bool,
-    /// Number of positions computed so far, at most.
+    /// Maximum number of positions that were ever computed.
     computed_max: usize,
 }
 
 impl Suspicion {
     /// Records that the positions below `end` have been computed.
-    pub(super) fn note_computed(&mut self, end: usize, planted: Planted) {
-        let is_progress = self.computed_max < end || planted.has(Bug::RepetitionIsProgress);
+    pub(super) fn note_computed(&mut self, end: usize) {
+        let is_progress = self.computed_max < end;
         self.computed_max = self.computed_max.max(end);
         if is_progress {
-            self.note_progress(planted);
+            self.note_progress();
         }
     }
 
     /// Records progress: a further position or token.
-    pub(super) fn note_progress(&mut self, planted: Planted) {
-        if !planted.has(Bug::SuspectForEver) {
-            (self.num_failures, self.num_alone) = (0, 0);
-        }
+    pub(super) fn note_progress(&mut self) {
+        (self.num_failures, self.num_alone) = (0, 0);
     }
 
     fn note_failure(&mut self, is_alone: bool, num_control: u32) {
@@ -78,23 +75,18 @@ impl Suspicion {
         self.was_alone = is_alone;
     }
 
-    /// Control steps that have to complete before this suspect is computed.
+    /// Returns the number of control steps that have to complete before this suspect is computed.
     fn control_steps(&self) -> u32 {
         CONTROL_STEPS[self.num_alone.min(ALONE_FAILURES - 1)]
     }
 
+    /// Returns true if the request may be computed only alone.
     pub(super) fn is_suspect(&self) -> bool {
         SUSPECT_FAILURES <= self.num_failures
     }
 
-    fn is_poisonous(&self, planted: Planted) -> bool {
-        if planted.has(Bug::SuspectsTogether) {
-            return SUSPECT_FAILURES < self.num_failures;
-        }
-        let named_too_early = planted.has(Bug::NamedTooEarly) && self.was_alone;
-        ALONE_FAILURES <= self.num_alone
-            || (LONE_FAILURES <= self.num_failures && self.was_alone)
-            || (SUSPECT_FAILURES < self.num_failures && named_too_early)
+    fn is_poisonous(&self) -> bool {
+        ALONE_FAILURES <= self.num_alone || (LONE_FAILURES <= self.num_failures && self.was_alone)
     }
 }
 
@@ -114,38 +106,33 @@ impl Scheduler {
             }
         }
         self.ranks_restarted();
-        let planted = self.planted;
-        let is_poisonous = |it: &Sequence| it.suspicion.is_poisonous(planted);
+        let is_poisonous = |it: &Sequence| it.suspicion.is_poisonous();
         let poisonous: Vec<RequestId> =
             self.waiting.iter().filter(|it| is_poisonous(it)).map(|it| it.id).collect();
         self.waiting.retain(|it| !is_poisonous(it));
         poisonous
     }
 
-    /// The suspect to compute alone next, if there is one.
+    /// Returns the suspect to compute alone next, if there is one.
     pub(super) fn suspect(&self) -> Option<RequestId> {
         let all = self.waiting.iter().chain(&self.running);
-        let suspects = all.filter(|it| self.is_isolated(it));
+        let suspects = all.filter(|it| it.suspicion.is_suspect());
         suspects.min_by_key(|it| (it.suspicion.num_failures, it.id)).map(|it| it.id)
     }
 
-    /// True while a request is computed alone or not at all.
-    pub(super) fn is_isolated(&self, sequence: &Sequence) -> bool {
-        sequence.suspicion.is_suspect() && !self.planted.has(Bug::SuspectsTogether)
-    }
-
-    /// True if control steps are still needed before this suspect, and there are requests for them.
+    /// Returns true if this suspect needs more control steps before it, and there are requests for
+    /// them.
     pub(super) fn needs_control(&self, suspect: RequestId) -> bool {
         let suspect = self.waiting.iter().find(|it| it.id == suspect);
         let wanted = suspect.map_or(0, |it| it.suspicion.control_steps());
         let mut all = self.waiting.iter().chain(&self.running);
-        self.num_control < wanted && all.any(|it| !self.is_isolated(it))
+        self.num_control < wanted && all.any(|it| !it.suspicion.is_suspect())
     }
 
     /// Counts a completed step as a control step if no suspect had rows in it.
     pub(super) fn note_control(&mut self, rows: &[(RequestId, usize)]) {
         let is_suspect = |sequence: &Sequence| {
-            self.is_isolated(sequence) && rows.iter().any(|(id, _)| *id == sequence.id)
+            sequence.suspicion.is_suspect() && rows.iter().any(|(id, _)| *id == sequence.id)
         };
         let has_suspect = self.waiting.iter().chain(&self.running).any(is_suspect);
         if !has_suspect && !rows.is_empty() {
@@ -153,7 +140,7 @@ impl Scheduler {
         }
     }
 
-    /// True if rows of other requests are in flight.
+    /// Returns true if rows of other requests are in flight.
     pub(super) fn computes_others(&self, id: RequestId) -> bool {
         self.in_flight.iter().flat_map(|it| &it.rows).any(|(other, _)| *other != id)
     }
@@ -179,7 +166,7 @@ impl Scheduler {
         }
     }
 
-    /// Number of tokens for each running sequence in a step of a suspect alone.
+    /// Returns the number of tokens for each running sequence in a step with only this suspect.
     pub(super) fn share_of_suspect(&self, id: RequestId) -> Vec<usize> {
         let share = |it: &Sequence| match it.id == id {
             true => it.num_wanted(self.limits.lookahead).min(self.limits.step_tokens),

@@ -1,18 +1,19 @@
-//! Who computes how much in a step.
+//! Divides the tokens of a step among the running sequences.
 
 use super::Scheduler;
-use crate::planted::Bug;
 
 impl Scheduler {
-    /// Tokens of this step for each running sequence. One token for every sequence that decodes and has
-    /// its turn, then the prompts: the oldest has most of the rest, the shortest follow.
+    /// Returns the number of tokens of this step for each running sequence: one for each decoding
+    /// sequence whose turn it is; of the rest, the oldest prompt gets most, and the shortest prompts
+    /// follow.
     pub(super) fn share_out(&self) -> Vec<usize> {
         let lookahead = self.limits.lookahead;
         let wanted: Vec<usize> = self.running.iter().map(|it| it.num_wanted(lookahead)).collect();
         let mut shares = vec![0; wanted.len()];
         let (mut prompts, decoding): (Vec<usize>, Vec<usize>) =
             (0..wanted.len()).partition(|idx| 1 < wanted[*idx]);
-        // Who decodes waits as long for its turn as it would for a whole step.
+        // All groups together take as long as one step of the full size, so a decoding sequence waits
+        // no longer for its turn.
         let num_turns = if decoding.is_empty() { 1 } else { self.num_groups() };
         let mut budget = self.limits.step_tokens.div_ceil(num_turns);
         let mut give = |idx: usize, most: usize, budget: &mut usize| {
@@ -20,9 +21,6 @@ impl Scheduler {
             shares[idx] += num_tokens;
             *budget -= num_tokens;
         };
-        if self.planted.has(Bug::DecodesStarved) {
-            prompts.iter().for_each(|idx| give(*idx, usize::MAX, &mut budget));
-        }
         self.take_turns(decoding).into_iter().for_each(|idx| give(idx, 1, &mut budget));
         if let Some(oldest) = prompts.first().copied() {
             let most = (budget * 3 / 4).max(1);
@@ -37,15 +35,15 @@ impl Scheduler {
         shares
     }
 
-    /// Groups of those that decode: one of them is in each step.
+    /// Returns the number of groups of decoding sequences; each step takes one group.
     fn num_groups(&self) -> usize {
         if self.limits.lookahead { self.limits.num_stages } else { 1 }
     }
 
-    /// Those that decode in this step, of all that do. Ranks that compute one after the other would
-    /// wait for each other if everybody had one row in each step: with two of them one half of the
-    /// sequences is on the first while the other half is on the second. Who was in a step longest ago
-    /// comes first, and nobody who waits for a token that is under way comes before others.
+    /// Selects the decoding sequences that have a row in this step. If every sequence had a row in
+    /// every step, pipeline stages would wait for each other; with two stages, one half of the
+    /// sequences is on the first while the other half is on the second. Sequences whose last row is
+    /// longest ago come first. One that waits for a token in flight is selected only if all do.
     fn take_turns(&self, mut decoding: Vec<usize>) -> Vec<usize> {
         if self.num_groups() == 1 {
             return decoding;
@@ -56,9 +54,7 @@ impl Scheduler {
         if decoding.iter().any(is_known) {
             decoding.retain(is_known);
         }
-        if !self.planted.has(Bug::TurnsByAge) {
-            decoding.sort_by_key(|idx| self.running[*idx].last_step);
-        }
+        decoding.sort_by_key(|idx| self.running[*idx].last_step);
         decoding.truncate(most);
         decoding
     }
@@ -120,7 +116,7 @@ mod tests {
         scheduler.commit(ranks.execute(&first, &mut model)).unwrap();
         let third = scheduler.plan().unwrap();
         assert_eq!(caches(&third), both[0], "nobody who waits for its token has a turn");
-        // A prompt must not make the others wait longer, though they have every second step alone.
+        // A prompt gets only its part of the step, so the decoding sequences do not wait longer.
         scheduler.commit(ranks.execute(&second, &mut model)).unwrap();
         scheduler.submit(RequestId(5), request(100));
         let fourth = scheduler.plan().unwrap();
