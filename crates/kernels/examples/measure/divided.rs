@@ -9,12 +9,28 @@ use jackalope_kernels::{
 use super::cases::{filled, num_copies};
 use super::{Report, Work};
 
-/// Output and input features of the last MLP product of Qwen3 0.6B.
+/// Output features.
 const OUT: usize = 1024;
-const INPUT: usize = 3072;
 
-/// Columns per term in that product.
-const CHUNK: usize = 256;
+/// Input features, and columns that are never divided.
+#[derive(Clone, Copy)]
+struct Shape {
+    input: usize,
+    chunk: usize,
+}
+
+/// The last MLP product of Qwen3 0.6B.
+const SMALL: Shape = Shape { input: 3072, chunk: 256 };
+
+/// A part of the one of Qwen3 4B and of larger models.
+const LARGE: Shape = Shape { input: 6144, chunk: 512 };
+
+/// One product, computed with copies of its matrix in turn, so that they come from memory.
+struct Run {
+    shape: Shape,
+    tokens: usize,
+    copies: usize,
+}
 
 /// Numbers of tokens.
 const TOKENS: [usize; 3] = [1, 8, 512];
@@ -28,26 +44,36 @@ pub(super) fn measure_all(report: &mut Report<'_>) {
         (QuantMode::Nvfp4, 4, 16),
         (QuantMode::Mxfp8, 8, 32),
     ] {
-        measure_quantized(report, QuantFormat { mode, bits, group_size });
+        for shape in [SMALL, LARGE] {
+            measure_quantized(report, QuantFormat { mode, bits, group_size }, shape);
+        }
     }
-    for tokens in TOKENS {
-        let copies = num_copies(OUT * INPUT * 2, tokens * OUT * INPUT, tokens);
-        let weights = filled(copies * OUT * INPUT, |idx| bf16::from_f32((idx % 255) as f32));
-        let matrix = |copy: usize| {
-            let values = Elements::Bf16(&weights[copy * OUT * INPUT..][..OUT * INPUT]);
-            Matrix::Dense(DenseMatrix { out: OUT, input: INPUT, values })
-        };
-        measure_both(report, "bf16", (tokens, copies), matrix);
+    for shape in [SMALL, LARGE] {
+        measure_plain(report, shape);
     }
 }
 
-fn measure_quantized(report: &mut Report<'_>, format: QuantFormat) {
+fn measure_plain(report: &mut Report<'_>, shape: Shape) {
+    let Shape { input, .. } = shape;
+    for tokens in TOKENS {
+        let copies = num_copies(OUT * input * 2, tokens * OUT * input, tokens);
+        let weights = filled(copies * OUT * input, |idx| bf16::from_f32((idx % 255) as f32));
+        let matrix = |copy: usize| {
+            let values = Elements::Bf16(&weights[copy * OUT * input..][..OUT * input]);
+            Matrix::Dense(DenseMatrix { out: OUT, input, values })
+        };
+        measure_both(report, "bf16", Run { shape, tokens, copies }, matrix);
+    }
+}
+
+fn measure_quantized(report: &mut Report<'_>, format: QuantFormat, shape: Shape) {
+    let Shape { input, .. } = shape;
     let QuantFormat { mode, bits, group_size } = format;
     let name = format!("{}-{bits} group {group_size}", format!("{mode:?}").to_lowercase());
     let (num_words, num_groups) =
-        (OUT * format.words_per_row(INPUT), OUT * format.groups_per_row(INPUT));
+        (OUT * format.words_per_row(input), OUT * format.groups_per_row(input));
     for tokens in TOKENS {
-        let copies = num_copies(num_words * 4, tokens * OUT * INPUT, tokens);
+        let copies = num_copies(num_words * 4, tokens * OUT * input, tokens);
         let words = filled(copies * num_words, |idx| {
             (idx as u32).wrapping_mul(2_654_435_761).rotate_left(9) & 0x3f3f_3f3f
         });
@@ -63,28 +89,29 @@ fn measure_quantized(report: &mut Report<'_>, format: QuantFormat) {
                 _ => (Scales::Bytes(&codes[groups]), None),
             };
             let words = &words[copy * num_words..][..num_words];
-            let matrix = QuantMatrix { format, out: OUT, input: INPUT, words, scales, biases };
+            let matrix = QuantMatrix { format, out: OUT, input, words, scales, biases };
             Matrix::Quantized(matrix)
         };
-        measure_both(report, &name, (tokens, copies), matrix);
+        measure_both(report, &name, Run { shape, tokens, copies }, matrix);
     }
 }
 
 fn measure_both<'a>(
     report: &mut Report<'_>,
     name: &str,
-    (tokens, copies): (usize, usize),
+    run: Run,
     matrix: impl Fn(usize) -> Matrix<'a>,
 ) {
-    let name = format!("{name}, down, {tokens} tokens");
+    let Run { shape: Shape { input, chunk }, tokens, copies } = run;
+    let name = format!("{name}, {input} in {chunk}s, {tokens} tokens");
     if !report.wants(&format!("{name}, divided")) {
         return;
     }
-    let x = filled(tokens * INPUT, |idx| bf16::from_f32((idx % 251) as f32 - 125.0));
+    let x = filled(tokens * input, |idx| bf16::from_f32((idx % 251) as f32 - 125.0));
     let x = Elements::Bf16(&x);
     let mut plain = vec![0.0_f32; tokens * OUT];
     let mut sums = vec![0.0_f64; tokens * OUT];
-    let work = Work { bytes: 0, macs: copies * tokens * OUT * INPUT, is_whole: true };
+    let work = Work { bytes: 0, macs: copies * tokens * OUT * input, is_whole: true };
     // Alternating, so that other load on the machine affects both equally.
     for _ in 0..3 {
         report.measure(&format!("{name}, whole"), work, |threads| {
@@ -95,7 +122,7 @@ fn measure_both<'a>(
         });
         report.measure(&format!("{name}, divided"), work, |threads| {
             for copy in 0..copies {
-                divisible_matmul(x, &matrix(copy), CHUNK, &mut sums, threads);
+                divisible_matmul(x, &matrix(copy), chunk, &mut sums, threads);
             }
         });
     }
