@@ -71,6 +71,7 @@ pub(crate) fn router(state: ServerState) -> Router {
         ("Embedding", post(tokens::embedding)),
         ("TokenizeString", post(tokens::tokenize)),
         ("Detokenize", post(tokens::detokenize)),
+        ("ModelMetadata", post(tokens::metadata)),
     ];
     let add = |router: Router<ServerState>, (call, handler)| {
         router.route(&format!("{SERVICE}{call}"), handler)

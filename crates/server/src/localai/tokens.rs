@@ -1,4 +1,4 @@
-//! `Embedding`, `TokenizeString` and `Detokenize`.
+//! `Embedding`, `TokenizeString`, `Detokenize` and `ModelMetadata`.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -10,8 +10,8 @@ use super::format::count;
 use super::frames::{answer, read};
 use super::predict::conversation;
 use super::wire::{
-    DetokenizeRequest, DetokenizeResponse, EmbeddingLayout, EmbeddingResult, PredictOptions,
-    TokenizationResponse,
+    DetokenizeRequest, DetokenizeResponse, EmbeddingLayout, EmbeddingResult, Message,
+    ModelMetadataResponse, ModelOptions, PredictOptions, TokenizationResponse,
 };
 use super::{NAMES, open_meant};
 use crate::ServerState;
@@ -113,4 +113,33 @@ pub(super) async fn detokenize(
         Ok(serving.text().tokenizer.decode(&tokens, false))
     };
     Ok(answer(&DetokenizeResponse { content: serving.prepare(text).await? }))
+}
+
+/// `ModelMetadata`: whether the model marks its reasoning, and what its template makes of a short
+/// conversation, from which LocalAI sees how an answer begins.
+pub(super) async fn metadata(
+    State(state): State<ServerState>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let answered = async {
+        let options: ModelOptions = read(request, state.limits()).await?;
+        let (serving, _) = open_meant(&state, &options.model).await?;
+        let supports_thinking = serving.text().tokenizer.has_thinking();
+        let has_template = serving.text().template.is_some();
+        let rendered = move |serving: &Serving| {
+            if has_template { rendered_greeting(serving) } else { Ok(String::new()) }
+        };
+        let rendered_template = serving.prepare(rendered).await?;
+        Ok(answer(&ModelMetadataResponse { supports_thinking, rendered_template }))
+    };
+    answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
+}
+
+/// A user's greeting as the template renders it, with the beginning of the answer.
+fn rendered_greeting(serving: &Serving) -> Result<String, ApiError> {
+    let greeting =
+        Message { role: "user".to_owned(), content: "Hello".to_owned(), ..Message::default() };
+    let options = PredictOptions { messages: vec![greeting], ..PredictOptions::default() };
+    let tokens = conversation(&options, serving.state().limits())?.encode(serving)?;
+    Ok(serving.text().tokenizer.decode(&tokens, false))
 }

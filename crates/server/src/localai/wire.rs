@@ -234,6 +234,17 @@ pub(super) struct DetokenizeResponse {
     pub(super) content: String,
 }
 
+/// `ModelMetadataResponse`, without the markers of tool calls: LocalAI asks for those where it has to
+/// parse calls itself, and here they arrive parsed.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct ModelMetadataResponse {
+    #[prost(bool, tag = "1")]
+    pub(super) supports_thinking: bool,
+    /// A short conversation as the model's template renders it; empty without a template.
+    #[prost(string, tag = "2")]
+    pub(super) rendered_template: String,
+}
+
 /// `StatusResponse`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct StatusResponse {

@@ -17,8 +17,8 @@ use tower::ServiceExt;
 
 use crate::support::{MODEL, Setup};
 use wire::{
-    Ask, Embedded, Load, Metrics, Outcome, Reply, Said, State, Text, Tokens, TokensAlone, ask,
-    framed, percent_decoded, unframed,
+    Ask, Embedded, Load, Metadata, Metrics, Outcome, Reply, Said, State, Text, Tokens, TokensAlone,
+    ask, framed, percent_decoded, unframed,
 };
 
 /// gRPC's codes.
@@ -328,7 +328,7 @@ async fn what_cannot_be_done_is_refused_by_name() {
             assert!(found == code && message.contains(told), "{call} {found} {message:?}");
         }
     }
-    for call in ["GenerateImage", "TTS", "Rerank", "ModelMetadata", "Dance"] {
+    for call in ["GenerateImage", "TTS", "Rerank", "Dance"] {
         let (code, message) = refused(state, call, &ask()).await;
         assert_eq!(code, UNIMPLEMENTED);
         assert!(message.starts_with(&format!("{call} is not what this backend does")), "{message}");
@@ -487,6 +487,11 @@ async fn embeddings_and_tokens_are_those_of_http() {
     let back = TokensAlone { tokens: tokens.tokens };
     let back: Text = one(state, "Detokenize", &back).await;
     assert_eq!(back.content, "Hello world");
+    let about: Metadata = one(state, "ModelMetadata", &Load::default()).await;
+    let rendered = TokensAlone { tokens: of_chat.tokens };
+    let rendered: Text = one(state, "Detokenize", &rendered).await;
+    assert_eq!(about.rendered_template, rendered.content);
+    assert!(about.rendered_template.contains("Hello") && !about.supports_thinking);
     for token in [-1, 1 << 30] {
         let (code, _) = refused(state, "Detokenize", &TokensAlone { tokens: vec![token] }).await;
         assert_eq!(code, INVALID_ARGUMENT);

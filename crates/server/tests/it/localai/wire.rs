@@ -171,6 +171,15 @@ pub(crate) struct Text {
     pub(crate) content: String,
 }
 
+/// `ModelMetadataResponse`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Metadata {
+    #[prost(bool, tag = "1")]
+    pub(crate) supports_thinking: bool,
+    #[prost(string, tag = "2")]
+    pub(crate) rendered_template: String,
+}
+
 /// `StatusResponse`.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct State {
