@@ -11,6 +11,7 @@
 
 use std::fmt;
 use std::num::NonZero;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -56,11 +57,20 @@ pub(crate) struct Answer {
 }
 
 impl Question {
+    /// Asks the guide. A guide that panics ends its request, and nothing else.
     pub(crate) fn ask(mut self) -> Answer {
         let begin = Instant::now();
         let mut mask = TokenMask::all(self.vocab_size);
-        let accepted = self.tokens.iter().try_for_each(|token| self.guide.accept(*token));
-        let allowed = accepted.and_then(|()| self.guide.allowed(&mut mask));
+        let (tokens, guide) = (&self.tokens, &mut self.guide);
+        let asked = catch_unwind(AssertUnwindSafe(|| {
+            tokens.iter().try_for_each(|token| guide.accept(*token))?;
+            guide.allowed(&mut mask)
+        }));
+        // The request ends with this error, so the guide that panicked is not asked again.
+        let allowed = asked.unwrap_or_else(|_| {
+            let message = "the checker of the requested structure failed; this is a bug".to_owned();
+            Err(GuideError { message })
+        });
         let is_slow = self.is_slow || SLOW < begin.elapsed();
         Answer { id: self.id, guide: self.guide, allowed, mask, is_slow }
     }

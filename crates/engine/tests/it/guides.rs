@@ -94,3 +94,48 @@ fn a_request_can_be_left_while_its_guide_is_asked() {
     let after = fixture.handle.submit(counting(&fixture, &gate, 0)).unwrap();
     assert_eq!(read_all(after).0.len(), 20);
 }
+
+/// Panics when it is asked for the fourth token.
+#[derive(Clone, Debug, Default)]
+struct Panicking {
+    num_tokens: u32,
+}
+
+impl Guide for Panicking {
+    fn allowed(&mut self, mask: &mut TokenMask) -> Result<Allowed, GuideError> {
+        assert!(self.num_tokens < 3, "on purpose");
+        *mask = TokenMask::only(&[self.num_tokens], mask.vocab_size());
+        Ok(Allowed::Masked)
+    }
+
+    fn accept(&mut self, _token: TokenId) -> Result<(), GuideError> {
+        self.num_tokens += 1;
+        Ok(())
+    }
+
+    fn clone_boxed(&self) -> Box<dyn Guide> {
+        Box::new(self.clone())
+    }
+}
+
+#[test]
+fn a_guide_that_panics_ends_its_own_request_alone() {
+    let fixture = start(EngineConfig::default(), paced(Duration::from_millis(1)));
+    let limits = fixture.handle.status().limits.unwrap();
+    let plain = fixture.submit(seeded(vec![9; 30], 40, 1)).unwrap();
+    // More of them than there are threads.
+    for _ in 0..40 {
+        let request = Request::new(seeded(vec![1, 2, 3], 20, 7), &limits).unwrap();
+        let request = request.with_guide(Box::new(Panicking::default()));
+        let mut generation = fixture.handle.submit(request).unwrap();
+        let message = loop {
+            match generation.next_blocking() {
+                Some(Event::GuideFailed { message, completion_tokens: 3 }) => break message,
+                Some(Event::GuideFailed { .. } | Event::Finished { .. }) | None => panic!(),
+                Some(_) => {}
+            }
+        };
+        assert!(message.contains("this is a bug"), "{message}");
+    }
+    assert_eq!(read_all(plain).0.len(), 40);
+}
