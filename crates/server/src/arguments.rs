@@ -1,13 +1,15 @@
-//! The arguments of a tool call as an object, for the protocols that write them so.
+//! Converts the arguments of a tool call to an object, for protocols that send them as one.
 //!
-//! Of arguments that were cut short the object has what is there: whole members, and the beginning of a text.
+//! From arguments that were cut off, the object contains the complete members and the beginning of
+//! a string.
 
 use serde_json::{Map, Value};
 
-/// What holds arguments that are no JSON object, so that nothing the model wrote is lost.
+/// Name of the member that holds arguments which are not a JSON object, so that nothing the model
+/// wrote is lost.
 const NO_OBJECT: &str = "arguments";
 
-/// The arguments that the model wrote, as an object.
+/// Converts the arguments that the model wrote to an object.
 pub(crate) fn arguments_object(arguments: &str) -> Map<String, Value> {
     if arguments.trim().is_empty() {
         return Map::new();
@@ -18,20 +20,21 @@ pub(crate) fn arguments_object(arguments: &str) -> Map<String, Value> {
         .unwrap_or_else(|| Map::from_iter([(NO_OBJECT.to_owned(), arguments.into())]))
 }
 
-/// Deeper JSON is not completed.
+/// Maximum depth of JSON that is completed.
 const DEPTH_MAX: usize = 100;
 
-/// The most bytes of an escape that can be missing its end, as in `\ud83e\udd8`.
+/// Maximum length in bytes of an incomplete escape sequence, as in `\ud83e\udd8`.
 const ESCAPE_BYTES_MAX: usize = 12;
 
 /// JSON whose end is missing.
 #[derive(Debug)]
 struct Prefix<'a> {
     json: &'a str,
-    /// What closes the brackets that are open.
+    /// The characters that close the open brackets.
     closers: String,
     is_in_string: bool,
-    /// Where the last value is certainly over, and what closes the brackets that are open there.
+    /// The offset after the last value that is certainly complete, and the closing characters
+    /// there.
     certain: (usize, String),
 }
 
@@ -70,7 +73,7 @@ impl<'a> Prefix<'a> {
         Some(prefix)
     }
 
-    /// The object as far as it is there.
+    /// Parses as much of the object as is present.
     fn object(&self) -> Option<Map<String, Value>> {
         let Prefix { json, closers, .. } = self;
         if self.is_in_string {
@@ -81,7 +84,7 @@ impl<'a> Prefix<'a> {
                 return Some(object);
             }
         }
-        // A number may go on, but a bracket that was closed is.
+        // A number may be incomplete, but a closed bracket or string is complete.
         let is_closed = json.trim_end().ends_with(['}', ']', '"']);
         let all = is_closed.then(|| serde_json::from_str(&format!("{json}{closers}")).ok());
         let (end, closers) = &self.certain;

@@ -1,7 +1,7 @@
-//! Who may ask: API keys, kept hashed and compared in constant time, and what each may ask for.
+//! Authentication: API keys, stored hashed and compared in constant time, and the rights of each.
 //!
-//! Keys come from the command line and from a file, which is read again when it changes. A key's
-//! name appears in logs, records and metrics; the key itself nowhere.
+//! Keys come from the command line and from a file, which is reloaded when it changes. A key's name
+//! appears in logs, records and metrics; the key itself never does.
 
 mod key_file;
 mod quota;
@@ -24,19 +24,19 @@ use quota::{KeyLimits, Quota, Reached};
 pub use key_file::KeyFileError;
 pub(crate) use quota::Pass;
 
-/// Paths that are answered without a key, so that a supervisor needs none, and a browser can show
-/// the page that asks for one. They reveal no more than whether the server is up, and the API's
-/// description, which is the same everywhere.
+/// Paths that need no key, so that a supervisor works without one, and a browser can show the page
+/// that asks for one. They reveal only whether the server is up, and the API's description, which
+/// is the same everywhere.
 const OPEN_PATHS: [&str; 6] =
     ["/", "/dashboard", "/docs", "/health/live", "/health/ready", "/openapi.json"];
 const OPEN_PREFIX: &str = "/docs/";
 
-/// Paths, and what they begin with, that are for administrators: what touches everybody's requests
-/// or models, or tells of them.
+/// Paths and path prefixes that need an administrator's key, because they show or affect
+/// everybody's requests or models.
 const ADMIN_PATHS: [&str; 2] = ["/errors", "/requests"];
 const ADMIN_PREFIXES: [&str; 2] = ["/requests/", "/v1/requests/"];
 
-/// The same, where something is changed.
+/// Paths that need an administrator's key for methods that change something.
 const ADMIN_CHANGES: [&str; 8] = [
     "/model/load",
     "/model/unload",
@@ -48,13 +48,13 @@ const ADMIN_CHANGES: [&str; 8] = [
     "/api/copy",
 ];
 
-/// How often the file of keys is looked at, at most.
+/// Minimum time between two checks of the key file.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Headers that a key may stand in by itself.
+/// Headers whose whole value may be a key.
 const KEY_HEADERS: [&str; 2] = ["x-api-key", "xi-api-key"];
 
-/// Somebody who has a key.
+/// The holder of a key.
 #[derive(Debug)]
 pub(crate) struct Holder {
     name: String,
@@ -62,13 +62,13 @@ pub(crate) struct Holder {
     /// Lower values are handled earlier.
     priority: i32,
     is_admin: bool,
-    /// Tells holders apart, for as long as the server runs.
+    /// Number of the holder, unique as long as the server runs.
     tenant: u32,
     cache_group: Option<String>,
     quota: Arc<Quota>,
 }
 
-/// Who shares computed prefixes.
+/// A group of requests that share cached prefixes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CacheGroup<'a> {
     /// The requests of one key, by its name.
@@ -82,7 +82,7 @@ impl Holder {
         &self.name
     }
 
-    /// The number by which the engine knows whose requests are whose.
+    /// The number by which the engine distinguishes holders.
     pub(crate) fn tenant(&self) -> u32 {
         self.tenant
     }
@@ -91,7 +91,7 @@ impl Holder {
         self.is_admin
     }
 
-    /// The group of keys that start from each other's computed prefixes; a key by itself is one.
+    /// The group of keys that share cached prefixes; a key without a group shares only with itself.
     pub(crate) fn cache_group(&self) -> CacheGroup<'_> {
         match &self.cache_group {
             Some(group) => CacheGroup::Named(group),
@@ -103,7 +103,7 @@ impl Holder {
         self.priority
     }
 
-    /// Takes one request out of the key's limits.
+    /// Counts one request against the key's limits.
     pub(crate) fn take(&self) -> Result<Pass, ApiError> {
         self.quota.take(&self.limits, Instant::now()).map_err(|reached| {
             let Reached { what, limit, retry_after } = reached;
@@ -111,34 +111,34 @@ impl Holder {
         })
     }
 
-    /// Takes tokens out of the key's limits.
+    /// Counts tokens against the key's limits.
     pub(crate) fn used_tokens(&self, tokens: u32) {
         self.quota.used_tokens(&self.limits, tokens, Instant::now());
     }
 
-    /// Tells what is left of the key's limits.
+    /// Adds headers with what is left of the key's limits.
     pub(crate) fn tell_limits(&self, headers: &mut HeaderMap) {
         self.quota.tell(&self.limits, Instant::now(), headers);
     }
 }
 
-/// The keys that are accepted; with none, everybody is served.
+/// The keys that are accepted; without any, no key is required.
 #[derive(Clone, Default)]
 pub struct ApiKeys {
     ring: Arc<Mutex<Ring>>,
-    /// Whether a file is looked at; an empty one serves nobody, not everybody.
+    /// Whether keys come from a file; an empty file then serves nobody instead of everybody.
     has_file: bool,
 }
 
 #[derive(Default)]
 struct Ring {
-    /// Given once and for all.
+    /// Keys given at the start.
     fixed: Vec<FileKey>,
-    /// As the file was read last.
+    /// Keys of the file when it was last read.
     from_file: Vec<FileKey>,
     file: Option<WatchedFile>,
     keys: Vec<([u8; 32], Arc<Holder>)>,
-    /// Every name there ever was, by tenant, with what was used under it.
+    /// Every name that was ever used, indexed by tenant, with its quota.
     tenants: Vec<(String, Arc<Quota>)>,
 }
 
@@ -155,14 +155,13 @@ impl fmt::Debug for ApiKeys {
 }
 
 impl ApiKeys {
-    /// Accepts these keys, which are called `key-1`, `key-2`, … White space around a key does not
-    /// belong to it; empty keys are dropped.
+    /// Accepts these keys, named `key-1`, `key-2`, … White space around a key is removed; empty
+    /// keys are dropped.
     pub fn new<K: AsRef<str>>(keys: impl IntoIterator<Item = K>) -> ApiKeys {
         ApiKeys::default().with_fixed(keys, "key", false)
     }
 
-    /// Accepts these keys too, for everything that administrators may do. They are called `admin-1`,
-    /// `admin-2`, …
+    /// Also accepts these keys, with administrator rights. They are named `admin-1`, `admin-2`, …
     #[must_use]
     pub fn with_admins<K: AsRef<str>>(self, keys: impl IntoIterator<Item = K>) -> ApiKeys {
         self.with_fixed(keys, "admin", true)
@@ -175,11 +174,11 @@ impl ApiKeys {
         if self.is_empty() { self } else { self.with_fixed([key], "operator", true) }
     }
 
-    /// Accepts the keys of a file too, as it is from time to time.
+    /// Also accepts the keys of a file, which is reloaded when it changes.
     ///
     /// # Errors
-    /// If the file is not what it has to be. One that breaks later is warned of, and the keys that
-    /// were read last stay.
+    /// Returns an error if the file cannot be read or is not a valid key file. If the file becomes
+    /// invalid later, a warning is logged and the keys that were read last stay valid.
     pub fn with_file(mut self, path: &Path) -> Result<ApiKeys, KeyFileError> {
         let stamp = Stamp::of(path);
         let keys = key_file::read(path)?;
@@ -213,7 +212,8 @@ impl ApiKeys {
         });
         {
             let mut ring = self.lock();
-            // An administrator's key that is also anybody's is an administrator's.
+            // New keys go first, so that a key that is also an administrator's has administrator
+            // rights.
             ring.fixed.splice(..0, keys);
             ring.rebuild();
         }
@@ -224,12 +224,13 @@ impl ApiKeys {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if everybody is served.
+    /// Returns true if no key is required.
     pub fn is_empty(&self) -> bool {
         !self.has_file && self.lock().keys.is_empty()
     }
 
-    /// Compares with every key and all of its bytes, whatever the first of them says.
+    /// Finds the holder of a key. Always compares with every key and all of its bytes, so that the
+    /// time reveals nothing.
     fn holder_of(&self, key: &str) -> Option<Arc<Holder>> {
         let digest: [u8; 32] = Sha256::digest(key.as_bytes()).into();
         let mut ring = self.lock();
@@ -245,7 +246,7 @@ impl ApiKeys {
         found.map(Arc::clone)
     }
 
-    /// Lets a request pass, or says what it lacks. Tells who asks, where keys are asked for.
+    /// Authorises a request and returns the holder of its key; none where no key is required.
     pub(crate) fn check(
         &self,
         method: &Method,
@@ -266,7 +267,7 @@ impl ApiKeys {
 }
 
 impl Ring {
-    /// Reads the file again if it is another one than the last time.
+    /// Reloads the file if it has changed since the last time.
     fn look_again(&mut self) {
         let Some(file) = &mut self.file else { return };
         if file.looked.elapsed() < LOOK_INTERVAL {
@@ -288,7 +289,7 @@ impl Ring {
         }
     }
 
-    /// Takes the fixed keys and those of the file. Whoever was there before keeps what they used.
+    /// Combines the fixed keys and those of the file. Names that existed before keep their quota.
     fn rebuild(&mut self) {
         let all: Vec<FileKey> = self.fixed.iter().chain(&self.from_file).cloned().collect();
         self.keys = all
@@ -317,7 +318,7 @@ impl Ring {
     }
 }
 
-/// Whether a request takes an administrator's key, where keys are asked for.
+/// Returns whether a request needs an administrator's key, where keys are required.
 fn is_for_admins(method: &Method, path: &str) -> bool {
     let is_change = !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
     ADMIN_PATHS.contains(&path)
@@ -325,13 +326,13 @@ fn is_for_admins(method: &Method, path: &str) -> bool {
         || (is_change && ADMIN_CHANGES.contains(&path))
 }
 
-/// Whether a request is one that counts against the limits of a key.
+/// Returns whether a request counts against the limits of its key.
 pub(crate) fn is_limited<B>(request: &Request<B>) -> bool {
     let (method, path) = (request.method(), request.uri().path());
     *method == Method::POST && !is_for_admins(method, path)
 }
 
-/// The key of `Authorization: Bearer …`, or of a header of its own.
+/// The key in `Authorization: Bearer …`, or in a header of its own.
 fn presented_key(headers: &HeaderMap) -> Option<&str> {
     let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let bearer = bearer

@@ -1,4 +1,4 @@
-//! From the bytes of a request to a wire type, with an error that says where it went wrong.
+//! Reads a request's body and parses it to a wire type, with errors that say where it is wrong.
 
 use axum::body::{Body, Bytes};
 use axum::extract::Path;
@@ -14,10 +14,10 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::limits::ServerLimits;
 
-/// The whole body of a request that says it carries JSON.
+/// Reads the whole body of a request that declares JSON.
 ///
-/// The content type is insisted on: it keeps a web page, which may send text to any address
-/// without asking, from using a server on the visitor's own machine.
+/// The content type is required, because it keeps web pages, which may send plain text to any
+/// address, from using a server on the visitor's own machine.
 pub(crate) async fn read_json_body(
     request: Request<Body>,
     limits: &ServerLimits,
@@ -41,7 +41,7 @@ pub(crate) async fn read_unlabelled_json_body(
     read_bytes(request, limits).await
 }
 
-/// True for a request from a program, not a browser, that does not declare a content type.
+/// Returns whether a request comes from a program, not a browser, and declares no content type.
 fn is_unlabelled(headers: &HeaderMap) -> bool {
     /// The default content type of curl's `-d`.
     const CURL: &[u8] = b"application/x-www-form-urlencoded";
@@ -51,7 +51,7 @@ fn is_unlabelled(headers: &HeaderMap) -> bool {
         && !headers.keys().any(is_of_browser)
 }
 
-/// The whole body of a request, whatever it is.
+/// Reads the whole body of a request, with any content type.
 pub(crate) async fn read_bytes(
     request: Request<Body>,
     limits: &ServerLimits,
@@ -62,7 +62,7 @@ pub(crate) async fn read_bytes(
     tokio::time::timeout(timeout, reading).await.unwrap_or(Err(ApiError::BodyLate { timeout }))
 }
 
-/// Refuses compressed bodies: how long they are is not known before they are unpacked.
+/// Rejects compressed bodies, whose length is unknown before they are decompressed.
 fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
     let found = headers.get(CONTENT_ENCODING).map(|it| String::from_utf8_lossy(it.as_bytes()));
     match found {
@@ -89,7 +89,7 @@ async fn read_body(request: Request<Body>, limits: &ServerLimits) -> Result<Byte
     let asks_first = request.headers().contains_key(EXPECT);
     let mut frames = request.into_body().into_data_stream();
     let too_long = announced.is_some_and(|announced| announced > limit_bytes as u64);
-    // A client that waits for leave to send has sent nothing yet.
+    // A client that waits for `100 Continue` has not sent anything yet.
     if too_long && asks_first {
         return Err(ApiError::BodyTooLarge { limit_bytes, found_bytes: announced });
     }
@@ -118,8 +118,8 @@ fn announced_bytes(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// Which model a request is for, by its own word. Everything else depends on it, so this is read
-/// first; the body is an object if this succeeds.
+/// The model that the body names. Everything else depends on the model, so this is parsed first;
+/// the body is a JSON object if this succeeds.
 pub(crate) fn model_of(body: &[u8]) -> Result<Option<String>, ApiError> {
     #[derive(Deserialize)]
     struct Model {
@@ -129,12 +129,13 @@ pub(crate) fn model_of(body: &[u8]) -> Result<Option<String>, ApiError> {
     Ok(parse::<Model>(body)?.model)
 }
 
-/// What stands in the path's place for a name. One that is not UTF-8 is no name of ours.
+/// The name in a path. A name that is not UTF-8 becomes one that matches nothing.
 pub(crate) fn name_in_path(name: Result<Path<String>, PathRejection>) -> String {
     name.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(name)| name)
 }
 
-/// Checks that the body is a JSON object. The wire types' own readers would take a list as well.
+/// Checks that the body is a JSON object. The wire types' own deserializers would also accept a
+/// list.
 fn check_object(body: &[u8]) -> Result<(), ApiError> {
     parse::<IgnoredAny>(body)?;
     match body.trim_ascii_start().first() {
@@ -146,7 +147,7 @@ fn check_object(body: &[u8]) -> Result<(), ApiError> {
     }
 }
 
-/// Reads a wire type. Fields that it does not have are passed over.
+/// Parses a wire type. Unknown fields are ignored.
 pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let text =
         std::str::from_utf8(body).map_err(|err| ApiError::NotUtf8 { offset: err.valid_up_to() })?;
@@ -159,7 +160,7 @@ pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     Ok(value)
 }
 
-/// What the JSON reader calls things, and what people call them.
+/// Phrases of the JSON parser, and their replacements in plain words.
 const WORDS: [(&str, &str); 10] = [
     ("expected u32", "expected an integer from 0 to 4294967295"),
     ("expected i64", "expected an integer"),
@@ -173,13 +174,13 @@ const WORDS: [(&str, &str); 10] = [
     ("unknown variant", "unknown value"),
 ];
 
-/// The key that occurs twice in an object, if that is what is wrong.
+/// The path of a key that occurs twice in an object, if that is the error.
 fn duplicate(path: &str, reason: &str) -> Option<String> {
     let name = reason.strip_prefix("duplicate field `")?.strip_suffix('`')?;
     Some(if path == "." { name.to_owned() } else { format!("{path}.{name}") })
 }
 
-/// Replaces the names of our types, which mean nothing to clients.
+/// Replaces the names of Rust types, which mean nothing to clients.
 fn without_type_names(reason: &str) -> String {
     let Some((before, after)) = reason.split_once("expected struct ") else {
         return reason.to_owned();
@@ -188,7 +189,7 @@ fn without_type_names(reason: &str) -> String {
     format!("{before}expected an object{}", after.trim_start_matches(is_name))
 }
 
-/// What is wrong with a value, in people's words.
+/// The reason of a parser error, in plain words.
 pub(crate) fn reason_of(err: &serde_json::Error) -> String {
     let full = err.to_string();
     let place = format!(" at line {} column {}", err.line(), err.column());

@@ -1,7 +1,7 @@
-//! On whose behalf something is done: the name of the HTTP request, and the key that it came with.
+//! The caller on whose behalf code runs: the HTTP request's name, and the key that it came with.
 //!
-//! It stands beside the request rather than in every handler's arguments: whatever runs within a
-//! request, on its task or on a worker for it, finds it with [`Caller::current`].
+//! The caller is task-local instead of an argument of every handler: code that runs within a
+//! request, on its task or on a worker for it, gets it with [`Caller::current`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,22 +16,22 @@ tokio::task_local! {
     static CURRENT: Caller;
 }
 
-/// What is known of a request before its body is read.
+/// The properties of a request that are known before its body is read.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
-    /// What the request is called in logs and answers.
+    /// Name of the request in logs and answers.
     pub(crate) request_id: Arc<str>,
-    /// What is asked for, in one word: `chat`, `completions`, …
+    /// Kind of the request in one word: `chat`, `completions`, …
     pub(crate) kind: &'static str,
-    /// Whose key it came with; none where everybody is served.
+    /// Holder of the key; none where no keys are required.
     pub(crate) holder: Option<Arc<Holder>>,
     /// The client's span that the request belongs to.
     pub(crate) trace_parent: Option<TraceParent>,
-    /// Size of the request's body, once it is read.
+    /// Size of the request's body in bytes, once it has been read.
     pub(crate) body_bytes: Arc<AtomicUsize>,
 }
 
-/// Paths on which something is computed, and what that is called.
+/// Paths of requests that compute something, with their kinds.
 const KINDS: [(&str, &str); 13] = [
     ("/v1/chat/completions", "chat"),
     ("/v1/completions", "completions"),
@@ -48,13 +48,13 @@ const KINDS: [(&str, &str); 13] = [
     ("/backend.Backend/Embedding", "embeddings"),
 ];
 
-/// What a request on this path is called.
+/// The kind of a request on this path.
 pub(crate) fn kind_of(path: &str) -> &'static str {
     KINDS.iter().find(|(known, _)| *known == path).map_or("other", |(_, kind)| kind)
 }
 
 impl Caller {
-    /// On whose behalf this code runs; nobody's outside of a request.
+    /// The caller on whose behalf this code runs; an anonymous one outside of a request.
     pub(crate) fn current() -> Caller {
         CURRENT.try_with(Clone::clone).unwrap_or_else(|_| Caller {
             request_id: Arc::from(""),
@@ -70,30 +70,30 @@ impl Caller {
         CURRENT.scope(self, work).await
     }
 
-    /// As [`Caller::scope`], for work that does not wait.
+    /// Like [`Caller::scope`], for synchronous work.
     pub(crate) fn scope_blocking<T>(self, work: impl FnOnce() -> T) -> T {
         CURRENT.sync_scope(self, work)
     }
 
-    /// By what the engine tells whose requests are whose: each key's holder takes turns with others.
+    /// The caller's tenant in the engine, which admits requests of different tenants in turn.
     pub(crate) fn tenant(&self) -> Option<TenantId> {
         self.holder.as_ref().map(|holder| TenantId(holder.tenant()))
     }
 
-    /// The priority of a request that wishes for one: never a better one than the key's own.
+    /// The priority of a request that asks for `wished`: never better than the key's own.
     pub(crate) fn priority(&self, wished: Option<i32>) -> i32 {
         let own = self.holder.as_ref().map_or(0, |holder| holder.priority());
         wished.map_or(own, |wished| wished.max(own))
     }
 
-    /// Whether the caller may see what the holder of a key with this name does: its own holder, an
-    /// administrator, or anybody where no keys are asked for.
+    /// Returns whether the caller may see what the holder of the key `key_name` does: that holder,
+    /// an administrator, or anyone where no keys are required.
     pub(crate) fn sees(&self, key_name: Option<&str>) -> bool {
         self.holder.as_ref().is_none_or(|it| it.is_admin() || key_name == Some(it.name()))
     }
 
-    /// Whose computed prefixes the request may start from: those of the same key, or the same group
-    /// of keys, with the same salt. Without keys and salts, those of everybody.
+    /// The scope of cached prefixes that the request may use: those of the same key, or the same
+    /// group of keys, with the same salt. Requests without key and salt share one scope.
     pub(crate) fn cache_scope(&self, salt: Option<&str>) -> CacheScope {
         let (kind, group) = match self.holder.as_ref().map(|holder| holder.cache_group()) {
             None if salt.is_none() => return CacheScope::default(),
@@ -110,12 +110,12 @@ impl Caller {
         CacheScope(u128::from_le_bytes(*first))
     }
 
-    /// Size of the request's body; 0 before it is read.
+    /// Size of the request's body in bytes; 0 before it is read.
     pub(crate) fn body_bytes(&self) -> usize {
         self.body_bytes.load(Ordering::Relaxed)
     }
 
-    /// Notes the size of the request's body.
+    /// Records the size of the request's body.
     pub(crate) fn set_body_bytes(&self, num_bytes: usize) {
         self.body_bytes.store(num_bytes, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! One vector of each text, for every protocol that has embeddings.
+//! Computes embeddings, for every protocol that has them.
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use jackalope_engine::{EngineHandle, Event, Request, RequestOptions};
@@ -10,24 +10,24 @@ use crate::error::ApiError;
 use crate::journal::{Opening, Recorder};
 use crate::registry::Serving;
 
-/// What the vectors shall be like.
+/// Parameters of an embedding.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Embedding {
-    /// How the states of a text's tokens become one.
+    /// How the states of a text's tokens become one vector.
     pub(crate) pooling: Pooling,
-    /// Whether they have the length 1.
+    /// Whether vectors are scaled to length 1.
     pub(crate) normalized: bool,
-    /// Only so many numbers of each vector, if set.
+    /// Number of leading elements of each vector to keep; all if absent.
     pub(crate) dimensions: Option<u32>,
-    /// The field that the texts came in.
+    /// Name of the request field that the texts came in.
     pub(crate) param: &'static str,
 }
 
-/// The vectors of some texts, in their order. They are computed side by side, so many at once that
-/// there is room in the engine's queue for others.
+/// Computes the embeddings of texts, in the same order. They are computed concurrently, but at most
+/// `embeddings_at_once`, so that other requests find room in the engine's queue.
 ///
 /// # Errors
-/// A text is impossible, which is known before any is computed; or the engine gave up.
+/// Returns an error if a text is invalid, before any is computed, or if the engine fails.
 pub(crate) async fn vectors(
     serving: &Serving,
     texts: Vec<Vec<TokenId>>,
@@ -77,7 +77,7 @@ pub(crate) async fn vectors(
     result
 }
 
-/// Refuses more numbers than the model's states have.
+/// Rejects more dimensions than the model's states have.
 fn check_dimensions(serving: &Serving, wish: Embedding) -> Result<(), ApiError> {
     let Some(dimensions) = wish.dimensions else { return Ok(()) };
     let ranks = serving.engine().status().ranks;
@@ -120,7 +120,7 @@ async fn vector(
     Err(ApiError::ShuttingDown)
 }
 
-/// The part of a vector that is wanted, with the length that is wanted.
+/// Truncates and scales a vector as requested.
 fn shaped(mut vector: Vec<f32>, wish: Embedding) -> Vec<f32> {
     if let Some(dimensions) = wish.dimensions {
         vector.truncate(dimensions as usize);

@@ -1,10 +1,10 @@
-//! Questions to an engine's thread, which has a deadline for each answer.
+//! Requests to an engine's thread, with a deadline for each answer.
 
 use std::time::Duration;
 
 use crate::error::ApiError;
 
-/// Time after which an engine's thread that does not answer counts as hung.
+/// Time after which an engine's thread that has not answered is considered hung.
 pub(crate) const ENGINE_ANSWERS: Duration = Duration::from_secs(2);
 
 /// Waits for the answer of an engine's thread.

@@ -1,7 +1,7 @@
-//! Everything that can be answered instead of what was asked for, and how it looks on the wire.
+//! All errors that clients can receive, and their form in each API.
 //!
-//! The body is the OpenAI error object, which names the parameter, beside a top-level `detail` for
-//! clients of the older servers:
+//! The body is OpenAI's error object, which names the parameter, and a top-level `detail` for
+//! clients of older servers:
 //!
 //! ```json
 //! {"error": {"message": "…", "type": "invalid_request_error", "param": "top_p", "code": null},
@@ -26,25 +26,25 @@ use thiserror::Error;
 use crate::localai;
 use crate::models::LoadFailure;
 
-/// The header that every client of Anthropic's API sends.
+/// Header that every client of Anthropic's API sends.
 pub(crate) const ANTHROPIC_VERSION: &str = "anthropic-version";
 
-/// Anthropic's status for a server that has too much to do.
+/// Anthropic's HTTP status for an overloaded server.
 const OVERLOADED: u16 = 529;
 
-/// When to ask again after a failure of the ranks.
+/// Time to retry after, when the ranks have failed.
 const RETRY_RANKS_AFTER: Duration = Duration::from_secs(5);
 
-/// When to ask again after other programs have taken the memory.
+/// Time to retry after, when other programs have taken the memory.
 const RETRY_MEMORY_AFTER: Duration = Duration::from_secs(10);
 
 const FORGOTTEN: &str = "hint: responses are kept in memory, the latest ones only, unless store is \
                          false; send the whole conversation as input";
 
-/// Why a request is not answered with what it asked for.
+/// Reason why a request is refused or fails.
 #[derive(Debug, Error)]
 pub(crate) enum ApiError {
-    // The body as bytes.
+    // Errors in the bytes of the body.
     #[error("the body is too large: {}at most {limit_bytes} bytes are read", found_bytes.map_or(String::new(), |found| format!("{found} bytes were announced, ")))]
     BodyTooLarge { limit_bytes: usize, found_bytes: Option<u64> },
     #[error("the body did not arrive within {} seconds", timeout.as_secs())]
@@ -69,7 +69,7 @@ pub(crate) enum ApiError {
     #[error("the body is not JSON: {reason} at line {line}, column {column}")]
     BrokenJson { reason: String, line: usize, column: usize },
 
-    // Fields of the body.
+    // Errors in the fields of the body.
     #[error("{param}: {reason}")]
     WrongType { param: String, reason: String },
     #[error("{param} is required")]
@@ -118,7 +118,7 @@ pub(crate) enum ApiError {
     #[error("{source}")]
     Text { param: String, source: TextError },
 
-    // What the request is addressed to.
+    // Errors in the target of the request.
     #[error("the model {found} does not exist\nhint: this server serves {served}")]
     UnknownModel { found: String, served: String },
     #[error("the response {id} is not known\n{FORGOTTEN}")]
@@ -131,7 +131,7 @@ pub(crate) enum ApiError {
     ModelLoading {
         model: String,
         state: &'static str,
-        /// Bytes of weights in place, and in all.
+        /// Bytes of weights loaded so far, and in total.
         loaded_bytes: Option<(u64, u64)>,
         retry_after: Duration,
     },
@@ -162,7 +162,7 @@ pub(crate) enum ApiError {
     #[error("no request that is being answered is called {found}")]
     UnknownRequest { found: String },
 
-    // The state of the server.
+    // Errors caused by the state of the server.
     #[error("the queue is full: {queued} requests wait, more than {limit} may not")]
     QueueFull { queued: usize, limit: usize, retry_after: Duration },
     #[error("the key {name} has a limit of {limit} {what}, which is reached")]
@@ -222,10 +222,10 @@ fn last_words_line(last_words: &str) -> String {
     }
 }
 
-/// Longest run of characters without a space in a message.
+/// Maximum length of a word in a message, in characters.
 const WORD_CHARS_MAX: usize = 200;
 
-/// Cuts words that are longer than any name should be: what a client has sent.
+/// Cuts words that are longer than any reasonable name; they come from the client.
 pub(crate) fn shortened(text: &str) -> String {
     let mut shortened = String::with_capacity(text.len());
     let mut num_in_word = 0;
@@ -240,13 +240,13 @@ pub(crate) fn shortened(text: &str) -> String {
     shortened
 }
 
-/// How an [`ApiError`] is told to a program.
+/// The machine-readable form of an [`ApiError`].
 struct Wire<'a> {
     status: StatusCode,
     kind: &'static str,
     code: &'static str,
     param: Option<&'a str>,
-    /// Tells the program what to do next.
+    /// Header that says what the client can do next.
     advice: Option<(HeaderName, HeaderValue)>,
 }
 
@@ -255,56 +255,56 @@ impl<'a> Wire<'a> {
         Wire { status, kind, code, param: None, advice: None }
     }
 
-    /// The client is at fault.
+    /// An error of the client.
     fn invalid(status: StatusCode, code: &'static str) -> Wire<'a> {
         Wire::new(status, "invalid_request_error", code)
     }
 
-    /// The body has more bytes than are read.
+    /// The body has more bytes than the server reads.
     fn too_large(code: &'static str) -> Wire<'a> {
         Wire::invalid(StatusCode::PAYLOAD_TOO_LARGE, code)
     }
 
-    /// The body is in a form that is not read.
+    /// The body has a media type or encoding that is not supported.
     fn media(code: &'static str) -> Wire<'a> {
         Wire::invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE, code)
     }
 
-    /// A field is at fault.
+    /// An error in a field.
     fn field(code: &'static str, param: &'a str) -> Wire<'a> {
         Wire { param: Some(param), ..Wire::invalid(StatusCode::BAD_REQUEST, code) }
     }
 
-    /// The server, or the model, is at fault.
+    /// An error of the server or the model.
     fn internal(code: &'static str) -> Wire<'a> {
         Wire::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", code)
     }
 
-    /// There is too much to do.
+    /// Too many requests.
     fn limited(code: &'static str, retry_after: Duration) -> Wire<'a> {
         Wire::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", code)
             .advise(RETRY_AFTER, seconds(retry_after))
     }
 
-    /// The ranks are at fault, and may come back.
+    /// The ranks have failed, and may recover.
     fn unavailable(code: &'static str) -> Wire<'a> {
         Wire::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", code)
             .advise(RETRY_AFTER, seconds(RETRY_RANKS_AFTER))
     }
 
-    /// Other programs have taken the memory, and may give it back.
+    /// Other programs have taken the memory, and may free it.
     fn memory_short() -> Wire<'a> {
         Wire::new(StatusCode::INSUFFICIENT_STORAGE, "server_error", "memory_pressure")
             .advise(RETRY_AFTER, seconds(RETRY_MEMORY_AFTER))
     }
 
-    /// A model is on its way.
+    /// A model is loading.
     fn loading(retry_after: Duration) -> Wire<'a> {
         Wire::new(StatusCode::SERVICE_UNAVAILABLE, "model_loading", "model_loading")
             .advise(RETRY_AFTER, seconds(retry_after))
     }
 
-    /// A model cannot be had, now or at all.
+    /// A model cannot be loaded, at present or at all.
     fn not_loadable(why: &LoadFailure, retry_after: Duration) -> Wire<'a> {
         let (status, code) = match why {
             LoadFailure::Failed(_) => (StatusCode::SERVICE_UNAVAILABLE, "model_load_failed"),
@@ -321,14 +321,14 @@ impl<'a> Wire<'a> {
     }
 }
 
-/// Whole seconds, at least one, as `Retry-After` has them.
+/// Formats a duration for `Retry-After`: whole seconds, at least one.
 pub(crate) fn seconds(duration: Duration) -> HeaderValue {
     let whole = duration.as_millis().div_ceil(1000).max(1);
     HeaderValue::from(u64::try_from(whole).unwrap_or(u64::MAX))
 }
 
 impl ApiError {
-    /// Says that `param` has a value outside of what is `expected`.
+    /// The error for a value of `param` that is not as `expected`.
     pub(crate) fn out_of_range(
         param: impl Into<String>,
         found: &dyn Display,
@@ -341,8 +341,8 @@ impl ApiError {
         }
     }
 
-    /// What the engine says about a request that is impossible. `prompt` is the field that the
-    /// prompt came from.
+    /// Converts the engine's rejection of an invalid request. `prompt` is the name of the field
+    /// that the prompt came from.
     pub(crate) fn from_rejected(rejected: &Rejected, prompt: &'static str) -> ApiError {
         let field = |parameter: &'static str| match parameter {
             "prompt" => prompt,
@@ -377,7 +377,7 @@ impl ApiError {
         }
     }
 
-    /// What the engine says about a request that it does not take.
+    /// Converts the engine's refusal to accept a request.
     pub(crate) fn from_submit(refused: SubmitError, prompt: &'static str) -> ApiError {
         match refused {
             SubmitError::QueueFull { queued, limit, retry_after } => {
@@ -394,7 +394,7 @@ impl ApiError {
         }
     }
 
-    /// What the engine says about a request that it gave up.
+    /// Converts the failure of a request that the engine had accepted.
     pub(crate) fn from_failure(failure: Failure) -> ApiError {
         let Failure { rank, host, phase, message, last_words } = failure;
         match rank {
@@ -405,7 +405,8 @@ impl ApiError {
         }
     }
 
-    /// What the text side says about a prompt that came from the field `prompt`.
+    /// Converts an error of the text processing. `prompt` is the name of the field that the prompt
+    /// came from.
     pub(crate) fn from_text(source: TextError, prompt: &'static str) -> ApiError {
         let param = match &source {
             TextError::NotAnObject { message_idx } => format!("messages[{message_idx}]"),
@@ -426,8 +427,8 @@ impl ApiError {
         ApiError::Text { param, source }
     }
 
-    /// The same error for a protocol that calls fields otherwise: `names` are pairs of our word and
-    /// its own.
+    /// Renames the fields in the error for another protocol: `names` are pairs of the internal name
+    /// and the protocol's own.
     pub(crate) fn renamed(mut self, names: &[(&str, &'static str)]) -> ApiError {
         use ApiError as E;
         match &mut self {
@@ -459,7 +460,7 @@ impl ApiError {
         self
     }
 
-    /// Status, type, code and parameter of every error there is.
+    /// Status, type, code and parameter of the error.
     fn wire(&self) -> Wire<'_> {
         use ApiError as E;
         match self {
@@ -531,22 +532,22 @@ impl ApiError {
         }
     }
 
-    /// The error for people. What a client sent is cut where it is long.
+    /// The error message for people. Long words, which come from the client, are cut.
     pub(crate) fn message(&self) -> String {
         shortened(&self.to_string())
     }
 
-    /// The status of the answer.
+    /// HTTP status of the response.
     pub(crate) fn status(&self) -> StatusCode {
         self.wire().status
     }
 
-    /// The error in one word.
+    /// Machine-readable code of the error.
     pub(crate) fn code(&self) -> &'static str {
         self.wire().code
     }
 
-    /// Whether the moment to ask again, if there is one, was measured where the error was made.
+    /// Returns whether the time to retry after was measured where the error was created.
     pub(crate) fn has_measured_retry(&self) -> bool {
         matches!(
             self,
@@ -556,7 +557,7 @@ impl ApiError {
         )
     }
 
-    /// The body of the answer, and of the last event of a stream that fails.
+    /// The body of the response in OpenAI's form, also used in the last event of a failed stream.
     pub(crate) fn to_json(&self) -> Value {
         let wire = self.wire();
         let message = self.message();
@@ -584,19 +585,19 @@ impl ApiError {
     }
 }
 
-/// Which clients an answer is for: an error has the form that theirs expect.
+/// The API that a client uses, which determines the form of errors.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Dialect {
     OpenAi,
     Anthropic,
     Ollama,
-    /// gRPC, whose errors are no JSON.
+    /// gRPC, whose errors are not JSON.
     LocalAi,
 }
 
 impl Dialect {
-    /// The dialect of a request. The list of models lies where both OpenAI and Anthropic have it;
-    /// clients of the latter send a version.
+    /// The dialect of a request. OpenAI and Anthropic list models at the same path; clients of
+    /// Anthropic's API send a version header.
     pub(crate) fn of(path: &str, headers: &HeaderMap) -> Dialect {
         let is_at = |root: &str| {
             path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -613,7 +614,7 @@ impl Dialect {
         }
     }
 
-    /// The body of an error; what carries no name of the request is told without one.
+    /// The body of an error, with the request's id where the dialect has a field for it.
     pub(crate) fn error_json(self, err: &ApiError, request_id: Option<&str>) -> Value {
         match self {
             Dialect::OpenAi | Dialect::LocalAi => err.to_json(),
@@ -634,7 +635,7 @@ impl Dialect {
 }
 
 impl ApiError {
-    /// Anthropic's status and word for this kind of error.
+    /// Anthropic's status and type for this error.
     fn anthropic_status(&self) -> (StatusCode, &'static str) {
         let status = self.wire().status;
         let is_overloaded =
@@ -657,7 +658,7 @@ impl ApiError {
         (status, kind)
     }
 
-    /// Clients of Ollama look for these very words.
+    /// Clients of Ollama search the message for these exact words.
     fn ollama_message(&self) -> String {
         match self {
             ApiError::UnknownModel { found, served } => {
@@ -668,7 +669,7 @@ impl ApiError {
         }
     }
 
-    /// The answer in the form that the clients of a dialect expect.
+    /// Builds the response in the form of a dialect.
     pub(crate) fn respond(&self, dialect: Dialect, request_id: Option<&str>) -> Response {
         let wire = self.wire();
         let status = match dialect {
@@ -684,8 +685,8 @@ impl ApiError {
     }
 }
 
-/// An error that a handler ended with. Which form it has on the wire is not the handler's to know:
-/// the path decides, where every answer passes.
+/// The error that a handler returned. Its form depends on the path, so it is set in the middleware
+/// that all responses pass through.
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal(pub(crate) Arc<ApiError>);
 

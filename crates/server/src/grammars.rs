@@ -1,4 +1,4 @@
-//! Grammars that were compiled and may be asked for again.
+//! A cache of compiled grammars.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,21 +8,22 @@ use sha2::{Digest, Sha256};
 
 use crate::registry::Model;
 
-/// Grammars that are kept. One takes some hundred kilobytes; a large schema, some megabytes.
+/// Maximum number of cached grammars. One takes some hundred kilobytes; a large schema, some
+/// megabytes.
 const GRAMMARS_KEPT_MAX: usize = 64;
 
-/// The grammars asked for last.
+/// The most recently used grammars.
 #[derive(Debug, Default)]
 pub(crate) struct Grammars {
-    /// The one asked for last comes first.
+    /// The most recently used one comes first.
     kept: Mutex<VecDeque<(Key, Arc<CompiledGrammar>)>>,
 }
 
 type Key = [u8; 32];
 
 impl Grammars {
-    /// Compiles a constraint, or finds it compiled. Takes long for large ones: not for a thread that
-    /// serves streams.
+    /// Compiles a constraint, or returns it from the cache. Takes long for large constraints, so it
+    /// must not run on a thread that serves streams.
     pub(crate) fn compile(
         &self,
         constraint: &Constraint,
@@ -49,7 +50,7 @@ impl Grammars {
     }
 }
 
-/// The model, the kind and the content, so that no two grammars share a key.
+/// Hashes the model, the kind and the content of a constraint, so that no two grammars share a key.
 fn key(constraint: &Constraint, model: &Model) -> Key {
     let mut hash = Sha256::new();
     let mut add = |text: &str| {

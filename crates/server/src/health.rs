@@ -1,4 +1,4 @@
-//! How the server is: `GET /health`, `/health/live`, `/health/ready`, `/version`.
+//! The state of the server: `GET /health`, `/health/live`, `/health/ready`, `/version`.
 
 use std::time::Instant;
 
@@ -65,7 +65,8 @@ pub(crate) async fn ready(State(state): State<ServerState>) -> (StatusCode, Json
     (code, Json(json!({"ready": is_ready, "status": name, "reason": reason})))
 }
 
-/// Why no step completes at present, if so: the engine's thread hangs, or a step is overdue.
+/// The reason why no step completes at present, if so: the engine's thread hangs, or a step is
+/// overdue.
 async fn stall_of(engine: &EngineHandle) -> Option<&'static str> {
     if !answered(engine.responds()).await.unwrap_or(false) {
         return Some("the engine does not answer");
@@ -128,7 +129,7 @@ pub(crate) async fn health(State(state): State<ServerState>) -> (StatusCode, Jso
     (told.code, Json(body))
 }
 
-/// Links between machines that any model's engine knows to be broken, each once.
+/// The broken links between machines that the models' engines report, each once.
 fn broken_links(models: &[ModelStatus], now: Instant) -> Vec<Value> {
     let engines = models.iter().filter_map(|it| it.model.as_ref());
     let mut links: Vec<_> = engines.flat_map(|it| it.engine.status().broken_links).collect();
@@ -145,12 +146,12 @@ fn default_of(models: &[ModelStatus]) -> &ModelStatus {
     models.iter().find(|it| it.is_default).expect("one model is the default")
 }
 
-/// How the default model is, as programs read it.
+/// State of the default model, in machine-readable form.
 struct DefaultHealth<'a> {
     code: StatusCode,
-    /// In `/health`.
+    /// Status in `/health`.
     name: &'static str,
-    /// In `/health/ready`.
+    /// Status in `/health/ready`.
     ready_name: &'static str,
     status: Option<Status>,
     failure: Option<&'a str>,
@@ -180,14 +181,14 @@ fn told_of(default: &ModelStatus, load_on_demand: bool) -> DefaultHealth<'_> {
     let (code, name) = match status.as_ref().map(|it| &it.state) {
         Some(EngineState::Ready) if refuses => (UNAVAILABLE, "memory_short"),
         Some(EngineState::Ready) => (StatusCode::OK, "healthy"),
-        // Requests are taken and wait.
+        // Requests are accepted and wait.
         Some(EngineState::Recovering { .. }) => (StatusCode::OK, "recovering"),
         Some(EngineState::Starting) => (UNAVAILABLE, "starting"),
         Some(EngineState::Failed { .. }) => (UNAVAILABLE, "failed"),
         Some(EngineState::Stopping) => (UNAVAILABLE, "stopping"),
         None => match default.state {
             "loading" => (UNAVAILABLE, "starting"),
-            // A request loads it.
+            // The next request loads the model.
             "unloaded" | "unloading" if load_on_demand => (StatusCode::OK, "idle"),
             state => (UNAVAILABLE, state),
         },
@@ -199,7 +200,7 @@ fn told_of(default: &ModelStatus, load_on_demand: bool) -> DefaultHealth<'_> {
     DefaultHealth { code, name, ready_name, status, failure: default.failure.as_deref() }
 }
 
-/// True while other programs have taken the memory for too long.
+/// Returns whether other programs have taken the memory for too long, so that requests are refused.
 fn is_refusing(status: &Status) -> bool {
     status.pressure.refuses(Instant::now()).is_some()
 }
@@ -249,7 +250,7 @@ fn model_json(model: &ModelStatus, now: Instant) -> Value {
     })
 }
 
-/// What the founding systems' own servers tell in addition. No name has two meanings.
+/// Additional fields that other servers' clients expect. No name has two meanings.
 fn as_elsewhere(state: &ServerState, default: &ModelStatus, models: &[ModelStatus]) -> Value {
     let memory = memory_of(&default.engine_status());
     let journal = state.journal();
@@ -279,12 +280,12 @@ fn as_elsewhere(state: &ServerState, default: &ModelStatus, models: &[ModelStatu
     })
 }
 
-/// Who reads a reason.
+/// The audience of a reason.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Told {
-    /// Anybody, without a key.
+    /// Anyone, without a key.
     Public,
-    /// Those who may use the server.
+    /// Callers who may use the server.
     Everything,
 }
 

@@ -1,21 +1,21 @@
-//! Names for requests and answers, seeds for those who bring none, and the time of day.
+//! Random ids and seeds, and the current time.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// 64 bits that differ from call to call and from process to process. Nothing secret depends on
-/// them: the standard library's hasher keys, which the system's random source fills, are enough.
+/// Returns 64 bits that differ between calls and processes. They need not be secret, so the keys of
+/// the standard library's hasher, which come from the system's random source, are sufficient.
 pub(crate) fn random_u64() -> u64 {
     RandomState::new().hash_one(0_u64)
 }
 
-/// `prefix` and 24 hexadecimal digits.
+/// Creates an id: `prefix` and 24 hexadecimal digits.
 pub(crate) fn new_id(prefix: &str) -> String {
     let low = random_u64() as u32;
     format!("{prefix}{:016x}{low:08x}", random_u64())
 }
 
-/// A random UUID (RFC 9562, version 4).
+/// Creates a random UUID (RFC 9562, version 4).
 pub(crate) fn new_uuid() -> String {
     let (high, low) = (random_u64(), random_u64());
     let version = 0x4000 | (high & 0x0fff);
@@ -24,22 +24,22 @@ pub(crate) fn new_uuid() -> String {
     format!("{start:08x}-{middle:04x}-{version:04x}-{variant:04x}-{node:012x}")
 }
 
-/// Bytes as hexadecimal digits.
+/// Formats bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Seconds since 1970, as the API's `created`.
+/// Seconds since 1970, as in the API's `created`.
 pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
 }
 
-/// Seconds since 1970 and their parts.
+/// Seconds since 1970, with fractions.
 pub(crate) fn unix_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }
 
-/// A time in the form of RFC 3339, in UTC, to the microsecond.
+/// Formats a time as in RFC 3339, in UTC, with microseconds.
 pub(crate) fn rfc3339(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
@@ -49,8 +49,8 @@ pub(crate) fn rfc3339(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
 }
 
-/// Year, month and day of a day since 1970 (Hinnant, "chrono-compatible low-level date algorithms",
-/// `civil_from_days`).
+/// Year, month and day of a day number since 1970 (Hinnant, "chrono-compatible low-level date
+/// algorithms", `civil_from_days`).
 fn civil_date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

@@ -1,8 +1,9 @@
-//! Speaks HTTP: the APIs of OpenAI, Anthropic and Ollama, and the server's own health.
+//! The HTTP server: the APIs of OpenAI, Anthropic, Ollama and LocalAI, and the server's own health
+//! and metrics.
 //!
-//! It turns requests into [`jackalope_engine::Request`]s and events into answers. What is computed
-//! when, and on which machine, it does not know; it holds no state but the open requests, which models
-//! are loaded (`models.rs`), and what is remembered of requests that ended.
+//! The server converts requests to [`jackalope_engine::Request`]s and events to answers. It does
+//! not know what is computed when, and on which machine. Its only state is the open requests, the
+//! loaded models (`models.rs`), caches, and records of requests that have ended.
 //!
 //! ```text
 //!  socket ─▶ serve ─▶ requests (id, span, key) ─▶ openai, anthropic, ollama ─▶ generate ─▶ engine
@@ -11,12 +12,12 @@
 //!                         └──counts──▶ journal ◀──────one record per answer────────┘
 //! ```
 //!
-//! - A client that leaves drops its handler or its stream, and with it the
+//! - When a client disconnects, its handler or its stream is dropped, and with it the
 //!   [`Generation`](jackalope_engine::Generation), which cancels the request on every rank.
-//! - Everything a client can drag out or pile up has a bound in [`ServerLimits`].
-//! - Every error has the form of the API that was asked, given in one place (`error.rs`).
+//! - Everything that a client can delay or accumulate has a limit in [`ServerLimits`].
+//! - Every error has the form of the API in use, which is applied in one place (`error.rs`).
 //! - Prompts and answers are never logged.
-//! - Pages of other sites cannot read answers, unless their origins are allowed by name.
+//! - Pages of other sites cannot read answers, unless their origins are explicitly allowed.
 
 mod anthropic;
 mod arguments;
@@ -80,7 +81,7 @@ pub use serve::{serve, serve_grpc};
 pub use state::{Reporting, ServerConfig, ServerState};
 pub use tls::{Tls, TlsError};
 
-/// All routes.
+/// Builds the router of all HTTP routes.
 pub fn router(state: ServerState) -> Router {
     let add = |router: Router<ServerState>, route: Route| route.add_to(router);
     routes::all()
@@ -91,7 +92,7 @@ pub fn router(state: ServerState) -> Router {
         .with_state(state)
 }
 
-/// The calls of LocalAI's backends, for connections of HTTP/2.
+/// Builds the router of LocalAI's gRPC calls, for HTTP/2 connections.
 pub fn grpc_router(state: ServerState) -> Router {
     localai::router(state)
 }

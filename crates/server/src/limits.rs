@@ -1,14 +1,15 @@
-//! Every bound that the server sets on what a client may ask for, in one place.
+//! All limits that the server sets on what a client may request, in one place.
 
 use std::time::Duration;
 
-/// What a client may ask for, and for how long it may keep the server waiting.
+/// Limits on what a client may request, and on how long it may keep the server waiting.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ServerLimits {
-    /// Longest request body. A longer one is refused before it is stored.
+    /// Maximum size of a request body in bytes. A larger body is rejected, and never buffered
+    /// beyond this size.
     pub body_bytes: usize,
-    /// How much of a body that is too long is read and thrown away, so that a client which sends
-    /// first and reads later still gets to see the answer.
+    /// Maximum number of bytes of an oversized body that are read and discarded, so that a client
+    /// which sends everything before it reads still receives the error.
     pub discard_bytes: u64,
     /// Time for the whole body to arrive.
     pub body_timeout: Duration,
@@ -16,54 +17,55 @@ pub struct ServerLimits {
     pub head_timeout: Duration,
     /// Time for a TLS handshake.
     pub handshake_timeout: Duration,
-    /// Time a client may leave its socket full while there is something to send.
+    /// Time that a client may leave its socket full while there is data to send.
     pub write_timeout: Duration,
-    /// Time that open connections get to end by themselves at shutdown.
+    /// Time that open connections have to end by themselves at shutdown.
     pub shutdown_timeout: Duration,
-    /// Time for a request to be answered, from its start to its last token; not bounded if absent.
+    /// Time from the start of a request to the last token of its answer; unlimited if absent.
     pub request_timeout: Option<Duration>,
-    /// Tokens of an answer whose request does not say: what the endpoint's own rule is if absent.
+    /// Default of `max_tokens` for requests without one; the endpoint's own default if absent.
     pub default_max_tokens: Option<u32>,
-    /// Silence on a stream after which a comment is sent, so that nothing in between gives up.
+    /// Silence on a stream after which a keep-alive is sent, so that no proxy drops the connection.
     pub keep_alive: Duration,
     /// Maximum number of open connections without a complete request, of which the oldest are
     /// evicted for new ones; also the maximum number of requests answered at the same time.
     pub connections: usize,
-    /// Generation requests that are open at once, streaming or not.
+    /// Maximum number of open generation requests, streaming or not.
     pub open_streams: usize,
-    /// Time that a request waits for a model that is loading.
+    /// Maximum time that a request waits for a model that is loading.
     pub load_wait: Duration,
-    /// Requests that wait for models that are loading, over all of them.
+    /// Maximum number of requests that wait for loading models, over all models.
     pub load_waiting: usize,
-    /// Requests whose text is turned into tokens at the same time, without the large ones.
+    /// Maximum number of requests that are rendered and tokenised at once, without large ones.
     pub prompt_workers: usize,
-    /// Bytes of a body above which a request is large.
+    /// Size of a body in bytes above which a request counts as large.
     pub large_prompt_bytes: usize,
-    /// Large requests whose text is turned into tokens at the same time.
+    /// Maximum number of large requests that are rendered and tokenised at once.
     pub large_prompt_workers: usize,
-    /// `n`, and `best_of`.
+    /// Maximum of `n` and of `best_of`.
     pub choices: u32,
-    /// Prompts of one completion request.
+    /// Maximum number of prompts of a completion request.
     pub prompts: usize,
-    /// Messages of a conversation.
+    /// Maximum number of messages of a conversation.
     pub messages: usize,
-    /// Tools that a request may offer.
+    /// Maximum number of tools of a request.
     pub tools: usize,
-    /// Texts of one request for embeddings.
+    /// Maximum number of texts of an embedding request.
     pub embedding_inputs: usize,
-    /// Of those, the ones that are with the engine at the same time.
+    /// Maximum number of texts of an embedding request that are submitted to the engine at once.
     pub embeddings_at_once: usize,
-    /// Responses that are kept for later requests; the least recently used is forgotten first.
+    /// Maximum number of responses kept for later requests; the least recently used is dropped
+    /// first.
     pub kept_responses: usize,
-    /// Memory that kept responses take.
+    /// Maximum memory of kept responses, in bytes.
     pub kept_response_bytes: usize,
-    /// Stop strings, and stop tokens.
+    /// Maximum number of stop strings, and of stop tokens.
     pub stops: usize,
-    /// Longest stop string.
+    /// Maximum length of a stop string, in bytes.
     pub stop_bytes: usize,
-    /// `top_logprobs` of a chat, `logprobs` of a completion.
+    /// Maximum of `top_logprobs` of a chat and of `logprobs` of a completion.
     pub top_logprobs: u8,
-    /// Entries of `logit_bias`.
+    /// Maximum number of entries of `logit_bias`.
     pub logit_bias: usize,
 }
 

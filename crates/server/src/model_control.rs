@@ -1,7 +1,7 @@
-//! `POST /model/load`, `/model/unload` and `/model/gc`: models come and go by command.
+//! `POST /model/load`, `/model/unload` and `/model/gc`: loading and unloading of models on request.
 //!
-//! A model is named by its id or an alias. Paths are not taken: which directories are read is for
-//! whoever starts the server to say.
+//! A model is named by its id or an alias. Paths are not accepted: only the server's operator
+//! decides which directories are read.
 
 use std::time::Duration;
 
@@ -20,10 +20,10 @@ use crate::error::ApiError;
 use crate::models::{Kept, ModelStatus};
 use crate::openapi::answers::{LoadedModel, UnloadedModel, UnloadedModels};
 
-/// Requests that use a model that is to go are waited for so long.
+/// Default time to wait for requests that use a model to be unloaded.
 const UNLOAD_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Bytes of a gigabyte, as the answers count them.
+/// Bytes per gigabyte in the answers.
 const GIGABYTE: f64 = 1e9;
 
 /// What may be said of a model that is to come or go.
@@ -52,7 +52,8 @@ impl ControlRequest {
                 "start the server with `--admin-key`, or with several models on this machine";
             return Err(ApiError::NoModelControl { hint });
         }
-        // Who has nothing to say need not say it in JSON, unless it is a page of another site.
+        // An empty body need not be declared as JSON, unless the request comes from a page of
+        // another site.
         let says_nothing = request.body().size_hint().exact() == Some(0);
         let body = match says_nothing && !request.headers().contains_key(ORIGIN) {
             true => Bytes::from_static(b"{}"),
@@ -185,7 +186,7 @@ pub(crate) async fn unload_unused(
     Ok(Json(body))
 }
 
-/// What ranks said at their last heartbeat, over all of them.
+/// Memory that the ranks reported in their last heartbeat, summed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Memory {
     active_bytes: u64,
@@ -240,7 +241,7 @@ fn freed_json(before: &Memory, after: &Memory) -> Value {
     })
 }
 
-/// The loaded model, as older servers tell it.
+/// The loaded model, in the form of older servers.
 fn slot_json(status: &ModelStatus) -> Value {
     if !status.is_up() {
         return json!({"loaded": false});

@@ -1,20 +1,20 @@
-//! The models of a server: which there are, which are loaded, and who makes room for whom.
+//! The models of a server: which exist, which are loaded, and which are evicted for others.
 //!
 //! ```text
 //!            a request, or load              engine runs           ranks have loaded
 //!  Unloaded ────────────────────▶ Preparing ─────────────▶ Loaded ───────────────────▶ Loaded, up
 //!     ▲ ▲                             │                      │                              │
-//!     │ └── no room, or it failed ────┘                      │     idle for too long, in the way of
-//!     └───────────────────────────────────────────────── Unloading ◀── another, or told to ─┘
+//!     │ └── no memory, or it failed ──┘                      │     idle for too long, evicted for
+//!     └───────────────────────────────────────────────── Unloading ◀── another, or on request ─┘
 //! ```
 //!
-//! - However many requests ask for a model that is not loaded, it is loaded once; they wait, within
-//!   [`ServerLimits::load_wait`](crate::ServerLimits::load_wait). A failure is told to all of them.
-//! - A request holds a [`Lease`] of its model until its last token. A model that is leased is not
-//!   unloaded.
-//! - One model at a time looks for room; those that have it load side by side.
+//! - However many requests need a model that is not loaded, it is loaded once; they wait, at most
+//!   [`ServerLimits::load_wait`](crate::ServerLimits::load_wait). A failure is reported to all of
+//!   them.
+//! - A request holds a [`Lease`] of its model until its last token. A leased model is not unloaded.
+//! - Memory is reserved for one model at a time; models that have their memory load concurrently.
 //!
-//! What a machine is, and how an engine is started, only the [`ModelLoader`] knows.
+//! Only the [`ModelLoader`] knows machines and how to start an engine.
 
 mod loader;
 mod opening;
@@ -41,22 +41,22 @@ pub use loader::{KnownModel, LoadError, LoadFuture, MachineBytes, ModelLoader, S
 pub(crate) use opening::Lease;
 pub(crate) use tasks::Kept;
 
-/// After a failed load, requests do not begin another one for so long.
+/// Time after a failed load during which requests do not start another one.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// The name that always means the default model.
+/// The name that always refers to the default model, unless a model has this name.
 const DEFAULT: &str = "default";
 
 /// How models share a server.
 #[derive(Clone, Debug, Default)]
 pub struct ModelsConfig {
-    /// Memory that all loaded models may take together; a machine that is not named is not bounded.
+    /// Memory that all loaded models may take together; machines that are not named are unbounded.
     pub budget: MachineBytes,
     /// Whether a request for a model that is not loaded loads it.
     pub load_on_demand: bool,
-    /// How long a model stays without a request; for ever if absent.
+    /// Time after which a model without requests is unloaded; never if absent.
     pub idle_unload: Option<Duration>,
-    /// The id that `default` means; the first model's if absent.
+    /// Id of the default model; the first model if absent.
     pub default: Option<String>,
 }
 
@@ -67,18 +67,18 @@ pub struct Models {
 }
 
 struct Shared {
-    /// Absent where one model is served by an engine that belongs to somebody else.
+    /// Absent for a single model whose engine the caller manages.
     loader: Option<Arc<dyn ModelLoader>>,
     config: ModelsConfig,
     default_idx: usize,
     entries: Mutex<Vec<Entry>>,
-    /// Counts changes of the entries.
+    /// Number of changes of the entries so far.
     changed: watch::Sender<u64>,
-    /// Held by whoever looks for room.
+    /// Held while memory for a model is being reserved.
     moving: tokio::sync::Mutex<()>,
-    /// Set at the end of the server: nothing is loaded any more.
+    /// Whether the server is shutting down, so that nothing is loaded any more.
     is_over: AtomicBool,
-    /// Ends with the value.
+    /// The task that unloads idle models; it ends when this value is dropped.
     janitor: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -93,27 +93,28 @@ struct Entry {
     known: KnownModel,
     created: u64,
     state: State,
-    /// Requests that hold a lease.
+    /// Number of requests that hold a lease.
     num_open: usize,
-    /// Requests that wait until it is loaded.
+    /// Number of requests that wait until the model is loaded.
     num_waiting: usize,
     last_used: Instant,
-    /// What the last request that said something said: how long it stays, for ever if absent.
+    /// Idle time set by the last request that set one (none within: the model stays for ever).
     keep_alive: Option<Option<Duration>>,
     num_loads: u64,
     failed: Option<Failed>,
-    /// Looks after it while it is not unloaded.
+    /// The task that runs the model while it is not unloaded.
     task: Option<Task>,
-    /// Whether its files are gone. Its place stays, as places tell models apart.
+    /// Whether the model was removed. The entry stays, because models are identified by their
+    /// index.
     is_gone: bool,
 }
 
 enum State {
     Unloaded,
-    /// Looks for room, then its engine is started.
+    /// Memory is being reserved, then the engine is started.
     Preparing {
         since: Instant,
-        /// What it will take, once there is room for it.
+        /// Memory that the model will take, once it has been reserved.
         need: Option<MachineBytes>,
     },
     Loaded(Loaded),
@@ -126,7 +127,7 @@ struct Loaded {
     model: Arc<Model>,
     need: MachineBytes,
     since: Instant,
-    /// How long it took, once its ranks have loaded.
+    /// Duration of the load, once the ranks have loaded.
     load_time: Option<Duration>,
 }
 
@@ -135,39 +136,39 @@ struct Task {
     handle: JoinHandle<()>,
 }
 
-/// How an engine ends.
+/// How an engine is ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Ending {
-    /// With its ranks.
+    /// The engine ends together with its ranks.
     Shutdown,
-    /// So that a later server can take its ranks over.
+    /// The ranks keep running, so that a later server can take them over.
     HandOver,
 }
 
-/// Why the last load came to nothing.
+/// The failure of the last load.
 #[derive(Clone, Debug)]
 struct Failed {
     why: LoadFailure,
     at: Instant,
-    /// Which load it was.
+    /// Number of the load that failed.
     num_loads: u64,
 }
 
-/// Why a model is not taken away.
+/// Reason why a model cannot be removed.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 pub enum KeptBecause {
-    /// There is none of this id.
+    /// There is no model with this id.
     #[error("it is not there")]
     Unknown,
-    /// It is loaded, or on its way.
+    /// The model is loaded or being loaded.
     #[error("it is loaded\nhint: POST /model/unload unloads it")]
     Loaded,
-    /// It is pinned, or the one that requests mean which name none.
+    /// The model is pinned or the default model.
     #[error("it is pinned, or the default model\nhint: start the server without it")]
     Promised,
 }
 
-/// Why a model was not loaded.
+/// Reason why a model was not loaded.
 #[derive(Clone, Debug, Error)]
 pub(crate) enum LoadFailure {
     #[error("{0}")]
@@ -178,7 +179,7 @@ pub(crate) enum LoadFailure {
     InTheWay { models: Vec<String> },
 }
 
-/// How a model is, for those who list them.
+/// The status of a model, for lists.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelStatus {
     pub(crate) id: String,
@@ -188,36 +189,38 @@ pub(crate) struct ModelStatus {
     pub(crate) created: u64,
     /// `unloaded`, `loading`, `unloading`, or the state of its engine.
     pub(crate) state: &'static str,
-    /// Present while its engine runs.
+    /// Present while the model's engine runs.
     pub(crate) model: Option<Arc<Model>>,
-    /// How long it took to load, once it has.
+    /// Duration of the load, once the ranks have loaded.
     pub(crate) load_time: Option<Duration>,
-    /// Bytes of weights in place and in all, while they are loading.
+    /// Bytes of weights loaded so far and in total, while the model is loading.
     pub(crate) loaded_bytes: Option<(u64, u64)>,
-    /// Since when it has been loading.
+    /// Time since the load began, while the model is loading.
     pub(crate) loading_for: Option<Duration>,
     pub(crate) num_open: usize,
     pub(crate) num_waiting: usize,
-    /// When it will be unloaded if nobody asks for it.
+    /// Time until the model is unloaded if no request comes; none if it stays for ever.
     pub(crate) expires_in: Option<Duration>,
     pub(crate) failure: Option<String>,
     pub(crate) details: Option<ModelDetails>,
 }
 
 impl ModelStatus {
-    /// The numbers of its engine; those of one that has no rank yet if none runs.
+    /// The status of the model's engine; an empty one if no engine runs.
     pub(crate) fn engine_status(&self) -> Status {
         self.model.as_ref().map(|it| it.engine.status()).unwrap_or_default()
     }
 
-    /// Whether requests for it are computed, or wait for a rank that is being replaced.
+    /// Returns whether requests for the model are computed, or wait for a rank that is being
+    /// replaced.
     pub(crate) fn is_up(&self) -> bool {
         matches!(self.state, "ready" | "recovering")
     }
 }
 
 impl Models {
-    /// One model whose engine is somebody else's: nothing is loaded or unloaded.
+    /// Creates a registry of one model whose engine the caller manages; it is never loaded or
+    /// unloaded.
     pub fn fixed(model: Model) -> Models {
         let known = KnownModel {
             aliases: model.aliases.clone(),
@@ -232,10 +235,10 @@ impl Models {
         models
     }
 
-    /// The models that `loader` knows, of which none is loaded yet.
+    /// Creates a registry of the models that `loader` knows, none of which is loaded yet.
     ///
     /// # Panics
-    /// If the default is none of them, or if this is no task of an executor.
+    /// Panics if the default model is not one of them, or outside of a Tokio runtime.
     pub fn new(
         loader: Arc<dyn ModelLoader>,
         known: Vec<KnownModel>,
@@ -258,7 +261,7 @@ impl Models {
         let shared = Shared {
             loader,
             config,
-            // Where there is none yet, the first that comes is the default.
+            // If there is no model yet, the first one that is added becomes the default.
             default_idx: default_idx.unwrap_or(0),
             entries: Mutex::new(known.into_iter().map(Entry::new).collect()),
             changed: watch::Sender::new(0),
@@ -279,12 +282,12 @@ impl Models {
         self.lock()[idx].loaded().map(|it| it.model.engine.clone())
     }
 
-    /// Whether requests load what is not loaded.
+    /// Returns whether requests load models that are not loaded.
     pub(crate) fn load_on_demand(&self) -> bool {
         self.shared.config.load_on_demand
     }
 
-    /// Whether models come and go at all.
+    /// Returns whether the registry never loads or unloads models.
     pub(crate) fn is_fixed(&self) -> bool {
         self.shared.loader.is_none()
     }
@@ -308,8 +311,8 @@ impl Models {
         true
     }
 
-    /// Adds a model that has come, under its id alone. False if there is one of this name. What the
-    /// loader knows of it has to be there before.
+    /// Adds a model with this id and no aliases. Returns false if a model already has this name.
+    /// The loader must know the model before.
     pub fn add(&self, id: &str, details: Option<ModelDetails>) -> bool {
         let mut entries = self.lock();
         if entries.iter().any(|it| it.answers_to(id)) {
@@ -325,15 +328,15 @@ impl Models {
         true
     }
 
-    /// Whether a model answers to this name.
+    /// Returns whether a model has this id or alias; `default` counts if there is a default model.
     pub fn is_known(&self, name: &str) -> bool {
         self.find(Some(name)).is_some()
     }
 
-    /// Takes a model away whose files shall go, so that nothing loads it any more.
+    /// Removes a model whose files are to be deleted, so that it is not loaded any more.
     ///
     /// # Errors
-    /// If it may not go, with the reason.
+    /// Returns the reason if the model cannot be removed.
     pub fn take_away(&self, id: &str) -> Result<(), KeptBecause> {
         let mut entries = self.lock();
         let found = entries.iter().position(|it| !it.is_gone && it.known.id == id);
@@ -350,26 +353,26 @@ impl Models {
         Ok(())
     }
 
-    /// Every model, in order.
+    /// The status of every model, in order.
     pub(crate) fn list(&self) -> Vec<ModelStatus> {
         let entries = self.lock();
         let status = |(idx, entry): (usize, &Entry)| self.shared.status(idx, entry);
         entries.iter().enumerate().filter(|it| !it.1.is_gone).map(status).collect()
     }
 
-    /// How one model is.
+    /// The status of the model of this name.
     pub(crate) fn status(&self, name: &str) -> Option<ModelStatus> {
         let idx = self.find(Some(name))?;
         Some(self.shared.status(idx, &self.lock()[idx]))
     }
 
-    /// How the model of this name is.
+    /// The status of the model of this name, or an error for the client.
     pub(crate) fn named(&self, name: &str) -> Result<ModelStatus, ApiError> {
         let unknown = || ApiError::UnknownModel { found: name.to_owned(), served: self.served() };
         self.status(name).ok_or_else(unknown)
     }
 
-    /// The ids of all models, as an error tells them.
+    /// The ids of the models, shortened for error messages.
     pub(crate) fn served(&self) -> String {
         const TOLD_MAX: usize = 16;
         let entries = self.lock();
@@ -381,12 +384,12 @@ impl Models {
         ids.join(", ")
     }
 
-    /// Whether there is a model for requests that name none.
+    /// Returns whether there is a model for requests that name none.
     pub(crate) fn has_default(&self) -> bool {
         !self.lock().is_empty()
     }
 
-    /// Where the model of this name is; the default's place if none is named.
+    /// The index of the model of this name; of the default model if `name` is absent.
     fn find(&self, name: Option<&str>) -> Option<usize> {
         let default = || self.has_default().then_some(self.shared.default_idx);
         match name {
@@ -427,7 +430,7 @@ impl Entry {
         }
     }
 
-    /// What it takes, or is about to take, or has not given back yet.
+    /// Memory that the model takes, is about to take, or has not released yet.
     fn need(&self) -> Option<&MachineBytes> {
         match &self.state {
             State::Unloaded => None,
@@ -436,13 +439,13 @@ impl Entry {
         }
     }
 
-    /// Whether it can be unloaded now without harm to anybody.
+    /// Returns whether the model is loaded and nobody uses it or waits for it.
     fn is_idle(&self) -> bool {
         let is_up = self.loaded().is_some_and(|it| it.load_time.is_some());
         is_up && self.num_open == 0 && self.num_waiting == 0
     }
 
-    /// How long it stays without a request; for ever if absent.
+    /// Time after which the model is unloaded without a request; never if absent.
     fn idle_unload(&self, usual: Option<Duration>) -> Option<Duration> {
         let time = self.keep_alive.unwrap_or(self.known.idle_unload.or(usual));
         time.filter(|_| !self.known.is_pinned)
@@ -454,7 +457,7 @@ impl Shared {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes whoever waits for a change.
+    /// Wakes all tasks that wait for a change.
     fn tell(&self) {
         self.changed.send_modify(|count| *count += 1);
     }

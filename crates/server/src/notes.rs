@@ -1,12 +1,12 @@
-//! What is told of wishes that are passed over although they could have mattered: the header
-//! `x-jackalope-note`, on whole answers and streams alike.
+//! Notes about fields that were ignored although they could have mattered. They are sent in the
+//! header `x-jackalope-note`, with whole answers and streams alike.
 
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 
 const NOTE: HeaderName = HeaderName::from_static("x-jackalope-note");
 
-/// Appends a note with numbers to an answer.
+/// Appends a note built at run time to an answer.
 pub(crate) fn append(response: &mut Response, note: &str) {
     let value = HeaderValue::from_str(note).expect("notes are plain text without line breaks");
     response.headers_mut().append(NOTE, value);
@@ -17,19 +17,19 @@ pub(crate) fn append(response: &mut Response, note: &str) {
 pub(crate) struct Notes(Vec<&'static str>);
 
 impl Notes {
-    /// Adds a note; it is plain text without line breaks.
+    /// Adds a note, which must be plain text without line breaks.
     pub(crate) fn add(&mut self, note: &'static str) {
         self.0.push(note);
     }
 
-    /// Adds a note if a field that is passed over was sent.
+    /// Adds a note if a field that is ignored was sent.
     pub(crate) fn add_if(&mut self, was_sent: bool, note: &'static str) {
         if was_sent {
             self.add(note);
         }
     }
 
-    /// Tells the notes with an answer, one header each.
+    /// Adds the notes to an answer, one header each.
     pub(crate) fn tell(&self, mut response: Response) -> Response {
         for note in &self.0 {
             response.headers_mut().append(NOTE, HeaderValue::from_static(note));

@@ -1,10 +1,10 @@
-//! Which web pages may use the server: origins that may read answers (CORS), and names under which
-//! it answers at all.
+//! Access of web pages to the server: the origins that may read answers (CORS), and the host names
+//! that the server answers to.
 //!
-//! A page of any site can send requests to a server on the visitor's machine. Without a word from us
-//! its browser keeps the answers from it, which is the default. A name of the page's own that points
-//! to this machine (DNS rebinding) would get around that, so a server for this machine alone answers
-//! to no foreign names.
+//! A page of any site can send requests to a server on the visitor's machine. Unless the server
+//! allows it, the browser does not let the page read the answers; that is the default. A host name
+//! of the page's own that resolves to this machine (DNS rebinding) would circumvent that, so a
+//! server that is only for this machine refuses foreign host names.
 
 use std::net::IpAddr;
 
@@ -18,28 +18,28 @@ use axum::response::{IntoResponse, Response};
 
 use crate::error::ApiError;
 
-/// What pages of other origins may read beside the body.
+/// Headers that pages of other origins may read.
 const EXPOSED: &str = "x-request-id, retry-after, x-ratelimit-limit-requests, \
     x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, \
     x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens";
 
-/// How long a browser may remember what it was told, in seconds.
+/// Time for which a browser may cache a preflight response, in seconds.
 const PREFLIGHT_SECONDS: &str = "600";
 
 /// Origins whose pages may read answers.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub enum AllowedOrigins {
-    /// None but the server's own.
+    /// Only pages of the server itself.
     #[default]
     None,
-    /// These, written as browsers write them: `https://chat.example`.
+    /// These origins, written as browsers write them: `https://chat.example`.
     These(Vec<String>),
-    /// All.
+    /// All origins.
     Any,
 }
 
 impl AllowedOrigins {
-    /// Reads a list; `*` in it means all.
+    /// Creates the set from a list of origins; `*` in the list means all origins.
     pub fn new<S: AsRef<str>>(origins: impl IntoIterator<Item = S>) -> AllowedOrigins {
         let origins =
             origins.into_iter().map(|it| it.as_ref().trim().trim_end_matches('/').to_owned());
@@ -51,7 +51,7 @@ impl AllowedOrigins {
         }
     }
 
-    /// What an answer says about the origin of its request, if its page may read it.
+    /// The value of `Access-Control-Allow-Origin`, if the request's origin may read the answer.
     fn allowed(&self, headers: &HeaderMap) -> Option<HeaderValue> {
         let origin = headers.get(ORIGIN)?;
         match self {
@@ -65,7 +65,8 @@ impl AllowedOrigins {
         }
     }
 
-    /// The answer to a browser that asks whether a page may send a request. It comes without a key.
+    /// The response to a preflight request, which comes without a key; none for other requests, or
+    /// if the origin is not allowed.
     pub(crate) fn preflight<B>(&self, request: &Request<B>) -> Option<Response> {
         let headers = request.headers();
         if request.method() != Method::OPTIONS
@@ -89,7 +90,7 @@ impl AllowedOrigins {
         Some(response)
     }
 
-    /// What is added to the answer to a request with these headers.
+    /// The headers to add to the answer to a request with these headers.
     pub(crate) fn answer_headers(&self, headers: &HeaderMap) -> HeaderMap {
         let mut added = HeaderMap::new();
         if *self != AllowedOrigins::None {
@@ -103,21 +104,21 @@ impl AllowedOrigins {
     }
 }
 
-/// Names that the server answers to.
+/// Host names that the server answers to.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub enum AllowedHosts {
-    /// All: somebody else decides who reaches it.
+    /// All names: access is controlled elsewhere.
     #[default]
     Any,
-    /// `localhost`, what ends in `.localhost`, every address, and these names.
+    /// `localhost`, names that end in `.localhost`, all IP addresses, and these names.
     Local(Vec<String>),
 }
 
 impl AllowedHosts {
-    /// Refuses a request that names another host.
+    /// Rejects a request for another host.
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let AllowedHosts::Local(names) = self else { return Ok(()) };
-        // Browsers always name the host; what does not is no browser.
+        // Browsers always send the host; a request without one is not from a browser.
         let Some(host) = headers.get(HOST) else { return Ok(()) };
         let host = String::from_utf8_lossy(host.as_bytes()).trim().to_ascii_lowercase();
         let name = without_port(&host);

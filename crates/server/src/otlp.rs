@@ -1,8 +1,9 @@
-//! Spans of ended answers for whoever collects traces: OTLP over HTTP, as JSON.
+//! Exports spans of ended answers to a trace collector: OTLP over HTTP, as JSON.
 //!
-//! A span is made from an answer's record when it has ended, so a server without a collector pays
-//! nothing, and one with a slow collector loses spans, which are counted, and never an answer's time.
-//! It is written here rather than by OpenTelemetry's crates, whose tree is larger than the server's.
+//! A span is built from an answer's record after the answer has ended, so a server without a
+//! collector pays nothing. A slow collector loses spans, which are counted, but never delays an
+//! answer. The protocol is implemented here instead of with OpenTelemetry's crates, whose
+//! dependency tree is larger than the server's.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,38 +18,38 @@ use tracing::warn;
 use crate::ids::random_u64;
 use crate::journal::{Ending, RequestRecord};
 
-/// Spans that wait to be sent.
+/// Maximum number of spans that wait to be sent.
 const WAITING_MAX: usize = 2048;
 
-/// Spans of one message.
+/// Maximum number of spans per message.
 const BATCH_MAX: usize = 256;
 
-/// Longest time that a span waits for others.
+/// Maximum time that a span waits for others.
 const BATCH_TIME: Duration = Duration::from_secs(1);
 
-/// Time for the collector to take a message.
+/// Time for the collector to accept a message.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where the spans of a collector's base address go.
+/// Path for spans below a collector's base address.
 const TRACES_PATH: &str = "/v1/traces";
 
-/// Why no spans are sent.
+/// Reason why no exporter can be started.
 #[derive(Debug, Error)]
 pub enum SpanExporterError {
-    /// The address is none of HTTP.
+    /// The address is not an HTTP address.
     #[error(
         "{url} is no address of a collector\nhint: for example http://127.0.0.1:4318, with OTLP over HTTP"
     )]
     Url {
-        /// As it was given.
+        /// The address as it was given.
         url: String,
     },
-    /// The system has no thread left.
+    /// The thread cannot be started.
     #[error("no thread can be started: {0}")]
     Thread(#[from] std::io::Error),
 }
 
-/// The way to the thread that sends.
+/// Handle of the thread that sends the spans.
 pub struct SpanExporter {
     records: SyncSender<Arc<RequestRecord>>,
     num_dropped: Arc<AtomicU64>,
@@ -61,10 +62,11 @@ impl fmt::Debug for SpanExporter {
 }
 
 impl SpanExporter {
-    /// Sends spans to a collector, named by its base address or by that of its traces.
+    /// Starts a thread that sends spans to a collector, given by its base address or its traces
+    /// endpoint.
     ///
     /// # Errors
-    /// If the address is none, or no thread can be started.
+    /// Returns an error if the address is not an HTTP address, or the thread cannot be started.
     pub fn new(url: &str) -> Result<SpanExporter, SpanExporterError> {
         let base = url.trim_end_matches('/');
         let is_http = base.starts_with("http://") || base.starts_with("https://");
@@ -77,7 +79,8 @@ impl SpanExporter {
         let num_dropped = Arc::new(AtomicU64::new(0));
         let dropped = Arc::clone(&num_dropped);
         let send = move || send_all(&url, &waiting, &dropped);
-        // It ends with the last sender; nobody has to wait for what a collector may not take.
+        // The thread ends when the last sender is dropped; shutdown does not wait for a collector
+        // that may not answer.
         std::thread::Builder::new().name("otlp".to_owned()).spawn(send)?;
         Ok(SpanExporter { records, num_dropped })
     }
@@ -109,7 +112,7 @@ fn send_all(url: &str, waiting: &Receiver<Arc<RequestRecord>>, dropped: &AtomicU
     }
 }
 
-/// Waits for a span, and a little longer for more; none once nobody sends any.
+/// Waits for a span, then briefly for more; none once the sender has been dropped.
 fn next_batch(waiting: &Receiver<Arc<RequestRecord>>) -> Option<Vec<Arc<RequestRecord>>> {
     let mut batch = vec![waiting.recv().ok()?];
     let deadline = Instant::now() + BATCH_TIME;
@@ -122,7 +125,8 @@ fn next_batch(waiting: &Receiver<Arc<RequestRecord>>) -> Option<Vec<Arc<RequestR
     Some(batch)
 }
 
-/// OTLP's message around spans (opentelemetry-proto 1.x, `ExportTraceServiceRequest` as JSON).
+/// The OTLP message that contains the spans (opentelemetry-proto 1.x, `ExportTraceServiceRequest`
+/// as JSON).
 fn message(spans: &[Value]) -> Value {
     json!({"resourceSpans": [{
         "resource": {"attributes": [
@@ -141,7 +145,7 @@ fn count(key: &str, value: u64) -> Value {
     json!({"key": key, "value": {"intValue": value.to_string()}})
 }
 
-/// One answer as a span, with attributes named as OpenTelemetry names them for generative models.
+/// The span of an answer, with attributes named by OpenTelemetry's conventions for generative AI.
 fn span(record: &RequestRecord) -> Value {
     let ended = Duration::from_secs_f64(record.ended_unix.max(0.0));
     let began = ended.saturating_sub(record.total_time);
@@ -189,7 +193,7 @@ fn span(record: &RequestRecord) -> Value {
     })
 }
 
-/// The span of the client that a request belongs to, from its header `traceparent`.
+/// The client's span that a request belongs to, from its header `traceparent`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct TraceParent {
     trace_id: String,
@@ -197,7 +201,7 @@ pub(crate) struct TraceParent {
 }
 
 impl TraceParent {
-    /// Reads `00-<32 digits>-<16 digits>-<2 digits>` (W3C Trace Context, section 3.2).
+    /// Parses `00-<32 digits>-<16 digits>-<2 digits>` (W3C Trace Context, section 3.2).
     pub(crate) fn parse(header: &str) -> Option<TraceParent> {
         let parts: Vec<&str> = header.trim().split('-').collect();
         let [version, trace_id, span_id, flags] = parts[..] else { return None };

@@ -1,4 +1,4 @@
-//! When to ask again, judged by how fast things went so far.
+//! Estimates when a refused request may be retried, from the progress so far.
 
 use std::time::Duration;
 
@@ -7,21 +7,21 @@ use jackalope_engine::{EngineState, Status};
 
 use crate::ServerState;
 
-/// What is told if nothing was measured yet.
+/// Estimate if nothing has been measured yet.
 const UNKNOWN: Duration = Duration::from_secs(5);
 
-/// What is told lies between these.
+/// Bounds of the estimate.
 const LEAST: Duration = Duration::from_secs(1);
 const MOST: Duration = Duration::from_secs(60);
 
-/// When a request that was refused with this status is likely to be taken.
+/// The time after which a request refused with this status is likely to be accepted.
 pub(crate) fn retry_after(state: &ServerState, status: StatusCode) -> Duration {
     let estimate = match status {
-        // A place is free as soon as one answer ends.
+        // A slot is free as soon as one answer ends.
         StatusCode::TOO_MANY_REQUESTS => state.journal().end_interval().or(Some(LEAST)),
         _ => {
             let status = state.default_model().engine_status();
-            // A rank that was brought back before takes as long again.
+            // A recovery is assumed to take as long as the previous one.
             let again = status.recovery.took.filter(|_| status.state != EngineState::Starting);
             loading_time(&status, state.started_at().elapsed()).or(again)
         }
@@ -29,7 +29,7 @@ pub(crate) fn retry_after(state: &ServerState, status: StatusCode) -> Duration {
     estimate.unwrap_or(UNKNOWN).clamp(LEAST, MOST)
 }
 
-/// How long the slowest rank goes on loading at its pace so far; none if no rank is loading.
+/// Remaining loading time of the slowest rank at its pace so far; none if no rank is loading.
 fn loading_time(status: &Status, elapsed: Duration) -> Option<Duration> {
     if status.state != EngineState::Starting {
         return None;

@@ -1,7 +1,7 @@
-//! Threads that render, parse and tokenise prompts.
+//! Limits on the threads that render, parse and tokenise prompts.
 //!
-//! Large requests have places of their own: however many there are, they leave cores for small
-//! ones, whose first token must not wait for other people's documents.
+//! Large requests have slots of their own: however many there are, they leave cores for small ones,
+//! whose first token must not wait for long documents of others.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::limits::ServerLimits;
 
-/// Limits how many requests are prepared at once.
+/// Limits the number of requests that are prepared at once.
 #[derive(Debug)]
 pub(crate) struct PromptWorkers {
     large_bytes: usize,
@@ -26,7 +26,7 @@ impl PromptWorkers {
         }
     }
 
-    /// Waits for a place for a request with a body of this size.
+    /// Waits for a slot for a request with a body of this size.
     pub(crate) async fn acquire(&self, body_bytes: usize) -> OwnedSemaphorePermit {
         let is_large = self.large_bytes < body_bytes;
         let places = Arc::clone(if is_large { &self.large } else { &self.small });

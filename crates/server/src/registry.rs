@@ -1,4 +1,4 @@
-//! A model that answers, and what a request holds of it.
+//! A served model, and a request's hold on it.
 
 use std::sync::Arc;
 
@@ -11,46 +11,46 @@ use crate::error::ApiError;
 use crate::ids::unix_seconds;
 use crate::models::Lease;
 
-/// A model that answers: its id, its engine, its text.
+/// A served model: its id, its engine and its text processing.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// What answers call it, and `/v1/models` lists.
+    /// Id of the model in answers and in `/v1/models`.
     pub id: String,
-    /// Further names that requests may use. `default` is one of the default model's.
+    /// Other names that requests may use. The default model can also be named `default`.
     pub aliases: Vec<String>,
-    /// Who computes.
+    /// Handle of the engine that computes.
     pub engine: EngineHandle,
-    /// Words to tokens and back; of the same checkpoint.
+    /// Tokenizer and chat template of the same checkpoint.
     pub text: Arc<ModelText>,
-    /// Whether it thinks aloud for requests that do not say; the template decides if absent.
+    /// Default of whether to reason, for requests that do not say; the template decides if absent.
     pub enable_thinking: Option<bool>,
-    /// How tokens are drawn for requests that do not say. `seed` and `logit_bias` are not read.
+    /// Default sampling parameters. `seed` and `logit_bias` are not used.
     pub sampling_defaults: SamplingOptions,
-    /// When it began to be served, in seconds since 1970.
+    /// Time since when the model is served, in seconds since 1970.
     pub created: u64,
-    /// What is known of its checkpoint.
+    /// Properties of the checkpoint, if known.
     pub details: Option<ModelDetails>,
 }
 
-/// What lists of models tell of a checkpoint.
+/// Properties of a checkpoint, for lists of models.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct ModelDetails {
     /// `model_type` of its configuration.
     pub family: String,
-    /// Weights, as far as their bytes tell.
+    /// Number of parameters, estimated from the size of the weights.
     pub num_parameters: u64,
-    /// Bits of most weights.
+    /// Number of bits of most weights.
     pub weight_bits: Option<u32>,
-    /// Bytes of all weights.
+    /// Size of all weights in bytes.
     pub weights_bytes: u64,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// When its directory was changed last, in seconds since 1970.
+    /// Time of the directory's last change, in seconds since 1970.
     pub modified: u64,
 }
 
 impl Model {
-    /// A model without aliases, drawn from as it is.
+    /// Creates a model without aliases and with default sampling parameters.
     pub fn new(id: impl Into<String>, engine: EngineHandle, text: Arc<ModelText>) -> Model {
         Model {
             id: id.into(),
@@ -65,8 +65,9 @@ impl Model {
     }
 }
 
-/// A model at work for one request, and the server around it. It stays loaded until this, its clones
-/// and their leases are gone, so whoever streams an answer holds one of them until its end.
+/// A model that is open for one request, and the server's state. The model stays loaded until this
+/// value, its clones and their leases are dropped, so a streamed answer keeps one of them until its
+/// end.
 #[derive(Clone, Debug)]
 pub(crate) struct Serving {
     state: ServerState,
@@ -79,7 +80,7 @@ impl Serving {
         Serving { state, model, lease: Arc::new(lease) }
     }
 
-    /// Keeps the model loaded for as long as it is held.
+    /// A lease that keeps the model loaded until it is dropped.
     pub(crate) fn lease(&self) -> Arc<Lease> {
         Arc::clone(&self.lease)
     }
@@ -108,7 +109,8 @@ impl Serving {
         &self.model.sampling_defaults
     }
 
-    /// A grammar of this model's tokens. Takes long for a large one that was not asked for lately.
+    /// Compiles a constraint for this model's vocabulary. Takes long for a large one that is not
+    /// cached.
     pub(crate) fn compile(
         &self,
         constraint: &Constraint,
@@ -116,7 +118,7 @@ impl Serving {
         self.state.grammars().compile(constraint, &self.model)
     }
 
-    /// What requests are checked against.
+    /// The engine's limits, which requests are checked against.
     pub(crate) fn engine_limits(&self) -> Result<Limits, ApiError> {
         let loading = || ApiError::Unavailable { reason: "the model is loading".to_owned() };
         self.engine().limits().ok_or_else(loading)
@@ -135,8 +137,8 @@ impl Serving {
         Ok(())
     }
 
-    /// Runs `work`, which may take long, on a thread of its own: rendering and tokenising a long
-    /// prompt must not hold up the streams of others.
+    /// Runs `work`, which may take long, on a worker thread, because rendering and tokenising a
+    /// long prompt must not delay other streams.
     pub(crate) async fn prepare<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Serving) -> Result<T, ApiError> + Send + 'static,

@@ -1,5 +1,5 @@
-//! What happens to every request before its handler and after it: it gets a name and a span, the
-//! host it names, its origin and its key are looked at, and its answer is counted when it has ended.
+//! Middleware for every request: it assigns an id and a span, checks the host, the origin and the
+//! key, and counts the answer when it has ended.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,13 +26,13 @@ use crate::tail::until_end;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// What clients of Anthropic's API look for.
+/// Header with the request's id for clients of Anthropic's API.
 const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
-/// Longest name that a client may give to a request.
+/// Maximum length in bytes of an id that a client may give to a request.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
-/// Wraps every route, those that do not exist included.
+/// Wraps every route, and requests for unknown paths too.
 pub(crate) async fn admit(
     State(state): State<ServerState>,
     request: Request<Body>,
@@ -75,7 +75,7 @@ pub(crate) async fn admit(
     response.map(|body| until_end(body, counting))
 }
 
-/// What the handler answers, or why it is not asked.
+/// Runs the handler, or returns the reason why the request is refused.
 async fn answer(
     state: &ServerState,
     mut caller: Caller,
@@ -110,7 +110,7 @@ async fn answer(
     response.map(|body| until_end(body, pass))
 }
 
-/// Who asks, if the request may be answered at all.
+/// Checks whether the request may be answered, and returns the key's holder.
 fn check(state: &ServerState, request: &Request<Body>) -> Result<Option<Arc<Holder>>, ApiError> {
     if let Some(WrongHosts(found)) = request.extensions().get() {
         return Err(ApiError::HostHeaders { found: *found });
@@ -134,7 +134,7 @@ fn check(state: &ServerState, request: &Request<Body>) -> Result<Option<Arc<Hold
     }
 }
 
-/// The answer of an error, with the moment to ask again as far as it can be told.
+/// The response for an error, with the best known time to retry after.
 fn refuse(state: &ServerState, err: &ApiError, dialect: Dialect, request_id: &str) -> Response {
     let mut response = err.respond(dialect, Some(request_id));
     if response.headers().contains_key(RETRY_AFTER) && !err.has_measured_retry() {
@@ -157,7 +157,8 @@ struct Counting {
 
 impl Counting {
     fn begin(state: &ServerState, request: &Request<Body>) -> Counting {
-        // Methods and paths are the client's words, of which there is no end.
+        // Unknown methods and paths are counted together, because clients could send any number of
+        // them.
         let method = match *request.method() {
             Method::GET => "GET",
             Method::HEAD => "HEAD",
@@ -185,7 +186,7 @@ impl Counting {
 
 impl Drop for Counting {
     fn drop(&mut self) {
-        // A client that left before there was a status has none; 499 is what proxies call that.
+        // If the client disconnected before there was a status, 499 is counted, as proxies do.
         if self.class.2 == 0 {
             self.class.2 = 499;
         }
@@ -194,7 +195,7 @@ impl Drop for Counting {
     }
 }
 
-/// The client's name for the request if it is fit to be written to a log, else one of ours.
+/// The client's id for the request if it can safely be logged, else a new one.
 fn request_id(headers: &HeaderMap) -> HeaderValue {
     let is_fit = |id: &&HeaderValue| {
         (1..=REQUEST_ID_BYTES_MAX).contains(&id.len())

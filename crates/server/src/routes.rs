@@ -1,4 +1,4 @@
-//! The table of routes: what is served is what it lists, and what it lists is described.
+//! The table of all routes. Every route is also described in the OpenAPI document.
 
 use axum::Router;
 use axum::extract::Request;
@@ -9,10 +9,10 @@ use crate::{
     ServerState, anthropic, health, metrics, model_control, monitor, ollama, openai, openapi,
 };
 
-/// A path, and what it takes.
+/// A path with its handler.
 pub(crate) struct Route {
     path: &'static str,
-    /// The methods, as the header `Allow` names them.
+    /// The allowed methods, as in the `Allow` header.
     allowed: &'static str,
     handler: MethodRouter<ServerState>,
 }
@@ -36,7 +36,8 @@ pub(crate) fn delete_only(path: &'static str, handler: Handler) -> Route {
 }
 
 impl Route {
-    /// The router with this route, which says what it takes to those who ask it otherwise.
+    /// Adds this route to a router. Other methods are answered with an error that names the allowed
+    /// ones.
     pub(crate) fn add_to(self, router: Router<ServerState>) -> Router<ServerState> {
         let Route { path, allowed, handler } = self;
         router.route(path, handler.fallback(move |request| wrong_method(request, allowed)))
@@ -51,7 +52,7 @@ async fn wrong_method(request: Request, allowed: &'static str) -> ApiError {
     }
 }
 
-/// Every route.
+/// All routes.
 pub(crate) fn all() -> Vec<Route> {
     [openai(), anthropic(), ollama(), models(), state(), monitor::routes(), description()]
         .into_iter()

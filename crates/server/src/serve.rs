@@ -1,4 +1,4 @@
-//! Sockets: accepting, deadlines for everything a client can delay, and an orderly shutdown.
+//! Sockets: accepting, deadlines for everything that a client can delay, and orderly shutdown.
 //!
 //! `axum::serve` sets no deadline on a connection, so a client that sends half a head, or stops
 //! reading, would hold it forever. Here each of these has a deadline, and the number of connections
@@ -44,14 +44,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Time for the rest of a response on a connection that is being evicted.
 const CLOSE_GRACE: Duration = Duration::from_millis(250);
 
-/// Calls that a connection may have open at once.
+/// Maximum number of concurrent calls per HTTP/2 connection.
 const CALLS_PER_CONNECTION: u32 = 256;
 
-/// Longest head of a request, in bytes.
+/// Maximum size of a request's head, in bytes.
 const HEAD_BYTES: usize = 64 << 10;
 
-/// Answers on `listener` until `shutdown` completes, then gives open connections
-/// [`ServerLimits::shutdown_timeout`] to end before they are cut.
+/// Serves HTTP on `listener` until `shutdown` completes, then gives open connections
+/// [`ServerLimits::shutdown_timeout`] to end before they are closed.
 pub async fn serve(
     listener: TcpListener,
     state: ServerState,
@@ -72,7 +72,7 @@ pub async fn serve(
     accept_all(listener, door, (connections, ending), shutdown).await;
 }
 
-/// As [`serve`], for gRPC on HTTP/2 without TLS: LocalAI speaks nothing else to its backends.
+/// Like [`serve`], for gRPC on HTTP/2 without TLS: LocalAI supports nothing else for its backends.
 pub async fn serve_grpc(
     listener: TcpListener,
     state: ServerState,
@@ -84,7 +84,7 @@ pub async fn serve_grpc(
     accept_all(listener, door, (JoinSet::new(), watch::Sender::new(false)), shutdown).await;
 }
 
-/// How clients come in.
+/// The configuration of a listener.
 #[derive(Clone)]
 struct Door {
     limits: Arc<ServerLimits>,
@@ -204,7 +204,7 @@ async fn serve_client(
     }
 }
 
-/// Marks a request without the host that HTTP/1.1 demands, or with several.
+/// Marks a request without the host that HTTP/1.1 requires, or with several.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WrongHosts(pub(crate) usize);
 
@@ -220,7 +220,7 @@ impl Counted {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(self.place);
         let num_hosts = request.headers().get_all(HOST).iter().count();
-        // HTTP/2 has the host in a field of its own.
+        // HTTP/2 sends the host in a field of its own.
         if num_hosts > 1 || num_hosts == 0 && request.version() == Version::HTTP_11 {
             request.extensions_mut().insert(WrongHosts(num_hosts));
         }
@@ -228,7 +228,7 @@ impl Counted {
     }
 }
 
-/// Answers on a connection until either side ends it.
+/// Serves HTTP/1.1 on a connection until either side ends it.
 async fn answer<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     socket: S,
     router: Counted,
@@ -245,7 +245,7 @@ async fn answer<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     until_over(serving, &place, ended).await;
 }
 
-/// Answers calls on a connection of HTTP/2 until either side ends it.
+/// Serves gRPC calls on an HTTP/2 connection until either side ends it.
 async fn answer_calls(
     socket: TcpStream,
     router: Counted,
@@ -258,14 +258,15 @@ async fn answer_calls(
         .timer(TokioTimer::new())
         .max_concurrent_streams(CALLS_PER_CONNECTION)
         .max_header_list_size(HEAD_BYTES as u32)
-        // Who does not answer to a ping is gone.
+        // A client that does not answer pings is considered gone.
         .keep_alive_interval(limits.head_timeout)
         .keep_alive_timeout(limits.handshake_timeout)
         .serve_connection(socket, service_fn(move |request| router.clone().call(request)));
     until_over(serving, &place, ended).await;
 }
 
-/// Serves a connection until either side ends it; the server does once what is open has its answers.
+/// Drives a connection until either side ends it. At shutdown, requests in progress are answered
+/// first.
 async fn until_over<C: GracefulConnection<Error = hyper::Error>>(
     connection: C,
     place: &Connection,
@@ -290,11 +291,11 @@ async fn until_over<C: GracefulConnection<Error = hyper::Error>>(
     }
 }
 
-/// A socket whose writes fail when the other end takes nothing for too long.
+/// A socket whose writes fail if the client does not read for too long.
 struct Impatient<S> {
     socket: S,
     patience: Duration,
-    /// Runs while a write waits for room.
+    /// Timer that runs while a write is blocked.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
@@ -303,7 +304,7 @@ impl<S> Impatient<S> {
         Impatient { socket, patience, stalled: None }
     }
 
-    /// Passes a finished write on and lets one that waits fail at its deadline.
+    /// Passes on a finished write, and fails a blocked one at its deadline.
     fn bound<T>(
         &mut self,
         context: &mut Context<'_>,

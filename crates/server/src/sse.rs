@@ -1,4 +1,4 @@
-//! Server-sent events: how a stream looks on the wire.
+//! Writes server-sent events.
 
 use axum::body::{Body, Bytes};
 use axum::http::HeaderValue;
@@ -7,16 +7,16 @@ use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
 use serde::Serialize;
 
-/// What a stream of events is.
+/// Content type of an event stream.
 pub(crate) const STREAM_TYPE: &str = "text/event-stream; charset=utf-8";
 
-/// A line that clients pass over. Sent while there is nothing else to say.
+/// A comment, which clients ignore. Sent while there is nothing else to send.
 pub(crate) const KEEP_ALIVE: &str = ": keep-alive\n\n";
 
-/// The end of a stream that went well.
+/// The end of a successful stream.
 pub(crate) const DONE: &str = "data: [DONE]\n\n";
 
-/// Appends one event. JSON of ours holds no raw line break, so one `data:` line carries it.
+/// Appends one event. Serialised JSON contains no raw line break, so one `data:` line is enough.
 pub(crate) fn push_event(buffer: &mut Vec<u8>, payload: &impl Serialize) {
     buffer.extend_from_slice(b"data: ");
     serde_json::to_writer(&mut *buffer, payload).expect("our wire types have string keys");
@@ -31,7 +31,7 @@ pub(crate) fn push_named(buffer: &mut Vec<u8>, name: &str, payload: &impl Serial
     push_event(buffer, payload);
 }
 
-/// A streaming answer.
+/// Builds a streaming response.
 pub(crate) fn response(
     content_type: &'static str,
     frames: impl Stream<Item = Result<Bytes, std::convert::Infallible>> + Send + 'static,
@@ -40,7 +40,7 @@ pub(crate) fn response(
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Tells nginx to pass every event on at once.
+    // Makes nginx forward every event immediately.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }

@@ -1,4 +1,4 @@
-//! What every handler shares.
+//! The state shared by all handlers.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -22,36 +22,38 @@ use crate::prompt_workers::PromptWorkers;
 use crate::registry::{Model, Serving};
 use crate::tls::Tls;
 
-/// Everything about a server but its models. The default serves everybody, with the usual limits.
+/// The configuration of a server apart from its models. The default requires no keys and has the
+/// default limits.
 #[derive(Clone, Debug, Default)]
 pub struct ServerConfig {
-    /// What clients may ask for.
+    /// Limits on what clients may request.
     pub limits: ServerLimits,
-    /// Who may ask; with none, everybody may.
+    /// The accepted keys; without any, no key is required.
     pub api_keys: ApiKeys,
-    /// Who fetches models for clients; with none, only those that are here already are had.
+    /// Fetches models for clients; if absent, requests to fetch a model that is not served are
+    /// refused.
     pub puller: Option<Arc<dyn Puller>>,
-    /// Who brings the models that LocalAI names; with none, it may name those that are here.
+    /// Brings models that LocalAI names; if absent, only the server's own models can be named.
     pub opener: Option<Arc<dyn ModelOpener>>,
-    /// Whether models are loaded and unloaded by `/model/load`, `/model/unload` and `/model/gc`; where
-    /// there are keys, by administrators.
+    /// Whether models can be loaded and unloaded by `/model/load`, `/model/unload` and `/model/gc`.
+    /// If keys are required, only administrators may do so.
     pub model_control: bool,
     /// Origins whose pages may read answers.
     pub origins: AllowedOrigins,
-    /// Names that the server answers to.
+    /// Host names that the server answers to.
     pub hosts: AllowedHosts,
-    /// Speaks HTTPS with this certificate; plain HTTP without one.
+    /// Certificate for HTTPS; plain HTTP if absent.
     pub tls: Option<Tls>,
     /// Returns the number of log lines dropped because the log's queue was full, for `/metrics`.
     pub log_lines_dropped: Option<fn() -> u64>,
 }
 
-/// Where a server tells what it has done, beside its own endpoints.
+/// Where a server reports ended answers, in addition to its own endpoints.
 #[derive(Debug, Default)]
 pub struct Reporting {
-    /// A line for every ended answer.
+    /// Log with one line per ended answer.
     pub request_log: Option<RequestLog>,
-    /// A span for every ended answer.
+    /// Exporter of one span per ended answer.
     pub spans: Option<SpanExporter>,
 }
 
@@ -73,12 +75,12 @@ struct Shared {
     loads: Loads,
     journal: Arc<Journal>,
     samples: Samples,
-    /// Where it listens, once it does.
+    /// The port that the server listens on, once it does.
     port: OnceLock<u16>,
 }
 
 impl ServerState {
-    /// Serves one model, whose engine is the caller's.
+    /// Serves one model, whose engine the caller manages.
     pub fn new(model: Model, config: ServerConfig) -> ServerState {
         ServerState::with_models(Models::fixed(model), config)
     }
@@ -88,7 +90,7 @@ impl ServerState {
         ServerState::reporting(models, config, Reporting::default())
     }
 
-    /// Serves these models, and tells elsewhere what was done.
+    /// Serves these models, and reports ended answers.
     pub fn reporting(models: Models, config: ServerConfig, reporting: Reporting) -> ServerState {
         let limits = Arc::new(config.limits.clone());
         let shared = Shared {
@@ -115,14 +117,14 @@ impl ServerState {
         &self.shared.models
     }
 
-    /// The model that a request is for, or the default one if it does not say. Waits while it is
-    /// loaded, within bounds.
+    /// Opens the model of a request, or the default one if `name` is absent. Waits at most
+    /// `load_wait` while the model loads.
     pub(crate) async fn open(&self, name: Option<&str>) -> Result<Serving, ApiError> {
         let (model, lease) = self.models().open(name, self.limits()).await?;
         Ok(Serving::new(self.clone(), model, lease))
     }
 
-    /// How the default model is.
+    /// The status of the default model.
     pub(crate) fn default_model(&self) -> ModelStatus {
         self.models().status("default").expect("one model is the default")
     }
@@ -135,12 +137,12 @@ impl ServerState {
         &self.shared.limits
     }
 
-    /// Where responses are kept for later requests.
+    /// The responses kept for later requests.
     pub(crate) fn kept_responses(&self) -> &Arc<KeptResponses> {
         &self.shared.kept_responses
     }
 
-    /// What LocalAI has had loaded.
+    /// The models that LocalAI has loaded.
     pub(crate) fn loads(&self) -> &Loads {
         &self.shared.loads
     }
@@ -161,32 +163,32 @@ impl ServerState {
         &self.shared.config
     }
 
-    /// The port that it listens on, once it does.
+    /// The port that the server listens on, once it does.
     pub(crate) fn port(&self) -> Option<u16> {
         self.shared.port.get().copied()
     }
 
     pub(crate) fn listens_on(&self, port: u16) {
-        // The first one stays: a second listener is another way to the same server.
+        // The first port is kept: a second listener only adds another way to the same server.
         self.shared.port.set(port).ok();
     }
 
-    /// Memory of late.
+    /// Recent memory samples.
     pub(crate) fn samples(&self) -> &Samples {
         &self.shared.samples
     }
 
-    /// What was answered so far.
+    /// Records and totals of the answers.
     pub(crate) fn journal(&self) -> &Arc<Journal> {
         &self.shared.journal
     }
 
-    /// Generation requests that are open now.
+    /// Number of generation requests that are open now.
     pub(crate) fn num_open_streams(&self) -> usize {
         self.limits().open_streams - self.shared.open_streams.available_permits()
     }
 
-    /// Takes one of the places for generation requests until the result is dropped.
+    /// Takes a slot for a generation request, which is released when the result is dropped.
     pub(crate) fn open_stream(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         let limit = self.limits().open_streams;
         Arc::clone(&self.shared.open_streams)
@@ -194,7 +196,7 @@ impl ServerState {
             .map_err(|_| ApiError::TooManyStreams { limit })
     }
 
-    /// Runs `work`, which may take long, on a thread of its own.
+    /// Runs `work`, which may take long, on a worker thread.
     pub(crate) async fn on_a_worker<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,

@@ -1,4 +1,4 @@
-//! The end of an answer: when its last byte has gone out, or nobody wants it any more.
+//! Detects the end of a response: its last byte was sent, or it was dropped.
 
 use std::fmt;
 use std::pin::Pin;
@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use axum::body::{Body, Bytes, HttpBody};
 use hyper::body::{Frame, SizeHint};
 
-/// A body that drops something when it has ended, however it does.
+/// A body that drops a value when it has ended, in whatever way.
 pub(crate) struct Tail<T> {
     body: Body,
     held: Option<T>,

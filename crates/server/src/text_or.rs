@@ -1,4 +1,4 @@
-//! A field that is a string, or a list of what may stand in its place.
+//! A field that is either a string or a list.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -6,16 +6,16 @@ use std::marker::PhantomData;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 
-/// Text, or a list.
+/// A string or a list.
 #[derive(Debug, PartialEq)]
 pub(crate) enum TextOr<T> {
     Text(String),
     List(Vec<T>),
 }
 
-/// What such a list consists of.
+/// An element of such a list.
 pub(crate) trait Listed {
-    /// Both forms of the field in words, for errors.
+    /// Both forms of the field in words, for error messages.
     const EXPECTED: &'static str;
 }
 

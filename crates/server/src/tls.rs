@@ -1,4 +1,4 @@
-//! TLS: the certificate, read again when its files change, and handshakes with a deadline.
+//! TLS: the certificate, which is reloaded when its files change, and handshakes.
 
 use std::fmt;
 use std::io;
@@ -17,13 +17,13 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::server::TlsStream;
 use tracing::{info, warn};
 
-/// How often the files are looked at, at most.
+/// Minimum time between two checks of the files.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The first byte of a TLS connection: a record of a handshake (RFC 8446, section 5.1).
 const HANDSHAKE_RECORD: u8 = 22;
 
-/// Told to a client that speaks plain HTTP.
+/// Head of the response to a client that speaks plain HTTP.
 const PLAIN_HTTP: &str = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n\
     connection: close\r\ncontent-length: ";
 
@@ -31,20 +31,20 @@ const PLAIN_HTTP_BODY: &str = "{\"error\":{\"message\":\"this port speaks HTTPS,
     came as plain HTTP\\nhint: use https:// in place of http://\",\"type\":\"invalid_request_error\",\
     \"param\":null,\"code\":\"https_needed\"},\"detail\":\"this port speaks HTTPS\"}";
 
-/// What is wrong with a certificate or its key.
+/// An error in a certificate or its key.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// A file is not there or not what it has to be.
+    /// A file is missing or invalid.
     #[error("{what} {}: {reason}\nhint: it has to be a file in PEM form", path.display())]
     File {
         /// Which of the two files.
         what: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Reason of the error.
         reason: String,
     },
-    /// The two files do not go together.
+    /// The certificate and the key do not belong together, or are not supported.
     #[error("the certificate and its key cannot be used: {0}")]
     Unusable(#[from] tokio_rustls::rustls::Error),
 }
@@ -76,10 +76,11 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Reads a chain of certificates, the server's first, and its key.
+    /// Reads a certificate chain, which begins with the server's certificate, and its key.
     ///
     /// # Errors
-    /// If either cannot be used. Files that break later are warned of, and what was read last stays.
+    /// Returns an error if either file cannot be used. If the files become invalid later, a warning
+    /// is logged and the certificate that was read last stays in use.
     pub fn new(cert: &Path, key: &Path) -> Result<Tls, TlsError> {
         let stamps = stamps(cert, key);
         let current = Current { config: read(cert, key)?, stamps, looked: Instant::now() };
@@ -88,14 +89,16 @@ impl Tls {
         Ok(Tls { shared: Arc::new(shared) })
     }
 
-    /// The handshake on a new connection. A client that speaks plain HTTP is told so.
+    /// Performs the handshake on a new connection. A client that speaks plain HTTP gets an error
+    /// that says so.
     pub(crate) async fn accept(&self, mut socket: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let mut first = [0];
         if socket.peek(&mut first).await? == 1 && first[0] != HANDSHAKE_RECORD {
             let answer = format!("{PLAIN_HTTP}{}\r\n\r\n{PLAIN_HTTP_BODY}", PLAIN_HTTP_BODY.len());
             socket.write_all(answer.as_bytes()).await?;
             socket.shutdown().await?;
-            // What the client sends has to be taken, or it is reset before it has read the answer.
+            // The client's data must be read; otherwise the connection is reset before the client
+            // reads the answer.
             let mut rest = tokio::io::AsyncReadExt::take(&mut socket, 1 << 16);
             tokio::io::copy(&mut rest, &mut tokio::io::sink()).await?;
             return Err(io::Error::other("plain HTTP on a port for HTTPS"));
@@ -103,7 +106,8 @@ impl Tls {
         TlsAcceptor::from(self.config()).accept(socket).await
     }
 
-    /// What new connections use. Open ones go on with what they have.
+    /// The configuration for new connections, reloaded if the files have changed. Open connections
+    /// keep theirs.
     fn config(&self) -> Arc<ServerConfig> {
         let Shared { cert, key, current } = &*self.shared;
         let mut current = current.lock().unwrap_or_else(PoisonError::into_inner);
@@ -116,7 +120,8 @@ impl Tls {
                         info!(cert = %cert.display(), "the certificate was read again");
                         (current.config, current.stamps) = (config, found);
                     }
-                    // Looked at again: the other file may be on its way.
+                    // The stamps are not updated, so that the files are read again: the other file
+                    // may still be missing.
                     Err(err) => warn!(%err, "the certificate stays as it was"),
                 }
             }

@@ -27,9 +27,9 @@ pub(super) struct MessageFormat {
     max_tokens: u32,
     cached_tokens: u32,
     shows_thinking: bool,
-    /// Of a stream: the block that more may come to.
+    /// The open block of a stream.
     open: Option<OpenBlock>,
-    /// Of a stream: blocks that have begun.
+    /// Number of blocks of a stream that have begun.
     num_blocks: usize,
     ending: Ending,
 }
@@ -38,9 +38,9 @@ pub(super) struct MessageFormat {
 #[derive(Debug)]
 enum OpenBlock {
     Text,
-    /// What was thought so far, for the signature.
+    /// Digest of the reasoning so far, for the signature.
     Thinking(Sha256),
-    /// Its events are written by [`MessageFormat::push_call`] alone.
+    /// Handled only by [`MessageFormat::push_call`].
     ToolUse,
 }
 
@@ -65,7 +65,7 @@ impl MessageFormat {
         }
     }
 
-    /// Whether thoughts are told, or only that there were some.
+    /// Sets whether the reasoning's text is sent; if not, only its existence is visible.
     pub(super) fn showing_thinking(self, shows_thinking: bool) -> MessageFormat {
         MessageFormat { shows_thinking, ..self }
     }
@@ -96,7 +96,7 @@ impl MessageFormat {
         End { stop_reason: Some(stop_reason), stop_sequence }
     }
 
-    /// Begins a block of this kind unless one is open.
+    /// Opens a block of this kind unless one is already open.
     fn open_block(&mut self, wanted: OpenBlock, buffer: &mut Vec<u8>) {
         let is_open = self
             .open
@@ -126,7 +126,7 @@ impl MessageFormat {
         push(buffer, &StreamEvent::ContentBlockDelta { index, delta });
     }
 
-    /// Ends the open block, if there is one.
+    /// Closes the open block, if there is one.
     fn close_block(&mut self, buffer: &mut Vec<u8>) {
         let Some(open) = self.open.take() else { return };
         if let OpenBlock::Thinking(thought) = open {
@@ -160,7 +160,7 @@ impl MessageFormat {
         }
     }
 
-    /// All blocks of an answer. A thought comes before what it led to.
+    /// All blocks of an answer, with the reasoning first.
     fn blocks<'a>(&self, delta: &'a Delta) -> Vec<Block<'a>> {
         let mut blocks = Vec::new();
         if !delta.reasoning.is_empty() {
@@ -181,8 +181,8 @@ fn tool_use(call: &CallDelta, input: Map<String, Value>) -> Block<'_> {
     Block::ToolUse { id: new_id("toolu_"), name: call.name(), input }
 }
 
-/// What stands where Anthropic signs a thought: a digest, so that it is not empty and differs from
-/// thought to thought. Nobody checks it when it comes back.
+/// The signature of a thinking block, where Anthropic has a real one: a digest, so that it is not
+/// empty and differs between blocks. It is not verified when it comes back.
 fn signature(thought: Sha256) -> String {
     hex(&thought.finalize())
 }
@@ -204,7 +204,7 @@ enum StreamEvent<'a> {
 }
 
 impl StreamEvent<'_> {
-    /// What `type` says.
+    /// The event's name, which equals its `type`.
     fn name(&self) -> &'static str {
         match self {
             StreamEvent::MessageStart { .. } => "message_start",
@@ -260,7 +260,7 @@ struct End<'a> {
 
 #[derive(Serialize)]
 struct Usage {
-    /// Without those that were found computed already.
+    /// Number of prompt tokens without those found in the cache.
     input_tokens: u32,
     cache_creation_input_tokens: u32,
     cache_read_input_tokens: u32,
@@ -342,12 +342,12 @@ impl Format for MessageFormat {
     }
 }
 
-/// What keeps a connection alive.
+/// Appends an event that keeps the connection alive.
 pub(super) fn push_ping(buffer: &mut Vec<u8>) {
     push(buffer, &StreamEvent::Ping);
 }
 
-/// The error that ends a stream.
+/// Appends the error that ends a stream.
 pub(super) fn push_error(err: &ApiError, buffer: &mut Vec<u8>) {
     push_named(buffer, "error", &Dialect::Anthropic.error_json(err, None));
 }
@@ -376,7 +376,7 @@ mod tests {
         Delta { reasoning: reasoning.to_owned(), text: text.to_owned(), ..Delta::default() }
     }
 
-    /// The data of the events that tell of these deltas and of the end.
+    /// The data of the events for these deltas and the end.
     fn events(mut format: MessageFormat, deltas: Vec<Delta>) -> Vec<Value> {
         let mut buffer = Vec::new();
         for delta in deltas {

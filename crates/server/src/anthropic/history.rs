@@ -1,4 +1,4 @@
-//! A conversation in content blocks becomes one in the form of OpenAI's messages.
+//! Converts a conversation of content blocks to the form of OpenAI's messages.
 //!
 //! ```text
 //!  user       [tool_result, tool_result, text]   ──▶  tool, tool, user
@@ -12,27 +12,26 @@ use serde_json::{Map, Value, json};
 use super::request::{Block, Content, Message, Role};
 use crate::error::ApiError;
 
-/// Between the texts of a message's blocks.
+/// Separator between the texts of a message's blocks.
 const BETWEEN_BLOCKS: &str = "\n";
 
-/// What begins a block that names the client's version and a number of the request. It is no
-/// instruction, and since it differs from request to request, nothing behind it would ever be found
-/// computed already.
+/// Prefix of a block with the client's version and a request number. It is not an instruction, and
+/// since it differs between requests, it would prevent any prefix hit for the tokens behind it.
 const ATTRIBUTION: &str = "x-anthropic-billing-header:";
 
-/// Before the result of a tool that failed.
+/// Prefix of the result of a failed tool call.
 const FAILED_RESULT: &str = "Error: ";
 
-/// The messages so far, in the form of OpenAI's.
+/// The messages converted so far, in the form of OpenAI's.
 #[derive(Debug, Default)]
 pub(super) struct History {
     messages: Vec<Value>,
-    /// Which tool each call was for; some templates want it told with the result.
+    /// Tool name of each call id; some templates need the name with the result.
     tool_names: HashMap<String, String>,
 }
 
 impl History {
-    /// Begins with the instructions of `system`.
+    /// Starts with the system prompt.
     pub(super) fn begin(system: Option<Content>) -> Result<History, ApiError> {
         let mut history = History::default();
         let mut texts = Texts::default();
@@ -52,7 +51,7 @@ impl History {
         Ok(history)
     }
 
-    /// Appends a message, which becomes one or several.
+    /// Appends a message, which may become several.
     pub(super) fn push(&mut self, message_idx: usize, message: Message) -> Result<(), ApiError> {
         let blocks = match (message.role, message.content) {
             (role, Content::Text(text)) => {
@@ -150,7 +149,7 @@ impl History {
                 "thinking" => {
                     thoughts.push(needed(block.thinking.as_ref(), "thinking", &param)?);
                 }
-                // Another server's, and unreadable.
+                // Encrypted reasoning of another server, which cannot be read.
                 "redacted_thinking" => {}
                 "tool_use" => calls.push(self.tool_use(block, param)?),
                 "tool_result" => return Err(misplaced(&block, param(), "user")),
@@ -170,7 +169,7 @@ impl History {
         Ok(())
     }
 
-    /// A call, whose tool is remembered.
+    /// Converts a call and remembers its tool's name.
     fn tool_use(&mut self, block: Block, param: impl Fn() -> String) -> Result<Value, ApiError> {
         let id = needed(block.id, "id", &param)?;
         let name = needed(block.name, "name", &param)?;
@@ -183,7 +182,7 @@ impl History {
     }
 }
 
-/// Texts of blocks, joined.
+/// Joined texts of blocks.
 #[derive(Debug, Default)]
 struct Texts {
     joined: Option<String>,
@@ -209,7 +208,7 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// A block's text; blocks that hold something else are refused by name.
+/// The text of a block; other types of blocks are refused by name.
 fn text_of(block: &Block, param: impl Fn() -> String) -> Result<&str, ApiError> {
     if block.kind == "text" {
         return needed(block.text.as_deref(), "text", &param);

@@ -25,11 +25,11 @@ use crate::openai::structure;
 use crate::openapi::answers::MessageAnswer;
 use crate::registry::Serving;
 
-/// Our words for fields, and the API's own.
+/// Internal names of fields, and the API's own.
 const NAMES: [(&str, &str); 2] =
     [("stop", "stop_sequences"), ("thinking_token_budget", "thinking.budget_tokens")];
 
-/// The API's least budget of thought.
+/// The API's minimum for `thinking.budget_tokens`.
 const BUDGET_TOKENS_MIN: u32 = 1024;
 
 /// Answers a conversation, whole or as a stream of events.
@@ -65,7 +65,7 @@ pub(crate) async fn messages(
     answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
 }
 
-/// What a stream says before its model is there.
+/// Events of a stream before its model is loaded.
 const EARLY: EarlyStream = EarlyStream {
     push_keep_alive: super::format::push_ping,
     push_error: |err, buffer| super::format::push_error(err, buffer),
@@ -101,7 +101,7 @@ pub(crate) async fn count_tokens(
     counted.await.map_err(|err: ApiError| err.renamed(&NAMES))
 }
 
-/// Everything that has to be known before the engine is asked.
+/// Checks the request and prepares it for the engine.
 fn prepare(body: &Bytes, serving: &Serving) -> Result<(Job, MessageFormat, AnswerPlan), ApiError> {
     let request: MessagesRequest = parse(body)?;
     let max_tokens = max_tokens(&request)?;
@@ -155,7 +155,7 @@ fn conversation(request: MessagesRequest, limits: &ServerLimits) -> Result<Conve
         return Err(ApiError::Empty { param: "messages".to_owned() });
     }
     check_count("messages", messages.len(), limits.messages)?;
-    // Words that are put into the model's mouth: the answer goes on from them.
+    // A final assistant message is a prefill: the answer continues it.
     let continues_message = messages.last().is_some_and(|last| last.role == Role::Assistant);
     let mut history = History::begin(system)?;
     for (message_idx, message) in messages.into_iter().enumerate() {
@@ -185,7 +185,7 @@ fn conversation(request: MessagesRequest, limits: &ServerLimits) -> Result<Conve
     })
 }
 
-/// Holds the answer to a schema, if it comes with one.
+/// Constrains the answer to a schema, if the request has one.
 fn constrain(request: &MessagesRequest, wishes: &mut Wishes) -> Result<(), ApiError> {
     let output = request.output_config.as_ref().and_then(|it| it.format.as_ref());
     let fields =
@@ -203,7 +203,7 @@ fn constrain(request: &MessagesRequest, wishes: &mut Wishes) -> Result<(), ApiEr
     Ok(())
 }
 
-/// Refuses what would have to run on a server of Anthropic's.
+/// Refuses features that would have to run on Anthropic's servers.
 fn check_remote(param: &str, is_wanted: bool) -> Result<(), ApiError> {
     let refused = || ApiError::NotSupported {
         param: param.to_owned(),
@@ -212,7 +212,7 @@ fn check_remote(param: &str, is_wanted: bool) -> Result<(), ApiError> {
     if is_wanted { Err(refused()) } else { Ok(()) }
 }
 
-/// A tool in the form of OpenAI's.
+/// Converts a tool to the form of OpenAI's.
 fn tool((tool_idx, tool): (usize, Tool)) -> Result<Value, ApiError> {
     if let Some(kind) = tool.kind.filter(|kind| kind != "custom") {
         let hint = format!(
@@ -267,7 +267,7 @@ fn check_choice(choice: Option<ToolChoiceConfig>, tools: &[Tool]) -> Result<Tool
     }
 }
 
-/// Without the field, the server's own setting holds.
+/// Reads `thinking`; without it, the server's default applies.
 fn check_thinking(
     config: Option<ThinkingConfig>,
     max_tokens: Option<u32>,
@@ -296,7 +296,7 @@ fn check_thinking(
     }
 }
 
-/// The words that templates know.
+/// Maps the effort to the values that templates know.
 fn effort(effort: Option<String>) -> Result<Option<String>, ApiError> {
     let Some(effort) = effort else { return Ok(None) };
     match effort.as_str() {

@@ -1,5 +1,4 @@
-//! What clients send, as they send it: nothing here is trusted yet. Fields that no type has are
-//! passed over.
+//! Request bodies as clients send them, not yet validated. Unknown fields are ignored.
 
 use std::borrow::Cow;
 
@@ -75,7 +74,7 @@ pub(super) struct Message {
     pub(super) content: Content,
 }
 
-/// Text, or blocks of it and of other things.
+/// Text, or a list of content blocks.
 pub(super) type Content = TextOr<Block>;
 
 impl Listed for Block {
@@ -165,7 +164,7 @@ pub(super) struct Metadata {
 
 impl PartialSchema for Content {
     fn schema() -> RefOr<Schema> {
-        // By its name: a block may hold blocks.
+        // Referenced by name, because a block may contain blocks.
         let block = Ref::from_schema_name("AnthropicBlock");
         OneOfBuilder::new().item(string()).item(list(block)).into()
     }

@@ -1,4 +1,4 @@
-//! The file of keys: who may ask, and for how much.
+//! The key file: the accepted keys and their limits.
 //!
 //! ```json
 //! {"keys": [
@@ -22,36 +22,36 @@ use thiserror::Error;
 
 use super::quota::KeyLimits;
 
-/// Longest file of keys.
+/// Maximum size of a key file in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Most keys.
+/// Maximum number of keys.
 const KEYS_MAX: usize = 4096;
 
-/// Longest name of a key.
+/// Maximum length of a key's name in bytes.
 const NAME_BYTES_MAX: usize = 64;
 
-/// What is wrong with a file of keys. It never tells a key.
+/// An error in a key file. It never contains a key.
 #[derive(Debug, Error)]
 pub enum KeyFileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("the file of keys {} cannot be read: {source}", path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// The I/O error.
         source: io::Error,
     },
-    /// It is not what a file of keys has to be.
+    /// The file is not a valid key file.
     #[error(
         "the file of keys {}: {reason}\n\
          hint: for example {{\"keys\": [{{\"name\": \"alice\", \"key\": \"…\"}}]}}",
         path.display()
     )]
     Broken {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where and why.
+        /// Position and reason of the error.
         reason: String,
     },
 }
@@ -78,7 +78,7 @@ struct Entry {
     cache_group: Option<String>,
 }
 
-/// A key as the file has it, without the key itself.
+/// A key of the file, with its digest in place of the key itself.
 #[derive(Clone, Debug)]
 pub(super) struct FileKey {
     pub(super) name: String,
@@ -86,11 +86,11 @@ pub(super) struct FileKey {
     pub(super) limits: KeyLimits,
     pub(super) priority: i32,
     pub(super) is_admin: bool,
-    /// Keys of one group start from each other's computed prefixes.
+    /// Group of keys that share cached prefixes.
     pub(super) cache_group: Option<String>,
 }
 
-/// What tells one state of a file from the next.
+/// Metadata by which a change of the file is detected.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Stamp {
     modified: Option<SystemTime>,
@@ -106,12 +106,12 @@ impl Stamp {
     }
 }
 
-/// Whether others than the owner may read the file.
+/// Returns whether the file's mode grants any permission to others than its owner.
 pub(super) fn is_readable_by_others(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| metadata.mode() & 0o077 != 0)
 }
 
-/// Reads the file.
+/// Reads and checks the file.
 pub(super) fn read(path: &Path) -> Result<Vec<FileKey>, KeyFileError> {
     let unreadable = |source| KeyFileError::Unreadable { path: path.to_owned(), source };
     let broken = |reason| KeyFileError::Broken { path: path.to_owned(), reason };
@@ -124,7 +124,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<FileKey>, KeyFileError> {
 }
 
 fn parse(text: &str) -> Result<Vec<FileKey>, String> {
-    // The reader's own words may quote what it found, which may be a key: only the place is told.
+    // The parser's message may quote what it found, which may be a key: only the position is
+    // reported.
     let keys: Keys = serde_json::from_str(text).map_err(|err| {
         let unknown = err.to_string();
         let field = unknown.strip_prefix("unknown field `").and_then(|it| it.split('`').next());

@@ -1,4 +1,4 @@
-//! How much a key's holder may ask for: buckets that fill up over a minute, and requests at once.
+//! Rate limits of a key: token buckets refilled over a minute, and a limit of concurrent requests.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,19 +6,19 @@ use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Length of what "per minute" means.
+/// The period of "per minute" limits.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The bounds of one key; what is absent is not bounded.
+/// The limits of one key; an absent limit is unbounded.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct KeyLimits {
     pub(crate) requests_per_minute: Option<u32>,
-    /// Prompts and answers together.
+    /// Tokens of prompts and answers together.
     pub(crate) tokens_per_minute: Option<u32>,
     pub(crate) concurrent_requests: Option<u32>,
 }
 
-/// What has been used. It outlives a change of the limits.
+/// What has been used of the limits. It survives a change of the limits.
 #[derive(Debug)]
 pub(crate) struct Quota {
     buckets: Mutex<Buckets>,
@@ -31,7 +31,7 @@ struct Buckets {
     tokens: Bucket,
 }
 
-/// The part of a limit that is used, between 0 and 1; more if more was used than there was.
+/// The used part of a limit, from 0 to 1; more than 1 if the limit was exceeded.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     used: f64,
@@ -45,13 +45,13 @@ impl Bucket {
         self.at = now;
     }
 
-    /// Until no more than `used` is used.
+    /// Time until at most `used` is used.
     fn time_to(&self, used: f64) -> Duration {
         MINUTE.mul_f64((self.used - used).max(0.0))
     }
 }
 
-/// Which limit is reached, and when it no longer is, where that is known.
+/// The limit that was reached, and when to retry, where that is known.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Reached {
     pub(crate) what: &'static str,
@@ -59,7 +59,7 @@ pub(crate) struct Reached {
     pub(crate) retry_after: Option<Duration>,
 }
 
-/// One of the requests at once; given back when dropped.
+/// The slot of a concurrent request; returned when dropped.
 #[derive(Debug)]
 pub(crate) struct Pass {
     quota: Arc<Quota>,
@@ -80,7 +80,7 @@ impl Quota {
         }
     }
 
-    /// Takes one request out of every bound, or none.
+    /// Counts one request against every limit, or against none if one of them is reached.
     pub(crate) fn take(
         self: &Arc<Quota>,
         limits: &KeyLimits,
@@ -96,7 +96,7 @@ impl Quota {
             let retry_after = Some(buckets.tokens.time_to(1.0 - one));
             return Err(Reached { what: "tokens per minute", limit, retry_after });
         }
-        // Times a share that is not exact must not cost the last request of a minute.
+        // Rounding of the shares must not cost the last request of a minute.
         const SLACK: f64 = 1e-9;
         let share = limits.requests_per_minute.map(|limit| (limit, 1.0 / f64::from(limit)));
         if let Some((limit, share)) = share
@@ -114,8 +114,8 @@ impl Quota {
         Ok(Pass { quota: Arc::clone(self) })
     }
 
-    /// Takes tokens out of their bound, more than there are if need be: how many a request costs is
-    /// known when it has ended.
+    /// Counts tokens against their limit, even beyond it: the cost of a request is known only when
+    /// it has ended.
     pub(crate) fn used_tokens(&self, limits: &KeyLimits, tokens: u32, now: Instant) {
         let Some(limit) = limits.tokens_per_minute else { return };
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
@@ -123,7 +123,7 @@ impl Quota {
         buckets.tokens.used += f64::from(tokens) / f64::from(limit);
     }
 
-    /// Tells what is left, in the headers that clients of OpenAI's API read.
+    /// Adds what is left to the headers that clients of OpenAI's API read.
     pub(crate) fn tell(&self, limits: &KeyLimits, now: Instant, headers: &mut HeaderMap) {
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         buckets.requests.settle(now);
@@ -150,7 +150,7 @@ impl Quota {
     }
 }
 
-/// A duration as OpenAI's headers have it: `120ms`, `7s`, `1m30s`.
+/// Formats a duration as OpenAI's headers have it: `120ms`, `7s`, `1m30s`.
 fn spoken(time: Duration) -> String {
     let (seconds, millis) = (time.as_secs(), time.subsec_millis());
     match (seconds / 60, seconds % 60) {

@@ -1,10 +1,9 @@
-//! How an answer reaches the client, whole or as it comes. Endpoints differ only in their
-//! [`Format`].
+//! Sends an answer to the client, whole or as a stream. Endpoints differ only in their [`Format`].
 //!
 //! ```text
 //!            first delta, or ServerLimits::keep_alive has passed
-//!  (waiting) ─────────────────────────────▶ (streaming) ──all over──▶ summary, end
-//!      │ error: status and error object          │ error: told in the stream, end
+//!  (waiting) ─────────────────────────────▶ (streaming) ──all choices ended──▶ summary, end
+//!      │ error: status and error object          │ error: an event in the stream, end
 //! ```
 
 use std::convert::Infallible;
@@ -31,40 +30,41 @@ use crate::notes;
 use crate::registry::Serving;
 use crate::sse;
 
-/// Bytes of events that are put into one write if they are there already.
+/// Size in bytes up to which events that are already available are merged into one frame.
 const FRAME_BYTES: usize = 16 << 10;
 
-/// How an endpoint writes answers. Choices are known by their `index`.
+/// Writes the answers of one endpoint. Choices are identified by their `index`.
 pub(crate) trait Format: Send + 'static {
     /// Content type of a stream.
     fn stream_type(&self) -> &'static str {
         sse::STREAM_TYPE
     }
 
-    /// Takes how much of the prompts was found computed already, before the first delta.
+    /// Receives the number of prompt tokens found in the cache so far, whenever the computation of
+    /// a prompt begins.
     fn started(&mut self, _cached_tokens: u32) {}
 
-    /// Takes the log-probabilities of a choice's prompt, before its first delta.
+    /// Receives the log-probabilities of a choice's prompt, before its first delta.
     fn prompt_scored(&mut self, _choice_idx: usize, _logprobs: Vec<Logprob>) {}
 
-    /// Appends what a stream begins with, before anything of an answer is known.
+    /// Appends the beginning of a stream, before any part of the answer is known.
     fn push_start(&mut self, _prompt_tokens: u32, _buffer: &mut Vec<u8>) {}
 
-    /// Appends what keeps the connection alive while there is nothing to tell.
+    /// Appends a frame that keeps the connection alive while there is no data to send.
     fn push_keep_alive(&mut self, buffer: &mut Vec<u8>) {
         buffer.extend_from_slice(sse::KEEP_ALIVE.as_bytes());
     }
 
-    /// Appends the events that tell what is newly known of a choice. Its first delta comes with its first
-    /// token, and is empty if the text of that is held back.
+    /// Appends the events for a delta of a choice. The first delta of a choice comes with its first
+    /// token, and is empty if the text of that token is held back.
     fn push_events(&mut self, choice_idx: usize, delta: Delta, buffer: &mut Vec<u8>);
 
-    /// Appends what a stream ends with once every choice is over.
+    /// Appends the end of a stream, once every choice has ended.
     fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>);
 
-    /// Takes what is newly known of a choice that is told as a whole in the end.
+    /// Receives each delta of a choice if the answer is sent whole.
     fn heard(&mut self, _choice_idx: usize, _delta: &Delta) {}
-    /// The name that the answer carries, if it has one.
+    /// The id that the answer carries, if it has one.
     fn answer_id(&self) -> Option<&str> {
         None
     }
@@ -74,43 +74,43 @@ pub(crate) trait Format: Send + 'static {
         sse::push_event(buffer, &err.to_json());
     }
 
-    /// The whole answer; `choices[i]` is all there is of the choice with index `i`.
+    /// Builds the whole answer; `choices[i]` is everything generated for the choice with index `i`.
     fn whole(&self, choices: Vec<Delta>, summary: &Summary) -> Response;
 }
 
-/// What an answer took.
+/// Token counts and times of an answer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Summary {
-    /// Of all prompts.
+    /// Number of tokens of all prompts.
     pub(crate) prompt_tokens: u32,
-    /// Of those, found computed already.
+    /// Number of prompt tokens found in the cache.
     pub(crate) cached_tokens: u32,
-    /// Drawn, over all choices.
+    /// Number of tokens sampled, over all choices.
     pub(crate) completion_tokens: u32,
-    /// Of those, drawn while thinking.
+    /// Number of `completion_tokens` that belong to reasoning.
     pub(crate) reasoning_tokens: u32,
-    /// From the request to its first step.
+    /// Time from the request to its first step.
     pub(crate) queue_time: Duration,
-    /// From the first step to the first token.
+    /// Time from the first step to the first token.
     pub(crate) prefill_time: Duration,
-    /// From the first token to the last.
+    /// Time from the first token to the last.
     pub(crate) decode_time: Duration,
-    /// From the request to the end.
+    /// Time from the request to the end.
     pub(crate) total_time: Duration,
 }
 
 impl Summary {
-    /// Prompt tokens computed per second; 0 if there were none.
+    /// Prompt tokens computed per second, without cached ones; 0 if the prefill took no time.
     pub(crate) fn prefill_rate(&self) -> f64 {
         rate(self.prompt_tokens - self.cached_tokens.min(self.prompt_tokens), self.prefill_time)
     }
 
-    /// Tokens drawn per second after the first one; 0 if there were none.
+    /// Tokens sampled per second after the first one; 0 if the decoding took no time.
     pub(crate) fn decode_rate(&self) -> f64 {
         rate(self.completion_tokens.saturating_sub(1), self.decode_time)
     }
 
-    /// Tokens drawn per second of the whole time.
+    /// Tokens sampled per second of the total time.
     pub(crate) fn total_rate(&self) -> f64 {
         rate(self.completion_tokens, self.total_time)
     }
@@ -120,21 +120,21 @@ fn rate(num_tokens: u32, time: Duration) -> f64 {
     if time.is_zero() { 0.0 } else { f64::from(num_tokens) / time.as_secs_f64() }
 }
 
-/// What [`Answer`] has to know of a job.
+/// The properties of a job that [`Answer`] needs.
 #[derive(Debug)]
 pub(crate) struct AnswerPlan {
     is_stream: bool,
     prompt_tokens: u32,
-    /// Drawn for each prompt.
+    /// Number of choices sampled for each prompt.
     choices_per_prompt: usize,
     num_choices: usize,
-    /// Most that a choice may have.
+    /// Maximum number of tokens per choice.
     max_tokens: u32,
-    /// Set if more were asked for than the context has room for.
+    /// The requested `max_tokens`, if it exceeds what the context has room for.
     asked_tokens: Option<u32>,
-    /// The field that the prompt came from.
+    /// Name of the request field that the prompt came from.
     param: &'static str,
-    /// How long the client waits.
+    /// Maximum time that the client waits for the whole answer.
     timeout: Option<Duration>,
 }
 
@@ -155,13 +155,13 @@ impl AnswerPlan {
     }
 }
 
-/// An answer on its way. Dropping it cancels what has not been drawn.
+/// An answer in progress. Dropping it cancels the choices that have not ended.
 #[derive(Debug)]
 pub(crate) struct Answer<F: Format> {
     answering: Answering,
     format: F,
     plan: AnswerPlan,
-    /// Choices that something was drawn for.
+    /// Whether each choice has sent its first delta.
     has_begun: Vec<bool>,
     cached_tokens: u32,
     times: Times,
@@ -169,7 +169,7 @@ pub(crate) struct Answer<F: Format> {
     span: Span,
     is_over: bool,
     recorder: Recorder,
-    /// The model stays until the answer is whole.
+    /// Keeps the model loaded until the answer is complete.
     _lease: Arc<Lease>,
     _place: OwnedSemaphorePermit,
 }
@@ -181,7 +181,7 @@ impl<F: Format> Drop for Answer<F> {
 }
 
 impl<F: Format> Answer<F> {
-    /// Hands a job to the engine.
+    /// Submits a job to the engine.
     pub(crate) fn start(
         job: Job,
         format: F,
@@ -252,8 +252,8 @@ impl<F: Format> Answer<F> {
         Ok(self.format.whole(choices, &summary))
     }
 
-    /// A failure that comes at once still gets its own status; one that comes later is told in the
-    /// stream.
+    /// Streams the answer. An error within the first `keep_alive` period still gets its own HTTP
+    /// status; a later one is sent as an event in the stream.
     async fn stream(mut self) -> Result<Response, ApiError> {
         let mut opening = Vec::new();
         let deadline = Instant::now() + self.limits.keep_alive;
@@ -273,7 +273,7 @@ impl<F: Format> Answer<F> {
         Ok(sse::response(stream_type, stream::StreamExt::chain(opening, rest)))
     }
 
-    /// The next bytes of a stream; none once all has been told.
+    /// Returns the next bytes of a stream, or none once everything was sent.
     async fn next_frame(&mut self) -> Option<Bytes> {
         let keep_alive: Duration = self.limits.keep_alive;
         let mut frame = Vec::new();
@@ -290,7 +290,7 @@ impl<F: Format> Answer<F> {
         (!frame.is_empty()).then(|| Bytes::from(frame))
     }
 
-    /// Appends what was heard to a stream.
+    /// Appends a delta, the end or an error to a stream.
     fn push(&mut self, next: Result<Option<(usize, Delta)>, ApiError>, frame: &mut Vec<u8>) {
         match next {
             Ok(Some((choice_idx, delta))) => self.format.push_events(choice_idx, delta, frame),
@@ -310,13 +310,15 @@ impl<F: Format> Answer<F> {
         }
     }
 
-    /// What is newly known of which choice; none once all are over. Cancel safe.
+    /// Waits for the next delta and the index of its choice; none once all choices have ended.
+    /// Cancel safe.
     async fn next_delta(&mut self) -> Result<Option<(usize, Delta)>, ApiError> {
         loop {
             let Some(step) = self.answering.next().await else { return Ok(None) };
             let (choice_idx, step) = step?;
             match step {
-                // The other choices of a prompt find what the first one has left.
+                // Only the first choice of a prompt is counted: the others find the prefix that it
+                // has just computed.
                 Step::Started { cached_tokens } => {
                     if choice_idx.is_multiple_of(self.plan.choices_per_prompt) {
                         self.cached_tokens += cached_tokens;
@@ -331,7 +333,8 @@ impl<F: Format> Answer<F> {
                     if let Some(finish) = delta.finish {
                         self.recorder.choice_finished(finish);
                     }
-                    // The first one says that there is an answer, also if its text is held back.
+                    // The first delta is sent even if its text is held back: it shows that the
+                    // answer has begun.
                     let is_first = !std::mem::replace(&mut self.has_begun[choice_idx], true);
                     if is_first || !delta.is_empty() {
                         return Ok(Some((choice_idx, delta)));
@@ -358,13 +361,13 @@ impl<F: Format> Answer<F> {
     }
 }
 
-/// When things happened to an answer, over all of its choices.
+/// Timestamps of an answer, over all of its choices.
 #[derive(Debug)]
 struct Times {
     submitted: Instant,
     started: Option<Instant>,
     first_token: Option<Instant>,
-    /// Of whatever was heard last.
+    /// Time of the latest event.
     last: Instant,
 }
 

@@ -1,4 +1,4 @@
-//! All choices of a job, drawn side by side.
+//! Runs all choices of a job concurrently.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
@@ -13,38 +13,39 @@ use super::choice_text::{ChoiceText, Delta};
 use super::job::Job;
 use crate::error::ApiError;
 
-/// One thing heard of a choice.
+/// One event of a choice.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// Its first tokens are being computed.
+    /// The computation of the prompt has begun.
     Started { cached_tokens: u32 },
-    /// Log-probabilities of prompt tokens, from the second one on.
+    /// Log-probabilities of the prompt's tokens, from the second one on.
     PromptScored(Vec<Logprob>),
-    /// Text, tokens, or its end.
+    /// More text or tokens, or the end of the choice.
     Delta(Delta),
 }
 
-/// The choices of a job while they are drawn. Choice `c` of prompt `p` has the index
-/// `p * num_choices + c`.
+/// The choices of a job while they are being sampled. Choice `c` of prompt `p` has the index `p *
+/// num_choices + c`.
 #[derive(Debug)]
 pub(crate) struct Answering {
     choices: Vec<Choice>,
-    /// Where the next look begins, so that no choice starves the others.
+    /// Index of the choice to poll first, rotated so that no choice starves the others.
     next_idx: usize,
     num_open: usize,
-    /// When it has taken too long, and how long that is.
+    /// Deadline of the answer, and the timeout it follows from.
     deadline: Option<(Instant, Duration)>,
 }
 
 #[derive(Debug)]
 struct Choice {
-    /// Gone once the choice is over; that cancels what is left of it.
+    /// None once the choice has ended; dropping the generation cancels it.
     generation: Option<Generation>,
     text: ChoiceText,
 }
 
 impl Answering {
-    /// Hands every choice to the engine. If one is refused, those before it are cancelled.
+    /// Submits every choice to the engine. If one is rejected, those submitted before it are
+    /// cancelled.
     pub(crate) fn start(
         job: Job,
         engine: &EngineHandle,
@@ -63,8 +64,8 @@ impl Answering {
         Ok(Answering { num_open: choices.len(), choices, next_idx: 0, deadline })
     }
 
-    /// What is heard next, and of which choice; none once all are over. An error ends them all.
-    /// Cancel safe.
+    /// Waits for the next event and the index of its choice; none once all choices have ended. An
+    /// error ends all choices. Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Result<(usize, Step), ApiError>> {
         let Some((deadline, timeout)) = self.deadline else {
             return poll_fn(|context| self.poll_next(context)).await;
@@ -76,12 +77,12 @@ impl Answering {
         })
     }
 
-    /// Tokens drawn so far over all choices.
+    /// Number of tokens sampled so far, over all choices.
     pub(crate) fn completion_tokens(&self) -> u32 {
         self.choices.iter().map(|choice| choice.text.num_tokens()).sum()
     }
 
-    /// Of those, drawn while thinking.
+    /// Number of those tokens that belong to reasoning.
     pub(crate) fn reasoning_tokens(&self) -> u32 {
         self.choices.iter().map(|choice| choice.text.num_reasoning_tokens()).sum()
     }
@@ -133,7 +134,7 @@ impl Answering {
         Ok(Step::Delta(delta))
     }
 
-    /// The engine's names for the choices.
+    /// The engine's ids of the choices that have not ended.
     pub(crate) fn engine_ids(&self) -> Vec<u64> {
         let generations = self.choices.iter().filter_map(|choice| choice.generation.as_ref());
         generations.map(|generation| generation.id().0).collect()

@@ -1,9 +1,10 @@
-//! The tokens of one choice become text, piece by piece.
+//! Converts the tokens of one choice to text, piece by piece.
 //!
-//! Every token runs through three filters, each of which may hold text back: the detokeniser (an
-//! incomplete character), the stop strings (what may become one) and the answer's parser (an
-//! unfinished call). The log-probability of a token is passed on once the text at which the token begins is
-//! past the stop strings, so that nothing is told of text that a stop string takes away.
+//! Every token passes three filters, each of which may hold text back: the detokeniser (an
+//! incomplete character), the stop strings (a prefix of one) and the answer's parser (an unfinished
+//! tool call). The log-probability of a token is passed on once the position at which the token
+//! begins is past the stop strings, so that no log-probability is sent for text that a stop string
+//! removes.
 
 use std::collections::VecDeque;
 
@@ -13,7 +14,7 @@ use jackalope_text::{AnswerEnd, AnswerParser, Detokenizer, Segment, StopStrings,
 
 use super::job::TextRules;
 
-/// What is newly known of a choice.
+/// New output of a choice.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Delta {
     pub(crate) reasoning: String,
@@ -27,7 +28,7 @@ pub(crate) struct Delta {
 }
 
 impl Delta {
-    /// Appends what came after.
+    /// Appends the following delta.
     pub(crate) fn absorb(&mut self, next: Delta) {
         self.reasoning.push_str(&next.reasoning);
         self.text.push_str(&next.text);
@@ -38,7 +39,7 @@ impl Delta {
         self.stop = self.stop.take().or(next.stop);
     }
 
-    /// Appends a call, or what came of the last one.
+    /// Appends a new call, or a continuation of the last one.
     fn absorb_call(&mut self, next: CallDelta) {
         match self.calls.last_mut() {
             Some(call) if next.head.is_none() => {
@@ -49,7 +50,7 @@ impl Delta {
         }
     }
 
-    /// True if something else than the end is newly known.
+    /// Returns whether the delta contains anything other than the end of the choice.
     pub(crate) fn has_content(&self) -> bool {
         !(self.reasoning.is_empty()
             && self.text.is_empty()
@@ -58,7 +59,7 @@ impl Delta {
             && self.tokens.is_empty())
     }
 
-    /// True if nothing is newly known but that a call has ended.
+    /// Returns whether the delta contains nothing but ends of calls, apart from `finish`.
     pub(crate) fn only_ends_calls(&self) -> bool {
         let says_nothing = |call: &CallDelta| call.head.is_none() && call.arguments.is_empty();
         !self.calls.is_empty()
@@ -69,29 +70,30 @@ impl Delta {
             && self.tokens.is_empty()
     }
 
-    /// True if there is neither thought nor call: what there is belongs to the text.
+    /// Returns whether the delta has neither reasoning nor calls, so that anything else belongs to
+    /// the text.
     pub(crate) fn is_plain(&self) -> bool {
         self.reasoning.is_empty() && self.calls.is_empty()
     }
 
-    /// True if nothing is newly known.
+    /// Returns whether the delta contains nothing at all.
     pub(crate) fn is_empty(&self) -> bool {
         !self.has_content() && self.finish.is_none()
     }
 }
 
-/// What is newly known of a tool call. Calls come one after the other.
+/// New output of a tool call. Calls come one after the other.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct CallDelta {
-    /// Set where the call begins; the arguments of a delta without belong to the call before.
+    /// Set where the call begins; a delta without it continues the previous call.
     pub(crate) head: Option<CallHead>,
-    /// More of the arguments' JSON.
+    /// The next part of the arguments' JSON.
     pub(crate) arguments: String,
-    /// Nothing more comes.
+    /// Whether the call is complete.
     pub(crate) is_whole: bool,
 }
 
-/// Which tool is called.
+/// Id and tool of a call.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct CallHead {
     /// The call's id, if the model gave one.
@@ -105,7 +107,7 @@ impl CallDelta {
         CallDelta { head: Some(CallHead { id, name }), arguments, is_whole: false }
     }
 
-    /// The tool's name; empty if the call has begun before.
+    /// The tool's name; empty if this delta continues a call.
     pub(crate) fn name(&self) -> &str {
         self.head.as_ref().map_or("", |head| &head.name)
     }
@@ -115,38 +117,38 @@ impl CallDelta {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ScoredToken {
     pub(crate) token: TokenId,
-    /// Characters of the choice's text before the token.
+    /// Number of characters of the choice's text before the token.
     pub(crate) start_chars: usize,
     pub(crate) logprob: Logprob,
 }
 
-/// Why a choice ended.
+/// Reason why a choice ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Finish {
-    /// The model ended it, or a stop string did.
+    /// The model ended the choice, or a stop string or stop token did.
     Stop,
-    /// The length that was asked for, or the context, is used up.
+    /// The choice reached the requested length or the end of the context.
     Length,
-    /// The model wants tools called.
+    /// The model calls tools.
     ToolCalls,
-    /// Somebody ended it by its id.
+    /// The choice was cancelled by its id.
     Cancelled,
 }
 
-/// The state of one choice between two tokens.
+/// State of one choice between two tokens.
 #[derive(Debug)]
 pub(crate) struct ChoiceText {
     rules: TextRules,
     detokenizer: Detokenizer,
     stops: StopStrings,
     parser: Option<AnswerParser>,
-    /// Characters that left the detokeniser.
+    /// Number of characters that left the detokeniser.
     decoded_chars: usize,
-    /// Characters that are past the stop strings.
+    /// Number of characters that are past the stop strings.
     released_chars: usize,
     /// Tokens that begin at or after `released_chars`.
     held: VecDeque<ScoredToken>,
-    /// Drawn, but not told before the end.
+    /// Stop tokens that were sampled, held back until the end of the choice.
     end_tokens: Vec<TokenId>,
     num_tokens: u32,
     num_reasoning_tokens: u32,
@@ -155,8 +157,8 @@ pub(crate) struct ChoiceText {
 }
 
 impl ChoiceText {
-    /// Starts before the first token. The detokeniser has seen the prompt if the text goes on from
-    /// it.
+    /// Creates the state before the first token. If the text continues the prompt, `detokenizer`
+    /// has already been fed the prompt.
     pub(crate) fn new(
         rules: &TextRules,
         detokenizer: Detokenizer,
@@ -178,27 +180,28 @@ impl ChoiceText {
         }
     }
 
-    /// Tokens drawn so far, the one that ended it included.
+    /// Number of tokens sampled so far, including a stop token.
     pub(crate) fn num_tokens(&self) -> u32 {
         self.num_tokens
     }
 
-    /// Of those, drawn while thinking.
+    /// Number of those tokens that belong to reasoning.
     pub(crate) fn num_reasoning_tokens(&self) -> u32 {
         self.num_reasoning_tokens
     }
 
-    /// Takes the next token. The choice is over if the result says how it finished.
+    /// Takes the next token. The choice has ended if `finish` is set in the result.
     pub(crate) fn push(&mut self, token: TokenId, logprob: Option<Logprob>) -> Delta {
         let mut delta = Delta::default();
         self.num_tokens += 1;
         let is_end = self.rules.stop_tokens.contains(&token);
         if self.rules.wants_tokens {
-            // The end token is told with the end.
+            // A stop token is reported together with the end.
             let tokens = if is_end { &mut self.end_tokens } else { &mut delta.tokens };
             tokens.push(token);
         }
-        // In a conversation log-probabilities are those of the content, which the end is no part of.
+        // In a conversation, log-probabilities cover the content only, and the stop token is not
+        // part of it.
         let is_scored = !is_end || self.rules.answer.is_none();
         if let Some(logprob) = logprob.filter(|_| is_scored) {
             let start_chars = self.decoded_chars;
@@ -207,7 +210,7 @@ impl ChoiceText {
         if self.parser.as_ref().is_some_and(AnswerParser::is_reasoning) {
             self.num_reasoning_tokens += 1;
         }
-        // The token that ends an answer is no part of its text, even if it is an ordinary word.
+        // A stop token is not part of the text, even if it is an ordinary word.
         if !is_end {
             let piece = self.detokenizer.push(token);
             self.decoded_chars += piece.chars().count();
@@ -263,7 +266,7 @@ impl ChoiceText {
         }
     }
 
-    /// Passes text on that is past the stop strings.
+    /// Passes on text that is past the stop strings.
     fn release(&mut self, text: &str, delta: &mut Delta) {
         self.released_chars += text.chars().count();
         while self.held.front().is_some_and(|scored| scored.start_chars < self.released_chars) {

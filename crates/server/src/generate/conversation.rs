@@ -1,4 +1,5 @@
-//! A conversation to answer, as every chat protocol means it, in the form of OpenAI's messages.
+//! A conversation to answer, in the form of OpenAI's messages; every chat protocol is converted to
+//! it.
 
 use std::sync::Arc;
 
@@ -18,51 +19,52 @@ use crate::registry::Serving;
 /// Whether the model may, must or must not call tools.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) enum ToolChoice {
-    /// The model is not told of any.
+    /// No tool may be called; the prompt does not mention the tools.
     #[default]
     None,
-    /// The model decides.
+    /// The model decides whether to call tools.
     Auto,
-    /// At least one call of any tool.
+    /// The model must call at least one tool.
     Required,
-    /// Exactly one call of this one.
+    /// The model must call exactly this tool, once.
     Named(String),
 }
 
-/// How the model thinks before it answers.
+/// Parameters of the model's reasoning.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Thinking {
-    /// The server's or the template's own way if absent.
+    /// Whether to reason. If absent, the server's default or else the template's applies.
     pub(crate) enabled: Option<bool>,
-    /// Handed to the template.
+    /// Value passed to the template as `reasoning_effort`.
     pub(crate) effort: Option<String>,
-    /// Most tokens of thought; then the thought is closed.
+    /// Maximum number of reasoning tokens; the reasoning is closed after it.
     pub(crate) budget_tokens: Option<u32>,
 }
 
-/// What is to be answered.
+/// The conversation to answer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Conversation {
-    /// The field that the messages came in.
+    /// Name of the request field that the messages came in.
     pub(crate) param: &'static str,
-    /// In the form of OpenAI's chat completions; checked.
+    /// Messages in the form of OpenAI's chat completions, already checked.
     pub(crate) messages: Vec<Value>,
-    /// In the form of OpenAI's chat completions; checked.
+    /// Tools in the form of OpenAI's chat completions, already checked.
     pub(crate) tools: Vec<Value>,
     pub(crate) tool_choice: ToolChoice,
-    /// The first tool call ends the answer.
+    /// Whether the answer ends after its first tool call.
     pub(crate) single_call: bool,
     pub(crate) thinking: Thinking,
-    /// Further variables for the template.
+    /// Additional variables for the template.
     pub(crate) kwargs: Map<String, Value>,
-    /// Set if the answer continues the last message, the assistant's, instead of beginning one.
+    /// Whether the answer continues the last message, which is the assistant's, instead of
+    /// beginning a new one.
     pub(crate) continues_message: bool,
-    /// Set if nothing invites the model to begin a message.
+    /// Whether the prompt leaves out the generation prompt, which begins the assistant's message.
     pub(crate) no_generation_prompt: bool,
 }
 
 impl Conversation {
-    /// All there is to compute. Takes the stop strings out of the wishes.
+    /// Builds the job. Moves the stop strings out of `wishes`.
     pub(crate) fn job(&self, wishes: &mut Wishes, serving: &Serving) -> Result<Job, ApiError> {
         let limits = serving.engine_limits()?;
         let rendered = self.render(serving)?;
@@ -91,7 +93,7 @@ impl Conversation {
         })
     }
 
-    /// The tools as a grammar and the parser see them; only the wanted one if it is named.
+    /// The tools for the grammar and the parser; only the named one if `tool_choice` names one.
     fn tool_specs(&self) -> Vec<ToolSpec> {
         let mut specs = Vec::with_capacity(self.tools.len());
         for tool in &self.tools {
@@ -109,7 +111,8 @@ impl Conversation {
         specs
     }
 
-    /// Holds the answer to calls where they are forced, strict, or stand beside another structure.
+    /// Constrains the answer to tool calls if they are required or strict, or combined with another
+    /// structure.
     fn bind(
         &self,
         wishes: &mut Wishes,
@@ -151,7 +154,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Bounds the thought before the answer, and lets it come before a structure.
+    /// Applies the reasoning budget, and lets the reasoning precede a constrained answer.
     fn think(&self, wishes: &mut Wishes, format: &AnswerFormat, is_open: bool, serving: &Serving) {
         let Some(reasoning) = format.reasoning else { return };
         let may_think = is_open || self.thinking.enabled != Some(false);
@@ -171,7 +174,7 @@ impl Conversation {
         });
     }
 
-    /// The prompt's tokens.
+    /// Renders the conversation and returns the prompt's tokens.
     pub(crate) fn encode(&self, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
         self.tokenize(&self.render(serving)?, serving)
     }
@@ -210,8 +213,9 @@ impl Conversation {
         Ok(rendered)
     }
 
-    /// Where the content of the last message ends in the rendered conversation, before anything that
-    /// closes it, as transformers' `continue_final_message` has it.
+    /// Returns the byte offset at which the content of the last message ends in the rendered
+    /// conversation, before anything that closes the message, like transformers'
+    /// `continue_final_message`.
     fn end_of_last_message(&self, rendered: &str) -> Result<usize, ApiError> {
         let last = self.messages.last();
         let is_assistant = last.is_some_and(|message| message["role"] == "assistant");
@@ -236,13 +240,13 @@ impl Conversation {
                 hint,
             });
         };
-        // White space at the end stays if the template has let it stand.
+        // Trailing white space is kept if the template has kept it.
         let is_kept = rendered[start..].starts_with(content.trim_start());
         let len = if is_kept { content.trim_start().len() } else { core.len() };
         Ok(start + len)
     }
 
-    /// True if the model is told of tools.
+    /// Returns whether the prompt mentions the tools.
     fn takes_tools(&self) -> bool {
         !self.tools.is_empty() && self.tool_choice != ToolChoice::None
     }

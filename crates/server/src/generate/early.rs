@@ -1,11 +1,11 @@
-//! A stream that begins before its model is there: loading a large one takes minutes, and clients and the
-//! proxies before them give up a connection that says nothing for one.
+//! Starts a stream before its model is loaded: loading a large model takes minutes, and clients and
+//! their proxies drop a connection that stays silent for a minute.
 //!
 //! ```text
-//!  a model that is ready, or soon       status and answer as always
-//!  a stream whose model takes longer    200, then ServerLimits::keep_alive after ServerLimits::keep_alive,
+//!  model ready within keep_alive        status and answer as usual
+//!  stream whose model takes longer      200, then a keep-alive every ServerLimits::keep_alive,
 //!                                       then the answer's own events, or the error as an event
-//!  an answer in one piece               waits
+//!  answer that is not streamed          waits
 //! ```
 
 use std::convert::Infallible;
@@ -26,10 +26,10 @@ use crate::error::ApiError;
 use crate::registry::Serving;
 use crate::sse;
 
-/// Frames that wait for the client.
+/// Number of frames buffered for the client.
 const FRAMES_WAITING_MAX: usize = 1;
 
-/// What a protocol tells in a stream before an answer's own format can.
+/// How a protocol writes keep-alives and errors before the answer's own format exists.
 #[derive(Clone, Copy)]
 pub(crate) struct EarlyStream {
     pub(crate) push_keep_alive: fn(&mut Vec<u8>),
@@ -37,13 +37,13 @@ pub(crate) struct EarlyStream {
 }
 
 impl EarlyStream {
-    /// Comments, and the error as the only event.
+    /// OpenAI's form: keep-alives are comments, an error is the only event.
     pub(crate) const OPENAI: EarlyStream = EarlyStream {
         push_keep_alive: |buffer| buffer.extend_from_slice(sse::KEEP_ALIVE.as_bytes()),
         push_error: |err, buffer| sse::push_event(buffer, &err.to_json()),
     };
 
-    /// Answers with the model that the body names, which is loaded first if it has to be.
+    /// Answers with the model that the body names, which is loaded first if necessary.
     pub(crate) async fn answer<F>(
         self,
         state: &ServerState,
@@ -75,13 +75,13 @@ impl EarlyStream {
     }
 }
 
-/// Whether a stream is wished for; whatever else is wrong with the body is said later.
+/// The `stream` field; other errors in the body are reported later, by the endpoint.
 #[derive(Deserialize)]
 struct Wish {
     stream: Option<bool>,
 }
 
-/// A stream that has begun without an answer.
+/// A stream that has begun before its answer exists.
 struct Telling {
     early: EarlyStream,
     state: ServerState,
@@ -90,8 +90,8 @@ struct Telling {
 }
 
 impl Telling {
-    /// Keeps the connection alive until there is an answer, then passes on what that says. Ends, and the
-    /// answer with it, when the client leaves.
+    /// Keeps the connection alive until the answer exists, then forwards its frames. Stops, and
+    /// drops the answer, when the client disconnects.
     async fn tell(self, answer: impl Future<Output = Result<Response, ApiError>>) {
         let mut answer = pin!(answer);
         loop {
@@ -122,7 +122,7 @@ impl Telling {
                 self.state.journal().note_error(&self.caller, &err);
                 let mut frame = Vec::new();
                 (self.early.push_error)(&err, &mut frame);
-                // Whoever has left does not want to know.
+                // An error here means that the client has disconnected.
                 self.frames.send(frame.into()).await.ok();
             }
         }

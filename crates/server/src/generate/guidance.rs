@@ -1,5 +1,4 @@
-//! Everything that follows the tokens of a choice: a grammar, a thought before it, words that must not
-//! occur.
+//! Constraints on the tokens of a choice: a grammar, reasoning before it, forbidden words.
 
 use std::sync::Arc;
 
@@ -12,40 +11,40 @@ use super::wishes::check_count;
 use crate::error::ApiError;
 use crate::registry::Serving;
 
-/// Most words that must not occur.
+/// Maximum number of forbidden words.
 const BAD_WORDS_MAX: usize = 256;
-/// Longest of them.
+/// Maximum length of a forbidden word in bytes.
 const BAD_WORD_BYTES_MAX: usize = 256;
 
-/// Everything that follows the tokens of a choice to bound the next one.
+/// Parameters of all constraints that follow the tokens of a choice and restrict the next one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Guidance {
     structure: Option<(String, Constraint)>,
-    /// Of the structure, once it is compiled.
+    /// The compiled `structure`, once [`Guidance::compile`] has run.
     grammar: Option<Arc<CompiledGrammar>>,
-    /// How the model thinks, if it may do so before the grammar, or within a budget.
+    /// The model's reasoning markers and budget, if the model may reason.
     reasoning: Option<Reasoning>,
-    /// Runs of two tokens or more that must not occur.
+    /// Forbidden sequences of two or more tokens.
     runs: Vec<Vec<TokenId>>,
 }
 
 impl Guidance {
-    /// Holds every choice to a constraint that came in the field `param`.
+    /// Constrains every choice. `param` names the request field of the constraint.
     pub(crate) fn constrain(&mut self, param: impl Into<String>, constraint: Constraint) {
         self.structure = Some((param.into(), constraint));
     }
 
-    /// What every choice is held to, and the field that it came in.
+    /// The constraint of every choice, and the request field it came in.
     pub(crate) fn structure(&self) -> Option<&(String, Constraint)> {
         self.structure.as_ref()
     }
 
-    /// Lets the model think first.
+    /// Lets the model reason before the constrained answer.
     pub(crate) fn think(&mut self, reasoning: Reasoning) {
         self.reasoning = Some(reasoning);
     }
 
-    /// Compiles the structure. Takes long for a large one.
+    /// Compiles the constraint to a grammar. Takes long for a large constraint.
     pub(crate) fn compile(&mut self, serving: &Serving) -> Result<(), ApiError> {
         if let Some((param, constraint)) = &self.structure {
             let failed = |source| ApiError::Structure { param: param.clone(), source };
@@ -54,12 +53,12 @@ impl Guidance {
         Ok(())
     }
 
-    /// Keeps runs of tokens out of every choice.
+    /// Forbids sequences of tokens in every choice.
     pub(crate) fn forbid(&mut self, runs: Vec<Vec<TokenId>>) {
         self.runs = runs;
     }
 
-    /// The request with the guide of one choice, if anything follows its tokens. `ends` are the tokens
+    /// Attaches the constraint of one choice to a request, if there is any. `ends` are the tokens
     /// that end a choice.
     pub(super) fn apply(&self, request: Request, ends: &[TokenId]) -> Request {
         match self.guide(ends) {
@@ -85,8 +84,7 @@ impl Guidance {
     }
 }
 
-/// The tokens of words that must not occur, as they are written at the beginning of a text and after
-/// a blank.
+/// Encodes forbidden words, each as it is written at the beginning of a text and after a space.
 pub(crate) fn bad_runs(words: &[String], serving: &Serving) -> Result<Vec<Vec<TokenId>>, ApiError> {
     check_count("bad_words", words.len(), BAD_WORDS_MAX)?;
     let mut runs = Vec::new();

@@ -1,10 +1,10 @@
-//! What bounds the tokens of one choice: a grammar, a thought before it, words that must not occur.
+//! Token constraints of one choice: a grammar, reasoning before it, forbidden words.
 
 use jackalope_engine::{Allowed, Guide, GuideError, TokenMask};
 use jackalope_protocol::TokenId;
 use jackalope_text::grammar::{GrammarError, Matcher};
 
-/// Holds a choice to a grammar from its first token to its last.
+/// Constrains a choice to a grammar from its first token to its last.
 #[derive(Clone, Debug)]
 pub(crate) struct GrammarGuide {
     matcher: Matcher,
@@ -35,29 +35,31 @@ impl Guide for GrammarGuide {
     }
 }
 
-/// How a model marks its thoughts, and how much it may think.
+/// A model's reasoning markers, and the reasoning budget.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Reasoning {
-    /// Opens a thought. Empty if the model only ever closes one that the prompt has opened.
+    /// Tokens that open the reasoning. Empty if the model only ever closes reasoning that the
+    /// prompt has opened.
     pub(crate) open: Vec<TokenId>,
-    /// Closes it; never empty.
+    /// Tokens that close the reasoning; never empty.
     pub(crate) close: Vec<TokenId>,
-    /// Lies between a thought and an answer that is bound, or a thought that is cut short and the
-    /// answer.
+    /// Tokens forced between the reasoning and the answer, if the answer is constrained or the
+    /// reasoning was cut off by the budget.
     pub(crate) resume: Vec<TokenId>,
-    /// The prompt has opened it already.
+    /// Whether the prompt has already opened the reasoning.
     pub(crate) is_open: bool,
-    /// Tokens after which the thought is closed; unbounded if absent.
+    /// Maximum number of reasoning tokens; unbounded if absent.
     pub(crate) budget_tokens: Option<u32>,
 }
 
-/// Lets a model think first: everything but its end is allowed until the thought is closed, then the
-/// guide within takes over. A thought beyond its budget is closed by forcing the closing tokens.
+/// Lets a model reason first: while the reasoning is open, every token is allowed except those that
+/// end the choice; after that, the inner guide takes over. Reasoning beyond its budget is closed by
+/// forcing the closing tokens.
 #[derive(Debug)]
 pub(crate) struct AfterReasoning {
     reasoning: Reasoning,
     state: Thought,
-    /// The last tokens, as many as a marker has.
+    /// The most recent tokens, as many as the longer marker has.
     tail: Vec<TokenId>,
     inner: Option<Box<dyn Guide>>,
 }
@@ -65,17 +67,18 @@ pub(crate) struct AfterReasoning {
 /// ```text
 ///  Unopened ──open marker──▶ Open ──close marker──▶ Resuming ──▶ Closed
 ///     │                       └─budget─▶ Closing ────▲             ▲
-///     └── an answer without a thought ─────────────────────────────┘
+///     └── an answer without reasoning ─────────────────────────────┘
 /// ```
+/// Without an inner guide, reasoning that ends by itself goes from `Open` to `Closed`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Thought {
-    /// So many tokens of the opening marker were drawn.
+    /// Number of tokens of the opening marker sampled so far.
     Unopened(usize),
-    /// It has so many tokens.
+    /// Number of reasoning tokens sampled so far.
     Open(u32),
-    /// So many tokens of the closing marker were drawn; the others are forced.
+    /// Number of tokens of the closing marker sampled so far; the others are forced.
     Closing(usize),
-    /// So many tokens of what follows it were drawn; the others are forced.
+    /// Number of tokens of [`Reasoning::resume`] sampled so far; the others are forced.
     Resuming(usize),
     Closed,
 }
@@ -93,7 +96,8 @@ impl AfterReasoning {
         guide
     }
 
-    /// Closes a thought that is long enough, from where the marker has begun by itself.
+    /// Closes reasoning that has reached its budget, continuing a closing marker that has already
+    /// begun.
     fn keep_to_budget(&mut self) {
         if let (Thought::Open(num_tokens), Some(budget)) =
             (self.state, self.reasoning.budget_tokens)
@@ -105,7 +109,7 @@ impl AfterReasoning {
         }
     }
 
-    /// Goes on towards the answer, with so many tokens of the way drawn.
+    /// Continues towards the answer; `num_drawn` tokens of [`Reasoning::resume`] have been sampled.
     fn resume(&mut self, num_drawn: usize) {
         self.state = match num_drawn < self.reasoning.resume.len() {
             true => Thought::Resuming(num_drawn),
@@ -121,7 +125,7 @@ impl AfterReasoning {
         }
     }
 
-    /// A token before any thought: the opening marker, or the answer itself.
+    /// Takes a token before any reasoning: part of the opening marker, or of the answer itself.
     fn accept_unopened(&mut self, token: TokenId, num_drawn: usize) -> Result<(), GuideError> {
         let open = &self.reasoning.open;
         let is_marker = open[num_drawn] == token;
@@ -194,11 +198,11 @@ impl Guide for AfterReasoning {
     }
 }
 
-/// Keeps runs of tokens out of a choice: the last token of a run is banned where the others have been
-/// drawn. Where a structure allows nothing else, the structure wins.
+/// Keeps forbidden sequences of tokens out of a choice: bans the last token of a sequence after its
+/// other tokens. If the inner guide allows nothing else, the inner guide wins.
 #[derive(Debug)]
 pub(crate) struct WithoutRuns {
-    /// Each of at least two tokens.
+    /// Forbidden sequences, each of at least two tokens.
     runs: Vec<Vec<TokenId>>,
     /// Tokens that end a choice.
     ends: Vec<TokenId>,
@@ -264,7 +268,7 @@ mod tests {
 
     const VOCAB_SIZE: u32 = 20;
 
-    /// Draws `tokens`, each of which must be allowed, and says what is allowed after them.
+    /// Accepts `tokens`, each of which must be allowed, and returns what is allowed after them.
     fn after(guide: &mut dyn Guide, tokens: &[TokenId]) -> (Allowed, Vec<TokenId>) {
         for &token in tokens {
             let (_, allowed) = asked(guide);
@@ -281,7 +285,7 @@ mod tests {
         (allowed, (0..VOCAB_SIZE).filter(|token| mask.allows(*token)).collect())
     }
 
-    /// Allows 7, again and again.
+    /// Always allows only token 7.
     #[derive(Clone, Debug)]
     struct Seven;
 

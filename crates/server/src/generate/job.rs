@@ -1,4 +1,4 @@
-//! A request after every check: what the engine shall draw, and how it becomes text.
+//! A request after all checks: what the engine must generate, and how tokens become text.
 
 use std::sync::Arc;
 
@@ -11,50 +11,50 @@ use super::wishes::Wishes;
 use crate::error::ApiError;
 use crate::registry::Serving;
 
-/// How tokens become text, the same for every choice of a job.
+/// Rules for converting tokens to text, the same for every choice of a job.
 #[derive(Clone, Debug)]
 pub(crate) struct TextRules {
-    /// Strings that end a choice; they are no part of its text.
+    /// Strings that end a choice; not part of its text unless `tells_stop` is set.
     pub(crate) stops: Vec<String>,
-    /// Tokens that end a choice; they are no part of its text.
+    /// Tokens that end a choice; not part of its text.
     pub(crate) stop_tokens: Arc<[TokenId]>,
-    /// Set if reasoning and tool calls are told apart from the text.
+    /// Set if reasoning and tool calls are separated from the text.
     pub(crate) answer: Option<AnswerRules>,
-    /// The first tool call ends the choice.
+    /// Whether the first tool call ends the choice.
     pub(crate) single_call: bool,
-    /// Whether the tokens themselves are reported.
+    /// Whether token ids are reported.
     pub(crate) wants_tokens: bool,
-    /// Whether the stop string that ends a choice is told as its end.
+    /// Whether the text includes the stop string that ends a choice.
     pub(crate) tells_stop: bool,
-    /// Whether special tokens are told as they are written.
+    /// Whether the text includes special tokens.
     pub(crate) tells_special: bool,
-    /// Whether the text goes on from the prompt, or begins anew as in a chat.
+    /// Whether the text continues the prompt, or begins anew as in a chat.
     pub(crate) continues_prompt: bool,
 }
 
-/// How an answer is taken apart.
+/// Rules for parsing an answer.
 #[derive(Clone, Debug)]
 pub(crate) struct AnswerRules {
-    /// The form of the model's answers; without tools if none are looked for.
+    /// The form of the model's answers; without tools if no calls are expected.
     pub(crate) format: AnswerFormat,
-    /// The request's tools; only they can be called.
+    /// The request's tools; only these can be called.
     pub(crate) tools: Option<Arc<[ToolSpec]>>,
 }
 
 /// Everything to compute for one HTTP request.
 #[derive(Debug)]
 pub(crate) struct Job {
-    /// In the order of the request; all have the same number of choices.
+    /// Prompts in the order of the request; all have the same number of choices.
     pub(crate) prompts: Vec<PromptJob>,
     pub(crate) rules: TextRules,
 }
 
-/// One prompt and the choices drawn for it.
+/// One prompt and the requests for its choices.
 #[derive(Debug)]
 pub(crate) struct PromptJob {
-    /// Never empty.
+    /// One request per choice; never empty.
     pub(crate) requests: Vec<Request>,
-    /// The prompt as the client wrote it; none if it came as tokens.
+    /// The prompt as the client sent it; none if it came as tokens.
     pub(crate) text: Option<String>,
 }
 
@@ -66,7 +66,7 @@ impl PromptJob {
 }
 
 impl Job {
-    /// Goes on from a text that came in the field `param`, and tells what the model writes as it is.
+    /// Creates a job that continues the text of the field `param`, without parsing the output.
     pub(crate) fn continuation(
         prompt: &str,
         param: &'static str,
@@ -94,12 +94,12 @@ impl Job {
         })
     }
 
-    /// Choices per prompt.
+    /// Number of choices per prompt.
     pub(crate) fn num_choices(&self) -> usize {
         self.prompts[0].requests.len()
     }
 
-    /// The text side of each choice, in the order of `index`.
+    /// Creates the text state of each choice, in the order of `index`.
     pub(super) fn choice_texts(&self, text: &ModelText) -> Vec<ChoiceText> {
         let of_prompt = |prompt: &PromptJob| {
             let answer = self.rules.answer.as_ref().filter(|_| !self.rules.tells_special);

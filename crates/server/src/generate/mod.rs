@@ -1,4 +1,4 @@
-//! From what is wished for to what is heard of it, for every protocol alike.
+//! Turns checked requests into answers, in the same way for every protocol.
 //!
 //! ```text
 //!  Conversation, Wishes ──▶ Job ──▶ Answer ──Format──▶ response or events
@@ -9,7 +9,7 @@
 //!                       tokens → text, stop strings, reasoning, tool calls, log-probabilities
 //! ```
 //!
-//! It knows tokens, text and choices; it does not know how any protocol writes them. Dropping an
+//! This module knows tokens, text and choices, but not how any protocol writes them. Dropping an
 //! [`Answer`] cancels everything that has not ended.
 
 mod answer;

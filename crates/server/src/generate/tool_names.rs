@@ -1,4 +1,4 @@
-//! Names of tools: they stand in prompts, in grammars and in answers.
+//! Checks on the names of tools, which appear in prompts, grammars and answers.
 
 use std::collections::HashSet;
 
@@ -6,13 +6,14 @@ use serde_json::Value;
 
 use crate::error::ApiError;
 
-/// Longest name of a tool, in characters.
+/// Maximum length of a tool's name, in characters.
 const NAME_CHARS_MAX: usize = 128;
 
-/// Checks the names of all tools. `param` names the field of one of them.
+/// Checks the names of all tools. `param` returns the field name of the tool with an index.
 ///
 /// # Errors
-/// If a name is empty, too long, has other characters than names have, or occurs twice.
+/// Returns an error if a name is empty, is too long, has a character that is not allowed, or occurs
+/// twice.
 pub(crate) fn check_tool_names<'a>(
     names: impl IntoIterator<Item = &'a str>,
     param: impl Fn(usize) -> String,
@@ -45,7 +46,7 @@ pub(crate) struct AllowedTools<'a> {
 }
 
 impl<'a> AllowedTools<'a> {
-    /// Reads it, if the choice is one. Chat completions nest its fields, responses do not.
+    /// Parses `choice` if it has this type. Chat completions nest its fields; responses do not.
     pub(crate) fn read(choice: &'a Value) -> Result<Option<AllowedTools<'a>>, ApiError> {
         if choice["type"] != "allowed_tools" {
             return Ok(None);
@@ -71,7 +72,7 @@ impl<'a> AllowedTools<'a> {
         self.names.contains(&name)
     }
 
-    /// Checks that all of them are among the tools of the request.
+    /// Checks that all of its names are tools of the request.
     pub(crate) fn check(&self, tools: &[&str]) -> Result<(), ApiError> {
         match self.names.iter().find(|name| !tools.contains(*name)) {
             None => Ok(()),

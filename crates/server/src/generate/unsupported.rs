@@ -1,4 +1,4 @@
-//! Refuses by name what would change the answer and this server does not do.
+//! Refuses fields that would change the answer but that this server does not support, by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -11,23 +11,25 @@ use crate::error::ApiError;
 use crate::openai::request::Unsupported;
 use crate::openapi;
 
-/// Shorter names differ by a letter or two from names that mean something else.
+/// Minimum length of a name that is compared: shorter names differ by a letter or two from names
+/// with another meaning.
 const NAME_CHARS_MIN: usize = 6;
 
-/// Longer names are nobody's mistake, and cost time to compare.
+/// Maximum length of a name that is compared: longer names are no typing mistakes, and are slow to
+/// compare.
 const NAME_BYTES_MAX: usize = 40;
 
 /// Maximum number of typing mistakes in a name: letters left out, added, changed or swapped.
 const MISTAKES_MAX: usize = 2;
 
-/// Schemas of bodies, as the API's description names them.
+/// Names of the bodies' schemas in the API description.
 const BODIES: [&str; 3] = ["ChatBody", "CompletionBody", "ResponseBody"];
 
-/// Refuses fields that ask for what this server does not have, and fields whose names are
-/// misspelled ones of its API. Other unknown fields are ignored, as OpenAI's clients expect.
+/// Refuses fields that this server does not support, and misspelled names of known fields. Other
+/// unknown fields are ignored, as OpenAI's clients expect.
 ///
 /// # Panics
-/// If `schema` is not one of [`BODIES`].
+/// Panics if `schema` is not one of [`BODIES`].
 pub(crate) fn check_unsupported(body: &[u8], schema: &'static str) -> Result<(), ApiError> {
     const NONE: &str = "";
     const SAMPLERS: &str = "use top_p, top_k or min_p";
@@ -96,8 +98,8 @@ fn is_nothing(value: &Value) -> bool {
     }
 }
 
-/// The field of `body` that a misspelled name means; none for a known name, or one unlike all
-/// known ones.
+/// Returns the field of `body` that a misspelled name resembles; none for a known name or one that
+/// resembles no field.
 fn meant(name: &str, body: &'static str) -> Option<&'static str> {
     let is_comparable = NAME_CHARS_MIN <= name.chars().count() && name.len() <= NAME_BYTES_MAX;
     if !is_comparable {

@@ -1,5 +1,5 @@
-//! What is wished for beside the prompt, checked. Every protocol brings it in the words of
-//! [`Common`].
+//! The checked parameters of a request apart from its prompt. Every protocol is converted to
+//! [`Common`] first.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use crate::limits::ServerLimits;
 use crate::openai::request::{Common, Seed};
 use crate::registry::Serving;
 
-/// What the shared fields ask for.
+/// The parameters that the endpoints share.
 #[derive(Debug)]
 pub(crate) struct Wishes {
-    /// Everything but the prompt and the seed.
+    /// Engine options, without the prompt and the seed.
     pub(crate) options: RequestOptions,
-    /// What follows the tokens of each choice.
+    /// Constraints on the tokens of each choice.
     pub(crate) guidance: Guidance,
     pub(crate) num_choices: u32,
     pub(crate) seed: Option<u64>,
@@ -26,26 +26,26 @@ pub(crate) struct Wishes {
     pub(crate) is_stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) return_token_ids: bool,
-    /// The stop string that ends a choice is told as its end.
+    /// Whether the text includes the stop string that ends a choice.
     pub(crate) tells_stop: bool,
-    /// Special tokens are told as they are written.
+    /// Whether the text includes special tokens.
     pub(crate) tells_special: bool,
-    /// Only so many tokens of a prompt are taken, its last ones.
+    /// Truncation of the prompt, which keeps its last tokens.
     truncation: Option<Truncation>,
-    /// How long the client waits for the whole answer.
+    /// Maximum time that the client waits for the whole answer.
     pub(crate) timeout: Option<Duration>,
 }
 
-/// How much of a prompt is taken.
+/// How many tokens of a prompt are kept.
 #[derive(Clone, Copy, Debug)]
 enum Truncation {
-    /// As many tokens as a prompt may have.
+    /// As many tokens as the engine accepts.
     Fits,
     Tokens(usize),
 }
 
 impl Wishes {
-    /// Checks all fields but the lengths, whose defaults differ between the endpoints.
+    /// Checks all fields except the length limits, whose defaults differ between the endpoints.
     pub(crate) fn check(common: Common, serving: &Serving) -> Result<Wishes, ApiError> {
         let limits = serving.state().limits();
         let is_stream = common.stream.unwrap_or(false);
@@ -80,8 +80,8 @@ impl Wishes {
         })
     }
 
-    /// One request per choice. The first choice draws with the seed itself, so that it is what it
-    /// would be alone; the others with seeds that follow from it.
+    /// Builds one request per choice. The first choice uses the seed itself, so that it is the same
+    /// as it would be alone; the others use seeds derived from it.
     pub(crate) fn requests(
         &self,
         prompt: &[TokenId],
@@ -114,11 +114,11 @@ impl Wishes {
         }
     }
 
-    /// The part of a prompt that is taken.
+    /// The part of a prompt that is kept after truncation.
     pub(crate) fn taken<'a>(&self, prompt: &'a [TokenId], limits: &Limits) -> &'a [TokenId] {
         let most = match self.truncation {
             None => prompt.len(),
-            // One token is left for the answer.
+            // One token is reserved for the answer.
             Some(Truncation::Fits) => {
                 limits.max_prompt_tokens.min(limits.context_tokens.saturating_sub(1)) as usize
             }
@@ -127,7 +127,8 @@ impl Wishes {
         &prompt[prompt.len().saturating_sub(most)..]
     }
 
-    /// Tokens that end a choice, the model's own included if they do.
+    /// Tokens that end a choice, including the model's end-of-sequence tokens unless `ignore_eos`
+    /// is set.
     pub(crate) fn all_stop_tokens(&self, limits: &Limits) -> Vec<TokenId> {
         let mut tokens = self.options.stop_tokens.clone();
         if !self.options.ignore_eos {
@@ -137,7 +138,7 @@ impl Wishes {
     }
 }
 
-/// Spreads a seed over the choices (Steele, Lea and Flood, "Fast splittable pseudorandom number
+/// Derives the seed of a choice (Steele, Lea and Flood, "Fast splittable pseudorandom number
 /// generators", 2014: the finaliser of SplitMix64).
 fn derive_seed(seed: u64, choice_idx: u32) -> u64 {
     if choice_idx == 0 {
@@ -203,7 +204,7 @@ fn sampling(common: &Common, serving: &Serving) -> Result<SamplingOptions, ApiEr
     })
 }
 
-/// Longest time that a client may say it waits, in seconds.
+/// Maximum timeout that a client may request, in seconds.
 const TIMEOUT_SECONDS_MAX: f64 = 86_400.0;
 
 fn timeout(found: f64) -> Result<Duration, ApiError> {
@@ -215,12 +216,12 @@ fn timeout(found: f64) -> Result<Duration, ApiError> {
     }
 }
 
-/// A number without three hundred zeros.
+/// Formats a number, in scientific notation if it is large.
 fn readable(value: f64) -> String {
     if value.abs() < 1e16 { value.to_string() } else { format!("{value:e}") }
 }
 
-/// 0 and −1 both mean "off".
+/// Parses `top_k`, where 0 and −1 both mean "off".
 fn top_k(found: Option<i64>, default: u32) -> Result<u32, ApiError> {
     match found {
         None => Ok(default),
@@ -255,7 +256,7 @@ fn logit_bias(common: &Common, limits: &ServerLimits) -> Result<Vec<(TokenId, f3
         .collect()
 }
 
-/// −1 takes what fits, as vLLM does.
+/// Parses `truncate_prompt_tokens`, where −1 means as many tokens as fit, as in vLLM.
 fn truncation(found: Option<i64>) -> Result<Option<Truncation>, ApiError> {
     match found {
         None => Ok(None),
@@ -294,7 +295,7 @@ fn check_stops(stops: Vec<String>, limits: &ServerLimits) -> Result<Vec<String>,
     Ok(stops)
 }
 
-/// Refuses a list that is too long.
+/// Rejects a list with more than `limit` elements.
 pub(crate) fn check_count(param: &'static str, found: usize, limit: usize) -> Result<(), ApiError> {
     match found <= limit {
         true => Ok(()),
@@ -302,7 +303,7 @@ pub(crate) fn check_count(param: &'static str, found: usize, limit: usize) -> Re
     }
 }
 
-/// Refuses a number outside of `low..=high`.
+/// Rejects a number outside `low..=high`.
 pub(crate) fn check_range(
     param: &'static str,
     found: u32,

@@ -1,8 +1,8 @@
-//! What the server has answered: the last requests, the last errors, sums over all of them, and what
-//! is being answered now. One [`Recorder`] per answer writes here when the answer ends; metrics, the
-//! request log, traces and every endpoint about requests read from here.
+//! The journal of the server's answers: the last requests, the last errors, totals, and the
+//! requests in progress. One [`Recorder`] per answer writes here when the answer ends; metrics, the
+//! request log, traces and all endpoints about requests read from here.
 //!
-//! It knows counts, times and names; of what was asked and said it knows nothing.
+//! The journal contains counts, times and names, but no prompts and no answers.
 
 mod record;
 mod recorder;
@@ -27,22 +27,23 @@ pub(crate) use recorder::{OpenRequest, Opening, Recorder};
 pub use request_log::{RequestLog, RequestLogError};
 pub(crate) use totals::{HttpTotals, KeyTotals, ModelTotals};
 
-/// Ended answers that are remembered.
+/// Number of ended answers that are kept.
 pub(crate) const RECENT_MAX: usize = 200;
 
-/// Errors that are remembered.
+/// Number of errors that are kept.
 pub(crate) const ERRORS_MAX: usize = 50;
 
-/// What "recent" means in rates.
+/// The period over which recent rates are computed.
 pub(crate) const WINDOW: Duration = Duration::from_secs(60);
 
-/// Names of models and keys that are counted one by one; more are counted together.
+/// Maximum number of models and of keys that are counted separately; the others are counted
+/// together.
 const NAMES_MAX: usize = 256;
 
-/// An error that somebody was told.
+/// An error that was returned to a client.
 #[derive(Clone, Debug)]
 pub(crate) struct ErrorRecord {
-    /// In seconds since 1970.
+    /// Time of the error, in seconds since 1970.
     at_unix: f64,
     request_id: Arc<str>,
     kind: &'static str,
@@ -66,17 +67,17 @@ impl ErrorRecord {
     }
 }
 
-/// An ended answer, and when it ended.
+/// An ended answer, and the time it ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Recent {
     pub(crate) ended: Instant,
     pub(crate) record: Arc<RequestRecord>,
 }
 
-/// Method, route and status of HTTP requests that are counted together.
+/// Method, route and status; HTTP requests with the same values are counted together.
 pub(crate) type HttpClass = (&'static str, String, u16);
 
-/// Everything that is known of what was answered.
+/// The records and totals of everything that the server has answered.
 #[derive(Debug)]
 pub(crate) struct Journal {
     pub(crate) started: Instant,
@@ -98,7 +99,7 @@ struct Pages {
     http: BTreeMap<HttpClass, HttpTotals>,
 }
 
-/// The sums of a journal at one moment.
+/// The totals of a journal at one moment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) models: BTreeMap<String, ModelTotals>,
@@ -106,9 +107,9 @@ pub(crate) struct Totals {
     pub(crate) http: BTreeMap<HttpClass, HttpTotals>,
     pub(crate) http_open: usize,
     pub(crate) num_errors: u64,
-    /// Records that the request log had no room for; none without one.
+    /// Records that the request log dropped; none without a log.
     pub(crate) log_dropped: Option<u64>,
-    /// Spans that could not be handed on; none if none are.
+    /// Spans that were not exported; none without an exporter.
     pub(crate) spans_dropped: Option<u64>,
 }
 
@@ -124,7 +125,7 @@ impl Journal {
         }
     }
 
-    /// Counters stay usable whatever happened to a thread that held them.
+    /// Locks the pages, even if a thread panicked while it held them: counters stay usable.
     fn pages(&self) -> MutexGuard<'_, Pages> {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -155,8 +156,8 @@ impl Journal {
         push_bounded(&mut pages.recent, Recent { ended: Instant::now(), record }, RECENT_MAX);
     }
 
-    /// Keeps an error for those who ask what went wrong lately: the server's faults and what it had
-    /// to refuse. What clients got wrong is theirs to know.
+    /// Records an error of the server, or a request refused for lack of capacity. Errors of clients
+    /// are not recorded.
     pub(crate) fn note_error(&self, caller: &Caller, err: &ApiError) {
         let (status, code) = (err.status(), err.code());
         if let ApiError::KeyLimit { .. } = err
@@ -181,7 +182,7 @@ impl Journal {
         push_bounded(&mut pages.errors, record, ERRORS_MAX);
     }
 
-    /// Counts an HTTP request whose answer has begun.
+    /// Counts an HTTP request that has begun.
     pub(crate) fn http_began(&self) {
         self.http_open.fetch_add(1, Ordering::Relaxed);
     }
@@ -192,17 +193,17 @@ impl Journal {
         self.pages().http.entry(class).or_default().seconds.record(time.as_secs_f64());
     }
 
-    /// Ended answers, the latest last.
+    /// Ended answers, the newest last.
     pub(crate) fn recent(&self) -> Vec<Recent> {
         self.pages().recent.iter().cloned().collect()
     }
 
-    /// Errors, the latest last.
+    /// Errors, the newest last.
     pub(crate) fn errors(&self) -> Vec<ErrorRecord> {
         self.pages().errors.iter().cloned().collect()
     }
 
-    /// Answers that have begun and not ended, the oldest first.
+    /// Requests in progress, the oldest first.
     pub(crate) fn open_requests(&self) -> Vec<Arc<OpenRequest>> {
         self.pages().open.values().map(Arc::clone).collect()
     }
@@ -220,7 +221,7 @@ impl Journal {
         }
     }
 
-    /// The mean time from one answer's end to the next one's, of late; none if there were too few.
+    /// Recent mean time between the ends of two answers; none if there were too few.
     pub(crate) fn end_interval(&self) -> Option<Duration> {
         let pages = self.pages();
         let late = pages.recent.iter().filter(|it| it.ended.elapsed() < WINDOW);
@@ -231,7 +232,7 @@ impl Journal {
     }
 }
 
-/// The sums under a name; under `other` if there are too many names already.
+/// The totals under a name; under `other` if there are too many names already.
 fn named<'a, T: Default>(totals: &'a mut BTreeMap<String, T>, name: &str) -> &'a mut T {
     let is_one_too_many = NAMES_MAX <= totals.len() && !totals.contains_key(name);
     let name = if is_one_too_many { "other" } else { name };

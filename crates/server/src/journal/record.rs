@@ -1,4 +1,4 @@
-//! What is kept of an answer once it has ended. Nothing of what was asked or said.
+//! The record of an ended answer. It contains neither the prompt nor the answer.
 
 use std::time::Duration;
 
@@ -10,18 +10,18 @@ use crate::otlp::TraceParent;
 /// How an answer ended.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Ending {
-    /// All of it was told.
+    /// The whole answer was sent.
     Ok,
-    /// Something failed.
+    /// The answer failed, with this message.
     Error(String),
-    /// It took too long.
+    /// The request timed out.
     Timeout,
-    /// The client left, or somebody cancelled it.
+    /// The client disconnected, or the request was cancelled.
     Cancelled,
 }
 
 impl Ending {
-    /// The words in records and metrics, in the order of [`Ending::idx`].
+    /// The names used in records and metrics, in the order of [`Ending::idx`].
     pub(crate) const NAMES: [&str; 4] = ["ok", "error", "timeout", "cancelled"];
 
     pub(crate) fn idx(&self) -> usize {
@@ -38,21 +38,21 @@ impl Ending {
     }
 }
 
-/// An answer that has ended.
+/// The record of an answer that has ended.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestRecord {
     pub(crate) request_id: String,
-    /// The name that the answer itself carries.
+    /// The id that the answer itself carries.
     pub(crate) answer_id: Option<String>,
-    /// The engine's names for its choices.
+    /// The engine's ids of the answer's choices.
     pub(crate) engine_ids: Vec<u64>,
-    /// When it ended, in seconds since 1970.
+    /// Time of the end, in seconds since 1970.
     pub(crate) ended_unix: f64,
     pub(crate) kind: &'static str,
     pub(crate) model: String,
-    /// The name of the key that it was asked with.
+    /// Name of the key of the request.
     pub(crate) key: Option<String>,
-    /// The client's span that it belongs to.
+    /// The client's span that the request belongs to.
     pub(crate) trace_parent: Option<TraceParent>,
     pub(crate) is_stream: bool,
     pub(crate) num_choices: usize,
@@ -65,28 +65,28 @@ pub(crate) struct RequestRecord {
     pub(crate) prefill_time: Duration,
     pub(crate) decode_time: Duration,
     pub(crate) total_time: Duration,
-    /// Whether any token was drawn, without which the times after it say nothing.
+    /// Whether any token was sampled; without one, the time to the first token is meaningless.
     pub(crate) has_tokens: bool,
     pub(crate) ending: Ending,
-    /// Of the first choice that ended by itself.
+    /// Finish reason of the first choice that the engine ended.
     pub(crate) finish_reason: Option<&'static str>,
-    /// Held by the ranks' arrays when it began, and when it ended.
+    /// Memory of the ranks' arrays in bytes, when the answer began and when it ended.
     pub(crate) memory_bytes: (u64, u64),
 }
 
 impl RequestRecord {
-    /// From the request to the first token.
+    /// Time from the request to the first token.
     pub(crate) fn time_to_first_token(&self) -> Duration {
         self.queue_time + self.prefill_time
     }
 
-    /// Tokens drawn per second of the whole time.
+    /// Tokens sampled per second of the total time.
     pub(crate) fn tokens_per_second(&self) -> f64 {
         let seconds = self.total_time.as_secs_f64();
         if seconds > 0.0 { f64::from(self.completion_tokens) / seconds } else { 0.0 }
     }
 
-    /// With the fields of mlx-jaccl-cluster's records first.
+    /// Converts to JSON, with the fields of mlx-jaccl-cluster's records first.
     pub(crate) fn to_json(&self) -> Value {
         let (before, after) = self.memory_bytes;
         let message = match &self.ending {

@@ -1,4 +1,4 @@
-//! Follows one answer and writes its record when it ends, however it does.
+//! Follows one answer and writes its record when it ends, in whatever way.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,43 +15,44 @@ use crate::generate::{Finish, Summary};
 use crate::ids::unix_time;
 use crate::registry::Serving;
 
-/// What is known of an answer when it begins.
+/// The properties of an answer that are known when it begins.
 #[derive(Clone, Debug)]
 pub(crate) struct Opening {
-    /// The name that the answer itself carries.
+    /// The id that the answer itself carries.
     pub(crate) answer_id: Option<String>,
-    /// The engine's names for its choices.
+    /// The engine's ids of the answer's choices.
     pub(crate) engine_ids: Vec<u64>,
     pub(crate) is_stream: bool,
-    /// None if nothing is drawn: an embedding.
+    /// Number of choices; 0 if no tokens are sampled, as for an embedding.
     pub(crate) num_choices: usize,
     pub(crate) prompt_tokens: u32,
-    /// Of one choice.
+    /// Maximum number of tokens per choice.
     pub(crate) max_tokens: u32,
 }
 
-/// An answer that has begun and not ended.
+/// An answer in progress.
 #[derive(Debug)]
 pub(crate) struct OpenRequest {
     pub(crate) caller: Caller,
     pub(crate) model: String,
     pub(crate) opening: Opening,
     pub(crate) began: Instant,
-    /// Drawn so far.
+    /// Number of tokens sampled so far.
     pub(crate) completion_tokens: AtomicU32,
     engine: EngineHandle,
 }
 
 impl OpenRequest {
-    /// True if it is known by this name.
+    /// Returns whether this is the id of the request or of its answer.
     pub(crate) fn is_called(&self, name: &str) -> bool {
         *self.caller.request_id == *name || self.opening.answer_id.as_deref() == Some(name)
     }
 
-    /// Ends it on every rank; false if it has ended already.
+    /// Cancels the answer on every rank; returns false if it has already ended.
     ///
     /// # Errors
-    /// [`ApiError::EngineSilent`]; it ends once the engine's thread goes on.
+    /// Returns [`ApiError::EngineSilent`] if the engine does not respond in time; the answer is
+    /// then cancelled as soon as the engine's thread continues.
     pub(crate) async fn cancel(&self) -> Result<bool, ApiError> {
         let mut is_cancelled = false;
         for id in &self.opening.engine_ids {
@@ -61,7 +62,7 @@ impl OpenRequest {
     }
 }
 
-/// How often choices ended for which reason.
+/// Number of choices by finish reason.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Finishes {
     pub(crate) stop: u64,
@@ -89,13 +90,13 @@ pub(crate) struct Recorder {
     ending: Ending,
     finish_reason: Option<&'static str>,
     finishes: Finishes,
-    /// Whether somebody ended a choice by its name.
+    /// Whether a choice was cancelled by its id.
     is_cancelled: bool,
     summary: Summary,
 }
 
 impl Recorder {
-    /// Begins to follow an answer of the current caller's.
+    /// Starts to follow an answer for the current caller.
     pub(crate) fn begin(serving: &Serving, opening: Opening) -> Recorder {
         let journal = Arc::clone(serving.state().journal());
         let open = Arc::new(OpenRequest {
@@ -112,7 +113,8 @@ impl Recorder {
             journal,
             open,
             open_id,
-            // Until it has ended in another way, whoever drops it has left.
+            // Unless another ending is set, the recorder was dropped because the client
+            // disconnected.
             ending: Ending::Cancelled,
             finish_reason: None,
             finishes: Finishes::default(),
@@ -121,12 +123,12 @@ impl Recorder {
         }
     }
 
-    /// Takes how many tokens there are by now.
+    /// Sets the number of tokens sampled so far.
     pub(crate) fn drew(&self, completion_tokens: u32) {
         self.open.completion_tokens.store(completion_tokens, Ordering::Relaxed);
     }
 
-    /// Takes the end of a choice.
+    /// Records the end of a choice.
     pub(crate) fn choice_finished(&mut self, finish: Finish) {
         let (count, name) = match finish {
             Finish::Stop => (&mut self.finishes.stop, "stop"),
@@ -139,12 +141,13 @@ impl Recorder {
         self.finish_reason.get_or_insert(name);
     }
 
-    /// All has been told.
+    /// Records that the whole answer was sent.
     pub(crate) fn succeeded(&mut self) {
         self.ending = if self.is_cancelled { Ending::Cancelled } else { Ending::Ok };
     }
 
-    /// It failed; `is_told` if the client has its head already, so that nobody else will note it.
+    /// Records a failure. `is_told` says that the response head was already sent, so that nobody
+    /// else records the error.
     pub(crate) fn failed(&mut self, err: &ApiError, is_told: bool) {
         self.ending = match err {
             ApiError::TimedOut { .. } => Ending::Timeout,
@@ -155,7 +158,7 @@ impl Recorder {
         }
     }
 
-    /// Takes what it took so far.
+    /// Sets the token counts and times of the answer.
     pub(crate) fn sum_up(&mut self, summary: Summary) {
         self.summary = summary;
     }
@@ -204,7 +207,7 @@ impl Drop for Recorder {
     }
 }
 
-/// Held by live arrays, over all ranks.
+/// Memory of live arrays in bytes, over all ranks.
 fn active_bytes(engine: &EngineHandle) -> u64 {
     engine.status().ranks.iter().map(|rank| rank.memory.active_bytes).sum()
 }

@@ -1,7 +1,8 @@
-//! A file that gets one line of JSON per ended answer, without a word of what was asked or said.
+//! A file with one line of JSON per ended answer, without prompts and answers.
 //!
-//! A thread of its own writes: a slow disk costs lines, which are counted, and never an answer's
-//! time. Once the file is [`FILE_BYTES_MAX`] long it becomes `FILE.1`, in place of the one before.
+//! A separate thread writes the file: a slow disk loses lines, which are counted, but never delays
+//! an answer. A file that would exceed [`FILE_BYTES_MAX`] is renamed to `FILE.1`, replacing the
+//! previous one.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -17,13 +18,13 @@ use tracing::warn;
 
 use super::RequestRecord;
 
-/// Length at which the file is put aside.
+/// Size in bytes at which the file is rotated.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// Records that wait to be written.
+/// Maximum number of records that wait to be written.
 const WAITING_MAX: usize = 1024;
 
-/// Why there is no request log.
+/// Error of opening a request log.
 #[derive(Debug, Error)]
 #[error("the request log {} cannot be written: {source}\nhint: name a file in a folder that is there", path.display())]
 pub struct RequestLogError {
@@ -31,7 +32,7 @@ pub struct RequestLogError {
     source: io::Error,
 }
 
-/// The way to the thread that writes. Dropping it waits for what was handed over.
+/// Handle of the thread that writes. Dropping it waits until all queued records are written.
 #[derive(Debug)]
 pub struct RequestLog {
     records: Option<SyncSender<Arc<RequestRecord>>>,
@@ -40,10 +41,10 @@ pub struct RequestLog {
 }
 
 impl RequestLog {
-    /// Goes on with the file at `path`, which only its owner may read if it is new.
+    /// Opens the file at `path` for appending. A new file is readable only by its owner.
     ///
     /// # Errors
-    /// If the file cannot be opened, or no thread started.
+    /// Returns an error if the file cannot be opened or the thread cannot be started.
     pub fn open(path: &Path) -> Result<RequestLog, RequestLogError> {
         RequestLog::open_bounded(path, FILE_BYTES_MAX)
     }
@@ -94,7 +95,7 @@ fn write_all(mut pages: Pages, waiting: &Receiver<Arc<RequestRecord>>, dropped: 
     }
 }
 
-/// The file, and where it stands.
+/// The open file, with its current length.
 struct Pages {
     path: PathBuf,
     file: File,

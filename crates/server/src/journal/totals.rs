@@ -1,22 +1,22 @@
-//! Sums over everything that was answered, for metrics. How long requests took, the engine knows
-//! itself.
+//! Totals over all answers, for metrics. The engine itself keeps the distributions of request
+//! times.
 
 use jackalope_engine::Buckets;
 
 use super::record::{Ending, RequestRecord};
 use super::recorder::Finishes;
 
-/// Bounds of vLLM's `request_params_n`.
+/// Bucket bounds of vLLM's `request_params_n`.
 const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 
-/// Bounds of the time that an HTTP request takes.
+/// Bucket bounds of the duration of an HTTP request, in seconds.
 const HTTP_SECONDS: &[f64] =
     &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
-/// Everything that one model answered.
+/// Totals of one model.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelTotals {
-    /// By [`Ending::idx`].
+    /// Number of answers by [`Ending::idx`].
     pub(crate) endings: [u64; Ending::NAMES.len()],
     pub(crate) finishes: Finishes,
     pub(crate) prompt_tokens: u64,
@@ -54,19 +54,19 @@ impl ModelTotals {
         self.prompt_seconds += record.prefill_time.as_secs_f64();
         self.decode_seconds += record.decode_time.as_secs_f64();
         self.wall_seconds += record.total_time.as_secs_f64();
-        // An embedding has none.
+        // An embedding has no choices.
         if 0 < record.num_choices {
             self.choices.record(record.num_choices as f64);
         }
     }
 
-    /// Answers that have ended, however they did.
+    /// Number of answers that have ended, in whatever way.
     pub(crate) fn num_ended(&self) -> u64 {
         self.endings.iter().sum()
     }
 }
 
-/// What a key's holder has used.
+/// Totals of one key.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct KeyTotals {
     pub(crate) requests: u64,
@@ -76,10 +76,10 @@ pub(crate) struct KeyTotals {
     pub(crate) limited: u64,
 }
 
-/// HTTP requests of one method, route and status.
+/// Totals of HTTP requests with the same method, route and status.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpTotals {
-    /// From the head of the request to the end of the answer.
+    /// Time from the head of a request to the end of its answer.
     pub(crate) seconds: Buckets,
 }
 

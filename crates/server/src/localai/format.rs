@@ -14,12 +14,12 @@ use crate::ids::new_id;
 use crate::openai::logprobs::ChatLogprobs;
 use crate::registry::Serving;
 
-/// Writes an answer as replies: the text as it comes, what it took in the last one.
+/// Writes an answer as replies: text as it is generated, token counts and times in the last reply.
 #[derive(Debug)]
 pub(super) struct ReplyFormat {
     tokenizer: Arc<Tokenizer>,
     has_logprobs: bool,
-    /// Of a stream, until its end.
+    /// Scored tokens of a stream, which are sent at its end.
     scored: Vec<ScoredToken>,
     num_calls: usize,
     ending: Ending,
@@ -36,13 +36,13 @@ impl ReplyFormat {
         }
     }
 
-    /// How the answer ends, once it has.
+    /// The status of the call, set once the answer has ended.
     pub(super) fn ending(&self) -> Ending {
         Arc::clone(&self.ending)
     }
 
     fn end(&self, status: Status) {
-        // The first end is the one.
+        // Only the first status counts.
         self.ending.set(status).ok();
     }
 
@@ -60,7 +60,7 @@ impl Format for ReplyFormat {
         CONTENT
     }
 
-    /// HTTP/2 looks after its connections itself.
+    /// Writes nothing: HTTP/2 keeps its connections alive itself.
     fn push_keep_alive(&mut self, _buffer: &mut Vec<u8>) {}
 
     fn push_events(&mut self, _choice_idx: usize, mut delta: Delta, buffer: &mut Vec<u8>) {
@@ -92,7 +92,8 @@ impl Format for ReplyFormat {
     }
 }
 
-/// What is newly known; the text stands in both places that clients look at. Calls are counted where they begin.
+/// Converts a delta to a reply, with the text in both fields that clients read. `num_calls` is the
+/// number of calls that have begun.
 fn told(delta: Delta, num_calls: &mut usize) -> Reply {
     let call = |call: CallDelta| {
         *num_calls += usize::from(call.head.is_some());
@@ -121,7 +122,7 @@ fn summed_up(reply: Reply, summary: &Summary) -> Reply {
     }
 }
 
-/// A number as this protocol counts; what is larger is told as the largest there is.
+/// Converts a number to the protocol's integer type; larger numbers become its maximum.
 pub(super) fn count(number: impl TryInto<i32>) -> i32 {
     number.try_into().unwrap_or(i32::MAX)
 }

@@ -1,5 +1,5 @@
-//! gRPC on HTTP/2: a message is a byte that says whether it is compressed, four that count, and
-//! protobuf; how a call went stands in the trailers.
+//! gRPC on HTTP/2: a message consists of a compression flag (one byte), a length (four bytes) and
+//! protobuf; the status of a call is sent in the trailers.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -19,16 +19,16 @@ use crate::body::read_bytes;
 use crate::error::ApiError;
 use crate::limits::ServerLimits;
 
-/// What calls and answers are.
+/// Content type of calls and answers.
 pub(super) const CONTENT: &str = "application/grpc";
 
-/// Bytes before a message.
+/// Number of bytes before a message.
 const PREFIX_BYTES: usize = 5;
 
-/// Longest message of an error: clients bound their headers.
+/// Maximum length of an error message in characters, because clients limit the size of headers.
 const MESSAGE_CHARS_MAX: usize = 1000;
 
-/// gRPC's codes, as far as they are answered with.
+/// The gRPC status codes that this server uses.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Code {
     Ok = 0,
@@ -44,21 +44,21 @@ enum Code {
     Unauthenticated = 16,
 }
 
-/// How a call went.
+/// The status of a call.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Status {
     code: Code,
     message: String,
 }
 
-/// How a call goes, known at its end.
+/// The status of a call, set at its end.
 pub(super) type Ending = Arc<OnceLock<Status>>;
 
 impl Status {
     pub(super) const OK: Status = Status { code: Code::Ok, message: String::new() };
 
-    /// An error in gRPC's words. LocalAI loads a model again where one "is not loaded", and takes
-    /// another route where the "model identity" is another one.
+    /// Converts an error to gRPC's terms. LocalAI reloads a model if the message says "model not
+    /// loaded", and chooses another route if it says "model identity mismatch".
     pub(super) fn of(err: &ApiError) -> Status {
         let code = match (err, err.status()) {
             (ApiError::UnknownPath { .. } | ApiError::WrongMethod { .. }, _) => Code::Unimplemented,
@@ -105,7 +105,7 @@ impl Status {
     }
 }
 
-/// As gRPC writes messages into headers; the end of a long one is left out.
+/// Percent-encodes a message for a header, as gRPC specifies; a long message is cut off.
 fn percent_encoded(text: &str) -> String {
     let text: String = text.chars().take(MESSAGE_CHARS_MAX).collect();
     let encoded = |byte: u8| match byte {
@@ -115,7 +115,7 @@ fn percent_encoded(text: &str) -> String {
     text.bytes().map(encoded).collect()
 }
 
-/// The one message of a call.
+/// Reads the one message of a call.
 pub(super) async fn read<M: Message + Default>(
     request: Request<Body>,
     limits: &ServerLimits,
@@ -124,7 +124,7 @@ pub(super) async fn read<M: Message + Default>(
     if !found.is_some_and(|it| it.starts_with(CONTENT.as_bytes())) {
         return Err(malformed(format!("the content type must be {CONTENT}")));
     }
-    // What a message may have, it has beside its prefix.
+    // The limit applies to the message without its prefix.
     let limits = ServerLimits { body_bytes: limits.body_bytes + PREFIX_BYTES, ..limits.clone() };
     let body = read_bytes(request, &limits).await?;
     let Some((prefix, message)) = body.split_at_checked(PREFIX_BYTES) else {
@@ -145,7 +145,7 @@ fn malformed(reason: String) -> ApiError {
     ApiError::WrongType { param: "message".to_owned(), reason }
 }
 
-/// Appends a message.
+/// Appends a message with its prefix.
 pub(super) fn push(message: &impl Message, buffer: &mut Vec<u8>) {
     let length = u32::try_from(message.encoded_len()).expect("answers are bounded");
     buffer.push(0);
@@ -153,7 +153,7 @@ pub(super) fn push(message: &impl Message, buffer: &mut Vec<u8>) {
     message.encode_raw(buffer);
 }
 
-/// The answer to a call that went well.
+/// The response to a successful call.
 pub(super) fn answer(message: &impl Message) -> Response {
     let mut buffer = Vec::new();
     push(message, &mut buffer);
@@ -161,7 +161,7 @@ pub(super) fn answer(message: &impl Message) -> Response {
     with_trailers(Body::from(buffer).into_response(), ending)
 }
 
-/// The answer to a call that did not.
+/// The response to a call that failed.
 pub(crate) fn refusal(err: &ApiError) -> Response {
     let mut response = Body::empty().into_response();
     let headers = response.headers_mut();
@@ -170,8 +170,9 @@ pub(crate) fn refusal(err: &ApiError) -> Response {
     response
 }
 
-/// A stream of messages whose ending is told in trailers. It is given up if the client takes nothing
-/// for `patience`: the connection itself, which carries other calls, does not notice.
+/// A stream of messages whose status is sent in trailers. The stream is dropped if the client
+/// accepts nothing for `patience`: the write timeout of the connection, which carries other calls
+/// too, does not detect that.
 pub(super) fn streamed(response: Response, ending: Ending, patience: Duration) -> Response {
     with_trailers(response.map(|body| impatient(body, patience)), ending)
 }
@@ -200,7 +201,7 @@ fn impatient(body: Body, patience: Duration) -> Body {
             }
         }
     });
-    // The set ends its task when the client has left.
+    // Dropping the set aborts its task when the client disconnects.
     let frames = stream::unfold((receiver, relay), |(mut receiver, relay)| async move {
         Some((receiver.recv().await?, (receiver, relay)))
     });

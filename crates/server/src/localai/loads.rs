@@ -1,4 +1,4 @@
-//! What LocalAI has had loaded, by the names that it gave.
+//! The models that LocalAI has loaded, by the names it gave them.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,27 +7,27 @@ use super::options::Drawing;
 use crate::ServerState;
 use crate::error::ApiError;
 
-/// Names that are remembered; the one that was given first is forgotten first.
+/// Maximum number of names; beyond it, the oldest is dropped.
 const NAMES_MAX: usize = 64;
 
 /// The loads of a server.
 #[derive(Debug, Default)]
 pub(crate) struct Loads {
-    /// The latest last.
+    /// The newest last.
     loads: Mutex<Vec<Load>>,
-    /// Held by whoever loads or frees.
+    /// Held while a model is being loaded or freed.
     pub(super) changing: tokio::sync::Mutex<()>,
 }
 
-/// A model that was loaded.
+/// A model that LocalAI has loaded.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Load {
-    /// What LocalAI calls it.
+    /// LocalAI's name of the model.
     pub(super) identity: String,
     /// The model's id.
     pub(super) id: String,
     pub(super) drawing: Drawing,
-    /// What was opened for it, unless it was there before.
+    /// The order that brought the model, unless the server had it already.
     pub(super) order: Option<ModelOrder>,
 }
 
@@ -49,20 +49,20 @@ impl Loads {
         self.lock().retain(|it| it.identity != identity);
     }
 
-    /// Forgets all of them, and says which there were.
+    /// Removes and returns all loads.
     pub(super) fn take_all(&self) -> Vec<Load> {
         std::mem::take(&mut *self.lock())
     }
 
-    /// The load that LocalAI means by `identity`; the latest one if it is empty.
+    /// The load with this identity; the newest one if `identity` is empty.
     pub(super) fn find(&self, identity: &str) -> Option<Load> {
         let loads = self.lock();
         let mut latest = loads.iter().rev();
         latest.find(|it| identity.is_empty() || it.identity == identity).cloned()
     }
 
-    /// The model that a call is for, and how its answers are drawn. A server's own models may be
-    /// called by their names without having been loaded before.
+    /// The model that a call refers to, and its sampling options. A server's own models can be
+    /// called by their names without a load.
     pub(super) fn meant(
         &self,
         identity: &str,

@@ -1,8 +1,9 @@
-//! gRPC for LocalAI: its service `backend.Backend`, as far as a model of text has to do with it.
+//! LocalAI's gRPC service `backend.Backend`, as far as it applies to text models.
 //!
-//! A call is a request on HTTP/2 to `/backend.Backend/NAME`, so it comes the way that all requests
-//! come: name, span, key, limits, model, `generate`. Only [`frames`] knows what is around a
-//! message, and [`wire`] what is in it. Calls that are not here are unimplemented, as gRPC has it.
+//! A call is an HTTP/2 request to `/backend.Backend/NAME`, so it takes the same path as all
+//! requests: id, span, key, limits, model, `generate`. Only [`frames`] knows the framing of a
+//! message, and only [`wire`] its fields. All other calls are answered as unimplemented, as gRPC
+//! specifies.
 //!
 //! ```text
 //!  LoadModel ─▶ options ─▶ a model of the server's, or one that a ModelOpener brings ─▶ loads
@@ -33,10 +34,10 @@ pub(crate) use frames::refusal;
 pub(crate) use loads::Loads;
 pub use opener::{ModelOpener, ModelOrder};
 
-/// Before the name of every call.
+/// Path prefix of every call.
 pub(crate) const SERVICE: &str = "/backend.Backend/";
 
-/// Our words for fields, and the protocol's own.
+/// Internal names of fields, and the protocol's own.
 const NAMES: [(&str, &str); 18] = [
     ("prompt", "Prompt"),
     ("messages", "Messages"),
@@ -58,7 +59,7 @@ const NAMES: [(&str, &str); 18] = [
     ("chat_template_kwargs", "Metadata.chat_template_kwargs"),
 ];
 
-/// All calls.
+/// The router of all calls.
 pub(crate) fn router(state: ServerState) -> Router {
     let calls = [
         ("Health", post(model::health)),
@@ -84,7 +85,7 @@ pub(crate) fn router(state: ServerState) -> Router {
         .with_state(state)
 }
 
-/// The model that a call is for, and how its answers are drawn.
+/// Opens the model that a call refers to, and returns its sampling options.
 async fn open_meant(state: &ServerState, identity: &str) -> Result<(Serving, Drawing), ApiError> {
     let (name, drawing) = state.loads().meant(identity, state)?;
     Ok((state.open(name.as_deref()).await?, drawing))

@@ -21,10 +21,10 @@ use crate::error::ApiError;
 use crate::models::{Kept, ModelStatus};
 use crate::registry::Serving;
 
-/// A model that is in use is waited for so long before another one takes its place.
+/// Time to wait until a model in use can be unloaded for another one.
 const FREE_PATIENCE: Duration = Duration::from_secs(30);
 
-/// `Health`: whether calls are taken, models or not; LocalAI asks before it has one loaded.
+/// `Health`: answers as soon as the server accepts calls; LocalAI calls it before it loads a model.
 pub(super) async fn health(
     State(state): State<ServerState>,
     request: Request<Body>,
@@ -33,7 +33,7 @@ pub(super) async fn health(
     Ok(answer(&Reply { message: b"OK".to_vec(), ..Reply::default() }))
 }
 
-/// `LoadModel`: what goes wrong is told in the answer, as LocalAI's own backends do.
+/// `LoadModel`: reports errors in the answer's message, like LocalAI's own backends.
 pub(super) async fn load_model(
     State(state): State<ServerState>,
     request: Request<Body>,
@@ -82,7 +82,7 @@ fn order(options: &ModelOptions, placement: Placement) -> ModelOrder {
     ModelOrder { model, file, hostfile, backend, coordinator, context_tokens }
 }
 
-/// One of the server's own models, which it computes where it was told to.
+/// Opens one of the server's own models, whose placement was set when the server was started.
 async fn present(
     state: &ServerState,
     name: &str,
@@ -97,8 +97,8 @@ async fn present(
     state.open(Some(name)).await
 }
 
-/// A model that is brought for this load. There is one at a time, as LocalAI has it: ranks are one
-/// model's.
+/// Opens a model that is brought for this load. There is one at a time, as in LocalAI, because
+/// ranks belong to one model.
 async fn opened(state: &ServerState, order: &ModelOrder) -> Result<Serving, ApiError> {
     let opener = state.config().opener.as_ref().expect("only called where there is one");
     let is_same = |load: &Load| load.order.as_ref() == Some(order);
@@ -111,7 +111,7 @@ async fn opened(state: &ServerState, order: &ModelOrder) -> Result<Serving, ApiE
                 why: err.into(),
                 retry_after: Duration::from_secs(1),
             })?;
-            // The load may outlast this call.
+            // Remembered now, because the load may outlast this call.
             let (identity, order) = (order.model.clone(), Some(order.clone()));
             let drawing = Drawing::default();
             state.loads().remember(Load { identity, id: id.clone(), drawing, order });
@@ -130,7 +130,8 @@ async fn opened(state: &ServerState, order: &ModelOrder) -> Result<Serving, ApiE
     }
 }
 
-/// Where a model is still loading, the ranks that have not come are the reason to name.
+/// If a model is still loading, replaces the error by one that names the ranks that have not
+/// connected.
 fn told_who_is_missing(
     state: &ServerState,
     (id, order): (&str, &ModelOrder),
@@ -151,7 +152,7 @@ fn told_who_is_missing(
     ApiError::Unavailable { reason: format!("after {waited} s there is no {names}\nhint: {hint}") }
 }
 
-/// `Free`: what was brought for LocalAI goes; a server's own models stay.
+/// `Free`: unloads the models brought for LocalAI; a server's own models stay.
 pub(super) async fn free(
     State(state): State<ServerState>,
     request: Request<Body>,
@@ -179,7 +180,7 @@ async fn free_all(state: &ServerState) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// `Status`: of the model that was loaded last.
+/// `Status` of the model that was loaded last.
 pub(super) async fn status(
     State(state): State<ServerState>,
     request: Request<Body>,
@@ -207,7 +208,7 @@ pub(super) async fn status(
     Ok(answer(&StatusResponse { state: backend_state.into(), memory: Some(memory) }))
 }
 
-/// `GetMetrics`: of all that the model loaded last has answered.
+/// `GetMetrics`: totals of the model that was loaded last.
 pub(super) async fn metrics(
     State(state): State<ServerState>,
     request: Request<Body>,
@@ -224,7 +225,7 @@ pub(super) async fn metrics(
     }))
 }
 
-/// The model that a call means which names none.
+/// The model of calls that name none.
 fn latest(state: &ServerState) -> Option<ModelStatus> {
     let (name, _) = state.loads().meant("", state).ok()?;
     state.models().status(name.as_deref().unwrap_or("default"))

@@ -1,30 +1,30 @@
-//! What is asked of whoever can bring a model that the server does not have yet.
+//! The interface to the code that brings models which the server does not have yet.
 
 use crate::models::LoadFuture;
 
-/// A model, as LocalAI names it, and where it shall be computed.
+/// A model, as LocalAI names it, and where to compute it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ModelOrder {
-    /// Its directory, or ORG/NAME.
+    /// Directory of the model, or ORG/NAME.
     pub model: String,
-    /// Where it would lie in LocalAI's folder of models.
+    /// Path that the model would have in LocalAI's model directory.
     pub file: String,
-    /// The machines; this one alone if absent.
+    /// File that lists the machines; only this machine if absent.
     pub hostfile: Option<String>,
-    /// The transport of the collectives, in LocalAI's word.
+    /// Transport of the collectives, in LocalAI's terms.
     pub backend: Option<String>,
-    /// Where ranks find each other, as `HOST:PORT`.
+    /// Address where ranks find each other, as `HOST:PORT`.
     pub coordinator: Option<String>,
-    /// Longest sequence; the model's if absent.
+    /// Maximum length of a sequence in tokens; the model's own if absent.
     pub context_tokens: Option<u32>,
 }
 
 /// Brings models to a server that has none of its own.
 pub trait ModelOpener: std::fmt::Debug + Send + Sync + 'static {
-    /// Makes a model known to the server, to be loaded next; answers with its id. A model that was
-    /// opened before, and is not loaded, may be opened otherwise.
+    /// Makes a model known to the server, so that it can be loaded, and returns its id. A model
+    /// that was opened before and is not loaded may be opened with other settings.
     fn open(&self, order: &ModelOrder) -> LoadFuture<String>;
 
-    /// What to do about ranks that have not come, as a hint.
+    /// Returns a hint on what to do about ranks that have not connected.
     fn missing(&self, order: &ModelOrder, ranks: &[usize]) -> String;
 }

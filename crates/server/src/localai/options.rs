@@ -1,21 +1,21 @@
-//! `options` of a model's file in LocalAI: a list of `key:value`.
+//! `options` of a model's configuration in LocalAI: a list of `key:value`.
 
 use jackalope_protocol::{Pooling, TokenId};
 use jackalope_text::Tokenizer;
 
 use crate::error::ApiError;
 
-/// The keys that mean something, as an error lists them.
+/// The keys that have an effect, as listed in errors.
 const KEYS: &str = "hostfile, distributed_backend, coordinator, max_kv_size, max_tokens, temperature, \
                     top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, \
                     seed, eos_token, pooling";
 
-/// What the options of a model say.
+/// The parsed options of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct LoadOptions {
     pub(super) placement: Placement,
     pub(super) drawing: Drawing,
-    /// Ends answers too; as text, since the model is not loaded yet.
+    /// A token that ends answers, as text because the model is not loaded yet.
     pub(super) eos_token: Option<String>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Placement {
     pub(super) context_tokens: Option<u32>,
 }
 
-/// How a model's answers are drawn, whatever requests say.
+/// Sampling options of a model, which override those of requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Drawing {
     pub(super) max_tokens: Option<u32>,
@@ -45,7 +45,7 @@ pub(super) struct Drawing {
 }
 
 impl LoadOptions {
-    /// Reads the options of a model. Whether numbers are in range is seen when they are used first.
+    /// Parses the options of a model. Ranges of numbers are checked only when they are first used.
     pub(super) fn read(options: &[String]) -> Result<LoadOptions, ApiError> {
         let mut read = LoadOptions::default();
         for (idx, option) in options.iter().enumerate() {
@@ -89,9 +89,9 @@ impl LoadOptions {
             "seed" => drawing.seed = Some(whole::<u64>(value)?),
             "eos_token" => *eos_token = text(value)?,
             "pooling" => drawing.pooling = Some(pooling(value)?),
-            // No code of a model is ever run, and prefixes are kept for as long as there is memory.
+            // A model's code is never run, and prefixes are cached as long as there is memory.
             "trust_remote_code" | "max_cache_entries" => {}
-            // Nothing is padded, masked or separated here.
+            // Padding, masking and separators do not exist here.
             "pad_token" | "unk_token" | "sep_token" | "cls_token" | "mask_token" => {}
             "bos_token" => {
                 return Err(Problem::NotHere("the model's tokenizer_config.json names it"));
@@ -107,7 +107,7 @@ impl LoadOptions {
 }
 
 impl Drawing {
-    /// Takes the text of a token that ends answers.
+    /// Sets the token that ends answers from its text.
     pub(super) fn stop_at(
         &mut self,
         eos_token: Option<&str>,
@@ -126,7 +126,7 @@ impl Drawing {
     }
 }
 
-/// What is wrong with an option.
+/// The problem with an option.
 enum Problem {
     Unknown,
     Value(&'static str),

@@ -22,10 +22,10 @@ use crate::openai::chat;
 use crate::openai::request::{Common, Seed, Strings};
 use crate::registry::Serving;
 
-/// The field that a text came in.
+/// Name of the prompt's field.
 const PROMPT: &str = "prompt";
 
-/// `Predict`: the whole answer.
+/// `Predict`: answers as a whole.
 pub(super) async fn predict(
     State(state): State<ServerState>,
     request: Request<Body>,
@@ -33,7 +33,7 @@ pub(super) async fn predict(
     respond(&state, request, false).await
 }
 
-/// `PredictStream`: the answer as it comes.
+/// `PredictStream`: streams the answer.
 pub(super) async fn predict_stream(
     State(state): State<ServerState>,
     request: Request<Body>,
@@ -63,7 +63,7 @@ async fn respond(
     answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
 }
 
-/// Everything that has to be known before the engine is asked.
+/// Checks the request and prepares it for the engine.
 fn prepare(
     (options, drawing, is_stream): (PredictOptions, Drawing, bool),
     serving: &Serving,
@@ -88,13 +88,14 @@ fn prepare(
     Ok((job, format, plan))
 }
 
-/// Refuses by name what would change the answer and is not here. What other backends are told about
-/// memory and threads is passed over.
+/// Refuses, by name, fields that would change the answer but are not supported. Options about
+/// memory and threads, which are for other backends, are ignored.
 fn check(options: &PredictOptions) -> Result<(), ApiError> {
     let is_on = |value: f32| value != 0.0 && value != 1.0;
     let media = "this model takes only text";
     let samplers = "use top_p, top_k or min_p";
-    // LocalAI makes a grammar of tools that it also sends as they are: those are held to here.
+    // LocalAI derives a grammar from tools that it also sends as they are; this server constrains
+    // the answer to the tools themselves.
     let has_grammar = !options.grammar.is_empty() && options.tools.is_empty();
     let grammar = "grammars in llama.cpp's notation are not read; send tools, or ask Jackalope's own \
                    /v1 for a response_format";
@@ -116,9 +117,10 @@ fn check(options: &PredictOptions) -> Result<(), ApiError> {
     }
 }
 
-/// What is wished for; the model's own options come before the request's, as in LocalAI's backend.
-/// A field that protobuf does not tell from an absent one is off at 0, but for the temperature: 0 takes
-/// the likeliest token.
+/// Reads the sampling parameters; the model's own options take precedence over the request's, as in
+/// LocalAI's backend. Protobuf does not distinguish 0 from an absent field: 0 turns a parameter
+/// off, except that a temperature of 0 means greedy sampling and a repetition penalty of 0 means
+/// the model's default.
 fn wishes(
     options: &PredictOptions,
     drawing: &Drawing,
@@ -155,7 +157,7 @@ fn wishes(
     Ok(wishes)
 }
 
-/// A count of 1 in `Logprobs` is how a chat's `true` arrives.
+/// Reads the log-probability fields; a count of 1 in `Logprobs` stands for a chat's `true`.
 fn logprobs(options: &PredictOptions, limit: u8) -> Result<Option<u8>, ApiError> {
     if options.logprobs <= 0 && options.top_logprobs <= 0 {
         return Ok(None);
@@ -170,7 +172,7 @@ fn logit_bias(text: &str) -> Result<Option<BTreeMap<String, f64>>, ApiError> {
     (!text.is_empty()).then(|| json_field("LogitBias", text)).transpose()
 }
 
-/// JSON that stands in a field of text.
+/// Parses JSON in a text field.
 fn json_field<T: serde::de::DeserializeOwned>(param: &str, text: &str) -> Result<T, ApiError> {
     let reason = |err: serde_json::Error| ApiError::WrongType {
         param: param.to_owned(),
@@ -179,7 +181,8 @@ fn json_field<T: serde::de::DeserializeOwned>(param: &str, text: &str) -> Result
     serde_json::from_str(text).map_err(reason)
 }
 
-/// The conversation of a request, by way of OpenAI's words for it, whose checks hold here too.
+/// Builds the conversation of a request by way of OpenAI's chat format, whose checks apply here
+/// too.
 pub(super) fn conversation(
     options: &PredictOptions,
     limits: &ServerLimits,
@@ -192,7 +195,7 @@ pub(super) fn conversation(
     if !options.tools.is_empty() {
         body.insert("tools".to_owned(), json_field("Tools", &options.tools)?);
         if !options.tool_choice.is_empty() {
-            // A word comes bare, or in quotes.
+            // A word comes with or without quotes.
             let choice = serde_json::from_str(&options.tool_choice);
             let choice = choice.unwrap_or_else(|_| Value::from(options.tool_choice.as_str()));
             body.insert("tool_choice".to_owned(), choice);

@@ -19,7 +19,7 @@ use crate::embed::{self, Embedding};
 use crate::error::ApiError;
 use crate::registry::Serving;
 
-/// `Embedding`: the vector of a text, of the length 1.
+/// `Embedding`: the embedding of a text, normalised to length 1.
 pub(super) async fn embedding(
     State(state): State<ServerState>,
     request: Request<Body>,
@@ -49,7 +49,7 @@ pub(super) async fn embedding(
     answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
 }
 
-/// The tokens to embed: as they are, or of a text, which some clients send as the prompt.
+/// The tokens to embed: given as ids or as text, which some clients send as the prompt.
 fn embedded(options: &PredictOptions, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
     if !options.embedding_tokens.is_empty() {
         return token_ids("embedding_tokens", &options.embedding_tokens, serving);
@@ -61,7 +61,7 @@ fn embedded(options: &PredictOptions, serving: &Serving) -> Result<Vec<TokenId>,
     tokens.map_err(|err| ApiError::from_text(err, "embeddings"))
 }
 
-/// Numbers of the wire, which are signed, as tokens of the model's.
+/// Checks the signed numbers of the protocol and converts them to token ids.
 fn token_ids(
     param: &'static str,
     tokens: &[i32],
@@ -78,7 +78,7 @@ fn token_ids(
     tokens.iter().map(token).collect()
 }
 
-/// `TokenizeString`: the tokens of a prompt, or of a conversation with all that the template adds.
+/// `TokenizeString`: the tokens of a prompt, or of a conversation rendered by the template.
 pub(super) async fn tokenize(
     State(state): State<ServerState>,
     request: Request<Body>,

@@ -1,32 +1,32 @@
-//! The messages of LocalAI's service `backend.Backend`, as far as a model of text reads or writes them.
-//! Numbers and types are those of LocalAI's `backend/backend.proto` (MIT), names are ours. Fields
-//! that are not here are passed over, as protobuf has it.
+//! The messages of LocalAI's service `backend.Backend`, as far as they apply to text models.
+//! Numbers and types are those of LocalAI's `backend/backend.proto` (MIT), names are our own.
+//! Fields that are not listed are ignored, as protobuf specifies.
 
 use std::collections::HashMap;
 
-/// `HealthMessage`, `MetricsRequest`: says nothing.
+/// `HealthMessage`, `MetricsRequest`: no fields are read.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(super) struct Empty {}
 
-/// `PredictOptions`: what is asked, and how it shall be answered.
+/// `PredictOptions`: the request for an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct PredictOptions {
     #[prost(string, tag = "1")]
     pub(super) prompt: String,
-    /// 0 and -1 draw one.
+    /// 0 and -1: a random seed.
     #[prost(int32, tag = "2")]
     pub(super) seed: i32,
-    /// Most tokens of the answer; 0 and less: no bound.
+    /// Maximum number of tokens to generate; 0 or less: the server's default.
     #[prost(int32, tag = "4")]
     pub(super) tokens: i32,
     #[prost(int32, tag = "5")]
     pub(super) top_k: i32,
-    /// How far back a token counts as repeated; 0: as the model has it.
+    /// Number of recent tokens that count as repeated; 0: the model's default.
     #[prost(int32, tag = "6")]
     pub(super) repeat: i32,
     #[prost(float, tag = "9")]
     pub(super) temperature: f32,
-    /// 0 and 1 are off.
+    /// 1 is off; 0: the model's default.
     #[prost(float, tag = "10")]
     pub(super) penalty: f32,
     #[prost(string, repeated, tag = "13")]
@@ -49,7 +49,7 @@ pub(super) struct PredictOptions {
     /// A JSON object from token ids to numbers.
     #[prost(string, tag = "23")]
     pub(super) logit_bias: String,
-    /// In llama.cpp's notation.
+    /// A grammar in llama.cpp's notation.
     #[prost(string, tag = "29")]
     pub(super) grammar: String,
     /// 0 is off.
@@ -87,12 +87,12 @@ pub(super) struct PredictOptions {
     pub(super) metadata: HashMap<String, String>,
     #[prost(float, tag = "53")]
     pub(super) min_p: f32,
-    /// The model as `LoadModel` called it.
+    /// The model's name in `LoadModel`.
     #[prost(string, tag = "54")]
     pub(super) model_identity: String,
 }
 
-/// `Message`: one of a conversation.
+/// `Message`: a message of a conversation.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Message {
     #[prost(string, tag = "1")]
@@ -110,20 +110,20 @@ pub(super) struct Message {
     pub(super) tool_calls: String,
 }
 
-/// `Reply`: an answer, or a piece of one.
+/// `Reply`: an answer, or a part of one.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Reply {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) message: Vec<u8>,
-    /// Drawn.
+    /// Number of tokens sampled.
     #[prost(int32, tag = "2")]
     pub(super) tokens: i32,
     #[prost(int32, tag = "3")]
     pub(super) prompt_tokens: i32,
-    /// Milliseconds.
+    /// Prefill time in milliseconds.
     #[prost(double, tag = "4")]
     pub(super) timing_prompt_processing: f64,
-    /// Milliseconds.
+    /// Decode time in milliseconds.
     #[prost(double, tag = "5")]
     pub(super) timing_token_generation: f64,
     /// JSON in the form of OpenAI's chat completions.
@@ -133,7 +133,7 @@ pub(super) struct Reply {
     pub(super) chat_deltas: Vec<ChatDelta>,
 }
 
-/// `ChatDelta`: what is newly known of an answer.
+/// `ChatDelta`: new output of an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ChatDelta {
     #[prost(string, tag = "1")]
@@ -153,17 +153,17 @@ pub(super) struct ToolCallDelta {
     pub(super) id: String,
     #[prost(string, tag = "3")]
     pub(super) name: String,
-    /// A JSON object.
+    /// A part of a JSON object.
     #[prost(string, tag = "4")]
     pub(super) arguments: String,
 }
 
-/// `ModelOptions`: the model that shall be loaded. Most fields are other backends'.
+/// `ModelOptions`: the model to load. Most fields are for other backends.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ModelOptions {
     #[prost(string, tag = "1")]
     pub(super) model: String,
-    /// Where the model would lie in LocalAI's folder of models.
+    /// Path that the model would have in LocalAI's model directory.
     #[prost(string, tag = "21")]
     pub(super) model_file: String,
     #[prost(string, tag = "36")]
@@ -175,7 +175,7 @@ pub(super) struct ModelOptions {
     pub(super) options: Vec<String>,
 }
 
-/// `Result`: whether something was done.
+/// `Result`: whether a call succeeded.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Outcome {
     #[prost(string, tag = "1")]
@@ -189,10 +189,10 @@ pub(super) struct Outcome {
 pub(super) struct EmbeddingResult {
     #[prost(float, repeated, tag = "1")]
     pub(super) embeddings: Vec<f32>,
-    /// Vectors in `embeddings`.
+    /// Number of vectors in `embeddings`.
     #[prost(int32, tag = "2")]
     pub(super) tokens: i32,
-    /// Numbers of each.
+    /// Number of elements per vector.
     #[prost(int32, tag = "3")]
     pub(super) dim: i32,
     #[prost(int32, tag = "4")]
@@ -206,7 +206,7 @@ pub(super) struct EmbeddingResult {
 #[repr(i32)]
 pub(super) enum EmbeddingLayout {
     Unspecified = 0,
-    /// One vector of the whole text.
+    /// One vector for the whole text.
     Final = 1,
     PerToken = 2,
 }
@@ -269,12 +269,12 @@ pub(super) enum BackendState {
 pub(super) struct MemoryUsage {
     #[prost(uint64, tag = "1")]
     pub(super) total: u64,
-    /// By rank.
+    /// Memory of each rank.
     #[prost(map = "string, uint64", tag = "2")]
     pub(super) breakdown: HashMap<String, u64>,
 }
 
-/// `MetricsResponse`, as far as it does not speak of slots, which there are none of here.
+/// `MetricsResponse`, without the fields about slots, which do not exist here.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(super) struct MetricsResponse {
     #[prost(float, tag = "3")]

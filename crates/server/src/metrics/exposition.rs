@@ -1,14 +1,14 @@
-//! Prometheus' text format 0.0.4, written.
+//! Writes Prometheus' text format 0.0.4.
 //!
-//! Nearly every number is read from a snapshot, under names of four other programs at once, some of
-//! which break the rules of OpenMetrics (`vllm:…`, counters without `_total`): a registry of counters
-//! would be in the way, so the text is written as it is.
+//! Nearly every number comes from a snapshot and appears under the names of up to four other
+//! programs, some of which break the rules of OpenMetrics (`vllm:…`, counters without `_total`). A
+//! registry of counters does not fit that, so the text is written directly.
 
 use std::fmt::Write;
 
 use jackalope_engine::Buckets;
 
-/// What a family of samples is.
+/// The type of a metric family.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kind {
     Counter,
@@ -16,17 +16,17 @@ pub(super) enum Kind {
     Histogram,
 }
 
-/// Name and value of each label.
+/// Names and values of the labels.
 pub(super) type Labels<'a> = &'a [(&'a str, &'a str)];
 
-/// The text so far.
+/// The text written so far.
 #[derive(Debug, Default)]
 pub(super) struct Exposition {
     text: String,
 }
 
 impl Exposition {
-    /// Begins a family. Its samples follow before the next one begins.
+    /// Begins a family. All of its samples must follow before the next family begins.
     pub(super) fn family(&mut self, name: &str, kind: Kind, help: &str) {
         let kind = match kind {
             Kind::Counter => "counter",
@@ -42,7 +42,7 @@ impl Exposition {
         self.push_value(value);
     }
 
-    /// All samples of a histogram.
+    /// Writes all samples of a histogram.
     pub(super) fn histogram(&mut self, name: &str, labels: Labels<'_>, values: &Buckets) {
         for (bound, count) in values.cumulative() {
             write!(self.text, "{name}_bucket").expect("text takes all");
@@ -90,7 +90,7 @@ impl Exposition {
     }
 }
 
-/// As Prometheus writes numbers.
+/// Formats a number as Prometheus does.
 fn number(value: f64) -> String {
     if value.is_nan() {
         "NaN".to_owned()

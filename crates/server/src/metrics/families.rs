@@ -1,4 +1,4 @@
-//! Which numbers there are, under whose names. vLLM's come first, so that its dashboards work.
+//! The metric families and their values. vLLM's names come first, so that its dashboards work.
 
 use jackalope_engine::{Buckets, EngineState, RankStatus, Status};
 
@@ -7,7 +7,7 @@ use super::exposition::Kind;
 use crate::journal::{Ending, ModelTotals, Totals};
 use crate::monitor::memory_of;
 
-/// One number, under one name.
+/// A metric of one number, under one name.
 pub(super) struct Family<T> {
     pub(super) name: &'static str,
     pub(super) kind: Kind,
@@ -23,7 +23,7 @@ const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> f64) 
     Family { name, kind: Kind::Gauge, help, value }
 }
 
-/// One histogram, under one name.
+/// A histogram, under one name.
 pub(super) struct HistogramFamily {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
@@ -47,8 +47,8 @@ fn per_second(count: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
 }
 
-/// Bits that a rank sent and received by the time it spent on that; not a number before any traffic, and where
-/// the transport does not count its bytes.
+/// Gigabits per second that a rank sent and received while it communicated; NaN before any traffic,
+/// and where the transport does not count its bytes.
 fn bandwidth_gbps(rank: &RankStatus) -> f64 {
     let timings = &rank.timings;
     let bytes = timings.sent_bytes + timings.received_bytes;
@@ -60,7 +60,7 @@ fn hit_rate(status: &Status) -> f64 {
     status.prefix.found_tokens as f64 / status.prefix.wanted_tokens.max(1) as f64
 }
 
-/// Per model, with the label `model_name`.
+/// Metrics of a model, with the label `model_name`.
 pub(super) const MODEL: &[Family<Seen>] = &[
     gauge("vllm:num_requests_running", "Requests being computed.", |it| it.status.running as f64),
     gauge("vllm:num_requests_waiting", "Requests waiting for room.", |it| it.status.queued as f64),
@@ -217,7 +217,7 @@ pub(super) const MODEL: &[Family<Seen>] = &[
     }),
 ];
 
-/// Per model, with the label `model_name`.
+/// Histograms of a model, with the label `model_name`.
 pub(super) const MODEL_HISTOGRAMS: &[HistogramFamily] = &[
     histogram("vllm:time_to_first_token_seconds", "From request to first token.", |it| {
         &it.status.requests.first_token_s
@@ -272,7 +272,7 @@ pub(super) const MODEL_HISTOGRAMS: &[HistogramFamily] = &[
     }),
 ];
 
-/// Per model and rank, with the labels `model_name`, `rank` and `host`.
+/// Metrics of a rank of a model, with the labels `model_name`, `rank` and `host`.
 pub(super) const RANK: &[Family<RankStatus>] = &[
     gauge("mlx_cluster_memory_used_bytes", "Memory of live arrays.", |it| {
         it.memory.active_bytes as f64
@@ -328,7 +328,7 @@ pub(super) const RANK: &[Family<RankStatus>] = &[
     }),
 ];
 
-/// Of the whole server, without labels.
+/// Metrics of the whole server, without labels.
 pub(super) const SERVER: &[Family<(Totals, Vec<Seen>, f64)>] = &[
     counter("mlx_cluster_requests_total", "Requests answered.", |(totals, ..)| {
         totals.models.values().map(ModelTotals::num_ended).sum::<u64>() as f64
@@ -361,7 +361,7 @@ pub(super) const SERVER: &[Family<(Totals, Vec<Seen>, f64)>] = &[
     }),
 ];
 
-/// Memory by kind, over all ranks of a model.
+/// Memory by kind, summed over the ranks of a model.
 pub(super) fn metal_memory(status: &Status) -> [(&'static str, f64); 3] {
     let memory = memory_of(status);
     [
@@ -371,7 +371,7 @@ pub(super) fn metal_memory(status: &Status) -> [(&'static str, f64); 3] {
     ]
 }
 
-/// Why choices ended, as vLLM counts them.
+/// Number of choices by the reason they ended for, in vLLM's categories.
 pub(super) fn finish_reasons(totals: &ModelTotals) -> [(&'static str, f64); 3] {
     let finishes = &totals.finishes;
     [
@@ -381,7 +381,7 @@ pub(super) fn finish_reasons(totals: &ModelTotals) -> [(&'static str, f64); 3] {
     ]
 }
 
-/// How answers ended.
+/// Number of answers by how they ended.
 pub(super) fn endings(totals: &ModelTotals) -> impl Iterator<Item = (&'static str, f64)> {
     Ending::NAMES.into_iter().zip(totals.endings.map(|it| it as f64))
 }

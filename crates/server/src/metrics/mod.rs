@@ -1,4 +1,4 @@
-//! `GET /metrics`: what Prometheus collects.
+//! `GET /metrics`: metrics for Prometheus.
 //!
 //! ```text
 //!  engine Status ─┐
@@ -21,13 +21,13 @@ use crate::journal::{HttpTotals, ModelTotals, Totals};
 use exposition::{Exposition, Kind};
 use families::{Family, MODEL, MODEL_HISTOGRAMS, RANK, SERVER};
 
-/// What the format is called.
+/// Content type of the text format.
 const TEXT_0_0_4: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The number that vLLM gives the engine of a server that has one.
+/// Value of the label `engine`: vLLM's number for the only engine of a server.
 const ENGINE: &str = "0";
 
-/// A model, and what is known of it.
+/// A loaded model with its status and totals.
 pub(crate) struct Seen {
     name: String,
     status: Status,
@@ -95,7 +95,7 @@ fn push_models(text: &mut Exposition, seen: &[Seen]) {
     }
 }
 
-/// Families of which the labels say everything: the value is 1.
+/// Writes families whose information is in the labels; their value is always 1.
 fn push_infos(text: &mut Exposition, seen: &[Seen]) {
     let blocks =
         |it: &Seen| (it.status.kv.capacity_tokens / u64::from(CACHE_GRANULE_TOKENS)).to_string();
@@ -141,7 +141,7 @@ fn push_ranks(text: &mut Exposition, seen: &[Seen]) {
     }
 }
 
-/// Families with a label of their own.
+/// Writes families with one more label than the model's name.
 fn push_labelled(text: &mut Exposition, seen: &[Seen]) {
     type Values = fn(&Seen) -> Vec<(&'static str, f64)>;
     let labelled: [(&str, Kind, &str, &str, Values); 4] = [

@@ -1,4 +1,4 @@
-//! What the registry asks of whoever can start engines. Implemented where machines are known.
+//! The interface to the code that starts engines, which is implemented where machines are known.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,20 +8,20 @@ use thiserror::Error;
 
 use crate::registry::{Model, ModelDetails};
 
-/// Memory by machine, in bytes: what a model takes, or what models may take together.
+/// Memory in bytes, by machine: what a model takes, or what models may take together.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct MachineBytes(pub BTreeMap<String, u64>);
 
 impl MachineBytes {
-    /// Adds what another one takes.
+    /// Adds the bytes of another one, machine by machine.
     pub(super) fn add(&mut self, other: &MachineBytes) {
         for (machine, bytes) in &other.0 {
             *self.0.entry(machine.clone()).or_default() += bytes;
         }
     }
 
-    /// The first machine where this is more than `budget` allows, with both numbers. A machine that
-    /// the budget does not name is not bounded.
+    /// Returns the first machine where this exceeds `budget`, with both numbers. Machines that the
+    /// budget does not name are unbounded.
     pub(super) fn beyond(&self, budget: &MachineBytes) -> Option<Shortage> {
         self.0.iter().find_map(|(machine, &needed_bytes)| {
             let budget_bytes = *budget.0.get(machine)?;
@@ -35,7 +35,7 @@ impl MachineBytes {
     }
 }
 
-/// A machine whose memory does not do.
+/// A machine with too little memory.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Shortage {
     pub(crate) machine: String,
@@ -43,26 +43,26 @@ pub(crate) struct Shortage {
     pub(crate) budget_bytes: u64,
 }
 
-/// A model that can be loaded, whether it is or not.
+/// A model that can be loaded, whether it is loaded or not.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct KnownModel {
-    /// What answers call it, and `/v1/models` lists. Unique among ids and aliases.
+    /// Id of the model in answers and in `/v1/models`. Unique among ids and aliases.
     pub id: String,
-    /// Further names that requests may use.
+    /// Other names that requests may use.
     pub aliases: Vec<String>,
-    /// Whether it stays once it is loaded, however long nobody asks for it and whoever else wants
-    /// its memory.
+    /// Whether the model stays loaded even if it is idle or its memory is needed for another model.
     pub is_pinned: bool,
-    /// How long it stays without a request; [`ModelsConfig::idle_unload`] if absent.
+    /// Time after which the model is unloaded without a request; [`ModelsConfig::idle_unload`] if
+    /// absent.
     ///
     /// [`ModelsConfig::idle_unload`]: crate::ModelsConfig::idle_unload
     pub idle_unload: Option<Duration>,
-    /// What lists tell of its checkpoint.
+    /// Properties of the checkpoint, for lists of models.
     pub details: Option<ModelDetails>,
 }
 
 impl KnownModel {
-    /// A model without aliases that stays for as long as is usual.
+    /// Creates a model without aliases and with default settings.
     pub fn new(id: impl Into<String>) -> KnownModel {
         KnownModel {
             id: id.into(),
@@ -78,14 +78,15 @@ impl KnownModel {
     }
 }
 
-/// Work of a loader, which may take long.
+/// The result of a loader's work, which may take long.
 pub type LoadFuture<T> = BoxFuture<'static, Result<T, LoadError>>;
 
-/// A model whose engine runs; its ranks may still be loading.
+/// A model whose engine has been started; its ranks may still be loading.
 pub struct StartedModel {
-    /// Who answers.
+    /// The model, with the handle of its engine.
     pub model: Model,
-    /// Completes when the engine and its ranks have ended, with the reason unless it was asked for.
+    /// Completes when the engine and its ranks have ended, with an error unless they were asked to
+    /// end.
     pub ended: LoadFuture<()>,
 }
 
@@ -95,21 +96,21 @@ impl std::fmt::Debug for StartedModel {
     }
 }
 
-/// Why a model is not loaded, in words for people.
+/// Reason why a model is not loaded, for people.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[error("{message}")]
 pub struct LoadError {
-    /// What happened, and perhaps a hint.
+    /// What happened, possibly with a hint.
     pub message: String,
 }
 
-/// Starts the engines of known models. A model is started once at a time; it ends with its engine's
-/// shutdown.
+/// Starts the engines of known models. A model is started only while it is not running; it ends
+/// when its engine is shut down.
 pub trait ModelLoader: Send + Sync + 'static {
-    /// What the model with this id will take on each machine.
+    /// Computes the memory that the model will take on each machine.
     fn need(&self, id: &str) -> LoadFuture<MachineBytes>;
 
-    /// Starts the engine of the model with this id; does not wait until it has loaded. Dropping the
-    /// future ends what was started.
+    /// Starts the engine of the model, without waiting until the model has loaded. Dropping the
+    /// future ends whatever was started.
     fn start(&self, id: &str) -> LoadFuture<StartedModel>;
 }

@@ -1,4 +1,4 @@
-//! Requests that want a model, loaded or not.
+//! Opens models for requests, and loads them if necessary.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,10 +12,10 @@ use crate::error::ApiError;
 use crate::limits::ServerLimits;
 use crate::registry::Model;
 
-/// When to ask again for a model whose progress is not known.
+/// Time to retry after, if the progress of a load is unknown.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 
-/// Longest time after which a client is told to ask again.
+/// Maximum time to retry after that is returned to clients.
 const ASK_AGAIN_MAX: Duration = Duration::from_secs(60);
 
 /// Keeps a model loaded.
@@ -39,7 +39,7 @@ impl Drop for Lease {
     }
 }
 
-/// One request's place among those that wait for a model.
+/// A request that waits for a model, counted until it is dropped.
 struct Waiting<'a> {
     models: &'a Models,
     idx: usize,
@@ -52,18 +52,19 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// What a request finds.
+/// The result of looking up a model for a request.
 enum Found {
     Model(Arc<Model>, Lease),
-    /// Something has to change first.
+    /// The request has to wait for a change.
     NotYet,
-    /// The ranks of somebody else's engine are loading.
+    /// The ranks of an engine that the caller manages are loading.
     Starting(EngineHandle),
 }
 
 impl Models {
-    /// The model of this name, or the default one, once it is loaded. Loads it if that is the
-    /// server's to do, and waits within bounds. Cancel safe: a load that was begun goes on.
+    /// Returns the model of this name, or the default one, once it is loaded. Loads it if requests
+    /// may load models, and waits at most `load_wait`. Cancel safe: a load that has begun
+    /// continues.
     pub(crate) async fn open(
         &self,
         name: Option<&str>,
@@ -77,7 +78,7 @@ impl Models {
         self.open_at(idx, None, limits).await
     }
 
-    /// As [`Models::open`]; `awaited` is the load that is waited for, if one was begun.
+    /// Like [`Models::open`]; `awaited` is the number of the load to wait for, if one was begun.
     async fn open_at(
         &self,
         idx: usize,
@@ -105,7 +106,7 @@ impl Models {
                 return Err(self.still_loading(idx));
             }
             if let Found::Starting(_) = found {
-                // It is up, or it says itself why it is not.
+                // The engine has started, or reports itself why it has not.
                 let mut entries = self.lock();
                 let loaded = entries[idx].loaded().map(|it| Arc::clone(&it.model));
                 let model = loaded.expect("a model of somebody else's stays");
@@ -114,11 +115,11 @@ impl Models {
         }
     }
 
-    /// Loads a model, whatever came of it before, and waits for as long as that takes. Says why it
-    /// could not be loaded.
+    /// Loads a model, even right after a failed load, and waits as long as necessary.
     ///
     /// # Errors
-    /// If there is no such model, no room for it, or its engine does not come up.
+    /// Returns an error if there is no such model, if there is no memory for it, or if its engine
+    /// does not start.
     pub async fn load(&self, name: &str) -> Result<EngineHandle, super::LoadError> {
         let limits = ServerLimits {
             load_wait: Duration::from_secs(365 * 24 * 3600),
@@ -133,17 +134,18 @@ impl Models {
         opened.map(|(model, _)| model.engine.clone())
     }
 
-    /// Begins to load a model, unless it is loaded or on its way.
+    /// Starts to load a model, unless it is loaded or loading.
     pub fn begin_load(&self, name: &str) {
         let Some(idx) = self.find(Some(name)) else { return };
         let mut entries = self.lock();
         if matches!(entries[idx].state, State::Unloaded) {
-            // A server that is about to end loads nothing.
+            // The only error is that the server is shutting down, in which case nothing is to be
+            // loaded.
             self.begin(idx, &mut entries[idx]).ok();
         }
     }
 
-    /// As [`Models::load`], within these bounds.
+    /// Like [`Models::load`], but within `limits`.
     pub(crate) async fn load_and_open(
         &self,
         name: &str,
@@ -162,7 +164,8 @@ impl Models {
         self.open_at(idx, Some(awaited), limits).await
     }
 
-    /// What there is for a request now. `awaited` is the load that it waits for.
+    /// Looks up the model for a request. `awaited` is the number of the load that the request waits
+    /// for.
     fn look(&self, idx: usize, awaited: &mut Option<u64>) -> Result<Found, ApiError> {
         let mut entries = self.lock();
         let entry = &mut entries[idx];
@@ -218,7 +221,7 @@ impl Models {
         Ok(Waiting { models: self, idx })
     }
 
-    /// What a request is told whose time is over.
+    /// The error for a request that has waited too long.
     fn still_loading(&self, idx: usize) -> ApiError {
         let status = self.shared.status(idx, &self.lock()[idx]);
         let retry_after = retry_after(&status);
@@ -231,7 +234,7 @@ impl Models {
     }
 }
 
-/// Refuses a request if the load that it waited for has failed, or another one has just now.
+/// Rejects a request if the load it waited for has failed, or if another one failed a moment ago.
 fn refuse_again(entry: &Entry, awaited: Option<u64>) -> Result<(), ApiError> {
     let Some(failed) = &entry.failed else { return Ok(()) };
     let pause = match failed.why {
@@ -246,7 +249,7 @@ fn refuse_again(entry: &Entry, awaited: Option<u64>) -> Result<(), ApiError> {
     Err(ApiError::NotLoadable { model, why, retry_after: left.max(Duration::from_secs(1)) })
 }
 
-/// When a model that is loading is likely to be there, judged from the pace so far.
+/// Estimates the time until a model has loaded, from its progress so far.
 fn retry_after(status: &super::ModelStatus) -> Duration {
     let (Some((done, total)), Some(spent)) = (status.loaded_bytes, status.loading_for) else {
         return ASK_AGAIN;

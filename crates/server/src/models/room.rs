@@ -1,37 +1,38 @@
-//! Which models make room for another one. Pure.
+//! Chooses the models to evict for another one. Pure functions.
 
 use tokio::time::Instant;
 
 use super::loader::{MachineBytes, Shortage};
 
-/// A model that takes memory now.
+/// A model that currently takes memory.
 #[derive(Clone, Debug)]
 pub(super) struct Resident {
-    /// Its position in the registry.
+    /// Index of the model in the registry.
     pub(super) idx: usize,
     pub(super) need: MachineBytes,
     pub(super) last_used: Instant,
     pub(super) is_pinned: bool,
-    /// Whether somebody uses it, waits for it, or ends it already.
+    /// Whether requests use the model or wait for it, or it is not fully loaded, or it is being
+    /// unloaded.
     pub(super) is_busy: bool,
 }
 
 /// What has to happen before a model can be loaded.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Room {
-    /// Nothing.
+    /// Nothing: there is enough memory.
     Enough,
-    /// These, which nobody uses, have to go.
+    /// These models, which are idle, have to be unloaded.
     After(Vec<usize>),
-    /// Some of these, which are used, have to go.
+    /// Some of these models, which are in use, have to become idle first.
     Behind(Vec<usize>),
-    /// It does not fit beside these, which are pinned.
+    /// The model does not fit beside these pinned models.
     BesidePinned(Vec<usize>, Shortage),
-    /// It does not fit at all.
+    /// The model never fits.
     Never(Shortage),
 }
 
-/// The least recently used models go first, and no more of them than is needed.
+/// Evicts the least recently used models, and no more of them than necessary.
 pub(super) fn make_room(need: &MachineBytes, budget: &MachineBytes, all: &[Resident]) -> Room {
     let beyond = |stays: &dyn Fn(&Resident) -> bool| {
         let mut sum = need.clone();
@@ -59,7 +60,8 @@ pub(super) fn make_room(need: &MachineBytes, budget: &MachineBytes, all: &[Resid
         }
         goes.push(it.idx);
     }
-    // One that has gone may have freed a machine that was not short of memory.
+    // A model chosen earlier may turn out to be unnecessary, for example because it takes memory
+    // only on a machine that is not short of it; such models stay.
     for idx in goes.clone().into_iter().rev() {
         if beyond(&|it| it.idx == idx || !goes.contains(&it.idx)).is_none() {
             goes.retain(|&it| it != idx);
@@ -78,7 +80,7 @@ mod tests {
         MachineBytes(machines.iter().map(|&(name, bytes)| (name.to_owned(), bytes)).collect())
     }
 
-    /// Models on machine `a`; the first was used last.
+    /// Models on machine `a`; the first one was used last.
     fn residents(takes: &[u64]) -> Vec<Resident> {
         let now = Instant::now() + Duration::from_secs(1000);
         let resident = |(idx, &take): (usize, &u64)| Resident {
@@ -100,7 +102,8 @@ mod tests {
         assert_eq!(room(10, &[]), Room::Enough);
         assert_eq!(room(5, &[3, 3]), Room::After(vec![1]));
         assert_eq!(room(9, &[3, 3]), Room::After(vec![1, 0]));
-        // The oldest alone is too small, and is spared once the next one has gone.
+        // Evicting only the oldest is not enough; once the next one is evicted too, the oldest can
+        // stay.
         assert_eq!(room(5, &[2, 6, 1]), Room::After(vec![1]));
         let shortage = Shortage { machine: "a".to_owned(), needed_bytes: 11, budget_bytes: 10 };
         assert_eq!(room(11, &[3]), Room::Never(shortage));
@@ -130,7 +133,7 @@ mod tests {
         let budget = bytes(&[("a", 10), ("b", 10)]);
         let mut all = residents(&[1, 1]);
         all[0].need = bytes(&[("b", 8)]);
-        // The older one takes nothing where memory is short.
+        // The older model takes no memory on the machine that is short of it.
         assert_eq!(make_room(&bytes(&[("a", 5), ("b", 5)]), &budget, &all), Room::After(vec![0]));
     }
 }

@@ -1,5 +1,4 @@
-//! What goes on beside requests: a task for each model that is not unloaded, and one that looks for
-//! models nobody has asked for in a long time.
+//! Background tasks: one for each model that is not unloaded, and one that unloads idle models.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -14,31 +13,31 @@ use super::room::{Resident, Room, make_room};
 use super::{Ending, Failed, LoadFailure, Loaded, Models, Shared, State, Task};
 use crate::registry::Model;
 
-/// A model that is in use is waited for so long before another one's load is given up.
+/// Time to wait for models in use before the load of another one fails.
 const ROOM_WAIT: Duration = Duration::from_secs(30);
 
-/// An engine may take so long to end with its ranks.
+/// Time that an engine may take to end with its ranks.
 const END_WAIT: Duration = Duration::from_secs(30);
 
 /// Tells a model's task how to end its engine.
 type Stop = oneshot::Receiver<Ending>;
 
-/// Why a model could not be unloaded.
+/// Reason why a model was not unloaded.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Kept {
-    /// There is none of this name.
+    /// There is no model of this name.
     Unknown,
-    /// It was not loaded.
+    /// The model was not loaded.
     NotLoaded,
-    /// So many requests use it or wait for it.
+    /// Number of requests that use the model or wait for it.
     InUse(usize),
-    /// It belongs to somebody else.
+    /// The registry never unloads models.
     Fixed,
 }
 
 impl Models {
-    /// Unloads a model once nobody uses it, which is waited for within `patience`. Returns when its
-    /// memory is free.
+    /// Unloads a model, waiting at most `patience` until nobody uses it. Returns when its memory is
+    /// free.
     pub(crate) async fn unload(&self, name: &str, patience: Duration) -> Result<(), Kept> {
         let idx = self.find(Some(name)).ok_or(Kept::Unknown)?;
         if self.is_fixed() {
@@ -64,7 +63,8 @@ impl Models {
         }
     }
 
-    /// Ends the load of a model that is not up yet, and that nobody waits for.
+    /// Ends the load of a model that is not up yet and that nobody waits for. Does not wait for its
+    /// end.
     pub(crate) async fn give_up(&self, name: &str) {
         let Some(idx) = self.find(Some(name)) else { return };
         let stop = {
@@ -75,13 +75,13 @@ impl Models {
             entry.task.as_mut().filter(|_| !is_wanted).and_then(|task| task.stop.take())
         };
         if let Some(stop) = stop {
-            // A task that does not listen any more is ending.
+            // If the task no longer listens, it is already ending.
             stop.send(Ending::Shutdown).ok();
             self.shared.until_unloaded(idx).await;
         }
     }
 
-    /// Unloads every model that nobody uses but pinned ones and the default one; says which.
+    /// Unloads every idle model except pinned ones and the default one. Returns their ids.
     pub(crate) async fn unload_unused(&self) -> Vec<String> {
         let goes: Vec<usize> = {
             let entries = self.lock();
@@ -101,7 +101,8 @@ impl Models {
         gone
     }
 
-    /// Waits until a model's engine has ended by itself, and says why.
+    /// Waits until a load of the model has failed or its engine has ended unasked; returns the
+    /// reason.
     pub async fn ended(&self, name: &str) -> LoadError {
         loop {
             let mut changed = self.shared.changed.subscribe();
@@ -109,19 +110,19 @@ impl Models {
             if let Some(failed) = failed {
                 return LoadError { message: failed.why.to_string() };
             }
-            // The sender lives as long as we do.
+            // The sender lives as long as `self`.
             changed.changed().await.ok();
         }
     }
 
-    /// Ends every engine, whoever uses it, and waits for that.
+    /// Ends every engine, even one in use, and waits for its end.
     pub async fn end(&self, ending: Ending) {
         self.shared.is_over.store(true, Ordering::Relaxed);
         let mut tasks = Vec::new();
         for entry in self.lock().iter_mut() {
             let Some(mut task) = entry.task.take() else { continue };
             if let Some(stop) = task.stop.take() {
-                // A task that does not listen any more has ended.
+                // If the task no longer listens, it has already ended.
                 stop.send(ending).ok();
             }
             tasks.push(task.handle);
@@ -134,7 +135,7 @@ impl Models {
     }
 }
 
-/// Begins to load a model.
+/// Starts the task that loads a model.
 pub(super) fn start(shared: &Arc<Shared>, idx: usize) -> Task {
     let (stop, stopped) = oneshot::channel();
     let end = Unloaded { shared: Arc::clone(shared), idx, why: None };
@@ -142,7 +143,7 @@ pub(super) fn start(shared: &Arc<Shared>, idx: usize) -> Task {
     Task { stop: Some(stop), handle }
 }
 
-/// Marks a model as unloaded when its task ends, however that comes about.
+/// Marks a model as unloaded when its task ends, in whatever way.
 struct Unloaded {
     shared: Arc<Shared>,
     idx: usize,
@@ -160,7 +161,7 @@ impl Drop for Unloaded {
         let id = &entry.known.id;
         match self.why.take() {
             Some(why) => {
-                // With a single model the caller reports it: the server does not start.
+                // With a single model the caller reports the failure: the server does not start.
                 match num_models {
                     1 => debug!(id, %why, "model not loaded"),
                     _ => warn!(id, %why, "model not loaded"),
@@ -176,7 +177,7 @@ impl Drop for Unloaded {
 
 impl Unloaded {
     async fn after(mut self, mut stop: Stop) {
-        // For the case that the loader panics.
+        // Reported if the loader panics.
         self.why = Some(LoadError { message: "loading it failed by a bug".to_owned() }.into());
         let shared = Arc::clone(&self.shared);
         let started = tokio::select! {
@@ -194,7 +195,7 @@ impl Unloaded {
 }
 
 impl Shared {
-    /// Makes room for a model and starts its engine.
+    /// Reserves memory for a model and starts its engine.
     async fn bring_up(&self, idx: usize) -> Result<StartedModel, LoadFailure> {
         let loader = self.loader.clone().expect("models without a loader are never loaded");
         let id = self.lock()[idx].known.id.clone();
@@ -204,7 +205,7 @@ impl Shared {
         Ok(loader.start(&id).await?)
     }
 
-    /// Unloads others until there is room, and takes it.
+    /// Evicts other models until there is enough memory, and reserves it.
     async fn find_room(&self, idx: usize, need: &MachineBytes) -> Result<(), LoadFailure> {
         let _moving = self.moving.lock().await;
         let deadline = Instant::now() + ROOM_WAIT;
@@ -218,7 +219,8 @@ impl Shared {
                     return Ok(());
                 }
                 Room::After(idle) => {
-                    // One that has just been asked for stays, and another one goes.
+                    // A model that has just been requested is kept; another one is chosen in the
+                    // next round.
                     let goes: Vec<usize> =
                         idle.into_iter().filter(|&idx| self.begin_unload(idx)).collect();
                     for idx in goes {
@@ -260,7 +262,7 @@ impl Shared {
         idxs.iter().map(|&idx| format!("{} ({why})", entries[idx].known.id)).collect()
     }
 
-    /// Begins to unload a model that nobody uses. False if somebody does, or it is not loaded.
+    /// Starts to unload an idle model. Returns false if it is in use or not loaded.
     fn begin_unload(&self, idx: usize) -> bool {
         let mut entries = self.lock();
         let entry = &mut entries[idx];
@@ -271,7 +273,7 @@ impl Shared {
         let stop = entry.task.as_mut().and_then(|task| task.stop.take());
         let Some(stop) = stop else { return false };
         entry.state = State::Unloading { need };
-        // A task that does not listen any more is ending.
+        // If the task no longer listens, it is already ending.
         stop.send(Ending::Shutdown).ok();
         drop(entries);
         self.tell();
@@ -284,12 +286,12 @@ impl Shared {
             if !matches!(self.lock()[idx].state, State::Unloading { .. }) {
                 return;
             }
-            // Bounded by the engine's end; the sender lives as long as we do.
+            // Bounded by the time an engine may take to end; the sender lives as long as `self`.
             changed.changed().await.ok();
         }
     }
 
-    /// Until the engine has ended; says why, unless that was asked for.
+    /// Waits until the engine has ended; returns the reason, unless it was asked to end.
     async fn look_after(
         &self,
         idx: usize,
@@ -350,7 +352,7 @@ impl Shared {
         self.tell();
     }
 
-    /// Begins to unload what nobody has asked for in too long. Says when to look again.
+    /// Starts to unload models that have been idle for too long. Returns when the next one expires.
     fn unload_expired(&self) -> Option<Instant> {
         let usual = self.config.idle_unload;
         let idle: Vec<(usize, Instant)> = {
@@ -369,7 +371,7 @@ impl Shared {
     }
 }
 
-/// Ends an engine as it was asked for, within a bound.
+/// Ends an engine in the requested way, and waits for its end for a bounded time.
 async fn end(
     engine: &jackalope_engine::EngineHandle,
     ending: Result<Ending, oneshot::error::RecvError>,
@@ -391,7 +393,7 @@ fn reason(result: Result<(), LoadError>) -> LoadError {
     result.err().unwrap_or_else(unexplained)
 }
 
-/// Looks for models that nobody has asked for in too long, for as long as the registry lives.
+/// Unloads models that have been idle for too long, as long as the registry exists.
 pub(super) async fn unload_idle(shared: Weak<Shared>) {
     loop {
         let Some(alive) = shared.upgrade() else { return };

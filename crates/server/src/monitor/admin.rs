@@ -1,4 +1,5 @@
-//! The engine as vllm-mlx tells of it, and what an administrator may do to requests.
+//! The engine's state in the form of vllm-mlx, and an administrator's actions on requests and
+//! cache.
 
 use std::sync::atomic::Ordering;
 

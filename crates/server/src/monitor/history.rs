@@ -15,7 +15,7 @@ use crate::journal::{Ending, RECENT_MAX, RequestRecord};
 use crate::numbers::{gib, quantile, rounded};
 use crate::openapi::answers::{RecentErrors, RecentRequests, RequestStats};
 
-/// Requests that are told of unless more or fewer are asked for.
+/// Default number of requests that are returned.
 const RECENT_TOLD: usize = 50;
 
 /// Which requests are asked for.

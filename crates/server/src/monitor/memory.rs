@@ -1,4 +1,4 @@
-//! Memory of the ranks, now and of late.
+//! Memory of the ranks, current and recent.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -20,20 +20,21 @@ use crate::ids::unix_time;
 use crate::numbers::{gib, percent, rounded};
 use crate::openapi::answers::{MemoryAnswer, MemorySamples};
 
-/// Time between two looks at the memory.
+/// Time between two samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Looks that are remembered.
+/// Maximum number of samples that are kept.
 const SAMPLES_MAX: usize = 600;
 
-/// Looks that are told unless more or fewer are asked for.
+/// Default number of samples that are returned.
 const SAMPLES_TOLD: usize = 60;
 
-/// Use of memory by the ranks, in percent of what there is, from which the page and `/health` warn. What the
-/// engine does about memory that other programs take follows the system's own signs (`system.pressure`).
+/// Memory use of the ranks, in percent of the total, from which the dashboard and `/health` warn.
+/// The engine's own reaction to memory pressure by other programs follows the system's signals
+/// (`system.pressure`).
 const PRESSURE_WARN: f64 = 80.0;
 
-/// The same, from which it is said to be critical.
+/// Memory use, in percent of the total, that is reported as critical.
 const PRESSURE_CRITICAL: f64 = 95.0;
 
 /// Memory in bytes, of one rank or over all of them.
@@ -42,10 +43,10 @@ pub(crate) struct MemoryUse {
     pub(crate) active: u64,
     pub(crate) cache: u64,
     pub(crate) kv: u64,
-    /// The most that was active at once.
+    /// Maximum of active memory so far.
     pub(crate) peak: u64,
     pub(crate) weights: u64,
-    /// What the rank has and may take; 0 if unknown.
+    /// Weights and free memory of the rank; 0 if unknown.
     pub(crate) total: u64,
 }
 
@@ -74,7 +75,7 @@ impl MemoryUse {
         }
     }
 
-    /// Percent of what there is; 0 if that is unknown.
+    /// Active memory in percent of the total; 0 if the total is unknown.
     pub(crate) fn pressure(self) -> f64 {
         percent(self.active, self.total)
     }
@@ -83,7 +84,7 @@ impl MemoryUse {
         self.pressure() < PRESSURE_WARN
     }
 
-    /// With the names of mlx-jaccl-cluster's `/health`.
+    /// Converts to JSON with the names of mlx-jaccl-cluster's `/health`.
     pub(crate) fn to_json(self) -> Value {
         json!({
             "active_gb": gib(self.active),
@@ -99,11 +100,12 @@ impl MemoryUse {
     }
 }
 
-/// Memory over all ranks. Ranks of one machine share what it has.
+/// Memory over all ranks. The total counts the free memory of a machine with several ranks once.
 pub(crate) fn of_engine(status: &Status) -> MemoryUse {
     let all = status.ranks.iter().map(MemoryUse::of_rank);
     let mut all = all.fold(MemoryUse::default(), MemoryUse::plus);
-    // By machine: weights of its ranks, and what the one that looked last has found free.
+    // For each machine: the weights of its ranks, and the least free memory that any of them
+    // reported.
     let mut machines: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for rank in &status.ranks {
         let Some(facts) = rank.facts.as_ref().filter(|facts| 0 < facts.free_bytes) else {
@@ -120,13 +122,13 @@ pub(crate) fn of_engine(status: &Status) -> MemoryUse {
 /// Memory at one moment.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
-    /// In seconds since 1970.
+    /// Time in seconds since 1970.
     at: f64,
     memory: MemoryUse,
     is_loaded: bool,
 }
 
-/// Memory of late.
+/// Recent memory samples.
 #[derive(Debug, Default)]
 pub(crate) struct Samples {
     list: Mutex<VecDeque<Sample>>,
@@ -141,7 +143,7 @@ impl Samples {
         list.push_back(sample);
     }
 
-    /// The last ones, the latest last.
+    /// The last `count` samples, the newest last.
     fn last(&self, count: usize) -> Vec<Sample> {
         let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         list.iter().skip(list.len().saturating_sub(count)).copied().collect()
@@ -154,7 +156,7 @@ fn sample(state: &ServerState) -> Sample {
     Sample { at: unix_time(), memory: of_engine(&status), is_loaded }
 }
 
-/// Looks at the memory again and again until the server ends.
+/// Samples the memory periodically until the server ends.
 pub(crate) async fn sample_until(state: ServerState, mut ended: watch::Receiver<bool>) {
     let mut ticks = interval(SAMPLE_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -240,7 +242,7 @@ pub(crate) async fn memory(State(state): State<ServerState>) -> Json<Value> {
     }))
 }
 
-/// What is loaded, as mlx-jaccl-cluster tells it.
+/// The loaded model, in the form of mlx-jaccl-cluster.
 fn slot(state: &ServerState, status: &Status, weights_bytes: u64) -> Value {
     let model = state.default_model();
     if status.ranks.iter().any(|rank| rank.facts.is_none()) {
@@ -258,7 +260,7 @@ fn slot(state: &ServerState, status: &Status, weights_bytes: u64) -> Value {
     })
 }
 
-/// How the model is divided, as mlx-jaccl-cluster calls it.
+/// How the model is split, in the words of mlx-jaccl-cluster.
 fn strategy(status: &Status) -> &'static str {
     let stages: BTreeSet<u32> =
         status.ranks.iter().filter_map(|rank| Some(rank.facts.as_ref()?.layers.start)).collect();
@@ -269,7 +271,7 @@ fn strategy(status: &Status) -> &'static str {
     }
 }
 
-/// What is left on the machine that is shortest of memory, once somebody has looked.
+/// Free memory of the machine that has the least, once the engine has a reading.
 fn system(status: &Status) -> Value {
     let MemoryReading { tier, host, free_bytes } = &status.pressure.reading;
     if *free_bytes == 0 {
@@ -284,7 +286,7 @@ fn system(status: &Status) -> Value {
     })
 }
 
-/// Memory of each rank, by its number.
+/// Memory of each rank, keyed by its number.
 pub(super) fn by_rank(status: &Status) -> Map<String, Value> {
     let of =
         |(rank, it): (usize, &RankStatus)| (rank.to_string(), MemoryUse::of_rank(it).to_json());

@@ -1,8 +1,9 @@
-//! What people and programs are told of the server at work: the service itself, its queue, its
-//! memory, its last requests and errors, and a page that shows all of it.
+//! Monitoring: the service itself, its queue, its memory, its recent requests and errors, and a
+//! dashboard that shows all of it.
 //!
-//! Names and shapes are those of the founding systems; every number is read from the engine's
-//! [`Status`](jackalope_engine::Status) or from the journal.
+//! Names and shapes follow other servers' endpoints (mlx-jaccl-cluster, vllm-mlx), so that their
+//! clients keep working; the numbers come from the engine's [`Status`](jackalope_engine::Status)
+//! and from the journal.
 
 pub(crate) mod admin;
 pub(crate) mod history;
@@ -19,7 +20,7 @@ use crate::routes::{Route, delete_only, get_only, post_only};
 
 pub(crate) use memory::{Samples, of_engine as memory_of, sample_until};
 
-/// What stands behind the question mark of an address, or why it cannot be read.
+/// Unwraps the query parameters, or returns an error that says why they cannot be read.
 fn query<T>(found: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
     found
         .map(|Query(query)| query)

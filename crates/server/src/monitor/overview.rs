@@ -1,4 +1,4 @@
-//! The service in a few words, the page that shows it, its queue and its model.
+//! The service card, the dashboard, the queue and the model.
 
 use axum::Json;
 use axum::extract::State;
@@ -14,14 +14,15 @@ use super::memory::of_engine;
 use crate::ServerState;
 use crate::openapi::answers::{ModelInfo, QueueAnswer, ServiceCard};
 
-/// The page. Everything it needs is in it: it works without any network but this server's.
+/// The dashboard. It is self-contained, so it works without access to any other server.
 const PAGE: &str = include_str!("dashboard.html");
 
-/// The page runs its own script and asks this server, and nothing else. It shows in no frame.
+/// Content security policy of the dashboard: it runs only its inline script, connects only to this
+/// server, and cannot be framed.
 const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
     connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// What clients of Ollama's API look for before anything else.
+/// The text by which clients of Ollama's API recognise the server.
 const OLLAMA: &str = "Ollama is running";
 
 /// Shows a page to browsers, the service to programs that want JSON, and a word to everybody else.

@@ -1,4 +1,5 @@
-//! Rates of the last minute, the last answers, and how the ranks are: once, or every two seconds.
+//! Rates of the last minute, the last answers and the state of the ranks, once or every two
+//! seconds.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -19,13 +20,14 @@ use crate::numbers::rounded;
 use crate::openapi::answers::SnapshotAnswer;
 use crate::sse;
 
-/// Answers that are told of one by one.
+/// Maximum number of answers that are listed.
 const HISTORY_MAX: usize = 40;
 
 /// Time between two events of the stream.
 const STREAM_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Silence after which a rank is called stale, and dead: ranks say something every few seconds.
+/// Silence after which a rank is reported as stale, and as dead: ranks send a message every few
+/// seconds.
 const STALE_AFTER: Duration = Duration::from_secs(5);
 const DEAD_AFTER: Duration = Duration::from_secs(15);
 
@@ -113,7 +115,7 @@ fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
-/// Each rank, by its number.
+/// The state of each rank, keyed by its number.
 fn nodes(status: &Status, now: Instant) -> Map<String, Value> {
     let of = |(rank, it): (usize, &RankStatus)| {
         let silent = it.heard_at.map(|at| now.duration_since(at));

@@ -59,7 +59,7 @@ pub(crate) async fn chat(
     answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
 }
 
-/// Everything that has to be known before the engine is asked.
+/// Checks the request and prepares it for the engine.
 fn prepare(
     body: &Bytes,
     shared: Shared,
@@ -108,10 +108,10 @@ pub(super) fn check_images(images: Option<&[Value]>, param: &str) -> Result<(), 
     Err(ApiError::NotSupported { param: param.to_owned(), hint })
 }
 
-/// Messages in this API's form become such in the form of OpenAI's, whose calls have ids.
+/// Converts messages of this API to the form of OpenAI's, whose calls have ids.
 #[derive(Debug, Default)]
 struct History {
-    /// Calls without a result, by id and tool.
+    /// Calls without a result yet, as id and tool name.
     open_calls: VecDeque<(String, String)>,
 }
 
@@ -156,8 +156,8 @@ impl History {
         Ok(read.into())
     }
 
-    /// Which call a result is of: the one with its id, else the first one of its tool, else the
-    /// first one.
+    /// Finds the call that a result belongs to: the first open call that matches the given id and
+    /// tool name; else the one with the id; else, without an id, the first open call.
     fn call_of(
         &mut self,
         id: Option<String>,

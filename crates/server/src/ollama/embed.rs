@@ -1,4 +1,4 @@
-//! `POST /api/embed`, and `POST /api/embeddings` of older clients.
+//! `POST /api/embed`, and `POST /api/embeddings` for older clients.
 
 use std::time::Instant;
 
@@ -130,7 +130,7 @@ pub(crate) async fn embeddings(
     Ok(Json(EmbeddedOne { embedding: vectors.pop().unwrap_or_default() }))
 }
 
-/// The tokens of each text, cut to what the context holds if that is wanted.
+/// The tokens of each text, truncated to the maximum prompt length if `truncate` is set.
 fn tokens(
     texts: &[String],
     truncate: bool,

@@ -1,4 +1,4 @@
-//! Answers of `POST /api/chat` and `POST /api/generate`: a line of JSON for each piece, or one
+//! Answers of `POST /api/chat` and `POST /api/generate`: a line of JSON for each delta, or one
 //! object.
 
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::generate::{CallDelta, Delta, Finish, Format, ScoredToken, Summary};
 use crate::ids::{new_id, rfc3339};
 use crate::registry::Serving;
 
-/// What a stream of lines is.
+/// Content type of a stream of lines.
 pub(super) const LINES_TYPE: &str = "application/x-ndjson";
 
-/// What stands for a probability of zero: JSON has no infinity.
+/// Stands for the log-probability of a probability of zero: JSON has no infinity.
 const IMPOSSIBLE: f32 = -9999.0;
 
-/// Which endpoint's fields an answer has.
+/// The endpoint whose fields an answer has.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Shape {
     Chat,
@@ -39,9 +39,9 @@ pub(super) struct LineFormat {
     model: String,
     tokenizer: Arc<Tokenizer>,
     has_logprobs: bool,
-    /// Of a stream: calls that were told.
+    /// Number of calls of a stream that were sent.
     num_calls: usize,
-    /// Of a stream: a call that is coming. The protocol has no form for a part of one.
+    /// The incomplete call of a stream, held back because the protocol cannot send part of a call.
     open_call: Option<CallDelta>,
     finish: Option<Finish>,
 }
@@ -59,7 +59,8 @@ impl LineFormat {
         }
     }
 
-    /// Takes the calls out of a delta that are whole, or as whole as they get.
+    /// Replaces the calls of a delta by those that are complete; at the end, also by one that was
+    /// cut off.
     fn take_calls(&mut self, delta: &mut Delta) {
         let mut whole = Vec::new();
         for next in std::mem::take(&mut delta.calls) {
@@ -78,7 +79,7 @@ impl LineFormat {
         delta.calls = whole;
     }
 
-    /// One line, or the whole answer; the last one knows what it took.
+    /// One line, or the whole answer; the last line has the token counts and times.
     fn line<'a>(&'a self, delta: &'a Delta, end: Option<(&'static str, &Summary)>) -> Line<'a> {
         let calls = delta.calls.iter().enumerate();
         let calls = calls.map(|(idx, call)| WireCall::new(self.num_calls + idx, call)).collect();
@@ -107,7 +108,7 @@ fn reason(finish: Option<Finish>) -> &'static str {
     }
 }
 
-/// The answer to a request that asks nothing.
+/// The answer to a request that only loads or unloads a model.
 pub(super) fn nothing(shape: Shape, shared: &Shared, id: &str, reason: &'static str) -> Response {
     Json(Line {
         model: shared.model.as_deref().unwrap_or(id),
@@ -121,7 +122,7 @@ pub(super) fn nothing(shape: Shape, shared: &Shared, id: &str, reason: &'static 
     .into_response()
 }
 
-/// Appends a line.
+/// Appends a line of JSON.
 pub(super) fn push_line(buffer: &mut Vec<u8>, line: &impl Serialize) {
     serde_json::to_writer(&mut *buffer, line).expect("our wire types have string keys");
     buffer.push(b'\n');
@@ -205,7 +206,7 @@ impl<'a> WireCall<'a> {
     }
 }
 
-/// What an answer took; times in nanoseconds.
+/// Token counts and times of an answer; times in nanoseconds.
 #[derive(Serialize)]
 struct Metrics {
     total_duration: u64,
@@ -268,7 +269,7 @@ impl Format for LineFormat {
         LINES_TYPE
     }
 
-    /// Clients read every line, so this one says nothing in the form of the others.
+    /// Writes an empty line in the usual form, because clients parse every line.
     fn push_keep_alive(&mut self, buffer: &mut Vec<u8>) {
         push_line(buffer, &self.line(&Delta::default(), None));
     }

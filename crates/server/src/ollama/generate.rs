@@ -19,7 +19,7 @@ use crate::generate::{Answer, AnswerPlan, Conversation, Job, Thinking, Wishes};
 use crate::openapi::answers::OllamaGenerateAnswer;
 use crate::registry::Serving;
 
-/// The field that the prompt comes in.
+/// Name of the prompt's field.
 const PROMPT: &str = "prompt";
 
 /// Answers a prompt; an empty one asks for the model to be loaded, or given back.
@@ -58,7 +58,7 @@ pub(crate) async fn generate(
     answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
 }
 
-/// Refuses by name what this server does not have.
+/// Refuses, by name, fields that this server does not support.
 fn check(generate: &GenerateRequest) -> Result<(), ApiError> {
     check_images(generate.images.as_deref(), "images")?;
     let is_set = |text: &Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
@@ -83,7 +83,7 @@ fn check(generate: &GenerateRequest) -> Result<(), ApiError> {
     }
 }
 
-/// Everything that has to be known before the engine is asked.
+/// Checks the request and prepares it for the engine.
 fn prepare(
     shared: Shared,
     generate: GenerateRequest,
@@ -92,7 +92,7 @@ fn prepare(
     let format = LineFormat::new(Shape::Generate, &shared, serving);
     let thinking = thinking(shared.think.clone());
     let mut wishes = wishes(shared, serving)?;
-    // A model without a template goes on from text, whatever it is asked.
+    // A model without a template always continues the text.
     let is_raw = generate.raw == Some(true) || serving.text().template.is_none();
     let job = match is_raw {
         true => raw_job(&generate, &mut wishes, serving)?,

@@ -1,4 +1,4 @@
-//! How long a model stays loaded: `keep_alive`.
+//! `keep_alive`: how long a model stays loaded.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::error::ApiError;
 use crate::models::Kept;
 use crate::registry::Serving;
 
-/// Units of a duration, in seconds; longer names first.
+/// Units of a duration, in seconds.
 const UNITS: [(&str, f64); 8] = [
     ("ns", 1e-9),
     ("us", 1e-6),
@@ -27,10 +27,10 @@ const UNITS: [(&str, f64); 8] = [
     ("h", 3600.0),
 ];
 
-/// How long a model is wanted after a request.
+/// Time that a model stays loaded after a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum KeepAlive {
-    /// As long as the server lives.
+    /// As long as the server runs.
     Forever,
     For(Duration),
 }
@@ -43,7 +43,7 @@ impl KeepAlive {
         Duration::try_from_secs_f64(seconds).ok().map(KeepAlive::For)
     }
 
-    /// A number of seconds, or numbers with units as in `1h30m`.
+    /// Parses a number of seconds, or numbers with units as in `1h30m`.
     fn parse(text: &str) -> Option<KeepAlive> {
         if let Ok(seconds) = text.parse() {
             return KeepAlive::of_seconds(seconds);
@@ -70,7 +70,7 @@ impl KeepAlive {
         }
     }
 
-    /// True if the model is not wanted any more.
+    /// Returns whether the model is to be unloaded at once.
     fn is_over(self) -> bool {
         self == KeepAlive::For(Duration::ZERO)
     }
@@ -108,7 +108,7 @@ impl<'de> Deserialize<'de> for KeepAlive {
     }
 }
 
-/// Notes how long a model stays, if the request says so.
+/// Sets how long a model stays loaded, if the request says so.
 pub(super) fn keep(serving: &Serving, keep_alive: Option<KeepAlive>) {
     let Some(keep_alive) = keep_alive else { return };
     let time = match keep_alive {
@@ -124,14 +124,14 @@ async fn unload(state: &ServerState, name: Option<&str>) -> Result<String, ApiEr
     if state.models().may_expire() && !known.is_pinned {
         let unloaded = state.models().unload(&known.id, Duration::ZERO).await;
         if let Err(Kept::InUse(_)) = unloaded {
-            // It is unloaded as soon as the requests in progress have ended.
+            // The model is unloaded as soon as the requests in progress have ended.
             state.models().keep_alive(&known.id, Some(Duration::ZERO));
         }
     }
     Ok(known.id)
 }
 
-/// Loads a model for a request that asks nothing else, or gives it back.
+/// Loads or unloads a model for a request without a prompt.
 pub(super) async fn answer_nothing(
     state: &ServerState,
     name: Option<&str>,

@@ -23,25 +23,25 @@ use crate::registry::Serving;
 
 pub use pull::{PullProgress, Puller, RemoveError, RemoveFuture};
 
-/// The version that a name without one means.
+/// The tag that a name without one stands for.
 const LATEST: &str = ":latest";
 
-/// The model that a request is for.
+/// Opens the model of a request, loading it if necessary.
 async fn open(state: &ServerState, name: Option<&str>) -> Result<Serving, ApiError> {
     state.open(name.map(bare)).await
 }
 
-/// How the model of this name is, or the default one; loads nothing.
+/// The status of the model of this name, or of the default one; loads nothing.
 fn known(state: &ServerState, name: Option<&str>) -> Result<ModelStatus, ApiError> {
     state.models().named(bare(name.unwrap_or("default")))
 }
 
-/// A name without what it means anyway.
+/// A name without the default tag.
 fn bare(name: &str) -> &str {
     name.strip_suffix(LATEST).unwrap_or(name)
 }
 
-/// A model's name as this API writes it.
+/// A model's name with its tag, as this API writes it.
 fn full_name(id: &str) -> String {
     if id.contains(':') { id.to_owned() } else { format!("{id}{LATEST}") }
 }

@@ -1,5 +1,5 @@
-//! What is told of models: `GET /api/tags`, `POST /api/show`, `GET /api/ps`, `GET /api/version`;
-//! and what may be done with them.
+//! Endpoints about models: `GET /api/tags`, `POST /api/show`, `GET /api/ps`, `GET /api/version`;
+//! and those that delete, copy or create models.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -25,10 +25,10 @@ use crate::openapi::OllamaError;
 use crate::openapi::answers::{OllamaModels, OllamaShown, OllamaVersion};
 use crate::registry::ModelDetails;
 
-/// The version of the API that is spoken here: clients compare it to learn what they may send.
+/// The API version that this server implements: clients compare it to find out what they may send.
 const VERSION: &str = "0.12.11";
 
-/// When a model that stays loaded is unloaded, in seconds since 1970: in the year 2318, as far away
+/// Expiry time of a model that stays loaded, in seconds since 1970: in the year 2318, as far away
 /// as clients are used to.
 const NEVER: u64 = 11_000_000_000;
 
@@ -83,7 +83,7 @@ impl Details {
     }
 }
 
-/// A number as people say it: 3.2M, 8.0B.
+/// Formats a number with a unit: 3.2M, 8.0B.
 fn rounded(count: u64) -> String {
     let count = count as f64;
     [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")]
@@ -92,7 +92,7 @@ fn rounded(count: u64) -> String {
         .map_or(format!("{count}"), |(unit, letter)| format!("{:.1}{letter}", count / unit))
 }
 
-/// What requests are checked against, while the model is loaded.
+/// The limits of requests, while the model is loaded.
 fn limits(model: &ModelStatus) -> Option<Limits> {
     model.model.as_ref()?.engine.limits()
 }
@@ -102,7 +102,8 @@ fn modified_at(model: &ModelStatus) -> String {
     rfc3339(UNIX_EPOCH + Duration::from_secs(seconds))
 }
 
-/// Tells checkpoints apart: of the name and what is known of the files, not of every byte in them.
+/// Identifies a checkpoint: a digest of the name and the known properties of the files, not of
+/// their contents.
 fn digest(model: &ModelStatus) -> String {
     let ModelDetails { family, num_parameters, weight_bits, weights_bytes, hidden_size, modified } =
         model.details.clone().unwrap_or_default();
@@ -118,7 +119,7 @@ fn digest(model: &ModelStatus) -> String {
     hex(&Sha256::digest(told.to_string().as_bytes()))
 }
 
-/// What is known of a model that is loaded; of others only what every model can.
+/// The capabilities of a loaded model; for other models only those that every model has.
 fn capabilities(model: &ModelStatus) -> Vec<&'static str> {
     let mut capabilities = vec!["completion"];
     if let Some(model) = &model.model {
@@ -227,7 +228,7 @@ pub(crate) async fn show(
     })))
 }
 
-/// The numbers under names like those of GGUF.
+/// The model's properties under names like those of GGUF.
 fn model_info(model: &ModelStatus) -> Map<String, Value> {
     let mut info = Map::new();
     let limits = limits(model);
@@ -246,7 +247,7 @@ fn model_info(model: &ModelStatus) -> Map<String, Value> {
 
 pub(super) async fn named(state: &ServerState, request: Request<Body>) -> Result<Named, ApiError> {
     let body = read_unlabelled_json_body(request, state.limits()).await?;
-    // Says first of all whether it is an object.
+    // Checks first whether the body is an object.
     model_of(&body)?;
     parse(&body)
 }

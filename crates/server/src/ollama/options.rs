@@ -1,4 +1,4 @@
-//! `options`: how tokens are drawn, in this API's words.
+//! `options`: sampling parameters in this API's terms.
 
 use jackalope_text::grammar::Constraint;
 use serde::Deserialize;
@@ -12,7 +12,7 @@ use crate::openai::request::{Common, Seed, Strings};
 use crate::openai::structure;
 use crate::registry::Serving;
 
-/// Our words for fields, and the API's own.
+/// Internal names of fields, and the API's own.
 pub(super) const NAMES: [(&str, &str); 11] = [
     ("max_tokens", "options.num_predict"),
     ("temperature", "options.temperature"),
@@ -70,7 +70,7 @@ pub(super) struct Options {
     mirostat: Option<i64>,
 }
 
-/// What a request wishes for beside its prompt.
+/// Reads and checks the parameters of a request apart from its prompt.
 pub(super) fn wishes(shared: Shared, serving: &Serving) -> Result<Wishes, ApiError> {
     let options = shared.options.unwrap_or_default();
     check_samplers(&options)?;
@@ -84,7 +84,7 @@ pub(super) fn wishes(shared: Shared, serving: &Serving) -> Result<Wishes, ApiErr
         repetition_penalty: if looks_back { options.repeat_penalty } else { Some(1.0) },
         presence_penalty: options.presence_penalty,
         frequency_penalty: options.frequency_penalty,
-        // −1 asks for one that is drawn.
+        // −1 asks for a random seed.
         seed: options.seed.filter(|Seed(seed)| *seed != u64::MAX),
         stop: options.stop,
         stream: Some(shared.stream.unwrap_or(true)),
@@ -112,7 +112,7 @@ pub(super) fn thinking(think: Option<Think>) -> Thinking {
     }
 }
 
-/// Holds the answer to `json` or a schema.
+/// Constrains the answer to JSON or to a schema.
 fn constrain(format: Option<&Value>, wishes: &mut Wishes) -> Result<(), ApiError> {
     match format {
         None | Some(Value::Null) => {}
@@ -128,7 +128,7 @@ fn constrain(format: Option<&Value>, wishes: &mut Wishes) -> Result<(), ApiError
     Ok(())
 }
 
-/// Refuses ways to draw that this server does not have, unless they are off.
+/// Refuses sampling methods that this server does not support, unless they are off.
 fn check_samplers(options: &Options) -> Result<(), ApiError> {
     let is_on = [
         ("options.typical_p", options.typical_p.is_some_and(|it| it != 1.0)),
@@ -144,7 +144,7 @@ fn check_samplers(options: &Options) -> Result<(), ApiError> {
     }
 }
 
-/// Zero and less mean no bound.
+/// Reads `num_predict`, where 0 and less mean no limit.
 fn num_predict(found: Option<i64>) -> Result<Option<u32>, ApiError> {
     let Some(found) = found.filter(|found| *found > 0) else { return Ok(None) };
     let expected = "at most 4294967295";
@@ -152,11 +152,11 @@ fn num_predict(found: Option<i64>) -> Result<Option<u32>, ApiError> {
     u32::try_from(found).map(Some).map_err(out_of_range)
 }
 
-/// How far back a token counts as repeated.
+/// Number of recent tokens that count as repeated.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum LookBack {
     Nowhere,
-    /// 0 means all.
+    /// 0 means all tokens.
     Tokens(u32),
 }
 

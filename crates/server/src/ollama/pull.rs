@@ -1,4 +1,4 @@
-//! `POST /api/pull`: a model is brought to this machine, with lines that tell how far it is.
+//! `POST /api/pull`: fetches a model to this machine and streams lines with the progress.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -25,51 +25,51 @@ use crate::sse;
 
 /// Fetches models for clients, and removes them.
 pub trait Puller: fmt::Debug + Send + Sync {
-    /// Begins to fetch a model. Whatever is sent is told to the client; it is over with the last
-    /// sender, and given up when the receiver is dropped.
+    /// Starts to fetch a model. Everything that is sent is passed on to the client; the fetch has
+    /// ended when the last sender is dropped, and is cancelled when the receiver is dropped.
     fn pull(&self, name: &str) -> mpsc::Receiver<PullProgress>;
 
-    /// Removes the files of the model with this id, which the server knows no longer then.
+    /// Removes the model with this id from the server and deletes its files.
     fn remove(&self, id: &str) -> RemoveFuture;
 }
 
-/// The removal of a model.
+/// The result of removing a model.
 pub type RemoveFuture = BoxFuture<'static, Result<(), RemoveError>>;
 
-/// Why a model is still there.
+/// Reason why a model was not removed.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub enum RemoveError {
-    /// It may not go.
+    /// The model may not be removed.
     #[error("{reason}")]
     Refused {
-        /// Why, perhaps with a hint.
+        /// The reason, possibly with a hint.
         reason: String,
     },
-    /// It could not be removed.
+    /// The removal failed.
     #[error("{reason}")]
     Failed {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// How far the fetching of a model is.
+/// Progress of fetching a model.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum PullProgress {
-    /// Something is being done.
+    /// The fetch is in progress.
     Working {
-        /// What.
+        /// The current activity.
         status: String,
-        /// Which file, by its hash.
+        /// Hash of the current file.
         digest: Option<String>,
-        /// Bytes there are, and bytes that are here.
+        /// Total bytes, and bytes fetched so far.
         bytes: Option<(u64, u64)>,
     },
-    /// The model is here.
+    /// The model was fetched.
     Done,
-    /// It cannot be had.
+    /// The model cannot be fetched.
     Failed {
-        /// Why, with a hint.
+        /// The reason, with a hint.
         reason: String,
     },
 }
@@ -132,7 +132,7 @@ pub(crate) async fn pull(
     Ok(if is_stream { lines(progress) } else { whole(progress).await })
 }
 
-/// A line for each thing that is heard.
+/// Streams one line for each report of progress.
 fn lines(progress: mpsc::Receiver<PullProgress>) -> Response {
     let lines = stream::unfold(progress, |mut progress| async {
         let mut line = Vec::new();
@@ -142,7 +142,7 @@ fn lines(progress: mpsc::Receiver<PullProgress>) -> Response {
     sse::response(LINES_TYPE, lines)
 }
 
-/// How it ended.
+/// Waits for the end and returns the last report.
 async fn whole(mut progress: mpsc::Receiver<PullProgress>) -> Response {
     let mut last = PullProgress::Failed { reason: "the fetching ended without a word".to_owned() };
     while let Some(next) = progress.recv().await {

@@ -1,5 +1,4 @@
-//! What clients send, as they send it: nothing here is trusted yet. Fields that no type has are
-//! passed over.
+//! Request bodies as clients send them, not yet validated. Unknown fields are ignored.
 
 use std::fmt;
 
@@ -123,7 +122,7 @@ pub(super) struct CalledFunction {
     pub(super) arguments: Option<Map<String, Value>>,
 }
 
-/// The tools, as far as they are checked; the template gets them as they are.
+/// The tools as far as they are checked; the template gets them in full.
 #[derive(Debug, Deserialize)]
 pub(super) struct Tools {
     pub(super) tools: Option<Vec<Tool>>,
@@ -163,7 +162,7 @@ impl Named {
     }
 }
 
-/// `think`: whether, or how much.
+/// `think`: whether to reason, or with which effort.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Think {
     Switch(bool),
@@ -187,7 +186,7 @@ impl<'de> Deserialize<'de> for Think {
             fn visit_str<E: de::Error>(self, value: &str) -> Result<Think, E> {
                 match value {
                     "low" | "medium" | "high" => Ok(Think::Level(value.to_owned())),
-                    // Templates know no more than that.
+                    // Templates know no higher level.
                     "max" => Ok(Think::Level("high".to_owned())),
                     other => Err(E::invalid_value(de::Unexpected::Str(other), &self)),
                 }

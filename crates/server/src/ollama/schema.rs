@@ -1,4 +1,5 @@
-//! How the wire types that read themselves, and those that are read in parts, are described.
+//! Schemas of the wire types that implement `Deserialize` by hand, and of bodies that are parsed in
+//! parts.
 
 use utoipa::openapi::schema::{OneOfBuilder, Type};
 use utoipa::openapi::{ObjectBuilder, RefOr, Schema};

@@ -53,7 +53,7 @@ pub(crate) async fn chat(
     EarlyStream::OPENAI.answer(&state, &body, answer).await
 }
 
-/// Everything that has to be known before the engine is asked.
+/// The checked request, ready to be submitted to the engine.
 struct Prepared {
     job: Job,
     format: ChatFormat,
@@ -95,7 +95,7 @@ fn max_tokens(common: &Common) -> Result<Option<u32>, ApiError> {
     Ok(max_tokens)
 }
 
-/// The conversation that a body holds, checked.
+/// Builds and checks the conversation of a body.
 pub(crate) fn conversation(
     body: &Bytes,
     chat: ChatRequest,
@@ -125,7 +125,7 @@ pub(crate) fn conversation(
     })
 }
 
-/// The tools that the model may call: with `allowed_tools` only those.
+/// The tools that the model may call; only the allowed ones if the choice is `allowed_tools`.
 fn allowed_tools(body: &Bytes, choice: Option<&Value>) -> Result<Vec<Value>, ApiError> {
     let mut tools = parse::<Tools>(body)?.tools.unwrap_or_default();
     if let Some(allowed) = choice.map(AllowedTools::read).transpose()?.flatten() {
@@ -135,7 +135,7 @@ fn allowed_tools(body: &Bytes, choice: Option<&Value>) -> Result<Vec<Value>, Api
     Ok(tools)
 }
 
-/// `logprobs` and `top_logprobs` as the engine wants them.
+/// Converts `logprobs` and `top_logprobs` to the engine's number of alternatives.
 fn logprobs(chat: &ChatRequest, limit: u8) -> Result<Option<u8>, ApiError> {
     let wanted = chat.logprobs.unwrap_or(false);
     let Some(num_top) = chat.top_logprobs else { return Ok(wanted.then_some(0)) };
@@ -173,7 +173,7 @@ fn check_messages(messages: Option<&[Message]>, limits: &ServerLimits) -> Result
     Ok(())
 }
 
-/// What may be done with the tools, once they are looked at.
+/// Checks the tools and returns the tool choice.
 fn check_tools(chat: &ChatRequest, limits: &ServerLimits) -> Result<ToolChoice, ApiError> {
     let tools = chat.tools.as_deref().unwrap_or_default();
     check_count("tools", tools.len(), limits.tools)?;

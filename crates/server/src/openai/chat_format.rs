@@ -17,10 +17,10 @@ use crate::ids::{new_id, new_uuid, unix_seconds};
 use crate::registry::Serving;
 use crate::sse::{self, push_event};
 
-/// There is only one.
+/// The only service tier of this server.
 const SERVICE_TIER: &str = "default";
 
-/// Writes the answer to a conversation.
+/// Writes the answer to a chat completion.
 #[derive(Debug)]
 pub(super) struct ChatFormat {
     id: String,
@@ -29,16 +29,16 @@ pub(super) struct ChatFormat {
     tokenizer: Arc<Tokenizer>,
     has_logprobs: bool,
     include_usage: bool,
-    /// The client's name for the conversation, told back.
+    /// The client's id for the conversation, returned in the answer.
     conversation_id: Option<String>,
-    /// Calls are told as `function_call`, as they were before there were tools.
+    /// Whether calls are written as `function_call`, the form that preceded tools.
     is_legacy: bool,
-    /// Set if token ids are to be told.
+    /// The prompt's tokens, set if the request asks for token ids.
     prompt_token_ids: Option<Vec<TokenId>>,
     progress: Vec<Progress>,
 }
 
-/// What of a choice has been streamed.
+/// What has been streamed of a choice.
 #[derive(Clone, Debug, Default)]
 struct Progress {
     has_begun: bool,
@@ -62,13 +62,13 @@ impl ChatFormat {
         }
     }
 
-    /// Tells the client's name for the conversation back.
+    /// Returns the client's conversation id in the answer.
     pub(super) fn within(mut self, conversation_id: Option<String>) -> ChatFormat {
         self.conversation_id = conversation_id;
         self
     }
 
-    /// Tells calls as `function_call`.
+    /// Writes calls as `function_call`.
     pub(super) fn in_old_words(mut self, is_legacy: bool) -> ChatFormat {
         self.is_legacy = is_legacy;
         self
@@ -84,10 +84,11 @@ impl ChatFormat {
         }
     }
 
-    /// The calls of a delta; `num_before` is the number of calls that began before it if they are streamed.
+    /// The calls of a delta. `num_before` is set if the answer is streamed: the number of calls
+    /// that began before the delta.
     fn calls<'a>(&self, delta: &'a Delta, num_before: Option<usize>) -> WireCalls<'a> {
         if self.is_legacy {
-            // There is never more than one.
+            // There is never more than one call: `parallel_tool_calls` is false.
             return WireCalls {
                 tool_calls: Vec::new(),
                 function_call: delta
@@ -251,12 +252,13 @@ impl<'a> WireCall<'a> {
     }
 }
 
-/// Whether a chunk has to be sent for it; that a call has ended is not said.
+/// Returns whether a chunk has to be sent for the delta of a call; the end of a call is not
+/// reported.
 fn says_something(call: &CallDelta) -> bool {
     call.head.is_some() || !call.arguments.is_empty()
 }
 
-/// The text, unless there is nothing but calls.
+/// The text, or none if the delta consists of calls only.
 fn content(delta: &Delta) -> Option<&str> {
     (delta.calls.is_empty() || !delta.text.is_empty()).then_some(delta.text.as_str())
 }
@@ -320,7 +322,8 @@ impl Format for ChatFormat {
         Some(&self.id)
     }
 
-    /// The role comes first and alone, the finish reason last and alone.
+    /// Sends the role in a chunk of its own before the content, and the finish reason in one of its
+    /// own after it.
     fn push_events(&mut self, choice_idx: usize, delta: Delta, buffer: &mut Vec<u8>) {
         let progress = &mut self.progress[choice_idx];
         let is_first = !std::mem::replace(&mut progress.has_begun, true);

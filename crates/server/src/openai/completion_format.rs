@@ -17,17 +17,18 @@ use crate::ids::{new_id, unix_seconds};
 use crate::registry::Serving;
 use crate::sse::{self, push_event};
 
-/// What `echo` puts before the choices of a prompt.
+/// The text that `echo` puts before the choices of a prompt.
 #[derive(Debug)]
 pub(super) struct Echo {
     text: String,
     num_chars: usize,
-    /// Characters of `text` before each of the prompt's tokens.
+    /// For each token of the prompt, the number of characters of `text` before it.
     starts_chars: Vec<usize>,
 }
 
 impl Echo {
-    /// Goes through a prompt; `text` is what it was written as, if it was.
+    /// Computes the echo of a prompt. `text` is the prompt as the client sent it, if it came as
+    /// text.
     pub(super) fn new(tokens: &[TokenId], text: Option<&str>, tokenizer: &Arc<Tokenizer>) -> Echo {
         let bos = tokenizer.bos_token_id();
         let is_written =
@@ -47,13 +48,13 @@ impl Echo {
         }
         let text = text.map_or(decoded, str::to_owned);
         let num_chars = text.chars().count();
-        // A tokenizer that normalises may write another text than the one that was sent.
+        // The text decoded by a normalising tokenizer may differ from the text that was sent.
         starts_chars.iter_mut().for_each(|start| *start = num_chars.min(*start));
         Echo { text, num_chars, starts_chars }
     }
 }
 
-/// Writes the continuations of one or several prompts.
+/// Writes the completions of one or several prompts.
 #[derive(Debug)]
 pub(super) struct CompletionFormat {
     id: String,
@@ -64,13 +65,13 @@ pub(super) struct CompletionFormat {
     include_usage: bool,
     return_token_ids: bool,
     prompts: Vec<Vec<TokenId>>,
-    /// By prompt; none without `echo`.
+    /// Echo of each prompt; none without `echo`.
     echoes: Option<Vec<Echo>>,
-    /// Choices drawn for each prompt, and those of them that are told.
+    /// Number of choices generated for each prompt, and how many of them are returned.
     num_drawn: usize,
     num_kept: usize,
     has_begun: Vec<bool>,
-    /// Of the prompt of each choice, if they were asked for.
+    /// Log-probabilities of the prompt of each choice, if they were requested.
     prompt_logprobs: Vec<Vec<Logprob>>,
 }
 
@@ -94,19 +95,20 @@ impl CompletionFormat {
         }
     }
 
-    /// Puts each prompt before its choices.
+    /// Puts each prompt's text before its choices.
     pub(super) fn echoing(mut self, echoes: Option<Vec<Echo>>) -> CompletionFormat {
         self.echoes = echoes;
         self
     }
 
-    /// Whether log-probabilities are told; they may be known for another reason.
+    /// Sets whether log-probabilities are returned; they may be computed for another reason, such
+    /// as `best_of`.
     pub(super) fn with_logprobs(mut self, has_logprobs: bool) -> CompletionFormat {
         self.has_logprobs = has_logprobs;
         self
     }
 
-    /// Tells only the most likely choices of each prompt.
+    /// Returns only the `num_kept` most likely choices of each prompt.
     pub(super) fn keeping(mut self, num_kept: u32) -> CompletionFormat {
         self.num_kept = num_kept as usize;
         self
@@ -116,7 +118,8 @@ impl CompletionFormat {
         self.echoes.as_ref().map(|echoes| &echoes[choice_idx / self.num_drawn])
     }
 
-    /// Log-probabilities of a choice's tokens, and before them of its echoed prompt's.
+    /// Log-probabilities of a choice's tokens, preceded by those of its echoed prompt if
+    /// `with_prompt` is set.
     fn logprobs(
         &self,
         choice_idx: usize,
@@ -161,12 +164,12 @@ impl CompletionFormat {
         push_event(buffer, &chunk);
     }
 
-    /// The choices of a prompt that are told, best first if not all are.
+    /// The choices of a prompt that are returned; the most likely first if not all of them are.
     fn kept<'a>(&self, prompt_idx: usize, choices: &'a [Delta]) -> Vec<(usize, &'a Delta)> {
         let first = prompt_idx * self.num_drawn;
         let mut kept: Vec<_> = (first..).zip(&choices[first..first + self.num_drawn]).collect();
         if self.num_kept < self.num_drawn {
-            // The sort is stable: of equal ones the first drawn comes first.
+            // The sort is stable: of equally likely choices, the first generated comes first.
             kept.sort_by(|(_, a), (_, b)| mean_logprob(b).total_cmp(&mean_logprob(a)));
             kept.truncate(self.num_kept);
         }
@@ -174,7 +177,7 @@ impl CompletionFormat {
     }
 }
 
-/// What `best_of` judges by.
+/// The score by which `best_of` ranks choices.
 fn mean_logprob(choice: &Delta) -> f64 {
     let sum: f64 = choice.scored.iter().map(|scored| f64::from(scored.logprob.logprob)).sum();
     sum / choice.scored.len().max(1) as f64

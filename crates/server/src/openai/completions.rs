@@ -23,7 +23,7 @@ use crate::generate::{
 };
 use crate::registry::Serving;
 
-/// Tokens drawn if the request does not say, as the API defines it.
+/// Number of tokens to generate if the request does not say, as defined by OpenAI's API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// Goes on from one or several prompts, whole or as a stream of chunks that ends with `[DONE]`.
@@ -83,7 +83,7 @@ fn prepare(
     wishes.options.prompt_logprobs = logprobs.filter(|_| echo);
 
     let limits = serving.engine_limits()?;
-    // What stands around an infill brings the special tokens.
+    // The infill's own tokens already include the special tokens.
     let add_special_tokens = completion.add_special_tokens.unwrap_or(true) && infill.is_none();
     let mut prompts = prompts(completion.prompt, add_special_tokens, &wishes, serving)?;
     if let Some(infill) = infill {
@@ -110,7 +110,7 @@ fn prepare(
     Ok((job, format, plan))
 }
 
-/// How to write before a suffix, if there is one.
+/// Creates the infill if the request has a suffix.
 fn infill(suffix: Option<&str>, echo: bool, serving: &Serving) -> Result<Option<Infill>, ApiError> {
     let Some(suffix) = suffix.filter(|suffix| !suffix.is_empty()) else { return Ok(None) };
     if echo {
@@ -119,7 +119,7 @@ fn infill(suffix: Option<&str>, echo: bool, serving: &Serving) -> Result<Option<
     Infill::new(suffix, &serving.text().tokenizer).map(Some)
 }
 
-/// A prompt's tokens, and the text that it was written as, if it was.
+/// A prompt's tokens, and the text it was sent as, if it came as text.
 struct WrittenPrompt {
     tokens: Vec<TokenId>,
     text: Option<String>,
@@ -167,7 +167,7 @@ fn prompt_jobs(
     limits: &Limits,
 ) -> Result<Vec<PromptJob>, ApiError> {
     let job = |WrittenPrompt { tokens, text }| {
-        // A part of the prompt is not what was written.
+        // If the prompt was truncated, its text no longer matches its tokens.
         let is_whole = wishes.taken(&tokens, limits).len() == tokens.len();
         let requests = wishes.requests(&tokens, limits, "prompt")?;
         Ok(PromptJob { requests, text: text.filter(|_| is_whole) })
@@ -181,7 +181,7 @@ fn logprobs(found: Option<u32>, limit: u8) -> Result<Option<u8>, ApiError> {
     Ok(Some(u8::try_from(found).expect("the limit is a byte")))
 }
 
-/// How many choices are drawn for the `n` that are wanted.
+/// Returns the number of choices to generate per prompt, from which the best `n` are returned.
 fn best_of(found: Option<u32>, wishes: &Wishes, serving: &Serving) -> Result<u32, ApiError> {
     let Some(best_of) = found else { return Ok(wishes.num_choices) };
     check_range("best_of", best_of, wishes.num_choices, serving.state().limits().choices)?;
@@ -191,7 +191,7 @@ fn best_of(found: Option<u32>, wishes: &Wishes, serving: &Serving) -> Result<u32
     Ok(best_of)
 }
 
-/// What `echo` puts before each prompt's choices.
+/// Creates the echo of each prompt.
 fn echoes(job: &Job, serving: &Serving) -> Vec<Echo> {
     let tokenizer = &serving.text().tokenizer;
     let echo = |prompt: &PromptJob| Echo::new(prompt.tokens(), prompt.text.as_deref(), tokenizer);

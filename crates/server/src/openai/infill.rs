@@ -1,19 +1,20 @@
-//! Text between a prompt and a suffix, for models that were trained to fill it in (Bavarian et al.,
-//! "Efficient training of language models to fill in the middle", 2022: prefix, suffix, middle).
+//! Fill-in-the-middle: text between a prompt and a suffix, for models trained for it (Bavarian et
+//! al., "Efficient training of language models to fill in the middle", 2022: prefix, suffix,
+//! middle).
 
 use jackalope_protocol::TokenId;
 use jackalope_text::Tokenizer;
 
 use crate::error::ApiError;
 
-/// How the families that can do it write what comes before a prefix, a suffix and the middle.
+/// The special tokens before the prefix, the suffix and the middle, for each known model family.
 const FAMILIES: [[&str; 3]; 3] = [
     ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
     ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
     ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
 ];
 
-/// What stands around a prompt whose answer goes before a suffix.
+/// The tokens around a prompt whose completion goes before a suffix.
 #[derive(Debug)]
 pub(super) struct Infill {
     before: Vec<TokenId>,
@@ -21,8 +22,11 @@ pub(super) struct Infill {
 }
 
 impl Infill {
+    /// Encodes the suffix.
+    ///
     /// # Errors
-    /// The model has no tokens for it.
+    /// Returns an error if the tokenizer has no fill-in-the-middle tokens, or cannot encode the
+    /// suffix.
     pub(super) fn new(suffix: &str, tokenizer: &Tokenizer) -> Result<Infill, ApiError> {
         let ids = |family: &[&str; 3]| {
             let ids: Vec<TokenId> =
@@ -42,7 +46,7 @@ impl Infill {
         Ok(Infill { before, after })
     }
 
-    /// The whole prompt around the tokens of the one that was written.
+    /// Puts the infill's tokens around the prompt's tokens.
     pub(super) fn around(&self, prompt: &[TokenId]) -> Vec<TokenId> {
         [&self.before, prompt, &self.after].concat()
     }

@@ -1,21 +1,21 @@
-//! `functions` and `function_call`, which tools have replaced: such a request is rewritten as one
-//! with tools before anything else looks at it, and its answer is told in the old words.
+//! Support for `functions` and `function_call`, which tools have replaced: such a request is first
+//! rewritten to use tools, and its answer is written in the old form.
 
 use axum::body::Bytes;
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
 
-/// The fields that make a request one of the old kind.
+/// The fields that identify a request in the old form.
 const MARKS: [&str; 2] = ["\"functions\"", "\"function_call\""];
 
-/// The same request with tools; none if it is no request of the old kind.
+/// Rewrites a request to use tools; none if it is not in the old form.
 pub(super) fn rewritten(body: &[u8]) -> Result<Option<Bytes>, ApiError> {
     let contains = |mark: &&str| body.windows(mark.len()).any(|found| found == mark.as_bytes());
     if !MARKS.iter().any(contains) {
         return Ok(None);
     }
-    // What is no JSON is told by those who read it.
+    // Invalid JSON is reported by the typed parser later.
     let Ok(Value::Object(mut request)) = serde_json::from_slice(body) else { return Ok(None) };
     let functions = request.remove("functions").unwrap_or_default();
     let choice = request.remove("function_call").unwrap_or_default();
@@ -42,7 +42,7 @@ pub(super) fn rewritten(body: &[u8]) -> Result<Option<Bytes>, ApiError> {
     }
     let tool = |function: Value| json!({"type": "function", "function": function});
     request.insert("tools".to_owned(), functions.into_iter().map(tool).collect());
-    // The old form has room for one call.
+    // The old form has room for only one call per answer.
     request.insert("parallel_tool_calls".to_owned(), false.into());
     let choice = match choice {
         Value::Object(named) => json!({"type": "function", "function": named}),
@@ -52,7 +52,7 @@ pub(super) fn rewritten(body: &[u8]) -> Result<Option<Bytes>, ApiError> {
     Ok(Some(Bytes::from(Value::Object(request).to_string())))
 }
 
-/// Rewrites calls and their results; true if there were any.
+/// Rewrites calls and their results; returns whether there were any.
 fn rewrite_messages(messages: &mut [Value]) -> bool {
     let mut is_changed = false;
     let mut last_call_id = String::new();

@@ -1,4 +1,4 @@
-//! Log-probabilities as the two endpoints write them.
+//! Log-probabilities in the forms of the chat and the completions endpoint.
 
 use jackalope_protocol::TokenId;
 use jackalope_text::Tokenizer;
@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use crate::generate::ScoredToken;
 
-/// What stands for a probability of zero: JSON has no infinity.
+/// Stands for the log-probability of a probability of zero: JSON has no infinity.
 const IMPOSSIBLE: f32 = -9999.0;
 
 fn finite(logprob: f32) -> f32 {
@@ -48,7 +48,7 @@ impl TokenLogprob {
 }
 
 impl ChatLogprobs {
-    /// One entry for each token, as a response's text has them.
+    /// Converts to the list of entries, one per token, that a response's text part contains.
     pub(super) fn into_entries(self) -> Value {
         serde_json::to_value(self.content).expect("our wire types have string keys")
     }
@@ -82,7 +82,7 @@ pub(super) struct CompletionLogprobs {
 struct TopLogprobs(Vec<(String, f32)>);
 
 impl TopLogprobs {
-    /// Of tokens that look alike the first one is told.
+    /// Adds an entry; of several tokens with the same text only the first is kept.
     fn push(&mut self, token: String, logprob: f32) {
         if self.0.iter().all(|(told, _)| *told != token) {
             self.0.push((token, logprob));
@@ -105,7 +105,7 @@ impl CompletionLogprobs {
         self.text_offset.push(offset);
     }
 
-    /// Appends a token whose text begins `base_chars` after the place that it counts from.
+    /// Appends a token. `base_chars` is the number of characters before the choice's own text.
     pub(super) fn push(&mut self, scored: &ScoredToken, base_chars: usize, tokenizer: &Tokenizer) {
         let key = token_key(scored.token, tokenizer);
         let logprob = finite(scored.logprob.logprob);
@@ -121,8 +121,8 @@ impl CompletionLogprobs {
     }
 }
 
-/// A token as text. One that is only a part of a character is told by its bytes, in the API's own
-/// notation, so that different ones look different.
+/// The text of a token. A token that is only part of a character is written as its bytes, in the
+/// API's own notation, so that different tokens look different.
 fn token_key(token: TokenId, tokenizer: &Tokenizer) -> String {
     let bytes = tokenizer.token_bytes(token);
     match String::from_utf8(bytes) {

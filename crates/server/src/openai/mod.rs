@@ -22,5 +22,5 @@ pub(crate) mod structure;
 pub(crate) mod tokenize;
 mod usage;
 
-/// Tells answers apart that different programs gave.
+/// Identifies the program version that generated an answer.
 const SYSTEM_FINGERPRINT: &str = concat!("fp_jackalope_", env!("CARGO_PKG_VERSION"));

@@ -1,9 +1,9 @@
-//! What clients send, as they send it: nothing here is trusted yet.
+//! Request bodies as clients send them, not yet validated.
 //!
-//! A body is read several times, each time for the fields that one part of the server cares
-//! about ([`Common`], [`Unsupported`], and [`ChatRequest`] or [`CompletionRequest`]). That keeps
-//! the path of a field with a wrong type, which `#[serde(flatten)]` would lose. Fields that no
-//! type has are ignored, as the API does.
+//! A body is parsed several times, each time for the fields that one part of the server needs
+//! ([`Common`], [`Unsupported`], and [`ChatRequest`] or [`CompletionRequest`]). That keeps the path
+//! of a field with a wrong type, which `#[serde(flatten)]` would lose. Fields that no type has are
+//! ignored, as OpenAI's API does.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -203,7 +203,7 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// As it is written.
+    /// The role's name in JSON.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Role::System => "system",
@@ -215,7 +215,7 @@ impl Role {
     }
 }
 
-/// The messages as they are, for the template: it may read fields that the API does not have.
+/// The messages in full, for the template, which may read fields that the API does not define.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Messages {
     pub(crate) messages: Vec<Value>,
@@ -271,7 +271,7 @@ pub(crate) struct ToolFunction {
     pub(crate) name: String,
 }
 
-/// The tools as they are, for the template.
+/// The tools in full, for the template.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Tools {
     pub(crate) tools: Option<Vec<Value>>,
@@ -298,14 +298,14 @@ pub(crate) struct Part {
 #[derive(Debug, PartialEq)]
 pub(crate) struct Strings(pub(crate) Vec<String>);
 
-/// What a completion goes on from.
+/// The prompts of a completion.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Prompts {
     Texts(Vec<String>),
     Tokens(Vec<Vec<TokenId>>),
 }
 
-/// Any integer of 64 bits, signed or not.
+/// A seed: any 64-bit integer, signed or unsigned.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Seed(pub(crate) u64);
 
@@ -353,7 +353,7 @@ impl<'de> Deserialize<'de> for Strings {
     }
 }
 
-/// One element of a list of prompts: the first one decides what the others must be.
+/// One element of a list of prompts; all elements must be of the same kind.
 #[derive(Debug)]
 enum PromptElement {
     Text(String),

@@ -1,4 +1,4 @@
-//! How the wire types that read themselves are described.
+//! Schemas of the wire types that implement `Deserialize` by hand, and of whole bodies.
 
 use std::borrow::Cow;
 
@@ -184,7 +184,7 @@ pub(crate) fn string() -> ObjectBuilder {
     ObjectBuilder::new().schema_type(Type::String)
 }
 
-/// `[items]`
+/// The schema of a list of `items`.
 pub(crate) fn list(items: impl Into<RefOr<Schema>>) -> ArrayBuilder {
     ArrayBuilder::new().items(items.into())
 }

@@ -1,4 +1,4 @@
-//! What bounds the tokens of an answer: `response_format`, vLLM's names for the same, and lists of
+//! Constraints on the tokens of an answer: `response_format`, vLLM's equivalents, and lists of
 //! tokens and words.
 
 use axum::body::Bytes;
@@ -13,7 +13,7 @@ use crate::error::ApiError;
 use crate::generate::{Wishes, bad_runs};
 use crate::registry::Serving;
 
-/// Longest name of a schema.
+/// Maximum length of a schema's name, in characters.
 const NAME_CHARS_MAX: usize = 64;
 
 /// The fields that bound tokens.
@@ -53,7 +53,7 @@ struct NamedSchema {
     _strict: Option<bool>,
 }
 
-/// Reads and compiles what a body asks for.
+/// Reads the constraints that a body asks for.
 pub(super) fn read(body: &Bytes, wishes: &mut Wishes, serving: &Serving) -> Result<(), ApiError> {
     let mut fields: Structure = parse(body)?;
     wishes.options.min_tokens = fields.min_tokens.unwrap_or(0);
@@ -69,7 +69,7 @@ pub(super) fn read(body: &Bytes, wishes: &mut Wishes, serving: &Serving) -> Resu
     Ok(())
 }
 
-/// Holds the answer to a `response_format` that came in the field `param`.
+/// Applies a `response_format` that came in the field `param`.
 pub(super) fn read_format(
     param: &'static str,
     format: &Value,
@@ -86,7 +86,7 @@ pub(super) fn read_format(
     Ok(())
 }
 
-/// The one constraint of a request, and the field it came from.
+/// Returns the one constraint of a request, and the field it came from.
 fn constraint(fields: Structure) -> Result<Option<(String, Constraint)>, ApiError> {
     let wanted = [
         ("response_format", fields.response_format, response_format as Reader),
@@ -147,7 +147,7 @@ fn check_name(param: &str, name: &str) -> Result<(), ApiError> {
     Err(ApiError::out_of_range(format!("{param}.name"), &format!("{name:?}"), expected))
 }
 
-/// vLLM's object with one of several members.
+/// Reads vLLM's object, of which exactly one member may be present.
 fn structured_outputs(
     param: &str,
     value: &Value,
@@ -182,7 +182,7 @@ fn json_schema(param: &str, value: &Value) -> Result<Option<(String, Constraint)
     schema(param, value).map(Some)
 }
 
-/// A schema, or the text of one, that came in the field `param`.
+/// Reads a JSON schema, or the text of one, that came in the field `param`.
 pub(crate) fn schema(param: &str, value: &Value) -> Result<(String, Constraint), ApiError> {
     let wrong = |reason: String| ApiError::WrongType { param: param.to_owned(), reason };
     let schema = match value {

@@ -117,7 +117,7 @@ fn detokenized(body: &Bytes, serving: &Serving) -> Result<Detokenized, ApiError>
     let request: DetokenizeRequest = parse(body)?;
     let tokens = request.tokens.ok_or(ApiError::Missing { param: "tokens" })?;
     let tokenizer = &serving.text().tokenizer;
-    // A model's vocabulary may be padded: those tokens exist, and say nothing.
+    // A model's vocabulary may be padded: the padding tokens are valid and decode to nothing.
     let vocab_size = serving.engine_limits()?.vocab_size;
     match tokens.iter().find(|token| vocab_size <= **token) {
         Some(&token) => Err(ApiError::UnknownToken { param: "tokens", token, vocab_size }),

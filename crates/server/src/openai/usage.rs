@@ -1,4 +1,4 @@
-//! What an answer took, as the API tells it.
+//! Token counts and timings of an answer, in the forms of the API.
 
 use serde::Serialize;
 use utoipa::ToSchema;

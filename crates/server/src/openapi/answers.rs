@@ -1,5 +1,5 @@
-//! Answers that are written field by field, as they are described. What an answer has beside these
-//! fields its clients may read, but are not promised.
+//! Schemas of answers that are written field by field. Answers may have more fields than these;
+//! clients may read them, but they are not guaranteed.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use utoipa::openapi::schema::Type;
 use utoipa::openapi::{ObjectBuilder, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
-/// An object with fields of its own.
+/// An object whose fields are not described.
 pub(crate) struct Fields;
 
 impl PartialSchema for Fields {

@@ -1,5 +1,5 @@
-//! The description of this API: `/openapi.json`, made from the wire types, and `/docs`, which shows
-//! it without any network.
+//! The API description: `/openapi.json`, generated from the wire types, and `/docs`, which shows it
+//! without access to other servers.
 
 pub(crate) mod answers;
 mod page;
@@ -27,7 +27,7 @@ use crate::error::{ANTHROPIC_VERSION, ApiError, Dialect};
 
 pub use page::tables;
 
-/// What every operation may answer instead of what was asked for.
+/// The errors that every operation may return.
 const REFUSALS: [(&str, &str); 15] = [
     ("400", "The request is impossible; the message names the field."),
     ("401", "A key is missing or wrong."),
@@ -49,8 +49,7 @@ const REFUSALS: [(&str, &str); 15] = [
 const REFUSED: &str = "refused";
 const IGNORED: &str = "ignored";
 
-/// Schemas whose fields are not all what a client may hope: refused unless their value asks for
-/// nothing, or without effect.
+/// Schemas whose fields are either refused, unless their value asks for nothing, or without effect.
 const STATUS_OF_SCHEMAS: [(&str, &str); 6] = [
     ("Unsupported", REFUSED),
     ("Ignored", IGNORED),
@@ -60,7 +59,7 @@ const STATUS_OF_SCHEMAS: [(&str, &str); 6] = [
     ("AnthropicIgnored", IGNORED),
 ];
 
-/// The same of single fields.
+/// The same for single fields.
 const STATUS_OF_FIELDS: [(&str, &[&str], &str); 9] = [
     ("ChatRequest", &["verbosity"], IGNORED),
     ("ResponseRequest", &["background", "conversation", "prompt"], REFUSED),
@@ -146,12 +145,12 @@ const STATUS_OF_FIELDS: [(&str, &[&str], &str); 9] = [
 )]
 struct Document;
 
-/// The description of every endpoint.
+/// Builds the OpenAPI document of all endpoints.
 pub fn document() -> OpenApi {
     Document::openapi()
 }
 
-/// Names of the fields that a schema of the description has, also through its parts.
+/// The names of the fields of a schema in the description, including those of its parts.
 pub(crate) fn field_names(schema: &str) -> BTreeSet<String> {
     let document = serde_json::to_value(document()).expect("a description is JSON");
     let mut names = BTreeSet::new();
@@ -166,7 +165,7 @@ pub(crate) fn field_names(schema: &str) -> BTreeSet<String> {
     names
 }
 
-/// What all operations have in common.
+/// Applies what all operations have in common.
 struct Common;
 
 impl Modify for Common {
@@ -193,7 +192,7 @@ impl Modify for Common {
         }
         for (path, item) in &mut document.paths.paths {
             for (method, operation) in operations(item) {
-                // Handlers of several paths have the same name.
+                // Handlers that serve several paths would otherwise share an operation id.
                 operation.operation_id = Some(operation_id(&method, path));
                 add_refusals(path, operation);
             }
@@ -212,7 +211,7 @@ fn set_status(schema: &mut RefOr<Schema>, status: &str) {
     extensions.get_or_insert_default().merge(status);
 }
 
-/// `post_v1_chat_completions`
+/// Builds the id of an operation, such as `post_v1_chat_completions`.
 fn operation_id(method: &HttpMethod, path: &str) -> String {
     let method = match method {
         HttpMethod::Post => "post",
@@ -319,13 +318,13 @@ pub(crate) async fn openapi() -> Json<OpenApi> {
     Json(document())
 }
 
-/// What the page that shows this description may do. Swagger UI styles its elements in place and
-/// has its icons in the style sheet.
+/// Content security policy of the documentation page. Swagger UI uses inline styles, and has its
+/// icons in the style sheet.
 const DOCS_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; \
     connect-src 'self'; img-src 'self' data:; font-src 'self' data:; base-uri 'none'; \
     form-action 'none'; frame-ancestors 'none'";
 
-/// Scales the page to the screen, and scrolls tables within it.
+/// Scales the documentation page to narrow screens, and makes its tables scroll within it.
 const NARROW: &str = "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
     <style>@media (max-width: 640px) {\
     .swagger-ui .wrapper { padding: 0 8px; }\
@@ -379,7 +378,7 @@ pub(crate) async fn docs(path: Option<Path<String>>) -> Result<Response, ApiErro
     Ok((headers, bytes).into_response())
 }
 
-/// Adds what Swagger UI's page lacks on narrow screens.
+/// Adds what Swagger UI's page lacks for narrow screens.
 fn for_phones(page: &[u8]) -> Vec<u8> {
     String::from_utf8_lossy(page).replacen("</head>", &format!("{NARROW}</head>"), 1).into_bytes()
 }

@@ -1,19 +1,19 @@
-//! The table of endpoints and their parameters for people, from the same description.
+//! Tables of the endpoints and their parameters as Markdown, from the same description.
 
 use std::fmt::Write;
 
 use serde_json::{Map, Value};
 
-/// Schemas that only refer to schemas, and so on, deeper than this are a fault of ours.
+/// Maximum depth of nested schema references; a greater depth is a bug.
 const DEPTH_MAX: usize = 16;
 
-/// The word for a parameter that has its effect.
+/// Status of a parameter that has an effect.
 const ACCEPTED: &str = "yes";
 
-/// The word for a parameter that is refused, unless its value asks for nothing.
+/// Status of a parameter that is refused unless its value asks for nothing.
 const REFUSED: &str = "refused";
 
-/// One table of all endpoints and one of each endpoint's parameters, as Markdown.
+/// Writes one table of all endpoints and one of each endpoint's parameters, as Markdown.
 pub fn tables() -> String {
     let document = serde_json::to_value(super::document()).expect("a description is JSON");
     let mut page = String::from("| Endpoint | Answers |\n|---|---|\n");
@@ -40,7 +40,7 @@ pub fn tables() -> String {
     page
 }
 
-/// `POST /path` and what is said of it, in the order of the description.
+/// Names such as `POST /path` with their operations, in the order of the description.
 fn operations(document: &Value) -> Vec<(String, &Value)> {
     let mut operations = Vec::new();
     for (path, item) in document["paths"].as_object().into_iter().flatten() {
@@ -72,7 +72,7 @@ fn parameters(document: &Value, operation: &Value) -> Vec<Parameter> {
     let mut collected = Collected { document, parameters };
     collected.add(body, &Place::default());
     let mut parameters = collected.parameters;
-    // What has no effect and what is refused stands at the end.
+    // Parameters without effect and refused ones go to the end.
     parameters.sort_by_key(|parameter| match parameter.status.as_str() {
         ACCEPTED => 0,
         REFUSED => 2,
@@ -81,24 +81,24 @@ fn parameters(document: &Value, operation: &Value) -> Vec<Parameter> {
     parameters
 }
 
-/// Where a schema stands in a body.
+/// The context of a schema within a body.
 #[derive(Default)]
 struct Place {
-    /// What stands before the names of its properties.
+    /// Prefix of the names of its properties.
     prefix: String,
-    /// What is said of it as a whole.
+    /// Status that applies to all of its properties.
     status: Option<String>,
     depth: usize,
 }
 
-/// Parameters that are found, each once: what is found first is what holds.
+/// The parameters found so far; of several with the same name, the first one is kept.
 struct Collected<'a> {
     document: &'a Value,
     parameters: Vec<Parameter>,
 }
 
 impl Collected<'_> {
-    /// Appends the properties of a schema, of those that it is made of, and of objects in it.
+    /// Appends the properties of a schema, of the schemas it consists of, and of objects in it.
     fn add(&mut self, schema: &Value, place: &Place) {
         assert!(place.depth < DEPTH_MAX, "schemas refer to each other without an end");
         let schema = resolve(self.document, schema);
@@ -129,7 +129,7 @@ impl Collected<'_> {
     }
 }
 
-/// What a schema refers to, if it is that or nothing.
+/// The schema that a property refers to, directly or as its only alternative besides null.
 fn object_of<'a>(document: &'a Value, schema: &'a Value) -> &'a Value {
     let alternatives = schema["oneOf"].as_array().map(Vec::as_slice).unwrap_or_default();
     let mut present = alternatives.iter().filter(|it| it["type"] != "null");
@@ -139,13 +139,13 @@ fn object_of<'a>(document: &'a Value, schema: &'a Value) -> &'a Value {
     }
 }
 
-/// What a schema refers to, if it only does that.
+/// The schema that a reference refers to; the schema itself if it is not a reference.
 fn resolve<'a>(document: &'a Value, schema: &'a Value) -> &'a Value {
     let name = schema["$ref"].as_str().and_then(|it| it.strip_prefix("#/components/schemas/"));
     name.map_or(schema, |name| &document["components"]["schemas"][name])
 }
 
-/// The type in words; that a value may be absent or null goes without saying.
+/// The type in words, without saying that the value may be absent or null.
 fn kind(document: &Value, schema: &Value, depth: usize) -> String {
     if depth >= DEPTH_MAX {
         return "…".to_owned();
@@ -181,7 +181,7 @@ fn kind(document: &Value, schema: &Value, depth: usize) -> String {
     }
 }
 
-/// A text as a cell of a table: one line, its first paragraph.
+/// Formats a text as a table cell: its first paragraph on one line.
 fn cell(text: &Value) -> String {
     let text = text.as_str().unwrap_or_default();
     let first = text.split("\n\n").next().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Paths whose handlers answer under another one too, where they are described. What is written
-//! here is only read by the description.
+//! Descriptions of paths whose handlers are described under another path. The code here is only
+//! used by the description.
 
 use super::OllamaError;
 use super::answers::{CancelledRequest, ClearedCache, RecentRequests};

@@ -1,4 +1,5 @@
-//! Answers of `POST /v1/responses`: items that open, grow and close, one after the other.
+//! Writes the answers of `POST /v1/responses` as items that open, grow and close one after the
+//! other.
 //!
 //! ```text
 //!  created, in_progress
@@ -7,7 +8,7 @@
 //!  completed | incomplete | failed
 //! ```
 //!
-//! A whole answer goes the same way, only that nobody is told of it.
+//! An answer that is not streamed goes through the same states, without sending events.
 
 use std::sync::Arc;
 
@@ -25,13 +26,13 @@ use crate::generate::{CallDelta, Delta, Finish, Format, ScoredToken, Summary};
 use crate::ids::{new_id, unix_seconds};
 use crate::sse::push_named;
 
-/// Where a response goes when it is over.
+/// Where a finished response is stored.
 #[derive(Debug)]
 pub(super) struct Keeping {
     pub(super) kept: Arc<KeptResponses>,
-    /// What was said before it.
+    /// The items of the conversation before the response.
     pub(super) conversation: Vec<Arc<Item>>,
-    /// The key that asks.
+    /// The key that made the request.
     pub(super) owner: Option<TenantId>,
 }
 
@@ -43,11 +44,11 @@ pub(super) struct ResponseFormat {
     terms: Terms,
     keeping: Option<Keeping>,
     output: Vec<OutputItem>,
-    /// Whether the last item still grows.
+    /// Whether the last item is still growing.
     is_open: bool,
     finish: Option<Finish>,
     num_events: u64,
-    /// Events that are not told yet.
+    /// Events that have not been sent yet.
     events: Vec<u8>,
 }
 
@@ -66,7 +67,7 @@ impl ResponseFormat {
         }
     }
 
-    /// Takes what is newly known.
+    /// Takes a delta.
     fn take(&mut self, delta: &Delta) {
         if !delta.reasoning.is_empty() {
             self.think(&delta.reasoning);
@@ -81,7 +82,7 @@ impl ResponseFormat {
             self.finish = Some(finish);
             let has_said = |item: &OutputItem| !matches!(item.kind, Kind::Reasoning);
             if !self.output.iter().any(has_said) {
-                // An answer without a word is a message too.
+                // An answer without any text is a message too.
                 self.open_message();
             }
             self.close();
@@ -150,7 +151,7 @@ impl ResponseFormat {
         self.output.last_mut().expect("an item is open").text.push_str(text);
     }
 
-    /// Begins an item, once the one before it is closed.
+    /// Opens an item, after closing the previous one.
     fn open(&mut self, prefix: &str, kind: Kind) {
         self.close();
         self.output.push(OutputItem { id: new_id(prefix), text: String::new(), kind });
@@ -163,7 +164,7 @@ impl ResponseFormat {
         );
     }
 
-    /// Ends the item that is open, if there is one.
+    /// Closes the open item, if there is one.
     fn close(&mut self) {
         if !std::mem::replace(&mut self.is_open, false) {
             return;
@@ -196,7 +197,7 @@ impl ResponseFormat {
         self.tell("response.output_item.done", json!({"output_index": idx, "item": item}));
     }
 
-    /// The last one may have been cut off, unless it is a call that is whole.
+    /// The status of an item. The last one may have been cut off, unless it is a complete call.
     fn item_status(&self, idx: usize) -> &'static str {
         let is_last = idx + 1 == self.output.len();
         let is_call = matches!(self.output[idx].kind, Kind::Call { is_whole: true, .. });
@@ -204,13 +205,13 @@ impl ResponseFormat {
         if is_last && !is_call && is_cut { "incomplete" } else { "completed" }
     }
 
-    /// Tells a piece of the last item's thought, or all of it.
+    /// Emits an event with reasoning text of the last item: a delta of it, or all of it.
     fn tell_text(&mut self, event: &'static str, field: &str, text: &str) {
         let index = if self.terms.summarises { "summary_index" } else { "content_index" };
         self.tell_item_event(event, json!({index: 0, field: text}));
     }
 
-    /// Tells of the only part of the last item.
+    /// Emits an event about the only part of the last item.
     fn tell_part(&mut self, event: &'static str, text: &str) {
         let item = self.output.last().expect("an item is open");
         let is_summary = matches!(item.kind, Kind::Reasoning) && self.terms.summarises;
@@ -219,7 +220,7 @@ impl ResponseFormat {
         self.tell_item_event(event, json!({index: 0, "part": part}));
     }
 
-    /// Tells what happened to the last item.
+    /// Emits an event about the last item.
     fn tell_item_event(&mut self, event: &'static str, fields: Value) {
         let output_index = self.output.len() - 1;
         let mut payload = json!({
@@ -243,7 +244,7 @@ impl ResponseFormat {
         push_named(&mut self.events, event, &payload);
     }
 
-    /// The response as it is now.
+    /// The response object in its current state.
     fn to_json(&self, status: &'static str, summary: Option<&Summary>, error: &Value) -> Value {
         let cut_off = json!({"reason": "max_output_tokens"});
         let output: Vec<Value> = (0..self.output.len())
@@ -269,7 +270,7 @@ impl ResponseFormat {
         response
     }
 
-    /// The response as it is in the end.
+    /// The status and the object of the finished response.
     fn ended(&self, summary: &Summary) -> (&'static str, Value) {
         let status = match self.finish {
             Some(Finish::Length) => "incomplete",
@@ -279,7 +280,7 @@ impl ResponseFormat {
         (status, self.to_json(status, Some(summary), &Value::Null))
     }
 
-    /// Keeps the response for later requests, if that is wanted.
+    /// Stores the response for later requests, if the request asks for that.
     fn keep(&self, body: &Value) {
         let Some(keeping) = &self.keeping else { return };
         let mut conversation = keeping.conversation.clone();
@@ -357,7 +358,7 @@ mod tests {
 
     use super::*;
 
-    /// The events of an answer that thinks before it speaks.
+    /// The events of an answer with reasoning before its text.
     fn events(summarises: bool) -> Vec<Value> {
         let terms = Terms {
             model: "m".to_owned(),
@@ -385,7 +386,7 @@ mod tests {
         events.iter().map(|event| event["type"].as_str().unwrap()).collect()
     }
 
-    /// What is told of the answer after the thought.
+    /// The events after those of the reasoning.
     const MESSAGE: [&str; 7] = [
         "response.output_item.added",
         "response.content_part.added",

@@ -1,4 +1,4 @@
-//! What a conversation consists of in this API, and the same as messages of a chat.
+//! The items of a conversation in this API, and their conversion to chat messages.
 //!
 //! ```text
 //!  reasoning, message (assistant), function_call, function_call   ─▶ one assistant message
@@ -15,13 +15,13 @@ use crate::openai::request::Role;
 /// One item of a conversation, sent by a client or written by the model.
 #[derive(Debug)]
 pub(super) enum Item {
-    /// What somebody said.
+    /// Text of a user, the system, a developer or the assistant.
     Message { id: String, role: Role, text: String },
-    /// What the model thought.
+    /// Reasoning of the model.
     Reasoning { id: String, text: String },
-    /// What the model wants called.
+    /// A tool call by the model.
     Call { id: String, call_id: String, name: String, arguments: String },
-    /// What came of a call.
+    /// The result of a tool call.
     CallOutput { id: String, call_id: String, output: String },
 }
 
@@ -35,7 +35,7 @@ impl Item {
         }
     }
 
-    /// Memory that its text takes.
+    /// Memory taken by the item, in bytes.
     pub(super) fn num_bytes(&self) -> usize {
         size_of::<Item>()
             + match self {
@@ -49,7 +49,7 @@ impl Item {
             }
     }
 
-    /// As `GET /v1/responses/{id}/input_items` tells it.
+    /// The item in the form of `GET /v1/responses/{id}/input_items`.
     pub(super) fn to_json(&self) -> Value {
         match self {
             Item::Message { id, role: Role::Assistant, text } => json!({
@@ -76,7 +76,7 @@ impl Item {
     }
 }
 
-/// The messages of a chat that these items and instructions are.
+/// Converts instructions and items to the messages of a chat.
 pub(super) fn messages(instructions: Option<&str>, items: &[Arc<Item>]) -> Vec<Value> {
     let mut messages = Vec::new();
     if let Some(instructions) = instructions {
@@ -86,7 +86,7 @@ pub(super) fn messages(instructions: Option<&str>, items: &[Arc<Item>]) -> Vec<V
     for item in items {
         match item.as_ref() {
             Item::Message { role: Role::Assistant, text, .. } => turn.say(text, &mut messages),
-            // Others tell thoughts in forms that only they can read.
+            // Other providers encrypt their reasoning, which leaves no text.
             Item::Reasoning { text, .. } if text.is_empty() => {}
             Item::Reasoning { text, .. } => turn.think(text, &mut messages),
             Item::Call { call_id, name, arguments, .. } => turn.calls.push(json!({
@@ -107,7 +107,7 @@ pub(super) fn messages(instructions: Option<&str>, items: &[Arc<Item>]) -> Vec<V
     messages
 }
 
-/// What the model did between two messages of others.
+/// The model's items between two messages of others, which become one assistant message.
 #[derive(Debug, Default)]
 struct Turn<'a> {
     thought: Option<&'a str>,

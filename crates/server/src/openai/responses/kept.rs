@@ -1,4 +1,4 @@
-//! Responses that are kept in memory, so that a later request can go on from them.
+//! Responses kept in memory, so that later requests can continue them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,28 +8,29 @@ use jackalope_engine::TenantId;
 
 use super::items::Item;
 
-/// A response that came to its end.
+/// A finished response.
 #[derive(Debug)]
 pub(super) struct KeptResponse {
-    /// As it was told.
+    /// The response object as it was sent, in JSON.
     pub(super) body: Bytes,
-    /// What was said before it, and by it.
+    /// The items of the conversation, including those of the response.
     pub(super) conversation: Vec<Arc<Item>>,
-    /// Of those, the ones that were said before it.
+    /// Number of those items that precede the response.
     pub(super) num_input: usize,
-    /// The key that asked; nobody else's may read it. None where no keys are asked for.
+    /// The key that made the request; only this key may read the response. None where no keys are
+    /// required.
     pub(super) owner: Option<TenantId>,
 }
 
 impl KeptResponse {
-    /// Memory that it takes. What it shares with those that it goes on from is counted again:
-    /// each may be the last one that keeps it.
+    /// Memory taken by the response, in bytes. Items shared with the responses it continues are
+    /// counted again, because each response may be the last one that holds them.
     fn num_bytes(&self) -> usize {
         self.body.len() + self.conversation.iter().map(|item| item.num_bytes()).sum::<usize>()
     }
 }
 
-/// The responses that are kept, the least recently used of which is forgotten first.
+/// The kept responses; the least recently used one is dropped first.
 #[derive(Debug)]
 pub(crate) struct KeptResponses {
     responses_max: usize,
@@ -41,17 +42,17 @@ pub(crate) struct KeptResponses {
 struct Inner {
     responses: HashMap<String, (u64, Arc<KeptResponse>)>,
     num_bytes: usize,
-    /// Counts uses.
+    /// Number of uses so far, as a clock for the least recently used order.
     clock: u64,
 }
 
 impl KeptResponses {
-    /// Keeps at most so many, and at most so many bytes of them.
+    /// Creates a store for at most `responses_max` responses and at most `bytes_max` bytes.
     pub(crate) fn new(responses_max: usize, bytes_max: usize) -> KeptResponses {
         KeptResponses { responses_max, bytes_max, inner: Mutex::default() }
     }
 
-    /// Keeps one more, unless it is too large by itself.
+    /// Stores a response, unless it exceeds the limit in bytes by itself.
     pub(super) fn keep(&self, id: &str, response: KeptResponse) {
         let num_bytes = response.num_bytes();
         if self.responses_max == 0 || self.bytes_max < num_bytes {
@@ -68,7 +69,7 @@ impl KeptResponses {
         }
     }
 
-    /// The response with this id, if it is still known.
+    /// Returns the response with this id, if it is still kept and belongs to `owner`.
     pub(super) fn find(&self, id: &str, owner: Option<TenantId>) -> Option<Arc<KeptResponse>> {
         let mut inner = self.lock();
         inner.clock += 1;
@@ -79,7 +80,7 @@ impl KeptResponses {
         Some(Arc::clone(response))
     }
 
-    /// Forgets one; false if it was not known.
+    /// Removes a response; returns false if it is not kept or does not belong to `owner`.
     pub(super) fn forget(&self, id: &str, owner: Option<TenantId>) -> bool {
         let mut inner = self.lock();
         let is_own = inner.responses.get(id).is_some_and(|(_, it)| it.owner == owner);
@@ -87,7 +88,7 @@ impl KeptResponses {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        // No code of ours panics between two changes that belong together.
+        // A poisoned lock is harmless: no code here panics between two related changes.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

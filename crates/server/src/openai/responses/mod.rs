@@ -1,5 +1,5 @@
-//! `POST /v1/responses`, and what is kept of its answers: `GET` and `DELETE /v1/responses/{id}`,
-//! `GET /v1/responses/{id}/input_items`.
+//! `POST /v1/responses`, and the kept responses: `GET` and `DELETE /v1/responses/{id}`, `GET
+//! /v1/responses/{id}/input_items`.
 //!
 //! ```text
 //!  previous_response_id ──kept──▶ items ┐
@@ -52,7 +52,7 @@ use crate::sse::{self, STREAM_TYPE, push_named};
 pub(crate) use kept::KeptResponses;
 pub(crate) use request::ResponseRequest;
 
-/// What `include` asks for log-probabilities with.
+/// Value of `include` that requests log-probabilities.
 const INCLUDE_LOGPROBS: &str = "message.output_text.logprobs";
 
 /// Answers an input, or what it adds to an earlier response, whole or streamed.
@@ -83,7 +83,7 @@ pub(crate) async fn create_response(
     EARLY.answer(&state, &body, answer).await
 }
 
-/// An error is an event with a name, even if no response was begun.
+/// Early streams of this API: an error is a named event, even if no response has begun.
 const EARLY: EarlyStream = EarlyStream {
     push_error: |err, buffer| {
         let told = &err.to_json()["error"];
@@ -96,7 +96,7 @@ const EARLY: EarlyStream = EarlyStream {
     ..EarlyStream::OPENAI
 };
 
-/// Everything that has to be known before the engine is asked.
+/// The checked request, ready to be submitted to the engine.
 struct Prepared {
     job: Job,
     format: ResponseFormat,
@@ -130,7 +130,7 @@ fn prepare(body: &Bytes, serving: &Serving) -> Result<Prepared, ApiError> {
     Ok(Prepared { job, format, plan, notes })
 }
 
-/// Refuses by name what would be another answer than the one that is asked for.
+/// Refuses, by name, fields that ask for another kind of answer than this server gives.
 fn check_refused(request: &ResponseRequest) -> Result<(), ApiError> {
     let cases = [
         ("background", request.background == Some(true), "stream the response"),
@@ -163,7 +163,7 @@ fn notes(request: &ResponseRequest) -> Notes {
 }
 
 fn wishes(body: &Bytes, request: &ResponseRequest, serving: &Serving) -> Result<Wishes, ApiError> {
-    // These are no fields of this endpoint.
+    // This endpoint does not have these fields.
     let common = Common { n: None, stream_options: None, ..parse::<Common>(body)? };
     let limits = serving.state().limits();
     if request.max_output_tokens == Some(0) {
@@ -180,7 +180,7 @@ fn wishes(body: &Bytes, request: &ResponseRequest, serving: &Serving) -> Result<
     Ok(wishes)
 }
 
-/// What was said so far, the input of this request included.
+/// The conversation so far, including the input of this request.
 fn history(request: &mut ResponseRequest, serving: &Serving) -> Result<Keeping, ApiError> {
     let kept = serving.state().kept_responses();
     let owner = Caller::current().tenant();
@@ -221,7 +221,7 @@ fn conversation(
     })
 }
 
-/// Fields of the request that the response tells back.
+/// Fields of the request that the response repeats.
 fn echo(request: &ResponseRequest, wishes: &Wishes) -> Map<String, Value> {
     let reasoning = request.reasoning.as_ref();
     let format = request.text.as_ref().and_then(|text| text.format.as_ref());
@@ -265,7 +265,8 @@ fn echo(request: &ResponseRequest, wishes: &Wishes) -> Map<String, Value> {
     }
 }
 
-/// The number that somebody wrote, and not the one that is nearest to it in half the digits.
+/// Converts to JSON with the digits that the client wrote, instead of the nearest `f64` of the
+/// `f32`.
 fn as_written(value: f32) -> Value {
     let written: Option<f64> = value.to_string().parse().ok();
     written.map_or(Value::Null, Value::from)
@@ -319,7 +320,7 @@ pub(crate) async fn show_response(
     Ok(sse::response(STREAM_TYPE, futures_util::stream::once(async { Ok(events) })))
 }
 
-/// Answers `POST` below the path of responses, where other servers have further endpoints.
+/// Rejects `POST` to a path below `/v1/responses/`, where other servers have more endpoints.
 pub(crate) async fn unknown_verb(id: ResponseId, request: Request<Body>) -> ApiError {
     let path = request.uri().path().to_owned();
     if name_in_path(id).starts_with("resp_") {
@@ -329,7 +330,7 @@ pub(crate) async fn unknown_verb(id: ResponseId, request: Request<Body>) -> ApiE
     ApiError::UnknownPath { path }
 }
 
-/// The methods that a kept response takes, as the header `Allow` names them.
+/// The methods of a kept response, for the `Allow` header.
 pub(crate) const RESPONSE_METHODS: &str = "GET, HEAD, DELETE";
 
 fn wrong_query(err: &QueryRejection) -> ApiError {
@@ -368,7 +369,7 @@ pub(crate) struct ItemsQuery {
     after: Option<String>,
 }
 
-/// Items told if the request does not say, and most of them.
+/// Default and maximum number of items per page.
 const ITEMS_DEFAULT: u32 = 20;
 const ITEMS_MAX: u32 = 100;
 

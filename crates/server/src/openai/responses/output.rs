@@ -1,4 +1,4 @@
-//! What a response consists of, as it is told.
+//! The output items of a response, as they are sent.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use crate::generate::ScoredToken;
 use crate::openai::logprobs::ChatLogprobs;
 use crate::openai::request::Role;
 
-/// What is told of a response from its beginning to its end.
+/// Properties of a response that stay the same from its beginning to its end.
 #[derive(Debug)]
 pub(super) struct Terms {
     pub(super) model: String,
-    /// Fields of the request that are told back.
+    /// Fields of the request that the response repeats.
     pub(super) echo: Map<String, Value>,
     pub(super) is_stream: bool,
-    /// Set if log-probabilities are told.
+    /// The tokenizer, set if log-probabilities are sent.
     pub(super) logprobs: Option<Arc<Tokenizer>>,
-    /// The thought is told as its own summary.
+    /// Whether the reasoning is sent as its own summary.
     pub(super) summarises: bool,
 }
 
@@ -32,7 +32,7 @@ impl Terms {
     }
 }
 
-/// An item that grows, or has grown.
+/// An output item, growing or finished.
 #[derive(Debug)]
 pub(super) struct OutputItem {
     pub(super) id: String,
@@ -40,7 +40,7 @@ pub(super) struct OutputItem {
     pub(super) kind: Kind,
 }
 
-/// What an item is, and what it has beside its text.
+/// The type of an item, with the data it has besides its text.
 #[derive(Debug)]
 pub(super) enum Kind {
     Reasoning,
@@ -49,7 +49,7 @@ pub(super) enum Kind {
 }
 
 impl OutputItem {
-    /// The only part of a thought or a message, with so much of its text.
+    /// The only part of a reasoning or message item, with the given text.
     pub(super) fn part(&self, text: &str, terms: &Terms) -> Value {
         match &self.kind {
             Kind::Reasoning if terms.summarises => json!({"type": "summary_text", "text": text}),
@@ -62,7 +62,7 @@ impl OutputItem {
         }
     }
 
-    /// The item as it is now. One in progress is told before it has anything.
+    /// The item in JSON. An item in progress is sent without content.
     pub(super) fn to_json(&self, status: &'static str, terms: &Terms) -> Value {
         let OutputItem { id, text, kind } = self;
         let parts = || match status {
@@ -87,7 +87,7 @@ impl OutputItem {
         }
     }
 
-    /// The same as an item of the conversation.
+    /// Converts the output to an item of the conversation.
     pub(super) fn said(&self) -> Item {
         let (id, text) = (self.id.clone(), self.text.clone());
         match &self.kind {

@@ -1,5 +1,5 @@
-//! The events of a response that is kept, for `GET /v1/responses/{id}?stream=true`: those of its
-//! making, with each text in one piece.
+//! Recreates the events of a kept response for `GET /v1/responses/{id}?stream=true`, with each text
+//! in one delta.
 
 use axum::body::Bytes;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use crate::sse::push_named;
 #[derive(Debug)]
 struct Events {
     next_number: u64,
-    /// Events up to this number are left out.
+    /// Events up to and including this number are left out.
     after: Option<u64>,
     buffer: Vec<u8>,
 }
@@ -27,7 +27,7 @@ impl Events {
         push_named(&mut self.buffer, name, &event);
     }
 
-    /// The events of one part of an item, or of its summary.
+    /// Writes the events of one part of an item, or of its summary.
     fn push_part(&mut self, place: &Value, part: &Value, is_summary: bool) {
         let event = |more: Value| merged(place, more);
         let empty = merged(part, json!({"text": ""}));
@@ -79,7 +79,7 @@ impl Events {
     }
 }
 
-/// The members of both objects.
+/// Merges two objects.
 fn merged(place: &Value, more: Value) -> Value {
     let mut all = place.clone();
     if let (Value::Object(all), Value::Object(more)) = (&mut all, more) {
@@ -88,7 +88,7 @@ fn merged(place: &Value, more: Value) -> Value {
     all
 }
 
-/// All events of a response behind the one with the number `after`.
+/// Writes the events of a response; with `after`, only those with a greater number.
 pub(super) fn events(response: &Value, after: Option<u64>) -> Bytes {
     let mut events = Events { next_number: 0, after, buffer: Vec::new() };
     let mut begun = response.clone();

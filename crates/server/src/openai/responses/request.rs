@@ -1,4 +1,4 @@
-//! Bodies of `POST /v1/responses` as they come, and what they say about a conversation.
+//! Bodies of `POST /v1/responses`, and their conversion to a conversation.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -151,7 +151,7 @@ impl ToSchema for Input {
 }
 
 impl Input {
-    /// The items, checked. `earlier` are those that they follow.
+    /// Checks and converts the items. `earlier` are the items before them.
     pub(super) fn items(
         self,
         earlier: &[Arc<Item>],
@@ -175,7 +175,7 @@ impl Input {
     }
 }
 
-/// Refuses outputs of calls that nobody made.
+/// Rejects outputs whose call does not exist.
 fn check_call_outputs(earlier: &[Arc<Item>], items: &[Arc<Item>]) -> Result<(), ApiError> {
     let mut called = HashSet::new();
     for (idx, item) in earlier.iter().chain(items).enumerate() {
@@ -246,13 +246,13 @@ impl InputItem {
     }
 }
 
-/// The summaries of a thought, in case that it was told only so.
+/// The summaries of a reasoning item, for clients that send no content.
 fn joined_summary(parts: &[Part]) -> Result<String, ApiError> {
     let texts: Vec<&str> = parts.iter().filter_map(|part| part.text.as_deref()).collect();
     Ok(texts.join("\n\n"))
 }
 
-/// The text of a content; anything else is refused by name.
+/// Joins the text parts of a content; any other part is refused by name.
 fn joined(content: &Content, param: &str) -> Result<String, ApiError> {
     let parts = match content {
         Content::Text(text) => return Ok(text.clone()),
@@ -277,7 +277,7 @@ fn joined(content: &Content, param: &str) -> Result<String, ApiError> {
 }
 
 impl FunctionTool {
-    /// In the form of a chat's tools.
+    /// Converts to the form of a chat's tool.
     fn for_chat(&self) -> Value {
         let mut function = json!({"name": self.name});
         if let Some(description) = &self.description {
@@ -292,7 +292,7 @@ impl FunctionTool {
         json!({"type": "function", "function": function})
     }
 
-    /// As responses tell it back.
+    /// The tool as responses repeat it.
     pub(super) fn to_json(&self) -> Value {
         json!({
             "type": "function", "name": self.name, "description": self.description,
@@ -301,7 +301,7 @@ impl FunctionTool {
     }
 }
 
-/// The tools in the form of a chat's, and what may be done with them.
+/// The tools in the form of a chat's, and the tool choice.
 pub(super) fn tools(
     request: &ResponseRequest,
     limits: &ServerLimits,
@@ -344,7 +344,7 @@ fn tool_choice(choice: &Value, tools: &[FunctionTool]) -> Result<ToolChoice, Api
     let name = choice.get("name").and_then(Value::as_str);
     let choice = match (choice.as_str(), kind, name) {
         (Some("none"), ..) => ToolChoice::None,
-        // What clients send with every request, tools or not.
+        // Some clients send this with every request, with or without tools.
         (Some("auto"), ..) if tools.is_empty() => ToolChoice::None,
         (Some("auto"), ..) => ToolChoice::Auto,
         (Some("required"), ..) => ToolChoice::Required,
@@ -372,7 +372,7 @@ fn tool_choice(choice: &Value, tools: &[FunctionTool]) -> Result<ToolChoice, Api
     }
 }
 
-/// `text.format` in the form of a chat's `response_format`; none if any text will do.
+/// Converts `text.format` to a chat's `response_format`; none if the text is unconstrained.
 pub(super) fn response_format(request: &ResponseRequest) -> Option<Value> {
     let format = request.text.as_ref()?.format.as_ref()?;
     match format.kind.as_str() {
