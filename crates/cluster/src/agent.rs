@@ -11,8 +11,8 @@
 //!            order                       session lost               lease over
 //!  (nothing) ─────▶ running, owned ──────────────────▶ unowned ──────────────▶ killed
 //!                        ▲  │ ended by itself              │
-//!                        │  └──────▶ told to its owner     │
 //!                        │  └──────▶ reported to its owner │
+//!                        └─────────────────────────────────┘ claimed by a coordinator
 //! ```
 //!
 //! [`serve`] is the agent, [`Agent`] a client of it.
@@ -33,5 +33,5 @@ pub use refusal::Refusal;
 pub use server::{AgentConfig, AgentError, NewListeners, serve, serve_on};
 pub use trust::{REREAD_INTERVAL, Trust};
 
-/// Where agents listen unless told otherwise.
+/// Default port on which agents listen.
 pub const AGENT_PORT: u16 = 18081;

@@ -1,6 +1,6 @@
-//! From cables to a hostfile: which port of which Mac leads where, what the ranks should talk over,
-//! which addresses the cables need, and the commands that give them, each with its undo. Pure: the
-//! reports go in, a [`Plan`] comes out, and only the caller runs anything.
+//! Derives a hostfile from cables: which port of which Mac leads where, which transport the ranks
+//! should use, which addresses the cables need, and the commands that set them, each with its undo.
+//! Pure: the reports go in, a [`Plan`] comes out, and only the caller runs anything.
 //!
 //! ```text
 //!   reports ─▶ cabling ─▶ shape ─▶ choice of backend
@@ -34,44 +34,44 @@ pub use write::hostfile_json;
 use crate::hostfile::Hostfile;
 use crate::report::NodeReport;
 
-/// What ranks talk over.
+/// Network that ranks use.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Over {
-    /// Thunderbolt cables, with addresses given here.
+    /// Thunderbolt cables, with addresses that the plan assigns.
     Thunderbolt,
-    /// The network that leads to the internet, as it is.
+    /// The network that leads to the Internet, as it is configured.
     Ethernet,
 }
 
-/// What to do, and what comes of it.
+/// The commands to run, and the cluster that results.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Which port leads where.
     pub cabling: Cabling,
-    /// The transport and why.
+    /// The chosen transport, and why.
     pub choice: Choice,
-    /// Commands in the order to run them; none if all is as it should be.
+    /// Commands in the order in which to run them; empty if nothing needs to change.
     pub steps: Vec<Step>,
-    /// What must answer afterwards.
+    /// Pings that must be answered afterwards.
     pub checks: Vec<Check>,
-    /// The addresses that the cables have, once the commands have run.
+    /// Addresses of the cables once the commands have run.
     pub given: Vec<Given>,
-    /// What the commands may break.
+    /// Connections that the commands may break.
     pub risks: Vec<String>,
-    /// The machines for the ranks.
+    /// Hostfile with the machines of the ranks.
     pub hostfile: Hostfile,
 }
 
-/// No plan is possible.
+/// Reason why no plan is possible.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub enum PlanError {
-    /// Ranks could not be told where to find this machine.
+    /// The machine has no address that other ranks could connect to.
     #[error("{host} has no address that others could reach")]
     NoAddress {
         /// The machine.
         host: String,
     },
-    /// All networks of the kind used for cables are taken.
+    /// All networks from the range used for cables are taken.
     #[error("no free network is left for the cables")]
     NoNetwork,
 }
@@ -79,14 +79,14 @@ pub enum PlanError {
 /// A machine and its report.
 #[derive(Clone, Copy, Debug)]
 pub struct Member<'a> {
-    /// What `ssh` is given.
+    /// Name of the machine, as given to `ssh`.
     pub name: &'a str,
-    /// What it told.
+    /// Report of the machine.
     pub report: &'a NodeReport,
 }
 
 impl Plan {
-    /// Plans for these machines. `wanted` is the transport asked for, if any.
+    /// Makes a plan for these machines. `wanted` is the transport that the user asked for, if any.
     ///
     /// # Errors
     /// [`PlanError`] if no hostfile could work.
@@ -98,8 +98,8 @@ impl Plan {
         Plan::again(members, (over, wanted), &[])
     }
 
-    /// As [`Plan::new`]. Cables that have lost their addresses get those that they were given before, so
-    /// that hostfiles stay right.
+    /// Like [`Plan::new`], but gives cables that have lost their addresses the ones that they had
+    /// `before`, so that existing hostfiles stay valid.
     ///
     /// # Errors
     /// [`PlanError`] if no hostfile could work.
@@ -125,8 +125,8 @@ impl Plan {
     }
 }
 
-/// The address of a machine on the network that leads to the internet, else any that others may
-/// reach.
+/// Returns the machine's IPv4 address on the network that leads to the Internet, or else any other
+/// one that is neither link-local nor on a cable.
 pub(crate) fn lan_ip(report: &NodeReport) -> Option<IpAddr> {
     let usable = |ip: IpAddr| matches!(ip, IpAddr::V4(ip) if !ip.is_link_local());
     let cables = cable_interfaces(report);
@@ -140,7 +140,7 @@ pub(crate) fn lan_ip(report: &NodeReport) -> Option<IpAddr> {
     all.first().map(|(_, ip)| *ip)
 }
 
-/// The network interfaces of a Mac's own Thunderbolt ports.
+/// Returns the network interfaces of a Mac's own Thunderbolt ports.
 pub(crate) fn cable_interfaces(report: &NodeReport) -> Vec<&str> {
     let ports = report.mac.iter().flat_map(|mac| &mac.hardware_ports);
     let numbered = ports.filter(|port| {

@@ -1,6 +1,6 @@
-//! Says what is wrong with a cluster and what to type. Pure: what was looked at goes in, findings
-//! come out. Every finding has a code of the [`catalogue`], from which `docs/troubleshooting.md` is
-//! printed, so that a code seen anywhere can be looked up.
+//! Diagnoses a cluster and recommends commands. Pure: reports go in, findings come out. Every
+//! finding has a code from the [`catalogue`], from which `docs/troubleshooting.md` is generated, so
+//! that every code can be looked up there.
 
 pub mod catalogue;
 mod checks;
@@ -19,49 +19,50 @@ use crate::probe::{Echo, ModelFile};
 use crate::report::NodeReport;
 use crate::shell::ShellError;
 
-/// How bad something is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// As it should be.
+    /// No problem.
     Ok,
     /// Worth knowing.
     Note,
-    /// Will hurt some day, or makes things slow.
+    /// A risk, or a cause of slowness.
     Warn,
-    /// Ranks will not start or not compute.
+    /// Ranks cannot start or cannot compute.
     Error,
 }
 
-/// One thing that was found.
+/// One result of the diagnosis.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// How bad it is.
+    /// Severity of the finding.
     pub severity: Severity,
-    /// A code of the catalogue, or what was checked if all is well.
+    /// Code from the catalogue; `ok` if all is well.
     pub code: &'static str,
-    /// The machine; `None` for what concerns several.
+    /// Machine that it concerns; `None` if it concerns several.
     pub node: Option<String>,
-    /// What was looked at.
+    /// Title of the catalogue's entry, or what was checked.
     pub about: &'static str,
-    /// What was found there.
+    /// What was observed.
     pub found: String,
-    /// What that means.
+    /// What the observation means.
     pub explain: &'static str,
-    /// What to type, one command or step each.
+    /// Commands or steps to take, one each.
     pub type_this: Vec<String>,
 }
 
-/// A machine and what is known of it.
+/// A machine and everything that was found out about it.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// What `ssh` is given.
+    /// Name of the machine, as given to `ssh`.
     pub name: String,
-    /// What it told.
+    /// The machine's report, or why there is none.
     pub report: Result<NodeReport, ShellError>,
-    /// The files of the model's folder there: `None` if nobody asked, `Some(None)` without a folder.
+    /// The files of the model's folder there. `None` if they were not requested, `Some(None)` if
+    /// there is no such folder.
     pub model: Option<Option<Vec<ModelFile>>>,
-    /// What its pings found.
+    /// Results of the pings that it sent.
     pub echoes: Vec<Ping>,
 }
 
@@ -70,40 +71,42 @@ pub struct Node {
 pub struct Ping {
     /// The machine that was pinged.
     pub to: String,
-    /// Its address.
+    /// Address that was pinged.
     pub ip: IpAddr,
-    /// What came back.
+    /// Result of the ping.
     pub echo: Echo,
 }
 
-/// All that is known.
+/// Everything that a diagnosis is based on.
 #[derive(Clone, Copy, Debug)]
 pub struct Examination<'a> {
-    /// The machines as they should be.
+    /// The machines as the hostfile describes them.
     pub hostfile: Option<&'a Hostfile>,
-    /// The machines as they are, each once.
+    /// The machines as they report themselves, each of them once.
     pub nodes: &'a [Node],
-    /// The model's folder, if a model is meant to run.
+    /// Folder of the model to run, if any.
     pub model: Option<&'a str>,
-    /// Pings from this machine to those that could not be asked.
+    /// Pings from this machine to machines that could not report.
     pub here: &'a [Ping],
-    /// Links between machines that this machine's server knows to be broken, each in a sentence.
+    /// Broken links between machines that this machine's server knows of, each described in a
+    /// sentence.
     pub broken_links: &'a [String],
 }
 
-/// Says what is wrong, and what is right, machine by machine and then with all of them.
+/// Returns all findings, good and bad: first machine by machine, then those of all machines
+/// together.
 pub fn examine(examination: &Examination<'_>) -> Vec<Finding> {
     checks::all(examination)
 }
 
-/// Recognises known troubles in a log, in the order of the catalogue.
+/// Recognises known problems in a log; in the order of the catalogue.
 pub fn explain(log: &str) -> Vec<&'static Entry> {
     let log = log.to_lowercase();
     catalogue::all().filter(|entry| entry.signs.iter().any(|sign| has_sign(&log, sign))).collect()
 }
 
-/// True if `log`, in small letters, contains the sign and the sign's last number is a whole number
-/// there: `errno 6` is not in `errno 60`.
+/// Returns true if `log`, in lowercase, contains the sign. A number at the end of the sign must
+/// match a whole number: `errno 6` does not match `errno 60`.
 fn has_sign(log: &str, sign: &str) -> bool {
     let sign = sign.to_lowercase();
     let ends_with_digit = sign.ends_with(|it: char| it.is_ascii_digit());
@@ -114,7 +117,7 @@ fn has_sign(log: &str, sign: &str) -> bool {
 }
 
 impl Severity {
-    /// The word for people.
+    /// Returns the word that is shown to people.
     pub fn name(self) -> &'static str {
         match self {
             Severity::Ok => "ok",
@@ -132,7 +135,7 @@ impl fmt::Display for Severity {
 }
 
 impl Finding {
-    /// Something is as it should be.
+    /// Creates a finding that something is as it should be.
     fn ok(node: &str, about: &'static str, found: impl Into<String>) -> Finding {
         Finding {
             severity: Severity::Ok,
@@ -145,8 +148,8 @@ impl Finding {
         }
     }
 
-    /// An entry of the catalogue applies to a machine. `blanks` fill what stands in braces in what
-    /// to type; `{node}` is always known.
+    /// Creates a finding from an entry of the catalogue for one machine. `blanks` replace the names
+    /// in braces in the commands; `{node}` is always defined.
     fn on(
         entry: &'static Entry,
         node: &str,
@@ -159,7 +162,7 @@ impl Finding {
         finding
     }
 
-    /// An entry of the catalogue applies to the machines together.
+    /// Creates a finding from an entry of the catalogue for all machines together.
     fn of_all(entry: &'static Entry, found: impl Into<String>, blanks: &[(&str, &str)]) -> Finding {
         Finding {
             severity: entry.severity,
@@ -172,7 +175,7 @@ impl Finding {
         }
     }
 
-    /// The same, but not worse than this.
+    /// Lowers the severity to `severity` if it is higher.
     fn at_most(mut self, severity: Severity) -> Finding {
         self.severity = self.severity.min(severity);
         self

@@ -1,4 +1,4 @@
-//! Models between machines: agents read files to each other, and copy what they lack.
+//! Copies models between machines: agents read each other's files, and copy those that they lack.
 //!
 //! A connection to an agent whose first message is
 //! [`ToAgent::Library`](crate::agent::ToAgent::Library) serves the library: one request at a time,

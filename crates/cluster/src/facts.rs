@@ -1,33 +1,33 @@
-//! What a machine is and has, as its own programs tell.
+//! Hardware and system of a machine, as its own programs report them.
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// One machine. Sizes are in bytes.
+/// Facts about one machine. Sizes are in bytes.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct NodeFacts {
-    /// Its own name.
+    /// Host name, as the machine reports it.
     pub hostname: String,
-    /// System and version: `macOS 26.3 (25D125)`, `Linux 6.12.8`.
+    /// System and version, such as `macOS 26.3 (25D125)` or `Linux 6.12.8`.
     pub os: String,
-    /// `aarch64`, `x86_64`.
+    /// Architecture: `aarch64` or `x86_64`.
     pub arch: String,
-    /// `Apple M4 Max`, a processor's name.
+    /// Name of the chip or processor, such as `Apple M4 Max`.
     pub chip: String,
-    /// Logical cores.
+    /// Number of logical cores.
     pub cores: u32,
     /// Installed memory.
     pub total_bytes: u64,
-    /// Memory that ranks may take now without swapping.
+    /// Memory that ranks can use now without swapping.
     pub free_bytes: u64,
-    /// Speed of the memory in bytes per second, where the chip is known.
+    /// Memory bandwidth in bytes per second, if the chip is known.
     pub memory_bytes_per_s: Option<u64>,
-    /// Work that waited for a core in the last minute, in percent of the cores.
+    /// Load average of the last minute, in percent of the cores.
     pub load_percent: Option<u32>,
-    /// The graphics processor, if there is one that MLX computes on.
+    /// GPU, if there is one that MLX computes on.
     pub gpu: Option<String>,
-    /// How hot it is: `normal`, `54 °C`, `slowed down to 80 %`.
+    /// Thermal state: `normal`, `54 °C`, `slowed down to 80 %`.
     pub thermal: Option<String>,
     /// Network interfaces that are up.
     pub interfaces: Vec<Interface>,
@@ -36,25 +36,25 @@ pub struct NodeFacts {
 /// A network interface.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Interface {
-    /// `en0`, `bridge0`, `eth0`.
+    /// Name, such as `en0`, `bridge0` or `eth0`.
     pub name: String,
     /// Its addresses.
     pub addrs: Vec<InterfaceAddr>,
-    /// Speed of the link in bits per second, where the system tells.
+    /// Speed of the link in bits per second, if the system reports it.
     pub bits_per_s: Option<u64>,
 }
 
-/// An address and its subnet.
+/// An interface's address and its subnet.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct InterfaceAddr {
     /// The address.
     pub ip: IpAddr,
-    /// Leading bits that name the subnet.
+    /// Prefix length of the subnet in bits.
     pub prefix_len: u8,
 }
 
 impl InterfaceAddr {
-    /// True if `other` is in this address's subnet.
+    /// Returns true if `other` is in this address's subnet.
     pub fn reaches(&self, other: IpAddr) -> bool {
         match (self.ip, other) {
             (IpAddr::V4(ours), IpAddr::V4(theirs)) => {

@@ -10,28 +10,29 @@ use jackalope_protocol::{Identity, Secret};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-/// Nobody else reads what is in it.
+/// Only the user may read the folder and its files.
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-/// Bytes that must be free, for records and the beginning of a log.
+/// Minimum free space in bytes, for records and the beginning of a log.
 const SPACE_BYTES_MIN: usize = 256 << 10;
 /// Files of 64 hexadecimal digits: the secret that all machines of a cluster share, and this
 /// machine's private key.
 const SECRET: &str = "secret";
 const IDENTITY: &str = "identity";
 
-/// The token made on this machine, in the same form.
+/// The token created on this machine, in the same format.
 const TOKEN: &str = "token";
 
-/// The folder.
+/// Jackalope's folder on this machine.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Home(PathBuf);
 
-/// Shorter tokens can be guessed.
+/// Minimum length of a token; shorter ones can be guessed.
 const TOKEN_CHARS_MIN: usize = 16;
 
-/// The secret of a cluster whose machines were given a token instead of one.
+/// Derives the cluster's secret from a token, for machines that were given a token instead of a
+/// secret.
 ///
 /// # Errors
 /// [`HomeError::WeakToken`].
@@ -44,7 +45,7 @@ pub fn secret_of_token(token: &str) -> Result<Secret, HomeError> {
     Ok(Secret(hash.finalize().into()))
 }
 
-/// What is wrong with the folder.
+/// Reason why the folder or a file in it cannot be used.
 #[derive(Debug, Error)]
 pub enum HomeError {
     /// A file or folder cannot be used.
@@ -52,10 +53,10 @@ pub enum HomeError {
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The secret's file holds something else.
+    /// The secret's file has another content.
     #[error(
         "{} holds no secret: 64 hexadecimal digits are expected\n\
          hint: remove it, and a new one is made; then run `jackalope sync --hosts FILE`",
@@ -68,7 +69,7 @@ pub enum HomeError {
     /// A token is too short.
     #[error("the token has fewer than {TOKEN_CHARS_MIN} characters\nhint: openssl rand -hex 32")]
     WeakToken,
-    /// Others can read the secret.
+    /// Other users can read the secret.
     #[error("{} can be read by others\nhint: chmod 600 {}", .path.display(), .path.display())]
     Exposed {
         /// The file.
@@ -87,22 +88,22 @@ fn space_hint(err: &io::Error) -> &'static str {
 }
 
 impl Home {
-    /// The folder at `path`; made when something is written.
+    /// Returns the folder at `path`. It is created when something is written.
     pub fn new(path: impl Into<PathBuf>) -> Home {
         Home(path.into())
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// A path in it.
+    /// Returns the path of a file or folder in it.
     pub fn join(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// Makes a folder in it, if it is not there yet, and says where.
+    /// Creates a folder in it, if it does not exist yet, and returns its path.
     ///
     /// # Errors
     /// [`HomeError::Io`].
@@ -113,7 +114,7 @@ impl Home {
         Ok(path)
     }
 
-    /// The cluster's secret; drawn at first use.
+    /// Returns the cluster's secret; generated at first use.
     ///
     /// # Errors
     /// [`HomeError`] if it cannot be read or made, or others can read it.
@@ -139,7 +140,7 @@ impl Home {
         Ok(self.known_secret_in(TOKEN)?.map(|token| token.to_hex()))
     }
 
-    /// Makes a token, which replaces the one of this machine.
+    /// Generates a token, which replaces the previous one of this machine.
     ///
     /// # Errors
     /// [`HomeError::Io`].
@@ -158,7 +159,7 @@ impl Home {
         let failed = |source| HomeError::Io { path: path.clone(), source };
         let secret = Secret::draw().map_err(failed)?;
         self.dir("")?;
-        // Whoever comes second takes what the first has made.
+        // If two processes create it at the same time, the second one uses the secret of the first.
         let draft = self.draft(name);
         write_private(&draft, format!("{}\n", secret.to_hex()).as_bytes()).map_err(failed)?;
         let linked = fs::hard_link(&draft, &path);
@@ -172,7 +173,7 @@ impl Home {
         }
     }
 
-    /// The cluster's secret, if there is one.
+    /// Returns the cluster's secret, if there is one.
     ///
     /// # Errors
     /// [`HomeError`] if it cannot be read, or others can read it.
@@ -233,7 +234,7 @@ impl Home {
 }
 
 impl Home {
-    /// A path that nobody else writes to.
+    /// Returns a path that no other process or thread writes to.
     fn draft(&self, name: &str) -> PathBuf {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);

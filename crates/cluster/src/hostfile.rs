@@ -1,8 +1,9 @@
-//! The machines of a cluster, as a hostfile names them.
+//! The machines of a cluster, as a hostfile lists them.
 //!
-//! A rank is a position in [`Hostfile::hosts`]. Several entries may name the same machine, which then
-//! runs several ranks. Four shapes of file are read and written, told apart by what is in them: those
-//! of `mlx.launch`, of MLX's ring and of JACCL. Pure: nothing here opens a file.
+//! A rank is a position in [`Hostfile::hosts`]. Several entries may name the same machine, which
+//! then runs several ranks. Four shapes of file are read and written: that of `mlx.launch` with or
+//! without an enclosing object, that of MLX's ring, and that of JACCL. The shape is recognised from
+//! the content. Pure: nothing here opens a file.
 
 mod check;
 mod error;
@@ -29,13 +30,13 @@ pub use write::{ConvertError, Converted, Loss, RingPorts, convert};
 
 use crate::shell::is_here;
 
-/// Longest text that is read as a hostfile.
+/// Maximum length of a hostfile in bytes.
 const TEXT_BYTES_MAX: usize = 256 << 10;
 
-/// Most ranks of a group.
+/// Maximum number of ranks in a group.
 const HOSTS_MAX: usize = 64;
 
-/// Most errors that are told of one file.
+/// Maximum number of errors that are reported for one file.
 const ERRORS_MAX: usize = 40;
 
 /// The shapes of hostfiles.
@@ -46,9 +47,9 @@ pub enum Shape {
     Array,
     /// `{backend, envs, hosts}` around such a list.
     Object,
-    /// `"host:port"` for each rank, or a list of them for each: what MLX's ring reads.
+    /// `"host:port"` for each rank, or a list of these for each rank: the format of MLX's ring.
     Ring,
-    /// The device of each rank towards each rank: what JACCL reads.
+    /// For each rank, its devices towards every rank: the format of JACCL.
     Matrix,
 }
 
@@ -56,7 +57,7 @@ impl Shape {
     /// Every shape.
     pub const ALL: [Shape; 4] = [Shape::Array, Shape::Object, Shape::Ring, Shape::Matrix];
 
-    /// The word people type.
+    /// Returns the word that people type for it.
     pub fn name(self) -> &'static str {
         match self {
             Shape::Array => "array",
@@ -67,36 +68,36 @@ impl Shape {
     }
 }
 
-/// A cluster's machines, one entry for each rank.
+/// The machines of a cluster, with one entry for each rank.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Hostfile {
-    /// The transport the file asks for.
+    /// Transport that the file asks for.
     pub backend: Option<Backend>,
-    /// Set for every rank, in the order of the file.
+    /// Environment variables of every rank, in the order of the file.
     pub envs: Vec<(String, String)>,
-    /// One for each rank.
+    /// One entry for each rank.
     pub hosts: Vec<Host>,
 }
 
-/// One rank's machine.
+/// The machine of one rank.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Host {
-    /// What `ssh` is given: a name of the user's configuration, an address, `user@host`. Empty where
-    /// the file names addresses only.
+    /// Argument for `ssh`: a name from the user's configuration, an address, or `user@host`. Empty
+    /// if the file names only addresses.
     pub ssh: String,
-    /// Addresses that other ranks may reach it at, the preferred one first.
+    /// Addresses at which other ranks can reach the machine, the preferred one first.
     pub ips: Vec<IpAddr>,
-    /// RDMA devices towards each rank, by rank; empty towards itself and where there is no cable.
-    /// No entries at all where the file names no devices.
+    /// RDMA devices towards each rank, by rank. An entry is empty for the rank itself and where
+    /// there is no cable; the list is empty if the file names no devices.
     pub rdma: Vec<Vec<String>>,
-    /// Where MLX's ring listens, from lists of `host:port`.
+    /// Addresses on which MLX's ring listens, from lists of `host:port`.
     pub listen: Vec<ListenAddr>,
 }
 
-/// `host:port`.
+/// An address of the form `host:port`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ListenAddr {
-    /// An address or a name.
+    /// IP address or host name.
     pub host: String,
     /// The port.
     pub port: u16,
@@ -110,18 +111,18 @@ impl fmt::Display for ListenAddr {
 }
 
 impl Hostfile {
-    /// Reads a hostfile's text. `path` is where it came from, for errors.
+    /// Parses a hostfile. `path` is the file's path, for error messages.
     ///
     /// # Errors
-    /// Everything that is wrong with it, each with its place.
+    /// [`HostfileErrors`] with everything that is wrong, each with its line and column.
     pub fn parse(text: &str, path: &Path) -> Result<Hostfile, HostfileErrors> {
         Hostfile::parse_shape(text, path).map(|(hostfile, _)| hostfile)
     }
 
-    /// The same, and which shape it has.
+    /// Like [`Hostfile::parse`], and also returns the shape of the file.
     ///
     /// # Errors
-    /// Everything that is wrong with it, each with its place.
+    /// [`HostfileErrors`] with everything that is wrong, each with its line and column.
     pub fn parse_shape(text: &str, path: &Path) -> Result<(Hostfile, Shape), HostfileErrors> {
         let mut found = Vec::new();
         let mut shape = Shape::default();
@@ -129,7 +130,7 @@ impl Hostfile {
         if text.len() <= TEXT_BYTES_MAX {
             let raw = read::read(text, &mut found);
             shape = raw.shape;
-            // Entries that could not be read would only make more faults.
+            // Entries that could not be read would only cause further errors.
             if found.is_empty() {
                 hostfile = check::check(raw, &mut found);
             }
@@ -149,13 +150,13 @@ impl Hostfile {
         Err(HostfileErrors { path: path.to_path_buf(), errors: errors.collect() })
     }
 
-    /// True if every rank runs on the machine that reads the file.
+    /// Returns true if every rank runs on the machine that reads the file.
     pub fn is_local(&self) -> bool {
         self.hosts.iter().all(Host::is_local)
     }
 }
 
-/// Line and character of a byte position, from 1.
+/// Returns line and column of a byte position, both starting at 1.
 fn place(text: &str, at: usize) -> (usize, usize) {
     let before = &text[..at];
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
@@ -163,13 +164,13 @@ fn place(text: &str, at: usize) -> (usize, usize) {
 }
 
 impl Host {
-    /// True if this is the machine that reads the file.
+    /// Returns true if this is the machine that reads the file.
     pub fn is_local(&self) -> bool {
         is_here(&self.ssh)
     }
 
-    /// True if both are the same machine, as far as their names for `ssh` tell, or the only addresses
-    /// that they have.
+    /// Returns true if both entries name the same machine, judging by their names for `ssh`, or by
+    /// their addresses if each has only one.
     pub fn is_same_machine(&self, other: &Host) -> bool {
         let machine = |host: &Host| -> Option<String> {
             let only = host.ips.first().filter(|_| host.ips.len() == 1);
@@ -181,7 +182,7 @@ impl Host {
         machine(self).is_some_and(|it| machine(other) == Some(it))
     }
 
-    /// What people call it.
+    /// Returns the name of the machine for messages.
     pub fn name(&self) -> String {
         match (self.ssh.is_empty(), self.ips.first(), self.listen.first()) {
             (false, ..) => self.ssh.clone(),

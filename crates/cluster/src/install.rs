@@ -1,17 +1,17 @@
-//! Puts these programs on another machine, over nothing but a shell: POSIX `sh`, a tool that hashes,
-//! and room on the disk.
+//! Installs these programs on another machine over a shell alone. The machine needs POSIX `sh`, a
+//! tool that computes hashes, and free disk space.
 //!
 //! ```text
 //!   survey ─▶ send what is missing ─▶ verify every file ─▶ rename ─▶ do they start? ─▶ activate
 //!     ▲            │ cut off                  │ damaged                    │ no
-//!     └────────────┘ (goes on where           └────────────┬───────────────┘
-//!                     it stands)                  an error, and `current` is as it was
+//!     └────────────┘ (resumes)                └────────────┬───────────────┘
+//!                                                 an error; `current` is unchanged
 //! ```
 //!
-//! Below the other machine's `~/.jackalope`: `versions/ID` for each version, `versions/.ID.part` while
-//! one arrives, and the links `current` and `previous`. The program that has arrived switches `current`
-//! itself ([`versions`]); it reads the cluster's secret and our key from its standard input and
-//! returns the machine's key.
+//! Below the other machine's `~/.jackalope`: `versions/ID` for each version, `versions/.ID.part`
+//! while one is being sent, and the links `current` and `previous`. The installed program switches
+//! `current` itself ([`versions`]). It reads the cluster's secret and our key from its standard
+//! input and returns the machine's key.
 
 mod bundle;
 mod error;
@@ -40,33 +40,33 @@ use crate::shell::{Output, Shell};
 use crate::trust::Credentials;
 use remote::{HashTool, Survey};
 
-/// Bytes sent by one run of the shell. Each has [`PIECE_TIMEOUT`] to arrive.
+/// Number of bytes that one run of the shell sends. Each run has [`PIECE_TIMEOUT`].
 const PIECE_BYTES: usize = 8 << 20;
 const PIECE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Looking at what is there, or verifying it: bound by the disk.
+/// Time for listing or verifying the installed files, which is limited by the disk.
 const SURVEY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Switching to another version, with the end of an agent and the start of the next one.
+/// Time for switching to another version, which includes stopping one agent and starting the next.
 const ACTIVATE_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// Attempts in a row that bring no byte.
+/// Maximum number of consecutive attempts that send no byte.
 const FUTILE_MAX: u32 = 3;
 
-/// What must be free beyond the files themselves.
+/// Disk space that must be free beyond the files themselves.
 const ROOM_BYTES: u64 = 64 << 20;
 
-/// What is to be there, and how to get there.
+/// The files to install, and the shell to install them with.
 #[derive(Clone, Copy)]
 pub struct Install<'a> {
-    /// The files.
+    /// The files to install.
     pub bundle: &'a Bundle,
     /// The cluster's secret, and the key of the coordinator that may command the machine from now
     /// on. If absent, the machine's secret and trust are left unchanged.
     pub ours: Option<&'a Credentials>,
-    /// The way there.
+    /// Shell that reaches the machine.
     pub shell: &'a dyn Shell,
-    /// Hears what is going on, from the calling thread.
+    /// Receives progress, on the calling thread.
     pub progress: &'a (dyn Fn(Step) + Sync),
 }
 
@@ -76,40 +76,40 @@ impl std::fmt::Debug for Install<'_> {
     }
 }
 
-/// Something that happens while a machine is brought to a version.
+/// Progress of an installation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Step {
-    /// So many bytes are missing there.
+    /// This number of bytes is missing on the machine.
     Missing(u64),
-    /// So many bytes more have arrived.
+    /// This number of further bytes has arrived.
     Sent(u64),
-    /// So many bytes must be sent again.
+    /// This number of bytes was lost and must be sent again.
     Lost(u64),
-    /// Everything is there and is verified and tried.
+    /// All files have arrived; they are being verified and their programs tried.
     Verifying,
 }
 
-/// A machine that has the version.
+/// The result of an installation.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Installed {
-    /// The version: see [`Bundle::id`].
+    /// The installed version: see [`Bundle::id`].
     pub id: String,
-    /// Bytes that were sent; none if all of it was there.
+    /// Number of bytes sent; 0 if the machine had all files.
     pub bytes_sent: u64,
-    /// What the switch changed.
+    /// What switching to the version changed.
     pub activated: Activated,
 }
 
-/// What the program that has arrived says of the switch to it.
+/// The installed program's report on the switch to its version.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, serde::Serialize)]
 pub struct Activated {
-    /// The version that is used now.
+    /// The version in use now.
     pub current: String,
-    /// The one to roll back to.
+    /// The version that a rollback returns to.
     pub previous: Option<String>,
-    /// Whether another one was used before.
+    /// Whether another version was in use before.
     pub switched: bool,
-    /// Whether another secret was held before.
+    /// Whether the machine had another secret before.
     pub secret_changed: bool,
     /// Whether an agent of another version, or with another secret, was replaced.
     pub agent_restarted: bool,
@@ -119,18 +119,18 @@ pub struct Activated {
 }
 
 impl Installed {
-    /// True if nothing had to be done.
+    /// Returns true if nothing had to be done.
     pub fn was_there(&self) -> bool {
         let Activated { switched, secret_changed, agent_restarted, .. } = self.activated;
         self.bytes_sent == 0 && !switched && !secret_changed && !agent_restarted
     }
 }
 
-/// Brings a machine to the bundle's version. Repeating it does nothing; one that was cut off goes on
-/// where it stands.
+/// Installs the bundle's version on a machine and switches to it. Repeating it does nothing; an
+/// interrupted installation is resumed.
 ///
 /// # Errors
-/// [`InstallError`]; the version that was used before is used still.
+/// [`InstallError`]; the previous version stays in use.
 pub fn install(host: &str, what: Install<'_>) -> Result<Installed, InstallError> {
     let mut bytes_sent = 0;
     let mut futile = 0;
@@ -169,10 +169,10 @@ pub fn install(host: &str, what: Install<'_>) -> Result<Installed, InstallError>
     Ok(Installed { id: what.bundle.id().to_owned(), bytes_sent, activated })
 }
 
-/// Switches a machine back to the version that was used before.
+/// Switches a machine back to its previous version.
 ///
 /// # Errors
-/// [`InstallError`], also if there is no such version.
+/// [`InstallError`], also if there is no previous version.
 pub fn roll_back(host: &str, shell: &dyn Shell) -> Result<Activated, InstallError> {
     let ran = remote::run(host, shell, &remote::roll_back_script(), b"", ACTIVATE_TIMEOUT)?;
     if ran.status == remote::NOTHING_THERE {
@@ -193,12 +193,12 @@ fn check_platform(host: &str, bundle: &Bundle, survey: &Survey) -> Result<(), In
     }
 }
 
-/// How a file gets there.
+/// How to bring one file to the machine.
 #[derive(Debug)]
 enum Work<'a> {
-    /// From the version that is used, which has the same one.
+    /// Copy it there from the version in use, which has the same file.
     Copy(&'a BundleFile),
-    /// From here, from this byte on.
+    /// Send it from here, beginning at this byte.
     Send(&'a BundleFile, u64),
 }
 
@@ -211,7 +211,8 @@ impl Work<'_> {
     }
 }
 
-/// What is missing. A part that is not the beginning of the file is sent anew.
+/// Returns the work for all missing files. A partial file that is not the beginning of the file
+/// here is sent from the start.
 fn plan<'a>(
     host: &str,
     bundle: &'a Bundle,
@@ -240,7 +241,7 @@ fn plan<'a>(
     Ok(plan)
 }
 
-/// Whether the first bytes of a file have this hash.
+/// Returns whether the first `bytes` of a file have this hash.
 fn begins_with(file: &BundleFile, bytes: u64, hash: ContentHash) -> Result<bool, InstallError> {
     let failed = |source| InstallError::Read { path: file.path.clone(), source };
     let source = File::open(&file.path).map_err(failed)?.take(bytes);
@@ -272,7 +273,7 @@ fn check_room(
     }
 }
 
-/// Says how many bytes have arrived, also if not all did.
+/// Carries out the plan. Returns the number of bytes sent, even if it fails midway.
 fn carry_out(host: &str, what: Install<'_>, plan: &[Work<'_>]) -> (u64, Result<(), InstallError>) {
     let mut sent = 0;
     for work in plan {
@@ -287,7 +288,7 @@ fn carry_out(host: &str, what: Install<'_>, plan: &[Work<'_>]) -> (u64, Result<(
     (sent, Ok(()))
 }
 
-/// Sends a file from a byte on, piece by piece.
+/// Sends a file from a byte position on, in pieces.
 fn send(
     host: &str,
     what: Install<'_>,
@@ -311,7 +312,7 @@ fn send(
     }
 }
 
-/// Verifies every file, gives the version its name, and tries whether its programs start.
+/// Verifies every file, renames the directory to its version, and checks that its programs start.
 fn finish(host: &str, what: Install<'_>) -> Result<(), InstallError> {
     let (script, input) = remote::finish_script(what.bundle);
     let ran = remote::run(host, what.shell, &script, input.as_bytes(), SURVEY_TIMEOUT)?;
@@ -328,7 +329,7 @@ fn finish(host: &str, what: Install<'_>) -> Result<(), InstallError> {
     }
 }
 
-/// The file of ours that went there, if somebody has built it anew meanwhile.
+/// Returns the path of the local file at `place`, if it has changed since the bundle was made.
 fn changed_here(bundle: &Bundle, place: &str) -> Option<PathBuf> {
     let file = bundle.files().iter().find(|file| file.place.as_str() == place)?;
     let now = ContentHash::of_file(&file.path, &|_| ()).ok();

@@ -1,17 +1,17 @@
-//! Places ranks on machines and keeps their processes. Knows programs, files, ports and platforms;
-//! knows nothing of requests, tokens or arrays.
+//! Starts ranks on machines and supervises their processes. Knows programs, files, ports and
+//! platforms; knows nothing of requests, tokens or arrays.
 //!
 //! ```text
 //!   local ─▶ process ─▶ the system
-//!     └────▶ stock (what MLX's own transports want in the environment)
-//!   hostfile, facts ─▶ routes (who reaches whom by which address), placement (who holds how much)
-//!   models: where checkpoints lie on a machine, whether they are whole, what is in them
-//!   platform (macos, linux): what only one system can tell, read from commands and files
-//!   shell ─▶ probe ─▶ report ─┬▶ doctor: what is wrong, and what to type
-//!                             └▶ autoconfig: which cables there are, and what to make of them
-//!   log: standard error that never blocks its writers
+//!     └────▶ stock (environment variables of MLX's own transports)
+//!   hostfile, facts ─▶ routes (addresses between ranks), placement (what each rank holds)
+//!   models: where checkpoints are stored, whether they are complete, what they contain
+//!   platform (macos, linux): the parts that depend on the operating system
+//!   shell ─▶ probe ─▶ report ─┬▶ doctor: what is wrong, and which commands help
+//!                             └▶ autoconfig: which cables there are, and how to use them
+//!   log: logging to standard error that never blocks the caller
 //!   trust: which coordinators may command this machine, and the keys of the machines it commands
-//!   discovery: machines of ours on the networks of this one, without names or files
+//!   discovery: finds machines of this cluster on the local networks, without names or files
 //! ```
 
 pub mod agent;

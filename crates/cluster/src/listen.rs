@@ -1,5 +1,5 @@
 //! The addresses on which programs of this machine listen: those by which the cluster reaches it,
-//! not the wildcard address, unless the user asks for that.
+//! and not the wildcard address unless the user asks for it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,8 +12,8 @@ use tracing::warn;
 /// Maximum size of the list of further addresses; a larger file is ignored.
 const LIST_BYTES_MAX: u64 = 4096;
 
-/// Addresses of this machine's interfaces that can be announced to other machines. Excludes IPv6
-/// link-local addresses, which are meaningless without an interface.
+/// Returns the addresses of this machine's interfaces that can be announced to other machines.
+/// Excludes IPv6 link-local addresses, which are meaningless without an interface.
 pub fn own_addresses() -> Vec<IpAddr> {
     let all = if_addrs::get_if_addrs().unwrap_or_default();
     let ips: BTreeSet<IpAddr> = all.into_iter().map(|interface| interface.ip()).collect();
@@ -24,7 +24,7 @@ pub fn own_addresses() -> Vec<IpAddr> {
     ips.into_iter().filter(is_told).collect()
 }
 
-/// This machine's addresses on point-to-point cables: in private IPv4 subnets that hold two
+/// Returns this machine's addresses on point-to-point cables: those in private IPv4 subnets for two
 /// machines only (/30 or /31).
 fn own_cables() -> Vec<IpAddr> {
     let all = if_addrs::get_if_addrs().unwrap_or_default().into_iter();
@@ -38,8 +38,8 @@ fn own_cables() -> Vec<IpAddr> {
     all.filter_map(on_cable).collect()
 }
 
-/// Whether the Internet does not route the address: private, shared (RFC 6598), IPv4 link-local or
-/// loopback.
+/// Returns true if the Internet does not route the address: private, shared (RFC 6598), IPv4
+/// link-local or loopback.
 pub fn is_private(ip: IpAddr) -> bool {
     match ip.to_canonical() {
         IpAddr::V4(ip) => {
@@ -63,8 +63,8 @@ pub fn address_towards(ip: IpAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// Listens on one port, on those of these addresses that this machine has. Port 0 picks a free
-/// port.
+/// Listens on `port` at each of `ips` that this machine has; skips the others. Port 0 picks a free
+/// port, the same for all addresses.
 ///
 /// # Errors
 /// The address on which listening failed, for example because the port is taken, and why.
@@ -88,7 +88,7 @@ pub fn listen_on(ips: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, (SocketA
 /// The addresses that an agent listens on, updated as they appear and disappear.
 #[derive(Debug)]
 pub struct AgentAddresses {
-    /// Requested addresses. If empty: the private ones of this machine's interfaces.
+    /// Requested addresses; if empty, the private addresses of this machine's interfaces.
     wanted: Vec<IpAddr>,
     port: u16,
     /// File to which `agent --start` adds addresses for an agent that already runs.
@@ -99,7 +99,8 @@ pub struct AgentAddresses {
 }
 
 impl AgentAddresses {
-    /// Addresses of an agent with these `--listen` addresses and this port.
+    /// Creates the addresses of an agent with these `--listen` addresses and this port. `list` is
+    /// the file of further addresses.
     pub fn new(wanted: Vec<IpAddr>, port: u16, list: PathBuf) -> AgentAddresses {
         let (open, failed) = (BTreeSet::new(), BTreeSet::new());
         AgentAddresses { wanted, port, list, open, failed }
@@ -108,8 +109,8 @@ impl AgentAddresses {
     /// Opens the first listeners.
     ///
     /// # Errors
-    /// If the port is taken on one of the addresses, or the machine has none of them. Returns the
-    /// address as well.
+    /// The address and the cause, if the port is taken on one of the addresses or this machine has
+    /// none of them.
     pub fn first(&mut self) -> Result<Vec<TcpListener>, (SocketAddr, io::Error)> {
         let ips: Vec<IpAddr> = self.all().into_iter().collect();
         let listeners = listen_on(&ips, self.port)?;
@@ -148,12 +149,12 @@ impl AgentAddresses {
         listeners
     }
 
-    /// The port. If it was given as 0, it is known once the first listeners are open.
+    /// Returns the port. If it was given as 0, it is known once the first listeners are open.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Addresses that the agent listens on.
+    /// Returns the addresses that the agent listens on.
     pub fn open(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.open.iter().copied()
     }
@@ -224,7 +225,7 @@ mod tests {
         assert_eq!(address_towards(ip("127.0.0.1")), Some(ip("127.0.0.1")));
     }
 
-    // Other systems have a single loopback address.
+    // Only Linux has further loopback addresses.
     #[cfg(target_os = "linux")]
     #[test]
     fn an_agent_listens_where_it_was_told_and_later_where_the_list_says() {

@@ -1,4 +1,4 @@
-//! Ranks on this machine.
+//! Starts ranks on this machine.
 
 use std::ffi::OsString;
 use std::io;
@@ -15,7 +15,7 @@ use crate::stock::StockSettings;
 /// Name of the rank program.
 pub const RANK_PROGRAM: &str = "jackalope-rank";
 
-/// Why there is no rank.
+/// Reason why a rank could not be started.
 #[derive(Debug, Error)]
 pub enum LocalError {
     /// The rank program is not where it should be.
@@ -25,18 +25,18 @@ pub enum LocalError {
         .beside.display()
     )]
     NoProgram {
-        /// The program that looked for it.
+        /// Path of the running program.
         beside: PathBuf,
     },
-    /// The system refuses to start it.
+    /// The system cannot start the rank program.
     #[error("starting {}: {source}", .program.display())]
     Spawn {
         /// The rank program.
         program: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The settings of a stock transport could not be made.
+    /// The settings of a stock transport could not be created.
     #[error("preparing the group's settings: {0}")]
     Settings(io::Error),
 }
@@ -47,15 +47,15 @@ pub struct LocalRanks {
     program: PathBuf,
     backend: Backend,
     num_ranks: usize,
-    /// Set for every rank.
+    /// Variables set for every rank.
     env: Vec<(String, String)>,
-    /// Time within which the system has to execute the rank program, if not the usual one.
+    /// Time within which the system has to execute the rank program; `None` for the default.
     start_timeout: Option<Duration>,
-    /// Settings of a stock group, made anew whenever rank 0 starts.
+    /// Settings of a stock group, renewed whenever rank 0 starts.
     stock: Option<StockSettings>,
 }
 
-/// One rank's process.
+/// The process of one rank.
 #[derive(Debug)]
 pub struct LocalRank {
     child: Child,
@@ -65,14 +65,14 @@ pub struct LocalRank {
 #[derive(Debug)]
 pub struct PreparedRank(Spawn);
 
-/// The rank program beside the running one.
+/// Returns the path of the rank program beside the running one.
 ///
 /// # Errors
 /// [`LocalError::NoProgram`] if it is not there.
 pub fn find_rank_program() -> Result<PathBuf, LocalError> {
     let own = std::env::current_exe()
         .map_err(|source| LocalError::Spawn { program: PathBuf::from(RANK_PROGRAM), source })?;
-    // Tests run one folder below the programs.
+    // Test binaries are one folder below the programs.
     own.ancestors()
         .skip(1)
         .take(2)
@@ -82,7 +82,7 @@ pub fn find_rank_program() -> Result<PathBuf, LocalError> {
 }
 
 impl LocalRanks {
-    /// For `num_ranks` ranks of the rank program at `program`.
+    /// Prepares `num_ranks` ranks of the rank program at `program`. Starts none.
     pub fn new(program: &Path, backend: Backend, num_ranks: usize) -> LocalRanks {
         LocalRanks {
             program: program.to_owned(),
@@ -94,7 +94,7 @@ impl LocalRanks {
         }
     }
 
-    /// Variables of every rank that is started from now on.
+    /// Sets the environment variables of every rank that is started from now on.
     pub fn set_env(&mut self, env: Vec<(String, String)>) {
         self.env = env;
     }
@@ -104,7 +104,7 @@ impl LocalRanks {
         self.start_timeout = Some(timeout);
     }
 
-    /// Starts one rank, which connects to the brain at `control_addr`.
+    /// Starts one rank, which connects to the coordinator at `control_addr`.
     ///
     /// # Errors
     /// If the process cannot be started.
@@ -139,8 +139,8 @@ impl LocalRanks {
         Ok(PreparedRank(spawn))
     }
 
-    /// Starts one rank of a measurement. It prints where it listens, then waits for a line with all
-    /// ranks' addresses.
+    /// Starts one rank of a link measurement. It prints the address on which it listens, then waits
+    /// for a line with the addresses of all ranks.
     ///
     /// # Errors
     /// If the process cannot be started.
@@ -159,8 +159,8 @@ impl LocalRanks {
         spawn.start().map_err(|source| LocalError::Spawn { program: self.program.clone(), source })
     }
 
-    /// A stock group's ports can be used once: after a failure all its ranks start anew, rank 0
-    /// first.
+    /// Returns the variables of a stock group. Its ports can be used only once: after a failure all
+    /// its ranks are restarted, rank 0 first.
     fn stock_env(&mut self, rank: usize) -> Result<Vec<(String, OsString)>, LocalError> {
         if !self.backend.is_stock() {
             return Ok(Vec::new());
@@ -194,12 +194,12 @@ impl PreparedRank {
 }
 
 impl LocalRank {
-    /// The process's number.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.pid()
     }
 
-    /// How it ended, once it has; does not wait.
+    /// Describes how the process ended; `None` while it runs. Does not block.
     pub fn try_wait(&mut self) -> Option<String> {
         self.child.try_wait().map(describe)
     }
@@ -209,7 +209,7 @@ impl LocalRank {
         self.child.signal_kill();
     }
 
-    /// The end of what it wrote to its standard error.
+    /// Returns the last lines that the process wrote to its standard error.
     pub fn last_words(&self) -> String {
         self.child.last_words()
     }

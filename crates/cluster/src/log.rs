@@ -1,8 +1,8 @@
 //! Logging to standard error that never blocks the caller.
 //!
-//! A paused terminal or a full pipe blocks the process that writes to it. So a thread of its own
-//! writes the lines, from a bounded queue. Lines that do not fit are dropped and counted; one line
-//! reports their number once writing resumes.
+//! A paused terminal or a full pipe blocks the process that writes to it. Therefore a dedicated
+//! thread writes the lines, from a bounded queue. Lines that do not fit are dropped and counted;
+//! one line reports their number once writing resumes.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Write};
@@ -37,7 +37,7 @@ enum Entry {
 pub struct LogWriter;
 
 impl LogWriter {
-    /// A writer to standard error.
+    /// Creates a writer to standard error.
     pub fn new() -> LogWriter {
         LogWriter
     }
@@ -79,7 +79,7 @@ pub fn report_panics() {
     }));
 }
 
-/// Number of lines dropped so far.
+/// Returns the number of lines dropped so far.
 pub fn num_dropped() -> u64 {
     NUM_DROPPED.load(Ordering::Relaxed)
 }

@@ -1,15 +1,15 @@
-//! Models on this machine: where they lie, whether they are whole, and what exactly is in them. Pure
-//! apart from files: knows neither the network nor the environment.
+//! Models on this machine: where they are stored, whether they are complete, and what exactly they
+//! contain. Accesses files only: knows neither the network nor the environment.
 //!
 //! ```text
-//!   name (what was typed) ─▶ store ─▶ a directory ─▶ check     is it whole?
+//!   name (what was typed) ─▶ store ─▶ a directory ─▶ check     is it complete?
 //!                              │                  ─▶ loadable  can this version load it?
-//!                              │                  ─▶ manifest  which bytes are in it?
+//!                              │                  ─▶ manifest  which files and hashes?
 //!                              └─▶ hub (the layout of Hugging Face's cache)
-//!                                   └─▶ blob (content named by its hash)
-//!   verify: does it hold what was fetched?   remove: what goes with a model
-//!   hashes: what was hashed before
-//!   content: hashes of blocks, by which ranks verify what they read
+//!                                   └─▶ blob (content addressed by its hash)
+//!   verify: is the content what was fetched?   remove: which files a removal deletes
+//!   hashes: cached hashes of files
+//!   content: hashes of blocks, with which ranks verify what they read
 //! ```
 
 pub mod blob;

@@ -1,7 +1,7 @@
 //! Brings an agent up on every machine of a cluster.
 //!
-//! An agent that runs already is used. Else one is started over the shell: the only time SSH is
-//! needed.
+//! An agent that already runs is used. Otherwise one is started over SSH, which is needed for
+//! nothing else.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,38 +23,39 @@ use crate::listen::address_towards;
 use crate::shell::{Output, Shell, ShellError, quote};
 use crate::trust::{Credentials, Expected, TrustError};
 
-/// How long an agent that runs already may take to answer.
+/// Time within which an agent that already runs has to answer.
 const KNOCK_TIMEOUT: Duration = Duration::from_millis(1500);
-/// Starting one over the shell.
+/// Time for starting an agent over the shell.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// From there until it answers.
+/// Time within which a started agent has to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const FACTS_TIMEOUT: Duration = Duration::from_secs(10);
-/// What a shell says of a program that is not there.
+/// Exit status of a shell that does not find the program.
 const NOT_FOUND: i32 = 127;
 
-/// The folder of a machine's own programs, for scripts: set by the machine's user, or the usual one.
+/// Jackalope's folder on a machine, for scripts: the one that the machine's user has set, or the
+/// default.
 pub const HOME_IN_SCRIPTS: &str = "\"${JACKALOPE_HOME:-$HOME/.jackalope}\"";
 
-/// How machines are reached.
+/// How to reach the machines of a cluster.
 #[derive(Clone)]
 pub struct NodesConfig {
     /// Credentials to present to agents, and the keys expected of them.
     pub ours: Credentials,
-    /// Where agents listen.
+    /// Port on which agents listen.
     pub agent_port: u16,
-    /// How agents are started.
+    /// Shell over which agents are started.
     pub shell: Arc<dyn Shell>,
-    /// This program, which is the agent of this machine.
+    /// Path of this program, which is also the agent of this machine.
     pub program: PathBuf,
-    /// How long an agent stays that nobody needs.
+    /// How long an agent keeps running when nobody uses it.
     pub linger: Duration,
-    /// Puts these programs on machines that lack them or have others; such machines are refused if
-    /// absent.
+    /// Programs to install on machines that lack them or have other versions. If absent, such
+    /// machines are refused.
     pub bootstrap: Option<Arc<Bootstrap>>,
 }
 
-/// What is put on machines that lack it; read when the first of them needs it.
+/// The programs to install on machines that lack them; read when the first machine needs them.
 #[derive(Debug)]
 pub struct Bootstrap {
     program: PathBuf,
@@ -68,21 +69,21 @@ impl fmt::Debug for NodesConfig {
     }
 }
 
-/// A machine that can be spoken to.
+/// A machine whose agent is connected.
 #[derive(Debug)]
 pub struct Node {
-    /// What looks after it.
+    /// Connection to its agent.
     pub agent: Agent,
-    /// What it is and has.
+    /// Hardware and system of the machine.
     pub facts: NodeFacts,
 }
 
-/// Machines, and which of them each rank is on.
+/// The machines of a cluster, and the machine of each rank.
 #[derive(Debug)]
 pub struct Nodes {
-    /// Each machine once.
+    /// The machines, each of them once.
     pub nodes: Vec<Node>,
-    /// By rank: an index into `nodes`.
+    /// For each rank, an index into `nodes`.
     pub of_rank: Vec<usize>,
 }
 
@@ -94,22 +95,22 @@ pub struct NodesError(pub Vec<NodeError>);
 /// Why a machine cannot be used.
 #[derive(Debug, Error)]
 pub enum NodeError {
-    /// No way to run anything there.
+    /// Nothing can be run there.
     #[error("{source}\nhint: {}", .source.kind.hint(&.source.host))]
     Shell {
-        /// What the shell says.
+        /// The shell's error.
         source: ShellError,
     },
-    /// Jackalope is not there.
+    /// Jackalope is not installed there.
     #[error("{host} has no jackalope\nhint: `jackalope bootstrap {host}` puts it there")]
     NotInstalled {
         /// The machine.
         host: String,
     },
-    /// What is to be put there cannot be read.
+    /// The programs to install cannot be read.
     #[error(transparent)]
     Bundle(#[from] BundleError),
-    /// Jackalope could not be put there.
+    /// Jackalope could not be installed there.
     #[error(transparent)]
     Install(#[from] InstallError),
     /// The agent did not start.
@@ -117,7 +118,7 @@ pub enum NodeError {
     NoStart {
         /// The machine.
         host: String,
-        /// What it says.
+        /// What the starting agent reports.
         reason: String,
     },
     /// The agent runs, but cannot be reached.
@@ -129,9 +130,9 @@ pub enum NodeError {
     Unreachable {
         /// The machine.
         host: String,
-        /// Where it listens.
+        /// Port on which it listens.
         port: u16,
-        /// What happened.
+        /// Why connecting failed.
         reason: String,
     },
     /// The machine answers, but one side does not trust the other.
@@ -139,7 +140,7 @@ pub enum NodeError {
     Refused {
         /// The machine.
         host: String,
-        /// Why, and what to do about it.
+        /// The reason, and what to do about it.
         reason: String,
         /// Why starting its agent over SSH did not help.
         shell: Option<String>,
@@ -149,10 +150,10 @@ pub enum NodeError {
     Trust {
         /// The machine.
         host: String,
-        /// Why.
+        /// The cause.
         source: TrustError,
     },
-    /// It has no address that we know.
+    /// No address of the machine is known.
     #[error("{host} has no address\nhint: name one in its \"ips\" in the hostfile")]
     NoAddress {
         /// The machine.
@@ -160,11 +161,12 @@ pub enum NodeError {
     },
 }
 
-/// Brings up an agent on each machine, all at the same time. `on_line` makes what hears a machine's
-/// programs, `progress` hears what is going on.
+/// Brings up an agent on each machine, on all machines at the same time. `on_line` is called with a
+/// machine's name and returns the callback for the output lines of its programs. `progress`
+/// receives messages about what happens.
 ///
 /// # Errors
-/// Every machine that cannot be used.
+/// [`NodesError`] with every machine that cannot be used.
 pub fn bring_up(
     hosts: &[Host],
     config: &NodesConfig,
@@ -190,7 +192,8 @@ pub fn bring_up(
     if errors.is_empty() { Ok(Nodes { nodes, of_rank }) } else { Err(NodesError(errors)) }
 }
 
-/// Each machine once, with all addresses its entries name, and which of them each rank is on.
+/// Returns each machine once, with all addresses that its entries name, and for each rank the index
+/// of its machine.
 pub fn machines(hosts: &[Host]) -> (Vec<Host>, Vec<usize>) {
     let mut machines: Vec<Host> = Vec::new();
     let mut by_name: HashMap<String, usize> = HashMap::new();
@@ -211,7 +214,7 @@ pub fn machines(hosts: &[Host]) -> (Vec<Host>, Vec<usize>) {
     (machines, of_rank)
 }
 
-/// Adds the addresses by which the other machines reach this one, for its agent to listen on.
+/// Adds this machine's addresses towards the other machines, so that its agent listens on them.
 fn reach_this_machine(machines: &mut [Host], config: &NodesConfig) {
     let others = machines.iter().filter(|host| !host.is_local());
     let theirs: Vec<SocketAddr> = others.flat_map(|host| addresses(host, config)).collect();
@@ -255,7 +258,7 @@ fn bring_up_one(
             if matches!(err, NodeError::Refused { .. } | NodeError::Trust { .. }) {
                 return Err(err);
             }
-            // It may be another version's agent that does not start, or is not understood.
+            // An agent of another version may fail to start or speak another protocol.
             let is_ours = !put_there(host, config, progress, &err)?;
             if is_ours {
                 return Err(err);
@@ -276,8 +279,8 @@ fn start_and_wait(host: &Host, config: &NodesConfig, agent: &Agent) -> Result<()
     })
 }
 
-/// Puts these programs on a machine whose own ones failed like this. False if it has them already, or
-/// nothing shall be put there.
+/// Installs these programs on a machine after `failure`. Returns false if the machine already has
+/// them, or if nothing may or need be installed.
 fn put_there(
     host: &Host,
     config: &NodesConfig,
@@ -312,7 +315,7 @@ fn ssh_name<'a>(host: &'a Host, name: &'a str) -> &'a str {
 }
 
 impl Bootstrap {
-    /// Of these two programs and what they load.
+    /// Creates a bootstrap of these two programs and the libraries that they load.
     pub fn new(program: PathBuf, rank_program: PathBuf) -> Bootstrap {
         Bootstrap { program, rank_program, bundle: Mutex::default() }
     }
@@ -328,7 +331,8 @@ impl Bootstrap {
     }
 }
 
-/// Where a machine's agent may listen: what the hostfile says, then what `ssh` makes of its name.
+/// Returns the addresses at which a machine's agent may listen: those in the hostfile, or else
+/// those to which its name resolves with the user's `ssh` configuration.
 pub fn addresses(host: &Host, config: &NodesConfig) -> Vec<SocketAddr> {
     if host.is_local() {
         return vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), config.agent_port)];
@@ -399,7 +403,8 @@ fn told_key(stdout: &str) -> Option<PublicKey> {
     PublicKey::from_hex(told["key"].as_str()?)
 }
 
-/// A script that runs the installed program, or ends as a shell does that finds none.
+/// Returns a script that runs the installed program, or exits with the status of a shell that finds
+/// none.
 pub fn on_machine(args: &str) -> String {
     let not_found = NOT_FOUND;
     format!(
@@ -409,10 +414,10 @@ pub fn on_machine(args: &str) -> String {
     )
 }
 
-/// The agent's program on this machine.
+/// Returns the path of the running program, which is also this machine's agent.
 ///
 /// # Errors
-/// If the system does not tell.
+/// If the system does not report the path.
 pub fn own_program() -> std::io::Result<PathBuf> {
     std::env::current_exe().map(|path| Path::new(&path).to_path_buf())
 }

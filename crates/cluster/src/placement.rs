@@ -1,5 +1,5 @@
-//! Which machines compute a model, and how much of it each of them holds. Pure, apart from
-//! [`ModelFacts::read`]: no machine is asked and no tensor is read.
+//! Decides which machines compute a model and how much of it each of them holds. Pure, apart from
+//! [`ModelFacts::read`]: it queries no machine and reads no tensor.
 //!
 //! Ranks hold a part of every layer (tensor parallel) or whole layers (pipeline parallel), cut as
 //! [`jackalope_protocol::split`] cuts them when the model is loaded.
@@ -31,27 +31,27 @@ pub use speed::{Link, LinkKind, LinkSource, Links, Speed};
 
 use crate::facts::NodeFacts;
 
-/// Left to the system and to other programs of a machine, of what is free.
+/// Part of a machine's free memory that is left to the system and to other programs.
 pub const RESERVE_BYTES: u64 = 512 << 20;
 
-/// Context that is planned for if nothing is wished: a conversation's.
+/// Context length to plan for if none is requested; enough for a conversation.
 pub const DEFAULT_CONTEXT_TOKENS: u32 = 8192;
 
-/// What a machine offers to one rank.
+/// The resources that a machine offers to one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeOffer {
-    /// What people call it.
+    /// Name of the machine, for messages.
     pub name: String,
-    /// Memory that the rank may take.
+    /// Memory that the rank may use.
     pub usable_bytes: u64,
-    /// Speed of the memory, where it is known.
+    /// Memory bandwidth, if known.
     pub memory_bytes_per_s: Option<u64>,
-    /// Where it computes.
+    /// Device on which the rank computes.
     pub device: Device,
 }
 
 impl NodeOffer {
-    /// Free memory without [`RESERVE_BYTES`].
+    /// Creates an offer of the free memory less [`RESERVE_BYTES`], on the CPU.
     pub fn new(name: impl Into<String>, free_bytes: u64) -> NodeOffer {
         NodeOffer {
             name: name.into(),
@@ -61,7 +61,8 @@ impl NodeOffer {
         }
     }
 
-    /// What a machine says of itself, divided among the ranks that run there.
+    /// Creates the offer of one rank: what the machine reports, divided among its `num_ranks`
+    /// ranks.
     pub fn from_facts(name: impl Into<String>, facts: &NodeFacts, num_ranks: u64) -> NodeOffer {
         let num_ranks = num_ranks.max(1);
         let is_apple = facts.os.starts_with("macOS") && facts.arch == "aarch64";
@@ -73,31 +74,31 @@ impl NodeOffer {
     }
 }
 
-/// What the user decides.
+/// The constraints that the user sets on a placement.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Wishes {
-    /// Longest context; [`DEFAULT_CONTEXT_TOKENS`] at most if it is not said.
+    /// Longest context; if absent, the model's own, but at most [`DEFAULT_CONTEXT_TOKENS`].
     pub context_tokens: Option<u32>,
-    /// Number of machines; the fewest that fit if it is not said.
+    /// Number of machines; if absent, the fewest that fit.
     pub num_machines: Option<usize>,
-    /// How to divide the model; whatever is expected to answer sooner if it is not said.
+    /// How to divide the model; if absent, the kind that is expected to answer sooner.
     pub split: Option<SplitKind>,
 }
 
-/// What ranks hold of a model.
+/// How a model is divided among ranks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum SplitKind {
-    /// A part of every layer.
+    /// Each rank holds a part of every layer.
     Tensor,
-    /// Whole layers.
+    /// Each rank holds whole layers.
     Pipeline,
 }
 
 impl SplitKind {
-    /// Both, the one first that is taken if nothing is known of speeds.
+    /// Both kinds; the first one is taken if no speeds are known.
     const ALL: [SplitKind; 2] = [SplitKind::Tensor, SplitKind::Pipeline];
 
-    /// The kind of a split.
+    /// Returns the kind of a split.
     pub fn of(split: &Split) -> SplitKind {
         match split {
             Split::Tensor(_) => SplitKind::Tensor,
@@ -105,7 +106,7 @@ impl SplitKind {
         }
     }
 
-    /// The word people type.
+    /// Returns the word that people type for it.
     pub fn name(self) -> &'static str {
         match self {
             SplitKind::Tensor => "tensor",
@@ -117,50 +118,50 @@ impl SplitKind {
 /// A placement that fits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
-    /// The context it is made for.
+    /// Context length that the placement is made for.
     pub context_tokens: u32,
-    /// The longest context that the same split could hold.
+    /// Longest context that the same split could hold.
     pub context_tokens_max: u32,
-    /// What each rank holds.
+    /// How the model is divided among the ranks.
     pub split: Split,
-    /// In the order of the hostfile.
+    /// The ranks, in the order of the hostfile.
     pub ranks: Vec<RankPlan>,
-    /// What to expect of it, if the speed of every machine's memory is known.
+    /// Expected speed, if the memory bandwidth of every machine is known.
     pub speed: Option<Speed>,
-    /// Why these machines.
+    /// Why this number of machines was chosen.
     pub reason: Reason,
-    /// Every number of machines and kind of split, the chosen one among them.
+    /// Every number of machines and kind of split that was considered, including the chosen one.
     pub options: Vec<PlacementOption>,
 }
 
 /// One rank of a placement.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct RankPlan {
-    /// The position of its machine among the offers.
+    /// Position of its machine among the offers.
     pub offer_idx: usize,
-    /// Its machine.
+    /// Name of its machine.
     pub name: String,
-    /// Its number in the split: a share, or layers.
+    /// Its number in the split: its share of each layer, or its number of layers.
     pub number: u32,
-    /// The memory it takes.
+    /// Memory that it needs.
     pub need: RankNeed,
-    /// The memory it may take.
+    /// Memory that it may use.
     pub usable_bytes: u64,
 }
 
 /// Why a number of machines was chosen.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Reason {
-    /// Fewer do not hold the model.
+    /// Fewer machines do not hold the model.
     FewestThatFit {
-        /// Machines taken.
+        /// Number of machines used.
         num_machines: usize,
-        /// Machines offered.
+        /// Number of machines offered.
         num_offers: usize,
     },
-    /// The user wished it.
+    /// The user asked for this number.
     Wished {
-        /// Machines taken.
+        /// Number of machines used.
         num_machines: usize,
     },
 }
@@ -181,56 +182,56 @@ impl fmt::Display for Reason {
     }
 }
 
-/// One number of machines and one kind of split.
+/// One combination of a number of machines and a kind of split.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlacementOption {
     /// The machines with the most memory, in the order of the hostfile.
     pub offer_idxs: Vec<usize>,
-    /// What each of them holds.
+    /// How the model is divided among them.
     pub split: Split,
-    /// The memory each takes.
+    /// Memory that each of them needs.
     pub needs: Vec<RankNeed>,
-    /// What they lack together; 0 if it fits.
+    /// Memory that they lack together; 0 if the model fits.
     pub missing_bytes: u64,
-    /// What to expect, if the speed of every machine's memory is known.
+    /// Expected speed, if the memory bandwidth of every machine is known.
     pub speed: Option<Speed>,
 }
 
 impl PlacementOption {
-    /// True if no machine takes more than it may.
+    /// Returns true if no machine needs more memory than it may use.
     pub fn fits(&self) -> bool {
         self.missing_bytes == 0
     }
 }
 
-/// A model that the machines do not hold.
+/// Reports that the machines cannot hold the model.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub struct Refusal {
-    /// The context that was wished.
+    /// Context length that was requested.
     pub context_tokens: u32,
-    /// Each machine of the best attempt.
+    /// The machines of the best attempt.
     pub nodes: Vec<NodeShortage>,
-    /// What they lack together.
+    /// Memory that they lack together.
     pub missing_bytes: u64,
-    /// The longest context that would fit; none if not even the shortest does.
+    /// Longest context that would fit; `None` if not even the shortest does.
     pub context_tokens_max: Option<u32>,
-    /// The model's layers, if a pipeline was wished over more machines than these.
+    /// The model's number of layers, if a pipeline was requested over more machines than that.
     pub too_few_layers: Option<usize>,
 }
 
-/// What a machine lacks.
+/// How much memory a machine lacks.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct NodeShortage {
     /// The machine.
     pub name: String,
-    /// What its part of the model takes.
+    /// Memory that its part of the model needs.
     pub needed_bytes: u64,
-    /// What it may take.
+    /// Memory that the rank may use.
     pub usable_bytes: u64,
 }
 
 impl NodeShortage {
-    /// What it lacks; 0 if its part fits.
+    /// Returns the memory that it lacks; 0 if its part fits.
     pub fn missing_bytes(&self) -> u64 {
         self.needed_bytes.saturating_sub(self.usable_bytes)
     }
@@ -267,7 +268,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Formats a size as people read it, in the unit that fits.
+/// Formats a size for people, in the unit that fits.
 pub fn size(bytes: u64) -> String {
     const KIB: f64 = 1024.0;
     match bytes as f64 / (KIB * KIB) {
@@ -279,14 +280,14 @@ pub fn size(bytes: u64) -> String {
 
 /// Places a model.
 ///
-/// The fewest machines that hold the model at the wished context are taken, those with the most
-/// memory first, and keep the order of `offers`. Of the kinds of split that fit then, the one is taken
-/// that is expected to answer a usual request sooner; parts of every layer if nothing is known of
-/// speeds. Shares are proportional to usable memory, unless somebody would then have more than it may
-/// take; then they follow what is left beside the parts that every rank holds. Stages leave the fullest
-/// machine the most.
+/// Uses the fewest machines that hold the model at the requested context, prefers those with the
+/// most memory, and keeps the order of `offers`. Of the kinds of split that fit on them, it takes
+/// the one that is expected to answer a usual request sooner, or [`SplitKind::Tensor`] if no speeds
+/// are known. Shares are proportional to usable memory. If that would give a rank more than it may
+/// use, they are proportional to the memory that is left beside the parts that every rank holds.
+/// Pipeline stages are cut so that the fullest machine keeps the most memory free.
 ///
-/// A wished number of machines beyond those offered means all of them.
+/// If more machines are requested than are offered, all of them are used.
 ///
 /// # Errors
 /// [`Refusal`] if nothing fits.
@@ -346,7 +347,7 @@ fn context_of(model: &ModelFacts, wishes: Wishes) -> u32 {
     tokens.clamp(1, model.context_tokens.max(1))
 }
 
-/// The kinds that are tried on so many machines. One machine holds everything either way.
+/// Returns the kinds to try on `size` machines. One machine holds everything either way.
 fn kinds(size: usize, wished: Option<SplitKind>) -> impl Iterator<Item = SplitKind> {
     let is_tried = move |kind: &SplitKind| match wished {
         Some(wished) if 1 < size => *kind == wished,
@@ -355,7 +356,8 @@ fn kinds(size: usize, wished: Option<SplitKind>) -> impl Iterator<Item = SplitKi
     SplitKind::ALL.into_iter().filter(is_tried)
 }
 
-/// Of those that fit with the fewest machines the one that is expected to answer sooner.
+/// Returns the option with the fewest machines that fits; among several, the one that is expected
+/// to answer sooner.
 fn choose(options: &[PlacementOption]) -> Option<&PlacementOption> {
     let fitting = || options.iter().filter(|option| option.fits());
     let fewest = fitting().map(|option| option.offer_idxs.len()).min()?;
@@ -365,7 +367,8 @@ fn choose(options: &[PlacementOption]) -> Option<&PlacementOption> {
     fitting.min_by(|a, b| seconds(a).total_cmp(&seconds(b)))
 }
 
-/// The best that `size` machines can do in one way; none if they are too many for it.
+/// Returns the best option of `size` machines and one kind of split; `None` if there are too many
+/// machines for it.
 fn option(
     model: &ModelFacts,
     (offers, links): (&[NodeOffer], &Links),
@@ -386,7 +389,8 @@ fn caps(offers: &[NodeOffer], offer_idxs: &[usize]) -> Vec<u64> {
     offer_idxs.iter().map(|&idx| offers[idx].usable_bytes).collect()
 }
 
-/// The `size` machines with the most memory, in their order; the earlier one wins a tie.
+/// Returns the indexes of the `size` machines with the most memory, ascending. In a tie the earlier
+/// machine wins.
 fn largest(offers: &[NodeOffer], size: usize) -> Vec<usize> {
     let mut idxs: Vec<usize> = (0..offers.len()).collect();
     idxs.sort_by_key(|&idx| std::cmp::Reverse(offers[idx].usable_bytes));
@@ -430,7 +434,7 @@ fn refuse(
     }
 }
 
-/// The longest context, in whole granules of the cache, that fits.
+/// Returns the longest context that fits, in whole KV blocks.
 fn longest(model: &ModelFacts, fits: impl Fn(u32) -> bool) -> Option<u32> {
     let tokens = |granules: u32| (granules * CACHE_GRANULE_TOKENS).min(model.context_tokens);
     let (mut fitting, mut failing) = (0, model.context_tokens.div_ceil(CACHE_GRANULE_TOKENS) + 1);

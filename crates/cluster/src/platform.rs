@@ -1,6 +1,6 @@
-//! What only one operating system can tell. Both modules compile and are tested everywhere: they
-//! run commands and read text. One line here picks one of them; a report from another machine is
-//! read by the module of the system that it names.
+//! The parts that depend on the operating system. Both modules compile and are tested everywhere:
+//! they run commands and parse text. `current` is the one of this system; a report from another
+//! machine is parsed by the module of the system that it names.
 
 mod chips;
 pub mod linux;
@@ -29,22 +29,22 @@ use crate::report::{NodeReport, OwnProgram, RdmaDevice};
 /// A machine's memory, in bytes.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct MachineMemory {
-    /// Installed.
+    /// Installed memory.
     pub total_bytes: u64,
-    /// What a program can get now without pushing others out.
+    /// Memory that a program can allocate now without evicting others.
     pub free_bytes: u64,
 }
 
-/// The first number of a load average, in percent of the cores.
+/// Parses the first number of a load average, and returns it in percent of the cores.
 fn load_percent(text: &str, cores: u32) -> Option<u32> {
     let load: f64 = text.split_whitespace().next()?.replace(',', ".").parse().ok()?;
     (0 < cores).then(|| (load * 100.0 / f64::from(cores)).round() as u32)
 }
 
-/// RDMA devices of this machine; none where there is no program that tells.
+/// Returns the RDMA devices of this machine; empty if `ibv_devinfo` is not installed.
 ///
 /// # Errors
-/// If the program fails, or takes longer than `timeout`.
+/// If `ibv_devinfo` fails, or takes longer than `timeout`.
 pub fn rdma_devices(timeout: Duration) -> io::Result<Vec<RdmaDevice>> {
     match output_of("ibv_devinfo", &["-v"], timeout) {
         Ok(text) => Ok(parse_rdma_devices(&text)),
@@ -53,12 +53,12 @@ pub fn rdma_devices(timeout: Duration) -> io::Result<Vec<RdmaDevice>> {
     }
 }
 
-/// Reads `ibv_devinfo -v`.
+/// Parses the output of `ibv_devinfo -v`.
 pub fn parse_rdma_devices(ibv_devinfo: &str) -> Vec<RdmaDevice> {
     macos::rdma::devices("", ibv_devinfo)
 }
 
-/// Reads a machine's facts, whatever its system.
+/// Parses a machine's facts, whatever its system.
 pub fn facts_of(sections: &Sections) -> NodeFacts {
     let facts = match sections.text("uname").starts_with("Darwin") {
         true => macos::facts_of(sections),
@@ -68,7 +68,7 @@ pub fn facts_of(sections: &Sections) -> NodeFacts {
     NodeFacts { hostname: hostname.to_owned(), ..facts }
 }
 
-/// Reads everything that a machine was asked.
+/// Parses all sections of a machine's report.
 pub fn report_of(sections: &Sections) -> NodeReport {
     let mut report = NodeReport { facts: facts_of(sections), ..NodeReport::default() };
     report.programs = OwnProgram::parse_all(sections.any_text("programs"));
@@ -78,7 +78,7 @@ pub fn report_of(sections: &Sections) -> NodeReport {
     report.mlx = posix::mlx_version(sections.text("mlx"));
     for (name, section) in sections.iter() {
         match &section.ending {
-            // What is not installed has a field of its own.
+            // A program that is not installed is reported in its own field.
             Ending::Missing(tool) if !tool.contains('/') => report.missing_tools.push(tool.clone()),
             Ending::Stuck | Ending::CutOff => report.stuck_tools.push(name.to_owned()),
             _ => {}

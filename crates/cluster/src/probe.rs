@@ -1,8 +1,8 @@
-//! Looks at machines with scripts that need nothing of ours there.
+//! Probes machines with scripts that need none of our programs there.
 //!
-//! A script prints one section for each tool: a marker, what the tool said, and how it ended. A tool
-//! that is missing or stuck is something to tell, not a failure: every tool has its own bound, and
-//! the whole has that of the [`Shell`].
+//! A script prints one section for each tool: a marker, the tool's output, and how the tool ended.
+//! A missing or stuck tool is reported and is not a failure: every tool has its own time limit, and
+//! the whole script has that of the [`Shell`].
 
 mod sections;
 
@@ -17,53 +17,53 @@ use crate::platform;
 use crate::report::NodeReport;
 use crate::shell::{Shell, ShellError, quote};
 
-/// How each tool is run: with a bound, its end told.
+/// Shell functions that run each tool with a time limit and report how it ended.
 const PRELUDE: &str = include_str!("probe/prelude.sh");
-/// What a machine is.
+/// Queries hardware and system.
 const FACTS: &str = include_str!("probe/facts.sh");
-/// Our own programs there.
+/// Finds our own programs.
 const PROGRAMS: &str = include_str!("probe/programs.sh");
-/// Everything else.
+/// Queries everything else.
 const REPORT: &str = include_str!("probe/report.sh");
 
-/// How long this machine may take to tell its facts.
+/// Time for collecting this machine's facts.
 const FACTS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A model's file on a machine.
+/// A file of a model on a machine.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ModelFile {
-    /// Its name within the folder.
+    /// Name within the model's folder.
     pub name: String,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Its SHA-256 in hexadecimal, if asked for.
+    /// SHA-256 in hexadecimal, if requested.
     pub sha256: Option<String>,
 }
 
-/// What a ping found.
+/// Result of a ping.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Echo {
-    /// It answers.
+    /// The address answers.
     Answers {
-        /// Mean time there and back, in microseconds.
+        /// Mean round-trip time in microseconds.
         mean_us: f64,
     },
-    /// Nothing came back.
+    /// The address does not answer.
     Silent,
-    /// There is no way there.
+    /// There is no route to the address.
     NoRoute,
-    /// It could not be tried: there is no `ping`.
+    /// No ping was sent, because there is no `ping` program.
     Untried,
 }
 
-/// The sections of this machine's own facts; empty if they cannot be had.
+/// Returns the sections with this machine's facts; empty if the script fails.
 pub fn facts_here() -> Sections {
     let script = format!("{PRELUDE}\n{FACTS}");
     let text = crate::process::output_of("/bin/sh", &["-c", &script], FACTS_TIMEOUT);
     Sections::parse(&text.unwrap_or_default())
 }
 
-/// What a machine is and has.
+/// Returns a machine's hardware and system.
 ///
 /// # Errors
 /// If the script could not be run there.
@@ -72,7 +72,7 @@ pub fn facts(shell: &dyn Shell, host: &str, timeout: Duration) -> Result<NodeFac
     Ok(platform::facts_of(&Sections::parse(&output.stdout)))
 }
 
-/// Looks at one machine.
+/// Probes one machine.
 ///
 /// # Errors
 /// If the script could not be run there.
@@ -88,7 +88,7 @@ pub fn report(shell: &dyn Shell, host: &str, timeout: Duration) -> Result<NodeRe
     Ok(report)
 }
 
-/// Looks at several machines at once, in their order.
+/// Probes several machines at the same time; returns the results in the order of `hosts`.
 pub fn reports(
     shell: &dyn Shell,
     hosts: &[String],
@@ -97,7 +97,7 @@ pub fn reports(
     at_once(hosts, |host| report(shell, host, timeout))
 }
 
-/// Runs `look` for all hosts at the same time and keeps their order.
+/// Runs `look` for all hosts at the same time; returns the results in the order of `hosts`.
 pub fn at_once<H: Sync, T: Send>(hosts: &[H], look: impl Fn(&H) -> T + Sync) -> Vec<T> {
     let look = &look;
     thread::scope(|scope| {
@@ -106,7 +106,7 @@ pub fn at_once<H: Sync, T: Send>(hosts: &[H], look: impl Fn(&H) -> T + Sync) -> 
     })
 }
 
-/// The files of a model's folder with their sizes; `None` if there is no such folder.
+/// Returns the files of a model's folder with their sizes; `None` if there is no such folder.
 ///
 /// # Errors
 /// If the script could not be run there.
@@ -121,7 +121,7 @@ pub fn model_files(
     Ok(sections::model_files(&output.stdout))
 }
 
-/// The same with a hash of each file, which takes as long as reading them.
+/// Like [`model_files`], with a hash of each file. Takes as long as reading the files.
 ///
 /// # Errors
 /// If the script could not be run there.
@@ -157,8 +157,8 @@ pub fn echoes(
     Ok(list.iter().map(|ip| sections::echo(sections.get(&format!("ping {ip}")))).collect())
 }
 
-/// How many seconds a clock that was read between two moments is ahead, if it surely is: the script
-/// may have run at any moment between them.
+/// Returns by how many seconds a clock is ahead at least (negative: behind); 0 if it may be right.
+/// The script may have read the clock at any moment between `before` and `after`.
 fn clock_ahead(clock_s: i64, before: SystemTime, after: SystemTime) -> Option<i64> {
     let seconds = |time: SystemTime| {
         let since = time.duration_since(UNIX_EPOCH).ok()?;

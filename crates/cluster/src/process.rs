@@ -1,8 +1,8 @@
-//! Child processes whose lives are tied to ours. The only place that starts programs.
+//! Child processes whose lifetime is tied to ours. The only module that starts programs.
 //!
-//! A child gets a pipe as its standard input and is expected to end when that pipe does, so that it
-//! cannot outlive us even if we are killed. It runs in a process group of its own, so that Ctrl-C in
-//! a terminal reaches only us, and we decide how it ends. Dropping a [`Child`] kills it.
+//! A child gets a pipe as its standard input and is expected to exit when that pipe closes, so that
+//! it does not outlive us even if we are killed. It runs in its own process group, so that Ctrl-C
+//! in a terminal reaches only us and we decide how it ends. Dropping a [`Child`] kills it.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -20,35 +20,35 @@ use tracing::info;
 
 use crate::platform::current::kill_unexecuted_children;
 
-/// Lines of standard error that are kept.
+/// Maximum number of lines of standard error that are kept.
 const LAST_LINES_MAX: usize = 20;
 
-/// Longer lines are cut, so that a child cannot fill our memory.
+/// Maximum length of a line in bytes; longer lines are cut, so that a child cannot fill our memory.
 pub(crate) const LINE_BYTES_MAX: u64 = 4096;
 
-/// The reader of standard error gets this long to see the end after the process is gone.
+/// How long to wait for the end of standard error after the process has exited.
 const STDERR_GRACE: Duration = Duration::from_millis(200);
 
 /// Time within which the system executes a program, unless [`Spawn::start_timeout`] says otherwise.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often an overdue child is looked for.
+/// Pause between two checks of a child that is overdue.
 const STUCK_POLL: Duration = Duration::from_millis(50);
 
-/// How a program is started.
+/// The parameters with which a program is started.
 #[derive(Clone, Debug)]
 pub struct Spawn {
-    /// The program's file.
+    /// Path of the program.
     pub program: PathBuf,
-    /// Its arguments.
+    /// Arguments of the program.
     pub args: Vec<OsString>,
-    /// Added to our environment.
+    /// Variables to add to our environment.
     pub env: Vec<(String, OsString)>,
-    /// Where it runs; our own folder if absent.
+    /// Working directory; ours if absent.
     pub cwd: Option<PathBuf>,
-    /// Named in our log beside each line the child writes to its standard error.
+    /// Label in our log for each line that the child writes to its standard error.
     pub label: String,
-    /// Sent to its standard input, which then stays open.
+    /// Bytes to write to its standard input, which stays open afterwards.
     pub input: Vec<u8>,
     /// Whether its standard output is read through [`Child::take_stdout`]; else it is discarded.
     pub reads_stdout: bool,
@@ -64,7 +64,7 @@ pub struct Spawn {
 #[derive(Debug)]
 pub struct Child {
     child: std::process::Child,
-    /// Kept open: its end tells the child that we are gone.
+    /// Kept open while the child should run: the child exits when its standard input ends.
     stdin: Option<ChildStdin>,
     stdout: Option<ChildStdout>,
     stderr: Option<ChildStderr>,
@@ -72,7 +72,7 @@ pub struct Child {
     ended: Option<ExitStatus>,
 }
 
-/// The last lines of standard error.
+/// The last lines that a child wrote to its standard error.
 #[derive(Debug, Default)]
 struct Tail {
     lines: VecDeque<String>,
@@ -80,7 +80,7 @@ struct Tail {
 }
 
 impl Spawn {
-    /// A program with nothing special.
+    /// Creates the parameters of a program without arguments, variables or input.
     pub fn new(program: impl Into<PathBuf>, label: impl Into<String>) -> Spawn {
         Spawn {
             program: program.into(),
@@ -95,10 +95,10 @@ impl Spawn {
         }
     }
 
-    /// Starts it.
+    /// Starts the program.
     ///
     /// # Errors
-    /// If the system cannot start the program or it does not take its input;
+    /// If the system cannot start the program, or the program does not read its input;
     /// [`io::ErrorKind::TimedOut`] if the system does not execute it in time.
     pub fn start(self) -> io::Result<Child> {
         #[expect(clippy::disallowed_methods, reason = "this is the wrapper that others must use")]
@@ -135,8 +135,9 @@ impl Spawn {
 }
 
 impl Spawn {
-    /// Starts it so that it outlives us: its output goes to `log`, its input ends at once. It should
-    /// leave our session by itself. Says which process it is.
+    /// Starts the program so that it outlives us: its output goes to `log`, and its standard input
+    /// is closed once `input` is written. The program should leave our session itself. Returns its
+    /// process id.
     ///
     /// # Errors
     /// If the system cannot start the program.
@@ -157,12 +158,12 @@ impl Spawn {
     }
 }
 
-/// Starts a program. Until its child executes the program the caller waits and nobody knows the
-/// child's process id, so a second thread watches the time.
+/// Starts a program. The caller blocks until the child executes the program, and does not learn the
+/// child's process id before that. Therefore a second thread watches the time.
 ///
 /// # Errors
-/// If the system cannot start it; [`io::ErrorKind::TimedOut`] if its child was killed because it did
-/// not execute the program within `timeout`.
+/// If the system cannot start the program; [`io::ErrorKind::TimedOut`] if the child was killed
+/// because it did not execute the program within `timeout`.
 fn execute(command: &mut Command, timeout: Duration) -> io::Result<std::process::Child> {
     let (executed, is_executed) = mpsc::channel::<()>();
     let watch = thread::Builder::new().name("start".to_owned()).spawn(move || {
@@ -192,22 +193,23 @@ fn execute(command: &mut Command, timeout: Duration) -> io::Result<std::process:
 }
 
 impl Child {
-    /// The process's number.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it writes to its standard output; once, and only if asked for.
+    /// Takes the child's standard output; `None` the second time or without
+    /// [`Spawn::reads_stdout`].
     pub fn take_stdout(&mut self) -> Option<ChildStdout> {
         self.stdout.take()
     }
 
-    /// What it writes to its standard error; once, and only if asked for.
+    /// Takes the child's standard error; `None` the second time or without [`Spawn::reads_stderr`].
     pub fn take_stderr(&mut self) -> Option<ChildStderr> {
         self.stderr.take()
     }
 
-    /// How it ended, once it has; does not wait.
+    /// Returns how the child ended, or `None` while it runs. Does not block.
     pub fn try_wait(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().ok().flatten();
@@ -215,7 +217,7 @@ impl Child {
         self.ended
     }
 
-    /// Waits for its end until the deadline.
+    /// Waits until the child ends or the deadline passes; `None` if it still runs then.
     pub fn wait_until(&mut self, deadline: Instant) -> Option<ExitStatus> {
         loop {
             if let Some(status) = self.try_wait() {
@@ -228,10 +230,10 @@ impl Child {
         }
     }
 
-    /// Writes to its standard input.
+    /// Writes to the child's standard input.
     ///
     /// # Errors
-    /// If it has ended or closed its input.
+    /// If the child has ended or closed its input.
     pub fn send_input(&mut self, bytes: &[u8]) -> io::Result<()> {
         let Some(stdin) = &mut self.stdin else {
             return Err(io::Error::from(io::ErrorKind::BrokenPipe));
@@ -251,7 +253,7 @@ impl Child {
         })
     }
 
-    /// Sends a signal, by number, to it and the processes it has started.
+    /// Sends a signal, by number, to the child and to the processes that it has started.
     pub fn signal(&mut self, signal: i32) {
         let group = Pid::from_raw(self.child.id().cast_signed());
         let signal = Signal::from_named_raw(signal);
@@ -261,7 +263,7 @@ impl Child {
         }
     }
 
-    /// Closes its standard input: asks it to end.
+    /// Closes the child's standard input, which asks it to exit.
     pub fn close_input(&mut self) {
         self.stdin = None;
     }
@@ -276,13 +278,13 @@ impl Child {
     pub fn kill(&mut self) {
         self.signal_kill();
         if self.try_wait().is_none() {
-            // Fails only if the process is gone already, and then waiting tells.
+            // Fails only if the process is gone already; then `wait` returns its status.
             self.child.kill().ok();
             self.ended = self.child.wait().ok();
         }
     }
 
-    /// The end of what it wrote to its standard error; complete if the process has ended.
+    /// Returns the last lines of the child's standard error; complete if the process has ended.
     pub fn last_words(&self) -> String {
         let deadline = Instant::now() + STDERR_GRACE;
         loop {
@@ -322,7 +324,7 @@ fn keep_tail(stderr: ChildStderr, label: &str, tail: &Mutex<Tail>) {
     tail.lock().unwrap_or_else(PoisonError::into_inner).is_closed = true;
 }
 
-/// An end in words: `exit status 1`, `killed by signal 9 (SIGKILL)`.
+/// Describes how a process ended: `exit status 1`, `killed by signal 9 (SIGKILL)`.
 pub fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit status {code}"),
@@ -334,7 +336,7 @@ pub fn describe(status: ExitStatus) -> String {
     }
 }
 
-/// An end as shells count: 128 and the signal.
+/// Returns the exit code as shells report it: 128 plus the number for a signal.
 pub fn exit_code(status: ExitStatus) -> i32 {
     status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1)
 }
@@ -356,10 +358,10 @@ fn signal_name(signal: i32) -> Option<&'static str> {
     }
 }
 
-/// Runs a short command and returns its standard output; for asking the system.
+/// Runs a short command that queries the system, and returns its standard output.
 ///
 /// # Errors
-/// If it cannot be started, fails, or takes longer than `timeout`.
+/// If the command cannot be started, fails, or takes longer than `timeout`.
 pub fn output_of(program: &str, args: &[&str], timeout: Duration) -> io::Result<String> {
     let mut spawn = Spawn::new(program, program);
     spawn.args = args.iter().map(OsString::from).collect();

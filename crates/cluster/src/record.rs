@@ -1,7 +1,8 @@
-//! Which processes are ours: written down when they start, so that they are ended by what is known of
-//! them, never by a name.
+//! Records of our processes, written when they start, so that a process is ended by what is known
+//! about it and never by its name.
 //!
-//! A process is the same one if its number *and* the moment it began are: numbers are used again.
+//! A process is the same one if its process id *and* its start time match, because process ids are
+//! reused.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -13,46 +14,46 @@ use serde_json::Value;
 use crate::home::{Home, HomeError};
 use crate::platform;
 
-/// Between two looks at a process that shall end.
+/// Pause between two checks of a process that should end.
 const END_POLL: Duration = Duration::from_millis(10);
 
-/// How long a killed process may take to be gone; the system may still write its memory out.
+/// How long to wait for a killed process; the system may still write its memory out.
 pub const KILL_GRACE: Duration = Duration::from_secs(2);
 
-/// What a process of ours is asked for.
+/// Ways to end a recorded process.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Request {
-    /// A polite end (SIGTERM).
+    /// Asks it to end (SIGTERM).
     End,
-    /// An end that leaves everything it looks after to whoever comes next (SIGUSR1).
+    /// Asks it to end and to leave its programs running for the next agent (SIGUSR1).
     HandOver,
-    /// An end at once (SIGKILL).
+    /// Kills it (SIGKILL).
     Kill,
 }
 
-/// A process of ours.
+/// The record of one of our processes.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Recorded {
-    /// Its number.
+    /// Process id.
     pub pid: u32,
-    /// When it began, as the system tells.
+    /// Start time, as the system reports it.
     pub began: String,
-    /// Version of the program.
+    /// Version of its program.
     pub version: String,
-    /// What else is worth knowing.
+    /// Further data about it.
     #[serde(default)]
     pub about: Value,
 }
 
 impl Recorded {
-    /// This process.
+    /// Creates the record of this process.
     pub fn this(about: Value) -> Recorded {
         let pid = std::process::id();
         let began = platform::current::process_began(pid).unwrap_or_default();
         Recorded { pid, began, version: env!("CARGO_PKG_VERSION").to_owned(), about }
     }
 
-    /// Writes it down under a name: `agent`, `serve`.
+    /// Writes the record under a name: `agent` or `serve`.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -61,28 +62,29 @@ impl Recorded {
         home.write(&format!("{name}.json"), text.as_bytes())
     }
 
-    /// What is written down under a name, if anything.
+    /// Reads the record with this name; `None` if it is absent or malformed.
     pub fn read(home: &Home, name: &str) -> Option<Recorded> {
         let text = fs::read_to_string(home.join(&format!("{name}.json"))).ok()?;
         serde_json::from_str(&text).ok()
     }
 
-    /// Forgets what is written down under a name, if it is still this process.
+    /// Removes the record with this name, if it still is this one.
     pub fn forget(&self, home: &Home, name: &str) {
         if Recorded::read(home, name).as_ref() == Some(self) {
-            // One that stays tells of a process that does not run, which is seen when it is read.
+            // A record that stays describes a process that no longer runs, which readers check.
             fs::remove_file(home.join(&format!("{name}.json"))).ok();
         }
     }
 
-    /// Whether it still runs.
+    /// Returns whether the process still runs.
     pub fn runs(&self) -> bool {
         let Some(pid) = Pid::from_raw(self.pid.cast_signed()) else { return false };
         test_kill_process(pid).is_ok()
             && platform::current::process_began(self.pid).is_none_or(|began| began == self.began)
     }
 
-    /// Asks it to end (SIGTERM), after `grace` makes it (SIGKILL). False if it ran no more.
+    /// Asks the process to end (SIGTERM) and kills it (SIGKILL) after `grace`. Returns false if it
+    /// was not running.
     pub fn end(&self, grace: Duration) -> bool {
         if !self.runs() {
             return false;
@@ -93,7 +95,8 @@ impl Recorded {
         true
     }
 
-    /// Sends it a signal, if it is still the process we know. True if it has ended within `grace`.
+    /// Sends the signal of a request, if the recorded process still runs. Returns true if it has
+    /// ended within `grace`.
     pub fn ask(&self, request: Request, grace: Duration) -> bool {
         let signal = match request {
             Request::End => Signal::TERM,
@@ -102,7 +105,7 @@ impl Recorded {
         };
         let deadline = Instant::now() + grace;
         if let (true, Some(pid)) = (self.runs(), Pid::from_raw(self.pid.cast_signed())) {
-            // Fails only if it is gone already.
+            // Fails only if the process is gone already.
             kill_process(pid, signal).ok();
         }
         while self.runs() {

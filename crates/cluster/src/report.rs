@@ -1,7 +1,7 @@
-//! What a look at a machine found, as types. The scripts that look are in [`crate::probe`], the
-//! readers of what they print in [`crate::platform`].
+//! Types for what a probe of a machine found. The scripts that probe are in [`crate::probe`], the
+//! parsers of their output in [`crate::platform`].
 //!
-//! `None` always means that the machine did not tell, never that there is nothing.
+//! `None` always means that the machine did not report the value, never that there is nothing.
 
 mod program;
 mod thunderbolt;
@@ -15,63 +15,63 @@ pub use thunderbolt::{ExpectedSpeed, Generation, HardwarePort, RdmaDevice, Thund
 
 use crate::facts::{InterfaceAddr, NodeFacts};
 
-/// One machine, looked at without anything of ours installed there.
+/// Report on one machine, obtained without any of our programs installed there.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct NodeReport {
-    /// What it is.
+    /// Hardware and system of the machine.
     pub facts: NodeFacts,
-    /// What only a Mac has; `None` for other systems.
+    /// Details of a Mac; `None` for other systems.
     pub mac: Option<MacReport>,
-    /// Where packets go.
+    /// The routing table.
     pub routes: Vec<Route>,
-    /// Whether a firewall is up.
+    /// Whether a firewall is active.
     pub firewall: Option<bool>,
     /// TCP ports in use.
     pub listeners: Vec<Listener>,
-    /// Running programs of ours, with what they answered.
+    /// Our running programs, with their answers.
     pub programs: Vec<OwnProgram>,
     /// Running programs of others that compute models.
     pub engines: Vec<Process>,
-    /// Free bytes where the home folder is.
+    /// Free disk space in bytes on the volume of the home folder.
     pub disk_free_bytes: Option<u64>,
-    /// How far its clock is ahead of ours, in seconds, where that could be told.
+    /// How far the machine's clock is ahead of ours, in seconds, if that could be determined.
     pub clock_ahead_s: Option<i64>,
     /// Version of jackalope in `~/.jackalope/current`.
     pub jackalope: Option<String>,
-    /// Version of libmlx beside it.
+    /// Version of the libmlx beside it.
     pub mlx: Option<String>,
-    /// Tools that are not there.
+    /// Tools that are not installed.
     pub missing_tools: Vec<String>,
-    /// Tools that did not end in time.
+    /// Tools that did not finish in time.
     pub stuck_tools: Vec<String>,
 }
 
-/// What only a Mac has.
+/// Details that only a Mac has.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct MacReport {
-    /// `Mac16,9`.
+    /// Model identifier, such as `Mac16,9`.
     pub model: String,
-    /// `Mac Studio`, as its Thunderbolt ports call it.
+    /// Product name as its Thunderbolt ports report it, such as `Mac Studio`.
     pub product: String,
     /// Version of macOS.
     pub version: Option<Version>,
-    /// Build of macOS: `25D125`.
+    /// Build of macOS, such as `25D125`.
     pub build: String,
-    /// What `rdma_ctl status` says.
+    /// Result of `rdma_ctl status`.
     pub rdma: RdmaSwitch,
-    /// What `ibv_devices` and `ibv_devinfo` list; `None` where they are missing.
+    /// Devices that `ibv_devices` and `ibv_devinfo` list; `None` if these tools are missing.
     pub rdma_devices: Option<Vec<RdmaDevice>>,
-    /// Its own Thunderbolt ports, in the order of their receptacles.
+    /// The Mac's own Thunderbolt ports, in the order of their receptacles.
     pub thunderbolt: Vec<ThunderboltPort>,
     /// Network ports and their interfaces.
     pub hardware_ports: Vec<HardwarePort>,
     /// Bridges and their members.
     pub bridges: Vec<Bridge>,
-    /// Memory that is wired, in bytes.
+    /// Wired memory in bytes.
     pub wired_bytes: Option<u64>,
-    /// What the GPU may wire, in bytes, where somebody set it.
+    /// Limit of memory that the GPU may wire, in bytes, if it was set by hand.
     pub gpu_limit_bytes: Option<u64>,
-    /// What it does when nobody is there.
+    /// Sleep settings.
     pub power: Power,
 }
 
@@ -86,47 +86,47 @@ pub struct Version {
     pub patch: u32,
 }
 
-/// What `rdma_ctl status` says.
+/// State of RDMA as `rdma_ctl status` reports it.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RdmaSwitch {
-    /// On.
+    /// RDMA is on.
     Enabled,
-    /// Off.
+    /// RDMA is off.
     Disabled,
-    /// There is no `rdma_ctl`: the system is too old.
+    /// There is no `rdma_ctl`: this version of macOS is too old.
     Missing,
-    /// Something else, or nothing.
+    /// Unknown output, or none.
     #[default]
     Unknown,
 }
 
-/// A bridge and the interfaces in it.
+/// A network bridge and its member interfaces.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Bridge {
-    /// `bridge0`.
+    /// Name, such as `bridge0`.
     pub name: String,
-    /// `en1`, `en2`.
+    /// Member interfaces, such as `en1`, `en2`.
     pub members: Vec<String>,
 }
 
-/// Addresses with the same leading bits.
+/// A subnet: the addresses with the same leading bits.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub struct Network {
     /// First address of the network.
     pub ip: IpAddr,
-    /// Leading bits that name it.
+    /// Length of the prefix in bits.
     pub prefix_len: u8,
 }
 
-/// A line of the routing table.
+/// An entry of the routing table.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 pub struct Route {
-    /// Where to; prefix 0 for everywhere else.
+    /// Destination; prefix length 0 for the default route.
     pub to: Network,
-    /// The next machine, where there is one.
+    /// Gateway, if there is one.
     pub gateway: Option<IpAddr>,
-    /// Through which interface.
+    /// Outgoing interface.
     pub interface: String,
 }
 
@@ -135,31 +135,31 @@ pub struct Route {
 pub struct Listener {
     /// The port.
     pub port: u16,
-    /// Who listens, where that can be told.
+    /// Process that listens, if that is known.
     pub pid: Option<u32>,
-    /// Its program.
+    /// Program of that process.
     pub program: Option<String>,
 }
 
 /// A running program.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Process {
-    /// Its number.
+    /// Process id.
     pub pid: u32,
-    /// Number of the process that started it; 1 once that is gone.
+    /// Process id of the parent; 1 once the parent is gone.
     pub parent_pid: u32,
-    /// Memory it holds, in bytes.
+    /// Resident memory in bytes.
     pub resident_bytes: u64,
-    /// Its command line, cut.
+    /// Command line, truncated.
     pub command: String,
 }
 
-/// What a machine does when nobody is there.
+/// Sleep settings of a machine, and the programs that override them.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Power {
-    /// Minutes until it sleeps; 0 never.
+    /// Minutes until the system sleeps; 0 means never.
     pub sleep_minutes: Option<u32>,
-    /// Minutes until its display sleeps; 0 never.
+    /// Minutes until the display sleeps; 0 means never.
     pub display_sleep_minutes: Option<u32>,
     /// Programs that keep the system awake.
     pub awake_by: Vec<String>,
@@ -168,57 +168,57 @@ pub struct Power {
 }
 
 impl NodeReport {
-    /// All addresses but loopback, with the interface that has them.
+    /// Returns all addresses except loopback, each with the name of its interface.
     pub fn addrs(&self) -> impl Iterator<Item = (&str, InterfaceAddr)> {
         let interfaces = self.facts.interfaces.iter();
         let all = interfaces.flat_map(|it| it.addrs.iter().map(|addr| (it.name.as_str(), *addr)));
         all.filter(|(_, addr)| !addr.ip.is_loopback())
     }
 
-    /// The interface with this address.
+    /// Returns the name of the interface with this address.
     pub fn interface_of(&self, ip: IpAddr) -> Option<&str> {
         self.addrs().find(|(_, addr)| addr.ip == ip).map(|(name, _)| name)
     }
 
-    /// The route of packets to nowhere in particular.
+    /// Returns the default route of IPv4.
     pub fn default_route(&self) -> Option<&Route> {
         self.routes.iter().find(|route| route.to.prefix_len == 0 && route.to.ip.is_ipv4())
     }
 }
 
 impl MacReport {
-    /// The RDMA device of this name.
+    /// Returns the RDMA device of this name.
     pub fn rdma_device(&self, name: &str) -> Option<&RdmaDevice> {
         self.rdma_devices.iter().flatten().find(|device| device.name == name)
     }
 
-    /// The bridge that holds an interface.
+    /// Returns the name of the bridge that an interface belongs to.
     pub fn bridge_of(&self, interface: &str) -> Option<&str> {
         let holds = |bridge: &&Bridge| bridge.members.iter().any(|it| it == interface);
         self.bridges.iter().find(holds).map(|bridge| bridge.name.as_str())
     }
 
-    /// The interface of the port in a receptacle.
+    /// Returns the network interface of the Thunderbolt port in a receptacle.
     pub fn interface_of_receptacle(&self, receptacle: u32) -> Option<&str> {
         let name = format!("Thunderbolt {receptacle}");
         let port = self.hardware_ports.iter().find(|port| port.name == name);
         port.map(|port| port.interface.as_str())
     }
 
-    /// The fastest generation among its ports.
+    /// Returns the newest Thunderbolt generation among its ports.
     pub fn generation(&self) -> Option<Generation> {
         self.thunderbolt.iter().filter_map(|port| port.generation).max()
     }
 
-    /// True for the one port of a Mac Studio that does no RDMA: the one next to Ethernet.
-    /// See <https://github.com/exo-explore/exo/pull/1543>.
+    /// Returns true for the one port of a Mac Studio that does not support RDMA: the one next to
+    /// Ethernet. See <https://github.com/exo-explore/exo/pull/1543>.
     pub fn is_unusable_for_rdma(&self, interface: &str) -> bool {
         self.product == "Mac Studio" && interface == "en2"
     }
 }
 
 impl Version {
-    /// Three numbers, or fewer.
+    /// Parses one to three dotted numbers; missing ones are 0, further ones are ignored.
     pub fn parse(text: &str) -> Option<Version> {
         let mut numbers = text.trim().split('.').map(|part| part.parse().ok());
         let major = numbers.next()??;
@@ -227,7 +227,7 @@ impl Version {
         Some(Version { major, minor, patch })
     }
 
-    /// True from `major.minor` on.
+    /// Returns true if the version is `major.minor` or later.
     pub fn is_at_least(self, major: u32, minor: u32) -> bool {
         (self.major, self.minor) >= (major, minor)
     }
@@ -241,7 +241,7 @@ impl std::fmt::Display for Version {
 }
 
 impl Network {
-    /// The network that an address is in.
+    /// Returns the network that an address belongs to.
     pub fn of(addr: InterfaceAddr) -> Network {
         let ip = match addr.ip {
             IpAddr::V4(ip) => {
@@ -258,13 +258,13 @@ impl Network {
         Network { ip, prefix_len: addr.prefix_len }
     }
 
-    /// True if both have an address in common.
+    /// Returns true if the two networks have an address in common.
     pub fn overlaps(self, other: Network) -> bool {
         let prefix_len = self.prefix_len.min(other.prefix_len);
         InterfaceAddr { ip: self.ip, prefix_len }.reaches(other.ip)
     }
 
-    /// True if the address is in it.
+    /// Returns true if the address is in this network.
     pub fn holds(self, ip: IpAddr) -> bool {
         InterfaceAddr { ip: self.ip, prefix_len: self.prefix_len }.reaches(ip)
     }

@@ -1,5 +1,5 @@
-//! By which address each rank reaches each other one: over the cable between them if there is one,
-//! else over a network that both are in, else as the hostfile says. Pure.
+//! Chooses the address by which each rank reaches each other one: over the cable between them if
+//! there is one, else over a network that both are in, else as the hostfile says. Pure.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -9,22 +9,22 @@ use thiserror::Error;
 use crate::facts::{InterfaceAddr, NodeFacts};
 use crate::hostfile::Host;
 
-/// Bits of an address that tell the two ends of a cable apart: a /30, or a /31.
+/// Maximum number of host bits in a cable's subnet, which is a /30 or a /31.
 const CABLE_HOST_BITS: u8 = 2;
 
-/// A machine as its hostfile entry and, where it was asked, its own programs tell.
+/// A machine, described by its hostfile entry and by its own report if it was asked.
 #[derive(Clone, Copy, Debug)]
 pub struct Node<'a> {
-    /// The entry.
+    /// Its entry in the hostfile.
     pub host: &'a Host,
-    /// What the machine says.
+    /// What the machine reports about itself.
     pub facts: Option<&'a NodeFacts>,
 }
 
-/// Pairs of ranks without a way.
+/// Pairs of ranks that have no route.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub struct NoRoutes {
-    /// At least one.
+    /// The pairs; at least one.
     pub pairs: Vec<NoRoute>,
 }
 
@@ -38,29 +38,29 @@ impl fmt::Display for NoRoutes {
     }
 }
 
-/// A rank that knows no address of another one.
+/// A rank that knows no address of another rank.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct NoRoute {
-    /// The rank that wants to connect.
+    /// The rank that has to connect.
     pub from: usize,
-    /// Its name.
+    /// Name of the machine of rank `from`.
     pub from_name: String,
-    /// The rank without an address.
+    /// The rank whose address is unknown.
     pub to: usize,
-    /// Its name.
+    /// Name of the machine of rank `to`.
     pub to_name: String,
 }
 
-/// `routes[i][j]` is the address by which rank i reaches rank j.
+/// Returns a matrix: `routes[i][j]` is the address by which rank i reaches rank j.
 ///
-/// On the same machine that is 127.0.0.1. Else it is an address of j in the smallest subnet that an
-/// interface of i is in too, so that a cable with a subnet of its own is preferred to the network of
-/// the house; among addresses in equally small subnets the one that stands first in the hostfile.
-/// Without a common subnet it is the first address of j in the hostfile, or what `ssh` is given if
-/// that is an address.
+/// On the same machine that is 127.0.0.1. Otherwise it is an address of j in the smallest subnet
+/// that an interface of i is in as well, so that a cable with its own subnet is preferred to the
+/// local network. Among addresses in equally small subnets, the first one in the hostfile wins.
+/// Without a common subnet, it is the first address of j in the hostfile, or the argument of `ssh`
+/// if that is an address.
 ///
 /// # Errors
-/// All pairs for which there is none.
+/// [`NoRoutes`] with all pairs that have no route.
 pub fn routes(nodes: &[Node<'_>]) -> Result<Vec<Vec<IpAddr>>, NoRoutes> {
     let nodes: Vec<Node<'_>> = nodes.iter().map(|node| with_facts(node, nodes)).collect();
     let mut pairs = Vec::new();
@@ -83,12 +83,12 @@ pub fn routes(nodes: &[Node<'_>]) -> Result<Vec<Vec<IpAddr>>, NoRoutes> {
     if pairs.is_empty() { Ok(routes) } else { Err(NoRoutes { pairs }) }
 }
 
-/// Returns the hosts with an address each. A host without addresses, or with loopback ones only,
-/// gets the address by which the previous rank reaches it: in a ring, each rank connects to the
-/// next one.
+/// Returns the hosts with at least one address each. A host that has none, or loopback addresses
+/// only, gets the address by which the previous rank reaches it, because in a ring each rank
+/// connects to the next one.
 ///
 /// # Errors
-/// As [`routes`], if a host without an address cannot be reached.
+/// Like [`routes`], if any host lacks an address.
 pub fn with_addresses(nodes: &[Node<'_>]) -> Result<Vec<Host>, NoRoutes> {
     let has_none = |node: &Node<'_>| node.host.ips.iter().all(IpAddr::is_loopback);
     if !nodes.iter().any(has_none) {
@@ -110,9 +110,9 @@ pub enum Encryption {
     /// exactly two machines.
     #[default]
     Auto,
-    /// All.
+    /// All connections.
     On,
-    /// None.
+    /// No connections.
     Off,
 }
 
@@ -141,15 +141,15 @@ pub fn encrypted(
     ranks.clone().map(|a| ranks.clone().map(|b| is_encrypted(a, b)).collect()).collect()
 }
 
-/// True if this machine reaches `ip` over a cable with a subnet of its own, as `autoconfig` makes
-/// them: none has room for a third machine.
+/// Returns true if the machine with these `facts` reaches `ip` over a cable with its own subnet, as
+/// `autoconfig` creates them: a subnet without room for a third machine.
 pub fn is_cable(facts: &NodeFacts, ip: IpAddr) -> bool {
     let addrs = facts.interfaces.iter().flat_map(|interface| &interface.addrs);
     let reaching = addrs.filter(|addr| !addr.ip.is_loopback() && addr.reaches(ip));
     reaching.map(|addr| host_bits(*addr)).min().is_some_and(|bits| bits <= CABLE_HOST_BITS)
 }
 
-/// A node without facts takes those of another entry for its machine.
+/// Returns the node with facts: its own, or those of another entry for the same machine.
 fn with_facts<'a>(node: &Node<'a>, nodes: &[Node<'a>]) -> Node<'a> {
     let others = || nodes.iter().filter(|other| other.host.is_same_machine(node.host));
     Node { host: node.host, facts: node.facts.or_else(|| others().find_map(|other| other.facts)) }
@@ -162,23 +162,24 @@ fn route(node: &Node<'_>, peer: &Node<'_>, named: &[IpAddr]) -> Option<IpAddr> {
     let own: Vec<InterfaceAddr> = interface_addrs(node).collect();
     let known = interface_addrs(peer).map(|addr| addr.ip).filter(|ip| !named.contains(ip));
     let all: Vec<IpAddr> = named.iter().copied().chain(known).collect();
-    // Bridges of virtual machines have the same address everywhere.
+    // Skips addresses that both have: bridges of virtual machines have the same address on every
+    // machine.
     let theirs = all.iter().filter(|ip| own.iter().all(|addr| addr.ip != **ip));
     let shared = theirs.filter_map(|&ip| {
         let subnets = own.iter().filter(|addr| addr.reaches(ip));
         subnets.map(|addr| host_bits(*addr)).min().map(|bits| (bits, ip))
     });
-    // The first of the smallest: named addresses come first.
+    // `min_by_key` returns the first of the smallest subnets, and the named addresses come first.
     shared.min_by_key(|(bits, _)| *bits).map(|(_, ip)| ip).or_else(|| named.first().copied())
 }
 
-/// Bits of an address that tell the machines of its subnet apart.
+/// Returns the number of host bits in the address's subnet.
 fn host_bits(addr: InterfaceAddr) -> u8 {
     let all = if addr.ip.is_ipv4() { 32 } else { 128 };
     all - addr.prefix_len.min(all)
 }
 
-/// What the hostfile says about where a machine can be reached, its own entry first.
+/// Returns the addresses that the hostfile names for a machine, those of its own entry first.
 fn named_addresses(peer: &Node<'_>, nodes: &[Node<'_>]) -> Vec<IpAddr> {
     let others = nodes.iter().filter(|node| are_one_machine(node, peer));
     let ips = std::iter::once(peer).chain(others).flat_map(|node| {
@@ -189,8 +190,8 @@ fn named_addresses(peer: &Node<'_>, nodes: &[Node<'_>]) -> Vec<IpAddr> {
     ips.filter(|&ip| !ip.is_loopback() && !ip.is_unspecified()).collect()
 }
 
-/// The addresses of a machine's interfaces that others can be told: a link-local IPv6 address means
-/// nothing without the interface of whoever uses it.
+/// Returns the addresses of a machine's interfaces that can be announced to other machines.
+/// Excludes link-local IPv6 addresses, which are meaningless without an interface.
 fn interface_addrs<'a>(node: &Node<'a>) -> impl Iterator<Item = InterfaceAddr> + use<'a> {
     let interfaces = node.facts.into_iter().flat_map(|facts| &facts.interfaces);
     interfaces.flat_map(|interface| &interface.addrs).copied().filter(|addr| match addr.ip {
@@ -199,7 +200,8 @@ fn interface_addrs<'a>(node: &Node<'a>) -> impl Iterator<Item = InterfaceAddr> +
     })
 }
 
-/// True if the names say so, or the machines call themselves the same and share an address.
+/// Returns true if the hostfile names the same machine, or if both report the same host name and
+/// share an address.
 fn are_one_machine(a: &Node<'_>, b: &Node<'_>) -> bool {
     let share_address =
         || interface_addrs(a).any(|addr| interface_addrs(b).any(|other| other.ip == addr.ip));
@@ -222,7 +224,7 @@ mod tests {
         Host { ssh: ssh.to_owned(), ips, ..Host::default() }
     }
 
-    /// `addrs` such as `10.254.0.1/30`.
+    /// Creates facts with these addresses, such as `10.254.0.1/30`.
     fn facts(hostname: &str, addrs: &[&str]) -> NodeFacts {
         let addr = |text: &&str| {
             let (ip, prefix_len) = text.split_once('/').unwrap();
@@ -241,7 +243,7 @@ mod tests {
 
     #[test]
     fn each_cable_carries_its_pair_and_ethernet_what_has_none() {
-        // Cables a–b and b–c; a and c meet over Ethernet alone.
+        // There are cables a–b and b–c; a and c are connected over Ethernet only.
         let machines = [
             (host("a", &["192.168.7.1"]), Some(facts("a", &["192.168.7.1/24", "10.254.0.1/30"]))),
             (

@@ -1,5 +1,6 @@
-//! Short scripts on the machines of a cluster: here with `/bin/sh`, elsewhere through the user's own
-//! `ssh`, whose configuration, keys and jump hosts are honoured. Never waits for a password.
+//! Runs short scripts on the machines of a cluster: with `/bin/sh` on this one, and through the
+//! user's own `ssh` on others, so that its configuration, keys and jump hosts apply. Never waits
+//! for a password.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -15,26 +16,26 @@ use crate::process::{Spawn, exit_code, output_of};
 /// How long `ssh` may take to connect.
 const CONNECT_SECONDS: u32 = 5;
 
-/// Reading the user's configuration of `ssh`.
+/// Time for reading the user's configuration of `ssh`.
 const CONFIG_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// From a script's end to the end of its output.
+/// How long after the script's deadline its output may end.
 const OUTPUT_GRACE: Duration = Duration::from_millis(500);
 
-/// What a script may print; the rest is cut off.
+/// Maximum size of a script's output; the rest is discarded.
 const OUTPUT_BYTES_MAX: u64 = 16 << 20;
 
-/// `ssh` itself failed, not the script.
+/// Exit status of `ssh` when `ssh` itself failed, not the script.
 const SSH_FAILED: i32 = 255;
 
 /// Runs scripts on machines.
 pub trait Shell: Send + Sync {
-    /// Runs `script` with a POSIX shell on `host`, an argument of `ssh` or `127.0.0.1` for this
-    /// machine; `input` is its standard input.
+    /// Runs `script` with a POSIX shell on `host`, which is an argument of `ssh`, or `127.0.0.1`
+    /// for this machine. `input` is the script's standard input.
     ///
     /// # Errors
-    /// [`ShellError`] if the script did not run or did not end in time. A script that fails is no
-    /// error: see [`Output::status`].
+    /// [`ShellError`] if the script did not run or did not end in time. A script that fails is not
+    /// an error: see [`Output::status`].
     fn run(
         &self,
         host: &str,
@@ -43,21 +44,22 @@ pub trait Shell: Send + Sync {
         timeout: Duration,
     ) -> Result<Output, ShellError>;
 
-    /// The address or name behind a name of the user's `ssh` configuration, where there is one.
+    /// Returns the address or name behind a name in the user's `ssh` configuration, if there is
+    /// one.
     fn address_of(&self, host: &str) -> Option<String> {
         let _ = host;
         None
     }
 }
 
-/// What a script left.
+/// The result of a script that ran.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Output {
-    /// Its exit status; 128 and more for a signal.
+    /// Exit status; 128 or more if a signal ended the script.
     pub status: i32,
-    /// Its standard output.
+    /// Standard output.
     pub stdout: String,
-    /// Its standard error.
+    /// Standard error.
     pub stderr: String,
 }
 
@@ -67,35 +69,36 @@ pub struct Output {
 pub struct ShellError {
     /// The machine.
     pub host: String,
-    /// What is wrong.
+    /// What went wrong.
     pub kind: ShellErrorKind,
-    /// What the system or `ssh` says.
+    /// Message of the system or of `ssh`.
     pub detail: Option<String>,
 }
 
 /// Why a script could not be run.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ShellErrorKind {
-    /// There is no `ssh` here.
+    /// This machine has no `ssh`.
     NoSsh,
-    /// The name means nothing to `ssh`.
+    /// The name cannot be resolved.
     UnknownName,
-    /// Its host key is not known yet, or has changed.
+    /// The machine's host key is not known yet, or has changed.
     HostKey,
-    /// It wants a password, or refuses our keys.
+    /// The machine asks for a password, or rejects our keys.
     Refused,
-    /// Nothing answers on its SSH port.
+    /// Nothing listens on the machine's SSH port.
     NoServer,
-    /// There is no way there: on macOS also what a program without the Local Network permission sees.
+    /// There is no route to the machine. On macOS, a program without the Local Network permission
+    /// gets this error as well.
     NoRoute,
-    /// It did not answer in time.
+    /// The machine did not answer in time.
     Timeout,
-    /// The connection broke, or something else.
+    /// The connection broke, or another error occurred.
     Broken,
 }
 
 impl ShellErrorKind {
-    /// What to type next.
+    /// Returns what the user should type next.
     pub fn hint(self, host: &str) -> String {
         match self {
             ShellErrorKind::NoSsh => "install OpenSSH's client, or name it with `--ssh`".to_owned(),
@@ -135,15 +138,16 @@ impl fmt::Display for ShellErrorKind {
     }
 }
 
-/// The real machines.
+/// Runs scripts on the real machines.
 #[derive(Clone, Debug)]
 pub struct SystemShell {
-    /// The program and arguments that stand for `ssh`.
+    /// Program and arguments to run in place of `ssh`.
     ssh: Vec<String>,
 }
 
 impl SystemShell {
-    /// With the `ssh` to use: a program, possibly with arguments of its own. Empty for the usual one.
+    /// Creates a shell with this `ssh`: a program, possibly followed by arguments. If empty, `ssh`
+    /// itself.
     pub fn new(ssh: Vec<String>) -> SystemShell {
         SystemShell { ssh: if ssh.is_empty() { vec!["ssh".to_owned()] } else { ssh } }
     }
@@ -179,18 +183,18 @@ impl SystemShell {
     }
 }
 
-/// True for the names by which hostfiles mean the machine that reads them.
+/// Returns true for the names with which a hostfile means the machine that reads it.
 pub fn is_here(host: &str) -> bool {
     matches!(host, "127.0.0.1" | "localhost" | "::1")
 }
 
-/// One word of a shell's command line, whatever is in it.
+/// Quotes any text as one word of a shell command.
 pub fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 impl Shell for SystemShell {
-    /// As `ssh -G` prints it.
+    /// Returns the host name that `ssh -G` prints.
     fn address_of(&self, host: &str) -> Option<String> {
         let mut args: Vec<&str> = self.ssh[1..].iter().map(String::as_str).collect();
         args.extend(["-G", "--", host]);
@@ -219,14 +223,15 @@ impl Shell for SystemShell {
         let deadline = Instant::now() + timeout;
         let stdout = read_all(child.take_stdout().expect("asked for"));
         let stderr = read_all(child.take_stderr().expect("asked for"));
-        // On a thread: a script may print before it has read everything.
+        // The input is written on its own thread, because a script may print before it has read all
+        // of it.
         let fed = child.feed(input.to_vec());
         let Some(status) = child.wait_until(deadline) else {
             child.kill();
             return Err(error(ShellErrorKind::Timeout, Some(format!("{timeout:?}"))));
         };
         drop(fed);
-        // A child of the script's own may hold its output open.
+        // A process that the script started may keep the script's output open.
         let left = || (deadline + OUTPUT_GRACE).saturating_duration_since(Instant::now());
         let (Ok(stdout), Ok(stderr)) = (stdout.recv_timeout(left()), stderr.recv_timeout(left()))
         else {
@@ -246,17 +251,17 @@ fn read_all(stream: impl Read + Send + 'static) -> mpsc::Receiver<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
         let mut stream = stream.take(OUTPUT_BYTES_MAX);
-        // What could be read until then is what there is.
+        // After an error, the bytes that were read so far are the output.
         stream.read_to_end(&mut bytes).ok();
-        // So that the other end is not held up by a full pipe.
+        // Drains the rest, so that a full pipe does not block the other end.
         io::copy(&mut stream.into_inner(), &mut io::sink()).ok();
-        // Nobody waits for it any more if its time was over.
+        // The receiver is gone if its time was over.
         sender.send(String::from_utf8_lossy(&bytes).into_owned()).ok();
     });
     text
 }
 
-/// What OpenSSH's words mean; its exit status is the same for all.
+/// Derives the kind of error from OpenSSH's message, because its exit status is the same for all.
 fn kind_of(stderr: &str) -> ShellErrorKind {
     const SIGNS: [(&str, ShellErrorKind); 14] = [
         ("Could not resolve hostname", ShellErrorKind::UnknownName),
@@ -285,7 +290,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     fn fake_ssh(script: &str) -> SystemShell {
-        // `sh -c script sh …`: the script finds ssh's arguments in "$@".
+        // `sh -c script sh …`: the script finds the arguments of `ssh` in "$@".
         SystemShell::new(["/bin/sh", "-c", script, "ssh"].map(str::to_owned).to_vec())
     }
 

@@ -1,4 +1,4 @@
-//! What MLX's own transports read from the environment.
+//! The environment variables that MLX's own transports read.
 //!
 //! A ring reads `MLX_HOSTFILE` (a JSON list with each rank's list of `host:port`) and `MLX_RANK`;
 //! NCCL reads `NCCL_HOST_IP`, `NCCL_PORT`, `MLX_RANK` and `MLX_WORLD_SIZE`; JACCL needs a device
@@ -15,17 +15,17 @@ use jackalope_protocol::Backend;
 use crate::agent::EnvFile;
 use crate::hostfile::{ConvertError, Host, Hostfile, RingPorts, Shape, convert};
 
-/// What one rank finds in its environment.
+/// Settings of one rank.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct RankSettings {
-    /// Variables.
+    /// Environment variables.
     pub env: Vec<(String, String)>,
-    /// Variables that name files, and what is in them.
+    /// Environment variables that name files, with the content of those files.
     pub files: Vec<EnvFile>,
 }
 
-/// The settings of one rank of a group over several machines, which listens on ports from
-/// `first_port` on.
+/// Returns the settings of one rank of a group over several machines. The group listens on ports
+/// from `first_port` on.
 ///
 /// # Errors
 /// [`ConvertError`] if the hosts lack what the transport needs: addresses or devices.
@@ -40,7 +40,7 @@ pub fn settings(
     let mut settings = RankSettings::default();
     let mut set = |key: &str, value: String| settings.env.push((key.to_owned(), value));
     set("MLX_RANK", rank.to_string());
-    // Where rank 0 listens; what it lacks is said by the conversions below.
+    // The address of rank 0. If it is missing, the conversions below report that.
     let first_ip = hosts.first().map(|host| match host.ips.first() {
         Some(ip) => ip.to_string(),
         None => Ipv4Addr::LOCALHOST.to_string(),
@@ -67,7 +67,7 @@ pub fn settings(
     Ok(settings)
 }
 
-/// The settings of one group of local ranks; the hostfile goes with it.
+/// Settings of one group of local ranks. Dropping them removes the hostfile.
 #[derive(Debug)]
 pub struct StockSettings {
     backend: Backend,
@@ -77,10 +77,10 @@ pub struct StockSettings {
 }
 
 impl StockSettings {
-    /// Finds free ports, and writes the hostfile into `dir` where the backend wants one.
+    /// Finds free ports, and writes the hostfile into `dir` if the backend needs one.
     ///
     /// # Errors
-    /// If there are no ports or the file cannot be written.
+    /// If there are not enough free ports or the file cannot be written.
     pub fn new(backend: Backend, num_ranks: usize, dir: &Path) -> io::Result<StockSettings> {
         let ports = free_ports(num_ranks)?;
         let port = ports.first().copied().unwrap_or(0);
@@ -95,7 +95,7 @@ impl StockSettings {
         Ok(StockSettings { backend, num_ranks, hostfile, port })
     }
 
-    /// The environment of one rank.
+    /// Returns the environment variables of one rank.
     pub fn env(&self, rank: usize) -> Vec<(String, OsString)> {
         let mut env = vec![("MLX_RANK".to_owned(), OsString::from(rank.to_string()))];
         if let Some(hostfile) = &self.hostfile {
@@ -113,13 +113,14 @@ impl StockSettings {
 impl Drop for StockSettings {
     fn drop(&mut self) {
         if let Some(hostfile) = &self.hostfile {
-            // A file left behind in the temporary directory harms nobody.
+            // A file that stays in the temporary directory does no harm.
             std::fs::remove_file(hostfile).ok();
         }
     }
 }
 
-/// Ports that were free a moment ago; all are held until the last one is found, so they differ.
+/// Returns ports that were free a moment ago. All are bound until the last one is found, so that
+/// they differ.
 fn free_ports(count: usize) -> io::Result<Vec<u16>> {
     let listeners: Vec<TcpListener> =
         (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<io::Result<_>>()?;

@@ -57,7 +57,7 @@ pub struct TrustList {
 /// A trusted machine.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Trusted {
-    /// Its name: its own for a coordinator, the one used here for a machine.
+    /// Its name: a coordinator's own name, or the name used here for a machine.
     pub name: String,
     /// Its key.
     pub key: PublicKey,
@@ -74,19 +74,19 @@ pub struct Pending {
     pub name: String,
     /// Its key.
     pub key: PublicKey,
-    /// Where it was seen.
+    /// Address or name at which it was seen.
     pub addr: String,
     /// When it was first refused, in seconds since 1970.
     pub since: u64,
 }
 
-/// Direction in which orders go.
+/// Direction of the orders between a peer and this machine.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// It tried to command this machine.
+    /// The peer tried to command this machine.
     Coordinator,
-    /// This machine tried to command it.
+    /// This machine tried to command the peer.
     Machine,
 }
 
@@ -99,7 +99,7 @@ impl fmt::Display for Role {
     }
 }
 
-/// Why the list cannot be used or changed.
+/// Reason why the list cannot be used or changed.
 #[derive(Debug, Error)]
 pub enum TrustError {
     /// A file or folder cannot be used.
@@ -110,7 +110,7 @@ pub enum TrustError {
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The file is not a valid list.
@@ -160,7 +160,7 @@ pub enum TrustError {
 }
 
 impl TrustStore {
-    /// The list of this home; the file is created with the first change.
+    /// Opens the list of this home. The file is created with the first change.
     pub fn new(home: &Home) -> TrustStore {
         TrustStore { home: home.clone() }
     }
@@ -392,7 +392,8 @@ pub struct Credentials {
 pub enum Expected {
     /// Agents whose keys are pinned, by name.
     Pinned(TrustStore),
-    /// Every holder of the secret, which is a token that people hand out for this purpose.
+    /// Every holder of the secret. The secret is then a token that people hand out for this
+    /// purpose.
     TokenHolders,
 }
 
@@ -417,8 +418,8 @@ impl Credentials {
         }
     }
 
-    /// As [`Credentials::check`] for a machine of which only an address is known: accepts the key
-    /// of any pinned machine.
+    /// Like [`Credentials::check`], for a machine of which only an address is known: accepts the
+    /// key of any pinned machine.
     ///
     /// # Errors
     /// [`FrameError::UnknownKey`].
@@ -431,8 +432,8 @@ impl Credentials {
         Err(FrameError::UnknownKey { host: addr.to_owned(), found: *found })
     }
 
-    /// Returns the list to check the key against; `None` if no check is needed: for this machine's
-    /// own key, and where the token decides.
+    /// Returns the list to check the key against, or `None` if no check is needed: for this
+    /// machine's own key, and where the token decides.
     fn list(&self, found: &PublicKey) -> Result<Option<(TrustStore, TrustList)>, FrameError> {
         let Expected::Pinned(store) = &self.expected else { return Ok(None) };
         if *found == self.identity.public() {
@@ -513,7 +514,7 @@ mod tests {
         list.accept("mac2").unwrap();
         assert_eq!((list.pinned("mac2"), list.coordinators.len()), (Some(hostile.key), 0));
         assert!(!list.takes_orders_from(&hostile.key));
-        // Two machines answered at one name, one after the other.
+        // Two machines answered under one name, one after the other.
         list.note(Role::Machine, &peer(3, "mac3"), "mac3");
         list.note(Role::Machine, &peer(4, "mac3"), "mac3");
         assert!(matches!(list.accept("mac3"), Err(TrustError::Ambiguous { .. })));

@@ -1,4 +1,4 @@
-//! A client of an agent: one connection that is made again whenever it breaks.
+//! A client of an agent: one connection, which is re-established whenever it breaks.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -21,15 +21,16 @@ use crate::facts::NodeFacts;
 use crate::platform::MemoryPressure;
 use crate::trust::Credentials;
 
-/// One attempt to connect to one address.
+/// Time for one attempt to connect to one address.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(2);
-/// Pause between attempts.
+/// Pause between two attempts to connect.
 const DIAL_PAUSE: Duration = Duration::from_millis(200);
-/// An agent that was there a moment ago may be about to come back by itself.
+/// Minimum time from connecting to an agent or starting it until it is started again; within that
+/// time it may come back by itself.
 const REVIVE_PAUSE: Duration = Duration::from_secs(1);
-/// Messages that may wait for a slow connection.
+/// Maximum number of queued messages on a slow connection.
 const OUTBOX_LEN: usize = 1024;
-/// How long the end waits for the last words to be sent.
+/// How long dropping an [`Agent`] waits for the last messages to be sent.
 const BYE_GRACE: Duration = Duration::from_millis(500);
 
 /// Consecutive attempts that connect and get no answer before an agent counts as hung. Its
@@ -42,28 +43,28 @@ const DOOMED_MAX: usize = 16;
 /// Probes whose results are kept; the oldest is dropped first.
 const PROBES_MAX: usize = 256;
 
-/// Hears every line of every program.
+/// Callback for every output line of every program: name of the program, stream, text.
 pub type OnLine = Box<dyn Fn(&str, Stream, &str) + Send + Sync>;
 
 /// Starts an agent again on a machine that is reachable while its agent is gone or hung.
 pub type Revive = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-/// A machine's agent, for as long as this lives. Programs ordered through it end with it.
+/// A machine's agent, and the connection to it. Dropping this ends the programs ordered through it.
 pub struct Agent {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// How an agent is.
+/// State of the connection to an agent.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum AgentState {
-    /// It can be spoken to.
+    /// The agent is connected.
     Up,
-    /// It cannot.
+    /// The agent is not connected.
     Down {
-        /// Since when.
+        /// When the connection was lost.
         since: Instant,
-        /// Why.
+        /// Why there is no connection.
         reason: String,
     },
 }
@@ -78,11 +79,11 @@ pub struct Program {
 /// How a program ended.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Ended {
-    /// In words.
+    /// How it ended, in words.
     pub exit: String,
-    /// As shells count.
+    /// Exit code as shells report it.
     pub code: i32,
-    /// The end of its standard error.
+    /// The last lines of its standard error.
     pub last_words: String,
 }
 
@@ -92,7 +93,7 @@ struct Shared {
     ours: Credentials,
     on_line: OnLine,
     revive: Option<Revive>,
-    /// Tells us from other clients, also when we connect again.
+    /// Identifies this client to the agent, also across connections.
     client: u64,
     inner: Mutex<Inner>,
     changed: Condvar,
@@ -165,8 +166,8 @@ impl Shared {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why the machine's key is not trusted any more, if so. The list is read again each time; while
-    /// it cannot be read, an open connection stays.
+    /// Returns why the machine's key is no longer trusted, if so. The list is read again each time;
+    /// while it cannot be read, an open connection stays.
     fn distrust(&self) -> Option<FrameError> {
         let key = self.lock().key?;
         let err = self.ours.check(&self.host, &key).err()?;
@@ -180,7 +181,7 @@ impl Shared {
         SILENT_DIALS <= inner.num_silent_dials
     }
 
-    /// Waits until `found` finds something, or the time is over.
+    /// Waits until `found` returns a value or the time is over.
     fn wait<T>(
         &self,
         timeout: Duration,
@@ -206,7 +207,7 @@ impl Shared {
 }
 
 impl Inner {
-    /// What cannot be sent now is told when the connection stands again.
+    /// Remembers a process to kill; the message is sent once the agent is connected again.
     fn doom(&mut self, pid: u32, began: String) {
         if DOOMED_MAX <= self.doomed.len() {
             self.doomed.pop_front();
@@ -216,14 +217,15 @@ impl Inner {
 
     fn tell(&self, message: ToAgent) {
         if let Some(outbox) = &self.outbox {
-            // A full outbox means a connection that is about to be given up.
+            // A full outbox means that the connection is about to be closed.
             outbox.try_send(message).ok();
         }
     }
 }
 
 impl Agent {
-    /// Begins to connect to the agent at one of `addrs`; goes on whenever the connection breaks.
+    /// Starts connecting to the agent at one of `addrs`, and reconnects whenever the connection
+    /// breaks.
     pub fn connect(
         host: &str,
         addrs: Vec<SocketAddr>,
@@ -233,8 +235,8 @@ impl Agent {
         Agent::connect_or_revive(host, addrs, ours, (on_line, None))
     }
 
-    /// As [`Agent::connect`]. If the machine answers and the agent, which was there before, does not,
-    /// `revive` is asked to start it.
+    /// Like [`Agent::connect`]. If the machine answers but its agent, which was connected before,
+    /// does not, `revive` is called to start it.
     pub fn connect_or_revive(
         host: &str,
         addrs: Vec<SocketAddr>,
@@ -276,17 +278,17 @@ impl Agent {
         Agent { shared, thread: Some(thread) }
     }
 
-    /// The machine, as people call it.
+    /// Returns the name of the machine.
     pub fn host(&self) -> &str {
         &self.shared.host
     }
 
-    /// Where it may listen.
+    /// Returns the addresses at which the agent may listen.
     pub fn addrs(&self) -> &[SocketAddr] {
         &self.shared.addrs
     }
 
-    /// A connection of its own to the library of its machine.
+    /// Opens a separate connection to the machine's library.
     ///
     /// # Errors
     /// [`ExchangeError::Unreachable`].
@@ -294,12 +296,12 @@ impl Agent {
         LibraryClient::dial(&self.shared.host, &self.shared.addrs, &self.shared.ours)
     }
 
-    /// How it is now.
+    /// Returns the current state of the connection.
     pub fn state(&self) -> AgentState {
         self.shared.lock().state.clone()
     }
 
-    /// Whether the machine accepts connections but its agent does not answer.
+    /// Returns whether the machine accepts connections but its agent does not answer.
     pub fn is_hung(&self) -> bool {
         0 < self.shared.lock().num_silent_dials
     }
@@ -320,18 +322,18 @@ impl Agent {
         Some(Probe { shared: Arc::clone(&self.shared), tag })
     }
 
-    /// Why the last attempt to connect was refused by either side; `None` if it was not refused.
+    /// Returns why either side refused the last attempt to connect; `None` if it was not refused.
     pub fn refusal(&self) -> Option<Refusal> {
         self.shared.lock().refusal
     }
 
-    /// True if the machine is not trusted any more: its key was revoked here, or it proved another
-    /// one.
+    /// Returns true if the machine is no longer trusted: its key was revoked here, or it proved
+    /// another one.
     pub fn is_distrusted(&self) -> bool {
         self.refusal().is_some_and(Refusal::is_distrust)
     }
 
-    /// Key that the agent has proved; `None` until it was first reached.
+    /// Returns the key that the agent has proved; `None` until it was first reached.
     pub fn key(&self) -> Option<PublicKey> {
         self.shared.lock().key
     }
@@ -345,15 +347,15 @@ impl Agent {
         Ok(Granter::new(&self.shared.ours, key, model))
     }
 
-    /// Our address as the machine saw it last.
+    /// Returns our address on the latest connection to the machine.
     pub fn our_ip(&self) -> Option<IpAddr> {
         self.shared.lock().our_ip
     }
 
-    /// Waits until it can be spoken to.
+    /// Waits until the agent is connected.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// Why the agent is not connected.
     pub fn wait_until_up(&self, timeout: Duration) -> Result<(), String> {
         self.shared.wait(timeout, |inner| match inner.state {
             AgentState::Up => Some(()),
@@ -361,7 +363,7 @@ impl Agent {
         })
     }
 
-    /// As [`Agent::wait_until_up`], but returns at once if either side refuses the other.
+    /// Like [`Agent::wait_until_up`], but returns at once if either side refuses the other.
     ///
     /// # Errors
     /// Why the agent is not up.
@@ -372,10 +374,10 @@ impl Agent {
         })?
     }
 
-    /// What the machine is and has.
+    /// Requests the machine's facts.
     ///
     /// # Errors
-    /// Why it does not tell.
+    /// Why no answer arrived.
     pub fn facts(&self, timeout: Duration) -> Result<NodeFacts, String> {
         let mut asked = false;
         self.shared.wait(timeout, |inner| {
@@ -387,10 +389,10 @@ impl Agent {
         })
     }
 
-    /// The programs it looks after, whoever ordered them.
+    /// Requests the state of all programs that the agent supervises, whoever ordered them.
     ///
     /// # Errors
-    /// Why it does not tell.
+    /// Why no answer arrived.
     pub fn status(&self, timeout: Duration) -> Result<Vec<ProgramStatus>, String> {
         let mut asked = false;
         self.shared.wait(timeout, |inner| {
@@ -402,10 +404,10 @@ impl Agent {
         })
     }
 
-    /// How the machine's memory is.
+    /// Requests the state of the machine's memory.
     ///
     /// # Errors
-    /// Why it does not tell.
+    /// Why no answer arrived, or that the machine's system does not report its memory.
     pub fn memory(&self, timeout: Duration) -> Result<MemoryPressure, String> {
         let mut asked = false;
         let told = self.shared.wait(timeout, |inner| {
@@ -418,7 +420,8 @@ impl Agent {
         told?.ok_or_else(|| "its system does not tell".to_owned())
     }
 
-    /// Orders a program; does not wait. While the machine cannot be reached the order stands.
+    /// Orders a program; does not block. While the machine cannot be reached, the order stays
+    /// pending.
     pub fn start(&self, order: Order) -> Program {
         let name = order.name.clone();
         let mut inner = self.shared.lock();
@@ -443,12 +446,12 @@ impl Agent {
         Program { shared: Arc::clone(&self.shared), name }
     }
 
-    /// Ends the agent and all its programs, if it can be reached.
+    /// Stops the agent and all its programs, if it can be reached.
     pub fn stop(&self) {
         self.shared.lock().tell(ToAgent::Stop);
     }
 
-    /// Leaves without a word, so that the programs live on for their lease.
+    /// Disconnects without a goodbye, so that the programs keep running for their lease.
     pub fn abandon(&self) {
         self.end(None);
     }
@@ -479,7 +482,7 @@ impl Drop for Agent {
     }
 }
 
-/// An attempt to connect that an agent was asked to make.
+/// A test connection that an agent was asked to make.
 #[derive(Clone)]
 pub struct Probe {
     shared: Arc<Shared>,
@@ -505,20 +508,20 @@ impl Probe {
 }
 
 impl Program {
-    /// Its process, once it runs.
+    /// Returns its process id, once it runs.
     pub fn pid(&self) -> Option<u32> {
         self.known(|known| known.pid)
     }
 
-    /// How it ended, once that is known.
+    /// Returns how it ended, once that is known.
     pub fn ended(&self) -> Option<Ended> {
         self.known(|known| known.ended.clone())
     }
 
-    /// Waits until it runs or has ended.
+    /// Waits until the program runs or has ended.
     ///
     /// # Errors
-    /// Why neither is known.
+    /// Why neither happened in time.
     pub fn wait_until_started(&self, timeout: Duration) -> Result<(), String> {
         self.shared.wait(timeout, |inner| {
             let known = inner.programs.get(&self.name)?;
@@ -526,7 +529,7 @@ impl Program {
         })
     }
 
-    /// Why its machine cannot be spoken to now, if so.
+    /// Returns why its machine is not connected now, if so.
     pub fn trouble(&self) -> Option<String> {
         match &self.shared.lock().state {
             AgentState::Up => None,
@@ -536,7 +539,7 @@ impl Program {
         }
     }
 
-    /// Why its machine is not trusted any more, if so.
+    /// Returns why its machine is no longer trusted, if so.
     pub fn distrust(&self) -> Option<String> {
         let inner = self.shared.lock();
         match &inner.state {
@@ -547,7 +550,7 @@ impl Program {
         }
     }
 
-    /// Ends it at once; if its machine cannot be reached, as soon as it can.
+    /// Kills the program; if its machine cannot be reached, as soon as it can.
     pub fn kill(&self) {
         let mut inner = self.shared.lock();
         if let Some(known) = inner.programs.get_mut(&self.name) {
@@ -556,12 +559,12 @@ impl Program {
         inner.tell(ToAgent::Kill { name: self.name.clone() });
     }
 
-    /// Sends it a signal, by number.
+    /// Sends the program a signal, by number.
     pub fn signal(&self, signal: i32) {
         self.shared.lock().tell(ToAgent::Signal { name: self.name.clone(), signal });
     }
 
-    /// Writes to its standard input; nothing closes it.
+    /// Writes to the program's standard input, or closes it if `bytes` is empty.
     pub fn input(&self, bytes: Vec<u8>) {
         self.shared.lock().tell(ToAgent::Input { name: self.name.clone(), bytes });
     }
@@ -572,7 +575,7 @@ impl Program {
 }
 
 fn connect_again_and_again(shared: &Arc<Shared>) {
-    // None while it was never there.
+    // When the agent was last connected or started; `None` until it was first reached.
     let mut revived_at: Option<Instant> = None;
     loop {
         let reason = match dial(shared) {
@@ -624,10 +627,10 @@ fn connect_again_and_again(shared: &Arc<Shared>) {
     }
 }
 
-/// No address led to an agent of ours.
+/// Describes why no address led to our agent.
 struct Undialled {
     reason: String,
-    /// The machine answers: no agent is there, or another than ours.
+    /// The machine answers, but it runs no agent, or an agent of another cluster or version.
     is_gone: bool,
     /// The machine accepts connections, but nothing answers the handshake.
     is_silent: bool,
@@ -673,7 +676,7 @@ fn has_timed_out(err: &FrameError) -> bool {
     matches!(err, FrameError::Io(err) if matches!(err.kind(), TimedOut | WouldBlock))
 }
 
-/// Until the connection breaks (an error) or is not wanted any more.
+/// Exchanges messages until the connection breaks (an error) or is no longer needed.
 fn talk(
     shared: &Arc<Shared>,
     sender: secure::Sender,
@@ -717,13 +720,14 @@ fn talk(
     shared.lock().outbox = None;
     let _ = receiver.stream().shutdown(Shutdown::Both);
     let _ = writer.join();
-    // The writer ends the connection if the machine's key is revoked meanwhile.
+    // The writer closes the connection if the machine's key is revoked meanwhile.
     let err = shared.distrust().unwrap_or(err);
     if shared.lock().is_over { Ok(()) } else { Err(err) }
 }
 
 fn write(mut sender: secure::Sender, shared: &Shared, messages: &Receiver<ToAgent>) {
-    // The first word says what kind of connection this is. One that is broken is seen by the reader.
+    // The first message says what kind of connection this is. If it cannot be sent, the reader
+    // notices.
     frame::write(&mut sender, &ToAgent::Hello { client: shared.client }).ok();
     let (mut beat_at, mut checked_at) = (Instant::now(), Instant::now());
     loop {
@@ -740,7 +744,7 @@ fn write(mut sender: secure::Sender, shared: &Shared, messages: &Receiver<ToAgen
             checked_at = Instant::now();
             if let Some(err) = shared.distrust() {
                 warn!(host = shared.host, %err, "the machine is not trusted any more");
-                // An honest agent ends what was ordered.
+                // An honest agent ends the programs that were ordered.
                 frame::write(&mut sender, &ToAgent::Bye).ok();
                 break;
             }

@@ -1,4 +1,4 @@
-//! What agents and their clients say.
+//! The messages between agents and their clients.
 
 use std::net::SocketAddr;
 
@@ -8,28 +8,29 @@ use serde::{Deserialize, Serialize};
 use crate::facts::NodeFacts;
 use crate::platform::MemoryPressure;
 
-/// To an agent.
+/// A message to an agent.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum ToAgent {
-    /// The first word of a session: who speaks. A client that connects again owns what it owned over
-    /// its earlier connection, whether the agent has noticed the end of that one or not.
+    /// First message of a session: identifies the client. A client that reconnects keeps the
+    /// programs that it owned over its earlier connection, whether or not the agent has noticed
+    /// that this one ended.
     Hello {
-        /// Drawn by the client, once.
+        /// Random number that the client chose once.
         client: u64,
     },
-    /// Run this, or take over the program that runs so already.
+    /// Start this program, or take it over if the same order already runs.
     Start {
-        /// Given back with all news of this program, so that those of an earlier one of the same
-        /// name are told apart.
+        /// Returned in all messages about this program, which distinguishes them from those about
+        /// an earlier one of the same name.
         tag: u64,
         /// The program.
         order: Order,
     },
-    /// Take over a program that was ours; if it does not run any more, say how it ended.
+    /// Take over a program that this client owned; if it no longer runs, report how it ended.
     Resume {
-        /// Its name.
+        /// Name of the program.
         name: String,
-        /// Its process.
+        /// Its process id.
         pid: u32,
         /// As in [`ToAgent::Start`].
         tag: u64,
@@ -39,38 +40,38 @@ pub enum ToAgent {
         /// The original order.
         order: Order,
     },
-    /// Send it a signal, by number.
+    /// Send a signal to a program.
     Signal {
-        /// Its name.
+        /// Name of the program.
         name: String,
-        /// As in `kill`.
+        /// Number of the signal, as for `kill`.
         signal: i32,
     },
-    /// Write to its standard input.
+    /// Write to a program's standard input.
     Input {
-        /// Its name.
+        /// Name of the program.
         name: String,
-        /// What to write; nothing closes the input.
+        /// Bytes to write. If empty, the input is closed.
         bytes: Vec<u8>,
     },
-    /// End it at once.
+    /// Kill a program.
     Kill {
-        /// Its name.
+        /// Name of the program.
         name: String,
     },
-    /// Tell about the machine.
+    /// Report the machine's facts.
     Facts,
-    /// Tell about the programs.
+    /// Report the state of the programs.
     Status,
-    /// As the first word: this connection speaks to the library, see [`crate::exchange`].
+    /// As the first message: this connection is for the library, see [`crate::exchange`].
     Library,
-    /// Sent once a second.
+    /// Heartbeat, sent once a second.
     Beat,
-    /// The session ends on purpose: its programs end with it.
+    /// The session ends on purpose; its programs end with it.
     Bye,
-    /// End the agent and everything it looks after.
+    /// Stop the agent and all its programs.
     Stop,
-    /// Tell how the machine's memory is.
+    /// Report the state of the machine's memory.
     Memory,
     /// Kill a process that an earlier agent of this machine started, if the process with this pid
     /// has this start time.
@@ -94,49 +95,49 @@ pub enum ToAgent {
 /// Maximum number of addresses in one [`ToAgent::Probe`].
 pub(super) const PROBE_TARGETS_MAX: usize = 4;
 
-/// From an agent.
+/// A message from an agent.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum FromAgent {
-    /// It runs.
+    /// A program runs.
     Started {
-        /// Its name.
+        /// Name of the program.
         name: String,
         /// As in [`ToAgent::Start`].
         tag: u64,
-        /// Its process.
+        /// Its process id.
         pid: u32,
         /// Start time of the process, as its system reports it.
         began: Option<String>,
     },
-    /// It wrote a line.
+    /// A program wrote a line.
     Line {
-        /// Its name.
+        /// Name of the program.
         name: String,
-        /// Where to.
+        /// Stream to which it wrote.
         stream: Stream,
-        /// Without its end.
+        /// The line without its newline.
         text: String,
     },
-    /// It ended, or could not be started.
+    /// A program ended, or could not be started.
     Ended {
-        /// Its name.
+        /// Name of the program.
         name: String,
         /// As in [`ToAgent::Start`].
         tag: u64,
-        /// In words: `exit status 1`, `killed by signal 9 (…)`.
+        /// How it ended, in words: `exit status 1`, `killed by signal 9 (…)`.
         exit: String,
-        /// As shells count: 128 and the signal.
+        /// Exit code as shells report it: 128 plus the number for a signal.
         code: i32,
-        /// The end of what it wrote to its standard error.
+        /// The last lines of its standard error.
         last_words: String,
     },
-    /// The machine.
+    /// Facts of the machine.
     Facts(NodeFacts),
-    /// Its programs.
+    /// State of the agent's programs.
     Status(Vec<ProgramStatus>),
-    /// Sent once a second.
+    /// Heartbeat, sent once a second.
     Beat,
-    /// How its memory is, if it tells.
+    /// State of the machine's memory; absent if its system does not report it.
     Memory(Option<MemoryPressure>),
     /// The result of a [`ToAgent::Probe`].
     Probed {
@@ -150,56 +151,56 @@ pub enum FromAgent {
 /// A program to run.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Order {
-    /// Unique on the machine.
+    /// Name of the program; unique on the machine.
     pub name: String,
-    /// What to run.
+    /// The program to run.
     pub program: OrderedProgram,
-    /// Its arguments.
+    /// Arguments.
     pub args: Vec<String>,
-    /// Added to the agent's environment.
+    /// Variables that are added to the agent's environment.
     pub env: Vec<(String, String)>,
-    /// Files that variables name.
+    /// Files to write; each variable is set to the path of its file.
     pub files: Vec<EnvFile>,
-    /// Where to run it, if that is there; the agent's own folder otherwise.
+    /// Working directory, if it exists there; otherwise the agent's own.
     pub cwd: Option<String>,
-    /// How long it outlives a session that ends without a word, in milliseconds.
+    /// How long the program outlives a session that ends without a goodbye, in milliseconds.
     pub lease_ms: u64,
     /// Ticket that a rank proves to its coordinator; the first line of its standard input.
     pub ticket: Option<Secret>,
 }
 
-/// What to run.
+/// The program to run.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum OrderedProgram {
     /// `jackalope-rank` of the agent's own installation, with its ticket.
     Rank,
-    /// A program of the machine, looked for as a shell does.
+    /// A program of the machine, looked up in `PATH`.
     Other(String),
 }
 
 /// A file that is written for a program and removed with it.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct EnvFile {
-    /// The variable that holds its path.
+    /// Variable that holds the file's path.
     pub variable: String,
-    /// What is in it.
+    /// Content of the file.
     pub content: String,
 }
 
-/// A program an agent looks after.
+/// State of a program that an agent supervises.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ProgramStatus {
-    /// Its name.
+    /// Name of the program.
     pub name: String,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Whether a session holds it now.
+    /// Whether a session owns it now.
     pub is_owned: bool,
-    /// How long it has run, in milliseconds.
+    /// Time since its start, in milliseconds.
     pub age_ms: u64,
 }
 
-/// Where a program writes.
+/// An output stream of a program.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum Stream {
     /// Standard output.

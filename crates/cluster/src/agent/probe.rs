@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::messages::PROBE_TARGETS_MAX;
 
-/// Probes in progress at the same time; further ones get no answer.
+/// Maximum number of probes in progress; further ones get no answer.
 const PROBES_MAX: usize = 16;
 
 /// Upper bound of a probe's deadline.

@@ -1,4 +1,4 @@
-//! The programs of a machine, and to whom they belong.
+//! The programs of a machine and their owners.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::OsString;
@@ -17,20 +17,20 @@ use super::process::{Adopted, Process};
 use crate::platform;
 use crate::process::{LINE_BYTES_MAX, Spawn};
 
-/// Lines of standard error that are kept for those who ask how it ended.
+/// Lines of standard error that are kept to explain how a program ended.
 const LAST_LINES_MAX: usize = 20;
 
-/// Programs an agent looks after at most.
+/// Maximum number of programs that an agent supervises.
 const PROGRAMS_MAX: usize = 64;
 
-/// After its process is gone, what it wrote last is waited for so long: children of its own may hold
-/// its pipes.
+/// How long to wait for the last output after the process is gone; children of its own may keep its
+/// pipes open.
 const OUTPUT_GRACE: Duration = Duration::from_millis(200);
 
-/// To whom a program's news go.
+/// Channel to the owner of a program.
 pub(super) type Outbox = SyncSender<FromAgent>;
 
-/// Whoever is connected.
+/// A connected client.
 #[derive(Clone, Debug)]
 pub(super) struct Owner {
     pub(super) session: u64,
@@ -68,10 +68,10 @@ struct Running {
     began: Option<String>,
     started_at: Instant,
     owner: Arc<Mutex<Option<Owner>>>,
-    /// While nobody owns it: when it ends.
+    /// When the program is killed if nobody claims it; `None` while it has an owner.
     lease_until: Option<Instant>,
     last_lines: Arc<Mutex<VecDeque<String>>>,
-    /// End with the output.
+    /// Threads that end when the output ends.
     readers: Vec<thread::JoinHandle<()>>,
     files: Vec<PathBuf>,
 }
@@ -89,8 +89,8 @@ impl Programs {
         lock(&self.shared).is_empty()
     }
 
-    /// Starts a program for its owner, or hands over the one that runs so already. Says which
-    /// process it is.
+    /// Starts a program for its owner, or hands over the one that already runs for the same order.
+    /// Returns the process.
     pub(super) fn start(&self, tag: u64, order: Order, owner: &Owner) -> Result<Started, String> {
         let mut programs = lock(&self.shared);
         if let Some(running) = programs.get_mut(&order.name) {
@@ -106,7 +106,7 @@ impl Programs {
                 running.hand_to(owner, tag);
                 return Ok(running.started());
             }
-            // Another order of the same name takes its place.
+            // Another order of the same name replaces the program.
             programs.remove(&order.name);
         }
         if PROGRAMS_MAX <= programs.len() {
@@ -215,7 +215,7 @@ impl Programs {
         })
     }
 
-    /// The files a program's variables name, readable by its user alone.
+    /// Writes the files that the order's variables name; only the user can read them.
     fn write_files(&self, order: &Order) -> io::Result<Vec<PathBuf>> {
         let mut paths = Vec::new();
         for (idx, file) in order.files.iter().enumerate() {
@@ -247,7 +247,8 @@ impl Programs {
         }
     }
 
-    /// A session is over. What it owned ends at once, or lives on for its lease.
+    /// Ends a session. Its programs are killed soon if it left on purpose, otherwise when their
+    /// lease is over.
     pub(super) fn leave(&self, session: u64, on_purpose: bool) {
         for running in lock(&self.shared).values_mut() {
             let mut owner = lock(&running.owner);
@@ -275,7 +276,8 @@ impl Programs {
         }
     }
 
-    /// Notices ends and ends what nobody claimed in time. Called again and again.
+    /// Reports programs that have ended, and kills those that nobody claimed in time. Called
+    /// periodically.
     pub(super) fn look_after(&self) {
         let mut ended = Vec::new();
         {
@@ -340,7 +342,7 @@ impl Running {
         let Some(owner) = lock(&self.owner).take() else { return };
         let (name, last_words) = (self.order.name.clone(), lines.join("\n"));
         let message = FromAgent::Ended { name, tag: self.tag, exit, code, last_words };
-        // A session that does not take it is about to be given up.
+        // A session whose outbox is full is about to be closed.
         owner.outbox.try_send(message).ok();
     }
 }
@@ -354,12 +356,12 @@ impl Drop for Running {
 
 fn remove_files(paths: &[PathBuf]) {
     for path in paths {
-        // One that is gone already is as good.
+        // It does not matter if the file is gone already.
         std::fs::remove_file(path).ok();
     }
 }
 
-/// Sends a program's lines to its owner, whoever that is at the time.
+/// Sends a program's output lines to its current owner.
 fn forward(
     stream: impl Read + Send + 'static,
     name: &str,
@@ -387,7 +389,7 @@ fn forward(
             }
             let outbox = lock(&owner).as_ref().map(|owner| owner.outbox.clone());
             if let Some(outbox) = outbox {
-                // Waits if the owner reads slowly; its session ends if it does not read at all.
+                // Blocks while the owner reads slowly; its session ends if it does not read at all.
                 outbox.send(FromAgent::Line { name: name.clone(), stream: which, text }).ok();
             }
         }

@@ -2,7 +2,7 @@
 
 use jackalope_protocol::FrameError;
 
-/// Why a reachable machine cannot be used; retrying does not help.
+/// Reason why a reachable machine cannot be used; retrying does not help.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Refusal {
     /// The agent does not accept orders from this machine.
@@ -14,12 +14,12 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// True if this machine does not trust the other one.
+    /// Returns true if this machine does not trust the other one.
     pub(super) fn is_distrust(self) -> bool {
         matches!(self, Refusal::UnknownKey | Refusal::ChangedKey)
     }
 
-    /// The refusal that an error of a handshake is, if it is one.
+    /// Returns the refusal that a handshake's error stands for; `None` for other errors.
     pub(super) fn of(err: &FrameError) -> Option<Refusal> {
         match err {
             FrameError::Untrusted { .. } => Some(Refusal::Untrusted),

@@ -1,4 +1,4 @@
-//! The agent's listener and its end.
+//! The agent's listener, and the end of the agent.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -25,10 +25,10 @@ use crate::platform;
 const SESSIONS_MAX: usize = 64;
 /// How often to look for new addresses to listen on.
 const LISTEN_INTERVAL: Duration = Duration::from_secs(1);
-/// Between two looks at the programs.
+/// Pause between two checks of the programs.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How an agent is run.
+/// The configuration of an agent.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
     /// Secret of the cluster; peers without it are refused.
@@ -37,22 +37,23 @@ pub struct AgentConfig {
     pub identity: Identity,
     /// Whose orders the agent accepts.
     pub trust: Trust,
-    /// `jackalope-rank`.
+    /// Path of `jackalope-rank`.
     pub rank_program: PathBuf,
-    /// Where files for programs are written.
+    /// Directory for files that programs need.
     pub files_dir: PathBuf,
-    /// Its machine's models.
+    /// Models of this machine.
     pub library: Library,
-    /// How long it stays without a session and without a program; for ever if absent.
+    /// How long the agent keeps running without a session and without a program; for ever if
+    /// absent.
     pub linger: Option<Duration>,
-    /// Set by others to end it, with all it looks after.
+    /// Set by the caller to stop the agent and all its programs.
     pub is_over: Arc<AtomicBool>,
 }
 
-/// Why there is no agent.
+/// Reason why no agent runs.
 #[derive(Debug, Error)]
 pub enum AgentError {
-    /// The address cannot be listened on.
+    /// Listening on the address failed.
     #[error(
         "listening on {addr} failed: {source}\n\
          hint: another program has the port; choose one with `--agent-port`"
@@ -60,7 +61,7 @@ pub enum AgentError {
     Listen {
         /// The address.
         addr: SocketAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -78,7 +79,7 @@ struct Shared {
 /// addresses that have appeared since.
 pub type NewListeners = Box<dyn FnMut() -> Vec<TcpListener> + Send>;
 
-/// Runs an agent on `listener` until it is told to stop or has lingered long enough.
+/// Runs an agent on `listener` until it is stopped or has been idle for [`AgentConfig::linger`].
 ///
 /// # Errors
 /// [`AgentError::Listen`] if the listener cannot be used.
@@ -88,7 +89,7 @@ pub fn serve(listener: &TcpListener, config: AgentConfig) -> Result<(), AgentErr
     serve_on(Box::new(move || first.take().into_iter().collect()), config)
 }
 
-/// As [`serve`], on addresses that may appear and disappear.
+/// Like [`serve`], on addresses that may appear and disappear.
 ///
 /// # Errors
 /// [`AgentError::Listen`] if a listener cannot be used.
@@ -154,7 +155,7 @@ fn open_gate(shared: &Arc<Shared>, listeners: Vec<TcpListener>) -> Result<Gate, 
     Gate::start(config, Box::new(prove)).map_err(|source| AgentError::Listen { addr, source })
 }
 
-/// Says what kind of connection it is.
+/// Reads the first message, which says what kind of connection it is.
 fn first_word(receiver: &mut secure::Receiver) -> Result<ToAgent, FrameError> {
     receiver.stream().set_read_timeout(Some(HANDSHAKE))?;
     frame::read(receiver)

@@ -14,16 +14,16 @@ use super::process::Adopted;
 use super::programs::{Owner, Programs, Started};
 use super::trust::Powers;
 
-/// Between two signs of life, in both directions.
+/// Interval between two heartbeats, in both directions.
 pub(super) const BEAT: Duration = Duration::from_secs(1);
 
-/// Silence after which the other side is gone.
+/// Duration of silence after which the other side counts as gone.
 pub(super) const SILENCE: Duration = Duration::from_secs(5);
 
-/// Messages that may wait for a slow client.
+/// Maximum number of queued messages for a slow client.
 const OUTBOX_LEN: usize = 1024;
 
-/// What a session's end asks of the agent.
+/// What the agent does after a session has ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum End {
     GoOn,
@@ -38,7 +38,7 @@ pub(super) struct Client {
     pub(super) powers: Powers,
 }
 
-/// Serves a client, which has said its first word, until it leaves.
+/// Serves a client until it disconnects. `first` is its first message.
 pub(super) fn run(
     client: Client,
     programs: &Programs,
@@ -85,7 +85,7 @@ fn read(
     (programs, powers): (&Programs, Powers),
     owner: &Owner,
 ) -> Result<End, FrameError> {
-    // A client that does not take its messages is given up by the writer, which ends this one.
+    // The writer disconnects a client that does not read its messages, which ends this thread too.
     let tell = |message| owner.outbox.send(message).map_err(|_| FrameError::Closed);
     let mut next = first;
     loop {
@@ -133,7 +133,7 @@ fn read(
                     outbox.try_send(FromAgent::Probed { tag, failure }).ok();
                 });
             }
-            // Means something as a first word only.
+            // These messages matter only as the first one.
             ToAgent::Beat | ToAgent::Library | ToAgent::Hello { .. } => {}
             ToAgent::Bye => return Ok(End::GoOn),
             ToAgent::Stop if powers == Powers::All => return Ok(End::StopAgent),
@@ -155,6 +155,6 @@ fn write(mut sender: secure::Sender, messages: &Receiver<FromAgent>) {
             break;
         }
     }
-    // Wakes the reader, if it was us who gave up.
+    // Wakes the reader if this side closed the connection.
     let _ = sender.stream().shutdown(Shutdown::Both);
 }

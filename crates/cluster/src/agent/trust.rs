@@ -1,4 +1,4 @@
-//! What a peer of an agent may do, by what it has proved.
+//! Defines what a peer of an agent may do, by what it has proved.
 //!
 //! ```text
 //!   proved                             may
@@ -33,7 +33,7 @@ pub const REREAD_INTERVAL: Duration = Duration::from_millis(250);
 /// Prefix of the variables that a token holder may set; others could change what a program runs.
 const TOKEN_VARIABLES: &str = "MLX_";
 
-/// Whose orders an agent accepts, besides those of its own machine.
+/// Peers whose orders an agent accepts, besides its own machine.
 #[derive(Clone, Debug)]
 pub enum Trust {
     /// The coordinators in this list.
@@ -43,7 +43,7 @@ pub enum Trust {
     TokenHolders,
 }
 
-/// What a session may order.
+/// The orders that a session may give.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Powers {
     All,
@@ -88,7 +88,7 @@ impl AgentAdmission {
         AgentAdmission { secret, identity, trust, sessions: Mutex::default() }
     }
 
-    /// What the machine with this key may order; `None` if nothing.
+    /// Returns what the machine with this key may order; `None` if nothing.
     pub(super) fn powers(&self, key: &PublicKey) -> Option<Powers> {
         if *key == self.identity.public() {
             return Some(Powers::All);

@@ -1,4 +1,4 @@
-//! Runs the commands of a plan, one by one, and takes them back.
+//! Runs the commands of a plan one by one, and undoes them.
 
 use std::time::Duration;
 
@@ -9,28 +9,28 @@ use super::{Check, Step};
 use crate::probe::{self, Echo};
 use crate::shell::{Shell, ShellError};
 
-/// None of these commands waits for anything.
+/// Time for one command; none of them waits for anything.
 const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How often a fresh address is tried: a port takes a moment to come up.
+/// Maximum number of pings to a new address, because a port takes a moment to come up.
 const CHECK_TRIES: u32 = 3;
 
-/// A command that takes something back.
+/// A command that undoes a step.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Undo {
     /// The machine.
     pub host: String,
-    /// What to run as root.
+    /// Command to run as root.
     pub command: String,
 }
 
-/// A command did not do what it should.
+/// Reason why a command did not succeed.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub enum ApplyError {
-    /// The machine could not be asked.
+    /// The script could not be run on the machine.
     #[error("{0}")]
     Shell(#[from] ShellError),
-    /// `sudo` wants a password, and nobody is there to type it.
+    /// `sudo` asks for a password, and nobody is there to type it.
     #[error("{host}: sudo wants a password for `{command}`")]
     Password {
         /// The machine.
@@ -47,13 +47,13 @@ pub enum ApplyError {
         command: String,
         /// Its exit status.
         status: i32,
-        /// What it said.
+        /// Its output.
         output: String,
     },
 }
 
 impl Step {
-    /// What takes it back.
+    /// Returns the command that undoes this step.
     pub fn undo(&self) -> Undo {
         Undo { host: self.host.clone(), command: self.undo.clone() }
     }
@@ -62,7 +62,7 @@ impl Step {
 /// Runs one command as root, without asking for a password.
 ///
 /// # Errors
-/// [`ApplyError`] if it did not end well.
+/// [`ApplyError`] if the command did not succeed.
 pub fn run_as_root(shell: &dyn Shell, host: &str, command: &str) -> Result<(), ApplyError> {
     let (host_name, command_text) = (host.to_owned(), command.to_owned());
     let output = shell.run(host, &format!("sudo -n {command}"), b"", STEP_TIMEOUT)?;
@@ -80,11 +80,12 @@ pub fn run_as_root(shell: &dyn Shell, host: &str, command: &str) -> Result<(), A
     })
 }
 
-/// Runs all commands until one fails. `done` hears after each what takes back all so far, the last
-/// first, so that it can be kept before the next one runs.
+/// Runs all commands until one fails. After each of them, `done` is called with the commands that
+/// undo everything so far, the last step first, so that the caller can store them before the next
+/// command runs.
 ///
 /// # Errors
-/// [`ApplyError`] of the first command that did not end well.
+/// [`ApplyError`] of the first command that failed.
 pub fn apply(
     shell: &dyn Shell,
     steps: &[Step],
@@ -99,7 +100,7 @@ pub fn apply(
     Ok(())
 }
 
-/// Pings along each cable; a few times, as ports take a moment.
+/// Pings along each cable; several times, because ports take a moment to come up.
 pub fn verify(shell: &dyn Shell, checks: &[Check]) -> Vec<(Check, Echo)> {
     let echo = |check: &Check| {
         let mut last = Echo::Untried;
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
     use crate::shell::Output;
 
-    /// Writes down what it is asked to run, and fails at one word.
+    /// Records the commands that it should run, and fails at those that contain a given word.
     struct Recorder {
         ran: Mutex<Vec<String>>,
         fails_at: &'static str,

@@ -1,5 +1,5 @@
-//! Which Thunderbolt port of which Mac a cable joins to which other. Each port of a Mac has a
-//! domain UUID and tells that of the port at the other end.
+//! Determines which Thunderbolt port of which Mac is connected to which other. Each port of a Mac
+//! has a domain UUID and reports that of the port at the other end.
 
 use super::Member;
 use crate::report::{Generation, ThunderboltPort};
@@ -9,31 +9,31 @@ use crate::report::{Generation, ThunderboltPort};
 pub struct Cabling {
     /// The machines, in the order given.
     pub hosts: Vec<CabledHost>,
-    /// Cables between two of them.
+    /// Cables between two of the machines.
     pub cables: Vec<Cable>,
 }
 
-/// A machine and its ports.
+/// A machine and its Thunderbolt ports.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CabledHost {
-    /// What `ssh` is given.
+    /// Name of the machine, as given to `ssh`.
     pub name: String,
-    /// `Mac Studio, Apple M3 Ultra, macOS 26.3 (25D125)`.
+    /// Description: `Mac Studio, Apple M3 Ultra, macOS 26.3 (25D125)`.
     pub about: String,
-    /// Its Thunderbolt ports, by receptacle.
+    /// Its Thunderbolt ports, in the order of their receptacles.
     pub ports: Vec<ThunderboltPort>,
-    /// Interfaces that carry no RDMA.
+    /// Interfaces that do not support RDMA.
     pub without_rdma: Vec<String>,
-    /// The fastest that its ports do, as far as that is known.
+    /// Newest Thunderbolt generation of its ports, if known.
     pub generation: Option<Generation>,
 }
 
 /// A cable between two machines.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Cable {
-    /// Its ends; the first is of the machine that was given first.
+    /// Its ends; the first one is on the machine with the lower position.
     pub ends: [End; 2],
-    /// Speed of the link in bits per second, where the ports tell.
+    /// Speed of the link in bits per second, if the ports report it.
     pub bits_per_s: Option<u64>,
 }
 
@@ -47,7 +47,7 @@ pub struct End {
 }
 
 impl Cabling {
-    /// Finds the cables.
+    /// Finds the cables from the machines' reports.
     pub fn of(members: &[Member<'_>]) -> Cabling {
         let hosts: Vec<CabledHost> = members.iter().map(CabledHost::of).collect();
         let ends: Vec<End> = (0..hosts.len())
@@ -72,28 +72,28 @@ impl Cabling {
         Cabling { hosts, cables }
     }
 
-    /// The port at an end.
+    /// Returns the port at an end.
     pub fn port(&self, end: End) -> &ThunderboltPort {
         &self.hosts[end.host_idx].ports[end.port_idx]
     }
 
-    /// The network interface at an end.
+    /// Returns the network interface at an end.
     pub fn interface(&self, end: End) -> Option<&str> {
         self.port(end).interface.as_deref()
     }
 
-    /// The cables between two machines.
+    /// Returns the cables between two machines.
     pub fn between(&self, a: usize, b: usize) -> impl Iterator<Item = &Cable> {
         let wanted = [a.min(b), a.max(b)];
         self.cables.iter().filter(move |cable| cable.ends.map(|end| end.host_idx) == wanted)
     }
 
-    /// True if a cable joins them.
+    /// Returns true if a cable connects two machines.
     pub fn joins(&self, a: usize, b: usize) -> bool {
         self.between(a, b).next().is_some()
     }
 
-    /// Pairs without a cable.
+    /// Returns the pairs of machines without a cable.
     pub fn missing_pairs(&self) -> Vec<(usize, usize)> {
         let pairs = (0..self.hosts.len()).flat_map(|b| (0..b).map(move |a| (a, b)));
         let mut missing: Vec<(usize, usize)> = pairs.filter(|&(a, b)| !self.joins(a, b)).collect();
@@ -101,14 +101,14 @@ impl Cabling {
         missing
     }
 
-    /// Ports that nothing is plugged into and that carry RDMA.
+    /// Returns the ports that are free and support RDMA.
     pub fn free_ports(&self, host_idx: usize) -> impl Iterator<Item = &ThunderboltPort> {
         let host = &self.hosts[host_idx];
         let free = host.ports.iter().filter(|it| it.attached.is_none());
         free.filter(|it| it.interface.as_ref().is_none_or(|it| !host.without_rdma.contains(it)))
     }
 
-    /// Ports that lead to a computer which is none of these.
+    /// Returns the ports that lead to a computer that is none of these machines.
     pub fn strangers(&self) -> Vec<End> {
         let all = (0..self.hosts.len()).flat_map(|host_idx| {
             (0..self.hosts[host_idx].ports.len()).map(move |port_idx| End { host_idx, port_idx })
@@ -141,12 +141,12 @@ impl CabledHost {
 }
 
 impl Cable {
-    /// The end on a machine.
+    /// Returns the end on a machine.
     pub fn end_on(&self, host_idx: usize) -> Option<End> {
         self.ends.into_iter().find(|end| end.host_idx == host_idx)
     }
 
-    /// The end on the other machine.
+    /// Returns the end opposite to the one on a machine.
     pub fn end_facing(&self, host_idx: usize) -> Option<End> {
         let [a, b] = self.ends;
         match host_idx {

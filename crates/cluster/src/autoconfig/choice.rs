@@ -1,32 +1,32 @@
-//! Which transport the cables allow, and what is missing for a better one.
+//! Chooses the transport that the cables allow, and lists what is missing for a better one.
 
 use jackalope_protocol::Backend;
 
 use super::{Cabling, Member, Shape};
 use crate::report::{Generation, RdmaSwitch};
 
-/// RDMA came with this version of macOS.
+/// First version of macOS that supports RDMA.
 const RDMA_SINCE: (u32, u32) = (26, 2);
 
-/// The transport and why.
+/// The chosen transport, and the reasons.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
-    /// What the cables form.
+    /// Shape that the cables form.
     pub shape: Shape,
     /// The transport.
     pub backend: Backend,
-    /// The machines in the order of ranks.
+    /// Positions of the machines, in the order of ranks.
     pub order: Vec<usize>,
-    /// Why not the one that was asked for, or not the fastest.
+    /// Reasons why the choice is not the requested transport, or not the fastest one.
     pub because: Vec<String>,
-    /// Cables that would allow a better one.
+    /// Cables that would allow a better transport.
     pub missing: Vec<String>,
-    /// True if it is what was asked for, or nothing was.
+    /// True if it is the requested transport, or none was requested.
     pub is_as_wanted: bool,
 }
 
 impl Choice {
-    /// What the cables allow.
+    /// Chooses the best transport that the cables allow.
     pub(super) fn new(
         members: &[Member<'_>],
         cabling: &Cabling,
@@ -65,7 +65,7 @@ impl Choice {
         Choice { shape, backend, order, because, missing, is_as_wanted }
     }
 
-    /// Over the network that is there.
+    /// Chooses the transport over the existing network.
     pub(super) fn over_ethernet(num_hosts: usize, wanted: Option<Backend>) -> Choice {
         let backend = wanted.filter(|it| matches!(it, Backend::Tcp | Backend::Ring));
         let is_as_wanted = wanted.is_none() || backend.is_some();
@@ -84,7 +84,7 @@ impl Choice {
     }
 }
 
-/// The cables that a full mesh lacks, with free ports for them where there are any.
+/// Returns the cables that a full mesh lacks, with free ports for them if there are any.
 fn missing_cables(cabling: &Cabling) -> Vec<String> {
     let mut used = vec![0; cabling.hosts.len()];
     let mut end = |host_idx: usize| {
@@ -100,7 +100,7 @@ fn missing_cables(cabling: &Cabling) -> Vec<String> {
     pairs.into_iter().map(|(a, b)| format!("{} to {}", end(a), end(b))).collect()
 }
 
-/// What keeps the machines from RDMA, whatever the cables form.
+/// Returns what prevents RDMA on the machines, whatever shape the cables form.
 fn rdma_obstacles(members: &[Member<'_>], cabling: &Cabling) -> Vec<String> {
     let mut all = Vec::new();
     for (host_idx, member) in members.iter().enumerate() {

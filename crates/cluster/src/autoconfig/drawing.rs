@@ -1,11 +1,11 @@
-//! The cables as text: for the terminal, and for GraphViz.
+//! Renders the cables as text, for the terminal and for GraphViz.
 
 use std::fmt::Write as _;
 
 use super::{Cabling, Choice, End, Shape};
 use crate::report::ThunderboltPort;
 
-/// Every machine with its ports and where they lead.
+/// Renders every machine with its ports and the machines to which they lead.
 pub fn terminal(cabling: &Cabling, choice: &Choice) -> String {
     let mut text = String::new();
     for host_idx in 0..cabling.hosts.len() {
@@ -66,7 +66,7 @@ fn leads_to(cabling: &Cabling, end: End, port: &ThunderboltPort) -> String {
     }
 }
 
-/// The same for GraphViz.
+/// Renders the cables in GraphViz's language.
 pub fn dot(cabling: &Cabling) -> String {
     let mut text = "graph cabling {\n  node [shape=box];\n".to_owned();
     let quoted = |it: &str| format!("\"{}\"", it.replace('\\', r"\\").replace('"', "\\\""));

@@ -1,5 +1,5 @@
-//! Macs that are not there: each prints what the tools of a real one print, in the forms recorded in
-//! `tests/recorded`, so that tests begin with text as the real thing does.
+//! Simulated Macs: each prints what the tools of a real one print, in the formats recorded in
+//! `tests/recorded`, so that tests start from text as in production.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,11 +17,11 @@ use crate::shell::{Output, Shell, ShellError};
 #[derive(Debug, Default)]
 pub(crate) struct Lab {
     pub(crate) macs: Vec<Mac>,
-    /// `host: command` of everything that was run beside looking.
+    /// `host: command` of everything that was run, except for probes.
     pub(crate) ran: Mutex<Vec<String>>,
 }
 
-/// One of them.
+/// A simulated Mac.
 #[derive(Clone, Debug)]
 pub(crate) struct Mac {
     pub(crate) name: String,
@@ -35,17 +35,17 @@ pub(crate) struct Mac {
     /// Fastest link in Gbit/s.
     pub(crate) gbit_per_s: u32,
     pub(crate) plugs: BTreeMap<u32, Plug>,
-    /// Interface, address, leading bits.
+    /// Interface, address, prefix length.
     pub(crate) addrs: Vec<(String, String, u8)>,
     /// Members of bridge0.
     pub(crate) bridged: Vec<String>,
     /// Lines for `netstat -rn`.
     pub(crate) routes: Vec<String>,
-    /// Sections that differ from the usual ones.
+    /// Sections with other content than the usual one.
     pub(crate) tools: BTreeMap<&'static str, String>,
 }
 
-/// What is in a port.
+/// The device in a port.
 #[derive(Clone, Debug)]
 pub(crate) enum Plug {
     Mac { name: String, domain: String, gbit_per_s: u32 },
@@ -53,13 +53,14 @@ pub(crate) enum Plug {
 }
 
 impl Lab {
-    /// So many Mac Studios of the newest kind, all ports in bridge0 as macOS delivers them.
+    /// Creates `num_macs` Mac Studios of the newest generation, with all ports in bridge0, which is
+    /// the default of macOS.
     pub(crate) fn studios(num_macs: usize) -> Lab {
         let macs = (0..num_macs).map(Mac::studio).collect();
         Lab { macs, ran: Mutex::default() }
     }
 
-    /// A cable between two ports.
+    /// Connects two ports by a cable.
     pub(crate) fn cable(mut self, (a, a_port): (usize, u32), (b, b_port): (usize, u32)) -> Lab {
         let gbit_per_s = self.macs[a].gbit_per_s.min(self.macs[b].gbit_per_s).min(80);
         for (own, own_port, other, other_port) in [(a, a_port, b, b_port), (b, b_port, a, a_port)] {
@@ -70,7 +71,7 @@ impl Lab {
         self
     }
 
-    /// What all machines report.
+    /// Returns the reports of all machines.
     pub(crate) fn reports(&self) -> Vec<(String, NodeReport)> {
         let report = |mac: &Mac| {
             let report = probe::report(self, &mac.name, Duration::from_secs(1));
@@ -84,7 +85,7 @@ impl Lab {
     }
 }
 
-/// Reports as a plan takes them.
+/// Converts reports to the form that a plan expects.
 pub(crate) fn members(reports: &[(String, NodeReport)]) -> Vec<Member<'_>> {
     reports.iter().map(|(name, report)| Member { name, report }).collect()
 }
@@ -130,7 +131,7 @@ impl Mac {
         }
     }
 
-    /// Becomes a Mac mini with Thunderbolt 4.
+    /// Turns it into a Mac mini with Thunderbolt 4.
     pub(crate) fn into_mini(self) -> Mac {
         let bridged = (2..5).map(|it| format!("en{it}")).collect();
         Mac { product: "Mac mini", chip: "Apple M4", num_ports: 3, gbit_per_s: 40, bridged, ..self }

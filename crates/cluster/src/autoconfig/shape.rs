@@ -1,30 +1,30 @@
-//! What the cables form. Clusters of this kind have few machines, so that trying all orders is fine;
-//! beyond [`ORDERED_MAX`] machines only meshes and trees are told apart.
+//! The shape that the cables form. Clusters with cables have few machines, so that trying all
+//! orders is fast enough; beyond [`ORDERED_MAX`] machines, rings and chains are not recognised.
 
 use super::Cabling;
 
-/// Rings and chains are looked for among so many machines: 7! orders at most.
+/// Maximum number of machines among which rings and chains are searched: 8! orders at most.
 const ORDERED_MAX: usize = 8;
 
-/// What the cables form.
+/// The shape that the cables form.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Shape {
     /// One machine.
     Alone,
-    /// Each with each.
+    /// Every machine is connected to every other.
     Mesh,
-    /// A circle, in this order.
+    /// A ring in this order.
     Ring(Vec<usize>),
-    /// A line, in this order.
+    /// A chain in this order.
     Chain(Vec<usize>),
-    /// All are joined somehow.
+    /// All machines are connected in another way.
     Tree,
-    /// Some are not joined: the groups.
+    /// Not all machines are connected; contains the connected groups.
     Apart(Vec<Vec<usize>>),
 }
 
 impl Shape {
-    /// Finds it.
+    /// Determines the shape.
     pub fn of(cabling: &Cabling) -> Shape {
         let num_hosts = cabling.hosts.len();
         if num_hosts <= 1 {
@@ -49,7 +49,7 @@ impl Shape {
         Shape::Tree
     }
 
-    /// What people call it.
+    /// Returns the name of the shape.
     pub fn name(&self) -> &'static str {
         match self {
             Shape::Alone => "one machine",
@@ -62,7 +62,7 @@ impl Shape {
     }
 }
 
-/// Machines that cables join, directly or over others.
+/// Returns the groups of machines that are connected, directly or over others.
 fn groups(cabling: &Cabling) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for host in 0..cabling.hosts.len() {
@@ -81,7 +81,7 @@ fn groups(cabling: &Cabling) -> Vec<Vec<usize>> {
     groups
 }
 
-/// Goes on from the last of `path` through all machines, and back to the first if it shall be closed.
+/// Extends the path over all machines, and back to the first one if `is_closed`.
 fn path(cabling: &Cabling, path_so_far: &mut Vec<usize>, is_closed: bool) -> Option<Vec<usize>> {
     let num_hosts = cabling.hosts.len();
     let last = *path_so_far.last()?;

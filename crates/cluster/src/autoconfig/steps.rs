@@ -1,5 +1,5 @@
-//! Addresses for cables, and the commands that give them. What is right already is left alone, so
-//! that planning again after running the commands plans nothing.
+//! The addresses of cables, and the commands that set them. A setting that is right already is left
+//! alone, so that a plan made after running the commands is empty.
 
 use std::net::IpAddr;
 
@@ -10,51 +10,51 @@ use super::{Cabling, End, Member, PlanError};
 use crate::facts::InterfaceAddr;
 use crate::report::{Network, NodeReport};
 
-/// A command for one machine.
+/// A command to run on one machine.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 pub struct Step {
     /// The machine.
     pub host: String,
-    /// What it is for.
+    /// Purpose of the command.
     pub purpose: String,
-    /// What to run as root.
+    /// Command to run as root.
     pub command: String,
-    /// What takes it back, as root.
+    /// Command that undoes it, to run as root.
     pub undo: String,
 }
 
-/// What must answer when all is done.
+/// A ping that must be answered after all steps.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Check {
-    /// The machine that asks.
+    /// Machine that sends the ping.
     pub host: String,
-    /// The machine that answers.
+    /// Machine that answers.
     pub peer: String,
-    /// Its address on the cable.
+    /// Address of the answering machine on the cable.
     pub ip: IpAddr,
 }
 
-/// An address that a machine has on a cable.
+/// The address of a machine on a cable.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Given {
     /// The machine.
     pub host: String,
-    /// Its interface.
+    /// Network interface.
     pub interface: String,
     /// The address.
     pub ip: IpAddr,
 }
 
-/// A cable with addresses.
+/// A cable and the addresses of its ends.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
-    /// Its ends.
+    /// Ends of the cable.
     pub(super) ends: [LinkEnd; 2],
-    /// False if the addresses are there already.
+    /// False if the ends have these addresses already.
     pub(super) is_new: bool,
 }
 
-/// One end of a cable with its address.
+/// One end of a cable, and its address.
 #[derive(Clone, Debug)]
 pub(super) struct LinkEnd {
     pub(super) host_idx: usize,
@@ -63,7 +63,7 @@ pub(super) struct LinkEnd {
 }
 
 impl Link {
-    /// The end on a machine and the other one.
+    /// Returns the end on a machine, and the other one.
     pub(super) fn seen_from(&self, host_idx: usize) -> Option<(&LinkEnd, &LinkEnd)> {
         let [a, b] = &self.ends;
         match host_idx {
@@ -74,8 +74,8 @@ impl Link {
     }
 }
 
-/// Every cable with its addresses: those it has, if they are good, else those it had before, else new
-/// ones.
+/// Returns every cable with its addresses: the present ones if they are usable, else the ones it
+/// had `before`, else new ones.
 pub(super) fn links(
     members: &[Member<'_>],
     cabling: &Cabling,
@@ -92,7 +92,7 @@ pub(super) fn links(
     let mut links = Vec::new();
     for cable in &cabling.cables {
         let interface = |end: End| cabling.interface(end).map(str::to_owned);
-        // A port that networksetup does not know cannot be configured.
+        // A port that networksetup does not list cannot be configured.
         let [Some(a), Some(b)] = cable.ends.map(interface) else { continue };
         let [first, second] = cable.ends.map(|end| end.host_idx);
         let kept = kept(members[first].report, &a, members[second].report, &b);
@@ -114,7 +114,7 @@ pub(super) fn links(
     Ok(links)
 }
 
-/// The addresses of all ends.
+/// Returns the addresses of all ends.
 pub(super) fn given(members: &[Member<'_>], links: &[Link]) -> Vec<Given> {
     let given = |end: &LinkEnd| Given {
         host: members[end.host_idx].name.to_owned(),
@@ -124,7 +124,7 @@ pub(super) fn given(members: &[Member<'_>], links: &[Link]) -> Vec<Given> {
     links.iter().flat_map(|link| &link.ends).map(given).collect()
 }
 
-/// All networks that any machine has or routes to.
+/// Returns all networks in which any machine has an address or to which it has a route.
 fn taken(members: &[Member<'_>]) -> Vec<Network> {
     let of = |report: &NodeReport| -> Vec<Network> {
         let own = report.addrs().map(|(_, addr)| Network::of(addr));
@@ -134,7 +134,7 @@ fn taken(members: &[Member<'_>]) -> Vec<Network> {
     members.iter().flat_map(|member| of(member.report)).collect()
 }
 
-/// The addresses of a cable's two ends, if they are in one network that is theirs alone.
+/// Returns the addresses of a cable's two ends, if they are in one network that nothing else uses.
 fn kept(a: &NodeReport, a_name: &str, b: &NodeReport, b_name: &str) -> Option<[IpAddr; 2]> {
     let pairs = usable(a, a_name).flat_map(|ours| usable(b, b_name).map(move |it| (ours, it)));
     let mut pairs = pairs.filter(|(ours, theirs)| {
@@ -147,13 +147,14 @@ fn kept(a: &NodeReport, a_name: &str, b: &NodeReport, b_name: &str) -> Option<[I
     })
 }
 
-/// Addresses that somebody gave: those of 169.254 come and go.
+/// Returns the interface's configured IPv4 addresses. Link-local addresses (169.254) are excluded
+/// because they change.
 fn usable(report: &NodeReport, interface: &str) -> impl Iterator<Item = InterfaceAddr> {
     let on = report.addrs().filter(move |(name, _)| *name == interface).map(|(_, addr)| addr);
     on.filter(|addr| matches!(addr.ip, IpAddr::V4(ip) if !ip.is_link_local()))
 }
 
-/// True if no other interface and no router is in this network.
+/// Returns true if no other interface and no default gateway is in this network.
 fn is_alone(report: &NodeReport, interface: &str, network: Network) -> bool {
     let mut others = report.addrs().filter(|(name, _)| *name != interface);
     let gateway = report.default_route().and_then(|route| route.gateway);
@@ -161,7 +162,7 @@ fn is_alone(report: &NodeReport, interface: &str, network: Network) -> bool {
         && gateway.is_none_or(|it| !network.holds(it))
 }
 
-/// The commands, machine by machine.
+/// Returns the commands, machine by machine.
 pub(super) fn steps(members: &[Member<'_>], links: &[Link]) -> Vec<Step> {
     let mut steps = Vec::new();
     for (host_idx, member) in members.iter().enumerate() {
@@ -195,7 +196,7 @@ pub(super) fn steps(members: &[Member<'_>], links: &[Link]) -> Vec<Step> {
     steps
 }
 
-/// The command that gives an address, and what brings back what was there.
+/// Returns the command that sets an address, and the one that restores the previous state.
 fn address(report: &NodeReport, end: &LinkEnd) -> (String, String) {
     let LinkEnd { interface, ip, .. } = end;
     let set = |ip: IpAddr, prefix_len: u8| {
@@ -208,7 +209,8 @@ fn address(report: &NodeReport, end: &LinkEnd) -> (String, String) {
     (format!("{} up", set(*ip, PREFIX_LEN)), undo)
 }
 
-/// Another interface that a route of the peer's own address leads through.
+/// Returns the other interface through which a host route to the peer's address leads, if there is
+/// one.
 fn detour<'a>(report: &'a NodeReport, interface: &str, peer: IpAddr) -> Option<&'a str> {
     let mut own = report.routes.iter().filter(|it| it.to.prefix_len == 32 && it.to.ip == peer);
     own.find(|it| it.interface != interface).map(|it| it.interface.as_str())
@@ -219,7 +221,7 @@ fn netmask(prefix_len: u8) -> std::net::Ipv4Addr {
     std::net::Ipv4Addr::from_bits(bits)
 }
 
-/// Machines that are reached, by the name they were given, through what the commands change.
+/// Returns warnings for machines that are reached over an interface that the commands change.
 pub(super) fn risks(members: &[Member<'_>], steps: &[Step]) -> Vec<String> {
     let risk = |member: &Member<'_>| {
         let host = member.name.rsplit('@').next()?;
@@ -237,7 +239,7 @@ pub(super) fn risks(members: &[Member<'_>], steps: &[Step]) -> Vec<String> {
     members.iter().filter_map(risk).collect()
 }
 
-/// One ping for each direction of each cable.
+/// Returns one ping for each direction of each cable.
 pub(super) fn checks(members: &[Member<'_>], links: &[Link]) -> Vec<Check> {
     let both = links.iter().flat_map(|link| {
         let [a, b] = &link.ends;

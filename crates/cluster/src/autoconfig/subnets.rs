@@ -1,30 +1,30 @@
-//! Networks of two addresses for cables, which collide with nothing that any machine has.
+//! Networks of two addresses for cables, which overlap with no network of any machine.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::report::Network;
 
-/// Where to look, in this order: private networks that homes and offices rarely use, and last the
-/// range for measurements between networks (RFC 2544).
+/// Ranges to search, in this order: private networks that homes and offices rarely use, and last
+/// the range for benchmarks of network devices (RFC 2544).
 const RANGES: [([u8; 4], u8); 4] =
     [([10, 254, 0, 0], 16), ([172, 30, 0, 0], 16), ([192, 168, 248, 0], 21), ([198, 18, 0, 0], 15)];
 
-/// Leading bits of a network with two addresses.
+/// Prefix length of a network with two addresses.
 pub(super) const PREFIX_LEN: u8 = 30;
 
-/// Gives out networks.
+/// Assigns networks.
 #[derive(Debug)]
 pub(super) struct Subnets {
     taken: Vec<Network>,
 }
 
 impl Subnets {
-    /// With the networks that machines have or route to.
+    /// Creates an allocator that avoids the networks that machines have or route to.
     pub(super) fn new(taken: Vec<Network>) -> Subnets {
         Subnets { taken }
     }
 
-    /// The two addresses of a network that nobody has; it is taken from then on.
+    /// Returns the two addresses of a free network, and marks the network as taken.
     pub(super) fn take(&mut self) -> Option<[IpAddr; 2]> {
         let all = RANGES.iter().flat_map(|(ip, prefix_len)| {
             let first = Ipv4Addr::from(*ip).to_bits();
@@ -76,7 +76,7 @@ mod tests {
             let taken: Vec<Network> = taken
                 .into_iter()
                 .map(|(bits, is_near, prefix_len)| {
-                    // Half of them where networks are looked for.
+                    // Half of the networks are in the ranges that are searched.
                     let bits = if is_near { 0x0afe_0000 | (bits & 0xffff) } else { bits };
                     let addr = crate::facts::InterfaceAddr {
                         ip: IpAddr::V4(Ipv4Addr::from_bits(bits)),

@@ -1,4 +1,4 @@
-//! Clusters of two, three and four Macs, from what their tools print to hostfiles.
+//! Clusters of two, three and four Macs, from the output of their tools to hostfiles.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ fn plan(lab: &Lab, wanted: Option<Backend>) -> Plan {
     Plan::new(&members(&reports), Over::Thunderbolt, wanted).unwrap()
 }
 
-/// Everything that people see of a plan.
+/// Returns everything that the user sees of a plan.
 fn shown(plan: &Plan) -> String {
     let mut text = terminal(&plan.cabling, &plan.choice);
     let Choice { backend, because, missing, is_as_wanted, .. } = &plan.choice;
@@ -95,7 +95,7 @@ fn a_display_is_no_cable_and_a_port_next_to_ethernet_no_rdma() {
     insta::assert_snapshot!(shown(&plan(&lab, None)));
 }
 
-/// Any of the machines, or all, start anew: their ports are in the bridge again and have no addresses.
+/// Some or all machines restart: their ports are in the bridge again and have no addresses.
 #[test]
 fn after_a_reboot_each_cable_gets_the_addresses_it_had() {
     for rebooted in [vec![0], vec![1], vec![0, 1, 2]] {
@@ -120,7 +120,7 @@ fn after_a_reboot_each_cable_gets_the_addresses_it_had() {
         let after = Plan::again(&members(&reports), wanted, &before.given).unwrap();
         assert_eq!(after.steps, [], "{}", shown(&after));
     }
-    // Without a record the lost half would get a new network.
+    // Without a record, the cable that lost half of its addresses would get a new network.
     let mut lab = pair();
     let before = plan(&lab, None);
     before.steps.iter().for_each(|step| apply(&mut lab, step));
@@ -142,7 +142,7 @@ fn after_the_commands_nothing_is_left_to_do() {
     }
 }
 
-/// What a Mac would do with a command.
+/// Simulates the effect of a command on a Mac.
 fn apply(lab: &mut Lab, step: &Step) {
     let mac = lab.macs.iter_mut().find(|it| it.name == step.host).unwrap();
     let words: Vec<&str> = step.command.split(' ').collect();

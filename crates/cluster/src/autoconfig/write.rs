@@ -1,4 +1,4 @@
-//! The hostfile that comes of a plan.
+//! Creates the hostfile of a plan.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use super::steps::Link;
 use super::{Choice, Member, PlanError, lan_ip};
 use crate::hostfile::{Host, Hostfile, object_text};
 
-/// Ranks over the network that is there.
+/// Creates the hostfile for ranks over the existing network.
 pub(super) fn over_ethernet(
     members: &[Member<'_>],
     choice: &Choice,
@@ -21,7 +21,7 @@ pub(super) fn over_ethernet(
     Ok(Hostfile { backend: Some(choice.backend), envs: Vec::new(), hosts })
 }
 
-/// Ranks over cables, and over the network where there is no cable.
+/// Creates the hostfile for ranks over cables, and over the network where there is no cable.
 pub(super) fn over_cables(
     members: &[Member<'_>],
     choice: &Choice,
@@ -33,9 +33,9 @@ pub(super) fn over_cables(
         let member = &members[host_idx];
         let previous = order[(rank + order.len() - 1) % order.len()];
         let ips = match choice.backend {
-            // MLX's ring listens for the previous rank.
+            // In MLX's ring, a rank listens for the previous one.
             Backend::Ring => towards(links, host_idx, previous).take(num_wires).collect(),
-            // The coordinator is found where everyone reaches it.
+            // The coordinator's address must be reachable by every machine.
             Backend::Jaccl | Backend::Nccl => lan_ip(member.report).into_iter().collect(),
             Backend::Tcp => {
                 let cables = links.iter().filter_map(|it| Some(it.seen_from(host_idx)?.0.ip));
@@ -62,27 +62,29 @@ fn no_address(member: &Member<'_>) -> PlanError {
     PlanError::NoAddress { host: member.name.to_owned() }
 }
 
-/// Own addresses on the cables towards a machine.
+/// Returns a machine's own addresses on the cables towards another one.
 fn towards(links: &[Link], host_idx: usize, peer: usize) -> impl Iterator<Item = IpAddr> {
     let seen = links.iter().filter_map(move |link| link.seen_from(host_idx));
     seen.filter(move |(_, other)| other.host_idx == peer).map(|(own, _)| own.ip)
 }
 
-/// Own devices on the cables towards a machine, in the order of the cables, which both ends share.
+/// Returns a machine's own devices on the cables towards another one, in the order of the cables,
+/// which is the same at both ends.
 fn devices(links: &[Link], host_idx: usize, peer: usize, num_wires: usize) -> Vec<String> {
     let seen = links.iter().filter_map(|link| link.seen_from(host_idx));
     let facing = seen.filter(|(_, other)| other.host_idx == peer);
     facing.map(|(own, _)| format!("rdma_{}", own.interface)).take(num_wires).collect()
 }
 
-/// Parallel cables that MLX can use: as many as there are between every two that have any.
+/// Returns the number of parallel cables that MLX can use: the smallest number between any two
+/// machines that have a cable.
 fn num_wires(order: &[usize], links: &[Link]) -> usize {
     let pairs = order.iter().flat_map(|&a| order.iter().map(move |&b| (a, b)));
     let counts = pairs.map(|(a, b)| towards(links, a, b).count()).filter(|it| *it != 0);
     counts.min().unwrap_or(1)
 }
 
-/// A hostfile in the object form of MLX's launcher.
+/// Formats a hostfile in the object form of MLX's launcher.
 ///
 /// # Panics
 /// If a host has neither a name for ssh nor an address.

@@ -1,4 +1,4 @@
-//! The agent's side: answers queries, and says nothing otherwise.
+//! The agent's side of discovery: answers queries and is silent otherwise.
 
 use std::io;
 use std::net::UdpSocket;
@@ -14,19 +14,19 @@ use tracing::{debug, info};
 use super::link;
 use super::wire::{self, DATAGRAM_BYTES_MAX, OurAgent};
 
-/// A socket waits so long before it looks whether it is still wanted.
+/// How long a socket waits for a query before it checks whether the responder still runs.
 const WAIT: Duration = Duration::from_millis(200);
 
-/// Between two looks at the networks: cables come and go.
+/// Pause between two checks for new networks, because cables come and go.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Answers in a second to those who hold the secret.
+/// Maximum number of answers per second to senders that hold the secret.
 const OURS_PER_SECOND: u32 = 500;
 
-/// Answers in a second to all others.
+/// Maximum number of answers per second to all other senders.
 const STRANGERS_PER_SECOND: u32 = 20;
 
-/// Answers queries for as long as it lives.
+/// Answers queries until it is dropped.
 #[derive(Debug)]
 pub struct Responder {
     is_over: Arc<AtomicBool>,
@@ -34,10 +34,11 @@ pub struct Responder {
 }
 
 impl Responder {
-    /// Answers for an agent that listens on `port`. IPv6 is left out where there is none.
+    /// Starts answering for an agent that listens on `port`. Without IPv6, only queries over IPv4
+    /// are answered.
     ///
     /// # Errors
-    /// If queries cannot be listened for.
+    /// If the sockets for queries cannot be opened.
     pub fn start(secret: Secret, port: u16) -> io::Result<Responder> {
         let mut sockets = vec![link::listening_v4()?];
         match link::listening_v6() {
@@ -67,13 +68,13 @@ impl Drop for Responder {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::SeqCst);
         for thread in self.threads.drain(..) {
-            // One that panicked has told so already.
+            // A thread that panicked has reported that already.
             thread.join().ok();
         }
     }
 }
 
-/// So many in each second.
+/// Limits the number of answers per second.
 struct Budget {
     per_second: u32,
     num_taken: u32,
@@ -94,7 +95,7 @@ impl Budget {
     }
 }
 
-/// What is answered to whom.
+/// The answers, and the limits for the two kinds of senders.
 struct Answers {
     secret: Secret,
     agent: OurAgent,
@@ -131,7 +132,7 @@ impl Answers {
                 }
             };
             if let Some(answer) = self.answer(&bytes[..length], Instant::now()) {
-                // Whoever cannot be reached will ask again, over another network.
+                // A sender that cannot be reached repeats its query, possibly over another network.
                 if let Err(err) = socket.send_to(&answer, from) {
                     debug!(%from, %err, "a query was not answered");
                 }
@@ -139,7 +140,7 @@ impl Answers {
         }
     }
 
-    /// Listens on networks that have come.
+    /// Joins the multicast group on new networks.
     fn look_at_networks(&mut self, socket: &UdpSocket) {
         let now = Instant::now();
         if self.looked_at.is_some_and(|at| now.duration_since(at) < LOOK_INTERVAL) {
@@ -149,8 +150,8 @@ impl Answers {
         let Ok(addrs) = link::addrs() else { return };
         let is_v4 = socket.local_addr().is_ok_and(|it| it.is_ipv4());
         for addr in addrs.iter().filter(|it| it.ip.is_ipv4() == is_v4) {
-            // Again each time: what was joined before is an error and changes nothing, and a network
-            // that was gone meanwhile has to be joined anew.
+            // Joins again each time: an earlier join makes this an error without effect, and a
+            // network that was gone meanwhile needs a new join.
             if let Err(err) = link::join(socket, addr)
                 && err.kind() != io::ErrorKind::AddrInUse
             {

@@ -1,4 +1,5 @@
-//! The finder's side: asks, listens for a while, and then speaks to those whose answers hold.
+//! The side that searches: sends queries, collects answers for a while, and then connects to the
+//! machines whose answers are valid.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -17,7 +18,8 @@ use crate::facts::NodeFacts;
 use crate::platform;
 use crate::trust::Credentials;
 
-/// When is asked: a datagram may be lost, above all over the air; then once in each last pause.
+/// Pauses between queries, because a datagram may be lost, above all over Wi-Fi. The last pause
+/// repeats.
 const ASK_PAUSES: [Duration; 4] = [
     Duration::from_millis(200),
     Duration::from_millis(300),
@@ -25,70 +27,70 @@ const ASK_PAUSES: [Duration; 4] = [
     Duration::from_secs(1),
 ];
 
-/// Other machines of one cluster.
+/// Maximum number of other machines in one cluster.
 const MACHINES_MAX: usize = 63;
 
-/// Addresses over which a machine has answered.
+/// Maximum number of addresses kept for one machine.
 const PATHS_MAX: usize = 16;
 
-/// Strangers that are told of; of the others only the number is.
+/// Maximum number of strangers that are reported in full; the others are only counted.
 pub const STRANGERS_MAX: usize = 16;
 
-/// Of strangers so many are told apart.
+/// Maximum number of strangers that are distinguished.
 const STRANGERS_COUNTED_MAX: usize = 1024;
 
-/// Datagrams between two looks at the clock.
+/// Maximum number of datagrams received between two checks of the time.
 const DATAGRAMS_AT_ONCE: usize = 64;
 
-/// One attempt to connect to one address of a machine that has just answered.
+/// Time for one attempt to connect to one address of a machine that has just answered.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// All of it, until a machine has told what it is and has.
+/// Time for all attempts to get a machine's facts.
 const FACTS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How machines are looked for.
+/// The parameters of a search.
 #[derive(Clone, Debug)]
 pub struct FindConfig {
     /// Credentials to present to agents, and the keys expected of them.
     pub ours: Credentials,
-    /// How long answers are waited for.
+    /// How long to wait for answers.
     pub window: Duration,
-    /// Until so many machines are there, this one among them, it goes on for so long.
+    /// Expected number of machines, this one included, and how long to wait until they are found.
     pub expected: Option<(usize, Duration)>,
 }
 
-/// Who is there.
+/// Result of a search.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// This machine.
+    /// Facts of this machine.
     pub here: NodeFacts,
     /// Other machines with our secret.
     pub machines: Vec<FoundMachine>,
-    /// Agents with another secret, or somebody who says so.
+    /// Agents with another secret; anybody can claim to be one.
     pub strangers: Vec<Stranger>,
-    /// How many more of them there are.
+    /// Number of further strangers.
     pub num_more_strangers: usize,
 }
 
 /// A machine whose agent has proved our secret.
 #[derive(Clone, Debug)]
 pub struct FoundMachine {
-    /// Where its agent was reached, the most useful address first.
+    /// Addresses at which its agent was reached, the most useful one first.
     pub addrs: Vec<SocketAddr>,
-    /// Its version.
+    /// Version of its agent.
     pub build: Build,
-    /// What it is, or why it does not tell.
+    /// Facts of the machine, or why there are none.
     pub state: MachineState,
     /// Key that its agent has proved, if it was reached.
     pub key: Option<PublicKey>,
 }
 
-/// What is known of a machine.
+/// Whether a machine that was found can be used.
 #[derive(Clone, Debug)]
 pub enum MachineState {
-    /// Its agent is of our version, and tells.
+    /// Its agent has our version and sent these facts.
     Ready(Box<NodeFacts>),
-    /// Its agent is of another version.
+    /// Its agent has another version.
     OtherVersion,
     /// Its agent has answered, but cannot be connected to.
     Unreachable(String),
@@ -96,28 +98,28 @@ pub enum MachineState {
     Refused(String),
 }
 
-/// Somebody who does not hold our secret.
+/// An agent that does not hold our secret.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Stranger {
-    /// Where it is.
+    /// Address that it answered from.
     pub ip: IpAddr,
-    /// What it says to be.
+    /// Version that it claims.
     pub build: Build,
 }
 
-/// Why nobody can be looked for.
+/// Reason why no search is possible.
 #[derive(Debug, Error)]
 pub enum DiscoverError {
-    /// The system refuses.
+    /// The system refuses a network operation.
     #[error("looking for machines: {0}")]
     Io(#[from] io::Error),
-    /// There is no network.
+    /// This machine is in no network.
     #[error(
         "this machine is in no network that others could be in\n\
          hint: connect a cable; `ifconfig` (Linux: `ip address`) shows the interfaces"
     )]
     NoNetwork,
-    /// No network takes our queries.
+    /// No network accepts our queries.
     #[error(
         "no query could be sent: {0}\n\
          hint: on macOS allow your terminal under System Settings, Privacy & Security, Local Network"
@@ -125,11 +127,11 @@ pub enum DiscoverError {
     NotSent(io::Error),
 }
 
-/// Looks for the machines of this cluster. Takes the window, and a few seconds for those that have
-/// answered and do not tell.
+/// Looks for the machines of this cluster. Takes the configured time, and up to a few seconds more
+/// to fetch the facts of the machines that have answered.
 ///
 /// # Errors
-/// [`DiscoverError`] if nobody can be asked. That nobody answers is no error.
+/// [`DiscoverError`] if no query can be sent. An empty result is not an error.
 pub fn find(config: &FindConfig) -> Result<Found, DiscoverError> {
     let asking = Asking::new()?;
     let mut nonce = Nonce::default();
@@ -150,7 +152,7 @@ pub fn find(config: &FindConfig) -> Result<Found, DiscoverError> {
     Ok(Found { here, machines, strangers: heard.strangers, num_more_strangers })
 }
 
-/// Asks and listens until the time is over. A network may come only now.
+/// Sends queries and collects answers until the time is over. Networks may appear meanwhile.
 fn listen(asking: &Asking, config: &FindConfig, heard: &mut Heard) -> Result<(), DiscoverError> {
     let query = wire::query(&config.ours.secret, &heard.nonce);
     let began = Instant::now();
@@ -191,15 +193,15 @@ fn listen(asking: &Asking, config: &FindConfig, heard: &mut Heard) -> Result<(),
     }
 }
 
-/// A machine that has proved the secret.
+/// A machine whose agent has proved the secret.
 #[derive(Clone, Debug)]
 struct Machine {
     agent: OurAgent,
-    /// Where its answers came from.
+    /// Addresses that its answers came from.
     paths: Vec<SocketAddr>,
 }
 
-/// What has been answered so far.
+/// The answers received so far.
 struct Heard {
     secret: Secret,
     nonce: Nonce,
@@ -213,7 +215,7 @@ impl Heard {
         Heard { secret, nonce, own: Vec::new(), machines: Vec::new(), strangers: Vec::new() }
     }
 
-    /// Answers of this machine come from these.
+    /// Remembers our own addresses, whose answers are ignored.
     fn meet_networks(&mut self, addrs: &[LinkAddr]) {
         self.own = addrs.iter().map(|it| it.ip).collect();
     }
@@ -221,13 +223,14 @@ impl Heard {
     fn receive(&mut self, socket: &UdpSocket) {
         let mut bytes = [0; DATAGRAM_BYTES_MAX];
         for _ in 0..DATAGRAMS_AT_ONCE {
-            // Also an error that tells of an earlier datagram: what matters comes again.
+            // The error may concern an earlier datagram. A missed answer is sent again after the
+            // next query.
             let Ok((length, from)) = socket.recv_from(&mut bytes) else { return };
             self.take(&bytes[..length], from);
         }
     }
 
-    /// This machine's own agent, and what is no answer to this query, is no news.
+    /// Ignores answers of this machine's own agent, and datagrams that do not answer this query.
     fn take(&mut self, bytes: &[u8], from: SocketAddr) {
         let ip = from.ip().to_canonical();
         if self.own.contains(&ip) || ip.is_loopback() {
@@ -245,7 +248,7 @@ impl Heard {
         }
     }
 
-    /// An answer that was carried elsewhere, to come from there, is none.
+    /// Ignores an answer from an address that it does not name: it may have been relayed.
     fn take_ours(&mut self, agent: OurAgent, from: SocketAddr) {
         let ip = from.ip().to_canonical();
         if !agent.addrs.contains(&ip) {
@@ -271,7 +274,8 @@ impl Heard {
     }
 }
 
-/// Addresses that everybody can use first, and those that mean something on one link alone last.
+/// Sorts addresses by usefulness: globally usable ones first, those that are valid on one link only
+/// last.
 fn usefulness(addr: &SocketAddr) -> u8 {
     match addr.ip() {
         IpAddr::V4(ip) if !ip.is_link_local() => 0,
@@ -282,7 +286,7 @@ fn usefulness(addr: &SocketAddr) -> u8 {
 }
 
 impl Machine {
-    /// Asks the machine what it is and has.
+    /// Connects to the machine and requests its facts.
     fn meet(mut self, ours: &Credentials) -> FoundMachine {
         self.paths.sort_by_key(usefulness);
         let (state, key) = match self.agent.build == Build::ours() {
@@ -292,8 +296,8 @@ impl Machine {
         FoundMachine { addrs: self.paths, build: self.agent.build, state, key }
     }
 
-    /// Addresses that lead nowhere, though answers came from them, are given up for one that leads
-    /// there: a link-local one is taken for another cable's.
+    /// Tries the paths in order. Drops those that failed before the one that works, although
+    /// answers came from them, because a link-local address may be routed over another cable.
     fn ask(&mut self, ours: &Credentials, deadline: Instant) -> (MachineState, Option<PublicKey>) {
         let mut reason = String::new();
         for (idx, path) in self.paths.iter().enumerate() {
@@ -312,7 +316,7 @@ impl Machine {
     }
 }
 
-/// What the agent at `addr` says of its machine.
+/// Requests the facts of the machine whose agent is at `addr`.
 fn facts(
     addr: SocketAddr,
     ours: &Credentials,
@@ -332,7 +336,7 @@ fn facts(
     loop {
         receiver.stream().set_read_timeout(Some(left()?))?;
         if let FromAgent::Facts(facts) = frame::read(&mut receiver)? {
-            // A session that ends without a word looks like a fault there.
+            // The agent takes a session that ends without a goodbye for a failure.
             frame::write(&mut sender, &ToAgent::Bye)?;
             return Ok((facts, key));
         }
@@ -340,12 +344,13 @@ fn facts(
 }
 
 impl FoundMachine {
-    /// Where its agent listens.
+    /// Returns the port on which its agent listens.
     pub fn port(&self) -> u16 {
         self.addrs.first().map_or(0, SocketAddr::port)
     }
 
-    /// Addresses that can be written down: a link-local one of IPv6 means nothing elsewhere.
+    /// Returns the addresses that can be used in a hostfile: all except link-local IPv6 ones, which
+    /// are meaningless on other machines.
     pub fn ips(&self) -> Vec<IpAddr> {
         let is_local = |it: &IpAddr| matches!(it, IpAddr::V6(ip) if ip.is_unicast_link_local());
         self.addrs.iter().map(SocketAddr::ip).filter(|it| !is_local(it)).collect()

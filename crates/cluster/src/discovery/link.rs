@@ -1,4 +1,4 @@
-//! The networks that this machine is in, and sockets for all of them.
+//! The networks of this machine, and the sockets for all of them.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
@@ -7,19 +7,19 @@ use rustix::net::{AddressFamily, SocketType, bind, socket, sockopt};
 
 use super::{DISCOVERY_PORT, GROUP_V4, GROUP_V6};
 
-/// Addresses of this machine that are looked at.
+/// Maximum number of this machine's addresses that are used.
 const ADDRS_MAX: usize = 128;
 
-/// An address of this machine on a network with others.
+/// An address of this machine on a network with other machines.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct LinkAddr {
-    /// The interface's number.
+    /// Index of the interface.
     pub(super) index: u32,
     pub(super) ip: IpAddr,
 }
 
-/// All of them, also where no cable is now: systems tell late that there is one. Tunnels lead to
-/// networks of somebody else, and are left out.
+/// Returns all addresses, including those of interfaces without a cable, because systems report
+/// late that one was plugged in. Tunnels are skipped, because they lead to foreign networks.
 pub(super) fn addrs() -> io::Result<Vec<LinkAddr>> {
     let all = if_addrs::get_if_addrs()?.into_iter();
     let others = all.filter(|it| !it.is_loopback() && !it.is_p2p());
@@ -29,7 +29,7 @@ pub(super) fn addrs() -> io::Result<Vec<LinkAddr>> {
     Ok(others.filter_map(addr).take(ADDRS_MAX).collect())
 }
 
-/// The interface of a link-local address counts, and nothing else of it.
+/// Creates a socket address. `scope_id` is used for link-local IPv6 addresses only.
 pub(super) fn socket_addr(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
     match ip {
         IpAddr::V6(ip) if ip.is_unicast_link_local() => {
@@ -39,12 +39,14 @@ pub(super) fn socket_addr(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
     }
 }
 
-/// A socket that others on this machine may open too: each of them hears every query.
+/// Opens a socket that other programs on this machine may bind too; each of them receives every
+/// query.
 fn listening(family: AddressFamily, addr: SocketAddr) -> io::Result<UdpSocket> {
     let listening = socket(family, SocketType::DGRAM, None)?;
     rustix::io::fcntl_setfd(&listening, rustix::io::FdFlags::CLOEXEC)?;
     sockopt::set_socket_reuseaddr(&listening, true)?;
-    // Linux would deal datagrams out among those with this option; the others want it.
+    // With this option, Linux would distribute the datagrams among the sockets; other systems
+    // require it.
     if !cfg!(target_os = "linux") {
         sockopt::set_socket_reuseport(&listening, true)?;
     }
@@ -55,19 +57,19 @@ fn listening(family: AddressFamily, addr: SocketAddr) -> io::Result<UdpSocket> {
     Ok(listening.into())
 }
 
-/// Hears queries over IPv4, once it has joined.
+/// Opens the socket for queries over IPv4; it receives them after [`join`].
 pub(super) fn listening_v4() -> io::Result<UdpSocket> {
     let addr = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, DISCOVERY_PORT);
     listening(AddressFamily::INET, addr.into())
 }
 
-/// Hears queries over IPv6, once it has joined.
+/// Opens the socket for queries over IPv6; it receives them after [`join`].
 pub(super) fn listening_v6() -> io::Result<UdpSocket> {
     let addr = SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, DISCOVERY_PORT, 0, 0);
     listening(AddressFamily::INET6, addr.into())
 }
 
-/// Hears the queries that come over the network of `addr`.
+/// Joins the multicast group on the network of `addr`, to receive its queries.
 pub(super) fn join(socket: &UdpSocket, addr: &LinkAddr) -> io::Result<()> {
     match addr.ip {
         IpAddr::V4(ip) => socket.join_multicast_v4(&GROUP_V4, &ip),
@@ -75,11 +77,11 @@ pub(super) fn join(socket: &UdpSocket, addr: &LinkAddr) -> io::Result<()> {
     }
 }
 
-/// What queries are sent from, and answers come to.
+/// The sockets from which queries are sent and on which answers arrive.
 #[derive(Debug)]
 pub(super) struct Asking {
     pub(super) v4: UdpSocket,
-    /// Absent where there is no IPv6.
+    /// Absent if there is no IPv6.
     pub(super) v6: Option<UdpSocket>,
 }
 
@@ -95,7 +97,8 @@ impl Asking {
         Ok(Asking { v4, v6 })
     }
 
-    /// Asks over every network; says over how many it could, and why not over the last other one.
+    /// Sends the query over every network. Returns the number of networks over which it was sent,
+    /// and the last error.
     pub(super) fn ask(&self, addrs: &[LinkAddr], query: &[u8]) -> (usize, Option<io::Error>) {
         let mut asked_v6 = Vec::new();
         let (mut num_asked, mut failed) = (0, None);

@@ -1,4 +1,4 @@
-//! What was found as entries of a hostfile. Pure.
+//! Turns the machines found into entries of a hostfile. Pure.
 
 use std::cmp::Reverse;
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,41 +10,41 @@ use crate::facts::NodeFacts;
 use crate::hostfile::Host;
 use crate::shell::is_here;
 
-/// Longest name of a machine that is used.
+/// Maximum length of a host name; a longer one is not used.
 const NAME_LEN_MAX: usize = 63;
 
-/// The machines that can be used, in the order of their ranks.
+/// The machines to use, in the order of their ranks.
 #[derive(Clone, Debug, Default)]
 pub struct Listed {
-    /// This machine, then those with the most memory.
+    /// This machine, then the others by descending memory.
     pub hosts: Vec<ListedHost>,
-    /// Those of ours that cannot.
+    /// Machines of ours that cannot be used.
     pub left_out: Vec<LeftOut>,
 }
 
-/// A machine as an entry of a hostfile.
+/// A machine and its entry in a hostfile.
 #[derive(Clone, Debug)]
 pub struct ListedHost {
     /// The entry.
     pub host: Host,
-    /// What the machine says of itself.
+    /// Facts that the machine reported.
     pub facts: NodeFacts,
     /// Key that the machine has proved; `None` for this machine.
     pub key: Option<PublicKey>,
 }
 
-/// A machine of ours that cannot be used as it is.
+/// One of our machines that cannot be used as it is.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct LeftOut {
-    /// An address of it.
+    /// An address of the machine.
     pub at: String,
-    /// Why.
+    /// Why it cannot be used.
     pub reason: String,
-    /// What to do.
+    /// What to do about it.
     pub hint: String,
 }
 
-/// Puts those machines in order whose agents listen on `agent_port`.
+/// Sorts the machines whose agents listen on `agent_port`; the others are left out.
 pub fn list(found: &Found, agent_port: u16) -> Listed {
     let mut others: Vec<(&FoundMachine, &NodeFacts)> = Vec::new();
     let mut left_out = Vec::new();
@@ -83,12 +83,12 @@ pub fn list(found: &Found, agent_port: u16) -> Listed {
     Listed { hosts, left_out }
 }
 
-/// The name under which two machines are mixed up.
+/// Normalises a host name, to find machines that would be confused.
 fn bare(hostname: &str) -> String {
     hostname.to_lowercase().trim_end_matches(".local").to_owned()
 }
 
-/// True if `ssh` and a list of machines take it for a name of another machine.
+/// Returns true if both `ssh` and a list of machines would take it for the name of another machine.
 fn is_name(hostname: &str) -> bool {
     let is_of_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
     let is_address = hostname.parse::<IpAddr>().is_ok();
@@ -132,13 +132,13 @@ fn usable(machine: &FoundMachine, agent_port: u16) -> Result<&NodeFacts, LeftOut
     Ok(facts)
 }
 
-/// Our addresses in the networks of the others.
+/// Returns our addresses in the networks of the others.
 fn own_ips(here: &NodeFacts, others: &[(&FoundMachine, &NodeFacts)]) -> Vec<IpAddr> {
     let own = || here.interfaces.iter().flat_map(|it| &it.addrs);
     let mut ips = Vec::new();
     for ip in others.iter().flat_map(|(machine, _)| machine.ips()) {
         let towards = own().filter(|it| !it.ip.is_loopback() && it.reaches(ip));
-        // That of the smallest network, as routes are chosen.
+        // The address in the smallest network, as for routes.
         if let Some(addr) = towards.max_by_key(|it| it.prefix_len)
             && !ips.contains(&addr.ip)
         {

@@ -1,4 +1,4 @@
-//! The datagrams, byte by byte.
+//! Encoding of the datagrams.
 //!
 //! ```text
 //!   query        magic, format, 0, nonce, tag, zeros up to 128 bytes
@@ -6,8 +6,8 @@
 //!   to strangers magic, format, 2, nonce, protocol, version
 //! ```
 //!
-//! A tag is HMAC-SHA256 (RFC 2104) with the cluster's secret over all that stands before it. What is
-//! told to strangers is shorter than a query, so that it is of no use to flood others with.
+//! A tag is an HMAC-SHA256 (RFC 2104), keyed with the cluster's secret, over all bytes before it.
+//! The answer to strangers is shorter than a query, so that it cannot be used to amplify an attack.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -18,8 +18,8 @@ use sha2::Sha256;
 
 const MAGIC: [u8; 4] = *b"JKLD";
 
-/// Of these datagrams; not raised with the messages of agents and ranks, so that versions can name
-/// each other.
+/// Version of the datagrams' format. It is not raised with the protocol of agents and ranks, so
+/// that agents of different versions can report their versions to each other.
 const FORMAT: u8 = 1;
 
 const QUERY: u8 = 0;
@@ -30,32 +30,32 @@ const QUERY_BYTES: usize = 128;
 const NONCE_BYTES: usize = 16;
 const TAG_BYTES: usize = 32;
 
-/// Longest name of a version.
+/// Maximum length of a version in bytes.
 const VERSION_BYTES_MAX: usize = 32;
 
-/// Addresses of one answer.
+/// Maximum number of addresses in one answer.
 pub(super) const ADDRS_MAX: usize = 32;
 
-/// No datagram is longer; the rest of one that is gets lost.
+/// Maximum length of a datagram; longer ones are truncated.
 pub(super) const DATAGRAM_BYTES_MAX: usize = 1024;
 
-/// Tells the answers to one query from all others.
+/// Random number that identifies the answers to one query.
 pub(super) type Nonce = [u8; NONCE_BYTES];
 
-/// What is asked.
+/// A query.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Query {
     pub(super) nonce: Nonce,
-    /// Whoever asks holds the secret.
+    /// Whether the sender holds the secret.
     pub(super) is_ours: bool,
 }
 
-/// What is answered.
+/// An answer to a query.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Answer {
-    /// By an agent that holds the secret.
+    /// From an agent that holds the secret.
     Ours(OurAgent),
-    /// By one that does not, or does not believe that we do. Anybody can say so.
+    /// From an agent that does not hold the secret, or that rejected our proof. Not authenticated.
     Stranger(Build),
 }
 
@@ -63,11 +63,11 @@ pub(super) enum Answer {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct OurAgent {
     pub(super) build: Build,
-    /// Where it listens.
+    /// Port on which it listens.
     pub(super) port: u16,
-    /// Drawn when it started.
+    /// Random number chosen when the agent started.
     pub(super) id: u64,
-    /// All of its machine's.
+    /// All addresses of its machine.
     pub(super) addrs: Vec<IpAddr>,
 }
 
@@ -80,7 +80,7 @@ fn tag(secret: &Secret, bytes: &[u8]) -> [u8; TAG_BYTES] {
     mac(secret, bytes).finalize().into_bytes().into()
 }
 
-/// Takes as long for any two tags.
+/// Compares tags in constant time.
 fn is_tag(secret: &Secret, bytes: &[u8], found: &[u8]) -> bool {
     mac(secret, bytes).verify_slice(found).is_ok()
 }
@@ -100,7 +100,7 @@ fn push_build(bytes: &mut Vec<u8>, build: &Build) {
     bytes.extend(version);
 }
 
-/// A query of somebody who holds the secret.
+/// Encodes a query with proof of the secret.
 pub(super) fn query(secret: &Secret, nonce: &Nonce) -> Vec<u8> {
     let mut bytes = head(QUERY, nonce);
     bytes.extend(tag(secret, &bytes));
@@ -108,7 +108,7 @@ pub(super) fn query(secret: &Secret, nonce: &Nonce) -> Vec<u8> {
     bytes
 }
 
-/// Reads a query; nothing else is one.
+/// Decodes a query; `None` for any other datagram.
 pub(super) fn read_query(bytes: &[u8], secret: &Secret) -> Option<Query> {
     let mut rest = Reader(bytes);
     rest.head(QUERY)?;
@@ -120,7 +120,7 @@ pub(super) fn read_query(bytes: &[u8], secret: &Secret) -> Option<Query> {
 }
 
 impl OurAgent {
-    /// An answer to somebody who holds the secret.
+    /// Encodes an answer to a sender that holds the secret.
     pub(super) fn answer(&self, secret: &Secret, nonce: &Nonce) -> Vec<u8> {
         let mut bytes = head(ANSWER, nonce);
         push_build(&mut bytes, &self.build);
@@ -145,14 +145,14 @@ impl OurAgent {
     }
 }
 
-/// An answer to somebody who does not.
+/// Encodes an answer to a sender that does not hold the secret.
 pub(super) fn answer_to_strangers(build: &Build, nonce: &Nonce) -> Vec<u8> {
     let mut bytes = head(TO_STRANGERS, nonce);
     push_build(&mut bytes, build);
     bytes
 }
 
-/// Reads an answer to the query with this nonce; nothing else is one.
+/// Decodes an answer to the query with this nonce; `None` for any other datagram.
 pub(super) fn read_answer(bytes: &[u8], secret: &Secret, nonce: &Nonce) -> Option<Answer> {
     let mut rest = Reader(bytes);
     let kind = rest.any_head()?;
@@ -184,7 +184,7 @@ pub(super) fn read_answer(bytes: &[u8], secret: &Secret, nonce: &Nonce) -> Optio
     }
 }
 
-/// What has not been read yet.
+/// The bytes that have not been read yet.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -203,7 +203,8 @@ impl Reader<'_> {
         (self.any_head()? == kind).then_some(())
     }
 
-    /// A version is printed: what no version holds is none.
+    /// Reads a version. Versions are printed, so other characters than those of versions are
+    /// rejected.
     fn build(&mut self) -> Option<Build> {
         let protocol = u16::from_le_bytes(self.array()?);
         let [length] = self.array()?;
@@ -245,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_tag_is_an_hmac() {
-        // RFC 4231, test case 1; a shorter key is filled up with zeros.
+        // RFC 4231, test case 1; HMAC pads a shorter key with zeros.
         let mut key = [0; 32];
         key[..20].fill(0x0b);
         let wanted = "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7";

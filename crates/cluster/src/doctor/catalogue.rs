@@ -1,4 +1,4 @@
-//! Everything that is known to go wrong: one table, by subject.
+//! All known problems in one table, grouped by subject.
 
 mod logs;
 mod machine;
@@ -16,26 +16,27 @@ pub use network::*;
 pub use rdma::*;
 pub use reach::*;
 
-/// One thing that can be wrong.
+/// A known problem.
 #[derive(Debug, Eq, PartialEq)]
 pub struct Entry {
-    /// Its name for ever: `ssh-refused`.
+    /// Permanent code, such as `ssh-refused`.
     pub code: &'static str,
-    /// How bad it is where it applies in full.
+    /// Severity where the problem applies in full.
     pub severity: Severity,
-    /// What it is about, as a heading.
+    /// Title, used as a heading.
     pub title: &'static str,
-    /// Why it is so, and what it does.
+    /// Cause and effect.
     pub explain: &'static str,
-    /// What to type, one command or step a line; words in braces are filled in.
+    /// Commands or steps to take, one each; names in braces are replaced.
     pub type_this: &'static [&'static str],
-    /// Texts of logs that tell of it.
+    /// Texts by which the problem is recognised in a log.
     pub signs: &'static [&'static str],
-    /// Rows of the requirements that it answers.
+    /// Identifiers of the requirements that it covers.
     pub origin: &'static str,
 }
 
-/// A group of entries: each a constant, and all of them as a list, so that none is forgotten.
+/// Defines a group of entries: each as a static, and all of them as a list, so that none is missing
+/// from the list.
 macro_rules! entries {
     ($list:ident: $(#[doc = $doc:literal] $name:ident = $entry:expr;)*) => {
         $(#[doc = $doc] pub static $name: Entry = $entry;)*
@@ -53,17 +54,17 @@ static GROUPS: &[(&str, &[&Entry])] = &[
     ("Errors in logs", logs::LOGS),
 ];
 
-/// All entries.
+/// Returns all entries.
 pub fn all() -> impl Iterator<Item = &'static Entry> {
     GROUPS.iter().flat_map(|(_, entries)| entries.iter().copied())
 }
 
-/// The entry of a code.
+/// Returns the entry with this code.
 pub fn entry(code: &str) -> Option<&'static Entry> {
     all().find(|entry| entry.code == code)
 }
 
-/// The whole catalogue as `docs/troubleshooting.md`.
+/// Renders the whole catalogue as `docs/troubleshooting.md`.
 pub fn markdown() -> String {
     let mut text = "# Troubleshooting\n\n\
         `jackalope doctor` finds most of what follows by itself and names it by these codes;\n\

@@ -1,4 +1,4 @@
-//! What is looked at, machine by machine, then with all of them.
+//! All checks: first machine by machine, then of all machines together.
 
 mod hostfile;
 mod machine;
@@ -17,24 +17,24 @@ use crate::hostfile::{Host, Hostfile};
 use crate::report::NodeReport;
 use jackalope_protocol::Backend;
 
-/// What the checks know beside the machine they look at.
+/// Everything that a check of one machine may use.
 struct Scene<'a> {
     hostfile: Option<&'a Hostfile>,
     nodes: &'a [Node],
     model: Option<&'a str>,
-    /// Pings from this machine.
+    /// Pings sent from this machine.
     here: &'a [Ping],
-    /// What this machine's server knows.
+    /// Broken links that this machine's server knows of.
     broken_links: &'a [String],
-    /// All machines' names with commas, as `--hosts` takes them.
+    /// Names of all machines, separated by commas as `--hosts` expects them.
     hosts: String,
-    /// True if the hostfile means RDMA to be used.
+    /// True if the hostfile asks for RDMA.
     wants_rdma: bool,
-    /// The cables between the machines that told.
+    /// Cables between the machines that reported.
     cabling: Cabling,
 }
 
-/// A machine that told.
+/// A machine that reported.
 #[derive(Clone, Copy)]
 struct Told<'a> {
     name: &'a str,
@@ -66,20 +66,20 @@ impl<'a> Scene<'a> {
         scene
     }
 
-    /// The machines that told, in their order.
+    /// Returns the machines that reported, in their order.
     fn told(&self) -> impl Iterator<Item = Told<'a>> + use<'a> {
         self.nodes
             .iter()
             .filter_map(|node| Some(Told { name: &node.name, report: node.report.as_ref().ok()? }))
     }
 
-    /// The entries of the hostfile that mean a machine, with their ranks.
+    /// Returns the hostfile's entries for a machine, with their ranks.
     fn entries(&self, name: &str) -> impl Iterator<Item = (usize, &'a Host)> {
         let hosts = self.hostfile.map_or(&[][..], |file| &file.hosts[..]);
         hosts.iter().enumerate().filter(move |(_, host)| host.name() == name)
     }
 
-    /// The addresses that the hostfile gives a machine.
+    /// Returns the machine's addresses in the hostfile.
     fn ips(&self, name: &str) -> Vec<IpAddr> {
         let mut ips: Vec<IpAddr> =
             self.entries(name).flat_map(|(_, host)| host.ips.iter().copied()).collect();
@@ -88,7 +88,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// Looks at everything.
+/// Runs all checks.
 pub(super) fn all(examination: &Examination<'_>) -> Vec<Finding> {
     let scene = Scene::new(examination);
     let mut findings = Vec::new();
@@ -111,7 +111,7 @@ pub(super) fn all(examination: &Examination<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Bytes as people say them.
+/// Formats a size in GiB.
 fn gib(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }

@@ -1,5 +1,5 @@
-//! Asks the machines of a cluster all that [`super::examine`] wants to know: all at the same time,
-//! and none for longer than its bound.
+//! Collects from the machines of a cluster everything that [`super::examine`] needs: from all
+//! machines at the same time, each with a time limit.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,31 +10,31 @@ use crate::probe::{self, ModelFile};
 use crate::report::NodeReport;
 use crate::shell::{Shell, ShellError, ShellErrorKind};
 
-/// How long a machine may take to tell about itself, and then to ping and to list files: 20 s in all.
+/// Time for a machine's report, and then for its pings and file list: 20 s in all.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(14);
 const SECOND_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// Hashing reads the whole model.
+/// Time for hashing, which reads the whole model.
 const HASH_TIMEOUT: Duration = Duration::from_secs(1800);
 
-/// Where addresses are pinged from when a machine cannot be asked.
+/// The machine that sends pings to those that could not be probed.
 const HERE: &str = "127.0.0.1";
 
-/// How to ask, and what for.
+/// What to collect from the machines.
 #[derive(Clone, Copy)]
 #[expect(missing_debug_implementations, reason = "a shell is not shown")]
 pub struct Ask<'a> {
     /// Runs the scripts.
     pub shell: &'a dyn Shell,
-    /// The machines as they should be.
+    /// The machines as the hostfile describes them.
     pub hostfile: Option<&'a Hostfile>,
-    /// A model's folder to compare.
+    /// Folder of a model to compare.
     pub model: Option<&'a str>,
-    /// True to compare its files byte by byte.
+    /// True to compare the model's files by hash.
     pub hashes: bool,
 }
 
-/// The machines of a hostfile, each once.
+/// Returns the names of a hostfile's machines, each once.
 pub fn names(hostfile: &Hostfile) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for host in &hostfile.hosts {
@@ -46,7 +46,7 @@ pub fn names(hostfile: &Hostfile) -> Vec<String> {
 }
 
 impl Ask<'_> {
-    /// Asks all, and pings from here what could not be asked.
+    /// Probes all machines, and sends pings from here to those that could not be probed.
     pub fn look(&self, names: &[String]) -> (Vec<Node>, Vec<Ping>) {
         let reports = probe::reports(self.shell, names, REPORT_TIMEOUT);
         let looked: Vec<(&String, &Result<NodeReport, ShellError>)> =
@@ -75,7 +75,8 @@ impl Ask<'_> {
         files.ok()
     }
 
-    /// Pings the addresses that the hostfile gives the others; without one, those in own networks.
+    /// Pings the addresses that the hostfile gives the other machines; without a hostfile, their
+    /// addresses in the machine's own networks.
     fn pings(
         &self,
         name: &str,
@@ -98,7 +99,8 @@ impl Ask<'_> {
         self.ping(name, targets.collect())
     }
 
-    /// macOS may keep a program from a machine that `ping` reaches.
+    /// Pings the machines to which there is no route: macOS may deny a program access to a machine
+    /// that `ping` reaches.
     fn pings_from_here(&self, looked: &[(&String, &Result<NodeReport, ShellError>)]) -> Vec<Ping> {
         let lost = looked.iter().filter(|(_, report)| {
             report.as_ref().is_err_and(|err| err.kind == ShellErrorKind::NoRoute)
@@ -112,7 +114,7 @@ impl Ask<'_> {
         self.ping(HERE, targets.collect())
     }
 
-    /// The addresses of the hostfile, but for loopback.
+    /// Returns the machine's addresses in the hostfile, except loopback.
     fn named_ips(&self, name: &str) -> Vec<IpAddr> {
         let hosts = self.hostfile.map_or(&[][..], |file| &file.hosts[..]);
         let own = hosts.iter().filter(|host| host.name() == name);
@@ -124,7 +126,8 @@ impl Ask<'_> {
 
     fn ping(&self, from: &str, targets: Vec<(String, IpAddr)>) -> Vec<Ping> {
         let ips: Vec<IpAddr> = targets.iter().map(|(_, ip)| *ip).collect();
-        // What cannot be asked any more was found to answer a moment ago: no second finding.
+        // If the machine no longer answers, there are no pings: it answered a moment ago, and a
+        // second finding about it would not help.
         let echoes = probe::echoes(self.shell, from, &ips, SECOND_TIMEOUT).unwrap_or_default();
         let pings = targets.into_iter().zip(echoes);
         pings.map(|((to, ip), echo)| Ping { to, ip, echo }).collect()

@@ -1,4 +1,4 @@
-//! A client of a library: asks, and reads what comes.
+//! A client of a library: sends requests and reads the answers.
 
 use std::io::Read;
 use std::net::SocketAddr;
@@ -15,10 +15,11 @@ use crate::agent::ToAgent;
 use crate::models::{FilePath, Manifest};
 use crate::trust::Credentials;
 
-/// One attempt to connect to one address.
+/// Time for one attempt to connect to one address.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A library that says nothing for so long is given up; one that works says so all the time.
+/// How long a library may be silent before the connection is closed. A library that works sends
+/// progress all the time.
 const SILENCE: Duration = Duration::from_secs(20);
 
 /// A connection to a machine's library.
@@ -29,34 +30,34 @@ pub struct LibraryClient {
     receiver: secure::Receiver,
 }
 
-/// Why a library did not do what it was asked for.
+/// Reason why a library did not do what was requested.
 #[derive(Debug, Error)]
 pub enum ExchangeError {
-    /// It cannot be reached.
+    /// The library's agent cannot be reached.
     #[error("the agent of {host} cannot be reached: {reason}")]
     Unreachable {
         /// The machine.
         host: String,
-        /// What happened at each address.
+        /// The error of each address.
         reason: String,
     },
-    /// The connection broke, or the other side was silent for too long.
+    /// The connection broke, or the library was silent for too long.
     #[error("{host}: {source}")]
     Lost {
         /// The machine.
         host: String,
-        /// What happened.
+        /// The cause.
         source: FrameError,
     },
-    /// It says why it cannot be done.
+    /// The library refused the request.
     #[error("{host}: {reason}")]
     Refused {
         /// The machine.
         host: String,
-        /// Its words.
+        /// Its reason.
         reason: String,
     },
-    /// It answers something else.
+    /// The library sent an answer of the wrong type.
     #[error("{host} answers something that was not asked for")]
     Answer {
         /// The machine.
@@ -65,7 +66,7 @@ pub enum ExchangeError {
 }
 
 impl ExchangeError {
-    /// True if another connection may go better.
+    /// Returns true if another connection may succeed.
     pub fn is_passing(&self) -> bool {
         matches!(self, ExchangeError::Unreachable { .. } | ExchangeError::Lost { .. })
     }
@@ -121,7 +122,7 @@ impl LibraryClient {
         Err(ExchangeError::Unreachable { host: host.to_owned(), reason })
     }
 
-    /// Where a model is, and its files.
+    /// Returns where a model is, and its files.
     ///
     /// # Errors
     /// [`ExchangeError`].
@@ -133,7 +134,8 @@ impl LibraryClient {
         }
     }
 
-    /// Which bytes a model holds. `on_bytes` hears how many more were hashed.
+    /// Returns the files of a model with their hashes. `on_bytes` is called with the number of
+    /// bytes that were hashed since the last call.
     ///
     /// # Errors
     /// [`ExchangeError`].
@@ -149,8 +151,8 @@ impl LibraryClient {
         }
     }
 
-    /// Returns the hashes of the files that ranks would read of a model. Calls `on_bytes` with each
-    /// further number of hashed bytes.
+    /// Returns the hashes of the files of a model that ranks would read. `on_bytes` is called with
+    /// the number of bytes that were hashed since the last call.
     ///
     /// # Errors
     /// [`ExchangeError`].
@@ -166,7 +168,7 @@ impl LibraryClient {
         }
     }
 
-    /// Returns the states of the files that ranks would read of a model.
+    /// Returns the states of the files of a model that ranks would read.
     ///
     /// # Errors
     /// [`ExchangeError`].
@@ -178,13 +180,13 @@ impl LibraryClient {
         }
     }
 
-    /// Fills `target` with pieces of a file, which are as long together: at most [`READ_BYTES_MAX`].
+    /// Fills `target` with pieces of a file, at most [`READ_BYTES_MAX`] bytes in all.
     ///
     /// # Errors
-    /// [`ExchangeError`]; the connection is good for more only if it was refused.
+    /// [`ExchangeError`]. The connection can be used further only after [`ExchangeError::Refused`].
     ///
     /// # Panics
-    /// If the target has another length.
+    /// If the pieces do not have the length of the target in all.
     pub fn read(
         &mut self,
         model: &str,
@@ -208,8 +210,9 @@ impl LibraryClient {
         Ok(())
     }
 
-    /// Has the machine copy a model. `on_bytes` hears how many more have come. Dropping the client
-    /// meanwhile ends the copying; what has come stays for the next time.
+    /// Makes the machine copy a model. `on_bytes` is called with the number of bytes that have
+    /// arrived since the last call. Dropping the client meanwhile cancels the copy; a later one
+    /// resumes it.
     ///
     /// # Errors
     /// [`ExchangeError`].
@@ -229,7 +232,7 @@ impl LibraryClient {
         frame::write(&mut self.sender, request).map_err(|source| self.lost(source))
     }
 
-    /// The next answer that is no sign of life.
+    /// Returns the next answer that is not a progress message.
     fn answer(&mut self, on_bytes: &dyn Fn(u64)) -> Result<FromLibrary, ExchangeError> {
         loop {
             match frame::read(&mut self.receiver) {

@@ -1,5 +1,5 @@
-//! Copies a model from other machines: what is missing, over several connections, verified file by
-//! file. Whatever ends it, the next time goes on where it stood.
+//! Copies a model from other machines: only what is missing, over several connections, each file
+//! verified. An interrupted copy is resumed by the next attempt.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
@@ -20,22 +20,23 @@ use crate::models::{
     Difference, FileEntry, FilePath, HashCache, Manifest, ModelRef, Record, RepoId,
 };
 
-/// Where unfinished files are, in the model's directory.
+/// Folder of unfinished files, within the model's directory.
 const PARTS: &str = ".jackalope/parts";
 
-/// Goes last: a directory is taken for a model if it is there.
+/// Copied last, because a directory with this file counts as a model.
 const LAST: &str = "config.json";
 
-/// Connections at most.
+/// Maximum number of connections.
 const CONNECTIONS_MAX: u32 = 16;
 
-/// Failures of one connection's sources in a row, none of which brought a byte.
+/// Number of consecutive failures that bring no byte after which a connection gives up. If there are
+/// more sources than this, each of them is tried once first.
 const FUTILE_MAX: usize = 3;
 
-/// What must be free beyond the model itself.
+/// Disk space in bytes that must be free beyond the model itself.
 const ROOM_BYTES: u64 = 256 << 20;
 
-/// What is to be copied, and by whom it is watched.
+/// The copy to make, and the callbacks that observe it.
 #[derive(Clone, Copy)]
 pub(super) struct Fetch<'a> {
     pub(super) library: &'a Library,
@@ -44,7 +45,7 @@ pub(super) struct Fetch<'a> {
     pub(super) is_cancelled: &'a AtomicBool,
 }
 
-/// Why there is no copy.
+/// Reason why a copy failed.
 #[derive(Debug, Error)]
 pub(super) enum FetchError {
     #[error("{name} cannot be the name of a folder here")]
@@ -81,7 +82,7 @@ pub(super) enum FetchError {
     Cancelled,
 }
 
-/// Makes the copy, unless it is there.
+/// Makes the copy, unless this machine already has the model.
 pub(super) fn fetch(what: Fetch<'_>) -> Result<Fetched, FetchError> {
     let order = what.order;
     let name: RepoId =
@@ -117,7 +118,7 @@ pub(super) fn fetch(what: Fetch<'_>) -> Result<Fetched, FetchError> {
     Ok(Fetched { dir: text(&dir), bytes_copied: copying.num_copied.into_inner() })
 }
 
-/// Where this machine has the same model already, if not in `dir`.
+/// Returns the directory where this machine already has the same model, if it is not `dir`.
 fn elsewhere(what: Fetch<'_>, repo: RepoId, dir: &Path) -> Result<Option<PathBuf>, FetchError> {
     let wanted = ModelRef { repo, revision: None };
     let Ok(found) = what.library.stores.resolve(&wanted) else { return Ok(None) };
@@ -138,7 +139,7 @@ fn same(one: &Path, other: &Path) -> bool {
     fs::canonicalize(one).ok().zip(fs::canonicalize(other).ok()).is_some_and(|(a, b)| a == b)
 }
 
-/// How a directory departs from what is wanted; files that do not belong are no harm.
+/// Returns what `dir` lacks of the wanted files. Additional files are ignored.
 fn lacking(what: Fetch<'_>, dir: &Path) -> Result<Vec<Difference>, FetchError> {
     let wanted = &what.order.manifest;
     let is_lack = |it: &Difference| !matches!(it, Difference::Extra { .. });
@@ -152,7 +153,7 @@ fn lacking(what: Fetch<'_>, dir: &Path) -> Result<Vec<Difference>, FetchError> {
     Ok(wanted.differences(&found).into_iter().filter(is_lack).collect())
 }
 
-/// The files that `dir` lacks. A directory that we did not fill is left alone unless it is whole.
+/// Returns the files that `dir` lacks. A directory that we did not fill must be complete or empty.
 fn missing(what: Fetch<'_>, dir: &Path, is_ours: bool) -> Result<Vec<FileEntry>, FetchError> {
     let wanted = &what.order.manifest;
     let is_empty = fs::read_dir(dir).map_or(true, |mut it| it.next().is_none());
@@ -175,7 +176,8 @@ fn missing(what: Fetch<'_>, dir: &Path, is_ours: bool) -> Result<Vec<FileEntry>,
     }
 }
 
-/// Files that belonged to what was here before, and to nothing now.
+/// Removes files that belonged to the former model in this directory and do not belong to the new
+/// one.
 fn remove_former(dir: &Path, before: Option<&Manifest>, now: &Manifest) -> io::Result<()> {
     let former = before.into_iter().flat_map(Manifest::files);
     for entry in former.filter(|entry| now.file(&entry.path).is_none()) {
@@ -187,16 +189,16 @@ fn remove_former(dir: &Path, before: Option<&Manifest>, now: &Manifest) -> io::R
     Ok(())
 }
 
-/// A copy under way.
+/// A copy in progress.
 struct Copying<'a> {
     what: Fetch<'a>,
     dir: &'a Path,
     num_copied: AtomicU64,
-    /// Files that have their names.
+    /// Files that are complete and have their final names.
     done: Mutex<Vec<FileEntry>>,
 }
 
-/// Ranges to be fetched: which part, and which of its ranges.
+/// Ranges to fetch: index of the part, and number of the range in it.
 type Queue = Mutex<VecDeque<(usize, u32)>>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -209,8 +211,7 @@ impl Copying<'_> {
         move |source| FetchError::Io { path, source }
     }
 
-    /// Fetches these files. One that went on where it stood and turns out damaged is fetched anew,
-    /// once.
+    /// Fetches these files. A file that was resumed and turns out damaged is fetched again, once.
     fn files(&self, parts_dir: &Path, entries: &[FileEntry]) -> Result<(), FetchError> {
         let damaged = self.round(parts_dir, entries)?;
         let again: Vec<FileEntry> = damaged.into_iter().map(|(entry, _)| entry).collect();
@@ -221,7 +222,8 @@ impl Copying<'_> {
         }
     }
 
-    /// Says which resumed files turned out damaged, and who sent the last of them.
+    /// Fetches these files once. Returns the resumed files that are damaged, each with the host
+    /// that sent its last bytes.
     fn round(
         &self,
         parts_dir: &Path,
@@ -233,7 +235,7 @@ impl Copying<'_> {
         }
         self.check_room(parts.iter().map(Part::missing_bytes).sum())?;
         let damaged = Mutex::default();
-        // What came whole before, and empty files.
+        // Parts that were complete before, and empty files.
         for part in parts.iter().filter(|part| part.is_full()) {
             self.finish(part, "an earlier copy", &damaged)?;
         }
@@ -266,7 +268,8 @@ impl Copying<'_> {
         }
     }
 
-    /// One connection: takes ranges until none are left. When it breaks, the next source is asked.
+    /// Runs one connection: fetches ranges until none are left. When the connection breaks, it
+    /// tries the next source.
     fn work(
         &self,
         parts: &[Part],
@@ -307,7 +310,8 @@ impl Copying<'_> {
         }
     }
 
-    /// Reads a range over a connection that is made first if there is none. Says from which source.
+    /// Reads a range over `connection`, which is opened first if there is none. Returns the
+    /// position of its source.
     fn read(
         &self,
         connection: &mut Option<(LibraryClient, usize)>,
@@ -350,14 +354,14 @@ impl Copying<'_> {
         Err(FetchError::Content { path: path.clone(), host: host.to_owned() })
     }
 
-    /// Nobody has to hash again what was just verified.
+    /// Stores the hashes that were just verified, so that nobody has to compute them again.
     fn remember(&self) {
         let Some(path) = &self.what.library.hashes_path else { return };
         let mut known = HashCache::load(path);
         let done: BTreeMap<_, _> =
             lock(&self.done).iter().map(|it| (it.path.clone(), it.sha256)).collect();
         for (file, sha256) in done {
-            // A file or list that cannot be read is hashed next time.
+            // If a file or the list cannot be read, its hash is computed next time.
             known.remember(&file.below(self.dir), sha256).ok();
         }
         known.save(path).ok();

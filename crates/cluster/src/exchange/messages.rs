@@ -1,4 +1,4 @@
-//! What libraries and their clients say.
+//! The messages between libraries and their clients.
 
 use std::net::SocketAddr;
 
@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::models::{FilePath, Manifest};
 
-/// To a library: one request at a time.
+/// A request to a library; a client sends one at a time.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum ToLibrary {
-    /// Tell where a model is and which files it has; reads none of them.
+    /// Report where a model is and which files it has, without reading them.
     Find {
-        /// Its name, or the path of its directory.
+        /// Name of the model, or path of its directory.
         model: String,
     },
-    /// Hash a model's files.
+    /// Report a model's files with their hashes; computes those that are not cached.
     Manifest {
         /// As in [`ToLibrary::Find`].
         model: String,
@@ -25,14 +25,15 @@ pub enum ToLibrary {
     Read {
         /// As in [`ToLibrary::Find`].
         model: String,
-        /// Below the model's directory.
+        /// Path below the model's directory.
         path: FilePath,
-        /// Which; at most [`READ_BYTES_MAX`] together.
+        /// The bytes to send; at most [`READ_BYTES_MAX`] in all.
         pieces: Pieces,
     },
     /// Copy a model from other machines.
     Fetch(FetchOrder),
-    /// Report the hashes of what ranks would read of a model; computes those that are not cached.
+    /// Report the hashes of the files that ranks would read of a model; computes those that are not
+    /// cached.
     Content {
         /// As in [`ToLibrary::Find`].
         model: String,
@@ -44,43 +45,44 @@ pub enum ToLibrary {
     },
 }
 
-/// Longest read.
+/// Maximum number of bytes in one read.
 pub const READ_BYTES_MAX: u32 = 16 << 20;
 
-/// Equal pieces of a file, at equal distances: columns of a matrix, or one run of bytes. They are sent
-/// one after another.
+/// Equal pieces of a file at equal distances: columns of a matrix, or one run of bytes. They are
+/// sent one after another.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Pieces {
-    /// Where the first begins.
+    /// Position of the first piece in the file.
     pub offset: u64,
-    /// Bytes of each.
+    /// Length of each piece in bytes.
     pub piece_bytes: u32,
-    /// From the beginning of one to that of the next.
+    /// Distance from the beginning of one piece to that of the next, in bytes.
     pub stride_bytes: u64,
-    /// How many.
+    /// Number of pieces.
     pub num_pieces: u32,
 }
 
 impl Pieces {
-    /// One run of bytes.
+    /// Creates a single run of bytes.
     pub fn run(offset: u64, num_bytes: u32) -> Pieces {
         let stride_bytes = num_bytes.into();
         Pieces { offset, piece_bytes: num_bytes, stride_bytes, num_pieces: 1 }
     }
 
-    /// Bytes of all pieces.
+    /// Returns the total length of the pieces in bytes.
     pub fn num_bytes(&self) -> u64 {
         u64::from(self.piece_bytes) * u64::from(self.num_pieces)
     }
 
-    /// Where the last one ends; `None` beyond any file.
+    /// Returns the end of the last piece in the file; `None` if it overflows.
     pub(super) fn end(&self) -> Option<u64> {
         let Some(last) = self.num_pieces.checked_sub(1) else { return Some(self.offset) };
         let from_first = self.stride_bytes.checked_mul(last.into())?;
         self.offset.checked_add(from_first)?.checked_add(self.piece_bytes.into())
     }
 
-    /// Where the byte `at` of all that are sent lies in the file, and how many follow it there.
+    /// Returns the position in the file of byte `at` of all bytes that are sent, and the number of
+    /// bytes from there to the end of its piece.
     pub(super) fn place(&self, at: u64) -> (u64, u64) {
         let (piece, within) = (at / u64::from(self.piece_bytes), at % u64::from(self.piece_bytes));
         let offset = self.offset + piece * self.stride_bytes + within;
@@ -88,33 +90,33 @@ impl Pieces {
     }
 }
 
-/// From a library.
+/// A message from a library.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum FromLibrary {
-    /// The model.
+    /// The model that was found.
     Found(FoundFiles),
     /// The model's files with their hashes.
     Manifest(Manifest),
-    /// So many bytes of the file follow in the stream.
+    /// This number of bytes of the file follows in the stream.
     Bytes {
-        /// How many.
+        /// Number of bytes.
         num_bytes: u32,
     },
-    /// So many bytes more are hashed or copied; also a sign of life, with none.
+    /// Further bytes are hashed or copied. With 0 bytes it only shows that the library still works.
     Progress {
-        /// How many.
+        /// Number of bytes.
         num_bytes: u64,
     },
-    /// The copy is whole and verified.
+    /// The copy is complete and verified.
     Fetched(Fetched),
-    /// It cannot be done.
+    /// The request is refused.
     Refused {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The hashes of what ranks would read, with the files' states.
+    /// The hashes of the files that ranks would read, with the files' states.
     Content(ExpectedContent),
-    /// The files' states.
+    /// The states of the files that ranks would read.
     States(Vec<FileState>),
 }
 
@@ -123,47 +125,47 @@ pub enum FromLibrary {
 pub struct FoundFiles {
     /// `org/name`, or the name of its directory.
     pub name: String,
-    /// The commit, where it is known.
+    /// Commit, if known.
     pub commit: Option<String>,
-    /// Its directory.
+    /// Path of its directory.
     pub dir: String,
-    /// The files by path, with their sizes.
+    /// Files, sorted by path, with their sizes.
     pub files: Vec<(FilePath, u64)>,
 }
 
-/// A copy to be made.
+/// An order to copy a model.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct FetchOrder {
-    /// What the model is called, also where it goes.
+    /// Name of the model, from which its directory follows.
     pub name: String,
-    /// The commit, where it is known.
+    /// Commit, if known.
     pub commit: Option<String>,
-    /// What it consists of.
+    /// Files of the model.
     pub manifest: Manifest,
-    /// Who has it, the one to be asked first.
+    /// Machines that have the model, in the order in which they are tried.
     pub sources: Vec<Source>,
-    /// Connections at the same time.
+    /// Number of parallel connections.
     pub num_connections: u32,
 }
 
 /// A machine that has a model.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Source {
-    /// What people call it.
+    /// Name of the machine.
     pub host: String,
-    /// Where its agent listens, the preferred address first.
+    /// Addresses of its agent, the preferred one first.
     pub addrs: Vec<SocketAddr>,
-    /// What the model is called there: a name or a path.
+    /// Name or path of the model on that machine.
     pub model: String,
-    /// Grant with which the copying machine reads the model there.
+    /// Grant with which the copying machine reads the model from this source.
     pub grant: HintedKey,
 }
 
-/// A copy that was made.
+/// The result of a copy.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Fetched {
     /// The model's directory.
     pub dir: String,
-    /// Bytes that came; none if all of it was there.
+    /// Number of bytes copied; 0 if the machine had all files.
     pub bytes_copied: u64,
 }

@@ -1,4 +1,4 @@
-//! A file that arrives in ranges, in any order, and goes on where it stood.
+//! A file that arrives in ranges, in any order, and whose transfer can be resumed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -9,13 +9,13 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::models::{ContentHash, FileEntry};
 
-/// Bytes of a range: what one read asks for, and what is lost at most when a connection breaks.
+/// Size of a range: the length of one read, and the most that is lost when a connection breaks.
 pub(super) const RANGE_BYTES: u64 = 8 << 20;
 
-/// Hexadecimal digits of the hash in the name of an unfinished file.
+/// Number of hexadecimal digits of the hash in the name of an unfinished file.
 const NAME_DIGITS: usize = 16;
 
-/// An unfinished file: its ranges, and a list of those that are there.
+/// An unfinished file, with a list of the ranges that have arrived.
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) entry: FileEntry,
@@ -23,13 +23,13 @@ pub(super) struct Part {
     list_path: PathBuf,
     file: File,
     list: Mutex<File>,
-    /// Ranges that were not there when it was opened.
+    /// Ranges that were missing when it was opened.
     pub(super) missing: Vec<u32>,
     num_missing: AtomicU32,
 }
 
 impl Part {
-    /// Opens it in `dir`, with whatever came before.
+    /// Opens the unfinished file in `dir`, with the ranges that arrived earlier.
     pub(super) fn open(dir: &Path, entry: &FileEntry) -> io::Result<Part> {
         let hash = entry.sha256.to_string();
         let name = entry.path.as_str().replace('/', "_");
@@ -40,7 +40,8 @@ impl Part {
         let is_begun = fs::metadata(&path).is_ok_and(|it| it.len() == entry.bytes);
         let listed = fs::read_to_string(&list_path).unwrap_or_default();
         let mut is_there = vec![false; num_ranges as usize];
-        // A line that was cut off is no number, or one of a range that comes again.
+        // A last line that was cut off has no newline and is ignored. The next line is appended to
+        // it; if that marks a missing range as present, the hash of the file shows it.
         let numbers = listed.split_inclusive('\n').filter_map(|it| it.strip_suffix('\n'));
         for number in numbers.filter_map(|it| it.parse::<usize>().ok()) {
             if let Some(is_there) = is_there.get_mut(number).filter(|_| is_begun) {
@@ -61,24 +62,24 @@ impl Part {
         Ok(Part { entry, path, list_path, file, list: Mutex::new(list), missing, num_missing })
     }
 
-    /// Where a range begins, and its length.
+    /// Returns the position and the length of a range.
     pub(super) fn bounds(&self, range: u32) -> (u64, usize) {
         let begin = u64::from(range) * RANGE_BYTES;
         let length = (self.entry.bytes - begin).min(RANGE_BYTES);
         (begin, usize::try_from(length).expect("a range fits into memory"))
     }
 
-    /// Bytes that were not there when it was opened.
+    /// Returns the number of bytes that were missing when it was opened.
     pub(super) fn missing_bytes(&self) -> u64 {
         self.missing.iter().map(|&range| self.bounds(range).1 as u64).sum()
     }
 
-    /// True if some ranges were there when it was opened.
+    /// Returns true if some ranges had arrived before it was opened.
     pub(super) fn is_resumed(&self) -> bool {
         (self.missing.len() as u64) < self.entry.bytes.div_ceil(RANGE_BYTES)
     }
 
-    /// Puts a range where it belongs. True if it was the last one.
+    /// Writes a range at its position. Returns true if it was the last missing one.
     pub(super) fn write(&self, range: u32, bytes: &[u8]) -> io::Result<bool> {
         self.file.write_all_at(bytes, self.bounds(range).0)?;
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
@@ -86,12 +87,12 @@ impl Part {
         Ok(self.num_missing.fetch_sub(1, Ordering::SeqCst) == 1)
     }
 
-    /// True if nothing is missing.
+    /// Returns true if no range is missing.
     pub(super) fn is_full(&self) -> bool {
         self.num_missing.load(Ordering::SeqCst) == 0
     }
 
-    /// Gives it its name if it holds what it should. False, and nothing of it is left, if not.
+    /// Moves the file to `target` if its hash is right. Otherwise deletes it and returns false.
     pub(super) fn finish(&self, target: &Path) -> io::Result<bool> {
         if ContentHash::of_file(&self.path, &|_| ())? != self.entry.sha256 {
             self.remove()?;

@@ -1,4 +1,4 @@
-//! The library: what an agent tells and sends of its machine's models.
+//! The library: serves a machine's models and their hashes to other machines.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -21,33 +21,33 @@ use crate::models::content::{self, ContentError, Hasher};
 use crate::models::files::{self, FoundFile};
 use crate::models::{HashCache, Hashing, Manifest, ModelRef, Record, Stores};
 
-/// A client that asks nothing for so long, or does not take what it asked for, is given up.
+/// How long a client may send no request, or not read its answer, before the connection is closed.
 const IDLE: Duration = Duration::from_secs(120);
 const STALL: Duration = Duration::from_secs(20);
 
-/// Between two signs of life while something takes long. Also how soon it is noticed that a client
-/// has left.
+/// Interval between progress messages during long work. Also the time after which the departure of
+/// a client is noticed.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Bytes of a file in memory at a time.
+/// Number of bytes of a file that are held in memory at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Where a machine's models are. Cheap to clone.
+/// The models of a machine. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Library {
-    /// Where models are looked for.
+    /// Stores that are searched for models.
     pub stores: Stores,
-    /// Where hashes of files are remembered.
+    /// File in which hashes of files are cached.
     pub hashes_path: Option<PathBuf>,
-    /// Directory where hashes of blocks are kept.
+    /// Directory in which hashes of blocks are cached.
     pub trees_dir: Option<PathBuf>,
-    /// The folder that copies go into; none are made without one.
+    /// Folder for copies; if absent, no copies are made.
     pub copies_dir: Option<PathBuf>,
-    /// Copies under way.
+    /// Directories that copies are being written to.
     pub(super) busy: Arc<Mutex<HashSet<PathBuf>>>,
 }
 
-/// A model that was found.
+/// A model in a store, and its files.
 struct Model {
     name: String,
     commit: Option<String>,
@@ -56,7 +56,7 @@ struct Model {
 }
 
 impl Library {
-    /// Of these places.
+    /// Creates a library of these stores. Hashes of blocks are not cached.
     pub fn new(
         stores: Stores,
         hashes_path: Option<PathBuf>,
@@ -65,12 +65,12 @@ impl Library {
         Library { stores, hashes_path, copies_dir, trees_dir: None, busy: Arc::default() }
     }
 
-    /// Sets the directory where hashes of blocks are kept.
+    /// Sets the directory in which hashes of blocks are cached.
     pub fn with_trees(self, trees_dir: Option<PathBuf>) -> Library {
         Library { trees_dir, ..self }
     }
 
-    /// Hashes the files that ranks would read of the model in a directory.
+    /// Hashes the files of a model that ranks would read.
     pub(super) fn content(
         &self,
         dir: &Path,
@@ -81,7 +81,7 @@ impl Library {
         Ok(hasher.cancelled_by(is_cancelled).hash_dir(dir)?.into())
     }
 
-    /// Hashes the files in a directory, as far as they are not known.
+    /// Hashes the files in a directory whose hashes are not cached.
     pub(super) fn manifest(
         &self,
         dir: &Path,
@@ -90,7 +90,7 @@ impl Library {
         let mut known = self.hashes_path.as_deref().map(HashCache::load).unwrap_or_default();
         let manifest = Manifest::of_dir(dir, &mut known, Hashing::new(on_bytes));
         if let (Ok(_), Some(path)) = (&manifest, &self.hashes_path) {
-            // Without it they are read again.
+            // If this fails, the files are read again next time.
             known.save(path).ok();
         }
         manifest.map_err(|err| err.to_string())
@@ -108,7 +108,7 @@ impl Library {
         Ok(Model { name, commit, dir, files })
     }
 
-    /// The model whose directory this is; no other directory is told of.
+    /// Returns the model in `dir`, which must contain a `config.json`.
     fn at_path(&self, dir: &Path) -> Result<(String, Option<String>, PathBuf), String> {
         if !dir.join("config.json").is_file() {
             return Err(format!("there is no model at {}", dir.display()));
@@ -121,12 +121,12 @@ impl Library {
     }
 }
 
-/// What a client may ask for.
+/// The requests that a client may make.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Access {
     /// All requests.
     All,
-    /// Reading the model that this grant is for.
+    /// Reading the model of this grant.
     Read(Grant),
 }
 
@@ -148,7 +148,7 @@ impl Access {
     }
 }
 
-/// Answers one client until it leaves.
+/// Answers one client until it disconnects.
 pub(crate) fn serve(
     library: &Library,
     access: &Access,
@@ -176,7 +176,7 @@ pub(crate) fn serve(
 struct Session<'a> {
     library: &'a Library,
     sender: secure::Sender,
-    /// What was asked for before, so that a model is listed once.
+    /// Models of earlier requests, so that each is listed once.
     models: HashMap<String, Model>,
 }
 
@@ -230,7 +230,7 @@ impl Session<'_> {
         frame::write(&mut self.sender, &answer)
     }
 
-    /// Does something long and tells how far it is. A client that has left cancels it.
+    /// Runs long work and reports its progress. The work is cancelled if the client disconnects.
     fn work(
         &mut self,
         work: impl FnOnce(&(dyn Fn(u64) + Sync), &AtomicBool) -> Result<FromLibrary, String> + Send,
@@ -287,7 +287,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// A file of a model, as it was listed, and its size now.
+    /// Opens a listed file of a model and returns it with its current size.
     fn open(&mut self, model: &str, path: &str) -> Result<(File, u64), String> {
         if !self.models.contains_key(model) {
             self.models.insert(model.to_owned(), self.library.find(model)?);
@@ -302,7 +302,7 @@ impl Session<'_> {
     }
 }
 
-/// Fills `target` with what is sent of the pieces from the byte `at` on.
+/// Fills `target` with the bytes of the pieces, beginning with byte `at` of all pieces together.
 fn fill(file: &File, (pieces, mut at): (Pieces, u64), target: &mut [u8]) -> io::Result<()> {
     let mut rest = target;
     while !rest.is_empty() {
@@ -316,14 +316,14 @@ fn fill(file: &File, (pieces, mut at): (Pieces, u64), target: &mut [u8]) -> io::
     Ok(())
 }
 
-/// Marks a directory as being filled, for as long as this lives.
+/// Marks a directory as being filled while this value lives.
 pub(super) struct Busy<'a> {
     library: &'a Library,
     dir: PathBuf,
 }
 
 impl<'a> Busy<'a> {
-    /// None if another copy goes there already.
+    /// Marks `dir`; returns `None` if another copy is being written there.
     pub(super) fn mark(library: &'a Library, dir: &Path) -> Option<Busy<'a>> {
         let mut busy = library.busy.lock().unwrap_or_else(PoisonError::into_inner);
         busy.insert(dir.to_owned()).then(|| Busy { library, dir: dir.to_owned() })

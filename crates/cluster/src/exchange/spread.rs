@@ -1,6 +1,6 @@
-//! Brings a model to many machines: it is copied from where it is once, and from then on also from
-//! whoever has it. Each machine sends to one other at a time, so that n copies take about
-//! log2(n + 1) rounds and no link carries more than one of them.
+//! Copies a model to many machines. The first copy is made from its source; machines that have the
+//! model serve further copies. Each machine sends to one other at a time, so that n copies take
+//! about log2(n + 1) rounds and no link carries more than one of them.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,60 +14,60 @@ use super::grant::Granter;
 use super::messages::{FetchOrder, Fetched, Source};
 use crate::trust::Credentials;
 
-/// A machine, and how others reach its agent.
+/// A machine and the addresses of its agent.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// What people call it.
+    /// Name of the machine.
     pub host: String,
-    /// How we reach its agent.
+    /// Addresses at which we reach its agent.
     pub addrs: Vec<SocketAddr>,
     /// The agent's key.
     pub key: PublicKey,
-    /// How each peer reaches it, by the peer's position.
+    /// Addresses at which each peer reaches its agent, by the peer's position.
     pub addrs_from: Vec<Vec<SocketAddr>>,
 }
 
-/// Who copies from whom. Pure.
+/// Decides which machine copies from which. Pure.
 #[derive(Clone, Debug)]
 pub struct Spread {
-    /// By position.
+    /// State of each machine, by position.
     states: Vec<State>,
-    /// Pairs that failed.
+    /// Pairs of source and target that failed.
     failed: Vec<(usize, usize)>,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum State {
-    /// It lacks the model and waits for somebody who has it.
+    /// Lacks the model and waits for a source.
     Lacks,
-    /// It is receiving it.
+    /// Is receiving the model.
     Receives,
-    /// It has the model.
+    /// Has the model.
     Has,
-    /// It has it and sends it to another one.
+    /// Has the model and is sending it to another machine.
     Sends,
 }
 
-/// What became of one machine.
+/// The result of copying to one machine.
 #[derive(Debug)]
 pub struct Copied {
-    /// Its position.
+    /// Position of the machine.
     pub peer: usize,
-    /// From whom it was to come first.
+    /// Position of the first source that was tried.
     pub source: usize,
-    /// What came.
+    /// Result of the copy.
     pub result: Result<Fetched, ExchangeError>,
 }
 
 impl Spread {
-    /// `num_peers` machines, of which one has the model.
+    /// Creates the plan for `num_peers` machines, of which `source` has the model.
     pub fn new(num_peers: usize, source: usize) -> Spread {
         let mut states = vec![State::Lacks; num_peers];
         states[source] = State::Has;
         Spread { states, failed: Vec::new() }
     }
 
-    /// The next pair that can begin, as (source, target); it counts as begun.
+    /// Starts the next possible copy and returns it as (source, target).
     pub fn begin(&mut self) -> Option<(usize, usize)> {
         let states = &self.states;
         let with = |state| (0..states.len()).filter(move |&it| states[it] == state);
@@ -80,7 +80,7 @@ impl Spread {
         Some((source, target))
     }
 
-    /// A pair has ended. One that failed is not tried again, but another source may be.
+    /// Ends a copy. A pair that failed is not tried again; another source may be.
     pub fn end(&mut self, (source, target): (usize, usize), went_well: bool) {
         self.states[source] = State::Has;
         self.states[target] = if went_well { State::Has } else { State::Lacks };
@@ -89,20 +89,21 @@ impl Spread {
         }
     }
 
-    /// True if a machine lacks it and is not receiving it.
+    /// Returns true if a machine lacks the model and is not receiving it.
     pub fn lacks(&self, peer: usize) -> bool {
         self.states[peer] == State::Lacks
     }
 
-    /// Others that have the model, for a target whose source fails.
+    /// Returns other machines that have the model, for a target whose source fails.
     fn others(&self, source: usize) -> impl Iterator<Item = usize> {
         let has = |it: &usize| matches!(self.states[*it], State::Has | State::Sends);
         (0..self.states.len()).filter(has).filter(move |&it| it != source)
     }
 }
 
-/// Copies the model of `order` from the peer at `source`, where it is called `model`, to all others.
-/// `on_bytes(peer, more)` hears how it goes, `on_end` of each machine that has it or is given up.
+/// Copies the model of `order` from the peer at `source`, where it is called `model`, to all
+/// others. `on_bytes(peer, more)` is called with further bytes that have arrived; `on_end` is
+/// called for each machine that has the model or has failed for good.
 pub fn spread(
     peers: &[Peer],
     (source, model): (usize, &str),
@@ -145,7 +146,7 @@ pub fn spread(
             let copied = Copied { peer: to, source: from, result };
             match copied.result {
                 Ok(_) => on_end(copied),
-                // Somebody else may bring it there.
+                // Another source may succeed.
                 Err(_) => drop(failures.insert(to, copied)),
             }
         }

@@ -1,4 +1,4 @@
-//! Several libraries on this machine, each behind an agent of its own.
+//! Several libraries on this machine, each served by its own agent.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -61,7 +61,7 @@ impl Machine {
             linger: None,
             is_over: std::sync::Arc::default(),
         };
-        // Ends with the tests.
+        // The thread ends with the test process.
         std::thread::spawn(move || agent::serve(&listener, config).unwrap());
         Machine { scratch, addr, key, store }
     }
@@ -70,7 +70,7 @@ impl Machine {
         LibraryClient::dial("machine", &[self.addr], &ours()).unwrap()
     }
 
-    /// A model with two large files, one of which is not a whole number of ranges.
+    /// Creates a model with two large files, one of which is not a whole number of ranges.
     fn model(&self) -> PathBuf {
         let dir = self.scratch.model("models/org/big");
         for (name, num_bytes) in [("model-1.safetensors", 20_000_001), ("sub/x.bin", 9 << 20)] {
@@ -145,7 +145,7 @@ fn pieces_of_a_file_come_one_after_another_and_none_from_beyond_its_end() {
         client.read("org/big", (&path, pieces), &mut bytes).map(|()| bytes)
     };
     let content = |at: u64| (at % 253) as u8;
-    // Longer than what is sent at once, in pieces that do not divide it.
+    // Longer than what is sent at once, and in pieces whose length does not divide that.
     for (piece_bytes, stride_bytes, num_pieces) in [(7, 9, 300_000), (1, 1, 5), (300, 1000, 20_000)]
     {
         let pieces = Pieces { offset: 11, piece_bytes, stride_bytes, num_pieces };
@@ -221,7 +221,7 @@ fn a_copy_goes_on_where_it_stood_and_is_never_taken_for_whole_before() {
     let dir = from.model();
     let manifest = from.client().manifest("org/big", &|_| ()).unwrap();
     let order = order(manifest.clone(), vec![from.source("from")]);
-    // As a run leaves it that was killed after one range of three and the tokenizer.
+    // The state that a process leaves when it is killed after one range of three and the tokenizer.
     let parts = to.copy().join(".jackalope/parts");
     fs::create_dir_all(&parts).unwrap();
     fs::copy(dir.join("tokenizer.json"), to.copy().join("tokenizer.json")).unwrap();
@@ -238,7 +238,7 @@ fn a_copy_goes_on_where_it_stood_and_is_never_taken_for_whole_before() {
     let copied = to.client().fetch(order.clone(), &|_| ()).unwrap().bytes_copied;
     assert_eq!(copied, manifest.num_bytes() - ranges::RANGE_BYTES - 2);
     assert_eq!(contents(&to.copy()), contents(&dir));
-    // The part that was there was damaged: that file is fetched anew.
+    // The part that had arrived was damaged: that file is fetched again.
     fs::remove_file(to.copy().join("model-1.safetensors")).unwrap();
     fs::create_dir_all(&parts).unwrap();
     ranges::Part::open(&parts, large).unwrap().write(0, &vec![1; range]).unwrap();
@@ -265,7 +265,7 @@ fn what_changed_or_shrank_at_its_source_is_named_with_its_host() {
     fs::write(dir.join("sub/x.bin"), &whole).unwrap();
     to.client().fetch(order.clone(), &|_| ()).unwrap();
     assert_eq!(contents(&to.copy()), contents(&dir));
-    // Another model of that name is left alone.
+    // Another model with this name is not touched.
     let other = Machine::new();
     other.scratch.model("models/org/big");
     let before = contents(&other.copy());

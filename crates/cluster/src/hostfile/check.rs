@@ -1,4 +1,4 @@
-//! What the entries of a hostfile must fulfil together.
+//! Checks the requirements between the entries of a hostfile.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::read::{Found, RawFile, RawHost, Row};
 use super::{Host, Hostfile, Shape};
 use crate::shell::is_here;
 
-/// Collects the faults, and joins the parts to a file.
+/// Collects the faults, and combines the parts into a hostfile.
 pub(super) fn check(file: RawFile, found: &mut Vec<Found>) -> Hostfile {
     devices(&file, found);
     connections(&file.hosts, found);
@@ -61,7 +61,8 @@ fn device_row((rank, row): (usize, &Row), hosts: &[RawHost], found: &mut Vec<Fou
             (true, Some(device)) => Fault::OwnDevice { found: device.clone() },
             (true, None) => continue,
             (false, _) => match there() {
-                // The longer side is right: a cable is named by whoever knows of it.
+                // The longer list counts as right, because nobody names a cable that does not
+                // exist.
                 Some(there) if cell.it.len() < there.it.len() => Fault::OneWay {
                     to,
                     here: cell.it.len(),
@@ -103,7 +104,7 @@ fn connections(hosts: &[RawHost], found: &mut Vec<Found>) {
     }
 }
 
-/// The other machines must find the first one.
+/// Checks that the other machines can reach rank 0.
 fn rank_zero(file: &RawFile, found: &mut Vec<Found>) {
     if !matches!(file.shape, Shape::Array | Shape::Object) {
         return;

@@ -1,4 +1,4 @@
-//! What is wrong with a hostfile, and what to do about it.
+//! Errors in hostfiles, and hints for correcting them.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,9 +10,9 @@ use thiserror::Error;
 /// Everything that is wrong with a hostfile.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub struct HostfileErrors {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// In the order of the text; never empty.
+    /// The errors in the order of the text; never empty.
     pub errors: Vec<HostfileError>,
 }
 
@@ -26,14 +26,14 @@ impl fmt::Display for HostfileErrors {
     }
 }
 
-/// One thing that is wrong.
+/// One error in a hostfile.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct HostfileError {
     /// Line, from 1.
     pub line: usize,
-    /// Character in the line, from 1.
+    /// Column in characters, from 1.
     pub column: usize,
-    /// Which part of the file: `hosts[1].rdma[0]`; empty for the whole.
+    /// Part of the file, such as `hosts[1].rdma[0]`; empty for the whole file.
     pub entry: String,
     /// What is wrong there.
     pub fault: Fault,
@@ -50,108 +50,108 @@ impl fmt::Display for HostfileError {
     }
 }
 
-/// What can be wrong with a part of a hostfile.
+/// The ways in which a part of a hostfile can be wrong.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub enum Fault {
-    /// The file is far larger than a hostfile can be.
+    /// The file is larger than any hostfile.
     #[error("the file has {found} bytes, a hostfile at most {max}")]
     TooLarge {
-        /// Bytes of the file.
+        /// Size of the file in bytes.
         found: usize,
-        /// Bytes that are read.
+        /// Maximum size in bytes.
         max: usize,
     },
-    /// No JSON.
+    /// Invalid JSON.
     #[error("expected {expected}, found {}", found.map_or("the end of the file".to_owned(), |c| format!("{c:?}")))]
     Syntax {
-        /// What could stand there.
+        /// What is allowed there.
         expected: &'static str,
-        /// What stands there.
+        /// Character that was found; `None` at the end of the file.
         found: Option<char>,
     },
-    /// A value of another kind than belongs there.
+    /// A value of the wrong type.
     #[error("expected {expected}, found {found}")]
     Kind {
-        /// What belongs there.
+        /// Type that is expected.
         expected: &'static str,
-        /// What stands there.
+        /// What was found.
         found: String,
     },
-    /// A name that means nothing.
+    /// An unknown key.
     #[error("unknown key {found:?}")]
     UnknownKey {
-        /// The name.
+        /// The key.
         found: String,
-        /// The known name that is nearest, if one is near.
+        /// The most similar known key, if one is similar.
         nearest: Option<&'static str>,
-        /// All known names.
+        /// All known keys.
         known: &'static [&'static str],
     },
-    /// A name that stands twice in one object.
+    /// A key that occurs twice in one object.
     #[error("the key {key:?} stands here twice")]
     DuplicateKey {
-        /// The name.
+        /// The key.
         key: String,
     },
-    /// A name that must be there and is not.
+    /// A required key that is missing.
     #[error("the key {key:?} is missing")]
     MissingKey {
-        /// The name.
+        /// The key.
         key: &'static str,
     },
-    /// No machine at all.
+    /// The file lists no machines.
     #[error("there are no hosts")]
     NoHosts,
-    /// More machines than a group can have.
+    /// The file lists more machines than a group can have.
     #[error("{found} hosts, at most {max}")]
     TooManyHosts {
-        /// Hosts of the file.
+        /// Number of hosts in the file.
         found: usize,
-        /// Hosts of a group.
+        /// Maximum number of hosts.
         max: usize,
     },
     /// `ssh` is empty.
     #[error("the name for ssh is empty")]
     EmptySsh,
-    /// `ssh` would be read as an option, or holds blanks.
+    /// `ssh` would take the value as an option, or the value contains blanks.
     #[error("{found:?} is no name for ssh")]
     BadSsh {
         /// The text.
         found: String,
     },
-    /// No IP address.
+    /// Not an IP address.
     #[error("{found:?} is no IP address")]
     BadIp {
         /// The text.
         found: String,
     },
-    /// The same address twice in one list.
+    /// An address that occurs twice in one list.
     #[error("{ip} stands twice in this list")]
     DuplicateIp {
         /// The address.
         ip: IpAddr,
     },
-    /// No `host:port`.
+    /// Not of the form `host:port`.
     #[error("{found:?} is no address with a port")]
     BadListen {
         /// The text.
         found: String,
     },
-    /// A port that is none.
+    /// Not a port number.
     #[error("{found} is no port")]
     BadPort {
         /// The text after the last colon.
         found: String,
     },
-    /// Two connections listen at one place.
+    /// Two connections listen on the same address and port.
     #[error("{listen} is taken by {first}")]
     DuplicateListen {
         /// The address and port.
         listen: String,
-        /// The entry that has it first.
+        /// The entry that has it already.
         first: String,
     },
-    /// Lists of connections that differ in length.
+    /// The lists of connections differ in length.
     #[error("{found} connections, but {expected} at {first}")]
     ConnectionCount {
         /// Length of this list.
@@ -161,25 +161,25 @@ pub enum Fault {
         /// The first list.
         first: String,
     },
-    /// A transport nobody knows.
+    /// An unknown transport.
     #[error("unknown backend {found:?}")]
     UnknownBackend {
         /// The text.
         found: String,
     },
-    /// No `NAME=value`.
+    /// Not of the form `NAME=value`.
     #[error("{found:?} has no `=`")]
     EnvWithoutValue {
         /// The text.
         found: String,
     },
-    /// A variable that no shell accepts.
+    /// Not a valid name for an environment variable.
     #[error("{found:?} cannot name a variable")]
     BadEnvName {
         /// The text before `=`.
         found: String,
     },
-    /// A row of devices that is not as long as there are hosts.
+    /// A row of devices whose length is not the number of hosts.
     #[error("{found} devices for {expected} hosts")]
     DeviceCount {
         /// Length of the row.
@@ -187,25 +187,26 @@ pub enum Fault {
         /// Number of hosts.
         expected: usize,
     },
-    /// Devices are named elsewhere, or the backend needs them, and here there are none.
+    /// No devices are named here, although other hosts name theirs or the backend needs them.
     #[error("no devices are named here, but {needed_by}")]
     DevicesMissing {
-        /// Who needs them.
+        /// Reason why they are needed.
         needed_by: DevicesNeededBy,
     },
-    /// A device towards oneself.
+    /// A rank names a device towards itself.
     #[error("a device towards itself: {found:?}, expected null")]
     OwnDevice {
         /// The device.
         found: String,
     },
-    /// An empty device name, or one with blanks.
+    /// A device name that is empty or contains blanks.
     #[error("{found:?} is no device")]
     BadDevice {
         /// The text.
         found: String,
     },
-    /// A cable has two ends, and the file names fewer here than at the other rank.
+    /// A rank names fewer devices towards another rank than that one names in return, although a
+    /// cable has two ends.
     #[error("{here} of {there} devices towards rank {to}: the way back is at {back}")]
     OneWay {
         /// The other rank.
@@ -214,20 +215,20 @@ pub enum Fault {
         here: usize,
         /// Devices named there.
         there: usize,
-        /// Where the way back stands.
+        /// Entry with the other rank's devices.
         back: String,
     },
-    /// Rank 0 cannot be found by the others.
+    /// The other ranks have no address of rank 0.
     #[error("rank 0 has no address that the other machines can reach")]
     RankZeroUnreachable,
 }
 
-/// Why a row of devices is missed.
+/// Why a row of devices is required.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum DevicesNeededBy {
-    /// The file's backend.
+    /// The file's backend requires it.
     Backend(Backend),
-    /// Rows of other hosts.
+    /// Other hosts have rows.
     OtherHosts,
 }
 
@@ -241,7 +242,7 @@ impl fmt::Display for DevicesNeededBy {
 }
 
 impl Fault {
-    /// What to do.
+    /// Returns what to do about it.
     pub fn hint(&self) -> String {
         match self {
             Fault::UnknownKey { nearest: Some(nearest), .. } => format!("write {nearest:?}"),
@@ -258,7 +259,7 @@ impl Fault {
         }
     }
 
-    /// Hints without anything of the file in them.
+    /// Returns a hint that does not depend on the file.
     fn fixed_hint(&self) -> &'static str {
         match self {
             Fault::TooLarge { .. } | Fault::TooManyHosts { .. } => "is this the right file?",
@@ -299,7 +300,7 @@ impl Fault {
     }
 }
 
-/// How a key looks in a file.
+/// Returns an example of a key and its value.
 fn example(key: &str) -> &'static str {
     match key {
         "ssh" => "\"ssh\": \"mac2\", what you type after `ssh`",

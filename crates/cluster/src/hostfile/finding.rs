@@ -1,95 +1,95 @@
-//! Words for what is legal in a hostfile and will probably disappoint.
+//! Messages about settings in a hostfile that are legal but probably unintended.
 
 use std::fmt;
 use std::net::IpAddr;
 
 use jackalope_protocol::Backend;
 
-/// Thunderbolt 5 ports of a Mac that do RDMA: a Mac Studio has four behind, of which the one next to
-/// Ethernet does not.
+/// Number of Thunderbolt 5 ports of a Mac that support RDMA: a Mac Studio has four at the back, and
+/// the one next to Ethernet does not support it.
 pub(super) const RDMA_PORTS: usize = 3;
 
-/// The device of the port next to Ethernet.
+/// Device of the port next to Ethernet.
 pub(super) const ETHERNET_SIDE_DEVICE: &str = "rdma_en2";
 
-/// Something that deserves a look.
+/// A setting that is legal but probably unintended.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Finding {
-    /// JACCL's mesh lacks a cable.
+    /// A cable is missing in JACCL's mesh.
     MissingLink {
-        /// A rank and its name.
+        /// Number and name of a rank.
         a: (usize, String),
-        /// The other one.
+        /// Number and name of the other rank.
         b: (usize, String),
     },
-    /// The mesh is not complete; ranks in this order would make a ring.
+    /// The mesh is incomplete, but the ranks form a ring in this order.
     RingPossible {
-        /// Ranks.
+        /// The ranks in the order of the ring.
         order: Vec<usize>,
     },
-    /// The mesh is not complete and there is no ring; ranks in this order would make a chain.
+    /// The mesh is incomplete and there is no ring, but the ranks form a chain in this order.
     ChainPossible {
-        /// Ranks.
+        /// The ranks in the order of the chain.
         order: Vec<usize>,
     },
-    /// Some machines have no cable to the others at all, not even over others.
+    /// No sequence of cables leads from rank 0 to some machines.
     Unconnected {
-        /// Ranks that rank 0 does not reach.
+        /// Ranks that cannot be reached from rank 0.
         ranks: Vec<usize>,
     },
-    /// A mesh needs more ports than a machine has.
+    /// A full mesh needs more ports than a machine has.
     PortsExceeded {
-        /// Ports needed on each machine.
+        /// Number of ports needed on each machine.
         needed: usize,
     },
-    /// The port next to Ethernet does no RDMA.
+    /// A device is on the port next to Ethernet, which does not support RDMA.
     EthernetSidePort {
-        /// The rank.
+        /// The rank with the device.
         rank: usize,
-        /// Towards this one.
+        /// The rank towards which the device leads.
         to: usize,
     },
-    /// Cable addresses in a subnet that many home networks use.
+    /// Addresses of a cable are in a subnet that many home networks use.
     HomeSubnet {
-        /// An address and its rank.
+        /// Rank and address of one end.
         a: (usize, IpAddr),
-        /// The other end of the cable.
+        /// Rank and address of the other end.
         b: (usize, IpAddr),
     },
-    /// Several ranks on one machine.
+    /// Several ranks run on one machine.
     SameMachine {
-        /// What people call it.
+        /// Name of the machine.
         name: String,
         /// The ranks.
         ranks: Vec<usize>,
     },
-    /// Machines with different names have one address.
+    /// Machines with different names have the same address.
     SharedIp {
         /// The address.
         ip: IpAddr,
         /// The ranks.
         ranks: Vec<usize>,
     },
-    /// Two machines have no family of addresses in common.
+    /// Two machines share neither IPv4 nor IPv6.
     MixedFamilies {
         /// The ranks.
         ranks: (usize, usize),
     },
-    /// Others cannot reach a loopback address.
+    /// A loopback address, which other machines cannot reach.
     Loopback {
         /// The rank.
         rank: usize,
         /// The address.
         ip: IpAddr,
     },
-    /// MLX's own transports know IPv4 alone.
+    /// A rank without an IPv4 address, which MLX's own transports need.
     NoIpv4 {
         /// The rank.
         rank: usize,
         /// The transport.
         backend: Backend,
     },
-    /// A ring is made of addresses, and a rank has none.
+    /// A rank without an address, which a ring needs.
     RingWithoutIp {
         /// The rank.
         rank: usize,
@@ -149,7 +149,7 @@ impl fmt::Display for Finding {
 }
 
 impl Finding {
-    /// What to do.
+    /// Returns what to do about it.
     pub fn hint(&self) -> &'static str {
         match self {
             Finding::MissingLink { .. } => "add the cable and name its devices on both sides",

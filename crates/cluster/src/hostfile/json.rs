@@ -1,10 +1,10 @@
-//! JSON with comments and trailing commas, where every value knows its place in the text. Knows
-//! nothing of hosts.
+//! A parser for JSON with comments and trailing commas. It records the place of every value in the
+//! text and knows nothing of hosts.
 
-/// Depth at which reading stops; no hostfile needs more than three.
+/// Maximum depth of nesting; no hostfile needs more than three.
 const DEPTH_MAX: usize = 16;
 
-/// A value and where it begins.
+/// A value and its place.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Node {
     /// Byte position of its first character.
@@ -12,7 +12,7 @@ pub(super) struct Node {
     pub(super) value: Value,
 }
 
-/// What stands there.
+/// A JSON value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
     Null,
@@ -24,24 +24,24 @@ pub(super) enum Value {
     Object(Vec<(Key, Node)>),
 }
 
-/// A name in an object.
+/// A key of an object.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Key {
     pub(super) at: usize,
     pub(super) name: String,
 }
 
-/// Text that is no JSON.
+/// A syntax error.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct SyntaxError {
     pub(super) at: usize,
     pub(super) expected: &'static str,
-    /// The character there; none at the end.
+    /// The character there; `None` at the end of the text.
     pub(super) found: Option<char>,
 }
 
 impl Value {
-    /// What people call it.
+    /// Describes the value for error messages.
     pub(super) fn describe(&self) -> String {
         match self {
             Value::Null => "null".to_owned(),
@@ -54,7 +54,7 @@ impl Value {
     }
 }
 
-/// Reads one value and nothing after it.
+/// Parses one value. Anything after it is an error.
 pub(super) fn parse(text: &str) -> Result<Node, SyntaxError> {
     let mut reader = Reader { text, at: 0, depth: 0 };
     let node = reader.value()?;
@@ -88,7 +88,7 @@ impl Reader<'_> {
         is_there
     }
 
-    /// Spaces and comments.
+    /// Skips blanks and comments.
     fn skip_blanks(&mut self) -> Result<(), SyntaxError> {
         loop {
             let rest = &self.text[self.at..];
@@ -205,7 +205,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What follows a backslash.
+    /// Reads the character after a backslash.
     fn escape(&mut self) -> Result<char, SyntaxError> {
         const EXPECTED: &str =
             "an escape of JSON: one of \\\" \\\\ \\/ \\b \\f \\n \\r \\t \\uXXXX";
@@ -226,7 +226,7 @@ impl Reader<'_> {
         Ok(escaped)
     }
 
-    /// Four hexadecimal digits, or two times four with `\u` between them.
+    /// Reads four hexadecimal digits, or a surrogate pair with `\u` between its halves.
     fn unicode(&mut self) -> Option<char> {
         let first = self.unit()?;
         if !(0xd800..0xdc00).contains(&first) {
@@ -254,7 +254,7 @@ mod tests {
 
     use super::*;
 
-    /// Without places.
+    /// Converts a node without its places.
     fn plain(node: &Node) -> serde_json::Value {
         match &node.value {
             Value::Null => serde_json::Value::Null,

@@ -1,4 +1,4 @@
-//! What is legal in a hostfile and will probably disappoint.
+//! Finds settings in a hostfile that are legal but probably unintended.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,10 +9,10 @@ use super::finding::{ETHERNET_SIDE_DEVICE, Finding, RDMA_PORTS};
 use super::{Host, Hostfile};
 use crate::shell::is_here;
 
-/// Hosts up to which a way through all of them is searched.
+/// Maximum number of hosts for which a ring or chain through all of them is searched.
 const SEARCHED_HOSTS_MAX: usize = 10;
 
-/// Looks at a legal hostfile.
+/// Returns the findings for a valid hostfile.
 pub fn lint(hostfile: &Hostfile) -> Vec<Finding> {
     let mut findings = Vec::new();
     if hostfile.backend == Some(Backend::Jaccl) || has_devices(hostfile) {
@@ -36,12 +36,12 @@ fn has_devices(hostfile: &Hostfile) -> bool {
     hostfile.hosts.iter().any(|host| !host.rdma.is_empty())
 }
 
-/// Every pair of ranks, the lower one first.
+/// Returns every pair of ranks, the lower one first.
 fn pairs(num_hosts: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..num_hosts).flat_map(move |a| (a + 1..num_hosts).map(move |b| (a, b)))
 }
 
-/// Cables between the machines.
+/// Checks the cables between the machines.
 fn mesh(hostfile: &Hostfile, findings: &mut Vec<Finding>) {
     let hosts = &hostfile.hosts;
     let num_hosts = hosts.len();
@@ -74,7 +74,7 @@ fn mesh(hostfile: &Hostfile, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Ranks to which no way leads from rank 0.
+/// Returns the ranks that cannot be reached from rank 0.
 fn unconnected(num_hosts: usize, is_linked: impl Fn(usize, usize) -> bool) -> Vec<usize> {
     let mut is_reached = vec![false; num_hosts];
     let mut open = vec![0];
@@ -86,7 +86,8 @@ fn unconnected(num_hosts: usize, is_linked: impl Fn(usize, usize) -> bool) -> Ve
     (0..num_hosts).filter(|&rank| !is_reached[rank]).collect()
 }
 
-/// An order of all ranks in which neighbours are linked, and with `is_closed` the ends too.
+/// Finds an order of all ranks in which neighbours are linked, and with `is_closed` also the last
+/// and the first.
 fn through_all(
     num_hosts: usize,
     is_linked: impl Fn(usize, usize) -> bool + Copy,
@@ -95,7 +96,7 @@ fn through_all(
     if is_closed && num_hosts < 3 {
         return None;
     }
-    // A ring can begin anywhere.
+    // A ring can start anywhere.
     let starts = if is_closed { 0..1 } else { 0..num_hosts };
     starts.into_iter().find_map(|start| {
         let mut order = vec![start];
@@ -168,8 +169,8 @@ fn addresses(hostfile: &Hostfile, findings: &mut Vec<Finding>) {
     }
 }
 
-/// True for the two ends of a /30 inside 192.168.0.0/24 or 192.168.1.0/24, as MLX's tool gives them
-/// to cables.
+/// Returns true for the two ends of a /30 inside 192.168.0.0/24 or 192.168.1.0/24, which MLX's tool
+/// assigns to cables.
 fn are_home_cable(a: IpAddr, b: IpAddr) -> bool {
     let (IpAddr::V4(a), IpAddr::V4(b)) = (a, b) else { return false };
     let is_home = |ip: std::net::Ipv4Addr| matches!(ip.octets(), [192, 168, 0 | 1, _]);

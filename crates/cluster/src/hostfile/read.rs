@@ -1,5 +1,5 @@
-//! From text to a hostfile: tells the shapes apart and reads their entries. What entries must
-//! fulfil together is [`super::check`]'s business.
+//! Reads a hostfile from text: recognises its shape and reads its entries. The requirements between
+//! entries are checked by [`super::check`].
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,14 +11,14 @@ use super::json::{self, Key, Node, Value};
 use super::words::{is_variable, listen_addr, nearest};
 use super::{HOSTS_MAX, ListenAddr, Shape};
 
-/// JACCL over a ring of cables: for us JACCL with this variable, as MLX reads it.
+/// `jaccl-ring` is read as JACCL with this variable, as MLX does.
 const JACCL_RING: &str = "jaccl-ring";
 const JACCL_RING_ENV: (&str, &str) = ("MLX_JACCL_RING", "1");
 
 const FILE_KEYS: &[&str] = &["backend", "envs", "hosts"];
 const HOST_KEYS: &[&str] = &["ssh", "ips", "rdma"];
 
-/// A fault and where it is.
+/// A fault and its place.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) at: usize,
@@ -26,14 +26,14 @@ pub(super) struct Found {
     pub(super) fault: Fault,
 }
 
-/// Something and where it stands.
+/// A value and its place in the text.
 #[derive(Clone, Debug)]
 pub(super) struct Placed<T> {
     pub(super) at: usize,
     pub(super) it: T,
 }
 
-/// A file whose parts are legal each by itself.
+/// The content of a file whose parts are legal each by themselves.
 #[derive(Debug, Default)]
 pub(super) struct RawFile {
     pub(super) shape: Shape,
@@ -49,7 +49,7 @@ pub(super) struct RawHost {
     pub(super) entry: String,
     pub(super) ssh: String,
     pub(super) ips: Vec<IpAddr>,
-    /// The row of devices, and what names it.
+    /// The row of devices.
     pub(super) rdma: Option<Row>,
     pub(super) rdma_entry: String,
     pub(super) listen: Vec<Placed<ListenAddr>>,
@@ -58,7 +58,7 @@ pub(super) struct RawHost {
 /// A rank's devices towards each rank.
 pub(super) type Row = Placed<Vec<Placed<Vec<String>>>>;
 
-/// Reads what there is; faults are collected in `found`.
+/// Reads as much as possible; collects faults in `found`.
 pub(super) fn read(text: &str, found: &mut Vec<Found>) -> RawFile {
     let node = match json::parse(text) {
         Ok(node) => node,
@@ -113,7 +113,7 @@ impl Reader<'_> {
         file
     }
 
-    /// The shapes that are lists.
+    /// Reads the shapes that are lists.
     fn list(&mut self, at: usize, nodes: Vec<Node>) -> RawFile {
         let shape = shape_of(&nodes);
         let hosts = match shape {
@@ -153,7 +153,7 @@ impl Reader<'_> {
         nodes.map(|(rank, node)| read(self, node, format!("{entry}[{rank}]"))).collect()
     }
 
-    /// Unknown and repeated names.
+    /// Reports unknown and duplicate keys.
     fn keys(&mut self, entries: &[(Key, Node)], entry: &str, known: &'static [&'static str]) {
         let mut seen = BTreeSet::new();
         for (key, _) in entries {
@@ -200,7 +200,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A list of strings.
+    /// Reads a list of strings.
     fn strings(&mut self, node: Node, entry: &str) -> Vec<Placed<String>> {
         let Value::Array(nodes) = node.value else {
             self.wrong_kind((node.at, entry), "a list of strings", &node.value);
@@ -269,7 +269,7 @@ impl Reader<'_> {
         ips
     }
 
-    /// A row of devices. An empty one says nothing, as in the files that MLX's tools write.
+    /// Reads a row of devices. An empty row means no entry, as in the files that MLX's tools write.
     fn devices(&mut self, node: Node, entry: &str) -> Option<Row> {
         let at = node.at;
         let cells = match node.value {
@@ -286,7 +286,7 @@ impl Reader<'_> {
         Some(Placed { at, it: row }).filter(|row| !row.it.is_empty())
     }
 
-    /// `null`, a device, or a list of devices.
+    /// Reads `null`, a device, or a list of devices.
     fn cell(&mut self, node: Node, entry: &str) -> Placed<Vec<String>> {
         let at = node.at;
         let names = match node.value {
@@ -340,7 +340,7 @@ impl Reader<'_> {
     }
 }
 
-/// Which of the shapes a list is.
+/// Determines the shape of a list.
 fn shape_of(nodes: &[Node]) -> Shape {
     let is_address = |node: &Node| matches!(&node.value, Value::String(it) if it.contains(':'));
     let mut lists = nodes.iter().filter_map(|node| match &node.value {

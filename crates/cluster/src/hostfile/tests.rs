@@ -1,5 +1,5 @@
-//! Hostfiles as text: what is read, what is refused and with which words, what is worth a look, and
-//! that everything written is read again.
+//! Hostfiles as text: what is read, what is refused and with which message, what is reported as
+//! probably unintended, and that every output can be read again.
 
 use proptest::prelude::*;
 
@@ -81,7 +81,7 @@ fn ranks_with_the_same_only_address_are_on_one_machine() {
     assert!(!unknown.is_same_machine(&Host::default()), "nothing is known of either");
 }
 
-/// A file, and what is told of it.
+/// Files, each with the errors that are reported for it.
 const REFUSED: &[(&str, &str)] = &[
     ("", "1:1: expected a value, found the end of the file"),
     ("[1 2]", "1:4: expected `,` or `]`, found '2'"),
@@ -191,7 +191,7 @@ fn large_files_are_refused_and_many_faults_cut_short() {
     assert!(told(&format!("[{}]", "{\"ssh\":\"a\"},".repeat(65))).contains("65 hosts, at most 64"));
 }
 
-/// A matrix with these pairs linked.
+/// Creates a device matrix in which these pairs are linked.
 fn jaccl(num_hosts: usize, linked: &[(usize, usize)]) -> Hostfile {
     let device = |a: usize, b: usize| {
         let is_linked = linked.contains(&(a, b)) || linked.contains(&(b, a));
@@ -324,12 +324,12 @@ fn ip() -> impl Strategy<Value = IpAddr> {
     ]
 }
 
-/// Addresses of hosts, each list without repetition.
+/// Lists of addresses, without repetition within each list.
 fn host_ips() -> impl Strategy<Value = Vec<IpAddr>> {
     prop::collection::btree_set(ip(), 1..4).prop_map(|ips| ips.into_iter().collect())
 }
 
-/// Devices with as many names at both ends of each cable.
+/// Device matrices with the same number of names at both ends of each cable.
 fn matrix(num_hosts: usize) -> impl Strategy<Value = Vec<Vec<Vec<String>>>> {
     let counts = prop::collection::vec(0_usize..3, num_hosts * num_hosts);
     let name = "rdma_en[0-9]{1,2}";
@@ -345,7 +345,7 @@ fn matrix(num_hosts: usize) -> impl Strategy<Value = Vec<Vec<Vec<String>>>> {
     )
 }
 
-/// A hostfile that says everything an object can.
+/// Hostfiles that use everything the object form can contain.
 fn full() -> impl Strategy<Value = Hostfile> {
     (1_usize..5).prop_flat_map(|num_hosts| {
         let name = "([a-z]{1,5}@)?[A-Za-z0-9.é_]{1,8}";
@@ -365,7 +365,8 @@ fn full() -> impl Strategy<Value = Hostfile> {
     })
 }
 
-/// Does not hold for loopback and unspecified addresses alone, which nobody can reach.
+/// Returns whether a machine has an address that others can reach: neither loopback nor
+/// unspecified.
 fn is_reachable(file: &Hostfile) -> bool {
     file.hosts[0].ips.iter().any(|ip| !ip.is_loopback() && !ip.is_unspecified())
 }
@@ -409,7 +410,7 @@ proptest! {
             ..read.clone()
         };
         prop_assert_eq!(without_ports, wanted);
-        // Once more in the same shape: nothing changes any more.
+        // Writing it again in the same shape changes nothing.
         prop_assert_eq!(convert(&read, shape, None).unwrap().text, written.text);
     }
 

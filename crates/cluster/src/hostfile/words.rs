@@ -1,9 +1,9 @@
-//! Single words of a hostfile: addresses with ports, names of variables, keys that were misspelt.
+//! Single words of a hostfile: addresses with ports, names of variables, misspelt keys.
 
 use super::ListenAddr;
 use super::error::Fault;
 
-/// Names that people write for others.
+/// Names that people write instead of the known keys.
 const ALIASES: &[(&str, &str)] = &[
     ("host", "ssh"),
     ("hostname", "ssh"),
@@ -17,7 +17,7 @@ const ALIASES: &[(&str, &str)] = &[
     ("machines", "hosts"),
 ];
 
-/// `host:port`, `[address]:port`.
+/// Parses `host:port` or `[address]:port`.
 pub(super) fn listen_addr(text: &str) -> Result<ListenAddr, Fault> {
     let bad = || Fault::BadListen { found: text.to_owned() };
     let (host, port) = text.rsplit_once(':').ok_or_else(bad)?;
@@ -40,13 +40,13 @@ pub(super) fn listen_addr(text: &str) -> Result<ListenAddr, Fault> {
     Ok(ListenAddr { host: host.to_owned(), port: number.ok_or_else(bad_port)? })
 }
 
-/// True for names that every shell accepts.
+/// Returns true for names of variables that every shell accepts.
 pub(super) fn is_variable(name: &str) -> bool {
     let is_part = |byte: u8| byte == b'_' || byte.is_ascii_alphanumeric();
     !name.is_empty() && name.bytes().all(is_part) && !name.as_bytes()[0].is_ascii_digit()
 }
 
-/// The known name that was probably meant.
+/// Returns the known key that was probably meant.
 pub(super) fn nearest(found: &str, known: &[&'static str]) -> Option<&'static str> {
     let lower = found.to_lowercase();
     let alias = ALIASES.iter().find(|(alias, name)| *alias == lower && known.contains(name));
@@ -54,7 +54,7 @@ pub(super) fn nearest(found: &str, known: &[&'static str]) -> Option<&'static st
     alias.map(|(_, name)| *name).or_else(near)
 }
 
-/// Letters to insert, remove or replace (Levenshtein 1966).
+/// Returns the number of letters to insert, remove or replace (Levenshtein 1966).
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

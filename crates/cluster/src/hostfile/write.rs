@@ -1,4 +1,4 @@
-//! From a hostfile to text, in any of the shapes. Whatever is written can be read again.
+//! Writes a hostfile as text in any of the shapes. Every output can be read again.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -9,13 +9,13 @@ use thiserror::Error;
 
 use super::{Host, Hostfile, HostfileErrors, ListenAddr, Shape};
 
-/// How connections of a ring are numbered, as `mlx.launch` does: counting up over ranks, their
-/// addresses, and the connections of each address.
+/// Port numbers of a ring, assigned as by `mlx.launch`: ascending over ranks, their addresses, and
+/// the connections of each address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RingPorts {
     /// The first port.
     pub first: u16,
-    /// Connections over each address; at least 1.
+    /// Number of connections over each address; at least 1.
     pub connections: u16,
 }
 
@@ -25,29 +25,29 @@ impl Default for RingPorts {
     }
 }
 
-/// A written hostfile.
+/// A hostfile converted to text.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Converted {
-    /// The text, with a line break at the end.
+    /// The text, with a newline at the end.
     pub text: String,
-    /// What the shape has no place for, and the hostfile says.
+    /// Parts of the hostfile that the shape cannot represent.
     pub lost: Vec<Loss>,
 }
 
-/// A part of a hostfile.
+/// A part of a hostfile that is lost in a conversion.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Loss {
-    /// What `ssh` is given.
+    /// Names for `ssh`.
     Names,
     /// Addresses.
     Addresses,
     /// RDMA devices.
     Devices,
-    /// The transport.
+    /// The backend.
     Backend,
-    /// Variables.
+    /// Environment variables.
     Envs,
-    /// Where the ring listens.
+    /// Ports on which the ring listens.
     Ports,
 }
 
@@ -64,16 +64,16 @@ impl fmt::Display for Loss {
     }
 }
 
-/// A hostfile that a shape cannot say.
+/// Reason why a hostfile cannot be written in a shape.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub enum ConvertError {
-    /// A rank has nothing that could be given to `ssh`.
+    /// A rank has neither a name for `ssh` nor an address.
     #[error("rank {rank} has neither a name nor an address")]
     NoName {
         /// The rank.
         rank: usize,
     },
-    /// A rank has no address, and a ring is made of addresses.
+    /// A rank has no address, which a ring needs.
     #[error("rank {rank} ({name}) has no address")]
     NoAddress {
         /// The rank.
@@ -81,27 +81,27 @@ pub enum ConvertError {
         /// Its name.
         name: String,
     },
-    /// Ranks of a ring need as many addresses each.
+    /// The ranks of a ring must have the same number of addresses.
     #[error("rank {rank} ({name}) has {found} addresses, rank 0 has {expected}")]
     UnevenAddresses {
         /// The rank.
         rank: usize,
         /// Its name.
         name: String,
-        /// Its addresses.
+        /// Number of its addresses.
         found: usize,
-        /// Addresses of rank 0.
+        /// Number of addresses of rank 0.
         expected: usize,
     },
-    /// The ring has more connections than there are ports.
+    /// The ring needs more ports than there are.
     #[error("{needed} ports from {first} on end beyond 65535")]
     OutOfPorts {
-        /// Number of ports.
+        /// Number of ports needed.
         needed: usize,
-        /// The first one.
+        /// First port.
         first: u16,
     },
-    /// A rank has no devices, and a matrix is made of them.
+    /// A rank has no devices, which a device matrix needs.
     #[error("rank {rank} ({name}) has no RDMA devices")]
     NoDevices {
         /// The rank.
@@ -109,13 +109,13 @@ pub enum ConvertError {
         /// Its name.
         name: String,
     },
-    /// The hostfile itself is not legal.
+    /// The result would be an invalid hostfile.
     #[error("the result would not be legal: {0}")]
     Illegal(HostfileErrors),
 }
 
 impl ConvertError {
-    /// What to do.
+    /// Returns what to do about it.
     pub fn hint(&self) -> String {
         match self {
             ConvertError::NoName { .. } => {
@@ -137,11 +137,11 @@ impl ConvertError {
     }
 }
 
-/// Writes `hostfile` in `shape`. `ports` numbers the connections of a ring; without it the ones of
-/// the hostfile stay, or MLX's usual ones are taken.
+/// Writes `hostfile` in `shape`. `ports` assigns the ports of a ring; without it, the hostfile's
+/// own ports are kept, or MLX's default ones are used.
 ///
 /// # Errors
-/// If the shape needs something that the hostfile does not say.
+/// [`ConvertError`] if the shape needs something that the hostfile does not contain.
 pub fn convert(
     hostfile: &Hostfile,
     shape: Shape,
@@ -157,7 +157,7 @@ pub fn convert(
     Ok(Converted { text, lost: lost(hostfile, shape) })
 }
 
-/// What a hostfile says, and `shape` has no place for.
+/// Returns the parts of a hostfile that `shape` cannot represent.
 fn lost(hostfile: &Hostfile, shape: Shape) -> Vec<Loss> {
     let any = |is_there: fn(&Host) -> bool| hostfile.hosts.iter().any(is_there);
     let said = [
@@ -178,7 +178,7 @@ fn lost(hostfile: &Hostfile, shape: Shape) -> Vec<Loss> {
     lost.map(|(loss, _)| loss).collect()
 }
 
-/// The object form, whatever its hosts lack.
+/// Writes the object form, even if hosts lack addresses or devices.
 ///
 /// # Errors
 /// If a host has neither a name nor an address.
@@ -195,7 +195,7 @@ pub(crate) fn object_text(hostfile: &Hostfile) -> Result<String, ConvertError> {
     Ok(format!("{{\n{}\n}}\n", lines.join(",\n")))
 }
 
-/// The list of objects, a line for each.
+/// Writes the list of host objects, one per line.
 fn hosts_text(hostfile: &Hostfile, indent: &str) -> Result<String, ConvertError> {
     let mut lines = Vec::new();
     for (rank, host) in hostfile.hosts.iter().enumerate() {
@@ -243,7 +243,7 @@ fn ring_text(hostfile: &Hostfile, ports: Option<RingPorts>) -> Result<String, Co
     Ok(lines(&rows))
 }
 
-/// Where each rank listens.
+/// Returns the addresses and ports on which each rank listens.
 fn number(hostfile: &Hostfile, ports: RingPorts) -> Result<Vec<Vec<ListenAddr>>, ConvertError> {
     let addresses: Vec<Vec<String>> =
         hostfile.hosts.iter().map(|host| addresses(host, hostfile.is_local())).collect();
@@ -277,7 +277,8 @@ fn number(hostfile: &Hostfile, ports: RingPorts) -> Result<Vec<Vec<ListenAddr>>,
         .collect())
 }
 
-/// What a rank can be reached at; ranks that all run here need no address to be named.
+/// Returns the addresses of a rank. If all ranks run on this machine, a rank without one gets
+/// loopback.
 fn addresses(host: &Host, is_local: bool) -> Vec<String> {
     let mut own: Vec<String> = host.ips.iter().map(IpAddr::to_string).collect();
     for listen in &host.listen {

@@ -1,4 +1,4 @@
-//! What is put on another machine: the two programs and the libraries they load.
+//! The files to install on another machine: the two programs and the libraries that they load.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -11,13 +11,13 @@ use thiserror::Error;
 use crate::models::{ContentHash, FilePath};
 use crate::process::output_of;
 
-/// Asking the rank program, or the system.
+/// Time for a query to the rank program or the system.
 const ASK_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Hexadecimal digits of the manifest's hash in a bundle's name.
+/// Number of hexadecimal digits of the manifest's hash in a bundle's id.
 const ID_DIGITS: usize = 12;
 
-/// The files of one version, whole.
+/// The complete files of one version.
 #[derive(Clone, Debug)]
 pub struct Bundle {
     id: String,
@@ -28,38 +28,38 @@ pub struct Bundle {
 /// A file of a bundle.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct BundleFile {
-    /// Where it goes, below the version's folder.
+    /// Path on the target, below the version's folder.
     pub place: FilePath,
-    /// Where it is here.
+    /// Path on this machine.
     pub path: PathBuf,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Its permissions: 0755 if it can be run here, else 0644.
+    /// Permissions: 0755 if the file is executable here, else 0644.
     pub mode: u32,
-    /// Its content.
+    /// Hash of its content.
     pub sha256: ContentHash,
 }
 
-/// Why there is no bundle.
+/// Reason why a bundle cannot be made.
 #[derive(Debug, Error)]
 pub enum BundleError {
     /// A file cannot be read.
     #[error("reading {}: {source}", .path.display())]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The system, or the rank program, does not answer.
+    /// `uname` or the rank program does not answer.
     #[error("asking `{program}`: {source}")]
     Ask {
-        /// Whom.
+        /// The program.
         program: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// It answers with something else.
+    /// The rank program's answer is malformed.
     #[error(
         "`{program} libraries` names no files: {reason}\n\
          hint: build it again; it must be of the same version as jackalope"
@@ -67,7 +67,7 @@ pub enum BundleError {
     Answer {
         /// The rank program.
         program: String,
-        /// What is wrong.
+        /// What is wrong with the answer.
         reason: String,
     },
 }
@@ -79,7 +79,8 @@ struct Library {
 }
 
 impl Bundle {
-    /// Of the programs at these paths and the libraries that the rank program names.
+    /// Creates the bundle of the programs at these paths and of the libraries that the rank program
+    /// lists.
     ///
     /// # Errors
     /// [`BundleError`].
@@ -100,7 +101,7 @@ impl Bundle {
         Bundle::new(system.trim(), programs.into_iter().chain(libraries).collect())
     }
 
-    /// Of these files, for machines of which `uname -sm` says `system`.
+    /// Creates the bundle of these files, for machines on which `uname -sm` prints `system`.
     ///
     /// # Errors
     /// [`BundleError::Read`].
@@ -123,22 +124,22 @@ impl Bundle {
         Ok(Bundle { id, system: system.to_owned(), files: found })
     }
 
-    /// The version and the beginning of the hash over all files: `0.1.0-3f2a9c01d4e5`.
+    /// Returns the version and the beginning of the hash over all files: `0.1.0-3f2a9c01d4e5`.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Where it runs, as `uname -sm` says it: `Darwin arm64`.
+    /// Returns the platform as `uname -sm` prints it: `Darwin arm64`.
     pub fn system(&self) -> &str {
         &self.system
     }
 
-    /// The files, by place.
+    /// Returns the files, sorted by place.
     pub fn files(&self) -> &[BundleFile] {
         &self.files
     }
 
-    /// The size of all files together.
+    /// Returns the total size of the files in bytes.
     pub fn num_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }

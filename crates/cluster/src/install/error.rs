@@ -1,4 +1,4 @@
-//! Why a machine was not brought to a version.
+//! Errors of installing a version on a machine.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,16 +7,16 @@ use thiserror::Error;
 
 use crate::shell::{Output, ShellError, ShellErrorKind};
 
-/// Why a machine does not have the version. What it used before it uses still.
+/// Reason why a machine does not have the version. The previous version stays in use.
 #[derive(Debug, Error)]
 pub enum InstallError {
-    /// No way to run anything there.
+    /// Nothing can be run on the machine.
     #[error("{source}\nhint: {}", .source.kind.hint(&.source.host))]
     Shell {
-        /// What the shell says.
+        /// The shell's error.
         source: ShellError,
     },
-    /// It is another kind of machine.
+    /// The machine has another platform.
     #[error(
         "{host} is `{theirs}`, these programs are for `{ours}`\n\
          hint: build jackalope on a machine like {host} and bootstrap it from there"
@@ -24,18 +24,18 @@ pub enum InstallError {
     Platform {
         /// The machine.
         host: String,
-        /// What `uname -sm` says here.
+        /// Output of `uname -sm` on this machine.
         ours: String,
-        /// What it says there.
+        /// Output of `uname -sm` on the other machine.
         theirs: String,
     },
-    /// Nothing there can verify files.
+    /// The machine has no tool that can verify files.
     #[error("{host} has neither `sha256sum` nor `shasum`\nhint: install GNU coreutils, or perl")]
     NoHashTool {
         /// The machine.
         host: String,
     },
-    /// The disk is too full.
+    /// The machine has too little free disk space.
     #[error(
         "{host} has {} MiB free at {home}, {id} takes {} MiB\n\
          hint: free some there, or set JACKALOPE_HOME for its non-interactive shells",
@@ -45,16 +45,16 @@ pub enum InstallError {
     NoRoom {
         /// The machine.
         host: String,
-        /// Its folder for jackalope.
+        /// Jackalope's folder on the machine.
         home: String,
         /// The version.
         id: String,
-        /// What is missing there, with some room to spare.
+        /// Space that the installation needs, with a reserve.
         needed_bytes: u64,
-        /// What is free.
+        /// Free space.
         free_bytes: u64,
     },
-    /// A file arrived with other bytes.
+    /// A file arrived with another content.
     #[error(
         "{place} arrived damaged on {host}; what was installed there is as it was\n\
          hint: run the same again, only this file is sent once more"
@@ -62,16 +62,16 @@ pub enum InstallError {
     Damaged {
         /// The machine.
         host: String,
-        /// The file.
+        /// The file, as a path below the version's folder.
         place: String,
     },
-    /// A file of ours changed while it was sent.
+    /// A local file changed while it was sent.
     #[error("{} changed while it was sent\nhint: wait until its build has ended", .path.display())]
     Changed {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// The programs arrived whole, but do not start.
+    /// The programs arrived intact but do not start.
     #[error(
         "the programs do not start on {host}; what was installed there is as it was\n  {}\n\
          hint: its system may be older than this one's: build jackalope there",
@@ -80,16 +80,16 @@ pub enum InstallError {
     NoStart {
         /// The machine.
         host: String,
-        /// What they say.
+        /// Output of the programs.
         reason: String,
     },
-    /// There is nothing to roll back to.
+    /// There is no previous version.
     #[error("{host} has no earlier version of jackalope")]
     NoPrevious {
         /// The machine.
         host: String,
     },
-    /// Another program's folder would be removed.
+    /// The folder to remove belongs to another program.
     #[error(
         "{host}: {home} does not look like jackalope's folder, so nothing was removed\n\
          hint: look at JACKALOPE_HOME there"
@@ -97,35 +97,36 @@ pub enum InstallError {
     NotOurs {
         /// The machine.
         host: String,
-        /// The folder.
+        /// Path of the folder.
         home: String,
     },
-    /// A file of ours cannot be read.
+    /// A local file cannot be read.
     #[error("reading {}: {source}", .path.display())]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Somebody else sends the same file at the same time, or the connection was cut in the middle of it.
+    /// Another installation sends the same file at the same time, or the connection broke within
+    /// it.
     #[error("{host} has not got {place} as far as it was sent")]
     Offset {
         /// The machine.
         host: String,
-        /// The file.
+        /// The file, as a path below the version's folder.
         place: String,
     },
-    /// A script failed there.
+    /// A script failed on the machine.
     #[error("{host}: {doing} failed with status {status}: {reason}")]
     Script {
         /// The machine.
         host: String,
-        /// What it was for.
+        /// Purpose of the script.
         doing: &'static str,
-        /// How it ended.
+        /// Exit status of the script.
         status: i32,
-        /// The end of what it said.
+        /// The last lines of its output.
         reason: String,
     },
 }
@@ -138,7 +139,7 @@ impl InstallError {
         InstallError::Script { host, doing, status: ran.status, reason }
     }
 
-    /// True if the same may go well a moment later.
+    /// Returns true if the same attempt may succeed a moment later.
     pub(super) fn is_passing(&self) -> bool {
         match self {
             InstallError::Offset { .. } => true,

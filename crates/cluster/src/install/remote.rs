@@ -1,4 +1,4 @@
-//! The scripts that run on the other machine, and what they answer.
+//! The scripts that run on the other machine, and the parsers of their output.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,14 +9,14 @@ use crate::models::{ContentHash, FilePath};
 use crate::nodes::HOME_IN_SCRIPTS;
 use crate::shell::{Output, Shell, quote};
 
-/// How scripts end, beside 0: sysexits.h leaves these numbers to us.
+/// Exit statuses of the scripts besides 0; sysexits.h does not use these numbers.
 pub(super) const NOTHING_THERE: i32 = 3;
 const OTHER_OFFSET: i32 = 4;
 pub(super) const DAMAGED: i32 = 5;
 pub(super) const NO_START: i32 = 6;
 pub(super) const NOT_OURS: i32 = 7;
 
-/// What every script begins with: the folder, and how files are hashed.
+/// Returns the beginning of every script: the folder, and how files are hashed.
 pub(super) fn preamble() -> String {
     format!(
         "h={HOME_IN_SCRIPTS}\numask 077\n\
@@ -26,15 +26,15 @@ pub(super) fn preamble() -> String {
     )
 }
 
-/// What a machine has.
+/// The state of a machine before an installation.
 #[derive(Debug, Default)]
 pub(super) struct Survey {
-    /// As `uname -sm` says it.
+    /// System and architecture, as printed by `uname -sm`.
     pub(super) system: String,
     pub(super) home: String,
     pub(super) free_bytes: Option<u64>,
     pub(super) hash_tool: HashTool,
-    /// Files of the version itself, of its unfinished copy, and of the version that is used.
+    /// Files of the complete version, of its unfinished copy, and of the version in use.
     pub(super) whole: Files,
     pub(super) part: Files,
     pub(super) current: Files,
@@ -48,7 +48,7 @@ pub(super) struct Found {
     pub(super) sha256: ContentHash,
 }
 
-/// Whether files can be hashed there.
+/// Whether the machine has a tool that hashes files.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) enum HashTool {
     Present,
@@ -57,7 +57,7 @@ pub(super) enum HashTool {
 }
 
 impl Survey {
-    /// True if every file of the bundle is there under its name.
+    /// Returns true if the machine has every file of the complete version.
     pub(super) fn has_version(&self, bundle: &Bundle) -> bool {
         let is_there = |file: &BundleFile| {
             let found = self.whole.get(&file.place);
@@ -88,7 +88,7 @@ impl Survey {
     }
 }
 
-/// `SIZE HASH PLACE`.
+/// Parses `SIZE HASH PLACE`.
 fn file(text: &str) -> Option<(FilePath, Found)> {
     let (bytes, rest) = text.split_once(' ')?;
     let (sha256, place) = rest.split_once(' ')?;
@@ -96,8 +96,8 @@ fn file(text: &str) -> Option<(FilePath, Found)> {
     Some((place.parse().ok()?, found))
 }
 
-/// The last line of `df -Pk`: what is available stands before the percentage. The name of a file
-/// system may hold blanks.
+/// Parses the last line of `df -Pk`: the available space stands before the percentage. Counting
+/// columns would fail, because the name of a file system may contain blanks.
 fn free_bytes(line: &str) -> Option<u64> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let percent = words.iter().position(|word| word.ends_with('%'))?;
@@ -105,7 +105,7 @@ fn free_bytes(line: &str) -> Option<u64> {
     Some(kib.saturating_mul(1024))
 }
 
-/// Looks at a machine and at what it has of the bundle; reads and hashes those files.
+/// Queries a machine and its files of the bundle; reads and hashes those files.
 pub(super) fn survey(host: &str, what: Install<'_>) -> Result<Survey, InstallError> {
     let id = what.bundle.id();
     let script = preamble()
@@ -131,7 +131,7 @@ pub(super) fn survey(host: &str, what: Install<'_>) -> Result<Survey, InstallErr
     }
 }
 
-/// Takes a file from the version that is used.
+/// Copies a file from the version in use.
 pub(super) fn copy(host: &str, what: Install<'_>, file: &BundleFile) -> Result<(), InstallError> {
     let script = preamble()
         + &part_of(what.bundle, file)
@@ -143,7 +143,7 @@ pub(super) fn copy(host: &str, what: Install<'_>, file: &BundleFile) -> Result<(
     }
 }
 
-/// Sets `$f` to a file's unfinished copy, in a folder that exists.
+/// Returns a script that sets `$f` to a file's unfinished copy and creates the folder of that copy.
 fn part_of(bundle: &Bundle, file: &BundleFile) -> String {
     let place = quote(file.place.as_str());
     let id = bundle.id();
@@ -152,7 +152,7 @@ fn part_of(bundle: &Bundle, file: &BundleFile) -> String {
     )
 }
 
-/// Adds a piece to a file's unfinished copy, if that ends where the piece begins.
+/// Appends a piece to a file's unfinished copy, if the copy ends where the piece begins.
 pub(super) fn append(
     host: &str,
     what: Install<'_>,
@@ -180,7 +180,8 @@ pub(super) fn append(
     }
 }
 
-/// Verifies, renames, and tries the programs; with its standard input.
+/// Returns a script that verifies the files, renames the folder and tries the programs, and the
+/// script's standard input.
 pub(super) fn finish_script(bundle: &Bundle) -> (String, String) {
     let id = bundle.id();
     let script = preamble()
@@ -205,12 +206,13 @@ pub(super) fn finish_script(bundle: &Bundle) -> (String, String) {
     (script, input)
 }
 
-/// The program that has arrived switches to itself.
+/// Returns a script with which the installed program switches to itself.
 pub(super) fn activate_script(id: &str) -> String {
     preamble() + &format!("exec \"$h/versions/{id}/bin/jackalope\" agent activate {id}\n")
 }
 
-/// The earlier program switches to itself: the one that is used may not start.
+/// Returns a script with which the previous program switches to itself, because the current one may
+/// not start.
 pub(super) fn roll_back_script() -> String {
     preamble()
         + &format!(
@@ -219,7 +221,7 @@ pub(super) fn roll_back_script() -> String {
         )
 }
 
-/// Runs a script there.
+/// Runs a script on the machine.
 pub(super) fn run(
     host: &str,
     shell: &dyn Shell,

@@ -1,4 +1,4 @@
-//! Takes everything away again.
+//! Uninstalls jackalope from a machine.
 
 use std::time::Duration;
 
@@ -6,26 +6,26 @@ use super::InstallError;
 use super::remote::{self, NOT_OURS, NOTHING_THERE};
 use crate::shell::Shell;
 
-/// The end of an agent and its programs, and removing some gigabytes.
+/// Time for stopping the agent and its programs, and for removing some gigabytes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What was found when a machine was cleared.
+/// The result of an uninstallation.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Removed {
-    /// There was something, and nothing of it is left.
+    /// Jackalope was installed, and nothing of it is left.
     Gone {
         /// The folder that was removed.
         home: String,
     },
-    /// There was nothing.
+    /// Jackalope was not installed.
     WasAbsent,
 }
 
-/// Ends a machine's server and agent, removes its service and jackalope's folder with the secret and all versions, and
-/// the cache of hashes. Models are left where they are. Looks whether nothing is left.
+/// Stops a machine's server and agent, and removes its service, jackalope's folder with the secret
+/// and all versions, and the cache of hashes. Keeps models. Checks that nothing is left.
 ///
 /// # Errors
-/// [`InstallError`], also if something is left.
+/// [`InstallError`], also if anything is left.
 pub fn uninstall(host: &str, shell: &dyn Shell) -> Result<Removed, InstallError> {
     let ran = remote::run(host, shell, &script(), b"", TIMEOUT)?;
     let home = ran.stdout.lines().last().unwrap_or_default().to_owned();
@@ -37,8 +37,8 @@ pub fn uninstall(host: &str, shell: &dyn Shell) -> Result<Removed, InstallError>
     }
 }
 
-/// The program itself ends its server, its service and its agent. Where it cannot, the process that the agent wrote
-/// down is ended if it is still called so.
+/// Returns the script. The program itself stops its server, its service and its agent. If it
+/// cannot, the recorded process of the agent is ended if it still has that name.
 fn script() -> String {
     remote::preamble()
         + &format!(

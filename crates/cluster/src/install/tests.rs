@@ -1,5 +1,5 @@
-//! Installing into folders of this machine that stand for homes of others, through a stand-in for
-//! `ssh` that can cut off, damage and count what is sent.
+//! Installs into folders of this machine that stand for the homes of other machines, through a
+//! substitute for `ssh` that can interrupt, damage and count what is sent.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use crate::home::Home;
 use crate::shell::{ShellError, ShellErrorKind, SystemShell};
 use crate::trust::Expected;
 
-/// Does what `ssh` does, with another home on this machine.
+/// A substitute for `ssh`, which uses another home on this machine.
 const SSH: &str = r#"
 while [ "$1" != -- ]; do shift; done
 HOME="$ROOT/$2"; PATH="$HOME/fakes:$PATH"; export HOME PATH; unset JACKALOPE_HOME XDG_CACHE_HOME
@@ -22,7 +22,7 @@ HOME="$ROOT/$2"; PATH="$HOME/fakes:$PATH"; export HOME PATH; unset JACKALOPE_HOM
 exec /bin/sh -c "$3"
 "#;
 
-/// Stands for our program: switches as ours does, and ends an agent.
+/// A substitute for our program: switches versions as ours does, and stops an agent.
 const PROGRAM: &str = r#"#!/bin/sh
 h="$HOME/.jackalope"
 case "$1 $2" in
@@ -94,7 +94,7 @@ impl Machines {
         Home::new(self.root.join(host).join(".jackalope"))
     }
 
-    /// Two programs and a library of several pieces.
+    /// Creates a bundle of two programs and a library of several pieces.
     fn bundle(&self, program: &str, seed: u8) -> Bundle {
         let write = |name: &str, content: &[u8], mode| {
             let path = self.root.join("ours").join(name);
@@ -171,7 +171,7 @@ fn a_machine_with_nothing_gets_everything_and_the_second_time_nothing() {
     assert_eq!(mode(home.path()), 0o700);
     machines.install("mac2", &bundle).unwrap();
     assert_eq!(machines.sent(), 0, "everything was there");
-    // One byte on its disk turns over.
+    // One byte on the disk changes.
     let library = home.join("current/lib/jackalope/mlx/lib/lib mlx's.so");
     let mut content = fs::read(&library).unwrap();
     content[5] ^= 1;
@@ -187,7 +187,7 @@ fn what_was_cut_off_goes_on_where_it_stands() {
     machines.fail(Fault::CutAfter(100));
     machines.install("mac2", &bundle).unwrap();
     assert_eq!(machines.sent(), bundle.num_bytes(), "no byte was sent twice");
-    // As after a run that was killed.
+    // The state that a killed run leaves.
     let machines = Machines::new(&["mac3"]);
     let bundle = machines.bundle(PROGRAM, 0);
     let part = machines.home("mac3").join(&format!("versions/.{}.part", bundle.id()));
@@ -266,7 +266,7 @@ fn nothing_is_left_but_what_was_never_ours() {
     assert!(!host.join(".jackalope").exists() && !host.join(".cache/jackalope").exists());
     assert!(host.join("models_mlx/m").is_dir());
     assert_eq!(uninstall("mac2", &machines).unwrap(), Removed::WasAbsent);
-    // A folder that only has our folder's name.
+    // A folder that has only the name of our folder.
     fs::create_dir_all(host.join(".jackalope/photos")).unwrap();
     let err = uninstall("mac2", &machines).unwrap_err().to_string();
     assert!(err.contains("does not look like jackalope's folder"), "{err}");

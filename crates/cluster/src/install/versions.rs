@@ -1,4 +1,4 @@
-//! Which of the versions on this machine is used: the links `current` and `previous`.
+//! Selects the version that is used on this machine: the links `current` and `previous`.
 
 use std::fs;
 use std::io;
@@ -9,45 +9,45 @@ use thiserror::Error;
 
 use crate::home::{Home, HomeError};
 
-/// The folder of versions, and the links to two of them.
+/// Names of the folder of versions, and of the links to two of them.
 const VERSIONS: &str = "versions";
 const CURRENT: &str = "current";
 const PREVIOUS: &str = "previous";
 
-/// Which versions are used.
+/// The result of switching to a version.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Switched {
-    /// The one that is used now.
+    /// The version in use now.
     pub current: String,
-    /// The one to roll back to.
+    /// The version that a rollback returns to.
     pub previous: Option<String>,
-    /// Whether another one was used before.
+    /// Whether another version was in use before.
     pub changed: bool,
 }
 
-/// Why a version is not used.
+/// Reason why a version cannot be used.
 #[derive(Debug, Error)]
 pub enum VersionError {
-    /// It is not there.
+    /// The version is not installed.
     #[error("there is no version {id} in {}", .home.display())]
     Absent {
-        /// Which.
+        /// The version.
         id: String,
-        /// Where.
+        /// Jackalope's folder.
         home: PathBuf,
     },
-    /// There is none to roll back to.
+    /// There is no version to roll back to.
     #[error("there is no earlier version in {}", .home.display())]
     NoPrevious {
-        /// Where.
+        /// Jackalope's folder.
         home: PathBuf,
     },
     /// A file or folder cannot be used.
     #[error("{}: {source}", .path.display())]
     Io {
-        /// Which.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The folder cannot be used.
@@ -55,13 +55,13 @@ pub enum VersionError {
     Home(#[from] HomeError),
 }
 
-/// The version that is used, if one is.
+/// Returns the version in use, if there is one.
 pub fn current(home: &Home) -> Option<String> {
     target(home, CURRENT)
 }
 
-/// Uses a version from now on. Keeps the one that was used, and removes all others. Whoever looks at
-/// any moment finds the old version or the new one.
+/// Switches to a version. Keeps the previous one and removes all others. At any moment, `current`
+/// points to the old version or to the new one.
 ///
 /// # Errors
 /// [`VersionError`].
@@ -84,7 +84,8 @@ pub fn activate(home: &Home, id: &str) -> Result<Switched, VersionError> {
     Ok(Switched { current: id.to_owned(), previous, changed })
 }
 
-/// Uses the version from before the last switch. Doing it twice is as if nothing had been done.
+/// Switches to the version that was used before the last switch. Calling it twice restores the
+/// first state.
 ///
 /// # Errors
 /// [`VersionError`].
@@ -100,12 +101,12 @@ fn target(home: &Home, link: &str) -> Option<String> {
     Some(target.file_name()?.to_str()?.to_owned())
 }
 
-/// A link cannot be changed, but another one can take its name.
+/// Points a link to a version. A link cannot be changed atomically, but a new one can replace it.
 fn point(home: &Home, link: &str, id: &str) -> Result<(), VersionError> {
     let path = home.join(link);
     let failed = |source| VersionError::Io { path: path.clone(), source };
     let draft = home.join(&format!(".{link}.{}", std::process::id()));
-    // Left over from one that was killed and had our number.
+    // A process that was killed and had the same pid may have left this draft.
     fs::remove_file(&draft).ok();
     symlink(Path::new(VERSIONS).join(id), &draft).map_err(failed)?;
     fs::rename(&draft, &path).map_err(failed)

@@ -1,4 +1,4 @@
-//! Content that is named by its hash: by SHA-256, or as git names a blob.
+//! Content addressed by its hash: by SHA-256, or as git names a blob.
 
 use std::fmt;
 use std::fs::File;
@@ -11,10 +11,10 @@ use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-/// Bytes read at a time: all the memory that hashing a file takes.
+/// Number of bytes that are read at a time, which bounds the memory for hashing a file.
 const READ_BYTES: usize = 1 << 20;
 
-/// The SHA-256 of a content.
+/// The SHA-256 hash of a file's content.
 #[derive(Clone, Copy, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ContentHash(pub [u8; 32]);
@@ -22,31 +22,31 @@ pub struct ContentHash(pub [u8; 32]);
 /// The name of a blob in Hugging Face's cache.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum BlobId {
-    /// A large file, by SHA-256.
+    /// Name of a large file: its SHA-256.
     Content(ContentHash),
-    /// A small file as git names it: SHA-1 over `blob LENGTH\0` and the content.
+    /// Name of a small file, as in git: SHA-1 of `blob LENGTH\0` and the content.
     Git([u8; 20]),
 }
 
-/// A text that is no hash.
+/// A text that is not a hash.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[error("{text:?} is no hash of a file")]
 pub struct HashTextError {
-    /// What was found.
+    /// The text.
     pub text: String,
 }
 
-/// Hashes a content as it comes.
+/// An incremental hasher.
 #[derive(Clone, Debug)]
 pub enum BlobHasher {
-    /// Towards [`BlobId::Content`].
+    /// Computes a [`BlobId::Content`].
     Content(Sha256),
-    /// Towards [`BlobId::Git`].
+    /// Computes a [`BlobId::Git`].
     Git(Sha1),
 }
 
 impl BlobId {
-    /// A hasher for content of this size whose result can be compared with this name.
+    /// Creates a hasher for content of this size; its result is comparable with this name.
     pub fn hasher(&self, num_bytes: u64) -> BlobHasher {
         match self {
             BlobId::Content(_) => BlobHasher::Content(Sha256::new()),
@@ -54,8 +54,8 @@ impl BlobId {
         }
     }
 
-    /// The name that the content of a file has, of the same kind as this one. `on_bytes` hears how
-    /// many bytes more were read.
+    /// Computes the name that a file's content has, of the same kind as this one. `on_bytes` is
+    /// called with the number of bytes read since the last call.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -72,12 +72,12 @@ impl BlobId {
 }
 
 impl ContentHash {
-    /// Of bytes at hand.
+    /// Hashes bytes in memory.
     pub fn of(content: &[u8]) -> ContentHash {
         ContentHash(Sha256::digest(content).into())
     }
 
-    /// Of a file. `on_bytes` hears how many bytes more were read.
+    /// Hashes a file. `on_bytes` is called with the number of bytes read since the last call.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -92,7 +92,7 @@ impl ContentHash {
 }
 
 impl BlobHasher {
-    /// Adds a piece.
+    /// Adds further bytes.
     pub fn update(&mut self, piece: &[u8]) {
         match self {
             BlobHasher::Content(hasher) => hasher.update(piece),
@@ -100,7 +100,7 @@ impl BlobHasher {
         }
     }
 
-    /// The name of all pieces together.
+    /// Returns the name of all bytes added.
     pub fn finish(self) -> BlobId {
         match self {
             BlobHasher::Content(hasher) => BlobId::Content(ContentHash(hasher.finalize().into())),
@@ -109,10 +109,10 @@ impl BlobHasher {
     }
 }
 
-/// Feeds all that is left of `file` to `hasher`.
+/// Feeds the rest of `file` to `hasher`.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If the file cannot be read.
 pub fn feed(
     mut file: impl Read,
     hasher: &mut BlobHasher,

@@ -1,5 +1,5 @@
-//! Whether a model's directory is whole: everything that serving needs is there, and every file of
-//! weights is as long as its header says.
+//! Checks whether a model's directory is complete: every file that serving needs exists, and every
+//! weight file has the length that its header states.
 
 mod weights;
 
@@ -14,91 +14,92 @@ use serde_json::Value;
 use super::files;
 use super::loadable::Unsupported;
 
-/// A configuration larger than this is none.
+/// Maximum size of `config.json`; a larger file is rejected.
 const CONFIG_BYTES_MAX: u64 = 16 << 20;
 
-/// What a model is, as its directory tells.
+/// Properties of a model, as its directory states them.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Summary {
-    /// `model_type` of its configuration: `qwen3`.
+    /// `model_type` of its configuration, such as `qwen3`.
     pub architecture: Option<String>,
-    /// How its weights are stored.
+    /// How its weights are quantised.
     pub quantization: Option<Quantization>,
-    /// The size of all its files.
+    /// Total size of its files in bytes.
     pub bytes: u64,
-    /// The number of its files.
+    /// Number of its files.
     pub num_files: usize,
 }
 
-/// How weights are stored.
+/// How weights are quantised.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 pub struct Quantization {
-    /// Bits of most weights.
+    /// Bits per weight, for most weights.
     pub bits: Option<u64>,
-    /// Weights that share a scale.
+    /// Number of weights that share a scale.
     pub group_size: Option<u64>,
-    /// `affine`, `mxfp4`, another program's method, or the type of plain weights: `bfloat16`.
+    /// `affine`, `mxfp4`, another program's method, or the type of unquantised weights such as
+    /// `bfloat16`.
     pub mode: String,
 }
 
-/// A directory that was looked at.
+/// Result of checking a directory.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Check {
-    /// What it is.
+    /// Properties of the model.
     pub summary: Summary,
-    /// What is wrong with it; empty if it is whole.
+    /// What is wrong with it; empty if it is complete.
     pub problems: Vec<Problem>,
-    /// What this version cannot load about it, even if it is whole.
+    /// What this version cannot load about it, even if it is complete.
     pub unsupported: Option<Unsupported>,
 }
 
-/// What is wrong with a model's directory.
+/// A problem in a model's directory.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Problem {
-    /// The directory or a file in it cannot be read; also a link that leads nowhere.
+    /// The directory or a file in it cannot be read; also a dangling link.
     Unreadable {
-        /// What the system says, with the path.
+        /// Error of the system, with the path.
         detail: String,
     },
-    /// A file that every model has is not there.
+    /// A file that every model has is missing.
     Missing {
         /// Its name.
         name: String,
     },
     /// There is no `model*.safetensors`.
     NoWeights,
-    /// A file is not what its name promises.
+    /// A file does not have the format that its name says.
     Malformed {
-        /// Which.
+        /// Its name.
         name: String,
-        /// What was found.
+        /// What is wrong with it.
         detail: String,
     },
-    /// A file of weights has another length than its header says.
+    /// A weight file has another length than its header states.
     Length {
-        /// Which.
+        /// Its name.
         name: String,
-        /// What its header says.
+        /// Length according to its header.
         wanted: u64,
-        /// What it has.
+        /// Actual length.
         found: u64,
     },
-    /// The index names a tensor that its file does not hold.
+    /// The index names a tensor that its file does not contain.
     MissingTensor {
-        /// The file.
+        /// The weight file.
         name: String,
         /// The tensor.
         tensor: String,
     },
     /// A file's content is not what was fetched.
     Content {
-        /// Which.
+        /// Its name.
         name: String,
     },
 }
 
 impl Check {
-    /// Looks at names, sizes and headers; reads no weights.
+    /// Checks names, sizes and headers. Reads no weights.
     pub fn of_dir(dir: &Path) -> Check {
         let mut check = Check::default();
         match files::list(dir) {
@@ -116,14 +117,14 @@ impl Check {
         check
     }
 
-    /// What this version cannot load about the model in `dir`; none if `config.json` cannot be
-    /// read, which other checks report.
+    /// Returns what this version cannot load about the model in `dir`; `None` if `config.json`
+    /// cannot be read, which other checks report.
     pub fn unsupported(dir: &Path) -> Option<Unsupported> {
         let config = read_json(&dir.join("config.json"), CONFIG_BYTES_MAX).ok().flatten()?;
         Unsupported::of_config(&config)
     }
 
-    /// True if nothing is wrong.
+    /// Returns true if there are no problems.
     pub fn is_whole(&self) -> bool {
         self.problems.is_empty()
     }
@@ -145,7 +146,7 @@ impl Check {
     }
 }
 
-/// As MLX writes it, else as transformers does.
+/// Reads the quantisation in MLX's form, or else in that of transformers.
 fn quantization(config: &Value) -> Option<Quantization> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let ours = [&config["quantization"], &config["quantization_config"]];
@@ -161,7 +162,7 @@ fn quantization(config: &Value) -> Option<Quantization> {
     Some(Quantization { bits: None, group_size: None, mode })
 }
 
-/// The JSON object in a file, if the file exists.
+/// Reads the JSON object in a file; `None` if the file does not exist.
 fn read_json(path: &Path, bytes_max: u64) -> Result<Option<Value>, String> {
     let found = match fs::metadata(path) {
         Ok(metadata) => metadata.len(),

@@ -85,7 +85,7 @@ pub enum ContentError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// A file was written to while it was hashed.
@@ -124,7 +124,7 @@ pub struct Block<'a> {
     pub tensor: &'a str,
 }
 
-/// How a weight file is divided into blocks, as follows from its header.
+/// How a weight file is divided into blocks, derived from its header.
 #[derive(Clone, Debug)]
 pub struct Layout {
     tensors: Vec<TensorBlocks>,
@@ -144,15 +144,15 @@ struct TensorBlocks {
     block_bytes: u64,
 }
 
-/// Minimum size of the blocks of tensors in a checkpoint whose files, as far as ranks read them, have
-/// this size together.
+/// Returns the minimum size of tensor blocks in a checkpoint. `checkpoint_bytes` is the total size
+/// of the files that ranks read.
 pub fn block_bytes_min(checkpoint_bytes: u64) -> u64 {
     checkpoint_bytes.div_ceil(BLOCKS_PER_CHECKPOINT).next_power_of_two().max(BLOCK_BYTES_MIN)
 }
 
 impl Layout {
-    /// Layout of a file that begins with `head`, which is the header's length followed by the
-    /// header. `block_bytes_min` follows from the size of the checkpoint.
+    /// Creates the layout of a file that begins with `head`, which is the header's length followed
+    /// by the header. `block_bytes_min` follows from the size of the checkpoint.
     ///
     /// # Errors
     /// What is wrong with the header.
@@ -189,12 +189,12 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Layout of a file without tensors, which is hashed as a whole.
+    /// Creates the layout of a file without tensors, which is hashed as a whole.
     pub fn without_tensors(file_bytes: u64) -> Layout {
         Layout { tensors: Vec::new(), head_bytes: file_bytes, num_blocks: 0, file_bytes }
     }
 
-    /// The block with this number.
+    /// Returns the block with this number.
     ///
     /// # Panics
     /// If there is no such block.
@@ -224,7 +224,7 @@ impl Layout {
     }
 }
 
-/// The hash of a block, or of a head.
+/// Hashes a block or a head.
 pub fn hash(bytes: &[u8]) -> BlockHash {
     BlockHash(*blake3::hash(bytes).as_bytes())
 }
@@ -249,12 +249,12 @@ pub fn identity(tree: &ContentTree) -> CheckpointId {
     CheckpointId(*hasher.finalize().as_bytes())
 }
 
-/// True for the files that ranks read.
+/// Returns true for the files that ranks read.
 pub fn is_read_by_ranks(name: &str) -> bool {
     name == "config.json" || is_weights(name)
 }
 
-/// True for files of weights.
+/// Returns true for weight files.
 pub fn is_weights(name: &str) -> bool {
     name.starts_with("model") && name.ends_with(".safetensors")
 }
@@ -286,8 +286,8 @@ pub fn remember(dir: &Path, trees_dir: &Path, on_bytes: &(dyn Fn(u64) + Sync)) {
     }
 }
 
-/// Drops the cached hashes of `dir`, so that all of it is read again. For disks that are not
-/// trusted.
+/// Drops the cached hashes of `dir`, so that all of its files are read again. For disks that are
+/// not trusted.
 ///
 /// # Errors
 /// [`ContentError::Read`].
@@ -297,7 +297,7 @@ pub fn forget(dir: &Path, trees_dir: &Path) -> Result<(), ContentError> {
     Ok(())
 }
 
-/// The states of the files in `dir` that ranks read.
+/// Returns the states of the files in `dir` that ranks read.
 ///
 /// # Errors
 /// [`ContentError::Read`].
@@ -311,12 +311,12 @@ pub fn states(dir: &Path) -> Result<Vec<FileState>, ContentError> {
     names(dir)?.into_iter().map(state).collect()
 }
 
-/// Total size of files.
+/// Returns the total size of the files.
 fn bytes_of(states: &[FileState]) -> u64 {
     states.iter().fold(0, |sum, state| sum.saturating_add(state.bytes))
 }
 
-/// The names of the files in `dir` that ranks read, sorted.
+/// Returns the names of the files in `dir` that ranks read, sorted.
 fn names(dir: &Path) -> Result<Vec<String>, ContentError> {
     let failed = |source| ContentError::Read { path: dir.to_owned(), source };
     let mut names = Vec::new();

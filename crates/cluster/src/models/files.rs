@@ -1,4 +1,4 @@
-//! Files of a model: safe relative paths, what lies in a directory, and writing whole or not at all.
+//! Files of a model: safe relative paths, listing a directory, and writing files atomically.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -11,73 +11,73 @@ use std::time::UNIX_EPOCH;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Most folders below a model's directory.
+/// Maximum depth of folders below a model's directory.
 const DEPTH_MAX: usize = 8;
 
-/// A path below a model's directory, with `/` between its parts: relative, without `.` and `..`, so
-/// that nothing a stranger names lies outside.
+/// A path below a model's directory, with `/` between its parts. It is relative and has no `.` or
+/// `..` parts, so that no path from an untrusted peer leads outside.
 #[derive(Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct FilePath(String);
 
-/// A path that is not a safe one.
+/// A text that is not a safe path.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[error("{path:?} is no path below a model's directory")]
 pub struct FilePathError {
-    /// What was found.
+    /// The text.
     pub path: String,
 }
 
-/// Why a directory could not be listed.
+/// Reason why a directory could not be listed.
 #[derive(Debug, Error)]
 pub enum ListError {
-    /// A file or folder cannot be read; also a link that leads nowhere.
+    /// A file or folder cannot be read; also a dangling link.
     #[error("reading {}: {source}", .path.display())]
     Read {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A name that is not UTF-8 or not a safe path.
+    /// A name is not UTF-8 or not a safe path.
     #[error("{} has a name that cannot be used", .path.display())]
     Name {
-        /// Which.
+        /// Its path.
         path: PathBuf,
     },
-    /// Folders in folders beyond any model.
+    /// Folders are nested deeper than in any model.
     #[error("{} lies deeper than {DEPTH_MAX} folders: this is no model's directory", .path.display())]
     Deep {
-        /// Which.
+        /// Path of the folder.
         path: PathBuf,
     },
 }
 
-/// A file of a model as the system tells of it.
+/// A file of a model, with the metadata that the system reports.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct FoundFile {
-    /// Below the directory.
+    /// Path below the model's directory.
     pub path: FilePath,
-    /// The file itself, behind all links.
+    /// Path of the file itself, with all links resolved.
     pub target: PathBuf,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
     /// When it was last written, in nanoseconds since 1970.
     pub modified_ns: u128,
 }
 
 impl FilePath {
-    /// With `/` between the parts.
+    /// Returns the path with `/` between its parts.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Below `dir`.
+    /// Returns the path below `dir`.
     pub fn below(&self, dir: &Path) -> PathBuf {
         dir.join(&self.0)
     }
 
-    /// The number of folders it lies in.
+    /// Returns the number of folders in the path.
     pub fn depth(&self) -> usize {
         self.0.matches('/').count()
     }
@@ -121,11 +121,11 @@ impl fmt::Display for FilePath {
     }
 }
 
-/// The files below `dir` by path. Links to files are followed, as Hugging Face's cache is made of
-/// them; links to folders are not, and what is hidden or unfinished is no part of a model.
+/// Lists the files below `dir`, sorted by path. Links to files are followed, because Hugging Face's
+/// cache consists of them; links to folders are not. Hidden and unfinished files are skipped.
 ///
 /// # Errors
-/// [`ListError`], also for links that lead nowhere: the model lacks that file.
+/// [`ListError`], also for a dangling link, because the model then lacks that file.
 pub fn list(dir: &Path) -> Result<Vec<FoundFile>, ListError> {
     let mut files = Vec::new();
     list_into(dir, "", 0, &mut files)?;
@@ -174,21 +174,22 @@ fn list_into(
     Ok(())
 }
 
-/// Hidden files, and those that some program has not finished.
+/// Returns true for hidden files and for files that another program has not finished writing.
 fn is_no_part(name: &str) -> bool {
     name.starts_with('.') || name.ends_with(".incomplete") || name.ends_with(".partial")
 }
 
-/// When a file was last written, in nanoseconds since 1970; 0 where the system does not tell.
+/// Returns when a file was last written, in nanoseconds since 1970; 0 if the system does not report
+/// it.
 pub fn modified_ns(metadata: &fs::Metadata) -> u128 {
     let modified = metadata.modified().ok();
     modified.and_then(|it| it.duration_since(UNIX_EPOCH).ok()).map_or(0, |it| it.as_nanos())
 }
 
-/// Writes a file so that whoever reads it finds the old content or the new one, whatever happens.
+/// Writes a file atomically: readers see the old content or the new one, even after a crash.
 ///
 /// # Errors
-/// If the folder cannot be made or written to.
+/// If the folder cannot be created or the file cannot be written.
 pub fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let dir = path.parent().unwrap_or(Path::new("."));
@@ -203,7 +204,7 @@ pub fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
         fs::rename(&partial, path)
     };
     write().inspect_err(|_| {
-        // It may not even exist.
+        // The file may not exist.
         fs::remove_file(&partial).ok();
     })
 }

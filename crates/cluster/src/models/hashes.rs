@@ -1,8 +1,8 @@
-//! Hashes that were computed before, so that hundreds of gigabytes are read once and not each time.
+//! A cache of file hashes, so that hundreds of gigabytes are read once and not at every use.
 //!
-//! A file counts as unchanged if its path, size and time of writing are those of then. A file that
-//! was written a moment ago is not remembered: a second change within the clock's step would not be
-//! seen. Whoever looks for damaged disks starts from an empty cache.
+//! A file counts as unchanged if its path, size and modification time are the same. A file that was
+//! just written is not cached, because a second change within the resolution of the clock would go
+//! unnoticed. To check for damaged disks, start from an empty cache.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,13 +16,13 @@ use super::blob::ContentHash;
 use super::files::{FoundFile, modified_ns, write_whole};
 use super::parallel::side_by_side;
 
-/// Files that were written so recently are hashed again next time.
+/// Files whose modification time is more recent than this are not cached.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// Hashing is bound by the disk before more threads help.
+/// Maximum number of threads; beyond it the disk is the bottleneck.
 const THREADS_MAX: usize = 8;
 
-/// Hashes of files by path, size and time.
+/// Cached hashes of files by path, with the size and time for which they are valid.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct HashCache {
     files: BTreeMap<PathBuf, Remembered>,
@@ -35,16 +35,16 @@ struct Remembered {
     sha256: ContentHash,
 }
 
-/// How files are hashed.
+/// The parameters for hashing files.
 #[derive(Clone, Copy)]
 pub struct Hashing<'a> {
-    /// Files hashed side by side.
+    /// Number of files hashed in parallel.
     pub num_threads: usize,
-    /// Hears, from any thread, how many bytes more are done.
+    /// Called from any thread with the number of bytes finished since the last call.
     pub on_bytes: &'a (dyn Fn(u64) + Sync),
 }
 
-/// Why a file has no hash.
+/// Reason why a file has no hash.
 #[derive(Debug)]
 pub(super) enum HashFailure {
     Read(PathBuf, io::Error),
@@ -58,7 +58,7 @@ impl std::fmt::Debug for Hashing<'_> {
 }
 
 impl<'a> Hashing<'a> {
-    /// With a thread for each core, within reason.
+    /// Uses one thread per core, at most `THREADS_MAX`.
     pub fn new(on_bytes: &'a (dyn Fn(u64) + Sync)) -> Hashing<'a> {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         Hashing { num_threads: cores.min(THREADS_MAX), on_bytes }
@@ -66,16 +66,16 @@ impl<'a> Hashing<'a> {
 }
 
 impl HashCache {
-    /// What [`HashCache::save`] has left; empty if there is nothing, or nothing that can be read.
+    /// Loads what [`HashCache::save`] wrote; empty if there is nothing or it is malformed.
     pub fn load(path: &Path) -> HashCache {
         let content = std::fs::read(path).unwrap_or_default();
         serde_json::from_slice(&content).unwrap_or_default()
     }
 
-    /// Writes what is remembered of files that still exist, whole or not at all.
+    /// Writes the entries of files that still exist, atomically.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the cache cannot be written.
     pub fn save(&self, path: &Path) -> io::Result<()> {
         let files = self.files.iter().filter(|(path, _)| path.is_file());
         let kept = HashCache { files: files.map(|(path, it)| (path.clone(), *it)).collect() };
@@ -83,10 +83,10 @@ impl HashCache {
         write_whole(path, &content)
     }
 
-    /// Takes down a hash that is known from elsewhere, for a file that nobody will write again.
+    /// Adds a hash that is known from elsewhere, for a file that will not be written again.
     ///
     /// # Errors
-    /// If the file is not there.
+    /// If the file does not exist.
     pub fn remember(&mut self, path: &Path, sha256: ContentHash) -> io::Result<()> {
         let path = std::fs::canonicalize(path)?;
         let metadata = std::fs::metadata(&path)?;
@@ -101,7 +101,7 @@ impl HashCache {
         is_same.then_some(found.sha256)
     }
 
-    /// The hashes of `files`, in their order; reads only those that are not known.
+    /// Returns the hashes of `files`, in their order. Reads only files that are not cached.
     pub(super) fn hash(
         &mut self,
         files: &[FoundFile],
@@ -127,7 +127,7 @@ impl HashCache {
     }
 }
 
-/// The hash of a file that nobody has changed since it was listed.
+/// Hashes a file; fails if it changed since it was listed.
 fn hash_unchanged(
     file: &FoundFile,
     on_bytes: &(dyn Fn(u64) + Sync),
@@ -172,7 +172,7 @@ mod tests {
         let mut cache = HashCache::default();
         assert_eq!(hash(&mut cache, &dir), ContentHash::of(b"one"));
         let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
-        // A change that leaves size and time alone is not seen: nothing was read.
+        // A change that keeps size and time goes unnoticed, because the file is not read.
         dir.write("a", b"two");
         File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
         assert_eq!(hash(&mut cache, &dir), ContentHash::of(b"one"));

@@ -1,11 +1,12 @@
-//! The layout of Hugging Face's cache, so that other programs find what we fetch and we what they do.
+//! The layout of Hugging Face's cache, so that other programs find the models that we fetch and we
+//! find theirs.
 //!
 //! ```text
-//!   models--org--name/refs/main               the commit that a branch or tag meant
+//!   models--org--name/refs/main               the commit of a branch or tag when fetched
 //!                    /snapshots/COMMIT/FILE   a link to ../../blobs/ID
 //!                    /blobs/ID                content, named by its hash
 //!                    /blobs/ID.incomplete     content on its way
-//!   .locks/models--org--name/ID.lock          held by whoever writes that content
+//!   .locks/models--org--name/ID.lock          held by the process that writes that blob
 //! ```
 
 use std::fs;
@@ -16,10 +17,10 @@ use super::blob::BlobId;
 use super::files::{FilePath, write_whole};
 use super::name::{RepoId, Revision};
 
-/// What a model's folder begins with.
+/// Prefix of a model's folder.
 const PREFIX: &str = "models--";
 
-/// A cache of repositories.
+/// A cache in Hugging Face's layout.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct HubCache {
     root: PathBuf,
@@ -28,32 +29,32 @@ pub struct HubCache {
 /// One repository in a cache; it need not exist.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct HubRepo {
-    /// Its name.
+    /// Name of the repository.
     pub id: RepoId,
     cache: PathBuf,
 }
 
-/// A revision as it lies in a cache.
+/// A revision in a cache.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Snapshot {
     /// The commit.
     pub commit: String,
-    /// Where its files are.
+    /// Directory with its files.
     pub dir: PathBuf,
 }
 
 impl HubCache {
-    /// The cache at `root`, which need not exist.
+    /// Returns the cache at `root`, which need not exist.
     pub fn new(root: PathBuf) -> HubCache {
         HubCache { root }
     }
 
-    /// The repository with this name.
+    /// Returns the repository with this name.
     pub fn repo(&self, id: &RepoId) -> HubRepo {
         HubRepo { id: id.clone(), cache: self.root.clone() }
     }
 
-    /// All repositories of models, by name. Empty if there is no such cache.
+    /// Returns all repositories of models, sorted by folder. Empty if the cache does not exist.
     ///
     /// # Errors
     /// If the cache cannot be read.
@@ -63,7 +64,7 @@ impl HubCache {
         Ok(ids.map(|id| self.repo(&id)).collect())
     }
 
-    /// The repository and commit that `dir`, below this cache, is a snapshot of.
+    /// Returns the repository and the snapshot whose directory `dir`, a path below this cache, is.
     pub fn owner(&self, dir: &Path) -> Option<(HubRepo, Snapshot)> {
         let inside = dir.strip_prefix(&self.root).ok()?;
         let parts: Option<Vec<&str>> = inside.iter().map(|it| it.to_str()).collect();
@@ -75,53 +76,53 @@ impl HubCache {
 }
 
 impl HubRepo {
-    /// Where all of it lies.
+    /// Returns the folder of the repository.
     pub fn dir(&self) -> PathBuf {
         self.cache.join(self.folder())
     }
 
-    /// Where the locks of its blobs lie.
+    /// Returns the folder with the locks of its blobs.
     pub fn locks_dir(&self) -> PathBuf {
         self.cache.join(".locks").join(self.folder())
     }
 
-    /// Where a content lies.
+    /// Returns the path of a blob.
     pub fn blob(&self, id: &BlobId) -> PathBuf {
         self.dir().join("blobs").join(id.to_string())
     }
 
-    /// The commit that a branch or tag meant when it was fetched.
+    /// Returns the commit to which a branch or tag pointed when it was fetched.
     pub fn commit_of(&self, revision: &Revision) -> Option<String> {
         let text = fs::read_to_string(self.dir().join("refs").join(revision.as_str())).ok()?;
-        // What is in the file becomes part of a path.
+        // The content of the file becomes part of a path, so it is validated.
         let commit: Revision = text.trim().parse().ok()?;
         (!commit.as_str().contains('/')).then(|| commit.as_str().to_owned())
     }
 
-    /// Notes which commit a branch or tag means.
+    /// Records the commit to which a branch or tag points.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the record cannot be written.
     pub fn set_commit_of(&self, revision: &Revision, commit: &str) -> io::Result<()> {
         write_whole(&self.dir().join("refs").join(revision.as_str()), commit.as_bytes())
     }
 
-    /// The snapshot of a commit, which need not exist.
+    /// Returns the snapshot of a commit, which need not exist.
     pub fn snapshot(&self, commit: &str) -> Snapshot {
         let dir = self.dir().join("snapshots").join(commit);
         Snapshot { commit: commit.to_owned(), dir }
     }
 
-    /// All snapshots there are, by commit.
+    /// Returns all snapshots, sorted by commit.
     ///
     /// # Errors
-    /// If they cannot be listed.
+    /// If the snapshots cannot be listed.
     pub fn snapshots(&self) -> io::Result<Vec<Snapshot>> {
         let commits = folders(&self.dir().join("snapshots"))?;
         Ok(commits.iter().map(|commit| self.snapshot(commit)).collect())
     }
 
-    /// Files below `refs` that mean this commit.
+    /// Returns the files below `refs` that point to this commit.
     pub fn refs_to(&self, commit: &str) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let mut dirs = vec![self.dir().join("refs")];
@@ -141,10 +142,10 @@ impl HubRepo {
         found
     }
 
-    /// Makes `file` of a snapshot lead to a content.
+    /// Links `file` of a snapshot to a blob.
     ///
     /// # Errors
-    /// If the link cannot be made.
+    /// If the link cannot be created.
     pub fn link(&self, commit: &str, file: &FilePath, blob: &BlobId) -> io::Result<()> {
         let link = file.below(&self.snapshot(commit).dir);
         let target = format!("{}blobs/{blob}", "../".repeat(file.depth() + 2));
@@ -166,7 +167,7 @@ fn repo_of_folder(folder: &str) -> Option<RepoId> {
     folder.strip_prefix(PREFIX)?.replacen("--", "/", 1).parse().ok()
 }
 
-/// The names of the folders in `dir`, sorted; none if it does not exist.
+/// Returns the names of the folders in `dir`, sorted; empty if it does not exist.
 fn folders(dir: &Path) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,

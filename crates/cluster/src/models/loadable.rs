@@ -1,24 +1,25 @@
-//! Whether this version can load a model, by its `config.json` alone. The ranks' loader refuses the
-//! same checkpoints; this check does so before anything is fetched, placed or started.
+//! Checks whether this version can load a model, by its `config.json` alone. The ranks' loader
+//! refuses the same checkpoints; this check refuses them before anything is fetched, placed or
+//! started.
 
 use std::fmt;
 
 use jackalope_protocol::{ARCHITECTURES, QUANT_METHODS};
 use serde_json::Value;
 
-/// What this version cannot load about a checkpoint.
+/// Reason why this version cannot load a checkpoint.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Unsupported {
-    /// A `model_type` without a model file in this version.
+    /// A `model_type` that this version does not implement.
     Architecture(String),
-    /// The checkpoint brings code of its own, which nothing here runs.
+    /// The checkpoint needs its own code, which is never run here.
     ModelCode(String),
-    /// Weights in another program's quantisation.
+    /// The weights are quantised by another program.
     Quantization(String),
 }
 
 impl Unsupported {
-    /// Reads a parsed `config.json`; none if nothing in it speaks against loading. A configuration
+    /// Checks a parsed `config.json`; `None` if nothing in it prevents loading. A configuration
     /// without a `model_type` is malformed rather than unsupported.
     pub fn of_config(config: &Value) -> Option<Unsupported> {
         let text = |value: &Value| value.as_str().map(str::to_owned);

@@ -1,5 +1,5 @@
-//! Which bytes a model's directory holds: every file with its size and hash, so that two machines
-//! can tell whether they have the same model.
+//! The content of a model's directory: every file with its size and hash, so that two machines can
+//! check whether they have the same model.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -13,68 +13,68 @@ use super::blob::ContentHash;
 use super::files::{self, FilePath, ListError, write_whole};
 use super::hashes::{HashCache, HashFailure, Hashing};
 
-/// Where a directory that we filled says what belongs into it.
+/// Path of the record in a directory that we filled: what the directory should hold.
 const RECORD_PATH: &str = ".jackalope/manifest.json";
 
 /// A file of a model.
 #[derive(Clone, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub struct FileEntry {
-    /// Below the model's directory.
+    /// Path below the model's directory.
     pub path: FilePath,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Its content.
+    /// Hash of its content.
     pub sha256: ContentHash,
 }
 
-/// The files of a model, by path, none twice. As JSON a list of entries.
+/// The files of a model, sorted by path, each path once. Serialised as a list of entries.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(try_from = "Vec<FileEntry>", into = "Vec<FileEntry>")]
 pub struct Manifest {
     files: Vec<FileEntry>,
 }
 
-/// What a directory that we filled should hold, and where it is from.
+/// What a directory that we filled should hold, and where its files come from.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Record {
-    /// `org/name`.
+    /// Repository: `org/name`.
     pub repo: String,
-    /// The commit.
+    /// Commit of the repository.
     pub commit: String,
     /// The files.
     pub manifest: Manifest,
 }
 
-/// How a directory departs from what it should hold.
+/// A difference between a directory and its manifest.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Difference {
-    /// A file is not there.
+    /// A file is missing.
     Missing {
-        /// Which.
+        /// The file.
         path: FilePath,
     },
-    /// A file should not be there.
+    /// A file is not in the manifest.
     Extra {
-        /// Which.
+        /// The file.
         path: FilePath,
     },
     /// A file has another size.
     Size {
-        /// Which.
+        /// The file.
         path: FilePath,
-        /// What it should have.
+        /// Size in the manifest.
         wanted: u64,
-        /// What it has.
+        /// Actual size.
         found: u64,
     },
-    /// A file of the right size has other bytes.
+    /// A file of the right size has another content.
     Content {
-        /// Which.
+        /// The file.
         path: FilePath,
     },
 }
 
-/// Why there is no manifest.
+/// Reason why no manifest can be made.
 #[derive(Debug, Error)]
 pub enum ManifestError {
     /// The directory cannot be listed.
@@ -83,27 +83,27 @@ pub enum ManifestError {
     /// A file cannot be read.
     #[error("reading {}: {source}", .path.display())]
     Read {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Somebody wrote to a file while it was read.
+    /// A file changed while it was read.
     #[error("{} changed while it was read\nhint: wait until its download or copy has ended", .path.display())]
     Changed {
-        /// Which.
+        /// The file.
         path: PathBuf,
     },
     /// A path is listed twice.
     #[error("{path} is listed twice")]
     Twice {
-        /// Which.
+        /// The path.
         path: FilePath,
     },
 }
 
 impl Manifest {
-    /// Of these files, in any order.
+    /// Creates the manifest of these files, in any order.
     ///
     /// # Errors
     /// [`ManifestError::Twice`].
@@ -115,11 +115,11 @@ impl Manifest {
         }
     }
 
-    /// Of what lies in `dir`, without hidden and unfinished files. Reads what `known` does not
-    /// know, in bounded memory, and takes it down there.
+    /// Creates the manifest of the files in `dir`, without hidden and unfinished ones. Reads only
+    /// files whose hash is not in `known`, in bounded memory, and adds their hashes to it.
     ///
     /// # Errors
-    /// [`ManifestError`] if not everything could be read as it was listed.
+    /// [`ManifestError`] if a file could not be read or changed meanwhile.
     pub fn of_dir(
         dir: &Path,
         known: &mut HashCache,
@@ -137,29 +137,30 @@ impl Manifest {
         Manifest::new(entries)
     }
 
-    /// The files, by path.
+    /// Returns the files, sorted by path.
     pub fn files(&self) -> &[FileEntry] {
         &self.files
     }
 
-    /// The entry of a file.
+    /// Returns the entry of a file.
     pub fn file(&self, path: &FilePath) -> Option<&FileEntry> {
         let at = self.files.binary_search_by(|entry| entry.path.cmp(path)).ok()?;
         Some(&self.files[at])
     }
 
-    /// The size of all files together.
+    /// Returns the total size of all files in bytes.
     pub fn num_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }
 
-    /// One hash for all of it: equal for two machines that hold the same files.
+    /// Returns one hash of the whole manifest: equal on two machines that hold the same files.
     pub fn digest(&self) -> ContentHash {
         let lines = self.files.iter().map(|it| format!("{} {} {}\n", it.sha256, it.bytes, it.path));
         ContentHash::of(lines.collect::<String>().as_bytes())
     }
 
-    /// How `found` departs from this, by path. Empty if and only if both are equal.
+    /// Returns how `found` differs from this manifest, sorted by path. Empty if and only if both
+    /// are equal.
     pub fn differences(&self, found: &Manifest) -> Vec<Difference> {
         let mut differences = Vec::new();
         merge(
@@ -182,7 +183,8 @@ impl Manifest {
         differences
     }
 
-    /// How the names and sizes in `dir` depart from this; reads no file.
+    /// Returns how the names and sizes of the files in `dir` differ from this manifest. Reads no
+    /// file.
     ///
     /// # Errors
     /// [`ManifestError::List`].
@@ -203,7 +205,7 @@ fn size(path: &FilePath, wanted: u64, found: u64) -> Difference {
     Difference::Size { path: path.clone(), wanted, found }
 }
 
-/// Walks two lists that are sorted by `key`, side by side.
+/// Visits two lists that are sorted by `key` in parallel.
 fn merge<'a, T, K: Ord>(
     mut one: &'a [T],
     mut other: &'a [T],
@@ -228,15 +230,15 @@ fn merge<'a, T, K: Ord>(
 }
 
 impl Record {
-    /// What was left in `dir` by [`Record::write`], if it can be read.
+    /// Reads the record that [`Record::write`] left in `dir`; `None` if it is absent or malformed.
     pub fn read(dir: &Path) -> Option<Record> {
         serde_json::from_slice(&std::fs::read(dir.join(RECORD_PATH)).ok()?).ok()
     }
 
-    /// Leaves this in `dir`, whole or not at all.
+    /// Writes this record into `dir`, atomically.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the record cannot be written.
     pub fn write(&self, dir: &Path) -> io::Result<()> {
         let content = serde_json::to_vec_pretty(self).expect("a record is JSON");
         write_whole(&dir.join(RECORD_PATH), &content)
@@ -258,7 +260,7 @@ impl From<Manifest> for Vec<FileEntry> {
 }
 
 impl Difference {
-    /// The file.
+    /// Returns the file that differs.
     pub fn path(&self) -> &FilePath {
         match self {
             Difference::Missing { path }
@@ -297,12 +299,12 @@ mod tests {
         Manifest::of_dir(dir.path(), &mut fresh, Hashing::new(&|_| ())).unwrap()
     }
 
-    /// A few small files in folders.
+    /// Generates a few small files in folders.
     fn contents() -> impl Strategy<Value = BTreeMap<String, Vec<u8>>> {
         let content = prop::collection::vec(any::<u8>(), 1..50);
         prop::collection::btree_map("[a-c]{1,2}(/[d-f]{1,2}\\.json)?", content, 1..8).prop_map(
             |files| {
-                // A name is a file or a folder, not both.
+                // The same name cannot be both a file and a folder.
                 let is_folder =
                     |name: &str| files.keys().any(|it| it.starts_with(&format!("{name}/")));
                 let kept = files.iter().filter(|(name, _)| !is_folder(name));

@@ -1,20 +1,20 @@
-//! What people type for a model that lies in a store: `org/name`, `org/name@revision`.
+//! Names of models as people type them: `org/name` or `org/name@revision`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
 
-/// Longest name of a repository.
+/// Maximum length of a repository's name.
 const REPO_CHARS_MAX: usize = 96;
 
-/// Longest name of a revision.
+/// Maximum length of a revision's name.
 const REVISION_CHARS_MAX: usize = 200;
 
-/// The revision that is meant where none is named.
+/// The revision that is used if none is named.
 const DEFAULT_REVISION: &str = "main";
 
-/// A repository of a model hub: `org/name`, or a `name` alone as in the hub's first years. Safe as a
+/// A repository of a model hub: `org/name`, or just `name` as in the hub's early years. Safe as a
 /// part of a path and of a URL.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct RepoId(String);
@@ -23,46 +23,46 @@ pub struct RepoId(String);
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Revision(String);
 
-/// A repository and perhaps a revision of it: `org/name@revision`.
+/// A repository, optionally with a revision: `org/name@revision`.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ModelRef {
     /// The repository.
     pub repo: RepoId,
-    /// The revision that was asked for.
+    /// The requested revision.
     pub revision: Option<Revision>,
 }
 
-/// A text that names no model.
+/// Reason why a text does not name a model.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub enum NameError {
-    /// Not the name of a repository.
+    /// The text is not the name of a repository.
     #[error("{name:?} is no repository\nhint: write ORG/NAME, as in its address on the hub")]
     Repo {
-        /// What was found.
+        /// The text.
         name: String,
     },
-    /// Not the name of a revision.
+    /// The text is not the name of a revision.
     #[error("{name:?} is no revision\nhint: name a branch, a tag or a commit")]
     Revision {
-        /// What was found.
+        /// The text.
         name: String,
     },
 }
 
 impl RepoId {
-    /// `org/name`.
+    /// Returns the name as `org/name`.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The part behind the owner.
+    /// Returns the part after the owner.
     pub fn name(&self) -> &str {
         self.0.rsplit('/').next().expect("a split has a last part")
     }
 }
 
 impl Revision {
-    /// `main`, `refs/pr/1`, a commit.
+    /// Returns the name: `main`, `refs/pr/1`, or a commit.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -77,7 +77,7 @@ impl Default for Revision {
 impl FromStr for RepoId {
     type Err = NameError;
 
-    /// By the hub's own rules, which leave `--` free to stand for a slash.
+    /// Follows the hub's rules, which forbid `--`, so that `--` can stand for a slash.
     fn from_str(text: &str) -> Result<RepoId, NameError> {
         let is_part = |part: &str| {
             let is_edge = |c: char| c == '-' || c == '.';

@@ -1,9 +1,9 @@
-//! The same work on many files, side by side.
+//! Runs the same work on many files in parallel.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// `work(idx)` for every index below `num_items`, in order, by `num_threads` threads. After the first
-/// failure nobody begins another item.
+/// Calls `work(idx)` for every index below `num_items`, in order, on `num_threads` threads. After
+/// the first failure no further item is started.
 pub(super) fn side_by_side<T: Send, E: Send>(
     num_items: usize,
     num_threads: usize,

@@ -1,5 +1,5 @@
-//! What goes with a model when it is removed, and what must not: contents that another snapshot
-//! needs, and anything that is no model.
+//! Determines what is removed together with a model, and what must stay: blobs that another
+//! snapshot needs, and directories that hold no model.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,50 +12,51 @@ use super::hub::{HubCache, HubRepo, Snapshot};
 use super::name::ModelRef;
 use super::store::{PlaceKind, ResolveError, Stores};
 
-/// What would be removed. Nothing happens before [`Removal::carry_out`].
+/// The files that a removal would delete. Nothing is deleted before [`Removal::carry_out`].
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Removal {
-    /// What people call it.
+    /// Name of the model.
     pub name: String,
-    /// The directory that they would miss.
+    /// Directory of the model.
     pub dir: PathBuf,
-    /// Bytes on the disk that come free.
+    /// Disk space in bytes that the removal frees.
     pub bytes: u64,
-    /// True if it lies in one of the machine's places for models.
+    /// True if the directory lies in one of the machine's stores.
     pub is_in_store: bool,
-    /// Files and folders, in the order in which they go.
+    /// Files and folders, in the order in which they are deleted.
     paths: Vec<PathBuf>,
 }
 
-/// Why nothing is removed.
+/// Reason why nothing is removed.
 #[derive(Debug, Error)]
 pub enum RemoveError {
-    /// No such model.
+    /// There is no such model.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
-    /// The directory holds other things.
+    /// The directory is not a model's.
     #[error("{} is no model's directory: {reason}\nhint: look into it and remove it by hand", .dir.display())]
     NoModel {
-        /// Which.
+        /// The directory.
         dir: PathBuf,
-        /// What was found.
+        /// Why it does not count as a model's.
         reason: &'static str,
     },
-    /// The system refuses.
+    /// The system refuses to read or delete a file.
     #[error("removing {}: {source}", .path.display())]
     Io {
-        /// What.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
 impl Removal {
-    /// Of a model that is named: in a cache of the hub all its revisions, or the one that is named.
+    /// Plans the removal of a model by name. In a cache of the hub that means all its revisions,
+    /// unless one is named.
     ///
     /// # Errors
-    /// [`RemoveError`] if there is none.
+    /// [`RemoveError`] if there is no such model.
     pub fn of_name(stores: &Stores, wanted: &ModelRef) -> Result<Removal, RemoveError> {
         for place in stores.places().iter().filter(|it| it.kind == PlaceKind::HubCache) {
             let repo = HubCache::new(place.root.clone()).repo(&wanted.repo);
@@ -67,10 +68,11 @@ impl Removal {
         Removal::of_dir(stores, &found.dir)
     }
 
-    /// Of a model's directory; in a cache of the hub of that revision.
+    /// Plans the removal of a model's directory. In a cache of the hub that means the directory's
+    /// revision.
     ///
     /// # Errors
-    /// [`RemoveError`] if it is not there or no model's.
+    /// [`RemoveError`] if the directory does not exist or is not a model's.
     pub fn of_dir(stores: &Stores, dir: &Path) -> Result<Removal, RemoveError> {
         let dir = fs::canonicalize(dir).map_err(failed(dir))?;
         let owner = stores.owner(&dir);
@@ -86,10 +88,11 @@ impl Removal {
         Ok(Removal { name, bytes, is_in_store: owner.is_some(), paths: vec![dir.clone()], dir })
     }
 
-    /// Removes it.
+    /// Deletes the files.
     ///
     /// # Errors
-    /// [`RemoveError::Io`]; what went before stays gone, and the same call goes on.
+    /// [`RemoveError::Io`]. Files that were deleted before it stay deleted; calling this again
+    /// continues.
     pub fn carry_out(&self) -> Result<(), RemoveError> {
         for path in &self.paths {
             let removed = match fs::symlink_metadata(path) {
@@ -122,7 +125,7 @@ fn of_repo(repo: &HubRepo) -> Result<Removal, RemoveError> {
     })
 }
 
-/// A revision with the contents that no other revision has.
+/// Plans the removal of a revision, with the blobs that no other revision uses.
 fn of_snapshot(repo: &HubRepo, snapshot: &Snapshot) -> Result<Removal, RemoveError> {
     let dir = repo.dir();
     let mut shared = BTreeSet::new();
@@ -153,7 +156,7 @@ fn of_snapshot(repo: &HubRepo, snapshot: &Snapshot) -> Result<Removal, RemoveErr
     Ok(Removal { name, dir: snapshot.dir.clone(), bytes, is_in_store: true, paths })
 }
 
-/// The contents that the links in `dir` lead to.
+/// Collects the blobs to which the links in `dir` lead.
 fn blobs_of(dir: &Path, blobs: &mut BTreeSet<PathBuf>) -> Result<(), RemoveError> {
     for entry in fs::read_dir(dir).map_err(failed(dir))? {
         let entry = entry.map_err(failed(dir))?;
@@ -161,7 +164,7 @@ fn blobs_of(dir: &Path, blobs: &mut BTreeSet<PathBuf>) -> Result<(), RemoveError
         match entry.file_type().map_err(failed(&path))? {
             kind if kind.is_dir() => blobs_of(&path, blobs)?,
             kind if kind.is_symlink() => {
-                // A link that leads nowhere holds nothing.
+                // A dangling link uses no blob.
                 blobs.extend(fs::canonicalize(&path).ok());
             }
             _ => {}
@@ -170,7 +173,7 @@ fn blobs_of(dir: &Path, blobs: &mut BTreeSet<PathBuf>) -> Result<(), RemoveError
     Ok(())
 }
 
-/// A directory goes as a whole only if it holds a model, and no place for models lies in it.
+/// Checks that a directory holds a model and that no store lies in it, so that it may be removed.
 fn check_is_model(stores: &Stores, dir: &Path) -> Result<(), RemoveError> {
     let refuse = |reason| Err(RemoveError::NoModel { dir: dir.to_owned(), reason });
     let entries = fs::read_dir(dir).map_err(failed(dir))?;
@@ -192,7 +195,7 @@ fn check_is_model(stores: &Stores, dir: &Path) -> Result<(), RemoveError> {
     Ok(())
 }
 
-/// What the files below `dir` take, links not followed.
+/// Returns the size of the files below `dir` in bytes. Does not follow links.
 fn disk_bytes(dir: &Path) -> Result<u64, RemoveError> {
     let mut bytes = 0;
     for entry in fs::read_dir(dir).map_err(failed(dir))? {
@@ -216,7 +219,7 @@ mod tests {
     const SHARED: &str = "1111111111111111111111111111111111111111";
     const OLD: &str = "2222222222222222222222222222222222222222";
 
-    /// Two revisions that share one content.
+    /// Two revisions that share one blob.
     fn hub() -> (Scratch, Stores) {
         let dir = Scratch::new();
         let place =

@@ -1,4 +1,4 @@
-//! A folder for one test; gone when dropped.
+//! A folder for one test; removed when dropped.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ impl Scratch {
         path
     }
 
-    /// A model of one tensor below `path`.
+    /// Writes a model with one tensor to the folder `path` and returns that folder's path.
     pub(crate) fn model(&self, path: &str) -> PathBuf {
         self.write(&format!("{path}/config.json"), br#"{"model_type": "qwen3"}"#);
         self.write(&format!("{path}/tokenizer.json"), b"{}");
@@ -42,7 +42,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A file of weights with one tensor.
+/// Returns the content of a weight file with one tensor.
 pub(crate) fn weights(tensor: &str, num_bytes: usize) -> Vec<u8> {
     let header = format!(
         r#"{{"{tensor}":{{"dtype":"U8","shape":[{num_bytes}],"data_offsets":[0,{num_bytes}]}}}}"#

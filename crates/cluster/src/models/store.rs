@@ -1,4 +1,4 @@
-//! Where models lie on this machine, and in which order they are looked for.
+//! The places where models are stored on this machine, and the order in which they are searched.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use super::hub::{HubCache, HubRepo, Snapshot};
 use super::manifest::Record;
 use super::name::{ModelRef, Revision};
 
-/// How a place is laid out.
+/// Layout of a place.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum PlaceKind {
     /// Hugging Face's cache: see [`HubCache`].
@@ -19,61 +19,61 @@ pub enum PlaceKind {
     Folder,
 }
 
-/// A place where models lie.
+/// A place where models are stored.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Place {
     /// Its layout.
     pub kind: PlaceKind,
-    /// Where it is; it need not exist.
+    /// Path of its root; it need not exist.
     pub root: PathBuf,
-    /// What named it: a variable, or `default`.
+    /// Where its path comes from: an environment variable, or `default`.
     pub origin: &'static str,
 }
 
-/// All places of a machine; a model is taken from the first that has it.
+/// All places of a machine, in the order in which they are searched.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Stores {
     places: Vec<Place>,
 }
 
-/// A model in a place.
+/// A model and the place where it is stored.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct FoundModel {
     /// `org/name`, or the name of its directory.
     pub name: String,
-    /// The commit, where the place tells.
+    /// Commit, if known.
     pub commit: Option<String>,
-    /// Its directory.
+    /// Directory of the model.
     pub dir: PathBuf,
-    /// Where that is.
+    /// Place that contains it.
     pub place: Place,
 }
 
-/// Why a name leads to no model.
+/// Reason why a name does not resolve to a model.
 #[derive(Debug, Error)]
 pub enum ResolveError {
-    /// No place has it.
+    /// No place contains the model.
     #[error("there is no model {name} on this machine; looked in {}\nhint: jackalope pull {}", paths(.looked_in), .name.replace('@', " --revision "))]
     NotFound {
-        /// The name.
+        /// Name that was requested.
         name: String,
-        /// The places.
+        /// Roots of the places.
         looked_in: Vec<PathBuf>,
     },
-    /// The cache has other revisions of it.
+    /// The cache contains only other revisions of the model.
     #[error("of {name} this machine has other revisions: {}\nhint: jackalope pull {}, or name one of them behind an @", .revisions.join(", "), .name.replace('@', " --revision "))]
     Revision {
-        /// The name.
+        /// Name that was requested.
         name: String,
-        /// What there is.
+        /// Revisions that exist.
         revisions: Vec<String>,
     },
     /// A place cannot be read.
     #[error("reading {}: {source}", .path.display())]
     Read {
-        /// Which.
+        /// Path of the place.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -83,7 +83,7 @@ fn paths(paths: &[PathBuf]) -> String {
 }
 
 impl Stores {
-    /// These places in this order; a place that is named twice counts once.
+    /// Creates the list of these places, in this order. Duplicates are dropped.
     pub fn new(places: impl IntoIterator<Item = Place>) -> Stores {
         let mut stores = Stores::default();
         for place in places {
@@ -94,12 +94,13 @@ impl Stores {
         stores
     }
 
-    /// The places in order.
+    /// Returns the places in order.
     pub fn places(&self) -> &[Place] {
         &self.places
     }
 
-    /// The directory of a model, which may lack files.
+    /// Returns the directory of a model from the first place that contains it. Files may be
+    /// missing.
     ///
     /// # Errors
     /// [`ResolveError`].
@@ -129,7 +130,7 @@ impl Stores {
         Err(ResolveError::Revision { name, revisions: others })
     }
 
-    /// All models, also those that lack files, place by place and by name.
+    /// Returns all models, including incomplete ones, in the order of the places and by name.
     ///
     /// # Errors
     /// [`ResolveError::Read`].
@@ -144,8 +145,8 @@ impl Stores {
         Ok(models)
     }
 
-    /// What the directory at `dir` is called and where it lies, if it is a model of a place.
-    /// Links are followed on both sides.
+    /// Returns the model whose directory `dir` is, if it lies in one of the places. Symbolic links
+    /// in both paths are resolved.
     pub fn owner(&self, dir: &Path) -> Option<FoundModel> {
         let dir = fs::canonicalize(dir).ok()?;
         self.places.iter().find_map(|place| {
@@ -167,7 +168,7 @@ impl Stores {
     }
 }
 
-/// The snapshot that is meant: by branch or tag, by commit, or the only one there is.
+/// Returns the wanted snapshot: by branch or tag, by commit, or the only one that exists.
 fn choose(repo: &HubRepo, revision: Option<&Revision>, snapshots: &[Snapshot]) -> Option<Snapshot> {
     let of_commit = |commit: &str| snapshots.iter().find(|it| it.commit == commit).cloned();
     let named = revision.cloned().unwrap_or_default();
@@ -179,8 +180,8 @@ fn choose(repo: &HubRepo, revision: Option<&Revision>, snapshots: &[Snapshot]) -
     by_ref.or_else(|| of_commit(named.as_str())).or_else(only)
 }
 
-/// `org/name` or `name` below a folder. A directory that is known to hold another repository or
-/// revision is not taken, and a revision only from a directory that is known to hold it.
+/// Returns `org/name` or `name` below a folder. Skips directories that are recorded as another
+/// repository or revision. A revision matches only a directory that is recorded as having it.
 fn in_folder(root: &Path, wanted: &ModelRef) -> Option<(Option<String>, PathBuf)> {
     let dirs = [root.join(wanted.repo.as_str()), root.join(wanted.repo.name())];
     dirs.into_iter().filter(|dir| has_config(dir)).find_map(|dir| match Record::read(&dir) {
@@ -234,7 +235,7 @@ fn in_place(name: String, dir: PathBuf, place: &Place) -> FoundModel {
     FoundModel { name, commit, dir, place: place.clone() }
 }
 
-/// The folders in `dir` that are not hidden, by name; none if it does not exist.
+/// Returns the folders in `dir` that are not hidden; empty if `dir` does not exist.
 fn folders(dir: &Path) -> Result<Vec<(String, PathBuf)>, ResolveError> {
     let entries = match fs::read_dir(dir) {
         Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -1,4 +1,4 @@
-//! Whether the files of a model still hold what was fetched.
+//! Checks whether the files of a model still have the content that was fetched.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,20 +12,20 @@ use super::hashes::Hashing;
 use super::manifest::Record;
 use super::parallel::side_by_side;
 
-/// What the content of a file should be, where that is known.
+/// A file, and its expected content if that is known.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Expectation {
-    /// The file.
+    /// Path below the model's directory.
     pub path: FilePath,
-    /// The file itself, behind all links.
+    /// Path of the file itself, with all links resolved.
     pub target: PathBuf,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// What is known: by the record of who filled the directory, or by the name of its blob.
+    /// Expected content: from the record in the directory, or from the name of the blob.
     pub blob: Option<BlobId>,
 }
 
-/// Why files could not be compared with what they should be.
+/// Reason why files could not be verified.
 #[derive(Debug, Error)]
 pub enum VerifyError {
     /// The directory cannot be listed.
@@ -34,14 +34,14 @@ pub enum VerifyError {
     /// A file cannot be read.
     #[error("reading {}: {source}", .path.display())]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// The files of `dir` with what is known of their contents.
+/// Returns the files of `dir` with their expected contents, as far as these are known.
 ///
 /// # Errors
 /// [`VerifyError::List`].
@@ -56,13 +56,13 @@ pub fn expectations(dir: &Path) -> Result<Vec<Expectation>, VerifyError> {
     Ok(files.collect())
 }
 
-/// In a cache of the hub, a file's name is its hash.
+/// Returns the hash in a file's name, if the file is a blob in a cache of the hub.
 fn blob_of(target: &Path) -> Option<BlobId> {
     let is_blob = target.parent()?.file_name()? == "blobs";
     is_blob.then(|| target.file_name()?.to_str()?.parse().ok())?
 }
 
-/// Reads every file whose content is known and names those that hold something else.
+/// Reads every file whose content is known, and returns those that differ.
 ///
 /// # Errors
 /// [`VerifyError::Read`].

@@ -1,4 +1,5 @@
-//! A model's sizes from its directory: `config.json` and the headers of its weight files.
+//! Derives a model's sizes from its directory: from `config.json` and the headers of its weight
+//! files.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,18 +14,18 @@ use thiserror::Error;
 
 use super::model::{KvShape, LayerBytes, ModelFacts, PartCut, PartKind, Quantization, WeightPart};
 
-/// Longest `config.json` and longest header that are read, in bytes.
+/// Maximum sizes of `config.json` and of a header, in bytes.
 const CONFIG_BYTES_MAX: u64 = 16 << 20;
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// Largest dimension, and largest number of layers and heads: far above any model's.
+/// Maximum dimension, and maximum number of layers and of heads: far above those of any model.
 const DIMENSION_MAX: u64 = 1 << 24;
 const COUNT_MAX: u64 = 1 << 16;
 
-/// Longest context where the configuration does not tell.
+/// Context length to assume if the configuration does not state it.
 const CONTEXT_TOKENS_UNKNOWN: u32 = 1 << 20;
 
-/// A directory that is no checkpoint.
+/// Reason why a directory cannot be read as a checkpoint.
 #[derive(Debug, Error)]
 pub enum CheckpointError {
     /// A file cannot be read.
@@ -32,10 +33,10 @@ pub enum CheckpointError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         cause: io::Error,
     },
-    /// `config.json` is no configuration.
+    /// `config.json` is not a valid configuration.
     #[error("{}: {reason}", path.display())]
     Config {
         /// The file.
@@ -43,7 +44,7 @@ pub enum CheckpointError {
         /// What is wrong.
         reason: String,
     },
-    /// A weight file's header cannot be understood.
+    /// A weight file's header is malformed.
     #[error("{}: {reason}", path.display())]
     Header {
         /// The file.
@@ -51,17 +52,17 @@ pub enum CheckpointError {
         /// What is wrong.
         reason: String,
     },
-    /// A weight file is cut off.
+    /// A weight file has another length than its header states.
     #[error("{}: {found_bytes} bytes, expected {expected_bytes}\nhint: copy or fetch it again", path.display())]
     FileSize {
         /// The file.
         path: PathBuf,
-        /// What its header says.
+        /// Length according to its header.
         expected_bytes: u64,
-        /// Its size.
+        /// Actual length.
         found_bytes: u64,
     },
-    /// There are no weight files.
+    /// The directory has no weight files.
     #[error("{}: no model*.safetensors\nhint: name the directory of a checkpoint in MLX's format", dir.display())]
     NoWeights {
         /// The directory.
@@ -70,10 +71,10 @@ pub enum CheckpointError {
 }
 
 impl ModelFacts {
-    /// Reads `config.json` and the headers of all `model*.safetensors`, and no tensor.
+    /// Reads `config.json` and the headers of all `model*.safetensors` files. Reads no tensor.
     ///
     /// # Errors
-    /// If one of them is missing, cut off or malformed.
+    /// If one of the files is missing, cut off or malformed.
     pub fn read(dir: &Path) -> Result<ModelFacts, CheckpointError> {
         let config = read_config(&dir.join("config.json"))?;
         let mut tensors = BTreeMap::new();
@@ -148,7 +149,7 @@ fn read_header(path: &Path) -> Result<Tensors, CheckpointError> {
     }
 }
 
-/// `config.json`. Models that see have the numbers of their text part one level below.
+/// Content of `config.json`. Vision models have the numbers of their text part one level below.
 struct Config(Value);
 
 impl Config {
@@ -170,7 +171,8 @@ impl Config {
         self.number(name, COUNT_MAX)
     }
 
-    /// Layers that keep keys and values: those of linear attention keep a state of fixed size.
+    /// Returns the number of layers with a KV cache; layers with linear attention keep a state of
+    /// fixed size instead.
     fn num_kv_layers(&self, num_layers: usize) -> usize {
         if let Some(types) = self.find("layer_types").and_then(Value::as_array) {
             let is_linear = |kind: &&Value| kind.as_str().is_some_and(|it| it.contains("linear"));
@@ -195,7 +197,7 @@ impl Config {
     }
 }
 
-/// What the configuration and the tensors say together.
+/// Combines the configuration with the tensors' sizes.
 fn facts(config: &Config, tensors: &Tensors) -> ModelFacts {
     let num_layers = config.count("num_hidden_layers").unwrap_or_else(|| count_layers(tensors));
     let hidden_size = config.dimension("hidden_size").unwrap_or(0);
@@ -245,13 +247,14 @@ fn count_layers(tensors: &Tensors) -> usize {
     layers.max().map_or(0, |last| last + 1)
 }
 
-/// The type that ranks compute in: the one of a norm, which is never quantised.
+/// Returns the element size of activations and caches: that of a norm, which is never quantised.
 fn element_bytes(tensors: &Tensors) -> u64 {
     let norm = tensors.iter().find(|(name, _)| name.ends_with("norm.weight"));
     if norm.is_some_and(|(_, info)| info.dtype == Dtype::F32) { 4 } else { 2 }
 }
 
-/// Attention heads, cut between the groups in which the output projection is quantised.
+/// Returns the attention heads, with cuts between the groups in which the output projection is
+/// quantised.
 fn heads(config: &Config, tensors: &Tensors, head_dim: usize) -> Option<HeadCounts> {
     let heads = config.count("num_attention_heads")?;
     let kv_heads = config.count("num_key_value_heads").unwrap_or(heads);
@@ -265,7 +268,7 @@ fn heads(config: &Config, tensors: &Tensors, head_dim: usize) -> Option<HeadCoun
     is_whole.then(|| HeadCounts::new(heads, kv_heads, (head_dim, group_size)))
 }
 
-/// Layer and rest of a tensor's name.
+/// Splits a tensor's name into its layer number and the rest.
 fn in_layer(name: &str) -> Option<(usize, &str)> {
     let (_, rest) = name.split_once("layers.")?;
     let (layer_idx, rest) = rest.split_once('.')?;
@@ -273,7 +276,7 @@ fn in_layer(name: &str) -> Option<(usize, &str)> {
     Some((layer_idx, rest))
 }
 
-/// Sorts tensors by what they are and how ranks cut them.
+/// Sorts tensors by their purpose and by how ranks cut them.
 struct Sorter<'a> {
     heads: Option<HeadCounts>,
     head_dim: usize,
@@ -283,7 +286,8 @@ struct Sorter<'a> {
 }
 
 impl Sorter<'_> {
-    /// The parts, the layers, and whether every tensor is cut as ranks cut it.
+    /// Returns the parts, the layers, and whether every tensor is of a known kind, so that the
+    /// sizes are exact.
     fn parts(&self, num_layers: usize) -> (Vec<WeightPart>, Vec<LayerBytes>, bool) {
         let mut sums: BTreeMap<(PartKind, PartCut), u64> = BTreeMap::new();
         let mut layers = vec![LayerBytes::default(); num_layers];
@@ -344,7 +348,7 @@ impl Sorter<'_> {
         }
     }
 
-    /// The cut of a feed-forward block's inner dimension: between the groups in which its
+    /// Returns how a feed-forward block's inner dimension is cut: between the groups in which its
     /// `down_proj` is quantised.
     fn inner(&self, name: &str, module: &str) -> PartCut {
         let full = self.intermediate_size;
@@ -361,7 +365,7 @@ impl Sorter<'_> {
     }
 }
 
-/// A tensor of a layer that no supported architecture has.
+/// Classifies a layer's tensor that no supported architecture has.
 fn unknown(module: &str, info: &TensorInfo) -> (PartKind, PartCut) {
     let kind = match module {
         _ if module.contains("expert") || module.contains("switch_mlp") => PartKind::Experts,
@@ -373,7 +377,7 @@ fn unknown(module: &str, info: &TensorInfo) -> (PartKind, PartCut) {
     (kind, if is_matrix { PartCut::Anywhere } else { PartCut::Whole })
 }
 
-/// Parts of models that do more than continue text.
+/// Returns true for tensors of model parts that do more than continue text.
 fn is_strange(name: &str) -> bool {
     ["vision", "visual", "audio", "projector", "mtp"].iter().any(|word| name.contains(word))
 }

@@ -1,4 +1,4 @@
-//! The bytes of each rank, with the split that ranks load by.
+//! Computes the memory of each rank, with the same split by which ranks load.
 
 use std::ops::Range;
 
@@ -9,50 +9,50 @@ use jackalope_protocol::split::{
 
 use super::model::{KvShape, LayerBytes, ModelFacts, PartCut, PartKind};
 
-/// Parts into which weights of unknown shape are divided.
+/// Number of parts into which weights of unknown shape are divided.
 const ANYWHERE_PARTS: usize = 1024;
 
-/// A rank's program, its libraries and what they allocate before a model.
+/// Memory of a rank's program, its libraries and their allocations before a model is loaded.
 const RANK_BYTES: u64 = 256 << 20;
 
-/// Rows of a step, whose activations live side by side.
+/// Number of rows in a step, whose activations exist at the same time.
 const STEP_TOKENS: u64 = 512;
 
-/// Rows whose logits live side by side.
+/// Number of rows whose logits exist at the same time.
 const LOGIT_ROWS: u64 = 64;
 
-/// Activations are counted in f32.
+/// Size of an activation; counted as f32.
 const ACTIVATION_BYTES: u64 = 4;
 
-/// The memory a rank takes, in bytes.
+/// The memory that a rank needs, in bytes.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct RankNeed {
     /// Weights.
     pub weights_bytes: u64,
-    /// Keys and values at the planned context.
+    /// KV cache at the planned context.
     pub kv_bytes: u64,
-    /// Everything else: program, activations, and a quarter of the cache for the copy that a growing
-    /// one makes of itself, which is what the engine leaves free when it budgets caches.
+    /// Everything else: program, activations, and a quarter of the KV cache for the copy that a
+    /// growing cache makes of itself. The engine leaves the same part free when it budgets caches.
     pub overhead_bytes: u64,
 }
 
 impl RankNeed {
-    /// All together.
+    /// Returns the sum of all parts.
     pub fn total(&self) -> u64 {
         self.weights_bytes + self.kv_bytes + self.overhead_bytes
     }
 }
 
-/// What each rank of such a split takes, with keys and values of so many tokens.
+/// Returns what each rank of a split needs, with a KV cache for `context_tokens`.
 ///
 /// # Panics
-/// If there is no rank, or one with nothing, or a pipeline is for another number of layers.
+/// If there is no rank, a rank has nothing, or a pipeline is for another number of layers.
 pub fn needs(model: &ModelFacts, split: &Split, context_tokens: u32) -> Vec<RankNeed> {
     let deal = Deal::new(model, split);
     (0..split.num_ranks()).map(|rank| need(model, &deal.part(rank), context_tokens)).collect()
 }
 
-/// What a rank with this part takes.
+/// Returns what a rank with this part needs.
 pub(super) fn need(model: &ModelFacts, part: &Part, context_tokens: u32) -> RankNeed {
     let granules = context_tokens.div_ceil(CACHE_GRANULE_TOKENS);
     let cached_tokens = u64::from(granules) * u64::from(CACHE_GRANULE_TOKENS);
@@ -64,35 +64,35 @@ pub(super) fn need(model: &ModelFacts, part: &Part, context_tokens: u32) -> Rank
     }
 }
 
-/// What lives while a step is computed, whatever the rank's part: an upper bound.
+/// Returns an upper bound of the memory for activations during a step, whatever the rank's part is.
 fn activation_bytes(model: &ModelFacts) -> u64 {
     let queries = model.heads.map_or(model.hidden_size, |heads| heads.heads * model.head_dim);
     let row = (4 * model.hidden_size + 2 * model.intermediate_size + 2 * queries) as u64;
     ACTIVATION_BYTES * (STEP_TOKENS * row + LOGIT_ROWS * model.vocab_size as u64)
 }
 
-/// What a rank holds.
+/// The part of a model that a rank holds.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Part {
-    /// Its weights.
+    /// Bytes of its weights.
     pub(super) weights_bytes: u64,
-    /// Those of them that a token reads.
+    /// Bytes of its weights that one token reads.
     pub(super) read_bytes: u64,
-    /// Keys and values of one token.
+    /// Bytes of the KV cache for one token.
     pub(super) kv_bytes_per_token: u64,
 }
 
-/// A model dealt to ranks.
+/// A model divided among ranks.
 pub(super) enum Deal<'a> {
-    /// Parts of every layer.
+    /// Each rank has a part of every layer.
     Tensor(Cuts<'a>),
-    /// Whole layers, by rank.
+    /// Each rank has whole layers: a range of layers by rank.
     Pipeline { model: &'a ModelFacts, stages: Vec<Range<usize>> },
 }
 
 impl<'a> Deal<'a> {
     /// # Panics
-    /// If there is no rank, or one with nothing, or a pipeline is for another number of layers.
+    /// If there is no rank, a rank has nothing, or a pipeline is for another number of layers.
     pub(super) fn new(model: &'a ModelFacts, split: &Split) -> Deal<'a> {
         match split {
             Split::Tensor(shares) => Deal::Tensor(Cuts::new(model, shares)),
@@ -103,7 +103,7 @@ impl<'a> Deal<'a> {
         }
     }
 
-    /// What a rank holds.
+    /// Returns the part of a rank.
     pub(super) fn part(&self, rank: usize) -> Part {
         match self {
             Deal::Tensor(cuts) => cuts.part(rank),
@@ -112,8 +112,8 @@ impl<'a> Deal<'a> {
     }
 }
 
-/// What the rank with these layers holds. The embedding is where the first of all layers is, the head
-/// where the last one is; what lies outside of layers besides is everywhere.
+/// Returns the part of a rank with these layers. The embedding is held with the first layer, the
+/// head with the last one; all other weights outside of layers are held by every rank.
 pub(super) fn stage(model: &ModelFacts, layers: &Range<usize>) -> Part {
     let num_layers = model.layers.len();
     let own = &model.layers[layers.clone()];
@@ -140,11 +140,11 @@ pub(super) fn stage(model: &ModelFacts, layers: &Range<usize>) -> Part {
     }
 }
 
-/// A model whose layers are all cut.
+/// A model whose every layer is divided.
 pub(super) struct Cuts<'a> {
     model: &'a ModelFacts,
     heads: Vec<HeadCut>,
-    /// For each part of the model each rank's range, and the length of the whole.
+    /// For each part of the model: each rank's range, and the length of the whole.
     parts: Vec<(Vec<Range<usize>>, usize)>,
 }
 
@@ -174,7 +174,7 @@ impl<'a> Cuts<'a> {
     }
 
     fn part(&self, rank: usize) -> Part {
-        // Of an embedding one row is read, unless it is the head too.
+        // One row of an embedding is read, unless the embedding is also the head.
         let reads = |kind: PartKind| match kind {
             PartKind::Embedding if !self.model.is_tied => 0.0,
             PartKind::Experts => self.model.active_experts,
@@ -187,7 +187,7 @@ impl<'a> Cuts<'a> {
         }
     }
 
-    /// Bytes of a rank's weights, each kind counted with a factor from 0 to 1.
+    /// Returns the bytes of a rank's weights; each kind is multiplied by a factor from 0 to 1.
     fn weights_bytes(&self, rank: usize, factor: impl Fn(PartKind) -> f64) -> u64 {
         let parts = self.model.parts.iter().zip(&self.parts);
         let bytes = parts.map(|(part, (ranges, full))| {
@@ -202,7 +202,7 @@ impl<'a> Cuts<'a> {
         bytes.sum()
     }
 
-    /// Bytes of one token's keys and values on a rank.
+    /// Returns the bytes of the KV cache for one token on a rank.
     fn kv_bytes_per_token(&self, rank: usize) -> u64 {
         let model = self.model;
         match (model.kv, self.heads.get(rank)) {

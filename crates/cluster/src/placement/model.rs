@@ -1,63 +1,65 @@
-//! What placing needs to know of a model: how large its parts are and how each is cut.
+//! The properties of a model on which its placement depends: the sizes of its parts, and how each
+//! is cut.
 
 use jackalope_protocol::split::HeadCounts;
 
-/// A model by its sizes.
+/// A model, described by its sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelFacts {
-    /// `model_type` of its configuration.
+    /// `model_type` from its configuration.
     pub architecture: String,
-    /// Layers.
+    /// Number of layers.
     pub num_layers: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Attention heads and the unit they are cut at; none if the configuration does not tell.
+    /// Attention heads and the unit at which they are cut; `None` if the configuration does not
+    /// state them.
     pub heads: Option<HeadCounts>,
     /// Width of a head.
     pub head_dim: usize,
     /// Width inside the feed-forward blocks.
     pub intermediate_size: usize,
-    /// Tokens of the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocab_size: usize,
-    /// Longest context it was made for.
+    /// Longest context that the model was made for.
     pub context_tokens: u32,
-    /// How most of its weights are stored; none if they are plain.
+    /// Quantisation of most of its weights; `None` if they are not quantised.
     pub quantization: Option<Quantization>,
-    /// Bytes of an element that is not quantised.
+    /// Size in bytes of an element that is not quantised.
     pub element_bytes: u64,
-    /// Keys and values of one token.
+    /// Layout of the KV cache.
     pub kv: KvShape,
-    /// The weights, grouped by what they are and how they are cut.
+    /// Weights, grouped by purpose and by how they are cut.
     pub parts: Vec<WeightPart>,
-    /// The weights of each layer, which the parts count too.
+    /// Weights of each layer; the parts include them as well.
     pub layers: Vec<LayerBytes>,
-    /// The part of the experts' weights that one token uses, from 0 to 1.
+    /// Fraction of the experts' weights that one token uses, from 0 to 1.
     pub active_experts: f64,
-    /// True if head and embedding are one table.
+    /// True if head and embedding share one table.
     pub is_tied: bool,
     /// True if the ranks cut every tensor as it is counted here. False for architectures with
-    /// tensors that are not known, whose matrices are counted as if they could be cut anywhere.
+    /// unknown tensors, whose matrices are counted as if they could be cut anywhere.
     pub is_exact: bool,
 }
 
 impl ModelFacts {
-    /// Bytes of all weights.
+    /// Returns the bytes of all weights.
     pub fn weights_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.bytes).sum()
     }
 
-    /// Bytes of all weights of a kind.
+    /// Returns the bytes of all weights of a kind.
     pub fn bytes_of(&self, kind: PartKind) -> u64 {
         self.parts.iter().filter(|part| part.kind == kind).map(|part| part.bytes).sum()
     }
 
-    /// Bytes of the weights that every rank holds whole.
+    /// Returns the bytes of the weights that every rank holds in full.
     pub fn replicated_bytes(&self) -> u64 {
         let whole = self.parts.iter().filter(|part| part.cut == PartCut::Whole);
         whole.map(|part| part.bytes).sum()
     }
 
-    /// Bytes of keys and values of one token over all layers, held once.
+    /// Returns the bytes of the KV cache for one token over all layers, counted once.
     pub fn kv_bytes_per_token(&self) -> u64 {
         match self.kv {
             KvShape::PerHead { num_layers } => {
@@ -69,56 +71,56 @@ impl ModelFacts {
     }
 }
 
-/// How weights are stored.
+/// How weights are quantised.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Quantization {
-    /// Bits of a weight.
+    /// Bits per weight.
     pub bits: u32,
-    /// Weights that share a scale.
+    /// Number of weights that share a scale.
     pub group_size: u32,
 }
 
-/// Where keys and values are kept.
+/// How the KV cache is distributed over the ranks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum KvShape {
-    /// A rank keeps those of its key-value heads.
+    /// A rank holds the part of its own key-value heads.
     PerHead {
-        /// Layers that keep any.
+        /// Number of layers that have a KV cache.
         num_layers: usize,
     },
-    /// Every rank keeps all: those of latent attention belong to no head.
+    /// Every rank holds all of it, because latent attention has no separate key-value heads.
     Whole {
-        /// Bytes of one token.
+        /// Bytes for one token.
         bytes_per_token: u64,
     },
 }
 
-/// The weights of one layer.
+/// Size of the weights of one layer.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct LayerBytes {
-    /// All of them.
+    /// Bytes of all its weights.
     pub all: u64,
-    /// Routed experts among them.
+    /// Bytes of its routed experts.
     pub experts: u64,
 }
 
-/// Weights that are alike.
+/// Weights with the same purpose and the same cut.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct WeightPart {
-    /// What they are.
+    /// Purpose of the weights.
     pub kind: PartKind,
-    /// How they are divided.
+    /// How they are cut.
     pub cut: PartCut,
-    /// Their size.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-/// What weights are for.
+/// The purpose of weights.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum PartKind {
-    /// Tokens to vectors.
+    /// Embedding: from tokens to vectors.
     Embedding,
-    /// Vectors to logits.
+    /// Output head: from vectors to logits.
     Head,
     /// Attention of all layers.
     Attention,
@@ -126,11 +128,11 @@ pub enum PartKind {
     Mlp,
     /// Routed experts of all layers.
     Experts,
-    /// Norms, biases of sums, and what is not known.
+    /// Norms, biases added after an all-reduce, and unknown tensors.
     Other,
 }
 
-/// How weights are divided over the ranks.
+/// How weights are cut for the ranks.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum PartCut {
     /// By rows of the vocabulary.
@@ -141,13 +143,13 @@ pub enum PartCut {
     Keys,
     /// By the inner dimension of a feed-forward block.
     Inner {
-        /// Its length.
+        /// Length of the dimension.
         full: usize,
-        /// Elements that stay together.
+        /// Number of elements that are not separated.
         unit: usize,
     },
-    /// Anywhere: nothing is known but the size.
+    /// Anywhere, because only the size is known.
     Anywhere,
-    /// Not at all: every rank holds them.
+    /// Not at all; every rank holds them.
     Whole,
 }

@@ -1,4 +1,4 @@
-//! Shares, and stages, with which nobody takes more memory than it may.
+//! Searches for shares, and for stages, with which no rank needs more memory than it may use.
 
 use std::ops::Range;
 
@@ -8,25 +8,26 @@ use super::SplitKind;
 use super::dealing::{RankNeed, need, needs, stage};
 use super::model::{KvShape, ModelFacts};
 
-/// Steps into which the largest share is divided, coarse first: people read small numbers best, and
-/// equal machines shall have equal shares whatever else runs on them.
+/// Steps into which the largest share is divided, coarse first: small numbers are easiest to read,
+/// and equal machines should get equal shares whatever else runs on them.
 const STEPS_BY_MEMORY: [u64; 3] = [8, 16, 100];
 
-/// The same for shares by what is left beside the parts that every rank holds.
+/// The same for shares proportional to the memory that is left beside the parts that every rank
+/// holds.
 const STEPS_BY_ROOM: [u64; 3] = [16, 100, 1000];
 
-/// By the number of ranks: all shares are tried whose sum is at most this, before anything is refused.
+/// By number of ranks: before a model is refused, all shares whose sum is at most this are tried.
 pub(super) const GRID_SUM_MAX: [u32; 9] = [0, 1, 128, 24, 20, 16, 14, 13, 12];
 
-/// A split and what it makes each rank take.
+/// A split, and what each rank needs with it.
 type Attempt = (Split, Vec<RankNeed>);
 
-/// True if nobody takes more than it may.
+/// Returns true if no rank needs more than it may use.
 pub(super) fn fits(needs: &[RankNeed], caps: &[u64]) -> bool {
     needs.iter().zip(caps).all(|(need, cap)| need.total() <= *cap)
 }
 
-/// The best of a kind; none if there are more ranks than layers.
+/// Returns the best split of a kind; `None` if there are more ranks than layers.
 pub(super) fn best(
     model: &ModelFacts,
     kind: SplitKind,
@@ -39,14 +40,16 @@ pub(super) fn best(
     }
 }
 
-/// Stages that leave the fullest machine the most, relative to what it may take.
+/// Returns the stages with which the fullest machine has the most memory left, relative to what it
+/// may use.
 fn best_stages(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Option<Attempt> {
     let (num_ranks, num_layers) = (caps.len(), model.layers.len());
     if num_layers < num_ranks || num_ranks == 0 {
         return None;
     }
-    // fill[end], from the first layer on and so from the last rank on: how full the fullest is, if the
-    // ranks so far hold the layers up to `end`, and where the last of these stages begins.
+    // fill[end], from the first layer on and so from the last rank on: how full the fullest machine
+    // is if the ranks so far hold the layers up to `end`, and where the last of these stages
+    // begins.
     let mut tables: Vec<Vec<(f64, usize)>> = Vec::new();
     for (stage_idx, cap) in caps.iter().rev().enumerate() {
         let fill = |layers: Range<usize>| {
@@ -79,9 +82,10 @@ fn best_stages(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Option<
     Some((split, needs))
 }
 
-/// The first shares that fit: by memory, by room, then the best of all small ones. Parts are cut in
-/// whole heads and groups, so that small shares may fit where a finer division, rounded, does not. If
-/// none fit, those of the attempts that lack least.
+/// Returns the first shares that fit: proportional to memory, then to the memory left, then the
+/// best of all small ones. Parts are cut at whole heads and groups, so that small shares may fit
+/// where a finer division does not after rounding. If none fit, returns the attempt that lacks the
+/// least.
 fn best_shares(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Attempt {
     let attempt = |shares: Vec<u32>| -> Attempt {
         let split = Split::Tensor(shares);
@@ -107,13 +111,13 @@ fn best_shares(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Attempt
     let mut grid = Vec::new();
     for sum in 1..=sum_max {
         compositions(sum, caps.len(), &mut Vec::new(), &mut |shares| {
-            // What has a common divisor was tried with a smaller sum.
+            // Shares with a common divisor were tried with a smaller sum.
             if shares.iter().copied().fold(0, gcd) == 1 {
                 grid.extend(Some(attempt(shares.to_vec())).filter(|it| fits(&it.1, caps)));
             }
         });
     }
-    // The one that leaves the fullest machine the most.
+    // Choose the shares with which the fullest machine has the most memory left.
     let fullest = |needs: &[RankNeed]| {
         let parts = needs.iter().zip(caps);
         let fill = |(need, cap): (&RankNeed, &u64)| need.total() as f64 / (*cap).max(1) as f64;
@@ -126,7 +130,8 @@ fn missing_bytes(needs: &[RankNeed], caps: &[u64]) -> u64 {
     needs.iter().zip(caps).map(|(need, cap)| need.total().saturating_sub(*cap)).sum()
 }
 
-/// What each machine has left beside what a rank takes that holds next to nothing of what is cut.
+/// Returns the memory of each machine less the fixed need of a rank, which it has even if it holds
+/// next to nothing of the parts that are cut.
 fn rooms(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Vec<u64> {
     let alone = needs(model, &Split::Tensor(vec![1]), context_tokens)[0];
     let cut_kv = match model.kv {
@@ -138,7 +143,7 @@ fn rooms(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Vec<u64> {
     caps.iter().map(|cap| cap.saturating_sub(fixed)).collect()
 }
 
-/// Shares proportional to `sizes`, the largest being `steps`; nobody's is zero.
+/// Returns shares proportional to `sizes`, with `steps` as the largest; none is zero.
 fn proportional(sizes: &[u64], steps: u64) -> Vec<u32> {
     let largest = sizes.iter().copied().max().unwrap_or(0).max(1);
     let share = |size: u64| {
@@ -149,7 +154,7 @@ fn proportional(sizes: &[u64], steps: u64) -> Vec<u32> {
     reduced(sizes.iter().map(|&size| share(size)).collect())
 }
 
-/// The same proportions in the smallest numbers.
+/// Reduces the shares by their greatest common divisor.
 fn reduced(mut shares: Vec<u32>) -> Vec<u32> {
     let divisor = shares.iter().copied().fold(0, gcd).max(1);
     for share in &mut shares {
@@ -162,7 +167,7 @@ fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Every way to write `steps` as a sum of `len` positive numbers.
+/// Visits every way to write `steps` as a sum of `len` positive numbers.
 fn compositions(steps: u32, len: usize, head: &mut Vec<u32>, visit: &mut impl FnMut(&[u32])) {
     let Some(rest) = len.checked_sub(1) else { return };
     if rest == 0 {

@@ -1,6 +1,7 @@
-//! What to expect of a placement. A model of bandwidths: decoding reads every weight once per token;
-//! if all ranks hold a part of every layer, each layer waits for two sums over them, if they hold whole
-//! layers, a token goes from one to the next. Good enough to compare placements.
+//! Predicts the speed of a placement from memory and link bandwidths: decoding reads every weight
+//! once per token. If all ranks hold a part of every layer, each layer waits for two all-reduce
+//! operations. If they hold whole layers, a token passes from one rank to the next. The prediction
+//! is good enough to compare placements.
 
 use jackalope_protocol::Device;
 use jackalope_protocol::split::Split;
@@ -9,29 +10,30 @@ use super::NodeOffer;
 use super::dealing::Deal;
 use super::model::ModelFacts;
 
-/// The part of its memory's speed that decoding reaches (BENCHMARKS.md: 61 to 71 %).
+/// Fraction of the memory bandwidth that decoding reaches (BENCHMARKS.md: 61 to 71 %).
 const DECODE_EFFICIENCY: f64 = 0.65;
 
-/// Multiplications of a prompt per byte of memory speed. On the CPU as measured: 302 tokens/s of 0.6
-/// billion weights at 34 to 60 GB/s (BENCHMARKS.md). On Apple's GPUs an assumption, of about two thirds of
-/// the arithmetic that their makers state beside their memory's speed.
+/// Multiply-accumulate operations during prefill per byte of memory bandwidth. For the CPU as
+/// measured: 302 tokens/s of 0.6 billion weights at 34 to 60 GB/s (BENCHMARKS.md). For Apple's GPUs
+/// an assumption: about two thirds of the arithmetic throughput that the manufacturer states,
+/// divided by the memory bandwidth.
 const CPU_MACS_PER_BYTE: f64 = 4.0;
 const GPU_MACS_PER_BYTE: f64 = 12.0;
 
-/// Tokens of a prompt that are computed together.
+/// Number of prompt tokens that are computed together.
 const CHUNK_TOKENS: f64 = 512.0;
 
-/// What placements are compared by: a conversation's turn.
+/// The request for which placements are compared: one turn of a conversation.
 const USUAL_PROMPT_TOKENS: f64 = 1000.0;
 const USUAL_ANSWER_TOKENS: f64 = 300.0;
 
-/// Bytes of an element of a sum.
+/// Size in bytes of an element in an all-reduce.
 const SUM_BYTES: f64 = 4.0;
 
-/// What joins two machines.
+/// The kind of connection between two machines.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum LinkKind {
-    /// They are one machine.
+    /// Both are the same machine.
     Loopback,
     /// RDMA over Thunderbolt.
     Rdma,
@@ -44,29 +46,29 @@ pub enum LinkKind {
 /// Where a link's numbers come from.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum LinkSource {
-    /// It was measured.
+    /// A measurement.
     Measured,
-    /// What is usual for its kind.
+    /// The usual values for its kind.
     Usual,
 }
 
-/// The speed between two machines.
+/// The speed of the connection between two machines.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// What joins them.
+    /// Kind of the connection.
     pub kind: LinkKind,
     /// Time of a small exchange, in microseconds.
     pub latency_us: f64,
-    /// Speed of a large one.
+    /// Bandwidth for a large exchange.
     pub bytes_per_s: f64,
     /// Where the numbers come from.
     pub source: LinkSource,
 }
 
 impl Link {
-    /// What is usual. Loopback: BENCHMARKS.md. RDMA: mlx-jaccl-cluster's measurement of two M4 Pro. TCP over
-    /// Thunderbolt: 10 to 20 Gbit/s in practice, and the 300 µs that Apple's TN3205 is quoted with.
-    /// Ethernet: one Gbit/s.
+    /// Returns the usual values of a kind. Loopback: BENCHMARKS.md. RDMA: mlx-jaccl-cluster's
+    /// measurement of two M4 Pro. TCP over Thunderbolt: 10 to 20 Gbit/s in practice, and a latency
+    /// of 300 µs, which is attributed to Apple's TN3205. Ethernet: one Gbit/s.
     pub fn usual(kind: LinkKind) -> Link {
         let (latency_us, bytes_per_s) = match kind {
             LinkKind::Loopback => (12.5, 1.78e9),
@@ -78,15 +80,15 @@ impl Link {
     }
 }
 
-/// The speed between any two of some machines.
+/// The links between any two of a number of machines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Links {
-    /// `rows[a][b]`, as many rows and columns as machines.
+    /// `rows[a][b]` is the link from a to b; as many rows and columns as machines.
     rows: Vec<Vec<Link>>,
 }
 
 impl Speed {
-    /// The time of a usual request, in seconds.
+    /// Returns the time of a usual request, in seconds.
     pub fn usual_request_s(&self) -> f64 {
         USUAL_PROMPT_TOKENS / self.prefill_tokens_per_s
             + USUAL_ANSWER_TOKENS / self.decode_tokens_per_s
@@ -94,41 +96,41 @@ impl Speed {
 }
 
 impl Links {
-    /// The usual link of a kind between any two, and loopback within each.
+    /// Creates links of one kind with their usual values, and loopback within each machine.
     pub fn usual(num_machines: usize, kind: LinkKind) -> Links {
         let link = |a, b| Link::usual(if a == b { LinkKind::Loopback } else { kind });
         let row = |a| (0..num_machines).map(|b| link(a, b)).collect();
         Links { rows: (0..num_machines).map(row).collect() }
     }
 
-    /// Puts in what is known of two machines, in both directions.
+    /// Sets the link between two machines, in both directions.
     ///
     /// # Panics
-    /// If there is no such machine.
+    /// If there is no machine of that index.
     pub fn set(&mut self, a: usize, b: usize, link: Link) {
         self.rows[a][b] = link;
         self.rows[b][a] = link;
     }
 
-    /// The link between two machines.
+    /// Returns the link between two machines.
     ///
     /// # Panics
-    /// If there is no such machine.
+    /// If there is no machine of that index.
     pub fn between(&self, a: usize, b: usize) -> Link {
         self.rows[a][b]
     }
 
-    /// Those of some of the machines.
+    /// Returns the links among some of the machines.
     ///
     /// # Panics
-    /// If there is no such machine.
+    /// If there is no machine of that index.
     pub fn among(&self, idxs: &[usize]) -> Links {
         let row = |&a: &usize| idxs.iter().map(|&b| self.rows[a][b]).collect();
         Links { rows: idxs.iter().map(row).collect() }
     }
 
-    /// The time in microseconds until each machine has sent so many bytes to every other one, one
-    /// after the other.
+    /// Returns the time in microseconds until each machine has sent `bytes` to every other one,
+    /// sequentially.
     fn exchange_us(&self, bytes: f64) -> f64 {
         let sent_us = |a: usize| {
             let others = (0..self.rows.len()).filter(|&b| b != a).map(|b| self.rows[a][b]);
@@ -139,18 +141,18 @@ impl Links {
     }
 }
 
-/// What to expect of one sequence at a time.
+/// The expected speed of one sequence at a time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speed {
-    /// Tokens per second while an answer is written, at half of the planned context.
+    /// Tokens per second while decoding, at half of the planned context.
     pub decode_tokens_per_s: f64,
-    /// Tokens per second while a prompt is read.
+    /// Tokens per second during prefill.
     pub prefill_tokens_per_s: f64,
-    /// The part of the time of decoding that ranks wait for each other, from 0 to 1.
+    /// Fraction of the decoding time that ranks wait for each other, from 0 to 1.
     pub decode_waiting: f64,
 }
 
-/// What to expect; none if a machine's memory has no known speed.
+/// Predicts the speed; `None` if the memory bandwidth of a machine is unknown.
 pub(super) fn predict(
     model: &ModelFacts,
     (nodes, split): (&[&NodeOffer], &Split),
@@ -187,14 +189,14 @@ pub(super) fn predict(
     })
 }
 
-/// Times of a token of an answer and of a chunk of a prompt.
+/// Times of one decoded token and of one chunk of a prompt.
 #[derive(Clone, Copy, Debug, Default)]
 struct Computing {
     decode_us: f64,
     prefill_us: f64,
 }
 
-/// All ranks compute at once, and wait for each other at every sum.
+/// Ranks compute at the same time and wait for each other at every all-reduce.
 fn tensor(model: &ModelFacts, ranks: &[Computing], links: &Links) -> (Computing, Computing) {
     let slowest = |time: fn(&Computing) -> f64| ranks.iter().map(time).fold(0.0, f64::max);
     let computing = Computing {
@@ -203,7 +205,8 @@ fn tensor(model: &ModelFacts, ranks: &[Computing], links: &Links) -> (Computing,
     };
     let sums = if 1 < ranks.len() { num_collectives(model) } else { 0.0 };
     let row_bytes = model.hidden_size as f64 * SUM_BYTES;
-    // Large sums are scattered and gathered: each rank sends its part twice to every other one.
+    // A large all-reduce is a reduce-scatter and an all-gather: each rank sends its part to every
+    // other rank twice.
     let part_bytes = 2.0 * CHUNK_TOKENS * row_bytes / ranks.len() as f64;
     let waiting = Computing {
         decode_us: sums * links.exchange_us(row_bytes),
@@ -212,7 +215,8 @@ fn tensor(model: &ModelFacts, ranks: &[Computing], links: &Links) -> (Computing,
     (computing, waiting)
 }
 
-/// Ranks compute a token one after the other, and parts of a prompt at once: the slowest decides.
+/// Ranks compute a decoded token one after the other, but chunks of a prompt at the same time, so
+/// that the slowest rank determines the speed.
 fn pipeline(model: &ModelFacts, ranks: &[Computing], links: &Links) -> (Computing, Computing) {
     let row_bytes = model.hidden_size as f64 * model.element_bytes as f64;
     let last = ranks.len() - 1;
@@ -230,12 +234,13 @@ fn pipeline(model: &ModelFacts, ranks: &[Computing], links: &Links) -> (Computin
     (computing, waiting)
 }
 
-/// The embedding's sum, two for each layer, the gathering of logits, the sum that tells the token.
+/// Counts the collectives of a step: the embedding's all-reduce, two for each layer, the gathering
+/// of logits, and the one that shares the sampled token.
 fn num_collectives(model: &ModelFacts) -> f64 {
     (2 * model.num_layers + 3) as f64
 }
 
-/// With what its scales take.
+/// Returns the bits per weight, including its share of scales and biases.
 fn bits_per_weight(model: &ModelFacts) -> f64 {
     match model.quantization {
         Some(format) => f64::from(format.bits) + 32.0 / f64::from(format.group_size.max(1)),

@@ -1,4 +1,4 @@
-//! Placements as properties, the table of published sizes, and the checkpoint that ships.
+//! Placements as properties, the table of published sizes, and the checkpoint in this repository.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::*;
 
 const GIB: u64 = 1 << 30;
 
-/// A dense model of these sizes, quantised or plain, without a file.
+/// Creates a dense model of these sizes without a file, quantised or not.
 fn dense(
     (hidden, inner, layers): (usize, usize, usize),
     (heads, kv_heads, head_dim): (usize, usize, usize),
@@ -17,7 +17,7 @@ fn dense(
 ) -> ModelFacts {
     let vocab = 32_000;
     let group = if bits < 16 { 64 } else { 1 };
-    // With a scale and a bias of two bytes for 64 weights.
+    // Including a scale and a bias of two bytes each for 64 weights.
     let half_bits = if bits < 16 { 2 * bits + 1 } else { 2 * bits };
     let bytes = |rows: usize, columns: usize| (rows * columns) as u64 * u64::from(half_bits) / 16;
     let part = |kind, cut, bytes| WeightPart { kind, cut, bytes };
@@ -119,9 +119,9 @@ fn a_refusal_says_what_is_missing_and_what_would_fit() {
     assert!(nobody.starts_with("there is no machine"), "{nobody}");
 }
 
-/// The largest models that two Macs hold at four bits, as mlx-lm-ring publishes it: memory of both
-/// together, and gigabytes of the checkpoint. macOS lets the GPU have three quarters; the last row
-/// needs a raised limit.
+/// The largest models that two Macs hold at four bits, as published by mlx-lm-ring: memory of both
+/// together, and size of the checkpoint, in gigabytes. macOS lets the GPU use three quarters; the
+/// last row needs a raised limit.
 const PUBLISHED: [(u64, u64, (u64, u64)); 4] =
     [(32, 24, (3, 4)), (48, 36, (3, 4)), (64, 48, (3, 4)), (128, 100, (4, 5))];
 
@@ -190,7 +190,7 @@ fn fast_links_make_parts_of_layers_worth_it_and_slow_ones_whole_layers() {
     assert_eq!(SplitKind::of(&wished.split), SplitKind::Tensor);
     let seconds = |placement: &Placement| placement.speed.unwrap().usual_request_s();
     assert!(seconds(&slow) < seconds(&wished));
-    // One machine has nothing to divide, whatever is wished.
+    // One machine has nothing to divide, whatever is requested.
     let wishes = Wishes { split: Some(SplitKind::Pipeline), ..context(4096) };
     let alone = place(&model, &nodes, &Links::usual(2, LinkKind::Rdma), wishes).unwrap();
     assert_eq!(alone.split, tensor(&[1]));
@@ -198,7 +198,7 @@ fn fast_links_make_parts_of_layers_worth_it_and_slow_ones_whole_layers() {
 
 #[test]
 fn whole_layers_fit_where_parts_do_not() {
-    // Keys and values of the only head would be on every machine.
+    // Every machine would hold the keys and values of the only head.
     let model = dense((1024, 1024, 12), (8, 1, 128), 4);
     let stages = dealing::needs(&model, &Split::Pipeline(vec![6, 6]), 100_000);
     let most = stages.iter().map(RankNeed::total).max().unwrap();
@@ -210,7 +210,8 @@ fn whole_layers_fit_where_parts_do_not() {
 
 #[test]
 fn small_shares_fit_where_finer_ones_do_not() {
-    // Six heads are dealt whole: shares in the proportion of these memories, however fine, do not fit.
+    // Six heads are never divided: shares in the proportion of these memories, however fine, do not
+    // fit.
     let model = dense((448, 896, 2), (6, 6, 128), 8);
     let wishes = || Wishes { split: Some(SplitKind::Tensor), ..context(769) };
     let needs = dealing::needs(&model, &tensor(&[8, 3, 1]), 769);
@@ -296,7 +297,8 @@ fn models() -> impl Strategy<Value = ModelFacts> {
     )
 }
 
-/// Bytes that one rank more or less of any cut may weigh, and what every rank takes beside.
+/// Returns how many bytes a part may deviate because cuts are made at whole units, plus what every
+/// rank needs anyway.
 fn largest_units(model: &ModelFacts, tokens: u32) -> u64 {
     let kv = u64::from(tokens.next_multiple_of(256)) * model.kv_bytes_per_token() / 4 * 5;
     let heads = model.heads.unwrap();
@@ -322,7 +324,7 @@ proptest! {
         if shares.len() <= model.heads.unwrap().kv_heads {
             prop_assert_eq!(held, once);
         } else {
-            // More ranks than key-value heads hold some of these several times.
+            // If there are more ranks than key-value heads, several ranks hold the same ones.
             let keys = model.parts.iter().find(|part| part.cut == PartCut::Keys).unwrap().bytes;
             prop_assert!((once..=once + num_ranks * keys).contains(&held));
         }
@@ -337,7 +339,7 @@ proptest! {
         total_percent in 60_u64..180,
         tokens in 1_u32..2000,
     ) {
-        // Memory around what is needed, divided at random.
+        // Memory close to what is needed, divided at random.
         let alone = dealing::needs(&model, &tensor(&[1]), tokens)[0];
         let fixed = alone.overhead_bytes - alone.kv_bytes / 4 + model.replicated_bytes();
         let cut = alone.total() - fixed;

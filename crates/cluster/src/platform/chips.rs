@@ -1,7 +1,7 @@
-//! Speed of the memory of Apple's chips, as Apple states it.
+//! Memory bandwidth of Apple's chips, as Apple states it.
 
-/// Gigabytes per second by family, with the figures of Apple's announcements. Where a chip was sold
-/// with two speeds the slower is given, and named.
+/// Gigabytes per second by chip, from Apple's announcements. If a chip was sold with two
+/// bandwidths, the lower one is listed and a comment states the other.
 const CHIPS: [(&str, u64); 18] = [
     ("Apple M1 Ultra", 800),
     ("Apple M1 Max", 400),
@@ -12,21 +12,21 @@ const CHIPS: [(&str, u64); 18] = [
     ("Apple M2 Pro", 200),
     ("Apple M2", 100),
     ("Apple M3 Ultra", 819),
-    // 400 with 16 cores.
+    // 400 with 16 CPU cores.
     ("Apple M3 Max", 300),
     ("Apple M3 Pro", 150),
     ("Apple M3", 100),
-    // 546 with 16 cores.
+    // 546 with 16 CPU cores.
     ("Apple M4 Max", 410),
     ("Apple M4 Pro", 273),
     ("Apple M4", 120),
-    // 614 with the GPU of 40 cores.
+    // 614 with the 40-core GPU.
     ("Apple M5 Max", 460),
     ("Apple M5 Pro", 307),
     ("Apple M5", 153),
 ];
 
-/// Speed of the memory in bytes per second, if the chip is known.
+/// Returns the memory bandwidth in bytes per second, if the chip is known.
 pub fn memory_bytes_per_s(chip: &str, cores: u32) -> Option<u64> {
     let gb_per_s = match (chip, cores) {
         ("Apple M3 Max", 16) => 400,

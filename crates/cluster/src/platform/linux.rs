@@ -1,4 +1,4 @@
-//! Linux: text files under `/proc`, and `ip`.
+//! Linux: parses the text files under `/proc`, and the output of `ip`.
 
 mod network;
 
@@ -13,14 +13,15 @@ use crate::probe::{Sections, facts_here};
 use crate::process::Child;
 use crate::report::NodeReport;
 
-/// When a process began, in ticks since the system did, if it runs.
+/// Returns when a process started, in ticks since boot; `None` if it does not run.
 pub fn process_began(pid: u32) -> Option<String> {
     parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Reads `/proc/PID/stat`: field 22. One that has ended and is not yet buried is another than any.
+/// Parses the start time in `/proc/PID/stat` (field 22). A zombie gets a value that equals no start
+/// time.
 fn parse_stat(text: &str) -> Option<String> {
-    // The name of the program, in parentheses, may hold anything.
+    // The program's name, in parentheses, may contain any character.
     let (_, fields) = text.rsplit_once(')')?;
     let mut fields = fields.split_whitespace();
     match fields.next()? {
@@ -57,7 +58,7 @@ fn is_unexecuted_child(stat: &str, parent: u32, began_before: Duration) -> bool 
     const FORKED_ONLY: u64 = 0x40;
     /// Ticks per second of the times in `/proc` (`USER_HZ`).
     const TICKS_PER_S: u32 = 100;
-    // The name of the program, in parentheses, may hold anything; the state follows it.
+    // The program's name, in parentheses, may contain any character; the state follows it.
     let Some((_, fields)) = stat.rsplit_once(')') else { return false };
     let fields: Vec<&str> = fields.split_whitespace().collect();
     let number = |idx: usize| fields.get(idx)?.parse::<u64>().ok();
@@ -68,23 +69,23 @@ fn is_unexecuted_child(stat: &str, parent: u32, began_before: Duration) -> bool 
     its_parent == u64::from(parent) && flags & FORKED_ONLY != 0 && began <= began_before
 }
 
-/// This machine's memory, if `/proc` tells.
+/// Returns this machine's memory, if `/proc` reports it.
 pub fn memory() -> Option<MachineMemory> {
     parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 
-/// How this machine's memory is. The kernel's own figures of stalls are not asked: they count what waits
-/// for files that are read again as well.
+/// Returns the state of this machine's memory. The kernel's pressure stall information is not used,
+/// because it also counts waiting for file pages that are read again.
 pub fn pressure() -> Option<MemoryPressure> {
     Some(MemoryPressure { memory: memory()?, told: None })
 }
 
-/// This machine.
+/// Returns the facts of this machine.
 pub fn facts() -> NodeFacts {
     super::facts_of(&facts_here())
 }
 
-/// Reads a machine's facts, but for its name.
+/// Parses a machine's facts, except for its host name.
 pub fn facts_of(sections: &Sections) -> NodeFacts {
     let mut words = sections.text("uname").split_whitespace();
     let (system, release) = (words.next().unwrap_or("?"), words.next().unwrap_or("?"));
@@ -120,18 +121,18 @@ pub fn facts_of(sections: &Sections) -> NodeFacts {
     }
 }
 
-/// Servers do not sleep by themselves.
+/// Does nothing: servers do not go to sleep by themselves.
 pub fn keep_awake() -> Option<Child> {
     None
 }
 
-/// The hottest of the kernel's thermal zones, which are told in thousandths of a degree.
+/// Returns the hottest of the kernel's thermal zones, which are in thousandths of a degree.
 fn hottest(zones: &str) -> Option<String> {
     let hottest = zones.split_whitespace().filter_map(|zone| zone.parse::<i64>().ok()).max()?;
     Some(format!("{} °C", hottest / 1000))
 }
 
-/// Adds what else the machine was asked.
+/// Adds the sections that are not facts to a report.
 pub(super) fn add_report(sections: &Sections, report: &mut NodeReport) {
     report.routes = network::ip_route(sections.text("ip_route"));
     if report.routes.is_empty() {
@@ -145,11 +146,11 @@ pub(super) fn add_report(sections: &Sections, report: &mut NodeReport) {
     let mut listeners = network::ss(sections.text("ss"));
     listeners.extend(network::net_tcp(sections.any_text("net_tcp")));
     report.listeners = posix::merged(listeners);
-    // On Linux most are rightly missing: no findings.
+    // Most of these tools are normally absent on Linux, so they are not reported.
     report.missing_tools.retain(|tool| tool == "ps");
 }
 
-/// Reads `/proc/meminfo`.
+/// Parses `/proc/meminfo`.
 pub fn parse_meminfo(text: &str) -> Option<MachineMemory> {
     let bytes = |key: &str| -> Option<u64> {
         let line = text.lines().find_map(|line| line.strip_prefix(key))?;
@@ -159,14 +160,14 @@ pub fn parse_meminfo(text: &str) -> Option<MachineMemory> {
     Some(MachineMemory { total_bytes: bytes("MemTotal:")?, free_bytes: bytes("MemAvailable:")? })
 }
 
-/// Reads the processor's name and the number of logical cores from `/proc/cpuinfo`.
+/// Parses the processor's name and the number of logical cores from `/proc/cpuinfo`.
 fn parse_cpuinfo(text: &str) -> (String, u32) {
     let cores = text.lines().filter(|line| line.starts_with("processor")).count();
     let fields: BTreeMap<&str, &str> = text
         .lines()
         .filter_map(|line| line.split_once(':').map(|(key, value)| (key.trim(), value.trim())))
         .collect();
-    // x86 has a name; ARM has one on some boards only, else numbers of maker and part.
+    // x86 has a name; ARM has one on some boards only, otherwise numbers of implementer and part.
     let name = ["model name", "Model", "Hardware"].iter().find_map(|key| fields.get(key).copied());
     let part = || match (fields.get("CPU implementer"), fields.get("CPU part")) {
         (Some(maker), Some(part)) => format!("ARM {maker} {part}"),

@@ -1,5 +1,5 @@
-//! macOS: `sysctl`, `vm_stat`, `sw_vers`, and in submodules its tools for networks, Thunderbolt,
-//! RDMA and power.
+//! macOS: parses `sysctl`, `vm_stat` and `sw_vers`, and in submodules the output of its tools for
+//! networks, Thunderbolt, RDMA and power.
 
 mod network;
 mod power;
@@ -19,30 +19,30 @@ use crate::report::{MacReport, NodeReport, Version};
 
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// When a process began, as `ps` prints it, if it runs.
+/// Returns when a process started, as `ps` prints it; `None` if it does not run.
 pub fn process_began(pid: u32) -> Option<String> {
     let args = ["-o", "lstart=", "-p", &pid.to_string()];
     let printed = output_of("ps", &args, COMMAND_TIMEOUT).ok()?;
     Some(printed.trim().to_owned()).filter(|began| !began.is_empty())
 }
 
-/// Kills nothing and returns nothing: the kernel creates a process and executes its program in one
-/// call there, so no child exists before its program.
+/// Does nothing and returns nothing: macOS creates a process and executes its program in one call,
+/// so that no child exists before its program.
 pub fn kill_unexecuted_children(_age: Duration) -> Vec<u32> {
     Vec::new()
 }
 
-/// Keeps this Mac from sleeping while the child lives, or this process, whichever ends first. Without
-/// it an idle Mac's RDMA ports go down.
+/// Keeps this Mac awake while both the returned child and this process live. Otherwise the RDMA
+/// ports of an idle Mac go down.
 pub fn keep_awake() -> Option<Child> {
     let mut spawn = Spawn::new("/usr/bin/caffeinate", "caffeinate");
     let pid = std::process::id().to_string();
     spawn.args = ["-i", "-m", "-s", "-w", &pid].map(OsString::from).to_vec();
-    // One that is not there leaves the Mac as it is set.
+    // If `caffeinate` cannot be started, the Mac's own sleep settings stay in effect.
     spawn.start().ok()
 }
 
-/// What `pmset -g therm` says: a limit of the processor's speed, or that there is none.
+/// Parses `pmset -g therm`: the limit of the processor's speed, or that there is none.
 fn thermal(text: &str) -> Option<String> {
     let limit = text.lines().find_map(|line| line.trim().strip_prefix("CPU_Speed_Limit"));
     match limit.and_then(|it| it.trim_start_matches([' ', '=', '\t']).trim().parse::<u32>().ok()) {
@@ -52,8 +52,8 @@ fn thermal(text: &str) -> Option<String> {
     }
 }
 
-/// This machine's memory, if the commands tell. The GPU may wire at most `iogpu.wired_limit_mb`
-/// of it, or about three quarters where that is 0 (Apple's default).
+/// Returns this machine's memory, if the commands report it. The GPU may wire at most
+/// `iogpu.wired_limit_mb` of it, or about three quarters if that is 0 (Apple's default).
 pub fn memory() -> Option<MachineMemory> {
     let total = output_of("sysctl", &["-n", "hw.memsize"], COMMAND_TIMEOUT).ok()?;
     let wired_limit = output_of("sysctl", &["-n", "iogpu.wired_limit_mb"], COMMAND_TIMEOUT);
@@ -61,7 +61,7 @@ pub fn memory() -> Option<MachineMemory> {
     parse(&total, wired_limit.as_deref().unwrap_or("0"), &pages)
 }
 
-/// How this machine's memory is.
+/// Returns the state of this machine's memory.
 pub fn pressure() -> Option<MemoryPressure> {
     let args = ["-n", "kern.memorystatus_vm_pressure_level"];
     let level = output_of("sysctl", &args, COMMAND_TIMEOUT);
@@ -69,7 +69,8 @@ pub fn pressure() -> Option<MemoryPressure> {
     Some(MemoryPressure { memory: memory()?, told })
 }
 
-/// Reads the level of `kern.memorystatus_vm_pressure_level`, as `DISPATCH_MEMORYPRESSURE_*` numbers them.
+/// Parses the level of `kern.memorystatus_vm_pressure_level`, numbered as
+/// `DISPATCH_MEMORYPRESSURE_*`.
 fn parse_pressure_level(text: &str) -> Option<PressureTier> {
     match text.trim() {
         "1" => Some(PressureTier::Normal),
@@ -79,12 +80,12 @@ fn parse_pressure_level(text: &str) -> Option<PressureTier> {
     }
 }
 
-/// This machine.
+/// Returns the facts of this machine.
 pub fn facts() -> NodeFacts {
     super::facts_of(&facts_here())
 }
 
-/// Reads a machine's facts, but for its name.
+/// Parses a machine's facts, except for its host name.
 pub fn facts_of(sections: &Sections) -> NodeFacts {
     let sysctl = sections.any_text("sysctl");
     let value = |key: &str| field(sysctl, key).unwrap_or_default();
@@ -117,7 +118,7 @@ pub fn facts_of(sections: &Sections) -> NodeFacts {
     }
 }
 
-/// Adds what else the machine was asked.
+/// Adds the sections that are not facts to a report.
 pub(super) fn add_report(sections: &Sections, report: &mut NodeReport) {
     let (version, build) = system_version(sections.text("sw_vers"));
     let hardware_ports = network::hardware_ports(sections.text("hardware_ports"));
@@ -148,23 +149,23 @@ pub(super) fn add_report(sections: &Sections, report: &mut NodeReport) {
     report.listeners = posix::merged(listeners);
 }
 
-/// The value of `key: value`, with or without blanks.
+/// Returns the value of `key` in a line `key: value`; blanks around it are removed.
 fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim)
 }
 
-/// Version and build from `sw_vers`.
+/// Parses version and build from `sw_vers`.
 fn system_version(text: &str) -> (Option<Version>, String) {
     let version = field(text, "ProductVersion").and_then(Version::parse);
     (version, field(text, "BuildVersion").unwrap_or_default().to_owned())
 }
 
-/// Memory that cannot be paged out, from `vm_stat`.
+/// Returns the wired memory from `vm_stat`: memory that cannot be paged out.
 fn wired_bytes(vm_stat: &str) -> Option<u64> {
     Some(pages(vm_stat, "Pages wired down:")? * page_bytes(vm_stat)?)
 }
 
-/// Reads the three commands' outputs.
+/// Combines the outputs of the three commands.
 pub fn parse(memsize: &str, wired_limit_mb: &str, vm_stat: &str) -> Option<MachineMemory> {
     let total_bytes: u64 = memsize.trim().parse().ok()?;
     let gpu_bytes = match wired_limit_mb.trim().parse::<u64>().ok()? {
@@ -175,7 +176,8 @@ pub fn parse(memsize: &str, wired_limit_mb: &str, vm_stat: &str) -> Option<Machi
     Some(MachineMemory { total_bytes, free_bytes })
 }
 
-/// Free, inactive, speculative and purgeable pages: what the system gives without swapping.
+/// Returns the free, inactive, speculative and purgeable memory, which the system can give out
+/// without swapping.
 fn parse_vm_stat(text: &str) -> Option<u64> {
     let free = pages(text, "Pages free:")?
         + pages(text, "Pages inactive:")?
@@ -223,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_mac_that_is_too_hot_says_so() {
-        // The form of `pmset -g therm`; on Apple silicon without the limits.
+        // The format of `pmset -g therm`; Apple silicon prints no limits.
         let cool = "Note: No thermal warning level has been recorded\n\
                     Note: No performance warning level has been recorded\n";
         let hot = "CPU Power notify\n\tCPU_Scheduler_Limit \t= 100\n\tCPU_Speed_Limit \t= 80\n";

@@ -1,8 +1,8 @@
-//! What both systems tell in the same words.
+//! Parsers for output that is the same on both systems.
 
 use crate::report::{Listener, Process};
 
-/// Reads `ps -axo pid=,ppid=,rss=,command=`.
+/// Parses `ps -axo pid=,ppid=,rss=,command=`.
 pub(super) fn engines(text: &str) -> Vec<Process> {
     let lines = text.lines().filter_map(|line| {
         let mut rest = line;
@@ -20,24 +20,24 @@ pub(super) fn engines(text: &str) -> Vec<Process> {
             command,
         })
     });
-    // The shell that filters is no engine, whatever it was told to look for.
+    // Excludes the shell and the `grep` that searched, whose command lines contain the patterns.
     lines
         .filter(|it| !it.command.starts_with("sh -c ") && !it.command.contains("grep -E"))
         .collect()
 }
 
-/// Reads the fourth column of `df -Pk`.
+/// Parses the fourth column of `df -Pk`: the free space, in bytes.
 pub(super) fn disk_free(text: &str) -> Option<u64> {
     let kib: u64 = text.lines().nth(1)?.split_whitespace().nth(3)?.parse().ok()?;
     Some(kib * 1024)
 }
 
-/// Reads `jackalope 0.1.0`.
+/// Parses `jackalope 0.1.0`.
 pub(super) fn jackalope_version(text: &str) -> Option<String> {
     Some(text.trim().strip_prefix("jackalope ")?.to_owned())
 }
 
-/// Reads the definitions of MLX's `version.h`.
+/// Parses the definitions in MLX's `version.h`.
 pub(super) fn mlx_version(text: &str) -> Option<String> {
     let number = |name: &str| {
         let sign = format!("MLX_VERSION_{name} ");
@@ -46,7 +46,8 @@ pub(super) fn mlx_version(text: &str) -> Option<String> {
     Some(format!("{}.{}.{}", number("MAJOR")?, number("MINOR")?, number("PATCH")?))
 }
 
-/// Reads `lsof -nP -iTCP -sTCP:LISTEN`, which without privileges lists the user's own programs.
+/// Parses `lsof -nP -iTCP -sTCP:LISTEN`, which without privileges lists only the user's own
+/// programs.
 pub(super) fn lsof(text: &str) -> Vec<Listener> {
     let lines = text.lines().skip(1).filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -57,7 +58,7 @@ pub(super) fn lsof(text: &str) -> Vec<Listener> {
     lines.collect()
 }
 
-/// One line for each port: the one that names its program.
+/// Keeps one entry for each port, preferably one with a program.
 pub(super) fn merged(mut all: Vec<Listener>) -> Vec<Listener> {
     all.sort_by_key(|it| (it.port, it.pid.is_none()));
     all.dedup_by_key(|it| it.port);

@@ -1,42 +1,43 @@
-//! How short of memory a machine is: what its system says, and how much is left.
+//! How short of memory a machine is, from the system's own assessment and from the free memory.
 
 use jackalope_protocol::PressureTier;
 use serde::{Deserialize, Serialize};
 
 use super::MachineMemory;
 
-/// A machine is short of memory once less than one part in so many of what is installed is left …
+/// A machine is short of memory if less than this fraction of the installed memory is free …
 const WARN_PART: u64 = 16;
-/// … and critically short once it is less than one part in so many.
+/// … and critically short if less than this fraction is free.
 const CRITICAL_PART: u64 = 32;
 
-/// However much is installed, this is enough …
+/// Whatever is installed, this much free memory is enough …
 const WARN_BYTES_MAX: u64 = 1 << 30;
-/// … and this is not critical.
+/// … and this much is not critical.
 const CRITICAL_BYTES_MAX: u64 = 512 << 20;
 
-/// What a machine says when it is asked how its memory is.
+/// The state of a machine's memory.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct MemoryPressure {
-    /// What there is.
+    /// Installed and free memory.
     pub memory: MachineMemory,
-    /// What the system itself makes of it, where it does. macOS does: there what is left says little,
+    /// The system's own assessment, if it makes one. macOS does; there the free memory says little,
     /// because a loaded model stays wired.
     pub told: Option<PressureTier>,
 }
 
-/// What counts as short, where a person says so.
+/// Limits below which memory counts as short, if the user sets them.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct PressureLimits {
-    /// With less than this left, memory is short.
+    /// Memory is short if less than this is free.
     pub warn_bytes: Option<u64>,
-    /// With less than this left, it is critical.
+    /// Memory is critically short if less than this is free.
     pub critical_bytes: Option<u64>,
 }
 
 impl MemoryPressure {
-    /// How short of memory the machine is. A person's limits count beside what the system says; without
-    /// either, parts of the memory do.
+    /// Returns how short of memory the machine is: the worse of the system's assessment and of what
+    /// the limits say. A limit that is not set defaults to a fraction of the memory, or to none if
+    /// the system makes an assessment.
     pub fn tier(&self, limits: PressureLimits) -> PressureTier {
         let MachineMemory { total_bytes, free_bytes } = self.memory;
         let usual = |part: u64, most: u64| match self.told {

@@ -1,39 +1,39 @@
-//! Reads what the scripts print.
+//! Parses the output of the scripts.
 
 use std::collections::BTreeMap;
 
 use super::{Echo, ModelFile};
 
-/// What the tools of a script said, by the sections' names.
+/// The output of a script, by the names of its sections.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Sections(BTreeMap<String, Section>);
 
-/// What one tool said.
+/// The output of one tool.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Section {
-    /// Its output and its errors.
+    /// Its standard output and standard error.
     pub text: String,
-    /// How it ended.
+    /// How the tool ended.
     pub ending: Ending,
 }
 
 /// How a tool ended.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub enum Ending {
-    /// With this status.
+    /// The tool ended with this status.
     Status(i32),
-    /// It was killed because it took too long.
+    /// The tool was killed because it took too long.
     Stuck,
-    /// There is no such tool: its name.
+    /// There is no tool of this name.
     Missing(String),
-    /// The script was cut off.
+    /// The script's output ends before the tool's end.
     #[default]
     CutOff,
 }
 
 impl Sections {
-    /// Reads a script's output. What stands before the first marker (a server's greeting) is
-    /// passed over.
+    /// Parses a script's output. Text before the first marker, such as a server's greeting, is
+    /// skipped.
     pub fn parse(text: &str) -> Sections {
         let mut sections = BTreeMap::new();
         for piece in text.split("\n@@section ").skip(1) {
@@ -43,28 +43,28 @@ impl Sections {
         Sections(sections)
     }
 
-    /// One section.
+    /// Returns a section.
     pub fn get(&self, name: &str) -> Option<&Section> {
         self.0.get(name)
     }
 
-    /// What a tool said, if it ended well; else nothing.
+    /// Returns the output of a tool that ended with status 0, and an empty text otherwise.
     pub fn text(&self, name: &str) -> &str {
         let section = self.get(name).filter(|it| it.ending == Ending::Status(0));
         section.map_or("", |it| &it.text)
     }
 
-    /// What a tool said, however it ended.
+    /// Returns the output of a tool, however the tool ended.
     pub fn any_text(&self, name: &str) -> &str {
         self.get(name).map_or("", |it| &it.text)
     }
 
-    /// True if the tool is not there.
+    /// Returns true if the tool is not installed.
     pub fn is_missing(&self, name: &str) -> bool {
         self.get(name).is_none_or(|it| matches!(it.ending, Ending::Missing(_)))
     }
 
-    /// The sections and their names.
+    /// Returns the sections with their names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Section)> {
         self.0.iter().map(|(name, section)| (name.as_str(), section))
     }
@@ -72,7 +72,7 @@ impl Sections {
 
 impl Section {
     fn parse(rest: &str) -> Section {
-        // The last marker, so that a tool may print what it likes.
+        // Searches for the last marker, because the tool's output may contain anything.
         let rest = rest.trim_end();
         let start = rest.rfind("@@status ").or_else(|| rest.rfind("@@missing "));
         let Some(start) = start else {
@@ -81,7 +81,7 @@ impl Section {
         let (text, marker) = rest.split_at(start);
         let ending = match marker.split_once(' ') {
             Some(("@@status", status)) => match status.trim().parse() {
-                // 128 and SIGKILL, which only the guard sends.
+                // 128 plus SIGKILL, which only the time limit sends.
                 Ok(137) => Ending::Stuck,
                 Ok(status) => Ending::Status(status),
                 Err(_) => Ending::CutOff,
@@ -93,7 +93,7 @@ impl Section {
     }
 }
 
-/// Reads the list of a model's files; `None` if there is no such folder.
+/// Parses the list of a model's files; `None` if there is no such folder.
 pub(super) fn model_files(text: &str) -> Option<Vec<ModelFile>> {
     let (_, list) = text.split_once("@@folder\n")?;
     let files = list.lines().filter_map(|line| {
@@ -105,7 +105,7 @@ pub(super) fn model_files(text: &str) -> Option<Vec<ModelFile>> {
     Some(files.collect())
 }
 
-/// Reads the output of `ping` on macOS and on Linux.
+/// Parses the output of `ping` on macOS and on Linux.
 pub(super) fn echo(section: Option<&Section>) -> Echo {
     let Some(section) = section else { return Echo::Untried };
     if matches!(section.ending, Ending::Missing(_)) {

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::record::Recorded;
 
-/// What a program of ours does.
+/// The kind of a program of ours.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProgramKind {
@@ -12,7 +12,7 @@ pub enum ProgramKind {
     Serve,
     /// Starts and supervises the ranks of its machine.
     Agent,
-    /// Computes.
+    /// Computes a part of the model.
     Rank,
 }
 

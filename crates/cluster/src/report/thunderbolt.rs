@@ -1,10 +1,10 @@
-//! Thunderbolt ports and the RDMA devices on them.
+//! Thunderbolt ports and their RDMA devices.
 
 use std::net::Ipv6Addr;
 
 use serde::Serialize;
 
-/// How fast a Thunderbolt port is. RDMA needs the fifth.
+/// The generation of a Thunderbolt port. RDMA needs Thunderbolt 5.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Generation {
@@ -14,17 +14,18 @@ pub enum Generation {
     Five,
 }
 
-/// What a cable usually carries, in bits per second, one way.
+/// The usual throughput of a cable in one direction, in bits per second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ExpectedSpeed {
-    /// The lower end of what is usual.
+    /// Lower end of the usual range.
     pub least_bits_per_s: f64,
-    /// The upper end.
+    /// Upper end of the usual range.
     pub most_bits_per_s: f64,
 }
 
 impl ExpectedSpeed {
-    /// True if `bits_per_s` is so little that something must be wrong: less than half of what is usual.
+    /// Returns true if `bits_per_s` is so low that something must be wrong: less than half of the
+    /// lower end.
     pub fn is_missed_by(&self, bits_per_s: f64) -> bool {
         bits_per_s < self.least_bits_per_s / 2.0
     }
@@ -33,50 +34,51 @@ impl ExpectedSpeed {
 /// A Mac's own Thunderbolt port.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct ThunderboltPort {
-    /// Number of the socket in the case: the `2` of `Thunderbolt 2`.
+    /// Number of the receptacle in the case: the `2` of `Thunderbolt 2`.
     pub receptacle: u32,
     /// Its network interface.
     pub interface: Option<String>,
-    /// Names this port to the other end of a cable.
+    /// Domain UUID, which identifies this port to the other end of a cable.
     pub domain_uuid: String,
-    /// The other end, if that is a computer.
+    /// Domain UUID of the other end, if that is a computer.
     pub peer_uuid: Option<String>,
-    /// What is plugged in, in its own words.
+    /// Name that the attached device reports.
     pub attached: Option<String>,
     /// Speed of the link in bits per second, if something is plugged in.
     pub link_bits_per_s: Option<u64>,
-    /// What the port can do, as far as it tells: a connected port only tells of its link.
+    /// Generation of the port, if known: a connected port reports only the speed of its link.
     pub generation: Option<Generation>,
 }
 
 /// A network port, as `networksetup` names it.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct HardwarePort {
-    /// `Thunderbolt 2`, `Wi-Fi`.
+    /// Name, such as `Thunderbolt 2` or `Wi-Fi`.
     pub name: String,
-    /// `en3`.
+    /// Interface, such as `en3`.
     pub interface: String,
 }
 
 /// An RDMA device.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct RdmaDevice {
-    /// `rdma_en3`.
+    /// Name, such as `rdma_en3`.
     pub name: String,
-    /// `PORT_ACTIVE`, `PORT_DOWN`; `None` where `ibv_devinfo` did not tell.
+    /// State: `PORT_ACTIVE`, `PORT_DOWN`; `None` if `ibv_devinfo` did not report it.
     pub state: Option<String>,
-    /// Its addresses, as far as `ibv_devinfo -v` tells.
+    /// GIDs, if `ibv_devinfo -v` lists them.
     pub gids: Vec<Ipv6Addr>,
 }
 
 impl Generation {
-    /// What a port is that offers so many bits per second.
+    /// Returns the generation of a port with this speed.
     pub fn of_speed(bits_per_s: u64) -> Generation {
-        // Thunderbolt 4 and USB4 end at 40 Gbit/s.
+        // Thunderbolt 4 and USB4 reach at most 40 Gbit/s.
         if bits_per_s > 40_000_000_000 { Generation::Five } else { Generation::Four }
     }
 
-    /// What a chip's own ports are, from Apple's specifications of the Macs that have it.
+    /// Returns the generation of a chip's own ports, from Apple's specifications of the Macs that
+    /// have it.
     pub fn of_chip(chip: &str) -> Option<Generation> {
         const FIVE: [&str; 6] = ["M3 Ultra", "M4 Pro", "M4 Max", "M5 Pro", "M5 Max", "M5 Ultra"];
         const FOUR: [&str; 13] = [
@@ -91,22 +93,22 @@ impl Generation {
         }
     }
 
-    /// What a cable between two such ports carries, beside what it could: 40 Gbit/s, or 80. None where
-    /// there is no such transport: RDMA needs the fifth.
+    /// Returns the usual throughput of a cable between two such ports, which is lower than the
+    /// nominal 40 or 80 Gbit/s. `None` if the transport is not supported: RDMA needs Thunderbolt 5.
     pub fn expected(self, over_rdma: bool) -> Option<ExpectedSpeed> {
         let usual = |least: f64, most: f64| ExpectedSpeed {
             least_bits_per_s: least * 1e9,
             most_bits_per_s: most * 1e9,
         };
         match (self, over_rdma) {
-            // TCP over Thunderbolt's network interfaces is bound by the system, not by the cable.
+            // TCP over Thunderbolt is limited by the operating system, not by the cable.
             (_, false) => Some(usual(10.0, 20.0)),
             (Generation::Five, true) => Some(usual(50.0, 80.0)),
             (Generation::Four, true) => None,
         }
     }
 
-    /// What people call it.
+    /// Returns the name of the generation.
     pub fn name(self) -> &'static str {
         match self {
             Generation::Four => "Thunderbolt 4",
@@ -116,17 +118,17 @@ impl Generation {
 }
 
 impl RdmaDevice {
-    /// True if the cable and the other end are up.
+    /// Returns true if the cable and the other end are up.
     pub fn is_active(&self) -> bool {
         self.state.as_deref() == Some("PORT_ACTIVE")
     }
 
-    /// `en3`, the network interface of the same port.
+    /// Returns the network interface of the same port, such as `en3`.
     pub fn interface(&self) -> &str {
         self.name.strip_prefix("rdma_").unwrap_or(&self.name)
     }
 
-    /// True if it has an address of the kind that JACCL looks for.
+    /// Returns true if it has an IPv4-mapped GID, which JACCL needs.
     pub fn has_ipv4_gid(&self) -> bool {
         self.gids.iter().any(|gid| gid.to_ipv4_mapped().is_some())
     }

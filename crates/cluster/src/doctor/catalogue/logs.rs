@@ -1,10 +1,10 @@
-//! What logs of ranks and of MLX's own transports say, and what it means.
+//! Errors in the logs of ranks and of MLX's own transports.
 
 use super::{Entry, entries};
 use crate::doctor::Severity;
 
 entries! { LOGS:
-    /// EBUSY.
+    /// The RDMA device is busy (EBUSY).
     RDMA_BUSY = Entry {
         code: "rdma-busy",
         severity: Severity::Error,
@@ -14,7 +14,7 @@ entries! { LOGS:
         signs: &["errno 16", "EBUSY", "Resource busy", "Device or resource busy"],
         origin: "TS-14",
     };
-    /// No protection domain.
+    /// The RDMA device provides no protection domain.
     PROTECTION_DOMAIN = Entry {
         code: "protection-domain",
         severity: Severity::Error,
@@ -24,7 +24,7 @@ entries! { LOGS:
         signs: &["Couldn't allocate protection domain", "Could not allocate protection domain"],
         origin: "TS-25",
     };
-    /// RTR with errno 22.
+    /// The queue pair's transition to RTR failed with errno 22.
     RTR_ERRNO_22 = Entry {
         code: "rtr-errno-22",
         severity: Severity::Error,
@@ -34,7 +34,7 @@ entries! { LOGS:
         signs: &["RTR failed with errno 22", "RTS failed with errno 22", "INIT failed with errno 22"],
         origin: "TS-26 DI-11",
     };
-    /// RTR with errno 60.
+    /// The queue pair's transition to RTR failed with errno 60.
     RTR_ERRNO_60 = Entry {
         code: "rtr-errno-60",
         severity: Severity::Error,
@@ -44,7 +44,7 @@ entries! { LOGS:
         signs: &["RTR failed with errno 60"],
         origin: "TS-26",
     };
-    /// RTR with errno 96.
+    /// The queue pair's transition to RTR failed with errno 96.
     RTR_ERRNO_96 = Entry {
         code: "rtr-errno-96",
         severity: Severity::Error,
@@ -54,7 +54,7 @@ entries! { LOGS:
         signs: &["errno 96"],
         origin: "TS-26",
     };
-    /// ENOMEM.
+    /// The RDMA device is out of memory (ENOMEM).
     RDMA_NO_MEMORY = Entry {
         code: "rdma-no-memory",
         severity: Severity::Error,
@@ -64,7 +64,7 @@ entries! { LOGS:
         signs: &["errno 12", "errno -12", "ENOMEM", "Register memory region failed"],
         origin: "TS-26",
     };
-    /// ENOTCONN.
+    /// A connection of an earlier run is used (ENOTCONN).
     CONNECTION_STALE = Entry {
         code: "connection-stale",
         severity: Severity::Error,
@@ -74,7 +74,7 @@ entries! { LOGS:
         signs: &["errno 57", "errno=57", "error: 57", "Socket is not connected"],
         origin: "TS-26",
     };
-    /// A rank failed, others tell.
+    /// Another rank failed first; this one only reports it.
     OTHER_RANK_FAILED = Entry {
         code: "other-rank-failed",
         severity: Severity::Error,
@@ -84,7 +84,7 @@ entries! { LOGS:
         signs: &["Recv failed with errno=2", "[ring] Receiving from socket"],
         origin: "TS-15",
     };
-    /// Connecting took too long.
+    /// Connecting to another rank took too long.
     CONNECT_TIMEOUT = Entry {
         code: "connect-timeout",
         severity: Severity::Error,
@@ -94,7 +94,7 @@ entries! { LOGS:
         signs: &["Couldn't connect (error", "errno 60", "errno=60", "[ring] Couldn't connect", "connect() failed after"],
         origin: "TS-03 TS-15 TS-16 TS-23",
     };
-    /// No route.
+    /// There is no route to another machine.
     NO_ROUTE = Entry {
         code: "no-route",
         severity: Severity::Error,
@@ -104,7 +104,7 @@ entries! { LOGS:
         signs: &["No route to host", "errno 65", "error: 65", "errno 113"],
         origin: "TS-15 TS-26",
     };
-    /// Batches differ.
+    /// Ranks of another server compute different batches.
     BATCH_DESYNC = Entry {
         code: "batch-desync",
         severity: Severity::Error,
@@ -114,7 +114,7 @@ entries! { LOGS:
         signs: &["BATCH DESYNC"],
         origin: "TS-21",
     };
-    /// A port is taken.
+    /// A port is already in use.
     ADDRESS_IN_USE = Entry {
         code: "address-in-use",
         severity: Severity::Error,
@@ -124,7 +124,7 @@ entries! { LOGS:
         signs: &["Address already in use", "errno 48", "errno 98", "EADDRINUSE"],
         origin: "TS-13 TS-05",
     };
-    /// Killed for memory.
+    /// The system ran out of memory.
     OUT_OF_MEMORY = Entry {
         code: "out-of-memory",
         severity: Severity::Error,
@@ -134,7 +134,7 @@ entries! { LOGS:
         signs: &["Killed: 9", "signal 9", "SIGKILL", "out of memory", "OutOfMemory", "oom-kill", "Attempting to allocate", "Insufficient Memory"],
         origin: "TOP-15 TS-05",
     };
-    /// The GPU's watchdog.
+    /// The GPU's watchdog ended a computation.
     GPU_TIMEOUT = Entry {
         code: "gpu-timeout",
         severity: Severity::Error,
@@ -144,7 +144,7 @@ entries! { LOGS:
         signs: &["Caused GPU Timeout", "CallbackErrorTimeout", "kIOGPUCommandBufferCallbackErrorTimeout"],
         origin: "TS-01 TS-03",
     };
-    /// What the ring cannot do.
+    /// MLX's ring does not support an operation.
     RING_LIMITS = Entry {
         code: "ring-limits",
         severity: Severity::Error,
@@ -154,7 +154,7 @@ entries! { LOGS:
         signs: &["[ring] sum_scatter not supported", "[ring] Group split not supported"],
         origin: "TS-09",
     };
-    /// No backend at all.
+    /// MLX found no usable backend.
     NO_BACKEND = Entry {
         code: "no-backend",
         severity: Severity::Error,
@@ -164,7 +164,7 @@ entries! { LOGS:
         signs: &["Couldn't initialize any backend", "You need to provide via environment variables a rank", "The only valid values for backend are"],
         origin: "TS-06 TS-22",
     };
-    /// A bad device file.
+    /// The file of RDMA devices is invalid.
     DEVICE_FILE = Entry {
         code: "device-file",
         severity: Severity::Error,
@@ -174,7 +174,7 @@ entries! { LOGS:
         signs: &["The device file should", "number of RDMA devices does not match hosts", "RDMA device of self should be null", "no RDMA device is listed for", "mlx_ibv_devices.json"],
         origin: "DI-09 TS-20 TOP-03",
     };
-    /// A model without pipeline.
+    /// The model does not support pipeline parallelism in mlx-lm.
     NO_PIPELINE = Entry {
         code: "no-pipeline",
         severity: Severity::Error,

@@ -1,10 +1,10 @@
-//! Memory, disks, processes, versions, clocks, models and power.
+//! Problems with memory, disks, processes, versions, clocks, models and power.
 
 use super::{Entry, entries};
 use crate::doctor::Severity;
 
 entries! { MACHINE:
-    /// Systems differ.
+    /// The machines run different versions of macOS.
     OS_VERSIONS_DIFFER = Entry {
         code: "os-versions-differ",
         severity: Severity::Warn,
@@ -14,7 +14,7 @@ entries! { MACHINE:
         signs: &[],
         origin: "TOP-08 CM-05",
     };
-    /// Versions of jackalope differ.
+    /// The machines have different versions of jackalope.
     VERSIONS_DIFFER = Entry {
         code: "versions-differ",
         severity: Severity::Error,
@@ -24,7 +24,7 @@ entries! { MACHINE:
         signs: &["version mismatch"],
         origin: "TOP-19 TS-02",
     };
-    /// Versions of libmlx differ.
+    /// The machines have different versions of libmlx.
     MLX_VERSIONS_DIFFER = Entry {
         code: "mlx-versions-differ",
         severity: Severity::Error,
@@ -44,7 +44,7 @@ entries! { MACHINE:
         signs: &[],
         origin: "DI-05",
     };
-    /// Memory is wired although nothing runs.
+    /// Memory is wired although no model runs.
     WIRED_MEMORY = Entry {
         code: "wired-memory",
         severity: Severity::Warn,
@@ -54,7 +54,7 @@ entries! { MACHINE:
         signs: &[],
         origin: "DI-06 TS-05",
     };
-    /// An engine runs already.
+    /// Another program that computes models is running.
     STALE_PROCESS = Entry {
         code: "stale-process",
         severity: Severity::Warn,
@@ -64,7 +64,7 @@ entries! { MACHINE:
         signs: &[],
         origin: "TS-05 DI-06",
     };
-    /// A server of ours that cannot compute.
+    /// One of our servers answers but cannot compute.
     SERVER_NOT_READY = Entry {
         code: "server-not-ready",
         severity: Severity::Warn,
@@ -74,7 +74,7 @@ entries! { MACHINE:
         signs: &[],
         origin: "TS-05",
     };
-    /// A server of ours that hangs.
+    /// One of our servers does not answer.
     SERVER_SILENT = Entry {
         code: "server-silent",
         severity: Severity::Warn,
@@ -84,7 +84,7 @@ entries! { MACHINE:
         signs: &[],
         origin: "TS-05",
     };
-    /// A program of ours that was stopped.
+    /// One of our programs was stopped by a signal.
     PROGRAM_STOPPED = Entry {
         code: "program-stopped",
         severity: Severity::Warn,
@@ -94,7 +94,7 @@ entries! { MACHINE:
         signs: &[],
         origin: "TS-05",
     };
-    /// A port is taken.
+    /// A port that clusters use is taken.
     PORT_TAKEN = Entry {
         code: "port-taken",
         severity: Severity::Warn,
@@ -124,7 +124,7 @@ entries! { MACHINE:
         signs: &["No space left on device", "errno 28"],
         origin: "TS-08",
     };
-    /// The model is missing.
+    /// The model is missing on a machine.
     MODEL_MISSING = Entry {
         code: "model-missing",
         severity: Severity::Error,
@@ -134,7 +134,7 @@ entries! { MACHINE:
         signs: &["config.json: No such file"],
         origin: "TOP-16 TS-04 TS-08",
     };
-    /// The model differs.
+    /// The model's files differ between machines.
     MODEL_DIFFERS = Entry {
         code: "model-differs",
         severity: Severity::Error,

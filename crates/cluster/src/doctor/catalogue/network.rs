@@ -1,10 +1,10 @@
-//! Addresses, subnets, bridges and firewalls.
+//! Problems with addresses, subnets, bridges and firewalls.
 
 use super::{Entry, entries};
 use crate::doctor::Severity;
 
 entries! { NETWORK:
-    /// An address of the hostfile is not there.
+    /// A machine does not have an address that the hostfile gives it.
     ADDRESS_LOST = Entry {
         code: "address-lost",
         severity: Severity::Error,
@@ -24,7 +24,7 @@ entries! { NETWORK:
         signs: &[],
         origin: "TOP-14 TS-15",
     };
-    /// A cable's network overlaps that of the gateway.
+    /// A cable's network overlaps that of the default gateway.
     GATEWAY_OVERLAP = Entry {
         code: "gateway-overlap",
         severity: Severity::Error,
@@ -38,7 +38,7 @@ entries! { NETWORK:
         signs: &[],
         origin: "TS-18 DI-07",
     };
-    /// A cable has an address of the kind that homes use.
+    /// A cable's network is one that home routers use.
     HOME_NETWORK = Entry {
         code: "home-network",
         severity: Severity::Warn,
@@ -48,7 +48,7 @@ entries! { NETWORK:
         signs: &[],
         origin: "DI-07 TS-18",
     };
-    /// A cable's network is larger than the cable.
+    /// A cable's network is larger than it needs to be.
     WIDE_NETWORK = Entry {
         code: "wide-network",
         severity: Severity::Warn,
@@ -58,7 +58,7 @@ entries! { NETWORK:
         signs: &[],
         origin: "DI-08 TOP-05",
     };
-    /// Two cables in a bridge make a loop.
+    /// Thunderbolt cables form a loop through bridges.
     BRIDGE_LOOP = Entry {
         code: "bridge-loop",
         severity: Severity::Error,
@@ -68,7 +68,7 @@ entries! { NETWORK:
         signs: &[],
         origin: "DI-10",
     };
-    /// The port of a cable is in a bridge.
+    /// The port of a cable belongs to a bridge.
     BRIDGE_MEMBER = Entry {
         code: "bridge-member",
         severity: Severity::Warn,
@@ -78,7 +78,7 @@ entries! { NETWORK:
         signs: &[],
         origin: "DI-10 TS-26",
     };
-    /// The way to the internet is a cable to another Mac.
+    /// The default route leads over a Thunderbolt cable.
     DEFAULT_OVER_CABLE = Entry {
         code: "default-over-cable",
         severity: Severity::Warn,
@@ -88,7 +88,7 @@ entries! { NETWORK:
         signs: &[],
         origin: "TS-18",
     };
-    /// A firewall is up.
+    /// A firewall is active.
     FIREWALL_ON = Entry {
         code: "firewall-on",
         severity: Severity::Warn,

@@ -1,10 +1,10 @@
-//! RDMA over Thunderbolt: what JACCL needs.
+//! Problems with RDMA over Thunderbolt, which JACCL needs.
 
 use super::{Entry, entries};
 use crate::doctor::Severity;
 
 entries! { RDMA:
-    /// Not a Mac.
+    /// A machine is not a Mac.
     RDMA_NOT_A_MAC = Entry {
         code: "rdma-not-a-mac",
         severity: Severity::Error,
@@ -14,7 +14,7 @@ entries! { RDMA:
         signs: &[],
         origin: "TOP-07 TOP-20",
     };
-    /// macOS is too old.
+    /// The version of macOS is too old for RDMA.
     MACOS_TOO_OLD = Entry {
         code: "macos-too-old",
         severity: Severity::Error,
@@ -24,7 +24,7 @@ entries! { RDMA:
         signs: &[],
         origin: "TOP-08",
     };
-    /// macOS sends small frames.
+    /// The version of macOS uses small RDMA frames.
     MACOS_SMALL_FRAMES = Entry {
         code: "macos-small-frames",
         severity: Severity::Warn,
@@ -34,7 +34,7 @@ entries! { RDMA:
         signs: &[],
         origin: "TOP-08",
     };
-    /// Thunderbolt 4.
+    /// The machine has Thunderbolt 4 only.
     THUNDERBOLT_4 = Entry {
         code: "thunderbolt-4",
         severity: Severity::Error,
@@ -44,7 +44,7 @@ entries! { RDMA:
         signs: &[],
         origin: "TOP-07",
     };
-    /// A Thunderbolt 5 port runs at the speed of the fourth.
+    /// A Thunderbolt 5 port runs at the speed of Thunderbolt 4.
     SLOW_LINK = Entry {
         code: "slow-link",
         severity: Severity::Warn,
@@ -54,7 +54,7 @@ entries! { RDMA:
         signs: &[],
         origin: "TOP-07 TOP-23 TS-01",
     };
-    /// RDMA is off.
+    /// RDMA is switched off.
     RDMA_DISABLED = Entry {
         code: "rdma-disabled",
         severity: Severity::Error,
@@ -69,7 +69,7 @@ entries! { RDMA:
         signs: &["does not seem to have RDMA enabled"],
         origin: "TOP-09 TS-01 TS-20 TS-22",
     };
-    /// `rdma_ctl` did not tell.
+    /// `rdma_ctl status` reports neither enabled nor disabled.
     RDMA_UNKNOWN = Entry {
         code: "rdma-unknown",
         severity: Severity::Warn,
@@ -79,7 +79,7 @@ entries! { RDMA:
         signs: &[],
         origin: "TOP-09",
     };
-    /// No devices although RDMA is on.
+    /// There are no RDMA devices although RDMA is on.
     RDMA_NO_DEVICES = Entry {
         code: "rdma-no-devices",
         severity: Severity::Error,
@@ -89,7 +89,7 @@ entries! { RDMA:
         signs: &["No IB devices found"],
         origin: "TOP-10 TS-22",
     };
-    /// The hostfile names a device that is not there.
+    /// The hostfile names a device that does not exist.
     RDMA_DEVICE_MISSING = Entry {
         code: "rdma-device-missing",
         severity: Severity::Error,
@@ -99,7 +99,7 @@ entries! { RDMA:
         signs: &["[jaccl] Could not find device", "[jaccl] Could not open device"],
         origin: "CM-04 TOP-10 HF-13 HF-14",
     };
-    /// A port is down.
+    /// An RDMA port is down.
     RDMA_PORT_DOWN = Entry {
         code: "rdma-port-down",
         severity: Severity::Error,
@@ -114,7 +114,7 @@ entries! { RDMA:
         signs: &["PORT_DOWN"],
         origin: "CM-04 TS-01 TS-26 TS-27",
     };
-    /// A device faces another host than the hostfile says.
+    /// A device leads to another machine than the hostfile says.
     RDMA_WRONG_CABLE = Entry {
         code: "rdma-wrong-cable",
         severity: Severity::Error,
@@ -124,7 +124,7 @@ entries! { RDMA:
         signs: &[],
         origin: "HF-13 TOP-10",
     };
-    /// No IPv4-mapped GID.
+    /// An RDMA port has no IPv4-mapped GID.
     RDMA_NO_IPV4_GID = Entry {
         code: "rdma-no-ipv4-gid",
         severity: Severity::Error,
@@ -134,7 +134,7 @@ entries! { RDMA:
         signs: &["No IPv4-mapped GID"],
         origin: "DI-11",
     };
-    /// The port next to Ethernet.
+    /// A cable is in the port next to Ethernet, which has no RDMA.
     STUDIO_PORT = Entry {
         code: "studio-port",
         severity: Severity::Error,

@@ -1,10 +1,10 @@
-//! SSH and the way to a machine.
+//! Problems with SSH and with reaching a machine.
 
 use super::{Entry, entries};
 use crate::doctor::Severity;
 
 entries! { REACH:
-    /// There is no `ssh` here.
+    /// There is no `ssh` on this machine.
     SSH_MISSING = Entry {
         code: "ssh-missing",
         severity: Severity::Error,
@@ -14,7 +14,7 @@ entries! { REACH:
         signs: &[],
         origin: "TOP-12",
     };
-    /// The name means nothing.
+    /// The machine's name cannot be resolved.
     SSH_UNKNOWN_NAME = Entry {
         code: "ssh-unknown-name",
         severity: Severity::Error,
@@ -24,7 +24,7 @@ entries! { REACH:
         signs: &["Could not resolve hostname", "nodename nor servname"],
         origin: "TOP-12",
     };
-    /// Its host key is not known.
+    /// The machine's host key is not trusted.
     SSH_HOST_KEY = Entry {
         code: "ssh-host-key",
         severity: Severity::Error,
@@ -34,7 +34,7 @@ entries! { REACH:
         signs: &["Host key verification failed", "REMOTE HOST IDENTIFICATION HAS CHANGED"],
         origin: "TOP-12",
     };
-    /// It wants a password.
+    /// The machine asks for a password or rejects our keys.
     SSH_REFUSED = Entry {
         code: "ssh-refused",
         severity: Severity::Error,
@@ -44,7 +44,7 @@ entries! { REACH:
         signs: &["Permission denied (publickey", "Too many authentication failures"],
         origin: "TOP-12",
     };
-    /// Nothing answers on its SSH port.
+    /// Nothing listens on the machine's SSH port.
     SSH_NO_SERVER = Entry {
         code: "ssh-no-server",
         severity: Severity::Error,
@@ -54,7 +54,7 @@ entries! { REACH:
         signs: &["port 22: Connection refused"],
         origin: "TOP-12",
     };
-    /// There is no way there.
+    /// There is no route to the machine.
     SSH_NO_ROUTE = Entry {
         code: "ssh-no-route",
         severity: Severity::Error,
@@ -64,7 +64,7 @@ entries! { REACH:
         signs: &[],
         origin: "TOP-12 TS-15",
     };
-    /// macOS keeps a program from the local network.
+    /// macOS denies this program access to the local network.
     LOCAL_NETWORK_DENIED = Entry {
         code: "local-network-denied",
         severity: Severity::Error,
@@ -74,7 +74,7 @@ entries! { REACH:
         signs: &[],
         origin: "TS-15",
     };
-    /// It does not answer.
+    /// The machine does not answer.
     SSH_TIMEOUT = Entry {
         code: "ssh-timeout",
         severity: Severity::Error,
@@ -84,7 +84,7 @@ entries! { REACH:
         signs: &["Operation timed out", "Connection timed out"],
         origin: "TOP-12 TS-15",
     };
-    /// Something else.
+    /// The SSH connection broke for another reason.
     SSH_BROKEN = Entry {
         code: "ssh-broken",
         severity: Severity::Error,
@@ -94,7 +94,7 @@ entries! { REACH:
         signs: &["Connection closed by", "Connection reset by peer", "kex_exchange_identification"],
         origin: "TOP-12",
     };
-    /// A node cannot reach another's address.
+    /// A machine gets no answer from another one's address.
     PING_SILENT = Entry {
         code: "ping-silent",
         severity: Severity::Error,
@@ -104,7 +104,7 @@ entries! { REACH:
         signs: &["P2P: timeout"],
         origin: "TS-15 TS-23",
     };
-    /// A node is slow to reach.
+    /// Another machine answers slowly.
     PING_SLOW = Entry {
         code: "ping-slow",
         severity: Severity::Warn,
@@ -114,7 +114,7 @@ entries! { REACH:
         signs: &[],
         origin: "TS-01 DI-02",
     };
-    /// Two machines do not reach each other.
+    /// Two machines cannot connect to each other.
     LINK_BROKEN = Entry {
         code: "link-broken",
         severity: Severity::Error,
@@ -124,7 +124,7 @@ entries! { REACH:
         signs: &["is broken (for ", "its ranks cannot connect, though other programs there answer"],
         origin: "TS-15 TS-23",
     };
-    /// A machine proved another key than before.
+    /// A machine proved another key than the pinned one.
     MACHINE_KEY_CHANGED = Entry {
         code: "machine-key-changed",
         severity: Severity::Error,
@@ -134,7 +134,7 @@ entries! { REACH:
         signs: &["it was installed anew, or another machine answers in its name"],
         origin: "TOP-12",
     };
-    /// A machine's key is not known here, or not any more.
+    /// A machine's key is unknown or revoked.
     MACHINE_NOT_TRUSTED = Entry {
         code: "machine-not-trusted",
         severity: Severity::Error,
@@ -154,7 +154,7 @@ entries! { REACH:
         signs: &["the ticket is not accepted"],
         origin: "TOP-12",
     };
-    /// The report has holes.
+    /// A tool did not finish, so its part of the report is missing.
     TOOL_STUCK = Entry {
         code: "tool-stuck",
         severity: Severity::Warn,
@@ -164,7 +164,7 @@ entries! { REACH:
         signs: &[],
         origin: "DI-05",
     };
-    /// A tool is missing.
+    /// A tool is not installed.
     TOOL_MISSING = Entry {
         code: "tool-missing",
         severity: Severity::Note,

@@ -1,4 +1,4 @@
-//! Does the machine have the addresses that the hostfile gives it?
+//! Checks whether the machine has the addresses that the hostfile gives it.
 
 use super::{Scene, Told};
 use crate::doctor::{Finding, catalogue};

@@ -1,18 +1,18 @@
-//! Memory, disk, clock and power of one machine.
+//! Checks memory, disk, clock and power of one machine.
 
 use super::{Told, gib};
 use crate::doctor::{Finding, Severity, catalogue};
 
-/// macOS itself wires some gigabytes, more on large machines.
+/// Memory that macOS itself may wire: some gigabytes, more on large machines.
 const WIRED_BYTES_USUAL: u64 = 8 << 30;
 
-/// Less free memory than this helps nobody.
+/// Free memory below which ranks are of little use.
 const FREE_BYTES_LOW: u64 = 2 << 30;
 
-/// Less free disk than this breaks things.
+/// Free disk space below which programs fail.
 const DISK_BYTES_LOW: u64 = 5 << 30;
 
-/// Clocks that differ by more are wrong.
+/// Maximum difference between clocks, in seconds.
 const CLOCK_SKEW_S: i64 = 2;
 
 pub(super) fn check(told: Told<'_>, findings: &mut Vec<Finding>) {
@@ -70,7 +70,7 @@ fn clock(told: Told<'_>, findings: &mut Vec<Finding>) {
 
 fn power(told: Told<'_>, findings: &mut Vec<Finding>) {
     let Some(power) = told.report.mac.as_ref().map(|mac| &mac.power) else { return };
-    // The system's own holds last only as long as the display is on.
+    // The system's own assertions last only as long as the display is on.
     let is_held = power.awake_by.iter().any(|it| it == "caffeinate" || it.contains("jackalope"));
     if let Some(minutes) = power.sleep_minutes.filter(|it| *it != 0 && !is_held) {
         let found = format!("sleeps after {minutes} min");

@@ -1,4 +1,4 @@
-//! Is the model there, and is it the same as elsewhere?
+//! Checks whether the model is on the machine, and whether it is the same as on the others.
 
 use super::{Scene, gib};
 use crate::doctor::{Finding, Node, catalogue};
@@ -30,7 +30,7 @@ pub(super) fn check(scene: &Scene<'_>, node: &Node, findings: &mut Vec<Finding>)
     findings.push(Finding::ok(&node.name, "model", found));
 }
 
-/// Files that are missing, too many, or of another size or hash.
+/// Returns the files that are missing, additional, or different in size or hash.
 fn differences(reference: &[ModelFile], files: &[ModelFile]) -> Vec<String> {
     let find = |all: &'_ [ModelFile], name: &str| all.iter().find(|it| it.name == name).cloned();
     let mut all = Vec::new();
@@ -49,7 +49,7 @@ fn differences(reference: &[ModelFile], files: &[ModelFile]) -> Vec<String> {
             Some(_) => {}
         }
     }
-    // Only weights and settings matter; a README more is no other model.
+    // Only weights and settings matter; an additional README does not make another model.
     let matters =
         |it: &&ModelFile| [".json", ".safetensors"].iter().any(|end| it.name.ends_with(end));
     let more = files.iter().filter(matters).filter(|it| find(reference, &it.name).is_none());

@@ -1,4 +1,4 @@
-//! Addresses on cables, the way to the internet, and the firewall of one machine.
+//! Checks the addresses on cables, the default route, and the firewall of one machine.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -8,7 +8,7 @@ use crate::doctor::{Finding, Severity, catalogue};
 use crate::facts::InterfaceAddr;
 use crate::report::Network;
 
-/// A cable has two ends: a longer prefix has no room for them.
+/// Minimum prefix length of a cable's network, which needs no more than two addresses.
 const CABLE_PREFIX_LEN: u8 = 30;
 
 pub(super) fn check(scene: &Scene<'_>, told: Told<'_>, findings: &mut Vec<Finding>) {
@@ -33,14 +33,14 @@ pub(super) fn check(scene: &Scene<'_>, told: Told<'_>, findings: &mut Vec<Findin
     }
 }
 
-/// `bridge0`, which macOS makes of all Thunderbolt ports.
+/// Returns true for `bridge0`, to which macOS adds all Thunderbolt ports.
 fn is_cable_bridge(told: Told<'_>, name: &str, cables: &[&str]) -> bool {
     let bridges = told.report.mac.iter().flat_map(|mac| &mac.bridges);
     let mut own = bridges.filter(|bridge| bridge.name == name);
     own.any(|bridge| bridge.members.iter().any(|it| cables.contains(&it.as_str())))
 }
 
-/// What is wrong with an address on a cable. The worst comes alone.
+/// Returns the finding for an address on a cable. Only the worst one is reported.
 fn address(
     scene: &Scene<'_>,
     told: Told<'_>,

@@ -1,11 +1,12 @@
-//! Checks of the programs on a machine: our own by what they answered, others by what is visible
-//! from outside, and the ports in use.
+//! Checks the programs on a machine: our own by their answers, others by their visible state, and
+//! the ports in use.
 
 use super::{Told, gib};
 use crate::doctor::{Finding, Severity, catalogue};
 use crate::report::{OwnProgram, ProgramKind};
 
-/// Ports of this system and of those it replaces: HTTP, the control plane, MLX's own transports.
+/// Ports of this system and of those that it replaces: HTTP, the control plane, MLX's own
+/// transports.
 const PORTS: [u16; 5] = [8000, 8080, 18080, 18081, 32323];
 
 /// Maximum number of characters shown of a command line.
@@ -102,8 +103,8 @@ fn ranks(told: Told<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Other programs that compute models. One that listens counts as a server in use, whatever its
-/// parent is.
+/// Reports other programs that compute models. A program that listens counts as a server in use,
+/// whatever its parent is.
 fn others(told: Told<'_>, findings: &mut Vec<Finding>) {
     for process in &told.report.engines {
         let command: String = process.command.chars().take(COMMAND_CHARS).collect();

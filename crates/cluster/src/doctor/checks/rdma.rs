@@ -1,11 +1,12 @@
-//! Can this machine do RDMA, and do the devices of the hostfile lead where it says?
+//! Checks whether a machine supports RDMA, and whether the devices of the hostfile lead where it
+//! says.
 
 use super::{Scene, Told};
 use crate::doctor::{Entry, Finding, Severity, catalogue};
 use crate::report::{Generation, MacReport, RdmaDevice, RdmaSwitch};
 
 pub(super) fn check(scene: &Scene<'_>, told: Told<'_>, findings: &mut Vec<Finding>) {
-    // Without a hostfile that wants RDMA all this is merely worth knowing.
+    // Without a hostfile that asks for RDMA, all this is merely worth knowing.
     let worst = if scene.wants_rdma { Severity::Error } else { Severity::Note };
     let mut push = |finding: Finding| findings.push(finding.at_most(worst));
     let Some(mac) = &told.report.mac else {
@@ -42,7 +43,8 @@ pub(super) fn check(scene: &Scene<'_>, told: Told<'_>, findings: &mut Vec<Findin
     findings.push(Finding::ok(told.name, "rdma", found));
 }
 
-/// What keeps the whole machine from RDMA: the first thing that does, as the others follow from it.
+/// Returns what prevents RDMA on the whole machine: the first obstacle, because the others follow
+/// from it.
 fn obstacle(told: Told<'_>, mac: &MacReport) -> Option<(&'static Entry, String)> {
     let os = &told.report.facts.os;
     let chip = &told.report.facts.chip;
@@ -69,7 +71,7 @@ fn obstacle(told: Told<'_>, mac: &MacReport) -> Option<(&'static Entry, String)>
     has_none.then(|| (&catalogue::RDMA_NO_DEVICES, "`ibv_devices` lists none".to_owned()))
 }
 
-/// Cables that are slower than both of their ends.
+/// Returns a finding for each cable that is slower than both of its ends.
 fn slow_links(scene: &Scene<'_>, told: Told<'_>, mac: &MacReport) -> Vec<Finding> {
     let is_five =
         |host_idx: usize| scene.cabling.hosts[host_idx].generation == Some(Generation::Five);
@@ -91,13 +93,13 @@ fn slow_links(scene: &Scene<'_>, told: Told<'_>, mac: &MacReport) -> Vec<Finding
     ends.map(finding).collect()
 }
 
-/// The devices of a row of the hostfile and the ranks they lead to.
+/// Returns the devices of a row in the hostfile, each with the rank to which it leads.
 fn towards_peers(rdma: &[Vec<String>], rank: usize) -> impl Iterator<Item = (usize, &str)> {
     let peers = rdma.iter().enumerate().filter(move |(peer, _)| *peer != rank);
     peers.flat_map(|(peer, names)| names.iter().map(move |name| (peer, name.as_str())))
 }
 
-/// What is wrong with one device of the hostfile.
+/// Returns the findings for one device of the hostfile.
 fn device(
     scene: &Scene<'_>,
     told: Told<'_>,
@@ -143,7 +145,8 @@ fn device(
     findings
 }
 
-/// The devices tell their GIDs only with `-v`; without, the interface's address decides.
+/// Devices are listed with GIDs only by `ibv_devinfo -v`; without it, the interface's addresses
+/// decide.
 fn has_ipv4(told: Told<'_>, device: &RdmaDevice) -> bool {
     if !device.gids.is_empty() {
         return device.has_ipv4_gid();
@@ -151,7 +154,8 @@ fn has_ipv4(told: Told<'_>, device: &RdmaDevice) -> bool {
     told.report.addrs().any(|(name, addr)| name == device.interface() && addr.ip.is_ipv4())
 }
 
-/// The machine that the hostfile means at the other end, and the one that is there, if they differ.
+/// Returns the machine that the hostfile names at the other end and the one that is there, if they
+/// differ.
 fn wrong_peer<'a>(
     scene: &'a Scene<'_>,
     told: Told<'_>,

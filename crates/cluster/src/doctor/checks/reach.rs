@@ -1,4 +1,4 @@
-//! Can the machine be asked, and does it reach the others?
+//! Checks whether the machine can be probed, and whether it reaches the others.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use crate::doctor::{Entry, Finding, Node, Severity, catalogue};
 use crate::probe::Echo;
 use crate::shell::{ShellError, ShellErrorKind, is_here};
 
-/// Over a cable and over Ethernet an answer comes well within this.
+/// Round-trip time above which a link is slow; cables and Ethernet stay well below it.
 const ECHO_SLOW: Duration = Duration::from_millis(1);
 
-/// Why a machine could not be asked.
+/// Returns the finding for a machine that could not be probed.
 pub(super) fn failed(scene: &Scene<'_>, name: &str, err: &ShellError) -> Finding {
     let entry: &'static Entry = match err.kind {
         ShellErrorKind::NoSsh => &catalogue::SSH_MISSING,
@@ -18,7 +18,7 @@ pub(super) fn failed(scene: &Scene<'_>, name: &str, err: &ShellError) -> Finding
         ShellErrorKind::HostKey => &catalogue::SSH_HOST_KEY,
         ShellErrorKind::Refused => &catalogue::SSH_REFUSED,
         ShellErrorKind::NoServer => &catalogue::SSH_NO_SERVER,
-        // `ping` is Apple's and always allowed: if it gets through, the way is there.
+        // `ping` is Apple's own and always allowed: if it gets through, there is a route.
         ShellErrorKind::NoRoute if is_pinged_from_here(scene, name) => {
             &catalogue::LOCAL_NETWORK_DENIED
         }
@@ -34,7 +34,8 @@ fn is_pinged_from_here(scene: &Scene<'_>, name: &str) -> bool {
     pings.any(|ping| matches!(ping.echo, Echo::Answers { .. }))
 }
 
-/// The machine told; what it could not tell, and what it reaches.
+/// Returns the findings about a machine that reported: its missing tools, and the machines that it
+/// reaches.
 pub(super) fn answers(scene: &Scene<'_>, node: &Node, told: Told<'_>, findings: &mut Vec<Finding>) {
     let name = told.name;
     if !is_here(name) {
@@ -45,7 +46,7 @@ pub(super) fn answers(scene: &Scene<'_>, node: &Node, told: Told<'_>, findings: 
         findings.push(Finding::on(&catalogue::TOOL_STUCK, name, found, &[("tool", tool)]));
     }
     for tool in &told.report.missing_tools {
-        // These two are reported with what they are for.
+        // These tools have findings of their own.
         if !["rdma_ctl", "ibv_devices", "ibv_devinfo"].contains(&tool.as_str()) {
             let found = format!("`{tool}` is missing");
             findings.push(Finding::on(&catalogue::TOOL_MISSING, name, found, &[("tool", tool)]));
@@ -76,7 +77,7 @@ fn pings(scene: &Scene<'_>, node: &Node, findings: &mut Vec<Finding>) {
                 let how = if ping.echo == Echo::NoRoute { "no route" } else { "no answer" };
                 let found = format!("{} at {ip}: {how}", ping.to);
                 let finding = Finding::on(&catalogue::PING_SILENT, name, found, &blanks);
-                // In a chain not every address is reached from everywhere.
+                // In a chain, not every address can be reached from every machine.
                 let is_bad = !other_works && scene.hostfile.is_some();
                 let severity = if is_bad { Severity::Error } else { Severity::Note };
                 findings.push(finding.at_most(severity));

@@ -1,4 +1,4 @@
-//! Clusters with one thing wrong each.
+//! Clusters with one fault each.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::probe::{Echo, ModelFile};
 use crate::report::{HttpAnswer, Listener, OwnProgram, Process, ProgramKind};
 use crate::shell::{ShellError, ShellErrorKind};
 
-/// A cluster, what its hostfile says, and what was found.
+/// A cluster, its hostfile, and the reports of its machines.
 struct Case {
     lab: Lab,
     hostfile: Hostfile,
@@ -21,7 +21,7 @@ struct Case {
 }
 
 impl Case {
-    /// Two Mac Studios, cabled and configured as they should be.
+    /// Two Mac Studios with correct cables and configuration.
     fn healthy() -> Case {
         let mut lab = Lab::studios(2).cable((0, 2), (1, 3));
         for (mac, (interface, ip)) in
@@ -46,7 +46,7 @@ impl Case {
         case
     }
 
-    /// Asks the machines again.
+    /// Probes the machines again.
     fn look(&mut self) {
         let node =
             |(name, report)| Node { name, report: Ok(report), model: None, echoes: Vec::new() };
@@ -67,7 +67,7 @@ impl Case {
         all
     }
 
-    /// What is worse than a note, as `node code`.
+    /// Returns the findings above a note, as `node code`.
     fn problems(&self) -> Vec<String> {
         let all = self.findings().into_iter().filter(|it| Severity::Note < it.severity);
         all.map(|it| format!("{} {}", it.node.unwrap_or("all".to_owned()), it.code)).collect()
@@ -81,7 +81,7 @@ fn check(change: impl FnOnce(&mut Case), wanted: &[&str]) {
     assert_eq!(case.problems(), wanted, "{:#?}", case.findings());
 }
 
-/// A change of the lab, after which the machines are asked again.
+/// Changes the cluster and probes the machines again.
 #[track_caller]
 fn check_lab(change: impl FnOnce(&mut Lab), wanted: &[&str]) {
     check(
@@ -164,7 +164,7 @@ fn old_systems_and_old_thunderbolt_are_told_apart() {
                 }
             }
         },
-        // `rdma_ctl` says enabled there too: no advice to visit Recovery.
+        // `rdma_ctl` reports `enabled` there too, so no advice about Recovery is given.
         &["mac2 thunderbolt-4"],
     );
 }
@@ -265,7 +265,7 @@ fn two_bridged_cables_between_two_macs_are_a_loop() {
     case.lab = lab;
     case.look();
     assert!(case.problems().contains(&"mac1 bridge-loop".to_owned()), "{:?}", case.problems());
-    // One alone sees two cables that lead out of its bridge.
+    // The report of one machine shows two cables that lead out of its bridge.
     let nodes = &case.nodes[..1];
     let findings =
         examine(&Examination { hostfile: None, nodes, model: None, here: &[], broken_links: &[] });

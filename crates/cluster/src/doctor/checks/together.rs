@@ -1,4 +1,4 @@
-//! What only shows with several machines side by side.
+//! Checks that compare several machines.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ pub(super) fn check(scene: &Scene<'_>, findings: &mut Vec<Finding>) {
     findings.extend(scene.broken_links.iter().map(broken));
 }
 
-/// Names the machines on each side if they do not all tell the same.
+/// Reports the groups of machines if they differ in a property.
 fn differs(
     scene: &Scene<'_>,
     entry: &'static Entry,
@@ -39,12 +39,12 @@ fn differs(
     Some(Finding::of_all(entry, found.join("; "), &[]))
 }
 
-/// Follows the cables whose two ends are in bridges. A cable between two bridges that are joined
-/// already closes a loop.
+/// Reports loops of cables between bridges: a cable whose two ends are in bridges that are already
+/// connected closes a loop.
 fn bridge_loops(scene: &Scene<'_>, findings: &mut Vec<Finding>) {
     let reports: Vec<Told<'_>> = scene.told().collect();
     let cabling = &scene.cabling;
-    // The group that each bridge, named by its machine, is in.
+    // Groups of connected bridges; a bridge is identified by its machine and name.
     let mut groups: Vec<BTreeSet<(usize, String)>> = Vec::new();
     for cable in &cabling.cables {
         let bridge = |end: crate::autoconfig::End| {
@@ -76,7 +76,8 @@ fn bridge_loops(scene: &Scene<'_>, findings: &mut Vec<Finding>) {
     one_sided_loops(scene, findings);
 }
 
-/// Two ports of one bridge with cables to machines that were not asked: perhaps a loop.
+/// Reports bridges with two ports whose cables lead to machines that were not probed: perhaps a
+/// loop.
 fn one_sided_loops(scene: &Scene<'_>, findings: &mut Vec<Finding>) {
     let strangers = scene.cabling.strangers();
     for (host_idx, told) in scene.told().enumerate() {
@@ -100,7 +101,7 @@ fn one_sided_loops(scene: &Scene<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Every two machines of the hostfile must find each other.
+/// Checks that every two machines of the hostfile share a network.
 fn common_networks(scene: &Scene<'_>, findings: &mut Vec<Finding>) {
     for (node_idx, node) in scene.nodes.iter().enumerate() {
         let Ok(report) = &node.report else { continue };

@@ -1,4 +1,5 @@
-//! Files of weights: those that the index promises, and what their headers say of their lengths.
+//! Checks the weight files: whether those in the index exist, and whether their lengths match their
+//! headers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -12,13 +13,13 @@ use crate::models::files::FilePath;
 
 const INDEX: &str = "model.safetensors.index.json";
 
-/// The largest header that the format allows.
+/// Maximum header size that the format allows.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// An index larger than this is none.
+/// Maximum size of an index; a larger file is rejected.
 const INDEX_BYTES_MAX: u64 = 256 << 20;
 
-/// What is wrong with the weights in `dir`.
+/// Returns the problems of the weights in `dir`.
 pub(super) fn problems(dir: &Path) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut promised = promised(dir, &mut problems);
@@ -46,7 +47,7 @@ pub(super) fn problems(dir: &Path) -> Vec<Problem> {
     problems
 }
 
-/// The files that the index names, with their tensors.
+/// Returns the files that the index names, with their tensors.
 fn promised(dir: &Path, problems: &mut Vec<Problem>) -> BTreeMap<String, BTreeSet<String>> {
     let mut promised: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let malformed = |detail| Problem::Malformed { name: INDEX.to_owned(), detail };
@@ -73,14 +74,14 @@ fn promised(dir: &Path, problems: &mut Vec<Problem>) -> BTreeMap<String, BTreeSe
     promised
 }
 
-/// The files that ranks read.
+/// Returns the weight files that ranks read.
 fn present(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     names.filter(|name| name.starts_with("model") && name.ends_with(".safetensors")).collect()
 }
 
-/// The header of a file whose length agrees with it.
+/// Returns a weight file's header, if the file's length matches it.
 fn header(path: &Path, name: &str) -> Result<Map<String, Value>, Problem> {
     let name = || name.to_owned();
     let malformed = |detail: String| Problem::Malformed { name: name(), detail };

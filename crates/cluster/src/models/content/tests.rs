@@ -1,4 +1,4 @@
-//! A change of any byte changes the identity and is found; nothing else changes it.
+//! A change of any byte changes the identity and is found; nothing else changes the identity.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -69,7 +69,7 @@ proptest! {
         let data_begin = file.len() - sizes.iter().sum::<usize>();
         let found = Hasher::new(None, &|_| ()).hash_dir(&other);
         if at < data_begin {
-            // An invalid header is refused at once.
+            // An invalid header is rejected at once.
             prop_assert!(found.is_err() || found.unwrap().id != wanted.id);
             return Ok(());
         }
@@ -149,7 +149,7 @@ fn what_was_hashed_is_known_and_a_damaged_cache_is_made_anew() {
     let total: u64 = made.tree.files.iter().map(|it| it.bytes).sum();
     assert_eq!(read.into_inner(), total, "progress ends at the size of all files");
     assert_eq!(known(&shipped(), trees.path()), Some(made.clone()));
-    // The same files by another path: the cache goes by state, not by path.
+    // The same files under another path: the cache is keyed by state, not by path.
     let linked = dir.path().join("linked");
     fs::create_dir(&linked).unwrap();
     for name in ["config.json", "model.safetensors"] {
@@ -250,7 +250,8 @@ fn the_hashes_of_a_checkpoint_of_2_tb_fit_into_one_message_to_a_rank() {
     }
 }
 
-/// A difference in one file's size divides all files into other blocks; that file is named.
+/// If one file's size differs, all files are divided into other blocks; the file with the other
+/// size is reported.
 #[test]
 fn of_two_checkpoints_of_other_sizes_the_file_of_another_size_is_named() {
     let file = |name: &str, bytes, leaf| FileTree {

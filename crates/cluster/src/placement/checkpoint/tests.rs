@@ -1,10 +1,10 @@
-//! Checkpoints of several families, as headers over zeros, and files that are damaged.
+//! Checkpoints of several families, made of headers and zeros, and damaged files.
 
 use serde_json::{Map, json};
 
 use super::*;
 
-/// A directory under the system's temporary one; gone when dropped.
+/// A directory below the system's temporary one; removed when dropped.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -44,7 +44,7 @@ impl Drop for Dir {
     }
 }
 
-/// A plain Qwen2 of one layer: biases of q, k and v are cut with their rows.
+/// An unquantised Qwen2 with one layer; the biases of q, k and v are cut together with their rows.
 #[test]
 fn a_dense_model_is_exact() {
     let config = json!({

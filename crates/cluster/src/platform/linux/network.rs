@@ -1,5 +1,5 @@
-//! Addresses, routes and ports on Linux. `ip` and `ss` are asked first; the files under `/proc/net`
-//! are there even in the smallest container.
+//! Parses addresses, routes and ports on Linux. `ip` and `ss` are tried first; the files under
+//! `/proc/net` exist even in the smallest container.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use crate::facts::{Interface, InterfaceAddr};
 use crate::report::{Listener, Network, Route};
 
-/// Reads `ip -o addr show up`.
+/// Parses `ip -o addr show up`.
 pub(super) fn ip_addr(text: &str) -> Vec<Interface> {
     let mut interfaces: Vec<Interface> = Vec::new();
     for line in text.lines() {
@@ -25,13 +25,14 @@ pub(super) fn ip_addr(text: &str) -> Vec<Interface> {
     interfaces
 }
 
-/// `10.0.0.1/24`.
+/// Parses `10.0.0.1/24`.
 fn address(text: &str) -> Option<InterfaceAddr> {
     let (ip, prefix_len) = text.split_once('/').unwrap_or((text, "32"));
     Some(InterfaceAddr { ip: ip.parse().ok()?, prefix_len: prefix_len.parse().ok()? })
 }
 
-/// Megabits per second of each interface from `/sys/class/net`; -1 where the driver does not know.
+/// Parses the speed of each interface from `/sys/class/net`, in Mbit/s; -1 if the driver does not
+/// know it. Returns bits per second.
 pub(super) fn speeds(text: &str) -> BTreeMap<String, u64> {
     let lines = text.lines().filter_map(|line| {
         let (name, mbit) = line.split_once(' ')?;
@@ -41,7 +42,7 @@ pub(super) fn speeds(text: &str) -> BTreeMap<String, u64> {
     lines.collect()
 }
 
-/// Reads `ip -4 route show`.
+/// Parses `ip -4 route show`.
 pub(super) fn ip_route(text: &str) -> Vec<Route> {
     let lines = text.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -59,7 +60,7 @@ pub(super) fn ip_route(text: &str) -> Vec<Route> {
     lines.collect()
 }
 
-/// Reads `/proc/net/route`: addresses in hexadecimal, in this machine's order of bytes.
+/// Parses `/proc/net/route`: hexadecimal addresses in this machine's byte order.
 pub(super) fn net_route(text: &str) -> Vec<Route> {
     let lines = text.lines().skip(1).filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -76,8 +77,8 @@ pub(super) fn net_route(text: &str) -> Vec<Route> {
     lines.collect()
 }
 
-/// Interfaces from `/proc/net/fib_trie` and `/proc/net/route` where there is no `ip`: this machine's
-/// own addresses, each given to the interface whose network holds it.
+/// Derives interfaces from `/proc/net/fib_trie` and `/proc/net/route`, for machines without `ip`:
+/// each of this machine's own addresses is assigned to the interface whose network contains it.
 pub(super) fn without_ip(fib_trie: &str, route: &str) -> Vec<Interface> {
     let mut interfaces: Vec<Interface> = Vec::new();
     let routes = net_route(route);
@@ -109,7 +110,7 @@ pub(super) fn without_ip(fib_trie: &str, route: &str) -> Vec<Interface> {
     interfaces
 }
 
-/// Reads `ss -Hltnp`.
+/// Parses `ss -Hltnp`.
 pub(super) fn ss(text: &str) -> Vec<Listener> {
     let lines = text.lines().filter_map(|line| {
         let local = line.split_whitespace().nth(3)?;
@@ -123,7 +124,7 @@ pub(super) fn ss(text: &str) -> Vec<Listener> {
     lines.collect()
 }
 
-/// Reads `/proc/net/tcp` and `/proc/net/tcp6`; state 0A is a listener.
+/// Parses `/proc/net/tcp` and `/proc/net/tcp6`; state 0A means listening.
 pub(super) fn net_tcp(text: &str) -> Vec<Listener> {
     let lines = text.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();

@@ -1,11 +1,11 @@
-//! Addresses, bridges, routes and ports on macOS.
+//! Parses addresses, bridges, routes and ports on macOS.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::facts::{Interface, InterfaceAddr};
 use crate::report::{Bridge, HardwarePort, Listener, Network, Route};
 
-/// Reads `ifconfig -a`: interfaces that are up and have addresses.
+/// Parses the interfaces that are up and have addresses from `ifconfig -a`.
 pub(super) fn interfaces(text: &str) -> Vec<Interface> {
     let blocks = blocks(text).into_iter().map(|(name, lines)| Interface {
         name: name.to_owned(),
@@ -15,7 +15,7 @@ pub(super) fn interfaces(text: &str) -> Vec<Interface> {
     blocks.filter(|it| !it.addrs.is_empty()).collect()
 }
 
-/// Reads the members of bridges from `ifconfig -a`.
+/// Parses the members of bridges from `ifconfig -a`.
 pub(super) fn bridges(text: &str) -> Vec<Bridge> {
     let bridges = blocks(text).into_iter().filter(|(name, _)| name.starts_with("bridge"));
     let bridges = bridges.map(|(name, lines)| Bridge {
@@ -29,7 +29,8 @@ pub(super) fn bridges(text: &str) -> Vec<Bridge> {
     bridges.collect()
 }
 
-/// The interfaces with their lines; a line without a blank before it begins one.
+/// Returns the interfaces with their lines. A line that does not begin with a blank starts a new
+/// interface.
 fn blocks(text: &str) -> Vec<(&str, Vec<&str>)> {
     let mut blocks: Vec<(&str, Vec<&str>)> = Vec::new();
     for line in text.lines() {
@@ -47,7 +48,7 @@ fn blocks(text: &str) -> Vec<(&str, Vec<&str>)> {
     blocks
 }
 
-/// `inet 10.0.0.1 netmask 0xffffff00 …`, `inet6 fe80::1%en0 prefixlen 64 …`.
+/// Parses `inet 10.0.0.1 netmask 0xffffff00 …` and `inet6 fe80::1%en0 prefixlen 64 …`.
 fn address(line: &str) -> Option<InterfaceAddr> {
     let words: Vec<&str> = line.split_whitespace().collect();
     match words[..] {
@@ -64,7 +65,7 @@ fn address(line: &str) -> Option<InterfaceAddr> {
     }
 }
 
-/// `media: autoselect (10Gbase-T <full-duplex>)`; Thunderbolt tells no speed here.
+/// Parses `media: autoselect (10Gbase-T <full-duplex>)`. Thunderbolt reports no speed here.
 fn media(line: &str) -> Option<u64> {
     let media = line.trim().strip_prefix("media: ")?;
     let name = media.split('(').nth(1)?;
@@ -77,7 +78,7 @@ fn media(line: &str) -> Option<u64> {
     }
 }
 
-/// Reads `networksetup -listallhardwareports`.
+/// Parses `networksetup -listallhardwareports`.
 pub(super) fn hardware_ports(text: &str) -> Vec<HardwarePort> {
     let mut ports = Vec::new();
     let mut name = None;
@@ -92,7 +93,7 @@ pub(super) fn hardware_ports(text: &str) -> Vec<HardwarePort> {
     ports
 }
 
-/// Reads `netstat -rn -f inet`. Lines of single neighbours (flag L) are no routes.
+/// Parses `netstat -rn -f inet`. Lines for single neighbours (flag L) are not routes.
 pub(super) fn routes(text: &str) -> Vec<Route> {
     let lines = text.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -107,8 +108,8 @@ pub(super) fn routes(text: &str) -> Vec<Route> {
     lines.collect()
 }
 
-/// `default`, `10.254.0/30`, `192.168.1`, `127`: BSD leaves out zeros at the end, and the length
-/// where it is that of the class.
+/// Parses `default`, `10.254.0/30`, `192.168.1` or `127`. BSD omits trailing zeros, and the prefix
+/// length if it is that of the address class.
 fn destination(text: &str, is_host: bool) -> Option<Network> {
     if text == "default" {
         return Some(Network { ip: Ipv4Addr::UNSPECIFIED.into(), prefix_len: 0 });
@@ -128,7 +129,7 @@ fn destination(text: &str, is_host: bool) -> Option<Network> {
     Some(Network { ip: Ipv4Addr::from(bytes).into(), prefix_len })
 }
 
-/// Reads `netstat -an -p tcp`: addresses end with a dot and the port.
+/// Parses `netstat -an -p tcp`, in which an address ends with a dot and the port.
 pub(super) fn listeners(text: &str) -> Vec<Listener> {
     let lines = text.lines().filter(|line| line.contains("LISTEN"));
     let ports = lines.filter_map(|line| line.split_whitespace().nth(3)?.rsplit_once('.'));

@@ -1,8 +1,8 @@
-//! `pmset` and the application firewall.
+//! Parses `pmset` and the state of the application firewall.
 
 use crate::report::Power;
 
-/// Reads `pmset -g` and `pmset -g assertions`.
+/// Parses `pmset -g` and `pmset -g assertions`.
 pub(super) fn power(pmset: &str, assertions: &str) -> Power {
     let minutes = |key: &str| {
         let line = pmset.lines().find_map(|line| line.trim().strip_prefix(key))?;
@@ -16,7 +16,7 @@ pub(super) fn power(pmset: &str, assertions: &str) -> Power {
     }
 }
 
-/// `pid 42(caffeinate): [0x…] 00:13:25 PreventUserIdleSystemSleep named: "…"`.
+/// Parses lines such as `pid 42(caffeinate): [0x…] 00:13:25 PreventUserIdleSystemSleep named: "…"`.
 fn holders(assertions: &str, kinds: &[&str]) -> Vec<String> {
     let lines = assertions.lines().filter_map(|line| {
         let rest = line.trim().strip_prefix("pid ")?;
@@ -30,7 +30,7 @@ fn holders(assertions: &str, kinds: &[&str]) -> Vec<String> {
     programs
 }
 
-/// Reads `Firewall is enabled. (State = 1)`; state 2 blocks everything.
+/// Parses `Firewall is enabled. (State = 1)`; state 2 blocks everything.
 pub(super) fn firewall(text: &str) -> Option<bool> {
     let state = text.split("State = ").nth(1)?;
     match state.chars().next()? {

@@ -1,9 +1,9 @@
-//! `rdma_ctl`, `ibv_devices` and `ibv_devinfo` of macOS 26.2 and later.
+//! Parses `rdma_ctl`, `ibv_devices` and `ibv_devinfo` of macOS 26.2 and later.
 
 use crate::probe::{Ending, Section};
 use crate::report::{RdmaDevice, RdmaSwitch};
 
-/// Reads `rdma_ctl status`, whose only words seen are `enabled` and `disabled`.
+/// Parses `rdma_ctl status`, which is only known to print `enabled` or `disabled`.
 pub(super) fn switch(section: Option<&Section>) -> RdmaSwitch {
     let Some(section) = section else { return RdmaSwitch::Unknown };
     let text = section.text.to_lowercase();
@@ -17,7 +17,7 @@ pub(super) fn switch(section: Option<&Section>) -> RdmaSwitch {
     }
 }
 
-/// Reads `ibv_devices` and `ibv_devinfo -v`. A device that only one of them lists counts.
+/// Parses `ibv_devices` and `ibv_devinfo -v`. Includes devices that only one of them lists.
 pub(in crate::platform) fn devices(ibv_devices: &str, ibv_devinfo: &str) -> Vec<RdmaDevice> {
     let names = ibv_devices.lines().filter_map(|line| line.split_whitespace().next());
     let names = names.filter(|name| name.starts_with("rdma_"));
@@ -37,7 +37,7 @@ pub(in crate::platform) fn devices(ibv_devices: &str, ibv_devinfo: &str) -> Vec<
         match key {
             "state" => device.state = value.split_whitespace().next().map(str::to_owned),
             _ if key.starts_with("GID[") => {
-                // Linux names the kind after a comma.
+                // On Linux, the type of the GID follows after a comma.
                 let gid = value.split(',').next().unwrap_or_default().trim();
                 device.gids.extend(gid.parse::<std::net::Ipv6Addr>());
             }

@@ -1,11 +1,11 @@
-//! `system_profiler SPThunderboltDataType -json`.
+//! Parses `system_profiler SPThunderboltDataType -json`.
 
 use serde_json::Value;
 
 use crate::report::{Generation, HardwarePort, ThunderboltPort};
 
-/// The machine's name for its kind (`Mac Studio`) and its own ports in the order of receptacles.
-/// An interface belongs to the port that `networksetup` calls `Thunderbolt <receptacle>`.
+/// Returns the product name (`Mac Studio`) and the Mac's own ports in the order of receptacles. A
+/// port's interface is the one that `networksetup` calls `Thunderbolt <receptacle>`.
 pub(super) fn ports(json: &str, hardware_ports: &[HardwarePort]) -> (String, Vec<ThunderboltPort>) {
     let all: Value = serde_json::from_str(json).unwrap_or_default();
     let buses = all["SPThunderboltDataType"].as_array().map_or(&[][..], Vec::as_slice);
@@ -20,7 +20,8 @@ pub(super) fn ports(json: &str, hardware_ports: &[HardwarePort]) -> (String, Vec
     (product.to_owned(), ports)
 }
 
-/// One bus is one port. Without a domain or a receptacle (older Macs, virtual ones) it is of no use.
+/// Parses one bus, which is one port. A bus without a domain or a receptacle (older or virtual
+/// Macs) is skipped.
 fn port(bus: &Value) -> Option<ThunderboltPort> {
     let tag = &bus["receptacle_1_tag"];
     let receptacle = tag["receptacle_id_key"].as_str()?.parse().ok()?;
@@ -40,14 +41,15 @@ fn port(bus: &Value) -> Option<ThunderboltPort> {
         peer_uuid: peer.and_then(|it| it["domain_uuid_key"].as_str()).map(str::to_owned),
         attached: peer.or(attached.first()).and_then(name),
         link_bits_per_s: speed.filter(|_| is_connected),
-        // A connected port shows its link: fast is a proof of the fifth, slow proves nothing.
+        // A connected port reports its link: a fast link proves Thunderbolt 5, a slow one proves
+        // nothing.
         generation: speed
             .map(Generation::of_speed)
             .filter(|it| !is_connected || *it == Generation::Five),
     })
 }
 
-/// `80 Gb/s`, `Up to 120 Gb/s`.
+/// Parses `80 Gb/s` and `Up to 120 Gb/s`.
 fn speed(text: &str) -> Option<u64> {
     let number = text.strip_suffix("Gb/s")?.trim().rsplit(' ').next()?;
     Some(number.parse::<u64>().ok()? * 1_000_000_000)
