@@ -40,8 +40,7 @@ impl Part {
         let is_begun = fs::metadata(&path).is_ok_and(|it| it.len() == entry.bytes);
         let listed = fs::read_to_string(&list_path).unwrap_or_default();
         let mut is_there = vec![false; num_ranges as usize];
-        // A last line that was cut off has no newline and is ignored. The next line is appended to
-        // it; if that marks a missing range as present, the hash of the file shows it.
+        // A last line that was cut off has no newline and is ignored.
         let numbers = listed.split_inclusive('\n').filter_map(|it| it.strip_suffix('\n'));
         for number in numbers.filter_map(|it| it.parse::<usize>().ok()) {
             if let Some(is_there) = is_there.get_mut(number).filter(|_| is_begun) {
@@ -51,9 +50,13 @@ impl Part {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).open(&path)?;
         file.set_len(entry.bytes)?;
-        let list = match is_begun {
-            true => OpenOptions::new().append(true).create(true).open(&list_path)?,
-            false => File::create(&list_path)?,
+        let list = if is_begun {
+            let list = OpenOptions::new().append(true).create(true).open(&list_path)?;
+            // The next number must not be appended to a line that was cut off.
+            list.set_len(listed.rfind('\n').map_or(0, |end| end as u64 + 1))?;
+            list
+        } else {
+            File::create(&list_path)?
         };
         let missing: Vec<u32> = (0..num_ranges).filter(|&it| !is_there[it as usize]).collect();
         let num_missing =
@@ -110,5 +113,35 @@ impl Part {
     fn remove(&self) -> io::Result<()> {
         fs::remove_file(&self.path)?;
         fs::remove_file(&self.list_path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::FilePath;
+    use crate::models::scratch::Scratch;
+
+    #[test]
+    fn a_line_that_was_cut_off_does_not_join_the_next_one() {
+        let scratch = Scratch::new();
+        let dir = scratch.path();
+        let bytes = vec![7; (3 * RANGE_BYTES) as usize];
+        let source = dir.join("source");
+        fs::write(&source, &bytes).unwrap();
+        let sha256 = ContentHash::of_file(&source, &|_| ()).unwrap();
+        let path = FilePath::try_from("model.safetensors".to_owned()).unwrap();
+        let entry = FileEntry { path, bytes: bytes.len() as u64, sha256 };
+        let range = vec![7; RANGE_BYTES as usize];
+        Part::open(dir, &entry).unwrap().write(0, &range).unwrap();
+        let list = fs::read_dir(dir).unwrap().map(|it| it.unwrap().path());
+        let list = list.into_iter().find(|it| it.extension().is_some_and(|it| it == "ranges"));
+        // Range 1 was about to be listed. Joined, "1" and "2" would be a range beyond the end.
+        let mut text = OpenOptions::new().append(true).open(list.unwrap()).unwrap();
+        text.write_all(b"1").unwrap();
+        let resumed = Part::open(dir, &entry).unwrap();
+        assert_eq!(resumed.missing, [1, 2]);
+        resumed.write(2, &range).unwrap();
+        assert_eq!(Part::open(dir, &entry).unwrap().missing, [1]);
     }
 }
