@@ -1,8 +1,8 @@
 //! The benchmark baseline: a raw exchange over the sockets of a group.
 //!
-//! Both ranks write their bytes and read the other's on one socket, spinning until it is done: no
-//! frame, no sum, no sleep. This is close to the maximum that the socket can carry. If the group
-//! encrypts, so does the exchange.
+//! Both ranks write their bytes and read the other's on one socket and spin until both are done: no
+//! frames, no sums, no sleeping. This is close to the maximum that the socket can carry. If the
+//! group encrypts the connection, the exchange is encrypted too.
 
 use std::time::Instant;
 
@@ -11,13 +11,13 @@ use crate::error::{Operation, TransportError};
 use crate::group::{Call, Group};
 use crate::wait::{Fault, Stop, deadline};
 
-/// Rounds between two looks at the clock.
+/// Number of rounds between two checks of the clock.
 const ROUNDS_PER_LOOK: u32 = 1 << 12;
-/// Rounds without a byte after which the core is offered to others before every further round.
-/// A spin that only burns its time slice while the peer waits for the core would be a yardstick
-/// that anything beats.
+/// Number of rounds without progress after which every further round yields the core first. A spin
+/// that burns its time slice while the peer waits for the core would be a baseline that is too easy
+/// to beat.
 const ROUNDS_UNTIL_YIELD: u32 = 16;
-/// Most bytes of one system call.
+/// Maximum number of bytes per system call.
 const STEP_BYTES_MAX: usize = 256 << 10;
 
 /// A raw exchange between two ranks of a group, over their first socket.
@@ -28,21 +28,21 @@ pub struct Bare<'g> {
 }
 
 impl<'g> Bare<'g> {
-    /// Prepares exchanges with `peer`, which does the same with us. The group runs no operation
-    /// meanwhile.
+    /// Prepares exchanges with `peer`, which must do the same with this rank. The group cannot run
+    /// other operations meanwhile.
     ///
     /// # Errors
-    /// When `peer` is no peer of ours.
+    /// [`TransportError::RankOutside`] if `peer` is not another rank of the group.
     pub fn new(group: &'g mut Group, peer: usize) -> Result<Bare<'g>, TransportError> {
         let lane_idx = group.lane_idx(peer)?;
         Ok(Bare { group, lane_idx })
     }
 
-    /// Sends all of `out` and receives as many bytes as `into` holds, both at once.
+    /// Sends all of `out` and, at the same time, receives as many bytes as `into` holds.
     ///
     /// # Errors
     /// [`TransportError::PeerLost`] or, after the group's `op_timeout`,
-    /// [`TransportError::Deadline`]; the group is poisoned then.
+    /// [`TransportError::Deadline`]. Any error poisons the group.
     pub fn exchange(&mut self, out: &[u8], into: &mut [u8]) -> Result<(), TransportError> {
         let started = Instant::now();
         self.rounds(out, into, started).map_err(|stop| {

@@ -1,5 +1,5 @@
-//! Measuring a link: latency and bandwidth of each operation, beside a bare exchange over the
-//! same sockets in the same run.
+//! Measures a link: latency and bandwidth of each operation, beside a bare exchange over the same
+//! sockets in the same run.
 
 use std::time::{Duration, Instant};
 
@@ -8,28 +8,28 @@ use crate::dtype::Dtype;
 use crate::error::TransportError;
 use crate::group::Group;
 
-/// What is measured.
+/// Operation to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LinkOp {
     /// A raw exchange between rank 0 and rank 1, see [`Bare`]. The other ranks wait.
     Bare,
     /// [`Group::all_sum`] of f32.
     AllSum,
-    /// [`Group::all_gather`] of one such part per rank.
+    /// [`Group::all_gather`] with a part of the measured size from each rank.
     AllGather,
-    /// [`Group::send`] from rank 0 to rank 1 and back; half of the time is reported. The other
-    /// ranks wait.
+    /// [`Group::send`] from rank 0 to rank 1 and back; half of the round trip is reported. The
+    /// other ranks wait.
     SendRecv,
-    /// [`Group::barrier`]; only measured for the first size.
+    /// [`Group::barrier`]; measured only for the first size.
     Barrier,
 }
 
 impl LinkOp {
-    /// Everything that can be measured.
+    /// All operations that can be measured.
     pub const ALL: [LinkOp; 5] =
         [LinkOp::Bare, LinkOp::AllSum, LinkOp::AllGather, LinkOp::SendRecv, LinkOp::Barrier];
 
-    /// The name in reports.
+    /// Returns the name used in reports.
     pub const fn name(self) -> &'static str {
         match self {
             LinkOp::Bare => "bare_exchange",
@@ -41,14 +41,14 @@ impl LinkOp {
     }
 }
 
-/// How long to measure.
+/// Limits on the time and the number of calls of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Effort {
     /// Time to spend on each operation and size.
     pub budget: Duration,
-    /// Fewest timed calls, however long they take.
+    /// Minimum number of timed calls, however long they take.
     pub iterations_min: u32,
-    /// Most timed calls, however short they are.
+    /// Maximum number of timed calls, however short they are.
     pub iterations_max: u32,
 }
 
@@ -58,32 +58,32 @@ impl Default for Effort {
     }
 }
 
-/// One measured operation and size, as this rank saw it.
+/// Result for one operation and size, as measured by this rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinkRow {
     /// The operation.
     pub op: LinkOp,
-    /// Bytes of the buffer of one rank.
+    /// Size of each rank's buffer in bytes.
     pub bytes: usize,
-    /// Timed calls.
+    /// Number of timed calls.
     pub iterations: u32,
-    /// Half of the calls took at most this long.
+    /// Median time of a call in microseconds.
     pub median_us: f64,
-    /// Nine of ten calls took at most this long.
+    /// 90th percentile of the call times in microseconds.
     pub p90_us: f64,
-    /// All but one in a hundred calls took at most this long.
+    /// 99th percentile of the call times in microseconds.
     pub p99_us: f64,
-    /// `bytes` over the median time.
+    /// `bytes` divided by the median time.
     pub bytes_per_s: f64,
-    /// The time of each call, in their order.
+    /// Time of each call in microseconds, in the order of the calls.
     pub rounds_us: Vec<f64>,
 }
 
 impl LinkRow {
-    /// The row of these call times, given in the calls' order.
+    /// Computes the row for these call times, given in the order of the calls; sorts `times`.
     ///
     /// # Panics
-    /// When there are no times.
+    /// If `times` is empty.
     pub fn new(op: LinkOp, bytes: usize, times: &mut [Duration]) -> LinkRow {
         assert!(!times.is_empty(), "a row needs at least one timed call");
         let rounds_us = times.iter().map(|time| time.as_secs_f64() * 1e6).collect();
@@ -106,12 +106,13 @@ impl LinkRow {
     }
 }
 
-/// Measures every operation at every size; all ranks call it with the same arguments.
+/// Measures every operation at every size. All ranks must call it with the same arguments.
 ///
-/// Sizes are rounded up to whole f32. What a size or a group cannot do is left out.
+/// Sizes are rounded up to whole f32 elements. [`LinkOp::Bare`] and [`LinkOp::SendRecv`] are left
+/// out in a group of one rank, and [`LinkOp::Barrier`] for all sizes but the first.
 ///
 /// # Errors
-/// The first operation that fails.
+/// Returns the error of the first operation that fails.
 pub fn measure(
     group: &mut Group,
     ops: &[LinkOp],
@@ -136,11 +137,12 @@ pub fn measure(
     Ok(rows)
 }
 
-/// Something to be measured: makes so many calls and adds the time of each.
+/// Something to measure: a function that makes the given number of calls and appends the time of
+/// each.
 pub type Contestant<'a, E> =
     Box<dyn FnMut(&mut Group, u32, &mut Vec<Duration>) -> Result<(), E> + 'a>;
 
-/// The contestant for one of the group's own operations on `bytes` per rank.
+/// Returns the contestant for one of the group's own operations with `bytes` per rank.
 pub fn contestant<'a, E: From<TransportError> + 'a>(
     op: LinkOp,
     bytes: usize,
@@ -150,14 +152,15 @@ pub fn contestant<'a, E: From<TransportError> + 'a>(
     Box::new(move |group, calls, times| Ok(run(group, op, &mut buffers, calls, times)?))
 }
 
-/// Measures several things in short batches by turns, so that a noisy moment of the machine meets
-/// all of them; all ranks call it with the same contestants. The times of each, in their order.
+/// Measures several contestants in short batches in turn, so that a noisy moment of the machine
+/// affects all of them. Returns the call times of each contestant, in the order of `contestants`.
+/// All ranks must call it with the same contestants.
 ///
-/// The group tells the ranks when to begin and rank 0's word how often; the contestants may use
-/// the group or anything else.
+/// The group synchronises the start of each batch, and rank 0 decides the number of calls; the
+/// contestants may use the group or anything else.
 ///
 /// # Errors
-/// The first failure of the group or a contestant.
+/// Returns the first error of the group or of a contestant.
 pub fn in_turns<E: From<TransportError>>(
     group: &mut Group,
     contestants: &mut [Contestant<'_, E>],
@@ -179,13 +182,14 @@ pub fn in_turns<E: From<TransportError>>(
     }
 }
 
-/// Which share of a core each rank's process burns while it waits in a barrier for the last rank,
-/// which comes `late` after the others; all ranks call it with the same argument.
+/// Returns the share of a core that each rank's process uses while it waits in a barrier for the
+/// last rank, which arrives `late` after the others. All ranks must call it with the same argument.
 ///
-/// The share of the last rank is that of a process that sleeps.
+/// The share of the last rank is that of a sleeping process.
 ///
 /// # Errors
-/// The first operation that fails; `late` must be shorter than the group's `op_timeout`.
+/// Returns the error of the first operation that fails; `late` must be shorter than the group's
+/// `op_timeout`.
 pub fn measure_idle(group: &mut Group, late: Duration) -> Result<Vec<f32>, TransportError> {
     group.barrier()?;
     let (started, busy_before) = (Instant::now(), process_time());
@@ -201,7 +205,7 @@ pub fn measure_idle(group: &mut Group, late: Duration) -> Result<Vec<f32>, Trans
     Ok(shares.iter().map(|share| f32::from_le_bytes(*share)).collect())
 }
 
-/// Processor time of all threads of this process so far.
+/// Returns the processor time that all threads of this process have used.
 fn process_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
@@ -221,7 +225,7 @@ impl Buffers {
     }
 }
 
-/// Whether every contestant has had its time, as rank 0 sees it.
+/// Whether every contestant has been measured for long enough, by the clock of this rank.
 fn is_enough(times: &[Vec<Duration>], effort: &Effort) -> bool {
     times.iter().all(|times| {
         let spent: Duration = times.iter().sum();
@@ -230,7 +234,7 @@ fn is_enough(times: &[Vec<Duration>], effort: &Effort) -> bool {
     })
 }
 
-/// How many calls make a tenth of the budget.
+/// Returns the number of calls that take about a tenth of the budget.
 fn batch<E: From<TransportError>>(
     group: &mut Group,
     contestant: &mut Contestant<'_, E>,
@@ -247,7 +251,7 @@ fn batch<E: From<TransportError>>(
     Ok(agree(group, fitting.clamp(1, most.max(1)) as u32)?)
 }
 
-/// The number of rank 0, on every rank.
+/// Returns the `number` of rank 0 on every rank.
 fn agree(group: &mut Group, number: u32) -> Result<u32, TransportError> {
     let number = if group.rank() == 0 { number } else { 0 };
     let mut vote = number.to_le_bytes();
@@ -285,7 +289,7 @@ fn run(
                 times.push(started.elapsed() / 2);
             }
         }
-        // The others wait at the next barrier.
+        // The other ranks wait at the next barrier.
         LinkOp::Bare | LinkOp::SendRecv => times.push(Duration::ZERO),
         LinkOp::AllSum | LinkOp::AllGather | LinkOp::Barrier => {
             for _ in 0..iterations {

@@ -1,8 +1,8 @@
-//! XXH64, a fast 64-bit hash, fed piece by piece.
+//! XXH64, a fast 64-bit hash, computed incrementally.
 //!
 //! Algorithm: "xxHash fast digest algorithm", section XXH64, version 0.2.0
-//! (github.com/Cyan4973/xxHash, `doc/xxhash_spec.md`), with seed 0. It detects accidents; it is
-//! no defence against someone who wants to be believed.
+//! (github.com/Cyan4973/xxHash, `doc/xxhash_spec.md`), with seed 0. It detects accidental
+//! corruption; it does not protect against deliberate modification.
 
 const PRIME_1: u64 = 0x9E37_79B1_85EB_CA87;
 const PRIME_2: u64 = 0xC2B2_AE3D_27D4_EB4F;
@@ -10,14 +10,14 @@ const PRIME_3: u64 = 0x1656_67B1_9E37_79F9;
 const PRIME_4: u64 = 0x85EB_CA77_C2B2_AE63;
 const PRIME_5: u64 = 0x27D4_EB2F_1656_67C5;
 
-/// Bytes that one round consumes.
+/// Number of bytes that one round consumes.
 const STRIPE_BYTES: usize = 32;
 
-/// A hash in the making.
+/// State of a hash that is being computed.
 #[derive(Debug, Clone)]
 pub(crate) struct Xxh64 {
     lanes: [u64; 4],
-    /// Bytes that do not fill a stripe yet; `len % STRIPE_BYTES` of them count.
+    /// Bytes that do not fill a stripe yet; only the first `len % STRIPE_BYTES` are valid.
     rest: [u8; STRIPE_BYTES],
     len: u64,
 }

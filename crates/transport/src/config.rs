@@ -1,4 +1,4 @@
-//! What a rank must know to join a group, and the named limits of this crate.
+//! Parameters with which a rank joins a group, and the limits of this crate.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use crate::error::TransportError;
 
-/// Most ranks in one group. The mesh is full, so every rank holds a socket per peer.
+/// Maximum number of ranks in a group. The mesh is full, so every rank holds a socket per peer.
 pub const RANKS_MAX: usize = 64;
 
-/// Most sockets between two ranks.
+/// Maximum number of sockets between two ranks.
 pub const SOCKETS_PER_PEER_MAX: usize = 16;
 
 /// Parameters with which one rank joins one epoch of a group.
@@ -18,25 +18,26 @@ pub const SOCKETS_PER_PEER_MAX: usize = 16;
 /// rank, and `encrypt` at both ends of each connection; the handshake compares them.
 #[derive(Clone)]
 pub struct GroupConfig {
-    /// This rank, `0..peers.len()`.
+    /// This rank, in `0..peers.len()`.
     pub rank: usize,
-    /// Listening address of every rank, by rank; `[rank]` is our own.
+    /// Listening address of every rank, by rank; `peers[rank]` is this rank's own.
     pub peers: Vec<SocketAddr>,
-    /// Which formation of the group this is. A rank only ever talks to ranks of the same epoch.
+    /// Epoch of the group. A rank only ever communicates with ranks of the same epoch.
     pub epoch: u64,
-    /// Shared by the ranks of this group only. Both ends of a connection prove that they know it,
-    /// and derive their encryption keys from it. [`group_key`](crate::group_key) derives one where
-    /// no coordinator provides a fresh key for each epoch.
+    /// Key that only the ranks of this group share. Both ends of a connection prove that they know
+    /// it, and derive their encryption keys from it. [`group_key`](crate::group_key) derives one
+    /// where no coordinator provides a fresh key for each epoch.
     pub key: [u8; 32],
     /// Whether the connection to each rank is encrypted, by rank.
     pub encrypt: Vec<bool>,
-    /// How long [`Group::join`](crate::Group::join) waits for the others.
+    /// Maximum time that [`Group::join`](crate::Group::join) waits for the other ranks.
     pub join_timeout: Duration,
-    /// How long one operation may take, from its call to its return.
+    /// Maximum duration of one operation, from its call to its return.
     pub op_timeout: Duration,
-    /// Sockets between each pair of ranks; more than one fills a wide link.
+    /// Number of sockets between each pair of ranks; a link of high bandwidth may need more than
+    /// one.
     pub sockets_per_peer: usize,
-    /// Whether every payload is followed by a hash of itself (XXH64).
+    /// Whether every payload is followed by its hash (XXH64).
     pub checksums: bool,
     /// How long a waiting operation polls its sockets before it sleeps.
     pub spin: Duration,
@@ -47,12 +48,12 @@ impl GroupConfig {
     pub const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
     /// Default of [`GroupConfig::op_timeout`].
     pub const OP_TIMEOUT: Duration = Duration::from_secs(60);
-    /// Default of [`GroupConfig::spin`]: longer than a message takes on a fast link, shorter than
-    /// what the scheduler would have given another process anyway.
+    /// Default of [`GroupConfig::spin`]: longer than a message takes on a fast link, and shorter
+    /// than a time slice of the operating system's scheduler.
     pub const SPIN: Duration = Duration::from_micros(100);
 
-    /// A configuration with the default timeouts, one socket per peer, everything encrypted and
-    /// no checksums.
+    /// Returns a configuration with the default timeouts, one socket per peer, encryption for every
+    /// connection and no checksums.
     pub fn new(rank: usize, peers: Vec<SocketAddr>, epoch: u64, key: [u8; 32]) -> GroupConfig {
         GroupConfig {
             rank,

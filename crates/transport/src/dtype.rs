@@ -1,4 +1,4 @@
-//! The element types a group can add up.
+//! The element types that a group can sum.
 
 use std::fmt;
 
@@ -42,7 +42,7 @@ impl Dtype {
         }
     }
 
-    /// The name people write: `f32`, `bf16`, …
+    /// Returns the usual name: `f32`, `bf16`, …
     pub const fn name(self) -> &'static str {
         match self {
             Dtype::F32 => "f32",
@@ -55,7 +55,8 @@ impl Dtype {
         }
     }
 
-    /// Numbers as elements of this type: floats are rounded to nearest, integers towards zero.
+    /// Converts numbers to elements of this type. Floats are rounded to nearest, integers towards
+    /// zero.
     pub fn encode(self, numbers: &[f32]) -> Vec<u8> {
         match self {
             Dtype::F32 => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),

@@ -1,4 +1,4 @@
-//! What can go wrong with a group, with rank, address, operation, phase and elapsed time.
+//! Errors of a group, each with rank, address, operation, phase and elapsed time.
 
 use std::fmt;
 use std::io;
@@ -10,45 +10,46 @@ use crate::dtype::Dtype;
 
 /// Why a group could not be joined, or why an operation failed.
 ///
-/// After any of the *world* errors (from [`PeerLost`](TransportError::PeerLost) to
-/// [`Interrupted`](TransportError::Interrupted)) the group is poisoned: every later operation
-/// returns [`Poisoned`](TransportError::Poisoned) with the first cause.
+/// Any error from [`PeerLost`](TransportError::PeerLost) to
+/// [`Interrupted`](TransportError::Interrupted), and [`Resources`](TransportError::Resources)
+/// during an operation, poisons the group: every later operation returns
+/// [`Poisoned`](TransportError::Poisoned) with the first cause.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum TransportError {
-    /// The listening socket could not be had.
+    /// The listening socket could not be opened.
     #[error("cannot listen on {addr}: {cause}")]
     Bind {
-        /// The address asked for.
+        /// Requested address.
         addr: SocketAddr,
-        /// What the system said.
+        /// Error of the operating system.
         cause: Arc<io::Error>,
     },
-    /// The system gave no socket, pipe or random bytes.
+    /// The operating system refused a socket, a pipe, a poll or random bytes.
     #[error("the system refuses a socket: {cause}")]
     Resources {
-        /// What the system said.
+        /// Error of the operating system.
         cause: Arc<io::Error>,
     },
-    /// A configuration with no ranks or too many.
+    /// The configuration has no ranks or too many.
     #[error("a group of {size} ranks is outside of 1 to {max}")]
     GroupSize {
-        /// Ranks asked for.
+        /// Requested number of ranks.
         size: usize,
         /// [`RANKS_MAX`](crate::RANKS_MAX).
         max: usize,
     },
-    /// A rank that is not one of the group's, or our own where a peer is needed.
+    /// The rank is not one of the group's, or is this rank where a peer is required.
     #[error("rank {rank} is not a peer in a group of {size}")]
     RankOutside {
-        /// The rank asked for.
+        /// Requested rank.
         rank: usize,
-        /// Ranks in the group.
+        /// Number of ranks in the group.
         size: usize,
     },
-    /// A configuration with no sockets between two ranks or too many.
+    /// The configuration has no sockets between two ranks or too many.
     #[error("{found} sockets per peer are outside of 1 to {max}")]
     SocketsPerPeer {
-        /// Sockets asked for.
+        /// Requested number of sockets.
         found: usize,
         /// [`SOCKETS_PER_PEER_MAX`](crate::SOCKETS_PER_PEER_MAX).
         max: usize,
@@ -61,32 +62,32 @@ pub enum TransportError {
         /// Number of ranks in the group.
         size: usize,
     },
-    /// A buffer that does not hold whole elements.
+    /// The size of a buffer is not a multiple of the element size.
     #[error("{bytes} bytes are no whole number of {dtype} elements")]
     UnevenBytes {
-        /// Bytes of the buffer.
+        /// Size of the buffer in bytes.
         bytes: usize,
         /// Its element type.
         dtype: Dtype,
     },
-    /// The result of an all_gather has another size than all parts together.
+    /// The result buffer of an all_gather does not have the size of all parts together.
     #[error("all_gather of {local} bytes from {size} ranks does not fill {out} bytes")]
     GatherSize {
-        /// Bytes of this rank's part.
+        /// Size of this rank's part in bytes.
         local: usize,
-        /// Bytes of the result buffer.
+        /// Size of the result buffer in bytes.
         out: usize,
-        /// Ranks in the group.
+        /// Number of ranks in the group.
         size: usize,
     },
-    /// Not everybody came in time.
+    /// Some ranks did not join in time.
     #[error("the group of epoch {epoch} did not form within {elapsed:.1?}: {absent}")]
     JoinTimeout {
-        /// The epoch that was joined.
+        /// Epoch of the group that was to be joined.
         epoch: u64,
-        /// How long we waited.
+        /// Time for which this rank waited.
         elapsed: Duration,
-        /// Who was missing, and why as far as we know.
+        /// The missing ranks, each with the reason as far as it is known.
         absent: Box<Absences>,
     },
     /// The connection to a rank ended.
@@ -96,65 +97,65 @@ pub enum TransportError {
         rank: usize,
         /// Its listening address.
         addr: SocketAddr,
-        /// In which operation, and when.
+        /// Operation of this rank that failed, and when.
         moment: Box<Moment>,
-        /// What the socket said.
+        /// Error of the socket.
         cause: Arc<io::Error>,
     },
-    /// A rank left the group because of an error of its own, and said so.
+    /// A rank left the group because of an error of its own, and reported it.
     #[error("{moment}: rank {rank} ({addr}) gave up: {reason}")]
     PeerFailed {
         /// The rank that gave up.
         rank: usize,
         /// Its listening address.
         addr: SocketAddr,
-        /// In which operation of ours, and when.
+        /// Operation of this rank that failed, and when.
         moment: Box<Moment>,
-        /// Its own error.
+        /// Error that the rank reported.
         reason: String,
     },
-    /// Ranks did not answer in time.
+    /// Some ranks did not answer in time.
     #[error("{moment}: no answer from {}", Ranks(waiting))]
     Deadline {
-        /// The ranks waited for, with their listening addresses.
+        /// The ranks that this rank waited for, with their listening addresses.
         waiting: Vec<(usize, SocketAddr)>,
-        /// In which operation, and after how long.
+        /// Operation of this rank that failed, and after how long.
         moment: Box<Moment>,
     },
-    /// A rank is doing something else than we are.
+    /// A rank is in another operation than this rank.
     #[error("{moment}: rank {rank} ({addr}) is out of step: we are in {expected}, it sent {found}")]
     Desync {
         /// The rank that sent something else.
         rank: usize,
         /// Its listening address.
         addr: SocketAddr,
-        /// In which operation, and when.
+        /// Operation of this rank that failed, and when.
         moment: Box<Moment>,
-        /// What we expected of it.
+        /// Message that was expected.
         expected: Box<Message>,
-        /// What it sent.
+        /// Message that the rank sent.
         found: Box<Message>,
     },
-    /// What a rank sent is no frame of ours at all.
+    /// A rank sent bytes that are not a frame of this protocol.
     #[error("{moment}: rank {rank} ({addr}) sent no frame but {found:02x?}")]
     Garbled {
         /// The rank.
         rank: usize,
         /// Its listening address.
         addr: SocketAddr,
-        /// In which operation, and when.
+        /// Operation of this rank that failed, and when.
         moment: Box<Moment>,
         /// The first bytes of what it sent.
         found: [u8; 8],
     },
-    /// A payload does not have the hash that its sender computed.
+    /// The hash of a payload does not match the one that its sender computed.
     #[error("{moment}: the payload from rank {rank} ({addr}) was changed on its way")]
     Checksum {
         /// The rank that sent it.
         rank: usize,
         /// Its listening address.
         addr: SocketAddr,
-        /// In which operation, and when.
+        /// Operation of this rank that failed, and when.
         moment: Box<Moment>,
     },
     /// Data on an encrypted connection failed authentication: it was modified in transit, or the
@@ -165,13 +166,13 @@ pub enum TransportError {
         rank: usize,
         /// Its listening address.
         addr: SocketAddr,
-        /// In which operation, and when.
+        /// Operation of this rank that failed, and when.
         moment: Box<Moment>,
     },
     /// [`Interrupter::interrupt`](crate::Interrupter::interrupt) was called.
     #[error("{moment}: interrupted")]
     Interrupted {
-        /// In which operation, and when.
+        /// Operation of this rank that failed, and when.
         moment: Box<Moment>,
     },
     /// The group failed in an earlier operation and can only be joined anew.
@@ -185,7 +186,7 @@ pub enum TransportError {
 }
 
 impl TransportError {
-    /// The first error of a poisoned group, or this error itself.
+    /// Returns the first error of a poisoned group, or this error itself.
     pub fn first_cause(&self) -> &TransportError {
         match self {
             TransportError::Poisoned { cause, .. } => cause.first_cause(),
@@ -193,7 +194,7 @@ impl TransportError {
         }
     }
 
-    /// The ranks that this error holds responsible, if any.
+    /// Returns the ranks that this error holds responsible, if any.
     pub fn ranks(&self) -> Vec<usize> {
         match self.first_cause() {
             TransportError::PeerLost { rank, .. }
@@ -221,17 +222,17 @@ pub enum Operation {
     Join = 1,
     /// Element-wise sum over all ranks.
     AllSum = 2,
-    /// Every rank's part, on every rank.
+    /// Collection of every rank's part on every rank.
     AllGather = 3,
     /// One message to one rank.
     Send = 4,
     /// One message from one rank.
     Recv = 5,
-    /// Nothing but waiting for everyone.
+    /// Waiting until every rank has called it.
     Barrier = 6,
-    /// A raw exchange without frames, the yardstick of benchmarks.
+    /// A raw exchange without frames, the baseline of benchmarks.
     Bare = 7,
-    /// A rank's farewell after an error.
+    /// Last message of a rank after an error, with the reason.
     Abort = 8,
 }
 
@@ -247,7 +248,7 @@ impl Operation {
         Operation::Abort,
     ];
 
-    /// The name people write: `all_sum`, `send`, …
+    /// Returns the usual name: `all_sum`, `send`, …
     pub const fn name(self) -> &'static str {
         match self {
             Operation::Join => "join",
@@ -272,22 +273,22 @@ impl fmt::Display for Operation {
     }
 }
 
-/// What a frame says about the operation it belongs to.
+/// Contents of a frame's header: the operation that the frame belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message {
-    /// The group's epoch.
+    /// Epoch of the group.
     pub epoch: u64,
-    /// Which collective of the group, or which message from that rank, counted from 0.
+    /// Number of the collective in the group, or of the message from that rank, counted from 0.
     pub sequence: u64,
     /// The operation.
     pub operation: Operation,
     /// The element type.
     pub dtype: Dtype,
-    /// Bytes of the caller's buffer.
+    /// Size of the caller's buffer in bytes.
     pub bytes: u64,
-    /// Bytes in the frame, where the operation is cut into several.
+    /// Payload bytes of this frame; less than `bytes` if the operation is cut into several frames.
     pub frame_bytes: u64,
-    /// Which part of the operation: 0, or 1 for the second half of a large all_sum.
+    /// Part of the operation: 0, or 1 for the second half of a large all_sum.
     pub part: u8,
 }
 
@@ -299,16 +300,16 @@ impl fmt::Display for Message {
     }
 }
 
-/// What an operation was doing when it failed.
+/// Phase in which an operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Before anything was sent.
+    /// Before any byte was sent.
     Start,
     /// Forming the mesh of sockets.
     Connect,
-    /// Exchanging a small message whole.
+    /// Exchanging a small message as one frame.
     Exchange,
-    /// Sending the others their parts and adding up our own.
+    /// Sending the other ranks their parts and summing this rank's own.
     ReduceScatter,
     /// Collecting finished parts.
     Gather,
@@ -336,15 +337,15 @@ pub struct Moment {
     pub rank: usize,
     /// The operation.
     pub operation: Operation,
-    /// Its number, see [`Message::sequence`].
+    /// Number of the operation, see [`Message::sequence`].
     pub sequence: u64,
     /// The element type.
     pub dtype: Dtype,
-    /// Bytes of the caller's buffer.
+    /// Size of the caller's buffer in bytes.
     pub bytes: u64,
-    /// What it was doing.
+    /// Phase of the operation.
     pub phase: Phase,
-    /// Time since it was called.
+    /// Time since the call of the operation.
     pub elapsed: Duration,
 }
 
@@ -359,14 +360,14 @@ impl fmt::Display for Moment {
     }
 }
 
-/// Who is missing when a group does not form.
+/// The ranks that are missing when a group does not form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Absences {
     /// The ranks that are missing.
     pub ranks: Vec<Absence>,
-    /// Connections that were turned away because they were none of ours.
+    /// Number of rejected connections that were not part of the group.
     pub strangers: u64,
-    /// The last of those.
+    /// The last rejected connection, with the reason.
     pub last_stranger: Option<(SocketAddr, AbsenceReason)>,
 }
 
@@ -391,36 +392,36 @@ pub struct Absence {
     pub rank: usize,
     /// Its listening address.
     pub addr: SocketAddr,
-    /// Why, as far as we know.
+    /// Reason, as far as it is known.
     pub reason: AbsenceReason,
 }
 
 /// Why a connection did not become part of the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AbsenceReason {
-    /// It was to connect to us and did not.
+    /// It should have connected to this rank and did not.
     NeverConnected,
     /// The network has not answered yet.
     NoConnection,
     /// The operating system could not connect.
     Unreachable(io::ErrorKind),
-    /// The connection is open and nothing was said on it: the rank is not joining.
+    /// The connection is open, but the rank has sent nothing: it is not joining.
     Silent,
     /// The connection was closed before the handshake was complete.
     Closed,
-    /// It speaks something else.
+    /// It speaks another protocol.
     Foreign,
     /// It speaks another version of this protocol.
     Version(u32),
     /// It is in another epoch.
     Epoch(u64),
-    /// Its group has another size, other settings, or it takes us for another rank.
+    /// Its group has another size or other settings, or it takes this rank for another one.
     Settings,
-    /// Another process has already taken that place.
+    /// Another process already has that place in the group.
     Taken,
     /// It does not know the key of the group, or its messages were modified in transit.
     Secret,
-    /// It is connected to us but has not met all the others.
+    /// It is connected to this rank but not yet to all the others.
     Unready,
 }
 

@@ -12,9 +12,9 @@ use crate::dtype::Dtype;
 use crate::error::{Message, Operation};
 
 pub(crate) const HEADER_BYTES: usize = 48;
-/// Bytes of the hash behind a payload when checksums are on.
+/// Size of the hash that follows a payload when checksums are on.
 pub(crate) const TRAILER_BYTES: usize = 8;
-/// Longest reason that a rank sends along when it gives up.
+/// Maximum size of the reason that a rank sends when it gives up.
 pub(crate) const REASON_BYTES_MAX: usize = 512;
 
 const MAGIC: [u8; 4] = *b"JKLF";
@@ -22,7 +22,7 @@ const VERSION: u8 = 1;
 
 pub(crate) type HeaderBytes = [u8; HEADER_BYTES];
 
-/// The bytes of the header that rank `rank` sends for `message`.
+/// Encodes the header that `rank` sends for `message`.
 pub(crate) fn encode(message: &Message, rank: usize) -> HeaderBytes {
     let mut bytes = [0; HEADER_BYTES];
     bytes[..4].copy_from_slice(&MAGIC);
@@ -38,7 +38,7 @@ pub(crate) fn encode(message: &Message, rank: usize) -> HeaderBytes {
     bytes
 }
 
-/// What a header says, or `None` if it is none of ours.
+/// Decodes a header; `None` if it is not one of this protocol and version.
 pub(crate) fn decode(bytes: &HeaderBytes) -> Option<Message> {
     let word = |at: usize| {
         u64::from_le_bytes(*bytes[at..].first_chunk().expect("the header is longer than that"))
@@ -57,14 +57,14 @@ pub(crate) fn decode(bytes: &HeaderBytes) -> Option<Message> {
     })
 }
 
-/// The hash that follows a payload when checksums are on.
+/// Returns the hash that follows a payload when checksums are on.
 pub(crate) fn trailer(payload: &[u8]) -> [u8; TRAILER_BYTES] {
     let mut hash = Xxh64::new();
     hash.update(payload);
     hash.finish().to_le_bytes()
 }
 
-/// The farewell of a rank that gives up, with its reason.
+/// Encodes the last frame of a rank that gives up, with the reason cut to [`REASON_BYTES_MAX`].
 pub(crate) fn abort(epoch: u64, rank: usize, reason: &str) -> Vec<u8> {
     let mut end = reason.len().min(REASON_BYTES_MAX);
     while !reason.is_char_boundary(end) {

@@ -19,58 +19,60 @@ use crate::sum::sum_in_rank_order;
 use crate::wait::{Fault, Stop, Wait, deadline};
 use crate::whole;
 
-/// Largest buffer that an all_sum of two ranks exchanges whole. More ranks would send more bytes
-/// that way than in segments, so that for them the limit falls with the square of their number.
+/// Largest buffer that an all_sum of two ranks exchanges as one frame. Among more ranks a direct
+/// exchange sends more bytes than one in segments, so the limit is divided by the square of the
+/// number of peers.
 const DIRECT_BYTES_MAX: usize = 256 << 10;
-/// Longest other message that is sent as one piece.
+/// Largest message of the other operations that is sent as one frame.
 const WHOLE_BYTES_MAX: usize = 32 << 10;
-/// Shortest message that is spread over all sockets of a peer.
+/// Smallest message that is spread over all sockets of a peer.
 const STRIPED_BYTES_MIN: usize = 1 << 20;
 
 /// One rank's part in one epoch of a group.
 ///
 /// Every rank must call the same collectives in the same order with the same type and size;
-/// messages between two ranks are matched in the order of their calls. Anything else is
+/// messages between two ranks are matched in the order of the calls. Any mismatch is
 /// [`TransportError::Desync`].
 ///
-/// After an error of the world the group is *poisoned*: the peers are told why if they can still
-/// hear it, every later operation returns the first cause, and the ranks join the next epoch.
-/// Errors about the caller's own arguments are found before anything is sent and poison nothing.
+/// After an error of the network, a peer or the system the group is *poisoned*: the peers receive
+/// the reason if they can still be reached, every later operation returns the first cause, and the
+/// ranks join the next epoch. Errors in the caller's own arguments are detected before any byte is
+/// sent and do not poison the group.
 ///
-/// Ranks that part as friends end with a [`barrier`](Group::barrier): a connection that is closed
-/// with unread messages may take along what was sent last.
+/// Ranks should end with a [`barrier`](Group::barrier): closing a connection with unread messages
+/// may discard what was sent last.
 #[derive(Debug)]
 pub struct Group {
     config: GroupConfig,
     interrupter: Interrupter,
     /// Ordered by (socket, peer).
     lanes: Vec<Lane>,
-    /// Collectives begun.
+    /// Number of collectives begun.
     collectives: u64,
-    /// Messages begun, by rank.
+    /// Number of messages begun, by rank.
     sends: Vec<u64>,
     recvs: Vec<u64>,
-    /// A small frame on its way to everyone.
+    /// A small frame that is being sent to every peer.
     outbox: Vec<u8>,
     ring: Vec<u8>,
     stats: GroupStats,
     failed: Option<Arc<TransportError>>,
 }
 
-/// What a group has done so far.
+/// Counters of what a group has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GroupStats {
-    /// Operations that came to their end.
+    /// Number of operations that completed.
     pub operations: u64,
-    /// Payload bytes sent to all peers together.
+    /// Payload bytes sent to all peers.
     pub bytes_sent: u64,
-    /// Payload bytes received from all peers together.
+    /// Payload bytes received from all peers.
     pub bytes_received: u64,
-    /// Time inside operations.
+    /// Time spent in operations.
     pub spent: Duration,
-    /// The part of it in which no byte moved.
+    /// Part of `spent` in which no byte moved.
     pub waited: Duration,
-    /// How often a wait was long enough to sleep.
+    /// Number of times that a waiting operation went to sleep.
     pub sleeps: u64,
 }
 
@@ -86,10 +88,10 @@ pub(crate) struct Call {
 }
 
 impl Group {
-    /// Joins the group of this epoch: returns when every rank has met every other.
+    /// Joins the group of this epoch. Returns when every rank is connected to every other.
     ///
-    /// Ranks may come in any order. The higher rank dials, the lower accepts; connections that
-    /// do not belong to this epoch of this group are dropped.
+    /// Ranks may start in any order. The higher rank dials, the lower accepts; connections that do
+    /// not belong to this epoch of this group are dropped.
     ///
     /// # Errors
     /// [`TransportError::JoinTimeout`] names the ranks that are missing; a rank that leaves again
@@ -98,7 +100,8 @@ impl Group {
         Group::join_interruptible(listener, config, Interrupter::new()?)
     }
 
-    /// Joins as [`Group::join`] does; `interrupter` can end the joining, and later the group.
+    /// Joins as [`Group::join`] does; `interrupter` can interrupt the join, and later the
+    /// operations of the group.
     ///
     /// # Errors
     /// As [`Group::join`], and [`TransportError::Interrupted`].
@@ -145,39 +148,39 @@ impl Group {
         Ok(group)
     }
 
-    /// This rank.
+    /// Returns this rank.
     pub fn rank(&self) -> usize {
         self.config.rank
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.config.size()
     }
 
-    /// Which formation of the group this is.
+    /// Returns the epoch of the group.
     pub fn epoch(&self) -> u64 {
         self.config.epoch
     }
 
-    /// What the group has done so far, forming it not counted.
+    /// Returns what the group has done since it was joined.
     pub fn stats(&self) -> GroupStats {
         self.stats
     }
 
-    /// Ends blocked and later operations from another thread.
+    /// Returns a handle that ends the blocked and all later operations from another thread.
     pub fn interrupter(&self) -> Interrupter {
         self.interrupter.clone()
     }
 
     /// Replaces `data` by the element-wise sum over all ranks.
     ///
-    /// The ranks are added in rank order, `((x0 + x1) + x2) + …`, whatever the size and timing:
-    /// the result has the same bits on every rank and in every run. f16 and bf16 are accumulated
+    /// The buffers are added in rank order, `((x0 + x1) + x2) + …`, whatever the size and timing,
+    /// so the result has the same bits on every rank and in every run. f16 and bf16 are accumulated
     /// in f32 and rounded once; integers wrap.
     ///
     /// # Errors
-    /// See [`Group`]; after one, `data` holds nothing of meaning.
+    /// See [`Group`]. After an error the contents of `data` are unspecified.
     pub fn all_sum(&mut self, data: &mut [u8], dtype: Dtype) -> Result<(), TransportError> {
         whole_elements(data.len(), dtype)?;
         let call = self.collective(Operation::AllSum, dtype, data.len());
@@ -197,10 +200,11 @@ impl Group {
         })
     }
 
-    /// Collects `local` of every rank in `out`, by rank. All parts have the same size.
+    /// Collects `local` of every rank in `out`, in rank order. All parts must have the same size.
     ///
     /// # Errors
-    /// See [`Group`]; [`TransportError::GatherSize`] if `out` is not `size` times `local`.
+    /// See [`Group`]; [`TransportError::GatherSize`] if `out` is not `size` times as long as
+    /// `local`.
     pub fn all_gather(
         &mut self,
         local: &[u8],
@@ -231,8 +235,8 @@ impl Group {
 
     /// Sends `data` to rank `to`, which must call [`Group::recv`] with the same type and size.
     ///
-    /// Returns when the system has taken all of it. Two ranks may send to each other first and
-    /// receive then: up to 64 MiB from each socket are taken in meanwhile.
+    /// Returns when the operating system has accepted all of it. Two ranks may both send to each
+    /// other before they receive: meanwhile up to 64 MiB per socket are received and buffered.
     ///
     /// # Errors
     /// See [`Group`].
@@ -253,7 +257,7 @@ impl Group {
         })
     }
 
-    /// Receives into `data` what rank `from` sends with the same type and size.
+    /// Receives into `data` the message that rank `from` sends with the same type and size.
     ///
     /// # Errors
     /// See [`Group`].
@@ -291,7 +295,7 @@ impl Group {
         self.run(call, |group, wait| group.exchange(&call, &[], wait))
     }
 
-    // How operations are built.
+    // Building of operations.
 
     fn call(&self, operation: Operation, sequence: u64, dtype: Dtype, bytes: usize) -> Call {
         let started = Instant::now();
@@ -313,7 +317,7 @@ impl Group {
         &mut self.lanes[lane_idx]
     }
 
-    /// The first lane to a peer.
+    /// Returns the index of the first lane to a peer.
     pub(crate) fn lane_idx(&self, peer: usize) -> Result<usize, TransportError> {
         let own = self.config.rank;
         match peer {
@@ -325,7 +329,7 @@ impl Group {
         }
     }
 
-    /// Runs an operation: poisoned groups refuse it, errors poison the group.
+    /// Runs an operation: returns an error if the group is poisoned, and poisons it on an error.
     fn run(
         &mut self,
         call: Call,
@@ -383,7 +387,8 @@ impl Group {
         }
     }
 
-    /// Sends `payload` to every peer and receives as many bytes into every inbox.
+    /// Sends `payload` to every peer and receives a frame of the same size from each into the
+    /// lane's inbox.
     fn exchange(&mut self, call: &Call, payload: &[u8], wait: &mut Wait<'_>) -> Result<(), Stop> {
         let num_peers = self.size() - 1;
         self.fill_outbox(call, payload);
@@ -393,7 +398,7 @@ impl Group {
         whole::exchange(&mut self.lanes[..num_peers], Some(&self.outbox), Some(expected), wait)
     }
 
-    /// Sockets per peer that an operation of this size uses.
+    /// Returns the number of sockets per peer that an operation of this size uses.
     fn num_stripes(&self, bytes: usize) -> usize {
         if bytes < STRIPED_BYTES_MIN { 1 } else { self.config.sockets_per_peer }
     }
@@ -513,7 +518,7 @@ impl Group {
         streams.run(wait)
     }
 
-    // How they fail.
+    // Failure of operations.
 
     pub(crate) fn fail(&mut self, stop: Stop, call: &Call) -> TransportError {
         let moment = Box::new(Moment {
@@ -550,7 +555,7 @@ impl Group {
             }
         };
         let reason = match &error {
-            // The first reason goes round, not a chain of who heard it from whom.
+            // Forwards the first reason rather than a chain of who reported it to whom.
             TransportError::PeerFailed { reason, .. } => reason.clone(),
             error => error.to_string(),
         };
@@ -578,10 +583,10 @@ impl Group {
         }
     }
 
-    /// The ranks that an operation waited for when its time was up.
+    /// Returns the ranks that an operation waited for when its deadline passed.
     ///
-    /// A rank that is late holds up the others, so that nearly every lane is unfinished; it is
-    /// found where we could read and nothing came, in the earliest part of the operation.
+    /// A late rank holds up the others, so nearly every lane is unfinished. The late rank is the
+    /// one whose lane waited to read and received nothing, in the earliest part of the operation.
     fn waiting(&self, call: &Call) -> Vec<(usize, std::net::SocketAddr)> {
         let part = self.lanes.iter().filter_map(Lane::unfinished_part).min();
         let unfinished = || {
@@ -600,7 +605,7 @@ impl Group {
     }
 }
 
-/// Whether an all_sum of this size is exchanged whole.
+/// Whether an all_sum of this size is exchanged as one frame per peer.
 fn is_direct(bytes: usize, num_peers: usize) -> bool {
     bytes.saturating_mul(num_peers * num_peers) <= DIRECT_BYTES_MAX
 }
@@ -612,7 +617,8 @@ fn whole_elements(bytes: usize, dtype: Dtype) -> Result<(), TransportError> {
     Err(TransportError::UnevenBytes { bytes, dtype })
 }
 
-/// The group that did not form because these ranks are connected to us but not to everyone.
+/// Returns the error for a group that did not form because these ranks are connected to this rank
+/// but not to every other.
 fn unready(
     epoch: u64,
     waiting: &[(usize, std::net::SocketAddr)],

@@ -34,26 +34,26 @@ const CHECKSUMS: u32 = 1;
 const ENCRYPT: u32 = 2;
 const AES: u32 = 4;
 
-/// 32 random bytes, used once.
+/// 32 random bytes that are used only once.
 pub(crate) type Nonce = [u8; 32];
 
-/// Random bytes from the system.
+/// Returns a nonce from the operating system's random number generator.
 pub(crate) fn nonce() -> io::Result<Nonce> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes)?;
     Ok(bytes)
 }
 
-/// The first words of the rank that dials.
+/// First message of the rank that dials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) epoch: u64,
     /// The rank that dials.
     pub(crate) rank: u32,
-    /// The rank it believes to reach.
+    /// The rank that it means to reach.
     pub(crate) peer: u32,
     pub(crate) size: u32,
-    /// Which of the sockets between the two ranks this is.
+    /// Index of this socket among those between the two ranks.
     pub(crate) socket: u32,
     pub(crate) sockets_per_peer: u32,
     pub(crate) checksums: bool,
@@ -125,7 +125,7 @@ impl Hello {
         })
     }
 
-    /// What the accepting rank says to it, not looking at places that are taken.
+    /// Returns the accepting rank's verdict, apart from whether the place is already taken.
     pub(crate) fn verdict(&self, config: &GroupConfig) -> Verdict {
         if self.epoch != config.epoch {
             return Verdict::Epoch;
@@ -142,7 +142,7 @@ impl Hello {
     }
 }
 
-/// What the accepting rank makes of a hello.
+/// Decision of the accepting rank on a hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Verdict {
@@ -153,7 +153,7 @@ pub(crate) enum Verdict {
     Taken = 4,
 }
 
-/// The answer of the rank that accepts.
+/// Reply of the rank that accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Reply {
     pub(crate) verdict: Verdict,
@@ -179,7 +179,7 @@ impl Reply {
     }
 
     /// # Errors
-    /// Why the accepting side is no rank of ours, or does not want us.
+    /// The reason if the accepting side is not a rank of this group or refuses the connection.
     pub(crate) fn check(
         bytes: &[u8; REPLY_BYTES],
         key: &[u8; 32],
@@ -205,7 +205,7 @@ impl Reply {
     }
 }
 
-/// The dialling side's proof, its last word before frames.
+/// Returns the dialling side's proof, its last message before frames.
 pub(crate) fn proof(
     key: &[u8; 32],
     hello: &[u8; HELLO_BYTES],
@@ -214,8 +214,8 @@ pub(crate) fn proof(
     hmac(key, &[b"jackalope dials", hello, reply])
 }
 
-/// Keys that seal and open the records of a connection, if it is encrypted. They must not be used
-/// before both sides have proved that they know the group's key.
+/// Returns the keys that seal and open the records of a connection, or `None` if it is not
+/// encrypted. They must not be used before both sides have proved that they know the group's key.
 pub(crate) fn keys(
     config: &GroupConfig,
     is_dialler: bool,
@@ -234,7 +234,7 @@ fn bit(bit: u32, is_set: bool) -> u32 {
     if is_set { bit } else { 0 }
 }
 
-/// HMAC-SHA256 of `parts` after each other.
+/// Returns the HMAC-SHA256 of the concatenated `parts`.
 fn hmac(key: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
     let mut mac = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, key));
     parts.iter().for_each(|part| mac.update(part));
@@ -242,7 +242,8 @@ fn hmac(key: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
     *tag.as_ref().first_chunk().expect("SHA-256 has 32 bytes")
 }
 
-/// Whether two proofs are the same, in a time that does not tell where they differ.
+/// Whether two proofs are equal. The comparison takes constant time, so its duration does not
+/// reveal where they differ.
 pub(crate) fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |acc, (a, b)| acc | (a ^ b)) == 0
 }

@@ -1,4 +1,4 @@
-//! Ending and watching an operation from another thread.
+//! Interrupts and observes an operation from another thread.
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,37 +9,37 @@ use std::time::{Duration, Instant};
 
 use crate::error::TransportError;
 
-/// Makes every blocked and every later operation of its group fail at once, and tells how long the
-/// running one has been waiting for a peer.
+/// Makes every blocked and every later operation of its group fail at once, and reports how long
+/// the running one has been waiting for a peer.
 ///
-/// Clones belong to the same group. There is no way back: a group that was interrupted is joined
-/// anew, in its next epoch.
+/// Clones belong to the same group. An interrupt cannot be undone: the ranks must join the group
+/// again, in its next epoch.
 #[derive(Debug, Clone)]
 pub struct Interrupter {
     shared: Arc<Shared>,
 }
 
-/// No operation sleeps.
+/// Value of `asleep_since_ns` while no operation sleeps.
 const AWAKE: u64 = u64::MAX;
 
 #[derive(Debug)]
 struct Shared {
     raised: AtomicBool,
     made_at: Instant,
-    /// When the running operation began to sleep, in nanoseconds after `made_at`;
-    /// [`AWAKE`] while none does.
+    /// Time at which the running operation began to sleep, in nanoseconds after `made_at`;
+    /// [`AWAKE`] while none sleeps.
     asleep_since_ns: AtomicU64,
-    /// Readable for ever once `raised`, so that a sleeping poll wakes. Nobody drains it.
+    /// Stays readable once `raised` is set, so that a sleeping poll wakes; it is never drained.
     wake: UnixStream,
     waker: UnixStream,
 }
 
 impl Interrupter {
-    /// An interrupter that is not yet raised, for
+    /// Creates an interrupter that is not yet raised, for
     /// [`Group::join_interruptible`](crate::Group::join_interruptible).
     ///
     /// # Errors
-    /// When the process has no file descriptors left.
+    /// [`TransportError::Resources`] if the process has no file descriptors left.
     pub fn new() -> Result<Interrupter, TransportError> {
         let (wake, waker) = UnixStream::pair()
             .and_then(|(wake, waker)| {
@@ -61,7 +61,7 @@ impl Interrupter {
     /// [`TransportError::Interrupted`].
     pub fn interrupt(&self) {
         self.shared.raised.store(true, Ordering::Release);
-        // A full pipe is readable too, which is all that is wanted.
+        // If the pipe is full, the write fails, but the other end is readable already.
         let _ = (&self.shared.waker).write(&[1]);
     }
 
@@ -70,8 +70,8 @@ impl Interrupter {
         self.shared.raised.load(Ordering::Acquire)
     }
 
-    /// How long the running operation has slept because no byte could be moved: the peers are at
-    /// fault, not this rank. Zero while it computes or makes progress.
+    /// Returns how long the running operation has slept because no byte could be moved, which is
+    /// the fault of the peers and not of this rank. Zero while it computes or makes progress.
     pub fn waiting(&self) -> Duration {
         match self.shared.asleep_since_ns.load(Ordering::Relaxed) {
             AWAKE => Duration::ZERO,

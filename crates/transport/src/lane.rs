@@ -1,10 +1,10 @@
-//! One connection to one peer: at most one frame on its way out and one on its way in.
+//! A connection to one peer, with at most one outgoing and one incoming frame at a time.
 //!
-//! A lane never blocks. A driver calls its steps in turn with those of other lanes; each step
-//! moves what the socket takes or has, and says whether that was anything.
+//! A lane never blocks. A driver calls its steps in turn with those of other lanes; each step moves
+//! as many bytes as the socket accepts or holds, and returns whether any byte moved.
 //!
-//! Small frames are moved *whole*, header and payload in one system call; the payload then lies
-//! in the lane's inbox. Large frames are *streamed* from and into the caller's memory.
+//! Small frames are moved *whole*, header and payload in one system call; the payload is then in
+//! the lane's inbox. Large frames are *streamed* from and into the caller's memory.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,9 +16,10 @@ use crate::frame::{self, HEADER_BYTES, HeaderBytes, REASON_BYTES_MAX, TRAILER_BY
 use crate::wait::{Fault, Stop};
 use crate::wire::Wire;
 
-/// Most bytes that one step writes or reads, so that no lane starves another.
+/// Maximum number of bytes that one step writes or reads, so that no lane starves another.
 const STEP_BYTES_MAX: usize = 256 << 10;
-/// Most bytes of point-to-point messages that a lane keeps before anybody asked for them.
+/// Maximum number of bytes of point-to-point messages that a lane buffers before they are
+/// requested.
 const EARLY_BYTES_MAX: usize = 64 << 20;
 
 /// A connection to a peer and the frames in flight on it.
@@ -55,17 +56,18 @@ struct Incoming {
     got: usize,
     hash: Xxh64,
     trailer: [u8; TRAILER_BYTES],
-    /// Whether the frame goes into `inbox`.
+    /// Whether the frame is received into `inbox`.
     whole: bool,
     inbox: Vec<u8>,
 }
 
-/// The beginning of a frame, or all of it, that arrived before anybody asked for it.
+/// The beginning of a frame, or all of it, that arrived before the caller requested it.
 #[derive(Debug)]
 struct Early {
     frame: Vec<u8>,
     got: usize,
-    /// Nothing more of it is read for now: it is no point-to-point message, or too long.
+    /// Whether reading of the frame is paused: it is not a point-to-point message, or it is too
+    /// large.
     parked: bool,
 }
 
@@ -122,12 +124,12 @@ impl Lane {
         &mut self.wire
     }
 
-    /// Whether the driver could use what the peer sends next.
+    /// Whether the lane waits for bytes from the peer.
     pub(crate) fn wants_read(&self) -> bool {
         self.wants_read
     }
 
-    /// Whether there are bytes that the socket did not take.
+    /// Whether the lane has bytes that the socket has not accepted yet.
     pub(crate) fn wants_write(&self) -> bool {
         self.wants_write
     }
@@ -140,7 +142,8 @@ impl Lane {
         self.inc.got == self.inc.total_bytes
     }
 
-    /// Part of the frames that are unfinished, if any is.
+    /// Returns the part number of the unfinished frames, if any; the lower one if both are
+    /// unfinished.
     pub(crate) fn unfinished_part(&self) -> Option<u8> {
         let out = (!self.is_sent()).then_some(self.out.part);
         let inc = (!self.is_received()).then_some(self.inc.expected.part);
@@ -150,12 +153,12 @@ impl Lane {
         }
     }
 
-    /// Payload bytes of the current frame that have arrived.
+    /// Returns the number of payload bytes of the current frame that have arrived.
     pub(crate) fn payload_received(&self) -> usize {
         self.inc.got.saturating_sub(HEADER_BYTES).min(self.inc.payload_bytes)
     }
 
-    /// Forgets what the last operation waited for.
+    /// Clears what the last operation waited for.
     pub(crate) fn rest(&mut self) {
         self.wants_read = false;
         self.wants_write = false;
@@ -171,7 +174,7 @@ impl Lane {
 
     // Whole frames.
 
-    /// Begins to send a frame that the driver holds.
+    /// Begins to send a frame that the driver keeps in memory.
     pub(crate) fn begin_push_whole(&mut self, frame_bytes: usize) {
         debug_assert!(self.is_sent(), "the last frame is still on its way");
         self.out.part = 0;
@@ -179,7 +182,7 @@ impl Lane {
         self.out.total_bytes = frame_bytes;
     }
 
-    /// Sends more of `frame`, the same on every call.
+    /// Sends more of `frame`, which must be the same on every call. Returns whether any byte moved.
     pub(crate) fn push_whole(&mut self, frame: &[u8]) -> Result<bool, Stop> {
         if self.is_sent() {
             return Ok(false);
@@ -215,7 +218,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Receives more of a small frame.
+    /// Receives more of a small frame. Returns whether any byte moved.
     pub(crate) fn pull_whole(&mut self) -> Result<bool, Stop> {
         if self.is_received() {
             return Ok(false);
@@ -262,7 +265,7 @@ impl Lane {
         Ok(())
     }
 
-    /// The payload of a whole frame that has been received.
+    /// Returns the payload of a whole frame that has been received.
     pub(crate) fn payload(&self) -> &[u8] {
         &self.inc.inbox[HEADER_BYTES..HEADER_BYTES + self.inc.payload_bytes]
     }
@@ -281,7 +284,8 @@ impl Lane {
         self.out.hash = Xxh64::new();
     }
 
-    /// Sends more of the frame with this `payload`, of which the first `available` bytes may go.
+    /// Sends more of the frame with this `payload`, of which only the first `available` bytes may
+    /// be sent yet. Returns whether any byte moved.
     pub(crate) fn push(&mut self, payload: &[u8], available: usize) -> Result<bool, Stop> {
         self.wants_write = false;
         if self.is_sent() {
@@ -310,7 +314,7 @@ impl Lane {
         Ok(moved)
     }
 
-    /// Writes once; `None` when there is nothing that may go.
+    /// Writes once; returns `None` if nothing may be sent yet.
     fn push_piece(&mut self, payload: &[u8], available: usize) -> io::Result<Option<usize>> {
         let out = &mut self.out;
         let at = out.sent.checked_sub(HEADER_BYTES);
@@ -338,7 +342,8 @@ impl Lane {
         Ok(Some(sent))
     }
 
-    /// Begins to receive a large frame; what had arrived of it early goes into `payload`.
+    /// Begins to receive a large frame; the payload bytes that have arrived early are copied to
+    /// `payload`.
     pub(crate) fn begin_pull_stream(
         &mut self,
         expected: Message,
@@ -366,8 +371,8 @@ impl Lane {
         self.finish_stream()
     }
 
-    /// Receives more of a large frame; `window` is where its next payload bytes go, and may be
-    /// shorter than what is missing.
+    /// Receives more of a large frame. `window` is the place of its next payload bytes and may be
+    /// shorter than what is missing. Returns whether any byte moved.
     pub(crate) fn pull(&mut self, window: &mut [u8]) -> Result<bool, Stop> {
         self.wants_read = false;
         if self.is_received() {
@@ -400,7 +405,7 @@ impl Lane {
         (HEADER_BYTES..HEADER_BYTES + self.inc.payload_bytes).contains(&self.inc.got)
     }
 
-    /// Reads once; 0 when there is nothing.
+    /// Reads once; returns 0 if there is nothing to read.
     fn pull_piece(&mut self, window: &mut [u8]) -> Result<usize, Fault> {
         let inc = &mut self.inc;
         let got = match inc.got.checked_sub(HEADER_BYTES) {
@@ -430,7 +435,7 @@ impl Lane {
         if self.is_received() && wrong { Err(self.stop(Fault::Checksum)) } else { Ok(()) }
     }
 
-    // Both.
+    // Both kinds of frames.
 
     fn begin_pull(&mut self, expected: Message, whole: bool) -> usize {
         debug_assert!(self.is_received(), "the last frame is still arriving");
@@ -447,7 +452,7 @@ impl Lane {
         total_bytes
     }
 
-    /// Compares what arrived with what was expected; `rest` is what arrived behind it.
+    /// Compares the header that arrived with the expected one; `rest` is what arrived after it.
     fn check_header(&mut self, header: &HeaderBytes, rest: &[u8]) -> Result<(), Fault> {
         if *header == self.inc.expected_header {
             return Ok(());
@@ -461,7 +466,7 @@ impl Lane {
         }
     }
 
-    /// The reason behind the header of a farewell; it was written together with it.
+    /// Returns the reason that follows the header of an abort frame; both were written together.
     fn reason(&mut self, abort: &Message, rest: &[u8]) -> String {
         let reason_bytes = (abort.frame_bytes as usize).min(REASON_BYTES_MAX);
         let mut reason = rest[..rest.len().min(reason_bytes)].to_vec();
@@ -472,7 +477,8 @@ impl Lane {
         String::from_utf8_lossy(&reason).into_owned()
     }
 
-    /// Why writing failed: what the peer said last explains it better than the system does.
+    /// Returns why writing failed. The last message of the peer, if there is one, explains that
+    /// better than the error of the operating system.
     fn lost(&mut self, cause: io::Error) -> Stop {
         let said = if self.is_received() {
             self.pull_early().err()
@@ -489,8 +495,8 @@ impl Lane {
         self.stop(Fault::Lost(cause))
     }
 
-    /// Takes in point-to-point messages that nobody has asked for yet, so that two ranks that
-    /// send to each other both come to an end.
+    /// Receives point-to-point messages that have not been requested yet, so that two ranks that
+    /// send to each other at the same time do not block each other.
     pub(crate) fn pull_early(&mut self) -> Result<bool, Stop> {
         let held: usize = self.early.iter().map(|early| early.frame.len()).sum();
         let is_full = |early: &Early| early.parked || early.got < early.frame.len();
@@ -517,7 +523,7 @@ impl Lane {
         Ok(got > 0)
     }
 
-    /// Makes room for the message whose header has just arrived early.
+    /// Allocates memory for the message whose header has just arrived early, or parks it.
     fn size_early(&mut self, held: usize) -> Result<(), Stop> {
         let early = self.early.back().expect("its header has just arrived");
         let header: HeaderBytes = *early.frame.first_chunk().expect("its header has just arrived");
@@ -545,7 +551,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Says farewell if no frame is under way, and closes the sending side.
+    /// Sends the abort frame if no other frame is half sent, and closes the sending side.
     pub(crate) fn abort(&mut self, frame: &[u8]) {
         if self.out.sent == 0 || self.is_sent() {
             let _ = self.wire.write(frame);
@@ -565,10 +571,10 @@ mod tests {
     use super::*;
     use crate::seal::{self, Cipher, HEAD_BYTES, Opener, RECORD_BYTES_MAX};
 
-    /// Long enough for a loaded machine, short enough to end a hanging test.
+    /// Test timeout: long enough for a loaded machine, short enough to end a hanging test.
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Both ends of a connection with the smallest buffers that the system allows.
+    /// Returns both ends of a connection with the smallest buffers that the system allows.
     fn narrow() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         set_socket_recv_buffer_size(&listener, 1).unwrap();

@@ -7,17 +7,18 @@
 //!   timeout, and the error names the ranks and addresses at fault. A lost peer is noticed at once,
 //!   and a rank that gives up reports the reason to the others.
 //! - **No silent errors.** Every message carries epoch, sequence, operation, type and size; a rank
-//!   that is out of step is an error that names both sides. Payload hashes are optional.
+//!   that is out of step causes an error that names both sides. Payload hashes are optional.
 //! - **The same bits on every rank, in every run.** Sums are computed in rank order, whatever the
 //!   timing, the size or the number of sockets.
-//! - **Idle costs nothing.** A waiting operation spins briefly, offering its core to others, and
-//!   then sleeps.
-//! - **Authentication.** Every peer has to prove the group's key, for the current epoch.
-//! - **Confidentiality and integrity** on connections that are encrypted; all are, unless
-//!   [`GroupConfig::encrypt`] disables it.
+//! - **Idle costs nothing.** A waiting operation spins briefly, yielding its core to other threads,
+//!   and then sleeps.
+//! - **Authentication.** Every peer has to prove that it knows the group's key, for the current
+//!   epoch.
+//! - **Confidentiality and integrity** on encrypted connections. All connections are encrypted
+//!   unless [`GroupConfig::encrypt`] disables it.
 //!
-//! A rank process binds one [`Listener`] for its life. For each epoch it joins a [`Group`] through
-//! it; after an error the group is dropped and the survivors join the next epoch.
+//! A rank process binds one [`Listener`] for its lifetime. For each epoch it joins a [`Group`]
+//! through it; after an error the group is dropped and the survivors join the next epoch.
 //!
 //! This crate knows nothing of models, MLX or the control plane: buffers are bytes of a [`Dtype`].
 //!

@@ -11,8 +11,8 @@ use crate::error::TransportError;
 /// Length of the listen queue; unauthenticated connections would fill a short one.
 const BACKLOG: i32 = 1024;
 
-/// Listens for the connections of higher ranks as long as the process lives; each epoch of the
-/// group joins through it anew.
+/// Listening sockets for the connections of higher ranks. A process keeps one for its lifetime;
+/// each epoch of the group is joined through it.
 #[derive(Debug)]
 pub struct Listener {
     /// At least one socket, all with the same port.
@@ -22,7 +22,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `addr`; port 0 takes any free one.
+    /// Listens on `addr`; port 0 selects any free port.
     ///
     /// # Errors
     /// [`TransportError::Bind`] with the address and the reason.
@@ -31,7 +31,7 @@ impl Listener {
     }
 
     /// Listens on one port of `ports` on all of these addresses; a range that begins with 0 means
-    /// any free port. Addresses that this machine does not have are skipped, see
+    /// any free port. Addresses that this machine does not have are skipped and returned by
     /// [`Listener::missing`].
     ///
     /// # Errors
@@ -67,17 +67,17 @@ impl Listener {
         Err(TransportError::Bind { addr, cause: Arc::new(cause) })
     }
 
-    /// The first address listened on, with the selected port.
+    /// Returns the first address listened on, with the selected port.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Requested addresses that this machine does not have.
+    /// Returns the requested addresses that this machine does not have.
     pub fn missing(&self) -> &[IpAddr] {
         &self.missing
     }
 
-    /// The next connection in the backlog, or `None`.
+    /// Returns the next connection in the backlog, or `None`.
     pub(crate) fn accept(&self) -> io::Result<Option<(TcpStream, SocketAddr)>> {
         for socket in &self.sockets {
             match socket.accept() {

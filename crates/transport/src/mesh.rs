@@ -1,4 +1,4 @@
-//! Forming the full mesh of sockets, in any start order.
+//! Forms the full mesh of sockets, in any start order.
 //!
 //! The higher rank dials, the lower accepts. One thread drives every connection at once:
 //!
@@ -9,9 +9,9 @@
 //!                      refused, silent, closed                                  closed
 //! ```
 //!
-//! An accepted connection is a guest until it has proved that it belongs here. Guests that say
-//! nothing, or the wrong thing, are dropped without harm: strangers, and connections of an
-//! earlier epoch that still stood in the backlog.
+//! An accepted connection is a guest until it has proved that it belongs to this group. Guests that
+//! send nothing, or the wrong thing, are dropped without harm: strangers, and connections of an
+//! earlier epoch that were still in the backlog.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -45,11 +45,11 @@ const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
 /// Maximum time to wait for the reply of a rank that has not begun to join, before dialling again
 /// (the machine behind the connection may have vanished).
 const DIAL_PATIENCE: Duration = Duration::from_secs(10);
-/// Pause before the first and before every later attempt to dial.
+/// Pause before the second attempt to dial; it doubles after each failure, up to [`BACKOFF_MAX`].
 const BACKOFF_MIN: Duration = Duration::from_millis(5);
 const BACKOFF_MAX: Duration = Duration::from_millis(250);
 
-/// Connects to every peer; the wires are ordered by (socket, peer).
+/// Connects to every peer. The returned wires are ordered by (socket, peer).
 pub(crate) fn connect(
     listener: &Listener,
     config: &GroupConfig,
@@ -85,7 +85,7 @@ pub(crate) fn connect(
     }
 }
 
-/// What a rank was doing when forming the group failed.
+/// Returns the moment at which forming the group failed.
 pub(crate) fn moment(config: &GroupConfig, phase: Phase, started: Instant) -> Moment {
     Moment {
         rank: config.rank,
@@ -118,7 +118,7 @@ fn resources(cause: io::Error) -> TransportError {
     TransportError::Resources { cause: Arc::new(cause) }
 }
 
-/// Bytes of a fixed number that arrive piece by piece.
+/// A message of fixed size that arrives in pieces.
 struct Words<const N: usize> {
     bytes: [u8; N],
     got: usize,
@@ -129,7 +129,8 @@ impl<const N: usize> Words<N> {
         Words { bytes: [0; N], got: 0 }
     }
 
-    /// Reads what is there; never a byte more than `N`, as frames may follow.
+    /// Reads the available bytes, but never more than `N`, as frames may follow. Returns the
+    /// message once it is complete.
     fn read(&mut self, mut stream: &TcpStream) -> Result<Option<[u8; N]>, AbsenceReason> {
         while self.got < N {
             match stream.read(&mut self.bytes[self.got..]) {
@@ -144,7 +145,8 @@ impl<const N: usize> Words<N> {
     }
 }
 
-/// Writes a few words whole: they always fit into the buffer of a socket that was just opened.
+/// Writes a handshake message at once: it always fits into the buffer of a socket that was just
+/// opened.
 fn say(mut stream: &TcpStream, words: &[u8]) -> Result<(), AbsenceReason> {
     stream.write_all(words).map_err(|e| AbsenceReason::Unreachable(e.kind()))
 }
@@ -152,14 +154,14 @@ fn say(mut stream: &TcpStream, words: &[u8]) -> Result<(), AbsenceReason> {
 /// Keys of a connection; `None` if it is not encrypted.
 type Keys = Option<Box<(Sealer, Opener)>>;
 
-/// One socket of the mesh in the making.
+/// One socket of the mesh that is being formed.
 struct Link {
     peer: usize,
     socket: usize,
-    /// Whether we dial; otherwise the peer does.
+    /// Whether this rank dials; otherwise the peer does.
     dials: bool,
     place: Place,
-    /// Why it is not linked, as far as we know.
+    /// Reason why it is not linked, as far as it is known.
     reason: AbsenceReason,
     backoff: Duration,
 }
@@ -182,13 +184,14 @@ enum Place {
     Linked {
         stream: TcpStream,
         keys: Keys,
-        /// Until the peer's first frame arrives we watch for the end of the connection.
+        /// Whether the peer has not sent a frame yet. Until then the connection is watched for its
+        /// end.
         quiet: bool,
     },
 }
 
 impl Link {
-    /// One step towards `Linked`, if the socket allows it.
+    /// Makes one step towards `Linked`, if the socket allows it.
     fn advance(&mut self, config: &GroupConfig) {
         let now = Instant::now();
         let next = match std::mem::replace(&mut self.place, Place::Open) {
@@ -223,7 +226,7 @@ impl Link {
         }
     }
 
-    /// Says hello once the network has connected us.
+    /// Sends the hello once the connection is established.
     fn greet(
         &mut self,
         stream: TcpStream,
@@ -273,14 +276,14 @@ fn dial(addr: SocketAddr) -> Result<TcpStream, AbsenceReason> {
     start().map_err(|e| unreachable(&e))
 }
 
-/// Whether the network has connected us by now.
+/// Whether the connection is established.
 fn established(stream: &TcpStream) -> Result<bool, AbsenceReason> {
     if let Some(e) = stream.take_error().map_err(|e| unreachable(&e))? {
         return Err(unreachable(&e));
     }
     match stream.peer_addr() {
-        // Nobody listens on a port of this machine, and the system chose that very port for our
-        // end: TCP then connects a socket to itself.
+        // If nothing listens on a port of this machine, and the system chose that very port for the
+        // local end, TCP connects the socket to itself.
         Ok(peer) if stream.local_addr().is_ok_and(|local| local == peer) => {
             Err(AbsenceReason::Unreachable(io::ErrorKind::ConnectionRefused))
         }
@@ -295,7 +298,7 @@ enum Answer {
     Pending(TcpStream, Words<REPLY_BYTES>),
 }
 
-/// Checks the reply once it is complete, and sends our proof of the key.
+/// Checks the reply once it is complete, and sends the proof that this rank knows the key.
 fn answered(
     stream: TcpStream,
     hello: [u8; HELLO_BYTES],
@@ -308,7 +311,7 @@ fn answered(
     Ok(Answer::Linked(stream, hello::keys(config, true, &hello, &bytes)))
 }
 
-/// Whether a linked peer is still quiet; an error when it has left.
+/// Whether a linked peer has still sent nothing; an error if it has closed the connection.
 fn watch(stream: &TcpStream, quiet: bool) -> Result<bool, AbsenceReason> {
     if !quiet {
         return Ok(false);
@@ -322,7 +325,7 @@ fn watch(stream: &TcpStream, quiet: bool) -> Result<bool, AbsenceReason> {
     }
 }
 
-/// An accepted connection that has not yet proved that it belongs here.
+/// An accepted connection that has not yet proved that it belongs to this group.
 struct Guest {
     stream: TcpStream,
     addr: SocketAddr,
@@ -335,7 +338,7 @@ enum GuestStage {
     Proof { link_idx: usize, expected: [u8; PROOF_BYTES], words: Words<PROOF_BYTES>, keys: Keys },
 }
 
-/// What became of a guest.
+/// Result of one step of a guest.
 enum Visit {
     Waiting(Guest),
     Linked { link_idx: usize, stream: TcpStream, keys: Keys },
@@ -346,7 +349,7 @@ struct Mesh<'a> {
     listener: &'a Listener,
     config: &'a GroupConfig,
     links: Vec<Link>,
-    /// Each one is taken out while it is processed.
+    /// Each guest is taken out while it is processed.
     guests: Admission<Option<Guest>>,
     strangers: u64,
     last_stranger: Option<(SocketAddr, AbsenceReason)>,
@@ -399,7 +402,7 @@ impl Mesh<'_> {
         None
     }
 
-    /// One step of a guest's handshake, if its socket allows it.
+    /// Makes one step of a guest's handshake, if its socket allows it.
     fn visit(&self, mut guest: Guest) -> Visit {
         let addr = guest.addr;
         match &mut guest.stage {
@@ -439,7 +442,7 @@ impl Mesh<'_> {
         matches!(self.links[link_idx].place, Place::Linked { .. })
     }
 
-    /// Replies to a complete hello, and tells an unwelcome guest why.
+    /// Replies to a complete hello; the reply to an unwelcome guest contains the reason.
     fn answer(&self, guest: Guest, words: [u8; HELLO_BYTES]) -> Visit {
         let addr = guest.addr;
         let (hello, mut verdict) = match Hello::decode(&words) {

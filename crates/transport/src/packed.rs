@@ -1,22 +1,23 @@
 //! A wire format of six bytes per element for exact sums: [`Dtype::Packed`](crate::Dtype::Packed).
 //!
-//! A multiple of 2^-30 with magnitude below 2^17 is stored as a whole number of 48 bits, so that
-//! the ranks' parts of a sum add up exactly. Anything else is stored as an f32: numbers whose upper
-//! 16 bits are `0x8000`, the most negative ones, carry it in the lower 32 bits.
+//! A multiple of 2^-30 with magnitude below 2^17 is stored as an integer of 48 bits, so that the
+//! ranks' parts of a sum add up exactly. Any other number is stored as an f32 in the lower 32 bits,
+//! with the upper 16 bits set to `0x8000`; the most negative integers, which have these bits, are
+//! not used.
 
-/// Bytes of an element.
+/// Size of an element in bytes.
 pub(crate) const BYTES: usize = 6;
 
 /// Inverse of the grid's spacing.
 const PER_ONE: f64 = (1_u64 << 30) as f64;
 
-/// Whole numbers with magnitude below this cannot be confused with [`F32_MARK`].
+/// Bound of the integers: those with a smaller magnitude cannot be confused with [`F32_MARK`].
 const LIMIT: f64 = ((1_u64 << 47) - (1 << 33)) as f64;
 
 /// The upper 16 bits of an element that carries an f32.
 const F32_MARK: u64 = 0x8000;
 
-/// Adding this to a whole number below 2^51 leaves that number in the low bits of the sum, as two's
+/// Adding this to an integer below 2^51 leaves that integer in the low bits of the sum, in two's
 /// complement.
 const WHOLE: f64 = 1.5 * (1_u64 << 52) as f64;
 

@@ -24,11 +24,11 @@ use std::fmt;
 use ring::aead::{self, Aad, LessSafeKey, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, Prk, Salt};
 
-/// Largest payload of one record.
+/// Maximum size of a record's payload.
 pub(crate) const RECORD_BYTES_MAX: usize = 64 << 10;
 const LENGTH_BYTES: usize = 4;
 const TAG_BYTES: usize = 16;
-/// Bytes of a record before its payload.
+/// Size of a record before its payload.
 pub(crate) const HEAD_BYTES: usize = LENGTH_BYTES + TAG_BYTES;
 /// Bytes that a record adds to its payload.
 pub(crate) const RECORD_EXTRA_BYTES: usize = HEAD_BYTES + TAG_BYTES;
@@ -82,11 +82,11 @@ pub fn group_key(secret: &[u8; 32]) -> [u8; 32] {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Forged;
 
-/// Seals what we send on one connection.
+/// Seals the bytes that this rank sends on one connection.
 #[derive(Debug)]
 pub(crate) struct Sealer(Direction);
 
-/// Opens what the peer sends on one connection.
+/// Opens the bytes that the peer sends on one connection.
 #[derive(Debug)]
 pub(crate) struct Opener(Direction);
 
@@ -111,8 +111,8 @@ pub(crate) fn keys(
 }
 
 impl Sealer {
-    /// Appends `payload`, which is neither empty nor longer than [`RECORD_BYTES_MAX`], to `out` as
-    /// one record.
+    /// Appends `payload` to `out` as one record. `payload` must be neither empty nor longer than
+    /// [`RECORD_BYTES_MAX`].
     pub(crate) fn seal(&mut self, payload: &[u8], out: &mut Vec<u8>) {
         debug_assert!((1..=RECORD_BYTES_MAX).contains(&payload.len()), "the caller cuts records");
         let (head_nonce, body_nonce) = self.0.next_nonces();
@@ -156,7 +156,7 @@ struct Direction {
     cipher: Cipher,
     chain: [u8; 32],
     key: LessSafeKey,
-    /// Records under `key` so far.
+    /// Number of records sealed or opened with `key` so far.
     num_records: u64,
     records_per_key: u64,
 }
@@ -179,7 +179,8 @@ impl Direction {
         Direction { cipher, chain, key, num_records: 0, records_per_key }
     }
 
-    /// The nonces for the head and the body of the next record. Replaces the key if it is used up.
+    /// Returns the nonces for the head and the body of the next record. Replaces the key if it is
+    /// used up.
     fn nonces(&mut self) -> (Nonce, Nonce) {
         if self.num_records == self.records_per_key {
             let next = expand(&Prk::new_less_safe(HKDF_SHA256, &self.chain), &[b"next"]);

@@ -11,9 +11,9 @@
 //!                                     └─ a chunk has come from everybody: add in rank order ─┘
 //! ```
 //!
-//! A finished chunk of a peer's segment overwrites what we sent of it; it cannot come before the
-//! peer has received our part of that chunk. Nothing here waits for anything but bytes that the
-//! peers send without condition, so it cannot deadlock however late or full a socket is.
+//! A finished chunk of a peer's segment overwrites the data that this rank sent for it; it cannot
+//! arrive before the peer has received this rank's part of that chunk. Every wait is for bytes that
+//! the peers send unconditionally, so there is no deadlock, however late or full a socket is.
 
 use std::ops::Range;
 
@@ -25,22 +25,23 @@ use crate::sum::sum_in_rank_order;
 use crate::wait::{Stop, Wait};
 use crate::whole::pull_early;
 
-/// Bytes that are summed at a time, once they have arrived from every rank; a multiple of
+/// Number of bytes that are summed at a time, once they have arrived from every rank; a multiple of
 /// `UNIT_BYTES`.
 const CHUNK_BYTES: usize = 48 << 10;
-/// Bytes of a peer's part that may wait to be summed; a multiple of `CHUNK_BYTES`.
+/// Maximum number of bytes of a peer's part that wait to be summed; a multiple of `CHUNK_BYTES`.
 pub(crate) const RING_BYTES: usize = 192 << 10;
-/// Pieces are cut at multiples of this: between cache lines and between elements of every type.
+/// Pieces are cut at multiples of this number of bytes: between cache lines and between elements of
+/// every type.
 const UNIT_BYTES: usize = 192;
 const _: () = assert!(CHUNK_BYTES.is_multiple_of(UNIT_BYTES));
 const _: () = assert!(RING_BYTES.is_multiple_of(CHUNK_BYTES));
 
-/// Where streams read and write.
+/// Memory that streams read and write.
 #[derive(Debug)]
 pub(crate) struct Memory<'a> {
-    /// What is sent, if it is not `data`.
+    /// Data to send, if it is not `data`.
     pub(crate) local: Option<&'a [u8]>,
-    /// What is received, and what is sent without `local`.
+    /// Buffer for received data; also the data to send if `local` is `None`.
     pub(crate) data: &'a mut [u8],
 }
 
@@ -48,9 +49,9 @@ pub(crate) struct Memory<'a> {
 #[derive(Debug)]
 pub(crate) struct Outbound {
     pub(crate) message: Message,
-    /// Its payload in memory.
+    /// Range of its payload in memory.
     pub(crate) range: Range<usize>,
-    /// Whether it may go only as far as its stripe is summed.
+    /// Whether only the bytes may be sent that are already summed in its stripe.
     pub(crate) is_gated: bool,
 }
 
@@ -58,11 +59,11 @@ pub(crate) struct Outbound {
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) message: Message,
-    /// Where its payload goes, or `None` for the ring.
+    /// Range into which its payload is received, or `None` for the ring.
     pub(crate) range: Option<Range<usize>>,
 }
 
-/// What happens on one lane: at most two frames in each direction, one after the other.
+/// Frames of one lane: at most two in each direction, one after the other.
 #[derive(Debug)]
 pub(crate) struct Flow {
     pub(crate) lane_idx: usize,
@@ -71,24 +72,24 @@ pub(crate) struct Flow {
     pub(crate) inbound: [Option<Inbound>; 2],
 }
 
-/// A piece of our own segment that is summed from the flows of one socket.
+/// A piece of this rank's segment that is summed from the flows of one socket.
 #[derive(Debug)]
 pub(crate) struct Stripe {
     pub(crate) range: Range<usize>,
-    /// Bytes of it that are summed.
+    /// Number of its bytes that are summed.
     pub(crate) summed: usize,
 }
 
-/// Everything that a large operation moves.
+/// All frames and sums of a large operation.
 #[derive(Debug)]
 pub(crate) struct Plan {
     /// Ordered by stripe, then by peer.
     pub(crate) flows: Vec<Flow>,
-    /// What is summed on the way, if anything.
+    /// Stripes to sum meanwhile; empty if the operation does not sum.
     pub(crate) stripes: Vec<Stripe>,
 }
 
-/// A large operation under way.
+/// A large operation in progress.
 #[derive(Debug)]
 pub(crate) struct Streams<'a> {
     pub(crate) rank: usize,
@@ -98,7 +99,7 @@ pub(crate) struct Streams<'a> {
     pub(crate) plan: Plan,
     /// `RING_BYTES` for each flow that sums.
     pub(crate) ring: &'a mut [u8],
-    /// Whether messages that nobody asked for yet are taken in while the sockets are full.
+    /// Whether messages that have not been requested yet are received while the sockets are full.
     pub(crate) takes_early: bool,
 }
 
@@ -193,7 +194,7 @@ impl Streams<'_> {
         Ok(moved)
     }
 
-    /// Sums the chunks that have come from everybody.
+    /// Sums the chunks that have arrived from every rank. Returns whether there was any.
     fn sum(&mut self) -> bool {
         let mut moved = false;
         for stripe_idx in 0..self.plan.stripes.len() {
@@ -205,12 +206,12 @@ impl Streams<'_> {
         moved
     }
 
-    /// The next chunk of a stripe, relative to it, if everybody has sent it.
+    /// Returns the range of the next chunk within its stripe, if it has arrived from every rank.
     fn next_chunk(&self, stripe_idx: usize) -> Option<Range<usize>> {
         let stripe = &self.plan.stripes[stripe_idx];
         let end = stripe.range.len().min(stripe.summed + CHUNK_BYTES);
-        // The last chunk waits for the end of the frames: nobody may get the whole of a segment
-        // with a part in it whose hash is wrong.
+        // The last chunk waits for the end of the frames: no rank may receive a complete segment
+        // that contains a part with a wrong hash.
         let is_last = end == stripe.range.len();
         let has_come = |flow: &Flow| match &flow.inbound[0] {
             Some(Inbound { range: None, .. }) => {
@@ -242,7 +243,8 @@ impl Streams<'_> {
     }
 }
 
-/// Piece `idx` of `count` nearly equal pieces of `range`, cut at multiples of [`UNIT_BYTES`].
+/// Returns piece `idx` of `count` nearly equal pieces of `range`, cut at multiples of
+/// [`UNIT_BYTES`].
 pub(crate) fn piece(range: &Range<usize>, idx: usize, count: usize) -> Range<usize> {
     let units = range.len().div_ceil(UNIT_BYTES);
     let cut = |idx: usize| (range.start + units * idx / count * UNIT_BYTES).min(range.end);

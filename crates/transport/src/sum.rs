@@ -1,4 +1,4 @@
-//! Adding up the ranks' buffers, always in rank order.
+//! Sums the ranks' buffers, always in rank order.
 //!
 //! Floating-point addition is not associative, so the order is part of the result: `((x0 + x1) +
 //! x2) + …`, element by element, whoever computes it. f16 and bf16 are widened to f32, added
@@ -10,7 +10,7 @@ use half::slice::HalfFloatSliceExt;
 use crate::dtype::Dtype;
 use crate::packed;
 
-/// Elements added at a time: their f32 accumulators stay in the first-level cache.
+/// Number of elements added at a time: their f32 accumulators stay in the first-level cache.
 const BLOCK: usize = 1024;
 
 /// Replaces `own` by the sum over all ranks.
@@ -42,7 +42,7 @@ pub(crate) fn sum_in_rank_order(own: &mut [u8], own_rank: usize, others: &[&[u8]
     }
 }
 
-/// Two ranks, in one pass without accumulators.
+/// Sums the buffers of two ranks in one pass, without accumulators.
 fn add_pair<const BYTES: usize>(
     own: &mut [u8],
     own_rank: usize,
@@ -62,7 +62,7 @@ fn add_pair<const BYTES: usize>(
     }
 }
 
-/// How elements of one type are widened, added and narrowed; `bytes` hold `acc.len()` elements.
+/// Widening, adding and narrowing of elements of one type; `bytes` hold `acc.len()` elements.
 trait Element {
     const SIZE_BYTES: usize;
     type Acc: Copy + Default;
@@ -223,7 +223,7 @@ fn widen_bf16(bytes: [u8; 2]) -> f32 {
 fn narrow_bf16(value: f32) -> [u8; 2] {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16;
-    // Rounding could carry a NaN into an infinity; a quiet bit keeps it one.
+    // Rounding could turn a NaN into an infinity; setting the quiet bit keeps it a NaN.
     let quiet_nan = (bits >> 16) | 0x40;
     let is_nan = bits & 0x7FFF_FFFF > 0x7F80_0000;
     (if is_nan { quiet_nan } else { rounded } as u16).to_le_bytes()
@@ -275,7 +275,7 @@ mod tests {
 
     use super::*;
 
-    /// Bytes that are every kind of number: normal, tiny, huge, infinite, NaN.
+    /// Returns bytes that contain every kind of number: normal, tiny, huge, infinite, NaN.
     fn noise(bytes: usize, seed: u64) -> Vec<u8> {
         let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         (0..bytes)
@@ -288,7 +288,7 @@ mod tests {
             .collect()
     }
 
-    /// The sum of one element over all ranks, in the plainest way.
+    /// Returns the sum of one element over all ranks, computed in the plainest way.
     fn reference(parts: &[&[u8]], dtype: Dtype) -> Vec<u8> {
         let four = |part: &[u8]| <[u8; 4]>::try_from(part).unwrap();
         let two = |part: &[u8]| <[u8; 2]>::try_from(part).unwrap();

@@ -1,4 +1,4 @@
-//! Waiting: spin briefly, then sleep, never longer than the deadline.
+//! Waits for sockets: spins briefly, then sleeps, never beyond the deadline.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use crate::error::Message;
 use crate::interrupt::Interrupter;
 use crate::lane::Lane;
 
-/// Longest single sleep; some systems refuse more than `c_int::MAX` milliseconds.
+/// Maximum duration of one sleep; some systems refuse more than `c_int::MAX` milliseconds.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
-/// The end of a wait that begins now; timeouts beyond a year are a year.
+/// Returns the deadline of a wait that begins at `started`; timeouts beyond a year are cut to one.
 pub(crate) fn deadline(started: Instant, timeout: Duration) -> Instant {
     const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
     started + timeout.min(YEAR)
@@ -31,17 +31,17 @@ pub(crate) fn poll_until(fds: &mut [PollFd<'_>], wake_at: Instant) -> io::Result
 /// Why an operation stopped, before rank, address and phase are added to it.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// Something about one peer.
+    /// A fault of one peer.
     Peer { peer: usize, fault: Fault },
-    /// Time is up.
+    /// The deadline has passed.
     Deadline,
-    /// Somebody called [`Interrupter::interrupt`].
+    /// [`Interrupter::interrupt`] was called.
     Interrupted,
-    /// The system cannot wait.
+    /// The system call that waits has failed.
     System(io::Error),
 }
 
-/// What is wrong with a peer.
+/// Fault of a peer.
 #[derive(Debug)]
 pub(crate) enum Fault {
     Lost(io::Error),
@@ -56,7 +56,7 @@ pub(crate) enum Fault {
     Failed(String),
 }
 
-/// The waiting of one operation.
+/// State of the waiting of one operation.
 #[derive(Debug)]
 pub(crate) struct Wait<'a> {
     interrupter: &'a Interrupter,
@@ -84,7 +84,7 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// To be called after a round that moved bytes.
+    /// Must be called after a round that moved bytes.
     pub(crate) fn progressed(&mut self) {
         if let Some(since) = self.stalled_since.take() {
             self.waited += since.elapsed();
@@ -94,7 +94,7 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Whether the operation must end although it makes progress.
+    /// Returns an error if the operation must end although it makes progress.
     pub(crate) fn check(&self) -> Result<(), Stop> {
         if self.interrupter.is_interrupted() {
             return Err(Stop::Interrupted);
@@ -102,8 +102,8 @@ impl<'a> Wait<'a> {
         if Instant::now() >= self.deadline { Err(Stop::Deadline) } else { Ok(()) }
     }
 
-    /// To be called after a round that moved nothing: returns at once while spinning, later when
-    /// one of the `lanes` can do what it wants.
+    /// Must be called after a round that moved nothing. Returns at once while spinning, and later
+    /// when one of the `lanes` can read or write as it wants.
     pub(crate) fn stalled(&mut self, lanes: &[Lane]) -> Result<(), Stop> {
         if self.interrupter.is_interrupted() {
             return Err(Stop::Interrupted);
@@ -114,7 +114,7 @@ impl<'a> Wait<'a> {
         }
         let since = *self.stalled_since.get_or_insert(now);
         if now - since < self.spin {
-            // Whoever else wants this core, a peer above all, shall have it.
+            // Yields the core to other threads, above all to a peer on this machine.
             std::thread::yield_now();
             return Ok(());
         }

@@ -1,11 +1,11 @@
-//! Small messages: one frame to and from each peer, exchanged directly.
+//! Small messages: one frame to and from each peer.
 
 use crate::error::Message;
 use crate::lane::Lane;
 use crate::wait::{Stop, Wait};
 
-/// Sends `frame` on every lane and receives the frame `expected` on every lane, whichever of the
-/// two is given.
+/// Sends `frame` on every lane and receives the frame `expected` on every lane; either may be
+/// `None`.
 pub(crate) fn exchange(
     lanes: &mut [Lane],
     frame: Option<&[u8]>,
@@ -39,7 +39,7 @@ pub(crate) fn exchange(
     }
 }
 
-/// Sends `frame` on one lane, taking in on all lanes what others send to us meanwhile.
+/// Sends `frame` on one lane, and meanwhile receives early messages on all lanes.
 pub(crate) fn send(
     lanes: &mut [Lane],
     lane_idx: usize,
@@ -57,7 +57,8 @@ pub(crate) fn send(
     }
 }
 
-/// One round of taking in messages that nobody has asked for yet.
+/// Makes one round of receiving messages that have not been requested yet. Returns whether any byte
+/// moved.
 pub(crate) fn pull_early(lanes: &mut [Lane]) -> Result<bool, Stop> {
     let mut moved = false;
     for lane in lanes {
