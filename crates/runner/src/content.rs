@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Reading files in a known state thus costs two `stat` calls per file and a sample of hashes,
-//! which detects failing disks. Everything read from a file in an unknown state is hashed; if a
-//! tensor is cut by columns, the whole tensor is, wherever this rank's part lies.
+//! which detects failing disks. Everything read from a file in an unknown state is hashed. If a
+//! tensor is cut by columns, that is the whole tensor, whichever columns this rank needs.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -46,7 +46,7 @@ pub(crate) struct VerifiedFiles {
     inner: Arc<dyn Files>,
     id: Option<CheckpointId>,
     files: HashMap<String, VerifiedFile>,
-    /// The states of the files whose content is known.
+    /// States of the files whose content is known.
     known: Vec<FileState>,
     num_threads: usize,
     /// Whether each read goes over the network.
@@ -58,7 +58,7 @@ struct VerifiedFile {
     head: Vec<u8>,
     layout: Layout,
     tree: FileTree,
-    /// True if the state of the file guarantees its content.
+    /// Whether the state of the file guarantees its content.
     is_known: bool,
 }
 
@@ -266,7 +266,7 @@ impl Files for VerifiedFiles {
     fn read(&self, name: &str, pieces: Pieces, target: &mut [u8]) -> io::Result<()> {
         let Some(file) = self.files.get(name) else {
             return match self.id {
-                // Known by its state only.
+                // The file is known only by its state.
                 None => self.inner.read(name, pieces, target),
                 Some(_) => Err(other(&format!("{name} is not part of the model that is served"))),
             };
@@ -303,7 +303,7 @@ fn other(reason: &str) -> io::Error {
     OtherContent { reason: format!("{reason}\n{HINT}") }.into()
 }
 
-/// The range from the first byte of all pieces to the last, for a target of this length.
+/// Returns the range from the first byte of all pieces to the last, for a target of this length.
 fn extent(pieces: Pieces, num_bytes: usize) -> std::ops::Range<u64> {
     match (num_bytes as u64).checked_sub(1) {
         None => pieces.offset..pieces.offset,
@@ -311,13 +311,13 @@ fn extent(pieces: Pieces, num_bytes: usize) -> std::ops::Range<u64> {
     }
 }
 
-/// Position in the file of byte `at` of the requested bytes.
+/// Returns the position in the file of byte `at` of the requested bytes.
 fn place(pieces: Pieces, at: u64) -> u64 {
     let piece_bytes = pieces.piece_bytes as u64;
     pieces.offset + at / piece_bytes * pieces.stride_bytes + at % piece_bytes
 }
 
-/// Number of bytes of the pieces before a position in the file.
+/// Returns the number of bytes of the pieces before a position in the file.
 fn bytes_before(pieces: Pieces, place: u64) -> u64 {
     let piece_bytes = pieces.piece_bytes as u64;
     let from_first = place.saturating_sub(pieces.offset);
@@ -369,7 +369,7 @@ mod tests {
             fs::metadata(self.path()).unwrap().len() - (NUM_BYTES + SMALL) as u64
         }
 
-        /// Its content, with the states of its files if `is_known`.
+        /// Returns its content, with the states of its files if `is_known`.
         fn expected(&self, is_known: bool) -> ExpectedContent {
             let content = Hasher::new(None, &|_| ()).hash_dir(&self.0).unwrap();
             let states = if is_known { content::states(&self.0).unwrap() } else { Vec::new() };

@@ -1,8 +1,8 @@
-//! The control connection: a reader that can end the process or break a collective at any moment,
-//! a heartbeat, and a writer that everyone shares. No MLX here.
+//! The control connection: a reader that can end the process or break a collective at any moment, a
+//! heartbeat, and a writer shared by all threads. It never uses MLX.
 //!
-//! A rank that was told to outlive its connection keeps its weights when the brain is gone or the
-//! network fails, and dials again until its patience ends.
+//! A rank whose setup allows it to outlive its connection keeps its weights when the coordinator is
+//! gone or the network fails, and dials again until that time is over.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -24,7 +24,7 @@ use tracing::{debug, info};
 /// Time between two heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A brain that does not take our messages for this long is as good as gone.
+/// If the coordinator does not accept messages for this long, it counts as gone.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum time for one attempt to reach the coordinator, which does not allow a handshake more.
@@ -41,10 +41,11 @@ const DIAL_PAUSE_MAX: Duration = Duration::from_millis(250);
 /// Maximum time for which a rank without an agent outlives its connection to the coordinator.
 const UNTETHERED_MAX: Duration = Duration::from_secs(10);
 
-/// Messages waiting for the worker; the brain is two plans ahead at most, or one for each stage.
+/// Maximum number of messages waiting for the worker. The coordinator sends at most two plans
+/// ahead, or one per stage.
 const COMMAND_QUEUE_LEN: usize = 64;
 
-/// What the worker is told, in the order of arrival.
+/// Messages for the worker, in the order of arrival.
 #[derive(Debug)]
 pub(crate) enum Command {
     Setup(Box<Setup>),
@@ -56,12 +57,12 @@ pub(crate) enum Command {
     Leave {
         epoch: u64,
     },
-    /// The brain is gone, for now.
+    /// The connection to the coordinator is lost; it may come back.
     Lost,
     Stop,
 }
 
-/// Where the brain is, and who we are to it.
+/// Address of the coordinator, and this rank's credentials and address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Brain {
     pub(crate) addr: SocketAddr,
@@ -73,7 +74,7 @@ pub(crate) struct Brain {
 /// Breaks and watches the group of one epoch from another thread.
 pub(crate) struct GroupBreaker {
     pub(crate) epoch: u64,
-    /// None for stock groups, which can be neither broken nor watched.
+    /// `None` for stock groups, which can be neither broken nor watched.
     pub(crate) interrupter: Option<Interrupter>,
 }
 
@@ -84,23 +85,23 @@ impl GroupBreaker {
         }
     }
 
-    /// How long its running operation has waited for peers.
+    /// Returns how long its running operation has waited for peers.
     fn waiting(&self) -> Duration {
         self.interrupter.as_ref().map_or(Duration::ZERO, Interrupter::waiting)
     }
 }
 
-/// State the worker publishes and the control thread reads.
+/// State that the worker publishes and the control threads read.
 struct Shared {
     phase: Phase,
     steps_done: u64,
     memory: RankMemory,
-    /// This brain's last beat, and when it came.
+    /// Timestamp of this coordinator's last heartbeat, and its time of arrival.
     heard: Option<(u64, Instant)>,
     breaker: Option<GroupBreaker>,
-    /// Groups up to this epoch shall not be formed any more.
+    /// Groups of epochs up to this one must not be formed any more.
     left_epoch: Option<u64>,
-    /// How long to go on without a brain; none before the setup says so.
+    /// How long to continue without a coordinator; zero before the setup.
     orphan: Duration,
 }
 
@@ -114,15 +115,15 @@ impl Shared {
 /// The worker's side of the control connection.
 #[derive(Clone)]
 pub(crate) struct Control {
-    /// None while the brain is gone.
+    /// `None` while the coordinator is gone.
     writer: Arc<Mutex<Option<secure::Sender>>>,
     shared: Arc<Mutex<Shared>>,
     tether: Tether,
 }
 
 impl Control {
-    /// Sends a message to the brain. Where we outlive the connection, what cannot be sent is
-    /// dropped: a brain that comes back asks anew.
+    /// Sends a message to the coordinator. If this rank may outlive the connection, a message that
+    /// cannot be sent is dropped: a coordinator that comes back asks again.
     pub(crate) fn send(&self, message: &FromRank) -> Result<(), FrameError> {
         let mut writer = lock(&self.writer);
         let Some(sender) = &mut *writer else { return Ok(()) };
@@ -148,7 +149,7 @@ impl Control {
         lock(&self.shared).phase
     }
 
-    /// Publishes progress after a step.
+    /// Publishes the progress after a step.
     pub(crate) fn step_done(&self, memory: RankMemory) {
         let mut shared = lock(&self.shared);
         shared.steps_done += 1;
@@ -160,8 +161,8 @@ impl Control {
         lock(&self.shared).memory = memory;
     }
 
-    /// Lets the control thread break the group that is about to be used. False if the brain has
-    /// already asked to leave it.
+    /// Lets the control thread break the group that is about to be used. Returns false if the
+    /// coordinator has already asked to leave it.
     pub(crate) fn arm(&self, breaker: GroupBreaker) -> bool {
         let mut shared = lock(&self.shared);
         let left = shared.left_epoch.is_some_and(|left| breaker.epoch <= left);
@@ -188,8 +189,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Connects, shakes hands and starts the control and heartbeat threads. A brain that is not there yet
-/// is looked for as long as `patience` lasts.
+/// Connects, completes the handshake and starts the control and heartbeat threads. Retries for
+/// `patience` if the coordinator cannot be reached yet.
 pub(crate) fn connect(
     brain: Brain,
     patience: Duration,
@@ -262,7 +263,7 @@ fn dial(
     Ok((sender, receiver))
 }
 
-/// Reads the brain's messages, over as many connections as it takes.
+/// Reads the coordinator's messages, over one connection after another.
 fn serve_brain(
     brain: &Brain,
     mut receiver: secure::Receiver,
@@ -310,10 +311,10 @@ fn redial(brain: &Brain, deadline: impl Fn() -> Instant) -> (secure::Sender, sec
 enum Read {
     Lost {
         err: FrameError,
-        /// Whether the brain had given us something to do.
+        /// Whether the coordinator had sent a setup over this connection.
         was_set_up: bool,
     },
-    /// The worker ends the process.
+    /// The worker has stopped and ends the process.
     Over,
 }
 
@@ -360,7 +361,7 @@ fn read_commands(
             Err(TrySendError::Disconnected(_)) => return Read::Over,
         }
         if is_stop {
-            // The worker ends the process; should the device hold it, this does.
+            // The worker ends the process. If the device blocks it, this thread does.
             thread::sleep(Duration::from_millis(500));
             end_process("stopped");
         }
@@ -389,7 +390,7 @@ fn beat(control: &Control) {
     }
 }
 
-/// Ends the process when standard input does: whoever started us is gone.
+/// Ends the process when standard input ends: its parent process is gone.
 pub(crate) fn end_with_standard_input() {
     watch_standard_input(|reason| end_process(reason));
 }

@@ -1,39 +1,39 @@
-//! How the tokens that rank 0 draws reach the ranks that embed them.
+//! Distributes the tokens that rank 0 samples to the ranks that embed them.
 
 use std::collections::VecDeque;
 
 use jackalope_mlx::{Array, Dtype, Group};
 use jackalope_protocol::{CacheId, TokenId};
 
-/// Stands where only another rank knows the token, and only it embeds it.
+/// Placeholder for a token that only other ranks know and embed.
 const ELSEWHERE: TokenId = 0;
 
 type Received = Result<Vec<(CacheId, TokenId)>, jackalope_mlx::Error>;
 
-/// Who has to know.
+/// How the sampled tokens are distributed.
 #[derive(Debug)]
 pub(crate) enum Drawn {
     /// All ranks embed: rank 0 contributes the tokens, the others zeros, to a sum.
     Summed,
-    /// Ranks of a pipeline: the last one embeds. It takes tokens in when it needs them, so that it
-    /// may be ahead of rank 0.
+    /// Ranks of a pipeline: the last rank embeds. It receives tokens only when it needs them, so
+    /// that it can run ahead of rank 0.
     Sent {
-        /// The caches of each step that it has not taken in yet.
+        /// Caches of each step whose tokens it has not received yet.
         under_way: VecDeque<Vec<CacheId>>,
-        /// Steps whose tokens may be under way, one for each stage between; those of older ones are
-        /// taken in whether they are needed or not.
+        /// Maximum number of steps whose tokens are in flight, one for each stage in between;
+        /// tokens of older steps are received whether they are needed or not.
         most: usize,
     },
 }
 
 impl Drawn {
-    /// For a pipeline of so many stages.
+    /// Returns the distribution for a pipeline of `num_stages`.
     pub(crate) fn sent(num_stages: usize) -> Drawn {
         Drawn::Sent { under_way: VecDeque::new(), most: num_stages - 1 }
     }
 
-    /// Tells of a step's tokens, one for each of `caches`, which only rank 0 knows. Gives back those
-    /// that are known here then.
+    /// Distributes a step's tokens, one for each of `caches`; only rank 0 knows them and passes
+    /// `own`. Returns the tokens that are known on this rank afterwards.
     pub(crate) fn share(
         &mut self,
         group: &Group,
@@ -61,7 +61,7 @@ impl Drawn {
         Ok(caches.into_iter().zip(tokens).collect())
     }
 
-    /// Takes in what is under way until nothing of it is for a cache that `is_needed`.
+    /// Receives tokens in flight until none of those left is for a cache that `is_needed`.
     pub(crate) fn take_in(
         &mut self,
         group: &Group,

@@ -1,4 +1,4 @@
-//! Embeddings on a rank: which hidden states a row contributes, and what becomes of them.
+//! Embeddings on a rank: which hidden states a row contributes, and how they are pooled.
 
 use std::ops::Range;
 
@@ -7,7 +7,8 @@ use jackalope_protocol::{Embedded, Pooling, Row};
 
 use crate::step::StepError;
 
-/// The input tokens of a row whose hidden states are needed; none for a row that contributes nothing.
+/// Returns the input tokens of a row whose hidden states are needed; `None` for a row that
+/// contributes nothing.
 pub(crate) fn states(row: &Row) -> Option<Range<usize>> {
     let len = row.input.len();
     match row.embed?.pooling {
@@ -20,7 +21,8 @@ fn ends(row: &Row) -> bool {
     row.embed.is_some_and(|embed| embed.ends_at(row.start as usize + row.input.len()))
 }
 
-/// Takes a row's [`states`] in. The embedding, if the row is the last one.
+/// Adds a row's [`states`] to `pool`. Returns the embedding if the row is the last one of its
+/// prompt.
 pub(crate) fn take_in<'a>(
     row: &Row,
     states: impl Iterator<Item = &'a [f32]>,

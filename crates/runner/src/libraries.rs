@@ -1,5 +1,5 @@
-//! `jackalope-rank libraries`: which files this program needs beside itself, so that it can be put on
-//! another machine. Loads no model and asks no device.
+//! `jackalope-rank libraries`: lists the files that this program needs beside itself, so that it
+//! can be installed on another machine. Loads no model and uses no device.
 
 use std::fs;
 use std::io::Write;
@@ -8,19 +8,20 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde_json::json;
 
-/// Where the build found libmlx.
+/// Directory in which the build found libmlx.
 const BUILT_WITH: &str = env!("JACKALOPE_MLX_PREFIX");
 
-/// Folders of libmlx relative to the program's, in the order in which it looks after the build's own.
+/// Directories of libmlx relative to the program's, in the order in which it searches them after
+/// the build's own.
 const INSTALLED: [&str; 2] = ["mlx", "../lib/jackalope/mlx"];
 
-/// Where an installation keeps them, relative to its root.
+/// Directory in which an installation keeps them, relative to its root.
 const PLACE: &str = "lib/jackalope";
 
 /// The header with MLX's version, relative to its prefix.
 const VERSION_HEADER: &str = "include/mlx/version.h";
 
-/// Prints the files and where an installation keeps each.
+/// Prints the files and the place of each in an installation.
 pub(crate) fn run() -> anyhow::Result<()> {
     let program = std::env::current_exe().context("finding this program")?;
     let beside = program.parent().context("a program lies in a folder")?;
@@ -32,7 +33,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
         .context("libmlx is loaded, but not where this program looks for it")?;
     let prefix = fs::canonicalize(&prefix)?;
     let mut found = files(&prefix.join("lib"), &format!("{PLACE}/mlx/lib"))?;
-    // Wheels keep what libmlx itself loads in a folder beside it; its run path leads there.
+    // Wheels keep the libraries that libmlx itself loads in a directory beside it, to which its run
+    // path points.
     let parent = prefix.parent().context("libmlx lies in a folder")?;
     for entry in fs::read_dir(parent)? {
         let path = entry?.path();
@@ -41,7 +43,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
             found.extend(files(&path, &format!("{PLACE}/{name}"))?);
         }
     }
-    // Says which version of MLX it is to whoever looks at the machine.
+    // The header records the version of MLX for people who inspect the machine.
     let header = prefix.join(VERSION_HEADER);
     if header.is_file() {
         found.push((format!("{PLACE}/mlx/{VERSION_HEADER}"), header));
@@ -53,7 +55,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is loaded at run time, as `(place, path)`; static libraries are not.
+/// Returns the files that are loaded at run time, as `(place, path)`; static libraries are left
+/// out.
 fn files(dir: &Path, place: &str) -> anyhow::Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     let entries = fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))?;

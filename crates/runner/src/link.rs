@@ -1,5 +1,5 @@
-//! Measures a group without a model: is every operation right, how long does it take, and what
-//! does waiting cost. The native group at the transport and through MLX evaluations, stock groups
+//! Measures a group without a model: whether every operation is correct, how long each takes, and
+//! what waiting costs. Measures the native group directly and through MLX evaluations, stock groups
 //! through MLX, and a bare exchange over the same sockets, all in one run.
 //!
 //! Every rank runs the same program; rank 0 prints one JSON object per line.
@@ -23,10 +23,10 @@ use self::check::{Checked, Collectives, Evaluated};
 use self::turns::Contestants;
 use self::watchdog::Watchdog;
 
-/// How long the last rank lets the others wait when their idling is measured.
+/// Time by which the last rank is late when the idle cost of the others is measured.
 const IDLE_TIME: Duration = Duration::from_secs(2);
 
-/// The epochs of the native groups: for direct use, for use inside evaluations, and for comparison.
+/// Epochs of the native groups: for direct use, for use inside evaluations, and for comparison.
 const EPOCH_TRANSPORT: u64 = 1;
 const EPOCH_MLX: u64 = 2;
 const EPOCH_ENCRYPTED: u64 = 3;
@@ -90,14 +90,14 @@ impl BackendArg {
     }
 }
 
-/// A group inside evaluations, with the name it has in rows.
+/// A group used inside evaluations, with the name it has in rows.
 struct MlxGroup {
     backend: &'static str,
     group: mlx::Group,
 }
 
-/// Joins, checks, measures. Standard input brings the secret and then the ranks' addresses, and
-/// must stay open: the process ends with it.
+/// Joins, checks and measures. Standard input provides the secret and then the ranks' addresses,
+/// and must stay open: the process ends when it closes.
 pub(crate) fn run(args: &LinkArgs) -> anyhow::Result<()> {
     let secret = crate::read_secret()?;
     let listener = crate::listen(&args.data, args.data_ports)?;
@@ -134,7 +134,7 @@ pub(crate) fn run(args: &LinkArgs) -> anyhow::Result<()> {
     watchdog.expect("waiting", IDLE_TIME * 10);
     let core_share = measure_idle(&mut group, IDLE_TIME)?;
     print_on_first(&group, &json!({ "row": "idle", "core_share": core_share }))?;
-    // Nobody leaves while others still measure.
+    // No rank leaves while others still measure.
     group.barrier()?;
     print_on_first(&group, &json!({ "row": "done" }))?;
     if !all_right {
@@ -143,7 +143,7 @@ pub(crate) fn run(args: &LinkArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The second line of standard input: every rank's address, by rank.
+/// Reads the second line of standard input: the addresses of all ranks, by rank.
 fn read_peers() -> anyhow::Result<Vec<SocketAddr>> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).context("reading the ranks' addresses")?;
@@ -166,7 +166,7 @@ fn describe(config: &GroupConfig) -> Value {
     })
 }
 
-/// Forms a stock group if all ranks can; else says why not.
+/// Forms a stock group if all ranks can; otherwise prints the reason and returns `None`.
 fn form_stock(group: &mut Group, backend: mlx::Backend) -> anyhow::Result<Option<MlxGroup>> {
     let formed = mlx::Group::stock(backend, group.rank(), group.size());
     let num_formed = count(group, formed.is_ok())?;
@@ -182,14 +182,14 @@ fn form_stock(group: &mut Group, backend: mlx::Backend) -> anyhow::Result<Option
     Ok(None)
 }
 
-/// On how many ranks it is so.
+/// Returns the number of ranks on which `is_so` is true.
 fn count(group: &mut Group, is_so: bool) -> anyhow::Result<usize> {
     let mut vote = u32::from(is_so).to_le_bytes();
     group.all_sum(&mut vote, Dtype::U32)?;
     Ok(u32::from_le_bytes(vote) as usize)
 }
 
-/// Checks every operation and type of every group; whether all were right on all ranks.
+/// Checks every operation and type of every group. Returns whether all were correct on all ranks.
 fn check(group: &mut Group, groups: &[MlxGroup], watchdog: &Watchdog) -> anyhow::Result<bool> {
     watchdog.expect("checking the native group", Duration::from_secs(120));
     let mut all_right = report(group, "tcp", "transport", None)?;
@@ -201,6 +201,7 @@ fn check(group: &mut Group, groups: &[MlxGroup], watchdog: &Watchdog) -> anyhow:
 }
 
 /// Checks one group, `inside` evaluations or else `group` itself, and prints a row per check.
+/// Returns whether all checks passed on all ranks.
 fn report(
     group: &mut Group,
     backend: &str,
@@ -213,7 +214,7 @@ fn report(
     };
     let mut all_right = true;
     for Checked { op, dtype, error } in checked {
-        // A failed group cannot be asked; the count runs over the one that is used directly.
+        // A failed group cannot be used, so the count runs over the group that is used directly.
         let num_right = count(group, error.is_none())?;
         let ok = num_right == group.size();
         all_right &= ok;

@@ -1,9 +1,10 @@
-//! `jackalope-rank`: one rank, one device. It loads a shard, computes the plans it is sent, and
-//! answers. It decides nothing, serves nobody, and ends when whoever started it is gone.
+//! `jackalope-rank`: one rank on one device. It loads a shard, computes the plans it receives, and
+//! returns the results. It makes no decisions, accepts no requests from clients, and ends when its
+//! parent process is gone, unless its setup allows it to continue.
 //!
-//! Two threads matter. The *control* thread ([`control`]) reads the brain's messages and touches
-//! no MLX: it can end the process, or break a collective, whatever the device does. The *worker*
-//! ([`worker`], the main thread) owns every array.
+//! Two threads matter. The *control* thread ([`control`]) reads the coordinator's messages and
+//! never uses MLX: it can end the process, or break a collective, even while the device is busy or
+//! stuck. The *worker* ([`worker`], the main thread) owns every array.
 
 mod content;
 mod control;
@@ -88,7 +89,7 @@ fn main() -> ExitCode {
     let code = match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(err) => {
-            // The launcher keeps the last lines of this stream as the rank's last words.
+            // The launcher keeps the last lines of this stream to report how the rank ended.
             log::line(&format!("error: {err:#}"));
             ExitCode::FAILURE
         }
@@ -109,7 +110,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
 }
 
 /// Listens for peers. Addresses that this machine does not have are skipped, never replaced by
-/// others.
+/// other ones.
 fn listen(ips: &[IpAddr], ports: PortRange) -> anyhow::Result<jackalope_transport::Listener> {
     let bound = jackalope_transport::Listener::bind_all(ips, ports.0..=ports.1);
     let listener = bound.context(
@@ -138,7 +139,7 @@ impl FromStr for PortRange {
     }
 }
 
-/// The first line of standard input: 64 hexadecimal digits.
+/// Reads the first line of standard input: 64 hexadecimal digits.
 fn read_secret() -> anyhow::Result<Secret> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).context("reading the secret")?;

@@ -1,37 +1,38 @@
-//! In a pipeline a step's rows are computed a part after the other, so that the next stage begins with
-//! the first part while this one computes the second. Pure; all stages cut alike.
+//! In a pipeline, a step's rows are computed in parts, one after another, so that the next stage
+//! begins with the first part while this one computes the second. Pure; all stages cut alike.
 
 use std::ops::Range;
 
 use jackalope_models::Span;
 
-/// Fewest rows of a part: fewer would stream the weights for too little work.
+/// Minimum number of rows of a part: with fewer, too little work would be done each time the
+/// weights are streamed.
 const MICRO_BATCH_ROWS_MIN: usize = 128;
 
-/// Parts of the longest steps, for each stage: all but the first and last of them keep all stages
-/// busy.
+/// Maximum number of parts of a step, per stage: while neither the first nor the last parts are
+/// computed, all stages are busy.
 const MICRO_BATCHES_PER_STAGE: usize = 4;
 
 /// A run of a step's rows.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct MicroBatch {
-    /// Which of the step's tokens.
+    /// Range of the step's tokens.
     pub(crate) tokens: Range<usize>,
-    /// Which of the step's spans, the first and the last of them perhaps in part.
+    /// Range of the step's spans; the first and the last may be included only in part.
     pub(crate) rows: Range<usize>,
-    /// Their tokens, counted from the begin of this part.
+    /// Tokens of these spans, counted from the beginning of this part.
     pub(crate) spans: Vec<Span>,
 }
 
 impl MicroBatch {
-    /// Those of `indices` that are in this part, counted from its begin.
+    /// Returns those of `indices` that are in this part, counted from its beginning.
     pub(crate) fn own(&self, indices: &[usize]) -> Vec<usize> {
         let own = indices.iter().filter(|idx| self.tokens.contains(idx));
         own.map(|idx| idx - self.tokens.start).collect()
     }
 }
 
-/// Cuts the rows of a step for a pipeline of `num_stages`; one stage takes all at once.
+/// Cuts the rows of a step for a pipeline of `num_stages`; with one stage there is a single part.
 pub(crate) fn micro_batches(spans: &[Span], num_stages: usize) -> Vec<MicroBatch> {
     let num_tokens = spans.last().map_or(0, |span| span.start_idx + span.len);
     let most = if num_stages == 1 { 1 } else { MICRO_BATCHES_PER_STAGE * num_stages };

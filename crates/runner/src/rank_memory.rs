@@ -1,8 +1,8 @@
-//! How much memory this process uses.
+//! Measures how much memory this process uses.
 
 use jackalope_protocol::RankMemory;
 
-/// Reads MLX's counters and the system's. `kv_bytes` is what the sequences' caches hold.
+/// Reads MLX's counters and the system's. `kv_bytes` is the size of the sequences' caches.
 pub(crate) fn now(kv_bytes: u64) -> RankMemory {
     RankMemory {
         active_bytes: jackalope_mlx::memory::active_bytes() as u64,
@@ -13,15 +13,15 @@ pub(crate) fn now(kv_bytes: u64) -> RankMemory {
     }
 }
 
-/// The resident set as the kernel counts it, where `/proc` exists; elsewhere the brain asks the
-/// system by process number.
+/// Returns the resident set as the kernel counts it, where `/proc` exists; elsewhere the
+/// coordinator asks the system by process id.
 fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     parse_kib(&status, "VmRSS:")
 }
 
-/// Memory that the machine could still give, where `/proc` tells; 0 elsewhere, and the brain asks the
-/// system itself.
+/// Returns the memory that the machine has available, from `/proc`; 0 where that does not exist,
+/// and the coordinator asks the system itself.
 pub(crate) fn free_bytes() -> u64 {
     let free = std::fs::read_to_string("/proc/meminfo").ok();
     free.and_then(|text| parse_kib(&text, "MemAvailable:")).unwrap_or(0)

@@ -1,5 +1,5 @@
-//! A checkpoint on another machine: its library sends the byte ranges that this rank wants, and nothing
-//! is kept here but what goes into memory.
+//! A checkpoint on another machine: its library sends the byte ranges that this rank needs, and
+//! nothing is stored on this machine except in memory.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,14 +13,15 @@ use jackalope_cluster::models::FilePath;
 use jackalope_models::checkpoint::{Files, Pieces};
 use jackalope_protocol::{FileState, ModelSource};
 
-/// Bytes of one request: long enough that asking costs nothing beside sending.
+/// Size of one request in bytes: large enough that the round trip costs nothing beside the
+/// transfer.
 const REQUEST_BYTES: usize = 4 << 20;
 
-/// Requests under way at the same time, each over a connection of its own: one alone is bounded by
-/// the speed at which a core encrypts.
+/// Maximum number of concurrent requests, each over its own connection: a single connection is
+/// limited by the speed at which one core encrypts.
 const CONNECTIONS_MAX: usize = 4;
 
-/// Attempts to read something, and the pause between two.
+/// Maximum number of attempts of one read, and the pause between two.
 const ATTEMPTS: usize = 4;
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
@@ -28,23 +29,23 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct RemoteFiles {
     source: ModelSource,
-    /// The model's directory there, …
+    /// Directory of the model on that machine.
     model: String,
-    /// … and with the machine's name, for messages.
+    /// The same directory with the name of the machine, for messages.
     place: PathBuf,
     files: Vec<(String, u64)>,
-    /// Connections that nobody uses now.
+    /// Connections that are not in use.
     idle: Mutex<Vec<LibraryClient>>,
 }
 
-/// A request: which pieces, and where their bytes go.
+/// A request: the pieces, and the buffer for their bytes.
 type Request<'a> = (exchange::Pieces, &'a mut [u8]);
 
 impl RemoteFiles {
-    /// Asks the machine which files the model in `model` has.
+    /// Asks the machine for the files of the model in the directory `model`.
     ///
     /// # Errors
-    /// If it cannot be reached or has no such model.
+    /// If the machine cannot be reached or has no such model.
     pub(crate) fn open(source: ModelSource, model: &str) -> io::Result<RemoteFiles> {
         let files = RemoteFiles {
             place: PathBuf::from(format!("{}:{model}", source.host)),
@@ -54,7 +55,7 @@ impl RemoteFiles {
             idle: Mutex::default(),
         };
         let found = files.with_client(|client| client.find(model))?;
-        // A library lists what lies in folders as well.
+        // A library also lists the files in subdirectories.
         let listed = found.files.into_iter().map(|(path, size)| (path.as_str().to_owned(), size));
         let listed = listed.filter(|(path, _)| !path.contains('/'));
         Ok(RemoteFiles { files: listed.collect(), ..files })
@@ -64,7 +65,8 @@ impl RemoteFiles {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something over a connection; over a new one, after a pause, if that one broke.
+    /// Runs `work` with a connection. If the connection breaks, retries after a pause over a new
+    /// one.
     fn with_client<T>(
         &self,
         mut work: impl FnMut(&mut LibraryClient) -> Result<T, ExchangeError>,
@@ -88,7 +90,7 @@ impl RemoteFiles {
                     tracing::warn!(%err, "asking again for the model");
                 }
                 Err(err @ ExchangeError::Lost { .. }) if attempts < ATTEMPTS => {
-                    // The others are as old.
+                    // The other idle connections are as old, so they are probably broken too.
                     self.idle().clear();
                     tracing::warn!(%err, "asking again for the model");
                 }
@@ -140,7 +142,7 @@ impl Files for RemoteFiles {
     }
 }
 
-/// Cuts what is wanted into requests.
+/// Cuts the requested pieces into requests.
 fn cut(pieces: Pieces, target: &mut [u8]) -> io::Result<Vec<Request<'_>>> {
     let Pieces { mut offset, piece_bytes, stride_bytes } = pieces;
     if target.is_empty() {
@@ -172,7 +174,7 @@ fn cut(pieces: Pieces, target: &mut [u8]) -> io::Result<Vec<Request<'_>>> {
 mod tests {
     use super::*;
 
-    /// Bytes that differ at all distances of interest.
+    /// Returns bytes that differ at all distances of interest.
     fn content(at: u64) -> u8 {
         (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
     }

@@ -1,14 +1,14 @@
-//! Draws the next token from one row of logits. Pure: the draw depends on the logits, the tokens
-//! before it and `(seed, position)` alone, never on what else runs or on earlier draws.
+//! Samples the next token from one row of logits. Pure: the result depends only on the logits, the
+//! tokens before it and `(seed, position)`, never on other sequences or on earlier samples.
 //!
-//! A mask comes before everything else: what it bans is never drawn, whatever bias, penalties or
-//! filters say, and the filters choose among what it leaves. Log-probabilities are of the model's own
-//! distribution, before the mask.
+//! A mask comes before everything else: a masked token is never sampled, whatever bias, penalties
+//! or filters say, and the filters choose among the tokens that the mask allows. Log-probabilities
+//! are those of the model's own distribution, before the mask.
 //!
 //! Order and meaning follow mlx-lm 0.32.2 (`sample_utils.py`): bias, repetition, presence and
-//! frequency change the logits; top-p, min-p and top-k choose among the tokens of the
-//! distribution at temperature 1; temperature shapes the draw. Presence and frequency penalties
-//! count the output alone, as OpenAI documents them.
+//! frequency change the logits; top-p, min-p and top-k choose among the tokens of the distribution
+//! at temperature 1; temperature applies to the sampling among those. Presence and frequency
+//! penalties count only the output, as OpenAI documents them.
 
 use std::collections::HashMap;
 
@@ -18,8 +18,8 @@ use jackalope_protocol::{Logprob, Mask, Sampling, TokenId};
 /// Width of one step of the search for candidates, in natural-logarithm units of probability.
 const CANDIDATE_STEP: f32 = 6.0;
 
-/// Draws a token. `logits` is `[vocab]`, `history` every token of the sequence so far; the drawn
-/// token's position is `history.len()`.
+/// Samples a token. `logits` is `[vocab]`, `history` every token of the sequence so far; the
+/// sampled token's position is `history.len()`.
 pub(crate) fn draw(logits: &[f32], history: &[TokenId], sampling: &Sampling) -> TokenId {
     assert!(!logits.is_empty(), "a vocabulary has tokens");
     let mut logits = std::borrow::Cow::Borrowed(logits);
@@ -27,7 +27,7 @@ pub(crate) fn draw(logits: &[f32], history: &[TokenId], sampling: &Sampling) -> 
         process(logits.to_mut(), history, sampling);
     }
     if sampling.mask != Mask::All {
-        // Last, so that nothing brings a banned token back.
+        // Applied last, so that nothing makes a masked token possible again.
         sampling.mask.apply(logits.to_mut(), f32::NEG_INFINITY);
     }
     let best = logits::argmax(&logits);
@@ -42,7 +42,8 @@ pub(crate) fn draw(logits: &[f32], history: &[TokenId], sampling: &Sampling) -> 
     pick(&candidates, sampling.temperature, uniform(sampling.seed, position))
 }
 
-/// The log-probability of `token` and the `num_top` best ones, of the unchanged distribution.
+/// Returns the log-probabilities of `token` and of the `num_top` most likely tokens in the
+/// unchanged distribution.
 pub(crate) fn logprob(logits: &[f32], token: TokenId, num_top: u8) -> Logprob {
     let log_total = log_sum_exp(logits);
     let mut best: Vec<(TokenId, f32)> = Vec::with_capacity(usize::from(num_top) + 1);
@@ -61,7 +62,7 @@ pub(crate) fn logprob(logits: &[f32], token: TokenId, num_top: u8) -> Logprob {
     Logprob { logprob: own, top: best }
 }
 
-/// A token to draw where no allowed one has a chance.
+/// Returns a token to sample if no allowed token has a probability above zero.
 fn first_allowed(logits: &[f32], mask: &Mask) -> TokenId {
     let mut tokens = (0..logits.len()).map(token_id);
     tokens.find(|token| mask.allows(*token)).unwrap_or_default()
@@ -74,7 +75,7 @@ fn changes_logits(sampling: &Sampling) -> bool {
         || sampling.frequency_penalty != 0.0
 }
 
-/// Bias and penalties, in mlx-lm's order.
+/// Applies bias and penalties, in mlx-lm's order.
 fn process(logits: &mut [f32], history: &[TokenId], sampling: &Sampling) {
     for &(token, bias) in &sampling.logit_bias {
         if let Some(logit) = logits.get_mut(token as usize) {
@@ -111,15 +112,15 @@ fn counts(tokens: &[TokenId]) -> HashMap<TokenId, u32> {
     counts
 }
 
-/// The tokens that may be drawn with their log-probabilities, best first; never empty.
+/// Returns the tokens that may be sampled with their log-probabilities, best first; never empty.
 ///
-/// Sorting a whole vocabulary costs milliseconds, so only tokens near the best one are sorted, and
-/// more of them while they do not hold the mass that `top_p` asks for.
+/// Sorting a whole vocabulary costs milliseconds, so only tokens near the best one are sorted; the
+/// range grows until it holds the probability mass that `top_p` asks for.
 fn candidates(logits: &[f32], sampling: &Sampling) -> Vec<(TokenId, f32)> {
     let filters_mass = sampling.top_p < 1.0;
     let filters_count = 0 < sampling.top_k && (sampling.top_k as usize) < logits.len();
     let best = logits[logits::argmax(logits)];
-    // Without a mass to find, only differences count.
+    // Without `top_p` only differences count.
     let log_total = if filters_mass { log_sum_exp(logits) } else { best };
     let floor = match sampling.min_p {
         0.0 => f32::NEG_INFINITY,
@@ -147,7 +148,7 @@ fn candidates(logits: &[f32], sampling: &Sampling) -> Vec<(TokenId, f32)> {
         return vec![(token_id(logits::argmax(logits)), 0.0)];
     }
     if filters_mass || filters_count {
-        // Stable, so that equal tokens stay in the order of their ids.
+        // A stable sort keeps tokens of equal probability in the order of their ids.
         kept.sort_by(|a, b| b.1.total_cmp(&a.1));
     }
     if filters_mass {
@@ -159,8 +160,8 @@ fn candidates(logits: &[f32], sampling: &Sampling) -> Vec<(TokenId, f32)> {
     kept
 }
 
-/// How many of `sorted` have less than `top_p` of probability strictly above them; ties with the
-/// last kept value stay.
+/// Returns how many of `sorted` have less than `top_p` of probability strictly above them; ties
+/// with the last kept value are kept.
 fn nucleus_len(sorted: &[(TokenId, f32)], top_p: f32) -> usize {
     let mut above = 0.0f64;
     for (idx, &(_, logprob)) in sorted.iter().enumerate() {
@@ -172,7 +173,7 @@ fn nucleus_len(sorted: &[(TokenId, f32)], top_p: f32) -> usize {
     sorted.len()
 }
 
-/// Inverse transform sampling over `candidates` at `temperature`; `uniform` is in `[0, 1)`.
+/// Samples from `candidates` at `temperature` by inverse transform; `uniform` is in `[0, 1)`.
 fn pick(candidates: &[(TokenId, f32)], temperature: f32, uniform: f64) -> TokenId {
     let best = candidates.iter().map(|it| it.1).fold(f32::NEG_INFINITY, f32::max);
     let mut weights: Vec<f32> = candidates.iter().map(|it| (it.1 - best) / temperature).collect();
@@ -188,7 +189,7 @@ fn pick(candidates: &[(TokenId, f32)], temperature: f32, uniform: f64) -> TokenI
     candidates.last().expect("candidates are never empty").0
 }
 
-/// `ln Σ exp(logits)`, accumulated in double precision.
+/// Returns `ln Σ exp(logits)`, accumulated in double precision.
 fn log_sum_exp(logits: &[f32]) -> f32 {
     let max = logits.get(logits::argmax(logits)).copied().unwrap_or(f32::NEG_INFINITY);
     if !max.is_finite() {
@@ -197,8 +198,8 @@ fn log_sum_exp(logits: &[f32]) -> f32 {
     max + logits::sum_exp(logits, max).ln() as f32
 }
 
-/// A uniform number in `[0, 1)` that belongs to `(seed, position)`: two rounds of splitmix64
-/// (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+/// Returns the uniform number in `[0, 1)` for `(seed, position)`: two rounds of splitmix64 (Steele,
+/// Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 fn uniform(seed: u64, position: u64) -> f64 {
     let bits = splitmix64(splitmix64(seed) ^ position.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     (bits >> 11) as f64 / (1u64 << 53) as f64
@@ -225,7 +226,7 @@ mod tests {
         sampling
     }
 
-    /// Draws at many positions and returns how often each token came.
+    /// Samples at many positions and returns the frequency of each token.
     fn frequencies(logits: &[f32], sampling: &Sampling) -> Vec<f64> {
         let mut counts = vec![0.0; logits.len()];
         let mut history = Vec::new();
@@ -262,7 +263,7 @@ mod tests {
         assert_ne!(draws(3), draws(4));
     }
 
-    /// mlx-lm's definition, by sorting everything.
+    /// Implements mlx-lm's definition by comparing every token with every other.
     fn nucleus_by_definition(logits: &[f32], top_p: f32) -> Vec<bool> {
         let log_total = log_sum_exp(logits);
         let p: Vec<f64> = logits.iter().map(|it| f64::from(it - log_total).exp()).collect();

@@ -1,6 +1,7 @@
-//! Executes a plan: keeps the sequences' caches, runs the model, draws, and hands the drawn tokens to
-//! the ranks that need them. All ranks do the same in the same order; only rank 0 draws. In a pipeline
-//! it is the one with the last layers, and the others run ahead of it as far as they know the tokens.
+//! Executes a plan: keeps the sequences' caches, runs the model, samples, and sends the sampled
+//! tokens to the ranks that need them. All ranks do the same in the same order, except that only
+//! rank 0 samples. In a pipeline rank 0 holds the last layers, and the others run ahead of it as
+//! far as they know the tokens.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -20,9 +21,9 @@ use crate::drawn::Drawn;
 use crate::micro_batch::micro_batches;
 use crate::{embed, sampler};
 
-/// Bytes of f32 logits that are computed at once. In both forms (this rank's part, and the whole)
-/// they stay far below what a rank may use beside weights, keys and values, however
-/// many positions of however large a vocabulary a step asks for.
+/// Maximum size of the f32 logits that are computed at once, in bytes. Both forms (this rank's
+/// part, and the whole) stay far below what a rank may use beside weights, keys and values,
+/// whatever the number of positions of a step and the size of the vocabulary.
 const LOGITS_BYTES_MAX: usize = 48 << 20;
 
 /// Why a step ended early.
@@ -38,7 +39,7 @@ pub(crate) enum StepError {
     /// The device failed.
     #[error("computing failed: {0}")]
     Device(String),
-    /// The plan contradicts what this rank holds: brain and rank have lost step.
+    /// The plan contradicts the state of this rank: coordinator and rank are out of step.
     #[error("the plan does not fit this rank: {0}")]
     Plan(String),
 }
@@ -46,11 +47,11 @@ pub(crate) enum StepError {
 /// One sequence on this rank.
 struct Sequence {
     cache: SequenceCache,
-    /// The tokens behind the cached keys and values.
+    /// Tokens whose keys and values are cached.
     tokens: Vec<TokenId>,
-    /// What the last step drew for this sequence.
+    /// Token that the last step sampled for this sequence.
     drawn: Option<TokenId>,
-    /// On rank 0, while the sequence is embedded.
+    /// Pooled hidden states; on rank 0, while the sequence is embedded.
     pool: Option<Pool>,
 }
 
@@ -63,36 +64,35 @@ pub(crate) struct Stepper {
     sequences: HashMap<CacheId, Sequence>,
 }
 
-/// The tokens of all rows, concatenated, and each row's part of them.
+/// Tokens of all rows, concatenated, and each row's part of them.
 struct Inputs {
     tokens: Vec<TokenId>,
     spans: Vec<Span>,
 }
 
-/// Which logits a step asks for.
+/// Positions of a step whose logits and hidden states are needed.
 #[derive(Default)]
 struct Wanted {
     /// Token indices of the step whose logits are computed.
     logits_at: Vec<usize>,
-    /// Per row that samples: its number in the plan and its index into `logits_at`; in the order of
-    /// both.
+    /// For each row that samples: its index in the plan and its index in `logits_at`; both ascend.
     sampled: Vec<(usize, usize)>,
-    /// Per row that scores: its number in the plan and its first index into `logits_at`; in the
-    /// order of both.
+    /// For each row that scores: its index in the plan and its first index in `logits_at`; both
+    /// ascend.
     scored: Vec<(usize, usize)>,
     /// Token indices of the step whose hidden states are embedded.
     states_at: Vec<usize>,
-    /// Per row that embeds: its number in the plan and its part of `states_at`; in the order of both.
+    /// For each row that embeds: its index in the plan and its range of `states_at`; both ascend.
     embedded: Vec<(usize, Range<usize>)>,
 }
 
-/// What rank 0 has found, in plan order.
+/// Results that rank 0 computes from the last layer's output, in plan order.
 #[derive(Default)]
 struct Answers {
     scored: Vec<Scored>,
     drawn: Vec<(Option<TokenId>, Option<Logprob>)>,
     embedded: Vec<Embedded>,
-    /// Time that drawing and scoring took.
+    /// Time that sampling and scoring took.
     drawing: Duration,
 }
 
@@ -105,17 +105,17 @@ impl Stepper {
         Stepper { rank, group, num_stages, drawn, sequences: HashMap::new() }
     }
 
-    /// Bytes of all sequences' keys and values.
+    /// Returns the size of all sequences' keys and values in bytes.
     pub(crate) fn kv_bytes(&self) -> u64 {
         self.sequences.values().map(|it| it.cache.bytes() as u64).sum()
     }
 
-    /// What collectives have taken so far; unknown, hence zero, for stock groups.
+    /// Returns the counters of the collectives so far; zero for stock groups, which do not count.
     fn link(&self) -> GroupStats {
         self.group.stats().unwrap_or_default()
     }
 
-    /// Computes one plan. After an error the caches are worthless.
+    /// Computes one plan. After an error the contents of the caches are unusable.
     pub(crate) fn execute(
         &mut self,
         model: &Model,
@@ -153,7 +153,7 @@ impl Stepper {
         Ok(output)
     }
 
-    /// What the last layer's output is for.
+    /// Computes the results from the last layer's output: samples, scores and embeddings.
     fn answer(
         &mut self,
         model: &Model,
@@ -177,7 +177,7 @@ impl Stepper {
         Ok(answers)
     }
 
-    /// Forks, then drops.
+    /// Forks caches, then drops caches, as the plan says.
     fn move_caches(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         for fork in &plan.forks {
             let source = self.sequences.get(&fork.source).ok_or_else(|| {
@@ -250,7 +250,7 @@ impl Stepper {
         Ok(Inputs { tokens, spans })
     }
 
-    /// Takes in the tokens that rows continue with and only rank 0 has known so far.
+    /// Receives the tokens that rows continue with and that only rank 0 knew so far.
     fn take_drawn(&mut self, rows: &[Row]) -> Result<(), StepError> {
         let needs = |cache| {
             rows.iter().any(|row| row.cache == cache && matches!(row.input, Input::Previous))
@@ -262,16 +262,17 @@ impl Stepper {
 
     fn note_drawn(&mut self, known: Vec<(CacheId, TokenId)>) {
         for (cache, token) in known {
-            // It may have been dropped while its token was under way.
+            // The sequence may have been dropped while its token was in flight.
             if let Some(sequence) = self.sequences.get_mut(&cache) {
                 sequence.drawn = Some(token);
             }
         }
     }
 
-    /// The last layer's output, first for logits, then for embeddings: `[logits_at + states_at,
-    /// hidden]`; where that layer is not, what is sent on last. Not yet computed, but for all parts
-    /// before the last, with the time that they took.
+    /// Returns the last layer's output, first for logits, then for embeddings: `[logits_at +
+    /// states_at, hidden]`; on a rank without the last layer, the array that it sends last. Of
+    /// several parts only the last is not computed yet; also returns the time that computing the
+    /// others took.
     fn forward(
         &mut self,
         model: &Model,
@@ -314,7 +315,8 @@ impl Stepper {
         Ok((hidden, computing))
     }
 
-    /// The rows' sequences in plan order, out of the map so that all can be borrowed at once.
+    /// Takes the rows' sequences, in plan order, out of the map so that all can be borrowed at
+    /// once.
     fn take_sequences(&mut self, plan: &StepPlan) -> Result<Vec<(CacheId, Sequence)>, StepError> {
         plan.rows
             .iter()
@@ -335,7 +337,8 @@ impl Stepper {
         jackalope_mlx::eval(&roots).map_err(|err| self.classify(&err))
     }
 
-    /// An error while the group is broken comes from the group, whatever MLX wraps it in.
+    /// Converts an error. While the group is broken, the group is the cause, whatever MLX wraps it
+    /// in.
     fn classify(&self, err: &jackalope_mlx::Error) -> StepError {
         match self.group.failure() {
             Some(cause) => StepError::Group {
@@ -346,7 +349,8 @@ impl Stepper {
         }
     }
 
-    /// On rank 0: scores and draws what the logits of the wanted positions `range` are for.
+    /// On rank 0, scores and samples from `logits`, which belong to the positions `range` of
+    /// `wanted.logits_at`.
     fn draw(
         &self,
         plan: &StepPlan,
@@ -382,7 +386,8 @@ impl Stepper {
         Ok(())
     }
 
-    /// On rank 0: takes the hidden states in, and answers the rows that end a prompt.
+    /// On rank 0, pools the hidden states, and returns the embeddings of the rows that end a
+    /// prompt.
     fn embed(
         &mut self,
         model: &Model,
@@ -410,7 +415,7 @@ impl Stepper {
         Ok(embedded)
     }
 
-    /// The token drawn, if the logits are numbers.
+    /// Samples a token; returns `None` if the logits are not numbers.
     fn draw_row(
         &self,
         cache: CacheId,
@@ -426,7 +431,7 @@ impl Stepper {
         (Some(token), logprob)
     }
 
-    /// Gives the drawn tokens to the ranks that need them.
+    /// Sends the sampled tokens to the ranks that need them.
     fn share_drawn(
         &mut self,
         plan: &StepPlan,
@@ -487,7 +492,7 @@ fn slices(num_logits: usize, vocab_size: usize) -> Vec<Range<usize>> {
     (0..num_logits).step_by(len).map(|start| start..num_logits.min(start + len)).collect()
 }
 
-/// Some rows of `[rows, hidden]`.
+/// Returns the rows `range` of `[rows, hidden]`.
 fn rows(hidden: &Array, range: &Range<usize>) -> Array {
     let row = |idx: usize| i32::try_from(idx).expect("a step is small");
     match hidden.dim(0) == row(range.len()) {

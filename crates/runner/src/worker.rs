@@ -1,4 +1,4 @@
-//! The worker: the one thread that owns arrays. It takes the brain's messages in order.
+//! The worker: the one thread that owns arrays. It processes the coordinator's messages in order.
 //!
 //! ```text
 //!             Setup            Join              Step
@@ -30,17 +30,17 @@ use crate::rank_memory;
 use crate::remote::RemoteFiles;
 use crate::step::{StepError, Stepper};
 
-/// Loading is reported at most this often.
+/// Minimum time between two reports of the loading progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Who this process is.
+/// Rank and data listener of this process.
 #[derive(Debug)]
 pub(crate) struct Identity {
     pub(crate) rank: u32,
     pub(crate) listener: Listener,
 }
 
-/// A loaded shard, and what comes and goes around it.
+/// A loaded shard, the group it belongs to, and the connection to the coordinator.
 struct Worker<'a> {
     identity: &'a Identity,
     control: &'a Control,
@@ -48,14 +48,15 @@ struct Worker<'a> {
     facts: RankFacts,
     parallel: Parallel,
     model: Model,
-    /// The group's epoch and its caches; `None` while there is no group.
+    /// Epoch and caches of the group; `None` while there is no group.
     active: Option<(u64, Stepper)>,
 }
 
-/// Runs until the brain says stop.
+/// Runs until the coordinator sends a stop.
 ///
 /// # Errors
-/// Whatever ends the process early; the brain has been told.
+/// Errors that end the process early. Failures to load the model or to compute a step have been
+/// reported to the coordinator.
 pub(crate) fn run(
     identity: &Identity,
     control: &Control,
@@ -95,7 +96,7 @@ fn load<'a>(
     control: &'a Control,
     setup: Setup,
 ) -> Result<Worker<'a>, (FailureKind, anyhow::Error)> {
-    // What this machine lacks, a new process lacks as well.
+    // If this machine lacks the device or the backend, a new process would lack it as well.
     choose_device(setup.device).map_err(|err| (FailureKind::Model, err))?;
     if let Some(backend) = stock_backend(setup.backend) {
         Group::check_stock(backend).map_err(|err| (FailureKind::Model, err.into()))?;
@@ -111,7 +112,7 @@ fn load<'a>(
         }
         reported = Some(Instant::now());
         let LoadProgress { done_bytes, total_bytes } = progress;
-        // A brain that is gone ends the process through the control thread.
+        // If the coordinator is gone, the control thread ends the process.
         control.send(&FromRank::Progress { done_bytes, total_bytes }).ok();
     };
     let loaded = load_model(&setup, &parallel, &mut progress);
@@ -144,11 +145,11 @@ fn load_model(
     Ok((model, verified.as_deref().map(finish).transpose()?.flatten()))
 }
 
-/// Whether both ask for the same; where the one that has the model listens may have changed.
+/// Whether both ask for the same. The addresses of the machine that holds the model may differ.
 fn is_same(one: &Setup, other: &Setup) -> bool {
     let host = |setup: &Setup| setup.model_source.as_ref().map(|source| source.host.clone());
     let rest = |setup: &Setup| Setup { model_source: None, content: None, ..setup.clone() };
-    // Files may be in another state with the same content.
+    // Files may have another state and the same content.
     let content = |setup: &Setup| setup.content.as_ref().and_then(|it| it.id);
     host(one) == host(other) && content(one) == content(other) && rest(one) == rest(other)
 }
@@ -175,7 +176,7 @@ fn open_checkpoint(setup: &Setup) -> Result<(Checkpoint, Option<Arc<VerifiedFile
     Ok((Checkpoint::read(&files)?, Some(verified)))
 }
 
-/// Number of threads of this rank.
+/// Returns the number of threads of this rank.
 fn num_threads(setup: &Setup) -> usize {
     match setup.num_threads as usize {
         0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
@@ -183,7 +184,7 @@ fn num_threads(setup: &Setup) -> usize {
     }
 }
 
-/// This rank's place in the split, without a group for now.
+/// Returns this rank's part of the split, without a group for now.
 fn parallel(identity: &Identity, setup: &Setup) -> anyhow::Result<Parallel> {
     let num_ranks = setup.num_ranks as usize;
     let num_parts = setup.split.num_ranks();
@@ -242,8 +243,8 @@ fn choose_device(device: jackalope_protocol::Device) -> anyhow::Result<()> {
     Ok(jackalope_mlx::set_device(device)?)
 }
 
-/// Lets everything stay resident that a Mac's GPU recommends to hold, as mlx-lm does while it generates:
-/// else macOS takes a large model's pages away between two steps.
+/// Lets as much memory stay resident as a Mac's GPU recommends, as mlx-lm does while it generates:
+/// otherwise macOS evicts a large model's pages between two steps.
 fn wire() -> anyhow::Result<()> {
     if jackalope_mlx::device() == Device::Cpu {
         return Ok(());
@@ -275,7 +276,7 @@ pub(crate) fn unheard_peers(err: &TransportError) -> Vec<u32> {
     ranks.into_iter().filter_map(|rank| u32::try_from(rank).ok()).collect()
 }
 
-/// MLX's own transport of this name; `None` for the native group.
+/// Returns MLX's own transport of this name; `None` for the native group.
 fn stock_backend(backend: Backend) -> Option<jackalope_mlx::Backend> {
     match backend {
         Backend::Tcp => None,
@@ -293,7 +294,8 @@ fn device_name() -> &'static str {
 }
 
 impl Worker<'_> {
-    /// A brain that lost us, or a new one. What is loaded already is not loaded again.
+    /// Handles the setup of a coordinator that lost the connection, or of a new one. A loaded model
+    /// is not loaded again.
     fn set_up_again(&mut self, setup: &Setup) -> anyhow::Result<()> {
         ensure!(is_same(setup, &self.setup), "the brain came back with another setup");
         self.forget_group();
@@ -347,7 +349,8 @@ impl Worker<'_> {
         Ok(Group::native(group))
     }
 
-    /// Stock groups read their addresses from the environment the launcher has set.
+    /// Forms a stock group, which reads its addresses from the environment that the launcher has
+    /// set.
     fn form_stock_group(
         &self,
         backend: jackalope_mlx::Backend,
@@ -363,7 +366,7 @@ impl Worker<'_> {
     fn step(&mut self, epoch: u64, plan: &StepPlan) -> anyhow::Result<()> {
         let Some((active, stepper)) = &mut self.active else { return Ok(()) };
         if *active != epoch {
-            // Made for a group that broke while the plan was under way.
+            // The plan was made for a group that broke while the plan was in flight.
             return Ok(());
         }
         self.control.set_phase(Phase::Computing);
@@ -401,7 +404,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Drops the group and every cache. Closing the sockets also tells the peers.
+    /// Drops the group and every cache. Closing the sockets also notifies the peers.
     fn forget_group(&mut self) {
         self.control.disarm();
         self.active = None;

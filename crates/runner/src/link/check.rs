@@ -1,12 +1,12 @@
-//! Is every operation right, in every type?
+//! Checks the results of every operation for every element type.
 
 use jackalope_mlx::{self as mlx, Array};
 use jackalope_transport::{Dtype, Group};
 
-/// Elements of the messages: one, an odd number, and enough to be cut into segments.
+/// Numbers of elements of the messages: one, an odd number, and enough to be cut into segments.
 const ELEMENTS: [usize; 3] = [1, 1023, 300_001];
 
-/// The operations of a group on numbers that every type holds exactly.
+/// Operations of a group on numbers that every type represents exactly.
 pub(super) trait Collectives {
     fn rank(&self) -> usize;
     fn size(&self) -> usize;
@@ -14,11 +14,11 @@ pub(super) trait Collectives {
     fn has(&self, _dtype: Dtype) -> bool {
         true
     }
-    /// The sum over all ranks.
+    /// Returns the sum over all ranks.
     fn all_sum(&mut self, numbers: &[f32], dtype: Dtype) -> anyhow::Result<Vec<f32>>;
-    /// The numbers of all ranks, by rank.
+    /// Returns the numbers of all ranks, by rank.
     fn all_gather(&mut self, numbers: &[f32], dtype: Dtype) -> anyhow::Result<Vec<f32>>;
-    /// Sends to rank `to`.
+    /// Sends `numbers` to rank `to`.
     fn send(&mut self, numbers: &[f32], dtype: Dtype, to: usize) -> anyhow::Result<()>;
     /// Receives `count` numbers from rank `from`.
     fn recv(&mut self, count: usize, dtype: Dtype, from: usize) -> anyhow::Result<Vec<f32>>;
@@ -57,11 +57,11 @@ impl Collectives for Group {
     }
 }
 
-/// A group inside evaluations.
+/// A group used inside evaluations.
 pub(super) struct Evaluated<'a>(pub(super) &'a mlx::Group);
 
 impl Evaluated<'_> {
-    /// `[numbers]` in this type.
+    /// Returns an array of shape `[numbers]` with this element type.
     fn array(numbers: &[f32], dtype: Dtype) -> Array {
         let len = i32::try_from(numbers.len()).expect("a check is small");
         Array::from_slice(numbers, &[len]).astype(mlx_dtype(dtype))
@@ -119,15 +119,15 @@ fn mlx_dtype(dtype: Dtype) -> mlx::Dtype {
     }
 }
 
-/// What became of one check on this rank.
+/// Result of one check on this rank.
 pub(super) struct Checked {
     pub(super) op: &'static str,
     pub(super) dtype: Dtype,
     pub(super) error: Option<String>,
 }
 
-/// Every operation with every type; for a group that promises it, also the order of its sums.
-/// After a failure the group is not asked again.
+/// Checks every operation with every type, and, for a group that guarantees it, the order of its
+/// sums. After a failure the group is not used again, and all further checks report that failure.
 pub(super) fn all(group: &mut dyn Collectives, sums_in_rank_order: bool) -> Vec<Checked> {
     type Check = fn(&mut dyn Collectives, Dtype) -> anyhow::Result<()>;
     let checks: [(&'static str, Check); 3] =
@@ -150,7 +150,8 @@ pub(super) fn all(group: &mut dyn Collectives, sums_in_rank_order: bool) -> Vec<
     checked
 }
 
-/// What a rank puts in: whole numbers small enough for bf16, sums of eight ranks included.
+/// Returns the input of a rank: integers so small that bf16 represents them and their sums over
+/// eight ranks.
 fn numbers(rank: usize, elements: usize) -> Vec<f32> {
     (0..elements).map(|idx| ((idx * 3 + rank * 5) % 29) as f32).collect()
 }
@@ -192,8 +193,8 @@ fn all_gather(group: &mut dyn Collectives, dtype: Dtype) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Round the ring, in both directions. Stock groups may not send to each other at the same time,
-/// so every second rank receives first.
+/// Sends round the ring, in both directions. Two ranks of a stock group may not send to each other
+/// at the same time, so every second rank receives first.
 fn send_recv(group: &mut dyn Collectives, dtype: Dtype) -> anyhow::Result<()> {
     let (rank, size) = (group.rank(), group.size());
     if size == 1 {
@@ -217,7 +218,7 @@ fn send_recv(group: &mut dyn Collectives, dtype: Dtype) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Noise whose sum depends on the order of the ranks: every rank must have the same bits, and
+/// Sums noise whose sum depends on the order of the ranks: every rank must get the same bits, and
 /// those of a sum in rank order.
 fn same_bits(group: &mut dyn Collectives) -> anyhow::Result<()> {
     let (rank, size) = (group.rank(), group.size());

@@ -1,4 +1,4 @@
-//! Timing the groups against each other.
+//! Times the groups against each other.
 
 use std::time::{Duration, Instant};
 
@@ -15,15 +15,15 @@ pub(super) struct Contestants<'a> {
     pub(super) encrypted: Option<&'a mut Group>,
 }
 
-/// One row, and what it is about.
+/// One row, and the group that was measured.
 pub(super) struct Timed {
     pub(super) backend: &'static str,
     pub(super) via: &'static str,
     pub(super) row: LinkRow,
 }
 
-/// Times all operations on `bytes` per rank, by turns. `all` adds those whose time does not
-/// depend on the size.
+/// Times all operations on `bytes` per rank, in turn. `all` adds those whose time does not depend
+/// on the size.
 pub(super) fn take(
     group: &mut Group,
     others: &mut Contestants<'_>,
@@ -63,12 +63,13 @@ pub(super) fn take(
     Ok(timed.collect())
 }
 
-/// From this size on the input of an all_sum is fresh for every call, so that MLX sums in place as
-/// it does inside a model. A copy of a small one costs nothing, and the calls follow each other
+/// Minimum size at which every call of an all_sum gets a fresh input, so that MLX sums in place as
+/// it does inside a model. Copying a smaller input costs nothing, and the calls follow each other
 /// without a pause.
 const FRESH_BYTES_MIN: usize = 1 << 20;
 
-/// The operation as one evaluation: graph building, MLX's scheduling and the collective.
+/// Returns a contestant that runs the operation as one evaluation: graph building, MLX's scheduling
+/// and the collective.
 fn evaluating<'a>(
     inside: &'a mlx::Group,
     op: LinkOp,

@@ -1,10 +1,10 @@
-//! Ends the process when a step takes too long: stock groups have no deadlines of their own.
+//! Ends the process if a step takes too long: stock groups have no deadlines of their own.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-/// Watches one step at a time, from the first one on.
+/// Watches one step at a time, beginning with the first call of [`Watchdog::expect`].
 #[derive(Debug)]
 pub(super) struct Watchdog {
     steps: Sender<(&'static str, Duration)>,
@@ -33,7 +33,7 @@ impl Watchdog {
         Watchdog { steps }
     }
 
-    /// The step that begins now ends within `limit`, or the process does.
+    /// Begins a step; the process ends if no other step begins within `limit`.
     pub(super) fn expect(&self, what: &'static str, limit: Duration) {
         self.steps.send((what, limit)).expect("the watchdog lives as long as its sender");
     }
