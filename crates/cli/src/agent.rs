@@ -1,4 +1,4 @@
-//! `jackalope agent`: what looks after this machine's programs.
+//! `jackalope agent`: starts, watches and stops this machine's rank programs.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -33,20 +33,20 @@ use crate::{operate, output};
 /// Name of the agent's record.
 pub(crate) const RECORD: &str = "agent";
 
-/// How long an agent may take to answer on its own machine.
+/// Maximum time in which a started agent must answer on its own machine.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long an agent that was just started may take to answer one attempt.
+/// Timeout of one attempt to reach an agent that was just started.
 const KNOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a running agent may be silent on its own machine before it counts as hung; longer than
-/// one attempt to connect.
+/// Time for which a running agent may be silent on its own machine before it counts as hung; longer
+/// than one attempt to connect.
 const HUNG_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// How long one may take to end politely.
+/// Time that an agent is given to end by itself.
 const END_GRACE: Duration = Duration::from_secs(3);
 
-/// The log of one that runs in the background begins anew beyond this.
+/// Size beyond which the log of an agent that runs in the background is started anew.
 const LOG_BYTES_MAX: u64 = 8 << 20;
 
 pub(crate) async fn run(args: &AgentArgs, environment: &Environment) -> anyhow::Result<()> {
@@ -89,7 +89,7 @@ pub(crate) async fn serve_with_token(
     serve(args, trust, &home, environment.library()).await
 }
 
-/// Is the agent, until it is told to end.
+/// Runs the agent until it is told to end.
 async fn serve(
     args: &AgentArgs,
     (secret, trust): (Secret, Trust),
@@ -97,7 +97,7 @@ async fn serve(
     library: Library,
 ) -> anyhow::Result<()> {
     if args.detached {
-        // Fails only if we lead a session already, which is as good.
+        // Fails only if this process leads a session already, which is as good.
         rustix::process::setsid().ok();
     }
     // Removes the list of an earlier agent.
@@ -156,8 +156,8 @@ async fn serve(
         _ = terminate.recv() => Ok(()),
         () = keep_log_short(args.detached, home) => Ok(()),
     };
-    // Programs end with us in any case, as their standard input does; but for those that are stopped
-    // or stuck, which only a signal ends.
+    // Programs end with the agent, because their standard input closes. Those that are stopped or
+    // stuck end only by a signal.
     is_over.store(true, Ordering::SeqCst);
     if !serving.is_finished() {
         tokio::time::timeout(END_GRACE, serving).await.ok();
@@ -166,7 +166,7 @@ async fn serve(
     result
 }
 
-/// Never ends.
+/// Never returns. Keeps the log short if the agent is detached.
 async fn keep_log_short(is_detached: bool, home: &Home) {
     if is_detached {
         operate::keep_short(&home.join("logs/agent.log")).await;
@@ -174,7 +174,7 @@ async fn keep_log_short(is_detached: bool, home: &Home) {
     std::future::pending().await
 }
 
-/// `jackalope service install agent`, with these arguments.
+/// Returns the arguments of `jackalope service install agent` for an agent with these arguments.
 fn as_service(args: &AgentArgs, dry_run: bool) -> ServiceInstallArgs {
     ServiceInstallArgs {
         service: ServiceKind::Agent,
@@ -230,7 +230,7 @@ impl Introduced {
     }
 }
 
-/// Sees to it that an agent with the secret from standard input runs.
+/// Ensures that an agent with the secret from standard input runs.
 fn start(args: &AgentArgs, home: &Home) -> anyhow::Result<()> {
     let introduced = Introduced::read()?;
     let secret = introduced
@@ -271,9 +271,9 @@ fn listen_list(home: &Home, port: u16) -> anyhow::Result<PathBuf> {
     Ok(home.dir("run")?.join(format!("agent-{port}.listen")))
 }
 
-/// Addresses to listen on so that the machine that started us over SSH can reach us. If this
-/// machine has none of the given addresses (they are translated, as by NAT), adds the address at
-/// which the SSH connection arrived.
+/// Returns addresses to listen on so that the machine that started this program over SSH can reach
+/// it. If this machine has none of the given addresses (they are translated, as by NAT), adds the
+/// address at which the SSH connection arrived.
 fn reachable(listen: &[IpAddr], came_to: Option<IpAddr>) -> Vec<IpAddr> {
     let own = own_addresses();
     let mut reachable = listen.to_vec();
@@ -284,14 +284,15 @@ fn reachable(listen: &[IpAddr], came_to: Option<IpAddr>) -> Vec<IpAddr> {
     reachable
 }
 
-/// Why no agent of ours answers.
+/// Reason why no agent with the expected secret answers.
 struct Silence {
     reason: String,
     /// Whether a listener accepts connections there but does not answer.
     is_hung: bool,
 }
 
-/// Checks whether an agent with this secret answers here within `timeout`; the error says why not.
+/// Checks whether an agent with this secret answers on this machine within `timeout`; the error is
+/// the reason if none does.
 fn answers(
     args: &AgentArgs,
     (home, secret): (&Home, Secret),
@@ -332,8 +333,8 @@ fn start_and_wait(
     Ok(pid)
 }
 
-/// Uses a version that has arrived, or the one from before; an agent of another version, or with another
-/// secret, makes room for one of this program, which is of that version.
+/// Activates an installed version, or the previous one if `id` is `None`. If an agent of another
+/// version or with another secret runs, it is replaced by one of the activated version.
 fn activate(id: Option<&str>, home: &Home) -> anyhow::Result<()> {
     let introduced = Introduced::read()?;
     let given = introduced.secret;
@@ -353,7 +354,7 @@ fn activate(id: Option<&str>, home: &Home) -> anyhow::Result<()> {
     });
     if let Some(recorded) = &agent {
         recorded.end(END_GRACE);
-        // A service comes again by itself.
+        // A service restarts by itself.
         if !service::is_installed(ServiceKind::Agent)? {
             start_and_wait(&program, &args_of(recorded)?, (home, home.secret()?))?;
         }
@@ -364,7 +365,7 @@ fn activate(id: Option<&str>, home: &Home) -> anyhow::Result<()> {
     Ok(output::line(serde_json::to_string(&activated)?)?)
 }
 
-/// How an agent was started.
+/// Returns the arguments with which the recorded agent was started.
 fn args_of(recorded: &Recorded) -> anyhow::Result<AgentArgs> {
     let addr: SocketAddr = recorded.about["addr"].as_str().unwrap_or_default().parse()?;
     let linger = recorded.about["linger"].as_u64();
@@ -376,12 +377,12 @@ fn args_of(recorded: &Recorded) -> anyhow::Result<AgentArgs> {
     Ok(AgentArgs { listen, port, linger, announce, start, detached, command })
 }
 
-/// Whether a process that we started has not ended.
+/// Whether a process that this program started has not ended.
 pub(crate) fn is_alive(pid: u32) -> bool {
     jackalope_cluster::platform::current::process_began(pid).is_some_and(|it| it != "ended")
 }
 
-/// The arguments of an agent that listens and announces itself like this one.
+/// Returns the arguments of an agent that listens and announces itself like this one.
 fn words_of(args: &AgentArgs) -> Vec<String> {
     let mut words = vec!["--port".to_owned(), args.port.to_string()];
     words.extend(args.announce.then(|| "--announce".to_owned()));

@@ -1,5 +1,5 @@
-//! `jackalope autoconfig`: from cables to a hostfile. Shows every command before it runs any, asks
-//! once, and keeps what takes each one back.
+//! `jackalope autoconfig`: writes a hostfile from the cables it finds. Shows every command before
+//! it runs any, asks once, and saves the commands that undo each one.
 
 use std::io::{BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -22,16 +22,16 @@ use crate::doctor::distinct;
 use crate::environment::Environment;
 use crate::output;
 
-/// Bound for one machine.
+/// Timeout for the report of one machine.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What the cables were given, for after a reboot.
+/// File of the addresses that cables were given, to restore them after a reboot.
 const GIVEN_FILE: &str = "addresses.json";
 
-/// What takes back what `resume` did.
+/// File of the commands that undo what `resume` did.
 const RESUME_UNDO_FILE: &str = "resume-undo.json";
 
-/// Where what takes a run back is kept, unless there is such a file already.
+/// File of the commands that undo a run; numbered if such a file exists.
 const UNDO_FILE: &str = "autoconfig-undo.json";
 
 pub(crate) fn run(args: &AutoconfigArgs, environment: &Environment) -> anyhow::Result<()> {
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &AutoconfigArgs, environment: &Environment) -> anyhow::R
     write_hostfile(&plan, args.out.as_deref(), args.json)
 }
 
-/// What a run leaves behind for [`again`].
+/// Data that a run saves for [`again`].
 #[derive(Debug, Deserialize, Serialize)]
 struct Remembered {
     hosts: Vec<String>,
@@ -85,7 +85,7 @@ struct Remembered {
     given: Vec<Given>,
 }
 
-/// Keeps the addresses of cables.
+/// Saves the addresses of the cables.
 fn remember(plan: &Plan, hosts: &[String], environment: &Environment) -> anyhow::Result<()> {
     if plan.given.is_empty() {
         return Ok(());
@@ -97,22 +97,22 @@ fn remember(plan: &Plan, hosts: &[String], environment: &Environment) -> anyhow:
 
 fn forget(environment: &Environment) {
     if let Ok(home) = environment.home() {
-        // There may be none.
+        // The file may not exist.
         std::fs::remove_file(home.join(GIVEN_FILE)).ok();
     }
 }
 
-/// How a person wants to be asked.
+/// How the user wants to be asked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) dry_run: bool,
     pub(crate) yes: bool,
-    /// Only JSON is printed, and not here.
+    /// Whether only JSON is printed, and by the caller.
     pub(crate) json: bool,
 }
 
-/// Gives cables the addresses that they were given before, if they have lost them. Machines that need no
-/// cables are left alone.
+/// Gives cables the addresses that they had before, if they have lost them. Does nothing if
+/// autoconfig gave no addresses.
 pub(crate) fn again(home: &Home, shell: &SystemShell, asked: Asked) -> anyhow::Result<()> {
     let Ok(text) = std::fs::read_to_string(home.join(GIVEN_FILE)) else {
         output::note("autoconfig gave no addresses here: cables are left as they are");
@@ -158,7 +158,8 @@ fn wanted(backend: WantedBackend) -> Option<Backend> {
     }
 }
 
-/// Asks all machines; one that does not answer ends it, as its cables would be missing.
+/// Asks all machines for their reports. Fails if one does not answer, because its cables would be
+/// missing.
 fn ask(shell: &SystemShell, hosts: &[String]) -> anyhow::Result<Vec<NodeReport>> {
     let reports = probe::reports(shell, hosts, REPORT_TIMEOUT);
     let lost: Vec<String> = reports
@@ -170,7 +171,7 @@ fn ask(shell: &SystemShell, hosts: &[String]) -> anyhow::Result<Vec<NodeReport>>
     Ok(reports.into_iter().flatten().collect())
 }
 
-/// For people: the cables, the choice, the commands.
+/// Prints the cables, the choice and the commands for people.
 fn show(plan: &Plan, over: Over) -> anyhow::Result<()> {
     if over == Over::Thunderbolt {
         output::piece(planning::terminal(&plan.cabling, &plan.choice))?;
@@ -232,7 +233,7 @@ fn object(plan: &Plan) -> Value {
     })
 }
 
-/// Asks once; without anyone to ask it needs `--yes`.
+/// Asks once for consent. Fails without a terminal unless `is_given` (`--yes`).
 fn consent(is_given: bool, question: &str) -> anyhow::Result<()> {
     if is_given {
         return Ok(());
@@ -249,16 +250,16 @@ fn consent(is_given: bool, question: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the commands and tries the cables.
+/// Runs the commands and tests the cables.
 fn carry_out(shell: &SystemShell, plan: &Plan, path: &Path) -> anyhow::Result<()> {
-    // Before anything changes: what cannot be kept must not be done.
+    // Written before anything changes: without a file of undo commands, nothing may be changed.
     keep(path, &[])?;
     let mut kept = Ok(());
     let mut has_run = false;
     let note = |step: &Step, undos: &[Undo]| {
         eprintln!("{}: {}", step.host, step.command);
         has_run = true;
-        // The first failure is told at the end; the commands have run by then anyway.
+        // The first failure is reported at the end; the commands have run by then anyway.
         if kept.is_ok() {
             kept = keep(path, undos);
         }
@@ -271,7 +272,7 @@ fn carry_out(shell: &SystemShell, plan: &Plan, path: &Path) -> anyhow::Result<()
                 path.display()
             ),
             false => {
-                // It is empty, and only in the way of the next run.
+                // The file is empty and would only be in the way of the next run.
                 std::fs::remove_file(path).ok();
                 "\nhint: nothing was changed".to_owned()
             }
@@ -321,7 +322,7 @@ fn keep(path: &Path, undos: &[Undo]) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
 }
 
-/// The name, or one with a number if such a file is there: an undo is never written over.
+/// Returns the name, or one with a number if that file exists: undo commands are never overwritten.
 fn free_name(name: &str) -> PathBuf {
     let numbered =
         (2..).map(|number| PathBuf::from(name.replace(".json", &format!("-{number}.json"))));
@@ -342,7 +343,7 @@ fn write_hostfile(plan: &Plan, out: Option<&Path>, is_json: bool) -> anyhow::Res
     Ok(())
 }
 
-/// Runs what an earlier run kept.
+/// Runs the undo commands that an earlier run saved.
 fn take_back(shell: &SystemShell, path: &Path, is_given: bool) -> anyhow::Result<()> {
     let reading = || format!("reading {}", path.display());
     let text = std::fs::read_to_string(path).with_context(reading)?;
@@ -353,7 +354,8 @@ fn take_back(shell: &SystemShell, path: &Path, is_given: bool) -> anyhow::Result
     consent(is_given, "run these commands?")?;
     let mut failed = 0;
     for undo in &undos {
-        // One that fails (the cable is out by now) must not keep the others from running.
+        // A command that fails (the cable may be unplugged by now) must not keep the others from
+        // running.
         if let Err(err) = planning::run_as_root(shell, &undo.host, &undo.command) {
             failed += 1;
             eprintln!("{err}{}", sudo_hint(&err));

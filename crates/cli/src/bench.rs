@@ -1,5 +1,5 @@
-//! `jackalope bench`: how fast a model is computed, and where the time goes; with `--url` how fast a
-//! server answers, whoever's it is.
+//! `jackalope bench`: measures how fast a model is computed and where the time goes; with `--url`,
+//! how fast any server answers.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ mod stream;
 
 use self::profile::StepBreakdown;
 
-/// What is asked for at a time.
+/// Size and number of the requests that are open at a time.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Shape {
     prompt_tokens: u32,
@@ -34,7 +34,7 @@ struct Shape {
 }
 
 impl Shape {
-    /// Every combination of what was asked for, concurrencies innermost.
+    /// Returns every combination of the requested sizes, concurrencies innermost.
     fn all(args: &BenchArgs) -> Vec<Shape> {
         let mut all = Vec::new();
         for &prompt_tokens in &args.prompt_tokens {
@@ -50,7 +50,7 @@ impl Shape {
     }
 }
 
-/// One number of requests at a time.
+/// Result of one run with a fixed number of concurrent requests.
 #[derive(Debug)]
 struct Run {
     shape: Shape,
@@ -75,12 +75,12 @@ impl Quantiles {
     }
 }
 
-/// When one request's tokens came.
+/// Times at which the tokens of one request arrived.
 #[derive(Debug)]
 struct Heard {
     submitted: Instant,
     tokens: Vec<Instant>,
-    /// The engine's sums when the first one came.
+    /// The engine's counters when the first token arrived.
     at_first: Option<Status>,
 }
 
@@ -203,7 +203,8 @@ fn submit(shape: Shape, engine: &EngineHandle, salt: u32) -> anyhow::Result<Gene
     Ok(engine.submit(Request::new(options, &limits)?)?)
 }
 
-/// Tokens that no other prompt of this run begins with, so that no prefix is found in the cache.
+/// Returns a prompt that begins with other tokens than every other prompt of this run, so that no
+/// prefix is found in the cache.
 fn prompt(len: u32, vocab_size: u32, salt: u32) -> Vec<TokenId> {
     let mut state = u64::from(salt) + 1;
     (0..len)
@@ -252,8 +253,8 @@ fn summarise(shape: Shape, heard: &[Heard], [prefill, decode]: [StepBreakdown; 2
         .iter()
         .flat_map(|it| it.tokens.windows(2).map(|pair| millis(pair[1] - pair[0])))
         .collect();
-    // Decoding counts from the moment when the last prompt was done, so that prefill of the others
-    // does not blur it.
+    // Decoding counts from the moment when the last prompt was finished, so that the prefill of
+    // other prompts does not distort it.
     let decoded = heard.iter().flat_map(|it| &it.tokens).filter(|at| prefilled < **at).count();
     let decode_s = (end - prefilled).as_secs_f64();
     let prompt_tokens = f64::from(shape.prompt_tokens) * f64::from(shape.concurrency);
@@ -298,7 +299,7 @@ fn row(run: &Run) -> String {
     )
 }
 
-/// Runs with the same number of requests at a time.
+/// Summary of the runs of one shape.
 #[derive(Debug)]
 struct Summary {
     prefill_tokens_per_s: MeanStd,

@@ -1,5 +1,5 @@
-//! `jackalope chat`: a conversation in the terminal, always over HTTP; with `--model` the server is
-//! our own, on a port that the system picks.
+//! `jackalope chat`: a conversation in the terminal, always over HTTP. With `--model` the program
+//! starts its own server on a port that the system selects.
 
 use std::io::{BufRead, BufReader, IsTerminal, Stdin};
 use std::time::Duration;
@@ -19,15 +19,15 @@ use crate::report::{self, Interrupted};
 use crate::serve::{HttpServer, served};
 use crate::{models, operate, output};
 
-/// The server that is talked to if none is named.
+/// Default server.
 const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 
-/// The name of a server's first model.
+/// Name of a server's default model in requests.
 const DEFAULT_MODEL: &str = "default";
 
 const COMMANDS: &str = "/clear starts anew, /exit ends";
 
-/// A server that sends nothing for this long is gone; it sends comments while it computes.
+/// Timeout after which a silent server counts as gone; it sends comments while it computes.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) async fn run(args: ChatArgs, environment: &Environment) -> anyhow::Result<()> {
@@ -61,7 +61,7 @@ pub(crate) async fn run(args: ChatArgs, environment: &Environment) -> anyhow::Re
     result.and(stopped)
 }
 
-/// Reading a terminal cannot be interrupted, so the conversation has a thread of its own.
+/// Runs the conversation on its own thread, because reading a terminal cannot be interrupted.
 async fn converse_until_interrupted(args: ChatArgs, served: Served) -> anyhow::Result<()> {
     let conversation = tokio::task::spawn_blocking(move || Conversation::new(args, served).run());
     tokio::select! {
@@ -70,14 +70,14 @@ async fn converse_until_interrupted(args: ChatArgs, served: Served) -> anyhow::R
     }
 }
 
-/// Whom the conversation is with.
+/// Server and model of the conversation.
 struct Served {
     url: String,
     model: String,
     api_key: Option<String>,
 }
 
-/// Lines of a person: from a terminal with editing and a history, else as they come.
+/// Input lines: from a terminal with editing and a history, otherwise plain.
 enum Lines {
     Edited(Box<DefaultEditor>),
     Plain(BufReader<Stdin>),
@@ -92,7 +92,7 @@ impl Lines {
         Ok(Lines::Edited(Box::new(DefaultEditor::with_config(config)?)))
     }
 
-    /// The next line; none at the end, and when Ctrl-C is pressed.
+    /// Returns the next line; `None` at the end of the input and after Ctrl-C.
     fn next(&mut self) -> anyhow::Result<Option<String>> {
         let editor = match self {
             Lines::Plain(lines) => return Ok(read_line(lines)?),
@@ -106,7 +106,8 @@ impl Lines {
     }
 }
 
-/// The word of a command that does not exist: a slash and letters, which no path is.
+/// Returns the first word if it looks like an unknown command: a slash and lower-case letters,
+/// which is not a path.
 fn unknown_command(line: &str) -> Option<&str> {
     let word = line.split_whitespace().next()?;
     let name = word.strip_prefix('/')?;
@@ -174,7 +175,7 @@ impl Conversation {
         }
     }
 
-    /// Sends the conversation and prints the answer as it comes.
+    /// Sends the conversation and prints the answer as it arrives.
     fn answer(&self) -> anyhow::Result<String> {
         let url = format!("{}/v1/chat/completions", self.served.url.trim_end_matches('/'));
         let mut body = json!({

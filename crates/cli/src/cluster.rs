@@ -1,4 +1,4 @@
-//! Brings up an engine with its ranks, and takes it down again.
+//! Starts an engine with its ranks, and stops it.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
@@ -40,36 +40,36 @@ use crate::progress::Loading;
 use crate::rank;
 use crate::wished_split;
 
-/// Bound of one collective: a peer that computes a long prompt keeps the others waiting.
+/// Timeout of one collective; a peer that computes a long prompt keeps the others waiting.
 const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Bound of forming a group of ranks that are all loaded.
+/// Timeout of forming a group of ranks that are all loaded.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// For ranks that a person starts.
+/// Timeout for ranks that are started by hand.
 const BY_HAND_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-/// A shorter silence of a rank may be the network's.
+/// Minimum heartbeat timeout; a shorter silence may be caused by the network.
 const HEARTBEAT_TIMEOUT_MIN: Duration = Duration::from_secs(3);
 
-/// A brain on another machine that is silent for so long is gone for its ranks.
+/// Time after which ranks consider a silent coordinator on another machine lost.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Pause between two looks at ranks that are loading.
+/// Interval of polling ranks that are loading.
 pub(crate) const READY_POLL: Duration = Duration::from_millis(20);
 
-/// What a cluster is told beside its model and its ranks.
+/// Options of a cluster beside its model and its ranks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClusterOptions {
     /// Whether steps report their kernels' times.
     pub(crate) profile: bool,
     /// Set if other models run on the same machines.
     pub(crate) beside: Option<Beside>,
-    /// How the model writes tool calls, by name, unless as its files tell.
+    /// Name of the parser for the model's tool calls; by default it follows from the model's files.
     pub(crate) tool_parser: Option<String>,
-    /// How it marks its reasoning, likewise.
+    /// Name of the parser for the model's reasoning; by default it follows from the model's files.
     pub(crate) reasoning_parser: Option<String>,
-    /// Whether texts of messages may write control tokens.
+    /// Whether control tokens in the text of messages are parsed as such.
     pub(crate) parse_special_tokens: bool,
     /// Whether this is a long-running server: then a model that was never hashed is hashed in the
     /// background.
@@ -79,11 +79,11 @@ pub(crate) struct ClusterOptions {
 /// A model's place among those of one server.
 #[derive(Clone, Debug)]
 pub(crate) struct Beside {
-    /// What its ranks are called on machines that others have ranks on.
+    /// Name of its ranks on machines that also run ranks of other models.
     pub(crate) name: String,
-    /// Its number, the same whenever the same server is started: ports follow from it.
+    /// Number of the model, the same at every start of the same server; its ports follow from it.
     pub(crate) slot: u16,
-    /// Memory for keys and values on each rank, unless the arguments say.
+    /// Memory for keys and values on each rank in bytes, unless the arguments set it.
     pub(crate) kv_bytes: u64,
 }
 
@@ -91,7 +91,7 @@ pub(crate) struct Beside {
 pub(crate) struct Cluster {
     pub(crate) engine: EngineHandle,
     pub(crate) text: Arc<ModelText>,
-    /// Waits for the engine's thread.
+    /// Handle that waits for the engine's thread.
     end: Option<JoinHandle<std::thread::Result<Result<(), EngineError>>>>,
 }
 
@@ -117,7 +117,7 @@ impl From<DeviceArg> for Device {
 }
 
 impl Cluster {
-    /// Starts the engine and the ranks; does not wait for them to load.
+    /// Starts the engine and the ranks without waiting for them to load.
     pub(crate) async fn start(
         model: &Located,
         args: &RankArgs,
@@ -126,7 +126,7 @@ impl Cluster {
         Cluster::start_with(model, args, environment, ClusterOptions::default()).await
     }
 
-    /// As [`Cluster::start`], with these options.
+    /// Like [`Cluster::start`], with these options.
     pub(crate) async fn start_with(
         model: &Located,
         args: &RankArgs,
@@ -180,7 +180,7 @@ impl Cluster {
     /// Waits until the ranks can compute, showing progress on a terminal.
     ///
     /// # Errors
-    /// If they cannot be brought up; says which rank and why.
+    /// Returns an error that names the rank and the reason if the ranks cannot be started.
     pub(crate) async fn ready(&mut self) -> anyhow::Result<Status> {
         let loading = Loading::new();
         let status = loop {
@@ -200,8 +200,8 @@ impl Cluster {
         bail!("the engine ended before its ranks were ready")
     }
 
-    /// Waits for the engine's own end, which is an error unless it was asked for. Whoever stops
-    /// waiting may wait again.
+    /// Waits for the engine to end, which is an error unless it was requested. May be called again
+    /// after it was cancelled.
     pub(crate) async fn ended(&mut self) -> anyhow::Result<()> {
         let Some(end) = &mut self.end else { return Ok(()) };
         let result = end.await?;
@@ -212,12 +212,12 @@ impl Cluster {
         }
     }
 
-    /// Waits for the engine's own end, and ends it if nobody waits any more.
+    /// Waits for the engine to end; ends it if the future is dropped.
     pub(crate) async fn into_end(mut self) -> anyhow::Result<()> {
         self.ended().await
     }
 
-    /// Ends the engine and every rank.
+    /// Stops the engine and every rank.
     pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
         self.engine.shutdown();
         self.ended().await
@@ -230,7 +230,10 @@ impl Drop for Cluster {
     }
 }
 
-/// The directory as an absolute path, if there is a checkpoint in it.
+/// Returns the directory as an absolute path.
+///
+/// # Errors
+/// If there is no checkpoint in it.
 fn checkpoint_dir(dir: &Path) -> anyhow::Result<std::path::PathBuf> {
     let found = std::fs::canonicalize(dir).with_context(|| {
         format!("no checkpoint at {}\nhint: `--model` takes a directory", dir.display())
@@ -244,14 +247,14 @@ fn checkpoint_dir(dir: &Path) -> anyhow::Result<std::path::PathBuf> {
     Ok(found)
 }
 
-/// Where ranks are, and who starts them.
+/// The ranks' settings and the launcher that starts them.
 struct Placed {
     config: LinkConfig,
     launcher: Box<dyn Launcher>,
-    /// The most ranks that share a machine's memory.
+    /// Maximum number of ranks that share a machine's memory.
     ranks_per_machine: u32,
     watched: Watched,
-    /// Content of a model that was not hashed yet, if all ranks run on this machine.
+    /// Content of a model that has not been hashed yet, if all ranks run on this machine.
     unhashed: Option<OwnContent>,
 }
 
@@ -269,7 +272,7 @@ fn timeouts(args: &RankArgs) -> LinkTimeouts {
     }
 }
 
-/// All ranks on this machine, tied to this process.
+/// Places all ranks on this machine; they end with this process.
 fn place_here(
     model_dir: &Path,
     (args, profile): (&RankArgs, bool),
@@ -307,7 +310,7 @@ fn place_here(
     Ok(Placed { config, launcher, ranks_per_machine, watched, unhashed })
 }
 
-/// Ranks on the machines of a hostfile, each looked after by its agent.
+/// Places ranks on the machines of a hostfile, where agents run them.
 async fn place_on(
     hosts: &str,
     model: &Located,
@@ -380,7 +383,7 @@ async fn place_on(
     Ok(Placed { config, launcher, ranks_per_machine, watched, unhashed: None })
 }
 
-/// Ranks that are started by hand on the machines of a hostfile.
+/// Places ranks that are started by hand on the machines of a hostfile.
 fn place_by_hand(
     hosts: &str,
     model_dir: &Path,
@@ -403,7 +406,7 @@ fn place_by_hand(
         content: Some(ExpectedContent { states: Vec::new(), ..content }),
         ..setup(model_dir, (args, profile), backend)?
     };
-    // A matrix of devices has no addresses; its transport finds its ways itself.
+    // A hostfile with a matrix of devices has no addresses; its transport finds its own routes.
     let has_addresses = hosts.iter().any(|host| !host.ips.is_empty());
     let routes = match backend.is_stock() && !has_addresses {
         true => vec![Vec::new(); hosts.len()],
@@ -434,7 +437,7 @@ fn place_by_hand(
         listen: with_port(by_hand_ips(&hosts), args.hosts.control_port),
         expected: hosts.iter().flat_map(|host| host.ips.iter().copied()).collect(),
         seats,
-        // People type slowly; `--give-up-after` bounds it.
+        // Starting ranks by hand takes long; `--give-up-after` limits it.
         timeouts: LinkTimeouts {
             hello: BY_HAND_TIMEOUT,
             replacement_hello: BY_HAND_TIMEOUT,
@@ -471,7 +474,7 @@ fn control_ips(hosts: &[Host], nodes: &Nodes) -> (Vec<IpAddr>, Vec<IpAddr>) {
     (ours.into_iter().collect(), from.into_iter().collect())
 }
 
-/// As [`control_ips`], for machines that were not contacted yet.
+/// Like [`control_ips`], for machines that have not been contacted yet.
 fn by_hand_ips(hosts: &[Host]) -> Vec<IpAddr> {
     let named = |host: &Host| {
         let name = host.name();
@@ -491,7 +494,7 @@ fn by_hand_ips(hosts: &[Host]) -> Vec<IpAddr> {
     ours.into_iter().collect()
 }
 
-/// Addresses by which the other ranks reach rank `to`.
+/// Returns the addresses by which the other ranks reach rank `to`.
 fn ips_of(routes: &[Vec<IpAddr>], to: usize) -> Vec<IpAddr> {
     let others = routes.iter().enumerate().filter(|(from, _)| *from != to);
     let ips: BTreeSet<IpAddr> = others.filter_map(|(_, row)| row.get(to).copied()).collect();
@@ -529,8 +532,9 @@ fn warn_of_clear(seats: &[Seat], backend: Backend, encrypt_data: EncryptArg) {
     }
 }
 
-/// Where the ranks of one of several models connect to: the first ports from `--control-port` on that
-/// are not the agents'. A later server finds the ranks of an earlier one by it.
+/// Returns the port to which the ranks of one of several models connect: port number `slot` from
+/// `--control-port` on, without the agents' port. A later server finds the ranks of an earlier one
+/// by it.
 fn control_port(args: &RankArgs, slot: u16) -> anyhow::Result<u16> {
     let (first, agents) = (args.hosts.control_port, args.hosts.reach.agent_port);
     if first == 0 {
@@ -542,9 +546,11 @@ fn control_port(args: &RankArgs, slot: u16) -> anyhow::Result<u16> {
     })
 }
 
-/// Greater than any epoch of a brain that was started earlier: ranks may outlive one.
+/// Returns an epoch that is greater than any of a coordinator that was started earlier, because
+/// ranks may outlive one.
 fn first_epoch() -> u64 {
-    // No group is formed within a microsecond, and a brain may be replaced within a second.
+    // Microseconds suffice: no group is formed within one, while a coordinator may be replaced
+    // within a second.
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
@@ -553,7 +559,8 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What all ranks load; who they are is still open.
+/// Returns the part of the setup that is common to all ranks; their number and split are still
+/// open.
 fn setup(
     model_dir: &Path,
     (args, profile): (&RankArgs, bool),
@@ -604,7 +611,7 @@ fn pressure_limits(args: &RankArgs) -> PressureLimits {
     PressureLimits { warn_bytes: memory_warn, critical_bytes: memory_critical }
 }
 
-/// Starts ranks on this machine for the engine.
+/// Launcher of ranks on this machine.
 struct LocalLauncher {
     ranks: LocalRanks,
     content: OwnContent,

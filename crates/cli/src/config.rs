@@ -1,9 +1,9 @@
-//! Where the settings of `serve` come from: a flag, else the environment, else a file `.env` in the
-//! folder it is started in, else the profile's defaults, else our own.
+//! Resolves the settings of `serve`: from a flag, else the environment, else a file `.env` in the
+//! working directory, else the profile's defaults, else Jackalope's own defaults.
 //!
 //! Every flag `--some-name` of `serve` is also the variable `JACKALOPE_SOME_NAME`. A profile adds
-//! the variables of another program. What is found so becomes arguments, which are then parsed as if
-//! they had been typed: there is one door for values, whoever says them.
+//! the variables of another program. The values found are converted to arguments, which are then
+//! parsed as if they had been typed, so every value is checked in the same way.
 
 mod dotenv;
 mod launcher;
@@ -26,22 +26,22 @@ use table::{Effect, Variable};
 
 pub(crate) use page::{commands_page, completions, config};
 
-/// The file that is read beside the environment.
+/// File that is read beside the environment.
 const DOT_ENV: &str = ".env";
 
-/// Longest such file.
+/// Maximum size of that file.
 const DOT_ENV_BYTES_MAX: u64 = 1 << 20;
 
-/// What our own variables begin with.
+/// Prefix of Jackalope's own variables.
 const PREFIX: &str = "JACKALOPE_";
 
-/// Flags that no file of the working folder may set: what they name is run.
+/// Flags that no file in the working directory may set, because their values are executed.
 const NOT_FROM_FILES: &[&str] = &["ssh"];
 
-/// Flags that only change what is told.
+/// Flags that only change the output.
 const NO_SETTINGS: &[&str] = &["json"];
 
-/// Whose environment variables are read.
+/// Program whose environment variables are read.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Profile {
     /// The scripts around mlx-jaccl-cluster: MODEL_DIR, HOSTFILE, HTTP_PORT, …
@@ -66,18 +66,18 @@ impl Profile {
     }
 }
 
-/// Where a value comes from.
+/// Source of a value.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Origin {
-    /// It was typed.
+    /// A flag on the command line.
     Flag,
-    /// A variable of the environment.
+    /// An environment variable.
     Variable(String),
     /// A line of the file `.env`.
     File { line: usize, name: String },
-    /// What the profile's program does unless told otherwise.
+    /// A default of the profile's program: profile and variable.
     Profile(&'static str, &'static str),
-    /// What we do.
+    /// Jackalope's own default.
     Default,
 }
 
@@ -93,33 +93,34 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What the layers make of a command line.
+/// Command line after all layers were applied.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Resolved {
-    /// To be parsed in place of what was typed.
+    /// Arguments to parse instead of those that were typed.
     pub(crate) words: Vec<String>,
     /// Flags of `serve` that a layer below the command line has set, with their values.
     pub(crate) set: BTreeMap<String, (String, Origin)>,
-    /// What people are told about variables that do nothing here.
+    /// Messages for the user about variables that have no effect.
     pub(crate) notes: Vec<String>,
     /// Filter of the log.
     pub(crate) log_level: Option<&'static str>,
-    /// Open files: soft and hard limit.
+    /// Limits of open files: soft and hard.
     pub(crate) open_files: Option<(u64, u64)>,
-    /// The profile's variable for the model, where no model is named.
+    /// The profile's variable for the model, if no model is given.
     pub(crate) missing_model: Option<&'static str>,
-    /// The arguments of `serve` or `start` as they were typed, but for those about the telling.
+    /// The arguments of `serve` or `start` as they were typed, without those that only affect
+    /// output, waiting, replacing and detaching.
     pub(crate) typed: Vec<String>,
 }
 
-/// Everything that is asked for values, topmost layer first.
+/// The layers that provide values, topmost first.
 struct Layers<'a> {
     environment: &'a BTreeMap<String, String>,
     file: Vec<Entry>,
     profile: Option<Profile>,
 }
 
-/// Tells variables that are settings from others.
+/// Returns a predicate that is true for the names of variables that are settings.
 pub(crate) fn setting_names() -> impl Fn(&str) -> bool {
     let own = |flag: String| format!("{PREFIX}{}", flag.replace('-', "_").to_uppercase());
     let own: Vec<String> = serve_flags().map(own).collect();
@@ -130,7 +131,7 @@ pub(crate) fn setting_names() -> impl Fn(&str) -> bool {
     }
 }
 
-/// The long names of the flags of `serve`.
+/// Returns the long names of the flags of `serve` that variables can set.
 fn serve_flags() -> impl Iterator<Item = String> {
     let command = Args::command();
     let serve = command.find_subcommand("serve").expect("it is there");
@@ -140,10 +141,11 @@ fn serve_flags() -> impl Iterator<Item = String> {
     flags.into_iter()
 }
 
-/// Resolves a command line. What is not about serving stays as it is.
+/// Resolves a command line. Subcommands other than `serve` and `start` are left unchanged.
 ///
 /// # Errors
-/// If a variable holds what it must not; says which, what it may hold, and a value that would do.
+/// If the value of a variable is invalid; the error names the variable, the values allowed, and an
+/// example.
 pub(crate) fn resolve(
     words: Vec<String>,
     environment: &BTreeMap<String, String>,
@@ -158,14 +160,14 @@ pub(crate) fn resolve(
     Ok(resolved)
 }
 
-/// The command line, where models may be missing as they may be set elsewhere.
+/// Returns the command-line parser with an optional model, because another layer may set it.
 fn with_optional_model() -> clap::Command {
     let optional_model = |it: clap::Command| it.mut_group("offered", |it| it.required(false));
     let command = Args::command().mut_subcommand("serve", optional_model);
     command.mut_subcommand("start", optional_model)
 }
 
-/// Checks arguments of `serve`, of which the model may be missing.
+/// Checks the arguments of `serve`; the model may be missing.
 pub(crate) fn check_serve(words: &[String]) -> Result<(), clap::Error> {
     with_optional_model().try_get_matches_from(words).map(drop)
 }
@@ -176,7 +178,7 @@ fn resolve_parts(
     file: Option<&str>,
 ) -> anyhow::Result<Resolved> {
     let mut resolved = Resolved { words, ..Resolved::default() };
-    // What cannot be parsed is told when it is parsed in earnest.
+    // Invalid arguments are reported later, by the actual parse.
     let parsed = with_optional_model().try_get_matches_from(&resolved.words);
     let Ok(matches) = parsed else { return Ok(resolved) };
     let Some((name @ ("serve" | "start"), matches)) = matches.subcommand() else {
@@ -205,7 +207,7 @@ fn resolve_parts(
     Ok(resolved)
 }
 
-/// The file in this folder, if there is one.
+/// Reads the file in the working directory, if there is one.
 pub(crate) fn read_file() -> anyhow::Result<Option<String>> {
     let Ok(metadata) = std::fs::metadata(DOT_ENV) else { return Ok(None) };
     if !metadata.is_file() {
@@ -216,7 +218,8 @@ pub(crate) fn read_file() -> anyhow::Result<Option<String>> {
     Ok(Some(text))
 }
 
-/// A file that does not speak of us is somebody else's.
+/// Parses the file. A file without any of Jackalope's variables belongs to another program and is
+/// ignored, unless a profile was requested.
 fn file_entries(
     text: &str,
     environment: &BTreeMap<String, String>,
@@ -231,7 +234,8 @@ fn file_entries(
     entries.map_err(|err| anyhow::anyhow!("{DOT_ENV} {err}"))
 }
 
-/// What was typed after the subcommand, but for what changes only what is told.
+/// Returns the arguments typed after the subcommand, without those that only affect output,
+/// waiting, replacing and detaching.
 fn typed_words(words: &[String], subcommand: &str) -> Vec<String> {
     let at = words.iter().position(|it| it == subcommand).map_or(words.len(), |at| at + 1);
     let mut typed = Vec::new();
@@ -247,12 +251,12 @@ fn typed_words(words: &[String], subcommand: &str) -> Vec<String> {
     typed
 }
 
-/// The identifier of an argument is its long name with underscores.
+/// Whether a flag was typed. The identifier of an argument is its long name with underscores.
 fn is_typed(matches: &ArgMatches, flag: &str) -> bool {
     matches.value_source(&flag.replace('-', "_")) == Some(ValueSource::CommandLine)
 }
 
-/// Flags that do not go with what was typed.
+/// Whether a flag conflicts with those typed, or is resolved elsewhere.
 fn is_excluded(matches: &ArgMatches, flag: &str) -> bool {
     match flag {
         "hosts" => is_typed(matches, "ranks") || is_typed(matches, "discover"),
@@ -294,7 +298,7 @@ impl Layers<'_> {
         Ok(Some(profile))
     }
 
-    /// A variable, wherever it is set.
+    /// Returns the value of a variable from the environment or else the file.
     fn named(&self, name: &str) -> Option<(String, Origin)> {
         if let Some(value) = self.environment.get(name).filter(|it| !it.trim().is_empty()) {
             return Some((value.clone(), Origin::Variable(name.to_owned())));
@@ -308,7 +312,7 @@ impl Layers<'_> {
         self.profile.map_or(&[], Profile::variables)
     }
 
-    /// What a flag is set to below the command line.
+    /// Returns the value of a flag from the layers below the command line.
     fn value_of(&self, flag: &str) -> anyhow::Result<Option<(String, Origin)>> {
         let own = format!("{PREFIX}{}", flag.replace('-', "_").to_uppercase());
         let found = self.named(&own).filter(|(_, origin)| {
@@ -321,14 +325,14 @@ impl Layers<'_> {
             .min_by_key(|(_, _, origin)| matches!(origin, Origin::File { .. }));
         let theirs = theirs.map(|(variable, value, origin)| {
             let value = variable.check(&value, &origin)?;
-            // A name that means nothing to us is told of, and left out.
+            // A value that is not known here is reported in a note and left out.
             let is_known = variable.warning(&value).is_none();
             let value = if flag == "env" { format!("{}={value}", variable.name) } else { value };
             anyhow::Ok(is_known.then_some((value, origin)))
         });
         let in_file = |it: &(String, Origin)| matches!(it.1, Origin::File { .. });
         Ok(match (found, theirs.transpose()?.flatten()) {
-            // The environment comes before the file, whatever the names.
+            // The environment takes precedence over the file, whatever the names.
             (Some(own), Some(theirs)) if in_file(&own) && !in_file(&theirs) => Some(theirs),
             (Some(own), _) => Some(own),
             (None, Some(theirs)) => Some(theirs),
@@ -342,7 +346,7 @@ impl Layers<'_> {
         })
     }
 
-    /// Names in the file that are nearly a variable's, and variables that do nothing here.
+    /// Reports names in the file that nearly match a variable, and variables that have no effect.
     fn check_names(&self, resolved: &mut Resolved) -> anyhow::Result<()> {
         for variable in self.variables() {
             let Some((value, origin)) = self.named(variable.name) else { continue };
@@ -370,7 +374,7 @@ impl Layers<'_> {
         self.variables().iter().any(|it| it.name == name)
     }
 
-    /// Settings that are no flag, or are made of several variables.
+    /// Resolves settings that are not flags, or that combine several variables.
     fn special(&self, resolved: &mut Resolved) -> anyhow::Result<()> {
         let number = |name: &str| -> Option<(u64, Origin)> {
             self.named(name).and_then(|(value, origin)| Some((value.parse().ok()?, origin)))
@@ -392,7 +396,7 @@ impl Layers<'_> {
         self.workers(resolved)
     }
 
-    /// The machines of a ring: this one, and the workers.
+    /// Resolves the machines of a ring: this one, and the workers.
     fn workers(&self, resolved: &mut Resolved) -> anyhow::Result<()> {
         if !self.knows("WORKER_HOSTS") {
             return Ok(());
@@ -409,7 +413,7 @@ impl Layers<'_> {
         let num_devices = self
             .named("NUM_DEVICES")
             .and_then(|(value, origin)| Some((value.parse::<usize>().ok()?, origin)));
-        // What was typed or said in our own words comes first.
+        // Flags and Jackalope's own variables take precedence.
         let is_said = |flag: &str| {
             resolved.set.contains_key(flag)
                 || resolved

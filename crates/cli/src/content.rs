@@ -1,4 +1,4 @@
-//! The content of the served model: known from the cache, or hashed here, with progress.
+//! Determines the content of the served model: from the cache, or by hashing it, with progress.
 //!
 //! ```text
 //!                    all ranks on this machine                  ranks on several machines
@@ -23,7 +23,7 @@ use crate::progress::Transfer;
 /// Interval between log lines while a model is hashed.
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How often the state of a starting engine is polled.
+/// Interval of polling the state of a starting engine.
 const READY_POLL: Duration = Duration::from_millis(250);
 
 /// Shows the progress of hashing, and carries its cancellation flag.
@@ -112,7 +112,7 @@ pub(crate) async fn of_dir(
     .await
 }
 
-/// The content that this machine's ranks must find. Cheap to clone; all clones share it.
+/// Content that this machine's ranks must find. Cheap to clone; all clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnContent {
     dir: PathBuf,
@@ -177,7 +177,7 @@ impl OwnContent {
     fn hash(self) {
         let OwnContent { dir, trees_dir, expected: own } = self;
         let expected = Arc::downgrade(&own);
-        // Only the other clones keep the hashing going.
+        // Hashing continues only as long as other clones exist.
         drop(own);
         let is_cancelled = AtomicBool::new(false);
         let on_bytes = |_| is_cancelled.store(expected.strong_count() == 0, Ordering::Relaxed);

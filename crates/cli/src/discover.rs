@@ -1,4 +1,4 @@
-//! `jackalope discover`: who is there.
+//! `jackalope discover`: lists the machines on the network.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -26,7 +26,8 @@ pub(crate) async fn run(args: DiscoverArgs, environment: &Environment) -> anyhow
     }
 }
 
-/// A machine's address, the interface that has it, and what that is where its name tells.
+/// An address of a machine, the interface that has it, and the interface's kind if its name shows
+/// it.
 struct Reached<'a> {
     ip: IpAddr,
     interface: Option<&'a Interface>,
@@ -62,8 +63,8 @@ impl<'a> Reached<'a> {
     }
 }
 
-/// What an interface's name tells. On a Mac `en0` may be Ethernet or Wi-Fi; the bridge that is always
-/// there joins its Thunderbolt ports.
+/// Returns the kind of an interface as far as its name shows it. On a Mac `en0` may be Ethernet or
+/// Wi-Fi; the bridge `bridge0`, which always exists, joins its Thunderbolt ports.
 fn kind(os: &str, interface: &str) -> Option<&'static str> {
     let begins = |with: &[&str]| with.iter().any(|it| interface.starts_with(it));
     match os.starts_with("macOS") {
@@ -74,7 +75,7 @@ fn kind(os: &str, interface: &str) -> Option<&'static str> {
     }
 }
 
-/// A machine as both forms tell it.
+/// A machine as shown in both output formats.
 struct Row<'a> {
     name: String,
     is_here: bool,

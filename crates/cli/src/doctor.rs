@@ -1,4 +1,5 @@
-//! `jackalope doctor`: looks at machines and says what to type. Also how commands name machines.
+//! `jackalope doctor`: examines machines and prints the commands that fix what it finds. Also
+//! resolves how commands name machines.
 
 use std::io::Read;
 use std::path::Path;
@@ -12,7 +13,7 @@ use crate::args::{DoctorArgs, MachinesArgs};
 use crate::environment::Environment;
 use crate::{operate, output};
 
-/// A log's end tells what happened; more is not read.
+/// Maximum number of bytes of a log that are read, from its beginning.
 const LOG_BYTES_MAX: u64 = 256 << 20;
 
 pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> anyhow::Result<()> {
@@ -37,7 +38,7 @@ pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> anyhow::Resul
     Ok(())
 }
 
-/// What the doctor saw.
+/// Result of an examination.
 pub(crate) struct Looked {
     names: Vec<String>,
     nodes: Vec<Node>,
@@ -45,13 +46,13 @@ pub(crate) struct Looked {
 }
 
 impl Looked {
-    /// For programs.
+    /// Returns the result as JSON.
     pub(crate) fn object(&self) -> Value {
         object(&self.nodes, &self.findings)
     }
 }
 
-/// Looks at machines, at no model.
+/// Examines machines without a model.
 pub(crate) fn look(args: &MachinesArgs, environment: &Environment) -> anyhow::Result<Looked> {
     look_for(args, (None, false), environment)
 }
@@ -76,13 +77,14 @@ fn look_for(
     Ok(Looked { names, nodes, findings })
 }
 
-/// The same folder on every machine, wherever a shell begins there.
+/// Returns the absolute path of a directory, so that it is the same on every machine, wherever a
+/// shell starts there.
 fn absolute(folder: &str) -> anyhow::Result<String> {
     let path = std::path::absolute(folder).with_context(|| format!("the folder {folder}"))?;
     Ok(path.to_string_lossy().into_owned())
 }
 
-/// The machines that a command means, and the hostfile if there is one.
+/// Returns the machines that a command names, and the hostfile if there is one.
 pub(crate) fn machines(args: &MachinesArgs) -> anyhow::Result<(Vec<String>, Option<Hostfile>)> {
     if let Some(path) = &args.hosts {
         let hostfile = crate::machines::hostfile(path)?;
@@ -96,7 +98,8 @@ pub(crate) fn machines(args: &MachinesArgs) -> anyhow::Result<(Vec<String>, Opti
     Ok((names, None))
 }
 
-/// For people: machine by machine, what is right in a line each, then what is not.
+/// Formats the findings for people: for each machine first what is right, one line each, then the
+/// problems.
 fn report(names: &[String], findings: &[Finding]) -> Vec<String> {
     let mut lines = Vec::new();
     for name in names {
@@ -127,7 +130,7 @@ fn counted(count: usize, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
-/// The end of the report: the worst first, and no line twice.
+/// Returns the end of the report: the commands to type, for the worst problems first, none twice.
 fn what_to_type(findings: &[Finding]) -> Vec<String> {
     let mut problems: Vec<&Finding> =
         findings.iter().filter(|it| Severity::Note < it.severity).collect();
@@ -158,7 +161,7 @@ fn paragraph(finding: &Finding) -> Vec<String> {
     let Finding { severity, about, code, found, explain, .. } = finding;
     let mut lines =
         vec![format!("  {severity:<8} {about} [{code}]"), format!("           {found}")];
-    // A note says what it is; its story stands in the catalogue.
+    // The title of a note is enough; its explanation is in the catalogue.
     if *severity == Severity::Note {
         return lines;
     }
@@ -166,7 +169,7 @@ fn paragraph(finding: &Finding) -> Vec<String> {
     lines
 }
 
-/// Lines of at most so many characters.
+/// Wraps text to lines of at most `WIDTH` characters.
 fn wrapped(text: &str) -> Vec<String> {
     const WIDTH: usize = 84;
     let mut lines = vec![String::new()];
@@ -202,7 +205,7 @@ fn object(nodes: &[Node], findings: &[Finding]) -> Value {
     })
 }
 
-/// Says what a log's errors mean.
+/// Explains the errors in a log.
 fn explain(path: &Path, is_json: bool) -> anyhow::Result<()> {
     let mut bytes = Vec::new();
     let reading = || format!("reading the log {}", path.display());
@@ -234,7 +237,7 @@ fn explain(path: &Path, is_json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses names that are given twice: two ranks on one machine are written in a hostfile.
+/// Fails if a name is given twice: several ranks on one machine are described in a hostfile.
 pub(crate) fn distinct(names: &[String]) -> anyhow::Result<()> {
     for (at, name) in names.iter().enumerate() {
         if names[..at].contains(name) {

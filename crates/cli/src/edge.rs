@@ -1,4 +1,4 @@
-//! From what was typed to how the server meets its clients.
+//! Converts arguments to the configuration of the HTTP server.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -13,12 +13,13 @@ use crate::args::{EdgeArgs, ServeArgs};
 use crate::environment::Environment;
 use crate::keys;
 
-/// The server's configuration.
+/// Returns the server's configuration.
 pub(crate) fn config(host: IpAddr, args: &ServeArgs) -> anyhow::Result<ServerConfig> {
     let edge = &args.edge;
     let api_keys = api_keys(edge)?;
     check_exposure(host, &api_keys, edge.insecure)?;
-    // Who has keys is safe from pages that pretend to be this machine: they have none.
+    // A server that requires keys is safe from pages that pretend to be this machine, because they
+    // have none.
     let hosts = match is_loopback(host) && api_keys.is_empty() {
         true => AllowedHosts::Local(edge.allow_host.clone()),
         false => AllowedHosts::Any,
@@ -50,7 +51,7 @@ pub(crate) fn config(host: IpAddr, args: &ServeArgs) -> anyhow::Result<ServerCon
     Ok(ServerConfig { log_lines_dropped, ..config })
 }
 
-/// Where the server tells what it has done.
+/// Opens the request log and the exporter of traces that the arguments or the environment name.
 pub(crate) fn reporting(args: &EdgeArgs, environment: &Environment) -> anyhow::Result<Reporting> {
     let collector = args.otlp.as_ref().or(environment.otlp.as_ref());
     Ok(Reporting {
@@ -84,7 +85,7 @@ pub(crate) fn is_loopback(host: IpAddr) -> bool {
     }
 }
 
-/// A server that everybody can reach asks for keys, unless its owner says otherwise.
+/// Fails if other machines can reach a server that requires no keys, unless `insecure` allows it.
 pub(crate) fn check_exposure(
     host: IpAddr,
     api_keys: &ApiKeys,

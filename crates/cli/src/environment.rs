@@ -1,5 +1,5 @@
-//! The environment, read once. Every variable that means something to `jackalope` is named here;
-//! an empty one counts as not set.
+//! The environment, read once. Every variable that has a meaning for `jackalope` is named here; an
+//! empty one counts as not set.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -14,58 +14,59 @@ use jackalope_cluster::models::{Place, PlaceKind, Stores};
 
 /// The home directory.
 const HOME: &str = "HOME";
-/// Where programs keep what they can make again. Default: `~/.cache`.
+/// Directory of programs' caches. Default: `~/.cache`.
 const XDG_CACHE_HOME: &str = "XDG_CACHE_HOME";
 /// Hugging Face's cache of repositories.
 const HF_HUB_CACHE: &str = "HF_HUB_CACHE";
-/// Its older name.
+/// Older name of `HF_HUB_CACHE`.
 const HUGGINGFACE_HUB_CACHE: &str = "HUGGINGFACE_HUB_CACHE";
-/// The same, as LocalAI and the scripts around it say it.
+/// The same directory under the name that LocalAI and the scripts around it use.
 const MODEL_CACHE_DIR: &str = "MODEL_CACHE_DIR";
-/// Hugging Face's folder, whose `hub` is the cache. Default: `huggingface` in the folder of caches.
+/// Hugging Face's directory, whose `hub` is the cache. Default: `huggingface` in the directory of
+/// caches.
 const HF_HOME: &str = "HF_HOME";
-/// A cache of older versions of transformers: only read.
+/// Cache of older versions of transformers; only read.
 const TRANSFORMERS_CACHE: &str = "TRANSFORMERS_CACHE";
-/// A folder of models. Default: `~/models_mlx`.
+/// Directory of models. Default: `~/models_mlx`.
 const MODELS_DIR: &str = "MODELS_DIR";
-/// The hub to pull from.
+/// URL of the hub to pull from.
 const HF_ENDPOINT: &str = "HF_ENDPOINT";
-/// Who we are to the hub.
+/// Access token for the hub.
 const HF_TOKEN: &str = "HF_TOKEN";
-/// A file with the same. Default: `token` in Hugging Face's folder.
+/// File with that token. Default: `token` in Hugging Face's directory.
 const HF_TOKEN_PATH: &str = "HF_TOKEN_PATH";
-/// No word to the hub.
+/// Forbids requests to the hub.
 const HF_HUB_OFFLINE: &str = "HF_HUB_OFFLINE";
-/// The same.
+/// The same for transformers.
 const TRANSFORMERS_OFFLINE: &str = "TRANSFORMERS_OFFLINE";
 
 /// Set by sshd for a session: the client's address and port, then the server's.
 const SSH_CONNECTION: &str = "SSH_CONNECTION";
-/// Jackalope's own folder. Default: `~/.jackalope`.
+/// Jackalope's own directory. Default: `~/.jackalope`.
 const JACKALOPE_HOME: &str = "JACKALOPE_HOME";
-/// Which rank of a group a process is, as MLX's launchers tell it.
+/// Rank of a process in its group, set by MLX's launchers.
 const MLX_RANK: &str = "MLX_RANK";
-/// A file with the addresses of a ring.
+/// File with the addresses of a ring.
 const MLX_HOSTFILE: &str = "MLX_HOSTFILE";
-/// Where rank 0 of JACCL listens; and its shorter name.
+/// Address on which rank 0 of JACCL listens, and the shorter name of that variable.
 const MLX_JACCL_COORDINATOR: &str = "MLX_JACCL_COORDINATOR";
 const JACCL_COORDINATOR: &str = "JACCL_COORDINATOR";
-/// What LocalAI's workers read: machines, transport, where rank 0 answers;
+/// Variables that LocalAI's workers read: machines, transport, and the address of rank 0.
 const MLX_DISTRIBUTED_HOSTFILE: &str = "MLX_DISTRIBUTED_HOSTFILE";
 const MLX_DISTRIBUTED_BACKEND: &str = "MLX_DISTRIBUTED_BACKEND";
 const MLX_DISTRIBUTED_ADDR: &str = "MLX_DISTRIBUTED_ADDR";
-/// what LocalAI presents to its backends;
+/// Token that LocalAI presents to its backends.
 const LOCALAI_GRPC_AUTH_TOKEN: &str = "LOCALAI_GRPC_AUTH_TOKEN";
-/// and a worker's token and port.
+/// Token and port of a LocalAI worker.
 const LOCALAI_TOKEN: &str = "LOCALAI_TOKEN";
 const LOCALAI_P2P_TOKEN: &str = "LOCALAI_P2P_TOKEN";
 const TOKEN: &str = "TOKEN";
 const MLX_LISTEN_PORT: &str = "MLX_LISTEN_PORT";
-/// The collector of traces, as OpenTelemetry's programs name it.
+/// Collector of traces, under OpenTelemetry's name.
 const OTEL_EXPORTER_OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
-/// What to run as ssh.
+/// Program to run as ssh.
 const JACKALOPE_SSH: &str = "JACKALOPE_SSH";
-/// Turns colours off, in every program that has them.
+/// Turns colours off, in every program that supports the convention.
 const NO_COLOR: &str = "NO_COLOR";
 /// Variables of MLX's launchers that describe a group. `serve` forms its own.
 const OF_LAUNCHERS: [&str; 8] = [
@@ -82,39 +83,39 @@ const OF_LAUNCHERS: [&str; 8] = [
 const DEFAULT: &str = "default";
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
-/// What the environment says.
+/// Values read from the environment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Environment {
-    /// Folders for models, as they are looked through.
+    /// Directories of models, in the order in which they are searched.
     places: Vec<Place>,
-    /// Where files lie that can be made again.
+    /// Directory of files that can be regenerated.
     cache_dir: Option<PathBuf>,
-    /// The hub, without a slash at its end.
+    /// URL of the hub, without a trailing slash.
     pub(crate) endpoint: String,
     token: Option<Token>,
     token_path: Option<PathBuf>,
     home: Option<PathBuf>,
     /// Variables that are settings of `serve`.
     settings: BTreeMap<String, String>,
-    /// The collector of traces.
+    /// Collector of traces.
     pub(crate) otlp: Option<String>,
-    /// What to run as ssh.
+    /// Program to run as ssh.
     pub(crate) ssh: Option<String>,
     /// This machine's address at which the SSH session arrived, if this is one.
     pub(crate) ssh_came_to: Option<IpAddr>,
-    /// What MLX's launchers tell a rank.
+    /// Values that MLX's launchers pass to a rank.
     pub(crate) mlx: MlxEnvironment,
-    /// What LocalAI tells its workers.
+    /// Values that LocalAI passes to its workers and backends.
     pub(crate) localai: LocalAiEnvironment,
-    /// The variable that forbids to ask the hub.
+    /// Name of the variable that forbids requests to the hub, if one does.
     pub(crate) offline: Option<&'static str>,
-    /// Colours are unwanted.
+    /// Whether colours are turned off.
     pub(crate) no_color: bool,
-    /// Variables that are set and that `serve` does not read.
+    /// Names of variables that are set but that `serve` does not read.
     pub(crate) ignored_by_serve: Vec<&'static str>,
 }
 
-/// What MLX's launchers tell a rank.
+/// Values that MLX's launchers pass to a rank.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MlxEnvironment {
     pub(crate) rank: Option<u32>,
@@ -123,7 +124,7 @@ pub(crate) struct MlxEnvironment {
     pub(crate) coordinator: Option<String>,
 }
 
-/// What LocalAI tells its workers and backends.
+/// Values that LocalAI passes to its workers and backends.
 #[derive(Clone, Default)]
 pub(crate) struct LocalAiEnvironment {
     pub(crate) hostfile: Option<String>,
@@ -137,7 +138,7 @@ pub(crate) struct LocalAiEnvironment {
 
 impl fmt::Debug for LocalAiEnvironment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without what nobody shall read.
+        // Omits the secrets.
         f.debug_struct("LocalAiEnvironment")
             .field("hostfile", &self.hostfile)
             .field("backend", &self.backend)
@@ -147,12 +148,12 @@ impl fmt::Debug for LocalAiEnvironment {
     }
 }
 
-/// Proves to the hub who asks. Never printed.
+/// Access token for the hub. Never printed.
 #[derive(Clone, Eq, PartialEq)]
 pub(crate) struct Token(String);
 
 impl Token {
-    /// As a header carries it.
+    /// Returns the value of an `Authorization` header.
     pub(crate) fn bearer(&self) -> String {
         format!("Bearer {}", self.0)
     }
@@ -171,7 +172,7 @@ impl fmt::Debug for Token {
 }
 
 impl Environment {
-    /// Of this process.
+    /// Reads the environment of this process.
     pub(crate) fn read() -> Environment {
         let all = std::env::vars_os().filter_map(|(name, value)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
@@ -181,7 +182,7 @@ impl Environment {
         Environment { settings, ..Environment::from(|name| std::env::var_os(name)) }
     }
 
-    /// Variables that are settings of `serve`, as they are set.
+    /// Returns the variables that are settings of `serve`, with their values.
     pub(crate) fn settings(&self) -> &BTreeMap<String, String> {
         &self.settings
     }
@@ -254,18 +255,19 @@ impl Environment {
         }
     }
 
-    /// Jackalope's own folder on this machine.
+    /// Returns Jackalope's own directory on this machine.
     pub(crate) fn home(&self) -> anyhow::Result<Home> {
         let path = self.home.clone().context("neither HOME nor JACKALOPE_HOME is set")?;
         Ok(Home::new(path))
     }
 
-    /// Where models are looked for.
+    /// Returns the directories that are searched for models.
     pub(crate) fn stores(&self) -> Stores {
         Stores::new(self.places.iter().cloned())
     }
 
-    /// This machine's models, for others; copies from them go into the folder of models.
+    /// Returns the library that offers this machine's models to others. Copies from other machines
+    /// go into the directory of models.
     pub(crate) fn library(&self) -> Library {
         let stores = self.stores();
         let folder = stores.places().iter().find(|place| place.kind == PlaceKind::Folder);
@@ -273,30 +275,30 @@ impl Environment {
         Library::new(stores, self.hashes_path(), copies_dir).with_trees(self.trees_dir())
     }
 
-    /// The cache that models are pulled into.
+    /// Returns the cache that models are pulled into.
     pub(crate) fn pull_cache(&self) -> Option<&Path> {
         let cache = self.places.iter().find(|place| place.kind == PlaceKind::HubCache);
         cache.map(|place| place.root.as_path())
     }
 
-    /// Directory of the cached block hashes of checkpoints.
+    /// Returns the directory of the cached block hashes of checkpoints.
     pub(crate) fn trees_dir(&self) -> Option<PathBuf> {
         self.home.as_ref().map(|home| home.join("trees"))
     }
 
-    /// Where hashes of files are remembered.
+    /// Returns the file in which hashes of files are cached.
     pub(crate) fn hashes_path(&self) -> Option<PathBuf> {
         self.cache_dir.as_ref().map(|dir| dir.join("hashes.json"))
     }
 
-    /// Who we are to the hub, if anybody.
+    /// Returns the access token for the hub, if there is one.
     pub(crate) fn token(&self) -> Option<Token> {
         let from_file = || Token::new(&std::fs::read_to_string(self.token_path.as_ref()?).ok()?);
         self.token.clone().or_else(from_file)
     }
 }
 
-/// A path with `~`, `$NAME` and `${NAME}` replaced, as shells and Python do.
+/// Replaces `~`, `$NAME` and `${NAME}` in a path, as shells and Python do.
 fn expand(value: &str, lookup: &impl Fn(&str) -> Option<String>) -> String {
     let home = || lookup(HOME).unwrap_or_else(|| "~".to_owned());
     let mut rest = value;
@@ -314,7 +316,7 @@ fn expand(value: &str, lookup: &impl Fn(&str) -> Option<String>) -> String {
             .unwrap_or_else(|| after.split_at(after.find(|c| !is_name(c)).unwrap_or(after.len())));
         match lookup(name) {
             Some(value) => expanded.push_str(&value),
-            // As it is, so that a message shows what was not set.
+            // Kept unchanged, so that a message shows which variable is not set.
             None => expanded.push_str(&rest[at..rest.len() - behind.len()]),
         }
         rest = behind;

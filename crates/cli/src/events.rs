@@ -1,18 +1,19 @@
-//! Lines of people and of servers: what a stream of server-sent events says.
+//! Reads lines of input, and the data of server-sent events.
 
 use std::io::{self, BufRead, Read};
 
-/// Longest line of a stream or a person.
+/// Maximum length of a line; a longer one is cut.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
-/// The next line; none at the end.
+/// Returns the next line; `None` at the end.
 pub(crate) fn read_line(reader: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut line = String::new();
     let num_read = Read::take(reader, LINE_BYTES_MAX).read_line(&mut line)?;
     Ok((0 < num_read).then_some(line))
 }
 
-/// The next event's data; none at the end. Comments keep a stream alive and say nothing.
+/// Returns the data of the next event; `None` at the end. Comments, which only keep a stream alive,
+/// are skipped.
 pub(crate) fn next_data(stream: &mut impl BufRead) -> io::Result<Option<String>> {
     while let Some(line) = read_line(stream)? {
         if let Some(data) = line.strip_prefix("data:") {

@@ -1,4 +1,5 @@
-//! `jackalope fingerprint` and `jackalope cluster-info`: what machines are, alone and side by side.
+//! `jackalope fingerprint` and `jackalope cluster-info`: describe machines, one alone or several
+//! side by side.
 
 use std::time::Duration;
 
@@ -13,19 +14,19 @@ use crate::doctor::machines;
 use crate::environment::Environment;
 use crate::output::{self, OutputError};
 
-/// Bound for one machine.
+/// Timeout for the report of one machine.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(20);
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// How bad it is if a row differs between machines.
+/// Severity of a difference between machines.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Mark {
-    /// Names differ, of course.
+    /// Expected to differ, such as names.
     Free,
-    /// Works, but deserves a look.
+    /// Works, but should be checked.
     Warn,
-    /// Ranks would refuse each other.
+    /// Ranks would reject each other.
     Error,
 }
 
@@ -58,8 +59,8 @@ pub(crate) fn run(args: &FingerprintArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The keys that cluster tools know, and all facts beside them. What only Metal can tell is null
-/// unless somebody set it: this program does not load libmlx.
+/// Returns the keys that cluster tools know, and all facts beside them. Values that only Metal can
+/// report are null unless they were set: this program does not load libmlx.
 fn fingerprint(report: &NodeReport) -> Value {
     let facts = &report.facts;
     let mac = report.mac.as_ref();
@@ -81,7 +82,7 @@ fn fingerprint(report: &NodeReport) -> Value {
     })
 }
 
-/// Gibibytes with one decimal.
+/// Converts bytes to gibibytes with one decimal.
 fn gib(bytes: u64) -> f64 {
     (bytes as f64 / GIB * 10.0).round() / 10.0
 }
@@ -91,7 +92,7 @@ fn active(report: &NodeReport) -> Vec<&str> {
     devices.filter(|it| it.is_active()).map(|it: &RdmaDevice| it.name.as_str()).collect()
 }
 
-/// Rows of what changes by itself.
+/// Names of the rows that `--hardware` shows.
 const HARDWARE: [&str; 5] = ["hostname", "memory", "free", "load", "heat"];
 
 pub(crate) fn cluster_info(
@@ -101,7 +102,7 @@ pub(crate) fn cluster_info(
     let Some(seconds) = args.every else { return look(args, environment) };
     let mut num_left = args.count;
     while num_left != Some(0) {
-        // A machine that is away now may be back at the next look.
+        // A machine that cannot be reached now may be back at the next attempt.
         if let Err(err) = look(args, environment) {
             if err.downcast_ref::<OutputError>().is_some() {
                 return Err(err);
@@ -190,7 +191,8 @@ fn rows(reports: &[Result<NodeReport, ShellError>]) -> Vec<Row> {
     ]
 }
 
-/// Columns by machine; a row that differs is marked `!`, or `x` where it must not.
+/// Formats one column per machine. A row that differs is marked `!`, or `x` where it must not
+/// differ.
 fn table(names: &[String], rows: &[Row]) -> Vec<String> {
     let cell = |it: &Option<String>| match it.as_deref() {
         None | Some("") => "-".to_owned(),

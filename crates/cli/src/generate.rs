@@ -1,4 +1,4 @@
-//! `jackalope generate`: one prompt, without a server.
+//! `jackalope generate`: completes one prompt without a server.
 
 use std::io::Read;
 use std::time::Instant;
@@ -18,10 +18,10 @@ use crate::models;
 use crate::output::{self, OutputError};
 use crate::report::Interrupted;
 
-/// Longest prompt that is read from standard input.
+/// Maximum size of a prompt on standard input.
 const PROMPT_BYTES_MAX: u64 = 64 << 20;
 
-/// What came out.
+/// A complete answer.
 #[derive(Debug)]
 struct Generated {
     tokens: Vec<TokenId>,
@@ -52,7 +52,7 @@ pub(crate) async fn run(args: GenerateArgs, environment: &Environment) -> anyhow
     result.and(stopped)
 }
 
-/// The arguments with the prompt of standard input, if it is wanted.
+/// Returns the arguments; a prompt of `-` is replaced by the text of standard input.
 fn with_prompt(args: GenerateArgs) -> anyhow::Result<GenerateArgs> {
     if args.prompt.as_deref() != Some("-") {
         return Ok(args);
@@ -113,7 +113,7 @@ fn submit(
     Ok(engine.submit(Request::new(options, &limits)?)?)
 }
 
-/// Collects the answer, and writes it as it comes unless `quiet`.
+/// Collects the answer, and prints it as it arrives unless `quiet`.
 async fn listen(
     mut generation: Generation,
     text: &ModelText,

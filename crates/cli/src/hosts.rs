@@ -1,5 +1,5 @@
-//! `jackalope hosts`: hostfiles checked, rewritten and made. Opens no connection, unless `--discover`
-//! asks for it.
+//! `jackalope hosts`: checks, converts and creates hostfiles. Opens no connection unless
+//! `--discover` asks for it.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -20,8 +20,8 @@ use crate::environment::Environment;
 use crate::machines::{self, discover};
 use crate::output;
 
-/// Where addresses of cables begin: four for each, of which the two in the middle are used. Home
-/// networks rarely lie here.
+/// First address for cables: four for each, of which the two in the middle are used. Home networks
+/// rarely use this range.
 const CABLES: Ipv4Addr = Ipv4Addr::new(10, 254, 0, 0);
 
 pub(crate) async fn run(args: HostsArgs, environment: &Environment) -> anyhow::Result<()> {
@@ -108,7 +108,7 @@ fn write(
 ) -> anyhow::Result<()> {
     let written = match hostfile::convert(hostfile, shape, ports) {
         Ok(written) => written,
-        // Those of a hostfile bring their own hints.
+        // Errors of a hostfile contain their own hints.
         Err(ConvertError::Illegal(errors)) => bail!("the result would not be legal: {errors}"),
         Err(err) => bail!("{err}\nhint: {}", err.hint()),
     };
@@ -169,7 +169,7 @@ fn new(args: &NewHostsArgs, environment: &Environment) -> anyhow::Result<()> {
     write(&hostfile, if is_plain { Shape::Array } else { Shape::Object }, None, &args.out)
 }
 
-/// What was typed, or the address that the host's name is.
+/// Returns the addresses that were typed, or else the address that is the host's name.
 fn addresses(name: &str, typed: &str) -> anyhow::Result<Vec<IpAddr>> {
     let ips: Vec<IpAddr> = typed
         .split('+')
@@ -195,9 +195,9 @@ fn take_devices(hostfile: &mut Hostfile, matrix: &Hostfile, path: &Path) -> anyh
     Ok(())
 }
 
-/// Gives every cable its two addresses, and tells which they are. MLX's ring has cables between
-/// neighbours, and of their addresses a rank names the one that the rank before it connects to;
-/// everything else has a cable between any two machines.
+/// Gives every cable its two addresses, and returns a line for each cable. For MLX's ring there are
+/// cables between neighbours, and a rank lists only the address to which the rank before it
+/// connects; otherwise there is a cable between any two machines.
 fn cables(hostfile: &mut Hostfile) -> Vec<String> {
     let num_hosts = hostfile.hosts.len();
     let is_ring = hostfile.backend == Some(Backend::Ring);

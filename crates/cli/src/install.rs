@@ -1,4 +1,4 @@
-//! `bootstrap`, `sync` and `uninstall`: jackalope itself on other machines.
+//! `bootstrap`, `sync` and `uninstall`: install Jackalope on other machines and remove it.
 
 use std::io::BufRead;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::environment::Environment;
 use crate::progress::Uploads;
 use crate::{machines, output};
 
-/// How machines are to be brought to a version.
+/// Machines to install or roll back, and the output format.
 struct Order {
     hosts: Vec<String>,
     rollback: bool,
@@ -35,7 +35,7 @@ pub(crate) async fn bootstrap(
     bring(Order { hosts, rollback, json }, ssh.ssh.as_deref(), environment).await
 }
 
-/// The same for all machines of a hostfile but this one, which runs this version already.
+/// Installs this version on all machines of a hostfile except this one, which runs it already.
 pub(crate) async fn sync(args: SyncArgs, environment: &Environment) -> anyhow::Result<()> {
     let hosts = remote_hosts(&args.hosts)?;
     ensure!(!hosts.is_empty(), "`{}` names no machine but this one", args.hosts);
@@ -43,7 +43,7 @@ pub(crate) async fn sync(args: SyncArgs, environment: &Environment) -> anyhow::R
     bring(order, args.ssh.ssh.as_deref(), environment).await
 }
 
-/// Each once.
+/// Trims host names and removes duplicates.
 fn names(given: Vec<String>) -> anyhow::Result<Vec<String>> {
     let mut names: Vec<String> = Vec::new();
     for name in given {
@@ -56,7 +56,7 @@ fn names(given: Vec<String>) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The machines of a hostfile that `ssh` leads to, each once.
+/// Returns the machines of a hostfile that are reached over ssh, each once.
 fn remote_hosts(text: &str) -> anyhow::Result<Vec<String>> {
     let (machines, _) = nodes::machines(&machines::hostfile(text)?.hosts);
     let remote = machines.iter().filter(|host| !host.is_local());
@@ -67,7 +67,7 @@ fn ssh_name(host: &Host) -> String {
     if host.ssh.is_empty() { host.name() } else { host.ssh.clone() }
 }
 
-/// What became of one machine.
+/// Result for one machine.
 type Outcome = anyhow::Result<Done>;
 
 enum Done {
@@ -95,7 +95,7 @@ async fn bring(order: Order, ssh: Option<&str>, environment: &Environment) -> an
     }
 }
 
-/// All at the same time.
+/// Installs or rolls back all machines at the same time.
 fn bring_all(
     order: &Order,
     ours: &Credentials,

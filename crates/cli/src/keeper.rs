@@ -1,4 +1,4 @@
-//! Models that clients of the server have fetched from the hub, and removed again.
+//! Fetches models from the hub and removes them, as clients of the server request.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -18,37 +18,37 @@ use crate::offer::OfferedModel;
 use crate::pull::{self, Pull, Pulled, STALL_SECONDS};
 use crate::serve::details;
 
-/// Models that are fetched side by side.
+/// Maximum number of concurrent pulls.
 const PULLS_MAX: usize = 2;
 
-/// Lines that a client may be behind; later ones are left out.
+/// Maximum number of progress lines that a client has not read yet; later ones are dropped.
 const LINES_MAX: usize = 256;
 
-/// Pause between two looks at how far a pull is.
+/// Interval of reporting the progress of a pull.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Characters by which people tell files apart.
+/// Length of the digests shown to people.
 const DIGEST_CHARS: usize = 12;
 
-/// Fetches what `jackalope pull` would, and removes what `jackalope models rm` would, but only below
-/// the folder that is served.
+/// Fetches models like `jackalope pull`, and removes models like `jackalope models rm`, but only
+/// below the directory that is served.
 #[derive(Debug)]
 pub(crate) struct HubPuller {
     keeper: Arc<Keeper>,
-    /// The pulls that are under way; they end with the server.
+    /// Pulls in progress; they end with the server.
     pulls: Mutex<JoinSet<()>>,
 }
 
 #[derive(Debug)]
 struct Keeper {
     environment: Environment,
-    /// The folder of models that is served, if one is.
+    /// Directory of models that is served, if any.
     folder: Option<Place>,
     models: Models,
     offered: Offered,
 }
 
-/// Ends a pull that nobody waits for any more.
+/// Ends a pull when dropped.
 struct Underway(Arc<Pull>);
 
 impl Drop for Underway {
@@ -87,7 +87,7 @@ impl Puller for HubPuller {
                 Ok(()) => PullProgress::Done,
                 Err(err) => PullProgress::Failed { reason: crate::report::text(&err) },
             };
-            // Who has gone need not be told.
+            // The client may be gone.
             sender.send(last).await.ok();
         });
         progress
@@ -129,11 +129,11 @@ impl Keeper {
         }
     }
 
-    /// Makes a model that has come known to the server.
+    /// Adds a model that was fetched to the server's list.
     fn add(&self, wanted: &ModelRef, pulled: &Pulled) -> anyhow::Result<()> {
         let dir = std::fs::canonicalize(pulled.dir())?;
         let id = wanted.repo.as_str();
-        // What is served under this name already stays what it is.
+        // A model that is already served under this name stays unchanged.
         if self.models.is_known(id) {
             return Ok(());
         }
@@ -159,14 +159,14 @@ impl Keeper {
             .ok_or_else(|| refused("it does not lie in the folder of `--models-dir`".to_owned()))?;
         self.models.take_away(id).map_err(|why| refused(why.to_string()))?;
         removal.carry_out().map_err(|err| {
-            // Files may be missing now; loading it says so.
+            // Files may be missing now; loading the model reports that.
             self.models.add(id, details(&model.located.dir));
             RemoveError::Failed { reason: err.to_string() }
         })
     }
 }
 
-/// Fetches, telling how far it is, until that is done or nobody listens.
+/// Fetches the model and reports its progress, until it is complete or the client is gone.
 async fn watched(pull: Arc<Pull>, progress: &Sender<PullProgress>) -> anyhow::Result<Pulled> {
     say(progress, "pulling manifest", None);
     let underway = Underway(Arc::clone(&pull));
@@ -186,7 +186,7 @@ async fn watched(pull: Arc<Pull>, progress: &Sender<PullProgress>) -> anyhow::Re
     }
 }
 
-/// Tells what is new of each file; `told` is what was told before.
+/// Reports the files that have progressed; `told` holds what was reported before.
 fn tell(pull: &Pull, told: &mut HashMap<usize, u64>, progress: &Sender<PullProgress>) {
     for (idx, file) in pull.files().iter().enumerate() {
         let done = file.done.load(Ordering::Relaxed);
@@ -203,7 +203,7 @@ fn tell(pull: &Pull, told: &mut HashMap<usize, u64>, progress: &Sender<PullProgr
     }
 }
 
-/// A line for the client, unless that is far behind.
+/// Sends a line to the client, unless it is too far behind.
 fn say(progress: &Sender<PullProgress>, status: &str, file: Option<(String, u64, u64)>) {
     let (digest, bytes) = match file {
         Some((digest, total, done)) => (Some(digest), Some((total, done))),

@@ -13,7 +13,7 @@ use crate::output;
 /// Flags of `serve` with secret values, without the leading dashes.
 pub(crate) const SECRET_FLAGS: [&str; 3] = ["api-key", "admin-key", "token"];
 
-/// The variable that holds the keys of the server on this machine.
+/// Variable with the keys of the server on this machine.
 const API_KEY: &str = "JACKALOPE_API_KEY";
 
 /// Maximum size of a file of keys.

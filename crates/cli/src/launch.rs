@@ -1,4 +1,4 @@
-//! `jackalope launch`: any program on all machines.
+//! `jackalope launch`: runs any program on all machines.
 
 use std::io::Read;
 use std::process::ExitCode;
@@ -17,13 +17,13 @@ use crate::environment::Environment;
 use crate::machines;
 use crate::output;
 
-/// Between two looks at the programs.
+/// Interval of polling the programs.
 const POLL: Duration = Duration::from_millis(20);
 
-/// When one rank has failed, the others may take so long to end politely.
+/// Time that the other ranks have to end after one has failed; then they are killed.
 const END_GRACE: Duration = Duration::from_secs(5);
 
-/// A machine that cannot be reached for so long is given up.
+/// Time after which a machine that cannot be reached is given up.
 const AWAY_MAX: Duration = Duration::from_secs(30);
 
 pub(crate) async fn run(args: LaunchArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
@@ -48,12 +48,12 @@ pub(crate) async fn run(args: LaunchArgs, environment: &Environment) -> anyhow::
     }
     forward_input(&programs);
     let code = watch(&programs, &hosts).await?;
-    // Whatever still runs ends with the agents' sessions.
+    // Programs that still run end with the agents' sessions.
     drop(nodes);
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
-/// `NAME=VALUE`, each.
+/// Parses variables of the form `NAME=VALUE`.
 pub(crate) fn environment_of(given: &[String]) -> anyhow::Result<Vec<(String, String)>> {
     let parse = |text: &String| {
         let (name, value) = text
@@ -99,14 +99,15 @@ fn order(
     }
 }
 
-/// Prints what ranks write where they write it, with their number.
+/// Returns a printer for the ranks' output: lines go to the same stream, with the rank's number
+/// unless `no_prefix`.
 fn printer(no_prefix: bool) -> impl Fn(&str) -> OnLine + Send + Sync + 'static {
     move |_host: &str| {
         Box::new(move |name: &str, stream: Stream, text: &str| {
             let rank = name.rsplit(' ').next().unwrap_or_default();
             let line = if no_prefix { text.to_owned() } else { format!("[{rank}] {text}") };
             match stream {
-                // Whoever does not read any more is noticed by the system.
+                // Errors are ignored: the reader of standard output may be gone.
                 Stream::Out => drop(output::line(line)),
                 Stream::Err => output::note(&line),
             }
@@ -114,7 +115,7 @@ fn printer(no_prefix: bool) -> impl Fn(&str) -> OnLine + Send + Sync + 'static {
     }
 }
 
-/// Our standard input goes to every rank, as `mlx.launch` does it.
+/// Forwards standard input to every rank, as `mlx.launch` does.
 fn forward_input(programs: &[Program]) {
     let programs = programs.to_vec();
     std::thread::spawn(move || {
@@ -131,8 +132,9 @@ fn forward_input(programs: &[Program]) {
     });
 }
 
-/// Until every rank has ended. When one fails the others are ended too, politely first. Signals go to
-/// all ranks. Says the first failure's exit status.
+/// Waits until every rank has ended and returns the exit status of the first failure, or 0. When
+/// one rank fails, the others are terminated, and killed after [`END_GRACE`]. Signals are forwarded
+/// to all ranks.
 async fn watch(programs: &[Program], hosts: &[Host]) -> anyhow::Result<i32> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;

@@ -1,4 +1,4 @@
-//! `jackalope link`: the group that ranks compute over, checked and measured without a model.
+//! `jackalope link`: checks and measures the group that ranks compute over, without a model.
 
 mod ranks;
 mod table;
@@ -17,19 +17,20 @@ use crate::environment::Environment;
 use crate::output;
 use crate::report::Interrupted;
 
-/// From starting a rank to its first line.
+/// Maximum time from starting a rank to its first line.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Bound of the silence between two rows: the largest payload over a slow link takes its time.
+/// Maximum time between two rows: the largest payload over a slow link takes long.
 const ROW_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How long ranks may take to end after the last row.
+/// Maximum time in which ranks must end after the last row.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A silence after which ranks are looked at: what an ended one had written has been read by then.
+/// Time without a row after which the ranks are checked; by then the output of an ended rank has
+/// been read.
 const POLL: Duration = Duration::from_millis(200);
 
-/// What ranks write, as it comes.
+/// Rows that ranks write, with the rank, as they arrive.
 type Rows = mpsc::Receiver<(usize, Value)>;
 
 pub(crate) async fn run(args: &LinkArgs, environment: &Environment) -> anyhow::Result<()> {
@@ -98,7 +99,8 @@ async fn measure(mut ranks: impl Ranks, mut rows: Rows, args: &LinkArgs) -> anyh
     Ok(())
 }
 
-/// The next row; fails if a rank ends first, or says nothing for so long.
+/// Returns the next row. Fails if a rank ends or cannot be reached, or if no row arrives within
+/// `timeout`.
 async fn next(
     rows: &mut Rows,
     ranks: &mut impl Ranks,
@@ -115,7 +117,7 @@ async fn next(
             }
         }
         ensure!(Instant::now() < deadline, "ranks said nothing for {timeout:?}");
-        // Without this a channel whose writers are all gone would keep us busy.
+        // Without this pause, a channel whose senders are all gone would make this a busy loop.
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

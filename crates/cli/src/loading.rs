@@ -1,4 +1,4 @@
-//! Starts the engines of a server's models, and says how much memory each takes.
+//! Starts the engines of a server's models, and determines how much memory each takes.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,14 +24,14 @@ use crate::offer::{MODELS_MAX, ModelSettings, Offer, OfferedModel};
 use crate::serve::served;
 use crate::wished_split;
 
-/// Each of several models gets memory for the keys and values of so many conversations of the planned
-/// context, unless `--kv-mib` says.
+/// Number of conversations of the planned context for which each of several models gets memory for
+/// keys and values, unless `--kv-mib` is set.
 const CONVERSATIONS: u32 = 4;
 
-/// How long an agent may take to tell what it runs.
+/// Maximum time in which an agent must report the programs it runs.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a person calls the machine that runs this.
+/// Name of this machine in messages and arguments.
 const THIS_MACHINE: &str = "this machine";
 
 /// Starts models as clusters of ranks, all on the same machines.
@@ -43,8 +43,8 @@ pub(crate) struct ClusterLoader {
     memory: Option<Memory>,
 }
 
-/// The models that can be started, which may come and go. Each keeps its place, as ports follow from
-/// it.
+/// The models that can be started; models can be added and removed. Each keeps its position,
+/// because ports follow from it.
 #[derive(Clone, Debug)]
 pub(crate) struct Offered(Arc<Mutex<Vec<OfferedModel>>>);
 
@@ -53,15 +53,15 @@ impl Offered {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The model with this id, and its place.
+    /// Returns the position and the model with this id.
     pub(crate) fn model(&self, id: &str) -> (u16, OfferedModel) {
         let models = self.lock();
         let at = models.iter().position(|it| it.id == id).expect("the server knows only these");
         (u16::try_from(at).unwrap_or(u16::MAX), models[at].clone())
     }
 
-    /// Adds a model that has come, also in the place of one that has gone. False if there are too
-    /// many.
+    /// Adds a model, or replaces the one with the same id, which may have been removed. Returns
+    /// false if there are too many.
     pub(crate) fn add(&self, model: OfferedModel) -> bool {
         let mut models = self.lock();
         let at = models.iter().position(|it| it.id == model.id);
@@ -74,20 +74,21 @@ impl Offered {
     }
 }
 
-/// The memory that models share.
+/// Memory that models share.
 #[derive(Clone, Debug)]
 struct Memory {
-    /// By rank: its machine, what that has, and how many ranks it has.
+    /// For each rank: its machine, the machine's facts, and the number of ranks on it.
     of_rank: Vec<(String, NodeFacts, u64)>,
     budget: MachineBytes,
-    /// What joins the machines of a hostfile.
+    /// Links between the machines of a hostfile.
     links: Option<Links>,
     backend: Backend,
 }
 
 impl ClusterLoader {
-    /// For one model, memory is no matter: its ranks take what is free. Several, or one with a
-    /// budget, share what the machines have free now.
+    /// Creates a loader. With a single model there is nothing to evict: its ranks take what is
+    /// free. Several models, or one with a budget, share the memory that the machines have free
+    /// now.
     pub(crate) async fn new(
         offer: &Offer,
         (ranks, budget): (&RankArgs, &[MemoryArg]),
@@ -109,18 +110,18 @@ impl ClusterLoader {
         Ok(ClusterLoader { models, ranks: ranks.clone(), environment: environment.clone(), memory })
     }
 
-    /// Of models that are named later, each with its own ranks.
+    /// Creates a loader for models that are added later, each with its own ranks.
     pub(crate) fn empty(ranks: RankArgs, environment: &Environment) -> ClusterLoader {
         let models = Offered(Arc::default());
         ClusterLoader { models, ranks, environment: environment.clone(), memory: None }
     }
 
-    /// What all models may take together.
+    /// Returns the memory that all models may take together.
     pub(crate) fn budget(&self) -> MachineBytes {
         self.memory.as_ref().map(|it| it.budget.clone()).unwrap_or_default()
     }
 
-    /// The models, of which this starts those that are added later too.
+    /// Returns the list of models; this loader also starts those that are added to it later.
     pub(crate) fn models(&self) -> Offered {
         self.models.clone()
     }
@@ -185,7 +186,7 @@ fn load_error(err: &anyhow::Error) -> LoadError {
     LoadError { message: crate::report::text(err) }
 }
 
-/// What a file says of drawing, before what the checkpoint says.
+/// Returns the sampling options: those of the file take precedence over those of the checkpoint.
 fn sampling(settings: &ModelSettings, usual: &SamplingOptions) -> SamplingOptions {
     SamplingOptions {
         temperature: settings.temperature.unwrap_or(usual.temperature),
@@ -198,7 +199,7 @@ fn sampling(settings: &ModelSettings, usual: &SamplingOptions) -> SamplingOption
 }
 
 impl Memory {
-    /// Of this machine alone.
+    /// Returns the memory of this machine alone.
     fn here(ranks: &RankArgs, typed: &[MemoryArg]) -> anyhow::Result<Memory> {
         let facts = platform::current::facts();
         let budget = budget_of(THIS_MACHINE, typed, facts.free_bytes)?;
@@ -209,7 +210,7 @@ impl Memory {
         Ok(Memory { of_rank, budget, links: None, backend })
     }
 
-    /// Of the machines of a hostfile, as their agents tell it.
+    /// Returns the memory of the machines of a hostfile, as their agents report it.
     async fn of_hosts(
         hosts: &str,
         (ranks, typed): (&RankArgs, &[MemoryArg]),
@@ -248,7 +249,7 @@ impl Memory {
         counted.await?
     }
 
-    /// What each rank of a model takes.
+    /// Returns the memory that each rank of a model needs.
     fn needs(&self, model_dir: &Path, ranks: &RankArgs) -> anyhow::Result<Vec<RankNeed>> {
         let model = ModelFacts::read(model_dir)?;
         let context = ranks.context.unwrap_or(placement::DEFAULT_CONTEXT_TOKENS);
@@ -283,13 +284,15 @@ impl Memory {
     }
 }
 
-/// What a machine has free, or would have without ranks of an earlier server that we may take over.
+/// Returns the memory that a machine has free, or would have without ranks of an earlier server
+/// that this one may take over.
 fn free_bytes(agent: &Agent, facts: &NodeFacts) -> u64 {
     let runs = agent.status(STATUS_TIMEOUT).is_ok_and(|programs| !programs.is_empty());
     if runs { facts.free_bytes.max(IDLE(facts)) } else { facts.free_bytes }
 }
 
-/// What models may take of a machine: as typed, else what is free without a reserve.
+/// Returns the memory that models may take of a machine: as given by the user, or else the free
+/// memory minus a reserve.
 fn budget_of(machine: &str, typed: &[MemoryArg], free_bytes: u64) -> anyhow::Result<u64> {
     let of = |name: Option<&str>| typed.iter().find(|it| it.name.as_deref() == name);
     if let Some(typed) = of(Some(machine)).or_else(|| of(None)) {

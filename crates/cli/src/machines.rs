@@ -1,4 +1,4 @@
-//! The machines of a cluster, as a command names them, with an agent on each.
+//! The machines that a command names, with an agent on each.
 
 mod by_hand;
 mod discovered;
@@ -33,14 +33,14 @@ pub(crate) use discovered::{HOW_TO_ANSWER, discover, find, take_discovered};
 pub(crate) use launcher::{AgentLauncher, Places};
 pub(crate) use tickets::Tickets;
 
-/// Longest hostfile that is read.
+/// Maximum size of a hostfile.
 const HOSTFILE_BYTES_MAX: u64 = 1 << 20;
 
-/// How long an agent that we started stays when nobody needs it any more.
+/// Time after which an agent that this program started ends if it is not needed any more.
 const LINGER: Duration = Duration::from_secs(30);
 
-/// A hostfile, or names separated by commas, each with its addresses (`NAME=IP+IP`) or without. Entries that mean this machine become `127.0.0.1`: it is
-/// not reached through ssh.
+/// Reads a hostfile, or names separated by commas, each with its addresses (`NAME=IP+IP`) or
+/// without. Entries for this machine become `127.0.0.1`, because it is not reached through ssh.
 pub(crate) fn hostfile(text: &str) -> anyhow::Result<Hostfile> {
     let mut hostfile = read_hostfile(text)?;
     if !hostfile.is_local() {
@@ -52,7 +52,8 @@ pub(crate) fn hostfile(text: &str) -> anyhow::Result<Hostfile> {
     Ok(hostfile)
 }
 
-/// By an address that no other machine has, or by its name. A user's name before it asks for ssh.
+/// Whether a host is this machine, by its name or by an address that no other machine has. A user
+/// name before the host name requests ssh.
 fn is_this_machine(host: &Host, here: &NodeFacts) -> bool {
     let own = || here.interfaces.iter().flat_map(|it| &it.addrs).map(|addr| addr.ip);
     let is_own = |ip: &IpAddr| !ip.is_loopback() && own().any(|own| own == *ip);
@@ -94,7 +95,7 @@ fn read_hostfile(text: &str) -> anyhow::Result<Hostfile> {
     Ok(Hostfile { hosts, ..Hostfile::default() })
 }
 
-/// The shell that reaches machines.
+/// Returns the shell that runs commands on machines.
 pub(crate) fn shell(ssh: Option<&str>, environment: &Environment) -> SystemShell {
     let ssh = ssh.or(environment.ssh.as_deref()).unwrap_or_default();
     SystemShell::new(ssh.split_whitespace().map(str::to_owned).collect())
@@ -121,7 +122,7 @@ pub(crate) fn credentials(
     })
 }
 
-/// How agents are reached.
+/// Returns the settings for reaching agents.
 pub(crate) fn nodes_config(
     reach: &ReachArgs,
     environment: &Environment,
@@ -137,7 +138,7 @@ pub(crate) fn nodes_config(
     Ok(NodesConfig { ours, agent_port, shell, program, linger: LINGER, bootstrap })
 }
 
-/// An agent on every machine, with progress for people.
+/// Ensures that an agent runs on every machine, and shows the progress.
 pub(crate) async fn bring_up(
     hosts: Vec<Host>,
     config: NodesConfig,
@@ -145,14 +146,14 @@ pub(crate) async fn bring_up(
 ) -> anyhow::Result<Nodes> {
     let work = move || {
         nodes::bring_up(&hosts, &config, &on_line, &|text| {
-            // Somebody may watch; nobody is told twice.
+            // Shown on standard error if somebody reads it, and only once.
             output::note(text);
         })
     };
     Ok(tokio::task::spawn_blocking(work).await??)
 }
 
-/// What a rank writes goes to our log, with its name and machine.
+/// Returns a handler that logs the output of a rank with its name and machine.
 pub(crate) fn log_lines(host: &str) -> OnLine {
     let host = host.to_owned();
     Box::new(move |name: &str, _: Stream, text: &str| info!(from = name, host, "{text}"))

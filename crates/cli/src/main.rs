@@ -1,4 +1,4 @@
-//! `jackalope`: wires arguments to crates. Nothing is decided here but what a command prints.
+//! `jackalope`: connects arguments to crates. It decides nothing but the output of a command.
 
 mod agent;
 mod args;
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
         }
     };
     let parsed = match resolved.words == words {
-        // As the system gave it, whatever its bytes.
+        // The arguments as the system passed them, even if they are not UTF-8.
         true => Args::try_parse(),
         false => Args::try_parse_from(&resolved.words),
     };
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(err) => {
             let hint = args::foreign::hint(&err);
-            // Fails if nobody reads it.
+            // Fails if the reader is gone.
             drop(err.print());
             if let Some(hint) = hint {
                 eprintln!("hint: {hint}");
@@ -99,7 +99,7 @@ fn main() -> ExitCode {
         }
     };
     let result = runtime.block_on(run(args.command, &resolved, &environment));
-    // A thread that waits for a terminal's input must not hold up the end.
+    // A thread that waits for terminal input must not delay the end.
     runtime.shutdown_background();
     let code = match result {
         Ok(code) => code,

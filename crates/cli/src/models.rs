@@ -1,4 +1,4 @@
-//! `jackalope models`: what lies on this machine; and the way from `--model` to a directory.
+//! `jackalope models`: the models on this machine; also resolves `--model` to a directory.
 
 mod compare;
 mod member;
@@ -23,22 +23,22 @@ use crate::progress::Transfer;
 pub(crate) use seats::{Place, Seats, places};
 pub(crate) use sync::run as sync;
 
-/// Hexadecimal digits by which people tell commits apart.
+/// Number of hexadecimal digits shown of a commit.
 const COMMIT_CHARS: usize = 8;
 
-/// What to do about a model that this version cannot load.
+/// Hint for a model that this version cannot load.
 const UNSUPPORTED_HINT: &str =
     "choose a model of one of these kinds, or a version of jackalope that loads this one";
 
-/// Hexadecimal digits shown of a checkpoint's identity.
+/// Number of hexadecimal digits shown of a checkpoint's identity.
 const IDENTITY_CHARS: usize = 12;
 
-/// A model's directory and what it is called.
+/// A model's directory and name.
 #[derive(Clone, Debug)]
 pub(crate) struct Located {
     pub(crate) dir: PathBuf,
     pub(crate) name: String,
-    /// Whether it was asked for by this name, not by its directory.
+    /// Whether the model was requested by name rather than by directory.
     pub(crate) by_name: bool,
 }
 
@@ -52,8 +52,8 @@ pub(crate) async fn run(args: ModelsArgs, environment: &Environment) -> anyhow::
     }
 }
 
-/// The model that `--model` means: a directory, or the name of one that lies on this machine and is
-/// whole. Never asks the network.
+/// Returns the model that `--model` means: a directory, or the name of a complete model on this
+/// machine. Never uses the network.
 pub(crate) fn locate(model: &Path, environment: &Environment) -> anyhow::Result<Located> {
     let located = find(model, &environment.stores())?;
     if model.is_dir() {
@@ -69,10 +69,10 @@ pub(crate) fn locate(model: &Path, environment: &Environment) -> anyhow::Result<
     )
 }
 
-/// As [`locate`], for a model that is to be loaded.
+/// Like [`locate`], for a model that is to be loaded.
 ///
 /// # Errors
-/// As there, and if this version cannot load it.
+/// As in [`locate`], and if this version cannot load the model.
 pub(crate) fn locate_loadable(model: &Path, environment: &Environment) -> anyhow::Result<Located> {
     let located = locate(model, environment)?;
     match Check::unsupported(&located.dir) {
@@ -81,7 +81,7 @@ pub(crate) fn locate_loadable(model: &Path, environment: &Environment) -> anyhow
     }
 }
 
-/// A directory, or what the stores know by this name.
+/// Returns the directory itself, or the model of this name in the stores.
 fn find(model: &Path, stores: &Stores) -> anyhow::Result<Located> {
     if model.is_dir() {
         let dir = std::fs::canonicalize(model)?;
@@ -103,7 +103,7 @@ fn find(model: &Path, stores: &Stores) -> anyhow::Result<Located> {
     Ok(Located { dir: found.dir, name: found.name, by_name: true })
 }
 
-/// The name of a model, unless it can only be a path.
+/// Parses the name of a model; `None` if it can only be a path.
 fn reference(model: &Path) -> Option<ModelRef> {
     model.to_str().filter(|text| !text.starts_with(['/', '.', '~']))?.parse().ok()
 }
@@ -170,7 +170,7 @@ fn list(args: &ListArgs, environment: &Environment) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The name with the beginning of the commit.
+/// Returns the name with the beginning of the commit.
 fn title(model: &FoundModel) -> String {
     match &model.commit {
         Some(commit) => {
@@ -257,7 +257,7 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
 fn remove(args: &RemoveArgs, stores: &Stores) -> anyhow::Result<()> {
     let removal = match reference(&args.model).filter(|_| !args.model.is_dir()) {
         Some(wanted) => Removal::of_name(stores, &wanted).map_err(|err| {
-            // Its hint is for those who need the model.
+            // The hint of that error is for users who need the model.
             let said = err.to_string();
             let reason = said.split("\nhint: ").next().unwrap_or_default();
             anyhow!("{reason}\nhint: `jackalope models ls` lists the models here")

@@ -1,4 +1,4 @@
-//! Which models a server offers: from its arguments, a folder, and a file.
+//! Determines the models that a server offers: from its arguments, a directory, and a file.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -17,20 +17,20 @@ use crate::models::{self, Located};
 use crate::output;
 use crate::serve::details;
 
-/// Longest file of models that is read.
+/// Maximum size of a file of models.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
-/// Most models of one server.
+/// Maximum number of models of one server.
 pub(crate) const MODELS_MAX: usize = 1024;
 
-/// The models of a server; there is at least one.
+/// Models of a server; at least one.
 #[derive(Debug)]
 pub(crate) struct Offer {
     pub(crate) models: Vec<OfferedModel>,
-    /// The id of the model that requests mean which name none.
+    /// Id of the model for requests that name none.
     pub(crate) default: String,
     pub(crate) idle_unload: Option<Duration>,
-    /// The folder that all models of are offered, if one is.
+    /// Directory whose models are all offered, if there is one.
     pub(crate) models_dir: Option<Place>,
 }
 
@@ -40,16 +40,16 @@ pub(crate) struct OfferedModel {
     pub(crate) id: String,
     pub(crate) located: Located,
     pub(crate) settings: ModelSettings,
-    /// How it is cut and computed, unless as all are.
+    /// Its own rank arguments; `None` to use those of the server.
     pub(crate) ranks: Option<RankArgs>,
 }
 
-/// What a file may say of a model. The path is the server's owner's to name, never a client's.
+/// Settings of a model in the file. Only the owner of the server chooses the path, never a client.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ModelSettings {
     id: Option<String>,
-    /// A directory, or ORG/NAME.
+    /// Directory, or ORG/NAME.
     path: PathBuf,
     aliases: Vec<String>,
     pin: bool,
@@ -76,10 +76,10 @@ struct ModelsFile {
 }
 
 impl Offer {
-    /// What `serve` was told to offer.
+    /// Determines the models that the arguments of `serve` name.
     ///
     /// # Errors
-    /// If a model is not there, or two have the same name.
+    /// If a model does not exist, or two have the same name.
     pub(crate) fn of(args: &ServedModelsArgs, environment: &Environment) -> anyhow::Result<Offer> {
         let file = args.models_config.as_deref().map(ModelsFile::read).transpose()?;
         let file = file.unwrap_or_default();
@@ -120,7 +120,7 @@ impl Offer {
         Ok(offer)
     }
 
-    /// Adds the names that were typed, and sees that each means one model.
+    /// Adds the names from the command line, and checks that each name means one model.
     fn name(&mut self, args: &ServedModelsArgs) -> anyhow::Result<()> {
         for it in &args.alias {
             self.model(&it.model, "--alias")?.settings.aliases.push(it.alias.clone());
@@ -156,7 +156,7 @@ impl Offer {
         })
     }
 
-    /// The same, with what models do that the file says nothing of.
+    /// Fills in the server's settings for everything that the file does not set.
     pub(crate) fn with_usual(mut self, args: &ServeArgs) -> Offer {
         for settings in self.models.iter_mut().map(|it| &mut it.settings) {
             settings.enable_thinking = settings.enable_thinking.or(args.thinking);
@@ -172,7 +172,7 @@ impl Offer {
         1 < self.models.len() || self.models_dir.is_some()
     }
 
-    /// As the server knows them.
+    /// Returns the models in the form that the server uses.
     pub(crate) fn known(&self) -> anyhow::Result<Vec<KnownModel>> {
         let known = |it: &OfferedModel| {
             Ok(KnownModel {
@@ -186,7 +186,7 @@ impl Offer {
         self.models.iter().map(known).collect()
     }
 
-    /// The models that are loaded at the start: the default one first.
+    /// Returns the ids of the models that are loaded at the start, the default one first.
     pub(crate) fn at_start(&self) -> Vec<String> {
         let pinned = self.models.iter().filter(|it| it.settings.pin).map(|it| it.id.clone());
         let pinned = pinned.filter(|id| *id != self.default);
@@ -195,7 +195,7 @@ impl Offer {
 }
 
 impl OfferedModel {
-    /// A model of a folder of models.
+    /// Creates a model of a directory of models.
     pub(crate) fn of_folder(name: String, dir: PathBuf) -> OfferedModel {
         let located = Located { dir, name: name.clone(), by_name: false };
         OfferedModel { id: name, located, settings: ModelSettings::default(), ranks: None }
@@ -222,7 +222,7 @@ impl ModelsFile {
         );
         let text = std::fs::read_to_string(path).with_context(reading)?;
         let mut file: ModelsFile = serde_json::from_str(&text).with_context(reading)?;
-        // A path is meant from where the file is, a name from the folders for models.
+        // A path is relative to the file, a name is searched in the directories of models.
         let folder = path.parent().unwrap_or(Path::new(""));
         for (at, model) in file.models.iter_mut().enumerate() {
             ensure!(
@@ -246,7 +246,7 @@ fn time(text: Option<&str>) -> anyhow::Result<Option<Duration>> {
     text.map(parse).transpose()
 }
 
-/// A folder of models, and its layout.
+/// Returns a directory of models, with its layout.
 fn folder(dir: &Path) -> anyhow::Result<Place> {
     let entries = std::fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))?;
     let is_of_hub = |name: &str| name.starts_with("models--");
@@ -256,7 +256,7 @@ fn folder(dir: &Path) -> anyhow::Result<Place> {
     Ok(Place { kind, root: dir.to_owned(), origin: "--models-dir" })
 }
 
-/// Offers every whole model of a folder that is not offered yet.
+/// Adds every complete model of a directory that is not offered yet.
 fn add_folder(place: &Place, models: &mut Vec<OfferedModel>) -> anyhow::Result<()> {
     let mut found = Stores::new([place.clone()]).list()?;
     found.sort_by(|a, b| a.name.cmp(&b.name));

@@ -1,4 +1,4 @@
-//! `jackalope openapi`: the description of the HTTP API, and the page that is made of it.
+//! `jackalope openapi`: prints the description of the HTTP API, and the page generated from it.
 
 use anyhow::{Context, ensure};
 use jackalope_server::openapi;
@@ -6,10 +6,10 @@ use jackalope_server::openapi;
 use crate::args::OpenapiArgs;
 use crate::output;
 
-/// What follows this line in a page is made.
+/// Line of a page after which everything is generated.
 const MARK: &str = "<!-- What follows is made by `jackalope openapi --page docs/api.md`. -->\n";
 
-/// Longest page.
+/// Maximum size of a page.
 const PAGE_BYTES_MAX: u64 = 4 << 20;
 
 pub(crate) fn run(args: &OpenapiArgs) -> anyhow::Result<()> {

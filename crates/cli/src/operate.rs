@@ -1,4 +1,5 @@
-//! Operating the server of this machine: which process it is, how it was started, what it says.
+//! Operates the server of this machine: which process it is, how it was started, and what it
+//! reports.
 //!
 //! ```text
 //!   serve   writes ~/.jackalope/serve.json, and last-start.json once it is ready
@@ -34,10 +35,10 @@ pub(crate) use start::{restart, start, stop};
 pub(crate) use status::{broken_links, status};
 pub(crate) use support::support;
 
-/// How long a server may take to connect.
+/// Timeout for connecting to a server.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a server answered, with its status.
+/// Response of a server.
 struct Answer {
     status: u16,
     body: Value,
@@ -48,14 +49,14 @@ impl Answer {
         (200..300).contains(&self.status)
     }
 
-    /// What a server says that does not answer as asked.
+    /// Returns the error message of a response that is not a success.
     fn refusal(&self) -> String {
         let message = self.body["error"]["message"].as_str().map(str::to_owned);
         format!("{}: {}", self.status, message.unwrap_or_else(|| self.body.to_string()))
     }
 }
 
-/// A server and the key to it.
+/// A server and the key for it.
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
     pub(crate) url: String,
@@ -63,8 +64,9 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// A server's certificate is seldom made out to `127.0.0.1`, and what goes to this machine itself
-    /// is as safe as without TLS.
+    /// Returns the TLS settings. Certificates are not verified for servers on this machine: a
+    /// certificate is seldom issued for `127.0.0.1`, and connections within the machine are as safe
+    /// as without TLS.
     pub(crate) fn tls(&self) -> TlsConfig {
         TlsConfig::builder().disable_verification(self.is_here()).build()
     }
@@ -75,7 +77,8 @@ impl Server {
         ["127.0.0.1:", "[::1]:", "localhost:"].iter().any(|it| address.starts_with(it))
     }
 
-    /// Gets a path, or posts to it. Every wait is bounded by `timeout`.
+    /// Sends a GET request, or a POST request if there is a body. Every wait is bounded by
+    /// `timeout`.
     fn ask(&self, path: &str, body: Option<&Value>, timeout: Duration) -> anyhow::Result<Answer> {
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -114,7 +117,7 @@ impl Server {
     }
 }
 
-/// Runs `work`, which waits, beside the runtime's own threads.
+/// Runs blocking `work` outside the runtime's own threads.
 pub(crate) async fn off_runtime<T: Send + 'static>(
     work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
 ) -> anyhow::Result<T> {

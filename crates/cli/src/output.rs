@@ -1,17 +1,18 @@
-//! Standard output: what a command says, to people or to the next program of a pipe.
+//! Standard output of commands, for people or for the next program of a pipe.
 
 use std::fmt::Display;
 use std::io::{self, Write};
 
 use jackalope_cluster::log;
 
-/// Standard output cannot be written to.
+/// Error of writing to standard output.
 #[derive(Debug, thiserror::Error)]
 #[error("writing to standard output: {0}")]
 pub(crate) struct OutputError(#[from] io::Error);
 
 impl OutputError {
-    /// Whoever read has had enough, as `head` has after some lines: an end, not a failure.
+    /// Whether the reader has closed the pipe, as `head` does after some lines. That is a normal
+    /// end, not a failure.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }
@@ -22,19 +23,19 @@ pub(crate) fn line(text: impl Display) -> Result<(), OutputError> {
     Ok(writeln!(io::stdout(), "{text}")?)
 }
 
-/// A number with its noun, in the plural unless it is one.
+/// Formats a number with its noun, in the plural unless the number is 1.
 pub(crate) fn counted(num: usize, noun: &str) -> String {
     let plural = if num == 1 { "" } else { "s" };
     format!("{num} {noun}{plural}")
 }
 
-/// Tells people on standard error what is going on.
+/// Prints a note for people on standard error.
 pub(crate) fn note(text: &str) {
     // Never blocks: if standard error is not read, the line is dropped.
     log::line(text);
 }
 
-/// Prints a piece of a line at once.
+/// Prints a part of a line and flushes it.
 pub(crate) fn piece(text: impl Display) -> Result<(), OutputError> {
     let mut stdout = io::stdout();
     write!(stdout, "{text}")?;

@@ -1,4 +1,5 @@
-//! `jackalope plan`: does a model fit, on which machines, and what is to be expected. Loads nothing.
+//! `jackalope plan`: shows whether a model fits, on which machines, and the expected speed. Loads
+//! nothing.
 
 mod links;
 mod text;
@@ -19,7 +20,7 @@ use crate::cluster::check_encryption;
 use crate::environment::Environment;
 use crate::{machines, models, output, wished_split};
 
-/// How long a machine may take to tell what it has.
+/// Timeout for the facts of one machine.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<()> {
@@ -63,7 +64,7 @@ pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<
     }
 }
 
-/// The machines, and what each says of itself.
+/// Returns the machines and the facts that each reports.
 fn machines_of(
     args: &PlanArgs,
     environment: &Environment,
@@ -71,7 +72,7 @@ fn machines_of(
     if let Some(num_machines) = args.discover {
         let ours = machines::credentials(None, environment)?;
         let listed = machines::discover(num_machines.into(), args.agent_port, &ours)?;
-        // They have told already; nobody is asked over ssh.
+        // They have reported already, so none is queried over ssh.
         let machines = listed.hosts.into_iter().map(|it| (it.host, Some(it.facts)));
         let (hosts, facts) = machines.unzip();
         return Ok((Hostfile { hosts, ..Hostfile::default() }, facts));
@@ -90,7 +91,8 @@ fn this_machine() -> Hostfile {
     Hostfile { hosts: vec![host], ..Hostfile::default() }
 }
 
-/// What a machine says of itself. One whose memory was typed is not asked: it may not be there yet.
+/// Returns the facts that a machine reports. A machine whose memory was given is not queried,
+/// because it may not exist yet.
 fn facts(host: &Host, args: &PlanArgs, shell: &dyn Shell) -> anyhow::Result<Option<NodeFacts>> {
     let name = host.name();
     let is_typed = |it: &MemoryArg| it.name.as_ref().is_none_or(|typed| *typed == name);
@@ -105,8 +107,8 @@ fn facts(host: &Host, args: &PlanArgs, shell: &dyn Shell) -> anyhow::Result<Opti
     Ok((0 < facts.free_bytes).then_some(facts))
 }
 
-/// What each rank's machine offers: what was typed, else what the machine says; divided among the
-/// ranks that run there.
+/// Returns the memory that each rank's machine offers: as given, or else as the machine reports it;
+/// divided among the ranks that run there.
 fn offers(
     hosts: &[Host],
     facts: &[Option<NodeFacts>],
@@ -137,7 +139,7 @@ fn offers(
     offers.collect()
 }
 
-/// What is usual for what joins the machines.
+/// Returns the usual properties of the links between the machines.
 fn links(hostfile: &Hostfile, over: OverArg) -> Links {
     let hosts = &hostfile.hosts;
     let kind = match (hostfile.backend, over) {

@@ -1,4 +1,4 @@
-//! Tells an engine what the machines of its ranks say of their memory, as long as it lives.
+//! Reports the memory of the ranks' machines to an engine, as long as the engine lives.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -8,23 +8,23 @@ use jackalope_cluster::nodes::Nodes;
 use jackalope_cluster::platform::{self, MemoryPressure, PressureLimits};
 use jackalope_engine::{EngineHandle, MemoryReading};
 
-/// Between two questions.
+/// Interval between two reports.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long an agent may take to answer one.
+/// Timeout of one request to an agent.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What people call the machine that runs this.
+/// Name of this machine in messages.
 const THIS_MACHINE: &str = "this machine";
 
-/// Whose memory matters.
+/// Machines whose memory is watched.
 #[derive(Debug)]
 pub(crate) enum Watched {
-    /// This machine's.
+    /// This machine.
     Here,
-    /// That of machines with agents, which are not kept busy by being watched.
+    /// Machines with agents. Watching does not keep the connections to them alive.
     Agents(Weak<Nodes>),
-    /// Nobody's: ranks that are started by hand on other machines are not ours to ask.
+    /// No machine: machines whose ranks are started by hand cannot be queried.
     Nobody,
 }
 
@@ -33,7 +33,7 @@ impl Watched {
         Watched::Agents(Arc::downgrade(nodes))
     }
 
-    /// What each machine says that can be asked.
+    /// Queries the memory of each machine that can be reached.
     fn ask(&self) -> Vec<(String, MemoryPressure)> {
         let of_agent = |node: &jackalope_cluster::nodes::Node| {
             let is_up = node.agent.state() == AgentState::Up;
@@ -54,7 +54,7 @@ impl Watched {
     }
 }
 
-/// Begins to tell `engine`. The thread ends with the engine.
+/// Starts reporting to `engine`. The thread ends with the engine.
 pub(crate) fn watch(watched: Watched, limits: PressureLimits, engine: EngineHandle) {
     if let Watched::Nobody = watched {
         return;
@@ -68,7 +68,7 @@ pub(crate) fn watch(watched: Watched, limits: PressureLimits, engine: EngineHand
     thread.expect("a process that just started can start a thread");
 }
 
-/// The machine that is shortest of memory; one that says nothing is not known to be short of it.
+/// Returns the machine with the least memory left; one that reports nothing is not considered.
 fn worst(told: Vec<(String, MemoryPressure)>, limits: PressureLimits) -> MemoryReading {
     let readings = told.into_iter().map(|(host, pressure)| MemoryReading {
         tier: pressure.tier(limits),

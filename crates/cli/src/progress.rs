@@ -1,4 +1,4 @@
-//! Progress for people, on standard error and only on a terminal.
+//! Progress bars for people, on standard error and only on a terminal.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use jackalope_engine::Status;
 
-/// Bytes on their way to a file.
+/// Progress of writing a file.
 pub(crate) struct Writing(ProgressBar);
 
 impl Writing {
@@ -28,7 +28,7 @@ impl Writing {
     }
 }
 
-/// Bytes on their way here, or read again.
+/// Progress of a transfer to this machine, or of reading data again.
 pub(crate) struct Transfer(ProgressBar);
 
 impl Transfer {
@@ -51,7 +51,7 @@ impl Transfer {
         self.0.set_length(num_bytes);
     }
 
-    /// Bytes that must come again.
+    /// Subtracts bytes that must be transferred again.
     pub(crate) fn take_back(&self, num_bytes: u64) {
         self.0.dec(num_bytes);
     }
@@ -61,10 +61,10 @@ impl Transfer {
     }
 }
 
-/// Bytes on their way to several machines, a bar for each.
+/// Progress of uploads to several machines, with a bar for each.
 pub(crate) struct Uploads(MultiProgress);
 
-/// Those of one machine.
+/// Progress of the upload to one machine.
 pub(crate) struct Upload(ProgressBar);
 
 impl Uploads {
@@ -92,7 +92,7 @@ impl Upload {
         self.0.inc(num_bytes);
     }
 
-    /// Bytes that must go again.
+    /// Subtracts bytes that must be sent again.
     pub(crate) fn take_back(&self, num_bytes: u64) {
         self.0.dec(num_bytes);
     }
@@ -106,7 +106,7 @@ impl Upload {
     }
 }
 
-/// Progress of the ranks until they are ready. A thread of its own shows it, so that a paused
+/// Progress of the ranks until they are ready. It is drawn by its own thread, so that a paused
 /// terminal blocks nothing else.
 pub(crate) struct Loading(SyncSender<LoadingShown>);
 

@@ -1,4 +1,4 @@
-//! `jackalope pull`: a model from a hub, whole and verified or not at all.
+//! `jackalope pull`: fetches a model from a hub, complete and verified or not at all.
 //!
 //! ```text
 //!   hub (asks and understands refusals) ─▶ choice (the files that serving needs)
@@ -6,8 +6,8 @@
 //!   retry: what is tried again, how often and when
 //! ```
 //!
-//! Interrupted at any point, the same command goes on where it stopped. Nothing that is not verified
-//! has the name of something finished.
+//! If a pull is interrupted at any point, the same command continues where it stopped. Files get
+//! their final names only once they are verified.
 
 mod choice;
 mod fetch;
@@ -40,16 +40,17 @@ use place::Job;
 pub(crate) use place::Place;
 use retry::{Retries, Stop};
 
-/// Files fetched side by side: enough to fill a fast line, few enough not to be throttled.
+/// Number of files fetched concurrently: enough to fill a fast connection, few enough not to be
+/// throttled.
 const PARALLEL_FILES: usize = 4;
 
-/// Attempts after a failure that bring nothing, unless somebody says.
+/// Default number of further attempts after failures without progress.
 pub(crate) const RETRIES: u32 = 5;
 
-/// Seconds without a byte after which a connection is given up, unless somebody says.
+/// Default number of seconds without a byte after which a connection is given up.
 pub(crate) const STALL_SECONDS: u64 = 60;
 
-/// What a pull did.
+/// Result of a pull.
 #[derive(Debug)]
 pub(crate) struct Pulled {
     commit: String,
@@ -70,7 +71,7 @@ pub(crate) async fn run(args: PullArgs, environment: &Environment) -> anyhow::Re
         takes_unsupported: args.unsupported,
         ..Pull::new((args.model.repo.clone(), revision(&args)?), place, (stall, environment))?
     };
-    // Waiting for the network blocks, so it has threads of its own. They end with the process.
+    // Waiting for the network blocks, so it runs on its own threads. They end with the process.
     let work = tokio::task::spawn_blocking(move || pull.run());
     let pulled = tokio::select! {
         result = work => result??,
@@ -88,7 +89,7 @@ pub(crate) async fn run(args: PullArgs, environment: &Environment) -> anyhow::Re
     models::sync(sync, environment).await
 }
 
-/// Hugging Face's cache, which other programs share.
+/// Returns the default destination: Hugging Face's cache, which other programs share.
 pub(crate) fn usual_place(repo: &RepoId, environment: &Environment) -> anyhow::Result<Place> {
     match environment.pull_cache() {
         Some(root) => Place::cache(root, repo),
@@ -105,36 +106,36 @@ fn revision(args: &PullArgs) -> anyhow::Result<Revision> {
     Ok(behind_at.clone().or_else(|| option.clone()).unwrap_or_default())
 }
 
-/// A pull as it was asked for.
+/// A pull and its parameters.
 #[derive(Debug)]
 pub(crate) struct Pull {
     hub: Hub,
     repo: RepoId,
     revision: Revision,
     place: Place,
-    /// Remembers what was verified.
+    /// File in which the hashes of verified files are cached.
     hashes_path: Option<PathBuf>,
     trees_dir: Option<PathBuf>,
     retries: u32,
-    /// Fetch also what this version cannot load.
+    /// Whether to fetch models that this version cannot load, too.
     takes_unsupported: bool,
     stop: Stop,
-    /// How far each file is, once it is known which there are.
+    /// Progress of each file, once the list of files is known.
     files: OnceLock<Vec<FileBytes>>,
 }
 
-/// How far a file is.
+/// Progress of a file.
 #[derive(Debug)]
 pub(crate) struct FileBytes {
     pub(crate) blob: BlobId,
     pub(crate) bytes: u64,
-    /// Bytes that are here.
+    /// Number of bytes that have arrived.
     pub(crate) done: AtomicU64,
 }
 
 impl Pull {
     /// # Errors
-    /// If the environment forbids to ask hubs.
+    /// If the environment forbids requests to hubs.
     pub(crate) fn new(
         (repo, revision): (RepoId, Revision),
         place: Place,
@@ -160,12 +161,13 @@ impl Pull {
         })
     }
 
-    /// How far each file is; nothing while it is not known which there are.
+    /// Returns the progress of each file; empty until the list of files is known.
     pub(crate) fn files(&self) -> &[FileBytes] {
         self.files.get().map_or(&[], Vec::as_slice)
     }
 
-    /// Ends it soon, wherever it is. What has come is kept for the next time.
+    /// Ends the pull soon, at whatever point it is. Data that has arrived is kept for the next
+    /// time.
     pub(crate) fn give_up(&self) {
         self.stop.set();
         self.hub.shut_down();
@@ -201,7 +203,7 @@ impl Pull {
         }
     }
 
-    /// Fetches what is not there yet, and says how many bytes came over the network.
+    /// Fetches the missing files, and returns the number of bytes that came over the network.
     fn fetch_all(&self, jobs: &[Job], commit: &str) -> anyhow::Result<u64> {
         let bar = Transfer::new("fetching", jobs.iter().map(|job| job.file.bytes).sum());
         let known = jobs.iter().map(|job| FileBytes {
@@ -211,7 +213,7 @@ impl Pull {
         });
         let files = self.files.get_or_init(|| known.collect());
         let mut fetched_bytes = 0;
-        // First, because it says whether the rest is of any use.
+        // The configuration comes first, because it shows whether the rest is of any use.
         if let Some((job, file)) =
             jobs.iter().zip(files).find(|(job, _)| job.file.path.as_str() == "config.json")
         {
@@ -228,7 +230,7 @@ impl Pull {
             {
                 match Fetch::new(self, job, commit, Progress { bar: &bar, file }).run() {
                     Ok(bytes) => fetched_bytes += bytes,
-                    // The first failure ends the others at once, also where they wait.
+                    // The first failure ends the other threads at once, also while they wait.
                     Err(err) => {
                         let is_first = self.stop.set();
                         self.hub.shut_down();
@@ -251,10 +253,11 @@ impl Pull {
     }
 
     /// # Errors
-    /// If this version cannot load the model with this configuration, unless that is wanted.
+    /// If this version cannot load the model with this configuration, unless unsupported models are
+    /// wanted.
     fn check_loadable(&self, config: &Path) -> anyhow::Result<()> {
         let content = fs::read(config).with_context(|| format!("reading {}", config.display()))?;
-        // A malformed configuration is reported once everything has come.
+        // A malformed configuration is reported once all files have arrived.
         let found = serde_json::from_slice(&content).ok();
         match found.and_then(|config| Unsupported::of_config(&config)) {
             Some(unsupported) if !self.takes_unsupported => bail!(
@@ -266,13 +269,14 @@ impl Pull {
         }
     }
 
-    /// So that hundreds of gigabytes that were hashed on their way here are not hashed again.
+    /// Caches the hashes, so that hundreds of gigabytes that were hashed on arrival are not hashed
+    /// again.
     fn remember(&self, jobs: &[Job]) {
         let Some(path) = &self.hashes_path else { return };
         let mut known = HashCache::load(path);
         for job in jobs {
             if let BlobId::Content(hash) = job.file.blob {
-                // Whatever is not remembered is hashed when it is needed.
+                // Hashes that are not cached are computed when they are needed.
                 known.remember(&job.done, hash).ok();
             }
         }
@@ -283,18 +287,18 @@ impl Pull {
 }
 
 impl Pulled {
-    /// Where the model is.
+    /// Returns the directory of the model.
     pub(crate) fn dir(&self) -> PathBuf {
         self.place.dir(&self.commit)
     }
 
-    /// Why it cannot be served, if it cannot.
+    /// Returns the reasons why the model cannot be served, if any.
     fn problems(&self) -> Vec<String> {
         Check::of_dir(&self.dir()).problems.iter().map(ToString::to_string).collect()
     }
 
     /// # Errors
-    /// If it cannot be served.
+    /// If the model cannot be served.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         let problems = self.problems();
         ensure!(
@@ -307,7 +311,7 @@ impl Pulled {
     }
 }
 
-/// Bytes that come, for people and for programs.
+/// Counts arriving bytes, for people and for programs.
 #[derive(Clone, Copy)]
 struct Progress<'a> {
     bar: &'a Transfer,
@@ -320,7 +324,7 @@ impl Progress<'_> {
         self.file.done.fetch_add(num_bytes, Ordering::Relaxed);
     }
 
-    /// Bytes that must come again.
+    /// Subtracts bytes that must be fetched again.
     fn take_back(&self, num_bytes: u64) {
         self.bar.take_back(num_bytes);
         self.file.done.fetch_sub(num_bytes, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! `jackalope rank`: one rank, started by hand or by somebody else's launcher.
+//! `jackalope rank`: runs one rank, started by hand or by another launcher.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
@@ -18,10 +18,10 @@ use crate::args::machines::{PortRange, RankArgs};
 use crate::environment::Environment;
 use crate::output;
 
-/// Where brains listen unless told otherwise.
+/// Default port on which coordinators listen for ranks.
 pub(crate) const CONTROL_PORT: u16 = 18080;
 
-/// Between two looks at the process.
+/// Interval of polling the process.
 const POLL: Duration = Duration::from_millis(50);
 
 pub(crate) async fn run(args: &RankArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
@@ -48,7 +48,7 @@ pub(crate) async fn run(args: &RankArgs, environment: &Environment) -> anyhow::R
         }
         tokio::select! {
             () = tokio::time::sleep(POLL) => {}
-            // It ends with us.
+            // The rank ends with this process.
             _ = interrupt.recv() => return Ok(ExitCode::from(130)),
             _ = terminate.recv() => return Ok(ExitCode::from(143)),
         }
@@ -65,7 +65,7 @@ fn heard_on(control: IpAddr) -> Vec<IpAddr> {
     }
 }
 
-/// The secret that the brain has too.
+/// Returns the secret that this machine shares with the coordinator.
 pub(crate) fn known_secret(environment: &Environment) -> anyhow::Result<Secret> {
     environment.home()?.known_secret()?.context(
         "this machine has no secret of the cluster\n\
@@ -85,13 +85,13 @@ pub(crate) struct Looking {
     pub(crate) rank: u32,
     /// Address of the coordinator.
     pub(crate) control: SocketAddr,
-    /// How long to look for the coordinator, in seconds.
+    /// Time in seconds for which the rank tries to reach the coordinator.
     pub(crate) wait: u64,
 }
 
 /// Addresses and ports on which a rank listens for the others.
 pub(crate) struct DataPlane {
-    /// Loopback only if empty.
+    /// Addresses to listen on; loopback only if empty.
     pub(crate) ips: Vec<IpAddr>,
     /// Ports for the connections between ranks; the rank takes one of them.
     pub(crate) ports: PortRange,
@@ -118,7 +118,7 @@ pub(crate) fn spawn(
     Ok(spawn)
 }
 
-/// The brain is on rank 0's machine, unless said otherwise.
+/// Returns the address of the coordinator, which by default is on rank 0's machine.
 fn control(args: &RankArgs, environment: &Environment) -> anyhow::Result<SocketAddr> {
     let mlx = &environment.mlx;
     let host = match (&args.control, &mlx.coordinator, &mlx.hostfile) {
@@ -140,13 +140,13 @@ fn control(args: &RankArgs, environment: &Environment) -> anyhow::Result<SocketA
     address(&host)
 }
 
-/// The address that `HOST:PORT` means.
+/// Resolves `HOST:PORT` to an address.
 pub(crate) fn address(host: &str) -> anyhow::Result<SocketAddr> {
     let found = host.to_socket_addrs().with_context(|| format!("looking up {host}"))?.next();
     found.with_context(|| format!("{host} has no address"))
 }
 
-/// Without the port, which is another transport's.
+/// Returns the host without the port, which belongs to another transport.
 fn host_of(addr: &str) -> &str {
     addr.rsplit_once(':').map_or(addr, |(host, _)| host)
 }

@@ -1,4 +1,4 @@
-//! Errors for people: the causes in one line, each once, then the hints.
+//! Formats errors for people: the causes in one line, each once, then the hints.
 
 use std::io;
 
@@ -9,10 +9,10 @@ use thiserror::Error;
 #[error("interrupted")]
 pub(crate) struct Interrupted;
 
-/// Exit status of an interrupted command, as shells have it: 128 and the number of the signal.
+/// Exit status of an interrupted command, as in shells: 128 plus the number of the signal.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// How errors and hints begin, in the colours of the argument parser.
+/// Escape sequences for the beginnings of errors and hints, in the colours of the argument parser.
 const RED_BOLD: &str = "\x1b[1m\x1b[31m";
 const BOLD: &str = "\x1b[1m";
 const PLAIN: &str = "\x1b[0m";
@@ -41,7 +41,7 @@ pub(crate) fn text(err: &anyhow::Error) -> String {
     below.join("\n")
 }
 
-/// What the system says is a clause among others here, without its number.
+/// Returns the message of a cause. Errors of the system become a clause without their number.
 fn message_of(cause: &(dyn std::error::Error + 'static)) -> String {
     let message = cause.to_string();
     let is_of_system =

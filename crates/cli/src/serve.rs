@@ -1,4 +1,4 @@
-//! `jackalope serve`: models over HTTP.
+//! `jackalope serve`: serves models over HTTP.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -44,7 +44,7 @@ pub(crate) struct HttpServer {
 }
 
 impl HttpServer {
-    /// Answers on `listener`, also while the ranks are loading.
+    /// Starts a server on `listener`, which also answers while the ranks are loading.
     pub(crate) fn start(listener: TcpListener, state: ServerState) -> anyhow::Result<HttpServer> {
         let addr = listener.local_addr()?;
         let (stop, mut stopped) = watch::channel(false);
@@ -55,7 +55,7 @@ impl HttpServer {
         Ok(HttpServer { addr, stop, task })
     }
 
-    /// Answers LocalAI on `listener`.
+    /// Starts a gRPC server for LocalAI on `listener`.
     pub(crate) fn start_grpc(
         listener: TcpListener,
         state: ServerState,
@@ -69,17 +69,17 @@ impl HttpServer {
         Ok(HttpServer { addr, stop, task })
     }
 
-    /// Ends open connections and waits for them, within the server's bound.
+    /// Closes open connections and waits for them, within the server's limit.
     pub(crate) async fn stop(self) {
         self.stop.send_replace(true);
         self.task.await.ok();
     }
 }
 
-/// The process ends within this time, whatever the engines and connections do.
+/// Maximum time in which the process ends, whatever the engines and connections do.
 pub(crate) const STOP_MAX: Duration = Duration::from_secs(10);
 
-/// The address to listen on. What else `--host` may say names machines.
+/// Returns the address to listen on. Any other value of `--host` names machines.
 fn listen_ip(args: &mut ServeArgs) -> anyhow::Result<IpAddr> {
     if let Ok(ip) = args.host.parse() {
         return Ok(ip);
@@ -101,7 +101,7 @@ pub(crate) async fn run(
     environment: &Environment,
 ) -> anyhow::Result<()> {
     if args.detached {
-        // Fails only if we lead a session already, which is as good.
+        // Fails only if this process leads a session already, which is as good.
         rustix::process::setsid().ok();
     }
     resolved.notes.iter().for_each(|it| output::note(it));
@@ -133,7 +133,7 @@ pub(crate) async fn run(
     let _record = Written::new(environment, serving);
     let (models, offered) = models_of(&offer, &args, environment).await?;
     let mut config = with_models(config, (&offer, host), &args);
-    // As `model_control`, but one model is enough: where there are keys, administrators may.
+    // As `model_control`, but also with a single model: with keys, administrators may pull models.
     if !config.api_keys.is_empty() || edge::is_loopback(host) {
         let keeper = HubPuller::new(environment, offer.models_dir.clone(), (&models, offered));
         config.puller = Some(Arc::new(keeper));
@@ -163,8 +163,8 @@ pub(crate) async fn run(
     result
 }
 
-/// Ends what this process serves, with a bound. Streams end with their engines, and connections with
-/// their streams.
+/// Stops everything that this process serves, within [`STOP_MAX`]. Streams end with their engines,
+/// and connections with their streams.
 async fn stop(models: &Models, ending: Ending, server: HttpServer, grpc: Option<HttpServer>) {
     let grpc_stopped = async {
         if let Some(grpc) = grpc {
@@ -175,16 +175,17 @@ async fn stop(models: &Models, ending: Ending, server: HttpServer, grpc: Option<
     if tokio::time::timeout(STOP_MAX, stopped).await.is_err() {
         tracing::warn!(?STOP_MAX, "the engine did not stop in time, and is left behind");
     }
-    // Their programs were never executed, and whoever waits for that ends with this process.
+    // The programs of these children were never executed, and the threads that wait for that end
+    // with this process.
     jackalope_cluster::platform::current::kill_unexecuted_children(Duration::ZERO);
 }
 
-/// Ctrl-C ends a server that is ready as is usual. Before that the command has failed.
+/// Returns the result of Ctrl-C: the normal end of a server that is ready, a failure before.
 fn interrupted(is_ready: &AtomicBool) -> anyhow::Result<()> {
     if is_ready.load(Ordering::Relaxed) { Ok(()) } else { Err(Interrupted.into()) }
 }
 
-/// Names variables by which other launchers describe a group, as they do nothing here.
+/// Warns about variables by which other launchers describe a group, because `serve` ignores them.
 fn warn_of_launchers(environment: &Environment) {
     if !environment.ignored_by_serve.is_empty() {
         output::note(&format!(
@@ -203,7 +204,7 @@ async fn listen(addr: SocketAddr) -> anyhow::Result<TcpListener> {
     })
 }
 
-/// Where LocalAI is answered, if it is.
+/// Returns the listener for LocalAI, if one was requested.
 async fn localai_listener(edge: &EdgeArgs, keys: &ApiKeys) -> anyhow::Result<Option<TcpListener>> {
     match &edge.grpc_addr {
         Some(addr) => worker::listen(addr, keys, edge.insecure).await.map(Some),
@@ -211,7 +212,7 @@ async fn localai_listener(edge: &EdgeArgs, keys: &ApiKeys) -> anyhow::Result<Opt
     }
 }
 
-/// The models of the server, of which the default one begins to load.
+/// Creates the models of the server, and begins to load the default one.
 async fn models_of(
     offer: &Offer,
     args: &ServeArgs,
@@ -231,14 +232,14 @@ async fn models_of(
     Ok((models, offered))
 }
 
-/// The configuration of a server that offers these models.
+/// Returns the configuration of a server that offers these models.
 fn with_models(
     config: ServerConfig,
     (offer, host): (&Offer, IpAddr),
     args: &ServeArgs,
 ) -> ServerConfig {
     let limits = ServerLimits { load_wait: args.models.load_wait, ..config.limits };
-    // Where there are keys, those of administrators are asked for.
+    // If there are keys, the server requires those of administrators.
     let takes_turns = offer.is_several() && edge::is_loopback(host);
     let model_control = !config.api_keys.is_empty() || takes_turns;
     ServerConfig { limits, model_control, ..config }
@@ -263,8 +264,8 @@ async fn ready(models: &Models, id: &str) -> anyhow::Result<Status> {
     Ok(loaded.map_err(|err| anyhow::anyhow!(err.message))?.status())
 }
 
-/// Loads what is pinned. A server of one model ends with its engine, so that whoever supervises it
-/// notices; one of several goes on.
+/// Loads the pinned models. A server of one model ends with its engine, so that its supervisor
+/// notices; a server of several models continues.
 async fn look_after(models: &Models, offer: &Offer) -> anyhow::Result<()> {
     for id in offer.at_start().iter().skip(1) {
         if let Err(err) = models.load(id).await {
@@ -277,7 +278,7 @@ async fn look_after(models: &Models, offer: &Offer) -> anyhow::Result<()> {
     bail!("{}", models.ended(&offer.default).await.message)
 }
 
-/// Never ends.
+/// Never returns. Rotates the log of a detached server.
 async fn keep_log_short(is_detached: bool, environment: &Environment) {
     match environment.home().ok().filter(|_| is_detached) {
         Some(home) => operate::keep_serve_log_short(&home).await,
@@ -285,11 +286,11 @@ async fn keep_log_short(is_detached: bool, environment: &Environment) {
     }
 }
 
-/// The record of this server, for as long as it lives.
+/// The record of this server; it is removed when dropped.
 struct Written(Option<(Home, ServeRecord)>);
 
 impl Written {
-    /// A server can do without a record, but not without being told of it.
+    /// Writes the record. Failing to write it is logged, not fatal.
     fn new(environment: &Environment, serving: Serving<'_>) -> Written {
         let Ok(home) = environment.home() else { return Written(None) };
         match ServeRecord::write(&home, serving) {
@@ -314,14 +315,14 @@ impl Drop for Written {
     }
 }
 
-/// Open files that the connection limits may need, doubled.
+/// Twice the number of open files that the connection limits may need.
 const OPEN_FILES: u64 = 8192;
 
-/// Raises the bounds of open files to at least these, as far as the system lets us.
+/// Raises the limits of open files to at least these, as far as the system permits.
 fn raise_open_files(wanted: Option<(u64, u64)>) {
     let wanted = wanted.unwrap_or((OPEN_FILES, 0));
     let now = getrlimit(Resource::Nofile);
-    // Only root may raise the hard one.
+    // Only root may raise the hard limit.
     let set = |limit: Rlimit| setrlimit(Resource::Nofile, limit);
     let (raised, within) = (raised(now, wanted), within(now, wanted));
     if let Err(err) = set(raised).or_else(|_| set(within)) {
@@ -329,20 +330,20 @@ fn raise_open_files(wanted: Option<(u64, u64)>) {
     }
 }
 
-/// Both bounds, never lower than they are; one that is absent is infinite.
+/// Returns both limits, never lower than they are; `None` is unlimited.
 fn raised(now: Rlimit, (soft, hard): (u64, u64)) -> Rlimit {
     let least = |now: Option<u64>, wanted: u64| now.map(|now| now.max(wanted));
     Rlimit { current: least(now.current, soft), maximum: least(now.maximum, hard) }
 }
 
-/// The soft bound, as far as the hard one lets it.
+/// Returns the soft limit, as far as the hard one permits.
 fn within(now: Rlimit, wanted: (u64, u64)) -> Rlimit {
     let current = raised(now, wanted).current;
     let bounded = current.map(|it| now.maximum.map_or(it, |most| it.min(most)));
     Rlimit { current: bounded, maximum: now.maximum }
 }
 
-/// A cluster's model, drawn from as its makers recommend.
+/// Returns a cluster's model, with the sampling options that its checkpoint recommends.
 pub(crate) fn served(model_id: &str, cluster: &Cluster) -> Model {
     Model {
         sampling_defaults: sampling_defaults(&cluster.text.generation),
@@ -350,7 +351,7 @@ pub(crate) fn served(model_id: &str, cluster: &Cluster) -> Model {
     }
 }
 
-/// What lists of models tell of a checkpoint; a server can do without.
+/// Returns the details of a checkpoint for lists of models. A server works without them.
 pub(crate) fn details(dir: &Path) -> Option<ModelDetails> {
     let facts = match ModelFacts::read(dir) {
         Ok(facts) => facts,
@@ -375,8 +376,8 @@ fn weight_bits(facts: &ModelFacts) -> u32 {
     facts.quantization.map_or(plain, |quantization| quantization.bits)
 }
 
-/// As many weights as the bytes hold if all are stored as most of them: quantised ones come with a
-/// scale and a bias for each group.
+/// Estimates the number of parameters from the size, as if all weights were stored like most of
+/// them: quantised ones have a scale and a bias for each group.
 fn num_parameters(facts: &ModelFacts) -> u64 {
     let element_bits = 8.0 * facts.element_bytes as f64;
     let bits = facts.quantization.map_or(element_bits, |quantization| {
@@ -385,7 +386,7 @@ fn num_parameters(facts: &ModelFacts) -> u64 {
     (8.0 * facts.weights_bytes() as f64 / bits) as u64
 }
 
-/// What the checkpoint recommends, for requests that do not say how to draw.
+/// Returns the checkpoint's recommendations, for requests that do not set sampling parameters.
 fn sampling_defaults(recommended: &GenerationDefaults) -> SamplingOptions {
     let usual = SamplingOptions::default();
     SamplingOptions {
@@ -398,7 +399,7 @@ fn sampling_defaults(recommended: &GenerationDefaults) -> SamplingOptions {
     }
 }
 
-/// Prints where the server listens. A blocked standard output delays nothing else.
+/// Prints the address of the server. A blocked standard output delays nothing else.
 async fn announce(
     args: &ServeArgs,
     offer: &Offer,

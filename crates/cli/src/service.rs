@@ -1,5 +1,5 @@
-//! `jackalope service`: the server or the agent as a service, started with the machine or at login
-//! and started again when it fails. A unit of systemd on Linux, a property list of launchd on macOS.
+//! `jackalope service`: runs the server or the agent as a service that starts with the machine or
+//! at login and restarts when it fails. A systemd unit on Linux, a launchd property list on macOS.
 
 mod unit;
 
@@ -23,10 +23,10 @@ use unit::{Job, Manager, STOP_SECONDS, Scope, Service};
 
 pub(crate) use unit::ServiceKind;
 
-/// How long the service manager may take; it waits for a program that ends.
+/// Timeout for commands of the service manager, which waits for a program that ends.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(STOP_SECONDS + 15);
 
-/// How long it may take to say how a service is.
+/// Timeout for its report on a service.
 const SHOW_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(args: &ServiceArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
@@ -54,7 +54,7 @@ fn own_home() -> anyhow::Result<PathBuf> {
     std::env::home_dir().context("this user has no home folder")
 }
 
-/// The home folder of an account, as the shell knows it.
+/// Returns the home directory of an account, as the shell knows it.
 fn home_of(account: &str) -> anyhow::Result<PathBuf> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     ensure!(
@@ -71,7 +71,7 @@ fn home_of(account: &str) -> anyhow::Result<PathBuf> {
     Ok(home)
 }
 
-/// Refuses arguments that the program would refuse, and secrets among them.
+/// Fails on arguments that the program would refuse, and on secrets among them.
 fn check_arguments(kind: ServiceKind, args: &[String]) -> anyhow::Result<()> {
     for word in args {
         ensure!(!word.contains(char::is_control), "{word:?} contains a control character");
@@ -96,7 +96,7 @@ fn check_arguments(kind: ServiceKind, args: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the service will run.
+/// Returns the program and the arguments that the service will run.
 fn job(how: &ServiceInstallArgs, environment: &Environment) -> anyhow::Result<Job> {
     let (user_home, home) = match &how.user {
         Some(account) => {
@@ -164,7 +164,7 @@ pub(crate) fn install(how: &ServiceInstallArgs, environment: &Environment) -> an
     Ok(())
 }
 
-/// A service has none of the variables of this shell.
+/// Warns that the service has none of the variables of this shell.
 fn warn_of_variables(kind: ServiceKind, job: &Job, environment: &Environment) {
     let set: Vec<&str> = environment.settings().keys().map(String::as_str).collect();
     if kind == ServiceKind::Server && !set.is_empty() {
@@ -176,11 +176,11 @@ fn warn_of_variables(kind: ServiceKind, job: &Job, environment: &Environment) {
     }
 }
 
-/// Makes what the service needs before it starts.
+/// Creates the directories and the secret that the service needs before it starts.
 fn prepare(job: &Job) -> anyhow::Result<()> {
     let home = Home::new(&job.home);
     let Some(account) = &job.account else {
-        // A secret that a server makes later would not be the agent's.
+        // The agent would not know a secret that a server creates later.
         home.secret()?;
         home.dir("logs")?;
         return Ok(());
@@ -194,14 +194,14 @@ fn prepare(job: &Job) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Replaces the service's file, and starts the service with it.
+/// Replaces the service's file, and starts the service.
 fn write(service: Service, path: &Path, text: &str) -> anyhow::Result<()> {
     let folder = path.parent().context("a service's file lies in a folder")?;
     std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     let is_again = path.is_file();
     std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
     if is_again {
-        // It may run with other arguments; one that cannot be ended fails below.
+        // The service may run with other arguments; if it cannot be ended, the next step fails.
         run_all(&service.disable()).ok();
     }
     if let Err(err) = run_all(&service.enable(path)) {
@@ -211,7 +211,8 @@ fn write(service: Service, path: &Path, text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Without it systemd starts a user's services when the user logs in, not with the machine.
+/// Enables lingering. Without it systemd starts a user's services when the user logs in, not with
+/// the machine.
 fn linger() {
     if output_of("loginctl", &["enable-linger"], SHOW_TIMEOUT).is_err() {
         output::note(
@@ -225,12 +226,12 @@ fn is_file_of(kind: ServiceKind, scope: Scope) -> anyhow::Result<bool> {
     Ok(here(kind, scope).path(&own_home()?).is_file())
 }
 
-/// Whether this is a service here, of the user or of the system.
+/// Whether this is installed as a service on this machine, of the user or of the system.
 pub(crate) fn is_installed(kind: ServiceKind) -> anyhow::Result<bool> {
     Ok(is_file_of(kind, Scope::User)? || is_file_of(kind, Scope::System)?)
 }
 
-/// Ends a service and removes its file.
+/// Ends a service of this user and removes its file.
 pub(crate) fn remove_own(kind: ServiceKind) -> anyhow::Result<()> {
     remove(kind, Scope::User)
 }
@@ -248,16 +249,16 @@ fn remove(kind: ServiceKind, scope: Scope) -> anyhow::Result<()> {
     Ok(output::line(format_args!("removed: {}", path.display()))?)
 }
 
-/// How a service is.
+/// State of a service.
 #[derive(Debug)]
 struct State {
     is_active: bool,
-    /// In the manager's word.
+    /// State as the manager names it.
     word: String,
     pid: Option<u32>,
 }
 
-/// Reads what systemd or launchd prints.
+/// Parses the output of systemd or launchd.
 fn parse_state(manager: Manager, text: &str) -> State {
     let value = |name: &str, between: &str| {
         let lines = text.lines().map(str::trim);
@@ -281,14 +282,14 @@ fn state(service: Service) -> State {
     }
 }
 
-/// The command that restarts the service whose process this is, if it is one.
+/// Returns the command that restarts the service with this process, if it is one.
 pub(crate) fn restart_command(kind: ServiceKind, pid: u32) -> Option<String> {
     let installed = Scope::ALL.into_iter().filter(|it| is_file_of(kind, *it).unwrap_or(false));
     let mut services = installed.map(|scope| here(kind, scope));
     services.find(|it| state(*it).pid == Some(pid)).map(Service::restart)
 }
 
-/// Fails unless something is installed and all of it is active.
+/// Prints the state of all services. Fails unless at least one is installed and all are active.
 fn status(is_json: bool) -> anyhow::Result<ExitCode> {
     let mut rows: Vec<Value> = Vec::new();
     let mut are_active = true;

@@ -1,10 +1,10 @@
-//! Which rank holds what, for people and machines.
+//! Formats which rank holds which part of a model, for people and machines.
 
 use jackalope_engine::{RankStatus, Status};
 use jackalope_protocol::UnitRange;
 use serde_json::{Value, json};
 
-/// One line for each rank.
+/// Formats one line for each rank.
 pub(crate) fn text(status: &Status) -> String {
     let mut text = String::new();
     for (rank, state) in status.ranks.iter().enumerate() {
@@ -23,7 +23,7 @@ pub(crate) fn text(status: &Status) -> String {
     text
 }
 
-/// The same as data.
+/// Returns the same as JSON.
 pub(crate) fn json(status: &Status) -> Value {
     status.ranks.iter().enumerate().map(|(rank, state)| rank_json(rank, state)).collect()
 }
@@ -55,7 +55,7 @@ fn range(range: UnitRange) -> String {
     }
 }
 
-/// A size in the unit people read best.
+/// Formats a size in the unit that is easiest to read.
 pub(crate) fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     if bytes < 1024 {

@@ -1,5 +1,5 @@
-//! `jackalope synth`: a checkpoint of a real model's dimensions with random weights, so that speed
-//! and memory can be measured on real shapes without a download. What it says is noise.
+//! `jackalope synth`: writes a checkpoint with a real model's dimensions and random weights, so
+//! that speed and memory can be measured with real shapes without a download. Its output is noise.
 
 mod tensors;
 mod tokenizer;
@@ -16,7 +16,7 @@ use crate::output;
 use crate::progress::Writing;
 use tensors::{Kind, Tensor};
 
-/// Marks the configuration of a checkpoint that was made here.
+/// Key that marks the configuration of a synthetic checkpoint.
 const MARK: &str = "jackalope_synthetic";
 
 const GROUP_SIZE: usize = 64;
@@ -66,7 +66,7 @@ impl Dimensions {
         config
     }
 
-    /// All tensors in the order of the file.
+    /// Returns all tensors in the order of the file.
     fn tensors(&self, bits: u32) -> Vec<Tensor> {
         let mut all = Vec::new();
         let mut matrix = |name: &str, output: usize, input: usize| {
@@ -103,7 +103,7 @@ impl Dimensions {
     }
 }
 
-/// True if the checkpoint in `dir` was made by [`run`]: its text means nothing.
+/// Whether the checkpoint in `dir` was made by [`run`]: its text is meaningless.
 pub(crate) fn is_synthetic(dir: &Path) -> bool {
     let config = std::fs::read(dir.join("config.json")).ok();
     let config = config.and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
@@ -127,7 +127,7 @@ pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<()> {
     };
     write("tokenizer.json", tokenizer::tokenizer(dimensions.vocab).to_string())?;
     write("tokenizer_config.json", tokenizer::config().to_string())?;
-    // Last, so that a directory with a configuration is whole.
+    // Written last, so that a directory with a configuration is complete.
     write("config.json", format!("{:#}\n", dimensions.config(args.bits)))?;
     if args.json {
         return Ok(output::line(json!({
@@ -142,7 +142,7 @@ pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<()> {
     ))?)
 }
 
-/// Writes a safetensors file, whole or not at all.
+/// Writes a safetensors file, completely or not at all.
 fn write_weights(path: &Path, tensors: &[Tensor]) -> anyhow::Result<u64> {
     let (mut header, mut offset) = (Map::new(), 0);
     for tensor in tensors {
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn the_sizes_are_those_of_the_real_models() {
-        // Parameters without the padding of quantisation, in thousands, from the model cards.
+        // Numbers of parameters without the padding of quantisation, from the model cards.
         let expected = [
             (SynthSize::B0_6, 596_049_920),
             (SynthSize::B1_7, 1_720_574_976),

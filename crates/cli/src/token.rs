@@ -1,4 +1,4 @@
-//! `jackalope token`: what `worker p2p-mlx` and `serve --token` share.
+//! `jackalope token`: creates and prints the token that `worker p2p-mlx` and `serve --token` share.
 
 use anyhow::{Context, ensure};
 use serde_json::json;

@@ -1,4 +1,5 @@
-//! `jackalope trust`: which coordinators may command this machine, and which machines it knows.
+//! `jackalope trust`: manages the coordinators that may command this machine, and the machines it
+//! knows.
 
 use jackalope_cluster::home::Home;
 use jackalope_cluster::trust::{Pending, Role, TrustList, TrustStore, Trusted};

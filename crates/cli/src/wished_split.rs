@@ -1,4 +1,4 @@
-//! How the user wants a model to be divided.
+//! Parses how the user wants a model to be split.
 
 use std::path::Path;
 
@@ -20,15 +20,15 @@ impl From<SplitArg> for SplitKind {
     }
 }
 
-/// The kind of split, if it was asked for or the transport leaves no choice.
+/// Returns the kind of split, if it was given or the transport leaves no choice.
 ///
 /// # Errors
-/// If a pipeline was asked for that the transport cannot carry.
+/// If a pipeline was requested that the transport cannot carry.
 pub(crate) fn kind(args: &RankArgs, backend: Backend) -> anyhow::Result<Option<SplitKind>> {
     over(backend, asked(args))
 }
 
-/// As [`kind`], of what was asked for.
+/// Like [`kind`], for a requested kind.
 pub(crate) fn over(
     backend: Backend,
     asked: Option<SplitKind>,
@@ -53,10 +53,10 @@ fn asked(args: &RankArgs) -> Option<SplitKind> {
     by_numbers.or(args.split.map(Into::into))
 }
 
-/// What `--share` or `--layers` says, if one of them is there.
+/// Returns the split that `--share` or `--layers` gives, if one of them is present.
 ///
 /// # Errors
-/// As [`kind`], and if it does not fit the number of ranks, the model, or `--split`.
+/// As in [`kind`], and if the split does not fit the number of ranks, the model, or `--split`.
 pub(crate) fn given(
     args: &RankArgs,
     model_dir: &Path,
@@ -96,10 +96,10 @@ pub(crate) fn given(
     Ok(Some(Split::Pipeline(numbers.clone())))
 }
 
-/// What was given, or equal parts.
+/// Returns the split that was given, or equal parts.
 ///
 /// # Errors
-/// As [`given`], and if a model has fewer layers than there shall be stages.
+/// As in [`given`], and if a model has fewer layers than requested stages.
 pub(crate) fn given_or_even(
     args: &RankArgs,
     model_dir: &Path,
@@ -114,7 +114,7 @@ pub(crate) fn given_or_even(
     }
 }
 
-/// Stages of about the same size.
+/// Returns stages of about the same size.
 fn even_stages(model: &ModelFacts, num_ranks: usize) -> anyhow::Result<Split> {
     let offer = |rank: usize| NodeOffer::new(rank.to_string(), u64::MAX);
     let offers: Vec<NodeOffer> = (0..num_ranks).map(offer).collect();
@@ -125,7 +125,8 @@ fn even_stages(model: &ModelFacts, num_ranks: usize) -> anyhow::Result<Split> {
     Ok(placement.split)
 }
 
-/// The split for some of the ranks that a split was given for: the numbers keep their proportions.
+/// Returns the split for some of the ranks for which a split was given: the numbers keep their
+/// proportions.
 pub(crate) fn for_some(split: &Split, ranks: &[usize]) -> Split {
     let numbers = |all: &[u32]| ranks.iter().map(|&rank| all[rank]).collect::<Vec<u32>>();
     match split {

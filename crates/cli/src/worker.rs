@@ -1,4 +1,4 @@
-//! `jackalope worker`: ranks and backends by LocalAI's names.
+//! `jackalope worker`: ranks and backends under LocalAI's names.
 
 mod open;
 mod rank_loop;
@@ -26,13 +26,13 @@ use crate::{agent, edge, keys, output};
 
 use open::OrderedModels;
 
-/// Where LocalAI looks for a backend that was started by hand.
+/// Address at which LocalAI expects a backend that was started by hand.
 const ADDR: &str = "localhost:50051";
 
-/// Where LocalAI's workers listen.
+/// Default port of LocalAI's workers.
 const LISTEN_PORT: u16 = 5555;
 
-/// Between two looks at who started us.
+/// Interval of checking for the parent process.
 const PARENT_POLL: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(args: WorkerArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
@@ -46,7 +46,7 @@ async fn mlx_distributed(
     typed: MlxDistributedArgs,
     environment: &Environment,
 ) -> anyhow::Result<ExitCode> {
-    // LocalAI itself says nothing but the address.
+    // LocalAI itself passes nothing but the address.
     let is_started_by_localai = typed.hostfile.is_none() && typed.rank.is_none();
     let args = with_environment(typed, environment)?;
     match args.rank {
@@ -55,7 +55,7 @@ async fn mlx_distributed(
     }
 }
 
-/// What was typed, else what the environment says.
+/// Completes the arguments that were typed with values from the environment.
 fn with_environment(
     typed: MlxDistributedArgs,
     environment: &Environment,
@@ -82,7 +82,7 @@ fn with_environment(
     })
 }
 
-/// LocalAI's backend: brain and rank 0. It has no model until LocalAI names one.
+/// Runs LocalAI's backend: coordinator and rank 0. It has no model until LocalAI names one.
 async fn backend(
     args: MlxDistributedArgs,
     is_started_by_localai: bool,
@@ -93,7 +93,7 @@ async fn backend(
     let listener = listen(addr, &keys, args.insecure).await?;
     let addr = listener.local_addr()?;
     if args.hostfile.is_some() {
-        // The other ranks need it before there is a model.
+        // The other ranks need the secret before there is a model.
         environment.home()?.secret()?;
     }
     let loader = ClusterLoader::empty(open::usual(), environment);
@@ -121,7 +121,7 @@ async fn backend(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Listens for LocalAI; beyond this machine only with keys, or if its owner says otherwise.
+/// Listens for LocalAI. Listening beyond this machine requires keys, unless `insecure` allows it.
 pub(crate) async fn listen(
     addr: &str,
     keys: &ApiKeys,
@@ -131,7 +131,7 @@ pub(crate) async fn listen(
         .to_socket_addrs()
         .with_context(|| format!("looking up {addr}\nhint: write HOST:PORT"))?
         .collect();
-    // LocalAI dials IPv4 where a name has both.
+    // LocalAI connects over IPv4 if a name has both.
     let first = found.iter().find(|it| it.is_ipv4()).or(found.first());
     let addr = *first.with_context(|| format!("{addr} has no address"))?;
     edge::check_exposure(addr.ip(), keys, insecure)?;
@@ -140,7 +140,8 @@ pub(crate) async fn listen(
     TcpListener::bind(addr).await.with_context(listening)
 }
 
-/// LocalAI ends its backends itself, unless it is killed.
+/// Waits until the parent process is gone, if it is watched: LocalAI ends its backends itself,
+/// unless it is killed.
 async fn parent_gone(is_watched: bool) {
     let parent = rustix::process::getppid();
     while is_watched && rustix::process::getppid() == parent {
@@ -151,7 +152,7 @@ async fn parent_gone(is_watched: bool) {
     }
 }
 
-/// LocalAI's worker by token is an agent whose secret follows from the token.
+/// Runs LocalAI's token-based worker: an agent whose secret is derived from the token.
 async fn p2p_mlx(args: P2pMlxArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
     let said = &environment.localai;
     let Some(token) = args.token.or_else(|| said.token.clone()) else {
@@ -165,7 +166,7 @@ async fn p2p_mlx(args: P2pMlxArgs, environment: &Environment) -> anyhow::Result<
         listen: Vec::new(),
         port,
         linger: None,
-        // A token is all that LocalAI's machines know of each other.
+        // LocalAI's machines know nothing of each other but the token.
         announce: true,
         start: false,
         detached: false,
@@ -175,7 +176,7 @@ async fn p2p_mlx(args: P2pMlxArgs, environment: &Environment) -> anyhow::Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// The transport, in our word.
+/// Converts LocalAI's name of a transport.
 fn transport(backend: Option<WorkerBackend>) -> crate::args::BackendArg {
     match backend {
         None | Some(WorkerBackend::Ring) => crate::args::BackendArg::Tcp,

@@ -1,20 +1,22 @@
-//! Which of its ways a server can be asked in, and how many words make a prompt of so many tokens.
+//! Finds out which form of request a server accepts, and how many words make a prompt of a given
+//! number of tokens.
 //!
-//! Servers differ: some have no `/v1/completions`, some refuse parameters they do not know, and none of
-//! them lets its tokenizer be asked in the same way. So two small requests are sent first.
+//! Servers differ: some have no `/v1/completions`, some refuse unknown parameters, and there is no
+//! common way to query the tokenizer. So small requests are sent first: one in each form until the
+//! server answers, and then a longer one.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::stream::{Asking, Fault, Heard, Peer};
 
-/// Words of the two requests.
+/// Numbers of words of the two requests.
 const FEW_WORDS: u32 = 32;
 const MANY_WORDS: u32 = 160;
 
-/// Statuses by which a server says that it does not know a path or a parameter.
+/// Status codes of servers that do not know a path or a parameter.
 const UNKNOWN: [u16; 5] = [400, 404, 405, 422, 501];
 
-/// Short words, of a token each in most vocabularies.
+/// Short words that are one token each in most vocabularies.
 const WORDS: [&str; 32] = [
     "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world",
     "school", "state", "family", "student", "group", "country", "problem", "hand", "part", "place",
@@ -22,19 +24,19 @@ const WORDS: [&str; 32] = [
     "home",
 ];
 
-/// How long a prompt is.
+/// Relation between the words and the tokens of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct PromptScale {
-    /// What stands around the words, as a chat template does.
+    /// Number of tokens around the words, such as those of a chat template.
     tokens_around: f64,
     tokens_per_word: f64,
 }
 
 impl PromptScale {
-    /// One token for a word, where the server does not tell.
+    /// One token per word, for servers that do not report the number of tokens.
     const UNKNOWN: PromptScale = PromptScale { tokens_around: 0.0, tokens_per_word: 1.0 };
 
-    /// The line through two prompts of known words and tokens.
+    /// Returns the line through two prompts with known numbers of words and tokens.
     fn through(few: (u32, u64), many: (u32, u64)) -> PromptScale {
         let per_word = (many.1 as f64 - few.1 as f64) / f64::from(many.0 - few.0);
         if per_word <= 0.0 {
@@ -44,25 +46,25 @@ impl PromptScale {
         PromptScale { tokens_around: tokens_around.max(0.0), tokens_per_word: per_word }
     }
 
-    /// Words for a prompt of so many tokens; at least one.
+    /// Returns the number of words for a prompt of `num_tokens` tokens; at least one.
     fn num_words(self, num_tokens: u32) -> u32 {
         let words = (f64::from(num_tokens) - self.tokens_around) / self.tokens_per_word;
         words.round().max(1.0) as u32
     }
 }
 
-/// How a server is measured.
+/// Form of the requests to a server.
 #[derive(Debug)]
 pub(super) struct Calibration {
     pub(super) asking: Asking,
     pub(super) scale: PromptScale,
-    /// Makes this measurement's prompts begin otherwise than those of an earlier one, which the server
-    /// may still have in its prefix cache.
+    /// Makes the prompts of this measurement begin differently from those of an earlier one, which
+    /// the server may still have in its prefix cache.
     salt: u64,
 }
 
 impl Calibration {
-    /// Asks `peer` in one way after the other until it answers.
+    /// Tries one form of request after another until `peer` answers.
     pub(super) fn of(peer: &Peer, model: Option<String>) -> anyhow::Result<Calibration> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let salt = now.map_or(0, |it| it.as_nanos() as u64) % 1_000_000_007;
@@ -89,7 +91,7 @@ impl Calibration {
         Err(refused(&last.expect("there is more than one way")))
     }
 
-    /// A prompt that no other request begins with.
+    /// Returns a prompt that begins differently from those of all other requests.
     pub(super) fn prompt(&self, num_tokens: u32, number: u32) -> String {
         words(self.scale.num_words(num_tokens), self.salt + u64::from(number) + 2)
     }
@@ -117,7 +119,8 @@ fn refused(fault: &Fault) -> anyhow::Error {
     anyhow::anyhow!("a first small request failed: {}: {}\nhint: {hint}", fault.name, fault.detail)
 }
 
-/// `num_words` words in an order of their own, so that no other prompt begins with the same few.
+/// Returns `num_words` words in an order that depends on `salt`, so that no other prompt begins
+/// with the same words.
 fn words(num_words: u32, salt: u64) -> String {
     let mut state = salt.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut next = || {

@@ -1,4 +1,4 @@
-//! Ratios between two reports of a server, or of two servers.
+//! Computes ratios between two reports of one server, or of two servers.
 
 use std::io::Read;
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 use serde_json::{Map, Value};
 
-/// Largest report that is read.
+/// Maximum size of a report.
 const REPORT_BYTES_MAX: u64 = 16 << 20;
 
-/// What is compared, by its place in a row, and whether more of it is better.
+/// The values that are compared: name, JSON pointer in a row, and whether more is better.
 const COMPARED: [(&str, &str, bool); 7] = [
     ("tokens_per_s", "/tokens_per_s", true),
     ("requests_per_s", "/requests_per_s", true),
@@ -20,7 +20,7 @@ const COMPARED: [(&str, &str, bool); 7] = [
     ("request_p50", "/request_ms/p50", false),
 ];
 
-/// A report of `bench --url --json` from before.
+/// An earlier report of `bench --url --json`.
 #[derive(Debug)]
 pub(super) struct Earlier {
     rows: Vec<Value>,
@@ -40,7 +40,8 @@ impl Earlier {
         Ok(Earlier { rows })
     }
 
-    /// What was asked of the server in the same shape, now over then; none if that was not measured.
+    /// Returns the ratios of this row to the earlier row of the same shape (now / then); `None` if
+    /// that shape was not measured.
     pub(super) fn ratios(&self, row: &Value) -> Option<Map<String, Value>> {
         let shape = |row: &Value| {
             ["prompt_tokens", "gen_tokens", "concurrency"].map(|key| row[key].as_u64())
@@ -54,12 +55,12 @@ impl Earlier {
     }
 }
 
-/// For people: `tokens_per_s 1.20 ×, first_token_p50 2.00 × (worse)`.
+/// Formats ratios for people: `tokens_per_s 1.20 ×, first_token_p50 2.00 × (worse)`.
 pub(super) fn text(ratios: Option<&Map<String, Value>>) -> String {
     let Some(ratios) = ratios else { return "the earlier report has no such row".to_owned() };
     let words = COMPARED.iter().filter_map(|(name, _, more_is_better)| {
         let ratio = ratios.get(*name)?.as_f64()?;
-        // A twentieth is noise on most machines.
+        // Differences of 5 % are noise on most machines.
         let is_worse = if *more_is_better { ratio < 0.95 } else { 1.05 < ratio };
         Some(format!("{name} {ratio:.2} ×{}", if is_worse { " (worse)" } else { "" }))
     });

@@ -1,4 +1,4 @@
-//! Where the time of steps goes, on rank 0 and in the brain.
+//! Breaks down the time of steps, on rank 0 and in the coordinator.
 
 use std::fmt::Write as _;
 
@@ -6,20 +6,20 @@ use jackalope_engine::Status;
 use jackalope_protocol::KernelTimings;
 use serde_json::{Value, json};
 
-/// A step's mean time in microseconds.
+/// Mean times of a step in microseconds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StepBreakdown {
     pub(super) steps: u64,
-    /// The rank's whole step.
+    /// Whole step on the rank.
     total_us: f64,
     /// Arithmetic: the rank's time without the parts below.
     pub(super) compute_us: f64,
     pub(super) collectives_us: f64,
     pub(super) sampling_us: f64,
     pub(super) graph_us: f64,
-    /// Planning, sending and committing in the brain; overlaps with the rank's work.
+    /// Planning, sending and committing in the coordinator; overlaps with the rank's work.
     pub(super) control_us: f64,
-    /// The kernels of `compute_us`, if they were measured; the longest first.
+    /// Kernels of `compute_us`, if they were measured; the longest first.
     kernels: Vec<KernelTimings>,
 }
 
@@ -31,7 +31,7 @@ struct Part<'a> {
 }
 
 impl StepBreakdown {
-    /// Of the steps between two snapshots.
+    /// Computes the means of the steps between two snapshots.
     pub(super) fn between(before: &Status, after: &Status) -> StepBreakdown {
         let (Some(old), Some(new)) = (before.ranks.first(), after.ranks.first()) else {
             return StepBreakdown::default();
@@ -63,7 +63,8 @@ impl StepBreakdown {
         kernel.time_ns as f64 / 1e3 / self.steps as f64
     }
 
-    /// What the step consists of. Only with kernels can dispatch be told from arithmetic.
+    /// Returns the parts of a step. Only if kernels were measured can dispatch be separated from
+    /// arithmetic.
     fn parts(&self) -> Vec<Part<'_>> {
         let (primitives, kernels): (Vec<_>, Vec<_>) =
             self.kernels.iter().partition(|it| it.name == KernelTimings::PRIMITIVES);
@@ -92,7 +93,7 @@ impl StepBreakdown {
         parts
     }
 
-    /// A table for people.
+    /// Formats a table for people.
     pub(super) fn text(&self, phase: &str) -> String {
         let mut text = format!(
             "  {phase}: {:.0} µs a step, mean of {} steps on rank 0",

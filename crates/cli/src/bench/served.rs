@@ -1,5 +1,5 @@
-//! `jackalope bench --url`: a sweep over a running server, with so many requests open at a time. When
-//! one ends the next is sent.
+//! `jackalope bench --url`: a sweep over a running server with a fixed number of open requests.
+//! When one ends, the next is sent.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,20 +17,20 @@ use crate::environment::Environment;
 use crate::report::Interrupted;
 use crate::{operate, output};
 
-/// Requests for each of those open at a time, unless told otherwise.
+/// Default number of requests of a measurement, per request that is open at a time.
 const REQUESTS_PER_LISTENER: u32 = 4;
 
-/// What a server did with requests of one shape.
+/// Result of a server for requests of one shape.
 #[derive(Debug)]
 struct Row {
     shape: Shape,
     num_answered: usize,
-    /// By name: how many, and what the first of them said.
+    /// Failures by name: their number, and the message of the first.
     faults: BTreeMap<String, (u64, String)>,
-    /// From the first request to the end of the last answer.
+    /// Time from the first request to the end of the last answer.
     took: Duration,
     output_tokens: u64,
-    /// The mean, if the server tells.
+    /// Mean number of prompt tokens, if the server reports it.
     prompt_tokens_told: Option<f64>,
     first_token_ms: Quantiles,
     inter_token_ms: Quantiles,
@@ -165,7 +165,8 @@ impl Row {
             .iter()
             .flat_map(|it| it.pieces.windows(2).map(|pair| millis(pair[1] - pair[0])))
             .collect();
-        // A piece may hold several tokens, so the time of one token is that of the stream, divided.
+        // A piece may contain several tokens, so the time per token is that of the stream divided
+        // by their number.
         let tokens = heard
             .iter()
             .filter(|it| 1 < it.output_tokens)

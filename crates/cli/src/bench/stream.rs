@@ -1,4 +1,4 @@
-//! One request to a server, and when its tokens came.
+//! Sends one request to a server and records when its tokens arrive.
 
 use std::io::{BufReader, Read};
 use std::time::{Duration, Instant};
@@ -9,20 +9,20 @@ use ureq::Agent;
 use crate::events::next_data;
 use crate::operate::{CONNECT_TIMEOUT, Server};
 
-/// Longest stream of one answer.
+/// Maximum size of the stream of one answer.
 const STREAM_BYTES_MAX: u64 = 64 << 20;
 
-/// Longest refusal that is read.
+/// Maximum size of an error response.
 const REFUSAL_BYTES_MAX: u64 = 64 << 10;
 
-/// How a server is asked for tokens; the same for all requests of a measurement.
+/// Form of the requests to a server; the same for all requests of a measurement.
 #[derive(Clone, Debug)]
 pub(super) struct Asking {
     pub(super) model: String,
     pub(super) is_chat: bool,
-    /// Answers do not end by themselves: an extension that most servers have.
+    /// Whether the request sets `ignore_eos`, an extension that most servers have.
     pub(super) ignores_end: bool,
-    /// The stream tells at its end how many tokens it was.
+    /// Whether the request asks for the usage (token counts) at the end of the stream.
     pub(super) tells_usage: bool,
 }
 
@@ -49,22 +49,22 @@ impl Asking {
     }
 }
 
-/// When one request's tokens came.
+/// Times at which the tokens of one request arrived.
 #[derive(Debug)]
 pub(super) struct Heard {
     pub(super) sent: Instant,
-    /// When each piece of text came, which is a token as a rule.
+    /// Arrival times of the pieces of text; a piece is usually one token.
     pub(super) pieces: Vec<Instant>,
     pub(super) end: Instant,
-    /// As the server counts; without that a piece counts as a token.
+    /// Number of output tokens as the server reports it, or else the number of pieces.
     pub(super) output_tokens: u64,
     pub(super) prompt_tokens: Option<u64>,
 }
 
-/// Why a request brought no answer.
+/// Reason why a request was not answered.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Fault {
-    /// What it is counted under: `http 429`, `timeout`.
+    /// Name under which it is counted: `http 429`, `timeout`.
     pub(super) name: String,
     pub(super) detail: String,
 }
@@ -74,7 +74,7 @@ impl Fault {
         Fault { name: name.into(), detail: detail.into() }
     }
 
-    /// The status, if the server refused.
+    /// Returns the HTTP status if the server refused the request.
     pub(super) fn status(&self) -> Option<u16> {
         self.name.strip_prefix("http ")?.parse().ok()
     }
@@ -91,7 +91,7 @@ impl Fault {
 
     fn of_io(err: &std::io::Error) -> Fault {
         use std::io::ErrorKind::{ConnectionRefused, InvalidData, TimedOut, WouldBlock};
-        // What ends a body that is being read comes packed.
+        // Errors while a body is read are wrapped.
         if let Some(inner) = err.get_ref().and_then(|it| it.downcast_ref()) {
             return Fault::of_call(inner);
         }
@@ -105,7 +105,7 @@ impl Fault {
     }
 }
 
-/// A server that is measured. Every wait for it ends by the timeout.
+/// A server to measure. Every wait for it is bounded by the timeout.
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     server: Server,
@@ -126,7 +126,7 @@ impl Peer {
         Peer { server, agent }
     }
 
-    /// The first model that the server lists.
+    /// Returns the first model that the server lists.
     pub(super) fn first_model(&self) -> Option<String> {
         let mut request = self.agent.get(format!("{}/v1/models", self.server.url));
         if let Some(key) = &self.server.api_key {
@@ -138,7 +138,7 @@ impl Peer {
         Some(body["data"][0]["id"].as_str()?.to_owned())
     }
 
-    /// Asks for one answer and listens to its end.
+    /// Sends one request and reads the answer to its end.
     pub(super) fn ask(
         &self,
         asking: &Asking,
@@ -178,7 +178,7 @@ fn listen(stream: impl Read, sent: Instant) -> Result<Heard, Fault> {
         };
         if data == "[DONE]" {
             let output_tokens = usage["completion_tokens"].as_u64().filter(|it| 0 < *it);
-            // Tokens that are no text, such as those that end an answer which may not end.
+            // Some tokens have no text, such as end-of-sequence tokens when `ignore_eos` is set.
             if pieces.is_empty() && output_tokens.is_some() {
                 pieces = silent;
             }

@@ -1,7 +1,7 @@
-//! Files `.env`: `NAME=value` on lines, as shells and python-dotenv read them.
+//! Parses `.env` files: `NAME=value` on lines, as shells and python-dotenv read them.
 //!
-//! Quotes of both kinds, over several lines too; `export`; comments; `${NAME}`, `${NAME:-default}`
-//! and `$NAME` outside of single quotes.
+//! Supports both kinds of quotes, also over several lines; `export`; comments; `${NAME}`,
+//! `${NAME:-default}` and `$NAME` outside of single quotes.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub(super) struct Entry {
     pub(super) value: String,
 }
 
-/// A line that is none of these.
+/// Error for a line that is not an assignment.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Malformed {
     line: usize,
@@ -26,7 +26,8 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// Reads a file. `lookup` tells variables of the environment, which come before those above.
+/// Parses a file. `lookup` returns variables of the environment, which take precedence over those
+/// defined above in the file.
 pub(super) fn parse(
     text: &str,
     lookup: &dyn Fn(&str) -> Option<String>,
@@ -66,7 +67,7 @@ pub(super) fn parse(
     Ok(entries)
 }
 
-/// A value and what is behind its line.
+/// Parses a value. Returns it and the text after its line.
 fn value<'a>(
     text: &'a str,
     known: &dyn Fn(&str) -> Option<String>,
@@ -75,7 +76,7 @@ fn value<'a>(
     let quote = text.chars().next().filter(|it| ['"', '\''].contains(it));
     let Some(quote) = quote else {
         let (line, behind) = text.split_once('\n').unwrap_or((text, ""));
-        // A `#` within a word belongs to it.
+        // A `#` within a word is part of it.
         let comment = line
             .char_indices()
             .find(|&(at, c)| c == '#' && (at == 0 || line[..at].ends_with([' ', '\t'])));
@@ -115,10 +116,10 @@ fn value<'a>(
     Err("a quote is not closed")
 }
 
-/// Stands for `\$` while variables are replaced; no text holds it.
+/// Placeholder for `\$` while variables are replaced; no text contains it.
 const ESCAPED_DOLLAR: &str = "\u{0}";
 
-/// Replaces `${NAME}`, `${NAME:-default}` and `$NAME`; what is not set becomes nothing.
+/// Replaces `${NAME}`, `${NAME:-default}` and `$NAME`; unset variables become empty.
 fn expand(text: &str, known: &dyn Fn(&str) -> Option<String>) -> String {
     let mut expanded = String::new();
     let mut rest = text;

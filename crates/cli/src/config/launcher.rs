@@ -1,15 +1,16 @@
-//! `jackalope distributed-launcher`: the grammar of vllm-mlx's `python -m vllm_mlx.distributed_launcher`,
-//! as words of `serve`.
+//! `jackalope distributed-launcher`: translates the arguments of vllm-mlx's
+//! `python -m vllm_mlx.distributed_launcher` to arguments of `serve`.
 
 use anyhow::{bail, ensure};
 
-/// Either spelling of the command.
+/// Accepted spellings of the command.
 const NAMES: [&str; 2] = ["distributed-launcher", "distributed_launcher"];
 
-/// Words of `serve` that do the same; other commands' words stay as they are.
+/// Returns the equivalent arguments of `serve`; the words of other commands are returned unchanged.
 ///
 /// `[--backend jaccl|ring|any] [-n|--num-ranks N] [--hostfile F] [--hosts H …] [--env K=V …] -- SERVE`.
-/// Without `--backend`, and with `any`, the hostfile decides, else our own transport is used.
+/// Without `--backend`, and with `any`, the hostfile decides, or else Jackalope's own transport is
+/// used.
 pub(super) fn as_serve(words: Vec<String>) -> anyhow::Result<Vec<String>> {
     if !words.get(1).is_some_and(|it| NAMES.contains(&it.as_str())) {
         return Ok(words);
@@ -58,7 +59,8 @@ pub(super) fn as_serve(words: Vec<String>) -> anyhow::Result<Vec<String>> {
         has_ranks,
         "nothing says which ranks there are\nhint: give `-n N`, `--hostfile FILE` or `--hosts a b`"
     );
-    // Those of a server that has to be told that it is one of several.
+    // The rest are the server's own arguments; `--distributed`, which vllm-mlx needs to be one of
+    // several, has no meaning here.
     serve.extend(rest.filter(|it| it != "--distributed"));
     Ok(serve)
 }

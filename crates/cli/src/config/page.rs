@@ -1,4 +1,4 @@
-//! `jackalope config`, and the pages that are made from the tables: `.env.example` and
+//! `jackalope config`, and the pages that are generated from the tables: `.env.example` and
 //! `docs/commands.md`.
 
 use std::fmt::Write;
@@ -61,7 +61,7 @@ pub(crate) fn config(args: &ConfigArgs, environment: &Environment) -> anyhow::Re
     Ok(())
 }
 
-/// A flag's value and where it comes from.
+/// Returns the name of a flag, its value and the source of the value.
 fn setting(
     flag: &str,
     matches: &ArgMatches,
@@ -83,7 +83,7 @@ fn setting(
     Some((flag.to_owned(), value, origin))
 }
 
-/// The file `.env.example`.
+/// Returns the content of `.env.example`.
 fn example() -> String {
     let mut text = EXAMPLE_HEAD.to_owned();
     let mut section = |title: &str, variables: &[Variable]| {
@@ -107,7 +107,7 @@ fn example() -> String {
     text
 }
 
-/// The page `docs/commands.md`.
+/// Prints the page `docs/commands.md`.
 pub(crate) fn commands_page() -> anyhow::Result<()> {
     let mut text = COMMANDS_HEAD.to_owned();
     let mut command = Args::command();

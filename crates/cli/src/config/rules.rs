@@ -1,18 +1,18 @@
-//! What values may be, and how people are told that one is not.
+//! Checks the values of variables and reports invalid ones.
 
 use anyhow::{Context, bail, ensure};
 
 use super::Origin;
 use super::table::{Rule, Variable};
 
-/// Names of hosts end here.
+/// Maximum length of a host name.
 const HOST_BYTES_MAX: usize = 253;
 
 impl Variable {
-    /// The value as it is used from here on.
+    /// Checks a value and returns its normal form.
     ///
     /// # Errors
-    /// If it breaks the variable's rule.
+    /// If the value violates the variable's rule.
     pub(super) fn check(&self, value: &str, origin: &Origin) -> anyhow::Result<String> {
         let value = value.trim();
         let checked = self.rule.check(value).with_context(|| format!("{origin} is `{value}`"));
@@ -22,7 +22,7 @@ impl Variable {
         })
     }
 
-    /// What is odd about a value that is let through.
+    /// Returns a warning for a value that passes the check but is unknown and therefore left out.
     pub(super) fn warning(&self, value: &str) -> Option<String> {
         let Rule::Known(known) = self.rule else { return None };
         (!known.contains(&value)).then(|| format!("it is left out; known are {}", known.join(", ")))
@@ -84,13 +84,13 @@ fn check_host(value: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A list separated by commas; one of nothing is empty.
+/// Splits a comma-separated list; an empty text is an empty list.
 pub(super) fn names(text: &str) -> Vec<String> {
     let names: Vec<&str> = text.split(',').map(str::trim).collect();
     if names == [""] { Vec::new() } else { names.into_iter().map(str::to_owned).collect() }
 }
 
-/// As programs spell it.
+/// Parses a boolean in the spellings that programs use; `None` for anything else.
 pub(super) fn yes_or_no(text: &str) -> Option<bool> {
     match text.trim().to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "on" => Some(true),
@@ -99,7 +99,7 @@ pub(super) fn yes_or_no(text: &str) -> Option<bool> {
     }
 }
 
-/// Python's levels as filters of ours.
+/// Converts a Python log level to a filter of this program.
 pub(super) fn log_filter(level: &str) -> &'static str {
     match level {
         "DEBUG" => "debug",
@@ -109,7 +109,7 @@ pub(super) fn log_filter(level: &str) -> &'static str {
     }
 }
 
-/// Whether at most two characters have to be changed, added or left out.
+/// Whether two texts differ by at most two changed, added or missing characters.
 pub(super) fn is_near(a: &str, b: &str) -> bool {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -1,31 +1,31 @@
-//! The variables of other programs, and what each means here.
+//! Tables of the variables of other programs, and what each means here.
 
-/// One variable.
+/// A variable of another program.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Variable {
     pub(super) name: &'static str,
     pub(super) rule: Rule,
     pub(super) effect: Effect,
-    /// What the other program does without it; empty if it has no default.
+    /// Default of the other program; empty if it has none.
     pub(super) default: &'static str,
-    /// Whether we do the same where the profile is chosen.
+    /// Whether that default applies here too if the profile is chosen.
     pub(super) applies_default: bool,
     pub(super) about: &'static str,
 }
 
 impl Variable {
-    /// Whether it is this flag of `serve`.
+    /// Whether the variable sets this flag of `serve`.
     pub(super) fn is_flag(&self, flag: &str) -> bool {
         matches!(self.effect, Effect::Flag(it) if it == flag)
     }
 }
 
-/// What a value may be.
+/// Rule that values must satisfy.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Rule {
     Text,
     Host,
-    /// Several, separated by commas.
+    /// Host names separated by commas.
     Names,
     Port,
     Whole {
@@ -37,20 +37,20 @@ pub(super) enum Rule {
         most: u32,
     },
     YesNo,
-    /// One of these, whatever the case.
+    /// One of these, ignoring case.
     OneOf(&'static [&'static str]),
-    /// These are known; others are let through with a warning.
+    /// These values are known; others are left out with a warning.
     Known(&'static [&'static str]),
 }
 
-/// What a variable does.
+/// Effect of a variable.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Effect {
-    /// It is this flag of `serve`.
+    /// Sets this flag of `serve`.
     Flag(&'static str),
-    /// It is read, but is no flag.
+    /// Is read, but does not correspond to a flag.
     Read,
-    /// It does nothing, for this reason.
+    /// Has no effect, for this reason.
     Nothing(&'static str),
 }
 
@@ -86,7 +86,7 @@ const NO_PROMPT: Effect = Effect::Nothing("prompts are made of BENCH_PROMPT_TOKE
 const LOG_BYTES: Effect =
     Effect::Nothing("the request log is bounded by its length: 64 MiB, and as much before");
 
-/// mlx-jaccl-cluster's scripts and server.
+/// Variables of mlx-jaccl-cluster's scripts and server.
 pub(super) const JACCL_CLUSTER: &[Variable] = &[
     variable(
         "MODEL_DIR",
@@ -186,7 +186,7 @@ pub(super) const JACCL_CLUSTER: &[Variable] = &[
     )),
 ];
 
-/// Distributed inference over MLX's ring.
+/// Variables of distributed inference over MLX's ring.
 pub(super) const RING: &[Variable] = &[
     variable("MODEL_REPO", Rule::Text, Effect::Flag("model"), "", "the model: ORG/NAME; required"),
     variable("MODEL_CACHE_DIR", Rule::Text, READ, "", "where models lie"),

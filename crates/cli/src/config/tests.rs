@@ -1,4 +1,4 @@
-//! Layers: what comes before what, and what people read when a value is wrong.
+//! Tests of the layers: their precedence, and the messages for invalid values.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn resolved(typed: &str, environment: &[(&str, &str)], file: &str) -> Resolved {
     resolve_parts(words(typed), &variables(environment), Some(file)).unwrap()
 }
 
-/// A flag's value and where it comes from.
+/// Returns a flag's value and its source.
 fn value(resolved: &Resolved, flag: &str) -> String {
     let (value, origin) = &resolved.set[flag];
     let is_argument = resolved.words.iter().any(|it| *it == format!("--{flag}={value}"));
@@ -44,7 +44,8 @@ fn a_flag_comes_before_the_environment_before_the_file_before_the_profile() {
     assert_eq!(value(&all, "control-port"), "18080: profile jaccl-cluster, CTRL_PORT");
     let typed = resolved(&format!("{JACCL} --port 1"), &[("HTTP_PORT", "2")], file);
     assert!(!typed.set.contains_key("port"), "it was typed");
-    // The environment comes before the file whatever the names; our own name before theirs.
+    // The environment takes precedence over the file, whatever the names; Jackalope's own name
+    // takes precedence over the profile's.
     let own = [("JACKALOPE_PORT", "7"), ("HTTP_PORT", "2")];
     assert_eq!(value(&resolved(JACCL, &own, file), "port"), "7: env JACKALOPE_PORT");
     let in_file = resolved(JACCL, &[("HTTP_PORT", "2")], "JACKALOPE_PORT=9");
@@ -71,11 +72,11 @@ fn without_a_profile_only_our_own_names_mean_something() {
         resolved(typed, &[("JACKALOPE_INSECURE", "yes"), ("JACKALOPE_CHECKSUMS", "0")], "");
     assert!(switch.words.contains(&"--insecure".to_owned()), "{switch:?}");
     assert!(!switch.words.contains(&"--checksums".to_owned()), "{switch:?}");
-    // A file in the folder cannot say what is run.
+    // A file in the working directory cannot select a program to run.
     assert!(!resolved(typed, &[], "JACKALOPE_SSH=evil").set.contains_key("ssh"));
     let theirs = resolve_parts(words(typed), &BTreeMap::new(), Some("somebody else's file"));
     assert_eq!(theirs.unwrap().set.len(), 0);
-    // A profile may be chosen in the file itself, and what is no serving stays as it is.
+    // The file itself may select a profile, and commands that do not serve stay unchanged.
     let chosen = resolved(typed, &[], "JACKALOPE_PROFILE=ring\nAPI_PORT=77\n");
     assert_eq!(value(&chosen, "port"), "77: .env line 2, API_PORT");
     assert_eq!(resolved("jackalope models ls", &[("MODEL_DIR", "x")], "").set.len(), 0);
@@ -196,7 +197,7 @@ fn the_arguments_of_every_target_of_the_makefile_are_understood() {
     let makefile = std::fs::read_to_string(format!("{root}/Makefile")).unwrap();
     let targets: Vec<&str> =
         makefile.lines().filter_map(|line| Some(line.split_once(": ##")?.0)).collect();
-    // Without them `make` does nothing but ask for them.
+    // Without these variables the targets only ask for them.
     let wanted = ["MODEL=org/name", "REMOTE=host", "MODEL_DIR=/model", "HOSTS=mac1,mac2"];
     let mut num_commands = 0;
     for target in

@@ -1,4 +1,4 @@
-//! The ranks of a measurement: processes of ours, or of agents.
+//! The ranks of a measurement: child processes, or programs that agents run.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -26,38 +26,38 @@ use crate::args::{EncryptArg, LinkArgs};
 use crate::environment::Environment;
 use crate::machines;
 
-/// First port of stock transports; a server that runs beside this uses others.
+/// First port of stock transports; a server that runs at the same time uses others.
 const STOCK_PORT: u16 = 31323;
 
-/// Bound of the look at one machine's ports.
+/// Timeout for the report on one machine's ports.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Stock transports, each with what it finds in the environment, by rank.
+/// Usable stock transports, each with its settings for the environment by rank.
 type Usable = Vec<(Backend, Vec<RankSettings>)>;
 
-/// Stock transports for which the hostfile lacks something, each with what that is.
+/// Stock transports for which the hostfile lacks something, each with the reason.
 type Refused = Vec<(Backend, String)>;
 
-/// What is needed of ranks wherever they are.
+/// Operations on the ranks of a measurement, wherever they run.
 pub(super) trait Ranks {
     fn len(&self) -> usize;
 
-    /// The machines by rank; none if all ranks are on this one.
+    /// Returns the machines by rank; empty if all ranks are on this machine.
     fn hosts(&self) -> Vec<String>;
 
-    /// A rank, for people.
+    /// Returns the name of a rank for messages.
     fn name(&self, rank: usize) -> String;
 
-    /// Tells all ranks where all of them listen.
+    /// Sends the listening addresses of all ranks to every rank.
     fn tell_addrs(&mut self, addrs: &[String]) -> anyhow::Result<()>;
 
-    /// How a rank ended, with its last words.
+    /// Returns how a rank ended, with its last output; `None` while it runs.
     fn ended(&mut self, rank: usize) -> Option<String>;
 
-    /// Why nothing is known of a rank, if so.
+    /// Returns why the state of a rank is unknown, if so.
     fn trouble(&self, rank: usize) -> Option<String>;
 
-    /// The slowest generation of the cables between the machines, if there are such cables.
+    /// Returns the slowest generation of the cables between the machines, if there are any.
     fn cables(&self) -> Option<Generation> {
         None
     }
@@ -66,7 +66,7 @@ pub(super) trait Ranks {
 /// Ranks on this machine.
 pub(super) struct OwnRanks {
     children: Vec<Child>,
-    /// The settings of stock groups live as long as this.
+    /// Keeps the settings of stock groups alive.
     _local: LocalRanks,
 }
 
@@ -77,7 +77,7 @@ impl OwnRanks {
         rows: &Sender<(usize, Value)>,
     ) -> anyhow::Result<OwnRanks> {
         let secret = Secret::draw().context("drawing the group's secret")?;
-        // The ring's settings are the ones that have to be made; they do not disturb the others.
+        // Only the ring's settings have to be created; they do not affect the other transports.
         let settings = if backends.contains(&Backend::Ring) { Backend::Ring } else { Backend::Tcp };
         let num_ranks = args.ranks as usize;
         let mut local = LocalRanks::new(&find_rank_program()?, settings, num_ranks);
@@ -88,7 +88,7 @@ impl OwnRanks {
         for (rank, child) in children.iter_mut().enumerate() {
             let stdout = child.take_stdout().context("a rank's output is read once")?;
             let rows = rows.clone();
-            // Ends with the rank.
+            // This thread ends when the rank does.
             std::thread::spawn(move || {
                 for line in BufReader::new(stdout).lines() {
                     let Ok(line) = line else { return };
@@ -132,19 +132,19 @@ impl Ranks for OwnRanks {
     }
 }
 
-/// Ranks that agents have started.
+/// Ranks that agents started.
 pub(super) struct AgentRanks {
     programs: Vec<Program>,
     hosts: Vec<Host>,
-    /// `routes[i][j]` is the address of rank j for rank i.
+    /// `routes[i][j]` is the address by which rank i reaches rank j.
     routes: Vec<Vec<IpAddr>>,
     cables: Option<Generation>,
-    /// The programs live as long as this.
+    /// Keeps the programs alive.
     _nodes: Nodes,
 }
 
 impl AgentRanks {
-    /// Also tells what the hostfile is not enough for.
+    /// Starts the ranks. Also returns the transports for which the hostfile lacks something.
     pub(super) async fn start(
         (hosts, (reach, environment)): (&str, (&ReachArgs, &Environment)),
         args: &LinkArgs,
@@ -206,7 +206,8 @@ impl AgentRanks {
     }
 }
 
-/// Looks at the machines' ports. Those that do not answer have none.
+/// Returns the slowest generation of the cables between the machines. Machines that do not answer
+/// count as having no cables.
 fn slowest_cable(shell: &dyn Shell, hosts: &[String]) -> Option<Generation> {
     let reports = probe::reports(shell, hosts, REPORT_TIMEOUT);
     let members: Vec<Member<'_>> = hosts
@@ -249,7 +250,7 @@ impl Ranks for AgentRanks {
     }
 
     fn trouble(&self, rank: usize) -> Option<String> {
-        // An agent that lost us has ended the rank, which has no lease.
+        // An agent that lost the connection has ended the rank, which has no lease.
         let trouble = self.programs[rank].trouble()?;
         Some(format!("cannot be reached: {trouble}"))
     }
@@ -259,7 +260,7 @@ impl Ranks for AgentRanks {
     }
 }
 
-/// Takes rows out of what agents hear.
+/// Returns a handler that extracts rows from the output that agents forward.
 fn reader(rows: Sender<(usize, Value)>) -> impl Fn(&str) -> OnLine + Send + Sync + 'static {
     move |_host: &str| {
         let rows = rows.clone();
@@ -274,7 +275,7 @@ fn reader(rows: Sender<(usize, Value)>) -> impl Fn(&str) -> OnLine + Send + Sync
 
 fn forward(rank: usize, line: &str, rows: &Sender<(usize, Value)>) {
     if let Ok(row) = serde_json::from_str(line) {
-        // Whoever does not read any more has seen enough.
+        // The receiver may be gone once it has seen enough.
         rows.blocking_send((rank, row)).ok();
     }
 }

@@ -1,20 +1,21 @@
-//! Rows for people.
+//! Formats rows for people.
 
 use std::collections::BTreeMap;
 
 use jackalope_cluster::report::Generation;
 use serde_json::{Value, json};
 
-/// GB/s from which on a link is called so; the same words as mlx-jaccl-cluster's test of its links.
+/// Ratings by minimum bandwidth in GB/s; the same words as in mlx-jaccl-cluster's test of its
+/// links.
 const BANDWIDTHS: &[(f64, &str)] = &[(5.0, "EXCELLENT"), (2.0, "GREAT"), (0.5, "OK")];
 
-/// Microseconds below which it is called so.
+/// Ratings by maximum latency in microseconds.
 const LATENCIES: &[(f64, &str)] = &[(100.0, "EXCELLENT"), (500.0, "GOOD")];
 
-/// The payload whose time is the latency.
+/// Size in bytes of the payload whose time counts as the latency.
 const LATENCY_BYTES: u64 = 4096;
 
-/// Prints rows as they come, with a heading before the first measured one.
+/// Formats rows as they arrive, with a heading before the first measured one.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     num_checks: u32,
@@ -93,10 +94,11 @@ impl Table {
     }
 }
 
-/// What the times of sums say about the link, for each transport.
+/// Ratings of the link by the times of sums, for each transport.
 #[derive(Debug, Default)]
 pub(super) struct Verdicts {
-    /// By backend: most bytes per second, and least microseconds of a small payload.
+    /// By backend: the highest number of bytes per second, and the least time in microseconds for a
+    /// small payload.
     best: BTreeMap<String, (f64, Option<f64>)>,
 }
 
@@ -117,7 +119,8 @@ impl Verdicts {
         }
     }
 
-    /// What is told, beside what cables of this generation usually carry between so many ranks.
+    /// Returns one row per backend, with the throughput that cables of this generation usually
+    /// reach between `num_ranks` ranks.
     pub(super) fn rows(&self, cables: Option<Generation>, num_ranks: usize) -> Vec<Value> {
         let row = |(backend, (peak, latency_us)): (&String, &(f64, Option<f64>))| {
             let peak = peak / 1e9;
@@ -128,7 +131,7 @@ impl Verdicts {
             });
             let expected = cables.and_then(|it| Some((it, it.expected(backend == "jaccl")?)));
             let expected = expected.map(|(generation, usual)| {
-                // Each rank sends, and receives, so much of a sum.
+                // Share of a sum that each rank sends, and receives.
                 let parts = 2.0 * (num_ranks as f64 - 1.0) / num_ranks.max(1) as f64;
                 let bits_per_s = peak * 8e9 * parts;
                 json!({

@@ -1,4 +1,4 @@
-//! Ranks that a person, or somebody else's launcher, starts.
+//! Ranks that are started by hand, or by another launcher.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -11,21 +11,21 @@ use crate::args::machines::PortRange;
 use crate::rank::{DataPlane, Looking};
 use crate::{output, rank};
 
-/// How long a rank of ours looks for the brain that started it.
+/// Time in seconds for which a rank started here tries to reach its coordinator.
 const PATIENCE_SECONDS: u64 = 60;
 
-/// Tells what to type, and waits.
+/// Launcher that prints the commands to type, and waits for the ranks.
 pub(crate) struct ByHand {
-    /// By rank: the machine.
+    /// Machine of each rank.
     pub(crate) hosts: Vec<String>,
-    /// Where the brain is, as the others see it.
+    /// Address of the coordinator as the machines see it.
     pub(crate) control: SocketAddr,
-    /// By rank: the addresses by which the others reach it; empty if the transport finds them
+    /// Addresses of each rank by which the others reach it; empty if the transport finds them
     /// itself.
     pub(crate) data_ips: Vec<Vec<IpAddr>>,
     /// Ports for the connections between ranks; each rank takes one of them.
     pub(crate) data_ports: PortRange,
-    /// Variables of the first rank, if that one is ours to start.
+    /// Environment variables of the first rank, if this program starts it.
     pub(crate) first: Option<Vec<(String, String)>>,
 }
 
@@ -51,7 +51,7 @@ impl Launcher for ByHand {
     }
 }
 
-/// Rank 0, which ends with us.
+/// Starts rank 0 here; it ends with this program.
 fn start_here(
     order: &LaunchOrder,
     data: &DataPlane,
@@ -69,7 +69,7 @@ fn start_here(
     Ok(Box::new(Here(child)))
 }
 
-/// A process of ours.
+/// A child process.
 struct Here(Child);
 
 impl RankProcess for Here {
@@ -90,7 +90,7 @@ impl RankProcess for Here {
     }
 }
 
-/// A process of which only its connection is known. It ends with that.
+/// A rank started by hand; its connection is its lifetime.
 struct Elsewhere;
 
 impl RankProcess for Elsewhere {

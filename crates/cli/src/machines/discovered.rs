@@ -1,4 +1,4 @@
-//! Machines that nobody named: those that answer on the networks of this one.
+//! Machines that were not named, but answer on the networks of this one.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -13,19 +13,19 @@ use crate::args::machines::HostsArgs;
 use crate::environment::Environment;
 use crate::output;
 
-/// How long answers are waited for.
+/// Time to wait for answers.
 const WINDOW: Duration = Duration::from_secs(2);
 
-/// How long is looked for as many machines as were asked for.
+/// Maximum time to wait for the requested number of machines.
 const EXPECTED_WINDOW: Duration = Duration::from_secs(60);
 
-/// What a person does so that a machine answers.
+/// Instructions for making a machine answer.
 pub(crate) const HOW_TO_ANSWER: &str = "on each machine run `jackalope agent --announce`, with this \
      machine's secret and its trust (`jackalope bootstrap HOST` brings both); on macOS allow jackalope under System \
      Settings, Privacy & Security, Local Network";
 
-/// Looks for machines. `num_machines` are waited for, this one among them, or whoever answers soon if
-/// it is 0.
+/// Looks for machines. Waits for `num_machines`, including this one; with 0, returns those that
+/// answer within `window`.
 pub(crate) fn find(
     (window, num_machines): (Duration, usize),
     ours: Credentials,
@@ -34,10 +34,10 @@ pub(crate) fn find(
     Ok(discovery::find(&FindConfig { ours, window, expected })?)
 }
 
-/// The machines that answer, in the order of their ranks, this one first.
+/// Returns the machines that answer, in the order of their ranks, this one first.
 ///
 /// # Errors
-/// If there is no other, or fewer than were asked for.
+/// If no other machine answers, or fewer than requested.
 pub(crate) fn discover(
     num_machines: usize,
     agent_port: u16,
@@ -79,7 +79,7 @@ fn pin_names(hosts: &[ListedHost], ours: &Credentials) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As `--hosts` takes them.
+/// Formats hosts as `--hosts` accepts them.
 pub(crate) fn names(hosts: &[ListedHost]) -> String {
     let entry = |it: &ListedHost| {
         let ips: Vec<String> = it.host.ips.iter().map(IpAddr::to_string).collect();
@@ -89,7 +89,7 @@ pub(crate) fn names(hosts: &[ListedHost]) -> String {
     hosts.iter().map(entry).collect::<Vec<_>>().join(",")
 }
 
-/// Puts the machines that answer in the place of those that are named, if that is wished.
+/// If `--discover` was given, replaces `--hosts` by the machines that answer.
 pub(crate) async fn take_discovered(
     args: &mut HostsArgs,
     environment: &Environment,

@@ -1,4 +1,4 @@
-//! Ranks on several machines, each started by its machine's agent.
+//! Runs ranks on several machines, each started by its machine's agent.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -26,36 +26,36 @@ use crate::args::machines::PortRange;
 use crate::cluster::Beside;
 use crate::models::Place;
 
-/// First port of stock transports, and how many are used before they are used again.
+/// First port of stock transports, and number of ports after which they are reused.
 const STOCK_PORT: u16 = 32323;
 const STOCK_PORTS: u16 = 2048;
 
-/// Models of one server begin so far apart.
+/// Distance between the first ports of two models of one server.
 const STOCK_PORTS_OF_SLOT: u16 = 256;
 
-/// An agent waits so much longer than its ranks, which end by themselves.
+/// Time by which an agent waits longer than its ranks, which end by themselves.
 const LEASE_MARGIN: Duration = Duration::from_secs(10);
 
-/// A machine that has come back has to stay so long before it is used again; twice as long each time,
-/// because taking it back means loading anew …
+/// Minimum time for which a machine that has come back must stay before it is used again. The time
+/// doubles with each absence, because taking the machine back means loading anew.
 const RETURN_AFTER: Duration = Duration::from_secs(2);
-/// … up to this.
+/// Upper limit of that time.
 const RETURN_AFTER_MAX: Duration = Duration::from_secs(300);
 
-/// How long a machine that was done without so many times has to stay.
+/// Returns the time for which a machine must stay after `num_absences` absences.
 pub(super) fn return_after(num_absences: u32) -> Duration {
     let doublings = num_absences.saturating_sub(1).min(16);
     (RETURN_AFTER * (1 << doublings)).min(RETURN_AFTER_MAX)
 }
 
-/// Decides what each of several machines loads: hostfile positions in, a split out, or why it cannot
-/// be done.
+/// Decides what each of several machines loads: takes hostfile positions and returns a split, or
+/// the reason why there is none.
 pub(crate) type Cut = Box<dyn FnMut(&[usize]) -> Result<CutPlan, String> + Send>;
 
 /// The split of a model over several machines, and its estimated speed.
 pub(crate) struct CutPlan {
     pub(crate) split: Split,
-    /// Estimated duration of a typical request in seconds, where known.
+    /// Estimated duration of a typical request in seconds, if known.
     pub(crate) usual_request_s: Option<f64>,
 }
 
@@ -69,25 +69,25 @@ impl CutPlan {
 /// The machines of a cluster, by hostfile position.
 pub(crate) struct Places {
     pub(crate) hosts: Vec<Host>,
-    /// Set for every rank.
+    /// Environment variables of every rank.
     pub(crate) envs: Vec<(String, String)>,
     pub(crate) nodes: Arc<Nodes>,
-    /// Where each node's ranks read the model.
+    /// Place from which each node's ranks read the model.
     pub(crate) models: Vec<Place>,
-    /// Threads of each rank; a machine's cores, divided among its ranks, if absent.
+    /// Number of threads of each rank; by default a machine's cores divided among its ranks.
     pub(crate) threads: Option<u32>,
-    /// Set if other models have ranks there as well.
+    /// Set if other models have ranks on these machines.
     pub(crate) beside: Option<Beside>,
     /// Ports for the connections between ranks; each rank takes one of them.
     pub(crate) data_ports: PortRange,
-    /// Which connections between ranks are encrypted.
+    /// Rule for which connections between ranks are encrypted.
     pub(crate) encryption: Encryption,
     /// Derives the tickets that ranks prove.
     pub(crate) tickets: Tickets,
 }
 
 impl Places {
-    /// The machine of a hostfile position.
+    /// Returns the machine of a hostfile position.
     fn node(&self, at: usize) -> &Node {
         &self.nodes.nodes[self.nodes.of_rank[at]]
     }
@@ -116,27 +116,27 @@ impl Prober for Places {
     }
 }
 
-/// Starts ranks through agents, and leaves out machines that stay away.
+/// Launcher that starts ranks through agents, and leaves out machines that stay away.
 pub(crate) struct AgentLauncher {
     places: Places,
     setup: Setup,
-    /// Which hostfile positions compute, by rank.
+    /// Hostfile positions that compute, by rank.
     seated: Vec<usize>,
-    /// By rank: the addresses by which the others reach it.
+    /// Addresses of each rank by which the others reach it.
     data_ips: Vec<Vec<IpAddr>>,
     cut: Cut,
-    /// After how long a machine is done without; never if absent.
+    /// Time after which an absent machine is left out; `None` for never.
     absent_after: Option<Duration>,
-    /// By node: since when it has been there again.
+    /// For each node: the time since which it is reachable again.
     back_since: Vec<Option<Instant>>,
-    /// By node: how often it was done without.
+    /// For each node: how often it was left out.
     num_absences: Vec<u32>,
-    /// By node: when a rank there was last heard over its own connection.
+    /// For each node: when one of its ranks was last heard over its own connection.
     heard_at: Vec<Option<Instant>>,
     links: Links,
     /// Cached result of the last choice among the machines that are present.
     choice: Option<Choice>,
-    /// Why the last change was not made; told once.
+    /// Reason why the last change was not made; logged once.
     refused: Option<String>,
     num_groups: u16,
 }
@@ -151,11 +151,11 @@ struct Choice {
 }
 
 impl AgentLauncher {
-    /// Ranks on all hosts, to begin with. A machine that stays away for `absent_after` is done
-    /// without, if there is such a time.
+    /// Assigns ranks to all hosts. Later, a machine that stays away for `absent_after` is left out,
+    /// if that time is given.
     ///
     /// # Errors
-    /// If two of them do not reach each other, or the model does not fit.
+    /// If two hosts do not reach each other, or the model does not fit.
     pub(crate) fn new(
         places: Places,
         setup: Setup,
@@ -184,7 +184,7 @@ impl AgentLauncher {
         Ok((launcher, seats))
     }
 
-    /// What ranks at these hostfile positions load, and how they reach each other.
+    /// Returns what the ranks at these hostfile positions load, and how they reach each other.
     fn seats(&mut self, positions: &[usize]) -> Result<Vec<Seat>, String> {
         let CutPlan { split, .. } = (self.cut)(positions)?;
         let nodes = self.route_nodes(positions);
@@ -217,8 +217,8 @@ impl AgentLauncher {
         Ok((0..positions.len()).map(seat).collect())
     }
 
-    /// Hostfile positions whose machines are to be used: those that compute and are there, or have
-    /// not been away for long, and those that have come back to stay.
+    /// Returns the hostfile positions whose machines can be used: those that compute and are
+    /// reachable or have not been away for long, and those that have come back for long enough.
     fn present(&mut self, absent_after: Duration) -> Vec<usize> {
         let now = Instant::now();
         let mut back_for = Vec::new();
@@ -235,7 +235,7 @@ impl AgentLauncher {
             *back_since = back;
             back_for.push(back.map(|since| now.duration_since(since)));
             let away = away.map(|since| now.saturating_duration_since(since));
-            // Nobody waits for a machine whose key was revoked, even if its rank is connected.
+            // A machine whose key was revoked is absent at once, even if its rank is connected.
             let is_distrusted = node.agent.is_distrusted();
             away_for.push(if is_distrusted { Some(absent_after) } else { away });
         }
@@ -251,7 +251,8 @@ impl AgentLauncher {
         (0..self.places.hosts.len()).filter(is_used).collect()
     }
 
-    /// Chooses, among the machines that are present, the best set in which all reach each other.
+    /// Chooses, among the machines that are present, the best set in which all machines reach each
+    /// other.
     ///
     /// # Errors
     /// If no such set holds the model.
@@ -321,12 +322,12 @@ impl AgentLauncher {
         Err(refusal.unwrap_or_else(|| "no machine is there".to_owned()))
     }
 
-    /// Nodes that have ranks now.
+    /// Returns the nodes that have ranks now.
     fn computing(&self) -> Vec<usize> {
         self.seated.iter().map(|&at| self.places.nodes.of_rank[at]).collect()
     }
 
-    /// Logs why the ranks stay where they are, once for each reason.
+    /// Logs why the ranks are not moved, once for each reason.
     fn refuse(&mut self, reason: String) {
         if self.refused.as_ref() != Some(&reason) {
             warn!(reason, "the machines that are there cannot do without the others");
@@ -373,7 +374,8 @@ impl AgentLauncher {
         positions.iter().map(node).collect()
     }
 
-    /// What MLX's own transport wants to find, on ports that the last group did not use.
+    /// Returns the settings that MLX's own transport needs, with ports that the last group did not
+    /// use.
     fn stock_settings(
         &self,
         positions: &[usize],
@@ -400,7 +402,7 @@ impl AgentLauncher {
         settings.map_err(|err| format!("{err}\nhint: {}", err.hint()))
     }
 
-    /// Our address as a host's machine sees it, or saw it last.
+    /// Returns this machine's address as a host's machine sees it, or saw it last.
     fn our_ip(&self, at: usize) -> IpAddr {
         self.places.node(at).agent.our_ip().unwrap_or(Ipv4Addr::LOCALHOST.into())
     }
@@ -491,9 +493,9 @@ impl Launcher for AgentLauncher {
     }
 }
 
-/// By rank: the addresses to listen on, which are those by which the others reach it. If its
-/// machine lacks one of them (another device translates it), the rank listens on all addresses of
-/// its machine.
+/// Returns the addresses on which each rank listens, which are those by which the others reach it.
+/// If its machine lacks one of them (another device translates it), the rank listens on all
+/// addresses of its machine.
 fn listened_on(routes: &[Vec<IpAddr>], nodes: &[routes::Node<'_>]) -> Vec<Vec<IpAddr>> {
     let of_rank = |(rank, node): (usize, &routes::Node<'_>)| {
         let others = routes.iter().enumerate().filter(|(from, _)| *from != rank);

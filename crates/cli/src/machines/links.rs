@@ -1,6 +1,6 @@
 //! State of the links between the machines of a cluster. A good link is not probed: its ranks
-//! notice a failure. The agents at both ends probe a link that is suspected, broken or not used
-//! yet.
+//! notice a failure. The agents at both ends probe a link that is suspected, broken, mended or
+//! unused.
 //!
 //! ```text
 //!            suspected                  both ends fail                 one end succeeds
@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use super::launcher::return_after;
 
-/// How long a machine may take to answer another one; covers two TCP connection attempts.
+/// Maximum time in which a machine must answer another one; covers two TCP connection attempts.
 pub(super) const PROBE_DEADLINE: Duration = Duration::from_millis(1500);
 
 /// Time after the deadline within which an agent must report; a later result is ignored.
@@ -34,7 +34,7 @@ const PROBES_MAX: usize = 8;
 /// agents report.
 const JOINS_FAIL_WITHIN: Duration = Duration::from_secs(120);
 
-/// How long such a link stays broken.
+/// Time for which such a link stays broken.
 const JOINS_FAIL_HOLD: Duration = Duration::from_secs(300);
 
 /// Returns the result of a probe once it is known.
@@ -279,7 +279,7 @@ impl WatchedLink {
                 self.state = State::Mended { since: now };
             }
             (State::Suspected, Ok(())) => self.state = State::Good,
-            // A probe that began before the link was mended carries no news.
+            // A probe that began before the link was mended is outdated.
             (State::Mended { since }, Err(_)) if began < *since => {}
             (State::Mended { .. } | State::Suspected, Err(reason)) => {
                 self.num_breaks += 1;
@@ -305,7 +305,7 @@ fn name(one: usize, other: usize, prober: &impl Prober) -> String {
     format!("the link between {}", ends(one, other, prober))
 }
 
-/// Both machines of a link, with the addresses by which they reach each other.
+/// Names both machines of a link, with the addresses by which they reach each other.
 fn ends(one: usize, other: usize, prober: &impl Prober) -> String {
     let end = |of: usize, from: usize| match prober.name(from, of) {
         (name, Some(ip)) => format!("{name} ({ip})"),

@@ -1,4 +1,4 @@
-//! How much of a model each machine gets.
+//! Decides how much of a model each machine gets.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use jackalope_protocol::split::Split;
 use super::launcher::{Cut, CutPlan};
 use crate::wished_split;
 
-/// How long an agent may take to tell what it runs.
+/// Maximum time in which an agent must report the programs it runs.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Places a model on several machines.
@@ -30,16 +30,16 @@ pub(crate) struct Placer {
     links: Links,
 }
 
-/// What of a machine's memory counts, in bytes.
+/// Function that returns the memory of a machine that counts, in bytes.
 pub(crate) type Memory = fn(&NodeFacts) -> u64;
 
-/// When nothing else runs there: the part that macOS lets a GPU have.
+/// Memory of an idle machine: the part that macOS allows a GPU to use.
 pub(crate) const IDLE: Memory = |facts| facts.total_bytes / 4 * 3;
 
-/// Now.
+/// Memory that is free now.
 const FREE: Memory = |facts| facts.free_bytes;
 
-/// As the user says.
+/// Returns the split that the user gave.
 pub(crate) fn given(split: Split) -> Cut {
     Box::new(move |positions| {
         let split = wished_split::for_some(&split, positions);
@@ -48,10 +48,10 @@ pub(crate) fn given(split: Split) -> Cut {
 }
 
 impl Placer {
-    /// For the checkpoint in a folder.
+    /// Creates a placer for the checkpoint in a directory.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If the checkpoint cannot be read.
     pub(crate) fn new(
         model_dir: &Path,
         (hosts, backend): (&[Host], Backend),
@@ -65,11 +65,11 @@ impl Placer {
         Ok(Placer { model, hosts, nodes, wishes, links })
     }
 
-    /// A split that follows the memory that is installed, so that a brain that comes back finds the
-    /// split its ranks have loaded. If nothing of ours runs yet, and what is free now does not hold
-    /// that split, it follows what is free.
+    /// Returns a split that follows the installed memory, so that a coordinator that comes back
+    /// finds the split that its ranks have loaded. If no rank of this server runs yet, and the
+    /// memory that is free now does not hold that split, the split follows the free memory.
     ///
-    /// `name` tells this model's ranks from those of others.
+    /// `name` distinguishes this model's ranks from those of others.
     pub(crate) fn cut(self, name: Option<&str>) -> Cut {
         let mut is_ours_running = self.runs_already(name);
         Box::new(move |positions| {
@@ -105,7 +105,7 @@ impl Placer {
     }
 }
 
-/// What the ranks of one of several models are called.
+/// Returns the name of a rank of one of several models.
 pub(crate) fn rank_name(rank: usize, model: &str) -> String {
     format!("rank {rank} of {model}")
 }
@@ -115,7 +115,7 @@ fn is_rank_of(program: &str, model: &str) -> bool {
     rank.is_some_and(|(_, of)| of == model)
 }
 
-/// How a model is split over all of these machines when nothing else runs there.
+/// Returns the split of a model over all of these machines if nothing else runs there.
 pub(crate) fn idle_split(
     model: &ModelFacts,
     facts: &[(String, NodeFacts, u64)],
@@ -139,8 +139,8 @@ fn place_on_all(
     place(model, offers, links, Wishes { num_machines: Some(offers.len()), ..wishes })
 }
 
-/// What is usual for what joins the machines. Nothing is measured: a brain that comes back has to find
-/// the split that its ranks have loaded.
+/// Returns the usual properties of the links between the machines. They are not measured, because a
+/// coordinator that comes back must find the split that its ranks have loaded.
 pub(crate) fn links(hosts: &[Host], nodes: &Nodes, backend: Backend) -> Links {
     let facts = |at: usize| &nodes.nodes[nodes.of_rank[at]].facts;
     let node = |at: usize| routes::Node { host: &hosts[at], facts: Some(facts(at)) };

@@ -1,4 +1,4 @@
-//! Tickets that the ranks of a server prove to it.
+//! Tickets by which the ranks of a server authenticate to it.
 
 use std::path::Path;
 
@@ -14,7 +14,8 @@ use crate::cluster::Beside;
 pub(crate) struct Tickets(Secret);
 
 impl Tickets {
-    /// Tickets of the server that listens for ranks on `port` and serves the model in `dir`.
+    /// Creates the tickets of the server that listens for ranks on `port` and serves the model in
+    /// `dir`.
     ///
     /// # Errors
     /// If the system provides no randomness.
@@ -25,8 +26,8 @@ impl Tickets {
         beside: Option<&Beside>,
     ) -> anyhow::Result<Tickets> {
         let name = beside.map_or("", |it| it.name.as_str());
-        // A random part: with a port that the system chooses, no other server derives the same
-        // tickets.
+        // A random part ensures that no other server derives the same tickets when the system
+        // selects the port.
         let once = match port {
             0 => Secret::draw().context("drawing a ticket")?.0.to_vec(),
             _ => Vec::new(),

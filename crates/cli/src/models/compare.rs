@@ -1,4 +1,4 @@
-//! `jackalope models check --hosts`: whether all machines have the same model.
+//! `jackalope models check --hosts`: checks whether all machines have the same model.
 
 use anyhow::{Context, bail, ensure};
 use jackalope_cluster::exchange::{FoundFiles, LibraryClient};
@@ -14,10 +14,10 @@ use crate::args::CheckArgs;
 use crate::environment::Environment;
 use crate::{machines, output};
 
-/// What a machine has.
+/// Answer of one machine.
 struct Answer {
     host: String,
-    /// Where, and which files; or why not.
+    /// Directory and files of the model, or the reason why there is none.
     found: Result<(String, Manifest), String>,
 }
 
@@ -57,7 +57,7 @@ pub(crate) async fn run(args: CheckArgs, environment: &Environment) -> anyhow::R
     tokio::task::spawn_blocking(work).await?
 }
 
-/// Names and sizes, as a manifest whose hashes say nothing.
+/// Returns names and sizes as a manifest without meaningful hashes.
 fn sizes(dir: &std::path::Path) -> Result<Manifest, jackalope_cluster::models::ManifestError> {
     let listed = files::list(dir)?.into_iter().map(|it| (it.path, it.bytes));
     without_hashes(listed)
@@ -92,7 +92,7 @@ fn ask(node: &Node, names: &[String], hash: bool) -> Answer {
     Answer { found: found.and_then(|mut client| answer(&mut client)), host }
 }
 
-/// Compares all with the first that has it.
+/// Compares all machines with the first that has the model, and prints the results.
 fn tell(args: &CheckArgs, answers: Vec<Answer>) -> anyhow::Result<()> {
     let reference = answers.iter().find_map(|it| it.found.as_ref().ok()).map(|it| it.1.clone());
     let model = args.model.display();

@@ -1,4 +1,4 @@
-//! Machines that read models from each other, and the addresses at which they do.
+//! Machines that read models from each other, and the addresses they use.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -20,18 +20,18 @@ use crate::environment::Environment;
 pub(super) struct Member {
     pub(super) host: Host,
     facts: NodeFacts,
-    /// How we reach its library.
+    /// Addresses by which this machine reaches its library.
     pub(super) addrs: Vec<SocketAddr>,
-    /// The key of its agent.
+    /// Public key of its agent.
     pub(super) key: PublicKey,
-    /// Our address as it sees us.
+    /// Address of this machine as that one sees it.
     our_ip: Option<IpAddr>,
-    /// Whether its library is this process's.
+    /// Whether this process serves its library.
     pub(super) is_here: bool,
 }
 
 impl Member {
-    /// A machine with an agent.
+    /// Creates the member for a machine with an agent.
     pub(super) fn there(host: Host, node: &Node) -> Member {
         let (facts, addrs) = (node.facts.clone(), node.agent.addrs().to_vec());
         let key =
@@ -39,11 +39,11 @@ impl Member {
         Member { host, facts, addrs, key, our_ip: node.agent.our_ip(), is_here: false }
     }
 
-    /// This machine. Opens its library to `others` for as long as this process runs, without an
-    /// agent.
+    /// Creates the member for this machine. Opens its library to `others` for as long as this
+    /// process runs, without an agent.
     ///
     /// # Errors
-    /// If it cannot listen, or is not installed.
+    /// If this machine cannot listen, or is not installed.
     pub(super) fn here(
         host: Option<Host>,
         environment: &Environment,
@@ -79,20 +79,21 @@ impl Member {
         };
         let mut first = Some(listeners);
         let listeners = Box::new(move || first.take().unwrap_or_default());
-        // Ends with the process.
+        // This thread ends with the process.
         std::thread::spawn(move || agent::serve_on(listeners, config));
         Ok(member)
     }
 
-    /// Addresses by which another member may reach this one.
+    /// Returns addresses by which another member may reach this one.
     fn ips_from(&self, other: &Member) -> Vec<IpAddr> {
         let by_route = routes(&[other.node(), self.node()]).ok().map(|it| it[0][1]);
         let as_seen = other.our_ip.filter(|_| self.is_here);
         by_route.into_iter().chain(as_seen).collect()
     }
 
-    /// How another member reaches it: over the cable between them if there is one, else as we do. A
-    /// loopback address comes last: it means something only where both are one machine.
+    /// Returns the addresses by which another member reaches this one: over the cable between them
+    /// if there is one, else as this machine does. A loopback address comes last, because it is
+    /// valid only if both are the same machine.
     pub(super) fn addrs_from(&self, other: &Member) -> Vec<SocketAddr> {
         let port = self.addrs.first().map_or(0, SocketAddr::port);
         let ips = self.ips_from(other).into_iter();

@@ -1,4 +1,4 @@
-//! Where each machine has the model that is to be served, asked before anything is loaded.
+//! Locates the model to be served on each machine, before anything is loaded.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,45 +19,47 @@ use super::member::Member;
 use crate::content::{HashingWatch, hashing};
 use crate::environment::Environment;
 
-/// A file that ranks read, and its size.
+/// Files that ranks read, with their sizes.
 type Sizes = Vec<(FilePath, u64)>;
 
-/// Where ranks of a machine read the model.
+/// Place from which the ranks of a machine read the model.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
-    /// The model's directory …
+    /// Directory of the model, on another machine if `source` is set.
     pub(crate) dir: String,
-    /// … on another machine, if this is set.
+    /// The other machine from which the model is read, if any.
     pub(crate) source: Option<ModelSource>,
-    /// Creates the grants with which ranks read there.
+    /// Creates the grants that permit ranks to read there.
     pub(crate) granter: Option<Granter>,
-    /// States of its files there; their content equals that of the model here.
+    /// States of the files in that directory; their content equals that of the model on this
+    /// machine.
     pub(crate) states: Vec<FileState>,
 }
 
-/// A model's directory on a machine, whose content equals that of the model here.
+/// Directory of a model on a machine whose content equals that of the model on this machine.
 #[derive(Clone, Debug)]
 struct SameModel {
     dir: String,
     states: Vec<FileState>,
 }
 
-/// Who is to compute which model.
+/// The machines that are to compute a model.
 pub(crate) struct Seats<'a> {
     pub(crate) nodes: &'a Arc<Nodes>,
     pub(crate) hosts: &'a [Host],
     pub(crate) model: &'a Located,
-    /// Who may be read from by machines that lack the model.
+    /// Machine from which machines that lack the model may read it.
     pub(crate) models_from: Option<&'a str>,
 }
 
-/// Returns, by node, where its ranks read the model; and the content that they must find. A machine
-/// may keep the model in another directory, but the bytes that ranks read must be equal. A model
-/// given by name is looked up by name first, then at the same path; a model given by its directory,
-/// in the reverse order.
+/// Returns, for each node, where its ranks read the model, and the content that they must find. A
+/// machine may keep the model in another directory, but the bytes that ranks read must be equal. A
+/// model given by name is looked up by name first, then at the same path; a model given by its
+/// directory, in the reverse order.
 ///
 /// # Errors
-/// Every machine that has another one of that name, or lacks the model with nobody to read it from.
+/// Names every machine that has a different model of that name, or lacks the model while there is
+/// no machine to read it from.
 pub(crate) async fn places(
     seats: Seats<'_>,
     environment: &Environment,
@@ -123,8 +125,9 @@ pub(crate) async fn places(
     Ok((found.iter().enumerate().map(place).collect(), own))
 }
 
-/// Returns the content of the model here, and by node its directory there. Every machine hashes its
-/// own copy unless the hashes are cached. The outer error is one of this machine.
+/// Returns the content of the model on this machine, and for each node the model's directory there.
+/// Every machine hashes its own copy unless the hashes are cached. The outer error is one of this
+/// machine.
 fn ask(
     nodes: &Nodes,
     machines: &[Host],
@@ -164,7 +167,7 @@ fn ask(
         let Some(content) = content else {
             return Ok(SameModel { dir, states: own.states.clone() });
         };
-        // Ranks there are held to our content, whatever the agent reported.
+        // Ranks on that machine must find this machine's content, whatever the agent reported.
         match first_difference(&own.tree, &content.tree, &model.dir) {
             None => Ok(SameModel { dir, states: content.states }),
             Some(what) => {
@@ -194,10 +197,10 @@ fn is_called(machine: &Host, word: &str) -> bool {
 /// Why a machine's ranks have no directory to read.
 #[derive(Debug, Error)]
 enum Absence {
-    /// The model is not there.
+    /// The machine does not have the model.
     #[error("{0}")]
     Missing(String),
-    /// It is another one, or the machine does not tell.
+    /// The machine has a different model, or does not answer.
     #[error("{0}")]
     Problem(String),
 }
@@ -208,7 +211,8 @@ fn read_by_ranks(files: Sizes) -> Sizes {
     files.into_iter().filter(|(path, _)| is_read(path.as_str())).collect()
 }
 
-/// The directory on a machine, or what is wrong. The first name that means something there decides.
+/// Returns the directory on a machine, or the problem. The first name that the machine knows
+/// decides.
 fn dir_on(
     machine: &Host,
     names: &[String],

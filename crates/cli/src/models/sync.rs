@@ -1,4 +1,4 @@
-//! `jackalope models sync`: a model to other machines.
+//! `jackalope models sync`: copies a model to other machines.
 
 use std::path::Path;
 
@@ -46,7 +46,7 @@ pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyh
     };
     let work = move || {
         let copied = copy(&args, &members, (source, &model), &ours);
-        // Until now their agents were wanted.
+        // The agents were needed until now.
         drop(nodes);
         copied
     };

@@ -1,4 +1,5 @@
-//! `jackalope health`, `metrics`, `queue`, `served` and `test`: questions to a server, here or elsewhere.
+//! `jackalope health`, `metrics`, `queue`, `served` and `test`: query a server on this or another
+//! machine.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -13,19 +14,19 @@ use crate::args::operate::AskArgs;
 use crate::environment::Environment;
 use crate::{keys, output};
 
-/// Where a server listens unless told otherwise.
+/// Default URL of a server.
 const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 
-/// A question that nothing has to be computed for.
+/// Timeout of a request that needs no computation by the model.
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A short answer of a model, which may wait behind others.
+/// Timeout of a short answer of a model, which may wait behind others.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 const TEST_PROMPT: &str = "Say hello in one short sentence.";
 const TEST_TOKENS: u32 = 32;
 
-/// The server that was named, or the one of this machine.
+/// Returns the server that was named, or the one of this machine.
 fn server(args: &AskArgs, environment: &Environment) -> anyhow::Result<Server> {
     match (&args.url, running(environment)) {
         (None, Some(running)) => {
@@ -113,7 +114,7 @@ pub(crate) async fn served(args: AskArgs, environment: &Environment) -> anyhow::
     Ok(ExitCode::SUCCESS)
 }
 
-/// How one of several models is: `ready, default, pinned, also gpt-4`.
+/// Formats the state of one of several models: `ready, default, pinned, also gpt-4`.
 fn words_of_model(model: &Value) -> String {
     let mut words = vec![model["state"].as_str().unwrap_or("?").to_owned()];
     words.extend(
@@ -142,7 +143,7 @@ pub(crate) async fn test(args: AskArgs, environment: &Environment) -> anyhow::Re
     Ok(ExitCode::SUCCESS)
 }
 
-/// One short answer, through the chat template where the model has one.
+/// Requests one short answer, through the chat template if the model has one.
 fn one_answer(server: &Server) -> anyhow::Result<Value> {
     let begin = Instant::now();
     let body = json!({

@@ -1,5 +1,5 @@
-//! `jackalope kill-all`: the emergency stop. Ends what is written down, on every machine, and nothing
-//! else.
+//! `jackalope kill-all`: the emergency stop. Ends the recorded processes on every machine, and
+//! nothing else.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -21,10 +21,10 @@ use crate::args::operate::KillAllArgs;
 use crate::environment::Environment;
 use crate::{machines, output};
 
-/// From asking to killing.
+/// Time between the request to end and the kill.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// One machine's agent, through the shell.
+/// Timeout for ending one machine's agent through the shell.
 const HOST_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) async fn kill_all(
@@ -40,7 +40,7 @@ pub(crate) async fn kill_all(
         let devices = rdma::usable();
         let server = end_server(&home, GRACE);
         let mut ended = end_agents(hosts.as_deref().unwrap_or(&[this_machine()]), &home, &shell);
-        // A hostfile that cannot be read is no reason to let go on what is known here.
+        // If the hostfile cannot be read, the processes known here are ended nevertheless.
         if let Err(err) = hosts {
             ended.push(json!({"host": "others", "ok": false, "said": crate::report::text(&err)}));
         }
@@ -72,7 +72,8 @@ pub(crate) async fn kill_all(
     .await
 }
 
-/// The machines that were named, or those of the server, or those of the last one; always this one.
+/// Returns the machines that were named, or those of the running server, or those of the last one;
+/// always includes this machine.
 fn hosts(
     given: Option<&str>,
     known: Option<&ServeRecord>,

@@ -1,4 +1,4 @@
-//! `jackalope logs`, and logs that do not grow without bound.
+//! `jackalope logs`, and the rotation of logs.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -14,21 +14,21 @@ use crate::args::operate::LogsArgs;
 use crate::environment::Environment;
 use crate::{machines, output};
 
-/// A log longer than this is put aside, in place of the one that was put aside before.
+/// Size beyond which a log is rotated; it replaces the one that was rotated before.
 pub(super) const LOG_BYTES_MAX: u64 = 8 << 20;
 
-/// Between two looks at a log's length by whoever writes it.
+/// Interval at which the writer of a log checks its size.
 const ROTATE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Between two looks at a log that is followed.
+/// Interval of polling a log that is followed.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The log of the server in the background.
+/// Returns the path of the log of the server in the background.
 pub(super) fn serve_log(home: &Home) -> PathBuf {
     home.join("logs/serve.log")
 }
 
-/// Puts a log that is too long aside and empties it, for whoever appends to it.
+/// Copies a log that is too long to `*.log.1` and empties it, while its writer keeps appending.
 pub(super) fn rotate(path: &Path, bytes_max: u64) -> io::Result<()> {
     match std::fs::metadata(path) {
         Ok(it) if bytes_max < it.len() => {}
@@ -39,12 +39,12 @@ pub(super) fn rotate(path: &Path, bytes_max: u64) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.set_len(0)
 }
 
-/// Keeps the log of a server in the background short for as long as it is polled.
+/// Rotates the log of the server in the background while this future is polled. Never returns.
 pub(crate) async fn keep_serve_log_short(home: &Home) {
     keep_short(&serve_log(home)).await;
 }
 
-/// Keeps a log that this process appends to short for as long as it is polled.
+/// Rotates a log that this process appends to while this future is polled. Never returns.
 pub(crate) async fn keep_short(path: &Path) {
     loop {
         tokio::time::sleep(ROTATE_INTERVAL).await;
@@ -54,21 +54,21 @@ pub(crate) async fn keep_short(path: &Path) {
     }
 }
 
-/// Prints the end of an agent's log; nothing if there is none.
+/// Shell command that prints the end of an agent's log; nothing if there is none.
 const AGENT_LOG: &str =
     "tail -c 2097152 \"${JACKALOPE_HOME:-$HOME/.jackalope}/logs/agent.log\" 2>/dev/null || :";
 
-/// How long a machine may take to tell it.
+/// Maximum time in which a machine must return it.
 const AGENT_LOG_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The end of a machine's agent's log.
+/// Returns the end of the log of a machine's agent.
 pub(super) fn agent_log(shell: &dyn Shell, host: &str) -> anyhow::Result<String> {
     let ran = shell.run(host, AGENT_LOG, &[], AGENT_LOG_TIMEOUT)?;
     ensure!(!ran.stdout.is_empty(), "{host} has no log of an agent");
     Ok(ran.stdout)
 }
 
-/// The last lines of every machine's agent, each behind its machine's name.
+/// Prints the last lines of every machine's agent, each after the name of its machine.
 fn logs_of(hosts: &str, args: &LogsArgs, environment: &Environment) -> anyhow::Result<()> {
     let hosts = machines::hostfile(hosts)?.hosts;
     let shell = machines::shell(args.ssh.as_deref(), environment);
@@ -128,7 +128,7 @@ pub(crate) async fn logs(args: LogsArgs, environment: &Environment) -> anyhow::R
     }
 }
 
-/// Which lines are shown.
+/// Filter of the lines to show.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     rank: Option<u32>,
@@ -155,7 +155,7 @@ impl Wanted {
     }
 }
 
-/// What was written since `from`, in whole lines; the beginning of one stays in `part`.
+/// Returns the complete lines written since `from`; an incomplete one stays in `part`.
 fn follow(
     path: &Path,
     from: &mut u64,
@@ -164,7 +164,7 @@ fn follow(
 ) -> io::Result<Vec<String>> {
     let length = std::fs::metadata(path)?.len();
     if length < *from {
-        // It was put aside and begins anew.
+        // The log was rotated and begins anew.
         *from = 0;
         part.clear();
     }
@@ -180,12 +180,12 @@ fn read_between(path: &Path, from: u64, until: u64) -> io::Result<Vec<u8>> {
     let mut file = File::open(path)?;
     file.seek(SeekFrom::Start(from))?;
     let mut bytes = Vec::new();
-    // Whoever writes it keeps it below the bound, but for what comes within a minute.
+    // Its writer keeps it below the limit, apart from what is written within a minute.
     file.take(until.saturating_sub(from).min(LOG_BYTES_MAX * 8)).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// The last lines after `from`.
+/// Returns the last lines after `from`.
 pub(super) fn tail_from(path: &Path, from: u64, num_lines: usize) -> io::Result<Vec<String>> {
     let length = std::fs::metadata(path)?.len();
     let bytes = read_between(path, from.min(length), length)?;
@@ -195,7 +195,7 @@ pub(super) fn tail_from(path: &Path, from: u64, num_lines: usize) -> io::Result<
     Ok(lines[skipped..].iter().map(|line| (*line).to_owned()).collect())
 }
 
-/// A line without the escapes of a terminal.
+/// Removes the colour escapes of a terminal from a line.
 fn without_colours(line: &str) -> String {
     let mut plain = String::new();
     let mut rest = line;

@@ -1,4 +1,4 @@
-//! `jackalope monitor`: the status, again and again.
+//! `jackalope monitor`: shows the status repeatedly.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use crate::args::operate::MonitorArgs;
 use crate::environment::Environment;
 use crate::output;
 
-/// Seconds between two looks unless told otherwise.
+/// Default interval in seconds.
 const INTERVAL_SECONDS: u64 = 5;
 
-/// The variable that tells otherwise.
+/// Variable that sets the interval.
 const MONITOR_INTERVAL: &str = "MONITOR_INTERVAL";
 
-/// Puts the cursor into a terminal's corner and clears what is below it.
+/// Moves the cursor to the top left corner of the terminal and clears everything below.
 const CLEAR: &str = "\u{1b}[H\u{1b}[J";
 
 pub(crate) async fn monitor(args: MonitorArgs, environment: &Environment) -> anyhow::Result<()> {

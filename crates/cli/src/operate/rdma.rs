@@ -1,5 +1,5 @@
-//! RDMA devices of this machine, which a killed program can leave in a state that the next one trips
-//! over: whoever ends a server waits until they are as they were.
+//! RDMA devices of this machine. A killed program can leave them in a state in which the next one
+//! fails, so commands that end a server wait until the devices are usable again.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -7,27 +7,27 @@ use std::time::{Duration, Instant};
 use jackalope_cluster::platform;
 use jackalope_cluster::report::RdmaDevice;
 
-/// How long devices may take to be free again.
+/// Maximum time in which devices must be free again.
 const FREE_MAX: Duration = Duration::from_secs(30);
 
-/// Between two looks at them.
+/// Interval of polling them.
 const POLL: Duration = Duration::from_millis(250);
 
-/// How long the system may take to tell of them.
+/// Timeout for the list of devices from the system.
 const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Devices that can be used now; none on a machine without RDMA.
+/// Returns the devices that can be used now; none on a machine without RDMA.
 pub(super) fn usable() -> Vec<String> {
     names(&platform::rdma_devices(ASK_TIMEOUT).unwrap_or_default())
 }
 
-/// Waits until these devices can be used again; those that cannot in time. Without devices there is no
-/// wait.
+/// Waits until these devices can be used again, and returns those that cannot in time. Returns at
+/// once if there are none.
 pub(super) fn wait_until_free(wanted: &[String]) -> Vec<String> {
     wait(wanted, (FREE_MAX, POLL), || platform::rdma_devices(ASK_TIMEOUT))
 }
 
-/// For people, if devices are not free.
+/// Formats a message for people if devices are not free.
 pub(super) fn words_of(busy: &[String]) -> Option<String> {
     let names = busy.join(", ");
     (!busy.is_empty()).then(|| {
@@ -53,7 +53,7 @@ fn wait(
     }
     let deadline = Instant::now() + most;
     loop {
-        // A system that does not tell is not done with them.
+        // If the system returns no list, the devices count as busy.
         let free = ask().map(|devices| names(&devices)).unwrap_or_default();
         let busy: Vec<String> = wanted.iter().filter(|it| !free.contains(it)).cloned().collect();
         if busy.is_empty() || deadline <= Instant::now() {

@@ -1,4 +1,4 @@
-//! What is written down about the server of this machine, in files that only its user reads.
+//! Records of the server of this machine, in files that only its user can read.
 //!
 //! The records hold no client keys. The keys that `restart` needs are in files beside the records
 //! (`serve-keys.json`, `last-start-keys.json`), which no command prints. Commands on this machine
@@ -18,24 +18,24 @@ use crate::config::Resolved;
 use crate::environment::Environment;
 use crate::keys;
 
-/// The record of the server that runs.
+/// Name of the record of the running server.
 const RECORD: &str = "serve";
 
-/// Keys that the record leaves out.
+/// File with the keys that the record omits.
 const RECORD_KEYS: &str = "serve-keys.json";
 
-/// How the last server that became ready was started.
+/// File of the arguments of the last server that became ready.
 const LAST_START: &str = "last-start.json";
 
-/// Keys that `last-start.json` leaves out.
+/// File with the keys that `last-start.json` omits.
 const LAST_START_KEYS: &str = "last-start-keys.json";
 
-/// Everything that decides what a server does: two that agree in it do the same.
+/// Everything that determines what a server does: two servers with equal values do the same.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Start {
     /// The arguments of `serve`, without secrets.
     pub(crate) words: Vec<String>,
-    /// Where it was started.
+    /// Directory in which it was started.
     pub(crate) cwd: PathBuf,
     /// Variables that set options of `serve`, without secrets.
     pub(crate) env: BTreeMap<String, String>,
@@ -52,12 +52,12 @@ impl fmt::Debug for Secrets {
     }
 }
 
-/// A server that is, or was, this machine's.
+/// A recorded server of this machine, which may have ended.
 #[derive(Clone, Debug)]
 pub(crate) struct ServeRecord {
     pub(crate) process: Recorded,
     secrets: Secrets,
-    /// Key with which commands on this machine access the server, if it asks for keys.
+    /// Key with which commands on this machine access the server, if it requires keys.
     operator_key: Option<String>,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct Serving<'a> {
 }
 
 impl Start {
-    /// Of this process.
+    /// Returns the values of this process.
     pub(crate) fn of(resolved: &Resolved, environment: &Environment) -> Start {
         let cwd = std::env::current_dir().unwrap_or_default();
         Start::new(&resolved.typed, cwd, environment.settings())
@@ -144,17 +144,17 @@ impl Start {
         Some(start)
     }
 
-    /// How the last server was started that became ready.
+    /// Returns how the last server that became ready was started.
     pub(crate) fn last(home: &Home) -> Option<Start> {
         let value = read_json(home, LAST_START)?;
         let secrets = read_json(home, LAST_START_KEYS).and_then(|it| texts(&it));
         Start::from_json(&value, Secrets(secrets.unwrap_or_default()))
     }
 
-    /// To be found by [`Start::last`].
+    /// Stores the values for [`Start::last`].
     pub(crate) fn remember(&self, home: &Home) -> Result<(), HomeError> {
         if self.secrets.0.is_empty() {
-            // An error means that there was no such file.
+            // An error means that there is no such file.
             std::fs::remove_file(home.join(LAST_START_KEYS)).ok();
         } else {
             home.write(LAST_START_KEYS, json!(self.secrets.0).to_string().as_bytes())?;
@@ -174,7 +174,7 @@ fn texts(value: &Value) -> Option<BTreeMap<String, String>> {
 }
 
 impl ServeRecord {
-    /// Writes this process down, unless another server of this machine is.
+    /// Records this process, unless another server of this machine is running.
     pub(crate) fn write(
         home: &Home,
         serving: Serving<'_>,
@@ -184,7 +184,7 @@ impl ServeRecord {
             return Ok(None);
         }
         let hosts = &args.ranks.hosts;
-        // Whoever reads this may be in another folder.
+        // The reader may be in another directory.
         let named = hosts.hosts.as_ref().map(|named| match std::fs::canonicalize(named) {
             Ok(path) if path.is_file() => path.to_string_lossy().into_owned(),
             _ => named.clone(),
@@ -212,7 +212,7 @@ impl ServeRecord {
         self.process.forget(home, RECORD);
     }
 
-    /// What is written down, whether it runs or not.
+    /// Returns the recorded server, whether it runs or not.
     pub(crate) fn read(home: &Home) -> Option<ServeRecord> {
         let process = Recorded::read(home, RECORD)?;
         let keys = read_json(home, RECORD_KEYS).unwrap_or_default();
@@ -223,7 +223,7 @@ impl ServeRecord {
         Some(ServeRecord { process, secrets, operator_key })
     }
 
-    /// The server that runs on this machine.
+    /// Returns the server that runs on this machine.
     pub(crate) fn running(home: &Home) -> Option<ServeRecord> {
         ServeRecord::read(home).filter(|it| it.process.runs())
     }
@@ -240,7 +240,7 @@ impl ServeRecord {
         self.text("model").unwrap_or("a model")
     }
 
-    /// The machines it was given, a hostfile or names, as it was told them.
+    /// Returns its machines as they were given: a hostfile or names.
     pub(crate) fn hosts(&self) -> Option<&str> {
         self.text("hosts")
     }
@@ -258,7 +258,7 @@ impl ServeRecord {
         Start::from_json(&self.process.about["start"], self.secrets.clone())
     }
 
-    /// How it is asked.
+    /// Returns the URL and the key for requests to it.
     pub(super) fn server(&self) -> Server {
         let reached =
             self.url().replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:");
@@ -291,7 +291,7 @@ mod tests {
         let env: BTreeMap<String, String> = start.environment().collect();
         assert_eq!((&*env["JACKALOPE_API_KEY"], &*env["JACKALOPE_ADMIN_KEY"]), ("one,3", "two"));
         assert!(!format!("{start:?}").contains("two"), "{start:?}");
-        // `serve` refuses these; they are not dropped.
+        // `serve` rejects these, so they are not dropped.
         assert_eq!(started(&["--api-key", " "], &[]).words, ["--api-key", " "]);
         assert_eq!(started(&["--api-key"], &[]).words, ["--api-key"]);
     }
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(Start::last(&home), Some(without), "no key stays behind");
         home.write(LAST_START, b"{}").unwrap();
         assert_eq!(Start::last(&home), None);
-        // As earlier versions wrote it.
+        // The format of earlier versions.
         let earlier = json!({"words": ["--api-key", "old"], "cwd": "/", "env": {}});
         home.write(LAST_START, earlier.to_string().as_bytes()).unwrap();
         let start = Start::last(&home).unwrap();

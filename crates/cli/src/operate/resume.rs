@@ -1,7 +1,8 @@
-//! `jackalope resume`: after a reboot, all that was there before it.
+//! `jackalope resume`: restores cables and server after a reboot.
 //!
-//! A Mac that starts anew has its Thunderbolt ports in a bridge and without addresses, and nothing of
-//! ours runs. RDMA's switch survives, unless the system was installed anew.
+//! After a restart, a Mac has its Thunderbolt ports in a bridge and without addresses, and no
+//! process of Jackalope runs. The setting that enables RDMA survives, unless the system was
+//! reinstalled.
 
 use std::time::Duration;
 

@@ -22,18 +22,18 @@ use crate::environment::Environment;
 use crate::output;
 use crate::service::{self, ServiceKind};
 
-/// Between two looks at a server that is to become ready.
+/// Interval of polling a server that is to become ready.
 const READY_POLL: Duration = Duration::from_millis(50);
-/// How long a server that is to become ready may take for one answer.
+/// Timeout of one request to a server that is to become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a server that is to end may take to tell what it has.
+/// Timeout of the request for its ranks to a server that is to be ended.
 const LAST_WORD_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a server may take to hand its ranks over, or to end.
+/// Time that a server is given to hand its ranks over, or to end.
 const END_GRACE: Duration = Duration::from_secs(10);
-/// Lines of the log that a failed start ends with.
+/// Number of lines of the log in the error of a failed start.
 const LAST_LINES: usize = 12;
 
-/// How people and programs are told.
+/// Output format.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Telling {
     pub(super) json: bool,
@@ -78,7 +78,7 @@ pub(crate) async fn start(
     .await
 }
 
-/// Refuses to replace a service by a server that its manager would not know.
+/// Fails if the running server is a service: its manager would not know a server that replaces it.
 fn refuse_service(running: &ServeRecord) -> anyhow::Result<()> {
     let pid = running.process.pid;
     if let Some(command) = service::restart_command(ServiceKind::Server, pid) {
@@ -138,7 +138,7 @@ pub(crate) async fn stop(args: StopArgs, environment: &Environment) -> anyhow::R
     .await
 }
 
-/// Ends the server of this machine, if one runs, and says what ended.
+/// Ends the server of this machine, if one runs, and returns a description of it.
 pub(super) fn end_server(home: &Home, grace: Duration) -> anyhow::Result<Option<Value>> {
     let Some(running) = ServeRecord::running(home) else {
         if let Some(stale) = ServeRecord::read(home) {
@@ -162,7 +162,7 @@ pub(super) fn end_server(home: &Home, grace: Duration) -> anyhow::Result<Option<
     })))
 }
 
-/// What [`end_server`] says, for people.
+/// Formats the result of [`end_server`] for people.
 pub(super) fn words_of(ended: Option<&Value>) -> String {
     let Some(ended) = ended else { return "no server runs here".to_owned() };
     let how = if ended["killed"] == true { "was killed" } else { "has ended" };
@@ -175,7 +175,7 @@ pub(super) fn words_of(ended: Option<&Value>) -> String {
     )
 }
 
-/// Where a server's lines of this start begin.
+/// The log of a server, and where the lines of this start begin.
 struct Log {
     path: PathBuf,
     from: u64,

@@ -1,4 +1,4 @@
-//! `jackalope status`: the server of this machine, its ranks, and the agents of its machines.
+//! `jackalope status`: shows the server of this machine, its ranks, and the agents of its machines.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::args::operate::StatusArgs;
 use crate::environment::Environment;
 use crate::{machines, output};
 
-/// How long a server or an agent may take to tell how it is.
+/// Timeout of one request to a server or an agent.
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) async fn status(
@@ -34,12 +34,12 @@ pub(crate) async fn status(
     Ok(if report.is_well() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Everything that is known, as programs read it.
+/// The complete status as JSON.
 #[derive(Debug)]
 pub(super) struct Report(pub(super) Value);
 
 impl Report {
-    /// Asks everybody, each within a bound.
+    /// Queries the server and all agents, each with a timeout.
     pub(super) async fn take(environment: &Environment) -> anyhow::Result<Report> {
         let environment = environment.clone();
         off_runtime(move || {
@@ -66,7 +66,7 @@ impl Report {
         self.0["ok"] == true
     }
 
-    /// The same for people.
+    /// Formats the status for people.
     pub(super) fn text(&self) -> String {
         let (serve, health) = (&self.0["serve"], &self.0["health"]);
         let mut lines = Vec::new();
@@ -106,7 +106,7 @@ impl Report {
     }
 }
 
-/// The models beside the default one, where there are several.
+/// Returns lines for the models other than the default one.
 fn other_models(health: &Value) -> impl Iterator<Item = String> {
     let others = health["models"].as_array().into_iter().flatten();
     others.filter(|it| it["default"] != true).flat_map(|model| {
@@ -121,7 +121,8 @@ fn other_models(health: &Value) -> impl Iterator<Item = String> {
     })
 }
 
-/// The broken links that this machine's server knows of, each in a sentence; none without a server.
+/// Returns the broken links that this machine's server knows of, each as a sentence; none without a
+/// server.
 pub(crate) fn broken_links(environment: &Environment) -> Vec<String> {
     let running = environment.home().ok().and_then(|home| ServeRecord::running(&home));
     let health = running.as_ref().map(health_of).unwrap_or_default();
@@ -148,7 +149,8 @@ fn health_of(running: &ServeRecord) -> Value {
     }
 }
 
-/// The agents of the server's machines, or of this one alone if one runs.
+/// Returns the agents of the server's machines; without a server, the agent of this machine if one
+/// runs.
 fn agents(home: &Home, running: Option<&ServeRecord>, environment: &Environment) -> Vec<Value> {
     let hosts = running.and_then(|it| machines::hostfile(it.hosts()?).ok());
     let Some(hosts) = hosts else {
@@ -176,7 +178,7 @@ fn recorded_json(agent: &Recorded) -> Value {
     json!({"host": "127.0.0.1", "up": true, "pid": agent.pid, "programs": null})
 }
 
-/// Asks one agent which programs it looks after. Starts none.
+/// Queries the programs of one agent. Starts none.
 fn agent_json(host: &Host, reach: &ReachArgs, environment: &Environment) -> Value {
     let name = host.name();
     let asked = || -> Result<Value, String> {

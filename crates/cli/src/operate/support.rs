@@ -1,5 +1,6 @@
-//! `jackalope support`: what somebody else needs to find a fault, in one folder. Nothing in it was asked
-//! of a model or said by one, and no key and no secret; whoever sends it can read it before.
+//! `jackalope support`: collects the information that is needed to find a fault in one directory.
+//! It contains no prompts, no answers of models, no keys and no secrets; users can read it before
+//! they send it.
 
 use std::fs;
 use std::io::{Read, Seek, SeekFrom};
@@ -18,13 +19,13 @@ use crate::args::operate::SupportArgs;
 use crate::environment::Environment;
 use crate::{doctor, output};
 
-/// Of each log, its end.
+/// Maximum size of the end of each log that is included.
 const LOG_BYTES: u64 = 2 << 20;
 
-/// For one question to the server.
+/// Timeout of one request to the server.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What the server is asked for.
+/// Paths of the server that are queried, with the files for the answers.
 const PATHS: [(&str, &str); 5] = [
     ("/health", "health.json"),
     ("/v1/models", "models.json"),
@@ -33,11 +34,11 @@ const PATHS: [(&str, &str); 5] = [
     ("/metrics/snapshot", "metrics.json"),
 ];
 
-/// The folder as it grows.
+/// The directory that is being filled.
 struct Folder {
     path: PathBuf,
     files: Vec<String>,
-    /// What could not be had, and why.
+    /// Contents that could not be obtained, with the reasons.
     missing: Vec<String>,
 }
 
@@ -99,14 +100,14 @@ fn usual_name() -> PathBuf {
     PathBuf::from(format!("jackalope-support-{seconds}"))
 }
 
-/// A host's name, as part of a file's.
+/// Converts a host's name to a part of a file name.
 fn file_name(host: &str) -> String {
     host.chars()
         .map(|c| if c.is_ascii_alphanumeric() || ".-".contains(c) { c } else { '_' })
         .collect()
 }
 
-/// What the server of this machine says of itself.
+/// Adds the server's own reports.
 fn of_server(home: &Home, folder: &mut Folder) -> anyhow::Result<()> {
     let Some(record) = ServeRecord::running(home) else {
         folder.missing.push("the server: none runs on this machine".to_owned());
@@ -116,7 +117,7 @@ fn of_server(home: &Home, folder: &mut Folder) -> anyhow::Result<()> {
     for (path, name) in PATHS {
         let said = server.ask(path, None, TIMEOUT);
         let said = said.and_then(|it| {
-            // Health is told with an error's status if it is bad.
+            // The health of an unhealthy server comes with an error status.
             let is_told = it.is_ok() || it.body.get("error").is_none();
             anyhow::ensure!(is_told, "{}", it.refusal());
             Ok(pretty(&it.body))

@@ -24,7 +24,7 @@ pub(super) fn of_ranks(
         let routes = routes::routes(&ends);
         let is_encrypted = match &routes {
             Ok(routes) => routes::encrypted(&ends, routes, encryption)[0][1],
-            // No address is known yet, so it is no cable either.
+            // Without known addresses the link does not count as a cable either.
             Err(_) => encryption != Encryption::Off,
         };
         is_encrypted && !backend.is_stock()
@@ -38,7 +38,7 @@ pub(super) fn of_ranks(
     pairs.map(link).collect()
 }
 
-/// For people: the connections that are encrypted, and those in clear; empty for one rank.
+/// Formats for people the connections that are encrypted, and those in clear; empty for one rank.
 pub(super) fn text(links: &[PlannedLink], backend: Backend) -> String {
     let mut text = String::new();
     for (is_encrypted, words) in [(true, "encrypted"), (false, "in clear")] {
@@ -60,7 +60,7 @@ pub(super) fn text(links: &[PlannedLink], backend: Backend) -> String {
     if text.is_empty() { text } else { format!("\n{text}") }
 }
 
-/// The same for programs.
+/// Returns the same as JSON.
 pub(super) fn json(links: &[PlannedLink]) -> Value {
     let link = |link: &PlannedLink| json!({"ranks": link.ranks, "names": link.names, "encrypted": link.is_encrypted});
     links.iter().map(link).collect()
@@ -85,7 +85,7 @@ mod tests {
     fn each_link_says_whether_it_is_encrypted() {
         let names = ["mac1", "mac2", "mac3", "mac3"];
         let hosts = names.map(|name| Host { ssh: name.to_owned(), ..Host::default() });
-        // A cable joins the first two; nothing is known of the third.
+        // A cable joins the first two machines; nothing is known about the third.
         let one = facts(&[("10.0.0.1", 24), ("192.168.7.1", 30)]);
         let other = facts(&[("10.0.0.2", 24), ("192.168.7.2", 30)]);
         let facts = [Some(&one), Some(&other), None, None];

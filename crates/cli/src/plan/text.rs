@@ -1,4 +1,4 @@
-//! A placement, or its refusal, for people and machines.
+//! Formats a placement, or its refusal, for people and machines.
 
 use jackalope_cluster::placement::{
     ModelFacts, NodeOffer, PartKind, Placement, PlacementOption, Refusal, Speed, SplitKind,
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::split::bytes;
 
-/// A table of ranks, the reason, and a table of options.
+/// Formats a placement: a table of ranks, the reason, and a table of options.
 pub(crate) fn placement(model: &ModelFacts, offers: &[NodeOffer], placement: &Placement) -> String {
     let mut text = format!("{}\n", describe(model));
     let Placement { context_tokens, context_tokens_max, reason, .. } = placement;
@@ -37,7 +37,7 @@ pub(crate) fn placement(model: &ModelFacts, offers: &[NodeOffer], placement: &Pl
     text
 }
 
-/// What a rank's number counts.
+/// Returns the name of the quantity that a rank's number counts.
 fn part(split: &Split) -> &'static str {
     match split {
         Split::Tensor(_) => "share",
@@ -84,7 +84,7 @@ fn split(split: &Split) -> String {
     format!("{} {}", SplitKind::of(split).name(), numbers.join(","))
 }
 
-/// Columns as wide as their widest cell.
+/// Formats a table with columns as wide as their widest cell.
 fn table(rows: &[Vec<String>]) -> String {
     let num_columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -129,7 +129,7 @@ fn speed_json(speed: Option<Speed>) -> Value {
     }
 }
 
-/// What all ranks hold, under its name.
+/// Returns the numbers of all ranks, with their name.
 fn numbers(split: &Split) -> (&'static str, &[u32]) {
     match split {
         Split::Tensor(shares) => ("shares", shares),
@@ -137,7 +137,7 @@ fn numbers(split: &Split) -> (&'static str, &[u32]) {
     }
 }
 
-/// The placement as data.
+/// Returns the placement as JSON.
 pub(crate) fn placement_json(
     model: &ModelFacts,
     offers: &[NodeOffer],
@@ -172,7 +172,7 @@ pub(crate) fn placement_json(
     })
 }
 
-/// The refusal as data.
+/// Returns the refusal as JSON.
 pub(crate) fn refusal_json(model: &ModelFacts, refusal: &Refusal) -> Value {
     let nodes = refusal.nodes.iter().map(|node| {
         json!({

@@ -1,17 +1,17 @@
-//! Which files of a repository serving needs.
+//! Selects the files of a repository that serving needs.
 
 use anyhow::{Context, bail, ensure};
 use jackalope_cluster::models::{BlobId, FilePath, RepoId};
 
 use super::hub::{Listing, Sibling};
 
-/// What configurations, tokenizers and templates end with.
+/// Extensions of configurations, tokenizers and templates.
 const TEXT_ENDS: [&str; 5] = [".json", ".jinja", ".txt", ".model", ".tiktoken"];
 
-/// Templates that tokenizers keep in a folder.
+/// Directory in which tokenizers keep templates.
 const TEMPLATES_DIR: &str = "additional_chat_templates/";
 
-/// Weights that can run code when they are read.
+/// Extensions of weights that can run code when they are read.
 const PICKLE_ENDS: [&str; 5] = [".bin", ".pt", ".pth", ".ckpt", ".pkl"];
 
 /// A file to fetch.
@@ -22,10 +22,11 @@ pub(crate) struct RemoteFile {
     pub(crate) blob: BlobId,
 }
 
-/// The files that serving needs, large ones first.
+/// Returns the files that serving needs, large ones first.
 ///
 /// # Errors
-/// If there are no weights that can be served, or the hub does not tell what a file holds.
+/// If there are no weights that can be served, or the hub does not report the hash or size of a
+/// file.
 pub(crate) fn choose(repo: &RepoId, listing: &Listing) -> anyhow::Result<Vec<RemoteFile>> {
     let names: Vec<&str> = listing.siblings.iter().map(|it| it.name.as_str()).collect();
     check_weights(repo, &names)?;
@@ -37,7 +38,7 @@ pub(crate) fn choose(repo: &RepoId, listing: &Listing) -> anyhow::Result<Vec<Rem
     Ok(files)
 }
 
-/// True for what ranks read.
+/// Whether a file holds weights that ranks read.
 pub(super) fn is_weights(name: &str) -> bool {
     name.starts_with("model") && name.ends_with(".safetensors") && !name.contains('/')
 }

@@ -1,4 +1,5 @@
-//! One file: goes on where an earlier attempt stopped, and has its name only once it is verified.
+//! Fetches one file: continues where an earlier attempt stopped, and gives the file its name only
+//! once it is verified.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -14,10 +15,10 @@ use super::place::Job;
 use super::retry::{Failure, Retries};
 use super::{Progress, Pull};
 
-/// Bytes taken from a connection at a time.
+/// Number of bytes read from a connection at a time.
 const READ_BYTES: usize = 256 << 10;
 
-/// An attempt that brought so much was of use, whatever ended it.
+/// Number of bytes from which an attempt counts as useful, whatever ended it.
 const USEFUL_BYTES: u64 = 1 << 20;
 
 /// A file to fetch.
@@ -29,12 +30,12 @@ pub(super) struct Fetch<'a> {
     bar: Progress<'a>,
 }
 
-/// What has come of a file: on the disk, and in the hash.
+/// The part of a file that has arrived: on the disk, and in the hash.
 struct Partial<'a> {
     file: File,
     hasher: BlobHasher,
     bytes: u64,
-    /// True if some of it is from an earlier run, which may have been another content.
+    /// Whether some of it is from an earlier run, which may have fetched another content.
     is_resumed: bool,
     fetch: Fetch<'a>,
 }
@@ -44,14 +45,15 @@ impl<'a> Fetch<'a> {
         Fetch { pull, job, commit, bar }
     }
 
-    /// Fetches the file unless it is there, and says how many bytes came over the network.
+    /// Fetches the file unless it exists, and returns the number of bytes that came over the
+    /// network.
     pub(super) fn run(self) -> anyhow::Result<u64> {
         let job = self.job;
         for path in [&job.partial, &job.done, &job.lock] {
             let dir = path.parent().expect("every file lies in a folder");
             fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
         }
-        // Held until the end; a process that dies lets go of it.
+        // Held until the end; a process that dies releases it.
         let _lock = lock(&job.lock)?;
         if self.is_there()? {
             self.bar.add(job.file.bytes);
@@ -65,7 +67,7 @@ impl<'a> Fetch<'a> {
             if partial.keep()? {
                 return Ok(fetched_bytes);
             }
-            // What an earlier run has left may be at fault, and what came now is not.
+            // The data of an earlier run may be wrong, while the data that arrived now is not.
             ensure!(
                 is_resumed,
                 "{} is not what the hub says it is: its hash is not {}\nhint: try again later, or \
@@ -76,8 +78,8 @@ impl<'a> Fetch<'a> {
         }
     }
 
-    /// In a cache a content is what its name says, if it is not cut off. In a directory anything may
-    /// have the name, so it is read.
+    /// Whether the file exists. In a cache, a file of the right length has the content that its
+    /// name says. In a directory any file may have the name, so the file is hashed.
     fn is_there(self) -> anyhow::Result<bool> {
         let Job { file, done, .. } = self.job;
         if fs::metadata(done).map(|it| it.len()).ok() != Some(file.bytes) {
@@ -90,7 +92,7 @@ impl<'a> Fetch<'a> {
         Ok(found.with_context(|| format!("reading {}", done.display()))? == file.blob)
     }
 
-    /// Attempts until all bytes are there, and says how many came.
+    /// Makes attempts until all bytes have arrived, and returns the number of bytes that came.
     fn complete(self, partial: &mut Partial<'_>) -> anyhow::Result<u64> {
         let mut retries = Retries::new(self.pull.retries);
         let mut fetched_bytes = 0;
@@ -114,14 +116,14 @@ impl<'a> Fetch<'a> {
         Ok(fetched_bytes)
     }
 
-    /// One request, from where the last one ended.
+    /// Sends one request, starting where the last one ended.
     fn attempt(self, partial: &mut Partial<'_>, gained_bytes: &mut u64) -> Result<(), Failure> {
         let Pull { hub, repo, revision, .. } = self.pull;
         let url = hub.file_url(repo, self.commit, &self.job.file.path);
         let response = hub.get(&url, partial.bytes)?;
         match response.status() {
             StatusCode::PARTIAL_CONTENT if starts_at(&response, partial.bytes) => {}
-            // The server does not know ranges, or not this one.
+            // The server does not support ranges, or not this one.
             StatusCode::OK => partial.begin_anew().map_err(Failure::Final)?,
             StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => {
                 partial.begin_anew().map_err(Failure::Final)?;
@@ -175,7 +177,7 @@ impl<'a> Fetch<'a> {
 }
 
 impl<'a> Partial<'a> {
-    /// With what earlier runs have left.
+    /// Opens the partial file that earlier runs have left, or a new one.
     fn open(fetch: Fetch<'a>) -> anyhow::Result<Partial<'a>> {
         let Job { file: wanted, partial: path, .. } = fetch.job;
         let opening = || format!("opening {}", path.display());
@@ -210,7 +212,7 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    /// Drops what has come.
+    /// Discards what has arrived.
     fn begin_anew(&mut self) -> anyhow::Result<()> {
         if self.bytes == 0 {
             return Ok(());
@@ -224,7 +226,8 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    /// Gives a complete file its name if it is what was wanted, or else removes it.
+    /// Gives a complete file its name if its hash is right, or else removes it. Returns whether it
+    /// was right.
     fn keep(self) -> anyhow::Result<bool> {
         let Job { file: wanted, partial: path, done, .. } = self.fetch.job;
         let keeping = || format!("keeping {}", path.display());
@@ -239,7 +242,7 @@ impl<'a> Partial<'a> {
     }
 }
 
-/// Keeps other programs, Hugging Face's among them, from writing the same file.
+/// Locks the file against other programs, including Hugging Face's.
 fn lock(path: &Path) -> anyhow::Result<File> {
     let locking = || format!("locking {}", path.display());
     let file = File::options().write(true).create(true).truncate(false).open(path);
@@ -254,7 +257,7 @@ fn lock(path: &Path) -> anyhow::Result<File> {
     }
 }
 
-/// True if an answer with a part begins with the byte that was asked for.
+/// Whether a partial response begins with the requested byte.
 fn starts_at(response: &Response<Body>, from: u64) -> bool {
     let range = response.headers().get("content-range").and_then(|it| it.to_str().ok());
     let start = range.and_then(|it| it.trim().strip_prefix("bytes ")?.split('-').next());

@@ -1,4 +1,4 @@
-//! The hub's HTTP API: what a repository holds, and its files. Knows what each refusal means.
+//! The hub's HTTP API: lists repositories, fetches their files, and interprets refusals.
 
 use std::io::ErrorKind;
 use std::time::{Duration, SystemTime};
@@ -13,13 +13,13 @@ use ureq::{Agent, Body};
 use super::retry::{Failure, asked_pause};
 use crate::environment::{Environment, Token};
 
-/// Bound of finding and reaching a server.
+/// Timeout for resolving and reaching a server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// What a listing may have.
+/// Maximum size of a listing.
 const LISTING_BYTES_MAX: u64 = 64 << 20;
 
-/// What of a refusal is read.
+/// Maximum size that is read of an error response.
 const REFUSAL_BYTES_MAX: u64 = 4096;
 
 /// A hub that serves repositories.
@@ -49,15 +49,16 @@ pub(crate) struct Sibling {
 }
 
 impl Hub {
-    /// The hub of the environment; a connection that is silent for longer than `stall` counts as
-    /// broken.
+    /// Creates a client for the hub of the environment. A connection that is silent for longer than
+    /// `stall` counts as broken.
     pub(crate) fn new(environment: &Environment, stall: Duration) -> Hub {
         let agent = Agent::config_builder()
             .http_status_as_error(false)
             .user_agent(concat!("jackalope/", env!("CARGO_PKG_VERSION")))
-            // Sizes and ranges are those of the files as they are.
+            // Sizes and ranges refer to the uncompressed files.
             .accept_encoding("identity")
-            // Hubs redirect within themselves and to stores whose addresses carry their own proof.
+            // Hubs redirect within themselves and to stores whose URLs contain their own
+            // credentials.
             .redirect_auth_headers(RedirectAuthHeaders::SameHost)
             .timeout_resolve(Some(CONNECT_TIMEOUT))
             .timeout_connect(Some(CONNECT_TIMEOUT))
@@ -70,18 +71,18 @@ impl Hub {
         Hub { agent, endpoint: environment.endpoint.clone(), token: environment.token() }
     }
 
-    /// Ends all connections, also those that others are waiting for.
+    /// Closes all connections, also those that other threads wait for.
     pub(crate) fn shut_down(&self) {
         self.agent.clone().shutdown();
     }
 
-    /// Where a file is.
+    /// Returns the URL of a file.
     pub(crate) fn file_url(&self, repo: &RepoId, commit: &str, path: &FilePath) -> String {
         let path = path.as_str().split('/').map(encode).collect::<Vec<_>>().join("/");
         format!("{}/{repo}/resolve/{commit}/{path}", self.endpoint)
     }
 
-    /// What a revision holds.
+    /// Lists the files of a revision.
     pub(crate) fn list(&self, repo: &RepoId, revision: &Revision) -> Result<Listing, Failure> {
         let revision_part = encode(revision.as_str());
         let url =
@@ -96,7 +97,7 @@ impl Hub {
         listing.map_err(Failure::Final)
     }
 
-    /// Asks for what is at `url` from byte `from` on; whatever the status of the answer is.
+    /// Requests `url` from byte `from` on. Returns the response, whatever its status.
     pub(crate) fn get(&self, url: &str, from: u64) -> Result<Response<Body>, Failure> {
         let mut request = self.agent.get(url);
         if let Some(token) = &self.token {
@@ -107,7 +108,7 @@ impl Hub {
         }
         request.call().map_err(|err| {
             let is_final = match &err {
-                // What the other end said cannot be trusted, now or later.
+                // The response of the other end is invalid, now and later.
                 ureq::Error::Io(err) => err.kind() == ErrorKind::InvalidData,
                 ureq::Error::BadUri(_)
                 | ureq::Error::Tls(_)
@@ -124,7 +125,7 @@ impl Hub {
         })
     }
 
-    /// What an answer that is no success means.
+    /// Interprets a response that is not a success.
     pub(crate) fn refusal(
         &self,
         url: &str,
@@ -179,7 +180,7 @@ impl Hub {
 fn parse_listing(body: &str) -> anyhow::Result<Listing> {
     let listing: Value = serde_json::from_str(body).context("is no JSON")?;
     let commit = listing["sha"].as_str().context("names no commit")?;
-    // It becomes a part of paths.
+    // The commit becomes a part of paths.
     let is_commit = commit.parse::<Revision>().is_ok() && !commit.contains('/');
     anyhow::ensure!(is_commit, "names {commit:?} as a commit");
     let siblings = listing["siblings"].as_array().context("names no files")?;
@@ -196,7 +197,7 @@ fn parse_listing(body: &str) -> anyhow::Result<Listing> {
     Ok(Listing { commit: commit.to_owned(), siblings: siblings.collect::<anyhow::Result<_>>()? })
 }
 
-/// One part of a URL's path.
+/// Percent-encodes one part of a URL's path.
 fn encode(part: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
     part.bytes().fold(String::new(), |text, byte| match is_plain(byte) {

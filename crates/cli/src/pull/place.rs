@@ -1,4 +1,4 @@
-//! Where the files of a pull go: into Hugging Face's cache, or a directory of their own.
+//! Destination of the files of a pull: Hugging Face's cache, or a directory of their own.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -12,30 +12,30 @@ use jackalope_cluster::models::{
 
 use super::choice::{RemoteFile, is_weights};
 
-/// Where a directory keeps what is on its way.
+/// Subdirectory for files that are being fetched.
 const PARTIAL_DIR: &str = ".jackalope";
 
-/// What a disk must have beyond the files themselves.
+/// Free space in bytes that a disk must have in addition to the files.
 const ROOM_BYTES: u64 = 64 << 20;
 
-/// Where files go.
+/// Destination of files.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
-    /// Into a cache, by content, with links from a snapshot.
+    /// A cache: by content, with links from a snapshot.
     Cache(HubRepo),
-    /// Into a directory, by name.
+    /// A directory: by name.
     Directory(PathBuf),
 }
 
-/// One file on its way.
+/// One file to fetch.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) file: RemoteFile,
-    /// What has come of it.
+    /// Path of the part that has arrived.
     pub(crate) partial: PathBuf,
-    /// All of it, once verified.
+    /// Path of the complete file, once it is verified.
     pub(crate) done: PathBuf,
-    /// Held by whoever writes it.
+    /// Lock file held by the process that writes it.
     pub(crate) lock: PathBuf,
 }
 
@@ -50,13 +50,13 @@ impl Job {
 }
 
 impl Place {
-    /// The cache at `root`, as an absolute path.
+    /// Returns the cache at `root`, as an absolute path.
     pub(crate) fn cache(root: &Path, repo: &RepoId) -> anyhow::Result<Place> {
         let root = std::path::absolute(root)?;
         Ok(Place::Cache(HubCache::new(root).repo(repo)))
     }
 
-    /// Where the model can be found afterwards.
+    /// Returns the directory of the model after the pull.
     pub(crate) fn dir(&self, commit: &str) -> PathBuf {
         match self {
             Place::Cache(repo) => repo.snapshot(commit).dir,
@@ -64,7 +64,7 @@ impl Place {
         }
     }
 
-    /// What must be fetched; of several files with one content in a cache, one.
+    /// Returns the files to fetch; of several files with the same content in a cache, only one.
     pub(crate) fn jobs(&self, files: &[RemoteFile]) -> Vec<Job> {
         let mut seen = BTreeSet::new();
         let jobs = files.iter().filter_map(|file| {
@@ -90,7 +90,8 @@ impl Place {
         jobs.collect()
     }
 
-    /// Refuses a directory that holds another model, or weights that would be read beside ours.
+    /// Fails if the directory holds another model, or weights that would be read beside the fetched
+    /// ones.
     pub(crate) fn check_owner(&self, repo: &RepoId, files: &[RemoteFile]) -> anyhow::Result<()> {
         let Place::Directory(dir) = self else { return Ok(()) };
         let is_other = match Record::read(dir) {
@@ -116,7 +117,7 @@ impl Place {
         Ok(())
     }
 
-    /// Refuses what will not fit, before anything is fetched.
+    /// Fails if the files do not fit on the disk, before anything is fetched.
     pub(crate) fn check_room(&self, jobs: &[Job]) -> anyhow::Result<()> {
         let root = match self {
             Place::Cache(repo) => repo.dir(),
@@ -138,7 +139,7 @@ impl Place {
         Ok(())
     }
 
-    /// Makes the files, which are all there, a model that others find.
+    /// Turns the files, which are all present, into a model that other programs find.
     pub(crate) fn finish(
         &self,
         id: &RepoId,
@@ -152,7 +153,7 @@ impl Place {
                     repo.link(commit, &file.path, &file.blob)
                         .with_context(|| format!("linking {}", file.path))?;
                 }
-                // Last, so that what a branch means is whole.
+                // Done last, so that a branch always refers to a complete snapshot.
                 if revision.as_str() != commit {
                     repo.set_commit_of(revision, commit).context("noting the revision")?;
                 }
@@ -170,7 +171,7 @@ impl Place {
     }
 }
 
-/// Removes what an earlier revision had and this one has not.
+/// Removes files of an earlier revision that this one does not have.
 fn remove_former(dir: &Path, manifest: &Manifest) -> anyhow::Result<()> {
     let former = Record::read(dir).map(|it| it.manifest).unwrap_or_default();
     for file in former.files().iter().filter(|file| manifest.file(&file.path).is_none()) {

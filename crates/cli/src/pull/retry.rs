@@ -1,36 +1,36 @@
-//! What is tried again, how often and when.
+//! Decides what is retried, how often and when.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use anyhow::anyhow;
 
-/// Pause after the first failure; doubled after each more.
+/// Pause after the first failure; doubled after each further one.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 
-/// Longest pause of our own choice.
+/// Maximum pause that is not requested by the hub.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// Longest pause that a hub may ask for.
+/// Maximum pause that a hub may request.
 pub(crate) const ASKED_PAUSE_MAX: Duration = Duration::from_secs(300);
 
-/// Why something did not work.
+/// Failure of an attempt.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// It will not work the next time either.
+    /// It will fail again.
     Final(anyhow::Error),
-    /// It may, perhaps after the pause that was asked for.
+    /// It may succeed next time, perhaps after the requested pause.
     Again { error: anyhow::Error, pause: Option<Duration> },
 }
 
 impl Failure {
-    /// Worth another attempt.
+    /// Creates a failure that is worth another attempt.
     pub(crate) fn again(error: anyhow::Error) -> Failure {
         Failure::Again { error, pause: None }
     }
 }
 
-/// Attempts that are left.
+/// Number of failed attempts, and their limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Retries {
     max: u32,
@@ -42,7 +42,7 @@ impl Retries {
         Retries { max, num_failed: 0 }
     }
 
-    /// The last attempt was of use: failures before it do not count.
+    /// Resets the counter, because the last attempt was useful.
     pub(crate) fn forget(&mut self) {
         self.num_failed = 0;
     }
@@ -50,7 +50,7 @@ impl Retries {
     /// Waits until the next attempt may begin.
     ///
     /// # Errors
-    /// The failure, if there is no next attempt.
+    /// Returns the failure if there is no next attempt.
     pub(crate) fn again(&mut self, failure: Failure, stop: &Stop) -> anyhow::Result<()> {
         let (error, asked) = match failure {
             Failure::Final(error) => return Err(error),
@@ -78,7 +78,7 @@ fn own_pause(num_failed: u32) -> Duration {
     (PAUSE_MIN * factor).min(PAUSE_MAX)
 }
 
-/// The pause that a `Retry-After` asks for: seconds, or a date.
+/// Returns the pause that a `Retry-After` header requests: seconds, or a date.
 pub(crate) fn asked_pause(header: &str, now: SystemTime) -> Option<Duration> {
     if let Ok(seconds) = header.trim().parse() {
         return Some(Duration::from_secs(seconds));
@@ -87,7 +87,7 @@ pub(crate) fn asked_pause(header: &str, now: SystemTime) -> Option<Duration> {
     Some(date.duration_since(now).unwrap_or_default())
 }
 
-/// `Sun, 06 Nov 1994 08:49:37 GMT`, the one form that RFC 9110 lets servers write.
+/// Parses `Sun, 06 Nov 1994 08:49:37 GMT`, the only form that RFC 9110 lets servers send.
 fn http_date(text: &str) -> Option<SystemTime> {
     const MONTHS: [&str; 12] =
         ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
@@ -107,7 +107,7 @@ fn http_date(text: &str) -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
 }
 
-/// Ends waits and work everywhere at once.
+/// Flag that ends waits and work of all threads at once.
 #[derive(Debug, Default)]
 pub(crate) struct Stop {
     is_set: Mutex<bool>,
@@ -115,7 +115,7 @@ pub(crate) struct Stop {
 }
 
 impl Stop {
-    /// True for the first who sets it.
+    /// Sets the flag. Returns true for the first caller.
     pub(crate) fn set(&self) -> bool {
         let was_set = std::mem::replace(
             &mut *self.is_set.lock().unwrap_or_else(PoisonError::into_inner),
@@ -129,7 +129,7 @@ impl Stop {
         *self.is_set.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits so long, or until it is set; says whether it is.
+    /// Waits for `pause`, or until the flag is set. Returns whether it is set.
     fn wait(&self, pause: Duration) -> bool {
         let is_set = self.is_set.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.changed.wait_timeout_while(is_set, pause, |is_set| !*is_set);
@@ -169,7 +169,7 @@ mod tests {
         let err = retries.again(failure(Some(Duration::from_secs(3600))), &stop).unwrap_err();
         assert_eq!(format!("{err:#}"), "asked to come back in 3600 seconds: broken");
         assert!(retries.again(Failure::Final(anyhow!("no")), &stop).is_err());
-        // Not a second of the pause is waited for.
+        // The pause is not waited for at all.
         assert!(stop.set() && !stop.set());
         assert!(Retries::new(9).again(failure(Some(ASKED_PAUSE_MAX)), &stop).is_err());
         let pauses: Vec<u128> = (1..=9).map(|it| own_pause(it).as_millis()).collect();

@@ -1,17 +1,17 @@
-//! What the system's service manager is given: a unit of systemd, or a property list of launchd.
+//! Definitions for the system's service manager: a systemd unit, or a launchd property list.
 
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 
-/// Grace between the request to stop a server and its kill, in seconds. More than a server needs to
-/// end its streams and its ranks.
+/// Time in seconds between the request to stop a server and its kill. It is longer than a server
+/// needs to end its streams and its ranks.
 pub(super) const STOP_SECONDS: u64 = 30;
 
-/// Exit status of a command line that cannot be parsed: a further start would fail alike.
+/// Exit status for a command line that cannot be parsed: another start would fail in the same way.
 const USAGE_STATUS: u8 = 2;
 
-/// What can be a service.
+/// Program that can run as a service.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum ServiceKind {
     /// The server: `jackalope serve`.
@@ -48,8 +48,8 @@ impl ServiceKind {
         }
     }
 
-    /// Seconds between its end and its next start. A server that cannot start, for want of memory
-    /// or of a machine, needs time more than haste.
+    /// Returns the seconds between its end and its next start. A server that cannot start, for lack
+    /// of memory or of a machine, needs time more than haste.
     fn restart_seconds(self) -> u64 {
         match self {
             ServiceKind::Server => 5,
@@ -57,13 +57,13 @@ impl ServiceKind {
         }
     }
 
-    /// Whether a clean end is final. An agent also ends to make room for a new version.
+    /// Whether a clean exit is final. An agent also exits so that a new version can replace it.
     fn ends_for_good(self) -> bool {
         self == ServiceKind::Server
     }
 }
 
-/// Whose service manager runs it.
+/// Service manager that runs it: the user's or the system's.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Scope {
     User,
@@ -89,33 +89,33 @@ pub(super) enum Manager {
 }
 
 impl Manager {
-    /// Of this machine.
+    /// Returns the service manager of this machine.
     pub(super) fn here() -> Manager {
         if cfg!(target_os = "macos") { Manager::Launchd } else { Manager::Systemd }
     }
 }
 
-/// A service, wherever it runs.
+/// A service of any manager and scope.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Service {
     pub(super) manager: Manager,
     pub(super) kind: ServiceKind,
     pub(super) scope: Scope,
-    /// Who installs it.
+    /// User id of the user who installs it.
     pub(super) uid: u32,
 }
 
-/// What a service runs.
+/// Program that a service runs, with its arguments and environment.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Job {
     pub(super) program: PathBuf,
-    /// Arguments behind the subcommand.
+    /// Arguments after the subcommand.
     pub(super) args: Vec<String>,
-    /// `JACKALOPE_HOME`.
+    /// Value of `JACKALOPE_HOME`.
     pub(super) home: PathBuf,
-    /// Folder it starts in; a server reads the `.env` there.
+    /// Working directory; a server reads the `.env` there.
     pub(super) dir: PathBuf,
-    /// Account of a system's service.
+    /// Account of a system service.
     pub(super) account: Option<String>,
 }
 
@@ -124,7 +124,7 @@ fn words(text: &str) -> Vec<String> {
 }
 
 impl Service {
-    /// Path of its file, for a user with this home folder.
+    /// Returns the path of its file, for a user with this home directory.
     pub(super) fn path(self, user_home: &Path) -> PathBuf {
         let label = self.kind.label();
         match (self.manager, self.scope) {
@@ -157,7 +157,7 @@ impl Service {
         }
     }
 
-    /// Domain of launchd.
+    /// Returns the launchd domain.
     fn domain(self) -> String {
         match self.scope {
             Scope::User => format!("gui/{}", self.uid),
@@ -165,7 +165,7 @@ impl Service {
         }
     }
 
-    /// Commands that start it now and with the machine.
+    /// Returns the commands that start it now and with the machine.
     pub(super) fn enable(self, path: &Path) -> Vec<Vec<String>> {
         let (systemctl, label) = (self.systemctl(), self.kind.label());
         match self.manager {
@@ -181,7 +181,7 @@ impl Service {
         }
     }
 
-    /// Commands that end it for good.
+    /// Returns the commands that stop it permanently.
     pub(super) fn disable(self) -> Vec<Vec<String>> {
         let label = self.kind.label();
         vec![match self.manager {
@@ -192,7 +192,7 @@ impl Service {
         }]
     }
 
-    /// Command that prints its state and process.
+    /// Returns the command that prints its state and process.
     pub(super) fn show(self) -> Vec<String> {
         let label = self.kind.label();
         words(&match self.manager {
@@ -203,7 +203,7 @@ impl Service {
         })
     }
 
-    /// Command for people that restarts it.
+    /// Returns the command for people that restarts it.
     pub(super) fn restart(self) -> String {
         let label = self.kind.label();
         match self.manager {
@@ -212,14 +212,15 @@ impl Service {
         }
     }
 
-    /// Command for people that shows what it has written, if that is not in a file.
+    /// Returns the command for people that shows its log, if that is not in a file.
     pub(super) fn journal(self) -> Option<String> {
         let user = if self.scope == Scope::User { "--user " } else { "" };
         let is_systemd = self.manager == Manager::Systemd;
         is_systemd.then(|| format!("journalctl {user}--unit {}.service", self.kind.label()))
     }
 
-    /// `KillMode=mixed`: only the server is asked to end; it ends its ranks after its streams.
+    /// Returns the systemd unit. With `KillMode=mixed` only the server is asked to end; it ends its
+    /// ranks after its streams.
     fn systemd(self, job: &Job) -> String {
         let command: Vec<String> = job.args.iter().map(|arg| quoted_argument(arg)).collect();
         let (after, wanted_by) = match self.scope {
@@ -245,13 +246,14 @@ impl Service {
             subcommand = self.kind.subcommand(),
             args = command.join(" "),
             home = quoted(&format!("JACKALOPE_HOME={}", job.home.display())),
-            // A path that is not in quotes, with `%` alone special.
+            // A path without quotes, in which only `%` is special.
             dir = job.dir.to_string_lossy().replace('%', "%%"),
         )
         .replace(" \n", "\n")
     }
 
-    /// `ProcessType` keeps it from being throttled. `--detached` keeps the log file short.
+    /// Returns the launchd property list. `ProcessType` prevents throttling, and `--detached` keeps
+    /// the log file short.
     fn launchd(self, job: &Job) -> String {
         let subcommand = self.kind.subcommand();
         let program = job.program.to_string_lossy();
@@ -293,18 +295,18 @@ impl Service {
     }
 }
 
-/// Text of an XML element.
+/// Escapes the text of an XML element.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// A word of a unit file.
+/// Quotes a word of a unit file.
 fn quoted(text: &str) -> String {
     let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%");
     format!("\"{text}\"")
 }
 
-/// A word of `ExecStart=`, where `$` is special too; bare where nothing is special.
+/// Quotes a word of `ExecStart=`, where `$` is special too; plain words stay unquoted.
 fn quoted_argument(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,=@+".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) {

@@ -1,8 +1,8 @@
-//! Random tensors in the forms of MLX checkpoints.
+//! Random tensors in the formats of MLX checkpoints.
 
 use std::io::{self, Write};
 
-/// A tensor that is not in memory.
+/// Description of a tensor whose content is not in memory.
 #[derive(Clone, Debug)]
 pub(super) struct Tensor {
     pub(super) name: String,
@@ -10,14 +10,14 @@ pub(super) struct Tensor {
     pub(super) kind: Kind,
 }
 
-/// What a tensor holds.
+/// Content of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Kind {
     /// Packed quantised weights: random words.
     Packed,
-    /// bfloat16, all the same but for the last bits.
+    /// bfloat16 values that differ only in the last bits.
     Near(f32),
-    /// bfloat16, evenly spread over `-limit..limit`.
+    /// bfloat16 values, uniformly distributed over `-limit..limit`.
     Spread(f32),
     /// bfloat16 ones.
     Ones,
@@ -33,8 +33,8 @@ impl Kind {
     }
 }
 
-/// The tensors of a matrix `[output, input]`, in affine quantisation below 16 bits. Its values have
-/// a variance of `1 / input`, so that activations keep their size from layer to layer.
+/// Returns the tensors of a matrix `[output, input]`, in affine quantisation below 16 bits. Its
+/// values have a variance of `1 / input`, so that activations keep their size from layer to layer.
 pub(super) fn matrix(
     name: &str,
     (output, input): (usize, usize),
@@ -46,7 +46,7 @@ pub(super) fn matrix(
         shape: vec![output, width],
         kind,
     };
-    // The standard deviation of an even spread over n steps of s is s·n/√12.
+    // The standard deviation of a uniform distribution over n steps of s is s·n/√12.
     let spread = (12.0 / input as f32).sqrt();
     if bits == 16 {
         return vec![tensor("weight", input, Kind::Spread(spread / 2.0))];
@@ -64,7 +64,7 @@ impl Tensor {
         self.shape.iter().product::<usize>() * self.kind.item_bytes()
     }
 
-    /// Writes its content; the same for the same seed.
+    /// Writes its content, which is the same for the same seed.
     pub(super) fn write(&self, seed: u64, file: &mut impl Write) -> io::Result<()> {
         let mut random = Random(seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let num_words = self.num_bytes().div_ceil(8);
@@ -81,7 +81,7 @@ impl Tensor {
     }
 }
 
-/// xorshift64: fast, and random enough for weights that mean nothing.
+/// xorshift64: fast, and random enough for meaningless weights.
 struct Random(u64);
 
 impl Random {
@@ -109,7 +109,7 @@ impl Random {
     }
 }
 
-/// Rounded towards zero.
+/// Converts a number to bfloat16, rounded towards zero.
 fn bf16(value: f32) -> u16 {
     (value.to_bits() >> 16) as u16
 }

@@ -1,13 +1,13 @@
-//! A tokenizer that works and means nothing: every byte of a text is a token, and the rest of the
-//! vocabulary are made-up words that only a model would say.
+//! A tokenizer that works but is meaningless: every byte of a text is a token, and the rest of the
+//! vocabulary consists of made-up words that only a model would generate.
 
 use serde_json::{Map, Value, json};
 
-/// The token that ends an answer. Behind the 256 bytes.
+/// Token that ends an answer; the first after the 256 bytes.
 pub(super) const END: u32 = 256;
 const END_TEXT: &str = "<|endoftext|>";
 
-/// `tokenizer.json` with `vocab_size` tokens.
+/// Returns `tokenizer.json` with `vocab_size` tokens.
 pub(super) fn tokenizer(vocab_size: usize) -> Value {
     let bytes = byte_chars().into_iter().map(String::from);
     let words = (0..).map(|idx| format!("Ġw{idx}"));
@@ -27,7 +27,7 @@ pub(super) fn tokenizer(vocab_size: usize) -> Value {
     })
 }
 
-/// `tokenizer_config.json` with a template that any conversation fits.
+/// Returns `tokenizer_config.json` with a template that accepts any conversation.
 pub(super) fn config() -> Value {
     json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -36,7 +36,7 @@ pub(super) fn config() -> Value {
     })
 }
 
-/// The characters that stand for the bytes 0 to 255, as in GPT-2's `bytes_to_unicode`.
+/// Returns the characters that represent the bytes 0 to 255, as in GPT-2's `bytes_to_unicode`.
 fn byte_chars() -> Vec<char> {
     let mut next_unprintable = 256;
     (0..=255_u32)

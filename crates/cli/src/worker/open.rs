@@ -1,4 +1,4 @@
-//! Models that LocalAI names, made known to a server that has none.
+//! Adds models that LocalAI names to a server that has none.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::rank::CONTROL_PORT;
 use crate::serve::details;
 use crate::{machines, models};
 
-/// Knows models by what LocalAI calls them, each with the machines that its options name.
+/// Opens models by LocalAI's names, each with the machines that its options name.
 #[derive(Debug)]
 pub(super) struct OrderedModels {
     args: MlxDistributedArgs,
@@ -28,24 +28,24 @@ pub(super) struct OrderedModels {
     environment: Environment,
 }
 
-/// Options of which none is typed.
+/// Parser for the default options, used with an empty command line.
 #[derive(Parser)]
 struct Usual {
     #[command(flatten)]
     ranks: RankArgs,
 }
 
-/// How a model is cut and computed if nobody says.
+/// Returns the default rank arguments.
 pub(super) fn usual() -> RankArgs {
     Usual::parse_from(["ranks"]).ranks
 }
 
-/// Where ranks find their brain, and which machines there are.
+/// Machines of a cluster, and the address of its coordinator.
 pub(super) struct Cluster {
     pub(super) hostfile: Hostfile,
-    /// Rank 0's machine, as the others see it.
+    /// Host name of rank 0's machine, as the others know it.
     pub(super) host: String,
-    /// Where rank 0 listens for the others.
+    /// Port on which rank 0 listens for the others.
     pub(super) port: u16,
 }
 
@@ -68,12 +68,13 @@ impl OrderedModels {
         let model =
             OfferedModel { ranks: Some(ranks), ..OfferedModel::of_folder(id.clone(), located.dir) };
         ensure!(self.offered.add(model), "more models were named than a server knows");
-        // False if it was known before, which is as good.
+        // Returns false if the model was known before, which is as good.
         self.models.add(&id, details);
         Ok(id)
     }
 
-    /// How a model is computed: as its options say, else as we were told.
+    /// Returns the rank arguments of a model: from its own options, or else from this program's
+    /// arguments.
     fn ranks(&self, order: &ModelOrder) -> anyhow::Result<RankArgs> {
         let args = &self.args;
         let hostfile = one_of("hostfile", &order.hostfile, &args.hostfile)?;
@@ -120,7 +121,7 @@ impl ModelOpener for OrderedModels {
     }
 }
 
-/// What a model's options say, else what we were told; not two things at once.
+/// Returns the value of a model's option, or else that of this program. Fails if they differ.
 fn one_of(
     what: &str,
     option: &Option<String>,
@@ -136,7 +137,7 @@ fn one_of(
     Ok(option.clone().or_else(|| told.clone()))
 }
 
-/// LocalAI's word for a transport.
+/// Parses LocalAI's name of a transport.
 pub(super) fn backend(word: &str) -> anyhow::Result<WorkerBackend> {
     WorkerBackend::from_str(word, true)
         .ok()
@@ -144,8 +145,8 @@ pub(super) fn backend(word: &str) -> anyhow::Result<WorkerBackend> {
 }
 
 impl Cluster {
-    /// Reads a hostfile. With TCP, rank 0 listens where the file says that it does; with jaccl that is
-    /// jaccl's own affair, and the coordinator's machine is rank 0's.
+    /// Reads a hostfile. With TCP, rank 0 listens where the file says. With JACCL, that address
+    /// belongs to JACCL, and the coordinator's machine is rank 0's.
     pub(super) fn read(
         hostfile: &str,
         backend: Option<WorkerBackend>,
@@ -165,7 +166,7 @@ impl Cluster {
         Ok(Cluster { hostfile, host, port })
     }
 
-    /// Where the others find rank 0, as they type it.
+    /// Returns the address at which the others find rank 0, in the form of the command line.
     pub(super) fn control(&self) -> String {
         match self.host.parse::<IpAddr>() {
             Ok(IpAddr::V6(ip)) => format!("[{ip}]:{}", self.port),
@@ -173,7 +174,7 @@ impl Cluster {
         }
     }
 
-    /// What MLX's own transport reads, where it is used.
+    /// Returns the environment variables that MLX's own transport reads, if it is used.
     pub(super) fn variables(
         &self,
         rank: u32,

@@ -1,4 +1,4 @@
-//! A rank that stays: LocalAI's workers wait for the next model when one is freed.
+//! Runs a rank again and again: LocalAI's workers wait for the next model when one is freed.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use crate::environment::Environment;
 use crate::rank::{DataPlane, Looking};
 use crate::{output, rank};
 
-/// Between two looks at the process.
+/// Interval of polling the process.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Before a rank is started that takes the place of one that failed.
+/// Pause before a failed rank is replaced.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// How long a rank looks for its brain before another one does.
+/// Time in seconds for which a rank tries to reach its coordinator before it is replaced.
 const WAIT_SECONDS: u64 = 24 * 3600;
 
-/// Is this rank until it is told to end.
+/// Runs this rank until a signal ends it.
 pub(super) async fn run(
     rank: u32,
     args: &MlxDistributedArgs,
@@ -60,7 +60,7 @@ pub(super) async fn run(
             }
             tokio::select! {
                 () = tokio::time::sleep(POLL) => {}
-                // It ends with us.
+                // The rank ends with this process.
                 _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
                 _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
             }

@@ -1,4 +1,4 @@
-//! The units that are written, and what service managers say of them.
+//! Tests of the units that are written, and of how service managers judge them.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn a_property_list_says_what_was_asked_whatever_its_texts_hold() {
         assert_eq!(log, format!("/Users/a & b/.jackalope/logs/{}", kind.log_name()));
         assert!(plist.as_dictionary().unwrap().get("UserName").is_none());
     }
-    // A server that ended well stays ended; an agent comes again.
+    // A server that exits cleanly stays stopped; an agent is restarted.
     let keep_alive = |kind| {
         let text = service(Manager::Launchd, kind, Scope::User).text(&job(&[]));
         let plist = plist::Value::from_reader_xml(text.as_bytes()).unwrap();
