@@ -1,41 +1,43 @@
-//! What each token contributes to the text, worked out once when the tokenizer is loaded.
+//! The bytes that each token contributes to the text, computed once when the tokenizer is loaded.
 //!
-//! The `decoder` of `tokenizer.json` is a pipeline over the whole list of tokens. All that real
-//! models use has the same form, and only that form can be streamed: every token becomes bytes on
-//! its own (the very first one perhaps differently), the bytes are joined and read as UTF-8, and a
-//! few characters are cut off the beginning. A decoder of another form is refused at load.
+//! The `decoder` of `tokenizer.json` is a pipeline over the whole list of tokens. The decoders of
+//! all real models have the same form, and only that form can be streamed: every token becomes
+//! bytes on its own (the very first one perhaps differently), the bytes are joined and read as
+//! UTF-8, and a few characters are cut off the beginning. A decoder of another form is refused when
+//! the checkpoint is loaded.
 
 use serde_json::Value;
 
-/// How tokens become text.
+/// Converts tokens to text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Decoder {
     steps: Vec<Step>,
-    /// Up to so many of this character are cut off the beginning of the text.
+    /// A character and the maximum number of times that it is stripped from the beginning of the
+    /// text.
     pub(crate) strip: Option<(char, usize)>,
 }
 
 /// One transformation of a single token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Step {
-    /// Put a space before every token but the first (what happens without a decoder).
+    /// Puts a space before every token but the first (the behaviour without a decoder).
     Join,
-    /// Replace a string by another one.
+    /// Replaces a string by another one.
     Replace { pattern: String, content: String },
-    /// Cut a character off both ends.
+    /// Strips a character from both ends.
     Strip { content: char, start: usize, stop: usize },
-    /// Turn a character into a space; in the first token perhaps into nothing.
+    /// Turns a character into a space; in the first token perhaps into nothing.
     Metaspace { replacement: char, drop_first: bool },
-    /// Continuations begin with a prefix, all other tokens get a space.
+    /// Removes the prefix of continuation tokens and puts a space before all other tokens.
     WordPiece { prefix: String, cleanup: bool },
-    /// `<0x41>` is the byte 0x41.
+    /// Turns `<0x41>` into the byte 0x41.
     ByteFallback,
-    /// Every character stands for one byte (GPT-2).
+    /// Turns every character into the byte that it stands for (GPT-2).
     ByteLevel,
 }
 
 impl Decoder {
-    /// Reads the `decoder` of a `tokenizer.json`; the error is the type that is not supported.
+    /// Reads the `decoder` of a `tokenizer.json`; the error is the unsupported decoder type.
     pub(crate) fn parse(json: &Value) -> Result<Decoder, String> {
         if json.is_null() {
             return Ok(Decoder { steps: vec![Step::Join], strip: None });
@@ -46,7 +48,7 @@ impl Decoder {
         Ok(decoder)
     }
 
-    /// Whether a token at the beginning of a text may have other bytes than elsewhere.
+    /// Whether a token may have other bytes at the beginning of a text than elsewhere.
     pub(crate) fn first_differs(&self) -> bool {
         self.steps.iter().any(|step| match step {
             Step::Join | Step::WordPiece { .. } => true,
@@ -58,7 +60,8 @@ impl Decoder {
     fn add(&mut self, json: &Value, joined: &mut bool) -> Result<(), String> {
         let kind = json["type"].as_str().unwrap_or("without a type");
         let refused = || Err(kind.to_owned());
-        // Bytes are the end of the line: what follows would see pieces that depend on neighbours.
+        // No step may follow one that produces bytes: it would see pieces that depend on their
+        // neighbours.
         let bytes = matches!(self.steps.last(), Some(Step::ByteFallback | Step::ByteLevel));
         let text = |key: &str| json[key].as_str().map(str::to_owned).ok_or(kind.to_owned());
         let character = |key: &str| json[key].as_str().and_then(single_char).ok_or(kind.to_owned());
@@ -105,7 +108,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// The bytes of a token, which need not be whole characters.
+    /// Returns the bytes of a token, which may end in the middle of a character.
     pub(crate) fn bytes(&self, token: &str, is_first: bool) -> Vec<u8> {
         let mut text = token.to_owned();
         for step in &self.steps {
@@ -151,7 +154,7 @@ fn single_char(text: &str) -> Option<char> {
     chars.next().filter(|_| chars.next().is_none())
 }
 
-/// Cuts up to `start` and `stop` of a character off the ends.
+/// Strips a character up to `start` times from the beginning and up to `stop` times from the end.
 fn strip(text: &str, content: char, start: usize, stop: usize) -> &str {
     let mut text = text;
     for _ in 0..start {
@@ -163,7 +166,7 @@ fn strip(text: &str, content: char, start: usize, stop: usize) -> &str {
     text
 }
 
-/// The English clean-up of `tokenizers` 0.23.2, `decoders/wordpiece.rs`.
+/// Applies the English clean-up of `tokenizers` 0.23.2, `decoders/wordpiece.rs`.
 fn clean_up(text: &str) -> String {
     const REPLACEMENTS: [(&str, &str); 11] = [
         (" .", "."),
@@ -181,7 +184,7 @@ fn clean_up(text: &str) -> String {
     REPLACEMENTS.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
 }
 
-/// The byte that a token of the form `<0x41>` stands for.
+/// Returns the byte that a token of the form `<0x41>` stands for.
 fn fallback_byte(token: &str) -> Option<u8> {
     let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
     if hex.len() != 2 {
@@ -190,8 +193,9 @@ fn fallback_byte(token: &str) -> Option<u8> {
     u8::from_str_radix(hex, 16).ok()
 }
 
-/// The byte that a character stands for in byte-level vocabularies: printable Latin-1 stands for
-/// itself, the 68 other bytes for U+0100 onwards (`bytes_to_unicode` of GPT-2's `encoder.py`).
+/// Returns the byte that a character stands for in byte-level vocabularies: printable Latin-1
+/// stands for itself, the 68 other bytes for U+0100 onwards (`bytes_to_unicode` of GPT-2's
+/// `encoder.py`).
 fn byte_of_char(character: char) -> Option<u8> {
     match u32::from(character) {
         code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => u8::try_from(code).ok(),

@@ -1,14 +1,14 @@
-//! Tokens to text while the tokens are still coming.
+//! Turns tokens into text while the tokens are still arriving.
 //!
-//! A token may end in the middle of a character. Its last bytes (three at most) wait for the next
-//! token; everything else is settled. What is passed on can therefore no longer change, and the
-//! pieces together are exactly [`Tokenizer::decode`] of all tokens.
+//! A token may end in the middle of a character. The bytes of that character (three at most) wait
+//! for the next token; everything else is settled. Text that was returned therefore never changes,
+//! and the pieces together are exactly [`Tokenizer::decode`] of all tokens.
 //!
-//! One thing is done differently from the `tokenizers` library. If some of a run of byte tokens
-//! (`<0xE4>`) are not UTF-8, the library replaces the whole run by U+FFFD, good characters
-//! included. A stream would have to hold back the whole run, without bound, to do the same. Here
-//! only the bytes that are no character are replaced, as the library itself does it for byte-level
-//! vocabularies.
+//! One behaviour differs from the `tokenizers` library. If some tokens of a run of byte tokens
+//! (`<0xE4>`) are not UTF-8, the library replaces the whole run by U+FFFD, valid characters
+//! included. To do the same, a stream would have to hold back the whole run, without bound. This
+//! module replaces only the bytes that are not part of a character, as the library itself does for
+//! byte-level vocabularies.
 
 use std::sync::Arc;
 
@@ -23,31 +23,31 @@ pub struct Detokenizer {
 }
 
 impl Detokenizer {
-    /// Starts with the first token of an answer.
+    /// Creates a detokeniser for an answer from its first token on.
     pub fn new(tokenizer: Arc<Tokenizer>) -> Detokenizer {
         Detokenizer::keeping(tokenizer, Arc::new([]))
     }
 
-    /// Like [`Detokenizer::new`], but these special tokens become text as they are written.
+    /// Like [`Detokenizer::new`], but the special tokens in `kept` become text as they are written.
     pub fn keeping(tokenizer: Arc<Tokenizer>, kept: Arc<[TokenId]>) -> Detokenizer {
         let state = Detokenizing::new(&tokenizer, Special::LeftOut { but: kept });
         Detokenizer { tokenizer, state }
     }
 
-    /// Like [`Detokenizer::new`], but special tokens become text as they are written.
+    /// Like [`Detokenizer::new`], but all special tokens become text as they are written.
     pub fn with_special_tokens(tokenizer: Arc<Tokenizer>) -> Detokenizer {
         let state = Detokenizing::new(&tokenizer, Special::Written);
         Detokenizer { tokenizer, state }
     }
 
-    /// Takes the next token and returns the text that is settled by it, which may be empty.
+    /// Takes the next token and returns the text that it settles, which may be empty.
     pub fn push(&mut self, token: TokenId) -> String {
         let mut text = String::new();
         self.state.push(&self.tokenizer, token, &mut text);
         text
     }
 
-    /// The answer has ended: returns U+FFFD if it broke off within a character.
+    /// Ends the answer and returns U+FFFD if it broke off within a character.
     pub fn finish(&mut self) -> String {
         let mut text = String::new();
         self.state.finish(&mut text);
@@ -55,11 +55,11 @@ impl Detokenizer {
     }
 }
 
-/// What becomes of special tokens.
+/// Handling of special tokens.
 #[derive(Debug, Clone)]
 pub(crate) enum Special {
     Written,
-    /// They add nothing, but for a few.
+    /// All special tokens are left out, except for those in `but`.
     LeftOut {
         but: Arc<[TokenId]>,
     },
@@ -70,9 +70,9 @@ pub(crate) enum Special {
 pub(crate) struct Detokenizing {
     special: Special,
     is_first: bool,
-    /// Up to so many of this character are still to be cut off the beginning.
+    /// A character and the number of times that it may still be stripped from the beginning.
     strip: Option<(char, usize)>,
-    /// The beginning of a character.
+    /// Bytes of a character that is not complete.
     pending: Vec<u8>,
 }
 
@@ -82,7 +82,7 @@ impl Detokenizing {
         Detokenizing { special, is_first: true, strip, pending: Vec::new() }
     }
 
-    /// Appends what is settled by `token` to `text`.
+    /// Appends the text that `token` settles to `text`.
     pub(crate) fn push(&mut self, tokenizer: &Tokenizer, token: TokenId, text: &mut String) {
         let pieces = tokenizer.pieces();
         let is_left_out = match &self.special {
@@ -102,14 +102,14 @@ impl Detokenizing {
         self.strip_start(text, start);
     }
 
-    /// Appends what the last token left over to `text`.
+    /// Appends U+FFFD to `text` if the last token ended within a character.
     pub(crate) fn finish(&mut self, text: &mut String) {
         if !std::mem::take(&mut self.pending).is_empty() {
             text.push(char::REPLACEMENT_CHARACTER);
         }
     }
 
-    /// Cuts the character that the decoder strips off the text that was appended at `start`.
+    /// Strips the decoder's character from the text that was appended at `start`.
     fn strip_start(&mut self, text: &mut String, start: usize) {
         while let Some((character, left)) = self.strip {
             if text.len() == start {
@@ -126,8 +126,8 @@ impl Detokenizing {
     }
 }
 
-/// Appends `bytes` to `text`, U+FFFD for what is not UTF-8, and returns how many bytes are
-/// settled: all but the beginning of a character at the end. Replaces exactly what
+/// Appends `bytes` to `text`, with U+FFFD for invalid UTF-8, and returns the number of bytes that
+/// are settled: all but an incomplete character at the end. Replaces exactly what
 /// [`String::from_utf8_lossy`] does.
 fn push_utf8(bytes: &[u8], text: &mut String) -> usize {
     let mut start = 0;

@@ -1,84 +1,84 @@
-//! What can go wrong, split by whose fault it is: the checkpoint's ([`LoadError`], before the
-//! server listens) or the request's ([`TextError`], a 400 with the message as its text).
+//! Errors, split by who has to fix them: the checkpoint's owner ([`LoadError`], before the server
+//! listens) or the sender of the request ([`TextError`], a 400 with this message).
 
 use std::path::PathBuf;
 
-/// A checkpoint's text files cannot be used.
+/// Error of a checkpoint's text files.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// A file that the model cannot do without is not there.
+    /// A required file does not exist.
     #[error("{} does not exist\nhint: {hint}", path.display())]
     Missing {
-        /// The file that was looked for.
+        /// Path of the file.
         path: PathBuf,
-        /// What to do about it.
+        /// How to fix the error.
         hint: &'static str,
     },
     /// The operating system refused to read the file.
     #[error("reading {}: {source}", path.display())]
     Read {
-        /// The file that was being read.
+        /// Path of the file.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// The file is larger than any real one of its kind.
+    /// The file is larger than any real file of its kind.
     #[error("{} has {size_bytes} bytes, more than the {limit_bytes} that are read\nhint: this is not a file of its kind; download the checkpoint again", path.display())]
     TooLarge {
-        /// The file that was being read.
+        /// Path of the file.
         path: PathBuf,
-        /// Its size.
+        /// Size of the file.
         size_bytes: u64,
-        /// The largest size that is read.
+        /// Maximum size of a file of this kind.
         limit_bytes: u64,
     },
     /// The file is not UTF-8 text.
     #[error("{} is not UTF-8 text: {source}\nhint: the file is corrupt; download it again", path.display())]
     NotText {
-        /// The file that was being read.
+        /// Path of the file.
         path: PathBuf,
-        /// Where the text breaks.
+        /// Position of the invalid text.
         source: std::string::FromUtf8Error,
     },
     /// The file is not JSON, or a field of it has an unexpected type.
     #[error("{}: {source}\nhint: the file is corrupt or cut off; download it again", path.display())]
     Json {
-        /// The file that was being read.
+        /// Path of the file.
         path: PathBuf,
-        /// Where and what.
+        /// The error and its position.
         source: serde_json::Error,
     },
-    /// A recommendation for drawing tokens that no request could ask for.
+    /// A recommended sampling parameter is outside the range that requests may use.
     #[error("{}: {name} is {found}, which is not from {low} to {high}\nhint: correct or remove it", path.display())]
     OutOfRange {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The field.
+        /// Name of the field.
         name: &'static str,
-        /// Its value.
+        /// Value of the field.
         found: f32,
-        /// The least value allowed.
+        /// Minimum value allowed.
         low: f32,
-        /// The greatest value allowed.
+        /// Maximum value allowed.
         high: f32,
     },
-    /// `tokenizer.json` is JSON, but not a tokenizer.
+    /// `tokenizer.json` is valid JSON, but not a tokenizer.
     #[error("{}: {reason}\nhint: the file is corrupt, or written by a newer `tokenizers` than this program knows", path.display())]
     Tokenizer {
-        /// The file that was being read.
+        /// Path of the file.
         path: PathBuf,
-        /// What the tokenizer library said.
+        /// Message of the tokenizer library.
         reason: String,
     },
     /// `tokenizer.json` turns tokens into text in a way that cannot be streamed.
     #[error("{}: unsupported decoder {decoder}\nhint: supported are ByteLevel, Metaspace, WordPiece and sequences of Replace, ByteFallback, Fuse and Strip", path.display())]
     UnsupportedDecoder {
-        /// The file that was being read.
+        /// Path of the file.
         path: PathBuf,
-        /// The type of the decoder, as written in the file.
+        /// Type of the decoder, as written in the file.
         decoder: String,
     },
-    /// The chat template is not Jinja that can be understood.
+    /// The chat template is not valid Jinja.
     #[error("chat template of {}: {reason}", path.display())]
     Template {
         /// The file that holds the template.
@@ -89,28 +89,28 @@ pub enum LoadError {
     /// The list of templates has neither a `default` nor a `tool_use` template.
     #[error("{}: chat_template lists {found:?}, but none is named default or tool_use", path.display())]
     NoDefaultTemplate {
-        /// The file that holds the list.
+        /// Path of the file.
         path: PathBuf,
-        /// The names that the list has.
+        /// Names in the list.
         found: Vec<String>,
     },
 }
 
-/// A request's text cannot be turned into a prompt. Every variant is the caller's to mend.
+/// A request's text cannot be turned into a prompt. The caller can fix every variant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
     /// The text could not be split into tokens.
     #[error("the text could not be tokenized: {reason}")]
     Encode {
-        /// What the tokenizer said.
+        /// Message of the tokenizer library.
         reason: String,
     },
-    /// The text is longer than any context could hold.
+    /// The text is longer than any context window.
     #[error("the text has {len_bytes} bytes, more than the {limit_bytes} that are tokenized")]
     TooLong {
-        /// Length of the text.
+        /// Length of the text in bytes.
         len_bytes: usize,
-        /// The longest text that is tokenized.
+        /// Maximum length of a text in bytes.
         limit_bytes: usize,
     },
     /// The model has no chat template.
@@ -142,19 +142,19 @@ pub enum TextError {
         message_idx: usize,
         /// Position of the part in its content.
         part_idx: usize,
-        /// The type the part has.
+        /// Type of the part.
         found: String,
     },
     /// `chat_template_kwargs` names a variable that the request sets by another field.
     #[error("chat_template_kwargs must not set {name}")]
     ReservedKwarg {
-        /// The variable.
+        /// Name of the variable.
         name: String,
     },
     /// The template refused the conversation by calling `raise_exception`.
     #[error("the model's chat template refuses this conversation: {message}")]
     Refused {
-        /// The template's own words.
+        /// Message that the template passed to `raise_exception`.
         message: String,
     },
     /// The template failed on this conversation.
@@ -163,16 +163,16 @@ pub enum TextError {
         /// The error, with its line in the template.
         reason: String,
     },
-    /// The template ran for longer than any real one does.
+    /// The template ran for more steps than any real template does.
     #[error("the model's chat template did not end within {limit_steps} steps")]
     TooManySteps {
-        /// The number of steps a template may take.
+        /// Maximum number of steps of a template.
         limit_steps: u64,
     },
-    /// The prompt became larger than any context could hold.
+    /// The prompt became larger than any context window.
     #[error("the rendered prompt has more than {limit_bytes} bytes")]
     PromptTooLarge {
-        /// The largest prompt that is rendered.
+        /// Maximum size of a prompt in bytes.
         limit_bytes: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! Reading a checkpoint's text files, bounded.
+//! Reads a checkpoint's text files with a limit on their size.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -8,11 +8,12 @@ use serde::de::DeserializeOwned;
 
 use crate::error::LoadError;
 
-/// The largest `tokenizer.json` known has 34 MB (a vocabulary of 262,144 with merges).
+/// Maximum size of `tokenizer.json`. The largest one known has 34 MB (a vocabulary of 262,144 with
+/// merges).
 pub(crate) const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 
-/// Configuration files stay below 1 MB, except `tokenizer_config.json` of models with many
-/// added tokens, which reaches 1.2 MB.
+/// Maximum size of a configuration file. All stay below 1 MB, except `tokenizer_config.json` of
+/// models with many added tokens, which reaches 1.2 MB.
 pub(crate) const CONFIG_BYTES_MAX: u64 = 16 << 20;
 
 /// Reads a whole file of at most `limit_bytes`; `None` if there is no such file.
@@ -28,7 +29,7 @@ pub(crate) fn read(path: &Path, limit_bytes: u64) -> Result<Option<Vec<u8>>, Loa
         return Err(LoadError::TooLarge { path: path.to_owned(), size_bytes, limit_bytes });
     }
     let mut bytes = Vec::with_capacity(usize::try_from(size_bytes).unwrap_or(0));
-    // A pipe or a device has no size: the limit holds for what really comes.
+    // A pipe or a device has no size, so the limit also applies to the bytes that are read.
     file.take(limit_bytes + 1).read_to_end(&mut bytes).map_err(read_error)?;
     if bytes.len() as u64 > limit_bytes {
         let size_bytes = bytes.len() as u64;

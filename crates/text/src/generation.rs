@@ -1,4 +1,4 @@
-//! What a checkpoint's makers recommend for drawing tokens.
+//! The sampling parameters that a checkpoint recommends.
 
 use std::path::Path;
 
@@ -7,26 +7,27 @@ use serde::Deserialize;
 use crate::error::LoadError;
 use crate::files;
 
-/// `generation_config.json`, as far as it is about drawing tokens. What is absent, the makers leave
-/// open.
+/// The sampling parameters in `generation_config.json`. Absent fields are `None`: the checkpoint
+/// recommends nothing.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
 pub struct GenerationDefaults {
-    /// False asks for the most likely token always.
+    /// `false` recommends greedy sampling.
     pub do_sample: Option<bool>,
-    /// Divides the logits.
+    /// Divisor of the logits.
     pub temperature: Option<f32>,
-    /// Nucleus mass.
+    /// Probability mass of nucleus sampling.
     pub top_p: Option<f32>,
-    /// Number of best tokens kept; 0 keeps all.
+    /// Number of most likely tokens kept; 0 keeps all.
     pub top_k: Option<u32>,
-    /// Least probability relative to the best token's.
+    /// Minimum probability of a token, relative to the most likely token's.
     pub min_p: Option<f32>,
-    /// Weakens tokens that occurred before; 1 does not.
+    /// Factor that weakens tokens that occurred before; 1 disables it.
     pub repetition_penalty: Option<f32>,
 }
 
 impl GenerationDefaults {
-    /// Reads `generation_config.json` of the checkpoint in `dir`; without it nothing is recommended.
+    /// Reads `generation_config.json` of the checkpoint in `dir`; without that file, all fields are
+    /// `None`.
     pub(crate) fn load(dir: &Path) -> Result<GenerationDefaults, LoadError> {
         let path = dir.join("generation_config.json");
         let found: Option<GenerationDefaults> = files::read_json(&path, files::CONFIG_BYTES_MAX)?;
@@ -46,7 +47,7 @@ impl GenerationDefaults {
         Ok(found)
     }
 
-    /// The temperature that is recommended, 0 where the most likely token is always to be taken.
+    /// Returns the recommended temperature: 0 if `do_sample` is false.
     pub fn temperature(&self) -> Option<f32> {
         if self.do_sample == Some(false) { Some(0.0) } else { self.temperature }
     }

@@ -33,7 +33,7 @@ impl LengthBound {
         }
     }
 
-    /// The minimum number of tokens of `text`; 0 if unknown.
+    /// Returns the minimum number of tokens of `text`; 0 if unknown.
     pub(crate) fn fewest_tokens(&self, text: &str) -> usize {
         let Some(token_bytes_max) = self.token_bytes_max else { return 0 };
         let num_bytes = match self.takes_in_blanks {
@@ -65,13 +65,13 @@ fn shrinkage_of_step(step: &Value) -> Option<usize> {
     match step["type"].as_str()? {
         "NFC" => Some(NFC_SHRINKAGE),
         "Prepend" => Some(1),
-        // SentencePiece's blank, which is longer than the space it replaces.
+        // SentencePiece's replacement for a space, which is longer than the space it replaces.
         "Replace" if step["pattern"]["String"] == " " && step["content"] == "\u{2581}" => Some(1),
         _ => None,
     }
 }
 
-/// True for byte-pair encodings that have a token for every byte.
+/// Whether the model is a byte-pair encoding that has a token for every byte.
 fn keeps_every_byte(inner: &tokenizers::Tokenizer, pieces: &Pieces) -> bool {
     let mut has_token = [false; 256];
     for token in (0..).take(pieces.len()) {

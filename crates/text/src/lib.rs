@@ -1,9 +1,9 @@
-//! Translates between people's words and the model's tokens: tokenizer, chat template,
-//! streaming detokenisation, stop strings, reasoning, tool calls and grammars.
+//! Converts between text and the model's tokens: tokenizer, chat template, streaming
+//! detokenisation, stop strings, reasoning, tool calls and grammars.
 //!
-//! It reads a checkpoint's text files and nothing else; it knows neither requests nor HTTP nor
-//! the engine. Everything here is untrusted input twice over (the checkpoint may be hostile, and
-//! so may the client), so every file, template and prompt has a named limit.
+//! The crate reads a checkpoint's text files and nothing else; it knows neither requests nor HTTP
+//! nor the engine. All input is untrusted twice over (the checkpoint may be hostile, and so may the
+//! client), so every file, template and prompt has a named limit.
 
 mod answer;
 mod decoder;
@@ -32,5 +32,5 @@ pub use stops::{StopStrings, Stopped};
 pub use template::{ChatPrompt, ChatTemplate, RenderedPrompt};
 pub use tokenizer::Tokenizer;
 
-/// The number of a token in the model's vocabulary.
+/// Id of a token in the model's vocabulary.
 pub type TokenId = u32;

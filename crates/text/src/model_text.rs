@@ -1,4 +1,4 @@
-//! Everything textual about a checkpoint in one place.
+//! The text side of a checkpoint.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -14,13 +14,13 @@ use crate::{AnswerFormat, TokenId};
 /// The tokenizer and the chat template of one checkpoint.
 #[derive(Debug)]
 pub struct ModelText {
-    /// Text to tokens and back.
+    /// Converts text to tokens and back.
     pub tokenizer: Arc<Tokenizer>,
-    /// How a conversation becomes a prompt; base models have none.
+    /// Chat template, which turns a conversation into a prompt; `None` for base models.
     pub template: Option<ChatTemplate>,
-    /// How the makers recommend to draw tokens.
+    /// Recommended sampling parameters.
     pub generation: GenerationDefaults,
-    /// How the model writes reasoning and tool calls.
+    /// Format of reasoning and tool calls in the model's answers.
     pub answer: AnswerFormat,
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
 }
@@ -29,7 +29,7 @@ impl ModelText {
     /// Reads the text files of the checkpoint in `dir`.
     ///
     /// # Errors
-    /// A file is missing, unreadable, too large or not what it should be.
+    /// Fails if a file is missing, unreadable, too large or malformed.
     pub fn load(dir: &Path) -> Result<ModelText, LoadError> {
         let tokenizer = Tokenizer::load(dir)?;
         let template = ChatTemplate::load(dir, &tokenizer)?;
@@ -39,33 +39,33 @@ impl ModelText {
         Ok(ModelText { tokenizer: Arc::new(tokenizer), template, generation, answer, grammars })
     }
 
-    /// The tokens of a conversation. The template writes the special tokens itself, so none are
-    /// added.
+    /// Returns the tokens of a conversation. The template writes the special tokens itself, so none
+    /// are added.
     ///
     /// # Errors
-    /// There is no template, or it refuses the conversation.
+    /// Fails if there is no template, or the template refuses the conversation.
     pub fn encode_chat(&self, prompt: &ChatPrompt<'_>) -> Result<Vec<TokenId>, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
         self.tokenizer.encode_rendered(&template.render(prompt)?)
     }
 
-    /// Turns the tokens of one answer into text.
+    /// Creates a detokeniser for one answer.
     pub fn detokenizer(&self) -> Detokenizer {
         Detokenizer::new(Arc::clone(&self.tokenizer))
     }
 
-    /// What compiles constraints on answers. Made at the first call, which takes some tenths of a
+    /// Returns the compiler of constraints. The first call creates it, which takes some tenths of a
     /// second for a large vocabulary.
     ///
     /// # Errors
-    /// The vocabulary cannot be a real one.
+    /// Fails if the vocabulary is malformed.
     pub fn grammar_compiler(&self) -> Result<&GrammarCompiler, GrammarError> {
         let compiler = self.grammars.get_or_init(|| GrammarCompiler::new(&self.tokenizer));
         compiler.as_ref().map_err(Clone::clone)
     }
 
-    /// Like [`ModelText::detokenizer`], for an answer that is taken apart: with the special tokens
-    /// that its format reads.
+    /// Like [`ModelText::detokenizer`], for an answer that is parsed into segments: keeps the
+    /// special tokens that `format` reads.
     pub fn answer_detokenizer(&self, format: &AnswerFormat) -> Detokenizer {
         Detokenizer::keeping(Arc::clone(&self.tokenizer), format.kept_tokens())
     }

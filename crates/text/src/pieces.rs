@@ -1,30 +1,31 @@
-//! The bytes of every token, as a table: detokenising a token is then one look-up.
+//! The bytes of every token as a table, so that detokenising a token is one look-up.
 
 use crate::TokenId;
 use crate::decoder::Decoder;
 
-/// Larger token numbers are taken for a corrupt file. The largest vocabulary known has 262,400.
+/// Maximum token id plus one; a larger one is a sign of a corrupt file. The largest vocabulary
+/// known has 262,400.
 const VOCABULARY_MAX: usize = 4 << 20;
 
-/// The bytes of all tokens together; 2 MB is usual.
+/// Maximum size in bytes of all tokens together; 2 MB is usual.
 const PIECES_BYTES_MAX: usize = 256 << 20;
 
-/// What every token contributes to a text.
+/// The bytes that every token contributes to a text.
 #[derive(Debug)]
 pub(crate) struct Pieces {
     decoder: Decoder,
-    /// The bytes of all tokens, one after the other.
+    /// Bytes of all tokens, concatenated.
     bytes: Vec<u8>,
-    /// Where the bytes of each token end.
+    /// End of each token's bytes.
     ends: Vec<u32>,
-    /// What each number is.
+    /// Kind of each token id.
     kinds: Vec<Kind>,
 }
 
-/// What a token number is.
+/// Kind of a token id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// A hole in the vocabulary.
+    /// No token: a hole in the vocabulary.
     Nothing,
     Text,
     /// A token that is not part of the text.
@@ -32,7 +33,7 @@ enum Kind {
 }
 
 impl Pieces {
-    /// Works out the table; the error says why the vocabulary cannot be a real one.
+    /// Builds the table; the error says why the vocabulary is malformed.
     pub(crate) fn of(
         tokenizer: &tokenizers::Tokenizer,
         decoder: Decoder,
@@ -66,12 +67,12 @@ impl Pieces {
         Ok(pieces)
     }
 
-    /// One more than the largest token number.
+    /// Returns the largest token id plus one.
     pub(crate) fn len(&self) -> usize {
         self.kinds.len()
     }
 
-    /// The bytes of a token that is not the first of a text.
+    /// Returns the bytes of a token that is not the first of a text.
     pub(crate) fn bytes(&self, token: TokenId) -> &[u8] {
         let idx = token as usize;
         let Some(&end) = self.ends.get(idx) else { return &[] };

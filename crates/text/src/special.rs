@@ -15,7 +15,7 @@ use crate::files::{self, CONFIG_BYTES_MAX};
 const NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// Named special tokens as they are written.
+/// The named special tokens with their text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct SpecialTokens(Vec<(&'static str, String)>);
 
@@ -29,7 +29,7 @@ impl SpecialTokens {
     }
 }
 
-/// `tokenizer_config.json`, as far as it concerns tokens.
+/// The parts of `tokenizer_config.json` that concern tokens.
 #[derive(Debug, Default)]
 pub(crate) struct TokenizerConfig(Map<String, Value>);
 
@@ -42,21 +42,21 @@ impl TokenizerConfig {
     /// Changes the tokenizer as transformers does when it reads this file.
     pub(crate) fn apply(&self, tokenizer: &mut tokenizers::Tokenizer, special: &SpecialTokens) {
         self.add_missing_tokens(tokenizer);
-        // A named token is special even if `tokenizer.json` does not say so. One that is not in
-        // the vocabulary is left out: its number would be none the model has.
+        // A named token is special even if `tokenizer.json` does not say so. A named token outside
+        // the vocabulary is left out, because the model would not know its id.
         let known = special.iter().map(|(_, text)| text).filter(|text| {
             tokenizer.token_to_id(text).is_some()
                 && !tokenizer.get_added_vocabulary().is_special_token(text)
         });
         let known: Vec<AddedToken> =
             known.map(|text| AddedToken::from(text, true).normalized(false)).collect();
-        // A token the tokenizer refuses stays what it was.
+        // A token that the tokenizer refuses stays unchanged.
         let _ = tokenizer.add_special_tokens(known);
         self.set_bos(tokenizer, special);
     }
 
-    /// Adds the tokens that only this file knows. It happens when tokens were added to a
-    /// tokenizer by hand; the numbers follow from the order.
+    /// Adds the tokens that only this file lists, which happens when tokens were added to a
+    /// tokenizer by hand; their ids follow from the order.
     fn add_missing_tokens(&self, tokenizer: &mut tokenizers::Tokenizer) {
         let Some(Value::Object(listed)) = self.0.get("added_tokens_decoder") else { return };
         let mut missing: Vec<(TokenId, AddedToken)> = listed
@@ -69,7 +69,7 @@ impl TokenizerConfig {
             .collect();
         missing.sort_by_key(|(id, _)| *id);
         for (_, token) in missing {
-            // A token the tokenizer refuses is one it does not have, which is what it was before.
+            // A token that the tokenizer refuses stays missing, as before.
             let _ = match token.special {
                 true => tokenizer.add_special_tokens([token]),
                 false => tokenizer.add_tokens([token]),
@@ -77,8 +77,10 @@ impl TokenizerConfig {
         }
     }
 
-    /// If this file says whether a text begins with a special token, `tokenizer.json` has no say.
-    /// A token at the end, which it may ask for as well, would end the answer before it begins.
+    /// Sets whether a text begins with the bos token. If this file has `add_bos_token` or
+    /// `add_eos_token`, it overrides the post-processor of `tokenizer.json`. A token at the end of
+    /// the text, which `add_eos_token` asks for, is never added: it would end the answer before it
+    /// begins.
     fn set_bos(&self, tokenizer: &mut tokenizers::Tokenizer, special: &SpecialTokens) {
         let add_bos = self.0.get("add_bos_token").and_then(Value::as_bool);
         let says = ["add_bos_token", "add_eos_token"].iter().any(|key| self.0.contains_key(*key));
@@ -100,7 +102,8 @@ impl TokenizerConfig {
         }
     }
 
-    /// The named special tokens; those this file lacks come from `special_tokens_map.json`.
+    /// Returns the named special tokens; those that this file lacks come from
+    /// `special_tokens_map.json`.
     pub(crate) fn special_tokens(&self, dir: &Path) -> Result<SpecialTokens, LoadError> {
         let older: Option<Map<String, Value>> =
             files::read_json(&dir.join("special_tokens_map.json"), CONFIG_BYTES_MAX)?;
@@ -113,15 +116,16 @@ impl TokenizerConfig {
     }
 }
 
-/// A token is a string, or an object with the string and how it is matched.
+/// Returns the text of a token, which is a string, or an object with the string and how it is
+/// matched.
 fn token_text(token: &Value) -> Option<&str> {
     token.as_str().or_else(|| token.get("content")?.as_str())
 }
 
-/// The tokens that end an answer according to the model: those of `generation_config.json` if it
-/// names any, else those of `config.json`.
+/// Returns the tokens that end an answer according to the model: those of `generation_config.json`
+/// if it names any, else those of `config.json`.
 pub(crate) fn eos_of_model(dir: &Path) -> Result<Vec<TokenId>, LoadError> {
-    /// One token or several.
+    /// One token id or several.
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Eos {
@@ -131,7 +135,7 @@ pub(crate) fn eos_of_model(dir: &Path) -> Result<Vec<TokenId>, LoadError> {
     #[derive(Default, Deserialize)]
     struct Config {
         eos_token_id: Option<Eos>,
-        /// Models for text and pictures keep the language model's part here.
+        /// Multimodal models keep the language model's part here.
         text_config: Option<Box<Config>>,
     }
     for name in ["generation_config.json", "config.json"] {

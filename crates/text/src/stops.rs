@@ -1,24 +1,24 @@
-//! Stop strings, found while the text is still coming.
+//! Finds stop strings while the text is still arriving.
 //!
 //! A stop string may begin in one token and end three tokens later. So text that could be the
-//! beginning of one is held back, and no more than that: the longest end of the text so far which
-//! is a beginning of some stop string. It is what the Knuth–Morris–Pratt automaton of each stop
-//! string remembers, so a byte costs a constant for each of them.
+//! beginning of one is held back, but not more: the longest suffix of the text so far that is a
+//! prefix of some stop string. The Knuth–Morris–Pratt automaton of each stop string tracks that
+//! suffix, so the cost per byte and stop string is constant.
 
-/// What one piece of text led to.
+/// Result of one piece of text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stopped {
-    /// Text that may be passed on: it is not and cannot become part of a stop string.
+    /// Text that may be emitted: it is not and cannot become part of a stop string.
     pub text: String,
-    /// Which stop string ended the text, as its position in the list given to
-    /// [`StopStrings::new`]. Text that comes later is swallowed.
+    /// Index of the stop string that ended the text, in the list given to [`StopStrings::new`].
+    /// Later text is dropped.
     pub hit: Option<usize>,
 }
 
 /// Cuts a text at the first of several stop strings.
 ///
-/// The one that is complete first wins; of several that are complete at the same byte the one
-/// that began earliest, then the one listed first. So the result depends on the text alone and
+/// The stop string that is complete first wins; of several that are complete at the same byte, the
+/// one that began earliest, then the one listed first. So the result depends on the text alone and
 /// not on how it was cut into pieces. Empty stop strings never match.
 #[derive(Debug, Clone)]
 pub struct StopStrings {
@@ -30,17 +30,17 @@ pub struct StopStrings {
 /// The Knuth–Morris–Pratt automaton of one stop string.
 #[derive(Debug, Clone)]
 struct Automaton {
-    /// Position in the list of the caller.
+    /// Index in the caller's list.
     stop_idx: usize,
     pattern: Vec<u8>,
     /// `borders[n]`: length of the longest proper border of the first `n + 1` bytes.
     borders: Vec<usize>,
-    /// How many bytes of the pattern the text so far ends with.
+    /// Number of bytes of the pattern that the text so far ends with.
     matched: usize,
 }
 
 impl StopStrings {
-    /// Watches for these strings.
+    /// Creates a search for these strings.
     pub fn new(stops: Vec<String>) -> StopStrings {
         let automata = stops
             .into_iter()
@@ -51,7 +51,7 @@ impl StopStrings {
         StopStrings { automata, held: String::new(), done: false }
     }
 
-    /// Takes the next piece of text and returns what is settled by it.
+    /// Takes the next piece of text and returns the text that it settles.
     pub fn push(&mut self, piece: &str) -> Stopped {
         if self.done {
             return Stopped { text: String::new(), hit: None };
@@ -66,7 +66,8 @@ impl StopStrings {
                 .reduce(|best, next| if next.0 > best.0 { next } else { best });
             if let Some((stop_len, stop_idx)) = complete {
                 self.done = true;
-                // Both ends of the match lie between characters, for the stop string is one.
+                // Both ends of the match lie between characters, because the stop string consists
+                // of whole characters.
                 self.held.push_str(&piece[..=byte_idx]);
                 self.held.truncate(self.held.len() - stop_len);
                 return Stopped { text: std::mem::take(&mut self.held), hit: Some(stop_idx) };
@@ -78,7 +79,7 @@ impl StopStrings {
         Stopped { text: std::mem::replace(&mut self.held, kept), hit: None }
     }
 
-    /// The text has ended: what was held back was no stop string after all.
+    /// Ends the text and returns what was held back, which was not a stop string.
     pub fn finish(&mut self) -> String {
         self.done = true;
         std::mem::take(&mut self.held)
@@ -101,7 +102,7 @@ impl Automaton {
         Automaton { stop_idx, pattern, borders, matched: 0 }
     }
 
-    /// Takes one byte; true if the pattern is complete with it.
+    /// Takes one byte; returns true if it completes the pattern.
     fn advance(&mut self, byte: u8) -> bool {
         while self.matched > 0 && self.pattern[self.matched] != byte {
             self.matched = self.borders[self.matched - 1];

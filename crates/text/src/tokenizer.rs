@@ -1,4 +1,4 @@
-//! Text to tokens and back.
+//! Converts text to tokens and back.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,15 +19,15 @@ use crate::pieces::Pieces;
 use crate::special::{SpecialTokens, TokenizerConfig, eos_of_model};
 use crate::template::RenderedPrompt;
 
-/// The longest text that is tokenized: several times what a context of a million tokens holds.
+/// Maximum length of a text in bytes: several times what a context of a million tokens holds.
 pub(crate) const ENCODE_BYTES_MAX: usize = 16 << 20;
 
-/// Characters that Unicode leaves to programs for their own use.
+/// Noncharacters, which Unicode reserves for programs' internal use.
 const NONCHARACTERS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 
-/// A token that is found in any text.
+/// A token that was added to the vocabulary and is found in any text.
 pub(crate) struct AddedToken {
-    /// How it is written.
+    /// Text of the token.
     pub(crate) text: String,
     /// Whether it is special or ends an answer.
     pub(crate) is_control: bool,
@@ -48,7 +48,8 @@ impl Tokenizer {
     /// an answer from `generation_config.json` and `config.json`.
     ///
     /// # Errors
-    /// There is no `tokenizer.json`, or one of the files is unreadable, too large or corrupt.
+    /// Fails if there is no `tokenizer.json`, or one of the files is unreadable, too large or
+    /// corrupt.
     pub fn load(dir: &Path) -> Result<Tokenizer, LoadError> {
         let path = dir.join("tokenizer.json");
         let bytes = files::read(&path, files::TOKENIZER_BYTES_MAX)?
@@ -56,7 +57,8 @@ impl Tokenizer {
         let refused = |reason: String| LoadError::Tokenizer { path: path.clone(), reason };
         let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
             .map_err(|error| refused(error.to_string()))?;
-        // Settings for training batches; a prompt is never cut or filled up silently.
+        // These settings are for training batches; a prompt must never be truncated or padded
+        // silently.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| refused(error.to_string()))?;
 
@@ -83,12 +85,12 @@ impl Tokenizer {
         })
     }
 
-    /// The tokens of a text. Special tokens that are written out in the text are recognised;
-    /// `add_special_tokens` also adds those that the model expects around a text, such as the
-    /// one at the beginning.
+    /// Returns the tokens of a text. Special tokens that are written out in the text are
+    /// recognised; `add_special_tokens` also adds those that the model expects around a text, such
+    /// as the one at the beginning.
     ///
     /// # Errors
-    /// The text is too long, or the tokenizer refuses it.
+    /// Fails if the text is too long, or the tokenizer refuses it.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, TextError> {
         check_length(text)?;
         let encoding = self
@@ -98,11 +100,11 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The tokens of a rendered conversation. The template writes all special tokens itself, so
-    /// none are added; those that messages wrote are plain text.
+    /// Returns the tokens of a rendered conversation. The template writes all special tokens
+    /// itself, so none are added; special tokens written by messages are encoded as plain text.
     ///
     /// # Errors
-    /// The text is too long, or the tokenizer refuses it.
+    /// Fails if the text is too long, or the tokenizer refuses it.
     pub fn encode_rendered(&self, prompt: &RenderedPrompt) -> Result<Vec<TokenId>, TextError> {
         if !prompt.has_breaks() {
             return self.encode(prompt.text(), false);
@@ -114,8 +116,8 @@ impl Tokenizer {
         self.encode_marked(&prompt.marked(mark), mark).map_err(|error| refused(error.to_string()))
     }
 
-    /// What `encode_fast` does, but for `mark`, which keeps the added tokens that it breaks up from
-    /// being found and is then left out.
+    /// Does what `encode_fast` does, except for `mark`: it keeps the added tokens that contain it
+    /// from being found, and is then removed.
     fn encode_marked(&self, text: &str, mark: char) -> tokenizers::Result<Vec<TokenId>> {
         let added = self.inner.get_added_vocabulary();
         let mut split = added.extract_and_normalize(self.inner.get_normalizer(), text);
@@ -128,7 +130,7 @@ impl Tokenizer {
         }
         split.tokenize(|part| {
             let tokens = self.inner.get_model().tokenize(part.get())?;
-            // Some models list their control tokens among the pieces of plain text.
+            // Some models list control tokens among the tokens of plain text.
             match tokens.iter().find(|token| self.is_special(token.id)) {
                 Some(token) => Err(format!("a message writes {:?}", token.value).into()),
                 None => Ok(tokens),
@@ -137,7 +139,7 @@ impl Tokenizer {
         Ok(split.into_encoding(None, 0, OffsetType::None)?.get_ids().to_vec())
     }
 
-    /// The tokens that were added to the vocabulary and are found in any text.
+    /// Returns the tokens that were added to the vocabulary and are found in any text.
     pub(crate) fn added_tokens(&self) -> impl Iterator<Item = AddedToken> {
         let added = self.inner.get_added_tokens_decoder().into_iter();
         added.map(|(id, token)| AddedToken {
@@ -146,24 +148,24 @@ impl Tokenizer {
         })
     }
 
-    /// The minimum number of tokens of a text, computed without tokenising it, which would take a
-    /// hundred times as long; 0 for the few tokenizers for which it is unknown.
+    /// Returns the minimum number of tokens of a text, without tokenising it, which would take a
+    /// hundred times as long; 0 for the few tokenizers for which the bound is unknown.
     pub fn fewest_tokens(&self, text: &str) -> usize {
         self.length.fewest_tokens(text)
     }
 
-    /// The tokens of a raw prompt, as the completions API takes it: with the special tokens around
-    /// it, unless the caller has already written the one at the beginning.
+    /// Returns the tokens of a raw prompt, as the completions API takes it: with the special tokens
+    /// around it, unless the caller has already written the one at the beginning.
     ///
     /// # Errors
-    /// The text is too long, or the tokenizer refuses it.
+    /// Fails if the text is too long, or the tokenizer refuses it.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<TokenId>, TextError> {
         let begun = self.bos_token().is_some_and(|bos| text.starts_with(bos));
         self.encode(text, !begun)
     }
 
-    /// The text of tokens: their bytes joined and read as UTF-8, where U+FFFD stands for what is
-    /// none. Numbers without a token add nothing; `skip_special` leaves out special tokens.
+    /// Returns the text of tokens: their bytes joined and read as UTF-8, with U+FFFD for invalid
+    /// bytes. Ids without a token add nothing; `skip_special` leaves out special tokens.
     pub fn decode(&self, tokens: &[TokenId], skip_special: bool) -> String {
         let mut text = String::new();
         let special = match skip_special {
@@ -178,44 +180,44 @@ impl Tokenizer {
         text
     }
 
-    /// A single token as text, for lists of log-probabilities. A token that is a part of a
-    /// character only shows as U+FFFD; [`Tokenizer::token_bytes`] is exact.
+    /// Returns a single token as text, for lists of log-probabilities. A token that holds only part
+    /// of a character shows as U+FFFD; [`Tokenizer::token_bytes`] is exact.
     pub fn token_text(&self, token: TokenId) -> String {
         String::from_utf8_lossy(self.pieces.bytes(token)).into_owned()
     }
 
-    /// The bytes that a token adds to a text; empty for a number without a token.
+    /// Returns the bytes that a token adds to a text; empty for an id without a token.
     pub fn token_bytes(&self, token: TokenId) -> Vec<u8> {
         self.pieces.bytes(token).to_vec()
     }
 
-    /// How a token is written in the vocabulary, special ones included.
+    /// Returns a token as it is written in the vocabulary, also if it is special.
     pub(crate) fn written(&self, token: TokenId) -> Option<String> {
         self.inner.id_to_token(token)
     }
 
-    /// The number of a token that is written like this, special ones included.
+    /// Returns the id of the token with this text, also if it is special.
     pub fn token_id(&self, token: &str) -> Option<TokenId> {
         self.inner.token_to_id(token)
     }
 
-    /// One more than the largest token number. The model's own vocabulary is often padded to a
+    /// Returns the largest token id plus one. The model's own vocabulary is often padded to a
     /// larger size.
     pub fn vocab_size(&self) -> usize {
         self.pieces.len()
     }
 
-    /// The tokens that end an answer, in ascending order.
+    /// Returns the tokens that end an answer, in ascending order.
     pub fn eos_token_ids(&self) -> &[TokenId] {
         &self.eos_token_ids
     }
 
-    /// Whether a token is a special one, which [`Tokenizer::decode`] can leave out.
+    /// Whether a token is special; [`Tokenizer::decode`] can leave out special tokens.
     pub fn is_special(&self, token: TokenId) -> bool {
         self.pieces.is_special(token)
     }
 
-    /// The bytes that a token adds to a text it begins.
+    /// Returns the bytes of a token that is the first of a text.
     pub(crate) fn bytes_of_first(&self, token: TokenId) -> Vec<u8> {
         match self.inner.id_to_token(token) {
             Some(written) if self.decoder().first_differs() => self.decoder().bytes(&written, true),
@@ -231,17 +233,17 @@ impl Tokenizer {
         self.pieces.decoder()
     }
 
-    /// The token that begins a text, as it is written; many models have none.
+    /// Returns the text of the token that begins a text; many models have none.
     pub fn bos_token(&self) -> Option<&str> {
         self.special.text("bos_token")
     }
 
-    /// The number of the token that begins a text.
+    /// Returns the id of the token that begins a text.
     pub fn bos_token_id(&self) -> Option<TokenId> {
         self.token_id(self.bos_token()?)
     }
 
-    /// The special tokens that occur in one of these texts, with their own.
+    /// Returns the special tokens that occur in one of these texts, with the text of each token.
     pub(crate) fn special_tokens_within(&self, texts: &[&str]) -> Vec<(TokenId, String)> {
         let tokens = (0..).take(self.pieces.len()).filter(|token| self.is_special(*token));
         let tokens = tokens.filter_map(|token| Some((token, self.inner.id_to_token(token)?)));
@@ -249,12 +251,12 @@ impl Tokenizer {
         tokens.filter(|(_, written)| !written.is_empty() && is_within(written)).collect()
     }
 
-    /// The named special tokens (`bos_token`, `eos_token`, …) as templates see them.
+    /// Returns the named special tokens (`bos_token`, `eos_token`, …) as templates see them.
     pub(crate) fn special_tokens(&self) -> &SpecialTokens {
         &self.special
     }
 
-    /// Whether the model marks its reasoning with tokens of its own.
+    /// Whether the vocabulary has special tokens that mark reasoning.
     pub fn has_thinking(&self) -> bool {
         reasoning_is_in_vocabulary(|token| self.inner.token_to_id(token).is_some())
     }
@@ -277,7 +279,7 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
-/// What to do without a `tokenizer.json`.
+/// Returns what to do without a `tokenizer.json`.
 fn missing_hint(dir: &Path) -> &'static str {
     if dir.join("tokenizer.model").exists() || dir.join("tiktoken.model").exists() {
         "this checkpoint has a tokenizer in another format; convert it with transformers: \

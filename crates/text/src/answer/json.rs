@@ -1,24 +1,24 @@
-//! Calls that are written as JSON.
+//! Tool calls that are written as JSON.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::ToolCall;
 
-/// A call in JSON, under the names that models use.
+/// A call in JSON, with the member names that models use.
 #[derive(Deserialize)]
 struct Written<'a> {
     name: Option<String>,
     #[serde(borrow, default, alias = "parameters")]
     arguments: Option<&'a RawValue>,
     id: Option<&'a RawValue>,
-    /// The form of the API, in which the call is an object of its own.
+    /// The call as an object of its own, as in the OpenAI API.
     #[serde(borrow)]
     function: Option<&'a RawValue>,
 }
 
-/// The calls of an object or a list of objects. If `arguments` are asked for, an object without
-/// them is no call: without a marker before it, it may be any object.
+/// Returns the calls of an object or of a list of objects. With [`Needs::Arguments`] an object
+/// without arguments is not a call: without a marker before it, it may be any object.
 pub(crate) fn calls(json: &str, arguments: Needs) -> Option<Vec<ToolCall>> {
     if json.starts_with('[') {
         let listed: Vec<&RawValue> = serde_json::from_str(json).ok()?;
@@ -29,7 +29,7 @@ pub(crate) fn calls(json: &str, arguments: Needs) -> Option<Vec<ToolCall>> {
     Some(vec![call(json, arguments)?])
 }
 
-/// What a call must have besides its name.
+/// The members that a call must have besides its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Needs {
     Nothing,
@@ -54,7 +54,8 @@ fn call(json: &str, needs: Needs) -> Option<ToolCall> {
     Some(ToolCall { id, name: written.name?, arguments })
 }
 
-/// A JSON object as it was written. Some models quote it, as the API does.
+/// Returns a JSON object exactly as it was written. Some models write it as a JSON string, as the
+/// API does; the string is then decoded.
 pub(crate) fn object(json: &str) -> Option<String> {
     let written: &RawValue = serde_json::from_str(json).ok()?;
     if written.get().starts_with('{') {

@@ -1,5 +1,5 @@
-//! Grammars that hold a model to calls which its parser reads, in llguidance's dialect of Lark
-//! (`docs/syntax.md` of guidance-ai/llguidance).
+//! Grammars that constrain a model to tool calls that its parser reads, in llguidance's dialect of
+//! Lark (`docs/syntax.md` of guidance-ai/llguidance).
 
 use serde_json::{Map, Value, json};
 
@@ -8,71 +8,72 @@ use super::schema::{Types, properties};
 use super::tools::{Frame, Free, ToolFamily};
 use crate::TokenId;
 
-/// Any text.
+/// Matches any text.
 const TEXT: &str = "/(?s:.*)/";
 
-/// What an answer shall contain.
+/// What an answer must contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ToolDemand {
-    /// How many calls there are.
+    /// Number of calls.
     pub calls: CallCount,
-    /// Whether text may come before them. Families whose calls are only calls at the beginning of
-    /// an answer write none.
+    /// Whether text may come before the calls. Ignored for families whose calls are recognised only
+    /// at the beginning of an answer: they never write text before a call.
     pub text_before: bool,
 }
 
-/// How many calls an answer has.
+/// Number of calls in an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallCount {
-    /// None or several; text may stand alone. What begins like a call is one.
+    /// None or several; text may stand alone. Text that begins like a call must be one.
     Any,
-    /// One or several, where the family knows several.
+    /// One or several; exactly one if the family cannot write several.
     AtLeastOne,
-    /// One.
+    /// Exactly one.
     ExactlyOne,
 }
 
-/// Why tool calls cannot be held to a grammar.
+/// Reason why tool calls cannot be constrained by a grammar.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ToolGrammarError {
-    /// There is nothing to call.
+    /// The request has no tools.
     #[error("a call is asked for, but there are no tools")]
     NoTools,
-    /// The model writes text without quotes, about which a schema can say less.
+    /// A schema has a keyword that cannot be enforced, because the model writes text parameters
+    /// without quotes.
     #[error(
         "parameter {parameter:?} of tool {tool:?} has {keyword:?}, which cannot be enforced for \
          this model, because it writes parameters as plain text\n\
          hint: leave {keyword:?} out, or \"strict\""
     )]
     Keyword {
-        /// The tool.
+        /// Name of the tool.
         tool: String,
-        /// The parameter in question.
+        /// Name of the parameter.
         parameter: String,
-        /// What its schema asks for.
+        /// The keyword of its schema that cannot be enforced.
         keyword: String,
     },
 }
 
-/// What closes a parameter.
+/// The text that closes a parameter.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Close {
-    /// Before the tag; the parser does not insist on it.
+    /// Text before the tag; the parser accepts values without it.
     pub(crate) before: &'static str,
-    /// The end of the value: no text of a value contains it.
+    /// The tag that ends the value; no value contains it.
     pub(crate) tag: &'static str,
     pub(crate) after: &'static str,
 }
 
-/// A grammar in the making.
+/// A grammar under construction.
 #[derive(Debug)]
 pub(crate) struct Lark<'a> {
-    /// Tokens that stand for text of their own.
+    /// Special tokens of the format, with their text.
     special: &'a [(TokenId, String)],
     rules: Vec<String>,
 }
 
-/// The grammar of a family's calls, or of JSON instead of them.
+/// Builds the grammar of a family's calls, or of JSON in place of them.
 pub(crate) fn grammar(
     family: &ToolFamily,
     special: &[(TokenId, String)],
@@ -133,7 +134,7 @@ impl Lark<'_> {
         }
     }
 
-    /// A rule of its own, by its name.
+    /// Adds a rule and returns its name.
     pub(crate) fn rule(&mut self, body: &str) -> String {
         self.rule_with("", body)
     }
@@ -144,7 +145,7 @@ impl Lark<'_> {
         name
     }
 
-    /// Exactly this text; what are tokens of their own are those tokens.
+    /// Matches exactly this text; the parts that are special tokens match as those tokens.
     pub(crate) fn text(&self, mut text: &str) -> String {
         let mut parts = Vec::new();
         while let Some((at, (token, written))) = self.next_special(text) {
@@ -160,7 +161,7 @@ impl Lark<'_> {
         parts.join(" ")
     }
 
-    /// Any text up to and with `end`.
+    /// Matches any text up to and including `end`.
     pub(crate) fn text_until(&mut self, end: &str) -> String {
         self.limited_until("(?s:.*)", end)
     }
@@ -184,32 +185,32 @@ impl Lark<'_> {
         matches!(self.next_special(text), Some((0, _)))
     }
 
-    /// The first token of its own in a text, and where it is.
+    /// Returns the first special token in a text, and its position.
     fn next_special(&self, text: &str) -> Option<(usize, &(TokenId, String))> {
         let found = self.special.iter().filter_map(|token| Some((text.find(&token.1)?, token)));
-        // Of two that begin at the same place the longer one is meant.
+        // Of two tokens that begin at the same place, the longer one counts.
         found.min_by_key(|(at, token)| (*at, std::cmp::Reverse(token.1.len())))
     }
 
-    /// JSON of this schema.
+    /// Matches JSON of this schema.
     pub(crate) fn json(schema: &Value) -> String {
         format!("%json {schema}")
     }
 
-    /// The arguments of a call as JSON.
+    /// Matches the arguments of a call as JSON.
     pub(crate) fn arguments(tool: &ToolSpec) -> String {
         Lark::json(&arguments_schema(tool))
     }
 
-    /// `{"name": NAME, KEY: ARGUMENTS}`.
+    /// Matches `{"name": NAME, KEY: ARGUMENTS}`.
     pub(crate) fn named_json(&self, tool: &ToolSpec, key: &str) -> String {
         let name = Value::from(tool.name.as_str());
         let head = self.text(&format!("{{\"name\": {name}, \"{key}\": "));
         format!("{head} {} \"}}\"", Lark::arguments(tool))
     }
 
-    /// Each parameter between what `open` says and its close, in the order of the schema. Text is
-    /// written as it is, everything else as JSON.
+    /// Matches the parameters in the order of the schema, each between `open(name)` and its close.
+    /// Text is written without quotes, everything else as JSON.
     pub(crate) fn parameters(
         &mut self,
         tool: &ToolSpec,
@@ -236,7 +237,7 @@ impl Lark<'_> {
         Ok(parts.join(" "))
     }
 
-    /// The text of a parameter, without quotes, and its close.
+    /// Matches the text of a parameter, without quotes, and its close.
     pub(crate) fn plain_text(
         &mut self,
         tool: &ToolSpec,
@@ -250,7 +251,7 @@ impl Lark<'_> {
                 Some(word) => self.text(word),
                 None => self.text(&value.to_string()),
             });
-            // An empty word is no text at all.
+            // An empty word matches the empty string.
             let words: Vec<String> =
                 words.map(|word| if word.is_empty() { "\"\"".to_owned() } else { word }).collect();
             return Ok(format!("({}) {}", words.join(" | "), self.close(close)));
@@ -267,7 +268,7 @@ impl Lark<'_> {
         let regex = match (bound("minLength"), bound("maxLength")) {
             (None, None) => "(?s:.*)".to_owned(),
             (min, max) => {
-                // What stands before the tag is text to the expression.
+                // The expression also has to match the text before the tag.
                 let max = max.map(|max| (max + close.before.len() as u64).to_string());
                 let max = max.unwrap_or_default();
                 format!("(?s:.{{{},{max}}})", min.unwrap_or(0))
@@ -278,7 +279,7 @@ impl Lark<'_> {
     }
 }
 
-/// Members with commas between them: all that are required, then any of the others.
+/// Matches members with commas between them: all required ones, then any of the optional ones.
 pub(crate) fn comma_separated(required: &[String], optional: &[String], comma: &str) -> String {
     let others = |from: usize| -> String {
         optional[from..].iter().map(|member| format!(" ({comma} {member})?")).collect()
@@ -295,13 +296,14 @@ pub(crate) fn comma_separated(required: &[String], optional: &[String], comma: &
     }
 }
 
-/// Whether a tool cannot be called without a parameter.
+/// Whether the schema of a tool requires this parameter.
 pub(crate) fn is_required(tool: &ToolSpec, parameter: &str) -> bool {
     let required = tool.parameters["required"].as_array();
     required.is_some_and(|names| names.iter().any(|name| name == parameter))
 }
 
-/// The schema of a part of a tool's parameters, which may refer to definitions beside it.
+/// Returns the schema of one parameter with the definitions of the tool's schema, to which it may
+/// refer.
 pub(crate) fn part(tool: &ToolSpec, schema: &Value) -> Value {
     let mut schema = schema.clone();
     if let Value::Object(members) = &mut schema {
@@ -315,7 +317,7 @@ pub(crate) fn part(tool: &ToolSpec, schema: &Value) -> Value {
     schema
 }
 
-/// The schema of the arguments, which are always an object.
+/// Returns the schema of the arguments, which are always an object.
 fn arguments_schema(tool: &ToolSpec) -> Value {
     let mut members = tool.parameters.as_object().cloned().unwrap_or_default();
     if !members.contains_key("type") {
@@ -325,21 +327,22 @@ fn arguments_schema(tool: &ToolSpec) -> Value {
     Value::Object(members)
 }
 
-/// What cannot be enforced is an error only where the client asked for strictness.
+/// Marks the schema as lenient, unless the client asked for strictness: keywords that cannot be
+/// enforced are then ignored instead of refused.
 fn add_leniency(members: &mut Map<String, Value>, tool: &ToolSpec) {
     if !tool.strict {
         members.insert("x-guidance".to_owned(), json!({"lenient": true}));
     }
 }
 
-/// What stands before and after a parameter's name.
+/// Returns the text before and after a parameter's name.
 fn split_name(open: impl Fn(&str) -> String) -> (String, String) {
     let marked = open("\0");
     let (before, after) = marked.split_once('\0').unwrap_or((&marked, ""));
     (before.to_owned(), after.to_owned())
 }
 
-/// A text as a regular expression between slashes.
+/// Returns a text as a regular expression between slashes.
 fn escaped(text: &str) -> String {
     let mut regex = String::new();
     for character in text.chars() {

@@ -1,31 +1,31 @@
-//! Literals of Python, and of Gemma's own notation, as JSON.
+//! Literals of Python, and of Gemma's own notation, converted to JSON.
 
 use serde_json::Value;
 
 use super::schema::json_object;
 
-/// Deeper values are refused.
+/// Maximum nesting depth of a value; deeper ones are refused.
 const DEPTH_MAX: usize = 64;
 
 /// Reads values from the front of a text.
 #[derive(Debug)]
 pub(crate) struct Literals<'a> {
     rest: &'a str,
-    /// Stands for a quotation mark; what is between two of them is text as it is. Python's
-    /// quotation marks otherwise.
+    /// Stands for a quotation mark; the text between two marks is taken literally. Without a mark,
+    /// Python's quotation marks are read.
     mark: Option<&'static str>,
 }
 
-/// Members of an object, their values in JSON.
+/// Members of an object, with their values in JSON.
 #[derive(Debug, Default)]
 pub(crate) struct Members {
     pub(crate) members: Vec<(String, String)>,
-    /// The object's end was there.
+    /// Whether the end of the object was read.
     pub(crate) is_whole: bool,
 }
 
 impl Members {
-    /// The object, without its end if that is missing.
+    /// Returns the object, without its closing brace if that was missing.
     pub(crate) fn json(&self) -> String {
         let mut json = json_object(&self.members);
         if !self.is_whole {
@@ -49,13 +49,14 @@ impl<'a> Literals<'a> {
         self.rest.trim_ascii().is_empty()
     }
 
-    /// Takes `literal`, after white space.
+    /// Consumes `literal` after optional white space; `None` if it does not come next.
     pub(crate) fn take(&mut self, literal: &str) -> Option<()> {
         self.rest = self.rest.trim_ascii_start().strip_prefix(literal)?;
         Some(())
     }
 
-    /// A name: letters, digits and what else names of tools and parameters have.
+    /// Reads a name: letters, digits and the other characters that names of tools and parameters
+    /// have.
     pub(crate) fn name(&mut self) -> Option<&'a str> {
         let text = self.rest.trim_ascii_start();
         let fits = |character: char| character.is_alphanumeric() || "_-.$@".contains(character);
@@ -65,8 +66,8 @@ impl<'a> Literals<'a> {
         (!name.is_empty()).then_some(name)
     }
 
-    /// `key=value` or `key:value`, separated by commas up to `close`, as members of an object; as many of them as
-    /// there are if something is missing.
+    /// Reads `key=value` or `key:value` pairs, separated by commas up to `close`, as members of an
+    /// object. If the text breaks off, returns the members before the break.
     pub(crate) fn members(&mut self, equals: &str, close: &str) -> Members {
         let mut members = Members::default();
         let read = self.members_at(equals, close, DEPTH_MAX, &mut members.members);
@@ -74,7 +75,7 @@ impl<'a> Literals<'a> {
         members
     }
 
-    /// Appends members; nothing if something is wrong.
+    /// Appends members; returns `None` if something is wrong.
     fn members_at(
         &mut self,
         equals: &str,
@@ -92,7 +93,7 @@ impl<'a> Literals<'a> {
             };
             self.take(equals)?;
             let value = self.value(depth)?;
-            // More of it may come.
+            // Without a comma or `close` after it, the value may still continue.
             let is_certain = self.take(",").is_some();
             if !is_certain {
                 self.take(close)?;
@@ -105,7 +106,7 @@ impl<'a> Literals<'a> {
         }
     }
 
-    /// One value as JSON.
+    /// Reads one value and returns it as JSON.
     fn value(&mut self, depth: usize) -> Option<String> {
         let left = depth.checked_sub(1)?;
         if let Some(text) = self.string()? {
@@ -148,7 +149,8 @@ impl<'a> Literals<'a> {
         Some(format!("[{}]", items.join(", ")))
     }
 
-    /// A string; `Some(None)` if what comes next is none, nothing if it is a broken one.
+    /// Reads a string: `Some(None)` if the next value is not a string, `None` if the string is
+    /// broken.
     #[expect(clippy::option_option, reason = "absent and broken are two things")]
     fn string(&mut self) -> Option<Option<String>> {
         if let Some(mark) = self.mark {
@@ -169,9 +171,9 @@ impl<'a> Literals<'a> {
         Some(None)
     }
 
-    /// The rest of a string of Python or JSON after its opening quotation mark.
+    /// Reads the rest of a string of Python or JSON after its opening quotation mark.
     fn quoted(&mut self, quote: char) -> Option<String> {
-        // Units of UTF-16, since JSON writes a character beyond them as two.
+        // UTF-16 code units, since JSON escapes a character beyond U+FFFF as a surrogate pair.
         let mut text: Vec<u16> = Vec::new();
         let mut chars = self.rest.chars();
         loop {

@@ -1,13 +1,13 @@
-//! Calls are read while their markup is still coming.
+//! Reads tool calls while their markup is still arriving.
 //!
 //! ```text
 //!              name of a tool is known, arguments begin
 //!  (no call) ──────────────────────────────────────────▶ (open) ──arguments end──▶ (no call)
 //! ```
 //!
-//! A call that has begun stays one, whatever comes after it: its arguments may be cut short or be no JSON,
-//! as they are in the answers of other servers. What is reported depends on the text alone, never on
-//! where it was cut into pieces.
+//! A call that has begun stays a call, whatever follows: its arguments may be cut short or may be
+//! invalid JSON, as in the answers of other servers. The segments depend on the text alone, never
+//! on where it was cut into pieces.
 
 use super::json::{self, Needs};
 use super::parser::Segment;
@@ -16,47 +16,48 @@ use super::schema::{Types, properties};
 use super::written::{CallScanner, Mark, unfinished_string};
 use super::{ToolCall, Tools};
 
-/// How the markup of a pattern says which tools are called.
+/// How the markup of a pattern names the tools and their arguments.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Form {
-    /// It says nothing.
+    /// It carries no call.
     Bare,
-    /// In JSON, which is captured last. It is the arguments if something was captured before it, which
-    /// `head` reads, else an object or a list of objects with names and arguments.
+    /// The call is JSON, captured last. If something was captured before it, the JSON is the
+    /// arguments and `head` reads the name from the earlier captures; else the JSON is an object or
+    /// a list of objects with names and arguments.
     Json {
         head: Head,
         needs: Needs,
-        /// Whether calls in JSON are known before the markup is whole.
+        /// Whether calls in the JSON are reported before the markup is complete.
         streams: bool,
     },
-    /// The name, then names and values of parameters in turn.
+    /// The name, followed by alternating parameter names and values.
     Tags {
-        /// Line breaks set values apart from their tags.
+        /// Whether line breaks separate values from their tags.
         is_wrapped: bool,
     },
-    /// Literals, which are read when they are whole. The function takes what was captured, the rest if it is not
-    /// whole, and returns all calls, and whether the last one is whole.
+    /// Literals. The function takes the captured fields, and the unfinished text if the markup was
+    /// cut, and returns all calls and whether the last one is complete.
     Literals(fn(&[&str], Option<&str>) -> Option<ReadCalls>),
 }
 
-/// Reads the id and the name of a call from what was captured before its arguments; none if the name is not there
-/// yet.
+/// Reads the id and the name of a call from the fields captured before its arguments; `None` if
+/// the name has not been captured yet.
 pub(crate) type Head = fn(&[&str]) -> Option<ToolCall>;
 
-/// What a form's function has read.
+/// The calls that a form's function has read.
 #[derive(Debug, Default)]
 pub(crate) struct ReadCalls {
     pub(crate) calls: Vec<ToolCall>,
-    /// The last call's arguments lack their end.
+    /// Whether the arguments of the last call lack their end.
     pub(crate) is_cut: bool,
 }
 
-/// What markup is that has ended, or been cut.
+/// What completed or cut markup turned out to be.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Calls, or the beginning of one; or nothing that a client should see.
+    /// Calls, the beginning of a call, or markup that a client should not see.
     Markup,
-    /// It only looked like markup.
+    /// Text that only looked like markup.
     Content,
 }
 
@@ -65,19 +66,19 @@ pub(crate) enum Outcome {
 pub(crate) struct LiveCalls {
     form: Form,
     scanner: CallScanner,
-    /// Bytes of JSON, or of a value, that were taken.
+    /// Bytes of the JSON, or of the current value, taken so far.
     seen: usize,
-    /// Fields of tags that were taken.
+    /// Tag fields taken so far.
     num_fields: usize,
-    /// A value is being written as a JSON string.
+    /// Whether a value is being written as a JSON string.
     is_in_text: bool,
-    /// A call has been reported.
+    /// Whether a call has been reported.
     has_begun: bool,
     is_open: bool,
-    /// There is no such tool.
+    /// Whether the markup calls a tool that does not exist.
     is_refused: bool,
     segments: Vec<Segment>,
-    /// Bytes looked at.
+    /// Bytes examined so far.
     pub(crate) work: u64,
 }
 
@@ -101,12 +102,12 @@ impl LiveCalls {
         self.form
     }
 
-    /// What is newly known.
+    /// Returns the segments that became known since the last call.
     pub(crate) fn take_segments(&mut self) -> Vec<Segment> {
         std::mem::take(&mut self.segments)
     }
 
-    /// Takes as much of `text` as the matcher has looked at.
+    /// Processes `text` as far as the matcher has scanned it.
     pub(crate) fn advance(&mut self, matcher: &Matcher, text: &str, tools: &Tools) {
         match self.form {
             Form::Json { head, streams, .. } => {
@@ -128,7 +129,7 @@ impl LiveCalls {
         }
     }
 
-    /// The pattern matches `text`.
+    /// Ends the calls: the pattern matches `text`.
     pub(crate) fn matched(&mut self, matcher: &Matcher, text: &str, tools: &Tools) -> Outcome {
         let fields = matcher.fields(text);
         let calls = match self.form {
@@ -149,13 +150,13 @@ impl LiveCalls {
         self.outcome(Outcome::Content)
     }
 
-    /// The pattern does not match, or not within the limit: a call that has begun is over.
+    /// Ends a call that has begun: the pattern does not match, or not within the size limit.
     pub(crate) fn failed(&mut self) -> Outcome {
         self.end();
         self.outcome(Outcome::Content)
     }
 
-    /// The answer was cut within the markup.
+    /// Ends the calls of an answer that was cut within the markup.
     pub(crate) fn cut(&mut self, matcher: &Matcher, text: &str, tools: &Tools) -> Outcome {
         match self.form {
             Form::Bare => {}
@@ -220,7 +221,7 @@ impl LiveCalls {
         }
     }
 
-    /// Begins a call if there is such a tool.
+    /// Begins a call, or refuses it if there is no tool of that name.
     fn begin(&mut self, call: ToolCall, tools: &Tools) {
         if self.is_refused || !tools.know(&call.name) {
             self.is_refused = true;
@@ -253,7 +254,7 @@ impl LiveCalls {
         self.segments.extend([Segment::Call(call), Segment::CallEnd]);
     }
 
-    /// The JSON is the arguments, and the head is known.
+    /// Processes JSON that holds the arguments of a call whose head is known.
     fn take_arguments(
         &mut self,
         json: &str,
@@ -273,7 +274,7 @@ impl LiveCalls {
         self.push(&json[self.seen..]);
         while self.seen < json.len() {
             self.work += 1;
-            // The scanner counts brackets; which members there are is nothing to it.
+            // The scanner only counts brackets here; it does not look for members.
             self.scanner.take(json, self.seen);
             self.seen += 1;
         }
@@ -282,7 +283,7 @@ impl LiveCalls {
         }
     }
 
-    /// The JSON is calls.
+    /// Processes JSON that holds one or several calls.
     fn take_calls(&mut self, json: &str, tools: &Tools) {
         let mut start = self.seen;
         while self.seen < json.len() && !self.is_refused {
@@ -312,7 +313,7 @@ impl LiveCalls {
             return;
         }
         let Some(call) = &mut self.scanner.call else { return };
-        // A name that comes after the arguments is read when the call is whole.
+        // A name that comes after the arguments is read when the call is complete.
         let Some(name) = call.name.clone().filter(|name| tools.know(name)) else { return };
         call.is_reported = true;
         let id = call.id.take();
@@ -333,7 +334,7 @@ impl LiveCalls {
         }
     }
 
-    /// Takes the fields that are whole, and as much of the last value as is certain.
+    /// Takes the complete fields, and as much of the last value as is certain.
     fn take_tags(&mut self, matcher: &Matcher, text: &str, values: Values<'_>) {
         let fields = matcher.fields(text);
         let Some(name) = fields.first() else { return };
@@ -381,7 +382,8 @@ impl LiveCalls {
         self.push(&types.json(value));
     }
 
-    /// Takes more of a value that is text. The line break that may be its last one waits.
+    /// Takes more of a text value. A line break at its end is held back, because it may be the one
+    /// before the closing tag.
     fn take_text(&mut self, value: &str, is_wrapped: bool) {
         if is_wrapped && self.seen == 0 && value.starts_with('\n') {
             self.seen = 1;
@@ -394,7 +396,7 @@ impl LiveCalls {
         self.seen = end;
     }
 
-    /// All parameters are there.
+    /// Ends the call: all parameters have been read.
     fn end_tags(&mut self) {
         let is_empty = self.num_fields == 1;
         self.push(if is_empty { "{}" } else { "}" });
@@ -402,7 +404,7 @@ impl LiveCalls {
     }
 }
 
-/// What values of parameters are read by.
+/// What is needed to read values of parameters.
 #[derive(Clone, Copy)]
 struct Values<'a> {
     is_wrapped: bool,
@@ -410,7 +412,7 @@ struct Values<'a> {
 }
 
 impl Values<'_> {
-    /// The types that a tool's schema allows for a parameter.
+    /// Returns the types that a tool's schema allows for a parameter.
     fn types(&self, tool: &str, key: &str) -> Types {
         let root = self.tools.parameters(tool);
         let schema = root.and_then(properties).and_then(|schemas| schemas.get(key));
@@ -418,7 +420,7 @@ impl Values<'_> {
     }
 }
 
-/// A value without the line breaks that set it apart from its tags.
+/// Returns a value without the line breaks that separate it from its tags.
 fn unwrapped(value: &str) -> &str {
     let value = value.strip_prefix('\n').unwrap_or(value);
     value.strip_suffix('\n').unwrap_or(value)

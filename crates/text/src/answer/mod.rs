@@ -1,15 +1,16 @@
-//! What an answer consists of: reasoning, content and tool calls, in the form of its family.
+//! The parts of an answer: reasoning, content and tool calls, as each model family writes them.
 //!
 //! ```text
 //!  template, vocabulary ──▶ AnswerFormat ──▶ AnswerParser ──▶ Segment: reasoning, text, call
 //!      or names              │   │
 //!                            │   └─ kept_tokens: special tokens that the detokeniser writes out
-//!                            └─ grammar: Lark that holds a model to calls which the parser reads
+//!                            └─ grammar: Lark that constrains a model to calls that the parser reads
 //! ```
 //!
-//! No text is ever lost: what is no call is content, exactly as the model wrote it, but for white space that
-//! touches reasoning or a call, and for markup in which an answer was cut. Where the name of a tool and the
-//! beginning of its arguments are known, it is a call, also if the rest is not as it should be.
+//! No text is ever lost: text that is not a call is content, exactly as the model wrote it, except
+//! for white space next to reasoning or a call, and for markup in which an answer was cut. Once the
+//! name of a tool and the beginning of its arguments are known, the text is a call, even if the
+//! rest is malformed.
 
 mod json;
 mod lark;
@@ -39,60 +40,61 @@ pub(crate) use reasoning::is_in_vocabulary as reasoning_is_in_vocabulary;
 pub(crate) use reasoning::is_marker as is_reasoning_marker;
 pub use tools::ToolFormat;
 
-/// So many tokens at the end of a prompt tell whether it opens the reasoning.
+/// Number of tokens at the end of a prompt that are checked for the opening of the reasoning.
 const OPENING_TOKENS_MAX: usize = 32;
 
-/// What the model wants called.
+/// A tool call of the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolCall {
     /// The call's id, if the model gave one.
     pub id: Option<String>,
     /// Name of the tool.
     pub name: String,
-    /// A JSON object, as the model wrote it where it wrote JSON; its beginning while it is coming, or if the
-    /// answer was cut.
+    /// Arguments as a JSON object, verbatim where the model wrote JSON. While the call is still
+    /// arriving, or if the answer was cut, only the beginning of the object.
     pub arguments: String,
 }
 
-/// A tool that may be called.
+/// A tool that the model may call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolSpec {
-    /// Its name.
+    /// Name of the tool.
     pub name: String,
-    /// JSON schema of its parameters, an object; `null` if it was not given.
+    /// JSON schema of the parameters, an object; `null` if none was given.
     pub parameters: Value,
-    /// Whether a schema that cannot be enforced is an error.
+    /// Whether a schema keyword that cannot be enforced is an error.
     pub strict: bool,
 }
 
 /// How a model writes its answers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AnswerFormat {
-    /// How it marks its reasoning, if it does.
+    /// Format of the reasoning; `None` if the model has none.
     pub reasoning: Option<ReasoningFormat>,
-    /// How it calls tools, if it does.
+    /// Format of the tool calls; `None` if the model has none.
     pub tools: Option<ToolFormat>,
     /// Special tokens of the formats, with their text.
     special: Arc<[(TokenId, String)]>,
 }
 
-/// There is no format with this name.
+/// Error: there is no format with this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} parser {name:?} is unknown\nhint: known are none, auto, {}", known.join(", "))]
 pub struct UnknownFormat {
     /// `tool` or `reasoning`.
     pub kind: &'static str,
-    /// The name in question.
+    /// The unknown name.
     pub name: String,
-    /// The names there are.
+    /// The known names.
     pub known: Vec<&'static str>,
 }
 
 impl ReasoningFormat {
-    /// The format of this name, where `auto` is the one that was found and `none` is none.
+    /// Returns the format of this name; `auto` returns `found`, the detected format, and `none`
+    /// returns `None`.
     ///
     /// # Errors
-    /// The name is unknown.
+    /// Fails if the name is unknown.
     pub fn chosen(
         name: &str,
         found: Option<ReasoningFormat>,
@@ -111,10 +113,11 @@ impl ReasoningFormat {
 }
 
 impl ToolFormat {
-    /// The format of this name, where `auto` is the one that was found and `none` is none.
+    /// Returns the format of this name; `auto` returns `found`, the detected format, and `none`
+    /// returns `None`.
     ///
     /// # Errors
-    /// The name is unknown.
+    /// Fails if the name is unknown.
     pub fn chosen(
         name: &str,
         found: Option<ToolFormat>,
@@ -132,22 +135,23 @@ impl ToolFormat {
     }
 }
 
-/// The tools of a request; without, any name is a tool's.
+/// The tools of a request. Without a list, every name counts as a tool.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tools(Option<Arc<[ToolSpec]>>);
 
 impl AnswerFormat {
-    /// The format of a checkpoint.
+    /// Detects the format of a checkpoint from its vocabulary and chat template.
     pub fn detect(tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> AnswerFormat {
         let source = template.map_or("", ChatTemplate::source);
         let reasoning = ReasoningFormat::detect(tokenizer, source);
         AnswerFormat::of(tokenizer, reasoning, ToolFormat::detect(source))
     }
 
-    /// The same with formats of these names: `auto` is what was found, `none` is none.
+    /// Returns this format with the reasoning and tool formats of these names: `auto` keeps the
+    /// detected one, `none` removes it.
     ///
     /// # Errors
-    /// A name is unknown.
+    /// Fails if a name is unknown.
     pub fn from_names(
         &self,
         tokenizer: &Tokenizer,
@@ -159,12 +163,12 @@ impl AnswerFormat {
         Ok(AnswerFormat::of(tokenizer, reasoning, tools))
     }
 
-    /// The same for a request without tools.
+    /// Returns this format without tools, for a request that has none.
     pub fn without_tools(&self) -> AnswerFormat {
         AnswerFormat { tools: None, ..self.clone() }
     }
 
-    /// The same, but reasoning stays in the text as it was written.
+    /// Returns this format without reasoning: reasoning stays in the text as the model wrote it.
     pub fn without_reasoning(&self) -> AnswerFormat {
         AnswerFormat { reasoning: None, ..self.clone() }
     }
@@ -179,8 +183,8 @@ impl AnswerFormat {
         format
     }
 
-    /// The special tokens that the format reads. They have to become text (see
-    /// [`crate::Detokenizer::keeping`]), but for those that end the answer.
+    /// Returns the special tokens that the format reads. The detokeniser must turn them into text
+    /// (see [`crate::Detokenizer::keeping`]), except for those that end the answer.
     pub fn kept_tokens(&self) -> Arc<[TokenId]> {
         let literals = self.literals();
         let is_read = |text: &str| literals.iter().any(|literal| literal.contains(text));
@@ -194,12 +198,12 @@ impl AnswerFormat {
         reasoning.is_opened_by(&tokenizer.decode(&prompt[start..], false))
     }
 
-    /// A grammar, in llguidance's dialect of Lark, whose answers are calls of these tools as the
-    /// parser reads them, or JSON of the schema `instead`. It begins where the answer does, after the
-    /// reasoning.
+    /// Builds a grammar, in llguidance's dialect of Lark, whose answers are calls of these tools as
+    /// the parser reads them, or JSON of the schema `instead`. The grammar begins where the answer
+    /// does, after the reasoning. Returns `None` if the model has no format for tool calls.
     ///
     /// # Errors
-    /// There are no tools, or a schema cannot be enforced. None if the model has no form of calls.
+    /// Fails if there are no tools or a schema cannot be enforced.
     pub fn grammar(
         &self,
         tools: &[ToolSpec],
@@ -209,7 +213,7 @@ impl AnswerFormat {
         Some(lark::grammar(self.tools?.family, &self.special, tools, demand, instead))
     }
 
-    /// Everything that is read literally.
+    /// Returns every string that the format reads literally.
     fn literals(&self) -> Vec<&'static str> {
         let mut literals = Vec::new();
         let mut patterns = Vec::new();
@@ -230,7 +234,7 @@ impl AnswerFormat {
 }
 
 impl ToolCall {
-    /// A call without an id.
+    /// Creates a call without an id.
     fn new(name: &str, arguments: &str) -> ToolCall {
         ToolCall { id: None, name: name.to_owned(), arguments: arguments.to_owned() }
     }

@@ -1,4 +1,4 @@
-//! Takes an answer apart while it is coming.
+//! Splits an answer into segments while it is arriving.
 //!
 //! ```text
 //!              trigger of a pattern              steps match: calls
@@ -9,8 +9,9 @@
 //!   Reasoning   (its closing leads back)
 //! ```
 //!
-//! Text is held back while it may still become markup, and white space before it while it may
-//! touch markup, both bounded. A call is reported from where its arguments begin, and stays one. Every decision depends on the text alone, never on where it was cut.
+//! Text is held back while it may still become markup, and white space while it may turn out to
+//! precede markup; both are bounded. A call is reported from the beginning of its arguments, and
+//! stays a call. Every decision depends on the text alone, never on where it was cut into pieces.
 
 use std::sync::Arc;
 
@@ -20,57 +21,57 @@ use super::pattern::{
 };
 use super::{AnswerFormat, ToolCall, ToolSpec, Tools};
 
-/// A call longer than this is content. It bounds how much text can be held back.
+/// Maximum size of a call; a longer one is content. Bounds how much text can be held back.
 pub(crate) const CALL_BYTES_MAX: usize = 256 << 10;
 
-/// Of the white space before markup no more than this is held back and dropped.
+/// Maximum white space before markup that is held back and dropped.
 const SPACE_BYTES_MAX: usize = 256;
 
-/// A settled piece of the model's answer.
+/// A piece of the model's answer that can no longer change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Segment {
     /// Content; never empty.
     Text(String),
-    /// What the model thought before it answered; never empty.
+    /// Reasoning of the model before its answer; never empty.
     Reasoning(String),
-    /// A tool call begins, with the arguments that are there already.
+    /// A tool call begins, with the arguments known so far.
     Call(ToolCall),
-    /// More of the arguments of the call that began last.
+    /// More arguments of the call that began last.
     Arguments(String),
-    /// The call that began last is over. Its arguments are whole unless the model made a mistake. In an answer
-    /// that was cut this may be missing.
+    /// The call that began last has ended. Its arguments are valid JSON unless the model made a
+    /// mistake. Can be missing in an answer that was cut.
     CallEnd,
 }
 
 /// How an answer ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnswerEnd {
-    /// The model has ended it, or a stop string.
+    /// The model ended the answer, or a stop string did.
     Stopped,
-    /// The model would have gone on: what may have become markup is left out.
+    /// The answer was cut before its end: text that may have become markup is dropped.
     Cut,
 }
 
-/// Separates reasoning and tool calls from content in text that comes in pieces. The result does
-/// not depend on how the text was cut: two neighbouring segments of text, or of reasoning, mean
-/// the same as one.
+/// Separates reasoning and tool calls from content in text that arrives in pieces. The result does
+/// not depend on how the text was cut: two adjacent segments of text, or of reasoning, mean the
+/// same as one.
 #[derive(Debug)]
 pub struct AnswerParser {
     format: AnswerFormat,
     tools: Tools,
     triggers: Vec<Trigger>,
-    /// Text that is not settled; what lies before `start` is.
+    /// Text that is not settled yet, from `start` on; the bytes before `start` are settled.
     held: String,
     start: usize,
-    /// Up to where no trigger begins.
+    /// Position up to which no trigger begins.
     scanned: usize,
     mode: Mode,
     place: Place,
-    /// White space is dropped until something else comes.
+    /// Whether white space is dropped until other text comes.
     drops_space: bool,
     end: Option<AnswerEnd>,
     segments: Vec<Segment>,
-    /// Bytes looked at, each time one is: the measure that tests bound.
+    /// Bytes examined, counted every time; tests bound this number.
     pub(crate) work: u64,
 }
 
@@ -78,7 +79,7 @@ pub struct AnswerParser {
 enum Mode {
     Content,
     Reasoning,
-    /// A pattern matches so far; `markup` is where it begins in the held text.
+    /// A pattern matches so far; it begins at `markup` in the held text.
     Markup {
         markup: usize,
         matcher: Matcher,
@@ -86,7 +87,7 @@ enum Mode {
     },
 }
 
-/// What leaves the mode.
+/// A text that makes the parser leave the current mode.
 #[derive(Debug, Clone, Copy)]
 struct Trigger {
     text: &'static str,
@@ -102,9 +103,10 @@ enum LeadsTo {
 }
 
 impl AnswerParser {
-    /// Starts with the first byte of an answer. The prompt may have opened the reasoning already
-    /// (see [`AnswerFormat::opened_by`]). If `tools` is given, only they can be called; their
-    /// schemas say how parameters are written that the model does not write as JSON.
+    /// Creates a parser for an answer from its first byte on. `in_reasoning` says that the prompt
+    /// has already opened the reasoning (see [`AnswerFormat::opened_by`]). If `tools` is given,
+    /// only those tools can be called, and their schemas give the types of parameters that the
+    /// model does not write as JSON.
     pub fn new(
         format: &AnswerFormat,
         tools: Option<Arc<[ToolSpec]>>,
@@ -130,14 +132,14 @@ impl AnswerParser {
         parser
     }
 
-    /// Takes the next piece of the answer and returns what is settled by it.
+    /// Takes the next piece of the answer and returns the segments that it settles.
     pub fn push(&mut self, piece: &str) -> Vec<Segment> {
         self.held.push_str(piece);
         self.settle()
     }
 
-    /// The answer has ended: what was held back is what it looks like, and nothing if the answer was
-    /// cut within markup.
+    /// Ends the answer and returns the segments of the text that was held back; unfinished markup
+    /// of a cut answer is dropped.
     pub fn finish(&mut self, end: AnswerEnd) -> Vec<Segment> {
         self.end = Some(end);
         self.settle()
@@ -148,7 +150,7 @@ impl AnswerParser {
         matches!(self.mode, Mode::Reasoning)
     }
 
-    /// Text that is held back.
+    /// Number of bytes in the buffer of text that is not settled.
     #[cfg(test)]
     pub(crate) fn held_bytes(&self) -> usize {
         self.held.len()
@@ -173,7 +175,7 @@ impl AnswerParser {
         std::mem::take(&mut self.segments)
     }
 
-    /// What can leave a mode.
+    /// Changes the mode and collects the triggers that can leave it.
     fn enter(&mut self, mode: Mode) {
         self.triggers.clear();
         let reasoning = self.format.reasoning;
@@ -203,7 +205,7 @@ impl AnswerParser {
         self.mode = mode;
     }
 
-    /// Looks for the next trigger; true if all that is held has been looked at.
+    /// Looks for the next trigger; returns true if all held text has been scanned.
     fn scan(&mut self) -> bool {
         let (at, found) = self.find_trigger();
         let space = self.trailing_space(at);
@@ -227,7 +229,7 @@ impl AnswerParser {
         false
     }
 
-    /// Where the next trigger begins, or may begin, and which it is.
+    /// Returns the next trigger and where it begins, or the position where one may begin.
     fn find_trigger(&mut self) -> (usize, Option<Trigger>) {
         let bytes = self.held.as_bytes();
         while self.scanned < bytes.len() {
@@ -256,7 +258,7 @@ impl AnswerParser {
         (self.scanned, None)
     }
 
-    /// Goes on through markup; true if all that is held has been looked at.
+    /// Continues to match markup; returns true if all held text has been scanned.
     fn match_markup(&mut self) -> bool {
         let Mode::Markup { markup, matcher, calls } = &mut self.mode else { return false };
         let markup = *markup;
@@ -290,11 +292,11 @@ impl AnswerParser {
         false
     }
 
-    /// The markup up to `end` is calls, or markup alone.
+    /// Accepts the markup up to `end`, which is calls or markup without a call.
     fn accept(&mut self, end: usize) {
         let Mode::Markup { markup, calls, .. } = &self.mode else { return };
         if matches!(calls.form(), Form::Bare) {
-            // White space before is the content's, unless it came after a call.
+            // White space before the markup belongs to the content, unless it follows a call.
             let markup = *markup;
             self.release(markup);
         } else {
@@ -305,8 +307,8 @@ impl AnswerParser {
         self.mode = Mode::Content;
     }
 
-    /// What looked like markup is content up to `end`, but for white space that may yet touch
-    /// other markup.
+    /// Treats what looked like markup as content up to `end`, except for white space that may
+    /// precede other markup.
     fn reject(&mut self, end: usize) {
         let Mode::Markup { markup, .. } = self.mode else { return };
         let end = (markup + self.held[markup..end].trim_ascii_end().len()).max(markup + 1);
@@ -316,13 +318,13 @@ impl AnswerParser {
         self.release(end);
     }
 
-    /// Leaves out everything up to `end`.
+    /// Drops everything up to `end`.
     fn skip(&mut self, end: usize) {
         self.start = end;
         self.scanned = end;
     }
 
-    /// Passes on what is held up to `end`.
+    /// Emits the held text up to `end`.
     fn release(&mut self, end: usize) {
         let mut text = &self.held[self.start..end];
         self.start = end;
@@ -342,7 +344,8 @@ impl AnswerParser {
         }
     }
 
-    /// How much of the white space before `end` is held back; none once the answer has ended.
+    /// Returns the number of bytes of white space before `end` to hold back; 0 once the answer has
+    /// ended.
     fn trailing_space(&self, end: usize) -> usize {
         if self.triggers.is_empty() || self.end.is_some() && end == self.held.len() {
             return 0;
@@ -352,7 +355,7 @@ impl AnswerParser {
     }
 }
 
-/// Whether a pattern counts where the text is.
+/// Whether a pattern for `place` applies at the position `now`.
 fn counts(place: Place, now: Place) -> bool {
     match place {
         Place::Anywhere => true,

@@ -1,63 +1,64 @@
-//! Markup as a list of steps, matched while the text is still coming.
+//! Markup as a list of steps, matched while the text is still arriving.
 //!
-//! A family of models describes each form of its markup by a [`Pattern`]: what it begins with,
-//! the steps that follow, and how the fields that the steps captured become calls. A [`Matcher`]
-//! remembers where it stopped, so that a byte is looked at a bounded number of times however the
-//! text was cut.
+//! Each form of a family's markup is a [`Pattern`]: its trigger, the steps that follow, and how the
+//! fields captured by the steps become calls. A [`Matcher`] remembers where it stopped, so that
+//! each byte is examined a bounded number of times however the text was cut.
 
 use std::ops::Range;
 
 use super::live::Form;
 
-/// The longest name of a tool.
+/// Maximum length of a tool's name.
 const NAME_BYTES_MAX: usize = 256;
 
 /// One form of markup.
 #[derive(Debug)]
 pub(crate) struct Pattern {
-    /// What it begins with. The steps match from its first byte on.
+    /// Text that the markup begins with. The steps match from its first byte on.
     pub(crate) trigger: &'static str,
     pub(crate) place: Place,
     pub(crate) steps: &'static [Step],
-    /// How it says what is called.
+    /// How the captured fields become calls.
     pub(crate) form: Form,
 }
 
-/// Where a pattern counts. White space does not change the place.
+/// Where a pattern applies. White space does not change the place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     Anywhere,
-    /// Where the answer begins, which is after the reasoning.
+    /// At the beginning of the answer, after the reasoning.
     Start,
     AfterCall,
     StartOrAfterCall,
 }
 
-/// One step of a pattern. Words, what comes before a marker, and JSON are captured.
+/// One step of a pattern. Words, the text before a marker, and JSON are captured.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// Exactly this.
+    /// Matches exactly this text.
     Literal(&'static str),
-    /// White space, perhaps none.
+    /// Matches white space, possibly none.
     Space,
-    /// The name of a tool: letters, digits and `_-.:/`.
+    /// Captures the name of a tool: letters, digits and `_-.:/`.
     Word,
-    /// Everything up to this marker, which ends it.
+    /// Captures everything up to this marker and consumes the marker.
     Until(&'static str),
-    /// A JSON object or array; so many of its brackets have been opened by steps before.
+    /// Captures a JSON object or array, of which earlier steps have consumed `opened` opening
+    /// brackets.
     Json { opened: usize },
-    /// Python between brackets, likewise.
+    /// Captures Python between brackets, with `opened` as for JSON.
     Python { opened: usize },
-    /// Goes on so many steps further, by the first of these that comes next. It is not consumed.
+    /// Goes forward by the number of steps given with the first of these texts that comes next. The
+    /// text is not consumed.
     Branch(&'static [(&'static str, usize)]),
-    /// Goes back so many steps.
+    /// Goes back this number of steps.
     Back(usize),
-    /// The answer ends here.
+    /// Matches the end of the answer.
     End,
 }
 
 impl Step {
-    /// The text that the step looks for, if it is one.
+    /// Returns the text that the step looks for, if it has one.
     pub(crate) fn literal(&self) -> Option<&'static str> {
         match self {
             Step::Literal(text) | Step::Until(text) => Some(text),
@@ -66,32 +67,32 @@ impl Step {
     }
 }
 
-/// What the text so far led to.
+/// Result of matching the text so far.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// It depends on what comes next.
+    /// The result depends on text that has not arrived.
     More,
     /// The pattern matches this number of bytes.
     Matched(usize),
-    /// It does not match. So many bytes, at least one, have been looked at in vain; another
-    /// pattern may begin after them.
+    /// The pattern does not match. This number of bytes, at least one, has been examined in vain;
+    /// another pattern may begin after them.
     Failed(usize),
 }
 
-/// A pattern and how far it matches.
+/// A pattern and how far it has matched.
 #[derive(Debug)]
 pub(crate) struct Matcher {
     pattern: &'static Pattern,
     step: usize,
-    /// Where the step begins.
+    /// Position at which the current step begins.
     pos: usize,
-    /// Up to where the step has looked.
+    /// Position up to which the current step has scanned.
     scanned: usize,
     brackets: Option<Brackets>,
-    /// What the last step between brackets has taken.
+    /// Range that the last step between brackets has taken.
     bracketed: Option<Range<usize>>,
     fields: Vec<Range<usize>>,
-    /// Bytes looked at, each time one is.
+    /// Bytes examined, counted every time.
     pub(crate) work: u64,
 }
 
@@ -109,12 +110,12 @@ impl Matcher {
         }
     }
 
-    /// What was captured so far.
+    /// Returns the fields captured so far.
     pub(crate) fn fields<'a>(&self, text: &'a str) -> Vec<&'a str> {
         self.fields.iter().map(|field| &text[field.clone()]).collect()
     }
 
-    /// What was captured before `end`.
+    /// Returns the fields captured before `end`.
     pub(crate) fn fields_before<'a>(&self, end: usize, text: &'a str) -> Vec<&'a str> {
         let fields = self.fields.iter().filter(|field| field.end <= end);
         fields.map(|field| &text[field.clone()]).collect()
@@ -124,29 +125,30 @@ impl Matcher {
         self.fields.len()
     }
 
-    /// What the last step between brackets has taken, whole or not.
+    /// Returns the range that the last step between brackets has taken, complete or not.
     pub(crate) fn bracketed(&self) -> Option<Range<usize>> {
         self.bracketed.clone()
     }
 
-    /// What the step that is not over has before it.
+    /// Returns the text from the beginning of the unfinished step on.
     pub(crate) fn rest<'a>(&self, text: &'a str) -> &'a str {
         &text[self.pos..]
     }
 
-    /// Text that certainly belongs to what a step up to a marker will capture; none in other steps.
+    /// Returns text that a `Step::Until` will certainly capture; `None` in other steps.
     pub(crate) fn marked_text<'a>(&self, text: &'a str) -> Option<&'a str> {
         let is_marked = matches!(self.pattern.steps.get(self.step), Some(Step::Until(_)));
         is_marked.then(|| &text[self.pos..self.scanned])
     }
 
-    /// Whether the steps that repeat are over.
+    /// Whether the matcher is past the steps that repeat.
     pub(crate) fn is_past_loop(&self) -> bool {
         let back = self.pattern.steps.iter().rposition(|step| matches!(step, Step::Back(_)));
         back.is_some_and(|back| self.step > back + 1)
     }
 
-    /// Goes on with `text`, which begins where the pattern does and has only ever grown.
+    /// Continues with `text`, which begins where the pattern does and has only grown since the last
+    /// call.
     pub(crate) fn advance(&mut self, text: &str, has_ended: bool) -> Progress {
         while let Some(step) = self.pattern.steps.get(self.step) {
             let progress = self.take(step, text, has_ended);
@@ -158,7 +160,7 @@ impl Matcher {
         Progress::Matched(self.pos)
     }
 
-    /// Takes one step; `Matched(0)` says that it is done.
+    /// Runs one step; `Matched(0)` means that it is done.
     fn take(&mut self, step: &Step, text: &str, has_ended: bool) -> Progress {
         let rest = &text[self.pos..];
         match step {
@@ -183,7 +185,7 @@ impl Matcher {
         }
     }
 
-    /// The step has consumed `len` bytes.
+    /// Ends the step, which has consumed `len` bytes.
     fn done(&mut self, len: usize, field: Option<Range<usize>>) -> Progress {
         self.work += len as u64;
         self.pos += len;
@@ -196,7 +198,7 @@ impl Matcher {
         Progress::Failed(at.max(1))
     }
 
-    /// Bytes of one kind: white space, perhaps none, or at least one byte of a name.
+    /// Consumes bytes of one kind: white space, possibly none, or a name of at least one byte.
     fn run(&mut self, rest: &str, has_ended: bool, max: usize, fits: fn(u8) -> bool) -> Progress {
         let seen = self.scanned - self.pos;
         let more = rest.as_bytes()[seen..].iter().take_while(|byte| fits(**byte)).count();
@@ -226,7 +228,7 @@ impl Matcher {
                 self.done(unseen + found + end.len() - self.pos, Some(field))
             }
             None => {
-                // The end may have begun.
+                // The marker may have begun.
                 let begun = text.len().saturating_sub(end.len() - 1).max(self.scanned);
                 self.scanned = ceil_char_boundary(text, begun);
                 Progress::More
@@ -276,7 +278,7 @@ impl Matcher {
     }
 }
 
-/// Whether `text` begins with `literal`; unknown if it is too short to tell.
+/// Whether `text` begins with `literal`; `None` if `text` is too short to decide.
 pub(crate) fn compare(text: &str, literal: &str) -> Option<bool> {
     let len = text.len().min(literal.len());
     match text.as_bytes()[..len] == literal.as_bytes()[..len] {
@@ -286,13 +288,13 @@ pub(crate) fn compare(text: &str, literal: &str) -> Option<bool> {
     }
 }
 
-/// The end of the last whole character before `idx`.
+/// Returns the end of the last whole character before `idx`.
 pub(crate) fn floor_char_boundary(text: &str, idx: usize) -> usize {
     let idx = idx.min(text.len());
     (0..=idx).rev().find(|idx| text.is_char_boundary(*idx)).unwrap_or(0)
 }
 
-/// The beginning of the first whole character from `idx` on.
+/// Returns the beginning of the first whole character from `idx` on.
 pub(crate) fn ceil_char_boundary(text: &str, idx: usize) -> usize {
     (idx..text.len()).find(|idx| text.is_char_boundary(*idx)).unwrap_or(text.len())
 }
@@ -301,23 +303,23 @@ fn is_name_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"_-.:/".contains(&byte)
 }
 
-/// What stands between brackets.
+/// The language of the text between brackets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Language {
     Json,
     Python,
 }
 
-/// Where between brackets a text is.
+/// Scanner state within text between brackets.
 #[derive(Debug)]
 struct Brackets {
     depth: usize,
-    /// Inside a string, what ends it.
+    /// Inside a string: the quotation mark that ends it.
     quote: Option<u8>,
     escaped: bool,
 }
 
-/// What one byte led to.
+/// Result of one byte.
 enum Bracket {
     Within,
     Closed,
@@ -341,7 +343,7 @@ impl Brackets {
                 1 => return Bracket::Closed,
                 _ => self.depth -= 1,
             },
-            // Before the first bracket there is nothing.
+            // Nothing may come before the first bracket.
             (None, _) if self.depth == 0 => return Bracket::Wrong,
             (None, _) if language == Language::Json && !is_bare_json(byte) => {
                 return Bracket::Wrong;
@@ -355,8 +357,8 @@ impl Brackets {
     }
 }
 
-/// Bytes that occur in JSON outside of strings, brackets aside: separators, white space, numbers
-/// and the letters of `true`, `false` and `null`. Anything else ends the wait for the rest.
+/// Whether a byte occurs in JSON outside of strings, brackets aside: separators, white space,
+/// numbers and the letters of `true`, `false` and `null`. Any other byte fails the match at once.
 fn is_bare_json(byte: u8) -> bool {
     matches!(
         byte,

@@ -1,4 +1,4 @@
-//! How families of models mark their reasoning.
+//! The markers that model families put around their reasoning.
 
 use crate::TokenId;
 use crate::tokenizer::Tokenizer;
@@ -12,26 +12,26 @@ pub struct ReasoningFormat {
     pub(crate) family: &'static ReasoningFamily,
 }
 
-/// The markers of one family.
+/// The reasoning markers of one family.
 #[derive(Debug)]
 pub(crate) struct ReasoningFamily {
     name: &'static str,
-    /// Names under which other servers know it.
+    /// Names of this format in other servers.
     aliases: &'static [&'static str],
     open: &'static str,
     close: &'static str,
-    /// What lies between a reasoning that is cut short and the answer.
+    /// Text between reasoning that was cut short and the answer.
     resume: &'static str,
-    /// Where it may open.
+    /// Where the reasoning may open.
     pub(crate) place: Place,
     /// Markup of the answer that is neither reasoning nor a call.
     pub(crate) markup: &'static [Pattern],
-    /// Tokens which a model of the family has in its vocabulary.
+    /// Tokens that every model of the family has in its vocabulary.
     vocabulary: &'static [&'static str],
 }
 
-/// The first whose vocabulary a checkpoint has is its own. Those with tokens that nobody else has
-/// come first.
+/// All families, in order of detection: a checkpoint belongs to the first one whose vocabulary it
+/// has. Families with tokens that no other family has come first.
 static FAMILIES: [ReasoningFamily; 7] = [
     ReasoningFamily {
         name: "harmony",
@@ -64,10 +64,11 @@ static FAMILIES: [ReasoningFamily; 7] = [
 const LONGCAT: &[&str] = &["<longcat_think>", "</longcat_think>"];
 const THINK_MARKS: &[&str] = &["<|think:start|>", "<|think:end|>"];
 
-/// Tokens of a family whose reasoning is on by default but is not one piece of the text.
+/// Tokens of a family whose reasoning is on by default but does not form one contiguous piece of
+/// the text.
 const OTHER_VOCABULARY: [&str; 4] = ["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"];
 
-/// Two markers around the reasoning, which comes before the answer.
+/// A family with two markers around the reasoning, which comes before the answer.
 const fn plain(
     name: &'static str,
     aliases: &'static [&'static str],
@@ -79,12 +80,12 @@ const fn plain(
     ReasoningFamily { name, aliases, open, close, resume, place, markup, vocabulary }
 }
 
-/// Headers and ends of harmony's messages. What follows the header of a message to the user is
-/// text.
+/// Headers and ends of harmony's messages. The text after the header of a message to the user is
+/// content.
 const HARMONY_MARKUP: &[Pattern] = &[
     bare("<|start|>assistant<|channel|>", Place::Anywhere, &[Step::Literal("<|start|>assistant")]),
     alone("<|channel|>final<|message|>", &[Step::Literal("<|channel|>final<|message|>")]),
-    // The form of the answer may be told, as in `final <|constrain|>json`.
+    // The header may name the format of the answer, as in `final <|constrain|>json`.
     alone(
         "<|channel|>final <|constrain|>",
         &[
@@ -103,12 +104,12 @@ const fn alone(trigger: &'static str, steps: &'static [Step]) -> Pattern {
     bare(trigger, Place::Anywhere, steps)
 }
 
-/// Markup that says nothing.
+/// Markup that carries no call.
 pub(crate) const fn bare(trigger: &'static str, place: Place, steps: &'static [Step]) -> Pattern {
     Pattern { trigger, place, steps, form: Form::Bare }
 }
 
-/// Whether a token opens or closes the reasoning of some family, or is a part of that.
+/// Whether a token opens or closes the reasoning of a family in which reasoning comes first.
 pub(crate) fn is_marker(token: &str) -> bool {
     let is_within = |family: &ReasoningFamily| {
         family.place == Place::Start && [family.open, family.close].contains(&token)
@@ -117,7 +118,7 @@ pub(crate) fn is_marker(token: &str) -> bool {
 }
 
 impl ReasoningFormat {
-    /// The format of a checkpoint: by the tokens of its vocabulary, else by its template.
+    /// Detects the format of a checkpoint by the tokens of its vocabulary, else by its template.
     pub(crate) fn detect(tokenizer: &Tokenizer, template: &str) -> Option<ReasoningFormat> {
         let known = |family: &&ReasoningFamily| {
             family.vocabulary.iter().all(|token| tokenizer.token_id(token).is_some())
@@ -129,52 +130,52 @@ impl ReasoningFormat {
         Some(ReasoningFormat { family })
     }
 
-    /// The format with this name.
+    /// Returns the format with this name or alias.
     pub fn named(name: &str) -> Option<ReasoningFormat> {
         let fits =
             |family: &&ReasoningFamily| family.name == name || family.aliases.contains(&name);
         FAMILIES.iter().find(fits).map(|family| ReasoningFormat { family })
     }
 
-    /// Names that [`ReasoningFormat::named`] knows.
+    /// Returns all names that [`ReasoningFormat::named`] accepts.
     pub fn names() -> impl Iterator<Item = &'static str> {
         FAMILIES
             .iter()
             .flat_map(|family| std::iter::once(family.name).chain(family.aliases.iter().copied()))
     }
 
-    /// The name of the format.
+    /// Returns the name of the format.
     pub fn name(&self) -> &'static str {
         self.family.name
     }
 
-    /// What opens the reasoning.
+    /// Returns the text that opens the reasoning.
     pub fn open(&self) -> &'static str {
         self.family.open
     }
 
-    /// What closes the reasoning.
+    /// Returns the text that closes the reasoning.
     pub fn close(&self) -> &'static str {
         self.family.close
     }
 
-    /// The tokens that open the reasoning.
+    /// Returns the tokens that open the reasoning.
     pub fn open_tokens(&self, tokenizer: &Tokenizer) -> Vec<TokenId> {
         tokens(tokenizer, self.family.open)
     }
 
-    /// The tokens that close the reasoning.
+    /// Returns the tokens that close the reasoning.
     pub fn close_tokens(&self, tokenizer: &Tokenizer) -> Vec<TokenId> {
         tokens(tokenizer, self.family.close)
     }
 
-    /// The tokens to go on with if the reasoning is cut short: its close and what lies between it
-    /// and the answer.
+    /// Returns the tokens with which to continue when the reasoning is cut short: its closing
+    /// marker and the text between it and the answer.
     pub fn cut_tokens(&self, tokenizer: &Tokenizer) -> Vec<TokenId> {
         tokens(tokenizer, &format!("{}{}", self.family.close, self.family.resume))
     }
 
-    /// Whether a prompt that ends like this has opened the reasoning.
+    /// Whether a prompt with this end has opened the reasoning.
     pub fn is_opened_by(&self, prompt: &str) -> bool {
         prompt.trim_ascii_end().ends_with(self.family.open)
     }
@@ -192,12 +193,13 @@ impl PartialEq for ReasoningFormat {
     }
 }
 
-/// The tokens of a marker; none if the tokenizer refuses it, which takes megabytes.
+/// Returns the tokens of a marker; none if the tokenizer refuses it, which only happens to texts of
+/// megabytes.
 fn tokens(tokenizer: &Tokenizer, marker: &str) -> Vec<TokenId> {
     tokenizer.encode(marker, false).unwrap_or_default()
 }
 
-/// Whether a vocabulary marks reasoning with tokens of its own.
+/// Whether a vocabulary has special tokens that mark reasoning.
 pub(crate) fn is_in_vocabulary(known: impl Fn(&str) -> bool) -> bool {
     let families = FAMILIES.iter().map(|family| family.vocabulary);
     families.chain([&OTHER_VOCABULARY[..]]).any(|tokens| tokens.iter().all(|token| known(token)))

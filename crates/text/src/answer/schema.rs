@@ -3,28 +3,28 @@
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-/// How deep `anyOf` and its siblings are followed.
+/// Maximum depth to which `anyOf` and similar keywords are followed.
 const DEPTH_MAX: usize = 8;
 
-/// The types that a JSON schema allows, as far as it names any.
+/// The types that a JSON schema allows; empty if it names none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Types(Vec<String>);
 
 impl Types {
-    /// The types of a schema, which may refer to parts of `root`. A schema that names none stands
-    /// for text.
+    /// Collects the types of a schema, which may refer to parts of `root`. A schema that names no
+    /// type stands for text.
     pub(crate) fn of(schema: &Value, root: &Value) -> Types {
         let mut types = Types::default();
         types.add(schema, root, DEPTH_MAX);
         types
     }
 
-    /// Whether a value can only be text, which is then written without quotes.
+    /// Whether a value may be text, which the model then writes without quotes.
     pub(crate) fn is_text(&self) -> bool {
         self.0.is_empty() || self.has("string")
     }
 
-    /// Whether no value is anything else.
+    /// Whether a value can be nothing but text.
     pub(crate) fn is_only_text(&self) -> bool {
         self.0.iter().all(|name| name == "string")
     }
@@ -54,12 +54,13 @@ impl Types {
         }
     }
 
-    /// The value as JSON: text if only that fits, JSON as it was written where it is of a type
-    /// that the schema allows, else text.
+    /// Returns the written value as JSON. If the schema allows text, JSON of another allowed type
+    /// stays as it was written and everything else becomes a string. If it does not, any valid JSON
+    /// stays as it was written and everything else becomes a string.
     pub(crate) fn json(&self, written: &str) -> String {
         let text = || Value::from(written).to_string();
         let trimmed = written.trim_ascii();
-        // Templates print Python's words, too.
+        // Templates also print Python's words.
         let word = match trimmed.to_ascii_lowercase().as_str() {
             "true" => Some(("boolean", "true")),
             "false" => Some(("boolean", "false")),
@@ -85,7 +86,7 @@ impl Types {
     }
 }
 
-/// The part of `root` that a schema refers to, if it does.
+/// Returns the part of `root` that `$ref` refers to, if the schema has one.
 pub(crate) fn referred<'a>(schema: &Value, root: &'a Value) -> Option<&'a Value> {
     root.pointer(schema.get("$ref")?.as_str()?.strip_prefix('#')?)
 }
@@ -102,12 +103,12 @@ fn type_of(value: &Value) -> &'static str {
     }
 }
 
-/// The properties that a tool's parameters have.
+/// Returns the properties of a tool's parameters.
 pub(crate) fn properties(parameters: &Value) -> Option<&Map<String, Value>> {
     parameters.get("properties")?.as_object()
 }
 
-/// A JSON object of keys and values that are JSON already.
+/// Builds a JSON object from keys and values that are JSON already.
 pub(crate) fn json_object<K: AsRef<str>>(members: &[(K, String)]) -> String {
     let members: Vec<String> = members
         .iter()

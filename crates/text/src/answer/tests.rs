@@ -1,4 +1,4 @@
-//! The work of the parser, counted, and what the tables of the families promise each other.
+//! Bounds the work of the parser, and checks that the tables of the families are consistent.
 
 use std::sync::Arc;
 
@@ -6,7 +6,8 @@ use super::parser::{AnswerEnd, CALL_BYTES_MAX};
 use super::pattern::Step;
 use super::{AnswerFormat, AnswerParser, ReasoningFormat, Segment, ToolFormat};
 
-/// Each byte may be looked at so often, whatever the text and however it was cut.
+/// Maximum number of times that each byte may be examined, whatever the text and however it was
+/// cut.
 const WORK_PER_BYTE_MAX: u64 = 1024;
 
 /// Each family once.
@@ -25,7 +26,7 @@ fn formats() -> impl Iterator<Item = AnswerFormat> {
     })
 }
 
-/// Texts that make a careless parser look at the same bytes again and again.
+/// Texts that would make a naive parser examine the same bytes again and again.
 fn hostile(format: &AnswerFormat) -> Vec<String> {
     let size = CALL_BYTES_MAX + (CALL_BYTES_MAX >> 2);
     let filled = |part: &str| part.repeat(size / part.len().max(1) + 1);
@@ -34,7 +35,7 @@ fn hostile(format: &AnswerFormat) -> Vec<String> {
     texts.push("<".repeat(1 << 20));
     texts.push(format!("{{\"name\": \"{}", filled("<tool_call>")));
     for pattern in format.tools.unwrap().family.patterns {
-        // Every beginning of the markup, over and over.
+        // Every prefix of the markup, repeated.
         let mut begun = String::new();
         for step in pattern.steps {
             begun.push_str(match step {

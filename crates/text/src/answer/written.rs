@@ -1,7 +1,7 @@
-//! Finds the parts of calls in JSON that is still coming: where a call begins and ends, its name and
-//! its arguments.
+//! Finds the parts of calls in JSON that is still arriving: where a call begins and ends, its name
+//! and its arguments.
 
-/// What a byte ended, or began.
+/// What begins or ends with a byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// The arguments begin with this byte, a brace.
@@ -12,7 +12,7 @@ pub(crate) enum Mark {
     CallEnd,
 }
 
-/// A member of a call that is looked at.
+/// Kind of a member of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Key {
     Name,
@@ -22,33 +22,33 @@ enum Key {
     Other,
 }
 
-/// The call that is being written.
+/// The call that the model is currently writing.
 #[derive(Debug, Default)]
 pub(crate) struct WrittenCall {
-    /// Where its object begins.
+    /// Position at which its object begins.
     pub(crate) start: usize,
     pub(crate) name: Option<String>,
     pub(crate) id: Option<String>,
-    /// Where its arguments begin, if they are a string that holds JSON.
+    /// Position at which its arguments begin, if they are a string that holds JSON.
     pub(crate) quoted: Option<usize>,
-    /// Where its arguments begin, if they are an object.
+    /// Position at which its arguments begin, if they are an object.
     pub(crate) arguments: Option<usize>,
-    /// Where they end.
+    /// Position at which its arguments end.
     pub(crate) arguments_end: Option<usize>,
-    /// It has been reported before it is whole.
+    /// Whether the call was reported before it was complete.
     pub(crate) is_reported: bool,
 }
 
-/// A scanner over a JSON object or a list of objects, one byte after the other.
+/// A byte-by-byte scanner over a JSON object or a list of objects.
 #[derive(Debug, Default)]
 pub(crate) struct CallScanner {
     depth: usize,
-    /// Where the string begins that the scanner is in.
+    /// Start of the current string; `None` outside of strings.
     string: Option<usize>,
     is_escaped: bool,
-    /// Brackets around the members of a call; 0 before the first call.
+    /// Number of brackets open around the members of a call; 0 before the first call.
     members: usize,
-    /// The members are those of `function`, an object within the call.
+    /// Whether the members are those of `function`, an object within the call.
     is_nested: bool,
     expects_key: bool,
     key: Option<Key>,
@@ -62,7 +62,7 @@ impl CallScanner {
         self.depth == 0
     }
 
-    /// Takes the byte at `idx` of `json`.
+    /// Scans the byte at `idx` of `json`.
     pub(crate) fn take(&mut self, json: &str, idx: usize) -> Option<Mark> {
         let byte = json.as_bytes()[idx];
         if let Some(start) = self.string {
@@ -148,7 +148,7 @@ impl CallScanner {
         Some(Mark::CallEnd)
     }
 
-    /// A string has ended, quotes included.
+    /// Handles a string that has ended, given with its quotes.
     fn take_string(&mut self, quoted: &str) {
         if self.depth != self.members {
             return;
@@ -172,13 +172,13 @@ impl CallScanner {
     }
 }
 
-/// The text of the JSON string that `json` begins with, whose end may be missing.
+/// Returns the text of the JSON string that `json` begins with; the string's end may be missing.
 pub(crate) fn unfinished_string(json: &str) -> String {
     let mut whole = serde_json::Deserializer::from_str(json).into_iter();
     if let Some(Ok(whole)) = whole.next() {
         return whole;
     }
-    // A character is written with twelve bytes at most, as two escapes of six.
+    // An escaped character takes at most twelve bytes: two escapes of six.
     let shortest = json.len().saturating_sub(12).max(1);
     (shortest..=json.len())
         .rev()

@@ -1,4 +1,4 @@
-//! From a constraint to what matchers start from.
+//! Compiles a constraint into the state from which matchers start.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -19,11 +19,11 @@ use super::{
 };
 use crate::Tokenizer;
 
-/// Told of a `oneOf` that the compiler cannot see to be an `anyOf`.
+/// Reported for a `oneOf` whose alternatives the compiler cannot prove to be exclusive.
 const OVERLAPPING: &str = "the alternatives of oneOf must exclude each other, by their types or by a \
     required member with different constants; use anyOf otherwise";
 
-/// Bounds of one grammar. A unit of fuel is a step of building automata: 50 of them take about a
+/// Limits of one grammar. A unit of fuel is a step of building automata: about 50 of them take a
 /// microsecond while compiling, 14 while a mask is computed.
 fn limits() -> ParserLimits {
     ParserLimits {
@@ -31,7 +31,7 @@ fn limits() -> ParserLimits {
         initial_lexer_fuel: 2_000_000,
         step_lexer_fuel: 400_000,
         step_max_items: 100_000,
-        // A state takes one or two kilobytes.
+        // One state takes one or two kilobytes.
         max_lexer_states: 50_000,
         max_grammar_size: 250_000,
         precompute_large_lexemes: true,
@@ -95,7 +95,7 @@ impl GrammarCompiler {
     /// Builds the trie of the vocabulary, which takes some tenths of a second for large ones.
     ///
     /// # Errors
-    /// The vocabulary cannot be a real one.
+    /// Fails if the vocabulary is malformed.
     pub fn new(tokenizer: &Tokenizer) -> Result<GrammarCompiler, GrammarError> {
         let factory = ParserFactory::new_simple(&Vocabulary::of(tokenizer));
         let mut factory = factory.map_err(|err| GrammarError::Compile {
@@ -110,8 +110,8 @@ impl GrammarCompiler {
     /// Compiles a constraint. Blocks for at most [`COMPILE_TIME_MAX`].
     ///
     /// # Errors
-    /// It is too large, too deep, too complex or malformed, or contains something that cannot be
-    /// enforced.
+    /// Fails if the constraint is too large, too deep, too complex or malformed, or contains
+    /// something that cannot be enforced.
     pub fn compile(&self, constraint: &Constraint) -> Result<CompiledGrammar, GrammarError> {
         let deadline = Instant::now() + COMPILE_TIME_MAX;
         let (what, grammar) = grammar(constraint)?;
@@ -171,13 +171,13 @@ fn compile(
     Ok(CompiledGrammar { inner })
 }
 
-/// A constraint that can be enforced.
+/// A compiled constraint, from which matchers start.
 pub struct CompiledGrammar {
     inner: llguidance::Matcher,
 }
 
 impl CompiledGrammar {
-    /// A matcher before the first token of an answer. It shares nothing that changes with others.
+    /// Returns a matcher before the first token of an answer. Matchers share no mutable state.
     pub fn start(&self) -> Matcher {
         Matcher::new(self.inner.deep_clone())
     }
@@ -204,16 +204,16 @@ fn grammar(constraint: &Constraint) -> Result<(&'static str, TopLevelGrammar), G
     }
 }
 
-/// `\d` and `\w` are of ASCII, as in JSON schemas.
+/// In the expression, `\d` and `\w` match ASCII only, as in JSON schemas.
 fn from_regex(regex: &str) -> TopLevelGrammar {
     TopLevelGrammar::from_lark(format!("start: /{}/", regex_to_lark(regex, "dw")))
 }
 
-/// The whole text has to match, so the anchors at the ends say nothing.
+/// Removes the anchors at both ends, which are redundant: the whole text has to match.
 fn unanchored(regex: &str) -> &str {
     let regex = regex.strip_prefix('^').unwrap_or(regex);
     match regex.strip_suffix('$') {
-        // An odd number of backslashes makes the dollar sign a character.
+        // After an odd number of backslashes the dollar sign is a literal character.
         Some(rest) if (rest.len() - rest.trim_end_matches('\\').len()).is_multiple_of(2) => rest,
         Some(_) | None => regex,
     }
@@ -233,7 +233,7 @@ fn choice(choices: &[String]) -> Result<String, GrammarError> {
     Ok(format!("(?:{})", choices.join("|")))
 }
 
-/// A regular expression that matches `text` alone.
+/// Returns a regular expression that matches exactly `text`.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {

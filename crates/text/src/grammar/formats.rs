@@ -1,12 +1,13 @@
-//! Formats of a schema that are written as patterns or bounds, because the compiler's own are wider
-//! than the format (the 29th of February of every year) or pass over it (formats of numbers).
+//! Formats of a schema that are enforced by patterns or bounds of this module, because the
+//! compiler's own are wider than the format (it accepts the 29th of February of every year) or
+//! ignore it (formats of numbers).
 
 use serde_json::{Value, json};
 
-/// Formats of strings that the compiler knows and enforces.
+/// String formats that the compiler enforces itself.
 const OF_STRINGS: [&str; 7] = ["duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"];
 
-/// Days of the years 0001 to 9999 (RFC 3339, section 5.7 and appendix C).
+/// Dates of the years 0001 to 9999 (RFC 3339, section 5.7 and appendix C).
 const DATE: &str = concat!(
     "(?:(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-",
     "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])",
@@ -15,26 +16,26 @@ const DATE: &str = concat!(
     "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29)",
 );
 
-/// Without leap seconds, which not every reader knows, and with at most nanoseconds.
+/// Times without leap seconds, which not every reader accepts, and with at most nanoseconds.
 const TIME: &str = concat!(
     "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?",
     "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])",
 );
 
-/// Whole numbers up to here survive readers that keep numbers in 64-bit floats.
+/// Largest whole number that survives readers with 64-bit floats.
 const WHOLE_MAX: i64 = (1 << 53) - 1;
 
-/// What enforces a format.
+/// How a format is enforced.
 pub(super) enum Format {
-    /// The compiler does.
+    /// By the compiler.
     Known,
-    /// It says nothing beyond the type.
+    /// Not at all: the format says nothing beyond the type.
     Nothing,
-    /// This schema does.
+    /// By this schema.
     Schema(Value),
 }
 
-/// How a format is enforced; none if it is not known.
+/// Returns how a format is enforced; `None` if the format is unknown.
 pub(super) fn enforce(format: &str) -> Option<Format> {
     let bounds = |low: i64, high: i64| {
         Format::Schema(json!({"anyOf": [

@@ -1,16 +1,17 @@
-//! Grammars in Lark's notation: the JSON schemas inside them are checked like any other.
+//! Checks grammars in Lark's notation, and prepares the JSON schemas inside them like any other.
 
 use serde_json::Value;
 
 use super::{GRAMMAR_DEFINITIONS_MAX, GRAMMAR_DEPTH_MAX, GrammarError, schema};
 
-/// What a JSON schema follows.
+/// The keyword before a JSON schema.
 const JSON: &str = "%json";
 
 /// Prepares a grammar for the compiler.
 ///
 /// # Errors
-/// It is too large, is written in another notation, or contains a schema that cannot be enforced.
+/// Fails if the grammar is too large, is written in another notation, or contains a schema that
+/// cannot be enforced.
 pub(super) fn prepare(grammar: &str) -> Result<String, GrammarError> {
     check_size(grammar)?;
     let mut prepared = String::with_capacity(grammar.len());
@@ -56,15 +57,15 @@ fn check_size(grammar: &str) -> Result<(), GrammarError> {
     }
 }
 
-/// Where the next schema, or a sign of another notation, stands outside of strings, regular
-/// expressions and comments.
+/// Returns the position of the next schema, or of a sign of another notation, outside of strings,
+/// regular expressions and comments.
 fn next_place(grammar: &str) -> Option<usize> {
     let bytes = grammar.as_bytes();
     let is_place = |rest: &[u8]| rest.starts_with(JSON.as_bytes()) || rest.starts_with(b"::=");
     code(grammar).map(|(idx, _)| idx).find(|idx| is_place(&bytes[*idx..]))
 }
 
-/// The bytes outside of strings, regular expressions and comments, with their positions.
+/// Returns the bytes outside of strings, regular expressions and comments, with their positions.
 fn code(grammar: &str) -> impl Iterator<Item = (usize, u8)> + '_ {
     let bytes = grammar.as_bytes();
     let mut quote = None;

@@ -1,4 +1,4 @@
-//! Follows one answer through its grammar.
+//! Tracks the position of one answer in its grammar.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use super::{GrammarError, MATCH_TIME, MATCH_TIME_PER_TOKEN, MATCHED_TOKENS_MAX};
 use crate::TokenId;
 
-/// Where one answer stands in its grammar.
+/// The position of one answer in its grammar.
 #[derive(Clone)]
 pub struct Matcher {
     inner: llguidance::Matcher,
     num_tokens: usize,
-    /// True once an end token was accepted: nothing may follow.
+    /// Whether an end token was accepted; nothing may follow it.
     is_over: bool,
     /// Time spent on masks and tokens.
     spent: Duration,
@@ -22,13 +22,13 @@ impl Matcher {
         Matcher { inner, num_tokens: 0, is_over: false, spent: Duration::ZERO }
     }
 
-    /// Sets the bit of every token that may come next, and clears all others; `words` has a bit for
-    /// every token of the model, the first token in the lowest bit of the first word. Numbers beyond
+    /// Sets the bit of every token that may come next, and clears all others. `words` has a bit for
+    /// every token id of the model, the first one in the lowest bit of the first word. Ids beyond
     /// the tokenizer's vocabulary are never allowed. End tokens are allowed where the text may end;
-    /// where it must end, nothing else is. After an end token, no bit is set.
+    /// where it must end, only they are. After an end token, no bit is set.
     ///
     /// # Errors
-    /// The grammar has become too complex to follow, or takes too long.
+    /// Fails if the grammar has become too complex to follow, or takes too long.
     pub fn fill(&mut self, words: &mut [u32]) -> Result<(), GrammarError> {
         self.within_budget(|matcher| matcher.fill_now(words))
     }
@@ -45,16 +45,17 @@ impl Matcher {
         Ok(())
     }
 
-    /// Takes the token that was drawn.
+    /// Advances by the sampled token.
     ///
     /// # Errors
-    /// The grammar does not allow the token here, has become too complex to follow, or takes too long.
+    /// Fails if the grammar does not allow the token here, has become too complex to follow, or
+    /// takes too long.
     pub fn accept(&mut self, token: TokenId) -> Result<(), GrammarError> {
         self.num_tokens += 1;
         self.within_budget(|matcher| matcher.accept_now(token))
     }
 
-    /// Does something, unless too much time was spent already.
+    /// Runs `work`, unless the time budget of the answer is already exceeded.
     fn within_budget<T>(
         &mut self,
         work: impl FnOnce(&mut Matcher) -> Result<T, GrammarError>,
@@ -92,10 +93,10 @@ impl Matcher {
         }
     }
 
-    /// True if the text so far is complete: an end token is allowed, possibly beside others.
+    /// Whether the text so far is complete: an end token is allowed, possibly among others.
     ///
     /// # Errors
-    /// The grammar has become too complex to follow.
+    /// Fails if the grammar has become too complex to follow.
     pub fn may_end(&mut self) -> Result<bool, GrammarError> {
         if self.is_over || (self.inner.is_stopped() && !self.inner.is_error()) {
             return Ok(true);
@@ -103,7 +104,7 @@ impl Matcher {
         self.inner.is_accepting().map_err(|err| failure(&err))
     }
 
-    /// True once an end token was accepted.
+    /// Whether an end token was accepted.
     pub fn is_over(&self) -> bool {
         self.is_over
     }

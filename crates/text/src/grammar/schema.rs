@@ -1,5 +1,5 @@
-//! Reads a JSON schema before it is compiled: what the compiler would pass over is refused, what it
-//! reads otherwise than the standard is rewritten, and what only describes is left out.
+//! Prepares a JSON schema for the compiler: refuses what the compiler would ignore, rewrites what
+//! it reads differently from the standard, and removes annotations.
 
 use std::collections::HashSet;
 
@@ -11,7 +11,8 @@ use super::{
     check_bytes,
 };
 
-/// Keywords that describe and forbid nothing. Left out, as are those that begin with `x-`.
+/// Keywords that only describe and forbid nothing. They are removed, as are those that begin with
+/// `x-`.
 const ANNOTATIONS: [&str; 16] = [
     "$anchor",
     "$comment",
@@ -33,14 +34,14 @@ const ANNOTATIONS: [&str; 16] = [
 
 const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "array", "object"];
 
-/// A 64-bit float holds every whole number up to here.
+/// Largest number up to which a 64-bit float holds every whole number.
 const EXACT_MAX: u64 = 1 << 53;
 
-/// The schema as it is compiled, with the compiler's settings in it. One that says `"x-guidance":
-/// {"lenient": true}` is enforced as far as it can be.
+/// Returns the schema as it is compiled, including settings for the compiler. A schema with
+/// `"x-guidance": {"lenient": true}` is enforced as far as possible.
 ///
 /// # Errors
-/// It is too large, or has a keyword that cannot be enforced.
+/// Fails if the schema is too large, or has a keyword that cannot be enforced.
 pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     check_bytes("schema", schema.to_string().len(), SCHEMA_BYTES_MAX)?;
     let is_lenient = schema.get("x-guidance").is_some_and(|it| it["lenient"] == true);
@@ -50,7 +51,7 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
         Value::Bool(true) => Map::new(),
         _ => return Err(refused("false", "#", "no value satisfies it")),
     };
-    // Without `\u` every name has one way to be written, so none can be written past the schema.
+    // Without `\u` escapes a name can be written in one way only, so none can bypass the schema.
     let settings = json!({
         "item_separator": ", ?",
         "key_separator": ": ?",
@@ -64,8 +65,8 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     Ok(prepared)
 }
 
-/// Rejects a schema that is too deep once every `$ref` is followed, each target once. The compiler
-/// recurses over it in the same way.
+/// Rejects a schema that is too deep once every `$ref` is followed, each target once; the compiler
+/// recurses over the schema in the same way.
 fn check_resolved_depth(root: &Value) -> Result<(), GrammarError> {
     let mut followed = HashSet::new();
     let mut left = vec![(root, 0)];
@@ -97,14 +98,14 @@ fn refused(keyword: &str, path: &str, reason: impl Into<String>) -> GrammarError
     GrammarError::Keyword { keyword, path, reason: reason.into() }
 }
 
-/// A name as a part of a JSON pointer (RFC 6901).
+/// Appends a name to a JSON pointer (RFC 6901).
 fn step(path: &str, name: &str) -> String {
     format!("{path}/{}", name.replace('~', "~0").replace('/', "~1"))
 }
 
 struct Reader<'a> {
     root: &'a Value,
-    /// Whether what cannot be enforced is left out.
+    /// Whether keywords that cannot be enforced are removed instead of refused.
     is_lenient: bool,
 }
 
@@ -121,7 +122,7 @@ impl Reader<'_> {
             return Err(GrammarError::TooLarge { what, found: depth, limit, unit });
         }
         let mut prepared = Map::new();
-        // Holds besides what the schema says by itself.
+        // Further schemas that must hold in addition.
         let mut also = Vec::new();
         for (keyword, value) in members {
             let is_annotation =
@@ -142,7 +143,7 @@ impl Reader<'_> {
         }
         self.forgive(check_together(members, path))?;
         if members.contains_key("properties") {
-            // Otherwise a pattern is passed over for names that have a schema of their own.
+            // Otherwise the compiler ignores patterns for names that have a schema of their own.
             let patterns = prepared.get("patternProperties").cloned();
             also.extend(patterns.map(|patterns| json!({ "patternProperties": patterns })));
         }
@@ -153,7 +154,7 @@ impl Reader<'_> {
         Ok(Value::Object(prepared))
     }
 
-    /// Leaves out what cannot be enforced, where that is wanted.
+    /// Turns the error of a keyword that cannot be enforced into `None` if the schema is lenient.
     fn forgive<T>(&self, read: Result<T, GrammarError>) -> Result<Option<T>, GrammarError> {
         match read {
             Err(GrammarError::Keyword { .. }) if self.is_lenient => Ok(None),
@@ -246,7 +247,7 @@ impl Reader<'_> {
         members.iter().map(schema).collect::<Result<Map<_, _>, _>>().map(Value::Object)
     }
 
-    /// References lead to places of the same schema.
+    /// Checks a reference, which must lead to a place in the same schema.
     fn reference(&self, value: &Value, path: &str) -> Result<Value, GrammarError> {
         let Some(target) = value.as_str() else {
             return Err(refused("$ref", path, "it must be a string"));
@@ -263,7 +264,7 @@ impl Reader<'_> {
         }
         let is_plain = !target.contains(['~', '%']);
         match self.root.pointer(&target[1..]) {
-            // What only describes is left out, so nothing in it can be referred to.
+            // Annotations are removed, so a reference into them would lead nowhere.
             Some(_) if is_plain && leads_through_schemas(target) => Ok(value.clone()),
             _ => Err(refused("$ref", path, format!("there is no schema at {target}"))),
         }
@@ -290,7 +291,7 @@ impl Reader<'_> {
     }
 }
 
-/// True if every step of the pointer is one that holds a schema, or leads to one.
+/// Whether every step of the pointer is a keyword that holds a schema, or a name below one.
 fn leads_through_schemas(target: &str) -> bool {
     let mut steps = target.split('/').skip(1);
     while let Some(keyword) = steps.next() {
@@ -315,7 +316,8 @@ fn is_type(value: &Value) -> bool {
     }
 }
 
-/// An `$id` below the root would make references relative to it.
+/// Refuses an `$id` below the root, which would make references relative to it, and an unknown
+/// `$schema`.
 fn check_annotation(keyword: &str, value: &Value, path: &str) -> Result<(), GrammarError> {
     match keyword {
         "$id" | "id" if path != "#" => {
@@ -328,7 +330,7 @@ fn check_annotation(keyword: &str, value: &Value, path: &str) -> Result<(), Gram
     }
 }
 
-/// Keywords that cannot be enforced beside each other.
+/// Refuses keywords that cannot be enforced together.
 fn check_together(members: &Map<String, Value>, path: &str) -> Result<(), GrammarError> {
     let items_are_list = members.get("items").is_some_and(Value::is_array);
     if members.contains_key("additionalItems") && !items_are_list {
@@ -337,7 +339,7 @@ fn check_together(members: &Map<String, Value>, path: &str) -> Result<(), Gramma
     if items_are_list && members.contains_key("prefixItems") {
         return Err(refused("prefixItems", path, "items is a list already"));
     }
-    // Names may repeat among the additional ones, and count once.
+    // Generated names of additional members may repeat, and a repeated name counts once.
     let least = members.get("minProperties").and_then(Value::as_u64).unwrap_or(0);
     let num_required = members.get("required").and_then(Value::as_array).map_or(0, Vec::len);
     if (num_required.max(1) as u64) < least {
@@ -347,7 +349,7 @@ fn check_together(members: &Map<String, Value>, path: &str) -> Result<(), Gramma
     Ok(())
 }
 
-/// Numbers are compiled as 64-bit floats.
+/// Checks that all numbers are exact as 64-bit floats, which is how they are compiled.
 fn checked_numbers(keyword: &str, value: &Value, path: &str) -> Result<Value, GrammarError> {
     let is_exact = |number: &serde_json::Number| match (number.as_u64(), number.as_i64()) {
         (Some(whole), _) => whole <= EXACT_MAX,

@@ -1,18 +1,18 @@
-//! The vocabulary as the trie that masks are computed over.
+//! The tokenizer's vocabulary as the trie over which masks are computed.
 
 use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 
 use crate::Tokenizer;
 
-/// A tokenizer's tokens, each by its bytes.
+/// The bytes of all tokens of a tokenizer.
 pub(super) struct Vocabulary {
     trie: TokTrie,
 }
 
 impl Vocabulary {
-    /// The trie of all tokens that are text. Special tokens are in it under names that no text
-    /// reaches (a byte that UTF-8 does not have, then the name): only a grammar that names them
-    /// allows them. Numbers without a token are in no mask.
+    /// Builds the trie of all tokens that are text. Special tokens get names that no text can
+    /// contain (a byte that never occurs in UTF-8, then the name), so only a grammar that names
+    /// them allows them. Ids without a token are in no mask.
     pub(super) fn of(tokenizer: &Tokenizer) -> TokEnv {
         let vocab_size = u32::try_from(tokenizer.vocab_size()).expect("token numbers have 32 bits");
         let words: Vec<Vec<u8>> = (0..vocab_size).map(|token| word(tokenizer, token)).collect();
@@ -35,7 +35,7 @@ fn word(tokenizer: &Tokenizer, token: TokenId) -> Vec<u8> {
         return word;
     }
     let word = tokenizer.token_bytes(token);
-    // No text has such a byte, and the trie would take it for a special token.
+    // UTF-8 never has such a byte, and the trie would take the token for a special one.
     if word.contains(&MARKER) { Vec::new() } else { word }
 }
 
@@ -48,7 +48,8 @@ impl TokenizerEnv for Vocabulary {
         self.trie.greedy_tokenize(text)
     }
 
-    /// Nothing is forced: every way to write an allowed text stays open to the model.
+    /// Returns false, so that no tokens are forced: the model may write an allowed text in any
+    /// tokens.
     fn tokenize_is_canonical(&self) -> bool {
         false
     }

@@ -2,15 +2,16 @@
 //!
 //! A template writes control tokens such as `<|im_end|>` into the prompt's text, and the tokenizer
 //! finds them there. A message that contains the same characters would end its turn and begin
-//! another one. So before rendering, each control token that a message writes gets a mark behind
-//! its first character:
+//! another one. So before rendering, a mark is inserted behind the first character of each control
+//! token that a message contains:
 //!
 //! ```text
 //!   "<|im_end|>" in a message ─▶ "<" MARK "|im_end|>" ─▶ template ─▶ RenderedPrompt: the text
 //!      without marks, and where they were ─▶ Tokenizer::encode_rendered: plain tokens there
 //! ```
 //!
-//! A mark is a noncharacter of Unicode, which templates do not write; a message's own is doubled.
+//! The mark is a noncharacter of Unicode, which templates do not write; if a message contains the
+//! mark itself, it is doubled.
 
 use std::fmt;
 
@@ -23,14 +24,14 @@ use crate::tokenizer::Tokenizer;
 
 /// The control tokens of a checkpoint.
 pub(super) struct ControlTokens {
-    /// In messages of anybody but the assistant, tools and variables.
+    /// Tokens to break up in tools, variables and the messages of all roles but the assistant.
     all: Tokens,
-    /// In the assistant's messages: not the markers of reasoning and calls that the model wrote
-    /// itself and templates read.
+    /// Tokens to break up in the assistant's messages: without the markers of reasoning and calls,
+    /// which the model wrote itself and templates read.
     of_assistant: Tokens,
 }
 
-/// Texts to find.
+/// A set of texts to search for.
 struct Tokens {
     sorted: Vec<String>,
     longest: usize,
@@ -38,8 +39,8 @@ struct Tokens {
 }
 
 impl ControlTokens {
-    /// Control tokens are special, end an answer, or are added to the vocabulary and written by
-    /// the template. `Err` says why they cannot be searched for.
+    /// Collects the control tokens: those that are special, that end an answer, or that were added
+    /// to the vocabulary and occur in the template. `Err` says why they cannot be searched for.
     pub(super) fn of(tokenizer: &Tokenizer, sources: &[&str]) -> Result<ControlTokens, String> {
         let (mut all, mut of_assistant) = (Vec::new(), Vec::new());
         for token in tokenizer.added_tokens() {
@@ -100,7 +101,7 @@ impl Tokens {
             start + first.len_utf8()
         };
         let mut marks: Vec<usize> = found.map(behind_first).collect();
-        // Text that follows in the prompt could complete a token that begins at the end.
+        // The text that follows in the prompt could complete a token that begins at the end.
         marks.extend(self.begins_at_end(text).then_some(text.len()));
         marks.sort_unstable();
         marks.dedup();
@@ -115,7 +116,7 @@ impl Tokens {
         marked
     }
 
-    /// Whether the end of a text is the beginning of a token, but not all of it.
+    /// Whether a text ends with a proper prefix of a token.
     fn begins_at_end(&self, text: &str) -> bool {
         let starts = text.char_indices().rev().map(|(start, _)| &text[start..]);
         starts.take_while(|end| end.len() < self.longest).any(|end| {
@@ -125,7 +126,7 @@ impl Tokens {
     }
 }
 
-/// Appends text whose own marks are doubled.
+/// Appends text, doubling the marks that it contains itself.
 fn push_doubled(marked: &mut String, text: &str) {
     for char in text.chars() {
         marked.push(char);

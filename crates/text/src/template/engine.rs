@@ -14,18 +14,18 @@ use super::{generation, json, methods, python};
 use crate::error::TextError;
 use crate::tokenizer::ENCODE_BYTES_MAX;
 
-/// Steps that a template may take; so many last less than a second. Known templates need some 50
-/// for each message and some 500 for each tool.
+/// Maximum number of steps of a template; this many take less than a second. Known templates need
+/// some 50 for each message and some 500 for each tool.
 const STEPS_MAX: u64 = 5_000_000;
 
-/// Depth of macros calling macros, counted as minijinja does (10 for a call). It keeps the stack
-/// of a server thread safe.
+/// Maximum depth of nested macro calls, counted as minijinja does (10 for a call). Protects the
+/// stack of a server thread.
 const RECURSION_MAX: usize = 200;
 
-/// A larger prompt could not be tokenized.
+/// Maximum size of a prompt in bytes; a larger one could not be tokenized.
 const PROMPT_BYTES_MAX: usize = ENCODE_BYTES_MAX;
 
-/// The name that error messages give to the template.
+/// Name of the template in error messages.
 const NAME: &str = "chat template";
 
 /// A compiled template.
@@ -33,13 +33,13 @@ pub(super) struct Engine {
     environment: Environment<'static>,
 }
 
-/// What `raise_exception` was called with.
+/// The argument of `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Refusal(String);
 
 impl Engine {
-    /// Compiles a template; the error is a sentence with the line.
+    /// Compiles a template; the error is a sentence that names the line.
     pub(super) fn compile(source: &str) -> Result<Engine, String> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
@@ -66,7 +66,7 @@ impl Engine {
         Ok(Engine { environment })
     }
 
-    /// Stops the clock.
+    /// Makes `strftime_now` return this time.
     pub(super) fn fix_time(&mut self, unix_seconds: i64) {
         let time = jiff::Timestamp::from_second(unix_seconds).unwrap_or_default();
         let time = time.to_zoned(jiff::tz::TimeZone::UTC);
@@ -74,7 +74,7 @@ impl Engine {
             .add_function("strftime_now", move |format: String| strftime(&format, &time));
     }
 
-    /// Runs the template.
+    /// Runs the template and returns the prompt's text.
     pub(super) fn render(&self, variables: Value) -> Result<String, TextError> {
         let template = self.environment.get_template(NAME).expect("compile has added it");
         let mut prompt = Bounded { bytes: Vec::new(), overflowed: false };
@@ -94,7 +94,7 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// Takes output up to a limit.
+/// A writer that fails above a size limit.
 struct Bounded {
     bytes: Vec<u8>,
     overflowed: bool,
@@ -115,13 +115,13 @@ impl io::Write for Bounded {
     }
 }
 
-/// `strftime_now`: the template's format, as in C.
+/// Implements `strftime_now`; the format is that of C.
 fn strftime(format: &str, time: &Zoned) -> Result<String, Error> {
     strtime::format(format, time)
         .map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {error}")))
 }
 
-/// Sorts an error of the template into what the caller can do about it.
+/// Classifies an error of the template by what the caller can do about it.
 fn explain(error: &Error) -> TextError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(current) = cause {
@@ -137,7 +137,7 @@ fn explain(error: &Error) -> TextError {
     TextError::Render { reason: describe(error) }
 }
 
-/// An error with its causes on one line.
+/// Formats an error with its causes on one line.
 fn describe(error: &Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -149,7 +149,7 @@ fn describe(error: &Error) -> String {
     text
 }
 
-/// A JSON value as templates see it; the order of keys is kept.
+/// Converts a JSON value for templates; the order of keys is kept.
 pub(super) fn value_of(json: &Json) -> Value {
     match json {
         Json::Null => Value::from(()),
@@ -167,7 +167,7 @@ pub(super) fn value_of(json: &Json) -> Value {
     }
 }
 
-/// A list of JSON values as templates see it.
+/// Converts a list of JSON values for templates.
 pub(super) fn value_of_list(list: &[Json]) -> Value {
     Value::from(list.iter().map(value_of).collect::<Vec<Value>>())
 }

@@ -1,5 +1,5 @@
-//! `{% generation %} … {% endgeneration %}`, a tag of transformers' own: it marks what the
-//! assistant said, for training. For a prompt it means what `{% with %} … {% endwith %}` means.
+//! `{% generation %} … {% endgeneration %}`, a tag of transformers: it marks the assistant's text
+//! for training. In a prompt it means the same as `{% with %} … {% endwith %}`.
 
 /// Replaces the tags in a template's source, and line ends by `\n` as Jinja does; everything else
 /// stays byte for byte.
@@ -30,7 +30,7 @@ pub(super) fn rewrite(source: &str) -> String {
     out
 }
 
-/// The name of the tag that begins here and where it is, if one begins here.
+/// Returns the name of the tag that begins here, and its offset; `None` if none begins here.
 fn tag_name(at: &str) -> Option<(usize, &str)> {
     let inside = at.strip_prefix("{%")?;
     let inside = inside.strip_prefix(['-', '+']).unwrap_or(inside).trim_start();
@@ -39,7 +39,7 @@ fn tag_name(at: &str) -> Option<(usize, &str)> {
     Some((start, &inside[..end]))
 }
 
-/// Writes another name for the tag's; how much of the source was used.
+/// Writes the tag with another name and returns how many bytes of the source were consumed.
 fn replace(out: &mut String, at: &str, word: usize, name: &str) -> usize {
     out.push_str(&at[..word]);
     out.push_str(name);
@@ -51,7 +51,7 @@ fn copy(out: &mut String, at: &str, len: usize) -> usize {
     len
 }
 
-/// Length of an expression or tag, where an end inside of a string does not count.
+/// Returns the length of an expression or tag; an end marker inside a string does not count.
 fn expression_len(at: &str, end: &str) -> usize {
     let bytes = at.as_bytes();
     let mut quote = None;
@@ -69,7 +69,7 @@ fn expression_len(at: &str, end: &str) -> usize {
     at.len()
 }
 
-/// Length of a raw block, whose content is no Jinja.
+/// Returns the length of a raw block, whose content is not Jinja.
 fn raw_len(at: &str) -> usize {
     let ends = at.match_indices("{%").skip(1);
     let mut ends =

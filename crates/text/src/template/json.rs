@@ -1,4 +1,5 @@
-//! The `tojson` filter: `json.dumps` of Python, which models were trained on to the last space.
+//! The `tojson` filter: Python's `json.dumps`, whose exact output, spaces included, models were
+//! trained on.
 
 use std::fmt::Write as _;
 
@@ -7,23 +8,23 @@ use minijinja::{Error, ErrorKind, Value};
 
 use super::python;
 
-/// Deeper values are an error, as they would be in Python sooner or later.
+/// Maximum depth of a value; a deeper one is an error, as it would eventually be in Python.
 const DEPTH_MAX: usize = 200;
 
 /// An item of a list, or a value of a dictionary with its key.
 type Entry = (Option<String>, Value);
 
-/// How the text is laid out.
+/// Layout of the output.
 struct Layout {
     ensure_ascii: bool,
-    /// What one level is indented by; without it all is on one line.
+    /// Indentation of one level; `None` writes everything on one line.
     indent: Option<String>,
     item_separator: String,
     key_separator: String,
     sort_keys: bool,
 }
 
-/// `value|tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
+/// Implements `value|tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
 pub(super) fn tojson(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let layout = Layout::of_args(&args.into_values())?;
     let mut out = String::new();
@@ -143,7 +144,7 @@ impl Layout {
                 '\u{8}' => out.push_str("\\b"),
                 '\u{c}' => out.push_str("\\f"),
                 '\0'..='\u{1f}' => push_escape(out, u16::try_from(character).unwrap_or_default()),
-                // Only what is not ASCII; DEL stays as it is.
+                // Only characters above ASCII are escaped; DEL stays as it is.
                 '\u{80}'.. if self.ensure_ascii => {
                     for unit in character.encode_utf16(&mut [0; 2]) {
                         push_escape(out, *unit);
@@ -160,7 +161,7 @@ fn push_escape(out: &mut String, unit: u16) {
     write!(out, "\\u{unit:04x}").expect("writing to a string cannot fail");
 }
 
-/// Keys that are no strings are written as `json.dumps` does.
+/// Converts a key to a string as `json.dumps` does.
 fn key_text(key: &Value) -> Result<String, Error> {
     match key.kind() {
         ValueKind::String => Ok(key.as_str().unwrap_or_default().to_owned()),

@@ -1,8 +1,8 @@
-//! Brings messages into the form that a template expects.
+//! Converts messages to the form that a template expects.
 //!
 //! Clients send content as a string or as a list of parts, and tool arguments as a string that
-//! holds JSON. Templates differ in what they take. What one takes is found out when it is loaded,
-//! by rendering small conversations in each form.
+//! holds JSON. Templates differ in what they accept. When a template is loaded, rendering small
+//! conversations in each form detects what it accepts.
 
 use std::collections::HashMap;
 
@@ -11,18 +11,19 @@ use serde_json::{Map, Value, json};
 use super::ChatPrompt;
 use crate::error::TextError;
 
-/// Names under which a message's reasoning comes; the first is the one templates read.
+/// Names of a message's reasoning in requests; most templates read the first one.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// A word that no template contains.
 const MARK: &str = "jackalope-probe-7c1e";
 
-/// What a template takes.
+/// The forms of messages that a template accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Forms {
     content: Content,
     arguments: Arguments,
-    /// Whether the template knows the role `developer`, which newer clients send for `system`.
+    /// Whether the template handles the role `developer`, which newer clients send instead of
+    /// `system`.
     knows_developer: bool,
 }
 
@@ -32,7 +33,7 @@ enum Content {
     Text,
     /// Lists of parts only.
     Parts,
-    /// Either.
+    /// Strings and lists of parts.
     Both,
 }
 
@@ -43,7 +44,8 @@ enum Arguments {
 }
 
 impl Forms {
-    /// What can be told without running the template; the rest is the most common form.
+    /// Returns the forms that the source shows without running the template; for the rest, the most
+    /// common form.
     pub(super) fn of_source(source: &str) -> Forms {
         Forms {
             content: Content::Text,
@@ -52,7 +54,7 @@ impl Forms {
         }
     }
 
-    /// Finds out what a template takes by rendering with it.
+    /// Detects what a template accepts by rendering with it.
     pub(super) fn probed(
         self,
         render: impl Fn(&ChatPrompt<'_>) -> Result<String, TextError>,
@@ -72,13 +74,13 @@ impl Forms {
         let text = render(json!([{"role": "user", "content": MARK}]), None);
         let parts = json!([{"role": "user", "content": [{"type": "text", "text": MARK}]}]);
         let content = match (text, render(parts, None)) {
-            // A template that takes lists writes the same for both.
+            // A template that accepts lists writes the same prompt for both.
             (Some(text), Some(parts)) if text == parts => Content::Both,
             (None, Some(_)) => Content::Parts,
             _ => Content::Text,
         };
         let call = |arguments: Value| {
-            // Nine characters are what Mistral's templates want an id to have.
+            // Mistral's templates require an id of nine characters.
             let function = json!({"name": "probe", "arguments": arguments});
             let call = json!({"id": "probe0001", "type": "function", "function": function});
             let answer = json!({"role": "tool", "tool_call_id": "probe0001", "content": "1"});
@@ -94,7 +96,7 @@ impl Forms {
         };
         let objects = call(json!({"probe": MARK}));
         let strings = || call(Value::from(json!({"probe": MARK}).to_string()));
-        // A template that wants a string fails on an object, or prints it as Python would.
+        // A template that expects a string fails on an object, or prints it as Python would.
         let wrong = |text: &String| text.contains("{'probe':");
         let arguments = match objects.as_ref().is_none_or(wrong) && strings().is_some() {
             true => Arguments::Strings,
@@ -103,10 +105,10 @@ impl Forms {
         Forms { content, arguments, ..self }
     }
 
-    /// The messages as the template takes them.
+    /// Converts the messages to the form that the template accepts.
     pub(super) fn prepare(self, messages: &[Value]) -> Result<Vec<Value>, TextError> {
         let mut prepared = Vec::with_capacity(messages.len());
-        // What each call is the call of, for results which say no more than the call's id.
+        // Tool name of each call id, for results that give only the id.
         let mut called: HashMap<&str, &Value> = HashMap::new();
         for (idx, message) in messages.iter().enumerate() {
             let mut one = self.prepare_one(idx, message)?;
@@ -185,7 +187,7 @@ impl Forms {
                 (Arguments::Objects, Value::String(text)) if text.trim().is_empty() => {
                     Some(Value::Object(Map::new()))
                 }
-                // What is no JSON object stays the string that it is.
+                // Text that is not a JSON object stays a string.
                 (Arguments::Objects, Value::String(text)) => {
                     serde_json::from_str(text).ok().map(Value::Object)
                 }

@@ -4,7 +4,7 @@ use minijinja::value::{ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
-/// Called for every method that a value does not have itself.
+/// Handles every method that a value does not have itself.
 pub(super) fn call(
     state: &mut State,
     value: &Value,
@@ -18,7 +18,7 @@ pub(super) fn call(
     ours.unwrap_or_else(|| pycompat::unknown_method_callback(state, value, method, args))
 }
 
-/// `None` if the method is not one of ours.
+/// Calls one of the methods of this module; `None` if there is no such method.
 fn of_string(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
     let done = match method {
         "removeprefix" => {
@@ -60,7 +60,7 @@ fn of_string(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, E
     Some(done)
 }
 
-/// Text is padded to at most this many characters.
+/// Maximum number of characters to which text is padded.
 const PADDED_MAX: usize = 10_000;
 
 fn list(items: Vec<&str>) -> Value {
@@ -96,7 +96,7 @@ fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(list(pieces))
 }
 
-/// Python breaks lines at more characters than `\n`.
+/// Splits text into lines. Python breaks lines at more characters than `\n`.
 fn split_lines(text: &str, args: &[Value]) -> Result<Value, Error> {
     let (keep_ends,): (Option<bool>,) = from_args(args)?;
     let mut lines = Vec::new();
@@ -127,7 +127,7 @@ fn pad(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let left = match method {
         "ljust" => 0,
         "rjust" => missing,
-        // CPython puts the odd one on the left if the width is odd.
+        // CPython puts the extra padding character on the left if the width is odd.
         _ => missing / 2 + (missing & width & 1),
     };
     let fill = |count| std::iter::repeat_n(fill.unwrap_or(' '), count).collect::<String>();

@@ -1,8 +1,8 @@
-//! The checkpoint's own chat template: a conversation in, the prompt's text out.
+//! The checkpoint's own chat template, which turns a conversation into the text of a prompt.
 //!
-//! The reference is `apply_chat_template` of transformers 5 as mlx-lm calls it; `tests/data`
-//! holds what that rendered. A template is a program that somebody else wrote, so its source, its
-//! steps and its output have limits (the memory of a string it builds by doubling has none).
+//! The reference is `apply_chat_template` of transformers 5 as mlx-lm calls it; `tests/data` holds
+//! its output. A template is untrusted code, so its source, its steps and its output have limits
+//! (but not the memory of a string that it builds by doubling).
 
 mod control;
 mod engine;
@@ -25,10 +25,10 @@ use engine::Engine;
 use messages::Forms;
 pub use rendered::RenderedPrompt;
 
-/// Variables that a request sets by other fields than `chat_template_kwargs`.
+/// Template variables that a request must set by other fields than `chat_template_kwargs`.
 const RESERVED: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
 
-/// A conversation that is to become a prompt.
+/// The input of a chat template.
 #[derive(Debug, Clone, Copy)]
 pub struct ChatPrompt<'a> {
     /// The messages in the form of the OpenAI API.
@@ -45,17 +45,17 @@ pub struct ChatPrompt<'a> {
 #[derive(Debug)]
 pub struct ChatTemplate {
     default: Template,
-    /// Some checkpoints have one of its own for conversations with tools.
+    /// Separate template for conversations with tools, if the checkpoint has one.
     tool_use: Option<Template>,
-    /// Variables that every template gets: the named special tokens.
+    /// Variables passed to every template: the named special tokens.
     special_tokens: Vec<(&'static str, String)>,
-    /// Whether the model marks its reasoning: what `enable_thinking` is if nobody says otherwise.
+    /// Whether the model marks its reasoning; the default of `enable_thinking`.
     has_thinking: bool,
-    /// What texts of a conversation may not write; none if they may.
+    /// Control tokens that texts of a conversation must not write; `None` allows all.
     control: Option<ControlTokens>,
 }
 
-/// One Jinja template and what it was found to expect.
+/// One Jinja template and the forms of messages that it accepts.
 #[derive(Debug)]
 struct Template {
     engine: Engine,
@@ -68,7 +68,7 @@ impl ChatTemplate {
     /// `tokenizer_config.json`, else the one in `chat_template.json`. `None` if it has none.
     ///
     /// # Errors
-    /// A file is unreadable or corrupt, or the template is not Jinja.
+    /// Fails if a file is unreadable or corrupt, or the template is not valid Jinja.
     pub fn load(dir: &Path, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, LoadError> {
         let Some(found) = source::find(dir)? else { return Ok(None) };
         let special_tokens = tokenizer.special_tokens().iter();
@@ -96,8 +96,8 @@ impl ChatTemplate {
         Ok(Some(template))
     }
 
-    /// `strftime_now` gives this moment, in UTC, instead of the current local time. The same
-    /// conversation is then always the same prompt.
+    /// Makes `strftime_now` return this time, in UTC, instead of the current local time, so that a
+    /// conversation always gives the same prompt.
     pub fn at_fixed_time(mut self, unix_seconds: i64) -> ChatTemplate {
         self.default.engine.fix_time(unix_seconds);
         if let Some(tool_use) = &mut self.tool_use {
@@ -106,7 +106,7 @@ impl ChatTemplate {
         self
     }
 
-    /// Lets texts of a conversation write control tokens, as most servers do.
+    /// Allows texts of a conversation to write control tokens, as most servers do.
     pub fn with_control_tokens_in_text(mut self) -> ChatTemplate {
         self.control = None;
         self
@@ -114,15 +114,15 @@ impl ChatTemplate {
 
     /// Renders a conversation.
     ///
-    /// Messages are first brought into the form that templates expect: keys that are `null` are
-    /// left out, missing content is empty, lists of text parts become text unless the template
-    /// takes lists, the arguments of tool calls become objects unless it takes strings, results of
-    /// tools bear the tool's name, and
-    /// reasoning is found under each of its names. Control tokens that texts of the conversation
-    /// write are kept apart from those that the template writes.
+    /// Converts the messages to the form that templates expect first: keys that are `null` are
+    /// removed, missing content becomes empty, lists of text parts become text unless the template
+    /// accepts lists, arguments of tool calls become objects unless it expects strings, results of
+    /// tools get the tool's name, and reasoning is passed as `reasoning_content` and `thinking`.
+    /// Control tokens in texts of the conversation are kept apart from those that the template
+    /// writes.
     ///
     /// # Errors
-    /// A message has an impossible form, or the template refuses the conversation.
+    /// Fails if a message has an invalid form, or the template refuses the conversation.
     pub fn render(&self, prompt: &ChatPrompt<'_>) -> Result<RenderedPrompt, TextError> {
         if prompt.messages.is_empty() {
             return Err(TextError::NoMessages);
@@ -130,7 +130,7 @@ impl ChatTemplate {
         if let Some(name) = RESERVED.iter().find(|name| prompt.kwargs.contains_key(**name)) {
             return Err(TextError::ReservedKwarg { name: (*name).to_owned() });
         }
-        // An empty list of tools is no list, as in mlx-lm.
+        // An empty list of tools counts as none, as in mlx-lm.
         let tools = prompt.tools.filter(|tools| !tools.is_empty());
         let template = match (&self.tool_use, tools) {
             (Some(tool_use), Some(_)) => tool_use,
@@ -148,12 +148,13 @@ impl ChatTemplate {
         self.run(template, &prompt).map(RenderedPrompt::of_output)
     }
 
-    /// The template itself, for what it says about the answers; the one for tools if there is one.
+    /// Returns the source of the template, from which the answer format is detected; the one for
+    /// tools if there is one.
     pub(crate) fn source(&self) -> &str {
         &self.tool_use.as_ref().unwrap_or(&self.default).source
     }
 
-    /// Renders messages as they are.
+    /// Renders messages without converting them.
     fn run(&self, template: &Template, prompt: &ChatPrompt<'_>) -> Result<String, TextError> {
         let mut variables: Vec<(&str, minijinja::Value)> = Vec::new();
         for (name, text) in &self.special_tokens {

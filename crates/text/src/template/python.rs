@@ -1,4 +1,4 @@
-//! Where Python's values differ from minijinja's: how they are printed, and what counts as a
+//! Differences between Python's values and minijinja's: how they are printed, and what counts as a
 //! sequence.
 
 use std::fmt::Write as _;
@@ -6,10 +6,10 @@ use std::fmt::Write as _;
 use minijinja::value::ValueKind;
 use minijinja::{Error, Output, State, Value};
 
-/// Deeper lists are cut off when printed.
+/// Maximum depth of a printed list; deeper parts are cut off.
 const DEPTH_MAX: usize = 200;
 
-/// `{{ value }}`
+/// Writes `{{ value }}`.
 pub(super) fn write(out: &mut Output, _: &mut State, value: &Value) -> Result<(), Error> {
     match value.as_str() {
         Some(text) => out.write_str(text).map_err(Error::from),
@@ -17,7 +17,7 @@ pub(super) fn write(out: &mut Output, _: &mut State, value: &Value) -> Result<()
     }
 }
 
-/// `value|string`, Python's `str`.
+/// Implements `value|string`, Python's `str`.
 pub(super) fn string(value: &Value) -> String {
     match value.kind() {
         ValueKind::Number | ValueKind::Map | ValueKind::Seq => {
@@ -29,7 +29,7 @@ pub(super) fn string(value: &Value) -> String {
     }
 }
 
-/// `value is iterable`; `none` is not.
+/// Implements `value is iterable`; `none` is not iterable.
 pub(super) fn is_iterable(value: &Value) -> bool {
     match value.kind() {
         ValueKind::None => false,
@@ -38,19 +38,20 @@ pub(super) fn is_iterable(value: &Value) -> bool {
     }
 }
 
-/// `value is sequence`: what has a length and can be indexed, strings and dictionaries included.
+/// Implements `value is sequence`: values with a length and an index, strings and dictionaries
+/// included.
 pub(super) fn is_sequence(value: &Value) -> bool {
     match value.kind() {
         ValueKind::String | ValueKind::Seq | ValueKind::Map => true,
         ValueKind::Undefined => true,
-        // The sum of two lists is a list.
+        // In minijinja the sum of two lists is an iterable, in Python a list.
         ValueKind::Iterable => value.len().is_some(),
         _ => false,
     }
 }
 
-/// `repr` of a Python float: the shortest digits that read back, with an exponent if it is below
-/// -4 or above 15.
+/// Formats a float as Python's `repr` does: the shortest digits that parse to the same value, with
+/// an exponent if it is below -4 or above 15.
 pub(super) fn float(value: f64) -> String {
     if value.is_nan() || value.is_infinite() {
         return value.to_string().to_lowercase();
@@ -68,7 +69,7 @@ pub(super) fn float(value: f64) -> String {
     }
 }
 
-/// Python's `repr`.
+/// Writes a value as Python's `repr` does.
 fn write_repr(out: &mut String, value: &Value, depth: usize) {
     match value.kind() {
         _ if depth > DEPTH_MAX => out.push_str("..."),

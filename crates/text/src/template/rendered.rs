@@ -1,9 +1,10 @@
-//! What a template has written.
+//! The output of a template.
 
-/// Stands in a text where a control token that a message wrote is broken up: a noncharacter.
+/// Marks a place in a text at which a control token written by a message is broken up. A
+/// noncharacter.
 pub(crate) const MARK: char = '\u{fdd0}';
 
-/// A conversation as the model's template writes it.
+/// The text of a conversation as the model's template writes it.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct RenderedPrompt {
     text: String,
@@ -12,12 +13,12 @@ pub struct RenderedPrompt {
 }
 
 impl RenderedPrompt {
-    /// A text in which every control token counts as the template's.
+    /// Wraps a text in which every control token counts as the template's.
     pub(super) fn of_text(text: String) -> RenderedPrompt {
         RenderedPrompt { text, breaks: Vec::new() }
     }
 
-    /// Takes the marks out of a template's output.
+    /// Converts a template's output: removes the marks and records their positions.
     pub(super) fn of_output(output: String) -> RenderedPrompt {
         if !output.contains(MARK) {
             return RenderedPrompt::of_text(output);
@@ -34,7 +35,8 @@ impl RenderedPrompt {
         rendered
     }
 
-    /// The text. Control tokens that messages wrote look like those of the template.
+    /// Returns the text, in which control tokens written by messages look like those of the
+    /// template.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -42,18 +44,18 @@ impl RenderedPrompt {
     /// Cuts the text to `len` bytes.
     ///
     /// # Panics
-    /// If that lies within a character.
+    /// Panics if `len` lies within a character.
     pub fn truncate(&mut self, len: usize) {
         self.text.truncate(len);
         self.breaks.retain(|at| *at <= len);
     }
 
-    /// Whether the tokenizer must not find control tokens in all of the text.
+    /// Whether the text has places where the tokenizer must not find control tokens.
     pub(crate) fn has_breaks(&self) -> bool {
         !self.breaks.is_empty()
     }
 
-    /// The text with `mark` at every break.
+    /// Returns the text with `mark` at every break.
     pub(crate) fn marked(&self, mark: char) -> String {
         let mut marked = String::with_capacity(self.text.len() + 4 * self.breaks.len());
         let mut rest = 0;

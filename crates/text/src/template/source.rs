@@ -1,4 +1,4 @@
-//! Where a checkpoint keeps its chat template.
+//! Locates a checkpoint's chat template.
 
 use std::path::{Path, PathBuf};
 
@@ -7,19 +7,19 @@ use serde::Deserialize;
 use crate::error::LoadError;
 use crate::files::{self, CONFIG_BYTES_MAX};
 
-/// The largest template known has 40 KB.
+/// Maximum size of a template in bytes. The largest one known has 40 KB.
 const TEMPLATE_BYTES_MAX: u64 = 1 << 20;
 
-/// The source of the template or templates that a checkpoint has.
+/// The sources of a checkpoint's templates.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Found {
-    /// The file that the template is in.
+    /// File that holds the template.
     pub(super) path: PathBuf,
     pub(super) default: String,
     pub(super) tool_use: Option<String>,
 }
 
-/// A file of which only the template matters here.
+/// The template field of a configuration file.
 #[derive(Deserialize)]
 struct HasTemplate {
     chat_template: Option<Written>,
@@ -38,8 +38,8 @@ struct Named {
     template: String,
 }
 
-/// Finds the template, in the order of transformers. `chat_template.json` belongs to processors
-/// there, but some checkpoints have nothing else, so it comes last.
+/// Finds the template in the order of transformers. There, `chat_template.json` belongs to
+/// processors, but some checkpoints have nothing else, so it comes last.
 pub(super) fn find(dir: &Path) -> Result<Option<Found>, LoadError> {
     let path = dir.join("chat_template.jinja");
     if let Some(default) = files::read_text(&path, TEMPLATE_BYTES_MAX)? {
@@ -65,7 +65,8 @@ pub(super) fn find(dir: &Path) -> Result<Option<Found>, LoadError> {
     Ok(None)
 }
 
-/// Picks from a list; a checkpoint with a template for tools only uses it for everything.
+/// Selects the templates from a list; a checkpoint that has only a template for tools uses it for
+/// everything.
 fn select(path: PathBuf, written: Written) -> Result<Found, LoadError> {
     let named = match written {
         Written::One(default) => return Ok(Found { path, default, tool_use: None }),

@@ -1,4 +1,4 @@
-//! DeepSeek: V3 and R1 put the arguments into a fence, V3.1 does not. Both are read alike.
+//! DeepSeek: V3 and R1 put the arguments into a code fence, V3.1 does not. One pattern reads both.
 //!
 //! ```text
 //! <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather
@@ -94,7 +94,7 @@ pub(super) static V31: ToolFamily = ToolFamily {
 
 const FORM: Form = Form::Json { head, needs: Needs::Nothing, streams: true };
 
-/// The name comes last; V3 names the kind of the call before.
+/// The name is the last field; V3 writes the kind of the call before it.
 fn head(fields: &[&str]) -> Option<ToolCall> {
     match fields {
         ["function"] => None,

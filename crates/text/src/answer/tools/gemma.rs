@@ -1,12 +1,12 @@
-//! Gemma 4, and FunctionGemma of the third generation: names without quotes and a mark of their
-//! own around text.
+//! Gemma 4, and FunctionGemma, which is based on Gemma 3: names without quotes, and a special mark
+//! around text.
 //!
 //! ```text
 //! <|tool_call>call:weather{city:<|"|>Oslo<|"|>,days:3}<tool_call|>
 //! <start_function_call>call:weather{city:<escape>Oslo<escape>}<end_function_call>
 //! ```
 //!
-//! Gemma 3 itself was trained with Python, which is the pythonic format.
+//! Gemma 3 itself was trained to write Python calls, which is the pythonic format.
 
 use serde_json::Value;
 
@@ -21,7 +21,7 @@ use super::{Frame, Free, ToolFamily};
 const MARK: &str = "<|\"|>";
 const ESCAPE: &str = "<escape>";
 
-/// Schemas of values within values are followed so far; deeper ones allow anything.
+/// Maximum depth to which schemas of nested values are followed; deeper values may be anything.
 const DEPTH_MAX: usize = 8;
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
@@ -108,7 +108,7 @@ fn item(
     Ok(format!("{head} {} \"}}\"", comma_separated(&required, &optional, "\",\"")))
 }
 
-/// The grammar of one value; `name` is the parameter that it belongs to.
+/// Returns the grammar of one value; `name` is the parameter that it belongs to.
 fn value(
     lark: &mut Lark<'_>,
     tool: &ToolSpec,

@@ -1,5 +1,5 @@
-//! Models without a form of their own: an answer that is one JSON object or list of calls and
-//! nothing else, perhaps in a fence, or JSON after the marker of Granite and Phi.
+//! Models without a format of their own: the answer is one JSON object or list of calls and nothing
+//! else, perhaps in a code fence, or JSON after the marker of Granite and Phi.
 //!
 //! ```text
 //! [{"name": "weather", "arguments": {"city": "Oslo"}}]
@@ -12,7 +12,8 @@ use super::super::pattern::{Pattern, Place, Step};
 use super::super::reasoning::bare;
 use super::{Frame, Free, ToolFamily};
 
-/// With one of these keys a call in JSON begins; other JSON need not wait for its end.
+/// A call in JSON begins with one of these keys; other JSON is released without waiting for its
+/// end.
 pub(super) const KEYS: &[(&str, usize)] = &[
     ("\"name\"", 1),
     ("\"arguments\"", 1),
@@ -89,8 +90,8 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     item: |lark, tool| Ok(lark.named_json(tool, "arguments")),
 };
 
-/// Only the end of the answer shows that it is a call.
+/// A call without a marker is known only once the answer has ended.
 const WHOLE: Form = Form::Json { head: |_| None, needs: Needs::Arguments, streams: false };
 
-/// What follows a marker is a call.
+/// The JSON after a marker is always a call.
 const MARKED: Form = Form::Json { head: |_| None, needs: Needs::Arguments, streams: true };

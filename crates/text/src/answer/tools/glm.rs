@@ -1,4 +1,4 @@
-//! GLM 4.5 and later: keys and values in turn.
+//! GLM 4.5 and later: alternating keys and values.
 //!
 //! ```text
 //! <tool_call>weather

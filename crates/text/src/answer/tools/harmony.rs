@@ -1,13 +1,13 @@
-//! gpt-oss: a message on the channel for commentary, to a function. The recipient stands before
-//! or after the channel.
+//! gpt-oss: a message to a function on the commentary channel. The recipient stands before or after
+//! the channel.
 //!
 //! ```text
 //! <|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>
 //! <|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{"city": "Oslo"}
 //! ```
 //!
-//! `<|call|>` ends the model's turn, so it is a stop token and no part of the text: a call has
-//! ended where its JSON has. What the other channels say is told by the reasoning's format.
+//! `<|call|>` ends the model's turn, so it is a stop token and not part of the text: a call ends
+//! where its JSON does. The reasoning format reads the other channels.
 
 use super::super::ToolCall;
 use super::super::json::Needs;
@@ -58,7 +58,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
                 Step::Json { opened: 0 },
             ],
         ),
-        // The prompt ends with the role.
+        // The prompt ends with the role, so an answer may begin with the recipient.
         call(
             " to=functions.",
             Place::Start,
@@ -86,7 +86,8 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     },
 };
 
-/// The header between name and arguments says how they are written, which shows by itself.
+/// The header between name and arguments says how they are written; it is ignored, because the
+/// arguments show it themselves.
 const FORM: Form = Form::Json {
     head: |fields| Some(ToolCall::new(fields.first()?, "")),
     needs: Needs::Nothing,

@@ -1,4 +1,5 @@
-//! Hermes and most Qwen models: JSON between tags. Some write a bracket form instead.
+//! Hermes and most Qwen models: JSON between tags. Some models write calls in square brackets
+//! instead.
 //!
 //! ```text
 //! <tool_call>

@@ -1,4 +1,4 @@
-//! Kimi K2: a section of calls, each with an id that names and numbers it.
+//! Kimi K2: a section of calls, each with an id that holds the tool's name and the call's number.
 //!
 //! ```text
 //! <|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0

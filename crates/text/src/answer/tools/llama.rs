@@ -1,4 +1,5 @@
-//! Llama 3: JSON that begins the answer, after a marker or without, or tags that name the tool.
+//! Llama 3: JSON that begins the answer, with or without a marker before it, or tags that name the
+//! tool.
 //!
 //! ```text
 //! {"name": "weather", "parameters": {"city": "Oslo"}}; {"name": "time", "parameters": {}}
@@ -6,7 +7,7 @@
 //! <function=weather>{"city": "Oslo"}</function>
 //! ```
 //!
-//! JSON has no end but its own, so the call has ended where it has.
+//! The JSON has no end marker, so the call ends where the JSON does.
 
 use super::super::ToolCall;
 use super::super::json::Needs;

@@ -1,4 +1,4 @@
-//! Mistral: a list of calls in JSON, or in newer models a marker before each.
+//! Mistral: a JSON list of calls, or in newer models a marker before each call.
 //!
 //! ```text
 //! [TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}, "id": "abcdef123"}]
@@ -6,7 +6,7 @@
 //! [TOOL_CALLS]weather[CALL_ID]abcdef123[ARGS]{"city": "Oslo"}
 //! ```
 //!
-//! A call has ended where its JSON has.
+//! A call ends where its JSON does.
 
 use super::super::ToolCall;
 use super::super::json::Needs;
@@ -70,7 +70,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     item: |lark, tool| Ok(lark.named_json(tool, "arguments")),
 };
 
-/// In a list the ids come last, so its calls are known when they are whole.
+/// In a list each id comes last, so a call is reported only once it is complete.
 const FORM: Form = Form::Json { head, needs: Needs::Nothing, streams: false };
 
 fn head(fields: &[&str]) -> Option<ToolCall> {

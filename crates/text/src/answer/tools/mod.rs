@@ -1,4 +1,4 @@
-//! The forms in which families of models write tool calls, one file each.
+//! The formats in which model families write tool calls, one file for each family.
 
 mod deepseek;
 mod gemma;
@@ -25,48 +25,49 @@ pub struct ToolFormat {
     pub(crate) family: &'static ToolFamily,
 }
 
-/// One family of models.
+/// The tool calls of one model family.
 #[derive(Debug)]
 pub(crate) struct ToolFamily {
     name: &'static str,
-    /// Names under which other servers know it.
+    /// Names of this format in other servers.
     aliases: &'static [&'static str],
-    /// What is found in the chat templates of the family: all of one list. A family without is
-    /// only had by name.
+    /// Lists of strings in the family's chat templates; a template belongs to the family if it
+    /// contains every string of one list. A family without signs can only be chosen by name.
     signs: &'static [&'static [&'static str]],
     pub(crate) patterns: &'static [Pattern],
-    /// Tokens of their own that no step names.
+    /// Special tokens that no step names.
     pub(crate) marks: &'static [&'static str],
     pub(crate) frame: Frame,
-    /// The grammar of one call within the frame.
+    /// Builds the grammar of one call within the frame.
     pub(crate) item: fn(&mut Lark<'_>, &ToolSpec) -> Result<String, ToolGrammarError>,
 }
 
-/// What stands around calls when a grammar writes them.
+/// The text around calls in a grammar.
 #[derive(Debug)]
 pub(crate) struct Frame {
-    /// What may come before everything else.
+    /// Text that may come before everything else.
     pub(crate) before: &'static str,
-    /// What begins calls, and nothing else.
+    /// Text that begins calls and never begins anything else.
     pub(crate) trigger: &'static str,
     pub(crate) open: &'static str,
-    /// Between two calls; a family without can write one only.
+    /// Text between two calls; a family without a separator can write only one call.
     pub(crate) separator: Option<&'static str>,
     pub(crate) close: &'static str,
     pub(crate) free: Free,
 }
 
-/// How text comes that is no call.
+/// Where an answer may have text that is not a call.
 #[derive(Debug)]
 pub(crate) enum Free {
-    /// Before calls.
+    /// Text may come before calls.
     Anywhere,
-    /// Instead of calls: `text`, then what `body` says in Lark.
+    /// Text may only come instead of calls: `text`, followed by a match of the Lark expression
+    /// `body`.
     Start { text: &'static str, body: &'static str },
 }
 
-/// The first whose signs a template has is its own. So those with signs that nobody else has come
-/// first.
+/// All families, in order of detection: a template belongs to the first family whose signs it has,
+/// so families with signs that no other family has come first.
 static FAMILIES: [&ToolFamily; 16] = [
     &harmony::FAMILY,
     &minimax::FAMILY,
@@ -87,27 +88,27 @@ static FAMILIES: [&ToolFamily; 16] = [
 ];
 
 impl ToolFormat {
-    /// The format of a checkpoint, by its template.
+    /// Detects the format of a checkpoint from its template.
     pub(crate) fn detect(template: &str) -> Option<ToolFormat> {
         let shows = |signs: &&[&str]| signs.iter().all(|sign| template.contains(sign));
         let family = FAMILIES.iter().find(|family| family.signs.iter().any(shows))?;
         Some(ToolFormat { family })
     }
 
-    /// The format with this name.
+    /// Returns the format with this name or alias.
     pub fn named(name: &str) -> Option<ToolFormat> {
         let fits = |family: &&&ToolFamily| family.name == name || family.aliases.contains(&name);
         FAMILIES.iter().find(fits).map(|family| ToolFormat { family })
     }
 
-    /// Names that [`ToolFormat::named`] knows.
+    /// Returns all names that [`ToolFormat::named`] accepts.
     pub fn names() -> impl Iterator<Item = &'static str> {
         FAMILIES
             .iter()
             .flat_map(|family| std::iter::once(family.name).chain(family.aliases.iter().copied()))
     }
 
-    /// The name of the format.
+    /// Returns the name of the format.
     pub fn name(&self) -> &'static str {
         self.family.name
     }

@@ -1,4 +1,4 @@
-//! Llama 4 and others: a list of Python calls with literals by name.
+//! Llama 4 and others: a list of Python calls whose keyword arguments are literals.
 //!
 //! ```text
 //! [weather(city="Oslo"), time()]
@@ -90,7 +90,7 @@ pub(super) static MARKED: ToolFamily = ToolFamily {
 
 const FORM: Form = Form::Literals(read);
 
-/// The list is what was captured last, unless it has no end.
+/// Reads the list in the last field, or in `rest` if the list has no end.
 fn read(fields: &[&str], rest: Option<&str>) -> Option<ReadCalls> {
     let mut literals = Literals::python(rest.or(fields.last().copied())?);
     let mut read = ReadCalls { calls: Vec::new(), is_cut: true };
@@ -98,7 +98,7 @@ fn read(fields: &[&str], rest: Option<&str>) -> Option<ReadCalls> {
     (is_whole || rest.is_some()).then_some(read)
 }
 
-/// Appends the calls of a list; nothing if something is missing.
+/// Appends the calls of a list; returns `None` if something is missing.
 fn read_list(literals: &mut Literals<'_>, read: &mut ReadCalls) -> Option<()> {
     literals.take("[")?;
     loop {
@@ -117,7 +117,8 @@ fn read_list(literals: &mut Literals<'_>, read: &mut ReadCalls) -> Option<()> {
     }
 }
 
-/// JSON is Python's notation but for three words, which are read in both forms.
+/// Builds the grammar of a call. Values are JSON, which is Python's notation except for three
+/// words; the parser reads both spellings.
 fn item(lark: &mut Lark<'_>, tool: &ToolSpec) -> Result<String, ToolGrammarError> {
     let (mut required, mut optional) = (Vec::new(), Vec::new());
     for (name, schema) in properties(&tool.parameters).into_iter().flatten() {

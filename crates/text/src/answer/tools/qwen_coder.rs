@@ -1,4 +1,4 @@
-//! Qwen3-Coder and Nemotron: tags whose names carry the values' names.
+//! Qwen3-Coder and Nemotron: tags that contain the names of the tool and of its parameters.
 //!
 //! ```text
 //! <tool_call>
@@ -41,7 +41,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     signs: &[&["<tool_call>", "<function="]],
     patterns: &[
         Pattern { trigger: "<tool_call>", place: Place::Anywhere, steps: STEPS, form: FORM },
-        // The outer tag is sometimes forgotten.
+        // Models sometimes omit the outer tag.
         Pattern {
             trigger: "<function=",
             place: Place::Anywhere,
