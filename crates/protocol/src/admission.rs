@@ -19,9 +19,9 @@ const STRANGERS_OWN: usize = 4;
 /// Limits on the number of unauthenticated connections.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct AdmissionLimits {
-    /// Total number.
+    /// Maximum number in total.
     pub total: usize,
-    /// Number from one unexpected source.
+    /// Maximum number from one unexpected source.
     pub per_source: usize,
     /// Slots, out of `total`, that only expected peers may use.
     pub reserve: usize,
@@ -59,10 +59,10 @@ struct Entry<T> {
 }
 
 impl<T> Admission<T> {
-    /// An empty table.
+    /// Creates an empty table.
     ///
     /// # Panics
-    /// If the limits leave no slot for unexpected sources.
+    /// Panics if the limits leave no slot for unexpected sources.
     pub fn new(limits: AdmissionLimits, expected: impl IntoIterator<Item = IpAddr>) -> Self {
         assert!(limits.reserve < limits.total && 0 < limits.per_source, "strangers have a place");
         let expected = expected.into_iter().map(canonical).collect();
@@ -108,17 +108,17 @@ impl<T> Admission<T> {
         self.entries.get_mut(&id).map(|entry| &mut entry.item)
     }
 
-    /// All connections, oldest first.
+    /// Iterates over all connections, oldest first.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (AdmissionId, &mut T)> {
         self.entries.iter_mut().map(|(id, entry)| (*id, &mut entry.item))
     }
 
-    /// All connections, oldest first.
+    /// Iterates over all connections, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = (AdmissionId, &T)> {
         self.entries.iter().map(|(id, entry)| (*id, &entry.item))
     }
 
-    /// Number of connections.
+    /// Returns the number of connections.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -160,8 +160,8 @@ impl<T> Admission<T> {
     }
 }
 
-/// The oldest entry of the source with the most entries; among several such sources, the oldest
-/// overall.
+/// Returns the oldest entry of the source with the most entries; among several such sources, the
+/// oldest overall.
 fn oldest_of_most<'a, T: 'a>(
     entries: impl Iterator<Item = (&'a AdmissionId, &'a Entry<T>)>,
 ) -> Option<AdmissionId> {
@@ -178,8 +178,8 @@ fn canonical(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
-/// The unit that limits apply to: an IPv4 address, or a /64 prefix of IPv6, which one machine
-/// controls entirely.
+/// Returns the source that limits apply to: an IPv4 address, or a /64 prefix of IPv6, which one
+/// machine controls entirely.
 pub fn source_of(ip: IpAddr) -> IpAddr {
     match canonical(ip) {
         IpAddr::V6(ip) if !ip.is_loopback() => {

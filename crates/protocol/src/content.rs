@@ -28,9 +28,9 @@ pub struct ContentTree {
 /// The hashes of one file.
 #[derive(Clone, Deserialize, Eq, PartialEq, Serialize)]
 pub struct FileTree {
-    /// Its name in the checkpoint's directory.
+    /// Name of the file in the checkpoint's directory.
     pub name: String,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
     /// Hash of the bytes before the tensor data: the header of a weights file, or all of another
     /// file.
@@ -39,21 +39,21 @@ pub struct FileTree {
     pub leaves: Vec<BlockHash>,
 }
 
-/// A file as the system identifies it. While this stays the same on a machine, so does the content:
-/// every write updates the change time (ctime), which programs cannot set.
+/// A file as the operating system identifies it. As long as this state stays the same on a machine,
+/// so does the content: every write updates the change time (ctime), which programs cannot set.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct FileState {
-    /// Its name in the checkpoint's directory.
+    /// Name of the file in the checkpoint's directory.
     pub name: String,
-    /// The device that holds it.
+    /// Device that holds the file.
     pub device: u64,
-    /// Its inode number on that device.
+    /// Inode number on that device.
     pub inode: u64,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// When its content was last written, in nanoseconds since 1970.
+    /// Time at which the content was last written, in nanoseconds since 1970.
     pub modified_ns: i64,
-    /// When it was last changed in any way, in nanoseconds since 1970.
+    /// Time of the last change of any kind, in nanoseconds since 1970.
     pub changed_ns: i64,
 }
 
@@ -98,7 +98,7 @@ impl FileState {
 }
 
 impl ContentTree {
-    /// Total size of the files.
+    /// Returns the total size of the files in bytes.
     pub fn bytes(&self) -> u64 {
         self.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
@@ -108,7 +108,7 @@ impl ContentTree {
 const SHORT_BYTES: usize = 6;
 
 impl CheckpointId {
-    /// Its first twelve hexadecimal digits.
+    /// Returns the first twelve hexadecimal digits.
     pub fn short(&self) -> String {
         self.0[..SHORT_BYTES].iter().map(|byte| format!("{byte:02x}")).collect()
     }

@@ -1,32 +1,32 @@
-//! Embeddings: one vector of a whole prompt instead of tokens.
+//! Embeddings: a plan can ask for one vector of a whole prompt instead of tokens.
 
 use serde::{Deserialize, Serialize};
 
 use crate::CacheId;
 
-/// How the hidden states of a prompt's positions become one vector. They are the final ones: after
-/// the last norm, before the head.
+/// How the hidden states of a prompt's positions become one vector. The states are the final ones:
+/// after the last norm, before the head.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub enum Pooling {
-    /// The mean over all positions.
+    /// Mean of the hidden states of all positions.
     Mean,
-    /// The last position's.
+    /// Hidden state of the last position.
     Last,
 }
 
-/// Asks for a sequence's embedding. Stands on every row of the sequence, so that a rank knows from the
-/// first one what to keep; the row that reaches the end is answered.
+/// Request for a sequence's embedding. Every row of the sequence carries it, so that a rank knows
+/// from the first row what to keep; the row that reaches the end gets the answer.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Embed {
-    /// What becomes of the hidden states. With [`Pooling::Mean`] the sequence's first row starts at
-    /// position 0 and each later one where the one before has ended.
+    /// Pooling of the hidden states. With [`Pooling::Mean`] the sequence's first row must start at
+    /// position 0, and each later one where the previous row ended.
     pub pooling: Pooling,
-    /// Positions `0..num_tokens` are embedded.
+    /// Length of the embedded sequence: positions `0..num_tokens` are embedded.
     pub num_tokens: u32,
 }
 
 impl Embed {
-    /// True for the row that computes positions `..end` and is answered.
+    /// Whether the row that computes positions `..end` is the last one, which gets the answer.
     pub fn ends_at(&self, end: usize) -> bool {
         self.num_tokens as usize == end
     }
@@ -35,8 +35,8 @@ impl Embed {
 /// The answer to an [`Embed`].
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Embedded {
-    /// The row's cache.
+    /// Cache of the row.
     pub cache: CacheId,
-    /// `[hidden]`; none if the hidden states were not numbers.
+    /// The embedding, of shape `[hidden]`; `None` if the hidden states were not finite numbers.
     pub vector: Option<Vec<f32>>,
 }

@@ -1,5 +1,5 @@
-//! How messages travel over a byte stream: frames of a little-endian `u32` length and a `postcard`
-//! body. Sizes are checked before memory is taken.
+//! Framing of messages on a byte stream: a little-endian `u32` length and a `postcard` body. Sizes
+//! are checked before memory is allocated.
 
 use std::io::{self, Read, Write};
 
@@ -10,36 +10,36 @@ use thiserror::Error;
 use crate::PublicKey;
 use crate::secure::{Build, MAGIC};
 
-/// Longest body of a frame, in bytes: a plan of a million prompt tokens fits.
+/// Maximum length of a frame's body in bytes; a plan of a million prompt tokens fits.
 pub const MAX_FRAME_BYTES: usize = 16 << 20;
 
-/// A connection that cannot go on.
+/// Error after which a connection cannot be used any more.
 #[derive(Debug, Error)]
 pub enum FrameError {
-    /// The other end is gone, between two frames.
+    /// The peer closed the connection between two frames.
     #[error("connection closed by the peer")]
     Closed,
     /// The stream failed, or ended inside a frame.
     #[error("connection failed: {0}")]
     Io(#[source] io::Error),
-    /// The other end speaks something else.
+    /// The peer does not speak this protocol.
     #[error("not a jackalope connection: found {found:02x?} instead of {MAGIC:02x?}")]
     Foreign {
         /// The first bytes received.
         found: [u8; 4],
     },
-    /// The other end is another version.
+    /// The peer has another version of this program or of the protocol.
     #[error(
         "versions differ: ours is {ours}, theirs is {theirs}\n\
          hint: bring every machine to one version with `jackalope sync --hosts FILE`"
     )]
     Version {
-        /// Ours.
+        /// Version of this side.
         ours: Build,
-        /// The peer's.
+        /// Version of the peer.
         theirs: Build,
     },
-    /// The other end does not hold our secret.
+    /// The peer does not hold this cluster's secret.
     #[error(
         "the other side holds another secret of the cluster\n\
          hint: hand this machine's secret to every node with `jackalope sync --hosts FILE`"
@@ -60,13 +60,13 @@ pub enum FrameError {
          `jackalope bootstrap HOST` does it from here"
     )]
     Untrusted {
-        /// Our key.
+        /// Public key of this machine.
         ours: PublicKey,
     },
     /// The peer is a machine that is not trusted here.
     #[error("a machine that is not trusted here, with the key {theirs}")]
     Refused {
-        /// Its key.
+        /// Public key of the peer.
         theirs: PublicKey,
     },
     /// The peer is a machine whose key is unknown here.
@@ -76,7 +76,7 @@ pub enum FrameError {
          `jackalope trust accept {host}` here; with an SSH login `jackalope bootstrap {host}` does both"
     )]
     UnknownKey {
-        /// The machine's name on this side.
+        /// Name of the machine on this side.
         host: String,
         /// The key that it presented.
         found: PublicKey,
@@ -89,34 +89,36 @@ pub enum FrameError {
          `jackalope trust accept {host}`"
     )]
     ChangedKey {
-        /// The machine's name on this side.
+        /// Name of the machine on this side.
         host: String,
         /// The key that it presented.
         found: PublicKey,
         /// The pinned key.
         pinned: Box<PublicKey>,
     },
-    /// Bytes that were not encrypted for this place of this connection: changed, repeated or missing.
+    /// A chunk was not encrypted for this position of this connection: it was changed, repeated or
+    /// left out.
     #[error("the connection carries bytes that the peer did not send there")]
     Forged,
-    /// A length beyond [`MAX_FRAME_BYTES`].
+    /// The length of a frame exceeds [`MAX_FRAME_BYTES`].
     #[error("frame of {bytes} bytes exceeds the limit of {MAX_FRAME_BYTES}")]
     Oversized {
-        /// The length found.
+        /// Length of the body in bytes.
         bytes: usize,
     },
-    /// A body that does not decode, or has bytes left over.
+    /// A body does not decode, or has bytes left over.
     #[error("frame of {bytes} bytes does not decode: {reason}")]
     Malformed {
-        /// Length of the body.
+        /// Length of the body in bytes.
         bytes: usize,
-        /// What the decoder says.
+        /// Message of the decoder.
         reason: String,
     },
 }
 
 impl From<io::Error> for FrameError {
-    /// Errors of an encrypted connection come through [`Read`] and [`Write`] wrapped.
+    /// Unwraps errors of an encrypted connection, which [`Read`] and [`Write`] return inside an
+    /// [`io::Error`].
     fn from(err: io::Error) -> FrameError {
         match err.downcast() {
             Ok(inner) => inner,
@@ -125,7 +127,7 @@ impl From<io::Error> for FrameError {
     }
 }
 
-/// The bytes of one frame, length included.
+/// Encodes a message as one frame, including its length.
 ///
 /// # Errors
 /// [`FrameError::Oversized`] if the message is too long to be read by a peer.

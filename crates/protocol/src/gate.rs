@@ -28,9 +28,9 @@ use crate::admission::{Admission, AdmissionId, AdmissionLimits, Admitted};
 use crate::refusals::{RefusalLog, Refusals};
 use crate::secure::{Caller, Opening};
 
-/// From accepting a connection to the end of its opening.
+/// Maximum time from accepting a connection to the end of its opening.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
-/// From the end of the opening to authentication, and from there to the first message.
+/// Maximum time from the end of the opening to authentication, and from there to the first message.
 pub const HANDSHAKE: Duration = Duration::from_secs(3);
 /// Limits on connections whose opening is incomplete.
 const SILENT: AdmissionLimits = AdmissionLimits { total: 192, per_source: 48, reserve: 64 };
@@ -71,7 +71,7 @@ pub struct Gate {
 struct Shared {
     purpose: &'static str,
     prove: Prove,
-    /// Readable when the thread has to look at `state`.
+    /// Becomes readable when the thread has to look at `state`.
     wake: UnixStream,
     state: Mutex<State>,
     has_work: Condvar,
@@ -98,7 +98,7 @@ struct Shaking {
 
 impl Shaking {
     fn end(&self) {
-        // Fails only if it is closed already.
+        // Fails only if the connection is closed already.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
@@ -121,7 +121,7 @@ impl Gate {
     /// Starts accepting connections.
     ///
     /// # Errors
-    /// If the system cannot create a thread or a socket.
+    /// Fails if the system cannot create a thread or a socket.
     pub fn start(config: GateConfig, prove: Prove) -> io::Result<Gate> {
         let (wake, woken) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
@@ -149,7 +149,7 @@ impl Gate {
     /// Listens on one more address.
     ///
     /// # Errors
-    /// If the listener cannot be used.
+    /// Fails if the listener cannot be used.
     pub fn listen_also(&self, listener: TcpListener) -> io::Result<()> {
         prepare(&listener)?;
         self.shared.lock().new_listeners.push(listener);
@@ -157,12 +157,12 @@ impl Gate {
         Ok(())
     }
 
-    /// Reason for the last refusal.
+    /// Returns the reason for the last refusal.
     pub fn last_refusal(&self) -> Option<String> {
         self.shared.lock().refusals.last_reason().map(str::to_owned)
     }
 
-    /// Number of refused connections.
+    /// Returns the number of refused connections.
     pub fn num_refused(&self) -> u64 {
         self.shared.lock().refusals.num_refused()
     }
@@ -197,7 +197,7 @@ impl Shared {
     }
 
     fn wake(&self) {
-        // A full pipe wakes the thread too.
+        // Fails only if the pipe is full, which wakes the thread too.
         let _ = (&self.wake).write(&[0]);
     }
 
@@ -318,7 +318,7 @@ impl Porch {
                 match self.listeners[at].accept() {
                     Ok((stream, from)) => self.let_in(stream, from),
                     Err(err) if err.kind() == io::ErrorKind::WouldBlock => break,
-                    // The peer closed it before it was accepted.
+                    // The peer closed the connection before it was accepted.
                     Err(err) if err.kind() == io::ErrorKind::ConnectionAborted => {}
                     Err(_) => {
                         thread::sleep(ACCEPT_PAUSE);

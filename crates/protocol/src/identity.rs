@@ -37,12 +37,12 @@ impl PublicKey {
         Secret::from_hex(text).map(|bytes| PublicKey(bytes.0))
     }
 
-    /// 64 hexadecimal digits.
+    /// Formats the key as 64 hexadecimal digits.
     pub fn to_hex(&self) -> String {
         Secret(self.0).to_hex()
     }
 
-    /// A short form for display: five groups of four characters.
+    /// Returns a short form for display: five groups of four characters.
     pub fn fingerprint(&self) -> String {
         let hash = Sha256::new().chain_update(b"jackalope machine key\0").chain_update(self.0);
         let hash = hash.finalize();
@@ -98,13 +98,13 @@ impl Identity {
     /// Generates a key from the system's source of randomness.
     ///
     /// # Errors
-    /// If the system has none.
+    /// Fails if the system has no such source.
     pub fn generate(name: &str) -> io::Result<Identity> {
         Ok(Identity::from_private(Secret::draw()?, name))
     }
 
-    /// The identity of this private key. Characters of the name other than letters, digits, `-`,
-    /// `.` and `_` are removed.
+    /// Creates the identity of this private key. Characters of the name other than letters, digits,
+    /// `-`, `.` and `_` are removed.
     pub fn from_private(private: Secret, name: &str) -> Identity {
         let mut key = curve();
         key.set(&private.0);
@@ -114,17 +114,17 @@ impl Identity {
         Identity { private: Arc::new(private), public, name }
     }
 
-    /// The private key, to be stored where only this machine's user can read it.
+    /// Returns the private key, to be stored where only this machine's user can read it.
     pub fn private(&self) -> &Secret {
         &self.private
     }
 
-    /// The public key.
+    /// Returns the public key.
     pub fn public(&self) -> PublicKey {
         self.public
     }
 
-    /// The name that the machine gives itself; not authenticated.
+    /// Returns the name that the machine gives itself; not authenticated.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -51,10 +51,10 @@ pub use plan::{
 };
 pub use pressure::PressureTier;
 
-/// Plans the brain may send beyond the last answered one: the running step and its look-ahead. In a
-/// longer pipeline one for each stage.
+/// Maximum number of plans that the coordinator sends beyond the last answered one: the running
+/// step and its look-ahead. A longer pipeline has one for each stage.
 pub const MAX_STEPS_IN_FLIGHT: usize = 2;
 
-/// Positions by which a sequence's cache grows on a rank. The brain's accounting of memory and the
-/// ranks' allocation agree through this number.
+/// Number of positions by which a sequence's cache grows on a rank, the size of a KV block. The
+/// coordinator's accounting of memory and the ranks' allocation must agree on this number.
 pub const CACHE_GRANULE_TOKENS: u32 = 256;

@@ -1,32 +1,32 @@
-//! Which tokens may be drawn, in the smallest of its forms.
+//! Token masks: the tokens that may be sampled, in the smallest encoding.
 
 use serde::{Deserialize, Serialize};
 
 use crate::TokenId;
 
-/// The tokens that a draw may choose from. Numbers that a form does not speak of are outside of the
-/// model's vocabulary.
+/// The tokens that may be sampled. Ids outside of the model's vocabulary have no meaning here, and
+/// some variants allow them.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub enum Mask {
     /// Every token.
     #[default]
     All,
-    /// These alone, in ascending order.
+    /// Only these tokens, in ascending order.
     Only(Vec<TokenId>),
-    /// All but these, in ascending order.
+    /// All tokens but these, in ascending order.
     Except(Vec<TokenId>),
-    /// Those whose bit is set: bit `token % 8`, counted from the lowest, of byte `token / 8`.
+    /// The tokens whose bit is set: bit `token % 8`, counted from the lowest, of byte `token / 8`.
     Bits(Vec<u8>),
 }
 
 impl Mask {
-    /// The smallest form of a set given as bits: bit `token % 32` of word `token / 32`, for the
-    /// tokens below `vocab_size`.
+    /// Encodes a set in the smallest variant. The set is given as bits, bit `token % 32` of word
+    /// `token / 32`, for the tokens below `vocab_size`.
     ///
     /// # Panics
-    /// If there are fewer bits than tokens.
+    /// Panics if there are fewer bits than tokens.
     pub fn of(words: &[u32], vocab_size: u32) -> Mask {
-        /// What a token in a list takes at most.
+        /// Maximum encoded size of a token in a list.
         const TOKEN_BYTES: usize = 3;
         assert!(vocab_size as usize <= words.len() * 32, "every token has a bit");
         let is_allowed = |token: &TokenId| words[*token as usize / 32] >> (*token % 32) & 1 == 1;
@@ -50,7 +50,7 @@ impl Mask {
         }
     }
 
-    /// True if `token` may be drawn.
+    /// Whether `token` may be sampled.
     pub fn allows(&self, token: TokenId) -> bool {
         match self {
             Mask::All => true,
@@ -63,7 +63,7 @@ impl Mask {
         }
     }
 
-    /// Sets `banned` wherever the token with that number may not be drawn.
+    /// Sets `banned` at the index of every token that may not be sampled.
     pub fn apply<T: Copy>(&self, values: &mut [T], banned: T) {
         match self {
             Mask::All => {}
@@ -123,7 +123,7 @@ mod tests {
             (0..vocab_size)
                 .filter(|token| is_allowed(*token))
                 .for_each(|token| words[token as usize / 32] |= 1 << (token % 32));
-            // Bits beyond the vocabulary say nothing.
+            // Bits beyond the vocabulary are ignored.
             words[39] = u32::MAX;
             let mask = Mask::of(&words, vocab_size);
             assert!(format!("{mask:?}").starts_with(form), "{form}: {mask:?}");

@@ -1,4 +1,4 @@
-//! What travels on the control plane.
+//! The messages of the control plane.
 
 use std::net::SocketAddr;
 
@@ -9,8 +9,8 @@ use crate::secure::HintedKey;
 use crate::split::Split;
 use crate::{StepOutput, StepPlan, StepTimings};
 
-/// Proves that a connection belongs to this cluster, and keeps it private. Handed to a process over
-/// its standard input, never logged.
+/// A secret that proves membership in this cluster and encrypts its connections. Passed to a
+/// process over its standard input, never logged.
 #[derive(Clone, Copy, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Secret(pub [u8; 32]);
 
@@ -21,10 +21,10 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// Draws one from the system's source of randomness.
+    /// Generates a secret from the system's source of randomness.
     ///
     /// # Errors
-    /// If the system has none.
+    /// Fails if the system has no such source.
     pub fn draw() -> std::io::Result<Secret> {
         let mut bytes = [0; 32];
         getrandom::fill(&mut bytes)?;
@@ -43,7 +43,7 @@ impl Secret {
         })))
     }
 
-    /// 64 hexadecimal digits.
+    /// Formats the secret as 64 hexadecimal digits.
     pub fn to_hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
@@ -52,13 +52,13 @@ impl Secret {
 /// The first message of a rank.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Hello {
-    /// The rank that speaks.
+    /// Rank of the sender.
     pub rank: u32,
-    /// Its process.
+    /// Id of its process.
     pub pid: u32,
     /// Version of libmlx.
     pub mlx: String,
-    /// Where this rank accepts the native group's connections.
+    /// Address at which this rank accepts the native group's connections.
     pub data_addr: SocketAddr,
 }
 
@@ -80,7 +80,7 @@ impl Backend {
     /// Every backend, in the order of the documentation.
     pub const ALL: [Backend; 4] = [Backend::Tcp, Backend::Ring, Backend::Jaccl, Backend::Nccl];
 
-    /// The word people type.
+    /// Returns the name that users type.
     pub fn name(self) -> &'static str {
         match self {
             Backend::Tcp => "tcp",
@@ -90,7 +90,8 @@ impl Backend {
         }
     }
 
-    /// Why a pipeline must not go over it, where that is so: stages speak to one other rank at a time.
+    /// Returns why this backend must not carry a pipeline, whose stages send to one other rank at a
+    /// time; `None` if it can.
     pub fn no_pipeline(self) -> Option<&'static str> {
         match self {
             Backend::Tcp | Backend::Ring => None,
@@ -99,13 +100,13 @@ impl Backend {
         }
     }
 
-    /// True for MLX's own transports, which cannot lose a peer and go on.
+    /// Whether this is one of MLX's own transports, which cannot continue after the loss of a peer.
     pub fn is_stock(self) -> bool {
         self != Backend::Tcp
     }
 }
 
-/// Where arrays are computed.
+/// Device that computes arrays.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
@@ -113,68 +114,68 @@ pub enum Device {
     Auto,
     /// The CPU.
     Cpu,
-    /// The GPU; an error where there is none.
+    /// The GPU; loading fails if there is none.
     Gpu,
 }
 
-/// What a rank loads, and its bounds.
+/// What a rank loads, and the limits that apply to it.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Setup {
     /// Number of ranks.
     pub num_ranks: u32,
-    /// Directory of the checkpoint on the rank's machine, or on the one it is read from.
+    /// Directory of the checkpoint on the rank's machine, or on `model_source` if that is set.
     pub model_dir: String,
-    /// Who has the checkpoint if the rank's machine does not: the rank reads its own byte ranges from
-    /// there.
+    /// Machine that has the checkpoint if the rank's machine does not; the rank reads its own byte
+    /// ranges from there.
     pub model_source: Option<ModelSource>,
-    /// What each rank holds.
+    /// Part of the model that each rank holds.
     pub split: Split,
     /// Transport of collectives.
     pub backend: Backend,
-    /// Where to compute.
+    /// Device to compute on.
     pub device: Device,
-    /// Threads of the CPU kernels; 0 lets the rank choose.
+    /// Number of threads of the CPU kernels; 0 lets the rank choose.
     pub num_threads: u32,
-    /// Sockets to each peer of the native group.
+    /// Number of sockets to each peer of the native group.
     pub sockets_per_peer: u32,
-    /// Checksums on the native group's payloads.
+    /// Whether the native group adds checksums to its payloads.
     pub checksums: bool,
-    /// Bound of one collective, in milliseconds.
+    /// Maximum duration of one collective, in milliseconds.
     pub collective_timeout_ms: u64,
-    /// Bound of forming a group, in milliseconds.
+    /// Maximum time to form a group, in milliseconds.
     pub join_timeout_ms: u64,
-    /// Silence of the brain after which a rank takes the connection for lost, in milliseconds; 0 for
-    /// never, on the brain's own machine.
+    /// Time without a message from the coordinator after which a rank considers the connection
+    /// lost, in milliseconds; 0 disables this, on the coordinator's own machine.
     pub silence_timeout_ms: u64,
-    /// How long a rank that lost the brain keeps its weights and tries to reach it again, in
-    /// milliseconds; 0 ends it at once.
+    /// Time for which a rank that lost the coordinator keeps its weights and tries to reconnect, in
+    /// milliseconds; 0 ends the rank at once.
     pub orphan_ms: u64,
-    /// Whether steps report their kernels' times.
+    /// Whether steps report the times of their kernels.
     pub profile: bool,
     /// Expected content of the checkpoint; nothing is verified if absent.
     pub content: Option<ExpectedContent>,
 }
 
-/// A machine that others read a checkpoint from.
+/// A machine from which ranks read a checkpoint.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ModelSource {
-    /// What people call it.
+    /// Name of the machine.
     pub host: String,
-    /// Where it listens, the preferred address first.
+    /// Addresses at which it listens, the preferred one first.
     pub addrs: Vec<SocketAddr>,
     /// Temporary permission for the rank to read this one checkpoint there.
     pub grant: HintedKey,
 }
 
-/// Forms the group of one epoch. Caches are empty afterwards, weights stay.
+/// Forms the group of one epoch. Caches are empty afterwards; weights are kept.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Join {
-    /// Counts up with every group.
+    /// Number of the epoch; increases with every group.
     pub epoch: u64,
-    /// Where the receiver of this message reaches each rank's data plane, by rank.
+    /// Addresses at which the receiver of this message reaches each rank's data plane, by rank.
     pub peers: Vec<SocketAddr>,
-    /// Generated for each group. Its ranks prove to each other that they know it, and derive their
-    /// encryption keys from it.
+    /// Key generated for this group. Its ranks prove to each other that they know the key, and
+    /// derive their encryption keys from it.
     pub key: Secret,
     /// Whether the connection between the receiver and each rank is encrypted, by rank.
     pub encrypt: Vec<bool>,
@@ -183,25 +184,27 @@ pub struct Join {
 /// Messages to a rank.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum ToRank {
-    /// Once, after the handshake. A rank that has loaded just that already says so at once.
+    /// Sent once, after the handshake. A rank that has already loaded the same setup answers at
+    /// once.
     Setup(Setup),
-    /// Sent once a second: the brain lives and the network between us works.
+    /// Heartbeat, sent once a second: the coordinator is alive and the network between it and the
+    /// rank works.
     Beat {
-        /// When it was sent, by a clock of the brain, in microseconds.
+        /// Time of sending by a clock of the coordinator, in microseconds.
         sent_us: u64,
     },
-    /// Form a group; leave the old one.
+    /// Leave the old group and form a new one.
     Join(Join),
-    /// Compute. `epoch` guards against a plan that was under way when its group broke.
+    /// Compute a step. `epoch` guards against a plan that was in flight when its group broke.
     Step {
-        /// The group the plan was made for.
+        /// Epoch of the group that the plan was made for.
         epoch: u64,
-        /// What to compute.
+        /// The step to compute.
         plan: StepPlan,
     },
     /// Leave the group at once, even out of the middle of a collective, and wait for a `Join`.
     Leave {
-        /// The group to leave; an older one is left already.
+        /// Epoch of the group to leave; ignored if the rank has left that group already.
         epoch: u64,
     },
     /// End the process.
@@ -211,85 +214,87 @@ pub enum ToRank {
 /// Messages from a rank.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum FromRank {
-    /// Loading goes on.
+    /// Progress of loading.
     Progress {
-        /// Bytes in place.
+        /// Number of bytes loaded.
         done_bytes: u64,
-        /// Bytes in all.
+        /// Total number of bytes to load.
         total_bytes: u64,
     },
-    /// The shard is in memory.
+    /// The rank has loaded its shard into memory.
     Loaded(RankFacts),
-    /// The group of this epoch stands.
+    /// The rank has joined the group of this epoch.
     Joined {
-        /// The group's epoch.
+        /// Epoch of the group.
         epoch: u64,
     },
     /// Rank 0 has computed a step.
     Output {
-        /// The group that computed it.
+        /// Epoch of the group that computed it.
         epoch: u64,
-        /// What was drawn.
+        /// Sampled tokens and other results.
         output: StepOutput,
     },
     /// Another rank has computed a step.
     Done {
-        /// The group that computed it.
+        /// Epoch of the group that computed it.
         epoch: u64,
-        /// The plan's number.
+        /// Number of the plan.
         step: u64,
-        /// Where the time went.
+        /// Breakdown of the step's time.
         timings: StepTimings,
     },
-    /// Sent once a second while the process lives, whatever the compute thread does.
+    /// Heartbeat, sent once a second as long as the process lives, whatever the compute thread
+    /// does.
     Heartbeat {
         /// Phase of the compute thread.
         phase: Phase,
-        /// Steps completed in this epoch: progress, not mere life.
+        /// Number of steps completed in this epoch, which shows progress and not only that the
+        /// process lives.
         steps_done: u64,
-        /// How long the running collective has waited for peers, in milliseconds; 0 while this rank
-        /// computes. Who waits is not to blame.
+        /// Time for which the running collective has waited for peers, in milliseconds; 0 while
+        /// this rank computes. A rank that waits is not at fault.
         waiting_ms: u64,
         /// Memory in use.
         memory: RankMemory,
-        /// The last beat of the brain: what lies between it and this message without the time it was
-        /// held here is a message's way there and back.
+        /// The coordinator's last heartbeat. The time from its sending to the arrival of this
+        /// message, minus the time for which the rank held it, is the round-trip time.
         heard: Option<HeardBeat>,
     },
-    /// Something ended early. After [`FailureKind::Group`] the rank waits for a `Join`; after the
-    /// other kinds its process ends.
+    /// A failure. After [`FailureKind::Group`] the rank waits for a `Join`; after the other kinds
+    /// its process ends.
     Failed(RankFailure),
 }
 
 /// A [`ToRank::Beat`] that a rank has received.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct HeardBeat {
-    /// As in the beat.
+    /// Copied from the heartbeat.
     pub sent_us: u64,
-    /// How long ago it came, in microseconds.
+    /// Time since it was received, in microseconds.
     pub held_us: u64,
 }
 
-/// What a rank is busy with.
+/// What a rank is doing.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
     /// Waiting for its setup.
     Starting,
-    /// Bringing the shard to memory.
+    /// Loading the shard into memory.
     Loading,
-    /// Loaded, without a group.
+    /// Loaded; not in a group.
     Waiting,
     /// Forming a group.
     Joining,
-    /// Ready, nothing to compute.
+    /// Ready, with nothing to compute.
     Idle,
     /// Computing a step.
     Computing,
 }
 
 impl Phase {
-    /// The word in messages.
+    /// Returns the name used in messages.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Starting => "starting",
@@ -302,94 +307,95 @@ impl Phase {
     }
 }
 
-/// What went wrong on a rank.
+/// A failure of a rank.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct RankFailure {
-    /// The group concerned; 0 before the first one.
+    /// Epoch of the group concerned; 0 before the first one.
     pub epoch: u64,
-    /// What the rank was doing.
+    /// Phase of the rank when it failed.
     pub phase: Phase,
-    /// Whether a new group mends it.
+    /// Kind of the failure, which decides whether a new group can recover from it.
     pub kind: FailureKind,
-    /// For people: what happened, what was found, possibly a `hint:` line.
+    /// Message for users: what happened, what was found, possibly a `hint:` line.
     pub message: String,
     /// For [`FailureKind::Group`]: the ranks that did not respond. The reporting rank cannot know
     /// whether these ranks or the links to them are at fault.
     pub peers: Vec<u32>,
 }
 
-/// What a failure means for the rank.
+/// Kind of a failure.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum FailureKind {
-    /// The group broke (a peer was lost, a deadline passed): weights are intact.
+    /// The group broke (a peer was lost or a deadline passed); the weights are intact.
     Group,
-    /// The checkpoint or the request to load it is at fault: starting again will not help.
+    /// The checkpoint or the request to load it is at fault; a restart does not help.
     Model,
-    /// The device or the process is at fault: a new process may help.
+    /// The device or the process is at fault; a new process may help.
     Device,
 }
 
-/// Units `start..end` of something that is divided over the ranks.
+/// Units `start..end` of a dimension that is divided among the ranks.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct UnitRange {
-    /// First unit.
+    /// Index of the first unit.
     pub start: u32,
-    /// One past the last unit.
+    /// Index after the last unit.
     pub end: u32,
 }
 
-/// What a rank holds.
+/// Facts about the shard of a rank, and about the model.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct RankFacts {
     /// `model_type` of the checkpoint.
     pub architecture: String,
-    /// Decoder layers of the whole model.
+    /// Number of decoder layers of the whole model.
     pub num_layers: u32,
     /// Layers of this rank.
     pub layers: UnitRange,
-    /// Entries of the vocabulary.
+    /// Size of the vocabulary.
     pub vocab_size: u32,
-    /// Longest sequence the model was made for.
+    /// Maximum length of a sequence that the model was trained for, in tokens.
     pub context_tokens: u32,
     /// Attention heads of this rank.
     pub heads: UnitRange,
     /// Key and value heads of this rank.
     pub kv_heads: UnitRange,
-    /// Inner dimension of the MLP on this rank.
+    /// Inner dimensions of the MLP on this rank.
     pub mlp: UnitRange,
     /// Vocabulary rows of this rank.
     pub vocab: UnitRange,
-    /// Bytes of one token's keys and values on this rank.
+    /// Size of one token's keys and values on this rank, in bytes.
     pub kv_bytes_per_token: u64,
-    /// Bytes of weights in memory.
+    /// Size of the weights in memory, in bytes.
     pub weights_bytes: u64,
-    /// Bytes of tensor data read from the checkpoint.
+    /// Number of bytes of tensor data read from the checkpoint.
     pub bytes_read: u64,
-    /// The part of `bytes_read` that every rank reads.
+    /// Part of `bytes_read` that every rank reads.
     pub replicated_bytes: u64,
     /// Time to load, in milliseconds.
     pub load_ms: u64,
     /// `cpu`, `metal` or `cuda`.
     pub device: String,
-    /// Memory a rank may still take for caches, as far as the machine can tell; 0 if unknown.
+    /// Memory that the rank may still use for caches, in bytes, as far as the machine can determine
+    /// it; 0 if unknown.
     pub free_bytes: u64,
-    /// Width of the hidden states, and length of an embedding.
+    /// Width of the hidden states, which is also the length of an embedding.
     pub hidden_size: u32,
     /// The checkpoint's identity, if the shard was verified against it.
     pub content: Option<CheckpointId>,
 }
 
-/// A rank's memory, in bytes.
+/// Memory usage of a rank, in bytes.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct RankMemory {
-    /// Held by live arrays.
+    /// Memory held by live arrays.
     pub active_bytes: u64,
-    /// Kept by MLX for reuse.
+    /// Memory kept by MLX for reuse.
     pub cache_bytes: u64,
-    /// Of the sequences' keys and values.
+    /// Memory of the sequences' keys and values.
     pub kv_bytes: u64,
-    /// Of the process, as the system counts it; 0 if unknown.
+    /// Resident memory of the process, as the system counts it; 0 if unknown.
     pub resident_bytes: u64,
-    /// Most that live arrays have held since the process began.
+    /// Peak memory held by live arrays since the process started.
     pub peak_bytes: u64,
 }

@@ -1,24 +1,24 @@
-//! How short of memory a machine is, in words that agents, the brain and its callers share.
+//! Memory pressure of a machine, in levels that agents, the coordinator and its callers share.
 
 use serde::{Deserialize, Serialize};
 
-/// How short of memory a machine is.
+/// Memory pressure of a machine.
 #[derive(
     Clone, Copy, Debug, Default, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum PressureTier {
-    /// There is enough.
+    /// Enough memory is free.
     #[default]
     Normal,
-    /// Little is left.
+    /// Little memory is free.
     Warn,
-    /// Next to nothing is left: the system is about to swap, or to kill somebody.
+    /// Almost no memory is free: the system is about to swap or to kill a process.
     Critical,
 }
 
 impl PressureTier {
-    /// The word in messages and metrics.
+    /// Returns the name used in messages and metrics.
     pub fn name(self) -> &'static str {
         match self {
             PressureTier::Normal => "normal",

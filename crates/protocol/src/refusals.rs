@@ -13,7 +13,7 @@ pub const REFUSALS_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of sources counted separately; further ones share one line.
 const SOURCES_MAX: usize = 32;
 
-/// One line of the log.
+/// One line of the log about refused connections.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Refusals {
     /// Source of the connections; if absent, several further addresses.
@@ -92,18 +92,18 @@ impl RefusalLog {
         lines
     }
 
-    /// Time at which [`RefusalLog::due`] has to be called next.
+    /// Returns the time at which [`RefusalLog::due`] has to be called next.
     pub fn deadline(&self) -> Option<Instant> {
         let sources = self.sources.values().chain(&self.others);
         sources.map(|source| source.logged_at + REFUSALS_INTERVAL).min()
     }
 
-    /// Number of refusals so far.
+    /// Returns the number of refusals so far.
     pub fn num_refused(&self) -> u64 {
         self.num_refused
     }
 
-    /// Reason for the last refusal.
+    /// Returns the reason for the last refusal.
     pub fn last_reason(&self) -> Option<&str> {
         self.last_reason.as_deref()
     }

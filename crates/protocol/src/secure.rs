@@ -36,10 +36,10 @@ use crate::{FrameError, Secret};
 
 pub use opening::{Caller, Opening};
 
-/// Raised with every change of a message.
+/// Version of the protocol; increased with every change of a message.
 pub const PROTOCOL_VERSION: u16 = 9;
 
-/// What every connection begins with.
+/// First bytes of every connection.
 pub(crate) const MAGIC: [u8; 4] = *b"JKLP";
 
 const NOISE_OF_KEY: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
@@ -50,23 +50,23 @@ pub const HINT_BYTES_MAX: usize = 128;
 const TRUSTED: u8 = 1;
 const UNTRUSTED: u8 = 0;
 const TAG_BYTES: usize = 16;
-/// Longest ciphertext of a chunk: a Noise message.
+/// Maximum length of a chunk's ciphertext, which is a Noise message.
 const CHUNK_BYTES_MAX: usize = 65535;
 const VERSION_BYTES_MAX: usize = 64;
 /// Maximum length of a handshake message.
 const HANDSHAKE_BYTES_MAX: usize = 256;
 
-/// Which program speaks.
+/// Version of a program that speaks the protocol.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Build {
-    /// Of the messages.
+    /// Version of the protocol.
     pub protocol: u16,
-    /// Of the program.
+    /// Version of the program.
     pub version: String,
 }
 
 impl Build {
-    /// This program.
+    /// Returns the version of this program.
     pub fn ours() -> Build {
         Build { protocol: PROTOCOL_VERSION, version: env!("CARGO_PKG_VERSION").to_owned() }
     }
@@ -92,20 +92,20 @@ impl fmt::Display for Build {
 /// finds it.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct HintedKey {
-    /// Sent in clear: 1 to [`HINT_BYTES_MAX`] bytes.
+    /// Hint, sent in clear: 1 to [`HINT_BYTES_MAX`] bytes.
     pub hint: Vec<u8>,
-    /// The key.
+    /// Pre-shared key.
     pub secret: Secret,
 }
 
 impl HintedKey {
-    /// The key of a rank: its ticket, with the rank as the hint.
+    /// Returns the key of a rank: its ticket, with the rank as the hint.
     pub fn of_rank(rank: u32, ticket: Secret) -> HintedKey {
         HintedKey { hint: rank.to_le_bytes().to_vec(), secret: ticket }
     }
 }
 
-/// The rank that a hint names; `None` if it is not the hint of a rank.
+/// Returns the rank that a hint names; `None` if it is not the hint of a rank.
 pub fn rank_of_hint(hint: &[u8]) -> Option<u32> {
     hint.try_into().ok().map(u32::from_le_bytes)
 }
@@ -113,7 +113,7 @@ pub fn rank_of_hint(hint: &[u8]) -> Option<u32> {
 /// The machine on the other side of a connection.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Peer {
-    /// The key that it has proved to hold.
+    /// The key that the peer has proved to hold.
     pub key: PublicKey,
     /// The name that it gives itself; not authenticated.
     pub name: String,
@@ -124,9 +124,9 @@ pub struct Peer {
 pub struct Introduction<'a> {
     /// The cluster's secret.
     pub secret: &'a Secret,
-    /// Our key.
+    /// Identity of this machine.
     pub identity: &'a Identity,
-    /// Checks the other side's key before ours is sent.
+    /// Check of the other side's key, called before our key is sent.
     pub check: &'a dyn Fn(&PublicKey) -> Result<(), FrameError>,
 }
 
@@ -138,15 +138,15 @@ impl fmt::Debug for Introduction<'_> {
 
 /// Decides which peers the accepting side accepts.
 pub trait Admission {
-    /// The pre-shared key for a hint, if there is one.
+    /// Returns the pre-shared key for a hint, if there is one.
     fn key_of(&self, hint: &[u8]) -> Option<Secret>;
 
-    /// Our key and the cluster's secret, if machines are accepted.
+    /// Returns the identity of this machine and the cluster's secret, if machines are accepted.
     fn own(&self) -> Option<(&Identity, &Secret)> {
         None
     }
 
-    /// Whether to accept a machine that has proved its key and the cluster's secret.
+    /// Whether to accept a machine that has proved its key and knowledge of the cluster's secret.
     fn trusts(&self, _peer: &Peer) -> bool {
         false
     }
@@ -155,20 +155,20 @@ pub trait Admission {
 /// The identity that the dialling side has proved.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Proof {
-    /// It knows the pre-shared key for this hint.
+    /// The peer knows the pre-shared key for this hint.
     Key(Vec<u8>),
-    /// It holds a machine's key and knows the cluster's secret.
+    /// The peer holds a machine's key and knows the cluster's secret.
     Machine(Peer),
 }
 
 /// An authenticated connection.
 #[derive(Debug)]
 pub struct Accepted {
-    /// What the dialling side has proved.
+    /// Identity that the dialling side has proved.
     pub proof: Proof,
-    /// Sends to it.
+    /// Half of the connection that sends to the peer.
     pub sender: Sender,
-    /// Receives from it.
+    /// Half of the connection that receives from the peer.
     pub receiver: Receiver,
 }
 
@@ -239,14 +239,14 @@ pub fn accept_caller(caller: Caller, admission: &dyn Admission) -> Result<Accept
 struct Call {
     stream: TcpStream,
     deadline: Instant,
-    /// Bytes that have been read from it.
+    /// Bytes that have been read from the connection.
     opening: Opening,
     /// Whether our preamble has been sent.
     is_greeted: bool,
 }
 
 impl Call {
-    /// A connection from which nothing has been read.
+    /// Creates a call from whose connection nothing has been read.
     fn new(stream: TcpStream, deadline: Instant) -> Call {
         Call { stream, deadline, opening: Opening::default(), is_greeted: false }
     }
@@ -314,7 +314,8 @@ fn greet(call: Call, side: &Side<'_>, build: &Build) -> Result<Accepted, FrameEr
     Ok(met)
 }
 
-/// The error of a handshake with a [`HintedKey`] where it is not that of the cluster's secret.
+/// Converts the error of a handshake with a [`HintedKey`], which does not involve the cluster's
+/// secret.
 fn of_ticket(err: FrameError) -> FrameError {
     match err {
         FrameError::Secret => FrameError::Ticket,
@@ -339,7 +340,7 @@ fn connected(
     Ok(Accepted { proof, sender, receiver })
 }
 
-/// A timeout of zero is none at all.
+/// Shortest timeout that is set on a socket; the standard library refuses zero.
 const SOON: Duration = Duration::from_millis(1);
 
 fn read_preamble(stream: &mut impl Read) -> Result<(Build, Vec<u8>), FrameError> {
@@ -510,7 +511,8 @@ impl Wire<'_> {
     }
 }
 
-/// Bounds all reads together, so that a byte now and then does not hold a handshake open.
+/// Limits all reads together, so that a peer that sends single bytes slowly cannot hold a handshake
+/// open.
 struct UntilDeadline<'a> {
     stream: &'a TcpStream,
     deadline: Instant,
@@ -528,32 +530,32 @@ impl Read for UntilDeadline<'_> {
     }
 }
 
-/// The half of a connection that sends. What is written in one call arrives or the call fails.
+/// The sending half of a connection. Bytes written in one call are sent at once, or the call fails.
 pub struct Sender {
     stream: TcpStream,
     noise: Arc<StatelessTransportState>,
     num_sent: u64,
 }
 
-/// The half of a connection that receives.
+/// The receiving half of a connection.
 pub struct Receiver {
     stream: BufReader<TcpStream>,
     noise: Arc<StatelessTransportState>,
     num_received: u64,
-    /// A chunk's content, of which `position` bytes have been read.
+    /// Content of the current chunk, of which `position` bytes have been read.
     plain: Vec<u8>,
     position: usize,
 }
 
 impl Sender {
-    /// The connection below: for timeouts and addresses, and to end it.
+    /// Returns the underlying connection, for timeouts and addresses, and to close it.
     pub fn stream(&self) -> &TcpStream {
         &self.stream
     }
 }
 
 impl Receiver {
-    /// The connection below: for timeouts and addresses, and to end it.
+    /// Returns the underlying connection, for timeouts and addresses, and to close it.
     pub fn stream(&self) -> &TcpStream {
         self.stream.get_ref()
     }
@@ -576,7 +578,7 @@ impl Receiver {
     }
 }
 
-/// False if the stream ends before the first byte.
+/// Fills `bytes`; returns false if the stream ends before the first byte.
 fn read_or_end(stream: &mut impl Read, bytes: &mut [u8]) -> io::Result<bool> {
     let mut filled = 0;
     while filled < bytes.len() {

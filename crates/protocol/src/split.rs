@@ -1,9 +1,10 @@
-//! Which part of a model each rank holds: a part of every layer (tensor parallel), or whole layers
-//! (pipeline parallel).
+//! Divides a model among ranks: every rank holds a part of every layer (tensor parallel), or whole
+//! layers (pipeline parallel).
 //!
-//! For tensor parallelism a dimension is cut at whole *units* only: a unit of attention is a key-value head with its query
-//! heads, a unit of an MLP a quantisation group, so that packed words and scales stay whole. The
-//! ranks' shares decide how many units each of them gets. A rank may get none.
+//! For tensor parallelism a dimension is cut at whole *units* only: a unit of attention is a
+//! key-value head with its query heads, a unit of an MLP a quantisation group, so that packed words
+//! and scales stay whole. The ranks' shares decide how many units each rank gets, which may be
+//! none.
 //!
 //! Pure arithmetic: every rank computes the same cuts for all ranks.
 
@@ -11,10 +12,11 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// Vocabulary rows that are not divided.
+/// Number of vocabulary rows that are never divided.
 pub const VOCAB_UNIT: usize = 32;
 
-/// Indivisible inner elements of a small MLP without quantisation: whole vector registers.
+/// Number of indivisible inner elements of a small MLP without quantisation: whole vector
+/// registers.
 const PLAIN_UNIT: usize = 32;
 
 /// Minimum number of units of a larger MLP, enough for shares of any kind.
@@ -23,9 +25,9 @@ const INNER_UNITS_MIN: usize = 12;
 /// Maximum number of inner elements of a unit.
 const INNER_UNIT_MAX: usize = 512;
 
-/// Number of indivisible inner elements of an MLP with `full` inner elements, quantised in groups
-/// of `group_size`. A unit is also the number of products that are added before their sum is
-/// rounded (see `divisible` in the kernels). It is as large as a fine division allows, because
+/// Returns the number of indivisible inner elements of an MLP with `full` inner elements, quantised
+/// in groups of `group_size`. A unit is also the number of products that are added before their sum
+/// is rounded (see `divisible` in the kernels). It is as large as a fine division allows, because
 /// fewer roundings take less time.
 pub fn inner_unit(full: usize, group_size: Option<usize>) -> usize {
     let mut unit = group_size.unwrap_or(PLAIN_UNIT);
@@ -35,27 +37,27 @@ pub fn inner_unit(full: usize, group_size: Option<usize>) -> usize {
     unit
 }
 
-/// How a model is divided over its ranks.
+/// How a model is divided among its ranks.
 ///
-/// The two do not exclude each other: stages whose layers are cut again over ranks of their own
-/// would be a third case.
+/// The two kinds could be combined: stages whose layers are divided again among several ranks would
+/// be a third variant.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum Split {
-    /// Every rank holds a part of every layer: the weight of each rank, by rank. None is zero.
+    /// Every rank holds a part of every layer. The weight of each rank, by rank; none is zero.
     Tensor(Vec<u32>),
-    /// Every rank holds whole layers, a *stage*: the number of layers of each rank, by rank. None
-    /// is zero. The last rank has the first layers and rank 0 the last ones, for it draws; mlx-lm
-    /// does the same.
+    /// Every rank holds whole layers, a *stage*. The number of layers of each rank, by rank; none
+    /// is zero. The last rank has the first layers and rank 0 the last ones, because rank 0
+    /// samples; mlx-lm does the same.
     Pipeline(Vec<u32>),
 }
 
 impl Split {
-    /// As many numbers as there are ranks.
+    /// Returns the number of ranks.
     pub fn num_ranks(&self) -> usize {
         self.numbers().len()
     }
 
-    /// The shares, or the numbers of layers, by rank.
+    /// Returns the shares, or the numbers of layers, by rank.
     pub fn numbers(&self) -> &[u32] {
         match self {
             Split::Tensor(numbers) | Split::Pipeline(numbers) => numbers,
@@ -63,8 +65,8 @@ impl Split {
     }
 }
 
-/// The layers of each rank, by rank: the last rank has the first ones. `None` unless every rank has
-/// some and together they have all.
+/// Returns the layers of each rank, by rank; the last rank has the first layers. `None` unless
+/// every rank has at least one layer and together they have all.
 pub fn stages(layers: &[u32], num_layers: usize) -> Option<Vec<Range<usize>>> {
     let mut end = num_layers;
     let mut ranges = Vec::with_capacity(layers.len());
@@ -76,44 +78,43 @@ pub fn stages(layers: &[u32], num_layers: usize) -> Option<Vec<Range<usize>>> {
     (end == 0).then_some(ranges)
 }
 
-/// The weight of each rank in every cut, by rank.
+/// The weight of each rank in every division, by rank.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Shares(
-    // Never empty, none zero.
+    // Never empty; none is zero.
     Vec<u32>,
 );
 
 impl Shares {
-    /// One positive number per rank; `None` for an empty vector or a zero.
+    /// Creates shares from one positive number per rank; `None` for an empty vector or a zero.
     pub fn new(shares: Vec<u32>) -> Option<Shares> {
         (!shares.is_empty() && !shares.contains(&0)).then_some(Shares(shares))
     }
 
-    /// The same share for each of `num_ranks` ranks.
+    /// Creates equal shares for `num_ranks` ranks.
     ///
     /// # Panics
-    /// If there is no rank.
+    /// Panics if `num_ranks` is 0.
     #[track_caller]
     pub fn even(num_ranks: usize) -> Shares {
         assert!(0 < num_ranks, "a group has at least one rank");
         Shares(vec![1; num_ranks])
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn num_ranks(&self) -> usize {
         self.0.len()
     }
 
-    /// The share of each rank.
+    /// Returns the share of each rank.
     pub fn as_slice(&self) -> &[u32] {
         &self.0
     }
 
     /// Cuts `0..num_units` into one range per rank, in the order of the ranks.
     ///
-    /// Units are dealt one by one to the rank that is then least loaded for its share, which makes
-    /// the largest load per share as small as it can be, and never takes a unit from a rank whose
-    /// share grows.
+    /// Each unit goes to the rank with the lowest load relative to its share. This minimises the
+    /// largest load per share, and a rank whose share grows never loses a unit.
     pub fn cut(&self, num_units: usize) -> Vec<Range<usize>> {
         let counts = deal(&self.0, num_units);
         let mut start = 0;
@@ -126,10 +127,11 @@ impl Shares {
     }
 }
 
-/// Units per rank, by D'Hondt's method; the lower rank wins a tie.
+/// Returns the number of units per rank by D'Hondt's method; the lower rank wins a tie.
 fn deal(shares: &[u32], num_units: usize) -> Vec<usize> {
     let total: u128 = shares.iter().map(|&share| u128::from(share)).sum();
-    // Nobody gets less than the quota rounded down of one unit less per rank: deal that at once.
+    // Every rank gets at least its quota, rounded down, of the units less one per rank, so these
+    // are dealt at once.
     let sure = num_units.saturating_sub(shares.len()) as u128;
     let mut counts: Vec<usize> =
         shares.iter().map(|&share| (sure * u128::from(share) / total) as usize).collect();
@@ -147,48 +149,49 @@ fn deal(shares: &[u32], num_units: usize) -> Vec<usize> {
     counts
 }
 
-/// A dimension of which a rank holds `own`.
+/// The part `own` of a dimension that a rank holds.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Cut {
     /// Length of the whole dimension.
     pub full: usize,
-    /// The part of this rank.
+    /// Range that this rank holds.
     pub own: Range<usize>,
-    /// True if another rank holds the same part.
+    /// Whether another rank holds the same part.
     pub is_shared: bool,
 }
 
 impl Cut {
-    /// A part that no other rank holds.
+    /// Creates a part that no other rank holds.
     pub fn new(full: usize, own: Range<usize>) -> Cut {
         Cut { full, own, is_shared: false }
     }
 
-    /// Length of this rank's part.
+    /// Returns the length of this rank's part.
     pub fn len(&self) -> usize {
         self.own.len()
     }
 
-    /// True if this rank has no part.
+    /// Whether this rank has no part.
     pub fn is_empty(&self) -> bool {
         self.own.is_empty()
     }
 
-    /// True if this rank holds everything.
+    /// Whether this rank holds the whole dimension.
     pub fn is_whole(&self) -> bool {
         self.own == (0..self.full)
     }
 
-    /// The same part of a dimension in which each element of this one stands for `factor`.
+    /// Returns the same part of a dimension in which each element of this one becomes `factor`
+    /// elements.
     pub fn scaled(&self, factor: usize) -> Cut {
         let own = self.own.start * factor..self.own.end * factor;
         Cut { full: self.full * factor, own, is_shared: self.is_shared }
     }
 
-    /// The same part of a dimension in which `divisor` elements of this one are one.
+    /// Returns the same part of a dimension in which `divisor` elements of this one become one.
     ///
     /// # Panics
-    /// If the cut is not at multiples of `divisor`.
+    /// Panics if the cut is not at multiples of `divisor`.
     #[track_caller]
     pub fn divided(&self, divisor: usize) -> Cut {
         let Range { start, end } = self.own;
@@ -199,8 +202,8 @@ impl Cut {
     }
 }
 
-/// One cut per rank of a dimension of `full` elements in units of `unit`. The last unit may be
-/// short.
+/// Divides a dimension of `full` elements in units of `unit` among all ranks. The last unit may be
+/// shorter.
 pub fn cut_dimension(full: usize, unit: usize, shares: &Shares) -> Vec<Cut> {
     let ranges = shares.cut(full.div_ceil(unit)).into_iter();
     ranges
@@ -211,18 +214,18 @@ pub fn cut_dimension(full: usize, unit: usize, shares: &Shares) -> Vec<Cut> {
 /// The attention heads of a model.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct HeadCounts {
-    /// Query heads; a multiple of `kv_heads`.
+    /// Number of query heads; a multiple of `kv_heads`.
     pub heads: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub kv_heads: usize,
-    /// Query heads that must stay together so that the output projection is cut between
+    /// Number of query heads that must stay together so that the output projection is cut between
     /// quantisation groups.
     pub heads_unit: usize,
 }
 
 impl HeadCounts {
-    /// Heads of `head_dim` elements whose output projection is quantised in groups of `group_size`
-    /// inputs; 1 if it is plain.
+    /// Creates the counts for heads of `head_dim` elements whose output projection is quantised in
+    /// groups of `group_size` inputs; 1 if it is not quantised.
     pub fn new(
         heads: usize,
         kv_heads: usize,
@@ -243,14 +246,14 @@ pub struct HeadCut {
 }
 
 impl HeadCut {
-    /// Query heads of this rank that share a key-value head.
+    /// Returns the number of this rank's query heads that share a key-value head.
     pub fn heads_per_kv_head(&self) -> usize {
         self.heads.len().checked_div(self.kv_heads.len()).unwrap_or(0)
     }
 }
 
-/// Cuts attention heads: whole key-value heads with their query heads as long as there are enough
-/// of them, else key-value heads are held by several ranks that divide the query heads.
+/// Divides attention heads among all ranks: whole key-value heads with their query heads if there
+/// are enough of them; else several ranks hold the same key-value head and divide its query heads.
 pub fn cut_heads(counts: HeadCounts, shares: &Shares) -> Vec<HeadCut> {
     let HeadCounts { heads, kv_heads, heads_unit } = counts;
     assert!(0 < kv_heads && heads.is_multiple_of(kv_heads), "{heads} heads, {kv_heads} kv heads");
@@ -282,8 +285,8 @@ pub fn cut_heads(counts: HeadCounts, shares: &Shares) -> Vec<HeadCut> {
     cuts
 }
 
-/// Divides the ranks, in order, into `num_groups` non-empty runs whose smallest sum of shares is as
-/// large as it can be.
+/// Divides the ranks, in order, into `num_groups` non-empty runs such that the smallest sum of
+/// shares is as large as possible.
 fn gather_ranks(shares: &[u32], num_groups: usize) -> Vec<Range<usize>> {
     let num_ranks = shares.len();
     assert!(num_groups <= num_ranks, "every group has a rank");
@@ -291,8 +294,8 @@ fn gather_ranks(shares: &[u32], num_groups: usize) -> Vec<Range<usize>> {
     for &share in shares {
         prefix.push(prefix[prefix.len() - 1] + u64::from(share));
     }
-    // best[g][r]: the smallest sum over g runs that cover the first r ranks, and where the last
-    // run begins.
+    // best[g][r]: the largest possible smallest sum over g runs that cover the first r ranks, and
+    // where the last run begins.
     let mut best = vec![vec![(0, 0); num_ranks + 1]; num_groups + 1];
     best[0][0] = (u64::MAX, 0);
     for groups in 1..=num_groups {
@@ -318,7 +321,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// The least common multiple.
+/// Returns the least common multiple.
 fn lcm(a: usize, b: usize) -> usize {
     a / gcd(a, b) * b
 }

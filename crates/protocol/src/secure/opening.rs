@@ -18,9 +18,9 @@ pub struct Caller {
     pub stream: TcpStream,
     /// The peer's address.
     pub from: SocketAddr,
-    /// Deadline for its authentication.
+    /// Deadline for the peer's authentication.
     pub deadline: Instant,
-    /// Bytes that have been read.
+    /// Bytes that have been read from the connection.
     pub opening: Opening,
 }
 
@@ -34,7 +34,7 @@ impl Opening {
     /// Sends our preamble on a newly accepted connection without blocking.
     ///
     /// # Errors
-    /// If the connection is closed.
+    /// Fails if the connection is closed.
     pub fn greet(mut stream: &TcpStream) -> io::Result<()> {
         stream.write_all(&Build::ours().preamble())
     }
@@ -43,7 +43,7 @@ impl Opening {
     /// is complete.
     ///
     /// # Errors
-    /// If the connection ends, or the bytes are not a valid opening.
+    /// Fails if the connection ends, or the bytes are not a valid opening.
     pub fn read(&mut self, mut stream: impl Read) -> Result<bool, FrameError> {
         loop {
             let num_missing = self.num_missing()?;

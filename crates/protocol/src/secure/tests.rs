@@ -1,4 +1,4 @@
-//! Real sockets, both sides, and a wire in between.
+//! Tests with real sockets, both sides, and a wire in between.
 
 use std::net::TcpListener;
 use std::thread;
@@ -85,7 +85,7 @@ fn pair() -> [(Sender, Receiver); 2] {
     connect([OURS; 2], ["1"; 2]).map(Result::unwrap)
 }
 
-/// A handshake between two machines.
+/// Runs a handshake between two machines.
 fn introduce(
     from: &Machine,
     to: &Machine,
@@ -163,10 +163,10 @@ fn strangers_are_told_apart() {
     assert!(matches!(&silent, FrameError::Io(err) if err.kind() != io::ErrorKind::UnexpectedEof));
 }
 
-/// Lets the first chunk of `sender` through a wire that does `tamper` to its bytes.
+/// Sends the first chunk of `sender` through a wire that applies `tamper` to its bytes.
 fn tampered(tamper: impl Fn(Vec<u8>) -> Vec<u8>) -> Result<ToRank, FrameError> {
     let [(mut sender, _), (_, mut receiver)] = pair();
-    // A wire of our own: the same keys, other sockets.
+    // A separate wire: the same keys, other sockets.
     let wire = TcpListener::bind("127.0.0.1:0").unwrap();
     let out = TcpStream::connect(wire.local_addr().unwrap()).unwrap();
     let mut tap = wire.accept().unwrap().0;
@@ -196,7 +196,7 @@ fn a_changed_repeated_or_missing_frame_ends_the_connection() {
         bytes[last] ^= 1;
         bytes
     })));
-    // The first frame again in place of the second, and the second in place of the first.
+    // The first frame repeated in place of the second, and the second in place of the first.
     let first = |bytes: &[u8]| 2 + usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
     assert!(is_forged(&tampered(|bytes| bytes[..first(&bytes)].repeat(2))));
     assert!(is_forged(&tampered(|bytes| bytes[first(&bytes)..].to_vec())));

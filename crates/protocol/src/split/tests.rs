@@ -1,4 +1,4 @@
-//! Properties of the cuts, for every number of ranks and units.
+//! Checks properties of the cuts for every number of ranks and units.
 
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ fn head_counts() -> impl Strategy<Value = HeadCounts> {
     })
 }
 
-/// The parts follow one another and make up the whole.
+/// Asserts that the parts follow one another and cover the whole.
 fn assert_covers<'a>(full: usize, cuts: impl IntoIterator<Item = &'a Cut>) {
     let mut next = 0;
     for cut in cuts {
