@@ -1,4 +1,5 @@
-//! One file per family: what `config.json` says, and how a layer is made of `layers`.
+//! Model architectures, one file per family: the fields of `config.json` that it reads, and how a
+//! layer is composed of `layers`.
 
 mod decoder;
 mod dense;
@@ -21,27 +22,27 @@ use crate::split::Cut;
 use crate::step::Step;
 use crate::weights::{LoadCounters, LoadProgress, Loader, Weights};
 
-/// What a model file builds.
+/// A network that a model file builds.
 pub(crate) trait Network: std::fmt::Debug {
-    /// The last layer's output for every row of the step, `[tokens, hidden]`; if that layer is
-    /// another rank's, what is sent on.
+    /// Returns the last layer's output for every row of the step, `[tokens, hidden]`; if another
+    /// rank has that layer, the activations that are sent on.
     fn forward(&self, tokens: &[TokenId], step: &mut Step<'_, '_>) -> Array;
 
-    /// The final norm of some of these rows, `[n, hidden]`.
+    /// Applies the final norm to some of these rows, `[n, hidden]`.
     fn norm(&self, h: &Array) -> Array;
 
-    /// f32 `[n, vocab]` for normalised rows `[n, hidden]`.
+    /// Returns f32 logits `[n, vocab]` for normalised rows `[n, hidden]`.
     fn head(&self, h: &Array) -> Array;
 
-    /// Its sizes on this rank.
+    /// Returns the network's sizes on this rank.
     fn dimensions(&self) -> Dimensions;
 }
 
-/// The sizes of a network, whole and on this rank.
+/// The sizes of a network, of the whole model and of this rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Dimensions {
     pub(crate) num_layers: usize,
-    /// Those of this rank.
+    /// Layers of this rank.
     pub(crate) layers: Range<usize>,
     pub(crate) hidden_size: usize,
     pub(crate) context_tokens: u32,
@@ -72,7 +73,8 @@ pub(crate) fn load(
     };
     let is_tied = !loader.has_taken("lm_head.weight");
     let counters = loader.finish(|name| {
-        // Frequencies that old exporters stored, and the second copy of a tied table.
+        // Frequencies that old exporters stored, and the second copy of a tied table, are not
+        // needed.
         name.ends_with("rotary_emb.inv_freq") || (is_tied && name.starts_with("lm_head."))
     })?;
     Ok((network, counters))

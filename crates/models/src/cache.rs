@@ -1,8 +1,9 @@
-//! Keys and values of one sequence, kept between steps.
+//! The keys and values of one sequence, kept between steps.
 //!
-//! With our kernels they lie in pages of our own, which the attention primitive writes in place. A
-//! growing cache gets a page more, and a fork shares the pages it will not write to. With MLX's
-//! operations they are arrays, updated in place by donation.
+//! For our own kernels, keys and values are stored in pages that this crate allocates, which the
+//! attention primitive writes in place. A growing cache gets additional pages, and a fork shares
+//! the pages until one side writes to them. For MLX's operations, they are arrays, updated in place
+//! by donation.
 //!
 //! Lengths change when a step's graph is built, contents when it is evaluated. Graphs are evaluated
 //! in the order in which they were built.
@@ -18,25 +19,25 @@ use jackalope_mlx::{Array, Dtype, Error};
 use crate::layers::{dim, float};
 use crate::parallel::Compute;
 
-/// Caches grow in steps of so many tokens.
+/// Number of tokens by which a cache grows: the size of a KV block.
 pub const CACHE_GRANULE_TOKENS: usize = 256;
 
-/// What the caches of a model have in common.
+/// The properties that the caches of a model share.
 #[derive(Clone, Debug)]
 pub(crate) struct CacheShape {
-    /// Which of the model's layers are on this rank.
+    /// Range of the model's layers that are on this rank.
     pub(crate) layers: Range<usize>,
     /// Key and value heads of this rank.
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
     pub(crate) dtype: Dtype,
     pub(crate) compute: Compute,
-    /// Result of the last step's graph: once it is evaluated, so are all writes to all caches.
+    /// Result of the last step's graph: once it is evaluated, all writes to all caches are done.
     pub(crate) last_step: Rc<RefCell<Option<Array>>>,
 }
 
 impl CacheShape {
-    /// Bytes of one token's keys and values.
+    /// Returns the size of one token's keys and values in bytes.
     pub(crate) fn bytes_per_token(&self) -> usize {
         2 * self.layers.len() * self.kv_heads * self.head_dim * self.dtype.size_bytes()
     }
@@ -52,7 +53,7 @@ pub struct SequenceCache {
 }
 
 impl SequenceCache {
-    /// An empty cache.
+    /// Creates an empty cache.
     pub(crate) fn new(shape: &CacheShape) -> SequenceCache {
         let layer = |_| match shape.compute {
             Compute::Kernels(_) => LayerCache::Pages(Arc::default()),
@@ -62,38 +63,38 @@ impl SequenceCache {
         SequenceCache { shape: shape.clone(), layers, len: 0, capacity: 0 }
     }
 
-    /// Positions held.
+    /// Returns the number of positions held.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if no position is held.
+    /// Whether no position is held.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Memory held, in bytes.
+    /// Returns the memory held, in bytes.
     pub fn bytes(&self) -> usize {
         self.capacity * self.shape.bytes_per_token()
     }
 
-    /// Forgets all positions from `tokens` on. Their memory stays for the positions to come.
+    /// Drops all positions from `tokens` on. Their memory is kept for later positions.
     ///
     /// # Panics
-    /// If fewer are held.
+    /// Panics if fewer than `tokens` positions are held.
     #[track_caller]
     pub fn truncate(&mut self, tokens: usize) {
         assert!(tokens <= self.len, "a cache of {} tokens cannot be cut to {tokens}", self.len);
         self.len = tokens;
     }
 
-    /// A cache of its own with the first `tokens` positions.
+    /// Creates an independent cache with the first `tokens` positions.
     ///
     /// # Errors
-    /// If a step that wrote to this cache fails.
+    /// Fails if a step that wrote to this cache fails.
     ///
     /// # Panics
-    /// If fewer are held.
+    /// Panics if fewer than `tokens` positions are held.
     #[track_caller]
     pub fn fork(&self, tokens: usize) -> Result<SequenceCache, Error> {
         assert!(tokens <= self.len, "a cache of {} tokens has no prefix of {tokens}", self.len);
@@ -107,7 +108,8 @@ impl SequenceCache {
         Ok(SequenceCache { shape: self.shape.clone(), layers, len: tokens, capacity })
     }
 
-    /// What must be evaluated so that this cache holds what it claims to.
+    /// Returns the arrays that must be evaluated so that this cache holds the positions that it
+    /// counts.
     pub fn arrays(&self) -> Vec<Array> {
         let held = self.layers.iter().filter_map(|layer| match layer {
             LayerCache::Pages(_) => None,
@@ -117,16 +119,16 @@ impl SequenceCache {
         held.flatten().chain(&*last_step).cloned().collect()
     }
 
-    /// Makes room for `num_tokens` more positions and counts them as held.
+    /// Reserves memory for `num_tokens` more positions and counts them as held.
     pub(crate) fn extend(&mut self, num_tokens: usize) {
         self.len += num_tokens;
         self.capacity = self.capacity.max(self.len.next_multiple_of(CACHE_GRANULE_TOKENS));
     }
 
-    /// One layer's pages, for the kernels.
+    /// Returns one layer's pages, for the kernels.
     ///
     /// # Panics
-    /// If the model computes with MLX's operations.
+    /// Panics if the model computes with MLX's operations.
     pub(crate) fn pages(&self, layer_idx: usize) -> LayerPages {
         match &self.layers[layer_idx - self.shape.layers.start] {
             LayerCache::Pages(pages) => {
@@ -144,11 +146,11 @@ impl SequenceCache {
         }
     }
 
-    /// Appends `[1, kv_heads, tokens, head_dim]` at `start` to one layer and gives back all keys
-    /// and values up to there. For MLX's operations.
+    /// Appends keys and values `[1, kv_heads, tokens, head_dim]` at `start` to one layer and
+    /// returns all keys and values up to their end. For MLX's operations.
     ///
     /// # Panics
-    /// If the model computes with our kernels.
+    /// Panics if the model computes with our kernels.
     pub(crate) fn append(
         &mut self,
         layer_idx: usize,
@@ -169,8 +171,8 @@ impl SequenceCache {
     }
 }
 
-/// `held`, grown to `capacity`, with `new` from `start` on. Takes `held` by value, so that MLX
-/// writes into its memory if nobody else has a handle to it.
+/// Returns `held`, grown to `capacity`, with `new` from `start` on. Takes `held` by value, so that
+/// MLX writes into its memory if there is no other handle to it.
 fn updated(held: Option<Array>, new: &Array, start: i32, capacity: i32) -> Array {
     let (kv_heads, len, head_dim) = (new.dim(1), new.dim(2), new.dim(3));
     let held_len = held.as_ref().map_or(0, |held| held.dim(2));
@@ -183,12 +185,13 @@ fn updated(held: Option<Array>, new: &Array, start: i32, capacity: i32) -> Array
     grown.slice_update(new, &[0, 0, start, 0], &[1, kv_heads, start + len, head_dim])
 }
 
-/// One layer's keys and values.
+/// The keys and values of one layer.
 #[derive(Debug)]
 enum LayerCache {
-    /// In memory of our own, written by the attention primitive on MLX's worker thread.
+    /// Pages, written by the attention primitive on MLX's worker thread.
     Pages(Arc<Mutex<Vec<Arc<Page>>>>),
-    /// Keys and values as arrays `[1, kv_heads, capacity, head_dim]`, once there are any.
+    /// Keys and values as arrays `[1, kv_heads, capacity, head_dim]`; `None` before the first
+    /// write.
     Arrays(Option<[Array; 2]>),
 }
 
@@ -209,11 +212,11 @@ impl LayerCache {
     }
 }
 
-/// A handle to one layer's pages that can go to the worker thread.
+/// A handle to one layer's pages that can be sent to the worker thread.
 #[derive(Debug)]
 pub(crate) struct LayerPages {
     pages: Arc<Mutex<Vec<Arc<Page>>>>,
-    /// Pages that the step needs.
+    /// Number of pages that the step needs.
     num_pages: usize,
     kv_heads: usize,
     head_dim: usize,
@@ -221,8 +224,8 @@ pub(crate) struct LayerPages {
 }
 
 impl LayerPages {
-    /// Rounds keys and values `[tokens, kv_heads, head_dim]` into the places from `start` on, and
-    /// gives back all pages.
+    /// Rounds keys and values `[tokens, kv_heads, head_dim]` into the positions from `start` on,
+    /// and returns all pages.
     pub(crate) fn write(&self, start: usize, keys: &[f32], values: &[f32]) -> Vec<Arc<Page>> {
         let width = self.kv_heads * self.head_dim;
         let mut pages = locked(&self.pages);
@@ -231,7 +234,7 @@ impl LayerPages {
         }
         let rows = keys.chunks_exact(width).zip(values.chunks_exact(width));
         for (position, (keys, values)) in (start..).zip(rows) {
-            // A page that a fork shares is copied before the first write.
+            // A page that is shared with a fork is copied before the first write.
             let page = Arc::make_mut(&mut pages[position / CACHE_GRANULE_TOKENS]);
             page.write(position % CACHE_GRANULE_TOKENS, keys, values);
         }
@@ -239,12 +242,13 @@ impl LayerPages {
     }
 }
 
-/// A poisoned lock means that a kernel panicked; its step has failed, and the cache with it.
+/// Locks the pages. A poisoned lock means that a kernel panicked; its step has failed, and the
+/// cache with it.
 fn locked(pages: &Mutex<Vec<Arc<Page>>>) -> MutexGuard<'_, Vec<Arc<Page>>> {
     pages.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keys and values of [`CACHE_GRANULE_TOKENS`] positions, laid out as [`KvPage`] says.
+/// The keys and values of [`CACHE_GRANULE_TOKENS`] positions, in the layout of [`KvPage`].
 #[derive(Clone, Debug)]
 pub(crate) struct Page {
     keys: Floats,
@@ -258,7 +262,7 @@ impl Page {
         Page { keys: zeros(), values: zeros(), head_dim }
     }
 
-    /// Rounds the keys and values of one token, `[kv_heads, head_dim]`, into its place.
+    /// Rounds the keys and values of one token, `[kv_heads, head_dim]`, into its position.
     fn write(&mut self, position: usize, keys: &[f32], values: &[f32]) {
         let head_dim = self.head_dim;
         let heads = keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim));
@@ -269,7 +273,7 @@ impl Page {
         }
     }
 
-    /// As the kernels take it.
+    /// Returns the page in the form that the kernels take.
     pub(crate) fn view(&self) -> KvPage<'_> {
         KvPage { keys: self.keys.elements(), values: self.values.elements() }
     }
@@ -296,7 +300,7 @@ mod tests {
         (tokens.start * WIDTH..tokens.end * WIDTH).map(value).collect()
     }
 
-    /// The keys of one position, head by head.
+    /// Returns the keys of one position, head by head.
     fn keys_at(pages: &[Arc<Page>], position: usize) -> Vec<f32> {
         let Floats::F32(keys) = &pages[position / CACHE_GRANULE_TOKENS].keys else {
             panic!("the pages are f32")

@@ -1,5 +1,5 @@
-//! A checkpoint as it was stored: `config.json`, the headers of its weight files, its
-//! quantisation. Pure: nothing here needs libmlx, and no tensor is read.
+//! A checkpoint as it is stored: `config.json`, the headers of its weight files, its quantisation.
+//! Pure: nothing here needs libmlx, and no tensor is read.
 
 mod config;
 mod files;
@@ -22,10 +22,10 @@ pub use tensors::{ElementType, TensorEntry, TensorIndex};
 
 use quantization::QuantizationMap;
 
-/// Largest size in `config.json`: far above any vocabulary, and products of two fit everywhere.
+/// Maximum size in `config.json`: far above any vocabulary, and products of two sizes still fit.
 const MAX_DIMENSION: u32 = 1 << 24;
 
-/// What every `config.json` says, whatever the architecture.
+/// The fields that every `config.json` has, whatever the architecture.
 #[derive(Debug, Deserialize)]
 struct Header {
     model_type: String,
@@ -40,7 +40,7 @@ pub struct Checkpoint {
     model_type: String,
     config: Value,
     quantization: QuantizationMap,
-    /// Names, places and shapes of all tensors.
+    /// Names, positions and shapes of all tensors.
     pub tensors: TensorIndex,
 }
 
@@ -48,15 +48,15 @@ impl Checkpoint {
     /// Reads `config.json` and the headers of all `model*.safetensors`.
     ///
     /// # Errors
-    /// If a file is missing, truncated or malformed, or needs code from the checkpoint.
+    /// Fails if a file is missing, truncated or malformed, or if the checkpoint needs its own code.
     pub fn open(dir: &Path) -> Result<Checkpoint, LoadError> {
         Checkpoint::read(&files::local(dir))
     }
 
-    /// As [`Checkpoint::open`], from wherever the files are.
+    /// Like [`Checkpoint::open`], from any source of files.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Checkpoint::open`].
     pub fn read(files: &Arc<dyn Files>) -> Result<Checkpoint, LoadError> {
         let dir = files.place();
         let path = dir.join(config::NAME);
@@ -73,33 +73,34 @@ impl Checkpoint {
         Ok(Checkpoint { dir: dir.to_path_buf(), model_type, config, quantization, tensors })
     }
 
-    /// The directory.
+    /// Returns the directory of the checkpoint.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// `model_type` of `config.json`.
+    /// Returns `model_type` of `config.json`.
     pub fn model_type(&self) -> &str {
         &self.model_type
     }
 
-    /// `config.json`.
+    /// Returns the path of `config.json`.
     pub fn config_path(&self) -> PathBuf {
         self.dir.join(config::NAME)
     }
 
-    /// The fields of `config.json` that `C` names.
+    /// Returns the fields of `config.json` that `C` declares.
     ///
     /// # Errors
-    /// If a field is missing or has another type.
+    /// Fails if a field is missing or has another type.
     pub fn config<C: DeserializeOwned>(&self) -> Result<C, LoadError> {
         config::parse(&self.config_path(), &self.config)
     }
 
-    /// How the layer at `module` with `input` features is quantised; `None` if it is not.
+    /// Returns the quantisation of the layer at `module` with `input` features; `None` if it is not
+    /// quantised.
     ///
     /// # Errors
-    /// If its tensors fit no format, or another one than `config.json` states for it.
+    /// Fails if the layer's tensors fit no format, or another one than `config.json` states for it.
     pub fn quantization(
         &self,
         module: &str,
@@ -108,7 +109,7 @@ impl Checkpoint {
         self.quantization.format(&self.tensors, module, input)
     }
 
-    /// A size from `config.json`, within bounds.
+    /// Returns a size from `config.json` after checking its bounds.
     pub(crate) fn dimension(&self, field: &'static str, size: u32) -> Result<usize, LoadError> {
         if (1..=MAX_DIMENSION).contains(&size) {
             return Ok(size as usize);
@@ -117,7 +118,7 @@ impl Checkpoint {
         Err(self.bad_value(field, size, &expected))
     }
 
-    /// An error about a value in `config.json`.
+    /// Creates an error about a value in `config.json`.
     pub(crate) fn bad_value(
         &self,
         field: &'static str,
@@ -132,7 +133,7 @@ impl Checkpoint {
         }
     }
 
-    /// An error about something `config.json` asks for.
+    /// Creates an error about an unsupported setting of `config.json`.
     pub(crate) fn unsupported(
         &self,
         what: &'static str,

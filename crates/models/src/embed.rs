@@ -1,35 +1,35 @@
-//! From the final hidden states of a sequence to its embedding.
+//! Computes the embedding of a sequence from its final hidden states.
 
 use jackalope_protocol::Pooling;
 
-/// The hidden states of one sequence on their way to its embedding.
+/// Accumulates the hidden states of one sequence for its embedding.
 ///
-/// The sum is one left fold over the positions in f64 and is carried from chunk to chunk as it is:
-/// the additions and their order are the same however the prompt is cut, and so is every bit of
-/// the result.
+/// The sum is one left fold over the positions in f64 and is carried from chunk to chunk without
+/// rounding: the additions and their order do not depend on how the prompt is cut, and neither does
+/// any bit of the result.
 #[derive(Clone, Debug)]
 pub struct Pool {
     pooling: Pooling,
     num_tokens: usize,
-    /// Of all positions so far, or of the last one.
+    /// Sum over all positions so far, or the state of the last one.
     sum: Vec<f64>,
 }
 
 impl Pool {
-    /// Without a position.
+    /// Creates a pool without positions.
     pub fn new(pooling: Pooling) -> Pool {
         Pool { pooling, num_tokens: 0, sum: Vec::new() }
     }
 
-    /// Positions taken in.
+    /// Returns the number of positions added so far.
     pub fn num_tokens(&self) -> usize {
         self.num_tokens
     }
 
-    /// Takes in the next position's state, `[hidden]`.
+    /// Adds the next position's state, `[hidden]`.
     ///
     /// # Panics
-    /// If it has another length than the one before.
+    /// Panics if its length differs from that of the previous state.
     pub fn add(&mut self, state: &[f32]) {
         if self.num_tokens == 0 {
             self.sum = vec![0.0; state.len()];
@@ -44,10 +44,10 @@ impl Pool {
         }
     }
 
-    /// The embedding `[hidden]`; none if it is not made of numbers.
+    /// Returns the embedding `[hidden]`; `None` if a value is not finite.
     ///
     /// # Panics
-    /// If there was no position.
+    /// Panics if no position was added.
     pub fn vector(&self) -> Option<Vec<f32>> {
         assert!(0 < self.num_tokens, "an embedding has positions");
         let divisor = match self.pooling {

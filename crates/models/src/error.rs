@@ -1,4 +1,4 @@
-//! Why a checkpoint cannot be loaded.
+//! Errors of loading a checkpoint.
 
 use std::fmt;
 use std::io;
@@ -8,59 +8,59 @@ use thiserror::Error;
 
 use crate::checkpoint::OtherContent;
 
-/// Leftover tensors that are named in a message; the rest is counted.
+/// Maximum number of leftover tensors named in a message; the others are counted.
 const LEFTOVERS_SHOWN: usize = 8;
 
-/// A checkpoint that cannot be loaded, or a machine that cannot load it.
+/// Error of a checkpoint that cannot be loaded, or of a machine that cannot load it.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// A file or directory that cannot be read.
+    /// A file or directory cannot be read.
     #[error("cannot read {path}: {source}", path = path.display())]
     Read {
-        /// The file or directory.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A file whose content differs from the checkpoint that is to be loaded.
+    /// The content of a file differs from the expected checkpoint.
     #[error("{path}: {reason}", path = path.display())]
     Content {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Describes the difference.
+        /// Description of the difference.
         reason: String,
     },
-    /// No weights where a checkpoint should be.
+    /// The directory has no weights.
     #[error(
         "no model*.safetensors in {dir}\n\
          hint: --model takes the directory of a downloaded checkpoint in MLX or Hugging Face format",
         dir = dir.display()
     )]
     NoWeights {
-        /// The directory.
+        /// Path of the directory.
         dir: PathBuf,
     },
     /// `config.json` is not JSON, lacks a field, or holds a value of another type.
     #[error("{path}: {reason}", path = path.display())]
     Config {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the parser says.
+        /// Message of the parser.
         reason: String,
     },
-    /// A field of `config.json` with a value that makes no sense.
+    /// A field of `config.json` has an invalid value.
     #[error("{path}: `{field}` is {found}, expected {expected}", path = path.display())]
     ConfigValue {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         found: String,
-        /// What would be right.
+        /// Description of valid values.
         expected: String,
     },
-    /// An architecture there is no code for.
+    /// The architecture is not supported.
     #[error(
         "unsupported architecture: `{found}`\n\
          hint: supported are {supported}",
@@ -69,10 +69,10 @@ pub enum LoadError {
     UnsupportedArchitecture {
         /// `model_type` of the checkpoint.
         found: String,
-        /// What could be loaded.
+        /// Supported architectures.
         supported: &'static [&'static str],
     },
-    /// A variant of a known architecture there is no code for.
+    /// A variant of a supported architecture is not supported.
     #[error(
         "{path}: unsupported {what}: `{found}`\n\
          hint: supported are {supported}",
@@ -80,42 +80,42 @@ pub enum LoadError {
         supported = List(supported)
     )]
     Unsupported {
-        /// The file that asks for it.
+        /// Path of the file that requires it.
         path: PathBuf,
-        /// Kind of thing: `rope type`, `activation`, `quantisation`.
+        /// Kind of setting: `rope type`, `activation`, `quantisation`.
         what: &'static str,
-        /// The value found.
+        /// Value of the setting.
         found: String,
-        /// What could be loaded.
+        /// Supported values.
         supported: &'static [&'static str],
     },
-    /// A weight file whose header is not that of a safetensors file.
+    /// The header of a weight file is not that of a safetensors file.
     #[error(
         "{path}: not a safetensors file: {reason}\n\
          hint: download the file again",
         path = path.display()
     )]
     Header {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason why the header is invalid.
         reason: String,
     },
-    /// A weight file that ends early, or goes on after its end.
+    /// A weight file is shorter or longer than its header describes.
     #[error(
         "{path}: file has {found_bytes} bytes, its header describes {expected_bytes}\n\
          hint: the download was probably cut off; download the file again",
         path = path.display()
     )]
     FileSize {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Header and tensors together.
+        /// Size of header and tensors together.
         expected_bytes: u64,
-        /// Length of the file.
+        /// Size of the file.
         found_bytes: u64,
     },
-    /// A tensor that two files hold.
+    /// Two files hold the same tensor.
     #[error(
         "tensor {tensor} is in {first} and in {second}\n\
          hint: the directory seems to hold two checkpoints; keep one",
@@ -125,12 +125,12 @@ pub enum LoadError {
     DuplicateTensor {
         /// Name of the tensor.
         tensor: String,
-        /// One file.
+        /// Path of one file.
         first: PathBuf,
-        /// The other.
+        /// Path of the other file.
         second: PathBuf,
     },
-    /// A tensor that the architecture needs and the checkpoint lacks.
+    /// The checkpoint lacks a tensor that the architecture needs.
     #[error(
         "tensor {tensor} {expected} is missing in {dir}\n\
          hint: a weight file may be missing, or config.json belongs to another checkpoint",
@@ -139,12 +139,12 @@ pub enum LoadError {
     MissingTensor {
         /// Name of the tensor.
         tensor: String,
-        /// Shape it should have.
+        /// Expected shape.
         expected: Dims,
-        /// The checkpoint.
+        /// Directory of the checkpoint.
         dir: PathBuf,
     },
-    /// Tensors that the architecture has no use for.
+    /// The checkpoint has tensors that the architecture does not use.
     #[error(
         "{dir} holds {count} tensors that `{architecture}` does not use: {names}\n\
          hint: config.json may belong to another checkpoint, or the architecture differs in a way \
@@ -154,51 +154,51 @@ pub enum LoadError {
         names = Leftovers(tensors)
     )]
     LeftoverTensors {
-        /// The checkpoint.
+        /// Directory of the checkpoint.
         dir: PathBuf,
-        /// Its `model_type`.
+        /// `model_type` of the checkpoint.
         architecture: String,
         /// Names of the tensors.
         tensors: Vec<String>,
     },
-    /// A tensor of another shape.
+    /// A tensor has an unexpected shape.
     #[error(
         "{path}: tensor {tensor} has shape {found}, expected {expected}\n\
          hint: config.json may belong to another checkpoint",
         path = path.display()
     )]
     Shape {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Name of the tensor.
         tensor: String,
-        /// Its shape.
+        /// Shape of the tensor.
         found: Dims,
-        /// The shape that config.json implies.
+        /// Shape that `config.json` implies.
         expected: Dims,
     },
-    /// A tensor of another element type.
+    /// A tensor has an unexpected element type.
     #[error("{path}: tensor {tensor} holds {found}, expected {expected}", path = path.display())]
     ElementType {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Name of the tensor.
         tensor: String,
-        /// Its type.
+        /// Element type of the tensor.
         found: String,
-        /// What can be loaded.
+        /// Element types that can be loaded.
         expected: &'static str,
     },
-    /// Quantised tensors that fit no known format, or contradict `config.json`.
+    /// Quantised tensors fit no known format, or contradict `config.json`.
     #[error("{path}: {module} is quantised as {found}, expected {expected}", path = path.display())]
     Quantization {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Path of the quantised layer.
+        /// Name of the quantised layer.
         module: String,
-        /// The format found, or the numbers that make none.
+        /// Format of the tensors, or the numbers that match no format.
         found: String,
-        /// What would be right.
+        /// Expected format.
         expected: String,
     },
     /// The split does not fit the number of ranks.
@@ -207,26 +207,26 @@ pub enum LoadError {
          hint: --share and --layers take one positive number per rank, for instance 3,1"
     )]
     Split {
-        /// Parts of the split.
+        /// Number of parts of the split.
         num_parts: usize,
         /// Number of ranks.
         num_ranks: usize,
     },
-    /// A rank has no part.
+    /// The split leaves a rank without a part.
     #[error(
         "the split gives a rank nothing\n\
          hint: --share and --layers take one positive number per rank, for instance 3,1"
     )]
     EmptyPart,
-    /// A pipeline for another model.
+    /// The pipeline is for a model with another number of layers.
     #[error(
         "a pipeline of {layers:?} layers, but the model has {num_layers}\n\
          hint: the numbers of --layers make up {num_layers} together"
     )]
     Stages {
-        /// Layers of each rank.
+        /// Number of layers of each rank.
         layers: Vec<u32>,
-        /// Layers of the model.
+        /// Number of layers of the model.
         num_layers: usize,
     },
     /// The device failed.
@@ -235,7 +235,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// Error for a file that cannot be read or has unexpected content.
+    /// Creates the error for a file that cannot be read or has unexpected content.
     pub fn read(path: &Path, source: io::Error) -> LoadError {
         let path = path.to_path_buf();
         let other = source.get_ref().and_then(|err| err.downcast_ref::<OtherContent>());
@@ -245,8 +245,8 @@ impl LoadError {
         }
     }
 
-    /// True if a new process on the same files may succeed: the device failed, or whoever has the
-    /// files could not be reached, and the checkpoint is not at fault.
+    /// Whether a new process with the same files may succeed: the device failed, or the source of
+    /// the files could not be reached, so that the checkpoint is not at fault.
     pub fn is_passing(&self) -> bool {
         match self {
             LoadError::Device(_) => true,
@@ -256,7 +256,7 @@ impl LoadError {
     }
 }
 
-/// A shape in a message.
+/// A shape, formatted for a message.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Dims(pub Vec<usize>);
 

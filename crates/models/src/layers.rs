@@ -1,6 +1,6 @@
-//! The layers that models are made of. Each knows how it is cut over the ranks, how its weights are
-//! stored, and how to compute itself with our CPU kernels or with MLX's own operations; a model file
-//! knows none of this.
+//! The layers that models are composed of. Each knows how it is divided among the ranks, how its
+//! weights are stored, and how to compute itself with our CPU kernels or with MLX's own operations;
+//! model files know none of this.
 
 mod attention;
 mod embedding;

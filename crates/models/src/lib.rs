@@ -1,9 +1,10 @@
-//! The mathematics of the models: checkpoints, weights, layers, caches, one file per architecture.
+//! Computation of the models: checkpoints, weights, layers, caches, one file per architecture.
 //!
-//! A model file states its mathematics once. How weights are cut over the ranks, how they are
-//! quantised, and whether our CPU kernels or MLX's own operations compute them, is the layers'
-//! business. The only collectives are inside layers: the sum after a row-parallel product, and the
-//! gathering of the logits; in a pipeline, the stream that one rank's layers hand to the next's.
+//! A model file contains only the mathematics of its architecture. The layers decide how weights
+//! are divided among the ranks, how they are quantised, and whether our CPU kernels or MLX's own
+//! operations compute them. All collectives are inside layers: the sum after a row-parallel
+//! product, and the gathering of the logits; in a pipeline, also the activations that the layers of
+//! one rank send to those of the next.
 //!
 //! ```text
 //!   checkpoint ─▶ weights ─▶ layers ─▶ arch ─▶ model ◀─ the runner

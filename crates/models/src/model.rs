@@ -1,4 +1,4 @@
-//! A loaded model: what the runner calls.
+//! A loaded model, the interface to the runner.
 
 use std::path::Path;
 
@@ -17,47 +17,47 @@ use crate::weights::{LoadCounters, LoadProgress};
 /// The rows of one step.
 #[derive(Clone, Debug)]
 pub struct Batch<'a> {
-    /// Tokens of all sequences, one after the other.
+    /// Tokens of all sequences, concatenated.
     pub tokens: &'a [TokenId],
-    /// The sequences' parts of `tokens`, in order and without gaps, one for each cache. Their
-    /// positions continue the cache's.
+    /// Part of each sequence in `tokens`, in order and without gaps, one for each cache. Its
+    /// positions follow those already in the cache.
     pub rows: Vec<Span>,
-    /// Indices into `tokens` of the rows whose output is wanted, for logits or for an embedding.
+    /// Indices into `tokens` of the rows whose output is needed, for logits or for an embedding.
     pub logits_at: Vec<usize>,
 }
 
-/// What a rank holds of a model.
+/// Facts about this rank's part of a model.
 #[derive(Clone, Debug)]
 pub struct ModelFacts {
     /// `model_type` of the checkpoint.
     pub architecture: String,
-    /// Decoder layers of the whole model.
+    /// Number of decoder layers of the whole model.
     pub num_layers: u32,
     /// Layers of this rank.
     pub layers: UnitRange,
     /// Width of the residual stream.
     pub hidden_size: u32,
-    /// Entries of the vocabulary.
+    /// Size of the vocabulary.
     pub vocab_size: u32,
-    /// Longest sequence the model was made for.
+    /// Maximum length of a sequence that the model was trained for, in tokens.
     pub context_tokens: u32,
     /// Query heads of this rank.
     pub heads: UnitRange,
     /// Key and value heads of this rank.
     pub kv_heads: UnitRange,
-    /// Inner dimension of the MLP on this rank.
+    /// Inner dimensions of the MLP on this rank.
     pub mlp: UnitRange,
     /// Vocabulary rows of this rank.
     pub vocab: UnitRange,
-    /// Bytes of one token's keys and values on this rank.
+    /// Size of one token's keys and values on this rank, in bytes.
     pub kv_bytes_per_token: u64,
-    /// Bytes of weights in this rank's memory.
+    /// Size of the weights in this rank's memory, in bytes.
     pub weights_bytes: u64,
-    /// Bytes of tensor data that this rank read.
+    /// Number of bytes of tensor data that this rank read.
     pub bytes_read: u64,
-    /// The part of `bytes_read` that other ranks read too.
+    /// Part of `bytes_read` that other ranks read too.
     pub replicated_bytes: u64,
-    /// The type that the model is computed in.
+    /// Type that the model is computed in.
     pub dtype: Dtype,
 }
 
@@ -74,7 +74,7 @@ impl Model {
     /// Loads this rank's part of the checkpoint in `dir`.
     ///
     /// # Errors
-    /// If the checkpoint is incomplete, damaged or unsupported, or memory runs out.
+    /// Fails if the checkpoint is incomplete, damaged or unsupported, or memory runs out.
     pub fn load(
         dir: &Path,
         parallel: &Parallel,
@@ -83,10 +83,10 @@ impl Model {
         Model::from_checkpoint(&Checkpoint::open(dir)?, parallel, progress)
     }
 
-    /// As [`Model::load`], of a checkpoint that was opened.
+    /// Like [`Model::load`], for a checkpoint that is already open.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Model::load`].
     pub fn from_checkpoint(
         checkpoint: &Checkpoint,
         parallel: &Parallel,
@@ -108,32 +108,34 @@ impl Model {
         Ok(Model { network, facts, cache_shape, has_last_layer })
     }
 
-    /// What this rank holds.
+    /// Returns facts about this rank's part of the model.
     pub fn facts(&self) -> &ModelFacts {
         &self.facts
     }
 
-    /// True if logits and states come out here; otherwise another rank of the pipeline has the
-    /// last layers.
+    /// Whether this rank has the last layer and so computes logits and states; otherwise another
+    /// rank of the pipeline does.
     pub fn has_last_layer(&self) -> bool {
         self.has_last_layer
     }
 
-    /// An empty cache for one sequence.
+    /// Creates an empty cache for one sequence.
     pub fn new_cache(&self) -> SequenceCache {
         SequenceCache::new(&self.cache_shape)
     }
 
     /// Builds the graph of one step and counts its tokens as held by `caches`, one for each span of
-    /// the batch. The result is the last layer's output `[logits_at, hidden]` for
-    /// [`logits`](Model::logits), the same on every rank that has the last layer. On the others it
-    /// is what is sent on when it is evaluated, `[tokens, hidden]`.
+    /// the batch. On ranks that have the last layer, the result is the last layer's output
+    /// `[logits_at, hidden]` for [`logits`](Model::logits), the same on each of them. On the other
+    /// ranks it is the activations `[tokens, hidden]`, which are sent on when the result is
+    /// evaluated.
     ///
-    /// Evaluate the result together with the caches' [`SequenceCache::arrays`]: a step without
-    /// logits has no other trace. If that fails, the caches are of no use any more.
+    /// Evaluate the result together with the caches' [`SequenceCache::arrays`], because the result
+    /// of a step without logits does not depend on the step's computation. If the evaluation fails,
+    /// the caches cannot be used any more.
     ///
     /// # Panics
-    /// If spans, caches and tokens do not fit together, or there are none.
+    /// Panics if spans, caches and tokens do not fit together, or there are no spans.
     #[track_caller]
     pub fn hidden(&self, batch: &Batch<'_>, caches: &mut [&mut SequenceCache]) -> Array {
         assert!(!batch.rows.is_empty(), "a step has rows");
@@ -152,22 +154,24 @@ impl Model {
         result
     }
 
-    /// The f32 logits `[rows, vocab]` of some rows of [`hidden`](Model::hidden), complete on every
-    /// rank, not yet computed.
+    /// Returns the f32 logits `[rows, vocab]` of some rows of [`hidden`](Model::hidden), complete
+    /// on every rank; not evaluated yet.
     pub fn logits(&self, hidden: &Array) -> Array {
         self.network.head(&self.network.norm(hidden))
     }
 
-    /// The final hidden states `[rows, hidden]` in f32 of some rows of [`hidden`](Model::hidden): after
-    /// the last norm, before the head. Not yet computed; no rank needs another one for it.
+    /// Returns the final hidden states `[rows, hidden]` in f32 of some rows of
+    /// [`hidden`](Model::hidden): after the last norm, before the head. Not evaluated yet; needs no
+    /// collective.
     pub fn states(&self, hidden: &Array) -> Array {
         self.network.norm(hidden).astype(Dtype::F32)
     }
 
-    /// [`hidden`](Model::hidden) and [`logits`](Model::logits) in one graph: `[logits_at, vocab]`.
+    /// Builds [`hidden`](Model::hidden) and [`logits`](Model::logits) in one graph, with the result
+    /// `[logits_at, vocab]`.
     ///
     /// # Panics
-    /// As [`hidden`](Model::hidden).
+    /// Panics like [`hidden`](Model::hidden).
     #[track_caller]
     pub fn forward(&self, batch: &Batch<'_>, caches: &mut [&mut SequenceCache]) -> Array {
         let hidden = self.hidden(batch, caches);
@@ -179,7 +183,7 @@ impl Model {
     }
 }
 
-/// The rows at `indices`.
+/// Returns the rows at `indices`.
 fn rows_of(h: &Array, indices: &[usize]) -> Array {
     let row = |idx: usize| i32::try_from(idx).expect("a step is small");
     let (first, len) = (indices[0], indices.len());

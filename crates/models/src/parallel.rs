@@ -1,4 +1,4 @@
-//! Who computes: this rank's place in its group, and the code that does the mathematics.
+//! The rank's position in its group, and the code that computes the layers.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -13,43 +13,43 @@ use jackalope_protocol::KernelTimings;
 use crate::error::LoadError;
 use crate::split::{Shares, Split, stages};
 
-/// The group of the current epoch. All layers hold the same cell, so that a new group takes its
-/// place without touching a weight.
+/// The group of the current epoch. All layers share this cell, so that a new group replaces the old
+/// one without any change to the weights.
 #[derive(Clone, Debug)]
 pub struct GroupCell(Rc<RefCell<mlx::Group>>);
 
 impl GroupCell {
-    /// A cell with a first group.
+    /// Creates a cell with a first group.
     pub fn new(group: mlx::Group) -> GroupCell {
         GroupCell(Rc::new(RefCell::new(group)))
     }
 
-    /// Puts a new epoch's group in place of the old one.
+    /// Replaces the group by that of a new epoch.
     pub fn replace(&self, group: mlx::Group) {
         *self.0.borrow_mut() = group;
     }
 
-    /// A handle to the current group.
+    /// Returns a handle to the current group.
     pub fn current(&self) -> mlx::Group {
         self.0.borrow().clone()
     }
 }
 
-/// Which code does the mathematics of the layers.
+/// The code that computes the layers.
 #[derive(Clone)]
 pub enum Compute {
-    /// Our CPU kernels, on these threads. Their results are batch-invariant: a row's bits do not
-    /// depend on what else is computed.
+    /// Our CPU kernels, on these threads. Their results are batch-invariant: the bits of a row do
+    /// not depend on what else is computed.
     Kernels(Arc<Threads>),
     /// MLX's own operations, on whatever device MLX uses.
     Stock,
 }
 
 impl Compute {
-    /// The kernels if MLX computes on the CPU, else MLX's own operations.
+    /// Returns the kernels if MLX computes on the CPU, else MLX's own operations.
     ///
     /// # Errors
-    /// When `JACKALOPE_CPU` names an instruction set that is not known or not there.
+    /// Fails if `JACKALOPE_CPU` names an instruction set that is unknown or not available.
     pub fn for_device(
         device: mlx::Device,
         num_threads: usize,
@@ -61,14 +61,14 @@ impl Compute {
         Ok(Compute::Kernels(Arc::new(Threads::with_instructions(num_threads, instructions))))
     }
 
-    /// From now on, the kernels' time is measured. MLX's own operations cannot be.
+    /// Starts measuring the time of the kernels. MLX's own operations cannot be measured.
     pub fn start_profile(&self) {
         if let Compute::Kernels(threads) = self {
             threads.start_profile();
         }
     }
 
-    /// What was measured since the last call.
+    /// Returns the measurements since the last call.
     pub fn take_profile(&self) -> Vec<KernelTimings> {
         let Compute::Kernels(threads) = self else { return Vec::new() };
         let timings = threads.take_profile().into_iter().map(|it| KernelTimings {
@@ -93,11 +93,11 @@ impl fmt::Debug for Compute {
     }
 }
 
-/// One rank's place among those that compute a model together: which part it holds of the layers
-/// that it has, and which layers these are.
+/// One rank's position among the ranks that compute a model together: which layers it has, and
+/// which part of them.
 #[derive(Clone, Debug)]
 pub struct Parallel {
-    /// Among the ranks that hold parts of the same layers.
+    /// Index among the ranks that hold parts of the same layers.
     rank: usize,
     shares: Shares,
     /// Set if other ranks have other layers.
@@ -106,20 +106,20 @@ pub struct Parallel {
     compute: Compute,
 }
 
-/// A rank's place in a pipeline. Activations go from the last rank, which has the first layers, to
-/// rank 0, which has the last ones.
+/// A rank's position in a pipeline. Activations go from the last rank, which has the first layers,
+/// to rank 0, which has the last ones.
 #[derive(Clone, Debug)]
 struct Stage {
     rank: usize,
-    /// Of each rank.
+    /// Number of layers of each rank.
     layers: Vec<u32>,
 }
 
 impl Parallel {
-    /// Rank `rank` of a model that is divided like this.
+    /// Creates the position of rank `rank` in a model with this split.
     ///
     /// # Errors
-    /// If the split is not for this rank, or gives a rank nothing.
+    /// Fails if the split has no part for this rank, or an empty part.
     pub fn new(
         rank: usize,
         split: &Split,
@@ -141,51 +141,51 @@ impl Parallel {
         })
     }
 
-    /// The only rank of its group.
+    /// Creates the position of the only rank of a group.
     pub fn single(compute: Compute) -> Parallel {
         let group = GroupCell::new(mlx::Group::single());
         Parallel { rank: 0, shares: Shares::even(1), stage: None, group, compute }
     }
 
-    /// The group of the current epoch.
+    /// Returns the group of the current epoch.
     pub fn group(&self) -> &GroupCell {
         &self.group
     }
 
-    /// The code that does the mathematics.
+    /// Returns the code that computes the layers.
     pub fn compute(&self) -> &Compute {
         &self.compute
     }
 
-    /// This rank among those that hold parts of the same layers.
+    /// Returns this rank's index among those that hold parts of the same layers.
     pub(crate) fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Number of ranks that hold parts of the same layers.
+    /// Returns the number of ranks that hold parts of the same layers.
     pub(crate) fn size(&self) -> usize {
         self.shares.num_ranks()
     }
 
-    /// The share of each of them.
+    /// Returns the share of each of these ranks.
     pub(crate) fn shares(&self) -> &Shares {
         &self.shares
     }
 
-    /// The sum of `x` over all ranks that hold parts of the same layers.
+    /// Returns the sum of `x` over all ranks that hold parts of the same layers.
     pub(crate) fn all_sum(&self, x: &mlx::Array) -> mlx::Array {
         if self.size() == 1 { x.clone() } else { self.group.current().all_sum(x) }
     }
 
-    /// These ranks' arrays, joined along the first dimension.
+    /// Returns the arrays of these ranks, concatenated along the first dimension.
     pub(crate) fn all_gather(&self, x: &mlx::Array) -> mlx::Array {
         if self.size() == 1 { x.clone() } else { self.group.current().all_gather(x) }
     }
 
-    /// The layers of this rank.
+    /// Returns the layers of this rank.
     ///
     /// # Errors
-    /// If a pipeline is for another number of layers.
+    /// Fails if the pipeline is for another number of layers.
     pub(crate) fn layers(&self, num_layers: usize) -> Result<Range<usize>, LoadError> {
         let Some(Stage { rank, layers }) = &self.stage else { return Ok(0..num_layers) };
         match stages(layers, num_layers) {
@@ -194,29 +194,29 @@ impl Parallel {
         }
     }
 
-    /// True if tokens enter here.
+    /// Whether this rank has the first layer, where tokens are embedded.
     pub(crate) fn has_first_layer(&self) -> bool {
         self.stage.as_ref().is_none_or(|stage| stage.rank + 1 == stage.layers.len())
     }
 
-    /// True if logits come out here.
+    /// Whether this rank has the last layer, which is followed by the head.
     pub(crate) fn has_last_layer(&self) -> bool {
         self.stage.as_ref().is_none_or(|stage| stage.rank == 0)
     }
 
-    /// What the rank with the layers before ours sends, of this shape.
+    /// Receives an array of this shape from the rank with the layers before ours.
     ///
     /// # Panics
-    /// If there is none.
+    /// Panics if there is no such rank.
     pub(crate) fn receive(&self, shape: &[i32], dtype: mlx::Dtype) -> mlx::Array {
         let stage = self.stage.as_ref().expect("only stages receive");
         self.group.current().recv(shape, dtype, stage.rank + 1)
     }
 
-    /// `x`, which is sent to the rank with the layers after ours when it is evaluated.
+    /// Returns `x`, which is sent to the rank with the layers after ours when it is evaluated.
     ///
     /// # Panics
-    /// If there is none.
+    /// Panics if there is no such rank.
     pub(crate) fn send(&self, x: &mlx::Array) -> mlx::Array {
         let stage = self.stage.as_ref().expect("only stages send");
         self.group.current().send(x, stage.rank - 1)

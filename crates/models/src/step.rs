@@ -1,4 +1,4 @@
-//! One step as the layers see it: rows of several sequences side by side.
+//! One step as the layers see it: rows of several sequences next to each other.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::cache::SequenceCache;
 use crate::layers::{Rope, RotationTable};
 
-/// A run of tokens of one sequence.
+/// Consecutive tokens of one sequence.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Span {
     /// Index of its first token in [`crate::Batch::tokens`].
@@ -16,16 +16,16 @@ pub struct Span {
     pub len: usize,
 }
 
-/// A run of rows with the place in its sequence.
+/// Consecutive rows of one sequence, with their position in it.
 #[derive(Clone, Debug)]
 pub(crate) struct StepSpan {
-    /// Rows of the step.
+    /// Range of rows of the step.
     pub(crate) rows: Range<usize>,
-    /// Position of the first one.
+    /// Position of the first row in its sequence.
     pub(crate) start: usize,
 }
 
-/// The rows of a step and the caches they belong to, one cache for each span.
+/// The rows of a step and the caches that they belong to, one cache for each span.
 pub(crate) struct Step<'a, 'b> {
     pub(crate) spans: Vec<StepSpan>,
     pub(crate) caches: &'a mut [&'b mut SequenceCache],
@@ -33,7 +33,7 @@ pub(crate) struct Step<'a, 'b> {
 }
 
 impl<'a, 'b> Step<'a, 'b> {
-    /// Counts the rows as held by their caches.
+    /// Creates the step and counts its rows as held by their caches.
     pub(crate) fn new(spans: &[Span], caches: &'a mut [&'b mut SequenceCache]) -> Step<'a, 'b> {
         assert_eq!(spans.len(), caches.len(), "one cache for each span");
         let mut next_idx = 0;
@@ -50,7 +50,7 @@ impl<'a, 'b> Step<'a, 'b> {
         Step { spans: step_spans, caches, tables: Vec::new() }
     }
 
-    /// The rotations of all rows; computed once per step, not once per layer.
+    /// Returns the rotations of all rows; computed once per step, not once per layer.
     pub(crate) fn rotations(&mut self, rope: &Rc<Rope>) -> Arc<RotationTable> {
         if let Some((_, table)) = self.tables.iter().find(|(known, _)| Rc::ptr_eq(known, rope)) {
             return Arc::clone(table);

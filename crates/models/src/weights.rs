@@ -1,5 +1,5 @@
-//! From a checkpoint's files to arrays: each rank reads its own byte ranges, and every tensor of
-//! the checkpoint is used.
+//! Loads a checkpoint's files into arrays: each rank reads its own byte ranges, and every tensor of
+//! the checkpoint must be used.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -11,25 +11,26 @@ use crate::checkpoint::{Checkpoint, ElementType, Pieces, QuantFormat, TensorEntr
 use crate::error::{Dims, LoadError};
 use crate::split::Cut;
 
-/// How far loading has come.
+/// Progress of loading.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct LoadProgress {
-    /// Bytes of the tensors dealt with, whether this rank needed all of them or a part.
+    /// Size in bytes of the tensors processed so far, whether this rank needed all of them or only
+    /// parts.
     pub done_bytes: u64,
-    /// Bytes of all tensors.
+    /// Size in bytes of all tensors.
     pub total_bytes: u64,
 }
 
-/// What loading cost.
+/// Counters of a finished load.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct LoadCounters {
-    /// The type that the model is computed in.
+    /// Type that the model is computed in.
     pub(crate) dtype: Dtype,
-    /// Bytes read from the files.
+    /// Number of bytes read from the files.
     pub(crate) bytes_read: u64,
-    /// The part of them that other ranks read too.
+    /// Part of `bytes_read` that other ranks read too.
     pub(crate) replicated_bytes: u64,
-    /// Bytes of the arrays made.
+    /// Size in bytes of the arrays created.
     pub(crate) weights_bytes: u64,
 }
 
@@ -53,17 +54,17 @@ pub(crate) struct Loader<'a> {
     done_bytes: Cell<u64>,
     total_bytes: u64,
     progress: RefCell<&'a mut dyn FnMut(LoadProgress)>,
-    /// Weights that are not yet in huge pages.
+    /// Weights that have not been moved into huge pages yet.
     settling: RefCell<Vec<Range<*const u8>>>,
     settling_bytes: Cell<usize>,
 }
 
-/// Weights are moved into huge pages when so many bytes have been read, and progress goes on.
+/// Number of bytes after whose reading weights are moved into huge pages.
 const SETTLE_BYTES: usize = 256 << 20;
 
 impl<'a> Loader<'a> {
-    /// Starts loading. `norm` names a tensor that is never quantised: its type is the one that all
-    /// of the model is computed in.
+    /// Starts loading. `norm` names a tensor that is never quantised; the whole model is computed
+    /// in its type.
     pub(crate) fn new(
         checkpoint: &'a Checkpoint,
         norm: &str,
@@ -94,20 +95,20 @@ impl<'a> Loader<'a> {
         })
     }
 
-    /// The checkpoint's tensors from the top.
+    /// Returns the root of the checkpoint's tensor names.
     pub(crate) fn root(&'a self) -> Weights<'a> {
         Weights { loader: self, path: String::new() }
     }
 
-    /// True if a layer used this tensor.
+    /// Whether a layer used this tensor.
     pub(crate) fn has_taken(&self, name: &str) -> bool {
         self.taken.borrow().contains(name)
     }
 
-    /// Ends loading.
+    /// Ends loading and returns the counters.
     ///
     /// # Errors
-    /// If a tensor was not used and `is_unneeded` does not know it either.
+    /// Fails if a tensor was not used and `is_unneeded` returns false for it.
     pub(crate) fn finish(
         &self,
         is_unneeded: impl Fn(&str) -> bool,
@@ -131,7 +132,7 @@ impl<'a> Loader<'a> {
         Ok(self.counters.get())
     }
 
-    /// An array for weights.
+    /// Creates an array for weights.
     fn array(&self, shape: &[usize], dtype: Dtype, fill: impl FnOnce(&mut [u8])) -> Array {
         Array::from_bytes(&dims(shape), dtype, |target| {
             fill(target);
@@ -140,8 +141,8 @@ impl<'a> Loader<'a> {
         })
     }
 
-    /// Moves what was read since the last time into huge pages: on the CPU a step streams all
-    /// weights through, and small pages cost up to a half of the memory's speed.
+    /// Moves the weights read since the last call into huge pages: on the CPU a step reads all
+    /// weights, and small pages cost up to half of the memory bandwidth.
     fn settle(&self) {
         let read = self.settling.take();
         if mlx::device() == mlx::Device::Cpu {
@@ -169,7 +170,7 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// A path into a checkpoint.
+/// A path in the names of a checkpoint's tensors.
 #[derive(Clone)]
 pub(crate) struct Weights<'a> {
     loader: &'a Loader<'a>,
@@ -177,25 +178,25 @@ pub(crate) struct Weights<'a> {
 }
 
 impl<'a> Weights<'a> {
-    /// The path below this one.
+    /// Returns the path below this one.
     pub(crate) fn at(&self, name: impl std::fmt::Display) -> Weights<'a> {
         let path =
             if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) };
         Weights { loader: self.loader, path }
     }
 
-    /// The type the model is computed in.
+    /// Returns the type that the model is computed in.
     pub(crate) fn dtype(&self) -> Dtype {
         self.loader.dtype
     }
 
-    /// How the layer here is quantised, if it is.
+    /// Returns the quantisation of the layer at this path; `None` if it is not quantised.
     pub(crate) fn quantization(&self, input: usize) -> Result<Option<QuantFormat>, LoadError> {
         self.loader.checkpoint.quantization(&self.path, input)
     }
 
-    /// Counts every tensor below this path as used: another rank loads them, and holds them
-    /// against what it expects.
+    /// Counts every tensor below this path as used: another rank loads these tensors and checks
+    /// them.
     pub(crate) fn leave_to_others(&self) {
         let loader = self.loader;
         let prefix = format!("{}.", self.path);
@@ -207,12 +208,12 @@ impl<'a> Weights<'a> {
         loader.done_bytes.set(done_bytes);
     }
 
-    /// True if the checkpoint has this tensor.
+    /// Whether the checkpoint has this tensor.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.loader.checkpoint.tensors.find(&self.at(name).path).is_some()
     }
 
-    /// A tensor of floats, in the type of the model.
+    /// Loads a tensor of floats, converted to the type of the model.
     pub(crate) fn floats(
         &self,
         name: &str,
@@ -230,7 +231,7 @@ impl<'a> Weights<'a> {
         Ok(array)
     }
 
-    /// A tensor of packed codes or of their eight-bit scales.
+    /// Loads a tensor of packed codes or of their eight-bit scales.
     pub(crate) fn integers(
         &self,
         name: &str,
@@ -252,7 +253,7 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// Finds a tensor, checks its shape, and notes that it was used.
+    /// Finds a tensor, checks its shape, and records that it was used.
     fn take(&self, name: &str, shape: &[usize]) -> Result<(String, &'a TensorEntry), LoadError> {
         let tensor = self.at(name).path;
         let expected = Dims(shape.to_vec());
@@ -269,7 +270,7 @@ impl<'a> Weights<'a> {
         Ok((tensor, entry))
     }
 
-    /// Copies a part of a tensor from its file into MLX's memory, once.
+    /// Copies a part of a tensor from its file directly into MLX's memory.
     fn read(&self, entry: &TensorEntry, dtype: Dtype, part: Part<'_>) -> Result<Array, LoadError> {
         let mut shape = entry.shape.clone();
         let width_bytes = shape.last().copied().unwrap_or(1) * dtype.size_bytes();
@@ -331,7 +332,7 @@ fn float_dtype(tensor: &str, entry: &TensorEntry) -> Result<Dtype, LoadError> {
     }
 }
 
-/// A shape as MLX counts it.
+/// Converts a shape to MLX's integer type.
 fn dims(shape: &[usize]) -> Vec<i32> {
     let dims = shape.iter().map(|&dim| i32::try_from(dim));
     dims.collect::<Result<_, _>>().expect("config.json bounds every dimension")

@@ -1,5 +1,5 @@
-//! The decoder that all architectures share: embedding, layers, final norm, head. A [`Family`] states
-//! its configuration and loads its layers.
+//! The decoder that all architectures share: embedding, layers, final norm, head. A [`Family`]
+//! provides its configuration and loads its layers.
 
 use std::fmt;
 
@@ -31,31 +31,31 @@ pub(super) struct DecoderConfig {
     pub(super) rope: RopeConfig,
 }
 
-/// An architecture, or several that differ only in their configuration. The value holds what its
-/// layers share.
+/// An architecture, or several that differ only in their configuration. The value holds the
+/// settings that its layers share.
 pub(super) trait Family: Sized {
     /// The fields of `config.json` that the family reads.
     type Config: DeserializeOwned;
 
-    /// A decoder layer.
+    /// The family's decoder layer.
     type Layer: DecoderLayer;
 
-    /// The fields that every family has.
+    /// Returns the fields that every family has.
     fn decoder(config: &Self::Config) -> &DecoderConfig;
 
     /// Checks the configuration.
     ///
     /// # Errors
-    /// If a value is out of bounds or not supported.
+    /// Fails if a value is out of bounds or not supported.
     fn new(config: &Self::Config, sizes: &Sizes<'_>) -> Result<Self, LoadError>;
 
-    /// The shape of the attention heads.
+    /// Returns the shape of the attention heads.
     fn heads(&self) -> HeadShape;
 
     /// Loads the layer `layer_idx`, whose tensors are at `w`.
     ///
     /// # Errors
-    /// If a tensor is missing or has another shape.
+    /// Fails if a tensor is missing or has another shape.
     fn load_layer(
         &self,
         w: &Weights<'_>,
@@ -64,12 +64,12 @@ pub(super) trait Family: Sized {
     ) -> Result<Self::Layer, LoadError>;
 }
 
-/// A layer between two others.
+/// A decoder layer.
 pub(super) trait DecoderLayer: fmt::Debug {
-    /// Adds what the layer computes to the residual stream.
+    /// Adds the layer's output to the residual stream.
     fn forward(&self, x: Residual, step: &mut Step<'_, '_>) -> Residual;
 
-    /// This rank's part of the inner dimension of the feed-forward block.
+    /// Returns this rank's part of the inner dimension of the feed-forward block.
     fn inner(&self) -> &Cut;
 }
 
@@ -81,7 +81,7 @@ pub(super) struct HeadShape {
     pub(super) head_dim: usize,
 }
 
-/// Sizes of the decoder, checked.
+/// Validated sizes of the decoder.
 #[derive(Debug)]
 pub(super) struct Sizes<'a> {
     pub(super) checkpoint: &'a Checkpoint,
@@ -94,7 +94,7 @@ pub(super) struct Sizes<'a> {
     vocab: usize,
 }
 
-/// What the layers of a decoder have in common.
+/// The settings that the layers of a decoder share.
 #[derive(Debug)]
 pub(super) struct Shared<'a> {
     pub(super) sizes: Sizes<'a>,
@@ -114,10 +114,10 @@ impl Sizes<'_> {
         })
     }
 
-    /// A size from `config.json`, within bounds.
+    /// Returns a size from `config.json` after checking its bounds.
     ///
     /// # Errors
-    /// If it is out of bounds.
+    /// Fails if the size is out of bounds.
     pub(super) fn dimension(&self, field: &'static str, size: u32) -> Result<usize, LoadError> {
         self.checkpoint.dimension(field, size)
     }
@@ -130,7 +130,7 @@ impl Shared<'_> {
     }
 }
 
-/// The network of a family, whose layers are `L`.
+/// The network of a family with layers of type `L`.
 #[derive(Debug)]
 pub(super) struct Decoder<L> {
     embed_tokens: Embedding,
@@ -146,7 +146,7 @@ impl<L: DecoderLayer> Decoder<L> {
     /// Loads the network of the family `F`.
     ///
     /// # Errors
-    /// If the configuration or a tensor does not fit.
+    /// Fails if the configuration or a tensor is invalid.
     pub(super) fn load<F: Family<Layer = L>>(
         w: &Weights<'_>,
         checkpoint: &Checkpoint,
@@ -208,13 +208,13 @@ impl<L: DecoderLayer> Network for Decoder<L> {
     }
 }
 
-/// True if head and embedding are one table. A checkpoint that does not say so is tied if it holds
-/// no table for the head.
+/// Whether head and embedding are one table. If `config.json` does not say so, they are tied if the
+/// checkpoint has no table for the head.
 fn is_tied(w: &Weights<'_>, stated: Option<bool>) -> bool {
     stated.unwrap_or_else(|| !w.at("lm_head").has("weight"))
 }
 
-/// Refuses activations that no family has.
+/// Refuses activations that no supported family has.
 fn check_activation(checkpoint: &Checkpoint, hidden_act: Option<&str>) -> Result<(), LoadError> {
     match hidden_act {
         None | Some("silu" | "swish") => Ok(()),

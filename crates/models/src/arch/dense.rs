@@ -17,17 +17,17 @@ pub(super) trait DenseFamily {
     /// The fields of `config.json` that the family reads.
     type Config: DeserializeOwned;
 
-    /// The fields that every family has.
+    /// Returns the fields that every family has.
     fn decoder(config: &Self::Config) -> &DecoderConfig;
 
-    /// What the configuration says of the layers.
+    /// Returns the settings of the layers.
     ///
     /// # Errors
-    /// If a value is out of bounds or not supported.
+    /// Fails if a value is out of bounds or not supported.
     fn layers(config: &Self::Config, sizes: &Sizes<'_>) -> Result<DenseLayers, LoadError>;
 }
 
-/// What the layers of a dense family have in common.
+/// The settings that the layers of a dense family share.
 #[derive(Debug)]
 pub(super) struct DenseLayers {
     pub(super) heads: HeadShape,
@@ -46,7 +46,7 @@ pub(super) struct DenseLayers {
     pub(super) rope: Rc<Rope>,
 }
 
-/// [`Family`] of a [`DenseFamily`].
+/// Implements [`Family`] for a [`DenseFamily`].
 #[derive(Debug)]
 pub(super) struct Dense<F> {
     layers: DenseLayers,
@@ -79,7 +79,7 @@ impl<F: DenseFamily> Family for Dense<F> {
     }
 }
 
-/// The layer.
+/// A dense decoder layer.
 #[derive(Debug)]
 pub(super) struct DenseLayer {
     input_layernorm: RmsNorm,
@@ -92,7 +92,7 @@ impl DenseLayer {
     /// Loads the layer `layer_idx`, whose tensors are at `w`.
     ///
     /// # Errors
-    /// If a tensor is missing or has another shape.
+    /// Fails if a tensor is missing or has another shape.
     fn load(
         w: &Weights<'_>,
         options: &DenseLayers,

@@ -7,10 +7,10 @@ use super::dense::{DenseFamily, DenseLayers};
 use crate::error::LoadError;
 use crate::layers::{Bias, Rope};
 
-/// Base of the rotations in checkpoints from before there was a field for it.
+/// Base of the rotations in checkpoints that predate the field for it.
 const LLAMA1_ROPE_THETA: f64 = 10_000.0;
 
-/// The family.
+/// Marker type of the Llama family.
 #[derive(Debug)]
 pub(super) enum Llama {}
 
@@ -60,7 +60,7 @@ impl DenseFamily for Llama {
     }
 }
 
-/// The window of each layer. A window without `layer_types` is not used, as in mlx-lm.
+/// Returns the window of each layer. A window without `layer_types` is ignored, as in mlx-lm.
 fn windows(config: &Config, sizes: &Sizes<'_>) -> Result<Vec<Option<usize>>, LoadError> {
     let Some(types) = &config.layer_types else { return Ok(vec![None; sizes.num_layers]) };
     if types.len() != sizes.num_layers {

@@ -1,5 +1,5 @@
-//! Qwen2 and Qwen2.5, dense (Yang et al. 2024): biases on queries, keys and values.
-//! Sliding windows, which no published checkpoint uses, are not used either, as in mlx-lm.
+//! Qwen2 and Qwen2.5, dense (Yang et al. 2024): biases on queries, keys and values. Sliding windows
+//! are ignored, as in mlx-lm; no published checkpoint uses them.
 
 use serde::Deserialize;
 
@@ -8,7 +8,7 @@ use super::dense::{DenseFamily, DenseLayers};
 use crate::error::LoadError;
 use crate::layers::{Bias, Rope};
 
-/// The family.
+/// Marker type of the Qwen2 family.
 #[derive(Debug)]
 pub(super) enum Qwen2 {}
 

@@ -1,5 +1,5 @@
 //! Qwen3, dense (Yang et al. 2025): each query and key head is normalised before its rotation.
-//! Sliding windows, which no published checkpoint uses, are not used either, as in mlx-lm.
+//! Sliding windows are ignored, as in mlx-lm; no published checkpoint uses them.
 
 use serde::Deserialize;
 
@@ -8,7 +8,7 @@ use super::dense::{DenseFamily, DenseLayers};
 use crate::error::LoadError;
 use crate::layers::{Bias, Rope};
 
-/// The family.
+/// Marker type of the Qwen3 family.
 #[derive(Debug)]
 pub(super) enum Qwen3 {}
 

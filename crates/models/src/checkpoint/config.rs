@@ -1,4 +1,4 @@
-//! Reading `config.json`.
+//! Reads `config.json`.
 
 use std::io;
 use std::path::Path;
@@ -10,13 +10,13 @@ use serde_json::Value;
 use super::files::{Files, Pieces};
 use crate::error::LoadError;
 
-/// The file.
+/// Name of the file.
 pub(super) const NAME: &str = "config.json";
 
-/// Longest `config.json`; the largest published ones are below 100 KB.
+/// Maximum length of `config.json`; the largest published ones are below 100 KB.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// The parsed file, which errors name `path`.
+/// Reads and parses the file; errors name it `path`.
 pub(super) fn read(path: &Path, files: &dyn Files) -> Result<Value, LoadError> {
     let failed = |source| LoadError::read(path, source);
     let is_config = |(name, _): &(String, u64)| name == NAME;
@@ -35,13 +35,13 @@ pub(super) fn read(path: &Path, files: &dyn Files) -> Result<Value, LoadError> {
     })
 }
 
-/// The fields that `C` names.
+/// Returns the fields that `C` declares.
 pub(super) fn parse<C: DeserializeOwned>(path: &Path, config: &Value) -> Result<C, LoadError> {
     C::deserialize(config)
         .map_err(|err| LoadError::Config { path: path.to_path_buf(), reason: err.to_string() })
 }
 
-/// A number, or transformers' way to write one that JSON cannot hold: `{"__float__": "Infinity"}`.
+/// A number, or transformers' notation for one that JSON cannot hold: `{"__float__": "Infinity"}`.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Float {
@@ -57,7 +57,7 @@ enum Tag {
     NaN,
 }
 
-/// For `#[serde(deserialize_with = "float")]` on an `Option<f64>`.
+/// Deserializes an `Option<f64>`, for `#[serde(deserialize_with = "float")]`.
 pub(crate) fn float<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     Ok(Option::<Float>::deserialize(deserializer)?.map(|float| match float {
         Float::Number(number) => number,

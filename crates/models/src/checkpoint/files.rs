@@ -1,4 +1,5 @@
-//! Where a checkpoint's files are read from: a directory here, or whatever else can list and read them.
+//! Sources of a checkpoint's files: a local directory, or anything else that can list and read
+//! them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,19 +12,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use jackalope_protocol::FileState;
 use thiserror::Error;
 
-/// Equal pieces of a file, at equal distances. They fill a target one after another.
+/// Pieces of a file that have the same length and the same distance. They are read into one target,
+/// one after another.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Pieces {
-    /// Where the first begins.
+    /// Offset of the first piece in the file.
     pub offset: u64,
-    /// Bytes of each.
+    /// Length of each piece in bytes.
     pub piece_bytes: usize,
-    /// From the beginning of one to that of the next.
+    /// Distance between the beginnings of two consecutive pieces, in bytes.
     pub stride_bytes: u64,
 }
 
 impl Pieces {
-    /// One run of bytes.
+    /// Creates a single contiguous piece.
     pub fn run(offset: u64, num_bytes: usize) -> Pieces {
         Pieces { offset, piece_bytes: num_bytes, stride_bytes: num_bytes as u64 }
     }
@@ -31,27 +33,27 @@ impl Pieces {
 
 /// The files of a checkpoint.
 pub trait Files: fmt::Debug + Send + Sync {
-    /// The directory, as errors name it.
+    /// Returns the directory, as errors name it.
     fn place(&self) -> &Path;
 
-    /// What is directly in it, with sizes in bytes.
+    /// Lists the files directly in the directory, with their sizes in bytes.
     ///
     /// # Errors
-    /// Whatever the place says.
+    /// Returns errors of the underlying storage.
     fn list(&self) -> io::Result<Vec<(String, u64)>>;
 
-    /// Fills `target` with pieces of a file, as many as it has room for.
+    /// Fills `target` with pieces of a file, as many as fit.
     ///
     /// # Errors
-    /// Whatever the place says, and if the file ends before. An error that another attempt may mend
-    /// has the kind [`io::ErrorKind::ConnectionAborted`].
+    /// Returns errors of the underlying storage, and an error if the file ends too early. An error
+    /// that a retry may resolve has the kind [`io::ErrorKind::ConnectionAborted`].
     fn read(&self, file: &str, pieces: Pieces, target: &mut [u8]) -> io::Result<()>;
 
     /// Returns the states of these files as opened for reading: if a file is replaced in its
     /// directory, open handles still refer to the old one.
     ///
     /// # Errors
-    /// Errors of the underlying storage.
+    /// Returns errors of the underlying storage.
     fn states(&self, files: &[String]) -> io::Result<Vec<FileState>>;
 }
 
@@ -70,12 +72,12 @@ impl From<OtherContent> for io::Error {
     }
 }
 
-/// The files in a local directory. Each is opened once.
+/// Returns the files in a local directory. Each file is opened once.
 pub fn local(dir: &Path) -> Arc<dyn Files> {
     Arc::new(Dir::new(dir))
 }
 
-/// A directory of this machine.
+/// A local directory.
 struct Dir {
     path: PathBuf,
     open: Mutex<HashMap<String, Arc<File>>>,
@@ -111,10 +113,10 @@ impl Files for Dir {
     fn list(&self) -> io::Result<Vec<(String, u64)>> {
         let mut listed = Vec::new();
         for entry in fs::read_dir(&self.path)? {
-            // Nothing that is read has a name beyond UTF-8.
+            // Every file that is read has a name in UTF-8.
             let Ok(name) = entry?.file_name().into_string() else { continue };
-            // Caches hold links to files; one that leads nowhere is as good as absent, unless it is
-            // wanted, and then says so when it is opened.
+            // Download caches hold symbolic links to files. A broken link counts as empty here; if
+            // the file is needed, opening it reports the error.
             let num_bytes = fs::metadata(self.path.join(&name)).map_or(0, |it| it.len());
             listed.push((name, num_bytes));
         }

@@ -1,7 +1,7 @@
-//! Which layers are quantised, and how.
+//! Determines which layers are quantised, and how.
 //!
-//! The presence of a layer's `.scales` is the truth. Bits and group size follow from the shapes of
-//! its tensors, the mode from the type of the scales; what `config.json` says about a single layer
+//! A layer is quantised if it has a `.scales` tensor. Bits and group size follow from the shapes of
+//! its tensors, the mode from the type of the scales; the entry of `config.json` for a single layer
 //! must agree.
 
 use std::collections::BTreeMap;
@@ -15,10 +15,10 @@ use serde_json::Value;
 use super::tensors::{ElementType, TensorIndex};
 use crate::error::LoadError;
 
-/// What a refusal lists.
+/// Formats that an error message lists.
 const SUPPORTED: &[&str] = &["MLX's affine", "mxfp4", "nvfp4", "mxfp8"];
 
-/// What `config.json` says about single layers.
+/// The entries of `config.json` for single layers.
 #[derive(Debug, Default)]
 pub(super) struct QuantizationMap {
     config_path: PathBuf,
@@ -33,7 +33,7 @@ enum Override {
     Format(QuantFormat),
 }
 
-/// A layer's entry. Without a mode it is affine, whatever the mode of the others.
+/// The entry of a layer. Without a mode it is affine, whatever the mode of the other layers.
 #[derive(Deserialize)]
 struct OverrideFields {
     group_size: u32,
@@ -71,14 +71,15 @@ impl QuantizationMap {
                     let format = override_format(path, module, value)?;
                     overrides.insert(module.clone(), Override::Format(format));
                 }
-                // The default for all layers, which the shapes tell as well.
+                // The default for all layers, which also follows from the shapes.
                 _ => {}
             }
         }
         Ok(QuantizationMap { config_path: path.to_path_buf(), overrides })
     }
 
-    /// The format of the layer at `module` with `input` features; `None` if it is plain.
+    /// Returns the format of the layer at `module` with `input` features; `None` if it is not
+    /// quantised.
     pub(super) fn format(
         &self,
         tensors: &TensorIndex,
@@ -135,7 +136,7 @@ fn override_format(path: &Path, module: &str, value: &Value) -> Result<QuantForm
     Ok(QuantFormat { mode, bits: fields.bits, group_size: fields.group_size })
 }
 
-/// The format that a layer's tensors show.
+/// Infers the format from a layer's tensors.
 fn infer(
     tensors: &TensorIndex,
     module: &str,

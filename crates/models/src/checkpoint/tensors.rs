@@ -1,4 +1,4 @@
-//! The headers of safetensors files: which tensor lies where.
+//! Reads the headers of safetensors files: the position of each tensor.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use safetensors::tensor::Metadata;
 use super::files::{Files, Pieces};
 use crate::error::LoadError;
 
-/// Longest header, as in the reference implementation.
+/// Maximum length of a header, as in the reference implementation.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// An element type that models are stored in.
@@ -26,17 +26,17 @@ pub enum ElementType {
     U32,
     /// Scales of the floating-point quantisations.
     U8,
-    /// Something no supported architecture uses.
+    /// A type that no supported architecture uses.
     Other(Dtype),
 }
 
 impl ElementType {
-    /// True for the types that weights are computed in.
+    /// Whether weights of this type are floats, in which a model can be computed.
     pub fn is_float(self) -> bool {
         matches!(self, ElementType::F32 | ElementType::F16 | ElementType::Bf16)
     }
 
-    /// Its name in a safetensors header.
+    /// Returns the name in a safetensors header.
     pub fn name(self) -> String {
         match self {
             ElementType::F32 => Dtype::F32,
@@ -77,7 +77,7 @@ impl TensorFile {
         self.read(Pieces::run(offset, target.len()), target)
     }
 
-    /// Fills `target` with pieces.
+    /// Fills `target` with pieces of the file.
     pub(crate) fn read(&self, pieces: Pieces, target: &mut [u8]) -> Result<(), LoadError> {
         self.files
             .read(&self.name, pieces, target)
@@ -85,22 +85,22 @@ impl TensorFile {
     }
 }
 
-/// A tensor's place and shape.
+/// The position and shape of a tensor.
 #[derive(Clone, Debug)]
 pub struct TensorEntry {
     pub(crate) file: Arc<TensorFile>,
-    /// Where its bytes begin in the file.
+    /// Offset of its bytes in the file.
     pub(crate) offset: u64,
     /// Element type.
     pub element_type: ElementType,
     /// Dimensions.
     pub shape: Vec<usize>,
-    /// Its length in the file.
+    /// Length in the file, in bytes.
     pub num_bytes: u64,
 }
 
 impl TensorEntry {
-    /// The file that holds it.
+    /// Returns the path of the file that holds the tensor.
     pub fn path(&self) -> &Path {
         &self.file.path
     }
@@ -113,7 +113,7 @@ pub struct TensorIndex {
 }
 
 impl TensorIndex {
-    /// The tensors whose names begin with `prefix`.
+    /// Returns the tensors whose names begin with `prefix`.
     pub(crate) fn below<'a>(
         &'a self,
         prefix: &'a str,
@@ -123,8 +123,8 @@ impl TensorIndex {
             .map(|(name, entry)| (name.as_str(), entry))
     }
 
-    /// Reads the headers of all `model*.safetensors`. An index file is not consulted: the headers say
-    /// it all, and old index files are wrong now and then.
+    /// Reads the headers of all `model*.safetensors`. An index file is not read: the headers are
+    /// complete, and old index files are sometimes wrong.
     pub(super) fn open(files: &Arc<dyn Files>) -> Result<TensorIndex, LoadError> {
         let mut entries: BTreeMap<String, TensorEntry> = BTreeMap::new();
         for (name, num_bytes) in weight_files(&**files)? {
@@ -142,23 +142,23 @@ impl TensorIndex {
         Ok(TensorIndex { entries })
     }
 
-    /// The tensor of this name.
+    /// Returns the tensor with this name.
     pub fn find(&self, name: &str) -> Option<&TensorEntry> {
         self.entries.get(name)
     }
 
-    /// All names, in order.
+    /// Returns all names, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
-    /// Bytes of all tensors together.
+    /// Returns the size of all tensors together, in bytes.
     pub fn num_bytes(&self) -> u64 {
         self.entries.values().map(|entry| entry.num_bytes).sum()
     }
 }
 
-/// The weight files in order, with their sizes.
+/// Returns the weight files in order, with their sizes in bytes.
 fn weight_files(files: &dyn Files) -> Result<Vec<(String, u64)>, LoadError> {
     let place = files.place();
     let listed =
@@ -180,7 +180,7 @@ fn read_header(
     let path = &file.path;
     let malformed = |reason: String| LoadError::Header { path: path.clone(), reason };
     if found_bytes < 8 {
-        // A link that leads nowhere is no file of no bytes.
+        // A broken link is listed with a size of 0; this read reports its error.
         file.read_at(0, &mut [])?;
         return Err(malformed(format!("file has {found_bytes} bytes")));
     }

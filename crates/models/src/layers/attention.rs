@@ -1,4 +1,4 @@
-//! Causal attention of a step's rows, each sequence on its own keys and values.
+//! Causal attention of a step's rows; each sequence attends to its own keys and values.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::split::{Cut, HeadCounts, HeadCut, cut_heads};
 use crate::step::{Step, StepSpan};
 use crate::weights::Weights;
 
-/// The heads of a model's attention and this rank's part of them.
+/// The attention heads of a model and this rank's part of them.
 #[derive(Clone, Debug)]
 pub(crate) struct Heads {
     pub(crate) head_dim: usize,
@@ -31,7 +31,8 @@ pub(crate) struct Heads {
 }
 
 impl Heads {
-    /// Cuts heads so that `o_proj`, whose input they are, is cut between quantisation groups.
+    /// Divides heads such that `o_proj`, which takes them as input, is cut between quantisation
+    /// groups.
     pub(crate) fn new(
         checkpoint: &Checkpoint,
         (heads, kv_heads, head_dim): (usize, usize, usize),
@@ -49,7 +50,7 @@ impl Heads {
         Ok(Heads { head_dim, cut, unit: counts.heads_unit })
     }
 
-    /// Loads `o_proj`, which takes the heads' results.
+    /// Loads `o_proj`, whose input are the heads' results.
     pub(crate) fn o_proj(
         &self,
         w: &Weights<'_>,
@@ -61,33 +62,33 @@ impl Heads {
         Linear::row(w, input, hidden, bias, parallel)
     }
 
-    /// The output of `q_proj`.
+    /// Returns the division of `q_proj`'s output.
     pub(crate) fn queries(&self) -> Cut {
         self.cut.heads.scaled(self.head_dim)
     }
 
-    /// The output of `k_proj` and of `v_proj`.
+    /// Returns the division of the output of `k_proj` and of `v_proj`.
     pub(crate) fn keys(&self) -> Cut {
         self.cut.kv_heads.scaled(self.head_dim)
     }
 }
 
-/// The layers and numbers attention is made of.
+/// The layers and settings of an attention block.
 #[derive(Debug)]
 pub(crate) struct AttentionParts {
-    /// `[hidden] -> [heads, head_dim]`.
+    /// Projection `[hidden] -> [heads, head_dim]`.
     pub(crate) q_proj: Linear,
-    /// `[hidden] -> [kv_heads, head_dim]`.
+    /// Projection `[hidden] -> [kv_heads, head_dim]`.
     pub(crate) k_proj: Linear,
-    /// `[hidden] -> [kv_heads, head_dim]`.
+    /// Projection `[hidden] -> [kv_heads, head_dim]`.
     pub(crate) v_proj: Linear,
-    /// `[heads, head_dim] -> [hidden]`, summed over ranks.
+    /// Projection `[heads, head_dim] -> [hidden]`, summed over ranks.
     pub(crate) o_proj: Linear,
     /// Norms of each query and each key head.
     pub(crate) head_norms: Option<(RmsNorm, RmsNorm)>,
     pub(crate) rope: Rc<Rope>,
     pub(crate) heads: Heads,
-    /// Positions a query sees, its own included; `None` if all.
+    /// Number of positions that a query sees, including its own; `None` if all.
     pub(crate) window: Option<usize>,
 }
 
@@ -112,7 +113,7 @@ impl Attention {
         Attention { parts, layer_idx, scale, dtype, parallel: parallel.clone() }
     }
 
-    /// `residual + attention(norm(residual))`.
+    /// Returns `residual + attention(norm(residual))`.
     pub(crate) fn add_to(
         &self,
         residual: Residual,
@@ -128,7 +129,7 @@ impl Attention {
             .kernel_block(norm, &parts.o_proj, threads, move |x, threads| kernel.run(x, threads))
     }
 
-    /// What the heads' part of the primitive's closure holds.
+    /// Creates the part of the primitive's closure that computes the heads.
     fn kernel(&self, step: &mut Step<'_, '_>) -> AttentionKernel {
         let parts = &self.parts;
         let linears = [&parts.q_proj, &parts.k_proj, &parts.v_proj];
@@ -154,7 +155,7 @@ impl Attention {
         }
     }
 
-    /// The heads' results by MLX, one sequence after the other.
+    /// Computes the heads' results with MLX, one sequence after the other.
     fn stock_heads(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
         let parts = &self.parts;
         let mut q = self.split(&parts.q_proj.stock(x)); // [tokens, heads, head_dim]
@@ -183,7 +184,7 @@ impl Attention {
         x.reshape(&[x.dim(0), -1, dim(self.parts.heads.head_dim)])
     }
 
-    /// `q` are the last positions of `k` and `v`.
+    /// Computes attention with MLX; `q` belongs to the last positions of `k` and `v`.
     fn stock_attention(&self, q: &Array, k: &Array, v: &Array) -> Array {
         let (num_queries, num_keys) = (q.dim(2), k.dim(2));
         let window = self.parts.window.map_or(num_keys, dim);
@@ -204,7 +205,7 @@ impl Attention {
     }
 }
 
-/// What the attention primitive's closure holds: everything but the weights' arrays.
+/// The state of the attention primitive's closure: everything except the weights' arrays.
 struct AttentionKernel {
     qkv: [LinearKernel; 3],
     norms: Option<[NormKernel; 2]>,
@@ -216,7 +217,7 @@ struct AttentionKernel {
 }
 
 impl AttentionKernel {
-    /// The heads' results `[tokens, heads * head_dim]` for `x` `[tokens, hidden]`.
+    /// Computes the heads' results `[tokens, heads * head_dim]` for `x` `[tokens, hidden]`.
     fn run(&self, x: Elements<'_>, threads: &Threads) -> Floats {
         let [mut q, mut k, v] = LinearKernel::products(&self.qkv, x, threads);
         let norms = self.norms.as_ref().map(|norms| norms.each_ref().map(NormKernel::of_heads));

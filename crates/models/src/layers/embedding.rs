@@ -1,4 +1,5 @@
-//! The vocabulary, whose rows are divided over the ranks: tokens to vectors, and vectors to logits.
+//! The vocabulary, whose rows are divided among the ranks: converts tokens to vectors, and vectors
+//! to logits.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,14 +19,14 @@ use crate::weights::Weights;
 #[derive(Debug)]
 struct Table {
     matrix: Matrix,
-    /// Every rank's rows.
+    /// Rows of each rank.
     cuts: Vec<Cut>,
     dtype: Dtype,
     parallel: Parallel,
 }
 
 impl Table {
-    /// Nothing of it if this rank has no use for it.
+    /// Loads this rank's rows; none if this rank does not use the table.
     fn load(
         w: &Weights<'_>,
         (vocab, hidden): (usize, usize),
@@ -45,7 +46,7 @@ impl Table {
         &self.cuts[self.parallel.rank()]
     }
 
-    /// The rows of `ids` that this rank holds; the others are zeros.
+    /// Returns the rows of `ids`; rows that this rank does not hold are zeros.
     fn rows(&self, ids: &[TokenId], hidden: usize) -> Array {
         let shape = [dim(ids.len()), dim(hidden)];
         if self.matrix.is_empty() {
@@ -82,7 +83,7 @@ impl Table {
         Array::where_(&held, &rows, &Array::scalar_of(0.0, self.dtype))
     }
 
-    /// The logits of this rank's rows for `x` `[n, hidden]`, f32 with our kernels.
+    /// Returns the logits of this rank's rows for `x` `[n, hidden]`, in f32 with our kernels.
     fn logits(&self, x: &Array) -> Array {
         let threads = match self.parallel.compute() {
             Compute::Kernels(threads) => threads,
@@ -95,7 +96,7 @@ impl Table {
         })
     }
 
-    /// The logits of this rank's rows and zeros after them, `[n, width]`.
+    /// Returns the logits of this rank's rows, padded with zeros to `[n, width]`.
     fn padded_logits(&self, x: &Array, width: usize) -> Array {
         let dtype = match self.parallel.compute() {
             Compute::Kernels(_) => Dtype::F32,
@@ -109,7 +110,7 @@ impl Table {
         }
     }
 
-    /// The logits of all rows, f32 `[n, vocab]`, on every rank.
+    /// Returns the logits of all rows, f32 `[n, vocab]`, on every rank.
     fn all_logits(&self, x: &Array) -> Array {
         let num_rows = x.dim(0);
         if self.parallel.size() == 1 {
@@ -128,8 +129,8 @@ impl Table {
     }
 }
 
-/// Loads the table of `embed`, where the first layer is, and that of `head`, where the last one is.
-/// Without `head` both are one table.
+/// Loads the table of `embed` on ranks that have the first layer, and the table of `head` on ranks
+/// that have the last one. Without `head` both are one table.
 pub(crate) fn vocabulary(
     embed: &Weights<'_>,
     head: Option<&Weights<'_>>,
@@ -146,7 +147,7 @@ pub(crate) fn vocabulary(
     Ok((Embedding { table, hidden: shape.1 }, Head { table: head }))
 }
 
-/// Token ids to vectors.
+/// Converts token ids to vectors.
 #[derive(Clone, Debug)]
 pub(crate) struct Embedding {
     table: Rc<Table>,
@@ -154,27 +155,27 @@ pub(crate) struct Embedding {
 }
 
 impl Embedding {
-    /// The begin of the residual stream.
+    /// Returns the beginning of the residual stream.
     pub(crate) fn forward(&self, ids: &[TokenId]) -> Residual {
         let rows = self.table.rows(ids, self.hidden);
         Residual::new(self.table.parallel.all_sum(&rows), &self.table.parallel)
     }
 }
 
-/// Vectors to logits.
+/// Converts vectors to logits.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     table: Rc<Table>,
 }
 
 impl Head {
-    /// Vocabulary rows of this rank, of this table or of the embedding's.
+    /// Returns this rank's rows of the head's table; if it has none, those of the embedding's.
     pub(crate) fn rows(&self, embedding: &Embedding) -> Cut {
         let own = self.table.own();
         if own.is_empty() { embedding.table.own().clone() } else { own.clone() }
     }
 
-    /// f32 `[n, vocab]` for `x` `[n, hidden]`.
+    /// Returns f32 logits `[n, vocab]` for `x` `[n, hidden]`.
     pub(crate) fn forward(&self, x: &Array) -> Array {
         self.table.all_logits(x)
     }

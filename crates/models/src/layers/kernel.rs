@@ -1,5 +1,5 @@
-//! The step from MLX's buffers to our kernels: weight matrices as they are held, and the reading of
-//! a custom primitive's inputs in the order in which they were given.
+//! Connects MLX's buffers to our kernels: weight matrices in the form in which they are stored, and
+//! access to a custom primitive's inputs in the order in which they were passed.
 
 use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) struct Matrix {
     format: Option<QuantFormat>,
     output: usize,
     input: usize,
-    /// Made when our kernels first ask for it.
+    /// Created when our kernels first need it.
     kernel: OnceCell<Arc<MatrixKernel>>,
 }
 
@@ -33,7 +33,7 @@ enum Stored {
     Quantized(quant::Quantized),
 }
 
-/// Which dimension of a matrix is cut.
+/// The dimension in which a matrix is divided.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum MatrixCut<'a> {
     Output { output: &'a Cut, input: usize },
@@ -75,17 +75,17 @@ impl Matrix {
         Ok(Matrix { stored, format, output, input, kernel: OnceCell::new() })
     }
 
-    /// Rows of this rank's part.
+    /// Returns the number of rows of this rank's part.
     pub(super) fn output(&self) -> usize {
         self.output
     }
 
-    /// True if this rank holds nothing of it.
+    /// Whether this rank holds nothing of the matrix.
     pub(super) fn is_empty(&self) -> bool {
         self.output == 0 || self.input == 0
     }
 
-    /// For use inside a primitive.
+    /// Returns the matrix for use inside a primitive.
     pub(super) fn kernel(&self) -> Arc<MatrixKernel> {
         let kernel = || {
             let Matrix { format, output, input, .. } = *self;
@@ -102,7 +102,7 @@ impl Matrix {
         Arc::clone(self.kernel.get_or_init(kernel))
     }
 
-    /// `x · selfᵀ` by MLX, for `x` `[tokens, input]`.
+    /// Computes `x · selfᵀ` with MLX, for `x` `[tokens, input]`.
     pub(super) fn stock_product(&self, x: &Array) -> Array {
         match &self.stored {
             Stored::Plain(weight) => x.matmul(&weight.transpose(&[1, 0])),
@@ -110,7 +110,7 @@ impl Matrix {
         }
     }
 
-    /// The rows of `ids` by MLX, each of which must be held, in `dtype`.
+    /// Returns the rows of `ids`, all of which must be on this rank, in `dtype`, with MLX.
     pub(super) fn stock_rows(&self, ids: &Array, dtype: Dtype) -> Array {
         match &self.stored {
             Stored::Plain(weight) => weight.take(ids, 0),
@@ -165,15 +165,15 @@ fn stock_format(format: QuantFormat) -> quant::Format {
     quant::Format { mode, bits: small(format.bits), group_size: small(format.group_size) }
 }
 
-/// The memory of a weight.
+/// Returns the memory of a weight.
 pub(super) fn pinned(weight: &Array) -> Pinned {
     weight.pin().expect("a loaded weight needs no computing")
 }
 
-/// The floats of a weight.
+/// Returns the floats of a weight.
 ///
 /// # Panics
-/// If it has none.
+/// Panics if the weight is not of a float type.
 #[track_caller]
 pub(super) fn elements(weight: &Pinned) -> Elements<'_> {
     match weight.dtype() {
@@ -184,7 +184,7 @@ pub(super) fn elements(weight: &Pinned) -> Elements<'_> {
     }
 }
 
-/// A matrix for the kernels.
+/// A weight matrix for the kernels.
 #[derive(Debug)]
 pub(super) struct MatrixKernel {
     values: Values,
@@ -200,12 +200,13 @@ enum Values {
 }
 
 impl MatrixKernel {
-    /// `out = x · selfᵀ`.
+    /// Computes `out = x · selfᵀ`.
     pub(super) fn multiply(&self, x: Elements<'_>, out: ElementsMut<'_>, threads: &Threads) {
         kernels::matmul_each(x, vec![Product { matrix: self.view(), out }], threads);
     }
 
-    /// `out = rows of ids`, of which row 0 is held for `first_id`; rows held elsewhere are zeros.
+    /// Copies the rows of `ids` to `out`. Row 0 of the matrix belongs to `first_id`; rows held by
+    /// other ranks become zeros.
     pub(super) fn gather(
         &self,
         (ids, first_id): (&[u32], u32),
@@ -222,7 +223,7 @@ impl MatrixKernel {
         }
     }
 
-    /// As the kernels take it.
+    /// Returns the matrix in the form that the kernels take.
     pub(super) fn view(&self) -> kernels::Matrix<'_> {
         let MatrixKernel { output: out, input, .. } = *self;
         match (&self.values, self.format) {
@@ -253,7 +254,8 @@ pub(super) struct DivisibleKernel {
 }
 
 impl DivisibleKernel {
-    /// `x · matrixᵀ`. The sum over the ranks has the same bits as the result of a single rank.
+    /// Computes `x · matrixᵀ`. The sum over the ranks has the same bits as the result of a single
+    /// rank.
     pub(super) fn multiply(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
         let MatrixKernel { input, output, .. } = *self.matrix;
         let mut sums = vec![0.0; x.len() / input * output];
@@ -262,21 +264,21 @@ impl DivisibleKernel {
     }
 }
 
-/// The inputs of a primitive, taken one after the other.
+/// The inputs of a primitive, consumed one after the other.
 pub(super) struct Inputs<'a> {
     buffers: &'a [Buffer<'a>],
     taken: Cell<usize>,
 }
 
 impl<'a> Inputs<'a> {
-    /// The next input.
+    /// Returns the next input.
     #[track_caller]
     pub(super) fn next(&self) -> &'a Buffer<'a> {
         let idx = self.taken.replace(self.taken.get() + 1);
         &self.buffers[idx]
     }
 
-    /// The next input, as floats.
+    /// Returns the next input as floats.
     #[track_caller]
     pub(super) fn elements(&self) -> Elements<'a> {
         let buffer = self.next();
@@ -289,19 +291,19 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// The outputs of a primitive, taken one after the other.
+/// The outputs of a primitive, consumed one after the other.
 pub(super) struct Outputs<'a, 'b> {
     buffers: std::slice::IterMut<'a, BufferMut<'b>>,
 }
 
 impl<'a, 'b> Outputs<'a, 'b> {
-    /// The next output.
+    /// Returns the next output.
     #[track_caller]
     pub(super) fn next(&mut self) -> ElementsMut<'a> {
         elements_mut(self.next_buffer())
     }
 
-    /// The next output, as f64.
+    /// Returns the next output as f64.
     #[track_caller]
     pub(super) fn next_sums(&mut self) -> &'a mut [f64] {
         self.next_buffer().values_mut::<f64>()
@@ -313,7 +315,7 @@ impl<'a, 'b> Outputs<'a, 'b> {
     }
 }
 
-/// A graph node that runs `work` on its inputs and its outputs of floats.
+/// Creates a graph node that runs `work` on its inputs and its outputs of floats.
 #[track_caller]
 pub(super) fn primitives(
     name: &'static str,
@@ -330,7 +332,7 @@ pub(super) fn primitives(
     })
 }
 
-/// As [`primitives`] with one output.
+/// Like [`primitives`], with one output.
 #[track_caller]
 pub(super) fn primitive(
     name: &'static str,
@@ -355,19 +357,20 @@ fn elements_mut<'a>(buffer: &'a mut BufferMut<'_>) -> ElementsMut<'a> {
     }
 }
 
-/// Zeros `[tokens, width]` that are computed after `x` `[tokens, …]`.
+/// Returns zeros `[tokens, width]` that are computed after `x` `[tokens, …]`.
 ///
-/// MLX orders a graph by its dependencies alone. What a rank without a part of a layer adds to a
-/// collective must therefore depend on the collective before, or the two may change places.
+/// MLX orders a graph by its dependencies alone. So the input of a collective must depend on the
+/// previous collective even on a rank that has no part of a layer; otherwise the two could be
+/// swapped.
 pub(super) fn zeros_after(x: &Array, width: usize, dtype: Dtype) -> Array {
     let column = x.slice_axis(1, 0, 1);
     column.less(&column).astype(dtype).broadcast_to(&[x.dim(0), dim(width)])
 }
 
-/// The kernels' name of the type that a model is computed in.
+/// Returns the kernels' name of the type that a model is computed in.
 ///
 /// # Panics
-/// If it is no float.
+/// Panics if it is not a float type.
 #[track_caller]
 pub(crate) fn float(dtype: Dtype) -> Float {
     match dtype {
@@ -378,7 +381,7 @@ pub(crate) fn float(dtype: Dtype) -> Float {
     }
 }
 
-/// A dimension as MLX counts it.
+/// Converts a dimension to MLX's integer type.
 pub(crate) fn dim(len: usize) -> i32 {
     i32::try_from(len).expect("config.json and the step's limits bound every dimension")
 }

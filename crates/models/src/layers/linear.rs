@@ -1,4 +1,4 @@
-//! Matrix products that know how they are cut over the ranks.
+//! Matrix products that are divided among the ranks.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) enum Bias {
 }
 
 impl Bias {
-    /// As `config.json` says.
+    /// Converts the flag of `config.json`.
     pub(crate) fn when(is_present: bool) -> Bias {
         if is_present { Bias::Present } else { Bias::Absent }
     }
@@ -32,12 +32,12 @@ impl Bias {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowInput<'a> {
     pub(crate) cut: &'a Cut,
-    /// Number of elements in an indivisible unit, for any shares. Their contribution to a sum is
-    /// rounded as a whole.
+    /// Number of elements in a unit that is indivisible for any shares. The contribution of a unit
+    /// to a sum is rounded as a whole.
     pub(crate) unit: usize,
 }
 
-/// `x · weightᵀ + bias`, plain or quantised.
+/// A layer `x · weightᵀ + bias`, plain or quantised.
 #[derive(Debug)]
 pub(crate) struct Linear {
     matrix: Matrix,
@@ -50,7 +50,7 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    /// Each rank computes its part of the output.
+    /// Loads a layer of which each rank computes a part of the output.
     pub(crate) fn column(
         w: &Weights<'_>,
         input: usize,
@@ -62,7 +62,8 @@ impl Linear {
         Linear::new((w, matrix), (bias, output.full, Part::Rows(output)), parallel, None)
     }
 
-    /// Each rank has a part of the input; the products are summed over the ranks.
+    /// Loads a layer of which each rank has a part of the input; the products are summed over the
+    /// ranks.
     pub(crate) fn row(
         w: &Weights<'_>,
         input: RowInput<'_>,
@@ -94,7 +95,7 @@ impl Linear {
         })
     }
 
-    /// `[tokens, output]` for `x` `[tokens, input]`, by MLX.
+    /// Computes `[tokens, output]` for `x` `[tokens, input]` with MLX.
     pub(super) fn stock(&self, x: &Array) -> Array {
         let mut out = if self.matrix.is_empty() {
             zeros_after(x, self.matrix.output(), self.dtype)
@@ -110,37 +111,37 @@ impl Linear {
         }
     }
 
-    /// The weight, for use inside a primitive.
+    /// Returns the weight, for use inside a primitive.
     pub(super) fn matrix(&self) -> &Matrix {
         &self.matrix
     }
 
-    /// This rank's part of a sum over the ranks, for use inside a primitive.
+    /// Returns this rank's part of a sum over the ranks, for use inside a primitive.
     ///
     /// # Panics
-    /// If the products are not summed.
+    /// Panics if the products are not summed over the ranks.
     pub(super) fn divisible_kernel(&self) -> DivisibleKernel {
         let unit = self.summed_unit.expect("only row-parallel layers are summed");
         DivisibleKernel { matrix: self.matrix.kernel(), unit }
     }
 
-    /// `[output]`; of all ranks' parts together if they are summed.
+    /// Returns the bias `[output]`; it is the whole bias if the products are summed over the ranks.
     pub(super) fn pinned_bias(&self) -> Option<Pinned> {
         let bias = self.bias.as_ref()?;
         Some(self.pinned_bias.get_or_init(|| pinned(bias)).clone())
     }
 
-    /// For use inside a primitive.
+    /// Returns the layer for use inside a primitive.
     ///
     /// # Panics
-    /// If ranks hold parts of a sum, to which nobody may add the bias.
+    /// Panics if the products are summed over the ranks, because the bias must be added to the sum.
     pub(super) fn kernel(&self) -> LinearKernel {
         assert!(self.summed_unit.is_none(), "the bias belongs to the whole sum");
         LinearKernel { matrix: self.matrix.kernel(), bias: self.pinned_bias() }
     }
 }
 
-/// A layer for the kernels.
+/// A linear layer for the kernels.
 #[derive(Debug)]
 pub(super) struct LinearKernel {
     matrix: Arc<MatrixKernel>,
@@ -148,7 +149,7 @@ pub(super) struct LinearKernel {
 }
 
 impl LinearKernel {
-    /// `x · weightᵀ + bias` of each layer in f32, `[tokens, output]`.
+    /// Computes `x · weightᵀ + bias` of each layer in f32, `[tokens, output]`.
     pub(super) fn products<const N: usize>(
         linears: &[LinearKernel; N],
         x: Elements<'_>,

@@ -12,7 +12,7 @@ use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, cut_dimension, inner_unit};
 use crate::weights::Weights;
 
-/// `down(silu(gate(x)) * up(x))` (Shazeer 2020, SwiGLU).
+/// Computes `down(silu(gate(x)) * up(x))` (Shazeer 2020, SwiGLU).
 #[derive(Debug)]
 pub(crate) struct Mlp {
     gate_proj: Linear,
@@ -50,7 +50,7 @@ impl Mlp {
         })
     }
 
-    /// `residual + mlp(norm(residual))`.
+    /// Returns `residual + mlp(norm(residual))`.
     pub(crate) fn add_to(&self, residual: Residual, norm: &RmsNorm) -> Residual {
         let Mlp { gate_proj, up_proj, down_proj, dtype, .. } = self;
         let Compute::Kernels(threads) = self.parallel.compute() else {

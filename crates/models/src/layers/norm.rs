@@ -10,7 +10,8 @@ use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::weights::{Part, Weights};
 
-/// `x / sqrt(mean(x²) + eps) * weight` over the last dimension, held by every rank.
+/// Computes `x / sqrt(mean(x²) + eps) * weight` over the last dimension. Every rank holds the whole
+/// weight.
 #[derive(Debug)]
 pub(crate) struct RmsNorm {
     weight: Array, // [width]
@@ -30,7 +31,7 @@ impl RmsNorm {
         Ok(RmsNorm { weight, pinned: OnceCell::new(), eps, compute: parallel.compute().clone() })
     }
 
-    /// `x` and the result are `[tokens, width]`.
+    /// Normalises `x`; `x` and the result are `[tokens, width]`.
     pub(crate) fn forward(&self, x: &Array) -> Array {
         let Compute::Kernels(threads) = &self.compute else { return self.stock(x) };
         let (kernel, out) = (self.kernel(), (x.shape(), x.dtype()));
@@ -39,12 +40,12 @@ impl RmsNorm {
         })
     }
 
-    /// By MLX: `x` and the result are `[…, width]`.
+    /// Normalises `x` with MLX; `x` and the result are `[…, width]`.
     pub(super) fn stock(&self, x: &Array) -> Array {
         fast::rms_norm(x, Some(&self.weight), self.eps)
     }
 
-    /// For use inside a primitive.
+    /// Returns the norm for use inside a primitive.
     pub(super) fn kernel(&self) -> NormKernel {
         let weight = self.pinned.get_or_init(|| pinned(&self.weight)).clone();
         NormKernel { weight, eps: self.eps }
@@ -59,12 +60,12 @@ pub(super) struct NormKernel {
 }
 
 impl NormKernel {
-    /// `out = norm(x)` for rows of the weight's width.
+    /// Computes `out = norm(x)` for rows of the weight's width.
     pub(super) fn norm(&self, x: Elements<'_>, out: ElementsMut<'_>, threads: &Threads) {
         kernels::rms_norm(x, elements(&self.weight), self.eps, out, threads);
     }
 
-    /// For each head.
+    /// Returns the norm as one that is applied to each head.
     pub(super) fn of_heads(&self) -> HeadNorm<'_> {
         HeadNorm { weight: elements(&self.weight), eps: self.eps }
     }

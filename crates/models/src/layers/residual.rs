@@ -1,8 +1,8 @@
-//! The residual stream, and the blocks that read it normalised and add to it.
+//! The residual stream, and the blocks that read it after a norm and add to it.
 //!
 //! A block adds a product in f64, of which each rank computes a part. The parts add up to the same
-//! bits for every split. The next reader of the stream rounds the sum over the ranks together with
-//! the residual. With our kernels, consecutive blocks without a sum in between are one node of
+//! bits for every split. The next reader of the stream adds this sum to the residual and rounds
+//! once. With our kernels, consecutive blocks without a sum over ranks in between are one node of
 //! MLX's graph: one block with several ranks, all blocks with a single rank.
 //!
 //! ```text
@@ -23,21 +23,21 @@ use super::linear::Linear;
 use super::norm::{NormKernel, RmsNorm};
 use crate::parallel::{Compute, Parallel};
 
-/// The stream between two blocks, `[tokens, hidden]`.
+/// The residual stream between two blocks, `[tokens, hidden]`.
 #[derive(Debug)]
 pub(crate) struct Residual {
     h: Array,
-    /// What the blocks before add.
+    /// Terms of the previous blocks that are not yet added.
     pending: Option<Pending>,
-    /// Blocks that are not yet in the graph: they follow one another without a sum over ranks.
+    /// Blocks that are not yet in the graph: consecutive ones without a sum over ranks in between.
     blocks: Vec<BlockKernel>,
     parallel: Parallel,
 }
 
-/// Terms of the stream that are not yet added.
+/// Terms that are not yet added to the stream.
 #[derive(Debug)]
 struct Pending {
-    /// Summed over the ranks, f64 `[tokens, hidden]`.
+    /// Product summed over the ranks, f64 `[tokens, hidden]`.
     product: Array,
     bias: Option<Pinned>, // [hidden]
 }
@@ -50,7 +50,8 @@ struct BlockKernel {
     bias: Option<Pinned>, // [hidden]
 }
 
-/// A block's own work: from normalised rows to what its row-parallel layer takes, both in the model's type.
+/// The computation of a block: from normalised rows to the input of its row-parallel layer, both in
+/// the model's type.
 type Work = Box<dyn Fn(Elements<'_>, &Threads) -> Floats + Send>;
 
 impl fmt::Debug for BlockKernel {
@@ -60,12 +61,12 @@ impl fmt::Debug for BlockKernel {
 }
 
 impl Residual {
-    /// The embedded tokens.
+    /// Creates the stream from the embedded tokens.
     pub(crate) fn new(h: Array, parallel: &Parallel) -> Residual {
         Residual { h, pending: None, blocks: Vec::new(), parallel: parallel.clone() }
     }
 
-    /// The stream as an array.
+    /// Returns the stream as an array.
     pub(crate) fn finish(self) -> Array {
         match self.parallel.compute().clone() {
             Compute::Kernels(threads) if self.pending.is_some() || !self.blocks.is_empty() => {
@@ -77,7 +78,8 @@ impl Residual {
         }
     }
 
-    /// `self + row(work(norm(self)))` by MLX; `work` maps `[tokens, hidden]` to what `row` takes.
+    /// Returns `self + row(work(norm(self)))`, computed with MLX; `work` maps `[tokens, hidden]` to
+    /// the input of `row`.
     pub(super) fn stock_block(
         self,
         norm: &RmsNorm,
@@ -89,7 +91,7 @@ impl Residual {
         Residual { h: row.stock(&x).add(&self.h), ..self }
     }
 
-    /// As [`Residual::stock_block`] with our kernels.
+    /// Like [`Residual::stock_block`], with our kernels.
     pub(super) fn kernel_block(
         mut self,
         norm: &RmsNorm,
@@ -114,7 +116,7 @@ impl Residual {
         if self.parallel.size() == 1 { self } else { self.sum_over_ranks(threads) }
     }
 
-    /// Puts the blocks into the graph, and the sum of what they add.
+    /// Adds the pending blocks and the sum of their products over the ranks to the graph.
     fn sum_over_ranks(mut self, threads: &Arc<Threads>) -> Residual {
         let parallel = self.parallel.clone();
         let bias = self.blocks.last_mut().and_then(|block| block.bias.take());
@@ -126,7 +128,7 @@ impl Residual {
         Residual { h, pending: Some(Pending { product, bias }), blocks: Vec::new(), parallel }
     }
 
-    /// A node that computes the blocks and hands the stream to `end`.
+    /// Creates a node that computes the blocks and passes the stream to `end`.
     fn node(
         self,
         outputs: &[(Vec<i32>, Dtype)],
@@ -155,7 +157,7 @@ impl Residual {
 /// The stream while a node computes it.
 struct Chain<'a> {
     h: Stream<'a>,
-    /// What is still to be added.
+    /// Terms still to be added.
     added: Option<Added<'a>>,
     dtype: Dtype,
 }
@@ -165,7 +167,7 @@ struct Added<'a> {
     bias: Option<Elements<'a>>,
 }
 
-/// As the node found it, or as a block of it left it.
+/// The stream: the node's input, or the output of one of its blocks.
 enum Stream<'a> {
     Found(Elements<'a>),
     Made(Floats),
@@ -181,7 +183,7 @@ impl Stream<'_> {
 }
 
 impl<'a> Chain<'a> {
-    /// `out = h + product + bias`, rounded once.
+    /// Computes `out = h + product + bias`, rounded once.
     fn add(&self, added: &Added<'_>, out: ElementsMut<'_>, threads: &Threads) {
         let terms = Terms { bias: added.bias, residual: self.h.elements() };
         kernels::add_terms(&added.product, terms, out, threads);
@@ -202,13 +204,14 @@ impl<'a> Chain<'a> {
         self.added = Some(Added { product: product.into(), bias });
     }
 
-    /// The finished stream to the only output.
+    /// Writes the finished stream to the only output.
     fn finish(self, outputs: &mut Outputs<'_, '_>, threads: &Threads) {
         let added = self.added.as_ref().expect("only unfinished streams are finished");
         self.add(added, outputs.next(), threads);
     }
 
-    /// This rank's part of what is to be added, and what it is to be added to.
+    /// Writes this rank's part of the product that is to be added, and the stream to which it is to
+    /// be added.
     fn split(self, outputs: &mut Outputs<'_, '_>, _threads: &Threads) {
         let added = self.added.as_ref().expect("a block adds something");
         outputs.next_sums().copy_from_slice(&added.product);

@@ -1,5 +1,4 @@
-//! Rotary position embedding (Su et al. 2021) with the ways of stretching it that checkpoints ask
-//! for.
+//! Rotary position embedding (Su et al. 2021) with the context extensions that checkpoints use.
 
 use std::f64::consts::PI;
 use std::rc::Rc;
@@ -12,11 +11,11 @@ use super::kernel::dim;
 use crate::checkpoint::{Checkpoint, float};
 use crate::error::LoadError;
 
-/// What a refusal lists.
+/// Types that an error message lists.
 const SUPPORTED: &[&str] =
     &["default", "linear", "dynamic", "llama3", "yarn", "longrope", "mrope (for text)"];
 
-/// `rope_scaling`, or `rope_parameters` of newer checkpoints.
+/// The fields of `rope_scaling`, or of `rope_parameters` in newer checkpoints.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct RopeScaling {
     #[serde(rename = "type")]
@@ -49,7 +48,7 @@ impl RopeScaling {
     }
 }
 
-/// The fields of `config.json` that speak of positions.
+/// The fields of `config.json` that concern positions.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct RopeConfig {
     #[serde(default, deserialize_with = "float")]
@@ -61,7 +60,7 @@ pub(crate) struct RopeConfig {
     max_position_embeddings: Option<u32>,
 }
 
-/// Context of a checkpoint that does not state any. Bounds admission, not the mathematics.
+/// Context length of a checkpoint that does not state one. Limits admission, not the computation.
 const DEFAULT_CONTEXT_TOKENS: u32 = 32_768;
 
 impl RopeConfig {
@@ -69,33 +68,34 @@ impl RopeConfig {
         self.rope_scaling.clone().or_else(|| self.rope_parameters.clone()).unwrap_or_default()
     }
 
-    /// The longest sequence the model was made for.
+    /// Returns the maximum length of a sequence that the model was trained for, in tokens.
     pub(crate) fn context_tokens(&self) -> u32 {
         let stated = self.max_position_embeddings.unwrap_or(DEFAULT_CONTEXT_TOKENS);
         let scaling = self.scaling();
         match (scaling.kind(), scaling.original_max_position_embeddings, scaling.factor) {
-            // Checkpoints state the length before stretching or after it.
+            // Checkpoints state the length either before or after the extension.
             ("yarn", Some(original), Some(factor)) => stated.max((original * factor) as u32),
             _ => stated,
         }
     }
 }
 
-/// Rotations of heads by position.
+/// Rotates heads by their position.
 #[derive(Debug)]
 pub(crate) struct Rope {
     head_dim: usize,
     is_traditional: bool,
-    /// Radians per position of each pair of elements.
+    /// Radians per position, for each pair of elements.
     radians: Vec<f64>,
-    /// Factor of the rotated elements.
+    /// Factor by which rotated elements are multiplied.
     magnitude: f64,
-    /// For MLX: positions per radian.
+    /// Positions per radian, for MLX.
     freqs: Array, // [head_dim / 2] f32
 }
 
 impl Rope {
-    /// As `config.json` says; `default_theta` is the base of checkpoints that do not state it.
+    /// Creates the rotations that `config.json` describes; `default_theta` is the base of
+    /// checkpoints that do not state one.
     pub(crate) fn new(
         checkpoint: &Checkpoint,
         config: &RopeConfig,
@@ -122,7 +122,7 @@ impl Rope {
         }))
     }
 
-    /// Cosines and sines for the rows of a step at `positions`.
+    /// Computes cosines and sines for the rows of a step at `positions`.
     pub(crate) fn table(&self, positions: impl Iterator<Item = usize>) -> RotationTable {
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for position in positions {
@@ -136,7 +136,7 @@ impl Rope {
         RotationTable { head_dim, is_traditional, cos, sin }
     }
 
-    /// Rotates by MLX: `x` and the result are `[1, heads, seq, head_dim]`, the first row at
+    /// Rotates with MLX: `x` and the result are `[1, heads, seq, head_dim]`, with the first row at
     /// position `offset`.
     pub(crate) fn stock(&self, x: &Array, offset: usize) -> Array {
         let scaled = if self.magnitude == 1.0 { x.clone() } else { x * self.magnitude as f32 };
@@ -152,7 +152,7 @@ impl Rope {
     }
 }
 
-/// Cosines and sines of a step's rows.
+/// The cosines and sines of a step's rows.
 #[derive(Debug)]
 pub(crate) struct RotationTable {
     head_dim: usize,
@@ -162,14 +162,14 @@ pub(crate) struct RotationTable {
 }
 
 impl RotationTable {
-    /// As the kernels take it.
+    /// Returns the table in the form that the kernels take.
     pub(crate) fn rotation(&self) -> Rotation<'_> {
         let RotationTable { head_dim, is_traditional, .. } = *self;
         Rotation { cos: &self.cos, sin: &self.sin, head_dim, is_traditional }
     }
 }
 
-/// The computation of the periods, as mlx-lm does it.
+/// Computes the periods as mlx-lm does.
 struct Stretch<'a> {
     checkpoint: &'a Checkpoint,
     scaling: &'a RopeScaling,
@@ -179,11 +179,11 @@ struct Stretch<'a> {
 }
 
 impl Stretch<'_> {
-    /// Positions per radian of each pair, and the factor of the rotated elements.
+    /// Returns positions per radian of each pair, and the factor of the rotated elements.
     fn periods(&self) -> Result<(Vec<f64>, f64), LoadError> {
         match self.scaling.kind() {
-            // `dynamic` stretches only what exceeds `max_position_embeddings`, which the context
-            // limit does not admit.
+            // `dynamic` only changes positions beyond `max_position_embeddings`, which the context
+            // limit excludes.
             "default" | "mrope" | "dynamic" => Ok((self.plain(), 1.0)),
             "linear" => {
                 let factor = self.factor()?;
@@ -210,7 +210,7 @@ impl Stretch<'_> {
         })
     }
 
-    /// Long waves are stretched, short ones left alone, those between blended.
+    /// Stretches long waves, keeps short ones, and blends those in between.
     fn llama3(&self) -> Result<Vec<f64>, LoadError> {
         let factor = self.factor()?;
         let low = self.scaling.low_freq_factor.unwrap_or(1.0);
@@ -230,7 +230,7 @@ impl Stretch<'_> {
         Ok(stretched.collect())
     }
 
-    /// Peng et al. 2023, as mlx-lm rounds its borders.
+    /// Computes YaRN (Peng et al. 2023), with mlx-lm's rounding of the borders.
     fn yarn(&self) -> Result<(Vec<f64>, f64), LoadError> {
         let factor = self.factor()?;
         let scaling = self.scaling;
@@ -255,7 +255,8 @@ impl Stretch<'_> {
         Ok((periods.collect(), scale))
     }
 
-    /// The long factors for every length, as mlx-lm does: one set of cached keys fits all.
+    /// Uses the long factors for every length, as mlx-lm does, so that cached keys are valid at any
+    /// length.
     fn longrope(&self) -> Result<(Vec<f64>, f64), LoadError> {
         let factors = self.scaling.long_factor.as_deref().unwrap_or_default();
         if factors.len() != self.head_dim / 2 {

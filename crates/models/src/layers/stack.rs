@@ -1,4 +1,4 @@
-//! The decoder layers of a rank, and what joins them to those of other ranks.
+//! The decoder layers of a rank, and their connection to the layers of other ranks.
 
 use std::ops::Range;
 
@@ -10,12 +10,12 @@ use crate::error::LoadError;
 use crate::parallel::Parallel;
 use crate::weights::Weights;
 
-/// Layers that follow one another. In a pipeline the stream comes from the rank with the layers
-/// before these, and goes to the one with those after.
+/// Consecutive layers. In a pipeline the stream is received from the rank with the layers before
+/// these, and sent to the rank with the layers after them.
 #[derive(Debug)]
 pub(crate) struct Stack<L> {
     layers: Vec<L>,
-    /// Which of the model's they are.
+    /// Range of the model's layers that are here.
     range: Range<usize>,
     num_layers: usize,
     hidden: usize,
@@ -24,8 +24,8 @@ pub(crate) struct Stack<L> {
 }
 
 impl<L> Stack<L> {
-    /// Loads those of `num_layers` layers at `w` that this rank has. `load` is given a layer's
-    /// tensors and its number.
+    /// Loads the layers of this rank, out of the `num_layers` layers at `w`. `load` gets a layer's
+    /// tensors and its index.
     pub(crate) fn load(
         w: &Weights<'_>,
         (num_layers, hidden): (usize, usize),
@@ -42,8 +42,9 @@ impl<L> Stack<L> {
         Ok(Stack { layers, range, num_layers, hidden, dtype, parallel })
     }
 
-    /// The last layer's output for every row, `[tokens, hidden]`; if that layer is another rank's,
-    /// what is sent on. `embed` gives the stream's begin where the first layer is.
+    /// Returns the last layer's output for every row, `[tokens, hidden]`; if another rank has that
+    /// layer, the activations that are sent on. `embed` creates the beginning of the stream on the
+    /// rank that has the first layer.
     pub(crate) fn forward(
         &self,
         num_rows: usize,
@@ -61,17 +62,17 @@ impl<L> Stack<L> {
         if parallel.has_last_layer() { end } else { parallel.send(&end) }
     }
 
-    /// The first layer of this rank: all are cut alike.
+    /// Returns the first layer of this rank; all layers are divided in the same way.
     pub(crate) fn first(&self) -> &L {
         &self.layers[0]
     }
 
-    /// Which of the model's layers are here.
+    /// Returns the range of the model's layers that are here.
     pub(crate) fn range(&self) -> Range<usize> {
         self.range.clone()
     }
 
-    /// Layers of the whole model.
+    /// Returns the number of layers of the whole model.
     pub(crate) fn num_layers(&self) -> usize {
         self.num_layers
     }
