@@ -1,4 +1,4 @@
-//! The engine as a whole: its configuration, its thread, and why it may end.
+//! The engine as a whole: its configuration, its thread, and the errors with which it ends.
 
 mod attempts;
 mod capacity;
@@ -19,30 +19,31 @@ use crate::{EngineHandle, Failure, RankGroup};
 
 pub use pressure::{MemoryReading, PressurePolicy, PressureStatus};
 
-/// Bounds and choices of an engine.
+/// Limits and options of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Tokens computed per step over all sequences. Bounds how long a prompt holds up the others.
+    /// Maximum number of tokens computed per step over all sequences. Limits how long a prompt
+    /// delays the other sequences.
     pub step_tokens: u32,
-    /// Sequences computed side by side; at most `step_tokens`.
+    /// Maximum number of sequences computed together; at most `step_tokens`.
     pub running_max: u32,
-    /// Requests that may wait beyond those.
+    /// Maximum number of requests that may wait in addition to those.
     pub queue_max: u32,
-    /// Longest sequence; the model's own bound if absent or larger.
+    /// Maximum length of a sequence in tokens; the model's own limit if absent or larger.
     pub context_tokens: Option<u32>,
-    /// Longest prompt; the context if absent.
+    /// Maximum length of a prompt in tokens; the context length if absent.
     pub max_prompt_tokens: Option<u32>,
-    /// Memory of keys and values.
+    /// Memory for keys and values.
     pub kv_budget: KvBudget,
-    /// Whether finished sequences are kept for prompts that begin alike.
+    /// Whether caches of finished sequences are kept for prompts with the same prefix.
     pub keep_prefixes: bool,
-    /// Whether a step is planned while the one before runs.
+    /// Whether a step is planned while the previous one runs.
     pub lookahead: bool,
     /// The model's own end tokens.
     pub eos_tokens: Vec<TokenId>,
     /// Policy for replacing lost ranks.
     pub retry: RetryPolicy,
-    /// What is done about memory that other programs take.
+    /// Policy for memory that other programs take.
     pub pressure: PressurePolicy,
 }
 
@@ -64,14 +65,14 @@ impl Default for EngineConfig {
     }
 }
 
-/// Memory of keys and values.
+/// Memory for keys and values.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum KvBudget {
-    /// So many bytes on each rank.
+    /// This number of bytes on each rank.
     BytesPerRank(u64),
-    /// A good part of what each rank's machine has free, divided among the ranks on it.
+    /// Four fifths of the free memory of each rank's machine, divided among the ranks on it.
     Auto {
-        /// Ranks that share a machine's memory.
+        /// Number of ranks that share a machine's memory.
         ranks_per_machine: u32,
     },
 }
@@ -83,7 +84,7 @@ pub struct RetryPolicy {
     /// Pause before the second attempt in a row; the first attempt starts immediately. The pause
     /// doubles with each further loss, up to `pause_max`, until a step completes.
     pub pause_first: Duration,
-    /// Longest pause between attempts. If a group stays up for at least this long before it is
+    /// Maximum pause between attempts. If a group stays up for at least this long before it is
     /// lost, the count of losses starts again.
     pub pause_max: Duration,
     /// Pause before all ranks are restarted after a fatal failure, which replacing single ranks
@@ -109,10 +110,10 @@ impl Default for RetryPolicy {
     }
 }
 
-/// Why an engine ended by itself.
+/// Reason for which an engine ended by itself.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum EngineError {
-    /// The ranks could not be brought up in the first place.
+    /// The ranks could not be started for the first time.
     #[error("the ranks did not start: {0}")]
     Start(Failure),
     /// The memory for keys and values does not hold even the shortest sequence.
@@ -122,13 +123,13 @@ pub enum EngineError {
          hint: free memory, use more ranks, or raise the budget"
     )]
     NoRoom {
-        /// The rank with the least room.
+        /// Rank with the least memory.
         rank: usize,
-        /// What it has.
+        /// Memory budget of that rank in bytes.
         budget_bytes: u64,
-        /// What one token takes there.
+        /// Size of one token on that rank in bytes.
         bytes_per_token: u64,
-        /// Tokens in the smallest unit of allocation.
+        /// Number of tokens in the smallest unit of allocation.
         least_tokens: u32,
     },
 }
@@ -136,17 +137,18 @@ pub enum EngineError {
 /// The engine's thread; ends after [`EngineHandle::shutdown`], or by itself with an error.
 pub type EngineThread = JoinHandle<Result<(), EngineError>>;
 
-/// The one owner of the scheduler and the ranks. Its thread sleeps unless there is a command, a
-/// report of the ranks, or a deadline.
+/// Owns the scheduler and the ranks. Its thread sleeps unless there is a command, a report of the
+/// ranks, or a deadline.
 ///
-/// Losing a rank is preempting everyone: the scheduler has every token of every sequence, so once
-/// the group stands again each is computed from its tokens and its stream goes on.
+/// The loss of a rank is handled as a preemption of all sequences: the scheduler has every token of
+/// every sequence, so once the group is up again each sequence is recomputed from its tokens and
+/// its stream continues.
 #[derive(Debug)]
 pub struct Engine;
 
 impl Engine {
-    /// Starts the engine's thread, which brings up the ranks. Dropping every handle and every
-    /// generation ends it, as [`EngineHandle::shutdown`] does.
+    /// Starts the engine's thread, which starts the ranks. The engine ends when every handle and
+    /// every generation is dropped, as after [`EngineHandle::shutdown`].
     pub fn spawn<G: RankGroup>(config: EngineConfig, group: G) -> (EngineHandle, EngineThread) {
         let (sender, inbox) = mpsc::channel();
         let gauges = Arc::new(Gauges::default());

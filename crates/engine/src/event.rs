@@ -1,4 +1,4 @@
-//! What a caller hears.
+//! The events of a request.
 
 use std::fmt;
 
@@ -9,46 +9,48 @@ use jackalope_protocol::{Logprob, Phase, TokenId};
 /// as the last.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The first step of this request is being planned. Sent once, also if it is preempted later.
+    /// The first step of this request is being planned. Sent once, even if the request is preempted
+    /// later.
     Started {
-        /// Prompt tokens found in the prefix cache.
+        /// Number of prompt tokens found in the prefix cache.
         cached_tokens: u32,
     },
-    /// Log-probabilities of the prompt, if they were asked for: entry `i` is of prompt token `i + 1`.
+    /// Log-probabilities of the prompt, if they were requested: entry `i` belongs to prompt token
+    /// `i + 1`.
     PromptScored {
-        /// One less than the prompt has tokens.
+        /// Log-probabilities; one entry less than the prompt has tokens.
         logprobs: Vec<Logprob>,
     },
-    /// The prompt's embedding, if it was asked for.
+    /// The prompt's embedding, if it was requested.
     Embedded {
-        /// As long as the model's hidden states are wide.
+        /// The embedding; its length is the width of the model's hidden states.
         vector: Vec<f32>,
     },
-    /// A token was drawn. The one that ends the generation is told too.
+    /// A token was sampled. Also sent for the token that ends the generation.
     Token {
-        /// The token.
+        /// Id of the token.
         token: TokenId,
-        /// Present if asked for.
+        /// Log-probabilities, if they were requested.
         logprob: Option<Logprob>,
     },
     /// The generation is complete.
     Finished {
-        /// What ended it.
+        /// Reason for the end.
         reason: FinishReason,
-        /// What it took.
+        /// Number of tokens and preemptions.
         usage: Usage,
     },
     /// The model's output for this request is not a number: its weights are damaged, or its
-    /// arithmetic overflows on these tokens. Nobody else's request is concerned.
+    /// arithmetic overflows on these tokens. Other requests are not affected.
     NotANumber {
-        /// Tokens that were told before.
+        /// Number of tokens sent before.
         completion_tokens: u32,
     },
-    /// The request's guide could not go on. Nobody else's request is concerned.
+    /// The request's guide failed. Other requests are not affected.
     GuideFailed {
-        /// What the guide said, possibly with a `hint:` line.
+        /// Message of the guide, possibly with a `hint:` line.
         message: String,
-        /// Tokens that were told before.
+        /// Number of tokens sent before.
         completion_tokens: u32,
     },
     /// The ranks failed each time they computed this request, so it was ended to let the others
@@ -59,12 +61,12 @@ pub enum Event {
 }
 
 impl Event {
-    /// What people are told of [`Event::NotANumber`].
+    /// Message for users about [`Event::NotANumber`].
     pub const NOT_A_NUMBER: &str = "the model's output for this request is not a number\n\
         hint: the checkpoint is damaged (compare its files with the original's), or its arithmetic \
         overflows on these tokens";
 
-    /// True for the one event that comes last.
+    /// Whether this is the last event of a request.
     pub fn is_last(&self) -> bool {
         match self {
             Event::Started { .. }
@@ -80,42 +82,44 @@ impl Event {
     }
 }
 
-/// What ended a generation.
+/// Reason for the end of a generation.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum FinishReason {
-    /// A stop token was drawn; it is the last token told.
+    /// A stop token was sampled; it is the last token that was sent.
     Stop,
-    /// The request's or the context's length was reached, or there was nothing to draw.
+    /// The maximum length of the request or of the context was reached, or no tokens were
+    /// requested.
     Length,
-    /// It was ended by its id, see [`EngineHandle::cancel`](crate::EngineHandle::cancel).
+    /// The request was cancelled by its id, see
+    /// [`EngineHandle::cancel`](crate::EngineHandle::cancel).
     Cancelled,
 }
 
-/// Tokens counted.
+/// Token counts of a request.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Usage {
-    /// Of the prompt.
+    /// Number of tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Drawn, the stop token included.
+    /// Number of sampled tokens, including the stop token.
     pub completion_tokens: u32,
-    /// Of the prompt, found in the prefix cache.
+    /// Number of prompt tokens found in the prefix cache.
     pub cached_tokens: u32,
-    /// Times it was sent back to wait for want of memory.
+    /// Number of times that the request was preempted for lack of memory.
     pub preemptions: u32,
 }
 
-/// Something was lost that the engine could not replace.
+/// A failure of a rank, or of the engine itself.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Failure {
-    /// The rank at fault; none if the engine itself is ending.
+    /// The rank at fault; `None` if the engine itself is ending.
     pub rank: Option<usize>,
-    /// Its machine, where ranks are on several.
+    /// Machine of the rank, if ranks are on several machines.
     pub host: Option<String>,
-    /// What the rank was doing.
+    /// Phase of the rank when it failed.
     pub phase: Phase,
     /// What happened, what was found, possibly a `hint:` line.
     pub message: String,
-    /// The end of what the rank's process wrote to its standard error; may be empty.
+    /// End of the standard error of the rank's process; may be empty.
     pub last_words: String,
 }
 

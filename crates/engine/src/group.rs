@@ -1,4 +1,4 @@
-//! The engine's view of the ranks: something that is brought up, takes plans, answers, and breaks.
+//! The engine's view of the ranks: a group that is started, takes plans, answers, and fails.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -7,8 +7,8 @@ use jackalope_protocol::{Phase, RankFacts, RankMemory, StepOutput, StepPlan, Ste
 
 use crate::{BrokenLink, Failure};
 
-/// All ranks together. Lives on the engine's thread and is driven by it; whatever blocks (sockets)
-/// has threads of its own, which speak through the [`Reporter`].
+/// All ranks together. Lives on the engine's thread and is driven by it; blocking operations
+/// (sockets) run on threads of their own, which send reports through the [`Reporter`].
 ///
 /// ```text
 ///            start              Ready               Lost
@@ -17,12 +17,12 @@ use crate::{BrokenLink, Failure};
 ///                       └───────────── recover ───────────────┘
 /// ```
 pub trait RankGroup: Send + 'static {
-    /// What the group's threads tell the engine's thread.
+    /// A message from the group's threads to the engine's thread.
     type Report: Send + 'static;
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     fn num_ranks(&self) -> usize;
-    /// The machine of each rank, for people; empty where all are on this one.
+    /// Returns the machine of each rank, for messages; empty strings if all are on this one.
     fn hosts(&self) -> Vec<String> {
         vec![String::new(); self.num_ranks()]
     }
@@ -30,17 +30,17 @@ pub trait RankGroup: Send + 'static {
     fn encrypts(&self) -> Vec<Vec<bool>> {
         Vec::new()
     }
-    /// Which rank cannot be replaced now because its machine cannot be reached, and why.
+    /// Returns a failure if a rank cannot be replaced now because its machine is unreachable.
     fn trouble(&self) -> Option<Failure> {
         None
     }
-    /// Begins to bring up every rank.
+    /// Starts every rank, without waiting for it.
     fn start(&mut self, reporter: Reporter<Self::Report>, now: Instant);
     /// Takes a report from one of the group's threads.
     fn handle(&mut self, report: Self::Report, now: Instant);
-    /// Called when [`RankGroup::deadline`] has passed, and at any other time.
+    /// Does work that is due. Called when [`RankGroup::deadline`] has passed, and possibly earlier.
     fn tick(&mut self, now: Instant);
-    /// When `tick` wants to be called.
+    /// Returns the time at which `tick` has to be called.
     fn deadline(&self) -> Option<Instant>;
     /// Whether plans may be sent. False as soon as the group is known to be lost, even before
     /// [`GroupEvent::Lost`] is emitted.
@@ -52,61 +52,61 @@ pub trait RankGroup: Send + 'static {
         let _ = num_tokens;
         Duration::from_secs(60)
     }
-    /// Sends a plan to every rank. Only while the group stands.
+    /// Sends a plan to every rank. Must be called only while the group is up.
     fn send(&mut self, plan: StepPlan, now: Instant);
-    /// Replaces what was lost and forms the group anew, whatever state it is in.
+    /// Replaces lost ranks and forms the group again, whatever state it is in.
     fn recover(&mut self, now: Instant);
-    /// Replaces every rank, the living too.
+    /// Replaces every rank, including those that are alive.
     fn restart(&mut self, now: Instant);
-    /// Ends every rank, politely first. Bounded.
+    /// Stops every rank, gracefully first. Takes bounded time.
     fn stop(&mut self);
-    /// Leaves every rank without a word, so that those which may outlive us can be taken over. For
-    /// ranks that may not it is an end.
+    /// Disconnects from every rank without stopping it, so that ranks which can outlive this
+    /// process can be taken over. The other ranks end.
     fn hand_over(&mut self) {
         self.stop();
     }
-    /// The oldest event not yet taken.
+    /// Returns the oldest event that was not taken yet.
     fn next_event(&mut self) -> Option<GroupEvent>;
 }
 
-/// What becomes of the ranks.
+/// A change of the ranks' state.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GroupEvent {
-    /// A rank is in another phase, or loads.
+    /// A rank has entered another phase, or has loaded more.
     Phase {
         /// The rank.
         rank: usize,
-        /// What it is busy with.
+        /// Phase of the rank.
         phase: Phase,
-        /// While loading: bytes in place, and in all.
+        /// Bytes loaded and total bytes, while the rank loads.
         loaded_bytes: Option<(u64, u64)>,
-        /// Its process, where the launcher knows it.
+        /// Id of the rank's process, if the launcher knows it.
         pid: Option<u32>,
     },
-    /// A rank is alive.
+    /// A rank has sent a heartbeat.
     Heartbeat {
         /// The rank.
         rank: usize,
-        /// What it is busy with.
+        /// Phase of the rank.
         phase: Phase,
-        /// Steps completed in this epoch.
+        /// Number of steps completed in this epoch.
         steps_done: u64,
-        /// Memory in use.
+        /// Memory usage of the rank.
         memory: RankMemory,
-        /// How long a message takes to it and back, if known.
+        /// Round-trip time of a message to the rank, if known.
         round_trip: Option<Duration>,
     },
-    /// Other ranks than before are being brought up: machines have left or come back. Whatever was
-    /// computed by the earlier ones is lost.
+    /// Ranks are being brought up on another set of machines, because machines have left or come
+    /// back. The caches of the earlier ranks are lost.
     Reseated {
-        /// The machine of each rank, as of [`RankGroup::hosts`].
+        /// Machine of each rank, as in [`RankGroup::hosts`].
         hosts: Vec<String>,
     },
-    /// The group stands, with empty caches. Plans may be sent, from step 0.
+    /// The group is up, with empty caches. Plans may be sent, from step 0.
     Ready {
-        /// Counts up with every group.
+        /// Number of the group's epoch; increases with every group.
         epoch: u64,
-        /// What each rank holds, by rank.
+        /// Facts about each rank, by rank.
         facts: Vec<RankFacts>,
     },
     /// Rank 0 has computed a step.
@@ -115,23 +115,23 @@ pub enum GroupEvent {
     Done {
         /// The rank.
         rank: usize,
-        /// The plan's number.
+        /// Number of the plan.
         step: u64,
-        /// Where its time went.
+        /// Breakdown of the step's time.
         timings: StepTimings,
     },
-    /// Other links between machines than before are known to be broken.
+    /// The set of links between machines that are known to be broken has changed.
     BrokenLinks(Vec<BrokenLink>),
-    /// The group does not stand any more, or could not be formed. Whatever was in flight is lost.
+    /// The group is down, or could not be formed. Steps in flight are lost.
     Lost {
-        /// What happened.
+        /// Failure that caused the loss.
         failure: Failure,
-        /// True if trying again cannot help.
+        /// Whether a retry cannot help.
         is_fatal: bool,
     },
 }
 
-/// Hands reports of the group's threads to the engine's thread. Every report wakes it.
+/// Sends reports of the group's threads to the engine's thread. Every report wakes it.
 #[derive(Debug)]
 pub struct Reporter<R> {
     messages: mpsc::Sender<crate::handle::Message<R>>,
@@ -148,7 +148,7 @@ impl<R> Reporter<R> {
         Reporter { messages }
     }
 
-    /// False if the engine is gone.
+    /// Sends a report; returns false if the engine has ended.
     pub fn report(&self, report: R) -> bool {
         self.messages.send(crate::handle::Message::Report(report)).is_ok()
     }

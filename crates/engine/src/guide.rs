@@ -1,46 +1,47 @@
-//! Who may decide, before each draw, which tokens come into question.
+//! The interface of constrained decoding: a guide decides, before each token is sampled, which
+//! tokens are allowed.
 
 use std::fmt;
 
 use jackalope_protocol::{Mask, TokenId};
 
-/// Follows one request's output and bounds what may come next.
+/// Tracks one request's output and constrains the next token.
 ///
-/// A request with a guide that bounds nothing is planned ahead like any other. Once the guide
-/// names what the next token may be, that token is planned only when the one before it is known; a draw that
-/// was planned too early is thrown away. The guide's state lives and dies with the request: no
-/// preemption and no loss of ranks touches it.
+/// A request whose guide allows all tokens is planned ahead like any other. Once the guide
+/// restricts the next token, that token is planned only when the previous one is known; a token
+/// that was sampled too early is dropped. The guide's state belongs to the request: preemptions and
+/// losses of ranks do not affect it.
 pub trait Guide: Send + fmt::Debug {
-    /// Says which tokens may come next. A guide that answers [`Allowed::Masked`] has taken from
-    /// `mask`, which allows everything, what may not; one that leaves nothing ends the request as if
-    /// a stop token had been drawn.
+    /// Determines which tokens may come next. A guide that returns [`Allowed::Masked`] has removed
+    /// the forbidden tokens from `mask`, which initially allows everything; if no token is left,
+    /// the request ends as if a stop token had been sampled.
     ///
     /// # Errors
-    /// The guide cannot go on.
+    /// Fails if the guide cannot continue; the request then ends.
     fn allowed(&mut self, mask: &mut TokenMask) -> Result<Allowed, GuideError>;
 
-    /// Takes in a token of the output. Called once for each, in order.
+    /// Advances the guide by a token of the output. Called once for each token, in order.
     ///
     /// # Errors
-    /// The guide cannot go on.
+    /// Fails if the guide cannot continue; the request then ends.
     fn accept(&mut self, token: TokenId) -> Result<(), GuideError>;
 
-    /// A copy in the same state.
+    /// Returns a copy in the same state.
     fn clone_boxed(&self) -> Box<dyn Guide>;
 }
 
-/// What a guide says of the next token.
+/// A guide's answer about the next token.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Allowed {
-    /// It may be any.
+    /// Any token is allowed.
     All,
-    /// It may be any that does not end the generation.
+    /// Any token is allowed that does not end the generation.
     NotEnd,
-    /// It is one of the mask's.
+    /// The tokens in the mask are allowed.
     Masked,
 }
 
-/// A guide cannot go on; its request ends with this message.
+/// Error of a guide that cannot continue; its request ends with this message.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub struct GuideError {
@@ -51,18 +52,18 @@ pub struct GuideError {
 /// A set of tokens, with a bit for each token of the model.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct TokenMask {
-    /// Bit `token % 32` of word `token / 32`. Bits from `vocab_size` on are not looked at.
+    /// Bit `token % 32` of word `token / 32`. Bits from `vocab_size` on are ignored.
     words: Vec<u32>,
     vocab_size: u32,
 }
 
 impl TokenMask {
-    /// All tokens below `vocab_size`.
+    /// Creates a mask of all tokens below `vocab_size`.
     pub fn all(vocab_size: u32) -> TokenMask {
         TokenMask { words: vec![u32::MAX; vocab_size.div_ceil(32) as usize], vocab_size }
     }
 
-    /// These tokens; those the model does not have are left out.
+    /// Creates a mask of these tokens; tokens outside the vocabulary are ignored.
     pub fn only(tokens: &[TokenId], vocab_size: u32) -> TokenMask {
         let mut mask = TokenMask::all(vocab_size);
         mask.words.fill(0);
@@ -72,38 +73,38 @@ impl TokenMask {
         mask
     }
 
-    /// The bits, to be written whole: bit `token % 32` of word `token / 32`.
+    /// Returns the bits, for writing all of them: bit `token % 32` of word `token / 32`.
     pub fn words_mut(&mut self) -> &mut [u32] {
         &mut self.words
     }
 
-    /// Puts a token in.
+    /// Adds a token.
     pub fn allow(&mut self, token: TokenId) {
         if token < self.vocab_size {
             self.words[token as usize / 32] |= 1 << (token % 32);
         }
     }
 
-    /// Takes a token out.
+    /// Removes a token.
     pub fn ban(&mut self, token: TokenId) {
         if token < self.vocab_size {
             self.words[token as usize / 32] &= !(1 << (token % 32));
         }
     }
 
-    /// Keeps what is in `other` too.
+    /// Keeps only the tokens that are also in `other`.
     pub fn intersect(&mut self, other: &TokenMask) {
         for (word, other) in self.words.iter_mut().zip(&other.words) {
             *word &= other;
         }
     }
 
-    /// Tokens below this may be in the set.
+    /// Returns the vocabulary size; token ids in the set are less than this.
     pub fn vocab_size(&self) -> u32 {
         self.vocab_size
     }
 
-    /// True if no token is in the set.
+    /// Whether no token is in the set.
     pub fn is_empty(&self) -> bool {
         let whole = self.vocab_size as usize / 32;
         let rest =
@@ -111,12 +112,13 @@ impl TokenMask {
         rest == 0 && self.words[..whole].iter().all(|word| *word == 0)
     }
 
-    /// The set as it is sent to ranks.
+    /// Returns the set in the form that is sent to ranks.
     pub fn to_mask(&self) -> Mask {
         Mask::of(&self.words, self.vocab_size)
     }
 
-    /// The set without `tokens`; whole if nothing else is in it, for something has to be drawn.
+    /// Returns the set without `tokens`; unchanged if no other token is in it, because a token has
+    /// to be sampled.
     pub(crate) fn without(&self, tokens: &[TokenId]) -> TokenMask {
         let mut rest = self.clone();
         tokens.iter().for_each(|token| rest.ban(*token));

@@ -1,13 +1,14 @@
-//! Threads that ask guides, so that no step waits for a slow one.
+//! Runs guides on threads of their own, so that no step waits for a slow one.
 //!
 //! ```text
 //!  scheduler ──Question──▶ fast threads ──┬─ Answer ─▶ scheduler, which waits for GRACE at most
 //!                │                        │
-//!                └───────▶ slow thread ───┘  too late for that: wake(), and the scheduler takes it then
+//!                └───────▶ slow thread ───┘  later: wake(), and the scheduler then takes it
 //! ```
 //!
-//! A guide that was slow once is asked by the slow thread from then on, so that the fast ones are free for the
-//! others; for each fast thread that is held up meanwhile another one is started. It knows nothing of grammars.
+//! A guide that was slow once runs on the slow thread from then on, so that the fast threads stay
+//! free for the other guides; for each fast thread that is blocked meanwhile, another one is
+//! started. The pool knows nothing of grammars.
 
 use std::fmt;
 use std::num::NonZero;
@@ -22,31 +23,32 @@ use jackalope_protocol::TokenId;
 use crate::RequestId;
 use crate::guide::{Allowed, Guide, GuideError, TokenMask};
 
-/// Maximum time for which a step waits for guides. Most answer within some ten microseconds.
+/// Maximum time for which a step waits for guides. Most guides answer within about ten
+/// microseconds.
 const GRACE: Duration = Duration::from_millis(1);
 
-/// A guide that takes longer is slow.
+/// Time after which a guide counts as slow.
 const SLOW: Duration = Duration::from_millis(1);
 
-/// Threads for fast guides, unless some of them are held up.
+/// Number of threads for fast guides while none of them is blocked.
 const FAST_THREADS: usize = 4;
 
-/// Threads for fast guides, at most.
+/// Maximum number of threads for fast guides.
 const FAST_THREADS_MAX: usize = 32;
 
-/// A guide that is asked what may come next.
+/// A guide to be asked for the tokens that may come next.
 #[derive(Debug)]
 pub(crate) struct Question {
     pub(crate) id: RequestId,
     pub(crate) guide: Box<dyn Guide>,
-    /// What it has to take in first.
+    /// Tokens that the guide has to accept first.
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) vocab_size: u32,
-    /// It was slow before.
+    /// Whether the guide was slow before.
     pub(crate) is_slow: bool,
 }
 
-/// The guide, and what it said.
+/// A guide and its answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) id: RequestId,
@@ -76,14 +78,14 @@ impl Question {
     }
 }
 
-/// The threads. They end with the value.
+/// The threads; they end when the pool is dropped.
 pub(crate) struct GuidePool {
     fast: Lane,
     slow: Lane,
     answers: Receiver<Answer>,
-    /// Questions that were not answered yet; at most one for each request.
+    /// Number of questions without an answer; at most one for each request.
     num_open: usize,
-    /// The scheduler does not wait for what is still open.
+    /// Whether the scheduler has stopped waiting for open questions.
     is_left: Arc<AtomicBool>,
 }
 
@@ -97,11 +99,11 @@ impl fmt::Debug for GuidePool {
 struct Lane {
     questions: Sender<Question>,
     worker: Worker,
-    /// Threads that there are when nobody is held up.
+    /// Number of threads while none is blocked.
     num_usual: usize,
 }
 
-/// What a thread needs.
+/// The state that a thread needs.
 #[derive(Clone)]
 struct Worker {
     inbox: Arc<Mutex<Receiver<Question>>>,
@@ -127,7 +129,7 @@ impl Lane {
             .expect("a process that just started can start a thread");
     }
 
-    /// Starts threads in place of so many that are held up.
+    /// Starts threads in place of `num_held_up` blocked ones.
     fn replace(&self, num_held_up: usize) {
         let num_threads = self.worker.num_threads.load(Ordering::SeqCst);
         let num_more = num_held_up.min(FAST_THREADS_MAX.saturating_sub(num_threads));
@@ -154,14 +156,15 @@ impl Worker {
         }
     }
 
-    /// Waits for a question; none once the pool is gone.
+    /// Blocks until there is a question; returns `None` once the pool is gone.
     fn next(&self) -> Option<Question> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
     }
 }
 
 impl GuidePool {
-    /// Starts the threads. `wake` is called when there is an answer that nobody waits for.
+    /// Starts the threads. `wake` is called when there is an answer for which the scheduler does
+    /// not wait.
     pub(crate) fn new(wake: impl Fn() + Send + Sync + 'static) -> GuidePool {
         let num_cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         let is_left = Arc::new(AtomicBool::new(false));
@@ -188,7 +191,8 @@ impl GuidePool {
         self.num_open += 1;
     }
 
-    /// Answers that come within [`GRACE`]; at once if only slow guides are open.
+    /// Returns the answers that arrive within [`GRACE`]; returns at once if only slow guides are
+    /// open.
     pub(crate) fn wait(&mut self, num_fast: usize) -> Vec<Answer> {
         self.is_left.store(false, Ordering::SeqCst);
         let deadline = Instant::now() + GRACE;
@@ -201,14 +205,14 @@ impl GuidePool {
             answers.push(answer);
         }
         self.fast.replace(num_awaited);
-        // Whoever answers from now on wakes the scheduler; whoever did a moment ago is heard here.
+        // Answers from now on wake the scheduler; answers that arrived just before are taken below.
         self.is_left.store(true, Ordering::SeqCst);
         self.num_open -= answers.len();
         answers.extend(self.take());
         answers
     }
 
-    /// Answers that are there.
+    /// Returns the answers that have arrived.
     pub(crate) fn take(&mut self) -> Vec<Answer> {
         let answers: Vec<Answer> = self.answers.try_iter().collect();
         self.num_open -= answers.len();

@@ -1,4 +1,4 @@
-//! The engine seen from outside: submit a request, read its events, look at the numbers.
+//! The interface of the engine: submit a request, read its events, read the status.
 
 use std::fmt;
 use std::pin::pin;
@@ -18,12 +18,12 @@ use crate::{
     TenantId, Usage,
 };
 
-/// What wakes the engine's thread.
+/// A message that wakes the engine's thread.
 #[derive(Debug)]
 pub(crate) enum Message<R> {
-    /// From a handle or a generation.
+    /// Sent by a handle or a generation.
     Command(Command),
-    /// From the group's threads.
+    /// Sent by the group's threads.
     Report(R),
 }
 
@@ -40,13 +40,13 @@ pub(crate) enum Command {
     },
     Ask(Question),
     Memory(MemoryReading),
-    /// A guide has answered after the step had to go on without it.
+    /// A guide has answered after a step was planned without it.
     GuideAnswered,
     HandOver,
     Shutdown,
 }
 
-/// What is asked of the engine's thread, and where the answer goes.
+/// A question to the engine's thread, with the channel for the answer.
 #[derive(Debug)]
 pub(crate) enum Question {
     Cancel { id: RequestId, answer: oneshot::Sender<bool> },
@@ -55,10 +55,10 @@ pub(crate) enum Question {
     Ping { answer: oneshot::Sender<()> },
 }
 
-/// The way to the engine's thread. Never blocks; the channel behind it holds at most one `Submit`
+/// The channel to the engine's thread. Sending never blocks. The channel holds at most one `Submit`
 /// and one `Leave` per open request, whose number is bounded, one question of each caller that
-/// waits for its answer, and a reading of the memory now and then. The last to let go of it ends the
-/// engine.
+/// waits for its answer, and occasional readings of the memory. Dropping the last reference ends
+/// the engine.
 pub(crate) struct Commands {
     send: Box<dyn Fn(Command) -> bool + Send + Sync>,
 }
@@ -68,7 +68,7 @@ impl Commands {
         Commands { send: Box::new(send) }
     }
 
-    /// False if the engine is gone.
+    /// Sends a command; returns false if the engine has ended.
     fn send(&self, command: Command) -> bool {
         (self.send)(command)
     }
@@ -83,10 +83,10 @@ impl Drop for Commands {
 /// Numbers that handles and the engine's thread share.
 #[derive(Debug, Default)]
 pub(crate) struct Gauges {
-    /// Requests submitted and not yet ended.
+    /// Number of requests submitted and not yet ended.
     pub(crate) num_open: AtomicUsize,
     pub(crate) num_refused: AtomicU64,
-    /// Time from one request's end to the next one's, a moving average in microseconds.
+    /// Moving average of the time between the ends of two consecutive requests, in microseconds.
     pub(crate) finish_interval_us: AtomicU64,
     next_id: AtomicU64,
 }
@@ -94,17 +94,17 @@ pub(crate) struct Gauges {
 /// A request that has not ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpenRequest {
-    /// Its name.
+    /// Id of the request.
     pub id: RequestId,
-    /// Who asks.
+    /// Tenant that submitted it.
     pub tenant: Option<TenantId>,
-    /// Its priority.
+    /// Priority of the request.
     pub priority: i32,
-    /// Whether it owns a cache; otherwise it waits.
+    /// Whether the request owns a cache; otherwise it waits.
     pub is_running: bool,
-    /// Since it was submitted.
+    /// Time since its submission.
     pub age: Duration,
-    /// Tokens so far. Preemptions are counted at the end.
+    /// Tokens so far. Preemptions are not included until the end.
     pub usage: Usage,
 }
 
@@ -122,52 +122,52 @@ impl fmt::Debug for EngineHandle {
     }
 }
 
-/// Why a request was not taken.
+/// Reason for which a request was refused.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum SubmitError {
-    /// Too many wait already.
+    /// Too many requests are waiting already.
     #[error("{queued} requests are waiting, the limit is {limit}")]
     QueueFull {
-        /// Requests waiting.
+        /// Number of waiting requests.
         queued: usize,
-        /// Most that may wait.
+        /// Maximum number of waiting requests.
         limit: usize,
-        /// When a place is likely to be free, judged from the recent pace.
+        /// Time after which a slot is likely to be free, estimated from the recent rate.
         retry_after: Duration,
     },
-    /// The ranks do not answer now.
+    /// The ranks are not available now.
     #[error("the model is not available: {reason}")]
     Unavailable {
-        /// What is going on.
+        /// State of the engine.
         reason: String,
     },
-    /// Other programs have taken the memory, for too long.
+    /// Other programs have used too much memory for too long.
     #[error(
         "{host} has {} MiB of memory left, and has been short of it for {} s\n\
          hint: end other programs on {host}, or serve with less memory for keys and values \
          (`--kv-mib`)", free_bytes >> 20, since.as_secs()
     )]
     MemoryShort {
-        /// The machine.
+        /// Name of the machine.
         host: String,
-        /// What its programs could still get.
+        /// Memory that its programs can still allocate, in bytes.
         free_bytes: u64,
-        /// How long it has been so.
+        /// Time for which this has lasted.
         since: Duration,
     },
-    /// Prompt and output exceed the memory there is for keys and values.
+    /// Prompt and output exceed the memory for keys and values.
     #[error(
         "{needed_tokens} tokens of prompt and output need {needed_bytes} bytes of cache, \
          the budget is {budget_bytes} bytes ({capacity_tokens} tokens)"
     )]
     NeverFits {
-        /// Positions the request may come to occupy.
+        /// Maximum number of positions that the request may occupy.
         needed_tokens: u64,
-        /// Their bytes over all ranks.
+        /// Size of these positions over all ranks, in bytes.
         needed_bytes: u64,
-        /// Bytes there are over all ranks.
+        /// Memory budget over all ranks, in bytes.
         budget_bytes: u64,
-        /// Tokens these can hold.
+        /// Number of tokens that fit into the budget.
         capacity_tokens: u64,
     },
 }
@@ -181,18 +181,19 @@ impl EngineHandle {
         EngineHandle { commands, status, gauges }
     }
 
-    /// Hands a request in. Its events are read from the [`Generation`]; dropping that ends it.
+    /// Submits a request. Its events are read from the [`Generation`]; dropping that cancels the
+    /// request.
     ///
     /// # Errors
-    /// [`SubmitError`] if the request is not taken.
+    /// Fails with [`SubmitError`] if the request is refused.
     pub fn submit(&self, mut request: Request) -> Result<Generation, SubmitError> {
         self.check_state()?;
         self.check_pressure()?;
         self.check_memory(&mut request)?;
         self.open()?;
         let id = RequestId(self.gauges.next_id.fetch_add(1, Ordering::Relaxed));
-        // Started, PromptScored, Embedded, and the last one stand beside the tokens: a full channel
-        // is impossible, so a slow reader never holds the engine up.
+        // The channel also has slots for Started, PromptScored, Embedded and the last event. So it
+        // is never full, and a slow reader never blocks the engine.
         let (events, receiver) = mpsc::channel(request.max_tokens() as usize + 4);
         let record = Arc::new(OnceLock::new());
         let listener = Listener { events, record: Arc::clone(&record) };
@@ -210,73 +211,75 @@ impl EngineHandle {
         })
     }
 
-    /// The engine's numbers, as of the last step.
+    /// Returns the engine's status, as of the last step.
     pub fn status(&self) -> Status {
         let mut status = self.status.borrow().clone();
         status.counters.refused = self.gauges.num_refused.load(Ordering::Relaxed);
         status
     }
 
-    /// What requests are checked against; none before the ranks were ready for the first time.
+    /// Returns the limits that requests are checked against; `None` until the ranks have been ready
+    /// for the first time.
     pub fn limits(&self) -> Option<Limits> {
         self.status.borrow().limits.clone()
     }
 
-    /// Waits until the engine has left [`EngineState::Starting`]; true if it is then ready.
+    /// Waits until the engine has left [`EngineState::Starting`]; returns true if it is then ready.
     pub async fn started(&self) -> bool {
         let mut status = self.status.clone();
         let state = status.wait_for(|status| status.state != EngineState::Starting).await;
         state.is_ok_and(|status| status.state == EngineState::Ready)
     }
 
-    /// As [`EngineHandle::started`], for callers without an executor; false once `timeout` has
-    /// passed.
+    /// Like [`EngineHandle::started`], for callers without an async runtime; returns false once
+    /// `timeout` has passed.
     pub fn started_blocking(&self, timeout: Duration) -> bool {
         block_on(self.started(), Instant::now() + timeout).unwrap_or(false)
     }
 
-    /// Ends a request from outside: its stream ends with [`FinishReason::Cancelled`]. False if there is
-    /// no such request any more. Answered within a turn of the engine's thread, as are
-    /// [`EngineHandle::clear_prefixes`] and [`EngineHandle::open_requests`]. If that thread hangs
-    /// none of them returns, so callers use a timeout.
+    /// Cancels a request: its stream ends with [`FinishReason::Cancelled`]. Returns false if the
+    /// request has ended already. Answered within one iteration of the engine's thread, as are
+    /// [`EngineHandle::clear_prefixes`] and [`EngineHandle::open_requests`]. If that thread hangs,
+    /// none of them returns, so callers should use a timeout.
     ///
     /// [`FinishReason::Cancelled`]: crate::FinishReason::Cancelled
     pub async fn cancel(&self, id: RequestId) -> bool {
         self.ask(|answer| Question::Cancel { id, answer }).await.unwrap_or(false)
     }
 
-    /// Gives back what is kept of finished sequences; how many there were. What running ones hold
-    /// stays.
+    /// Frees the caches of finished sequences and returns their number. Caches of running sequences
+    /// stay.
     pub async fn clear_prefixes(&self) -> usize {
         self.ask(|answer| Question::ClearPrefixes { answer }).await.unwrap_or(0)
     }
 
-    /// Every request that has not ended, oldest first.
+    /// Returns all requests that have not ended, oldest first.
     pub async fn open_requests(&self) -> Vec<OpenRequest> {
         self.ask(|answer| Question::OpenRequests { answer }).await.unwrap_or_default()
     }
 
-    /// Waits until the engine's thread has processed a message; false if the engine is gone. If the
-    /// thread hangs this never returns, so callers use a timeout.
+    /// Waits until the engine's thread has processed a message; returns false if the engine has
+    /// ended. If the thread hangs, this never returns, so callers should use a timeout.
     pub async fn responds(&self) -> bool {
         self.ask(|answer| Question::Ping { answer }).await.is_some()
     }
 
-    /// None if the engine is gone.
+    /// Asks the engine's thread; returns `None` if the engine has ended.
     async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Question) -> Option<T> {
         let (sender, answer) = oneshot::channel();
         self.commands.send(Command::Ask(question(sender)));
         answer.await.ok()
     }
 
-    /// Ends the engine and every rank. Open requests end with [`Event::Failed`]. The thread to wait
-    /// for is the [`EngineThread`](crate::EngineThread).
+    /// Ends the engine and every rank. Open requests end with [`Event::Failed`]. Join the
+    /// [`EngineThread`](crate::EngineThread) to wait for the end.
     pub fn shutdown(&self) {
         self.commands.send(Command::Shutdown);
     }
 
-    /// Ends the engine so that a later one can take the ranks over: those that may outlive their brain
-    /// keep their weights for their lease, the others end. Open requests end with [`Event::Failed`].
+    /// Ends the engine so that a later one can take over the ranks: ranks that can outlive their
+    /// coordinator keep their weights for their lease, the others end. Open requests end with
+    /// [`Event::Failed`].
     pub fn hand_over(&self) {
         self.commands.send(Command::HandOver);
     }
@@ -291,7 +294,8 @@ impl EngineHandle {
         Err(SubmitError::Unavailable { reason })
     }
 
-    /// Tells what the machines say of their memory; see [`MemoryReading`]. False if the engine is gone.
+    /// Reports the memory of the machines; see [`MemoryReading`]. Returns false if the engine has
+    /// ended.
     pub fn report_memory(&self, reading: MemoryReading) -> bool {
         self.commands.send(Command::Memory(reading))
     }
@@ -359,17 +363,18 @@ impl fmt::Debug for Generation {
 }
 
 impl Generation {
-    /// The request's name in logs.
+    /// Returns the request's id, which also names it in logs.
     pub fn id(&self) -> RequestId {
         self.id
     }
 
-    /// What the request took; there from its last event on, unless the engine's thread is no more.
+    /// Returns the record of the request; available from its last event on, unless the engine's
+    /// thread has died.
     pub fn record(&self) -> Option<&RequestRecord> {
         self.record.get()
     }
 
-    /// The next event; none after the last one. Cancel safe.
+    /// Returns the next event; `None` after the last one. Cancel safe.
     pub async fn next(&mut self) -> Option<Event> {
         if self.is_over {
             return None;
@@ -378,7 +383,7 @@ impl Generation {
         Some(self.note(event))
     }
 
-    /// As [`Generation::next`], for callers that watch several generations at once.
+    /// Like [`Generation::next`], for callers that poll several generations at once.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
         if self.is_over {
             return Poll::Ready(None);
@@ -386,10 +391,10 @@ impl Generation {
         self.events.poll_recv(context).map(|event| Some(self.note(event)))
     }
 
-    /// As [`Generation::next`], for callers without an executor.
+    /// Like [`Generation::next`], for callers without an async runtime.
     ///
     /// # Panics
-    /// If called from within an executor.
+    /// Panics if called from within an async runtime.
     pub fn next_blocking(&mut self) -> Option<Event> {
         if self.is_over {
             return None;
@@ -398,7 +403,7 @@ impl Generation {
         Some(self.note(event))
     }
 
-    /// Every request hears a last event, even if the engine's thread is no more.
+    /// Records an event. If the engine's thread has died, supplies the last event.
     fn note(&mut self, event: Option<Event>) -> Event {
         let event = event.unwrap_or_else(|| {
             Event::Failed(Failure {

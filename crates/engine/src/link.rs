@@ -1,8 +1,8 @@
-//! The real [`RankGroup`]: processes that speak the protocol over sockets.
+//! The implementation of [`RankGroup`]: processes that speak the protocol over sockets.
 //!
 //! One thread accepts connections and rejects unauthenticated peers. Each connection has two
 //! threads, one to read and one to write. Each start and each end of a process runs on a thread of
-//! its own. Everything else runs on the engine's thread, which never waits for any of these. Every
+//! its own. Everything else runs on the engine's thread, which never blocks on any of these. Every
 //! wait has a deadline, and every failure names the rank, what it was doing, and for how long.
 //!
 //! ```text
@@ -46,7 +46,7 @@ use ending::{
 pub use process::{Launch, LaunchError, LaunchOrder, Launcher, RankProcess, Seat};
 use slot::{Slot, State};
 
-/// What the link needs to know.
+/// Configuration of a link.
 #[derive(Clone, Debug)]
 pub struct LinkConfig {
     /// Addresses to listen on for ranks, all with the port of the first; port 0 lets the system
@@ -55,41 +55,41 @@ pub struct LinkConfig {
     /// Addresses from which ranks are expected to connect. Their unauthenticated connections have
     /// reserved slots, which a flood from other addresses cannot take.
     pub expected: Vec<IpAddr>,
-    /// Who computes, by rank.
+    /// Assignment of each rank to a machine, by rank.
     pub seats: Vec<Seat>,
-    /// How long to wait for what.
+    /// Timeouts of the link.
     pub timeouts: LinkTimeouts,
-    /// Groups are counted from here. Greater than any epoch of an earlier brain, where ranks may
-    /// outlive one.
+    /// Epoch of the first group. Must be greater than any epoch of an earlier coordinator if ranks
+    /// can outlive one.
     pub first_epoch: u64,
 }
 
-/// How long the link waits for what.
+/// Timeouts of the link.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkTimeouts {
     /// Starting a process. A process that starts later than this is killed.
     pub spawn: Duration,
-    /// From the start of a process to its hello: until the group has been up once, and for ranks
-    /// whose connection was lost.
+    /// From the start of a process to its hello. Applies until the group has been up once, and to
+    /// ranks whose connection was lost.
     pub hello: Duration,
     /// The same for replacements. Doubles with each process in a row that sends no hello, up to
     /// `hello`.
     pub replacement_hello: Duration,
-    /// Loading, without progress.
+    /// Loading without progress.
     pub load_stall: Duration,
-    /// Loading, in all.
+    /// Loading in total.
     pub load: Duration,
-    /// Beyond the ranks' own bound of forming a group.
+    /// Forming a group, in addition to the ranks' own timeout.
     pub join_margin: Duration,
     /// A step of few tokens, without progress; see [`LinkTimeouts::step_of`].
     pub step: Duration,
     /// Silence of a rank after its hello, in every state.
     pub heartbeat: Duration,
-    /// Between two of ours.
+    /// Interval between two heartbeats to the ranks.
     pub beat: Duration,
     /// Writing one frame; no other rank is blocked by it.
     pub write: Duration,
-    /// A polite end.
+    /// Stopping all ranks gracefully.
     pub stop: Duration,
 }
 
@@ -112,26 +112,27 @@ impl Default for LinkTimeouts {
 }
 
 impl LinkTimeouts {
-    /// A long prompt on a slow device rightly takes long: the bound of a step grows with its tokens.
+    /// Returns the timeout of a step, which grows with its tokens, because a long prompt on a slow
+    /// device legitimately takes long.
     pub fn step_of(&self, num_tokens: usize) -> Duration {
         const TOKENS_INCLUDED: u32 = 64;
         self.step * (1 + u32::try_from(num_tokens).unwrap_or(u32::MAX) / TOKENS_INCLUDED)
     }
 }
 
-/// Why there is no link.
+/// Error of setting up a link.
 #[derive(Debug, Error)]
 pub enum LinkError {
-    /// The address cannot be listened on.
+    /// The link cannot listen on an address.
     #[error(
         "listening for ranks on {addr} failed: {source}\n\
          hint: another program has the port, or this machine no longer has the address; \
          `--control-port` names another port"
     )]
     Listen {
-        /// The address.
+        /// Address that could not be used.
         addr: SocketAddr,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
@@ -159,22 +160,23 @@ pub struct Link {
     num_examined: u64,
     /// Whether the group has been up at least once.
     has_stood: bool,
-    /// A group that broke although no process is known to be dead, and when to stop looking for one.
+    /// Failure of a group that broke although no process is known to be dead, and the time at which
+    /// to stop looking for a dead process.
     broken: Option<(Failure, Instant)>,
     /// Number of refused connections when the group was last up. If a rank fails to connect and
     /// more have been refused since, the failure message names the last refusal.
     num_refused: u64,
-    /// When processes and deadlines were last looked after.
+    /// Time at which processes and deadlines were last checked.
     looked_at: Instant,
-    /// What beats count their time from.
+    /// Origin of the times in heartbeats.
     began: Instant,
-    /// When ranks were last told that we live.
+    /// Time at which the last heartbeat was sent to the ranks.
     beat_at: Instant,
     /// Description of the link between two machines that prevents the group from forming.
     broken_link: Option<String>,
     /// All broken links, as reported last.
     known_broken_links: Vec<BrokenLink>,
-    /// When the launcher was last asked to test links.
+    /// Time at which the launcher was last asked to test links.
     suspected_at: Option<Instant>,
     events: VecDeque<GroupEvent>,
 }
@@ -188,13 +190,13 @@ struct SentStep {
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Stage {
-    /// Nothing is expected of the ranks.
+    /// The ranks are not in use: no group is up or being formed.
     Down,
     Forming,
     Standing,
 }
 
-/// From the link's threads.
+/// A report from the link's threads.
 #[derive(Debug)]
 pub struct LinkReport(Report);
 
@@ -217,13 +219,13 @@ impl fmt::Debug for Link {
 }
 
 impl Link {
-    /// Listens for ranks; starts none yet.
+    /// Listens for ranks without starting any.
     ///
     /// # Errors
-    /// [`LinkError::Listen`] if the address is not to be had.
+    /// Fails with [`LinkError::Listen`] if an address cannot be bound.
     ///
     /// # Panics
-    /// If there is no rank.
+    /// Panics if there is no rank or no address to listen on.
     pub fn bind(config: LinkConfig, launcher: Box<dyn Launcher>) -> Result<Link, LinkError> {
         assert!(!config.seats.is_empty(), "there is at least one rank");
         assert!(!config.listen.is_empty(), "ranks connect to some address");
@@ -267,18 +269,19 @@ impl Link {
         })
     }
 
-    /// Where ranks connect to.
+    /// Returns the address that ranks connect to.
     pub fn control_addr(&self) -> SocketAddr {
         self.control_addr
     }
 
-    /// What became of a rank.
+    /// Creates a failure of a rank.
     fn failure(&self, rank: usize, phase: Phase, message: String) -> Failure {
         let host = Some(self.config.seats[rank].host.clone()).filter(|host| !host.is_empty());
         Failure { rank: Some(rank), host, phase, message, last_words: String::new() }
     }
 
-    /// True for MLX's own transports, which cannot lose a peer and go on.
+    /// Whether the ranks use one of MLX's own transports, which cannot continue after the loss of a
+    /// peer.
     fn is_stock(&self) -> bool {
         self.config.seats[0].setup.backend.is_stock()
     }
@@ -293,7 +296,7 @@ impl Link {
                     self.tell_phase(rank);
                 }
             }
-            // Who came back while it was loading may say so twice.
+            // A rank that reconnected while it was loading may report this twice.
             FromRank::Loaded(_) if !matches!(slot.state, State::Loading { .. }) => {}
             FromRank::Loaded(facts) => {
                 info!(rank, facts.weights_bytes, facts.load_ms, "shard loaded");
@@ -334,14 +337,14 @@ impl Link {
         }
     }
 
-    /// How long a beat and the message that tells of it were under way; `None` if the beat is another
-    /// brain's.
+    /// Returns the round-trip time of a heartbeat and the message that answers it; `None` if the
+    /// heartbeat was another coordinator's.
     fn round_trip(&self, heard: HeardBeat, now: Instant) -> Option<Duration> {
         let HeardBeat { sent_us, held_us } = heard;
         self.micros(now).checked_sub(sent_us)?.checked_sub(held_us).map(Duration::from_micros)
     }
 
-    /// Time by the clock of beats.
+    /// Returns the time in microseconds by the clock of the heartbeats.
     fn micros(&self, now: Instant) -> u64 {
         u64::try_from(now.duration_since(self.began).as_micros()).unwrap_or(u64::MAX)
     }
@@ -356,8 +359,8 @@ impl Link {
                 if !self.is_stock() {
                     self.slots[rank].enter(State::Loaded, now);
                 }
-                // The rank that noticed is seldom the one at fault. A dead process shows within
-                // moments, and is then what people want to read of.
+                // The rank that noticed the failure is seldom the one at fault. A dead process is
+                // detected within moments, and users should then read about that process.
                 let failure = self.group_failure(rank, failure, now);
                 self.broken.get_or_insert((failure, now + EXIT_GRACE));
             }
@@ -417,7 +420,7 @@ impl Link {
         (0..self.slots.len()).for_each(|rank| self.tell_phase(rank));
     }
 
-    /// Where a rank reaches each rank's data plane.
+    /// Returns the addresses at which a rank reaches each rank's data plane.
     fn peers_of(&self, rank: usize) -> Vec<SocketAddr> {
         let routes = &self.config.seats[rank].routes;
         let addr = |(peer, slot): (usize, &Slot)| {
@@ -427,9 +430,9 @@ impl Link {
         self.slots.iter().enumerate().map(addr).collect()
     }
 
-    /// A connection broke, or nothing comes over it any more. Where ranks outlive their connection,
-    /// and the process is not known to have ended or to be silent on its own account, it is waited
-    /// for: its weights are worth it.
+    /// Handles a connection that broke or went silent. If ranks can outlive their connection, and
+    /// the process is not known to have exited or to be silent by its own fault, the link waits for
+    /// the rank to reconnect, because reloading its weights is expensive.
     fn connection_lost(&mut self, rank: usize, reason: &str, now: Instant) {
         let is_patient = 0 < self.config.seats[rank].setup.orphan_ms;
         let slot = &mut self.slots[rank];
@@ -448,7 +451,7 @@ impl Link {
         }
     }
 
-    /// Others compute from now on.
+    /// Replaces all ranks by those of another assignment to machines.
     fn reseat(&mut self, seats: Vec<Seat>, now: Instant) {
         assert!(!seats.is_empty(), "there is at least one rank");
         info!(ranks = seats.len(), "the cluster is planned anew");
@@ -504,7 +507,7 @@ impl Link {
         self.end_rank(dying, grace, now);
     }
 
-    /// Ends the rank that the failure is about.
+    /// Ends the rank that the failure names.
     fn end_rank(&mut self, mut dying: Dying, grace: Duration, now: Instant) {
         let rank = dying.failure.rank.expect("the failure is about a rank");
         let process = self.slots[rank].release(now);
@@ -532,7 +535,7 @@ impl Link {
         self.events.push_back(GroupEvent::Lost { failure, is_fatal });
     }
 
-    /// The group is no more. Those that still stand are told to leave it.
+    /// Reports the loss of the group and orders its remaining ranks to leave it.
     fn lose(&mut self, failure: Failure, is_fatal: bool) {
         let was_down = std::mem::replace(&mut self.stage, Stage::Down) == Stage::Down;
         self.disband(Instant::now());
@@ -567,7 +570,7 @@ impl Link {
         }
     }
 
-    /// The same bytes to every rank.
+    /// Queues the same bytes for every rank.
     fn write_all(&mut self, message: &ToRank, now: Instant) {
         let bytes = frame::encode(message).expect("plans and joins are far below the limit").into();
         for rank in 0..self.slots.len() {
@@ -578,7 +581,7 @@ impl Link {
         }
     }
 
-    /// What a rank is doing, and since when.
+    /// Returns what a rank is doing, and since when.
     fn phase_of(&self, rank: usize) -> (Phase, Instant) {
         let slot = &self.slots[rank];
         let phase = match slot.state {
@@ -608,7 +611,7 @@ impl Link {
     }
 }
 
-/// The pairs of ranks whose connection is not encrypted, for the log: `0-1, 0-2`.
+/// Returns the pairs of ranks whose connection is not encrypted, for the log: `0-1, 0-2`.
 fn pairs_in_clear(encrypts: &[Vec<bool>]) -> String {
     let of_rank = |(a, row): (usize, &Vec<bool>)| -> Vec<String> {
         (a + 1..row.len()).filter(|&b| !row[b]).map(|b| format!("{a}-{b}")).collect()
@@ -670,7 +673,7 @@ impl RankGroup for Link {
                 }
             }
             Report::Gone { rank, connection, err } => {
-                // Of ranks of an earlier seating nothing is heard any more.
+                // Connections of ranks of an earlier assignment are ignored.
                 if self.slots.get(rank).is_some_and(|slot| slot.is_connected_by(connection)) {
                     self.connection_lost(rank, &err.to_string(), now);
                 }
@@ -708,7 +711,7 @@ impl RankGroup for Link {
         }
         self.stage = Stage::Forming;
         for rank in 0..self.slots.len() {
-            // What took one rank down may have taken others.
+            // The event that ended one rank may have ended others.
             if self.slots[rank].has_exited() {
                 bury(self.slots[rank].release(now));
             }
@@ -736,7 +739,7 @@ impl RankGroup for Link {
         self.stage = Stage::Down;
         let bytes = frame::encode(&ToRank::Stop).expect("a short message").into();
         for slot in &mut self.slots {
-            // Whoever does not hear it is killed below.
+            // Ranks that do not receive it are killed below.
             let _ = slot.write(&bytes);
         }
         let slots = &mut self.slots;

@@ -1,5 +1,5 @@
-//! What requests took: one record each, and histograms over all. Names and buckets follow vLLM, whose
-//! dashboards people have. Plain numbers; whoever shows them chooses the format.
+//! Metrics of requests: one record for each, and histograms over all. Names and buckets follow
+//! vLLM, so that existing dashboards work. Plain numbers; the exporter chooses the format.
 
 use std::time::{Duration, Instant};
 
@@ -15,43 +15,43 @@ const BETWEEN_TOKENS_S: &[f64] = &[
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
     40.0, 80.0,
 ];
-/// Upper bounds for parts of a request's life, in seconds.
+/// Upper bounds for the phases of a request, in seconds.
 const REQUEST_S: &[f64] = &[
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
     480.0, 960.0, 1920.0, 7680.0,
 ];
-/// Upper bounds for the tokens of a request.
+/// Upper bounds for the number of tokens of a request.
 const REQUEST_TOKENS: &[f64] = &[
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0,
     20_000.0, 50_000.0, 100_000.0, 200_000.0,
 ];
-/// Upper bounds for the tokens of a step.
+/// Upper bounds for the number of tokens of a step.
 const STEP_TOKENS: &[f64] =
     &[1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16_384.0];
 
-/// Counts of values by fixed upper bounds, as Prometheus wants them.
+/// A histogram with fixed upper bounds, as Prometheus defines it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Buckets {
-    /// Invariant: rising.
+    /// Invariant: ascending.
     bounds: &'static [f64],
-    /// Invariant: one more than there are bounds; the last is for what exceeds them all.
+    /// Invariant: one more than there are bounds; the last one counts values above all bounds.
     counts: Vec<u64>,
     sum: f64,
 }
 
 impl Buckets {
-    /// Empty buckets with these bounds, which have to rise.
+    /// Creates an empty histogram with these bounds, which have to be ascending.
     pub fn new(bounds: &'static [f64]) -> Buckets {
         debug_assert!(bounds.is_sorted(), "bounds rise");
         Buckets { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
     }
 
-    /// Empty buckets for the tokens of steps.
+    /// Creates an empty histogram for the tokens of steps.
     pub(crate) fn of_step_tokens() -> Buckets {
         Buckets::new(STEP_TOKENS)
     }
 
-    /// Counts a value. A bound belongs to its own bucket.
+    /// Counts a value. A value equal to a bound belongs to that bound's bucket.
     pub fn record(&mut self, value: f64) {
         let idx = self.bounds.partition_point(|bound| *bound < value);
         self.counts[idx] += 1;
@@ -64,17 +64,18 @@ impl Buckets {
         }
     }
 
-    /// Number of values.
+    /// Returns the number of values.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Sum of the values.
+    /// Returns the sum of the values.
     pub fn sum(&self) -> f64 {
         self.sum
     }
 
-    /// `(upper bound, values up to it)` of every bucket; the last bound is infinity.
+    /// Returns `(upper bound, number of values up to it)` of every bucket; the last bound is
+    /// infinity.
     pub fn cumulative(&self) -> impl Iterator<Item = (f64, u64)> {
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         bounds.zip(&self.counts).scan(0, |seen, (bound, count)| {
@@ -87,22 +88,22 @@ impl Buckets {
 /// How a request ended.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum RequestEnd {
-    /// A stop token was drawn.
+    /// A stop token was sampled.
     Stop,
-    /// Everything asked for was computed.
+    /// Everything requested was computed.
     Length,
-    /// Ended by its id.
+    /// The request was cancelled by its id.
     Cancelled,
-    /// Whoever asked has left.
+    /// The caller has dropped the request.
     Left,
     /// The model's output was not a number.
     NotANumber,
-    /// The engine gave it up.
+    /// The request failed in the engine.
     Failed,
 }
 
 impl RequestEnd {
-    /// Every end.
+    /// All variants.
     pub const ALL: [RequestEnd; 6] = [
         RequestEnd::Stop,
         RequestEnd::Length,
@@ -112,7 +113,7 @@ impl RequestEnd {
         RequestEnd::Failed,
     ];
 
-    /// The word in metrics: vLLM's `finished_reason`.
+    /// Returns the value of vLLM's `finished_reason` in metrics.
     pub fn name(self) -> &'static str {
         match self {
             RequestEnd::Stop => "stop",
@@ -123,47 +124,48 @@ impl RequestEnd {
     }
 }
 
-/// What one request took. Times are none where it did not get so far.
+/// Metrics of one request. A time is `None` if the request ended before that phase was over.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestRecord {
-    /// The request.
+    /// Id of the request.
     pub id: RequestId,
-    /// Who asked.
+    /// Tenant that submitted it.
     pub tenant: Option<TenantId>,
-    /// Its priority.
+    /// Priority of the request.
     pub priority: i32,
-    /// Most tokens it could have drawn.
+    /// Maximum number of tokens that could have been sampled.
     pub max_tokens: u32,
-    /// How it ended.
+    /// How the request ended.
     pub end: RequestEnd,
-    /// Tokens and preemptions.
+    /// Number of tokens and preemptions.
     pub usage: Usage,
-    /// From submission to the first step.
+    /// Time from submission to the first step.
     pub queue: Option<Duration>,
-    /// From there to the first token, or to the embedding.
+    /// Time from the first step to the first token, or to the embedding.
     pub prefill: Option<Duration>,
-    /// From the first token to the last.
+    /// Time from the first token to the last.
     pub decode: Option<Duration>,
-    /// From submission to the first token.
+    /// Time from submission to the first token.
     pub first_token: Option<Duration>,
-    /// From submission to the end.
+    /// Time from submission to the end.
     pub total: Duration,
 }
 
 impl RequestRecord {
-    /// From the first step to the last token.
+    /// Returns the time from the first step to the last token.
     pub fn inference(&self) -> Option<Duration> {
         Some(self.prefill? + self.decode.unwrap_or_default())
     }
 
-    /// The mean time of a token after the first one.
+    /// Returns the mean time per token after the first one.
     pub fn time_per_output_token(&self) -> Option<Duration> {
         let num_later = self.usage.completion_tokens.checked_sub(1).filter(|num| 0 < *num)?;
         Some(self.decode? / num_later)
     }
 }
 
-/// Sums and histograms over requests since the start. Each histogram is vLLM's of like name.
+/// Sums and histograms over requests since the start. Each histogram is the vLLM metric named in
+/// its documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestStats {
     /// Requests by their end, in the order of [`RequestEnd::ALL`].
@@ -212,12 +214,12 @@ impl Default for RequestStats {
 }
 
 impl RequestStats {
-    /// How many requests ended in which way.
+    /// Returns the number of requests for each way to end.
     pub fn ended(&self) -> impl Iterator<Item = (RequestEnd, u64)> {
         RequestEnd::ALL.into_iter().zip(self.ended)
     }
 
-    /// Counts a request that has ended. Its tokens' times are counted as they come.
+    /// Counts a request that has ended. The times of its tokens are counted when they are sampled.
     fn count(&mut self, record: &RequestRecord) {
         for (end, count) in RequestEnd::ALL.into_iter().zip(&mut self.ended) {
             *count += u64::from(end == record.end);
@@ -234,7 +236,7 @@ impl RequestStats {
     }
 }
 
-/// An open request as the clock sees it.
+/// The times and counts of an open request.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     id: RequestId,
@@ -244,7 +246,7 @@ pub(crate) struct Timeline {
     usage: Usage,
     submitted_at: Instant,
     started_at: Option<Instant>,
-    /// Of the first token, or of the embedding.
+    /// Time of the first token, or of the embedding.
     first_at: Option<Instant>,
     last_at: Option<Instant>,
 }
@@ -281,7 +283,7 @@ impl Timeline {
         now.saturating_duration_since(self.submitted_at)
     }
 
-    /// Takes in what is about to be told. The record, if that is the last.
+    /// Records an event that is about to be sent. Returns the record if it is the last event.
     pub(crate) fn note(
         &mut self,
         event: &Event,
@@ -330,7 +332,7 @@ impl Timeline {
         }
     }
 
-    /// The record of a request that ends now.
+    /// Returns the record of a request that ends now.
     pub(crate) fn end(
         &self,
         end: RequestEnd,
@@ -338,7 +340,7 @@ impl Timeline {
         stats: &mut RequestStats,
     ) -> RequestRecord {
         let between = |from: Option<Instant>, to: Option<Instant>| Some(to? - from?);
-        // An embedding has no tokens.
+        // For an embedding, `first_at` is not the time of a token.
         let first_token_at = self.last_at.and(self.first_at);
         let record = RequestRecord {
             id: self.id,

@@ -1,8 +1,8 @@
-//! Which caches begin with which tokens: a radix tree over token ids.
+//! An index of cached prefixes: a radix tree over token ids.
 //!
-//! Knows tokens and names of caches; knows nothing of memory, of who uses a cache, or of how much
-//! of it is computed. Every node lists the caches whose tokens lead through it, so that all caches
-//! sharing a prefix are at hand where the prefix ends.
+//! The index knows tokens and ids of caches; it knows nothing of memory, of the users of a cache,
+//! or of how much of a cache is computed. Every node lists the caches whose tokens lead through it,
+//! so that all caches that share a prefix are listed at the node where the prefix ends.
 
 use std::collections::HashMap;
 
@@ -14,9 +14,9 @@ const ROOT: usize = 0;
 #[derive(Debug)]
 pub(crate) struct PrefixIndex {
     nodes: Vec<Node>,
-    /// Places in `nodes` that are not in use.
+    /// Indices in `nodes` that are not in use.
     vacant: Vec<usize>,
-    /// Where each cache's tokens end. They end exactly at the end of that node's edge.
+    /// Node at which each cache's tokens end, exactly at the end of that node's edge.
     leaves: HashMap<CacheId, usize>,
     num_tokens: usize,
 }
@@ -24,15 +24,15 @@ pub(crate) struct PrefixIndex {
 #[derive(Debug, Default)]
 struct Node {
     parent: usize,
-    /// The tokens that lead from the parent here. Empty for the root only.
+    /// Tokens on the edge from the parent. Empty for the root only.
     edge: Vec<TokenId>,
-    /// By first token of the child's edge, sorted.
+    /// Children by the first token of their edge, sorted.
     children: Vec<(TokenId, usize)>,
-    /// Caches whose tokens lead through here or end here, in no order.
+    /// Caches whose tokens lead through or end at this node, in no order.
     caches: Vec<CacheId>,
 }
 
-/// Caches that share `num_tokens` tokens with what was looked up.
+/// Caches that share the first `num_tokens` tokens with the looked-up sequence.
 #[derive(Debug)]
 pub(crate) struct Match<'a> {
     pub(crate) num_tokens: usize,
@@ -49,18 +49,18 @@ impl PrefixIndex {
         }
     }
 
-    /// Tokens stored; shared ones count once.
+    /// Returns the number of tokens stored; shared ones count once.
     pub(crate) fn num_tokens(&self) -> usize {
         self.num_tokens
     }
 
-    /// Whether no cache is in it.
+    /// Whether the index holds no cache.
     pub(crate) fn is_empty(&self) -> bool {
         self.leaves.is_empty()
     }
 
-    /// Nodes on the way of `tokens`, longest match first. Each lists at least the caches of the one
-    /// before it.
+    /// Returns the nodes on the path of `tokens`, longest match first. Each lists at least the
+    /// caches of the one before it.
     pub(crate) fn matches(&self, tokens: &[TokenId]) -> Vec<Match<'_>> {
         let mut found = Vec::new();
         let mut at = ROOT;
@@ -105,7 +105,7 @@ impl PrefixIndex {
         self.leaves.insert(cache, at);
     }
 
-    /// Removes a cache; nothing happens if it is not in the index.
+    /// Removes a cache; does nothing if it is not in the index.
     pub(crate) fn remove(&mut self, cache: CacheId) {
         let Some(mut at) = self.leaves.remove(&cache) else { return };
         while at != ROOT {
@@ -145,7 +145,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Puts a new node above `at` that takes the first `num_tokens` tokens of its edge.
+    /// Inserts a new node above `at` that takes the first `num_tokens` tokens of its edge.
     fn split(&mut self, at: usize, num_tokens: usize) -> usize {
         let node = &mut self.nodes[at];
         let edge: Vec<TokenId> = node.edge.drain(..num_tokens).collect();
@@ -157,7 +157,7 @@ impl PrefixIndex {
         upper
     }
 
-    /// Takes a node without caches out; it has no children, as those would have caches.
+    /// Removes a node without caches; it has no children, because those would have caches.
     fn discard(&mut self, at: usize) {
         let node = std::mem::take(&mut self.nodes[at]);
         assert!(node.children.is_empty(), "children of a node without caches have none");
@@ -168,7 +168,7 @@ impl PrefixIndex {
         self.vacant.push(at);
     }
 
-    /// Makes `at` and its only child one node, if every cache goes on to the child.
+    /// Merges `at` with its only child, if every cache continues to the child.
     fn join(&mut self, at: usize) {
         let [(_, child)] = self.nodes[at].children[..] else { return };
         if self.nodes[child].caches.len() < self.nodes[at].caches.len() {
@@ -184,9 +184,9 @@ impl PrefixIndex {
     }
 }
 
-/// Number of equal leading tokens.
+/// Returns the number of equal leading tokens.
 fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
-    // Whole blocks are compared at the speed of memory.
+    // Whole blocks are compared at memory speed.
     const BLOCK: usize = 64;
     let len = a.len().min(b.len());
     let (a, b) = (&a[..len], &b[..len]);
@@ -201,7 +201,7 @@ fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
 mod tests {
     use super::*;
 
-    /// The index against a list that is searched from end to end.
+    /// Compares the index with a list that is searched linearly.
     #[test]
     fn the_index_finds_what_a_plain_search_finds() {
         let mut rng = crate::simulation::Rng::new(11);

@@ -1,4 +1,4 @@
-//! What a caller asks for. Everything past [`Request::new`] may rely on it.
+//! The request of a caller. Code after [`Request::new`] may rely on its checks.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -7,87 +7,93 @@ use thiserror::Error;
 
 use crate::guide::{Guide, TokenMask};
 
-/// Longest list of alternatives reported beside a token.
+/// Maximum number of alternatives reported for a token.
 pub const LOGPROBS_MAX: u8 = 20;
-/// Longest `logit_bias`.
+/// Maximum number of entries of `logit_bias`.
 pub const LOGIT_BIAS_MAX: usize = 1024;
-/// Longest list of tokens that are never drawn.
+/// Maximum number of banned tokens.
 pub const BANNED_TOKENS_MAX: usize = 4096;
-/// Longest list of stop tokens.
+/// Maximum number of stop tokens.
 pub const STOP_TOKENS_MAX: usize = 64;
 
-/// Names a request for as long as the engine lives. Younger requests have larger ids.
+/// Identifies a request as long as the engine lives. Later requests have larger ids.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct RequestId(pub u64);
 
-/// Names who asks, an API key for example: an opaque number that whoever submits chooses.
+/// Identifies the sender of a request, an API key for example. An opaque number that the caller
+/// chooses.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct TenantId(pub u32);
 
-/// Requests start from computed prefixes of their own scope only: otherwise `cached_tokens` and the
-/// time to the first token reveal what others have sent. An opaque number that the caller chooses.
+/// Identifies a scope of the prefix cache: requests reuse computed prefixes of their own scope
+/// only, because otherwise `cached_tokens` and the time to the first token would reveal what others
+/// have sent. An opaque number that the caller chooses.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct CacheScope(pub u128);
 
-/// What a caller wants, unchecked.
+/// The options of a request, not yet validated.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestOptions {
     /// The tokens to continue.
     pub prompt: Vec<TokenId>,
-    /// Most tokens to draw; without it as many as the context has room for. 0 computes the
-    /// prompt's log-probabilities only.
+    /// Maximum number of tokens to sample; if absent, as many as fit into the context. 0 computes
+    /// only the prompt's log-probabilities.
     pub max_tokens: Option<u32>,
-    /// How tokens are drawn.
+    /// Sampling parameters.
     pub sampling: SamplingOptions,
-    /// Drawing one of these ends the generation, besides the model's own end tokens.
+    /// Tokens that end the generation, in addition to the model's own end tokens.
     pub stop_tokens: Vec<TokenId>,
-    /// Goes on past the model's own end tokens.
+    /// Whether to continue after the model's own end tokens.
     pub ignore_eos: bool,
-    /// Tokens that end the generation are not drawn before so many were, unless nothing else may be.
+    /// Minimum number of tokens to sample before one that ends the generation, unless no other
+    /// token is allowed.
     pub min_tokens: u32,
-    /// The only tokens that are drawn, if present.
+    /// The only tokens that may be sampled, if present.
     pub allowed_tokens: Option<Vec<TokenId>>,
-    /// Tokens that are never drawn.
+    /// Tokens that are never sampled.
     pub banned_tokens: Vec<TokenId>,
-    /// `Some(n)` reports each drawn token's log-probability and the `n` best alternatives.
+    /// `Some(n)` requests the log-probability of each sampled token and of the `n` most likely
+    /// alternatives.
     pub logprobs: Option<u8>,
-    /// `Some(n)` reports the same for every prompt token from the second on.
+    /// `Some(n)` requests the same for every prompt token from the second on.
     pub prompt_logprobs: Option<u8>,
-    /// Plans no token before the last one is known to the brain. Costs speed; wanted where
-    /// something has to look at each token before the next is drawn.
+    /// Whether to plan each token only after the previous one is known to the coordinator. Slower;
+    /// for callers that have to inspect each token before the next is sampled.
     pub stepwise: bool,
-    /// Asks for the prompt's embedding instead of tokens.
+    /// `Some` requests the prompt's embedding instead of tokens.
     pub embed: Option<Pooling>,
     /// Lower values are handled earlier, as in vLLM.
     pub priority: i32,
-    /// Who asks. Tenants that wait take turns; requests without one are one tenant together.
+    /// Tenant of the request. Waiting tenants are served round-robin; requests without a tenant
+    /// count as one tenant.
     pub tenant: Option<TenantId>,
-    /// Whose computed prefixes it may start from.
+    /// Scope of the prefix cache.
     pub cache_scope: CacheScope,
 }
 
-/// How tokens are drawn, unchecked. See [`Sampling`] for the meaning of each number.
+/// Sampling parameters, not yet validated. See [`Sampling`] for the meaning of each.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingOptions {
-    /// 0 means greedy.
+    /// Divisor of the logits; 0 means greedy.
     pub temperature: f32,
-    /// Nucleus mass; 1 is off.
+    /// Probability mass of nucleus sampling; 1 disables it.
     pub top_p: f32,
-    /// Number of best tokens kept; 0 is off.
+    /// Number of most likely tokens kept; 0 disables it.
     pub top_k: u32,
-    /// Least probability relative to the best token's; 0 is off.
+    /// Minimum probability relative to the most likely token's; 0 disables it.
     pub min_p: f32,
-    /// 1 is off.
+    /// Factor that weakens tokens that occurred before; 1 disables it.
     pub repetition_penalty: f32,
-    /// Tokens looked back on by `repetition_penalty`; 0 means all.
+    /// Number of last tokens that `repetition_penalty` considers; 0 means all.
     pub repetition_context: u32,
-    /// 0 is off.
+    /// Subtracted once from the logits of tokens in the output; 0 disables it.
     pub presence_penalty: f32,
-    /// 0 is off.
+    /// Subtracted from a token's logit for each occurrence in the output; 0 disables it.
     pub frequency_penalty: f32,
-    /// Added to single logits.
+    /// Values added to the logits of single tokens.
     pub logit_bias: Vec<(TokenId, f32)>,
-    /// The same seed gives the same tokens, whatever else runs. Drawn by the engine if absent.
+    /// Seed; the same seed gives the same tokens, whatever else runs. Generated by the engine if
+    /// absent.
     pub seed: Option<u64>,
 }
 
@@ -109,102 +115,102 @@ impl Default for SamplingOptions {
 }
 
 impl SamplingOptions {
-    /// The best token, nothing else.
+    /// Returns parameters for greedy sampling without any options.
     pub fn greedy() -> SamplingOptions {
         SamplingOptions { temperature: 0.0, ..SamplingOptions::default() }
     }
 }
 
-/// What the loaded model and the configuration allow.
+/// Limits from the loaded model and the configuration.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Limits {
-    /// Longest sequence, prompt and output together, in tokens.
+    /// Maximum length of a sequence in tokens, prompt and output together.
     pub context_tokens: u32,
-    /// Longest prompt, in tokens.
+    /// Maximum length of a prompt in tokens.
     pub max_prompt_tokens: u32,
-    /// Tokens are below this.
+    /// Vocabulary size; token ids are less than this.
     pub vocab_size: u32,
     /// The model's own end tokens.
     pub eos_tokens: Vec<TokenId>,
 }
 
-/// Why a request is impossible. `parameter` is the word of the request's options.
+/// Reason for which a request is invalid. `parameter` is the name in the request's options.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum Rejected {
-    /// Nothing to continue.
+    /// The prompt is empty.
     #[error("the prompt has no tokens")]
     EmptyPrompt,
-    /// The prompt leaves no room in the context.
+    /// The prompt leaves no space in the context.
     #[error(
         "the prompt of {prompt_tokens} tokens does not fit the context of {context_tokens} tokens"
     )]
     TooLong {
-        /// Length of the prompt.
+        /// Length of the prompt in tokens.
         prompt_tokens: usize,
-        /// Most the sequence may have, output included.
+        /// Maximum length of the sequence in tokens, including the output.
         context_tokens: u32,
     },
     /// The prompt is longer than the configuration allows.
     #[error("the prompt of {prompt_tokens} tokens exceeds the limit of {max_prompt_tokens} tokens")]
     PromptOverLimit {
-        /// Length of the prompt.
+        /// Length of the prompt in tokens.
         prompt_tokens: usize,
-        /// The configured limit.
+        /// Configured maximum.
         max_prompt_tokens: u32,
     },
-    /// A token the model does not have.
+    /// A token id is outside the vocabulary.
     #[error("{parameter}: token {token} is outside the vocabulary of {vocab_size}")]
     UnknownToken {
-        /// Where it was found.
+        /// Name of the parameter.
         parameter: &'static str,
-        /// The token.
+        /// The token id.
         token: TokenId,
-        /// Tokens are below this.
+        /// Vocabulary size; token ids are less than this.
         vocab_size: u32,
     },
-    /// A number outside its range.
+    /// A number is outside its range.
     #[error("{parameter}: {value} is not {expected}")]
     BadNumber {
-        /// Whose value it is.
+        /// Name of the parameter.
         parameter: &'static str,
-        /// What was asked for.
+        /// Value of the parameter.
         value: f64,
-        /// The range, in words.
+        /// Description of the range.
         expected: &'static str,
     },
-    /// No token may be drawn at all.
+    /// No token may be sampled at all.
     #[error("{parameter} leaves no token that may be drawn")]
     NothingAllowed {
-        /// What forbids the last one.
+        /// Name of the parameter that forbids the last allowed token.
         parameter: &'static str,
     },
-    /// A list that is too long.
+    /// A list is too long.
     #[error("{parameter}: {found} entries exceed the limit of {limit}")]
     TooMany {
-        /// Whose list it is.
+        /// Name of the parameter.
         parameter: &'static str,
-        /// Its length.
+        /// Length of the list.
         found: usize,
-        /// The limit.
+        /// Maximum length.
         limit: usize,
     },
 }
 
-/// A request that passed every check. [`Request::new`] is the only way to build one.
+/// A validated request. [`Request::new`] is the only way to create one.
 #[derive(Debug)]
 pub struct Request {
     /// Invariant: never empty, every token below the vocabulary's size.
     prompt: Vec<TokenId>,
     /// Invariant: prompt and output together fit the context.
     max_tokens: u32,
-    /// True if the caller named `max_tokens`.
+    /// Whether the caller set `max_tokens`.
     max_tokens_asked: bool,
     sampling: Sampling,
     /// Invariant: sorted.
     stop_tokens: Vec<TokenId>,
     prompt_logprobs: Option<u8>,
     stepwise: bool,
-    /// Invariant: then `max_tokens` is 0.
+    /// Invariant: if set, `max_tokens` is 0.
     embed: Option<Pooling>,
     priority: i32,
     tenant: Option<TenantId>,
@@ -214,21 +220,21 @@ pub struct Request {
     guide: Option<Box<dyn Guide>>,
 }
 
-/// What may be drawn without a guide.
+/// The tokens that may be sampled without a guide.
 #[derive(Clone, Debug)]
 struct Masks {
-    /// None if that is everything.
+    /// `None` if all tokens are allowed.
     tokens: Option<TokenMask>,
     from_min_tokens: Mask,
-    /// Without tokens that end the generation, unless there are no others.
+    /// Excludes tokens that end the generation, unless there are no others.
     before_min_tokens: Mask,
 }
 
 impl Request {
-    /// Checks a caller's wishes. A `max_tokens` beyond the context is cut to what fits.
+    /// Validates a caller's options. A `max_tokens` beyond the context is reduced to what fits.
     ///
     /// # Errors
-    /// [`Rejected`] names the parameter that is at fault.
+    /// Fails with [`Rejected`], which names the invalid parameter.
     pub fn new(mut options: RequestOptions, limits: &Limits) -> Result<Request, Rejected> {
         check_embedding(&mut options)?;
         let num_prompt_tokens = check_prompt(&options, limits)?;
@@ -266,95 +272,97 @@ impl Request {
         })
     }
 
-    /// The same request, with somebody to say which tokens may be drawn.
+    /// Returns the same request with a guide that constrains its tokens.
     #[must_use]
     pub fn with_guide(self, guide: Box<dyn Guide>) -> Request {
         Request { guide: Some(guide), ..self }
     }
 
-    /// The guide, before the first token, for whoever follows the output with it.
+    /// Takes the guide, in its state before the first token.
     pub(crate) fn take_guide(&mut self) -> Option<Box<dyn Guide>> {
         self.guide.take()
     }
 
-    /// What may be drawn beside what a guide says; none if that is everything.
+    /// Returns the tokens that may be sampled in addition to a guide's constraint; `None` if all
+    /// are allowed.
     pub(crate) fn token_mask(&self) -> Option<&TokenMask> {
         self.masks.tokens.as_ref()
     }
 
-    /// What may be drawn without a guide.
+    /// Returns the tokens that may be sampled without a guide.
     pub(crate) fn mask(&self, may_end: bool) -> &Mask {
         if may_end { &self.masks.from_min_tokens } else { &self.masks.before_min_tokens }
     }
 
-    /// Tokens to draw before one that ends the generation.
+    /// Returns the minimum number of tokens before one that ends the generation.
     pub fn min_tokens(&self) -> u32 {
         self.min_tokens
     }
 
-    /// Tokens that end the generation, in ascending order.
+    /// Returns the tokens that end the generation, in ascending order.
     pub(crate) fn stop_tokens(&self) -> &[TokenId] {
         &self.stop_tokens
     }
 
-    /// The tokens to continue; never empty.
+    /// Returns the tokens to continue; never empty.
     pub fn prompt(&self) -> &[TokenId] {
         &self.prompt
     }
 
-    /// Most tokens to draw.
+    /// Returns the maximum number of tokens to sample.
     pub fn max_tokens(&self) -> u32 {
         self.max_tokens
     }
 
-    /// How tokens are drawn, seed included.
+    /// Returns the sampling parameters, including the seed.
     pub fn sampling(&self) -> &Sampling {
         &self.sampling
     }
 
-    /// Alternatives wanted beside the prompt's log-probabilities, if those are wanted.
+    /// Returns the number of alternatives for each of the prompt's log-probabilities, if these are
+    /// requested.
     pub fn prompt_logprobs(&self) -> Option<u8> {
         self.prompt_logprobs
     }
 
-    /// True if no token may be planned before the last one is known.
+    /// Whether each token may be planned only after the previous one is known.
     pub fn is_stepwise(&self) -> bool {
         self.stepwise
     }
 
-    /// What becomes of the prompt's hidden states, if its embedding is wanted.
+    /// Returns the pooling of the prompt's hidden states, if its embedding is requested.
     pub fn embed(&self) -> Option<Pooling> {
         self.embed
     }
 
-    /// Lower values are handled earlier.
+    /// Returns the priority; lower values are handled earlier.
     pub fn priority(&self) -> i32 {
         self.priority
     }
 
-    /// Whose computed prefixes it may start from.
+    /// Returns the scope of the prefix cache.
     pub fn cache_scope(&self) -> CacheScope {
         self.cache_scope
     }
 
-    /// Who asks.
+    /// Returns the tenant.
     pub fn tenant(&self) -> Option<TenantId> {
         self.tenant
     }
 
-    /// True if drawing `token` ends the generation.
+    /// Whether sampling `token` ends the generation.
     pub fn stops_at(&self, token: TokenId) -> bool {
         self.stop_tokens.binary_search(&token).is_ok()
     }
 
-    /// Positions the sequence may come to occupy in a cache.
+    /// Returns the maximum number of positions that the sequence may occupy in a cache.
     pub fn max_cached_tokens(&self) -> u32 {
-        // The last token drawn is never computed.
+        // The last sampled token is never computed.
         self.sampling.num_prompt_tokens + self.max_tokens.saturating_sub(1)
     }
 
-    /// Cuts an output whose length the caller left open to what `capacity_tokens` can hold. False
-    /// if the request cannot be held even so.
+    /// Reduces an output whose length the caller left open to what `capacity_tokens` can hold.
+    /// Returns false if the request does not fit even then.
     pub(crate) fn fit(&mut self, capacity_tokens: u64) -> bool {
         let room = capacity_tokens.saturating_sub(u64::from(self.sampling.num_prompt_tokens)) + 1;
         if !self.max_tokens_asked {
@@ -364,7 +372,7 @@ impl Request {
     }
 }
 
-/// An embedding leaves no room for tokens.
+/// Sets `max_tokens` to 0 for an embedding; refuses any other explicit value.
 fn check_embedding(options: &mut RequestOptions) -> Result<(), Rejected> {
     if options.embed.is_none() {
         return Ok(());
@@ -400,7 +408,7 @@ fn check_min_tokens(min_tokens: u32, max_tokens: u32) -> Result<(), Rejected> {
     Err(Rejected::BadNumber { parameter: "min_tokens", value: min_tokens.into(), expected })
 }
 
-/// The tokens that may be drawn, unless that is all.
+/// Returns the tokens that may be sampled; `None` if all are allowed.
 fn token_mask(
     allowed: Option<&[TokenId]>,
     banned: &[TokenId],
@@ -512,7 +520,7 @@ fn check_sampling(sampling: &SamplingOptions, limits: &Limits) -> Result<(), Rej
 fn resolve(sampling: SamplingOptions, num_prompt_tokens: u32, logprobs: Option<u8>) -> Sampling {
     Sampling {
         temperature: sampling.temperature,
-        // Callers write 0 for "only the best token", which an arbitrarily small mass means too.
+        // Callers send 0 for greedy sampling, which an arbitrarily small mass also means.
         top_p: sampling.top_p.max(f32::MIN_POSITIVE),
         top_k: sampling.top_k,
         min_p: sampling.min_p,
@@ -528,7 +536,7 @@ fn resolve(sampling: SamplingOptions, num_prompt_tokens: u32, logprobs: Option<u
     }
 }
 
-/// The standard library seeds its hash tables from the system's entropy.
+/// Generates a seed from the standard library's hash keys, which come from the system's entropy.
 fn draw_seed() -> u64 {
     RandomState::new().hash_one(0u8)
 }

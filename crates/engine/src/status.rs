@@ -1,4 +1,4 @@
-//! What the engine says about itself: a snapshot of plain numbers, for health checks, metrics and
+//! The status of the engine: a snapshot of plain numbers, for health checks, metrics and
 //! benchmarks. Sums only grow, so two snapshots can be subtracted.
 
 use std::time::{Duration, Instant};
@@ -7,22 +7,23 @@ use jackalope_protocol::{KernelTimings, Phase, RankFacts, RankMemory, StepTiming
 
 use crate::{Buckets, Failure, Limits, PressureStatus, RequestStats};
 
-/// Everything there is to know about a running engine.
+/// A snapshot of a running engine.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
-    /// Whether requests are computed.
+    /// State of the engine.
     pub state: EngineState,
-    /// What requests are checked against; known from the first time the ranks are ready.
+    /// Limits that requests are checked against; set once the ranks have been ready for the first
+    /// time.
     pub limits: Option<Limits>,
-    /// Each rank, by rank.
+    /// Status of each rank, by rank.
     pub ranks: Vec<RankStatus>,
-    /// Requests that wait for room, preempted ones included.
+    /// Number of waiting requests, including preempted ones.
     pub queued: usize,
-    /// Requests that may wait before submissions are refused.
+    /// Maximum number of waiting requests before submissions are refused.
     pub queue_max: usize,
-    /// Requests that own a cache.
+    /// Number of requests that own a cache.
     pub running: usize,
-    /// Most requests that may own one at once.
+    /// Maximum number of requests that may own one at once.
     pub running_max: usize,
     /// Memory of keys and values.
     pub kv: KvStatus,
@@ -30,16 +31,16 @@ pub struct Status {
     pub prefix: PrefixStats,
     /// Events counted since the start.
     pub counters: Counters,
-    /// Where the time of steps went.
+    /// Breakdown of the steps' time.
     pub steps: StepStats,
-    /// What requests took.
+    /// Metrics of requests.
     pub requests: RequestStats,
     /// Time by which the next step has to complete, set while steps are in flight or ranks are
     /// being replaced. If it has passed, the engine is stalled.
     pub due_at: Option<Instant>,
     /// Losses of ranks.
     pub recovery: RecoveryStats,
-    /// Memory that other programs take.
+    /// Memory pressure, caused by other programs.
     pub pressure: PressureStatus,
     /// Links between machines that are known to be broken, also those that no rank needs now.
     pub broken_links: Vec<BrokenLink>,
@@ -50,30 +51,30 @@ pub struct Status {
 pub struct BrokenLink {
     /// Both machines: `mac1 (10.0.0.1) and mac2 (10.0.0.2)`.
     pub between: String,
-    /// Why it counts as broken.
+    /// Reason for which the link counts as broken.
     pub reason: String,
-    /// When that was noticed.
+    /// Time at which it was detected.
     pub since: Instant,
 }
 
-/// Whether requests are computed.
+/// State of the engine.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum EngineState {
     /// The ranks are loading for the first time; submissions are refused.
     #[default]
     Starting,
-    /// All is well.
+    /// The ranks are ready and compute requests.
     Ready,
-    /// A rank is being replaced; submissions are taken and wait.
+    /// A rank is being replaced; submissions are accepted and wait.
     Recovering {
-        /// When the rank was lost.
+        /// Time at which the rank was lost.
         since: Instant,
-        /// Why.
+        /// Failure that caused the loss.
         failure: Failure,
     },
     /// Lost ranks make no progress; submissions are refused while the engine keeps trying.
     Failed {
-        /// When the engine gave its requests up.
+        /// Time at which the engine failed its requests.
         since: Instant,
         /// The last failure.
         failure: Failure,
@@ -83,7 +84,7 @@ pub enum EngineState {
 }
 
 impl EngineState {
-    /// The word in messages and metrics.
+    /// Returns the name used in messages and metrics.
     pub fn name(&self) -> &'static str {
         match self {
             EngineState::Starting => "starting",
@@ -95,28 +96,28 @@ impl EngineState {
     }
 }
 
-/// One rank.
+/// Status of one rank.
 #[derive(Clone, Debug)]
 pub struct RankStatus {
-    /// Its machine; empty where all ranks are on this one.
+    /// Name of its machine; empty if all ranks are on this one.
     pub host: String,
-    /// Its process, where it is known.
+    /// Id of its process, if known.
     pub pid: Option<u32>,
-    /// What it is busy with.
+    /// Phase of the rank.
     pub phase: Phase,
-    /// While loading: bytes in place, and in all.
+    /// Bytes loaded and total bytes, while the rank loads.
     pub loaded_bytes: Option<(u64, u64)>,
-    /// What it holds, once loaded.
+    /// Facts about its shard, once loaded.
     pub facts: Option<RankFacts>,
-    /// Memory at its last heartbeat.
+    /// Memory usage at its last heartbeat.
     pub memory: RankMemory,
-    /// How long a message took to it and back, as of its last heartbeat.
+    /// Round-trip time of a message, as of its last heartbeat.
     pub round_trip: Option<Duration>,
-    /// When it last said anything.
+    /// Time of its last message.
     pub heard_at: Option<Instant>,
-    /// Steps it has answered.
+    /// Number of steps that it has answered.
     pub steps: u64,
-    /// Sums over those steps.
+    /// Sums over these steps.
     pub timings: TimingSums,
     /// Whether its connection to each rank is encrypted, by rank; empty before the first group.
     pub encrypts: Vec<bool>,
@@ -143,17 +144,17 @@ impl RankStatus {
 /// Sums of [`StepTimings`], in microseconds.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct TimingSums {
-    /// From taking up the plan to the answer.
+    /// Time from receiving the plan to the answer.
     pub total_us: u64,
-    /// Inside collectives, waiting for peers included.
+    /// Time inside collectives, including waiting for peers.
     pub collectives_us: u64,
-    /// Drawing tokens on the host.
+    /// Time for sampling tokens on the host.
     pub sampling_us: u64,
-    /// Building the graph and handling the plan.
+    /// Time for building the graph and handling the plan.
     pub planning_us: u64,
-    /// The kernels, where ranks report them.
+    /// Times of the kernels, if ranks report them.
     pub kernels: Vec<KernelTimings>,
-    /// The part of `collectives_us` in which no byte moved: waiting for peers.
+    /// Part of `collectives_us` in which no byte moved because the rank waited for peers.
     pub waiting_us: u64,
     /// Payload bytes sent to peers.
     pub sent_bytes: u64,
@@ -183,87 +184,89 @@ impl TimingSums {
     }
 }
 
-/// Memory of keys and values, over all ranks, as the brain accounts for it.
+/// Memory of keys and values, over all ranks, as accounted for by the coordinator.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct KvStatus {
-    /// Owned by running requests.
+    /// Memory owned by running requests.
     pub running_bytes: u64,
-    /// Kept of finished requests until the memory is needed.
+    /// Memory kept for finished requests until it is needed.
     pub kept_bytes: u64,
-    /// Finished sequences kept.
+    /// Number of finished sequences kept.
     pub num_kept: usize,
-    /// Most that is ever used.
+    /// Maximum memory that is ever used.
     pub budget_bytes: u64,
-    /// Bytes of one token over all ranks.
+    /// Size of one token over all ranks, in bytes.
     pub bytes_per_token: u64,
-    /// Tokens that fit; the rank with the least room decides.
+    /// Number of tokens that fit; the rank with the least memory decides.
     pub capacity_tokens: u64,
 }
 
 /// Use of the prefix cache.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct PrefixStats {
-    /// Tokens of sequences that began to run: prompts, and all tokens of preempted ones.
+    /// Number of tokens of sequences that began to run: prompts, and all tokens of preempted ones.
     pub wanted_tokens: u64,
-    /// Those of them that were found cached.
+    /// Number of these tokens that were found in the cache.
     pub found_tokens: u64,
-    /// Caches that went over to the next sequence without a copy.
+    /// Number of caches that were passed to the next sequence without a copy.
     pub taken_over: u64,
-    /// Caches that were copied.
+    /// Number of caches that were copied.
     pub forked: u64,
-    /// Caches given back for want of memory.
+    /// Number of caches evicted for lack of memory.
     pub evicted: u64,
 }
 
 /// Events counted since the start.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Counters {
-    /// Requests taken.
+    /// Number of accepted requests.
     pub requests: u64,
-    /// Requests that ran to their end.
+    /// Number of completed requests.
     pub finished: u64,
-    /// Requests that ended because the model's output was not a number.
+    /// Number of requests that ended because the model's output was not a number.
     pub not_a_number: u64,
-    /// Requests whose caller left, or that were ended by their id.
+    /// Number of requests whose caller left, or that were cancelled by their id.
     pub cancelled: u64,
-    /// Requests given up.
+    /// Number of failed requests.
     pub failed: u64,
-    /// Requests refused because the queue was full, or a machine's memory was taken by others.
+    /// Number of requests refused because the queue was full, or because other programs had taken a
+    /// machine's memory.
     pub refused: u64,
-    /// Prompt tokens of the requests taken.
+    /// Number of prompt tokens of the accepted requests.
     pub prompt_tokens: u64,
-    /// Tokens drawn.
+    /// Number of sampled tokens.
     pub drawn_tokens: u64,
-    /// Tokens drawn for requests that had ended a step before.
+    /// Number of tokens sampled for requests that had ended one step earlier.
     pub dropped_tokens: u64,
-    /// Requests sent back to wait for want of memory.
+    /// Number of preemptions for lack of memory.
     pub preemptions: u64,
-    /// Times the ranks were lost.
+    /// Number of losses of the ranks.
     pub failures: u64,
-    /// Times they were brought back.
+    /// Number of recoveries of the ranks.
     pub recoveries: u64,
 }
 
-/// Losses of ranks; how often is among the [`Counters`].
+/// Times of the losses of ranks; their number is in [`Counters`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RecoveryStats {
-    /// When the group last broke.
+    /// Time at which the group was last lost.
     pub lost_at: Option<Instant>,
-    /// Why.
+    /// Failure that caused the loss.
     pub cause: Option<Failure>,
-    /// How long it took until the group stood again; none while it does not.
+    /// Time until the group was up again; `None` while it is down.
     pub took: Option<Duration>,
-    /// The sum of all those times.
+    /// Sum of the times of all recoveries.
     pub total: Duration,
 }
 
 impl RecoveryStats {
-    /// The group is broken. What breaks while it is being formed again belongs to the same loss.
+    /// Records the loss of the group. A further loss while the group is being formed belongs to the
+    /// same loss.
     pub(crate) fn begin(&mut self, cause: &Failure, now: Instant) {
         (self.lost_at, self.cause, self.took) = (Some(now), Some(cause.clone()), None);
     }
 
-    /// The group stands.
+    /// Records that the group is up.
     pub(crate) fn end(&mut self, now: Instant) {
         if let (Some(lost_at), None) = (self.lost_at, self.took) {
             let took = now.saturating_duration_since(lost_at);
@@ -273,27 +276,28 @@ impl RecoveryStats {
     }
 }
 
-/// Where the time of steps went.
+/// Breakdown of the steps' time.
 #[derive(Clone, Debug)]
 pub struct StepStats {
-    /// Steps answered.
+    /// Number of answered steps.
     pub steps: u64,
-    /// Tokens they computed.
+    /// Number of tokens that they computed.
     pub computed_tokens: u64,
-    /// Choosing what to compute, in nanoseconds.
+    /// Time for choosing what to compute, in nanoseconds.
     pub plan_ns: u64,
-    /// Encoding and writing plans, in nanoseconds.
+    /// Time for encoding and writing plans, in nanoseconds.
     pub send_ns: u64,
-    /// Taking answers in and telling events, in nanoseconds.
+    /// Time for processing answers and sending events, in nanoseconds.
     pub commit_ns: u64,
-    /// From the last answer, or from sending if nothing was in flight, to the answer, in
-    /// nanoseconds. Less rank 0's own time this is what the brain and the sockets cost.
+    /// Time from the last answer, or from sending if nothing was in flight, to the answer, in
+    /// nanoseconds. Minus rank 0's own time, this is the overhead of the coordinator and the
+    /// sockets.
     pub interval_ns: u64,
-    /// The same, one entry per step, in microseconds.
+    /// Distribution of the same time, one entry per step, in microseconds.
     pub interval_us: Histogram,
-    /// Tokens computed per step.
+    /// Distribution of the number of tokens computed per step.
     pub batch_tokens: Histogram,
-    /// The same in vLLM's buckets: `iteration_tokens_total`.
+    /// The same in the buckets of vLLM's `iteration_tokens_total`.
     pub iteration_tokens: Buckets,
 }
 
@@ -316,7 +320,7 @@ impl Default for StepStats {
 const SUB_BITS: u32 = 2;
 const NUM_BUCKETS: usize = 128;
 
-/// Counts of values in buckets a quarter of a power of two wide.
+/// A histogram with buckets that are a quarter of a power of two wide.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: [u64; NUM_BUCKETS],
@@ -338,17 +342,18 @@ impl Histogram {
         self.sum += value;
     }
 
-    /// Number of values.
+    /// Returns the number of values.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Sum of the values.
+    /// Returns the sum of the values.
     pub fn sum(&self) -> u64 {
         self.sum
     }
 
-    /// Upper end of the bucket that holds the value of rank `quantile` in `[0, 1]`; 0 if empty.
+    /// Returns the upper end of the bucket that holds the value of rank `quantile` in `[0, 1]`; 0
+    /// if empty.
     pub fn quantile(&self, quantile: f64) -> u64 {
         let wanted = ((self.count as f64 * quantile).ceil() as u64).max(1);
         let mut seen = 0;
@@ -361,7 +366,8 @@ impl Histogram {
         0
     }
 
-    /// `(largest value, values up to it)` of every bucket up to the last used one, for metrics.
+    /// Returns `(largest value, number of values up to it)` of every bucket up to the last used
+    /// one, for metrics.
     pub fn cumulative(&self) -> impl Iterator<Item = (u64, u64)> {
         let num_used = self.counts.iter().rposition(|count| *count != 0).map_or(0, |idx| idx + 1);
         let mut seen = 0;
@@ -371,7 +377,7 @@ impl Histogram {
         })
     }
 
-    /// What was recorded since `earlier`, a snapshot of the same histogram.
+    /// Returns the values recorded since `earlier`, a snapshot of the same histogram.
     #[must_use]
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         let mut difference = self.clone();

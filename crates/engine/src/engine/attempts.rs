@@ -1,8 +1,8 @@
 //! Decides when lost ranks are replaced, and when the requests that wait for them fail.
 //!
-//! The number of losses does not matter for that, only time: requests fail if ranks are being
-//! brought up and, for too long, no rank gets further than it has been since the last completed
-//! step.
+//! The failure of requests does not depend on the number of losses, only on time: requests fail if
+//! ranks are being brought up and, for too long, no rank gets further than it has been since the
+//! last completed step.
 
 use std::time::{Duration, Instant};
 
@@ -153,12 +153,12 @@ impl Attempts {
         self.retry.take_if(|(at, _)| *at <= now).map(|(_, retry)| retry)
     }
 
-    /// Time since which the group is down.
+    /// Returns the time since which the group is down.
     pub(super) fn down_since(&self) -> Option<Instant> {
         self.down_since
     }
 
-    /// True if the number of losses without progress has reached `start_failures_max`, so that the
+    /// Whether the number of losses without progress has reached `start_failures_max`, so that the
     /// first start fails.
     pub(super) fn is_start_hopeless(&self) -> bool {
         self.policy.start_failures_max <= self.num_stuck
@@ -169,16 +169,17 @@ impl Attempts {
         self.has_given_up = true;
     }
 
-    /// Time at which open requests fail, if no rank makes progress until then. Ranks that repeat
-    /// phases after a loss are granted additional time, up to the longest time that bringing them
-    /// up has taken so far.
+    /// Returns the time at which open requests fail, if no rank makes progress until then. Ranks
+    /// that repeat phases after a loss are granted additional time, up to the longest time that
+    /// bringing them up has taken so far.
     pub(super) fn give_up_at(&self) -> Option<Instant> {
         let since = self.stalled_since.filter(|_| !self.has_given_up && self.stood_since.is_none());
         let at = since? + self.took;
         Some(self.moved_at.map_or(at, |moved_at| at.min(moved_at)) + self.policy.standstill_max)
     }
 
-    /// Time of the next scheduled attempt or failure of the requests, whichever is earlier.
+    /// Returns the time of the next scheduled attempt or failure of the requests, whichever is
+    /// earlier.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.retry.map(|(at, _)| at).into_iter().chain(self.give_up_at()).min()
     }

@@ -1,16 +1,16 @@
-//! How much the ranks can cache, from what they say about themselves.
+//! Computes the cache capacity of the ranks from the facts that they report.
 
 use jackalope_protocol::{CACHE_GRANULE_TOKENS, RankFacts};
 
 use crate::{EngineConfig, EngineError, KvBudget, KvStatus, Limits};
 
-/// Taken for granted where a machine does not tell what it has free.
+/// Free memory assumed for a machine that does not report it.
 const UNKNOWN_FREE_BYTES: u64 = 1 << 30;
 
-/// Granules of cache the group can hold; the rank with the least room decides.
+/// Returns the number of KV blocks that the group can hold; the rank with the least memory decides.
 ///
 /// # Errors
-/// [`EngineError::NoRoom`] if there is not even one.
+/// Fails with [`EngineError::NoRoom`] if a rank cannot hold a single block.
 pub(super) fn granules(config: &EngineConfig, facts: &[RankFacts]) -> Result<u64, EngineError> {
     let mut least = u64::from(u32::MAX);
     for (rank, facts) in facts.iter().enumerate() {
@@ -35,13 +35,13 @@ fn budget_bytes(budget: KvBudget, facts: &RankFacts) -> u64 {
         KvBudget::BytesPerRank(bytes) => bytes,
         KvBudget::Auto { ranks_per_machine } => {
             let free = if facts.free_bytes == 0 { UNKNOWN_FREE_BYTES } else { facts.free_bytes };
-            // The rest is for activations, and for the copy a growing cache makes of itself.
+            // The rest is for activations, and for the copy that a growing cache makes of itself.
             free / u64::from(ranks_per_machine.max(1)) / 5 * 4
         }
     }
 }
 
-/// The numbers people see.
+/// Returns the capacity for the status.
 pub(super) fn kv_status(facts: &[RankFacts], granules: u64) -> KvStatus {
     let bytes_per_token: u64 = facts.iter().map(|facts| facts.kv_bytes_per_token).sum();
     let capacity_tokens = granules * u64::from(CACHE_GRANULE_TOKENS);
@@ -53,7 +53,7 @@ pub(super) fn kv_status(facts: &[RankFacts], granules: u64) -> KvStatus {
     }
 }
 
-/// What requests are checked against.
+/// Returns the limits that requests are checked against.
 pub(super) fn limits(config: &EngineConfig, facts: &RankFacts) -> Limits {
     let context_tokens = config.context_tokens.unwrap_or(u32::MAX).min(facts.context_tokens);
     Limits {

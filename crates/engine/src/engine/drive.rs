@@ -1,4 +1,5 @@
-//! The loop around the scheduler: drain commands, plan, send, take answers in, mend what broke.
+//! The loop around the scheduler: handles commands, plans, sends plans, processes answers, and
+//! recovers from failures.
 //!
 //! ```text
 //!             Ready                 Lost                   no progress
@@ -37,18 +38,18 @@ pub(super) struct Driver<G: RankGroup> {
     config: EngineConfig,
     group: G,
     status: watch::Sender<Status>,
-    /// Present from the first time the ranks are ready.
+    /// Set once the ranks have been ready for the first time.
     scheduler: Option<Scheduler>,
     facts: Vec<RankFacts>,
     streams: Streams,
     pressure: PressureGuard,
-    /// True while plans may be sent.
+    /// Whether plans may be sent.
     is_standing: bool,
     attempts: Attempts,
-    /// When each plan in flight was sent, and the tokens it computes.
+    /// Time at which each plan in flight was sent, and the number of tokens that it computes.
     sent: VecDeque<(Instant, usize)>,
     answered_at: Option<Instant>,
-    /// Wakes the loop when a slow guide has answered; present while it runs.
+    /// Wakes the loop when a slow guide has answered; set while the loop runs.
     waker: Option<Sender<Message<G::Report>>>,
 }
 
@@ -111,7 +112,7 @@ impl<G: RankGroup> Driver<G> {
                     return Ok(());
                 }
             }
-            // However many messages come, deadlines are kept.
+            // Deadlines are checked between messages, so that many messages cannot delay them.
             self.pass_deadlines()?;
             let has_moved = self.advance()?;
             if has_moved {
@@ -125,7 +126,7 @@ impl<G: RankGroup> Driver<G> {
         }
     }
 
-    /// Sleeps until there is a message; none if a deadline comes first.
+    /// Blocks until there is a message; returns `None` if a deadline passes first.
     fn wait(&self, inbox: &Receiver<Message<G::Report>>) -> Option<Message<G::Report>> {
         let deadline = self.group.deadline().into_iter().chain(self.attempts.deadline()).min();
         let received = match deadline {
@@ -212,7 +213,7 @@ impl<G: RankGroup> Driver<G> {
         Flow::GoOn
     }
 
-    /// Takes no more requests and ends those that are open.
+    /// Refuses new requests and ends the open ones.
     fn close(&mut self, reason: &str) {
         self.status.send_modify(|status| status.state = EngineState::Stopping);
         self.fail_all(&Failure {
@@ -224,7 +225,7 @@ impl<G: RankGroup> Driver<G> {
         });
     }
 
-    /// Does what can be done without waiting. True if something was.
+    /// Does all work that is possible without waiting. Returns true if there was any.
     fn advance(&mut self) -> Result<bool, EngineError> {
         let mut has_moved = false;
         while let Some(event) = self.group.next_event() {
@@ -255,7 +256,7 @@ impl<G: RankGroup> Driver<G> {
         }
         let scheduler = self.scheduler.as_mut().expect("handles refuse requests before that");
         if !scheduler.could_hold(&request) {
-            // Accepted a moment ago, when the ranks had more memory.
+            // The request was accepted when the ranks still had more memory.
             let failure = too_little_memory(self.status.borrow().kv.capacity_tokens);
             return self.fail_one(id, Event::Failed(failure));
         }
@@ -263,7 +264,7 @@ impl<G: RankGroup> Driver<G> {
         self.publish();
     }
 
-    /// What a handle wants to know or to have done. Whoever asked may have left.
+    /// Answers a question of a handle. The asking side may have been dropped.
     fn answer(&mut self, question: Question) {
         let scheduler = self.scheduler.as_mut();
         match question {
@@ -278,7 +279,7 @@ impl<G: RankGroup> Driver<G> {
             }
             Question::ClearPrefixes { answer } => {
                 let num_cleared = scheduler.map_or(0, Scheduler::clear_prefixes);
-                // Before it is told, so that whoever hears it finds it in the numbers.
+                // Published before the answer, so that the caller finds the change in the status.
                 self.publish();
                 let _ = answer.send(num_cleared);
             }
@@ -293,7 +294,7 @@ impl<G: RankGroup> Driver<G> {
         }
     }
 
-    /// What machines say of their memory, which counts once the model has been loaded.
+    /// Handles a reading of the machines' memory; ignored until the model has been loaded.
     fn on_memory(&mut self, reading: MemoryReading) {
         let Some(scheduler) = &mut self.scheduler else { return };
         let pressure = self.pressure.take(reading, Instant::now());
@@ -307,7 +308,7 @@ impl<G: RankGroup> Driver<G> {
         self.publish();
     }
 
-    /// A caller has left.
+    /// Removes a request whose caller has left.
     fn leave(&mut self, id: RequestId) {
         let streams = &mut self.streams;
         let mut was_open = false;
@@ -325,7 +326,7 @@ impl<G: RankGroup> Driver<G> {
         self.publish();
     }
 
-    /// Sends the next plan, if there is one. True if so.
+    /// Sends the next plan, if there is one. Returns true if so.
     fn plan(&mut self) -> bool {
         let Some(scheduler) = &mut self.scheduler else { return false };
         if !self.is_standing || !self.group.takes_plans() || !scheduler.may_plan() {
@@ -380,7 +381,8 @@ impl<G: RankGroup> Driver<G> {
         Ok(())
     }
 
-    /// What the earlier ranks computed is lost, as if they had died, but nobody failed.
+    /// Handles a change of ranks: the caches of the earlier ranks are lost, as after a failure, but
+    /// no rank failed.
     fn on_reseated(&mut self, hosts: Vec<String>, now: Instant) {
         self.sent.clear();
         self.answered_at = None;
@@ -404,7 +406,7 @@ impl<G: RankGroup> Driver<G> {
         });
     }
 
-    /// After a change of ranks the memory is another.
+    /// Updates the capacity, which differs after a change of ranks.
     fn on_new_ranks(&mut self, facts: &[RankFacts], now: Instant) -> Result<(), EngineError> {
         let granules = match capacity::granules(&self.config, facts) {
             Ok(granules) => granules,
@@ -489,7 +491,7 @@ impl<G: RankGroup> Driver<G> {
             ..SchedulerLimits::new(limits.vocab_size, granules as usize)
         });
         if let Some(waker) = self.waker.clone() {
-            // Fails once the engine has ended.
+            // Fails if the engine has ended.
             let wake = move || drop(waker.send(Message::Command(Command::GuideAnswered)));
             scheduler.set_guide_pool(GuidePool::new(wake));
         }
@@ -587,20 +589,20 @@ impl<G: RankGroup> Driver<G> {
         self.fail_one(id, Event::Poisonous(poisonous(failure)));
     }
 
-    /// True if there are requests to compute.
+    /// Whether there are requests to compute.
     fn owes_steps(&self) -> bool {
         let num_open = self.scheduler.as_ref().map(Scheduler::num_waiting_and_running);
         num_open.is_some_and(|num_open| num_open != (0, 0))
     }
 
-    /// Ends every request, and refuses new ones until the ranks are ready.
+    /// Fails every request, and refuses new ones until the ranks are ready.
     fn fail(&mut self, failure: Failure, now: Instant) {
         if !self.is_failed() {
             error!(rank = failure.rank, %failure, "requests end");
         }
         self.attempts.give_up();
         let told = failure.clone();
-        // First the state, so that whoever hears of the failure and tries again is refused.
+        // The state changes first, so that a caller that sees the failure and retries is refused.
         self.status.send_modify(|status| {
             let since = match status.state {
                 EngineState::Failed { since, .. } => since,
@@ -620,7 +622,7 @@ impl<G: RankGroup> Driver<G> {
     }
 
     fn fail_all(&mut self, failure: &Failure) {
-        // Whatever was told before the failure comes first.
+        // Events from before the failure are sent first.
         self.tell_events();
         for id in self.streams.ids() {
             self.fail_one(id, Event::Failed(failure.clone()));
@@ -650,7 +652,7 @@ impl<G: RankGroup> Driver<G> {
         events.into_iter().for_each(|(id, event)| streams.tell(id, event));
     }
 
-    /// Time by which the next step has to complete.
+    /// Returns the time by which the next step has to complete.
     fn due_at(&self) -> Option<Instant> {
         if !self.is_standing {
             return Some(self.attempts.down_since()? + self.group.step_timeout(0));
@@ -660,7 +662,7 @@ impl<G: RankGroup> Driver<G> {
         Some(begin + self.group.step_timeout(num_tokens))
     }
 
-    /// Shows the scheduler's numbers.
+    /// Publishes the scheduler's numbers in the status.
     fn publish(&self) {
         let Some(scheduler) = &self.scheduler else { return };
         let stats = scheduler.stats();
@@ -684,7 +686,7 @@ impl<G: RankGroup> Driver<G> {
         });
     }
 
-    /// Changes numbers without waking who waits for another state.
+    /// Changes numbers of the status without waking tasks that wait for another state.
     fn modify(&self, change: impl FnOnce(&mut Status)) {
         self.status.send_if_modified(|status| {
             change(status);
@@ -698,7 +700,8 @@ impl<G: RankGroup> Driver<G> {
 }
 
 impl<G: RankGroup> Drop for Driver<G> {
-    /// However the thread ends, nobody goes on believing that requests are computed.
+    /// Publishes the end, however the thread ends, so that no caller waits for requests to be
+    /// computed.
     fn drop(&mut self) {
         self.status.send_modify(|status| status.state = EngineState::Stopping);
     }
@@ -717,7 +720,7 @@ fn poisonous(last: &Failure) -> Failure {
     Failure { phase: Phase::Computing, message, ..last.clone() }
 }
 
-/// What a request hears that fitted before machines left.
+/// Builds the failure of a request that fitted into the memory before machines left.
 fn too_little_memory(capacity_tokens: u64) -> Failure {
     Failure {
         rank: None,
@@ -732,7 +735,7 @@ fn too_little_memory(capacity_tokens: u64) -> Failure {
     }
 }
 
-/// True unless the checkpoint or the split changed between two loads.
+/// Whether two loads gave the same shard; false if the checkpoint or the split changed in between.
 fn is_same_shard(a: &RankFacts, b: &RankFacts) -> bool {
     let comparable = |facts: &RankFacts| RankFacts {
         load_ms: 0,
@@ -747,7 +750,7 @@ fn is_same_shard(a: &RankFacts, b: &RankFacts) -> bool {
     !is_other && comparable(a) == comparable(b)
 }
 
-/// Ranks with layers of their own.
+/// Returns the number of pipeline stages: of ranks with different layers.
 fn num_stages(facts: &[RankFacts]) -> usize {
     let starts: HashSet<u32> = facts.iter().map(|it| it.layers.start).collect();
     starts.len()

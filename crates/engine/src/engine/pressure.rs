@@ -1,49 +1,50 @@
-//! The guard against memory that other programs take while we serve. Whoever can ask the machines
-//! reports what they say; the guard turns that into a tier, and the scheduler makes room.
+//! Reacts to memory that other programs take while the engine serves. Another component queries the
+//! machines and reports readings of their memory; the guard turns these into a tier, and the
+//! scheduler frees memory.
 //!
 //! ```text
 //!            less than the limit of `warn`          less than that of `critical`
 //!   normal ─────────────────────────────▶ warn ─────────────────────────────▶ critical
 //!      ▲                                    ▲                                    │
-//!      └──────── after `hold` of better readings, straight to what they say ─────┘
+//!      └──────── after `hold` of better readings, directly to their tier ────────┘
 //! ```
 //!
-//! | Tier | What is done |
+//! | Tier | Action |
 //! |---|---|
-//! | normal | nothing |
-//! | warn | caches of finished sequences are given back and no more are kept; a quarter of the usual number of sequences runs side by side |
-//! | critical | caches likewise; no sequence is admitted beside another, and with each reading half of the running sequences are preempted, the least important first; one goes on |
-//! | critical for `critical_max` | the same, and new requests are refused; those that were taken wait |
+//! | normal | none |
+//! | warn | caches of finished sequences are freed and no more are kept; at most a quarter of the usual maximum of sequences run together |
+//! | critical | as for warn; in addition, no sequence is admitted while another runs, and each reading preempts half of the running sequences, the least important first; one continues |
+//! | critical for `critical_max` | as for critical; in addition, new requests are refused, and accepted ones wait |
 //!
-//! Nobody loses a token: a preempted sequence is computed again from its tokens and its stream goes on.
-//! Better readings have to last, because what was just given back is what made them better. A machine that
-//! is short of memory when the model has just been loaded is so because of the model: until it has once
-//! said better, its `warn` is how it is at rest.
+//! No token is lost: a preempted sequence is recomputed from its tokens and its stream continues.
+//! Better readings have to last, because they may be better only because of the memory that was
+//! just freed. If a machine is short of memory right after the model has been loaded, the model is
+//! the reason: until its first better reading, `warn` counts as its normal state.
 
 use std::time::{Duration, Instant};
 
 use jackalope_protocol::PressureTier;
 
-/// What a machine said of its memory: the one that is shortest of it.
+/// The memory of the machine with the least free memory.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct MemoryReading {
-    /// How short it is.
+    /// Memory pressure of the machine.
     pub tier: PressureTier,
-    /// The machine.
+    /// Name of the machine.
     pub host: String,
-    /// What its programs could still get.
+    /// Memory that its programs can still allocate, in bytes.
     pub free_bytes: u64,
 }
 
-/// How the guard behaves.
+/// Policy of the guard.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct PressurePolicy {
-    /// How long readings have to be better before the tier is.
+    /// Time for which readings have to be better before the tier improves.
     pub hold: Duration,
-    /// Time of critical memory after which new requests are refused.
+    /// Time with critical memory after which new requests are refused.
     pub critical_max: Duration,
-    /// Whether a warning counts that the loaded model alone gives rise to: a person has said what is
-    /// too little.
+    /// Whether a warning counts even if the loaded model alone causes it. Meant for limits that a
+    /// user has set.
     pub warns_at_rest: bool,
 }
 
@@ -57,19 +58,19 @@ impl Default for PressurePolicy {
     }
 }
 
-/// How the memory is, for health checks and metrics.
+/// State of the memory, for health checks and metrics.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PressureStatus {
-    /// The last reading, with the tier that it led to.
+    /// The last reading, with the resulting tier.
     pub reading: MemoryReading,
-    /// While the memory is critical: since when.
+    /// Time since which the memory is critical; `None` while it is not.
     pub critical_since: Option<Instant>,
-    /// While the memory is critical: from when on new requests are refused.
+    /// Time from which new requests are refused; `None` while the memory is not critical.
     pub refuses_from: Option<Instant>,
 }
 
 impl PressureStatus {
-    /// Since when the memory has been critical, if that is too long for new requests.
+    /// Returns for how long the memory has been critical, if new requests are refused for that.
     pub fn refuses(&self, now: Instant) -> Option<Duration> {
         self.refuses_from.filter(|from| *from <= now)?;
         Some(now.saturating_duration_since(self.critical_since?))
@@ -81,9 +82,9 @@ impl PressureStatus {
 pub(super) struct PressureGuard {
     policy: PressurePolicy,
     tier: PressureTier,
-    /// What the model alone makes of the memory; none before the first reading.
+    /// Tier that the model alone causes; `None` before the first reading.
     at_rest: Option<PressureTier>,
-    /// Since when readings have been better than the tier.
+    /// Time since which readings have been better than the tier.
     better_since: Option<Instant>,
     critical_since: Option<Instant>,
 }
@@ -94,7 +95,8 @@ impl PressureGuard {
         PressureGuard { policy, tier, at_rest: None, better_since: None, critical_since: None }
     }
 
-    /// Takes a reading, the first one when the model has been loaded; what is to be told of it.
+    /// Processes a reading, the first one right after the model was loaded, and returns the status
+    /// to publish.
     pub(super) fn take(&mut self, mut reading: MemoryReading, now: Instant) -> PressureStatus {
         let at_rest = self.at_rest.unwrap_or(PressureTier::Warn).min(reading.tier);
         self.at_rest = Some(at_rest);

@@ -1,4 +1,4 @@
-//! The open requests' streams: who hears what, and when it happened.
+//! The event streams of the open requests: sends each event to its listener and records its time.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -11,15 +11,15 @@ use crate::handle::{Gauges, OpenRequest};
 use crate::metrics::Timeline;
 use crate::{Event, Request, RequestEnd, RequestId, RequestRecord, RequestStats};
 
-/// One caller's end of a request.
+/// The engine's end of one request's stream.
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub(crate) events: mpsc::Sender<Event>,
-    /// Set before the last event is told.
+    /// Set before the last event is sent.
     pub(crate) record: Arc<OnceLock<RequestRecord>>,
 }
 
-/// Every open request.
+/// All open requests.
 pub(super) struct Streams {
     open: HashMap<RequestId, (Listener, Timeline)>,
     gauges: Arc<Gauges>,
@@ -36,7 +36,8 @@ impl Streams {
         self.open.insert(id, (listener, timeline));
     }
 
-    /// Counts what is about to be told, so that whoever hears it finds it in the numbers.
+    /// Counts events before they are sent, so that a caller that receives one finds it in the
+    /// status.
     pub(super) fn note(&mut self, events: &[(RequestId, Event)], stats: &mut RequestStats) {
         let now = Instant::now();
         for (id, event) in events {
@@ -47,11 +48,11 @@ impl Streams {
         }
     }
 
-    /// Tells an event that was counted.
+    /// Sends an event that was counted.
     pub(super) fn tell(&mut self, id: RequestId, event: Event) {
         if event.is_last() {
             let Some((listener, _)) = self.open.remove(&id) else { return };
-            // Before it is told, so that whoever hears it finds its place free.
+            // Before the event is sent, so that a caller that receives it finds the slot free.
             self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
             self.note_pace();
             listener.tell(event);
@@ -60,7 +61,7 @@ impl Streams {
         }
     }
 
-    /// Ends a request that cannot be completed. False if it has ended already.
+    /// Fails a request that cannot be completed. Returns false if it has ended already.
     pub(super) fn fail(&mut self, id: RequestId, event: Event, stats: &mut RequestStats) -> bool {
         let Some((listener, timeline)) = self.open.remove(&id) else { return false };
         self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
@@ -69,7 +70,7 @@ impl Streams {
         true
     }
 
-    /// Forgets a request whose caller has left. False if it has ended already.
+    /// Removes a request whose caller has left. Returns false if it has ended already.
     pub(super) fn leave(&mut self, id: RequestId, stats: &mut RequestStats) -> bool {
         let Some((_, timeline)) = self.open.remove(&id) else { return false };
         self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
@@ -77,14 +78,14 @@ impl Streams {
         true
     }
 
-    /// Every open request, oldest first.
+    /// Returns the ids of all open requests, oldest first.
     pub(super) fn ids(&self) -> Vec<RequestId> {
         let mut ids: Vec<RequestId> = self.open.keys().copied().collect();
         ids.sort_unstable();
         ids
     }
 
-    /// What there is to say about every open request, oldest first.
+    /// Describes all open requests, oldest first.
     pub(super) fn list(&self, is_running: impl Fn(RequestId) -> bool) -> Vec<OpenRequest> {
         let now = Instant::now();
         let describe = |id: RequestId| {
@@ -101,7 +102,7 @@ impl Streams {
         self.ids().into_iter().map(describe).collect()
     }
 
-    /// The moving average that tells refused callers when to come back.
+    /// Updates the moving average from which refused callers get the time to retry.
     fn note_pace(&mut self) {
         let now = Instant::now();
         if let Some(before) = self.finished_at.replace(now) {
@@ -115,12 +116,12 @@ impl Streams {
 
 impl Listener {
     fn keep(&self, record: RequestRecord) {
-        // There is one last event, hence one record.
+        // There is exactly one last event, hence one record.
         let _ = self.record.set(record);
     }
 
     fn tell(&self, event: Event) {
-        // A caller that has left does not mind; its cancellation is on the way.
+        // Fails if the caller has left; its cancellation is already queued.
         let _ = self.events.try_send(event);
     }
 }

@@ -58,12 +58,12 @@ impl Acceptor {
         Acceptor(gate.expect("a process that just started can start a thread"))
     }
 
-    /// Number of refused connections.
+    /// Returns the number of refused connections.
     pub(super) fn num_refused(&self) -> u64 {
         self.0.num_refused()
     }
 
-    /// Reason for the last refusal.
+    /// Returns the reason for the last refusal.
     pub(super) fn last_refusal(&self) -> Option<String> {
         self.0.last_refusal()
     }

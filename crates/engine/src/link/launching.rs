@@ -117,7 +117,7 @@ impl Link {
         self.write(rank, &ToRank::Setup(setup), now);
     }
 
-    /// Error message if a rank's libmlx version differs from a peer's.
+    /// Returns an error message if a rank's libmlx version differs from a peer's.
     fn other_mlx(&self, rank: usize, mlx: &str) -> Option<String> {
         let mut peers = self.slots.iter().enumerate().filter(|(peer, _)| *peer != rank);
         let (peer, theirs) = peers.find_map(|(peer, slot)| {

@@ -1,5 +1,5 @@
-//! Who computes, and what starts and ends a rank's process. Implemented where machines and processes
-//! are known.
+//! The assignment of ranks to machines, and the interface that starts and ends a rank's process.
+//! Implemented by crates that know machines and processes.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
@@ -11,15 +11,15 @@ use thiserror::Error;
 
 use crate::BrokenLink;
 
-/// A rank's place: what it loads, and on which machine.
+/// The assignment of a rank: what it loads, and on which machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seat {
-    /// What it loads. All seats agree but for what belongs to a machine: the model's directory and
-    /// the number of threads.
+    /// Setup of the rank. All setups are equal except for the machine-specific settings: the
+    /// model's directory and the number of threads.
     pub setup: Setup,
-    /// The machine, for people; empty where all ranks are on this one.
+    /// Name of the machine; empty if all ranks are on this one.
     pub host: String,
-    /// By which address it reaches each rank, by rank. None at all where ranks tell their addresses
+    /// Addresses at which it reaches each rank, by rank. Empty if ranks report their addresses
     /// themselves.
     pub routes: Vec<IpAddr>,
     /// Whether its connection to each rank's data plane is encrypted, by rank. If empty, all are.
@@ -30,10 +30,11 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// One seat for each rank of the setup, all on this machine, with freshly generated tickets.
+    /// Creates one assignment for each rank of the setup, all on this machine, with freshly
+    /// generated tickets.
     ///
     /// # Panics
-    /// If the system has no source of randomness.
+    /// Panics if the system has no source of randomness.
     pub fn local(setup: &Setup) -> Vec<Seat> {
         let ticket = || Secret::draw().expect("the system has a source of randomness");
         let seat = || Seat {
@@ -47,28 +48,28 @@ impl Seat {
     }
 }
 
-/// What a rank's process has to be told.
+/// The information that a rank's process needs to start.
 #[derive(Clone, Debug)]
 pub struct LaunchOrder {
-    /// The rank it shall be.
+    /// Rank that the process becomes.
     pub rank: usize,
-    /// Counts the launches of this rank, from 0.
+    /// Number of earlier launches of this rank, from 0.
     pub attempt: u64,
-    /// Where the brain listens; not specified where it does on every address.
+    /// Address at which the coordinator listens; unspecified if it listens on every address.
     pub control_addr: SocketAddr,
-    /// What the rank proves itself with; goes over its standard input.
+    /// Secret with which the rank authenticates; passed over its standard input.
     pub ticket: Secret,
 }
 
-/// Starts ranks.
+/// Starts ranks' processes.
 pub trait Launcher: Send {
-    /// Who shall compute from now on, if that is not who did before. Asked before ranks are started
-    /// and now and then while they compute, so that machines may leave and come back.
+    /// Returns the new assignment of ranks if it has changed. Called before ranks are started and
+    /// regularly while they compute, so that machines can leave and come back.
     fn reseat(&mut self) -> Option<Vec<Seat>> {
         None
     }
 
-    /// Whether [`Launcher::reseat`] is worth asking now and then.
+    /// Whether [`Launcher::reseat`] should be polled.
     fn is_elastic(&self) -> bool {
         false
     }
@@ -117,7 +118,7 @@ pub trait Launcher: Send {
         setup.clone()
     }
 
-    /// Leaves without a word, so that ranks which may outlive us do.
+    /// Disconnects without stopping the ranks, so that ranks which can outlive this process do.
     fn hand_over(&mut self) {}
 
     /// Prepares the start of a rank's process without blocking. The returned closure starts it on a
@@ -128,54 +129,56 @@ pub trait Launcher: Send {
 /// Starts a process. May block while the system executes the program.
 ///
 /// # Errors
-/// [`LaunchError`] if the process cannot be started.
+/// Fails with [`LaunchError`] if the process cannot be started.
 pub type Launch = Box<dyn FnOnce() -> Result<Box<dyn RankProcess>, LaunchError> + Send>;
 
-/// A rank's process. Dropped on a thread of its own, where it may wait for the process to exit.
+/// A rank's process. Dropped on a thread of its own, where it may block until the process has
+/// exited.
 pub trait RankProcess: Send {
-    /// Its number, if it runs on this machine.
+    /// Returns the process id, if it runs on this machine.
     fn pid(&self) -> Option<u32>;
-    /// Why its machine cannot be spoken to now, if so: then nobody knows how it is, and it is waited
-    /// for.
+    /// Returns why the machine cannot be reached now, if so. The state of the process is then
+    /// unknown, and the link waits for it.
     fn trouble(&self) -> Option<String> {
         None
     }
-    /// Why its machine is not trusted any more, if so: then its connections are closed and it is
-    /// replaced.
+    /// Returns why the machine is not trusted any more, if so. Its connections are then closed and
+    /// the rank is replaced.
     fn distrust(&self) -> Option<String> {
         None
     }
-    /// How it ended, once it has: `exit status 1`, `killed by signal 9`. Does not wait.
+    /// Returns how the process ended, once it has: `exit status 1`, `killed by signal 9`. Does not
+    /// block.
     fn try_wait(&mut self) -> Option<String>;
-    /// Kills it immediately. Does not wait until it has exited.
+    /// Kills the process immediately. Does not wait until it has exited.
     fn kill(&mut self);
-    /// The end of what it wrote to its standard error.
+    /// Returns the end of its standard error.
     fn last_words(&self) -> String;
 }
 
-/// A process that could not be started.
+/// Error of a process that could not be started.
 #[derive(Debug, Error)]
 pub enum LaunchError {
-    /// The system refuses.
+    /// The operating system could not start the program.
     #[error("starting {program} failed: {source}")]
     Spawn {
-        /// The program.
+        /// Path of the program.
         program: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// There is no such program.
+    /// The program does not exist.
     #[error("{program} is not there\nhint: {hint}")]
     Missing {
-        /// The program.
+        /// Path of the program.
         program: PathBuf,
-        /// Where it comes from.
+        /// How to get the program.
         hint: String,
     },
 }
 
 impl LaunchError {
-    /// True if another attempt may succeed: the system was too slow.
+    /// Whether another attempt may succeed, because the system was only too slow.
     pub fn is_passing(&self) -> bool {
         matches!(self, LaunchError::Spawn { source, .. } if source.kind() == ErrorKind::TimedOut)
     }

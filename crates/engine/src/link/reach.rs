@@ -1,8 +1,9 @@
-//! Detects broken links between ranks. The coordinator may reach every rank while two ranks do not
-//! reach each other: then all ranks wait, no process is at fault, and replacing one does not help.
+//! Detects broken links between ranks. The coordinator may reach every rank although two ranks do
+//! not reach each other: then all ranks wait, no process is at fault, and replacing one does not
+//! help.
 //!
 //! ```text
-//!   all wait, all live ──▶ suspect_links ──▶ (the launcher has their machines try) ──▶ broken_link
+//!   all wait, all live ──▶ suspect_links ──▶ (the launcher tests the links)        ──▶ broken_link
 //!                                                                                          │
 //!   group is formed ◀── broken_link is none again ◀── no group is formed meanwhile ◀───────┘
 //!                       or other ranks were assigned
@@ -60,7 +61,8 @@ impl Link {
         }
     }
 
-    /// The broken link that prevents the group from forming, as a failure that blames no rank.
+    /// Returns the failure for the broken link that prevents the group from forming; it blames no
+    /// rank.
     pub(super) fn link_failure(&self) -> Option<Failure> {
         let message = self.broken_link.clone()?;
         let (phase, last_words) = (Phase::Joining, String::new());
@@ -91,7 +93,7 @@ impl Link {
         }
     }
 
-    /// True if every process is alive and at least two ranks wait although plans are pending: the
+    /// Whether every process is alive and at least two ranks wait although plans are pending: the
     /// messages between ranks do not arrive.
     pub(super) fn do_all_wait(&self, now: Instant) -> bool {
         let Some(newest) = self.sent.back() else { return false };
@@ -131,7 +133,8 @@ impl Link {
         Failure { rank: None, host: None, phase, message, last_words: String::new() }
     }
 
-    /// The failure that is reported when a step times out while [`Link::do_all_wait`] is true.
+    /// Returns the failure that is reported when a step times out while [`Link::do_all_wait`] is
+    /// true.
     pub(super) fn all_wait_failure(&self, wait: &impl std::fmt::Display) -> Failure {
         let message = format!(
             "every rank waits for another, and all of them live (of rank 0, {wait})\n\

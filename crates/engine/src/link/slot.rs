@@ -1,4 +1,4 @@
-//! One rank as the link sees it: a process, a connection, and what is expected next.
+//! One rank as the link sees it: its process, its connection, and its state.
 
 use std::io::{self, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -21,18 +21,18 @@ const EARLY_ARRIVALS_MAX: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum State {
-    /// No process.
+    /// Without a process.
     Absent,
     /// The system is starting its process.
     Spawning,
-    /// Started, has not connected.
+    /// The process has started but not connected.
     Launched,
     Loading {
         progressed_at: Instant,
         done_bytes: u64,
         total_bytes: u64,
     },
-    /// Has its weights, without a group.
+    /// Has its weights, but is not in a group.
     Loaded,
     Joining,
     /// Member of the group.
@@ -47,17 +47,17 @@ pub(super) struct Slot {
     /// Version of its libmlx.
     pub(super) mlx: Option<String>,
     pub(super) facts: Option<RankFacts>,
-    /// When it last sent anything.
+    /// Time at which it last sent anything.
     pub(super) heard_at: Instant,
-    /// Steps answered in this epoch.
+    /// Number of steps answered in this epoch.
     pub(super) steps_done: u64,
-    /// When it last answered a step.
+    /// Time at which it last answered a step.
     pub(super) progressed_at: Instant,
-    /// How long its collective had waited for peers at its last heartbeat.
+    /// Time for which its collective had waited for peers at its last heartbeat.
     pub(super) waiting: Duration,
     /// Number of pending attempts to start a process.
     pub(super) num_spawning: usize,
-    /// Launches in a row without a hello.
+    /// Number of consecutive launches without a hello.
     pub(super) num_silent: u32,
     /// Set while the connection is lost but the process is not: what the rank was doing, and since
     /// when.
@@ -121,7 +121,7 @@ impl Slot {
         std::mem::take(&mut self.early)
     }
 
-    /// True if the launch with this number is the current one.
+    /// Whether the launch with this number is the current one.
     pub(super) fn awaits(&self, launch: u64) -> bool {
         matches!(self.state, State::Spawning) && self.num_launches == launch
     }
@@ -132,19 +132,19 @@ impl Slot {
         (EARLY_ARRIVALS_MAX < self.early.len()).then(|| self.early.remove(0))
     }
 
-    /// The process that was started, where the launcher knows it.
+    /// Returns the id of the process that was started, if the launcher knows it.
     pub(super) fn pid(&self) -> Option<u32> {
         self.process.as_ref().and_then(|process| process.pid())
     }
 
-    /// True if this is the process that was started.
+    /// Whether this is the hello of the process that was started, on a machine that is trusted.
     pub(super) fn expects(&self, hello: &Hello) -> bool {
         matches!(self.state, State::Launched)
             && self.pid().is_none_or(|pid| pid == hello.pid)
             && self.distrust().is_none()
     }
 
-    /// True while it belongs to a group, or is about to.
+    /// Whether the rank belongs to a group, or is joining one.
     pub(super) fn is_in_group(&self) -> bool {
         matches!(self.state, State::Joining | State::Standing)
     }
@@ -208,17 +208,17 @@ impl Slot {
         }
     }
 
-    /// Why nobody can say how its process is, if so.
+    /// Returns why the state of its process cannot be determined, if so.
     pub(super) fn trouble(&self) -> Option<String> {
         self.process.as_ref().and_then(|process| process.trouble())
     }
 
-    /// Why its machine is not trusted any more, if so.
+    /// Returns why its machine is not trusted any more, if so.
     pub(super) fn distrust(&self) -> Option<String> {
         self.process.as_ref().and_then(|process| process.distrust())
     }
 
-    /// Gives up the connection, not the process.
+    /// Drops the connection but keeps the process.
     pub(super) fn detach(&mut self, doing: (Phase, Instant), now: Instant) {
         self.connection = None;
         self.enter(State::Launched, now);

@@ -1,4 +1,5 @@
-//! The deadlines of the link: what is waited for, for how long, and what is said when it passes.
+//! The deadlines of the link: what it waits for, for how long, and the failure when a deadline
+//! passes.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -11,23 +12,24 @@ use super::slot::{Slot, State};
 use super::{Link, LinkTimeouts, SentStep, Stage};
 use crate::RankGroup;
 
-/// How often a process that has not connected yet is asked whether it still runs. Later its socket
-/// tells.
+/// Interval at which a process that has not connected yet is polled for its exit. Later, its socket
+/// shows the exit.
 const LAUNCH_POLL: Duration = Duration::from_millis(50);
 
-/// How often the launcher is asked whether machines have come or gone.
+/// Interval at which the launcher is polled for machines that have come or gone.
 const RESEAT_POLL: Duration = Duration::from_millis(500);
 
-/// The first step of a group touches every weight and may compile for the device: it may take so many
-/// times as long. A frozen process is noticed by its silence even then.
+/// Factor by which the timeout of a group's first step is larger, because that step reads every
+/// weight and may compile for the device. A frozen process is detected by its silence even then.
 const FIRST_STEP: u32 = 3;
 
-/// A rank that had waited for its peers for one part in so many of the time that has run out did not
-/// hold up the others. Heartbeats are a second apart, so the last may be from well before the end.
+/// Inverse of a share: a rank that waited for its peers for at least this share of the elapsed
+/// timeout did not hold up the others. Heartbeats are one second apart, so the last one may be from
+/// well before the timeout.
 const HELD_UP_PART: u32 = 4;
 
 impl Link {
-    /// Ends what has passed its deadline.
+    /// Sends heartbeats, and ends ranks that have passed their deadline.
     pub(super) fn look_after(&mut self, now: Instant) {
         self.looked_at = now;
         if self.beat_at + self.config.timeouts.beat <= now {
@@ -59,7 +61,7 @@ impl Link {
             }
             let State::Launched = slot.state else { continue };
             if slot.trouble().is_some() {
-                // Its time begins when its machine is there again.
+                // The timeout starts when its machine is reachable again.
                 slot.entered_at = now;
             } else if slot.has_exited() {
                 self.rank_died(rank, "the process ended", EXIT_GRACE, now);
@@ -68,7 +70,8 @@ impl Link {
         let overdue = (0..self.slots.len())
             .filter_map(|rank| Some((rank, self.wait_for(rank)?)))
             .filter(|(_, wait)| wait.deadline() <= now);
-        // All wait for the slowest: the one that did least, or was silent for longest.
+        // All ranks wait for the slowest: the one that completed the fewest steps, or was silent
+        // for longest.
         let Some((rank, wait)) = overdue.min_by_key(|(rank, _)| self.progress_of(*rank)) else {
             return;
         };
@@ -87,7 +90,8 @@ impl Link {
         }
     }
 
-    /// Tells all ranks that we live. Who cannot be told is noticed by what it does not send.
+    /// Sends a heartbeat to all ranks. A rank that does not receive it is detected by its own
+    /// silence.
     fn beat(&mut self, now: Instant) {
         self.beat_at = now;
         let sent_us = self.micros(now);
@@ -102,8 +106,8 @@ impl Link {
         (self.slots[rank].steps_done, self.slots[rank].heard_at)
     }
 
-    /// The rank that an overdue one waits for, if it does. That may be one which is a step ahead
-    /// and not overdue itself: it told of its step, and froze before the last of it was sent to its
+    /// Returns the rank that an overdue one waits for, if any. That rank may be a step ahead and
+    /// not overdue itself: it reported its step, and froze before all its data was sent to its
     /// peers.
     fn who_holds_up(&self, rank: usize, wait: &Wait) -> Option<usize> {
         let is_held_up = |rank: usize| wait.timeout <= self.slots[rank].waiting * HELD_UP_PART;
@@ -130,7 +134,7 @@ impl Link {
         all.chain(reseat).chain(links).min()
     }
 
-    /// Time within which a launched rank has to connect.
+    /// Returns the time within which a launched rank has to connect.
     fn hello_timeout(&self, slot: &Slot) -> Duration {
         let LinkTimeouts { hello, replacement_hello, .. } = self.config.timeouts;
         if !self.has_stood || slot.detached_in.is_some() {
@@ -140,7 +144,7 @@ impl Link {
         replacement_hello.saturating_mul(1 << num_before).min(hello)
     }
 
-    /// What a rank is waited for, if it is; the wait that ends first.
+    /// Returns the earliest deadline among this rank's pending waits, if any.
     fn wait_for(&self, rank: usize) -> Option<Wait> {
         let slot = &self.slots[rank];
         let timeouts = &self.config.timeouts;
@@ -179,7 +183,7 @@ fn earlier(a: Option<Wait>, b: Option<Wait>) -> Option<Wait> {
     a.into_iter().chain(b).min_by_key(Wait::deadline)
 }
 
-/// Something a rank owes.
+/// A pending wait for a rank.
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     reason: Reason,
