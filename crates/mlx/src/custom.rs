@@ -14,7 +14,7 @@ pub struct Buffer<'a> {
     layout: &'a Layout,
 }
 
-/// An output of a custom kernel: row-contiguous, of no particular value until written.
+/// An output of a custom kernel: row-contiguous; its values are undefined until written.
 #[derive(Debug)]
 pub struct BufferMut<'a> {
     bytes: &'a mut [u8],
@@ -22,25 +22,25 @@ pub struct BufferMut<'a> {
 }
 
 impl<'a> Buffer<'a> {
-    /// The length of every dimension.
+    /// Returns the length of every dimension.
     pub fn shape(&self) -> &'a [i32] {
         &self.layout.shape
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> Dtype {
         self.layout.dtype
     }
 
-    /// The values' bytes.
+    /// Returns the bytes of the values.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// The values.
+    /// Returns the values.
     ///
     /// # Panics
-    /// If the elements are not `T`. Booleans are read as bytes.
+    /// Panics if the elements are not `T`. Booleans are read as bytes.
     #[track_caller]
     pub fn values<T: Element>(&self) -> &'a [T] {
         values_of(self.bytes, self.layout.dtype)
@@ -48,25 +48,25 @@ impl<'a> Buffer<'a> {
 }
 
 impl<'a> BufferMut<'a> {
-    /// The length of every dimension.
+    /// Returns the length of every dimension.
     pub fn shape(&self) -> &'a [i32] {
         &self.layout.shape
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> Dtype {
         self.layout.dtype
     }
 
-    /// The values' bytes.
+    /// Returns the bytes of the values.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.bytes
     }
 
-    /// The values, to be written.
+    /// Returns the values for writing.
     ///
     /// # Panics
-    /// If the elements are not `T`. Booleans are written as bytes.
+    /// Panics if the elements are not `T`. Booleans are written as bytes.
     #[track_caller]
     pub fn values_mut<T: Element>(&mut self) -> &mut [T] {
         check::<T>(self.layout.dtype);
@@ -77,15 +77,15 @@ impl<'a> BufferMut<'a> {
     }
 }
 
-/// Bytes as values.
+/// Returns bytes as values.
 ///
 /// # Panics
-/// If the elements are not `T`.
+/// Panics if the elements are not `T`.
 #[track_caller]
 pub(crate) fn values_of<T: Element>(bytes: &[u8], dtype: Dtype) -> &[T] {
     check::<T>(dtype);
-    // SAFETY: `check` admits only the dtype of `T`, valid for any bits; `align_to` takes care
-    // of alignment, and `assert_all` of there being none left over.
+    // SAFETY: `check` admits only the dtype of `T`, which is valid for any bits; `align_to` ensures
+    // the alignment, and `assert_all` that no bytes are left over.
     let (before, values, after) = unsafe { bytes.align_to::<T>() };
     assert_all(before, after);
     values
@@ -102,7 +102,7 @@ fn assert_all(before: &[u8], after: &[u8]) {
     assert!(before.is_empty() && after.is_empty(), "MLX aligns a buffer to its elements");
 }
 
-/// Shape and element type of a buffer.
+/// The shape and element type of a buffer.
 #[derive(Debug)]
 struct Layout {
     shape: Vec<i32>,
@@ -117,7 +117,7 @@ impl Layout {
 
 type Work = Box<dyn Fn(&[Buffer<'_>], &mut [BufferMut<'_>]) + Send>;
 
-/// A closure with what it was declared to read and write. Owned by a graph node.
+/// A closure with the layouts of its declared inputs and outputs. Owned by a graph node.
 pub(crate) struct Kernel {
     name: &'static str,
     inputs: Vec<Layout>,
@@ -131,12 +131,12 @@ impl fmt::Debug for Kernel {
     }
 }
 
-/// A graph node that runs `kernel` on the CPU stream's worker thread when it is evaluated.
+/// Creates a graph node that runs `kernel` on the CPU stream's worker thread when it is evaluated.
 ///
 /// `outputs` declares shape and element type of each result. The kernel receives the inputs
-/// row-contiguous, in order; those that are views with gaps are copied first, so a kernel that needs
-/// only a part of a large array takes the whole of it and the part's bounds. A panic inside becomes an
-/// [`Error`](crate::Error) at `eval`.
+/// row-contiguous, in order; views with gaps are copied first, so a kernel that needs only a part
+/// of a large array should take the whole array and the bounds of the part. A panic in the kernel
+/// becomes an [`Error`](crate::Error) at `eval`.
 #[track_caller]
 pub fn custom(
     inputs: &[&Array],
@@ -166,9 +166,9 @@ impl Kernel {
     /// Runs the closure.
     ///
     /// # Safety
-    /// There is one pointer per declared input and output, in order. Each input is readable at every
-    /// index of its shape (through its strides, if given), each output is a distinct writable buffer
-    /// of the declared size, and nobody else touches them meanwhile.
+    /// There must be one pointer per declared input and output, in order. Each input must be
+    /// readable at every index of its shape (through its strides, if given), each output must be a
+    /// distinct writable buffer of the declared size, and no other code may access them meanwhile.
     pub(crate) unsafe fn run(
         &self,
         inputs: &[KernelInput],
@@ -180,7 +180,7 @@ impl Kernel {
         let packed: Vec<Vec<u64>> = inputs
             .iter()
             .zip(&self.inputs)
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             .map(|(input, layout)| unsafe { pack(input, layout) })
             .collect();
         let buffers: Vec<Buffer<'_>> = inputs
@@ -190,7 +190,7 @@ impl Kernel {
             .map(|((input, layout), packed)| {
                 let data =
                     if packed.is_empty() { input.data } else { packed.as_ptr().cast::<u8>() };
-                // SAFETY: the caller's promise, or the copy just made.
+                // SAFETY: guaranteed by the caller, or the copy just made.
                 Buffer { bytes: unsafe { slice(data, layout.nbytes()) }, layout }
             })
             .collect();
@@ -198,7 +198,7 @@ impl Kernel {
             .iter()
             .zip(&self.outputs)
             .map(|(output, layout)| {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 let bytes = unsafe { slice_mut(output.data, layout.nbytes()) };
                 BufferMut { bytes, layout }
             })
@@ -208,10 +208,10 @@ impl Kernel {
     }
 }
 
-/// A row-contiguous copy of a strided input; empty if it is row-contiguous already.
+/// Returns a row-contiguous copy of a strided input; empty if the input is row-contiguous already.
 ///
 /// # Safety
-/// `input.data` is readable at every index of the layout's shape through `input.strides`.
+/// `input.data` must be readable at every index of the layout's shape through `input.strides`.
 unsafe fn pack(input: &KernelInput, layout: &Layout) -> Vec<u64> {
     let nbytes = layout.nbytes();
     if input.strides.is_empty() || nbytes == 0 {
@@ -236,7 +236,7 @@ unsafe fn pack(input: &KernelInput, layout: &Layout) -> Vec<u64> {
     packed
 }
 
-/// The next index in row order.
+/// Advances to the next index in row order.
 fn advance(index: &mut [i64], shape: &[i32]) {
     for (i, &dim) in index.iter_mut().zip(shape).rev() {
         *i += 1;

@@ -1,9 +1,9 @@
-//! The device arrays are computed on.
+//! The device on which arrays are computed.
 
 use crate::error::Error;
 use crate::ffi::bridge;
 
-/// Where graph nodes run. One setting per process.
+/// The device on which graph nodes run. One setting per process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Device {
     /// The CPU stream.
@@ -12,15 +12,15 @@ pub enum Device {
     Gpu,
 }
 
-/// The device of nodes built from now on.
+/// Returns the device of nodes built from now on.
 pub fn device() -> Device {
     if bridge::default_device_is_gpu() { Device::Gpu } else { Device::Cpu }
 }
 
-/// Chooses the device of nodes built from now on, for the whole process.
+/// Sets the device of nodes built from now on, for the whole process.
 ///
 /// # Errors
-/// If this machine or this libmlx has no GPU.
+/// Fails if this machine or this libmlx has no GPU.
 pub fn set_device(device: Device) -> Result<(), Error> {
     bridge::set_default_device_gpu(device == Device::Gpu)
         .map_err(|err| Error::Device { message: err.what().to_owned() })
@@ -31,13 +31,13 @@ pub fn gpu_available() -> bool {
     bridge::gpu_available()
 }
 
-/// The version of the loaded libmlx.
+/// Returns the version of the loaded libmlx.
 pub fn version() -> String {
     bridge::version()
 }
 
-/// Ends the process at once: no destructor, no exit handler, nothing that a stuck device or a thread
-/// inside MLX could hold up.
+/// Ends the process at once, without destructors and exit handlers, so that a stuck device or a
+/// thread inside MLX cannot delay the exit.
 pub fn exit_now(code: i32) -> ! {
     bridge::exit_now(code);
     unreachable!("_exit does not return")

@@ -2,11 +2,11 @@
 
 use half::{bf16, f16};
 
-/// The element types Jackalope uses. The discriminants are MLX's own codes.
+/// The element types that Jackalope uses. The discriminants are MLX's own codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Dtype {
-    /// A truth value, one byte.
+    /// Boolean, one byte.
     Bool = 0,
     /// Unsigned, 8 bit.
     U8 = 1,
@@ -24,7 +24,7 @@ pub enum Dtype {
     F32 = 10,
     /// IEEE double precision, for sums that must be exact; on CPUs only.
     F64 = 11,
-    /// The upper half of a single.
+    /// Brain float: the upper half of a single-precision float.
     Bf16 = 12,
 }
 
@@ -42,7 +42,7 @@ impl Dtype {
         Dtype::Bf16,
     ];
 
-    /// Bytes of one element.
+    /// Returns the size of one element in bytes.
     pub fn size_bytes(self) -> usize {
         match self {
             Dtype::Bool | Dtype::U8 => 1,
@@ -62,7 +62,7 @@ impl Dtype {
     }
 
     /// # Panics
-    /// On an MLX element type that Jackalope never creates (complex numbers).
+    /// Panics on an MLX element type that Jackalope never creates (complex numbers).
     #[track_caller]
     pub(crate) fn from_code(code: u8) -> Dtype {
         let Some(dtype) = Dtype::ALL.into_iter().find(|dtype| dtype.code() == code) else {
@@ -78,10 +78,10 @@ mod sealed {
 
 /// A Rust type that is an element type of MLX.
 pub trait Element: Copy + sealed::Sealed + 'static {
-    /// The element type.
+    /// The MLX element type.
     const DTYPE: Dtype;
 
-    /// Copies elements out of their bytes in memory order.
+    /// Copies elements from their bytes in memory order.
     #[doc(hidden)]
     fn decode(bytes: &[u8]) -> Vec<Self> {
         let num_elements = bytes.len() / size_of::<Self>();
@@ -123,7 +123,7 @@ impl Element for bool {
     }
 }
 
-/// The bytes of a slice of elements.
+/// Returns the bytes of a slice of elements.
 pub(crate) fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
     // SAFETY: elements have no padding, and any byte is a valid `u8`.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) }

@@ -1,38 +1,39 @@
-//! What can go wrong outside the program: the device, a file, a group.
+//! Errors from outside the program: the device, a file, a group.
 
 use crate::dtype::Dtype;
 use crate::group::Backend;
 
-/// A failure of the world, as opposed to a bug in the graph (which panics).
+/// An error of the environment, as opposed to a bug in the graph (which panics).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Computing an array failed: the device, a custom kernel or a group operation reported it.
+    /// An array could not be computed: the device, a custom kernel or a group operation reported an
+    /// error.
     #[error("evaluation failed: {message}")]
     Evaluation {
-        /// MLX's message, or the kernel's or the group's.
+        /// Message of MLX, the kernel or the group.
         message: String,
     },
     /// A file could not be loaded.
     #[error("loading {path}: {message}")]
     Load {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// MLX's message.
+        /// Message of MLX.
         message: String,
     },
-    /// The array holds another element type than the one asked for.
+    /// The array has another element type than the requested one.
     #[error("the array holds {found:?}, asked for {asked:?}")]
     WrongDtype {
-        /// The element type asked for.
+        /// The requested element type.
         asked: Dtype,
-        /// The array's element type.
+        /// Element type of the array.
         found: Dtype,
     },
     /// The device cannot be used.
     #[error("device: {message}")]
     Device {
-        /// MLX's message.
+        /// Message of MLX.
         message: String,
     },
     /// This libmlx was built without the backend, or the machine lacks what it needs.
@@ -41,32 +42,33 @@ pub enum Error {
          hint: use --backend tcp, which works everywhere"
     )]
     NoBackend {
-        /// The backend asked for.
+        /// The requested backend.
         backend: Backend,
     },
     /// A stock backend could not form its group.
     #[error("forming the {backend} group: {message}")]
     GroupInit {
-        /// The backend asked for.
+        /// The requested backend.
         backend: Backend,
-        /// MLX's message.
+        /// Message of MLX.
         message: String,
     },
-    /// A stock backend formed another group than the one this process belongs to.
+    /// A stock backend formed a group in which this process has another rank, or which has another
+    /// size.
     #[error(
         "the {backend} group has this process as rank {found_rank} of {found_size}, \
          expected rank {rank} of {size}"
     )]
     GroupMismatch {
-        /// The backend asked for.
+        /// The requested backend.
         backend: Backend,
-        /// The expected rank.
+        /// Expected rank.
         rank: usize,
-        /// The expected number of ranks.
+        /// Expected number of ranks.
         size: usize,
-        /// The rank the backend found.
+        /// Rank in the group that was formed.
         found_rank: usize,
-        /// The number of ranks the backend found.
+        /// Number of ranks in the group that was formed.
         found_size: usize,
     },
 }

@@ -3,13 +3,13 @@
 use crate::array::{Array, built, optional, refs};
 use crate::ffi::bridge;
 
-/// Root-mean-square normalisation over the last dimension.
+/// Applies root-mean-square normalisation over the last dimension.
 #[track_caller]
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Array {
     built("rms_norm", bridge::rms_norm(&x.0, &optional(weight), eps))
 }
 
-/// Layer normalisation over the last dimension.
+/// Applies layer normalisation over the last dimension.
 #[track_caller]
 pub fn layer_norm(x: &Array, weight: Option<&Array>, bias: Option<&Array>, eps: f32) -> Array {
     built("layer_norm", bridge::layer_norm(&x.0, &optional(weight), &optional(bias), eps))
@@ -18,22 +18,22 @@ pub fn layer_norm(x: &Array, weight: Option<&Array>, bias: Option<&Array>, eps: 
 /// The parameters of [`rope`].
 #[derive(Debug, Clone, Copy)]
 pub struct Rope<'a> {
-    /// How many elements of each head are rotated.
+    /// Number of elements of each head that are rotated.
     pub dims: i32,
-    /// Whether neighbouring elements form the pairs, rather than the two halves.
+    /// Whether pairs are neighbouring elements, instead of one element from each half.
     pub traditional: bool,
-    /// The base of the frequencies; `None` exactly if `freqs` is given.
+    /// Base of the frequencies; `None` if and only if `freqs` is given.
     pub base: Option<f32>,
-    /// The scale of the positions.
+    /// Scale of the positions.
     pub scale: f32,
-    /// The position of the first row.
+    /// Position of the first row.
     pub offset: i32,
-    /// The frequencies' reciprocals themselves, f32 `[dims / 2]`.
+    /// Reciprocals of the frequencies, f32 `[dims / 2]`.
     pub freqs: Option<&'a Array>,
 }
 
-/// Rotary position embedding of `x` `[batch, heads, seq, head_dim]`, row `i` at position
-/// `offset + i`.
+/// Applies rotary position embedding to `x` `[batch, heads, seq, head_dim]`, with row `i` at
+/// position `offset + i`.
 #[track_caller]
 pub fn rope(x: &Array, rope: Rope<'_>) -> Array {
     let spec = bridge::RopeSpec {
@@ -47,19 +47,20 @@ pub fn rope(x: &Array, rope: Rope<'_>) -> Array {
     built("rope", bridge::rope(&x.0, &spec, &optional(rope.freqs)))
 }
 
-/// Which keys a query sees.
+/// The keys that a query sees.
 #[derive(Debug, Clone, Copy)]
 pub enum Mask<'a> {
-    /// All.
+    /// All keys.
     None,
-    /// Those at its own position and before; the last query is at the last key's position.
+    /// The keys at its own position and before; the last query is at the last key's position.
     Causal,
-    /// Added to the scores, or, if boolean, the keys it sees.
+    /// An array that is added to the scores, or, if boolean, is true for the keys that a query
+    /// sees.
     Array(&'a Array),
 }
 
-/// `softmax(scale * q kᵀ + mask) v` with `q` `[batch, heads, seq, head_dim]` and `k`, `v`
-/// `[batch, kv_heads, seq, head_dim]`; heads are a multiple of KV heads.
+/// Computes `softmax(scale * q kᵀ + mask) v` with `q` `[batch, heads, seq, head_dim]` and `k`, `v`
+/// `[batch, kv_heads, seq, head_dim]`; `heads` must be a multiple of `kv_heads`.
 #[track_caller]
 pub fn scaled_dot_product_attention(
     q: &Array,

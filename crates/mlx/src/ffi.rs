@@ -1,8 +1,8 @@
-//! The bridge: what Rust sees of libmlx, and what libmlx sees of Rust.
+//! The bridge: the interface of libmlx for Rust, and of Rust for libmlx.
 //!
-//! Every C++ function that can throw is a `Result` here. The two Rust functions called from C++
-//! (a custom kernel, the native group's operations) run on MLX's worker threads; they catch panics
-//! themselves and fail with a `Result`, which C++ receives as an exception.
+//! Every C++ function that can throw returns a `Result` here. The Rust functions that C++ calls on
+//! MLX's worker threads (custom kernels, the native group's operations) catch panics themselves and
+//! return a `Result`, whose error C++ receives as an exception.
 
 use crate::custom::Kernel;
 use crate::group::Link;
@@ -24,7 +24,7 @@ pub(crate) mod bridge {
         offset: i32,
     }
 
-    /// A quantisation format as MLX names it.
+    /// A quantisation format with MLX's names.
     struct QuantSpec<'a> {
         mode: &'a str,
         group_size: i32,
@@ -42,7 +42,7 @@ pub(crate) mod bridge {
         data: *mut u8,
     }
 
-    /// The shape and element type of an array to be made.
+    /// The shape and element type of an array to be created.
     struct OutputSpec<'a> {
         shape: &'a [i32],
         dtype: u8,
@@ -298,7 +298,7 @@ unsafe fn link_all_gather(
     dtype: u8,
 ) -> Result<(), String> {
     let num_ranks = usize::try_from(link.size()).expect("a group has at least one rank");
-    // SAFETY: see above; the output holds one `nbytes` for every rank.
+    // SAFETY: see above; the output holds `nbytes` for every rank.
     let (local, out) = unsafe { (slice(local, nbytes), slice_mut(out, nbytes * num_ranks)) };
     guarded("all_gather", || link.all_gather(local, out, dtype))
 }
@@ -327,7 +327,7 @@ unsafe fn link_recv(
     guarded("recv", || link.recv(data, dtype, from))
 }
 
-/// Runs a leaf: an error or a panic becomes text, so that nothing unwinds into C++.
+/// Runs a leaf and converts an error or a panic to text, so that nothing unwinds into C++.
 fn guarded<E: Display>(what: &str, leaf: impl FnOnce() -> Result<(), E>) -> Result<(), String> {
     match catch_unwind(AssertUnwindSafe(leaf)) {
         Ok(result) => result.map_err(|err| format!("{what}: {err}")),
@@ -342,26 +342,26 @@ fn guarded<E: Display>(what: &str, leaf: impl FnOnce() -> Result<(), E>) -> Resu
     }
 }
 
-/// A byte slice over MLX memory; empty arrays have no pointer.
+/// Creates a byte slice over MLX memory; empty arrays have no pointer.
 ///
 /// # Safety
-/// `data` points to `nbytes` readable bytes that nobody writes while the slice lives.
+/// `data` must point to `nbytes` readable bytes that no code writes while the slice lives.
 pub(crate) unsafe fn slice<'a>(data: *const u8, nbytes: usize) -> &'a [u8] {
     if nbytes == 0 {
         return &[];
     }
-    // SAFETY: the caller's promise. Memory from MLX's allocator is plain bytes to Rust.
+    // SAFETY: guaranteed by the caller. Memory from MLX's allocator is plain bytes to Rust.
     unsafe { std::slice::from_raw_parts(data, nbytes) }
 }
 
-/// A mutable byte slice over MLX memory.
+/// Creates a mutable byte slice over MLX memory.
 ///
 /// # Safety
-/// `data` points to `nbytes` writable bytes that nobody else touches while the slice lives.
+/// `data` must point to `nbytes` writable bytes that no other code accesses while the slice lives.
 pub(crate) unsafe fn slice_mut<'a>(data: *mut u8, nbytes: usize) -> &'a mut [u8] {
     if nbytes == 0 {
         return &mut [];
     }
-    // SAFETY: the caller's promise. Memory from MLX's allocator is plain bytes to Rust.
+    // SAFETY: guaranteed by the caller. Memory from MLX's allocator is plain bytes to Rust.
     unsafe { std::slice::from_raw_parts_mut(data, nbytes) }
 }

@@ -1,9 +1,10 @@
 //! Groups: collectives between the ranks of one model, as graph nodes.
 //!
-//! The native group owns a [`jackalope_transport::Group`] and runs its operations on the CPU stream's
-//! worker, in graph order. Whatever the transport reports reaches `eval` as an error; the group stays
-//! failed, the process lives on, and a new group can take its place. Stock backends (`ring`, `jaccl`,
-//! `nccl`) are MLX's own: they have no deadline, so whoever uses them watches from outside.
+//! The native group owns a [`jackalope_transport::Group`] and runs its operations on the CPU
+//! stream's worker, in graph order. An error of the transport is returned by `eval`; the group
+//! stays failed, but the process continues and a new group can replace it. Stock backends (`ring`,
+//! `jaccl`, `nccl`) are MLX's own: they have no deadline, so their user has to watch them from
+//! outside.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,16 +20,16 @@ use crate::ffi::bridge::{self, RawGroup};
 /// MLX's own transports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Backend {
-    /// TCP, neighbours only.
+    /// TCP between neighbours only.
     Ring,
     /// RDMA over Thunderbolt 5, macOS 26.2 or newer.
     Jaccl,
-    /// CUDA.
+    /// NVIDIA's NCCL on CUDA.
     Nccl,
 }
 
 impl Backend {
-    /// MLX's name.
+    /// Returns MLX's name.
     pub fn name(self) -> &'static str {
         match self {
             Backend::Ring => "ring",
@@ -44,7 +45,7 @@ impl fmt::Display for Backend {
     }
 }
 
-/// The ranks that compute one model together. Cloning makes another handle to the same group.
+/// The ranks that compute one model together. A clone is another handle to the same group.
 pub struct Group {
     rank: usize,
     size: usize,
@@ -81,14 +82,14 @@ impl fmt::Debug for Group {
     }
 }
 
-/// Forming groups.
+/// Creation of groups.
 impl Group {
-    /// The group of one: collectives return their argument.
+    /// Creates a group of one rank, whose collectives return their argument.
     pub fn single() -> Group {
         Group { rank: 0, size: 1, kind: Kind::Single }
     }
 
-    /// A group over our own sockets.
+    /// Creates a group over our own sockets.
     pub fn native(group: transport::Group) -> Group {
         let (rank, size) = (group.rank(), group.size());
         let shared = Arc::new(Shared {
@@ -103,7 +104,7 @@ impl Group {
         Group { rank, size, kind: Kind::Native { raw, shared } }
     }
 
-    /// Whether [`stock`](Group::stock) can work at all, before anything is loaded for it.
+    /// Checks whether [`stock`](Group::stock) can work at all, before anything is loaded for it.
     ///
     /// # Errors
     /// [`Error::NoBackend`] if this libmlx or this machine lacks the backend.
@@ -115,12 +116,13 @@ impl Group {
         }
     }
 
-    /// A group over one of MLX's own transports, which read their settings from the environment.
-    /// A group formed before through the same backend is dropped first.
+    /// Creates a group over one of MLX's own transports, which read their settings from the
+    /// environment. Drops an earlier group of the same backend first.
     ///
     /// # Errors
-    /// If this libmlx lacks the backend, if the ranks cannot connect, or if the backend sees another
-    /// rank or size than the given ones (MLX would otherwise go on with a silently smaller group).
+    /// Fails if this libmlx lacks the backend, if the ranks cannot connect, or if the backend
+    /// reports another rank or size than the given ones (MLX would otherwise silently continue with
+    /// a smaller group).
     pub fn stock(backend: Backend, rank: usize, size: usize) -> Result<Group, Error> {
         Group::check_stock(backend)?;
         let raw = bridge::stock_group(backend.name()).map_err(|err| init_error(backend, &err))?;
@@ -138,30 +140,32 @@ fn init_error(backend: Backend, err: &cxx::Exception) -> Error {
     Error::GroupInit { backend, message: err.what().to_owned() }
 }
 
-/// What is known of a group.
+/// Properties of a group.
 impl Group {
-    /// This process's position, from 0.
+    /// Returns this process's rank, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Counters of the native group, as of its last finished operation.
+    /// Returns the counters of the native group, as of its last finished operation; `None` for
+    /// other groups.
     pub fn stats(&self) -> Option<transport::GroupStats> {
         self.shared().map(|shared| *locked(&shared.stats))
     }
 
-    /// Lets another thread end the native group's waiting: the control thread holds it.
+    /// Returns a handle with which another thread, the control thread, can interrupt the native
+    /// group while it waits; `None` for other groups.
     pub fn interrupter(&self) -> Option<transport::Interrupter> {
         self.shared().map(|shared| shared.interrupter.clone())
     }
 
-    /// The first error of the native group. With one, an evaluation failed because of the group
-    /// rather than the device, and a new group is needed.
+    /// Returns the first error of the native group. If there is one, an evaluation failed because
+    /// of the group rather than the device, and a new group is needed.
     pub fn failure(&self) -> Option<transport::TransportError> {
         self.shared().and_then(|shared| locked(&shared.failure).clone())
     }
@@ -174,13 +178,13 @@ impl Group {
     }
 }
 
-/// Collectives. Every rank builds the same ones in the same order.
+/// Collectives. Every rank must build the same ones in the same order.
 impl Group {
-    /// The sum over all ranks. In f64, a native group treats the numbers as sums on the kernels'
-    /// grid and rounds others to it; see [`transport::pack`].
+    /// Returns the sum over all ranks. In f64, a native group treats the numbers as sums on the
+    /// kernels' grid and rounds others to it; see [`transport::pack`].
     ///
     /// # Panics
-    /// If the element type is not f32, f64, f16, bf16, i32 or u32.
+    /// Panics if the element type is not f32, f64, f16, bf16, i32 or u32.
     #[track_caller]
     pub fn all_sum(&self, x: &Array) -> Array {
         self.check_dtype("all_sum", x.dtype());
@@ -190,10 +194,11 @@ impl Group {
         }
     }
 
-    /// The ranks' arrays, equal in shape, joined along the first dimension.
+    /// Returns the arrays of all ranks, which must have equal shapes, concatenated along the first
+    /// dimension.
     ///
     /// # Panics
-    /// If the element type is not one of `all_sum`'s.
+    /// Panics if the element type is not one of `all_sum`'s.
     #[track_caller]
     pub fn all_gather(&self, x: &Array) -> Array {
         self.check_dtype("all_gather", x.dtype());
@@ -207,7 +212,8 @@ impl Group {
     /// `x`, is evaluated.
     ///
     /// # Panics
-    /// If `to` is not another rank of the group, or the element type is not one of `all_sum`'s.
+    /// Panics if `to` is not another rank of the group, or the element type is not one of
+    /// `all_sum`'s.
     #[track_caller]
     pub fn send(&self, x: &Array, to: usize) -> Array {
         self.check_dtype("send", x.dtype());
@@ -218,7 +224,8 @@ impl Group {
     /// Receives an array from another rank.
     ///
     /// # Panics
-    /// If `from` is not another rank of the group, or the element type is not one of `all_sum`'s.
+    /// Panics if `from` is not another rank of the group, or the element type is not one of
+    /// `all_sum`'s.
     #[track_caller]
     pub fn recv(&self, shape: &[i32], dtype: Dtype, from: usize) -> Array {
         self.check_dtype("recv", dtype);
@@ -229,7 +236,7 @@ impl Group {
     fn raw(&self) -> Option<&RawGroup> {
         match &self.kind {
             Kind::Single => None,
-            // MLX answers a group of one itself; a native one is no different.
+            // MLX returns the argument for a group of one; a native group does the same.
             Kind::Native { raw, .. } | Kind::Stock { raw } => (self.size > 1).then_some(raw),
         }
     }
@@ -260,8 +267,9 @@ fn transport_dtype(dtype: Dtype) -> Option<transport::Dtype> {
     }
 }
 
-/// What the handles in Rust and the group in C++ share. The stream's worker is the only user of
-/// `group`; the other locks are held for a copy only, so that counters can be read while it waits.
+/// The state that the handles in Rust and the group in C++ share. Only the stream's worker uses
+/// `group`; the other locks are held only for a copy, so that counters can be read while the worker
+/// waits.
 struct Shared {
     rank: usize,
     size: usize,
@@ -271,7 +279,7 @@ struct Shared {
     group: Mutex<transport::Group>,
 }
 
-/// The C++ side's hold of a native group.
+/// The reference of the C++ side to a native group.
 pub(crate) struct Link(Arc<Shared>);
 
 impl fmt::Debug for Link {
@@ -315,7 +323,8 @@ impl Link {
         self.run(dtype, |group, dtype| group.recv(data, dtype, from))
     }
 
-    /// One operation. The first error is kept; the transport itself refuses whatever comes after it.
+    /// Runs one operation. The first error is kept; the transport itself refuses all later
+    /// operations.
     fn run(
         &self,
         dtype: u8,
@@ -336,7 +345,8 @@ impl Link {
 
 type Operated = Result<(), transport::TransportError>;
 
-/// Locks a value that is only ever replaced whole, so that a panic elsewhere cannot have broken it.
+/// Locks a value that is only ever replaced as a whole, so that a panic elsewhere cannot have left
+/// it inconsistent.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

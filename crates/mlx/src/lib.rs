@@ -1,11 +1,12 @@
-//! The binding to libmlx: the only crate with C++ and FFI.
+//! Bindings to libmlx: the only crate with C++ and FFI.
 //!
-//! MLX is lazy, and its laziness draws the line between two kinds of failure. Building a graph fails
-//! only when the caller has a bug (a wrong shape, a wrong dtype): it **panics at the caller's line**.
-//! Evaluating, reading files and joining groups touch the world: they return [`Error`].
+//! MLX is lazy, which separates two kinds of failure. Building a graph fails only because of a bug
+//! in the caller (a wrong shape, a wrong dtype): it **panics at the caller's line**. Evaluating,
+//! reading files and joining groups depend on the environment: they return [`Error`].
 //!
-//! An [`Array`] belongs to the thread that made it, so it is not `Send`. All work of this crate's own
-//! (custom kernels, the native group) runs on the CPU stream's worker thread, in graph order.
+//! An [`Array`] belongs to the thread that created it, so it is not `Send`. All work of this
+//! crate's own (custom kernels, the native group) runs on the CPU stream's worker thread, in graph
+//! order.
 //!
 //! This crate knows nothing of models, requests or processes.
 

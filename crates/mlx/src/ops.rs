@@ -8,7 +8,7 @@ use crate::array::{Array, built, built_all, refs};
 use crate::dtype::Dtype;
 use crate::ffi::bridge;
 
-/// Shapes.
+/// Types and shapes.
 impl Array {
     /// Converts the elements.
     #[track_caller]
@@ -19,58 +19,58 @@ impl Array {
         built("astype", bridge::astype(&self.0, dtype.code()))
     }
 
-    /// The same elements in another shape; one dimension may be -1.
+    /// Returns the same elements in another shape; one dimension may be -1.
     #[track_caller]
     pub fn reshape(&self, shape: &[i32]) -> Array {
         built("reshape", bridge::reshape(&self.0, shape))
     }
 
-    /// Dimensions in another order.
+    /// Reorders the dimensions.
     #[track_caller]
     pub fn transpose(&self, axes: &[i32]) -> Array {
         built("transpose", bridge::transpose(&self.0, axes))
     }
 
-    /// Two dimensions exchanged.
+    /// Exchanges two dimensions.
     #[track_caller]
     pub fn swapaxes(&self, first: i32, second: i32) -> Array {
         built("swapaxes", bridge::swapaxes(&self.0, first, second))
     }
 
-    /// Dimensions `start..=end` made one.
+    /// Merges dimensions `start..=end` into one.
     #[track_caller]
     pub fn flatten(&self, start: i32, end: i32) -> Array {
         built("flatten", bridge::flatten(&self.0, start, end))
     }
 
-    /// A dimension of length 1 inserted.
+    /// Inserts a dimension of length 1.
     #[track_caller]
     pub fn expand_dims(&self, axis: i32) -> Array {
         built("expand_dims", bridge::expand_dims(&self.0, axis))
     }
 
-    /// A dimension of length 1 removed.
+    /// Removes a dimension of length 1.
     #[track_caller]
     pub fn squeeze(&self, axis: i32) -> Array {
         built("squeeze", bridge::squeeze(&self.0, axis))
     }
 
-    /// The array repeated, without a copy, to `shape`.
+    /// Repeats the array, without a copy, to `shape`.
     #[track_caller]
     pub fn broadcast_to(&self, shape: &[i32]) -> Array {
         built("broadcast_to", bridge::broadcast_to(&self.0, shape))
     }
 
-    /// Elements `start..stop` of every dimension, as a view.
+    /// Returns elements `start..stop` of every dimension, as a view.
     #[track_caller]
     pub fn slice(&self, start: &[i32], stop: &[i32]) -> Array {
         built("slice", bridge::slice(&self.0, start, stop))
     }
 
-    /// Elements `start..stop` of one dimension, as a view.
+    /// Returns elements `start..stop` of one dimension, as a view.
     ///
     /// # Panics
-    /// If the range does not lie within the dimension.
+    /// Panics if the range does not lie within the dimension.
     #[track_caller]
     pub fn slice_axis(&self, axis: i32, start: i32, stop: i32) -> Array {
         let len = self.dim(axis);
@@ -87,37 +87,38 @@ impl Array {
         self.slice(&starts, &stops)
     }
 
-    /// This array with elements `start..stop` replaced. In place if this is the last handle.
+    /// Returns this array with elements `start..stop` replaced; in place if this is the last
+    /// handle.
     #[track_caller]
     pub fn slice_update(&self, update: &Array, start: &[i32], stop: &[i32]) -> Array {
         built("slice_update", bridge::slice_update(&self.0, &update.0, start, stop))
     }
 
-    /// The same values in row order without gaps, in a buffer of their own size.
+    /// Returns the same values in row order without gaps, in a buffer of exactly their size.
     #[track_caller]
     pub fn contiguous(&self) -> Array {
         built("contiguous", bridge::contiguous(&self.0))
     }
 
-    /// Arrays joined along an existing dimension.
+    /// Concatenates arrays along an existing dimension.
     #[track_caller]
     pub fn concatenate(arrays: &[&Array], axis: i32) -> Array {
         built("concatenate", bridge::concatenate(&refs(arrays), axis))
     }
 
-    /// Arrays joined along a new dimension.
+    /// Stacks arrays along a new dimension.
     #[track_caller]
     pub fn stack(arrays: &[&Array], axis: i32) -> Array {
         built("stack", bridge::stack(&refs(arrays), axis))
     }
 
-    /// Equal sections of one dimension.
+    /// Splits one dimension into equal sections.
     #[track_caller]
     pub fn split(&self, sections: i32, axis: i32) -> Vec<Array> {
         built_all("split", bridge::split(&self.0, sections, axis))
     }
 
-    /// Each element of one dimension `times` times in a row.
+    /// Repeats each element of one dimension `times` times in a row.
     #[track_caller]
     pub fn repeat(&self, times: i32, axis: i32) -> Array {
         built("repeat", bridge::repeat(&self.0, times, axis))
@@ -126,19 +127,19 @@ impl Array {
 
 /// Indexing.
 impl Array {
-    /// The slices of `axis` that `indices` names.
+    /// Returns the slices of `axis` at `indices`.
     #[track_caller]
     pub fn take(&self, indices: &Array, axis: i32) -> Array {
         built("take", bridge::take(&self.0, &indices.0, axis))
     }
 
-    /// One element per position of `indices`, looked up along `axis`.
+    /// Returns one element per position of `indices`, looked up along `axis`.
     #[track_caller]
     pub fn take_along_axis(&self, indices: &Array, axis: i32) -> Array {
         built("take_along_axis", bridge::take_along_axis(&self.0, &indices.0, axis))
     }
 
-    /// `a` where `condition` holds, else `b`.
+    /// Returns `a` where `condition` is true, else `b`.
     #[track_caller]
     pub fn where_(condition: &Array, a: &Array, b: &Array) -> Array {
         built("where", bridge::where_(&condition.0, &a.0, &b.0))
@@ -147,7 +148,7 @@ impl Array {
 
 macro_rules! binary {
     ($($(#[$doc:meta])* $name:ident => $raw:ident;)*) => {
-        /// Two arrays, element by element.
+        /// Element-wise operations on two arrays.
         impl Array {$(
             $(#[$doc])*
             #[track_caller]
@@ -159,41 +160,41 @@ macro_rules! binary {
 }
 
 binary! {
-    /// `self + rhs`.
+    /// Returns `self + rhs`.
     add => add;
-    /// `self - rhs`.
+    /// Returns `self - rhs`.
     sub => subtract;
-    /// `self * rhs`.
+    /// Returns `self * rhs`.
     mul => multiply;
-    /// `self / rhs`.
+    /// Returns `self / rhs`.
     div => divide;
-    /// `self` to the power `rhs`.
+    /// Returns `self` to the power `rhs`.
     power => power;
-    /// The larger of both.
+    /// Returns the larger of both elements.
     maximum => maximum;
-    /// The smaller of both.
+    /// Returns the smaller of both elements.
     minimum => minimum;
-    /// Whether `self > rhs`.
+    /// Returns whether `self > rhs`.
     greater => greater;
-    /// Whether `self >= rhs`.
+    /// Returns whether `self >= rhs`.
     greater_equal => greater_equal;
-    /// Whether `self < rhs`.
+    /// Returns whether `self < rhs`.
     less => less;
-    /// Whether `self <= rhs`.
+    /// Returns whether `self <= rhs`.
     less_equal => less_equal;
-    /// Whether both are equal.
+    /// Returns whether both elements are equal.
     equal => equal;
-    /// Whether both hold.
+    /// Returns whether both elements are true.
     logical_and => logical_and;
-    /// Whether one of both holds.
+    /// Returns whether at least one element is true.
     logical_or => logical_or;
-    /// The matrix product of the last two dimensions.
+    /// Returns the matrix product over the last two dimensions.
     matmul => matmul;
 }
 
 macro_rules! unary {
     ($($(#[$doc:meta])* $name:ident => $raw:ident;)*) => {
-        /// One array, element by element.
+        /// Element-wise operations on one array.
         impl Array {$(
             $(#[$doc])*
             #[track_caller]
@@ -205,99 +206,100 @@ macro_rules! unary {
 }
 
 unary! {
-    /// `-self`.
+    /// Returns `-self`.
     neg => negative;
-    /// Whether the element does not hold.
+    /// Returns whether the element is false.
     logical_not => logical_not;
-    /// The absolute value.
+    /// Returns the absolute value.
     abs => abs;
-    /// `e` to the power `self`.
+    /// Returns `e` to the power `self`.
     exp => exp;
-    /// The natural logarithm.
+    /// Returns the natural logarithm.
     log => log;
-    /// The sine.
+    /// Returns the sine.
     sin => sin;
-    /// The cosine.
+    /// Returns the cosine.
     cos => cos;
-    /// The hyperbolic tangent.
+    /// Returns the hyperbolic tangent.
     tanh => tanh;
-    /// The error function.
+    /// Returns the error function.
     erf => erf;
-    /// `1 / (1 + exp(-self))`.
+    /// Returns `1 / (1 + exp(-self))`.
     sigmoid => sigmoid;
-    /// `self * self`.
+    /// Returns `self * self`.
     square => square;
-    /// The square root.
+    /// Returns the square root.
     sqrt => sqrt;
-    /// One over the square root.
+    /// Returns one over the square root.
     rsqrt => rsqrt;
 }
 
 impl Array {
-    /// `self * sigmoid(self)`.
+    /// Returns `self * sigmoid(self)`.
     #[track_caller]
     pub fn silu(&self) -> Array {
         self.mul(&self.sigmoid())
     }
 }
 
-/// Along one dimension.
+/// Reductions, sums and sorting along one dimension.
 impl Array {
-    /// The sum.
+    /// Returns the sum.
     #[track_caller]
     pub fn sum(&self, axis: i32, keepdims: bool) -> Array {
         built("sum", bridge::sum(&self.0, axis, keepdims))
     }
 
-    /// The mean.
+    /// Returns the mean.
     #[track_caller]
     pub fn mean(&self, axis: i32, keepdims: bool) -> Array {
         built("mean", bridge::mean(&self.0, axis, keepdims))
     }
 
-    /// The largest element.
+    /// Returns the largest element.
     #[track_caller]
     pub fn max(&self, axis: i32, keepdims: bool) -> Array {
         built("max", bridge::max(&self.0, axis, keepdims))
     }
 
-    /// The smallest element.
+    /// Returns the smallest element.
     #[track_caller]
     pub fn min(&self, axis: i32, keepdims: bool) -> Array {
         built("min", bridge::min(&self.0, axis, keepdims))
     }
 
-    /// `log(sum(exp(self)))`.
+    /// Returns `log(sum(exp(self)))`.
     #[track_caller]
     pub fn logsumexp(&self, axis: i32, keepdims: bool) -> Array {
         built("logsumexp", bridge::logsumexp(&self.0, axis, keepdims))
     }
 
-    /// The position of the largest element (the first of equals), u32.
+    /// Returns the index of the largest element (the first of equal ones), u32.
     #[track_caller]
     pub fn argmax(&self, axis: i32) -> Array {
         built("argmax", bridge::argmax(&self.0, axis))
     }
 
-    /// `exp(self) / sum(exp(self))`, accumulated in f32.
+    /// Returns `exp(self) / sum(exp(self))`, accumulated in f32.
     #[track_caller]
     pub fn softmax(&self, axis: i32) -> Array {
         built("softmax", bridge::softmax(&self.0, axis))
     }
 
-    /// The running sum, each element included.
+    /// Returns the running sum, each including its own element.
     #[track_caller]
     pub fn cumsum(&self, axis: i32) -> Array {
         built("cumsum", bridge::cumsum(&self.0, axis))
     }
 
-    /// The positions that sort, u32, smallest first.
+    /// Returns the indices that sort the elements, u32, smallest first.
     #[track_caller]
     pub fn argsort(&self, axis: i32) -> Array {
         built("argsort", bridge::argsort(&self.0, axis))
     }
 
-    /// The positions that put the `kth` smallest in its place with the smaller ones before, u32.
+    /// Returns the indices that put the `kth` smallest element in its place with the smaller ones
+    /// before it, u32.
     #[track_caller]
     pub fn argpartition(&self, kth: i32, axis: i32) -> Array {
         built("argpartition", bridge::argpartition(&self.0, kth, axis))
@@ -336,7 +338,8 @@ impl ops::Neg for &Array {
 }
 
 impl Array {
-    /// A scalar of this array's element type, so that arithmetic with a number keeps it.
+    /// Creates a scalar of this array's element type, so that arithmetic with a number keeps the
+    /// type.
     #[track_caller]
     fn constant(&self, value: f32) -> Array {
         Array::scalar_of(value, self.dtype())

@@ -1,4 +1,4 @@
-//! The memory of a computed array, outside the graph and for every thread.
+//! The memory of a computed array, accessible outside the graph and from every thread.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,30 +12,31 @@ use crate::error::Error;
 use crate::ffi::bridge::{self, RawArray};
 use crate::ffi::slice;
 
-/// Values that do not change any more, for kernels that take them without an edge of the graph: weights, of which a
-/// model has too many to hand them to each node anew.
+/// Values that no longer change, for kernels that use them without an edge of the graph: weights,
+/// of which a model has too many to pass them to each node.
 #[derive(Clone)]
 pub struct Pinned(Arc<Held>);
 
 struct Held {
-    /// Keeps the memory.
+    /// Keeps the memory alive.
     _array: UniquePtr<RawArray>,
     data: *const u8,
     nbytes: usize,
     dtype: Dtype,
 }
 
-// SAFETY: the memory is never written again while a handle to the evaluated array exists, and this is one; the handle
-// itself is only dropped, which touches atomic counts and MLX's allocator, as MLX's own worker threads do.
+// SAFETY: the memory is never written again while a handle to the evaluated array exists, and this
+// is one; the handle itself is only dropped, which only changes atomic counts and MLX's allocator,
+// as MLX's own worker threads do.
 unsafe impl Send for Held {}
 // SAFETY: as above; shared references only read.
 unsafe impl Sync for Held {}
 
 impl Array {
-    /// Computes this array and holds on to its memory.
+    /// Computes this array and keeps its memory alive.
     ///
     /// # Errors
-    /// If computing fails.
+    /// Fails if computing fails.
     pub fn pin(&self) -> Result<Pinned, Error> {
         self.eval()?;
         let array = if bridge::row_contiguous(&self.0) { self.clone() } else { self.contiguous() };
@@ -46,15 +47,15 @@ impl Array {
 }
 
 impl Pinned {
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> Dtype {
         self.0.dtype
     }
 
-    /// The values in row order.
+    /// Returns the values in row order.
     ///
     /// # Panics
-    /// If the elements are not `T`. Booleans are read as bytes.
+    /// Panics if the elements are not `T`. Booleans are read as bytes.
     #[track_caller]
     pub fn values<T: Element>(&self) -> &[T] {
         // SAFETY: the array was evaluated and row-contiguous, so its data is `nbytes` long; see `Held`.

@@ -1,24 +1,24 @@
-//! Quantised weights: 32-bit words holding several elements, with scales per group.
+//! Quantised weights: 32-bit words that hold several elements each, with scales per group.
 
 use crate::array::{Array, built, built_all, optional, refs};
 use crate::dtype::Dtype;
 use crate::ffi::bridge;
 
-/// How elements are stored.
+/// The storage of quantised elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Integers with a scale and a bias per group, in the weights' dtype.
+    /// Integers with a scale and a bias per group, both in the weights' dtype.
     Affine,
-    /// 4-bit floats with a power-of-two scale per 32.
+    /// 4-bit floats with a power-of-two scale per 32 elements.
     Mxfp4,
-    /// 4-bit floats with an 8-bit float scale per 16.
+    /// 4-bit floats with an 8-bit float scale per 16 elements.
     Nvfp4,
-    /// 8-bit floats with a power-of-two scale per 32.
+    /// 8-bit floats with a power-of-two scale per 32 elements.
     Mxfp8,
 }
 
 impl Mode {
-    /// MLX's name, as it also stands in checkpoints.
+    /// Returns MLX's name, which checkpoints also use.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Affine => "affine",
@@ -32,11 +32,11 @@ impl Mode {
 /// A quantisation format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Format {
-    /// How elements are stored.
+    /// Storage of the elements.
     pub mode: Mode,
-    /// Bits per element.
+    /// Number of bits per element.
     pub bits: i32,
-    /// Elements that share a scale.
+    /// Number of elements that share a scale.
     pub group_size: i32,
 }
 
@@ -49,17 +49,17 @@ impl Format {
 /// A quantised matrix `[out, in]`.
 #[derive(Debug, Clone)]
 pub struct Quantized {
-    /// The packed words, u32 `[out, in * bits / 32]`.
+    /// Packed words, u32 `[out, in * bits / 32]`.
     pub words: Array,
-    /// `[out, in / group_size]`; u8 in the floating modes.
+    /// Scales `[out, in / group_size]`; u8 in the floating-point modes.
     pub scales: Array,
-    /// `[out, in / group_size]`, in affine mode only.
+    /// Biases `[out, in / group_size]`, in affine mode only.
     pub biases: Option<Array>,
-    /// The format of the words.
+    /// Format of the words.
     pub format: Format,
 }
 
-/// `x wᵀ` (with `transpose`) or `x w`.
+/// Computes `x wᵀ` (with `transpose`) or `x w`.
 #[track_caller]
 pub fn quantized_matmul(x: &Array, w: &Quantized, transpose: bool) -> Array {
     let node = bridge::quantized_matmul(
@@ -81,7 +81,7 @@ pub fn quantize(w: &Array, format: Format) -> Quantized {
     Quantized { words, scales, biases: parts.next(), format }
 }
 
-/// The matrix in a floating type.
+/// Returns the matrix in a floating-point type.
 #[track_caller]
 pub fn dequantize(w: &Quantized, dtype: Dtype) -> Array {
     let node = bridge::dequantize(
