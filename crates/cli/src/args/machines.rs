@@ -60,7 +60,7 @@ pub(crate) struct HostsArgs {
     #[arg(long, value_name = "FIRST-LAST", default_value_t = PortRange::DATA)]
     pub(crate) data_ports: PortRange,
     /// Seconds for which ranks keep their weights when this program is gone without a word.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=86400))]
     pub(crate) lease: u64,
     /// Start no rank: wait for `jackalope rank` on each machine, in any order.
     #[arg(long, requires = "machines")]
