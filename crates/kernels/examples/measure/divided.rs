@@ -26,6 +26,7 @@ const SMALL: Shape = Shape { input: 3072, chunk: 256 };
 const LARGE: Shape = Shape { input: 6144, chunk: 512 };
 
 /// One product, computed with copies of its matrix in turn, so that they come from memory.
+#[derive(Clone, Copy)]
 struct Run {
     shape: Shape,
     tokens: usize,
