@@ -147,6 +147,12 @@ const EXAMPLES: &[Example] = &[
         &[OSLO],
     ),
     ("none", "llama", "<function=weather>{\"city\": \"Oslo\", \"days\": 3}</function>", &[OSLO]),
+    (
+        "none",
+        "functionary",
+        "I look. <function=weather>{\"city\": \"Oslo\", \"days\": 3}</function><function=time>{}</function>",
+        &["text I look.", OSLO, "call time {}"],
+    ),
     ("none", "llama", "<|python_tag|>print(1)", &["text <|python_tag|>print(1)"]),
     (
         "none",
@@ -373,6 +379,13 @@ fn the_template_and_the_vocabulary_tell_the_format() {
     assert_eq!(tools_of("<minimax:tool_call>"), Some("minimax_m2"));
     assert_eq!(tools_of("[TOOL_CALLS]f[ARGS]"), Some("mistral_args"));
     assert_eq!(tools_of("<｜tool▁calls▁begin｜>"), Some("deepseek_v31"));
+    let functionary = "<|start_header_id|><function=f>{}</function><|python_tag|>";
+    assert_eq!(tools_of(functionary), Some("functionary"));
+    let step = "<tool_call>\n<function=f>\n<parameter=p>";
+    assert_eq!(tools_of(step), ToolFormat::named("step3p5").map(|it| it.name()));
+    for (alias, name) in [("granite3", "json"), ("meetkai", "functionary")] {
+        assert_eq!(ToolFormat::named(alias).map(|it| it.name()), Some(name));
+    }
     assert_eq!(tools_of("<|channel|>final<|message|>"), Some("harmony"));
     // The vocabulary has it.
     assert_eq!(of_template("").reasoning.map(|reasoning| reasoning.name()), Some("think"));

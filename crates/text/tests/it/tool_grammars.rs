@@ -47,7 +47,7 @@ const SPECIAL: [&str; 27] = [
 ];
 
 /// What ends text that would go on for long otherwise, and what begins calls.
-const ENDS: [&str; 20] = [
+const ENDS: [&str; 21] = [
     "<start_function_call>",
     "<|tool_call_start|>",
     "\n</parameter>\n",
@@ -59,6 +59,7 @@ const ENDS: [&str; 20] = [
     "}",
     "]",
     "<tool_call>",
+    "<function=",
     "<minimax:tool_call>",
     "[TOOL_CALLS]",
     "<｜tool▁calls▁begin｜>",

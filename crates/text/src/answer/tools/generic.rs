@@ -25,7 +25,7 @@ pub(super) const KEYS: &[(&str, usize)] = &[
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "json",
-    aliases: &["generic", "json_tools", "xlam", "granite", "phi4", "phi4_mini_json"],
+    aliases: &["generic", "json_tools", "xlam", "granite", "granite3", "phi4", "phi4_mini_json"],
     signs: &[&["tools"]],
     patterns: &[
         Pattern {

@@ -1,6 +1,7 @@
 //! The formats in which model families write tool calls, one file for each family.
 
 mod deepseek;
+mod functionary;
 mod gemma;
 mod generic;
 mod glm;
@@ -68,7 +69,7 @@ pub(crate) enum Free {
 
 /// All families, in order of detection: a template belongs to the first family whose signs it has,
 /// so families with signs that no other family has come first.
-static FAMILIES: [&ToolFamily; 16] = [
+static FAMILIES: [&ToolFamily; 17] = [
     &harmony::FAMILY,
     &minimax::FAMILY,
     &gemma::FAMILY,
@@ -83,6 +84,7 @@ static FAMILIES: [&ToolFamily; 16] = [
     &hermes::FAMILY,
     &pythonic::FAMILY,
     &pythonic::MARKED,
+    &functionary::FAMILY,
     &llama::FAMILY,
     &generic::FAMILY,
 ];

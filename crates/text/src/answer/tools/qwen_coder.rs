@@ -1,4 +1,4 @@
-//! Qwen3-Coder and Nemotron: tags that contain the names of the tool and of its parameters.
+//! Qwen3-Coder, Nemotron and Step 3.5: tags that contain the names of the tool and of its parameters.
 //!
 //! ```text
 //! <tool_call>
@@ -37,7 +37,7 @@ const CLOSE: Close = Close { before: "\n", tag: "</parameter>", after: "\n" };
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "qwen3_coder",
-    aliases: &["qwen3_xml", "nemotron", "nemotron3", "nemotron_v3"],
+    aliases: &["qwen3_xml", "nemotron", "nemotron3", "nemotron_v3", "step3p5"],
     signs: &[&["<tool_call>", "<function="]],
     patterns: &[
         Pattern { trigger: "<tool_call>", place: Place::Anywhere, steps: STEPS, form: FORM },
