@@ -345,7 +345,13 @@ impl Worker<'_> {
             )
         };
         let listener = &self.identity.listener;
+        // Each rank dials those before it, and accepts those behind it.
+        let (dialled, accepted) = join.peers.split_at(config.rank);
+        let accepted = accepted.get(1..).unwrap_or_default();
+        debug!(epoch = join.epoch, ?dialled, ?accepted, encrypt = ?join.encrypt, "connecting ranks");
+        let started = Instant::now();
         let group = jackalope_transport::Group::join_interruptible(listener, config, cancel)?;
+        debug!(epoch = join.epoch, elapsed = ?started.elapsed(), "all ranks are connected");
         Ok(Group::native(group))
     }
 
