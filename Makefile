@@ -15,7 +15,8 @@ RDMA_ROUNDS ?= 20
 RDMA_SIZES ?= 1024,65536,1048576,16777216
 RDMA_MAX_MB ?= 256
 RDMA_BYTES = $(shell for n in $(subst $(comma), ,$(RDMA_SIZES)); do b=$$((n * 4)); [ $$b -le $$(($(RDMA_MAX_MB) << 20)) ] && printf '%s,' $$b; done | sed 's/,$$//')
-LINK = $(JACKALOPE) link $(ON) --rounds $(RDMA_ROUNDS) --sizes $(RDMA_BYTES)
+EVERY_ROUND = $(if $(filter 1 true yes on,$(RDMA_VERBOSE)),--every-round)
+LINK = $(JACKALOPE) link $(ON) --rounds $(RDMA_ROUNDS) --sizes $(RDMA_BYTES) $(EVERY_ROUND)
 
 MACMON_INTERVAL ?= 1000
 HW_SECONDS = $(shell echo $$(( ($(MACMON_INTERVAL) + 999) / 1000 )))
@@ -60,10 +61,11 @@ autoconfig: ## Find the cables and print a hostfile: HOSTS=mac1,mac2.
 #@ Links
 rdma-quick: ## 5 rounds with small payloads.
 	$(JACKALOPE) link $(ON) --rounds 5 --sizes 4096,262144
-rdma-test: ## RDMA_ROUNDS (20) rounds with RDMA_SIZES: correctness, latency, bandwidth.
+rdma-test: ## RDMA_ROUNDS (20) rounds with RDMA_SIZES: correctness, latency, bandwidth; RDMA_VERBOSE=1: each round.
 	$(LINK)
 rdma-verbose: ## The same with the time of each round.
-	$(LINK) --every-round
+	$(LINK)
+rdma-verbose: override RDMA_VERBOSE = 1
 rdma-stress: ## 100 rounds with large payloads, each checked.
 	$(JACKALOPE) link $(ON) --rounds 100 --checksums --sizes 4194304,67108864,268435456
 rdma-diag: ## What the machines tell about their devices, with causes and remedies.

@@ -81,7 +81,6 @@ const MEMORY: Effect =
 const BUILT_IN: Effect = Effect::Nothing("there is no Python here");
 const READINESS: Effect = Effect::Nothing("readiness is waited for, not a time");
 const EVENTS: Effect = Effect::Nothing("nothing is polled");
-const NO_ROUNDS: Effect = Effect::Nothing("rows are of all rounds together");
 const NO_PROMPT: Effect = Effect::Nothing("prompts are made of BENCH_PROMPT_TOKENS tokens");
 const LOG_BYTES: Effect =
     Effect::Nothing("the request log is bounded by its length: 64 MiB, and as much before");
@@ -153,7 +152,7 @@ pub(super) const JACCL_CLUSTER: &[Variable] = &[
     ),
     variable("RDMA_ROUNDS", SOME, READ, "20", "rounds of `make rdma-test`"),
     variable("RDMA_SIZES", Rule::Text, READ, "", "its payloads, in numbers of float32"),
-    variable("RDMA_VERBOSE", Rule::YesNo, NO_ROUNDS, "", "its every round"),
+    variable("RDMA_VERBOSE", Rule::YesNo, READ, "0", "whether it prints the time of each round"),
     variable("RDMA_MAX_MB", SOME, READ, "256", "its largest payload"),
     variable("BENCH_PROMPT", Rule::Text, NO_PROMPT, "", "prompt of `make bench`"),
     variable("BENCH_TOKENS", SOME, READ, "256", "tokens of its answers"),

@@ -95,6 +95,19 @@ fn every_target_of_the_makefile_is_a_command_and_is_told_by_make_help() {
     }
 }
 
+#[test]
+fn the_link_test_of_make_prints_each_round_if_it_is_asked_to() {
+    let made = |args: &[&str]| make(&[&["-n", "--no-print-directory"], args].concat());
+    assert!(!made(&["rdma-test"]).contains("--every-round"));
+    for args in [
+        &["rdma-test", "RDMA_VERBOSE=1"][..],
+        &["rdma-verbose"],
+        &["rdma-verbose", "RDMA_VERBOSE=0"],
+    ] {
+        assert_eq!(made(args).matches("--every-round").count(), 1, "{args:?}");
+    }
+}
+
 /// Areas of the founding systems' inventory, with the number of rows of each.
 const AREAS: &[(&str, usize)] = &[
     ("TOP", 23),
