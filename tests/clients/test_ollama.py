@@ -71,7 +71,9 @@ def test_options_do_what_they_say(llama, name):
 
 def test_log_probabilities_are_told(llama, name):
     answer = llama.chat(name, HELLO, options=GREEDY, logprobs=True, top_logprobs=2)
-    assert len(answer.logprobs) == answer.eval_count
+    # The token that ends the answer is no part of its content.
+    assert answer.done_reason == "stop"
+    assert len(answer.logprobs) + 1 == answer.eval_count
     for entry in answer.logprobs:
         assert entry.logprob <= 0 and len(entry.top_logprobs) == 2
         assert entry.top_logprobs[0].token == entry.token
