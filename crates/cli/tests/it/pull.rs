@@ -40,12 +40,15 @@ impl Machine {
 
     fn start(&self, args: &[&str], input: &str, env: &[(&str, &str)]) -> Program {
         let home = self.home.to_str().unwrap();
+        // Keys that are pinned here must not be known to the next run.
+        let ours = self.home.join(".jackalope");
         // Whoever runs the tests may have models, tokens and proxies.
         let clean = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "MODEL_CACHE_DIR"];
         let clean = clean.iter().chain(&["TRANSFORMERS_CACHE", "XDG_CACHE_HOME", "MODELS_DIR"]);
         let clean = clean.chain(&["HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE"]);
         let mut all: Vec<(&str, &str)> = clean.map(|name| (*name, "")).collect();
         all.extend([("TRANSFORMERS_OFFLINE", ""), ("HOME", home), ("NO_PROXY", "*")]);
+        all.push(("JACKALOPE_HOME", ours.to_str().unwrap()));
         all.push(("HF_ENDPOINT", &self.hub.url));
         all.extend(env);
         Program::start_with(args, input, &all)
