@@ -17,14 +17,18 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("protocol", &[]),
     ("engine", &["protocol"]),
     ("text", &["protocol"]),
-    ("cluster", &["protocol"]),
+    ("placement", &["protocol"]),
+    ("store", &["protocol"]),
+    ("fleet", &["protocol"]),
+    ("inspect", &["fleet", "protocol"]),
+    ("testing", &[]),
     ("server", &["engine", "protocol", "text"]),
-    ("cli", &["cluster", "engine", "protocol", "server", "text"]),
+    ("cli", &["engine", "fleet", "inspect", "placement", "protocol", "server", "store", "text"]),
     ("kernels", &[]),
     ("transport", &["protocol"]),
     ("mlx", &["transport"]),
     ("models", &["kernels", "mlx", "protocol", "transport"]),
-    ("runner", &["cluster", "kernels", "mlx", "models", "protocol", "transport"]),
+    ("runner", &["kernels", "mlx", "models", "protocol", "store", "transport"]),
 ];
 
 /// Words that mark unfinished work.

@@ -8,19 +8,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use jackalope_cluster::agent::{self as agents, Agent, AgentConfig, NewListeners, Trust};
-use jackalope_cluster::discovery::{DISCOVERY_PORT, Responder};
-use jackalope_cluster::exchange::Library;
-use jackalope_cluster::home::{Home, secret_of_token};
-use jackalope_cluster::install::{Activated, versions};
-use jackalope_cluster::listen::{AgentAddresses, add_to_list, own_addresses};
-use jackalope_cluster::local::find_rank_program;
-use jackalope_cluster::nodes::own_program;
-use jackalope_cluster::process::Spawn;
-use jackalope_cluster::record::{KILL_GRACE, Recorded, Request};
-use jackalope_cluster::trust::{Credentials, Expected, TrustStore};
+use jackalope_fleet::agent::{self as agents, Agent, AgentConfig, NewListeners, Trust};
+use jackalope_fleet::discovery::{DISCOVERY_PORT, Responder};
+use jackalope_fleet::home::{Home, secret_of_token};
+use jackalope_fleet::install::{Activated, versions};
+use jackalope_fleet::listen::{AgentAddresses, add_to_list, own_addresses};
+use jackalope_fleet::local::find_rank_program;
+use jackalope_fleet::nodes::own_program;
+use jackalope_fleet::process::Spawn;
+use jackalope_fleet::record::{KILL_GRACE, Recorded, Request};
+use jackalope_fleet::trust::{Credentials, Expected, TrustStore};
 use jackalope_protocol::secure::Peer;
 use jackalope_protocol::{PublicKey, Secret};
+use jackalope_store::exchange::Library;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -129,7 +129,7 @@ async fn serve(
         trust,
         rank_program: find_rank_program()?,
         files_dir: home.dir("run")?,
-        library,
+        library: library.service(),
         linger: args.linger.map(Duration::from_secs),
         is_over: Arc::clone(&is_over),
     };
@@ -379,7 +379,7 @@ fn args_of(recorded: &Recorded) -> anyhow::Result<AgentArgs> {
 
 /// Whether a process that this program started has not ended.
 pub(crate) fn is_alive(pid: u32) -> bool {
-    jackalope_cluster::platform::current::process_began(pid).is_some_and(|it| it != "ended")
+    jackalope_fleet::platform::current::process_began(pid).is_some_and(|it| it != "ended")
 }
 
 /// Returns the arguments of an agent that listens and announces itself like this one.

@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use jackalope_cluster::routes::Encryption;
+use jackalope_fleet::routes::Encryption;
 use jackalope_protocol::TokenId;
 use jackalope_text::{ReasoningFormat, ToolFormat, UnknownFormat};
 

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use jackalope_cluster::autoconfig::{
+use jackalope_fleet::home::Home;
+use jackalope_fleet::shell::SystemShell;
+use jackalope_inspect::autoconfig::{
     self as planning, ApplyError, Given, Member, Over, Plan, Step, Undo, hostfile_json,
 };
-use jackalope_cluster::home::Home;
-use jackalope_cluster::probe::{self, Echo};
-use jackalope_cluster::report::{NodeReport, RdmaSwitch};
-use jackalope_cluster::shell::SystemShell;
+use jackalope_inspect::probe::{self, Echo};
+use jackalope_inspect::report::{NodeReport, RdmaSwitch};
 use jackalope_protocol::Backend;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

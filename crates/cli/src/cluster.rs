@@ -7,14 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use jackalope_cluster::hostfile::{Host, Hostfile};
-use jackalope_cluster::listen::{address_towards, own_addresses};
-use jackalope_cluster::local::{
-    LocalError, LocalRank, LocalRanks, PreparedRank, find_rank_program,
-};
-use jackalope_cluster::nodes::Nodes;
-use jackalope_cluster::platform::PressureLimits;
-use jackalope_cluster::routes;
 use jackalope_engine::link::{
     Launch, LaunchError, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankProcess, Seat,
 };
@@ -22,8 +14,13 @@ use jackalope_engine::{
     Engine, EngineConfig, EngineError, EngineHandle, EngineState, KvBudget, PressurePolicy,
     RetryPolicy, Status,
 };
+use jackalope_fleet::hostfile::{Host, Hostfile};
+use jackalope_fleet::listen::{address_towards, own_addresses};
+use jackalope_fleet::local::{LocalError, LocalRank, LocalRanks, PreparedRank, find_rank_program};
+use jackalope_fleet::nodes::Nodes;
+use jackalope_fleet::routes;
 use jackalope_protocol::split::Split;
-use jackalope_protocol::{Backend, Device, ExpectedContent, Setup};
+use jackalope_protocol::{Backend, Device, ExpectedContent, PressureLimits, Setup};
 use jackalope_text::{ChatTemplate, ModelText};
 use tokio::task::JoinHandle;
 use tracing::warn;

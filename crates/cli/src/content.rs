@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use jackalope_cluster::models::content::{self, Hasher};
 use jackalope_engine::{EngineHandle, EngineState};
 use jackalope_protocol::{ExpectedContent, FileState};
+use jackalope_store::content::{self, Hasher};
 use tracing::{info, warn};
 
 use crate::environment::Environment;

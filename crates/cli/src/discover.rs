@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use jackalope_cluster::discovery::{self, Found, FoundMachine, LeftOut, Listed, MachineState};
-use jackalope_cluster::facts::{Interface, NodeFacts};
+use jackalope_fleet::discovery::{self, Found, FoundMachine, LeftOut, Listed, MachineState};
+use jackalope_protocol::machine::{Interface, NodeFacts};
 use jackalope_protocol::secure::Build;
 use serde_json::{Value, json};
 

@@ -5,8 +5,8 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
-use jackalope_cluster::doctor::{self, Ask, Entry, Examination, Finding, Node, Severity};
-use jackalope_cluster::hostfile::Hostfile;
+use jackalope_fleet::hostfile::Hostfile;
+use jackalope_inspect::doctor::{self, Ask, Entry, Examination, Finding, Node, Severity};
 use serde_json::{Value, json};
 
 use crate::args::{DoctorArgs, MachinesArgs};

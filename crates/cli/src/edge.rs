@@ -46,7 +46,7 @@ pub(crate) fn config(host: IpAddr, args: &ServeArgs) -> anyhow::Result<ServerCon
         ..ServerLimits::default()
     };
     let origins = AllowedOrigins::new(&edge.cors);
-    let log_lines_dropped = Some(jackalope_cluster::log::num_dropped as fn() -> u64);
+    let log_lines_dropped = Some(jackalope_protocol::log::num_dropped as fn() -> u64);
     let config = ServerConfig { limits, api_keys, origins, hosts, tls, ..ServerConfig::default() };
     Ok(ServerConfig { log_lines_dropped, ..config })
 }

@@ -8,9 +8,9 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use jackalope_cluster::exchange::Library;
-use jackalope_cluster::home::Home;
-use jackalope_cluster::models::{Place, PlaceKind, Stores};
+use jackalope_fleet::home::Home;
+use jackalope_store::exchange::Library;
+use jackalope_store::{Place, PlaceKind, Stores};
 
 /// The home directory.
 const HOME: &str = "HOME";

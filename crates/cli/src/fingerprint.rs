@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use jackalope_cluster::probe;
-use jackalope_cluster::report::{NodeReport, RdmaDevice};
-use jackalope_cluster::shell::{ShellError, SystemShell};
+use jackalope_fleet::shell::{ShellError, SystemShell};
+use jackalope_inspect::probe;
+use jackalope_inspect::report::{NodeReport, RdmaDevice};
 use serde_json::{Value, json};
 
 use crate::args::{ClusterInfoArgs, FingerprintArgs};

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
-use jackalope_cluster::hostfile::{
+use jackalope_fleet::hostfile::{
     self, ConvertError, Finding, Host, Hostfile, HostfileErrors, RingPorts, Shape,
 };
 use jackalope_protocol::Backend;

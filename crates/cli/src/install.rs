@@ -6,12 +6,12 @@ use std::thread;
 
 use anyhow::{Context, bail, ensure};
 use indicatif::HumanBytes;
-use jackalope_cluster::hostfile::Host;
-use jackalope_cluster::install::{self, Activated, Bundle, Install, Installed, Removed, Step};
-use jackalope_cluster::local::find_rank_program;
-use jackalope_cluster::nodes::{self, own_program};
-use jackalope_cluster::shell::{Shell, SystemShell};
-use jackalope_cluster::trust::{Credentials, TrustStore};
+use jackalope_fleet::hostfile::Host;
+use jackalope_fleet::install::{self, Activated, Bundle, Install, Installed, Removed, Step};
+use jackalope_fleet::local::find_rank_program;
+use jackalope_fleet::nodes::{self, own_program};
+use jackalope_fleet::shell::{Shell, SystemShell};
+use jackalope_fleet::trust::{Credentials, TrustStore};
 use serde_json::{Value, json};
 
 use crate::args::install::{BootstrapArgs, SyncArgs, UninstallArgs};

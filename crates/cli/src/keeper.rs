@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use jackalope_cluster::models::{BlobId, ModelRef, Place, PlaceKind, Removal, Stores};
 use jackalope_server::{Models, PullProgress, Puller, RemoveError, RemoveFuture};
+use jackalope_store::{BlobId, ModelRef, Place, PlaceKind, Removal, Stores};
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};

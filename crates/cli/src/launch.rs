@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use jackalope_cluster::agent::{OnLine, Order, OrderedProgram, Program, Stream};
-use jackalope_cluster::hostfile::Host;
-use jackalope_cluster::nodes::Nodes;
-use jackalope_cluster::{routes, stock};
+use jackalope_fleet::agent::{OnLine, Order, OrderedProgram, Program, Stream};
+use jackalope_fleet::hostfile::Host;
+use jackalope_fleet::nodes::Nodes;
+use jackalope_fleet::{routes, stock};
 use jackalope_protocol::Backend;
 use tokio::signal::unix::{SignalKind, signal};
 

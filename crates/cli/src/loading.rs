@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::ensure;
-use jackalope_cluster::agent::Agent;
-use jackalope_cluster::facts::NodeFacts;
-use jackalope_cluster::hostfile::{Host, Hostfile};
-use jackalope_cluster::placement::{self, Links, ModelFacts, NodeOffer, RankNeed, Wishes};
-use jackalope_cluster::platform;
 use jackalope_engine::SamplingOptions;
+use jackalope_fleet::agent::Agent;
+use jackalope_fleet::hostfile::{Host, Hostfile};
+use jackalope_fleet::platform;
+use jackalope_placement::{Links, ModelFacts, NodeOffer, RankNeed, Wishes};
 use jackalope_protocol::Backend;
+use jackalope_protocol::machine::NodeFacts;
 use jackalope_server::{LoadError, LoadFuture, MachineBytes, Model, ModelLoader, StartedModel};
 
 use crate::args::RankArgs;
@@ -252,7 +252,7 @@ impl Memory {
     /// Returns the memory that each rank of a model needs.
     fn needs(&self, model_dir: &Path, ranks: &RankArgs) -> anyhow::Result<Vec<RankNeed>> {
         let model = ModelFacts::read(model_dir)?;
-        let context = ranks.context.unwrap_or(placement::DEFAULT_CONTEXT_TOKENS);
+        let context = ranks.context.unwrap_or(jackalope_placement::DEFAULT_CONTEXT_TOKENS);
         let context = context.min(model.context_tokens.max(1));
         let group = (self.of_rank.len(), self.backend);
         let split = match (wished_split::given(ranks, model_dir, group)?, &self.links) {
@@ -264,7 +264,8 @@ impl Memory {
                 idle_split(&model, &self.of_rank, links, wishes)?
             }
         };
-        let mut needs = placement::needs(&model, &split, context.saturating_mul(CONVERSATIONS));
+        let mut needs =
+            jackalope_placement::needs(&model, &split, context.saturating_mul(CONVERSATIONS));
         if let Some(mib) = ranks.kv_mib {
             for need in &mut needs {
                 let kv_bytes = mib << 20;

@@ -13,15 +13,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use jackalope_cluster::agent::{OnLine, Stream};
-use jackalope_cluster::facts::NodeFacts;
-use jackalope_cluster::home::secret_of_token;
-use jackalope_cluster::hostfile::{Host, Hostfile};
-use jackalope_cluster::local::find_rank_program;
-use jackalope_cluster::nodes::{self, Bootstrap, Nodes, NodesConfig};
-use jackalope_cluster::platform;
-use jackalope_cluster::shell::{Shell, SystemShell};
-use jackalope_cluster::trust::{Credentials, Expected, TrustStore};
+use jackalope_fleet::agent::{OnLine, Stream};
+use jackalope_fleet::home::secret_of_token;
+use jackalope_fleet::hostfile::{Host, Hostfile};
+use jackalope_fleet::local::find_rank_program;
+use jackalope_fleet::nodes::{self, Bootstrap, Nodes, NodesConfig};
+use jackalope_fleet::platform;
+use jackalope_fleet::shell::{Shell, SystemShell};
+use jackalope_fleet::trust::{Credentials, Expected, TrustStore};
+use jackalope_protocol::machine::NodeFacts;
 use tracing::info;
 
 use crate::args::machines::ReachArgs;
@@ -161,7 +161,7 @@ pub(crate) fn log_lines(host: &str) -> OnLine {
 
 #[cfg(test)]
 mod tests {
-    use jackalope_cluster::facts::{Interface, InterfaceAddr};
+    use jackalope_protocol::machine::{Interface, InterfaceAddr};
 
     use super::*;
 

@@ -47,7 +47,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
-use jackalope_cluster::log::{self, FLUSH_TIMEOUT, LogWriter};
+use jackalope_protocol::log::{self, FLUSH_TIMEOUT, LogWriter};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{Args, Command};

@@ -10,9 +10,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail, ensure};
 use indicatif::HumanBytes;
-use jackalope_cluster::models::content;
-use jackalope_cluster::models::verify::{expectations, verify};
-use jackalope_cluster::models::{Check, FoundModel, Hashing, ModelRef, Problem, Removal, Stores};
+use jackalope_store::verify::{expectations, verify};
+use jackalope_store::{Check, FoundModel, Hashing, ModelRef, Problem, Removal, Stores, content};
 use serde_json::{Value, json};
 
 use crate::args::{CheckArgs, ListArgs, ModelsArgs, ModelsCommand, RemoveArgs};

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use jackalope_cluster::models::{Check, Place, PlaceKind, Stores};
 use jackalope_server::KnownModel;
+use jackalope_store::{Check, Place, PlaceKind, Stores};
 use serde::Deserialize;
 
 use crate::args::{

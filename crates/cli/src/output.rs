@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use jackalope_cluster::log;
+use jackalope_protocol::log;
 
 /// Error of writing to standard output.
 #[derive(Debug, thiserror::Error)]

@@ -7,12 +7,13 @@ mod text;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail, ensure};
-use jackalope_cluster::facts::NodeFacts;
-use jackalope_cluster::hostfile::{Host, Hostfile};
-use jackalope_cluster::placement::{self, Link, LinkKind, Links, ModelFacts, NodeOffer, Wishes};
-use jackalope_cluster::shell::Shell;
-use jackalope_cluster::{platform, probe, routes};
+use jackalope_fleet::facts::at_once;
+use jackalope_fleet::hostfile::{Host, Hostfile};
+use jackalope_fleet::shell::Shell;
+use jackalope_fleet::{platform, routes};
+use jackalope_placement::{Link, LinkKind, Links, ModelFacts, NodeOffer, Wishes};
 use jackalope_protocol::Backend;
+use jackalope_protocol::machine::NodeFacts;
 
 use crate::args::hosts::OverArg;
 use crate::args::plan::{MemoryArg, PlanArgs};
@@ -38,7 +39,7 @@ pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<
     let split = wished_split::over(backend, args.split.map(Into::into))?;
     check_encryption(args.encrypt_data, backend)?;
     let wishes = Wishes { context_tokens: args.context, num_machines, split };
-    match placement::place(&model, &offers, &links(&hostfile, args.over), wishes) {
+    match jackalope_placement::place(&model, &offers, &links(&hostfile, args.over), wishes) {
         Ok(placement) => {
             let machines: Vec<routes::Node<'_>> = placement
                 .ranks
@@ -82,7 +83,7 @@ fn machines_of(
         None => this_machine(),
     };
     let shell = machines::shell(args.ssh.as_deref(), environment);
-    let facts = probe::at_once(&hostfile.hosts, |host| facts(host, args, &shell));
+    let facts = at_once(&hostfile.hosts, |host| facts(host, args, &shell));
     Ok((hostfile, facts.into_iter().collect::<anyhow::Result<_>>()?))
 }
 
@@ -99,7 +100,7 @@ fn facts(host: &Host, args: &PlanArgs, shell: &dyn Shell) -> anyhow::Result<Opti
     let facts = match host.is_local() {
         true => platform::current::facts(),
         false if args.memory.iter().any(is_typed) => return Ok(None),
-        false => probe::facts(shell, &name, PROBE_TIMEOUT).map_err(|err| {
+        false => jackalope_fleet::facts::facts(shell, &name, PROBE_TIMEOUT).map_err(|err| {
             let hint = err.kind.hint(&name);
             anyhow!("{err}\nhint: {hint}; or pass --memory {name}=48GiB")
         })?,
@@ -158,7 +159,7 @@ fn links(hostfile: &Hostfile, over: OverArg) -> Links {
 
 #[cfg(test)]
 mod tests {
-    use jackalope_cluster::placement::RESERVE_BYTES;
+    use jackalope_placement::RESERVE_BYTES;
 
     use super::*;
 

@@ -3,10 +3,11 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use jackalope_cluster::agent::AgentState;
-use jackalope_cluster::nodes::Nodes;
-use jackalope_cluster::platform::{self, MemoryPressure, PressureLimits};
 use jackalope_engine::{EngineHandle, MemoryReading};
+use jackalope_fleet::agent::AgentState;
+use jackalope_fleet::nodes::Nodes;
+use jackalope_fleet::platform;
+use jackalope_protocol::{MemoryPressure, PressureLimits};
 
 /// Interval between two reports.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -35,7 +36,7 @@ impl Watched {
 
     /// Queries the memory of each machine that can be reached.
     fn ask(&self) -> Vec<(String, MemoryPressure)> {
-        let of_agent = |node: &jackalope_cluster::nodes::Node| {
+        let of_agent = |node: &jackalope_fleet::nodes::Node| {
             let is_up = node.agent.state() == AgentState::Up;
             let pressure = is_up.then(|| node.agent.memory(ANSWER_TIMEOUT).ok())??;
             Some((node.agent.host().to_owned(), pressure))
@@ -81,8 +82,7 @@ fn worst(told: Vec<(String, MemoryPressure)>, limits: PressureLimits) -> MemoryR
 
 #[cfg(test)]
 mod tests {
-    use jackalope_cluster::platform::MachineMemory;
-    use jackalope_protocol::PressureTier;
+    use jackalope_protocol::{MachineMemory, PressureTier};
 
     use super::*;
 

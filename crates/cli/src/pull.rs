@@ -24,8 +24,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use indicatif::HumanBytes;
-use jackalope_cluster::models::content;
-use jackalope_cluster::models::{BlobId, Check, HashCache, RepoId, Revision, Unsupported};
+use jackalope_store::{BlobId, Check, HashCache, RepoId, Revision, Unsupported, content};
 use serde_json::json;
 
 use crate::args::{ModelsSyncArgs, PullArgs};

@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use jackalope_cluster::hostfile::Hostfile;
-use jackalope_cluster::listen::{address_towards, is_private, own_addresses};
-use jackalope_cluster::local::find_rank_program;
-use jackalope_cluster::process::{Spawn, exit_code};
+use jackalope_fleet::hostfile::Hostfile;
+use jackalope_fleet::listen::{address_towards, is_private, own_addresses};
+use jackalope_fleet::local::find_rank_program;
+use jackalope_fleet::process::{Spawn, exit_code};
 use jackalope_protocol::Secret;
 use tokio::signal::unix::{SignalKind, signal};
 

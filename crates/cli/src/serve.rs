@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, bail, ensure};
-use jackalope_cluster::home::Home;
-use jackalope_cluster::placement::ModelFacts;
 use jackalope_engine::{SamplingOptions, Status};
+use jackalope_fleet::home::Home;
+use jackalope_placement::ModelFacts;
 use jackalope_protocol::Secret;
 use jackalope_server::{
     ApiKeys, Ending, Model, ModelDetails, Models, ModelsConfig, ServerConfig, ServerLimits,
@@ -177,7 +177,7 @@ async fn stop(models: &Models, ending: Ending, server: HttpServer, grpc: Option<
     }
     // The programs of these children were never executed, and the threads that wait for that end
     // with this process.
-    jackalope_cluster::platform::current::kill_unexecuted_children(Duration::ZERO);
+    jackalope_fleet::platform::current::kill_unexecuted_children(Duration::ZERO);
 }
 
 /// Returns the result of Ctrl-C: the normal end of a server that is ready, a failure before.

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
-use jackalope_cluster::home::Home;
-use jackalope_cluster::nodes::own_program;
-use jackalope_cluster::process::output_of;
+use jackalope_fleet::home::Home;
+use jackalope_fleet::nodes::own_program;
+use jackalope_fleet::process::output_of;
 use serde_json::{Value, json};
 
 use crate::args::Args;

@@ -1,8 +1,8 @@
 //! `jackalope trust`: manages the coordinators that may command this machine, and the machines it
 //! knows.
 
-use jackalope_cluster::home::Home;
-use jackalope_cluster::trust::{Pending, Role, TrustList, TrustStore, Trusted};
+use jackalope_fleet::home::Home;
+use jackalope_fleet::trust::{Pending, Role, TrustList, TrustStore, Trusted};
 use jackalope_protocol::{Identity, PublicKey};
 use serde_json::{Value, json};
 

@@ -3,9 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
-use jackalope_cluster::placement::{
-    LinkKind, Links, ModelFacts, NodeOffer, SplitKind, Wishes, place,
-};
+use jackalope_placement::{LinkKind, Links, ModelFacts, NodeOffer, SplitKind, Wishes, place};
 use jackalope_protocol::Backend;
 use jackalope_protocol::split::{Shares, Split, stages};
 

@@ -1,5 +1,5 @@
 //! Types for the content of a checkpoint: hashes of the blocks of its files, with which ranks
-//! verify what they read. The hashes are computed in `jackalope_cluster::models::content`.
+//! verify what they read. The hashes are computed in `jackalope_store::content`.
 
 use std::fmt;
 use std::fs::Metadata;

@@ -19,13 +19,20 @@
 //! ```
 
 pub mod admission;
+pub mod agent;
 mod content;
+mod content_hash;
 mod embed;
+mod file_path;
 pub mod frame;
 pub mod gate;
+pub mod grant;
 mod identity;
 mod loadable;
+pub mod log;
+pub mod machine;
 mod mask;
+mod memory;
 mod messages;
 mod plan;
 mod pressure;
@@ -36,11 +43,14 @@ pub mod split;
 pub use content::{
     BlockHash, CheckpointId, ContentTree, ExpectedContent, FileState, FileTree, SETTLED_AFTER,
 };
+pub use content_hash::{ContentHash, HashTextError, parse_hex, write_hex};
 pub use embed::{Embed, Embedded, Pooling};
+pub use file_path::{FilePath, FilePathError};
 pub use frame::FrameError;
 pub use identity::{Identity, NAME_BYTES_MAX, PublicKey};
 pub use loadable::{ARCHITECTURES, QUANT_METHODS};
 pub use mask::Mask;
+pub use memory::{MachineMemory, MemoryPressure, PressureLimits};
 pub use messages::{
     Backend, Device, FailureKind, FromRank, HeardBeat, Hello, Join, ModelSource, Phase, RankFacts,
     RankFailure, RankMemory, Secret, Setup, ToRank, UnitRange,

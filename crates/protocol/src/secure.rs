@@ -136,6 +136,21 @@ impl fmt::Debug for Introduction<'_> {
     }
 }
 
+/// A machine that commands others: what it presents to them, and which keys it accepts.
+pub trait Coordinator: Sync {
+    /// Returns the cluster's secret.
+    fn secret(&self) -> &Secret;
+
+    /// Returns the identity of this machine.
+    fn identity(&self) -> &Identity;
+
+    /// Checks that the machine called `host` may have this key.
+    ///
+    /// # Errors
+    /// [`FrameError::UnknownKey`] or [`FrameError::ChangedKey`].
+    fn check(&self, host: &str, found: &PublicKey) -> Result<(), FrameError>;
+}
+
 /// Decides which peers the accepting side accepts.
 pub trait Admission {
     /// Returns the pre-shared key for a hint, if there is one.

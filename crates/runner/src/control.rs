@@ -12,11 +12,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use jackalope_cluster::log;
 use jackalope_protocol::secure::HintedKey;
 use jackalope_protocol::{
     FrameError, FromRank, HeardBeat, Hello, Join, Phase, RankMemory, Secret, Setup, StepPlan,
-    ToRank, frame, secure,
+    ToRank, frame, log, secure,
 };
 use jackalope_transport::Interrupter;
 use tracing::{debug, info};

@@ -27,8 +27,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use jackalope_cluster::log::{self, FLUSH_TIMEOUT, LogWriter};
 use jackalope_protocol::Secret;
+use jackalope_protocol::log::{self, FLUSH_TIMEOUT, LogWriter};
 use tracing::warn;
 use tracing_subscriber::EnvFilter;
 

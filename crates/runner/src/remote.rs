@@ -8,10 +8,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use jackalope_cluster::exchange::{self, ExchangeError, LibraryClient};
-use jackalope_cluster::models::FilePath;
 use jackalope_models::checkpoint::{Files, Pieces};
-use jackalope_protocol::{FileState, ModelSource};
+use jackalope_protocol::{FilePath, FileState, ModelSource};
+use jackalope_store::exchange::{self, ExchangeError, LibraryClient};
 
 /// Size of one request in bytes: large enough that the round trip costs nothing beside the
 /// transfer.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Subcommand, ValueEnum};
-use jackalope_cluster::hostfile::Shape;
+use jackalope_fleet::hostfile::Shape;
 
 use super::BackendArg;
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use jackalope_cluster::models::{ModelRef, Revision};
+use jackalope_store::{ModelRef, Revision};
 
 use super::machines::ReachArgs;
 use crate::pull::{RETRIES, STALL_SECONDS};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use jackalope_cluster::report::Generation;
+use jackalope_inspect::report::Generation;
 use serde_json::{Value, json};
 
 /// Ratings by minimum bandwidth in GB/s; the same words as in mlx-jaccl-cluster's test of its

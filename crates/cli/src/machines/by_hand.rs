@@ -3,9 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use jackalope_cluster::local::RANK_PROGRAM;
-use jackalope_cluster::process::{Child, describe};
 use jackalope_engine::link::{Launch, LaunchError, LaunchOrder, Launcher, RankProcess};
+use jackalope_fleet::local::RANK_PROGRAM;
+use jackalope_fleet::process::{Child, describe};
 
 use crate::args::machines::PortRange;
 use crate::rank::{DataPlane, Looking};

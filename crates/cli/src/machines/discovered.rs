@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use jackalope_cluster::discovery::{self, FindConfig, Found, Listed, ListedHost};
-use jackalope_cluster::trust::{Credentials, Expected};
+use jackalope_fleet::discovery::{self, FindConfig, Found, Listed, ListedHost};
+use jackalope_fleet::trust::{Credentials, Expected};
 use tokio::task::spawn_blocking;
 
 use super::credentials;
@@ -105,8 +105,8 @@ pub(crate) async fn take_discovered(
 
 #[cfg(test)]
 mod tests {
-    use jackalope_cluster::facts::NodeFacts;
-    use jackalope_cluster::hostfile::Host;
+    use jackalope_fleet::hostfile::Host;
+    use jackalope_protocol::machine::NodeFacts;
 
     use super::super::read_hostfile;
     use super::*;

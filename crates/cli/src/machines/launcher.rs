@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use jackalope_cluster::agent::{AgentState, Order, OrderedProgram, Program};
-use jackalope_cluster::hostfile::Host;
-use jackalope_cluster::nodes::{Node, Nodes};
-use jackalope_cluster::placement::Placement;
-use jackalope_cluster::placement::reach::{Group, Member, groups};
-use jackalope_cluster::routes::{self, Encryption, routes};
-use jackalope_cluster::stock;
 use jackalope_engine::BrokenLink;
 use jackalope_engine::link::{Launch, LaunchOrder, Launcher, RankProcess, Seat};
+use jackalope_fleet::agent::{AgentState, Order, OrderedProgram, Program};
+use jackalope_fleet::hostfile::Host;
+use jackalope_fleet::nodes::{Node, Nodes};
+use jackalope_fleet::routes::{self, Encryption, routes};
+use jackalope_fleet::stock;
+use jackalope_placement::Placement;
+use jackalope_placement::reach::{Group, Member, groups};
 use jackalope_protocol::split::Split;
 use jackalope_protocol::{ExpectedContent, Setup};
 use tracing::{info, warn};
@@ -561,7 +561,7 @@ mod tests {
 
     #[test]
     fn a_rank_listens_where_the_others_reach_it_and_nowhere_else() {
-        use jackalope_cluster::facts::{Interface, InterfaceAddr, NodeFacts};
+        use jackalope_protocol::machine::{Interface, InterfaceAddr, NodeFacts};
         let facts = |ips: &[&str]| {
             let addr = |ip: &&str| InterfaceAddr { ip: ip.parse().unwrap(), prefix_len: 24 };
             let addrs = ips.iter().map(addr).collect();

@@ -4,15 +4,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jackalope_cluster::agent::ProgramStatus;
-use jackalope_cluster::facts::NodeFacts;
-use jackalope_cluster::hostfile::Host;
-use jackalope_cluster::nodes::Nodes;
-use jackalope_cluster::placement::{
+use jackalope_fleet::agent::ProgramStatus;
+use jackalope_fleet::hostfile::Host;
+use jackalope_fleet::nodes::Nodes;
+use jackalope_fleet::routes;
+use jackalope_placement::{
     Link, LinkKind, Links, ModelFacts, NodeOffer, Placement, Refusal, SplitKind, Wishes, place,
 };
-use jackalope_cluster::routes;
 use jackalope_protocol::Backend;
+use jackalope_protocol::machine::NodeFacts;
 use jackalope_protocol::split::Split;
 
 use super::launcher::{Cut, CutPlan};

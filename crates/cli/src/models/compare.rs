@@ -1,15 +1,15 @@
 //! `jackalope models check --hosts`: checks whether all machines have the same model.
 
 use anyhow::{Context, bail, ensure};
-use jackalope_cluster::exchange::{FoundFiles, LibraryClient};
-use jackalope_cluster::hostfile::Host;
-use jackalope_cluster::models::{
-    ContentHash, Difference, FileEntry, HashCache, Hashing, Manifest, files,
-};
-use jackalope_cluster::nodes::{self, Node, Nodes};
+use jackalope_fleet::hostfile::Host;
+use jackalope_fleet::nodes::{self, Node, Nodes};
+use jackalope_protocol::ContentHash;
+use jackalope_store::exchange::{FoundFiles, LibraryClient};
+use jackalope_store::{Difference, FileEntry, HashCache, Hashing, Manifest, files};
 use serde_json::json;
 
 use super::find;
+use super::member::library_of;
 use crate::args::CheckArgs;
 use crate::environment::Environment;
 use crate::{machines, output};
@@ -58,14 +58,14 @@ pub(crate) async fn run(args: CheckArgs, environment: &Environment) -> anyhow::R
 }
 
 /// Returns names and sizes as a manifest without meaningful hashes.
-fn sizes(dir: &std::path::Path) -> Result<Manifest, jackalope_cluster::models::ManifestError> {
+fn sizes(dir: &std::path::Path) -> Result<Manifest, jackalope_store::ManifestError> {
     let listed = files::list(dir)?.into_iter().map(|it| (it.path, it.bytes));
     without_hashes(listed)
 }
 
 fn without_hashes(
-    files: impl Iterator<Item = (jackalope_cluster::models::FilePath, u64)>,
-) -> Result<Manifest, jackalope_cluster::models::ManifestError> {
+    files: impl Iterator<Item = (jackalope_protocol::FilePath, u64)>,
+) -> Result<Manifest, jackalope_store::ManifestError> {
     let sha256 = ContentHash([0; 32]);
     Manifest::new(files.map(|(path, bytes)| FileEntry { path, bytes, sha256 }).collect())
 }
@@ -88,7 +88,7 @@ fn ask(node: &Node, names: &[String], hash: bool) -> Answer {
         }
         Err(last)
     };
-    let found = node.agent.library().map_err(|err| err.to_string());
+    let found = library_of(&node.agent).map_err(|err| err.to_string());
     Answer { found: found.and_then(|mut client| answer(&mut client)), host }
 }
 

@@ -4,17 +4,26 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use anyhow::{Context, anyhow};
-use jackalope_cluster::agent::{self, AgentConfig, Trust};
-use jackalope_cluster::facts::NodeFacts;
-use jackalope_cluster::hostfile::Host;
-use jackalope_cluster::listen::listen_on;
-use jackalope_cluster::local::find_rank_program;
-use jackalope_cluster::nodes::Node;
-use jackalope_cluster::routes::{self, routes};
-use jackalope_cluster::trust::{Credentials, Expected};
+use jackalope_fleet::agent::{self, Agent, AgentConfig, Trust};
+use jackalope_fleet::hostfile::Host;
+use jackalope_fleet::listen::listen_on;
+use jackalope_fleet::local::find_rank_program;
+use jackalope_fleet::nodes::Node;
+use jackalope_fleet::routes::{self, routes};
+use jackalope_fleet::trust::{Credentials, Expected};
 use jackalope_protocol::PublicKey;
+use jackalope_protocol::machine::NodeFacts;
+use jackalope_store::exchange::{ExchangeError, LibraryClient};
 
 use crate::environment::Environment;
+
+/// Opens a connection to the library beside an agent.
+///
+/// # Errors
+/// [`ExchangeError::Unreachable`].
+pub(super) fn library_of(agent: &Agent) -> Result<LibraryClient, ExchangeError> {
+    LibraryClient::dial(agent.host(), agent.addrs(), agent.credentials())
+}
 
 /// A machine that takes part.
 pub(super) struct Member {
@@ -52,7 +61,7 @@ impl Member {
     ) -> anyhow::Result<Member> {
         let this = || Host { ssh: Ipv4Addr::LOCALHOST.to_string(), ..Host::default() };
         let host = host.unwrap_or_else(this);
-        let facts = jackalope_cluster::platform::current::facts();
+        let facts = jackalope_fleet::platform::current::facts();
         let key = ours.identity.public();
         let mut member =
             Member { host, facts, addrs: Vec::new(), key, our_ip: None, is_here: true };
@@ -73,7 +82,7 @@ impl Member {
             },
             rank_program: find_rank_program()?,
             files_dir: environment.home()?.dir("run")?,
-            library: environment.library(),
+            library: environment.library().service(),
             linger: None,
             is_over: std::sync::Arc::default(),
         };

@@ -4,18 +4,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use jackalope_cluster::exchange::{ExchangeError, FoundFiles, Granter};
-use jackalope_cluster::hostfile::Host;
-use jackalope_cluster::models::FilePath;
-use jackalope_cluster::models::content::first_difference;
-use jackalope_cluster::models::files;
-use jackalope_cluster::nodes::{self, Node, Nodes};
-use jackalope_cluster::trust::Credentials;
-use jackalope_protocol::{ExpectedContent, FileState, ModelSource};
+use jackalope_fleet::hostfile::Host;
+use jackalope_fleet::nodes::{self, Node, Nodes};
+use jackalope_fleet::trust::Credentials;
+use jackalope_protocol::grant::Granter;
+use jackalope_protocol::{ExpectedContent, FilePath, FileState, ModelSource};
+use jackalope_store::content::first_difference;
+use jackalope_store::exchange::{ExchangeError, FoundFiles};
+use jackalope_store::files;
 use thiserror::Error;
 
 use super::Located;
-use super::member::Member;
+use super::member::{Member, library_of};
 use crate::content::{HashingWatch, hashing};
 use crate::environment::Environment;
 
@@ -149,7 +149,7 @@ fn ask(
             return Ok((path.clone(), None));
         }
         let problem = |err: ExchangeError| Absence::Problem(err.to_string());
-        let mut client = node.agent.library().map_err(problem)?;
+        let mut client = library_of(&node.agent).map_err(problem)?;
         let dir = dir_on(machine, &names, &wanted, &mut |name| client.find(name))?;
         let content = client.content(&dir, &|num_bytes| watch.add(num_bytes)).map_err(problem)?;
         Ok((dir, Some(content)))

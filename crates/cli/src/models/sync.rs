@@ -4,10 +4,10 @@ use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use indicatif::HumanBytes;
-use jackalope_cluster::exchange::{Copied, FetchOrder, LibraryClient, Peer, spread};
-use jackalope_cluster::hostfile::Host;
-use jackalope_cluster::nodes;
-use jackalope_cluster::trust::Credentials;
+use jackalope_fleet::hostfile::Host;
+use jackalope_fleet::nodes;
+use jackalope_fleet::trust::Credentials;
+use jackalope_store::exchange::{Copied, FetchOrder, LibraryClient, Peer, spread};
 use serde_json::json;
 
 use super::locate;

@@ -5,11 +5,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use jackalope_cluster::home::Home;
-use jackalope_cluster::hostfile::Host;
-use jackalope_cluster::nodes;
-use jackalope_cluster::record::Recorded;
-use jackalope_cluster::shell::Shell;
+use jackalope_fleet::home::Home;
+use jackalope_fleet::hostfile::Host;
+use jackalope_fleet::nodes;
+use jackalope_fleet::record::Recorded;
+use jackalope_fleet::shell::Shell;
 use serde_json::{Value, json};
 
 use super::off_runtime;

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
-use jackalope_cluster::home::Home;
-use jackalope_cluster::probe;
-use jackalope_cluster::shell::Shell;
+use jackalope_fleet::facts::at_once;
+use jackalope_fleet::home::Home;
+use jackalope_fleet::shell::Shell;
 
 use crate::args::operate::LogsArgs;
 use crate::environment::Environment;
@@ -72,7 +72,7 @@ pub(super) fn agent_log(shell: &dyn Shell, host: &str) -> anyhow::Result<String>
 fn logs_of(hosts: &str, args: &LogsArgs, environment: &Environment) -> anyhow::Result<()> {
     let hosts = machines::hostfile(hosts)?.hosts;
     let shell = machines::shell(args.ssh.as_deref(), environment);
-    let told = probe::at_once(&hosts, |host| (host.name(), agent_log(&shell, &host.ssh)));
+    let told = at_once(&hosts, |host| (host.name(), agent_log(&shell, &host.ssh)));
     let mut num_silent = 0;
     for (name, log) in told {
         match log {

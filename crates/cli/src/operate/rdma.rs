@@ -4,8 +4,8 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use jackalope_cluster::platform;
-use jackalope_cluster::report::RdmaDevice;
+use jackalope_inspect::platform;
+use jackalope_inspect::report::RdmaDevice;
 
 /// Maximum time in which devices must be free again.
 const FREE_MAX: Duration = Duration::from_secs(30);
@@ -67,7 +67,7 @@ fn wait(
 mod tests {
     use super::*;
 
-    const DEVINFO: &str = include_str!("../../../cluster/tests/recorded/ibv-devinfo-verbose.txt");
+    const DEVINFO: &str = include_str!("../../../inspect/tests/recorded/ibv-devinfo-verbose.txt");
 
     fn devices(text: &str) -> Vec<RdmaDevice> {
         platform::parse_rdma_devices(text)

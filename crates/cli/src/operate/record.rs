@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-use jackalope_cluster::home::{Home, HomeError};
-use jackalope_cluster::record::Recorded;
+use jackalope_fleet::home::{Home, HomeError};
+use jackalope_fleet::record::Recorded;
 use serde_json::{Value, json};
 
 use super::Server;
@@ -251,7 +251,7 @@ impl ServeRecord {
 
     pub(crate) fn agent_port(&self) -> u16 {
         let port = self.process.about["agent_port"].as_u64();
-        port.and_then(|it| it.try_into().ok()).unwrap_or(jackalope_cluster::agent::AGENT_PORT)
+        port.and_then(|it| it.try_into().ok()).unwrap_or(jackalope_fleet::agent::AGENT_PORT)
     }
 
     pub(crate) fn start(&self) -> Option<Start> {

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use jackalope_cluster::home::Home;
-use jackalope_cluster::nodes::own_program;
-use jackalope_cluster::process::Spawn;
-use jackalope_cluster::record::{KILL_GRACE, Request};
+use jackalope_fleet::home::Home;
+use jackalope_fleet::nodes::own_program;
+use jackalope_fleet::process::Spawn;
+use jackalope_fleet::record::{KILL_GRACE, Request};
 use serde_json::{Value, json};
 
 use super::logs::{LOG_BYTES_MAX, rotate, serve_log, tail_from};

@@ -3,12 +3,12 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use jackalope_cluster::agent::Agent;
-use jackalope_cluster::home::Home;
-use jackalope_cluster::hostfile::Host;
-use jackalope_cluster::nodes;
-use jackalope_cluster::placement::size;
-use jackalope_cluster::record::Recorded;
+use jackalope_fleet::agent::Agent;
+use jackalope_fleet::home::Home;
+use jackalope_fleet::hostfile::Host;
+use jackalope_fleet::nodes;
+use jackalope_fleet::record::Recorded;
+use jackalope_placement::size;
 use serde_json::{Value, json};
 
 use super::off_runtime;
@@ -188,7 +188,7 @@ fn agent_json(host: &Host, reach: &ReachArgs, environment: &Environment) -> Valu
         let agent = Agent::connect(&name, addrs, config.ours, Box::new(|_, _, _| {}));
         agent.wait_until_up(ASK_TIMEOUT)?;
         let programs = agent.status(ASK_TIMEOUT)?;
-        let program = |it: &jackalope_cluster::agent::ProgramStatus| json!({"name": it.name, "pid": it.pid, "owned": it.is_owned, "age_ms": it.age_ms});
+        let program = |it: &jackalope_fleet::agent::ProgramStatus| json!({"name": it.name, "pid": it.pid, "owned": it.is_owned, "age_ms": it.age_ms});
         Ok(programs.iter().map(program).collect())
     };
     match asked() {

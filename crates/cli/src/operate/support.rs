@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use jackalope_cluster::home::Home;
+use jackalope_fleet::home::Home;
 use serde_json::{Value, json};
 
 use super::Server;

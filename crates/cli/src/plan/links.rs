@@ -1,6 +1,6 @@
 //! The connections between the ranks of a plan, and which of them are encrypted.
 
-use jackalope_cluster::routes::{self, Encryption, Node};
+use jackalope_fleet::routes::{self, Encryption, Node};
 use jackalope_protocol::Backend;
 use serde_json::{Value, json};
 
@@ -68,8 +68,8 @@ pub(super) fn json(links: &[PlannedLink]) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use jackalope_cluster::facts::{Interface, InterfaceAddr, NodeFacts};
-    use jackalope_cluster::hostfile::Host;
+    use jackalope_fleet::hostfile::Host;
+    use jackalope_protocol::machine::{Interface, InterfaceAddr, NodeFacts};
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! Formats a placement, or its refusal, for people and machines.
 
-use jackalope_cluster::placement::{
+use jackalope_placement::{
     ModelFacts, NodeOffer, PartKind, Placement, PlacementOption, Refusal, Speed, SplitKind,
 };
 use jackalope_protocol::split::Split;

@@ -1,7 +1,8 @@
 //! Selects the files of a repository that serving needs.
 
 use anyhow::{Context, bail, ensure};
-use jackalope_cluster::models::{BlobId, FilePath, RepoId};
+use jackalope_protocol::FilePath;
+use jackalope_store::{BlobId, RepoId};
 
 use super::hub::{Listing, Sibling};
 

@@ -6,8 +6,8 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use jackalope_cluster::models::BlobHasher;
-use jackalope_cluster::models::blob::feed;
+use jackalope_store::BlobHasher;
+use jackalope_store::blob::feed;
 use ureq::Body;
 use ureq::http::{Response, StatusCode};
 

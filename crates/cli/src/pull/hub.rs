@@ -4,7 +4,8 @@ use std::io::ErrorKind;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow};
-use jackalope_cluster::models::{FilePath, RepoId, Revision};
+use jackalope_protocol::FilePath;
+use jackalope_store::{RepoId, Revision};
 use serde_json::Value;
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::{Response, StatusCode};

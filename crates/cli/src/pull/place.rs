@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use indicatif::HumanBytes;
-use jackalope_cluster::models::{
-    BlobId, ContentHash, FileEntry, HubCache, HubRepo, Manifest, Record, RepoId, Revision,
-};
+use jackalope_protocol::ContentHash;
+use jackalope_store::{BlobId, FileEntry, HubCache, HubRepo, Manifest, Record, RepoId, Revision};
 
 use super::choice::{RemoteFile, is_weights};
 

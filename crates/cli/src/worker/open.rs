@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 use clap::{Parser, ValueEnum};
-use jackalope_cluster::hostfile::Hostfile;
+use jackalope_fleet::hostfile::Hostfile;
 use jackalope_server::{LoadError, LoadFuture, ModelOpener, ModelOrder, Models};
 
 use super::transport;

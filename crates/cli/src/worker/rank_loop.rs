@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use jackalope_cluster::listen::address_towards;
+use jackalope_fleet::listen::address_towards;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::open::Cluster;

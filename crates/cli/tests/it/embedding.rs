@@ -3,7 +3,6 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use jackalope_cluster::local::{LocalRank, LocalRanks, find_rank_program};
 use jackalope_engine::link::{
     Launch, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankProcess, Seat,
 };
@@ -11,6 +10,7 @@ use jackalope_engine::{
     Engine, EngineConfig, EngineHandle, EngineThread, Event, Generation, KvBudget, RankStatus,
     Request, RequestOptions,
 };
+use jackalope_fleet::local::{LocalRank, LocalRanks, find_rank_program};
 use jackalope_protocol::split::Split;
 use jackalope_protocol::{Backend, Device, Pooling, Setup, TokenId};
 use rustix::process::Signal;

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use jackalope_cluster::models::{BlobId, ContentHash};
+use jackalope_protocol::ContentHash;
+use jackalope_store::BlobId;
 use serde_json::{Value, json};
 
 use crate::checkpoint::shipped;

@@ -1,0 +1,50 @@
+//! The parts that depend on the operating system. Both modules compile and are tested everywhere:
+//! they run commands and parse text. `current` is the one of this system; facts from another
+//! machine are parsed by the module of the system that it names.
+
+mod chips;
+pub mod linux;
+pub mod macos;
+mod routing;
+mod version;
+
+#[cfg(not(target_os = "macos"))]
+pub use linux as current;
+#[cfg(target_os = "macos")]
+pub use macos as current;
+
+pub use chips::memory_bytes_per_s;
+pub use routing::{Network, Route};
+pub use version::Version;
+
+use jackalope_protocol::machine::NodeFacts;
+
+use crate::facts::Sections;
+
+/// Parses the first number of a load average, and returns it in percent of the cores.
+fn load_percent(text: &str, cores: u32) -> Option<u32> {
+    let load: f64 = text.split_whitespace().next()?.replace(',', ".").parse().ok()?;
+    (0 < cores).then(|| (load * 100.0 / f64::from(cores)).round() as u32)
+}
+
+/// Parses a machine's facts, whatever its system.
+pub fn facts_of(sections: &Sections) -> NodeFacts {
+    let facts = match sections.text("uname").starts_with("Darwin") {
+        true => macos::facts_of(sections),
+        false => linux::facts_of(sections),
+    };
+    let hostname = sections.text("hostname").trim();
+    NodeFacts { hostname: hostname.to_owned(), ..facts }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn this_machine_tells_its_facts() {
+        let facts = super::current::facts();
+        assert!(0 < facts.cores && 0 < facts.free_bytes, "{facts:?}");
+        assert!(facts.free_bytes <= facts.total_bytes, "{facts:?}");
+        assert!(!facts.os.is_empty() && !facts.arch.is_empty(), "{facts:?}");
+        assert!(facts.interfaces.iter().any(|it| !it.addrs.is_empty()), "{facts:?}");
+    }
+}

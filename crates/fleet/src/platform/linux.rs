@@ -1,0 +1,196 @@
+//! Linux: parses the text files under `/proc`, and the output of `ip`.
+
+pub mod network;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jackalope_protocol::machine::NodeFacts;
+use jackalope_protocol::{MachineMemory, MemoryPressure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::chips;
+use crate::facts::{Sections, facts_here};
+use crate::process::Child;
+
+/// Returns when a process started, in ticks since boot; `None` if it does not run.
+pub fn process_began(pid: u32) -> Option<String> {
+    parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Parses the start time in `/proc/PID/stat` (field 22). A zombie gets a value that equals no start
+/// time.
+fn parse_stat(text: &str) -> Option<String> {
+    // The program's name, in parentheses, may contain any character.
+    let (_, fields) = text.rsplit_once(')')?;
+    let mut fields = fields.split_whitespace();
+    match fields.next()? {
+        "Z" | "X" => Some("ended".to_owned()),
+        _ => fields.nth(18).map(str::to_owned),
+    }
+}
+
+/// Kills the children of this process that have not executed a program `age` after they were
+/// created, and returns their process ids. A child that was stopped, or that hangs in opening its
+/// program, is in this state, and whoever started it waits for it.
+pub fn kill_unexecuted_children(age: Duration) -> Vec<u32> {
+    let uptime = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
+    let seconds = uptime.split_whitespace().next().and_then(|it| it.parse().ok());
+    let uptime = Duration::try_from_secs_f64(seconds.unwrap_or(0.0)).unwrap_or_default();
+    let (own, began_before) = (std::process::id(), uptime.saturating_sub(age));
+    let entries = std::fs::read_dir("/proc").into_iter().flatten();
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let is_stuck = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok();
+        stat.is_some_and(|stat| is_unexecuted_child(&stat, own, began_before))
+    };
+    let kill = |pid: &u32| {
+        let process = Pid::from_raw(pid.cast_signed());
+        process.is_some_and(|process| kill_process(process, Signal::KILL).is_ok())
+    };
+    pids.filter(is_stuck).filter(kill).collect()
+}
+
+/// True if `/proc/PID/stat` describes a child of `parent` that was created before this time since
+/// the start of the system and has not executed a program.
+fn is_unexecuted_child(stat: &str, parent: u32, began_before: Duration) -> bool {
+    /// `PF_FORKNOEXEC`; the kernel clears it when a program is executed.
+    const FORKED_ONLY: u64 = 0x40;
+    /// Ticks per second of the times in `/proc` (`USER_HZ`).
+    const TICKS_PER_S: u32 = 100;
+    // The program's name, in parentheses, may contain any character; the state follows it.
+    let Some((_, fields)) = stat.rsplit_once(')') else { return false };
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    let number = |idx: usize| fields.get(idx)?.parse::<u64>().ok();
+    let (Some(its_parent), Some(flags), Some(ticks)) = (number(1), number(6), number(19)) else {
+        return false;
+    };
+    let began = Duration::from_secs(ticks) / TICKS_PER_S;
+    its_parent == u64::from(parent) && flags & FORKED_ONLY != 0 && began <= began_before
+}
+
+/// Returns this machine's memory, if `/proc` reports it.
+pub fn memory() -> Option<MachineMemory> {
+    parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+/// Returns the state of this machine's memory. The kernel's pressure stall information is not used,
+/// because it also counts waiting for file pages that are read again.
+pub fn pressure() -> Option<MemoryPressure> {
+    Some(MemoryPressure { memory: memory()?, told: None })
+}
+
+/// Returns the facts of this machine.
+pub fn facts() -> NodeFacts {
+    super::facts_of(&facts_here())
+}
+
+/// Parses a machine's facts, except for its host name.
+pub fn facts_of(sections: &Sections) -> NodeFacts {
+    let mut words = sections.text("uname").split_whitespace();
+    let (system, release) = (words.next().unwrap_or("?"), words.next().unwrap_or("?"));
+    let arch = words.next().unwrap_or_default().to_owned();
+    let memory = parse_meminfo(sections.text("meminfo"));
+    let (chip, cores) = parse_cpuinfo(sections.text("cpuinfo"));
+    let speeds = network::speeds(sections.any_text("net_speed"));
+    let mut interfaces = network::ip_addr(sections.text("ip_addr"));
+    if interfaces.is_empty() {
+        interfaces = network::without_ip(sections.text("fib_trie"), sections.text("net_route"));
+    }
+    for interface in &mut interfaces {
+        interface.bits_per_s = speeds.get(&interface.name).copied();
+    }
+    NodeFacts {
+        hostname: String::new(),
+        os: format!("{system} {release}"),
+        arch,
+        memory_bytes_per_s: chips::memory_bytes_per_s(&chip, cores),
+        chip,
+        cores,
+        total_bytes: memory.map_or(0, |it| it.total_bytes),
+        free_bytes: memory.map_or(0, |it| it.free_bytes),
+        load_percent: super::load_percent(sections.text("loadavg"), cores),
+        gpu: sections
+            .text("nvidia")
+            .lines()
+            .map(str::trim)
+            .find(|it| !it.is_empty())
+            .map(str::to_owned),
+        thermal: hottest(sections.any_text("zones")),
+        interfaces,
+    }
+}
+
+/// Does nothing: servers do not go to sleep by themselves.
+pub fn keep_awake() -> Option<Child> {
+    None
+}
+
+/// Returns the hottest of the kernel's thermal zones, which are in thousandths of a degree.
+fn hottest(zones: &str) -> Option<String> {
+    let hottest = zones.split_whitespace().filter_map(|zone| zone.parse::<i64>().ok()).max()?;
+    Some(format!("{} °C", hottest / 1000))
+}
+
+/// Parses `/proc/meminfo`.
+pub fn parse_meminfo(text: &str) -> Option<MachineMemory> {
+    let bytes = |key: &str| -> Option<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kib * 1024)
+    };
+    Some(MachineMemory { total_bytes: bytes("MemTotal:")?, free_bytes: bytes("MemAvailable:")? })
+}
+
+/// Parses the processor's name and the number of logical cores from `/proc/cpuinfo`.
+fn parse_cpuinfo(text: &str) -> (String, u32) {
+    let cores = text.lines().filter(|line| line.starts_with("processor")).count();
+    let fields: BTreeMap<&str, &str> = text
+        .lines()
+        .filter_map(|line| line.split_once(':').map(|(key, value)| (key.trim(), value.trim())))
+        .collect();
+    // x86 has a name; ARM has one on some boards only, otherwise numbers of implementer and part.
+    let name = ["model name", "Model", "Hardware"].iter().find_map(|key| fields.get(key).copied());
+    let part = || match (fields.get("CPU implementer"), fields.get("CPU part")) {
+        (Some(maker), Some(part)) => format!("ARM {maker} {part}"),
+        _ => "unknown".to_owned(),
+    };
+    let name = name.map_or_else(part, str::to_owned);
+    (name, u32::try_from(cores).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hottest_zone_counts() {
+        assert_eq!(hottest("27800\n54000\n-1000\n").as_deref(), Some("54 °C"));
+        assert_eq!(hottest("cat: no such file"), None);
+    }
+
+    #[test]
+    fn a_process_tells_when_it_began() {
+        let stat = "12 (a ) b) S 1 12 12 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4711 9 8 7";
+        assert_eq!(parse_stat(stat).as_deref(), Some("4711"));
+        assert_eq!(parse_stat(&stat.replace(") S", ") Z")).as_deref(), Some("ended"));
+        assert_eq!(parse_stat("nonsense"), None);
+    }
+
+    #[test]
+    fn meminfo_is_read() {
+        let text =
+            "MemTotal:       24570032 kB\nMemFree:        1000 kB\nMemAvailable:   20000000 kB\n";
+        let wanted = MachineMemory { total_bytes: 24_570_032 << 10, free_bytes: 20_000_000 << 10 };
+        assert_eq!(parse_meminfo(text), Some(wanted));
+        assert_eq!(parse_meminfo("MemTotal: many\n"), None);
+    }
+
+    #[test]
+    fn processors_are_named_on_x86_and_on_arm() {
+        let text = "processor\t: 0\nmodel name\t: AMD EPYC 9B14\nprocessor\t: 1\n";
+        assert_eq!(parse_cpuinfo(text), ("AMD EPYC 9B14".to_owned(), 2));
+        let text = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n";
+        assert_eq!(parse_cpuinfo(text), ("ARM 0x41 0xd4f".to_owned(), 1));
+    }
+}

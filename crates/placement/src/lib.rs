@@ -1,0 +1,446 @@
+//! Decides which machines compute a model and how much of it each of them holds. Pure, apart from
+//! [`ModelFacts::read`]: it queries no machine and reads no tensor.
+//!
+//! Ranks hold a part of every layer (tensor parallel) or whole layers (pipeline parallel), cut as
+//! [`jackalope_protocol::split`] cuts them when the model is loaded.
+//!
+//! ```text
+//!   checkpoint ─▶ model ─▶ dealing (bytes of each rank) ─▶ search (splits that fit)
+//!                                └─▶ speed (what to expect) ─┘
+//! ```
+
+mod checkpoint;
+mod dealing;
+mod model;
+pub mod reach;
+mod search;
+mod speed;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use jackalope_protocol::split::Split;
+use jackalope_protocol::{CACHE_GRANULE_TOKENS, Device};
+use thiserror::Error;
+
+pub use checkpoint::CheckpointError;
+pub use dealing::{RankNeed, needs};
+pub use model::{KvShape, LayerBytes, ModelFacts, PartCut, PartKind, Quantization, WeightPart};
+pub use speed::{Link, LinkKind, LinkSource, Links, Speed};
+
+use jackalope_protocol::machine::NodeFacts;
+
+/// Part of a machine's free memory that is left to the system and to other programs.
+pub const RESERVE_BYTES: u64 = 512 << 20;
+
+/// Context length to plan for if none is requested; enough for a conversation.
+pub const DEFAULT_CONTEXT_TOKENS: u32 = 8192;
+
+/// The resources that a machine offers to one rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeOffer {
+    /// Name of the machine, for messages.
+    pub name: String,
+    /// Memory that the rank may use.
+    pub usable_bytes: u64,
+    /// Memory bandwidth, if known.
+    pub memory_bytes_per_s: Option<u64>,
+    /// Device on which the rank computes.
+    pub device: Device,
+}
+
+impl NodeOffer {
+    /// Creates an offer of the free memory less [`RESERVE_BYTES`], on the CPU.
+    pub fn new(name: impl Into<String>, free_bytes: u64) -> NodeOffer {
+        NodeOffer {
+            name: name.into(),
+            usable_bytes: free_bytes.saturating_sub(RESERVE_BYTES),
+            memory_bytes_per_s: None,
+            device: Device::Cpu,
+        }
+    }
+
+    /// Creates the offer of one rank: what the machine reports, divided among its `num_ranks`
+    /// ranks.
+    pub fn from_facts(name: impl Into<String>, facts: &NodeFacts, num_ranks: u64) -> NodeOffer {
+        let num_ranks = num_ranks.max(1);
+        let is_apple = facts.os.starts_with("macOS") && facts.arch == "aarch64";
+        let mut offer = NodeOffer::new(name, facts.free_bytes);
+        offer.usable_bytes /= num_ranks;
+        offer.memory_bytes_per_s = facts.memory_bytes_per_s.map(|speed| speed / num_ranks);
+        offer.device = if is_apple { Device::Gpu } else { Device::Cpu };
+        offer
+    }
+}
+
+/// The constraints that the user sets on a placement.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Wishes {
+    /// Longest context; if absent, the model's own, but at most [`DEFAULT_CONTEXT_TOKENS`].
+    pub context_tokens: Option<u32>,
+    /// Number of machines; if absent, the fewest that fit.
+    pub num_machines: Option<usize>,
+    /// How to divide the model; if absent, the kind that is expected to answer sooner.
+    pub split: Option<SplitKind>,
+}
+
+/// How a model is divided among ranks.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum SplitKind {
+    /// Each rank holds a part of every layer.
+    Tensor,
+    /// Each rank holds whole layers.
+    Pipeline,
+}
+
+impl SplitKind {
+    /// Both kinds; the first one is taken if no speeds are known.
+    const ALL: [SplitKind; 2] = [SplitKind::Tensor, SplitKind::Pipeline];
+
+    /// Returns the kind of a split.
+    pub fn of(split: &Split) -> SplitKind {
+        match split {
+            Split::Tensor(_) => SplitKind::Tensor,
+            Split::Pipeline(_) => SplitKind::Pipeline,
+        }
+    }
+
+    /// Returns the word that people type for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            SplitKind::Tensor => "tensor",
+            SplitKind::Pipeline => "pipeline",
+        }
+    }
+}
+
+/// A placement that fits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placement {
+    /// Context length that the placement is made for.
+    pub context_tokens: u32,
+    /// Longest context that the same split could hold.
+    pub context_tokens_max: u32,
+    /// How the model is divided among the ranks.
+    pub split: Split,
+    /// The ranks, in the order of the hostfile.
+    pub ranks: Vec<RankPlan>,
+    /// Expected speed, if the memory bandwidth of every machine is known.
+    pub speed: Option<Speed>,
+    /// Why this number of machines was chosen.
+    pub reason: Reason,
+    /// Every number of machines and kind of split that was considered, including the chosen one.
+    pub options: Vec<PlacementOption>,
+}
+
+/// One rank of a placement.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RankPlan {
+    /// Position of its machine among the offers.
+    pub offer_idx: usize,
+    /// Name of its machine.
+    pub name: String,
+    /// Its number in the split: its share of each layer, or its number of layers.
+    pub number: u32,
+    /// Memory that it needs.
+    pub need: RankNeed,
+    /// Memory that it may use.
+    pub usable_bytes: u64,
+}
+
+/// Why a number of machines was chosen.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Reason {
+    /// Fewer machines do not hold the model.
+    FewestThatFit {
+        /// Number of machines used.
+        num_machines: usize,
+        /// Number of machines offered.
+        num_offers: usize,
+    },
+    /// The user asked for this number.
+    Wished {
+        /// Number of machines used.
+        num_machines: usize,
+    },
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Reason::FewestThatFit { num_machines: 1, .. } => f.write_str("one machine holds it"),
+            Reason::FewestThatFit { num_machines, num_offers } if num_machines == num_offers => {
+                write!(f, "fewer than {num_machines} machines do not hold it")
+            }
+            Reason::FewestThatFit { num_machines, num_offers } => {
+                write!(f, "{num_machines} of {num_offers} machines are the fewest that hold it")
+            }
+            Reason::Wished { num_machines: 1 } => f.write_str("one machine was wished"),
+            Reason::Wished { num_machines } => write!(f, "{num_machines} machines were wished"),
+        }
+    }
+}
+
+/// One combination of a number of machines and a kind of split.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlacementOption {
+    /// The machines with the most memory, in the order of the hostfile.
+    pub offer_idxs: Vec<usize>,
+    /// How the model is divided among them.
+    pub split: Split,
+    /// Memory that each of them needs.
+    pub needs: Vec<RankNeed>,
+    /// Memory that they lack together; 0 if the model fits.
+    pub missing_bytes: u64,
+    /// Expected speed, if the memory bandwidth of every machine is known.
+    pub speed: Option<Speed>,
+}
+
+impl PlacementOption {
+    /// Returns true if no machine needs more memory than it may use.
+    pub fn fits(&self) -> bool {
+        self.missing_bytes == 0
+    }
+}
+
+/// Reports that the machines cannot hold the model.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+pub struct Refusal {
+    /// Context length that was requested.
+    pub context_tokens: u32,
+    /// The machines of the best attempt.
+    pub nodes: Vec<NodeShortage>,
+    /// Memory that they lack together.
+    pub missing_bytes: u64,
+    /// Longest context that would fit; `None` if not even the shortest does.
+    pub context_tokens_max: Option<u32>,
+    /// The model's number of layers, if a pipeline was requested over more machines than that.
+    pub too_few_layers: Option<usize>,
+}
+
+/// How much memory a machine lacks.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct NodeShortage {
+    /// The machine.
+    pub name: String,
+    /// Memory that its part of the model needs.
+    pub needed_bytes: u64,
+    /// Memory that the rank may use.
+    pub usable_bytes: u64,
+}
+
+impl NodeShortage {
+    /// Returns the memory that it lacks; 0 if its part fits.
+    pub fn missing_bytes(&self) -> u64 {
+        self.needed_bytes.saturating_sub(self.usable_bytes)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Refusal { context_tokens, nodes, missing_bytes, .. } = self;
+        if let Some(num_layers) = self.too_few_layers {
+            return write!(
+                f,
+                "more machines than layers, of which there are {num_layers}\n\
+                 hint: use at most {num_layers} of them, or `--split tensor`"
+            );
+        }
+        if nodes.is_empty() {
+            return f.write_str("there is no machine to place the model on\nhint: name one");
+        }
+        let missing = size(*missing_bytes);
+        write!(f, "a context of {context_tokens} tokens does not fit: {missing} are missing")?;
+        for node in nodes.iter().filter(|node| 0 < node.missing_bytes()) {
+            let NodeShortage { name, needed_bytes, usable_bytes } = node;
+            let (needed, usable) = (size(*needed_bytes), size(*usable_bytes));
+            let missing = size(node.missing_bytes());
+            write!(f, "\n  {name}: needs {needed}, may take {usable}, {missing} are missing")?;
+        }
+        match self.context_tokens_max {
+            Some(tokens) => write!(f, "\nhint: pass --context {tokens}, or add a machine"),
+            None => f.write_str(
+                "\nhint: no context is short enough: add machines, free memory, or take a \
+                 checkpoint with fewer bits",
+            ),
+        }
+    }
+}
+
+/// Formats a size for people, in the unit that fits.
+pub fn size(bytes: u64) -> String {
+    const KIB: f64 = 1024.0;
+    match bytes as f64 / (KIB * KIB) {
+        mib if mib < 0.1 => format!("{:.1} KiB", mib * KIB),
+        mib if mib < KIB => format!("{mib:.1} MiB"),
+        mib => format!("{:.2} GiB", mib / KIB),
+    }
+}
+
+/// Places a model.
+///
+/// Uses the fewest machines that hold the model at the requested context, prefers those with the
+/// most memory, and keeps the order of `offers`. Of the kinds of split that fit on them, it takes
+/// the one that is expected to answer a usual request sooner, or [`SplitKind::Tensor`] if no speeds
+/// are known. Shares are proportional to usable memory. If that would give a rank more than it may
+/// use, they are proportional to the memory that is left beside the parts that every rank holds.
+/// Pipeline stages are cut so that the fullest machine keeps the most memory free.
+///
+/// If more machines are requested than are offered, all of them are used.
+///
+/// # Errors
+/// [`Refusal`] if nothing fits.
+///
+/// # Panics
+/// If `links` joins fewer machines than are offered.
+pub fn place(
+    model: &ModelFacts,
+    offers: &[NodeOffer],
+    links: &Links,
+    wishes: Wishes,
+) -> Result<Placement, Refusal> {
+    let context_tokens = context_of(model, wishes);
+    let sizes = match wishes.num_machines {
+        Some(wished) => wished.min(offers.len())..=wished.min(offers.len()),
+        None => 1..=offers.len(),
+    };
+    let sizes = sizes.filter(|&size| 0 < size);
+    let options = sizes.flat_map(|size| kinds(size, wishes.split).map(move |kind| (size, kind)));
+    let options: Vec<PlacementOption> = options
+        .filter_map(|wished| option(model, (offers, links), wished, context_tokens))
+        .collect();
+    let Some(chosen) = choose(&options) else {
+        let largest = options.last().map(|option| option.offer_idxs.len());
+        let best = options.iter().filter(|option| Some(option.offer_idxs.len()) == largest);
+        let best = best.min_by_key(|option| option.missing_bytes);
+        return Err(refuse(model, offers, best, context_tokens));
+    };
+    let num_machines = chosen.offer_idxs.len();
+    let reason = match wishes.num_machines {
+        Some(_) => Reason::Wished { num_machines },
+        None => Reason::FewestThatFit { num_machines, num_offers: offers.len() },
+    };
+    let ranks = chosen.offer_idxs.iter().zip(chosen.split.numbers()).zip(&chosen.needs);
+    let ranks = ranks.map(|((&offer_idx, &number), need)| RankPlan {
+        offer_idx,
+        name: offers[offer_idx].name.clone(),
+        number,
+        need: *need,
+        usable_bytes: offers[offer_idx].usable_bytes,
+    });
+    let caps = caps(offers, &chosen.offer_idxs);
+    let fits = |tokens| search::fits(&dealing::needs(model, &chosen.split, tokens), &caps);
+    Ok(Placement {
+        context_tokens,
+        context_tokens_max: longest(model, fits).unwrap_or(context_tokens).max(context_tokens),
+        split: chosen.split.clone(),
+        ranks: ranks.collect(),
+        speed: chosen.speed,
+        reason,
+        options,
+    })
+}
+
+fn context_of(model: &ModelFacts, wishes: Wishes) -> u32 {
+    let tokens = wishes.context_tokens.unwrap_or(DEFAULT_CONTEXT_TOKENS);
+    tokens.clamp(1, model.context_tokens.max(1))
+}
+
+/// Returns the kinds to try on `size` machines. One machine holds everything either way.
+fn kinds(size: usize, wished: Option<SplitKind>) -> impl Iterator<Item = SplitKind> {
+    let is_tried = move |kind: &SplitKind| match wished {
+        Some(wished) if 1 < size => *kind == wished,
+        _ => 1 < size || *kind == SplitKind::Tensor,
+    };
+    SplitKind::ALL.into_iter().filter(is_tried)
+}
+
+/// Returns the option with the fewest machines that fits; among several, the one that is expected
+/// to answer sooner.
+fn choose(options: &[PlacementOption]) -> Option<&PlacementOption> {
+    let fitting = || options.iter().filter(|option| option.fits());
+    let fewest = fitting().map(|option| option.offer_idxs.len()).min()?;
+    let seconds =
+        |option: &PlacementOption| option.speed.map_or(f64::INFINITY, |it| it.usual_request_s());
+    let fitting = fitting().filter(|option| option.offer_idxs.len() == fewest);
+    fitting.min_by(|a, b| seconds(a).total_cmp(&seconds(b)))
+}
+
+/// Returns the best option of `size` machines and one kind of split; `None` if there are too many
+/// machines for it.
+fn option(
+    model: &ModelFacts,
+    (offers, links): (&[NodeOffer], &Links),
+    (size, kind): (usize, SplitKind),
+    context_tokens: u32,
+) -> Option<PlacementOption> {
+    let offer_idxs = largest(offers, size);
+    let caps = caps(offers, &offer_idxs);
+    let (split, needs) = search::best(model, kind, &caps, context_tokens)?;
+    let chosen: Vec<&NodeOffer> = offer_idxs.iter().map(|&idx| &offers[idx]).collect();
+    let speed = speed::predict(model, (&chosen, &split), &links.among(&offer_idxs), context_tokens);
+    let missing = needs.iter().zip(&caps).map(|(need, cap)| need.total().saturating_sub(*cap));
+    let missing_bytes = missing.sum();
+    Some(PlacementOption { offer_idxs, split, needs, missing_bytes, speed })
+}
+
+fn caps(offers: &[NodeOffer], offer_idxs: &[usize]) -> Vec<u64> {
+    offer_idxs.iter().map(|&idx| offers[idx].usable_bytes).collect()
+}
+
+/// Returns the indexes of the `size` machines with the most memory, ascending. In a tie the earlier
+/// machine wins.
+fn largest(offers: &[NodeOffer], size: usize) -> Vec<usize> {
+    let mut idxs: Vec<usize> = (0..offers.len()).collect();
+    idxs.sort_by_key(|&idx| std::cmp::Reverse(offers[idx].usable_bytes));
+    idxs.truncate(size);
+    idxs.sort_unstable();
+    idxs
+}
+
+fn refuse(
+    model: &ModelFacts,
+    offers: &[NodeOffer],
+    best: Option<&PlacementOption>,
+    context_tokens: u32,
+) -> Refusal {
+    let Some(best) = best else {
+        return Refusal {
+            context_tokens,
+            nodes: Vec::new(),
+            missing_bytes: 0,
+            context_tokens_max: None,
+            too_few_layers: (!offers.is_empty()).then_some(model.layers.len()),
+        };
+    };
+    let caps = caps(offers, &best.offer_idxs);
+    let kind = SplitKind::of(&best.split);
+    let fits = |tokens| {
+        let found = search::best(model, kind, &caps, tokens);
+        found.is_some_and(|(_, needs)| search::fits(&needs, &caps))
+    };
+    let nodes = best.offer_idxs.iter().zip(&best.needs).map(|(&idx, need)| NodeShortage {
+        name: offers[idx].name.clone(),
+        needed_bytes: need.total(),
+        usable_bytes: offers[idx].usable_bytes,
+    });
+    Refusal {
+        context_tokens,
+        nodes: nodes.collect(),
+        missing_bytes: best.missing_bytes,
+        context_tokens_max: longest(model, fits),
+        too_few_layers: None,
+    }
+}
+
+/// Returns the longest context that fits, in whole KV blocks.
+fn longest(model: &ModelFacts, fits: impl Fn(u32) -> bool) -> Option<u32> {
+    let tokens = |granules: u32| (granules * CACHE_GRANULE_TOKENS).min(model.context_tokens);
+    let (mut fitting, mut failing) = (0, model.context_tokens.div_ceil(CACHE_GRANULE_TOKENS) + 1);
+    while fitting + 1 < failing {
+        let middle = fitting + (failing - fitting) / 2;
+        if fits(tokens(middle)) { fitting = middle } else { failing = middle }
+    }
+    (0 < fitting).then(|| tokens(fitting))
+}

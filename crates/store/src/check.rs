@@ -1,0 +1,272 @@
+//! Checks whether a model's directory is complete: every file that serving needs exists, and every
+//! weight file has the length that its header states.
+
+mod weights;
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::files;
+use super::loadable::Unsupported;
+
+/// Maximum size of `config.json`; a larger file is rejected.
+const CONFIG_BYTES_MAX: u64 = 16 << 20;
+
+/// Properties of a model, as its directory states them.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
+pub struct Summary {
+    /// `model_type` of its configuration, such as `qwen3`.
+    pub architecture: Option<String>,
+    /// How its weights are quantised.
+    pub quantization: Option<Quantization>,
+    /// Total size of its files in bytes.
+    pub bytes: u64,
+    /// Number of its files.
+    pub num_files: usize,
+}
+
+/// How weights are quantised.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+pub struct Quantization {
+    /// Bits per weight, for most weights.
+    pub bits: Option<u64>,
+    /// Number of weights that share a scale.
+    pub group_size: Option<u64>,
+    /// `affine`, `mxfp4`, another program's method, or the type of unquantised weights such as
+    /// `bfloat16`.
+    pub mode: String,
+}
+
+/// Result of checking a directory.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Check {
+    /// Properties of the model.
+    pub summary: Summary,
+    /// What is wrong with it; empty if it is complete.
+    pub problems: Vec<Problem>,
+    /// What this version cannot load about it, even if it is complete.
+    pub unsupported: Option<Unsupported>,
+}
+
+/// A problem in a model's directory.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Problem {
+    /// The directory or a file in it cannot be read; also a dangling link.
+    Unreadable {
+        /// Error of the system, with the path.
+        detail: String,
+    },
+    /// A file that every model has is missing.
+    Missing {
+        /// Its name.
+        name: String,
+    },
+    /// There is no `model*.safetensors`.
+    NoWeights,
+    /// A file does not have the format that its name says.
+    Malformed {
+        /// Its name.
+        name: String,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// A weight file has another length than its header states.
+    Length {
+        /// Its name.
+        name: String,
+        /// Length according to its header.
+        wanted: u64,
+        /// Actual length.
+        found: u64,
+    },
+    /// The index names a tensor that its file does not contain.
+    MissingTensor {
+        /// The weight file.
+        name: String,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A file's content is not what was fetched.
+    Content {
+        /// Its name.
+        name: String,
+    },
+}
+
+impl Check {
+    /// Checks names, sizes and headers. Reads no weights.
+    pub fn of_dir(dir: &Path) -> Check {
+        let mut check = Check::default();
+        match files::list(dir) {
+            Ok(files) => {
+                check.summary.bytes = files.iter().map(|file| file.bytes).sum();
+                check.summary.num_files = files.len();
+            }
+            Err(err) => check.problems.push(Problem::Unreadable { detail: err.to_string() }),
+        }
+        check.config(dir);
+        if !dir.join("tokenizer.json").is_file() {
+            check.problems.push(Problem::Missing { name: "tokenizer.json".to_owned() });
+        }
+        check.problems.extend(weights::problems(dir));
+        check
+    }
+
+    /// Returns what this version cannot load about the model in `dir`; `None` if `config.json`
+    /// cannot be read, which other checks report.
+    pub fn unsupported(dir: &Path) -> Option<Unsupported> {
+        let config = read_json(&dir.join("config.json"), CONFIG_BYTES_MAX).ok().flatten()?;
+        Unsupported::of_config(&config)
+    }
+
+    /// Returns true if there are no problems.
+    pub fn is_whole(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    fn config(&mut self, dir: &Path) {
+        let malformed = |detail| Problem::Malformed { name: "config.json".to_owned(), detail };
+        match read_json(&dir.join("config.json"), CONFIG_BYTES_MAX) {
+            Ok(Some(config)) => {
+                self.summary.architecture = config["model_type"].as_str().map(str::to_owned);
+                self.summary.quantization = quantization(&config);
+                self.unsupported = Unsupported::of_config(&config);
+                if self.summary.architecture.is_none() {
+                    self.problems.push(malformed("it names no model_type".to_owned()));
+                }
+            }
+            Ok(None) => self.problems.push(Problem::Missing { name: "config.json".to_owned() }),
+            Err(detail) => self.problems.push(malformed(detail)),
+        }
+    }
+}
+
+/// Reads the quantisation in MLX's form, or else in that of transformers.
+fn quantization(config: &Value) -> Option<Quantization> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let ours = [&config["quantization"], &config["quantization_config"]];
+    if let Some(found) = ours.into_iter().find(|it| it.is_object()) {
+        let method = text(&found["mode"]).or_else(|| text(&found["quant_method"]));
+        return Some(Quantization {
+            bits: found["bits"].as_u64(),
+            group_size: found["group_size"].as_u64(),
+            mode: method.unwrap_or_else(|| "affine".to_owned()),
+        });
+    }
+    let mode = text(&config["torch_dtype"]).or_else(|| text(&config["dtype"]))?;
+    Some(Quantization { bits: None, group_size: None, mode })
+}
+
+/// Reads the JSON object in a file; `None` if the file does not exist.
+fn read_json(path: &Path, bytes_max: u64) -> Result<Option<Value>, String> {
+    let found = match fs::metadata(path) {
+        Ok(metadata) => metadata.len(),
+        Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(err) => return Err(err.to_string()),
+    };
+    if bytes_max < found {
+        return Err(format!("it has {found} bytes"));
+    }
+    let content = fs::read(path).map_err(|err| err.to_string())?;
+    let value: Value = serde_json::from_slice(&content).map_err(|err| err.to_string())?;
+    value.is_object().then_some(Some(value)).ok_or_else(|| "it is no JSON object".to_owned())
+}
+
+impl fmt::Display for Quantization {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.bits, self.mode.as_str()) {
+            (Some(bits), "affine") => write!(f, "{bits} bits"),
+            (Some(bits), mode) => write!(f, "{bits} bits {mode}"),
+            (None, mode) => f.write_str(mode),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Problem::Unreadable { detail } => f.write_str(detail),
+            Problem::Missing { name } => write!(f, "{name} is missing"),
+            Problem::NoWeights => f.write_str("there is no model*.safetensors"),
+            Problem::Malformed { name, detail } => write!(f, "{name}: {detail}"),
+            Problem::Length { name, wanted, found } if found < wanted => {
+                write!(f, "{name} is cut off: {found} of {wanted} bytes")
+            }
+            Problem::Length { name, wanted, found } => {
+                write!(f, "{name} goes on after its end: {found} bytes instead of {wanted}")
+            }
+            Problem::MissingTensor { name, tensor } => {
+                write!(f, "{name} does not hold {tensor}, which the index promises")
+            }
+            Problem::Content { name } => write!(f, "{name} is not what was fetched"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jackalope_testing::{Scratch, weights};
+
+    fn problems(dir: &Path) -> Vec<String> {
+        Check::of_dir(dir).problems.iter().map(Problem::to_string).collect()
+    }
+
+    #[test]
+    fn a_whole_model_has_no_problems_and_says_what_it_is() {
+        let dir = Scratch::new();
+        let model = dir.model("m");
+        dir.write("m/config.json", br#"{"model_type": "qwen3", "quantization": {"bits": 4}}"#);
+        let check = Check::of_dir(&model);
+        assert_eq!(check.problems, []);
+        assert_eq!(check.summary.architecture.as_deref(), Some("qwen3"));
+        assert_eq!(check.summary.quantization.unwrap().to_string(), "4 bits");
+        assert_eq!(check.summary.num_files, 3);
+    }
+
+    #[test]
+    fn whatever_is_missing_or_cut_off_is_named() {
+        let dir = Scratch::new();
+        let model = dir.model("m");
+        let whole = weights("a", 8);
+        for len in [0, 7, 8, 20, whole.len() - 1] {
+            dir.write("m/model.safetensors", &whole[..len]);
+            let found = problems(&model);
+            assert!(found.len() == 1 && found[0].contains("model.safetensors"), "{len}: {found:?}");
+        }
+        dir.write("m/model.safetensors", &[&whole[..], b"x"].concat());
+        assert!(problems(&model)[0].contains("goes on after its end"));
+        for name in ["config.json", "tokenizer.json", "model.safetensors"] {
+            fs::remove_file(model.join(name)).unwrap();
+        }
+        let found = problems(&model);
+        let wanted = [
+            "config.json is missing",
+            "tokenizer.json is missing",
+            "there is no model*.safetensors",
+        ];
+        assert_eq!(found, wanted);
+        assert!(problems(&dir.path().join("none"))[0].contains("none"));
+    }
+
+    #[test]
+    fn what_the_index_promises_is_looked_for() {
+        let dir = Scratch::new();
+        let model = dir.model("m");
+        fs::remove_file(model.join("model.safetensors")).unwrap();
+        dir.write("m/model-1.safetensors", &weights("a", 8));
+        let index = br#"{"weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors",
+            "c": "model-2.safetensors", "d": "../x"}}"#;
+        dir.write("m/model.safetensors.index.json", index);
+        let found = problems(&model);
+        assert_eq!(found.len(), 3, "{found:?}");
+        assert!(found[0].contains("../x"), "{found:?}");
+        assert_eq!(found[1], "model-1.safetensors does not hold b, which the index promises");
+        assert_eq!(found[2], "model-2.safetensors is missing");
+    }
+}
