@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use jackalope_engine::{EngineHandle, EngineState};
 use jackalope_protocol::{ExpectedContent, FileState};
 use jackalope_store::content::{self, Hasher};
+use jackalope_store::progress::ByteCount as _;
 use tracing::{info, warn};
 
 use crate::environment::Environment;

@@ -6,11 +6,15 @@ use std::ffi::OsString;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context;
 use jackalope_fleet::home::Home;
 use jackalope_store::exchange::Library;
+use jackalope_store::pull::{HubAccess, HubToken, PullConfig};
 use jackalope_store::{Place, PlaceKind, Stores};
+
+use crate::progress::Bars;
 
 /// The home directory.
 const HOME: &str = "HOME";
@@ -90,10 +94,8 @@ pub(crate) struct Environment {
     places: Vec<Place>,
     /// Directory of files that can be regenerated.
     cache_dir: Option<PathBuf>,
-    /// URL of the hub, without a trailing slash.
-    pub(crate) endpoint: String,
-    token: Option<Token>,
-    token_path: Option<PathBuf>,
+    /// The hub to pull from.
+    hub: HubAccess,
     home: Option<PathBuf>,
     /// Variables that are settings of `serve`.
     settings: BTreeMap<String, String>,
@@ -107,8 +109,6 @@ pub(crate) struct Environment {
     pub(crate) mlx: MlxEnvironment,
     /// Values that LocalAI passes to its workers and backends.
     pub(crate) localai: LocalAiEnvironment,
-    /// Name of the variable that forbids requests to the hub, if one does.
-    pub(crate) offline: Option<&'static str>,
     /// Whether colours are turned off.
     pub(crate) no_color: bool,
     /// Names of variables that are set but that `serve` does not read.
@@ -145,29 +145,6 @@ impl fmt::Debug for LocalAiEnvironment {
             .field("addr", &self.addr)
             .field("listen_port", &self.listen_port)
             .finish_non_exhaustive()
-    }
-}
-
-/// Access token for the hub. Never printed.
-#[derive(Clone, Eq, PartialEq)]
-pub(crate) struct Token(String);
-
-impl Token {
-    /// Returns the value of an `Authorization` header.
-    pub(crate) fn bearer(&self) -> String {
-        format!("Bearer {}", self.0)
-    }
-
-    fn new(text: &str) -> Option<Token> {
-        let text = text.trim();
-        let is_token = !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic());
-        is_token.then(|| Token(text.to_owned()))
-    }
-}
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token(..)")
     }
 }
 
@@ -247,11 +224,16 @@ impl Environment {
             settings: BTreeMap::new(),
             places: places.into_iter().flatten().collect(),
             cache_dir: caches.map(|it| it.join("jackalope")),
-            endpoint: endpoint.trim_end_matches('/').to_owned(),
-            token: text(HF_TOKEN).as_deref().and_then(Token::new),
-            token_path: path(HF_TOKEN_PATH)
-                .or_else(|| Some(hf_home.or(default_hub)?.join("token"))),
-            offline: [HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE].into_iter().find(is_true),
+            hub: HubAccess {
+                endpoint: endpoint.trim_end_matches('/').to_owned(),
+                token: text(HF_TOKEN).as_deref().and_then(HubToken::new),
+                token_path: path(HF_TOKEN_PATH)
+                    .or_else(|| Some(hf_home.or(default_hub)?.join("token"))),
+                offline: [HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE]
+                    .into_iter()
+                    .find(is_true)
+                    .map(str::to_owned),
+            },
         }
     }
 
@@ -291,10 +273,14 @@ impl Environment {
         self.cache_dir.as_ref().map(|dir| dir.join("hashes.json"))
     }
 
-    /// Returns the access token for the hub, if there is one.
-    pub(crate) fn token(&self) -> Option<Token> {
-        let from_file = || Token::new(&std::fs::read_to_string(self.token_path.as_ref()?).ok()?);
-        self.token.clone().or_else(from_file)
+    /// Returns the configuration of pulls, which show their progress to people.
+    pub(crate) fn pull_config(&self) -> PullConfig {
+        PullConfig {
+            hashes_path: self.hashes_path(),
+            trees_dir: self.trees_dir(),
+            progress: Arc::new(Bars),
+            ..PullConfig::new(self.hub.clone())
+        }
     }
 }
 
@@ -368,10 +354,10 @@ mod tests {
     #[test]
     fn a_token_is_not_printed_and_offline_has_many_spellings() {
         let found = environment(&[("HF_TOKEN", " hf_secret\n"), ("TRANSFORMERS_OFFLINE", "Yes")]);
-        assert_eq!(found.token().unwrap().bearer(), "Bearer hf_secret");
+        assert_eq!(found.hub.token.clone().unwrap().bearer(), "Bearer hf_secret");
         assert!(!format!("{found:?}").contains("hf_secret"));
-        assert_eq!(found.offline, Some("TRANSFORMERS_OFFLINE"));
-        assert_eq!(environment(&[("HF_HUB_OFFLINE", "0")]).offline, None);
-        assert_eq!(environment(&[("HF_ENDPOINT", "http://m/")]).endpoint, "http://m");
+        assert_eq!(found.hub.offline.as_deref(), Some("TRANSFORMERS_OFFLINE"));
+        assert_eq!(environment(&[("HF_HUB_OFFLINE", "0")]).hub.offline, None);
+        assert_eq!(environment(&[("HF_ENDPOINT", "http://m/")]).hub.endpoint, "http://m");
     }
 }

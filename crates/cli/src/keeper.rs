@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use jackalope_server::{Models, PullProgress, Puller, RemoveError, RemoveFuture};
+use jackalope_store::pull::{Destination, Pull, Pulled};
 use jackalope_store::{BlobId, ModelRef, Place, PlaceKind, Removal, Stores};
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::task::JoinSet;
@@ -15,7 +16,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::environment::Environment;
 use crate::loading::Offered;
 use crate::offer::OfferedModel;
-use crate::pull::{self, Pull, Pulled, STALL_SECONDS};
+use crate::pull::usual_destination;
 use crate::serve::details;
 
 /// Maximum number of concurrent pulls.
@@ -107,15 +108,15 @@ impl Keeper {
         let wanted: ModelRef =
             name.parse().with_context(|| format!("{name} is no name of a model on the hub"))?;
         let (repo, revision) = (wanted.repo.clone(), wanted.revision.clone().unwrap_or_default());
-        let place = match &self.folder {
-            None => pull::usual_place(&repo, &self.environment)?,
-            Some(Place { kind: PlaceKind::HubCache, root, .. }) => pull::Place::cache(root, &repo)?,
+        let destination = match &self.folder {
+            None => usual_destination(&repo, &self.environment)?,
+            Some(Place { kind: PlaceKind::HubCache, root, .. }) => Destination::cache(root, &repo)?,
             Some(Place { kind: PlaceKind::Folder, root, .. }) => {
-                pull::Place::Directory(std::path::absolute(root.join(repo.as_str()))?)
+                Destination::Directory(std::path::absolute(root.join(repo.as_str()))?)
             }
         };
-        let stall = Duration::from_secs(STALL_SECONDS);
-        let pull = Pull::new((repo, revision), place, (stall, &self.environment))?;
+        let config = self.environment.pull_config();
+        let pull = Pull::new(repo, revision, destination, config)?;
         let pulled = watched(Arc::new(pull), progress).await?;
         say(progress, "verifying the model", None);
         let pulled = tokio::task::spawn_blocking(move || pulled.check().map(|()| pulled)).await??;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use jackalope_engine::Status;
+use jackalope_store::progress::{ByteCount, Progress};
 
 /// Progress of writing a file.
 pub(crate) struct Writing(ProgressBar);
@@ -46,18 +47,38 @@ impl Transfer {
         self.0.inc(num_bytes);
     }
 
-    /// Sets the number of bytes, once it is known.
-    pub(crate) fn expect(&self, num_bytes: u64) {
+    pub(crate) fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+impl ByteCount for Transfer {
+    fn expect(&self, num_bytes: u64) {
         self.0.set_length(num_bytes);
     }
 
-    /// Subtracts bytes that must be transferred again.
-    pub(crate) fn take_back(&self, num_bytes: u64) {
-        self.0.dec(num_bytes);
+    fn add(&self, num_bytes: u64) {
+        self.0.inc(num_bytes);
     }
 
-    pub(crate) fn finish(&self) {
+    fn take_back(&self, num_bytes: u64) {
+        self.0.dec(num_bytes);
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
         self.0.finish_and_clear();
+    }
+}
+
+/// Shows progress as bars.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bars;
+
+impl Progress for Bars {
+    fn begin(&self, doing: &str, total_bytes: u64) -> Box<dyn ByteCount> {
+        Box::new(Transfer::new(doing, total_bytes))
     }
 }
 

@@ -11,6 +11,7 @@
 //!   verify: is the content what was fetched?   remove: which files a removal deletes
 //!   hashes: cached hashes of files
 //!   content: hashes of blocks, with which ranks verify what they read
+//!   pull: fetches models from a hub
 //!   exchange: copies models between machines, and lets ranks read those of other machines
 //! ```
 
@@ -25,6 +26,9 @@ pub mod loadable;
 pub mod manifest;
 pub mod name;
 mod parallel;
+pub mod progress;
+#[cfg(feature = "pull")]
+pub mod pull;
 pub mod remove;
 pub mod store;
 pub mod verify;

@@ -6,7 +6,7 @@ use clap::Subcommand;
 use jackalope_store::{ModelRef, Revision};
 
 use super::machines::ReachArgs;
-use crate::pull::{RETRIES, STALL_SECONDS};
+use jackalope_store::pull::{RETRIES, STALL_SECONDS};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PullArgs {

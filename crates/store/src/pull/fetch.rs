@@ -6,14 +6,14 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use jackalope_store::BlobHasher;
-use jackalope_store::blob::feed;
 use ureq::Body;
 use ureq::http::{Response, StatusCode};
 
-use super::place::Job;
+use super::destination::Job;
 use super::retry::{Failure, Retries};
-use super::{Progress, Pull};
+use super::{Counting, Pull};
+use crate::BlobHasher;
+use crate::blob::feed;
 
 /// Number of bytes read from a connection at a time.
 const READ_BYTES: usize = 256 << 10;
@@ -27,7 +27,7 @@ pub(super) struct Fetch<'a> {
     pull: &'a Pull,
     job: &'a Job,
     commit: &'a str,
-    bar: Progress<'a>,
+    bar: Counting<'a>,
 }
 
 /// The part of a file that has arrived: on the disk, and in the hash.
@@ -41,7 +41,7 @@ struct Partial<'a> {
 }
 
 impl<'a> Fetch<'a> {
-    pub(super) fn new(pull: &'a Pull, job: &'a Job, commit: &'a str, bar: Progress<'a>) -> Self {
+    pub(super) fn new(pull: &'a Pull, job: &'a Job, commit: &'a str, bar: Counting<'a>) -> Self {
         Fetch { pull, job, commit, bar }
     }
 
@@ -94,7 +94,7 @@ impl<'a> Fetch<'a> {
 
     /// Makes attempts until all bytes have arrived, and returns the number of bytes that came.
     fn complete(self, partial: &mut Partial<'_>) -> anyhow::Result<u64> {
-        let mut retries = Retries::new(self.pull.retries);
+        let mut retries = Retries::new(self.pull.config.retries);
         let mut fetched_bytes = 0;
         while partial.bytes < self.job.file.bytes {
             if self.pull.stop.is_set() {

@@ -1,8 +1,8 @@
 //! Selects the files of a repository that serving needs.
 
+use crate::{BlobId, RepoId};
 use anyhow::{Context, bail, ensure};
 use jackalope_protocol::FilePath;
-use jackalope_store::{BlobId, RepoId};
 
 use super::hub::{Listing, Sibling};
 

@@ -1,18 +1,19 @@
 //! The hub's HTTP API: lists repositories, fetches their files, and interprets refusals.
 
+use std::fmt;
 use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use crate::{RepoId, Revision};
 use anyhow::{Context, anyhow};
 use jackalope_protocol::FilePath;
-use jackalope_store::{RepoId, Revision};
 use serde_json::Value;
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::{Response, StatusCode};
 use ureq::{Agent, Body};
 
 use super::retry::{Failure, asked_pause};
-use crate::environment::{Environment, Token};
 
 /// Timeout for resolving and reaching a server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
@@ -23,12 +24,57 @@ const LISTING_BYTES_MAX: u64 = 64 << 20;
 /// Maximum size that is read of an error response.
 const REFUSAL_BYTES_MAX: u64 = 4096;
 
+/// A hub, and the access to it.
+#[derive(Clone, Debug, Default)]
+pub struct HubAccess {
+    /// URL without a trailing slash.
+    pub endpoint: String,
+    /// Access token.
+    pub token: Option<HubToken>,
+    /// File that holds the access token, if `token` is absent.
+    pub token_path: Option<PathBuf>,
+    /// Name of the setting that forbids requests, if one does.
+    pub offline: Option<String>,
+}
+
+impl HubAccess {
+    /// Returns the access token, if there is one.
+    fn token(&self) -> Option<HubToken> {
+        let from_file = || HubToken::new(&std::fs::read_to_string(self.token_path.as_ref()?).ok()?);
+        self.token.clone().or_else(from_file)
+    }
+}
+
+/// Access token for the hub. Never printed.
+#[derive(Clone, Eq, PartialEq)]
+pub struct HubToken(String);
+
+impl HubToken {
+    /// Returns the value of an `Authorization` header.
+    pub fn bearer(&self) -> String {
+        format!("Bearer {}", self.0)
+    }
+
+    /// Parses a token; `None` if the text cannot be one.
+    pub fn new(text: &str) -> Option<HubToken> {
+        let text = text.trim();
+        let is_token = !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic());
+        is_token.then(|| HubToken(text.to_owned()))
+    }
+}
+
+impl fmt::Debug for HubToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
 /// A hub that serves repositories.
 #[derive(Debug)]
 pub(crate) struct Hub {
     agent: Agent,
     endpoint: String,
-    token: Option<Token>,
+    token: Option<HubToken>,
 }
 
 /// A revision of a repository.
@@ -50,9 +96,9 @@ pub(crate) struct Sibling {
 }
 
 impl Hub {
-    /// Creates a client for the hub of the environment. A connection that is silent for longer than
+    /// Creates a client for a hub. A connection that is silent for longer than
     /// `stall` counts as broken.
-    pub(crate) fn new(environment: &Environment, stall: Duration) -> Hub {
+    pub(crate) fn new(access: &HubAccess, stall: Duration) -> Hub {
         let agent = Agent::config_builder()
             .http_status_as_error(false)
             .user_agent(concat!("jackalope/", env!("CARGO_PKG_VERSION")))
@@ -69,7 +115,7 @@ impl Hub {
             .timeout_per_write(Some(stall))
             .build()
             .new_agent();
-        Hub { agent, endpoint: environment.endpoint.clone(), token: environment.token() }
+        Hub { agent, endpoint: access.endpoint.clone(), token: access.token() }
     }
 
     /// Closes all connections, also those that other threads wait for.

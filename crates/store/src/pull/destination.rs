@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use crate::{BlobId, FileEntry, HubCache, HubRepo, Manifest, Record, RepoId, Revision};
 use anyhow::{Context, ensure};
-use indicatif::HumanBytes;
 use jackalope_protocol::ContentHash;
-use jackalope_store::{BlobId, FileEntry, HubCache, HubRepo, Manifest, Record, RepoId, Revision};
 
 use super::choice::{RemoteFile, is_weights};
 
@@ -19,7 +18,7 @@ const ROOM_BYTES: u64 = 64 << 20;
 
 /// Destination of files.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub enum Destination {
     /// A cache: by content, with links from a snapshot.
     Cache(HubRepo),
     /// A directory: by name.
@@ -48,18 +47,21 @@ impl Job {
     }
 }
 
-impl Place {
+impl Destination {
     /// Returns the cache at `root`, as an absolute path.
-    pub(crate) fn cache(root: &Path, repo: &RepoId) -> anyhow::Result<Place> {
+    ///
+    /// # Errors
+    /// If the working directory is unknown.
+    pub fn cache(root: &Path, repo: &RepoId) -> anyhow::Result<Destination> {
         let root = std::path::absolute(root)?;
-        Ok(Place::Cache(HubCache::new(root).repo(repo)))
+        Ok(Destination::Cache(HubCache::new(root).repo(repo)))
     }
 
     /// Returns the directory of the model after the pull.
     pub(crate) fn dir(&self, commit: &str) -> PathBuf {
         match self {
-            Place::Cache(repo) => repo.snapshot(commit).dir,
-            Place::Directory(dir) => dir.clone(),
+            Destination::Cache(repo) => repo.snapshot(commit).dir,
+            Destination::Directory(dir) => dir.clone(),
         }
     }
 
@@ -68,7 +70,7 @@ impl Place {
         let mut seen = BTreeSet::new();
         let jobs = files.iter().filter_map(|file| {
             let (partial, done, lock) = match self {
-                Place::Cache(repo) => {
+                Destination::Cache(repo) => {
                     if !seen.insert(file.blob) {
                         return None;
                     }
@@ -77,7 +79,7 @@ impl Place {
                     let lock = repo.locks_dir().join(format!("{}.lock", file.blob));
                     (partial, done, lock)
                 }
-                Place::Directory(dir) => {
+                Destination::Directory(dir) => {
                     let name = file.path.as_str().replace('/', "%2F");
                     let beside = |end: &str| dir.join(PARTIAL_DIR).join(format!("{name}.{end}"));
                     let partial = beside(&format!("{}.incomplete", file.blob));
@@ -92,7 +94,7 @@ impl Place {
     /// Fails if the directory holds another model, or weights that would be read beside the fetched
     /// ones.
     pub(crate) fn check_owner(&self, repo: &RepoId, files: &[RemoteFile]) -> anyhow::Result<()> {
-        let Place::Directory(dir) = self else { return Ok(()) };
+        let Destination::Directory(dir) = self else { return Ok(()) };
         let is_other = match Record::read(dir) {
             Some(record) => record.repo != repo.as_str(),
             None => {
@@ -119,8 +121,8 @@ impl Place {
     /// Fails if the files do not fit on the disk, before anything is fetched.
     pub(crate) fn check_room(&self, jobs: &[Job]) -> anyhow::Result<()> {
         let root = match self {
-            Place::Cache(repo) => repo.dir(),
-            Place::Directory(dir) => std::path::absolute(dir)?,
+            Destination::Cache(repo) => repo.dir(),
+            Destination::Directory(dir) => std::path::absolute(dir)?,
         };
         let existing = root.ancestors().find(|it| it.is_dir()).context("no folder exists")?;
         let missing = jobs.iter().fold(0, |sum: u64, job| sum.saturating_add(job.missing_bytes()));
@@ -131,8 +133,8 @@ impl Place {
             missing == 0 || missing.saturating_add(ROOM_BYTES) <= free,
             "{} must be fetched, but {} are free at {}\nhint: free some (`jackalope models ls`), or \
              put it elsewhere with `--to DIR` or HF_HOME",
-            HumanBytes(missing),
-            HumanBytes(free),
+            human_bytes(missing),
+            human_bytes(free),
             existing.display()
         );
         Ok(())
@@ -147,7 +149,7 @@ impl Place {
         files: &[RemoteFile],
     ) -> anyhow::Result<()> {
         match self {
-            Place::Cache(repo) => {
+            Destination::Cache(repo) => {
                 for file in files {
                     repo.link(commit, &file.path, &file.blob)
                         .with_context(|| format!("linking {}", file.path))?;
@@ -158,7 +160,7 @@ impl Place {
                 }
                 Ok(())
             }
-            Place::Directory(dir) => {
+            Destination::Directory(dir) => {
                 let entries: anyhow::Result<_> =
                     files.iter().map(|file| entry(dir, file)).collect();
                 let manifest = Manifest::new(entries?)?;
@@ -190,4 +192,19 @@ fn entry(dir: &Path, file: &RemoteFile) -> anyhow::Result<FileEntry> {
             .with_context(|| format!("reading {path}"))?,
     };
     Ok(FileEntry { path, bytes: file.bytes, sha256 })
+}
+
+/// Formats a size in the unit that is easiest to read.
+fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while 1024.0 <= value && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.2} {}", UNITS[unit])
 }

@@ -1,0 +1,319 @@
+//! Fetches a model from a hub, complete and verified or not at all.
+//!
+//! ```text
+//!   hub (asks and understands refusals) ─▶ choice (the files that serving needs)
+//!     ─▶ destination (where each goes) ─▶ fetch (one file: go on, verify) ─▶ links, or a record
+//!   retry: what is tried again, how often and when
+//! ```
+//!
+//! If a pull is interrupted at any point, the same command continues where it stopped. Files get
+//! their final names only once they are verified.
+
+mod choice;
+mod destination;
+mod fetch;
+mod hub;
+
+mod retry;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+
+use choice::choose;
+use destination::Job;
+use fetch::Fetch;
+use hub::{Hub, Listing};
+use retry::{Retries, Stop};
+
+pub use destination::Destination;
+pub use hub::{HubAccess, HubToken};
+
+use crate::progress::{ByteCount, Progress};
+use crate::{BlobId, Check, HashCache, RepoId, Revision, Unsupported, content};
+
+/// Number of files fetched concurrently: enough to fill a fast connection, few enough not to be
+/// throttled.
+const PARALLEL_FILES: usize = 4;
+
+/// Default number of further attempts after failures without progress.
+pub const RETRIES: u32 = 5;
+
+/// Default number of seconds without a byte after which a connection is given up.
+pub const STALL_SECONDS: u64 = 60;
+
+/// Result of a pull.
+#[derive(Debug)]
+pub struct Pulled {
+    /// The commit that was fetched.
+    pub commit: String,
+    destination: Destination,
+    /// Number of its files.
+    pub num_files: usize,
+    /// Their size.
+    pub bytes: u64,
+    /// Number of bytes that came over the network now.
+    pub fetched_bytes: u64,
+}
+
+/// How a model is fetched.
+#[derive(Clone, Debug)]
+pub struct PullConfig {
+    /// The hub to fetch from.
+    pub hub: HubAccess,
+    /// A connection that is silent for longer counts as broken.
+    pub stall: Duration,
+    /// Number of further attempts after failures without progress.
+    pub retries: u32,
+    /// Whether to fetch models that this version cannot load, too.
+    pub takes_unsupported: bool,
+    /// File in which the hashes of verified files are cached.
+    pub hashes_path: Option<PathBuf>,
+    /// Directory in which the block hashes of checkpoints are cached.
+    pub trees_dir: Option<PathBuf>,
+    /// Shows the progress to people.
+    pub progress: Arc<dyn Progress>,
+}
+
+impl PullConfig {
+    /// Creates the default configuration for a hub: nothing is cached, no progress is shown.
+    pub fn new(hub: HubAccess) -> PullConfig {
+        PullConfig {
+            hub,
+            stall: Duration::from_secs(STALL_SECONDS),
+            retries: RETRIES,
+            takes_unsupported: false,
+            hashes_path: None,
+            trees_dir: None,
+            progress: Arc::new(crate::progress::Silent),
+        }
+    }
+}
+
+/// A pull and its parameters.
+#[derive(Debug)]
+pub struct Pull {
+    hub: Hub,
+    repo: RepoId,
+    revision: Revision,
+    destination: Destination,
+    config: PullConfig,
+    stop: Stop,
+    /// Progress of each file, once the list of files is known.
+    files: OnceLock<Vec<FileBytes>>,
+}
+
+/// Progress of a file.
+#[derive(Debug)]
+pub struct FileBytes {
+    /// Its content.
+    pub blob: BlobId,
+    /// Its size.
+    pub bytes: u64,
+    /// Number of bytes that have arrived.
+    pub done: AtomicU64,
+}
+
+impl Pull {
+    /// Prepares a pull; nothing is requested yet.
+    ///
+    /// # Errors
+    /// If requests to hubs are forbidden.
+    pub fn new(
+        repo: RepoId,
+        revision: Revision,
+        destination: Destination,
+        config: PullConfig,
+    ) -> anyhow::Result<Pull> {
+        if let Some(variable) = &config.hub.offline {
+            bail!(
+                "{variable} forbids to ask {}\nhint: unset it, or copy the model's directory here",
+                config.hub.endpoint
+            );
+        }
+        let hub = Hub::new(&config.hub, config.stall);
+        let (stop, files) = (Stop::default(), OnceLock::new());
+        Ok(Pull { hub, repo, revision, destination, config, stop, files })
+    }
+
+    /// Returns the progress of each file; empty until the list of files is known.
+    pub fn files(&self) -> &[FileBytes] {
+        self.files.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Ends the pull soon, at whatever point it is. Data that has arrived is kept for the next
+    /// time.
+    pub fn give_up(&self) {
+        self.stop.set();
+        self.hub.shut_down();
+    }
+
+    /// Fetches the model, and blocks until it is complete and verified.
+    ///
+    /// # Errors
+    /// If the hub cannot be reached or refuses, or the disk has no room. What has arrived is kept.
+    pub fn run(&self) -> anyhow::Result<Pulled> {
+        let listing = self.list()?;
+        let files = choose(&self.repo, &listing)?;
+        self.destination.check_owner(&self.repo, &files)?;
+        let jobs = self.destination.jobs(&files);
+        self.destination.check_room(&jobs)?;
+        let fetched_bytes = self.fetch_all(&jobs, &listing.commit)?;
+        self.destination.finish(&self.repo, &self.revision, &listing.commit, &files)?;
+        self.remember(&jobs);
+        if let Some(trees_dir) = &self.config.trees_dir {
+            let bar =
+                self.config.progress.begin("hashing", files.iter().map(|file| file.bytes).sum());
+            let on_bytes = |num_bytes| bar.add(num_bytes);
+            content::remember(&self.destination.dir(&listing.commit), trees_dir, &on_bytes);
+        }
+        let (commit, bytes) = (listing.commit, files.iter().map(|file| file.bytes).sum());
+        let destination = self.destination.clone();
+        Ok(Pulled { commit, destination, num_files: files.len(), bytes, fetched_bytes })
+    }
+
+    fn list(&self) -> anyhow::Result<Listing> {
+        let mut retries = Retries::new(self.config.retries);
+        loop {
+            match self.hub.list(&self.repo, &self.revision) {
+                Ok(listing) => return Ok(listing),
+                Err(failure) => retries.again(failure, &self.stop)?,
+            }
+        }
+    }
+
+    /// Fetches the missing files, and returns the number of bytes that came over the network.
+    fn fetch_all(&self, jobs: &[Job], commit: &str) -> anyhow::Result<u64> {
+        let bar =
+            self.config.progress.begin("fetching", jobs.iter().map(|job| job.file.bytes).sum());
+        let known = jobs.iter().map(|job| FileBytes {
+            blob: job.file.blob,
+            bytes: job.file.bytes,
+            done: AtomicU64::new(0),
+        });
+        let files = self.files.get_or_init(|| known.collect());
+        let mut fetched_bytes = 0;
+        // The configuration comes first, because it shows whether the rest is of any use.
+        if let Some((job, file)) =
+            jobs.iter().zip(files).find(|(job, _)| job.file.path.as_str() == "config.json")
+        {
+            let (config, progress) = (&job.done, Counting { bar: &*bar, file });
+            fetched_bytes += Fetch::new(self, job, commit, progress).run()?;
+            self.check_loadable(config)?;
+            progress.take_back(job.file.bytes);
+        }
+        let next = AtomicUsize::new(0);
+        let work = || -> anyhow::Result<u64> {
+            let mut fetched_bytes = 0;
+            while let Some((job, file)) =
+                jobs.iter().zip(files).nth(next.fetch_add(1, Ordering::Relaxed))
+            {
+                match Fetch::new(self, job, commit, Counting { bar: &*bar, file }).run() {
+                    Ok(bytes) => fetched_bytes += bytes,
+                    // The first failure ends the other threads at once, also while they wait.
+                    Err(err) => {
+                        let is_first = self.stop.set();
+                        self.hub.shut_down();
+                        return if is_first { Err(err) } else { Ok(fetched_bytes) };
+                    }
+                }
+            }
+            Ok(fetched_bytes)
+        };
+        let results: Vec<anyhow::Result<u64>> = thread::scope(|scope| {
+            let num_threads = PARALLEL_FILES.min(jobs.len());
+            let threads: Vec<_> = (0..num_threads).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().map(|it| it.join().expect("fetching does not panic")).collect()
+        });
+        drop(bar);
+        for result in results {
+            fetched_bytes += result?;
+        }
+        Ok(fetched_bytes)
+    }
+
+    /// # Errors
+    /// If this version cannot load the model with this configuration, unless unsupported models are
+    /// wanted.
+    fn check_loadable(&self, config: &Path) -> anyhow::Result<()> {
+        let content = fs::read(config).with_context(|| format!("reading {}", config.display()))?;
+        // A malformed configuration is reported once all files have arrived.
+        let found = serde_json::from_slice(&content).ok();
+        match found.and_then(|config| Unsupported::of_config(&config)) {
+            Some(unsupported) if !self.config.takes_unsupported => bail!(
+                "{}: {unsupported}; no weights were fetched\nhint: choose another model, or pass \
+                 `--unsupported` to fetch it for a later version",
+                self.repo
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// Caches the hashes, so that hundreds of gigabytes that were hashed on arrival are not hashed
+    /// again.
+    fn remember(&self, jobs: &[Job]) {
+        let Some(path) = &self.config.hashes_path else { return };
+        let mut known = HashCache::load(path);
+        for job in jobs {
+            if let BlobId::Content(hash) = job.file.blob {
+                // Hashes that are not cached are computed when they are needed.
+                known.remember(&job.done, hash).ok();
+            }
+        }
+        if let Err(err) = known.save(path) {
+            tracing::warn!(%err, path = %path.display(), "hashes are not remembered");
+        }
+    }
+}
+
+impl Pulled {
+    /// Returns the directory of the model.
+    pub fn dir(&self) -> PathBuf {
+        self.destination.dir(&self.commit)
+    }
+
+    /// Returns the reasons why the model cannot be served, if any.
+    pub fn problems(&self) -> Vec<String> {
+        Check::of_dir(&self.dir()).problems.iter().map(ToString::to_string).collect()
+    }
+
+    /// Checks that the model can be served.
+    ///
+    /// # Errors
+    /// Names what is wrong.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let problems = self.problems();
+        ensure!(
+            problems.is_empty(),
+            "all files have come, but this model cannot be served: {}\nhint: choose a repository in \
+             MLX's format, for instance of mlx-community",
+            problems.join(", ")
+        );
+        Ok(())
+    }
+}
+
+/// Counts arriving bytes, for people and for programs.
+#[derive(Clone, Copy)]
+struct Counting<'a> {
+    bar: &'a dyn ByteCount,
+    file: &'a FileBytes,
+}
+
+impl Counting<'_> {
+    fn add(&self, num_bytes: u64) {
+        self.bar.add(num_bytes);
+        self.file.done.fetch_add(num_bytes, Ordering::Relaxed);
+    }
+
+    /// Subtracts bytes that must be fetched again.
+    fn take_back(&self, num_bytes: u64) {
+        self.bar.take_back(num_bytes);
+        self.file.done.fetch_sub(num_bytes, Ordering::Relaxed);
+    }
+}
