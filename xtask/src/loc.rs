@@ -8,8 +8,8 @@ use anyhow::Context;
 
 /// Lines of one crate.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-struct Lines {
-    code: usize,
+pub(crate) struct Lines {
+    pub(crate) code: usize,
     tests: usize,
     comments: usize,
 }
@@ -33,12 +33,17 @@ pub(crate) fn run(_: &[String]) -> anyhow::Result<()> {
     let mut all = Lines::default();
     let dirs = names.iter().map(|name| (name.as_str(), root.join("crates").join(name)));
     for (name, dir) in dirs.chain([("xtask", root.join("xtask"))]) {
-        let lines = of_dir(&dir, false)?;
+        let lines = of_crate(&dir)?;
         println!("{name:<12}{:>8}{:>8}{:>10}", lines.code, lines.tests, lines.comments);
         all.add(lines);
     }
     println!("{:<12}{:>8}{:>8}{:>10}", "all", all.code, all.tests, all.comments);
     Ok(())
+}
+
+/// The lines of a crate.
+pub(crate) fn of_crate(dir: &Path) -> anyhow::Result<Lines> {
+    of_dir(dir, false)
 }
 
 fn of_dir(dir: &Path, is_test: bool) -> anyhow::Result<Lines> {

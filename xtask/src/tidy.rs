@@ -1,6 +1,12 @@
 //! `cargo xtask tidy`: what no compiler checks. Also a test of this crate, so that `cargo test` runs
 //! it.
 
+mod cycles;
+mod modules;
+mod parameters;
+mod structure;
+mod syntax;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,6 +50,7 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     check_architecture(&mut findings)?;
     check_dependencies(&mut findings)?;
     check_test_data(&files, &mut findings)?;
+    structure::check(&mut findings)?;
     crate::mutants::check_patches(&mut findings)?;
     if findings.is_empty() {
         println!("   tidy: {} files, nothing found", files.len());
