@@ -232,7 +232,7 @@ async fn listen(
             }
             Event::Finished { .. } => return Ok(Heard { submitted, tokens, at_first }),
             Event::NotANumber { .. } => bail!(Event::NOT_A_NUMBER),
-            Event::GuideFailed { message, .. } => bail!(message),
+            Event::ConstraintFailed { message, .. } => bail!(message),
             Event::Poisonous(failure) | Event::Failed(failure) => bail!("{failure}"),
         }
     }

@@ -155,7 +155,7 @@ async fn listen(
                 });
             }
             Event::NotANumber { .. } => bail!(Event::NOT_A_NUMBER),
-            Event::GuideFailed { message, .. } => bail!(message),
+            Event::ConstraintFailed { message, .. } => bail!(message),
             Event::Poisonous(failure) | Event::Failed(failure) => bail!("{failure}"),
         }
     }

@@ -293,8 +293,8 @@ impl Caches {
         }
     }
 
-    /// Records that a plan computes the positions below `num_computed`. Evicts kept caches if memory is
-    /// short.
+    /// Records that a plan computes the positions below `num_computed`. Evicts kept caches if
+    /// memory is short.
     pub(crate) fn grow(&mut self, cache: CacheId, num_computed: usize) {
         let granules = self.granules_with(cache, num_computed);
         let held = self.held.get_mut(&cache).expect("callers name a held cache");
@@ -370,7 +370,8 @@ impl Caches {
         while used_max < self.used_granules && self.evict_one(spared) {}
     }
 
-    /// Drops the least recently used kept cache other than `spared`. Returns false if there is none.
+    /// Drops the least recently used kept cache other than `spared`. Returns false if there is
+    /// none.
     fn evict_one(&mut self, spared: Option<CacheId>) -> bool {
         let mut candidates = self.kept.iter().map(|(_, cache)| *cache);
         let Some(cache) = candidates.find(|cache| Some(*cache) != spared) else { return false };

@@ -5,8 +5,8 @@ use std::fmt;
 use jackalope_protocol::{Logprob, Phase, TokenId};
 
 /// An event of one request. Events arrive in this order: `Started`, `PromptScored`, `Embedded`,
-/// `Token`s, and exactly one of `Finished`, `NotANumber`, `GuideFailed`, `Poisonous` and `Failed`
-/// as the last.
+/// `Token`s, and exactly one of `Finished`, `NotANumber`, `ConstraintFailed`, `Poisonous` and
+/// `Failed` as the last.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The first step of this request is being planned. Sent once, even if the request is preempted
@@ -46,9 +46,9 @@ pub enum Event {
         /// Number of tokens sent before.
         completion_tokens: u32,
     },
-    /// The request's guide failed. Other requests are not affected.
-    GuideFailed {
-        /// Message of the guide, possibly with a `hint:` line.
+    /// The request's constraint failed. Other requests are not affected.
+    ConstraintFailed {
+        /// Message of the constraint, possibly with a `hint:` line.
         message: String,
         /// Number of tokens sent before.
         completion_tokens: u32,
@@ -75,7 +75,7 @@ impl Event {
             | Event::Token { .. } => false,
             Event::Finished { .. }
             | Event::NotANumber { .. }
-            | Event::GuideFailed { .. }
+            | Event::ConstraintFailed { .. }
             | Event::Poisonous(_)
             | Event::Failed(_) => true,
         }

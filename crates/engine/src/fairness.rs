@@ -1,5 +1,5 @@
-//! Checks the order of admission: bounds, counted in admissions, that hold for every random workload
-//! here. The simulation checks the events of the requests.
+//! Checks the order of admission: bounds, counted in admissions, that hold for every random
+//! workload here. The simulation checks the events of the requests.
 
 use jackalope_protocol::TokenId;
 
@@ -34,8 +34,8 @@ struct Queue {
 }
 
 impl Queue {
-    /// Creates a queue with few places and little memory. No caches are kept, so that no request waits
-    /// for a prefix.
+    /// Creates a queue with few places and little memory. No caches are kept, so that no request
+    /// waits for a prefix.
     fn new(seed: u64) -> Queue {
         let mut rng = Rng::new(seed);
         let room = CONTEXT_TOKENS as usize + [0, 20, 400][rng.below(3)];

@@ -40,8 +40,8 @@ pub(crate) enum Command {
     },
     Ask(Question),
     Memory(MemoryReading),
-    /// A guide has answered after a step was planned without it.
-    GuideAnswered,
+    /// A constraint has answered after a step was planned without it.
+    ConstraintAnswered,
     HandOver,
     Shutdown,
 }

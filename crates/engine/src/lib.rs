@@ -16,13 +16,13 @@
 //! - Losing a rank is preempting everyone: see [`Engine`].
 
 mod caches;
+mod constraint;
+mod constraint_pool;
 mod engine;
 mod event;
 #[cfg(test)]
 mod fairness;
 mod group;
-mod guide;
-mod guide_pool;
 mod handle;
 pub mod link;
 mod metrics;
@@ -34,13 +34,13 @@ mod simulation;
 mod status;
 pub mod testing;
 
+pub use constraint::{AllowedTokens, ConstraintError, TokenConstraint, TokenMask};
 pub use engine::{
     Engine, EngineConfig, EngineError, EngineThread, KvBudget, MemoryReading, PressurePolicy,
     PressureStatus, RetryPolicy,
 };
 pub use event::{Event, Failure, FinishReason, Usage};
 pub use group::{GroupEvent, RankGroup, Reporter};
-pub use guide::{Allowed, Guide, GuideError, TokenMask};
 pub use handle::{EngineHandle, Generation, OpenRequest, SubmitError};
 pub use metrics::{Buckets, RequestEnd, RequestRecord, RequestStats};
 pub use request::{

@@ -314,7 +314,7 @@ impl Timeline {
                 }
             }
             Event::NotANumber { .. } => RequestEnd::NotANumber,
-            Event::GuideFailed { .. } | Event::Poisonous(_) | Event::Failed(_) => {
+            Event::ConstraintFailed { .. } | Event::Poisonous(_) | Event::Failed(_) => {
                 RequestEnd::Failed
             }
         };

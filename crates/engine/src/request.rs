@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use jackalope_protocol::{Mask, Pooling, Sampling, TokenId};
 use thiserror::Error;
 
-use crate::guide::{Guide, TokenMask};
+use crate::constraint::{TokenConstraint, TokenMask};
 
 /// Maximum number of alternatives reported for a token.
 pub const LOGPROBS_MAX: u8 = 20;
@@ -217,10 +217,10 @@ pub struct Request {
     cache_scope: CacheScope,
     min_tokens: u32,
     masks: Masks,
-    guide: Option<Box<dyn Guide>>,
+    constraint: Option<Box<dyn TokenConstraint>>,
 }
 
-/// The tokens that may be sampled without a guide.
+/// The tokens that may be sampled without a constraint.
 #[derive(Clone, Debug)]
 struct Masks {
     /// `None` if all tokens are allowed.
@@ -268,28 +268,28 @@ impl Request {
             priority: options.priority,
             tenant: options.tenant,
             cache_scope: options.cache_scope,
-            guide: None,
+            constraint: None,
         })
     }
 
-    /// Returns the same request with a guide that constrains its tokens.
+    /// Returns the same request with a constraint on its tokens.
     #[must_use]
-    pub fn with_guide(self, guide: Box<dyn Guide>) -> Request {
-        Request { guide: Some(guide), ..self }
+    pub fn with_constraint(self, constraint: Box<dyn TokenConstraint>) -> Request {
+        Request { constraint: Some(constraint), ..self }
     }
 
-    /// Takes the guide, in its state before the first token.
-    pub(crate) fn take_guide(&mut self) -> Option<Box<dyn Guide>> {
-        self.guide.take()
+    /// Takes the constraint, in its state before the first token.
+    pub(crate) fn take_constraint(&mut self) -> Option<Box<dyn TokenConstraint>> {
+        self.constraint.take()
     }
 
-    /// Returns the tokens that may be sampled in addition to a guide's constraint; `None` if all
-    /// are allowed.
+    /// Returns the tokens that may be sampled with or without a constraint; `None` if all are
+    /// allowed.
     pub(crate) fn token_mask(&self) -> Option<&TokenMask> {
         self.masks.tokens.as_ref()
     }
 
-    /// Returns the tokens that may be sampled without a guide.
+    /// Returns the tokens that may be sampled without a constraint.
     pub(crate) fn mask(&self, may_end: bool) -> &Mask {
         if may_end { &self.masks.from_min_tokens } else { &self.masks.before_min_tokens }
     }
@@ -394,7 +394,7 @@ impl Clone for Request {
             sampling: self.sampling.clone(),
             stop_tokens: self.stop_tokens.clone(),
             masks: self.masks.clone(),
-            guide: self.guide.as_ref().map(|guide| guide.clone_boxed()),
+            constraint: self.constraint.as_ref().map(|constraint| constraint.clone_boxed()),
             ..*self
         }
     }

@@ -1,6 +1,6 @@
 //! Chooses what every step computes. Pure: no clock, no thread, no I/O, no randomness; the same
-//! calls give the same plans. Only the [`GuidePool`] of a real engine has threads: when a slow guide answers
-//! decides when its sequence goes on.
+//! calls give the same plans. Only the [`ConstraintPool`] of a real engine has threads: when a slow
+//! constraint answers decides when its sequence goes on.
 //!
 //! ```text
 //!  submit        plan: admit              plan, commit, plan, commit …
@@ -14,7 +14,7 @@
 //! sequence, the scheduler drops the row's output.
 
 mod admission;
-mod guided;
+mod constraint;
 mod isolation;
 mod sequence;
 mod share_out;
@@ -29,7 +29,7 @@ use jackalope_protocol::{
 use thiserror::Error;
 
 use crate::caches::{CacheLimits, Caches};
-use crate::guide_pool::GuidePool;
+use crate::constraint_pool::ConstraintPool;
 use crate::status::PrefixStats;
 use crate::{Event, FinishReason, Request, RequestId};
 use sequence::Sequence;
@@ -159,8 +159,8 @@ pub struct Scheduler {
     num_control: u32,
     events: Vec<(RequestId, Event)>,
     stats: ScheduleStats,
-    /// Asks guides; without a pool, the scheduler asks them where it needs them.
-    guide_pool: Option<GuidePool>,
+    /// Asks constraints; without a pool, the scheduler asks them where it needs them.
+    constraint_pool: Option<ConstraintPool>,
 }
 
 /// A step in flight, and what its output has to contain.
@@ -204,7 +204,7 @@ impl Scheduler {
             num_control: 0,
             events: Vec::new(),
             stats: ScheduleStats::default(),
-            guide_pool: None,
+            constraint_pool: None,
         }
     }
 
@@ -225,7 +225,7 @@ impl Scheduler {
             return self.tell_finished(&sequence, FinishReason::Length);
         }
         self.wait(sequence);
-        self.ask_guides();
+        self.ask_constraints();
     }
 
     /// Ends a request without an event. Returns false if it has ended already.
@@ -256,10 +256,10 @@ impl Scheduler {
         num_cleared
     }
 
-    /// Adapts to the memory pressure on the machines; the engine calls this with each reading. Unless
-    /// the tier is `Normal`, caches of finished sequences are not kept, and fewer sequences run at the
-    /// same time. If it is `Critical`, half of the running sequences are preempted as well, the least
-    /// important and youngest first.
+    /// Adapts to the memory pressure on the machines; the engine calls this with each reading.
+    /// Unless the tier is `Normal`, caches of finished sequences are not kept, and fewer sequences
+    /// run at the same time. If it is `Critical`, half of the running sequences are preempted as
+    /// well, the least important and youngest first.
     pub fn set_pressure(&mut self, tier: PressureTier) {
         self.pressure = tier;
         let is_enough = tier == PressureTier::Normal;
@@ -349,7 +349,7 @@ impl Scheduler {
         for ((id, _), sampled) in in_flight.draws.into_iter().zip(output.sampled) {
             self.commit_token(id, sampled);
         }
-        self.ask_guides();
+        self.ask_constraints();
         Ok(())
     }
 
@@ -436,8 +436,8 @@ impl Scheduler {
         self.caches.num_indexed_tokens()
     }
 
-    /// Returns the caches of running sequences, the most important and oldest first, and whether each
-    /// could decode now. In a pipeline, a sequence with a token in flight could not.
+    /// Returns the caches of running sequences, the most important and oldest first, and whether
+    /// each could decode now. In a pipeline, a sequence with a token in flight could not.
     #[cfg(test)]
     pub(crate) fn running_caches(&self) -> Vec<(CacheId, bool)> {
         let lookahead = self.limits.lookahead && self.limits.num_stages == 1;

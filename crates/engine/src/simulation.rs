@@ -9,10 +9,10 @@
 //! the memory never exceeds the budget and always equals the coordinator's count; nothing leaks;
 //! nothing waits forever.
 //!
-//! `cargo xtask mutants` applies the mutations of `tests/mutations` one at a time, and the tests here
-//! and in `fairness` have to find each.
+//! `cargo xtask mutants` applies the mutations of `tests/mutations` one at a time, and the tests
+//! here and in `fairness` have to find each.
 
-mod random_guide;
+mod random_constraint;
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use jackalope_protocol::{CacheId, Pooling, PressureTier, StepOutput, StepPlan, TokenId};
 
-use crate::guide::{Allowed, Guide, TokenMask};
+use crate::constraint::{AllowedTokens, TokenConstraint, TokenMask};
 use crate::testing::{
     FakeCaches, NOT_A_NUMBER, NextToken, overflowing_model, pseudo_embedding, pseudo_logprob,
 };
@@ -28,7 +28,7 @@ use crate::{
     CacheScope, Event, FinishReason, Limits, PrefixStats, Request, RequestId, RequestOptions,
     SamplingOptions, ScheduleStats, Scheduler, SchedulerLimits, TenantId, Usage,
 };
-use random_guide::RandomGuide;
+use random_constraint::RandomConstraint;
 
 const VOCAB_SIZE: u32 = 50;
 const CONTEXT_TOKENS: u32 = 48;
@@ -140,8 +140,8 @@ fn run(seed: u64) {
     check(seed, &heard);
 }
 
-/// Like [`run`], with external crashes, also in bursts, and in most runs with a request that makes the
-/// ranks fail.
+/// Like [`run`], with external crashes, also in bursts, and in most runs with a request that makes
+/// the ranks fail.
 fn run_with_failures(seed: u64) {
     let mut simulation = Simulation::new(seed);
     simulation.crash_odds = [6, 15, 60][simulation.rng.below(3)];
@@ -155,7 +155,7 @@ fn run_with_failures(seed: u64) {
 fn check(seed: u64, heard: &[Client]) {
     for (idx, client) in heard.iter().enumerate() {
         let context = format!("seed {seed}, request {idx}: {:?}", client.request);
-        let alone = generate_alone(&client.request, client.guide.clone());
+        let alone = generate_alone(&client.request, client.constraint.clone());
         let events = normalised(&client.request, &client.events, &context);
         if client.is_cancelled {
             assert!(alone.starts_with(&events), "{context}\nheard {events:?}\nalone {alone:?}");
@@ -169,7 +169,7 @@ fn check(seed: u64, heard: &[Client]) {
 #[derive(Debug)]
 struct Client {
     request: Request,
-    guide: Option<RandomGuide>,
+    constraint: Option<RandomConstraint>,
     events: Vec<Event>,
     is_cancelled: bool,
     /// Number of times it has made the ranks fail.
@@ -215,8 +215,8 @@ struct Simulation {
     openings: Vec<Vec<TokenId>>,
     /// Inverse probability of a crash per step; 0 is never.
     crash_odds: usize,
-    /// Number of crashes left. A crash undoes the progress of a prompt, so endless crashes could make a
-    /// run endless.
+    /// Number of crashes left. A crash undoes the progress of a prompt, so endless crashes could
+    /// make a run endless.
     num_crashes_left: usize,
     cancel_odds: usize,
     /// Inverse probability per step that the memory pressure changes; 0 is never.
@@ -380,8 +380,9 @@ impl Simulation {
         true
     }
 
-    /// Checks that the most important and oldest sequence is never preempted, and that no prompt holds
-    /// up a decoding sequence. In a pipeline, this one has a turn before all others have had two.
+    /// Checks that the most important and oldest sequence is never preempted, and that no prompt
+    /// holds up a decoding sequence. In a pipeline, this one has a turn before all others have had
+    /// two.
     fn check_fairness(&mut self, before: &[(CacheId, bool)], plan: &StepPlan) {
         let after = self.scheduler.running_caches();
         let runs = |wanted: CacheId| after.iter().any(|(cache, _)| *cache == wanted);
@@ -500,15 +501,15 @@ impl Simulation {
     fn submit_some(&mut self, most: usize) {
         let options = self.random_options();
         let num_choices = if self.rng.below(6) == 0 { 1 + self.rng.below(4) } else { 1 };
-        let guide = (self.rng.below(3) == 0).then(|| RandomGuide::new(&mut self.rng));
+        let constraint = (self.rng.below(3) == 0).then(|| RandomConstraint::new(&mut self.rng));
         for _ in 0..num_choices.min(most - self.clients.len()) {
             let mut options = options.clone();
             options.sampling.seed = Some(self.rng.below(1000) as u64);
-            self.submit(options, guide.clone());
+            self.submit(options, constraint.clone());
         }
     }
 
-    fn submit(&mut self, options: RequestOptions, guide: Option<RandomGuide>) {
+    fn submit(&mut self, options: RequestOptions, constraint: Option<RandomConstraint>) {
         let limits = Limits {
             context_tokens: CONTEXT_TOKENS,
             max_prompt_tokens: CONTEXT_TOKENS,
@@ -516,8 +517,8 @@ impl Simulation {
             eos_tokens: vec![49],
         };
         let mut request = Request::new(options, &limits).expect("a legal request");
-        if let Some(guide) = &guide {
-            request = request.with_guide(guide.clone_boxed());
+        if let Some(constraint) = &constraint {
+            request = request.with_constraint(constraint.clone_boxed());
         }
         let is_cancelled = !self.scheduler.could_hold(&request);
         if !is_cancelled {
@@ -525,7 +526,7 @@ impl Simulation {
         }
         self.clients.push(Client {
             request,
-            guide,
+            constraint,
             events: Vec::new(),
             is_cancelled,
             num_failures: 0,
@@ -630,7 +631,7 @@ fn starve(seed: u64) {
 
 /// Returns the events that `request` must receive. The loop is so simple that it is its own
 /// specification.
-fn generate_alone(request: &Request, mut guide: Option<RandomGuide>) -> Vec<Event> {
+fn generate_alone(request: &Request, mut constraint: Option<RandomConstraint>) -> Vec<Event> {
     let mut model = overflowing_model(VOCAB_SIZE);
     let mut tokens = request.prompt().to_vec();
     let mut events = vec![Event::Started { cached_tokens: 0 }];
@@ -654,24 +655,24 @@ fn generate_alone(request: &Request, mut guide: Option<RandomGuide>) -> Vec<Even
         let mut sampling = request.sampling().clone();
         let may_end = request.min_tokens() <= usage.completion_tokens;
         sampling.mask = request.mask(may_end).clone();
-        if let Some(guide) = &mut guide {
+        if let Some(constraint) = &mut constraint {
             let mut mask = TokenMask::all(VOCAB_SIZE);
-            match guide.allowed(&mut mask) {
-                Ok(Allowed::All) => {}
-                Ok(Allowed::NotEnd) => sampling.mask = request.mask(false).clone(),
-                Ok(Allowed::Masked) if mask.is_empty() => {
+            match constraint.allowed(&mut mask) {
+                Ok(AllowedTokens::All) => {}
+                Ok(AllowedTokens::NotEnd) => sampling.mask = request.mask(false).clone(),
+                Ok(AllowedTokens::Masked) if mask.is_empty() => {
                     reason = FinishReason::Stop;
                     continue;
                 }
-                Ok(Allowed::Masked) => {
+                Ok(AllowedTokens::Masked) => {
                     request.token_mask().iter().for_each(|bound| mask.intersect(bound));
                     if mask.is_empty() {
-                        return guide_failed(events, usage.completion_tokens);
+                        return constraint_failed(events, usage.completion_tokens);
                     }
                     let ends = if may_end { &[] } else { request.stop_tokens() };
                     sampling.mask = mask.without(ends).to_mask();
                 }
-                Err(_) => return guide_failed(events, usage.completion_tokens),
+                Err(_) => return constraint_failed(events, usage.completion_tokens),
             }
         }
         let token = model(&tokens, &sampling);
@@ -684,25 +685,25 @@ fn generate_alone(request: &Request, mut guide: Option<RandomGuide>) -> Vec<Even
             request.sampling().logprobs.map(|num_top| pseudo_logprob(&tokens, token, num_top));
         tokens.push(token);
         usage.completion_tokens += 1;
-        let accepted = guide.as_mut().map_or(Ok(()), |guide| guide.accept(token));
+        let accepted = constraint.as_mut().map_or(Ok(()), |constraint| constraint.accept(token));
         events.push(Event::Token { token, logprob });
         if request.stops_at(token) {
             reason = FinishReason::Stop;
         } else if accepted.is_err() && usage.completion_tokens < request.max_tokens() {
-            return guide_failed(events, usage.completion_tokens);
+            return constraint_failed(events, usage.completion_tokens);
         }
     }
     events.push(Event::Finished { reason, usage });
     events
 }
 
-fn guide_failed(mut events: Vec<Event>, completion_tokens: u32) -> Vec<Event> {
-    events.push(Event::GuideFailed { message: String::new(), completion_tokens });
+fn constraint_failed(mut events: Vec<Event>, completion_tokens: u32) -> Vec<Event> {
+    events.push(Event::ConstraintFailed { message: String::new(), completion_tokens });
     events
 }
 
 /// Returns the events without what may differ: the numbers of cached tokens and of preemptions, and
-/// the message of a failed guide.
+/// the message of a failed constraint.
 fn normalised(request: &Request, events: &[Event], context: &str) -> Vec<Event> {
     let mut found = None;
     let normalise = |event: &Event| match event {
@@ -718,9 +719,10 @@ fn normalised(request: &Request, events: &[Event], context: &str) -> Vec<Event> 
                 usage: Usage { cached_tokens: 0, preemptions: 0, ..*usage },
             }
         }
-        Event::GuideFailed { completion_tokens, .. } => {
-            Event::GuideFailed { message: String::new(), completion_tokens: *completion_tokens }
-        }
+        Event::ConstraintFailed { completion_tokens, .. } => Event::ConstraintFailed {
+            message: String::new(),
+            completion_tokens: *completion_tokens,
+        },
         other => other.clone(),
     };
     events.iter().map(normalise).collect()

@@ -107,7 +107,7 @@ async fn vector(
                 return Err(ApiError::Poisonous { message: failure.to_string() });
             }
             Event::Failed(failure) => return Err(ApiError::from_failure(failure)),
-            Event::GuideFailed { message, .. } => {
+            Event::ConstraintFailed { message, .. } => {
                 let what = format!("an embedding has no guide: {message}");
                 return Err(ApiError::Internal { what });
             }

@@ -188,7 +188,7 @@ pub(crate) enum ApiError {
     #[error("{}", Event::NOT_A_NUMBER)]
     NotANumber,
     #[error("{message}")]
-    GuideFailed { message: String },
+    ConstraintFailed { message: String },
     #[error("{message}")]
     Poisonous { message: String },
     #[error("the server is shutting down")]
@@ -527,7 +527,7 @@ impl ApiError {
             E::EngineSilent { .. } => Wire::unavailable("engine_silent"),
             E::NotANumber => Wire::internal("not_a_number"),
             E::Poisonous { .. } => Wire::internal("poisonous_request"),
-            E::GuideFailed { .. } => Wire::internal("structure_too_complex"),
+            E::ConstraintFailed { .. } => Wire::internal("structure_too_complex"),
             E::Internal { .. } => Wire::internal("internal_error"),
         }
     }

@@ -26,7 +26,7 @@ use super::attempts::{Attempts, Retry};
 use super::pressure::{MemoryReading, PressureGuard, PressureStatus};
 use super::streams::{Listener, Streams};
 use super::{EngineConfig, EngineError, capacity};
-use crate::guide_pool::GuidePool;
+use crate::constraint_pool::ConstraintPool;
 use crate::handle::{Command, Gauges, Message, Question};
 use crate::{
     Counters, EngineState, Event, Failure, GroupEvent, KvStatus, PrefixStats, RankGroup,
@@ -49,7 +49,7 @@ pub(super) struct Driver<G: RankGroup> {
     /// Time at which each plan in flight was sent, and the number of tokens that it computes.
     sent: VecDeque<(Instant, usize)>,
     answered_at: Option<Instant>,
-    /// Wakes the loop when a slow guide has answered; set while the loop runs.
+    /// Wakes the loop when a slow constraint has answered; set while the loop runs.
     waker: Option<Sender<Message<G::Report>>>,
 }
 
@@ -192,9 +192,9 @@ impl<G: RankGroup> Driver<G> {
             Message::Command(Command::Leave { id }) => self.leave(id),
             Message::Command(Command::Ask(question)) => self.answer(question),
             Message::Command(Command::Memory(reading)) => self.on_memory(reading),
-            Message::Command(Command::GuideAnswered) => {
+            Message::Command(Command::ConstraintAnswered) => {
                 if let Some(scheduler) = &mut self.scheduler {
-                    scheduler.take_guide_answers();
+                    scheduler.take_constraint_answers();
                 }
             }
             Message::Command(Command::Shutdown) => {
@@ -492,8 +492,8 @@ impl<G: RankGroup> Driver<G> {
         });
         if let Some(waker) = self.waker.clone() {
             // Fails if the engine has ended.
-            let wake = move || drop(waker.send(Message::Command(Command::GuideAnswered)));
-            scheduler.set_guide_pool(GuidePool::new(wake));
+            let wake = move || drop(waker.send(Message::Command(Command::ConstraintAnswered)));
+            scheduler.set_constraint_pool(ConstraintPool::new(wake));
         }
         self.scheduler = Some(scheduler);
         self.modify(|status| {

@@ -1,5 +1,5 @@
-//! Decides which sequences run: admits waiting ones while there is memory, and preempts running ones
-//! when memory is short. [`Turns`](super::turns::Turns) gives the order of admission.
+//! Decides which sequences run: admits waiting ones while there is memory, and preempts running
+//! ones when memory is short. [`Turns`](super::turns::Turns) gives the order of admission.
 //!
 //! A running sequence is promised memory for every position that it can compute with the tokens
 //! known now. An admitted sequence can therefore compute its whole prompt, and only growing outputs
@@ -65,7 +65,8 @@ impl Scheduler {
     }
 
     /// Admits waiting sequences in the order of [`Turns`](super::turns::Turns) while the step has
-    /// tokens left for them. Skips only suspects and sequences whose prefix another one is computing.
+    /// tokens left for them. Skips only suspects and sequences whose prefix another one is
+    /// computing.
     pub(super) fn admit(&mut self, mut promised: usize, plan: &mut StepPlan) {
         let lookahead = self.limits.lookahead;
         let mut num_tokens: usize = self.running.iter().map(|it| it.num_wanted(lookahead)).sum();

@@ -4,7 +4,7 @@ use jackalope_protocol::{
     CacheId, Embed, Input, Logprob, Pooling, Row, Sampling, Score, Scored, TokenId,
 };
 
-use super::guided::{Guided, Next};
+use super::constraint::{Next, SequenceConstraint};
 use super::isolation::Suspicion;
 use crate::{FinishReason, Request, RequestId, Usage};
 
@@ -41,18 +41,20 @@ pub(crate) struct Sequence {
     /// Number of preemptions because memory was short.
     pub(crate) num_preemptions: u32,
     /// The constraint on the next token, if the request has one.
-    pub(super) guided: Option<Guided>,
+    pub(super) constraint: Option<SequenceConstraint>,
     /// Evidence that this request makes ranks fail.
     pub(super) suspicion: Suspicion,
 }
 
 impl Sequence {
     pub(crate) fn new(id: RequestId, mut request: Request) -> Sequence {
-        let guided = request.take_guide();
+        let constraint = request.take_constraint();
         Sequence {
             id,
             tokens: request.prompt().to_vec(),
-            guided: guided.map(|guide| Guided::new(guide, request.token_mask().cloned())),
+            constraint: constraint.map(|constraint| {
+                SequenceConstraint::new(constraint, request.token_mask().cloned())
+            }),
             request,
             num_computed: 0,
             num_pending: 0,
@@ -112,22 +114,23 @@ impl Sequence {
 
     /// Returns the number of positions that this sequence could compute now.
     pub(crate) fn num_wanted(&self, lookahead: bool) -> usize {
-        let binds_next = || self.guided.as_ref().is_some_and(Guided::binds_next);
+        let binds_next = || self.constraint.as_ref().is_some_and(SequenceConstraint::binds_next);
         if 0 < self.num_pending && (!lookahead || self.request.is_stepwise() || binds_next()) {
             return 0;
         }
         if PENDING_MAX <= self.num_pending {
             return 0;
         }
-        let awaits_guide = self.guided.as_ref().is_some_and(Guided::is_awaited);
+        let awaits_constraint =
+            self.constraint.as_ref().is_some_and(SequenceConstraint::is_awaited);
         // The last token is computed to draw the one after it.
-        let most = if awaits_guide { self.tokens.len() - 1 } else { self.num_computable() };
+        let most = if awaits_constraint { self.tokens.len() - 1 } else { self.num_computable() };
         most - self.num_computed.min(most)
     }
 
     /// Returns the maximum number of tokens that may come from a cache. The last token has to be
-    /// computed, and so has every token whose hidden state, or whose successor's log-probability, the
-    /// request still needs.
+    /// computed, and so has every token whose hidden state, or whose successor's log-probability,
+    /// the request still needs.
     pub(crate) fn num_reusable(&self) -> usize {
         if self.request.embed() == Some(Pooling::Mean) {
             return 0;
@@ -151,8 +154,8 @@ impl Sequence {
         let is_embedded = embed.is_some_and(|embed| embed.ends_at(end));
         let is_last = end == self.tokens.len() + self.num_pending;
         let sample = (is_last && embed.is_none()).then(|| self.sampling());
-        if let Some(guided) = self.guided.as_mut().filter(|_| is_last) {
-            guided.note_planned();
+        if let Some(constraint) = self.constraint.as_mut().filter(|_| is_last) {
+            constraint.note_planned();
         }
         self.num_computed = end;
         self.num_pending += usize::from(sample.is_some());
@@ -176,7 +179,7 @@ impl Sequence {
     fn sampling(&self) -> Sampling {
         let mut sampling = self.request.sampling().clone();
         let may_end = self.request.min_tokens() as usize <= self.num_drawn() + self.num_pending;
-        sampling.mask = match self.guided.as_ref().map(Guided::next) {
+        sampling.mask = match self.constraint.as_ref().map(SequenceConstraint::next) {
             Some(Next::Masked(mask)) if may_end => mask.to_mask(),
             Some(Next::Masked(mask)) => mask.without(self.request.stop_tokens()).to_mask(),
             Some(Next::NotEnd) => self.request.mask(false).clone(),
@@ -208,8 +211,8 @@ impl Sequence {
     /// Appends a sampled token. Returns the finish reason if it is the last.
     pub(crate) fn add_token(&mut self, token: TokenId) -> Option<FinishReason> {
         self.tokens.push(token);
-        if let Some(guided) = &mut self.guided {
-            guided.accept(token);
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(token);
         }
         let most = self.request.max_tokens() as usize;
         if self.request.stops_at(token) {

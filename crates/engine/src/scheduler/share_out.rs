@@ -4,16 +4,16 @@ use super::Scheduler;
 
 impl Scheduler {
     /// Returns the number of tokens of this step for each running sequence: one for each decoding
-    /// sequence whose turn it is; of the rest, the oldest prompt gets most, and the shortest prompts
-    /// follow.
+    /// sequence whose turn it is; of the rest, the oldest prompt gets most, and the shortest
+    /// prompts follow.
     pub(super) fn share_out(&self) -> Vec<usize> {
         let lookahead = self.limits.lookahead;
         let wanted: Vec<usize> = self.running.iter().map(|it| it.num_wanted(lookahead)).collect();
         let mut shares = vec![0; wanted.len()];
         let (mut prompts, decoding): (Vec<usize>, Vec<usize>) =
             (0..wanted.len()).partition(|idx| 1 < wanted[*idx]);
-        // All groups together take as long as one step of the full size, so a decoding sequence waits
-        // no longer for its turn.
+        // All groups together take as long as one step of the full size, so a decoding sequence
+        // waits no longer for its turn.
         let num_turns = if decoding.is_empty() { 1 } else { self.num_groups() };
         let mut budget = self.limits.step_tokens.div_ceil(num_turns);
         let mut give = |idx: usize, most: usize, budget: &mut usize| {

@@ -3,8 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+mod constraints;
 mod engine;
-mod guides;
 mod link;
 mod pressure;
 mod requests;

@@ -121,7 +121,9 @@ impl Answering {
             Event::Embedded { .. } => unreachable!("no embedding was asked for"),
             Event::Finished { reason, .. } => choice.text.finish(reason),
             Event::NotANumber { .. } => return Err(ApiError::NotANumber),
-            Event::GuideFailed { message, .. } => return Err(ApiError::GuideFailed { message }),
+            Event::ConstraintFailed { message, .. } => {
+                return Err(ApiError::ConstraintFailed { message });
+            }
             Event::Poisonous(failure) => {
                 return Err(ApiError::Poisonous { message: failure.to_string() });
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use jackalope_engine::{Guide, Request};
+use jackalope_engine::{Request, TokenConstraint};
 use jackalope_protocol::TokenId;
 use jackalope_text::grammar::{CompiledGrammar, Constraint};
 
@@ -62,13 +62,13 @@ impl Guidance {
     /// that end a choice.
     pub(super) fn apply(&self, request: Request, ends: &[TokenId]) -> Request {
         match self.guide(ends) {
-            Some(guide) => request.with_guide(guide),
+            Some(guide) => request.with_constraint(guide),
             None => request,
         }
     }
 
-    fn guide(&self, ends: &[TokenId]) -> Option<Box<dyn Guide>> {
-        let mut guide: Option<Box<dyn Guide>> = None;
+    fn guide(&self, ends: &[TokenId]) -> Option<Box<dyn TokenConstraint>> {
+        let mut guide: Option<Box<dyn TokenConstraint>> = None;
         if let Some(grammar) = &self.grammar {
             guide = Some(Box::new(GrammarGuide::new(grammar.start())));
         }

@@ -1,6 +1,6 @@
 //! Token constraints of one choice: a grammar, reasoning before it, forbidden words.
 
-use jackalope_engine::{Allowed, Guide, GuideError, TokenMask};
+use jackalope_engine::{AllowedTokens, ConstraintError, TokenConstraint, TokenMask};
 use jackalope_protocol::TokenId;
 use jackalope_text::grammar::{GrammarError, Matcher};
 
@@ -16,21 +16,21 @@ impl GrammarGuide {
     }
 }
 
-fn refused(err: &GrammarError) -> GuideError {
-    GuideError { message: err.to_string() }
+fn refused(err: &GrammarError) -> ConstraintError {
+    ConstraintError { message: err.to_string() }
 }
 
-impl Guide for GrammarGuide {
-    fn allowed(&mut self, mask: &mut TokenMask) -> Result<Allowed, GuideError> {
+impl TokenConstraint for GrammarGuide {
+    fn allowed(&mut self, mask: &mut TokenMask) -> Result<AllowedTokens, ConstraintError> {
         self.matcher.fill(mask.words_mut()).map_err(|err| refused(&err))?;
-        Ok(Allowed::Masked)
+        Ok(AllowedTokens::Masked)
     }
 
-    fn accept(&mut self, token: TokenId) -> Result<(), GuideError> {
+    fn accept(&mut self, token: TokenId) -> Result<(), ConstraintError> {
         self.matcher.accept(token).map_err(|err| refused(&err))
     }
 
-    fn clone_boxed(&self) -> Box<dyn Guide> {
+    fn clone_boxed(&self) -> Box<dyn TokenConstraint> {
         Box::new(self.clone())
     }
 }
@@ -61,7 +61,7 @@ pub(crate) struct AfterReasoning {
     state: Thought,
     /// The most recent tokens, as many as the longer marker has.
     tail: Vec<TokenId>,
-    inner: Option<Box<dyn Guide>>,
+    inner: Option<Box<dyn TokenConstraint>>,
 }
 
 /// ```text
@@ -84,7 +84,10 @@ enum Thought {
 }
 
 impl AfterReasoning {
-    pub(crate) fn new(reasoning: Reasoning, inner: Option<Box<dyn Guide>>) -> AfterReasoning {
+    pub(crate) fn new(
+        reasoning: Reasoning,
+        inner: Option<Box<dyn TokenConstraint>>,
+    ) -> AfterReasoning {
         assert!(!reasoning.close.is_empty(), "a thought that cannot be closed has no end");
         let state = match (reasoning.is_open, reasoning.open.is_empty()) {
             (true, _) => Thought::Open(0),
@@ -126,7 +129,7 @@ impl AfterReasoning {
     }
 
     /// Takes a token before any reasoning: part of the opening marker, or of the answer itself.
-    fn accept_unopened(&mut self, token: TokenId, num_drawn: usize) -> Result<(), GuideError> {
+    fn accept_unopened(&mut self, token: TokenId, num_drawn: usize) -> Result<(), ConstraintError> {
         let open = &self.reasoning.open;
         let is_marker = open[num_drawn] == token;
         match &mut self.inner {
@@ -143,28 +146,28 @@ impl AfterReasoning {
     }
 }
 
-impl Guide for AfterReasoning {
-    fn allowed(&mut self, mask: &mut TokenMask) -> Result<Allowed, GuideError> {
+impl TokenConstraint for AfterReasoning {
+    fn allowed(&mut self, mask: &mut TokenMask) -> Result<AllowedTokens, ConstraintError> {
         let force = |mask: &mut TokenMask, token| {
             *mask = TokenMask::only(&[token], mask.vocab_size());
-            Ok(Allowed::Masked)
+            Ok(AllowedTokens::Masked)
         };
         match (self.state, &mut self.inner) {
-            (Thought::Unopened(0) | Thought::Closed, None) => Ok(Allowed::All),
+            (Thought::Unopened(0) | Thought::Closed, None) => Ok(AllowedTokens::All),
             (Thought::Unopened(0), Some(inner)) => {
                 let allowed = inner.allowed(mask)?;
                 mask.allow(self.reasoning.open[0]);
                 Ok(allowed)
             }
             (Thought::Unopened(num_drawn), _) => force(mask, self.reasoning.open[num_drawn]),
-            (Thought::Open(_), _) => Ok(Allowed::NotEnd),
+            (Thought::Open(_), _) => Ok(AllowedTokens::NotEnd),
             (Thought::Closing(num_drawn), _) => force(mask, self.reasoning.close[num_drawn]),
             (Thought::Resuming(num_drawn), _) => force(mask, self.reasoning.resume[num_drawn]),
             (Thought::Closed, Some(inner)) => inner.allowed(mask),
         }
     }
 
-    fn accept(&mut self, token: TokenId) -> Result<(), GuideError> {
+    fn accept(&mut self, token: TokenId) -> Result<(), ConstraintError> {
         self.remember(token);
         match self.state {
             Thought::Unopened(num_drawn) => self.accept_unopened(token, num_drawn)?,
@@ -188,7 +191,7 @@ impl Guide for AfterReasoning {
         Ok(())
     }
 
-    fn clone_boxed(&self) -> Box<dyn Guide> {
+    fn clone_boxed(&self) -> Box<dyn TokenConstraint> {
         Box::new(AfterReasoning {
             reasoning: self.reasoning.clone(),
             state: self.state,
@@ -207,24 +210,24 @@ pub(crate) struct WithoutRuns {
     /// Tokens that end a choice.
     ends: Vec<TokenId>,
     tail: Vec<TokenId>,
-    inner: Option<Box<dyn Guide>>,
+    inner: Option<Box<dyn TokenConstraint>>,
 }
 
 impl WithoutRuns {
     pub(crate) fn new(
         runs: Vec<Vec<TokenId>>,
         ends: Vec<TokenId>,
-        inner: Option<Box<dyn Guide>>,
+        inner: Option<Box<dyn TokenConstraint>>,
     ) -> WithoutRuns {
         WithoutRuns { runs, ends, tail: Vec::new(), inner }
     }
 }
 
-impl Guide for WithoutRuns {
-    fn allowed(&mut self, mask: &mut TokenMask) -> Result<Allowed, GuideError> {
+impl TokenConstraint for WithoutRuns {
+    fn allowed(&mut self, mask: &mut TokenMask) -> Result<AllowedTokens, ConstraintError> {
         let allowed = match &mut self.inner {
             Some(inner) => inner.allowed(mask)?,
-            None => Allowed::All,
+            None => AllowedTokens::All,
         };
         let begun = |run: &&Vec<TokenId>| self.tail.ends_with(&run[..run.len() - 1]);
         let banned = self.runs.iter().filter(begun).filter_map(|run| run.last().copied());
@@ -232,7 +235,7 @@ impl Guide for WithoutRuns {
         if banned.is_empty() {
             return Ok(allowed);
         }
-        if allowed == Allowed::NotEnd {
+        if allowed == AllowedTokens::NotEnd {
             self.ends.iter().for_each(|token| mask.ban(*token));
         }
         let mut rest = mask.clone();
@@ -240,10 +243,10 @@ impl Guide for WithoutRuns {
         if !rest.is_empty() {
             *mask = rest;
         }
-        Ok(Allowed::Masked)
+        Ok(AllowedTokens::Masked)
     }
 
-    fn accept(&mut self, token: TokenId) -> Result<(), GuideError> {
+    fn accept(&mut self, token: TokenId) -> Result<(), ConstraintError> {
         let most = self.runs.iter().map(Vec::len).max().unwrap_or(0);
         self.tail.push(token);
         if most < self.tail.len() {
@@ -252,7 +255,7 @@ impl Guide for WithoutRuns {
         self.inner.as_mut().map_or(Ok(()), |inner| inner.accept(token))
     }
 
-    fn clone_boxed(&self) -> Box<dyn Guide> {
+    fn clone_boxed(&self) -> Box<dyn TokenConstraint> {
         Box::new(WithoutRuns {
             runs: self.runs.clone(),
             ends: self.ends.clone(),
@@ -269,7 +272,7 @@ mod tests {
     const VOCAB_SIZE: u32 = 20;
 
     /// Accepts `tokens`, each of which must be allowed, and returns what is allowed after them.
-    fn after(guide: &mut dyn Guide, tokens: &[TokenId]) -> (Allowed, Vec<TokenId>) {
+    fn after(guide: &mut dyn TokenConstraint, tokens: &[TokenId]) -> (AllowedTokens, Vec<TokenId>) {
         for &token in tokens {
             let (_, allowed) = asked(guide);
             assert!(allowed.contains(&token), "{token} is not in {allowed:?}");
@@ -278,7 +281,7 @@ mod tests {
         asked(guide)
     }
 
-    fn asked(guide: &mut dyn Guide) -> (Allowed, Vec<TokenId>) {
+    fn asked(guide: &mut dyn TokenConstraint) -> (AllowedTokens, Vec<TokenId>) {
         let mut mask = TokenMask::all(VOCAB_SIZE);
         let allowed = guide.allowed(&mut mask).unwrap();
         let mask = mask.to_mask();
@@ -289,18 +292,18 @@ mod tests {
     #[derive(Clone, Debug)]
     struct Seven;
 
-    impl Guide for Seven {
-        fn allowed(&mut self, mask: &mut TokenMask) -> Result<Allowed, GuideError> {
+    impl TokenConstraint for Seven {
+        fn allowed(&mut self, mask: &mut TokenMask) -> Result<AllowedTokens, ConstraintError> {
             *mask = TokenMask::only(&[7], VOCAB_SIZE);
-            Ok(Allowed::Masked)
+            Ok(AllowedTokens::Masked)
         }
 
-        fn accept(&mut self, token: TokenId) -> Result<(), GuideError> {
+        fn accept(&mut self, token: TokenId) -> Result<(), ConstraintError> {
             assert_eq!(token, 7, "only the answer reaches the guide within");
             Ok(())
         }
 
-        fn clone_boxed(&self) -> Box<dyn Guide> {
+        fn clone_boxed(&self) -> Box<dyn TokenConstraint> {
             Box::new(self.clone())
         }
     }
@@ -314,59 +317,63 @@ mod tests {
     fn what_lies_between_thought_and_answer_is_forced() {
         let with_way = |budget| Reasoning { resume: vec![8, 8], ..reasoning(true, budget) };
         let mut bound = AfterReasoning::new(with_way(None), Some(Box::new(Seven)));
-        assert_eq!(after(&mut bound, &[9, 3, 4]), (Allowed::Masked, vec![8]));
-        assert_eq!(after(&mut bound, &[8]), (Allowed::Masked, vec![8]));
-        assert_eq!(after(&mut bound, &[8]), (Allowed::Masked, vec![7]));
+        assert_eq!(after(&mut bound, &[9, 3, 4]), (AllowedTokens::Masked, vec![8]));
+        assert_eq!(after(&mut bound, &[8]), (AllowedTokens::Masked, vec![8]));
+        assert_eq!(after(&mut bound, &[8]), (AllowedTokens::Masked, vec![7]));
         let mut cut = AfterReasoning::new(with_way(Some(1)), None);
-        assert_eq!(after(&mut cut, &[9, 3, 4]), (Allowed::Masked, vec![8]));
-        assert_eq!(after(&mut cut, &[8, 8]).0, Allowed::All);
+        assert_eq!(after(&mut cut, &[9, 3, 4]), (AllowedTokens::Masked, vec![8]));
+        assert_eq!(after(&mut cut, &[8, 8]).0, AllowedTokens::All);
         let mut free = AfterReasoning::new(with_way(None), None);
-        assert_eq!(after(&mut free, &[9, 3, 4]).0, Allowed::All);
+        assert_eq!(after(&mut free, &[9, 3, 4]).0, AllowedTokens::All);
     }
 
     #[test]
     fn an_answer_is_bound_once_the_thought_is_closed() {
         let guide = || AfterReasoning::new(reasoning(true, None), Some(Box::new(Seven)));
-        assert_eq!(after(&mut guide(), &[9, 3, 3]).0, Allowed::NotEnd);
-        assert_eq!(after(&mut guide(), &[9, 3, 3, 4]), (Allowed::Masked, vec![7]));
-        assert_eq!(after(&mut guide(), &[3, 4, 7, 7]), (Allowed::Masked, vec![7]));
+        assert_eq!(after(&mut guide(), &[9, 3, 3]).0, AllowedTokens::NotEnd);
+        assert_eq!(after(&mut guide(), &[9, 3, 3, 4]), (AllowedTokens::Masked, vec![7]));
+        assert_eq!(after(&mut guide(), &[3, 4, 7, 7]), (AllowedTokens::Masked, vec![7]));
     }
 
     #[test]
     fn a_model_may_think_first_or_answer_at_once() {
         let guide = || AfterReasoning::new(reasoning(false, None), Some(Box::new(Seven)));
-        assert_eq!(after(&mut guide(), &[]), (Allowed::Masked, vec![1, 7]));
-        assert_eq!(after(&mut guide(), &[7]), (Allowed::Masked, vec![7]));
-        assert_eq!(after(&mut guide(), &[1]), (Allowed::Masked, vec![2]));
-        assert_eq!(after(&mut guide(), &[1, 2]).0, Allowed::NotEnd);
-        assert_eq!(after(&mut guide(), &[1, 2, 9, 3, 4]), (Allowed::Masked, vec![7]));
+        assert_eq!(after(&mut guide(), &[]), (AllowedTokens::Masked, vec![1, 7]));
+        assert_eq!(after(&mut guide(), &[7]), (AllowedTokens::Masked, vec![7]));
+        assert_eq!(after(&mut guide(), &[1]), (AllowedTokens::Masked, vec![2]));
+        assert_eq!(after(&mut guide(), &[1, 2]).0, AllowedTokens::NotEnd);
+        assert_eq!(after(&mut guide(), &[1, 2, 9, 3, 4]), (AllowedTokens::Masked, vec![7]));
         let mut copy = guide();
         after(&mut copy, &[1]);
-        assert_eq!(after(&mut *copy.clone_boxed(), &[2, 3, 4]), (Allowed::Masked, vec![7]));
+        assert_eq!(after(&mut *copy.clone_boxed(), &[2, 3, 4]), (AllowedTokens::Masked, vec![7]));
     }
 
     #[test]
     fn a_budget_closes_the_thought() {
         let guide = |is_open| AfterReasoning::new(reasoning(is_open, Some(2)), None);
-        assert_eq!(after(&mut guide(true), &[9]).0, Allowed::NotEnd);
-        assert_eq!(after(&mut guide(true), &[9, 9]), (Allowed::Masked, vec![3]));
-        assert_eq!(after(&mut guide(true), &[9, 3]), (Allowed::Masked, vec![4]), "it has begun");
-        assert_eq!(after(&mut guide(true), &[9, 9, 3]), (Allowed::Masked, vec![4]));
-        assert_eq!(after(&mut guide(true), &[9, 9, 3, 4, 9, 9, 9]).0, Allowed::All);
-        assert_eq!(after(&mut guide(false), &[9, 1, 2, 9, 9]), (Allowed::Masked, vec![3]));
-        assert_eq!(after(&mut guide(false), &[9, 9, 9]).0, Allowed::All);
+        assert_eq!(after(&mut guide(true), &[9]).0, AllowedTokens::NotEnd);
+        assert_eq!(after(&mut guide(true), &[9, 9]), (AllowedTokens::Masked, vec![3]));
+        assert_eq!(
+            after(&mut guide(true), &[9, 3]),
+            (AllowedTokens::Masked, vec![4]),
+            "it has begun"
+        );
+        assert_eq!(after(&mut guide(true), &[9, 9, 3]), (AllowedTokens::Masked, vec![4]));
+        assert_eq!(after(&mut guide(true), &[9, 9, 3, 4, 9, 9, 9]).0, AllowedTokens::All);
+        assert_eq!(after(&mut guide(false), &[9, 1, 2, 9, 9]), (AllowedTokens::Masked, vec![3]));
+        assert_eq!(after(&mut guide(false), &[9, 9, 9]).0, AllowedTokens::All);
         let mut none = AfterReasoning::new(reasoning(true, Some(0)), None);
-        assert_eq!(after(&mut none, &[]), (Allowed::Masked, vec![3]));
+        assert_eq!(after(&mut none, &[]), (AllowedTokens::Masked, vec![3]));
     }
 
     #[test]
     fn the_last_token_of_a_run_is_banned_after_the_others() {
         let guide = || WithoutRuns::new(vec![vec![5, 6], vec![7, 7]], vec![0], None);
-        assert_eq!(after(&mut guide(), &[6, 6]).0, Allowed::All);
+        assert_eq!(after(&mut guide(), &[6, 6]).0, AllowedTokens::All);
         let (allowed, tokens) = after(&mut guide(), &[9, 5]);
-        assert_eq!((allowed, tokens.len()), (Allowed::Masked, 19));
+        assert_eq!((allowed, tokens.len()), (AllowedTokens::Masked, 19));
         assert!(!tokens.contains(&6));
         let mut bound = WithoutRuns::new(vec![vec![7, 7]], vec![0], Some(Box::new(Seven)));
-        assert_eq!(after(&mut bound, &[7]), (Allowed::Masked, vec![7]), "the structure wins");
+        assert_eq!(after(&mut bound, &[7]), (AllowedTokens::Masked, vec![7]), "the structure wins");
     }
 }

@@ -1,14 +1,16 @@
-//! Guides that take long: whoever has none, or a fast one, is not held up.
+//! Constraints that take long: whoever has none, or a fast one, is not held up.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use jackalope_engine::{Allowed, EngineConfig, Event, Guide, GuideError, Request, TokenMask};
+use jackalope_engine::{
+    AllowedTokens, ConstraintError, EngineConfig, Event, Request, TokenConstraint, TokenMask,
+};
 use jackalope_protocol::TokenId;
 
 use crate::engine::{Fixture, paced, read_all, seeded, start};
 
-/// What slow guides wait for.
+/// What slow constraints wait for.
 #[derive(Debug, Default)]
 struct Gate {
     is_open: Mutex<bool>,
@@ -35,22 +37,22 @@ struct Counting {
     num_tokens: u32,
 }
 
-impl Guide for Counting {
-    fn allowed(&mut self, mask: &mut TokenMask) -> Result<Allowed, GuideError> {
+impl TokenConstraint for Counting {
+    fn allowed(&mut self, mask: &mut TokenMask) -> Result<AllowedTokens, ConstraintError> {
         if self.waits_from <= self.num_tokens {
             self.gate.wait();
         }
         *mask = TokenMask::only(&[self.num_tokens], mask.vocab_size());
-        Ok(Allowed::Masked)
+        Ok(AllowedTokens::Masked)
     }
 
-    fn accept(&mut self, token: TokenId) -> Result<(), GuideError> {
+    fn accept(&mut self, token: TokenId) -> Result<(), ConstraintError> {
         assert_eq!(token, self.num_tokens);
         self.num_tokens += 1;
         Ok(())
     }
 
-    fn clone_boxed(&self) -> Box<dyn Guide> {
+    fn clone_boxed(&self) -> Box<dyn TokenConstraint> {
         Box::new(self.clone())
     }
 }
@@ -58,12 +60,12 @@ impl Guide for Counting {
 fn counting(fixture: &Fixture, gate: &Arc<Gate>, waits_from: u32) -> Request {
     let limits = fixture.handle.status().limits.unwrap();
     let options = seeded(vec![1, 2, 3], 20, 7);
-    let guide = Counting { gate: Arc::clone(gate), waits_from, num_tokens: 0 };
-    Request::new(options, &limits).unwrap().with_guide(Box::new(guide))
+    let constraint = Counting { gate: Arc::clone(gate), waits_from, num_tokens: 0 };
+    Request::new(options, &limits).unwrap().with_constraint(Box::new(constraint))
 }
 
 #[test]
-fn a_slow_guide_holds_up_nobody_but_its_own_request() {
+fn a_slow_constraint_holds_up_nobody_but_its_own_request() {
     let fixture = start(EngineConfig::default(), paced(Duration::from_millis(1)));
     let (shut, open) = (Arc::new(Gate::default()), Arc::new(Gate::default()));
     open.open();
@@ -83,7 +85,7 @@ fn a_slow_guide_holds_up_nobody_but_its_own_request() {
 }
 
 #[test]
-fn a_request_can_be_left_while_its_guide_is_asked() {
+fn a_request_can_be_left_while_its_constraint_is_asked() {
     let fixture = start(EngineConfig::default(), paced(Duration::from_millis(1)));
     let gate = Arc::new(Gate::default());
     let mut left = fixture.handle.submit(counting(&fixture, &gate, 1)).unwrap();
@@ -101,37 +103,37 @@ struct Panicking {
     num_tokens: u32,
 }
 
-impl Guide for Panicking {
-    fn allowed(&mut self, mask: &mut TokenMask) -> Result<Allowed, GuideError> {
+impl TokenConstraint for Panicking {
+    fn allowed(&mut self, mask: &mut TokenMask) -> Result<AllowedTokens, ConstraintError> {
         assert!(self.num_tokens < 3, "on purpose");
         *mask = TokenMask::only(&[self.num_tokens], mask.vocab_size());
-        Ok(Allowed::Masked)
+        Ok(AllowedTokens::Masked)
     }
 
-    fn accept(&mut self, _token: TokenId) -> Result<(), GuideError> {
+    fn accept(&mut self, _token: TokenId) -> Result<(), ConstraintError> {
         self.num_tokens += 1;
         Ok(())
     }
 
-    fn clone_boxed(&self) -> Box<dyn Guide> {
+    fn clone_boxed(&self) -> Box<dyn TokenConstraint> {
         Box::new(self.clone())
     }
 }
 
 #[test]
-fn a_guide_that_panics_ends_its_own_request_alone() {
+fn a_constraint_that_panics_ends_its_own_request_alone() {
     let fixture = start(EngineConfig::default(), paced(Duration::from_millis(1)));
     let limits = fixture.handle.status().limits.unwrap();
     let plain = fixture.submit(seeded(vec![9; 30], 40, 1)).unwrap();
     // More of them than there are threads.
     for _ in 0..40 {
         let request = Request::new(seeded(vec![1, 2, 3], 20, 7), &limits).unwrap();
-        let request = request.with_guide(Box::new(Panicking::default()));
+        let request = request.with_constraint(Box::new(Panicking::default()));
         let mut generation = fixture.handle.submit(request).unwrap();
         let message = loop {
             match generation.next_blocking() {
-                Some(Event::GuideFailed { message, completion_tokens: 3 }) => break message,
-                Some(Event::GuideFailed { .. } | Event::Finished { .. }) | None => panic!(),
+                Some(Event::ConstraintFailed { message, completion_tokens: 3 }) => break message,
+                Some(Event::ConstraintFailed { .. } | Event::Finished { .. }) | None => panic!(),
                 Some(_) => {}
             }
         };

@@ -1,38 +1,38 @@
-//! The interface of constrained decoding: a guide decides, before each token is sampled, which
+//! The interface of constrained decoding: a constraint decides, before each token is sampled, which
 //! tokens are allowed.
 
 use std::fmt;
 
 use jackalope_protocol::{Mask, TokenId};
 
-/// Tracks one request's output and constrains the next token.
+/// Tracks one request's output and limits the next token.
 ///
-/// A request whose guide allows all tokens is planned ahead like any other. Once the guide
-/// restricts the next token, that token is planned only when the previous one is known; a token
-/// that was sampled too early is dropped. The guide's state belongs to the request: preemptions and
-/// losses of ranks do not affect it.
-pub trait Guide: Send + fmt::Debug {
-    /// Determines which tokens may come next. A guide that returns [`Allowed::Masked`] has removed
-    /// the forbidden tokens from `mask`, which initially allows everything; if no token is left,
-    /// the request ends as if a stop token had been sampled.
+/// A request whose constraint allows all tokens is planned ahead like any other. Once the
+/// constraint restricts the next token, that token is planned only when the previous one is known;
+/// a token that was sampled too early is dropped. The constraint's state belongs to the request:
+/// preemptions and losses of ranks do not affect it.
+pub trait TokenConstraint: Send + fmt::Debug {
+    /// Determines which tokens may come next. A constraint that returns [`AllowedTokens::Masked`]
+    /// has removed the forbidden tokens from `mask`, which initially allows everything; if no token
+    /// is left, the request ends as if a stop token had been sampled.
     ///
     /// # Errors
-    /// Fails if the guide cannot continue; the request then ends.
-    fn allowed(&mut self, mask: &mut TokenMask) -> Result<Allowed, GuideError>;
+    /// Fails if the constraint cannot continue; the request then ends.
+    fn allowed(&mut self, mask: &mut TokenMask) -> Result<AllowedTokens, ConstraintError>;
 
-    /// Advances the guide by a token of the output. Called once for each token, in order.
+    /// Advances the constraint by a token of the output. Called once for each token, in order.
     ///
     /// # Errors
-    /// Fails if the guide cannot continue; the request then ends.
-    fn accept(&mut self, token: TokenId) -> Result<(), GuideError>;
+    /// Fails if the constraint cannot continue; the request then ends.
+    fn accept(&mut self, token: TokenId) -> Result<(), ConstraintError>;
 
     /// Returns a copy in the same state.
-    fn clone_boxed(&self) -> Box<dyn Guide>;
+    fn clone_boxed(&self) -> Box<dyn TokenConstraint>;
 }
 
-/// A guide's answer about the next token.
+/// A constraint's answer about the next token.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Allowed {
+pub enum AllowedTokens {
     /// Any token is allowed.
     All,
     /// Any token is allowed that does not end the generation.
@@ -41,10 +41,10 @@ pub enum Allowed {
     Masked,
 }
 
-/// Error of a guide that cannot continue; its request ends with this message.
+/// Error of a constraint that cannot continue; its request ends with this message.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{message}")]
-pub struct GuideError {
+pub struct ConstraintError {
     /// What happened, possibly with a `hint:` line.
     pub message: String,
 }

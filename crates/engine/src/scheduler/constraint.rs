@@ -1,17 +1,17 @@
-//! The guide of a sequence, and its constraint on the next token.
+//! The constraint of a sequence, and the tokens that it allows next.
 
 use jackalope_protocol::TokenId;
 
 use super::Scheduler;
-use crate::guide::{Allowed, Guide, GuideError, TokenMask};
-use crate::guide_pool::{Answer, GuidePool, Question};
+use crate::constraint::{AllowedTokens, ConstraintError, TokenConstraint, TokenMask};
+use crate::constraint_pool::{Answer, ConstraintPool, Question};
 use crate::{Event, FinishReason, RequestId};
 
-/// A guide with its last answer.
+/// A constraint with its last answer.
 #[derive(Debug)]
-pub(super) struct Guided {
+pub(super) struct SequenceConstraint {
     /// Gone while it is being asked.
-    guide: Option<Box<dyn Guide>>,
+    constraint: Option<Box<dyn TokenConstraint>>,
     /// Tokens that it has not taken in yet.
     tokens: Vec<TokenId>,
     /// What the request allows besides.
@@ -25,7 +25,7 @@ pub(super) struct Guided {
     is_slow: bool,
 }
 
-/// The guide's answer about the token after the last known one.
+/// The constraint's answer about the token after the last known one.
 #[derive(Debug, PartialEq)]
 pub(super) enum Next {
     /// It has not been asked.
@@ -39,13 +39,16 @@ pub(super) enum Next {
     /// The output is complete.
     End,
     /// It cannot go on.
-    Failed(GuideError),
+    Failed(ConstraintError),
 }
 
-impl Guided {
-    pub(super) fn new(guide: Box<dyn Guide>, bound: Option<TokenMask>) -> Guided {
-        Guided {
-            guide: Some(guide),
+impl SequenceConstraint {
+    pub(super) fn new(
+        constraint: Box<dyn TokenConstraint>,
+        bound: Option<TokenMask>,
+    ) -> SequenceConstraint {
+        SequenceConstraint {
+            constraint: Some(constraint),
             tokens: Vec::new(),
             bound,
             next: Next::Unknown,
@@ -55,14 +58,14 @@ impl Guided {
         }
     }
 
-    /// Returns the guide's last answer.
+    /// Returns the constraint's last answer.
     pub(super) fn next(&self) -> &Next {
         &self.next
     }
 
     /// True while it is not known what may come next: a token must not be planned.
     pub(super) fn is_awaited(&self) -> bool {
-        self.guide.is_none()
+        self.constraint.is_none()
     }
 
     /// True if the next token may be planned only once the one before it is known.
@@ -86,8 +89,8 @@ impl Guided {
     }
 
     pub(super) fn accept(&mut self, token: TokenId) {
-        // No token is under way while the guide is being asked.
-        assert!(self.guide.is_some(), "a token was planned by what the guide said");
+        // No token is under way while the constraint is being asked.
+        assert!(self.constraint.is_some(), "a token was planned by what the constraint said");
         self.is_news = true;
         self.tokens.push(token);
         self.next = Next::Unknown;
@@ -98,22 +101,22 @@ impl Guided {
         if self.next != Next::Unknown {
             return None;
         }
-        let guide = self.guide.take()?;
+        let constraint = self.constraint.take()?;
         let tokens = std::mem::take(&mut self.tokens);
-        Some(Question { id, guide, tokens, vocab_size, is_slow: self.is_slow })
+        Some(Question { id, constraint, tokens, vocab_size, is_slow: self.is_slow })
     }
 
     fn take_answer(&mut self, answer: Answer) {
-        let Answer { guide, allowed, mut mask, is_slow, .. } = answer;
-        self.guide = Some(guide);
+        let Answer { constraint, allowed, mut mask, is_slow, .. } = answer;
+        self.constraint = Some(constraint);
         self.is_slow = is_slow;
         self.is_news = true;
         self.next = match allowed {
             Err(err) => Next::Failed(err),
-            Ok(Allowed::All) => Next::All,
-            Ok(Allowed::NotEnd) => Next::NotEnd,
-            Ok(Allowed::Masked) if mask.is_empty() => Next::End,
-            Ok(Allowed::Masked) => {
+            Ok(AllowedTokens::All) => Next::All,
+            Ok(AllowedTokens::NotEnd) => Next::NotEnd,
+            Ok(AllowedTokens::Masked) if mask.is_empty() => Next::End,
+            Ok(AllowedTokens::Masked) => {
                 if let Some(bound) = &self.bound {
                     mask.intersect(bound);
                 }
@@ -122,7 +125,7 @@ impl Guided {
                         "no token is both allowed by the request's list of tokens and by \
                                    the structure it asks for"
                             .to_owned();
-                    Next::Failed(GuideError { message })
+                    Next::Failed(ConstraintError { message })
                 } else {
                     Next::Masked(mask)
                 }
@@ -132,19 +135,20 @@ impl Guided {
 }
 
 impl Scheduler {
-    /// Has guides asked by threads of their own from now on.
-    pub(crate) fn set_guide_pool(&mut self, pool: GuidePool) {
-        self.guide_pool = Some(pool);
+    /// Has constraints asked by threads of their own from now on.
+    pub(crate) fn set_constraint_pool(&mut self, pool: ConstraintPool) {
+        self.constraint_pool = Some(pool);
     }
 
-    /// Asks every guide whose sequence has a new token, and acts on the answers. This is done when tokens
-    /// are taken in, while the ranks compute the next step. With a pool, slow answers come later
-    /// (see [`Scheduler::take_guide_answers`]), and their sequences compute no token until then.
-    pub(super) fn ask_guides(&mut self) {
+    /// Asks every constraint whose sequence has a new token, and acts on the answers. This is done
+    /// when tokens are taken in, while the ranks compute the next step. With a pool, slow answers
+    /// come later (see [`Scheduler::take_constraint_answers`]), and their sequences compute no
+    /// token until then.
+    pub(super) fn ask_constraints(&mut self) {
         let vocab_size = self.limits.vocab_size;
         let all = self.running.iter_mut().chain(&mut self.waiting);
-        let questions = all.filter_map(|it| it.guided.as_mut()?.question(it.id, vocab_size));
-        let answers: Vec<Answer> = match &mut self.guide_pool {
+        let questions = all.filter_map(|it| it.constraint.as_mut()?.question(it.id, vocab_size));
+        let answers: Vec<Answer> = match &mut self.constraint_pool {
             None => questions.map(Question::ask).collect(),
             Some(pool) => {
                 let mut num_fast = 0;
@@ -158,9 +162,9 @@ impl Scheduler {
         self.follow_answers(answers);
     }
 
-    /// Acts on what guides have said since they were asked.
-    pub(crate) fn take_guide_answers(&mut self) {
-        let answers = self.guide_pool.as_mut().map_or(Vec::new(), GuidePool::take);
+    /// Acts on what constraints have said since they were asked.
+    pub(crate) fn take_constraint_answers(&mut self) {
+        let answers = self.constraint_pool.as_mut().map_or(Vec::new(), ConstraintPool::take);
         self.follow_answers(answers);
     }
 
@@ -168,27 +172,29 @@ impl Scheduler {
         for answer in answers {
             // The request may have ended.
             let sequence = self.sequence_mut(answer.id);
-            if let Some(guided) = sequence.and_then(|it| it.guided.as_mut()) {
-                guided.take_answer(answer);
+            if let Some(constraint) = sequence.and_then(|it| it.constraint.as_mut()) {
+                constraint.take_answer(answer);
             }
         }
-        self.follow_guides();
+        self.follow_constraints();
     }
 
-    /// Ends the sequences that guides end, and discards tokens that were planned without a constraint
-    /// that now holds.
-    fn follow_guides(&mut self) {
+    /// Ends the sequences that constraints end, and discards tokens that were planned without a
+    /// constraint that now holds.
+    fn follow_constraints(&mut self) {
         let mut over: Vec<RequestId> = Vec::new();
         for sequence in self.running.iter_mut().chain(&mut self.waiting) {
-            let Some(guided) = sequence.guided.as_mut().filter(|it| it.is_news) else { continue };
-            guided.is_news = false;
-            if guided.is_awaited() {
+            let Some(constraint) = sequence.constraint.as_mut().filter(|it| it.is_news) else {
+                continue;
+            };
+            constraint.is_news = false;
+            if constraint.is_awaited() {
                 sequence.discard_pending();
                 continue;
             }
-            match guided.next() {
+            match constraint.next() {
                 Next::End | Next::Failed(_) => over.push(sequence.id),
-                _ if guided.keeps_planned() => {}
+                _ if constraint.keeps_planned() => {}
                 _ => sequence.discard_pending(),
             }
         }
@@ -201,12 +207,12 @@ impl Scheduler {
             if sequence.cache.is_some() {
                 self.release(&sequence);
             }
-            if let Some(Next::Failed(GuideError { message })) =
-                sequence.guided.as_ref().map(Guided::next)
+            if let Some(Next::Failed(ConstraintError { message })) =
+                sequence.constraint.as_ref().map(SequenceConstraint::next)
             {
                 let completion_tokens = sequence.usage().completion_tokens;
                 let message = message.clone();
-                self.events.push((id, Event::GuideFailed { message, completion_tokens }));
+                self.events.push((id, Event::ConstraintFailed { message, completion_tokens }));
             } else {
                 self.tell_finished(&sequence, FinishReason::Stop);
             }

@@ -1,4 +1,4 @@
-//! Runs guides on threads of their own, so that no step waits for a slow one.
+//! Runs constraints on threads of their own, so that no step waits for a slow one.
 //!
 //! ```text
 //!  scheduler ──Question──▶ fast threads ──┬─ Answer ─▶ scheduler, which waits for GRACE at most
@@ -6,9 +6,9 @@
 //!                └───────▶ slow thread ───┘  later: wake(), and the scheduler then takes it
 //! ```
 //!
-//! A guide that was slow once runs on the slow thread from then on, so that the fast threads stay
-//! free for the other guides; for each fast thread that is blocked meanwhile, another one is
-//! started. The pool knows nothing of grammars.
+//! A constraint that was slow once runs on the slow thread from then on, so that the fast threads
+//! stay free for the other constraints; for each fast thread that is blocked meanwhile, another one
+//! is started. The pool knows nothing of grammars.
 
 use std::fmt;
 use std::num::NonZero;
@@ -21,65 +21,65 @@ use std::time::{Duration, Instant};
 use jackalope_protocol::TokenId;
 
 use crate::RequestId;
-use crate::guide::{Allowed, Guide, GuideError, TokenMask};
+use crate::constraint::{AllowedTokens, ConstraintError, TokenConstraint, TokenMask};
 
-/// Maximum time for which a step waits for guides. Most guides answer within about ten
+/// Maximum time for which a step waits for constraints. Most constraints answer within about ten
 /// microseconds.
 const GRACE: Duration = Duration::from_millis(1);
 
-/// Time after which a guide counts as slow.
+/// Time after which a constraint counts as slow.
 const SLOW: Duration = Duration::from_millis(1);
 
-/// Number of threads for fast guides while none of them is blocked.
+/// Number of threads for fast constraints while none of them is blocked.
 const FAST_THREADS: usize = 4;
 
-/// Maximum number of threads for fast guides.
+/// Maximum number of threads for fast constraints.
 const FAST_THREADS_MAX: usize = 32;
 
-/// A guide to be asked for the tokens that may come next.
+/// A constraint to be asked for the tokens that may come next.
 #[derive(Debug)]
 pub(crate) struct Question {
     pub(crate) id: RequestId,
-    pub(crate) guide: Box<dyn Guide>,
-    /// Tokens that the guide has to accept first.
+    pub(crate) constraint: Box<dyn TokenConstraint>,
+    /// Tokens that the constraint has to accept first.
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) vocab_size: u32,
-    /// Whether the guide was slow before.
+    /// Whether the constraint was slow before.
     pub(crate) is_slow: bool,
 }
 
-/// A guide and its answer.
+/// A constraint and its answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) id: RequestId,
-    pub(crate) guide: Box<dyn Guide>,
-    pub(crate) allowed: Result<Allowed, GuideError>,
+    pub(crate) constraint: Box<dyn TokenConstraint>,
+    pub(crate) allowed: Result<AllowedTokens, ConstraintError>,
     pub(crate) mask: TokenMask,
     pub(crate) is_slow: bool,
 }
 
 impl Question {
-    /// Asks the guide. A guide that panics ends its request, and nothing else.
+    /// Asks the constraint. A constraint that panics ends its request, and nothing else.
     pub(crate) fn ask(mut self) -> Answer {
         let begin = Instant::now();
         let mut mask = TokenMask::all(self.vocab_size);
-        let (tokens, guide) = (&self.tokens, &mut self.guide);
+        let (tokens, constraint) = (&self.tokens, &mut self.constraint);
         let asked = catch_unwind(AssertUnwindSafe(|| {
-            tokens.iter().try_for_each(|token| guide.accept(*token))?;
-            guide.allowed(&mut mask)
+            tokens.iter().try_for_each(|token| constraint.accept(*token))?;
+            constraint.allowed(&mut mask)
         }));
-        // The request ends with this error, so the guide that panicked is not asked again.
+        // The request ends with this error, so the constraint that panicked is not asked again.
         let allowed = asked.unwrap_or_else(|_| {
             let message = "the checker of the requested structure failed; this is a bug".to_owned();
-            Err(GuideError { message })
+            Err(ConstraintError { message })
         });
         let is_slow = self.is_slow || SLOW < begin.elapsed();
-        Answer { id: self.id, guide: self.guide, allowed, mask, is_slow }
+        Answer { id: self.id, constraint: self.constraint, allowed, mask, is_slow }
     }
 }
 
 /// The threads; they end when the pool is dropped.
-pub(crate) struct GuidePool {
+pub(crate) struct ConstraintPool {
     fast: Lane,
     slow: Lane,
     answers: Receiver<Answer>,
@@ -89,9 +89,9 @@ pub(crate) struct GuidePool {
     is_left: Arc<AtomicBool>,
 }
 
-impl fmt::Debug for GuidePool {
+impl fmt::Debug for ConstraintPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GuidePool").field("num_open", &self.num_open).finish_non_exhaustive()
+        f.debug_struct("ConstraintPool").field("num_open", &self.num_open).finish_non_exhaustive()
     }
 }
 
@@ -124,7 +124,7 @@ impl Lane {
         let (worker, num_usual) = (self.worker.clone(), self.num_usual);
         self.worker.num_threads.fetch_add(1, Ordering::SeqCst);
         std::thread::Builder::new()
-            .name("guide".to_owned())
+            .name("constraint".to_owned())
             .spawn(move || worker.run(num_usual))
             .expect("a process that just started can start a thread");
     }
@@ -162,10 +162,10 @@ impl Worker {
     }
 }
 
-impl GuidePool {
+impl ConstraintPool {
     /// Starts the threads. `wake` is called when there is an answer for which the scheduler does
     /// not wait.
-    pub(crate) fn new(wake: impl Fn() + Send + Sync + 'static) -> GuidePool {
+    pub(crate) fn new(wake: impl Fn() + Send + Sync + 'static) -> ConstraintPool {
         let num_cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         let is_left = Arc::new(AtomicBool::new(false));
         let (done, answers) = mpsc::channel();
@@ -182,7 +182,7 @@ impl GuidePool {
             Lane::new(num_threads, worker, questions)
         };
         let (fast, slow) = (lane(num_cores.min(FAST_THREADS)), lane(1));
-        GuidePool { fast, slow, answers, num_open: 0, is_left }
+        ConstraintPool { fast, slow, answers, num_open: 0, is_left }
     }
 
     pub(crate) fn send(&mut self, question: Question) {
@@ -191,8 +191,8 @@ impl GuidePool {
         self.num_open += 1;
     }
 
-    /// Returns the answers that arrive within [`GRACE`]; returns at once if only slow guides are
-    /// open.
+    /// Returns the answers that arrive within [`GRACE`]; returns at once if only slow constraints
+    /// are open.
     pub(crate) fn wait(&mut self, num_fast: usize) -> Vec<Answer> {
         self.is_left.store(false, Ordering::SeqCst);
         let deadline = Instant::now() + GRACE;
