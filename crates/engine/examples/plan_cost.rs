@@ -123,8 +123,8 @@ impl Bench {
 }
 
 fn answer(plan: &StepPlan) -> StepOutput {
-    let draws = plan.rows.iter().filter(|row| row.sample.is_some());
-    let sampled = draws.map(|row| Sampled { cache: row.cache, token: Some(1), logprob: None });
+    let samples = plan.rows.iter().filter(|row| row.sample.is_some());
+    let sampled = samples.map(|row| Sampled { cache: row.cache, token: Some(1), logprob: None });
     StepOutput { step: plan.step, sampled: sampled.collect(), ..StepOutput::default() }
 }
 

@@ -143,7 +143,7 @@ mod tests {
             let mut none = mask.clone();
             some.iter().for_each(|token| none.ban(*token));
             assert!(none.is_empty(), "{vocab_size}");
-            assert_eq!(mask.without(&some), mask, "something has to be drawn");
+            assert_eq!(mask.without(&some), mask, "something has to be sampled");
             let mut both = mask.clone();
             both.intersect(&TokenMask::only(&[0], vocab_size));
             assert_eq!(both, TokenMask::only(&[0], vocab_size));

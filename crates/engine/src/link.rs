@@ -398,7 +398,7 @@ impl Link {
         if !may_form || !self.slots.iter().all(is_ready) {
             return;
         }
-        let key = match Secret::draw() {
+        let key = match Secret::random() {
             Ok(key) => key,
             Err(err) => {
                 let message = format!("the system has no randomness for a group's key: {err}");

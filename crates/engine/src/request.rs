@@ -179,7 +179,7 @@ pub enum Rejected {
         expected: &'static str,
     },
     /// No token may be sampled at all.
-    #[error("{parameter} leaves no token that may be drawn")]
+    #[error("{parameter} leaves no token that may be sampled")]
     NothingAllowed {
         /// Name of the parameter that forbids the last allowed token.
         parameter: &'static str,
@@ -404,7 +404,7 @@ fn check_min_tokens(min_tokens: u32, max_tokens: u32) -> Result<(), Rejected> {
     if min_tokens <= max_tokens {
         return Ok(());
     }
-    let expected = "at most the tokens that may be drawn";
+    let expected = "at most the tokens that may be sampled";
     Err(Rejected::BadNumber { parameter: "min_tokens", value: min_tokens.into(), expected })
 }
 

@@ -92,7 +92,7 @@ pub enum OutputMismatch {
         expected: Option<u64>,
     },
     /// The sampled rows are not those that the plan asked for.
-    #[error("step {step}: {found} rows drew a token, expected {expected} or others")]
+    #[error("step {step}: {found} rows sampled a token, expected {expected} or others")]
     Sampled {
         /// The step.
         step: u64,
@@ -129,7 +129,7 @@ pub struct ScheduleStats {
     /// Number of requests that finished.
     pub finished: u64,
     /// Number of tokens sampled and reported.
-    pub drawn_tokens: u64,
+    pub sampled_tokens: u64,
     /// Number of sampled tokens that were dropped, mostly because their request had ended.
     pub dropped_tokens: u64,
     /// Number of requests that ended because the model's output was not a number.
@@ -170,7 +170,7 @@ struct InFlight {
     /// Each request with rows in this step, and the number of its positions computed after the
     /// step.
     rows: Vec<(RequestId, usize)>,
-    draws: Vec<(RequestId, CacheId)>,
+    samples: Vec<(RequestId, CacheId)>,
     /// Each with the position of its first target and the number of targets.
     scores: Vec<(RequestId, CacheId, u32, usize)>,
     embeds: Vec<(RequestId, CacheId)>,
@@ -346,7 +346,7 @@ impl Scheduler {
         for ((id, _), embedded) in in_flight.embeds.into_iter().zip(output.embedded) {
             self.commit_embedding(id, embedded);
         }
-        for ((id, _), sampled) in in_flight.draws.into_iter().zip(output.sampled) {
+        for ((id, _), sampled) in in_flight.samples.into_iter().zip(output.sampled) {
             self.commit_token(id, sampled);
         }
         self.ask_constraints();
@@ -501,7 +501,7 @@ impl Scheduler {
             self.caches.grow(row.cache, sequence.num_computed);
             in_flight.rows.push((sequence.id, sequence.num_computed));
             if row.sample.is_some() {
-                in_flight.draws.push((sequence.id, row.cache));
+                in_flight.samples.push((sequence.id, row.cache));
             }
             if let Some(score) = &row.score {
                 let first = row.start + 1;
@@ -524,8 +524,8 @@ impl Scheduler {
                 return Err(OutputMismatch::Step { found: step, expected });
             }
         };
-        let (found, wanted) = (output.sampled.len(), expected.draws.len());
-        let mut pairs = expected.draws.iter().zip(&output.sampled);
+        let (found, wanted) = (output.sampled.len(), expected.samples.len());
+        let mut pairs = expected.samples.iter().zip(&output.sampled);
         if found != wanted || pairs.any(|((_, cache), sampled)| *cache != sampled.cache) {
             return Err(OutputMismatch::Sampled { step, found, expected: wanted });
         }
@@ -592,7 +592,7 @@ impl Scheduler {
         let Some(token) = token else { return self.fail(id) };
         let reason = sequence.add_token(token);
         sequence.suspicion.note_progress();
-        self.stats.drawn_tokens += 1;
+        self.stats.sampled_tokens += 1;
         self.events.push((id, Event::Token { token, logprob }));
         if let Some(reason) = reason {
             self.finish(id, reason);

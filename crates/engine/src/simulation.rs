@@ -569,11 +569,11 @@ impl Simulation {
         let mut prompt = match self.rng.below(4) {
             0 if !self.clients.is_empty() => {
                 let client = &self.clients[self.rng.below(self.clients.len())];
-                let drawn = client.events.iter().filter_map(|event| match event {
+                let sampled = client.events.iter().filter_map(|event| match event {
                     Event::Token { token, .. } => Some(*token),
                     _ => None,
                 });
-                client.request.prompt().iter().copied().chain(drawn).collect()
+                client.request.prompt().iter().copied().chain(sampled).collect()
             }
             1 | 2 => self.openings[self.rng.below(self.openings.len())].clone(),
             _ => Vec::new(),

@@ -235,7 +235,7 @@ pub struct Counters {
     /// Number of prompt tokens of the accepted requests.
     pub prompt_tokens: u64,
     /// Number of sampled tokens.
-    pub drawn_tokens: u64,
+    pub sampled_tokens: u64,
     /// Number of tokens sampled for requests that had ended one step earlier.
     pub dropped_tokens: u64,
     /// Number of preemptions for lack of memory.

@@ -24,7 +24,7 @@ pub const NOT_A_NUMBER: TokenId = TokenId::MAX;
 pub type NextToken = Box<dyn FnMut(&[TokenId], &Sampling) -> TokenId + Send>;
 
 /// A model whose next token depends on every token before it, on the seed, and on nothing else but
-/// the mask: it draws the first allowed token from its choice on.
+/// the mask: it samples the first allowed token from its choice on.
 pub fn pseudo_model(vocab_size: u32) -> NextToken {
     Box::new(move |tokens, sampling| {
         let hash = hash_tokens(tokens) ^ sampling.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -55,8 +55,8 @@ pub fn scripted_model(
     end: TokenId,
 ) -> NextToken {
     Box::new(move |tokens, sampling| {
-        let (prompt, drawn) = tokens.split_at(sampling.num_prompt_tokens as usize);
-        answer(prompt).get(drawn.len()).copied().unwrap_or(end)
+        let (prompt, sampled) = tokens.split_at(sampling.num_prompt_tokens as usize);
+        answer(prompt).get(sampled.len()).copied().unwrap_or(end)
     })
 }
 
@@ -90,8 +90,8 @@ fn hash_tokens(tokens: &[TokenId]) -> u64 {
 pub struct FakeCaches {
     granule_tokens: usize,
     caches: HashMap<CacheId, FakeCache>,
-    /// What each row of the step before drew.
-    drawn: HashMap<CacheId, TokenId>,
+    /// What each row of the step before sampled.
+    sampled: HashMap<CacheId, TokenId>,
     next_step: u64,
     peak_granules: usize,
 }
@@ -117,7 +117,7 @@ impl FakeCaches {
         FakeCaches {
             granule_tokens,
             caches: HashMap::new(),
-            drawn: HashMap::new(),
+            sampled: HashMap::new(),
             next_step: 0,
             peak_granules: 0,
         }
@@ -127,7 +127,7 @@ impl FakeCaches {
     ///
     /// # Panics
     /// If a rank could not: a step is missing, a cache does not exist or exists already, a row
-    /// skips positions, a token is taken from a row that drew none.
+    /// skips positions, a token is taken from a row that sampled none.
     pub fn execute(&mut self, plan: &StepPlan, next_token: &mut NextToken) -> StepOutput {
         assert_eq!(plan.step, self.next_step, "a step is missing or repeated");
         self.next_step += 1;
@@ -183,7 +183,7 @@ impl FakeCaches {
         if !self.caches.contains_key(&id) {
             assert_eq!(row.start, 0, "{id:?} is continued but not held");
         }
-        let drawn = self.drawn.remove(&id);
+        let sampled = self.sampled.remove(&id);
         let cache = self.caches.entry(id).or_default();
         let start = row.start as usize;
         assert!(
@@ -198,7 +198,7 @@ impl FakeCaches {
                 cache.tokens.extend(tokens);
             }
             Input::Previous => {
-                cache.tokens.push(drawn.expect("the row before drew a token"));
+                cache.tokens.push(sampled.expect("the row before sampled a token"));
             }
         }
         cache.granules = cache.granules.max(cache.tokens.len().div_ceil(self.granule_tokens));
@@ -217,7 +217,7 @@ impl FakeCaches {
             let token = next_token(&cache.tokens, sampling);
             let logprob = sampling.logprobs.map(|num| pseudo_logprob(&cache.tokens, token, num));
             let token = (token != NOT_A_NUMBER).then_some(token);
-            self.drawn.insert(id, token.unwrap_or_default());
+            self.sampled.insert(id, token.unwrap_or_default());
             output.sampled.push(Sampled { cache: id, token, logprob });
         }
     }

@@ -146,7 +146,7 @@ impl Home {
     /// [`HomeError::Io`].
     pub fn new_token(&self) -> Result<String, HomeError> {
         let failed = |source| HomeError::Io { path: self.join(TOKEN), source };
-        let token = Secret::draw().map_err(failed)?.to_hex();
+        let token = Secret::random().map_err(failed)?.to_hex();
         self.write(TOKEN, format!("{token}\n").as_bytes())?;
         Ok(token)
     }
@@ -157,7 +157,7 @@ impl Home {
         }
         let path = self.join(name);
         let failed = |source| HomeError::Io { path: path.clone(), source };
-        let secret = Secret::draw().map_err(failed)?;
+        let secret = Secret::random().map_err(failed)?;
         self.dir("")?;
         // If two processes create it at the same time, the second one uses the secret of the first.
         let draft = self.draft(name);

@@ -1,4 +1,4 @@
-//! What drawing a token asks of a whole vocabulary's logits. Each is one pass over memory.
+//! What sampling a token asks of a whole vocabulary's logits. Each is one pass over memory.
 
 use std::sync::OnceLock;
 
@@ -16,7 +16,8 @@ fn instructions() -> InstructionSet {
     })
 }
 
-/// The index of the largest logit, the first one of equals. A NaN is never chosen unless all are; 0 if there is none.
+/// The index of the largest logit, the first one of equals. A NaN is never chosen unless all are; 0
+/// if there is none.
 pub fn argmax(logits: &[f32]) -> usize {
     let mut best = (f32::NEG_INFINITY, 0);
     for (idx, chunk) in logits.chunks(CHUNK).enumerate() {
@@ -50,7 +51,8 @@ pub fn are_numbers(logits: &[f32]) -> bool {
     has_number && !has_strange
 }
 
-/// `exp(x)` in place of each `x <= 0`, within two units in the last place; zero where it is below the normal numbers.
+/// `exp(x)` in place of each `x <= 0`, within two units in the last place; zero where it is below
+/// the normal numbers.
 pub fn exp_each(values: &mut [f32]) {
     exp_values(instructions(), values);
 }

@@ -100,7 +100,7 @@ impl Identity {
     /// # Errors
     /// Fails if the system has no such source.
     pub fn generate(name: &str) -> io::Result<Identity> {
-        Ok(Identity::from_private(Secret::draw()?, name))
+        Ok(Identity::from_private(Secret::random()?, name))
     }
 
     /// Creates the identity of this private key. Characters of the name other than letters, digits,

@@ -25,7 +25,7 @@ impl Secret {
     ///
     /// # Errors
     /// Fails if the system has no such source.
-    pub fn draw() -> std::io::Result<Secret> {
+    pub fn random() -> std::io::Result<Secret> {
         let mut bytes = [0; 32];
         getrandom::fill(&mut bytes)?;
         Ok(Secret(bytes))

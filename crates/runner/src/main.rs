@@ -8,13 +8,13 @@
 
 mod content;
 mod control;
-mod drawn;
 mod embed;
 mod libraries;
 mod link;
 mod micro_batch;
 mod rank_memory;
 mod remote;
+mod sampled_tokens;
 mod sampler;
 mod step;
 mod worker;

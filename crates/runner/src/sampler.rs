@@ -20,7 +20,7 @@ const CANDIDATE_STEP: f32 = 6.0;
 
 /// Samples a token. `logits` is `[vocab]`, `history` every token of the sequence so far; the
 /// sampled token's position is `history.len()`.
-pub(crate) fn draw(logits: &[f32], history: &[TokenId], sampling: &Sampling) -> TokenId {
+pub(crate) fn sample(logits: &[f32], history: &[TokenId], sampling: &Sampling) -> TokenId {
     assert!(!logits.is_empty(), "a vocabulary has tokens");
     let mut logits = std::borrow::Cow::Borrowed(logits);
     if changes_logits(sampling) {
@@ -230,9 +230,9 @@ mod tests {
     fn frequencies(logits: &[f32], sampling: &Sampling) -> Vec<f64> {
         let mut counts = vec![0.0; logits.len()];
         let mut history = Vec::new();
-        let num_draws = 20_000;
-        for _ in 0..num_draws {
-            counts[draw(logits, &history, sampling) as usize] += 1.0 / f64::from(num_draws);
+        let num_samples = 20_000;
+        for _ in 0..num_samples {
+            counts[sample(logits, &history, sampling) as usize] += 1.0 / f64::from(num_samples);
             history.push(0);
         }
         counts
@@ -255,12 +255,12 @@ mod tests {
     #[test]
     fn the_same_seed_and_position_draw_the_same_token() {
         let logits: Vec<f32> = (0..50).map(|it| (it as f32 * 0.7).sin()).collect();
-        let draws = |seed| -> Vec<TokenId> {
+        let samples = |seed| -> Vec<TokenId> {
             let sampling = sampling(|it| it.seed = seed);
-            (0..40).map(|len| draw(&logits, &vec![1; len], &sampling)).collect()
+            (0..40).map(|len| sample(&logits, &vec![1; len], &sampling)).collect()
         };
-        assert_eq!(draws(3), draws(3));
-        assert_ne!(draws(3), draws(4));
+        assert_eq!(samples(3), samples(3));
+        assert_ne!(samples(3), samples(4));
     }
 
     /// Implements mlx-lm's definition by comparing every token with every other.
@@ -329,13 +329,13 @@ mod tests {
             |it| (it.repetition_penalty, it.presence_penalty) = (9.0, 2.0),
         ];
         for change in changes {
-            let draws = masks.clone().map(|mask| -> Vec<TokenId> {
+            let samples = masks.clone().map(|mask| -> Vec<TokenId> {
                 let mut sampling = sampling(change);
                 sampling.mask = mask;
-                (0..200).map(|len| draw(&logits, &vec![5; len], &sampling)).collect()
+                (0..200).map(|len| sample(&logits, &vec![5; len], &sampling)).collect()
             });
-            assert!(draws[0].iter().all(|token| allowed.contains(token)), "{draws:?}");
-            assert!(draws[0] == draws[1] && draws[1] == draws[2], "the form says nothing");
+            assert!(samples[0].iter().all(|token| allowed.contains(token)), "{samples:?}");
+            assert!(samples[0] == samples[1] && samples[1] == samples[2], "the form says nothing");
         }
         let mut sampling = sampling(|_| {});
         sampling.mask = Mask::Only(allowed.clone());
@@ -346,7 +346,7 @@ mod tests {
                 .all(|token| 0.0 < found[*token as usize] || logits[*token as usize] < 0.0)
         );
         let none = [f32::NEG_INFINITY; 40];
-        assert_eq!(draw(&none, &[], &sampling), 3, "an allowed token, even without any chance");
+        assert_eq!(sample(&none, &[], &sampling), 3, "an allowed token, even without any chance");
     }
 
     #[test]
@@ -355,7 +355,7 @@ mod tests {
         let greedy = |change: fn(&mut Sampling), history: &[TokenId]| {
             let mut sampling = Sampling::greedy(1);
             change(&mut sampling);
-            draw(&logits, history, &sampling)
+            sample(&logits, history, &sampling)
         };
         assert_eq!(greedy(|_| {}, &[0, 0]), 0);
         assert_eq!(greedy(|it| it.logit_bias = vec![(2, 5.0), (99, 9.0)], &[0]), 2);
@@ -397,7 +397,7 @@ mod tests {
                 sampling(|it| it.top_k = 2),
                 sampling(|_| {}),
             ] {
-                assert!((draw(&logits, &[], &sampling) as usize) < logits.len());
+                assert!((sample(&logits, &[], &sampling) as usize) < logits.len());
             }
         }
     }

@@ -17,8 +17,8 @@ use jackalope_protocol::{
 use jackalope_transport::GroupStats;
 use thiserror::Error;
 
-use crate::drawn::Drawn;
 use crate::micro_batch::micro_batches;
+use crate::sampled_tokens::SampledTokens;
 use crate::{embed, sampler};
 
 /// Maximum size of the f32 logits that are computed at once, in bytes. Both forms (this rank's
@@ -50,7 +50,7 @@ struct Sequence {
     /// Tokens whose keys and values are cached.
     tokens: Vec<TokenId>,
     /// Token that the last step sampled for this sequence.
-    drawn: Option<TokenId>,
+    last_sampled: Option<TokenId>,
     /// Pooled hidden states; on rank 0, while the sequence is embedded.
     pool: Option<Pool>,
 }
@@ -60,7 +60,7 @@ pub(crate) struct Stepper {
     rank: u32,
     group: Group,
     num_stages: usize,
-    drawn: Drawn,
+    sampled_tokens: SampledTokens,
     sequences: HashMap<CacheId, Sequence>,
 }
 
@@ -90,19 +90,19 @@ struct Wanted {
 #[derive(Default)]
 struct Answers {
     scored: Vec<Scored>,
-    drawn: Vec<(Option<TokenId>, Option<Logprob>)>,
+    sampled_tokens: Vec<(Option<TokenId>, Option<Logprob>)>,
     embedded: Vec<Embedded>,
     /// Time that sampling and scoring took.
-    drawing: Duration,
+    sampling_time: Duration,
 }
 
 impl Stepper {
     pub(crate) fn new(rank: u32, group: Group, split: &Split) -> Stepper {
-        let (num_stages, drawn) = match split {
-            Split::Tensor(_) => (1, Drawn::Summed),
-            Split::Pipeline(layers) => (layers.len(), Drawn::sent(layers.len())),
+        let (num_stages, sampled_tokens) = match split {
+            Split::Tensor(_) => (1, SampledTokens::Summed),
+            Split::Pipeline(layers) => (layers.len(), SampledTokens::sent(layers.len())),
         };
-        Stepper { rank, group, num_stages, drawn, sequences: HashMap::new() }
+        Stepper { rank, group, num_stages, sampled_tokens, sequences: HashMap::new() }
     }
 
     /// Returns the size of all sequences' keys and values in bytes.
@@ -138,10 +138,10 @@ impl Stepper {
                 self.evaluate(plan, &hidden)?;
                 Answers::default()
             };
-            timings.sampling_us = micros(answers.drawing);
+            timings.sampling_us = micros(answers.sampling_time);
             output.scored = answers.scored;
             output.embedded = answers.embedded;
-            self.share_drawn(plan, &wanted, answers.drawn, &mut output)?;
+            self.share_sampled(plan, &wanted, answers.sampled_tokens, &mut output)?;
         }
         let link = self.link();
         timings.collectives_us = micros(link.spent - link_before.spent);
@@ -169,9 +169,9 @@ impl Stepper {
         for range in slices {
             let logits = model.logits(&rows(hidden, &range));
             self.evaluate(plan, &logits)?;
-            let drawing = Instant::now();
-            self.draw(plan, wanted, (range, &logits), &mut answers)?;
-            answers.drawing += drawing.elapsed();
+            let sampling_time = Instant::now();
+            self.sample(plan, wanted, (range, &logits), &mut answers)?;
+            answers.sampling_time += sampling_time.elapsed();
         }
         answers.embedded = self.embed(model, plan, wanted, hidden)?;
         Ok(answers)
@@ -198,7 +198,7 @@ impl Stepper {
                     .fork(num_tokens)
                     .map_err(|err| StepError::Device(err.to_string()))?,
                 tokens: source.tokens[..num_tokens].to_vec(),
-                drawn: None,
+                last_sampled: None,
                 pool: None,
             };
             self.sequences.insert(fork.target, copy);
@@ -224,7 +224,7 @@ impl Stepper {
             let sequence = self.sequences.entry(row.cache).or_insert_with(|| Sequence {
                 cache: model.new_cache(),
                 tokens: Vec::new(),
-                drawn: None,
+                last_sampled: None,
                 pool: None,
             });
             if sequence.tokens.len() < start {
@@ -239,12 +239,12 @@ impl Stepper {
             let start_idx = tokens.len();
             match &row.input {
                 Input::Tokens(known) => tokens.extend(known),
-                Input::Previous => tokens.push(sequence.drawn.ok_or_else(|| {
-                    StepError::Plan(format!("cache {} has drawn nothing yet", row.cache.0))
+                Input::Previous => tokens.push(sequence.last_sampled.ok_or_else(|| {
+                    StepError::Plan(format!("cache {} has sampled nothing yet", row.cache.0))
                 })?),
             }
             sequence.tokens.extend(&tokens[start_idx..]);
-            sequence.drawn = None;
+            sequence.last_sampled = None;
             spans.push(Span { start_idx, len: tokens.len() - start_idx });
         }
         Ok(Inputs { tokens, spans })
@@ -255,7 +255,8 @@ impl Stepper {
         let needs = |cache| {
             rows.iter().any(|row| row.cache == cache && matches!(row.input, Input::Previous))
         };
-        let known = self.drawn.take_in(&self.group, needs).map_err(|err| self.classify(&err))?;
+        let known =
+            self.sampled_tokens.take_in(&self.group, needs).map_err(|err| self.classify(&err))?;
         self.note_drawn(known);
         Ok(())
     }
@@ -264,7 +265,7 @@ impl Stepper {
         for (cache, token) in known {
             // The sequence may have been dropped while its token was in flight.
             if let Some(sequence) = self.sequences.get_mut(&cache) {
-                sequence.drawn = Some(token);
+                sequence.last_sampled = Some(token);
             }
         }
     }
@@ -351,7 +352,7 @@ impl Stepper {
 
     /// On rank 0, scores and samples from `logits`, which belong to the positions `range` of
     /// `wanted.logits_at`.
-    fn draw(
+    fn sample(
         &self,
         plan: &StepPlan,
         wanted: &Wanted,
@@ -381,7 +382,7 @@ impl Stepper {
         for &(row_idx, idx) in wanted.sampled.iter().filter(|(_, idx)| range.contains(idx)) {
             let row = &plan.rows[row_idx];
             let sampling = row.sample.as_ref().expect("only sampling rows are listed");
-            answers.drawn.push(self.draw_row(row.cache, at(idx), sampling));
+            answers.sampled_tokens.push(self.sample_row(row.cache, at(idx), sampling));
         }
         Ok(())
     }
@@ -416,7 +417,7 @@ impl Stepper {
     }
 
     /// Samples a token; returns `None` if the logits are not numbers.
-    fn draw_row(
+    fn sample_row(
         &self,
         cache: CacheId,
         logits: &[f32],
@@ -426,17 +427,17 @@ impl Stepper {
             return (None, None);
         }
         let history = &self.sequences[&cache].tokens;
-        let token = sampler::draw(logits, history, sampling);
+        let token = sampler::sample(logits, history, sampling);
         let logprob = sampling.logprobs.map(|num_top| sampler::logprob(logits, token, num_top));
         (Some(token), logprob)
     }
 
     /// Sends the sampled tokens to the ranks that need them.
-    fn share_drawn(
+    fn share_sampled(
         &mut self,
         plan: &StepPlan,
         wanted: &Wanted,
-        drawn: Vec<(Option<TokenId>, Option<Logprob>)>,
+        sampled_tokens: Vec<(Option<TokenId>, Option<Logprob>)>,
         output: &mut StepOutput,
     ) -> Result<(), StepError> {
         if wanted.sampled.is_empty() {
@@ -444,12 +445,12 @@ impl Stepper {
         }
         let caches = wanted.sampled.iter().map(|&(row_idx, _)| plan.rows[row_idx].cache);
         let caches: Vec<CacheId> = caches.collect();
-        let own =
-            (self.rank == 0).then(|| drawn.iter().map(|it| it.0.unwrap_or_default()).collect());
-        let known = self.drawn.share(&self.group, caches, own);
+        let own = (self.rank == 0)
+            .then(|| sampled_tokens.iter().map(|it| it.0.unwrap_or_default()).collect());
+        let known = self.sampled_tokens.share(&self.group, caches, own);
         let known = known.map_err(|err| self.classify(&err))?;
         self.note_drawn(known);
-        for (&(row_idx, _), (token, logprob)) in wanted.sampled.iter().zip(drawn) {
+        for (&(row_idx, _), (token, logprob)) in wanted.sampled.iter().zip(sampled_tokens) {
             output.sampled.push(Sampled { cache: plan.rows[row_idx].cache, token, logprob });
         }
         Ok(())

@@ -353,7 +353,7 @@ fn counters_json(status: &Status) -> Value {
         "failed": counters.failed,
         "refused": counters.refused,
         "prompt_tokens": counters.prompt_tokens,
-        "drawn_tokens": counters.drawn_tokens,
+        "sampled_tokens": counters.sampled_tokens,
         "dropped_tokens": counters.dropped_tokens,
         "preemptions": counters.preemptions,
         "failures": counters.failures,

@@ -317,11 +317,11 @@ fn bursts_and_storms_of_kills_change_no_answer() {
     let streams = open(&server, &requests);
     let mut random = 20_261;
     for num_kills in [2, 2, 3, 4, 5, 6] {
-        let before = num_of(&server.health(), "drawn_tokens");
+        let before = num_of(&server.health(), "sampled_tokens");
         storm(&server, num_kills, &mut random);
         // The storm is over once a stream has made progress.
         server.wait_for_health("tokens after a storm", |health| {
-            before < num_of(health, "drawn_tokens") && health["status"] == "healthy"
+            before < num_of(health, "sampled_tokens") && health["status"] == "healthy"
         });
     }
     for (idx, stream) in streams.into_iter().enumerate() {

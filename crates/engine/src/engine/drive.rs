@@ -680,7 +680,7 @@ impl<G: RankGroup> Driver<G> {
             status.prefix = scheduler.prefix_stats();
             status.counters.finished = stats.finished;
             status.counters.not_a_number = stats.not_a_number;
-            status.counters.drawn_tokens = stats.drawn_tokens;
+            status.counters.sampled_tokens = stats.sampled_tokens;
             status.counters.dropped_tokens = stats.dropped_tokens;
             status.counters.preemptions = stats.preemptions;
         });

@@ -36,7 +36,7 @@ impl Seat {
     /// # Panics
     /// Panics if the system has no source of randomness.
     pub fn local(setup: &Setup) -> Vec<Seat> {
-        let ticket = || Secret::draw().expect("the system has a source of randomness");
+        let ticket = || Secret::random().expect("the system has a source of randomness");
         let seat = || Seat {
             setup: setup.clone(),
             host: String::new(),

@@ -78,8 +78,8 @@ impl SequenceConstraint {
         self.planned_not_end = self.next == Next::NotEnd;
     }
 
-    /// True if a token that was planned before the last answer is still one it allows, drawn as it
-    /// would be now.
+    /// True if a token that was planned before the last answer is still one it allows, sampled as
+    /// it would be now.
     fn keeps_planned(&self) -> bool {
         match self.next {
             Next::All => !self.planned_not_end,

@@ -84,7 +84,7 @@ impl Sequence {
         self.request.prompt().len()
     }
 
-    fn num_drawn(&self) -> usize {
+    fn num_sampled(&self) -> usize {
         self.tokens.len() - self.num_prompt_tokens()
     }
 
@@ -107,9 +107,10 @@ impl Sequence {
             return self.num_prompt_tokens();
         }
         let num_tokens = self.tokens.len() + self.num_pending;
-        let is_drawn = self.num_drawn() + self.num_pending >= self.request.max_tokens() as usize;
+        let is_sampled =
+            self.num_sampled() + self.num_pending >= self.request.max_tokens() as usize;
         // The last token is computed only to sample the one after it.
-        if is_drawn { num_tokens - 1 } else { num_tokens }
+        if is_sampled { num_tokens - 1 } else { num_tokens }
     }
 
     /// Returns the number of positions that this sequence could compute now.
@@ -123,7 +124,7 @@ impl Sequence {
         }
         let awaits_constraint =
             self.constraint.as_ref().is_some_and(SequenceConstraint::is_awaited);
-        // The last token is computed to draw the one after it.
+        // The last token is computed to sample the one after it.
         let most = if awaits_constraint { self.tokens.len() - 1 } else { self.num_computable() };
         most - self.num_computed.min(most)
     }
@@ -178,7 +179,7 @@ impl Sequence {
 
     fn sampling(&self) -> Sampling {
         let mut sampling = self.request.sampling().clone();
-        let may_end = self.request.min_tokens() as usize <= self.num_drawn() + self.num_pending;
+        let may_end = self.request.min_tokens() as usize <= self.num_sampled() + self.num_pending;
         sampling.mask = match self.constraint.as_ref().map(SequenceConstraint::next) {
             Some(Next::Masked(mask)) if may_end => mask.to_mask(),
             Some(Next::Masked(mask)) => mask.without(self.request.stop_tokens()).to_mask(),
@@ -218,7 +219,7 @@ impl Sequence {
         if self.request.stops_at(token) {
             return Some(FinishReason::Stop);
         }
-        (most <= self.num_drawn()).then_some(FinishReason::Length)
+        (most <= self.num_sampled()).then_some(FinishReason::Length)
     }
 
     /// Discards the tokens in flight, which were planned before the constraint on them was known.
@@ -240,7 +241,7 @@ impl Sequence {
     pub(crate) fn usage(&self) -> Usage {
         Usage {
             prompt_tokens: start_of(self.num_prompt_tokens()),
-            completion_tokens: start_of(self.num_drawn()),
+            completion_tokens: start_of(self.num_sampled()),
             cached_tokens: self.cached_tokens.unwrap_or(0),
             preemptions: self.num_preemptions,
         }

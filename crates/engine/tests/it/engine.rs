@@ -124,7 +124,7 @@ fn requests_side_by_side_hear_what_each_would_alone() {
     }
     let status = fixture.handle.status();
     assert_eq!((status.queued, status.running, status.counters.finished), (0, 0, 19));
-    assert_eq!(status.counters.drawn_tokens, 19 * 40);
+    assert_eq!(status.counters.sampled_tokens, 19 * 40);
     assert_eq!(status.kv.running_bytes, 0);
     fixture.end();
 }
@@ -236,10 +236,10 @@ fn bursts_of_losses_end_nobody() {
     let submit = |prompt: &Vec<TokenId>| fixture.submit(seeded(prompt.clone(), 400, 5)).unwrap();
     let generations: Vec<Generation> = prompts.iter().map(submit).collect();
     for burst in 0..8_u64 {
-        let before = fixture.handle.status().counters.drawn_tokens;
+        let before = fixture.handle.status().counters.sampled_tokens;
         wait_until(|| {
             let counters = fixture.handle.status().counters;
-            before + 8 * 4 <= counters.drawn_tokens || counters.finished == 8
+            before + 8 * 4 <= counters.sampled_tokens || counters.finished == 8
         });
         for rank in 0..2 + burst as usize % 5 {
             fixture.control.order(FakeOrder::Crash { rank: rank % 2 });
@@ -292,8 +292,8 @@ fn a_dropped_generation_is_cancelled_within_a_step() {
     let status = fixture.handle.status();
     assert_eq!((status.counters.cancelled, status.running, status.kv.running_bytes), (1, 0, 0));
     // One told after the third, and two that were in flight.
-    let drawn = status.counters.drawn_tokens + status.counters.dropped_tokens;
-    assert!(drawn <= 4 + 3 + 1 + 2 + 1, "{:?}", status.counters);
+    let sampled = status.counters.sampled_tokens + status.counters.dropped_tokens;
+    assert!(sampled <= 4 + 3 + 1 + 2 + 1, "{:?}", status.counters);
     fixture.end();
 }
 
@@ -362,7 +362,7 @@ fn the_next_turn_goes_on_in_place() {
     for turn in 0..4 {
         let (tokens, last) = read_all(fixture.submit(seeded(prompt.clone(), 30, 1)).unwrap());
         let Event::Finished { usage, .. } = last else { panic!("{last:?}") };
-        // All but what was added since, and the last token drawn, which was never computed.
+        // All but what was added since, and the last token sampled, which was never computed.
         let expected = if turn == 0 { 0 } else { prompt.len() - 11 };
         assert_eq!(usage.cached_tokens as usize, expected);
         prompt.extend(tokens);

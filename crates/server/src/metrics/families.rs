@@ -87,7 +87,7 @@ pub(super) const MODEL: &[Family<Seen>] = &[
         it.status.counters.prompt_tokens as f64
     }),
     counter("vllm:generation_tokens_total", "Tokens drawn.", |it| {
-        it.status.counters.drawn_tokens as f64
+        it.status.counters.sampled_tokens as f64
     }),
     counter("llamacpp:prompt_tokens_total", "Prompt tokens of ended requests.", |it| {
         it.totals.prompt_tokens as f64

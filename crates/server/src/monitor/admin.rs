@@ -48,7 +48,7 @@ pub(crate) async fn status(State(state): State<ServerState>) -> Json<Value> {
         "num_waiting": status.queued,
         "total_requests_processed": ended,
         "total_prompt_tokens": status.counters.prompt_tokens,
-        "total_completion_tokens": status.counters.drawn_tokens,
+        "total_completion_tokens": status.counters.sampled_tokens,
         "metal": {
             "active_memory_gb": gib(memory.active),
             "peak_memory_gb": gib(memory.peak),

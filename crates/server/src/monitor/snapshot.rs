@@ -96,7 +96,7 @@ fn taken(state: &ServerState) -> Value {
         "queue_max": status.queue_max,
         "running": status.running,
         "running_max": status.running_max,
-        "drawn_tokens": status.counters.drawn_tokens,
+        "sampled_tokens": status.counters.sampled_tokens,
         "model": state.default_model().id,
         "state": status.state.name(),
         "recoveries": status.counters.recoveries,

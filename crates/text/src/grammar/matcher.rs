@@ -74,7 +74,7 @@ impl Matcher {
 
     fn accept_now(&mut self, token: TokenId) -> Result<(), GrammarError> {
         if MATCHED_TOKENS_MAX < self.num_tokens {
-            let reason = format!("more than {MATCHED_TOKENS_MAX} tokens were drawn");
+            let reason = format!("more than {MATCHED_TOKENS_MAX} tokens were sampled");
             return Err(GrammarError::Match { reason });
         }
         let env = self.inner.tok_env().map_err(|err| failure(&err))?;

@@ -12,7 +12,7 @@ type Received = Result<Vec<(CacheId, TokenId)>, jackalope_mlx::Error>;
 
 /// How the sampled tokens are distributed.
 #[derive(Debug)]
-pub(crate) enum Drawn {
+pub(crate) enum SampledTokens {
     /// All ranks embed: rank 0 contributes the tokens, the others zeros, to a sum.
     Summed,
     /// Ranks of a pipeline: the last rank embeds. It receives tokens only when it needs them, so
@@ -26,10 +26,10 @@ pub(crate) enum Drawn {
     },
 }
 
-impl Drawn {
+impl SampledTokens {
     /// Returns the distribution for a pipeline of `num_stages`.
-    pub(crate) fn sent(num_stages: usize) -> Drawn {
-        Drawn::Sent { under_way: VecDeque::new(), most: num_stages - 1 }
+    pub(crate) fn sent(num_stages: usize) -> SampledTokens {
+        SampledTokens::Sent { under_way: VecDeque::new(), most: num_stages - 1 }
     }
 
     /// Distributes a step's tokens, one for each of `caches`; only rank 0 knows them and passes
@@ -44,19 +44,19 @@ impl Drawn {
         let last = group.size() - 1;
         let tokens = match (self, own) {
             (_, Some(own)) if last == 0 => own,
-            (Drawn::Summed, own) => {
+            (SampledTokens::Summed, own) => {
                 let own = own.unwrap_or_else(|| vec![0; caches.len()]);
                 group.all_sum(&Array::from_slice(&own, &[len])).to_vec()?
             }
-            (Drawn::Sent { .. }, Some(own)) => {
+            (SampledTokens::Sent { .. }, Some(own)) => {
                 group.send(&Array::from_slice(&own, &[len]), last).eval()?;
                 own
             }
-            (Drawn::Sent { under_way, .. }, None) if group.rank() == last => {
+            (SampledTokens::Sent { under_way, .. }, None) if group.rank() == last => {
                 under_way.push_back(caches);
                 return Ok(Vec::new());
             }
-            (Drawn::Sent { .. }, None) => vec![ELSEWHERE; caches.len()],
+            (SampledTokens::Sent { .. }, None) => vec![ELSEWHERE; caches.len()],
         };
         Ok(caches.into_iter().zip(tokens).collect())
     }
@@ -67,7 +67,7 @@ impl Drawn {
         group: &Group,
         is_needed: impl Fn(CacheId) -> bool,
     ) -> Received {
-        let Drawn::Sent { under_way, most } = self else { return Ok(Vec::new()) };
+        let SampledTokens::Sent { under_way, most } = self else { return Ok(Vec::new()) };
         let mut known = Vec::new();
         let is_waited_for = |caches: &Vec<CacheId>| caches.iter().any(|&cache| is_needed(cache));
         while *most < under_way.len() || under_way.iter().any(is_waited_for) {
