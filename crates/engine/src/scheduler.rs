@@ -14,11 +14,11 @@
 //! sequence, the scheduler drops the row's output.
 
 mod admission;
+mod admission_queue;
 mod constraint;
 mod isolation;
 mod sequence;
-mod share_out;
-mod turns;
+mod token_budget;
 
 use std::collections::VecDeque;
 
@@ -32,11 +32,11 @@ use crate::caches::{CacheLimits, Caches};
 use crate::constraint_pool::ConstraintPool;
 use crate::status::PrefixStats;
 use crate::{Event, FinishReason, Request, RequestId};
+use admission_queue::AdmissionQueue;
 use sequence::Sequence;
-use turns::Turns;
 
 #[cfg(test)]
-pub(crate) use turns::PASSED_OVER_MAX;
+pub(crate) use admission_queue::PASSED_OVER_MAX;
 
 /// Limits that hold in every step, and settings of the scheduler.
 #[derive(Clone, Copy, Debug)]
@@ -143,11 +143,11 @@ pub struct ScheduleStats {
 pub struct Scheduler {
     limits: SchedulerLimits,
     caches: Caches,
-    /// Oldest first; [`Turns`] gives the order of admission.
+    /// Oldest first; [`AdmissionQueue`] gives the order of admission.
     waiting: VecDeque<Sequence>,
     /// Oldest first. The least important sequence is preempted first; among equals, the youngest.
     running: Vec<Sequence>,
-    turns: Turns,
+    admission_queue: AdmissionQueue,
     pressure: PressureTier,
     /// Kept prefixes were cleared on request, so the next plan with drops lets the ranks return the
     /// memory to the system.
@@ -196,7 +196,7 @@ impl Scheduler {
             caches: Caches::new(caches),
             waiting: VecDeque::new(),
             running: Vec::new(),
-            turns: Turns::default(),
+            admission_queue: AdmissionQueue::default(),
             pressure: PressureTier::Normal,
             is_clearing: false,
             in_flight: VecDeque::new(),
@@ -324,7 +324,7 @@ impl Scheduler {
     fn plan_all(&mut self, plan: &mut StepPlan) -> InFlight {
         let promised = self.preempt_for_memory();
         self.admit(promised, plan);
-        self.plan_rows(self.share_out(), plan)
+        self.plan_rows(self.allocate_token_budget(), plan)
     }
 
     /// Applies the output of the oldest step in flight.

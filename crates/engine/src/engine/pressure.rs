@@ -77,7 +77,7 @@ impl PressureStatus {
     }
 }
 
-/// Turns readings into tiers.
+/// AdmissionQueue readings into tiers.
 #[derive(Debug)]
 pub(super) struct PressureGuard {
     policy: PressurePolicy,

@@ -106,8 +106,8 @@ impl Link {
             })
     }
 
-    /// Turns a rank's report of a broken group into a failure. If all peers that it names are
-    /// alive, the failure blames no rank, and the launcher tests the links to them.
+    /// AdmissionQueue a rank's report of a broken group into a failure. If all peers that it names
+    /// are alive, the failure blames no rank, and the launcher tests the links to them.
     pub(super) fn group_failure(
         &mut self,
         rank: usize,

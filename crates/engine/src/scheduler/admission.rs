@@ -1,5 +1,6 @@
 //! Decides which sequences run: admits waiting ones while there is memory, and preempts running
-//! ones when memory is short. [`Turns`](super::turns::Turns) gives the order of admission.
+//! ones when memory is short. [`AdmissionQueue`](super::admission_queue::AdmissionQueue) gives the
+//! order of admission.
 //!
 //! A running sequence is promised memory for every position that it can compute with the tokens
 //! known now. An admitted sequence can therefore compute its whole prompt, and only growing outputs
@@ -64,16 +65,16 @@ impl Scheduler {
         self.caches.granules_with(cache, sequence.num_computable())
     }
 
-    /// Admits waiting sequences in the order of [`Turns`](super::turns::Turns) while the step has
-    /// tokens left for them. Skips only suspects and sequences whose prefix another one is
-    /// computing.
+    /// Admits waiting sequences in the order of
+    /// [`AdmissionQueue`](super::admission_queue::AdmissionQueue) while the step has tokens left
+    /// for them. Skips only suspects and sequences whose prefix another one is computing.
     pub(super) fn admit(&mut self, mut promised: usize, plan: &mut StepPlan) {
         let lookahead = self.limits.lookahead;
         let mut num_tokens: usize = self.running.iter().map(|it| it.num_wanted(lookahead)).sum();
         if !self.has_room_for_another(num_tokens) {
             return;
         }
-        let order = self.turns.order(&self.waiting);
+        let order = self.admission_queue.order(&self.waiting);
         let mut order = order.into_iter();
         // The last sequence that was tried because it was due.
         let mut tried = None;
@@ -109,7 +110,7 @@ impl Scheduler {
 
     /// Returns the oldest waiting sequence if it was passed over so often that it goes next.
     fn oldest_due(&self) -> Option<RequestId> {
-        let is_due = self.turns.is_oldest_due();
+        let is_due = self.admission_queue.is_oldest_due();
         self.waiting.front().filter(|_| is_due).map(|oldest| oldest.id)
     }
 
@@ -151,7 +152,7 @@ impl Scheduler {
         let is_due = self.oldest_due().is_some() && idx == 0;
         let mut sequence = self.waiting.remove(idx).expect("callers name a waiting sequence");
         sequence.is_aged |= is_due;
-        self.turns.note(sequence.request.tenant(), sequence.has_run(), idx == 0);
+        self.admission_queue.note(sequence.request.tenant(), sequence.has_run(), idx == 0);
         let cache = self.caches.open(start, sequence.request.cache_scope(), &sequence.tokens);
         let num_tokens = u32::try_from(start.num_tokens()).expect("no longer than the context");
         if let Start::Fork { source, .. } = start {

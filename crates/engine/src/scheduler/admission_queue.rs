@@ -29,7 +29,7 @@ const TENANTS_MAX: usize = 4096;
 
 /// The state between admissions.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct AdmissionQueue {
     /// Number of turns so far.
     num_turns: u64,
     /// The last turn of each tenant.
@@ -38,7 +38,7 @@ pub(super) struct Turns {
     num_passed_over: u32,
 }
 
-impl Turns {
+impl AdmissionQueue {
     /// Returns true if the oldest waiting request goes next, whatever the order is.
     pub(super) fn is_oldest_due(&self) -> bool {
         PASSED_OVER_MAX <= self.num_passed_over

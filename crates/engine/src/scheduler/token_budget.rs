@@ -6,7 +6,7 @@ impl Scheduler {
     /// Returns the number of tokens of this step for each running sequence: one for each decoding
     /// sequence whose turn it is; of the rest, the oldest prompt gets most, and the shortest
     /// prompts follow.
-    pub(super) fn share_out(&self) -> Vec<usize> {
+    pub(super) fn allocate_token_budget(&self) -> Vec<usize> {
         let lookahead = self.limits.lookahead;
         let wanted: Vec<usize> = self.running.iter().map(|it| it.num_wanted(lookahead)).collect();
         let mut shares = vec![0; wanted.len()];
@@ -21,7 +21,7 @@ impl Scheduler {
             shares[idx] += num_tokens;
             *budget -= num_tokens;
         };
-        self.take_turns(decoding).into_iter().for_each(|idx| give(idx, 1, &mut budget));
+        self.round_robin(decoding).into_iter().for_each(|idx| give(idx, 1, &mut budget));
         if let Some(oldest) = prompts.first().copied() {
             let most = (budget * 3 / 4).max(1);
             give(oldest, most, &mut budget);
@@ -44,7 +44,7 @@ impl Scheduler {
     /// every step, pipeline stages would wait for each other; with two stages, one half of the
     /// sequences is on the first while the other half is on the second. Sequences whose last row is
     /// longest ago come first. One that waits for a token in flight is selected only if all do.
-    fn take_turns(&self, mut decoding: Vec<usize>) -> Vec<usize> {
+    fn round_robin(&self, mut decoding: Vec<usize>) -> Vec<usize> {
         if self.num_groups() == 1 {
             return decoding;
         }
