@@ -8,8 +8,8 @@
 //!                             └────────── take_over ──────┘
 //! ```
 //!
-//! All ranks hold the same caches at the same lengths, so memory is counted in granules, each of a
-//! fixed number of tokens. The bytes of a granule on each rank matter only when the capacity is
+//! All ranks hold the same caches at the same lengths, so memory is counted in blocks, each of a
+//! fixed number of tokens. The bytes of a block on each rank matter only when the capacity is
 //! chosen.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -26,10 +26,10 @@ const KEPT_MAX: usize = 1024;
 /// Limits and settings of the caches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheLimits {
-    /// Number of positions per granule, the unit in which a cache grows.
-    pub(crate) granule_tokens: usize,
-    /// Capacity in granules.
-    pub(crate) capacity_granules: usize,
+    /// Number of positions per block, the unit in which a cache grows.
+    pub(crate) block_tokens: usize,
+    /// Capacity in blocks.
+    pub(crate) capacity_blocks: usize,
     /// Minimum number of shared tokens for which a sequence starts from an existing cache.
     pub(crate) least_prefix_tokens: usize,
     /// Whether the caches of finished sequences are kept.
@@ -45,14 +45,14 @@ pub(crate) struct Caches {
     indexes: BTreeMap<CacheScope, PrefixIndex>,
     /// Kept caches with the time of their last use, the least recently used first.
     kept: BTreeSet<(u64, CacheId)>,
-    used_granules: usize,
-    kept_granules: usize,
+    used_blocks: usize,
+    kept_blocks: usize,
     next_id: u64,
     /// Counts uses; these are the times in `kept`.
     clock: u64,
     /// Caches that the plan being made drops.
     drops: Vec<CacheId>,
-    dropped_granules: usize,
+    dropped_blocks: usize,
     pub(crate) stats: PrefixStats,
 }
 
@@ -61,8 +61,8 @@ struct Held {
     scope: CacheScope,
     /// Number of positions computed by the plans made so far.
     num_computed: usize,
-    /// Number of granules allocated on the ranks. Cutting a cache frees none of them.
-    granules: usize,
+    /// Number of blocks allocated on the ranks. Cutting a cache frees none of them.
+    blocks: usize,
     /// Time of the last use while the cache is kept; none while a sequence uses it.
     kept_since: Option<u64>,
 }
@@ -90,36 +90,36 @@ struct Candidate {
 
 impl Caches {
     pub(crate) fn new(limits: CacheLimits) -> Caches {
-        assert!(0 < limits.granule_tokens);
+        assert!(0 < limits.block_tokens);
         Caches {
             limits,
             held: HashMap::new(),
             indexes: BTreeMap::new(),
             kept: BTreeSet::new(),
-            used_granules: 0,
-            kept_granules: 0,
+            used_blocks: 0,
+            kept_blocks: 0,
             next_id: 0,
             clock: 0,
             drops: Vec::new(),
-            dropped_granules: 0,
+            dropped_blocks: 0,
             stats: PrefixStats::default(),
         }
     }
 
-    /// Returns the number of granules for `num_tokens` positions.
-    pub(crate) fn granules(&self, num_tokens: usize) -> usize {
-        num_tokens.div_ceil(self.limits.granule_tokens)
+    /// Returns the number of blocks for `num_tokens` positions.
+    pub(crate) fn blocks(&self, num_tokens: usize) -> usize {
+        num_tokens.div_ceil(self.limits.block_tokens)
     }
 
-    /// Returns the number of granules of `cache` once it holds `num_tokens` positions.
-    pub(crate) fn granules_with(&self, cache: CacheId, num_tokens: usize) -> usize {
-        self.held(cache).granules.max(self.granules(num_tokens))
+    /// Returns the number of blocks of `cache` once it holds `num_tokens` positions.
+    pub(crate) fn blocks_with(&self, cache: CacheId, num_tokens: usize) -> usize {
+        self.held(cache).blocks.max(self.blocks(num_tokens))
     }
 
     /// Sets the capacity of ranks that hold no caches.
-    pub(crate) fn set_capacity(&mut self, capacity_granules: usize) {
+    pub(crate) fn set_capacity(&mut self, capacity_blocks: usize) {
         assert!(self.held.is_empty(), "nothing is cached");
-        self.limits.capacity_granules = capacity_granules;
+        self.limits.capacity_blocks = capacity_blocks;
     }
 
     /// Sets whether released caches are kept.
@@ -127,13 +127,13 @@ impl Caches {
         self.limits.keep_prefixes = keep_prefixes;
     }
 
-    pub(crate) fn capacity_granules(&self) -> usize {
-        self.limits.capacity_granules
+    pub(crate) fn capacity_blocks(&self) -> usize {
+        self.limits.capacity_blocks
     }
 
-    /// Returns the numbers of granules in use and of granules kept.
+    /// Returns the numbers of blocks in use and of blocks kept.
     pub(crate) fn used_and_kept(&self) -> (usize, usize) {
-        (self.used_granules - self.kept_granules, self.kept_granules)
+        (self.used_blocks - self.kept_blocks, self.kept_blocks)
     }
 
     pub(crate) fn num_kept(&self) -> usize {
@@ -201,38 +201,38 @@ impl Caches {
     }
 
     /// Returns `start`, or another start that needs less memory if this one does not fit. The
-    /// running sequences are promised `promised_granules`, and this one will hold `num_tokens`
+    /// running sequences are promised `promised_blocks`, and this one will hold `num_tokens`
     /// positions. Returns none if the sequence has to wait for the eviction of kept caches, which
     /// this call begins.
     pub(crate) fn settle(
         &mut self,
         start: Start,
         num_tokens: usize,
-        promised_granules: usize,
+        promised_blocks: usize,
     ) -> Option<Start> {
-        let free = self.limits.capacity_granules.saturating_sub(promised_granules);
+        let free = self.limits.capacity_blocks.saturating_sub(promised_blocks);
         let Start::Fork { source, num_tokens: num_shared } = start else {
             return match start {
-                Start::TakeOver { cache, .. } if free < self.granules_with(cache, num_tokens) => {
+                Start::TakeOver { cache, .. } if free < self.blocks_with(cache, num_tokens) => {
                     Some(Start::Fresh)
                 }
                 _ => Some(start),
             };
         };
-        let copied = self.granules(num_shared);
+        let copied = self.blocks(num_shared);
         // The ranks make copies before they drop caches.
-        if self.used_granules + self.dropped_granules + copied <= self.limits.capacity_granules {
+        if self.used_blocks + self.dropped_blocks + copied <= self.limits.capacity_blocks {
             return Some(start);
         }
         let held = self.held(source);
         let is_kept = held.kept_since.is_some();
-        let others = self.kept_granules - if is_kept { held.granules } else { 0 };
-        if self.used_granules - others + copied <= self.limits.capacity_granules {
+        let others = self.kept_blocks - if is_kept { held.blocks } else { 0 };
+        if self.used_blocks - others + copied <= self.limits.capacity_blocks {
             self.touch(source);
-            self.evict_until(self.limits.capacity_granules - copied, Some(source));
+            self.evict_until(self.limits.capacity_blocks - copied, Some(source));
             return None;
         }
-        let fits = self.granules_with(source, num_tokens) <= free;
+        let fits = self.blocks_with(source, num_tokens) <= free;
         let take_over = Start::TakeOver { cache: source, num_tokens: num_shared };
         Some(if is_kept && fits { take_over } else { Start::Fresh })
     }
@@ -258,9 +258,9 @@ impl Caches {
     fn create(&mut self, scope: CacheScope, num_tokens: usize) -> CacheId {
         let cache = CacheId(self.next_id);
         self.next_id += 1;
-        let granules = self.granules(num_tokens);
-        self.used_granules += granules;
-        let held = Held { scope, num_computed: num_tokens, granules, kept_since: None };
+        let blocks = self.blocks(num_tokens);
+        self.used_blocks += blocks;
+        let held = Held { scope, num_computed: num_tokens, blocks, kept_since: None };
         self.held.insert(cache, held);
         cache
     }
@@ -271,7 +271,7 @@ impl Caches {
         let since = held.kept_since.take().expect("only kept caches are taken over");
         assert!(num_tokens <= held.num_computed);
         held.num_computed = num_tokens;
-        self.kept_granules -= held.granules;
+        self.kept_blocks -= held.blocks;
         self.kept.remove(&(since, cache));
         cache
     }
@@ -296,14 +296,14 @@ impl Caches {
     /// Records that a plan computes the positions below `num_computed`. Evicts kept caches if
     /// memory is short.
     pub(crate) fn grow(&mut self, cache: CacheId, num_computed: usize) {
-        let granules = self.granules_with(cache, num_computed);
+        let blocks = self.blocks_with(cache, num_computed);
         let held = self.held.get_mut(&cache).expect("callers name a held cache");
         held.num_computed = num_computed;
-        self.used_granules += granules - held.granules;
-        held.granules = granules;
-        self.evict_until(self.limits.capacity_granules, None);
+        self.used_blocks += blocks - held.blocks;
+        held.blocks = blocks;
+        self.evict_until(self.limits.capacity_blocks, None);
         assert!(
-            self.used_granules <= self.limits.capacity_granules,
+            self.used_blocks <= self.limits.capacity_blocks,
             "running sequences stay within the capacity"
         );
     }
@@ -317,7 +317,7 @@ impl Caches {
         held.num_computed = num_known;
         self.clock += 1;
         held.kept_since = Some(self.clock);
-        self.kept_granules += held.granules;
+        self.kept_blocks += held.blocks;
         self.kept.insert((self.clock, cache));
         if !self.limits.keep_prefixes || num_known < self.limits.least_prefix_tokens.max(1) {
             return self.drop_kept(cache);
@@ -343,7 +343,7 @@ impl Caches {
 
     /// Returns the caches that the plan being made drops; later drops belong to the next plan.
     pub(crate) fn take_drops(&mut self) -> Vec<CacheId> {
-        self.dropped_granules = 0;
+        self.dropped_blocks = 0;
         std::mem::take(&mut self.drops)
     }
 
@@ -367,7 +367,7 @@ impl Caches {
     }
 
     fn evict_until(&mut self, used_max: usize, spared: Option<CacheId>) {
-        while used_max < self.used_granules && self.evict_one(spared) {}
+        while used_max < self.used_blocks && self.evict_one(spared) {}
     }
 
     /// Drops the least recently used kept cache other than `spared`. Returns false if there is
@@ -385,11 +385,11 @@ impl Caches {
         let since = held.kept_since.expect("only kept caches are dropped");
         self.kept.remove(&(since, cache));
         self.unindex(held.scope, cache);
-        self.kept_granules -= held.granules;
-        self.used_granules -= held.granules;
-        self.dropped_granules += held.granules;
+        self.kept_blocks -= held.blocks;
+        self.used_blocks -= held.blocks;
+        self.dropped_blocks += held.blocks;
         // The ranks do not have a cache that no row has used yet.
-        if 0 < held.granules {
+        if 0 < held.blocks {
             self.drops.push(cache);
         }
     }

@@ -39,18 +39,18 @@ impl Queue {
     fn new(seed: u64) -> Queue {
         let mut rng = Rng::new(seed);
         let room = CONTEXT_TOKENS as usize + [0, 20, 400][rng.below(3)];
-        let granule_tokens = 1 + rng.below(4);
+        let block_tokens = 1 + rng.below(4);
         let limits = SchedulerLimits {
             step_tokens: 1 + rng.below(24),
             running_max: 1 + rng.below(6),
-            granule_tokens,
+            block_tokens,
             keep_prefixes: false,
-            ..SchedulerLimits::new(VOCAB_SIZE, room.div_ceil(granule_tokens))
+            ..SchedulerLimits::new(VOCAB_SIZE, room.div_ceil(block_tokens))
         };
         Queue {
             rng,
             scheduler: Scheduler::new(limits),
-            ranks: FakeCaches::new(granule_tokens),
+            ranks: FakeCaches::new(block_tokens),
             model: pseudo_model(VOCAB_SIZE),
             num_submitted: 0,
             num_steps: 0,

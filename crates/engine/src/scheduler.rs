@@ -23,7 +23,7 @@ mod token_budget;
 use std::collections::VecDeque;
 
 use jackalope_protocol::{
-    CACHE_GRANULE_TOKENS, CacheId, Embedded, MAX_STEPS_IN_FLIGHT, PressureTier, Sampled, Scored,
+    CacheId, Embedded, KV_BLOCK_TOKENS, MAX_STEPS_IN_FLIGHT, PressureTier, Sampled, Scored,
     StepOutput, StepPlan,
 };
 use thiserror::Error;
@@ -47,10 +47,10 @@ pub struct SchedulerLimits {
     pub running_max: usize,
     /// Vocabulary size; token ids are less than this.
     pub vocab_size: u32,
-    /// Capacity of the KV cache in granules.
-    pub capacity_granules: usize,
-    /// Number of positions per granule, the unit in which a cache grows.
-    pub granule_tokens: usize,
+    /// Capacity of the KV cache in blocks.
+    pub capacity_blocks: usize,
+    /// Number of positions per block, the unit in which a cache grows.
+    pub block_tokens: usize,
     /// Minimum number of shared tokens for which a sequence starts from an existing cache.
     pub least_prefix_tokens: usize,
     /// Whether the caches of finished sequences are kept for prefix reuse.
@@ -65,13 +65,13 @@ pub struct SchedulerLimits {
 
 impl SchedulerLimits {
     /// Returns the default limits with the given capacity.
-    pub fn new(vocab_size: u32, capacity_granules: usize) -> SchedulerLimits {
+    pub fn new(vocab_size: u32, capacity_blocks: usize) -> SchedulerLimits {
         SchedulerLimits {
             step_tokens: 512,
             running_max: 64,
             vocab_size,
-            capacity_granules,
-            granule_tokens: CACHE_GRANULE_TOKENS as usize,
+            capacity_blocks,
+            block_tokens: KV_BLOCK_TOKENS as usize,
             least_prefix_tokens: 16,
             keep_prefixes: true,
             lookahead: true,
@@ -180,14 +180,14 @@ impl Scheduler {
     /// Creates a scheduler without requests.
     ///
     /// # Panics
-    /// If `step_tokens`, `running_max` or `capacity_granules` is 0.
+    /// If `step_tokens`, `running_max` or `capacity_blocks` is 0.
     pub fn new(limits: SchedulerLimits) -> Scheduler {
-        assert!(0 < limits.step_tokens && 0 < limits.running_max && 0 < limits.capacity_granules);
+        assert!(0 < limits.step_tokens && 0 < limits.running_max && 0 < limits.capacity_blocks);
         // With this limit, a step has room for at least one token of every running sequence.
         let running_max = limits.running_max.min(limits.step_tokens);
         let caches = CacheLimits {
-            granule_tokens: limits.granule_tokens,
-            capacity_granules: limits.capacity_granules,
+            block_tokens: limits.block_tokens,
+            capacity_blocks: limits.capacity_blocks,
             least_prefix_tokens: limits.least_prefix_tokens,
             keep_prefixes: limits.keep_prefixes,
         };
@@ -210,7 +210,7 @@ impl Scheduler {
 
     /// Returns true if the ranks' memory can hold this request when it runs alone.
     pub fn could_hold(&self, request: &Request) -> bool {
-        self.caches.granules(request.max_cached_tokens() as usize) <= self.limits.capacity_granules
+        self.caches.blocks(request.max_cached_tokens() as usize) <= self.limits.capacity_blocks
     }
 
     /// Adds a request. Its id must be greater than all ids before it.
@@ -376,12 +376,12 @@ impl Scheduler {
     /// [`Scheduler::ranks_restarted`]. Removes and returns the requests that do not fit even alone.
     ///
     /// # Panics
-    /// If a sequence owns a cache, or `capacity_granules` is 0.
-    pub fn set_ranks(&mut self, capacity_granules: usize, num_stages: usize) -> Vec<RequestId> {
+    /// If a sequence owns a cache, or `capacity_blocks` is 0.
+    pub fn set_ranks(&mut self, capacity_blocks: usize, num_stages: usize) -> Vec<RequestId> {
         assert!(self.running.is_empty(), "the ranks are empty");
-        assert!(0 < capacity_granules, "there is room for something");
-        self.limits = SchedulerLimits { capacity_granules, num_stages, ..self.limits };
-        self.caches.set_capacity(capacity_granules);
+        assert!(0 < capacity_blocks, "there is room for something");
+        self.limits = SchedulerLimits { capacity_blocks, num_stages, ..self.limits };
+        self.caches.set_capacity(capacity_blocks);
         let waiting = std::mem::take(&mut self.waiting);
         let (kept, lost): (VecDeque<_>, Vec<_>) = {
             let (kept, lost): (Vec<_>, Vec<_>) =
@@ -421,8 +421,8 @@ impl Scheduler {
         self.in_flight.len()
     }
 
-    /// Returns the numbers of granules of running sequences and of kept caches.
-    pub fn used_and_kept_granules(&self) -> (usize, usize) {
+    /// Returns the numbers of blocks of running sequences and of kept caches.
+    pub fn used_and_kept_blocks(&self) -> (usize, usize) {
         self.caches.used_and_kept()
     }
 

@@ -194,8 +194,8 @@ struct Simulation {
     rng: Rng,
     seed: u64,
     scheduler: Scheduler,
-    granule_tokens: usize,
-    capacity_granules: usize,
+    block_tokens: usize,
+    capacity_blocks: usize,
     lookahead: bool,
     /// Number of groups of decoding sequences that alternate in a pipeline.
     num_groups: usize,
@@ -228,15 +228,15 @@ struct Simulation {
 impl Simulation {
     fn new(seed: u64) -> Simulation {
         let mut rng = Rng::new(seed);
-        let granule_tokens = 1 + rng.below(5);
+        let block_tokens = 1 + rng.below(5);
         // Even the longest sequence fits alone; often little more does.
         let room = CONTEXT_TOKENS as usize + [0, 10, 60, 400][rng.below(4)];
         let limits = SchedulerLimits {
             step_tokens: 1 + rng.below(24),
             running_max: 1 + rng.below(7),
             vocab_size: VOCAB_SIZE,
-            capacity_granules: room.div_ceil(granule_tokens),
-            granule_tokens,
+            capacity_blocks: room.div_ceil(block_tokens),
+            block_tokens,
             least_prefix_tokens: 1 + rng.below(6),
             keep_prefixes: rng.below(8) != 0,
             lookahead: rng.below(8) != 0,
@@ -246,12 +246,12 @@ impl Simulation {
         Simulation {
             seed,
             scheduler: Scheduler::new(limits),
-            granule_tokens,
-            capacity_granules: limits.capacity_granules,
+            block_tokens,
+            capacity_blocks: limits.capacity_blocks,
             num_groups: if limits.lookahead { limits.num_stages } else { 1 },
             passed_over: HashMap::new(),
             lookahead: limits.lookahead,
-            ranks: FakeCaches::new(granule_tokens),
+            ranks: FakeCaches::new(block_tokens),
             model: overflowing_model(VOCAB_SIZE),
             outputs: VecDeque::new(),
             poison: None,
@@ -307,7 +307,7 @@ impl Simulation {
             self.turn();
         }
         assert_eq!(self.ranks.num_caches(), self.scheduler.num_kept(), "seed {}", self.seed);
-        assert_eq!(self.scheduler.used_and_kept_granules().0, 0, "seed {}", self.seed);
+        assert_eq!(self.scheduler.used_and_kept_blocks().0, 0, "seed {}", self.seed);
     }
 
     /// Plans a step or commits an output, at random.
@@ -368,14 +368,14 @@ impl Simulation {
         let output = self.ranks.execute(&plan, &mut self.model);
         self.outputs.push_back((!is_fatal).then_some(output));
         assert!(
-            self.ranks.peak_granules() <= self.capacity_granules,
-            "seed {}: {} granules exceed {}",
+            self.ranks.peak_blocks() <= self.capacity_blocks,
+            "seed {}: {} blocks exceed {}",
             self.seed,
-            self.ranks.peak_granules(),
-            self.capacity_granules
+            self.ranks.peak_blocks(),
+            self.capacity_blocks
         );
-        let (used, kept) = self.scheduler.used_and_kept_granules();
-        assert_eq!(self.ranks.num_granules(), used + kept, "seed {}: memory differs", self.seed);
+        let (used, kept) = self.scheduler.used_and_kept_blocks();
+        assert_eq!(self.ranks.num_blocks(), used + kept, "seed {}: memory differs", self.seed);
         self.listen();
         true
     }
@@ -478,11 +478,11 @@ impl Simulation {
     fn plan_anew(&mut self) {
         let room =
             [CONTEXT_TOKENS as usize / 2, CONTEXT_TOKENS as usize, 60, 400][self.rng.below(4)];
-        self.capacity_granules = room.div_ceil(self.granule_tokens);
-        self.ranks = FakeCaches::new(self.granule_tokens);
+        self.capacity_blocks = room.div_ceil(self.block_tokens);
+        self.ranks = FakeCaches::new(self.block_tokens);
         let num_stages = NUM_STAGES[self.rng.below(4)];
         self.num_groups = if self.lookahead { num_stages } else { 1 };
-        for id in self.scheduler.set_ranks(self.capacity_granules, num_stages) {
+        for id in self.scheduler.set_ranks(self.capacity_blocks, num_stages) {
             self.clients[id.0 as usize].is_cancelled = true;
         }
     }

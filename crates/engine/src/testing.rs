@@ -10,9 +10,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use jackalope_protocol::{
-    CACHE_GRANULE_TOKENS, CacheId, Embed, Embedded, Fork, Input, Logprob, Phase, Pooling,
-    RankFacts, Row, Sampled, Sampling, Scored, StepOutput, StepPlan, StepTimings, TokenId,
-    UnitRange,
+    CacheId, Embed, Embedded, Fork, Input, KV_BLOCK_TOKENS, Logprob, Phase, Pooling, RankFacts,
+    Row, Sampled, Sampling, Scored, StepOutput, StepPlan, StepTimings, TokenId, UnitRange,
 };
 
 use crate::{Failure, GroupEvent, RankGroup, Reporter};
@@ -88,38 +87,38 @@ fn hash_tokens(tokens: &[TokenId]) -> u64 {
 /// What one rank would hold after the plans it was given.
 #[derive(Debug)]
 pub struct FakeCaches {
-    granule_tokens: usize,
+    block_tokens: usize,
     caches: HashMap<CacheId, FakeCache>,
     /// What each row of the step before sampled.
     sampled: HashMap<CacheId, TokenId>,
     next_step: u64,
-    peak_granules: usize,
+    peak_blocks: usize,
 }
 
 #[derive(Clone, Debug, Default)]
 struct FakeCache {
     tokens: Vec<TokenId>,
     /// Tokens there is room for; never shrinks.
-    granules: usize,
+    blocks: usize,
     /// Positions whose hidden states were taken in for a mean.
     num_pooled: usize,
 }
 
 impl Default for FakeCaches {
     fn default() -> FakeCaches {
-        FakeCaches::new(CACHE_GRANULE_TOKENS as usize)
+        FakeCaches::new(KV_BLOCK_TOKENS as usize)
     }
 }
 
 impl FakeCaches {
     /// Caches that grow by so many tokens.
-    pub fn new(granule_tokens: usize) -> FakeCaches {
+    pub fn new(block_tokens: usize) -> FakeCaches {
         FakeCaches {
-            granule_tokens,
+            block_tokens,
             caches: HashMap::new(),
             sampled: HashMap::new(),
             next_step: 0,
-            peak_granules: 0,
+            peak_blocks: 0,
         }
     }
 
@@ -149,8 +148,8 @@ impl FakeCaches {
 
     /// Forgets everything, as a new group does.
     pub fn clear(&mut self) {
-        let peak_granules = self.peak_granules;
-        *self = FakeCaches { peak_granules, ..FakeCaches::new(self.granule_tokens) };
+        let peak_blocks = self.peak_blocks;
+        *self = FakeCaches { peak_blocks, ..FakeCaches::new(self.block_tokens) };
     }
 
     /// Caches held.
@@ -158,14 +157,14 @@ impl FakeCaches {
         self.caches.len()
     }
 
-    /// Granules held.
-    pub fn num_granules(&self) -> usize {
-        self.caches.values().map(|cache| cache.granules).sum()
+    /// Blocks held.
+    pub fn num_blocks(&self) -> usize {
+        self.caches.values().map(|cache| cache.blocks).sum()
     }
 
-    /// Most granules held at any moment.
-    pub fn peak_granules(&self) -> usize {
-        self.peak_granules
+    /// Most blocks held at any moment.
+    pub fn peak_blocks(&self) -> usize {
+        self.peak_blocks
     }
 
     fn fork(&mut self, fork: &Fork) {
@@ -173,8 +172,8 @@ impl FakeCaches {
         let source = self.caches.get(&source).expect("a fork copies from a cache that is held");
         let prefix = source.tokens.get(..num_tokens as usize);
         let tokens = prefix.expect("a fork copies positions that are computed").to_vec();
-        let granules = tokens.len().div_ceil(self.granule_tokens);
-        let cache = FakeCache { granules, tokens, num_pooled: 0 };
+        let blocks = tokens.len().div_ceil(self.block_tokens);
+        let cache = FakeCache { blocks, tokens, num_pooled: 0 };
         assert!(self.caches.insert(target, cache).is_none(), "{target:?} exists already");
     }
 
@@ -201,7 +200,7 @@ impl FakeCaches {
                 cache.tokens.push(sampled.expect("the row before sampled a token"));
             }
         }
-        cache.granules = cache.granules.max(cache.tokens.len().div_ceil(self.granule_tokens));
+        cache.blocks = cache.blocks.max(cache.tokens.len().div_ceil(self.block_tokens));
         if let Some(score) = &row.score {
             assert!(score.targets.len() <= row.input.len(), "{id:?} scores more than it computes");
             let logprob = |(idx, target): (usize, &TokenId)| {
@@ -223,7 +222,7 @@ impl FakeCaches {
     }
 
     fn note_peak(&mut self) {
-        self.peak_granules = self.peak_granules.max(self.num_granules());
+        self.peak_blocks = self.peak_blocks.max(self.num_blocks());
     }
 }
 

@@ -15,12 +15,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jackalope_kernels::{Floats, KvPage, key_place};
 use jackalope_mlx::{Array, Dtype, Error};
+use jackalope_protocol::KV_BLOCK_TOKENS;
 
 use crate::layers::{dim, float};
 use crate::parallel::Compute;
 
-/// Number of tokens by which a cache grows: the size of a KV block.
-pub const CACHE_GRANULE_TOKENS: usize = 256;
+/// Number of tokens by which a cache grows.
+const BLOCK_TOKENS: usize = KV_BLOCK_TOKENS as usize;
 
 /// The properties that the caches of a model share.
 #[derive(Clone, Debug)]
@@ -103,7 +104,7 @@ impl SequenceCache {
         {
             last_step.eval()?;
         }
-        let capacity = tokens.next_multiple_of(CACHE_GRANULE_TOKENS);
+        let capacity = tokens.next_multiple_of(BLOCK_TOKENS);
         let layers = self.layers.iter().map(|layer| layer.fork(capacity)).collect();
         Ok(SequenceCache { shape: self.shape.clone(), layers, len: tokens, capacity })
     }
@@ -122,7 +123,7 @@ impl SequenceCache {
     /// Reserves memory for `num_tokens` more positions and counts them as held.
     pub(crate) fn extend(&mut self, num_tokens: usize) {
         self.len += num_tokens;
-        self.capacity = self.capacity.max(self.len.next_multiple_of(CACHE_GRANULE_TOKENS));
+        self.capacity = self.capacity.max(self.len.next_multiple_of(BLOCK_TOKENS));
     }
 
     /// Returns one layer's pages, for the kernels.
@@ -136,7 +137,7 @@ impl SequenceCache {
                 let pages = Arc::clone(pages);
                 LayerPages {
                     pages,
-                    num_pages: self.capacity / CACHE_GRANULE_TOKENS,
+                    num_pages: self.capacity / BLOCK_TOKENS,
                     kv_heads,
                     head_dim,
                     dtype,
@@ -200,7 +201,7 @@ impl LayerCache {
         match self {
             LayerCache::Pages(pages) => {
                 let held = locked(pages);
-                let num_pages = (capacity / CACHE_GRANULE_TOKENS).min(held.len());
+                let num_pages = (capacity / BLOCK_TOKENS).min(held.len());
                 LayerCache::Pages(Arc::new(Mutex::new(held[..num_pages].to_vec())))
             }
             LayerCache::Arrays(arrays) if capacity > 0 => {
@@ -235,8 +236,8 @@ impl LayerPages {
         let rows = keys.chunks_exact(width).zip(values.chunks_exact(width));
         for (position, (keys, values)) in (start..).zip(rows) {
             // A page that is shared with a fork is copied before the first write.
-            let page = Arc::make_mut(&mut pages[position / CACHE_GRANULE_TOKENS]);
-            page.write(position % CACHE_GRANULE_TOKENS, keys, values);
+            let page = Arc::make_mut(&mut pages[position / BLOCK_TOKENS]);
+            page.write(position % BLOCK_TOKENS, keys, values);
         }
         pages.clone()
     }
@@ -248,7 +249,7 @@ fn locked(pages: &Mutex<Vec<Arc<Page>>>) -> MutexGuard<'_, Vec<Arc<Page>>> {
     pages.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The keys and values of [`CACHE_GRANULE_TOKENS`] positions, in the layout of [`KvPage`].
+/// The keys and values of [`BLOCK_TOKENS`] positions, in the layout of [`KvPage`].
 #[derive(Clone, Debug)]
 pub(crate) struct Page {
     keys: Floats,
@@ -258,7 +259,7 @@ pub(crate) struct Page {
 
 impl Page {
     fn new(dtype: Dtype, width: usize, head_dim: usize) -> Page {
-        let zeros = || Floats::zeros(float(dtype), CACHE_GRANULE_TOKENS * width);
+        let zeros = || Floats::zeros(float(dtype), BLOCK_TOKENS * width);
         Page { keys: zeros(), values: zeros(), head_dim }
     }
 
@@ -267,9 +268,9 @@ impl Page {
         let head_dim = self.head_dim;
         let heads = keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim));
         for (head, (keys, values)) in heads.enumerate() {
-            let place = key_place(CACHE_GRANULE_TOKENS, head_dim, (head, position));
+            let place = key_place(BLOCK_TOKENS, head_dim, (head, position));
             self.keys.store_strided(place.start, place.step, keys);
-            self.values.store((head * CACHE_GRANULE_TOKENS + position) * head_dim, values);
+            self.values.store((head * BLOCK_TOKENS + position) * head_dim, values);
         }
     }
 
@@ -302,11 +303,11 @@ mod tests {
 
     /// Returns the keys of one position, head by head.
     fn keys_at(pages: &[Arc<Page>], position: usize) -> Vec<f32> {
-        let Floats::F32(keys) = &pages[position / CACHE_GRANULE_TOKENS].keys else {
+        let Floats::F32(keys) = &pages[position / BLOCK_TOKENS].keys else {
             panic!("the pages are f32")
         };
         let key = |head| {
-            let place = key_place(CACHE_GRANULE_TOKENS, 3, (head, position % CACHE_GRANULE_TOKENS));
+            let place = key_place(BLOCK_TOKENS, 3, (head, position % BLOCK_TOKENS));
             [0, 1, 2].map(|idx| keys[place.start + idx * place.step])
         };
         [key(0), key(1)].concat()

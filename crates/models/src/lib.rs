@@ -25,7 +25,7 @@ mod weights;
 pub use jackalope_protocol::split;
 pub use jackalope_protocol::split::Split;
 
-pub use cache::{CACHE_GRANULE_TOKENS, SequenceCache};
+pub use cache::SequenceCache;
 pub use embed::Pool;
 pub use error::{Dims, LoadError};
 pub use model::{Batch, Model, ModelFacts};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use jackalope_protocol::CACHE_GRANULE_TOKENS;
+use jackalope_protocol::KV_BLOCK_TOKENS;
 use jackalope_protocol::split::{
     HeadCut, Shares, Split, VOCAB_UNIT, cut_dimension, cut_heads, stages,
 };
@@ -54,8 +54,8 @@ pub fn needs(model: &ModelFacts, split: &Split, context_tokens: u32) -> Vec<Rank
 
 /// Returns what a rank with this part needs.
 pub(super) fn need(model: &ModelFacts, part: &Part, context_tokens: u32) -> RankNeed {
-    let granules = context_tokens.div_ceil(CACHE_GRANULE_TOKENS);
-    let cached_tokens = u64::from(granules) * u64::from(CACHE_GRANULE_TOKENS);
+    let granules = context_tokens.div_ceil(KV_BLOCK_TOKENS);
+    let cached_tokens = u64::from(granules) * u64::from(KV_BLOCK_TOKENS);
     let kv_bytes = part.kv_bytes_per_token * cached_tokens;
     RankNeed {
         weights_bytes: part.weights_bytes,

@@ -21,7 +21,7 @@ mod tests;
 use std::fmt;
 
 use jackalope_protocol::split::Split;
-use jackalope_protocol::{CACHE_GRANULE_TOKENS, Device};
+use jackalope_protocol::{Device, KV_BLOCK_TOKENS};
 use thiserror::Error;
 
 pub use checkpoint::CheckpointError;
@@ -436,8 +436,8 @@ fn refuse(
 
 /// Returns the longest context that fits, in whole KV blocks.
 fn longest(model: &ModelFacts, fits: impl Fn(u32) -> bool) -> Option<u32> {
-    let tokens = |granules: u32| (granules * CACHE_GRANULE_TOKENS).min(model.context_tokens);
-    let (mut fitting, mut failing) = (0, model.context_tokens.div_ceil(CACHE_GRANULE_TOKENS) + 1);
+    let tokens = |granules: u32| (granules * KV_BLOCK_TOKENS).min(model.context_tokens);
+    let (mut fitting, mut failing) = (0, model.context_tokens.div_ceil(KV_BLOCK_TOKENS) + 1);
     while fitting + 1 < failing {
         let middle = fitting + (failing - fitting) / 2;
         if fits(tokens(middle)) { fitting = middle } else { failing = middle }

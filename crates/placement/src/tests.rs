@@ -106,7 +106,7 @@ fn a_refusal_says_what_is_missing_and_what_would_fit() {
     let refusal = place_on(&model, &[24 * GIB, 20 * GIB], context(131_072)).unwrap_err();
     let tokens = refusal.context_tokens_max.expect("a shorter context fits");
     assert!(place_on(&model, &[24 * GIB, 20 * GIB], context(tokens)).is_ok());
-    let longer = context(tokens + CACHE_GRANULE_TOKENS);
+    let longer = context(tokens + KV_BLOCK_TOKENS);
     assert!(place_on(&model, &[24 * GIB, 20 * GIB], longer).is_err());
     let missing: u64 = refusal.nodes.iter().map(NodeShortage::missing_bytes).sum();
     assert_eq!(missing, refusal.missing_bytes);

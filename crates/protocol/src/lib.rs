@@ -67,4 +67,4 @@ pub const MAX_STEPS_IN_FLIGHT: usize = 2;
 
 /// Number of positions by which a sequence's cache grows on a rank, the size of a KV block. The
 /// coordinator's accounting of memory and the ranks' allocation must agree on this number.
-pub const CACHE_GRANULE_TOKENS: u32 = 256;
+pub const KV_BLOCK_TOKENS: u32 = 256;

@@ -1,6 +1,6 @@
 //! Computes the cache capacity of the ranks from the facts that they report.
 
-use jackalope_protocol::{CACHE_GRANULE_TOKENS, RankFacts};
+use jackalope_protocol::{KV_BLOCK_TOKENS, RankFacts};
 
 use crate::{EngineConfig, EngineError, KvBudget, KvStatus, Limits};
 
@@ -11,21 +11,21 @@ const UNKNOWN_FREE_BYTES: u64 = 1 << 30;
 ///
 /// # Errors
 /// Fails with [`EngineError::NoRoom`] if a rank cannot hold a single block.
-pub(super) fn granules(config: &EngineConfig, facts: &[RankFacts]) -> Result<u64, EngineError> {
+pub(super) fn blocks(config: &EngineConfig, facts: &[RankFacts]) -> Result<u64, EngineError> {
     let mut least = u64::from(u32::MAX);
     for (rank, facts) in facts.iter().enumerate() {
         let bytes_per_token = facts.kv_bytes_per_token;
-        let granule_bytes = bytes_per_token * u64::from(CACHE_GRANULE_TOKENS);
-        if granule_bytes == 0 {
+        let block_bytes = bytes_per_token * u64::from(KV_BLOCK_TOKENS);
+        if block_bytes == 0 {
             continue;
         }
         let budget_bytes = budget_bytes(config.kv_budget, facts);
-        let granules = budget_bytes / granule_bytes;
-        if granules == 0 {
-            let least_tokens = CACHE_GRANULE_TOKENS;
+        let blocks = budget_bytes / block_bytes;
+        if blocks == 0 {
+            let least_tokens = KV_BLOCK_TOKENS;
             return Err(EngineError::NoRoom { rank, budget_bytes, bytes_per_token, least_tokens });
         }
-        least = least.min(granules);
+        least = least.min(blocks);
     }
     Ok(least)
 }
@@ -42,9 +42,9 @@ fn budget_bytes(budget: KvBudget, facts: &RankFacts) -> u64 {
 }
 
 /// Returns the capacity for the status.
-pub(super) fn kv_status(facts: &[RankFacts], granules: u64) -> KvStatus {
+pub(super) fn kv_status(facts: &[RankFacts], blocks: u64) -> KvStatus {
     let bytes_per_token: u64 = facts.iter().map(|facts| facts.kv_bytes_per_token).sum();
-    let capacity_tokens = granules * u64::from(CACHE_GRANULE_TOKENS);
+    let capacity_tokens = blocks * u64::from(KV_BLOCK_TOKENS);
     KvStatus {
         bytes_per_token,
         capacity_tokens,
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn the_rank_with_the_least_room_decides() {
         let facts = [facts(1000, 0), facts(3000, 0), facts(0, 0)];
-        let found = granules(&config(KvBudget::BytesPerRank(3000 * 256 * 7 + 1)), &facts);
+        let found = blocks(&config(KvBudget::BytesPerRank(3000 * 256 * 7 + 1)), &facts);
         assert_eq!(found, Ok(7));
         let status = kv_status(&facts, 7);
         assert_eq!((status.capacity_tokens, status.budget_bytes), (7 * 256, 7 * 256 * 4000));
@@ -90,18 +90,14 @@ mod tests {
     fn ranks_on_one_machine_share_its_memory() {
         let auto = |ranks_per_machine| config(KvBudget::Auto { ranks_per_machine });
         let one = [facts(1 << 10, 10 << 30)];
-        assert_eq!(granules(&auto(1), &one), Ok(8 << 12));
-        assert_eq!(granules(&auto(2), &one), Ok(4 << 12));
-        assert_eq!(
-            granules(&auto(1), &[facts(1 << 10, 0)]),
-            Ok(3276),
-            "an unknown size is guessed"
-        );
+        assert_eq!(blocks(&auto(1), &one), Ok(8 << 12));
+        assert_eq!(blocks(&auto(2), &one), Ok(4 << 12));
+        assert_eq!(blocks(&auto(1), &[facts(1 << 10, 0)]), Ok(3276), "an unknown size is guessed");
     }
 
     #[test]
     fn too_little_memory_is_told_with_numbers() {
-        let err = granules(&config(KvBudget::BytesPerRank(1000)), &[facts(10, 0)]).unwrap_err();
+        let err = blocks(&config(KvBudget::BytesPerRank(1000)), &[facts(10, 0)]).unwrap_err();
         assert_eq!(
             err.to_string(),
             "1000 bytes of memory for keys and values on rank 0 hold fewer than 256 tokens of \

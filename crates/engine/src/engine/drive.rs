@@ -408,8 +408,8 @@ impl<G: RankGroup> Driver<G> {
 
     /// Updates the capacity, which differs after a change of ranks.
     fn on_new_ranks(&mut self, facts: &[RankFacts], now: Instant) -> Result<(), EngineError> {
-        let granules = match capacity::granules(&self.config, facts) {
-            Ok(granules) => granules,
+        let blocks = match capacity::blocks(&self.config, facts) {
+            Ok(blocks) => blocks,
             Err(err) => {
                 let message = err.to_string();
                 let (phase, last_words) = (Phase::Loading, String::new());
@@ -418,8 +418,8 @@ impl<G: RankGroup> Driver<G> {
             }
         };
         let scheduler = self.scheduler.as_mut().expect("there were ranks before");
-        let lost = scheduler.set_ranks(granules as usize, num_stages(facts));
-        let kv = capacity::kv_status(facts, granules);
+        let lost = scheduler.set_ranks(blocks as usize, num_stages(facts));
+        let kv = capacity::kv_status(facts, blocks);
         let failure = too_little_memory(kv.capacity_tokens);
         self.tell_events();
         for id in lost {
@@ -472,9 +472,9 @@ impl<G: RankGroup> Driver<G> {
     }
 
     fn open_for_requests(&mut self, facts: &[RankFacts]) -> Result<(), EngineError> {
-        let granules = capacity::granules(&self.config, facts)?;
+        let blocks = capacity::blocks(&self.config, facts)?;
         let limits = capacity::limits(&self.config, &facts[0]);
-        let kv = capacity::kv_status(facts, granules);
+        let kv = capacity::kv_status(facts, blocks);
         if let Some(wanted_tokens) = self.config.context_tokens
             && limits.context_tokens < wanted_tokens
         {
@@ -488,7 +488,7 @@ impl<G: RankGroup> Driver<G> {
             keep_prefixes: self.config.keep_prefixes,
             lookahead: self.config.lookahead,
             num_stages: num_stages(facts),
-            ..SchedulerLimits::new(limits.vocab_size, granules as usize)
+            ..SchedulerLimits::new(limits.vocab_size, blocks as usize)
         });
         if let Some(waker) = self.waker.clone() {
             // Fails if the engine has ended.
@@ -667,15 +667,15 @@ impl<G: RankGroup> Driver<G> {
         let Some(scheduler) = &self.scheduler else { return };
         let stats = scheduler.stats();
         let (queued, running) = scheduler.num_waiting_and_running();
-        let (used, kept) = scheduler.used_and_kept_granules();
+        let (used, kept) = scheduler.used_and_kept_blocks();
         let due_at = self.due_at();
         self.modify(|status| {
             status.due_at = due_at;
             (status.queued, status.running) = (queued, running);
-            let granule_bytes =
-                status.kv.bytes_per_token * u64::from(jackalope_protocol::CACHE_GRANULE_TOKENS);
-            status.kv.running_bytes = used as u64 * granule_bytes;
-            status.kv.kept_bytes = kept as u64 * granule_bytes;
+            let block_bytes =
+                status.kv.bytes_per_token * u64::from(jackalope_protocol::KV_BLOCK_TOKENS);
+            status.kv.running_bytes = used as u64 * block_bytes;
+            status.kv.kept_bytes = kept as u64 * block_bytes;
             status.kv.num_kept = scheduler.num_kept();
             status.prefix = scheduler.prefix_stats();
             status.counters.finished = stats.finished;

@@ -25,10 +25,10 @@ const WARN_RUNNING_PART: usize = 4;
 
 impl Scheduler {
     /// Preempts sequences, the least important and youngest first, until the remaining ones fit.
-    /// Returns the number of granules promised to these.
+    /// Returns the number of blocks promised to these.
     pub(super) fn preempt_for_memory(&mut self) -> usize {
         let mut promised = self.promised_to_all();
-        while self.caches.capacity_granules() < promised {
+        while self.caches.capacity_blocks() < promised {
             promised -= self.promised(self.least_important());
             self.preempt_one();
         }
@@ -53,16 +53,16 @@ impl Scheduler {
         all.max_by_key(key).expect("who alone runs fits")
     }
 
-    /// Returns the number of granules promised to all running sequences.
+    /// Returns the number of blocks promised to all running sequences.
     pub(super) fn promised_to_all(&self) -> usize {
         (0..self.running.len()).map(|idx| self.promised(idx)).sum()
     }
 
-    /// Returns the number of granules for all positions that a running sequence can compute now.
+    /// Returns the number of blocks for all positions that a running sequence can compute now.
     fn promised(&self, idx: usize) -> usize {
         let sequence = &self.running[idx];
         let cache = sequence.cache.expect("a running sequence has a cache");
-        self.caches.granules_with(cache, sequence.num_computable())
+        self.caches.blocks_with(cache, sequence.num_computable())
     }
 
     /// Admits waiting sequences in the order of
@@ -127,8 +127,8 @@ impl Scheduler {
             return Admission::NoRoom;
         }
         let num_computable = sequence.num_computable();
-        let free = self.caches.capacity_granules().saturating_sub(*promised);
-        if free < self.caches.granules(num_computable) {
+        let free = self.caches.capacity_blocks().saturating_sub(*promised);
+        if free < self.caches.blocks(num_computable) {
             return Admission::NoRoom;
         }
         let num_reusable = sequence.num_reusable();
@@ -144,7 +144,7 @@ impl Scheduler {
         *num_tokens += sequence.num_wanted(true);
         let (cache, num_computable) = (sequence.cache, sequence.num_computable());
         let cache = cache.expect("a running sequence has a cache");
-        *promised += self.caches.granules_with(cache, num_computable);
+        *promised += self.caches.blocks_with(cache, num_computable);
         Admission::Admitted
     }
 

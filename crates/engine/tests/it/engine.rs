@@ -321,7 +321,7 @@ fn a_full_queue_refuses_with_the_time_to_wait() {
 
 #[test]
 fn what_memory_can_never_hold_is_refused_with_numbers() {
-    // Both ranks have 1024 bytes per token: two granules.
+    // Both ranks have 1024 bytes per token: two blocks.
     let kv_budget = KvBudget::BytesPerRank(2 * 256 * 1024);
     let fixture =
         start(EngineConfig { kv_budget, ..EngineConfig::default() }, FakeOptions::default());

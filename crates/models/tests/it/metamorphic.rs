@@ -285,7 +285,7 @@ fn a_fork_and_a_shortened_cache_go_on_like_the_sequence_they_hold() {
 }
 
 #[test]
-fn caches_grow_past_their_granules_without_losing_a_key() {
+fn caches_grow_past_their_blocks_without_losing_a_key() {
     let golden = Golden::read();
     for name in ["mistral-f32", "qwen3-mxfp4-bf16"] {
         let case = golden.case(name);
@@ -303,7 +303,7 @@ fn caches_grow_past_their_granules_without_losing_a_key() {
             }
             assert_same(way, case, &vec![found], &vec![whole], "600 tokens in chunks");
             let bytes_per_token = usize::try_from(model.facts().kv_bytes_per_token).unwrap();
-            assert_eq!(cache.bytes(), 768 * bytes_per_token, "three granules of 256 tokens");
+            assert_eq!(cache.bytes(), 768 * bytes_per_token, "three blocks of 256 tokens");
         }
     }
 }

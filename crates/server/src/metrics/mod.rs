@@ -13,7 +13,7 @@ use axum::http::HeaderValue;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use jackalope_engine::Status;
-use jackalope_protocol::CACHE_GRANULE_TOKENS;
+use jackalope_protocol::KV_BLOCK_TOKENS;
 
 use crate::ServerState;
 use crate::caller::Caller;
@@ -98,11 +98,11 @@ fn push_models(text: &mut Exposition, seen: &[Seen]) {
 /// Writes families whose information is in the labels; their value is always 1.
 fn push_infos(text: &mut Exposition, seen: &[Seen]) {
     let blocks =
-        |it: &Seen| (it.status.kv.capacity_tokens / u64::from(CACHE_GRANULE_TOKENS)).to_string();
+        |it: &Seen| (it.status.kv.capacity_tokens / u64::from(KV_BLOCK_TOKENS)).to_string();
     type Labels = fn(&Seen, &str) -> Vec<(&'static str, String)>;
     let infos: [(&str, &str, Labels); 3] = [
         ("vllm:cache_config_info", "How the cache is made.", |_, blocks| {
-            let block_size = CACHE_GRANULE_TOKENS.to_string();
+            let block_size = KV_BLOCK_TOKENS.to_string();
             vec![("block_size", block_size), ("num_gpu_blocks", blocks.to_owned())]
         }),
         ("vllm_mlx_engine_type", "How requests are computed.", |_, _| {
