@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use jackalope_engine::link::{
-    Launch, LaunchError, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankProcess, Seat,
+    Launch, LaunchError, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankAssignment,
+    RankProcess,
 };
 use jackalope_engine::{
     Engine, EngineConfig, EngineError, EngineHandle, EngineState, KvBudget, PressurePolicy,
@@ -289,15 +290,15 @@ fn place_here(
     check_encryption(args.encrypt_data, backend)?;
     let encrypts = args.encrypt_data == EncryptArg::On;
     let encrypt = vec![encrypts; num_ranks as usize];
-    let seats = Seat::local(&setup).into_iter();
-    let seats = seats.map(|seat| Seat { encrypt: encrypt.clone(), ..seat }).collect();
+    let seats = RankAssignment::local(&setup).into_iter();
+    let seats = seats.map(|seat| RankAssignment { encrypt: encrypt.clone(), ..seat }).collect();
     let mut local = LocalRanks::new(&find_rank_program()?, backend, num_ranks as usize);
     local.set_env(environment_of(&args.hosts.env)?);
     local.set_start_timeout(timeouts(args).spawn);
     let config = LinkConfig {
         listen: vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0)],
         expected: vec![Ipv4Addr::LOCALHOST.into()],
-        seats,
+        assignments: seats,
         timeouts: timeouts(args),
         first_epoch: 0,
     };
@@ -371,7 +372,7 @@ async fn place_on(
     let config = LinkConfig {
         listen: with_port(listen, port),
         expected,
-        seats,
+        assignments: seats,
         timeouts: timeouts(args),
         first_epoch: first_epoch(),
     };
@@ -417,7 +418,7 @@ fn place_by_hand(
     };
     // Any holder of the secret may be a rank of this server: people carry it to the machines.
     let secret = environment.home()?.secret()?;
-    let seat = |(rank, ((host, routes), encrypt)): (u32, ((&Host, _), _))| Seat {
+    let seat = |(rank, ((host, routes), encrypt)): (u32, ((&Host, _), _))| RankAssignment {
         setup: setup.clone(),
         host: host.name(),
         routes,
@@ -425,7 +426,7 @@ fn place_by_hand(
         ticket: rank::ticket_by_hand(&secret, rank),
     };
     let ways = hosts.iter().zip(routes).zip(encrypted);
-    let seats: Vec<Seat> = (0..).zip(ways).map(seat).collect();
+    let seats: Vec<RankAssignment> = (0..).zip(ways).map(seat).collect();
     warn_of_clear(&seats, backend, args.encrypt_data);
     let brain = hosts.first().and_then(|host| host.ips.first().copied());
     let control =
@@ -433,7 +434,7 @@ fn place_by_hand(
     let config = LinkConfig {
         listen: with_port(by_hand_ips(&hosts), args.hosts.control_port),
         expected: hosts.iter().flat_map(|host| host.ips.iter().copied()).collect(),
-        seats,
+        assignments: seats,
         // Starting ranks by hand takes long; `--give-up-after` limits it.
         timeouts: LinkTimeouts {
             hello: BY_HAND_TIMEOUT,
@@ -516,7 +517,7 @@ pub(crate) fn check_encryption(encrypt_data: EncryptArg, backend: Backend) -> an
 
 /// Warns if the transport sends activations in clear over an exposed network and `--encrypt-data
 /// off` was not given.
-fn warn_of_clear(seats: &[Seat], backend: Backend, encrypt_data: EncryptArg) {
+fn warn_of_clear(seats: &[RankAssignment], backend: Backend, encrypt_data: EncryptArg) {
     // JACCL runs only over Thunderbolt cables, each of which joins two machines.
     let encrypts_nothing = matches!(backend, Backend::Ring | Backend::Nccl);
     let is_exposed = seats.iter().any(|seat| seat.encrypt.contains(&true));

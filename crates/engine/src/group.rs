@@ -98,7 +98,7 @@ pub enum GroupEvent {
     },
     /// Ranks are being brought up on another set of machines, because machines have left or come
     /// back. The caches of the earlier ranks are lost.
-    Reseated {
+    Reassigned {
         /// Machine of each rank, as in [`RankGroup::hosts`].
         hosts: Vec<String>,
     },

@@ -43,7 +43,7 @@ use accept::{Acceptor, Tickets};
 use ending::{
     Dying, EXIT_GRACE, KILL_GRACE, Remains, Spawned, aside, bury, examine, have_ended_by,
 };
-pub use process::{Launch, LaunchError, LaunchOrder, Launcher, RankProcess, Seat};
+pub use process::{Launch, LaunchError, LaunchOrder, Launcher, RankAssignment, RankProcess};
 use slot::{Slot, State};
 
 /// Configuration of a link.
@@ -56,7 +56,7 @@ pub struct LinkConfig {
     /// reserved slots, which a flood from other addresses cannot take.
     pub expected: Vec<IpAddr>,
     /// Assignment of each rank to a machine, by rank.
-    pub seats: Vec<Seat>,
+    pub assignments: Vec<RankAssignment>,
     /// Timeouts of the link.
     pub timeouts: LinkTimeouts,
     /// Epoch of the first group. Must be greater than any epoch of an earlier coordinator if ranks
@@ -227,7 +227,7 @@ impl Link {
     /// # Panics
     /// Panics if there is no rank or no address to listen on.
     pub fn bind(config: LinkConfig, launcher: Box<dyn Launcher>) -> Result<Link, LinkError> {
-        assert!(!config.seats.is_empty(), "there is at least one rank");
+        assert!(!config.assignments.is_empty(), "there is at least one rank");
         assert!(!config.listen.is_empty(), "ranks connect to some address");
         let mut listeners: Vec<TcpListener> = Vec::new();
         let mut control_addr = config.listen[0];
@@ -242,7 +242,7 @@ impl Link {
         }
         let (now, first_epoch) = (Instant::now(), config.first_epoch);
         Ok(Link {
-            slots: config.seats.iter().map(|_| Slot::new(now)).collect(),
+            slots: config.assignments.iter().map(|_| Slot::new(now)).collect(),
             config,
             listeners,
             control_addr,
@@ -276,14 +276,14 @@ impl Link {
 
     /// Creates a failure of a rank.
     fn failure(&self, rank: usize, phase: Phase, message: String) -> Failure {
-        let host = Some(self.config.seats[rank].host.clone()).filter(|host| !host.is_empty());
+        let host = Some(self.config.assignments[rank].host.clone()).filter(|host| !host.is_empty());
         Failure { rank: Some(rank), host, phase, message, last_words: String::new() }
     }
 
     /// Whether the ranks use one of MLX's own transports, which cannot continue after the loss of a
     /// peer.
     fn is_stock(&self) -> bool {
-        self.config.seats[0].setup.backend.is_stock()
+        self.config.assignments[0].setup.backend.is_stock()
     }
 
     fn on_message(&mut self, rank: usize, message: FromRank, now: Instant) {
@@ -422,7 +422,7 @@ impl Link {
 
     /// Returns the addresses at which a rank reaches each rank's data plane.
     fn peers_of(&self, rank: usize) -> Vec<SocketAddr> {
-        let routes = &self.config.seats[rank].routes;
+        let routes = &self.config.assignments[rank].routes;
         let addr = |(peer, slot): (usize, &Slot)| {
             let told = slot.data_addr.expect("a rank that said hello told its address");
             routes.get(peer).map_or(told, |ip| SocketAddr::new(*ip, told.port()))
@@ -434,7 +434,7 @@ impl Link {
     /// the process is not known to have exited or to be silent by its own fault, the link waits for
     /// the rank to reconnect, because reloading its weights is expensive.
     fn connection_lost(&mut self, rank: usize, reason: &str, now: Instant) {
-        let is_patient = 0 < self.config.seats[rank].setup.orphan_ms;
+        let is_patient = 0 < self.config.assignments[rank].setup.orphan_ms;
         let slot = &mut self.slots[rank];
         let may_return = slot.has_process() && !slot.has_exited();
         if !is_patient || self.is_stock() || !may_return {
@@ -452,19 +452,19 @@ impl Link {
     }
 
     /// Replaces all ranks by those of another assignment to machines.
-    fn reseat(&mut self, seats: Vec<Seat>, now: Instant) {
-        assert!(!seats.is_empty(), "there is at least one rank");
-        info!(ranks = seats.len(), "the cluster is planned anew");
+    fn reassign(&mut self, assignments: Vec<RankAssignment>, now: Instant) {
+        assert!(!assignments.is_empty(), "there is at least one rank");
+        info!(ranks = assignments.len(), "the cluster is planned anew");
         for slot in &mut self.slots {
             bury(slot.release(now));
         }
         self.sent.clear();
         (self.broken, self.broken_link, self.dying) = (None, None, None);
-        self.slots = seats.iter().map(|_| Slot::new(now)).collect();
-        let hosts = seats.iter().map(|seat| seat.host.clone()).collect();
-        self.tickets.set(&seats);
-        self.config.seats = seats;
-        self.events.push_back(GroupEvent::Reseated { hosts });
+        self.slots = assignments.iter().map(|_| Slot::new(now)).collect();
+        let hosts = assignments.iter().map(|assignment| assignment.host.clone()).collect();
+        self.tickets.set(&assignments);
+        self.config.assignments = assignments;
+        self.events.push_back(GroupEvent::Reassigned { hosts });
     }
 
     fn stand_if_joined(&mut self) {
@@ -627,16 +627,17 @@ impl RankGroup for Link {
     }
 
     fn hosts(&self) -> Vec<String> {
-        self.config.seats.iter().map(|seat| seat.host.clone()).collect()
+        self.config.assignments.iter().map(|assignment| assignment.host.clone()).collect()
     }
 
     fn encrypts(&self) -> Vec<Vec<bool>> {
-        let of_seat = |(rank, seat): (usize, &Seat)| match seat.encrypt.as_slice() {
-            _ if seat.setup.backend.is_stock() => vec![false; self.slots.len()],
-            [] => (0..self.slots.len()).map(|peer| peer != rank).collect(),
-            given => given.to_vec(),
-        };
-        self.config.seats.iter().enumerate().map(of_seat).collect()
+        let of_assignment =
+            |(rank, assignment): (usize, &RankAssignment)| match assignment.encrypt.as_slice() {
+                _ if assignment.setup.backend.is_stock() => vec![false; self.slots.len()],
+                [] => (0..self.slots.len()).map(|peer| peer != rank).collect(),
+                given => given.to_vec(),
+            };
+        self.config.assignments.iter().enumerate().map(of_assignment).collect()
     }
 
     fn trouble(&self) -> Option<Failure> {
@@ -651,7 +652,7 @@ impl RankGroup for Link {
 
     fn start(&mut self, reporter: Reporter<LinkReport>, now: Instant) {
         let listeners = std::mem::take(&mut self.listeners);
-        self.tickets.set(&self.config.seats);
+        self.tickets.set(&self.config.assignments);
         let (expected, tickets) = (self.config.expected.clone(), self.tickets.clone());
         self.acceptor = Some(Acceptor::start(listeners, expected, tickets, reporter.clone()));
         self.reporter = Some(reporter);
@@ -706,8 +707,8 @@ impl RankGroup for Link {
     fn recover(&mut self, now: Instant) {
         self.dying = None;
         self.disband(now);
-        if let Some(seats) = self.launcher.reseat() {
-            self.reseat(seats, now);
+        if let Some(assignments) = self.launcher.reassign() {
+            self.reassign(assignments, now);
         }
         self.stage = Stage::Forming;
         for rank in 0..self.slots.len() {
@@ -726,8 +727,8 @@ impl RankGroup for Link {
 
     fn restart(&mut self, now: Instant) {
         self.stage = Stage::Down;
-        if let Some(seats) = self.launcher.reseat() {
-            self.reseat(seats, now);
+        if let Some(assignments) = self.launcher.reassign() {
+            self.reassign(assignments, now);
         }
         for slot in &mut self.slots {
             bury(slot.release(now));

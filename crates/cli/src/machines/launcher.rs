@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use jackalope_engine::BrokenLink;
-use jackalope_engine::link::{Launch, LaunchOrder, Launcher, RankProcess, Seat};
+use jackalope_engine::link::{Launch, LaunchOrder, Launcher, RankProcess, RankAssignment};
 use jackalope_fleet::agent::{AgentState, Order, OrderedProgram, Program};
 use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes::{Node, Nodes};
@@ -161,7 +161,7 @@ impl AgentLauncher {
         setup: Setup,
         cut: Cut,
         absent_after: Option<Duration>,
-    ) -> anyhow::Result<(AgentLauncher, Vec<Seat>)> {
+    ) -> anyhow::Result<(AgentLauncher, Vec<RankAssignment>)> {
         let seated: Vec<usize> = (0..places.hosts.len()).collect();
         let back_since = vec![None; places.nodes.nodes.len()];
         let mut launcher = AgentLauncher {
@@ -185,7 +185,7 @@ impl AgentLauncher {
     }
 
     /// Returns what the ranks at these hostfile positions load, and how they reach each other.
-    fn seats(&mut self, positions: &[usize]) -> Result<Vec<Seat>, String> {
+    fn seats(&mut self, positions: &[usize]) -> Result<Vec<RankAssignment>, String> {
         let CutPlan { split, .. } = (self.cut)(positions)?;
         let nodes = self.route_nodes(positions);
         let routes = routes(&nodes).map_err(|err| err.to_string())?;
@@ -212,7 +212,7 @@ impl AgentLauncher {
             let key = key.expect("a machine that has told about itself has proved its key");
             let ticket = self.places.tickets.of(rank, &key);
             let (routes, encrypt) = (routes[rank].clone(), encrypted[rank].clone());
-            Seat { setup, host: self.places.hosts[at].name(), routes, encrypt, ticket }
+            RankAssignment { setup, host: self.places.hosts[at].name(), routes, encrypt, ticket }
         };
         Ok((0..positions.len()).map(seat).collect())
     }
@@ -409,7 +409,7 @@ impl AgentLauncher {
 }
 
 impl Launcher for AgentLauncher {
-    fn reseat(&mut self) -> Option<Vec<Seat>> {
+    fn reassign(&mut self) -> Option<Vec<RankAssignment>> {
         let absent_after = self.absent_after?;
         let present = self.present(absent_after);
         let chosen = self.choose(present, absent_after);

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use jackalope_engine::link::{
-    Launch, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankProcess, Seat,
+    Launch, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankAssignment, RankProcess,
 };
 use jackalope_engine::{
     Engine, EngineConfig, EngineHandle, EngineThread, Event, Generation, KvBudget, RankStatus,
@@ -75,7 +75,7 @@ impl Ranks {
         let config = LinkConfig {
             listen: vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0)],
             expected: Vec::new(),
-            seats: Seat::local(&setup),
+            assignments: RankAssignment::local(&setup),
             timeouts: LinkTimeouts::default(),
             first_epoch: 1,
         };
@@ -157,8 +157,8 @@ fn ranks_embed_a_prompt_alike_in_chunks_in_a_crowd_and_after_a_loss() {
     assert!(stages == expected, "a pipeline has other bits than one rank");
 }
 
-/// The embeddings of the prompt by ranks that do nothing else. They are the same in chunks, in a crowd,
-/// and when a rank is lost meanwhile.
+/// The embeddings of the prompt by ranks that do nothing else. They are the same in chunks, in a
+/// crowd, and when a rank is lost meanwhile.
 fn embedded_over(split: &Split) -> [Vec<f32>; 2] {
     let whole = Ranks::start(split, 512);
     let quiet = POOLINGS.map(|pooling| whole.vector(pooling));

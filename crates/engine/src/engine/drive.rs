@@ -359,7 +359,7 @@ impl<G: RankGroup> Driver<G> {
                     rank.heard_at = Some(now);
                 });
             }
-            GroupEvent::Reseated { hosts } => self.on_reseated(hosts, now),
+            GroupEvent::Reassigned { hosts } => self.on_reassigned(hosts, now),
             GroupEvent::Heartbeat { rank, phase, memory, round_trip, .. } => {
                 self.modify(|status| {
                     let rank = &mut status.ranks[rank];
@@ -383,7 +383,7 @@ impl<G: RankGroup> Driver<G> {
 
     /// Handles a change of ranks: the caches of the earlier ranks are lost, as after a failure, but
     /// no rank failed.
-    fn on_reseated(&mut self, hosts: Vec<String>, now: Instant) {
+    fn on_reassigned(&mut self, hosts: Vec<String>, now: Instant) {
         self.sent.clear();
         self.answered_at = None;
         let was_standing = std::mem::take(&mut self.is_standing);

@@ -7,7 +7,7 @@ use jackalope_protocol::gate::{Gate, GateConfig, HANDSHAKE};
 use jackalope_protocol::secure::{self, Accepted, Admission, Caller, Proof, rank_of_hint};
 use jackalope_protocol::{FrameError, Hello, Secret, frame};
 
-use super::{LinkReport, Report, Seat};
+use super::{LinkReport, RankAssignment, Report};
 use crate::Reporter;
 
 /// An authenticated connection.
@@ -23,9 +23,9 @@ pub(super) struct Arrival {
 pub(super) struct Tickets(Arc<Mutex<Vec<Secret>>>);
 
 impl Tickets {
-    /// Replaces the tickets with those of `seats`.
-    pub(super) fn set(&self, seats: &[Seat]) {
-        let tickets = seats.iter().map(|seat| seat.ticket).collect();
+    /// Replaces the tickets with those of `assignments`.
+    pub(super) fn set(&self, assignments: &[RankAssignment]) {
+        let tickets = assignments.iter().map(|assignment| assignment.ticket).collect();
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = tickets;
     }
 }

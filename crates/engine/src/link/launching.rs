@@ -20,7 +20,7 @@ impl Link {
             rank,
             attempt: self.slots[rank].num_launches,
             control_addr: self.control_addr,
-            ticket: self.config.seats[rank].ticket,
+            ticket: self.config.assignments[rank].ticket,
         };
         if SPAWNING_MAX <= self.slots[rank].num_spawning {
             let message = format!("{SPAWNING_MAX} attempts to start its process are stuck");
@@ -113,7 +113,7 @@ impl Link {
             let failure = self.failure(rank, Phase::Starting, message);
             return self.lose(failure, true);
         }
-        let setup = self.launcher.refresh(rank, &self.config.seats[rank].setup);
+        let setup = self.launcher.refresh(rank, &self.config.assignments[rank].setup);
         self.write(rank, &ToRank::Setup(setup), now);
     }
 

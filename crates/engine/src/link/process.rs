@@ -13,7 +13,7 @@ use crate::BrokenLink;
 
 /// The assignment of a rank: what it loads, and on which machine.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Seat {
+pub struct RankAssignment {
     /// Setup of the rank. All setups are equal except for the machine-specific settings: the
     /// model's directory and the number of threads.
     pub setup: Setup,
@@ -29,22 +29,22 @@ pub struct Seat {
     pub ticket: Secret,
 }
 
-impl Seat {
+impl RankAssignment {
     /// Creates one assignment for each rank of the setup, all on this machine, with freshly
     /// generated tickets.
     ///
     /// # Panics
     /// Panics if the system has no source of randomness.
-    pub fn local(setup: &Setup) -> Vec<Seat> {
+    pub fn local(setup: &Setup) -> Vec<RankAssignment> {
         let ticket = || Secret::random().expect("the system has a source of randomness");
-        let seat = || Seat {
+        let assignment = || RankAssignment {
             setup: setup.clone(),
             host: String::new(),
             routes: Vec::new(),
             encrypt: Vec::new(),
             ticket: ticket(),
         };
-        (0..setup.num_ranks).map(|_| seat()).collect()
+        (0..setup.num_ranks).map(|_| assignment()).collect()
     }
 }
 
@@ -65,11 +65,11 @@ pub struct LaunchOrder {
 pub trait Launcher: Send {
     /// Returns the new assignment of ranks if it has changed. Called before ranks are started and
     /// regularly while they compute, so that machines can leave and come back.
-    fn reseat(&mut self) -> Option<Vec<Seat>> {
+    fn reassign(&mut self) -> Option<Vec<RankAssignment>> {
         None
     }
 
-    /// Whether [`Launcher::reseat`] should be polled.
+    /// Whether [`Launcher::reassign`] should be polled.
     fn is_elastic(&self) -> bool {
         false
     }

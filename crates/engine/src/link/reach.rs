@@ -147,7 +147,7 @@ impl Link {
     }
 
     pub(super) fn rank_name(&self, rank: usize) -> String {
-        match self.config.seats[rank].host.as_str() {
+        match self.config.assignments[rank].host.as_str() {
             "" => format!("rank {rank}"),
             host => format!("rank {rank} on {host}"),
         }

@@ -17,7 +17,7 @@ use crate::RankGroup;
 const LAUNCH_POLL: Duration = Duration::from_millis(50);
 
 /// Interval at which the launcher is polled for machines that have come or gone.
-const RESEAT_POLL: Duration = Duration::from_millis(500);
+const REASSIGN_POLL: Duration = Duration::from_millis(500);
 
 /// Factor by which the timeout of a group's first step is larger, because that step reads every
 /// weight and may compile for the device. A frozen process is detected by its silence even then.
@@ -40,9 +40,9 @@ impl Link {
         }
         if self.launcher.is_elastic()
             && self.stage != Stage::Down
-            && let Some(seats) = self.launcher.reseat()
+            && let Some(assignments) = self.launcher.reassign()
         {
-            self.reseat(seats, now);
+            self.reassign(assignments, now);
             return self.recover(now);
         }
         if self.broken.as_ref().is_some_and(|(_, until)| *until <= now) {
@@ -128,10 +128,10 @@ impl Link {
         let dying = self.dying.as_ref().map(|dying| dying.until);
         let is_anyone_there = self.slots.iter().any(Slot::is_connected);
         let beat = is_anyone_there.then(|| self.beat_at + self.config.timeouts.beat);
-        let reseat = self.launcher.is_elastic().then(|| self.looked_at + RESEAT_POLL);
+        let reassign = self.launcher.is_elastic().then(|| self.looked_at + REASSIGN_POLL);
         let links = self.launcher.is_watching_links().then(|| self.looked_at + LINK_POLL);
         let all = ranks.chain(poll).chain(broken).chain(dying).chain(beat);
-        all.chain(reseat).chain(links).min()
+        all.chain(reassign).chain(links).min()
     }
 
     /// Returns the time within which a launched rank has to connect.
@@ -162,7 +162,8 @@ impl Link {
             }
             State::Loaded => None,
             State::Joining => {
-                let join = Duration::from_millis(self.config.seats[rank].setup.join_timeout_ms);
+                let join =
+                    Duration::from_millis(self.config.assignments[rank].setup.join_timeout_ms);
                 wait(Reason::Join, slot.entered_at, join + timeouts.join_margin)
             }
             State::Standing => {

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use jackalope_engine::link::{Link, LinkConfig, LinkTimeouts, Seat};
+use jackalope_engine::link::{Link, LinkConfig, LinkTimeouts, RankAssignment};
 use jackalope_engine::testing::pseudo_model;
 use jackalope_engine::{
     Engine, EngineConfig, EngineError, EngineHandle, EngineState, EngineThread, Event, Failure,
@@ -48,13 +48,14 @@ impl Case {
             meeting: Arc::default(),
             released: Arc::clone(&self.released),
         };
-        // With tickets of their own, late ranks of one case cannot join another one on the same port.
-        let seats = Seat::local(&setup(self.backend));
-        let tickets = seats.iter().map(|seat| seat.ticket).collect();
+        // With tickets of their own, late ranks of one case cannot join another one on the same
+        // port.
+        let assignments = RankAssignment::local(&setup(self.backend));
+        let tickets = assignments.iter().map(|assignment| assignment.ticket).collect();
         let config = LinkConfig {
             listen: vec!["127.0.0.1:0".parse().unwrap()],
             expected: Vec::new(),
-            seats,
+            assignments,
             timeouts: self.timeouts,
             first_epoch: 0,
         };
