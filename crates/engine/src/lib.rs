@@ -15,7 +15,6 @@
 //!   same plans. Only the loop around it and the [`link`] know the time.
 //! - Losing a rank is preempting everyone: see [`Engine`].
 
-mod caches;
 mod constraint;
 mod constraint_pool;
 mod engine;
@@ -24,6 +23,7 @@ mod event;
 mod fairness;
 mod group;
 mod handle;
+mod kv_cache;
 pub mod link;
 mod metrics;
 mod prefix;

@@ -28,8 +28,8 @@ use jackalope_protocol::{
 };
 use thiserror::Error;
 
-use crate::caches::{CacheLimits, Caches};
 use crate::constraint_pool::ConstraintPool;
+use crate::kv_cache::{CacheLimits, KvCacheManager};
 use crate::status::PrefixStats;
 use crate::{Event, FinishReason, Request, RequestId};
 use admission_queue::AdmissionQueue;
@@ -142,7 +142,7 @@ pub struct ScheduleStats {
 #[derive(Debug)]
 pub struct Scheduler {
     limits: SchedulerLimits,
-    caches: Caches,
+    caches: KvCacheManager,
     /// Oldest first; [`AdmissionQueue`] gives the order of admission.
     waiting: VecDeque<Sequence>,
     /// Oldest first. The least important sequence is preempted first; among equals, the youngest.
@@ -193,7 +193,7 @@ impl Scheduler {
         };
         Scheduler {
             limits: SchedulerLimits { running_max, ..limits },
-            caches: Caches::new(caches),
+            caches: KvCacheManager::new(caches),
             waiting: VecDeque::new(),
             running: Vec::new(),
             admission_queue: AdmissionQueue::default(),

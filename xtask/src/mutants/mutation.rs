@@ -146,10 +146,10 @@ mod tests {
 
     #[test]
     fn a_mutation_is_a_sentence_and_a_patch_of_product_code() {
-        let patch = "--- a/crates/engine/src/caches.rs\n+++ b/crates/engine/src/caches.rs\n";
+        let patch = "--- a/crates/engine/src/kv_cache.rs\n+++ b/crates/engine/src/kv_cache.rs\n";
         let mutation = parse(&format!("Leaks\na cache.\n\n{patch}")).unwrap();
         assert_eq!(mutation.about, "Leaks a cache.");
-        assert_eq!(mutation.files, [PathBuf::from("crates/engine/src/caches.rs")]);
+        assert_eq!(mutation.files, [PathBuf::from("crates/engine/src/kv_cache.rs")]);
         assert!(mutation.is_about(&mutation.files) && !mutation.is_about(&[]));
         assert!(parse(patch).unwrap_err().to_string().contains("a sentence"));
         assert!(parse("Leaks.\n").unwrap_err().to_string().contains("no file"));

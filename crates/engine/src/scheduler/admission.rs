@@ -11,7 +11,7 @@ use jackalope_protocol::{Fork, PressureTier, StepPlan};
 use super::Scheduler;
 use super::sequence::Sequence;
 use crate::RequestId;
-use crate::caches::Start;
+use crate::kv_cache::PrefixHit;
 
 pub(super) enum Admission {
     Admitted,
@@ -134,7 +134,7 @@ impl Scheduler {
         let num_reusable = sequence.num_reusable();
         let scope = sequence.request.cache_scope();
         let start = self.caches.find(scope, &sequence.tokens, num_reusable);
-        if start == Start::Wait {
+        if start == PrefixHit::Wait {
             return Admission::Waits;
         }
         let Some(start) = self.caches.settle(start, num_computable, *promised) else {
@@ -148,14 +148,14 @@ impl Scheduler {
         Admission::Admitted
     }
 
-    fn run(&mut self, idx: usize, start: Start, plan: &mut StepPlan) -> &Sequence {
+    fn run(&mut self, idx: usize, start: PrefixHit, plan: &mut StepPlan) -> &Sequence {
         let is_due = self.oldest_due().is_some() && idx == 0;
         let mut sequence = self.waiting.remove(idx).expect("callers name a waiting sequence");
         sequence.is_aged |= is_due;
         self.admission_queue.note(sequence.request.tenant(), sequence.has_run(), idx == 0);
         let cache = self.caches.open(start, sequence.request.cache_scope(), &sequence.tokens);
         let num_tokens = u32::try_from(start.num_tokens()).expect("no longer than the context");
-        if let Start::Fork { source, .. } = start {
+        if let PrefixHit::Fork { source, .. } = start {
             plan.forks.push(Fork { source, target: cache, num_tokens });
         }
         sequence.cache = Some(cache);

@@ -38,9 +38,9 @@ pub(crate) struct CacheLimits {
 
 /// The caches on the ranks once these have executed every plan made so far.
 #[derive(Debug)]
-pub(crate) struct Caches {
+pub(crate) struct KvCacheManager {
     limits: CacheLimits,
-    held: HashMap<CacheId, Held>,
+    entries: HashMap<CacheId, CacheEntry>,
     /// One index per scope: a sequence finds only prefixes of its own scope.
     indexes: BTreeMap<CacheScope, PrefixIndex>,
     /// Kept caches with the time of their last use, the least recently used first.
@@ -57,7 +57,7 @@ pub(crate) struct Caches {
 }
 
 #[derive(Debug)]
-struct Held {
+struct CacheEntry {
     scope: CacheScope,
     /// Number of positions computed by the plans made so far.
     num_computed: usize,
@@ -67,9 +67,9 @@ struct Held {
     kept_since: Option<u64>,
 }
 
-/// How a sequence starts.
+/// What the prefix cache holds of a sequence, and how the sequence uses it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Start {
+pub(crate) enum PrefixHit {
     /// With an empty cache.
     Fresh,
     /// In a kept cache, cut to its first `num_tokens` positions.
@@ -88,12 +88,12 @@ struct Candidate {
     is_kept: bool,
 }
 
-impl Caches {
-    pub(crate) fn new(limits: CacheLimits) -> Caches {
+impl KvCacheManager {
+    pub(crate) fn new(limits: CacheLimits) -> KvCacheManager {
         assert!(0 < limits.block_tokens);
-        Caches {
+        KvCacheManager {
             limits,
-            held: HashMap::new(),
+            entries: HashMap::new(),
             indexes: BTreeMap::new(),
             kept: BTreeSet::new(),
             used_blocks: 0,
@@ -113,12 +113,12 @@ impl Caches {
 
     /// Returns the number of blocks of `cache` once it holds `num_tokens` positions.
     pub(crate) fn blocks_with(&self, cache: CacheId, num_tokens: usize) -> usize {
-        self.held(cache).blocks.max(self.blocks(num_tokens))
+        self.entry(cache).blocks.max(self.blocks(num_tokens))
     }
 
     /// Sets the capacity of ranks that hold no caches.
     pub(crate) fn set_capacity(&mut self, capacity_blocks: usize) {
-        assert!(self.held.is_empty(), "nothing is cached");
+        assert!(self.entries.is_empty(), "nothing is cached");
         self.limits.capacity_blocks = capacity_blocks;
     }
 
@@ -146,9 +146,14 @@ impl Caches {
 
     /// Finds the best start for a sequence of `tokens` within its scope, if at most `usable_max`
     /// tokens may come from a cache.
-    pub(crate) fn find(&self, scope: CacheScope, tokens: &[TokenId], usable_max: usize) -> Start {
+    pub(crate) fn find(
+        &self,
+        scope: CacheScope,
+        tokens: &[TokenId],
+        usable_max: usize,
+    ) -> PrefixHit {
         let index = self.indexes.get(&scope).filter(|_| self.limits.keep_prefixes);
-        let Some(index) = index else { return Start::Fresh };
+        let Some(index) = index else { return PrefixHit::Fresh };
         let least = self.limits.least_prefix_tokens.max(1);
         let mut best: Option<Candidate> = None;
         let mut promised = 0;
@@ -168,27 +173,27 @@ impl Caches {
             }
         }
         let Some(best) = best.filter(|best| least <= best.num_usable) else {
-            return if least <= promised { Start::Wait } else { Start::Fresh };
+            return if least <= promised { PrefixHit::Wait } else { PrefixHit::Fresh };
         };
         if best.num_usable + least <= promised {
-            return Start::Wait;
+            return PrefixHit::Wait;
         }
         let Candidate { cache, num_usable: num_tokens, .. } = best;
         if best.is_kept && self.is_cheaper_to_cut(&best) {
-            Start::TakeOver { cache, num_tokens }
+            PrefixHit::TakeOver { cache, num_tokens }
         } else {
-            Start::Fork { source: cache, num_tokens }
+            PrefixHit::Fork { source: cache, num_tokens }
         }
     }
 
     fn candidate(&self, cache: CacheId, shared: usize) -> Candidate {
-        let held = self.held(cache);
-        let num_usable = shared.min(held.num_computed);
+        let entry = self.entry(cache);
+        let num_usable = shared.min(entry.num_computed);
         Candidate {
             cache,
             num_usable,
-            num_lost: held.num_computed - num_usable,
-            is_kept: held.kept_since.is_some(),
+            num_lost: entry.num_computed - num_usable,
+            is_kept: entry.kept_since.is_some(),
         }
     }
 
@@ -206,15 +211,15 @@ impl Caches {
     /// this call begins.
     pub(crate) fn settle(
         &mut self,
-        start: Start,
+        start: PrefixHit,
         num_tokens: usize,
         promised_blocks: usize,
-    ) -> Option<Start> {
+    ) -> Option<PrefixHit> {
         let free = self.limits.capacity_blocks.saturating_sub(promised_blocks);
-        let Start::Fork { source, num_tokens: num_shared } = start else {
+        let PrefixHit::Fork { source, num_tokens: num_shared } = start else {
             return match start {
-                Start::TakeOver { cache, .. } if free < self.blocks_with(cache, num_tokens) => {
-                    Some(Start::Fresh)
+                PrefixHit::TakeOver { cache, .. } if free < self.blocks_with(cache, num_tokens) => {
+                    Some(PrefixHit::Fresh)
                 }
                 _ => Some(start),
             };
@@ -224,31 +229,36 @@ impl Caches {
         if self.used_blocks + self.dropped_blocks + copied <= self.limits.capacity_blocks {
             return Some(start);
         }
-        let held = self.held(source);
-        let is_kept = held.kept_since.is_some();
-        let others = self.kept_blocks - if is_kept { held.blocks } else { 0 };
+        let entry = self.entry(source);
+        let is_kept = entry.kept_since.is_some();
+        let others = self.kept_blocks - if is_kept { entry.blocks } else { 0 };
         if self.used_blocks - others + copied <= self.limits.capacity_blocks {
             self.touch(source);
             self.evict_until(self.limits.capacity_blocks - copied, Some(source));
             return None;
         }
         let fits = self.blocks_with(source, num_tokens) <= free;
-        let take_over = Start::TakeOver { cache: source, num_tokens: num_shared };
-        Some(if is_kept && fits { take_over } else { Start::Fresh })
+        let take_over = PrefixHit::TakeOver { cache: source, num_tokens: num_shared };
+        Some(if is_kept && fits { take_over } else { PrefixHit::Fresh })
     }
 
     /// Returns a cache for a sequence with this start.
-    pub(crate) fn open(&mut self, start: Start, scope: CacheScope, tokens: &[TokenId]) -> CacheId {
+    pub(crate) fn open(
+        &mut self,
+        start: PrefixHit,
+        scope: CacheScope,
+        tokens: &[TokenId],
+    ) -> CacheId {
         self.stats.wanted_tokens += tokens.len() as u64;
         let cache = match start {
-            Start::TakeOver { cache, num_tokens } => self.take_over(cache, num_tokens),
-            Start::Fork { source, num_tokens } => {
+            PrefixHit::TakeOver { cache, num_tokens } => self.take_over(cache, num_tokens),
+            PrefixHit::Fork { source, num_tokens } => {
                 self.touch(source);
                 self.stats.forked += 1;
                 self.create(scope, num_tokens)
             }
-            Start::Fresh => self.create(scope, 0),
-            Start::Wait => panic!("a sequence that waits has no cache"),
+            PrefixHit::Fresh => self.create(scope, 0),
+            PrefixHit::Wait => panic!("a sequence that waits has no cache"),
         };
         self.stats.found_tokens += start.num_tokens() as u64;
         self.index_as(cache, tokens);
@@ -260,25 +270,25 @@ impl Caches {
         self.next_id += 1;
         let blocks = self.blocks(num_tokens);
         self.used_blocks += blocks;
-        let held = Held { scope, num_computed: num_tokens, blocks, kept_since: None };
-        self.held.insert(cache, held);
+        let entry = CacheEntry { scope, num_computed: num_tokens, blocks, kept_since: None };
+        self.entries.insert(cache, entry);
         cache
     }
 
     fn take_over(&mut self, cache: CacheId, num_tokens: usize) -> CacheId {
         self.stats.taken_over += 1;
-        let held = self.held.get_mut(&cache).expect("only held caches are offered");
-        let since = held.kept_since.take().expect("only kept caches are taken over");
-        assert!(num_tokens <= held.num_computed);
-        held.num_computed = num_tokens;
-        self.kept_blocks -= held.blocks;
+        let entry = self.entries.get_mut(&cache).expect("only held caches are offered");
+        let since = entry.kept_since.take().expect("only kept caches are taken over");
+        assert!(num_tokens <= entry.num_computed);
+        entry.num_computed = num_tokens;
+        self.kept_blocks -= entry.blocks;
         self.kept.remove(&(since, cache));
         cache
     }
 
     fn index_as(&mut self, cache: CacheId, tokens: &[TokenId]) {
         if self.limits.keep_prefixes {
-            let scope = self.held(cache).scope;
+            let scope = self.entry(cache).scope;
             let index = self.indexes.entry(scope).or_insert_with(PrefixIndex::new);
             index.remove(cache);
             index.insert(cache, tokens);
@@ -297,10 +307,10 @@ impl Caches {
     /// memory is short.
     pub(crate) fn grow(&mut self, cache: CacheId, num_computed: usize) {
         let blocks = self.blocks_with(cache, num_computed);
-        let held = self.held.get_mut(&cache).expect("callers name a held cache");
-        held.num_computed = num_computed;
-        self.used_blocks += blocks - held.blocks;
-        held.blocks = blocks;
+        let entry = self.entries.get_mut(&cache).expect("callers name a held cache");
+        entry.num_computed = num_computed;
+        self.used_blocks += blocks - entry.blocks;
+        entry.blocks = blocks;
         self.evict_until(self.limits.capacity_blocks, None);
         assert!(
             self.used_blocks <= self.limits.capacity_blocks,
@@ -311,13 +321,13 @@ impl Caches {
     /// Takes a cache back from a sequence whose known tokens are `tokens`, and keeps the computed
     /// positions of these.
     pub(crate) fn release(&mut self, cache: CacheId, tokens: &[TokenId]) {
-        let held = self.held.get_mut(&cache).expect("a sequence's cache is held");
-        assert!(held.kept_since.is_none(), "a cache is released once");
-        let num_known = held.num_computed.min(tokens.len());
-        held.num_computed = num_known;
+        let entry = self.entries.get_mut(&cache).expect("a sequence's cache is held");
+        assert!(entry.kept_since.is_none(), "a cache is released once");
+        let num_known = entry.num_computed.min(tokens.len());
+        entry.num_computed = num_known;
         self.clock += 1;
-        held.kept_since = Some(self.clock);
-        self.kept_blocks += held.blocks;
+        entry.kept_since = Some(self.clock);
+        self.kept_blocks += entry.blocks;
         self.kept.insert((self.clock, cache));
         if !self.limits.keep_prefixes || num_known < self.limits.least_prefix_tokens.max(1) {
             return self.drop_kept(cache);
@@ -331,7 +341,7 @@ impl Caches {
     /// Forgets all caches, because the ranks restart empty. Ids are not reused.
     pub(crate) fn clear(&mut self) {
         let (next_id, stats) = (self.next_id, self.stats);
-        *self = Caches { next_id, stats, ..Caches::new(self.limits) };
+        *self = KvCacheManager { next_id, stats, ..KvCacheManager::new(self.limits) };
     }
 
     /// Drops all kept caches and returns their number.
@@ -351,14 +361,14 @@ impl Caches {
         !self.drops.is_empty()
     }
 
-    fn held(&self, cache: CacheId) -> &Held {
-        self.held.get(&cache).expect("callers name a held cache")
+    fn entry(&self, cache: CacheId) -> &CacheEntry {
+        self.entries.get(&cache).expect("callers name a held cache")
     }
 
     /// Marks a kept cache as just used.
     fn touch(&mut self, cache: CacheId) {
-        let held = self.held.get_mut(&cache).expect("callers name a held cache");
-        if let Some(since) = &mut held.kept_since {
+        let entry = self.entries.get_mut(&cache).expect("callers name a held cache");
+        if let Some(since) = &mut entry.kept_since {
             self.kept.remove(&(*since, cache));
             self.clock += 1;
             *since = self.clock;
@@ -381,26 +391,28 @@ impl Caches {
     }
 
     fn drop_kept(&mut self, cache: CacheId) {
-        let held = self.held.remove(&cache).expect("callers name a held cache");
-        let since = held.kept_since.expect("only kept caches are dropped");
+        let entry = self.entries.remove(&cache).expect("callers name a held cache");
+        let since = entry.kept_since.expect("only kept caches are dropped");
         self.kept.remove(&(since, cache));
-        self.unindex(held.scope, cache);
-        self.kept_blocks -= held.blocks;
-        self.used_blocks -= held.blocks;
-        self.dropped_blocks += held.blocks;
+        self.unindex(entry.scope, cache);
+        self.kept_blocks -= entry.blocks;
+        self.used_blocks -= entry.blocks;
+        self.dropped_blocks += entry.blocks;
         // The ranks do not have a cache that no row has used yet.
-        if 0 < held.blocks {
+        if 0 < entry.blocks {
             self.drops.push(cache);
         }
     }
 }
 
-impl Start {
+impl PrefixHit {
     /// Returns the number of tokens that need not be computed.
     pub(crate) fn num_tokens(self) -> usize {
         match self {
-            Start::TakeOver { num_tokens, .. } | Start::Fork { num_tokens, .. } => num_tokens,
-            Start::Fresh | Start::Wait => 0,
+            PrefixHit::TakeOver { num_tokens, .. } | PrefixHit::Fork { num_tokens, .. } => {
+                num_tokens
+            }
+            PrefixHit::Fresh | PrefixHit::Wait => 0,
         }
     }
 }
