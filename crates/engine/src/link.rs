@@ -32,7 +32,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use jackalope_protocol::{
-    FailureKind, FrameError, FromRank, HeardBeat, Join, Phase, RankFailure, Secret, StepPlan,
+    FailureKind, FrameError, FromRank, HeartbeatEcho, Join, Phase, RankFailure, Secret, StepPlan,
     ToRank, frame,
 };
 use thiserror::Error;
@@ -86,7 +86,7 @@ pub struct LinkTimeouts {
     /// Silence of a rank after its hello, in every state.
     pub heartbeat: Duration,
     /// Interval between two heartbeats to the ranks.
-    pub beat: Duration,
+    pub heartbeat_interval: Duration,
     /// Writing one frame; no other rank is blocked by it.
     pub write: Duration,
     /// Stopping all ranks gracefully.
@@ -104,7 +104,7 @@ impl Default for LinkTimeouts {
             join_margin: Duration::from_secs(5),
             step: Duration::from_secs(10),
             heartbeat: Duration::from_secs(10),
-            beat: Duration::from_secs(1),
+            heartbeat_interval: Duration::from_secs(1),
             write: Duration::from_secs(10),
             stop: Duration::from_secs(1),
         }
@@ -167,11 +167,11 @@ pub struct Link {
     /// more have been refused since, the failure message names the last refusal.
     num_refused: u64,
     /// Time at which processes and deadlines were last checked.
-    looked_at: Instant,
+    checked_at: Instant,
     /// Origin of the times in heartbeats.
     began: Instant,
     /// Time at which the last heartbeat was sent to the ranks.
-    beat_at: Instant,
+    heartbeat_sent_at: Instant,
     /// Description of the link between two machines that prevents the group from forming.
     broken_link: Option<String>,
     /// All broken links, as reported last.
@@ -259,9 +259,9 @@ impl Link {
             has_stood: false,
             broken: None,
             num_refused: 0,
-            looked_at: now,
+            checked_at: now,
             began: Instant::now(),
-            beat_at: now,
+            heartbeat_sent_at: now,
             broken_link: None,
             known_broken_links: Vec::new(),
             suspected_at: None,
@@ -293,7 +293,7 @@ impl Link {
             FromRank::Progress { done_bytes, total_bytes } => {
                 if let State::Loading { .. } = slot.state {
                     slot.state = State::Loading { progressed_at: now, done_bytes, total_bytes };
-                    self.tell_phase(rank);
+                    self.report_phase(rank);
                 }
             }
             // A rank that reconnected while it was loading may report this twice.
@@ -302,13 +302,13 @@ impl Link {
                 info!(rank, facts.weights_bytes, facts.load_ms, "shard loaded");
                 slot.facts = Some(facts);
                 slot.enter(State::Loaded, now);
-                self.tell_phase(rank);
+                self.report_phase(rank);
                 self.join_if_loaded(now);
             }
             FromRank::Joined { epoch } => {
                 if epoch == self.epoch && matches!(slot.state, State::Joining) {
                     slot.enter(State::Standing, now);
-                    self.tell_phase(rank);
+                    self.report_phase(rank);
                     self.stand_if_joined();
                 }
             }
@@ -327,11 +327,12 @@ impl Link {
                     self.events.push_back(GroupEvent::Done { rank, step, timings });
                 }
             }
-            FromRank::Heartbeat { phase, steps_done, waiting_ms, memory, heard } => {
+            FromRank::Heartbeat { phase, steps_done, waiting_ms, memory, echo } => {
                 slot.waiting = Duration::from_millis(waiting_ms);
-                let round_trip = heard.and_then(|it| self.round_trip(it, now));
-                let beat = GroupEvent::Heartbeat { rank, phase, steps_done, memory, round_trip };
-                self.events.push_back(beat);
+                let round_trip = echo.and_then(|it| self.round_trip(it, now));
+                let heartbeat =
+                    GroupEvent::Heartbeat { rank, phase, steps_done, memory, round_trip };
+                self.events.push_back(heartbeat);
             }
             FromRank::Failed(failure) => self.on_failed(rank, failure, now),
         }
@@ -339,8 +340,8 @@ impl Link {
 
     /// Returns the round-trip time of a heartbeat and the message that answers it; `None` if the
     /// heartbeat was another coordinator's.
-    fn round_trip(&self, heard: HeardBeat, now: Instant) -> Option<Duration> {
-        let HeardBeat { sent_us, held_us } = heard;
+    fn round_trip(&self, echo: HeartbeatEcho, now: Instant) -> Option<Duration> {
+        let HeartbeatEcho { sent_us, held_us } = echo;
         self.micros(now).checked_sub(sent_us)?.checked_sub(held_us).map(Duration::from_micros)
     }
 
@@ -417,15 +418,15 @@ impl Link {
             let join = ToRank::Join(Join { epoch, peers, key, encrypt });
             self.write(rank, &join, now);
         }
-        (0..self.slots.len()).for_each(|rank| self.tell_phase(rank));
+        (0..self.slots.len()).for_each(|rank| self.report_phase(rank));
     }
 
     /// Returns the addresses at which a rank reaches each rank's data plane.
     fn peers_of(&self, rank: usize) -> Vec<SocketAddr> {
         let routes = &self.config.assignments[rank].routes;
         let addr = |(peer, slot): (usize, &Slot)| {
-            let told = slot.data_addr.expect("a rank that said hello told its address");
-            routes.get(peer).map_or(told, |ip| SocketAddr::new(*ip, told.port()))
+            let reported = slot.data_addr.expect("a rank that said hello reported its address");
+            routes.get(peer).map_or(reported, |ip| SocketAddr::new(*ip, reported.port()))
         };
         self.slots.iter().enumerate().map(addr).collect()
     }
@@ -444,7 +445,7 @@ impl Link {
         let message = format!("the connection to it was lost: {reason}");
         let failure = self.failure(rank, doing.0, message);
         self.slots[rank].detach(doing, now);
-        self.tell_phase(rank);
+        self.report_phase(rank);
         if self.stage != Stage::Down {
             // If the process turns out to have exited, its exit is reported instead.
             self.broken.get_or_insert((failure, now + EXIT_GRACE));
@@ -511,7 +512,7 @@ impl Link {
     fn end_rank(&mut self, mut dying: Dying, grace: Duration, now: Instant) {
         let rank = dying.failure.rank.expect("the failure is about a rank");
         let process = self.slots[rank].release(now);
-        self.tell_phase(rank);
+        self.report_phase(rank);
         let was_down = std::mem::replace(&mut self.stage, Stage::Down) == Stage::Down;
         self.disband(now);
         if was_down {
@@ -526,11 +527,11 @@ impl Link {
                 examine(process, grace, dying.number, reporter);
                 self.dying = Some(dying);
             }
-            None => self.tell_loss(dying, Remains::default()),
+            None => self.report_loss(dying, Remains::default()),
         }
     }
 
-    fn tell_loss(&mut self, dying: Dying, remains: Remains) {
+    fn report_loss(&mut self, dying: Dying, remains: Remains) {
         let (failure, is_fatal) = dying.conclude(remains);
         self.events.push_back(GroupEvent::Lost { failure, is_fatal });
     }
@@ -558,7 +559,7 @@ impl Link {
                 self.slots[rank].enter(State::Loaded, now);
                 self.write(rank, &leave, now);
             }
-            self.tell_phase(rank);
+            self.report_phase(rank);
         }
     }
 
@@ -600,7 +601,7 @@ impl Link {
         (phase, slot.entered_at)
     }
 
-    fn tell_phase(&mut self, rank: usize) {
+    fn report_phase(&mut self, rank: usize) {
         let loaded_bytes = match self.slots[rank].state {
             State::Loading { done_bytes, total_bytes, .. } => Some((done_bytes, total_bytes)),
             _ => None,
@@ -664,7 +665,7 @@ impl RankGroup for Link {
             Report::Launched { rank, launch, result } => self.launched((rank, launch), result, now),
             Report::Examined { number, remains } => {
                 if let Some(dying) = self.dying.take_if(|dying| dying.number == number) {
-                    self.tell_loss(dying, remains);
+                    self.report_loss(dying, remains);
                 }
             }
             Report::Arrived(arrival) => self.arrive(arrival, now),
@@ -683,7 +684,7 @@ impl RankGroup for Link {
     }
 
     fn tick(&mut self, now: Instant) {
-        self.look_after(now);
+        self.check_deadlines(now);
     }
 
     fn deadline(&self) -> Option<Instant> {

@@ -28,11 +28,11 @@ struct Node {
     edge: Vec<TokenId>,
     /// Children by the first token of their edge, sorted.
     children: Vec<(TokenId, usize)>,
-    /// KvCacheManager whose tokens lead through or end at this node, in no order.
+    /// Caches whose tokens lead through or end at this node, in no order.
     caches: Vec<CacheId>,
 }
 
-/// KvCacheManager that share the first `num_tokens` tokens with the looked-up sequence.
+/// Caches that share the first `num_tokens` tokens with the looked-up sequence.
 #[derive(Debug)]
 pub(crate) struct Match<'a> {
     pub(crate) num_tokens: usize,

@@ -221,8 +221,8 @@ impl Scheduler {
         assert!(self.could_hold(&request), "{id:?} could never be held");
         let sequence = Sequence::new(id, request);
         if sequence.is_trivial() {
-            self.tell_started(&sequence, 0);
-            return self.tell_finished(&sequence, FinishReason::Length);
+            self.emit_started(&sequence, 0);
+            return self.emit_finished(&sequence, FinishReason::Length);
         }
         self.wait(sequence);
         self.ask_constraints();
@@ -604,7 +604,7 @@ impl Scheduler {
         if sequence.cache.is_some() {
             self.release(&sequence);
         }
-        self.tell_finished(&sequence, reason);
+        self.emit_finished(&sequence, reason);
     }
 
     /// Ends a request whose output was not a number. Its cache is not kept, so no other sequence
@@ -631,7 +631,7 @@ impl Scheduler {
             .expect("the index was just found")
     }
 
-    fn tell_started(&mut self, sequence: &Sequence, cached_tokens: u32) {
+    fn emit_started(&mut self, sequence: &Sequence, cached_tokens: u32) {
         self.events.push((sequence.id, Event::Started { cached_tokens }));
         if sequence.request.prompt_logprobs().is_some() && sequence.num_prompt_tokens() == 1 {
             // The first token has no log-probability, so there is nothing to wait for.
@@ -639,7 +639,7 @@ impl Scheduler {
         }
     }
 
-    fn tell_finished(&mut self, sequence: &Sequence, reason: FinishReason) {
+    fn emit_finished(&mut self, sequence: &Sequence, reason: FinishReason) {
         self.stats.finished += 1;
         let usage = sequence.usage();
         self.events.push((sequence.id, Event::Finished { reason, usage }));

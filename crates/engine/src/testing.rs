@@ -111,7 +111,7 @@ impl Default for FakeCaches {
 }
 
 impl FakeCaches {
-    /// KvCacheManager that grow by so many tokens.
+    /// Caches that grow by so many tokens.
     pub fn new(block_tokens: usize) -> FakeCaches {
         FakeCaches {
             block_tokens,
@@ -152,7 +152,7 @@ impl FakeCaches {
         *self = FakeCaches { peak_blocks, ..FakeCaches::new(self.block_tokens) };
     }
 
-    /// KvCacheManager held.
+    /// Caches held.
     pub fn num_caches(&self) -> usize {
         self.caches.len()
     }

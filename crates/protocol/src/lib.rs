@@ -52,8 +52,8 @@ pub use loadable::{ARCHITECTURES, QUANT_METHODS};
 pub use mask::Mask;
 pub use memory::{MachineMemory, MemoryPressure, PressureLimits};
 pub use messages::{
-    Backend, Device, FailureKind, FromRank, HeardBeat, Hello, Join, ModelSource, Phase, RankFacts,
-    RankFailure, RankMemory, Secret, Setup, ToRank, UnitRange,
+    Backend, Device, FailureKind, FromRank, HeartbeatEcho, Hello, Join, ModelSource, Phase,
+    RankFacts, RankFailure, RankMemory, Secret, Setup, ToRank, UnitRange,
 };
 pub use plan::{
     CacheId, Fork, Input, KernelTimings, Logprob, Row, Sampled, Sampling, Score, Scored,

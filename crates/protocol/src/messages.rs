@@ -189,7 +189,7 @@ pub enum ToRank {
     Setup(Setup),
     /// Heartbeat, sent once a second: the coordinator is alive and the network between it and the
     /// rank works.
-    Beat {
+    Heartbeat {
         /// Time of sending by a clock of the coordinator, in microseconds.
         sent_us: u64,
     },
@@ -259,16 +259,16 @@ pub enum FromRank {
         memory: RankMemory,
         /// The coordinator's last heartbeat. The time from its sending to the arrival of this
         /// message, minus the time for which the rank held it, is the round-trip time.
-        heard: Option<HeardBeat>,
+        echo: Option<HeartbeatEcho>,
     },
     /// A failure. After [`FailureKind::Group`] the rank waits for a `Join`; after the other kinds
     /// its process ends.
     Failed(RankFailure),
 }
 
-/// A [`ToRank::Beat`] that a rank has received.
+/// A [`ToRank::Heartbeat`] that a rank has received.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub struct HeardBeat {
+pub struct HeartbeatEcho {
     /// Copied from the heartbeat.
     pub sent_us: u64,
     /// Time since it was received, in microseconds.

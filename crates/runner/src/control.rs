@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use jackalope_protocol::secure::HintedKey;
 use jackalope_protocol::{
-    FrameError, FromRank, HeardBeat, Hello, Join, Phase, RankMemory, Secret, Setup, StepPlan,
+    FrameError, FromRank, HeartbeatEcho, Hello, Join, Phase, RankMemory, Secret, Setup, StepPlan,
     ToRank, frame, log, secure,
 };
 use jackalope_transport::Interrupter;
@@ -217,8 +217,8 @@ pub(crate) fn connect(
     thread::Builder::new().name("control".into()).spawn(move || {
         serve_brain(&brain, receiver, &reader, &commands);
     })?;
-    let beating = control.clone();
-    thread::Builder::new().name("heartbeat".into()).spawn(move || beat(&beating))?;
+    let sending = control.clone();
+    thread::Builder::new().name("heartbeat".into()).spawn(move || send_heartbeats(&sending))?;
     Ok((control, received))
 }
 
@@ -325,7 +325,7 @@ fn read_commands(
     let mut was_set_up = false;
     loop {
         let command = match frame::read(stream) {
-            Ok(ToRank::Beat { sent_us }) => {
+            Ok(ToRank::Heartbeat { sent_us }) => {
                 lock(&control.shared).heard = Some((sent_us, Instant::now()));
                 continue;
             }
@@ -367,7 +367,7 @@ fn read_commands(
     }
 }
 
-fn beat(control: &Control) {
+fn send_heartbeats(control: &Control) {
     loop {
         thread::sleep(HEARTBEAT_INTERVAL);
         let message = {
@@ -379,7 +379,7 @@ fn beat(control: &Control) {
                 memory: shared.memory,
                 heard: shared.heard.map(|(sent_us, at)| {
                     let held_us = u64::try_from(at.elapsed().as_micros()).unwrap_or(u64::MAX);
-                    HeardBeat { sent_us, held_us }
+                    HeartbeatEcho { sent_us, held_us }
                 }),
             }
         };

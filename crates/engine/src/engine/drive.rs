@@ -236,7 +236,7 @@ impl<G: RankGroup> Driver<G> {
         if has_moved || has_planned {
             self.publish();
         }
-        self.tell_events();
+        self.send_events();
         Ok(has_moved || has_planned)
     }
 
@@ -273,7 +273,7 @@ impl<G: RankGroup> Driver<G> {
                 if is_open {
                     self.count(|counters| counters.cancelled += 1);
                     self.publish();
-                    self.tell_events();
+                    self.send_events();
                 }
                 let _ = answer.send(is_open);
             }
@@ -421,7 +421,7 @@ impl<G: RankGroup> Driver<G> {
         let lost = scheduler.set_ranks(blocks as usize, num_stages(facts));
         let kv = capacity::kv_status(facts, blocks);
         let failure = too_little_memory(kv.capacity_tokens);
-        self.tell_events();
+        self.send_events();
         for id in lost {
             self.fail_one(id, Event::Failed(failure.clone()));
         }
@@ -585,7 +585,7 @@ impl<G: RankGroup> Driver<G> {
     /// Fails a request that made the ranks fail. The other requests continue.
     fn end_poisonous(&mut self, id: RequestId, failure: &Failure) {
         error!(?id, rank = failure.rank, "a request makes ranks fail, and is ended");
-        self.tell_events();
+        self.send_events();
         self.fail_one(id, Event::Poisonous(poisonous(failure)));
     }
 
@@ -601,7 +601,7 @@ impl<G: RankGroup> Driver<G> {
             error!(rank = failure.rank, %failure, "requests end");
         }
         self.attempts.give_up();
-        let told = failure.clone();
+        let reported = failure.clone();
         // The state changes first, so that a caller that sees the failure and retries is refused.
         self.status.send_modify(|status| {
             let since = match status.state {
@@ -613,7 +613,7 @@ impl<G: RankGroup> Driver<G> {
         if let Some(scheduler) = &mut self.scheduler {
             scheduler.give_up_all();
         }
-        self.fail_all(&told);
+        self.fail_all(&reported);
         self.publish();
     }
 
@@ -623,7 +623,7 @@ impl<G: RankGroup> Driver<G> {
 
     fn fail_all(&mut self, failure: &Failure) {
         // Events from before the failure are sent first.
-        self.tell_events();
+        self.send_events();
         for id in self.streams.ids() {
             self.fail_one(id, Event::Failed(failure.clone()));
         }
@@ -638,7 +638,7 @@ impl<G: RankGroup> Driver<G> {
         });
     }
 
-    fn tell_events(&mut self) {
+    fn send_events(&mut self) {
         let Some(scheduler) = &mut self.scheduler else { return };
         let events = scheduler.take_events();
         if events.is_empty() {
@@ -649,7 +649,7 @@ impl<G: RankGroup> Driver<G> {
             streams.note(&events, &mut status.requests);
             false
         });
-        events.into_iter().for_each(|(id, event)| streams.tell(id, event));
+        events.into_iter().for_each(|(id, event)| streams.send(id, event));
     }
 
     /// Returns the time by which the next step has to complete.

@@ -49,15 +49,15 @@ impl Streams {
     }
 
     /// Sends an event that was counted.
-    pub(super) fn tell(&mut self, id: RequestId, event: Event) {
+    pub(super) fn send(&mut self, id: RequestId, event: Event) {
         if event.is_last() {
             let Some((listener, _)) = self.open.remove(&id) else { return };
             // Before the event is sent, so that a caller that receives it finds the slot free.
             self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
             self.note_pace();
-            listener.tell(event);
+            listener.send(event);
         } else if let Some((listener, _)) = self.open.get(&id) {
-            listener.tell(event);
+            listener.send(event);
         }
     }
 
@@ -66,7 +66,7 @@ impl Streams {
         let Some((listener, timeline)) = self.open.remove(&id) else { return false };
         self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
         listener.keep(timeline.end(RequestEnd::Failed, Instant::now(), stats));
-        listener.tell(event);
+        listener.send(event);
         true
     }
 
@@ -120,7 +120,7 @@ impl Listener {
         let _ = self.record.set(record);
     }
 
-    fn tell(&self, event: Event) {
+    fn send(&self, event: Event) {
         // Fails if the caller has left; its cancellation is already queued.
         let _ = self.events.try_send(event);
     }

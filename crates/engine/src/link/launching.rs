@@ -34,7 +34,7 @@ impl Link {
             let result = start().map(Spawned::new);
             reporter.report(LinkReport(Report::Launched { rank, launch, result }));
         });
-        self.tell_phase(rank);
+        self.report_phase(rank);
         if !is_on_its_way {
             self.slots[rank].num_spawning -= 1;
             self.rank_died(rank, "there is no thread to start it", Duration::ZERO, now);
@@ -58,7 +58,7 @@ impl Link {
                 let process = spawned.take();
                 debug!(rank, launch, pid = process.pid(), "rank launched");
                 let early = slot.launched(process, now);
-                self.tell_phase(rank);
+                self.report_phase(rank);
                 early.into_iter().for_each(|arrival| self.arrive(arrival, now));
             }
             (Some(slot), Err(err)) => {
@@ -107,7 +107,7 @@ impl Link {
             return self.rank_died(rank, &reason, EXIT_GRACE, now);
         }
         slot.enter(State::Loading { progressed_at: now, done_bytes: 0, total_bytes: 0 }, now);
-        self.tell_phase(rank);
+        self.report_phase(rank);
         if let Some(message) = self.other_mlx(rank, &mlx) {
             bury(self.slots[rank].release(now));
             let failure = self.failure(rank, Phase::Starting, message);

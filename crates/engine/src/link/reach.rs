@@ -33,7 +33,7 @@ pub(super) const LINK_POLL: Duration = Duration::from_millis(100);
 impl Link {
     /// Asks the launcher to test links if all ranks are stuck, and takes in its results. Returns
     /// true if the group is lost because of a broken link.
-    pub(super) fn look_at_links(&mut self, now: Instant) -> bool {
+    pub(super) fn check_links(&mut self, now: Instant) -> bool {
         for (rank, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.is_connected()) {
             self.launcher.heard(rank, slot.heard_at);
         }

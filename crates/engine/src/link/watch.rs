@@ -30,12 +30,12 @@ const HELD_UP_PART: u32 = 4;
 
 impl Link {
     /// Sends heartbeats, and ends ranks that have passed their deadline.
-    pub(super) fn look_after(&mut self, now: Instant) {
-        self.looked_at = now;
-        if self.beat_at + self.config.timeouts.beat <= now {
-            self.beat(now);
+    pub(super) fn check_deadlines(&mut self, now: Instant) {
+        self.checked_at = now;
+        if self.heartbeat_sent_at + self.config.timeouts.heartbeat_interval <= now {
+            self.send_heartbeats(now);
         }
-        if self.look_at_links(now) {
+        if self.check_links(now) {
             return;
         }
         if self.launcher.is_elastic()
@@ -50,7 +50,7 @@ impl Link {
             self.lose(failure, false);
         }
         if let Some(dying) = self.dying.take_if(|dying| dying.until <= now) {
-            self.tell_loss(dying, Remains::default());
+            self.report_loss(dying, Remains::default());
         }
         for rank in 0..self.slots.len() {
             let slot = &mut self.slots[rank];
@@ -92,12 +92,12 @@ impl Link {
 
     /// Sends a heartbeat to all ranks. A rank that does not receive it is detected by its own
     /// silence.
-    fn beat(&mut self, now: Instant) {
-        self.beat_at = now;
+    fn send_heartbeats(&mut self, now: Instant) {
+        self.heartbeat_sent_at = now;
         let sent_us = self.micros(now);
         for rank in 0..self.slots.len() {
             if self.slots[rank].is_connected() {
-                self.write(rank, &ToRank::Beat { sent_us }, now);
+                self.write(rank, &ToRank::Heartbeat { sent_us }, now);
             }
         }
     }
@@ -123,14 +123,15 @@ impl Link {
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let ranks = (0..self.slots.len()).filter_map(|rank| Some(self.wait_for(rank)?.deadline()));
         let is_launched = self.slots.iter().any(|slot| matches!(slot.state, State::Launched));
-        let poll = is_launched.then(|| self.looked_at + LAUNCH_POLL);
+        let poll = is_launched.then(|| self.checked_at + LAUNCH_POLL);
         let broken = self.broken.as_ref().map(|(_, until)| *until);
         let dying = self.dying.as_ref().map(|dying| dying.until);
         let is_anyone_there = self.slots.iter().any(Slot::is_connected);
-        let beat = is_anyone_there.then(|| self.beat_at + self.config.timeouts.beat);
-        let reassign = self.launcher.is_elastic().then(|| self.looked_at + REASSIGN_POLL);
-        let links = self.launcher.is_watching_links().then(|| self.looked_at + LINK_POLL);
-        let all = ranks.chain(poll).chain(broken).chain(dying).chain(beat);
+        let heartbeat = is_anyone_there
+            .then(|| self.heartbeat_sent_at + self.config.timeouts.heartbeat_interval);
+        let reassign = self.launcher.is_elastic().then(|| self.checked_at + REASSIGN_POLL);
+        let links = self.launcher.is_watching_links().then(|| self.checked_at + LINK_POLL);
+        let all = ranks.chain(poll).chain(broken).chain(dying).chain(heartbeat);
         all.chain(reassign).chain(links).min()
     }
 

@@ -163,7 +163,7 @@ impl Scheduler {
         sequence.last_step = plan.step;
         if sequence.cached_tokens.is_none() {
             sequence.cached_tokens = Some(num_tokens);
-            self.tell_started(&sequence, num_tokens);
+            self.emit_started(&sequence, num_tokens);
         }
         let place = self.running.partition_point(|it| it.id < sequence.id);
         self.running.insert(place, sequence);

@@ -202,7 +202,7 @@ impl Scheduler {
         for id in over {
             let sequence = self.take(id);
             if sequence.cached_tokens.is_none() {
-                self.tell_started(&sequence, 0);
+                self.emit_started(&sequence, 0);
             }
             if sequence.cache.is_some() {
                 self.release(&sequence);
@@ -214,7 +214,7 @@ impl Scheduler {
                 let message = message.clone();
                 self.events.push((id, Event::ConstraintFailed { message, completion_tokens }));
             } else {
-                self.tell_finished(&sequence, FinishReason::Stop);
+                self.emit_finished(&sequence, FinishReason::Stop);
             }
         }
     }

@@ -165,7 +165,7 @@ fn ranks_are_set_up_joined_and_stopped() {
 #[test]
 fn idle_ranks_hear_that_the_brain_lives() {
     let mut case = Case::new(vec![]);
-    case.timeouts.beat = Duration::from_millis(10);
+    case.timeouts.heartbeat_interval = Duration::from_millis(10);
     let fixture = case.start();
     let began = std::time::Instant::now();
     while fixture.log.num_beats.load(std::sync::atomic::Ordering::SeqCst) < 6 {

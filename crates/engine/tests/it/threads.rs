@@ -1,5 +1,5 @@
-//! Ranks that are threads of the test: they speak the protocol over loopback, wait for each other in
-//! every step as a collective does, and misbehave as told.
+//! Ranks that are threads of the test: they speak the protocol over loopback, wait for each other
+//! in every step as a collective does, and misbehave as told.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -323,7 +323,7 @@ impl Rank {
                         Some(false) => epoch_now = 0,
                     }
                 }
-                ToRank::Beat { .. } => drop(self.log.num_beats.fetch_add(1, Ordering::SeqCst)),
+                ToRank::Heartbeat { .. } => drop(self.log.num_beats.fetch_add(1, Ordering::SeqCst)),
                 ToRank::Step { .. } | ToRank::Leave { .. } => {}
                 ToRank::Stop => {
                     self.log.add(rank, "stop");
@@ -444,15 +444,15 @@ impl Heart {
         let is_frozen = Arc::clone(&heart.is_frozen);
         let waiting_ms = Arc::clone(&heart.waiting_ms);
         std::thread::spawn(move || {
-            let beat = || FromRank::Heartbeat {
+            let heartbeat = || FromRank::Heartbeat {
                 phase: Phase::Idle,
                 steps_done: 0,
                 waiting_ms: waiting_ms.load(Ordering::SeqCst),
                 memory: RankMemory { kv_bytes: 7, ..RankMemory::default() },
-                heard: None,
+                echo: None,
             };
             while !is_frozen.load(Ordering::SeqCst)
-                && frame::write(&mut *stream.lock().unwrap(), &beat()).is_ok()
+                && frame::write(&mut *stream.lock().unwrap(), &heartbeat()).is_ok()
             {
                 std::thread::sleep(Duration::from_millis(20));
             }

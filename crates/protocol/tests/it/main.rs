@@ -4,7 +4,7 @@ use std::io::Cursor;
 
 use jackalope_protocol::frame::{self, MAX_FRAME_BYTES};
 use jackalope_protocol::{
-    CacheId, Embed, Fork, FrameError, FromRank, HeardBeat, Hello, Input, Phase, Pooling,
+    CacheId, Embed, Fork, FrameError, FromRank, HeartbeatEcho, Hello, Input, Phase, Pooling,
     RankMemory, Row, Sampling, Score, Secret, StepPlan, ToRank,
 };
 use proptest::prelude::*;
@@ -117,7 +117,7 @@ fn several_frames_follow_each_other() {
         steps_done: 7,
         waiting_ms: 20,
         memory: RankMemory { kv_bytes: 9, ..RankMemory::default() },
-        heard: Some(HeardBeat { sent_us: 5, held_us: 3 }),
+        echo: Some(HeartbeatEcho { sent_us: 5, held_us: 3 }),
     };
     let hello = Hello {
         rank: 1,
