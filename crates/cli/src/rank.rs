@@ -34,7 +34,7 @@ pub(crate) async fn run(args: &RankArgs, environment: &Environment) -> anyhow::R
     let ips = if args.data.is_empty() { heard_on(control.ip()) } else { args.data.clone() };
     let data = DataPlane { ips, ports: args.data_ports };
     let spawn = spawn(&Looking { rank, control, wait: args.wait }, &data, &ticket, &[])?;
-    output::note(&format!("rank {rank} looks for its brain at {control}"));
+    output::note(&format!("rank {rank} looks for its coordinator at {control}"));
     let mut child = spawn.start().context("starting the rank")?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -126,7 +126,7 @@ fn control(args: &RankArgs, environment: &Environment) -> anyhow::Result<SocketA
         (None, Some(coordinator), _) => host_of(coordinator).to_owned(),
         (None, None, Some(path)) => first_host(path)?,
         (None, None, None) => bail!(
-            "where is the brain?\n\
+            "where is the coordinator?\n\
              hint: pass `--control HOST[:PORT]`, or set MLX_JACCL_COORDINATOR or MLX_HOSTFILE"
         ),
     };

@@ -63,7 +63,7 @@ pub(crate) enum Command {
 
 /// Address of the coordinator, and this rank's credentials and address.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Brain {
+pub(crate) struct Coordinator {
     pub(crate) addr: SocketAddr,
     pub(crate) rank: u32,
     pub(crate) ticket: Secret,
@@ -191,13 +191,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Connects, completes the handshake and starts the control and heartbeat threads. Retries for
 /// `patience` if the coordinator cannot be reached yet.
 pub(crate) fn connect(
-    brain: Brain,
+    coordinator: Coordinator,
     patience: Duration,
     tether: Tether,
 ) -> anyhow::Result<(Control, Receiver<Command>)> {
     let deadline = Instant::now() + patience.max(DIAL_PATIENCE_MIN);
-    let (sender, receiver) = dial_until(&brain, || deadline)
-        .with_context(|| format!("connecting to the coordinator at {}", brain.addr))?;
+    let (sender, receiver) = dial_until(&coordinator, || deadline)
+        .with_context(|| format!("connecting to the coordinator at {}", coordinator.addr))?;
     let shared = Shared {
         phase: Phase::Starting,
         steps_done: 0,
@@ -215,7 +215,7 @@ pub(crate) fn connect(
     let (commands, received) = sync_channel(COMMAND_QUEUE_LEN);
     let reader = control.clone();
     thread::Builder::new().name("control".into()).spawn(move || {
-        serve_brain(&brain, receiver, &reader, &commands);
+        serve_coordinator(&coordinator, receiver, &reader, &commands);
     })?;
     let sending = control.clone();
     thread::Builder::new().name("heartbeat".into()).spawn(move || send_heartbeats(&sending))?;
@@ -226,13 +226,13 @@ pub(crate) fn connect(
 /// closed, the next attempt may still succeed: the coordinator may be starting, or its port may be
 /// flooded. Only a version mismatch is final.
 fn dial_until(
-    brain: &Brain,
+    coordinator: &Coordinator,
     deadline: impl Fn() -> Instant,
 ) -> Result<(secure::Sender, secure::Receiver), FrameError> {
     let mut pause = DIAL_PAUSE_MIN;
     loop {
         let left = deadline().saturating_duration_since(Instant::now());
-        let err = match dial(brain, left.clamp(DIAL_PAUSE_MIN, DIAL_TIMEOUT)) {
+        let err = match dial(coordinator, left.clamp(DIAL_PAUSE_MIN, DIAL_TIMEOUT)) {
             Ok(connection) => return Ok(connection),
             Err(err) => err,
         };
@@ -246,25 +246,28 @@ fn dial_until(
 }
 
 fn dial(
-    brain: &Brain,
+    coordinator: &Coordinator,
     timeout: Duration,
 ) -> Result<(secure::Sender, secure::Receiver), FrameError> {
-    let (mut sender, receiver) =
-        secure::dial(brain.addr, &HintedKey::of_rank(brain.rank, brain.ticket), timeout)?;
+    let (mut sender, receiver) = secure::dial(
+        coordinator.addr,
+        &HintedKey::of_rank(coordinator.rank, coordinator.ticket),
+        timeout,
+    )?;
     sender.stream().set_write_timeout(Some(WRITE_TIMEOUT))?;
     let hello = Hello {
-        rank: brain.rank,
+        rank: coordinator.rank,
         pid: std::process::id(),
         mlx: jackalope_mlx::version(),
-        data_addr: brain.data_addr,
+        data_addr: coordinator.data_addr,
     };
     frame::write(&mut sender, &hello)?;
     Ok((sender, receiver))
 }
 
 /// Reads the coordinator's messages, over one connection after another.
-fn serve_brain(
-    brain: &Brain,
+fn serve_coordinator(
+    coordinator: &Coordinator,
     mut receiver: secure::Receiver,
     control: &Control,
     commands: &SyncSender<Command>,
@@ -277,19 +280,19 @@ fn serve_brain(
         let orphan = control.orphan();
         if orphan.is_zero() {
             match err {
-                FrameError::Closed => end_process("the brain closed the connection"),
+                FrameError::Closed => end_process("the coordinator closed the connection"),
                 err => end_process(&format!("control connection: {err}")),
             }
         }
-        info!(%err, "the brain is gone, the weights stay");
+        info!(%err, "the coordinator is gone, the weights stay");
         let since = if was_set_up { Instant::now() } else { lost_at.unwrap_or_else(Instant::now) };
         lost_at = Some(since);
         control.leave(u64::MAX);
         if commands.try_send(Command::Lost).is_err() {
-            end_process("the worker is stuck and the brain is gone");
+            end_process("the worker is stuck and the coordinator is gone");
         }
         let sender;
-        (sender, receiver) = redial(brain, || since + control.tether.bound(orphan));
+        (sender, receiver) = redial(coordinator, || since + control.tether.bound(orphan));
         {
             let mut shared = lock(&control.shared);
             (shared.left_epoch, shared.heard) = (None, None);
@@ -300,8 +303,11 @@ fn serve_brain(
 
 /// Dials until the deadline and then ends the process. The deadline becomes earlier if the agent is
 /// lost too.
-fn redial(brain: &Brain, deadline: impl Fn() -> Instant) -> (secure::Sender, secure::Receiver) {
-    match dial_until(brain, deadline) {
+fn redial(
+    coordinator: &Coordinator,
+    deadline: impl Fn() -> Instant,
+) -> (secure::Sender, secure::Receiver) {
+    match dial_until(coordinator, deadline) {
         Ok(connection) => connection,
         Err(err) => end_process(&format!("the coordinator did not come back: {err}")),
     }
@@ -356,7 +362,7 @@ fn read_commands(
         let is_stop = matches!(command, Command::Stop);
         match commands.try_send(command) {
             Ok(()) => {}
-            Err(TrySendError::Full(_)) => end_process("the brain sends faster than allowed"),
+            Err(TrySendError::Full(_)) => end_process("the coordinator sends faster than allowed"),
             Err(TrySendError::Disconnected(_)) => return Read::Over,
         }
         if is_stop {
@@ -377,7 +383,7 @@ fn send_heartbeats(control: &Control) {
                 steps_done: shared.steps_done,
                 waiting_ms: shared.waiting_ms(),
                 memory: shared.memory,
-                heard: shared.heard.map(|(sent_us, at)| {
+                echo: shared.heard.map(|(sent_us, at)| {
                     let held_us = u64::try_from(at.elapsed().as_micros()).unwrap_or(u64::MAX);
                     HeartbeatEcho { sent_us, held_us }
                 }),

@@ -32,7 +32,7 @@ use jackalope_protocol::log::{self, FLUSH_TIMEOUT, LogWriter};
 use tracing::warn;
 use tracing_subscriber::EnvFilter;
 
-use crate::control::Brain;
+use crate::control::Coordinator;
 
 #[derive(Debug, Parser)]
 #[command(name = "jackalope-rank", version, about = "One rank of a jackalope cluster")]
@@ -54,7 +54,7 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct ServeArgs {
-    /// Where the brain listens.
+    /// Where the coordinator listens.
     #[arg(long)]
     control: SocketAddr,
     /// Which rank this is.
@@ -66,7 +66,7 @@ struct ServeArgs {
     /// Port, or range FIRST-LAST from which a free port is selected. 0 selects any free port.
     #[arg(long, default_value = "0")]
     data_ports: PortRange,
-    /// Seconds to look for a brain that is not there yet.
+    /// Seconds to look for a coordinator that is not there yet.
     #[arg(long, default_value_t = 0)]
     patience: u64,
 }
@@ -102,10 +102,14 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let ticket = read_secret()?;
     let tether = control::Tether::watch();
     let listener = listen(&args.data, args.data_ports)?;
-    let brain =
-        Brain { addr: args.control, rank: args.rank, ticket, data_addr: listener.local_addr() };
+    let coordinator = Coordinator {
+        addr: args.control,
+        rank: args.rank,
+        ticket,
+        data_addr: listener.local_addr(),
+    };
     let patience = Duration::from_secs(args.patience);
-    let (control, commands) = control::connect(brain, patience, tether)?;
+    let (control, commands) = control::connect(coordinator, patience, tether)?;
     worker::run(&worker::Identity { rank: args.rank, listener }, &control, &commands)
 }
 

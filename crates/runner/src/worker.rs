@@ -75,7 +75,7 @@ pub(crate) fn run(
         }
     };
     loop {
-        match commands.recv().context("waiting for the brain")? {
+        match commands.recv().context("waiting for the coordinator")? {
             Command::Setup(setup) => worker.set_up_again(&setup)?,
             Command::Lost => worker.forget_group(),
             Command::Join(join) => worker.join(&join)?,
@@ -297,7 +297,7 @@ impl Worker<'_> {
     /// Handles the setup of a coordinator that lost the connection, or of a new one. A loaded model
     /// is not loaded again.
     fn set_up_again(&mut self, setup: &Setup) -> anyhow::Result<()> {
-        ensure!(is_same(setup, &self.setup), "the brain came back with another setup");
+        ensure!(is_same(setup, &self.setup), "the coordinator came back with another setup");
         self.forget_group();
         self.facts.free_bytes = rank_memory::free_bytes();
         Ok(self.control.send(&FromRank::Loaded(self.facts.clone()))?)
@@ -329,7 +329,7 @@ impl Worker<'_> {
         let cancel = jackalope_transport::Interrupter::new()?;
         let breaker = GroupBreaker { epoch: join.epoch, interrupter: Some(cancel.clone()) };
         if !self.control.arm(breaker) {
-            bail!("the brain has left group {} already", join.epoch);
+            bail!("the coordinator has left group {} already", join.epoch);
         }
         let config = GroupConfig {
             join_timeout: Duration::from_millis(self.setup.join_timeout_ms),
@@ -363,7 +363,7 @@ impl Worker<'_> {
         epoch: u64,
     ) -> anyhow::Result<Group> {
         if !self.control.arm(GroupBreaker { epoch, interrupter: None }) {
-            bail!("the brain has left group {epoch} already");
+            bail!("the coordinator has left group {epoch} already");
         }
         let rank = self.identity.rank as usize;
         Ok(Group::stock(backend, rank, self.setup.num_ranks as usize)?)

@@ -27,10 +27,8 @@ pub use answer::{
 pub use detokenize::Detokenizer;
 pub use error::{LoadError, TextError};
 pub use generation::GenerationDefaults;
+pub use jackalope_protocol::TokenId;
 pub use model_text::ModelText;
 pub use stops::{StopStrings, Stopped};
 pub use template::{ChatPrompt, ChatTemplate, RenderedPrompt};
 pub use tokenizer::Tokenizer;
-
-/// Id of a token in the model's vocabulary.
-pub type TokenId = u32;

@@ -79,7 +79,6 @@ const SHARED_TYPE_NAMES: &[&str] = &[
     "Shape",
     "Span",
     "Step",
-    "TokenId",
 ];
 
 /// A crate as these rules read it.

@@ -1,5 +1,5 @@
-//! Three hosts under every fault, at random moments, with streams open all the time: none fails, hangs
-//! or changes a token.
+//! Three hosts under every fault, at random moments, with streams open all the time: none fails,
+//! hangs or changes a token.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -216,7 +216,7 @@ fn inflict(lab: &Lab, server: &Server, fault: Fault, at: usize, random: &mut Ran
     victims
 }
 
-/// Rubbish at the ports of agents, brain and ranks.
+/// Rubbish at the ports of agents, coordinator and ranks.
 fn knock(lab: &Lab, server: &Server) {
     use std::io::Write;
     let mut ports = vec![18080, 18081];

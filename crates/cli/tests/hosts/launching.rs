@@ -46,7 +46,7 @@ fn three_hosts_serve_one_model_and_end_together() {
 }
 
 #[test]
-fn ranks_end_with_a_brain_that_is_killed_and_a_new_one_takes_them_over() {
+fn ranks_end_with_a_coordinator_that_is_killed_and_a_new_one_takes_them_over() {
     let lab = lab_or_return!(2);
     let server = lab.serve(&shipped(), "--lease 600");
     let ranks =
@@ -62,7 +62,7 @@ fn ranks_end_with_a_brain_that_is_killed_and_a_new_one_takes_them_over() {
     server.program.signal(Signal::KILL);
     drop(server);
     let server = lab.serve(&shipped(), "--lease 1");
-    assert_eq!(ranks(), second, "weights outlive a brain");
+    assert_eq!(ranks(), second, "weights outlive a coordinator");
     assert_ne!(second, first);
     server.program.signal(Signal::KILL);
     drop(server);
@@ -70,7 +70,7 @@ fn ranks_end_with_a_brain_that_is_killed_and_a_new_one_takes_them_over() {
 }
 
 #[test]
-fn two_models_share_the_hosts_and_their_ranks_outlive_a_brain() {
+fn two_models_share_the_hosts_and_their_ranks_outlive_a_coordinator() {
     let lab = lab_or_return!(2);
     let other = crate::checkpoint::Copy::new();
     let more = format!(
@@ -98,7 +98,7 @@ fn two_models_share_the_hosts_and_their_ranks_outlive_a_brain() {
     server.program.signal(Signal::KILL);
     drop(server);
     let server = serve();
-    assert_eq!(ranks(), first, "the weights of both outlive a brain");
+    assert_eq!(ranks(), first, "the weights of both outlive a coordinator");
     assert_eq!(ask(&server, "default"), ask(&server, "other"));
     let unload = server.post("/model/unload", &json!({"model": "other"}));
     assert_eq!(unload.0, 403, "everybody can reach this server");
@@ -322,17 +322,17 @@ fn ranks_may_be_started_by_hand_in_any_order_from_variables_alone() {
     let early = lab.run(&["rank", "--rank", "1", "--control", "127.0.0.1", "--wait", "1"]);
     assert!(early.stderr.contains("this machine has no secret of the cluster"), "{early:?}");
     lab.share_secret("5a".repeat(32).as_str());
-    // A rank that is there before the brain.
+    // A rank that is there before the coordinator.
     let coordinator = format!("{}:32323", lab.hosts[0].ip);
     let env = [("MLX_RANK", "1"), ("MLX_JACCL_COORDINATOR", coordinator.as_str())];
     let _second = lab.start_on(1, &["rank"], &env);
-    let mut brain = lab.start(&words, "");
+    let mut coordinator = lab.start(&words, "");
     let first = lab.start_on(0, &["rank", "--rank", "0", "--control", "127.0.0.1"], &[]);
-    let announced: serde_json::Value = serde_json::from_str(&brain.line()).unwrap();
+    let announced: serde_json::Value = serde_json::from_str(&coordinator.line()).unwrap();
     assert_eq!(announced["ranks"].as_array().unwrap().len(), 2, "{announced}");
-    brain.signal(Signal::TERM);
-    assert!(brain.end().status.success());
-    assert!(first.end().status.success(), "a rank ends with its brain");
+    coordinator.signal(Signal::TERM);
+    assert!(coordinator.end().status.success());
+    assert!(first.end().status.success(), "a rank ends with its coordinator");
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn ctrl_c_ends_a_server_whose_rank_is_frozen() {
 }
 
 #[test]
-fn ranks_end_when_the_brain_is_killed() {
+fn ranks_end_when_the_coordinator_is_killed() {
     let server = Server::start(exact(), "--ranks 3");
     let ranks = server.ranks();
     assert_eq!(ranks.len(), 3);
@@ -60,7 +60,7 @@ fn ranks_end_when_the_brain_is_killed() {
 }
 
 #[test]
-fn busy_ranks_end_when_the_brain_is_killed() {
+fn busy_ranks_end_when_the_coordinator_is_killed() {
     let server = Server::start(exact(), "--ranks 2");
     let ranks = server.ranks();
     let body = json!({

@@ -1,5 +1,5 @@
-//! Two versions side by side. The second is the first behind a wire that changes what both ends say of
-//! themselves in clear, before anything is encrypted; the programs are the real ones.
+//! Two versions side by side. The second is the first behind a wire that changes what both ends say
+//! of themselves in clear, before anything is encrypted; the programs are the real ones.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -107,7 +107,7 @@ impl Drop for Home {
 fn a_rank_of_another_version_is_refused_and_both_sides_say_what_mends_it() {
     let home = Home::new("versions-rank");
     let (port, model) = (free_port(), shipped());
-    let mut brain = home.start(&format!(
+    let mut coordinator = home.start(&format!(
         "serve --by-hand --hosts 127.0.0.1 --control-port {port} --port 0 --json --model {}",
         model.display()
     ));
@@ -115,19 +115,19 @@ fn a_rank_of_another_version_is_refused_and_both_sides_say_what_mends_it() {
     let refused = home.run(&format!("rank --rank 0 --control 127.0.0.1:{other} --wait 60"));
     assert!(!refused.status.success(), "{refused:?}");
     assert_told(&refused.stderr);
-    // The brain goes on waiting for one of its own version.
+    // The coordinator goes on waiting for one of its own version.
     let _rank = home.start(&format!("rank --rank 0 --control 127.0.0.1:{port}"));
-    let announced: Value = serde_json::from_str(&brain.line()).unwrap();
+    let announced: Value = serde_json::from_str(&coordinator.line()).unwrap();
     assert_eq!(announced["event"], "ready", "{announced}");
-    brain.signal(rustix::process::Signal::INT);
-    let ended = brain.end();
+    coordinator.signal(rustix::process::Signal::INT);
+    let ended = coordinator.end();
     assert!(ended.status.success(), "{ended:?}");
     assert_told(&ended.stderr);
 }
 
 #[test]
 fn an_agent_of_another_version_is_refused_and_looks_after_those_of_its_own() {
-    let [theirs, ours] = ["versions-agent", "versions-brain"].map(Home::new);
+    let [theirs, ours] = ["versions-agent", "versions-coordinator"].map(Home::new);
     ours.trust(&theirs, "machines");
     theirs.trust(&ours, "coordinators");
     let port = free_port();

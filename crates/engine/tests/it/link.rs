@@ -161,9 +161,9 @@ fn ranks_are_set_up_joined_and_stopped() {
     }
 }
 
-/// A rank takes a silent brain for lost, and would leave an idle group.
+/// A rank takes a silent coordinator for lost, and would leave an idle group.
 #[test]
-fn idle_ranks_hear_that_the_brain_lives() {
+fn idle_ranks_hear_that_the_coordinator_lives() {
     let mut case = Case::new(vec![]);
     case.timeouts.heartbeat_interval = Duration::from_millis(10);
     let fixture = case.start();
