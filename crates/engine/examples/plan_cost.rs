@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use jackalope_engine::{
-    Limits, Request, RequestId, RequestOptions, SamplingOptions, Scheduler, SchedulerLimits,
+    Request, RequestId, RequestLimits, RequestOptions, SamplingOptions, Scheduler, SchedulerLimits,
 };
 use jackalope_protocol::{Sampled, StepOutput, StepPlan, TokenId};
 
@@ -85,7 +85,7 @@ impl Bench {
     }
 
     fn submit(&mut self, prompt: Vec<TokenId>, max_tokens: u32) {
-        let limits = Limits {
+        let limits = RequestLimits {
             context_tokens: 1 << 16,
             max_prompt_tokens: 1 << 16,
             vocab_size: VOCAB_SIZE,

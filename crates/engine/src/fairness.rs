@@ -7,7 +7,7 @@ use crate::scheduler::PASSED_OVER_MAX;
 use crate::simulation::{Rng, check_seed};
 use crate::testing::{FakeCaches, NextToken, pseudo_model};
 use crate::{
-    Event, Limits, Request, RequestId, RequestOptions, Scheduler, SchedulerLimits, TenantId,
+    Event, Request, RequestId, RequestLimits, RequestOptions, Scheduler, SchedulerLimits, TenantId,
 };
 
 const VOCAB_SIZE: u32 = 50;
@@ -68,7 +68,7 @@ impl Queue {
             priority,
             ..RequestOptions::default()
         };
-        let limits = Limits {
+        let limits = RequestLimits {
             context_tokens: CONTEXT_TOKENS,
             max_prompt_tokens: CONTEXT_TOKENS,
             vocab_size: VOCAB_SIZE,

@@ -14,8 +14,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::engine::streams::Listener;
 use crate::{
-    EngineState, Event, Failure, Limits, MemoryReading, Request, RequestId, RequestRecord, Status,
-    TenantId, Usage,
+    EngineState, Event, Failure, MemoryReading, Request, RequestId, RequestLimits, RequestRecord,
+    Status, TenantId, Usage,
 };
 
 /// A message that wakes the engine's thread.
@@ -220,7 +220,7 @@ impl EngineHandle {
 
     /// Returns the limits that requests are checked against; `None` until the ranks have been ready
     /// for the first time.
-    pub fn limits(&self) -> Option<Limits> {
+    pub fn limits(&self) -> Option<RequestLimits> {
         self.status.borrow().limits.clone()
     }
 

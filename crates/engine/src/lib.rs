@@ -44,8 +44,8 @@ pub use group::{GroupEvent, RankGroup, Reporter};
 pub use handle::{EngineHandle, Generation, OpenRequest, SubmitError};
 pub use metrics::{Buckets, RequestEnd, RequestRecord, RequestStats};
 pub use request::{
-    BANNED_TOKENS_MAX, CacheScope, LOGIT_BIAS_MAX, LOGPROBS_MAX, Limits, Rejected, Request,
-    RequestId, RequestOptions, STOP_TOKENS_MAX, SamplingOptions, TenantId,
+    BANNED_TOKENS_MAX, CacheScope, LOGIT_BIAS_MAX, LOGPROBS_MAX, Rejected, Request, RequestId,
+    RequestLimits, RequestOptions, STOP_TOKENS_MAX, SamplingOptions, TenantId,
 };
 pub use scheduler::{OutputMismatch, ScheduleStats, Scheduler, SchedulerLimits};
 pub use status::{

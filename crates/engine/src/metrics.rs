@@ -363,7 +363,7 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Limits, RequestOptions};
+    use crate::{RequestLimits, RequestOptions};
 
     #[test]
     fn buckets_count_every_value_once_and_bounds_belong_to_their_own() {
@@ -380,7 +380,7 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_request_add_up() {
-        let limits = Limits {
+        let limits = RequestLimits {
             context_tokens: 100,
             max_prompt_tokens: 100,
             vocab_size: 10,

@@ -123,7 +123,7 @@ impl SamplingOptions {
 
 /// Limits from the loaded model and the configuration.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Limits {
+pub struct RequestLimits {
     /// Maximum length of a sequence in tokens, prompt and output together.
     pub context_tokens: u32,
     /// Maximum length of a prompt in tokens.
@@ -235,7 +235,7 @@ impl Request {
     ///
     /// # Errors
     /// Fails with [`Rejected`], which names the invalid parameter.
-    pub fn new(mut options: RequestOptions, limits: &Limits) -> Result<Request, Rejected> {
+    pub fn new(mut options: RequestOptions, limits: &RequestLimits) -> Result<Request, Rejected> {
         check_embedding(&mut options)?;
         let num_prompt_tokens = check_prompt(&options, limits)?;
         check_tokens("prompt", options.prompt.iter().copied(), limits)?;
@@ -412,7 +412,7 @@ fn check_min_tokens(min_tokens: u32, max_tokens: u32) -> Result<(), Rejected> {
 fn token_mask(
     allowed: Option<&[TokenId]>,
     banned: &[TokenId],
-    limits: &Limits,
+    limits: &RequestLimits,
 ) -> Result<Option<TokenMask>, Rejected> {
     let vocab_size = limits.vocab_size;
     if let Some(allowed) = allowed {
@@ -445,7 +445,7 @@ fn masks(tokens: Option<TokenMask>, stop_tokens: &[TokenId], vocab_size: u32) ->
     Masks { tokens, from_min_tokens, before_min_tokens }
 }
 
-fn check_prompt(options: &RequestOptions, limits: &Limits) -> Result<u32, Rejected> {
+fn check_prompt(options: &RequestOptions, limits: &RequestLimits) -> Result<u32, Rejected> {
     let prompt_tokens = options.prompt.len();
     if prompt_tokens == 0 {
         return Err(Rejected::EmptyPrompt);
@@ -465,7 +465,7 @@ fn check_prompt(options: &RequestOptions, limits: &Limits) -> Result<u32, Reject
 fn check_tokens(
     parameter: &'static str,
     mut tokens: impl Iterator<Item = TokenId>,
-    limits: &Limits,
+    limits: &RequestLimits,
 ) -> Result<(), Rejected> {
     let vocab_size = limits.vocab_size;
     match tokens.find(|token| vocab_size <= *token) {
@@ -489,7 +489,7 @@ fn check_alternatives(options: &RequestOptions) -> Result<(), Rejected> {
     Ok(())
 }
 
-fn check_sampling(sampling: &SamplingOptions, limits: &Limits) -> Result<(), Rejected> {
+fn check_sampling(sampling: &SamplingOptions, limits: &RequestLimits) -> Result<(), Rejected> {
     let check = |parameter, value: f32, is_legal: bool, expected| {
         // NaN fails every comparison, infinity every upper bound.
         if is_legal {
@@ -545,8 +545,13 @@ fn draw_seed() -> u64 {
 mod tests {
     use super::*;
 
-    fn limits() -> Limits {
-        Limits { context_tokens: 10, max_prompt_tokens: 8, vocab_size: 50, eos_tokens: vec![2, 99] }
+    fn limits() -> RequestLimits {
+        RequestLimits {
+            context_tokens: 10,
+            max_prompt_tokens: 8,
+            vocab_size: 50,
+            eos_tokens: vec![2, 99],
+        }
     }
 
     fn check(change: impl FnOnce(&mut RequestOptions)) -> Result<Request, String> {

@@ -25,8 +25,8 @@ use crate::testing::{
     FakeCaches, NOT_A_NUMBER, NextToken, overflowing_model, pseudo_embedding, pseudo_logprob,
 };
 use crate::{
-    CacheScope, Event, FinishReason, Limits, PrefixStats, Request, RequestId, RequestOptions,
-    SamplingOptions, ScheduleStats, Scheduler, SchedulerLimits, TenantId, Usage,
+    CacheScope, Event, FinishReason, PrefixStats, Request, RequestId, RequestLimits,
+    RequestOptions, SamplingOptions, ScheduleStats, Scheduler, SchedulerLimits, TenantId, Usage,
 };
 use random_constraint::RandomConstraint;
 
@@ -510,7 +510,7 @@ impl Simulation {
     }
 
     fn submit(&mut self, options: RequestOptions, constraint: Option<RandomConstraint>) {
-        let limits = Limits {
+        let limits = RequestLimits {
             context_tokens: CONTEXT_TOKENS,
             max_prompt_tokens: CONTEXT_TOKENS,
             vocab_size: VOCAB_SIZE,

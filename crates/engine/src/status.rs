@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use jackalope_protocol::{KernelTimings, Phase, RankFacts, RankMemory, StepTimings};
 
-use crate::{Buckets, Failure, Limits, PressureStatus, RequestStats};
+use crate::{Buckets, Failure, PressureStatus, RequestLimits, RequestStats};
 
 /// A snapshot of a running engine.
 #[derive(Clone, Debug, Default)]
@@ -14,7 +14,7 @@ pub struct Status {
     pub state: EngineState,
     /// Limits that requests are checked against; set once the ranks have been ready for the first
     /// time.
-    pub limits: Option<Limits>,
+    pub limits: Option<RequestLimits>,
     /// Status of each rank, by rank.
     pub ranks: Vec<RankStatus>,
     /// Number of waiting requests, including preempted ones.

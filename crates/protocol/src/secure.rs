@@ -152,7 +152,7 @@ pub trait Coordinator: Sync {
 }
 
 /// Decides which peers the accepting side accepts.
-pub trait Admission {
+pub trait PeerPolicy {
     /// Returns the pre-shared key for a hint, if there is one.
     fn key_of(&self, hint: &[u8]) -> Option<Secret>;
 
@@ -232,11 +232,11 @@ pub fn dial_machine(
 /// [`FrameError`] if the peer is not accepted.
 pub fn accept(
     stream: TcpStream,
-    admission: &dyn Admission,
+    policy: &dyn PeerPolicy,
     timeout: Duration,
 ) -> Result<Accepted, FrameError> {
     let call = Call::new(stream, Instant::now() + timeout);
-    greet(call, &Side::Accepting(admission), &Build::ours())
+    greet(call, &Side::Accepting(policy), &Build::ours())
 }
 
 /// Performs the accepting side of the handshake with a caller whose opening has arrived, until its
@@ -244,10 +244,10 @@ pub fn accept(
 ///
 /// # Errors
 /// [`FrameError`] if the peer is not accepted.
-pub fn accept_caller(caller: Caller, admission: &dyn Admission) -> Result<Accepted, FrameError> {
+pub fn accept_caller(caller: Caller, policy: &dyn PeerPolicy) -> Result<Accepted, FrameError> {
     let Caller { stream, deadline, opening, .. } = caller;
     let call = Call { opening, is_greeted: true, ..Call::new(stream, deadline) };
-    greet(call, &Side::Accepting(admission), &Build::ours())
+    greet(call, &Side::Accepting(policy), &Build::ours())
 }
 
 /// A connection before its handshake.
@@ -274,7 +274,7 @@ enum Approach<'a> {
 
 enum Side<'a> {
     Dialling(&'a Approach<'a>),
-    Accepting(&'a dyn Admission),
+    Accepting(&'a dyn PeerPolicy),
 }
 
 fn greet(call: Call, side: &Side<'_>, build: &Build) -> Result<Accepted, FrameError> {
@@ -301,11 +301,11 @@ fn greet(call: Call, side: &Side<'_>, build: &Build) -> Result<Accepted, FrameEr
                 Approach::Machine(_) => err,
             })?
         }
-        Side::Accepting(admission) => {
+        Side::Accepting(policy) => {
             let hint = read_hint(&mut reader)?;
             let prologue = [preamble, ours, hint.clone()].concat();
             let mut wire = Wire { stream: &stream, reader: &mut reader };
-            let welcomed = welcome(*admission, &mut wire, &prologue, &hint[1..]);
+            let welcomed = welcome(*policy, &mut wire, &prologue, &hint[1..]);
             welcomed.map_err(|err| if hint.len() == 1 { err } else { of_ticket(err) })?
         }
     };
@@ -316,8 +316,8 @@ fn greet(call: Call, side: &Side<'_>, build: &Build) -> Result<Accepted, FrameEr
             met.receiver.stream().set_read_timeout(Some(left))?;
             approach.read_verdict(&mut met.receiver)?;
         }
-        (Side::Accepting(admission), Proof::Machine(peer)) => {
-            let is_trusted = admission.trusts(peer);
+        (Side::Accepting(policy), Proof::Machine(peer)) => {
+            let is_trusted = policy.trusts(peer);
             met.sender.write_all(&[if is_trusted { TRUSTED } else { UNTRUSTED }])?;
             if !is_trusted {
                 return Err(FrameError::Refused { theirs: peer.key });
@@ -447,20 +447,20 @@ impl Approach<'_> {
 }
 
 fn welcome(
-    admission: &dyn Admission,
+    policy: &dyn PeerPolicy,
     wire: &mut Wire<'_>,
     prologue: &[u8],
     hint: &[u8],
 ) -> Result<(StatelessTransportState, Proof), FrameError> {
     if !hint.is_empty() {
-        let secret = admission.key_of(hint).ok_or(FrameError::Secret)?;
+        let secret = policy.key_of(hint).ok_or(FrameError::Secret)?;
         let builder = builder(NOISE_OF_KEY, prologue, &secret);
         let mut noise = builder.build_responder().expect("the pattern needs no more");
         wire.hear(&mut noise)?;
         wire.say(&mut noise, &[])?;
         return Ok((transport(noise)?, Proof::Key(hint.to_vec())));
     }
-    let (identity, secret) = admission.own().ok_or(FrameError::Secret)?;
+    let (identity, secret) = policy.own().ok_or(FrameError::Secret)?;
     let builder = builder(NOISE_OF_MACHINES, prologue, secret);
     let mut noise = builder
         .local_private_key(&identity.private().0)

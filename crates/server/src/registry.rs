@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use jackalope_engine::{EngineHandle, Limits, SamplingOptions};
+use jackalope_engine::{EngineHandle, RequestLimits, SamplingOptions};
 use jackalope_text::ModelText;
 use jackalope_text::grammar::{CompiledGrammar, Constraint, GrammarError};
 
@@ -119,7 +119,7 @@ impl Serving {
     }
 
     /// The engine's limits, which requests are checked against.
-    pub(crate) fn engine_limits(&self) -> Result<Limits, ApiError> {
+    pub(crate) fn engine_limits(&self) -> Result<RequestLimits, ApiError> {
         let loading = || ApiError::Unavailable { reason: "the model is loading".to_owned() };
         self.engine().limits().ok_or_else(loading)
     }

@@ -1,11 +1,11 @@
-//! Errors, split by who has to fix them: the checkpoint's owner ([`LoadError`], before the server
-//! listens) or the sender of the request ([`TextError`], a 400 with this message).
+//! Errors, split by who has to fix them: the checkpoint's owner ([`TextLoadError`], before the
+//! server listens) or the sender of the request ([`TextError`], a 400 with this message).
 
 use std::path::PathBuf;
 
 /// Error of a checkpoint's text files.
 #[derive(Debug, thiserror::Error)]
-pub enum LoadError {
+pub enum TextLoadError {
     /// A required file does not exist.
     #[error("{} does not exist\nhint: {hint}", path.display())]
     Missing {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
-use crate::error::LoadError;
+use crate::error::TextLoadError;
 
 /// Maximum size of `tokenizer.json`. The largest one known has 34 MB (a vocabulary of 262,144 with
 /// merges).
@@ -17,8 +17,8 @@ pub(crate) const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 pub(crate) const CONFIG_BYTES_MAX: u64 = 16 << 20;
 
 /// Reads a whole file of at most `limit_bytes`; `None` if there is no such file.
-pub(crate) fn read(path: &Path, limit_bytes: u64) -> Result<Option<Vec<u8>>, LoadError> {
-    let read_error = |source| LoadError::Read { path: path.to_owned(), source };
+pub(crate) fn read(path: &Path, limit_bytes: u64) -> Result<Option<Vec<u8>>, TextLoadError> {
+    let read_error = |source| TextLoadError::Read { path: path.to_owned(), source };
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -26,23 +26,23 @@ pub(crate) fn read(path: &Path, limit_bytes: u64) -> Result<Option<Vec<u8>>, Loa
     };
     let size_bytes = file.metadata().map_err(read_error)?.len();
     if size_bytes > limit_bytes {
-        return Err(LoadError::TooLarge { path: path.to_owned(), size_bytes, limit_bytes });
+        return Err(TextLoadError::TooLarge { path: path.to_owned(), size_bytes, limit_bytes });
     }
     let mut bytes = Vec::with_capacity(usize::try_from(size_bytes).unwrap_or(0));
     // A pipe or a device has no size, so the limit also applies to the bytes that are read.
     file.take(limit_bytes + 1).read_to_end(&mut bytes).map_err(read_error)?;
     if bytes.len() as u64 > limit_bytes {
         let size_bytes = bytes.len() as u64;
-        return Err(LoadError::TooLarge { path: path.to_owned(), size_bytes, limit_bytes });
+        return Err(TextLoadError::TooLarge { path: path.to_owned(), size_bytes, limit_bytes });
     }
     Ok(Some(bytes))
 }
 
 /// Reads a file as text; `None` if there is no such file.
-pub(crate) fn read_text(path: &Path, limit_bytes: u64) -> Result<Option<String>, LoadError> {
+pub(crate) fn read_text(path: &Path, limit_bytes: u64) -> Result<Option<String>, TextLoadError> {
     let Some(bytes) = read(path, limit_bytes)? else { return Ok(None) };
     let text = String::from_utf8(bytes)
-        .map_err(|source| LoadError::NotText { path: path.to_owned(), source })?;
+        .map_err(|source| TextLoadError::NotText { path: path.to_owned(), source })?;
     Ok(Some(text))
 }
 
@@ -50,9 +50,9 @@ pub(crate) fn read_text(path: &Path, limit_bytes: u64) -> Result<Option<String>,
 pub(crate) fn read_json<T: DeserializeOwned>(
     path: &Path,
     limit_bytes: u64,
-) -> Result<Option<T>, LoadError> {
+) -> Result<Option<T>, TextLoadError> {
     let Some(bytes) = read(path, limit_bytes)? else { return Ok(None) };
     let value = serde_json::from_slice(&bytes)
-        .map_err(|source| LoadError::Json { path: path.to_owned(), source })?;
+        .map_err(|source| TextLoadError::Json { path: path.to_owned(), source })?;
     Ok(Some(value))
 }

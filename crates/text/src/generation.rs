@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::error::LoadError;
+use crate::error::TextLoadError;
 use crate::files;
 
 /// The sampling parameters in `generation_config.json`. Absent fields are `None`: the checkpoint
@@ -28,7 +28,7 @@ pub struct GenerationDefaults {
 impl GenerationDefaults {
     /// Reads `generation_config.json` of the checkpoint in `dir`; without that file, all fields are
     /// `None`.
-    pub(crate) fn load(dir: &Path) -> Result<GenerationDefaults, LoadError> {
+    pub(crate) fn load(dir: &Path) -> Result<GenerationDefaults, TextLoadError> {
         let path = dir.join("generation_config.json");
         let found: Option<GenerationDefaults> = files::read_json(&path, files::CONFIG_BYTES_MAX)?;
         let found = found.unwrap_or_default();
@@ -41,7 +41,7 @@ impl GenerationDefaults {
         for (name, value, low, high) in all {
             if value.is_some_and(|value| !(low..=high).contains(&value)) {
                 let found = value.unwrap_or_default();
-                return Err(LoadError::OutOfRange { path, name, found, low, high });
+                return Err(TextLoadError::OutOfRange { path, name, found, low, high });
             }
         }
         Ok(found)

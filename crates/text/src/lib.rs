@@ -25,7 +25,7 @@ pub use answer::{
     ToolDemand, ToolFormat, ToolGrammarError, ToolSpec, UnknownFormat,
 };
 pub use detokenize::Detokenizer;
-pub use error::{LoadError, TextError};
+pub use error::{TextError, TextLoadError};
 pub use generation::GenerationDefaults;
 pub use jackalope_protocol::TokenId;
 pub use model_text::ModelText;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use crate::detokenize::Detokenizer;
-use crate::error::{LoadError, TextError};
+use crate::error::{TextError, TextLoadError};
 use crate::generation::GenerationDefaults;
 use crate::grammar::{GrammarCompiler, GrammarError};
 use crate::template::{ChatPrompt, ChatTemplate};
@@ -30,7 +30,7 @@ impl ModelText {
     ///
     /// # Errors
     /// Fails if a file is missing, unreadable, too large or malformed.
-    pub fn load(dir: &Path) -> Result<ModelText, LoadError> {
+    pub fn load(dir: &Path) -> Result<ModelText, TextLoadError> {
         let tokenizer = Tokenizer::load(dir)?;
         let template = ChatTemplate::load(dir, &tokenizer)?;
         let generation = GenerationDefaults::load(dir)?;

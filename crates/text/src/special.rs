@@ -8,7 +8,7 @@ use tokenizers::AddedToken;
 use tokenizers::processors::template::TemplateProcessing;
 
 use crate::TokenId;
-use crate::error::LoadError;
+use crate::error::TextLoadError;
 use crate::files::{self, CONFIG_BYTES_MAX};
 
 /// The names under which transformers passes special tokens to a template.
@@ -34,7 +34,7 @@ impl SpecialTokens {
 pub(crate) struct TokenizerConfig(Map<String, Value>);
 
 impl TokenizerConfig {
-    pub(crate) fn load(dir: &Path) -> Result<TokenizerConfig, LoadError> {
+    pub(crate) fn load(dir: &Path) -> Result<TokenizerConfig, TextLoadError> {
         let config = files::read_json(&dir.join("tokenizer_config.json"), CONFIG_BYTES_MAX)?;
         Ok(TokenizerConfig(config.unwrap_or_default()))
     }
@@ -104,7 +104,7 @@ impl TokenizerConfig {
 
     /// Returns the named special tokens; those that this file lacks come from
     /// `special_tokens_map.json`.
-    pub(crate) fn special_tokens(&self, dir: &Path) -> Result<SpecialTokens, LoadError> {
+    pub(crate) fn special_tokens(&self, dir: &Path) -> Result<SpecialTokens, TextLoadError> {
         let older: Option<Map<String, Value>> =
             files::read_json(&dir.join("special_tokens_map.json"), CONFIG_BYTES_MAX)?;
         let older = older.unwrap_or_default();
@@ -124,7 +124,7 @@ fn token_text(token: &Value) -> Option<&str> {
 
 /// Returns the tokens that end an answer according to the model: those of `generation_config.json`
 /// if it names any, else those of `config.json`.
-pub(crate) fn eos_of_model(dir: &Path) -> Result<Vec<TokenId>, LoadError> {
+pub(crate) fn eos_of_model(dir: &Path) -> Result<Vec<TokenId>, TextLoadError> {
     /// One token id or several.
     #[derive(Deserialize)]
     #[serde(untagged)]

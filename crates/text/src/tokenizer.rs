@@ -12,7 +12,7 @@ use crate::TokenId;
 use crate::answer::reasoning_is_in_vocabulary;
 use crate::decoder::Decoder;
 use crate::detokenize::{Detokenizing, Special};
-use crate::error::{LoadError, TextError};
+use crate::error::{TextError, TextLoadError};
 use crate::files;
 use crate::length::LengthBound;
 use crate::pieces::Pieces;
@@ -50,11 +50,12 @@ impl Tokenizer {
     /// # Errors
     /// Fails if there is no `tokenizer.json`, or one of the files is unreadable, too large or
     /// corrupt.
-    pub fn load(dir: &Path) -> Result<Tokenizer, LoadError> {
+    pub fn load(dir: &Path) -> Result<Tokenizer, TextLoadError> {
         let path = dir.join("tokenizer.json");
-        let bytes = files::read(&path, files::TOKENIZER_BYTES_MAX)?
-            .ok_or_else(|| LoadError::Missing { path: path.clone(), hint: missing_hint(dir) })?;
-        let refused = |reason: String| LoadError::Tokenizer { path: path.clone(), reason };
+        let bytes = files::read(&path, files::TOKENIZER_BYTES_MAX)?.ok_or_else(|| {
+            TextLoadError::Missing { path: path.clone(), hint: missing_hint(dir) }
+        })?;
+        let refused = |reason: String| TextLoadError::Tokenizer { path: path.clone(), reason };
         let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
             .map_err(|error| refused(error.to_string()))?;
         // These settings are for training batches; a prompt must never be truncated or padded
@@ -67,11 +68,11 @@ impl Tokenizer {
         config.apply(&mut inner, &special);
         let decoder = match inner.get_decoder() {
             Some(decoder) => serde_json::to_value(decoder)
-                .map_err(|source| LoadError::Json { path: path.clone(), source })?,
+                .map_err(|source| TextLoadError::Json { path: path.clone(), source })?,
             None => Value::Null,
         };
         let decoder = Decoder::parse(&decoder)
-            .map_err(|decoder| LoadError::UnsupportedDecoder { path: path.clone(), decoder })?;
+            .map_err(|decoder| TextLoadError::UnsupportedDecoder { path: path.clone(), decoder })?;
         let eos_of_tokenizer = special.text("eos_token").and_then(|eos| inner.token_to_id(eos));
         let eos_token_ids: BTreeSet<TokenId> =
             eos_of_model(dir)?.into_iter().chain(eos_of_tokenizer).collect();

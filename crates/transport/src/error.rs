@@ -302,7 +302,7 @@ impl fmt::Display for Message {
 
 /// Phase in which an operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
+pub enum OperationPhase {
     /// Before any byte was sent.
     Start,
     /// Forming the mesh of sockets.
@@ -317,15 +317,15 @@ pub enum Phase {
     Stream,
 }
 
-impl fmt::Display for Phase {
+impl fmt::Display for OperationPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Phase::Start => "start",
-            Phase::Connect => "connect",
-            Phase::Exchange => "exchange",
-            Phase::ReduceScatter => "reduce-scatter",
-            Phase::Gather => "gather",
-            Phase::Stream => "stream",
+            OperationPhase::Start => "start",
+            OperationPhase::Connect => "connect",
+            OperationPhase::Exchange => "exchange",
+            OperationPhase::ReduceScatter => "reduce-scatter",
+            OperationPhase::Gather => "gather",
+            OperationPhase::Stream => "stream",
         })
     }
 }
@@ -344,7 +344,7 @@ pub struct Moment {
     /// Size of the caller's buffer in bytes.
     pub bytes: u64,
     /// Phase of the operation.
-    pub phase: Phase,
+    pub phase: OperationPhase,
     /// Time since the call of the operation.
     pub elapsed: Duration,
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::config::{GroupConfig, RANKS_MAX};
 use crate::dtype::Dtype;
 use crate::error::{
-    Absence, AbsenceReason, Absences, Message, Moment, Operation, Phase, TransportError,
+    Absence, AbsenceReason, Absences, Message, Moment, Operation, OperationPhase, TransportError,
 };
 use crate::frame;
 use crate::interrupt::Interrupter;
@@ -567,7 +567,7 @@ impl Group {
         error
     }
 
-    fn phase(&self, call: &Call) -> Phase {
+    fn phase(&self, call: &Call) -> OperationPhase {
         let num_peers = self.size() - 1;
         let is_whole = match call.operation {
             Operation::AllSum => is_direct(call.bytes, num_peers),
@@ -575,11 +575,11 @@ impl Group {
         };
         let is_first_part = || self.lanes.iter().any(|lane| lane.unfinished_part() == Some(0));
         match call.operation {
-            Operation::Bare => Phase::Stream,
-            _ if is_whole => Phase::Exchange,
-            Operation::AllSum if is_first_part() => Phase::ReduceScatter,
-            Operation::AllSum | Operation::AllGather => Phase::Gather,
-            _ => Phase::Stream,
+            Operation::Bare => OperationPhase::Stream,
+            _ if is_whole => OperationPhase::Exchange,
+            Operation::AllSum if is_first_part() => OperationPhase::ReduceScatter,
+            Operation::AllSum | Operation::AllGather => OperationPhase::Gather,
+            _ => OperationPhase::Stream,
         }
     }
 

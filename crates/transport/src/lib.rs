@@ -60,7 +60,7 @@ mod wire;
 pub use config::{GroupConfig, RANKS_MAX, SOCKETS_PER_PEER_MAX};
 pub use dtype::Dtype;
 pub use error::{
-    Absence, AbsenceReason, Absences, Message, Moment, Operation, Phase, TransportError,
+    Absence, AbsenceReason, Absences, Message, Moment, Operation, OperationPhase, TransportError,
 };
 pub use group::{Group, GroupStats};
 pub use interrupt::Interrupter;

@@ -25,7 +25,9 @@ use rustix::net::{AddressFamily, SocketType};
 
 use crate::config::GroupConfig;
 use crate::dtype::Dtype;
-use crate::error::{Absence, AbsenceReason, Absences, Moment, Operation, Phase, TransportError};
+use crate::error::{
+    Absence, AbsenceReason, Absences, Moment, Operation, OperationPhase, TransportError,
+};
 use crate::hello::{self, HELLO_BYTES, Hello, PROOF_BYTES, REPLY_BYTES, Reply, Verdict};
 use crate::interrupt::Interrupter;
 use crate::listener::Listener;
@@ -75,7 +77,7 @@ pub(crate) fn connect(
             return mesh.into_wires();
         }
         if interrupter.is_interrupted() {
-            let moment = Box::new(moment(config, Phase::Connect, started));
+            let moment = Box::new(moment(config, OperationPhase::Connect, started));
             return Err(TransportError::Interrupted { moment });
         }
         if Instant::now() >= deadline {
@@ -86,7 +88,7 @@ pub(crate) fn connect(
 }
 
 /// Returns the moment at which forming the group failed.
-pub(crate) fn moment(config: &GroupConfig, phase: Phase, started: Instant) -> Moment {
+pub(crate) fn moment(config: &GroupConfig, phase: OperationPhase, started: Instant) -> Moment {
     Moment {
         rank: config.rank,
         operation: Operation::Join,

@@ -50,7 +50,6 @@ const ALLOWANCES: &[Allowance] = &[
 
 /// Names that stand for several public types of the workspace. This list only shrinks, too.
 const SHARED_TYPE_NAMES: &[&str] = &[
-    "Admission",
     "Backend",
     "Check",
     "Choice",
@@ -60,7 +59,6 @@ const SHARED_TYPE_NAMES: &[&str] = &[
     "Finding",
     "Generation",
     "Group",
-    "Limits",
     "Link",
     "Listener",
     "LoadError",
@@ -70,7 +68,6 @@ const SHARED_TYPE_NAMES: &[&str] = &[
     "ModelFacts",
     "Node",
     "Peer",
-    "Phase",
     "Pieces",
     "Quantization",
     "Refusal",

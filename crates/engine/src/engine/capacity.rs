@@ -2,7 +2,7 @@
 
 use jackalope_protocol::{KV_BLOCK_TOKENS, RankFacts};
 
-use crate::{EngineConfig, EngineError, KvBudget, KvStatus, Limits};
+use crate::{EngineConfig, EngineError, KvBudget, KvStatus, RequestLimits};
 
 /// Free memory assumed for a machine that does not report it.
 const UNKNOWN_FREE_BYTES: u64 = 1 << 30;
@@ -54,9 +54,9 @@ pub(super) fn kv_status(facts: &[RankFacts], blocks: u64) -> KvStatus {
 }
 
 /// Returns the limits that requests are checked against.
-pub(super) fn limits(config: &EngineConfig, facts: &RankFacts) -> Limits {
+pub(super) fn limits(config: &EngineConfig, facts: &RankFacts) -> RequestLimits {
     let context_tokens = config.context_tokens.unwrap_or(u32::MAX).min(facts.context_tokens);
-    Limits {
+    RequestLimits {
         context_tokens,
         max_prompt_tokens: config.max_prompt_tokens.unwrap_or(context_tokens).min(context_tokens),
         vocab_size: facts.vocab_size,

@@ -4,7 +4,7 @@ use std::net::{IpAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use jackalope_protocol::gate::{Gate, GateConfig, HANDSHAKE};
-use jackalope_protocol::secure::{self, Accepted, Admission, Caller, Proof, rank_of_hint};
+use jackalope_protocol::secure::{self, Accepted, Caller, PeerPolicy, Proof, rank_of_hint};
 use jackalope_protocol::{FrameError, Hello, Secret, frame};
 
 use super::{LinkReport, RankAssignment, Report};
@@ -30,7 +30,7 @@ impl Tickets {
     }
 }
 
-impl Admission for Tickets {
+impl PeerPolicy for Tickets {
     fn key_of(&self, hint: &[u8]) -> Option<Secret> {
         let rank = usize::try_from(rank_of_hint(hint)?).ok()?;
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(rank).copied()

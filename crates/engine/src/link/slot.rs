@@ -288,14 +288,14 @@ mod tests {
     use std::sync::mpsc;
 
     use jackalope_protocol::Secret;
-    use jackalope_protocol::secure::{Accepted, Admission, HintedKey};
+    use jackalope_protocol::secure::{Accepted, HintedKey, PeerPolicy};
 
     use super::*;
 
     /// Accepts any peer that holds this ticket.
     struct Ticket(Secret);
 
-    impl Admission for Ticket {
+    impl PeerPolicy for Ticket {
         fn key_of(&self, _hint: &[u8]) -> Option<Secret> {
             Some(self.0)
         }

@@ -66,14 +66,15 @@ mod tests {
 
     use crate::testing::{FakeCaches, overflowing_model};
     use crate::{
-        Limits, Request, RequestId, RequestOptions, SamplingOptions, Scheduler, SchedulerLimits,
+        Request, RequestId, RequestLimits, RequestOptions, SamplingOptions, Scheduler,
+        SchedulerLimits,
     };
 
     const VOCAB_SIZE: u32 = 50;
     const STEP_TOKENS: usize = 64;
 
     fn request(prompt_tokens: usize) -> Request {
-        let limits = Limits {
+        let limits = RequestLimits {
             context_tokens: 128,
             max_prompt_tokens: 128,
             vocab_size: VOCAB_SIZE,

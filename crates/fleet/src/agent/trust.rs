@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use jackalope_protocol::agent::{Order, OrderedProgram};
 use jackalope_protocol::grant::Grant;
-use jackalope_protocol::secure::{Admission, Peer};
+use jackalope_protocol::secure::{Peer, PeerPolicy};
 use jackalope_protocol::{Identity, PublicKey, Secret};
 use tracing::{info, warn};
 
@@ -145,7 +145,7 @@ pub(super) struct Door<'a> {
     from: SocketAddr,
 }
 
-impl Admission for Door<'_> {
+impl PeerPolicy for Door<'_> {
     fn key_of(&self, hint: &[u8]) -> Option<Secret> {
         let grant = Grant::read(hint)?;
         self.gate.powers(&grant.coordinator)?;

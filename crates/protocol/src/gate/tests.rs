@@ -12,7 +12,7 @@ const LONG: Duration = Duration::from_secs(20);
 /// Accepts rank 0.
 struct Doorkeeper;
 
-impl secure::Admission for Doorkeeper {
+impl secure::PeerPolicy for Doorkeeper {
     fn key_of(&self, hint: &[u8]) -> Option<Secret> {
         (secure::rank_of_hint(hint) == Some(0)).then_some(OURS)
     }

@@ -18,7 +18,7 @@ fn call(stream: TcpStream) -> Call {
 /// Accepts ranks by their tickets.
 struct Tickets(Vec<Secret>);
 
-impl Admission for Tickets {
+impl PeerPolicy for Tickets {
     fn key_of(&self, hint: &[u8]) -> Option<Secret> {
         self.0.get(rank_of_hint(hint)? as usize).copied()
     }
@@ -38,7 +38,7 @@ impl Machine {
     }
 }
 
-impl Admission for Machine {
+impl PeerPolicy for Machine {
     fn key_of(&self, _: &[u8]) -> Option<Secret> {
         None
     }
@@ -55,7 +55,7 @@ impl Admission for Machine {
 /// Runs both sides of a handshake over one connection; returns both results.
 fn meet<T: Send>(
     dial: impl FnOnce(TcpStream) -> T + Send,
-    admission: &(dyn Admission + Sync),
+    policy: &(dyn PeerPolicy + Sync),
     build: &Build,
 ) -> (T, Result<Accepted, FrameError>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -63,7 +63,7 @@ fn meet<T: Send>(
     thread::scope(|scope| {
         let dialled = scope.spawn(move || dial(TcpStream::connect(addr).unwrap()));
         let stream = listener.accept().unwrap().0;
-        let accepted = greet(call(stream), &Side::Accepting(admission), build);
+        let accepted = greet(call(stream), &Side::Accepting(policy), build);
         (dialled.join().unwrap(), accepted)
     })
 }

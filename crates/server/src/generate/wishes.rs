@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use jackalope_engine::{Limits, Request, RequestOptions, SamplingOptions};
+use jackalope_engine::{Request, RequestLimits, RequestOptions, SamplingOptions};
 use jackalope_protocol::TokenId;
 
 use super::guidance::Guidance;
@@ -85,7 +85,7 @@ impl Wishes {
     pub(crate) fn requests(
         &self,
         prompt: &[TokenId],
-        limits: &Limits,
+        limits: &RequestLimits,
         param: &'static str,
     ) -> Result<Vec<Request>, ApiError> {
         let prompt = self.taken(prompt, limits);
@@ -115,7 +115,7 @@ impl Wishes {
     }
 
     /// The part of a prompt that is kept after truncation.
-    pub(crate) fn taken<'a>(&self, prompt: &'a [TokenId], limits: &Limits) -> &'a [TokenId] {
+    pub(crate) fn taken<'a>(&self, prompt: &'a [TokenId], limits: &RequestLimits) -> &'a [TokenId] {
         let most = match self.truncation {
             None => prompt.len(),
             // One token is reserved for the answer.
@@ -129,7 +129,7 @@ impl Wishes {
 
     /// Tokens that end a choice, including the model's end-of-sequence tokens unless `ignore_eos`
     /// is set.
-    pub(crate) fn all_stop_tokens(&self, limits: &Limits) -> Vec<TokenId> {
+    pub(crate) fn all_stop_tokens(&self, limits: &RequestLimits) -> Vec<TokenId> {
         let mut tokens = self.options.stop_tokens.clone();
         if !self.options.ignore_eos {
             tokens.extend(&limits.eos_tokens);

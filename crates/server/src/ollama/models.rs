@@ -7,7 +7,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, StatusCode};
-use jackalope_engine::Limits;
+use jackalope_engine::RequestLimits;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -93,7 +93,7 @@ fn rounded(count: u64) -> String {
 }
 
 /// The limits of requests, while the model is loaded.
-fn limits(model: &ModelStatus) -> Option<Limits> {
+fn limits(model: &ModelStatus) -> Option<RequestLimits> {
     model.model.as_ref()?.engine.limits()
 }
 

@@ -6,7 +6,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::Request;
 use axum::response::Response;
-use jackalope_engine::Limits;
+use jackalope_engine::RequestLimits;
 use jackalope_protocol::TokenId;
 
 use super::completion_format::{Completion, CompletionFormat, Echo};
@@ -164,7 +164,7 @@ fn check_prompts(found: usize, limit: usize) -> Result<(), ApiError> {
 fn prompt_jobs(
     prompts: Vec<WrittenPrompt>,
     wishes: &Wishes,
-    limits: &Limits,
+    limits: &RequestLimits,
 ) -> Result<Vec<PromptJob>, ApiError> {
     let job = |WrittenPrompt { tokens, text }| {
         // If the prompt was truncated, its text no longer matches its tokens.

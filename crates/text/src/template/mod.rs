@@ -18,7 +18,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::error::{LoadError, TextError};
+use crate::error::{TextError, TextLoadError};
 use crate::tokenizer::Tokenizer;
 use control::ControlTokens;
 use engine::Engine;
@@ -69,7 +69,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// Fails if a file is unreadable or corrupt, or the template is not valid Jinja.
-    pub fn load(dir: &Path, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, LoadError> {
+    pub fn load(dir: &Path, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, TextLoadError> {
         let Some(found) = source::find(dir)? else { return Ok(None) };
         let special_tokens = tokenizer.special_tokens().iter();
         let mut template = ChatTemplate {
@@ -90,8 +90,9 @@ impl ChatTemplate {
         }
         let sources = [Some(&found.default), found.tool_use.as_ref()];
         let sources: Vec<&str> = sources.into_iter().flatten().map(String::as_str).collect();
-        let control = ControlTokens::of(tokenizer, &sources)
-            .map_err(|reason| LoadError::Tokenizer { path: dir.join("tokenizer.json"), reason })?;
+        let control = ControlTokens::of(tokenizer, &sources).map_err(|reason| {
+            TextLoadError::Tokenizer { path: dir.join("tokenizer.json"), reason }
+        })?;
         template.control = Some(control);
         Ok(Some(template))
     }
@@ -173,9 +174,9 @@ impl ChatTemplate {
 }
 
 impl Template {
-    fn compile(path: &Path, source: &str) -> Result<Template, LoadError> {
+    fn compile(path: &Path, source: &str) -> Result<Template, TextLoadError> {
         let engine = Engine::compile(source)
-            .map_err(|reason| LoadError::Template { path: path.to_owned(), reason })?;
+            .map_err(|reason| TextLoadError::Template { path: path.to_owned(), reason })?;
         Ok(Template { engine, forms: Forms::of_source(source), source: source.to_owned() })
     }
 }

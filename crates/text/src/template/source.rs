@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::error::LoadError;
+use crate::error::TextLoadError;
 use crate::files::{self, CONFIG_BYTES_MAX};
 
 /// Maximum size of a template in bytes. The largest one known has 40 KB.
@@ -40,7 +40,7 @@ struct Named {
 
 /// Finds the template in the order of transformers. There, `chat_template.json` belongs to
 /// processors, but some checkpoints have nothing else, so it comes last.
-pub(super) fn find(dir: &Path) -> Result<Option<Found>, LoadError> {
+pub(super) fn find(dir: &Path) -> Result<Option<Found>, TextLoadError> {
     let path = dir.join("chat_template.jinja");
     if let Some(default) = files::read_text(&path, TEMPLATE_BYTES_MAX)? {
         let tool_use = dir.join("additional_chat_templates").join("tool_use.jinja");
@@ -56,7 +56,7 @@ pub(super) fn find(dir: &Path) -> Result<Option<Found>, LoadError> {
                 let size_bytes = source.len() as u64;
                 if size_bytes > TEMPLATE_BYTES_MAX {
                     let (path, limit_bytes) = (found.path, TEMPLATE_BYTES_MAX);
-                    return Err(LoadError::TooLarge { path, size_bytes, limit_bytes });
+                    return Err(TextLoadError::TooLarge { path, size_bytes, limit_bytes });
                 }
             }
             return Ok(Some(found));
@@ -67,7 +67,7 @@ pub(super) fn find(dir: &Path) -> Result<Option<Found>, LoadError> {
 
 /// Selects the templates from a list; a checkpoint that has only a template for tools uses it for
 /// everything.
-fn select(path: PathBuf, written: Written) -> Result<Found, LoadError> {
+fn select(path: PathBuf, written: Written) -> Result<Found, TextLoadError> {
     let named = match written {
         Written::One(default) => return Ok(Found { path, default, tool_use: None }),
         Written::Named(named) => named,
@@ -80,7 +80,7 @@ fn select(path: PathBuf, written: Written) -> Result<Found, LoadError> {
         (None, Some(default)) => Ok(Found { path, default, tool_use: None }),
         (None, None) => {
             let found = named.into_iter().map(|entry| entry.name).collect();
-            Err(LoadError::NoDefaultTemplate { path, found })
+            Err(TextLoadError::NoDefaultTemplate { path, found })
         }
     }
 }

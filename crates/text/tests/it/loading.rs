@@ -1,6 +1,6 @@
 //! Which files of a checkpoint decide what, and what is said about bad ones.
 
-use jackalope_text::{ChatPrompt, GenerationDefaults, LoadError, ModelText, Tokenizer};
+use jackalope_text::{ChatPrompt, GenerationDefaults, ModelText, TextLoadError, Tokenizer};
 use serde_json::{Map, json};
 
 use crate::checkpoint::{Checkpoint, data};
@@ -169,7 +169,8 @@ fn a_bad_checkpoint_is_refused_by_the_name_of_the_file() {
     }
     let error = ModelText::load("/nowhere/at/all".as_ref()).unwrap_err();
     assert!(
-        matches!(error, LoadError::Missing { .. }) && error.to_string().contains("no such folder")
+        matches!(error, TextLoadError::Missing { .. })
+            && error.to_string().contains("no such folder")
     );
 }
 
@@ -193,7 +194,7 @@ fn how_to_draw_tokens_is_what_the_makers_recommend() {
     assert_eq!(greedy.temperature(), Some(0.0));
     for bad in [r#"{"temperature": -1}"#, r#"{"top_p": 1.5}"#, r#"{"repetition_penalty": 0}"#] {
         let error = found(Some(bad)).unwrap_err();
-        assert!(matches!(error, LoadError::OutOfRange { .. }), "{error}");
+        assert!(matches!(error, TextLoadError::OutOfRange { .. }), "{error}");
     }
-    assert!(matches!(found(Some(r#"{"top_k": "many"}"#)), Err(LoadError::Json { .. })));
+    assert!(matches!(found(Some(r#"{"top_k": "many"}"#)), Err(TextLoadError::Json { .. })));
 }
