@@ -265,7 +265,7 @@ fn heads(config: &Config, tensors: &Tensors, head_dim: usize) -> Option<HeadCoun
         None => 1,
     };
     let is_whole = heads.is_multiple_of(kv_heads) && 0 < group_size;
-    is_whole.then(|| HeadCounts::new(heads, kv_heads, (head_dim, group_size)))
+    is_whole.then(|| HeadCounts::new(heads, kv_heads, head_dim, group_size))
 }
 
 /// Splits a tensor's name into its layer number and the rest.

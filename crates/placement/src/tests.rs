@@ -31,7 +31,7 @@ fn dense(
         architecture: "llama".to_owned(),
         num_layers: layers,
         hidden_size: hidden,
-        heads: Some(HeadCounts::new(heads, kv_heads, (head_dim, group))),
+        heads: Some(HeadCounts::new(heads, kv_heads, head_dim, group)),
         head_dim,
         intermediate_size: inner,
         vocab_size: vocab,

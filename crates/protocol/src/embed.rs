@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::CacheId;
+use crate::ids::CacheId;
 
 /// How the hidden states of a prompt's positions become one vector. The states are the final ones:
 /// after the last norm, before the head.

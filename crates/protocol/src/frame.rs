@@ -7,8 +7,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use crate::PublicKey;
-use crate::secure::{Build, MAGIC};
+use crate::identity::PublicKey;
+use crate::version::{Build, MAGIC};
 
 /// Maximum length of a frame's body in bytes; a plan of a million prompt tokens fits.
 pub const MAX_FRAME_BYTES: usize = 16 << 20;

@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use tracing::warn;
 
-use crate::FrameError;
 use crate::admission::{Admission, AdmissionId, AdmissionLimits, Admitted};
+use crate::frame::FrameError;
 use crate::refusals::{RefusalLog, Refusals};
 use crate::secure::{Caller, Opening};
 
@@ -64,11 +64,11 @@ pub struct GateConfig {
 
 /// The listeners of a port and their unauthenticated connections. Dropping it closes them.
 pub struct Gate {
-    shared: Arc<Shared>,
+    shared: Arc<GateState>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct GateState {
     purpose: &'static str,
     prove: Prove,
     /// Becomes readable when the thread has to look at `state`.
@@ -139,7 +139,7 @@ impl Gate {
             proved: Vec::new(),
         };
         let state = Mutex::new(state);
-        let shared = Arc::new(Shared { purpose, prove, wake, state, has_work: Condvar::new() });
+        let shared = Arc::new(GateState { purpose, prove, wake, state, has_work: Condvar::new() });
         let silent = Admission::new(SILENT, expected);
         let porch = Porch { shared: Arc::clone(&shared), woken, listeners, silent };
         let thread = thread::Builder::new().name("gate".to_owned()).spawn(move || porch.run())?;
@@ -191,7 +191,7 @@ fn prepare(listener: &TcpListener) -> io::Result<()> {
     Ok(())
 }
 
-impl Shared {
+impl GateState {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -209,7 +209,7 @@ impl Shared {
     }
 
     /// Passes a connection to a worker.
-    fn hand_on(self: &Arc<Shared>, silent: Silent) {
+    fn hand_on(self: &Arc<GateState>, silent: Silent) {
         let Silent { stream, from, opening, .. } = silent;
         let handle = stream.set_nonblocking(false).and_then(|()| stream.try_clone());
         let deadline = Instant::now() + HANDSHAKE;
@@ -281,7 +281,7 @@ fn reason(err: &FrameError) -> String {
 
 /// State of the accepting thread: the listeners and the connections whose opening is incomplete.
 struct Porch {
-    shared: Arc<Shared>,
+    shared: Arc<GateState>,
     woken: UnixStream,
     listeners: Vec<TcpListener>,
     silent: Admission<Silent>,

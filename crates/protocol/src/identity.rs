@@ -15,7 +15,7 @@ use snow::params::DHChoice;
 use snow::resolvers::{CryptoResolver, DefaultResolver};
 use snow::types::Dh;
 
-use crate::Secret;
+use crate::secret::Secret;
 
 /// Maximum length of a machine name that is sent or accepted.
 pub const NAME_BYTES_MAX: usize = 63;

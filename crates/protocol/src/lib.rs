@@ -28,6 +28,7 @@ pub mod frame;
 pub mod gate;
 pub mod grant;
 mod identity;
+mod ids;
 mod loadable;
 pub mod log;
 pub mod machine;
@@ -37,8 +38,10 @@ mod messages;
 mod plan;
 mod pressure;
 pub mod refusals;
+mod secret;
 pub mod secure;
 pub mod split;
+mod version;
 
 pub use content::{
     BlockHash, CheckpointId, ContentTree, ExpectedContent, FileState, FileTree, SETTLED_AFTER,
@@ -48,18 +51,20 @@ pub use embed::{Embed, Embedded, Pooling};
 pub use file_path::{FilePath, FilePathError};
 pub use frame::FrameError;
 pub use identity::{Identity, NAME_BYTES_MAX, PublicKey};
+pub use ids::{CacheId, TokenId};
 pub use loadable::{ARCHITECTURES, QUANT_METHODS};
 pub use mask::Mask;
 pub use memory::{MachineMemory, MemoryPressure, PressureLimits};
 pub use messages::{
     Backend, Device, FailureKind, FromRank, HeartbeatEcho, Hello, Join, ModelSource, Phase,
-    RankFacts, RankFailure, RankMemory, Secret, Setup, ToRank, UnitRange,
+    RankFacts, RankFailure, RankMemory, Setup, ToRank, UnitRange,
 };
 pub use plan::{
-    CacheId, Fork, Input, KernelTimings, Logprob, Row, Sampled, Sampling, Score, Scored,
-    StepOutput, StepPlan, StepTimings, TokenId,
+    Fork, Input, KernelTimings, Logprob, Row, Sampled, Sampling, Score, Scored, StepOutput,
+    StepPlan, StepTimings,
 };
 pub use pressure::PressureTier;
+pub use secret::Secret;
 
 /// Maximum number of plans that the coordinator sends beyond the last answered one: the running
 /// step and its look-ahead. A longer pipeline has one for each stage.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::TokenId;
+use crate::ids::TokenId;
 
 /// The tokens that may be sampled. Ids outside of the model's vocabulary have no meaning here, and
 /// some variants allow them.

@@ -5,49 +5,9 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::content::{CheckpointId, ExpectedContent};
-use crate::secure::HintedKey;
+use crate::plan::{StepOutput, StepPlan, StepTimings};
+use crate::secret::{HintedKey, Secret};
 use crate::split::Split;
-use crate::{StepOutput, StepPlan, StepTimings};
-
-/// A secret that proves membership in this cluster and encrypts its connections. Passed to a
-/// process over its standard input, never logged.
-#[derive(Clone, Copy, Deserialize, Eq, PartialEq, Serialize)]
-pub struct Secret(pub [u8; 32]);
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secret(…)")
-    }
-}
-
-impl Secret {
-    /// Generates a secret from the system's source of randomness.
-    ///
-    /// # Errors
-    /// Fails if the system has no such source.
-    pub fn random() -> std::io::Result<Secret> {
-        let mut bytes = [0; 32];
-        getrandom::fill(&mut bytes)?;
-        Ok(Secret(bytes))
-    }
-
-    /// Reads 64 hexadecimal digits, as [`Secret::to_hex`] writes them.
-    pub fn from_hex(text: &str) -> Option<Secret> {
-        let digits = text.trim().as_bytes();
-        if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return None;
-        }
-        let digit = |byte: u8| (byte as char).to_digit(16).unwrap_or(0) as u8;
-        Some(Secret(std::array::from_fn(|idx| {
-            digit(digits[2 * idx]) << 4 | digit(digits[2 * idx + 1])
-        })))
-    }
-
-    /// Formats the secret as 64 hexadecimal digits.
-    pub fn to_hex(&self) -> String {
-        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
-    }
-}
 
 /// The first message of a rank.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]

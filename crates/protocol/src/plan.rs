@@ -2,15 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Embed, Embedded, Mask};
-
-/// Index into the model's vocabulary.
-pub type TokenId = u32;
-
-/// Identifies one sequence's cached keys and values on every rank. Chosen by the coordinator, never
-/// reused within an epoch of the group.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
-pub struct CacheId(pub u64);
+use crate::embed::{Embed, Embedded};
+use crate::ids::{CacheId, TokenId};
+use crate::mask::Mask;
 
 /// Everything that all ranks do in one step, applied in this order: forks, drops, rows.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]

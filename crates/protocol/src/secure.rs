@@ -28,87 +28,27 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use snow::{Builder, HandshakeState, StatelessTransportState};
 
+use crate::frame::FrameError;
 use crate::identity::{Identity, NAME_BYTES_MAX, PublicKey, clean_name};
-use crate::{FrameError, Secret};
+use crate::secret::Secret;
+use crate::version::{MAGIC, VERSION_BYTES_MAX};
 
+pub use crate::secret::{HINT_BYTES_MAX, HintedKey, rank_of_hint};
+pub use crate::version::{Build, PROTOCOL_VERSION};
 pub use opening::{Caller, Opening};
-
-/// Version of the protocol; increased with every change of a message.
-pub const PROTOCOL_VERSION: u16 = 9;
-
-/// First bytes of every connection.
-pub(crate) const MAGIC: [u8; 4] = *b"JKLP";
 
 const NOISE_OF_KEY: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 const NOISE_OF_MACHINES: &str = "Noise_XXpsk0_25519_ChaChaPoly_BLAKE2s";
-/// Maximum length of the hint for a pre-shared key.
-pub const HINT_BYTES_MAX: usize = 128;
 /// Last byte that the accepting side sends in a handshake between machines.
 const TRUSTED: u8 = 1;
 const UNTRUSTED: u8 = 0;
 const TAG_BYTES: usize = 16;
 /// Maximum length of a chunk's ciphertext, which is a Noise message.
 const CHUNK_BYTES_MAX: usize = 65535;
-const VERSION_BYTES_MAX: usize = 64;
 /// Maximum length of a handshake message.
 const HANDSHAKE_BYTES_MAX: usize = 256;
-
-/// Version of a program that speaks the protocol.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Build {
-    /// Version of the protocol.
-    pub protocol: u16,
-    /// Version of the program.
-    pub version: String,
-}
-
-impl Build {
-    /// Returns the version of this program.
-    pub fn ours() -> Build {
-        Build { protocol: PROTOCOL_VERSION, version: env!("CARGO_PKG_VERSION").to_owned() }
-    }
-
-    pub(crate) fn preamble(&self) -> Vec<u8> {
-        let version = self.version.as_bytes();
-        let version = &version[..version.len().min(VERSION_BYTES_MAX)];
-        let mut bytes = MAGIC.to_vec();
-        bytes.extend(self.protocol.to_le_bytes());
-        bytes.push(version.len() as u8);
-        bytes.extend(version);
-        bytes
-    }
-}
-
-impl fmt::Display for Build {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (protocol {})", self.version, self.protocol)
-    }
-}
-
-/// A pre-shared key that grants access to one thing, and the hint with which the accepting side
-/// finds it.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub struct HintedKey {
-    /// Hint, sent in clear: 1 to [`HINT_BYTES_MAX`] bytes.
-    pub hint: Vec<u8>,
-    /// Pre-shared key.
-    pub secret: Secret,
-}
-
-impl HintedKey {
-    /// Returns the key of a rank: its ticket, with the rank as the hint.
-    pub fn of_rank(rank: u32, ticket: Secret) -> HintedKey {
-        HintedKey { hint: rank.to_le_bytes().to_vec(), secret: ticket }
-    }
-}
-
-/// Returns the rank that a hint names; `None` if it is not the hint of a rank.
-pub fn rank_of_hint(hint: &[u8]) -> Option<u32> {
-    hint.try_into().ok().map(u32::from_le_bytes)
-}
 
 /// The machine on the other side of a connection.
 #[derive(Clone, Debug, Eq, PartialEq)]

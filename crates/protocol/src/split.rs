@@ -226,11 +226,7 @@ pub struct HeadCounts {
 impl HeadCounts {
     /// Creates the counts for heads of `head_dim` elements whose output projection is quantised in
     /// groups of `group_size` inputs; 1 if it is not quantised.
-    pub fn new(
-        heads: usize,
-        kv_heads: usize,
-        (head_dim, group_size): (usize, usize),
-    ) -> HeadCounts {
+    pub fn new(heads: usize, kv_heads: usize, head_dim: usize, group_size: usize) -> HeadCounts {
         let heads_unit = lcm(head_dim, group_size) / head_dim;
         HeadCounts { heads, kv_heads, heads_unit }
     }

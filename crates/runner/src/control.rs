@@ -91,7 +91,7 @@ impl GroupBreaker {
 }
 
 /// State that the worker publishes and the control threads read.
-struct Shared {
+struct WorkerState {
     phase: Phase,
     steps_done: u64,
     memory: RankMemory,
@@ -104,7 +104,7 @@ struct Shared {
     orphan: Duration,
 }
 
-impl Shared {
+impl WorkerState {
     fn waiting_ms(&self) -> u64 {
         let waiting = self.breaker.as_ref().map_or(Duration::ZERO, GroupBreaker::waiting);
         u64::try_from(waiting.as_millis()).unwrap_or(u64::MAX)
@@ -116,7 +116,7 @@ impl Shared {
 pub(crate) struct Control {
     /// `None` while the coordinator is gone.
     writer: Arc<Mutex<Option<secure::Sender>>>,
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<WorkerState>>,
     tether: Tether,
 }
 
@@ -198,7 +198,7 @@ pub(crate) fn connect(
     let deadline = Instant::now() + patience.max(DIAL_PATIENCE_MIN);
     let (sender, receiver) = dial_until(&coordinator, || deadline)
         .with_context(|| format!("connecting to the coordinator at {}", coordinator.addr))?;
-    let shared = Shared {
+    let shared = WorkerState {
         phase: Phase::Starting,
         steps_done: 0,
         memory: RankMemory::default(),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use jackalope_models::Pool;
 use jackalope_protocol::{Embedded, Pooling, Row};
 
-use crate::step::StepError;
+use crate::step_error::StepError;
 
 /// Returns the input tokens of a row whose hidden states are needed; `None` for a row that
 /// contributes nothing.

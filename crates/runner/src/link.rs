@@ -5,7 +5,7 @@
 //! Every rank runs the same program; rank 0 prints one JSON object per line.
 
 mod check;
-mod turns;
+mod contestants;
 mod watchdog;
 
 use std::io::{BufRead, Write};
@@ -20,8 +20,10 @@ use jackalope_transport::{Dtype, Group, GroupConfig, group_key};
 use serde_json::{Value, json};
 
 use self::check::{Checked, Collectives, Evaluated};
-use self::turns::Contestants;
+use self::contestants::Contestants;
 use self::watchdog::Watchdog;
+use crate::control::end_with_standard_input;
+use crate::startup::{PortRange, listen, read_secret};
 
 /// Time by which the last rank is late when the idle cost of the others is measured.
 const IDLE_TIME: Duration = Duration::from_secs(2);
@@ -41,7 +43,7 @@ pub(crate) struct LinkArgs {
     data: Vec<IpAddr>,
     /// Port, or range FIRST-LAST from which a free port is selected. 0 selects any free port.
     #[arg(long, default_value = "0")]
-    data_ports: crate::PortRange,
+    data_ports: PortRange,
     /// Payload sizes in bytes.
     #[arg(long, value_delimiter = ',', default_value = "4096,65536,1048576,67108864")]
     sizes: Vec<usize>,
@@ -99,12 +101,12 @@ struct MlxGroup {
 /// Joins, checks and measures. Standard input provides the secret and then the ranks' addresses,
 /// and must stay open: the process ends when it closes.
 pub(crate) fn run(args: &LinkArgs) -> anyhow::Result<()> {
-    let secret = crate::read_secret()?;
-    let listener = crate::listen(&args.data, args.data_ports)?;
+    let secret = read_secret()?;
+    let listener = listen(&args.data, args.data_ports)?;
     let addr = listener.local_addr().to_string();
     print(&json!({ "row": "listening", "rank": args.rank, "addr": addr }))?;
     let peers = read_peers()?;
-    crate::control::end_with_standard_input();
+    end_with_standard_input();
     let watchdog = Watchdog::start();
 
     let config = GroupConfig {
@@ -245,7 +247,7 @@ fn measure(
     for (size_idx, bytes) in args.sizes.iter().enumerate() {
         watchdog.expect("measuring", Duration::from_secs(600));
         let bytes = bytes.next_multiple_of(4).max(4);
-        for timed in turns::take(group, &mut contestants, bytes, size_idx == 0, &effort)? {
+        for timed in contestants::take(group, &mut contestants, bytes, size_idx == 0, &effort)? {
             let LinkRow {
                 op,
                 bytes,

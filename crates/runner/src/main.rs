@@ -16,23 +16,21 @@ mod rank_memory;
 mod remote;
 mod sampled_tokens;
 mod sampler;
+mod startup;
 mod step;
+mod step_error;
 mod worker;
 
-use std::io::BufRead;
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
-use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::{Parser, Subcommand};
-use jackalope_protocol::Secret;
 use jackalope_protocol::log::{self, FLUSH_TIMEOUT, LogWriter};
-use tracing::warn;
 use tracing_subscriber::EnvFilter;
 
 use crate::control::Coordinator;
+use crate::startup::{PortRange, listen, read_secret};
 
 #[derive(Debug, Parser)]
 #[command(name = "jackalope-rank", version, about = "One rank of a jackalope cluster")]
@@ -111,44 +109,4 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let patience = Duration::from_secs(args.patience);
     let (control, commands) = control::connect(coordinator, patience, tether)?;
     worker::run(&worker::Identity { rank: args.rank, listener }, &control, &commands)
-}
-
-/// Listens for peers. Addresses that this machine does not have are skipped, never replaced by
-/// other ones.
-fn listen(ips: &[IpAddr], ports: PortRange) -> anyhow::Result<jackalope_transport::Listener> {
-    let bound = jackalope_transport::Listener::bind_all(ips, ports.0..=ports.1);
-    let listener = bound.context(
-        "listening for peers\n\
-         hint: free a port of `--data-ports` or name another range; an address that is not there is \
-         named in the hostfile or was lost by its interface",
-    )?;
-    for ip in listener.missing() {
-        warn!(%ip, "this machine does not have an address by which others are to reach it");
-    }
-    Ok(listener)
-}
-
-/// One port, or several consecutive ones.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct PortRange(u16, u16);
-
-impl FromStr for PortRange {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<PortRange, String> {
-        let (first, last) = text.split_once('-').unwrap_or((text, text));
-        let parse = |text: &str| text.parse().map_err(|_| format!("{text:?} is no port"));
-        let range = PortRange(parse(first)?, parse(last)?);
-        if range.1 < range.0 { Err(format!("{text} ends before it begins")) } else { Ok(range) }
-    }
-}
-
-/// Reads the first line of standard input: 64 hexadecimal digits.
-fn read_secret() -> anyhow::Result<Secret> {
-    let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line).context("reading the secret")?;
-    Secret::from_hex(&line).with_context(|| {
-        let length = line.trim().len();
-        format!("expected 64 hexadecimal digits on standard input, found {length} characters")
-    })
 }

@@ -15,34 +15,16 @@ use jackalope_protocol::{
     StepTimings, TokenId,
 };
 use jackalope_transport::GroupStats;
-use thiserror::Error;
 
 use crate::micro_batch::micro_batches;
 use crate::sampled_tokens::SampledTokens;
+use crate::step_error::{StepError, unheard_peers};
 use crate::{embed, sampler};
 
 /// Maximum size of the f32 logits that are computed at once, in bytes. Both forms (this rank's
 /// part, and the whole) stay far below what a rank may use beside weights, keys and values,
 /// whatever the number of positions of a step and the size of the vocabulary.
 const LOGITS_BYTES_MAX: usize = 48 << 20;
-
-/// Why a step ended early.
-#[derive(Debug, Error)]
-pub(crate) enum StepError {
-    /// A peer or the link failed; the shard is intact.
-    #[error("{message}")]
-    Group {
-        message: String,
-        /// The ranks that did not respond.
-        peers: Vec<u32>,
-    },
-    /// The device failed.
-    #[error("computing failed: {0}")]
-    Device(String),
-    /// The plan contradicts the state of this rank: coordinator and rank are out of step.
-    #[error("the plan does not fit this rank: {0}")]
-    Plan(String),
-}
 
 /// One sequence on this rank.
 struct Sequence {
@@ -72,7 +54,7 @@ struct Inputs {
 
 /// Positions of a step whose logits and hidden states are needed.
 #[derive(Default)]
-struct Wanted {
+struct NeededPositions {
     /// Token indices of the step whose logits are computed.
     logits_at: Vec<usize>,
     /// For each row that samples: its index in the plan and its index in `logits_at`; both ascend.
@@ -84,6 +66,14 @@ struct Wanted {
     states_at: Vec<usize>,
     /// For each row that embeds: its index in the plan and its range of `states_at`; both ascend.
     embedded: Vec<(usize, Range<usize>)>,
+}
+
+/// The logits of some of the positions that need them.
+struct Logits<'a> {
+    /// Their range of [`NeededPositions::logits_at`].
+    range: Range<usize>,
+    /// `[positions, vocab]`.
+    values: &'a Array,
 }
 
 /// Results that rank 0 computes from the last layer's output, in plan order.
@@ -127,13 +117,13 @@ impl Stepper {
         self.move_caches(plan)?;
         let mut output = StepOutput { step: plan.step, ..StepOutput::default() };
         if !plan.rows.is_empty() {
-            self.take_drawn(&plan.rows)?;
+            self.take_sampled(&plan.rows)?;
             let inputs = self.take_inputs(model, &plan.rows)?;
-            let wanted = wanted(&plan.rows, &inputs.spans);
-            let (hidden, computing) = self.forward(model, plan, &inputs, &wanted)?;
+            let needed = needed_positions(&plan.rows, &inputs.spans);
+            let (hidden, computing) = self.forward(model, plan, &inputs, &needed)?;
             timings.planning_us = micros(started.elapsed().saturating_sub(computing));
             let answers = if model.has_last_layer() {
-                self.answer(model, plan, &wanted, &hidden)?
+                self.answer(model, plan, &needed, &hidden)?
             } else {
                 self.evaluate(plan, &hidden)?;
                 Answers::default()
@@ -141,7 +131,7 @@ impl Stepper {
             timings.sampling_us = micros(answers.sampling_time);
             output.scored = answers.scored;
             output.embedded = answers.embedded;
-            self.share_sampled(plan, &wanted, answers.sampled_tokens, &mut output)?;
+            self.share_sampled(plan, &needed, answers.sampled_tokens, &mut output)?;
         }
         let link = self.link();
         timings.collectives_us = micros(link.spent - link_before.spent);
@@ -158,10 +148,10 @@ impl Stepper {
         &mut self,
         model: &Model,
         plan: &StepPlan,
-        wanted: &Wanted,
+        needed: &NeededPositions,
         hidden: &Array,
     ) -> Result<Answers, StepError> {
-        let slices = slices(wanted.logits_at.len(), model.facts().vocab_size as usize);
+        let slices = slices(needed.logits_at.len(), model.facts().vocab_size as usize);
         if slices.len() != 1 {
             self.evaluate(plan, hidden)?;
         }
@@ -169,11 +159,11 @@ impl Stepper {
         for range in slices {
             let logits = model.logits(&rows(hidden, &range));
             self.evaluate(plan, &logits)?;
-            let sampling_time = Instant::now();
-            self.sample(plan, wanted, (range, &logits), &mut answers)?;
-            answers.sampling_time += sampling_time.elapsed();
+            let began = Instant::now();
+            self.sample(plan, needed, &Logits { range, values: &logits }, &mut answers)?;
+            answers.sampling_time += began.elapsed();
         }
-        answers.embedded = self.embed(model, plan, wanted, hidden)?;
+        answers.embedded = self.embed(model, plan, needed, hidden)?;
         Ok(answers)
     }
 
@@ -251,17 +241,17 @@ impl Stepper {
     }
 
     /// Receives the tokens that rows continue with and that only rank 0 knew so far.
-    fn take_drawn(&mut self, rows: &[Row]) -> Result<(), StepError> {
+    fn take_sampled(&mut self, rows: &[Row]) -> Result<(), StepError> {
         let needs = |cache| {
             rows.iter().any(|row| row.cache == cache && matches!(row.input, Input::Previous))
         };
         let known =
             self.sampled_tokens.take_in(&self.group, needs).map_err(|err| self.classify(&err))?;
-        self.note_drawn(known);
+        self.note_sampled(known);
         Ok(())
     }
 
-    fn note_drawn(&mut self, known: Vec<(CacheId, TokenId)>) {
+    fn note_sampled(&mut self, known: Vec<(CacheId, TokenId)>) {
         for (cache, token) in known {
             // The sequence may have been dropped while its token was in flight.
             if let Some(sequence) = self.sequences.get_mut(&cache) {
@@ -279,14 +269,14 @@ impl Stepper {
         model: &Model,
         plan: &StepPlan,
         inputs: &Inputs,
-        wanted: &Wanted,
+        needed: &NeededPositions,
     ) -> Result<(Array, Duration), StepError> {
         let mut computing = Duration::ZERO;
         let mut found: [Vec<Array>; 2] = [Vec::new(), Vec::new()];
         let parts = micro_batches(&inputs.spans, self.num_stages);
         let last = parts.len() - 1;
         for (idx, part) in parts.iter().enumerate() {
-            let (logits_at, states_at) = (part.own(&wanted.logits_at), part.own(&wanted.states_at));
+            let (logits_at, states_at) = (part.own(&needed.logits_at), part.own(&needed.states_at));
             let batch = Batch {
                 tokens: &inputs.tokens[part.tokens.clone()],
                 rows: part.spans.clone(),
@@ -342,31 +332,30 @@ impl Stepper {
     /// in.
     fn classify(&self, err: &jackalope_mlx::Error) -> StepError {
         match self.group.failure() {
-            Some(cause) => StepError::Group {
-                message: cause.to_string(),
-                peers: crate::worker::unheard_peers(&cause),
-            },
+            Some(cause) => {
+                StepError::Group { message: cause.to_string(), peers: unheard_peers(&cause) }
+            }
             None => StepError::Device(err.to_string()),
         }
     }
 
-    /// On rank 0, scores and samples from `logits`, which belong to the positions `range` of
-    /// `wanted.logits_at`.
+    /// On rank 0, scores and samples from logits.
     fn sample(
         &self,
         plan: &StepPlan,
-        wanted: &Wanted,
-        (range, logits): (Range<usize>, &Array),
+        needed: &NeededPositions,
+        logits: &Logits<'_>,
         answers: &mut Answers,
     ) -> Result<(), StepError> {
         if self.rank != 0 {
             return Ok(());
         }
-        let vocab_size = logits.dim(-1) as usize;
-        let values = logits.pin().map_err(|err| self.classify(&err))?;
+        let range = &logits.range;
+        let vocab_size = logits.values.dim(-1) as usize;
+        let values = logits.values.pin().map_err(|err| self.classify(&err))?;
         let values = values.values::<f32>();
         let at = |idx: usize| &values[(idx - range.start) * vocab_size..][..vocab_size];
-        for (nth, &(row_idx, first)) in wanted.scored.iter().enumerate() {
+        for (nth, &(row_idx, first)) in needed.scored.iter().enumerate() {
             let row = &plan.rows[row_idx];
             if answers.scored.len() == nth {
                 let logprobs = Vec::new();
@@ -379,7 +368,7 @@ impl Stepper {
                 answers.scored[nth].logprobs.push(logprob);
             }
         }
-        for &(row_idx, idx) in wanted.sampled.iter().filter(|(_, idx)| range.contains(idx)) {
+        for &(row_idx, idx) in needed.sampled.iter().filter(|(_, idx)| range.contains(idx)) {
             let row = &plan.rows[row_idx];
             let sampling = row.sample.as_ref().expect("only sampling rows are listed");
             answers.sampled_tokens.push(self.sample_row(row.cache, at(idx), sampling));
@@ -393,21 +382,21 @@ impl Stepper {
         &mut self,
         model: &Model,
         plan: &StepPlan,
-        wanted: &Wanted,
+        needed: &NeededPositions,
         hidden: &Array,
     ) -> Result<Vec<Embedded>, StepError> {
-        if self.rank != 0 || wanted.embedded.is_empty() {
+        if self.rank != 0 || needed.embedded.is_empty() {
             return Ok(Vec::new());
         }
-        let first = wanted.logits_at.len();
-        let states = rows(hidden, &(first..first + wanted.states_at.len()));
+        let first = needed.logits_at.len();
+        let states = rows(hidden, &(first..first + needed.states_at.len()));
         let states = model.states(&states);
         self.evaluate(plan, &states)?;
         let width = states.dim(-1) as usize;
         let states = states.pin().map_err(|err| self.classify(&err))?;
         let states = states.values::<f32>();
         let mut embedded = Vec::new();
-        for (row_idx, range) in &wanted.embedded {
+        for (row_idx, range) in &needed.embedded {
             let row = &plan.rows[*row_idx];
             let own = &states[range.start * width..range.end * width];
             let sequence = self.sequences.get_mut(&row.cache).expect("rows hold their sequences");
@@ -436,21 +425,21 @@ impl Stepper {
     fn share_sampled(
         &mut self,
         plan: &StepPlan,
-        wanted: &Wanted,
+        needed: &NeededPositions,
         sampled_tokens: Vec<(Option<TokenId>, Option<Logprob>)>,
         output: &mut StepOutput,
     ) -> Result<(), StepError> {
-        if wanted.sampled.is_empty() {
+        if needed.sampled.is_empty() {
             return Ok(());
         }
-        let caches = wanted.sampled.iter().map(|&(row_idx, _)| plan.rows[row_idx].cache);
+        let caches = needed.sampled.iter().map(|&(row_idx, _)| plan.rows[row_idx].cache);
         let caches: Vec<CacheId> = caches.collect();
         let own = (self.rank == 0)
             .then(|| sampled_tokens.iter().map(|it| it.0.unwrap_or_default()).collect());
         let known = self.sampled_tokens.share(&self.group, caches, own);
         let known = known.map_err(|err| self.classify(&err))?;
-        self.note_drawn(known);
-        for (&(row_idx, _), (token, logprob)) in wanted.sampled.iter().zip(sampled_tokens) {
+        self.note_sampled(known);
+        for (&(row_idx, _), (token, logprob)) in needed.sampled.iter().zip(sampled_tokens) {
             output.sampled.push(Sampled { cache: plan.rows[row_idx].cache, token, logprob });
         }
         Ok(())
@@ -458,29 +447,29 @@ impl Stepper {
 }
 
 /// Lists the positions whose logits the rows need, without listing any twice.
-fn wanted(rows: &[Row], spans: &[Span]) -> Wanted {
-    let mut wanted = Wanted::default();
+fn needed_positions(rows: &[Row], spans: &[Span]) -> NeededPositions {
+    let mut needed = NeededPositions::default();
     for (row_idx, (row, span)) in rows.iter().zip(spans).enumerate() {
-        let first = wanted.logits_at.len();
+        let first = needed.logits_at.len();
         let num_scored = num_scored(row);
-        wanted.logits_at.extend(span.start_idx..span.start_idx + num_scored);
+        needed.logits_at.extend(span.start_idx..span.start_idx + num_scored);
         if row.score.is_some() {
-            wanted.scored.push((row_idx, first));
+            needed.scored.push((row_idx, first));
         }
         if row.sample.is_some() {
             if num_scored < span.len {
-                wanted.logits_at.push(span.start_idx + span.len - 1);
+                needed.logits_at.push(span.start_idx + span.len - 1);
             }
-            wanted.sampled.push((row_idx, wanted.logits_at.len() - 1));
+            needed.sampled.push((row_idx, needed.logits_at.len() - 1));
         }
         if let Some(states) = embed::states(row) {
-            let first = wanted.states_at.len();
+            let first = needed.states_at.len();
             let tokens = span.start_idx + states.start..span.start_idx + states.end;
-            wanted.states_at.extend(tokens);
-            wanted.embedded.push((row_idx, first..wanted.states_at.len()));
+            needed.states_at.extend(tokens);
+            needed.embedded.push((row_idx, first..needed.states_at.len()));
         }
     }
-    wanted
+    needed
 }
 
 fn num_scored(row: &Row) -> usize {

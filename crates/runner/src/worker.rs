@@ -21,14 +21,15 @@ use jackalope_protocol::{
     Backend, CheckpointId, FailureKind, FromRank, Join, Phase, RankFacts, RankFailure, Setup,
     StepPlan,
 };
-use jackalope_transport::{AbsenceReason, GroupConfig, Listener, TransportError};
+use jackalope_transport::{GroupConfig, Listener};
 use tracing::{debug, info};
 
 use crate::content::VerifiedFiles;
 use crate::control::{Command, Control, GroupBreaker};
 use crate::rank_memory;
 use crate::remote::RemoteFiles;
-use crate::step::{StepError, Stepper};
+use crate::step::Stepper;
+use crate::step_error::{StepError, unheard_peers};
 
 /// Minimum time between two reports of the loading progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -255,25 +256,6 @@ fn wire() -> anyhow::Result<()> {
         debug!(recommended, "memory stays resident");
     }
     Ok(())
-}
-
-/// Returns the peers whose connection is missing, closed or silent. Peers that only wait for
-/// others, or that reported an error of their own, are not included.
-pub(crate) fn unheard_peers(err: &TransportError) -> Vec<u32> {
-    use AbsenceReason::{Closed, NeverConnected, NoConnection, Silent, Unreachable};
-    let ranks: Vec<usize> = match err.first_cause() {
-        TransportError::PeerLost { rank, .. } => vec![*rank],
-        TransportError::Deadline { waiting, .. } => waiting.iter().map(|(rank, _)| *rank).collect(),
-        TransportError::JoinTimeout { absent, .. } => {
-            let is_unheard = |reason| {
-                matches!(reason, Closed | NeverConnected | NoConnection | Silent | Unreachable(_))
-            };
-            let unheard = absent.ranks.iter().filter(|absence| is_unheard(absence.reason));
-            unheard.map(|absence| absence.rank).collect()
-        }
-        _ => Vec::new(),
-    };
-    ranks.into_iter().filter_map(|rank| u32::try_from(rank).ok()).collect()
 }
 
 /// Returns MLX's own transport of this name; `None` for the native group.

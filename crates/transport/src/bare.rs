@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use crate::dtype::Dtype;
 use crate::error::{Operation, TransportError};
+use crate::fault::{Fault, Stop};
 use crate::group::{Call, Group};
-use crate::wait::{Fault, Stop, deadline};
+use crate::wait::deadline;
 
 /// Number of rounds between two checks of the clock.
 const ROUNDS_PER_LOOK: u32 = 1 << 12;

@@ -9,6 +9,7 @@ use crate::dtype::Dtype;
 use crate::error::{
     Absence, AbsenceReason, Absences, Message, Moment, Operation, OperationPhase, TransportError,
 };
+use crate::fault::{Fault, Stop};
 use crate::frame;
 use crate::interrupt::Interrupter;
 use crate::lane::Lane;
@@ -16,7 +17,7 @@ use crate::listener::Listener;
 use crate::mesh;
 use crate::stream::{Flow, Inbound, Memory, Outbound, Plan, RING_BYTES, Streams, Stripe, piece};
 use crate::sum::sum_in_rank_order;
-use crate::wait::{Fault, Stop, Wait, deadline};
+use crate::wait::{Wait, deadline};
 use crate::whole;
 
 /// Largest buffer that an all_sum of two ranks exchanges as one frame. Among more ranks a direct

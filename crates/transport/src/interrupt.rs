@@ -16,14 +16,14 @@ use crate::error::TransportError;
 /// again, in its next epoch.
 #[derive(Debug, Clone)]
 pub struct Interrupter {
-    shared: Arc<Shared>,
+    shared: Arc<InterruptState>,
 }
 
 /// Value of `asleep_since_ns` while no operation sleeps.
 const AWAKE: u64 = u64::MAX;
 
 #[derive(Debug)]
-struct Shared {
+struct InterruptState {
     raised: AtomicBool,
     made_at: Instant,
     /// Time at which the running operation began to sleep, in nanoseconds after `made_at`;
@@ -47,7 +47,7 @@ impl Interrupter {
                 Ok((wake, waker))
             })
             .map_err(|cause| TransportError::Resources { cause: Arc::new(cause) })?;
-        let shared = Shared {
+        let shared = InterruptState {
             raised: AtomicBool::new(false),
             made_at: Instant::now(),
             asleep_since_ns: AtomicU64::new(AWAKE),

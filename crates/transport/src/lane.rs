@@ -12,8 +12,8 @@ use std::os::fd::BorrowedFd;
 
 use crate::checksum::Xxh64;
 use crate::error::{Message, Operation};
+use crate::fault::{Fault, Stop};
 use crate::frame::{self, HEADER_BYTES, HeaderBytes, REASON_BYTES_MAX, TRAILER_BYTES};
-use crate::wait::{Fault, Stop};
 use crate::wire::Wire;
 
 /// Maximum number of bytes that one step writes or reads, so that no lane starves another.

@@ -42,6 +42,7 @@ mod checksum;
 mod config;
 mod dtype;
 mod error;
+mod fault;
 mod frame;
 mod group;
 mod hello;

@@ -73,7 +73,7 @@ pub(crate) fn connect(
         for link in &mut mesh.links {
             link.advance(config);
         }
-        if mesh.links.iter().all(|link| matches!(link.place, Place::Linked { .. })) {
+        if mesh.links.iter().all(|link| matches!(link.place, LinkState::Linked { .. })) {
             return mesh.into_wires();
         }
         if interrupter.is_interrupted() {
@@ -107,9 +107,9 @@ fn links(config: &GroupConfig) -> Vec<Link> {
         .map(|(socket, peer)| {
             let dials = peer < config.rank;
             let (place, reason) = if dials {
-                (Place::Paused { until: Instant::now() }, AbsenceReason::NoConnection)
+                (LinkState::Paused { until: Instant::now() }, AbsenceReason::NoConnection)
             } else {
-                (Place::Open, AbsenceReason::NeverConnected)
+                (LinkState::Open, AbsenceReason::NeverConnected)
             };
             Link { peer, socket, dials, place, reason, backoff: BACKOFF_MIN }
         })
@@ -162,13 +162,13 @@ struct Link {
     socket: usize,
     /// Whether this rank dials; otherwise the peer does.
     dials: bool,
-    place: Place,
+    place: LinkState,
     /// Reason why it is not linked, as far as it is known.
     reason: AbsenceReason,
     backoff: Duration,
 }
 
-enum Place {
+enum LinkState {
     Open,
     Paused {
         until: Instant,
@@ -196,30 +196,31 @@ impl Link {
     /// Makes one step towards `Linked`, if the socket allows it.
     fn advance(&mut self, config: &GroupConfig) {
         let now = Instant::now();
-        let next = match std::mem::replace(&mut self.place, Place::Open) {
-            Place::Open => return,
-            Place::Paused { until } if now < until => Ok(Place::Paused { until }),
-            Place::Paused { .. } => {
+        let next = match std::mem::replace(&mut self.place, LinkState::Open) {
+            LinkState::Open => return,
+            LinkState::Paused { until } if now < until => Ok(LinkState::Paused { until }),
+            LinkState::Paused { .. } => {
                 self.reason = AbsenceReason::NoConnection;
                 let stream = dial(config.peers[self.peer]);
-                stream.map(|stream| Place::Connecting { stream, give_up: now + CONNECT_PATIENCE })
+                stream
+                    .map(|stream| LinkState::Connecting { stream, give_up: now + CONNECT_PATIENCE })
             }
-            Place::Connecting { give_up, .. } | Place::Greeting { give_up, .. }
+            LinkState::Connecting { give_up, .. } | LinkState::Greeting { give_up, .. }
                 if now >= give_up =>
             {
                 Err(self.reason)
             }
-            Place::Connecting { stream, give_up } => self.greet(stream, give_up, config),
-            Place::Greeting { stream, hello, reply, give_up } => {
+            LinkState::Connecting { stream, give_up } => self.greet(stream, give_up, config),
+            LinkState::Greeting { stream, hello, reply, give_up } => {
                 answered(stream, hello, reply, config).map(|outcome| match outcome {
-                    Answer::Linked(stream, keys) => Place::Linked { stream, keys, quiet: true },
+                    Answer::Linked(stream, keys) => LinkState::Linked { stream, keys, quiet: true },
                     Answer::Pending(stream, reply) => {
-                        Place::Greeting { stream, hello, reply, give_up }
+                        LinkState::Greeting { stream, hello, reply, give_up }
                     }
                 })
             }
-            Place::Linked { stream, keys, quiet } => {
-                watch(&stream, quiet).map(|quiet| Place::Linked { stream, keys, quiet })
+            LinkState::Linked { stream, keys, quiet } => {
+                watch(&stream, quiet).map(|quiet| LinkState::Linked { stream, keys, quiet })
             }
         };
         match next {
@@ -234,16 +235,16 @@ impl Link {
         stream: TcpStream,
         give_up: Instant,
         config: &GroupConfig,
-    ) -> Result<Place, AbsenceReason> {
+    ) -> Result<LinkState, AbsenceReason> {
         if !established(&stream)? {
-            return Ok(Place::Connecting { stream, give_up });
+            return Ok(LinkState::Connecting { stream, give_up });
         }
         self.reason = AbsenceReason::Silent;
         let nonce = hello::nonce().map_err(|e| unreachable(&e))?;
         let hello = Hello::new(config, self.peer, self.socket, nonce).encode();
         say(&stream, &hello)?;
         let give_up = Instant::now() + DIAL_PATIENCE;
-        Ok(Place::Greeting { stream, hello, reply: Words::new(), give_up })
+        Ok(LinkState::Greeting { stream, hello, reply: Words::new(), give_up })
     }
 
     fn fail(&mut self, reason: AbsenceReason) {
@@ -251,9 +252,9 @@ impl Link {
         self.place = if self.dials {
             let until = Instant::now() + self.backoff;
             self.backoff = (self.backoff * 2).min(BACKOFF_MAX);
-            Place::Paused { until }
+            LinkState::Paused { until }
         } else {
-            Place::Open
+            LinkState::Open
         };
     }
 }
@@ -391,7 +392,7 @@ impl Mesh<'_> {
         match self.visit(guest) {
             Visit::Waiting(guest) => return Some(guest),
             Visit::Linked { link_idx, stream, keys } => {
-                self.links[link_idx].place = Place::Linked { stream, keys, quiet: true };
+                self.links[link_idx].place = LinkState::Linked { stream, keys, quiet: true };
             }
             Visit::Dropped { addr, reason, rank } => {
                 self.strangers += 1;
@@ -441,7 +442,7 @@ impl Mesh<'_> {
     }
 
     fn is_taken(&self, link_idx: usize) -> bool {
-        matches!(self.links[link_idx].place, Place::Linked { .. })
+        matches!(self.links[link_idx].place, LinkState::Linked { .. })
     }
 
     /// Replies to a complete hello; the reply to an unwelcome guest contains the reason.
@@ -494,20 +495,20 @@ impl Mesh<'_> {
         }
         for link in &self.links {
             let (stream, flags) = match &link.place {
-                Place::Paused { until } => {
+                LinkState::Paused { until } => {
                     wake_at = wake_at.min(*until);
                     continue;
                 }
-                Place::Connecting { stream, give_up } => {
+                LinkState::Connecting { stream, give_up } => {
                     wake_at = wake_at.min(*give_up);
                     (stream, PollFlags::OUT)
                 }
-                Place::Greeting { stream, give_up, .. } => {
+                LinkState::Greeting { stream, give_up, .. } => {
                     wake_at = wake_at.min(*give_up);
                     (stream, PollFlags::IN)
                 }
-                Place::Linked { stream, quiet: true, .. } => (stream, PollFlags::IN),
-                Place::Open | Place::Linked { .. } => continue,
+                LinkState::Linked { stream, quiet: true, .. } => (stream, PollFlags::IN),
+                LinkState::Open | LinkState::Linked { .. } => continue,
             };
             fds.push(PollFd::from_borrowed_fd(stream.as_fd(), flags));
         }
@@ -516,7 +517,7 @@ impl Mesh<'_> {
 
     fn into_wires(self) -> Result<Vec<Wire>, TransportError> {
         let linked = self.links.into_iter().filter_map(|link| match link.place {
-            Place::Linked { stream, keys, .. } => Some((stream, keys)),
+            LinkState::Linked { stream, keys, .. } => Some((stream, keys)),
             _ => None,
         });
         linked
@@ -532,7 +533,7 @@ impl Mesh<'_> {
         let config = self.config;
         let mut ranks: Vec<Absence> = Vec::new();
         for link in &self.links {
-            let linked = matches!(link.place, Place::Linked { .. });
+            let linked = matches!(link.place, LinkState::Linked { .. });
             if !linked && !ranks.iter().any(|absence| absence.rank == link.peer) {
                 let (rank, addr) = (link.peer, config.peers[link.peer]);
                 ranks.push(Absence { rank, addr, reason: link.reason });

@@ -20,9 +20,10 @@ use std::ops::Range;
 use crate::config::RANKS_MAX;
 use crate::dtype::Dtype;
 use crate::error::Message;
+use crate::fault::Stop;
 use crate::lane::Lane;
 use crate::sum::sum_in_rank_order;
-use crate::wait::{Stop, Wait};
+use crate::wait::Wait;
 use crate::whole::pull_early;
 
 /// Number of bytes that are summed at a time, once they have arrived from every rank; a multiple of

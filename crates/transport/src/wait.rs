@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::error::Message;
+use crate::fault::Stop;
 use crate::interrupt::Interrupter;
 use crate::lane::Lane;
 
@@ -26,34 +26,6 @@ pub(crate) fn poll_until(fds: &mut [PollFd<'_>], wake_at: Instant) -> io::Result
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(e) => Err(e.into()),
     }
-}
-
-/// Why an operation stopped, before rank, address and phase are added to it.
-#[derive(Debug)]
-pub(crate) enum Stop {
-    /// A fault of one peer.
-    Peer { peer: usize, fault: Fault },
-    /// The deadline has passed.
-    Deadline,
-    /// [`Interrupter::interrupt`] was called.
-    Interrupted,
-    /// The system call that waits has failed.
-    System(io::Error),
-}
-
-/// Fault of a peer.
-#[derive(Debug)]
-pub(crate) enum Fault {
-    Lost(io::Error),
-    Desync {
-        expected: Message,
-        found: Message,
-    },
-    Garbled([u8; 8]),
-    Checksum,
-    /// A record that failed authentication.
-    Forged,
-    Failed(String),
 }
 
 /// State of the waiting of one operation.

@@ -1,8 +1,9 @@
 //! Small messages: one frame to and from each peer.
 
 use crate::error::Message;
+use crate::fault::Stop;
 use crate::lane::Lane;
-use crate::wait::{Stop, Wait};
+use crate::wait::Wait;
 
 /// Sends `frame` on every lane and receives the frame `expected` on every lane; either may be
 /// `None`.

@@ -10,8 +10,8 @@ use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use crate::fault::Fault;
 use crate::seal::{HEAD_BYTES, Opener, RECORD_BYTES_MAX, RECORD_EXTRA_BYTES, Sealer};
-use crate::wait::Fault;
 
 /// Maximum size of a record.
 const SEALED_BYTES_MAX: usize = RECORD_BYTES_MAX + RECORD_EXTRA_BYTES;

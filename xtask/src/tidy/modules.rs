@@ -253,7 +253,7 @@ struct Import {
 /// The names of a use tree below a path.
 fn imports(tokens: &[Token], below: &[String]) -> Vec<Import> {
     let mut found = Vec::new();
-    for tree in tokens.split(|it| it.is_mark(',')) {
+    for tree in tokens.split(|it| it.is_mark(',')).filter(|tree| !tree.is_empty()) {
         let path = path_at(tree);
         let after = &tree[(3 * path.len()).saturating_sub(2).min(tree.len())..];
         let mut full = [below, path.as_slice()].concat();

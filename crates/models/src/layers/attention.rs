@@ -45,7 +45,7 @@ impl Heads {
         }
         let format = o_proj.quantization(heads * head_dim)?;
         let group_size = format.map_or(1, |format| format.group_size as usize);
-        let counts = HeadCounts::new(heads, kv_heads, (head_dim, group_size));
+        let counts = HeadCounts::new(heads, kv_heads, head_dim, group_size);
         let cut = cut_heads(counts, parallel.shares()).swap_remove(parallel.rank());
         Ok(Heads { head_dim, cut, unit: counts.heads_unit })
     }

@@ -5,8 +5,10 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Instant;
 
-use super::{Build, HANDSHAKE_BYTES_MAX, HINT_BYTES_MAX, MAGIC, VERSION_BYTES_MAX};
-use crate::FrameError;
+use super::HANDSHAKE_BYTES_MAX;
+use crate::frame::FrameError;
+use crate::secret::HINT_BYTES_MAX;
+use crate::version::{Build, MAGIC, VERSION_BYTES_MAX};
 
 /// Magic, protocol version, and length of the version string.
 const HEAD_BYTES: usize = MAGIC.len() + 3;

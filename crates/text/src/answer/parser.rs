@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use super::live::{Form, LiveCalls, Outcome};
 use super::pattern::{
-    Matcher, Pattern, Place, Progress, ceil_char_boundary, compare, floor_char_boundary,
+    Matcher, Pattern, Position, Progress, ceil_char_boundary, compare, floor_char_boundary,
 };
 use super::{AnswerFormat, ToolCall, ToolSpec, Tools};
 
@@ -66,7 +66,7 @@ pub struct AnswerParser {
     /// Position up to which no trigger begins.
     scanned: usize,
     mode: Mode,
-    place: Place,
+    place: Position,
     /// Whether white space is dropped until other text comes.
     drops_space: bool,
     end: Option<AnswerEnd>,
@@ -91,7 +91,7 @@ enum Mode {
 #[derive(Debug, Clone, Copy)]
 struct Trigger {
     text: &'static str,
-    place: Place,
+    place: Position,
     leads_to: LeadsTo,
 }
 
@@ -121,7 +121,7 @@ impl AnswerParser {
             start: 0,
             scanned: 0,
             mode: Mode::Content,
-            place: Place::Start,
+            place: Position::Start,
             drops_space: false,
             end: None,
             segments: Vec::new(),
@@ -183,7 +183,7 @@ impl AnswerParser {
             Mode::Reasoning => {
                 self.triggers.extend(reasoning.map(|reasoning| Trigger {
                     text: reasoning.close(),
-                    place: Place::Anywhere,
+                    place: Position::Anywhere,
                     leads_to: LeadsTo::Content,
                 }));
             }
@@ -218,7 +218,7 @@ impl AnswerParser {
             }
             LeadsTo::Reasoning | LeadsTo::Content => {
                 self.skip(at + trigger.text.len());
-                self.place = Place::Start;
+                self.place = Position::Start;
                 self.drops_space = true;
                 self.enter(match trigger.leads_to {
                     LeadsTo::Reasoning => Mode::Reasoning,
@@ -251,7 +251,7 @@ impl AnswerParser {
                 break;
             }
             if !byte.is_ascii_whitespace() {
-                self.place = Place::Anywhere;
+                self.place = Position::Anywhere;
             }
             self.scanned += 1;
         }
@@ -300,7 +300,7 @@ impl AnswerParser {
             let markup = *markup;
             self.release(markup);
         } else {
-            self.place = Place::AfterCall;
+            self.place = Position::AfterCall;
             self.drops_space = true;
         }
         self.skip(end);
@@ -313,7 +313,7 @@ impl AnswerParser {
         let Mode::Markup { markup, .. } = self.mode else { return };
         let end = (markup + self.held[markup..end].trim_ascii_end().len()).max(markup + 1);
         self.mode = Mode::Content;
-        self.place = Place::Anywhere;
+        self.place = Position::Anywhere;
         self.scanned = end;
         self.release(end);
     }
@@ -356,10 +356,10 @@ impl AnswerParser {
 }
 
 /// Whether a pattern for `place` applies at the position `now`.
-fn counts(place: Place, now: Place) -> bool {
+fn counts(place: Position, now: Position) -> bool {
     match place {
-        Place::Anywhere => true,
-        Place::StartOrAfterCall => matches!(now, Place::Start | Place::AfterCall),
-        Place::Start | Place::AfterCall => now == place,
+        Position::Anywhere => true,
+        Position::StartOrAfterCall => matches!(now, Position::Start | Position::AfterCall),
+        Position::Start | Position::AfterCall => now == place,
     }
 }

@@ -16,7 +16,7 @@ const NAME_BYTES_MAX: usize = 256;
 pub(crate) struct Pattern {
     /// Text that the markup begins with. The steps match from its first byte on.
     pub(crate) trigger: &'static str,
-    pub(crate) place: Place,
+    pub(crate) place: Position,
     pub(crate) steps: &'static [Step],
     /// How the captured fields become calls.
     pub(crate) form: Form,
@@ -24,7 +24,7 @@ pub(crate) struct Pattern {
 
 /// Where a pattern applies. White space does not change the place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Position {
     Anywhere,
     /// At the beginning of the answer, after the reasoning.
     Start,

@@ -4,7 +4,7 @@ use crate::TokenId;
 use crate::tokenizer::Tokenizer;
 
 use super::live::Form;
-use super::pattern::{Pattern, Place, Step};
+use super::pattern::{Pattern, Position, Step};
 
 /// How a model marks its reasoning.
 #[derive(Clone, Copy)]
@@ -23,7 +23,7 @@ pub(crate) struct ReasoningFamily {
     /// Text between reasoning that was cut short and the answer.
     resume: &'static str,
     /// Where the reasoning may open.
-    pub(crate) place: Place,
+    pub(crate) place: Position,
     /// Markup of the answer that is neither reasoning nor a call.
     pub(crate) markup: &'static [Pattern],
     /// Tokens that every model of the family has in its vocabulary.
@@ -39,12 +39,12 @@ static FAMILIES: [ReasoningFamily; 7] = [
         open: "<|channel|>analysis<|message|>",
         close: "<|end|>",
         resume: "<|start|>assistant<|channel|>final<|message|>",
-        place: Place::Anywhere,
+        place: Position::Anywhere,
         markup: HARMONY_MARKUP,
         vocabulary: &["<|channel|>", "<|message|>", "<|start|>", "<|end|>"],
     },
     ReasoningFamily {
-        place: Place::Anywhere,
+        place: Position::Anywhere,
         resume: "",
         ..plain("gemma4", &[], "<|channel>thought", "<channel|>", &["<|channel>", "<channel|>"])
     },
@@ -76,14 +76,18 @@ const fn plain(
     close: &'static str,
     vocabulary: &'static [&'static str],
 ) -> ReasoningFamily {
-    let (resume, place, markup): (_, _, &[Pattern]) = ("\n\n", Place::Start, &[]);
+    let (resume, place, markup): (_, _, &[Pattern]) = ("\n\n", Position::Start, &[]);
     ReasoningFamily { name, aliases, open, close, resume, place, markup, vocabulary }
 }
 
 /// Headers and ends of harmony's messages. The text after the header of a message to the user is
 /// content.
 const HARMONY_MARKUP: &[Pattern] = &[
-    bare("<|start|>assistant<|channel|>", Place::Anywhere, &[Step::Literal("<|start|>assistant")]),
+    bare(
+        "<|start|>assistant<|channel|>",
+        Position::Anywhere,
+        &[Step::Literal("<|start|>assistant")],
+    ),
     alone("<|channel|>final<|message|>", &[Step::Literal("<|channel|>final<|message|>")]),
     // The header may name the format of the answer, as in `final <|constrain|>json`.
     alone(
@@ -101,18 +105,22 @@ const HARMONY_MARKUP: &[Pattern] = &[
 ];
 
 const fn alone(trigger: &'static str, steps: &'static [Step]) -> Pattern {
-    bare(trigger, Place::Anywhere, steps)
+    bare(trigger, Position::Anywhere, steps)
 }
 
 /// Markup that carries no call.
-pub(crate) const fn bare(trigger: &'static str, place: Place, steps: &'static [Step]) -> Pattern {
+pub(crate) const fn bare(
+    trigger: &'static str,
+    place: Position,
+    steps: &'static [Step],
+) -> Pattern {
     Pattern { trigger, place, steps, form: Form::Bare }
 }
 
 /// Whether a token opens or closes the reasoning of a family in which reasoning comes first.
 pub(crate) fn is_marker(token: &str) -> bool {
     let is_within = |family: &ReasoningFamily| {
-        family.place == Place::Start && [family.open, family.close].contains(&token)
+        family.place == Position::Start && [family.open, family.close].contains(&token)
     };
     FAMILIES.iter().any(is_within)
 }

@@ -12,7 +12,7 @@ const TEMPLATE_BYTES_MAX: u64 = 1 << 20;
 
 /// The sources of a checkpoint's templates.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct TemplateSource {
     /// File that holds the template.
     pub(super) path: PathBuf,
     pub(super) default: String,
@@ -40,12 +40,12 @@ struct Named {
 
 /// Finds the template in the order of transformers. There, `chat_template.json` belongs to
 /// processors, but some checkpoints have nothing else, so it comes last.
-pub(super) fn find(dir: &Path) -> Result<Option<Found>, TextLoadError> {
+pub(super) fn find(dir: &Path) -> Result<Option<TemplateSource>, TextLoadError> {
     let path = dir.join("chat_template.jinja");
     if let Some(default) = files::read_text(&path, TEMPLATE_BYTES_MAX)? {
         let tool_use = dir.join("additional_chat_templates").join("tool_use.jinja");
         let tool_use = files::read_text(&tool_use, TEMPLATE_BYTES_MAX)?;
-        return Ok(Some(Found { path, default, tool_use }));
+        return Ok(Some(TemplateSource { path, default, tool_use }));
     }
     for name in ["tokenizer_config.json", "chat_template.json"] {
         let path = dir.join(name);
@@ -67,17 +67,17 @@ pub(super) fn find(dir: &Path) -> Result<Option<Found>, TextLoadError> {
 
 /// Selects the templates from a list; a checkpoint that has only a template for tools uses it for
 /// everything.
-fn select(path: PathBuf, written: Written) -> Result<Found, TextLoadError> {
+fn select(path: PathBuf, written: Written) -> Result<TemplateSource, TextLoadError> {
     let named = match written {
-        Written::One(default) => return Ok(Found { path, default, tool_use: None }),
+        Written::One(default) => return Ok(TemplateSource { path, default, tool_use: None }),
         Written::Named(named) => named,
     };
     let pick = |name: &str| {
         named.iter().find(|entry| entry.name == name).map(|entry| entry.template.clone())
     };
     match (pick("default"), pick("tool_use")) {
-        (Some(default), tool_use) => Ok(Found { path, default, tool_use }),
-        (None, Some(default)) => Ok(Found { path, default, tool_use: None }),
+        (Some(default), tool_use) => Ok(TemplateSource { path, default, tool_use }),
+        (None, Some(default)) => Ok(TemplateSource { path, default, tool_use: None }),
         (None, None) => {
             let found = named.into_iter().map(|entry| entry.name).collect();
             Err(TextLoadError::NoDefaultTemplate { path, found })

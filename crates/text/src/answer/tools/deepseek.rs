@@ -13,7 +13,7 @@ use super::super::ToolCall;
 use super::super::json::Needs;
 use super::super::lark::Lark;
 use super::super::live::Form;
-use super::super::pattern::{Pattern, Place, Step};
+use super::super::pattern::{Pattern, Position, Step};
 use super::super::reasoning::bare;
 use super::{Frame, Free, ToolFamily};
 
@@ -41,15 +41,18 @@ const STEPS: &[Step] = &[
 
 const PATTERNS: &[Pattern] = &[
     Pattern {
-        trigger: "<｜tool▁calls▁begin｜>", place: Place::Anywhere, steps: STEPS, form: FORM
+        trigger: "<｜tool▁calls▁begin｜>",
+        place: Position::Anywhere,
+        steps: STEPS,
+        form: FORM,
     },
     Pattern {
         trigger: "<｜tool▁call▁begin｜>",
-        place: Place::Anywhere,
+        place: Position::Anywhere,
         steps: STEPS.split_at(2).1,
         form: FORM,
     },
-    bare("<｜tool▁calls▁end｜>", Place::AfterCall, &[Step::Literal("<｜tool▁calls▁end｜>")]),
+    bare("<｜tool▁calls▁end｜>", Position::AfterCall, &[Step::Literal("<｜tool▁calls▁end｜>")]),
 ];
 
 pub(super) static V3: ToolFamily = ToolFamily {

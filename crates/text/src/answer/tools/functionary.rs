@@ -8,7 +8,7 @@ use super::super::ToolCall;
 use super::super::json::Needs;
 use super::super::lark::Lark;
 use super::super::live::Form;
-use super::super::pattern::{Pattern, Place, Step};
+use super::super::pattern::{Pattern, Position, Step};
 use super::{Frame, Free, ToolFamily};
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
@@ -17,7 +17,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     signs: &[&["<function=", "</function>", "<|start_header_id|>"]],
     patterns: &[Pattern {
         trigger: "<function=",
-        place: Place::Anywhere,
+        place: Position::Anywhere,
         steps: &[
             Step::Literal("<function="),
             Step::Word,

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::super::lark::{Close, Lark, ToolGrammarError, comma_separated, is_required, part};
 use super::super::literal::Literals;
 use super::super::live::{Form, ReadCalls};
-use super::super::pattern::{Pattern, Place, Step};
+use super::super::pattern::{Pattern, Position, Step};
 use super::super::schema::{Types, properties, referred};
 use super::super::{ToolCall, ToolSpec};
 use super::{Frame, Free, ToolFamily};
@@ -30,7 +30,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     signs: &[&["<|tool_call>"]],
     patterns: &[Pattern {
         trigger: "<|tool_call>",
-        place: Place::Anywhere,
+        place: Position::Anywhere,
         steps: &[
             Step::Literal("<|tool_call>"),
             Step::Space,
@@ -59,7 +59,7 @@ pub(super) static FUNCTION_GEMMA: ToolFamily = ToolFamily {
     signs: &[&["<start_function_call>"]],
     patterns: &[Pattern {
         trigger: "<start_function_call>",
-        place: Place::Anywhere,
+        place: Position::Anywhere,
         steps: &[
             Step::Literal("<start_function_call>"),
             Step::Space,

@@ -8,7 +8,7 @@
 
 use super::super::json::Needs;
 use super::super::live::Form;
-use super::super::pattern::{Pattern, Place, Step};
+use super::super::pattern::{Pattern, Position, Step};
 use super::super::reasoning::bare;
 use super::{Frame, Free, ToolFamily};
 
@@ -30,7 +30,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     patterns: &[
         Pattern {
             trigger: "{",
-            place: Place::Start,
+            place: Position::Start,
             steps: &[
                 Step::Literal("{"),
                 Step::Space,
@@ -43,7 +43,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         },
         Pattern {
             trigger: "[",
-            place: Place::Start,
+            place: Position::Start,
             steps: &[
                 Step::Literal("["),
                 Step::Space,
@@ -58,7 +58,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         },
         Pattern {
             trigger: "```json",
-            place: Place::Start,
+            place: Position::Start,
             steps: &[
                 Step::Literal("```json"),
                 Step::Space,
@@ -72,11 +72,11 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         },
         Pattern {
             trigger: "<|tool_call|>",
-            place: Place::Anywhere,
+            place: Position::Anywhere,
             steps: &[Step::Literal("<|tool_call|>"), Step::Space, Step::Json { opened: 0 }],
             form: MARKED,
         },
-        bare("<|/tool_call|>", Place::AfterCall, &[Step::Literal("<|/tool_call|>")]),
+        bare("<|/tool_call|>", Position::AfterCall, &[Step::Literal("<|/tool_call|>")]),
     ],
     marks: &[],
     frame: Frame {

@@ -10,7 +10,7 @@
 use super::super::ToolSpec;
 use super::super::lark::{Close, Lark, ToolGrammarError};
 use super::super::live::Form;
-use super::super::pattern::{Pattern, Place, Step};
+use super::super::pattern::{Pattern, Position, Step};
 use super::{Frame, Free, ToolFamily};
 
 const CLOSE: Close = Close { before: "", tag: "</arg_value>", after: "\n" };
@@ -21,7 +21,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     signs: &[&["<arg_key>"]],
     patterns: &[Pattern {
         trigger: "<tool_call>",
-        place: Place::Anywhere,
+        place: Position::Anywhere,
         steps: &[
             Step::Literal("<tool_call>"),
             Step::Space,

@@ -13,10 +13,10 @@ use super::super::ToolCall;
 use super::super::json::Needs;
 use super::super::lark::Lark;
 use super::super::live::Form;
-use super::super::pattern::{Pattern, Place, Step};
+use super::super::pattern::{Pattern, Position, Step};
 use super::{Frame, Free, ToolFamily};
 
-const fn call(trigger: &'static str, place: Place, steps: &'static [Step]) -> Pattern {
+const fn call(trigger: &'static str, place: Position, steps: &'static [Step]) -> Pattern {
     Pattern { trigger, place, steps, form: FORM }
 }
 
@@ -27,7 +27,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     patterns: &[
         call(
             "<|channel|>commentary to=functions.",
-            Place::Anywhere,
+            Position::Anywhere,
             &[
                 Step::Literal("<|channel|>commentary to=functions."),
                 Step::Word,
@@ -38,7 +38,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         ),
         call(
             "<|channel|>analysis to=functions.",
-            Place::Anywhere,
+            Position::Anywhere,
             &[
                 Step::Literal("<|channel|>analysis to=functions."),
                 Step::Word,
@@ -49,7 +49,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         ),
         call(
             "<|start|>assistant to=functions.",
-            Place::Anywhere,
+            Position::Anywhere,
             &[
                 Step::Literal("<|start|>assistant to=functions."),
                 Step::Word,
@@ -61,7 +61,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         // The prompt ends with the role, so an answer may begin with the recipient.
         call(
             " to=functions.",
-            Place::Start,
+            Position::Start,
             &[
                 Step::Literal(" to=functions."),
                 Step::Word,

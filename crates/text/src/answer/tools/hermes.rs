@@ -11,7 +11,7 @@
 use super::super::ToolCall;
 use super::super::json::Needs;
 use super::super::live::Form;
-use super::super::pattern::{Pattern, Place, Step};
+use super::super::pattern::{Pattern, Position, Step};
 use super::{Frame, Free, ToolFamily};
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
@@ -21,7 +21,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     patterns: &[
         Pattern {
             trigger: "<tool_call>",
-            place: Place::Anywhere,
+            place: Position::Anywhere,
             steps: &[
                 Step::Literal("<tool_call>"),
                 Step::Space,
@@ -33,7 +33,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         },
         Pattern {
             trigger: "[Calling tool:",
-            place: Place::Anywhere,
+            place: Position::Anywhere,
             steps: &[
                 Step::Literal("[Calling tool:"),
                 Step::Space,

@@ -9,7 +9,7 @@ use super::super::ToolCall;
 use super::super::json::Needs;
 use super::super::lark::Lark;
 use super::super::live::Form;
-use super::super::pattern::{Pattern, Place, Step};
+use super::super::pattern::{Pattern, Position, Step};
 use super::super::reasoning::bare;
 use super::{Frame, Free, ToolFamily};
 
@@ -34,19 +34,19 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     patterns: &[
         Pattern {
             trigger: "<|tool_calls_section_begin|>",
-            place: Place::Anywhere,
+            place: Position::Anywhere,
             steps: STEPS,
             form: FORM,
         },
         Pattern {
             trigger: "<|tool_call_begin|>",
-            place: Place::Anywhere,
+            place: Position::Anywhere,
             steps: STEPS.split_at(2).1,
             form: FORM,
         },
         bare(
             "<|tool_calls_section_end|>",
-            Place::AfterCall,
+            Position::AfterCall,
             &[Step::Literal("<|tool_calls_section_end|>")],
         ),
     ],

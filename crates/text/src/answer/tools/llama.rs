@@ -12,7 +12,7 @@
 use super::super::ToolCall;
 use super::super::json::Needs;
 use super::super::live::Form;
-use super::super::pattern::{Pattern, Place, Step};
+use super::super::pattern::{Pattern, Position, Step};
 use super::generic::KEYS;
 use super::{Frame, Free, ToolFamily};
 
@@ -23,25 +23,25 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     patterns: &[
         Pattern {
             trigger: "<|python_tag|>",
-            place: Place::Anywhere,
+            place: Position::Anywhere,
             steps: &[Step::Literal("<|python_tag|>"), Step::Space, Step::Json { opened: 0 }],
             form: FORM,
         },
         Pattern {
             trigger: "{",
-            place: Place::StartOrAfterCall,
+            place: Position::StartOrAfterCall,
             steps: &[Step::Literal("{"), Step::Space, Step::Branch(KEYS), Step::Json { opened: 1 }],
             form: FORM,
         },
         Pattern {
             trigger: ";",
-            place: Place::AfterCall,
+            place: Position::AfterCall,
             steps: &[Step::Literal(";"), Step::Space, Step::Json { opened: 0 }],
             form: FORM,
         },
         Pattern {
             trigger: "<function=",
-            place: Place::Anywhere,
+            place: Position::Anywhere,
             steps: &[
                 Step::Literal("<function="),
                 Step::Word,

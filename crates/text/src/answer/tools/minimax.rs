@@ -10,7 +10,7 @@
 
 use super::super::lark::Close;
 use super::super::live::Form;
-use super::super::pattern::{Pattern, Place, Step};
+use super::super::pattern::{Pattern, Position, Step};
 use super::super::reasoning::bare;
 use super::{Frame, Free, ToolFamily};
 
@@ -38,17 +38,17 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     patterns: &[
         Pattern {
             trigger: "<minimax:tool_call>",
-            place: Place::Anywhere,
+            place: Position::Anywhere,
             steps: STEPS,
             form: FORM,
         },
         Pattern {
             trigger: "<invoke name=\"",
-            place: Place::AfterCall,
+            place: Position::AfterCall,
             steps: STEPS.split_at(2).1,
             form: FORM,
         },
-        bare("</minimax:tool_call>", Place::AfterCall, &[Step::Literal("</minimax:tool_call>")]),
+        bare("</minimax:tool_call>", Position::AfterCall, &[Step::Literal("</minimax:tool_call>")]),
     ],
     marks: &[],
     frame: Frame {

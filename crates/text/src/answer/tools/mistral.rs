@@ -12,12 +12,12 @@ use super::super::ToolCall;
 use super::super::json::Needs;
 use super::super::lark::Lark;
 use super::super::live::Form;
-use super::super::pattern::{Pattern, Place, Step};
+use super::super::pattern::{Pattern, Position, Step};
 use super::{Frame, Free, ToolFamily};
 
 const PATTERNS: &[Pattern] = &[Pattern {
     trigger: "[TOOL_CALLS]",
-    place: Place::Anywhere,
+    place: Position::Anywhere,
     steps: &[
         Step::Literal("[TOOL_CALLS]"),
         Step::Space,

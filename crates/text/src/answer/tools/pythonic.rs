@@ -8,14 +8,14 @@
 use super::super::lark::{Lark, ToolGrammarError, comma_separated, is_required, part};
 use super::super::literal::Literals;
 use super::super::live::{Form, ReadCalls};
-use super::super::pattern::{Pattern, Place, Step};
+use super::super::pattern::{Pattern, Position, Step};
 use super::super::schema::properties;
 use super::super::{ToolCall, ToolSpec};
 use super::{Frame, Free, ToolFamily};
 
 const BARE: Pattern = Pattern {
     trigger: "[",
-    place: Place::Start,
+    place: Position::Start,
     steps: &[
         Step::Literal("["),
         Step::Space,
@@ -34,7 +34,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         BARE,
         Pattern {
             trigger: "<|python_start|>",
-            place: Place::Anywhere,
+            place: Position::Anywhere,
             steps: &[
                 Step::Literal("<|python_start|>"),
                 Step::Space,
@@ -64,7 +64,7 @@ pub(super) static MARKED: ToolFamily = ToolFamily {
     patterns: &[
         Pattern {
             trigger: "<|tool_call_start|>",
-            place: Place::Anywhere,
+            place: Position::Anywhere,
             steps: &[
                 Step::Literal("<|tool_call_start|>"),
                 Step::Space,

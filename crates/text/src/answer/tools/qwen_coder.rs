@@ -12,7 +12,7 @@
 
 use super::super::lark::Close;
 use super::super::live::Form;
-use super::super::pattern::{Pattern, Place, Step};
+use super::super::pattern::{Pattern, Position, Step};
 use super::super::reasoning::bare;
 use super::{Frame, Free, ToolFamily};
 
@@ -40,15 +40,15 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     aliases: &["qwen3_xml", "nemotron", "nemotron3", "nemotron_v3", "step3p5"],
     signs: &[&["<tool_call>", "<function="]],
     patterns: &[
-        Pattern { trigger: "<tool_call>", place: Place::Anywhere, steps: STEPS, form: FORM },
+        Pattern { trigger: "<tool_call>", place: Position::Anywhere, steps: STEPS, form: FORM },
         // Models sometimes omit the outer tag.
         Pattern {
             trigger: "<function=",
-            place: Place::Anywhere,
+            place: Position::Anywhere,
             steps: STEPS.split_at(12).0.split_at(2).1,
             form: FORM,
         },
-        bare("</tool_call>", Place::AfterCall, &[Step::Literal("</tool_call>")]),
+        bare("</tool_call>", Position::AfterCall, &[Step::Literal("</tool_call>")]),
     ],
     marks: &[],
     frame: Frame {
