@@ -14,7 +14,8 @@ use std::time::Duration;
 use jackalope_protocol::TokenId;
 use thiserror::Error;
 
-use crate::handle::{Commands, Gauges, Message};
+use crate::command::{Gauges, Message};
+use crate::handle::Commands;
 use crate::{EngineHandle, Failure, RankGroup};
 
 pub use pressure::{MemoryReading, PressurePolicy, PressureStatus};

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use jackalope_protocol::{Phase, RankFacts, RankMemory, StepOutput, StepPlan, StepTimings};
 
+use crate::command::Message;
 use crate::{BrokenLink, Failure};
 
 /// All ranks together. Lives on the engine's thread and is driven by it; blocking operations
@@ -134,7 +135,7 @@ pub enum GroupEvent {
 /// Sends reports of the group's threads to the engine's thread. Every report wakes it.
 #[derive(Debug)]
 pub struct Reporter<R> {
-    messages: mpsc::Sender<crate::handle::Message<R>>,
+    messages: mpsc::Sender<Message<R>>,
 }
 
 impl<R> Clone for Reporter<R> {
@@ -144,12 +145,12 @@ impl<R> Clone for Reporter<R> {
 }
 
 impl<R> Reporter<R> {
-    pub(crate) fn new(messages: mpsc::Sender<crate::handle::Message<R>>) -> Reporter<R> {
+    pub(crate) fn new(messages: mpsc::Sender<Message<R>>) -> Reporter<R> {
         Reporter { messages }
     }
 
     /// Sends a report; returns false if the engine has ended.
     pub fn report(&self, report: R) -> bool {
-        self.messages.send(crate::handle::Message::Report(report)).is_ok()
+        self.messages.send(Message::Report(report)).is_ok()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
@@ -12,48 +12,11 @@ use jackalope_protocol::Phase;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::engine::streams::Listener;
+use crate::command::{Command, Gauges, Listener, OpenRequest, Question};
 use crate::{
     EngineState, Event, Failure, MemoryReading, Request, RequestId, RequestLimits, RequestRecord,
-    Status, TenantId, Usage,
+    Status,
 };
-
-/// A message that wakes the engine's thread.
-#[derive(Debug)]
-pub(crate) enum Message<R> {
-    /// Sent by a handle or a generation.
-    Command(Command),
-    /// Sent by the group's threads.
-    Report(R),
-}
-
-#[derive(Debug)]
-pub(crate) enum Command {
-    Submit {
-        id: RequestId,
-        request: Box<Request>,
-        listener: Listener,
-    },
-    /// The caller of a request has dropped its generation.
-    Leave {
-        id: RequestId,
-    },
-    Ask(Question),
-    Memory(MemoryReading),
-    /// A constraint has answered after a step was planned without it.
-    ConstraintAnswered,
-    HandOver,
-    Shutdown,
-}
-
-/// A question to the engine's thread, with the channel for the answer.
-#[derive(Debug)]
-pub(crate) enum Question {
-    Cancel { id: RequestId, answer: oneshot::Sender<bool> },
-    ClearPrefixes { answer: oneshot::Sender<usize> },
-    OpenRequests { answer: oneshot::Sender<Vec<OpenRequest>> },
-    Ping { answer: oneshot::Sender<()> },
-}
 
 /// The channel to the engine's thread. Sending never blocks. The channel holds at most one `Submit`
 /// and one `Leave` per open request, whose number is bounded, one question of each caller that
@@ -78,34 +41,6 @@ impl Drop for Commands {
     fn drop(&mut self) {
         self.send(Command::Shutdown);
     }
-}
-
-/// Numbers that handles and the engine's thread share.
-#[derive(Debug, Default)]
-pub(crate) struct Gauges {
-    /// Number of requests submitted and not yet ended.
-    pub(crate) num_open: AtomicUsize,
-    pub(crate) num_refused: AtomicU64,
-    /// Moving average of the time between the ends of two consecutive requests, in microseconds.
-    pub(crate) finish_interval_us: AtomicU64,
-    next_id: AtomicU64,
-}
-
-/// A request that has not ended.
-#[derive(Clone, Debug, PartialEq)]
-pub struct OpenRequest {
-    /// Id of the request.
-    pub id: RequestId,
-    /// Tenant that submitted it.
-    pub tenant: Option<TenantId>,
-    /// Priority of the request.
-    pub priority: i32,
-    /// Whether the request owns a cache; otherwise it waits.
-    pub is_running: bool,
-    /// Time since its submission.
-    pub age: Duration,
-    /// Tokens so far. Preemptions are not included until the end.
-    pub usage: Usage,
 }
 
 /// Submits requests. Cheap to clone, usable from any thread.

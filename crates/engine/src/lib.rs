@@ -15,6 +15,7 @@
 //!   same plans. Only the loop around it and the [`link`] know the time.
 //! - Losing a rank is preempting everyone: see [`Engine`].
 
+mod command;
 mod constraint;
 mod constraint_pool;
 mod engine;
@@ -34,6 +35,7 @@ mod simulation;
 mod status;
 pub mod testing;
 
+pub use command::OpenRequest;
 pub use constraint::{AllowedTokens, ConstraintError, TokenConstraint, TokenMask};
 pub use engine::{
     Engine, EngineConfig, EngineError, EngineThread, KvBudget, MemoryReading, PressurePolicy,
@@ -41,7 +43,7 @@ pub use engine::{
 };
 pub use event::{Event, Failure, FinishReason, Usage};
 pub use group::{GroupEvent, RankGroup, Reporter};
-pub use handle::{EngineHandle, Generation, OpenRequest, SubmitError};
+pub use handle::{EngineHandle, Generation, SubmitError};
 pub use metrics::{Buckets, RequestEnd, RequestRecord, RequestStats};
 pub use request::{
     BANNED_TOKENS_MAX, CacheScope, LOGIT_BIAS_MAX, LOGPROBS_MAX, Rejected, Request, RequestId,

@@ -18,124 +18,31 @@
 //! backend cannot leave a group, so they are replaced too.
 
 mod accept;
+mod config;
+mod connection;
 mod ending;
+mod forming;
 mod launching;
+mod loss;
 mod process;
 mod reach;
+mod receiving;
 mod slot;
 mod watch;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use jackalope_protocol::{
-    FailureKind, FrameError, FromRank, HeartbeatEcho, Join, Phase, RankFailure, Secret, StepPlan,
-    ToRank, frame,
-};
-use thiserror::Error;
-use tracing::info;
+use jackalope_protocol::{FrameError, FromRank, Phase, StepPlan, ToRank, frame};
 
 use crate::{BrokenLink, Failure, GroupEvent, RankGroup, Reporter};
 use accept::{Acceptor, Tickets};
-use ending::{
-    Dying, EXIT_GRACE, KILL_GRACE, Remains, Spawned, aside, bury, examine, have_ended_by,
-};
+pub use config::{LinkConfig, LinkError, LinkTimeouts};
+use ending::{Dying, EXIT_GRACE, KILL_GRACE, Remains, Spawned, aside, bury, have_ended_by};
 pub use process::{Launch, LaunchError, LaunchOrder, Launcher, RankAssignment, RankProcess};
-use slot::{Slot, State};
-
-/// Configuration of a link.
-#[derive(Clone, Debug)]
-pub struct LinkConfig {
-    /// Addresses to listen on for ranks, all with the port of the first; port 0 lets the system
-    /// choose.
-    pub listen: Vec<SocketAddr>,
-    /// Addresses from which ranks are expected to connect. Their unauthenticated connections have
-    /// reserved slots, which a flood from other addresses cannot take.
-    pub expected: Vec<IpAddr>,
-    /// Assignment of each rank to a machine, by rank.
-    pub assignments: Vec<RankAssignment>,
-    /// Timeouts of the link.
-    pub timeouts: LinkTimeouts,
-    /// Epoch of the first group. Must be greater than any epoch of an earlier coordinator if ranks
-    /// can outlive one.
-    pub first_epoch: u64,
-}
-
-/// Timeouts of the link.
-#[derive(Clone, Copy, Debug)]
-pub struct LinkTimeouts {
-    /// Starting a process. A process that starts later than this is killed.
-    pub spawn: Duration,
-    /// From the start of a process to its hello. Applies until the group has been up once, and to
-    /// ranks whose connection was lost.
-    pub hello: Duration,
-    /// The same for replacements. Doubles with each process in a row that sends no hello, up to
-    /// `hello`.
-    pub replacement_hello: Duration,
-    /// Loading without progress.
-    pub load_stall: Duration,
-    /// Loading in total.
-    pub load: Duration,
-    /// Forming a group, in addition to the ranks' own timeout.
-    pub join_margin: Duration,
-    /// A step of few tokens, without progress; see [`LinkTimeouts::step_of`].
-    pub step: Duration,
-    /// Silence of a rank after its hello, in every state.
-    pub heartbeat: Duration,
-    /// Interval between two heartbeats to the ranks.
-    pub heartbeat_interval: Duration,
-    /// Writing one frame; no other rank is blocked by it.
-    pub write: Duration,
-    /// Stopping all ranks gracefully.
-    pub stop: Duration,
-}
-
-impl Default for LinkTimeouts {
-    fn default() -> LinkTimeouts {
-        LinkTimeouts {
-            spawn: Duration::from_secs(10),
-            hello: Duration::from_secs(30),
-            replacement_hello: Duration::from_secs(10),
-            load_stall: Duration::from_secs(60),
-            load: Duration::from_secs(1800),
-            join_margin: Duration::from_secs(5),
-            step: Duration::from_secs(10),
-            heartbeat: Duration::from_secs(10),
-            heartbeat_interval: Duration::from_secs(1),
-            write: Duration::from_secs(10),
-            stop: Duration::from_secs(1),
-        }
-    }
-}
-
-impl LinkTimeouts {
-    /// Returns the timeout of a step, which grows with its tokens, because a long prompt on a slow
-    /// device legitimately takes long.
-    pub fn step_of(&self, num_tokens: usize) -> Duration {
-        const TOKENS_INCLUDED: u32 = 64;
-        self.step * (1 + u32::try_from(num_tokens).unwrap_or(u32::MAX) / TOKENS_INCLUDED)
-    }
-}
-
-/// Error of setting up a link.
-#[derive(Debug, Error)]
-pub enum LinkError {
-    /// The link cannot listen on an address.
-    #[error(
-        "listening for ranks on {addr} failed: {source}\n\
-         hint: another program has the port, or this machine no longer has the address; \
-         `--control-port` names another port"
-    )]
-    Listen {
-        /// Address that could not be used.
-        addr: SocketAddr,
-        /// Error of the operating system.
-        source: io::Error,
-    },
-}
+use slot::{Activity, Slot, State};
 
 /// All ranks, each a process behind a socket.
 pub struct Link {
@@ -286,283 +193,6 @@ impl Link {
         self.config.assignments[0].setup.backend.is_stock()
     }
 
-    fn on_message(&mut self, rank: usize, message: FromRank, now: Instant) {
-        let slot = &mut self.slots[rank];
-        slot.heard_at = now;
-        match message {
-            FromRank::Progress { done_bytes, total_bytes } => {
-                if let State::Loading { .. } = slot.state {
-                    slot.state = State::Loading { progressed_at: now, done_bytes, total_bytes };
-                    self.report_phase(rank);
-                }
-            }
-            // A rank that reconnected while it was loading may report this twice.
-            FromRank::Loaded(_) if !matches!(slot.state, State::Loading { .. }) => {}
-            FromRank::Loaded(facts) => {
-                info!(rank, facts.weights_bytes, facts.load_ms, "shard loaded");
-                slot.facts = Some(facts);
-                slot.enter(State::Loaded, now);
-                self.report_phase(rank);
-                self.join_if_loaded(now);
-            }
-            FromRank::Joined { epoch } => {
-                if epoch == self.epoch && matches!(slot.state, State::Joining) {
-                    slot.enter(State::Standing, now);
-                    self.report_phase(rank);
-                    self.stand_if_joined();
-                }
-            }
-            FromRank::Output { epoch, output } if rank == 0 => {
-                if self.is_current(rank, epoch) {
-                    self.note_step(rank, now);
-                    self.events.push_back(GroupEvent::Output(output));
-                }
-            }
-            FromRank::Output { .. } => {
-                self.rank_died(rank, "it answered in place of rank 0", Duration::ZERO, now);
-            }
-            FromRank::Done { epoch, step, timings } => {
-                if self.is_current(rank, epoch) {
-                    self.note_step(rank, now);
-                    self.events.push_back(GroupEvent::Done { rank, step, timings });
-                }
-            }
-            FromRank::Heartbeat { phase, steps_done, waiting_ms, memory, echo } => {
-                slot.waiting = Duration::from_millis(waiting_ms);
-                let round_trip = echo.and_then(|it| self.round_trip(it, now));
-                let heartbeat =
-                    GroupEvent::Heartbeat { rank, phase, steps_done, memory, round_trip };
-                self.events.push_back(heartbeat);
-            }
-            FromRank::Failed(failure) => self.on_failed(rank, failure, now),
-        }
-    }
-
-    /// Returns the round-trip time of a heartbeat and the message that answers it; `None` if the
-    /// heartbeat was another coordinator's.
-    fn round_trip(&self, echo: HeartbeatEcho, now: Instant) -> Option<Duration> {
-        let HeartbeatEcho { sent_us, held_us } = echo;
-        self.micros(now).checked_sub(sent_us)?.checked_sub(held_us).map(Duration::from_micros)
-    }
-
-    /// Returns the time in microseconds by the clock of the heartbeats.
-    fn micros(&self, now: Instant) -> u64 {
-        u64::try_from(now.duration_since(self.began).as_micros()).unwrap_or(u64::MAX)
-    }
-
-    fn on_failed(&mut self, rank: usize, failure: RankFailure, now: Instant) {
-        let RankFailure { epoch, phase, kind, .. } = failure;
-        match kind {
-            FailureKind::Group => {
-                if epoch != self.epoch || !self.slots[rank].is_in_group() {
-                    return;
-                }
-                if !self.is_stock() {
-                    self.slots[rank].enter(State::Loaded, now);
-                }
-                // The rank that noticed the failure is seldom the one at fault. A dead process is
-                // detected within moments, and users should then read about that process.
-                let failure = self.group_failure(rank, failure, now);
-                self.broken.get_or_insert((failure, now + EXIT_GRACE));
-            }
-            FailureKind::Model | FailureKind::Device => {
-                let dying = Dying {
-                    number: 0,
-                    failure: self.failure(rank, phase, failure.message),
-                    is_fatal: kind == FailureKind::Model,
-                    asks_exit: false,
-                    circumstances: String::new(),
-                    until: Dying::until(EXIT_GRACE, now),
-                };
-                self.end_rank(dying, EXIT_GRACE, now);
-            }
-        }
-    }
-
-    fn is_current(&self, rank: usize, epoch: u64) -> bool {
-        epoch == self.epoch && matches!(self.slots[rank].state, State::Standing)
-    }
-
-    fn note_step(&mut self, rank: usize, now: Instant) {
-        let slot = &mut self.slots[rank];
-        slot.steps_done += 1;
-        slot.progressed_at = now;
-        let done_by_all = self.slots.iter().map(|slot| slot.steps_done).min().unwrap_or(0);
-        while self.sent.front().is_some_and(|sent| sent.step < done_by_all) {
-            self.sent.pop_front();
-        }
-    }
-
-    fn join_if_loaded(&mut self, now: Instant) {
-        let is_ready = |slot: &Slot| matches!(slot.state, State::Loaded);
-        let may_form = self.stage == Stage::Forming && self.broken_link.is_none();
-        if !may_form || !self.slots.iter().all(is_ready) {
-            return;
-        }
-        let key = match Secret::random() {
-            Ok(key) => key,
-            Err(err) => {
-                let message = format!("the system has no randomness for a group's key: {err}");
-                return self.lose(self.failure(0, Phase::Waiting, message), false);
-            }
-        };
-        self.epoch += 1;
-        let encrypts = self.encrypts();
-        info!(epoch = self.epoch, in_clear = pairs_in_clear(&encrypts), "forming the group");
-        for slot in &mut self.slots {
-            slot.enter(State::Joining, now);
-            (slot.steps_done, slot.progressed_at, slot.waiting) = (0, now, Duration::ZERO);
-        }
-        for (rank, encrypt) in encrypts.into_iter().enumerate() {
-            let (epoch, peers) = (self.epoch, self.peers_of(rank));
-            let join = ToRank::Join(Join { epoch, peers, key, encrypt });
-            self.write(rank, &join, now);
-        }
-        (0..self.slots.len()).for_each(|rank| self.report_phase(rank));
-    }
-
-    /// Returns the addresses at which a rank reaches each rank's data plane.
-    fn peers_of(&self, rank: usize) -> Vec<SocketAddr> {
-        let routes = &self.config.assignments[rank].routes;
-        let addr = |(peer, slot): (usize, &Slot)| {
-            let reported = slot.data_addr.expect("a rank that said hello reported its address");
-            routes.get(peer).map_or(reported, |ip| SocketAddr::new(*ip, reported.port()))
-        };
-        self.slots.iter().enumerate().map(addr).collect()
-    }
-
-    /// Handles a connection that broke or went silent. If ranks can outlive their connection, and
-    /// the process is not known to have exited or to be silent by its own fault, the link waits for
-    /// the rank to reconnect, because reloading its weights is expensive.
-    fn connection_lost(&mut self, rank: usize, reason: &str, now: Instant) {
-        let is_patient = 0 < self.config.assignments[rank].setup.orphan_ms;
-        let slot = &mut self.slots[rank];
-        let may_return = slot.has_process() && !slot.has_exited();
-        if !is_patient || self.is_stock() || !may_return {
-            return self.rank_died(rank, reason, EXIT_GRACE, now);
-        }
-        let doing = self.phase_of(rank);
-        let message = format!("the connection to it was lost: {reason}");
-        let failure = self.failure(rank, doing.0, message);
-        self.slots[rank].detach(doing, now);
-        self.report_phase(rank);
-        if self.stage != Stage::Down {
-            // If the process turns out to have exited, its exit is reported instead.
-            self.broken.get_or_insert((failure, now + EXIT_GRACE));
-        }
-    }
-
-    /// Replaces all ranks by those of another assignment to machines.
-    fn reassign(&mut self, assignments: Vec<RankAssignment>, now: Instant) {
-        assert!(!assignments.is_empty(), "there is at least one rank");
-        info!(ranks = assignments.len(), "the cluster is planned anew");
-        for slot in &mut self.slots {
-            bury(slot.release(now));
-        }
-        self.sent.clear();
-        (self.broken, self.broken_link, self.dying) = (None, None, None);
-        self.slots = assignments.iter().map(|_| Slot::new(now)).collect();
-        let hosts = assignments.iter().map(|assignment| assignment.host.clone()).collect();
-        self.tickets.set(&assignments);
-        self.config.assignments = assignments;
-        self.events.push_back(GroupEvent::Reassigned { hosts });
-    }
-
-    fn stand_if_joined(&mut self) {
-        if self.stage != Stage::Forming
-            || !self.slots.iter().all(|slot| matches!(slot.state, State::Standing))
-        {
-            return;
-        }
-        self.stage = Stage::Standing;
-        self.num_refused = self.acceptor.as_ref().map_or(0, Acceptor::num_refused);
-        self.has_stood = true;
-        let facts = self.slots.iter().map(|slot| slot.facts.clone());
-        let facts = facts.map(|facts| facts.expect("a rank that joined has loaded")).collect();
-        self.events.push_back(GroupEvent::Ready { epoch: self.epoch, facts });
-    }
-
-    /// Ends a rank, whose process gets `grace` to exit by itself. The loss is reported together
-    /// with the exit status and the last output of the process.
-    fn rank_died(&mut self, rank: usize, reason: &str, grace: Duration, now: Instant) {
-        let detached_in = self.slots[rank].detached_in.filter(|_| self.broken.is_some());
-        let (phase, since) = detached_in.unwrap_or_else(|| self.phase_of(rank));
-        let elapsed_s = now.saturating_duration_since(since).as_secs_f32();
-        let mut circumstances = format!(", {elapsed_s:.1} s after it began {}", phase.name());
-        let refusing = self.acceptor.as_ref().filter(|it| self.num_refused < it.num_refused());
-        if let (Phase::Starting, Some(refused)) = (phase, refusing.and_then(Acceptor::last_refusal))
-        {
-            circumstances += &format!("\na connection was refused: {refused}");
-        }
-        // A rank that we end at once may exit because its connection closed, so its exit explains
-        // nothing.
-        let asks_exit = !grace.is_zero() || self.slots[rank].has_exited();
-        let dying = Dying {
-            number: 0,
-            failure: self.failure(rank, phase, reason.to_owned()),
-            is_fatal: false,
-            asks_exit,
-            circumstances,
-            until: Dying::until(grace, now),
-        };
-        self.end_rank(dying, grace, now);
-    }
-
-    /// Ends the rank that the failure names.
-    fn end_rank(&mut self, mut dying: Dying, grace: Duration, now: Instant) {
-        let rank = dying.failure.rank.expect("the failure is about a rank");
-        let process = self.slots[rank].release(now);
-        self.report_phase(rank);
-        let was_down = std::mem::replace(&mut self.stage, Stage::Down) == Stage::Down;
-        self.disband(now);
-        if was_down {
-            // Another loss is being reported already, or the ranks are not in use.
-            return bury(process);
-        }
-        self.num_examined += 1;
-        dying.number = self.num_examined;
-        match process {
-            Some(process) => {
-                let reporter = self.reporter.clone().expect("there was a process to end");
-                examine(process, grace, dying.number, reporter);
-                self.dying = Some(dying);
-            }
-            None => self.report_loss(dying, Remains::default()),
-        }
-    }
-
-    fn report_loss(&mut self, dying: Dying, remains: Remains) {
-        let (failure, is_fatal) = dying.conclude(remains);
-        self.events.push_back(GroupEvent::Lost { failure, is_fatal });
-    }
-
-    /// Reports the loss of the group and orders its remaining ranks to leave it.
-    fn lose(&mut self, failure: Failure, is_fatal: bool) {
-        let was_down = std::mem::replace(&mut self.stage, Stage::Down) == Stage::Down;
-        self.disband(Instant::now());
-        if !was_down {
-            self.events.push_back(GroupEvent::Lost { failure, is_fatal });
-        }
-    }
-
-    fn disband(&mut self, now: Instant) {
-        self.sent.clear();
-        self.broken = None;
-        let leave = ToRank::Leave { epoch: self.epoch };
-        for rank in 0..self.slots.len() {
-            if !self.slots[rank].is_in_group() {
-                continue;
-            }
-            if self.is_stock() {
-                bury(self.slots[rank].release(now));
-            } else {
-                self.slots[rank].enter(State::Loaded, now);
-                self.write(rank, &leave, now);
-            }
-            self.report_phase(rank);
-        }
-    }
-
     fn write(&mut self, rank: usize, message: &ToRank, now: Instant) {
         let written = frame::encode(message).and_then(|it| self.slots[rank].write(&it.into()));
         if let Err(err) = written {
@@ -583,7 +213,7 @@ impl Link {
     }
 
     /// Returns what a rank is doing, and since when.
-    fn phase_of(&self, rank: usize) -> (Phase, Instant) {
+    fn activity_of(&self, rank: usize) -> Activity {
         let slot = &self.slots[rank];
         let phase = match slot.state {
             State::Absent | State::Spawning | State::Launched => Phase::Starting,
@@ -593,12 +223,12 @@ impl Link {
             State::Standing => {
                 let begun = slot.progressed_at.max(slot.entered_at);
                 return match self.sent.iter().find(|sent| sent.step == slot.steps_done) {
-                    Some(sent) => (Phase::Computing, begun.max(sent.at)),
-                    None => (Phase::Idle, begun),
+                    Some(sent) => Activity { phase: Phase::Computing, since: begun.max(sent.at) },
+                    None => Activity { phase: Phase::Idle, since: begun },
                 };
             }
         };
-        (phase, slot.entered_at)
+        Activity { phase, since: slot.entered_at }
     }
 
     fn report_phase(&mut self, rank: usize) {
@@ -606,18 +236,10 @@ impl Link {
             State::Loading { done_bytes, total_bytes, .. } => Some((done_bytes, total_bytes)),
             _ => None,
         };
-        let (phase, _) = self.phase_of(rank);
+        let phase = self.activity_of(rank).phase;
         let pid = self.slots[rank].pid();
         self.events.push_back(GroupEvent::Phase { rank, phase, loaded_bytes, pid });
     }
-}
-
-/// Returns the pairs of ranks whose connection is not encrypted, for the log: `0-1, 0-2`.
-fn pairs_in_clear(encrypts: &[Vec<bool>]) -> String {
-    let of_rank = |(a, row): (usize, &Vec<bool>)| -> Vec<String> {
-        (a + 1..row.len()).filter(|&b| !row[b]).map(|b| format!("{a}-{b}")).collect()
-    };
-    encrypts.iter().enumerate().flat_map(of_rank).collect::<Vec<_>>().join(", ")
 }
 
 impl RankGroup for Link {
@@ -648,7 +270,7 @@ impl RankGroup for Link {
         let mut slots = self.slots.iter().enumerate();
         let (rank, trouble) = slots.find_map(|(rank, slot)| Some((rank, slot.trouble()?)))?;
         let message = format!("its machine cannot be reached: {trouble}");
-        Some(self.failure(rank, self.phase_of(rank).0, message))
+        Some(self.failure(rank, self.activity_of(rank).phase, message))
     }
 
     fn start(&mut self, reporter: Reporter<LinkReport>, now: Instant) {
@@ -662,7 +284,7 @@ impl RankGroup for Link {
 
     fn handle(&mut self, report: LinkReport, now: Instant) {
         match report.0 {
-            Report::Launched { rank, launch, result } => self.launched((rank, launch), result, now),
+            Report::Launched { rank, launch, result } => self.launched(rank, launch, result, now),
             Report::Examined { number, remains } => {
                 if let Some(dying) = self.dying.take_if(|dying| dying.number == number) {
                     self.report_loss(dying, remains);

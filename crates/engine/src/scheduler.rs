@@ -18,6 +18,7 @@ mod admission_queue;
 mod constraint;
 mod isolation;
 mod sequence;
+mod suspicion;
 mod token_budget;
 
 use std::collections::VecDeque;

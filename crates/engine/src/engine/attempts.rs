@@ -72,8 +72,13 @@ impl Attempts {
     }
 
     /// Records that a rank has entered another phase or loaded more bytes.
-    pub(super) fn note_phase(&mut self, rank: usize, reached: (Phase, u64), now: Instant) {
-        let (phase, loaded_bytes) = reached;
+    pub(super) fn note_phase(
+        &mut self,
+        rank: usize,
+        phase: Phase,
+        loaded_bytes: u64,
+        now: Instant,
+    ) {
         let order = match phase {
             Phase::Starting => 0,
             Phase::Loading => 1,
@@ -221,7 +226,7 @@ mod tests {
         let mut num_losses = 0;
         while attempts.give_up_at().is_none_or(|at| now < at) {
             for (phase, bytes) in [(Phase::Starting, 0), (Phase::Loading, 7), (Phase::Waiting, 0)] {
-                attempts.note_phase(0, (phase, bytes), now);
+                attempts.note_phase(0, phase, bytes, now);
             }
             now += SECOND;
             attempts.note_ready(true, now);
@@ -238,7 +243,7 @@ mod tests {
     fn losses_of_an_idle_group_are_no_reason_to_give_up() {
         let (mut attempts, mut now) = attempts();
         for _ in 0..200 {
-            attempts.note_phase(0, (Phase::Waiting, 0), now);
+            attempts.note_phase(0, Phase::Waiting, 0, now);
             now += SECOND;
             attempts.note_ready(false, now);
             attempts.note_loss(false, now);
@@ -260,7 +265,7 @@ mod tests {
     fn loading_that_took_long_may_take_as_long_again() {
         let (mut attempts, mut now) = attempts();
         for bytes in 0..100 {
-            attempts.note_phase(0, (Phase::Loading, bytes), now);
+            attempts.note_phase(0, Phase::Loading, bytes, now);
             now += SECOND * 10;
         }
         attempts.note_ready(true, now);
@@ -268,7 +273,7 @@ mod tests {
         let alone = attempts.give_up_at().expect("ranks are brought up");
         assert_eq!(alone, now + RetryPolicy::default().standstill_max, "if nothing moves at all");
         for bytes in 0..99 {
-            attempts.note_phase(0, (Phase::Loading, bytes), now);
+            attempts.note_phase(0, Phase::Loading, bytes, now);
             now += SECOND * 10;
             assert!(attempts.give_up_at().is_some_and(|at| now < at));
         }

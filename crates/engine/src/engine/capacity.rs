@@ -2,7 +2,8 @@
 
 use jackalope_protocol::{KV_BLOCK_TOKENS, RankFacts};
 
-use crate::{EngineConfig, EngineError, KvBudget, KvStatus, RequestLimits};
+use super::{EngineConfig, EngineError, KvBudget};
+use crate::{KvStatus, RequestLimits};
 
 /// Free memory assumed for a machine that does not report it.
 const UNKNOWN_FREE_BYTES: u64 = 1 << 30;

@@ -24,10 +24,10 @@ use tracing::{debug, error, info, warn};
 
 use super::attempts::{Attempts, Retry};
 use super::pressure::{MemoryReading, PressureGuard, PressureStatus};
-use super::streams::{Listener, Streams};
+use super::streams::Streams;
 use super::{EngineConfig, EngineError, capacity};
+use crate::command::{Command, Gauges, Listener, Message, Question};
 use crate::constraint_pool::ConstraintPool;
-use crate::handle::{Command, Gauges, Message, Question};
 use crate::{
     Counters, EngineState, Event, Failure, GroupEvent, KvStatus, PrefixStats, RankGroup,
     RankStatus, RecoveryStats, Reporter, Request, RequestId, RequestStats, Scheduler,
@@ -352,7 +352,7 @@ impl<G: RankGroup> Driver<G> {
         match event {
             GroupEvent::Phase { rank, phase, loaded_bytes, pid } => {
                 let loaded = loaded_bytes.map_or(0, |(done, _)| done);
-                self.attempts.note_phase(rank, (phase, loaded), now);
+                self.attempts.note_phase(rank, phase, loaded, now);
                 self.modify(|status| {
                     let rank = &mut status.ranks[rank];
                     (rank.phase, rank.loaded_bytes, rank.pid) = (phase, loaded_bytes, pid);

@@ -1,23 +1,13 @@
 //! The event streams of the open requests: sends each event to its listener and records its time.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use tokio::sync::mpsc;
-
-use crate::handle::{Gauges, OpenRequest};
+use crate::command::{Gauges, Listener, OpenRequest};
 use crate::metrics::Timeline;
-use crate::{Event, Request, RequestEnd, RequestId, RequestRecord, RequestStats};
-
-/// The engine's end of one request's stream.
-#[derive(Debug)]
-pub(crate) struct Listener {
-    pub(crate) events: mpsc::Sender<Event>,
-    /// Set before the last event is sent.
-    pub(crate) record: Arc<OnceLock<RequestRecord>>,
-}
+use crate::{Event, Request, RequestEnd, RequestId, RequestStats};
 
 /// All open requests.
 pub(super) struct Streams {
@@ -111,17 +101,5 @@ impl Streams {
             let average = if average == 0 { interval_us } else { (7 * average + interval_us) / 8 };
             self.gauges.finish_interval_us.store(average, Ordering::Relaxed);
         }
-    }
-}
-
-impl Listener {
-    fn keep(&self, record: RequestRecord) {
-        // There is exactly one last event, hence one record.
-        let _ = self.record.set(record);
-    }
-
-    fn send(&self, event: Event) {
-        // Fails if the caller has left; its cancellation is already queued.
-        let _ = self.events.try_send(event);
     }
 }

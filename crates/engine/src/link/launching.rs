@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use jackalope_protocol::{Phase, ToRank};
 use tracing::{debug, info, warn};
 
+use super::connection::ConnectionId;
 use super::ending::{EXIT_GRACE, Spawned, aside, bury};
 use super::process::{LaunchError, LaunchOrder};
 use super::slot::{Slot, State};
@@ -44,7 +45,8 @@ impl Link {
     /// Handles the result of starting a process.
     pub(super) fn launched(
         &mut self,
-        (rank, launch): (usize, u64),
+        rank: usize,
+        launch: u64,
         result: Result<Spawned, LaunchError>,
         now: Instant,
     ) {
@@ -97,10 +99,10 @@ impl Link {
         let mlx = arrival.hello.mlx.clone();
         self.num_connections += 1;
         let attached = slot.attach(
-            rank,
             arrival,
-            (self.num_connections, reporter),
+            ConnectionId { rank, number: self.num_connections },
             self.config.timeouts.write,
+            reporter,
         );
         if let Err(err) = attached {
             let reason = format!("its connection failed: {err}");

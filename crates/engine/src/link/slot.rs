@@ -1,20 +1,15 @@
 //! One rank as the link sees it: its process, its connection, and its state.
 
-use std::io::{self, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
-use jackalope_protocol::{FrameError, FromRank, Hello, Phase, RankFacts, frame, secure};
+use jackalope_protocol::{FrameError, Hello, Phase, RankFacts};
 
 use super::accept::Arrival;
-use super::{LinkReport, RankProcess, Report};
+use super::connection::{Connection, ConnectionId};
+use super::{LinkReport, RankProcess};
 use crate::Reporter;
-
-/// Capacity of a rank's queue of outgoing messages. A rank is at most a few plans behind and is
-/// sent one heartbeat per second.
-const WRITE_QUEUE_MAX: usize = 64;
 
 /// Maximum number of connections kept for a rank whose process is still being started.
 const EARLY_ARRIVALS_MAX: usize = 4;
@@ -39,6 +34,13 @@ pub(super) enum State {
     Standing,
 }
 
+/// What a rank is doing, and since when.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Activity {
+    pub(super) phase: Phase,
+    pub(super) since: Instant,
+}
+
 pub(super) struct Slot {
     pub(super) state: State,
     pub(super) entered_at: Instant,
@@ -61,19 +63,11 @@ pub(super) struct Slot {
     pub(super) num_silent: u32,
     /// Set while the connection is lost but the process is not: what the rank was doing, and since
     /// when.
-    pub(super) detached_in: Option<(Phase, Instant)>,
+    pub(super) detached_in: Option<Activity>,
     /// Connections that arrived before the launcher returned the process.
     early: Vec<Arrival>,
     process: Option<Box<dyn RankProcess>>,
     connection: Option<Connection>,
-}
-
-/// A connection with one thread that reads and one that writes. Both end with the connection and
-/// are not joined.
-struct Connection {
-    id: u64,
-    stream: TcpStream,
-    queue: SyncSender<Arc<[u8]>>,
 }
 
 impl Slot {
@@ -149,45 +143,30 @@ impl Slot {
         matches!(self.state, State::Joining | State::Standing)
     }
 
-    pub(super) fn is_connected_by(&self, id: u64) -> bool {
-        self.connection.as_ref().is_some_and(|connection| connection.id == id)
+    pub(super) fn is_connected_by(&self, number: u64) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.is_number(number))
     }
 
+    /// Takes the connection of the process that was started.
     pub(super) fn attach(
         &mut self,
-        rank: usize,
         arrival: Arrival,
-        (id, reporter): (u64, Reporter<LinkReport>),
+        id: ConnectionId,
         write_timeout: Duration,
+        reporter: Reporter<LinkReport>,
     ) -> Result<(), FrameError> {
         let Arrival { hello, sender, receiver } = arrival;
-        sender.stream().set_write_timeout(Some(write_timeout))?;
-        let stream = sender.stream().try_clone()?;
-        let (queue, messages) = sync_channel(WRITE_QUEUE_MAX);
-        let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
-            std::thread::Builder::new().name(format!("{name} rank {rank}")).spawn(work)
-        };
-        let writing = reporter.clone();
-        start("to", Box::new(move || write_each((rank, id), sender, &messages, &writing)))?;
-        start("from", Box::new(move || read_all((rank, id), receiver, &reporter)))?;
+        self.connection = Some(Connection::start(id, sender, receiver, write_timeout, reporter)?);
         self.data_addr = Some(hello.data_addr);
         self.mlx = Some(hello.mlx);
         self.heard_at = Instant::now();
         self.num_silent = 0;
-        self.connection = Some(Connection { id, stream, queue });
         Ok(())
     }
 
     /// Queues a message without blocking.
     pub(super) fn write(&self, bytes: &Arc<[u8]>) -> Result<(), FrameError> {
-        let connection = self.connection.as_ref().ok_or(FrameError::Closed)?;
-        connection.queue.try_send(Arc::clone(bytes)).map_err(|err| match err {
-            TrySendError::Full(_) => {
-                let full = format!("it has not read {WRITE_QUEUE_MAX} messages");
-                FrameError::Io(io::Error::new(io::ErrorKind::TimedOut, full))
-            }
-            TrySendError::Disconnected(_) => FrameError::Closed,
-        })
+        self.connection.as_ref().ok_or(FrameError::Closed)?.write(bytes)
     }
 
     pub(super) fn has_exited(&mut self) -> bool {
@@ -219,10 +198,10 @@ impl Slot {
     }
 
     /// Drops the connection but keeps the process.
-    pub(super) fn detach(&mut self, doing: (Phase, Instant), now: Instant) {
+    pub(super) fn detach(&mut self, activity: Activity, now: Instant) {
         self.connection = None;
         self.enter(State::Launched, now);
-        self.detached_in = Some(doing);
+        self.detached_in = Some(activity);
     }
 
     /// Drops the connection, marks the rank absent, and returns its process.
@@ -235,61 +214,16 @@ impl Slot {
     }
 }
 
-impl Drop for Connection {
-    fn drop(&mut self) {
-        // Wakes both threads; an error means that they have ended already.
-        let _ = self.stream.shutdown(Shutdown::Both);
-    }
-}
-
-/// Writes queued messages until the connection ends. If the rank does not read within the stream's
-/// write timeout, it is reported as gone.
-fn write_each(
-    (rank, connection): (usize, u64),
-    mut sender: secure::Sender,
-    messages: &Receiver<Arc<[u8]>>,
-    reporter: &Reporter<LinkReport>,
-) {
-    for bytes in messages {
-        if let Err(err) = sender.write_all(&bytes) {
-            let err = match err.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                    io::Error::new(io::ErrorKind::TimedOut, "it does not read what it is sent")
-                }
-                _ => err,
-            };
-            let report = Report::Gone { rank, connection, err: FrameError::Io(err) };
-            reporter.report(LinkReport(report));
-            return;
-        }
-    }
-}
-
-fn read_all(
-    (rank, connection): (usize, u64),
-    mut stream: secure::Receiver,
-    reporter: &Reporter<LinkReport>,
-) {
-    loop {
-        let report = match frame::read::<FromRank>(&mut stream) {
-            Ok(message) => Report::Message { rank, connection, message },
-            Err(err) => Report::Gone { rank, connection, err },
-        };
-        let is_gone = matches!(report, Report::Gone { .. });
-        if !reporter.report(LinkReport(report)) || is_gone {
-            return;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::io;
     use std::net::TcpListener;
     use std::sync::mpsc;
 
     use jackalope_protocol::Secret;
-    use jackalope_protocol::secure::{Accepted, HintedKey, PeerPolicy};
+    use jackalope_protocol::secure::{self, Accepted, HintedKey, PeerPolicy};
 
+    use super::super::connection::WRITE_QUEUE_MAX;
     use super::*;
 
     /// Accepts any peer that holds this ticket.
@@ -319,7 +253,8 @@ mod tests {
         let mut slot = Slot::new(Instant::now());
         let (reports, heard) = mpsc::channel();
         let arrival = Arrival { hello, sender, receiver };
-        slot.attach(0, arrival, (1, Reporter::new(reports)), TIMEOUT).unwrap();
+        slot.attach(arrival, ConnectionId { rank: 0, number: 1 }, TIMEOUT, Reporter::new(reports))
+            .unwrap();
         let message: Arc<[u8]> = vec![0; 1 << 20].into();
         let began = Instant::now();
         let refused = (0..10 * WRITE_QUEUE_MAX).find_map(|_| slot.write(&message).err());

@@ -5,7 +5,7 @@ use jackalope_protocol::{
 };
 
 use super::constraint::{Next, SequenceConstraint};
-use super::isolation::Suspicion;
+use super::suspicion::Suspicion;
 use crate::{FinishReason, Request, RequestId, Usage};
 
 /// Maximum number of tokens of one sequence in flight. The ranks compute the second from the first,
