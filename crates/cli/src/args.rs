@@ -1,4 +1,4 @@
-//! What was typed: a plain image of the command line.
+//! Definitions of the command line's arguments, without behaviour.
 
 mod autoconfig;
 mod bench;
@@ -40,7 +40,7 @@ pub(crate) use served::{ServedModelsArgs, parse_time};
 #[derive(Debug, Parser)]
 #[command(name = "jackalope", version, about = "Several machines, one LLM endpoint")]
 pub(crate) struct Args {
-    /// Tell on standard error what happens (RUST_LOG refines it).
+    /// Log what happens to standard error; RUST_LOG sets finer filters.
     #[arg(long, short, global = true)]
     pub(crate) verbose: bool,
     #[command(subcommand)]
@@ -50,104 +50,104 @@ pub(crate) struct Args {
 /// `jackalope openapi`
 #[derive(Debug, clap::Args)]
 pub(crate) struct OpenapiArgs {
-    /// Print this page with its tables made anew.
+    /// Print this page with its generated tables replaced.
     #[arg(long, value_name = "FILE", hide = true)]
     pub(crate) page: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Serve a model over HTTP: the OpenAI API at /v1.
+    /// Serve models over HTTP, with the OpenAI API at /v1.
     Serve(Box<ServeArgs>),
-    /// Serve in the background, and come back when the server is ready.
+    /// Start a server in the background and wait until it is ready.
     Start(Box<operate::StartArgs>),
-    /// End the server of this machine and its ranks.
+    /// Stop the server of this machine and its ranks.
     Stop(operate::StopArgs),
-    /// Replace the server by one with the arguments of the last start. Ranks of agents keep their weights, others
-    /// load them again.
+    /// Restart the server with the arguments of the last start. Ranks started by agents keep their weights;
+    /// other ranks load theirs again.
     Restart(operate::RestartArgs),
-    /// After a reboot: give cables their addresses again and start the last server.
+    /// Restore the addresses of cables after a reboot, and start the last server again.
     Resume(operate::ResumeArgs),
-    /// Tell how the server, its ranks and its machines are. Fails unless all is well.
+    /// Show the state of the server, its ranks and its machines. Fails unless all are healthy.
     Status(operate::StatusArgs),
-    /// Tell the status again and again until Ctrl-C.
+    /// Show the status repeatedly until Ctrl-C.
     Monitor(operate::MonitorArgs),
-    /// Show what the server in the background has written.
+    /// Show the log of the server in the background.
     Logs(operate::LogsArgs),
-    /// Ask a server for its health. Fails unless it is well.
+    /// Query a server's health. Fails unless it is healthy.
     Health(operate::AskArgs),
-    /// Ask a server what it has done and what its ranks hold.
+    /// Query a server's counters and the memory of its ranks.
     Metrics(operate::AskArgs),
-    /// Ask a server for the length of its queue.
+    /// Query the length of a server's request queue.
     Queue(operate::AskArgs),
-    /// Ask a server which models it serves.
+    /// List the models that a server serves.
     Served(operate::AskArgs),
-    /// Ask a server for one short answer. Fails unless there is one.
+    /// Request one short answer from a server. Fails if there is none.
     Test(operate::AskArgs),
-    /// Put what somebody else needs to find a fault into a folder.
+    /// Collect diagnostics for a bug report in a folder.
     Support(operate::SupportArgs),
-    /// End the server and the agents of all machines, and all they look after.
+    /// Stop the server and the agents of all machines, with all programs that they run.
     KillAll(operate::KillAllArgs),
-    /// Print each setting of `serve` with its value and where that comes from.
+    /// Print each setting of `serve` with its value and the source of the value.
     Config(operate::ConfigArgs),
     /// Print the OpenAPI description of the HTTP API.
     Openapi(OpenapiArgs),
-    /// Print what a shell needs to complete commands and options.
+    /// Print a shell script that completes commands and options.
     Completions(CompletionsArgs),
     /// Print docs/commands.md.
     #[command(hide = true)]
     CommandsPage,
-    /// Talk to a model in the terminal.
+    /// Chat with a model in the terminal.
     Chat(ChatArgs),
-    /// Continue one prompt and print the result.
+    /// Generate a continuation of one prompt and print it.
     Generate(GenerateArgs),
-    /// Measure a model's speed, or that of a running server.
+    /// Measure the speed of a model or of a running server.
     Bench(Box<BenchArgs>),
-    /// Fetch a model from a hub, so that it can be served.
+    /// Download a model from a hub such as Hugging Face.
     Pull(PullArgs),
     /// List, check and remove the models on this machine.
     Models(ModelsArgs),
-    /// Look after this machine's programs for the coordinators that it trusts.
+    /// Run this machine's agent, which starts ranks for trusted coordinators.
     Agent(machines::AgentArgs),
-    /// Run the server or the agent as a service of this machine.
+    /// Run the server or the agent as a system service.
     Service(service::ServiceArgs),
-    /// Be one rank of a cluster whose `serve` runs with `--by-hand`.
+    /// Run one rank of a cluster whose `serve` was started with `--by-hand`.
     Rank(machines::RankArgs),
-    /// Be LocalAI's backend mlx-distributed, or one of its workers.
+    /// Run as LocalAI's backend mlx-distributed, or as one of its workers.
     Worker(worker::WorkerArgs),
-    /// Put these programs on machines that have nothing but an SSH login.
+    /// Install jackalope on machines over SSH.
     Bootstrap(install::BootstrapArgs),
-    /// Bring every machine to this version and to this machine's secret.
+    /// Install this version and this machine's secret on every machine.
     Sync(install::SyncArgs),
-    /// Remove jackalope from machines; models stay.
+    /// Remove jackalope from machines; models are kept.
     Uninstall(install::UninstallArgs),
     /// Show and change which machines this one trusts.
     Trust(trust::TrustArgs),
-    /// Make and show the token by which machines without SSH join a cluster.
+    /// Create or show the token with which machines without SSH join a cluster.
     Token(token::TokenArgs),
-    /// Run any program on all machines, with the variables that MLX's distributed programs read.
+    /// Run a program on all machines with the environment variables that distributed MLX programs read.
     Launch(machines::LaunchArgs),
-    /// Check and measure the group that ranks compute over, without a model.
+    /// Check and measure the collectives between ranks, without a model.
     Link(LinkArgs),
-    /// Check, rewrite and make hostfiles.
+    /// Check, convert and create hostfiles.
     Hosts(hosts::HostsArgs),
-    /// Tell whether a model fits, on which machines, and what to expect.
+    /// Show whether a model fits, on which machines, and the expected speed.
     Plan(plan::PlanArgs),
-    /// Make a checkpoint of a real model's dimensions with random weights, to measure speed.
+    /// Create a checkpoint with a real model's dimensions and random weights, for benchmarks.
     Synth(SynthArgs),
-    /// Find the machines of this cluster on the networks that this one is in.
+    /// Find the machines of this cluster on the local networks.
     Discover(DiscoverArgs),
-    /// Find what is wrong with this machine or a cluster, and what to type.
+    /// Diagnose this machine or a cluster and suggest commands that fix problems.
     Doctor(DoctorArgs),
-    /// Find the cables between Macs, give them addresses, and write a hostfile.
+    /// Detect Thunderbolt cables between Macs, assign addresses to them, and write a hostfile.
     Autoconfig(AutoconfigArgs),
-    /// Machines side by side, with what differs marked.
+    /// Compare machines side by side, with differences marked.
     ClusterInfo(ClusterInfoArgs),
-    /// What this machine is.
+    /// Print the hardware and software of this machine.
     Fingerprint(FingerprintArgs),
 }
 
-/// The model and how it is computed.
+/// A model and how it is computed.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ModelArgs {
     /// Directory of the checkpoint, or ORG/NAME of a model on this machine (see `models ls`).
@@ -157,40 +157,41 @@ pub(crate) struct ModelArgs {
     pub(crate) ranks: RankArgs,
 }
 
-/// How a model is cut and computed.
+/// How a model is split and computed.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct RankArgs {
-    /// Number of ranks the model is cut over.
+    /// Number of ranks on this machine over which the model is split.
     #[arg(long, alias = "dist-num-ranks", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) ranks: u32,
-    /// How much each rank holds of every layer, relative to the others: `3,1`.
-    /// Default: what their machines' memory allows; the same on one machine.
+    /// Relative share of every layer that each rank holds, e.g. `3,1`.
+    /// Default: by the memory of the machines; equal shares on one machine.
     #[arg(long, value_delimiter = ',', value_name = "WEIGHTS", conflicts_with = "layers")]
     pub(crate) share: Vec<u32>,
-    /// Whether ranks hold a part of every layer or whole layers.
-    /// Default: on several machines what is expected to answer sooner, on one `tensor`.
+    /// Split every layer over the ranks (`tensor`), or give each rank whole layers (`pipeline`).
+    /// Default: the one with the faster estimate on several machines, `tensor` on one.
     #[arg(long, value_enum)]
     pub(crate) split: Option<SplitArg>,
-    /// Layers of each rank, which makes a pipeline: `20,12`. Rank 0 has the last ones.
+    /// Number of layers of each rank, e.g. `20,12`; implies a pipeline. Rank 0 has the last layers.
     #[arg(long, value_delimiter = ',', value_name = "NUMBERS")]
     pub(crate) layers: Vec<u32>,
-    /// Transport of the collectives.
-    /// Default: the hostfile's, else tcp.
+    /// Transport of the collectives. Default: the one in the hostfile, else tcp.
     #[arg(long, alias = "dist-backend", value_enum)]
     pub(crate) backend: Option<BackendArg>,
     #[command(flatten)]
     pub(crate) hosts: machines::HostsArgs,
-    /// Where to compute.
+    /// Device to compute on.
     #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
     pub(crate) device: DeviceArg,
-    /// Threads of each rank's CPU kernels. Default: the cores, divided among the ranks.
+    /// Number of threads of each rank's CPU kernels. Default: the cores, divided by the number of ranks
+    /// on the machine.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
-    /// Maximum number of tokens of a sequence, prompt and answer together; at most what the model was
-    /// made for. Default: the model's.
+    /// Maximum length of a sequence in tokens, prompt and answer together; limited by the model's
+    /// context length. Default: the model's context length.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) context: Option<u32>,
-    /// Memory for keys and values on each rank. Default: a good part of what is free.
+    /// Memory for the KV cache of each rank, in MiB. Default: four fifths of the memory that is free after
+    /// loading, divided by the number of ranks on the machine.
     #[arg(
         long,
         alias = "cache-memory-mb",
@@ -200,26 +201,27 @@ pub(crate) struct RankArgs {
     pub(crate) kv_mib: Option<u64>,
     #[command(flatten)]
     pub(crate) memory: PressureArgs,
-    /// Tokens computed per step over all sequences.
+    /// Maximum number of tokens computed in one step, over all sequences; never less than `--running-max`.
     #[arg(long, alias = "chunked-prefill-tokens", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) step_tokens: u32,
-    /// Sequences computed side by side.
+    /// Maximum number of sequences computed together.
     #[arg(long, alias = "max-num-seqs", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) running_max: u32,
-    /// Requests that may wait beyond those.
+    /// Maximum number of requests that wait in the queue, in addition to running ones.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(0..=65536))]
     pub(crate) queue_max: u32,
-    /// Forget finished sequences at once instead of keeping them for prompts that begin alike.
+    /// Free the KV cache of finished sequences at once instead of reusing it for prompts with the same
+    /// prefix.
     #[arg(long)]
     pub(crate) no_prefix_cache: bool,
-    /// Check every payload of the native group.
+    /// Verify a checksum of every payload of the native (tcp) group.
     #[arg(long)]
     pub(crate) checksums: bool,
-    /// Encrypt the connections between ranks. `auto`: all except loopback and cables that join
+    /// Which connections between ranks to encrypt. `auto`: all except loopback and cables that connect
     /// exactly two machines.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = EncryptArg::Auto)]
     pub(crate) encrypt_data: EncryptArg,
-    /// Accepted for those who are used to it: requests are always batched as they come.
+    /// Accepted for compatibility and ignored: batching is always continuous.
     #[arg(long, hide = true, action = clap::ArgAction::Count)]
     #[arg(aliases = ["distributed", "use-paged-cache", "enable-auto-tool-choice"])]
     pub(crate) continuous_batching: u8,
@@ -228,26 +230,28 @@ pub(crate) struct RankArgs {
     pub(crate) stall_timeout: u64,
 }
 
-/// What counts as short of memory when other programs take it.
+/// Limits below which a machine counts as short of memory.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct PressureArgs {
-    /// With less memory left on a machine, kept caches are given back and requests take turns: `2GiB`;
-    /// 0 is never. Default: what macOS says, elsewhere a sixteenth of the memory, at most 1 GiB.
+    /// Free memory of a machine below which cached prefixes are evicted and at most a quarter of
+    /// `--running-max` sequences run together, e.g. `2GiB`; 0 turns the limit off. Default: macOS's own
+    /// memory pressure; on Linux a sixteenth of the memory, at most 1 GiB.
     #[arg(long, value_name = "SIZE", value_parser = plan::parse_bytes)]
     pub(crate) memory_warn: Option<u64>,
-    /// With less left, all requests but one wait; if it lasts, new ones are refused. Default: what macOS
-    /// says, elsewhere a 32nd of the memory, at most 512 MiB.
+    /// Free memory of a machine below which all sequences but one wait; if that lasts, new requests are
+    /// refused. 0 turns the limit off. Default: macOS's own memory pressure; on Linux a 32nd of the
+    /// memory, at most 512 MiB.
     #[arg(long, value_name = "SIZE", value_parser = plan::parse_bytes)]
     pub(crate) memory_critical: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum BackendArg {
-    /// Jackalope's own group over TCP.
+    /// Jackalope's native group over TCP.
     Tcp,
     /// Stock MLX over TCP.
     Ring,
-    /// Stock MLX over RDMA on Thunderbolt.
+    /// Stock MLX over RDMA over Thunderbolt.
     Jaccl,
     /// Stock MLX over NVIDIA's NCCL.
     Nccl,
@@ -255,15 +259,15 @@ pub(crate) enum BackendArg {
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum SplitArg {
-    /// A part of every layer on each rank: all compute at once, and wait for each other twice a layer.
+    /// Part of every layer on each rank: all ranks compute at once and synchronise twice per layer.
     Tensor,
-    /// Whole layers on each rank: each waits once a token, and slow links matter little.
+    /// Whole layers on each rank: one transfer between neighbours per token, so slow links matter little.
     Pipeline,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum EncryptArg {
-    /// Connections that a third party could listen on.
+    /// Connections that a third party could listen to.
     Auto,
     /// All connections.
     On,
@@ -297,63 +301,66 @@ pub(crate) struct ServeArgs {
     pub(crate) models: ServedModelsArgs,
     #[command(flatten)]
     pub(crate) ranks: RankArgs,
-    /// Address to listen on. Names, or several, are machines to use, as in `--hosts`.
+    /// IP address to listen on. Any other value names machines to use, as `--hosts` does, and the server
+    /// listens on 127.0.0.1.
     #[arg(long, value_name = "ADDRESS|NAMES", default_value = "127.0.0.1")]
     pub(crate) host: String,
-    /// Port to listen on; 0 picks one.
+    /// Port to listen on; 0 selects a free port.
     #[arg(long, default_value_t = 8080)]
     pub(crate) port: u16,
     #[command(flatten)]
     pub(crate) edge: EdgeArgs,
-    /// Tokens of an answer whose request does not say. Default: 16 for a completion, else the context.
+    /// Maximum number of tokens to generate for requests that set none. Default: 16 for `/v1/completions`,
+    /// else what is left of the context.
     #[arg(long, alias = "max-tokens", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) default_max_tokens: Option<u32>,
-    /// Seconds after which a request that is not answered ends. Default: none.
+    /// Maximum time from the start of a request to the end of its answer, in seconds. Default: unlimited.
     #[arg(long, alias = "timeout", value_name = "SECONDS", value_parser = parse_seconds)]
     pub(crate) request_timeout: Option<Duration>,
-    /// Whether models that can think aloud do, for requests that do not say. Default: the template's.
+    /// Whether models with a reasoning mode reason, for requests that do not set it. Default: the chat
+    /// template's.
     #[arg(long, value_name = "YES|NO", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) thinking: Option<bool>,
-    /// How models write tool calls: a format's name, `auto` for what their files tell, or `none`.
+    /// Format of tool calls: a name, `auto` to detect it from the model's files, or `none`.
     #[arg(long, alias = "tool-call-parser", value_name = "NAME", default_value = "auto", value_parser = tool_parser)]
     pub(crate) tool_parser: String,
-    /// How models mark their reasoning: a format's name, `auto` for what their files tell, or `none`.
+    /// Format of reasoning: a name, `auto` to detect it from the model's files, or `none`.
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = reasoning_parser)]
     pub(crate) reasoning_parser: String,
-    /// Let texts of messages write special tokens such as `<|im_end|>`, as most servers do: a message
-    /// can then end its turn and begin another one. By default they are plain text.
+    /// Parse special tokens such as `<|im_end|>` in the text of messages, as most servers do: a message
+    /// can then end its turn and begin another one. Default: treat them as plain text.
     #[arg(long)]
     pub(crate) parse_special_tokens: bool,
-    /// Print one JSON line when ready instead of text.
+    /// Print one line of JSON instead of text when ready.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Take settings from the environment variables of another program, or a file `.env` with them.
+    /// Read settings from the environment variables of another program, or from a `.env` file with them.
     #[arg(long, value_enum)]
     pub(crate) profile: Option<crate::config::Profile>,
-    /// Leave the session and the terminal behind (what `start` runs).
+    /// Detach from the session and the terminal (used by `start`).
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
 }
 
-/// A name by which [`ToolFormat`] chooses.
+/// Checks that `name` is one that [`ToolFormat::chosen`] accepts.
 pub(crate) fn tool_parser(name: &str) -> Result<String, UnknownFormat> {
     ToolFormat::chosen(name, None).map(|_| name.to_owned())
 }
 
-/// A name by which [`ReasoningFormat`] chooses.
+/// Checks that `name` is one that [`ReasoningFormat::chosen`] accepts.
 pub(crate) fn reasoning_parser(name: &str) -> Result<String, UnknownFormat> {
     ReasoningFormat::chosen(name, None).map(|_| name.to_owned())
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ChatArgs {
-    /// Server to talk to. Default: http://127.0.0.1:8080, unless `--model` is given alone.
+    /// URL of the server. Default: http://127.0.0.1:8080, unless only `--model` is given.
     #[arg(long)]
     pub(crate) url: Option<String>,
     #[command(flatten)]
     pub(crate) key: keys::ClientKeyArgs,
-    /// Run this model instead of talking to a server: its directory, or ORG/NAME. With `--url`: the
-    /// server's name of the model to talk to.
+    /// Model to run without a server: its directory, or ORG/NAME. With `--url`: name of the model on
+    /// the server.
     #[arg(long, value_name = "DIR|ORG/NAME")]
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
@@ -361,10 +368,10 @@ pub(crate) struct ChatArgs {
     /// System prompt.
     #[arg(long)]
     pub(crate) system: Option<String>,
-    /// Sampling temperature, 0 to 2; 0 always takes the most likely token.
+    /// Sampling temperature, 0 to 2; 0 always selects the most likely token.
     #[arg(long, value_parser = parse_temperature)]
     pub(crate) temperature: Option<f32>,
-    /// Maximum number of tokens of an answer.
+    /// Maximum number of tokens to generate for each answer.
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
 }
@@ -374,13 +381,13 @@ pub(crate) struct ChatArgs {
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Text to continue, as it is; `-` reads standard input.
+    /// Text to continue, without a chat template; `-` reads standard input.
     #[arg(long, allow_hyphen_values = true)]
     pub(crate) prompt: Option<String>,
     /// Token ids to continue, separated by commas.
     #[arg(long, value_delimiter = ',', value_name = "IDS")]
     pub(crate) prompt_ids: Option<Vec<TokenId>>,
-    /// Treat the prompt as a user's message and answer it through the chat template.
+    /// Treat the prompt as a user message and apply the chat template.
     #[arg(long, requires = "prompt")]
     pub(crate) chat: bool,
     /// System prompt for `--chat`.
@@ -389,52 +396,52 @@ pub(crate) struct GenerateArgs {
     /// Maximum number of tokens to generate.
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
-    /// Sampling temperature, 0 to 2; 0 always takes the most likely token.
+    /// Sampling temperature, 0 to 2; 0 always selects the most likely token.
     #[arg(long, default_value_t = 0.0, value_parser = parse_temperature)]
     pub(crate) temperature: f32,
-    /// Cumulative probability of the tokens to sample from, above 0 and at most 1.
+    /// Cumulative probability of the most likely tokens to sample from, above 0 and at most 1.
     #[arg(long, default_value_t = 1.0, value_parser = parse_top_p)]
     pub(crate) top_p: f32,
-    /// Number of best tokens kept; 0 is off.
+    /// Sample from the k most likely tokens; 0 disables.
     #[arg(long, default_value_t = 0)]
     pub(crate) top_k: u32,
-    /// Minimum probability relative to the most likely token's, 0 to 1.
+    /// Minimum probability of a token, relative to that of the most likely token, 0 to 1.
     #[arg(long, default_value_t = 0.0, value_parser = parse_min_p)]
     pub(crate) min_p: f32,
-    /// Key of the random numbers.
+    /// Seed of the random number generator. Default: random.
     #[arg(long)]
     pub(crate) seed: Option<u64>,
-    /// Report log-probabilities with so many alternatives (with `--json`).
+    /// Report log-probabilities of each token and of this number of alternatives (with `--json`).
     #[arg(long)]
     pub(crate) logprobs: Option<u8>,
-    /// Go on past the model's end tokens.
+    /// Continue past the model's end-of-sequence tokens.
     #[arg(long)]
     pub(crate) ignore_eos: bool,
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Print what a shell needs to complete commands and options. With bash:
+/// Print a shell script that completes commands and options. With bash:
 /// `source <(jackalope completions bash)`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CompletionsArgs {
-    /// The shell.
+    /// Shell to print the script for.
     pub(crate) shell: clap_complete::Shell,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LinkArgs {
-    /// Machines to measure, one rank on each entry: a hostfile, or names for ssh separated by commas.
-    /// Default: ranks of this machine.
+    /// Machines to measure, one rank per entry: a hostfile, or SSH host names separated by commas.
+    /// Default: ranks on this machine.
     #[arg(long, value_name = "FILE|NAMES", visible_alias = "hostfile", conflicts_with = "ranks")]
     pub(crate) hosts: Option<String>,
     #[command(flatten)]
     pub(crate) reach: machines::ReachArgs,
-    /// Number of ranks of this machine.
+    /// Number of ranks on this machine, without `--hosts`.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=8))]
     pub(crate) ranks: u32,
-    /// Payload sizes in bytes. Default: 4 KB to 64 MB.
+    /// Payload sizes in bytes, separated by commas.
     #[arg(
         long,
         value_delimiter = ',',
@@ -442,49 +449,49 @@ pub(crate) struct LinkArgs {
         default_value = "4096,65536,1048576,67108864"
     )]
     pub(crate) sizes: Vec<usize>,
-    /// Stock transports to measure beside the native group. What this machine's libmlx lacks is
-    /// named.
+    /// Stock transports to measure in addition to the native group. Those that this machine's libmlx
+    /// lacks are reported and skipped.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "ring,jaccl,nccl")]
     pub(crate) backend: Vec<BackendArg>,
-    /// Check every payload of the native group.
+    /// Verify a checksum of every payload of the native (tcp) group.
     #[arg(long)]
     pub(crate) checksums: bool,
-    /// Encrypt the connections between ranks. `auto`: measure in clear, and measure sums also in a
-    /// second, encrypted group.
+    /// Which connections between ranks to encrypt. `auto`: measure unencrypted, and measure sums in an
+    /// encrypted group as well.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = EncryptArg::Auto)]
     pub(crate) encrypt_data: EncryptArg,
-    /// Ports for the connections between ranks; each rank takes one of them.
+    /// Ports for the connections between ranks; each rank uses one of them.
     #[arg(long, value_name = "FIRST-LAST", default_value_t = machines::PortRange::DATA)]
     pub(crate) data_ports: machines::PortRange,
-    /// Time spent on each row, in milliseconds.
+    /// Time to measure each row of the table, in milliseconds.
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(10..=60000))]
     pub(crate) budget_ms: u64,
-    /// Run each row so often, instead of for a time.
+    /// Number of measurements of each row, instead of a time.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=20000))]
     pub(crate) rounds: Option<u32>,
-    /// Also tell the time of each of these rounds.
+    /// Also print the time of each round.
     #[arg(long, requires = "rounds")]
     pub(crate) every_round: bool,
-    /// Print JSON lines.
+    /// Print lines of JSON instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct SynthArgs {
-    /// Architecture.
+    /// Architecture of the model.
     #[arg(long, value_enum, default_value_t = SynthArch::Qwen3)]
     pub(crate) arch: SynthArch,
-    /// Which of its models.
+    /// Size of the model, in parameters.
     #[arg(long, value_enum, ignore_case = true, default_value = "0.6b")]
     pub(crate) size: SynthSize,
-    /// Bits of a weight: 2, 3, 4, 5, 6 or 8 in groups of 64, or 16 for bfloat16.
+    /// Bits per weight: 2, 3, 4, 5, 6 or 8 in groups of 64, or 16 for bfloat16.
     #[arg(long, default_value_t = 4, value_parser = parse_bits)]
     pub(crate) bits: u32,
-    /// Where to write it.
+    /// Directory to write the checkpoint to.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -500,13 +507,13 @@ pub(crate) enum SynthSize {
     /// 0.6 billion parameters.
     #[value(name = "0.6b")]
     B0_6,
-    /// 1.7 billion.
+    /// 1.7 billion parameters.
     #[value(name = "1.7b")]
     B1_7,
-    /// 4 billion.
+    /// 4 billion parameters.
     #[value(name = "4b")]
     B4,
-    /// 8 billion.
+    /// 8 billion parameters.
     #[value(name = "8b")]
     B8,
 }

@@ -35,40 +35,40 @@ const EPOCH_ENCRYPTED: u64 = 3;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LinkArgs {
-    /// Which rank this is.
+    /// Number of this rank.
     #[arg(long)]
     rank: usize,
-    /// Addresses on which to accept the native group's connections, one port on all of them.
+    /// Addresses on which to accept the native group's connections, with the same port on each.
     #[arg(long, value_delimiter = ',', default_value = "127.0.0.1")]
     data: Vec<IpAddr>,
-    /// Port, or range FIRST-LAST from which a free port is selected. 0 selects any free port.
+    /// Port, or range FIRST-LAST from which a free port is selected; 0 selects any free port.
     #[arg(long, default_value = "0")]
     data_ports: PortRange,
     /// Payload sizes in bytes.
     #[arg(long, value_delimiter = ',', default_value = "4096,65536,1048576,67108864")]
     sizes: Vec<usize>,
-    /// Groups to measure; the native one is measured in any case.
+    /// Groups to measure; the native group is always measured.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp")]
     backends: Vec<BackendArg>,
-    /// Sockets between two ranks of the native group.
+    /// Number of sockets between two ranks of the native group.
     #[arg(long, default_value_t = 1)]
     sockets: usize,
-    /// Check every payload of the native group.
+    /// Verify a checksum of every payload of the native group.
     #[arg(long)]
     checksums: bool,
     /// Encrypt the connections of the native group.
     #[arg(long)]
     encrypt: bool,
-    /// Also measure sums in a second, encrypted native group.
+    /// Also measure sums in an encrypted native group.
     #[arg(long, conflicts_with = "encrypt")]
     compare_encrypted: bool,
-    /// Milliseconds to spend on each operation and size.
+    /// Time to measure each operation and size, in milliseconds.
     #[arg(long, default_value_t = 500)]
     budget_ms: u64,
-    /// Times each operation runs with each size, instead of a time.
+    /// Number of measurements of each operation and size, instead of a time.
     #[arg(long)]
     rounds: Option<u32>,
-    /// Tell the time of each round as well.
+    /// Also print the time of each round.
     #[arg(long)]
     every_round: bool,
 }

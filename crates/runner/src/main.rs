@@ -46,7 +46,7 @@ enum Command {
     Serve(ServeArgs),
     /// Measure a group without a model.
     Link(link::LinkArgs),
-    /// Tell which libraries this program needs, and where an installation keeps them.
+    /// Print the libraries that this program needs, and where an installation keeps them.
     Libraries,
 }
 
@@ -55,13 +55,13 @@ struct ServeArgs {
     /// Where the coordinator listens.
     #[arg(long)]
     control: SocketAddr,
-    /// Which rank this is.
+    /// Number of this rank.
     #[arg(long)]
     rank: u32,
-    /// Addresses on which to accept the native group's connections, one port on all of them.
+    /// Addresses on which to accept the native group's connections, with the same port on each.
     #[arg(long, value_delimiter = ',', default_value = "127.0.0.1")]
     data: Vec<IpAddr>,
-    /// Port, or range FIRST-LAST from which a free port is selected. 0 selects any free port.
+    /// Port, or range FIRST-LAST from which a free port is selected; 0 selects any free port.
     #[arg(long, default_value = "0")]
     data_ports: PortRange,
     /// Seconds to look for a coordinator that is not there yet.

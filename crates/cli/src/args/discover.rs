@@ -1,18 +1,18 @@
-//! `jackalope discover`, as typed.
+//! Arguments of `discover`.
 
-/// Find the machines of this cluster on the networks that this one is in.
+/// Find the machines of this cluster on the local networks.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct DiscoverArgs {
-    /// Seconds to wait for answers.
+    /// Time to wait for answers, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub(crate) timeout: u64,
-    /// Where agents listen.
+    /// Port of the agents.
     #[arg(long, value_name = "PORT", default_value_t = 18081)]
     pub(crate) agent_port: u16,
-    /// Token of the workers that are looked for (`worker p2p-mlx`), in place of this machine's secret.
+    /// Token of agents started with `worker p2p-mlx`, used in place of this machine's secret.
     #[arg(long, value_name = "TOKEN")]
     pub(crate) token: Option<String>,
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }

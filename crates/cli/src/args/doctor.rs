@@ -1,20 +1,20 @@
-//! Arguments of the commands that look at machines.
+//! Arguments of the commands that inspect machines.
 
 use std::path::PathBuf;
 
-/// Which machines, and how they are reached.
+/// The machines to inspect, and how they are reached.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MachinesArgs {
-    /// The machines: a hostfile, or names for ssh separated by commas.
+    /// Machines: a hostfile, or SSH host names separated by commas.
     #[arg(long, value_name = "FILE|NAMES", conflicts_with = "host")]
     pub(crate) hosts: Option<String>,
-    /// Machines as `ssh` knows them, separated by commas. Default: this one.
+    /// SSH host names, separated by commas. Default: this machine.
     #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
     pub(crate) host: Vec<String>,
-    /// The `ssh` to use, with arguments: `ssh -F FILE`.
+    /// Command to run as ssh, optionally with arguments: `ssh -F FILE` (JACKALOPE_SSH).
     #[arg(long, value_name = "COMMAND")]
     pub(crate) ssh: Option<String>,
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -23,16 +23,16 @@ pub(crate) struct MachinesArgs {
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     pub(crate) machines: MachinesArgs,
-    /// A model's folder, to compare its files on all machines by size.
+    /// Directory of a model whose file sizes are compared on all machines.
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<String>,
-    /// Compare the model's files byte by byte, which reads them all.
+    /// Compare hashes of the model's files instead of sizes, which reads them completely.
     #[arg(long, requires = "model")]
     pub(crate) hash: bool,
-    /// Explain the errors in a log instead; `-` for standard input.
+    /// Log file whose errors to explain, instead of inspecting machines; `-` reads standard input.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["hosts", "host", "model"])]
     pub(crate) log: Option<PathBuf>,
-    /// Print everything that can be found, as `docs/troubleshooting.md`.
+    /// Print all possible findings, as in `docs/troubleshooting.md`.
     #[arg(long, hide = true)]
     pub(crate) catalogue: bool,
 }
@@ -41,23 +41,23 @@ pub(crate) struct DoctorArgs {
 pub(crate) struct ClusterInfoArgs {
     #[command(flatten)]
     pub(crate) machines: MachinesArgs,
-    /// Only what changes: memory, load and heat.
+    /// Show only values that change: memory, load and temperature state.
     #[arg(long)]
     pub(crate) hardware: bool,
-    /// Look again every so many seconds, until Ctrl-C.
+    /// Repeat at this interval until Ctrl-C, in seconds.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) every: Option<u64>,
-    /// End after so many looks.
+    /// Number of repetitions. Default: unlimited.
     #[arg(long, value_name = "TIMES", requires = "every")]
     pub(crate) count: Option<u64>,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct FingerprintArgs {
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Also write it to `.node_fingerprint_HOSTNAME.json` in this directory.
+    /// Directory in which to also write `.node_fingerprint_HOSTNAME.json`.
     #[arg(long, value_name = "DIR")]
     pub(crate) save: Option<PathBuf>,
 }

@@ -1,62 +1,64 @@
-//! How the server meets its clients: who may ask, from where, for how much, and what is told of it.
+//! Arguments about the server's clients: authentication, TLS, limits and request logs.
 
 use std::path::PathBuf;
 
 use jackalope_server::ServerLimits;
 
-/// Most of anything that is counted in mebibytes: a tebibyte.
+/// Maximum of arguments in MiB: 1 TiB.
 const MIB_MAX: u64 = 1 << 20;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct EdgeArgs {
-    /// Keys that clients must present, separated by commas. Every user of this machine can read a
+    /// API keys that clients must send, separated by commas. Every user of this machine can read the
     /// command line: prefer `--api-key-file` or the variable JACKALOPE_API_KEY.
     #[arg(long, value_delimiter = ',', value_name = "KEYS")]
     pub(crate) api_key: Vec<String>,
-    /// File with such keys, one per line; lines that begin with `#` are skipped. Read once, at the start.
+    /// File of API keys, one per line; lines that begin with `#` are skipped. Read once, at startup.
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
-    /// Keys for administrators, who may also cancel requests and see the last ones, separated by commas.
-    /// Prefer `--admin-key-file` or the variable JACKALOPE_ADMIN_KEY.
+    /// API keys of administrators, who may also list and cancel other clients' requests and load and
+    /// unload models, separated by commas. Prefer `--admin-key-file` or the variable JACKALOPE_ADMIN_KEY.
     #[arg(long, value_delimiter = ',', value_name = "KEYS")]
     pub(crate) admin_key: Vec<String>,
-    /// File with administrators' keys, as `--api-key-file`.
+    /// File of administrators' API keys, in the format of `--api-key-file`.
     #[arg(long, value_name = "FILE")]
     pub(crate) admin_key_file: Option<PathBuf>,
-    /// File of keys with names and limits, as docs/api.md describes; read again when it changes.
+    /// JSON file of API keys with names and limits (docs/api.md); read again when it changes.
     #[arg(long, value_name = "FILE")]
     pub(crate) api_keys: Option<PathBuf>,
-    /// Listen beyond this machine without keys.
+    /// Allow clients on other machines without API keys.
     #[arg(long)]
     pub(crate) insecure: bool,
-    /// Speak HTTPS with the certificates of this PEM file, the server's first; read again when it changes.
+    /// Serve HTTPS with the certificate chain in this PEM file, the server's certificate first; read again
+    /// when it changes.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// Private key of the certificate, a PEM file.
+    /// PEM file of the certificate's private key.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Origins whose web pages may read answers, separated by commas; `*` for all. Default: none.
+    /// Origins that CORS allows, separated by commas; `*` allows all. Default: none.
     #[arg(long, value_delimiter = ',', value_name = "ORIGINS")]
     pub(crate) cors: Vec<String>,
-    /// Answer LocalAI too, over gRPC without TLS: what its `--external-grpc-backends` names
-    /// (docs/localai.md). Default: not.
+    /// Also serve LocalAI at this address, over gRPC without TLS; LocalAI's `--external-grpc-backends`
+    /// names it (docs/localai.md). Default: off.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) grpc_addr: Option<String>,
-    /// Further names that a server for this machine alone answers to, separated by commas.
+    /// Additional values of the `Host` header, separated by commas, that a server without keys on a
+    /// loopback address accepts.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub(crate) allow_host: Vec<String>,
-    /// Longest body of a request.
+    /// Maximum size of a request body, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = default_body_mib(),
         value_parser = clap::value_parser!(u64).range(1..=MIB_MAX))]
     pub(crate) max_body: u64,
-    /// Generation requests that may be open at once.
+    /// Maximum number of open generation requests.
     #[arg(long, value_name = "COUNT", default_value_t = default_open_streams(),
         value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) max_open_streams: u32,
-    /// File that gets a line of JSON for every request that ended, without its text.
+    /// File to which one line of JSON is appended for every finished request, without its text.
     #[arg(long, value_name = "FILE")]
     pub(crate) request_log: Option<PathBuf>,
-    /// Collector of traces, OTLP over HTTP. Default: OTEL_EXPORTER_OTLP_ENDPOINT, else none.
+    /// URL of a trace collector (OTLP over HTTP). Default: OTEL_EXPORTER_OTLP_ENDPOINT, else no traces.
     #[arg(long, value_name = "URL")]
     pub(crate) otlp: Option<String>,
 }

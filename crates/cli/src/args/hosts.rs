@@ -1,4 +1,4 @@
-//! `jackalope hosts`, as typed.
+//! Arguments of `hosts`.
 
 use std::path::PathBuf;
 
@@ -15,34 +15,34 @@ pub(crate) struct HostsArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum HostsCommand {
-    /// Check a hostfile: what is wrong, with line and column, and what deserves a look.
+    /// Check a hostfile and report errors and warnings with line and column.
     Lint(LintArgs),
-    /// Write a hostfile in another shape.
+    /// Convert a hostfile to another format.
     Convert(ConvertArgs),
-    /// Make a hostfile.
+    /// Create a hostfile.
     New(NewHostsArgs),
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LintArgs {
-    /// The hostfile.
+    /// Hostfile to read.
     pub(crate) file: PathBuf,
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ConvertArgs {
-    /// The hostfile.
+    /// Hostfile to read.
     pub(crate) file: PathBuf,
-    /// The shape to write.
+    /// Format to write.
     #[arg(long, value_enum)]
     pub(crate) to: ShapeArg,
-    /// First port of a ring. Default: the file's ports, else 32323.
+    /// First port of a ring. Default: the ports in the file, else 32323.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: Option<u16>,
-    /// Connections of a ring over each address. Default: the file's, else 1.
+    /// Number of connections of a ring per address. Default: the number in the file, else 1.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) connections: Option<u16>,
     #[command(flatten)]
@@ -51,43 +51,44 @@ pub(crate) struct ConvertArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct NewHostsArgs {
-    /// What you type after `ssh`, one for each rank; 127.0.0.1 is this machine.
+    /// SSH host names, one per rank, separated by commas; 127.0.0.1 is this machine.
     #[arg(long, value_delimiter = ',', required_unless_present = "discover", value_name = "NAMES")]
     pub(crate) hosts: Vec<String>,
-    /// The machines that `jackalope discover` finds, this one first, then by memory and name; with `=N`,
-    /// once N are there.
+    /// Use the machines that `jackalope discover` finds, this machine first, then by memory and name; with
+    /// `=N`, wait until N are found.
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0", value_parser = clap::value_parser!(u16).range(0..=64), conflicts_with_all = ["hosts", "ips"])]
     pub(crate) discover: Option<u16>,
-    /// Where agents listen that are discovered.
+    /// Port of the agents to discover.
     #[arg(long, value_name = "PORT", default_value_t = 18081, requires = "discover")]
     pub(crate) agent_port: u16,
-    /// Addresses, one for each host; `+` joins several of one host, and a host may have none.
+    /// IP addresses, one per host, separated by commas; `+` joins several of one host, and a host may have
+    /// none.
     #[arg(long, value_delimiter = ',', value_name = "IPS")]
     pub(crate) ips: Vec<String>,
-    /// Transport.
+    /// Transport of the collectives.
     #[arg(long, value_enum)]
     pub(crate) backend: Option<BackendArg>,
-    /// What joins the machines. `thunderbolt` gives every cable two addresses of its own and says
-    /// where they belong.
+    /// Network between the machines. `thunderbolt` assigns two addresses to every cable and prints where
+    /// they belong.
     #[arg(long, value_enum, default_value_t = OverArg::Ethernet)]
     pub(crate) over: OverArg,
-    /// RDMA devices: a file with JACCL's matrix.
+    /// File with JACCL's matrix of RDMA devices.
     #[arg(long, value_name = "FILE")]
     pub(crate) rdma: Option<PathBuf>,
-    /// Variables for every rank.
+    /// Environment variable for every rank: `NAME=VALUE`. May be given several times.
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) env: Vec<String>,
     #[command(flatten)]
     pub(crate) out: OutArgs,
 }
 
-/// Where a file goes.
+/// Destination of a file.
 #[derive(Debug, clap::Args)]
 pub(crate) struct OutArgs {
     /// File to write. Default: standard output.
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
-    /// Overwrite it.
+    /// Overwrite the file if it exists.
     #[arg(long, requires = "out")]
     pub(crate) force: bool,
 }
@@ -96,19 +97,19 @@ pub(crate) struct OutArgs {
 pub(crate) enum OverArg {
     /// Cables between the machines.
     Thunderbolt,
-    /// A network all machines are in.
+    /// A network that all machines share.
     Ethernet,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum ShapeArg {
-    /// A list of {ssh, ips, rdma}.
+    /// A list of objects with ssh, ips and rdma.
     Array,
-    /// The list with backend and variables.
+    /// An object with that list, the backend and environment variables.
     Object,
-    /// Addresses with ports, as MLX's ring reads them.
+    /// Addresses with ports, as MLX's ring backend reads them.
     Ring,
-    /// Devices, as JACCL reads them.
+    /// RDMA devices, as JACCL reads them.
     Matrix,
 }
 

@@ -1,4 +1,4 @@
-//! Several machines.
+//! Arguments about several machines: hostfiles, agents, ranks and ports.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ pub(crate) struct PortRange {
 }
 
 impl PortRange {
-    /// Overlaps neither our other ports nor MLX's nor those that systems assign by themselves.
+    /// Overlaps neither our other ports, nor MLX's, nor the ephemeral ports of operating systems.
     pub(crate) const DATA: PortRange = PortRange { first: 31000, last: 31299 };
 }
 
@@ -38,94 +38,96 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// The machines ranks are on, and how they are reached.
+/// The machines of the ranks, and how they are reached.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct HostsArgs {
-    /// Machines to use, one rank on each entry: a hostfile, or names for ssh separated by commas.
+    /// Machines to use, one rank per entry: a hostfile, or SSH host names separated by commas.
     #[arg(long, value_name = "FILE|NAMES", conflicts_with = "ranks", group = "machines")]
     #[arg(aliases = ["dist-hostfile", "dist-hosts"])]
     pub(crate) hosts: Option<String>,
-    /// Use the machines that `jackalope discover` finds, this one first; with `=N`, once N are there.
+    /// Use the machines that `jackalope discover` finds, this machine first; with `=N`, wait until N are
+    /// found.
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0", value_parser = clap::value_parser!(u16).range(0..=64), conflicts_with = "ranks", group = "machines")]
     pub(crate) discover: Option<u16>,
-    /// A variable for every rank: `NAME=VALUE`.
+    /// Environment variable for every rank: `NAME=VALUE`. May be given several times.
     #[arg(long, alias = "dist-env", value_name = "NAME=VALUE")]
     pub(crate) env: Vec<String>,
     #[command(flatten)]
     pub(crate) reach: ReachArgs,
-    /// Port for ranks to connect to, on the addresses by which their machines reach this one.
+    /// Port on which this machine accepts the ranks' control connections.
     #[arg(long, value_name = "PORT", default_value_t = 18080)]
     pub(crate) control_port: u16,
-    /// Ports for the connections between ranks; each rank takes one of them.
+    /// Ports for the connections between ranks; each rank uses one of them.
     #[arg(long, value_name = "FIRST-LAST", default_value_t = PortRange::DATA)]
     pub(crate) data_ports: PortRange,
-    /// Seconds for which ranks keep their weights when this program is gone without a word.
+    /// Time for which ranks keep their weights after they lose the connection to this program, in seconds;
+    /// 0 ends them at once.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=86400))]
     pub(crate) lease: u64,
-    /// Start no rank: wait for `jackalope rank` on each machine, in any order.
+    /// Do not start ranks: wait for `jackalope rank` on each machine, in any order.
     #[arg(long, requires = "machines")]
     pub(crate) by_hand: bool,
-    /// Of ranks that are started by hand, the first one is ours to start.
+    /// Whether this program starts rank 0 although the other ranks are started by hand.
     #[arg(skip)]
     pub(crate) first_here: bool,
-    /// Variables of that one.
+    /// Environment variables of that rank.
     #[arg(skip)]
     pub(crate) rank_env: Vec<(String, String)>,
-    /// Who has the model, for machines that lack it: their ranks read just their part of it from there and
-    /// keep no copy. A machine of the hostfile, or `localhost`.
+    /// Machine from which ranks on machines without the model read their part of it, without keeping a
+    /// copy: a machine of the hostfile, or `localhost`.
     #[arg(long, value_name = "HOST", requires = "machines", conflicts_with = "by_hand")]
     pub(crate) models_from: Option<String>,
-    /// Seconds without progress after which requests that wait for ranks are ended.
+    /// Time without progress of any rank after which waiting requests fail, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub(crate) give_up_after: u64,
-    /// Wait for machines that are away, even if the others could do without them.
+    /// Wait for unreachable machines even if the others could hold the model without them.
     #[arg(long)]
     pub(crate) no_elastic: bool,
-    /// Seconds after which a machine that cannot be reached is done without.
+    /// Time after which the cluster continues without a machine that cannot be reached, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(0..=86400))]
     pub(crate) absent_after: u64,
 }
 
-/// Be one rank of a cluster whose `serve` runs with `--by-hand`.
+/// Run one rank of a cluster whose `serve` was started with `--by-hand`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RankArgs {
-    /// Which rank. Default: MLX_RANK.
+    /// Number of this rank. Default: MLX_RANK.
     #[arg(long)]
     pub(crate) rank: Option<u32>,
-    /// Where `serve` runs: HOST or HOST:PORT. Default: rank 0's host of MLX_JACCL_COORDINATOR or
+    /// Address of `serve`: HOST or HOST:PORT. Default: rank 0's host in MLX_JACCL_COORDINATOR or
     /// MLX_HOSTFILE.
     #[arg(long, value_name = "HOST")]
     pub(crate) control: Option<String>,
-    /// Addresses by which the other ranks reach this one, separated by commas. Default: this machine's
-    /// address on the way to `--control`.
+    /// Addresses at which the other ranks reach this rank, separated by commas. Default: the local address
+    /// of the route to `--control`.
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     pub(crate) data: Vec<IpAddr>,
-    /// Ports for the connections between ranks; this rank takes one of them.
+    /// Ports for the connections between ranks; this rank uses one of them.
     #[arg(long, value_name = "FIRST-LAST", default_value_t = PortRange::DATA)]
     pub(crate) data_ports: PortRange,
-    /// Seconds to look for it: ranks may be started before it.
+    /// Maximum time to wait for `serve`, in seconds; ranks may be started first.
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     pub(crate) wait: u64,
 }
 
-/// How machines are reached.
+/// How the agents of other machines are reached.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ReachArgs {
-    /// Where agents listen.
+    /// Port of the agents.
     #[arg(long, value_name = "PORT", default_value_t = 18081)]
     pub(crate) agent_port: u16,
-    /// What agents of `worker p2p-mlx` were given, instead of this machine's secret.
+    /// Token of agents started with `worker p2p-mlx`, used in place of this machine's secret.
     #[arg(long, value_name = "TOKEN")]
     pub(crate) token: Option<String>,
-    /// What to run as ssh: a program, possibly with arguments (JACKALOPE_SSH).
+    /// Command to run as ssh, optionally with arguments (JACKALOPE_SSH).
     #[arg(long, value_name = "COMMAND")]
     pub(crate) ssh: Option<String>,
-    /// Refuse machines that do not have this version, instead of putting it there.
+    /// Refuse machines that do not have this version, instead of installing it there.
     #[arg(long)]
     pub(crate) no_bootstrap: bool,
 }
 
-/// Look after this machine's programs for the coordinators that it trusts.
+/// Run this machine's agent, which starts ranks for trusted coordinators.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct AgentArgs {
     /// Addresses to listen on, separated by commas. Default: the private addresses of this machine's
@@ -135,18 +137,18 @@ pub(crate) struct AgentArgs {
     /// Port to listen on.
     #[arg(long, default_value_t = 18081)]
     pub(crate) port: u16,
-    /// End after so many seconds in which nobody needs it. Default: stay.
+    /// Stop after this time without connections and programs, in seconds. Default: never.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) linger: Option<u64>,
-    /// Answer `jackalope discover` of machines with our secret on all local networks; others who ask are
-    /// told the version alone.
+    /// Answer `jackalope discover` on all local networks. Machines without this machine's secret learn only
+    /// the version.
     #[arg(long)]
     pub(crate) announce: bool,
     /// Start an agent in the background, unless one with the same secret runs. Standard input holds
     /// the secret and, on a second line, the key of a coordinator to trust.
     #[arg(long, conflicts_with = "detached")]
     pub(crate) start: bool,
-    /// Leave the session and the terminal behind (what `--start` runs).
+    /// Detach from the session and the terminal (used by `--start`).
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
     #[command(subcommand)]
@@ -155,67 +157,67 @@ pub(crate) struct AgentArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum AgentCommand {
-    /// End the agent of this machine, and all it looks after.
+    /// Stop the agent of this machine and all programs that it runs.
     Stop,
-    /// Tell whether an agent runs on this machine.
+    /// Show whether an agent runs on this machine.
     Status {
-        /// Print one JSON object.
+        /// Print one JSON object instead of text.
         #[arg(long)]
         json: bool,
     },
-    /// Start the agent with this machine: a launchd or systemd service of this user.
+    /// Install the agent as a service of this user: systemd starts it at boot, launchd at login.
     Install {
-        /// Let it answer `jackalope discover`.
+        /// Answer `jackalope discover`.
         #[arg(long)]
         announce: bool,
-        /// Addresses to listen on, separated by commas. Default: as without `install`.
+        /// Addresses to listen on, separated by commas. Default: as for `agent`.
         #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
         listen: Vec<IpAddr>,
-        /// Print what would be written and run, and do nothing.
+        /// Print the file and the commands without changing anything.
         #[arg(long)]
         dry_run: bool,
     },
-    /// Undo `install`.
+    /// Remove the service that `install` set up.
     Uninstall,
-    /// Use a version that lies in the folder of versions, and take the secret on standard input, if any
-    /// (what `bootstrap` runs).
+    /// Switch to an installed version, and store the secret from standard input, if there is one (used by
+    /// `bootstrap`).
     #[command(hide = true, group(clap::ArgGroup::new("version").required(true).args(["id", "previous"])))]
     Activate {
         /// Name of the version.
         id: Option<String>,
-        /// The one from before the last switch.
+        /// Switch back to the version before the last switch.
         #[arg(long)]
         previous: bool,
     },
 }
 
-/// Run any program on all machines, with the variables that MLX's distributed programs read.
+/// Run a program on all machines with the environment variables that distributed MLX programs read.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LaunchArgs {
-    /// Machines to use, one rank on each entry: a hostfile, or names for ssh separated by commas.
+    /// Machines to use, one rank per entry: a hostfile, or SSH host names separated by commas.
     #[arg(long, value_name = "FILE|NAMES", visible_alias = "hostfile")]
     pub(crate) hosts: Option<String>,
-    /// Ranks on each machine.
+    /// Number of ranks per machine.
     #[arg(long, short = 'n', visible_alias = "num-ranks", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) repeat_hosts: u32,
     #[command(flatten)]
     pub(crate) reach: ReachArgs,
-    /// Which transport's variables to set. Default: the hostfile's, else ring.
+    /// Transport to set variables for. Default: the one in the hostfile, else ring.
     #[arg(long, value_enum)]
     pub(crate) backend: Option<super::BackendArg>,
-    /// A variable for every rank: `NAME=VALUE`.
+    /// Environment variable for every rank: `NAME=VALUE`. May be given several times.
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) env: Vec<String>,
-    /// Where to run it. Default: this folder where a machine has it, else the user's home.
+    /// Working directory. Default: the current path on machines that have it, else the user's home.
     #[arg(long, value_name = "DIR")]
     pub(crate) cwd: Option<String>,
-    /// First port of the transport.
+    /// First port that the transport uses.
     #[arg(long, short = 'p', default_value_t = 32323)]
     pub(crate) starting_port: u16,
-    /// Do not put `[rank]` before each line.
+    /// Do not prefix output lines with `[rank]`.
     #[arg(long)]
     pub(crate) no_prefix: bool,
-    /// The program and its arguments.
+    /// Program to run, and its arguments.
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! `pull` and `models`.
+//! Arguments of `pull` and `models`.
 
 use std::path::PathBuf;
 
@@ -10,31 +10,31 @@ use jackalope_store::pull::{RETRIES, STALL_SECONDS};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PullArgs {
-    /// The model on the hub, perhaps with a revision: ORG/NAME or ORG/NAME@REVISION.
+    /// Model on the hub, optionally with a revision: ORG/NAME or ORG/NAME@REVISION.
     #[arg(value_name = "ORG/NAME")]
     pub(crate) model: ModelRef,
-    /// Branch, tag or commit. Default: main.
+    /// Branch, tag or commit to download. Default: main.
     #[arg(long)]
     pub(crate) revision: Option<Revision>,
-    /// Directory to put the files into. Default: Hugging Face's cache, which other programs share.
+    /// Directory to write the files to. Default: Hugging Face's cache, which other programs use as well.
     #[arg(long, value_name = "DIR")]
     pub(crate) to: Option<PathBuf>,
-    /// Seconds without a byte after which a connection is given up.
+    /// Time without received data after which a connection is closed, in seconds.
     #[arg(long, default_value_t = STALL_SECONDS, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) stall_timeout: u64,
-    /// Attempts after a failure, as long as they bring nothing.
+    /// Maximum number of consecutive retries of a file that bring no data.
     #[arg(long, default_value_t = RETRIES, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub(crate) retries: u32,
-    /// Fetch the model even if this version cannot load it.
+    /// Download the model even if this version cannot load it.
     #[arg(long)]
     pub(crate) unsupported: bool,
-    /// Then copy it to these machines, as `models sync` does: a hostfile, or names for ssh separated by
-    /// commas.
+    /// Machines to copy the model to afterwards, as `models sync` does: a hostfile, or SSH host names
+    /// separated by commas.
     #[arg(long, value_name = "FILE|NAMES")]
     pub(crate) hosts: Option<String>,
     #[command(flatten)]
     pub(crate) reach: ReachArgs,
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -49,9 +49,9 @@ pub(crate) struct ModelsArgs {
 pub(crate) enum ModelsCommand {
     /// List the models on this machine.
     Ls(ListArgs),
-    /// Check that a model is whole.
+    /// Check that a model is complete.
     Check(CheckArgs),
-    /// Copy a model to other machines: over the slowest link once, then from one to the next.
+    /// Copy a model to other machines in a chain, so that it crosses the slowest link only once.
     Sync(ModelsSyncArgs),
     /// Remove a model.
     Rm(RemoveArgs),
@@ -59,52 +59,53 @@ pub(crate) enum ModelsCommand {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ListArgs {
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArgs {
-    /// Directory of the model, or its name: ORG/NAME.
+    /// Directory of the model, or its name ORG/NAME.
     #[arg(value_name = "DIR|ORG/NAME")]
     pub(crate) model: PathBuf,
-    /// Read every byte and compare it with what was fetched; with `--hosts`, with the other machines'.
+    /// Read every file and compare its hash with the one recorded at download; with `--hosts`, with the
+    /// other machines'.
     #[arg(long)]
     pub(crate) hash: bool,
-    /// Compare these machines: a hostfile, or names for ssh separated by commas.
+    /// Machines to compare: a hostfile, or SSH host names separated by commas.
     #[arg(long, value_name = "FILE|NAMES")]
     pub(crate) hosts: Option<String>,
     #[command(flatten)]
     pub(crate) reach: ReachArgs,
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ModelsSyncArgs {
-    /// Directory of the model, or its name: ORG/NAME.
+    /// Directory of the model, or its name ORG/NAME.
     #[arg(value_name = "DIR|ORG/NAME")]
     pub(crate) model: PathBuf,
-    /// The machines that shall have it: a hostfile, or names for ssh separated by commas.
+    /// Machines to copy the model to: a hostfile, or SSH host names separated by commas.
     #[arg(long, value_name = "FILE|NAMES")]
     pub(crate) hosts: String,
-    /// The one of them that has it. Default: this machine.
+    /// The one of these machines that has the model. Default: this machine.
     #[arg(long, value_name = "HOST")]
     pub(crate) from: Option<String>,
-    /// Connections between two machines.
+    /// Number of connections between two machines.
     #[arg(long, default_value_t = Self::CONNECTIONS, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub(crate) connections: u32,
     #[command(flatten)]
     pub(crate) reach: ReachArgs,
-    /// Print one JSON object for each machine.
+    /// Print one JSON object per machine instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 impl ModelsSyncArgs {
-    /// Connections, unless others are asked for.
+    /// Default number of connections between two machines.
     pub(crate) const CONNECTIONS: u32 = 4;
 }
 
@@ -113,10 +114,10 @@ pub(crate) struct RemoveArgs {
     /// Name of the model, ORG/NAME or ORG/NAME@REVISION, or its directory.
     #[arg(value_name = "ORG/NAME|DIR")]
     pub(crate) model: PathBuf,
-    /// Do not ask; also remove a model outside the folders for models.
+    /// Do not ask for confirmation; also remove a model outside the model folders.
     #[arg(long)]
     pub(crate) yes: bool,
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }

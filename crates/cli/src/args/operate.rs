@@ -1,174 +1,175 @@
-//! Operating a cluster: a server in the background, and questions to one.
+//! Arguments of the commands that operate a cluster: a server in the background, and queries to a server.
 
 use std::path::PathBuf;
 
 use super::ServeArgs;
 
-/// Serve in the background, and come back when the server is ready.
+/// Start a server in the background and wait until it is ready.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StartArgs {
     #[command(flatten)]
     pub(crate) serve: ServeArgs,
-    /// Refuse if a server with other arguments runs, instead of replacing it.
+    /// Fail if a server with other arguments runs, instead of replacing it.
     #[arg(long)]
     pub(crate) no_replace: bool,
-    /// Seconds after which a server that is not ready is no longer waited for.
+    /// Maximum time to wait until the server is ready, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
     pub(crate) wait: u64,
 }
 
-/// End the server of this machine and its ranks.
+/// Stop the server of this machine and its ranks.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StopArgs {
-    /// Seconds after which it is killed.
+    /// Time after which the server is killed, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) grace: u64,
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Replace the server by one with the arguments of the last start. Ranks of agents keep their weights, others
-/// load them again.
+/// Restart the server with the arguments of the last start. Ranks started by agents keep their weights;
+/// other ranks load theirs again.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RestartArgs {
-    /// End the ranks too.
+    /// Restart the ranks as well.
     #[arg(long)]
     pub(crate) fresh: bool,
-    /// Keep the ranks and their weights, as is usual.
+    /// Keep the ranks and their weights. This is the default.
     #[arg(long, conflicts_with = "fresh")]
     pub(crate) keep_weights: bool,
-    /// Seconds after which a server that is not ready is no longer waited for.
+    /// Maximum time to wait until the server is ready, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
     pub(crate) wait: u64,
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// After a reboot: give cables the addresses that `autoconfig` gave them, and start the last server with
-/// its machines' agents.
+/// Restore the addresses that `autoconfig` assigned to cables after a reboot, and start the last server
+/// and the agents of its machines.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ResumeArgs {
-    /// Print what would be done and stop.
+    /// Print the steps without running them.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Run the commands without asking.
+    /// Run the commands without asking for confirmation.
     #[arg(long, short)]
     pub(crate) yes: bool,
-    /// What to run as ssh: a program, possibly with arguments (JACKALOPE_SSH).
+    /// Command to run as ssh, optionally with arguments (JACKALOPE_SSH).
     #[arg(long, value_name = "COMMAND")]
     pub(crate) ssh: Option<String>,
-    /// Seconds after which a server that is not ready is no longer waited for.
+    /// Maximum time to wait until the server is ready, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
     pub(crate) wait: u64,
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Tell how the server of this machine, its ranks and the agents of its machines are. Fails unless
-/// all is well.
+/// Show the state of the server of this machine, its ranks and its machines' agents. Fails unless all
+/// are healthy.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct StatusArgs {
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Tell the status again and again until Ctrl-C.
+/// Show the status repeatedly until Ctrl-C.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MonitorArgs {
-    /// Seconds in between (MONITOR_INTERVAL).
+    /// Interval in seconds. Default: MONITOR_INTERVAL, else 5.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) interval: Option<u64>,
-    /// End after so many times. Default: never.
+    /// Number of repetitions. Default: unlimited.
     #[arg(long, value_name = "TIMES")]
     pub(crate) count: Option<u64>,
-    /// Print JSON lines.
+    /// Print one line of JSON per status instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Show what the server in the background has written.
+/// Show the log of the server in the background.
 #[derive(Debug, clap::Args)]
 #[command(group(clap::ArgGroup::new("whose").args(["rank", "agent", "serve"])))]
 pub(crate) struct LogsArgs {
-    /// Go on with what is written from now on, until Ctrl-C.
+    /// Follow the log until Ctrl-C.
     #[arg(long, short)]
     pub(crate) follow: bool,
-    /// Last lines to show.
+    /// Number of last lines to show.
     #[arg(long, short = 'n', default_value_t = 50)]
     pub(crate) lines: usize,
-    /// Only what this rank has written.
+    /// Show only the lines of this rank.
     #[arg(long)]
     pub(crate) rank: Option<u32>,
-    /// What the agent of this machine has written.
+    /// Show the log of this machine's agent.
     #[arg(long)]
     pub(crate) agent: bool,
-    /// What the server and its ranks have written, as is usual: on all machines.
+    /// Show the log of the server and of its ranks on all machines. This is the default.
     #[arg(long)]
     pub(crate) serve: bool,
-    /// With `--agent`: of the agents of these machines, a hostfile or names for ssh.
+    /// Machines whose agents' logs to show, with `--agent`: a hostfile, or SSH host names separated by
+    /// commas.
     #[arg(long, value_name = "FILE|NAMES", requires = "agent", conflicts_with = "follow")]
     pub(crate) hosts: Option<String>,
-    /// The `ssh` to use for these, with arguments: `ssh -F FILE` (JACKALOPE_SSH).
+    /// Command to run as ssh, optionally with arguments: `ssh -F FILE` (JACKALOPE_SSH).
     #[arg(long, value_name = "COMMAND", requires = "hosts")]
     pub(crate) ssh: Option<String>,
 }
 
-/// Which server is asked.
+/// The server to query.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct AskArgs {
-    /// Server to ask. Default: the one that runs on this machine, else http://127.0.0.1:8080.
+    /// URL of the server. Default: the server that runs on this machine, else http://127.0.0.1:8080.
     #[arg(long)]
     pub(crate) url: Option<String>,
     #[command(flatten)]
     pub(crate) key: super::keys::ClientKeyArgs,
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Put what somebody else needs to find a fault into a folder: what the doctor sees, logs, the server's
-/// health, its last requests and errors. No prompts, answers or keys.
+/// Collect diagnostics for a bug report in a folder: findings of `doctor`, logs, the server's health, and
+/// its last requests and errors. Contains no prompts, answers or keys.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SupportArgs {
     #[command(flatten)]
     pub(crate) machines: super::MachinesArgs,
-    /// The folder. Default: jackalope-support-TIME, here.
+    /// Folder to write. Default: jackalope-support-TIME in the current directory.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 }
 
-/// End the server and the agents of all machines, and all they look after.
+/// Stop the server and the agents of all machines, with all programs that they run.
 #[derive(Debug, clap::Args)]
 pub(crate) struct KillAllArgs {
-    /// Machines whose agents end too: a hostfile, or names for ssh separated by commas.
-    /// Default: those of the last start.
+    /// Machines whose agents to stop: a hostfile, or SSH host names separated by commas.
+    /// Default: the machines of the last start.
     #[arg(long, value_name = "FILE|NAMES", visible_alias = "hostfile")]
     pub(crate) hosts: Option<String>,
-    /// What to run as ssh: a program, possibly with arguments (JACKALOPE_SSH).
+    /// Command to run as ssh, optionally with arguments (JACKALOPE_SSH).
     #[arg(long, value_name = "COMMAND")]
     pub(crate) ssh: Option<String>,
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Print each setting of `serve` with its value and where that comes from.
+/// Print each setting of `serve` with its value and the source of the value.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ConfigArgs {
-    /// Whose environment variables to read.
+    /// Other program whose environment variables to read.
     #[arg(long, value_enum)]
     pub(crate) profile: Option<crate::config::Profile>,
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print all variables with their defaults, as a file `.env` holds them.
+    /// Print all variables with their defaults, in the format of a `.env` file.
     #[arg(long, conflicts_with_all = ["json", "profile"])]
     pub(crate) example: bool,
-    /// Arguments of `serve`.
+    /// Arguments as for `serve`.
     #[arg(last = true, value_name = "ARGUMENTS")]
     pub(crate) serve: Vec<std::ffi::OsString>,
 }

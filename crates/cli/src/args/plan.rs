@@ -1,4 +1,4 @@
-//! `jackalope plan`, as typed.
+//! Arguments of `plan`.
 
 use std::path::PathBuf;
 
@@ -10,43 +10,44 @@ pub(crate) struct PlanArgs {
     /// Directory of the checkpoint, or ORG/NAME of a model on this machine.
     #[arg(long, value_name = "DIR|ORG/NAME")]
     pub(crate) model: PathBuf,
-    /// The machines: a hostfile, or names for ssh separated by commas. Default: this machine.
+    /// Machines: a hostfile, or SSH host names separated by commas. Default: this machine.
     #[arg(long, value_name = "FILE|NAMES")]
     pub(crate) hosts: Option<String>,
-    /// Plan for the machines that `jackalope discover` finds; with `=N`, once N are there.
+    /// Plan for the machines that `jackalope discover` finds; with `=N`, wait until N are found.
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0", value_parser = clap::value_parser!(u16).range(0..=64), conflicts_with = "hosts")]
     pub(crate) discover: Option<u16>,
-    /// Where agents listen that are discovered.
+    /// Port of the agents to discover.
     #[arg(long, value_name = "PORT", default_value_t = 18081, requires = "discover")]
     pub(crate) agent_port: u16,
-    /// Longest context in tokens. Default: 8192, or the model's if that is shorter.
+    /// Maximum context length in tokens. Default: 8192, or the model's if that is shorter.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) context: Option<u32>,
-    /// Number of machines. Default: the fewest that hold the model.
+    /// Number of machines to use. Default: the smallest number that holds the model.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) machines: Option<u32>,
-    /// Whether ranks hold a part of every layer or whole layers. Default: what is expected to answer
-    /// sooner.
+    /// Split every layer over the ranks (`tensor`), or give each rank whole layers (`pipeline`).
+    /// Default: the one with the faster estimate.
     #[arg(long, value_enum)]
     pub(crate) split: Option<SplitArg>,
-    /// Free memory: `mac1=48GiB,mac2=20GiB`, or one size for all machines that are not named.
+    /// Free memory to assume, e.g. `mac1=48GiB,mac2=20GiB`, or one size for every machine that is not
+    /// named.
     #[arg(long, value_delimiter = ',', value_name = "NAME=SIZE", value_parser = parse_memory)]
     pub(crate) memory: Vec<MemoryArg>,
-    /// What joins machines that have no RDMA devices.
+    /// Link to assume between machines without RDMA devices.
     #[arg(long, value_enum, default_value_t = OverArg::Ethernet)]
     pub(crate) over: OverArg,
-    /// Which connections between ranks `serve` is to encrypt; the plan says so of each.
+    /// Which connections between ranks `serve` will encrypt; the plan shows it for each.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = EncryptArg::Auto)]
     pub(crate) encrypt_data: EncryptArg,
-    /// What to run as ssh: a program, possibly with arguments (JACKALOPE_SSH).
+    /// Command to run as ssh, optionally with arguments (JACKALOPE_SSH).
     #[arg(long, value_name = "COMMAND")]
     pub(crate) ssh: Option<String>,
-    /// Print one JSON object.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// How much memory a machine has, or all of them.
+/// The memory of one machine, or of all machines.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct MemoryArg {
     pub(crate) name: Option<String>,

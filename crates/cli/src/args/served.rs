@@ -1,4 +1,4 @@
-//! The models of a server, as typed.
+//! Arguments that name the models of a server.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,51 +7,53 @@ use clap::ArgGroup;
 
 use super::plan::{MemoryArg, parse_memory};
 
-/// Longest time that can be typed.
+/// Maximum time that an argument accepts.
 const TIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Which models a server offers, and when they are loaded.
+/// The models that a server offers, and when they are loaded.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(group(ArgGroup::new("offered").required(true).multiple(true).args(["model", "models_dir", "models_config"])))]
 pub(crate) struct ServedModelsArgs {
     /// Directory of a checkpoint, or ORG/NAME of a model on this machine (see `models ls`). May be
-    /// given several times; the first one is loaded at the start.
+    /// given several times.
     #[arg(long, value_name = "DIR|ORG/NAME")]
     pub(crate) model: Vec<PathBuf>,
-    /// Name of the first model in the API. Default: ORG/NAME, or the directory's name.
+    /// Name of the first `--model` in the API. Default: ORG/NAME, or the directory's name.
     #[arg(long, value_name = "NAME", requires = "model")]
     pub(crate) model_id: Option<String>,
-    /// Offer every model of this folder: directories NAME or ORG/NAME, or a hub's cache.
+    /// Folder of models to offer: directories NAME or ORG/NAME, or a Hugging Face cache.
     #[arg(long, value_name = "DIR")]
     pub(crate) models_dir: Option<PathBuf>,
-    /// Offer the models of this JSON file, with settings of their own (docs/api.md).
+    /// JSON file that names models to offer, with settings for each (docs/api.md).
     #[arg(long, value_name = "FILE")]
     pub(crate) models_config: Option<PathBuf>,
-    /// Further names of models: `NAME=MODEL`, separated by commas.
+    /// Additional names of models: `NAME=MODEL`, separated by commas.
     #[arg(long, value_delimiter = ',', value_name = "NAME=MODEL", value_parser = parse_alias)]
     pub(crate) alias: Vec<AliasArg>,
-    /// Models that are loaded at the start and stay, separated by commas.
+    /// Models to load at startup and never unload, separated by commas.
     #[arg(long, value_delimiter = ',', value_name = "MODELS")]
     pub(crate) pin: Vec<String>,
-    /// The model that requests mean which name none, or `default`. Default: the first one.
+    /// Model to load at startup, and to use for requests that name no model or `default`. Default: the
+    /// first one.
     #[arg(long, value_name = "MODEL")]
     pub(crate) default: Option<String>,
-    /// Whether a request for a model that is not loaded loads it. Default: if there are several.
+    /// Whether a request for a model that is not loaded loads it. Default: yes if there are several
+    /// models or a `--models-dir`, else no.
     #[arg(long, value_name = "YES|NO", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) load_on_demand: Option<bool>,
-    /// How long a request waits for a model that is loading: `90`, `90s`, `2m`.
+    /// Maximum time that a request waits for its model to load, e.g. `90` (seconds), `90s` or `2m`.
     #[arg(long, value_name = "TIME", default_value = "2m", value_parser = parse_time)]
     pub(crate) load_wait: Duration,
-    /// Unload models that nobody has asked for in so long: `10m`, `2h`. Default: never.
+    /// Unload models that have had no request for this time, e.g. `10m` or `2h`. Default: never.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) idle_unload: Option<Duration>,
-    /// Memory for loaded models: `mac1=48GiB,mac2=20GiB`, or one size for each machine that is not
-    /// named. Default: what is free at the start, if there are several models.
+    /// Memory for loaded models, e.g. `mac1=48GiB,mac2=20GiB`, or one size for every machine that is not
+    /// named. Default: the memory that is free at startup, if there are several models; else no budget.
     #[arg(long, value_delimiter = ',', value_name = "NAME=SIZE", value_parser = parse_memory)]
     pub(crate) memory_budget: Vec<MemoryArg>,
 }
 
-/// A further name of a model.
+/// An additional name of a model.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct AliasArg {
     pub(crate) alias: String,

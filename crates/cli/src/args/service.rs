@@ -1,4 +1,4 @@
-//! `jackalope service`.
+//! Arguments of `service`.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::{Subcommand, ValueEnum};
 
 use crate::service::ServiceKind;
 
-/// Run the server or the agent as a service of this machine.
+/// Run the server or the agent as a system service.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServiceArgs {
     #[command(subcommand)]
@@ -15,20 +15,20 @@ pub(crate) struct ServiceArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ServiceCommand {
-    /// Install and start a service of systemd or launchd, or replace it by one with other arguments.
+    /// Install and start a systemd or launchd service, or replace it.
     Install(ServiceInstallArgs),
-    /// End a service and remove it.
+    /// Stop and remove a service.
     Remove {
-        /// Which one.
+        /// Service to remove.
         #[arg(value_enum)]
         service: ServiceKind,
-        /// The system's service, not this user's.
+        /// Remove the system's service instead of this user's.
         #[arg(long)]
         system: bool,
     },
-    /// Show the services that are installed. Fails unless there is one and all are active.
+    /// Show the installed services. Fails unless there is at least one and all are active.
     Status {
-        /// Print one JSON object.
+        /// Print one JSON object instead of text.
         #[arg(long)]
         json: bool,
     },
@@ -36,26 +36,26 @@ pub(crate) enum ServiceCommand {
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ServiceInstallArgs {
-    /// What to run.
+    /// Program to run as a service.
     #[arg(value_enum)]
     pub(crate) service: ServiceKind,
-    /// Folder to start in; a server reads its file `.env`. Default: this folder for a server, else the
-    /// user's home.
+    /// Working directory, whose `.env` file a server reads. Default: the current directory for a server,
+    /// the user's home for an agent.
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
-    /// Install a service of the system, which needs nobody to log in. Needs root.
+    /// Install a service of the system, which starts at boot without a login. Needs root.
     #[arg(long, requires = "user")]
     pub(crate) system: bool,
-    /// Account that a system's service runs as.
+    /// Account that runs a service of the system.
     #[arg(long, value_name = "NAME", requires = "system")]
     pub(crate) user: Option<String>,
-    /// Print the file and the commands, and change nothing.
+    /// Print the file and the commands without changing anything.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// With `--dry-run`: for this service manager instead of this machine's.
+    /// Service manager to print for, with `--dry-run`. Default: this machine's.
     #[arg(long, value_enum, requires = "dry_run")]
     pub(crate) manager: Option<ManagerArg>,
-    /// Arguments of `serve` or `agent`. Keys are refused here: name files that hold them.
+    /// Arguments of `serve` or `agent`. Keys are refused here: pass files that contain them.
     #[arg(last = true, value_name = "ARGUMENTS")]
     pub(crate) args: Vec<String>,
 }

@@ -1,8 +1,8 @@
-//! `jackalope token`.
+//! Arguments of `token`.
 
 use clap::Subcommand;
 
-/// Make and show the token by which machines without SSH join a cluster.
+/// Create or show the token with which machines without SSH join a cluster.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TokenArgs {
     #[command(subcommand)]
@@ -11,18 +11,18 @@ pub(crate) struct TokenArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
-    /// Make a token and keep it on this machine.
+    /// Create a token and store it on this machine.
     New {
-        /// Replace the token of this machine; workers with the old one are not found any more.
+        /// Replace the token of this machine; workers with the old one are no longer found.
         #[arg(long)]
         replace: bool,
-        /// Print one JSON object.
+        /// Print one JSON object instead of text.
         #[arg(long)]
         json: bool,
     },
     /// Print the token of this machine.
     Show {
-        /// Print one JSON object.
+        /// Print one JSON object instead of text.
         #[arg(long)]
         json: bool,
     },

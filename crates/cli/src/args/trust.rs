@@ -1,4 +1,4 @@
-//! `jackalope trust`.
+//! Arguments of `trust`.
 
 use clap::Subcommand;
 
@@ -11,22 +11,22 @@ pub(crate) struct TrustArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TrustCommand {
-    /// List this machine's key, the coordinators that may command it, the machines that it
-    /// commands, and refused machines.
+    /// List this machine's key, the coordinators that may use it, the machines that it may use, and
+    /// refused machines.
     List {
-        /// Print one JSON object.
+        /// Print one JSON object instead of text.
         #[arg(long)]
         json: bool,
     },
-    /// Accept a refused machine: as one that this machine commands, or as a coordinator.
+    /// Accept a refused machine, as one that this machine may use or as a coordinator.
     Accept {
-        /// Name or key of a machine to command, or key of a coordinator, as `trust list` shows it.
+        /// Name or key of a machine to use, or key of a coordinator, as `trust list` shows it.
         #[arg(value_name = "HOST|KEY")]
         machine: String,
     },
-    /// Stop trusting a machine; its sessions and programs here end at once.
+    /// Stop trusting a machine; its connections and programs on this machine end at once.
     Revoke {
-        /// Its name or key, as `trust list` shows it.
+        /// Name or key of the machine, as `trust list` shows it.
         #[arg(value_name = "HOST|KEY")]
         machine: String,
     },

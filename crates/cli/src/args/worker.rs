@@ -1,4 +1,4 @@
-//! LocalAI's words for ranks and agents.
+//! Arguments of `worker`, with the names that LocalAI uses for ranks and agents.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use clap::{Subcommand, ValueEnum};
 use super::machines::PortRange;
 use super::parse_time;
 
-/// Take part in LocalAI's distributed inference, under its names for commands, options and variables
+/// Take part in LocalAI's distributed inference, with LocalAI's names of commands, options and variables
 /// (docs/localai.md).
 #[derive(Debug, clap::Args)]
 pub(crate) struct WorkerArgs {
@@ -18,72 +18,73 @@ pub(crate) struct WorkerArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum WorkerCommand {
-    /// Be LocalAI's backend over gRPC and rank 0, or one of the other ranks.
+    /// Run rank 0, which serves LocalAI over gRPC, or one of the other ranks.
     MlxDistributed(Box<MlxDistributedArgs>),
-    /// Look after this machine for whoever has the token, as `agent` does.
+    /// Run an agent that starts ranks for every holder of the token.
     P2pMlx(P2pMlxArgs),
 }
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct MlxDistributedArgs {
-    /// Machines, one rank each, the same file for all: a list of `"IP:PORT"`, or a matrix of RDMA
-    /// devices. Default: MLX_DISTRIBUTED_HOSTFILE; without one, rank 0 is alone.
+    /// Hostfile, the same on all machines, one rank per entry: a list of `"IP:PORT"`, or a matrix of RDMA
+    /// devices. Default: MLX_DISTRIBUTED_HOSTFILE; without a hostfile there is only rank 0.
     #[arg(long, value_name = "FILE")]
     pub(crate) hostfile: Option<String>,
-    /// Which rank. Default: MLX_RANK, else 0.
+    /// Number of this rank. Default: MLX_RANK, else 0.
     #[arg(long)]
     pub(crate) rank: Option<u32>,
     /// Transport of the collectives. Default: MLX_DISTRIBUTED_BACKEND, else ring.
     #[arg(long, value_enum)]
     pub(crate) backend: Option<WorkerBackend>,
-    /// Where rank 0 answers LocalAI. Default: MLX_DISTRIBUTED_ADDR, else localhost:50051.
+    /// Address on which rank 0 serves LocalAI. Default: MLX_DISTRIBUTED_ADDR, else localhost:50051.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) addr: Option<String>,
-    /// Where rank 0 is found by the others, with jaccl. Default: MLX_JACCL_COORDINATOR.
+    /// Address at which the other ranks find rank 0, with jaccl. Default: MLX_JACCL_COORDINATOR.
     #[arg(long, value_name = "IP:PORT")]
     pub(crate) coordinator: Option<String>,
-    /// Accepted for those who call the backend's program itself: the rank says it.
+    /// Accepted for compatibility and ignored: `--rank` decides the role.
     #[arg(long, hide = true)]
     pub(crate) worker: bool,
-    /// Keys that LocalAI must present, separated by commas. Default: LOCALAI_GRPC_AUTH_TOKEN, else none.
+    /// API keys that LocalAI must send, separated by commas. Default: LOCALAI_GRPC_AUTH_TOKEN, else none.
     #[arg(long, value_delimiter = ',', value_name = "KEYS")]
     pub(crate) api_key: Vec<String>,
-    /// File with such keys, one per line; lines that begin with `#` are skipped.
+    /// File of API keys, one per line; lines that begin with `#` are skipped.
     #[arg(long, value_name = "FILE", conflicts_with = "api_key")]
     pub(crate) api_key_file: Option<PathBuf>,
-    /// Answer beyond this machine without keys.
+    /// Allow clients on other machines without API keys.
     #[arg(long)]
     pub(crate) insecure: bool,
-    /// How long LoadModel waits for ranks: `90`, `90s`, `2m`.
+    /// Maximum time that LoadModel waits for the ranks, e.g. `90` (seconds), `90s` or `2m`.
     #[arg(long, value_name = "TIME", default_value = "2m", value_parser = parse_time)]
     pub(crate) load_wait: Duration,
-    /// Memory for keys and values on each rank. Default: a good part of what is free.
+    /// Memory for the KV cache of each rank, in MiB. Default: four fifths of the memory that is free after
+    /// loading, divided by the number of ranks on the machine.
     #[arg(long, value_name = "MIB")]
     pub(crate) kv_mib: Option<u64>,
-    /// Ports for the connections between ranks; each rank takes one of them.
+    /// Ports for the connections between ranks; each rank uses one of them.
     #[arg(long, value_name = "FIRST-LAST", default_value_t = PortRange::DATA)]
     pub(crate) data_ports: PortRange,
 }
 
-/// LocalAI's words for transports.
+/// A transport, as LocalAI names it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum WorkerBackend {
-    /// TCP: Jackalope's own group, which recovers.
+    /// Jackalope's native group over TCP, which recovers from lost ranks.
     Ring,
-    /// RDMA on Thunderbolt.
+    /// RDMA over Thunderbolt.
     Jaccl,
 }
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct P2pMlxArgs {
-    /// What all machines of the cluster know: it stands for the cluster's secret. Default:
+    /// Token shared by all machines of the cluster, used in place of the cluster's secret. Default:
     /// LOCALAI_TOKEN, LOCALAI_P2P_TOKEN or TOKEN.
     #[arg(long, value_name = "TOKEN")]
     pub(crate) token: Option<String>,
     /// Port to listen on. Default: MLX_LISTEN_PORT, else 5555.
     #[arg(long, value_name = "PORT")]
     pub(crate) mlx_listen_port: Option<u16>,
-    /// Accepted: whoever serves chooses the transport.
+    /// Accepted for compatibility and ignored: the serving machine selects the transport.
     #[arg(long, value_enum)]
     pub(crate) mlx_backend: Option<WorkerBackend>,
 }
