@@ -170,7 +170,7 @@ def test_a_backend_ends_when_localai_is_killed(tmp_path, home):
 
 def test_beyond_this_machine_a_key_is_needed_which_localai_has_in_a_variable(home):
     ended = subprocess.run(worker("--addr", "0.0.0.0:0"), env=home, capture_output=True, text=True, timeout=SECONDS)
-    assert ended.returncode == 1 and "no key is asked for\nhint: " in ended.stderr
+    assert ended.returncode == 1 and "no key is required\nhint: " in ended.stderr
     addr = f"127.0.0.1:{free_port()}"
     variables = {"MLX_DISTRIBUTED_ADDR": addr, "LOCALAI_GRPC_AUTH_TOKEN": "secret"}
     with running(worker(), home | variables), called(addr, [("authorization", "Bearer secret")]) as stub:

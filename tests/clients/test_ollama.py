@@ -146,7 +146,7 @@ def test_what_is_not_there_is_not_found(llama):
         assert "model 'llama3' not found" in raised.value.error
     with pytest.raises(ollama.ResponseError) as raised:
         llama.pull("org/none")
-    assert "HF_HUB_OFFLINE forbids to ask" in raised.value.error
+    assert "HF_HUB_OFFLINE forbids requests to" in raised.value.error
 
 
 def test_the_version_is_one(http):

@@ -107,11 +107,11 @@ async fn serve(
     let mut first = Some(addresses.first().map_err(|(addr, err)| {
         let hint = match err.kind() {
             ErrorKind::AddrNotAvailable => {
-                "this machine has none of the addresses of `--listen`; `--listen` names others"
+                "this machine has none of the addresses of `--listen`; pass other ones"
             }
             _ => {
-                "another agent or program has the port; `jackalope agent status` says which, \
-                 `--port` names another"
+                "another agent or program uses the port; `jackalope agent status` shows whether \
+                 an agent does, `--port` selects another port"
             }
         };
         anyhow::Error::new(err).context(format!("cannot listen on {addr}\nhint: {hint}"))
@@ -204,13 +204,13 @@ impl Introduced {
         let known = Secret::from_hex(secret);
         ensure!(
             known.is_some() || secret.is_empty(),
-            "standard input holds neither a secret of 64 hexadecimal digits nor nothing"
+            "standard input is neither empty nor a secret of 64 hexadecimal digits"
         );
         let coordinator = match coordinator.split_once(' ').unwrap_or((coordinator, "")) {
             ("", _) => None,
             (key, name) => {
                 let key = PublicKey::from_hex(key)
-                    .context("the second line of standard input holds no key")?;
+                    .context("the second line of standard input is no key")?;
                 Some(Peer { key, name: name.to_owned() })
             }
         };

@@ -49,8 +49,10 @@ pub(crate) fn run(args: &AutoconfigArgs, environment: &Environment) -> anyhow::R
         OverArg::Thunderbolt => Over::Thunderbolt,
         OverArg::Ethernet => Over::Ethernet,
     };
-    let plan = Plan::new(&members, over, wanted(args.backend))
-        .context("no hostfile is possible\nhint: `jackalope doctor --host ...` looks closer")?;
+    let plan = Plan::new(&members, over, wanted(args.backend)).context(
+        "these machines cannot form a cluster\n\
+         hint: `jackalope doctor --host ...` shows why",
+    )?;
     if args.dot {
         output::piece(planning::dot(&plan.cabling))?;
         return Ok(());
@@ -115,7 +117,7 @@ pub(crate) struct Asked {
 /// autoconfig gave no addresses.
 pub(crate) fn again(home: &Home, shell: &SystemShell, asked: Asked) -> anyhow::Result<()> {
     let Ok(text) = std::fs::read_to_string(home.join(GIVEN_FILE)) else {
-        output::note("autoconfig gave no addresses here: cables are left as they are");
+        output::note("autoconfig has assigned no addresses on this machine: cables are unchanged");
         return Ok(());
     };
     let before: Remembered = serde_json::from_str(&text).with_context(|| {
@@ -241,7 +243,8 @@ fn consent(is_given: bool, question: &str) -> anyhow::Result<()> {
     let stdin = std::io::stdin();
     ensure!(
         stdin.is_terminal(),
-        "nothing was changed: there is nobody to ask\nhint: add `--yes` to run these commands, or `--dry-run` to only see them"
+        "nothing was changed: no terminal to ask for confirmation\nhint: add `--yes` to run these \
+         commands, or `--dry-run` to only see them"
     );
     output::piece(format!("{question} [yes/no] "))?;
     let mut answer = String::new();
@@ -268,7 +271,7 @@ fn carry_out(shell: &SystemShell, plan: &Plan, path: &Path) -> anyhow::Result<()
     if let Err(err) = done {
         let undo = match has_run {
             true => format!(
-                "\nhint: `jackalope autoconfig --undo {}` takes back what ran",
+                "\nhint: `jackalope autoconfig --undo {}` undoes the commands that ran",
                 path.display()
             ),
             false => {
@@ -280,7 +283,7 @@ fn carry_out(shell: &SystemShell, plan: &Plan, path: &Path) -> anyhow::Result<()
         bail!("{err}{}{undo}", sudo_hint(&err));
     }
     kept?;
-    eprintln!("to take all this back: jackalope autoconfig --undo {}", path.display());
+    eprintln!("to undo this: jackalope autoconfig --undo {}", path.display());
     let mut silent = Vec::new();
     for (check, echo) in planning::verify(shell, &plan.checks) {
         match echo {
@@ -290,7 +293,7 @@ fn carry_out(shell: &SystemShell, plan: &Plan, path: &Path) -> anyhow::Result<()
                     check.host, check.peer, check.ip
                 );
             }
-            Echo::Untried => eprintln!("{} has no ping to try {} with", check.host, check.ip),
+            Echo::Untried => eprintln!("{} has no `ping` to test {}", check.host, check.ip),
             Echo::Silent | Echo::NoRoute => {
                 silent
                     .push(format!("{} does not reach {} at {}", check.host, check.peer, check.ip));
@@ -299,8 +302,8 @@ fn carry_out(shell: &SystemShell, plan: &Plan, path: &Path) -> anyhow::Result<()
     }
     ensure!(
         silent.is_empty(),
-        "{}\nhint: wait a moment and run this again; `jackalope doctor` looks closer; \
-         `jackalope autoconfig --undo {}` takes it back",
+        "{}\nhint: wait a moment and run this again; `jackalope doctor` shows details; `jackalope \
+         autoconfig --undo {}` undoes it",
         silent.join("\n"),
         path.display()
     );

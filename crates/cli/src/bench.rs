@@ -88,7 +88,7 @@ pub(crate) async fn run(args: BenchArgs, environment: &Environment) -> anyhow::R
     let key = &args.server.key;
     ensure!(
         args.server.url.is_some() || (key.api_key.is_none() && key.api_key_file.is_none()),
-        "a key is for a server\nhint: name it with `--url`"
+        "a key is only used with a server\nhint: pass its address with `--url`"
     );
     if let Some(url) = args.server.url.clone() {
         return served::run(args, url, environment).await;
@@ -118,7 +118,7 @@ async fn measure(
     let is_synthetic = synth::is_synthetic(model_dir);
     if !args.json {
         if is_synthetic {
-            output::line("random weights: this measures speed alone")?;
+            output::line("random weights: only the speed is meaningful")?;
         }
         output::line(split::text(loaded))?;
         output::line(format_args!(

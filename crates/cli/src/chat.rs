@@ -25,7 +25,7 @@ const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 /// Name of a server's default model in requests.
 const DEFAULT_MODEL: &str = "default";
 
-const COMMANDS: &str = "/clear starts anew, /exit ends";
+const COMMANDS: &str = "/clear starts a new conversation, /exit ends";
 
 /// Timeout after which a silent server counts as gone; it sends comments while it computes.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);

@@ -485,7 +485,7 @@ fn by_hand_ips(hosts: &[Host]) -> Vec<IpAddr> {
         let own: Vec<IpAddr> = own_addresses();
         tracing::warn!(
             ?own,
-            "no host has an address; ranks may connect to all that this machine has"
+            "no host has an address; the coordinator listens on all addresses of this machine"
         );
         return own;
     }
@@ -507,9 +507,8 @@ fn with_port(ips: Vec<IpAddr>, port: u16) -> Vec<SocketAddr> {
 pub(crate) fn check_encryption(encrypt_data: EncryptArg, backend: Backend) -> anyhow::Result<()> {
     ensure!(
         encrypt_data != EncryptArg::On || !backend.is_stock(),
-        "`--encrypt-data on` cannot be kept: {} is MLX's own transport, which encrypts nothing\n\
-         hint: use `--backend tcp`, or `--encrypt-data off` if nobody else is on the network \
-         between the machines",
+        "`--encrypt-data on` is impossible with {}: MLX's own transports do not encrypt\nhint: \
+         use `--backend tcp`, or `--encrypt-data off` on a network without other machines",
         backend.name()
     );
     Ok(())
@@ -524,7 +523,7 @@ fn warn_of_clear(seats: &[RankAssignment], backend: Backend, encrypt_data: Encry
     if encrypts_nothing && is_exposed && encrypt_data == EncryptArg::Auto {
         warn!(
             backend = backend.name(),
-            "activations cross the network in clear: MLX's own transports encrypt nothing; \
+            "activations cross the network in clear: MLX's own transports do not encrypt; \
              `--backend tcp` does"
         );
     }
@@ -540,7 +539,7 @@ fn control_port(args: &RankArgs, slot: u16) -> anyhow::Result<u16> {
     }
     let port = (first..=u16::MAX).filter(|&port| port != agents).nth(slot.into());
     port.with_context(|| {
-        format!("no port is left for model {slot}\nhint: begin lower with `--control-port`")
+        format!("no port is left for model {slot}\nhint: pass a lower `--control-port`")
     })
 }
 

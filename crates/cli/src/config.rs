@@ -362,7 +362,7 @@ impl Layers<'_> {
             let known = self.variables().iter().map(|it| it.name);
             if let Some(near) = known.filter(|it| rules::is_near(it, &entry.name)).min() {
                 resolved.notes.push(format!(
-                    "{DOT_ENV} line {} sets {}, which means nothing here\nhint: did you mean {near}?",
+                    "{DOT_ENV} line {} sets {}, which is no setting\nhint: did you mean {near}?",
                     entry.line, entry.name
                 ));
             }
@@ -432,7 +432,7 @@ impl Layers<'_> {
             {
                 bail!(
                     "{origin} is {num_devices}, and this machine and its workers are {}\n\
-                     hint: leave it out: it follows from the workers",
+                     hint: leave it out: the number follows from the workers",
                     names.len()
                 );
             }

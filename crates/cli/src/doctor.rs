@@ -119,7 +119,7 @@ fn report(names: &[String], findings: &[Finding]) -> Vec<String> {
     lines.extend(what_to_type(findings));
     let [errors, warnings] = [Severity::Error, Severity::Warn].map(|it| count(findings, it));
     lines.push(match (errors, warnings) {
-        (0, 0) => "all is well".to_owned(),
+        (0, 0) => "no problems found".to_owned(),
         _ => format!("{}, {}", counted(errors, "error"), counted(warnings, "warning")),
     });
     lines
@@ -222,7 +222,7 @@ fn explain(path: &Path, is_json: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     if entries.is_empty() {
-        output::line("nothing in this log is known; `jackalope doctor` looks at the machines")?;
+        output::line("this log contains no known error; `jackalope doctor` checks the machines")?;
     }
     for entry in &entries {
         output::line(format!("{} [{}]", entry.title, entry.code))?;

@@ -93,7 +93,7 @@ pub(crate) fn check_exposure(
 ) -> anyhow::Result<()> {
     if !is_loopback(host) && api_keys.is_empty() && !insecure {
         bail!(
-            "{host} can be reached from other machines, and no key is asked for\n\
+            "{host} can be reached from other machines, and no key is required\n\
              hint: pass `--api-key-file FILE`, or `--insecure` to serve everybody"
         );
     }

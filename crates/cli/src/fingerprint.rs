@@ -39,8 +39,8 @@ struct Row {
 
 pub(crate) fn run(args: &FingerprintArgs) -> anyhow::Result<()> {
     let shell = SystemShell::new(Vec::new());
-    let report = probe::report(&shell, "127.0.0.1", REPORT_TIMEOUT)
-        .context("asking this machine what it is")?;
+    let report =
+        probe::report(&shell, "127.0.0.1", REPORT_TIMEOUT).context("inspecting this machine")?;
     let object = fingerprint(&report);
     if let Some(dir) = &args.save {
         let path = dir.join(format!(".node_fingerprint_{}.json", report.facts.hostname));
@@ -143,7 +143,7 @@ fn look(args: &ClusterInfoArgs, environment: &Environment) -> anyhow::Result<()>
             output::line(format!("{err}\n  > {}", err.kind.hint(&err.host)))?;
         }
     }
-    ensure!(num_failed == 0, "{num_failed} machines could not be asked");
+    ensure!(num_failed == 0, "{num_failed} machines could not be inspected");
     ensure!(
         bad.is_empty(),
         "must be the same on all machines: {}\nhint: install the same version of jackalope everywhere",

@@ -62,7 +62,7 @@ fn lint(args: &LintArgs) -> anyhow::Result<()> {
         1 => "1 host".to_owned(),
         len => format!("{len} hosts"),
     };
-    output::line(format_args!("{path}: legal ({} with {count}, {backend})", shape.name()))?;
+    output::line(format_args!("{path}: valid ({} with {count}, {backend})", shape.name()))?;
     for finding in &findings {
         output::line(format_args!("warning: {finding}\nhint: {}", finding.hint()))?;
     }
@@ -109,7 +109,7 @@ fn write(
     let written = match hostfile::convert(hostfile, shape, ports) {
         Ok(written) => written,
         // Errors of a hostfile contain their own hints.
-        Err(ConvertError::Illegal(errors)) => bail!("the result would not be legal: {errors}"),
+        Err(ConvertError::Illegal(errors)) => bail!("the result would not be valid: {errors}"),
         Err(err) => bail!("{err}\nhint: {}", err.hint()),
     };
     for lost in &written.lost {

@@ -38,7 +38,7 @@ pub(crate) async fn bootstrap(
 /// Installs this version on all machines of a hostfile except this one, which runs it already.
 pub(crate) async fn sync(args: SyncArgs, environment: &Environment) -> anyhow::Result<()> {
     let hosts = remote_hosts(&args.hosts)?;
-    ensure!(!hosts.is_empty(), "`{}` names no machine but this one", args.hosts);
+    ensure!(!hosts.is_empty(), "`{}` names no other machine than this one", args.hosts);
     let order = Order { hosts, rollback: args.rollback, json: args.json };
     bring(order, args.ssh.ssh.as_deref(), environment).await
 }
@@ -91,7 +91,7 @@ async fn bring(order: Order, ssh: Option<&str>, environment: &Environment) -> an
     }
     match num_failed {
         0 => Ok(()),
-        _ => bail!("{num_failed} of {} machines are not done", outcomes.len()),
+        _ => bail!("failed on {num_failed} of {} machines", outcomes.len()),
     }
 }
 
@@ -140,20 +140,20 @@ fn outcome_text(host: &str, done: &Done) -> String {
     let notes = |activated: &Activated| {
         let mut notes = String::new();
         if activated.secret_changed {
-            notes += ", the cluster's secret is new there";
+            notes += ", with this cluster's secret";
         }
         if activated.agent_restarted {
-            notes += ", its agent was started again";
+            notes += ", its agent was restarted";
         }
         notes
     };
     match done {
-        Done::Installed(it) if it.was_there() => format!("{host}: {} is there already", it.id),
+        Done::Installed(it) if it.was_there() => format!("{host}: {} is installed already", it.id),
         Done::Installed(it) => {
             let sent = HumanBytes(it.bytes_sent);
-            format!("{host}: {} is there ({sent} sent{})", it.id, notes(&it.activated))
+            format!("{host}: {} is installed ({sent} sent{})", it.id, notes(&it.activated))
         }
-        Done::RolledBack(it) => format!("{host}: back to {}{}", it.current, notes(it)),
+        Done::RolledBack(it) => format!("{host}: switched back to {}{}", it.current, notes(it)),
     }
 }
 
@@ -215,14 +215,14 @@ pub(crate) async fn uninstall(
                 output::line(json!({"host": host, "ok": false, "error": err.to_string()}))?;
             }
             (false, Ok(Removed::WasAbsent)) => {
-                output::line(format_args!("{host}: nothing was there"))?;
+                output::line(format_args!("{host}: nothing was installed"))?;
             }
             (false, Ok(Removed::Gone { home })) => {
-                output::line(format_args!("{host}: {home} is gone, and nothing is left"))?;
+                output::line(format_args!("{host}: {home} was removed"))?;
             }
             (false, Err(err)) => output::note(&format!("error: {err}")),
         }
     }
-    ensure!(num_failed == 0, "{num_failed} of {num_hosts} machines are not done");
+    ensure!(num_failed == 0, "failed on {num_failed} of {num_hosts} machines");
     Ok(())
 }

@@ -77,7 +77,8 @@ impl Puller for HubPuller {
         while pulls.try_join_next().is_some() {}
         if PULLS_MAX <= pulls.len() {
             let reason = format!(
-                "{PULLS_MAX} models are being fetched, more may not be\nhint: try again later"
+                "{PULLS_MAX} models are being downloaded, which is the maximum\n\
+                 hint: try again later"
             );
             sender.try_send(PullProgress::Failed { reason }).expect("the channel is new");
             return progress;
@@ -139,7 +140,10 @@ impl Keeper {
             return Ok(());
         }
         let is_added = self.offered.add(OfferedModel::of_folder(id.to_owned(), dir.clone()));
-        ensure!(is_added, "the model has come, but this server offers too many already");
+        ensure!(
+            is_added,
+            "the model was downloaded, but this server already offers the maximum number of models"
+        );
         self.models.add(id, details(&dir));
         Ok(())
     }
@@ -157,7 +161,7 @@ impl Keeper {
         let removal = Removal::of_dir(&stores, &model.located.dir)
             .ok()
             .filter(|removal| removal.is_in_store)
-            .ok_or_else(|| refused("it does not lie in the folder of `--models-dir`".to_owned()))?;
+            .ok_or_else(|| refused("it is not in the folder of `--models-dir`".to_owned()))?;
         self.models.take_away(id).map_err(|why| refused(why.to_string()))?;
         removal.carry_out().map_err(|err| {
             // Files may be missing now; loading the model reports that.
@@ -181,7 +185,7 @@ async fn watched(pull: Arc<Pull>, progress: &Sender<PullProgress>) -> anyhow::Re
                 tell(&underway.0, &mut told, progress);
                 return pulled?;
             }
-            () = progress.closed() => bail!("nobody waits for the model any more"),
+            () = progress.closed() => bail!("the client has cancelled the download"),
             _ = looks.tick() => tell(&underway.0, &mut told, progress),
         }
     }

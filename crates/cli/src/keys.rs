@@ -29,7 +29,7 @@ pub(crate) fn read_file(path: &Path) -> anyhow::Result<Vec<String>> {
         std::fs::metadata(path).with_context(|| format!("reading the file of keys {shown}"))?;
     ensure!(
         metadata.len() <= KEY_FILE_BYTES_MAX,
-        "{shown} has {} bytes, which is no file of keys\nhint: write one key per line",
+        "{shown} has {} bytes, which is too long for a file of keys\nhint: write one key per line",
         metadata.len()
     );
     let text = std::fs::read_to_string(path);

@@ -62,7 +62,7 @@ async fn measure(mut ranks: impl Ranks, mut rows: Rows, args: &LinkArgs) -> anyh
     let mut addrs: Vec<Option<String>> = vec![None; ranks.len()];
     while addrs.contains(&None) {
         let (rank, row) = next(&mut rows, &mut ranks, START_TIMEOUT).await?;
-        let addr = row["addr"].as_str().context("a rank did not say where it listens")?;
+        let addr = row["addr"].as_str().context("a rank did not report its address")?;
         addrs[rank] = Some(addr.to_owned());
     }
     let addrs: Vec<String> = addrs.into_iter().flatten().collect();
@@ -95,7 +95,7 @@ async fn measure(mut ranks: impl Ranks, mut rows: Rows, args: &LinkArgs) -> anyh
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
-    ensure!(failed == 0, "{failed} checks failed; the rows above say which");
+    ensure!(failed == 0, "{failed} checks failed; see the rows above");
     Ok(())
 }
 
@@ -116,7 +116,7 @@ async fn next(
                 bail!("{} {end}", ranks.name(rank));
             }
         }
-        ensure!(Instant::now() < deadline, "ranks said nothing for {timeout:?}");
+        ensure!(Instant::now() < deadline, "ranks sent nothing for {timeout:?}");
         // Without this pause, a channel whose senders are all gone would make this a busy loop.
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -301,7 +301,7 @@ fn budget_of(machine: &str, typed: &[MemoryArg], free_bytes: u64) -> anyhow::Res
     }
     ensure!(
         0 < free_bytes,
-        "nothing is known of the memory of {machine}\nhint: pass `--memory-budget 48GiB`"
+        "the memory of {machine} is unknown\nhint: pass `--memory-budget 48GiB`"
     );
     Ok(NodeOffer::new(machine, free_bytes).usable_bytes)
 }

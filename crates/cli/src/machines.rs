@@ -67,7 +67,7 @@ fn read_hostfile(text: &str) -> anyhow::Result<Hostfile> {
     if path.is_file() {
         let length = std::fs::metadata(path).map_or(0, |it| it.len());
         if HOSTFILE_BYTES_MAX < length {
-            bail!("{text} has {length} bytes, which is no hostfile");
+            bail!("{text} has {length} bytes, which is too long for a hostfile");
         }
         let content = std::fs::read_to_string(path).with_context(|| format!("reading {text}"))?;
         return Ok(Hostfile::parse(&content, path)?);

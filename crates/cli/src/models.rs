@@ -61,7 +61,7 @@ pub(crate) fn locate(model: &Path, environment: &Environment) -> anyhow::Result<
     let problems = Check::of_dir(&located.dir).problems;
     let Some(first) = problems.first() else { return Ok(located) };
     bail!(
-        "{} is not whole: {first}{}\nhint: jackalope pull {}",
+        "{} is incomplete: {first}{}\nhint: jackalope pull {}",
         located.name,
         and_more(problems.len() - 1),
         model.display()
@@ -231,24 +231,27 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
     }
     ensure!(
         problems.is_empty(),
-        "{name} in {} is not whole:\n  {}\nhint: pull or copy it again",
+        "{name} in {} is incomplete:\n  {}\nhint: pull or copy it again",
         dir.display(),
         texts(&problems).join("\n  ")
     );
     if let Some(unsupported) = unsupported {
-        bail!("{name} is whole, but {unsupported}\nhint: {UNSUPPORTED_HINT}");
+        bail!("{name} is complete, but {unsupported}\nhint: {UNSUPPORTED_HINT}");
     }
     if !args.json {
         let read = match unknown {
             None => String::new(),
-            Some(0) => ", every byte as it was fetched".to_owned(),
-            Some(unknown) => format!(", but of {unknown} files nothing says what they should hold"),
+            Some(0) => ", all bytes as downloaded".to_owned(),
+            Some(unknown) => format!(", but {unknown} files have no recorded hash"),
         };
         let size = HumanBytes(summary.bytes);
         let short: Option<String> = identity.map(|it| it.chars().take(IDENTITY_CHARS).collect());
         let identity = short.map(|it| format!(", identity {it}")).unwrap_or_default();
         let num_files = summary.num_files;
-        output::line(format_args!("{name} is whole: {num_files} files, {size}{read}{identity}"))?;
+        output::line(format_args!(
+            "{name} is complete: {num_files} files, \
+        {size}{read}{identity}"
+        ))?;
     }
     Ok(())
 }
@@ -266,7 +269,7 @@ fn remove(args: &RemoveArgs, stores: &Stores) -> anyhow::Result<()> {
     let Removal { name, dir, bytes, .. } = &removal;
     ensure!(
         removal.is_in_store || args.yes,
-        "{} lies outside the folders for models\nhint: pass `--yes` to remove it all the same",
+        "{} is outside the folders for models\nhint: pass `--yes` to remove it nevertheless",
         dir.display()
     );
     let size = HumanBytes(*bytes);

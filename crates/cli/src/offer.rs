@@ -135,7 +135,7 @@ impl Offer {
             for name in std::iter::once(&model.id).chain(&model.settings.aliases) {
                 ensure!(
                     names.insert(name.as_str()),
-                    "two models are called {name}\nhint: name one otherwise with `--model-id`, or \
+                    "two models are called {name}\nhint: rename one with `--model-id`, or \
                      `id` in a file of `--models-config`"
                 );
             }
@@ -217,7 +217,7 @@ impl ModelsFile {
         let length = std::fs::metadata(path).with_context(reading)?.len();
         ensure!(
             length <= CONFIG_BYTES_MAX,
-            "{} has {length} bytes, which is no file of models",
+            "{} has {length} bytes, which is too long for a file of models",
             path.display()
         );
         let text = std::fs::read_to_string(path).with_context(reading)?;
@@ -270,7 +270,7 @@ fn add_folder(place: &Place, models: &mut Vec<OfferedModel>) -> anyhow::Result<(
         }
         let problems = Check::of_dir(&dir).problems;
         if let Some(problem) = problems.first() {
-            output::note(&format!("{} is left out, it is not whole: {problem}", model.name));
+            output::note(&format!("{} is left out, it is incomplete: {problem}", model.name));
             continue;
         }
         models.push(OfferedModel::of_folder(model.name, dir));

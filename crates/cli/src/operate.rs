@@ -106,7 +106,7 @@ impl Server {
             }
         };
         let mut response = response.with_context(|| {
-            format!("asking {url}\nhint: `jackalope status` tells what runs on this machine")
+            format!("asking {url}\nhint: `jackalope status` shows what runs on this machine")
         })?;
         let status = response.status().as_u16();
         let text =

@@ -31,7 +31,7 @@ pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<
     let num_machines = args.machines.map(|machines| machines as usize);
     ensure!(
         num_machines.is_none_or(|wished| wished <= offers.len()),
-        "{} machines are wished and {} are there\nhint: name more with --hosts",
+        "`--machines` asks for {} machines, and there are {}\nhint: name more with --hosts",
         num_machines.unwrap_or(0),
         offers.len()
     );
@@ -128,7 +128,7 @@ fn offers(
             (Some(facts), _) => facts.clone(),
             (None, Some(_)) => NodeFacts::default(),
             (None, None) => {
-                bail!("nothing is known of the memory of {name}\nhint: pass --memory {name}=48GiB")
+                bail!("the memory of {name} is unknown\nhint: pass --memory {name}=48GiB")
             }
         };
         if let Some(typed) = typed {

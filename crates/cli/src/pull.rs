@@ -30,7 +30,7 @@ pub(crate) async fn run(args: PullArgs, environment: &Environment) -> anyhow::Re
     let pulled = tokio::select! {
         result = work => result??,
         _ = tokio::signal::ctrl_c() => {
-            let hint = "interrupted\nhint: the same command goes on where this one stopped";
+            let hint = "interrupted\nhint: the same command continues the download";
             return Err(anyhow::Error::new(Interrupted).context(hint));
         }
     };

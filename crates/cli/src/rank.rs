@@ -28,7 +28,7 @@ pub(crate) async fn run(args: &RankArgs, environment: &Environment) -> anyhow::R
     let rank = args
         .rank
         .or(environment.mlx.rank)
-        .context("which rank shall this be?\nhint: pass `--rank N`, or set MLX_RANK")?;
+        .context("the number of this rank is missing\nhint: pass `--rank N`, or set MLX_RANK")?;
     let control = control(args, environment)?;
     let ticket = ticket_by_hand(&known_secret(environment)?, rank);
     let ips = if args.data.is_empty() { heard_on(control.ip()) } else { args.data.clone() };
@@ -69,7 +69,7 @@ fn heard_on(control: IpAddr) -> Vec<IpAddr> {
 pub(crate) fn known_secret(environment: &Environment) -> anyhow::Result<Secret> {
     environment.home()?.known_secret()?.context(
         "this machine has no secret of the cluster\n\
-         hint: `jackalope bootstrap` hands it over, or copy ~/.jackalope/secret of the machine that \
+         hint: `jackalope bootstrap` copies it, or copy ~/.jackalope/secret of the machine that \
          serves (chmod 600)",
     )
 }

@@ -147,7 +147,7 @@ pub(crate) async fn run(
         let status = ready(&models, &offer.default).await?;
         is_ready.store(true, Ordering::Relaxed);
         if let Some(Err(err)) = environment.home().ok().map(|home| start.remember(&home)) {
-            tracing::warn!(%err, "`restart` will not know these arguments");
+            tracing::warn!(%err, "these arguments were not recorded for `restart`");
         }
         announce(&args, &offer, (&url, grpc_addr), &status).await;
         look_after(&models, &offer).await
@@ -173,7 +173,7 @@ async fn stop(models: &Models, ending: Ending, server: HttpServer, grpc: Option<
     };
     let stopped = async { tokio::join!(models.end(ending), server.stop(), grpc_stopped) };
     if tokio::time::timeout(STOP_MAX, stopped).await.is_err() {
-        tracing::warn!(?STOP_MAX, "the engine did not stop in time, and is left behind");
+        tracing::warn!(?STOP_MAX, "the engine did not stop in time, and is abandoned");
     }
     // The programs of these children were never executed, and the threads that wait for that end
     // with this process.
@@ -296,11 +296,11 @@ impl Written {
         match ServeRecord::write(&home, serving) {
             Ok(Some(record)) => Written(Some((home, record))),
             Ok(None) => {
-                tracing::info!("`status` and `stop` are about another server, which runs already");
+                tracing::info!("`status` and `stop` refer to another server, which runs already");
                 Written(None)
             }
             Err(err) => {
-                tracing::warn!(%err, "`status` and `stop` will not know this server");
+                tracing::warn!(%err, "`status` and `stop` will not find this server");
                 Written(None)
             }
         }
@@ -326,7 +326,7 @@ fn raise_open_files(wanted: Option<(u64, u64)>) {
     let set = |limit: Rlimit| setrlimit(Resource::Nofile, limit);
     let (raised, within) = (raised(now, wanted), within(now, wanted));
     if let Err(err) = set(raised).or_else(|_| set(within)) {
-        tracing::warn!(%err, "the bound of open files stays as it is");
+        tracing::warn!(%err, "the limit of open files could not be raised");
     }
 }
 
@@ -356,7 +356,7 @@ pub(crate) fn details(dir: &Path) -> Option<ModelDetails> {
     let facts = match ModelFacts::read(dir) {
         Ok(facts) => facts,
         Err(err) => {
-            tracing::warn!(%err, "lists of models will not tell its size");
+            tracing::warn!(%err, "lists of models will not show its size");
             return None;
         }
     };

@@ -216,7 +216,7 @@ fn write(service: Service, path: &Path, text: &str) -> anyhow::Result<()> {
 fn linger() {
     if output_of("loginctl", &["enable-linger"], SHOW_TIMEOUT).is_err() {
         output::note(
-            "warning: the service starts when you log in, not with the machine\n\
+            "warning: the service starts when you log in, not at boot\n\
              hint: sudo loginctl enable-linger \"$USER\"",
         );
     }

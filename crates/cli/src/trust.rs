@@ -48,7 +48,7 @@ fn text(identity: &Identity, list: &TrustList) -> String {
     for it in &list.pending {
         let wanted = match it.role {
             Role::Coordinator => "wants to command this machine",
-            Role::Machine => "is another key than known here, or a new one",
+            Role::Machine => "has a new or changed key",
         };
         lines.push(format!("pending        {}  {} at {}: {wanted}", it.key, it.name, it.addr));
     }

@@ -35,7 +35,7 @@ pub(crate) fn over(
         (None, asked) => Ok(asked),
         (Some(_), None | Some(SplitKind::Tensor)) => Ok(Some(SplitKind::Tensor)),
         (Some(reason), Some(SplitKind::Pipeline)) => bail!(
-            "no pipeline goes over {}, which {reason}\n\
+            "a pipeline cannot use {}, which {reason}\n\
              hint: pass `--backend tcp`, or `--split tensor`",
             backend.name()
         ),
@@ -69,7 +69,7 @@ pub(crate) fn given(
     let wished = args.split.map(SplitKind::from);
     ensure!(
         wished.is_none_or(|wished| Some(wished) == asked(args)),
-        "`{flag}` is not for `--split {}`\nhint: leave one of them out",
+        "`{flag}` cannot be combined with `--split {}`\nhint: leave one of them out",
         wished.map_or("", SplitKind::name)
     );
     ensure!(
@@ -79,7 +79,7 @@ pub(crate) fn given(
     );
     ensure!(
         numbers.iter().all(|&number| 0 < number),
-        "`{flag}` gives a rank nothing\nhint: give each rank a positive number, or use fewer ranks"
+        "`{flag}` has a zero\nhint: give each rank a positive number, or use fewer ranks"
     );
     if flag == "--share" {
         return Ok(Some(Split::Tensor(numbers.clone())));
@@ -87,8 +87,8 @@ pub(crate) fn given(
     let num_layers = ModelFacts::read(model_dir)?.layers.len();
     ensure!(
         stages(numbers, num_layers).is_some(),
-        "`--layers` makes {} layers, the model has {num_layers}\n\
-         hint: give numbers that make up {num_layers} together",
+        "`--layers` adds up to {} layers, the model has {num_layers}\n\
+         hint: give numbers that add up to {num_layers}",
         numbers.iter().map(|&number| u64::from(number)).sum::<u64>()
     );
     Ok(Some(Split::Pipeline(numbers.clone())))

@@ -115,7 +115,7 @@ async fn backend(
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
-        () = parent_gone(is_started_by_localai) => output::note("LocalAI has ended, and so do we"),
+        () = parent_gone(is_started_by_localai) => output::note("LocalAI has ended; stopping"),
     }
     tokio::join!(models.end(Ending::Shutdown), server.stop());
     Ok(ExitCode::SUCCESS)

@@ -36,9 +36,9 @@ const SAMPLE: usize = 32;
 /// Longer headers, and longer `config.json` files, are rejected where they are parsed.
 const HEAD_BYTES_MAX: u64 = 128 << 20;
 
-const HINT: &str = "hint: if the model was changed on purpose, restart the server; if not, \
+const HINT: &str = "hint: if you changed the model on purpose, restart the server; if not, \
     `jackalope models check MODEL --hosts …` finds which machine is wrong, and `jackalope models sync \
-    MODEL --hosts …` copies the model anew";
+    MODEL --hosts …` copies the model again";
 
 /// Files of a checkpoint whose content is verified.
 #[derive(Debug)]
@@ -97,13 +97,13 @@ impl VerifiedFiles {
                 None if names.len() == states.len() => Ok(files),
                 _ => {
                     let name = unknown.first().map_or("a file", |it| &it.name);
-                    let reason = format!("{name} was changed before its content had been hashed");
+                    let reason = format!("{name} was changed before its content was hashed");
                     Err(other(&reason))
                 }
             };
         };
         if content::identity(&tree) != id {
-            return Err(other(&format!("the hashes that came are not those of checkpoint {id:?}")));
+            return Err(other(&format!("the received hashes are not those of checkpoint {id:?}")));
         }
         if let Some(extra) = names.iter().find(|name| tree.files.iter().all(|it| it.name != **name))
         {
@@ -135,13 +135,13 @@ impl VerifiedFiles {
             }
         };
         if HEAD_BYTES_MAX.min(tree.bytes) < head_bytes {
-            return Err(other(&format!("{} begins with another table of tensors", tree.name)));
+            return Err(other(&format!("{} begins with a different table of tensors", tree.name)));
         }
         let mut head = vec![0; usize::try_from(head_bytes).expect("checked against the limit")];
         let run = Pieces::run(0, head.len());
         self.inner.read(&tree.name, run, &mut head)?;
         if content::hash(&head) != tree.head {
-            let what = if is_weights { "another table of tensors" } else { "other content" };
+            let what = if is_weights { "a different table of tensors" } else { "other content" };
             return Err(other(&format!("{} has {what}", tree.name)));
         }
         let layout = match is_weights {
@@ -149,7 +149,7 @@ impl VerifiedFiles {
             false => Layout::without_tensors(tree.bytes),
         };
         if layout.num_blocks != tree.leaves.len() {
-            return Err(other(&format!("{} has another number of blocks", tree.name)));
+            return Err(other(&format!("{} has a different number of blocks", tree.name)));
         }
         let is_known = self.known.iter().any(|state| state.name == tree.name);
         self.files.insert(tree.name.clone(), VerifiedFile { head, layout, tree, is_known });
@@ -293,10 +293,10 @@ fn check(file: &VerifiedFile, block: usize, bytes: &[u8]) -> io::Result<()> {
     }
     let tensor = file.layout.block(block).tensor;
     let why = match file.is_known {
-        true => ", although nobody has written to the file: its disk may be failing",
+        true => ", although the file was not written to: its disk may be failing",
         false => "",
     };
-    Err(other(&format!("tensor {tensor} holds other bytes than the model that is served{why}")))
+    Err(other(&format!("tensor {tensor} differs from the model that is served{why}")))
 }
 
 fn other(reason: &str) -> io::Error {
@@ -458,7 +458,7 @@ mod tests {
                     && bytes_before(all, before) < bytes_before(all, after);
                 assert_eq!(read.is_err(), is_wanted, "byte {at}, {pieces:?}");
                 if let Err(err) = read {
-                    assert!(err.to_string().starts_with("tensor large holds other bytes"), "{err}");
+                    assert!(err.to_string().starts_with("tensor large differs"), "{err}");
                 }
             }
             sample.flip(begin + at);
@@ -481,7 +481,7 @@ mod tests {
         };
         let block = (0, 65_536, 65_536, 1);
         let err = read(&open(true), begin, block).unwrap_err();
-        assert!(err.to_string().contains("nobody has written to the file"), "{err}");
+        assert!(err.to_string().contains("the file was not written to"), "{err}");
         let layout = open(true).files["model.safetensors"].layout.clone();
         let files = open(false);
         let refused = (0..layout.num_blocks).filter(|&block| {
@@ -507,7 +507,7 @@ mod tests {
         refused("config.json has other content");
         fs::write(sample.0.join("config.json"), b"{}").unwrap();
         sample.flip(12);
-        refused("another table of tensors");
+        refused("a different table of tensors");
         sample.flip(12);
         fs::write(sample.0.join("model-2.safetensors"), b"").unwrap();
         refused("model-2.safetensors is not part of the model");

@@ -402,7 +402,7 @@ pub(crate) fn end_with_standard_input() {
 
 fn watch_standard_input(on_end: impl FnOnce(&str) + Send + 'static) {
     let watch = || match io::copy(&mut io::stdin(), &mut io::sink()) {
-        Ok(_) => on_end("whoever started this rank is gone"),
+        Ok(_) => on_end("the program that started this rank is gone"),
         Err(err) => on_end(&format!("standard input: {err}")),
     };
     thread::Builder::new()
@@ -435,7 +435,7 @@ impl Tether {
                 end_process(reason);
             }
             state.is_cut = true;
-            info!(reason, "the coordinator holds this rank: it goes on");
+            info!(reason, "the coordinator still holds this rank, which continues");
         });
         tether
     }
@@ -444,7 +444,7 @@ impl Tether {
         let mut state = lock(&self.0);
         state.may_outlive = !orphan.is_zero();
         if state.is_cut && !state.may_outlive {
-            end_process("whoever started this rank is gone");
+            end_process("the program that started this rank is gone");
         }
     }
 

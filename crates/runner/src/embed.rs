@@ -37,7 +37,7 @@ pub(crate) fn take_in<'a>(
         pool.as_mut().filter(|_| embed.pooling == Pooling::Last || num_known == row.start as usize)
     else {
         return Err(StepError::Plan(format!(
-            "cache {} has taken in {num_known} hidden states, the row starts at {}",
+            "cache {} has {num_known} hidden states, the row starts at {}",
             row.cache.0, row.start
         )));
     };
@@ -109,7 +109,7 @@ mod tests {
             take_in(&second, states.iter().map(<[f32; 1]>::as_slice), pool)
         };
         let message = take(&mut None).unwrap_err().to_string();
-        assert!(message.contains("has taken in 0 hidden states, the row starts at 2"), "{message}");
+        assert!(message.contains("has 0 hidden states, the row starts at 2"), "{message}");
         let mut one = Some(Pool::new(Pooling::Mean));
         one.as_mut().unwrap().add(&[1.0]);
         assert!(take(&mut one).is_err());

@@ -30,7 +30,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let prefix = std::iter::once(built)
         .chain(installed)
         .find(|dir| dir.join("lib").is_dir())
-        .context("libmlx is loaded, but not where this program looks for it")?;
+        .context("libmlx is loaded, but not from where this program looks for it")?;
     let prefix = fs::canonicalize(&prefix)?;
     let mut found = files(&prefix.join("lib"), &format!("{PLACE}/mlx/lib"))?;
     // Wheels keep the libraries that libmlx itself loads in a directory beside it, to which its run

@@ -176,7 +176,7 @@ fn form_stock(group: &mut Group, backend: mlx::Backend) -> anyhow::Result<Option
         Ok(formed) if num_formed == group.size() => {
             return Ok(Some(MlxGroup { backend: backend.name(), group: formed }));
         }
-        Ok(_) => "another rank could not form it".to_owned(),
+        Ok(_) => "another rank could not form the group".to_owned(),
         Err(err) => err.to_string(),
     };
     let refused = json!({ "row": "refused", "backend": backend.name(), "reason": reason });

@@ -86,12 +86,12 @@ impl RemoteFiles {
             match attempt() {
                 Ok(result) => return Ok(result),
                 Err(err @ ExchangeError::Unreachable { .. }) if attempts < ATTEMPTS => {
-                    tracing::warn!(%err, "asking again for the model");
+                    tracing::warn!(%err, "requesting the model again");
                 }
                 Err(err @ ExchangeError::Lost { .. }) if attempts < ATTEMPTS => {
                     // The other idle connections are as old, so they are probably broken too.
                     self.idle().clear();
-                    tracing::warn!(%err, "asking again for the model");
+                    tracing::warn!(%err, "requesting the model again");
                 }
                 Err(err) if err.is_passing() => {
                     return Err(io::Error::new(io::ErrorKind::ConnectionAborted, err));

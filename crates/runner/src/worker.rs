@@ -195,7 +195,7 @@ fn parallel(identity: &Identity, setup: &Setup) -> anyhow::Result<Parallel> {
     );
     ensure!(
         !matches!(setup.split, Split::Pipeline(_)) || setup.backend != Backend::Nccl,
-        "MLX sends nothing from one rank to another over NCCL, which a pipeline needs\n\
+        "MLX has no messages between two ranks over NCCL, which a pipeline needs\n\
          hint: pass `--backend tcp`, or `--split tensor`"
     );
     let compute = Compute::for_device(jackalope_mlx::device(), num_threads(setup))
@@ -398,7 +398,7 @@ impl Worker<'_> {
         self.active = None;
         self.parallel.group().replace(Group::single());
         if let Err(err) = jackalope_mlx::memory::clear_cache() {
-            debug!(%err, "memory kept for reuse was not given back");
+            debug!(%err, "cached memory was not released");
         }
         self.control.set_memory(rank_memory::now(0));
         self.control.set_phase(Phase::Waiting);

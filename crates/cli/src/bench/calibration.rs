@@ -113,7 +113,7 @@ fn refused(fault: &Fault) -> anyhow::Error {
     let hint = match fault.status() {
         Some(401 | 403) => "pass `--api-key-file FILE`",
         Some(404) => "`--model` takes a name that `GET /v1/models` lists",
-        Some(_) => "the server's own log says more",
+        Some(_) => "the server's log has details",
         None => "`--url` takes the address of a server that speaks OpenAI's protocol, without /v1",
     };
     anyhow::anyhow!("a first small request failed: {}: {}\nhint: {hint}", fault.name, fault.detail)

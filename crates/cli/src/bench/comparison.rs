@@ -64,7 +64,7 @@ pub(super) fn text(ratios: Option<&Map<String, Value>>) -> String {
         let is_worse = if *more_is_better { ratio < 0.95 } else { 1.05 < ratio };
         Some(format!("{name} {ratio:.2} ×{}", if is_worse { " (worse)" } else { "" }))
     });
-    format!("now over then: {}", words.collect::<Vec<_>>().join(", "))
+    format!("ratio to the earlier report: {}", words.collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]
@@ -89,7 +89,10 @@ mod tests {
             json!({"tokens_per_s": 1.5, "first_token_p50": 2.0})
         );
         let told = text(Some(&ratios));
-        assert_eq!(told, "now over then: tokens_per_s 1.50 ×, first_token_p50 2.00 × (worse)");
+        assert_eq!(
+            told,
+            "ratio to the earlier report: tokens_per_s 1.50 ×, first_token_p50 2.00 × (worse)"
+        );
         assert_eq!(earlier.ratios(&row(8, 30.0, 400.0)), None);
         assert_eq!(text(None), "the earlier report has no such row");
     }

@@ -107,7 +107,7 @@ fn head(url: &str, calibration: &Calibration) -> anyhow::Result<()> {
     output::line(format_args!("{} at {url}{}", asking.model, asking.path()))?;
     if !asking.ignores_end {
         output::line(
-            "the server does not know `ignore_eos`: answers may be shorter than asked for",
+            "the server does not know `ignore_eos`: answers may be shorter than requested",
         )?;
     }
     Ok(output::line(format_args!(

@@ -54,7 +54,7 @@ pub(super) fn parse(
             || !name.chars().all(is_name)
             || name.starts_with(|c: char| c.is_ascii_digit())
         {
-            return Err(malformed("what is before the `=` is no name"));
+            return Err(malformed("the text before the `=` is no name of a variable"));
         }
         let known = |name: &str| {
             let above = entries.iter().rev().find(|it| it.name == name).map(|it| it.value.clone());
@@ -189,8 +189,8 @@ mod tests {
     fn what_is_no_variable_is_named_by_its_line() {
         for (text, what) in [
             ("A=1\nnothing\n", "line 2: there is no `=`"),
-            ("a b=1", "line 1: what is before"),
-            ("9=1", "line 1: what is before"),
+            ("a b=1", "line 1: the text before"),
+            ("9=1", "line 1: the text before"),
             ("A=\"x", "line 1: a quote is not closed"),
             ("A='x' y", "line 1: something stands behind"),
         ] {

@@ -55,10 +55,7 @@ pub(super) fn as_serve(words: Vec<String>) -> anyhow::Result<Vec<String>> {
             ),
         }
     }
-    ensure!(
-        has_ranks,
-        "nothing says which ranks there are\nhint: give `-n N`, `--hostfile FILE` or `--hosts a b`"
-    );
+    ensure!(has_ranks, "no ranks are given\nhint: give `-n N`, `--hostfile FILE` or `--hosts a b`");
     // The rest are the server's own arguments; `--distributed`, which vllm-mlx needs to be one of
     // several, has no meaning here.
     serve.extend(rest.filter(|it| it != "--distributed"));
@@ -99,7 +96,7 @@ mod tests {
     #[test]
     fn what_it_does_not_know_is_refused_with_a_hint() {
         for (typed, said) in [
-            ("j distributed-launcher -- --model M", "nothing says which ranks"),
+            ("j distributed-launcher -- --model M", "no ranks are given"),
             ("j distributed-launcher -n -- --model M", "`-n` needs a value"),
             ("j distributed-launcher --model M", "`--model` is no argument"),
         ] {

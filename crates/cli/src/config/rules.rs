@@ -25,7 +25,8 @@ impl Variable {
     /// Returns a warning for a value that passes the check but is unknown and therefore left out.
     pub(super) fn warning(&self, value: &str) -> Option<String> {
         let Rule::Known(known) = self.rule else { return None };
-        (!known.contains(&value)).then(|| format!("it is left out; known are {}", known.join(", ")))
+        (!known.contains(&value))
+            .then(|| format!("it is ignored; known values are {}", known.join(", ")))
     }
 
     fn example(&self) -> &str {

@@ -116,7 +116,7 @@ impl Ranks for OwnRanks {
     fn tell_addrs(&mut self, addrs: &[String]) -> anyhow::Result<()> {
         let line = format!("{}\n", addrs.join(","));
         for child in &mut self.children {
-            child.send_input(line.as_bytes()).context("telling a rank the addresses")?;
+            child.send_input(line.as_bytes()).context("sending the addresses to a rank")?;
         }
         Ok(())
     }

@@ -43,8 +43,8 @@ impl Launcher for ByHand {
             if ips.is_empty() { String::new() } else { format!(" --data {}", ips.join(",")) };
         Box::new(move || {
             output::note(&format!(
-                "waiting for rank {rank}; on {host} type: \
-                 jackalope rank --rank {rank} --control {control}{data}"
+                "waiting for rank {rank}; on {host} run: jackalope rank --rank {rank} --control \
+                 {control}{data}"
             ));
             Ok(Box::new(Elsewhere))
         })

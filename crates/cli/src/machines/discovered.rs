@@ -20,8 +20,9 @@ const WINDOW: Duration = Duration::from_secs(2);
 const EXPECTED_WINDOW: Duration = Duration::from_secs(60);
 
 /// Instructions for making a machine answer.
-pub(crate) const HOW_TO_ANSWER: &str = "on each machine run `jackalope agent --announce`, with this \
-     machine's secret and its trust (`jackalope bootstrap HOST` brings both); on macOS allow jackalope under System \
+pub(crate) const HOW_TO_ANSWER: &str = "on each machine run `jackalope agent --announce`, which \
+needs this machine's secret and must trust it (`jackalope bootstrap HOST` sets up both); on macOS \
+allow jackalope under System \
      Settings, Privacy & Security, Local Network";
 
 /// Looks for machines. Waits for `num_machines`, including this one; with 0, returns those that
@@ -55,7 +56,7 @@ pub(crate) fn discover(
             num => format!(", {num} with another secret (`jackalope discover` lists them)"),
         };
         bail!(
-            "{num_found} machines were found, this one among them{strangers}\nhint: {HOW_TO_ANSWER}"
+            "{num_found} machines were found, including this one{strangers}\nhint: {HOW_TO_ANSWER}"
         );
     }
     pin_names(&listed.hosts, ours)?;

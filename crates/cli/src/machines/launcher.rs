@@ -319,7 +319,7 @@ impl AgentLauncher {
                 return Ok(group.positions.clone());
             }
         }
-        Err(refusal.unwrap_or_else(|| "no machine is there".to_owned()))
+        Err(refusal.unwrap_or_else(|| "no machine can be reached".to_owned()))
     }
 
     /// Returns the nodes that have ranks now.
@@ -330,7 +330,7 @@ impl AgentLauncher {
     /// Logs why the ranks are not moved, once for each reason.
     fn refuse(&mut self, reason: String) {
         if self.refused.as_ref() != Some(&reason) {
-            warn!(reason, "the machines that are there cannot do without the others");
+            warn!(reason, "the reachable machines cannot hold the model alone");
             self.refused = Some(reason);
         }
     }
@@ -349,7 +349,7 @@ impl AgentLauncher {
             self.num_groups = self.num_groups.wrapping_add(1);
         }
         let settings = self.stock_settings(&self.seated, order.rank);
-        let settings = settings.expect("whoever was seated had what the transport needs");
+        let settings = settings.expect("assigned machines have what the transport needs");
         Order {
             name: match &self.places.beside {
                 Some(beside) => rank_name(order.rank, &beside.name),
@@ -420,7 +420,7 @@ impl Launcher for AgentLauncher {
         }
         let seats = self.seats(&chosen).map_err(|reason| self.refuse(reason)).ok()?;
         let names: Vec<String> = chosen.iter().map(|&at| self.places.hosts[at].name()).collect();
-        info!(hosts = names.join(","), "planning anew for the machines that reach each other");
+        info!(hosts = names.join(","), "planning again for the machines that reach each other");
         let num_nodes = self.places.nodes.nodes.len();
         for at in self.seated.iter().filter(|at| !chosen.contains(at)) {
             let node = self.places.nodes.of_rank[*at];
@@ -506,7 +506,7 @@ fn listened_on(routes: &[Vec<IpAddr>], nodes: &[routes::Node<'_>]) -> Vec<Vec<Ip
         let foreign = ips.iter().find(|ip| !ip.is_loopback() && !own.contains(ip)).copied();
         if let (Some(ip), false) = (foreign, own.is_empty()) {
             let host = node.host.name();
-            warn!(host, %ip, "its machine does not have this address; its rank listens on all it has");
+            warn!(host, %ip, "the machine lacks this address; its rank listens on the others");
             ips.extend(own);
             ips.remove(&ip);
         }

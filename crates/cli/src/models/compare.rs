@@ -25,7 +25,7 @@ pub(crate) async fn run(args: CheckArgs, environment: &Environment) -> anyhow::R
     let text = args.hosts.clone().context("`--hosts` names the machines")?;
     let (machines, _) = nodes::machines(&machines::hostfile(&text)?.hosts);
     let remote: Vec<Host> = machines.into_iter().filter(|host| !host.is_local()).collect();
-    ensure!(!remote.is_empty(), "`{text}` names no machine but this one");
+    ensure!(!remote.is_empty(), "`{text}` names no other machine than this one");
     let config = machines::nodes_config(&args.reach, environment)?;
     let Nodes { nodes, .. } = machines::bring_up(remote, config, machines::log_lines).await?;
     let (stores, hashes_path) = (environment.stores(), environment.hashes_path());

@@ -20,7 +20,7 @@ use crate::{machines, output};
 pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyhow::Result<()> {
     let (machines, _) = nodes::machines(&machines::hostfile(&args.hosts)?.hosts);
     let remote: Vec<Host> = machines.iter().filter(|host| !host.is_local()).cloned().collect();
-    ensure!(!remote.is_empty(), "`{}` names no machine but this one", args.hosts);
+    ensure!(!remote.is_empty(), "`{}` names no other machine than this one", args.hosts);
     let here = machines.iter().find(|host| host.is_local()).cloned();
     let config = machines::nodes_config(&args.reach, environment)?;
     let ours = config.ours.clone();

@@ -86,12 +86,12 @@ pub(crate) async fn queue(args: AskArgs, environment: &Environment) -> anyhow::R
     let Answer { body, .. } = get(&args, "/health", environment).await?;
     let number = |key: &str| body[key].as_u64();
     let (Some(size), Some(max)) = (number("queue_size"), number("queue_max")) else {
-        bail!("the server tells no queue: {body}");
+        bail!("the server reports no queue: {body}");
     };
     let running = number("running").unwrap_or(0);
     match args.json {
         true => output::line(json!({"size": size, "max": max, "running": running}))?,
-        false => output::line(format_args!("{size} of {max} wait, {running} are computed"))?,
+        false => output::line(format_args!("{running} running, {size} of {max} waiting"))?,
     }
     Ok(ExitCode::SUCCESS)
 }

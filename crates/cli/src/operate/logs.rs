@@ -49,7 +49,7 @@ pub(crate) async fn keep_short(path: &Path) {
     loop {
         tokio::time::sleep(ROTATE_INTERVAL).await;
         if let Err(err) = rotate(path, LOG_BYTES_MAX) {
-            tracing::warn!(%err, "the log could not be put aside");
+            tracing::warn!(%err, "the log could not be rotated");
         }
     }
 }

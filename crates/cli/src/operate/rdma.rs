@@ -33,7 +33,7 @@ pub(super) fn words_of(busy: &[String]) -> Option<String> {
     (!busy.is_empty()).then(|| {
         format!(
             "RDMA devices that are not free after {} s: {names}\n\
-             hint: `jackalope doctor` looks closer; pulling the cable for a moment frees them",
+             hint: `jackalope doctor` shows details; unplugging the cable for a moment frees them",
             FREE_MAX.as_secs()
         )
     })

@@ -26,7 +26,7 @@ pub(crate) async fn resume(args: ResumeArgs, environment: &Environment) -> anyho
             );
         };
         if args.json && !args.yes && !args.dry_run {
-            bail!("`--json` has nobody to ask\nhint: add `--yes`");
+            bail!("`--json` cannot ask for confirmation\nhint: add `--yes`");
         }
         autoconfig::again(
             &home,

@@ -84,7 +84,8 @@ fn refuse_service(running: &ServeRecord) -> anyhow::Result<()> {
     if let Some(command) = service::restart_command(ServiceKind::Server, pid) {
         bail!(
             "the server of {}, pid {pid}, is a service\n\
-             hint: `{command}` restarts it; `jackalope service install server -- ARGUMENTS` gives it others",
+             hint: `{command}` restarts it; `jackalope service install server -- ARGUMENTS` \
+             changes its arguments",
             running.model()
         );
     }
@@ -236,8 +237,8 @@ fn wait_until_ready(
         }
         if deadline <= Instant::now() {
             bail!(
-                "the server, pid {pid}, is not ready yet and goes on\n\
-                 hint: `jackalope status` and `jackalope logs -f` show it, `jackalope stop` ends it"
+                "the server, pid {pid}, is not ready yet and keeps running\nhint: `jackalope \
+                 status` and `jackalope logs -f` show it, `jackalope stop` ends it"
             );
         }
         std::thread::sleep(READY_POLL);

@@ -95,7 +95,7 @@ impl Report {
         lines.extend(health["ranks"].as_array().into_iter().flatten().map(rank_line));
         if health["queue_max"].is_u64() {
             lines.push(format!(
-                "queue    {} of {} wait, {} are computed",
+                "queue    {} of {} waiting, {} running",
                 health["queue_size"], health["queue_max"], health["running"]
             ));
         }
@@ -232,7 +232,7 @@ fn agent_line(agent: &Value) -> String {
     let what = match (agent["up"] == true, agent["programs"].as_array()) {
         (false, _) => format!("cannot be reached: {}", text(&agent["reason"])),
         (true, None) => format!("runs, pid {}", agent["pid"]),
-        (true, Some(programs)) => format!("looks after {} programs", programs.len()),
+        (true, Some(programs)) => format!("runs {} programs", programs.len()),
     };
     format!("agent    {}: {what}", text(&agent["host"]))
 }

@@ -88,7 +88,7 @@ pub(crate) fn support(args: &SupportArgs, environment: &Environment) -> anyhow::
         output::note(&format!("not in it: {missing}"));
     }
     output::line(format_args!(
-        "{} has {} files: look through them, then attach the folder to a report",
+        "{} has {} files: review them, then attach the folder to a bug report",
         folder.path.display(),
         folder.files.len()
     ))?;

@@ -53,7 +53,7 @@ pub(super) fn text(links: &[PlannedLink], backend: Backend) -> String {
     }
     if backend.is_stock() && !links.is_empty() {
         text += &format!(
-            "{} is MLX's own transport, which encrypts nothing; `--backend tcp` does\n",
+            "{} is MLX's own transport, which does not encrypt; `--backend tcp` does\n",
             backend.name()
         );
     }

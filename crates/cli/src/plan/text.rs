@@ -32,7 +32,7 @@ pub(crate) fn placement(model: &ModelFacts, offers: &[NodeOffer], placement: &Pl
     rows.extend(placement.options.iter().map(|option| option_row(offers, option)));
     text += &table(&rows);
     if placement.speed.is_none() {
-        text += "\nspeed is not told: the speed of a machine's memory is not known\n";
+        text += "\nno estimate of the speed: the memory bandwidth of a machine is unknown\n";
     }
     text
 }

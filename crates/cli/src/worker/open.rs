@@ -117,7 +117,7 @@ impl ModelOpener for OrderedModels {
             format!("jackalope worker mlx-distributed --hostfile {hostfile} --rank {rank}{ports}")
         };
         let typed: Vec<String> = ranks.iter().map(typed).collect();
-        format!("type there: {}; then load the model again", typed.join("; "))
+        format!("run there: {}; then load the model again", typed.join("; "))
     }
 }
 

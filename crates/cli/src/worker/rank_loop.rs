@@ -36,7 +36,8 @@ pub(super) async fn run(
     let num_ranks = cluster.hostfile.hosts.len();
     ensure!(
         (rank as usize) < num_ranks,
-        "`--rank {rank}` is none of the {num_ranks} ranks of {hostfile}\nhint: they count from 0"
+        "`--rank {rank}` is none of the {num_ranks} ranks of {hostfile}\n\
+         hint: ranks are numbered from 0"
     );
     let control = rank::address(&cluster.control())?;
     let ticket = rank::ticket_by_hand(&rank::known_secret(environment)?, rank);
@@ -48,7 +49,7 @@ pub(super) async fn run(
         ips.extend(address_towards(control.ip()));
     }
     let data = DataPlane { ips, ports: args.data_ports };
-    output::note(&format!("rank {rank} looks for rank 0 at {control}"));
+    output::note(&format!("rank {rank} connects to rank 0 at {control}"));
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     loop {

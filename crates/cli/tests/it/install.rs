@@ -136,7 +136,7 @@ fn machines_are_bootstrapped_synced_rolled_back_and_cleared() {
     let mode = fs::metadata(machines.home("mac2").join("secret")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     let again = machines.run(&["bootstrap", "mac2,mac2"]);
-    assert_eq!(again.stdout, format!("mac2: {id} is there already\n"), "{again:?}");
+    assert_eq!(again.stdout, format!("mac2: {id} is installed already\n"), "{again:?}");
     // One of three is away: the others are done all the same.
     let hosts = machines.root.join("hosts.json");
     let list = json!([{"ssh": "127.0.0.1", "ips": ["10.0.0.1"]}, {"ssh": "mac2"}, {"ssh": "mac3"}, {"ssh": "mac4"}]);
@@ -149,7 +149,7 @@ fn machines_are_bootstrapped_synced_rolled_back_and_cleared() {
     let wanted = [(Some("mac2"), true), (Some("mac3"), true), (Some("mac4"), false)];
     assert_eq!(ok, wanted, "{rows:?}");
     assert!(rows[2]["error"].as_str().unwrap().contains("there is no route"), "{rows:?}");
-    assert!(synced.stderr.contains("1 of 3 machines are not done"), "{synced:?}");
+    assert!(synced.stderr.contains("failed on 1 of 3 machines"), "{synced:?}");
     assert_eq!(secret("mac3"), secret("ours"));
     // Nothing to go back to, then an older version.
     let refused = machines.run(&["bootstrap", "mac2", "--rollback"]);
@@ -160,7 +160,7 @@ fn machines_are_bootstrapped_synced_rolled_back_and_cleared() {
         home.display()
     ));
     let back = machines.run(&["bootstrap", "mac2", "--rollback"]);
-    assert_eq!(back.stdout, "mac2: back to old\n", "{back:?}");
+    assert_eq!(back.stdout, "mac2: switched back to old\n", "{back:?}");
     assert_eq!(fs::read_link(home.join("current")).unwrap(), Path::new("versions/old"));
     let forth = machines.rows(&["bootstrap", "mac2", "--json"]);
     assert_eq!(

@@ -217,7 +217,7 @@ fn resume_gives_cables_the_addresses_they_had_and_runs_nothing_unasked() {
     assert!(dry.stdout.contains("sudo ifconfig en3 inet 10.254.7.1 netmask"), "{dry:?}");
     assert!(dry.stdout.contains("in /: jackalope serve --model /nothing"), "{dry:?}");
     let unasked = macs.run_at(&home, &["resume"]);
-    assert!(unasked.stderr.contains("nobody to ask"), "{unasked:?}");
+    assert!(unasked.stderr.contains("no terminal to ask"), "{unasked:?}");
     assert_eq!(macs.sudo_log().len(), num_run);
     let resumed = macs.run_at(&home, &["resume", "--yes"]);
     let log = macs.sudo_log();
@@ -252,5 +252,5 @@ fn hardware_is_watched_again_and_again() {
     let away = ["cluster-info", "--host", "studio,elsewhere", "--hardware", "--every", "1"];
     let away = macs.run(&[&away[..], &["--count", "2"]].concat());
     assert!(away.status.success(), "{away:?}");
-    assert_eq!(away.stderr.matches("1 machines could not be asked").count(), 2, "{away:?}");
+    assert_eq!(away.stderr.matches("1 machines could not be inspected").count(), 2, "{away:?}");
 }

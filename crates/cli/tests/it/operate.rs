@@ -164,7 +164,7 @@ fn after_a_reboot_one_command_starts_what_ran_before() {
     assert!(dry.status.success(), "{dry:?}");
     let command = "JACKALOPE_API_KEY=*** jackalope serve --model";
     assert!(dry.stdout.contains(command) && !dry.stdout.contains("sekret"), "{dry:?}");
-    assert!(dry.stderr.contains("autoconfig gave no addresses here"), "{dry:?}");
+    assert!(dry.stderr.contains("autoconfig has assigned no addresses"), "{dry:?}");
     assert!(!machine.run(&["health"]).status.success(), "a dry run starts nothing");
     let resumed = machine.json(&["resume", "--yes", "--json"]);
     assert_eq!((&resumed["event"], &resumed["url"]), (&json!("resumed"), &started["url"]));

@@ -87,7 +87,7 @@ fn shares_that_do_not_fit_the_ranks_are_refused() {
     check(&generate(&shipped(), &many), &["layers, of which there are 4", "hint:"]);
     for wish in [["--split", "pipeline"], ["--layers", "2,2"]] {
         let over = [&wish[..], &["--ranks", "2", "--backend", "jaccl"]].concat();
-        check(&generate(&shipped(), &over), &["no pipeline goes over jaccl", "--backend tcp"]);
+        check(&generate(&shipped(), &over), &["a pipeline cannot use jaccl", "--backend tcp"]);
     }
     check(&generate(&shipped(), &["--ranks", "0"]), &["--ranks"]);
 }

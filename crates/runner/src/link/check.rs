@@ -159,7 +159,7 @@ fn numbers(rank: usize, elements: usize) -> Vec<f32> {
 fn expect(found: &[f32], expected: &[f32]) -> anyhow::Result<()> {
     anyhow::ensure!(
         found.len() == expected.len(),
-        "{} numbers came instead of {}",
+        "received {} numbers instead of {}",
         found.len(),
         expected.len()
     );

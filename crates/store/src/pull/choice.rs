@@ -74,7 +74,7 @@ fn remote_file(sibling: &Sibling) -> anyhow::Result<RemoteFile> {
     ensure!(is_usual, "the hub names a hidden file: {name}");
     let (bytes, hash) = sibling.bytes.zip(sibling.hash.as_deref()).with_context(|| {
         format!(
-            "the hub does not tell the size and hash of {name}, so that nothing could be verified\n\
+            "the hub reports no size and hash of {name}, so it cannot be verified\n\
              hint: pull from another hub (HF_ENDPOINT)"
         )
     })?;

@@ -127,7 +127,7 @@ impl Destination {
         let existing = root.ancestors().find(|it| it.is_dir()).context("no folder exists")?;
         let missing = jobs.iter().fold(0, |sum: u64, job| sum.saturating_add(job.missing_bytes()));
         let disk = rustix::fs::statvfs(existing)
-            .with_context(|| format!("asking for room at {}", existing.display()))?;
+            .with_context(|| format!("checking the free space at {}", existing.display()))?;
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
         ensure!(
             missing == 0 || missing.saturating_add(ROOM_BYTES) <= free,
@@ -156,7 +156,7 @@ impl Destination {
                 }
                 // Done last, so that a branch always refers to a complete snapshot.
                 if revision.as_str() != commit {
-                    repo.set_commit_of(revision, commit).context("noting the revision")?;
+                    repo.set_commit_of(revision, commit).context("recording the revision")?;
                 }
                 Ok(())
             }
@@ -166,7 +166,7 @@ impl Destination {
                 let manifest = Manifest::new(entries?)?;
                 remove_former(dir, &manifest)?;
                 let (repo, commit) = (id.as_str().to_owned(), commit.to_owned());
-                Record { repo, commit, manifest }.write(dir).context("noting what was fetched")
+                Record { repo, commit, manifest }.write(dir).context("recording the files")
             }
         }
     }

@@ -70,7 +70,8 @@ impl<'a> Fetch<'a> {
             // The data of an earlier run may be wrong, while the data that arrived now is not.
             ensure!(
                 is_resumed,
-                "{} is not what the hub says it is: its hash is not {}\nhint: try again later, or \
+                "{} differs from the file on the hub: its hash is not {}\nhint: try again later, \
+                 or \
                  pull from another hub (HF_ENDPOINT)",
                 job.file.path,
                 job.file.blob
@@ -109,7 +110,7 @@ impl<'a> Fetch<'a> {
             if let Err(failure) = result {
                 let name = &self.job.file.path;
                 retries.again(failure, &self.pull.stop).with_context(|| {
-                    format!("{name} is not complete; what has come is kept, pull again to go on")
+                    format!("{name} is incomplete; pull again to continue where it stopped")
                 })?;
             }
         }
@@ -127,7 +128,7 @@ impl<'a> Fetch<'a> {
             StatusCode::OK => partial.begin_anew().map_err(Failure::Final)?,
             StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => {
                 partial.begin_anew().map_err(Failure::Final)?;
-                return Err(Failure::again(anyhow!("{url} does not go on where it was asked to")));
+                return Err(Failure::again(anyhow!("{url} does not continue where requested")));
             }
             _ => return Err(hub.refusal(&url, repo, revision, response)),
         }

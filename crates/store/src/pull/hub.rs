@@ -192,7 +192,7 @@ impl Hub {
                     None => "no HF_TOKEN is set",
                 };
                 anyhow!(
-                    "{endpoint} does not give {repo} away ({status}): it is gated, private or \
+                    "{endpoint} refuses access to {repo} ({status}): it is gated, private or \
                      misspelled, and {asker}\nhint: accept its conditions at {endpoint}/{repo}, \
                      then set HF_TOKEN to a token from {endpoint}/settings/tokens"
                 )
