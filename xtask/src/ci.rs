@@ -109,7 +109,7 @@ const ENVIRONMENTS: [(&str, &str); 3] = [
     ("spec", "tests/spec"),
 ];
 
-/// Python packages of their own: what one of them pins must not keep another from being the newest.
+/// A separate set of Python packages, so that pins of one set do not hold back the others.
 struct Environment {
     name: &'static str,
     tests: &'static str,

@@ -110,7 +110,7 @@ impl Server {
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
         std::thread::spawn(move || {
             let mut line = String::new();
-            // A send fails only if nobody waits any more.
+            // A send fails only if the receiver has stopped waiting.
             if BufReader::new(stdout).read_line(&mut line).is_ok() {
                 sender.send(line).ok();
             }

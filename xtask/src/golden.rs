@@ -11,7 +11,7 @@ use crate::process;
 /// The Python packages that references come from: the MLX that we link, and mlx-lm.
 const PACKAGES: &[(&str, &str)] = &[("mlx", MLX_VERSION), ("mlx-lm", "0.32.2")];
 
-/// Where MLX computes without a GPU; a wheel of its own on Linux only.
+/// MLX for machines without a GPU, which is a separate wheel on Linux only.
 const LINUX_PACKAGE: (&str, &str) = ("mlx-cpu", MLX_VERSION);
 
 const SCRIPT: &str = "crates/models/tests/golden/make.py";

@@ -67,7 +67,7 @@ fn of_text(text: &str, is_test: bool) -> Lines {
     let (mut lines, mut is_test) = (Lines::default(), is_test);
     let mut rest = text.lines().map(str::trim).filter(|line| !line.is_empty()).peekable();
     while let Some(line) = rest.next() {
-        // A module of tests in a file of its own is no end of the code.
+        // `mod tests;` refers to another file, so the code continues after it.
         let mut opens_tests = || rest.peek().is_some_and(|it| it.starts_with("mod tests {"));
         is_test |= line == "#[cfg(test)]" && opens_tests();
         match line {

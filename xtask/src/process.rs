@@ -1,7 +1,7 @@
 //! The tasks' door to the environment: child processes, variables, directories.
 //!
 //! Children run in the foreground of a developer's terminal and inherit its interrupt, so they need
-//! no lifeline of their own.
+//! no other way to end with it.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -89,7 +89,7 @@ pub(crate) async fn serve_with_token(
     serve(args, trust, &home, environment.library()).await
 }
 
-/// Runs the agent until it is told to end.
+/// Runs the agent until it is stopped or has been idle for `--linger`.
 async fn serve(
     args: &AgentArgs,
     (secret, trust): (Secret, Trust),

@@ -191,7 +191,8 @@ async fn watched(pull: Arc<Pull>, progress: &Sender<PullProgress>) -> anyhow::Re
     }
 }
 
-/// Reports the files that have progressed; `told` holds what was reported before.
+/// Reports the progress of each file whose number of received bytes has changed; `told` has the
+/// numbers of the last report.
 fn tell(pull: &Pull, told: &mut HashMap<usize, u64>, progress: &Sender<PullProgress>) {
     for (idx, file) in pull.files().iter().enumerate() {
         let done = file.done.load(Ordering::Relaxed);

@@ -127,8 +127,8 @@ impl Upload {
     }
 }
 
-/// Progress of the ranks until they are ready. It is drawn by its own thread, so that a paused
-/// terminal blocks nothing else.
+/// Progress of the ranks until they are ready. A separate thread writes it to the terminal, so that a
+/// paused terminal blocks nothing else.
 pub(crate) struct Loading(SyncSender<LoadingShown>);
 
 /// The part of a status that is shown.

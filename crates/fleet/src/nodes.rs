@@ -48,7 +48,7 @@ pub struct NodesConfig {
     pub shell: Arc<dyn Shell>,
     /// Path of this program, which is also the agent of this machine.
     pub program: PathBuf,
-    /// How long an agent keeps running when nobody uses it.
+    /// Time after which an agent without connections and programs stops.
     pub linger: Duration,
     /// Programs to install on machines that lack them or have other versions. If absent, such
     /// machines are refused.

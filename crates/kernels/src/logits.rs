@@ -103,7 +103,7 @@ fn max_with<S: Simd>(_simd: S, values: &[f32], max: &mut f32) {
 mod tests {
     use super::*;
 
-    /// Numbers of both signs, told by a seed, with a few of the values that end a search too early.
+    /// Numbers of both signs, derived from a seed, with a few of the values that could end a search too early.
     fn numbers(len: usize, seed: u64) -> Vec<f32> {
         let mut state = seed;
         (0..len)

@@ -29,7 +29,7 @@ pub struct Limits {
     pub copy_bytes_per_s: f64,
     /// Multiplications and additions of f32 in a second.
     pub f32_macs_per_s: f64,
-    /// Of 16-bit activations with 8-bit codes, where the set has an instruction of its own for them.
+    /// The same for 16-bit activations and 8-bit codes, if the set has a dedicated instruction for them.
     pub whole_macs_per_s: Option<f64>,
 }
 

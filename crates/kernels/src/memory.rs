@@ -47,7 +47,7 @@ fn advise(start: usize, len: usize, advice: i32) -> bool {
     use std::ffi::{c_int, c_void};
     #[expect(unsafe_code, reason = "the C library that std is linked with")]
     // SAFETY: the signature of POSIX; both hints that this module gives leave the contents of memory as they are,
-    // whoever owns it, and refuse what is not mapped.
+    // and fail for memory that is not mapped.
     unsafe {
         unsafe extern "C" {
             fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int;

@@ -1,9 +1,9 @@
 //! The rank's own small pool: the calling thread plus workers that spin briefly after a job and then sleep.
 //!
-//! A job is a list of independent items. Whoever is free takes the next one, so slow cores simply take fewer; since
-//! an item is computed by one thread from start to end, neither the number of threads nor who took what changes a
-//! bit. The caller works too and never waits for a worker that has not begun: on a busy machine a job is done by
-//! whoever is awake.
+//! A job is a list of independent items. A free thread takes the next one, so slow cores take fewer. Since
+//! each item is computed by one thread from start to end, neither the number of threads nor the assignment changes a
+//! bit. The caller works too and never waits for a worker that has not begun: on a busy machine the job is done by
+//! the threads that are running.
 //!
 //! ```text
 //!   caller   publish job, epoch += 1 ── take items until none is left ── withdraw job ── wait for active == 0

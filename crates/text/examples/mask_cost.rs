@@ -1,8 +1,8 @@
 //! What it costs to say which tokens may come next: `mask_cost [TOKENIZER_DIR]`. Without a folder, a
 //! made-up vocabulary of 150,000 tokens is measured.
 //!
-//! Answers are drawn at random from the masks. Each figure is of one token: taking it in and filling the
-//! next mask, as the engine does between two draws.
+//! Answers are sampled at random from the masks. Each figure is for one token: accepting it and filling the
+//! next mask, as the engine does between two samples.
 
 #![expect(clippy::print_stdout, reason = "an example speaks to people")]
 #![expect(clippy::expect_used, reason = "an example ends where something is wrong")]

@@ -1,7 +1,7 @@
 //! Sums the ranks' buffers, always in rank order.
 //!
 //! Floating-point addition is not associative, so the order is part of the result: `((x0 + x1) +
-//! x2) + …`, element by element, whoever computes it. f16 and bf16 are widened to f32, added
+//! x2) + …`, element by element, on every rank. f16 and bf16 are widened to f32, added
 //! there and rounded once (to nearest, ties to even); integers wrap.
 
 use half::f16;

@@ -179,7 +179,7 @@ impl Figures {
     }
 }
 
-/// What so many threads read from memory at best.
+/// Maximum memory bandwidth of this number of threads.
 fn read_bytes_per_s(threads: u32) -> anyhow::Result<f64> {
     let args = ["--limits", "--json", "--threads", &threads.to_string()].map(str::to_owned);
     let output = super::kernels(&args).output().context("starting cargo")?;

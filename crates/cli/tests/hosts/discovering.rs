@@ -1,4 +1,4 @@
-//! Machines that nobody names, found on the network.
+//! Discovery of machines on the network, without names.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ fn json_of(lab: &Lab, args: &[&str]) -> Value {
     serde_json::from_str(&ended.stdout).unwrap_or_else(|err| panic!("{err}: {ended:?}"))
 }
 
-/// The addresses of the machines that `discover` tells, of this one first.
+/// Returns the addresses of the machines that `discover` lists, those of this machine first.
 fn found(lab: &Lab) -> Vec<Vec<String>> {
     let found = json_of(lab, &["discover", "--json", "--timeout", "1"]);
     let machines = found["machines"].as_array().unwrap().iter();
@@ -52,7 +52,7 @@ fn hosts_that_answer_are_found_and_become_a_hostfile() {
     lab.set_secret(3, "a5".repeat(32).as_str());
     lab.trust_first();
     let _stranger = lab.start_on(3, &["agent", "--announce"], &[]);
-    // One that was not told to answer is silent.
+    // An agent without `--announce` does not answer.
     let silent = lab.start_on(2, &["agent"], &[]);
     let _second = agents(&lab, &[1]);
     drop(silent);
@@ -89,7 +89,7 @@ fn hosts_that_answer_are_found_and_become_a_hostfile() {
     let plan = json_of(&lab, &[&words[..], &[model.to_str().unwrap()]].concat());
     assert!(plan.to_string().contains(&lab.hosts[2].ip), "{plan}");
 
-    // Who is gone is not there, and nobody waits for it.
+    // A machine that is gone is not listed, and the search does not wait for it.
     lab.switch_off(2);
     let began = Instant::now();
     assert_eq!(found(&lab), ips(&lab, &[0, 1]));

@@ -106,7 +106,7 @@ pub(crate) fn request(idx: usize) -> Value {
     })
 }
 
-/// Streams that are opened again and again until told to end.
+/// Streams that are opened repeatedly until the test stops them.
 struct Readers<'a> {
     server: &'a Server,
     expected: Vec<Answer>,
@@ -246,7 +246,7 @@ fn no_fault_fails_hangs_or_changes_a_stream() {
     disturb(&lab, "--split pipeline", num_faults / 2, &mut random);
 }
 
-/// So many faults, one after the other, at a server of its own whose streams are all read.
+/// Causes `num_faults` faults one after the other at a new server, and checks all of its streams.
 fn disturb(lab: &Lab, split: &str, num_faults: usize, random: &mut Random) {
     let server = lab.serve(exact(), &format!("{STALL} {split}"));
     let expected = (0..NUM_STREAMS).map(|idx| server.complete(&request(idx))).collect();
@@ -376,7 +376,7 @@ fn what_cannot_be_mended_ends_with_its_rank_host_and_cause() {
     let (status, refused) = server.post("/v1/completions", &request(0));
     assert_eq!(status, 503, "{refused}");
     assert!(refused.to_string().contains("host-b"), "{refused}");
-    // It comes back, and nobody has to do anything.
+    // It comes back without intervention.
     lab.switch_on(1);
     server.wait_for_health("health", |it| it["status"] == "healthy");
     assert_eq!(server.post("/v1/completions", &request(0)).0, 200);

@@ -23,7 +23,7 @@ use serde_json::json;
 use crate::http::Server;
 use crate::program::{Ended, Program, wait_for};
 
-/// Why there can be no hosts here; told once by each test.
+/// Reason why there can be no hosts here; each test prints it once.
 pub(crate) fn missing() -> Option<String> {
     static MISSING: OnceLock<Option<String>> = OnceLock::new();
     MISSING.get_or_init(look_for_means).clone()
@@ -95,7 +95,7 @@ pub(crate) struct Lab {
 
 /// One of them.
 pub(crate) struct LabHost {
-    /// What ssh is told.
+    /// Configuration file of ssh.
     pub(crate) ssh: String,
     pub(crate) ip: String,
     namespace: String,
@@ -419,8 +419,8 @@ impl LabHost {
         }
     }
 
-    /// What it sends to `to` arrives nowhere, or arrives again: its neighbour has an address that is
-    /// nobody's.
+    /// Drops what this host sends to `to`, or stops dropping it: the entry in the neighbour table has an
+    /// address that no host has.
     pub(crate) fn lose(&self, to: &LabHost, is_lost: bool) {
         let (namespace, ip) = (&self.namespace, &to.ip);
         match is_lost {
@@ -478,7 +478,7 @@ impl Lab {
         self.hosts[at].slow_down();
     }
 
-    /// Each frame to and from a host takes so long, and so many of a hundred are lost.
+    /// Delays each frame to and from a host by `delay_ms`, and drops `loss_percent` percent of them.
     pub(crate) fn worsen(&mut self, at: usize, delay_ms: u32, loss_percent: u32) {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hosts/bad_link.py");
         let (switch, host) = (format!("{}sw", self.name), &mut self.hosts[at]);
@@ -517,8 +517,8 @@ impl Lab {
         run("ip", &["netns", "exec", &host.namespace, "tc", "qdisc", "del", "dev", "eth0", "root"]);
     }
 
-    /// One more cable, between the first two hosts alone: they have the addresses that machines give
-    /// themselves where nobody gives them any.
+    /// Adds a cable between the first two hosts alone, which have only the link-local addresses that machines
+    /// assign to themselves.
     pub(crate) fn join_first_two(&self) -> [&'static str; 2] {
         let [first, second] = [0, 1].map(|at| self.hosts[at].namespace.as_str());
         must(&format!("ip -n {first} link add bridge0 type veth peer name bridge0 netns {second}"));

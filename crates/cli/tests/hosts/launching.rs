@@ -30,7 +30,7 @@ fn three_hosts_serve_one_model_and_end_together() {
     assert_eq!(hosts, ["127.0.0.1", "host-b", "host-c"]);
     let answer = server.ask("/v1/completions", &json!({"prompt": "hello", "max_tokens": 5}));
     assert_eq!(answer["usage"]["completion_tokens"], 5);
-    // The secret went with the first ssh, and nobody else can read it.
+    // The first SSH connection copied the secret, and no other user can read it.
     let secret = |idx: usize| std::fs::read_to_string(lab.hosts[idx].home.join("secret")).unwrap();
     assert!(secret(0) == secret(1) && secret(1) == secret(2));
     assert_eq!(mode_of(&lab.hosts[2].home.join("secret")), 0o600);

@@ -78,7 +78,7 @@ fn two_workers_that_do_not_reach_each_other_cost_one_of_them_until_they_do() {
     println!("two ranks go on after {:.1} s", began.elapsed().as_secs_f32());
     assert_eq!(health["ranks"][0]["host"], "127.0.0.1", "{health}");
     requests.check(streams);
-    // It is named as long as it is broken, although nobody needs it now.
+    // `/health` reports the link as long as it is broken, although no rank uses it now.
     let between = health["broken_links"][0]["between"].as_str().unwrap_or_default().to_owned();
     let ends = ["host-b", "host-c"].map(|end| between.contains(end));
     assert_eq!(ends, [true; 2], "{health}");

@@ -261,7 +261,8 @@ fn an_interrupted_start_is_no_success() {
     let args = ["serve", "--model", &model(), "--hosts", "127.0.0.1", "--by-hand"];
     let ports = ["--port", &port, "--control-port", &control];
     let program = Program::start(&[&args[..], &ports].concat(), "");
-    // It waits for a rank that nobody starts; what answers has its signals in hand.
+    // The server waits for a rank that is never started. Once its HTTP port answers, its signal
+    // handlers are installed.
     wait_for("answer", || {
         let mut socket = std::net::TcpStream::connect(addr).ok()?;
         socket.write_all(b"GET /health/live HTTP/1.0\r\n\r\n").ok()?;

@@ -164,7 +164,7 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Waits until so many tokens have come.
+    /// Waits until this number of tokens has arrived.
     pub(crate) fn read_tokens(&mut self, num_tokens: usize) {
         while self.answer.tokens.len() < num_tokens {
             self.read_one();

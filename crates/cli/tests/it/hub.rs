@@ -21,9 +21,9 @@ pub(crate) const REPO: &str = "jack/mini";
 /// What the hub does instead of its duty.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
-    /// Ends the connection after so many bytes of the content.
+    /// Closes the connection after this number of bytes of the content.
     Cut(usize),
-    /// Says nothing more after so many bytes, until the client is gone.
+    /// Sends nothing more after this number of bytes, until the client is gone.
     Stall(usize),
     /// Changes a byte.
     WrongByte,
@@ -56,18 +56,18 @@ pub(crate) struct Hub {
 struct Shared {
     port: u16,
     files: Vec<(String, Vec<u8>)>,
-    /// Faults for paths that end so, each for so many requests.
+    /// Faults: suffix of the path, fault, and number of requests that it affects.
     faults: Mutex<Vec<(&'static str, Fault, u32)>>,
     seen: Mutex<Vec<Seen>>,
 }
 
 impl Hub {
-    /// With the model that ships, and a file that nobody needs.
+    /// Creates a hub with the shipped model and a superfluous file.
     pub(crate) fn start() -> Hub {
         Hub::with(&shipped())
     }
 
-    /// With the model in a directory, and a file that nobody needs.
+    /// Creates a hub with the model in a directory and a superfluous file.
     pub(crate) fn with(model_dir: &Path) -> Hub {
         let read = |entry: std::io::Result<std::fs::DirEntry>| {
             let path = entry.unwrap().path();

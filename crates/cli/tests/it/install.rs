@@ -190,7 +190,7 @@ fn a_changed_secret_reaches_a_running_agent() {
     let removed = machines.run(&["uninstall", "--hosts", "mac5", "--yes"]);
     assert!(removed.status.success(), "{removed:?}");
     assert_eq!(machines.files("mac5"), "");
-    // A zombie that nobody has reaped yet has no program.
+    // A zombie that was not reaped yet has no program.
     assert!(fs::read_link(format!("/proc/{after}/exe")).is_err(), "the agent has ended");
 }
 

@@ -42,7 +42,7 @@ impl Machine {
         let args = args.replace("DIR", self.models().to_str().unwrap());
         let all = format!("serve --port 0 --json --ranks 2 --kv-mib 16 {args}");
         let words: Vec<&str> = all.split_whitespace().collect();
-        // Whoever runs the tests may have models, tokens and proxies.
+        // The user who runs the tests may have models, tokens and proxies.
         let clean = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "MODEL_CACHE_DIR"];
         let clean = clean.iter().chain(&["TRANSFORMERS_CACHE", "XDG_CACHE_HOME", "MODELS_DIR"]);
         let clean = clean.chain(&["HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE"]);
@@ -147,7 +147,7 @@ fn names_are_never_paths_and_a_pull_ends_with_its_client() {
 
     machine.hub.fail(WEIGHTS, Fault::Stall(1000), 1);
     assert_eq!(pull_within(&server, REPO, Duration::from_secs(2)), None);
-    // Whoever comes next goes on, as soon as the file is free.
+    // The next pull continues as soon as the lock on the file is free.
     wait_for("the given up pull to end", || {
         let lines = pull(&server, REPO);
         (lines.last() == Some(&json!({"status": "success"}))).then_some(())

@@ -62,7 +62,7 @@ fn a_pipeline_generates_what_one_rank_does() {
     assert_eq!(ring["logprobs"], alone["logprobs"]);
 }
 
-/// Prompts so long that a step of them is computed in parts, scored, drawn and bounded by a grammar, at
+/// Prompts so long that a step is computed in parts; scored, sampled and constrained by a grammar, at
 /// once and next to one another.
 #[test]
 fn stages_that_compute_a_step_in_parts_answer_as_one_rank() {
@@ -103,7 +103,7 @@ fn stages_that_compute_a_step_in_parts_answer_as_one_rank() {
     }
 }
 
-/// Eight different requests; every other one is drawn at random.
+/// Eight different requests; every other one is random.
 fn requests() -> Vec<Value> {
     let request = |idx: u64| {
         let prompt: Vec<u64> =

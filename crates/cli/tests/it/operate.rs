@@ -59,7 +59,7 @@ impl Machine {
         self.json(&words.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// The processes of the ranks, as the server tells.
+    /// Returns the processes of the ranks, as the server reports them.
     fn ranks(&self) -> Vec<u32> {
         let status = self.json(&["status", "--json"]);
         let ranks = status["health"]["ranks"].as_array().unwrap();

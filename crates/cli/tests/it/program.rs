@@ -138,7 +138,7 @@ impl Program {
         self.stdout = None;
     }
 
-    /// Waits until it has ended by itself, with nobody to read what it prints.
+    /// Closes the program's output, and waits until it ends by itself.
     pub(crate) fn end_unread(mut self) -> Ended {
         self.close_output();
         let status = self.wait(Instant::now() + PATIENCE).expect("the program ends");
@@ -192,7 +192,7 @@ fn read(mut stream: impl Read) -> String {
 
 pub(crate) fn send(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
-    // Whoever is gone needs no signal.
+    // The process may have ended already.
     kill_process(pid, signal).ok();
 }
 
@@ -214,7 +214,7 @@ pub(crate) fn ranks_of(parent: u32) -> Vec<RankProcess> {
     ranks
 }
 
-/// Those of `ranks` that have not ended, whoever their parent is now.
+/// Returns those of `ranks` that have not ended, even if they have a new parent.
 pub(crate) fn still_there(ranks: &[RankProcess]) -> Vec<u32> {
     let alive = processes().into_iter().filter(Process::is_rank).map(|process| process.pid);
     alive.filter(|pid| ranks.iter().any(|rank| rank.pid == *pid)).collect()

@@ -42,7 +42,7 @@ impl Machine {
         let home = self.home.to_str().unwrap();
         // Keys that are pinned here must not be known to the next run.
         let ours = self.home.join(".jackalope");
-        // Whoever runs the tests may have models, tokens and proxies.
+        // The user who runs the tests may have models, tokens and proxies.
         let clean = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "MODEL_CACHE_DIR"];
         let clean = clean.iter().chain(&["TRANSFORMERS_CACHE", "XDG_CACHE_HOME", "MODELS_DIR"]);
         let clean = clean.chain(&["HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE"]);

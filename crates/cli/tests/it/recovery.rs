@@ -34,7 +34,7 @@ fn open(server: &Server, requests: &[Value]) -> Vec<Stream> {
     streams
 }
 
-/// Answers with nobody in the way.
+/// Requests answers one after the other, without faults.
 fn undisturbed(server: &Server, requests: &[Value]) -> Vec<Answer> {
     requests.iter().map(|it| server.complete(it)).collect()
 }
@@ -158,7 +158,7 @@ fn both_ranks_killed_at_once_change_no_answer() {
     assert!(1 <= num_of(&server.health(), "recoveries"));
 }
 
-/// Kills rank 1 whenever the engine's log says that a step of at least so many tokens was planned.
+/// Kills rank 1 whenever the engine logs that it planned a step of at least `num_tokens_min` tokens.
 /// Returns the number of kills once the log ends.
 fn kill_in_large_steps(
     log: impl Read + Send + 'static,
@@ -213,7 +213,7 @@ fn a_request_that_ends_a_rank_in_every_step_of_its_own_ends_by_name_and_the_othe
 }
 
 /// A token whose embedding is damaged makes an answer impossible, for those who use it alone: the
-/// ranks live on, the other streams are not disturbed, and nobody begins from the damaged cache.
+/// ranks live on, the other streams are not disturbed, and no request reuses the damaged cache.
 #[test]
 fn a_request_whose_numbers_are_none_ends_alone() {
     const POISON: u64 = 1777;

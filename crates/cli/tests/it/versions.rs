@@ -33,7 +33,7 @@ fn wire_to(port: u16) -> u16 {
     std::thread::spawn(move || {
         for from in listener.incoming() {
             let from = from.unwrap();
-            // Whoever is not there yet is asked again.
+            // The target may not listen yet; the client retries.
             let Ok(to) = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], port))) else {
                 continue;
             };

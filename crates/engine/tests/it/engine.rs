@@ -150,7 +150,7 @@ fn a_crash_is_a_pause_and_nothing_else() {
     fixture.end();
 }
 
-/// The keys and values behind something that is not a number may be damaged: nobody begins there.
+/// Keys and values after a non-finite result may be damaged, so no request reuses them.
 #[test]
 fn a_request_whose_numbers_are_none_ends_alone_and_leaves_no_cache() {
     let poisoned = |tokens: &[TokenId], _: &_| if tokens.contains(&13) { NOT_A_NUMBER } else { 5 };

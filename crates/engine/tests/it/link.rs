@@ -202,7 +202,7 @@ fn strangers_are_dropped() {
         assert!(frame::read::<ToRank>(&mut heard).is_err());
     }
     let _silent = connect();
-    // Nothing is told to a stranger beyond who we are.
+    // An unauthenticated peer learns nothing but the version.
     let mut bytes = Vec::new();
     browser.set_read_timeout(Some(LONG)).unwrap();
     match browser.read_to_end(&mut bytes) {

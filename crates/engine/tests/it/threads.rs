@@ -57,7 +57,7 @@ pub(crate) enum Fault {
     GroupBreaksAt(u64),
     /// Says so because another rank died.
     NoticesDeathAt(u64),
-    /// Goes on after it was told to stop.
+    /// Continues after a request to stop.
     IgnoresStop,
 }
 
@@ -407,7 +407,7 @@ impl Rank {
                 Some(true)
             }
             Fault::IsHeldUpAt(at) if (epoch, step) == (1, at) => {
-                // The peer has what it needs for this step, and so tells that it is done.
+                // The peer has all data for this step, and so reports that it is done.
                 self.meeting.reach(self.order.rank, epoch, step, &self.left_epoch);
                 heart.waiting_ms.store(10_000, Ordering::SeqCst);
                 Some(false)

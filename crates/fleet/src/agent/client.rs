@@ -375,7 +375,8 @@ impl Agent {
         })
     }
 
-    /// Requests the state of all programs that the agent supervises, whoever ordered them.
+    /// Requests the state of all programs that the agent supervises, including those of other
+    /// coordinators.
     ///
     /// # Errors
     /// Why no answer arrived.

@@ -17,7 +17,7 @@ const DEADLINE_MAX: Duration = Duration::from_secs(5);
 
 static NUM_PROBES: AtomicUsize = AtomicUsize::new(0);
 
-/// Tries all `targets` in parallel, on threads of its own. Calls `answer` with the reason if none
+/// Tries all `targets` in parallel, on separate threads. Calls `answer` with the reason if none
 /// of them answers within the deadline, or with `None` if one does.
 pub(super) fn start(
     targets: Vec<SocketAddr>,

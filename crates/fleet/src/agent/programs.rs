@@ -68,7 +68,7 @@ struct Running {
     began: Option<String>,
     started_at: Instant,
     owner: Arc<Mutex<Option<Owner>>>,
-    /// When the program is killed if nobody claims it; `None` while it has an owner.
+    /// When the program is killed unless an owner claims it; `None` while it has an owner.
     lease_until: Option<Instant>,
     last_lines: Arc<Mutex<VecDeque<String>>>,
     /// Threads that end when the output ends.
@@ -276,8 +276,7 @@ impl Programs {
         }
     }
 
-    /// Reports programs that have ended, and kills those that nobody claimed in time. Called
-    /// periodically.
+    /// Reports programs that have ended, and kills those whose lease has expired. Called periodically.
     pub(super) fn look_after(&self) {
         let mut ended = Vec::new();
         {

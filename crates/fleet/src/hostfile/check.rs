@@ -61,7 +61,7 @@ fn device_row((rank, row): (usize, &Row), hosts: &[RawHost], found: &mut Vec<Fou
             (true, Some(device)) => Fault::OwnDevice { found: device.clone() },
             (true, None) => continue,
             (false, _) => match there() {
-                // The longer list counts as right, because nobody names a cable that does not
+                // The longer list counts as right, because users do not name a cable that does not
                 // exist.
                 Some(there) if cell.it.len() < there.it.len() => Fault::OneWay {
                     to,

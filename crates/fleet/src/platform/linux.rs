@@ -32,7 +32,7 @@ fn parse_stat(text: &str) -> Option<String> {
 
 /// Kills the children of this process that have not executed a program `age` after they were
 /// created, and returns their process ids. A child that was stopped, or that hangs in opening its
-/// program, is in this state, and whoever started it waits for it.
+/// program, is in this state, and the thread that started it waits for it.
 pub fn kill_unexecuted_children(age: Duration) -> Vec<u32> {
     let uptime = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
     let seconds = uptime.split_whitespace().next().and_then(|it| it.parse().ok());

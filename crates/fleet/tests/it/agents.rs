@@ -215,7 +215,7 @@ fn signals_reach_the_children_of_a_program_too() {
             signal => program.signal(signal),
         }
         assert_eq!(wait(|| program.ended()).code, 128 + end);
-        // Orphans are reaped by whoever is the system's first process; a zombie does not run.
+        // Orphans are reaped by the system's first process; a zombie does not run.
         wait(|| {
             let status = std::fs::read_to_string(format!("/proc/{child}/stat"));
             (!runs(child) || status.is_ok_and(|it| it.contains(") Z "))).then_some(())
@@ -283,7 +283,7 @@ fn what_another_session_runs_is_left_to_it() {
     fixture.stop();
 }
 
-/// Passes bytes on in both directions, until told to hold back what comes from the agent.
+/// Forwards bytes in both directions, until the test holds back those from the agent.
 fn half_open_wire(to: SocketAddr) -> (SocketAddr, std::sync::Arc<std::sync::atomic::AtomicBool>) {
     use std::sync::atomic::{AtomicBool, Ordering};
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -294,7 +294,7 @@ fn half_open_wire(to: SocketAddr) -> (SocketAddr, std::sync::Arc<std::sync::atom
         for client in listener.incoming() {
             let (client, agent) = (client.unwrap(), TcpStream::connect(to).unwrap());
             let (mut a, mut b) = (client.try_clone().unwrap(), agent.try_clone().unwrap());
-            // The agent goes on hearing beats of this connection, whatever the client does.
+            // The agent still receives heartbeats on this connection, whatever the client does.
             std::thread::spawn(move || std::io::copy(&mut a, &mut b).map(|_| std::thread::park()));
             let (mut a, mut b) = (client, agent);
             let (deaf, was_deaf) = (std::sync::Arc::clone(&deaf), deaf.load(Ordering::SeqCst));

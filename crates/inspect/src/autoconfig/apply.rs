@@ -31,7 +31,7 @@ pub enum ApplyError {
     /// The script could not be run on the machine.
     #[error("{0}")]
     Shell(#[from] ShellError),
-    /// `sudo` asks for a password, and nobody is there to type it.
+    /// `sudo` asks for a password, which cannot be entered because the command is not interactive.
     #[error("{host}: sudo wants a password for `{command}`")]
     Password {
         /// The machine.

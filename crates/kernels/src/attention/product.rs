@@ -1,4 +1,4 @@
-//! Products of many rows with a matrix of f32, every lane a result of its own.
+//! Products of many rows with a matrix of f32; every lane computes a separate result.
 //!
 //! A result is one chain of multiply-adds in the order of the depth, so neither the tile it is computed in nor the
 //! width of the vectors shows in its bits.
@@ -145,7 +145,7 @@ pub(super) struct Panels {
 }
 
 impl Panels {
-    /// Room for so much; `columns` is a multiple of [`WIDEST`].
+    /// Allocates `depth` rows of `columns` columns, which must be a multiple of [`WIDEST`].
     pub(super) fn new(depth: usize, columns: usize) -> Panels {
         let width = columns.next_multiple_of(PANEL_VECTORS * WIDEST);
         Panels { values: vec![0.0; depth * width], depth, columns }

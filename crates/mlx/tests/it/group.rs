@@ -20,8 +20,8 @@ struct Seat {
     peers: Vec<SocketAddr>,
 }
 
-/// Somewhere for ranks to wait for each other outside of the group. A rank that panics never comes,
-/// so nobody waits for ever.
+/// Barrier at which ranks wait for each other outside of the group. A rank that panics never arrives,
+/// so waiting has a time limit.
 #[derive(Default)]
 struct Meeting {
     present: Mutex<usize>,

@@ -1,9 +1,9 @@
 //! Several ranks, each a process of its own: MLX bounds the tasks under way in a process, so that
 //! ranks that share one would wait for each other for ever.
 //!
-//! A rank is this very test binary, told to run [`rank_process`] alone. It says where it listens,
-//! is told its job and its peers in one line, and answers in one line. Whatever else needs a process
-//! to itself is run in the same way.
+//! A rank is this test binary, started with only the test [`rank_process`]. It prints its address,
+//! reads its job and its peers from one line, and answers with one line. Other tests that need a separate
+//! process run in the same way.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -43,7 +43,7 @@ impl Way {
         }
     }
 
-    /// A rank of its own.
+    /// Returns the parallelism of a single rank.
     pub(crate) fn single(self) -> Parallel {
         Parallel::single(self.compute())
     }
@@ -72,10 +72,10 @@ pub(crate) struct Job {
     /// Groups that follow one another over the same weights.
     pub(crate) num_epochs: u64,
     pub(crate) num_tokens: usize,
-    /// Read known tokens instead: only one rank of a pipeline can draw. The last `num_tokens` of
+    /// Read known tokens instead: only one rank of a pipeline can sample. The last `num_tokens` of
     /// them come one by one.
     pub(crate) follows: bool,
-    /// Deepen the cases to so many layers.
+    /// Number of layers to extend the cases to.
     pub(crate) num_layers: Option<usize>,
 }
 

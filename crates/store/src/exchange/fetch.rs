@@ -353,7 +353,7 @@ impl Copying<'_> {
         Err(FetchError::Content { path: path.clone(), host: host.to_owned() })
     }
 
-    /// Stores the hashes that were just verified, so that nobody has to compute them again.
+    /// Caches the verified hashes, so that the files need not be hashed again.
     fn remember(&self) {
         let Some(path) = &self.what.library.hashes_path else { return };
         let mut known = HashCache::load(path);

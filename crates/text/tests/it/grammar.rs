@@ -54,7 +54,7 @@ impl Model {
             let end = allowed.iter().copied().find(|token| self.is_end(*token));
             let token = match end {
                 Some(end) if next(state).is_multiple_of(3) => end,
-                // Short tokens are few; half of the draws are among them, or nothing is ever closed.
+                // There are few short tokens; half of the samples are taken from them, or no bracket would ever close.
                 _ if next(state).is_multiple_of(2) => {
                     let short = |it: &&TokenId| self.tokenizer.token_bytes(**it).len() <= 1;
                     let short: Vec<TokenId> = allowed.iter().filter(short).copied().collect();

@@ -402,7 +402,7 @@ fn the_template_and_the_vocabulary_tell_the_format() {
     assert_eq!(cut, "</think>\n\n");
 }
 
-/// What an answer says that was cut after so many characters.
+/// Returns the segments of an answer that is cut after `num_chars` characters.
 fn said_until(answer: &str, num_chars: usize, format: &AnswerFormat) -> Vec<Segment> {
     let cut: String = answer.chars().take(num_chars).collect();
     let parser = || AnswerParser::new(format, Some(tools()), false);

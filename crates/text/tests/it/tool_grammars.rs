@@ -1,4 +1,4 @@
-//! Answers drawn at random from the grammars of tool calls are calls to the parser.
+//! The parser recognises calls in answers that are sampled at random from the grammars of tool calls.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

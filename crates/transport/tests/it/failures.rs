@@ -142,7 +142,7 @@ fn a_silent_rank_is_named_at_the_deadline_and_the_others_are_not() {
             },
         );
         let errors: Vec<_> = errors.into_iter().flatten().collect();
-        // Who comes to the deadline first blames rank 1 and tells the other so.
+        // The rank whose deadline passes first blames rank 1 and reports that to the other.
         assert!(errors.iter().any(|(e, _)| matches!(e, TransportError::Deadline { .. })));
         for (error, stats) in errors {
             let blames_one = match &error {

@@ -53,7 +53,7 @@ fn a_rank_that_does_not_listen_yet_is_dialled_until_it_does() {
     let addrs = [addr, own.local_addr()];
     thread::scope(|scope| {
         let dialling = scope.spawn(|| sums_up(&mut Group::join(&own, config(1, &addrs)).unwrap()));
-        // It has dialled; now nobody listens there, and then rank 0 does.
+        // Rank 1 has connected; then the listener closes, and rank 0 listens there.
         drop(first.accept().unwrap());
         drop(first);
         let listener = Listener::bind(addr).unwrap();

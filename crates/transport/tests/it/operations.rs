@@ -128,7 +128,7 @@ fn check_gather(group: &mut Group, inputs: &[Vec<u8>], dtype: Dtype) {
     assert!(out == inputs.concat(), "{what}");
 }
 
-/// Everyone sends to everyone, then receives: nobody may wait for a receiver that is sending.
+/// Every rank sends to every other, then receives: no rank may wait for a receiver that is still sending.
 fn check_messages(group: &mut Group, inputs: &[Vec<u8>], dtype: Dtype) {
     let rank = group.rank();
     for peer in (0..inputs.len()).filter(|peer| *peer != rank) {

@@ -1,4 +1,4 @@
-//! Ranks that are processes of their own: killed, frozen, or simply at work.
+//! Ranks in separate processes: killed, frozen, or running normally.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{config, fails, noise};
 
-/// Tells a new process of this test binary which rank it is: `rank address address …`.
+/// Variable by which a new process of this test binary gets its rank: `rank address address …`.
 const ROLE: &str = "JACKALOPE_TRANSPORT_TEST_ROLE";
 
 /// The rank processes of these tests: started below with [`ROLE`], passing at once otherwise.
@@ -47,7 +47,7 @@ fn sum_and_check(group: &mut Group, step: u64) -> Result<(), TransportError> {
     Ok(())
 }
 
-/// A rank in a process of its own, which ends with this value.
+/// A rank in a separate process, which is killed when this is dropped.
 struct RankProcess {
     child: Child,
     _output: Lines<BufReader<ChildStdout>>,

@@ -141,7 +141,7 @@ entries! { MACHINE:
         title: "the model's files differ between machines",
         explain: "Files with other content are another model, another quantisation, or a copy that was interrupted or damaged. Ranks would compute different things, so `serve` compares the hashes of all content and refuses. Without `--hash` the doctor compares names and sizes alone.",
         type_this: &["jackalope models check {model} --hash --hosts {node}   (compares hashes, and says which files differ)", "jackalope models sync {model} --hosts {node}"],
-        signs: &["other bytes than the model that is served", "has another table of tensors"],
+        signs: &["differs from the model that is served", "a different table of tensors"],
         origin: "TS-19 TS-04 TS-07",
     };
     /// The machine may fall asleep.

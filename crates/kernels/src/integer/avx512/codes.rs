@@ -233,7 +233,7 @@ impl Factors {
     /// `len` scales and biases from `start` on, up to sixteen, and all of them if `WHOLE`; else zeros follow.
     ///
     /// # Safety
-    /// The machine has the set, and so many are there.
+    /// The machine must have the instruction set, and `len` factors must follow `start`.
     #[inline(always)]
     pub(super) unsafe fn load<C: Codes, const WHOLE: bool>(
         self,

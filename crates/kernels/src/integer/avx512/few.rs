@@ -82,7 +82,7 @@ for_avx512! {
         out: &mut [O],
     ) {
         let streams = Streams::new(job, token_lines, out.len());
-        // The lines of all steps, so many for each sixteen groups.
+        // Number of cache lines of all steps.
         let num_lines = streams.padded_groups / SUMS * LANES * C::REGISTERS * 2;
         assert!(num_lines <= token_lines, "lines of a token");
         prefetch(&job.matrix.words[job.rows.start * (streams.row_bytes / 4)..]);

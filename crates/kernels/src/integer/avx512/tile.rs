@@ -420,7 +420,7 @@ for_avx512! {
             let mut biases = [_mm512_setzero_si512(); LANES];
             for (lane, row) in rows.iter().enumerate() {
                 let start = row * num_groups + first_group;
-                // SAFETY: the machine has the set, and the row has so many left.
+                // SAFETY: the machine has the instruction set, and `len` groups of the row are left.
                 let [scale, bias] = unsafe {
                     if len == SUMS {
                         factors.load::<C, true>(start, len)
