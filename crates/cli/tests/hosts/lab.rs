@@ -95,7 +95,7 @@ pub(crate) struct Lab {
 
 /// One of them.
 pub(crate) struct LabHost {
-    /// Configuration file of ssh.
+    /// Host name for ssh.
     pub(crate) ssh: String,
     pub(crate) ip: String,
     namespace: String,
