@@ -20,32 +20,34 @@ use self::piece::{Gathered, HeadQueries, finish, gather, value_stride};
 use crate::elements::{Elements, ElementsMut, Float};
 use crate::threads::Threads;
 
-/// Keys of a block.
+/// Number of keys of a block.
 const BLOCK_KEYS: usize = 64;
 
-/// Keys of a span.
+/// Number of keys of a span.
 const SPAN_KEYS: usize = 1024;
 
-/// Query rows (a query times a head) that meet a converted block of keys, about: whole tiles of every set.
+/// Approximate number of query rows (a query times a head) that use a converted block of keys:
+/// whole tiles of every instruction set.
 const PIECE_ROWS: usize = 192;
 
-/// Fewer rows than this take as long, for then memory is what takes time.
+/// Number of rows below which the time does not shrink further, because memory bandwidth limits it.
 const MEMORY_ROWS: usize = 4;
 
-/// A piece with more than this part of a thread's share of the work may be cut into spans.
+/// A piece with more than this fraction of a thread's share of the work may be divided into spans.
 const SHARE_PARTS: usize = 4;
 
-/// Bytes of what the spans of a piece gather, at most, if they are computed apart.
+/// Maximum size in bytes of the intermediate results of a piece's spans, if they are computed
+/// separately.
 const SPANS_BYTES: usize = 8 << 20;
 
-/// What all sequences of a call share.
+/// Parameters that all sequences of a call share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionConfig<'a> {
     /// Query heads of this rank; a multiple of `kv_heads`. Query head `h` reads KV head `h / (heads / kv_heads)`.
     pub heads: usize,
     /// Key and value heads of this rank.
     pub kv_heads: usize,
-    /// Elements of a head, of queries, keys and values alike.
+    /// Number of elements of a head, for queries, keys and values.
     pub head_dim: usize,
     /// Factor of every score, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
@@ -58,12 +60,12 @@ pub struct AttentionConfig<'a> {
 }
 
 impl AttentionConfig<'_> {
-    /// Query heads that share a KV head.
+    /// Returns the number of query heads that share a KV head.
     fn group_heads(&self) -> usize {
         self.heads / self.kv_heads
     }
 
-    /// Positions visible to the query at `position`.
+    /// Returns the positions that are visible to the query at `position`.
     #[inline(always)]
     fn visible(&self, position: usize) -> Range<usize> {
         let end = position + 1;
@@ -71,19 +73,20 @@ impl AttentionConfig<'_> {
     }
 }
 
-/// Positions of a tile of keys: with 16-bit elements a row of it is a cache line.
+/// Number of positions of a tile of keys: with 16-bit elements, a row of it is a cache line.
 pub const KEY_TILE: usize = 32;
 
-/// Where a page has a key: element `i` of the key is at `start + i * step`.
+/// Location of a key in a page: element `i` of the key is at `start + i * step`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyPlace {
-    /// The first element.
+    /// Index of the first element.
     pub start: usize,
-    /// From one element to the next.
+    /// Distance between two elements.
     pub step: usize,
 }
 
-/// Where a page of `page_tokens` positions has the key of a KV head and a position in the page.
+/// Returns where a page of `page_tokens` positions stores the key of a KV head and of a position in
+/// the page.
 #[inline(always)]
 pub fn key_place(
     page_tokens: usize,
@@ -106,19 +109,20 @@ pub struct KvPage<'a> {
 }
 
 impl KvPage<'_> {
-    /// The type of keys and values, if it is the same.
+    /// Returns the type of keys and values, if both have the same type.
     #[inline(always)]
     fn floats(&self) -> Option<Float> {
         Some(self.keys.float()).filter(|float| *float == self.values.float())
     }
 }
 
-/// One sequence's keys and values, its new rows included.
+/// Keys and values of one sequence, including those of its new rows.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceKv<'a> {
-    /// All of the same size; together they hold at least `length` positions, of which the first are read.
+    /// Pages of the same size, which together hold at least `length` positions; the first `length`
+    /// are read.
     pub pages: &'a [KvPage<'a>],
-    /// Positions held, from 0 on.
+    /// Number of positions.
     pub length: usize,
     /// Rows of `q` that belong to this sequence: its positions `length - num_queries..length`.
     pub num_queries: usize,
@@ -205,7 +209,7 @@ fn assert_valid(
 }
 
 impl SequenceKv<'_> {
-    /// Positions of a page.
+    /// Returns the number of positions of a page.
     #[inline(always)]
     fn page_tokens(&self, config: &AttentionConfig<'_>) -> usize {
         self.pages.first().map_or(0, |page| page.keys.len() / (config.kv_heads * config.head_dim))
@@ -215,13 +219,13 @@ impl SequenceKv<'_> {
 /// Some queries of one sequence, with the heads that share one KV head.
 struct Piece<'a> {
     queries: HeadQueries<'a>,
-    /// What each span gives, if they are computed apart.
+    /// Intermediate result of each span, if the spans are computed separately.
     spans: Vec<Gathered>,
     /// For each query `[group_heads, head_dim]`.
     out: Vec<ElementsMut<'a>>,
 }
 
-/// What one thread does from start to end.
+/// A work item of one thread.
 enum Work<'a, 'b> {
     /// The queries of a piece with the keys of one span.
     Span(HeadQueries<'a>, usize, &'b mut Gathered),
@@ -229,12 +233,13 @@ enum Work<'a, 'b> {
 }
 
 impl<'a> Piece<'a> {
-    /// How long it takes, about.
+    /// Returns the approximate cost.
     fn cost(&self, config: &AttentionConfig<'_>) -> usize {
         self.queries.num_rows(config).max(MEMORY_ROWS) * self.queries.visible(config).len()
     }
 
-    /// Has the spans computed apart, if there are several and what they gather is not too much to keep.
+    /// Divides the piece into spans, if there are several and their intermediate results are small
+    /// enough.
     fn split(&mut self, config: &AttentionConfig<'_>) {
         let num_spans = self.queries.spans(config).len();
         let span_bytes = self.queries.num_rows(config) * value_stride(config) * size_of::<f32>();
@@ -243,7 +248,7 @@ impl<'a> Piece<'a> {
         }
     }
 
-    /// Each of the spans, with its number.
+    /// Returns a work item for each span.
     fn span_work(&mut self, config: &AttentionConfig<'_>) -> impl Iterator<Item = Work<'a, '_>> {
         let queries = self.queries;
         let spans = queries.spans(config).zip(&mut self.spans);
@@ -251,7 +256,8 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// One piece per sequence, run of queries and KV head; the pieces with most keys first.
+/// Divides the work into pieces: one per sequence, run of queries and KV head; those with the most
+/// keys first.
 fn cut<'a>(
     q: Elements<'a>,
     sequences: &[SequenceKv<'a>],
@@ -286,7 +292,7 @@ fn cut<'a>(
         }
         first_token += sequence.num_queries;
     }
-    // The long ones first, so that no thread begins one when the others are about to finish.
+    // Long items come first, so that no thread starts one when the others are almost done.
     pieces.sort_by_key(|piece| std::cmp::Reverse(piece.cost(config)));
     pieces
 }

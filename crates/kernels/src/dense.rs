@@ -1,6 +1,8 @@
-//! Few rows of activations times a plain matrix, which is streamed from memory as it is.
+//! Products of few rows of activations with a plain matrix, which is streamed from memory without
+//! unpacking.
 //!
-//! The order of operations is that of [`crate::dot`], so a row has the same bits here as among many rows.
+//! The order of operations is that of [`crate::dot`], so a row has the same bits here as among many
+//! rows.
 #![expect(clippy::needless_range_loop, reason = "indices name tokens and rows in several arrays")]
 
 use std::ops::Range;
@@ -11,13 +13,14 @@ use crate::matmul::DenseMatrix;
 use crate::panel::Activations;
 use crate::simd::{Element, LANES, Lanes, Simd, dispatched};
 
-/// Rows of activations up to which weights are streamed rather than unpacked into tiles.
+/// Maximum number of rows of activations for which weights are streamed instead of being unpacked
+/// into tiles.
 pub(crate) const FEW_TOKENS: usize = 16;
 
-/// Rows of activations computed together.
+/// Number of rows of activations that are computed together.
 const TOKENS: usize = 4;
 
-/// Rows whose results are kept until they are stored.
+/// Number of rows whose results are buffered before they are stored.
 const RESULT_ROWS: usize = 32;
 
 dispatched! {
@@ -60,7 +63,7 @@ fn multiply_elements<S: Simd, E: Element, R: Results>(
     for start in rows.clone().step_by(RESULT_ROWS) {
         let end = (start + RESULT_ROWS).min(rows.end);
         let weights = &values[start * input..end * input];
-        // From the second turn on, the rows are in a cache.
+        // From the second iteration on, the rows are in a cache.
         for (turn, out) in out.chunks_mut(TOKENS).enumerate() {
             let x = (x, turn * TOKENS);
             match out.len() {
@@ -76,7 +79,7 @@ fn multiply_elements<S: Simd, E: Element, R: Results>(
     }
 }
 
-/// All rows of `weights`, `ROWS` at a time.
+/// Computes all rows of `weights`, `ROWS` at a time.
 #[inline(always)]
 fn strip<S: Simd, E: Element, F: Fold, const T: usize, const ROWS: usize>(
     simd: S,
@@ -156,7 +159,7 @@ fn term<S: Simd, E: Element, const T: usize, const ROWS: usize>(
         let mut weights = [simd.splat(0.0); ROWS];
         for r in 0..ROWS {
             if (i * size_of::<[E; LANES]>()).is_multiple_of(64) {
-                // The same place in the rows that come next.
+                // Prefetches the same columns of the next rows.
                 simd.prefetch(&w[r][i], ROWS * input * size_of::<E>());
             }
             weights[r] = E::load(simd, &w[r][i]);

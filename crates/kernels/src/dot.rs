@@ -1,15 +1,16 @@
-//! Dot products in the one order of operations that every result has.
+//! Dot products in one fixed order of operations, on which all results are based.
 //!
-//! Eight partial sums, lane `l` over the columns `l, l + 8, l + 16, …` from left to right, each step one multiply-add;
-//! in the end the lanes are added as a tree ([`Simd::sum`]). How many tokens and weight rows are computed together
-//! decides only which registers the sums live in, and between two chunks of columns they may wait in memory.
+//! There are eight partial sums: lane `l` has the columns `l, l + 8, l + 16, …` from left to right,
+//! with one multiply-add per step; at the end the lanes are added as a tree ([`Simd::sum`]). The
+//! number of tokens and weight rows that are computed together decides only which registers hold
+//! the sums; between two chunks of columns they may be stored in memory.
 
 use std::array;
 use std::ops::Range;
 
 use crate::simd::{Element, LANES, Lanes, Simd};
 
-/// Tokens whose products are computed together, at most.
+/// Maximum number of tokens whose products are computed together.
 const TOKENS_MAX: usize = 4;
 
 /// Rows of activations, each padded with zeros to whole lanes.
@@ -17,7 +18,7 @@ const TOKENS_MAX: usize = 4;
 pub(crate) struct Rows<'a> {
     /// `[tokens, stride]`.
     pub(crate) values: &'a [f32],
-    /// Elements of a row, a multiple of [`LANES`].
+    /// Number of elements of a row, a multiple of [`LANES`].
     pub(crate) stride: usize,
 }
 
@@ -41,7 +42,7 @@ pub(crate) fn add_products<S: Simd, E: Element>(
     for sums in sums.chunks_mut(TOKENS_MAX * tile.num_rows()) {
         let num_tokens = sums.len() / tile.num_rows();
         let lanes = |t| x.lanes(token + t, &columns);
-        // As many rows as there are registers, of which unpacking needs some.
+        // The number of rows is limited by the registers, of which unpacking needs some.
         match num_tokens {
             1 => strip::<S, E, 1, 6>(simd, array::from_fn(lanes), tile, sums),
             2 if E::IS_F32 => strip::<S, E, 2, 6>(simd, array::from_fn(lanes), tile, sums),
@@ -78,7 +79,7 @@ impl<'a, E: Element> Tile<'a, E> {
     }
 }
 
-/// A few tokens with all rows of the tile, `ROWS` at a time.
+/// Computes a few tokens with all rows of the tile, `ROWS` at a time.
 #[inline(always)]
 fn strip<S: Simd, E: Element, const TOKENS: usize, const ROWS: usize>(
     simd: S,

@@ -54,7 +54,7 @@ impl<'a> Elements<'a> {
         self.len() == 0
     }
 
-    /// Bytes of the elements.
+    /// Size of the elements in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Elements::F32(values) => size_of_val(*values),
@@ -72,7 +72,7 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Some of the elements.
+    /// Returns the elements of a range.
     pub(crate) fn part(&self, range: Range<usize>) -> Self {
         match self {
             Elements::F32(values) => Elements::F32(&values[range]),
@@ -121,7 +121,7 @@ impl<'a> ElementsMut<'a> {
         }
     }
 
-    /// What is written there.
+    /// Returns a read-only view of the same elements.
     pub fn as_elements(&self) -> Elements<'_> {
         match self {
             ElementsMut::F32(values) => Elements::F32(values),
@@ -130,7 +130,7 @@ impl<'a> ElementsMut<'a> {
         }
     }
 
-    /// The same view for a shorter time.
+    /// Returns the same view with a shorter lifetime.
     pub fn reborrow(&mut self) -> ElementsMut<'_> {
         match self {
             ElementsMut::F32(values) => ElementsMut::F32(values),
@@ -139,7 +139,7 @@ impl<'a> ElementsMut<'a> {
         }
     }
 
-    /// Two views: the first `mid` elements and the rest.
+    /// Splits the view into the first `mid` elements and the rest.
     pub(crate) fn split_at(self, mid: usize) -> (ElementsMut<'a>, ElementsMut<'a>) {
         match self {
             ElementsMut::F32(values) => {
@@ -212,11 +212,11 @@ impl<'a> ElementsMut<'a> {
     }
 }
 
-/// As [`bf16::from_f32`], in a form that vectorises.
+/// Like [`bf16::from_f32`], in a form that the compiler vectorises.
 #[inline(always)]
 fn round_to_bf16(value: f32) -> bf16 {
     let bits = value.to_bits();
-    // Half a unit less a bit, or half a unit if that makes an odd number even.
+    // Adds half a unit minus one bit, or half a unit if that makes an odd number even.
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
     let bits = if value.is_nan() { bits | 0x0040_0000 } else { rounded };
     bf16::from_bits((bits >> 16) as u16)

@@ -10,7 +10,7 @@ use crate::simd::{LANES, Simd, dispatched};
 use crate::threads::Threads;
 use crate::unpack::Region;
 
-/// Elements below which the rows are gathered by the calling thread alone.
+/// Number of elements below which the calling thread gathers the rows alone.
 const PIECE_ELEMENTS: usize = 1 << 16;
 
 /// `out[tokens, table.input]`: the rows of `table` for `ids`, whose row 0 belongs to `first_id`.
@@ -54,7 +54,7 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// The table's row for the token, if this part of the table has it.
+    /// Returns the table's row for the token, if this part of the table contains it.
     fn row_idx(&self, token: usize) -> Option<usize> {
         let row = self.ids[token].checked_sub(self.first_id)? as usize;
         (row < self.table.num_rows()).then_some(row)
@@ -76,7 +76,7 @@ fn gather(rows: &Rows<'_>, out: ElementsMut<'_>, threads: &Threads) {
 }
 
 dispatched! {
-    /// Rows of the tokens from `first_token` on.
+    /// Gathers the rows of the tokens from `first_token` on.
     fn gather_piece(rows: &Rows<'_>, first_token: usize, out: &mut ElementsMut<'_>) = gather_piece_with
 }
 

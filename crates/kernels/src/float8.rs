@@ -1,6 +1,8 @@
-//! Few rows of activations times a matrix of eight-bit floats (mxfp8), which is streamed from memory as it is.
+//! Products of few rows of activations with a matrix of eight-bit floats (mxfp8), which is streamed
+//! from memory without unpacking.
 //!
-//! The order of operations is that of [`crate::dot`], so a row has the same bits here as among many rows.
+//! The order of operations is that of [`crate::dot`], so a row has the same bits here as among many
+//! rows.
 #![expect(clippy::needless_range_loop, reason = "indices name tokens and rows in several arrays")]
 
 use std::ops::Range;
@@ -11,16 +13,17 @@ use crate::quant::{QuantMatrix, Scales};
 use crate::simd::{LANES, Simd, dispatched};
 use crate::unpack::e8m0;
 
-/// Rows of activations up to which weights are streamed, all rows together, rather than unpacked into tiles.
+/// Maximum number of rows of activations for which weights are streamed, for all rows together,
+/// instead of being unpacked into tiles.
 pub(crate) const FEW_TOKENS: usize = 4;
 
-/// Rows whose results are kept until they are stored.
+/// Number of rows whose results are buffered before they are stored.
 const RESULT_ROWS: usize = 32;
 
-/// Vectors of a group.
+/// Number of vectors of a group.
 const GROUP_VECTORS: usize = 32 / LANES;
 
-/// How far ahead memory is asked for, so that the second-level cache has it in time.
+/// Prefetch distance in bytes: data must reach the second-level cache in time.
 const PREFETCH_BYTES: usize = 16 << 10;
 
 dispatched! {
@@ -59,7 +62,7 @@ fn multiply_few_with<S: Simd, R: Results>(
     }
 }
 
-/// `T` tokens with all rows of the strip, `ROWS` at a time.
+/// Computes `T` tokens with all rows of the strip, `ROWS` at a time.
 #[inline(always)]
 fn strip<S: Simd, F: Fold, const T: usize, const ROWS: usize>(
     simd: S,

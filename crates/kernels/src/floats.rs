@@ -17,7 +17,7 @@ pub enum Floats {
 }
 
 impl Floats {
-    /// `len` zeros.
+    /// Creates `len` zeros.
     pub fn zeros(float: Float, len: usize) -> Floats {
         match float {
             Float::F32 => Floats::F32(vec![0.0; len]),
@@ -26,7 +26,7 @@ impl Floats {
         }
     }
 
-    /// Some rows of `width` elements, in the order of `rows`.
+    /// Copies rows of `width` elements, in the order of `rows`.
     pub(crate) fn of_rows(from: Elements<'_>, rows: &[usize], width: usize) -> Floats {
         fn together<T: Copy>(values: &[T], rows: &[usize], width: usize) -> Vec<T> {
             rows.iter().flat_map(|row| &values[row * width..(row + 1) * width]).copied().collect()
@@ -38,7 +38,7 @@ impl Floats {
         }
     }
 
-    /// To be read.
+    /// Returns a read-only view.
     pub fn elements(&self) -> Elements<'_> {
         match self {
             Floats::F32(values) => Elements::F32(values),
@@ -47,7 +47,7 @@ impl Floats {
         }
     }
 
-    /// To be written.
+    /// Returns a mutable view.
     pub fn elements_mut(&mut self) -> ElementsMut<'_> {
         match self {
             Floats::F32(values) => ElementsMut::F32(values),

@@ -1,4 +1,4 @@
-//! Products in which each row of activations chooses its matrix: the experts of a mixture.
+//! Products in which each row of activations selects its matrix: the experts of a mixture.
 
 use crate::elements::{Elements, ElementsMut};
 use crate::floats::Floats;
@@ -6,12 +6,13 @@ use crate::matmul::{DenseMatrix, Matrix, RowProducts, multiply};
 use crate::quant::QuantMatrix;
 use crate::threads::Threads;
 
-/// Which matrix each row meets.
+/// The matrix that each row selects.
 #[derive(Clone, Copy, Debug)]
 pub struct Choice<'a> {
     /// For each row of activations, the index of its expert.
     pub experts: &'a [u32],
-    /// Experts that there are: the matrix has the rows of the first, then of the second, and so on.
+    /// Number of experts: the matrix has the rows of the first expert, then those of the second,
+    /// and so on.
     pub num_experts: usize,
 }
 

@@ -40,7 +40,7 @@ use crate::quant::{QuantMatrix, QuantMode};
 use crate::simd::InstructionSet;
 use crate::threads::Threads;
 
-/// Partial sums of a result.
+/// Number of partial sums of a result.
 const SUMS: usize = 16;
 
 /// Additions by which the groups of the longest term become one sum.
@@ -50,20 +50,20 @@ const TERM_LEVELS: usize = GROUPS_PER_TERM_MAX.ilog2() as usize;
 /// The partial sums of a result.
 type Lanes16 = [f32; SUMS];
 
-/// What E2M1 codes are multiplied with to be whole.
+/// Factor that makes the values of E2M1 codes integers.
 const E2M1_FACTOR: f32 = 2.0;
 
-/// What is added to make them unsigned.
+/// Offset that makes these integers unsigned.
 #[cfg(target_arch = "x86_64")]
 const E2M1_OFFSET: i32 = 12;
 
 /// Twice the values of the four-bit float; see `unpack`.
 const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Whether products of such activations with such a matrix are computed here.
+/// Returns whether these kernels compute products of such activations with such a matrix.
 ///
-/// Activations in f32 keep their precision, eight-bit floats are no small whole numbers, and on ARM nothing but `sdot`
-/// is faster than f32.
+/// Activations in f32 keep their precision, eight-bit floats are not small integers, and on ARM
+/// only `sdot` is faster than f32.
 pub(crate) fn is_supported(
     x: Float,
     matrix: &QuantMatrix<'_>,
@@ -119,12 +119,12 @@ impl Prepared {
         }
     }
 
-    /// The groups, with their tokens, whose terms the exact path has to add.
+    /// Returns the groups, with their tokens, whose terms the exact path has to add.
     pub(crate) fn unrounded_groups(&self) -> impl Iterator<Item = (usize, usize)> {
         self.rounded.unrounded_groups()
     }
 
-    /// The rows that the exact path must compute.
+    /// Returns the rows that the exact path must compute.
     pub(crate) fn unrounded_tokens(&self) -> Vec<usize> {
         let mut tokens: Vec<usize> = self.unrounded_groups().map(|(token, _)| token).collect();
         tokens.dedup();
@@ -156,7 +156,8 @@ impl Prepared {
     }
 }
 
-/// Products of 16-bit activations with codes that the instruction alone can do: runs them, says how many.
+/// Runs only the multiplication instruction for 16-bit activations and codes, and returns the
+/// number of multiplications.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn avx512_peak_macs() -> usize {
     avx512::peak_macs()

@@ -1,17 +1,18 @@
-//! CPU kernels on plain slices: the mathematics that stock MLX does in scalar code on a machine without a GPU.
+//! CPU kernels on plain slices, for the operations that stock MLX computes in scalar code on a
+//! machine without a GPU.
 //!
-//! Every kernel is *batch-invariant*: the bits of a result depend only on the row (token, query) it was computed
-//! for and on the weights or keys it meets, never on the other rows, on how a prompt was cut into chunks, or on the
-//! number of threads. Each dot product therefore has one fixed order of operations (see `dot`, `attention`, and
-//! `integer` for 16-bit activations with packed weights), and work is only ever split between results, or in places
-//! that are always the same (the spans of `attention`). Between instruction sets the bits may differ (fused
-//! multiply-add).
+//! Every kernel is *batch-invariant*: the bits of a result depend only on its row (token, query)
+//! and on the weights or keys that the row uses, never on the other rows, on the chunks of a
+//! prompt, or on the number of threads. Each dot product therefore has one fixed order of
+//! operations (see `dot`, `attention`, and `integer` for 16-bit activations with packed weights),
+//! and work is only divided between results, or at fixed positions (the spans of `attention`). The
+//! bits may differ between instruction sets (fused multiply-add).
 //!
-//! Few rows stream their weights from memory as they lie there (`integer`, `dense`, `float8`); many rows meet tiles that were
-//! unpacked for all of them (`integer`, `panel`).
+//! For few rows, the packed weights are streamed from memory (`integer`, `dense`, `float8`). For
+//! many rows, weights are unpacked into tiles once for all of them (`integer`, `panel`).
 //!
-//! Shapes are the caller's promise: a wrong length is a bug and panics at the caller's line. Nothing here knows of
-//! MLX, models or files.
+//! Callers must pass valid shapes: a wrong length is a bug and panics with the caller's location.
+//! This crate knows nothing about MLX, models or files.
 
 mod attention;
 mod dense;

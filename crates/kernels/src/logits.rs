@@ -5,10 +5,11 @@ use std::sync::OnceLock;
 use crate::attention::exp::exp;
 use crate::simd::{InstructionSet, LANES, Simd, dispatched};
 
-/// Logits that are looked at together.
+/// Number of logits that are processed together.
 const CHUNK: usize = 1024;
 
-/// The set that was asked for; the best one where that was nonsense, which loading a model reports.
+/// Returns the requested instruction set, or the best one if the request is invalid, which loading
+/// a model reports.
 fn instructions() -> InstructionSet {
     static SET: OnceLock<InstructionSet> = OnceLock::new();
     *SET.get_or_init(|| {
@@ -35,11 +36,11 @@ pub fn argmax(logits: &[f32]) -> usize {
     start + logits[start..].iter().position(|logit| *logit == max).expect("it was just seen")
 }
 
-/// False if a logit is NaN or larger than any number, or all are smaller.
+/// Returns false if a logit is NaN or positive infinity, or if all are negative infinity.
 pub fn are_numbers(logits: &[f32]) -> bool {
     let (mut has_strange, mut has_number) = (false, false);
     for chunk in logits.chunks(CHUNK) {
-        // Without a way out of the loop, it is one of vectors.
+        // Without an early exit, the compiler vectorises the loop.
         let (mut strange, mut number) = (0_u32, 0_u32);
         for logit in chunk {
             strange |= u32::from(logit.is_nan() | (*logit == f32::INFINITY));
@@ -57,7 +58,7 @@ pub fn exp_each(values: &mut [f32]) {
     exp_values(instructions(), values);
 }
 
-/// The sum of `exp(logit - max)`, where no logit is above `max`.
+/// Returns the sum of `exp(logit - max)`; no logit may be above `max`.
 pub fn sum_exp(logits: &[f32], max: f32) -> f64 {
     let mut total = 0.0;
     for chunk in logits.chunks(CHUNK) {
@@ -82,7 +83,7 @@ fn exp_values_with<S: Simd>(_simd: S, values: &mut [f32]) {
 
 dispatched! { fn max_of(values: &[f32], max: &mut f32) = max_with }
 
-/// The largest number; what is none is passed over.
+/// Finds the largest number; NaN is skipped.
 #[inline(always)]
 fn max_with<S: Simd>(_simd: S, values: &[f32], max: &mut f32) {
     let mut maxima = [f32::NEG_INFINITY; 4 * LANES];

@@ -1,4 +1,4 @@
-//! What the machine can do at best: the measure of every kernel's speed.
+//! Limits of the machine, with which the speed of every kernel is compared.
 
 use std::time::{Duration, Instant};
 
@@ -9,25 +9,25 @@ use crate::threads::Threads;
 /// Bytes read or copied, well beyond the last-level cache.
 const BYTES: usize = 256 << 20;
 
-/// Words of a piece of work.
+/// Number of words of a work item.
 const PIECE_WORDS: usize = 1 << 17;
 
-/// Empty jobs of a run.
+/// Number of empty jobs per run.
 const DISPATCHES: usize = 1000;
 
-/// Best of this many runs.
+/// Number of runs, of which the best counts.
 const RUNS: usize = 5;
 
 /// The machine's limits with some threads and an instruction set.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes that can be read in a second.
+    /// Memory read bandwidth in bytes per second.
     pub read_bytes_per_s: f64,
-    /// Seconds that handing work to all threads and waiting for them takes.
+    /// Time to start a job on all threads and wait for them, in seconds.
     pub dispatch_s: f64,
-    /// Bytes that can be copied in a second, counted once.
+    /// Memory copy bandwidth in bytes per second; each byte counts once.
     pub copy_bytes_per_s: f64,
-    /// Multiplications and additions of f32 in a second.
+    /// Number of f32 multiply-adds per second.
     pub f32_macs_per_s: f64,
     /// The same for 16-bit activations and 8-bit codes, if the set has a dedicated instruction for them.
     pub whole_macs_per_s: Option<f64>,
@@ -82,7 +82,7 @@ fn best(mut work: impl FnMut()) -> Duration {
     (0..RUNS).map(run).min().unwrap_or_default()
 }
 
-/// `work` returns how many multiplications it did.
+/// Returns the number of multiplications per second; `work` returns how many it did.
 fn macs_per_s(threads: &Threads, work: impl Fn() -> usize + Sync) -> f64 {
     const PIECES: usize = 64;
     let macs = work() * PIECES;
@@ -109,7 +109,7 @@ dispatched! { fn sum_words(words: &[u64], sum: &mut u64) = sum_words_with }
 
 #[inline(always)]
 fn sum_words_with<S: Simd>(_simd: S, words: &[u64], sum: &mut u64) {
-    // Several chains, which become several registers.
+    // Independent sums, so that the compiler uses several registers.
     let mut sums = [0_u64; 32];
     for words in words.as_chunks::<32>().0 {
         for (sum, word) in sums.iter_mut().zip(words) {

@@ -14,7 +14,7 @@ use crate::threads::Threads;
 /// Output features of a piece are a multiple of this: the rows of a tile of whole numbers.
 const PIECE_ROWS: usize = 32;
 
-/// Multiplications of a piece at least: some microseconds.
+/// Minimum number of multiplications of a piece; they take some microseconds.
 const PIECE_MACS_MIN: usize = 1 << 15;
 
 /// A plain matrix `[out, input]`; it multiplies as its transpose.
@@ -29,7 +29,7 @@ pub struct DenseMatrix<'a> {
 }
 
 impl<'a> DenseMatrix<'a> {
-    /// Some rows as a matrix.
+    /// Returns some rows as a matrix.
     pub(crate) fn rows(&self, rows: Range<usize>) -> DenseMatrix<'a> {
         let DenseMatrix { input, values, .. } = *self;
         let values = values.part(rows.start * input..rows.end * input);
@@ -52,7 +52,7 @@ pub enum Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Some rows as a matrix.
+    /// Returns some rows as a matrix.
     pub(crate) fn rows(&self, rows: Range<usize>) -> Matrix<'a> {
         match self {
             Matrix::Dense(matrix) => Matrix::Dense(matrix.rows(rows)),
@@ -99,10 +99,10 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// A matrix and where its product goes.
+/// A matrix, and the destination of its product.
 #[derive(Debug)]
 pub struct Product<'a> {
-    /// What is multiplied with.
+    /// The matrix to multiply with.
     pub matrix: Matrix<'a>,
     /// `[tokens, matrix.out]`.
     pub out: ElementsMut<'a>,
@@ -171,14 +171,15 @@ pub(crate) struct RowProducts<'a, R = ElementsMut<'a>> {
 }
 
 impl RowProducts<'_> {
-    /// A view of the results of some tokens.
+    /// Returns a view of the results of some tokens.
     fn tokens(&mut self, tokens: Range<usize>) -> RowProducts<'_> {
         let out = self.out[tokens].iter_mut().map(ElementsMut::reborrow).collect();
         RowProducts { matrix: self.matrix, out }
     }
 }
 
-/// A view of each token's results, after all lengths were checked; `None` if nothing is left to compute.
+/// Checks all lengths, and returns a view of each token's results; `None` if there is nothing to
+/// compute.
 #[track_caller]
 fn result_rows<'a>(
     x: &Elements<'_>,
@@ -196,7 +197,7 @@ fn result_rows<'a>(
     (tokens > 0).then(|| out.chunks(num_rows))
 }
 
-/// Products with matrices of one format.
+/// Computes products with matrices of one format.
 pub(crate) fn multiply(x: Elements<'_>, mut products: Vec<RowProducts<'_>>, threads: &Threads) {
     let prepared = match products.first().map(|first| first.matrix) {
         None => return,
@@ -224,7 +225,7 @@ pub(crate) fn multiply(x: Elements<'_>, mut products: Vec<RowProducts<'_>>, thre
     }
 }
 
-/// As [`multiply`], with activations as they are.
+/// Like [`multiply`], with unrounded activations.
 pub(crate) fn multiply_in_f32<R: Results>(
     x: &Activations,
     products: Vec<RowProducts<'_, R>>,
@@ -280,9 +281,10 @@ pub(crate) fn for_pieces<R: Results>(
     threads.for_each(pieces, |Piece { matrix, rows, mut out }| work(&matrix, rows, &mut out));
 }
 
-/// Output features of each piece of work. The first pieces are large, because memory is fastest in long runs; the last
-/// ones are small, so that a slow core does not hold up the others; none is not worth waking a thread for. `rows_after`
-/// are computed in the same job.
+/// Divides the output features into pieces of work. The first pieces are large, because memory is
+/// fastest in long sequential reads; the last ones are small, so that a slow core does not delay
+/// the others; none is too small to be worth waking a thread. `rows_after` rows are computed in the
+/// same job.
 fn cut_rows(
     (num_rows, rows_after): (usize, usize),
     row_macs: usize,
@@ -295,7 +297,7 @@ fn cut_rows(
     let mut pieces = Vec::new();
     let mut start = 0;
     while start < num_rows {
-        // A round of pieces, one for each thread, is four fifths of what is left.
+        // A round of pieces, one per thread, has four fifths of the remaining rows.
         let left = num_rows - start + rows_after;
         let share = (left * 4 / 5).div_ceil(num_threads);
         let len = share.max(worthwhile).next_multiple_of(PIECE_ROWS);

@@ -1,15 +1,16 @@
-//! Memory that is streamed: huge pages.
+//! Huge pages for streamed memory.
 //!
-//! Reading weights from pages of 4 KiB costs up to a half of the memory's speed. Hints change no contents, and what a
-//! system does not know it refuses, which leaves small pages that work too.
+//! Reading weights from pages of 4 KiB costs up to half of the memory bandwidth. The hints do not
+//! change contents. A system that does not support them returns an error and keeps small pages,
+//! which work as well.
 
 use std::ops::Range;
 
-/// What the system maps as one page at best, on every machine we know.
+/// Size of a huge page in bytes, on every supported machine.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Asks that whole huge pages inside `memory` be huge when they are first touched: to be called between allocating a
-/// large buffer and filling it.
+/// Requests huge pages for `memory`, which take effect when it is first touched: call this between
+/// allocating a large buffer and filling it.
 pub fn advise_huge_pages<T>(memory: &[T]) {
     /// `asm-generic/mman-common.h` of Linux.
     const MADV_HUGEPAGE: i32 = 14;
@@ -36,12 +37,12 @@ pub fn move_into_huge_pages(buffers: impl IntoIterator<Item = Range<*const u8>>)
     }
     pages.sort_unstable();
     pages.dedup();
-    // One by one, because a page that reaches beyond what is mapped fails the whole call.
+    // One page at a time, because a page that extends beyond the mapping fails the whole call.
     pages.retain(|page| advise(page * HUGE_PAGE, HUGE_PAGE, MADV_COLLAPSE));
     pages.len() * HUGE_PAGE
 }
 
-/// Whether the system took the hint.
+/// Returns whether the system accepted the hint.
 #[cfg(target_os = "linux")]
 fn advise(start: usize, len: usize, advice: i32) -> bool {
     use std::ffi::{c_int, c_void};

@@ -14,14 +14,15 @@ use crate::simd::{LANES, Lanes, Simd, dispatched};
 use crate::threads::Threads;
 use crate::unpack::{GROUPS_MAX, Region, unpack};
 
-/// Columns unpacked at a time: a multiple of every group size, and no more groups than have room.
+/// Number of columns that are unpacked at a time: a multiple of every group size, within the
+/// maximum number of groups.
 pub(crate) const CHUNK_COLUMNS: usize = 512;
 const _: () = assert!(CHUNK_COLUMNS.is_multiple_of(128) && CHUNK_COLUMNS / 16 <= GROUPS_MAX);
 
-/// Tokens that meet a tile before the next is unpacked.
+/// Number of tokens that use a tile before the next one is unpacked.
 const BLOCK_TOKENS: usize = 128;
 
-/// Rows of a tile.
+/// Number of rows of a tile.
 const TILE_ROWS: usize = 12;
 
 /// Columns of a product and their division into terms.
@@ -60,7 +61,7 @@ impl Activations {
         let last = input % columns.chunk;
         let padded_chunk = columns.chunk.next_multiple_of(LANES);
         let stride = input / columns.chunk * padded_chunk + last.next_multiple_of(LANES);
-        // Rows a power of two apart would compete for the same few lines of the cache.
+        // Rows at distances of a power of two would compete for the same few cache lines.
         let stride = if stride.is_multiple_of(256) { stride + 2 * LANES } else { stride };
         let mut values = vec![0.0; x.len() / input * stride];
         let blocks = values.chunks_mut(stride * BLOCK_TOKENS).enumerate().collect();
@@ -76,12 +77,12 @@ impl Activations {
         Activations { values, stride, columns }
     }
 
-    /// Rows of activations.
+    /// Number of rows of activations.
     pub(crate) fn tokens(&self) -> usize {
         self.values.len() / self.stride
     }
 
-    /// One row, in whole vectors.
+    /// Returns one row, in whole vectors.
     #[inline(always)]
     pub(crate) fn row(&self, token: usize) -> &[Lanes] {
         self.values[token * self.stride..][..self.stride].as_chunks().0

@@ -1,4 +1,4 @@
-//! Where the time goes: how often each kernel ran, for how long, and how many bytes of weights it read.
+//! Profile of the kernels: number of calls, time, and bytes of weights read.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 
 use crate::threads::Threads;
 
-/// What one kernel has done.
+/// Calls, time and bytes of one kernel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct KernelTime {
-    /// The kernel, or whatever else [`Threads::span`] was given.
+    /// Name of the kernel, or the name given to [`Threads::span`].
     pub name: &'static str,
-    /// How often it ran.
+    /// Number of calls.
     pub calls: u64,
-    /// How long, by the clock of the calling thread.
+    /// Total time, measured on the calling thread.
     pub time: Duration,
-    /// Bytes of weights it read, each counted once a call.
+    /// Bytes of weights read, each counted once per call.
     pub bytes: u64,
 }
 
-/// A ledger of [`KernelTime`]s; off, and then without a clock being read, until somebody wants it.
+/// A collection of [`KernelTime`]s. While it is off, no clock is read.
 #[derive(Debug, Default)]
 pub(crate) struct Profile {
     is_on: AtomicBool,
@@ -58,17 +58,18 @@ impl Drop for Span<'_> {
 }
 
 impl Threads {
-    /// From now on, spans are measured.
+    /// Starts to measure spans.
     pub fn start_profile(&self) {
         self.profile.is_on.store(true, Ordering::Relaxed);
     }
 
-    /// What was measured since the last call.
+    /// Returns the measurements since the last call.
     pub fn take_profile(&self) -> Vec<KernelTime> {
         std::mem::take(&mut *self.profile.times.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Measures what happens until the span is dropped, if the profile was started. The kernels do so themselves.
+    /// Measures the time until the span is dropped, if the profile was started. Kernels call it
+    /// themselves.
     pub fn span(&self, name: &'static str, bytes: usize) -> Span<'_> {
         let is_on = self.profile.is_on.load(Ordering::Relaxed);
         Span { running: is_on.then(|| (&self.profile, Instant::now())), name, bytes }

@@ -1,7 +1,8 @@
-//! MLX's quantised weight matrices as they lie in a checkpoint.
+//! MLX's quantised weight matrices, in the format of checkpoints.
 //!
-//! A row of codes is one little-endian stream of bits, code `i` at bit `i * bits`, cut into u32 words; a group is a
-//! whole number of words. Checked against MLX 0.32.4 for every format by `tests/data/make.py`.
+//! A row of codes is one little-endian stream of bits, code `i` at bit `i * bits`, divided into u32
+//! words; a group has an integral number of words. Compared with MLX 0.32.4 for every format by
+//! `tests/data/make.py`.
 
 use std::ops::Range;
 
@@ -32,7 +33,7 @@ pub struct QuantFormat {
 }
 
 impl QuantFormat {
-    /// Whether MLX knows this combination and these kernels compute it.
+    /// Returns whether MLX supports this combination and these kernels compute it.
     pub fn is_supported(&self) -> bool {
         match self.mode {
             QuantMode::Affine => {
@@ -45,15 +46,15 @@ impl QuantFormat {
         }
     }
 
-    /// u32 words of a row of `input` codes.
+    /// Returns the number of u32 words of a row of `input` codes.
     pub fn words_per_row(&self, input: usize) -> usize {
         input * self.bits as usize / 32
     }
 
-    /// Groups, and so scales, of a row of `input` codes.
+    /// Returns the number of groups, and thus of scales, of a row of `input` codes.
     pub fn groups_per_row(&self, input: usize) -> usize {
         debug_assert!(self.group_size.is_power_of_two());
-        // A division would show: this is asked for every row.
+        // A division would be measurable, because this is called for every row.
         input >> self.group_size.trailing_zeros()
     }
 }
@@ -85,7 +86,7 @@ pub struct QuantMatrix<'a> {
 }
 
 impl<'a> QuantMatrix<'a> {
-    /// Some rows as a matrix.
+    /// Returns some rows as a matrix.
     pub(crate) fn rows(&self, rows: Range<usize>) -> QuantMatrix<'a> {
         let QuantMatrix { format, input, words, .. } = *self;
         let row_words = format.words_per_row(input);
@@ -104,7 +105,7 @@ impl<'a> QuantMatrix<'a> {
         }
     }
 
-    /// Bytes of codes, scales and biases.
+    /// Returns the size of codes, scales and biases in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let scales = match self.scales {
             Scales::Elements(scales) => scales.bytes(),

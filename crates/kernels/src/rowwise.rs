@@ -1,17 +1,18 @@
-//! What is computed for each row, or each element, by itself between the matrix products: in f32, rounded once.
+//! Operations on single rows or elements between the matrix products: computed in f32, rounded
+//! once.
 
 use crate::attention::exp::exp;
 use crate::elements::{Elements, ElementsMut};
 use crate::simd::{LANES, Simd, dispatched};
 use crate::threads::Threads;
 
-/// Elements below which the calling thread computes alone.
+/// Number of elements below which the calling thread computes alone.
 const PIECE_ELEMENTS: usize = 1 << 13;
 
-/// Elements that are converted at a time.
+/// Number of elements that are converted at a time.
 const CHUNK: usize = 256;
 
-/// Rows of a piece of work.
+/// Returns the number of rows of a piece of work.
 fn piece_rows(width: usize) -> usize {
     PIECE_ELEMENTS.div_ceil(width)
 }
@@ -41,7 +42,7 @@ pub fn rms_norm(
 }
 
 dispatched! {
-    /// The rows from element `start` on.
+    /// Normalises the rows from element `start` on.
     fn norm_rows(x: Elements<'_>, start: usize, norm: (&[f32], f32), out: &mut ElementsMut<'_>) = norm_rows_with
 }
 
@@ -61,7 +62,7 @@ fn norm_rows_with<S: Simd>(
     }
 }
 
-/// One row in place. The sum has eight lanes, as every dot product.
+/// Normalises one row in place. The sum has eight lanes, as in every dot product.
 #[inline(always)]
 fn norm_row<S: Simd>(simd: S, row: &mut [f32], (weight, eps): (&[f32], f32)) {
     let (whole, rest) = row.as_chunks::<LANES>();
@@ -114,10 +115,10 @@ fn gate_piece_with<S: Simd>(_simd: S, gate: &[f32], up: &[f32], out: &mut Elemen
     }
 }
 
-/// What is added to a product before it is rounded.
+/// Terms that are added to a product before it is rounded.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms<'a> {
-    /// As long as the product.
+    /// The residual, of the same length as the product.
     pub residual: Elements<'a>,
     /// Added to every row, before the residual.
     pub bias: Option<Elements<'a>>,

@@ -31,7 +31,7 @@ pub(crate) use self::neon::Neon;
 pub(crate) use self::portable::Portable;
 pub(crate) use self::wide::{WIDEST, Wide, dispatched_wide};
 
-/// Lanes of a vector.
+/// Number of lanes of a vector.
 pub(crate) const LANES: usize = 8;
 
 /// A vector in memory.
@@ -53,10 +53,10 @@ pub enum InstructionSet {
 }
 
 impl InstructionSet {
-    /// The environment variable that forces a set.
+    /// Environment variable that selects an instruction set.
     pub const VARIABLE: &'static str = "JACKALOPE_CPU";
 
-    /// Every set, the better ones later.
+    /// All instruction sets, in ascending order of speed.
     const ALL: [InstructionSet; 4] = [
         InstructionSet::Scalar,
         InstructionSet::Neon,
@@ -64,7 +64,7 @@ impl InstructionSet {
         InstructionSet::Avx512,
     ];
 
-    /// The best set this machine can execute.
+    /// Returns the best set that this machine can execute.
     pub fn best() -> InstructionSet {
         *InstructionSet::available().last().expect("scalar code runs everywhere")
     }
@@ -85,7 +85,7 @@ impl InstructionSet {
         }
     }
 
-    /// The name by which a set is asked for.
+    /// Returns the name that selects the set.
     pub fn name(self) -> &'static str {
         match self {
             InstructionSet::Scalar => "scalar",
@@ -95,12 +95,12 @@ impl InstructionSet {
         }
     }
 
-    /// The sets this machine can execute, the better ones later.
+    /// Returns the sets that this machine can execute, in ascending order of speed.
     pub fn available() -> Vec<InstructionSet> {
         InstructionSet::ALL.into_iter().filter(|set| set.is_available()).collect()
     }
 
-    /// Whether this machine can execute the set.
+    /// Returns whether this machine can execute the set.
     pub fn is_available(self) -> bool {
         match self {
             InstructionSet::Scalar => true,
@@ -115,7 +115,7 @@ impl InstructionSet {
     }
 }
 
-/// Why an instruction set cannot be used.
+/// Reason why an instruction set cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InstructionSetError {
     /// There is no set of this name.
@@ -176,13 +176,13 @@ pub(crate) trait Simd: Copy {
     /// As [`Simd::load_bf16`].
     fn load_f16(self, from: &[f16; LANES]) -> Self::Floats;
 
-    /// Asks for the memory at `offset` bytes from `from`, which need not exist.
+    /// Prefetches the memory `offset` bytes after `from`, which need not exist.
     fn prefetch<T>(self, from: &T, offset: usize);
 
     /// `a * b + c`.
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
-    /// The lanes added as a tree, halves onto halves: `((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))`.
+    /// Adds the lanes as a tree, halves onto halves: `((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))`.
     fn sum(self, values: Self::Floats) -> f32;
 
     /// [`Simd::sum`] of each vector.
@@ -199,10 +199,10 @@ pub(crate) trait Simd: Copy {
     /// otherwise the first four are in `low` and the others in `high`.
     fn codes<const BITS: usize>(self, low: u32, high: u32) -> Self::Codes;
 
-    /// The codes as numbers.
+    /// Converts the codes to floats.
     fn to_floats(self, codes: Self::Codes) -> Self::Floats;
 
-    /// The table's entry for each code; codes are below 16.
+    /// Looks up the table's entry for each code; codes are below 16.
     fn look_up(self, table: &[f32; 16], codes: Self::Codes) -> Self::Floats;
 
     /// The values of eight eight-bit floats, four in each word; see [`e4m3`].
@@ -222,7 +222,8 @@ pub(crate) fn e4m3(code: u32) -> f32 {
     f32::from_bits(value.to_bits() | (code & 0x80) << 24)
 }
 
-/// How far to shift right so that lane `l` has its code lowest; see [`Simd::codes`].
+/// Returns by how many bits to shift right so that lane `l` has its code in the lowest bits; see
+/// [`Simd::codes`].
 const fn code_shifts(bits: usize) -> [u32; LANES] {
     let mut shifts = [0; LANES];
     let mut lane = 0;

@@ -21,14 +21,14 @@ use std::time::{Duration, Instant};
 use crate::profile::Profile;
 use crate::simd::InstructionSet;
 
-/// How long a worker looks for the next job before it sleeps: longer than MLX's pause between two nodes of a graph,
-/// shorter than the pause between two steps.
+/// Time for which a worker spins for the next job before it sleeps: longer than MLX's pause between
+/// two nodes of a graph, shorter than the pause between two steps.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// Threads of a pool, at most.
+/// Maximum number of threads of a pool.
 const THREADS_MAX: usize = 256;
 
-/// The threads that compute a rank's kernels, and the instruction set they use.
+/// The threads that compute a rank's kernels, and the instruction set that they use.
 ///
 /// May be shared; while one caller's job runs, another caller computes alone on its own thread.
 pub struct Threads {
@@ -56,7 +56,7 @@ impl Threads {
         Threads { instructions, pool, profile: Profile::default() }
     }
 
-    /// Threads that compute, the caller included.
+    /// Returns the number of computing threads, including the caller.
     pub fn count(&self) -> usize {
         1 + self.pool.as_ref().map_or(0, |pool| pool.workers.len())
     }
@@ -118,9 +118,9 @@ struct Shared {
     epoch: AtomicUsize,
     /// The published job. `active` only grows while this is locked and holds a job.
     job: Mutex<Option<Job>>,
-    /// Workers inside the job.
+    /// Number of workers inside the job.
     active: AtomicUsize,
-    /// Which workers sleep, or are about to.
+    /// Whether each worker sleeps, or is about to.
     parked: Vec<AtomicBool>,
     /// The first panic of a worker in the current job.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -146,7 +146,7 @@ impl Pool {
         Pool { shared, workers, claim: Mutex::new(()) }
     }
 
-    /// The right to run a job, unless another caller has it.
+    /// Acquires the right to run a job, unless another caller has it.
     fn claim(&self) -> Option<MutexGuard<'_, ()>> {
         match self.claim.try_lock() {
             Ok(claim) => Some(claim),
@@ -199,7 +199,7 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    /// A worker's life.
+    /// Main loop of a worker.
     fn serve(&self, worker_idx: usize) {
         let mut seen = 0;
         loop {
@@ -211,7 +211,7 @@ impl Shared {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(job.work)) {
                 lock(&self.panic).get_or_insert(panic);
             }
-            // Beyond this line the closure may be gone.
+            // After this line the closure may no longer exist.
             if self.active.fetch_sub(1, Ordering::SeqCst) == 1 {
                 job.caller.unpark();
             }
@@ -254,7 +254,7 @@ impl Shared {
     }
 }
 
-/// Asks again and again for at most [`SPIN`].
+/// Polls `condition` for at most [`SPIN`].
 fn spin_until<T>(condition: impl Fn() -> Option<T>) -> Option<T> {
     const LOOKS_PER_CLOCK: u32 = 64;
     let mut deadline = None;

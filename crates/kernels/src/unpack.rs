@@ -1,4 +1,4 @@
-//! Packed codes to f32 weights.
+//! Unpacks codes to f32 weights.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use crate::elements::Elements;
 use crate::quant::{QuantMatrix, QuantMode, Scales};
 use crate::simd::{LANES, Lanes, Simd, e4m3};
 
-/// Groups unpacked in one call, at most.
+/// Maximum number of groups that are unpacked in one call.
 pub(crate) const GROUPS_MAX: usize = 32;
 
 /// The values of the four-bit float: sign, two bits of exponent (bias 1), one of mantissa (OCP microscaling formats
@@ -18,12 +18,13 @@ const E2M1: [f32; 16] =
 #[derive(Clone, Debug)]
 pub(crate) struct Region {
     pub(crate) rows: Range<usize>,
-    /// First column, and how many: multiples of the group size of a quantised matrix.
+    /// First column, and number of columns: multiples of the group size of a quantised matrix.
     pub(crate) start: usize,
     pub(crate) width: usize,
 }
 
-/// Weights of a region to `out`, `[rows, stride]` with a stride of whole vectors that holds the region's width.
+/// Unpacks the weights of a region to `out`, `[rows, stride]`, whose stride is in whole vectors and
+/// holds the region's width.
 #[inline(always)]
 pub(crate) fn unpack<S: Simd>(simd: S, matrix: &QuantMatrix<'_>, region: &Region, out: &mut [f32]) {
     let packed = Packed { matrix, region };
@@ -59,7 +60,7 @@ struct Packed<'a> {
 }
 
 impl<'a> Packed<'a> {
-    /// The words of a row, and where its scales are.
+    /// Returns the words of a row, and the range of its scales.
     #[inline(always)]
     fn row(&self, row: usize) -> (&'a [u32], Range<usize>) {
         let QuantMatrix { format, input, words, .. } = *self.matrix;
@@ -114,7 +115,7 @@ fn unpack_affine<S: Simd, const BITS: usize>(
     }
 }
 
-/// The bits from `bit` on, with zeros beyond the last word.
+/// Returns the bits from `bit` on, with zeros beyond the last word.
 #[inline(always)]
 pub(crate) fn bits_from<const WORDS: usize>(words: &[u32; WORDS], bit: usize) -> u32 {
     let low = u64::from(words[bit / 32]);
@@ -161,7 +162,7 @@ fn unpack_e4m3<S: Simd>(simd: S, packed: Packed<'_>, scales: &[u8], out: &mut [L
     }
 }
 
-/// The value of an eight-bit scale.
+/// Returns the value of an eight-bit scale.
 #[inline(always)]
 pub(crate) fn scale_value(mode: QuantMode, code: u8) -> f32 {
     if mode == QuantMode::Nvfp4 { e4m3(u32::from(code)) } else { e8m0(code) }

@@ -1,4 +1,4 @@
-//! The attention of some queries with the heads of one KV head, block of keys by block of keys.
+//! Attention of some queries, with the query heads of one KV head, one block of keys at a time.
 
 use std::ops::Range;
 
@@ -11,23 +11,23 @@ use super::{AttentionConfig, BLOCK_KEYS, KEY_TILE, KvPage, SPAN_KEYS, SequenceKv
 use crate::elements::{Elements, ElementsMut, Float};
 use crate::simd::{Element, WIDEST, Wide, dispatched_wide};
 
-/// Query rows up to which keys and values are used where they lie.
+/// Maximum number of query rows for which keys and values are read in place.
 const DIRECT_ROWS: usize = 8;
 
-/// Blocks whose keys are all read before their values: memory is read at its best speed only from end to end.
+/// Number of blocks whose keys are read before their values: sequential reads are the fastest.
 const DIRECT_BLOCKS: usize = 4;
 
-/// How many blocks before they are read memory is asked for keys or values: asking twice was measured to be a tenth faster
-/// than either alone.
+/// Prefetch distances, in blocks of keys or values: prefetching twice was measured to be a tenth
+/// faster than either alone.
 const AHEAD_BLOCKS: [usize; 2] = [1, 2];
 
-/// Query rows that look at the same keys together, when only some of them see all.
+/// Number of query rows that process the same keys together if only some of them see all.
 const TILE_ROWS: usize = 12;
 
 /// Consecutive queries of a sequence, with the heads that share a KV head. A row is a query with one of these heads.
 #[derive(Clone, Copy)]
 pub(super) struct HeadQueries<'a> {
-    /// Of all tokens, `[tokens, heads, head_dim]`.
+    /// Queries of all tokens, `[tokens, heads, head_dim]`.
     pub(super) q: Elements<'a>,
     pub(super) sequence: SequenceKv<'a>,
     pub(super) kv_head: usize,
@@ -38,7 +38,7 @@ pub(super) struct HeadQueries<'a> {
     pub(super) num_queries: usize,
 }
 
-/// What rows have gathered from some keys.
+/// Intermediate results of rows over some keys.
 #[derive(Clone, Debug)]
 pub(super) struct Gathered {
     states: Vec<State>,
@@ -47,7 +47,7 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    /// Nothing yet.
+    /// Creates an empty result.
     pub(super) fn nothing(queries: &HeadQueries<'_>, config: &AttentionConfig<'_>) -> Gathered {
         let num_rows = queries.num_rows(config);
         let values = vec![0.0; num_rows * value_stride(config)];
@@ -60,7 +60,7 @@ impl Gathered {
     }
 }
 
-/// Elements from one row's weighted sum of values to the next.
+/// Returns the number of elements between the weighted sums of two rows.
 #[inline(always)]
 pub(super) fn value_stride(config: &AttentionConfig<'_>) -> usize {
     config.head_dim.next_multiple_of(WIDEST)
@@ -72,13 +72,13 @@ impl<'a> HeadQueries<'a> {
         self.num_queries * config.group_heads()
     }
 
-    /// The keys that the queries see, together.
+    /// Returns the range of keys that any of the queries sees.
     #[inline(always)]
     pub(super) fn visible(&self, config: &AttentionConfig<'_>) -> Range<usize> {
         config.visible(self.first_position).start..self.first_position + self.num_queries
     }
 
-    /// The spans in which these keys are.
+    /// Returns the spans that contain these keys.
     #[inline(always)]
     pub(super) fn spans(&self, config: &AttentionConfig<'_>) -> Range<usize> {
         let visible = self.visible(config);
@@ -103,7 +103,7 @@ impl<'a> HeadQueries<'a> {
 }
 
 dispatched_wide! {
-    /// Adds what the rows see in `spans` to what they have gathered from earlier ones.
+    /// Adds the keys that the rows see in `spans` to the intermediate results of earlier spans.
     pub(super) fn gather(
         queries: &HeadQueries<'_>,
         config: &AttentionConfig<'_>,
@@ -136,8 +136,8 @@ fn gather_with<W: Wide>(
 }
 
 dispatched_wide! {
-    /// Combines what the rows have gathered from all spans, in their order, and rounds the result; `out` has one view
-    /// `[group_heads, head_dim]` per query.
+    /// Combines the intermediate results of all spans in their order, and rounds the result; `out`
+    /// has one view `[group_heads, head_dim]` per query.
     pub(super) fn finish(
         queries: &HeadQueries<'_>,
         config: &AttentionConfig<'_>,
@@ -168,7 +168,7 @@ fn finish_with<W: Wide>(
 }
 
 impl Gathered {
-    /// Adds what was gathered from later keys.
+    /// Adds the intermediate results of later keys.
     #[inline(always)]
     fn add<W: Wide>(&mut self, later: &Gathered) {
         let stride = self.values.len() / self.states.len();
@@ -181,13 +181,13 @@ impl Gathered {
     }
 }
 
-/// The keys of a span that are still to be looked at.
+/// The keys of a span that are not yet processed.
 struct Keys<'a> {
     queries: &'a HeadQueries<'a>,
     config: &'a AttentionConfig<'a>,
     /// They start at a multiple of [`BLOCK_KEYS`].
     positions: Range<usize>,
-    /// The end of the spans that are looked at together.
+    /// End of the spans that are processed together.
     until: usize,
 }
 
@@ -197,7 +197,7 @@ impl<'a> Keys<'a> {
         self.queries.sequence.page_tokens(self.config)
     }
 
-    /// The page of the first key, and the key's position there.
+    /// Returns the page of the first key, and the key's position in it.
     #[inline(always)]
     fn place(&self) -> (&'a KvPage<'a>, usize) {
         let page_tokens = self.page_tokens();
@@ -205,14 +205,15 @@ impl<'a> Keys<'a> {
         (&self.queries.sequence.pages[start / page_tokens], start % page_tokens)
     }
 
-    /// The positions of a block.
+    /// Returns the positions of a block.
     #[inline(always)]
     fn block(&self, block: usize) -> Range<usize> {
         let start = self.positions.start + block * BLOCK_KEYS;
         start..self.positions.end.min(start + BLOCK_KEYS)
     }
 
-    /// Blocks for which the first key's page has whole tiles, also for keys that are not there yet.
+    /// Returns the number of blocks for which the first key's page has whole tiles, including
+    /// unused positions.
     #[inline(always)]
     fn blocks_in_page(&self) -> usize {
         let page_tokens = self.page_tokens();
@@ -238,8 +239,8 @@ impl<'a> Keys<'a> {
         &self.values_of(page, first).values[..self.config.head_dim * BLOCK_KEYS]
     }
 
-    /// What is read after `idx` blocks: the keys of `num_blocks` ones, then their values, then further keys as far as
-    /// they are to be looked at.
+    /// Returns the data that is read after `idx` blocks: the keys of `num_blocks` blocks, then
+    /// their values, then later keys that are still to be processed.
     #[inline(always)]
     fn block_ahead<E: Stored>(&self, idx: usize, num_blocks: usize) -> &'a [E] {
         let page = self.place().0;
@@ -253,7 +254,8 @@ impl<'a> Keys<'a> {
         block.unwrap_or(&[])
     }
 
-    /// The keys of a block that starts at a position, if they are to be looked at and in one page.
+    /// Returns the keys of the block that starts at a position, if they are still to be processed
+    /// and on one page.
     #[inline(always)]
     fn later_keys<E: Stored>(&self, position: usize) -> Option<&'a [E]> {
         let page_tokens = self.page_tokens();
@@ -300,7 +302,7 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Room for what is computed.
+/// Scratch memory.
 struct Room {
     num_rows: usize,
     /// `[pieces of head_dim, rows, DEPTH]`.
@@ -309,9 +311,9 @@ struct Room {
     visible: Vec<Range<usize>>,
     /// Products of queries with keys, then weights: `[blocks, rows, BLOCK_KEYS]`.
     weights: Vec<[f32; BLOCK_KEYS]>,
-    /// The current block, unless it is used where it lies.
+    /// The converted block, unless it is read in place.
     panels: Option<BlockPanels>,
-    /// What was gathered from the current span.
+    /// Intermediate results of the current span.
     span: Gathered,
     value_stride: usize,
 }
@@ -332,8 +334,8 @@ impl Room {
         }
     }
 
-    /// Adds what the rows see in the first block or blocks to what they have gathered from the span. Returns the position
-    /// after them.
+    /// Adds the keys that the rows see in the first block or blocks to the results of the span.
+    /// Returns the position after them.
     #[inline(always)]
     fn take_in<W: Wide>(&mut self, simd: W, keys: &Keys<'_>) -> usize {
         let num_blocks = keys.blocks_in_page().min(DIRECT_BLOCKS);
@@ -349,7 +351,7 @@ impl Room {
         }
     }
 
-    /// As [`Room::take_in`], for few rows: streams keys and values of a page.
+    /// Like [`Room::take_in`], for few rows: streams keys and values of a page.
     #[inline(always)]
     fn take_in_place<W: Wide, E: Stored>(
         &mut self,
@@ -387,7 +389,7 @@ impl Room {
         end
     }
 
-    /// As [`Room::take_in`], for many rows: converts keys and values once for all of them.
+    /// Like [`Room::take_in`], for many rows: converts keys and values once for all of them.
     #[inline(always)]
     fn take_in_panels<W: Wide>(&mut self, simd: W, keys: &Keys<'_>) -> usize {
         let head_dim = keys.config.head_dim;
@@ -416,7 +418,7 @@ impl Room {
         keys.block(0).end
     }
 
-    /// Rows that meet a panel together, without those that see nothing of the block.
+    /// Returns the rows that use a panel together, without those that see no key of the block.
     fn seeing_tiles(&self) -> Vec<Range<usize>> {
         let tiles = (0..self.num_rows).step_by(TILE_ROWS);
         let tiles = tiles.map(|start| start..self.num_rows.min(start + TILE_ROWS));
@@ -440,7 +442,8 @@ impl Room {
         add(W::INSTRUCTIONS, &product, &mut Sums { values, stride: BLOCK_KEYS });
     }
 
-    /// Turns the products of all rows with a block into weights, and scales what they have gathered.
+    /// Turns the products of all rows with a block into weights, and rescales the intermediate
+    /// results.
     #[inline(always)]
     fn weigh<W: Wide>(&mut self, _simd: W, config: &AttentionConfig<'_>, block: usize) {
         let weights = self.weights[block * self.num_rows..].iter_mut();
@@ -522,7 +525,7 @@ stored! {
     bf16: Bf16;
 }
 
-/// A block as many rows meet it.
+/// A block, converted for many rows.
 struct BlockPanels {
     /// `[head_dim, BLOCK_KEYS]`.
     keys: Panels,

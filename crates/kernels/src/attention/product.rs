@@ -12,13 +12,13 @@ use std::ops::Range;
 use crate::elements::Elements;
 use crate::simd::{Element, WIDEST, Wide, dispatched_wide};
 
-/// Depth of the pieces that rows are cut into.
+/// Depth of the pieces into which rows are divided.
 pub(super) const DEPTH: usize = 64;
 
 /// Vectors in a row of a panel.
 const PANEL_VECTORS: usize = 2;
 
-/// The rows that meet a matrix.
+/// The rows of a product.
 #[derive(Clone, Copy)]
 pub(super) struct Left<'a> {
     /// `[pieces of the depth, rows, DEPTH]`.
@@ -29,15 +29,15 @@ pub(super) struct Left<'a> {
 /// A matrix, or some columns of it.
 #[derive(Clone, Copy)]
 pub(super) struct Right<'a, E> {
-    /// `[depth, stride]`, of which the last row may lack what is not a column.
+    /// Elements `[depth, stride]`; the last row may end after its last column.
     pub(super) values: &'a [E],
-    /// Elements from one row to the next.
+    /// Number of elements between two rows.
     pub(super) stride: usize,
-    /// A multiple of the lanes of a vector.
+    /// Number of columns, a multiple of the lanes of a vector.
     pub(super) columns: usize,
 }
 
-/// Where sums are kept.
+/// Destination of the sums.
 pub(super) struct Sums<'a> {
     /// `[rows, stride]`, from the first row and column of a product on.
     pub(super) values: &'a mut [f32],

@@ -49,7 +49,7 @@ pub(crate) trait Wide: Copy {
         pair
     }
 
-    /// Asks for the memory of what is read soon.
+    /// Prefetches memory that is read soon.
     fn prefetch_soon<T>(self, from: &T);
 }
 
