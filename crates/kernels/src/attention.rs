@@ -6,7 +6,8 @@
 //! 2023, section 3.1). Spans are therefore computed by different threads without changing a bit.
 //!
 //! A score is one chain of multiply-adds along the head, with vectors across keys: that is why pages hold keys
-//! transposed, in tiles that are streamed from memory line by line. The values' vectors lie along the head, and their chain of multiply-adds goes from key to key.
+//! transposed, in tiles that are streamed from memory line by line. The values' vectors lie along
+//! the head, and their chain of multiply-adds goes from key to key.
 
 pub(crate) mod exp;
 mod piece;
@@ -133,7 +134,7 @@ pub struct SequenceKv<'a> {
 /// Computed in f32 and rounded once. A query none of whose scores is above negative infinity gives zeros.
 ///
 /// # Panics
-/// When a length does not fit.
+/// If a length does not fit.
 #[track_caller]
 pub fn attention(
     q: Elements<'_>,

@@ -191,7 +191,7 @@ impl<'a> ElementsMut<'a> {
     /// Copies elements of the same type.
     ///
     /// # Panics
-    /// When types or lengths differ.
+    /// If types or lengths differ.
     #[track_caller]
     pub fn copy_from(&mut self, from: Elements<'_>) {
         match (self, from) {

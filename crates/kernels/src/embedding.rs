@@ -16,7 +16,7 @@ const PIECE_ELEMENTS: usize = 1 << 16;
 /// `out[tokens, table.input]`: the rows of `table` for `ids`, whose row 0 belongs to `first_id`.
 ///
 /// # Panics
-/// When a length does not fit.
+/// If a length does not fit.
 #[track_caller]
 pub fn embedding(
     ids: &[u32],
@@ -30,10 +30,10 @@ pub fn embedding(
     gather(&Rows { ids, first_id, table: Matrix::Dense(*table) }, out, threads);
 }
 
-/// As [`embedding`] from a quantised table; rows are dequantised in f32 and rounded once to the type of `out`.
+/// Like [`embedding`] from a quantised table; rows are dequantised in f32 and rounded once to the type of `out`.
 ///
 /// # Panics
-/// When a length does not fit, or the format is none of MLX's.
+/// If a length does not fit, or MLX does not have the format.
 #[track_caller]
 pub fn quantized_embedding(
     ids: &[u32],

@@ -22,7 +22,7 @@ pub struct Choice<'a> {
 /// A result has the bits that [`crate::matmul()`] gives for its row and expert alone.
 ///
 /// # Panics
-/// When a length does not fit, or there is no such expert.
+/// If a length does not fit, or there is no such expert.
 #[track_caller]
 pub fn gathered_matmul(
     x: Elements<'_>,
@@ -35,10 +35,10 @@ pub fn gathered_matmul(
     gather(x, choice, Matrix::Dense(*w), out, threads);
 }
 
-/// As [`gathered_matmul`] with a quantised matrix; see [`crate::quantized_matmul`].
+/// Like [`gathered_matmul`] with a quantised matrix; see [`crate::quantized_matmul`].
 ///
 /// # Panics
-/// When a length does not fit, the format is none of MLX's, or there is no such expert.
+/// If a length does not fit, MLX does not have the format, or there is no such expert.
 #[track_caller]
 pub fn gathered_quantized_matmul(
     x: Elements<'_>,

@@ -1,14 +1,14 @@
-//! Products of 16-bit activations with packed weights, in whole numbers.
+//! Products of 16-bit activations with packed weights, in integers.
 //!
 //! Each row of activations is rounded group by group (the groups of the weights) to whole multiples of a power of two,
-//! `x ≈ unit * q` with `q` of 16 bits; see [`rounding`]. A quantised weight is a small whole number `c` under a scale
+//! `x ≈ unit * q` with `q` of 16 bits; see [`rounding`]. A quantised weight is a small integer `c` under a scale
 //! (and a bias), so the sum of a group,
 //!
 //! ```text
 //!   sum over the group of x * (scale * c + bias)  ≈  unit * scale * (sum of q * c) + bias * (unit * sum of q),
 //! ```
 //!
-//! needs one exact sum of whole numbers, which has the same value in whatever order it is added. What is left in f32
+//! needs one exact sum of integers, which has the same value in whatever order it is added. What is left in f32
 //! has one fixed order ([`Lanes16`]): sixteen partial sums, sum `l` over the groups `l, l + 16, l + 32, …` from left to
 //! right, for each group first the product and then the bias; in the end the sixteen are added halves onto halves. So
 //! a result has the same bits whether its row was computed alone from the packed weights or among hundreds from an

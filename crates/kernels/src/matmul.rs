@@ -11,7 +11,7 @@ use crate::panel::{Activations, Columns, multiply_rows};
 use crate::quant::{QuantFormat, QuantMatrix, QuantMode};
 use crate::threads::Threads;
 
-/// Output features of a piece are a multiple of this: the rows of a tile of whole numbers.
+/// Output features of a piece are a multiple of this: the rows of a tile of integers.
 const PIECE_ROWS: usize = 32;
 
 /// Minimum number of multiplications of a piece; they take some microseconds.
@@ -121,7 +121,7 @@ pub struct Product<'a> {
 /// results.
 ///
 /// # Panics
-/// When a length does not fit, the matrices differ in their columns, or a format is none of MLX's.
+/// If a length does not fit, the matrices differ in their columns, or MLX does not have a format.
 #[track_caller]
 pub fn matmul_each(x: Elements<'_>, products: Vec<Product<'_>>, threads: &Threads) {
     let bytes = products.iter().map(|product| product.matrix.bytes()).sum();
@@ -144,7 +144,7 @@ pub fn matmul_each(x: Elements<'_>, products: Vec<Product<'_>>, threads: &Thread
 /// [`matmul_each`] with one matrix.
 ///
 /// # Panics
-/// When a length does not fit.
+/// If a length does not fit.
 #[track_caller]
 pub fn matmul(x: Elements<'_>, w: &DenseMatrix<'_>, out: ElementsMut<'_>, threads: &Threads) {
     matmul_each(x, vec![Product { matrix: Matrix::Dense(*w), out }], threads);
@@ -153,7 +153,7 @@ pub fn matmul(x: Elements<'_>, w: &DenseMatrix<'_>, out: ElementsMut<'_>, thread
 /// [`matmul_each`] with one quantised matrix.
 ///
 /// # Panics
-/// When a length does not fit, or the format is none of MLX's.
+/// If a length does not fit, or MLX does not have the format.
 #[track_caller]
 pub fn quantized_matmul(
     x: Elements<'_>,

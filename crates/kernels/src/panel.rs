@@ -1,6 +1,7 @@
 //! The one matrix product behind all matmuls: rows of activations times rows of weights.
 //!
-//! Weights are unpacked to f32 in tiles, a few rows by [`CHUNK_COLUMNS`], and a tile meets every token of a block before
+//! Weights are unpacked to f32 in tiles, a few rows by [`CHUNK_COLUMNS`], and a tile meets every
+//! token of a block before
 //! the next one is unpacked, so that decoding streams the weights once and a prompt pays for unpacking them only
 //! once in [`BLOCK_TOKENS`]. The order of operations of a result is that of [`crate::dot`], whatever surrounds it.
 

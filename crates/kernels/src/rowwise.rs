@@ -20,7 +20,7 @@ fn piece_rows(width: usize) -> usize {
 /// `out = x / sqrt(mean(x²) + eps) * weight` for each row of as many elements as there are weights.
 ///
 /// # Panics
-/// When a length does not fit.
+/// If a length does not fit.
 #[track_caller]
 pub fn rms_norm(
     x: Elements<'_>,
@@ -82,7 +82,7 @@ fn norm_row<S: Simd>(simd: S, row: &mut [f32], (weight, eps): (&[f32], f32)) {
 /// `out = gate * sigmoid(gate) * up`, element by element.
 ///
 /// # Panics
-/// When a length does not fit.
+/// If a length does not fit.
 #[track_caller]
 pub fn swiglu(gate: &[f32], up: &[f32], out: ElementsMut<'_>, threads: &Threads) {
     let _span = threads.span("swiglu", 0);
@@ -128,7 +128,7 @@ pub struct Terms<'a> {
 /// is rounded once.
 ///
 /// # Panics
-/// When a length does not fit.
+/// If a length does not fit.
 #[track_caller]
 pub fn add_terms(product: &[f64], terms: Terms<'_>, out: ElementsMut<'_>, threads: &Threads) {
     let _span = threads.span("add_terms", 0);
@@ -191,7 +191,7 @@ fn add_piece_with<S: Simd>(
 /// `x += bias` for rows of as many elements.
 ///
 /// # Panics
-/// When a length does not fit.
+/// If a length does not fit.
 #[track_caller]
 pub fn add_bias(x: &mut [f32], bias: Elements<'_>, threads: &Threads) {
     let _span = threads.span("add_bias", 0);
@@ -235,7 +235,7 @@ pub struct HeadNorm<'a> {
 /// Normalises, if there is a norm, and rotates `x` `[rows, heads, head_dim]` in place.
 ///
 /// # Panics
-/// When a length does not fit.
+/// If a length does not fit.
 #[track_caller]
 pub fn place_heads(
     x: &mut [f32],

@@ -45,7 +45,7 @@ pub enum InstructionSet {
     Scalar,
     /// x86-64 with AVX2, FMA, F16C and BMI2.
     Avx2,
-    /// x86-64 with AVX-512 (F, BW, DQ, VL, VNNI) beside what [`InstructionSet::Avx2`] has: whole-number products, those
+    /// x86-64 with AVX-512 (F, BW, DQ, VL, VNNI) beside what [`InstructionSet::Avx2`] has: integer products, those
     /// of three, five and six bits only with VBMI, and attention; the other kernels are those of AVX2.
     Avx512,
     /// The baseline of 64-bit ARM.
@@ -72,7 +72,7 @@ impl InstructionSet {
     /// The set that the environment variable [`InstructionSet::VARIABLE`] names, else the best one.
     ///
     /// # Errors
-    /// When it names no set, or one that this machine lacks: never another set than the one asked for.
+    /// If it names no set, or one that this machine lacks: never another set than the one asked for.
     pub fn from_environment() -> Result<InstructionSet, InstructionSetError> {
         #[expect(clippy::disallowed_methods, reason = "a debugging switch of this crate alone")]
         let name = std::env::var(InstructionSet::VARIABLE);
@@ -173,7 +173,7 @@ pub(crate) trait Simd: Copy {
     /// Eight values from memory.
     fn load_bf16(self, from: &[bf16; LANES]) -> Self::Floats;
 
-    /// As [`Simd::load_bf16`].
+    /// Like [`Simd::load_bf16`].
     fn load_f16(self, from: &[f16; LANES]) -> Self::Floats;
 
     /// Prefetches the memory `offset` bytes after `from`, which need not exist.
@@ -234,7 +234,7 @@ const fn code_shifts(bits: usize) -> [u32; LANES] {
     shifts
 }
 
-/// Defines `fn name(instructions, arguments…)` that runs `generic(simd, arguments…)` compiled for the set.
+/// Defines `fn name(instructions, arguments…)` that runs `generic(simd, arguments…)` compiled for the instruction set.
 ///
 /// Panics when this machine lacks the set, which the set of a [`crate::Threads`] never does.
 macro_rules! dispatched {

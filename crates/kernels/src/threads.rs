@@ -45,10 +45,10 @@ impl Threads {
         Threads::with_instructions(count, InstructionSet::best())
     }
 
-    /// As [`Threads::new`] with a chosen instruction set.
+    /// Like [`Threads::new`] with a chosen instruction set.
     ///
     /// # Panics
-    /// When this machine lacks the set.
+    /// If this machine lacks the set.
     #[track_caller]
     pub fn with_instructions(count: usize, instructions: InstructionSet) -> Threads {
         assert!(instructions.is_available(), "this machine has no {instructions:?}");

@@ -49,12 +49,12 @@ pub(super) struct Product<'a> {
     pub(super) left: Left<'a>,
     pub(super) rows: Range<usize>,
     pub(super) right: Right<'a, f32>,
-    /// Of both.
+    /// Range of the depth, for both operands.
     pub(super) depth: Range<usize>,
 }
 
 dispatched_wide! {
-    /// Adds a product to the sums: compiled once for each set, rather than wherever it is used.
+    /// Adds a product to the sums. Compiled once for each set, not for each use.
     pub(super) fn add(product: &Product<'_>, sums: &mut Sums<'_>) = add_with
 }
 
@@ -62,7 +62,7 @@ dispatched_wide! {
 fn add_with<W: Wide>(simd: W, product: &Product<'_>, sums: &mut Sums<'_>) {
     let mut row = product.rows.start;
     while row < product.rows.end {
-        // As many sums as there are registers.
+        // The number of sums is limited by the registers.
         row += match (product.rows.end - row, W::LANES == WIDEST) {
             (12.., true) => product.strip::<W, 12>(simd, row, sums),
             (6.., false) => product.strip::<W, 6>(simd, row, sums),
@@ -74,7 +74,7 @@ fn add_with<W: Wide>(simd: W, product: &Product<'_>, sums: &mut Sums<'_>) {
 }
 
 impl Product<'_> {
-    /// `ROWS` rows from `row` on with all columns; returns how many rows that are.
+    /// Computes `ROWS` rows from `row` on with all columns; returns the number of rows.
     #[inline(always)]
     fn strip<W: Wide, const ROWS: usize>(&self, simd: W, row: usize, sums: &mut Sums<'_>) -> usize {
         let width = PANEL_VECTORS * W::LANES;
@@ -136,8 +136,8 @@ impl Product<'_> {
     }
 }
 
-/// A matrix as f32 in the order in which many rows meet it: `[panels, depth, width]`, where a panel stays in the first
-/// cache while all rows pass by.
+/// A matrix in f32, in the order in which many rows use it: `[panels, depth, width]`. A panel stays
+/// in the first-level cache for all rows.
 pub(super) struct Panels {
     values: Vec<f32>,
     depth: usize,
@@ -151,13 +151,13 @@ impl Panels {
         Panels { values: vec![0.0; depth * width], depth, columns }
     }
 
-    /// The first column of each panel.
+    /// Returns the first column of each panel.
     #[inline(always)]
     pub(super) fn starts<W: Wide>(&self) -> impl Iterator<Item = usize> + use<W> {
         (0..self.columns).step_by(PANEL_VECTORS * W::LANES)
     }
 
-    /// The panel that starts at a column.
+    /// Returns the panel that starts at a column.
     #[inline(always)]
     pub(super) fn panel<W: Wide>(&self, column: usize) -> Right<'_, f32> {
         let stride = PANEL_VECTORS * W::LANES;
@@ -165,8 +165,8 @@ impl Panels {
         Right { values, stride, columns: stride.min(self.columns - column) }
     }
 
-    /// Takes in the first `num_rows` rows of a matrix whose columns are whole vectors, from `column` on, where a panel
-    /// starts.
+    /// Loads the first `num_rows` rows of a matrix whose columns are whole vectors, from `column`
+    /// on, where a panel starts.
     #[inline(always)]
     pub(super) fn load<W: Wide, E: Element>(
         &mut self,
@@ -189,7 +189,7 @@ impl Panels {
         }
     }
 
-    /// Takes in a part of a row, wherever it starts.
+    /// Loads a part of a row.
     #[inline(always)]
     pub(super) fn load_row<W: Wide>(&mut self, row: usize, column: usize, part: &Elements<'_>) {
         let width = PANEL_VECTORS * W::LANES;

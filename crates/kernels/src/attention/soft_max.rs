@@ -1,7 +1,8 @@
-//! Soft-max in pieces: what a query row has gathered from some keys, and how two such states become one.
+//! Soft-max in pieces: the intermediate state of a query row over some keys, and the combination of
+//! two such states.
 //!
-//! As in FlashAttention-2 (Dao 2023, section 3.1): weights are relative to the largest score met so far, and what was
-//! gathered before is scaled when a larger one comes.
+//! As in FlashAttention-2 (Dao 2023, section 3.1), weights are relative to the largest score so
+//! far, and earlier results are rescaled when a larger score comes.
 
 use std::ops::Range;
 
@@ -9,7 +10,7 @@ use super::exp::{exp, tanh};
 use super::{AttentionConfig, BLOCK_KEYS};
 use crate::simd::{Simd, WIDEST};
 
-/// What a query row has gathered, beside its weighted sum of values.
+/// Intermediate state of a query row, without its weighted sum of values.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct State {
     /// The largest score.
@@ -21,8 +22,9 @@ pub(super) struct State {
 impl State {
     pub(super) const EMPTY: State = State { max: f32::NEG_INFINITY, sum: 0.0 };
 
-    /// Takes in a block: products of the query with keys become weights `exp(score - max)`, zero where the key is not
-    /// visible. Returns by what the values gathered before must be multiplied.
+    /// Adds a block: turns products of the query with keys into weights `exp(score - max)`, zero
+    /// where the key is not visible. Returns the factor by which earlier sums of values must be
+    /// multiplied.
     #[inline(always)]
     pub(super) fn take_in<S: Simd>(
         &mut self,
@@ -54,7 +56,7 @@ impl State {
         factor
     }
 
-    /// Takes in the state and values of later keys.
+    /// Adds the state and values of later keys.
     #[inline(always)]
     pub(super) fn combine<S: Simd>(
         &mut self,
@@ -97,19 +99,20 @@ impl State {
     }
 }
 
-/// What to subtract from scores whose maximum is `max`: never negative infinity, from which nothing can be subtracted.
+/// Returns the number to subtract from scores whose maximum is `max`: never negative infinity,
+/// because the difference would be NaN.
 #[inline(always)]
 fn finite_base(max: f32) -> f32 {
     if max == f32::NEG_INFINITY { 0.0 } else { max }
 }
 
-/// The larger one, or `a` if `b` is not a number.
+/// Returns the larger one, or `a` if `b` is NaN.
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     if a < b { b } else { a }
 }
 
-/// The lanes combined as a tree, halves onto halves.
+/// Combines the lanes as a tree, halves onto halves.
 #[inline(always)]
 fn folded(mut lanes: [f32; WIDEST], combine: impl Fn(f32, f32) -> f32) -> f32 {
     let mut half = WIDEST / 2;

@@ -1,8 +1,8 @@
-//! Few rows with the keys and values of a block where they lie in a page.
+//! Products of few rows with the keys and values of a block, which are read in place.
 //!
-//! Memory is what takes time here, so the next block in the order of reading is asked for line by line while this one is
-//! computed with. As in [`super::product`], a result is one chain of multiply-adds, so that neither the number of rows
-//! nor the width of the vectors shows in its bits.
+//! Memory bandwidth is the limit here, so the next block is prefetched line by line while this one
+//! is computed. As in [`super::product`], a result is one chain of multiply-adds, so that its bits
+//! depend neither on the number of rows nor on the width of the vectors.
 #![expect(
     clippy::needless_range_loop,
     reason = "indices name rows and registers alike, and iterators' closures would be compiled without the set"
@@ -14,7 +14,7 @@ use super::product::{DEPTH, Left, Sums};
 use super::{BLOCK_KEYS, KEY_TILE};
 use crate::simd::{Element, WIDEST, Wide};
 
-/// Bytes that a prefetch brings.
+/// Number of bytes that a prefetch loads.
 const LINE_BYTES: usize = 64;
 
 /// Keys or values of a block of positions.
@@ -22,7 +22,7 @@ const LINE_BYTES: usize = 64;
 pub(super) struct Block<'a, E> {
     /// Keys: `[BLOCK_KEYS / KEY_TILE, head_dim, KEY_TILE]`. Values: `[BLOCK_KEYS, head_dim]`.
     pub(super) values: &'a [E],
-    /// What is read later and asked for now: as many or nothing.
+    /// Blocks to prefetch: of the same length, or empty.
     pub(super) ahead: [&'a [E]; 2],
 }
 
@@ -32,13 +32,13 @@ impl<'a, E: Element> Block<'a, E> {
         self.values.len() / BLOCK_KEYS
     }
 
-    /// The block without what is asked for, unless this is the first time that it is read.
+    /// Returns the block without prefetches, unless it is read for the first time.
     #[inline(always)]
     fn read(self, is_first: bool) -> Block<'a, E> {
         Block { ahead: if is_first { self.ahead } else { [&[]; 2] }, ..self }
     }
 
-    /// Asks for some of what is read later.
+    /// Prefetches a part of the later blocks.
     #[inline(always)]
     fn prefetch<W: Wide>(&self, simd: W, part: Range<usize>) {
         for block in self.ahead {
@@ -73,7 +73,7 @@ impl<'a, E: Element> Block<'a, E> {
         }
     }
 
-    /// As [`Block::multiply_keys`] for the first `ROWS` rows; returns how many rows that are.
+    /// Like [`Block::multiply_keys`], for the first `ROWS` rows; returns the number of rows.
     #[inline(always)]
     fn key_strip<W: Wide, const ROWS: usize, const PAIRS: usize>(
         self,
@@ -130,7 +130,7 @@ impl<'a, E: Element> Block<'a, E> {
         }
     }
 
-    /// Adds to rows' sums the values at some keys, weighted: `weights` is `[rows, BLOCK_KEYS]`.
+    /// Adds the weighted values at some keys to the rows' sums: `weights` is `[rows, BLOCK_KEYS]`.
     #[inline(always)]
     pub(super) fn add_values<W: Wide>(
         self,
@@ -156,7 +156,7 @@ impl<'a, E: Element> Block<'a, E> {
         }
     }
 
-    /// As [`Block::add_values`] for the first `ROWS` rows; returns how many rows that are.
+    /// Like [`Block::add_values`], for the first `ROWS` rows; returns the number of rows.
     #[inline(always)]
     fn value_strip<W: Wide, const ROWS: usize, const PAIRS: usize>(
         self,

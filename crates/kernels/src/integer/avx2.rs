@@ -1,7 +1,8 @@
-//! Whole-number products with `vpmaddwd`: sixteen products of 16 bits, added by twos into eight lanes, never saturated.
+//! Integer products with `vpmaddwd`: sixteen products of 16 bits, added in pairs into eight lanes,
+//! never saturated.
 //!
-//! Few rows of activations meet the packed weights as they are (`few`), streamed once; many meet a tile of weights that
-//! was unpacked for all of them (`tile`).
+//! For few rows of activations, the packed weights are unpacked in registers (`few`). For many
+//! rows, a tile of weights is unpacked once for all of them (`tile`).
 #![expect(unsafe_code, reason = "calling and loading for a detected instruction set")]
 #![expect(
     clippy::needless_range_loop,
@@ -21,7 +22,7 @@ use crate::divisible::{ANCHOR, AWAY, Results};
 use crate::quant::{QuantFormat, QuantMatrix, QuantMode};
 use crate::simd::Avx2;
 
-/// Declares functions compiled for the set.
+/// Declares functions compiled for the instruction set.
 macro_rules! for_avx2 {
     ($($item:item)*) => {
         $(
@@ -32,20 +33,21 @@ macro_rules! for_avx2 {
 }
 use for_avx2;
 
-/// Columns of a multiplication.
+/// Number of columns of a multiplication.
 const LANES: usize = 16;
 
-/// Rows of activations above which weights are unpacked into tiles.
+/// Number of rows of activations above which weights are unpacked into tiles.
 const FEW_TOKENS: usize = 7;
 
-/// Rounded activations of few rows, in the order in which weights are unpacked: `[tokens, loads, registers, LANES]`, with
+/// Rounded activations of few rows, in the order in which weights are unpacked: `[tokens, loads,
+/// registers, LANES]`, with
 /// zeros for the padding of groups.
 pub(super) struct Ordered {
     values: Vec<i16>,
 }
 
 impl Ordered {
-    /// Nothing for many rows, which are taken as they are.
+    /// Empty if there are many rows, which are used in their own order.
     pub(super) fn new(x: &Rounded, format: QuantFormat) -> Ordered {
         let stride = x.padded_groups * x.group_size;
         let tokens = if x.tokens <= FEW_TOKENS { x.tokens } else { 0 };
@@ -58,13 +60,13 @@ impl Ordered {
     }
 }
 
-/// What is done with the codes of a format, known when it is compiled.
+/// Work on the codes of a format that is known at compile time.
 trait WithCodes {
     /// A group is the sum of `LOADS` loads, in `SUM_LANES` lanes of 32 bits.
     fn run<C: Codes, const LOADS: usize, const SUM_LANES: usize>(self);
 }
 
-/// Does it.
+/// Runs `work` for a format.
 fn with_codes(format: QuantFormat, work: impl WithCodes) {
     match (format.mode, format.bits, format.group_size) {
         (QuantMode::Affine, 2, 32) => work.run::<Fields<2>, 1, 2>(),

@@ -1,4 +1,4 @@
-//! Whole-number products with `vpdpbusd`: 64 products of an unsigned byte (a code) and a signed one (a half of an
+//! Integer products with `vpdpbusd`: 64 products of an unsigned byte (a code) and a signed one (a half of an
 //! activation), added by fours into 16 lanes.
 //!
 //! Few rows of activations meet the packed weights as they are (`few`), streamed once; many meet a tile of weights
@@ -25,7 +25,7 @@ use crate::quant::{QuantFormat, QuantMatrix, QuantMode};
 use crate::simd::Avx512;
 use crate::threads::Threads;
 
-/// Declares functions compiled for the set.
+/// Declares functions compiled for the instruction set.
 macro_rules! for_avx512 {
     ($($item:item)*) => {
         $(
@@ -38,10 +38,11 @@ macro_rules! for_avx512 {
 }
 use for_avx512;
 
-/// Bytes of a register.
+/// Number of bytes of a register.
 const LINE: usize = 64;
 
-/// Rows of activations above which weights are unpacked into tiles: where unpacking costs more, it pays sooner.
+/// Returns the number of rows of activations above which weights are unpacked into tiles; it is
+/// lower for formats that are slower to unpack.
 fn few_tokens(format: QuantFormat) -> usize {
     if matches!(format.bits, 5 | 6) { 2 } else { 4 }
 }
@@ -58,7 +59,7 @@ pub(super) struct Lines {
     order: Order,
 }
 
-/// How the lines are ordered; a step is what [`Codes`] says it is.
+/// Order of the lines; a step is defined by [`Codes`].
 #[derive(Clone, Copy)]
 enum Order {
     /// `[tokens, steps, half, registers of a step]`.
@@ -67,7 +68,7 @@ enum Order {
     Tiles { token_lines: usize },
 }
 
-/// Whether the machine can unpack such codes: widths across bytes need VBMI.
+/// Returns whether the machine can unpack such codes: widths that cross bytes need VBMI.
 pub(super) fn is_supported(format: QuantFormat) -> bool {
     matches!(format.bits, 2 | 4 | 8) || is_x86_feature_detected!("avx512vbmi")
 }
@@ -101,13 +102,13 @@ impl Lines {
     }
 }
 
-/// What is done with the codes of a format, known when it is compiled.
+/// Work on the codes of a format that is known at compile time.
 trait WithCodes {
-    /// A group is in `LANES` lanes of a register, so sixteen groups are as many steps.
+    /// A group fills `LANES` lanes of a register, so sixteen groups are `LANES` steps.
     fn run<C: Codes, const LANES: usize>(self);
 }
 
-/// Does it.
+/// Runs `work` for a format.
 fn with_codes(format: QuantFormat, work: impl WithCodes) {
     match (format.mode, format.bits, format.group_size) {
         (QuantMode::Affine, 2, 32) => work.run::<Fields<2>, 2>(),
@@ -204,7 +205,7 @@ for_avx512! {
             }
         }
         std::hint::black_box(sums);
-        // Two instructions, for the halves, make 64 products.
+        // Two instructions, one for each half, compute 64 products.
         CHAINS * STEPS * LINE / 2
     }
 }
@@ -300,7 +301,7 @@ impl Sums for __m512 {
     }
 }
 
-/// Which lanes are added to get the terms of sixteen groups of a divided product.
+/// Lanes that are added to get the terms of sixteen groups of a divided product.
 #[derive(Clone, Copy)]
 pub(crate) struct Terms {
     /// All lanes, or none, for terms of at least two, four and eight groups.

@@ -1,7 +1,9 @@
-//! Whole-number products with `sdot`: sixteen products of signed bytes, added by fours into four lanes. Activations come
-//! as two signed bytes each, codes of eight bits less 128, which the sum of the activations makes good.
+//! Integer products with `sdot`: sixteen products of signed bytes, added in fours into four lanes.
+//! An activation is two signed bytes. Eight-bit codes are stored less 128, which is corrected with
+//! the sum of the activations.
 //!
-//! The codes of some weight rows are unpacked to bytes, which stay in the first-level cache for all tokens.
+//! The codes of some weight rows are unpacked to bytes, which stay in the first-level cache for all
+//! tokens.
 #![expect(unsafe_code, reason = "calling and loading for a detected instruction set")]
 #![expect(
     clippy::needless_range_loop,
@@ -18,23 +20,23 @@ use crate::divisible::{ANCHOR, AWAY, Results};
 use crate::quant::{QuantMatrix, QuantMode, Scales};
 use crate::unpack::{bits_from, scale_value};
 
-/// Weight rows that are unpacked together.
+/// Number of weight rows that are unpacked together.
 const BLOCK_ROWS: usize = 8;
 
-/// Weight rows and tokens whose sums are in registers together.
+/// Numbers of weight rows and tokens whose sums are in registers together.
 const ROWS: usize = 4;
 const TOKENS: usize = 2;
 
-/// Columns of an instruction.
+/// Number of columns of an instruction.
 const LANES: usize = 16;
 
-/// Groups whose sums are a vector.
+/// Number of groups whose sums fill a vector.
 const GROUPS: usize = 4;
 
-/// What is taken from codes of eight bits, so that they are signed.
+/// Offset that is subtracted from eight-bit codes to make them signed.
 const CODE8_OFFSET: i32 = 128;
 
-/// Declares functions compiled for the set.
+/// Declares functions compiled for the instruction set.
 macro_rules! for_dotprod {
     ($($item:item)*) => {
         $(
@@ -44,7 +46,8 @@ macro_rules! for_dotprod {
     };
 }
 
-/// Whether the instruction is there: on every Apple processor of a Mac, and on ARM's own since 2018.
+/// Returns whether the processor has the instruction: every Mac with an Apple processor, and ARM's
+/// own processors since 2018.
 pub(super) fn is_available() -> bool {
     is_aarch64_feature_detected!("dotprod")
 }
@@ -92,7 +95,7 @@ struct Block {
     /// `[BLOCK_ROWS, padded_groups]`, zeros beyond the last group.
     scales: Vec<f32>,
     biases: Vec<f32>,
-    /// Of eight bits, less [`CODE8_OFFSET`].
+    /// Whether the codes have eight bits, less [`CODE8_OFFSET`].
     is_offset: bool,
 }
 
@@ -120,7 +123,7 @@ for_dotprod! {
             for (pair, out) in out.chunks_mut(TOKENS).enumerate() {
                 let mut results = [[R::Value::default(); BLOCK_ROWS]; TOKENS];
                 for row in (0..num_rows).step_by(ROWS) {
-                    // Rows beyond the last are computed from what is there and not stored.
+                    // Rows after the last one are computed from arbitrary data and not stored.
                     let token = pair * TOKENS;
                     let sums = match out.len() {
                         1 => some_rows::<R, STEPS, 1>(halves, x, &block, (token, row)),
@@ -137,7 +140,7 @@ for_dotprod! {
         }
     }
 
-    /// `T` tokens with [`ROWS`] rows of the block.
+    /// Computes `T` tokens with [`ROWS`] rows of the block.
     #[inline]
     fn some_rows<R: Results, const STEPS: usize, const T: usize>(
         halves: &Halves,
@@ -159,7 +162,7 @@ for_dotprod! {
         let groups_per_term = x.columns.groups_per_term();
         // The first half of terms of eight groups.
         let mut half_terms = [[vdupq_n_f32(0.0); ROWS]; T];
-        // Beyond the last group are zeros.
+        // After the last group there are zeros.
         let end = num_groups.next_multiple_of(groups_per_term);
         for first in (0..end).step_by(GROUPS) {
             let range = first..(first + GROUPS).min(num_groups);

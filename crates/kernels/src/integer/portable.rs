@@ -1,4 +1,4 @@
-//! The reference: plain loops, which compilers turn into the vectors of the set they compile for.
+//! The reference implementation: plain loops, which the compiler vectorises for its target.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::quant::{QuantMatrix, QuantMode, Scales};
 use crate::simd::{Simd, dispatched};
 use crate::unpack::{bits_from, scale_value};
 
-/// Rows whose results are kept until they are stored.
+/// Number of rows whose results are buffered before they are stored.
 const RESULT_ROWS: usize = 16;
 
 dispatched! {
@@ -104,7 +104,8 @@ fn term_of(groups: &mut [f32; GROUPS_PER_TERM_MAX], groups_per_term: usize) -> f
     std::mem::take(groups)[0]
 }
 
-/// Exact: at most 128 products of 15 and 8 bits. Whole units of 16, so that it becomes vectors.
+/// Exact, because there are at most 128 products of 15 and 8 bits. Loops over chunks of 16, so that
+/// the compiler vectorises it.
 #[inline(always)]
 fn dot(values: &[i16], codes: &[i16]) -> i32 {
     let mut sum = 0;
@@ -116,7 +117,7 @@ fn dot(values: &[i16], codes: &[i16]) -> i32 {
     sum
 }
 
-/// The codes of a row as whole numbers.
+/// Unpacks the codes of a row as integers.
 #[inline(always)]
 fn unpack_codes(matrix: &QuantMatrix<'_>, row: usize, codes: &mut [i16]) {
     let words_per_row = matrix.format.words_per_row(matrix.input);

@@ -1,7 +1,7 @@
-//! Activations as 16-bit whole numbers.
+//! Activations as 16-bit integers.
 //!
 //! The unit of a group is the power of two `u` with `max |x| <= 32639 * u` and `max |x| > 32639 / 2 * u`; then
-//! `q = x / u` to the nearest whole number, ties to even. So the error of an element is at most `u / 2`, below
+//! `q = x / u` to the nearest integer, ties to even. So the error of an element is at most `u / 2`, below
 //! `max |x| / 32639`. Because the unit is a power of two, an element is *exact* when its last significant bit is worth
 //! `u` or more: every bf16 of at least a 128th of its group's maximum, and every f16 of at least a 16th (f16 has
 //! three bits more). The bound 32639 = 127 * 256 + 127 lets `q` be cut into two signed bytes, `q = 256 * h + l`.
@@ -24,17 +24,17 @@ pub(super) const Q_MAX: f32 = 32639.0;
 const MAX_BITS_LOW: u32 = (127 - 100) << 23;
 const MAX_BITS_HIGH: u32 = (127 + 100) << 23;
 
-/// Elements of a piece of work.
+/// Number of elements of a piece of work.
 const PIECE_ELEMENTS: usize = 1 << 15;
 
 /// Rounded activations.
 pub(super) struct Rounded {
     pub(super) tokens: usize,
-    /// Columns of a row.
+    /// Number of columns.
     pub(super) input: usize,
-    /// Elements of a group.
+    /// Number of elements of a group.
     pub(super) group_size: usize,
-    /// Groups of a row, padded with zeros to whole [`SUMS`].
+    /// Number of groups of a row, padded with zeros to a multiple of [`SUMS`].
     pub(super) padded_groups: usize,
     /// `[tokens, input]`.
     pub(super) values: Vec<i16>,
@@ -73,10 +73,10 @@ impl InputColumns {
     }
 }
 
-/// What is known of each group.
+/// Values of each group.
 #[derive(Default)]
 pub(super) struct Groups {
-    /// The unit, divided by what makes the weights' codes whole.
+    /// The unit, divided by the factor that makes the weights' codes integers.
     pub(super) units: Vec<f32>,
     /// `unit * sum of q`, exact.
     pub(super) sums: Vec<f32>,
@@ -143,13 +143,13 @@ impl Rounded {
         found.map(|(idx, _)| (idx / self.padded_groups, idx % self.padded_groups))
     }
 
-    /// Groups of a row, without the padding.
+    /// Returns the number of groups of a row, without padding.
     pub(super) fn num_groups(&self) -> usize {
         self.input / self.group_size
     }
 }
 
-/// Some rows to be rounded.
+/// Some rows to round.
 struct Piece<'a> {
     first_token: usize,
     input: usize,
@@ -199,7 +199,7 @@ fn round_rows_with<S: Simd>(_simd: S, x: Elements<'_>, piece: &mut Piece<'_>) {
 /// The unit, the sum of the rounded values, and whether the group could be rounded at all.
 #[inline(always)]
 fn round_group(x: &[f32], q: &mut [i16]) -> (f32, i32, bool) {
-    // Magnitudes order as their bits do, and what is not a number is above infinity.
+    // Magnitudes have the same order as their bits, and NaN is above infinity.
     let max_bits = x.iter().fold(0, |max, x| (x.to_bits() & 0x7fff_ffff).max(max));
     if max_bits == 0 {
         q.fill(0);
@@ -214,7 +214,7 @@ fn round_group(x: &[f32], q: &mut [i16]) -> (f32, i32, bool) {
     let exponent = raised.to_bits() >> 23;
     let unit = f32::from_bits((exponent - 14) << 23);
     let inverse = f32::from_bits((254 + 14 - exponent) << 23);
-    // Adding 1.5 * 2^23 rounds to a whole number, ties to even, which then stands in the low bits.
+    // Adding 1.5 * 2^23 rounds to an integer, ties to even, which then stands in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let mut total = 0;
     for (x, q) in x.iter().zip(q) {

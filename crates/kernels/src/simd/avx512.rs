@@ -1,4 +1,4 @@
-//! x86-64 with AVX-512: vectors of sixteen lanes, and its whole-number dot products.
+//! x86-64 with AVX-512: vectors of sixteen lanes, and its integer dot products.
 #![expect(unsafe_code, reason = "calling the intrinsics of a detected instruction set")]
 
 use std::arch::x86_64::*;

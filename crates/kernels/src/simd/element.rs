@@ -1,14 +1,14 @@
-//! Element types whose vectors become f32 as they are loaded.
+//! Element types, whose vectors are converted to f32 when they are loaded.
 
 use half::{bf16, f16};
 
 use super::{LANES, Lanes, Simd, Wide};
 
-/// A type that matrices, keys and values have in memory.
+/// An element type of matrices, keys and values in memory.
 pub(crate) trait Element: Copy {
     const ZERO: Self;
 
-    /// Whether a load is all there is to do.
+    /// Whether loading needs no conversion.
     const IS_F32: bool;
 
     fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::Floats;

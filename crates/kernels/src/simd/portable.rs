@@ -1,4 +1,5 @@
-//! The reference: what every other set must agree with, up to the fusing of multiplication and addition.
+//! The reference implementation: every other set must agree with it, except for fused
+//! multiplication and addition.
 
 use std::array;
 

@@ -1,8 +1,8 @@
-//! Each operation of each set against the portable one.
+//! Compares each operation of each set with the portable one.
 
 use super::{InstructionSet, InstructionSetError, LANES, Lanes, Portable, Simd, e4m3};
 
-/// Every operation on the same data; the bits that come out.
+/// Runs every operation on the same data, and returns the bits of the results.
 fn all_operations<S: Simd>(simd: S, out: &mut Vec<u32>) {
     let a: Lanes = [1.5, -2.25, 1e-30, 3e20, 0.0, -0.0, f32::INFINITY, 7.0];
     let b: Lanes = [0.1, 3.0, 1e-15, -3e20, 5.0, 1.0, 2.0, f32::NAN];

@@ -1,11 +1,11 @@
-//! Vectors as wide as a set has them, for kernels in which every lane is a result of its own: there the width shows in
-//! no bit.
+//! The widest vectors of an instruction set, for kernels in which every lane computes a separate
+//! result, so that results do not depend on the width.
 
 use half::{bf16, f16};
 
 use super::{InstructionSet, LANES, Simd};
 
-/// Lanes of the widest vectors of all sets; a multiple of the others.
+/// Number of lanes of the widest vectors of all sets; a multiple of the others.
 pub(crate) const WIDEST: usize = 16;
 
 /// Operations on the widest vectors of an instruction set. A slice that is loaded from or stored to has at least
@@ -19,7 +19,7 @@ pub(crate) trait Wide: Copy {
     /// The set's name.
     const INSTRUCTIONS: InstructionSet;
 
-    /// Lanes of a vector.
+    /// Number of lanes of a vector.
     const LANES: usize;
 
     fn load_f32(self, from: &[f32]) -> Self::Floats;
@@ -31,7 +31,7 @@ pub(crate) trait Wide: Copy {
     /// `a * b + c`, rounded as [`Simd::mul_add`] rounds.
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
-    /// Two vectors, in the order that takes least: that of [`Wide::split_pair`].
+    /// Loads two vectors, in the order that is cheapest: that of [`Wide::split_pair`].
     #[inline(always)]
     fn load_bf16_pair(self, from: &[bf16]) -> [Self::Floats; 2] {
         [self.load_bf16(from), self.load_bf16(&from[Self::LANES..])]
@@ -97,7 +97,7 @@ impl<S: Simd> Wide for S {
     }
 }
 
-/// The vector that a slice begins with.
+/// Returns the first elements of a slice, as many as a vector has.
 #[inline(always)]
 fn first<T, const LANES: usize>(from: &[T]) -> &[T; LANES] {
     from.first_chunk().expect("a whole vector")

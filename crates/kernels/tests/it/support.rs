@@ -147,7 +147,7 @@ pub(crate) struct Sum {
 }
 
 impl Sum {
-    /// As [`assert_close`].
+    /// Like [`assert_close`].
     pub(crate) fn assert_close(&self, value: f64, float: Float) {
         let Sum { expected, magnitude, input_error } = *self;
         if expected.is_nan() {

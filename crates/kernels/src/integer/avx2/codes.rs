@@ -1,21 +1,22 @@
-//! Packed codes to registers of 16-bit whole numbers.
+//! Unpacks codes to registers of 16-bit integers.
 
 use std::arch::x86_64::*;
 
 use super::LANES;
 use crate::integer::E2M1;
 
-/// How a format's codes become registers: column `REGISTERS * l + r` of a load is in lane `l` of register `r`.
+/// Layout of a format's unpacked codes: column `REGISTERS * l + r` of a load is in lane `l` of
+/// register `r`.
 pub(super) trait Codes {
-    /// Registers of a load, up to eight.
+    /// Number of registers of a load, up to eight.
     const REGISTERS: usize;
-    /// Packed bytes of a load.
+    /// Number of packed bytes of a load.
     const LOAD_BYTES: usize;
-    /// Bytes that are read for it, and not used beyond those.
+    /// Number of bytes that a load reads; those after the packed bytes are not used.
     const READ_BYTES: usize = Self::LOAD_BYTES;
 
     /// # Safety
-    /// The machine has the set, and [`Codes::READ_BYTES`] can be read.
+    /// The machine must have the instruction set, and [`Codes::READ_BYTES`] can be read.
     unsafe fn load(from: *const u8) -> [__m256i; 8];
 }
 
@@ -87,7 +88,7 @@ impl<const BITS: usize> Codes for Spread<BITS> {
             while lane < LANES {
                 bytes[2 * lane] = (lane * BITS / 8) as u8;
                 bytes[2 * lane + 1] = (lane * BITS / 8 + 1) as u8;
-                // To the left end.
+                // Shifts the code to the highest bits.
                 factors[lane] = 1 << (16 - BITS - lane * BITS % 8);
                 lane += 1;
             }

@@ -1,4 +1,4 @@
-//! Few rows of activations: every weight is loaded once, unpacked in registers and gone.
+//! Products of few rows of activations: every weight is loaded once and unpacked in registers.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -11,19 +11,20 @@ use crate::integer::rounding::Rounded;
 use crate::quant::{QuantMatrix, Scales};
 use crate::unpack::scale_value;
 
-/// Rows whose results are kept until they are stored: their weights stay in the cache for all tokens.
+/// Number of rows whose results are buffered before they are stored: their weights stay in the
+/// cache for all tokens.
 const RESULT_ROWS: usize = 32;
 
-/// Tokens computed together, at most: they share the unpacked weights.
+/// Maximum number of tokens that are computed together: they share the unpacked weights.
 const TOKENS: usize = 2;
 
-/// Groups whose sums are a register.
+/// Number of groups whose sums fill a register.
 const GROUPS: usize = 8;
 
-/// How far ahead of a row memory is asked for; see `avx512`.
+/// Prefetch distance in bytes; see `avx512`.
 const PREFETCH_BYTES: usize = 16 << 10;
 
-/// Bytes of a load, at most.
+/// Maximum number of bytes of a load.
 const READ_BYTES_MAX: usize = 32;
 
 /// Some rows of a product.
@@ -76,7 +77,7 @@ for_avx2! {
         }
     }
 
-    /// Asks for a row some way behind this one.
+    /// Prefetches a later row.
     #[inline]
     fn prefetch(job: &Job<'_>, row: usize) {
         let row_bytes = job.matrix.format.words_per_row(job.matrix.input) * 4;
@@ -86,7 +87,7 @@ for_avx2! {
         }
     }
 
-    /// The results of `T` tokens with a row.
+    /// Computes the results of `T` tokens with a row.
     fn row_sums<
         C: Codes,
         R: Results,
@@ -116,7 +117,8 @@ for_avx2! {
                 values,
                 stride,
             };
-            // SAFETY: the machine has the set; the bytes are those of the matrix from there on, and the padded groups
+            // SAFETY: the machine has the instruction set; the bytes are those of the matrix from
+            // there on, and the padded groups
             // come by sixteens.
             let products = unsafe {
                 let last_load = (LOADS * SUM_LANES - 1) * C::LOAD_BYTES;
@@ -128,7 +130,7 @@ for_avx2! {
             };
             let weights = row * num_groups + first_group;
             let left = num_groups - first_group;
-            // SAFETY: the machine has the set.
+            // SAFETY: the machine has the instruction set.
             let (scales, biases) = unsafe { load_scales(matrix, weights, left) };
             for t in 0..T {
                 let groups = (token + t) * x.padded_groups + first_group;
@@ -174,7 +176,7 @@ for_avx2! {
 /// Scales and biases of up to eight groups, with zeros beyond `left` of them.
 ///
 /// # Safety
-/// The machine has the set.
+/// The machine must have the instruction set.
 #[inline(always)]
 unsafe fn load_scales(matrix: &QuantMatrix<'_>, start: usize, left: usize) -> (__m256, __m256) {
     let len = left.min(GROUPS);
@@ -198,7 +200,7 @@ unsafe fn load_scales(matrix: &QuantMatrix<'_>, start: usize, left: usize) -> (_
 }
 
 /// # Safety
-/// The machine has the set.
+/// The machine must have the instruction set.
 #[inline(always)]
 unsafe fn load_elements(elements: &Elements<'_>, start: usize, len: usize) -> __m256 {
     // SAFETY: the caller's promise; eight halves, or an array of eight values.
@@ -222,10 +224,10 @@ unsafe fn load_elements(elements: &Elements<'_>, start: usize, len: usize) -> __
     }
 }
 
-/// Where eight groups are.
+/// Location of eight groups.
 #[derive(Clone, Copy)]
 struct Place {
-    /// Packed codes, and how many bytes can be read there. Those of the next row may follow: they meet zeros.
+    /// Packed codes. Those of the next row may follow; they are multiplied with zeros.
     from: *const u8,
     left: usize,
     /// Ordered activations of the first token; the next ones are `stride` apart.
@@ -233,10 +235,10 @@ struct Place {
     stride: usize,
 }
 
-/// The whole-number sums of eight groups in order, for each token.
+/// The integer sums of eight groups in order, for each token.
 ///
 /// # Safety
-/// The machine has the set, and everything is where `place` says; if `WHOLE`, what all loads read.
+/// The machine must have the instruction set, and everything is where `place` says; if `WHOLE`, what all loads read.
 #[inline(always)]
 unsafe fn group_sums<
     C: Codes,
@@ -278,7 +280,8 @@ unsafe fn group_sums<
 }
 
 /// # Safety
-/// The machine has the set, and `place.left` bytes can be read; if `WHOLE`, those of the load are among them.
+/// The machine must have the instruction set, and `place.left` bytes can be read; if `WHOLE`, those
+/// of the load are among them.
 #[inline(always)]
 unsafe fn load_codes<C: Codes, const WHOLE: bool>(place: Place, byte: usize) -> [__m256i; 8] {
     // SAFETY: the caller's promise; the copy has room for every load.
@@ -297,7 +300,7 @@ unsafe fn load_codes<C: Codes, const WHOLE: bool>(place: Place, byte: usize) -> 
 /// The sums of eight groups in order, each of `SUM_LANES` lanes in as many registers.
 ///
 /// # Safety
-/// The machine has the set.
+/// The machine must have the instruction set.
 #[inline(always)]
 unsafe fn in_order<const SUM_LANES: usize>([a, b, c, d, e, f, g, h]: [__m256i; 8]) -> __m256i {
     // SAFETY: the caller's promise.
@@ -322,7 +325,7 @@ unsafe fn in_order<const SUM_LANES: usize>([a, b, c, d, e, f, g, h]: [__m256i; 8
 /// In each half: `a0 + a2, b0 + b2, a1 + a3, b1 + b3`.
 ///
 /// # Safety
-/// The machine has the set.
+/// The machine must have the instruction set.
 #[inline(always)]
 unsafe fn add_pairs(a: __m256i, b: __m256i) -> __m256i {
     // SAFETY: the caller's promise.
@@ -332,7 +335,7 @@ unsafe fn add_pairs(a: __m256i, b: __m256i) -> __m256i {
 /// In each half, of what [`add_pairs`] made: the sums of `a, b, c, d`.
 ///
 /// # Safety
-/// The machine has the set.
+/// The machine must have the instruction set.
 #[inline(always)]
 unsafe fn add_lanes(ab: __m256i, cd: __m256i) -> __m256i {
     // SAFETY: the caller's promise.

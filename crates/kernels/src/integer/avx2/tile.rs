@@ -1,7 +1,9 @@
-//! Many rows of activations: a tile of weights is unpacked once and meets all of them.
+//! Products of many rows of activations: a tile of weights is unpacked once and used for all of
+//! them.
 //!
-//! In a tile a lane of 32 bits is a weight row: it holds the codes of two columns, so that a pair of activations is
-//! broadcast to all lanes, and a group's sums end where its scales are, one number in each lane.
+//! In a tile, a lane of 32 bits is a weight row: it holds the codes of two columns, so that a pair
+//! of activations is broadcast to all lanes, and a group's sums end up in the same lanes as its
+//! scales.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -13,16 +15,16 @@ use crate::integer::{E2M1, SUMS, TERM_LEVELS};
 use crate::quant::{QuantMatrix, QuantMode, Scales};
 use crate::unpack::scale_value;
 
-/// Rows of activations computed together.
+/// Number of rows of activations that are computed together.
 const TOKENS: usize = 4;
 
-/// Registers of weight rows computed together.
+/// Number of registers of weight rows that are computed together.
 const REGISTERS: usize = 2;
 
-/// Weight rows of a register.
+/// Number of weight rows of a register.
 const REGISTER_ROWS: usize = 8;
 
-/// Weight rows of a tile.
+/// Number of weight rows of a tile.
 const TILE_ROWS: usize = REGISTERS * REGISTER_ROWS;
 
 /// Unpacked weights; everything has the rows in its lanes.
@@ -32,14 +34,14 @@ struct Tile {
     /// `[groups, TILE_ROWS]`.
     scales: Vec<[f32; TILE_ROWS]>,
     biases: Vec<[f32; TILE_ROWS]>,
-    /// Room for the codes of rows, `[TILE_ROWS, input]`.
+    /// Scratch memory for the codes of rows, `[TILE_ROWS, input]`.
     rows: Vec<u8>,
-    /// Room for the scales of a row.
+    /// Scratch memory for the scales of a row.
     row_scales: Vec<f32>,
 }
 
 for_avx2! {
-    /// All tokens with some weight rows.
+    /// Computes all tokens with some weight rows.
     pub(super) fn multiply<R: Results>(
         x: &Rounded,
         matrix: &QuantMatrix<'_>,
@@ -89,7 +91,7 @@ for_avx2! {
         let mut sums = [[[_mm256_setzero_ps(); REGISTERS]; T]; SUMS];
         let mut grid_sums = [[no_terms(); REGISTERS]; T];
         let groups_per_term = x.columns.groups_per_term();
-        // Sums of one, two and four groups, each of which waits for as many others of its term.
+        // Sums of one, two and four groups, each of which waits for the other half of its term.
         let mut waiting = [[[_mm256_setzero_ps(); REGISTERS]; T]; TERM_LEVELS];
         for group in 0..x.num_groups() {
             let mut products = [[_mm256_setzero_si256(); REGISTERS]; T];
@@ -337,7 +339,7 @@ for_avx2! {
         }
     }
 
-    /// Asks for memory further on; see `avx512`.
+    /// Prefetches later memory; see `avx512`.
     #[inline]
     fn prefetch(words: &[u32]) {
         const AHEAD_BYTES: usize = 4096;

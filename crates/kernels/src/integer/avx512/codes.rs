@@ -1,4 +1,4 @@
-//! Packed codes to registers of bytes, and scales to registers of f32.
+//! Unpacks codes to registers of bytes, and scales to registers of f32.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -9,47 +9,50 @@ use crate::elements::Elements;
 use crate::integer::E2M1_OFFSET;
 use crate::quant::{QuantMatrix, QuantMode, Scales};
 
-/// Which bytes to load.
+/// The bytes to load.
 #[derive(Clone, Copy)]
 pub(super) struct Packed {
     pub(super) from: *const u8,
-    /// How many may be read; what is beyond is zero.
+    /// Number of bytes that may be read; later bytes become zero.
     pub(super) len: usize,
-    /// A byte of the line that is asked for meanwhile.
+    /// Address to prefetch.
     pub(super) ahead: *const u8,
 }
 
-/// How a format's codes become unsigned bytes.
+/// How a format's codes are unpacked to unsigned bytes.
 ///
-/// The unit is a step: [`Codes::LOADS`] runs of packed bytes, each of which gives [`Codes::SPLIT`] registers of 64
-/// columns. Every group of a step has the same number of 32-bit lanes in each register, the first group the first lanes.
+/// The unit is a step: [`Codes::LOADS`] runs of packed bytes, each of which gives [`Codes::SPLIT`]
+/// registers of 64 columns. Every group of a step has the same number of 32-bit lanes in each
+/// register; the first group has the first lanes.
 pub(super) trait Codes {
-    /// Loads of a step.
+    /// Number of loads of a step.
     const LOADS: usize = 1;
-    /// Registers that a load is split into, up to four.
+    /// Number of registers into which a load is split, up to four.
     const SPLIT: usize;
-    /// Packed bytes of a load, up to 64.
+    /// Number of packed bytes of a load, up to 64.
     const LOAD_BYTES: usize;
-    /// Registers of a step, up to four.
+    /// Number of registers of a step, up to four.
     const REGISTERS: usize = Self::LOADS * Self::SPLIT;
-    /// Whether [`Codes::split`] leaves every code in its byte, so that lanes may change places before it.
+    /// Whether [`Codes::split`] keeps every code in its byte, so that lanes may be permuted before
+    /// it.
     const STAYS_IN_BYTES: bool = true;
-    /// Whether a token alone meets two rows at a time: faster where unpacking leaves room for it.
+    /// Whether a single token is computed with two rows at a time: faster if unpacking leaves
+    /// enough registers.
     const PAIRS_ROWS: bool = true;
-    /// What was added to every code.
+    /// Offset that was added to every code.
     const OFFSET: i32 = 0;
 
-    /// Which column of a step is in a byte of a register.
+    /// Returns the column of a step that is in a byte of a register.
     fn column(register: usize, byte: usize) -> usize;
 
     /// # Safety
-    /// The machine has the set, and `packed.len` bytes can be read.
+    /// The machine must have the instruction set, and `packed.len` bytes can be read.
     unsafe fn load(packed: Packed) -> __m512i;
 
     /// The registers of a load; only the first [`Codes::SPLIT`] count.
     ///
     /// # Safety
-    /// The machine has the set.
+    /// The machine must have the instruction set.
     unsafe fn split(load: __m512i) -> [__m512i; 4];
 }
 
@@ -199,7 +202,7 @@ impl<const BITS: usize, const LOADS: usize> Codes for Wide<BITS, LOADS> {
 /// Scales and biases of a matrix.
 #[derive(Clone, Copy)]
 pub(super) struct Factors {
-    /// The first of them, and what they are; what has no biases has its scales here.
+    /// Type and address of scales and of biases; a format without biases has its scales in both.
     from: [(FactorKind, *const u8); 2],
 }
 
@@ -253,7 +256,7 @@ impl Factors {
 }
 
 for_avx512! {
-    /// Asks for scales and biases.
+    /// Prefetches scales and biases.
     #[inline]
     pub(super) fn prefetch_factors(factors: Factors, range: Range<usize>) {
         for (kind, from) in factors.from {
@@ -278,10 +281,10 @@ fn elements_from(elements: &Elements<'_>) -> (FactorKind, *const u8) {
 }
 
 for_avx512! {
-    /// Scales of the four-bit floats.
+    /// Loads scales of the four-bit floats.
     ///
     /// # Safety
-    /// Those of the mask are there.
+    /// The values selected by the mask must exist.
     #[inline]
     unsafe fn load_bytes_as_floats(
         (kind, from): (FactorKind, *const u8),
@@ -297,10 +300,10 @@ for_avx512! {
         }
     }
 
-    /// Affine scales or biases.
+    /// Loads affine scales or biases.
     ///
     /// # Safety
-    /// Those of the mask are there.
+    /// The values selected by the mask must exist.
     #[inline]
     unsafe fn load_floats(
         (kind, from): (FactorKind, *const u8),
@@ -336,7 +339,8 @@ for_avx512! {
     /// See `simd::e4m3`.
     #[inline]
     fn e4m3(codes: __m128i) -> __m512 {
-        // Sign, exponent and fraction where f16 has them; its exponents are worth `2^8` less.
+        // Moves sign, exponent and fraction to their places in f16, whose exponents are worth `2^8`
+        // less.
         let bits = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(codes));
         let bits = _mm256_and_si256(bits, _mm256_set1_epi16(0xbf80_u16.cast_signed()));
         let magnitude = _mm256_and_si256(bits, _mm256_set1_epi16(0x3f80));
@@ -366,7 +370,7 @@ pub(super) unsafe fn load_bytes<const BYTES: usize>(packed: Packed) -> __m512i {
 /// Fields of `BITS` bits, 64 to a register: the first has the lowest field of every byte.
 ///
 /// # Safety
-/// The machine has the set.
+/// The machine must have the instruction set.
 #[inline(always)]
 unsafe fn split_fields<const BITS: usize>(load: __m512i) -> [__m512i; 4] {
     // SAFETY: the caller's promise.
@@ -387,7 +391,7 @@ unsafe fn split_fields<const BITS: usize>(load: __m512i) -> [__m512i; 4] {
 /// E2M1 codes as twice their value plus [`E2M1_OFFSET`].
 ///
 /// # Safety
-/// The machine has the set.
+/// The machine must have the instruction set.
 #[inline(always)]
 unsafe fn look_up_nibbles(load: __m512i) -> [__m512i; 4] {
     // SAFETY: the caller's promise.
@@ -404,7 +408,7 @@ unsafe fn look_up_nibbles(load: __m512i) -> [__m512i; 4] {
 /// shifted.
 ///
 /// # Safety
-/// The machine has the set.
+/// The machine must have the instruction set.
 #[inline(always)]
 unsafe fn spread<const BITS: usize>(packed: __m512i, bytes: &'static [u8; LINE]) -> __m512i {
     // SAFETY: the caller's promise.

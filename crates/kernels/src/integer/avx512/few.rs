@@ -1,4 +1,4 @@
-//! Few rows of activations: every weight is loaded once, unpacked in registers and gone.
+//! Products of few rows of activations: every weight is loaded once and unpacked in registers.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -9,23 +9,23 @@ use crate::divisible::Results;
 use crate::integer::SUMS;
 use crate::integer::rounding::Groups;
 
-/// Tokens, at most: they are computed together and share the unpacked weights.
+/// Maximum number of tokens, which are computed together and share the unpacked weights.
 pub(super) const TOKENS: usize = 4;
 
-/// Weight rows whose partial sums are added up together.
+/// Number of weight rows whose partial sums are added up together.
 const TOTAL_ROWS: usize = 16;
 
-/// Rows whose results are kept until they are stored.
+/// Number of rows whose results are buffered before they are stored.
 const RESULT_ROWS: usize = 4 * TOTAL_ROWS;
 
-/// How far ahead of a load memory is asked for, into the second-level cache: the first level has too few buffers for
-/// misses. On Zen 4, 4 KiB ahead gave 22 GB/s, 16 and 32 KiB 27, of 30 that can be read.
+/// Prefetch distance in bytes, into the second-level cache: the first level has too few miss
+/// buffers. On Zen 4, 4 KiB gave 22 GB/s, 16 and 32 KiB gave 27, of a maximum of 30.
 const PREFETCH_BYTES: usize = 16 << 10;
 
 /// Results `[tokens, rows]`.
 type RowResults<V> = [[V; RESULT_ROWS]; TOKENS];
 
-/// What all rows meet, as pointers to what was checked once.
+/// Inputs that all rows share, as pointers whose bounds were checked once.
 #[derive(Clone, Copy)]
 struct Streams<'a> {
     /// `[matrix.out, row_bytes]`.
@@ -35,7 +35,7 @@ struct Streams<'a> {
     /// `[matrix.out, num_groups]`.
     scales: Factors,
     num_groups: usize,
-    /// Blocks of sixteen groups of a row, without what is left.
+    /// Number of complete blocks of sixteen groups in a row.
     whole_blocks: usize,
     /// `[tokens, token_lines]`.
     lines: *const Line,
@@ -75,7 +75,7 @@ impl<'a> Streams<'a> {
 }
 
 for_avx512! {
-    /// All tokens with the rows of the job.
+    /// Computes all tokens with the rows of the job.
     pub(super) fn multiply<C: Codes, O: Results, const LANES: usize>(
         job: &Job<'_>,
         token_lines: usize,
@@ -106,7 +106,7 @@ for_avx512! {
         }
     }
 
-    /// `T` tokens with `rows`, `R` of them at a time.
+    /// Computes `T` tokens with `rows`, `R` of them at a time.
     #[inline]
     fn some_rows<C: Codes, S: Sums, const LANES: usize, const T: usize, const R: usize>(
         streams: &Streams<'_>,
@@ -115,7 +115,7 @@ for_avx512! {
     ) {
         for start in rows.clone().step_by(TOTAL_ROWS) {
             let num_rows = TOTAL_ROWS.min(rows.end - start);
-            // SAFETY: the machine has the set.
+            // SAFETY: the machine has the instruction set.
             let none = unsafe { S::none() };
             let mut sums = [[none; TOTAL_ROWS]; T];
             for first in (0..num_rows).step_by(R) {
@@ -142,7 +142,7 @@ for_avx512! {
             }
             for t in 0..T {
                 let results = &mut results[t][start - rows.start..][..TOTAL_ROWS];
-                // SAFETY: the machine has the set.
+                // SAFETY: the machine has the instruction set.
                 results.copy_from_slice(&unsafe { S::totals(&sums[t]) });
             }
         }
@@ -156,7 +156,7 @@ for_avx512! {
         streams: &Streams<'_>,
         row: usize,
     ) -> [[S; R]; T] {
-        // SAFETY: the machine has the set.
+        // SAFETY: the machine has the instruction set.
         let mut sums = [[unsafe { S::none() }; R]; T];
         let block_bytes = LANES * C::LOADS * C::LOAD_BYTES;
         // Whole blocks, if a line can be read from each of their loads on.
@@ -168,7 +168,7 @@ for_avx512! {
             unsafe { add_block::<C, S, LANES, T, R, true>(streams, row, block, &mut sums) };
         }
         for block in num_whole..streams.padded_groups / SUMS {
-            // What a call is given by reference is in memory; `sums` is not to be.
+            // Arguments that are passed by reference are in memory; `sums` must stay in registers.
             let mut last_sums = sums;
             // SAFETY: rows of the matrix, and a block of them.
             unsafe { add_last::<C, S, LANES, T, R>(streams, row, block, &mut last_sums) };
@@ -177,10 +177,10 @@ for_avx512! {
         sums
     }
 
-    /// [`add_block`] where something ends; a copy in line would only be in the way of the others.
+    /// [`add_block`] for the last block; inlining it would slow down the others.
     ///
     /// # Safety
-    /// The rows and the block are in the matrix.
+    /// The rows and the block must be in the matrix.
     #[inline(never)]
     unsafe fn add_last<C: Codes, S: Sums, const LANES: usize, const T: usize, const R: usize>(
         streams: &Streams<'_>,
@@ -192,7 +192,7 @@ for_avx512! {
         unsafe { add_block::<C, S, LANES, T, R, false>(streams, row, block, sums) };
     }
 
-    /// Asks for the first rows, which no row before them asks for.
+    /// Prefetches the first rows, which have no row before them that does so.
     #[inline]
     fn prefetch(words: &[u32]) {
         for words in words.chunks(LINE / 4).take(PREFETCH_BYTES / LINE) {
@@ -200,7 +200,7 @@ for_avx512! {
         }
     }
 
-    /// As `super::super::total`, of sixteen results.
+    /// Like `super::super::total`, for sixteen results.
     #[inline]
     pub(super) fn totals(sums: &[__m512; TOTAL_ROWS]) -> __m512 {
         let mut fours = [_mm512_setzero_ps(); 4];
@@ -260,19 +260,20 @@ unsafe fn add_block<
         let Streams { words, row_bytes, num_groups, .. } = *streams;
         let first_byte = block * LANES * C::LOADS * C::LOAD_BYTES;
         let first_row = words.wrapping_add(row * row_bytes);
-        // In the order of memory, whichever the order of loads is.
+        // In the order of memory, independent of the order of loads.
         let ahead = first_row.wrapping_add(first_byte * R + PREFETCH_BYTES);
         let mut packed = [Packed { from: words, len: 0, ahead }; R];
         for r in 0..R {
             packed[r].from = first_row.wrapping_add(r * row_bytes + first_byte);
-            // The next row's codes meet zeros.
+            // The next row's codes are multiplied with zeros.
             packed[r].len = streams.num_bytes - ((row + r) * row_bytes + first_byte);
             packed[r].ahead = ahead.wrapping_add(r * C::LOAD_BYTES);
         }
         let lines = streams.lines.add(block * LANES * C::REGISTERS * 2);
         let first_group = block * SUMS;
         let len = if WHOLE { SUMS } else { SUMS.min(num_groups - first_group) };
-        // These branch, so they come first: what is computed before a branch is kept in memory over it.
+        // These contain branches, so they come first: values computed before a branch would be
+        // spilled to memory.
         let mut scales = [[_mm512_setzero_ps(); 2]; R];
         for r in 0..R {
             let start = (row + r) * num_groups + first_group;
@@ -399,7 +400,7 @@ unsafe fn dot<C: Codes>(codes: [__m512i; 4], x: *const Line) -> __m512i {
 /// 128 bits.
 ///
 /// # Safety
-/// The machine has the set.
+/// The machine must have the instruction set.
 #[inline(always)]
 unsafe fn add_steps<const LANES: usize>(a: __m512i, b: __m512i) -> __m512i {
     // SAFETY: the caller's promise.
@@ -419,7 +420,7 @@ unsafe fn add_steps<const LANES: usize>(a: __m512i, b: __m512i) -> __m512i {
 /// Adds the lanes of four steps in each part of 128 bits, from what [`add_steps`] made of them.
 ///
 /// # Safety
-/// The machine has the set.
+/// The machine must have the instruction set.
 #[inline(always)]
 unsafe fn add_four<const LANES: usize>([ab, cd]: [__m512i; 2]) -> __m512i {
     // SAFETY: the caller's promise.
@@ -434,7 +435,7 @@ unsafe fn add_four<const LANES: usize>([ab, cd]: [__m512i; 2]) -> __m512i {
 /// The sums of sixteen groups in order, from what [`add_four`] made of their steps.
 ///
 /// # Safety
-/// The machine has the set.
+/// The machine must have the instruction set.
 #[inline(always)]
 unsafe fn in_order<const LANES: usize>(fours: [__m512i; 4]) -> __m512i {
     // SAFETY: the caller's promise.
@@ -498,7 +499,7 @@ unsafe fn load_line(line: *const Line) -> __m512i {
 /// Parts of 128 bits: `a0 + a1, a2 + a3, b0 + b1, b2 + b3`.
 ///
 /// # Safety
-/// The machine has the set.
+/// The machine must have the instruction set.
 #[inline(always)]
 unsafe fn add_parts(a: __m512i, b: __m512i) -> __m512i {
     // SAFETY: the caller's promise.

@@ -1,8 +1,10 @@
-//! Many rows of activations: a tile of weights is unpacked once and meets all of them.
+//! Products of many rows of activations: a tile of weights is unpacked once and used for all of
+//! them.
 //!
-//! In a tile a lane is a weight row. Register `(k, r)` holds, for the rows `16 r` to `16 r + 15`, the four codes of the
-//! `k`-th word of the order in which `word_place` has the activations, so that a word of activations is
-//! broadcast to all lanes, and a group's sums end where its scales are: one number in each lane.
+//! In a tile, a lane is a weight row. Register `(k, r)` holds, for the rows `16 r` to `16 r + 15`,
+//! the four codes of the `k`-th word of the order in which `word_place` has the activations, so
+//! that a word of activations is broadcast to all lanes, and a group's sums end up in the same
+//! lanes as its scales.
 
 use std::arch::x86_64::*;
 
@@ -12,19 +14,19 @@ use crate::divisible::Results;
 use crate::integer::rounding::{InputColumns, Rounded};
 use crate::integer::{SUMS, TERM_LEVELS};
 
-/// Rows of activations computed together.
+/// Number of rows of activations that are computed together.
 pub(super) const TOKENS: usize = 4;
 
-/// Registers of weight rows computed together.
+/// Number of registers of weight rows that are computed together.
 const REGISTERS: usize = 2;
 
-/// Lanes of a register.
+/// Number of lanes of a register.
 const LANES: usize = 16;
 
-/// Weight rows of a tile.
+/// Number of weight rows of a tile.
 const TILE_ROWS: usize = REGISTERS * LANES;
 
-/// Words, of four activations or codes, in a line.
+/// Number of words, of four activations or codes each, in a line.
 const LINE_WORDS: usize = LINE / 4;
 
 /// Results of a tile.
@@ -76,7 +78,8 @@ const PLACES: [usize; SUMS] = [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7,
 
 /// Unpacked weights; everything has the rows in its lanes.
 struct Tile {
-    /// `[words, REGISTERS]`, the groups where [`group_place`] says, in each the registers of [`Codes`] one after another.
+    /// `[words, REGISTERS]`, the groups where [`group_place`] says, in each the registers of
+    /// [`Codes`] one after another.
     codes: Vec<__m512i>,
     /// `[padded_groups, REGISTERS]`.
     scales: Vec<__m512>,
@@ -84,7 +87,7 @@ struct Tile {
 }
 
 for_avx512! {
-    /// All tokens with the rows of the job.
+    /// Computes all tokens with the rows of the job.
     pub(super) fn multiply<C: Codes, R: Results, const GROUP_LANES: usize>(
         job: &Job<'_>,
         token_lines: usize,
@@ -101,7 +104,7 @@ for_avx512! {
         for start in job.rows.clone().step_by(TILE_ROWS) {
             let num_rows = TILE_ROWS.min(job.rows.end - start);
             fill::<C, GROUP_LANES>(job, start, num_rows, &mut tile);
-            // While the first tokens are computed, the next rows come from memory.
+            // While the first tokens are computed, the next rows are prefetched.
             let next = (start + TILE_ROWS).min(job.rows.end)..(start + 2 * TILE_ROWS).min(job.rows.end);
             prefetch_factors(factors, next.start * x.num_groups()..next.end * x.num_groups());
             let mut ahead = &job.matrix.words[next.start * row_words..next.end * row_words];
@@ -122,7 +125,7 @@ for_avx512! {
         }
     }
 
-    /// The inner loops: `T` tokens with all rows of the tile, while memory is asked for `ahead`.
+    /// The inner loops: computes `T` tokens with all rows of the tile, and prefetches `ahead`.
     #[inline]
     fn multiply_tile<C: Codes, R: Results, const T: usize>(
         job: &Job<'_>,
@@ -154,10 +157,10 @@ for_avx512! {
         results
     }
 
-    /// One partial sum is in registers at a time, and few wait in memory to be added up.
+    /// One partial sum is in registers at a time; few are in memory until they are added up.
     ///
     /// # Safety
-    /// The tile and the lines have all groups.
+    /// The tile and the lines must have all groups.
     #[inline]
     unsafe fn whole_sums<C: Codes, const T: usize>(
         job: &Job<'_>,
@@ -222,9 +225,9 @@ for_avx512! {
         let groups_per_term = job.x.columns.groups_per_term();
         let ahead_lines = ahead.len().div_ceil(LINE_WORDS * num_groups);
         let mut ahead = ahead.as_ptr();
-        // SAFETY: the machine has the set.
+        // SAFETY: the machine has the instruction set.
         let mut grid_sums = [[unsafe { OnGrid::none() }; REGISTERS]; T];
-        // Sums of one, two and four groups, each of which waits for as many others of its term.
+        // Sums of one, two and four groups, each of which waits for the other half of its term.
         let mut waiting = [[[_mm512_setzero_ps(); REGISTERS]; T]; TERM_LEVELS];
         // A last term that is not full ends with groups of zeros.
         for group in 0..num_groups.next_multiple_of(groups_per_term) {
@@ -250,7 +253,7 @@ for_avx512! {
             }
             for t in 0..T {
                 for r in 0..REGISTERS {
-                    // SAFETY: the machine has the set.
+                    // SAFETY: the machine has the instruction set.
                     grid_sums[t][r] = unsafe { grid_sums[t][r].plus(sums[t][r]) };
                 }
             }
@@ -259,7 +262,7 @@ for_avx512! {
         for t in 0..T {
             for r in 0..REGISTERS {
                 let results = &mut results[t][r * LANES..][..LANES];
-                // SAFETY: the machine has the set.
+                // SAFETY: the machine has the instruction set.
                 results.copy_from_slice(&unsafe { grid_sums[t][r].values() });
             }
         }
@@ -363,9 +366,9 @@ for_avx512! {
                 let byte = rows[lane] * row_bytes + first_byte;
                 let from = words.wrapping_add(byte);
                 let len = if is_whole { usize::MAX } else { num_bytes - byte };
-                // The next sixteen rows. What the next row gives is in no group.
+                // Prefetches the next sixteen rows. The codes of the next row are in no group.
                 let packed = Packed { from, len, ahead: from.wrapping_add(row_bytes * LANES) };
-                // SAFETY: the machine has the set, and the rest of the matrix can be read.
+                // SAFETY: the machine has the instruction set, and the rest of the matrix can be read.
                 lanes[lane] = unsafe { C::load(packed) };
             }
             let step = first_byte / step_bytes;
@@ -375,7 +378,7 @@ for_avx512! {
             }
             let mut split = [[_mm512_setzero_si512(); 4]; LANES];
             for lane in 0..LANES {
-                // SAFETY: the machine has the set.
+                // SAFETY: the machine has the instruction set.
                 split[lane] = unsafe { C::split(lanes[lane]) };
             }
             for register in 0..C::SPLIT {
