@@ -132,7 +132,8 @@ impl Pull {
     ) -> anyhow::Result<Pull> {
         if let Some(variable) = &config.hub.offline {
             bail!(
-                "{variable} forbids to ask {}\nhint: unset it, or copy the model's directory here",
+                "{variable} forbids requests to {}\nhint: unset it, or copy the model's directory \
+                 here",
                 config.hub.endpoint
             );
         }
@@ -266,7 +267,7 @@ impl Pull {
             }
         }
         if let Err(err) = known.save(path) {
-            tracing::warn!(%err, path = %path.display(), "hashes are not remembered");
+            tracing::warn!(%err, path = %path.display(), "hashes could not be cached");
         }
     }
 }
@@ -290,7 +291,8 @@ impl Pulled {
         let problems = self.problems();
         ensure!(
             problems.is_empty(),
-            "all files have come, but this model cannot be served: {}\nhint: choose a repository in \
+            "all files were downloaded, but this model cannot be served: {}\nhint: choose a \
+             repository in \
              MLX's format, for instance of mlx-community",
             problems.join(", ")
         );
