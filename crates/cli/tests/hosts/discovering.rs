@@ -11,10 +11,10 @@ use crate::lab::{Lab, missing};
 use crate::launching::lab_or_return;
 use crate::program::{Program, wait_for};
 
-/// Nobody reaches another machine with it.
+/// Environment in which SSH always fails.
 const NO_SSH: [(&str, &str); 1] = [("JACKALOPE_SSH", "/nonexistent/ssh")];
 
-/// On the first host, without ssh.
+/// Runs a command on the first host, without SSH, and returns its JSON.
 fn json_of(lab: &Lab, args: &[&str]) -> Value {
     let ended = lab.start_on(0, args, &NO_SSH).end();
     assert!(ended.status.success(), "{ended:?}");
@@ -37,7 +37,7 @@ fn ips(lab: &Lab, hosts: &[usize]) -> Vec<Vec<String>> {
     hosts.iter().map(|&at| vec![lab.hosts[at].ip.clone()]).collect()
 }
 
-/// Agents that answer, on these hosts.
+/// Starts agents with `--announce` on these hosts.
 fn agents(lab: &Lab, hosts: &[usize]) -> Vec<Program> {
     let agents = hosts.iter().map(|&at| lab.start_on(at, &["agent", "--announce"], &[])).collect();
     let there = ips(lab, &[&[0], hosts].concat());
@@ -56,7 +56,7 @@ fn hosts_that_answer_are_found_and_become_a_hostfile() {
     let silent = lab.start_on(2, &["agent"], &[]);
     let _second = agents(&lab, &[1]);
     drop(silent);
-    // Machines that are expected are waited for, longer than others are.
+    // With `=N`, discovery waits longer for the missing machines.
     let expecting = lab.start_on(0, &["hosts", "new", "--discover=3"], &NO_SSH);
     for _ in 0..3 {
         assert_eq!(found(&lab), ips(&lab, &[0, 1]));
@@ -81,7 +81,7 @@ fn hosts_that_answer_are_found_and_become_a_hostfile() {
     assert!(written.status.success(), "{written:?}");
     let written: Value = serde_json::from_str(&written.stdout).unwrap();
     let entry = |at: usize, ssh: &str| json!({"ssh": ssh, "ips": [lab.hosts[at].ip]});
-    // All hosts of the lab have one name, and of two with one name neither is called so.
+    // All hosts of the lab report the same name, so that addresses are used instead.
     let [second, third] = [1, 2].map(|at| entry(at, &lab.hosts[at].ip));
     assert_eq!(written, json!([entry(0, "127.0.0.1"), second, third]));
     let model = shipped();
@@ -119,7 +119,7 @@ fn a_flood_of_answers_adds_nobody_and_hides_nobody() {
     assert_eq!(flood.line(), "relayed\n", "an answer of ours came from elsewhere too");
 }
 
-/// LocalAI's workers by token: a token is all that machines have in common.
+/// LocalAI's workers by token: the machines share only the token.
 #[test]
 fn workers_of_a_token_are_found_and_serve() {
     const TOKEN: &str = "a-token-that-nobody-guesses-7f3a91";
@@ -152,7 +152,7 @@ fn a_cable_with_nothing_but_link_local_addresses_is_enough() {
     lab.share_secret("5a".repeat(32).as_str());
     lab.trust_first();
     let _agent = agents(&lab, &[1]);
-    // Plugged in while the agent runs.
+    // The cable is connected while the agent runs.
     let cable = lab.join_first_two();
     let both: Vec<Vec<String>> =
         [0, 1].map(|at| vec![lab.hosts[at].ip.clone(), cable[at].to_owned()]).to_vec();
@@ -200,7 +200,7 @@ fn a_model_is_served_on_hosts_that_were_found_without_ssh() {
     let ranks = health["ranks"].as_array().unwrap();
     let hosts: Vec<&str> = ranks.iter().map(|it| it["host"].as_str().unwrap()).collect();
     assert_eq!(hosts, ["127.0.0.1", &lab.hosts[1].ip, &lab.hosts[2].ip]);
-    // Those who ask about the server later know the machines as well.
+    // `status` of the server lists the machines as well.
     let status = json_of(&lab, &["status", "--json"]);
     assert_eq!(status["agents"].as_array().unwrap().len(), 3, "{status}");
     server.program.signal(Signal::INT);

@@ -19,12 +19,12 @@ const NUM_HOSTS: usize = 3;
 const NUM_STREAMS: usize = 8;
 /// Faults of a run; `JACKALOPE_FAULTS` sets another number.
 const NUM_FAULTS: usize = 60;
-/// No stream takes longer than so, whatever happens to it.
+/// Maximum duration of a stream, whatever faults it meets.
 const STREAM_BOUND: Duration = Duration::from_secs(180);
 /// Seconds after which a rank counts as frozen, here.
 const STALL: &str = "--stall-timeout 3";
 
-/// What can be done to a host.
+/// A fault of a host.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Fault {
     /// SIGKILL to its rank.
@@ -37,17 +37,17 @@ enum Fault {
     AgentKilled,
     /// The ranks of all hosts at once.
     AllKilled,
-    /// Its cable out and in again.
+    /// Its cable is pulled and connected again.
     CableOut,
-    /// Nothing arrives there.
+    /// Nothing arrives at the host.
     Deaf,
-    /// Nothing it sends arrives.
+    /// Nothing that the host sends arrives.
     Mute,
-    /// A bad network: what it sends is lost for moments.
+    /// A bad network: frames from the host are lost at moments.
     Lossy,
-    /// A slow one: 1 Mbit/s.
+    /// A slow network: 1 Mbit/s.
     Slow,
-    /// Strangers knock at every port.
+    /// Unauthenticated peers connect to every port.
     Strangers,
     /// Its link to one other host is cut.
     LinkCut,
@@ -55,7 +55,7 @@ enum Fault {
     AgentPaused,
 }
 
-/// As often as such things happen, and as long as they take.
+/// Relative frequency of each fault.
 const WEIGHTS: [(Fault, u64); 13] = [
     (Fault::RankKilled, 30),
     (Fault::RankAborted, 10),
@@ -96,7 +96,7 @@ fn seed() -> u64 {
     number("JACKALOPE_SEED").unwrap_or(now.as_nanos() as u64) | 1
 }
 
-/// Requests that differ, each long enough to be met in the middle.
+/// Returns a different request for each index, long enough for a fault in the middle.
 pub(crate) fn request(idx: usize) -> Value {
     let idx = idx as u64;
     let prompt: Vec<u64> = (0..4 + idx * 9).map(|at| (at * 53 + idx * 307) % 1900 + 20).collect();
@@ -112,7 +112,7 @@ struct Readers<'a> {
     expected: Vec<Answer>,
     is_over: AtomicBool,
     num_done: AtomicU64,
-    /// Events read by each.
+    /// Number of events that each stream has read.
     num_read: [AtomicU64; NUM_STREAMS],
     wrong: Mutex<Vec<String>>,
 }
@@ -155,7 +155,7 @@ pub(crate) fn is_there(pid: u32) -> bool {
     std::path::Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// Does one thing to one host, and undoes it. Says which processes will have to go.
+/// Inflicts one fault on one host and undoes it. Returns the processes that must disappear.
 fn inflict(lab: &Lab, server: &Server, fault: Fault, at: usize, random: &mut Random) -> Vec<u32> {
     let host = &lab.hosts[at];
     let mut victims = Vec::new();
@@ -228,7 +228,7 @@ fn knock(lab: &Lab, server: &Server) {
             let Ok(mut stream) = std::net::TcpStream::connect_timeout(&addr, patience) else {
                 continue;
             };
-            // Closed in our face is as good.
+            // The peer may close the connection at once.
             stream.write_all(b"JKLP\x02\x00\x050.1.0\xff\xff\xff\xff rubbish").ok();
         }
     }
@@ -276,7 +276,7 @@ fn disturb(lab: &Lab, split: &str, num_faults: usize, random: &mut Random) {
                     readers.check(&inflicted);
                     let is_mended = victims.iter().all(|pid| !is_there(*pid))
                         && server.get("/health/ready").0 == 200;
-                    // And every stream has gone on.
+                    // Every stream has continued.
                     let now = readers.num_read();
                     let then = is_mended.then(|| then.get_or_insert_with(|| now.clone()))?;
                     now.iter().zip(then).all(|(now, then)| *then + 5 <= *now).then_some(())
@@ -349,7 +349,7 @@ fn a_host_that_stays_away_is_done_without_and_taken_back() {
     }
     let health = server.wait_for_health("two ranks", |it| it["world_size"] == 2);
     assert_eq!(health["ranks"][1]["host"], "host-b");
-    // Its machine starts, its SSH server too, and nothing else: the agent is started again.
+    // The machine boots with its SSH server and nothing else; the coordinator starts the agent again.
     lab.switch_on(2);
     let streams = open();
     server.wait_for_health("three ranks", |it| it["world_size"] == 3 && it["status"] == "healthy");
@@ -391,7 +391,7 @@ fn a_rank_whose_weights_are_on_a_machine_that_is_away_says_so_and_goes_on_when_i
     let expected = server.complete(&request(0));
     let mut stream = server.stream(&request(0));
     stream.read_tokens(5);
-    // The two that are left are cut anew; one of them has nothing to read.
+    // The model is split again over the two remaining hosts, one of which has nothing to read.
     lab.switch_off(1);
     let (_, end) = stream.read_all();
     let End::Error(error) = end else { panic!("{end:?}") };

@@ -84,39 +84,39 @@ fn must(line: &str) {
     assert!(done.status.success(), "`{line}`: {}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// Some hosts; gone when dropped.
+/// Some hosts, which are removed when this is dropped.
 pub(crate) struct Lab {
-    /// Begins the names of everything.
+    /// Prefix of the names of namespaces and links.
     name: String,
     subnet: String,
     dir: PathBuf,
     pub(crate) hosts: Vec<LabHost>,
 }
 
-/// One of them.
+/// One of the hosts.
 pub(crate) struct LabHost {
     /// Host name for ssh.
     pub(crate) ssh: String,
     pub(crate) ip: String,
     namespace: String,
-    /// Its end of the cable, and the bridge's.
+    /// Name of the bridge's end of the host's cable.
     port: String,
-    /// Jackalope's folder there.
+    /// Jackalope's folder on the host.
     pub(crate) home: PathBuf,
     sshd: Option<Child>,
-    /// What forwards its frames while its cable is bad.
+    /// Process that forwards the host's frames while its cable is bad.
     bad_link: Option<Child>,
-    /// Folders that are empty there: all hosts have one disk otherwise.
+    /// Folders that look empty on the host; all hosts share one disk otherwise.
     hidden: Vec<PathBuf>,
 }
 
 impl Lab {
-    /// So many hosts; the first is where commands run. Jackalope is installed on all of them.
+    /// Creates hosts with Jackalope installed. Commands run on the first one.
     pub(crate) fn new(num_hosts: usize) -> Lab {
         Lab::of(num_hosts, false)
     }
 
-    /// The same on a network without IPv4 addresses.
+    /// Like [`Lab::new`], on a network without IPv4 addresses.
     pub(crate) fn with_ipv6_only(num_hosts: usize) -> Lab {
         Lab::of(num_hosts, true)
     }
@@ -204,12 +204,12 @@ impl Lab {
         fs::write(self.dir.join("ssh_config"), config).unwrap();
     }
 
-    /// What to run as ssh.
+    /// Returns the command to run as ssh.
     pub(crate) fn ssh(&self) -> String {
         format!("ssh -F {}", self.dir.join("ssh_config").display())
     }
 
-    /// A hostfile with all hosts, the first of which is where commands run.
+    /// Writes a hostfile with all hosts; commands run on the first one.
     pub(crate) fn hostfile(&self) -> PathBuf {
         let entry = |(idx, host): (usize, &LabHost)| {
             let ssh = if idx == 0 { "127.0.0.1" } else { host.ssh.as_str() };
@@ -221,19 +221,19 @@ impl Lab {
         path
     }
 
-    /// A `jackalope` on the first host.
+    /// Starts `jackalope` on the first host.
     pub(crate) fn start(&self, args: &[&str], input: &str) -> Program {
         Program::start_command(self.command(0, args), input)
     }
 
-    /// A `jackalope` on any host, with these variables.
+    /// Starts `jackalope` on any host, with these variables.
     pub(crate) fn start_on(&self, at: usize, args: &[&str], env: &[(&str, &str)]) -> Program {
         let mut command = self.command(at, args);
         command.envs(env.iter().copied());
         Program::start_command(command, "")
     }
 
-    /// Any other program on any host.
+    /// Starts any other program on any host.
     pub(crate) fn run_on(&self, at: usize, words: &[&str]) -> Program {
         let mut command = command("ip");
         command.args(["netns", "exec", &self.hosts[at].namespace]).args(words);
@@ -249,17 +249,17 @@ impl Lab {
         command
     }
 
-    /// A host that has nothing of what is in `model`.
+    /// Makes `model` look empty on a host.
     pub(crate) fn hide(&mut self, at: usize, model: &Path) {
         self.hosts[at].hide(model, &self.dir);
     }
 
-    /// The cluster's secret, on all hosts.
+    /// Stores the cluster's secret on all hosts.
     pub(crate) fn share_secret(&self, secret: &str) {
         (0..self.hosts.len()).for_each(|at| self.set_secret(at, secret));
     }
 
-    /// A secret on one host.
+    /// Stores a secret on one host.
     pub(crate) fn set_secret(&self, at: usize, secret: &str) {
         let path = self.hosts[at].home.join("secret");
         fs::write(&path, secret).unwrap();
@@ -295,7 +295,7 @@ impl Lab {
         self.start(args, "").end()
     }
 
-    /// `jackalope serve` over all hosts, reachable from here.
+    /// Starts `jackalope serve` over all hosts, reachable from the tests.
     pub(crate) fn serve(&self, model: &Path, args: &str) -> Server {
         let (hostfile, model) = (self.hostfile(), model.to_str().unwrap());
         let mut words = vec!["serve", "--hosts", hostfile.to_str().unwrap(), "--model", model];
@@ -343,7 +343,7 @@ fn sweep(name: &str) {
 }
 
 impl LabHost {
-    /// Puts the programs under test where `bootstrap` would.
+    /// Installs the programs under test in the place that `bootstrap` uses.
     fn install(&self) {
         let bin = self.home.join("current/bin");
         fs::create_dir_all(&bin).unwrap();
@@ -355,7 +355,7 @@ impl LabHost {
         }
     }
 
-    /// Its SSH server, as after switching it on.
+    /// Starts its SSH server, as at boot.
     fn start_sshd(&mut self, dir: &Path) {
         fs::create_dir_all("/run/sshd").unwrap();
         let config = dir.join(format!("sshd-{}", self.ssh));
@@ -369,7 +369,7 @@ impl LabHost {
         );
         fs::write(&config, text).unwrap();
         let mut command = command("ip");
-        // Mounts are seen by what is started here alone.
+        // Only processes that are started here see the mounts.
         let script = "config=$1; shift\n\
                       for dir; do mount -t tmpfs none \"$dir\" || exit 1; done\n\
                       exec /usr/sbin/sshd -D -f \"$config\"";
@@ -385,21 +385,21 @@ impl LabHost {
         wait_for("ssh server", || std::net::TcpStream::connect(&addr).ok());
     }
 
-    /// Has nothing of what is in `dir`, from now on.
+    /// Makes `dir` look empty on this host from now on.
     pub(crate) fn hide(&mut self, dir: &Path, lab_dir: &Path) {
         self.end_everything();
         self.hidden.push(dir.to_owned());
         self.start_sshd(lab_dir);
     }
 
-    /// Its processes.
+    /// Returns its processes.
     pub(crate) fn pids(&self) -> Vec<u32> {
         let listed = output("ip", &["netns", "pids", &self.namespace]);
         let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
         listed.lines().filter_map(|line| line.trim().parse().ok()).collect()
     }
 
-    /// Those whose command line holds `text`.
+    /// Returns its processes whose command line contains `text`.
     pub(crate) fn pids_of(&self, text: &str) -> Vec<u32> {
         let is_meant = |pid: &u32| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -408,7 +408,7 @@ impl LabHost {
         self.pids().into_iter().filter(is_meant).collect()
     }
 
-    /// As when its power is cut.
+    /// Kills all its processes, as when its power is cut.
     pub(crate) fn end_everything(&mut self) {
         for pid in self.pids() {
             crate::program::send(pid, rustix::process::Signal::KILL);
@@ -427,12 +427,12 @@ impl LabHost {
             true => must(&format!(
                 "ip -n {namespace} neigh replace {ip} lladdr 02:00:00:00:00:01 dev eth0 nud permanent"
             )),
-            // It may have been mended before.
+            // The entry may have been removed before.
             false => run("ip", &["-n", namespace, "neigh", "del", ip, "dev", "eth0"]),
         }
     }
 
-    /// What it sends takes its time.
+    /// Limits its sending rate to 1 Mbit/s.
     fn slow_down(&self) {
         let limit = "tbf rate 1mbit burst 16kbit latency 200ms";
         must(&format!("ip netns exec {} tc qdisc replace dev eth0 root {limit}", self.namespace));
@@ -446,12 +446,12 @@ impl Lab {
         must(&format!("ip -n {}sw link set {} down", self.name, self.hosts[at].port));
     }
 
-    /// Nothing that a host sends to the others arrives.
+    /// Drops everything that a host sends to the others.
     pub(crate) fn mute(&self, at: usize) {
         self.others(at).for_each(|other| self.hosts[at].lose(other, true));
     }
 
-    /// Nothing that the others send to a host arrives.
+    /// Drops everything that the others send to a host.
     pub(crate) fn deafen(&self, at: usize) {
         self.others(at).for_each(|other| other.lose(&self.hosts[at], true));
     }
@@ -473,7 +473,7 @@ impl Lab {
         self.hosts[other].lose(&self.hosts[one], false);
     }
 
-    /// What a host sends comes at 1 Mbit/s.
+    /// Limits the sending rate of a host to 1 Mbit/s.
     pub(crate) fn slow_down(&self, at: usize) {
         self.hosts[at].slow_down();
     }
@@ -495,7 +495,7 @@ impl Lab {
         host.bad_link = Some(command.stdin(Stdio::null()).spawn().unwrap());
     }
 
-    /// A cable that was bad is replaced.
+    /// Ends the delays and losses of a host's cable.
     pub(crate) fn replace_cable(&mut self, at: usize) {
         let (switch, host) = (format!("{}sw", self.name), &mut self.hosts[at]);
         let mut bad_link = host.bad_link.take().expect("the cable is bad");
@@ -506,7 +506,7 @@ impl Lab {
         must(&format!("ip -n {switch} link set {port} master br0 up"));
     }
 
-    /// The network of a host is as it should be again.
+    /// Repairs the network of a host.
     pub(crate) fn mend(&self, at: usize) {
         let host = &self.hosts[at];
         must(&format!("ip -n {}sw link set {} up", self.name, host.port));
@@ -542,7 +542,7 @@ impl Lab {
         "cable0"
     }
 
-    /// A host's first cable is out, and its address gone with it, as on a Mac.
+    /// Pulls a host's first cable and removes its address, as happens on a Mac.
     pub(crate) fn forget_first_cable(&self, at: usize) {
         self.cable_out(at);
         must(&format!("ip -n {} addr flush dev eth0", self.hosts[at].namespace));
@@ -552,21 +552,21 @@ impl Lab {
         self.hosts.iter().enumerate().filter(move |(idx, _)| *idx != at).map(|(_, host)| host)
     }
 
-    /// A host's SSH server, as after switching it on.
+    /// Starts a host's SSH server, as at boot.
     pub(crate) fn switch_on(&mut self, at: usize) {
         self.mend(at);
         let dir = self.dir.clone();
         self.hosts[at].start_sshd(&dir);
     }
 
-    /// A host's power and cable, gone at once.
+    /// Cuts a host's power and cable at once.
     pub(crate) fn switch_off(&mut self, at: usize) {
         self.cable_out(at);
         self.hosts[at].end_everything();
     }
 }
 
-/// Makes what only its user should see look so.
+/// Returns the permission bits of a file.
 pub(crate) fn mode_of(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o777
 }

@@ -7,7 +7,7 @@ use crate::checkpoint::shipped;
 use crate::lab::{Lab, missing, mode_of};
 use crate::program::wait_for;
 
-/// Hosts, or the end of the test with a printed reason.
+/// Creates hosts, or ends the test with a printed reason.
 macro_rules! lab_or_return {
     ($num_hosts:expr) => {
         match missing() {
@@ -55,7 +55,7 @@ fn ranks_end_with_a_coordinator_that_is_killed_and_a_new_one_takes_them_over() {
     server.program.signal(Signal::KILL);
     drop(server);
     let server = lab.serve(&shipped(), "--lease 1");
-    // Another lease is another setup: the ranks were taken over, and then loaded anew.
+    // Another lease is another setup: the ranks were taken over, and then loaded again.
     assert!(server.health()["ok"].as_bool().unwrap());
     let second = ranks();
     assert_eq!(second.len(), 2);
@@ -113,7 +113,7 @@ fn hosts_that_lack_the_model_read_their_part_of_it_from_one_that_has_it() {
     let model = crate::checkpoint::Copy::new();
     let prompt = json!({"prompt": "Paris is the", "max_tokens": 12, "temperature": 0});
     let alone = lab.serve(&shipped(), "").complete(&prompt);
-    // What lies in folders is no part of the model, here or there.
+    // Files in subfolders are no part of the model, on any machine.
     std::fs::create_dir(model.path().join("model-other")).unwrap();
     std::fs::write(model.path().join("model-other/x.safetensors"), "no weights").unwrap();
     for at in [1, 2] {
@@ -137,7 +137,7 @@ fn hosts_that_lack_the_model_read_their_part_of_it_from_one_that_has_it() {
         let read = rank["bytes_read"].as_u64().unwrap();
         assert!(0 < read && read < whole * 2 / 3, "{rank} of {whole} bytes");
     }
-    // A new process reads it once more.
+    // A new process reads the model again.
     let old = lab.hosts[2].pids_of("jackalope-rank");
     crate::program::send(old[0], Signal::KILL);
     wait_for("a new rank", || Some(lab.hosts[2].pids_of("jackalope-rank")).filter(|it| *it != old));
@@ -146,7 +146,7 @@ fn hosts_that_lack_the_model_read_their_part_of_it_from_one_that_has_it() {
     server.program.signal(Signal::INT);
     assert!(server.program.end().status.success());
 
-    // From a machine that computes nothing itself.
+    // `serve` runs on a machine without ranks.
     let args = ["serve", "--hosts", "host-b,host-c", "--model", model.path().to_str().unwrap()];
     let rest = ["--models-from", "localhost", "--host", "0.0.0.0", "--insecure", "--port", "8080"];
     let program = lab.start(&[&args[..], &rest, &["--json"]].concat(), "");
@@ -174,7 +174,7 @@ fn any_program_runs_on_all_hosts_and_its_end_is_told() {
         assert!(ended.stdout.contains(&format!("[{rank}] rank {rank} of 3 hi\n")), "{ended:?}");
         assert!(ended.stdout.contains(&format!("[{rank}] to all\n")), "{ended:?}");
     }
-    // One that fails ends the others, which would go on for ever; its exit status is ours.
+    // A rank that fails ends the others, which would run for ever; `launch` has its exit status.
     let script = "[ $MLX_RANK = 2 ] && exit 42; exec sleep 600";
     let ended = lab.run(&["launch", "--hosts", hosts, "--", "sh", "-c", script]);
     assert_eq!(ended.status.code(), Some(42), "{ended:?}");
@@ -261,7 +261,7 @@ fn a_host_that_has_nothing_is_given_what_it_needs_and_left_as_it_was() {
     let lab = lab_or_return!(2);
     let (home, model) = (lab.hosts[1].home.clone(), shipped());
     std::fs::remove_dir_all(&home).unwrap();
-    // Names alone: addresses are found.
+    // Only names are given; addresses are found.
     let words = ["serve", "--hosts", "127.0.0.1,host-b", "--port", "0", "--json", "--model"];
     let words: Vec<&str> = words.into_iter().chain([model.to_str().unwrap()]).collect();
     let mut program = lab.start(&words, "");
@@ -315,7 +315,7 @@ fn ranks_may_be_started_by_hand_in_any_order_from_variables_alone() {
     let hostfile = lab.hostfile();
     let secret = lab.run(&["agent", "status", "--json"]);
     assert!(secret.status.success(), "{secret:?}");
-    // The secret is made where it serves, and carried by hand.
+    // The secret is created on the serving machine, and copied by hand.
     let model = shipped();
     let words = ["serve", "--by-hand", "--hosts", hostfile.to_str().unwrap(), "--model"];
     let words: Vec<&str> = words.into_iter().chain([model.to_str().unwrap(), "--json"]).collect();

@@ -24,7 +24,7 @@ struct Requests {
 }
 
 impl Requests {
-    /// Four requests, and their answers while nothing is wrong.
+    /// Creates four requests, with their answers before any fault.
     fn of(server: &Server) -> Requests {
         let requests: Vec<Value> = (0..4).map(request).collect();
         let expected = requests.iter().map(|it| server.complete(it)).collect();

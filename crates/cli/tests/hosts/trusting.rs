@@ -1,4 +1,4 @@
-//! Which machine may command which.
+//! Trust between machines: which machine may use which.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -49,7 +49,7 @@ fn ssh_makes_machines_known_to_each_other_and_a_changed_key_is_refused_by_name()
     server.program.signal(Signal::INT);
     assert!(server.program.end().status.success());
 
-    // As if another machine had replaced it, with everything of ours but the key.
+    // As if another machine had replaced it, with everything of ours except the key.
     end_agent(&lab, 1);
     fs::remove_file(lab.hosts[1].home.join("identity")).unwrap();
     let (hostfile, model) = (lab.hostfile(), shipped());

@@ -14,12 +14,12 @@ const STREAM: &str =
     "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
 const PIECE: &str = "data: {\"choices\": [{\"delta\": {\"content\": \"a\"}}]}\n\n";
 
-/// What a server writes to a request for a path with a body.
+/// Function that returns a server's response to a path and a body.
 type Answering = fn(&str, &Value) -> Answered;
 
 struct Answered {
     text: String,
-    /// Says nothing more, and does not hang up either.
+    /// Whether the server sends nothing more and keeps the connection open.
     hangs: bool,
 }
 
@@ -35,7 +35,7 @@ fn refuses(status: &str, message: &str) -> Answered {
     ))
 }
 
-/// A server of somebody else's. Its threads end with the test.
+/// Starts a foreign server. Its threads end with the test process.
 fn peer(answering: Answering) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -66,7 +66,7 @@ fn answer(mut stream: TcpStream, answering: Answering) {
     let answered = answering(path, &serde_json::from_slice(&body).unwrap_or_default());
     stream.write_all(answered.text.as_bytes()).ok();
     if answered.hangs {
-        // Until the client is gone.
+        // Blocks until the client is gone.
         reader.read_to_end(&mut Vec::new()).ok();
     }
 }

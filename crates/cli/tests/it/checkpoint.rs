@@ -21,7 +21,7 @@ pub(crate) fn shipped_weights() -> Weights {
 pub(crate) fn exact() -> &'static Path {
     static EXACT: OnceLock<PathBuf> = OnceLock::new();
     EXACT.get_or_init(|| {
-        // Kept between runs; renaming makes it whole at any time.
+        // Kept between runs; renaming makes it complete at any time.
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("jackalope-mini-f32");
         let copy = Copy::new();
         copy.edit_weights(Weights::widen);
@@ -34,7 +34,7 @@ pub(crate) fn exact() -> &'static Path {
     })
 }
 
-/// A copy of the model that ships; gone when dropped.
+/// A copy of the shipped model, which is removed when this is dropped.
 pub(crate) struct Copy(PathBuf);
 
 impl Copy {

@@ -1,4 +1,4 @@
-//! What each command prints, and who holds what.
+//! The output of each command, and which rank holds which part of a model.
 
 use std::io::{Read, Write};
 
@@ -95,7 +95,7 @@ fn a_profile_accounts_for_the_whole_of_a_step() {
     let plain = run_json(&[&args[..], &["--json"]].concat());
     assert_eq!(plain["runs"][0]["step_us"]["kernels"], serde_json::json!([]), "not asked for");
     let report = run_json(&[&args[..], &["--json", "--profile"]].concat());
-    // When the first token is heard, the next steps may have been computed already.
+    // When the first token arrives, the next steps may have been computed already.
     let steps = |phase: &str| report["runs"][0][phase]["steps"].as_u64().unwrap();
     assert_eq!(steps("prefill_step_us") + steps("step_us"), 64);
     for phase in ["prefill_step_us", "step_us"] {

@@ -1,4 +1,4 @@
-//! How a server meets its clients: keys from a file, HTTPS, origins, the request log.
+//! Keys from a file, HTTPS, origins and the request log of a server.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::checkpoint::{exact, shipped};
 use crate::http::Server;
 use crate::program::{Program, run, wait_for};
 
-/// A folder that is gone with the value.
+/// A folder that is removed when this is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -37,12 +37,12 @@ impl Drop for Folder {
     }
 }
 
-/// A certificate of the server's own tests.
+/// Returns the path of a certificate from the tests of the server crate.
 fn certificate(name: &str) -> String {
     format!("{}/../server/tests/data/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Does not look at the certificate: the server's tests do.
+/// Creates an HTTP client that does not verify certificates; tests of the server crate do.
 fn agent() -> Agent {
     let tls = TlsConfig::builder().disable_verification(true).build();
     Agent::config_builder().http_status_as_error(false).tls_config(tls).build().into()

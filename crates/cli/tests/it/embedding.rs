@@ -1,4 +1,4 @@
-//! Embeddings over real ranks, asked of the engine itself.
+//! Embeddings over real ranks, requested from the engine directly.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -47,7 +47,7 @@ impl RankProcess for Process {
     }
 }
 
-/// An engine over ranks of the model that ships, in f32.
+/// An engine with ranks of the shipped model, in f32.
 struct Ranks {
     engine: EngineHandle,
     thread: EngineThread,
@@ -132,7 +132,7 @@ fn read(mut generation: Generation) -> Vec<f32> {
 
 const POOLINGS: [Pooling; 2] = [Pooling::Mean, Pooling::Last];
 
-/// The largest difference, relative to the largest value.
+/// Returns the largest difference, relative to the largest value.
 fn difference(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().fold(0.0_f32, |max, value| max.max(value.abs()));

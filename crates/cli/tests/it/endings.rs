@@ -9,7 +9,7 @@ use crate::checkpoint::exact;
 use crate::http::Server;
 use crate::program::{Program, ranks_of, send, still_there, wait_for, wait_until};
 
-/// What a person waits after Ctrl-C, whatever the ranks are doing.
+/// Maximum time from Ctrl-C to the end, whatever the ranks do.
 const END_MAX: Duration = Duration::from_secs(2);
 
 /// Sends a signal to a server that is in the middle of an answer.

@@ -1,4 +1,4 @@
-//! Hostfiles from the command line: checked, rewritten, made.
+//! Hostfiles on the command line: checking, converting and creating them.
 
 use serde_json::{Value, json};
 

@@ -15,13 +15,13 @@ use crate::program::{PATIENCE, Program, RankProcess, ranks_of, wait_for};
 pub(crate) struct Server {
     pub(crate) program: Program,
     pub(crate) url: String,
-    /// What it printed when it was ready.
+    /// The JSON that it printed when it was ready.
     pub(crate) announced: Value,
     agent: Agent,
 }
 
 impl Server {
-    /// Serves `model` on a port that the system picks; `args` are separated by blanks.
+    /// Serves `model` on a free port; `args` are separated by spaces.
     pub(crate) fn start(model: &Path, args: &str) -> Server {
         let mut words: Vec<OsString> = vec!["serve".into(), "--model".into(), model.into()];
         words.extend(["--port", "0", "--json"].map(OsString::from));
@@ -29,7 +29,7 @@ impl Server {
         Server::of(Program::start(&words, ""))
     }
 
-    /// A `serve --json` that was just started.
+    /// Waits until a `serve --json` that was just started is ready.
     pub(crate) fn of(mut program: Program) -> Server {
         let announced: Value = serde_json::from_str(&program.line()).unwrap();
         assert_eq!(announced["event"], "ready", "{announced}");
@@ -49,14 +49,14 @@ impl Server {
         (response.status().as_u16(), json_of(&response.body_mut().read_to_string().unwrap()))
     }
 
-    /// Posts and expects an answer.
+    /// Sends a POST request, which must succeed.
     pub(crate) fn ask(&self, path: &str, body: &Value) -> Value {
         let (status, answer) = self.post(path, body);
         assert_eq!(status, 200, "{answer}");
         answer
     }
 
-    /// The tokens and the text of one completion.
+    /// Returns the tokens and the text of one completion.
     pub(crate) fn complete(&self, body: &Value) -> Answer {
         Answer::of(&self.ask("/v1/completions", body))
     }
@@ -72,7 +72,7 @@ impl Server {
             let response = request.send(body.to_string()).unwrap();
             let mut lines = BufReader::new(response.into_body().into_reader()).lines();
             while let Some(Ok(line)) = lines.next() {
-                // Nobody listens any more: the stream is closed with the connection.
+                // The test has stopped reading: the stream ends with the connection.
                 if !line.is_empty() && sender.send(line).is_err() {
                     return;
                 }
@@ -85,12 +85,12 @@ impl Server {
         self.get("/health").1
     }
 
-    /// Waits until `/health` is as wanted.
+    /// Waits until `/health` satisfies a condition.
     pub(crate) fn wait_for_health(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         wait_for(what, || Some(self.health()).filter(&is_so))
     }
 
-    /// The processes of all its ranks.
+    /// Returns the processes of all its ranks.
     pub(crate) fn ranks(&self) -> Vec<RankProcess> {
         ranks_of(self.program.pid())
     }
@@ -106,7 +106,7 @@ impl Server {
         self.ranks().into_iter().find(|process| process.rank == rank).map(|process| process.pid)
     }
 
-    /// The process of one rank, which is running.
+    /// Returns the process of one rank, which must run.
     pub(crate) fn rank(&self, rank: usize) -> u32 {
         let found = self.ranks().into_iter().find(|process| process.rank == rank);
         found.expect("the rank runs").pid
@@ -126,7 +126,7 @@ fn json_of(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|err| panic!("{err}: {text}"))
 }
 
-/// What a model answered.
+/// The answer of a model.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Answer {
     pub(crate) tokens: Vec<u64>,
@@ -172,13 +172,13 @@ impl Stream {
         }
     }
 
-    /// Waits for its end.
+    /// Reads the stream to its end.
     pub(crate) fn read_all(mut self) -> (Answer, End) {
         while self.go_on() {}
         (self.answer, self.end.expect("it has ended"))
     }
 
-    /// Reads what comes next. False at the end.
+    /// Reads the next event. Returns false at the end.
     pub(crate) fn go_on(&mut self) -> bool {
         if self.end.is_none() {
             self.read_one();

@@ -18,7 +18,7 @@ pub(crate) const COMMIT: &str = "5a17ab1e5a17ab1e5a17ab1e5a17ab1e5a17ab1e";
 /// The only repository.
 pub(crate) const REPO: &str = "jack/mini";
 
-/// What the hub does instead of its duty.
+/// Misbehaviour of the hub.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
     /// Closes the connection after this number of bytes of the content.
@@ -27,19 +27,19 @@ pub(crate) enum Fault {
     Stall(usize),
     /// Changes a byte.
     WrongByte,
-    /// Sends a byte more, and says so.
+    /// Sends an additional byte, and announces it.
     Longer,
-    /// Sends everything, whatever part was asked for.
+    /// Sends the whole file, ignoring the requested range.
     IgnoreRange,
-    /// Sends to another host.
+    /// Redirects to another host.
     Redirect,
-    /// Answers with this status and these lines of its head.
+    /// Answers with this status and these header lines.
     Status(u16, &'static str),
     /// Lists a file as larger than any disk.
     Huge,
 }
 
-/// A request that came.
+/// A received request.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Seen {
     pub(crate) path: String,
@@ -83,25 +83,25 @@ impl Hub {
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let server = Arc::clone(&server);
-                // A client that goes away is none of our business.
+                // The client may disconnect.
                 thread::spawn(move || server.answer(stream.unwrap()).ok());
             }
         });
         Hub { url: format!("http://127.0.0.1:{port}"), shared }
     }
 
-    /// The next `times` requests for a path that ends so meet this fault.
+    /// Applies a fault to the next `times` requests for a path that ends with `path_end`.
     pub(crate) fn fail(&self, path_end: &'static str, fault: Fault, times: u32) {
         self.shared.faults.lock().unwrap().push((path_end, fault, times));
     }
 
-    /// Requests for paths that end so, in the order in which they came.
+    /// Returns the requests for paths that end with `path_end`, in order of arrival.
     pub(crate) fn seen(&self, path_end: &str) -> Vec<Seen> {
         let seen = self.shared.seen.lock().unwrap();
         seen.iter().filter(|it| it.path.ends_with(path_end)).cloned().collect()
     }
 
-    /// The ranges that were asked for of a file.
+    /// Returns the requested ranges of a file.
     pub(crate) fn ranges(&self, path_end: &str) -> Vec<Option<String>> {
         self.seen(path_end).into_iter().map(|it| it.range).collect()
     }
@@ -181,7 +181,7 @@ impl Shared {
     }
 }
 
-/// The hash by which the hub names a content.
+/// Returns the hash by which the hub identifies a file's content.
 fn blob_id(name: &str, content: &[u8]) -> BlobId {
     if name.ends_with(".safetensors") {
         return BlobId::Content(ContentHash::of(content));
@@ -191,7 +191,7 @@ fn blob_id(name: &str, content: &[u8]) -> BlobId {
     hasher.finish()
 }
 
-/// The name of the blob of a file that ships.
+/// Returns the name of the blob of a shipped file.
 pub(crate) fn blob_of(name: &str) -> String {
     let content = std::fs::read(Path::new(&shipped()).join(name)).unwrap();
     blob_id(name, &content).to_string()

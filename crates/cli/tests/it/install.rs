@@ -26,7 +26,7 @@ echo run >>"$ROOT/$host.log"
 exec /bin/sh -c "$(printf '%s' "$3" | sed "s/agent --start/agent --start --listen $ip/")"
 "#;
 
-/// Machines with empty homes, and this one with another.
+/// Machines with empty homes; this machine has a home as well.
 pub(crate) struct Machines {
     pub(crate) root: PathBuf,
     pub(crate) port: u16,
@@ -64,7 +64,7 @@ impl Machines {
         Program::start_with(args, "", &env)
     }
 
-    /// What to run as ssh.
+    /// Returns the command to run as ssh.
     pub(crate) fn ssh(&self) -> &str {
         &self.ssh
     }
@@ -73,7 +73,7 @@ impl Machines {
         self.start(args).end()
     }
 
-    /// The JSON objects that a command prints, one a line.
+    /// Returns the JSON objects that a command prints, one per line.
     pub(crate) fn rows(&self, args: &[&str]) -> Vec<Value> {
         let ended = self.run(args);
         let rows = ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -85,7 +85,7 @@ impl Machines {
         self.root.join(host).join(".jackalope")
     }
 
-    /// The installed program of a host, run there.
+    /// Runs the installed program of a host.
     pub(crate) fn there(&self, host: &str, args: &str) -> Ended {
         let script = format!(
             "ROOT='{}'; set -- -- {host} '\"$HOME\"/.jackalope/current/bin/jackalope {args}'\n{SSH}",
@@ -94,14 +94,14 @@ impl Machines {
         sh(&script)
     }
 
-    /// The process of a host's agent.
+    /// Returns the process of a host's agent.
     pub(crate) fn agent(&self, host: &str) -> Option<u32> {
         let record = fs::read(self.home(host).join("agent.json")).ok()?;
         let record: Value = serde_json::from_slice(&record).ok()?;
         u32::try_from(record["pid"].as_u64()?).ok()
     }
 
-    /// What is left of a host's files.
+    /// Lists the files of a host.
     fn files(&self, host: &str) -> String {
         sh(&format!("cd '{}' && find . -mindepth 1", self.root.join(host).display())).stdout
     }
@@ -137,7 +137,7 @@ fn machines_are_bootstrapped_synced_rolled_back_and_cleared() {
     assert_eq!(mode & 0o777, 0o600);
     let again = machines.run(&["bootstrap", "mac2,mac2"]);
     assert_eq!(again.stdout, format!("mac2: {id} is installed already\n"), "{again:?}");
-    // One of three is away: the others are done all the same.
+    // One of three machines is away: the others are updated nevertheless.
     let hosts = machines.root.join("hosts.json");
     let list = json!([{"ssh": "127.0.0.1", "ips": ["10.0.0.1"]}, {"ssh": "mac2"}, {"ssh": "mac3"}, {"ssh": "mac4"}]);
     fs::write(&hosts, list.to_string()).unwrap();
@@ -151,7 +151,7 @@ fn machines_are_bootstrapped_synced_rolled_back_and_cleared() {
     assert!(rows[2]["error"].as_str().unwrap().contains("there is no route"), "{rows:?}");
     assert!(synced.stderr.contains("failed on 1 of 3 machines"), "{synced:?}");
     assert_eq!(secret("mac3"), secret("ours"));
-    // Nothing to go back to, then an older version.
+    // First there is no version to go back to, then an older one.
     let refused = machines.run(&["bootstrap", "mac2", "--rollback"]);
     assert!(refused.stderr.contains("mac2 has no earlier version"), "{refused:?}");
     let home = machines.home("mac2");
@@ -209,7 +209,7 @@ fn serve_puts_itself_on_a_machine_that_has_nothing_or_something_old() {
         refused.stderr.contains("mac6 has no jackalope\nhint: `jackalope bootstrap mac6`"),
         "{refused:?}"
     );
-    // What was there once does not even start.
+    // The previous version does not even start.
     let old = machines.home("mac6").join("versions/old/bin");
     fs::create_dir_all(&old).unwrap();
     fs::write(old.join("jackalope"), "#!/bin/sh\necho too old >&2; exit 1\n").unwrap();

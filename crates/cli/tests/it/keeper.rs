@@ -1,4 +1,4 @@
-//! Models that clients have fetched and removed, while a server runs.
+//! Clients download and remove models while a server runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::program::{Program, wait_for};
 
 const WEIGHTS: &str = "model.safetensors";
 
-/// A machine with a folder of models, of which there is one, and a hub that has another one.
+/// A machine with one model in its folder of models, and a hub with another one.
 struct Machine {
     home: PathBuf,
     hub: Hub,
@@ -37,7 +37,7 @@ impl Machine {
         self.home.join("models")
     }
 
-    /// Serves what `args` say; `DIR` in them is the folder of models.
+    /// Starts a server with `args`, in which `DIR` stands for the folder of models.
     fn serve(&self, args: &str) -> Server {
         let args = args.replace("DIR", self.models().to_str().unwrap());
         let all = format!("serve --port 0 --json --ranks 2 --kv-mib 16 {args}");
@@ -64,7 +64,7 @@ fn agent(timeout: Duration) -> Agent {
     config.timeout_global(Some(timeout)).build().new_agent()
 }
 
-/// The lines of a pull, or `None` if that takes longer.
+/// Returns the lines of a pull, or `None` if it takes longer than the timeout.
 fn pull_within(server: &Server, name: &str, timeout: Duration) -> Option<Vec<Value>> {
     let request = agent(timeout).post(format!("{}/api/pull", server.url));
     let request = request.header("content-type", "application/json");
@@ -110,7 +110,7 @@ fn a_model_is_fetched_served_and_removed_while_the_server_runs() {
     assert_eq!(whole.count(), 6, "every file comes to its end: {lines:?}");
     assert!(machine.models().join(REPO).join(WEIGHTS).is_file());
     assert_eq!(served(&server), ["base", REPO]);
-    // It is the same checkpoint, loaded by the request.
+    // The model is the same checkpoint, which the request loads.
     assert_eq!(server.complete(&request(REPO)), expected);
     let num_seen = machine.hub.seen("").len();
     assert_eq!(pull(&server, REPO), [json!({"status": "success"})]);

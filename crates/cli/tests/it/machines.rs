@@ -86,14 +86,14 @@ impl Macs {
         run(&[args, &["--ssh", &ssh]].concat())
     }
 
-    /// The same on a machine with a home of its own.
+    /// Like `run`, on a machine with a separate home.
     fn run_at(&self, home: &Path, args: &[&str]) -> Ended {
         let ssh = self.ssh();
         let args = [args, &["--ssh", &ssh]].concat();
         Program::start_with(&args, "", &[("JACKALOPE_HOME", home.to_str().unwrap())]).end()
     }
 
-    /// What was run as root.
+    /// Returns the commands that were run as root.
     fn sudo_log(&self) -> Vec<String> {
         let text = fs::read_to_string(self.folder.join("sudo.log")).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
@@ -187,7 +187,7 @@ fn commands_run_once_agreed_and_can_be_taken_back() {
     let log = macs.sudo_log();
     assert_eq!(log[4], "macbook -n ifconfig en2 inet 10.254.0.2 delete");
     assert_eq!(log[7], "studio -n ifconfig bridge0 addm en3");
-    // The hostfile's addresses were never really given: the doctor sees that.
+    // The hostfile's addresses were never really assigned, which the doctor reports.
     let sick = macs.run(&["doctor", "--hosts", out_text]);
     assert_eq!(sick.status.code(), Some(1), "{sick:?}");
     assert!(sick.stdout.contains("[address-lost]"), "{sick:?}");
@@ -206,7 +206,7 @@ fn resume_gives_cables_the_addresses_they_had_and_runs_nothing_unasked() {
     let kept = home.join("addresses.json");
     let given = fs::read_to_string(&kept).unwrap();
     assert!(given.contains("10.254.0.1") && given.contains("10.254.0.2"), "{given}");
-    // Another network than a new plan would take.
+    // A different network than a new plan would use.
     fs::write(&kept, given.replace("10.254.0.", "10.254.7.")).unwrap();
     let start = json!({"words": ["--model", "/nothing"], "cwd": "/", "env": {}});
     fs::write(home.join("last-start.json"), start.to_string()).unwrap();
@@ -248,7 +248,7 @@ fn hardware_is_watched_again_and_again() {
     let often = macs.run(&[&hosts[..], &["--every", "1", "--count", "2"]].concat());
     assert!(often.status.success(), "{often:?}");
     assert_eq!(often.stdout.matches("hostname").count(), 2, "{often:?}");
-    // One that cannot be asked now is asked again all the same.
+    // A machine that cannot be reached now is queried again.
     let away = ["cluster-info", "--host", "studio,elsewhere", "--hardware", "--every", "1"];
     let away = macs.run(&[&away[..], &["--count", "2"]].concat());
     assert!(away.status.success(), "{away:?}");

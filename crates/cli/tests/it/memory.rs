@@ -1,4 +1,4 @@
-//! What a rank's process takes, and what becomes of one that gets no more.
+//! The memory of a rank's process, and the behaviour of a rank that gets no more memory.
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::json;
@@ -6,10 +6,10 @@ use serde_json::json;
 use crate::checkpoint::{Copy, Weights, exact};
 use crate::http::{Answer, Server};
 
-/// What a rank may take beside its shard and the budget of keys and values.
+/// Maximum memory of a rank besides its shard and the budget of its KV cache.
 const OVERHEAD_BYTES_MAX: u64 = 300 << 20;
 
-/// As many tokens as large models know.
+/// Vocabulary size of large models.
 const VOCAB_SIZE: u64 = 151_936;
 
 /// Makes the system refuse this process any further memory, even memory that it has reserved but
@@ -22,14 +22,14 @@ pub(crate) fn forbid_growth(pid: u32) {
     }
 }
 
-/// The most that the process ever held, in bytes.
+/// Returns the peak memory of the process, in bytes.
 fn peak_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// The same model with a vocabulary of `VOCAB_SIZE`: its tokens, again and again.
+/// Extends the vocabulary to `VOCAB_SIZE` by repeating its tokens.
 fn widen_vocabulary(weights: &mut Weights) {
     for part in ["weight", "scales", "biases"] {
         let tensor = weights.tensor(&format!("model.embed_tokens.{part}"));
@@ -39,7 +39,7 @@ fn widen_vocabulary(weights: &mut Weights) {
     }
 }
 
-/// More than any machine has.
+/// More memory than any machine has.
 const BEYOND: &str = "8000TiB";
 
 #[test]

@@ -1,5 +1,5 @@
-//! What must not change an answer: the number of ranks and their shares, other requests, the cache
-//! and the size of a step.
+//! Answers must not depend on the number of ranks and their shares, other requests, the cache
+//! or the size of a step.
 
 use std::path::Path;
 
@@ -46,7 +46,7 @@ fn any_number_of_ranks_and_any_shares_generate_the_same_tokens() {
     }
 }
 
-/// The ranks of a pipeline sum nothing.
+/// A pipeline has no sums over ranks.
 #[test]
 fn a_pipeline_generates_what_one_rank_does() {
     for prompt in PROMPTS {
@@ -132,7 +132,7 @@ fn alone_and_in_a_batch(ranks: &str) {
     let alone: Vec<Answer> = requests.iter().map(|it| server.complete(it)).collect();
     assert!(alone.iter().all(|answer| answer.tokens.len() == 48));
 
-    // While one rank stands still, all eight arrive; then they go on together.
+    // While one rank is stopped, all eight requests arrive; then they continue together.
     let rank = server.rank(1);
     send(rank, Signal::STOP);
     let streams: Vec<_> = requests.iter().map(|it| server.stream(it)).collect();

@@ -1,4 +1,4 @@
-//! A cluster that is operated: started in the background, looked at, restarted, stopped.
+//! Operating a cluster: starting in the background, status, restarting, stopping.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::checkpoint::{Copy, exact};
 use crate::program::{Ended, PATIENCE, Program, send, wait_for};
 
-/// A machine's own folder, with whatever runs by it; all ends when dropped.
+/// A machine's home folder and the processes that use it; all end when this is dropped.
 struct Machine {
     home: PathBuf,
     ports: [u16; 3],
@@ -88,7 +88,7 @@ fn wait_for_end(pids: &[u32]) {
     wait_for("end", || pids.iter().all(|&pid| !runs(pid)).then_some(()));
 }
 
-/// The lines of a long stream, as they come.
+/// Returns the lines of a long stream as they arrive.
 fn stream(url: &str) -> Receiver<String> {
     let (sender, lines) = channel();
     let url = format!("{url}/v1/completions");
@@ -142,7 +142,7 @@ fn a_restart_replaces_the_server_and_the_ranks_keep_their_weights() {
     wait_for_end(&ranks);
     let again = machine.run(&["stop"]);
     assert!(again.status.success() && again.stdout.contains("no server runs here"), "{again:?}");
-    // The arguments are remembered all the same.
+    // The arguments are remembered nevertheless.
     assert_eq!(machine.json(&["restart", "--json"])["url"], started["url"]);
 }
 
@@ -153,7 +153,7 @@ fn after_a_reboot_one_command_starts_what_ran_before() {
     assert!(nothing.stderr.contains("nothing was started on this machine yet"), "{nothing:?}");
     let started = machine.start(&[&TWO_RANKS[..], &["--api-key", "sekret"]].concat());
     let pids: Vec<u32> = machine.ranks().into_iter().chain([pid_of(&started)]).collect();
-    // What a reboot leaves: records of processes that are gone.
+    // After a reboot, there are records of processes that no longer exist.
     let agent = std::fs::read_to_string(machine.home.join("agent.json")).unwrap();
     let agent = pid_of(&serde_json::from_str(&agent).unwrap());
     for pid in pids.iter().copied().chain([agent]) {
@@ -434,7 +434,7 @@ fn kill_all_ends_what_is_written_down_on_every_machine() {
     let machine = Machine::new();
     let started = machine.start(&TWO_RANKS);
     let ranks = machine.ranks();
-    // It takes no notice of anything but a signal that kills.
+    // A stopped process reacts only to SIGKILL.
     send(ranks[1], Signal::STOP);
     send(pid_of(&started), Signal::STOP);
     let ssh = machine.home.join("ssh");

@@ -1,4 +1,4 @@
-//! Pages that are made from the program say what the program says, and the Makefile's targets are
+//! Generated pages match the program, and the Makefile's targets are
 //! commands of it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,7 +43,7 @@ fn the_example_of_settings_is_up_to_date() {
     check_page(".env.example", &["config", "--example"]);
 }
 
-/// Targets of which each is a command of ours, with every variable they want.
+/// Runs make with all variables that the targets need, and returns its output.
 fn make(words: &[&str]) -> String {
     #[expect(clippy::disallowed_methods, reason = "tests watch the processes from outside")]
     let mut command = Command::new("make");
@@ -55,7 +55,7 @@ fn make(words: &[&str]) -> String {
     String::from_utf8(made.stdout).unwrap()
 }
 
-/// Commands by the lines of `jackalope --help`.
+/// Returns the commands that `jackalope --help` lists.
 fn commands() -> Vec<String> {
     let help = run(&["--help"]).stdout;
     let listed = help.split("Commands:").nth(1).unwrap().split("Options:").next().unwrap();
@@ -108,7 +108,7 @@ fn the_link_test_of_make_prints_each_round_if_it_is_asked_to() {
     }
 }
 
-/// Areas of the founding systems' inventory, with the number of rows of each.
+/// Areas of the inventory behind docs/parity.md, with the number of rows of each.
 const AREAS: &[(&str, usize)] = &[
     ("TOP", 23),
     ("HF", 20),
@@ -129,7 +129,7 @@ const AREAS: &[(&str, usize)] = &[
 
 const VERDICTS: &[&str] = &["yes", "beyond", "other way", "hardware", "no"];
 
-/// Every function below a folder, as `crate name`: the folder of `crates` it is in, and its name.
+/// Collects every function below a folder, as `crate name`: its folder in `crates`, and its name.
 fn functions(dir: &Path, crate_name: &str, found: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();

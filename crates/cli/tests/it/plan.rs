@@ -1,11 +1,11 @@
-//! What is planned is what is loaded; what does not fit is refused.
+//! Ranks load what was planned; a model that does not fit is refused.
 
 use serde_json::{Value, json};
 
 use crate::checkpoint::{Copy, shipped};
 use crate::program::{run, run_json};
 
-/// Two ranks of this machine under two names, with these sizes of memory.
+/// Plans two ranks on this machine, under two names with these sizes of memory.
 fn planned(copy: &Copy, memory: &str, split: &str) -> Value {
     let path = copy.path().join("hosts.json");
     let hosts = json!([{"ssh": "127.0.0.1"}, {"ssh": "localhost"}]);

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Nothing that is waited for takes nearly as long, even on a machine with other work.
+/// Timeout of waits, much longer than any of them takes even on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Asks again and again until there is an answer.
+/// Polls until there is an answer.
 pub(crate) fn wait_for<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
     wait_until(Instant::now() + PATIENCE, ask).unwrap_or_else(|| panic!("no {what} in time"))
 }
 
-/// Asks again and again until there is an answer or the deadline has passed.
+/// Polls until there is an answer or the deadline has passed.
 pub(crate) fn wait_until<T>(deadline: Instant, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     loop {
         let is_late = deadline <= Instant::now();
@@ -38,7 +38,7 @@ pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
     Command::new(program)
 }
 
-/// A running `jackalope`; killed when dropped.
+/// A running `jackalope`, which is killed when this is dropped.
 pub(crate) struct Program {
     child: Child,
     stdout: Option<BufReader<ChildStdout>>,
@@ -47,7 +47,7 @@ pub(crate) struct Program {
     unread: Option<ChildStderr>,
 }
 
-/// What a program said and how it ended.
+/// Output and exit status of a program.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
@@ -56,12 +56,12 @@ pub(crate) struct Ended {
 }
 
 impl Program {
-    /// Starts `jackalope` with these arguments; `input` is all it finds on its standard input.
+    /// Starts `jackalope` with these arguments; `input` is its complete standard input.
     pub(crate) fn start<A: AsRef<OsStr>>(args: &[A], input: &str) -> Program {
         Program::start_with(args, input, &[])
     }
 
-    /// The same with these variables in its environment.
+    /// Like [`Program::start`], with these environment variables.
     pub(crate) fn start_with<A: AsRef<OsStr>>(
         args: &[A],
         input: &str,
@@ -104,7 +104,7 @@ impl Program {
         self.child.id()
     }
 
-    /// The next line of its standard output; panics with its last words if there is none.
+    /// Returns the next line of its standard output; panics with its standard error if there is none.
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         let stdout = self.stdout.as_mut().expect("the program is not at its end");
@@ -133,7 +133,7 @@ impl Program {
         Ended { status, stdout: stdout.join().unwrap(), stderr: self.stderr_text() }
     }
 
-    /// Reads no more of what it prints.
+    /// Stops reading its output.
     pub(crate) fn close_output(&mut self) {
         self.stdout = None;
     }
@@ -145,7 +145,7 @@ impl Program {
         Ended { status, stdout: String::new(), stderr: self.stderr_text() }
     }
 
-    /// Waits for its end until the deadline.
+    /// Waits until it ends or the deadline passes.
     pub(crate) fn wait(&mut self, deadline: Instant) -> Option<ExitStatus> {
         wait_until(deadline, || self.child.try_wait().unwrap())
     }
@@ -162,11 +162,11 @@ impl Drop for Program {
     }
 }
 
-/// `jackalope` with these arguments and variables.
+/// Returns the command `jackalope` with these arguments and variables.
 fn jackalope<A: AsRef<OsStr>>(args: &[A], env: &[(&str, &str)]) -> Command {
     let mut command = command(env!("CARGO_BIN_EXE_jackalope"));
     command.env_remove("RUST_LOG").env_remove("JACKALOPE_CPU");
-    // A home for tests, so that a server of the machine's user is not found.
+    // The tests have their own home, so that a server of the machine's user is not found.
     command.env("JACKALOPE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/jackalope-home"));
     command.args(args).envs(env.iter().copied());
     command
@@ -196,14 +196,14 @@ pub(crate) fn send(pid: u32, signal: Signal) {
     kill_process(pid, signal).ok();
 }
 
-/// A rank's process as the system sees it.
+/// The process of a rank, according to the system.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct RankProcess {
     pub(crate) pid: u32,
     pub(crate) rank: usize,
 }
 
-/// The ranks that this process has started and that have not ended, by rank.
+/// Returns the running ranks that this process has started, by rank.
 pub(crate) fn ranks_of(parent: u32) -> Vec<RankProcess> {
     let mut ranks: Vec<RankProcess> = processes()
         .into_iter()
@@ -249,7 +249,7 @@ fn processes() -> Vec<Process> {
 
 fn process_of(pid: u32) -> Option<Process> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name before it may hold anything, also brackets and blanks.
+    // The name before it may contain anything, including parentheses and spaces.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let (state, parent) = (fields.next()?, fields.next()?.parse().ok()?);
     let args = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
@@ -258,7 +258,7 @@ fn process_of(pid: u32) -> Option<Process> {
     (!"ZX".contains(state)).then_some(Process { pid, parent, args })
 }
 
-/// Where there is no `/proc`.
+/// Lists processes on systems without `/proc`.
 fn processes_by_ps() -> Vec<Process> {
     #[expect(clippy::disallowed_methods, reason = "tests watch the processes from outside")]
     let listed = Command::new("ps").args(["-A", "-o", "pid=,ppid=,stat=,args="]).output().unwrap();

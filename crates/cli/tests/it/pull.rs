@@ -1,4 +1,4 @@
-//! Pulling a model: whole and verified or not at all, and going on where it stopped.
+//! Pulling a model: complete and verified or not at all, and resumed after an interruption.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ impl Machine {
         Machine { home: fs::canonicalize(home).unwrap(), hub: Hub::start() }
     }
 
-    /// With a hub whose model has another configuration.
+    /// Creates a machine and a hub whose model has another configuration.
     fn with_config(edit: impl FnOnce(&mut Value)) -> Machine {
         let copy = Copy::new();
         copy.edit_config(edit);
@@ -68,7 +68,7 @@ impl Machine {
         self.json(&["pull", REPO, "--json"])
     }
 
-    /// The command fails, says all of `causes`, and no model is there.
+    /// Checks that the command fails, reports all of `causes`, and leaves no model.
     fn refuses(&self, args: &[&str], causes: &[&str]) {
         let ended = self.run(args);
         assert!(!ended.status.success() && ended.stdout.is_empty(), "{ended:?}");
@@ -91,7 +91,7 @@ impl Machine {
         self.repo_dir().join("blobs").join(format!("{}.incomplete", blob_of(name)))
     }
 
-    /// Every file is what the hub has.
+    /// Checks that every file is the same as on the hub.
     fn has_all_of_it(&self) {
         let checked = self.json(&["models", "check", REPO, "--hash", "--json"]);
         assert_eq!((&checked["complete"], &checked["hashed"]), (&true.into(), &6.into()));
@@ -217,7 +217,7 @@ fn wrong_bytes_are_never_kept() {
         machine.refuses(&["pull", REPO], &[name, &blob_of(name), "hint:"]);
         assert!(!machine.blob(name).exists() && !machine.partial(name).exists());
         assert!(!machine.repo_dir().join("refs/main").exists());
-        // What an earlier run has left is not the hub's fault.
+        // A wrong partial file of an earlier run is replaced.
         fs::write(machine.partial(name), "something else").unwrap();
         machine.pull();
         assert_eq!(machine.hub.ranges(name), [None, Some("bytes=14-".to_owned()), None]);
@@ -306,7 +306,7 @@ fn offline_means_no_word_to_the_hub() {
         assert!(!ended.status.success() && ended.stderr.contains(variable), "{ended:?}");
         assert!(ended.stderr.contains("hint:"), "{ended:?}");
     }
-    // Serving never asks, even where it could.
+    // Serving never contacts the hub, even if it could.
     machine.refuses(
         &["generate", "--model", REPO, "--prompt", "x"],
         &["there is no model jack/mini", "hint: jackalope pull jack/mini"],
@@ -344,7 +344,7 @@ fn a_directory_of_its_own_is_filled_verified_and_known_by_name() {
     assert_eq!(machine.json(&to)["path"], *dir.to_str().unwrap());
     assert!(!machine.repo_dir().exists());
     machine.has_all_of_it();
-    // A file of the right size with other bytes is found, and fetched again.
+    // A file of the right size with wrong bytes is detected and downloaded again.
     let mut weights = fs::read(dir.join(WEIGHTS)).unwrap();
     *weights.last_mut().unwrap() ^= 1;
     fs::write(dir.join(WEIGHTS), &weights).unwrap();
@@ -371,7 +371,7 @@ fn a_directory_that_holds_another_model_is_left_alone() {
     machine.refuses(&pull, &refused);
     assert!(machine.hub.seen(WEIGHTS).is_empty());
     fs::remove_file(dir.join("model-00001-of-00001.safetensors")).unwrap();
-    // What an earlier revision had goes when the next one comes.
+    // Files that only an earlier revision had are removed with the next one.
     machine.json(&["pull", REPO, "--json", "--to", dir.to_str().unwrap()]);
     let record = dir.join(".jackalope/manifest.json");
     let text = fs::read_to_string(&record).unwrap().replace("tokenizer.json", "former.json");
@@ -397,7 +397,7 @@ fn a_model_that_lacks_bytes_is_named_and_not_served() {
     assert!(served.stderr.contains("hint: jackalope pull jack/mini"), "{served:?}");
     let listed = machine.run(&["models", "ls"]);
     assert!(listed.stdout.contains("is cut off"), "{listed:?}");
-    // A content of the wrong length is fetched again.
+    // A file of the wrong size is downloaded again.
     machine.pull();
     machine.has_all_of_it();
 }

@@ -12,7 +12,7 @@ use crate::checkpoint::{Copy, Tensor, Weights, exact, shipped_weights};
 use crate::http::{Answer, End, Server, Stream};
 use crate::program::{PATIENCE, Program, ranks_of, send, wait_for};
 
-/// Requests that take long enough to be met in the middle.
+/// Returns requests that run long enough for a fault in the middle.
 fn requests(max_tokens: u32) -> Vec<Value> {
     let request = |idx: u64| {
         let prompt: Vec<u64> =
@@ -43,7 +43,7 @@ fn num_of(health: &Value, counter: &str) -> u64 {
     health["counters"][counter].as_u64().unwrap()
 }
 
-/// Sends `signal` to `rank` in mid-stream: nobody may notice but by the time it takes.
+/// Sends `signal` to `rank` during streams: no client may notice anything but the pause.
 fn check(args: &str, rank: usize, signal: Signal) {
     let server = Server::start(exact(), &format!("--ranks 2 {args}"));
     let requests = requests(400);
@@ -115,7 +115,7 @@ fn a_frozen_first_stage_is_replaced_and_changes_no_answer() {
     check("--split pipeline --stall-timeout 2", 1, Signal::STOP);
 }
 
-/// A rank that gets no more memory from the system, in the middle of the others' answers.
+/// A rank gets no more memory from the system while it computes other answers.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_rank_out_of_memory_is_replaced_and_changes_no_answer() {
@@ -130,7 +130,7 @@ fn a_rank_out_of_memory_is_replaced_and_changes_no_answer() {
     let mut streams = open(&server, small);
     let (victim, survivor) = (server.rank(1), server.rank(0));
     crate::memory::forbid_growth(victim);
-    // Needs more memory than the rank has in reserve: it has held nothing of this size before.
+    // Needs more memory than the rank has allocated before.
     streams.push(server.stream(large));
     let answers: Vec<_> = streams.into_iter().map(|stream| stream.read_all()).collect();
     assert_eq!(num_of(&server.health(), "recoveries"), 1);
@@ -180,7 +180,7 @@ fn kill_in_large_steps(
     })
 }
 
-/// The step of one request's long prompt ends a rank each time, as one would that needs more memory
+/// The step of one request's long prompt ends a rank each time, like one that needs more memory
 /// than there is.
 #[test]
 fn a_request_that_ends_a_rank_in_every_step_of_its_own_ends_by_name_and_the_others_go_on() {
@@ -225,7 +225,7 @@ fn a_request_whose_numbers_are_none_ends_alone() {
             half.copy_from_slice(&0x7fc0_u16.to_le_bytes());
         }
     });
-    // A head of its own, or every answer would meet the damaged row.
+    // A separate head, or every answer would use the damaged row.
     copy.edit_config(|config| config["tie_word_embeddings"] = json!(false));
     copy.edit_weights(untie);
     let server = Server::start(copy.path(), "--ranks 2");
@@ -262,7 +262,7 @@ fn untie(weights: &mut Weights) {
     }
 }
 
-/// Open requests end with an error that names the rank; the server lives on, refuses, and mends.
+/// Open requests end with an error that names the rank; the server continues, refuses requests, and recovers.
 fn check_gives_up_and_mends(server: &Server, streams: Vec<Stream>, rank: usize) {
     for stream in streams {
         let (_, end) = stream.read_all();

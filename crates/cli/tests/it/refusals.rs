@@ -1,4 +1,4 @@
-//! What cannot be done is refused: with a reason, an exit code, and no process left behind.
+//! Impossible commands are refused with a reason and an exit code, and leave no process behind.
 
 use std::fs::Permissions;
 use std::net::{TcpListener, TcpStream};
@@ -18,7 +18,7 @@ fn generate(model: &Path, args: &[&str]) -> Ended {
     run(&[&["generate", "--model", model, "--prompt-ids", "20,21", "--json"], args].concat())
 }
 
-/// The command fails, says all of `causes`, and nothing on standard output.
+/// Checks that the command fails, reports all of `causes`, and prints nothing on standard output.
 fn check(ended: &Ended, causes: &[&str]) {
     assert!(!ended.status.success(), "{ended:?}");
     assert_eq!(ended.stdout, "", "{ended:?}");
@@ -103,7 +103,7 @@ fn a_rank_whose_share_is_too_small_for_any_part_holds_nothing() {
     assert_eq!(tokens(&ended), tokens(&all));
 }
 
-/// Refused by the first rank that is asked, not after three attempts.
+/// The first rank refuses it; there are no further attempts.
 #[test]
 fn what_this_libmlx_lacks_is_named_at_once() {
     // On a Mac the official library has JACCL, and on machines with a GPU of NVIDIA's it has NCCL.
@@ -118,7 +118,7 @@ fn what_this_libmlx_lacks_is_named_at_once() {
     }
 }
 
-/// Never another instruction set than the one asked for.
+/// An instruction set is never replaced by another one.
 #[test]
 fn an_instruction_set_is_the_one_that_was_named_or_refused() {
     let model = shipped();

@@ -1,4 +1,4 @@
-//! `jackalope service`, as far as it changes nothing.
+//! `jackalope service`, for calls that do not change the system.
 
 use std::path::PathBuf;
 use std::process::Output;
@@ -11,7 +11,7 @@ fn service(words: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// The file that would be written.
+/// Returns the file that would be written.
 fn file_of(words: &[&str]) -> String {
     let output = service(words);
     assert!(output.status.success(), "{output:?}");

@@ -1,4 +1,4 @@
-//! One server with several models, each with ranks of its own.
+//! One server with several models, each with separate ranks.
 
 use std::path::Path;
 
@@ -9,14 +9,14 @@ use crate::checkpoint::Copy;
 use crate::http::{End, Server};
 use crate::program::{run, send, wait_for};
 
-/// Room for one model of two ranks with 16 MiB of keys and values each, and not for two.
+/// Memory for one model of two ranks with 16 MiB of KV cache each, but not for two.
 const ROOM_FOR_ONE: &str = "--memory-budget 800MiB";
 
 fn name(copy: &Copy) -> String {
     copy.path().file_name().unwrap().to_str().unwrap().to_owned()
 }
 
-/// A server of two models over two ranks each.
+/// Starts a server of two models over two ranks each.
 fn serve(models: [&Path; 2], more: &str) -> Server {
     let other = models[1].display();
     let args = format!("--ranks 2 --kv-mib 16 --model {other} --alias other=NAME {more}");
@@ -31,14 +31,14 @@ fn request(model: &str, max_tokens: u32) -> Value {
     })
 }
 
-/// The state of each model, in order.
+/// Returns the state of each model, in order.
 fn states(server: &Server) -> Vec<String> {
     let models = server.get("/v1/models").1;
     let models = models["data"].as_array().unwrap();
     models.iter().map(|it| it["state"].as_str().unwrap().to_owned()).collect()
 }
 
-/// The processes of a model's ranks.
+/// Returns the processes of a model's ranks.
 fn pids(server: &Server, model_idx: usize) -> Vec<u32> {
     let ranks = server.health()["models"][model_idx]["ranks"].clone();
     let pid = |it: &Value| it["pid"].as_u64().unwrap().try_into().unwrap();
@@ -64,13 +64,13 @@ fn models_are_loaded_on_demand_and_swapped_by_memory() {
     assert_eq!(server.health()["status"], "idle");
     assert_eq!(server.complete(&request(&first, 20)), expected);
     assert_eq!(states(&server), ["ready", "unloaded"]);
-    // A stream keeps its model; the other one waits for its end.
+    // A stream keeps its model loaded; the other model waits for its end.
     let mut stream = server.stream(&request(&first, 400));
     stream.read_tokens(5);
     assert_eq!(server.complete(&request("other", 20)), expected);
     let (answer, end) = stream.read_all();
     assert_eq!((answer.tokens.len(), end), (400, End::Done));
-    // By command, as this server listens on this machine alone.
+    // Unloading by command is allowed, because this server listens on loopback only.
     let (status, told) = server.post("/model/unload", &json!({"model": "other"}));
     assert_eq!((status, &told["status"]), (200, &json!("unloaded")), "{told}");
     assert!(server.ranks().is_empty());

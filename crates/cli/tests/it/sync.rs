@@ -1,4 +1,4 @@
-//! Models between machines that are homes on this one.
+//! Copying models between machines, which are homes on this one.
 
 use std::fs;
 use std::net::TcpListener;
@@ -12,7 +12,7 @@ use crate::http::{End, Server};
 use crate::install::Machines;
 use crate::program::{ranks_of, send};
 
-/// The model's directory below a host's home, with the files of the model that ships.
+/// Creates the model's directory below a host's home, with the files of the shipped model.
 fn place(machines: &Machines, host: &str, dir: &str) -> PathBuf {
     let dir = machines.root.join(host).join(dir);
     fs::create_dir_all(&dir).unwrap();
@@ -53,7 +53,7 @@ fn a_model_is_copied_to_all_machines_compared_and_served_from_where_each_has_it(
     assert!(other.stdout.contains("mac9: model.safetensors has other content"), "{other:?}");
     assert_eq!(copied(&machines)[1], ("mac9".to_owned(), true), "it is mended");
     assert!(machines.run(&check).status.success());
-    // From there to a machine that has it elsewhere, and to this one, by name.
+    // Copies from there to a machine that has it elsewhere, and to this machine, by name.
     fs::remove_dir_all(machines.root.join("ours/models_mlx")).unwrap();
     let hosts = machines.root.join("hosts.json");
     let list = r#"[{"ssh": "127.0.0.1", "ips": ["10.0.0.1"]}, {"ssh": "mac8"}]"#;
@@ -67,7 +67,7 @@ fn a_model_is_copied_to_all_machines_compared_and_served_from_where_each_has_it(
     serve_from_another_path(&machines, &port);
 }
 
-/// Each rank loads from where its machine has the model; one that has another is named at once.
+/// Each rank loads the model from its machine's own path; a machine with a different model is named at once.
 fn serve_from_another_path(machines: &Machines, port: &str) {
     let control = free_port();
     let args = ["serve", "--model", "jack/mini", "--hosts", "mac8,mac9", "--json"];

@@ -12,21 +12,21 @@ use crate::checkpoint::shipped;
 use crate::http::Server;
 use crate::program::{Ended, Program};
 
-/// What both ends of the wire say to be.
+/// Preamble that both ends of the proxy receive.
 const OTHER: &[u8] = b"JKLP\xff\xff\x059.9.9";
 
-/// Both are named, with what mends it.
+/// Checks that both versions are named, with a remedy.
 fn assert_told(text: &str) {
     let wanted = format!(
         "versions differ: ours is {}, theirs is 9.9.9 (protocol 65535)\n\
          hint: bring every machine to one version with `jackalope sync --hosts FILE`",
         Build::ours()
     );
-    // A log escapes the end of the line.
+    // Logs escape line ends.
     assert!(text.replace("\\n", "\n").contains(&wanted), "{text}");
 }
 
-/// A port of this machine that leads to another, whose programs are of another version.
+/// Starts a proxy to a port, so that its program appears to have another version.
 fn wire_to(port: u16) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let ours = listener.local_addr().unwrap().port();
@@ -60,7 +60,7 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Jackalope's folder of one machine, with the secret of all of them.
+/// Jackalope's home of one machine, with the shared secret.
 struct Home(PathBuf);
 
 impl Home {

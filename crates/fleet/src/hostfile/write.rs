@@ -110,7 +110,7 @@ pub enum ConvertError {
         name: String,
     },
     /// The result would be an invalid hostfile.
-    #[error("the result would not be legal: {0}")]
+    #[error("the result would not be valid: {0}")]
     Illegal(HostfileErrors),
 }
 
