@@ -1,17 +1,17 @@
-//! Arrays: made, described, evaluated, read.
+//! Creating, describing, evaluating and reading arrays.
 
 use half::{bf16, f16};
 use jackalope_mlx::{Array, Dtype, Element, Error, async_eval, eval};
 
 use crate::{panic_of, without_failures};
 
-/// Every element type goes in and comes out as it was.
+/// Checks that values are unchanged after writing and reading, for every element type.
 fn check_round_trip<T: Element + PartialEq + std::fmt::Debug>(values: [T; 4]) {
     let array = Array::from_slice(&values, &[2, 2]);
     assert_eq!(array.dtype(), T::DTYPE);
     assert_eq!(array.nbytes(), 4 * T::DTYPE.size_bytes());
     assert_eq!(array.to_vec::<T>().unwrap(), values);
-    // And through a view with gaps: the second column.
+    // Also through a view with gaps: the second column.
     let column = array.slice(&[0, 1], &[2, 2]);
     assert_eq!(column.to_vec::<T>().unwrap(), [values[1], values[3]]);
 }

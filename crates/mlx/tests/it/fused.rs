@@ -1,4 +1,4 @@
-//! Fused and quantised operations against the plain ones.
+//! Compares fused and quantised operations with plain ones.
 
 use jackalope_mlx::fast::{self, Mask, Rope};
 use jackalope_mlx::quant::{self, Format, Mode};
@@ -79,7 +79,7 @@ fn attention_is_a_softmax_over_the_keys_the_mask_leaves() {
     assert_close(&attend(Mask::Array(&seen)), &masked.softmax(-1).matmul(&v_each), 1e-5);
 }
 
-/// Every format of the issue: mode, bits, group size.
+/// Returns all supported formats: mode, bits, group size.
 fn formats() -> Vec<Format> {
     let affine = [2, 3, 4, 5, 6, 8].into_iter().flat_map(|bits| {
         [32, 64, 128].map(|group_size| Format { mode: Mode::Affine, bits, group_size })

@@ -13,7 +13,7 @@ use jackalope_transport::{self as transport, GroupConfig, Listener};
 
 use crate::{expecting_failures, panic_of};
 
-/// One rank of a test: its door, and what the others must know to knock.
+/// One rank of a test: its listener, and the addresses of all ranks.
 struct Seat {
     rank: usize,
     listener: Listener,
@@ -146,10 +146,10 @@ fn a_lost_rank_is_an_error_and_the_next_epoch_works_with_the_same_arrays() {
             let group = seat.join(epoch);
             group.all_sum(&weights).eval().unwrap();
             if seat.rank == 1 {
-                // Leaves without a word, as a killed process would.
+                // Leaves without notice, as a killed process does.
                 drop(group);
             } else {
-                // Many collectives in one graph: all but the first fail in its wake.
+                // Many collectives in one graph: all after the first fail because of it.
                 let mut x = weights.clone();
                 for _ in 0..20 {
                     x = group.all_sum(&(x * 0.5));
@@ -160,7 +160,7 @@ fn a_lost_rank_is_an_error_and_the_next_epoch_works_with_the_same_arrays() {
                 assert!(group.failure().is_some(), "{message}");
                 assert!(group.all_sum(&weights).eval().is_err(), "a failed group stays failed");
             }
-            // Nothing is left behind for what has no part in the group.
+            // Evaluations without the group are not affected.
             assert_eq!((&weights + 1.0).to_vec::<f32>().unwrap(), [3.0; 64]);
         }
         let group = seat.join(3);
@@ -188,7 +188,7 @@ fn another_thread_can_end_the_waiting() {
             let interrupter = group.interrupter().unwrap();
             let control = thread::spawn(move || interrupter.interrupt());
             let x = Array::zeros(&[4], Dtype::F32);
-            // Interrupted before or while it waits for a rank that never comes.
+            // Interrupted before or while it waits for a rank that never connects.
             group.all_sum(&x).eval().unwrap_err();
             control.join().unwrap();
             let failure = group.failure().unwrap();
@@ -218,7 +218,7 @@ fn a_backend_this_machine_lacks_is_refused_by_name() {
         let message = Group::stock(backend, 0, 2).unwrap_err().to_string();
         assert!(message.contains(backend.name()), "{message}");
     }
-    // Where it is built in, what is missing are its settings: no silent group of one.
+    // If the backend is built in, its settings are missing; it must not silently form a group of one.
     let message = Group::stock(Backend::Ring, 0, 2).unwrap_err().to_string();
     assert!(message.contains("MLX_HOSTFILE"), "{message}");
 }
@@ -253,7 +253,7 @@ fn the_stock_ring_sums_between_two_processes() {
     }
 }
 
-/// What a child printed until its end; killed if that takes more than the ring's own retries.
+/// Returns a child's output until its end; kills it if that takes longer than the ring's own retries.
 fn output_in_time(child: &mut Child) -> String {
     let deadline = Instant::now() + Duration::from_secs(60);
     while child.try_wait().unwrap().is_none() {

@@ -1,4 +1,4 @@
-//! The binding against the real libmlx, on the CPU.
+//! Tests of the binding with the real libmlx, on the CPU.
 #![expect(clippy::unwrap_used, reason = "a test's helpers fail as its tests do")]
 
 mod arrays;
@@ -14,17 +14,17 @@ use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 /// so a test that sets them must not run beside a test whose work fails on purpose.
 static FAILURES: RwLock<()> = RwLock::new(());
 
-/// To be held by a test whose evaluations fail.
+/// Lock for tests whose evaluations fail.
 fn expecting_failures() -> RwLockReadGuard<'static, ()> {
     FAILURES.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// To be held by a test that touches every stream.
+/// Lock for tests that use every stream.
 fn without_failures() -> RwLockWriteGuard<'static, ()> {
     FAILURES.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The message and the line of the panic that `build` causes.
+/// Returns the message and the line of the panic that `build` causes.
 fn panic_of(build: impl FnOnce()) -> (String, u32) {
     static LAST: Mutex<Option<u32>> = Mutex::new(None);
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());

@@ -1,8 +1,8 @@
-//! Each operation once: shape, dtype, values.
+//! Checks shape, dtype and values of each operation once.
 
 use jackalope_mlx::{Array, Dtype};
 
-/// What an operation should give: as f32, whatever its element type.
+/// Checks the result of an operation; values are compared as f32, whatever the element type.
 #[track_caller]
 fn check(name: &str, result: &Array, shape: &[i32], dtype: Dtype, values: &[f32]) {
     assert_eq!(result.shape(), shape, "{name}: shape");

@@ -1,4 +1,4 @@
-//! Embeddings, against mlx-lm's hidden states and against themselves.
+//! Embeddings, compared with mlx-lm's hidden states and with each other.
 
 use jackalope_models::{Batch, Model, Pool, Span};
 use jackalope_protocol::Pooling;
@@ -8,7 +8,7 @@ use crate::ranks::{Way, load};
 use crate::recipe::Golden;
 use crate::run::difference;
 
-/// The embedding of a prompt that comes in chunks.
+/// Computes the embedding of a prompt in chunks.
 fn embed<'a>(model: &Model, pooling: Pooling, chunks: impl Iterator<Item = &'a [u32]>) -> Vec<f32> {
     let (mut cache, mut pool) = (model.new_cache(), Pool::new(pooling));
     let width = model.facts().hidden_size as usize;

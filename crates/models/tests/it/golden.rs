@@ -1,4 +1,4 @@
-//! Against mlx-lm: `golden.json`, written by `cargo xtask golden`.
+//! Comparison with mlx-lm: `golden.json`, written by `cargo xtask golden`.
 //!
 //! Logits of f32 checkpoints agree to 1e-4 of the largest one, and tokens agree wherever the
 //! reference's margin is above 1e-3. The reference of f16 and bf16 checkpoints is computed in f32
@@ -13,7 +13,7 @@ use crate::run::{Logits, argmax, difference, generate};
 /// Smallest margin at which another token is an error.
 const MARGIN: f32 = 1e-3;
 
-/// The largest difference of the last logits; greedy tokens are compared in f32 only.
+/// Returns the maximum difference of the last logits; greedy tokens are compared in f32 only.
 pub(crate) fn tolerance(case: &Case, way: Way) -> f32 {
     match (case.dtype.as_str(), way) {
         ("F32", _) => 1e-4,

@@ -1,4 +1,4 @@
-//! Checkpoints that are damaged, incomplete or not supported: each is an error that names what is
+//! Checkpoints that are damaged, incomplete or not supported: each causes an error that names what is
 //! wrong and where.
 
 use std::fs;
@@ -30,7 +30,7 @@ fn assert_says(message: &str, parts: &[&str]) {
     }
 }
 
-/// Loading what `edit` makes of a good checkpoint's recipe says all of `parts`.
+/// Checks that loading an edited recipe fails with an error that contains all of `parts`.
 #[track_caller]
 fn check(name: &str, edit: impl FnOnce(&mut Case), parts: &[&str]) {
     let mut case = case(name);
@@ -38,7 +38,7 @@ fn check(name: &str, edit: impl FnOnce(&mut Case), parts: &[&str]) {
     assert_says(&failure(case.write_edited().dir()), parts);
 }
 
-/// As `check`, for the fields of config.json.
+/// Like `check`, for the fields of config.json.
 #[track_caller]
 fn check_config(name: &str, edit: impl Into<Value>, parts: &[&str]) {
     let edit = edit.into();
@@ -50,7 +50,7 @@ fn check_config(name: &str, edit: impl Into<Value>, parts: &[&str]) {
     check(name, merge, parts);
 }
 
-/// As `check`, for the bytes of the weight file.
+/// Like `check`, for the bytes of the weight file.
 #[track_caller]
 fn check_file(edit: impl FnOnce(&mut Vec<u8>), parts: &[&str]) {
     let checkpoint = case("qwen3-b4-g64-f32").write();

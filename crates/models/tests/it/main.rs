@@ -1,4 +1,4 @@
-//! Models against mlx-lm, against themselves, and against damaged checkpoints.
+//! Tests of models: comparison with mlx-lm, metamorphic tests, and damaged checkpoints.
 #![expect(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
 
 mod embedding;

@@ -48,7 +48,7 @@ impl Way {
         Parallel::single(self.compute())
     }
 
-    /// One of several ranks without a group: enough for loading.
+    /// Returns the parallelism of one of several ranks without a group, which is enough for loading.
     pub(crate) fn alone(self, rank: usize, split: &Split) -> Parallel {
         let cell = GroupCell::new(Group::single());
         Parallel::new(rank, split, cell, self.compute()).unwrap()
@@ -64,12 +64,12 @@ pub(crate) fn load_edited(case: &Case, parallel: &Parallel) -> Model {
     Model::load(case.write_edited().dir(), parallel, &mut |_| {}).unwrap()
 }
 
-/// What ranks do: for each case and way, generate.
+/// The job of the ranks: generate tokens for each case and way.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Job {
     pub(crate) cases: Vec<String>,
     pub(crate) ways: Vec<Way>,
-    /// Groups that follow one another over the same weights.
+    /// Number of groups that are formed one after the other with the same weights.
     pub(crate) num_epochs: u64,
     pub(crate) num_tokens: usize,
     /// Read known tokens instead: only one rank of a pipeline can sample. The last `num_tokens` of
@@ -79,11 +79,11 @@ pub(crate) struct Job {
     pub(crate) num_layers: Option<usize>,
 }
 
-/// What a rank generated for one case in one way in one epoch.
+/// Output of a rank for one case in one way in one epoch.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Generated {
     pub(crate) tokens: Vec<u32>,
-    /// The bits of f32 logits.
+    /// Bits of the f32 logits.
     rows: Vec<Vec<u32>>,
 }
 
@@ -145,7 +145,7 @@ impl Alone {
         writeln!(self.process.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// The value behind `mark`, skipping what the test harness says.
+    /// Returns the value after `mark`, and skips the output of the test harness.
     pub(crate) fn receive<T: for<'de> Deserialize<'de>>(&mut self, mark: &str) -> T {
         let mut line = String::new();
         loop {
@@ -173,7 +173,7 @@ pub(crate) fn is_alone() -> bool {
     std::env::var(MARK).is_ok()
 }
 
-/// What a rank's process does. Not a test: without the mark there is nothing to do.
+/// Main function of a rank's process. Not a test: without the variable it does nothing.
 #[test]
 fn rank_process() {
     if !is_alone() {
@@ -225,7 +225,7 @@ pub(crate) fn say(mark: &str, value: &impl Serialize) {
     writeln!(stdout, "\n{mark}: {}", serde_json::to_string(value).unwrap()).unwrap();
 }
 
-/// What the ranks of a group would hold.
+/// Returns the facts that the ranks of a group would report.
 pub(crate) fn facts_of_ranks(case: &Case, split: &Split) -> Vec<ModelFacts> {
     let facts = |rank| load(case, &Way::Kernels.alone(rank, split)).facts().clone();
     (0..split.num_ranks()).map(facts).collect()

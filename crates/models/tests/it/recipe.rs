@@ -35,7 +35,7 @@ pub(crate) struct Case {
     /// `F32 128x128 0.0 0.4` by name: type, shape and two parameters.
     pub(crate) tensors: Map<String, Value>,
     sha256: String,
-    /// After the last token of the prompt.
+    /// Logits after the last token of the prompt.
     pub(crate) logits: Vec<f32>,
     /// The best token after each token of the prompt.
     pub(crate) best: Vec<u32>,
@@ -44,7 +44,7 @@ pub(crate) struct Case {
     pub(crate) margins: Vec<f32>,
     /// The first dimensions of the final hidden states' mean over the prompt.
     pub(crate) mean: Vec<f32>,
-    /// Of its last position's.
+    /// The first dimensions of the last position's final hidden state.
     pub(crate) last: Vec<f32>,
 }
 
@@ -108,7 +108,7 @@ impl Case {
     }
 }
 
-/// A checkpoint on disk until it is dropped.
+/// A checkpoint on disk, which is removed when this is dropped.
 pub(crate) struct Checkpoint {
     dir: TempDir,
     sha256: String,
@@ -187,7 +187,7 @@ impl TempDir {
 
 impl Drop for TempDir {
     fn drop(&mut self) {
-        // What stays behind lies in the build's own folder.
+        // Leftovers are in the build folder.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

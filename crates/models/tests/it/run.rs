@@ -3,10 +3,10 @@
 use jackalope_mlx::{Array, eval};
 use jackalope_models::{Batch, Model, SequenceCache, Span};
 
-/// What a model says: f32 logits, one row per token asked for.
+/// Output of a model: f32 logits, one row per requested token.
 pub(crate) type Logits = Vec<Vec<f32>>;
 
-/// Computes `tokens` after what the cache holds; logits of all of them.
+/// Computes `tokens` after those in the cache; returns the logits of all of them.
 pub(crate) fn extend(model: &Model, cache: &mut SequenceCache, tokens: &[u32]) -> Logits {
     let rows = vec![Span { start_idx: 0, len: tokens.len() }];
     step(model, &Batch { tokens, rows, logits_at: (0..tokens.len()).collect() }, &mut [cache])
@@ -53,13 +53,13 @@ pub(crate) fn follow(model: &Model, tokens: &[u32], num_single: usize) -> Logits
     logits
 }
 
-/// The first of the best.
+/// Returns the index of the largest logit, the first one of equals.
 pub(crate) fn argmax(logits: &[f32]) -> u32 {
     let order = |&a: &usize, &b: &usize| logits[a].total_cmp(&logits[b]).then(b.cmp(&a));
     u32::try_from((0..logits.len()).max_by(order).unwrap()).unwrap()
 }
 
-/// The largest difference, relative to the largest expected logit.
+/// Returns the largest difference, relative to the largest expected logit.
 pub(crate) fn difference(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().fold(0.0_f32, |max, x| max.max(x.abs()));

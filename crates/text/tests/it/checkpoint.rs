@@ -24,7 +24,7 @@ pub(crate) fn tokenizer(family: &str) -> Tokenizer {
     Tokenizer::load(&data("tokenizers").join(family)).unwrap()
 }
 
-/// A folder of its own, removed at the end of the test.
+/// A temporary folder, removed at the end of the test.
 pub(crate) struct Checkpoint {
     dir: PathBuf,
 }
@@ -60,12 +60,12 @@ impl Checkpoint {
         self
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Its template, which must be there and load.
+    /// Loads its template, which must exist.
     pub(crate) fn template(&self) -> ChatTemplate {
         let tokenizer = Tokenizer::load(&self.dir).unwrap();
         ChatTemplate::load(&self.dir, &tokenizer).unwrap().unwrap()
@@ -74,7 +74,7 @@ impl Checkpoint {
 
 impl Drop for Checkpoint {
     fn drop(&mut self) {
-        // What is left behind is below target/.
+        // Leftovers are below target/.
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }

@@ -44,7 +44,7 @@ impl Model {
         self.tokenizer.encode_rendered(rendered).unwrap()
     }
 
-    /// How often each of these tokens occurs in the prompt of one user's message.
+    /// Counts each of these tokens in the prompt of one user message.
     fn count(&self, content: &Value, of: &[&str]) -> BTreeMap<String, usize> {
         let messages = json!([{"role": "user", "content": content}]);
         self.count_in(&messages, &Value::Null, &Value::Null, of)
@@ -76,7 +76,7 @@ const TOKENS: [&str; 7] = [
     "</think>",
 ];
 
-/// The template writes these.
+/// Control tokens that the template writes.
 const OF_TEMPLATE: [&str; 5] =
     ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"];
 

@@ -1,4 +1,4 @@
-//! Streamed text against whole text, and whole text against the `tokenizers` library.
+//! Compares streamed text with complete text, and complete text with the `tokenizers` library.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::{Checkpoint, FAMILIES, data, tokenizer};
 
-/// The text of tokens, one by one. Also the texts that each of them settled.
+/// Returns the pieces of text that the detokeniser emits for each token.
 fn streamed(tokenizer: &Arc<Tokenizer>, tokens: &[TokenId], skip_special: bool) -> Vec<String> {
     let tokenizer = Arc::clone(tokenizer);
     let mut detokenizer = match skip_special {
@@ -25,7 +25,7 @@ fn reference(family: &str) -> tokenizers::Tokenizer {
     tokenizers::Tokenizer::from_file(path).unwrap()
 }
 
-/// What byte tokens mean, put simply: join the bytes, read them as UTF-8, cut one space off.
+/// Decodes byte tokens in the simplest way: joins the bytes, reads them as UTF-8, removes one space.
 fn decoded_simply(tokens: &[String], strip: bool) -> String {
     let mut bytes = Vec::new();
     for token in tokens {

@@ -1,4 +1,4 @@
-//! Grammars over real vocabularies: what is allowed is exactly what can still be completed.
+//! Grammars over real vocabularies: a token is allowed exactly if the text can still be completed after it.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -39,7 +39,7 @@ impl Model {
         (0..words.len() as u32 * 32).filter(is_set).collect()
     }
 
-    /// Draws allowed tokens at random, the end as soon as a coin says so, until the text ends.
+    /// Samples allowed tokens at random, and ends at random where the end is allowed.
     fn random_text(
         &self,
         grammar: &CompiledGrammar,
@@ -136,7 +136,7 @@ proptest! {
     }
 }
 
-/// Whether a value is what the schema beside it asks for, in plain code.
+/// Function that checks in plain code whether a value matches a schema.
 type Check = fn(&Value) -> bool;
 
 #[test]
@@ -327,7 +327,7 @@ fn a_token_that_is_not_allowed_is_refused() {
     }
 }
 
-/// Where a text can be read in many ways, following it takes longer with each token.
+/// If a text can be parsed in many ways, following it takes longer with each token.
 #[test]
 fn a_grammar_that_takes_too_long_to_follow_is_given_up() {
     let model = shipped();

@@ -1,4 +1,4 @@
-//! Which files of a checkpoint decide what, and what is said about bad ones.
+//! Which file of a checkpoint determines which setting, and the errors for bad files.
 
 use jackalope_text::{ChatPrompt, GenerationDefaults, ModelText, TextLoadError, Tokenizer};
 use serde_json::{Map, json};
@@ -9,7 +9,7 @@ fn eos(checkpoint: &Checkpoint) -> Vec<u32> {
     Tokenizer::load(checkpoint.dir()).unwrap().eos_token_ids().to_vec()
 }
 
-/// What the template of a checkpoint renders for one message.
+/// Renders one message with the template of a checkpoint.
 fn rendered(checkpoint: &Checkpoint, tools: Option<&[serde_json::Value]>) -> Option<String> {
     let text = ModelText::load(checkpoint.dir()).unwrap();
     let messages = [json!({"role": "user", "content": "Hi"})];
@@ -26,7 +26,7 @@ fn an_answer_ends_at_the_tokens_of_the_model_and_of_the_tokenizer() {
     assert_eq!(eos(&qwen().with("config.json", config)), [5]);
     let inner = r#"{"eos_token_id": null, "text_config": {"eos_token_id": [6, 7]}}"#;
     assert_eq!(eos(&qwen().with("config.json", inner)), [6, 7]);
-    // The generation configuration decides, if it names any.
+    // The generation configuration takes precedence, if it names any.
     let both = qwen().with("config.json", config);
     assert_eq!(eos(&both.with("generation_config.json", r#"{"eos_token_id": [9, 8, 9]}"#)), [8, 9]);
     let both = qwen().with("config.json", config);

@@ -1,4 +1,4 @@
-//! The text crate against the Python packages that checkpoints were made with, and against
+//! Compares the text crate with the Python packages that checkpoints were made with, and with
 //! simpler programs.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]

@@ -1,9 +1,9 @@
-//! Stop strings against a search in the whole text.
+//! Compares streaming stop strings with a search in the complete text.
 
 use jackalope_text::{StopStrings, Stopped};
 use proptest::prelude::*;
 
-/// The whole text at once: the match that ends first, then the longest, then the first listed.
+/// Cuts the complete text: at the match that ends first, then the longest, then the first listed.
 fn cut(text: &str, stops: &[String]) -> (String, Option<usize>) {
     let mut best: Option<(usize, usize, usize)> = None;
     for (stop_idx, stop) in stops.iter().enumerate().filter(|(_, stop)| !stop.is_empty()) {
@@ -18,7 +18,7 @@ fn cut(text: &str, stops: &[String]) -> (String, Option<usize>) {
     }
 }
 
-/// The same in pieces.
+/// Cuts the text in pieces.
 fn cut_streaming(pieces: &[String], stops: &[String]) -> (String, Option<usize>) {
     let mut watcher = StopStrings::new(stops.to_vec());
     let mut text = String::new();

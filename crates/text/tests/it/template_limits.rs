@@ -1,4 +1,4 @@
-//! Templates and conversations that mean no good.
+//! Malicious templates and conversations.
 
 use jackalope_text::{ChatPrompt, TextError};
 use serde_json::{Map, Value, json};
@@ -168,7 +168,7 @@ fn tool_arguments_take_the_form_that_the_template_takes() {
         let read: Value = serde_json::from_str(strict.strip_prefix("args ").unwrap()).unwrap();
         assert_eq!(read, json!({"a": "é", "b": 1}));
     }
-    // What is no object stays what it is.
+    // A value that is no object is unchanged.
     assert_eq!(render(&objects, &call(json!("nonsense"))).unwrap(), "\"nonsense\"");
     assert_eq!(render(&objects, &call(json!(""))).unwrap(), "{}");
 }

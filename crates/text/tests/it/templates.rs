@@ -1,4 +1,4 @@
-//! Prompts against those that transformers renders (`tests/data/make_templates.py`).
+//! Compares prompts with those that transformers renders (`tests/data/make_templates.py`).
 
 use jackalope_text::{ChatPrompt, TextError};
 use serde_json::{Map, Value};
@@ -33,7 +33,7 @@ fn every_template_renders_what_transformers_renders() {
     assert!(wrong.is_empty(), "{} differ\n{}", wrong.len(), wrong[..wrong.len().min(9)].join("\n"));
 }
 
-/// The first place at which two prompts differ.
+/// Describes the first difference between two prompts.
 fn difference(name: &str, want: &Value, got: &Result<String, TextError>) -> String {
     let (Some(want), Ok(got)) = (want.as_str(), got) else {
         return format!("{name}\n  want {:.200}\n  got  {got:?}", want.to_string());

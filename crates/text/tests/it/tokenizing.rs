@@ -1,4 +1,4 @@
-//! Tokens against those of the Python package (`tests/data/make_tokenizers.py`).
+//! Compares tokens with those of the Python package (`tests/data/make_tokenizers.py`).
 
 use std::sync::OnceLock;
 

@@ -1,4 +1,4 @@
-//! Tool calls in text that comes in pieces against the whole text.
+//! Compares tool calls in streamed text with those in the complete text.
 
 use std::sync::LazyLock;
 
@@ -169,7 +169,7 @@ proptest! {
         for segment in split(&[&whole]) {
             match segment {
                 Segment::Text(content) => {
-                    // What ends a call, and white space, may be missing before it.
+                    // The end of a call, and white space, may be missing before it.
                     let start = rest.find(content.as_str()).expect("content comes from the text");
                     let left_out = rest[..start].replace("</tool_call>", "");
                     prop_assert!(left_out.trim().is_empty(), "left out {:?}", left_out);

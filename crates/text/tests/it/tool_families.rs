@@ -1,4 +1,4 @@
-//! Recorded answers of every family, whole and in pieces, and text that only looks like one.
+//! Recorded answers of every family, complete and in pieces, and text that only resembles them.
 
 use std::sync::{Arc, LazyLock};
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::{Checkpoint, data, tokenizer};
 
-/// The tools that the examples call.
+/// Returns the tools that the examples call.
 pub(crate) fn tools() -> Arc<[ToolSpec]> {
     let parameters = json!({
         "type": "object",
@@ -39,7 +39,7 @@ pub(crate) fn tools() -> Arc<[ToolSpec]> {
     ])
 }
 
-/// The format with these names.
+/// Returns the format with these names.
 pub(crate) fn format(reasoning: &str, tools: &str) -> AnswerFormat {
     static QWEN: LazyLock<Tokenizer> = LazyLock::new(|| tokenizer("qwen"));
     AnswerFormat::detect(&QWEN, None).from_names(&QWEN, reasoning, tools).unwrap()
@@ -94,7 +94,7 @@ fn shown(segments: &[Segment]) -> Vec<String> {
     segments.iter().map(show).collect()
 }
 
-/// An answer of a family, and what it says.
+/// An answer of a family, and its segments.
 type Example = (&'static str, &'static str, &'static str, &'static [&'static str]);
 
 const OSLO: &str = "call weather {\"city\": \"Oslo\", \"days\": 3}";
@@ -330,7 +330,7 @@ fn a_thought_that_the_prompt_opened_ends_where_it_is_closed() {
     assert!(!opens(""));
 }
 
-/// A call of a tool that there is not is content.
+/// A call of an unknown tool is content.
 #[test]
 fn a_call_of_an_unknown_tool_is_content_as_it_was_written() {
     let others: Arc<[ToolSpec]> =
@@ -418,7 +418,7 @@ fn said_until(answer: &str, num_chars: usize, format: &AnswerFormat) -> Vec<Segm
 #[test]
 fn an_answer_that_is_cut_anywhere_says_a_part_of_the_whole() {
     for (reasoning, tool, answer, expected) in EXAMPLES {
-        // What is no call is not known to be none before its end.
+        // Text that only begins like a call is recognised as content at its end.
         let is_read = !answer.is_empty()
             && !expected.iter().any(|line| line.starts_with("text ") && line.contains(&**answer));
         if !is_read {

@@ -46,7 +46,7 @@ const SPECIAL: [&str; 27] = [
     "<the end>",
 ];
 
-/// What ends text that would go on for long otherwise, and what begins calls.
+/// Tokens that end text early, and tokens that begin calls.
 const ENDS: [&str; 21] = [
     "<start_function_call>",
     "<|tool_call_start|>",
@@ -71,7 +71,7 @@ const ENDS: [&str; 21] = [
     "<|channel|>commentary to=functions.",
 ];
 
-/// A tokenizer with all of them, or with none but the end.
+/// Creates a tokenizer with all of these special tokens, or only with the end token.
 fn tokenizer(special: &[&str]) -> Tokenizer {
     let added: serde_json::Map<String, Value> = special
         .iter()
@@ -120,7 +120,7 @@ impl Draws {
     }
 }
 
-/// An answer that the grammar allows; none if it did not come to an end.
+/// Samples an answer that the grammar allows; `None` if it did not end.
 fn draw(
     factory: &ParserFactory,
     tokenizer: &Tokenizer,
@@ -163,7 +163,7 @@ fn draw(
     Some(tokenizer.decode(&tokens, false))
 }
 
-/// That the arguments are what the schema asks for.
+/// Checks that the arguments match the schema.
 fn check_arguments(name: &str, arguments: &str) {
     let arguments: serde_json::Map<String, Value> = serde_json::from_str(arguments).unwrap();
     match name {
@@ -192,7 +192,7 @@ fn formats(tokenizer: &Tokenizer) -> Vec<AnswerFormat> {
     names.into_iter().map(format).collect()
 }
 
-/// Draws answers of one family and looks at what the parser makes of them.
+/// Samples answers of one family and checks the parser's result.
 fn check(
     format: &AnswerFormat,
     (tokenizer, factory): (&Tokenizer, &ParserFactory),
@@ -234,7 +234,7 @@ fn check(
     assert!(num_calls > 0, "{format:?} {demand:?}: no call\n{grammar}");
 }
 
-/// Draws answers of every family, with these special tokens in the vocabulary.
+/// Samples answers of every family, with these special tokens in the vocabulary.
 fn check_all(special: &[&str]) {
     let tokenizer = tokenizer(special);
     let factory = factory(&tokenizer);

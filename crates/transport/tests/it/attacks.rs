@@ -47,7 +47,7 @@ enum Attack {
     Truncate,
     /// Closes the connection within the second record.
     Cut,
-    /// Inserts bytes of its own before the second record.
+    /// Inserts these bytes before the second record.
     Inject(Vec<u8>),
     /// Sends data of the accepting rank back to it instead of the second record.
     Reflect,

@@ -1,4 +1,4 @@
-//! The measuring itself.
+//! Tests of the measurements.
 
 use std::time::Duration;
 

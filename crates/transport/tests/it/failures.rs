@@ -1,4 +1,4 @@
-//! What happens to a group when a rank does something else, or nothing, or leaves.
+//! Behaviour of a group when a rank does something else, does nothing, or leaves.
 
 use std::sync::Barrier;
 use std::thread;
@@ -59,7 +59,7 @@ fn ranks_out_of_step_are_told_what_the_other_does() {
         let error = fails(results[0].clone());
         assert!(matches!(error, TransportError::Desync { rank: 1, .. }), "{error}");
         assert!(error.to_string().contains(&format!("it sent {said}")), "{error}");
-        // A sender may be done before anybody looks at what it sent.
+        // A sender may be done before the receiver reads its data.
         if let Err(error) = &results[1] {
             assert!(matches!(error, TransportError::Desync { rank: 0, .. }), "{error}");
         }
@@ -153,7 +153,7 @@ fn a_silent_rank_is_named_at_the_deadline_and_the_others_are_not() {
                 _ => false,
             };
             assert!(blames_one, "{error}");
-            // It slept: woken by what did arrive, not by turning round.
+            // It slept and was woken by arriving data, instead of spinning.
             assert!(stats.sleeps < 2000, "{stats:?}");
         }
     }
@@ -284,8 +284,8 @@ fn an_interrupt_ends_joining() {
 /// with which it joins.
 const BEFORE_FIRST_BYTES: usize = 76 + 32 + 48 + 8;
 
-/// What both ranks see of a sum of `bytes` when rank 1's stream to rank 0 goes over a bad cable,
-/// its places counted from the first frame of the sum.
+/// Returns both ranks' results of a sum of `bytes` when rank 1's stream to rank 0 passes a faulty cable,
+/// whose positions count from the first frame of the sum.
 fn sum_over(bytes: usize, checksums: bool, cable: Cable) -> [Result<Vec<u8>, TransportError>; 2] {
     let (listeners, addrs) = listeners(2);
     let handshake_bytes = if checksums { BEFORE_FIRST_BYTES } else { BEFORE_FIRST_BYTES - 8 };

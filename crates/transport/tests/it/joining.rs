@@ -20,8 +20,8 @@ fn sums_up(group: &mut Group) {
     assert_eq!(ones, (group.size() as u32).to_le_bytes());
 }
 
-/// Returns once the rank that listens on `addr` is joining: a stranger is shown the door only
-/// then.
+/// Returns once the rank that listens on `addr` is joining: only then does it reject
+/// unauthenticated peers.
 fn wait_until_joining(addr: SocketAddr) {
     let mut stranger = TcpStream::connect(addr).unwrap();
     stranger.write_all(&[0x55; 200]).unwrap();

@@ -1,11 +1,11 @@
-//! Every operation against a program too simple to be wrong.
+//! Compares every operation with a trivially correct program.
 
 use half::{bf16, f16};
 use jackalope_transport::{Dtype, Group, pack, unpack};
 
 use super::{noise, together};
 
-/// What rank `rank` puts into an operation: finite numbers of many magnitudes, so that the order
+/// Returns the input of a rank: finite numbers of many magnitudes, so that the order
 /// of a sum shows.
 fn input(elements: usize, dtype: Dtype, rank: usize) -> Vec<u8> {
     let mut bytes = noise(elements * dtype.size_bytes(), rank as u64 * 1000 + elements as u64);
@@ -21,7 +21,7 @@ fn input(elements: usize, dtype: Dtype, rank: usize) -> Vec<u8> {
     bytes
 }
 
-/// The sum over all ranks in rank order, one element after the other.
+/// Returns the sum over all ranks in rank order, one element at a time.
 fn reference(inputs: &[Vec<u8>], dtype: Dtype) -> Vec<u8> {
     let size = inputs.len();
     let elements = inputs[0].len() / dtype.size_bytes();
@@ -73,8 +73,8 @@ fn reference(inputs: &[Vec<u8>], dtype: Dtype) -> Vec<u8> {
     out
 }
 
-/// Byte sizes where something changes: empty, odd, the border of direct exchange, of a chunk, of
-/// the ring, of the use of several sockets.
+/// Returns sizes in bytes at which behaviour changes: empty, odd, the limits of direct exchange, of
+/// a chunk, of the ring, and of the use of several sockets.
 fn sizes(size: usize, width: usize) -> Vec<usize> {
     let num_peers = (size - 1).max(1);
     let direct = (256 << 10) / (num_peers * num_peers);
@@ -244,7 +244,7 @@ fn a_rank_that_is_already_in_the_next_collective_disturbs_nobody_who_still_sends
         3,
         |_| {},
         |mut group| {
-            // Rank 2 goes straight to the sum; its frame reaches rank 0 while that still sends.
+            // Rank 2 begins with the sum; its frame reaches rank 0 while rank 0 is still sending.
             let mut data = noise(8 << 20, 7);
             match group.rank() {
                 0 => group.send(&data, Dtype::U32, 1).unwrap(),

@@ -24,7 +24,7 @@ fn the_other_rank_of_a_process_test() {
     let addrs: Vec<SocketAddr> = words.map(|addr| addr.parse().unwrap()).collect();
     let listener = Listener::bind(addrs[rank]).unwrap();
     let mut group = Group::join(&listener, config(rank, &addrs)).unwrap();
-    // Works until it is killed, or until the others have had enough.
+    // Works until it is killed or the others leave.
     for step in 0.. {
         if sum_and_check(&mut group, step).is_err() {
             return;
@@ -32,7 +32,7 @@ fn the_other_rank_of_a_process_test() {
     }
 }
 
-/// One round of work, the sizes changing with every step.
+/// Runs one round of work, with another size in every step.
 fn sum_and_check(group: &mut Group, step: u64) -> Result<(), TransportError> {
     let bytes = [4096, 64, 3 << 20, 70_000][step as usize % 4];
     let (size, rank) = (group.size() as u64, group.rank() as u64);
@@ -107,7 +107,7 @@ fn a_killed_process_is_noticed_at_once_and_by_name() {
         let (listener, addrs) = addresses(3);
         let _one = RankProcess::start(1, &addrs);
         let two = RankProcess::start(2, &addrs);
-        // The deadline is far away: what ends this is the loss itself.
+        // The deadline is far away: the loss itself ends this.
         let mut group = Group::join(&listener, config(0, &addrs)).unwrap();
         thread::scope(|scope| {
             for step in 0.. {
@@ -136,7 +136,7 @@ fn a_frozen_process_is_named_at_the_deadline() {
     impatient.op_timeout = Duration::from_secs(1);
     let mut group = Group::join(&listener, impatient).unwrap();
     one.signal(Signal::STOP);
-    // What it had sent before it froze is still a sum.
+    // Data that it had sent before it froze still completes a sum.
     let error = (0..).find_map(|step| sum_and_check(&mut group, step).err()).unwrap();
     assert!(matches!(error, TransportError::Deadline { .. }), "{error}");
     assert_eq!(error.ranks(), [1]);

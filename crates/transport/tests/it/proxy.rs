@@ -1,19 +1,19 @@
-//! A bad cable: forwards one connection after the other, flips bits at one place of the stream
-//! from the dialling to the accepting side, and stutters at another.
+//! A faulty cable: forwards one connection after the other, flips bits at one position of the
+//! stream from the dialling to the accepting side, and stutters at another.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-/// What happens on the way from the dialling to the accepting side.
+/// Faults on the way from the dialling to the accepting side.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Cable {
-    /// The byte that comes out changed.
+    /// Position of the byte to change.
     pub(crate) flip_at: Option<usize>,
     /// The bits of that byte to flip.
     pub(crate) flip_bits: u8,
-    /// The byte that comes late, with all that follow it.
+    /// Position of the byte that is delayed, with all later ones.
     pub(crate) stutter_at: Option<usize>,
 }
 
