@@ -67,8 +67,8 @@ pub fn entry(code: &str) -> Option<&'static Entry> {
 /// Renders the whole catalogue as `docs/troubleshooting.md`.
 pub fn markdown() -> String {
     let mut text = "# Troubleshooting\n\n\
-        `jackalope doctor` finds most of what follows by itself and names it by these codes;\n\
-        `jackalope doctor --log FILE` recognises it in a log. Words in braces stand for what you have.\n\
+        `jackalope doctor` detects most of these problems and reports them with these codes;\n\
+        `jackalope doctor --log FILE` recognises it in a log. Words in braces are placeholders.\n\
         This page is printed by `jackalope doctor --catalogue`; it is not edited by hand.\n"
         .to_owned();
     for (heading, entries) in GROUPS {
