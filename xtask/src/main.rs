@@ -28,46 +28,46 @@ struct Task {
 const TASKS: &[Task] = &[
     Task {
         name: "mlx",
-        about: "bring the pinned official MLX library for this platform under target/",
+        about: "download the pinned official MLX library for this platform to target/",
         run: mlx::run,
     },
     Task {
         name: "golden",
-        about: "write again what mlx-lm computes for the models' test checkpoints",
+        about: "regenerate mlx-lm's results for the models' test checkpoints",
         run: golden::run,
     },
     Task {
         name: "demo",
-        about: "build everything and watch the shipped model answer over two ranks",
+        about: "build everything and run the shipped model over two ranks",
         run: demo::run,
     },
     Task {
         name: "tidy",
-        about: "check what no compiler checks: sizes, names, dependency directions, documents",
+        about: "check what the compiler does not: sizes, names, dependency directions, documents",
         run: tidy::run,
     },
     Task {
         name: "bench",
-        about: "measure the CPU kernels beside the machine's limits (kernels), or the whole beside its peers (peers)",
+        about: "compare the CPU kernels with the machine's limits (kernels), or jackalope with its peers (peers)",
         run: bench::run,
     },
     Task {
         name: "chaos",
-        about: "a real server under random faults from a seed: what was lost, changed, and how long nothing came",
+        about: "run a server under random faults from a seed, and report lost and changed streams and pauses",
         run: chaos::run,
     },
     Task {
         name: "mutants",
-        about: "make mistakes in a copy of the engine, and check that the simulation finds each",
+        about: "apply mutations to a copy of the engine, and check that its tests find each",
         run: mutants::run,
     },
     Task { name: "loc", about: "count lines of code, tests and comments by crate", run: loc::run },
     Task {
         name: "sample",
-        about: "a random sample of doc comments, option helps and API rows, to be read once more",
+        about: "print a random sample of doc comments, option help and API rows for review",
         run: sample::run,
     },
-    Task { name: "ci", about: "everything that CI runs, in its order", run: ci::run },
+    Task { name: "ci", about: "run all checks of CI, in the same order", run: ci::run },
 ];
 
 fn main() -> ExitCode {
