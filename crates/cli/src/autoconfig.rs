@@ -104,7 +104,7 @@ fn forget(environment: &Environment) {
     }
 }
 
-/// How the user wants to be asked.
+/// How commands are confirmed and printed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) dry_run: bool,

@@ -28,7 +28,7 @@ const VLLM_MLX: &[(&str, &str)] = &[
     ("--embedding-model", "every model embeds: add it with another `--model`"),
 ];
 
-/// What to use instead of the option that an error is about.
+/// Returns a hint about what to use instead of the unknown option in an error.
 pub(crate) fn hint(err: &clap::Error) -> Option<&'static str> {
     if err.kind() != ErrorKind::UnknownArgument {
         return None;

@@ -97,7 +97,7 @@ fn a_request_can_be_left_while_its_constraint_is_asked() {
     assert_eq!(read_all(after).0.len(), 20);
 }
 
-/// Panics when it is asked for the fourth token.
+/// Panics at the fourth token.
 #[derive(Clone, Debug, Default)]
 struct Panicking {
     num_tokens: u32,
@@ -125,7 +125,7 @@ fn a_constraint_that_panics_ends_its_own_request_alone() {
     let fixture = start(EngineConfig::default(), paced(Duration::from_millis(1)));
     let limits = fixture.handle.status().limits.unwrap();
     let plain = fixture.submit(seeded(vec![9; 30], 40, 1)).unwrap();
-    // More of them than there are threads.
+    // More guides than threads.
     for _ in 0..40 {
         let request = Request::new(seeded(vec![1, 2, 3], 20, 7), &limits).unwrap();
         let request = request.with_constraint(Box::new(Panicking::default()));

@@ -48,7 +48,7 @@ fn options(prompt: Vec<TokenId>, max_tokens: u32) -> RequestOptions {
     }
 }
 
-/// The tokens, and the last event, which has to come in time.
+/// Returns the tokens and the last event, which must arrive in time.
 pub(crate) fn read_all(mut generation: Generation) -> (Vec<TokenId>, Event) {
     let (sender, heard) = mpsc::channel();
     let reader = std::thread::spawn(move || {
@@ -90,7 +90,7 @@ fn a_request_hears_its_tokens_and_its_end() {
     fixture.end();
 }
 
-/// What [`pseudo_model`] says after `prompt`, greedily.
+/// Returns the tokens of [`pseudo_model`] after `prompt`.
 fn alone(prompt: &[TokenId], num_tokens: usize, seed: u64) -> Vec<TokenId> {
     let mut model = pseudo_model(1000);
     let sampling = Sampling { seed, ..Sampling::greedy(prompt.len() as u32) };
@@ -272,7 +272,7 @@ pub(crate) fn wait_until(condition: impl Fn() -> bool) {
     let began = std::time::Instant::now();
     while !condition() {
         assert!(began.elapsed() < LONG, "what is waited for does not come");
-        // Leaves the cores to what is waited for.
+        // Leaves the cores to the threads under test.
         std::thread::park_timeout(Duration::from_millis(1));
     }
 }
@@ -287,7 +287,7 @@ fn a_dropped_generation_is_cancelled_within_a_step() {
         num_tokens += u64::from(matches!(event, Event::Token { .. }));
     }
     drop(generation);
-    // The cancellation stands before this one in the queue.
+    // The cancellation is before this request in the queue.
     read_all(fixture.submit(seeded(vec![3], 4, 0)).unwrap());
     let status = fixture.handle.status();
     assert_eq!((status.counters.cancelled, status.running, status.kv.running_bytes), (1, 0, 0));

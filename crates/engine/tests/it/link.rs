@@ -1,4 +1,4 @@
-//! The real link, to ranks that are threads.
+//! Tests of the real link, with ranks in threads.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -114,7 +114,7 @@ impl Fixture {
         self.handle.submit(Request::new(options, &limits).unwrap())
     }
 
-    /// Submits and expects exactly the tokens of an undisturbed run.
+    /// Checks that a request gets exactly the tokens of an undisturbed run.
     fn check_undisturbed(&self) {
         let generation = self.submit(30).unwrap();
         let (tokens, last) = read_all(generation);
@@ -217,7 +217,7 @@ fn strangers_are_dropped() {
     assert_eq!(log.count(1, "setup tiny"), 1);
 }
 
-/// A fault while generating; afterwards the stream has gone on as if nothing had been.
+/// Injects a fault while generating, and checks that the stream continues unchanged.
 fn check_recovery(case: Case) -> Arc<Log> {
     let fixture = case.start();
     fixture.check_undisturbed();
@@ -381,7 +381,7 @@ fn a_stock_backend_restarts_every_rank() {
     }
 }
 
-/// The only failure, as the status reports it.
+/// Returns the only failure that the status reports.
 fn check_blame(faults: Vec<(usize, Vec<Fault>)>) -> Failure {
     let fixture = Case::new(faults).start();
     fixture.check_undisturbed();
@@ -436,7 +436,7 @@ fn a_standstill_ends_requests_and_the_engine_goes_on_trying() {
     assert_eq!(log.count(1, "launch"), 8);
 }
 
-/// The ranks do not come up.
+/// Checks a start in which the ranks do not become ready.
 fn check_start(fault: Fault, change: impl FnOnce(&mut Case)) -> (Failure, Arc<Log>) {
     let mut case = Case::new(vec![(1, vec![fault; 3])]);
     case.retry = RetryPolicy::default();
@@ -458,7 +458,7 @@ fn a_missing_program_ends_the_engine_at_once() {
     assert_eq!(failure.message, "jackalope-rank is not there\nhint: build it");
 }
 
-/// A start that is given up after one failure.
+/// Returns the failure of a start that ends after one attempt.
 fn retried(fault: Fault, change: impl FnOnce(&mut LinkTimeouts)) -> Failure {
     let (failure, log) = check_start(fault, |case| {
         change(&mut case.timeouts);

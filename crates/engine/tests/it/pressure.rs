@@ -1,4 +1,4 @@
-//! Memory that other programs take, from readings that are made up.
+//! Memory used by other programs, with made-up readings.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn prompt(idx: u32) -> Vec<TokenId> {
     (idx..idx + 40).collect()
 }
 
-/// What a request hears that is not disturbed.
+/// Returns the tokens of an undisturbed request.
 fn alone(idx: u32, num_tokens: usize) -> Vec<TokenId> {
     let mut model = pseudo_model(1000);
     let sampling = Sampling { seed: 3, ..Sampling::greedy(40) };
@@ -38,7 +38,7 @@ fn alone(idx: u32, num_tokens: usize) -> Vec<TokenId> {
 fn streams_stand_still_while_memory_is_short_and_lose_no_token() {
     let fixture = start(policy(Duration::from_secs(3600)), paced(Duration::from_micros(200)));
     let handle = fixture.handle.clone();
-    // What is kept of it is the first to go.
+    // Its cached prefix is the first one to be evicted.
     read_all(fixture.submit(seeded(prompt(500), 2, 0)).unwrap());
     assert!(0 < handle.status().kv.kept_bytes);
     let generations: Vec<Generation> =

@@ -1,4 +1,4 @@
-//! What is asked of requests from outside: embeddings, their numbers, their end by their id.
+//! Tests of requests: embeddings, records, and cancellation by id.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn embedding(prompt: &[TokenId], pooling: Pooling) -> RequestOptions {
     RequestOptions { prompt: prompt.to_vec(), embed, ..RequestOptions::default() }
 }
 
-/// The vector, and what it took.
+/// Returns the vector and the record of its request.
 fn read_vector(mut generation: Generation) -> (Vec<f32>, RequestRecord) {
     let mut vectors = Vec::new();
     while let Some(event) = generation.next_blocking() {
@@ -57,7 +57,7 @@ fn embeddings_are_those_of_the_prompt_alone_among_others_and_after_a_crash() {
     let recovery = fixture.handle.status().recovery;
     assert_eq!(recovery.took, Some(recovery.total));
     assert_eq!(recovery.cause.expect("there was a crash").rank, Some(1));
-    // What an embedding has computed is a prefix like any other; of `Last` only the last position is
+    // An embedding leaves a prefix like any other request; with `Last`, only the last position is
     // computed again.
     let prompt = &prompts[6];
     let (vector, record) = read_vector(fixture.submit(embedding(prompt, Pooling::Last)).unwrap());
@@ -178,13 +178,13 @@ fn every_request_is_counted_once_with_its_times() {
     assert_eq!(ends(&fixture), [0, 2, 0, 0, 0, 0]);
 
     drop(fixture.submit(seeded(vec![1, 2, 3], 4000, 0)).unwrap());
-    // The leaving stands before this one in the queue.
+    // The cancellation is before this request in the queue.
     read_all(fixture.submit(seeded(vec![4], 1, 0)).unwrap());
     assert_eq!(ends(&fixture), [0, 3, 0, 1, 0, 0]);
     fixture.end();
 }
 
-/// How many requests ended in which way.
+/// Returns the number of requests by kind of end.
 fn ends(fixture: &Fixture) -> Vec<u64> {
     fixture.handle.status().requests.ended().map(|(_, count)| count).collect()
 }

@@ -19,11 +19,11 @@ use jackalope_protocol::{
 pub(crate) const VOCAB_SIZE: u32 = 1000;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a rank does wrong.
+/// A fault of a rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fault {
     None,
-    /// There is no program.
+    /// The program does not exist.
     NoProgram,
     /// The system blocks in executing the program until it is released.
     SticksBeforeExec,
@@ -33,7 +33,7 @@ pub(crate) enum Fault {
     OtherVersion,
     /// Has another libmlx than the other rank.
     OtherMlx,
-    /// Proves itself with another secret, and then ends.
+    /// Authenticates with another secret, and then ends.
     WrongSecret,
     /// Finds the checkpoint unusable.
     BadModel,
@@ -41,27 +41,27 @@ pub(crate) enum Fault {
     NeverJoins,
     /// Is killed when it gets this step.
     DiesAt(u64),
-    /// Says that its device failed when it gets this step.
+    /// Reports a device failure when it gets this step.
     DeviceFailsAt(u64),
     /// Is alive, but does not answer this step.
     StallsAt(u64),
-    /// Waits for a peer in this step of the first group, and says so.
+    /// Waits for a peer in this step of the first group, and reports that.
     IsHeldUpAt(u64),
     /// Stops doing anything after it received its setup.
     FreezesLoading,
     /// Stops doing anything when it is asked to join the group.
     FreezesJoining,
-    /// Does nothing at all any more from this step on.
+    /// Stops doing anything from this step on.
     FreezesAt(u64),
-    /// Says that the group broke, though every process lives.
+    /// Reports that the group broke, although every process is alive.
     GroupBreaksAt(u64),
-    /// Says so because another rank died.
+    /// Reports that the group broke because another rank died.
     NoticesDeathAt(u64),
     /// Continues after a request to stop.
     IgnoresStop,
 }
 
-/// What the ranks were told, and did.
+/// Record of the ranks' orders and actions.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     entries: Mutex<Vec<(usize, String)>>,
@@ -96,7 +96,7 @@ pub(crate) struct Threads {
     pub(crate) released: Arc<OnceLock<()>>,
 }
 
-/// Where two ranks wait for each other in every step.
+/// Barrier at which two ranks wait for each other in every step.
 #[derive(Debug, Default)]
 pub(crate) struct Meeting {
     /// By rank: its epoch, and the steps it has reached there.
@@ -267,7 +267,7 @@ impl Rank {
         })
     }
 
-    /// The control thread: hears a `Leave` even while the other one is in a step.
+    /// The control thread: receives a `Leave` even while the compute thread is in a step.
     fn listen(&self, mut stream: secure::Receiver, orders: mpsc::Sender<ToRank>) {
         while let Ok(order) = frame::read::<ToRank>(&mut stream) {
             if let ToRank::Leave { epoch } = order {
@@ -301,7 +301,7 @@ impl Rank {
                     caches.clear();
                     epoch_now = join.epoch;
                     if let Some(answer) = last_answer.take() {
-                        // An answer of the old group that was under way.
+                        // An answer of the old group that is still in transit.
                         heart.send(&answer)?;
                     }
                     if self.fault == Fault::FreezesJoining {
@@ -319,7 +319,7 @@ impl Rank {
                             last_answer = answer.or(last_answer);
                         }
                         Some(true) => return Ok(()),
-                        // Out of the group: what else was planned for it is passed over.
+                        // The rank has left the group: later plans for it are skipped.
                         Some(false) => epoch_now = 0,
                     }
                 }
@@ -425,11 +425,11 @@ impl Rank {
     }
 }
 
-/// Sends signs of life beside whatever else is sent.
+/// Sends heartbeats in addition to other messages.
 struct Heart {
     stream: Arc<Mutex<secure::Sender>>,
     is_frozen: Arc<AtomicBool>,
-    /// How long the rank says that it has waited for its peers.
+    /// Time that the rank reports to have waited for its peers, in milliseconds.
     waiting_ms: Arc<AtomicU64>,
 }
 
