@@ -337,7 +337,7 @@ fn a_rank_that_freezes_while_it_loads_or_joins_is_replaced_for_its_silence() {
     }
 }
 
-/// Consecutive losses, as several kills in quick succession cause: while the group computes, joins
+/// Consecutive losses, as after several kills in quick succession: while the group computes, joins
 /// and loads.
 #[test]
 fn losses_one_upon_the_other_are_a_pause() {

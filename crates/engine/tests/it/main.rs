@@ -1,4 +1,4 @@
-//! The engine from outside: over fake ranks in its own thread, and over the real link to threads
+//! Tests of the engine's API: over fake ranks in its own thread, and over the real link to threads
 //! that speak the protocol.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
