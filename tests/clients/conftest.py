@@ -33,7 +33,7 @@ def find_program():
 
 
 def first_line(process):
-    """The first line of the program's standard output, within START_SECONDS."""
+    """Returns the first line of the program's standard output, within START_SECONDS."""
     lines = queue.Queue()
 
     def read():
@@ -54,7 +54,7 @@ def first_line(process):
 
 @contextmanager
 def started(model=None, *more, stderr=None):
-    """A server of two ranks, and the line with which it told that it is ready. It stops when it is told to."""
+    """A server of two ranks, and the line with which it announced that it is ready. It stops at SIGINT."""
     model = str(model or os.environ.get("JACKALOPE_MODEL", MINI))
     command = [str(find_program()), "serve", "--model", model, "--ranks", "2", "--port", "0", "--json", *more]
     # No test asks a hub for models.
@@ -75,7 +75,7 @@ def started(model=None, *more, stderr=None):
 
 @pytest.fixture(scope="session")
 def url():
-    """Where the server is, without a path."""
+    """URL of the server, without a path."""
     if "JACKALOPE_URL" in os.environ:
         yield os.environ["JACKALOPE_URL"].rstrip("/")
         return
@@ -92,7 +92,7 @@ def http(url):
 
 @pytest.fixture(scope="session")
 def client(url):
-    """The official client, which does not try again by itself."""
+    """The official client, without automatic retries."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="not-needed", max_retries=0, timeout=120) as client:
         yield client
 
@@ -110,7 +110,7 @@ def context_tokens(http):
 
 
 def wait_until_idle(http):
-    """Waits until the server has nothing to compute; fails if it never comes to that."""
+    """Waits until the server has nothing to compute; fails at a timeout."""
     deadline = time.monotonic() + IDLE_SECONDS
     while True:
         health = http.get("/health").json()
@@ -129,6 +129,6 @@ def idle(http):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_running(http):
-    """After each test, whatever it did, the server comes to rest."""
+    """After each test, the server must become idle."""
     yield
     wait_until_idle(http)

@@ -1,4 +1,4 @@
-"""Schemas to hold answers to: by construct, nested into one another, and by hand."""
+"""Schemas for structured answers: one per construct, nested combinations, and hand-written ones."""
 
 import itertools
 

@@ -13,7 +13,7 @@ WEATHER = {
 
 @pytest.fixture(scope="module")
 def claude(url):
-    """The official client, which does not try again by itself."""
+    """The official client, without automatic retries."""
     with anthropic.Anthropic(base_url=url, api_key="not-needed", max_retries=0, timeout=120) as client:
         yield client
 

@@ -13,7 +13,7 @@ def complete(client, model, prompt=PROMPT, **options):
 
 
 def tokens_of(client, model, text):
-    """The tokens of a text, without drawing any."""
+    """Returns the tokens of a text, without sampling."""
     answer = complete(client, model, text, max_tokens=0, echo=True, extra_body={"return_token_ids": True})
     return answer.choices[0].model_extra["prompt_token_ids"]
 

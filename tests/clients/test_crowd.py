@@ -78,7 +78,7 @@ class Crowd:
         await asyncio.gather(*(self.client(random.Random(f"{self.seed}/{number}")) for number in range(NUM_CLIENTS)))
 
     async def client(self, draw):
-        """Comes again and again, until the crowd is over."""
+        """Repeats one client until the crowd ends."""
         while time.monotonic() < self.ends_at:
             await asyncio.sleep(draw.expovariate(4))
             visit = Visit(self, draw)
@@ -92,7 +92,7 @@ class Crowd:
 
 
 class Visit:
-    """One client's way through one request."""
+    """Runs one request of one client."""
 
     WAYS = {"reads": 36, "leaves": 22, "goes": 8, "never_reads": 8, "reads_slowly": 10, "sends_half": 8, "stays": 8}
 
@@ -133,7 +133,7 @@ class Visit:
         await self.writer.drain()
 
     async def pieces(self):
-        """The body of the answer as it comes, to its end."""
+        """Reads the body of the answer as it arrives, to its end."""
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
         self.status = int(head.split()[1])
         fields = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
@@ -167,7 +167,7 @@ class Visit:
         await self.whole()
 
     async def stays(self):
-        """Several requests on one connection."""
+        """Sends several requests on one connection."""
         for _ in range(self.draw.randint(2, 4)):
             await self.send()
             await self.whole()
@@ -202,7 +202,7 @@ class Visit:
 
 
 def request(draw, model):
-    """A path and a body, of all APIs and kinds."""
+    """Returns a random path and body of any API and kind."""
     text = " ".join(draw.choices(WORDS, k=draw.choice([3, 3, 8, 40, 200])))
     text = draw.choice(["", "Tell me a story. ", "Tell me a story about the sea and the wind and "]) + text
     messages = [{"role": "user", "content": text}]
@@ -249,7 +249,7 @@ def says_something(piece):
 
 
 def is_complete(path, body, answer):
-    """Whether an answer ends as its API says."""
+    """Whether an answer ends as its API specifies."""
     if not body.get("stream"):
         return isinstance(json.loads(answer), dict)
     if path.startswith("/api/"):
@@ -259,7 +259,7 @@ def is_complete(path, body, answer):
 
 
 def measures(health, pid):
-    """Open files and bytes in memory of the server and of each rank."""
+    """Returns the open files and the memory of the server and of each rank."""
     pids = {"server": pid} | {f"rank {rank['rank']}": rank["pid"] for rank in health["ranks"]}
     return {name: (num_open_files(pid), resident_bytes(pid)) for name, pid in pids.items()}
 
@@ -299,7 +299,7 @@ def at_rest(http, pid, before=None):
 
 
 def grown(before, after):
-    """Who has more memory than before."""
+    """Returns the processes that have more memory than before."""
     return {
         name: f"{before[name][1] >> 20} MiB, then {num_bytes >> 20} MiB"
         for name, (_, num_bytes) in after.items()
@@ -308,7 +308,7 @@ def grown(before, after):
 
 
 def told(http, model):
-    """Answers that are the same whenever they are asked for."""
+    """Answers of greedy requests, which must always be the same."""
     def ask(seed):
         body = {"model": model, "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 60}
         body |= {"seed": seed, "temperature": 1.2 if seed else 0, "ignore_eos": True}
@@ -325,7 +325,7 @@ def percentiles(seconds):
 
 @pytest.fixture
 def own(tmp_path):
-    """A server of this test alone: its files and its memory are counted."""
+    """A server for this test alone, whose open files and memory are measured."""
     log = tmp_path / "log"
     with log.open("wb") as stderr, started(stderr=stderr) as ready:
         with httpx.Client(base_url=ready["url"], timeout=HANG_SECONDS) as http:

@@ -1,4 +1,4 @@
-"""What the README tells people to type, typed."""
+"""Runs the commands of the README."""
 
 import re
 import signal
@@ -25,7 +25,7 @@ def shell(command):
 
 
 def placed(text, url="http://127.0.0.1:8080"):
-    """The text as it is typed here: this build, the model that ships, a server elsewhere."""
+    """The text with this build, the shipped model, and the address of the test's server."""
     text = text.replace("target/release/jackalope", str(find_program())).replace("http://127.0.0.1:8080", url)
     return re.sub(r"\bDIR\b", str(ROOT / "models" / "jackalope-mini"), text)
 
@@ -51,7 +51,7 @@ def test_every_shell_block_is_tried_here():
 
 @pytest.mark.parametrize("line", shell(MACHINES).splitlines())
 def test_commands_for_several_machines_are_understood(line):
-    """They are run over real hosts by `cargo test --test hosts`; here every word of them is known."""
+    """`cargo test --test hosts` runs them over real hosts; here only their options are checked."""
     words = line.split("#")[0].split()[1:]
     names = words[:2] if words[0] in ("hosts", "models") else words[:1]
     known = help_of(*names)

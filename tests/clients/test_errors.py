@@ -1,4 +1,4 @@
-"""Whatever a client sends, the official client raises the right class, and the server lives."""
+"""Whatever a client sends, the official client raises the right class, and the server continues."""
 
 import httpx
 import openai
@@ -134,7 +134,7 @@ def test_addresses_that_are_none(http):
 
 
 def test_a_request_that_breaks_off(url):
-    """Half a body, then nothing: the place is free again at once."""
+    """Half a body and nothing more: its slot is free again at once."""
     host, port = httpx.URL(url).host, httpx.URL(url).port
     import socket
 

@@ -1,4 +1,4 @@
-"""Many requests at once, clients that leave, and what the server says about itself."""
+"""Many concurrent requests, clients that disconnect, and the server's reports about itself."""
 
 import asyncio
 
@@ -112,7 +112,7 @@ def test_too_many_at_once_are_sent_away_with_advice(url, model, http, idle):
 
 
 def test_a_client_that_tries_again_gets_through(url, model):
-    """What the official client does by itself is enough to get past a full server."""
+    """The official client's own retries are enough to get past a full server."""
 
     async def ask_all():
         async with asynchronous(url, max_retries=20) as client:

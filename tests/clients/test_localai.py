@@ -1,4 +1,4 @@
-"""gRPC as LocalAI calls its backends, with Google's own client, held against HTTP."""
+"""gRPC as LocalAI calls its backends, with Google's own client, compared with HTTP."""
 
 import json
 import sys
@@ -21,14 +21,14 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def ready():
-    """A server of two ranks that answers LocalAI too."""
+    """A server of two ranks that serves LocalAI too."""
     with started(None, "--grpc-addr", "localhost:0") as ready:
         yield ready
 
 
 @pytest.fixture(scope="module")
 def url(ready):
-    """Where HTTP is, for the fixtures of all tests."""
+    """URL of the HTTP server, for the fixtures of all tests."""
     return ready["url"].rstrip("/")
 
 
@@ -51,7 +51,7 @@ def backend(ready):
 
 
 def asked(**more):
-    """What LocalAI sends of its own accord, greedy."""
+    """The defaults that LocalAI sends, greedy."""
     usual = {"Threads": 4, "TopP": 0.95, "TailFreeSamplingZ": 1.0, "TypicalP": 1.0, "LogitBias": TALK}
     return pb.PredictOptions(**(usual | more))
 

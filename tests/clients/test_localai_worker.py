@@ -66,7 +66,7 @@ def worker(*more):
 
 @contextmanager
 def called(addr, metadata=None):
-    """A client of a backend that has begun to listen."""
+    """Returns a client of a backend that listens."""
     with grpc.insecure_channel(addr) as channel:
         stub = services.BackendStub(channel)
         answer = stub.Health(pb.HealthMessage(), timeout=SECONDS, wait_for_ready=True, metadata=metadata)

@@ -16,7 +16,7 @@ def llama(url):
 
 @pytest.fixture(scope="module")
 def name(model):
-    """The model as this API calls it."""
+    """Name of the model in this API."""
     return f"{model}:latest"
 
 

@@ -16,7 +16,7 @@ def stream_chat(client, model, messages=HELLO, **options):
 
 
 def events(http, path, body):
-    """Every event of a stream, and its comments."""
+    """Returns every event of a stream, and its comments."""
     with http.stream("POST", path, json=body) as response:
         assert response.status_code == 200, response.read()
         assert response.headers["content-type"].startswith("text/event-stream")

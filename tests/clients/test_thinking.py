@@ -38,7 +38,7 @@ CLOSING_MAX = 16
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory):
-    """Where a server of a model that thinks is."""
+    """URL of a server with a reasoning model."""
     model = tmp_path_factory.mktemp("thinker") / "thinker"
     shutil.copytree(MINI, model)
     path = model / "tokenizer_config.json"

@@ -39,7 +39,7 @@ TOOLS = [tool("weather"), tool("sum")]
 
 
 def ask(client, seed, **more):
-    """One answer at temperature 1.5: what it says, what it calls, why it ended."""
+    """Returns the text, calls and finish reason of one answer at temperature 1.5."""
     choice = client.chat.completions.create(
         model="default",
         messages=[{"role": "user", "content": "What is the weather in Oslo?"}],

@@ -17,7 +17,10 @@ const VLLM_MLX: &[(&str, &str)] = &[
     ("--prefill-batch-size", "`--step-tokens` limits the tokens of a step"),
     ("--completion-batch-size", "`--running-max` limits the sequences that run together"),
     ("--stream-interval", "every token is sent at once"),
-    ("--prefix-cache-size", "`--kv-mib` limits the memory of the KV cache, including cached prefixes"),
+    (
+        "--prefix-cache-size",
+        "`--kv-mib` limits the memory of the KV cache, including cached prefixes",
+    ),
     ("--cache-memory-percent", "`--kv-mib` limits the memory of the KV cache"),
     ("--kv-cache-quantization", "the KV cache is not quantised"),
     ("--kv-cache-quantization-bits", "the KV cache is not quantised"),
