@@ -308,7 +308,7 @@ def grown(before, after):
 
 
 def told(http, model):
-    """Answers of greedy requests, which must always be the same."""
+    """Returns answers of greedy and seeded requests, which must always be the same."""
     def ask(seed):
         body = {"model": model, "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 60}
         body |= {"seed": seed, "temperature": 1.2 if seed else 0, "ignore_eos": True}
