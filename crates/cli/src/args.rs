@@ -164,11 +164,12 @@ pub(crate) struct RankArgs {
     #[arg(long, alias = "dist-num-ranks", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) ranks: u32,
     /// Relative share of every layer that each rank holds, e.g. `3,1`.
-    /// Default: by the memory of the machines; equal shares on one machine.
+    /// Default: by the memory of the machines; equal shares on one machine and with `--by-hand`.
     #[arg(long, value_delimiter = ',', value_name = "WEIGHTS", conflicts_with = "layers")]
     pub(crate) share: Vec<u32>,
     /// Split every layer over the ranks (`tensor`), or give each rank whole layers (`pipeline`).
-    /// Default: the one with the faster estimate on several machines, `tensor` on one.
+    /// Default: the one with the faster estimate on several machines; `tensor` on one machine and with
+    /// `--by-hand`.
     #[arg(long, value_enum)]
     pub(crate) split: Option<SplitArg>,
     /// Number of layers of each rank, e.g. `20,12`; implies a pipeline. Rank 0 has the last layers.
@@ -190,8 +191,9 @@ pub(crate) struct RankArgs {
     /// context length. Default: the model's context length.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) context: Option<u32>,
-    /// Memory for the KV cache of each rank, in MiB. Default: four fifths of the memory that is free after
-    /// loading, divided by the number of ranks on the machine.
+    /// Memory for the KV cache of each rank, in MiB. Default: four fifths of the memory that is
+    /// free after loading, divided by the number of ranks on the machine; with several models or a
+    /// memory budget, enough for four sequences of `--context` tokens (8192 without it).
     #[arg(
         long,
         alias = "cache-memory-mb",
@@ -225,7 +227,7 @@ pub(crate) struct RankArgs {
     #[arg(long, hide = true, action = clap::ArgAction::Count)]
     #[arg(aliases = ["distributed", "use-paged-cache", "enable-auto-tool-choice"])]
     pub(crate) continuous_batching: u8,
-    /// Seconds without progress after which a rank counts as frozen.
+    /// Time without progress after which a rank counts as frozen and is replaced, in seconds.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) stall_timeout: u64,
 }
@@ -234,13 +236,14 @@ pub(crate) struct RankArgs {
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct PressureArgs {
     /// Free memory of a machine below which cached prefixes are evicted and at most a quarter of
-    /// `--running-max` sequences run together, e.g. `2GiB`; 0 turns the limit off. Default: macOS's own
-    /// memory pressure; on Linux a sixteenth of the memory, at most 1 GiB.
+    /// `--running-max` sequences run together, e.g. `2GiB`; 0 turns this limit off. Default: a
+    /// sixteenth of the memory, at most 1 GiB; none on macOS, whose own memory pressure always
+    /// counts.
     #[arg(long, value_name = "SIZE", value_parser = plan::parse_bytes)]
     pub(crate) memory_warn: Option<u64>,
-    /// Free memory of a machine below which all sequences but one wait; if that lasts, new requests are
-    /// refused. 0 turns the limit off. Default: macOS's own memory pressure; on Linux a 32nd of the
-    /// memory, at most 512 MiB.
+    /// Free memory of a machine below which all sequences but one wait; if that lasts, new requests
+    /// are refused; 0 turns this limit off. Default: a 32nd of the memory, at most 512 MiB; none on
+    /// macOS, whose own memory pressure always counts.
     #[arg(long, value_name = "SIZE", value_parser = plan::parse_bytes)]
     pub(crate) memory_critical: Option<u64>,
 }
