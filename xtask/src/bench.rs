@@ -1,5 +1,5 @@
-//! `cargo xtask bench kernels|grammar|peers`: measurements. Those of one crate are its examples, which only the peers'
-//! comparison puts side by side.
+//! `cargo xtask bench kernels|grammar|peers`: measurements. Those of a single crate are its
+//! examples; only the comparison with peers is implemented here.
 
 mod dllama;
 mod gguf;
@@ -22,12 +22,12 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     }
 }
 
-/// The CPU kernels, and what this machine can do at best.
+/// Returns the command that measures the CPU kernels and the limits of this machine.
 fn kernels(args: &[String]) -> Command {
     example("jackalope-kernels", "measure", args)
 }
 
-/// An example of a crate, as users' programs are built: assertions are not measured.
+/// Returns the command that runs an example of a crate, built in release mode without assertions.
 fn example(package: &str, name: &str, args: &[String]) -> Command {
     let mut cargo = command("cargo");
     cargo.args(["run", "--quiet", "--release", "--package", package, "--example", name, "--"]);

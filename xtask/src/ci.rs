@@ -1,5 +1,5 @@
-//! `cargo xtask ci`: exactly what CI runs, in its order. What needs the network begins early and runs
-//! beside the rest.
+//! `cargo xtask ci`: runs exactly the checks of CI, in the same order. Steps that need the network
+//! begin early and run in parallel with the others.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use anyhow::{Context, ensure};
 use crate::demo::Profile;
 use crate::process::{command, env, in_path, target_dir, workspace_dir};
 
-/// Of the programs that are tested.
+/// Build profile of the tested programs.
 const PROFILE: Profile = Profile::Dev;
 
 /// A short run with random faults from a fixed seed.
@@ -75,7 +75,8 @@ fn cargo(args: &[&str]) -> Command {
     command
 }
 
-/// The kernels' tests for 64-bit ARM under QEMU, or what this machine lacks for them.
+/// Returns the command for the kernels' tests for 64-bit ARM under QEMU, or what this machine lacks
+/// for them.
 fn arm_tests() -> Result<Command, &'static str> {
     const TARGET: &str = "aarch64-unknown-linux-gnu";
     const LINKER: &str = "aarch64-linux-gnu-gcc";
@@ -102,7 +103,7 @@ fn arm_tests() -> Result<Command, &'static str> {
     Ok(tests)
 }
 
-/// Clients against a real server: a name, and where they are.
+/// Sets of tests with clients and a real server: a name, and their folder.
 const ENVIRONMENTS: [(&str, &str); 3] = [
     ("clients", "tests/clients"),
     ("frameworks", "tests/clients/frameworks"),
@@ -118,7 +119,7 @@ struct Environment {
 }
 
 impl Environment {
-    /// Begins to install them.
+    /// Begins to install the packages.
     fn prepare((name, tests): (&'static str, &'static str)) -> Environment {
         let venv = target_dir().join(name);
         let python = venv.join("bin/python");
@@ -134,7 +135,7 @@ impl Environment {
         Environment { name, tests, python, installing }
     }
 
-    /// The tests, when all is installed.
+    /// Returns the command that runs the tests, once the packages are installed.
     fn pytest(self) -> anyhow::Result<Command> {
         let installed = self.installing.join().expect("installing does not panic");
         installed.with_context(|| format!("installing the packages of {}", self.tests))?;
@@ -152,7 +153,7 @@ fn quietly(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `PYTHON`, or the usual name.
+/// Returns `PYTHON`, or the default name.
 fn system_python() -> String {
     env("PYTHON").map_or_else(
         || PathBuf::from("python3").to_string_lossy().into_owned(),

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: from nothing to a model that answers over two ranks.
+//! `cargo xtask demo`: builds everything and runs a model over two ranks.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -14,16 +14,16 @@ const MODEL: &str = "models/jackalope-mini";
 const QUESTIONS: [&str; 3] =
     ["Who are you?", "What is the capital of France?", "Tell me a short story about a fox."];
 
-/// A server that is not ready by then is reported.
+/// Time after which a server that is not ready is reported.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The promise: after an interrupt everything ends within this.
+/// Maximum time from an interrupt to the end of all processes.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Bound of one answer.
+/// Timeout of one answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Which programs are shown: what users build, or what tests have built.
+/// The programs to use: those that users build, or those that tests have built.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Profile {
     Release,
@@ -62,7 +62,7 @@ pub(crate) fn show(profile: Profile) -> anyhow::Result<()> {
 }
 
 impl Profile {
-    /// Where its programs are, in `target`.
+    /// Returns the folder of its programs in `target`.
     pub(crate) fn folder(self) -> &'static str {
         match self {
             Profile::Release => "release",
@@ -87,7 +87,7 @@ fn build(profile: Profile) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The server under show; killed if the demo ends early.
+/// The server of the demonstration, which is killed if the demo ends early.
 struct Server {
     child: Child,
 }
@@ -104,7 +104,7 @@ impl Server {
         Ok(Server { child })
     }
 
-    /// The line that says where the server is.
+    /// Returns the line with the server's address.
     fn wait_ready(&mut self) -> anyhow::Result<Value> {
         let stdout = self.child.stdout.take().context("the server's output is read once")?;
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
@@ -188,7 +188,7 @@ fn ask(agent: &ureq::Agent, url: &str, question: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Which rank holds what, and how its time was spent.
+/// Prints which rank holds which part, and how its time was spent.
 fn print_split(agent: &ureq::Agent, url: &str) -> anyhow::Result<()> {
     let text = agent.get(&format!("{url}/health")).call()?.body_mut().read_to_string()?;
     let health: Value = serde_json::from_str(&text).context("reading /health")?;

@@ -1,5 +1,5 @@
-//! `cargo xtask golden`: writes again what mlx-lm, at a pinned version, computes for the tiny
-//! checkpoints that the models are tested with.
+//! `cargo xtask golden`: regenerates the results of a pinned version of mlx-lm for the tiny
+//! checkpoints with which models are tested.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use crate::mlx::wheels::MLX_VERSION;
 use crate::process;
 
-/// The Python packages that references come from: the MLX that we link, and mlx-lm.
+/// The Python packages for the references: the MLX version that we link, and mlx-lm.
 const PACKAGES: &[(&str, &str)] = &[("mlx", MLX_VERSION), ("mlx-lm", "0.32.2")];
 
 /// MLX for machines without a GPU, which is a separate wheel on Linux only.
@@ -17,7 +17,7 @@ const LINUX_PACKAGE: (&str, &str) = ("mlx-cpu", MLX_VERSION);
 const SCRIPT: &str = "crates/models/tests/golden/make.py";
 const OUTPUT: &str = "crates/models/tests/data/golden.json";
 
-/// Brings the pinned packages into an environment under `target/`, and runs the script.
+/// Installs the pinned packages in an environment under `target/`, and runs the script.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     if !args.is_empty() {
         bail!("usage: cargo xtask golden");
@@ -41,7 +41,7 @@ fn packages() -> Vec<(&'static str, &'static str)> {
     PACKAGES.iter().copied().chain(on_linux.then_some(LINUX_PACKAGE)).collect()
 }
 
-/// The interpreter of an environment that holds the packages.
+/// Returns the interpreter of an environment that has the packages.
 fn environment(dir: &Path) -> Result<PathBuf> {
     let python = dir.join("bin/python");
     if has_packages(&python) {
@@ -70,13 +70,13 @@ fn environment(dir: &Path) -> Result<PathBuf> {
     Ok(python)
 }
 
-/// True if the interpreter exists and has the packages at exactly their versions.
+/// Returns true if the interpreter exists and has exactly these versions of the packages.
 fn has_packages(python: &Path) -> bool {
     let output = process::command(&python.to_string_lossy()).args(["-c", &probe()]).output();
     output.is_ok_and(|output| output.status.success())
 }
 
-/// A Python program that fails unless the packages are there.
+/// Returns a Python program that fails unless the packages are installed.
 fn probe() -> String {
     let checks = packages()
         .iter()

@@ -1,5 +1,5 @@
-//! `cargo xtask loc`: how many lines there are of what, by crate. Blank lines and comments do not count;
-//! what follows `#[cfg(test)]` in a file, and files of tests, count as tests.
+//! `cargo xtask loc`: counts lines of code, tests and comments by crate. Blank lines do not count;
+//! lines after `#[cfg(test)]` in a file, and files of tests, count as tests.
 
 use std::fs;
 use std::path::Path;

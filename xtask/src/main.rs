@@ -1,7 +1,7 @@
 //! Tasks of the workspace: `cargo xtask <task>`.
 //!
-//! Each task is a module with one `run(&[String])`; the table below is the whole of the dispatch.
-//! Nothing here is part of what users run.
+//! Each task is a module with one `run(&[String])`; the table below is the complete dispatch.
+//! Nothing here is part of the released programs.
 #![expect(clippy::print_stdout, reason = "tasks speak to people and scripts")]
 
 mod bench;

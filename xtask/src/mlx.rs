@@ -24,7 +24,7 @@ use wheels::{MLX_VERSION, Platform, Wheel};
 
 const USAGE: &str = "usage: cargo xtask mlx [--cuda] [--json]";
 
-/// The compilers tried when `CXX` does not name one.
+/// The compilers to try if `CXX` does not name one.
 const COMPILERS: [&str; 3] = ["c++", "g++", "clang++"];
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -33,7 +33,7 @@ struct Options {
     json: bool,
 }
 
-/// Brings the library, or says why it cannot.
+/// Downloads the library, or reports why it cannot.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     let options = parse(args)?;
     let prefix = match process::env("MLX_PREFIX") {
@@ -92,7 +92,7 @@ fn bring(wheels: &[Wheel], root: &Path, folder: &Path) -> Result<()> {
     let installer = fetch::find_installer()?;
     let scratch = Scratch::new(root)?;
     if holds(folder, wheels) {
-        // Another run brought it while this one waited.
+        // Another run downloaded it while this one waited.
         return Ok(());
     }
     let unpacked = scratch.dir.join("unpacked");
@@ -116,7 +116,7 @@ fn bring(wheels: &[Wheel], root: &Path, folder: &Path) -> Result<()> {
 /// A folder beside the result, removed whatever happens. One run at a time holds it.
 struct Scratch {
     dir: PathBuf,
-    /// Released when it is closed, also by an end that runs no destructor.
+    /// Released when it is closed, even if no destructor runs.
     _lock: File,
 }
 
@@ -130,7 +130,7 @@ impl Scratch {
         }
         let dir = root.join("scratch");
         if dir.exists() {
-            // Left by a run that was killed.
+            // Left over from a run that was killed.
             fs::remove_dir_all(&dir).with_context(|| format!("removing {}", dir.display()))?;
         }
         fs::create_dir(&dir).with_context(|| format!("creating {}", dir.display()))?;
@@ -145,18 +145,18 @@ impl Drop for Scratch {
     }
 }
 
-/// What a folder holds: one line per wheel, its hash and its file name.
+/// Returns the list of a folder's wheels: one line per wheel, with its hash and file name.
 fn stamp_of(wheels: &[Wheel]) -> String {
     wheels.iter().map(|wheel| format!("{}  {}\n", wheel.sha256, wheel.file_name())).collect()
 }
 
-/// Whether a folder is there and came from exactly these wheels.
+/// Returns whether a folder exists and came from exactly these wheels.
 fn holds(folder: &Path, wheels: &[Wheel]) -> bool {
     fs::read_to_string(folder.join("wheels")).is_ok_and(|found| found == stamp_of(wheels))
 }
 
-/// Names the folder the build links against. Untouched if it already does, because the build
-/// watches it.
+/// Selects the folder that the build links against. Does nothing if it is selected already, because
+/// the build watches the file.
 fn select(root: &Path, folder: &str) -> Result<()> {
     let path = root.join("selected");
     if fs::read_to_string(&path).is_ok_and(|selected| selected == folder) {
@@ -215,7 +215,7 @@ fn header_version(header: &str) -> Option<String> {
     Some(format!("{}.{}.{}", number("MAJOR")?, number("MINOR")?, number("PATCH")?))
 }
 
-/// The shim is C++: better to hear about a missing compiler here than in the middle of a build.
+/// The shim is C++: a missing compiler is reported here instead of in the middle of a build.
 fn check_compiler() -> Result<()> {
     let named = process::env("CXX").map(|cxx| cxx.to_string_lossy().into_owned());
     let candidates: Vec<String> = match named {

@@ -16,19 +16,19 @@ use test_bed::{MUTATION_DEADLINE, Outcome, TestBed};
 const USAGE: &str =
     "usage: cargo xtask mutants NAME…|--all|--changed BASE|--sample N [--seed S] [--json]";
 
-/// Mutations that CI takes at random.
+/// Number of random mutations in CI.
 const CI_SAMPLE: usize = 3;
 
 /// Maximum number of mutations that CI takes because their files changed; a change of more files
 /// gets a random selection of this size.
 const CI_CHANGED_MAX: usize = 8;
 
-/// Which mutations are tried.
+/// The mutations to try.
 #[derive(Debug, Eq, PartialEq)]
 enum Selection {
     Names(Vec<String>),
     All,
-    /// Those whose files changed since the history left this revision.
+    /// Those whose files changed since the merge base with this revision.
     Changed(String),
     /// A number of them, at random from a seed.
     Sample(usize, u64),
@@ -126,7 +126,7 @@ fn select(selection: Selection, all: Vec<Mutation>) -> anyhow::Result<Vec<Mutati
     }
 }
 
-/// At most `count` mutations, at random.
+/// Selects at most `count` mutations at random.
 fn sample(mut mutations: Vec<Mutation>, count: usize, seed: u64) -> Vec<Mutation> {
     // SplitMix64 (Steele, Lea and Flood 2014).
     let mut state = seed;
@@ -183,7 +183,7 @@ fn try_all(mutations: &[Mutation], json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says why a mutation was not caught, and what to do; none if it was.
+/// Returns why a mutation was not caught, and what to do; `None` if it was.
 fn shortcoming(mutation: &Mutation, outcome: &Outcome) -> Option<String> {
     let Mutation { name, about, .. } = mutation;
     match outcome {

@@ -1,30 +1,30 @@
-//! The tasks' door to the environment: child processes, variables, directories.
+//! Access of the tasks to the environment: child processes, variables, directories.
 //!
-//! Children run in the foreground of a developer's terminal and inherit its interrupt, so they need
-//! no other way to end with it.
+//! Children run in the foreground of a developer's terminal and receive its interrupts, so they
+//! need no other way to end with it.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A command to be run in the foreground.
+/// Returns a command to run in the foreground.
 pub(crate) fn command(program: &str) -> Command {
     #[expect(clippy::disallowed_methods, reason = "xtask runs developers' tools in the foreground")]
     Command::new(program)
 }
 
-/// An environment variable, if it is set and not empty.
+/// Returns an environment variable, if it is set and not empty.
 pub(crate) fn env(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// The root of the workspace.
+/// Returns the root of the workspace.
 pub(crate) fn workspace_dir() -> PathBuf {
     let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest_dir.parent().expect("xtask is a folder of the workspace").to_path_buf()
 }
 
-/// Cargo's target directory.
+/// Returns Cargo's target directory.
 pub(crate) fn target_dir() -> PathBuf {
     match env("CARGO_TARGET_DIR") {
         Some(dir) => workspace_dir().join(dir),
@@ -32,7 +32,7 @@ pub(crate) fn target_dir() -> PathBuf {
     }
 }
 
-/// The folder of a program in `PATH`.
+/// Returns the folder of a program in `PATH`.
 pub(crate) fn in_path(program: &str) -> Option<PathBuf> {
     let path = env("PATH")?;
     std::env::split_paths(&path).find(|dir| dir.join(program).is_file())

@@ -1,5 +1,5 @@
-//! `cargo xtask sample [--seed N]`: a random sample of the prose that users and engineers read, to be
-//! read once more by a person: doc comments, option helps, and rows of the API's tables.
+//! `cargo xtask sample [--seed N]`: prints a random sample of the prose that users and engineers
+//! read, for review: doc comments, option help, and rows of the API's tables.
 
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -12,13 +12,13 @@ use crate::process::workspace_dir;
 /// Number of doc comments of a sample.
 const DOC_COMMENTS: usize = 100;
 
-/// Number of option helps of a sample.
+/// Number of options of a sample.
 const OPTION_HELPS: usize = 40;
 
 /// Number of rows of a sample.
 const API_ROWS: usize = 40;
 
-/// Prose and where it is.
+/// A text and its place.
 #[derive(Clone, Debug, Eq, PartialEq)]
 struct Passage {
     place: String,
@@ -57,7 +57,7 @@ fn show(title: &str, passages: Vec<Passage>) {
     }
 }
 
-/// Rust files of product code.
+/// Returns the Rust files of product code.
 fn sources(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).with_context(|| format!("listing {}", dir.display()))? {
@@ -73,7 +73,7 @@ fn sources(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The doc comments of a file, each with the line that follows it.
+/// Returns the doc comments of a file, each with the line that follows it.
 fn doc_comments(name: &str, text: &str) -> Vec<Passage> {
     let mut found = Vec::new();
     let mut comment: Vec<&str> = Vec::new();
@@ -89,7 +89,7 @@ fn doc_comments(name: &str, text: &str) -> Vec<Passage> {
     found
 }
 
-/// The rows of a page's tables, without their headings.
+/// Returns the rows of a page's tables, without their headings.
 fn table_rows(page: &str, text: &str) -> Vec<Passage> {
     let lines: Vec<&str> = text.lines().collect();
     let is_row = |line: &str| line.starts_with('|');
@@ -116,7 +116,7 @@ impl Random {
         ((mixed ^ (mixed >> 31)) % end as u64) as usize
     }
 
-    /// Some passages, each at most once.
+    /// Selects some passages, each at most once.
     fn choose(&mut self, mut from: Vec<Passage>, count: usize) -> Vec<Passage> {
         let count = count.min(from.len());
         (0..count).map(|_| from.swap_remove(self.below(from.len()))).collect()

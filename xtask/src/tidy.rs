@@ -1,5 +1,5 @@
-//! `cargo xtask tidy`: what no compiler checks. Also a test of this crate, so that `cargo test` runs
-//! it.
+//! `cargo xtask tidy`: checks what the compiler does not. Also a test of this crate, so that `cargo
+//! test` runs it.
 
 mod cycles;
 mod modules;
@@ -18,7 +18,7 @@ use crate::process::{command, workspace_dir};
 
 const FILE_LINES_MAX: usize = 800;
 
-/// For each crate, our crates that it may use. The arrows of ARCHITECTURE.md.
+/// For each crate, the crates of this workspace that it may use: the arrows of ARCHITECTURE.md.
 const DIRECTIONS: &[(&str, &[&str])] = &[
     ("protocol", &[]),
     ("engine", &["protocol"]),
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     bail!("{} findings:\n  {}", findings.len(), findings.join("\n  "))
 }
 
-/// What git knows, or would add.
+/// Returns the files that git tracks or would add.
 fn tracked_files() -> anyhow::Result<Vec<PathBuf>> {
     let output = command("git")
         .args(["ls-files", "--cached", "--others", "--exclude-standard"])
@@ -94,7 +94,7 @@ fn check_source(path: &Path, findings: &mut Vec<String>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// ARCHITECTURE.md names every crate, and no crate that does not exist.
+/// Checks that ARCHITECTURE.md names every crate, and no crate that does not exist.
 fn check_architecture(findings: &mut Vec<String>) -> anyhow::Result<()> {
     let text = read(Path::new("ARCHITECTURE.md"))?;
     for entry in fs::read_dir(workspace_dir().join("crates"))? {
@@ -113,7 +113,7 @@ fn check_architecture(findings: &mut Vec<String>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Dependency directions, reasons beside dependencies, and dependencies that no source names.
+/// Checks the direction of dependencies, the reasons beside them, and that sources use them.
 fn check_dependencies(findings: &mut Vec<String>) -> anyhow::Result<()> {
     let output = command("cargo")
         .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
@@ -161,7 +161,7 @@ fn check_reasons(name: &str, manifest: &Path, findings: &mut Vec<String>) -> any
     Ok(())
 }
 
-/// All Rust text of a crate, its build script and tests included.
+/// Returns all Rust text of a crate, including its build script and tests.
 fn sources(dir: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
     let mut folders = vec![dir.to_owned()];
@@ -178,7 +178,7 @@ fn sources(dir: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Every folder or file directly under a `tests/data` is named by some source or script beside it.
+/// Checks that a source or script names every folder or file directly under a `tests/data`.
 fn check_test_data(files: &[PathBuf], findings: &mut Vec<String>) -> anyhow::Result<()> {
     for dir in fs::read_dir(workspace_dir().join("crates"))? {
         let dir = dir?.path();

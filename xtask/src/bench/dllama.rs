@@ -14,10 +14,10 @@ use super::gguf::{number, ones, put_repeated, q4_0_bytes, random_blocks};
 const MODEL_MAGIC: u32 = 0x0A00_ABCD;
 const TOKENIZER_MAGIC: u32 = 0x56_7124;
 
-/// The architecture's number.
+/// Id of the architecture.
 const QWEN3: u64 = 0xAB_CD01;
 
-/// The number of the blocks' type.
+/// Id of the block type.
 const Q40: u64 = 2;
 
 /// Writes a model with the dimensions of a Qwen3 `config.json`.
@@ -43,7 +43,7 @@ pub(super) fn write_model(config: &Value, path: &Path) -> anyhow::Result<()> {
     file.flush().with_context(|| format!("writing {}", path.display()))
 }
 
-/// Writes a tokenizer that knows every byte but zero, and many tokens that no text has.
+/// Writes a tokenizer with every byte but zero, and many tokens that no text has.
 pub(super) fn write_tokenizer(config: &Value, path: &Path) -> anyhow::Result<()> {
     let vocab = number(config, "vocab_size")?;
     let mut file = create(path)?;
@@ -88,7 +88,7 @@ struct Dims {
     layers: u64,
     vocab: u64,
     head_dim: u64,
-    /// Elements of all query heads, and of all key heads.
+    /// Number of elements of all query heads, and of all key heads.
     heads: u64,
     kv_heads: u64,
 }
@@ -107,7 +107,7 @@ impl Dims {
         })
     }
 
-    /// Keys as in `writeHeader`.
+    /// Returns the header's keys and values, as in `writeHeader`.
     fn header(&self, config: &Value) -> anyhow::Result<Vec<(u32, u64)>> {
         let theta = config["rope_theta"].as_f64().context("config.json has no rope_theta")?;
         Ok(vec![

@@ -14,7 +14,7 @@ const ALIGNMENT: u64 = 32;
 const BLOCK: u64 = 32;
 const BLOCK_BYTES: u64 = 18;
 
-/// Bytes of random codes that are repeated through the file.
+/// Number of bytes of random codes, which are repeated through the file.
 const PATTERN_BYTES: usize = BLOCK_BYTES as usize * 7919;
 
 #[derive(Clone, Copy)]
@@ -25,7 +25,7 @@ enum Kind {
 
 struct Tensor {
     name: String,
-    /// The fastest first.
+    /// Dimensions, fastest-varying first.
     dims: Vec<u64>,
     kind: Kind,
 }
@@ -94,7 +94,7 @@ pub(super) fn put_repeated(
     Ok(())
 }
 
-/// Bytes of `len` random weights in blocks of `Q4_0`.
+/// Returns the size of `len` weights in blocks of `Q4_0`, in bytes.
 pub(super) fn q4_0_bytes(len: u64) -> u64 {
     len / BLOCK * BLOCK_BYTES
 }
@@ -103,7 +103,7 @@ pub(super) fn ones() -> Vec<u8> {
     1_f32.to_le_bytes().repeat(1024)
 }
 
-/// Random codes under a scale that keeps activations small.
+/// Returns random codes with a scale that keeps activations small.
 pub(super) fn random_blocks() -> Vec<u8> {
     let mut state = 1_u64;
     let mut bytes = vec![0; PATTERN_BYTES];
@@ -231,7 +231,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert_eq!(&bytes[..8], b"GGUF\x03\0\0\0");
         let tensors = tensors(&config).unwrap();
-        // Two for the whole, eleven a layer.
+        // Two tensors for the model, eleven per layer.
         assert_eq!((bytes[8], tensors.len()), (24, 24));
         let data: u64 = tensors.iter().map(|it| it.bytes().next_multiple_of(ALIGNMENT)).sum();
         let weights: u64 = tensors.iter().map(|it| it.dims.iter().product::<u64>()).sum();

@@ -19,22 +19,22 @@ use crate::process::{command, in_path, target_dir};
 /// Huge pages for llama.cpp, which packs its weights again into allocated memory.
 const HUGE_PAGES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
 
-/// Tokens of the prompt that prefill is measured with.
+/// Number of prompt tokens with which prefill is measured.
 const PROMPT_TOKENS: u32 = 512;
 
-/// Tokens that are generated.
+/// Number of generated tokens.
 const GEN_TOKENS: u32 = 64;
 
-/// Tokens before them in the long context, and then generated.
+/// Numbers of prompt tokens and of generated tokens with a long context.
 const LONG: (u32, u32) = (4096, 16);
 
-/// Sequences at once.
+/// Number of concurrent sequences.
 const SEQUENCES: u32 = 8;
 
 /// How long a worker of distributed-llama may take to listen.
 const WORKER_START: Duration = Duration::from_secs(1);
 
-/// What is measured: the name of a line of the report.
+/// Name of a measurement: a row of the report.
 type Case = String;
 
 pub(super) fn run(args: &[String]) -> anyhow::Result<()> {
@@ -115,7 +115,7 @@ impl Options {
     }
 }
 
-/// The best figures so far, in tokens per second, by case and by who did it.
+/// The best results so far, in tokens per second, by measurement and program.
 #[derive(Default)]
 struct Figures(BTreeMap<(Case, &'static str), f64>);
 
@@ -164,7 +164,8 @@ impl Figures {
         Row { case, ours: self.of(case, OURS), peers: peers.collect() }
     }
 
-    /// Decoding beside the memory: every weight is read once for each token.
+    /// Adds the limit of the memory to the results of decoding: every weight is read once per
+    /// token.
     fn ceilings(&self, options: &Options, programs: &Programs) -> anyhow::Result<Vec<Ceiling>> {
         let weights_bytes = fs::metadata(programs.model.join("model.safetensors"))?.len() as f64;
         let ceiling = |threads: u32| {
@@ -189,7 +190,7 @@ fn read_bytes_per_s(threads: u32) -> anyhow::Result<f64> {
     limits["read_bytes_per_s"].as_f64().context("the limits do not name the memory's speed")
 }
 
-/// A line of the report.
+/// A row of the report.
 struct Row<'a> {
     case: &'a str,
     ours: Option<f64>,
@@ -218,7 +219,7 @@ impl Row<'_> {
     }
 }
 
-/// What the memory allows.
+/// The limit that the memory bandwidth sets.
 struct Ceiling {
     threads: u32,
     read_bytes_per_s: f64,
@@ -256,7 +257,7 @@ fn prefill_case(threads: u32) -> Case {
     format!("prefill {PROMPT_TOKENS}, threads: {threads}")
 }
 
-/// Where everything is.
+/// Paths of all programs and models.
 struct Programs {
     jackalope: PathBuf,
     model: PathBuf,
@@ -266,7 +267,7 @@ struct Programs {
 }
 
 impl Programs {
-    /// Builds Jackalope and makes the checkpoints.
+    /// Builds Jackalope and creates the checkpoints.
     fn prepare(options: &Options) -> anyhow::Result<Programs> {
         let build =
             ["build", "--release", "--package", "jackalope-cli", "--package", "jackalope-runner"];
@@ -302,7 +303,7 @@ impl Programs {
         })
     }
 
-    /// One sequence: prefill, and decoding after hardly any prompt.
+    /// Measures one sequence: prefill, and decoding after a short prompt.
     fn measure_one(&self, threads: u32, figures: &mut Figures) -> anyhow::Result<()> {
         let (prefill, decode) = self.prefill_and_decode(1, threads)?;
         figures.add(prefill_case(threads), OURS, prefill);
@@ -319,7 +320,7 @@ impl Programs {
         Ok(())
     }
 
-    /// As many ranks as threads, with one thread each.
+    /// Measures as many ranks as threads, with one thread each.
     fn measure_ranks(&self, threads: u32, figures: &mut Figures) -> anyhow::Result<()> {
         let (prefill, decode) = self.prefill_and_decode(threads, 1)?;
         figures.add(format!("prefill {PROMPT_TOKENS}, ranks: {threads} x 1"), OURS, prefill);
@@ -331,7 +332,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Several sequences at once.
+    /// Measures several concurrent sequences.
     fn measure_sequences(&self, threads: u32, figures: &mut Figures) -> anyhow::Result<()> {
         let case = format!("decode of {SEQUENCES} sequences");
         let run = self.jackalope_bench((1, threads), (8, GEN_TOKENS / 2), SEQUENCES)?;
@@ -344,7 +345,7 @@ impl Programs {
         Ok(())
     }
 
-    /// A long context.
+    /// Measures a long context.
     fn measure_long(&self, threads: u32, figures: &mut Figures) -> anyhow::Result<()> {
         let case = format!("decode after {} tokens", LONG.0);
         let run = self.jackalope_bench((1, threads), LONG, 1)?;
@@ -407,7 +408,7 @@ impl Programs {
         Ok(report.as_array().cloned().unwrap_or_default())
     }
 
-    /// Prefill and decode over `nodes` processes with a thread each.
+    /// Measures prefill and decode over `nodes` processes with one thread each.
     fn dllama(&self, nodes: u32) -> anyhow::Result<Option<(f64, f64)>> {
         let Some([program, weights, tokenizer]) = &self.dllama else { return Ok(None) };
         let program = program.to_string_lossy();
@@ -425,11 +426,11 @@ impl Programs {
         std::thread::sleep(WORKER_START);
         let mut root = command(&program);
         root.args(["inference", "--nthreads", "1", "--buffer-float-type", "q80"]);
-        // Spinning on its sockets it is ten times slower where nodes share a machine.
+        // With spinning on its sockets it is ten times slower if nodes share a machine.
         root.args(["--net-turbo", "0", "--max-seq-len", "1024", "--temperature", "0", "--model"])
             .arg(weights);
         root.arg("--tokenizer").arg(tokenizer);
-        // A letter is a token.
+        // Every letter is a token.
         root.args(["--prompt", &"a".repeat(PROMPT_TOKENS as usize)]);
         root.args(["--steps", &(PROMPT_TOKENS + GEN_TOKENS).to_string()]);
         if !addresses.is_empty() {
@@ -460,7 +461,7 @@ impl Programs {
     }
 }
 
-/// What distributed-llama prints at its end: the speed of the prompt, then of the tokens after it.
+/// Parses the speeds that distributed-llama prints at its end: of the prompt, then of generation.
 fn dllama_speeds(output: &str) -> Option<(f64, f64)> {
     let mut speeds = output.lines().filter_map(|line| {
         let (_, rest) = line.split_once("tokens/s:")?;
@@ -469,7 +470,7 @@ fn dllama_speeds(output: &str) -> Option<(f64, f64)> {
     Some((speeds.next()?, speeds.next()?))
 }
 
-/// A program in the background that ends with this value.
+/// A program in the background, which is killed when this is dropped.
 struct Background(std::process::Child);
 
 impl Drop for Background {
@@ -480,7 +481,8 @@ impl Drop for Background {
     }
 }
 
-/// mlx-lm on the very checkpoint and all cores; a few tokens, for it computes them in scalar code.
+/// Measures mlx-lm with the same checkpoint on all cores, for a few tokens, because it computes
+/// them in scalar code.
 fn measure_mlx_lm(
     python: &Path,
     (model, threads): (&Path, u32),
@@ -514,7 +516,7 @@ fn speed(run: &Value, key: &str) -> anyhow::Result<f64> {
     run[key].as_f64().with_context(|| format!("a result without {key}: {run}"))
 }
 
-/// What a program prints, once it has ended well.
+/// Returns the output of a program, which must succeed.
 fn output_of(program: &mut std::process::Command) -> anyhow::Result<String> {
     let output = program
         .stderr(Stdio::piped())
@@ -527,7 +529,7 @@ fn output_of(program: &mut std::process::Command) -> anyhow::Result<String> {
         output.status,
         String::from_utf8_lossy(&output.stderr).trim()
     );
-    // Peers print pieces of characters.
+    // Peers print incomplete characters.
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 

@@ -1,4 +1,4 @@
-//! Downloading a wheel with the user's own installer, checking it, unpacking it.
+//! Downloads a wheel with the user's own installer, verifies it, and unpacks it.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -24,7 +24,7 @@ const INSTALLERS: [&[&str]; 4] = [
 /// older interpreter (macOS ships 3.9) would otherwise refuse them.
 const PYTHON_VERSION: &str = "3.12";
 
-/// The first installer that answers.
+/// Returns the first installer that works.
 pub(crate) fn find_installer() -> Result<&'static [&'static str]> {
     INSTALLERS.into_iter().find(|installer| answers(installer)).with_context(missing_installer)
 }
@@ -43,7 +43,7 @@ fn missing_installer() -> String {
         .to_owned()
 }
 
-/// The installer's arguments that fetch exactly this wheel into `dir`.
+/// Returns the installer's arguments for downloading exactly this wheel to `dir`.
 pub(crate) fn download_args(wheel: &Wheel, dir: &Path) -> Vec<String> {
     let mut args: Vec<String> =
         ["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
@@ -63,7 +63,7 @@ pub(crate) fn download_args(wheel: &Wheel, dir: &Path) -> Vec<String> {
 /// Downloads `wheel` into `dir` and checks its hash.
 pub(crate) fn download(installer: &[&str], wheel: &Wheel, dir: &Path) -> Result<()> {
     let args = download_args(wheel, dir);
-    // The installer draws its own progress; our standard output stays clean for --json.
+    // The installer shows its own progress; our standard output stays clean for --json.
     let status = process::command(installer[0])
         .args(&installer[1..])
         .args(&args)
@@ -96,7 +96,7 @@ pub(crate) fn check_hash(file: &str, pinned: &str, found: &str) -> Result<()> {
     Ok(())
 }
 
-/// The SHA-256 of a file, in lower-case hex.
+/// Returns the SHA-256 of a file, in lower-case hex.
 pub(crate) fn sha256_of(path: &Path) -> Result<String> {
     let mut file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
     let mut hasher = Sha256::new();

@@ -1,11 +1,12 @@
-//! Which wheels make libmlx on which platform, and what they must hash to.
+//! The wheels that make up libmlx on each platform, with their hashes.
 //!
-//! Every hash below was taken from a downloaded file. A wheel that is not listed is never unpacked.
+//! Every hash below was computed from a downloaded file. A wheel that is not listed is never
+//! unpacked.
 
 use std::fmt;
 
-/// The version of MLX the workspace is written against. The shim compiles against its headers and
-/// its C++ ABI is not stable, so no other will do.
+/// The version of MLX that the workspace uses. The shim compiles against its headers and its C++
+/// ABI is not stable, so no other version works.
 pub(crate) const MLX_VERSION: &str = "0.32.4";
 
 /// The first macOS on which the library of the `macosx_26_0` wheel loads: it is built for 26.2.
@@ -26,14 +27,14 @@ impl Wheel {
         format!("{}-{}-{}.whl", self.project.replace('-', "_"), self.version, self.tags)
     }
 
-    /// The platform tag to ask the installer for: the first of the file name's platform tags.
+    /// Returns the platform tag for the installer: the first one in the file name.
     pub(crate) fn platform_tag(&self) -> &'static str {
         let platforms = self.tags.rsplit('-').next().expect("rsplit yields at least one part");
         platforms.split('.').next().expect("split yields at least one part")
     }
 }
 
-/// What the library is wanted for.
+/// The platform of a library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Platform {
     LinuxX86 {
@@ -48,7 +49,7 @@ pub(crate) enum Platform {
     },
 }
 
-/// Why there is no library for a machine.
+/// Reason why there is no library for a machine.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unsupported {
     Machine { os: String, arch: String },
@@ -79,7 +80,7 @@ impl fmt::Display for Unsupported {
 impl std::error::Error for Unsupported {}
 
 impl Platform {
-    /// The platform for an operating system and processor as `std::env::consts` names them.
+    /// Returns the platform of an operating system and processor, named as in `std::env::consts`.
     pub(crate) fn of(
         os: &str,
         arch: &str,
@@ -98,7 +99,7 @@ impl Platform {
         }
     }
 
-    /// The folder under `target/mlx/`.
+    /// Returns the folder under `target/mlx/`.
     pub(crate) fn folder(self) -> &'static str {
         match self {
             Platform::LinuxX86 { cuda: false } => "linux-x86_64",
@@ -111,7 +112,7 @@ impl Platform {
         }
     }
 
-    /// The wheels to unpack over each other.
+    /// Returns the wheels to unpack into the same folder.
     pub(crate) fn wheels(self) -> &'static [Wheel] {
         match self {
             Platform::LinuxX86 { cuda: false } => &[CPU_X86],

@@ -111,7 +111,8 @@ impl Mutation {
     }
 }
 
-/// The files that differ from where the history left `base`, from the root of the workspace.
+/// Returns the files that differ from the merge base with `base`, relative to the root of the
+/// workspace.
 pub(crate) fn changed_since(base: &str) -> anyhow::Result<Vec<PathBuf>> {
     let fork = git(&["merge-base", base, "HEAD"])?;
     let names = git(&["diff", "--name-only", "--no-renames", fork.trim()])?;

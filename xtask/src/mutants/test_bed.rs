@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::mutation::Mutation;
 use crate::process::{command, target_dir, workspace_dir};
 
-/// The crates of the copy: the engine, and what it uses of ours.
+/// The crates of the copy: the engine, and our crates that it uses.
 const CRATES: [&str; 2] = ["engine", "protocol"];
 
 /// Files of the workspace that decide how it is built, where they exist.
@@ -31,7 +31,7 @@ const CLEAN_DEADLINE: Duration = Duration::from_secs(1200);
 /// is reached only if the scheduler itself never returns.
 pub(crate) const MUTATION_DEADLINE: Duration = Duration::from_secs(300);
 
-/// How often a child process is asked whether it has ended.
+/// Interval of polling a child process.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The copy under `target/mutants`. Only one task may use it at a time.
@@ -49,7 +49,7 @@ pub(crate) struct Finding {
     pub(crate) seed: u64,
 }
 
-/// What became of a mutation.
+/// Outcome of a mutation.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Outcome {
     Caught(Vec<Finding>),
@@ -60,14 +60,14 @@ pub(crate) enum Outcome {
     DeadlinePassed,
 }
 
-/// How a run of the tests ended.
+/// End of a test run.
 struct Run {
     status: ExitStatus,
     output: String,
 }
 
 impl TestBed {
-    /// Copies the engine as it is in the working tree.
+    /// Copies the engine from the working tree.
     pub(crate) fn prepare() -> anyhow::Result<TestBed> {
         let dir = target_dir().join("mutants");
         let logs = dir.join("logs");
