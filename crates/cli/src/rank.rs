@@ -34,7 +34,7 @@ pub(crate) async fn run(args: &RankArgs, environment: &Environment) -> anyhow::R
     let ips = if args.data.is_empty() { heard_on(control.ip()) } else { args.data.clone() };
     let data = DataPlane { ips, ports: args.data_ports };
     let spawn = spawn(&Looking { rank, control, wait: args.wait }, &data, &ticket, &[])?;
-    output::note(&format!("rank {rank} looks for its coordinator at {control}"));
+    output::note(&format!("rank {rank} connects to the coordinator at {control}"));
     let mut child = spawn.start().context("starting the rank")?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;

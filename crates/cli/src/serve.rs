@@ -110,7 +110,7 @@ pub(crate) async fn run(
     let host = listen_ip(&mut args)?;
     machines::take_discovered(&mut args.ranks.hosts, environment).await?;
     let mut config = edge::config(host, &args)?;
-    let operator_key = Secret::random().context("drawing the operator's key")?.to_hex();
+    let operator_key = Secret::random().context("generating the operator's key")?.to_hex();
     config.api_keys = config.api_keys.with_operator(&operator_key);
     let grpc = localai_listener(&args.edge, &config.api_keys).await?;
     let reporting = edge::reporting(&args.edge, environment)?;

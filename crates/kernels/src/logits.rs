@@ -1,4 +1,4 @@
-//! What sampling a token asks of a whole vocabulary's logits. Each is one pass over memory.
+//! Operations on the logits of a whole vocabulary that sampling needs. Each is one pass over memory.
 
 use std::sync::OnceLock;
 

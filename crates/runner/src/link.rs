@@ -44,7 +44,7 @@ pub(crate) struct LinkArgs {
     /// Port, or range FIRST-LAST from which a free port is selected; 0 selects any free port.
     #[arg(long, default_value = "0")]
     data_ports: PortRange,
-    /// Payload sizes in bytes.
+    /// Payload sizes in bytes, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "4096,65536,1048576,67108864")]
     sizes: Vec<usize>,
     /// Groups to measure; the native group is always measured.

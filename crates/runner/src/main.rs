@@ -52,7 +52,7 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct ServeArgs {
-    /// Where the coordinator listens.
+    /// Address of the coordinator.
     #[arg(long)]
     control: SocketAddr,
     /// Number of this rank.
@@ -64,7 +64,7 @@ struct ServeArgs {
     /// Port, or range FIRST-LAST from which a free port is selected; 0 selects any free port.
     #[arg(long, default_value = "0")]
     data_ports: PortRange,
-    /// Seconds to look for a coordinator that is not there yet.
+    /// Maximum time to wait for a coordinator that does not listen yet, in seconds.
     #[arg(long, default_value_t = 0)]
     patience: u64,
 }

@@ -15,11 +15,11 @@ pub(crate) fn listen(ips: &[IpAddr], ports: PortRange) -> anyhow::Result<Listene
     let bound = Listener::bind_all(ips, ports.0..=ports.1);
     let listener = bound.context(
         "listening for peers\n\
-         hint: free a port of `--data-ports` or name another range; an address that is not there is \
-         named in the hostfile or was lost by its interface",
+         hint: free a port of `--data-ports` or name another range; an address that is not \
+         available is named in the hostfile or was lost by its interface",
     )?;
     for ip in listener.missing() {
-        warn!(%ip, "this machine does not have an address by which others are to reach it");
+        warn!(%ip, "this machine does not have an address at which others are to reach it");
     }
     Ok(listener)
 }

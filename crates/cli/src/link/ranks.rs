@@ -76,7 +76,7 @@ impl OwnRanks {
         backends: &[Backend],
         rows: &Sender<(usize, Value)>,
     ) -> anyhow::Result<OwnRanks> {
-        let secret = Secret::random().context("drawing the group's secret")?;
+        let secret = Secret::random().context("generating the group's secret")?;
         // Only the ring's settings have to be created; they do not affect the other transports.
         let settings = if backends.contains(&Backend::Ring) { Backend::Ring } else { Backend::Tcp };
         let num_ranks = args.ranks as usize;
@@ -170,7 +170,7 @@ impl AgentRanks {
         let (usable, refused) = settings(backends, &hosts);
         let names: Vec<Backend> = usable.iter().map(|(backend, _)| *backend).collect();
         let words = words(args, &names);
-        let secret = Secret::random().context("drawing the group's secret")?;
+        let secret = Secret::random().context("generating the group's secret")?;
         let program = |rank: usize| {
             let mut order = Order {
                 name: format!("link {} rank {rank}", std::process::id()),

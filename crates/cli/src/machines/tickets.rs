@@ -29,7 +29,7 @@ impl Tickets {
         // A random part ensures that no other server derives the same tickets when the system
         // selects the port.
         let once = match port {
-            0 => Secret::random().context("drawing a ticket")?.0.to_vec(),
+            0 => Secret::random().context("generating a ticket")?.0.to_vec(),
             _ => Vec::new(),
         };
         let dir = dir.to_string_lossy();

@@ -216,7 +216,7 @@ fn inflict(lab: &Lab, server: &Server, fault: Fault, at: usize, random: &mut Ran
     victims
 }
 
-/// Rubbish at the ports of agents, coordinator and ranks.
+/// Sends random bytes to the ports of agents, coordinator and ranks.
 fn knock(lab: &Lab, server: &Server) {
     use std::io::Write;
     let mut ports = vec![18080, 18081];

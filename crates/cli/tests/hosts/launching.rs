@@ -322,7 +322,7 @@ fn ranks_may_be_started_by_hand_in_any_order_from_variables_alone() {
     let early = lab.run(&["rank", "--rank", "1", "--control", "127.0.0.1", "--wait", "1"]);
     assert!(early.stderr.contains("this machine has no secret of the cluster"), "{early:?}");
     lab.share_secret("5a".repeat(32).as_str());
-    // A rank that is there before the coordinator.
+    // A rank that is started before the coordinator.
     let coordinator = format!("{}:32323", lab.hosts[0].ip);
     let env = [("MLX_RANK", "1"), ("MLX_JACCL_COORDINATOR", coordinator.as_str())];
     let _second = lab.start_on(1, &["rank"], &env);

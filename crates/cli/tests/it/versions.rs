@@ -1,5 +1,5 @@
-//! Two versions side by side. The second is the first behind a wire that changes what both ends say
-//! of themselves in clear, before anything is encrypted; the programs are the real ones.
+//! Two versions side by side. The second is the first behind a proxy that changes what both ends send
+//! about themselves in clear, before anything is encrypted; the programs are the real ones.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -115,7 +115,7 @@ fn a_rank_of_another_version_is_refused_and_both_sides_say_what_mends_it() {
     let refused = home.run(&format!("rank --rank 0 --control 127.0.0.1:{other} --wait 60"));
     assert!(!refused.status.success(), "{refused:?}");
     assert_told(&refused.stderr);
-    // The coordinator goes on waiting for one of its own version.
+    // The coordinator continues to wait for a rank of its own version.
     let _rank = home.start(&format!("rank --rank 0 --control 127.0.0.1:{port}"));
     let announced: Value = serde_json::from_str(&coordinator.line()).unwrap();
     assert_eq!(announced["event"], "ready", "{announced}");

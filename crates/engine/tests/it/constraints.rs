@@ -10,7 +10,7 @@ use jackalope_protocol::TokenId;
 
 use crate::engine::{Fixture, paced, read_all, seeded, start};
 
-/// What slow constraints wait for.
+/// Gate at which slow constraints wait.
 #[derive(Debug, Default)]
 struct Gate {
     is_open: Mutex<bool>,

@@ -291,7 +291,7 @@ fn a_dropped_generation_is_cancelled_within_a_step() {
     read_all(fixture.submit(seeded(vec![3], 4, 0)).unwrap());
     let status = fixture.handle.status();
     assert_eq!((status.counters.cancelled, status.running, status.kv.running_bytes), (1, 0, 0));
-    // One told after the third, and two that were in flight.
+    // One reported after the third, and two that were in flight.
     let sampled = status.counters.sampled_tokens + status.counters.dropped_tokens;
     assert!(sampled <= 4 + 3 + 1 + 2 + 1, "{:?}", status.counters);
     fixture.end();
@@ -362,7 +362,7 @@ fn the_next_turn_goes_on_in_place() {
     for turn in 0..4 {
         let (tokens, last) = read_all(fixture.submit(seeded(prompt.clone(), 30, 1)).unwrap());
         let Event::Finished { usage, .. } = last else { panic!("{last:?}") };
-        // All but what was added since, and the last token sampled, which was never computed.
+        // All but the tokens that were added since, and the last sampled token, which was never computed.
         let expected = if turn == 0 { 0 } else { prompt.len() - 11 };
         assert_eq!(usage.cached_tokens as usize, expected);
         prompt.extend(tokens);

@@ -161,7 +161,7 @@ fn ranks_are_set_up_joined_and_stopped() {
     }
 }
 
-/// A rank takes a silent coordinator for lost, and would leave an idle group.
+/// A rank treats a silent coordinator as lost, and would leave an idle group.
 #[test]
 fn idle_ranks_hear_that_the_coordinator_lives() {
     let mut case = Case::new(vec![]);

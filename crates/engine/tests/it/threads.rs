@@ -67,7 +67,7 @@ pub(crate) struct Log {
     entries: Mutex<Vec<(usize, String)>>,
     /// Processes that were killed.
     pub(crate) killed: Mutex<Vec<u32>>,
-    /// How often ranks were told that the coordinator lives.
+    /// Number of heartbeats sent to ranks.
     pub(crate) num_beats: AtomicU64,
 }
 
