@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use jackalope_engine::BrokenLink;
-use jackalope_engine::link::{Launch, LaunchOrder, Launcher, RankProcess, RankAssignment};
+use jackalope_engine::link::{Launch, LaunchOrder, Launcher, RankAssignment, RankProcess};
 use jackalope_fleet::agent::{AgentState, Order, OrderedProgram, Program};
 use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes::{Node, Nodes};

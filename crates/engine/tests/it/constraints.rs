@@ -1,4 +1,4 @@
-//! Constraints that take long: whoever has none, or a fast one, is not held up.
+//! Slow constraints do not delay requests without a constraint or with a fast one.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
