@@ -26,7 +26,7 @@ use crate::report::NodeReport;
 pub enum Severity {
     /// No problem.
     Ok,
-    /// Worth knowing.
+    /// Information that needs no action.
     Note,
     /// A risk, or a cause of slowness.
     Warn,
@@ -53,7 +53,7 @@ pub struct Finding {
     pub type_this: Vec<String>,
 }
 
-/// A machine and everything that was found out about it.
+/// A machine and all data that was collected about it.
 #[derive(Clone, Debug)]
 pub struct Node {
     /// Name of the machine, as given to `ssh`.

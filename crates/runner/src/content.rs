@@ -369,7 +369,8 @@ mod tests {
             fs::metadata(self.path()).unwrap().len() - (NUM_BYTES + SMALL) as u64
         }
 
-        /// Returns its content, with the states of its files if `is_known`.
+        /// Returns the expected content of the checkpoint, with the states of its files if
+        /// `is_known`.
         fn expected(&self, is_known: bool) -> ExpectedContent {
             let content = Hasher::new(None, &|_| ()).hash_dir(&self.0).unwrap();
             let states = if is_known { content::states(&self.0).unwrap() } else { Vec::new() };

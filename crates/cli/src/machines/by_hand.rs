@@ -69,7 +69,7 @@ fn start_here(
     Ok(Box::new(Here(child)))
 }
 
-/// A child process.
+/// The child process of a rank on this machine.
 struct Here(Child);
 
 impl RankProcess for Here {

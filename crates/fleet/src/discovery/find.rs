@@ -296,8 +296,8 @@ impl Machine {
         FoundMachine { addrs: self.paths, build: self.agent.build, state, key }
     }
 
-    /// Tries the paths in order. Drops those that failed before the one that works, although
-    /// answers came from them, because a link-local address may be routed over another cable.
+    /// Tries the paths in order. Removes the paths before the one that works, although answers came
+    /// over them, because a link-local address may be routed over another cable.
     fn ask(&mut self, ours: &Credentials, deadline: Instant) -> (MachineState, Option<PublicKey>) {
         let mut reason = String::new();
         for (idx, path) in self.paths.iter().enumerate() {

@@ -367,7 +367,8 @@ pub(super) fn zeros_after(x: &Array, width: usize, dtype: Dtype) -> Array {
     column.less(&column).astype(dtype).broadcast_to(&[x.dim(0), dim(width)])
 }
 
-/// Returns the kernels' name of the type that a model is computed in.
+/// Returns the element type of the kernels that corresponds to the type in which a model is
+/// computed.
 ///
 /// # Panics
 /// Panics if it is not a float type.

@@ -19,9 +19,9 @@ const ROOM_BYTES: u64 = 64 << 20;
 /// Destination of files.
 #[derive(Clone, Debug)]
 pub enum Destination {
-    /// A cache: by content, with links from a snapshot.
+    /// A cache, in which files are named by content, with links from a snapshot.
     Cache(HubRepo),
-    /// A directory: by name.
+    /// A directory, in which files have their own names.
     Directory(PathBuf),
 }
 

@@ -29,11 +29,11 @@ pub(super) struct Forms {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Content {
-    /// Strings only.
+    /// The template accepts only strings.
     Text,
-    /// Lists of parts only.
+    /// The template accepts only lists of parts.
     Parts,
-    /// Strings and lists of parts.
+    /// The template accepts strings and lists of parts.
     Both,
 }
 

@@ -27,7 +27,7 @@ const PREFETCH_BYTES: usize = 16 << 10;
 /// Maximum number of bytes of a load.
 const READ_BYTES_MAX: usize = 32;
 
-/// Some rows of a product.
+/// A product restricted to some rows of the weights.
 pub(super) struct Job<'a> {
     pub(super) ordered: &'a Ordered,
     pub(super) x: &'a Rounded,
