@@ -26,7 +26,7 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// If the coordinator does not accept messages for this long, it counts as gone.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Maximum time for one attempt to reach the coordinator, which limits a handshake to the same time.
+/// Maximum time for one attempt to reach the coordinator, which allows less time for a handshake.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Minimum time for which a refusing coordinator is dialled again: during a flood it may close any
