@@ -12,16 +12,12 @@
 
 use std::fmt;
 use std::num::NonZero;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use jackalope_protocol::TokenId;
-
-use crate::RequestId;
-use crate::constraint::{AllowedTokens, ConstraintError, TokenConstraint, TokenMask};
+use crate::constraint_question::{Answer, Question};
 
 /// Maximum time for which a step waits for constraints. Most constraints answer within about ten
 /// microseconds.
@@ -35,48 +31,6 @@ const FAST_THREADS: usize = 4;
 
 /// Maximum number of threads for fast constraints.
 const FAST_THREADS_MAX: usize = 32;
-
-/// A constraint to be asked for the tokens that may come next.
-#[derive(Debug)]
-pub(crate) struct Question {
-    pub(crate) id: RequestId,
-    pub(crate) constraint: Box<dyn TokenConstraint>,
-    /// Tokens that the constraint has to accept first.
-    pub(crate) tokens: Vec<TokenId>,
-    pub(crate) vocab_size: u32,
-    /// Whether the constraint was slow before.
-    pub(crate) is_slow: bool,
-}
-
-/// A constraint and its answer.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) id: RequestId,
-    pub(crate) constraint: Box<dyn TokenConstraint>,
-    pub(crate) allowed: Result<AllowedTokens, ConstraintError>,
-    pub(crate) mask: TokenMask,
-    pub(crate) is_slow: bool,
-}
-
-impl Question {
-    /// Asks the constraint. A constraint that panics ends its request, and nothing else.
-    pub(crate) fn ask(mut self) -> Answer {
-        let begin = Instant::now();
-        let mut mask = TokenMask::all(self.vocab_size);
-        let (tokens, constraint) = (&self.tokens, &mut self.constraint);
-        let asked = catch_unwind(AssertUnwindSafe(|| {
-            tokens.iter().try_for_each(|token| constraint.accept(*token))?;
-            constraint.allowed(&mut mask)
-        }));
-        // The request ends with this error, so the constraint that panicked is not asked again.
-        let allowed = asked.unwrap_or_else(|_| {
-            let message = "the checker of the requested structure failed; this is a bug".to_owned();
-            Err(ConstraintError { message })
-        });
-        let is_slow = self.is_slow || SLOW < begin.elapsed();
-        Answer { id: self.id, constraint: self.constraint, allowed, mask, is_slow }
-    }
-}
 
 /// The threads; they end when the pool is dropped.
 pub(crate) struct ConstraintPool {
@@ -141,7 +95,9 @@ impl Worker {
     fn run(self, num_usual: usize) {
         while let Some(question) = self.next() {
             let was_slow = question.is_slow;
-            let answer = question.ask();
+            let begin = Instant::now();
+            let mut answer = question.ask();
+            answer.is_slow |= SLOW < begin.elapsed();
             let was_held_up = answer.is_slow && !was_slow;
             if self.done.send(answer).is_err() {
                 return;
@@ -185,7 +141,15 @@ impl ConstraintPool {
         ConstraintPool { fast, slow, answers, num_open: 0, is_left }
     }
 
-    pub(crate) fn send(&mut self, question: Question) {
+    /// Asks constraints, and returns the answers that arrive within [`GRACE`]. The others follow by
+    /// [`ConstraintPool::take`] after a wake.
+    pub(crate) fn ask(&mut self, questions: Vec<Question>) -> Vec<Answer> {
+        let num_fast = questions.iter().filter(|question| !question.is_slow).count();
+        questions.into_iter().for_each(|question| self.send(question));
+        self.wait(num_fast)
+    }
+
+    fn send(&mut self, question: Question) {
         let lane = if question.is_slow { &self.slow } else { &self.fast };
         lane.questions.send(question).expect("the threads live as long as the pool");
         self.num_open += 1;
@@ -193,7 +157,7 @@ impl ConstraintPool {
 
     /// Returns the answers that arrive within [`GRACE`]; returns at once if only slow constraints
     /// are open.
-    pub(crate) fn wait(&mut self, num_fast: usize) -> Vec<Answer> {
+    fn wait(&mut self, num_fast: usize) -> Vec<Answer> {
         self.is_left.store(false, Ordering::SeqCst);
         let deadline = Instant::now() + GRACE;
         let mut answers = Vec::new();

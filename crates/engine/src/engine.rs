@@ -4,6 +4,8 @@ mod attempts;
 mod capacity;
 mod drive;
 mod pressure;
+mod reporting;
+mod step_clock;
 pub(crate) mod streams;
 
 use std::sync::Arc;

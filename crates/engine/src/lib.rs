@@ -18,6 +18,7 @@
 mod command;
 mod constraint;
 mod constraint_pool;
+mod constraint_question;
 mod engine;
 mod event;
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Chooses what every step computes. Pure: no clock, no thread, no I/O, no randomness; the same
-//! calls give the same plans. Only the [`ConstraintPool`] of a real engine has threads: when a slow
-//! constraint answers decides when its sequence goes on.
+//! calls give the same plans. Whoever calls it asks the constraints on tokens (see
+//! [`Scheduler::ask_constraints`]).
 //!
 //! ```text
 //!  submit        plan: admit              plan, commit, plan, commit …
@@ -29,7 +29,6 @@ use jackalope_protocol::{
 };
 use thiserror::Error;
 
-use crate::constraint_pool::ConstraintPool;
 use crate::kv_cache::{CacheLimits, KvCacheManager};
 use crate::status::PrefixStats;
 use crate::{Event, FinishReason, Request, RequestId};
@@ -160,8 +159,6 @@ pub struct Scheduler {
     num_control: u32,
     events: Vec<(RequestId, Event)>,
     stats: ScheduleStats,
-    /// Asks constraints; without a pool, the scheduler asks them where it needs them.
-    constraint_pool: Option<ConstraintPool>,
 }
 
 /// A step in flight, and what its output has to contain.
@@ -205,7 +202,6 @@ impl Scheduler {
             num_control: 0,
             events: Vec::new(),
             stats: ScheduleStats::default(),
-            constraint_pool: None,
         }
     }
 
@@ -226,7 +222,6 @@ impl Scheduler {
             return self.emit_finished(&sequence, FinishReason::Length);
         }
         self.wait(sequence);
-        self.ask_constraints();
     }
 
     /// Ends a request without an event. Returns false if it has ended already.
@@ -350,7 +345,6 @@ impl Scheduler {
         for ((id, _), sampled) in in_flight.samples.into_iter().zip(output.sampled) {
             self.commit_token(id, sampled);
         }
-        self.ask_constraints();
         Ok(())
     }
 

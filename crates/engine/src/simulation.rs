@@ -323,6 +323,7 @@ impl Simulation {
                 Some(output) => {
                     let applied = self.scheduler.commit(output);
                     applied.expect("the ranks answer what they were asked");
+                    self.scheduler.ask_constraints();
                     self.listen();
                 }
                 None => self.fail(),
@@ -523,6 +524,7 @@ impl Simulation {
         let is_cancelled = !self.scheduler.could_hold(&request);
         if !is_cancelled {
             self.scheduler.submit(RequestId(self.clients.len() as u64), request.clone());
+            self.scheduler.ask_constraints();
         }
         self.clients.push(Client {
             request,

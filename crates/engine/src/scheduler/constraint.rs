@@ -4,7 +4,7 @@ use jackalope_protocol::TokenId;
 
 use super::Scheduler;
 use crate::constraint::{AllowedTokens, ConstraintError, TokenConstraint, TokenMask};
-use crate::constraint_pool::{Answer, ConstraintPool, Question};
+use crate::constraint_question::{Answer, Question};
 use crate::{Event, FinishReason, RequestId};
 
 /// A constraint with its last answer.
@@ -65,7 +65,7 @@ impl SequenceConstraint {
 
     /// True while it is not known what may come next: a token must not be planned.
     pub(super) fn is_awaited(&self) -> bool {
-        self.constraint.is_none()
+        self.constraint.is_none() || self.next == Next::Unknown
     }
 
     /// True if the next token may be planned only once the one before it is known.
@@ -135,40 +135,25 @@ impl SequenceConstraint {
 }
 
 impl Scheduler {
-    /// Has constraints asked by threads of their own from now on.
-    pub(crate) fn set_constraint_pool(&mut self, pool: ConstraintPool) {
-        self.constraint_pool = Some(pool);
+    /// Asks every constraint whose sequence has a new token, on this thread. Callers do this after
+    /// each [`Scheduler::submit`] and [`Scheduler::commit`], unless they have threads that ask the
+    /// constraints while the ranks compute; a sequence whose constraint was not asked computes no
+    /// token.
+    pub fn ask_constraints(&mut self) {
+        let answers = self.take_questions().into_iter().map(Question::ask).collect();
+        self.take_answers(answers);
     }
 
-    /// Asks every constraint whose sequence has a new token, and acts on the answers. This is done
-    /// when tokens are taken in, while the ranks compute the next step. With a pool, slow answers
-    /// come later (see [`Scheduler::take_constraint_answers`]), and their sequences compute no
-    /// token until then.
-    pub(super) fn ask_constraints(&mut self) {
+    /// Returns the questions that are open. Their sequences compute no token until
+    /// [`Scheduler::take_answers`] has the answers.
+    pub(crate) fn take_questions(&mut self) -> Vec<Question> {
         let vocab_size = self.limits.vocab_size;
         let all = self.running.iter_mut().chain(&mut self.waiting);
-        let questions = all.filter_map(|it| it.constraint.as_mut()?.question(it.id, vocab_size));
-        let answers: Vec<Answer> = match &mut self.constraint_pool {
-            None => questions.map(Question::ask).collect(),
-            Some(pool) => {
-                let mut num_fast = 0;
-                for question in questions {
-                    num_fast += usize::from(!question.is_slow);
-                    pool.send(question);
-                }
-                pool.wait(num_fast)
-            }
-        };
-        self.follow_answers(answers);
+        all.filter_map(|it| it.constraint.as_mut()?.question(it.id, vocab_size)).collect()
     }
 
-    /// Acts on what constraints have said since they were asked.
-    pub(crate) fn take_constraint_answers(&mut self) {
-        let answers = self.constraint_pool.as_mut().map_or(Vec::new(), ConstraintPool::take);
-        self.follow_answers(answers);
-    }
-
-    fn follow_answers(&mut self, answers: Vec<Answer>) {
+    /// Acts on answers of constraints, and on questions that have none yet.
+    pub(crate) fn take_answers(&mut self, answers: Vec<Answer>) {
         for answer in answers {
             // The request may have ended.
             let sequence = self.sequence_mut(answer.id);

@@ -1,0 +1,50 @@
+//! Questions to the constraints of requests, and their answers. The scheduler has the one and acts
+//! on the other; who asks, and on which thread, is not its concern.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use jackalope_protocol::TokenId;
+
+use crate::RequestId;
+use crate::constraint::{AllowedTokens, ConstraintError, TokenConstraint, TokenMask};
+
+/// A constraint to be asked for the tokens that may come next.
+#[derive(Debug)]
+pub(crate) struct Question {
+    pub(crate) id: RequestId,
+    pub(crate) constraint: Box<dyn TokenConstraint>,
+    /// Tokens that the constraint has to accept first.
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) vocab_size: u32,
+    /// Whether the constraint was slow before.
+    pub(crate) is_slow: bool,
+}
+
+/// A constraint and its answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) id: RequestId,
+    pub(crate) constraint: Box<dyn TokenConstraint>,
+    pub(crate) allowed: Result<AllowedTokens, ConstraintError>,
+    pub(crate) mask: TokenMask,
+    pub(crate) is_slow: bool,
+}
+
+impl Question {
+    /// Asks the constraint, on this thread. One that panics ends its request, and nothing else.
+    pub(crate) fn ask(mut self) -> Answer {
+        let mut mask = TokenMask::all(self.vocab_size);
+        let (tokens, constraint) = (&self.tokens, &mut self.constraint);
+        let asked = catch_unwind(AssertUnwindSafe(|| {
+            tokens.iter().try_for_each(|token| constraint.accept(*token))?;
+            constraint.allowed(&mut mask)
+        }));
+        // The request ends with this error, so the constraint that panicked is not asked again.
+        let allowed = asked.unwrap_or_else(|_| {
+            let message = "the checker of the requested structure failed; this is a bug".to_owned();
+            Err(ConstraintError { message })
+        });
+        let Question { id, constraint, is_slow, .. } = self;
+        Answer { id, constraint, allowed, mask, is_slow }
+    }
+}
