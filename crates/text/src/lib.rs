@@ -7,7 +7,6 @@
 
 mod answer;
 mod decoder;
-mod detokenize;
 mod error;
 mod files;
 mod generation;
@@ -24,11 +23,10 @@ pub use answer::{
     AnswerEnd, AnswerFormat, AnswerParser, CallCount, ReasoningFormat, Segment, ToolCall,
     ToolDemand, ToolFormat, ToolGrammarError, ToolSpec, UnknownFormat,
 };
-pub use detokenize::Detokenizer;
 pub use error::{TextError, TextLoadError};
 pub use generation::GenerationDefaults;
 pub use jackalope_protocol::TokenId;
 pub use model_text::ModelText;
 pub use stops::{StopStrings, Stopped};
 pub use template::{ChatPrompt, ChatTemplate, RenderedPrompt};
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Detokenizer, Tokenizer};

@@ -3,12 +3,11 @@
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use crate::detokenize::Detokenizer;
 use crate::error::{TextError, TextLoadError};
 use crate::generation::GenerationDefaults;
 use crate::grammar::{GrammarCompiler, GrammarError};
 use crate::template::{ChatPrompt, ChatTemplate};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Detokenizer, Tokenizer};
 use crate::{AnswerFormat, TokenId};
 
 /// The tokenizer and the chat template of one checkpoint.

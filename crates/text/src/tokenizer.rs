@@ -1,5 +1,7 @@
 //! Converts text to tokens and back.
 
+mod detokenize;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
@@ -9,15 +11,16 @@ use serde_json::Value;
 use tokenizers::{Model as _, OffsetType, PreTokenizer as _};
 
 use crate::TokenId;
-use crate::answer::reasoning_is_in_vocabulary;
 use crate::decoder::Decoder;
-use crate::detokenize::{Detokenizing, Special};
 use crate::error::{TextError, TextLoadError};
 use crate::files;
 use crate::length::LengthBound;
 use crate::pieces::Pieces;
 use crate::special::{SpecialTokens, TokenizerConfig, eos_of_model};
 use crate::template::RenderedPrompt;
+
+pub use detokenize::Detokenizer;
+use detokenize::{Detokenizing, Special};
 
 /// Maximum length of a text in bytes: several times what a context of a million tokens holds.
 pub(crate) const ENCODE_BYTES_MAX: usize = 16 << 20;
@@ -255,11 +258,6 @@ impl Tokenizer {
     /// Returns the named special tokens (`bos_token`, `eos_token`, …) as templates see them.
     pub(crate) fn special_tokens(&self) -> &SpecialTokens {
         &self.special
-    }
-
-    /// Whether the vocabulary has special tokens that mark reasoning.
-    pub fn has_thinking(&self) -> bool {
-        reasoning_is_in_vocabulary(|token| self.inner.token_to_id(token).is_some())
     }
 }
 

@@ -43,7 +43,6 @@ const ALLOWANCES: &[Allowance] = &[
     Allowance { crate_name: "placement", tuples: 3, files_on_cycles: 0, excess_lines: 0 },
     Allowance { crate_name: "server", tuples: 6, files_on_cycles: 92, excess_lines: 7600 },
     Allowance { crate_name: "store", tuples: 6, files_on_cycles: 2, excess_lines: 0 },
-    Allowance { crate_name: "text", tuples: 4, files_on_cycles: 18, excess_lines: 0 },
     Allowance { crate_name: "xtask", tuples: 4, files_on_cycles: 0, excess_lines: 0 },
 ];
 

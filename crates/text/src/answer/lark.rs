@@ -4,8 +4,8 @@
 use serde_json::{Map, Value, json};
 
 use super::ToolSpec;
+use super::frame::{Frame, Free};
 use super::schema::{Types, properties};
-use super::tools::{Frame, Free, ToolFamily};
 use crate::TokenId;
 
 /// Matches any text.
@@ -73,36 +73,28 @@ pub(crate) struct Lark<'a> {
     rules: Vec<String>,
 }
 
-/// Builds the grammar of a family's calls, or of JSON in place of them.
-pub(crate) fn grammar(
-    family: &ToolFamily,
-    special: &[(TokenId, String)],
-    tools: &[ToolSpec],
-    demand: ToolDemand,
-    instead: Option<&Value>,
-) -> Result<String, ToolGrammarError> {
-    if tools.is_empty() {
-        return Err(ToolGrammarError::NoTools);
+/// A parameter of a tool.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parameter<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) schema: &'a Value,
+}
+
+impl<'a> Lark<'a> {
+    /// Creates a grammar without rules.
+    pub(crate) fn new(special: &'a [(TokenId, String)]) -> Lark<'a> {
+        Lark { special, rules: Vec::new() }
     }
-    let mut lark = Lark { special, rules: Vec::new() };
-    let items: Result<Vec<String>, _> = tools
-        .iter()
-        .map(|tool| {
-            let body = (family.item)(&mut lark, tool)?;
-            Ok(lark.rule(&body))
-        })
-        .collect();
-    let call = lark.rule(&items?.join(" | "));
-    let mut start = lark.start(&family.frame, &call, demand);
-    if let Some(schema) = instead {
-        let json = lark.rule(&format!("%json {schema}"));
-        start = format!("{start} | {json}");
-    }
-    Ok(format!("%llguidance {{}}\nstart: {start}\n{}\n", lark.rules.join("\n")))
 }
 
 impl Lark<'_> {
-    fn start(&mut self, frame: &Frame, call: &str, demand: ToolDemand) -> String {
+    /// Returns the whole grammar.
+    pub(crate) fn finish(&self, start: &str) -> String {
+        format!("%llguidance {{}}\nstart: {start}\n{}\n", self.rules.join("\n"))
+    }
+
+    /// Returns what an answer consists of, if `call` is the rule of one call.
+    pub(crate) fn start(&mut self, frame: &Frame, call: &str, demand: ToolDemand) -> String {
         let Frame { before, trigger, open, separator, close, free } = frame;
         let several = match (demand.calls, separator) {
             (CallCount::Any | CallCount::AtLeastOne, Some(separator)) => {
@@ -227,7 +219,7 @@ impl Lark<'_> {
         for (name, schema) in known {
             let types = Types::of(schema, &tool.parameters);
             let value = match types.is_text() {
-                true => self.plain_text(tool, (name, schema), close)?,
+                true => self.plain_text(tool, Parameter { name, schema }, close)?,
                 false => format!("{} {}", Lark::json(&part(tool, schema)), self.close(close)),
             };
             let body = format!("{} {value}", self.text(&open(name)));
@@ -241,9 +233,10 @@ impl Lark<'_> {
     pub(crate) fn plain_text(
         &mut self,
         tool: &ToolSpec,
-        (parameter, schema): (&str, &Value),
+        parameter: Parameter<'_>,
         close: Close,
     ) -> Result<String, ToolGrammarError> {
+        let Parameter { name, schema } = parameter;
         let listed =
             schema["enum"].as_array().cloned().or_else(|| Some(vec![schema.get("const")?.clone()]));
         if let Some(listed) = listed {
@@ -260,7 +253,7 @@ impl Lark<'_> {
         if let Some(keyword) = keyword.filter(|_| tool.strict) {
             return Err(ToolGrammarError::Keyword {
                 tool: tool.name.clone(),
-                parameter: parameter.to_owned(),
+                parameter: name.to_owned(),
                 keyword: keyword.to_owned(),
             });
         }

@@ -12,6 +12,8 @@
 //! name of a tool and the beginning of its arguments are known, the text is a call, even if the
 //! rest is malformed.
 
+mod form;
+mod frame;
 mod json;
 mod lark;
 mod literal;
@@ -20,6 +22,7 @@ mod parser;
 mod pattern;
 mod reasoning;
 mod schema;
+mod segment;
 #[cfg(test)]
 mod tests;
 mod tools;
@@ -34,10 +37,10 @@ use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 
 pub use lark::{CallCount, ToolDemand, ToolGrammarError};
-pub use parser::{AnswerEnd, AnswerParser, Segment};
+pub use parser::{AnswerEnd, AnswerParser};
 pub use reasoning::ReasoningFormat;
-pub(crate) use reasoning::is_in_vocabulary as reasoning_is_in_vocabulary;
 pub(crate) use reasoning::is_marker as is_reasoning_marker;
+pub use segment::Segment;
 pub use tools::ToolFormat;
 
 /// Number of tokens at the end of a prompt that are checked for the opening of the reasoning.
@@ -210,7 +213,7 @@ impl AnswerFormat {
         demand: ToolDemand,
         instead: Option<&Value>,
     ) -> Option<Result<String, ToolGrammarError>> {
-        Some(lark::grammar(self.tools?.family, &self.special, tools, demand, instead))
+        Some(self.tools?.family.grammar(&self.special, tools, demand, instead))
     }
 
     /// Returns every string that the format reads literally.

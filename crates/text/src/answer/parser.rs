@@ -15,33 +15,19 @@
 
 use std::sync::Arc;
 
-use super::live::{Form, LiveCalls, Outcome};
+use super::form::Form;
+use super::live::{LiveCalls, Outcome};
 use super::pattern::{
     Matcher, Pattern, Position, Progress, ceil_char_boundary, compare, floor_char_boundary,
 };
-use super::{AnswerFormat, ToolCall, ToolSpec, Tools};
+use super::segment::Segment;
+use super::{AnswerFormat, ToolSpec, Tools};
 
 /// Maximum size of a call; a longer one is content. Bounds how much text can be held back.
 pub(crate) const CALL_BYTES_MAX: usize = 256 << 10;
 
 /// Maximum white space before markup that is held back and dropped.
 const SPACE_BYTES_MAX: usize = 256;
-
-/// A piece of the model's answer that can no longer change.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Segment {
-    /// Content; never empty.
-    Text(String),
-    /// Reasoning of the model before its answer; never empty.
-    Reasoning(String),
-    /// A tool call begins, with the arguments known so far.
-    Call(ToolCall),
-    /// More arguments of the call that began last.
-    Arguments(String),
-    /// The call that began last has ended. Its arguments are valid JSON unless the model made a
-    /// mistake. Can be missing in an answer that was cut.
-    CallEnd,
-}
 
 /// How an answer ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

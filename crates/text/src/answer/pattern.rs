@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::live::Form;
+use super::form::Form;
 
 /// Maximum length of a tool's name.
 const NAME_BYTES_MAX: usize = 256;

@@ -3,7 +3,7 @@
 use crate::TokenId;
 use crate::tokenizer::Tokenizer;
 
-use super::live::Form;
+use super::form::Form;
 use super::pattern::{Pattern, Position, Step};
 
 /// How a model marks its reasoning.
@@ -201,6 +201,13 @@ impl PartialEq for ReasoningFormat {
     }
 }
 
+impl Tokenizer {
+    /// Whether the vocabulary has special tokens that mark reasoning.
+    pub fn has_thinking(&self) -> bool {
+        is_in_vocabulary(|token| self.token_id(token).is_some())
+    }
+}
+
 /// Returns the tokens of a marker; none if the tokenizer refuses it, which only happens to texts of
 /// megabytes.
 fn tokens(tokenizer: &Tokenizer, marker: &str) -> Vec<TokenId> {
@@ -208,7 +215,7 @@ fn tokens(tokenizer: &Tokenizer, marker: &str) -> Vec<TokenId> {
 }
 
 /// Whether a vocabulary has special tokens that mark reasoning.
-pub(crate) fn is_in_vocabulary(known: impl Fn(&str) -> bool) -> bool {
+fn is_in_vocabulary(known: impl Fn(&str) -> bool) -> bool {
     let families = FAMILIES.iter().map(|family| family.vocabulary);
     families.chain([&OTHER_VOCABULARY[..]]).any(|tokens| tokens.iter().all(|token| known(token)))
 }

@@ -136,7 +136,7 @@ impl Reader<'_> {
                 self.forgive(read)?;
                 continue;
             }
-            let read = self.keyword(keyword, value, (path, depth));
+            let read = self.keyword(keyword, value, path, depth);
             if let Some(value) = self.forgive(read)? {
                 prepared.insert(keyword.clone(), value);
             }
@@ -166,7 +166,8 @@ impl Reader<'_> {
         &self,
         keyword: &str,
         value: &Value,
-        (path, depth): (&str, usize),
+        path: &str,
+        depth: usize,
     ) -> Result<Value, GrammarError> {
         let place = step(path, keyword);
         let wrong = |expected: &str| Err(refused(keyword, path, format!("it must be {expected}")));
@@ -180,7 +181,7 @@ impl Reader<'_> {
                 _ => wrong("a list of schemas that is not empty"),
             },
             "properties" | "patternProperties" | "$defs" | "definitions" => {
-                self.map(value, keyword, (path, depth))
+                self.map(value, keyword, path, depth)
             }
             "$ref" => self.reference(value, path),
             "type" => match is_type(value) {
@@ -232,7 +233,8 @@ impl Reader<'_> {
         &self,
         value: &Value,
         keyword: &str,
-        (path, depth): (&str, usize),
+        path: &str,
+        depth: usize,
     ) -> Result<Value, GrammarError> {
         let Some(members) = value.as_object() else {
             return Err(refused(keyword, path, "it must be an object of schemas"));

@@ -10,12 +10,13 @@
 //! ```
 
 use super::super::ToolCall;
+use super::super::form::Form;
+use super::super::frame::{Frame, Free};
 use super::super::json::Needs;
 use super::super::lark::Lark;
-use super::super::live::Form;
 use super::super::pattern::{Pattern, Position, Step};
 use super::super::reasoning::bare;
-use super::{Frame, Free, ToolFamily};
+use super::ToolFamily;
 
 const STEPS: &[Step] = &[
     Step::Literal("<｜tool▁calls▁begin｜>"),

@@ -10,13 +10,16 @@
 
 use serde_json::Value;
 
-use super::super::lark::{Close, Lark, ToolGrammarError, comma_separated, is_required, part};
+use super::super::form::{Form, ReadCalls};
+use super::super::frame::{Frame, Free};
+use super::super::lark::{
+    Close, Lark, Parameter, ToolGrammarError, comma_separated, is_required, part,
+};
 use super::super::literal::Literals;
-use super::super::live::{Form, ReadCalls};
 use super::super::pattern::{Pattern, Position, Step};
 use super::super::schema::{Types, properties, referred};
 use super::super::{ToolCall, ToolSpec};
-use super::{Frame, Free, ToolFamily};
+use super::ToolFamily;
 
 const MARK: &str = "<|\"|>";
 const ESCAPE: &str = "<escape>";
@@ -100,7 +103,7 @@ fn item(
     let (mut required, mut optional) = (Vec::new(), Vec::new());
     for (name, schema) in properties(&tool.parameters).into_iter().flatten() {
         let head = lark.text(&format!("{name}:"));
-        let value = value(lark, tool, (name, schema), mark, DEPTH_MAX)?;
+        let value = value(lark, tool, Parameter { name, schema }, mark, DEPTH_MAX)?;
         let member = lark.rule(&format!("{head} {value}"));
         if is_required(tool, name) { &mut required } else { &mut optional }.push(member);
     }
@@ -108,32 +111,33 @@ fn item(
     Ok(format!("{head} {} \"}}\"", comma_separated(&required, &optional, "\",\"")))
 }
 
-/// Returns the grammar of one value; `name` is the parameter that it belongs to.
+/// Returns the grammar of one value of a parameter, or of a part of one.
 fn value(
     lark: &mut Lark<'_>,
     tool: &ToolSpec,
-    (name, schema): (&str, &Value),
+    parameter: Parameter<'_>,
     mark: &'static str,
     depth: usize,
 ) -> Result<String, ToolGrammarError> {
+    let Parameter { name, schema } = parameter;
     let schema = referred(schema, &tool.parameters).unwrap_or(schema);
     let types = Types::of(schema, &tool.parameters);
     let Some(left) = depth.checked_sub(1).filter(|_| !types.is_text()) else {
         let close = Close { before: "", tag: mark, after: "" };
-        let text = lark.plain_text(tool, (name, schema), close)?;
+        let text = lark.plain_text(tool, Parameter { name, schema }, close)?;
         return Ok(format!("{} {text}", lark.text(mark)));
     };
     if types.has("array") {
         let any = Value::Bool(true);
         let items = schema.get("items").unwrap_or(&any);
-        let item = value(lark, tool, (name, items), mark, left)?;
+        let item = value(lark, tool, Parameter { name, schema: items }, mark, left)?;
         let item = lark.rule(&item);
         return Ok(format!("\"[\" ({item} (\",\" {item})*)? \"]\""));
     }
     if types.has("object") {
         let mut members = Vec::new();
         for (key, inner) in properties(schema).into_iter().flatten() {
-            let body = value(lark, tool, (name, inner), mark, left)?;
+            let body = value(lark, tool, Parameter { name, schema: inner }, mark, left)?;
             members.push(lark.rule(&format!("{} {body}", lark.text(&format!("{key}:")))));
         }
         return Ok(format!("\"{{\" {} \"}}\"", comma_separated(&members, &[], "\",\"")));

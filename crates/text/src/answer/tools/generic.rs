@@ -6,11 +6,12 @@
 //! <|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}]<|/tool_call|>
 //! ```
 
+use super::super::form::Form;
+use super::super::frame::{Frame, Free};
 use super::super::json::Needs;
-use super::super::live::Form;
 use super::super::pattern::{Pattern, Position, Step};
 use super::super::reasoning::bare;
-use super::{Frame, Free, ToolFamily};
+use super::ToolFamily;
 
 /// A call in JSON begins with one of these keys; other JSON is released without waiting for its
 /// end.

@@ -8,10 +8,11 @@
 //! ```
 
 use super::super::ToolSpec;
+use super::super::form::Form;
+use super::super::frame::{Frame, Free};
 use super::super::lark::{Close, Lark, ToolGrammarError};
-use super::super::live::Form;
 use super::super::pattern::{Pattern, Position, Step};
-use super::{Frame, Free, ToolFamily};
+use super::ToolFamily;
 
 const CLOSE: Close = Close { before: "", tag: "</arg_value>", after: "\n" };
 

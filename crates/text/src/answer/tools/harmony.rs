@@ -10,11 +10,12 @@
 //! where its JSON does. The reasoning format reads the other channels.
 
 use super::super::ToolCall;
+use super::super::form::Form;
+use super::super::frame::{Frame, Free};
 use super::super::json::Needs;
 use super::super::lark::Lark;
-use super::super::live::Form;
 use super::super::pattern::{Pattern, Position, Step};
-use super::{Frame, Free, ToolFamily};
+use super::ToolFamily;
 
 const fn call(trigger: &'static str, place: Position, steps: &'static [Step]) -> Pattern {
     Pattern { trigger, place, steps, form: FORM }

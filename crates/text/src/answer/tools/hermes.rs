@@ -9,10 +9,11 @@
 //! ```
 
 use super::super::ToolCall;
+use super::super::form::Form;
+use super::super::frame::{Frame, Free};
 use super::super::json::Needs;
-use super::super::live::Form;
 use super::super::pattern::{Pattern, Position, Step};
-use super::{Frame, Free, ToolFamily};
+use super::ToolFamily;
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "hermes",

@@ -10,11 +10,12 @@
 //! The JSON has no end marker, so the call ends where the JSON does.
 
 use super::super::ToolCall;
+use super::super::form::Form;
+use super::super::frame::{Frame, Free};
 use super::super::json::Needs;
-use super::super::live::Form;
 use super::super::pattern::{Pattern, Position, Step};
+use super::ToolFamily;
 use super::generic::KEYS;
-use super::{Frame, Free, ToolFamily};
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "llama3_json",

@@ -9,11 +9,12 @@
 //! A call ends where its JSON does.
 
 use super::super::ToolCall;
+use super::super::form::Form;
+use super::super::frame::{Frame, Free};
 use super::super::json::Needs;
 use super::super::lark::Lark;
-use super::super::live::Form;
 use super::super::pattern::{Pattern, Position, Step};
-use super::{Frame, Free, ToolFamily};
+use super::ToolFamily;
 
 const PATTERNS: &[Pattern] = &[Pattern {
     trigger: "[TOOL_CALLS]",

@@ -16,9 +16,13 @@ mod qwen_coder;
 
 use std::fmt;
 
+use serde_json::Value;
+
 use super::ToolSpec;
-use super::lark::{Lark, ToolGrammarError};
+use super::frame::Frame;
+use super::lark::{Lark, ToolDemand, ToolGrammarError};
 use super::pattern::Pattern;
+use crate::TokenId;
 
 /// How a model writes tool calls.
 #[derive(Clone, Copy)]
@@ -43,30 +47,6 @@ pub(crate) struct ToolFamily {
     pub(crate) item: fn(&mut Lark<'_>, &ToolSpec) -> Result<String, ToolGrammarError>,
 }
 
-/// The text around calls in a grammar.
-#[derive(Debug)]
-pub(crate) struct Frame {
-    /// Text that may come before everything else.
-    pub(crate) before: &'static str,
-    /// Text that begins calls and never begins anything else.
-    pub(crate) trigger: &'static str,
-    pub(crate) open: &'static str,
-    /// Text between two calls; a family without a separator can write only one call.
-    pub(crate) separator: Option<&'static str>,
-    pub(crate) close: &'static str,
-    pub(crate) free: Free,
-}
-
-/// Where an answer may have text that is not a call.
-#[derive(Debug)]
-pub(crate) enum Free {
-    /// Text may come before calls.
-    Anywhere,
-    /// Text may only come instead of calls: `text`, followed by a match of the Lark expression
-    /// `body`.
-    Start { text: &'static str, body: &'static str },
-}
-
 /// All families, in order of detection: a template belongs to the first family whose signs it has,
 /// so families with signs that no other family has come first.
 static FAMILIES: [&ToolFamily; 17] = [
@@ -88,6 +68,35 @@ static FAMILIES: [&ToolFamily; 17] = [
     &llama::FAMILY,
     &generic::FAMILY,
 ];
+
+impl ToolFamily {
+    /// Builds the grammar of calls, or of JSON in place of them. `special` has the special tokens
+    /// of the format, with their text.
+    pub(crate) fn grammar(
+        &self,
+        special: &[(TokenId, String)],
+        tools: &[ToolSpec],
+        demand: ToolDemand,
+        instead: Option<&Value>,
+    ) -> Result<String, ToolGrammarError> {
+        if tools.is_empty() {
+            return Err(ToolGrammarError::NoTools);
+        }
+        let mut lark = Lark::new(special);
+        let mut items = Vec::with_capacity(tools.len());
+        for tool in tools {
+            let body = (self.item)(&mut lark, tool)?;
+            items.push(lark.rule(&body));
+        }
+        let call = lark.rule(&items.join(" | "));
+        let mut start = lark.start(&self.frame, &call, demand);
+        if let Some(schema) = instead {
+            let json = lark.rule(&format!("%json {schema}"));
+            start = format!("{start} | {json}");
+        }
+        Ok(lark.finish(&start))
+    }
+}
 
 impl ToolFormat {
     /// Detects the format of a checkpoint from its template.

@@ -5,13 +5,14 @@
 //! <|tool_call_start|>[weather(city="Oslo")]<|tool_call_end|>
 //! ```
 
+use super::super::form::{Form, ReadCalls};
+use super::super::frame::{Frame, Free};
 use super::super::lark::{Lark, ToolGrammarError, comma_separated, is_required, part};
 use super::super::literal::Literals;
-use super::super::live::{Form, ReadCalls};
 use super::super::pattern::{Pattern, Position, Step};
 use super::super::schema::properties;
 use super::super::{ToolCall, ToolSpec};
-use super::{Frame, Free, ToolFamily};
+use super::ToolFamily;
 
 const BARE: Pattern = Pattern {
     trigger: "[",

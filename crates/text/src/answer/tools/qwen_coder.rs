@@ -10,11 +10,12 @@
 //! </tool_call>
 //! ```
 
+use super::super::form::Form;
+use super::super::frame::{Frame, Free};
 use super::super::lark::Close;
-use super::super::live::Form;
 use super::super::pattern::{Pattern, Position, Step};
 use super::super::reasoning::bare;
-use super::{Frame, Free, ToolFamily};
+use super::ToolFamily;
 
 const STEPS: &[Step] = &[
     Step::Literal("<tool_call>"),

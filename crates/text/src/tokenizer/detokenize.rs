@@ -12,8 +12,8 @@
 
 use std::sync::Arc;
 
+use super::Tokenizer;
 use crate::TokenId;
-use crate::tokenizer::Tokenizer;
 
 /// Turns the tokens of one answer into text, token by token. Special tokens are left out.
 #[derive(Debug, Clone)]
