@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use crate::divisible::{Fold, Results};
+use crate::divisible::{Fold, Results, add_terms};
 use crate::elements::Elements;
 use crate::matmul::DenseMatrix;
 use crate::panel::Activations;
@@ -118,12 +118,10 @@ fn block<S: Simd, E: Element, F: Fold, const T: usize, const ROWS: usize>(
             w[r] = &weights[r * input..][columns.clone()];
         }
         let num_lanes = columns.len().div_ceil(LANES);
-        let terms = term::<S, E, T, ROWS>(simd, rows, w, input);
+        let term = term::<S, E, T, ROWS>(simd, rows, w, input);
+        add_terms(simd, term.as_flattened(), folds.as_flattened_mut());
         for t in 0..T {
             rows[t] = &rows[t][num_lanes..];
-            for r in 0..ROWS {
-                folds[t][r].add(terms[t][r]);
-            }
         }
     }
     for t in 0..T {
@@ -133,15 +131,15 @@ fn block<S: Simd, E: Element, F: Fold, const T: usize, const ROWS: usize>(
     }
 }
 
-/// The inner loop over the columns of a term, with `T * ROWS` sums in registers. The rows of the
-/// matrix are `input` elements apart.
+/// The inner loop over the columns of a term, with `T * ROWS` sums in registers, whose lanes are not added yet. The
+/// rows of the matrix are `input` elements apart.
 #[inline(always)]
 fn term<S: Simd, E: Element, const T: usize, const ROWS: usize>(
     simd: S,
     x: [&[Lanes]; T],
     weights: [&[E]; ROWS],
     input: usize,
-) -> [[f32; ROWS]; T] {
+) -> [[S::Floats; ROWS]; T] {
     // As in `dot`, no closures around vectors.
     let (width, rest) = (weights[0].len() / LANES, weights[0].len() % LANES);
     let mut w: [&[[E; LANES]]; ROWS] = [&[]; ROWS];
@@ -171,15 +169,13 @@ fn term<S: Simd, E: Element, const T: usize, const ROWS: usize>(
             }
         }
     }
-    let mut terms = [[0.0; ROWS]; T];
-    for t in 0..T {
-        for r in 0..ROWS {
-            if rest != 0 {
+    if rest != 0 {
+        for t in 0..T {
+            for r in 0..ROWS {
                 let weights = E::load(simd, &last[r]);
                 sums[t][r] = simd.mul_add(simd.load(&rows[t][width]), weights, sums[t][r]);
             }
-            terms[t][r] = simd.sum(sums[t][r]);
         }
     }
-    terms
+    sums
 }

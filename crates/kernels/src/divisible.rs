@@ -20,6 +20,7 @@ use crate::integer::avx512;
 use crate::integer::{self, GROUPS_PER_TERM_MAX, InputColumns, Prepared};
 use crate::matmul::{Matrix, RowProducts, for_pieces, multiply_in_f32};
 use crate::panel::{Activations, Columns};
+use crate::simd::Simd;
 use crate::threads::Threads;
 
 /// Terms are rounded to multiples of this.
@@ -154,6 +155,21 @@ impl Fold for GridSum {
     #[inline(always)]
     fn value(self) -> f64 {
         self.0 - ANCHOR
+    }
+}
+
+/// Adds the lanes of each vector ([`Simd::sum`]), and the sums to one result each.
+#[inline(always)]
+pub(crate) fn add_terms<S: Simd, F: Fold>(simd: S, terms: &[S::Floats], results: &mut [F]) {
+    let (fours, last) = terms.as_chunks::<4>();
+    let (four_results, last_results) = results.as_chunks_mut::<4>();
+    for (terms, results) in fours.iter().zip(four_results) {
+        for (result, term) in results.iter_mut().zip(simd.sum_four(*terms)) {
+            result.add(term);
+        }
+    }
+    for (term, result) in last.iter().zip(last_results) {
+        result.add(simd.sum(*term));
     }
 }
 

@@ -8,17 +8,24 @@
 use std::array;
 use std::ops::Range;
 
-use crate::simd::{Element, LANES, Lanes, Simd};
+use crate::divisible::{Fold, add_terms};
+use crate::simd::{Lanes, Simd};
 
 /// Maximum number of tokens whose products are computed together.
 const TOKENS_MAX: usize = 4;
+
+/// Sums in registers at a time; weights and activations need the other registers.
+const BLOCK_SUMS: usize = 12;
+
+/// Maximum number of rows of a tile, a multiple of the rows computed together.
+pub(crate) const TILE_ROWS: usize = 12;
 
 /// Rows of activations, each padded with zeros to whole lanes.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a> {
     /// `[tokens, stride]`.
     pub(crate) values: &'a [f32],
-    /// Number of elements of a row, a multiple of [`LANES`].
+    /// Elements of a row, a multiple of the lanes.
     pub(crate) stride: usize,
 }
 
@@ -29,99 +36,147 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Adds the products over a chunk of columns, whole lanes, to `sums[tokens, rows]`; `tile` is `[rows, columns]`.
-#[inline(always)]
-pub(crate) fn add_products<S: Simd, E: Element>(
-    simd: S,
-    x: Rows<'_>,
-    columns: Range<usize>,
-    tile: Tile<'_, E>,
-    sums: &mut [Lanes],
-) {
-    let mut token = 0;
-    for sums in sums.chunks_mut(TOKENS_MAX * tile.num_rows()) {
-        let num_tokens = sums.len() / tile.num_rows();
-        let lanes = |t| x.lanes(token + t, &columns);
-        // The number of rows is limited by the registers, of which unpacking needs some.
-        match num_tokens {
-            1 => strip::<S, E, 1, 6>(simd, array::from_fn(lanes), tile, sums),
-            2 if E::IS_F32 => strip::<S, E, 2, 6>(simd, array::from_fn(lanes), tile, sums),
-            2 => strip::<S, E, 2, 4>(simd, array::from_fn(lanes), tile, sums),
-            3 => strip::<S, E, 3, 4>(simd, array::from_fn(lanes), tile, sums),
-            _ => strip::<S, E, 4, 3>(simd, array::from_fn(lanes), tile, sums),
-        }
-        token += num_tokens;
-    }
-}
-
-/// Weights or keys, `[rows, width]`.
+/// Unpacked weights, `[TILE_ROWS, width]`. The contents of rows beyond `num_rows` are arbitrary.
 #[derive(Clone, Copy)]
-pub(crate) struct Tile<'a, E> {
-    values: &'a [[E; LANES]],
-    width: usize,
+pub(crate) struct Tile<'a> {
+    pub(crate) values: &'a [Lanes],
+    pub(crate) num_rows: usize,
 }
 
-impl<'a, E: Element> Tile<'a, E> {
-    /// Rows of `columns` elements, whole lanes.
+impl<'a> Tile<'a> {
     #[inline(always)]
-    pub(crate) fn new(values: &'a [E], columns: usize) -> Tile<'a, E> {
-        Tile { values: values.as_chunks().0, width: columns / LANES }
-    }
-
-    #[inline(always)]
-    fn num_rows(&self) -> usize {
-        self.values.len() / self.width
-    }
-
-    #[inline(always)]
-    fn row(&self, row: usize) -> &'a [[E; LANES]] {
-        &self.values[row * self.width..][..self.width]
+    fn row(&self, row: usize) -> &'a [Lanes] {
+        let width = self.values.len() / TILE_ROWS;
+        &self.values[row * width..][..width]
     }
 }
 
-/// Computes a few tokens with all rows of the tile, `ROWS` at a time.
+/// Columns of the activations whose products are computed in one go: a term, or a part of it.
+#[derive(Clone, Debug)]
+pub(crate) struct TermPart {
+    /// Whole lanes.
+    pub(crate) columns: Range<usize>,
+    /// Whether the term begins here. Otherwise, its sums so far are in memory.
+    pub(crate) is_first: bool,
+    /// Whether the term ends here. Otherwise, its sums are left in memory.
+    pub(crate) is_last: bool,
+}
+
+/// Results of some tokens for the rows of a tile, and the sums of terms between their parts.
+pub(crate) struct TileResults<F> {
+    // One for each `TOKENS_MAX` tokens. Tokens and rows that are computed together are neighbours; see `place`.
+    results: Vec<[F; TOKENS_MAX * TILE_ROWS]>,
+    sums: Vec<[Lanes; TOKENS_MAX * TILE_ROWS]>,
+    num_tokens: usize,
+}
+
+impl<F: Fold> TileResults<F> {
+    pub(crate) fn new(num_tokens: usize) -> TileResults<F> {
+        let num_strips = num_tokens.div_ceil(TOKENS_MAX);
+        TileResults {
+            results: vec![[F::EMPTY; TOKENS_MAX * TILE_ROWS]; num_strips],
+            sums: vec![[[0.0; _]; TOKENS_MAX * TILE_ROWS]; num_strips],
+            num_tokens,
+        }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.results.fill([F::EMPTY; _]);
+    }
+
+    #[inline(always)]
+    pub(crate) fn value(&self, token: usize, row: usize) -> F::Value {
+        let strip = token / TOKENS_MAX;
+        let strip_tokens = (self.num_tokens - strip * TOKENS_MAX).min(TOKENS_MAX);
+        let block_rows = BLOCK_SUMS / strip_tokens;
+        let place =
+            row / block_rows * BLOCK_SUMS + token % TOKENS_MAX * block_rows + row % block_rows;
+        self.results[strip][place].value()
+    }
+
+    /// Adds the products over a part of a term for all tokens; `x` begins with the first one.
+    #[inline(always)]
+    pub(crate) fn add_products<S: Simd>(
+        &mut self,
+        simd: S,
+        x: Rows<'_>,
+        tile: Tile<'_>,
+        part: &TermPart,
+    ) {
+        for (idx, (results, sums)) in self.results.iter_mut().zip(&mut self.sums).enumerate() {
+            let token = idx * TOKENS_MAX;
+            let lanes = |t| x.lanes(token + t, &part.columns);
+            let strip = Strip { tile, part, results, sums };
+            // As many rows as there are registers.
+            match self.num_tokens - token {
+                1 => strip.multiply::<S, 1, 12>(simd, array::from_fn(lanes)),
+                2 => strip.multiply::<S, 2, 6>(simd, array::from_fn(lanes)),
+                3 => strip.multiply::<S, 3, 4>(simd, array::from_fn(lanes)),
+                _ => strip.multiply::<S, 4, 3>(simd, array::from_fn(lanes)),
+            }
+        }
+    }
+}
+
+/// A few tokens with all rows of the tile.
+struct Strip<'a, F> {
+    tile: Tile<'a>,
+    part: &'a TermPart,
+    results: &'a mut [F; TOKENS_MAX * TILE_ROWS],
+    sums: &'a mut [Lanes; TOKENS_MAX * TILE_ROWS],
+}
+
+impl<F: Fold> Strip<'_, F> {
+    /// Computes `ROWS` rows at a time.
+    #[inline(always)]
+    fn multiply<S: Simd, const TOKENS: usize, const ROWS: usize>(
+        self,
+        simd: S,
+        x: [&[Lanes]; TOKENS],
+    ) {
+        const { assert!(TOKENS * ROWS == BLOCK_SUMS && TILE_ROWS.is_multiple_of(ROWS)) }
+        let results = self.results.as_chunks_mut::<BLOCK_SUMS>().0;
+        let sums = self.sums.as_chunks_mut::<BLOCK_SUMS>().0;
+        let blocks = results.iter_mut().zip(sums).take(self.tile.num_rows.div_ceil(ROWS));
+        for (idx, (results, sums)) in blocks.enumerate() {
+            let w = array::from_fn(|r| self.tile.row(idx * ROWS + r));
+            block::<S, F, TOKENS, ROWS>(simd, Operands { x, w }, self.part, results, sums);
+        }
+    }
+}
+
+/// Vectors of equal length.
+struct Operands<'a, const TOKENS: usize, const ROWS: usize> {
+    x: [&'a [Lanes]; TOKENS],
+    w: [&'a [Lanes]; ROWS],
+}
+
+/// The inner loop: `TOKENS * ROWS` sums in registers.
 #[inline(always)]
-fn strip<S: Simd, E: Element, const TOKENS: usize, const ROWS: usize>(
+fn block<S: Simd, F: Fold, const TOKENS: usize, const ROWS: usize>(
     simd: S,
-    x: [&[Lanes]; TOKENS],
-    tile: Tile<'_, E>,
-    sums: &mut [Lanes],
-) {
-    let num_rows = tile.num_rows();
-    let whole = num_rows - num_rows % ROWS;
-    for row in (0..whole).step_by(ROWS) {
-        let w = array::from_fn(|r| tile.row(row + r));
-        block::<S, E, TOKENS, ROWS>(simd, x, w, &mut sums[row..], num_rows);
-    }
-    for row in whole..num_rows {
-        block::<S, E, TOKENS, 1>(simd, x, [tile.row(row)], &mut sums[row..], num_rows);
-    }
-}
-
-/// The inner loop: `TOKENS * ROWS` sums in registers; `sums` has `stride` between tokens.
-#[inline(always)]
-fn block<S: Simd, E: Element, const TOKENS: usize, const ROWS: usize>(
-    simd: S,
-    x: [&[Lanes]; TOKENS],
-    w: [&[[E; LANES]]; ROWS],
-    sums: &mut [Lanes],
-    stride: usize,
+    Operands { x, w }: Operands<'_, TOKENS, ROWS>,
+    part: &TermPart,
+    results: &mut [F; BLOCK_SUMS],
+    sums: &mut [Lanes; BLOCK_SUMS],
 ) {
     // Equal lengths, known to the compiler: no bounds are checked inside the loop.
     let width = w[0].len();
     let x: [&[Lanes]; TOKENS] = array::from_fn(|t| &x[t][..width]);
-    let w: [&[[E; LANES]]; ROWS] = array::from_fn(|r| &w[r][..width]);
+    let w: [&[Lanes]; ROWS] = array::from_fn(|r| &w[r][..width]);
     // No closures around vectors: a closure is compiled on its own, without the features, unless it is inlined.
     let mut acc = [[simd.splat(0.0); ROWS]; TOKENS];
-    for t in 0..TOKENS {
-        for r in 0..ROWS {
-            acc[t][r] = simd.load(&sums[t * stride + r]);
+    if !part.is_first {
+        for t in 0..TOKENS {
+            for r in 0..ROWS {
+                acc[t][r] = simd.load(&sums[t * ROWS + r]);
+            }
         }
     }
     for i in 0..width {
         let mut weights = [simd.splat(0.0); ROWS];
         for r in 0..ROWS {
-            weights[r] = E::load(simd, &w[r][i]);
+            weights[r] = simd.load(&w[r][i]);
         }
         for t in 0..TOKENS {
             let x = simd.load(&x[t][i]);
@@ -130,9 +185,13 @@ fn block<S: Simd, E: Element, const TOKENS: usize, const ROWS: usize>(
             }
         }
     }
+    if part.is_last {
+        add_terms(simd, acc.as_flattened(), results);
+        return;
+    }
     for t in 0..TOKENS {
         for r in 0..ROWS {
-            simd.store(acc[t][r], &mut sums[t * stride + r]);
+            simd.store(acc[t][r], &mut sums[t * ROWS + r]);
         }
     }
 }

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use crate::divisible::{Fold, Results};
+use crate::divisible::{Fold, Results, add_terms};
 use crate::panel::Activations;
 use crate::quant::{QuantMatrix, Scales};
 use crate::simd::{LANES, Simd, dispatched};
@@ -133,12 +133,8 @@ fn block<S: Simd, F: Fold, const T: usize, const ROWS: usize>(
         groups_left -= 1;
         if groups_left == 0 {
             groups_left = chunk_groups.min(num_groups - group - 1);
-            for t in 0..T {
-                for r in 0..ROWS {
-                    folds[t][r].add(simd.sum(sums[t][r]));
-                    sums[t][r] = simd.splat(0.0);
-                }
-            }
+            add_terms(simd, sums.as_flattened(), folds.as_flattened_mut());
+            sums = [[simd.splat(0.0); ROWS]; T];
         }
     }
     folds

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use crate::divisible::{Fold, Results};
-use crate::dot::{Rows, Tile, add_products};
+use crate::dot::{Rows, TILE_ROWS, TermPart, Tile, TileResults};
 use crate::elements::Elements;
 use crate::matmul::Matrix;
 use crate::simd::{LANES, Lanes, Simd, dispatched};
@@ -22,9 +22,6 @@ const _: () = assert!(CHUNK_COLUMNS.is_multiple_of(128) && CHUNK_COLUMNS / 16 <=
 
 /// Number of tokens that use a tile before the next one is unpacked.
 const BLOCK_TOKENS: usize = 128;
-
-/// Number of rows of a tile.
-const TILE_ROWS: usize = 12;
 
 /// Columns of a product and their division into terms.
 #[derive(Clone, Debug)]
@@ -134,29 +131,28 @@ fn multiply_rows_with<S: Simd, R: Results>(
     out: &mut [R],
 ) {
     let mut tile = vec![0.0; TILE_ROWS * CHUNK_COLUMNS];
-    let num_sums = TILE_ROWS * BLOCK_TOKENS.min(out.len());
-    let mut sums = vec![[0.0; LANES]; num_sums];
-    let mut results = vec![R::Fold::EMPTY; num_sums];
     for (block, out) in out.chunks_mut(BLOCK_TOKENS).enumerate() {
         let x_rows = x.rows_from(block * BLOCK_TOKENS);
+        let mut results = TileResults::<R::Fold>::new(out.len());
         for start in rows.clone().step_by(TILE_ROWS) {
             let tile_rows = start..(start + TILE_ROWS).min(rows.end);
-            let num_sums = out.len() * tile_rows.len();
-            let (sums, results) = (&mut sums[..num_sums], &mut results[..num_sums]);
-            results.fill(R::Fold::EMPTY);
+            results.clear();
             let mut x_start = 0;
             for columns in x.columns.chunks() {
-                let padded = columns.len().next_multiple_of(LANES);
-                let region =
-                    Region { rows: tile_rows.clone(), start: columns.start, width: columns.len() };
-                multiply_tile(simd, (x_rows, x_start), (weights, &region), &mut tile, sums);
-                add_terms(simd, sums, results);
-                x_start += padded;
+                let (rows, width) = (tile_rows.clone(), columns.len());
+                let term = Term {
+                    x: x_rows,
+                    x_start,
+                    weights,
+                    region: Region { rows, start: columns.start, width },
+                };
+                term.add_to(simd, &mut tile, &mut results);
+                x_start += width.next_multiple_of(LANES);
             }
-            for (out, results) in out.iter_mut().zip(results.chunks_exact(tile_rows.len())) {
+            for (token, out) in out.iter_mut().enumerate() {
                 let mut values = [<R::Fold as Fold>::Value::default(); TILE_ROWS];
-                for (value, result) in values.iter_mut().zip(results) {
-                    *value = result.value();
+                for (row, value) in values.iter_mut().enumerate() {
+                    *value = results.value(token, row);
                 }
                 out.store(start - rows.start, &values[..tile_rows.len()]);
             }
@@ -164,39 +160,33 @@ fn multiply_rows_with<S: Simd, R: Results>(
     }
 }
 
-/// Adds the sum of each term's lanes to its result.
-#[inline(always)]
-fn add_terms<S: Simd, F: Fold>(simd: S, sums: &[Lanes], results: &mut [F]) {
-    let (sums, last_sums) = sums.as_chunks::<LANES>();
-    let (results, last_results) = results.as_chunks_mut::<LANES>();
-    for (sums, results) in sums.iter().zip(results) {
-        for (result, term) in results.iter_mut().zip(simd.sums(sums)) {
-            result.add(term);
-        }
-    }
-    for (sums, result) in last_sums.iter().zip(last_results) {
-        result.add(simd.sum(simd.load(sums)));
-    }
+/// A term of some tokens and rows.
+struct Term<'a> {
+    x: Rows<'a>,
+    /// Where its activations begin in their rows.
+    x_start: usize,
+    weights: &'a Matrix<'a>,
+    region: Region,
 }
 
-/// Computes the partial sums `[tokens, rows]` of a term, whose activations begin at `x_start`;
-/// `tile` is scratch space for the unpacked weights.
-#[inline(always)]
-fn multiply_tile<S: Simd>(
-    simd: S,
-    (x, x_start): (Rows<'_>, usize),
-    (weights, region): (&Matrix<'_>, &Region),
-    tile: &mut [f32],
-    sums: &mut [Lanes],
-) {
-    sums.fill([0.0; LANES]);
-    for offset in (0..region.width).step_by(CHUNK_COLUMNS) {
-        let width = CHUNK_COLUMNS.min(region.width - offset);
-        let padded = width.next_multiple_of(LANES);
-        let tile = &mut tile[..region.rows.len() * padded];
-        let part = Region { rows: region.rows.clone(), start: region.start + offset, width };
-        weights.unpack(simd, &part, tile);
-        let start = x_start + offset;
-        add_products(simd, x, start..start + padded, Tile::new(tile, padded), sums);
+impl Term<'_> {
+    /// Computes the term and adds it to `results`; `tile` is scratch space for the unpacked weights.
+    #[inline(always)]
+    fn add_to<S: Simd, F: Fold>(self, simd: S, tile: &mut [f32], results: &mut TileResults<F>) {
+        let Region { rows, start, width } = self.region;
+        for offset in (0..width).step_by(CHUNK_COLUMNS) {
+            let part_width = CHUNK_COLUMNS.min(width - offset);
+            let padded = part_width.next_multiple_of(LANES);
+            let tile = &mut tile[..TILE_ROWS * padded];
+            let region = Region { rows: rows.clone(), start: start + offset, width: part_width };
+            self.weights.unpack(simd, &region, &mut tile[..rows.len() * padded]);
+            let part = TermPart {
+                columns: self.x_start + offset..self.x_start + offset + padded,
+                is_first: offset == 0,
+                is_last: offset + part_width == width,
+            };
+            let tile = Tile { values: tile.as_chunks().0, num_rows: rows.len() };
+            results.add_products(simd, self.x, tile, &part);
+        }
     }
 }

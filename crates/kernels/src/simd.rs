@@ -187,12 +187,8 @@ pub(crate) trait Simd: Copy {
 
     /// [`Simd::sum`] of each vector.
     #[inline(always)]
-    fn sums(self, vectors: &[Lanes; LANES]) -> Lanes {
-        let mut sums = [0.0; LANES];
-        for idx in 0..LANES {
-            sums[idx] = self.sum(self.load(&vectors[idx]));
-        }
-        sums
+    fn sum_four(self, [a, b, c, d]: [Self::Floats; 4]) -> [f32; 4] {
+        [self.sum(a), self.sum(b), self.sum(c), self.sum(d)]
     }
 
     /// Eight codes of `BITS` bits. Up to four bits all are in `low`, from its lowest bit on, and `high` is ignored;

@@ -3,11 +3,11 @@
 use half::bf16;
 use jackalope_kernels::{
     DenseMatrix, Elements, ElementsMut, Matrix, Product, QuantFormat, QuantMatrix, QuantMode,
-    Scales, divisible_matmul, matmul_each,
+    Scales, Threads, divisible_matmul, matmul_each,
 };
 
 use super::cases::{filled, num_copies};
-use super::{Report, Work};
+use super::{Call, Report, Work};
 
 /// Output features.
 const OUT: usize = 1024;
@@ -113,18 +113,25 @@ fn measure_both<'a>(
     let mut plain = vec![0.0_f32; tokens * OUT];
     let mut sums = vec![0.0_f64; tokens * OUT];
     let work = Work { bytes: 0, macs: copies * tokens * OUT * input, is_whole: true };
-    // Alternating, so that other load on the machine affects both equally.
-    for _ in 0..3 {
-        report.measure(&format!("{name}, whole"), work, |threads| {
-            for copy in 0..copies {
-                let out = ElementsMut::F32(&mut plain);
-                matmul_each(x, vec![Product { matrix: matrix(copy), out }], threads);
-            }
-        });
-        report.measure(&format!("{name}, divided"), work, |threads| {
-            for copy in 0..copies {
-                divisible_matmul(x, &matrix(copy), chunk, &mut sums, threads);
-            }
-        });
-    }
+    report.compare(
+        &name,
+        work,
+        Call {
+            name: "whole",
+            run: |threads: &Threads| {
+                for copy in 0..copies {
+                    let out = ElementsMut::F32(&mut plain);
+                    matmul_each(x, vec![Product { matrix: matrix(copy), out }], threads);
+                }
+            },
+        },
+        Call {
+            name: "divided",
+            run: |threads: &Threads| {
+                for copy in 0..copies {
+                    divisible_matmul(x, &matrix(copy), chunk, &mut sums, threads);
+                }
+            },
+        },
+    );
 }

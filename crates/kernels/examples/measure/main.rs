@@ -19,6 +19,12 @@ use serde_json::json;
 /// Time spent on each line.
 const MEASURE: Duration = Duration::from_millis(200);
 
+/// Time spent on each comparison.
+const COMPARE: Duration = Duration::from_millis(1000);
+
+/// Minimum number of turns of a comparison.
+const TURNS_MIN: usize = 9;
+
 fn main() -> anyhow::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let options = Options::parse(&args)?;
@@ -88,6 +94,18 @@ struct Work {
     is_whole: bool,
 }
 
+/// One of two ways to compute the same.
+struct Call<F> {
+    name: &'static str,
+    run: F,
+}
+
+fn timed(threads: &Threads, call: &mut impl FnMut(&Threads)) -> Duration {
+    let start = Instant::now();
+    call(threads);
+    start.elapsed()
+}
+
 /// Measures and prints.
 struct Report<'a> {
     options: &'a Options,
@@ -140,10 +158,48 @@ impl Report<'_> {
         let begin = Instant::now();
         let mut best = Duration::MAX;
         while best == Duration::MAX || begin.elapsed() < MEASURE {
-            let start = Instant::now();
-            call(&self.threads);
-            best = best.min(start.elapsed());
+            best = best.min(timed(&self.threads, &mut call));
         }
+        self.print(name, work, best);
+    }
+
+    /// Makes two calls in turns, so that other load on the machine affects both equally, and prints the best of each
+    /// and how fast the second one is compared with the first, which is the median of all turns.
+    fn compare<A: FnMut(&Threads), B: FnMut(&Threads)>(
+        &mut self,
+        name: &str,
+        work: Work,
+        mut first: Call<A>,
+        mut second: Call<B>,
+    ) {
+        let begin = Instant::now();
+        let mut turns: Vec<[Duration; 2]> = Vec::new();
+        while turns.len() < TURNS_MIN || begin.elapsed() < COMPARE {
+            let turn =
+                [timed(&self.threads, &mut first.run), timed(&self.threads, &mut second.run)];
+            turns.push(turn);
+        }
+        for (idx, call) in [first.name, second.name].into_iter().enumerate() {
+            let best = turns.iter().map(|turn| turn[idx]).min().expect("some turns");
+            self.print(&format!("{name}, {call}"), work, best);
+        }
+        let mut ratios: Vec<f64> =
+            turns.iter().map(|[first, second]| first.div_duration_f64(*second)).collect();
+        ratios.sort_by(f64::total_cmp);
+        let ratio = ratios[ratios.len() / 2];
+        if self.options.is_json {
+            let line = json!({
+                "compared": name, "set": self.threads.instructions().name(),
+                "threads": self.threads.count(), "ratio": ratio, "turns": turns.len(),
+            });
+            println!("{line}");
+        } else {
+            let (first, second) = (first.name, second.name);
+            println!("{name:44} {second} has {ratio:.3} of the speed of {first}");
+        }
+    }
+
+    fn print(&self, name: &str, work: Work, best: Duration) {
         let seconds = best.as_secs_f64();
         let (bytes_per_s, macs_per_s) = (work.bytes as f64 / seconds, work.macs as f64 / seconds);
         let peak = match self.limits.whole_macs_per_s {

@@ -105,32 +105,24 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn sums(self, vectors: &[Lanes; LANES]) -> Lanes {
-        let mut sums = [0.0; LANES];
-        // SAFETY: `self` proves AVX; every array has eight f32.
+    fn sum_four(self, [a, b, c, d]: [__m256; 4]) -> [f32; 4] {
+        let mut sums = [0.0; 4];
+        // SAFETY: `self` proves AVX; four f32.
         unsafe {
-            // Four partial sums of one vector in the lower half, and of the vector four places
-            // behind it in the upper half.
-            let mut fours = [_mm256_setzero_ps(); 4];
-            for idx in 0..4 {
-                let (a, b) = (self.load(&vectors[idx]), self.load(&vectors[idx + 4]));
-                fours[idx] = _mm256_add_ps(
-                    _mm256_permute2f128_ps::<0x20>(a, b),
-                    _mm256_permute2f128_ps::<0x31>(a, b),
-                );
-            }
-            let mut twos = [_mm256_setzero_ps(); 2];
-            for idx in 0..2 {
-                let a = _mm256_castps_pd(fours[2 * idx]);
-                let b = _mm256_castps_pd(fours[2 * idx + 1]);
-                let (low, high) = (_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b));
-                twos[idx] = _mm256_add_ps(_mm256_castpd_ps(low), _mm256_castpd_ps(high));
-            }
-            let total = _mm256_add_ps(
-                _mm256_shuffle_ps::<0b10_00_10_00>(twos[0], twos[1]),
-                _mm256_shuffle_ps::<0b11_01_11_01>(twos[0], twos[1]),
+            // Four partial sums of one vector in the lower half, and of another in the upper half.
+            let ac =
+                _mm256_add_ps(_mm256_blend_ps::<0xf0>(a, c), _mm256_permute2f128_ps::<0x21>(a, c));
+            let bd =
+                _mm256_add_ps(_mm256_blend_ps::<0xf0>(b, d), _mm256_permute2f128_ps::<0x21>(b, d));
+            let crossed = _mm256_shuffle_pd::<0b0101>(_mm256_castps_pd(ac), _mm256_castps_pd(bd));
+            let twos =
+                _mm256_add_ps(_mm256_blend_ps::<0b1100_1100>(ac, bd), _mm256_castpd_ps(crossed));
+            let (ab, cd) = (_mm256_castps256_ps128(twos), _mm256_extractf128_ps::<1>(twos));
+            let total = _mm_add_ps(
+                _mm_shuffle_ps::<0b10_00_10_00>(ab, cd),
+                _mm_shuffle_ps::<0b11_01_11_01>(ab, cd),
             );
-            self.store(total, &mut sums);
+            _mm_storeu_ps(sums.as_mut_ptr(), total);
         }
         sums
     }

@@ -8,9 +8,6 @@ use super::{LANES, Lanes, Simd, Wide};
 pub(crate) trait Element: Copy {
     const ZERO: Self;
 
-    /// Whether loading needs no conversion.
-    const IS_F32: bool;
-
     fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::Floats;
 
     /// The vector that `from` begins with.
@@ -38,7 +35,6 @@ pub(crate) trait Element: Copy {
 
 impl Element for f32 {
     const ZERO: f32 = 0.0;
-    const IS_F32: bool = true;
 
     #[inline(always)]
     fn load<S: Simd>(simd: S, from: &Lanes) -> S::Floats {
@@ -53,7 +49,6 @@ impl Element for f32 {
 
 impl Element for f16 {
     const ZERO: f16 = f16::ZERO;
-    const IS_F32: bool = false;
 
     #[inline(always)]
     fn load<S: Simd>(simd: S, from: &[f16; LANES]) -> S::Floats {
@@ -68,7 +63,6 @@ impl Element for f16 {
 
 impl Element for bf16 {
     const ZERO: bf16 = bf16::ZERO;
-    const IS_F32: bool = false;
 
     #[inline(always)]
     fn load<S: Simd>(simd: S, from: &[bf16; LANES]) -> S::Floats {

@@ -125,6 +125,25 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn sum_four(self, vectors: [Pair<float32x4_t>; 4]) -> [f32; 4] {
+        let mut sums = [0.0; 4];
+        // SAFETY: NEON is in the baseline; four f32.
+        unsafe {
+            let [a, b, c, d] = vectors.map(|it| vreinterpretq_f64_f32(vaddq_f32(it.0, it.1)));
+            let ab = vaddq_f32(
+                vreinterpretq_f32_f64(vzip1q_f64(a, b)),
+                vreinterpretq_f32_f64(vzip2q_f64(a, b)),
+            );
+            let cd = vaddq_f32(
+                vreinterpretq_f32_f64(vzip1q_f64(c, d)),
+                vreinterpretq_f32_f64(vzip2q_f64(c, d)),
+            );
+            vst1q_f32(sums.as_mut_ptr(), vpaddq_f32(ab, cd));
+        }
+        sums
+    }
+
+    #[inline(always)]
     fn codes<const BITS: usize>(self, low: u32, high: u32) -> Pair<uint32x4_t> {
         let shifts = const { &left_shifts(BITS) };
         // SAFETY: NEON is in the baseline; the reference covers twice four i32.

@@ -16,6 +16,14 @@ fn all_operations<S: Simd>(simd: S, out: &mut Vec<u32>) {
     push(simd.splat(-3.25));
     push(simd.mul(simd.load(&a), simd.load(&b)));
     push(simd.splat(simd.sum(simd.load(&whole))));
+    let four: [Lanes; 4] = std::array::from_fn(|idx| whole.map(|it| it * (idx as f32 + 0.3)));
+    let mut vectors = [simd.splat(0.0); 4];
+    for (vector, lanes) in vectors.iter_mut().zip(&four) {
+        *vector = simd.load(lanes);
+    }
+    for sum in simd.sum_four(vectors) {
+        push(simd.splat(sum));
+    }
     // Without a rounding, so that fused and separate agree.
     push(simd.mul_add(simd.splat(3.0), simd.splat(0.5), simd.splat(0.25)));
     push(simd.splat(S::mul_add_scalar(3.0, 0.5, 0.25)));
